@@ -16,15 +16,15 @@ from tests.rigs.daemon import WRITE_MODES, Daemon
 
 pytest_plugins = ["tests.rigs.runs.reruns", "tests.rigs.runs.sampling"]
 
-# A property of a test whose value is a line of the section `campaigns`. Properties reach the end of a run from every worker.
+# A test's property whose value is one line of the section `campaigns`. Properties reach the end of a run from every worker.
 CAMPAIGN_LINE = "campaign"
 SLOWEST_MODULES = 10
-# A run that is shorter names no slow modules.
+# A shorter run lists no slow modules.
 SLOW_RUN_S = 30.0
 
 
 def pytest_configure() -> None:
-    """A shell's background run ignores SIGINT, and so would every process that a test starts and ends by it."""
+    """Restores SIGINT: a shell's background run ignores it, and so would every process that a test starts and ends by it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -65,7 +65,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def write_mode(request: pytest.FixtureRequest) -> str:
-    """How saves come into the arena: a test that is marked `in_both_write_modes` runs twice."""
+    """The write mode of saves: a test that is marked `in_both_write_modes` runs twice."""
     return str(getattr(request, "param", "in-place"))
 
 

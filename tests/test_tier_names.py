@@ -1,4 +1,4 @@
-"""The rule that a kind of tier is known by name in its own rooms alone: everybody else is written against its interface."""
+"""The rule that a kind of tier is named in its own rooms alone: all other code is written against its interface."""
 
 import ast
 from pathlib import Path
@@ -35,8 +35,8 @@ def test_a_kind_of_tier_is_named_in_its_own_rooms_alone(path: Path) -> None:
     nodes = list(ast.walk(ast.parse(path.read_text())))
     docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     for node in nodes:
-        said = [getattr(node, field, None) for field in ("id", "attr", "arg", "name", "module", "asname")]
+        words = [getattr(node, field, None) for field in ("id", "attr", "arg", "name", "module", "asname")]
         if isinstance(node, ast.Constant) and id(node) not in docstrings:
-            said.append(node.value)
-        named = [word for word in said if isinstance(word, str) and "ssd" in word.lower()]
+            words.append(node.value)
+        named = [word for word in words if isinstance(word, str) and "ssd" in word.lower()]
         assert not named, f"names {named[0]!r} in line {getattr(node, 'lineno', 0)}"

@@ -1,4 +1,4 @@
-"""Functions that ARCHITECTURE.md passes by: each is there, in the file that is named beside it."""
+"""Functions that ARCHITECTURE.md names in its four ways: each exists, in the file named beside it."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ from tests.test_tidy import ROOT, text_of
 
 
 def _is_defined(name: str, path: Path) -> bool:
-    """Whether a file defines `Class.method` (Python) or `Class::method` (C++)."""
+    """True if a file defines `Class.method` (Python) or `Class::method` (C++)."""
     if path.suffix != ".py":
         return (
             path.exists()
@@ -27,7 +27,7 @@ def _is_defined(name: str, path: Path) -> bool:
     return True
 
 
-def test_the_ways_through_the_house_name_what_is_there() -> None:
+def test_functions_named_in_architecture_exist() -> None:
     steps = re.findall(r"`([\w.:]+)` in `([\w/.]+)`", text_of(ROOT / "ARCHITECTURE.md"))
     assert len(steps) >= 30, "the ways of a save, a load, a promotion, a demotion and an eviction"
     missing = [f"{name} in {path}" for name, path in steps if not _is_defined(name, ROOT / path)]

@@ -105,7 +105,7 @@ class Requests {
     }
   }
 
-  // Few keys, so that they meet; some of them share the place where their probes begin.
+  // Few keys, so that they meet; some of them share the bucket where their probes begin.
   ChunkKey key() {
     const auto number = input_.number<uint8_t>();
     return number < 128 ? kvpool::testing::key_of(number % 32) : ChunkKey{{number % 4U, number, 1, 1}};
@@ -178,9 +178,9 @@ class Requests {
 
   void retain() {
     const auto count = input_.up_to(6);
-    const Retention wish{static_cast<uint8_t>(input_.up_to(MAX_PRIORITY)), static_cast<uint32_t>(input_.up_to(3))};
+    const Retention retention{static_cast<uint8_t>(input_.up_to(MAX_PRIORITY)), static_cast<uint32_t>(input_.up_to(3))};
     const NamespaceId asking = owner();
-    const auto states = pool_.directory.retain(asking, keys(count).data(), std::vector<Retention>(count, wish), time());
+    const auto states = pool_.directory.retain(asking, keys(count).data(), std::vector<Retention>(count, retention), time());
     FUZZ_EXPECT(states.size() == count);
   }
 

@@ -1,4 +1,4 @@
-// A reader of an index that says anything: it may answer anything, but ends, and touches nothing outside.
+// A reader of an index with arbitrary content: it may answer anything, but ends, and reads nothing outside.
 #include <algorithm>
 
 #include "fuzz_input.h"

@@ -1,6 +1,6 @@
-// What the fuzz targets share: reading numbers and bytes out of an input, and a check that ends the process.
+// Tools of the fuzz targets: reading numbers and bytes out of an input, and a check that ends the process.
 //
-// An input that is read to its end gives zeroes from there on, so that every input is a whole story.
+// An input that is read to its end gives zeroes from there on, so that every input is a complete test.
 // One thread.
 #pragma once
 

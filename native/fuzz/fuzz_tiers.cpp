@@ -10,7 +10,7 @@ using kvpool::testing::TiersOverStore;
 
 namespace {
 
-// Half of the keys have one home, and are more than a probe looks at.
+// Half of the keys share one bucket, and are more than a probe looks at.
 ChunkKey key_of(uint64_t number) { return number % 2 == 0 ? ChunkKey{{7, number, 1, 1}} : kvpool::testing::key_of(number); }
 
 std::vector<uint8_t> keys_of(const std::vector<uint64_t>& numbers) {
@@ -22,7 +22,7 @@ std::vector<uint8_t> keys_of(const std::vector<uint64_t>& numbers) {
   return packed;
 }
 
-// What is being written down, or read back.
+// Demotions and promotions under way.
 struct Move {
   HoldId hold;
   HoldId other;  // the reservation below, or the hold there
@@ -97,7 +97,7 @@ class Moves {
       case 2:
         return lease();
       case 3:
-        return write_down();
+        return demote();
       case 4:
       case 5:
         return publish();
@@ -161,7 +161,7 @@ class Moves {
     }
   }
 
-  void write_down() {
+  void demote() {
     const auto numbers = chain();
     const auto keys = keys_of(numbers);
     const Hold pin = input_.up_to(1) == 0 ? memory_.pin_unsaved(16, static_cast<WriteOrder>(input_.up_to(2)))
@@ -172,7 +172,7 @@ class Moves {
     start_writing(memory_, any_lower(), pin);
   }
 
-  // What the files have goes to the store.
+  // Demotes chunks from the files to the store.
   void copy_further() {
     const auto numbers = chain();
     const Hold hold = tiers_.files.acquire(tiers_.memory.owner, keys_of(numbers).data(), numbers.size());
@@ -249,7 +249,7 @@ class Moves {
     }
   }
 
-  // Each chunk lands, fails, or (`neither`) is never heard of.
+  // Each chunk lands, fails, or (`neither`) is never reported.
   void land() {
     if (upwards_.empty()) {
       return;

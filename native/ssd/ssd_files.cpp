@@ -41,7 +41,7 @@ std::string refusal(const struct stat& found, uint64_t segment_bytes) {
   return "";
 }
 
-// A new file is allocated under another name first, and certain before it gets its own: one that has its name has its bytes,
+// A new file is allocated and synced under another name before it gets its own: a file that has its name has all its bytes,
 // after a power cut too.
 int create_segment(int directory, const std::string& name, uint64_t segment_bytes) noexcept {
   const std::string unfinished = name + ".new";
@@ -131,7 +131,7 @@ SsdFilesResult SsdFiles::open_segment(uint32_t number, const std::string& path, 
   if (fd < 0) {
     return failure(errno, "cannot open", path + "/" + name);
   }
-  // A copy that left holes out, say: room that is not there would fail a write some day.
+  // For example a copy that left holes out: a write into missing room would fail some day.
   const bool has_holes = static_cast<uint64_t>(found.st_blocks) * 512 < segment_bytes_;
   const int error = has_holes ? posix_fallocate(fd, 0, static_cast<off_t>(segment_bytes_)) : 0;
   if (error != 0) {

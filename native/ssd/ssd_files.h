@@ -1,9 +1,9 @@
 // The segment files of an SSD tier: a directory of preallocated files of one size, and nothing else of it.
 //
-// What it is: descriptors, opened once and kept. What it is not: a judge of what the bytes mean, or of which are in use.
+// What it is: descriptors, opened once and held open. What it does not know: what the bytes mean, and which of them are in use.
 // Invariant: every file that exists has been allocated whole, is this user's own regular file and is never resized, so the
 // tier never takes more of the disk than segments * segment_bytes.
-// How bytes get in and out is the business of ssd_io.h.
+// ssd_io.h reads and writes the bytes.
 // Threads: `open` and `sync` from one thread at a time; the rest from any.
 #pragma once
 
@@ -19,7 +19,7 @@ namespace kvpool {
 
 class SsdFiles;
 
-// An offset over all files, as the place it is.
+// An offset over all files, as a file and an offset in it.
 struct SsdPlace {
   uint32_t segment;
   int fd;
@@ -53,11 +53,11 @@ class SsdFiles {
   [[nodiscard]] SsdPlace place(uint64_t offset) const noexcept;
   // Whether a transfer that stopped here can go on: direct I/O stops between pages only where a file has been cut short.
   [[nodiscard]] bool can_go_on_at(uint64_t at) const noexcept { return !is_direct_ || at % PAGE_BYTES == 0; }
-  // Has the next `sync` see to the offset's segment. To be called when a write has ended, before anybody is told.
+  // Has the next `sync` see to the offset's segment. To be called when a write has ended, before the end is reported.
   void note_write(uint64_t offset) noexcept;
 
-  // Has the disk keep what writes were noted since the last call. Returns 0 or the first errno; a failure is never tried
-  // again: what was written since the last success counts as lost.
+  // Makes the writes noted since the last call durable. Returns 0 or the first errno; a failed sync is never retried: what was
+  // written since the last success counts as lost.
   [[nodiscard]] int sync() noexcept;
 
  private:

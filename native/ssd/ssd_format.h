@@ -47,7 +47,7 @@ inline constexpr uint32_t SSD_LAYERS_MAX =
     static_cast<uint32_t>((SSD_HEADER_BYTES - sizeof(SsdHeaderFields)) / sizeof(uint32_t));
 static_assert(SSD_LAYERS_MAX == 986);  // words for checksums and token ids together
 
-// What became of an access to a slot. Everything but OK is a miss.
+// The outcome of an access to a slot. Everything but OK is a miss.
 enum class SsdStatus : uint8_t {
   OK = 0,
   BAD_MAGIC = 1,
@@ -85,7 +85,7 @@ struct SsdHeader {
 // REQUIRES: 1 to SSD_LAYERS_MAX layers; `page` is SSD_HEADER_BYTES long.
 void encode_ssd_header(const SsdHeader& header, uint8_t* page) noexcept;
 
-// Reads a page that may hold anything. OK, BAD_MAGIC, NEWER_VERSION or BAD_HEADER.
+// Decodes a page with unknown content. OK, BAD_MAGIC, NEWER_VERSION or BAD_HEADER.
 [[nodiscard]] SsdStatus decode_ssd_header(const uint8_t* page, SsdHeader& header);
 
 // Whether what was found is what was expected, all but checksums and token ids; the first difference otherwise.

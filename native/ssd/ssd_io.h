@@ -1,12 +1,12 @@
 // How a thread of the SSD tier reads and writes its files: by plain calls, or through a ring of the kernel's (io_uring).
 //
-// What it is: one transfer at a time, whole or not at all, waited for. What it is not: a queue, or a judge of the bytes.
+// What it is: one transfer at a time, complete or failed when the call returns. What it is not: a queue, or a check of the bytes.
 //
-// 1. When a call returns nothing of it is under way: the memory may go.
-// 2. A ring that cannot be had, or fails later, is replaced by plain calls; what is said is then said by those. What is too
-//    short to gain by a ring goes by plain calls too.
-// 3. No memory is pinned beyond a call (registered): pages that a client can take away from under a registration stay what a
-//    disk reads and writes for as long as that lives, whatever the memory holds by then.
+// 1. When a call returns, no part of it is under way: its memory may be freed.
+// 2. A ring that cannot be made, or fails later, is replaced by plain calls; errors are then those of the plain calls. A transfer
+//    that is too short to gain by a ring uses plain calls too.
+// 3. No memory is registered with the kernel beyond a call: a client can remove pages under a registration, and the disk would
+//    go on reading and writing the old pages for as long as the registration lives.
 //
 // Threads: an object belongs to the thread that made it, which uses and destroys it.
 #pragma once

@@ -1,11 +1,11 @@
 // Jobs of the SSD tier: chunks on their way from segment files into the arena, or the other way.
 //
-// What they are: units that hand out pieces, a few I/Os each, and say once what became of each chunk. What they are not:
-// threads, or judges of which chunks are worth moving.
+// What they are: units that hand out pieces, a few I/Os each, and report the outcome of each chunk once. What they are not:
+// threads, or a policy about which chunks are worth moving.
 //
-// What is written passes through the calling thread's bounce memory: what is compared with a checksum there is what the disk
-// writes, whatever clients do to the arena meanwhile. What is read goes straight into the arena, and where it is found bad there
-// once more into the bounce memory, by plain calls: a chunk on disk is dropped for nothing less.
+// Writes pass through the calling thread's bounce memory: the bytes compared with a checksum there are the bytes that the disk
+// writes, whatever clients do to the arena meanwhile. Reads go straight into the arena. A chunk found bad there is read once more
+// into the bounce memory, by plain calls: only if it is bad there too is the chunk on disk dropped.
 //
 // A ReadJob goes layer-major: the first layers of all chunks, then the next ones, so that every chunk's first layer can be
 // loaded while the rest is still being read. Pieces are about SSD_PIECE_BYTES, whole layers, and never overlap: a page
@@ -33,10 +33,10 @@ namespace kvpool {
 // Disks of this class saturate from here on; smaller pieces let urgent reads through sooner (see the page of figures).
 inline constexpr uint64_t SSD_PIECE_BYTES = 1 << 20;
 inline constexpr uint64_t SSD_WRITE_BYTES = 4 << 20;
-// What one I/O of a piece moves at most, beside a header.
+// The most bytes that one I/O of a piece moves, beside a header.
 inline constexpr uint64_t SSD_STEP_BYTES = SsdBounce::HALF_BYTES - SSD_HEADER_BYTES;
 
-// What became of one chunk of a job.
+// The outcome of one chunk of a job.
 struct SsdOutcome {
   uint64_t job;
   uint32_t chunk;
@@ -51,7 +51,7 @@ struct SsdVerify {
   SsdHeader expected;
 };
 
-// What a thread has to work with, and what it is in the middle of.
+// A thread's bounce memory and I/O, and the chunk that it has begun.
 struct SsdWorker {
   SsdIo& io;
   SsdIo& calls;  // plain ones
@@ -72,7 +72,7 @@ class SsdJob {
   [[nodiscard]] virtual bool has_pieces() const = 0;
   // Ends the chunks that nothing has been done for yet; those under way end with their pieces.
   virtual void cancel(std::vector<SsdOutcome>& ended) = 0;
-  // What a chunk that was written must be found as on disk; nothing where the job writes none.
+  // What reading a written chunk back must find on disk; nothing where the job writes none.
   [[nodiscard]] virtual std::optional<SsdVerify> written(uint32_t) const { return std::nullopt; }
 
   [[nodiscard]] uint64_t id() const noexcept { return id_; }

@@ -216,7 +216,7 @@ bool SsdQueue::is_distrusted() const {
   return read_backs_.is_distrusted();
 }
 
-// Counts what has ended and tells whoever takes it, but for what is read back first.
+// Counts the chunks that have ended and notifies the taker, except of those that are read back first.
 void SsdQueue::report(const SsdJob& job, std::vector<SsdOutcome>& ended, bool is_read) {
   if (ended.empty()) {
     return;
@@ -246,8 +246,8 @@ void SsdQueue::report(const SsdJob& job, std::vector<SsdOutcome>& ended, bool is
   static_cast<void>(!::write(event_fd_, &one, sizeof(one)));
 }
 
-// Whether a chunk that was written is read back before it counts. Where that cannot be done any more, and nothing is trusted,
-// it counts as not written. REQUIRES: `lock_` is held.
+// True if a written chunk is read back before it counts. If it can no longer be read back, and the disk is not trusted, the chunk
+// counts as not written. REQUIRES: `lock_` is held.
 bool SsdQueue::read_back(const SsdJob& job, SsdOutcome& outcome) {
   if (outcome.status != SsdStatus::OK || !read_backs_.wants_next()) {
     return false;

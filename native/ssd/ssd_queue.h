@@ -3,16 +3,16 @@
 // Guarantees:
 // 1. Demand reads go before promotions, both before write-back, all before checks; among equals the oldest goes first, a
 //    piece at a time.
-// 2. Write-back and checks never take more than half of the threads, so that a demand read waits for one piece at most.
+// 2. Write-back and checks never take more than half of the threads: a demand read waits for at most one piece.
 // 3. Every chunk of an accepted job is reported exactly once: OK, its failure, or CANCELLED when the queue stops first.
 //    A sample of what was written is read back first; a difference has all of it read back from then on (ssd_read_backs.h).
 // 4. Queues are bounded: a full one refuses. `stop` lets running pieces finish: no I/O is under way when it returns true.
 //
-// Each thread has bounce memory and an SsdIo of its own: a ring where that is wanted and can be had, and as long as what it
-// moves is right. A writer is between two pieces of a chunk when something more urgent comes: it does that first.
+// Each thread has bounce memory and an SsdIo of its own: a ring where one is wanted and can be made, for as long as its bytes
+// are right. Between two pieces of a chunk, a writing thread first does any job that is more urgent.
 //
-// The depth is shallow on purpose: disks of this class saturate at one or two reads of a MiB in flight, and every further one
-// only adds to the waiting of urgent ones.
+// The depth is shallow on purpose: disks of this class saturate at one or two reads of a MiB in flight, and each further one
+// only makes urgent reads wait longer.
 // Threads: any. Lock order: the queue's lock, then a job's; neither is held during I/O.
 #pragma once
 
@@ -54,7 +54,7 @@ struct SsdQueueIo {
 
 class SsdQueue {
  public:
-  // Returns when every thread has what it does I/O by. REQUIRES: threads > 0. Throws std::system_error where there are no
+  // Returns when every thread has its SsdIo. REQUIRES: threads > 0. Throws std::system_error where there are no
   // threads or descriptors to be had.
   SsdQueue(std::shared_ptr<SsdFiles> files, std::shared_ptr<const Mapping> arena, std::shared_ptr<LandingBoard> board,
            unsigned threads, size_t jobs_max, bool wants_rings);
@@ -74,7 +74,7 @@ class SsdQueue {
   // False where a piece under way has not ended within the time; another call goes on waiting. The destructor waits for good.
   bool stop(std::chrono::milliseconds timeout);
 
-  // For how long the transfer has been under way that was begun first; 0: none is. A disk that hangs is told by it alone.
+  // Age of the oldest transfer under way; 0: none is. An unresponsive disk is recognised by this alone.
   [[nodiscard]] std::chrono::nanoseconds longest_transfer() const;
   [[nodiscard]] SsdQueueStats stats() const;
   [[nodiscard]] SsdQueueIo io() const;

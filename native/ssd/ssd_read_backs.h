@@ -1,10 +1,10 @@
-// The sample of written chunks that are read back, through the device, before anybody is told that they are on disk.
+// The sample of written chunks that are read back, through the device, before they are reported to be on disk.
 //
-// What it is: who is chosen, and what was written of those whose reading is under way. What it is not: the reading itself,
-// which is a job like any check. Where one comes back other than it was written, or a chunk had to be read twice to be good,
-// the ways to the disk are not trusted any more, and all are chosen from then on.
+// What it is: the choice of chunks, and what was written of those being read back. What it is not: the reading itself, which is
+// a job like any check. Once a chunk comes back different, or had to be read twice to be good, the path to the disk is not
+// trusted any more, and every chunk is chosen from then on.
 //
-// The choice is random: nobody can put chunks where they are not looked at.
+// The choice is random: no client can arrange that its chunks are never read back.
 // Threads: under its owner's lock.
 #pragma once
 
@@ -26,7 +26,7 @@ class SsdReadBacks {
   [[nodiscard]] bool wants_next();
   // The chunk of `written` is read back by a job of this number.
   void begin(uint64_t job, const SsdOutcome& written);
-  // What a chunk came to whose reading back has ended so; nothing where the job does not read back.
+  // The outcome of a chunk whose reading back has ended with this one; nothing where the job does not read back.
   [[nodiscard]] std::optional<SsdOutcome> end(const SsdOutcome& read);
 
   void distrust() noexcept { is_distrusted_ = true; }

@@ -110,8 +110,8 @@ SsdStatus SsdReadJob::read(SsdIo& io, uint32_t piece, size_t chunk, SsdHeader& f
   return decoded == SsdStatus::OK ? compare_ssd_headers(found, plan.expected) : decoded;
 }
 
-// A piece once more, with its header: by plain calls into memory that no client reaches, compared there, and from there into the
-// slot. What that comes to counts.
+// Reads a piece once more, with its header: by plain calls into memory that no client reaches, compared there, and copied from
+// there into the slot. This outcome counts.
 SsdStatus SsdReadJob::read_again(SsdWorker& worker, uint32_t piece, size_t chunk, SsdHeader& found) const {
   const SsdRead& plan = plan_[chunk];
   uint8_t* const pages = worker.bounce.data();
@@ -140,8 +140,8 @@ SsdStatus SsdReadJob::read_again(SsdWorker& worker, uint32_t piece, size_t chunk
   return status;
 }
 
-// Notes what a piece came to, and checks and announces whatever is in order now. One thread at a time does that for a
-// chunk; what another one reads meanwhile it finds in its next round.
+// Records a piece's outcome, then checks and announces the layers that are next in order. One thread at a time does that for
+// a chunk; it finds the pieces that others read meanwhile in its next round.
 void SsdReadJob::settle(SsdWorker& worker, uint32_t piece, size_t index, SsdStatus status, uint64_t bytes,
                         std::vector<SsdOutcome>& ended) {
   std::unique_lock guard(lock_);
@@ -191,7 +191,7 @@ SsdStatus SsdReadJob::check_piece(uint32_t piece, size_t chunk) const {
   return SsdStatus::OK;
 }
 
-// A chunk ends when nothing is or will be written into its slot any more.
+// A chunk ends when no thread writes, or will write, into its slot.
 void SsdReadJob::end_if_over(size_t index, std::vector<SsdOutcome>& ended) {
   Chunk& chunk = chunks_[index];
   const bool is_over = chunk.status != SsdStatus::OK || chunk.checked == pieces_;

@@ -155,7 +155,7 @@ void RingIo::prepare(bool is_write, uint64_t offset, unsigned number) noexcept {
 }
 
 // Submits what was prepared and waits for so many to end, as long as it takes: the memory is the kernel's until then. Returns how
-// many have; fewer when the kernel takes nothing any more and has nothing: this ring is of no use from now on.
+// many have ended; fewer if the kernel takes no more and has nothing under way: this ring cannot be used any more.
 unsigned RingIo::complete(unsigned least, unsigned under_way) noexcept {
   unsigned completed = 0;
   unsigned retries = 0;
@@ -247,7 +247,7 @@ int RingIo::finish_by_calls(bool is_write, uint64_t offset, unsigned number) noe
                   : calls_->read(start + run.at, run.address, run.length);
 }
 
-// Notes what became of a run. Returns 0 where it is done or goes on, otherwise why it cannot.
+// Records the outcome of a run. Returns 0 if it is done or goes on, otherwise the errno.
 int RingIo::settle(Run& run, int moved, unsigned& retries) const noexcept {
   if (moved == -EAGAIN || moved == -EINTR) {
     if (++retries > RETRIES_MAX) {

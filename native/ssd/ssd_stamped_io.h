@@ -1,5 +1,5 @@
-// I/O that tells when each of its transfers begins, so that whoever watches a disk sees the silence of one transfer and not the
-// length of all that a piece consists of.
+// I/O that reports when each of its transfers begins, so that the watch over a disk measures one transfer and not the sum of all
+// transfers of a piece.
 //
 // Threads: as SsdIo.
 #pragma once
@@ -36,7 +36,7 @@ class SsdStampedIo final : public SsdIo {
   }
   bool is_ring() const noexcept override { return io_->is_ring(); }
 
-  // What does the I/O from now on.
+  // Replaces the I/O that moves the bytes.
   void replace(std::unique_ptr<SsdIo> io) noexcept { io_ = std::move(io); }
 
  private:

@@ -1,7 +1,7 @@
 // Comparing chunks on disk with their own checksums: the reading of a check that no engine waits for.
 //
-// What it is: a job of the SSD queue that reads header and layers into its thread's bounce memory, and says once for each chunk
-// what it came to. What it is not: a way into the arena; what it has read is gone when the piece ends.
+// What it is: a job of the SSD queue that reads header and layers into its thread's bounce memory, and reports the
+// outcome of each chunk once. What it is not: a path into the arena; the bytes are forgotten when the piece ends.
 //
 // Pieces are about SSD_PIECE_BYTES, whole layers, and read in steps of at most that, so that an urgent read waits for little.
 // They need no order: each notes the checksums of its layers, and the one that ends last compares them with the header's. What
@@ -38,7 +38,7 @@ class SsdVerifyJob final : public SsdJob {
     SsdStatus status = SsdStatus::OK;
     uint64_t bytes = 0;
   };
-  // What reading a piece came to.
+  // The outcome of reading a piece.
   struct Piece {
     SsdStatus status = SsdStatus::OK;
     uint64_t bytes = 0;

@@ -45,7 +45,7 @@ bool SsdWriteJob::run_piece(SsdWorker& worker, std::vector<SsdOutcome>& ended) {
 }
 
 // The next piece of a chunk, in steps, and its header: in front where that piece is all of it, behind the last one otherwise, and
-// not at all where the chunk is corrupt. What of a corrupt chunk is on disk then does not certify itself.
+// not at all where the chunk is corrupt. A corrupt chunk on disk has no valid header then.
 int SsdWriteJob::write_next(SsdWorker& worker, const SsdWrite& chunk, Progress& progress) const {
   const uint64_t size = round_up(chunk.header.chunk_bytes(), PAGE_BYTES);
   const uint64_t first = progress.at;

@@ -1,10 +1,10 @@
-"""What the size of a chunk costs and brings: `python -m tests.engines.measure_chunks [TURNS]`.
+"""Cost and benefit of a chunk's size: `python -m tests.engines.measure_chunks [TURNS]`.
 
 KV of a Llama-3 8B (32 layers, 8 heads of 128, bfloat16: 128 KiB a token) in blocks of 16 tokens, prompts of 300 to 1500
 tokens, each saved once and loaded once more, for every size of chunk: medians over the prompts in milliseconds with quartiles,
 loads and saves for 1000 tokens that they moved. `reused` is the share of what blocks of 16 tokens would reuse with one token
-left to compute. Sizes take turns, so that what else the machine does strikes all alike; what was saved is dropped after each
-turn. The floor is a plain copy of as many bytes.
+left to compute. Sizes take turns, so that other load on the machine affects all equally; the saved chunks are dropped after
+each turn. The floor is a plain copy of as many bytes.
 """
 
 import statistics

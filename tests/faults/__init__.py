@@ -1,1 +1,1 @@
-"""What happens when a process fails at a named point, is killed, or stands still."""
+"""Failures of processes: at named points, by kills, and by stops."""

@@ -13,11 +13,11 @@ from tests.faults.rigs import fault_filesystem as faulty
 def summary(request: pytest.FixtureRequest, seed: int) -> Callable[[str], None]:
     """Takes a campaign's line, which names its seed."""
 
-    def tell(figures: str) -> None:
+    def report(figures: str) -> None:
         line = f"{request.node.name}: {figures}, KVPOOL_SEED={seed}"
         request.node.user_properties.append((CAMPAIGN_LINE, line))
 
-    return tell
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def fault_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def fault_filesystem(fault_program: Path, tmp_path: Path) -> Iterator[faulty.FaultFilesystem]:
-    """A mount that fails when it is told to."""
+    """A mount that fails on command."""
     directory = tmp_path / "faulty"
     directory.mkdir()
     filesystem = faulty.FaultFilesystem(fault_program, directory)

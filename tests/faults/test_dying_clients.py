@@ -1,4 +1,4 @@
-"""Clients that are killed at any point of their work leave nothing behind, and nobody else notices."""
+"""Clients that are killed at any point of their work: they leave nothing behind, and nobody else is affected."""
 
 import os
 import random
@@ -74,7 +74,7 @@ def test_killed_clients_leave_nothing(daemon: Daemon, seed: int, deaths: int) ->
             _, status = os.waitpid(pid, 0)
             assert os.WIFSIGNALED(status), f"a worker ended by itself with {status}"
             assert os.WTERMSIG(status) == signal.SIGKILL
-        # Tickets are nobody's: they end by their own time.
+        # Tickets belong to no connection: they expire by themselves.
         _expect_nothing_left_but_tickets(daemon)
     with daemon.connect() as pool:
         for number in range(4):

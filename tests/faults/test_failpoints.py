@@ -60,7 +60,7 @@ def _cases() -> Iterator[object]:
 
 
 def _needs_earlier_life(name: str) -> bool:
-    """Whether a point is reached for certain only where an earlier life has left chunks on disk."""
+    """True if a point is reached for certain only where an earlier life has left chunks on disk."""
     return ".ssd." in name or ".promote." in name
 
 
@@ -91,7 +91,7 @@ def _launch(daemon: Daemon, failpoint: str) -> None:
 
 
 def _is_open_or_dead(daemon: Daemon) -> bool:
-    """Whether the SSD tier takes chunks, or the failpoint was reached before that."""
+    """True if the SSD tier takes chunks, or the failpoint was reached before that."""
     assert daemon.process is not None
     if daemon.process.poll() is not None:
         return True
@@ -101,7 +101,7 @@ def _is_open_or_dead(daemon: Daemon) -> bool:
 
 
 def _operate(daemon: Daemon) -> None:
-    """What an operator does: a deep check, a flush of what is old, a stop."""
+    """An operator's work: a deep check, a flush of old chunks, a stop."""
     assert daemon.process is not None
     with contextlib.suppress(KVPoolError, OSError):
         daemon.problems()

@@ -1,4 +1,4 @@
-"""Bits that flip in segment files and in the catalogue: each is a miss or harmless, and no daemon stays dead of it."""
+"""Flipped bits in segment files and in the catalogue: each is a miss or harmless, and no daemon stays dead of it."""
 
 import random
 import signal
@@ -40,9 +40,8 @@ def test_flips_in_segment_files_under_a_daemon_are_misses(
     segments = sorted((tmp_path / "ssd").glob("segment-*.kvs"))
     flips, waits, found = 0, [0.0], Tally()
     for number in range(rounds):
-        if (
-            daemon.stats()["ssd.state"] == "readonly"
-        ):  # a disk that changes bytes rests; what comes from before does not count
+        # A tier whose disk changes bytes is suspended; damage from an earlier life does not count.
+        if daemon.stats()["ssd.state"] == "readonly":
             assert daemon.stop() == 0
             restart(daemon)
         fill(daemon, CHAINS)
@@ -80,7 +79,7 @@ def _work_until_it_holds(daemon: Daemon) -> int:
 @pytest.mark.parametrize(
     "rounds", [pytest.param(2, id="some"), pytest.param(80, id="eighty", marks=pytest.mark.campaign)]
 )
-def test_flips_in_the_catalogue_are_misses_and_end_nobody_for_long(
+def test_flips_in_the_catalogue_are_misses_and_stop_no_daemon_for_long(
     start_daemon: StartDaemon, tmp_path: Path, seed: int, summary: Callable[[str], None], rounds: int
 ) -> None:
     dice = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Files of the tier that end too soon, are gone, or are something else: the daemon goes on, and what is lost is a miss."""
+"""Truncated, missing and replaced files of the tier: the daemon goes on, and lost chunks are misses."""
 
 import os
 import random
@@ -24,7 +24,7 @@ from tests.rigs.daemon import Daemon, wait_until
 CHAINS = 60
 LENGTHS = ("90%", "50%", "10%", "0", "1", "4095", "4097", "8192", "12289", "all but 1", "all but 4096")
 KINDS = ("nothing", "directory", "symlink", "dangling", "fifo", "text", "empty")
-# Names below the tier's directory, and the kinds with which the tier heals without anybody's help.
+# Names in the tier's directory, and the kinds of damage that the tier repairs by itself.
 PLACES = {
     "catalogue/data.mdb": KINDS,
     "catalogue/lock.mdb": KINDS,
@@ -72,7 +72,7 @@ def _expect_dram_serves(daemon: Daemon) -> None:
 
 
 def _expect_healed(daemon: Daemon, path: Path) -> None:
-    """The tier works and keeps what it is given over another restart."""
+    """The tier works and keeps its chunks over another restart."""
     wait_open(daemon)
     with daemon.admin() as admin:
         admin.flush(None, None)
@@ -97,7 +97,9 @@ def test_a_file_that_ends_too_soon_costs_misses(filled: Daemon, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("kind", "place"), _cases(KINDS, tuple(PLACES)))
-def test_something_else_in_a_files_place_costs_misses(filled: Daemon, tmp_path: Path, kind: str, place: str) -> None:
+def test_another_kind_of_file_in_a_files_place_costs_misses(
+    filled: Daemon, tmp_path: Path, kind: str, place: str
+) -> None:
     path = tmp_path / "ssd"
     replace_with(path / place, kind)
     restart(filled)
@@ -140,7 +142,7 @@ def test_segment_files_cut_and_removed_under_a_daemon_cost_misses(
     _expect_healed(daemon, path)
 
 
-def test_a_catalogue_spoilt_under_a_daemon_begins_anew(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_a_catalogue_damaged_under_a_daemon_is_made_anew(start_daemon: StartDaemon, tmp_path: Path) -> None:
     path = tmp_path / "ssd"
     daemon = start_daemon(**tier_options(path))
     wait_open(daemon)
@@ -151,7 +153,7 @@ def test_a_catalogue_spoilt_under_a_daemon_begins_anew(start_daemon: StartDaemon
         file.write(bytes(size - 2 * PAGE_BYTES))
     with DramClient(daemon, first_chain=6000) as client, daemon.admin() as admin:
         client.turn()
-        # Which page a write meets first decides: the catalogue begins anew under the tier, or the tier closes and opens again.
+        # It depends on the first damaged page: the catalogue is made anew under the tier, or the tier closes and opens again.
         wait_until(lambda: admin.demote_all(10.0)["left"] == 0, "the tier has every chunk")
     wait_until(lambda: daemon.stats()["ssd.catalogue_waiting"] == 0, "the catalogue is written")
     load_chains(daemon, CHAINS)

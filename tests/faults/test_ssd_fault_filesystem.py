@@ -1,4 +1,4 @@
-"""A disk that fails in every way a file system of ours can make it fail: DRAM serves on, the tier rests and comes back."""
+"""A disk that fails in every way our file system can fail: DRAM serves on, the tier is suspended and comes back."""
 
 import errno
 import random
@@ -19,7 +19,7 @@ CHAINS = 150
 DRAM_CHUNKS = 96
 TURNS = 20
 HANGING_TURNS = 14
-# The engines of a node whose disk is slow or fails wait for DRAM alone. Two shared cores are allowed to be busy.
+# Engines of a node with a slow or failing disk wait for DRAM alone. The bound leaves room for two busy shared cores.
 TURN_S_MAX = 1.0
 BACK_WITHIN_S = 20.0
 DELAY_US = 20_000
@@ -47,7 +47,7 @@ TEARS: dict[str, dict[str, int | str]] = {
     "torn-in-the-chunk": {"match": SEGMENTS, "torn_bytes": 4096 + 5000},
 }
 SLOW: dict[str, int | str] = {"match": SEGMENTS, "delay_us": DELAY_US}
-# Not the torn ones: several of them put the tier to rest for REST_S.
+# Not the torn ones: several of them suspend the tier for REST_S.
 QUICK = {"write-enospc", "catalogue-meta-write-eio"}
 
 
@@ -66,7 +66,7 @@ def tiered(fault_filesystem: FaultFilesystem, start_daemon: StartDaemon) -> Daem
 
 
 def _expect_all_well(daemon: Daemon) -> Tally:
-    """The tier takes what it is given, keeps it over a kill, and everything served is right."""
+    """The tier stores chunks, keeps them over a kill, and serves right bytes alone."""
     load_chains(daemon, CHAINS)
     with daemon.connect(timeout_s=10.0) as pool, daemon.admin() as admin:
         wait_connected(pool)
@@ -86,7 +86,7 @@ def _expect_all_well(daemon: Daemon) -> Tally:
 
 
 @pytest.mark.parametrize("fault", list(_cases(FAILURES)))
-def test_a_failing_disk_leaves_dram_alone_and_is_tried_again(
+def test_a_failing_disk_does_not_affect_dram_and_is_probed_again(
     fault_filesystem: FaultFilesystem,
     tiered: Daemon,
     seed: int,
@@ -125,7 +125,7 @@ def test_a_failing_disk_leaves_dram_alone_and_is_tried_again(
 
 
 @pytest.mark.parametrize("fault", list(_cases(TEARS)))
-def test_a_disk_that_tears_what_it_writes_is_found_out_and_tried_again(
+def test_a_disk_that_tears_writes_is_detected_and_probed_again(
     fault_filesystem: FaultFilesystem,
     tiered: Daemon,
     seed: int,
@@ -209,7 +209,7 @@ def test_a_daemon_that_starts_on_a_failing_disk_serves_from_dram(
     _expect_all_well(tiered)
 
 
-def test_a_disk_that_hangs_holds_nobody_up_for_long(
+def test_a_disk_that_hangs_delays_nobody_for_long(
     fault_filesystem: FaultFilesystem, tiered: Daemon, summary: Callable[[str], None]
 ) -> None:
     with DramClient(tiered, first_chain=50_000) as client:
@@ -226,7 +226,7 @@ def test_a_disk_that_hangs_holds_nobody_up_for_long(
     assert client.slowest_s <= TURN_S_MAX
 
 
-def test_a_disk_that_does_not_answer_is_left_alone_until_it_does(
+def test_an_unresponsive_disk_is_not_used_until_it_answers(
     fault_filesystem: FaultFilesystem, start_daemon: StartDaemon, summary: Callable[[str], None]
 ) -> None:
     options = tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20, policy="lru")
@@ -244,7 +244,7 @@ def test_a_disk_that_does_not_answer_is_left_alone_until_it_does(
             assert "unanswered" in str(admin.info()["ssd_reason"])
         assert float(daemon.stats()["ssd.unanswered_s"]) >= STALL_MS / 1e3
         for _ in range(TURNS):
-            assert state() == "offline"  # nor is it tried again meanwhile
+            assert state() == "offline"  # nor is it probed meanwhile
         fault_filesystem.clear()
         wait_until(lambda: state() == "ok", "the tier is back", BACK_WITHIN_S)
     summary(f"{client.turns} turns of an engine, slowest {1e3 * client.slowest_s:.0f} ms")
@@ -253,7 +253,7 @@ def test_a_disk_that_does_not_answer_is_left_alone_until_it_does(
 
 
 @pytest.mark.campaign
-def test_a_daemon_ends_though_its_disk_never_answers(
+def test_a_daemon_stops_although_its_disk_never_answers(
     fault_filesystem: FaultFilesystem, start_daemon: StartDaemon
 ) -> None:
     options = tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20)
@@ -273,10 +273,10 @@ def test_a_daemon_ends_though_its_disk_never_answers(
 
 
 @pytest.mark.parametrize("cuts", [pytest.param(2, id="some"), pytest.param(40, id="forty", marks=pytest.mark.campaign)])
-def test_a_power_cut_that_keeps_any_of_what_was_not_synced_costs_no_checkpoint(
+def test_a_power_cut_that_keeps_any_part_of_unsynced_writes_costs_no_checkpoint(
     fault_filesystem: FaultFilesystem, tiered: Daemon, seed: int, summary: Callable[[str], None], cuts: int
 ) -> None:
-    """Of every write that is not synced all, a part or nothing is kept, in no order: disks are free to do so."""
+    """Each unsynced write is kept whole, in part or not at all, in no order: disks may do so."""
     dice = random.Random(seed)
     kept, found, counts = Tally(), Tally(), {"kept": 0, "torn": 0, "dropped": 0}
     for number in range(cuts):

@@ -1,4 +1,4 @@
-"""Disks without room: a tier that does not fit stays off and says why, a catalogue that cannot grow rests until it can."""
+"""Disks without room: a tier that does not fit stays off, a full catalogue suspends the tier until it can grow."""
 
 import itertools
 from pathlib import Path
@@ -24,7 +24,7 @@ FILLING_BYTES = 1 << 20
 
 
 def _fill_up(file: Path) -> None:
-    """Take what room there is."""
+    """Fill the file system."""
     with file.open("wb", buffering=0) as filler:
         for size in (FILLING_BYTES, 512):
             with pytest.raises(OSError, match="No space left"):
@@ -44,7 +44,7 @@ def _expect_offline_for_lack_of_room(daemon: Daemon, ssd: Path) -> None:
     assert_sound(daemon)
 
 
-def test_a_tier_that_does_not_fit_its_disk_stays_off_until_it_does(start_daemon: StartDaemon) -> None:
+def test_a_tier_that_does_not_fit_its_disk_stays_off_until_there_is_room(start_daemon: StartDaemon) -> None:
     with small_disk(CAPACITY + CAPACITY // 32) as disk:
         other = disk.path / "other"
         other.write_bytes(bytes(CAPACITY // 2))
@@ -59,7 +59,7 @@ def test_a_tier_that_does_not_fit_its_disk_stays_off_until_it_does(start_daemon:
             daemon.kill()
 
 
-def test_a_catalogue_on_a_full_disk_rests_until_there_is_room(
+def test_a_tier_whose_catalogue_meets_a_full_disk_is_suspended_until_there_is_room(
     start_daemon: StartDaemon, tmp_path: Path, seed: int
 ) -> None:
     with loop_disk("ext4", tmp_path / "image") as disk:

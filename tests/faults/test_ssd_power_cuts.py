@@ -1,4 +1,4 @@
-"""Power cuts of the disk below the tier: the daemon lives, nothing wrong is served afterwards, checkpoints are kept.
+"""Power cuts of the tier's disk: the daemon lives, no wrong byte is served afterwards, checkpoints survive.
 
 The file system is shut down without writing its log, as if the machine had lost power: what was not synced is gone.
 """
@@ -14,7 +14,7 @@ from tests.faults.rigs.power_cut import cut_and_restore
 from tests.faults.rigs.tiered import StartDaemon, assert_sound, tier_options, wait_open
 from tests.faults.rigs.traffic import Tally
 
-# Room for everything that is written in one life: what a checkpoint covered is not evicted for something newer.
+# Room for everything that is written in one life: no chunk of a checkpoint is evicted for a newer one.
 CAPACITY = 64 << 20
 
 

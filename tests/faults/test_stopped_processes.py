@@ -1,4 +1,4 @@
-"""Processes that stand still past their deadlines and go on: what they held is gone, and no byte of anybody is wrong."""
+"""Processes that are stopped past their deadlines and continue: their holds are gone, and no byte of anybody is wrong."""
 
 import shutil
 import signal
@@ -68,7 +68,7 @@ def _replace_everything(pool: kv.Pool, seeds: range) -> list[kv.KeyChain]:
     return chains
 
 
-def test_a_lease_holder_that_stood_still_reads_right_bytes_or_none(start_daemon: Callable[..., Daemon]) -> None:
+def test_a_lease_holder_that_was_stopped_reads_right_bytes_or_none(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(dram__capacity=CAPACITY, server__lease_ttl="100ms")
     with daemon.connect() as pool:
         store(pool, pool.keys(tokens_of(1, CHAIN * SMALL.chunk_tokens)))
@@ -82,7 +82,7 @@ def test_a_lease_holder_that_stood_still_reads_right_bytes_or_none(start_daemon:
     assert daemon.problems() == []
 
 
-def test_a_writer_that_stood_still_changes_nobodys_bytes(start_daemon: Callable[..., Daemon]) -> None:
+def test_a_writer_that_was_stopped_changes_no_other_bytes(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(dram__capacity=CAPACITY, server__reservation_ttl="100ms")
     with daemon.connect() as pool:
         with spawn(WRITER, daemon.socket) as writer:
@@ -102,7 +102,7 @@ def test_a_writer_that_stood_still_changes_nobodys_bytes(start_daemon: Callable[
 
 
 @pytest.mark.timed
-def test_a_daemon_that_stands_still_is_a_miss_within_the_deadline(daemon: Daemon) -> None:
+def test_a_stopped_daemon_is_a_miss_within_the_deadline(daemon: Daemon) -> None:
     with daemon.connect(timeout_s=TIMEOUT_S) as pool:
         keys = pool.keys(tokens_of(1, CHAIN * SMALL.chunk_tokens))
         store(pool, keys)
@@ -123,7 +123,7 @@ def test_a_daemon_that_stands_still_is_a_miss_within_the_deadline(daemon: Daemon
 
 
 @pytest.mark.timed
-def test_a_release_waits_for_no_daemon_and_arrives_when_it_goes_on(daemon: Daemon) -> None:
+def test_a_release_does_not_wait_for_a_stopped_daemon_and_arrives_when_it_continues(daemon: Daemon) -> None:
     with daemon.connect(timeout_s=TIMEOUT_S) as pool:
         keys = pool.keys(tokens_of(1, CHAIN * SMALL.chunk_tokens))
         store(pool, keys)
@@ -148,7 +148,7 @@ def _faketime() -> list[str]:
 
 
 @pytest.mark.parametrize("jump", ["+10d", "-10d"])
-def test_a_jump_of_the_wall_clock_means_nothing(daemon: Daemon, tmp_path: Path, jump: str) -> None:
+def test_a_jump_of_the_wall_clock_has_no_effect(daemon: Daemon, tmp_path: Path, jump: str) -> None:
     _faketime()
     library = next(Path("/usr/lib").rglob("libfaketimeMT.so.1"))
     clock = tmp_path / "clock"

@@ -1,4 +1,4 @@
-"""The bytes of a catalogue row and of an identity, held by files that an earlier version wrote."""
+"""The bytes of a catalogue row and of an identity, compared with files that an earlier version wrote."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ ROW = Row(
 IDENTITY = Identity(bytes(range(16)), {1: ("llama-3-8b", [1, 32, 8, "bfloat16"]), 2: ("other", [])})
 
 
-def test_a_row_is_written_as_it_always_was() -> None:
+def test_a_row_is_written_in_its_format() -> None:
     assert ROW.encode() == (HERE / "catalogue_row.bin").read_bytes()
 
 
@@ -37,7 +37,7 @@ def test_a_row_of_an_earlier_version_is_read() -> None:
         assert int(found[name]) == getattr(ROW, name)
 
 
-def test_an_identity_is_written_and_read_as_it_always_was(tmp_path: Path) -> None:
+def test_an_identity_is_written_and_read_in_its_format(tmp_path: Path) -> None:
     ssd_identity.write_identity(tmp_path, IDENTITY)
     assert (tmp_path / "identity").read_bytes() == (HERE / "identity.bin").read_bytes()
     (tmp_path / "identity").write_bytes((HERE / "identity.bin").read_bytes())

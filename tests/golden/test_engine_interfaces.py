@@ -1,4 +1,4 @@
-"""The interfaces of engines that the adapters are written for: recorded, compared where an engine is at hand, and kept to.
+"""The interfaces of engines that the adapters are written for: recorded, compared with an installed engine, and implemented.
 
 An engine is at hand in its own environment (`make test-engines`, `make test-engines-latest`) or as a wheel (`make
 test-sglang`). What has changed there is read, the adapter follows, and `tests/rigs/engine_interfaces.py` writes the file anew.
@@ -25,7 +25,7 @@ def test_an_engine_at_hand_has_the_recorded_interface(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", INTERFACES)
-def test_what_is_recorded_says_of_which_version_it_is(engine: str) -> None:
+def test_the_recorded_interface_names_its_version(engine: str) -> None:
     assert recorded_version(engine)
     assert len(recorded(engine)) > 20
 

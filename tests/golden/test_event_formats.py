@@ -1,4 +1,4 @@
-"""Golden files of every form in which events are told: a changed file is a changed format.
+"""Golden files of every form in which events are published: a changed file is a changed format.
 
 `python -m tests.golden.test_event_formats` writes them. A reader of the wire that shares no code with the daemon is in
 `tests/rigs/events/router.py`, and reads the same bytes here.
@@ -48,10 +48,11 @@ WALL_TIME_S = 1_700_000_000.5
 
 
 def _payloads(form: EventForm) -> bytes:
-    told = [("kv@host@model", form.events_of(event, LAYOUT)) for event in EVENTS]
-    told.append(("kv@host@model", [form.all_cleared()]))
+    published = [("kv@host@model", form.events_of(event, LAYOUT)) for event in EVENTS]
+    published.append(("kv@host@model", [form.all_cleared()]))
     return b"".join(
-        struct.pack(">I", len(payload)) + payload for payload in (batch.payload(WALL_TIME_S) for batch in batches(told))
+        struct.pack(">I", len(payload)) + payload
+        for payload in (batch.payload(WALL_TIME_S) for batch in batches(published))
     )
 
 
@@ -75,11 +76,11 @@ def _write() -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_the_form_is_as_it_was(name: str) -> None:
+def test_the_form_is_unchanged(name: str) -> None:
     assert FORMS[name]() == (HERE / name).read_bytes()
 
 
-def test_a_column_gives_the_events_back() -> None:
+def test_a_column_decodes_to_its_events() -> None:
     assert unpack_events((HERE / "events_column.bin").read_bytes()) == EVENTS
 
 
@@ -92,7 +93,7 @@ def _messages(name: str) -> list[bytes]:
     return found
 
 
-def test_both_forms_say_the_same() -> None:
+def test_both_forms_have_the_same_content() -> None:
     """The positional one but for `cache_salt`, for which it has no place."""
     maps = [decode(payload) for payload in _messages("events_map.bin")]
     assert all((ts, rank) == (WALL_TIME_S, 0) for ts, _, rank in maps)
@@ -118,7 +119,7 @@ def test_both_forms_say_the_same() -> None:
 
 
 @pytest.mark.parametrize("name", ["events_map.bin", "events_positional.bin"])
-def test_adapter_and_salt_stand_where_vllm_has_them(name: str) -> None:
+def test_adapter_and_salt_are_where_vllm_puts_them(name: str) -> None:
     """The salt as a tag, for the first block of a prompt; the adapter for each block."""
     events = [event for payload in _messages(name) for event in decode(payload)[1]]
     assert [(event["lora_name"], event.get("extra_keys")) for event in events[5:9]] == [
@@ -132,7 +133,7 @@ def test_adapter_and_salt_stand_where_vllm_has_them(name: str) -> None:
     assert all(b"tenant-a" not in (HERE / form).read_bytes() for form in FORMS)
 
 
-def test_the_tag_of_a_salt_is_what_it_was() -> None:
+def test_the_tag_of_a_salt_is_unchanged() -> None:
     """Routers compute it: a changed tag is a changed format."""
     assert TAG.hex() == "67af85094a29a5a027a25acc42269173"
     assert len({salt_tag(salt) for salt in (b"", b"a", b"b", b"a\0")}) == 4

@@ -1,4 +1,4 @@
-"""The shared index, and the words of slots in it, byte for byte, held by a file that an earlier build wrote.
+"""The shared index, and the words of slots in it, byte for byte, compared with a file that an earlier build wrote.
 
     00001640  02000000 01000000 02000000 00000000      an offset and sixteen bytes; what is zero is left out
 
@@ -88,7 +88,7 @@ def test_an_index_of_its_version_is_read(make: Callable[[], kvpool_native.Mappin
     assert (view.epoch, view.count) == (bytes(range(16)), 3)
 
 
-def test_words_of_slots_stand_where_the_header_says() -> None:
+def test_words_of_slots_are_where_the_header_says() -> None:
     data = bytes(recorded_index().view())
     arena_bytes, slots, checksums, words_at, checksums_at = struct.unpack_from("<5Q", data, REGIONS_AT)
     assert (arena_bytes, slots, checksums) == (9 * SEGMENT_BYTES, 9 * 4, 9 * 16)

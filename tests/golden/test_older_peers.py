@@ -1,4 +1,4 @@
-"""Peers of the versions before, by frames as they sent them: engines are refused by name, operators are served."""
+"""Peers of earlier versions, by frames as they sent them: engines are refused by name, operators are served."""
 
 import contextlib
 import socket
@@ -31,14 +31,14 @@ def _next_frame(peer: socket.socket) -> bytes:
 
 
 def _hello(version: int, role: str) -> bytes:
-    """A hello as a client of this version sends it."""
+    """The hello of a client of this version."""
     layout: list[object] = list(SMALL.to_wire()) if role == m.ROLE_ENGINE else []
     fields = [m.MAGIC, version, role, "test-model" if layout else "", layout, 1]
     return frames.encode(m.Hello.KIND, 0, fields[: HELLO_FIELDS[version]])
 
 
 @contextlib.contextmanager
-def _said(daemon: Daemon, hello: bytes) -> Iterator[tuple[socket.socket, tuple[int, int, list[object]]]]:
+def _answered(daemon: Daemon, hello: bytes) -> Iterator[tuple[socket.socket, tuple[int, int, list[object]]]]:
     """A connection that has sent a hello, and what the daemon answered."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(TIMEOUT_S)
@@ -48,8 +48,8 @@ def _said(daemon: Daemon, hello: bytes) -> Iterator[tuple[socket.socket, tuple[i
 
 
 @pytest.mark.parametrize("version", HELLO_FIELDS)
-def test_an_engine_of_an_earlier_version_is_refused_and_told_what_to_do(shared_daemon: Daemon, version: int) -> None:
-    with _said(shared_daemon, _hello(version, m.ROLE_ENGINE)) as (client, (kind, _, values)):
+def test_an_engine_of_an_earlier_version_is_refused_with_a_remedy(shared_daemon: Daemon, version: int) -> None:
+    with _answered(shared_daemon, _hello(version, m.ROLE_ENGINE)) as (client, (kind, _, values)):
         assert (kind, values[0]) == (m.Failure.KIND, "version")
         expected = f"client speaks protocol 1 to {version}, this daemon 3 to {versions.NEWEST}: update the client"
         assert expected in str(values[1])
@@ -57,10 +57,10 @@ def test_an_engine_of_an_earlier_version_is_refused_and_told_what_to_do(shared_d
 
 
 @pytest.mark.parametrize("version", HELLO_FIELDS)
-def test_an_operator_of_an_earlier_version_is_served_as_ever(shared_daemon: Daemon, version: int) -> None:
+def test_an_operator_of_an_earlier_version_is_served_as_before(shared_daemon: Daemon, version: int) -> None:
     """Frames as they were sent then are answered in the form of then."""
     known = wire.frames_of(version)
-    with _said(shared_daemon, _hello(version, m.ROLE_ADMIN)) as (client, (kind, _, values)):
+    with _answered(shared_daemon, _hello(version, m.ROLE_ADMIN)) as (client, (kind, _, values)):
         assert (kind, len(values)) == (m.Welcome.KIND, len(_body(known["Welcome"][1])[2]))
         for request in ("AskInfo", "AskStats", "Check"):
             client.sendall(known[request][1])
@@ -83,7 +83,7 @@ class EarlierDaemon:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept nobody any more."""
+        """Accept no more connections."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
@@ -122,9 +122,9 @@ def test_an_engine_of_this_version_misses_at_a_daemon_of_an_earlier_one(tmp_path
         assert refusal.value.code == "version"
 
 
-def test_a_client_and_a_daemon_without_a_common_version_part_by_name(daemon: Daemon) -> None:
+def test_a_client_and_a_daemon_without_a_common_version_refuse_by_name(daemon: Daemon) -> None:
     hello = m.Hello(m.MAGIC, versions.NEWEST + 3, m.ROLE_ADMIN, "", [], versions.NEWEST + 2)
-    with _said(daemon, m.encode(hello, 0)) as (_, (_, _, values)):
+    with _answered(daemon, m.encode(hello, 0)) as (_, (_, _, values)):
         assert values[0] == "version"
         assert f"this daemon {versions.OLDEST} to {versions.NEWEST}" in str(values[1])
     wait_until(lambda: daemon.stats()["connections"] == 1, "it has gone")

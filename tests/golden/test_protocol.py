@@ -1,4 +1,4 @@
-"""Every frame of the local protocol, byte for byte, in each version that is spoken; and the page that says so."""
+"""Every frame of the local protocol, byte for byte, in each supported version; and the page that documents them."""
 
 import re
 from pathlib import Path
@@ -71,12 +71,12 @@ def test_every_request_is_measured_by_its_name() -> None:
 
 
 def _notes() -> dict[str, str]:
-    """What the page says behind each record's fields, by its name."""
+    """The page's text after each record's fields, by the record's name."""
     rows = (line.split(" | ") for line in PAGE.read_text().split("## Records")[1].splitlines() if line.startswith("| "))
     return {row[1].strip(): row[-1].strip(" |") for row in rows if len(row) > 3}
 
 
-def test_the_page_says_of_each_verb_who_may_send_it_and_what_answers() -> None:
+def test_the_page_lists_sender_and_answer_of_each_verb() -> None:
     notes, records = _notes(), _named(wire.records())
     assert set(notes) - {"record"} == set(records)
     for verb in VERBS:
@@ -121,7 +121,7 @@ def test_the_newest_version_that_an_operator_and_the_daemon_speak_is_chosen(
             versions.choose(oldest, newest, m.ROLE_ADMIN)
 
 
-def test_an_engine_that_cannot_read_the_index_is_told_what_to_do() -> None:
+def test_an_engine_that_cannot_read_the_index_gets_a_remedy() -> None:
     assert versions.choose(1, 3, m.ROLE_ENGINE) == 3
     assert versions.choose(3, 99, m.ROLE_ENGINE) == 3
     for newest in (1, 2):
@@ -131,7 +131,7 @@ def test_an_engine_that_cannot_read_the_index_is_told_what_to_do() -> None:
         versions.choose(4, 5, m.ROLE_ENGINE)
 
 
-def test_what_a_client_does_not_know_is_declined_or_other() -> None:
+def test_states_that_a_client_does_not_know_are_declined_or_other() -> None:
     states = [save_state_of(code) for code in (SaveState.STORED, 16, 254)]
     result = SaveResult.of(states)
     assert (result.stored, result.declined, dict(result.reasons)) == (1, 2, {"other": 2})

@@ -1,4 +1,4 @@
-"""Fixture of the hostile tests: how much to run."""
+"""The fixture of the hostile tests: how much to run."""
 
 import os
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import pytest
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """How much is sent. The whole counts run with KVPOOL_CAMPAIGN=1, a quick share without."""
+    """The number of frames. The full counts run with KVPOOL_CAMPAIGN=1, a small share without."""
 
     is_whole: bool
 
@@ -19,5 +19,5 @@ class Campaign:
 
 @pytest.fixture(scope="session")
 def campaign() -> Campaign:
-    """Whole or quick."""
+    """The full or the quick campaign."""
     return Campaign(os.environ.get("KVPOOL_CAMPAIGN", "") not in ("", "0"))

@@ -1,4 +1,4 @@
-"""Random prompts on the daemon's own classes, on a clock that jumps: what a write budget lets through, and in which order.
+"""Random prompts on the daemon's own classes, on a simulated clock: what a write budget admits, and in which order.
 
 After each request every invariant is recounted, so that a chunk without its parent in either tier would be found.
 """
@@ -62,7 +62,7 @@ def test_steps_keep_their_order_and_no_more_is_written_than_the_budget(policy: s
     assert {Admitted.ALL, Admitted.USED_AGAIN} <= seen
 
 
-def test_a_budget_as_small_as_a_block_writes_one_at_a_time(seed: int) -> None:
+def test_a_budget_of_one_block_writes_one_block_at_a_time(seed: int) -> None:
     budget = f"ssd.write_budget={12 * SLOT_BYTES}B"
     node = SimulatedNode(dram_blocks=30, ssd_blocks=100, policy="lru", config=load_config(None, [budget]))
     usage = UsageTable(seed)

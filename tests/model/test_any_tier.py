@@ -1,7 +1,7 @@
-"""A tier that is plugged in under DRAM and known to nobody but its own file: operations at random, failures, restarts.
+"""A tier that is plugged in under DRAM and named in its own file alone: random operations, failures, restarts.
 
-The model remembers what was acknowledged as stored. The pool may forget, it may not invent: what is loaded is a prefix of what
-the model knows, with the bytes of its keys; every book agrees after each step; what the tiers have kept outlives a restart.
+The model records the acknowledged chunks. The pool may evict, it may not invent: a load gives a prefix of the chunks that
+the model knows, with the bytes of their keys; all counts agree after each step; chunks in lower tiers outlive a restart.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ def chain_of(chance: random.Random) -> list[bytes]:
 
 
 async def play(pool: TieredPool, chance: random.Random, stored: set[bytes]) -> None:
-    """One life. Failures come and go, chunk by chunk; what is withheld is reported at some time, or never."""
+    """One life. Failures start and end, chunk by chunk; withheld chunks are reported later, or never."""
     faults = {"rate": 0.0, "withheld": 0.0}
     dice = random.Random(chance.random())  # of the tiers' threads
 
@@ -95,11 +95,11 @@ def run_lives(media: Sequence[Medium], levels: Sequence[Level]) -> None:
     assert promoted[0] > 0, "nothing has come back from below"
 
 
-def test_whatever_happens_a_tier_instead_of_the_disk_serves_right_bytes_or_none() -> None:
+def test_a_tier_instead_of_the_disk_serves_right_bytes_or_none_under_random_failures() -> None:
     run_lives([medium_of(3 * DRAM_CHUNKS)], [Level.SSD])
 
 
-def test_a_tier_smaller_than_dram_is_used_as_far_as_it_goes() -> None:
+def test_a_tier_smaller_than_dram_is_used_up_to_its_capacity() -> None:
     run_lives([medium_of(DRAM_CHUNKS // 2)], [Level.SSD])
 
 
@@ -107,7 +107,7 @@ def test_two_tiers_beside_one_another_serve_right_bytes_or_none() -> None:
     run_lives([medium_of(DRAM_CHUNKS), medium_of(2 * DRAM_CHUNKS)], [Level.SSD, Level.PEER])
 
 
-def test_what_one_tier_refuses_another_takes_and_each_answers_for_its_own_bytes() -> None:
+def test_chunks_refused_by_one_tier_are_written_to_the_other_and_bad_bytes_are_dropped_per_tier() -> None:
     async def run() -> None:
         pool = TieredPool([medium_of(100), medium_of(100)], DRAM_CHUNKS, levels=[Level.SSD, Level.PEER])
         await pool.start()
@@ -146,7 +146,7 @@ def in_pool(check: Callable[[TieredPool], Awaitable[None]], medium: Medium | Non
     asyncio.run(run())
 
 
-def test_what_only_the_tier_has_is_brought_up_and_served() -> None:
+def test_chunks_in_the_lower_tier_alone_are_promoted_and_served() -> None:
     async def check(pool: TieredPool) -> None:
         assert await pool.load(CHAIN) == len(CHAIN)
         assert int(pool.tier.stats()["memory.read_bytes"]) > 0
@@ -155,7 +155,7 @@ def test_what_only_the_tier_has_is_brought_up_and_served() -> None:
     in_pool(check)
 
 
-def test_wrong_bytes_are_a_miss_and_dropped_where_they_lie() -> None:
+def test_wrong_bytes_are_a_miss_and_dropped_in_their_tier() -> None:
     async def check(pool: TieredPool) -> None:
         assert await pool.load(OTHER) == len(OTHER)
         pool.tier.medium.spoil(CHAIN[3])
@@ -180,7 +180,7 @@ def test_a_read_that_fails_is_a_miss_and_the_source_stays() -> None:
     in_pool(check)
 
 
-def test_a_tier_that_never_completes_keeps_nobody_else() -> None:
+def test_a_tier_that_never_completes_delays_no_other_request() -> None:
     async def check(pool: TieredPool) -> None:
         pool.tier.fault_of = lambda _kind, key: Fault.WITHHELD if key in CHAIN else Fault.NONE
         assert await pool.load(CHAIN, is_patient=False) == 0
@@ -192,7 +192,7 @@ def test_a_tier_that_never_completes_keeps_nobody_else() -> None:
     in_pool(check)
 
 
-def test_what_completes_late_and_last_first_lands_all_the_same() -> None:
+def test_reads_that_complete_late_and_in_reverse_order_land() -> None:
     async def check(pool: TieredPool) -> None:
         pool.tier.fault_of = lambda _kind, _key: Fault.WITHHELD
         assert await pool.load(CHAIN, is_patient=False) == 0
@@ -215,7 +215,7 @@ def test_a_tier_that_takes_no_jobs_is_a_miss() -> None:
     in_pool(check)
 
 
-def test_a_report_that_is_nobodys_is_told_and_changes_nothing() -> None:
+def test_an_unknown_completion_is_reported_and_changes_nothing() -> None:
     async def check(pool: TieredPool) -> None:
         assert await pool.load(CHAIN) == len(CHAIN)
         (link,) = pool.pool._tiering.links
@@ -231,7 +231,7 @@ def test_a_report_that_is_nobodys_is_told_and_changes_nothing() -> None:
     in_pool(check)
 
 
-def test_a_check_of_everything_reads_the_tier_too() -> None:
+def test_a_deep_check_reads_the_lower_tier_too() -> None:
     async def check(pool: TieredPool) -> None:
         pool.tier.medium.spoil(OTHER[7])
         everything = list(verify_walk.every(pool.pool.verify()["tiers"]))
@@ -246,7 +246,7 @@ def test_a_check_of_everything_reads_the_tier_too() -> None:
     in_pool(check)
 
 
-def test_another_life_finds_what_was_kept_and_its_priorities() -> None:
+def test_a_restart_finds_the_stored_chunks_and_their_priorities() -> None:
     medium = medium_of(100)
 
     async def check(pool: TieredPool) -> None:

@@ -17,11 +17,11 @@ from tests.rigs.events.journal_rig import LAYOUT, Rig, key, sums
 ROW, _ = struct_of(CHANGE_ROW, "key", "unused")
 TOKEN_BYTES = 4 * LAYOUT.chunk_tokens
 SCOPES = (b"", b"", pack_scope("", b"salt"), pack_scope("adapter", b""), pack_scope("adapter", b"salt"))
-# What the slots of another layout may have said: no token ids of this one, nor these and a scope.
+# Words that slots of another layout may have: no token ids of this one, nor these and a scope.
 UNFIT = (bytes(TOKEN_BYTES - 4), bytes(TOKEN_BYTES + 4), bytes(TOKEN_BYTES + SCOPE_BYTES_MAX + 4))
 
 
-class Told(NamedTuple):
+class Published(NamedTuple):
     """A change as the model sees it."""
 
     row: Change
@@ -31,41 +31,43 @@ class Told(NamedTuple):
     scope: tuple[str, bytes]
 
 
-def joined(rows: list[Change], words: dict[bytes, bytes], payload_max: int) -> Iterator[tuple[Told, list[Told]]]:
+def joined(
+    rows: list[Change], words: dict[bytes, bytes], payload_max: int
+) -> Iterator[tuple[Published, list[Published]]]:
     """Events as the rules say: change by change, each joined to the last event or the first of another."""
-    event: list[Told] = []
+    event: list[Published] = []
     for row in rows:
         arrived = row.kind == ChangeKind.ARRIVED
         tokens, scope = split_scope(words.get(row.key, b"") if arrived else b"", TOKEN_BYTES)
         bit = 1 << row.level
         before = row.tiers & ~bit if arrived else row.tiers | bit if row.kind == ChangeKind.LEFT else row.tiers
         kind = EventKind.STORED if not before else EventKind.UPDATED if row.tiers else EventKind.REMOVED
-        told = Told(row, kind, before, tokens, scope)
-        if event and not joins(event, told, payload_max):
+        published = Published(row, kind, before, tokens, scope)
+        if event and not joins(event, published, payload_max):
             yield event[0], event
             event = []
-        event.append(told)
+        event.append(published)
     if event:
         yield event[0], event
 
 
-def joins(event: list[Told], told: Told, payload_max: int) -> bool:
+def joins(event: list[Published], published: Published, payload_max: int) -> bool:
     first, last = event[0], event[-1]
-    alike = (told.kind, told.before, told.scope, told.row.namespace) == (
+    alike = (published.kind, published.before, published.scope, published.row.namespace) == (
         first.kind, first.before, first.scope, first.row.namespace
     )  # fmt: skip
-    payload = sum(KEY_BYTES + len(other.tokens) for other in [*event, told])
-    if not alike or told.row[5:] != first.row[5:] or told.kind == EventKind.UPDATED or payload > payload_max:
+    payload = sum(KEY_BYTES + len(other.tokens) for other in [*event, published])
+    if not alike or published.row[5:] != first.row[5:] or published.kind == EventKind.UPDATED or payload > payload_max:
         return False
-    follows = told.row.parent == last.row.key and len(told.tokens) == len(last.tokens)
-    return told.kind == EventKind.REMOVED or follows
+    follows = published.row.parent == last.row.key and len(published.tokens) == len(last.tokens)
+    return published.kind == EventKind.REMOVED or follows
 
 
-def event_of(number: int, first: Told, event: list[Told]) -> Event:
+def event_of(number: int, first: Published, event: list[Published]) -> Event:
     row, has_parent = first.row, first.kind != EventKind.REMOVED and first.row.parent != bytes(KEY_BYTES)
     return Event(
-        number, first.kind, row.namespace, b"".join(told.row.key for told in event), row.parent if has_parent else b"",
-        b"".join(told.tokens for told in event), row.tiers, first.before, row.priority, row.priority_before,
+        number, first.kind, row.namespace, b"".join(one.row.key for one in event), row.parent if has_parent else b"",
+        b"".join(one.tokens for one in event), row.tiers, first.before, row.priority, row.priority_before,
         Cause(row.cause), (), *first.scope
     )  # fmt: skip
 
@@ -87,7 +89,7 @@ def stored_words(rig: Rig, chance: random.Random) -> dict[bytes, bytes]:
 
 
 def random_rows(chance: random.Random, keys: list[bytes]) -> list[Change]:
-    """Changes that mostly go on as the last one did."""
+    """Changes that mostly continue the last one."""
     rows: list[Change] = []
     for _ in range(chance.randrange(40)):
         at = chance.randrange(len(keys))
@@ -107,7 +109,7 @@ def random_rows(chance: random.Random, keys: list[bytes]) -> list[Change]:
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32))
-def test_runs_are_what_joining_change_by_change_gives(seed: int) -> None:
+def test_runs_equal_joining_change_by_change(seed: int) -> None:
     note(f"seed {seed}")
     chance, rig = random.Random(seed), Rig()
     words = stored_words(rig, chance)
@@ -124,11 +126,11 @@ def test_runs_are_what_joining_change_by_change_gives(seed: int) -> None:
         (first.row.kind, first.row.level) for first, _ in expected
     ]
     for run, (_, event) in zip(runs, expected, strict=True):
-        kinds = {(told.row.kind, told.row.level) for told in event}
+        kinds = {(published.row.kind, published.row.level) for published in event}
         assert (run.change_kind, run.level) in kinds
 
 
-def test_rows_that_are_none_and_namespaces_without_a_size_are_refused() -> None:
+def test_invalid_rows_and_namespaces_without_a_size_are_refused() -> None:
     rig = Rig()
     row = ROW.pack(key([1]), bytes(32), 3, ChangeKind.ARRIVED, Level.DRAM, 1 << Level.DRAM, Cause.STORED, 35, 35)
     assert rig.memory.runs_of(b"", {}, 1000) == []

@@ -1,6 +1,6 @@
 """A subscriber that adds up snapshot and events has exactly what the pool has, at every point, wherever it begins.
 
-Random operations over two real directories: saves, demotions, promotions, changes of priority and their lapses, flushes, drops
+Random operations over two real directories: saves, demotions, promotions, changes of priority and their expiry, flushes, drops
 of bad chunks, evictions; gaps because a buffer or the feed was too small; daemons that begin anew over a warm disk; snapshots
 between whose pages all of that goes on. Compared chunk by chunk: tiers, priority, parent, namespace, token ids, adapter, salt.
 """
@@ -43,8 +43,8 @@ def catch_up(rig: Rig, replica: Replica, incarnation: bytes, chance: random.Rand
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32))
-def test_a_subscriber_is_right_over_gaps_restarts_and_whatever_happens(seed: int) -> None:
-    """A small buffer and feed, so that there are gaps; daemons that begin anew over a warm disk; pages of a few chunks."""
+def test_a_subscriber_is_right_over_gaps_restarts_and_random_operations(seed: int) -> None:
+    """A small buffer and feed, so that there are gaps; daemons that restart over a warm disk; pages of a few chunks."""
     chance, replica = random.Random(seed), Replica()
     with pytest.MonkeyPatch().context() as patch:
         patch.setattr("kvpool.journal.journal.PAGE_CHUNKS_MAX", chance.randrange(1, 9))
@@ -66,7 +66,7 @@ def test_a_subscriber_is_right_over_gaps_restarts_and_whatever_happens(seed: int
         assert rig.memory.verify() == rig.files.verify() == []
 
 
-def test_another_life_over_a_warm_disk_is_a_gap_and_its_snapshot_tells_all() -> None:
+def test_a_restart_over_a_warm_disk_is_a_gap_and_its_snapshot_is_complete() -> None:
     rig, replica = Rig(), Replica()
     rig.store([2, 1, 1])
     rig.demote_all()
@@ -82,7 +82,7 @@ def test_another_life_over_a_warm_disk_is_a_gap_and_its_snapshot_tells_all() -> 
     assert {known.adapter for known in replica.chunks.values()} == {"adapter"}
 
 
-def test_ids_that_the_disk_does_not_give_are_not_known() -> None:
+def test_token_ids_that_the_disk_cannot_read_are_unknown() -> None:
     rig = Rig()
     rig.store([1, 2])
     rig.demote_all()
@@ -96,7 +96,7 @@ def test_ids_that_the_disk_does_not_give_are_not_known() -> None:
     assert rig.headers.questions == 1
 
 
-def test_what_memory_knows_the_disk_is_not_asked_for() -> None:
+def test_token_ids_in_memory_are_not_read_from_disk() -> None:
     rig = Rig()
     rig.store([1, 2, 3])
     rig.demote_all()

@@ -1,4 +1,4 @@
-"""Long requests of many connections over both tiers, their parts interleaved at random with all that others do between them.
+"""Long requests of many connections over both tiers, their parts interleaved at random with other operations.
 
 Bytes derive from keys; after every few steps the pool recounts itself, and nothing may fail in the event loop.
 """
@@ -47,7 +47,7 @@ def payload(key: bytes) -> bytes:
 
 
 class World:
-    """The pool, its memory as a client sees it, and the chance that decides."""
+    """The pool, its memory as a client sees it, and the source of randomness."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.random = random.Random(seed)
@@ -169,7 +169,7 @@ class Client:
             self._check(leased.lease, keys)
 
     def _check(self, number: int, keys: list[bytes]) -> None:
-        """Every chunk of the lease that has landed has the bytes of its key, unless this test has spoilt them."""
+        """Every landed chunk of the lease has the bytes of its key, unless this test has damaged them."""
         lease = self.pool._readers.find(self.session, number)
         if lease is None:
             return
@@ -187,7 +187,7 @@ class Client:
                 self.world.checked += 1
 
     def _spoil(self, number: int) -> None:
-        """Ruin a leased chunk and report it, or have somebody else's verdict about it."""
+        """Damage a leased chunk and report it, or send another connection's verdict about it."""
         lease = self.pool._readers.find(self.session, number)
         if lease is None:
             return
@@ -209,7 +209,7 @@ class Client:
 
 
 def _advance(world: World, order: Any) -> bool:
-    """Another part of an operator's order, or what it waits for. Whether there may be more."""
+    """Serve another part of an operator's order, or wait. True if there may be more."""
     awaited = next(order, None)
     if awaited is not None:
         world.tasks.append(asyncio.ensure_future(awaited))
@@ -259,7 +259,7 @@ async def _play(folder: Path, seed: int) -> int:
     return world.checked
 
 
-def test_whatever_happens_between_two_parts_bytes_and_counts_are_right(tmp_path: Path) -> None:
+def test_bytes_and_counts_are_right_with_any_operation_between_two_parts(tmp_path: Path) -> None:
     seed = int(os.environ.get("KVPOOL_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"KVPOOL_SEED={seed}")
     folder = tmp_path / "ssd"

@@ -1,7 +1,7 @@
 """Random operations on a real daemon against a plain dict, every invariant recounted after each step.
 
-The model remembers what was acknowledged as stored. The pool may forget (evict), it may not invent: a hit is a prefix of
-what the model knows, a load gives the key's own bytes, what is leased stays, counters agree.
+The model records the acknowledged chunks. The pool may evict, it may not invent: a hit is a prefix of
+the chunks that the model knows, a load gives the key's own bytes, leased chunks stay, counters agree.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ SEVERAL_MODELS = (
 
 @dataclass
 class Model:
-    """What has been acknowledged, and what is held."""
+    """The acknowledged chunks, and the held ones."""
 
     stored: set[bytes] = field(default_factory=set)
     leases: list[tuple[kv.Pool, kv.Lease, kv.KeyChain]] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Player:
     def step(self) -> None:
         actions: list[Callable[[], None]] = [
             self.save, self.save, self.load, self.load, self.acquire, self.release, self.begin, self.finish, self.flush,
-            self.wish,
+            self.retain,
         ]  # fmt: skip
         actions[int(self.random.integers(len(actions)))]()
         assert self.daemon.problems(deep=False) == []
@@ -131,8 +131,8 @@ class Player:
             else:
                 save.abort()
 
-    def wish(self) -> None:
-        """Say something about chunks: it may change who goes, and nothing else."""
+    def retain(self) -> None:
+        """Send a retention request: it may change the order of eviction, and nothing else."""
         pool = self.pool()
         keys = self.chain(pool)
         found = pool.lookup(keys).chunks
@@ -184,7 +184,7 @@ def test_random_operations_agree_with_a_dict(
     assert int(stats["dram.used_bytes"]) <= CHUNKS * SMALL.chunk_bytes
 
 
-def test_hints_over_two_tiers_cost_no_byte(start_daemon: Callable[..., Daemon], tmp_path: Path, seed: int) -> None:
+def test_hints_over_two_tiers_change_no_byte(start_daemon: Callable[..., Daemon], tmp_path: Path, seed: int) -> None:
     daemon = start_daemon(
         dram__capacity=f"{CHUNKS * SMALL.chunk_bytes}B",
         dram__announced_ttl="200ms",

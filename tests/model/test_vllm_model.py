@@ -55,7 +55,7 @@ class Player:
         self._bases = bases
 
     def play(self) -> None:
-        """Something, and a step."""
+        """One random operation, and a step."""
         moves = [self._arrive, self._arrive, self._preempt, self._abort, self._evict, self._fail, self._reset]
         if self._chance.random() < 0.6:
             self._chance.choice(moves)()
@@ -87,7 +87,7 @@ class Player:
             self.engine.abort(self._chance.choice(self.engine.requests))
 
     def _evict(self) -> None:
-        """The engine's own cache loses what nobody uses."""
+        """The engine's own cache drops unused blocks."""
         blocks = self.engine.blocks
         in_use = {block for request in self.engine.requests for block in request.table}
         for value, block in list(blocks.local.items()):
@@ -96,14 +96,14 @@ class Player:
                 blocks.give_back([block], overwrite=True)
 
     def _reset(self) -> None:
-        """vLLM's `reset_prefix_cache(reset_running_requests=True)`: what follows is written over everything."""
+        """vLLM's `reset_prefix_cache(reset_running_requests=True)`: later requests overwrite every block."""
         if all(request.state in ("running", "waiting", "preempted") for request in self.engine.requests):
             for request in [each for each in self.engine.requests if each.state == "running"]:
                 self.engine.preempt(request)
             self.resets += self.engine.blocks.reset_prefix_cache()
 
     def _fail(self) -> None:
-        """A rank's next load finds its ticket used."""
+        """Use up the ticket of a rank's next load."""
         pool = self._chance.choice(self.engine.workers)._worker.pool
         claim = type(pool).claim
 
@@ -131,7 +131,7 @@ def options_of(chance: random.Random) -> dict[str, object]:
 
 
 def end(player: Player) -> None:
-    """Every request ends, and so does what the connector does behind them."""
+    """Run until every request has ended, with the connector's work after them."""
     engine = player.engine
     engine.step_until(lambda: not engine.requests, "the requests have ended", 60.0)
     engine.idle()
@@ -139,7 +139,7 @@ def end(player: Player) -> None:
     assert engine.wrong_reads == 0
 
 
-def test_no_byte_is_wrong_whatever_engines_do(
+def test_no_byte_is_wrong_under_random_engine_operations(
     start_engine: StartEngine, daemon: Daemon, gate: threading.Event, seed: int
 ) -> None:
     chance = random.Random(seed)

@@ -98,7 +98,7 @@ class Daemon:
         self.process.send_signal(number)
 
     def log(self) -> str:
-        """What the daemon has said."""
+        """The daemon's log so far."""
         return self._log.read_text()
 
     def connect(self, layout: kv.Layout = SMALL, **arguments: Any) -> kv.Pool:
@@ -115,7 +115,7 @@ class Daemon:
             return {name: value for section in connection.stats().values() for name, value in section.items()}
 
     def problems(self, *, deep: bool = True) -> list[str]:
-        """What `check` finds broken, and (`deep`) every bad chunk."""
+        """The problems that `check` finds, with `deep` every bad chunk too."""
         with self.admin() as connection:
             report = connection.check()
             problems: list[str] = report["problems"]
@@ -129,7 +129,7 @@ class Daemon:
         return self.process.poll() is not None or self.answers()
 
     def answers(self) -> bool:
-        """Whether an operator can connect."""
+        """True if an operator can connect."""
         try:
             self.admin().close()
         except (KVPoolError, OSError):

@@ -93,16 +93,16 @@ def recorded(engine: str) -> list[str]:
 
 def recorded_version(engine: str) -> str:
     """The version that the engine's lines in the golden file are of."""
-    (said,) = [line for line in GOLDEN.read_text().splitlines() if line.startswith(f"# {engine} ")]
-    return said.removeprefix(f"# {engine} ")
+    (line,) = [line for line in GOLDEN.read_text().splitlines() if line.startswith(f"# {engine} ")]
+    return line.removeprefix(f"# {engine} ")
 
 
 def methods_of(lines: list[str], class_name: str) -> dict[str, ast.arguments]:
     """The parameters of a class's methods, by name."""
     found = {}
     for line in lines:
-        _, _, said = line.partition(" ")
-        name, _, rest = said.removesuffix("  (abstract)").removesuffix("  (property)").partition(".")
+        _, _, signature = line.partition(" ")
+        name, _, rest = signature.removesuffix("  (abstract)").removesuffix("  (property)").partition(".")
         if name == class_name and rest.endswith(":"):
             function = ast.parse(f"def {rest} ...").body[0]
             assert isinstance(function, ast.FunctionDef)
@@ -128,9 +128,9 @@ def _members(node: ast.ClassDef, *, has_types: bool) -> Iterator[str]:
         if isinstance(entry, (ast.FunctionDef, ast.AsyncFunctionDef)):
             returns = f" -> {ast.unparse(entry.returns)}" if entry.returns and has_types else ""
             marks = {ast.unparse(mark) for mark in entry.decorator_list} & {"abstractmethod", "property"}
-            said = f"  ({'abstract' if 'abstractmethod' in marks else 'property'})" if marks else ""
+            suffix = f"  ({'abstract' if 'abstractmethod' in marks else 'property'})" if marks else ""
             taken = entry.args if has_types else _names_alone(entry.args)
-            yield f".{entry.name}({ast.unparse(taken)}){returns}:{said}"
+            yield f".{entry.name}({ast.unparse(taken)}){returns}:{suffix}"
 
 
 def _names_alone(arguments: ast.arguments) -> ast.arguments:

@@ -6,7 +6,7 @@ import kvpool_native
 def flush_whole(
     directory: kvpool_native.Directory, before_ns: int, namespaces: list[int] | None = None
 ) -> tuple[int, int, int]:
-    """Everything that was not used since and that nobody holds: (chunks, bytes, skipped because held)."""
+    """Flush every chunk that was not used since and is not held: (chunks, bytes, skipped because held)."""
     walk = kvpool_native.FlushWalk(directory, namespaces, before_ns)
     while walk.advance(1 << 20):
         pass

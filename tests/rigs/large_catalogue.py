@@ -41,7 +41,7 @@ def packed_rows(count: int, first_slot: int, *, is_old: bool = False) -> bytes:
 
 
 def add_records(ssd: Path, count: int, *, is_old: bool = False) -> None:
-    """Have the catalogue of a stopped daemon know `count` chunks more."""
+    """Add `count` chunks to the catalogue of a stopped daemon."""
     found = catalogue_open.examine(ssd / "catalogue", MAP_BYTES).found
     assert found is not None
     identity = Identity(found.epoch, found.namespaces)

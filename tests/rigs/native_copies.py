@@ -1,4 +1,4 @@
-"""What the tests of native copies share: an arena with its directory, an engine's paged KV, a model of the stored bytes."""
+"""Tools of the tests of native copies: an arena with its directory, an engine's paged KV, a model of the stored bytes."""
 
 import os
 from collections.abc import Sequence

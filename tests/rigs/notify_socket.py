@@ -1,4 +1,4 @@
-"""A service manager's end of sd_notify: a datagram socket that keeps what it is told, in order."""
+"""A service manager's end of sd_notify: a datagram socket that records what it receives, in order."""
 
 import select
 import socket
@@ -8,11 +8,11 @@ from tests.rigs.daemon import wait_until
 
 
 class NotifySocket:
-    """A bound socket; `told` holds the datagrams looked at so far, each as its lines."""
+    """A bound socket; `received` holds the datagrams read so far, each as its lines."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.told: list[list[str]] = []
+        self.received: list[list[str]] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
 
@@ -25,19 +25,19 @@ class NotifySocket:
             Path(self.address).unlink(missing_ok=True)
 
     def take(self) -> list[list[str]]:
-        """What has arrived since the last look."""
+        """The datagrams received since the last call."""
         fresh = []
         while select.select([self._socket], [], [], 0)[0]:
             fresh.append(self._socket.recv(65536).decode().splitlines())
-        self.told += fresh
+        self.received += fresh
         return fresh
 
     def count(self, line: str) -> int:
-        """How often `line` has been told so far."""
+        """How often `line` has been received so far."""
         self.take()
-        return sum(line in lines for lines in self.told)
+        return sum(line in lines for lines in self.received)
 
     def wait_for(self, line: str, times: int = 1, timeout_s: float = 20.0) -> None:
-        """Until `line` has been told `times` more times."""
+        """Wait until `line` has been received `times` more times."""
         before = self.count(line)
-        wait_until(lambda: self.count(line) >= before + times, f"{line} is told {times} times", timeout_s)
+        wait_until(lambda: self.count(line) >= before + times, f"{line} is received {times} times", timeout_s)

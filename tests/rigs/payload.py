@@ -1,4 +1,4 @@
-"""Bytes that derive from a chunk's key, so that any reader can tell wrong ones without asking anybody.
+"""Bytes that derive from a chunk's key, so that any reader can recognise wrong ones by itself.
 
 Also the engine side of a test: paged arrays filled and read by chunk.
 """

@@ -1,4 +1,4 @@
-"""Where the published traces are, for tests that want real ones: the folder in KVPOOL_TRACES, or one beside the tree."""
+"""The place of the published traces, for tests that want real ones: the folder in KVPOOL_TRACES, or one beside the tree."""
 
 import os
 from pathlib import Path

@@ -8,7 +8,7 @@ from kvpool.sim.workload import Prompt, Workload, make_workload
 
 
 def workload_of(prompts: list[list[str]]) -> Workload:
-    """A request a second; a name stands for one block, behind the same others wherever it comes."""
+    """One request a second; a name stands for one block, always after the same blocks."""
     names: dict[str, int] = {}
     return make_workload(
         Prompt(second, [names.setdefault(name, len(names)) for name in prompt]) for second, prompt in enumerate(prompts)

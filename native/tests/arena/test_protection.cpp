@@ -30,7 +30,7 @@ struct Straddling {
 
 }  // namespace
 
-TEST(what_follows_a_chunk_elsewhere_is_asked_before_the_chunks_memory_is_cleared) {
+TEST(descendants_in_other_tiers_are_found_before_the_chunks_record_is_cleared) {
   Straddling straddling;
   Tiers& tiers = straddling.tiers;
   tiers.memory.directory.protect_unsaved(true);
@@ -99,8 +99,8 @@ TEST(a_chunk_that_needs_two_victims_takes_the_two_coldest_that_may_go) {
   EXPECT(setting.tiers.is_sound());
 }
 
-// A chain goes leaf first, also where all of its chunks have to go: who is not next before its child has gone is found.
-TEST(a_chunk_that_needs_more_than_a_chain_has_goes_up_the_chain_and_puts_it_back_in_vain) {
+// A chain is evicted leaf first, also where all of its chunks have to go: a parent becomes a victim once its child has gone.
+TEST(a_reservation_evicts_a_whole_chain_leaf_first_or_nothing_of_it) {
   for (const bool is_pinned : {true, false}) {
     Pool pool(16 * CHUNK);
     const ClassId large = *pool.directory.add_class(2 * CHUNK, LAYERS);
@@ -127,7 +127,7 @@ TEST(a_chunk_that_needs_more_than_a_chain_has_goes_up_the_chain_and_puts_it_back
   }
 }
 
-TEST(whatever_stands_there_a_chunk_without_room_takes_none) {
+TEST(a_chunk_that_finds_no_room_evicts_nothing) {
   std::mt19937_64 random(seed());
   size_t refused = 0;
   for (int round = 0; round < 12; ++round) {

@@ -159,7 +159,7 @@ TEST(the_window_used_longest_ago_is_found_without_a_look_at_every_segment) {
   }
 }
 
-TEST(what_is_kept_gives_way_last_and_like_others_when_it_is_kept_no_more) {
+TEST(retained_slots_are_evicted_last_and_in_the_usual_order_once_no_longer_retained) {
   SlotArena arena({SEGMENT, 3});
   make_ready(arena);
   const ClassId one = *arena.add_class(SEGMENT, 1);

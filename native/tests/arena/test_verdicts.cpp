@@ -4,7 +4,7 @@
 using namespace kvpool;
 using namespace kvpool::testing;
 
-TEST(a_verdict_about_an_older_generation_takes_nothing) {
+TEST(a_verdict_about_an_older_generation_drops_nothing) {
   Pool pool(8 * CHUNK);
   EXPECT(pool.store({1, 2, 3}) == 3);
   const uint64_t read = pool.directory.place_of(key_of(1))->generation;
@@ -15,7 +15,7 @@ TEST(a_verdict_about_an_older_generation_takes_nothing) {
   EXPECT(pool.is_sound());
 }
 
-TEST(a_verdict_about_a_chunk_on_its_way_up_takes_nothing) {
+TEST(a_verdict_about_a_chunk_under_promotion_drops_nothing) {
   Tiers tiers(8, 16);
   EXPECT(tiers.memory.store({1, 2}) == 2);
   EXPECT(tiers.demote() == 2);
@@ -34,7 +34,7 @@ TEST(a_verdict_about_a_chunk_on_its_way_up_takes_nothing) {
   EXPECT(tiers.is_sound());
 }
 
-TEST(a_verdict_about_a_chunk_that_is_being_written_takes_nothing) {
+TEST(a_verdict_about_a_chunk_that_is_being_written_drops_nothing) {
   Pool pool(8 * CHUNK);
   const Reservation made = pool.reserve({1, 2});
   EXPECT(pool.directory.drop(key_of(1), made.generations[0]) == 0);
@@ -44,7 +44,7 @@ TEST(a_verdict_about_a_chunk_that_is_being_written_takes_nothing) {
   EXPECT(pool.is_sound());
 }
 
-TEST(a_verdict_about_one_tier_takes_nothing_of_the_other) {
+TEST(a_verdict_about_one_tier_drops_nothing_of_the_other) {
   Tiers tiers(8, 16);
   EXPECT(tiers.memory.store({1, 2}) == 2);
   EXPECT(tiers.demote() == 2);

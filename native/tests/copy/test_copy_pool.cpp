@@ -90,7 +90,7 @@ TEST(checksums_are_not_compared_where_the_plan_says_so) {
   expect_loaded(setting, *start_load(pool, plan), 1, LoadReason::GONE);
 }
 
-TEST(a_new_generation_is_gone_whatever_its_checksum) {
+TEST(a_new_generation_is_a_miss_whatever_its_checksum) {
   CopySetting setting(9, 3, 5000, testing::seed());
   setting.extent(5, 1)[0] ^= 1;
   setting.table->set_generation(setting.slot(5), 99);

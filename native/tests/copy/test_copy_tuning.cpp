@@ -68,13 +68,13 @@ TEST(the_environment_names_the_variant_and_nothing_is_measured) {
   }
 }
 
-TEST(a_name_that_is_no_variant_is_told_and_the_first_one_copies) {
+TEST(an_unknown_variant_name_is_reported_and_the_first_variant_copies) {
   EXPECT(holds_with("fastest", [] {
     return std::strcmp(unknown_copy_variant(), "fastest") == 0 && copy_variant(CopyKind::SAVE, 4096) == 0 && copies_right();
   }));
 }
 
-TEST(a_class_is_measured_once_whoever_asks_within_its_time) {
+TEST(a_class_is_measured_once_within_its_interval) {
   EXPECT(!copy_choice(CopyKind::SAVE, 0).is_measured);
   std::vector<std::thread> threads;
   for (size_t i = 0; i < 4; ++i) {

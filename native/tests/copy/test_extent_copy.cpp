@@ -1,4 +1,4 @@
-// Gathers and scatters against a byte-by-byte model: every form of cache, odd sizes, skipped blocks, guarded borders,
+// Gathers and scatters against a byte-by-byte model: every form of cache, odd sizes, skipped blocks, guard bytes,
 // and an extent that another process writes meanwhile.
 #include "copy/extent_copy.h"
 
@@ -119,7 +119,7 @@ TEST(a_skipped_block_is_checksummed_and_not_written) {
   });
 }
 
-TEST(a_scatter_answers_for_the_bytes_it_delivered_whoever_writes_the_extent) {
+TEST(a_scatter_verifies_the_bytes_that_it_delivered_though_the_extent_changes) {
   std::mt19937_64 random(testing::seed());
   const testing::RacingWriter writer;
   size_t wrong = 0;

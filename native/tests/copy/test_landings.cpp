@@ -45,7 +45,7 @@ TEST(layers_are_copied_as_they_land_and_others_are_served_meanwhile) {
   expect_loaded(setting, *job, 4, LoadReason::COMPLETE);
 }
 
-TEST(a_landing_that_fails_or_a_slot_that_goes_ends_the_load_there) {
+TEST(a_failed_landing_or_a_freed_slot_ends_the_load_at_that_chunk) {
   for (const bool goes : {false, true}) {
     CopySetting setting(4, 2, 4096, 21);
     setting.table->set_landed(setting.slot(2), 1);
@@ -103,7 +103,7 @@ constexpr double SHORT_S = 0.02;
 
 }  // namespace
 
-TEST(a_landing_wakes_those_alone_who_wait_for_its_chunk) {
+TEST(a_landing_wakes_only_the_threads_that_wait_for_its_chunk) {
   constexpr size_t WAITERS = 32;
   constexpr uint32_t LAYERS = 16;
   CopySetting setting(WAITERS, LAYERS, 4096, 31);

@@ -32,7 +32,7 @@ struct Copied {
 
 }  // namespace
 
-TEST(a_chunk_dropped_while_it_is_written_down_is_not_published_below) {
+TEST(a_chunk_dropped_during_its_demotion_is_not_published_in_the_lower_tier) {
   Tiers tiers(8, 16);
   EXPECT(tiers.memory.store({1, 2, 3}) == 3);
   Copied copied(tiers, {1, 2, 3});
@@ -45,7 +45,7 @@ TEST(a_chunk_dropped_while_it_is_written_down_is_not_published_below) {
   EXPECT(tiers.is_sound());
 }
 
-TEST(a_chunk_saved_again_while_its_older_copy_is_written_down_is_not_that_copy) {
+TEST(a_chunk_saved_again_during_the_demotion_of_its_older_copy_is_not_that_copy) {
   Tiers tiers(8, 16);
   EXPECT(tiers.memory.store({1}) == 1);
   Copied copied(tiers, {1});
@@ -87,7 +87,7 @@ TEST(a_shared_table_without_room_for_a_key_refuses_its_publication) {
 }
 
 // Whoever acquires a chunk on its way up may outlive who reads it, and end in any of the ways in which holds end.
-TEST(a_chunk_that_never_lands_goes_with_its_last_hold_whichever_that_is) {
+TEST(a_chunk_that_never_lands_is_removed_with_its_last_hold) {
   for (int way = 0; way < 3; ++way) {
     Tiers tiers(4, 16);
     EXPECT(tiers.memory.store({1, 2}) == 2);

@@ -106,7 +106,7 @@ TEST(a_key_that_stays_is_always_found_and_no_entry_is_a_mixture) {
 }
 
 // The writer gives slots to other chunks while loads copy them without comparing checksums: the generation words alone must
-// tell. The bytes of a slot follow from its generation. Under the thread sanitizer the bytes stay: copying bytes that change
+// show it. The bytes of a slot follow from its generation. Under the thread sanitizer the bytes stay: copying bytes that change
 // is what the words are there to notice, and what the sanitizer would report.
 TEST(a_load_that_calls_itself_complete_has_the_bytes_of_its_generations) {
   const uint64_t seed = fresh_seed();

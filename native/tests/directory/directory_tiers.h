@@ -13,7 +13,7 @@ inline constexpr uint64_t FILE_SLOT = CHUNK + PAGE_BYTES;
 
 // A pool of memory over a tier of files, both for one size of chunks.
 struct Tiers {
-  // `lowest`: one more tier below the files, made by the caller.
+  // `lowest`: one more tier under the files, made by the caller.
   Tiers(uint32_t memory_chunks, uint32_t file_chunks, PolicyKind policy = PolicyKind::LRU, Directory* lowest = nullptr)
       : memory(memory_chunks * CHUNK, std::max(2000U, memory_chunks + file_chunks), true, 64 << 20, policy),
         file_geometry(*DirectoryGeometry::plan_files(8 * FILE_SLOT, (file_chunks + 7) / 8, std::max(1000U, file_chunks))),
@@ -29,7 +29,7 @@ struct Tiers {
 
   // Writes the coldest chain that the files lack; how many chunks they took.
   size_t demote(bool succeeds = true, bool newest_first = false) {
-    return write_down(memory.directory.pin_unsaved(64, newest_first ? WriteOrder::NEWEST : WriteOrder::COLDEST), succeeds);
+    return demote(memory.directory.pin_unsaved(64, newest_first ? WriteOrder::NEWEST : WriteOrder::COLDEST), succeeds);
   }
   // Writes down as much of what is pinned as the files take.
   size_t write(const Hold& pin, bool succeeds = true) {
@@ -52,7 +52,7 @@ struct Tiers {
     return succeeds ? taken : 0;
   }
   // Ends the writing of what was pinned.
-  size_t write_down(const Hold& pin, bool succeeds = true) {
+  size_t demote(const Hold& pin, bool succeeds = true) {
     if (pin.id == 0) {
       return 0;
     }

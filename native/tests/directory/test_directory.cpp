@@ -99,7 +99,7 @@ TEST(prefix_must_be_a_chain_of_one_namespace_from_the_root) {
   EXPECT(pool.is_sound());
 }
 
-TEST(a_leaf_stands_for_its_whole_prefix_or_for_nothing) {
+TEST(a_leaf_is_held_with_its_whole_prefix_or_not_at_all) {
   Pool pool(20 * CHUNK);
   const NamespaceId other = pool.directory.add_namespace();
   EXPECT(pool.store({1, 2, 3}) == 3);
@@ -121,7 +121,7 @@ TEST(a_leaf_stands_for_its_whole_prefix_or_for_nothing) {
   EXPECT(pool.is_sound());
 }
 
-TEST(expired_reservation_keeps_its_slots_until_it_ends) {
+TEST(an_expired_reservation_holds_its_slots_until_it_ends) {
   Pool pool(4 * CHUNK);
   const Reservation made = pool.reserve({1, 2, 3, 4});
   EXPECT(pool.commit(made, 0, 1)[0] == 7);
@@ -139,7 +139,7 @@ TEST(expired_reservation_keeps_its_slots_until_it_ends) {
   EXPECT(pool.is_sound());
 }
 
-TEST(dropped_chunk_is_gone_at_once_and_its_slot_with_it_unless_somebody_writes) {
+TEST(a_dropped_chunk_is_gone_at_once_and_its_slot_is_free_unless_somebody_writes) {
   Pool pool(8 * CHUNK);
   EXPECT(pool.store({1, 2, 3, 4}) == 4);
   EXPECT(pool.store({13}, 2) == 1);
@@ -164,7 +164,7 @@ TEST(dropped_chunk_is_gone_at_once_and_its_slot_with_it_unless_somebody_writes) 
   EXPECT(pool.is_sound());
 }
 
-TEST(discarded_chunk_goes_like_a_dropped_one_and_counts_as_flushed) {
+TEST(a_discarded_chunk_is_removed_like_a_dropped_one_and_counts_as_flushed) {
   Pool pool(8 * CHUNK);
   EXPECT(pool.store({1, 2}) == 2);
   const Hold hold = pool.acquire({1});
@@ -236,7 +236,7 @@ TEST(a_flush_of_some_namespaces_leaves_the_others) {
   EXPECT(pool.is_sound());
 }
 
-TEST(what_clients_map_is_compared_in_parts) {
+TEST(memory_that_clients_map_is_compared_in_parts) {
   Pool pool(40 * CHUNK);
   EXPECT(pool.store({1, 2, 3, 4, 5}) == 5);
   std::vector<std::string> broken;

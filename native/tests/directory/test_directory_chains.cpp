@@ -119,7 +119,7 @@ TEST(nothing_before_a_writer_goes_however_long_its_chain_is) {
   EXPECT(chain.is_sound());
 }
 
-TEST(a_tier_full_of_what_precedes_a_writer_is_full) {
+TEST(a_tier_full_of_ancestors_of_a_writer_is_full) {
   Chain chain(3000, 1);
   const Reservation writing = chain.reserve({4001}, 3000);
   EXPECT(all_are(writing.states, SaveState::RESERVED));

@@ -74,7 +74,7 @@ TEST(a_chain_gets_the_same_in_parts_as_at_once) {
   }
 }
 
-TEST(what_waits_for_room_keeps_what_it_has) {
+TEST(a_reservation_that_waits_for_room_keeps_its_slots) {
   Pool pool(CHUNKS * CHUNK, 1000, false, CHUNK * 16);
   pool.directory.mark_segment_ready(0);
   const std::vector<uint8_t> keys = pack(range(0, CHUNKS / 2));
@@ -85,7 +85,7 @@ TEST(what_waits_for_room_keeps_what_it_has) {
   EXPECT(had > 0 && had < n && all_are(first.states, SaveState::RESERVED));
   const uint8_t* const further = &keys[had * KEY_BYTES];
   EXPECT(pool.directory.reserve_more(first.id, further, n - had, pool.now, {SIZE_MAX, true}).states.empty());
-  EXPECT(pool.directory.stats().answers[static_cast<size_t>(SaveState::NOT_READY)] == 0);  // nobody was told so
+  EXPECT(pool.directory.stats().answers[static_cast<size_t>(SaveState::NOT_READY)] == 0);  // no chunk got this answer
   for (uint32_t segment = 1; segment < pool.geometry.arena.segments; ++segment) {
     pool.directory.mark_segment_ready(segment);
   }
@@ -165,7 +165,7 @@ TEST(a_hold_ends_in_parts) {
   EXPECT(pool.is_sound());
 }
 
-TEST(what_follows_a_chunk_is_held_without_it) {
+TEST(descendants_can_be_held_without_their_chunk) {
   Pool pool(CHUNKS * CHUNK);
   EXPECT(pool.store(range(0, 10)) == 10);
   const auto parent = std::optional(key_of(3));
@@ -183,7 +183,7 @@ TEST(what_follows_a_chunk_is_held_without_it) {
   EXPECT(pool.is_sound());
 }
 
-TEST(what_a_holder_keeps_is_counted_once_however_many_leases_it_is_in) {
+TEST(a_chunk_counts_once_for_its_holder_however_many_leases_name_it) {
   std::mt19937_64 random(seed());
   Pool pool(4096 * CHUNK, 8192);
   pool.directory.share_among_holders(0.9);

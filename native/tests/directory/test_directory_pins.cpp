@@ -79,7 +79,7 @@ TEST(the_coldest_saved_chunk_goes_though_colder_ones_are_being_written) {
   }
   EXPECT(tiers.memory.directory.stats().pinned == CHUNKS / 8);
   for (auto pin = pins.rbegin(); pin != pins.rend(); ++pin) {  // the warmest first: each finds its place
-    EXPECT(tiers.write_down(*pin) == 1);
+    EXPECT(tiers.demote(*pin) == 1);
   }
   tiers.memory.directory.protect_unsaved(true);
   for (uint64_t id = 1; id <= CHUNKS / 2 + CHUNKS / 8; ++id) {
@@ -130,7 +130,7 @@ TEST(a_chunk_that_is_dropped_while_it_is_read_keeps_its_slot_until_that_has_ende
   EXPECT(tiers.is_sound());
 }
 
-TEST(what_is_kept_goes_for_nothing_that_is_not) {
+TEST(retained_chunks_are_not_evicted_for_others) {
   Tiers tiers(4, 16);
   tiers.memory.directory.cap_retained(1.0);
   EXPECT(tiers.memory.store({1}) == 1);
@@ -296,7 +296,7 @@ class RandomRun {
     const auto found = std::next(writing_.begin(), static_cast<std::ptrdiff_t>(random_() % writing_.size()));
     const bool succeeds = random_() % 4 != 0;
     const std::vector<uint64_t> ids = found->second;
-    static_cast<void>(tiers_.write_down({found->first, ids.size()}, succeeds));
+    static_cast<void>(tiers_.demote({found->first, ids.size()}, succeeds));
     for (const uint64_t id : ids) {
       --chunks_.at(id).pins;
       if (tiers_.files.place_of(key_of(id))) {

@@ -81,7 +81,7 @@ TEST(raised_priorities_are_crowded_out_last) {
   EXPECT(pool.is_sound());
 }
 
-TEST(what_is_held_is_not_crowded_out) {
+TEST(held_chunks_are_not_crowded_out) {
   Pool pool(CHUNKS * CHUNK, CHUNKS);
   const std::vector<ChunkKey> keys = crowd(pool);
   std::vector<HoldId> holds;
@@ -124,7 +124,7 @@ TEST(chunks_with_followers_elsewhere_are_crowded_out_with_them) {
   EXPECT(pool.is_sound());
 }
 
-TEST(a_slot_taken_in_vain_is_given_back) {
+TEST(a_slot_that_was_taken_for_nothing_is_freed) {
   Pool pool(MAX_PROBE * CHUNK, CHUNKS);
   const std::vector<ChunkKey> keys = crowd(pool);
   std::vector<HoldId> holds;
@@ -139,7 +139,7 @@ TEST(a_slot_taken_in_vain_is_given_back) {
   EXPECT(pool.is_sound());
 }
 
-TEST(what_only_the_lower_tier_has_is_crowded_out_there) {
+TEST(a_chunk_that_only_the_lower_tier_has_is_crowded_out_there) {
   Tiers tiers(CHUNKS, 600);
   Pool& pool = tiers.memory;
   for (uint64_t id = 1; id <= MAX_PROBE; ++id) {
@@ -158,7 +158,7 @@ TEST(what_only_the_lower_tier_has_is_crowded_out_there) {
   EXPECT(tiers.files.take_departed().size() == MAX_PROBE - tiers.files.stats().chunks);
 }
 
-TEST(what_is_protected_waits_until_it_is_written_down) {
+TEST(a_protected_chunk_is_evicted_only_after_its_demotion) {
   Tiers tiers(CHUNKS, 600);
   const std::vector<ChunkKey> keys = crowd(tiers.memory);
   tiers.memory.directory.protect_unsaved(true);

@@ -55,9 +55,9 @@ using Verb = std::function<void(Tiers&)>;
 const std::vector<std::pair<const char*, Verb>> VERBS = {
     {"retain",
      [](Tiers& tiers) {
-       const std::vector<Retention> wishes(CHAIN, {70, 1000});
+       const std::vector<Retention> retentions(CHAIN, {70, 1000});
        const auto keys = chain_keys(0);
-       EXPECT(all_are(tiers.memory.directory.retain(tiers.memory.owner, keys.data(), wishes, ++tiers.memory.now), SaveState{0}));
+       EXPECT(all_are(tiers.memory.directory.retain(tiers.memory.owner, keys.data(), retentions, ++tiers.memory.now), SaveState{0}));
      }},
     {"retain below the default",
      [](Tiers& tiers) {
@@ -164,7 +164,7 @@ TEST(every_verb_works_between_two_batches_of_a_restore) {
   }
 }
 
-TEST(what_was_restored_last_is_evicted_first_and_leaves_before_parents) {
+TEST(the_last_restored_chunks_are_evicted_first_and_leaves_before_parents) {
   Tiers tiers(16, 16);
   for (uint64_t chain = 0; chain < 2; ++chain) {
     for (uint64_t depth = 0; depth < CHAIN; ++depth) {
@@ -189,7 +189,7 @@ TEST(what_was_restored_last_is_evicted_first_and_leaves_before_parents) {
   EXPECT(tiers.is_sound());
 }
 
-TEST(rows_of_a_key_that_another_namespace_has_above_are_refused) {
+TEST(rows_of_a_key_that_another_namespace_has_in_the_upper_tier_are_refused) {
   Tiers tiers(16, 32);
   const NamespaceId other = tiers.memory.directory.add_namespace();
   EXPECT(tiers.files.add_namespace() == other);
@@ -237,7 +237,7 @@ TEST(random_verbs_between_restored_rows_keep_both_tiers_sound) {
   }
 }
 
-TEST(a_tier_of_64_tib_has_places_to_its_end) {
+TEST(a_tier_of_64_tib_has_slots_up_to_its_end) {
   constexpr uint64_t SEGMENT = uint64_t{4} << 30;
   EXPECT(!DirectoryGeometry::plan_files(SEGMENT, (1 << 14) + 1, 1000));
   const auto geometry = DirectoryGeometry::plan_files(SEGMENT, 1 << 14, 1000);

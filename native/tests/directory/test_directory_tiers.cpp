@@ -62,7 +62,7 @@ TEST(a_branch_used_meanwhile_stays_before_the_prefix_that_it_hangs_on) {
   EXPECT(pool.lookup({1}) == 0);
 }
 
-TEST(a_page_of_records_ends_where_it_is_told) {
+TEST(a_page_of_records_ends_at_its_limit) {
   Pool pool(8 * CHUNK);
   EXPECT(pool.store({1, 2, 3}) == 3);
   EXPECT(pool.directory.places() == 3);
@@ -102,7 +102,7 @@ TEST(a_failed_landing_takes_what_follows_along) {
   EXPECT(tiers.is_sound());
 }
 
-TEST(what_no_other_tier_has_can_be_protected) {
+TEST(a_chunk_that_no_other_tier_has_can_be_protected) {
   Tiers tiers(4, 16);
   EXPECT(tiers.memory.store({1, 2, 3, 4}) == 4);
   tiers.memory.directory.protect_unsaved(true);
@@ -115,7 +115,7 @@ TEST(what_no_other_tier_has_can_be_protected) {
   EXPECT(tiers.is_sound());
 }
 
-TEST(only_what_was_touched_twice_is_worth_a_place_below) {
+TEST(only_chunks_used_twice_are_admitted_to_the_lower_tier) {
   Tiers tiers(6, 16);
   tiers.memory.directory.keep_ghosts(64);
   tiers.memory.directory.admit(Admitted::USED_AGAIN);
@@ -141,7 +141,7 @@ TEST(only_what_was_touched_twice_is_worth_a_place_below) {
   EXPECT(tiers.is_sound());
 }
 
-TEST(ghosts_are_remembered_for_as_long_as_promised_and_strangers_are_few) {
+TEST(ghosts_are_remembered_for_their_whole_time_and_false_ghosts_are_few) {
   GhostFilter ghosts(1000);
   std::mt19937_64 random(seed());
   const auto draw = [&] { return ChunkKey{{random(), random(), random(), random()}}; };
@@ -162,7 +162,7 @@ TEST(ghosts_are_remembered_for_as_long_as_promised_and_strangers_are_few) {
   EXPECT(std::count_if(keys.begin(), keys.begin() + 3000, forgotten) > 3000 - 60);
 }
 
-TEST(files_are_restored_into_the_places_they_had) {
+TEST(files_are_restored_into_their_former_slots) {
   std::vector<std::pair<uint64_t, uint64_t>> places;
   Tiers before(8, 32);
   EXPECT(before.memory.store({1, 2, 3}) == 3);
@@ -226,10 +226,10 @@ TEST(random_operations_keep_both_tiers_sound) {
       if (pick < 34) {
         static_cast<void>(tiers.memory.store(ids));
       } else if (pick < 40) {
-        const Retention wish{static_cast<uint8_t>(random() % 101), static_cast<uint32_t>(random() % 3 * 40)};
+        const Retention retention{static_cast<uint8_t>(random() % 101), static_cast<uint32_t>(random() % 3 * 40)};
         tiers.memory.now += random() % 100'000'000;
         static_cast<void>(tiers.memory.directory.retain(tiers.memory.owner, pack(ids).data(),
-                                                        std::vector<Retention>(ids.size(), wish), tiers.memory.now));
+                                                        std::vector<Retention>(ids.size(), retention), tiers.memory.now));
       } else if (pick < 60) {
         static_cast<void>(tiers.demote(random() % 5 != 0, random() % 3 == 0));
       } else if (pick < 90) {
@@ -255,7 +255,7 @@ TEST(random_operations_keep_both_tiers_sound) {
 }
 
 // Else the one who waits for room waits for ever: the next victim must be among the first that are written down.
-TEST(the_next_victim_is_among_the_first_to_be_written_down) {
+TEST(the_next_victim_is_among_the_first_to_be_demoted) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     std::mt19937_64 random(seed);
     Tiers tiers(40, 400, PolicyKind::CLASS_QUEUES);
@@ -293,7 +293,7 @@ TEST(a_parent_that_was_demoted_meanwhile_stays_before_a_child_that_was_used) {
 }
 
 // Where a chunk has too many others on both sides it counts as used, and its parent with it, held or not.
-TEST(a_parent_that_is_held_hears_that_its_child_counts_as_used) {
+TEST(a_use_of_a_child_counts_for_its_held_parent) {
   Tiers tiers(702, 16);
   for (uint64_t id = 1000; id < 1350; ++id) {
     EXPECT(tiers.memory.store({id}) == 1);

@@ -70,7 +70,7 @@ TEST(reuse_gap_counts_from_the_last_access) {
   EXPECT(pool.is_sound());
 }
 
-TEST(a_miss_is_no_reuse) {
+TEST(a_miss_does_not_count_as_reuse) {
   Pool pool(20 * CHUNK);
   EXPECT(pool.acquire({1, 2}).id == 0);
   EXPECT(total(pool.directory.stats().reuse_gaps) == 0);

@@ -55,7 +55,7 @@ TEST(one_reservation_leaves_half_of_the_tier_to_others) {
   EXPECT(pool.is_sound());
 }
 
-TEST(slots_that_may_still_be_written_count_until_their_writer_is_gone) {
+TEST(slots_that_may_still_be_written_count_until_the_connection_of_their_writer_ends) {
   Shared pool;
   const Reservation greedy = pool.reserve_for(ONE, range(0, CHUNKS));
   EXPECT(pool.directory.expire_reservation(greedy.id, ++pool.now));
@@ -72,7 +72,7 @@ TEST(slots_that_may_still_be_written_count_until_their_writer_is_gone) {
   EXPECT(pool.is_sound());
 }
 
-TEST(what_is_stored_counts_as_leased_until_its_reservation_ends) {
+TEST(stored_chunks_count_as_leased_until_their_reservation_ends) {
   Shared pool;
   const Reservation made = pool.reserve_for(ONE, range(0, 10));
   EXPECT(all_are(pool.commit(made, 0, 4), SaveState::STORED));
@@ -97,7 +97,7 @@ TEST(a_lease_beyond_the_share_is_shortened) {
   EXPECT(pool.is_sound());
 }
 
-TEST(what_a_holder_leases_many_times_costs_it_once) {
+TEST(a_chunk_leased_many_times_costs_its_holder_once) {
   Shared pool;
   EXPECT(pool.store(range(0, CHUNKS / 2)) == CHUNKS / 2);
   std::vector<HoldId> leases;
@@ -131,7 +131,7 @@ TEST(a_save_behind_a_lease_pays_for_what_is_new) {
   EXPECT(pool.directory.holders().all().empty());
 }
 
-TEST(whoever_keeps_whatever_nobody_is_counted_short) {
+TEST(holders_are_counted_rightly_under_random_use) {
   std::mt19937_64 random(seed());
   Shared pool;
   std::vector<HoldId> held;
@@ -196,7 +196,7 @@ TEST(a_user_has_a_share_over_all_of_its_connections) {
 }
 
 // Engines of one user lease the same system prompt: it is there once.
-TEST(what_many_connections_of_a_user_lease_counts_once) {
+TEST(chunks_leased_by_many_connections_of_a_user_count_once) {
   Shared pool;
   pool.directory.share_among_holders(0.5, 0.75);
   const auto prompt = range(0, CHUNKS / 4);

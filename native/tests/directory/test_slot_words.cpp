@@ -26,7 +26,7 @@ DirectoryGeometry plan_of(uint64_t capacity) {
 
 }  // namespace
 
-TEST(a_run_lent_to_another_class_says_nothing_of_its_chunks_before) {
+TEST(a_run_lent_to_another_class_has_no_state_of_its_former_chunks) {
   Pool pool(16 * CHUNK);
   EXPECT(pool.store(range(1, 16)) == 16);
   const Hold hold = pool.acquire(range(1, 16));
@@ -45,7 +45,7 @@ TEST(a_run_lent_to_another_class_says_nothing_of_its_chunks_before) {
   EXPECT(pool.is_sound());
 }
 
-TEST(slots_of_two_classes_in_turns_keep_their_words_apart) {
+TEST(slots_of_two_alternating_classes_share_no_words) {
   Pool pool(16 * CHUNK);
   const ClassId wide = *pool.directory.add_class(2 * CHUNK, 7);
   for (uint64_t round = 0; round < 6; ++round) {
@@ -95,7 +95,7 @@ TEST(words_are_a_small_part_of_a_large_arena_and_layouts_fit_them) {
   const DirectoryGeometry small = *DirectoryGeometry::plan(GIB, 64 << 20, 1 << 18);
   EXPECT(small.arena.slot_bytes_min == PAGE_BYTES);
   EXPECT(small.arena.checksum_bytes_min == 1024);
-  // So has one of which it is said that there are many chunks; where few are expected, room is not lost either.
+  // So has a large arena for which many chunks are expected; where few are expected, no room is lost either.
   EXPECT(DirectoryGeometry::plan(64 * GIB, 64 << 20, 1 << 24)->arena.slot_bytes_min == PAGE_BYTES);
   EXPECT(DirectoryGeometry::plan(64 * GIB, 64 << 20, 1000)->arena.slot_bytes_min == 32 << 10);
   for (uint64_t capacity = 1 << 20; capacity <= ARENA_BYTES_MAX; capacity *= 2) {

@@ -68,7 +68,7 @@ TEST(ages_fall_into_bins_of_a_quarter_octave) {
   }
 }
 
-TEST(a_class_whose_chunks_come_back_is_worth_more_until_their_time_is_over) {
+TEST(a_class_whose_chunks_are_reused_has_a_higher_value_until_their_time_is_over) {
   SurvivalModel model;
   EXPECT(model.worth(0, SECOND) > model.worth(0, 100 * SECOND));  // unlearned: the older is worth less
   uint64_t now = 1000 * SECOND;
@@ -126,7 +126,7 @@ TEST(a_shadow_holds_whole_prefixes_and_no_more_than_its_limit) {
   EXPECT(shadow.size() == 5);
 }
 
-TEST(the_duel_falls_back_to_age_and_returns) {
+TEST(the_policy_duel_falls_back_to_age_and_returns) {
   const ByQueue judge;
   PolicyDuel duel(64, judge, HashSeed{});
   uint64_t now = 0;
@@ -197,7 +197,7 @@ TEST(a_chain_is_classed_by_its_turns_and_a_long_one_by_what_was_found_of_it) {
   EXPECT(pool.is_sound());
 }
 
-TEST(a_chunk_that_was_evicted_and_comes_again_is_of_the_turn_that_it_had) {
+TEST(a_chunk_that_is_evicted_and_saved_again_has_its_former_turn) {
   Pool pool(16 * CHUNK, 100, true, 64 << 20, PolicyKind::CLASS_QUEUES);
   const auto turn_of = [&](uint64_t id) {
     const auto page = pool.directory.records(0, 100);
@@ -223,7 +223,7 @@ TEST(a_chunk_that_was_evicted_and_comes_again_is_of_the_turn_that_it_had) {
   EXPECT(pool.is_sound());
 }
 
-TEST(one_long_prompt_does_not_decide_the_duel) {
+TEST(one_long_prompt_does_not_decide_the_policy_duel) {
   const ByQueue judge;
   PolicyDuel duel(64, judge, HashSeed{});
   uint64_t now = 0;

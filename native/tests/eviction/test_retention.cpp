@@ -18,8 +18,8 @@ constexpr uint8_t ACCEPTED = static_cast<uint8_t>(RetainState::ACCEPTED);
 constexpr uint8_t CLIPPED = static_cast<uint8_t>(RetainState::CLIPPED);
 constexpr uint8_t ABSENT = static_cast<uint8_t>(RetainState::ABSENT);
 
-std::vector<uint8_t> retain(Pool& pool, const std::vector<uint64_t>& ids, Retention wish) {
-  return pool.directory.retain(pool.owner, pack(ids).data(), std::vector<Retention>(ids.size(), wish), ++pool.now);
+std::vector<uint8_t> retain(Pool& pool, const std::vector<uint64_t>& ids, Retention retention) {
+  return pool.directory.retain(pool.owner, pack(ids).data(), std::vector<Retention>(ids.size(), retention), ++pool.now);
 }
 
 // Of the chunks, those that are still stored.
@@ -93,7 +93,7 @@ TEST(a_system_prompt_of_the_highest_priority_stays_under_any_traffic) {
 }
 
 // The third: the context is wanted for 30 s after its last use, what was decoded for 10 s.
-TEST(context_is_kept_for_thirty_seconds_and_what_was_decoded_for_ten) {
+TEST(context_is_retained_for_thirty_seconds_and_decoded_tokens_for_ten) {
   const auto store_conversation = [](Pool& pool) {
     pool.directory.cap_retained(1.0);
     pool.now = 100 * SECOND;
@@ -183,7 +183,7 @@ TEST(a_long_chain_of_another_priority_goes_leaf_first_without_delay) {
   }
 }
 
-TEST(wishes_that_are_walked_for_in_vain_are_bounded_together) {
+TEST(retention_requests_whose_walks_find_nothing_share_one_bound) {
   constexpr uint64_t LENGTH = 8000;
   Pool pool(LENGTH * CHUNK, 2 * LENGTH);
   pool.directory.cap_retained(0.9);
@@ -195,7 +195,7 @@ TEST(wishes_that_are_walked_for_in_vain_are_bounded_together) {
   EXPECT(pool.is_sound());
 }
 
-TEST(no_more_than_the_share_is_kept_with_what_precedes_it) {
+TEST(retained_chunks_and_their_ancestors_take_no_more_than_the_share) {
   Pool pool(10 * CHUNK);
   pool.directory.cap_retained(0.3);
   EXPECT(pool.store({1, 2, 3, 4}) == 4);
@@ -266,7 +266,7 @@ TEST(retention_travels_into_the_lower_tier_and_back) {
   const std::vector<uint32_t> sums(2 * LAYERS);
   EXPECT(all_are(files.commit(below.id, 0, 2, sums.data()), SaveState::STORED));
   EXPECT(files.end_reservation(below.id, ++pool.now));
-  EXPECT(files.retention(key_of(1)) == Retention{});  // it is told when the chunk leaves, or by retain
+  EXPECT(files.retention(key_of(1)) == Retention{});  // the lower tier learns it when the chunk is evicted, or by retain
   EXPECT(retain(pool, {2, 3}, {40, 0}) == std::vector<uint8_t>({CLIPPED, ABSENT}));  // three tenths of four chunks is one
   EXPECT(files.retention(key_of(2)) == (Retention{40, 0}));
   EXPECT(pool.store(range(11, 4)) == 4);
@@ -284,7 +284,7 @@ TEST(retention_travels_into_the_lower_tier_and_back) {
   EXPECT(files.verify().empty());
 }
 
-TEST(restored_chunks_are_kept_as_they_were) {
+TEST(restored_chunks_have_their_former_retention) {
   const auto geometry = *DirectoryGeometry::plan_files(8 * CHUNK, 2, 100);
   Directory files(nullptr, nullptr, geometry, nullptr, Tier::SSD);
   const NamespaceId owner = files.add_namespace();

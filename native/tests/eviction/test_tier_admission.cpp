@@ -20,16 +20,16 @@ bool use(Tiers& tiers, const std::vector<uint64_t>& ids, uint64_t now_ns) {
   return hold.chunks == ids.size() && tiers.memory.directory.release(hold.id, now_ns);
 }
 
-void retain(Tiers& tiers, const std::vector<uint64_t>& ids, Retention wish) {
+void retain(Tiers& tiers, const std::vector<uint64_t>& ids, Retention retention) {
   tiers.files.cap_retained(1.0);
   tiers.memory.directory.cap_retained(1.0);
   static_cast<void>(tiers.memory.directory.retain(tiers.memory.owner, pack(ids).data(),
-                                                  std::vector<Retention>(ids.size(), wish), ++tiers.memory.now));
+                                                  std::vector<Retention>(ids.size(), retention), ++tiers.memory.now));
 }
 
 // What a demotion of the daemon does beside the writing.
-void keep_below(Tiers& tiers, const std::vector<uint64_t>& ids, Retention wish) {
-  static_cast<void>(tiers.files.retain(tiers.memory.owner, pack(ids).data(), std::vector<Retention>(ids.size(), wish),
+void keep_below(Tiers& tiers, const std::vector<uint64_t>& ids, Retention retention) {
+  static_cast<void>(tiers.files.retain(tiers.memory.owner, pack(ids).data(), std::vector<Retention>(ids.size(), retention),
                                        tiers.memory.now));
 }
 
@@ -109,7 +109,7 @@ TEST(each_step_admits_a_part_of_the_one_before) {
   EXPECT(tiers.is_sound());
 }
 
-TEST(what_had_no_place_below_is_counted_by_its_reason) {
+TEST(chunks_refused_by_the_lower_tier_are_counted_by_reason) {
   Tiers tiers(4, 16);
   const auto lose = [&](Admitted admitted, uint64_t first) {
     tiers.memory.directory.admit(admitted, 0.5);
@@ -128,7 +128,7 @@ TEST(what_had_no_place_below_is_counted_by_its_reason) {
   EXPECT(tiers.is_sound());
 }
 
-TEST(a_chunk_kept_alike_in_both_tiers_lapses_in_both_after_its_last_use) {
+TEST(equal_retention_in_both_tiers_expires_in_both_after_the_last_use) {
   Tiers tiers(8, 16);
   tiers.memory.now = 10 * SECOND;
   EXPECT(tiers.memory.store({1, 2}) == 2);
@@ -173,7 +173,7 @@ TEST(the_time_of_a_chunk_that_leaves_memory_runs_on_from_its_last_use) {
   EXPECT(tiers.is_sound());
 }
 
-TEST(a_chunk_read_back_is_kept_anew_from_that_use) {
+TEST(the_retention_of_a_promoted_chunk_starts_again_at_that_use) {
   Tiers tiers(4, 16);
   tiers.memory.now = 10 * SECOND;
   EXPECT(tiers.memory.store({1}) == 1);
@@ -193,7 +193,7 @@ TEST(a_chunk_read_back_is_kept_anew_from_that_use) {
   EXPECT(tiers.is_sound());
 }
 
-TEST(a_wish_about_memory_alone_says_nothing_below) {
+TEST(a_retention_request_for_dram_alone_does_not_change_the_lower_tier) {
   Tiers tiers(8, 16);
   tiers.memory.now = 10 * SECOND;
   EXPECT(tiers.memory.store({1}) == 1);
@@ -208,7 +208,7 @@ TEST(a_wish_about_memory_alone_says_nothing_below) {
   EXPECT(tiers.is_sound());
 }
 
-TEST(a_chunk_in_use_does_not_lapse_below_though_memory_has_seen_nothing_for_long) {
+TEST(a_chunk_in_use_does_not_expire_in_the_lower_tier_however_long_dram_saw_no_use) {
   Tiers tiers(8, 16);
   tiers.memory.now = 10 * SECOND;
   EXPECT(tiers.memory.store({1}) == 1);
@@ -226,7 +226,7 @@ TEST(a_chunk_in_use_does_not_lapse_below_though_memory_has_seen_nothing_for_long
   EXPECT(tiers.is_sound());
 }
 
-TEST(what_has_no_place_below_keeps_nothing_else_from_one) {
+TEST(chunks_refused_by_the_lower_tier_keep_no_others_out) {
   Tiers tiers(8, 8);
   Pool& pool = tiers.memory;
   const ClassId unfit = *pool.directory.add_class(2 * CHUNK, LAYERS, false);

@@ -167,7 +167,7 @@ TEST(models_with_the_same_traffic_get_the_same_share_of_a_disk_that_is_too_slow_
   }
 }
 
-TEST(what_has_no_place_below_is_not_looked_at_again_for_each_chunk_that_comes) {
+TEST(chunks_refused_by_the_lower_tier_are_not_examined_again_at_each_arrival) {
   SizesOverFiles tiers(3000 * PAGE_BYTES, {PAGE_BYTES}, 3000);
   uint64_t id = 0;
   while (id < 2000) {

@@ -31,7 +31,7 @@ TEST(published_value) {
   EXPECT(crc32c(0, reinterpret_cast<const uint8_t*>(digits), 9) == 0xE3069283U);
 }
 
-TEST(every_way_and_variant_equals_the_table) {
+TEST(every_path_and_variant_equals_the_table) {
   std::mt19937_64 random(testing::seed());
   std::vector<uint8_t> data(40000);
   for (uint8_t& byte : data) {
@@ -76,7 +76,7 @@ TEST(a_prefetch_behind_the_end_of_memory_reads_nothing) {
   munmap(mapped, 3 * page);
 }
 
-TEST(a_checksum_is_of_the_bytes_stored_whoever_writes_the_source) {
+TEST(a_checksum_is_of_the_stored_bytes_though_the_source_changes) {
   std::mt19937_64 random(testing::seed());
   const testing::RacingWriter writer;
   std::vector<uint8_t> target(testing::RacingWriter::BYTES + 300);

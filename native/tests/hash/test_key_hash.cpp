@@ -72,7 +72,7 @@ TEST(a_chain_may_be_made_in_parts) {
   EXPECT(parts == whole);
 }
 
-TEST(field_borders_count) {
+TEST(field_boundaries_change_the_hash) {
   const uint8_t one[] = {1, 0, 0, 0, 'a', 1, 0, 0, 0, 'b'};
   const uint8_t two[] = {2, 0, 0, 0, 'a', 'b', 0, 0, 0, 0};
   uint8_t first[HASH_BYTES];

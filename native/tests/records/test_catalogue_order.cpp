@@ -79,7 +79,7 @@ TEST(ancestors_come_first_and_recent_ones_before_old) {
   }
 }
 
-TEST(nonsense_ends) {
+TEST(invalid_rows_are_ordered_once_each) {
   std::vector<CatalogueRow> rows = {row_of(1, 2, 5), row_of(2, 3, 6), row_of(3, 1, 7),  // a circle
                                     row_of(4, 4, 1),                                     // its own parent
                                     row_of(5, 77, 2),                                    // an unknown one
@@ -110,7 +110,7 @@ TEST(a_row_with_any_bit_changed_is_left_out) {
   EXPECT(restoring_order(rows.data(), rows.size()) == std::vector<uint32_t>{static_cast<uint32_t>(rows.size() - 1)});
 }
 
-TEST(a_generation_that_was_never_given_makes_a_bad_row) {
+TEST(a_generation_that_was_never_assigned_makes_a_bad_row) {
   const std::vector<CatalogueRow> rows = {row_of(1, 0, 1, 0), row_of(2, 0, 1, UINT64_MAX), row_of(3, 0, 1, GENERATION_END),
                                           row_of(4, 0, 1, GENERATION_END - 1)};
   EXPECT(restoring_order(rows.data(), rows.size()) == std::vector<uint32_t>{3});

@@ -46,7 +46,7 @@ std::map<uint64_t, uint8_t> listed(const Directory& directory) {
 
 }  // namespace
 
-TEST(a_full_feed_forgets_its_oldest_and_says_so) {
+TEST(a_full_feed_drops_its_oldest_and_reports_a_gap) {
   const auto feed = ChangeFeed::create(3);
   for (uint32_t number = 0; number < 5; ++number) {
     feed->add(numbered(number));
@@ -60,7 +60,7 @@ TEST(a_full_feed_forgets_its_oldest_and_says_so) {
   EXPECT(!has_gap && rest.size() == 2 && rest[0].owner == 4 && rest[1].owner == 9);
 }
 
-TEST(a_marked_gap_forgets_what_waits) {
+TEST(a_marked_gap_drops_the_waiting_changes) {
   const auto feed = ChangeFeed::create(8);
   feed->add(numbered(1));
   feed->mark_gap();
@@ -83,7 +83,7 @@ TEST(the_descriptor_is_readable_while_nobody_has_taken) {
   EXPECT(is_readable(*feed));
 }
 
-TEST(every_departure_says_why) {
+TEST(every_departure_has_its_reason) {
   Pool pool(4 * CHUNK);
   const auto feed = ChangeFeed::create(64);
   pool.directory.report_to(feed);
@@ -113,7 +113,7 @@ TEST(a_save_that_is_given_up_is_no_change) {
   EXPECT(feed->waiting() == 0);
 }
 
-TEST(who_adds_up_changes_knows_what_is_stored) {
+TEST(the_sum_of_all_changes_is_what_is_stored) {
   Pool pool(12 * CHUNK);
   const auto feed = ChangeFeed::create(256);
   pool.directory.report_to(feed);

@@ -59,7 +59,7 @@ TEST(reader_sees_header_and_refuses_other_regions) {
   EXPECT(IndexView::attach(copy) == nullptr);
 }
 
-TEST(words_outside_the_regions_read_as_nothing) {
+TEST(words_outside_the_regions_read_as_absent) {
   Index index(128);
   const uint32_t sums[4] = {1, 2, 3, 4};
   index.table.open_slot(slot_at(1023), 4092);
@@ -120,7 +120,7 @@ TEST(full_table_and_long_probes_are_refused) {
   EXPECT(index.table.verify().empty());
 }
 
-TEST(a_slot_in_reach_is_bequeathed_to_a_key_that_finds_none_free) {
+TEST(a_key_without_a_free_bucket_takes_the_bucket_of_an_idle_chunk_in_reach) {
   Index index(1024);
   std::vector<ChunkKey> crowd;
   for (uint64_t id = 1; id <= MAX_PROBE; ++id) {

@@ -119,7 +119,7 @@ TEST(a_forged_header_is_not_read) {
 }
 
 // A slot says where its checksums begin: the reader believes it within its region, and asks for the generation afterwards.
-TEST(checksums_said_to_lie_outside_are_not_read) {
+TEST(checksums_with_an_address_outside_the_region_are_not_read) {
   const IndexShape shape = two_tiers();
   const auto mapping = formatted(shape);
   const auto view = IndexView::attach(mapping);

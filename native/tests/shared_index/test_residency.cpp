@@ -35,7 +35,7 @@ SlotAddress in_hbm(uint64_t number) { return {HBM_REGION, static_cast<uint32_t>(
 RecordId record_of(uint64_t id) { return RecordId(static_cast<uint32_t>(id)); }
 
 // What the tables say of a key in a tier, by both sides.
-std::optional<Residency> said(const Index& index, const ChunkKey& key, Tier tier) {
+std::optional<Residency> residency_of(const Index& index, const ChunkKey& key, Tier tier) {
   const auto read = index.reader->residency(key, tier);
   EXPECT(read == index.table.residency(key, tier));
   return read;
@@ -46,33 +46,33 @@ std::optional<Residency> said(const Index& index, const ChunkKey& key, Tier tier
 TEST(a_key_is_resident_in_both_tiers_moved_and_erased) {
   Index index;
   const ChunkKey key = key_at(5, 1, SLOTS);
-  EXPECT(!said(index, key, Tier::DRAM));
-  EXPECT(!said(index, key, Tier::HBM));
+  EXPECT(!residency_of(index, key, Tier::DRAM));
+  EXPECT(!residency_of(index, key, Tier::HBM));
   EXPECT(index.table.insert(key, record_of(1), 11, in_dram(3)));
-  EXPECT(said(index, key, Tier::DRAM) == Residency{11, in_dram(3)});
-  EXPECT(!said(index, key, Tier::HBM));
+  EXPECT(residency_of(index, key, Tier::DRAM) == Residency{11, in_dram(3)});
+  EXPECT(!residency_of(index, key, Tier::HBM));
   index.table.set_residency(key, Tier::HBM, {12, in_hbm(9)});
   index.table.set_tiers(key, tier_bit(Tier::HBM) | tier_bit(Tier::DRAM) | tier_bit(Tier::SSD));
-  EXPECT(said(index, key, Tier::HBM) == Residency{12, in_hbm(9)});
-  EXPECT(!said(index, key, Tier::SSD));  // below: read through DRAM
+  EXPECT(residency_of(index, key, Tier::HBM) == Residency{12, in_hbm(9)});
+  EXPECT(!residency_of(index, key, Tier::SSD));  // below: read through DRAM
   uint8_t level = 0;
   EXPECT(index.reader->lookup(reinterpret_cast<const uint8_t*>(key.words), 1, &level) == 1);
   EXPECT(level == static_cast<uint8_t>(Tier::HBM));
   index.table.move(key, record_of(1), 13, in_dram(4));
-  EXPECT(said(index, key, Tier::DRAM) == Residency{13, in_dram(4)});
-  EXPECT(said(index, key, Tier::HBM) == Residency{12, in_hbm(9)});
+  EXPECT(residency_of(index, key, Tier::DRAM) == Residency{13, in_dram(4)});
+  EXPECT(residency_of(index, key, Tier::HBM) == Residency{12, in_hbm(9)});
   index.table.move(key, RecordId(), 13, {});  // no longer in DRAM
-  EXPECT(!said(index, key, Tier::DRAM));
-  EXPECT(said(index, key, Tier::HBM) == Residency{12, in_hbm(9)});
+  EXPECT(!residency_of(index, key, Tier::DRAM));
+  EXPECT(residency_of(index, key, Tier::HBM) == Residency{12, in_hbm(9)});
   index.table.set_residency(key, Tier::HBM, {});
-  EXPECT(!said(index, key, Tier::HBM));
+  EXPECT(!residency_of(index, key, Tier::HBM));
   index.table.set_residency(key, Tier::HBM, {14, in_hbm(1)});
   EXPECT(index.table.verify().empty());
   index.table.erase(key);
-  EXPECT(!said(index, key, Tier::HBM));
+  EXPECT(!residency_of(index, key, Tier::HBM));
   // Who comes to the same place of the table inherits nothing.
   EXPECT(index.table.insert(key_at(5, 2, SLOTS), record_of(2), 15, in_dram(0)));
-  EXPECT(!said(index, key_at(5, 2, SLOTS), Tier::HBM));
+  EXPECT(!residency_of(index, key_at(5, 2, SLOTS), Tier::HBM));
   EXPECT(index.table.verify().empty());
 }
 
@@ -105,8 +105,8 @@ TEST(random_moves_agree_with_a_map) {
     const uint64_t asked = 1 + random() % 150;
     const ChunkKey other = key_at(250 + asked % 5, asked, SLOTS);
     const auto expected = model.count(asked) != 0 ? model[asked] : std::array<std::optional<Residency>, 2>{};
-    EXPECT(said(index, other, Tier::DRAM) == expected[0]);
-    EXPECT(said(index, other, Tier::HBM) == expected[1]);
+    EXPECT(residency_of(index, other, Tier::DRAM) == expected[0]);
+    EXPECT(residency_of(index, other, Tier::HBM) == expected[1]);
     EXPECT(step % 50 != 0 || index.table.verify().empty());
   }
 }

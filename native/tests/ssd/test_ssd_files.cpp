@@ -40,7 +40,7 @@ TEST(a_directory_serves_one_daemon_at_a_time) {
   EXPECT(second.files == nullptr && second.error == EWOULDBLOCK);
 }
 
-TEST(what_is_not_a_segment_of_ours_is_refused_and_left_alone) {
+TEST(a_file_that_is_no_segment_of_ours_is_refused_and_left_alone) {
   const ScratchDirectory scratch;
   const std::string path = scratch.file("tier");
   EXPECT(SsdFiles::open(path, 8192, 1, true).files != nullptr);

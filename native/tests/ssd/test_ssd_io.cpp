@@ -153,7 +153,7 @@ SsdQueueIo use_queue() {
 
 }  // namespace
 
-TEST(a_range_is_written_whole_in_steps_and_ends_where_it_is_told) {
+TEST(a_range_is_written_whole_in_steps_and_ends_at_its_size) {
   for_each_io([](IoKind kind) {
     const IoSetting setting(true);
     const std::unique_ptr<SsdIo> io = make_io(setting, kind);
@@ -177,7 +177,7 @@ TEST(a_range_is_written_whole_in_steps_and_ends_where_it_is_told) {
   });
 }
 
-TEST(what_is_written_is_read_whole) {
+TEST(a_written_range_is_read_back_whole) {
   for (const bool wants_direct : {true, false}) {
     for_each_io([wants_direct](IoKind kind) {
       const IoSetting setting(wants_direct);
@@ -203,7 +203,7 @@ TEST(a_file_that_was_cut_short_has_no_more_bytes) {
   }
 }
 
-TEST(what_the_kernel_refuses_is_said) {
+TEST(what_the_kernel_refuses_is_reported) {
   for_each_io([](IoKind kind) {
     const IoSetting setting(true);
     const auto io = make_io(setting, kind);
@@ -242,7 +242,7 @@ TEST(a_ring_that_is_refused_later_is_replaced_by_plain_calls) {
   }
 }
 
-TEST(a_low_limit_of_locked_memory_is_no_matter) {
+TEST(a_ring_works_with_a_low_limit_of_locked_memory) {
   if (can_have_rings()) {
     in_child([] {
       lose_right_to_lock();

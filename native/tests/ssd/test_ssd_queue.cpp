@@ -19,7 +19,7 @@ bool all_ok(const std::vector<SsdOutcome>& outcomes, size_t count) {
 
 }  // namespace
 
-TEST(what_is_written_is_read_back_layer_by_layer) {
+TEST(a_written_chunk_is_read_back_layer_by_layer) {
   for_each_io([](IoKind kind) {
     const std::pair<uint32_t, uint64_t> geometries[] = {{3, 1000}, {32, 16384}, {5, 700'001}, {2, 3 << 20}, {1, 4096}};
     for (const auto& [layers, layer_bytes] : geometries) {
@@ -60,7 +60,7 @@ TEST(what_is_written_is_read_back_layer_by_layer) {
   });
 }
 
-TEST(whatever_is_wrong_in_a_slot_fails_that_chunk_alone) {
+TEST(any_damage_in_a_slot_fails_that_chunk_alone) {
   for_each_io([](IoKind kind) {
     const SsdSetting setting(5, 4, 8192);
     const auto queue = make_queue(setting, kind, 2, 16);

@@ -92,7 +92,7 @@ TEST(a_hole_in_the_arena_costs_no_chunk_on_disk) {
   });
 }
 
-TEST(what_changes_while_it_is_written_is_right_on_disk_or_not_acknowledged) {
+TEST(a_chunk_that_changes_during_its_write_is_right_on_disk_or_not_acknowledged) {
   for_each_io([](IoKind kind) {
     const SsdSetting setting(SLOTS, 4, LAYER_BYTES);
     std::mt19937_64 random(seed());
@@ -131,7 +131,7 @@ TEST(what_changes_while_it_is_written_is_right_on_disk_or_not_acknowledged) {
   });
 }
 
-TEST(what_is_read_badly_once_is_read_again_and_counts_as_good) {
+TEST(a_chunk_that_is_bad_at_the_first_read_only_counts_as_good) {
   for (const uint64_t spoiled : {uint64_t{3}, SSD_HEADER_BYTES + 77, SSD_HEADER_BYTES + LAYER_BYTES + 5}) {
     const SsdSetting setting(1, 4, LAYER_BYTES);
     Workplace place(setting);
@@ -154,7 +154,7 @@ TEST(what_is_read_badly_once_is_read_again_and_counts_as_good) {
   }
 }
 
-TEST(what_is_bad_by_both_ways_is_bad) {
+TEST(a_chunk_that_is_bad_by_both_paths_is_bad) {
   const SsdSetting setting(1, 4, LAYER_BYTES);
   Workplace place(setting);
   auto chunks = writes(setting, 1);
@@ -192,7 +192,7 @@ TEST(a_write_that_never_came_is_found_by_reading_it_back_and_all_are_read_back_t
   EXPECT(!read_backs.end(written));
 }
 
-TEST(the_silence_of_a_disk_is_told_by_transfer_and_not_by_chunk) {
+TEST(an_unresponsive_disk_is_reported_by_transfer_and_not_by_chunk) {
   const SsdSetting setting(1, 4, 8 << 20);
   unsigned stamps = 0;
   SsdStampedIo stamped(make_call_io(setting.files), [&] { ++stamps; });

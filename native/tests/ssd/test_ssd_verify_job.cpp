@@ -81,7 +81,7 @@ TEST(every_byte_of_every_layer_counts_whatever_its_size) {
   }
 }
 
-TEST(what_is_wrong_with_a_header_is_named) {
+TEST(the_first_difference_of_a_header_is_named) {
   const SsdSetting setting(5, 4, 8192);
   SsdQueue queue(setting.files, setting.arena, setting.board, 2, 16, false);
   const auto chunks = write_all(setting, queue, 5);

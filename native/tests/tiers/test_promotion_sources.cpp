@@ -70,7 +70,7 @@ TEST(only_a_bad_source_drops_the_chunk_in_that_tier) {
   EXPECT(tiers.is_sound());
 }
 
-TEST(a_verdict_about_a_source_takes_no_newer_chunk_there) {
+TEST(a_verdict_about_a_source_drops_no_newer_chunk_there) {
   Stored tiers;
   const Reservation made = tiers.promote({{Tier::PEER}});
   EXPECT(drop(tiers.store, key_of(1)) == 3);

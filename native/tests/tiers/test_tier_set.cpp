@@ -36,7 +36,7 @@ TEST(a_chunk_is_found_until_the_last_tier_has_lost_it) {
   EXPECT(tiers.memory.lookup({1, 2}) == 0 && !tiers.memory.view->find(key_of(1)) && tiers.is_sound());
 }
 
-TEST(a_chunk_is_below_while_one_lower_tier_still_has_it) {
+TEST(a_chunk_counts_as_saved_while_one_lower_tier_still_has_it) {
   ThreeTiers tiers(4, 4, 4);
   EXPECT(tiers.memory.store({1}) == 1);
   EXPECT(tiers.copy(0, 1, {1}) == 1 && tiers.copy(0, 2, {1}) == 1);
@@ -60,7 +60,7 @@ TEST(each_tier_counts_what_other_tiers_have_as_shed) {
   EXPECT(tiers.shown(key_of(1)) == IN_STORE && tiers.shown(key_of(2)) == 0 && tiers.is_sound());
 }
 
-TEST(what_was_dropped_in_the_tier_it_was_copied_from_is_not_published) {
+TEST(a_chunk_dropped_in_its_source_tier_is_not_published) {
   ThreeTiers tiers(4, 4, 4);
   EXPECT(tiers.memory.store({1}) == 1 && tiers.copy(0, 1, {1}) == 1);
   const Hold hold = tiers.files.acquire(tiers.memory.owner, pack({1}).data(), 1);
@@ -91,7 +91,7 @@ TEST(a_key_has_one_namespace_in_all_tiers) {
   EXPECT(tiers.shown(key_of(1)) == (IN_FILES | IN_STORE) && tiers.is_sound());
 }
 
-TEST(a_chunk_that_comes_back_says_from_which_tier) {
+TEST(a_promoted_chunk_names_the_level_that_it_comes_from) {
   ThreeTiers tiers(4, 4, 4);
   EXPECT(tiers.memory.store({1, 2}) == 2 && tiers.copy(0, 1, {1}) == 1 && tiers.copy(0, 2, {1, 2}) == 2);
   EXPECT(drop(tiers.memory.directory, key_of(1)) == 2);

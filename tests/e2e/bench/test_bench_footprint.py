@@ -1,4 +1,4 @@
-"""What chunks on disk cost in memory: the bar that `bench footprint --ssd-chunks` measures."""
+"""Memory cost of chunks on disk: the bound that `bench footprint --ssd-chunks` measures."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ def test_a_chunk_on_disk_takes_no_more_memory_than_promised() -> None:
     assert 0 < row["bytes_per_chunk"] <= BYTES_BAR
 
 
-def test_a_count_that_is_none_is_a_wrong_usage() -> None:
+def test_an_invalid_count_is_wrong_usage() -> None:
     command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "bench", "footprint", "--ssd-chunks", "4X"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
     assert run.returncode == 2

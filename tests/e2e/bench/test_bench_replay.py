@@ -1,4 +1,4 @@
-"""`kvpoolctl bench replay` against real daemons: what it counts, what it finds wrong, how it ends, what it leaves behind."""
+"""`kvpoolctl bench replay` against real daemons: its counts, wrong bytes found, exit codes, nothing left behind."""
 
 import contextlib
 import json
@@ -112,7 +112,7 @@ def test_several_clients_in_a_tight_arena_lose_chunks_and_no_bytes(tmp_path: Pat
     assert 0 < row["hit_rate"] < row["ideal_hit_rate"]
 
 
-def test_an_ssd_tier_gives_back_what_dram_has_no_room_for(tmp_path: Path) -> None:
+def test_an_ssd_tier_serves_chunks_that_dram_has_no_room_for(tmp_path: Path) -> None:
     if not has_disk(str(tmp_path)):
         pytest.skip("the folder for temporary files is on no disk")
     trace = _conversations(tmp_path / "chat.jsonl", 12, 8)
@@ -133,7 +133,7 @@ def test_an_ssd_tier_gives_back_what_dram_has_no_room_for(tmp_path: Path) -> Non
     assert list(disk.iterdir()) == []
 
 
-def test_the_table_says_what_was_measured(tmp_path: Path) -> None:
+def test_the_table_has_the_measurements(tmp_path: Path) -> None:
     traces = [_conversations(tmp_path / f"{name}.jsonl", 2, 2) for name in ("one", "two")]
     run = _run("--requests", 3, *SMALL, KVPOOL_TRACES=str(tmp_path))
     assert run.returncode == 0, run.stderr
@@ -144,7 +144,7 @@ def test_the_table_says_what_was_measured(tmp_path: Path) -> None:
     assert "ideal_hit_rate" in run.stdout
 
 
-def test_a_corrupted_chunk_ends_a_load_short_and_is_never_wrong_bytes(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_corrupted_chunk_shortens_a_load_and_never_gives_wrong_bytes(daemon: Daemon, tmp_path: Path) -> None:
     trace = _trace(tmp_path / "t.jsonl", [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5])
     arguments = (trace, "--json", "--socket", daemon.socket, "--salt", SALT, "--clients", 1, *SMALL)
     assert _run(*arguments).returncode == 0
@@ -158,17 +158,17 @@ def test_a_corrupted_chunk_ends_a_load_short_and_is_never_wrong_bytes(daemon: Da
     assert row["wrong_bytes"] == 0
     assert row["loads_short"] == {"checksum": 1}
     assert row["checksum_failures"] == 1
-    # Three chunks before the flipped bit, then everything, because what was lost was saved again.
+    # Three chunks before the flipped bit, then everything, because the lost chunks were saved again.
     assert row["verified_chunks"] == 3 + 5
     (healed,) = _rows(_run(*arguments))
     assert (healed["loads_short"], healed["verified_chunks"], healed["checksum_failures"]) == ({}, 5 + 6, 0)
     assert daemon.problems() == []
 
 
-def test_a_flipped_bit_that_no_checksum_catches_is_found_by_the_contents(
+def test_a_flipped_bit_that_no_checksum_catches_is_found_by_comparing_contents(
     start_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
-    """A daemon that does not verify chunks in DRAM: what the pool lets through, the replay has to find."""
+    """A daemon that does not verify chunks in DRAM: the replay has to find the bad bytes."""
     daemon = start_daemon(dram__verify="cold")
     trace = _trace(tmp_path / "t.jsonl", [0, 1, 2])
     arguments = (trace, "--json", "--socket", daemon.socket, "--salt", SALT, "--clients", 1, *SMALL)
@@ -183,8 +183,8 @@ def test_a_flipped_bit_that_no_checksum_catches_is_found_by_the_contents(
     assert (row["wrong_bytes"], row["wrong_keys"], row["loads_short"]) == (1, [f"{key} layer 0"], {})
 
 
-def test_wrong_bytes_end_with_1_and_the_key(daemon: Daemon, tmp_path: Path) -> None:
-    """A chunk that some client stored with other bytes than its key asks for: only the contents can tell."""
+def test_wrong_bytes_exit_with_1_and_print_the_key(daemon: Daemon, tmp_path: Path) -> None:
+    """A chunk that some client stored with other bytes than its key asks for: only comparing contents finds it."""
     trace = _trace(tmp_path / "t.jsonl", [0, 1, 2])
     with _own_pool(daemon) as pool:
         keys = _keys(pool, [0, 1])
@@ -202,7 +202,7 @@ def test_wrong_bytes_end_with_1_and_the_key(daemon: Daemon, tmp_path: Path) -> N
     assert f"{key} layer 1" in run.stderr
 
 
-def test_a_shared_daemon_is_left_without_the_chunks_of_a_run(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_run_leaves_no_chunks_in_a_shared_daemon(daemon: Daemon, tmp_path: Path) -> None:
     trace = _conversations(tmp_path / "chat.jsonl", 2, 2)
     for _ in range(2):
         run = _run(trace, "--json", "--clients", 1, "--socket", daemon.socket, *SMALL)
@@ -212,9 +212,9 @@ def test_a_shared_daemon_is_left_without_the_chunks_of_a_run(daemon: Daemon, tmp
         assert daemon.stats()["dram.chunks"] == 0
 
 
-def test_wrong_usage_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_wrong_usage_is_refused_with_a_remedy(tmp_path: Path) -> None:
     trace = _conversations(tmp_path / "chat.jsonl", 1, 1)
-    for arguments, said in (
+    for arguments, message in (
         ((), "name traces, or the folder they are in by KVPOOL_TRACES=FOLDER"),
         ((trace, "--capacity", "2 barrels"), "'2 barrels' is no size"),
         ((trace, "--capacity", "-3%"), "'-3%' is no share"),
@@ -232,7 +232,7 @@ def test_wrong_usage_is_refused_with_what_to_do(tmp_path: Path) -> None:
     ):
         refused = _run(*arguments)
         assert (refused.returncode, refused.stdout) == (2, ""), refused.stderr
-        assert said in refused.stderr
+        assert message in refused.stderr
     assert _run(trace, "--clients", 0).returncode == 2
     assert _run(trace, "--socket", "/nowhere/kvpool.sock").returncode == 3
 
@@ -286,13 +286,13 @@ def _runs(pid: int) -> bool:
 
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for what runs: the path of a socket in a folder of it has 107 bytes at most."""
+    """A folder with a short path: a socket's path has 107 bytes at most."""
     return tmp_path_factory.mktemp("r")
 
 
 @pytest.fixture
 def running(short: Path, tmp_path: Path) -> Iterator[Callable[[], "subprocess.Popen[bytes]"]]:
-    """Starts a replay of a minute or so, in the middle of which it is found."""
+    """Starts a replay of about a minute, for tests that act in the middle of it."""
     trace = _conversations(tmp_path / "chat.jsonl", 400, 40)
     started: list[subprocess.Popen[bytes]] = []
 
@@ -333,7 +333,7 @@ def test_a_client_that_is_killed_fails_the_run(running: Callable[[], "subprocess
     assert not any(_runs(pid) for pid in children)
 
 
-def test_a_client_that_says_nothing_is_given_up(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_sends_nothing_is_given_up(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ReplaySettings(daemon.socket, SALT, CHUNK_BYTES, BLOCK_TOKENS, 4)
     served: list[RequestResult] = []
     with Clients(settings, 1) as clients:
@@ -348,7 +348,7 @@ def test_a_client_that_says_nothing_is_given_up(daemon: Daemon, monkeypatch: pyt
 
 
 @pytest.mark.skipif(real_traces() is None, reason="no traces: name their folder by KVPOOL_TRACES")
-def test_real_traces_come_back_right() -> None:
+def test_real_traces_load_right_bytes() -> None:
     run = _run("--quick", "--json", KVPOOL_TRACES=str(real_traces()))
     assert run.returncode == 0, run.stderr
     rows = _rows(run)

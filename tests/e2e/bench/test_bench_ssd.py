@@ -1,4 +1,4 @@
-"""`kvpoolctl bench ssd` on the disk of the tests: what it prints, what it refuses, that it leaves nothing behind."""
+"""`kvpoolctl bench ssd` on the disk of the tests: its output, its refusals, and nothing left behind."""
 
 import json
 import math
@@ -65,25 +65,25 @@ def _assert_positive(row: dict[str, Any], names: set[str]) -> None:
     assert bad == {}
 
 
-def test_wrong_usage_is_refused_with_what_to_do(disk: Path) -> None:
-    for arguments, said in (
+def test_wrong_usage_is_refused_with_a_remedy(disk: Path) -> None:
+    for arguments, message in (
         (("--size", "1MiB"), "--size is 1.0 MiB, expected 8.0 MiB or more"),
         (("--path", disk / "absent"), "is no folder that can be written"),
         (("--socket", "/nowhere/kvpool.sock"), "ssd starts daemons of its own"),
     ):
         refused = _run("--quick", *arguments)
         assert (refused.returncode, refused.stdout) == (2, ""), refused.stderr
-        assert said in refused.stderr
+        assert message in refused.stderr
 
 
 @pytest.mark.skipif(not MEMORY.is_dir() or file_system(MEMORY) != "tmpfs", reason="/dev/shm is no tmpfs here")
-def test_memory_is_refused() -> None:
+def test_a_file_system_in_memory_is_refused() -> None:
     refused = _run("--quick", "--path", MEMORY)
     assert refused.returncode == 2
     assert "/dev/shm is on tmpfs, which is memory and no disk" in refused.stderr
 
 
-def test_a_command_that_is_ended_leaves_no_folder(disk: Path) -> None:
+def test_a_terminated_command_leaves_no_folder(disk: Path) -> None:
     process = subprocess.Popen(_command("--path", disk), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_until(lambda: any(disk.glob("*/queue/raw-*")), "it has begun", 30.0)

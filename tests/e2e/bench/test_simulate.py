@@ -1,4 +1,4 @@
-"""`kvpoolctl simulate` as a command: what it prints, what it refuses, and that a live daemon hits what it says."""
+"""`kvpoolctl simulate` as a command: its output, its refusals, and a live daemon that has the same hits."""
 
 import importlib.util
 import json
@@ -18,7 +18,7 @@ from kvpool.sim.node import POLICIES
 from kvpool.sim.traces import BLOCK_TOKENS
 from tests.rigs.simulations import random_prompts
 
-# The names that programs rely on, in their order; more are added at the end of a group, none is renamed.
+# Names that programs rely on, in their order; new ones are added at the end of a group, none is renamed.
 ROW_NAMES = {
     *("trace", "policy", "capacity_fraction", "capacity_blocks", "hit_rate", "belady_hit_rate", "lru_hit_rate"),
     *("holes", "us_per_reference", "hit_rate_dram", "hit_rate_ssd", "ssd_blocks_written"),
@@ -99,7 +99,7 @@ def test_partial_blocks_are_counted_and_not_stored_unless_asked(tmp_path: Path) 
     assert of["counted"]["lru_hit_rate"] == of["stored"]["lru_hit_rate"] == of["stored"]["hit_rate"]
 
 
-def test_people_get_a_table_and_a_document(tmp_path: Path) -> None:
+def test_the_human_readable_output_is_a_table_and_a_document(tmp_path: Path) -> None:
     trace = _trace(tmp_path / "chat.jsonl", random_prompts(4, 30))
     out = tmp_path / "rows.json"
     run = _ctl("simulate", trace, "--capacity", "50%", "--tiers", "dram,ssd", "--ssd-capacity", "200%", "--out", out)
@@ -157,15 +157,15 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
         (("TRACE", "--times", "/nowhere/times"), "--times /nowhere/times: [Errno 2]"),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_wrong_input_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
     trace = _trace(tmp_path / "chat.jsonl", random_prompts(5, 5))
     with pytest.raises(SystemExit) as ended:
         load_commands()(["simulate", *(str(trace) if argument == "TRACE" else argument for argument in arguments)])
-    said = capsys.readouterr()
-    assert (ended.value.code, said.out) == (2, "")
-    assert message in said.err
+    output = capsys.readouterr()
+    assert (ended.value.code, output.out) == (2, "")
+    assert message in output.err
 
 
 def test_a_bad_line_is_named(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_daemon_hits_what_its_simulation_hits(tmp_path: Path) -> None:
 
 
 def test_a_daemon_with_two_tiers_hits_what_its_simulation_hits(tmp_path: Path) -> None:
-    # Written through, so that what is written does not depend on how soon the disk has done what came before.
+    # Write-through, so that the writes do not depend on the speed of the disk.
     if not has_disk(str(tmp_path)):
         pytest.skip("the folder for temporary files is on no disk")
     trace = _trace(tmp_path / "chat.jsonl", random_prompts(6, 900, window=400))
@@ -239,7 +239,7 @@ def test_a_daemon_with_two_tiers_hits_what_its_simulation_hits(tmp_path: Path) -
     assert min(live) > 0
 
 
-def test_a_daemon_that_writes_down_as_dram_fills_hits_what_its_simulation_hits(tmp_path: Path) -> None:
+def test_a_daemon_that_demotes_as_dram_fills_hits_what_its_simulation_hits(tmp_path: Path) -> None:
     if not has_disk(str(tmp_path)):
         pytest.skip("the folder for temporary files is on no disk")
     trace = _trace(tmp_path / "chat.jsonl", random_prompts(6, 900, window=400))
@@ -252,7 +252,7 @@ def test_a_daemon_that_writes_down_as_dram_fills_hits_what_its_simulation_hits(t
     ("written", "message"),
     [("", "0 times"), ("1\n-1\n", "none below 0"), ("soon\n", "expected seconds"), ("1\n" * 8, "8 times, ")],
 )
-def test_times_that_are_none_are_refused(tmp_path: Path, written: str, message: str) -> None:
+def test_invalid_times_are_refused(tmp_path: Path, written: str, message: str) -> None:
     trace = _trace(tmp_path / "chat.jsonl", random_prompts(5, 6))
     times = tmp_path / "times"
     times.write_text(written)

@@ -1,4 +1,4 @@
-"""Events over ZMQ, as routers consume them: a real daemon, and a router that knows the wire's description alone."""
+"""Events over ZMQ, as routers consume them: a real daemon, and a router written from the description of the wire alone."""
 
 import itertools
 import select
@@ -29,7 +29,7 @@ CHUNK = SMALL.chunk_tokens
 CHURN_S = 1.0
 ATTEMPTS_MAX = 3
 P99_RATIO_MAX = 3.0
-# What waits for a reader that does not read is `hwm` messages of 64 KiB at most, beside what the kernel buffers.
+# For a reader that does not read, at most `hwm` messages of 64 KiB wait, beside the kernel's buffers.
 SLOW_BYTES_MAX = 24 << 20
 
 
@@ -52,7 +52,7 @@ def _has_published(daemon: Daemon, messages: int) -> bool:
 
 
 @pytest.mark.parametrize("form", ["map", "positional"])
-def test_a_router_knows_what_the_daemon_has_in_both_tiers(
+def test_a_router_knows_the_daemons_chunks_in_both_tiers(
     publish: Callable[..., Daemon], tmp_path: Path, form: str
 ) -> None:
     daemon = publish(
@@ -104,7 +104,7 @@ def test_blocks_that_do_not_cut_a_chunk_leave_it_whole(publish: Callable[..., Da
         router.receive_until(lambda: router.index.longest(tokens_of(1, CHUNK * 3).tolist(), CHUNK) == 3, "whole chunks")
 
 
-def test_who_comes_late_asks_for_what_was_and_has_it(publish: Callable[..., Daemon]) -> None:
+def test_a_late_router_gets_earlier_messages_by_replay(publish: Callable[..., Daemon]) -> None:
     daemon = publish(events__retell_interval="0s")
     with daemon.connect() as pool, daemon.connect(model="other") as other:
         for number in range(5):
@@ -122,7 +122,7 @@ def test_who_comes_late_asks_for_what_was_and_has_it(publish: Callable[..., Daem
             assert known(router) == expected(daemon)
 
 
-def test_kept_messages_are_bounded_and_what_is_missing_shows(publish: Callable[..., Daemon]) -> None:
+def test_retained_messages_are_bounded_and_missing_ones_show_as_a_gap(publish: Callable[..., Daemon]) -> None:
     daemon = publish(events__replay_messages="3", events__retell_interval="0s")
     with daemon.connect() as pool, router_of(daemon, topic="none") as router:
         for number in range(8):
@@ -131,7 +131,7 @@ def test_kept_messages_are_bounded_and_what_is_missing_shows(publish: Callable[.
         assert [number for _, number, _ in router.replay(0)] == [6, 7, 8]
 
 
-def test_a_router_that_comes_later_than_messages_reach_back_is_told_everything(publish: Callable[..., Daemon]) -> None:
+def test_a_router_later_than_the_retained_messages_gets_a_whole_snapshot(publish: Callable[..., Daemon]) -> None:
     daemon = publish(events__replay_messages="3", events__retell_interval="10ms")
     with daemon.connect() as pool:
         for number in range(8):
@@ -146,11 +146,11 @@ def test_a_router_that_comes_later_than_messages_reach_back_is_told_everything(p
                     pass
                 return known(router) == expected(daemon)
 
-            wait_until(is_expected, "everything was told anew")
+            wait_until(is_expected, "everything was republished")
         assert int(daemon.stats()["events.resyncs"]) >= 1
 
 
-def test_nothing_is_told_anew_where_that_is_not_wanted(publish: Callable[..., Daemon]) -> None:
+def test_nothing_is_republished_where_the_option_is_off(publish: Callable[..., Daemon]) -> None:
     daemon = publish(events__replay_messages="1", events__retell_interval="0s")
     with daemon.connect() as pool, router_of(daemon, topic="none") as router:
         for number in range(3):
@@ -161,7 +161,7 @@ def test_nothing_is_told_anew_where_that_is_not_wanted(publish: Callable[..., Da
         assert daemon.stats()["events.resyncs"] == 0
 
 
-def test_ids_that_are_not_kept_are_not_published(publish: Callable[..., Daemon]) -> None:
+def test_token_ids_that_are_not_stored_are_not_published(publish: Callable[..., Daemon]) -> None:
     daemon = publish(server__keep_token_ids="false")
     with daemon.connect() as pool, router_of(daemon, topic="none") as router:
         store(pool, pool.keys(tokens_of(1, CHUNK * 4)))
@@ -178,7 +178,7 @@ BAD_REQUESTS = (
 )
 
 
-def test_requests_that_are_none_are_counted_and_harm_nobody(publish: Callable[..., Daemon]) -> None:
+def test_invalid_requests_are_counted_and_harm_nobody(publish: Callable[..., Daemon]) -> None:
     daemon = publish()
     with router_of(daemon) as router, daemon.connect() as pool:
         for frames in BAD_REQUESTS:
@@ -188,7 +188,7 @@ def test_requests_that_are_none_are_counted_and_harm_nobody(publish: Callable[..
     assert daemon.stats()["events.publish_errors"] == 0
 
 
-def test_a_message_that_is_too_long_ends_its_sender_alone(publish: Callable[..., Daemon]) -> None:
+def test_a_message_that_is_too_long_ends_only_its_senders_connection(publish: Callable[..., Daemon]) -> None:
     daemon = publish()
     with router_of(daemon) as hostile, router_of(daemon) as router, daemon.connect() as pool:
         for _ in range(20):
@@ -230,7 +230,7 @@ def _p99_under_churn_us(daemon: Daemon, pool: kv.Pool, first: int) -> float:
 
 @pytest.mark.timed
 def test_a_subscriber_that_never_reads_costs_the_daemon_nothing(publish: Callable[..., Daemon]) -> None:
-    """Times on a machine shared with others are taken again before they are believed; all of them are printed."""
+    """On a shared machine a failed measurement is repeated before it counts; all of them are printed."""
     daemon = publish(events__hwm="64", events__replay_messages="64", events__buffer="1MiB", dram__capacity="4MiB")
     with daemon.connect() as pool:
         with engine(daemon) as raw:
@@ -251,7 +251,7 @@ def test_a_subscriber_that_never_reads_costs_the_daemon_nothing(publish: Callabl
 
 @pytest.fixture
 def curve(tmp_path: Path) -> dict[str, tuple[bytes, bytes]]:
-    """Keys of the daemon, of a router that is let in, and of one that is not; (public, secret)."""
+    """Keys of the daemon, of an accepted router, and of a refused one; (public, secret)."""
     keys = {name: zmq.curve_keypair() for name in ("daemon", "friend", "stranger")}
     secret = tmp_path / "secret"
     secret.write_bytes(keys["daemon"][1] + b"\n")
@@ -290,7 +290,7 @@ def test_with_keys_only_known_routers_are_let_in(
             assert not outsider.is_answered(0.1)
 
 
-def test_a_socket_of_the_file_system_has_the_rights_of_the_daemons(
+def test_a_unix_socket_for_events_has_the_rights_of_the_daemons_socket(
     start_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     path = tmp_path / "events"
@@ -304,7 +304,7 @@ def test_a_socket_of_the_file_system_has_the_rights_of_the_daemons(
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_keys_that_are_none_are_refused_at_the_start(tmp_path: Path, curve: dict[str, tuple[bytes, bytes]]) -> None:
+def test_invalid_keys_are_refused_at_the_start(tmp_path: Path, curve: dict[str, tuple[bytes, bytes]]) -> None:
     options = {key.replace("__", "."): value for key, value in _with_keys(tmp_path).items()}
     command = Daemon(tmp_path, **{"events.publish": "tcp://127.0.0.1:0", **options}).command()
     bad = {"secret": [b"", b"\0" * 40], "clients": [b"", b"x" * 40 + b"\n" + b"yy" * 19 + b"\n"]}
@@ -329,7 +329,7 @@ def test_an_address_in_use_is_named(start_daemon: Callable[..., Daemon], tmp_pat
     assert f"events.publish {taken} cannot be bound" in ended.stderr
 
 
-def test_an_idle_publisher_does_not_turn(publish: Callable[..., Daemon]) -> None:
+def test_an_idle_publisher_does_not_wake_up(publish: Callable[..., Daemon]) -> None:
     daemon = publish()
     with daemon.admin() as admin:
         assert admin.info()["events"].startswith("ipc://")

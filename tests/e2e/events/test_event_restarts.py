@@ -1,4 +1,4 @@
-"""Two lives of one daemon as a router sees them: what the first one had counts no more, what the second one has is told."""
+"""Two lives of one daemon as a router sees them: the chunks of the first are cleared, those of the second are published."""
 
 import struct
 import time
@@ -21,7 +21,7 @@ Publish = Callable[..., Daemon]
 
 @pytest.fixture
 def publish(start_daemon: Publish, tmp_path: Path) -> Publish:
-    """Starts daemons that publish, with a disk where `ssd` says so."""
+    """Starts daemons that publish; `ssd`: with a disk."""
 
     def start(*, ssd: bool, **options: str) -> Daemon:
         disk = {"ssd__path": str(tmp_path / "ssd"), "ssd__capacity": "32MiB", "ssd__watermark": "0"} if ssd else {}
@@ -34,7 +34,7 @@ def publish(start_daemon: Publish, tmp_path: Path) -> Publish:
 
 
 def _restart(daemon: Daemon, end: str, *, ssd: bool) -> float:
-    """The next life, and when it was ready."""
+    """Starts the next life; the time at which it was ready."""
     if end == "kill":
         daemon.kill()
     else:
@@ -60,12 +60,14 @@ def _fill(daemon: Daemon, pool: kv.Pool, router: Router, *, ssd: bool) -> None:
 @pytest.mark.timed
 @pytest.mark.parametrize("ssd", [False, True], ids=["dram", "ssd"])
 @pytest.mark.parametrize("end", ["kill", "stop"])
-def test_a_router_that_stays_knows_the_next_life_within_a_second(publish: Publish, end: str, ssd: bool) -> None:
+def test_a_router_that_stays_connected_knows_the_next_life_within_a_second(
+    publish: Publish, end: str, ssd: bool
+) -> None:
     daemon = publish(ssd=ssd)
     with daemon.connect() as pool, router_of(daemon) as router:
         connected(daemon, router, pool)
         _fill(daemon, pool, router, ssd=ssd)
-        router.index.is_strict = False  # what came before its subscription is told to it later
+        router.index.is_strict = False  # it gets the events from before its subscription later
         ready = _restart(daemon, end, ssd=ssd)
         truth = expected(daemon)
         router.receive_until(lambda: known(router) == truth, "the router knows the second life")
@@ -101,8 +103,8 @@ def test_every_topic_of_a_life_begins_with_all_blocks_cleared(publish: Publish, 
         assert set(map(str, first.values())) == {str((0, ["AllBlocksCleared"]))}
 
 
-def test_who_comes_later_than_the_life_began_gets_it_by_replay_alone(publish: Publish) -> None:
-    """Nothing is told anew here: a mark says that there is something to ask for."""
+def test_a_router_that_comes_after_the_start_of_a_life_recovers_by_replay_alone(publish: Publish) -> None:
+    """Nothing is republished here: a mark shows that a replay is needed."""
     daemon = publish(ssd=False, events__retell_interval="0s")
     with daemon.connect() as pool:
         store(pool, pool.keys(tokens_of(1, CHUNK * 4)))
@@ -116,7 +118,7 @@ def test_who_comes_later_than_the_life_began_gets_it_by_replay_alone(publish: Pu
         assert daemon.stats()["events.resyncs"] == 0
 
 
-def test_a_router_that_reconnects_sees_numbers_begin_anew_and_recovers_by_replay(publish: Publish) -> None:
+def test_a_router_that_reconnects_sees_numbers_restart_and_recovers_by_replay(publish: Publish) -> None:
     daemon = publish(ssd=False, events__retell_interval="0s")
     with daemon.connect() as pool, router_of(daemon) as router:
         connected(daemon, router, pool)
@@ -130,8 +132,8 @@ def test_a_router_that_reconnects_sees_numbers_begin_anew_and_recovers_by_replay
         assert len(known(router)["CPU"]) == 3
 
 
-def test_a_model_that_comes_later_costs_nobody_what_others_have(publish: Publish) -> None:
-    """A router that takes any AllBlocksCleared for all topics is told everything again."""
+def test_a_later_model_does_not_clear_the_blocks_of_others(publish: Publish) -> None:
+    """A router that applies any AllBlocksCleared to all topics gets everything republished."""
     daemon = publish(ssd=False)
     with daemon.connect() as pool, router_of(daemon) as router:
         connected(daemon, router, pool)
@@ -139,10 +141,10 @@ def test_a_model_that_comes_later_costs_nobody_what_others_have(publish: Publish
         router.receive_until(lambda: known(router) == expected(daemon), "the router knows what is stored")
         with daemon.connect(model="other"):
             router.receive_until(lambda: len(router.topics) == 2, "the other topic begins")
-            router.receive_until(lambda: known(router) == expected(daemon), "everything is told again")
+            router.receive_until(lambda: known(router) == expected(daemon), "everything is republished")
 
 
-def test_marks_repeat_a_number_and_say_nothing(publish: Publish) -> None:
+def test_marks_repeat_a_number_and_change_nothing(publish: Publish) -> None:
     daemon = publish(ssd=False, events__retell_interval="0s")
     with daemon.connect() as pool, router_of(daemon) as router:
         connected(daemon, router, pool)

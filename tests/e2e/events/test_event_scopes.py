@@ -1,4 +1,4 @@
-"""What separates chunks of equal tokens, told to routers, and the token ids of chunks that lie on disk alone."""
+"""Scopes of chunks with equal tokens (adapter, salt) as routers get them, and the token ids of chunks on disk alone."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ def tiered(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Callable[...,
 
 
 def restart(daemon: Daemon, pool: kv.Pool) -> None:
-    """Another life over a warm disk."""
+    """Restarts the daemon over a warm disk."""
     assert daemon.stop() == 0
     daemon.start()
     wait_connected(pool)
@@ -40,7 +40,7 @@ def restart(daemon: Daemon, pool: kv.Pool) -> None:
 
 
 @pytest.mark.parametrize("form", ["map", "positional"])
-def test_a_router_tells_tenants_and_adapters_apart_over_restarts(
+def test_a_router_distinguishes_tenants_and_adapters_over_restarts(
     tiered: Callable[..., Daemon], tmp_path: Path, form: str
 ) -> None:
     daemon = tiered(events__format=form, log__level="debug", events__block_tokens="8")
@@ -52,12 +52,12 @@ def test_a_router_tells_tenants_and_adapters_apart_over_restarts(
             store(pool, pool.keys(tokens[: CHUNK * 2], adapter="sql"))
             store(pool, pool.keys(tokens, salt=SALT))
             store(pool, pool.keys(tokens[: CHUNK * 3], salt=SALT, adapter="sql"))
-            router.receive_until(lambda: router.index.longest(tokens.tolist(), 8, "sql", TAG), "all are told")
+            router.receive_until(lambda: router.index.longest(tokens.tolist(), 8, "sql", TAG), "all are published")
 
         restart(daemon, pool)
         with router_of(daemon) as router:
             router.index.is_strict = False
-            wait_until(lambda: int(daemon.stats()["events.resyncs"]) > 0, "what is on disk is told")
+            wait_until(lambda: int(daemon.stats()["events.resyncs"]) > 0, "what is on disk is published")
 
             def counts() -> list[int]:
                 for topic in {topic for topic, _, _ in router.replay(0)}:
@@ -82,7 +82,7 @@ def test_a_router_tells_tenants_and_adapters_apart_over_restarts(
         assert SALT not in file.read_bytes(), file
 
 
-def test_events_and_what_is_promoted_keep_their_scope(tiered: Callable[..., Daemon]) -> None:
+def test_events_and_promoted_chunks_keep_their_scope(tiered: Callable[..., Daemon]) -> None:
     daemon = tiered()
     tokens = tokens_of(2, CHUNK * 2)
     with daemon.connect(salt=SALT) as pool:
@@ -96,14 +96,14 @@ def test_events_and_what_is_promoted_keep_their_scope(tiered: Callable[..., Daem
         batch = pool.events(mark)
         promoted = [event for event in batch.events if kv.Level.DRAM in event.gained]
         packed = tokens.astype("<i4").tobytes()
-        told = {event.keys: event.tokens for event in promoted}  # in the order in which they landed
-        assert told == {keys[0]: packed[: 4 * CHUNK], keys[1]: packed[4 * CHUNK :]}
+        published = {event.keys: event.tokens for event in promoted}  # in the order in which they landed
+        assert published == {keys[0]: packed[: 4 * CHUNK], keys[1]: packed[4 * CHUNK :]}
         assert {(event.adapter, event.salt_tag) for event in promoted} == {("x" * ADAPTER_BYTES_MAX, salt_tag(SALT))}
         one_less = kv.EventMark(batch.mark.incarnation, batch.mark.last - 1)
         assert batch.until(one_less) == kv.EventBatch(batch.events[:-1], one_less, False, batch.namespaces)
 
 
-def test_a_late_router_is_told_everything_on_disk_with_its_token_ids(tiered: Callable[..., Daemon]) -> None:
+def test_a_late_router_gets_every_chunk_on_disk_with_its_token_ids(tiered: Callable[..., Daemon]) -> None:
     daemon = tiered(events__replay_messages="1000")
     prompts = [tokens_of(number, CHUNK * 20) for number in range(12)]
     with daemon.connect() as pool:
@@ -117,7 +117,7 @@ def test_a_late_router_is_told_everything_on_disk_with_its_token_ids(tiered: Cal
                     router.catch_up(topic)
                 return known(router) == expected(daemon)
 
-            wait_until(is_expected, "everything is told")
+            wait_until(is_expected, "everything is published")
             assert [router.index.longest(tokens.tolist(), CHUNK) for tokens in prompts] == [20] * 12
         assert int(daemon.stats()["events.headers_read"]) >= 240
         assert int(daemon.stats()["events.late_headers"]) == 0
@@ -141,7 +141,7 @@ def test_headers_that_cannot_be_read_leave_ids_unknown_and_nothing_else(
         assert daemon.problems() == []
 
 
-def test_of_several_ranks_the_first_stands_for_all(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_of_several_ranks_the_first_represents_all(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     daemon = start_daemon(**local_events(tmp_path))
     layout = kv.Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=CHUNK, rank=0, world=2)
     tokens = tokens_of(4, CHUNK * 3)
@@ -151,7 +151,8 @@ def test_of_several_ranks_the_first_stands_for_all(start_daemon: Callable[..., D
         with router_of(daemon, topic="none") as router:
             assert store(first, first.keys(tokens)).stored == 3
             wait_until(
-                lambda: len(router.replay(0)) == 2, "the first rank's chunks are told, behind the topic's beginning"
+                lambda: len(router.replay(0)) == 2,
+                "the first rank's chunks are published, behind the topic's beginning",
             )
             (topic,) = {topic for topic, _, _ in router.replay(0)}
             router.catch_up(topic)
@@ -160,7 +161,7 @@ def test_of_several_ranks_the_first_stands_for_all(start_daemon: Callable[..., D
 
 
 @pytest.mark.parametrize("scope", [b"x", bytes(12), bytes(18), bytes(260)])
-def test_a_scope_that_is_none_ends_the_connection(daemon: Daemon, scope: bytes) -> None:
+def test_an_invalid_scope_ends_the_connection(daemon: Daemon, scope: bytes) -> None:
     with engine(daemon) as connection:
         made = connection.call(m.Reserve(b"", keys_of(7, 1)), m.Reserved)
         with pytest.raises((Refused, ProtocolError), match="scope has"):

@@ -1,4 +1,4 @@
-"""Events from a real daemon: through the client, to operators, over restarts, and what became of a chunk."""
+"""Events from a real daemon: through the client, to operators, over restarts, and the history of a chunk."""
 
 import random
 from collections.abc import Callable
@@ -19,7 +19,7 @@ STEPS = 60
 
 
 class Subscriber:
-    """An operator's connection that keeps a replica."""
+    """An operator's connection that maintains a replica."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
@@ -28,7 +28,7 @@ class Subscriber:
         self.gaps = 0
 
     def follow(self) -> None:
-        """Up to now."""
+        """Bring the replica up to now."""
         with self._daemon.admin() as admin:
             while True:
                 answer = admin.events(self.incarnation, self.replica.last)
@@ -43,7 +43,7 @@ class Subscriber:
                 self.replica.apply(events)
 
     def take_snapshot(self) -> None:
-        """Begin anew."""
+        """Start again from a snapshot."""
         with self._daemon.admin() as admin:
             page = admin.snapshot(0)
             self.replica.begin_snapshot(page.as_of)
@@ -57,7 +57,7 @@ class Subscriber:
                 page = admin.snapshot(page.cursor)
 
     def assert_right(self) -> None:
-        """What it knows is what the daemon has: what a new one learns, and what the daemon counts, at one event."""
+        """The replica equals the daemon's content: a new replica, and the daemon's counts, at one event."""
         wait_until(self._is_right_at_one_event, "nothing happened while the two were compared")
 
     def _is_right_at_one_event(self) -> bool:
@@ -91,7 +91,7 @@ def _play(daemon: Daemon, pool: kv.Pool, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("buffer", ["16MiB", "64KiB"])
-def test_events_add_up_to_what_the_daemon_has_over_both_tiers_and_restarts(
+def test_events_add_up_to_the_daemons_chunks_over_both_tiers_and_restarts(
     start_daemon: Callable[..., Daemon], tmp_path: Path, seed: int, buffer: str
 ) -> None:
     daemon = start_daemon(
@@ -116,7 +116,7 @@ def test_events_add_up_to_what_the_daemon_has_over_both_tiers_and_restarts(
     assert subscriber.gaps >= 1
 
 
-def test_a_client_hears_of_its_own_model_and_of_the_daemons_lives(daemon: Daemon) -> None:
+def test_a_client_gets_events_of_its_own_model_and_of_the_daemons_restarts(daemon: Daemon) -> None:
     other_layout = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=16)
     tokens = tokens_of(7, 6 * SMALL.chunk_tokens)
     with daemon.connect() as pool, daemon.connect(model="another") as other, daemon.connect(other_layout) as third:
@@ -152,7 +152,7 @@ def test_a_client_hears_of_its_own_model_and_of_the_daemons_lives(daemon: Daemon
         assert after.mark.incarnation != batch.mark.incarnation
 
 
-def test_a_mark_that_is_none_is_a_callers_mistake(daemon: Daemon) -> None:
+def test_an_invalid_mark_is_a_callers_mistake(daemon: Daemon) -> None:
     marks = [None, 3, (b"", "1"), (b"short", 1), (b"", True), (b"", 1 << 63), (b"", 1, 2), ("", 1), (b"", None)]
     with daemon.connect() as pool:
         for mark in marks:
@@ -177,7 +177,7 @@ def unpack_none() -> bytes:
     return b"\x90"
 
 
-def test_columns_that_are_none_end_the_connection(daemon: Daemon) -> None:
+def test_invalid_columns_end_the_connection(daemon: Daemon) -> None:
     requests = (
         *(em.AskEvents(b"x", 0, 0.0), em.AskEvents(bytes(17), 0, 0.0)),
         *(
@@ -200,21 +200,21 @@ def test_every_namespace_is_named(daemon: Daemon) -> None:
         assert names[0][1] == SMALL
 
 
-def test_the_daemon_says_what_became_of_chunks(daemon: Daemon) -> None:
+def test_the_daemon_reports_the_history_of_chunks(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, 4 * SMALL.chunk_tokens))
         assert store(pool, keys).stored == 4
         with daemon.admin() as admin:
-            assert [fate["fate"] for fate in admin.chunk_history([keys[0], bytes(32)])] == ["stored", "unknown"]
+            assert [entry["fate"] for entry in admin.chunk_history([keys[0], bytes(32)])] == ["stored", "unknown"]
             admin.flush(None, None)
-            (fate,) = admin.chunk_history([keys[3]])
-            assert (fate["fate"], fate["reason"], fate["model"]) == ("removed", "flushed", "test-model")
-            assert 0 <= fate["age_s"] < 60
+            (entry,) = admin.chunk_history([keys[3]])
+            assert (entry["fate"], entry["reason"], entry["model"]) == ("removed", "flushed", "test-model")
+            assert 0 <= entry["age_s"] < 60
             assert len(admin.chunk_history([keys[number % 4] for number in range(600)])) == 600
 
 
-def test_what_is_written_down_is_told_with_its_token_ids(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
-    """Chunks that reached the disk a moment ago are the first that make room: their ids must have been read by then."""
+def test_demoted_chunks_are_published_with_their_token_ids(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    """Chunks that just reached the disk are the first victims: their token ids must have been read by then."""
     daemon = start_daemon(
         dram__capacity="1MiB", ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", ssd__watermark="0"
     )
@@ -231,7 +231,7 @@ def test_what_is_written_down_is_told_with_its_token_ids(start_daemon: Callable[
     assert all(with_ids)
 
 
-def test_a_change_of_priority_is_told_and_so_is_its_lapse(daemon: Daemon) -> None:
+def test_a_change_of_priority_is_published_and_so_is_its_expiry(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(12, 2 * SMALL.chunk_tokens))
         assert store(pool, keys).stored == 2
@@ -243,11 +243,11 @@ def test_a_change_of_priority_is_told_and_so_is_its_lapse(daemon: Daemon) -> Non
         assert (event.priority_before, event.priority) == (35, 80)
         assert event.tiers == event.tiers_before == 1 << kv.Level.DRAM
 
-        def lapses() -> tuple[kv.Event, ...]:
+        def expiries() -> tuple[kv.Event, ...]:
             return pool.events(batch.mark).events
 
-        wait_until(lambda: bool(lapses()), "the priority lapses")
-        (event,) = lapses()
+        wait_until(lambda: bool(expiries()), "the priority expires")
+        (event,) = expiries()
         assert (event.kind, event.chunks) == (kv.EventKind.UPDATED, (keys[0],))
         assert (event.priority_before, event.priority) == (80, 35)
         assert event.tiers == event.tiers_before == 1 << kv.Level.DRAM

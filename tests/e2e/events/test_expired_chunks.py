@@ -1,4 +1,4 @@
-"""Priorities that end: told in time though nobody asks anything, in both tiers, and what becomes of them over a restart."""
+"""Expiry of priorities: published in time without any request, in both tiers, and kept over a restart."""
 
 import json
 import subprocess
@@ -25,10 +25,10 @@ def tiered(start_daemon: Start, tmp_path: Path) -> Daemon:
 
 
 def save(daemon: Daemon, pool: kv.Pool, number: int, duration_s: float, priority: int = 80) -> kv.KeyChain:
-    """Stores a chain that is kept for a time, in both tiers."""
+    """Stores a chain with limited retention, in both tiers."""
     keys = pool.keys(tokens_of(7000 + number, CHAIN * SMALL.chunk_tokens))
-    wish = [kv.TokenRange(0, None, priority, duration_s)]
-    result = pool.save(keys, from_=payload_of(keys, SMALL), retention=wish).commit()
+    ranges = [kv.TokenRange(0, None, priority, duration_s)]
+    result = pool.save(keys, from_=payload_of(keys, SMALL), retention=ranges).commit()
     assert result is not None
     assert (result.stored, result.clipped) == (CHAIN, 0)
     with daemon.admin() as admin:
@@ -49,7 +49,7 @@ def kept(daemon: Daemon) -> tuple[int | float | str, int | float | str]:
     return stats["dram.kept_chunks"], stats["ssd.kept_chunks"]
 
 
-def test_a_lapse_is_told_though_nobody_asks_for_anything(tiered: Daemon) -> None:
+def test_an_expiry_is_published_though_no_request_comes(tiered: Daemon) -> None:
     with tiered.connect() as pool:
         mark = pool.events().mark
         keys = save(tiered, pool, 1, 1.0)
@@ -57,15 +57,15 @@ def test_a_lapse_is_told_though_nobody_asks_for_anything(tiered: Daemon) -> None
         wait_until(lambda: kept(tiered) == (CHAIN, CHAIN), "one chain's time is over in both tiers")
         stats = tiered.stats()
         assert (stats["retention_lapsed"], stats["ssd.retention_lapsed"]) == (CHAIN, CHAIN)
-        told = [event for event in pool.events(mark).events if (event.priority_before, event.priority) == (80, 35)]
-        assert {event.kind for event in told} == {kv.EventKind.UPDATED}
-        assert {chunk for event in told for chunk in event.chunks} == {keys[number] for number in range(CHAIN)}
+        published = [event for event in pool.events(mark).events if (event.priority_before, event.priority) == (80, 35)]
+        assert {event.kind for event in published} == {kv.EventKind.UPDATED}
+        assert {chunk for event in published for chunk in event.chunks} == {keys[number] for number in range(CHAIN)}
     assert priority_of(tiered, keys[0]) == 35
     assert priority_of(tiered, other[0]) == 80
     assert tiered.problems() == []
 
 
-def test_what_only_the_ssd_tier_has_lapses_too(tiered: Daemon) -> None:
+def test_the_priority_of_chunks_on_ssd_alone_expires_too(tiered: Daemon) -> None:
     with tiered.connect() as pool, tiered.admin() as admin:
         keys = save(tiered, pool, 1, 1.0)
         assert admin.flush(None, None, "dram")["chunks"] == CHAIN
@@ -75,13 +75,13 @@ def test_what_only_the_ssd_tier_has_lapses_too(tiered: Daemon) -> None:
     assert tiered.problems() == []
 
 
-def test_a_use_of_what_dram_has_keeps_it_in_both_tiers(tiered: Daemon) -> None:
+def test_a_use_in_dram_extends_retention_in_both_tiers(tiered: Daemon) -> None:
     with tiered.connect() as pool:
         keys = save(tiered, pool, 1, 3.0)
         with pool.acquire(pool.lookup(keys)) as lease:
             assert lease.chunks == CHAIN
             other = save(tiered, pool, 2, 0.3)
-            wait_until(lambda: tiered.stats()["ssd.retention_lapsed"] == CHAIN, "the other one lapses")
+            wait_until(lambda: tiered.stats()["ssd.retention_lapsed"] == CHAIN, "the other one expires")
             assert priority_of(tiered, other[0]) == 35
             assert kept(tiered) == (CHAIN, CHAIN)
         wait_until(lambda: kept(tiered) == (0, 0), "the time counts from the end of the lease")
@@ -92,7 +92,7 @@ def reopen(daemon: Daemon) -> None:
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open again")
 
 
-def test_retention_outlives_a_kill_behind_a_checkpoint_and_comes_back_to_dram(tiered: Daemon) -> None:
+def test_checkpointed_retention_outlives_a_kill_and_comes_back_to_dram(tiered: Daemon) -> None:
     with tiered.connect() as pool:
         keys = save(tiered, pool, 1, 3600.0)  # writes a checkpoint
         assert store(pool, pool.keys(tokens_of(1, SMALL.chunk_tokens))).stored == 1
@@ -109,7 +109,7 @@ def test_retention_outlives_a_kill_behind_a_checkpoint_and_comes_back_to_dram(ti
 
 
 @pytest.mark.parametrize("is_planned", [True, False])
-def test_what_was_over_stays_over_after_a_restart(tiered: Daemon, is_planned: bool) -> None:
+def test_expired_retention_stays_expired_after_a_restart(tiered: Daemon, is_planned: bool) -> None:
     with tiered.connect() as pool:
         over = save(tiered, pool, 1, 0.5)
         save(tiered, pool, 2, 3600.0)
@@ -125,7 +125,7 @@ def test_what_was_over_stays_over_after_a_restart(tiered: Daemon, is_planned: bo
     assert tiered.problems() == []
 
 
-def test_time_begins_anew_at_a_restart(tiered: Daemon) -> None:
+def test_retention_time_starts_again_at_a_restart(tiered: Daemon) -> None:
     with tiered.connect() as pool:
         save(tiered, pool, 1, 3.0)
         assert tiered.stop() == 0

@@ -1,4 +1,4 @@
-"""`kvpoolctl events` and `why` against the real daemon: what they print, and how they end."""
+"""`kvpoolctl events` and `why` against the real daemon: their output and exit codes."""
 
 import json
 import subprocess
@@ -53,9 +53,9 @@ def test_adapter_and_salt_tag_are_shown_and_the_salt_is_not(daemon: Daemon) -> N
     assert "adapter" not in lines[2]
     rows = json.loads(_run(daemon, "events", "--json", "--since", "0").stdout)
     assert [(row["adapter"], row["salt_tag"]) for row in rows] == [("sql", tag), ("", tag)]
-    told = _run(daemon, "events", "--format", "trtllm", "--since", "0").stdout
-    assert [event["data"]["blocks"][0]["cache_salt"] for event in json.loads(told)] == [tag, tag]
-    assert "the tenant" not in "".join((*lines, json.dumps(rows), told, daemon.log()))
+    printed = _run(daemon, "events", "--format", "trtllm", "--since", "0").stdout
+    assert [event["data"]["blocks"][0]["cache_salt"] for event in json.loads(printed)] == [tag, tag]
+    assert "the tenant" not in "".join((*lines, json.dumps(rows), printed, daemon.log()))
 
 
 def test_events_are_followed_as_they_happen(daemon: Daemon) -> None:
@@ -69,7 +69,7 @@ def test_events_are_followed_as_they_happen(daemon: Daemon) -> None:
         assert follower.wait(20) == 0
 
 
-def test_forgotten_events_are_said_and_the_rest_is_printed(start_daemon: Callable[..., Daemon]) -> None:
+def test_missing_events_are_reported_and_the_rest_is_printed(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(events__buffer="64KiB")
     with daemon.connect() as pool:
         for number in range(100):
@@ -88,7 +88,7 @@ def test_wrong_usage_is_refused(arguments: tuple[str, ...]) -> None:
     assert CliRunner().invoke(load_commands(), ["events", *arguments]).exit_code == 2
 
 
-def test_why_says_what_became_of_a_key(daemon: Daemon) -> None:
+def test_why_reports_the_history_of_a_key(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, CHUNK * 2))
         store(pool, keys)
@@ -97,15 +97,15 @@ def test_why_says_what_became_of_a_key(daemon: Daemon) -> None:
         assert "no chunk of other: namespace mismatch: stored" in _run(daemon, "why", first, "--model", "other").stdout
         with daemon.admin() as admin:
             admin.flush(None, None)
-        said = _run(daemon, "why", first, second, "0" * 64).stdout.splitlines()
-        assert "left dram" in said[0]
-        assert "at priority 35: flushed by order" in said[1]
-        assert "never stored" in said[2]
+        output = _run(daemon, "why", first, second, "0" * 64).stdout.splitlines()
+        assert "left dram" in output[0]
+        assert "at priority 35: flushed by order" in output[1]
+        assert "never stored" in output[2]
         (row,) = json.loads(_run(daemon, "why", second, "--json").stdout)
         assert (row["fate"], row["reason"], row["tier"]) == ("removed", "flushed", "dram")
 
 
-def test_why_says_that_an_engine_had_its_share(start_daemon: Callable[..., Daemon]) -> None:
+def test_why_reports_that_an_engine_had_its_share(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(dram__connection_share="0")
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, CHUNK))
@@ -113,7 +113,7 @@ def test_why_says_that_an_engine_had_its_share(start_daemon: Callable[..., Daemo
     assert "dram.connection_share" in _run(daemon, "why", keys[0].hex()).stdout
 
 
-def test_why_says_what_became_of_a_prompt(daemon: Daemon, tmp_path: Path) -> None:
+def test_why_reports_the_history_of_a_prompt(daemon: Daemon, tmp_path: Path) -> None:
     tokens = tokens_of(1, CHUNK * 3 + 5)
     path = tmp_path / "tokens"
     path.write_text(json.dumps(tokens.tolist()))
@@ -125,9 +125,9 @@ def test_why_says_what_became_of_a_prompt(daemon: Daemon, tmp_path: Path) -> Non
             _run(daemon, *ask, "--model", "test-model", "--salt", "0102", "--adapter", "lora", "--json").stdout
         )
         assert [(row["chunk"], row["fate"]) for row in rows] == [(0, "stored"), (1, "stored"), (2, "stored")]
-        said = _run(daemon, *ask, "--model", "test-model").stdout.splitlines()
-        assert [line.endswith("to be known") for line in said] == [True] * 3 + [False] * 6
-        assert all("(third) is no chunk of test-model: namespace mismatch: stored" in line for line in said[3:])
+        output = _run(daemon, *ask, "--model", "test-model").stdout.splitlines()
+        assert [line.endswith("to be known") for line in output] == [True] * 3 + [False] * 6
+        assert all("(third) is no chunk of test-model: namespace mismatch: stored" in line for line in output[3:])
         spaced = "\n".join(str(token) for token in tokens)
         everywhere = _run(daemon, "why", "--tokens-file", "-", answer=spaced).stdout.splitlines()
         assert len(everywhere) == 3 + 6
@@ -153,13 +153,13 @@ def test_why_refuses_wrong_usage(arguments: tuple[str, ...], text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"a": 1}', "[1.5]", "[true]", "[-1]", "[4294967296]", '["1"]', "[[1]]"])
-def test_why_refuses_what_are_no_token_ids(text: str) -> None:
+def test_why_refuses_invalid_token_ids(text: str) -> None:
     refused = CliRunner().invoke(load_commands(), ["why", "--tokens-file", "-"], input=text)
     assert refused.exit_code == 2
     assert "expected token ids" in refused.output
 
 
-def test_why_says_when_there_is_no_whole_chunk(daemon: Daemon) -> None:
+def test_why_reports_a_prompt_without_a_whole_chunk(daemon: Daemon) -> None:
     daemon.connect().close()
     short = _run(daemon, "why", "--tokens-file", "-", answer="[1, 2, 3]")
     assert short.exit_code == 1

@@ -1,4 +1,4 @@
-"""README's example as a program: on a miss, on a prompt of which the half is there, and on a hit."""
+"""README's example as a program: on a miss, on a half-stored prompt, and on a hit."""
 
 import re
 from collections.abc import Callable

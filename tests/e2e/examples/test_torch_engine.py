@@ -80,7 +80,7 @@ def test_a_flipped_bit_is_recomputed_from_its_chunk(workers: tuple[Worker, Worke
     assert second.answer().reused_tokens >= chunk * CHUNK
 
 
-def test_a_daemon_that_dies_costs_the_reuse_and_nothing_else(workers: tuple[Worker, Worker], daemon: Daemon) -> None:
+def test_a_dead_daemon_costs_reuse_and_nothing_else(workers: tuple[Worker, Worker], daemon: Daemon) -> None:
     first, second = workers
     cold = first.answer()
     daemon.kill()
@@ -133,7 +133,7 @@ class Squares(torch.nn.Module):  # type: ignore[misc, name-defined]  # torch is 
         return total + float(rows.sum())
 
 
-def test_the_documents_ten_lines_work(daemon: Daemon) -> None:
+def test_the_ten_lines_of_the_document_work(daemon: Daemon) -> None:
     code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     assert code is not None
     source = (

@@ -1,4 +1,4 @@
-"""The tutorial's engine runs as its page says, and every piece of code on the page is in it."""
+"""The tutorial's engine: it runs as its page says, and every piece of code on the page is in it."""
 
 import os
 import re
@@ -43,7 +43,7 @@ def test_the_second_run_reuses_what_the_first_computed(daemon: Daemon, device: s
     assert cold[1] == warm[1] == alone[1]
 
 
-def test_the_pages_code_is_the_examples() -> None:
+def test_the_code_on_the_page_is_the_examples() -> None:
     example = textwrap.dedent(EXAMPLE.read_text())
     lines = [line.strip() for line in example.splitlines()]
     pieces = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

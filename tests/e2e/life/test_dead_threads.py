@@ -1,4 +1,4 @@
-"""A thread that the daemon needs dies: health over HTTP, the service manager, `info` and `check` all say so."""
+"""Death of a thread that the daemon needs: health over HTTP, the service manager, `info` and `check` all report it."""
 
 import json
 import socket
@@ -13,7 +13,7 @@ from tests.rigs.events.publishing import CHUNK
 from tests.rigs.notify_socket import NotifySocket
 from tests.rigs.payload import store, tokens_of
 
-# A daemon one of whose threads dies when a line comes on its standard input, at what it does next.
+# A daemon one of whose threads dies at its next action after a line on standard input.
 DYING_DAEMON = """
 import asyncio, sys, threading
 from kvpool.config.config import load_config
@@ -92,13 +92,13 @@ def test_a_dead_thread_is_unhealthy_everywhere(tmp_path: Path, thread: str, monk
         problem = f"{owner}: the thread of the {thread} has died"
         wait_until(lambda: _health(tmp_path / "metrics.sock") == (503, [problem]), "health says so")
         with daemon.admin() as admin:
-            told = admin.info()
-            assert (told["health"], told["problems"]) == ("unhealthy", [problem])
+            info = admin.info()
+            assert (info["health"], info["problems"]) == ("unhealthy", [problem])
             assert admin.check()["problems"] == [problem]
         command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "check", "--socket", daemon.socket]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=20)
         assert (ended.returncode, problem in ended.stdout) == (1, True)
-        wait_until(lambda: manager.count(f"STATUS=unhealthy: {problem}") > 0, "the service manager is told")
+        wait_until(lambda: manager.count(f"STATUS=unhealthy: {problem}") > 0, "the service manager is notified")
         fed = manager.count("WATCHDOG=1")
         before = int(daemon.stats()["stored_chunks"])
         wait_until(lambda: int(daemon.stats()["stored_chunks"]) > before + 3, "the probe goes on")
@@ -113,7 +113,7 @@ def _demote_all(daemon: Daemon) -> None:
 
 
 def _give_work(daemon: Daemon, thread: str) -> None:
-    """What makes the thread do something."""
+    """Causes work for the thread."""
     with daemon.admin() as admin:
         if thread == "headers":
             admin.snapshot(1 << 32)

@@ -1,4 +1,4 @@
-"""The first start on a machine: what does not fit, is not there, or is not ours is named with what mends it."""
+"""The first start on a machine: a value that does not fit, a missing path or another user's file is named with its remedy."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def _start_with(start_daemon: Callable[..., Daemon], path: Path) -> Daemon:
     return daemon
 
 
-def test_a_directory_that_others_may_read_is_a_problem_that_names_its_cure(
+def test_a_directory_that_others_may_read_is_a_problem_with_a_remedy(
     start_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     path = tmp_path / "ssd"
@@ -49,7 +49,7 @@ def test_a_directory_that_others_may_read_is_a_problem_that_names_its_cure(
         assert (admin.info()["health"], admin.info()["problems"]) == ("ready", [])
 
 
-def test_a_directory_that_is_not_there_is_not_made_unasked(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_missing_directory_is_not_created_unasked(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     path = tmp_path / "unmounted" / "ssd"
     daemon = _start_with(start_daemon, path)
     reason = daemon.stats()["ssd.reason"]
@@ -86,7 +86,7 @@ def test_a_directory_of_somebody_else_names_both(start_daemon: Callable[..., Dae
     assert f"it belongs to uid 65534, and the daemon is uid 0: chown 0 {path}" in str(daemon.stats()["ssd.reason"])
 
 
-def test_the_manager_hears_that_a_tier_is_missing_and_goes_on_being_fed(
+def test_the_service_manager_gets_a_missing_tiers_status_and_further_watchdog_messages(
     start_daemon: Callable[..., Daemon], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with NotifySocket(str(tmp_path / "notify")) as manager:
@@ -94,8 +94,8 @@ def test_the_manager_hears_that_a_tier_is_missing_and_goes_on_being_fed(
         monkeypatch.setenv("WATCHDOG_USEC", "300000")
         _start_with(start_daemon, tmp_path / "nowhere")
         manager.wait_for("WATCHDOG=1", times=3)
-        told = [line for lines in manager.told for line in lines]
-        assert any(line.startswith("STATUS=degraded: ssd: it could not be opened") for line in told)
+        statuses = [line for lines in manager.received for line in lines]
+        assert any(line.startswith("STATUS=degraded: ssd: it could not be opened") for line in statuses)
 
 
 def test_a_directory_on_the_root_file_system_is_warned_of(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def _end_of(daemon: Daemon, *arguments: str) -> "subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
 
 
-def test_more_memory_than_there_is_is_refused_unless_it_is_wanted_so(tmp_path: Path) -> None:
+def test_more_memory_than_available_is_refused_unless_configured(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, **{"dram.capacity": "2TiB", "dram.max_chunks": "1000", "dram.prefault": "false"})
     ended = _end_of(daemon)
     assert ended.returncode == 1
@@ -140,7 +140,7 @@ class Limited(Daemon):
         return ["/bin/sh", "-c", 'ulimit -n 300; exec "$@"', "sh", *super().command()]
 
 
-def test_more_connections_than_descriptors_are_cut_and_said(tmp_path: Path) -> None:
+def test_a_connection_limit_above_the_descriptors_is_cut_and_reported(tmp_path: Path) -> None:
     with Limited(tmp_path, **{"server.max_connections": "500"}) as daemon:
         with daemon.admin() as admin:
             assert admin.info()["max_connections"] == 108

@@ -1,10 +1,10 @@
-"""Loads and saves that were under way when their process forked: over in the child at once, and unharmed in the parent."""
+"""Loads and saves under way when their process forks: ended at once in the child, unharmed in the parent."""
 
 from collections.abc import Callable
 
 from tests.rigs.daemon import Daemon, in_both_write_modes, spawn
 
-# Prints what the child says and how it ended, then what came of the parent's own. The alarm ends a child that waits.
+# Prints the child's report and exit status, then the parent's own result. The alarm ends a child that waits.
 FORKED = """
 import os, signal, sys, threading, warnings
 import numpy as np
@@ -23,8 +23,8 @@ def forked(act):
         os.write(writer, repr(act()).encode())
         os._exit(0)
     os.close(writer)
-    said = os.read(reader, 65536).decode()
-    print(os.waitpid(child, 0)[1], said)
+    seen = os.read(reader, 65536).decode()
+    print(os.waitpid(child, 0)[1], seen)
 
 with kv.connect(sys.argv[1], model="m", layout=SMALL, timeout_s=8.0) as pool:
     keys = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
@@ -41,11 +41,11 @@ with kv.connect(sys.argv[1], model="m", layout=SMALL, timeout_s=8.0) as pool:
     load = pool.load(lease, into=into)
 
     def in_child_of_load():
-        said = load.wait_layer(SMALL.layers - 1), load.done(), load.chunks_so_far
+        seen = load.wait_layer(SMALL.layers - 1), load.done(), load.chunks_so_far
         result = load.wait()
         load.cancel()
         lease.release()
-        return said, result.chunks, result.reason, pool.lookup(keys).chunks
+        return seen, result.chunks, result.reason, pool.lookup(keys).chunks
 
     forked(in_child_of_load)
     result = load.wait()
@@ -63,7 +63,7 @@ with kv.connect(sys.argv[1], model="m", layout=SMALL, timeout_s=8.0) as pool:
 
 
 @in_both_write_modes
-def test_what_was_under_way_at_a_fork_is_over_in_the_child_and_goes_on_in_the_parent(
+def test_loads_and_saves_under_way_at_a_fork_end_in_the_child_and_go_on_in_the_parent(
     start_daemon: Callable[..., Daemon],
 ) -> None:
     daemon = start_daemon()

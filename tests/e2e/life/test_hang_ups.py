@@ -33,13 +33,13 @@ class HungUp(Daemon):
         return self.process.pid
 
     def ignores_hang_ups(self) -> bool:
-        """Whether the kernel says that SIGHUP is ignored, or the process has ended."""
+        """True if the kernel reports that SIGHUP is ignored, or the process has ended."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         ignored = next((line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:")), "0")
         return bool(int(ignored, 16) & 1 << signal.SIGHUP - 1) or self.has_ended()
 
-    def has_said_more_than(self, before: int) -> bool:
-        """Whether a reload was logged once more."""
+    def has_logged_more_than(self, before: int) -> bool:
+        """True if another reload was logged."""
         return self.log().count(RELOADED) > before
 
     def has_ended(self) -> bool:
@@ -59,7 +59,7 @@ class HungUp(Daemon):
         wait_until(has_come, what, START_TIMEOUT_S)
 
 
-def test_no_hang_up_ends_a_daemon_that_starts_serves_or_stops(tmp_path: Path) -> None:
+def test_no_sighup_ends_a_daemon_that_starts_serves_or_stops(tmp_path: Path) -> None:
     daemon = HungUp(tmp_path)
     with contextlib.ExitStack() as stack:
         for life in range(LIVES):
@@ -70,7 +70,7 @@ def test_no_hang_up_ends_a_daemon_that_starts_serves_or_stops(tmp_path: Path) ->
             assert not daemon.has_ended(), daemon.log()
             before = daemon.log().count(RELOADED)
             daemon.signal(signal.SIGHUP)
-            wait_until(partial(daemon.has_said_more_than, before), "the configuration is read again")
+            wait_until(partial(daemon.has_logged_more_than, before), "the configuration is read again")
             with daemon.connect() as pool:
                 assert store(pool, pool.keys(tokens_of(life, 64))).stored == 2
             assert daemon.problems() == []
@@ -79,7 +79,7 @@ def test_no_hang_up_ends_a_daemon_that_starts_serves_or_stops(tmp_path: Path) ->
             assert daemon.stop() == 0, daemon.log()
 
 
-def test_further_signals_do_not_end_a_stop_that_is_under_way(tmp_path: Path) -> None:
+def test_further_signals_do_not_interrupt_a_stop(tmp_path: Path) -> None:
     daemon = HungUp(tmp_path)
     with contextlib.ExitStack() as stack:
         for _ in range(LIVES):

@@ -1,4 +1,4 @@
-"""A daemon that answers nothing: every call of every thread of a Pool ends within its own deadline, however many there are."""
+"""A daemon that answers nothing: every call of every thread of a Pool ends within its own deadline."""
 
 import contextlib
 import itertools
@@ -22,7 +22,7 @@ from tests.rigs.payload import assert_right_bytes, load_all, payload_of, store, 
 pytestmark = pytest.mark.timed
 
 TIMEOUT_S = 0.4
-# The bound of a call, and what a loaded machine of two cores takes to let 64 threads run once each.
+# The bound of a call, and the time that a loaded machine of two cores needs to run 64 threads once each.
 LATEST_S = 1.2 * TIMEOUT_S + 0.05
 CHAIN = 6
 # A request of so many keys does not fit a socket's buffer.
@@ -34,7 +34,7 @@ PREFETCH = {
 
 
 def _verbs(pool: kv.Pool, hit: kv.Hit, seed: int) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Every call that asks the daemon, by name; what they answer is checked by whoever knows."""
+    """Every call that asks the daemon, by name; the tests check the answers."""
     keys = hit.keys
     many = pool.keys(tokens_of(seed, MANY_CHUNKS * SMALL.chunk_tokens))
     new = pool.keys(tokens_of(seed, CHAIN * SMALL.chunk_tokens))
@@ -100,7 +100,7 @@ class Impostor:
         socket.send_fds(accepted, [welcome], fds)
         for fd in fds:
             os.close(fd)
-        with contextlib.suppress(ConnectionError):  # whoever gave up has hung up
+        with contextlib.suppress(ConnectionError):  # the client has given up and closed its connection
             while self._is_reading and accepted.recv(65536):
                 accepted.sendall(frames.LENGTH.pack(100) + b"\x97" + bytes([m.Leased.KIND]))
 
@@ -112,7 +112,7 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def _in_threads(calls: list[tuple[str, Callable[[], object]]]) -> list[tuple[float, str]]:
-    """How long each call took, all begun at once, the longest first."""
+    """The time of each call, all begun at once, the longest first."""
     taken: list[tuple[float, str]] = []
     barrier = threading.Barrier(len(calls))
 
@@ -131,7 +131,7 @@ def _in_threads(calls: list[tuple[str, Callable[[], object]]]) -> list[tuple[flo
 
 @in_both_write_modes
 @pytest.mark.parametrize("threads", [1, 16, 64])
-def test_a_daemon_that_stands_still_holds_no_thread_longer_than_its_own_time(daemon: Daemon, threads: int) -> None:
+def test_a_hung_daemon_delays_no_thread_beyond_its_own_deadline(daemon: Daemon, threads: int) -> None:
     with daemon.connect(timeout_s=TIMEOUT_S) as pool:
         keys = pool.keys(tokens_of(1, CHAIN * SMALL.chunk_tokens))
         store(pool, keys)
@@ -165,7 +165,7 @@ def test_a_daemon_that_stands_still_holds_no_thread_longer_than_its_own_time(dae
 
 @pytest.mark.parametrize("threads", [1, 16])
 @pytest.mark.parametrize("is_reading", [False, True], ids=["reads nothing", "answers half a frame"])
-def test_a_peer_that_never_answers_holds_no_thread_longer_than_its_own_time(
+def test_a_peer_that_never_answers_delays_no_thread_beyond_its_own_deadline(
     daemon: Daemon, tmp_path: Path, threads: int, is_reading: bool
 ) -> None:
     with Impostor(tmp_path, daemon, is_reading=is_reading) as impostor:
@@ -190,7 +190,7 @@ def test_a_peer_that_never_answers_holds_no_thread_longer_than_its_own_time(
 
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["living", "standing still"])
-def test_a_pool_is_made_and_closed_within_its_time(daemon: Daemon, is_stopped: bool) -> None:
+def test_a_pool_is_made_and_closed_within_its_deadline(daemon: Daemon, is_stopped: bool) -> None:
     pool = daemon.connect(timeout_s=TIMEOUT_S)
     keys = pool.keys(tokens_of(1, CHAIN * SMALL.chunk_tokens))
     store(pool, keys)
@@ -209,8 +209,8 @@ def test_a_pool_is_made_and_closed_within_its_time(daemon: Daemon, is_stopped: b
     daemon.signal(signal.SIGCONT)
 
 
-def test_a_thread_that_gets_no_turn_misses_and_the_others_go_on(daemon: Daemon) -> None:
-    """Who waits behind others' requests alone has a miss; the connection, which answers, lives on."""
+def test_a_thread_whose_turn_never_comes_has_a_miss_and_the_others_go_on(daemon: Daemon) -> None:
+    """A thread that only waits behind others' requests has a miss; the connection, which answers, lives on."""
     with daemon.connect(timeout_s=TIMEOUT_S) as pool:
         keys = pool.keys(tokens_of(1, CHAIN * SMALL.chunk_tokens))
         store(pool, keys)
@@ -227,7 +227,7 @@ def test_a_thread_that_gets_no_turn_misses_and_the_others_go_on(daemon: Daemon) 
         assert (pool.epoch, pool.stats()["reconnects"]) == (epoch, 0)
 
 
-def test_honest_threads_share_one_connection(daemon: Daemon) -> None:
+def test_well_behaved_threads_share_one_connection(daemon: Daemon) -> None:
     with daemon.connect(timeout_s=TIMEOUT_S) as pool:
         keys = pool.keys(tokens_of(1, CHAIN * SMALL.chunk_tokens))
         store(pool, keys)

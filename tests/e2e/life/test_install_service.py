@@ -1,4 +1,4 @@
-"""The service's files: the unit holds its bars, and installing into a root directory does what it says."""
+"""The service's files: the hardening of the unit, and the installation into a root directory."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def _install(root: Path, *arguments: str, **environment: str) -> "subprocess.Com
 
 @pytest.fixture
 def kvpoold(tmp_path: Path) -> Path:
-    """A program at the place of the daemon."""
+    """A program at the daemon's path."""
     program = tmp_path / "venv" / "bin" / "kvpoold"
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\n")
@@ -67,13 +67,13 @@ def test_systemd_finds_no_fault_in_the_unit(unit: Path) -> None:
 
 
 @_needs("systemd-analyze")
-def test_the_service_is_hardly_exposed(unit: Path) -> None:
+def test_the_service_has_a_low_exposure_score(unit: Path) -> None:
     judged = _run("systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSURE_TENTHS_MAX}", str(unit))
     assert judged.returncode == 0, judged.stdout[-200:]
     assert "Overall exposure level" in judged.stdout
 
 
-def test_the_unit_gives_the_daemon_the_time_that_it_takes(unit: Path) -> None:
+def test_the_unit_gives_the_daemon_time_to_stop(unit: Path) -> None:
     text = unit.read_text()
     assert float(_value(text, "TimeoutStopSec")) > 2 * parse_duration(OPTIONS["server.stop_timeout"].default)
     watchdog_s = float(_value(text, "WatchdogSec"))
@@ -83,7 +83,7 @@ def test_the_unit_gives_the_daemon_the_time_that_it_takes(unit: Path) -> None:
     assert (_value(text, "Type"), _value(text, "NotifyAccess")) == ("notify", "main")
 
 
-def test_every_line_of_hardening_says_why() -> None:
+def test_every_hardening_line_has_a_reason() -> None:
     hardening = UNIT.read_text().partition("# --- hardening")[2].partition("[Install]")[0].splitlines()[1:]
     directives = [number for number, line in enumerate(hardening) if line and not line.startswith("#")]
     assert len(directives) > 25
@@ -91,7 +91,7 @@ def test_every_line_of_hardening_says_why() -> None:
         assert hardening[number - 1].startswith("# "), f"{hardening[number]} has no reason"
 
 
-def test_installing_puts_the_daemon_into_the_unit_and_says_what_it_did(tmp_path: Path, kvpoold: Path) -> None:
+def test_installing_puts_the_daemon_into_the_unit_and_prints_its_steps(tmp_path: Path, kvpoold: Path) -> None:
     root = tmp_path / "root"
     done = _install(root, "--kvpoold", str(kvpoold))
     assert (done.returncode, done.stderr) == (0, "")
@@ -149,7 +149,7 @@ def test_the_service_may_write_to_the_disk_that_is_configured(tmp_path: Path, kv
     assert (refused.returncode, "has a character" in refused.stderr) == (1, True)
 
 
-def test_where_a_symbolic_link_leads_may_be_written_too(tmp_path: Path, kvpoold: Path) -> None:
+def test_the_target_of_a_symbolic_link_may_be_written_too(tmp_path: Path, kvpoold: Path) -> None:
     root, link = tmp_path / "root", tmp_path / "ssd"
     link.symlink_to("/var/lib/kvpool/ssd")
     (root / CONFIG_PLACE).parent.mkdir(parents=True)
@@ -183,7 +183,7 @@ def test_systemd_finds_no_fault_in_the_unit_with_its_disk(tmp_path: Path, kvpool
     assert judged.returncode == 0, judged.stdout[-200:] + judged.stderr
 
 
-def test_the_daemon_is_looked_for_on_the_path_and_make_passes_it_on(tmp_path: Path, kvpoold: Path) -> None:
+def test_the_daemon_is_found_on_the_path_and_make_passes_it_on(tmp_path: Path, kvpoold: Path) -> None:
     found = _install(tmp_path / "one", PATH=f"{kvpoold.parent}:{os.environ['PATH']}")
     assert found.returncode == 0
     assert f"ExecStart={kvpoold} " in (tmp_path / "one" / UNIT_PLACE).read_text()
@@ -206,14 +206,14 @@ def test_the_daemon_is_looked_for_on_the_path_and_make_passes_it_on(tmp_path: Pa
         (["--force"], "unknown argument --force"),
     ],
 )
-def test_a_place_that_a_service_cannot_use_is_refused(tmp_path: Path, arguments: list[str], expected: str) -> None:
+def test_a_path_that_a_service_cannot_use_is_refused(tmp_path: Path, arguments: list[str], expected: str) -> None:
     refused = _install(tmp_path / "root", *arguments)
     assert refused.returncode == 1
     assert expected in refused.stderr
     assert not (tmp_path / "root").exists()
 
 
-def test_uninstalling_removes_what_was_installed_and_keeps_what_was_written(tmp_path: Path, kvpoold: Path) -> None:
+def test_uninstalling_removes_installed_files_and_keeps_data(tmp_path: Path, kvpoold: Path) -> None:
     root = tmp_path / "root"
     _install(root, "--kvpoold", str(kvpoold))
     (root / "var/lib/kvpool").mkdir(parents=True)

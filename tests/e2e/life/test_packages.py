@@ -29,7 +29,7 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_the_package_says_what_it_needs(staged: Path) -> None:
+def test_the_package_declares_its_dependencies(staged: Path) -> None:
     control = dict(
         line.split(": ", 1) for line in (staged / "DEBIAN/control").read_text().splitlines() if line[0] != " "
     )
@@ -87,7 +87,7 @@ def test_its_scripts_start_nothing(staged: Path, script: str) -> None:
         (("1.0", "3.11", "musl"), "glibc musl is no version"),
     ],
 )
-def test_a_version_that_is_none_is_refused(tmp_path: Path, arguments: tuple[str, ...], fault: str) -> None:
+def test_an_invalid_version_is_refused(tmp_path: Path, arguments: tuple[str, ...], fault: str) -> None:
     refused = _stage(str(tmp_path / "root"), *arguments)
     assert (refused.returncode, fault in refused.stderr) == (1, True)
     assert not (tmp_path / "root").exists()

@@ -1,4 +1,4 @@
-"""The self-probe against a real daemon: what it finds broken, and what it does not take for broken."""
+"""The self-probe against a real daemon: faults that it finds, and states that it does not report as faults."""
 
 import dataclasses
 import signal
@@ -20,7 +20,7 @@ from tests.rigs.payload import store, tokens_of
 
 @pytest.fixture
 def discarded() -> list[bytes]:
-    """Keys that a probe wanted to have dropped."""
+    """Keys that a probe asked to drop."""
     return []
 
 
@@ -39,7 +39,7 @@ def make_probe(discarded: list[bytes]) -> Iterator[Callable[[Daemon], Probe]]:
 
 
 @in_both_write_modes
-def test_a_probe_puts_and_gets_and_keeps_one_chunk(
+def test_a_probe_saves_and_loads_and_leaves_one_chunk(
     daemon: Daemon, make_probe: Callable[[Daemon], Probe], discarded: list[bytes]
 ) -> None:
     probe = make_probe(daemon)
@@ -56,7 +56,7 @@ def test_a_probe_puts_and_gets_and_keeps_one_chunk(
 
 
 class Altered:
-    """Stands before a part of the probe's session and answers some calls differently."""
+    """Wraps a part of the probe's session and answers some calls differently."""
 
     def __init__(self, real: Any, **answers: Callable[[Any], Any]) -> None:
         self._real = real
@@ -69,7 +69,7 @@ class Altered:
 
 
 def _flip(view: Any) -> Any:
-    """The arena, the bit of each byte flipped for who reads it, real for who writes it."""
+    """The arena: reads see one bit of each byte flipped, writes are real."""
 
     class Flipping:
         def __setitem__(self, place: slice, value: Any) -> None:
@@ -122,7 +122,9 @@ def test_a_wrong_byte_or_answer_is_found(
     assert daemon.problems() == []
 
 
-def test_a_full_pool_is_not_broken(start_daemon: Callable[..., Daemon], make_probe: Callable[[Daemon], Probe]) -> None:
+def test_a_full_pool_does_not_fail_the_probe(
+    start_daemon: Callable[..., Daemon], make_probe: Callable[[Daemon], Probe]
+) -> None:
     chunks = 24
     capacity = chunks * SMALL.chunk_bytes + PROBE_LAYOUT.chunk_bytes
     daemon = start_daemon(dram__capacity=f"{capacity}B")
@@ -149,7 +151,7 @@ def test_the_smallest_limits_leave_room_for_the_probe(
         probe.run()
 
 
-def test_connections_that_are_all_in_use_are_not_broken(
+def test_connections_that_are_all_in_use_do_not_fail_the_probe(
     start_daemon: Callable[..., Daemon], make_probe: Callable[[Daemon], Probe]
 ) -> None:
     daemon = start_daemon(server__max_connections="1")
@@ -160,7 +162,7 @@ def test_connections_that_are_all_in_use_are_not_broken(
     assert repr(probe) == "<Probe away, lease 0>"
 
 
-def test_an_expired_lease_and_a_flush_are_not_broken(
+def test_an_expired_lease_and_a_flush_do_not_fail_the_probe(
     start_daemon: Callable[..., Daemon], make_probe: Callable[[Daemon], Probe]
 ) -> None:
     daemon = start_daemon(server__lease_ttl="10ms")
@@ -172,7 +174,7 @@ def test_an_expired_lease_and_a_flush_are_not_broken(
     probe.run()
 
 
-def test_a_daemon_that_hangs_goes_or_comes_back(
+def test_a_daemon_that_hangs_dies_or_recovers_is_reported_as_it_is(
     daemon: Daemon, make_probe: Callable[[Daemon], Probe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe_module, "STEP_TIMEOUT_S", 1.0)
@@ -190,7 +192,7 @@ def test_a_daemon_that_hangs_goes_or_comes_back(
     probe.run()
 
 
-def test_a_socket_that_is_gone_is_found(daemon: Daemon, make_probe: Callable[[Daemon], Probe]) -> None:
+def test_a_removed_socket_is_found(daemon: Daemon, make_probe: Callable[[Daemon], Probe]) -> None:
     probe = make_probe(daemon)
     probe.run()
     Path(daemon.socket).unlink()

@@ -1,4 +1,4 @@
-"""A daemon that reads its configuration again: by SIGHUP, by an operator; with faults, and with what needs a restart."""
+"""Reload of the configuration: by SIGHUP and by an operator, with faults, and with options that need a restart."""
 
 import signal
 from collections.abc import Callable
@@ -165,7 +165,7 @@ def test_routers_with_keys_that_were_added_may_connect_after_a_reload(tmp_path: 
 
 
 def _may_ask(folder: Path, server: bytes, name: str) -> bool:
-    """Whether a router with this key is answered; a refused one is told so by its socket's monitor."""
+    """True if a router with this key is answered; the socket's monitor reports a refusal."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as router:
         router.linger = 0
         router.curve_serverkey = server
@@ -185,7 +185,7 @@ def _may_ask(folder: Path, server: bytes, name: str) -> bool:
     raise AssertionError("neither an answer nor a refusal")
 
 
-def test_the_service_manager_is_told_of_a_reload(
+def test_the_service_manager_is_notified_of_a_reload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_daemon: Callable[..., Daemon]
 ) -> None:
     with NotifySocket(str(tmp_path / "notify")) as manager:
@@ -194,9 +194,9 @@ def test_the_service_manager_is_told_of_a_reload(
         manager.take()
         daemon.signal(signal.SIGHUP)
         wait_until(
-            lambda: manager.count("RELOADING=1") == 1 and manager.count("READY=1") == 2, "begin and end are told"
+            lambda: manager.count("RELOADING=1") == 1 and manager.count("READY=1") == 2, "begin and end are notified"
         )
-        told = [lines for lines in manager.told if "RELOADING=1" in lines or lines == ["READY=1"]]
-        assert told[0][0] == "RELOADING=1"
-        assert told[0][1].removeprefix("MONOTONIC_USEC=").isdecimal()
-        assert told[1] == ["READY=1"]
+        received = [lines for lines in manager.received if "RELOADING=1" in lines or lines == ["READY=1"]]
+        assert received[0][0] == "RELOADING=1"
+        assert received[0][1].removeprefix("MONOTONIC_USEC=").isdecimal()
+        assert received[1] == ["READY=1"]

@@ -1,4 +1,4 @@
-"""kvpoold as a service: what it tells its manager, and when it falls silent."""
+"""kvpoold as a service: what it reports to its service manager, and when it stops reporting."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ UNIT = Path(__file__).parents[3] / "configs" / "kvpoold.service"
 WATCHDOG_USEC = "300000"
 SILENCE_S = 1.0
 
-# The daemon with something wrong on demand. SIGUSR1: the control thread stops until SIGUSR2, or a transfer job ends unreported.
+# The daemon with faults on demand. SIGUSR1: the control thread stops until SIGUSR2, or a transfer job ends unreported.
 FAULTY_DAEMON = """
 import gc, os, signal, sys
 from kvpool.cli.kvpoold import run
@@ -70,7 +70,7 @@ class Service(Daemon):
 
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NotifySocket]:
-    """What daemons started in the test talk to; it watches them."""
+    """The service manager of daemons started in the test; it requests watchdog messages."""
     with NotifySocket(str(tmp_path / "notify")) as socket:
         monkeypatch.setenv("NOTIFY_SOCKET", socket.address)
         monkeypatch.setenv("WATCHDOG_USEC", WATCHDOG_USEC)
@@ -104,11 +104,11 @@ def test_ready_comes_when_the_socket_serves(manager: NotifySocket, start_service
         service.process = subprocess.Popen(service.command(), stdout=nowhere, stderr=nowhere, start_new_session=True)
     wait_until(lambda: bool(manager.take()), "the first message", 20.0)
     BlockingConnection.admin(service.socket, 5.0).close()
-    assert manager.told[0][0] == "READY=1"
-    assert manager.told[0][1].startswith(f"STATUS=serving at {service.socket}: dram 16.0 MiB")
+    assert manager.received[0][0] == "READY=1"
+    assert manager.received[0][1].startswith(f"STATUS=serving at {service.socket}: dram 16.0 MiB")
 
 
-def test_a_daemon_that_cannot_serve_is_never_ready(manager: NotifySocket, daemon: Daemon) -> None:
+def test_a_daemon_that_cannot_serve_never_reports_ready(manager: NotifySocket, daemon: Daemon) -> None:
     manager.wait_for("WATCHDOG=1")
     ready = manager.count("READY=1")
     second = subprocess.run(daemon.command(), capture_output=True, text=True, timeout=20, check=False)
@@ -117,7 +117,7 @@ def test_a_daemon_that_cannot_serve_is_never_ready(manager: NotifySocket, daemon
     assert manager.count("READY=1") == ready == 1
 
 
-def test_sigterm_says_stopping_and_ends_with_0(manager: NotifySocket, daemon: Daemon) -> None:
+def test_sigterm_notifies_stopping_and_exits_with_0(manager: NotifySocket, daemon: Daemon) -> None:
     manager.wait_for("WATCHDOG=1")
     assert daemon.stop() == 0
     manager.take()
@@ -125,11 +125,13 @@ def test_sigterm_says_stopping_and_ends_with_0(manager: NotifySocket, daemon: Da
     assert [
         "STOPPING=1",
         "STATUS=draining: saves under way may still be committed, DRAM is being written to disk",
-    ] in manager.told
+    ] in manager.received
     assert "unhealthy" not in daemon.log()
 
 
-def test_the_watchdog_hears_of_each_probe_and_the_pool_keeps_one_chunk(manager: NotifySocket, daemon: Daemon) -> None:
+def test_the_watchdog_is_notified_of_each_probe_and_the_pool_retains_one_chunk(
+    manager: NotifySocket, daemon: Daemon
+) -> None:
     manager.wait_for("WATCHDOG=1", times=8)
     # Between two steps of a probe there may be two chunks, or no lease.
     expected = {"dram.chunks": 1, "leases": 1, "namespaces": 1, "evicted_chunks": 0, "dropped_chunks": 0}
@@ -157,7 +159,7 @@ def test_without_a_manager_nothing_is_probed(daemon: Daemon) -> None:
 
 def _has_status(manager: NotifySocket, beginning: str) -> bool:
     manager.take()
-    return any(line.startswith(beginning) for lines in manager.told for line in lines)
+    return any(line.startswith(beginning) for lines in manager.received for line in lines)
 
 
 def _assert_silence(manager: NotifySocket) -> None:
@@ -166,7 +168,7 @@ def _assert_silence(manager: NotifySocket) -> None:
         manager.wait_for("WATCHDOG=1", times=2, timeout_s=SILENCE_S)
 
 
-def test_a_stopped_daemon_is_silent_until_it_goes_on(manager: NotifySocket, daemon: Daemon) -> None:
+def test_a_stopped_daemon_sends_no_watchdog_messages_until_it_continues(manager: NotifySocket, daemon: Daemon) -> None:
     manager.wait_for("WATCHDOG=1")
     daemon.signal(signal.SIGSTOP)
     _assert_silence(manager)
@@ -174,21 +176,21 @@ def test_a_stopped_daemon_is_silent_until_it_goes_on(manager: NotifySocket, daem
     manager.wait_for("WATCHDOG=1", times=2)
 
 
-def test_a_control_thread_that_hangs_silences_the_watchdog(
+def test_a_hung_control_thread_stops_the_watchdog_messages(
     manager: NotifySocket, start_service: Callable[..., Service]
 ) -> None:
     service = start_service(sys.executable, "-c", FAULTY_DAEMON, "hang")
     manager.wait_for("WATCHDOG=1")
     service.signal(signal.SIGUSR1)
     _assert_silence(manager)
-    wait_until(lambda: _has_status(manager, "STATUS=unhealthy: self-probe: "), "the failed probe is told")
+    wait_until(lambda: _has_status(manager, "STATUS=unhealthy: self-probe: "), "the failed probe is notified")
     service.signal(signal.SIGUSR2)
     manager.wait_for("WATCHDOG=1", times=3)
     assert (service.log().count("unhealthy"), service.log().count("healthy again")) == (1, 1)
     assert service.stop() == 0
 
 
-def test_a_lost_thread_silences_the_watchdog_although_engines_are_served(
+def test_a_lost_thread_stops_the_watchdog_messages_although_engines_are_served(
     manager: NotifySocket, start_service: Callable[..., Service]
 ) -> None:
     service = start_service(sys.executable, "-c", FAULTY_DAEMON, "lose_outcome")
@@ -201,7 +203,7 @@ def test_a_lost_thread_silences_the_watchdog_although_engines_are_served(
     assert info["probe_age_s"] < 10, "it still probes"
 
 
-def test_the_daemon_works_where_no_memory_is_writable_and_executable(
+def test_the_daemon_works_without_writable_and_executable_memory(
     manager: NotifySocket, start_service: Callable[..., Service]
 ) -> None:
     service = start_service(sys.executable, "-c", CONFINED_DAEMON, is_awaited=False)

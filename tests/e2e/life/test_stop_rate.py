@@ -1,7 +1,7 @@
-"""Time that a stop under load takes, against the disk's own rate: eight engines save, SIGTERM, and DRAM is written down.
+"""Time that a stop under load takes, against the disk's own rate: eight engines save, SIGTERM, and DRAM is demoted.
 
-In the suite small, as a bound that one of three lives must hold: a disk that others use slows lives down, and never speeds
-one up. With KVPOOL_CAMPAIGN=1 five times over a larger DRAM, as a figure.
+Small in the suite, as a bound that one of three lives must keep: other users of the disk slow lives down, and
+never speed one up. With KVPOOL_CAMPAIGN=1 five times over a larger DRAM, as a figure.
 """
 
 import itertools
@@ -36,7 +36,7 @@ CHUNKS = 4  # of a prompt
 LAYOUT = kv.Layout(layers=8, kv_heads=8, head_dim=128, dtype="float16", chunk_tokens=64)
 STOP_TIMEOUT_S = 1.0
 RAW_DEPTH = 8
-# What a busy machine of two cores adds to a process's end, and how far a shared disk's rate moves between two looks.
+# The time that a busy machine adds to a process's end, and the change of a shared disk's rate between measurements.
 SLACK_S, DISK_SWING = 3.0, 2.0
 # Of a life: its tier, the raw file beside it, and what a tier leaves free on a disk.
 DISK_MIB = DRAM_MIB + DRAM_MIB // 4
@@ -47,7 +47,7 @@ LONG_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """One stop: what was written down, seconds from SIGTERM to the exit, CPU seconds, and the raw rate right after it."""
+    """One stop: the demoted bytes, seconds from SIGTERM to the exit, CPU seconds, and the raw rate right after it."""
 
     bytes: int
     seconds: float
@@ -61,12 +61,12 @@ class Stop:
 
     @property
     def ratio(self) -> float:
-        """Of the raw rate."""
+        """The share of the raw rate."""
         return self.bytes_per_s / self.raw_bytes_per_s
 
     @property
     def is_in_time(self) -> bool:
-        """Whether it took no longer than the disk needs, as the raw rate says."""
+        """True if it took no longer than the disk needs at the raw rate."""
         disk_s = DISK_SWING * self.bytes / self.raw_bytes_per_s
         return self.seconds <= STOP_TIMEOUT_S + disk_s + SLACK_S
 
@@ -87,7 +87,7 @@ class Engine(threading.Thread):
 
 
 def _raw_bytes_per_s(folder: Path, count: int) -> float:
-    """What the disk takes of as many chunks, into room that was allocated before, until it keeps them."""
+    """The disk's time to write and sync as many chunks into allocated room."""
     raw = RawFile(folder / "raw", LAYOUT.chunk_bytes, count, RAW_DEPTH)
     try:
         source = aligned_bytes(count * LAYOUT.chunk_bytes).reshape(count, LAYOUT.chunk_bytes)
@@ -125,7 +125,7 @@ def _stop_under_load(daemon: Daemon, folder: Path, first_engine: int) -> Stop:
     return Stop(int(written) * LAYOUT.chunk_bytes, seconds, used_s, _raw_bytes_per_s(folder, int(written)))
 
 
-def test_a_stop_under_load_takes_as_long_as_the_disk_for_its_bytes(
+def test_a_stop_under_load_takes_no_longer_than_the_disk_needs_for_its_bytes(
     start_daemon: Callable[..., Daemon], tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     if file_system(tmp_path) == "tmpfs":
@@ -136,7 +136,7 @@ def test_a_stop_under_load_takes_as_long_as_the_disk_for_its_bytes(
         dram__capacity=f"{DRAM_MIB}MiB",
         ssd__path=str(tmp_path / "ssd"),
         ssd__capacity=f"{DISK_MIB}MiB",
-        ssd__watermark="1",  # nothing is written down before the stop
+        ssd__watermark="1",  # nothing is demoted before the stop
         ssd__stall_timeout=f"{LONG_S}s",
         server__stop_timeout=f"{STOP_TIMEOUT_S}s",
     )

@@ -1,4 +1,4 @@
-"""A planned stop while engines save: what was acknowledged is there in the next life, and nobody holds the stop up."""
+"""A planned stop while engines save: acknowledged chunks are stored in the next life, and no client delays the stop."""
 
 import itertools
 import signal
@@ -19,7 +19,7 @@ from tests.rigs.payload import assert_right_bytes, load_all, payload_of, store, 
 ENGINES = 8
 CHUNKS = 12
 STOP_TIMEOUT_S = 1.0
-# What a busy machine adds to a process's end.
+# The time that a busy machine adds to a process's end.
 SLACK_S = 8.0
 
 
@@ -29,7 +29,7 @@ def tiered(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Daemon:
         dram__capacity="128MiB",
         ssd__path=str(tmp_path / "ssd"),
         ssd__capacity="1GiB",
-        ssd__watermark="1",  # nothing is written down before the stop
+        ssd__watermark="1",  # nothing is demoted before the stop
         server__stop_timeout=f"{STOP_TIMEOUT_S}s",
     )
     wait_open(daemon)
@@ -61,7 +61,7 @@ class Engine(threading.Thread):
                     return
 
 
-def test_everything_acknowledged_under_load_is_there_after_the_stop(tiered: Daemon) -> None:
+def test_every_chunk_acknowledged_under_load_is_stored_after_the_stop(tiered: Daemon) -> None:
     engines = [Engine(tiered, number) for number in range(ENGINES)]
     for one in engines:
         one.start()
@@ -81,7 +81,7 @@ def test_everything_acknowledged_under_load_is_there_after_the_stop(tiered: Daem
     assert tiered.problems() == []
 
 
-def test_one_who_never_ends_his_save_holds_nothing_up(tiered: Daemon) -> None:
+def test_a_save_that_never_ends_does_not_delay_the_stop(tiered: Daemon) -> None:
     with tiered.connect() as pool, engine(tiered) as idle:
         keys = pool.keys(tokens_of(7, 100 * SMALL.chunk_tokens))
         assert store(pool, keys).stored == 100
@@ -109,7 +109,7 @@ def test_a_save_under_way_may_end_and_a_new_one_is_declined(tiered: Daemon) -> N
     assert " 0 dropped with the DRAM tier, durable: yes" in tiered.log()
 
 
-def test_what_is_leased_at_the_stop_is_written_down_too(tiered: Daemon) -> None:
+def test_chunks_leased_at_the_stop_are_demoted_too(tiered: Daemon) -> None:
     with tiered.connect() as pool:
         keys = pool.keys(tokens_of(9, CHUNKS * SMALL.chunk_tokens))
         assert store(pool, keys).stored == CHUNKS
@@ -122,7 +122,7 @@ def test_what_is_leased_at_the_stop_is_written_down_too(tiered: Daemon) -> None:
         assert pool.lookup(keys).chunks == CHUNKS
 
 
-def test_a_stop_without_time_says_how_much_it_drops(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_stop_without_time_reports_how_much_it_drops(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     daemon = start_daemon(
         dram__capacity="128MiB",
         ssd__path=str(tmp_path / "ssd"),

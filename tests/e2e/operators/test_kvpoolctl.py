@@ -1,4 +1,4 @@
-"""The operator's command against the real daemon: what it prints, and how it ends."""
+"""The operator's command against the real daemon: its output and exit codes."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ def _run(*arguments: str, answer: str = "") -> "subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, input=answer, timeout=120, check=False)
 
 
-def test_info_names_what_is_in_use(daemon: Daemon) -> None:
+def test_info_lists_what_is_in_use(daemon: Daemon) -> None:
     plain = _run("--socket", daemon.socket, "info")
     assert plain.returncode == 0, plain.stderr
     assert plain.stdout.startswith("# Info\n")
@@ -30,10 +30,10 @@ def test_info_names_what_is_in_use(daemon: Daemon) -> None:
     assert (values["health"], values["problems"]) == ("ready", [])
 
 
-def test_info_names_the_copies_that_this_processor_was_measured_to_want(daemon: Daemon) -> None:
+def test_info_names_the_copy_variants_chosen_for_this_processor(daemon: Daemon) -> None:
     def values() -> dict[str, str]:
-        told: dict[str, str] = json.loads(_run("info", "--json", "--socket", daemon.socket).stdout)
-        return told
+        info: dict[str, str] = json.loads(_run("info", "--json", "--socket", daemon.socket).stdout)
+        return info
 
     wait_until(lambda: "not measured" not in values()["copy_save"] + values()["copy_load"], "the copies are measured")
     for name in ("copy_save", "copy_load"):
@@ -51,7 +51,7 @@ def test_stats_count_what_was_stored(daemon: Daemon) -> None:
         assert "# Chunks" not in plain
 
 
-def test_stats_refuse_a_section_that_is_none(daemon: Daemon) -> None:
+def test_stats_refuse_an_unknown_section(daemon: Daemon) -> None:
     refused = _run("--socket", daemon.socket, "stats", "tape")
     assert refused.returncode == 2
     assert "'tape' is no section, expected one of server" in refused.stderr
@@ -66,7 +66,7 @@ def test_watch_prints_totals_with_deltas(daemon: Daemon) -> None:
     assert "0 [+0]" in lines[1]
 
 
-def test_flush_asks_and_says_what_it_did(daemon: Daemon) -> None:
+def test_flush_asks_and_prints_what_it_did(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, 3 * 32))
         store(pool, keys)
@@ -83,11 +83,11 @@ def test_flush_asks_and_says_what_it_did(daemon: Daemon) -> None:
 @pytest.mark.parametrize(
     "arguments", [["flush"], ["flush", "--all", "--model", "m"], ["flush", "--older-than", "soon"], ["nonsense"], []]
 )
-def test_wrong_usage_ends_with_2(daemon: Daemon, arguments: list[str]) -> None:
+def test_wrong_usage_exits_with_2(daemon: Daemon, arguments: list[str]) -> None:
     assert _run("--socket", daemon.socket, *arguments, "--yes" if "flush" in arguments else "--bad").returncode == 2
 
 
-def test_check_finds_nothing_and_then_a_flipped_bit(daemon: Daemon) -> None:
+def test_check_finds_no_fault_and_then_a_flipped_bit(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, 3 * 32))
         store(pool, keys)
@@ -102,7 +102,7 @@ def test_check_finds_nothing_and_then_a_flipped_bit(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("command", ["info", "stats", "check"])
-def test_an_unreachable_daemon_ends_with_3_and_a_hint(command: str) -> None:
+def test_an_unreachable_daemon_exits_with_3_and_a_remedy(command: str) -> None:
     refused = _run("--socket", "/nowhere/kvpool.sock", command)
     assert refused.returncode == 3
     assert "is kvpoold running?" in refused.stderr

@@ -1,4 +1,4 @@
-"""`kvpoolctl` with values that nobody means, and with a standard output that cannot be written: usage errors and one line."""
+"""`kvpoolctl` with nonsensical values, and with a closed standard output: usage errors and one line."""
 
 import contextlib
 import signal
@@ -32,7 +32,7 @@ def _run(daemon: Daemon, *arguments: str) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["events", "--since", "9" * 30], rf"{'9' * 30} is not in the range -1<=x<=9223372036854775807"),
         (["events", "--since", str(1 << 63)], "is not in the range"),
@@ -46,15 +46,15 @@ def _run(daemon: Daemon, *arguments: str) -> Result:
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
 )
-def test_values_that_nobody_means_are_wrong_usage(shared_daemon: Daemon, arguments: list[str], said: str) -> None:
+def test_nonsensical_values_are_wrong_usage(shared_daemon: Daemon, arguments: list[str], message: str) -> None:
     refused = _run(shared_daemon, *arguments)
     assert refused.exit_code == 2, refused.output
-    assert said in refused.output
+    assert message in refused.output
     assert isinstance(refused.exception, SystemExit)
 
 
 @pytest.mark.parametrize("arguments", PRINTING)
-def test_what_cannot_be_printed_is_one_line_and_a_failure(shared_daemon: Daemon, arguments: str) -> None:
+def test_a_closed_standard_output_is_one_line_and_a_failure(shared_daemon: Daemon, arguments: str) -> None:
     command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "--socket", shared_daemon.socket, *arguments.split()]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
@@ -64,7 +64,7 @@ def test_what_cannot_be_printed_is_one_line_and_a_failure(shared_daemon: Daemon,
     )
 
 
-def test_a_stopped_daemon_is_named_with_what_to_do(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_daemon_is_named_with_a_remedy(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvpool.cli.kvpoolctl.TIMEOUT_S", 0.2)
     assert daemon.process is not None
     daemon.signal(signal.SIGSTOP)
@@ -80,7 +80,7 @@ def test_a_stopped_daemon_is_named_with_what_to_do(daemon: Daemon, monkeypatch: 
     assert _run(daemon, "info").exit_code == 0
 
 
-def test_one_who_takes_no_connection_any_more_is_named_too(tmp_path: Path) -> None:
+def test_a_daemon_that_accepts_no_connection_is_named_too(tmp_path: Path) -> None:
     path = str(tmp_path / "full.sock")
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
         listener.bind(path)

@@ -1,4 +1,4 @@
-"""What a daemon says on standard error: for the journal and for a file, of refused handshakes, and of operators' orders."""
+"""Log lines of a daemon: for the journal and for a file, of refused handshakes, and of operators' orders."""
 
 import os
 import re
@@ -55,7 +55,7 @@ def test_a_client_that_is_refused_again_and_again_is_one_line(daemon: Daemon) ->
     assert f"handshake refused: pid {os.getpid()} uid {os.getuid()}: role: role is 'nobody', expected" in lines[0]
 
 
-def test_every_order_of_an_operator_is_one_line_with_who_gave_it(start_daemon: Callable[..., Daemon]) -> None:
+def test_every_order_of_an_operator_is_one_line_that_names_its_user(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(log__level="error")
     who = f"by pid {os.getpid()} uid {os.getuid()}"
     with daemon.admin() as admin:
@@ -81,7 +81,7 @@ def test_every_order_of_an_operator_is_one_line_with_who_gave_it(start_daemon: C
     ], "looking is no order"
 
 
-def test_a_fault_printed_at_the_start_is_one_line_whatever_is_in_a_name(tmp_path: Path) -> None:
+def test_a_fault_printed_at_the_start_is_one_line_for_any_file_name(tmp_path: Path) -> None:
     config = tmp_path / "kvpool.toml"
     config.write_text('[server]\n"so\\ncket\\u001b[2J" = 1\n')
     command = [sys.executable, "-m", "kvpool.cli.kvpoold", f"--config={config}", "--set=no\nsuch=1", "--set=a\rb"]

@@ -1,4 +1,4 @@
-"""Metrics of a real daemon: what engines do shows, the reasons are told apart, and nothing that asks can hurt it."""
+"""Metrics of a real daemon: engines' work appears, reasons are counted separately, and no request over HTTP does harm."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ CAPACITY = f"{CHUNKS * SMALL.chunk_bytes}B"
 LARGE = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=128)
 ON = "127.0.0.1:0"
 
-# A daemon whose control thread stands still between two lines on its standard input.
+# A daemon whose control thread is blocked between two lines on its standard input.
 STANDING_DAEMON = """
 import asyncio, sys
 from kvpool.config.config import load_config
@@ -128,7 +128,7 @@ def test_reports_come_at_most_once_a_second(start_daemon: Callable[..., Daemon])
     assert time.monotonic() - started > 0.9
 
 
-def test_evictions_and_removals_are_told_apart(start_daemon: Callable[..., Daemon]) -> None:
+def test_evictions_and_removals_are_counted_separately(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(server__metrics=ON, server__probe_interval="0s", dram__capacity=CAPACITY)
     address = _address(daemon)
     with daemon.connect() as pool, daemon.connect(layout=LARGE) as other, daemon.admin() as admin:
@@ -227,7 +227,7 @@ def test_a_port_in_use_refuses_the_start_by_name(start_daemon: Callable[..., Dae
         start_daemon(server__metrics=_address(daemon))
 
 
-def test_garbage_and_slow_clients_do_not_hurt(start_daemon: Callable[..., Daemon], seed: int) -> None:
+def test_garbage_and_slow_clients_do_no_harm(start_daemon: Callable[..., Daemon], seed: int) -> None:
     noise = random.Random(seed)
     daemon = start_daemon(server__metrics=ON, server__probe_interval="0s")
     host, _, port = _address(daemon).rpartition(":")
@@ -253,7 +253,7 @@ def test_garbage_and_slow_clients_do_not_hurt(start_daemon: Callable[..., Daemon
 
 
 @pytest.mark.timed
-def test_a_control_thread_that_stands_still_is_503_within_the_deadline(tmp_path: Path) -> None:
+def test_a_hung_control_thread_is_503_within_the_deadline(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, **{"server.metrics": ON, "dram.huge_pages": "off", "server.probe_interval": "0s"})
     sets = [part.removeprefix("--set=") for part in daemon.command() if part.startswith("--set=")]
     with spawn(STANDING_DAEMON, *sets) as process:

@@ -1,4 +1,4 @@
-"""`kvpoolctl mrc` of a live daemon: the curve of what its clients asked for."""
+"""`kvpoolctl mrc` of a live daemon: the miss-ratio curve of its clients' requests."""
 
 import importlib.util
 import json
@@ -41,8 +41,8 @@ def tight(start_daemon: Callable[..., Daemon]) -> Daemon:
     return start_daemon(dram__capacity=f"{ROOM * LAYOUT.chunk_bytes}B")
 
 
-def test_the_curve_says_what_more_memory_would_bring(tight: Daemon, tmp_path: Path) -> None:
-    # Rounds over twice as many chunks as there is room for: LRU hits nothing, and with twice the room everything.
+def test_the_curve_shows_the_gain_of_more_memory(tight: Daemon, tmp_path: Path) -> None:
+    # Rounds over twice as many chunks as fit: LRU hits nothing, and with twice the capacity everything.
     with tight.connect(LAYOUT) as pool:
         for number in range(32 * 20):
             _ask_for(pool, number % 32)
@@ -75,7 +75,7 @@ def test_the_curve_says_what_more_memory_would_bring(tight: Daemon, tmp_path: Pa
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_daemon_that_was_asked_nothing_says_so(tight: Daemon) -> None:
+def test_a_daemon_without_requests_reports_that(tight: Daemon) -> None:
     run = _mrc(tight)
     assert (run.returncode, run.stdout) == (0, "nothing was asked for yet\n")
 
@@ -84,7 +84,7 @@ def test_a_daemon_that_was_asked_nothing_says_so(tight: Daemon) -> None:
     ("add", "message"),
     [("many", "--add: 'many' is no size"), ("1TiB", "--add is 1.0 TiB, expected at most 12.0 MiB")],
 )
-def test_what_is_wrong_is_named(tight: Daemon, add: str, message: str) -> None:
+def test_wrong_input_is_named(tight: Daemon, add: str, message: str) -> None:
     run = _mrc(tight, "--add", add)
     assert run.returncode == 2
     assert message in run.stderr

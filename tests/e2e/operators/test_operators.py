@@ -16,7 +16,7 @@ from tests.rigs.daemon import Daemon
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of other users")
 ENGINE_UID, ENGINE_GID, OPERATORS_GID = 61_001, 61_002, 61_003
 
-# The connection is made after the change of user, and its modules are there before: another user need not be able to read them.
+# The connection is made after the change of user; its modules are imported before, as the other user may not read them.
 ASK = """
 import json, os, sys
 from kvpool.errors import Refused
@@ -29,19 +29,19 @@ os.setgid(int(sys.argv[3]))
 os.setuid(int(sys.argv[4]))
 socket = f"/proc/self/fd/{folder}/kvpool.sock"
 with kv.connect(socket, model="m", layout=SMALL) as pool:
-    said = {"engine": pool.connected}
+    answers = {"engine": pool.connected}
 try:
     with BlockingConnection.admin(socket, 5.0) as connection:
-        said["admin"] = connection.flush(None, None)
+        answers["admin"] = connection.flush(None, None)
 except Refused as error:
-    said["admin"] = str(error)
-print(json.dumps(said))
+    answers["admin"] = str(error)
+print(json.dumps(answers))
 """
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A place for a socket that another user may pass."""
+    """A directory for a socket that another user may enter."""
     path = Path(tempfile.mkdtemp(prefix="kvpool-test-"))
     path.chmod(0o755)
     yield path
@@ -52,15 +52,15 @@ def _ask(daemon: Daemon, groups: Sequence[int], gid: int = ENGINE_GID, uid: int 
     os.chown(daemon.socket, 0, ENGINE_GID)
     command = [sys.executable, "-c", ASK, str(Path(daemon.socket).parent), json.dumps(list(groups)), str(gid), str(uid)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    said: dict[str, object] = json.loads(done.stdout)
-    return said
+    answers: dict[str, object] = json.loads(done.stdout)
+    return answers
 
 
-def test_an_engines_user_may_save_and_load_and_not_steer(folder: Path) -> None:
+def test_an_engines_user_may_save_and_load_and_not_give_orders(folder: Path) -> None:
     with Daemon(folder) as daemon:
-        said = _ask(daemon, [])
-        assert said["engine"]
-        assert str(said["admin"]).startswith(
+        answers = _ask(daemon, [])
+        assert answers["engine"]
+        assert str(answers["admin"]).startswith(
             f"role: uid {ENGINE_UID} is no operator of this daemon; root, uid 0 and no group"
         )
         assert "flush by" not in daemon.log()
@@ -69,7 +69,7 @@ def test_an_engines_user_may_save_and_load_and_not_steer(folder: Path) -> None:
         assert " uid 0: model='' older_than_s=-1.0 tier=''" in daemon.log()
 
 
-def test_members_of_the_operators_group_may_steer(folder: Path) -> None:
+def test_members_of_the_operators_group_may_give_orders(folder: Path) -> None:
     with Daemon(folder, **{"server.admin_group": str(OPERATORS_GID)}) as daemon:
         assert "add the user to that group" in str(_ask(daemon, [])["admin"])
         assert _ask(daemon, [OPERATORS_GID, ENGINE_GID])["admin"] == {"chunks": 0, "bytes": 0, "skipped": 0}

@@ -1,4 +1,4 @@
-"""Announcements: what a queue will ask for is in DRAM when it does, within bounds, whoever else wants DRAM meanwhile."""
+"""Announcements: chunks of waiting requests are in DRAM when the request runs, within bounds, under any other use of DRAM."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -66,7 +66,7 @@ def in_dram(pool: kv.Pool, keys: kv.KeyChain) -> Callable[[], bool]:
     return lambda: levels(pool, keys) == [Level.DRAM] * CHAIN
 
 
-def test_announced_chunks_come_up_and_survive_pressure_until_they_are_used(start: Start) -> None:
+def test_announced_chunks_are_promoted_and_survive_pressure_until_they_are_used(start: Start) -> None:
     daemon = start(dram__announced_ttl="1h")
     with daemon.connect() as pool, daemon.connect() as other:
         (keys,) = only_on_ssd(daemon, pool, 1)
@@ -84,7 +84,7 @@ def test_announced_chunks_come_up_and_survive_pressure_until_they_are_used(start
     assert daemon.problems() == []
 
 
-def test_what_nobody_uses_is_given_up_after_its_time(start: Start) -> None:
+def test_an_unused_announcement_expires(start: Start) -> None:
     daemon = start(dram__announced_ttl="100ms")
     with daemon.connect() as pool:
         (keys,) = only_on_ssd(daemon, pool, 1)
@@ -108,7 +108,7 @@ def test_an_announcement_ends_with_its_connection(start: Start) -> None:
     assert daemon.problems() == []
 
 
-def test_another_connections_use_leaves_it(start: Start) -> None:
+def test_an_announcement_outlives_another_connections_use(start: Start) -> None:
     daemon = start(dram__announced_ttl="1h")
     with daemon.connect() as pool, daemon.connect() as other:
         (keys,) = only_on_ssd(daemon, pool, 1)
@@ -119,7 +119,7 @@ def test_another_connections_use_leaves_it(start: Start) -> None:
         assert daemon.stats()["announcements"] == 0
 
 
-def test_a_longer_request_uses_what_was_announced_of_it(start: Start) -> None:
+def test_a_longer_request_uses_its_announced_prefix(start: Start) -> None:
     daemon = start(dram__announced_ttl="1h")
     with daemon.connect() as pool:
         keys = keys_of(pool, 1, 6)
@@ -130,7 +130,7 @@ def test_a_longer_request_uses_what_was_announced_of_it(start: Start) -> None:
         with pool.acquire(pool.lookup(keys)):
             assert daemon.stats()["announcements"] == 0
         assert pool.announce(keys) == kv.AnnounceResult(6, 0, 0)
-        assert pool.announce(keys) == kv.AnnounceResult(6, 0, 0), "said again"
+        assert pool.announce(keys) == kv.AnnounceResult(6, 0, 0), "announced again"
         assert daemon.stats()["announcements"] == 1
 
 
@@ -149,7 +149,7 @@ def test_the_bounds_hold_and_a_flood_leaves_room_for_others(start: Start) -> Non
     assert daemon.problems() == []
 
 
-def test_nothing_is_announced_where_the_share_is_0(start: Start) -> None:
+def test_no_announcement_is_accepted_where_the_share_is_0(start: Start) -> None:
     daemon = start(dram__announced_share="0")
     with daemon.connect() as pool:
         (keys,) = only_on_ssd(daemon, pool, 1)
@@ -158,7 +158,7 @@ def test_nothing_is_announced_where_the_share_is_0(start: Start) -> None:
         assert levels(pool, keys) == [Level.SSD] * CHAIN
 
 
-def test_what_has_no_room_comes_up_when_there_is_some(start: Start) -> None:
+def test_announced_chunks_without_room_are_promoted_once_there_is_room(start: Start) -> None:
     daemon = start(dram__announced_ttl="1h")
     with daemon.connect() as pool, daemon.connect() as holder:
         stored = only_on_ssd(daemon, pool, 1)
@@ -198,7 +198,7 @@ def test_a_scheduler_announces_for_all_ranks(start: Start) -> None:
     assert daemon.problems() == []
 
 
-def test_announcing_without_an_ssd_tier_protects_what_dram_has(start_daemon: Start) -> None:
+def test_announcing_without_an_ssd_tier_protects_chunks_in_dram(start_daemon: Start) -> None:
     daemon = start_daemon(dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B")
     with daemon.connect() as pool:
         (keys,) = fill(pool, range(1))
@@ -209,7 +209,7 @@ def test_announcing_without_an_ssd_tier_protects_what_dram_has(start_daemon: Sta
     assert daemon.problems() == []
 
 
-def test_an_announcement_of_an_away_daemon_is_absent(daemon: Daemon) -> None:
+def test_an_announcement_without_a_daemon_is_absent(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         keys = keys_of(pool, 1)
         daemon.kill()

@@ -45,7 +45,7 @@ def _ids(seed: int, chunks: int) -> list[int]:
 
 @in_both_write_modes
 @pytest.mark.parametrize("form", ["kv_first", "block_first"])
-def test_what_the_native_path_stored_comes_back_from_a_device(device: str, daemon: Daemon, form: str) -> None:
+def test_chunks_stored_by_the_native_path_load_onto_a_device(device: str, daemon: Daemon, form: str) -> None:
     with daemon.connect(LAYOUT) as pool:
         keys = pool.keys(tokens_of(1, 6 * 32))
         store(pool, keys)

@@ -1,4 +1,4 @@
-"""What ends before its time: leases, reservations, clients, daemons, bytes. The right answer is a shorter one."""
+"""Early ends: of leases, reservations, clients, daemons, bytes. The right answer is a shorter one."""
 
 import contextlib
 import os
@@ -237,7 +237,7 @@ def test_a_pool_in_a_forked_child_misses(daemon: Daemon) -> None:
         assert pool.lookup(keys).chunks == 2
 
 
-def test_sigterm_ends_cleanly_and_takes_the_socket_away(daemon: Daemon) -> None:
+def test_sigterm_ends_cleanly_and_removes_the_socket(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         store(pool, pool.keys(tokens_of(1, 2 * 32)))
         assert daemon.stop() == 0

@@ -1,4 +1,4 @@
-"""A full arena: new data replaces old, leaves go before parents, what is held stays, nothing is promised falsely."""
+"""A full arena: new data replaces old, leaves are evicted before parents, held chunks stay, no false promise is made."""
 
 from collections.abc import Callable
 
@@ -41,7 +41,7 @@ def test_leaves_are_evicted_before_their_parents(start_daemon: Callable[..., Dae
         assert pool.lookup(keys).chunks == CHUNKS - 5
 
 
-def test_a_hit_that_has_shrunk_since_is_leased_as_far_as_it_goes(start_daemon: Callable[..., Daemon]) -> None:
+def test_a_hit_that_has_shrunk_is_leased_as_far_as_it_is_stored(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(dram__capacity=CAPACITY)
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, CHUNKS * 32))
@@ -75,7 +75,7 @@ def test_a_save_into_an_arena_that_is_all_leased_is_declined(start_daemon: Calla
 
 
 @in_both_write_modes
-def test_a_prompt_longer_than_the_arena_keeps_its_beginning(start_daemon: Callable[..., Daemon]) -> None:
+def test_of_a_prompt_longer_than_the_arena_the_beginning_is_stored(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(dram__capacity=CAPACITY)
     with daemon.connect() as pool:
         store(pool, pool.keys(tokens_of(1, 5 * 32)))
@@ -110,7 +110,7 @@ def test_layouts_of_other_sizes_take_over_memory(start_daemon: Callable[..., Dae
     assert daemon.problems() == []
 
 
-def test_flush_drops_what_is_not_held(daemon: Daemon) -> None:
+def test_flush_drops_chunks_that_are_not_held(daemon: Daemon) -> None:
     with daemon.connect() as pool, daemon.connect(model="other") as other:
         held, free = pool.keys(tokens_of(1, 3 * 32)), pool.keys(tokens_of(2, 4 * 32))
         kept = other.keys(tokens_of(3, 2 * 32))

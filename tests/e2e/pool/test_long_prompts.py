@@ -11,7 +11,7 @@ LAYOUT = kv.Layout(layers=2, planes=1, kv_heads=1, head_dim=64, dtype="uint8", c
 CHUNKS_MAX = 8
 
 
-def test_what_a_prompt_has_beyond_the_longest_chain_is_declined(start_daemon: Callable[..., Daemon]) -> None:
+def test_chunks_beyond_the_longest_chain_are_declined(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(server__max_chain_chunks=str(CHUNKS_MAX))
     with daemon.connect(LAYOUT) as pool:
         keys = pool.keys(np.arange(20 * LAYOUT.chunk_tokens, dtype=np.int32))

@@ -1,4 +1,4 @@
-"""More chunk sizes and models than a daemon knows at a time, over flushes and restarts: no engine is shut out for ever."""
+"""More chunk sizes and models than a daemon serves at a time, over flushes and restarts: no engine is refused for ever."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +19,7 @@ LAYOUTS = [
 
 
 def save_and_load(daemon: Daemon, layout: kv.Layout, model: str) -> bool:
-    """Whether one chunk of a model can be stored, or was, and is loaded as it should be."""
+    """True if one chunk of a model is or can be stored, and loads with the right bytes."""
     payload = np.full((1, layout.chunk_bytes), layout.chunk_bytes % 251, np.uint8)
     with daemon.connect(layout, model=model) as pool:
         wait_connected(pool)
@@ -56,7 +56,7 @@ def test_chunk_sizes_are_given_back_by_a_flush_and_over_restarts(
     assert daemon.problems() == []
 
 
-def test_models_without_chunks_are_not_brought_back_by_a_restart(
+def test_models_without_chunks_are_not_restored_by_a_restart(
     start_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
@@ -74,7 +74,7 @@ def test_models_without_chunks_are_not_brought_back_by_a_restart(
     assert daemon.stats()["namespaces"] == 1
 
 
-def test_models_beyond_the_bound_take_the_place_of_those_without_chunks(start_daemon: Callable[..., Daemon]) -> None:
+def test_models_beyond_the_bound_replace_models_without_chunks(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon()
     wide = replace(SMALL, rank=None, world=1024)
     with engine(daemon, SMALL, "mine") as mine:

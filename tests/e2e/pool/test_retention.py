@@ -1,4 +1,4 @@
-"""Retention through a daemon: who is kept, who is clipped and told so, by engines, schedulers, operators and hints."""
+"""Retention through a daemon: retained and clipped chunks and their reports, by engines, schedulers, operators and hints."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from kvpool.types import Level
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.payload import payload_of, store, tokens_of
 
-DRAM_CHUNKS = 40  # of which 30 %, 12, may be kept above the default
+DRAM_CHUNKS = 40  # of which 30 %, 12, may be retained above the default priority
 CHAIN = 4
 CHUNK_TOKENS = SMALL.chunk_tokens
 
@@ -24,7 +24,7 @@ Start = Callable[..., Daemon]
 
 @pytest.fixture
 def small(start_daemon: Start) -> Daemon:
-    """A daemon with little DRAM and nothing below."""
+    """A daemon with little DRAM and no lower tier."""
     return start_daemon(dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B")
 
 
@@ -32,8 +32,8 @@ def keys_of(pool: kv.Pool, number: int, chunks: int = CHAIN) -> kv.KeyChain:
     return pool.keys(tokens_of(6000 + number, chunks * CHUNK_TOKENS))
 
 
-def save(pool: kv.Pool, keys: kv.KeyChain, **wishes: Any) -> kv.SaveResult:
-    result = pool.save(keys, from_=payload_of(keys, pool.layout), **wishes).commit()
+def save(pool: kv.Pool, keys: kv.KeyChain, **options: Any) -> kv.SaveResult:
+    result = pool.save(keys, from_=payload_of(keys, pool.layout), **options).commit()
     assert result is not None
     assert result.declined == 0
     return result
@@ -68,7 +68,7 @@ def test_a_system_prompt_outlives_everything_else(small: Daemon) -> None:
     assert small.problems() == []
 
 
-def test_decoded_chunks_are_kept_by_their_own_priority(small: Daemon) -> None:
+def test_decoded_chunks_are_retained_by_their_own_priority(small: Daemon) -> None:
     with small.connect() as pool:
         turn = keys_of(pool, 1, 6)
         save(
@@ -83,7 +83,7 @@ def test_decoded_chunks_are_kept_by_their_own_priority(small: Daemon) -> None:
         assert present(pool, turn) == 4
 
 
-def test_what_is_clipped_is_told_and_goes_like_the_rest(small: Daemon) -> None:
+def test_clipped_chunks_are_reported_and_evicted_like_the_rest(small: Daemon) -> None:
     with small.connect() as pool:
         keys = keys_of(pool, 1, 20)
         result = save(pool, keys, retention=[kv.TokenRange(0, None, 100)])
@@ -101,7 +101,7 @@ def test_what_is_clipped_is_told_and_goes_like_the_rest(small: Daemon) -> None:
     assert small.problems() == []
 
 
-def test_a_later_save_leaves_what_it_does_not_speak_of(small: Daemon) -> None:
+def test_a_later_save_does_not_change_priorities_that_it_does_not_name(small: Daemon) -> None:
     with small.connect() as pool:
         prompt = keys_of(pool, 1)
         save(pool, prompt, retention=[kv.TokenRange(0, None, 100)])
@@ -150,7 +150,7 @@ def test_a_scheduler_retains_on_every_rank(small: Daemon) -> None:
         pool.close()
 
 
-def test_an_away_daemon_keeps_nothing(daemon: Daemon) -> None:
+def test_a_retention_request_without_a_daemon_retains_nothing(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         keys = keys_of(pool, 1)
         save(pool, keys)
@@ -180,7 +180,7 @@ def _envelope(*kinds: str, payload: dict[str, Any] | None = None) -> dict[str, A
     return {"protocol_version": "0.1", "message_id": "m1", "actions": actions}
 
 
-def test_hints_are_carried_out_and_answered(small: Daemon) -> None:
+def test_hints_are_executed_and_answered(small: Daemon) -> None:
     with small.connect() as pool:
         keys = keys_of(pool, 1)
         save(pool, keys)
@@ -225,7 +225,7 @@ def test_a_hint_beyond_the_share_is_clipped(small: Daemon) -> None:
         assert (long.status, long.reason) == ("clipped", "duration 1e+06 s is cut to 3600")
 
 
-def test_demoted_chunks_are_written_down_and_leave_dram_first(start_daemon: Start, tmp_path: Path) -> None:
+def test_chunks_with_a_demote_hint_are_written_and_evicted_from_dram_first(start_daemon: Start, tmp_path: Path) -> None:
     daemon = start_daemon(
         dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B",
         ssd__path=str(tmp_path / "ssd"),
@@ -297,7 +297,7 @@ def test_wrong_orders_are_named(shared_daemon: Daemon, arguments: list[str], cod
     assert message in done.stderr
 
 
-def test_retention_goes_below_comes_back_and_survives_a_restart(start_daemon: Start, tmp_path: Path) -> None:
+def test_retention_is_demoted_and_promoted_and_survives_a_restart(start_daemon: Start, tmp_path: Path) -> None:
     daemon = start_daemon(
         dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B",
         ssd__path=str(tmp_path / "ssd"),

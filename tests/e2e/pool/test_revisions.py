@@ -1,4 +1,4 @@
-"""Revisions of a model: chunks of one are no other's, and a Pool without one has the keys it always had."""
+"""Revisions of a model: revisions share no chunks, and the keys of a Pool without a revision never change."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.rigs.daemon import SMALL, Daemon
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 
 CHUNKS = 3
-# What a Pool of this layout and model has had for roots since keys have their format.
+# The roots of a Pool of this layout and model since the key format exists.
 ROOT = "eed2314b37fe0cc773f27abc5db700ad145af6847eaccba0b7478df45bf7db73"
 
 
@@ -41,6 +41,6 @@ def test_a_pool_without_a_revision_keeps_its_keys() -> None:
 
 
 @pytest.mark.parametrize("revision", [None, 7, b"a", "a@b", "x" * 600])
-def test_a_revision_that_is_none_is_refused(revision: object) -> None:
+def test_an_invalid_revision_is_refused(revision: object) -> None:
     with pytest.raises(kv.InvalidArgument, match="revision"):
         kv.connect("/nowhere", model="test-model", revision=revision, layout=SMALL)  # type: ignore[arg-type]

@@ -184,7 +184,7 @@ def test_namespaces_never_meet(daemon: Daemon) -> None:
 
 
 def test_a_key_of_another_namespace_is_not_served(daemon: Daemon) -> None:
-    """A client that asks with another model's keys gets nothing leased, whatever the index says."""
+    """A client that asks with another model's keys gets no lease, whatever the index contains."""
     tokens = tokens_of(14, 3 * 32)
     with daemon.connect() as pool, daemon.connect(model="other") as other:
         keys = pool.keys(tokens)
@@ -243,7 +243,7 @@ def test_keys_from_engine_hashes_use_the_last_hash_of_each_chunk(daemon: Daemon)
 
 
 @pytest.mark.parametrize("tokens", [[1.5, 2.5], [[1, 2]], "text", [1 << 40], None])
-def test_tokens_that_are_no_ids_raise_at_the_call(shared_daemon: Daemon, tokens: object) -> None:
+def test_invalid_token_ids_raise_at_the_call(shared_daemon: Daemon, tokens: object) -> None:
     with shared_daemon.connect() as pool, pytest.raises(kv.InvalidArgument):
         pool.keys(tokens)
 

@@ -60,7 +60,7 @@ def test_a_writer_that_dies_leaves_the_chunk_to_the_second(daemon: Daemon) -> No
         assert store(second, keys).stored == CHAIN
 
 
-def test_nothing_pending_is_nothing_to_wait_for(daemon: Daemon) -> None:
+def test_without_pending_chunks_no_wait_happens(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         keys = keys_of(pool)
         with pool.save(keys, from_=payload_of(keys, SMALL)) as save:

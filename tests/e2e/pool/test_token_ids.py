@@ -62,7 +62,9 @@ def test_ids_reach_the_disk_and_come_back_with_a_promotion(start_daemon: Callabl
     assert _on_disk(tmp_path / "ssd") == expected
 
 
-def test_ids_of_hashes_are_those_that_the_engine_gives(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_token_ids_of_hashed_chunks_are_those_of_the_engine(
+    start_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
     daemon = _open(start_daemon, tmp_path)
     tokens = tokens_of(2, CHAIN * SMALL.chunk_tokens + 7)
     hashes = [bytes([number]) * 32 for number in range(2 * CHAIN)]
@@ -78,7 +80,7 @@ def test_ids_of_hashes_are_those_that_the_engine_gives(start_daemon: Callable[..
             pool.keys_from_hashes(hashes, SMALL.chunk_tokens // 2, tokens=tokens[:10])
 
 
-def test_a_daemon_told_so_keeps_none(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_daemon_configured_without_token_ids_stores_none(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     daemon = _open(start_daemon, tmp_path, server__keep_token_ids="false")
     tokens = tokens_of(3, CHAIN * SMALL.chunk_tokens)
     with daemon.connect() as pool:

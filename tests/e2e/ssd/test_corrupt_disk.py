@@ -1,4 +1,4 @@
-"""A disk that changes bytes: misses, a tier that is written no more, and an operator who is told."""
+"""A disk that changes bytes: misses, a tier that is not written any more, and a report to the operator."""
 
 from collections.abc import Callable
 from pathlib import Path

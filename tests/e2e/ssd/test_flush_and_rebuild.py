@@ -1,4 +1,4 @@
-"""Chunks that an operator has dropped do not come back when the catalogue is made anew from what lies on disk."""
+"""Flushed chunks and a rebuild: they do not come back when the catalogue is rebuilt from the slots on disk."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_flushed_chunks_stay_flushed_over_a_rebuild(
         admin.flush(None if is_all else "goes", None)
         store(goes, later)
         assert admin.demote_all(10.0)["left"] == 0
-    for _ in range(2):  # the second one finds what the first one's life has written
+    for _ in range(2):  # the second one finds the chunks of the first one's life
         assert daemon.stop() == 0
         daemon.start("--rebuild")
         wait_open(daemon)
@@ -42,7 +42,7 @@ def test_flushed_chunks_stay_flushed_over_a_rebuild(
     with engine(daemon, SMALL, "goes") as goes, daemon.admin() as admin:
         leased = goes.call(m.Acquire(later), m.Leased)
         assert leased.chunks == 6
-        goes.call(m.Release(leased.lease), m.Done)  # what is held stays
+        goes.call(m.Release(leased.lease), m.Done)  # held chunks stay
         wait_until(lambda: daemon.stats()["promoted_chunks"] == 6, "all have landed")
         admin.flush(None, None)
         assert daemon.stop() == 0

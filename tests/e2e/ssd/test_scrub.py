@@ -1,4 +1,4 @@
-"""Checks of bytes over both tiers: exactly what is wrong is found and dropped, nobody is disturbed, nothing is left behind."""
+"""Checks of bytes over both tiers: exactly the bad chunks are found and dropped, clients are not disturbed, no hold is left."""
 
 import json
 import os
@@ -24,7 +24,7 @@ PAGE = 4096
 
 
 def start_tiered(start_daemon: Callable[..., Daemon], tmp_path: Path, **options: str) -> Daemon:
-    """A daemon with an SSD tier of 64 MiB below 16 MiB of DRAM."""
+    """A daemon with an SSD tier of 64 MiB under 16 MiB of DRAM."""
     daemon = start_daemon(
         ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", ssd__checkpoint_interval="100ms", **options
     )
@@ -48,7 +48,7 @@ def fill(daemon: Daemon, pool: kv.Pool, chains: int) -> list[kv.KeyChain]:
 
 
 def flip_on_disk(directory: Path, key: bytes, at: int) -> None:
-    """Change one bit of a chunk's slot, counted from its header, behind the daemon's back."""
+    """Change one bit of a chunk's slot, counted from its header, without the daemon's knowledge."""
     for segment in sorted(directory.glob("segment-*.kvs")):
         data = segment.read_bytes()
         for slot in range(0, len(data), PAGE):
@@ -117,7 +117,7 @@ def test_what_follows_a_bad_chunk_goes_with_it(tiered: Daemon, tmp_path: Path) -
     assert tiered.problems() == []
 
 
-def test_a_bad_chunk_stays_forgotten_after_a_kill(tiered: Daemon, tmp_path: Path) -> None:
+def test_a_bad_chunk_stays_dropped_after_a_kill(tiered: Daemon, tmp_path: Path) -> None:
     with tiered.connect() as pool:
         stored = fill(tiered, pool, 2)
         flip_on_disk(tmp_path / "ssd", stored[1][CHAIN - 1], PAGE)
@@ -130,7 +130,7 @@ def test_a_bad_chunk_stays_forgotten_after_a_kill(tiered: Daemon, tmp_path: Path
     assert tiered.problems() == []
 
 
-def test_a_bit_flipped_in_memory_is_dropped_there_and_still_found_on_disk(tiered: Daemon) -> None:
+def test_a_chunk_with_a_flipped_bit_in_dram_is_dropped_there_and_still_found_on_disk(tiered: Daemon) -> None:
     with tiered.connect() as pool:
         (keys,) = fill(tiered, pool, 1)
         with pool.acquire(pool.lookup(keys)) as lease:
@@ -148,7 +148,7 @@ def test_a_bit_flipped_in_memory_is_dropped_there_and_still_found_on_disk(tiered
     assert tiered.problems() == []
 
 
-def test_a_sample_reads_as_many_as_asked_and_finds_what_it_draws(tiered: Daemon, tmp_path: Path) -> None:
+def test_a_sample_reads_as_many_chunks_as_asked_and_finds_bad_ones(tiered: Daemon, tmp_path: Path) -> None:
     with tiered.connect() as pool:
         stored = fill(tiered, pool, 5)
         total = 2 * 5 * CHAIN
@@ -167,7 +167,7 @@ def test_a_sample_reads_as_many_as_asked_and_finds_what_it_draws(tiered: Daemon,
         assert (again.returncode, again.stdout.split(" chunks")[0]) == (0, f"0 problems, {total - 1} of {total - 1}")
 
 
-def test_a_sample_with_a_bad_chunk_ends_with_1(tiered: Daemon, tmp_path: Path) -> None:
+def test_a_sample_with_a_bad_chunk_exits_with_1(tiered: Daemon, tmp_path: Path) -> None:
     with tiered.connect() as pool:
         (keys,) = fill(tiered, pool, 1)
         flip_on_disk(tmp_path / "ssd", keys[CHAIN - 1], PAGE + 9)
@@ -176,14 +176,14 @@ def test_a_sample_with_a_bad_chunk_ends_with_1(tiered: Daemon, tmp_path: Path) -
         assert f"ssd: chunk {keys[CHAIN - 1].hex()[:16]}: bad checksum, dropped\n1 problems, " in found.stdout
 
 
-def test_a_tier_that_is_not_there_cannot_be_sampled(daemon: Daemon) -> None:
+def test_a_missing_tier_cannot_be_sampled(daemon: Daemon) -> None:
     refused = run(daemon, "verify", "--sample", "5", "--tier", "ssd")
     assert refused.returncode == 2
     assert "there is no tier ssd, only dram" in refused.stderr
     assert run(daemon, "verify").returncode == 2
 
 
-def test_a_check_leaves_the_order_of_eviction_alone(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_check_does_not_change_the_order_of_eviction(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     tiered = start_tiered(start_daemon, tmp_path, dram__policy="lru")
     with tiered.connect() as pool:
         stored = fill(tiered, pool, 8)
@@ -248,7 +248,7 @@ def test_a_connection_that_ends_during_a_check_leaves_no_holds(tiered: Daemon, l
             assert (dropped["chunks"], dropped["skipped"]) == (6 * CHAIN, 0)
 
 
-def test_a_slice_is_bounded_whatever_is_asked(tiered: Daemon) -> None:
+def test_a_part_of_a_check_is_bounded_for_any_request(tiered: Daemon) -> None:
     with tiered.connect() as pool, tiered.admin() as admin:
         fill(tiered, pool, 6)
         tiers = admin.check()["tiers"]

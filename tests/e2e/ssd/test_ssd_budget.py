@@ -1,4 +1,4 @@
-"""What a daemon writes to its SSD tier: within its budget, stricter step by step, nothing twice without a use in between."""
+"""Writes of a daemon to its SSD tier: within its budget, stricter step by step, no chunk twice without a use in between."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ DRAM_CHUNKS = 64
 SLOT_BYTES = SMALL.chunk_bytes + SSD_HEADER_BYTES
 HOURLY_CHUNKS = 48
 DAY_S = 86_400
-# Requests after which the eviction policy has learned something.
+# Requests that the eviction policy needs to adapt.
 LESSONS = 120
 
 Start = Callable[..., Daemon]
@@ -35,7 +35,7 @@ def settle(daemon: Daemon) -> dict[str, int | float | str]:
     return daemon.stats()
 
 
-def test_a_tiny_budget_goes_through_every_step_and_is_never_exceeded(start_daemon: Start, tmp_path: Path) -> None:
+def test_a_tiny_budget_passes_every_step_and_is_never_exceeded(start_daemon: Start, tmp_path: Path) -> None:
     per_day = 24 * HOURLY_CHUNKS * SLOT_BYTES
     daemon = start_daemon(
         dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B",
@@ -44,7 +44,7 @@ def test_a_tiny_budget_goes_through_every_step_and_is_never_exceeded(start_daemo
         ssd__watermark="0",
         ssd__write_budget=f"{per_day}B",
     )
-    started_s = time.monotonic() - 60  # the daemon's bucket filled from before this on
+    started_s = time.monotonic() - 60  # the daemon's budget grew before this point already
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
     seen: list[str] = []
 
@@ -90,10 +90,8 @@ def test_a_budget_in_drive_writes_is_that_of_the_tier(start_daemon: Start, tmp_p
     assert int(daemon.stats()["ssd.budget_left_bytes"]) == 4 << 20
 
 
-def test_a_tier_smaller_than_dram_is_written_once_and_said_to_be_small(start_daemon: Start, tmp_path: Path) -> None:
-    chains = (
-        110  # of 48 KiB: more than the disk has slots for, fewer than are looked at for one that is not written yet
-    )
+def test_a_tier_smaller_than_dram_is_written_once_and_reported_to_be_small(start_daemon: Start, tmp_path: Path) -> None:
+    chains = 110  # of 48 KiB: more than the disk has slots for, fewer than a search for an unwritten chunk examines
     daemon = start_daemon(
         dram__capacity="64MiB", ssd__path=str(tmp_path / "ssd"), ssd__capacity="16MiB", ssd__watermark="0"
     )

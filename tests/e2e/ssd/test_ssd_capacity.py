@@ -1,4 +1,4 @@
-"""A daemon whose SSD tier is as large as the core takes, on a disk that is not there, or smaller than a chain."""
+"""SSD tiers of unusual size: the largest that the core takes, without a disk of that size, and one smaller than a chain."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_a_daemon_with_64_tib_starts_and_serves(start_daemon: Callable[..., Daem
     assert "Traceback" not in daemon.log()
 
 
-def test_chains_longer_than_the_tier_are_written_no_longer_than_they_find_room(
+def test_of_chains_longer_than_the_tier_only_what_fits_is_written(
     start_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", ssd__max_chunks="64")
@@ -32,5 +32,5 @@ def test_chains_longer_than_the_tier_are_written_no_longer_than_they_find_room(
     with daemon.admin() as admin:
         report = admin.demote_all(10.0)
     assert not report["durable"]
-    assert int(daemon.stats()["demoted_chunks"]) <= 4 * 2 * 64  # each chain twice: by itself, and by order
+    assert int(daemon.stats()["demoted_chunks"]) <= 4 * 2 * 64  # each chain twice: by watermark, and by order
     assert daemon.problems() == []

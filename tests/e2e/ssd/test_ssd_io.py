@@ -1,4 +1,4 @@
-"""Each way of the SSD tier's I/O through a daemon: the same bytes, and `kvpoolctl info` that says which one it is."""
+"""Each kind of I/O of the SSD tier through a daemon: the same bytes, and `kvpoolctl info` names the kind in use."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from tests.rigs.daemon import Daemon, wait_connected, wait_until
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 
 CHUNKS = 6
-# Chunks of 2 MiB: what is much smaller goes by plain calls anyway.
+# Chunks of 2 MiB: much smaller ones use plain calls anyway.
 LARGE = kv.Layout(layers=4, kv_heads=8, head_dim=64, dtype="float16", chunk_tokens=256)
 
 # The kernel answers EPERM to io_uring_setup from now on, as a container's filter does; then the daemon's own command line.
@@ -60,7 +60,7 @@ def wait_open(daemon: Daemon) -> None:
 
 
 def save_restart_load(daemon: Daemon) -> None:
-    """Bytes go down and come back in the daemon's next life."""
+    """Chunks are demoted, and promoted again in the daemon's next life."""
     with daemon.connect(LARGE) as pool:
         keys = pool.keys(tokens_of(7, CHUNKS * LARGE.chunk_tokens))
         assert store(pool, keys).stored == CHUNKS
@@ -80,7 +80,9 @@ def save_restart_load(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("io", ["threads", "io_uring"])
-def test_chunks_outlive_a_kill_by_each_way_of_io(start_daemon: Callable[..., Daemon], tmp_path: Path, io: str) -> None:
+def test_chunks_outlive_a_kill_with_each_kind_of_io(
+    start_daemon: Callable[..., Daemon], tmp_path: Path, io: str
+) -> None:
     daemon = start_daemon(**{name.replace(".", "__"): value for name, value in options(tmp_path, io).items()})
     wait_open(daemon)
     words = ssd_io(daemon)
@@ -94,15 +96,15 @@ def test_chunks_outlive_a_kill_by_each_way_of_io(start_daemon: Callable[..., Dae
 
 
 @pytest.mark.parametrize(("io", "level"), [("io_uring", "WARNING"), ("auto", "INFO")])
-def test_where_rings_are_refused_threads_serve_and_it_is_said(tmp_path: Path, io: str, level: str) -> None:
+def test_where_rings_are_refused_plain_calls_serve_and_the_log_reports_it(tmp_path: Path, io: str, level: str) -> None:
     with RefusedDaemon(tmp_path, **options(tmp_path, io)) as daemon:
         wait_open(daemon)
         words = ssd_io(daemon)
         assert words.startswith("threads, ")
         if "page cache" not in words or io == "io_uring":
             assert "no io_uring: " in words
-            said = [line for line in daemon.log().splitlines() if "does without io_uring" in line]
-            assert said, daemon.log()
-            assert level in said[0]
+            logged = [line for line in daemon.log().splitlines() if "does without io_uring" in line]
+            assert logged, daemon.log()
+            assert level in logged[0]
         save_restart_load(daemon)
         assert daemon.stop() == 0

@@ -1,4 +1,4 @@
-"""What a daemon makes of an SSD directory that is damaged, lost, foreign or not there: chunks found again, or misses."""
+"""Start of a daemon on an SSD directory that is damaged, lost, foreign or missing: chunks found again, or misses."""
 
 import shutil
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def ssd(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tiered(start_daemon: Callable[..., Daemon], ssd: Path) -> Daemon:
-    """A daemon with little DRAM over an SSD tier of 64 MiB, stopped, with STORED chains of CHAIN chunks written down."""
+    """A stopped daemon with little DRAM over an SSD tier of 64 MiB that has STORED chains of CHAIN chunks."""
     daemon = start_daemon(
         dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B",
         ssd__path=str(ssd),
@@ -48,7 +48,7 @@ def found_after_start(daemon: Daemon, *arguments: str) -> int:
 
 
 def generations_on_disk(ssd: Path) -> set[int]:
-    """Of every slot that has a header, whether anybody knows of it or not."""
+    """The generation of every slot that has a header, known to the catalogue or not."""
     found = set()
     for file in ssd.glob("segment-*.kvs"):
         content = file.read_bytes()
@@ -60,8 +60,8 @@ def generations_on_disk(ssd: Path) -> set[int]:
     return found
 
 
-def test_no_generation_is_given_again_after_a_life_that_left_no_rows(tiered: Daemon, ssd: Path, tmp_path: Path) -> None:
-    """A power cut before the first checkpoint: slots have been written, and the catalogue is as it was when it was opened."""
+def test_no_generation_is_reused_after_a_life_that_left_no_rows(tiered: Daemon, ssd: Path, tmp_path: Path) -> None:
+    """A power cut before the first checkpoint: slots have been written, and the catalogue is unchanged since its opening."""
     before = generations_on_disk(ssd)
     given: list[set[int]] = []
     for seed in (50, 60):
@@ -152,14 +152,14 @@ def test_a_catalogue_of_another_program_is_set_aside(tiered: Daemon, ssd: Path) 
 
 
 @pytest.mark.parametrize("point", ["daemon.ssd.open_files", "daemon.ssd.open_catalogue"])
-def test_an_opening_that_fails_once_is_made_good(tiered: Daemon, point: str) -> None:
+def test_an_opening_that_fails_once_is_retried(tiered: Daemon, point: str) -> None:
     tiered.environment = {"KVPOOL_FAILPOINT": f"{point}:1:error"}
     assert found_after_start(tiered) == STORED * CHAIN
     assert f"failpoint {point} reached" in tiered.log()
     assert "ssd tier OFFLINE" in tiered.log()
 
 
-def test_a_directory_that_appears_later_is_used_then(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_directory_that_appears_later_is_used(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     blocked = tmp_path / "mount"
     blocked.write_text("not mounted yet")
     daemon = start_daemon(ssd__path=str(blocked / "ssd"), ssd__capacity="64MiB")
@@ -188,7 +188,7 @@ def test_a_directory_in_use_is_refused_and_left_alone(
     assert tiered.problems() == []
 
 
-def test_one_file_that_was_cut_costs_its_own_chunks(tiered: Daemon, ssd: Path) -> None:
+def test_a_truncated_file_costs_only_its_own_chunks(tiered: Daemon, ssd: Path) -> None:
     first = sorted(ssd.glob("segment-*.kvs"))[1]
     with first.open("r+b") as file:
         file.truncate(4096)

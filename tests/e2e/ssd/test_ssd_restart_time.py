@@ -17,7 +17,7 @@ from tests.rigs.payload import store, tokens_of
 
 READY_S = 1.0
 INDEX_S_PER_MILLION = 2.0
-# What a small tier takes too: a process for the check, files to open, the first checkpoint.
+# The fixed part of any tier: a process for the check, files to open, the first checkpoint.
 INDEX_S = 1.0
 # Where two programs share a core each takes about half as much CPU time again for the same work.
 SHARED_CORE = 1.5

@@ -1,4 +1,4 @@
-"""A daemon that restores a large SSD tier serves engines meanwhile, whatever they ask about chunks that just come back."""
+"""Restore of a large SSD tier: the daemon serves engines meanwhile, also requests about chunks that are just restored."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_an_engine_is_served_while_chunks_are_restored(start_daemon: Callable[..
         assert save.commit().stored == CHAIN
         assert pool.retain(_keys(pool, 2), (kv.TokenRange(0, None, 0),)).accepted == CHAIN
         assert daemon.problems(deep=False) == []
-        daemon.problems()  # finds that the records of nobody have no bytes
+        daemon.problems()  # finds that the made-up records have no bytes
         wait_until(lambda: _restored(admin)[0] == "ok", "all batches are restored")
         assert _restored(admin)[1] == RECORDS + CHAINS * CHAIN
         assert pool.lookup(_keys(pool, 0)).chunks == CHAIN
@@ -70,7 +70,7 @@ def test_an_engine_is_served_while_chunks_are_restored(start_daemon: Callable[..
     assert daemon.stop() == 0
 
 
-def test_what_is_flushed_while_chunks_are_restored_is_gone(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_chunks_flushed_during_a_restore_are_gone(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     daemon = _tiered(start_daemon, tmp_path / "ssd")
     with daemon.connect(layout=TINY) as pool, daemon.admin() as admin:
         wait_connected(pool)

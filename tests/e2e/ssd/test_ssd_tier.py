@@ -1,4 +1,4 @@
-"""The SSD tier through a daemon: what DRAM has no room for comes back, also after a restart, always with the right bytes."""
+"""The SSD tier through a daemon: chunks beyond DRAM are promoted again, also after a restart, always with the right bytes."""
 
 import os
 import resource
@@ -54,7 +54,7 @@ def load_right(pool: kv.Pool, keys: kv.KeyChain) -> kv.LoadResult:
 
 
 @in_both_write_modes
-def test_what_dram_has_no_room_for_is_found_and_loaded(tiered: Daemon) -> None:
+def test_chunks_beyond_dram_are_found_and_loaded(tiered: Daemon) -> None:
     with tiered.connect() as pool:
         stored = fill(pool, 12)
         assert [pool.lookup(keys).chunks for keys in stored] == [CHAIN] * 12
@@ -150,12 +150,15 @@ def test_bytes_that_changed_on_disk_are_a_miss(tiered: Daemon, tmp_path: Path) -
         assert tiered.stats()["ssd.corrupt_chunks"] > 0
         assert store(pool, stored[0]).declined == 0
         assert load_right(pool, stored[0]).chunks == CHAIN
-    found = [line for line in tiered.problems() if "chunks within" not in line]  # a tier that changes bytes stays named
+    # A tier that changes bytes stays listed as a problem.
+    found = [line for line in tiered.problems() if "chunks within" not in line]
     assert all(problem.startswith("ssd: chunk ") for problem in found), "what no load has come upon"
     assert [line for line in tiered.problems() if "chunks within" not in line] == []
 
 
-def test_a_tier_that_cannot_be_opened_stops_nothing(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_tier_that_cannot_be_opened_does_not_stop_the_daemon(
+    start_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
     daemon = start_daemon(ssd__path=str(blocked / "ssd"), ssd__capacity="64MiB")
@@ -205,7 +208,7 @@ def test_durability_is_not_claimed_where_a_sync_has_failed(tiered: Daemon, point
         assert (report["chunks"], report["left"], report["durable"]) == (CHAIN, 0, True)
 
 
-def test_a_stop_says_that_durability_is_not_certain(tiered: Daemon) -> None:
+def test_a_stop_reports_that_durability_is_not_certain(tiered: Daemon) -> None:
     assert tiered.stop() == 0
     tiered.environment = {"KVPOOL_FAILPOINT": "daemon.checkpoint.before_data:2:error"}
     tiered.start("--set=ssd.checkpoint_interval=1h")
@@ -216,7 +219,7 @@ def test_a_stop_says_that_durability_is_not_certain(tiered: Daemon) -> None:
     assert "durable: no" in tiered.log()
 
 
-def test_a_daemon_without_a_disk_claims_no_durability_for_what_it_has(daemon: Daemon) -> None:
+def test_a_daemon_without_a_disk_claims_no_durability_for_its_chunks(daemon: Daemon) -> None:
     with daemon.admin() as admin, daemon.connect() as pool:
         assert admin.demote_all(1.0) == {"chunks": 0, "left": 0, "durable": True}, "a power cut has nothing to take"
         assert store(pool, pool.keys(tokens_of(1, CHAIN * CHUNK_TOKENS))).stored == CHAIN
@@ -224,7 +227,7 @@ def test_a_daemon_without_a_disk_claims_no_durability_for_what_it_has(daemon: Da
 
 
 @pytest.mark.parametrize("chunks", [0, CHAIN])
-def test_a_tier_that_never_opened_has_lost_only_what_there_was(
+def test_a_tier_that_never_opened_reports_only_unsaved_chunks_as_lost(
     start_daemon: Callable[..., Daemon], tmp_path: Path, chunks: int
 ) -> None:
     blocked = tmp_path / "file"
@@ -237,7 +240,7 @@ def test_a_tier_that_never_opened_has_lost_only_what_there_was(
     assert f"{chunks} dropped with the DRAM tier, durable: {'no' if chunks else 'yes'}" in daemon.log()
 
 
-def test_what_a_small_tier_could_not_keep_is_neither_counted_nor_durable(
+def test_chunks_that_a_small_tier_could_not_store_are_neither_counted_nor_durable(
     start_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     daemon = start_daemon(
@@ -256,12 +259,12 @@ def test_what_a_small_tier_could_not_keep_is_neither_counted_nor_durable(
     assert "durable: yes" in daemon.log(), "what is left is on disk"
 
 
-def test_a_tier_that_is_not_there_cannot_be_flushed(daemon: Daemon) -> None:
+def test_a_missing_tier_cannot_be_flushed(daemon: Daemon) -> None:
     with daemon.admin() as admin, pytest.raises(Refused, match="expected one of dram"):
         admin.flush(None, None, "ssd")
 
 
-def test_a_disk_that_takes_no_writes_is_left_alone_and_tried_again(tiered: Daemon) -> None:
+def test_a_disk_that_refuses_writes_is_not_written_and_probed_again(tiered: Daemon) -> None:
     """No file may grow or be written: what a full or failing disk does, done to this process alone."""
     assert tiered.process is not None
     unlimited = resource.prlimit(tiered.process.pid, resource.RLIMIT_FSIZE)
@@ -285,7 +288,7 @@ def test_a_disk_that_takes_no_writes_is_left_alone_and_tried_again(tiered: Daemo
     assert tiered.problems() == []
 
 
-def test_second_touch_writes_what_was_used_again_and_no_more(
+def test_second_touch_writes_only_chunks_that_were_used_again(
     start_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     daemon = start_daemon(
@@ -315,7 +318,7 @@ def test_second_touch_writes_what_was_used_again_and_no_more(
     assert daemon.problems() == []
 
 
-def test_a_write_budget_bounds_what_is_written_and_a_stop_keeps_the_rest(
+def test_a_write_budget_bounds_writes_and_a_stop_writes_the_rest(
     start_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     hour = 4 * CHAIN * SMALL.chunk_bytes
@@ -349,7 +352,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("name", UNFIT)
-def test_chunks_that_have_no_place_on_disk_keep_no_others_from_it(
+def test_chunks_without_room_on_disk_do_not_keep_others_from_it(
     start_daemon: Callable[..., Daemon], tmp_path: Path, name: str
 ) -> None:
     daemon = start_daemon(
@@ -362,9 +365,8 @@ def test_chunks_that_have_no_place_on_disk_keep_no_others_from_it(
     )
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
     with daemon.connect(UNFIT[name], model="unfit") as unfit, daemon.connect() as pool:
-        chunks = (12 << 20) // max(
-            UNFIT[name].chunk_bytes, 1 << 20
-        )  # of 1024 layers one needs a MiB of places for checksums
+        # With 1024 layers a chunk needs a MiB for its checksum words.
+        chunks = (12 << 20) // max(UNFIT[name].chunk_bytes, 1 << 20)
         assert store(unfit, unfit.keys(tokens_of(1, chunks * UNFIT[name].chunk_tokens))).stored == chunks
         stored = fill(pool, 4)
         with daemon.admin() as connection:

@@ -1,4 +1,4 @@
-"""What SGLang's HiCache is to a storage backend, for tests without SGLang: base class, configuration, pools, controller.
+"""SGLang's HiCache as a storage backend sees it, for tests without SGLang: base class, configuration, pools, controller.
 
 Written after the interface of the sglang 0.5.23 wheel (`mem_cache/hicache_storage.py`, `managers/cache_controller.py`);
 tests/engines/sglang/test_wheel.py runs the same contract on the wheel itself, its failure injector included.
@@ -189,7 +189,7 @@ class HostPool:
         page[...] = np.random.default_rng(seed).integers(0, 1 << 16, page.shape, dtype=np.uint16)
 
     def holds(self, number: int, key: str, rank: int = 0) -> bool:
-        """Whether a page has the content of its key."""
+        """True if a page has the content of its key."""
         page = self.page(number)
         seed = int.from_bytes(bytes.fromhex(key)[:8], "little") + rank
         return bool((page == np.random.default_rng(seed).integers(0, 1 << 16, page.shape, dtype=np.uint16)).all())
@@ -210,7 +210,7 @@ def page_keys(seed: int, count: int, salt: str | None = None) -> list[str]:
 
 
 class Controller:
-    """What HiCacheController does with a backend: backs nodes up in batches, asks for hits, fetches until the first False."""
+    """HiCacheController's use of a backend: backs nodes up in batches, asks for hits, fetches until the first False."""
 
     def __init__(self, backend: Any, pool: Any) -> None:
         self.backend = backend

@@ -1,4 +1,4 @@
-"""How many frames SGLang's batches cost, and what becomes of a batch of which a part is refused or the daemon knows nothing."""
+"""Frames that SGLang's batches cost, and batches that are refused in part or meet a daemon without their state."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,7 +19,7 @@ PAGES = 48
 
 
 class Frames:
-    """What clients of this process have sent since it was asked last."""
+    """The frames that clients of this process have sent since the last call."""
 
     def __init__(self) -> None:
         self.calls: list[type[Any]] = []
@@ -36,7 +36,7 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
     seen, call, notify = Frames(), BlockingConnection.call, BlockingConnection.notify
 
     def counted(self: BlockingConnection, request: object, answer: type[Any], timeout_s: float | None = None) -> Any:
-        if not isinstance(request, m.Renew):  # told by the clock, not by a batch
+        if not isinstance(request, m.Renew):  # sent by the clock, not by a batch
             seen.calls.append(type(request))
         return call(self, request, answer, timeout_s)
 
@@ -68,7 +68,7 @@ def test_a_batch_takes_two_round_trips_to_save_and_one_to_load(
     assert controller.backup(keys, range(PAGES)) == PAGES
     calls, notes = frames.take()
     assert calls == [bm.Batch, bm.Batch]
-    assert notes <= 2, "what is told beside is usage"
+    assert notes <= 2, "the other frames are usage reports"
     assert controller.prefetch(keys, range(PAGES)) == PAGES
     calls, notes = frames.take()
     assert calls == [bm.Batch]
@@ -77,7 +77,7 @@ def test_a_batch_takes_two_round_trips_to_save_and_one_to_load(
     assert all(controller.pool.holds(number, key) for number, key in enumerate(keys))
 
 
-def test_a_daemon_of_the_first_protocol_is_asked_page_by_page(
+def test_a_daemon_of_the_first_protocol_version_gets_one_request_for_each_page(
     large: Daemon, start_sglang: Start, frames: Frames, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     controller, keys = start_sglang(large), page_keys(2, 5)
@@ -94,7 +94,7 @@ def test_a_daemon_of_the_first_protocol_is_asked_page_by_page(
     assert [calls.count(kind) for kind in (m.Acquire, m.Release, bm.Batch)] == [5, 5, 0]
 
 
-def test_pages_beyond_a_connections_saves_are_declined_and_the_others_kept(
+def test_pages_beyond_a_connections_saves_are_declined_and_the_others_stored(
     start_daemon: Callable[..., Daemon], start_sglang: Start
 ) -> None:
     daemon = start_daemon(server__max_reservations=7)
@@ -118,7 +118,7 @@ def test_pages_beyond_a_connections_saves_are_declined_and_the_others_kept(
         ([m.encode(m.Acquire(b"short"), 0)[4:]], "keys column"),
     ],
 )
-def test_a_batch_against_the_protocol_ends_its_connection_alone(
+def test_a_batch_that_breaks_the_protocol_ends_only_its_connection(
     daemon: Daemon, start_sglang: Start, requests: list[Any], word: str
 ) -> None:
     from kvpool.errors import Refused

@@ -1,4 +1,4 @@
-"""What names the model that SGLang serves, what is refused, and where refusals are counted."""
+"""The name of the model that SGLang serves: what is part of it, what is refused, and where refusals are counted."""
 
 import logging
 import sys
@@ -20,7 +20,7 @@ Start = Callable[..., Controller]
 
 
 def _revision(settings: dict[str, Any] | None = None, environment: dict[str, str] | None = None, **fields: Any) -> str:
-    """The revision for these arguments of SGLang's; the refusal where there is none."""
+    """The revision for these arguments of SGLang's; the refusal if they have none."""
     args = types.SimpleNamespace(**{"model_path": "org/tiny", "revision": COMMIT, **fields})
     read = Settings.read({"interface_v1": 1, **(settings or {})}, "served")
     found, refusal = named(read, "served", args, environment or {"HF_HOME": "/no/such"})
@@ -48,7 +48,7 @@ def test_arguments_that_change_kv_are_in_the_name(field: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["context_length", "served_model_name", "mem_fraction_static", "port"])
-def test_arguments_that_change_no_kv_are_not(field: str) -> None:
+def test_arguments_that_change_no_kv_are_not_in_the_name(field: str) -> None:
     changed: dict[str, Any] = {field: "7"}
     assert _revision(**changed) == _revision()
 
@@ -58,7 +58,7 @@ def test_random_weights_are_named_by_their_seed() -> None:
     assert _revision(load_format="dummy", random_seed=1) != _revision(load_format="dummy", random_seed=2)
 
 
-def test_the_arguments_are_found_where_sglang_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_arguments_are_read_from_sglangs_own_object(monkeypatch: pytest.MonkeyPatch) -> None:
     assert server_args_of_process() is None
 
     def unset() -> None:
@@ -74,7 +74,7 @@ def test_the_arguments_are_found_where_sglang_keeps_them(monkeypatch: pytest.Mon
     assert server_args_of_process() == "newer"
 
 
-def test_weights_that_nothing_tells_are_refused_in_one_line_and_counted(
+def test_weights_without_an_identity_are_refused_in_one_line_and_counted(
     daemon: Daemon, start_sglang: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = page_keys(1, 3)
@@ -83,9 +83,9 @@ def test_weights_that_nothing_tells_are_refused_in_one_line_and_counted(
         for _ in range(2):
             assert controller.backup(keys, range(3)) == 0
             assert controller.backend.batch_exists(keys) == 0
-    said = [record.message for record in caplog.records if "shares nothing" in record.message]
-    assert len(said) == 1
-    assert "set revision in --hicache-storage-backend-extra-config" in said[0]
+    logged = [record.message for record in caplog.records if "shares nothing" in record.message]
+    assert len(logged) == 1
+    assert "set revision in --hicache-storage-backend-extra-config" in logged[0]
     assert controller.backend.counters()["refused_weights"] == 12
 
 
@@ -105,7 +105,7 @@ def test_pages_that_are_split_over_ranks_are_refused(daemon: Daemon, start_sglan
         assert ranks.backend.counters()["refused_dcp"] == 2
 
 
-def test_every_refusal_names_its_remedy_and_stands_in_the_registry(
+def test_every_refusal_has_a_remedy_and_is_in_the_registry(
     daemon: Daemon, start_sglang: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = pytest.importorskip("prometheus_client").REGISTRY

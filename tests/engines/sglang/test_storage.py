@@ -35,7 +35,7 @@ def _backed_up(controller: Controller, keys: list[str], first: int = 0, rank: in
 
 
 def _fetched(controller: Controller, keys: list[str], rank: int = 0) -> int:
-    """Pages that came back, into other pages than they were stored from; each of them right."""
+    """Loads pages into other pages than they were stored from; checks each of them."""
     pages = list(reversed(range(len(keys))))
     controller.pool.kv_buffer[...] = 0
     got = controller.prefetch(keys, pages)
@@ -79,7 +79,7 @@ def test_a_partly_stored_prompt_is_found_up_to_its_hole(daemon: Daemon, start: S
     assert not controller.backend.exists(keys[5])
 
 
-def test_more_pages_than_go_at_once_come_in_order(start_daemon: Callable[..., Daemon], start: Start) -> None:
+def test_more_pages_than_a_batch_holds_come_in_order(start_daemon: Callable[..., Daemon], start: Start) -> None:
     daemon = start_daemon(dram__capacity="64MiB")
     controller = start(daemon, HostPool(pages=120))
     keys = page_keys(4, 110)
@@ -130,7 +130,7 @@ def test_without_a_daemon_everything_is_a_miss_until_it_comes(
     assert _fetched(controller, keys) == 4
 
 
-def test_a_daemon_killed_under_the_engine_costs_the_pages_and_nothing_else(daemon: Daemon, start: Start) -> None:
+def test_a_daemon_killed_during_use_costs_the_pages_and_nothing_else(daemon: Daemon, start: Start) -> None:
     controller, keys = start(daemon), page_keys(8, 5)
     _backed_up(controller, keys)
     hits = controller.backend.batch_exists(keys)
@@ -157,7 +157,7 @@ def test_pages_on_ssd_come_back_after_a_restart(
     assert _fetched(controller, keys) == 5
 
 
-def test_a_daemon_that_stands_still_costs_a_bounded_time(daemon: Daemon, start: Start) -> None:
+def test_a_hung_daemon_costs_a_bounded_time(daemon: Daemon, start: Start) -> None:
     controller, keys = start(daemon), page_keys(9, 4)
     _backed_up(controller, keys)
     daemon.signal(signal.SIGSTOP)
@@ -219,7 +219,7 @@ def test_injected_failures_never_bring_other_bytes(daemon: Daemon, start: Start,
     assert fetched > 0
 
 
-def test_models_with_sidecar_pools_are_left_alone(daemon: Daemon, start: Start) -> None:
+def test_models_with_sidecar_pools_are_not_served(daemon: Daemon, start: Start) -> None:
     controller, keys = start(daemon), page_keys(13, 3)
     _backed_up(controller, keys)
     slots = controller.pool.slots(range(3))
@@ -235,7 +235,7 @@ def test_models_with_sidecar_pools_are_left_alone(daemon: Daemon, start: Start) 
     assert controller.backend.batch_set_v1(keys, slots) == [False] * 3
 
 
-def test_clear_drops_the_model_and_nobody_elses(daemon: Daemon, start: Start) -> None:
+def test_clear_drops_this_model_and_no_other(daemon: Daemon, start: Start) -> None:
     mine, other = start(daemon), start(daemon, model_name="another")
     keys = page_keys(14, 3)
     _backed_up(mine, keys)
@@ -245,7 +245,9 @@ def test_clear_drops_the_model_and_nobody_elses(daemon: Daemon, start: Start) ->
     assert other.backend.batch_exists(keys) == 3
 
 
-def test_what_does_not_fit_is_a_miss_said_once(daemon: Daemon, start: Start, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_page_that_does_not_fit_is_a_miss_and_logged_once(
+    daemon: Daemon, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
     controller, keys = start(daemon), page_keys(15, 2)
     with caplog.at_level(logging.WARNING):
         for wrong in (np.arange(7), np.arange(1, 9), np.array([0, 1, 2, 3, 5, 4, 6, 7])):
@@ -286,14 +288,14 @@ def _retain(*directives: dict[str, Any]) -> dict[str, Any]:
     ("prefix", "directive", "kept"),
     [
         (None, {"priority": 80}, 6),  # the whole prompt: wherever the batch begins
-        (None, {"end": 16, "priority": 80}, 0),  # nobody knows which pages these are
+        (None, {"end": 16, "priority": 80}, 0),  # pages without known keys
         (0, {"end": 2.5, "priority": 80}, 3),
         (2, {"end": 2.5, "priority": 80}, 1),
         (2, {"start": 4, "priority": 80}, 4),
         (9, {"end": 2.5, "priority": 80}, 0),
     ],
 )
-def test_hints_of_a_request_are_kept_with_its_pages(
+def test_hints_of_a_request_apply_to_its_pages(
     daemon: Daemon, start: Start, prefix: int | None, directive: dict[str, Any], kept: int
 ) -> None:
     controller = start(daemon)
@@ -306,7 +308,7 @@ def test_hints_of_a_request_are_kept_with_its_pages(
     assert controller.backend.counters()["clipped_pages"] == 0
 
 
-def test_pages_without_hints_are_kept_with_the_configured_priority(daemon: Daemon, start: Start) -> None:
+def test_pages_without_hints_have_the_configured_priority(daemon: Daemon, start: Start) -> None:
     controller = start(daemon, extra={"priority": 50})
     _backed_up(controller, page_keys(3, 4))
     assert daemon.stats()["dram.kept_chunks"] == 4
@@ -315,7 +317,7 @@ def test_pages_without_hints_are_kept_with_the_configured_priority(daemon: Daemo
 
 
 @pytest.mark.parametrize("given", ["{", {"actions": 5}, _retain({"priority": 999})["kv_hints"]])
-def test_bad_hints_are_counted_and_stop_nothing(daemon: Daemon, start: Start, given: Any) -> None:
+def test_bad_hints_are_counted_and_do_not_stop_the_save(daemon: Daemon, start: Start, given: Any) -> None:
     controller, keys = start(daemon), page_keys(3, 4)
     assert controller.backup(keys, range(4), None, {"kv_hints": given}) == 4
     assert controller.backend.counters()["failed_kv_hints"] == 1
@@ -347,7 +349,7 @@ def test_the_package_imports_no_engine() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_the_documents_configuration_is_accepted() -> None:
+def test_the_configuration_in_the_document_is_accepted() -> None:
     text = re.search(r"--hicache-storage-backend-extra-config\s+'(\{.*?\})'", DOCUMENT.read_text(), re.DOTALL)
     assert text is not None
     extra = json.loads(text[1].replace("\\\n", " "))

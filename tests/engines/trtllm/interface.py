@@ -1,4 +1,4 @@
-"""TensorRT-LLM's connector interface, for tests without TensorRT-LLM: base classes, what a step tells, arguments, modules.
+"""TensorRT-LLM's connector interface, for tests without TensorRT-LLM: base classes, the data of a step, arguments, modules.
 
 Written after `pyexecutor/connectors/kv_cache_connector.py` of TensorRT-LLM main in autumn 2026, whose signatures stand in
 tests/golden/engine_interfaces.txt; release 1.2.1 has the part that its only cache manager uses.

@@ -1,4 +1,4 @@
-"""What KVCacheManagerV2 tells a connector of its pages, for tests without TensorRT-LLM: regions, layer groups, the layout.
+"""KVCacheManagerV2's description of its pages, for tests without TensorRT-LLM: regions, layer groups, the layout.
 
 Written after `connectors/kv_cache_layout.py` of TensorRT-LLM main: a page slot's bytes lie at base + stride * slot; buffers are
 layer-major, while a group names its layers in any order.

@@ -1,9 +1,9 @@
-"""What TensorRT-LLM's executor is to a connector, for tests without TensorRT-LLM: requests and a scripted loop.
+"""TensorRT-LLM's executor as a connector sees it, for tests without TensorRT-LLM: requests and a scripted loop.
 
 Written after TensorRT-LLM main in autumn 2026: one lookup for each allocation, positions that leave a claim out in its first
-step, cumulative blocks, plans that are broadcast, no word back about loads. Both cache managers: the first (`v1`, alone in
-release 1.2.1) registers one pool tensor and tells priorities; the second (`v2`) registers a page layout, hands over requests
-whose flags are methods, and tells none. An owner of attention data parallelism is an executor of its own. The executor
+step, cumulative blocks, plans that are broadcast, no report about loads. Both cache managers: the first (`v1`, alone in
+release 1.2.1) registers one pool tensor and passes priorities; the second (`v2`) registers a page layout, hands over requests
+whose flags are methods, and passes none. An owner of attention data parallelism is an executor of its own. The executor
 computes KV from the tokens before it and checks every KV that it attends to, on every rank: a wrong byte fails the test
 where it is read.
 """
@@ -27,7 +27,7 @@ GARBAGE = -1
 
 @dataclass
 class Request:
-    """LlmRequest, and what the executor knows of it."""
+    """LlmRequest, and the executor's state of it."""
 
     request_id: int
     tokens: list[int]
@@ -42,9 +42,9 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
     claimed: int = 0
-    told_tokens: int = 0
-    told_blocks: int = 0
-    was_told: bool = False
+    sent_tokens: int = 0
+    sent_blocks: int = 0
+    was_sent: bool = False
 
     def get_tokens(self, beam: int) -> list[int]:
         assert beam == 0
@@ -160,11 +160,11 @@ class Executor:
             count = min(left, self._step_tokens)
             while len(request.blocks) * self.block_tokens < request.computed + count:
                 request.blocks.append(self._free.pop())
-            hidden = request.claimed if not request.was_told else 0
-            fresh = request.blocks[request.told_blocks :]
+            hidden = request.claimed if not request.was_sent else 0
+            fresh = request.blocks[request.sent_blocks :]
             data = RequestData(
                 request.request_id,
-                request.tokens[request.told_tokens :],
+                request.tokens[request.sent_tokens :],
                 fresh if self._groups == 1 else [],
                 request.computed - hidden,
                 count,
@@ -172,8 +172,8 @@ class Executor:
                 cache_salt=request.cache_salt,
                 new_block_ids_by_layer_group=[fresh] * self._groups if self._is_v2 else [],
             )
-            (output.cached_requests if request.was_told else output.new_requests).append(data)
-            request.was_told, request.told_tokens, request.told_blocks = True, len(request.tokens), len(request.blocks)
+            (output.cached_requests if request.was_sent else output.new_requests).append(data)
+            request.was_sent, request.sent_tokens, request.sent_blocks = True, len(request.tokens), len(request.blocks)
             scheduled.append((request, count))
         self._forward(pickle.dumps(self.scheduler.build_connector_meta(output)), scheduled)
         for request, count in scheduled:
@@ -183,17 +183,17 @@ class Executor:
         self._nothing_is_saved()
 
     def abort(self, request: Request) -> None:
-        """The runtime takes the request's blocks away; it runs again from its start, told anew."""
+        """The runtime takes the request's blocks away; it runs again from its start, as a new request."""
         self.scheduler.request_reset(request)
         self._release(request)
-        request.computed, request.claimed, request.was_told = 0, 0, False
-        request.told_tokens, request.told_blocks = 0, 0
+        request.computed, request.claimed, request.was_sent = 0, 0, False
+        request.sent_tokens, request.sent_blocks = 0, 0
 
     def replay(self, request: Request) -> None:
-        """The runtime takes the request's blocks away and looks it up anew, without a word before."""
+        """The runtime takes the request's blocks away and looks it up again, without a notification."""
         self._active.remove(request)
         self._release(request)
-        request.was_told, request.told_tokens, request.told_blocks = False, 0, 0
+        request.was_sent, request.sent_tokens, request.sent_blocks = False, 0, 0
         self._admit(request)
 
     def hold(self, request: Request, start: int, end: int) -> None:
@@ -211,7 +211,7 @@ class Executor:
         self.scheduler.half.close()
 
     def _check_bring_up(self) -> None:
-        """What PyExecutor refuses to start with."""
+        """Checks for settings with which PyExecutor refuses to start."""
         if self._owner is not None:
             assert all(type(half).supports_attention_dp is True for half in (self.scheduler, self.workers[0]))
         for name in ("update_state_after_alloc_by_layer_group", "request_finished_by_layer_group"):
@@ -240,11 +240,11 @@ class Executor:
         return request
 
     def _priorities(self, request: Request) -> list[int] | None:
-        """As KVCacheManager.get_priority_by_block_id says them of the blocks that are told."""
+        """The result of KVCacheManager.get_priority_by_block_id for the blocks that are sent."""
         if request.priorities is None:
             return None
-        said = [*request.priorities, *[35] * len(request.blocks)]
-        return said[request.told_blocks : len(request.blocks)]
+        priorities = [*request.priorities, *[35] * len(request.blocks)]
+        return priorities[request.sent_blocks : len(request.blocks)]
 
     def _forward(self, plan: bytes, scheduled: list[tuple[Request, int]]) -> None:
         stream = Stream() if self.device == "cpu" else torch.cuda.current_stream()

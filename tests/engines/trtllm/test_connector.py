@@ -63,7 +63,7 @@ def test_kv_on_a_gpu_comes_back(daemon: Daemon, start: Start) -> None:
 
 
 @pytest.mark.parametrize("numbered", [lambda layer: 2 * layer, lambda layer: layer + 1])
-def test_layers_without_kv_do_not_mix_the_others_up(
+def test_layers_without_kv_do_not_shift_the_others(
     daemon: Daemon, start: Start, numbered: Callable[[int], int]
 ) -> None:
     engine = start(daemon, warm=False)
@@ -79,7 +79,7 @@ def test_a_model_whose_hooks_are_skipped_is_served_step_by_step(daemon: Daemon, 
     assert engine.answer(PROMPT, 6) == (28, cold)
 
 
-def test_decoded_kv_is_kept_for_the_next_turn(daemon: Daemon, start: Start) -> None:
+def test_decoded_kv_is_stored_for_the_next_turn(daemon: Daemon, start: Start) -> None:
     engine = start(daemon)
     _, generated = engine.answer(PROMPT, 15)
     claimed, _ = engine.answer([*PROMPT, *generated, 5, 6])
@@ -172,7 +172,7 @@ def test_a_daemon_that_dies_between_the_steps_of_a_prompt(daemon: Daemon, start:
     assert engine.answer(PROMPT, 5) == (28, tokens[30:])
 
 
-def test_what_is_on_ssd_alone_is_claimed_once_it_is_in_dram(
+def test_chunks_on_ssd_alone_are_claimed_once_they_are_in_dram(
     start_daemon: Callable[..., Daemon], start: Start, tmp_path: Path
 ) -> None:
     daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
@@ -220,7 +220,7 @@ def test_a_flipped_bit_on_any_rank_is_never_claimed(daemon: Daemon, start: Start
     assert engine.answer(PROMPT, 5) == (28, cold)
 
 
-def test_a_prefix_counts_as_far_as_every_rank_has_it(daemon: Daemon, start: Start) -> None:
+def test_a_prefix_is_as_long_as_every_rank_has_it(daemon: Daemon, start: Start) -> None:
     engine = start(daemon, ranks=2)
     cold = engine.answer(PROMPT, 5)[1]
     pool = engine.workers[1].half._pool
@@ -244,7 +244,7 @@ def test_two_salts_two_adapters_and_two_models_never_share(daemon: Daemon, start
         assert start(daemon, **fields).answer(PROMPT, cache_salt="a")[0] == 0, fields
 
 
-def test_prompts_that_are_more_than_tokens_are_left_alone(daemon: Daemon, start: Start) -> None:
+def test_multimodal_prompts_are_not_served(daemon: Daemon, start: Start) -> None:
     engine = start(daemon)
     for _ in range(2):
         assert engine.answer(PROMPT, multimodal_hashes=[[1, 2]])[0] == 0
@@ -252,7 +252,7 @@ def test_prompts_that_are_more_than_tokens_are_left_alone(daemon: Daemon, start:
     assert _stats(engine)["refused_requests"] >= 2
 
 
-def test_a_request_that_does_not_say_its_salt_is_left_alone(daemon: Daemon, start: Start) -> None:
+def test_a_request_without_its_salt_is_not_served(daemon: Daemon, start: Start) -> None:
     engine = start(daemon)
     engine.answer(PROMPT)
     silent = types.SimpleNamespace(request_id=900, get_tokens=lambda _beam: PROMPT)
@@ -264,7 +264,7 @@ def test_a_request_that_does_not_say_its_salt_is_left_alone(daemon: Daemon, star
     engine.scheduler.request_finished(unsalted, [])
 
 
-def test_what_the_runtime_does_not_take_is_given_back(daemon: Daemon, start: Start) -> None:
+def test_a_claim_that_the_runtime_does_not_use_is_released(daemon: Daemon, start: Start) -> None:
     engine = start(daemon)
     engine.answer(PROMPT)
     free = _stats(engine)["staging_slots_free"]
@@ -302,7 +302,9 @@ def test_a_request_that_runs_again_saves_from_its_new_blocks(
     assert daemon.problems() == []
 
 
-def test_a_full_pool_declines_saves_and_stops_nothing(start_daemon: Callable[..., Daemon], start: Start) -> None:
+def test_a_full_pool_declines_saves_and_does_not_stop_the_engine(
+    start_daemon: Callable[..., Daemon], start: Start
+) -> None:
     engine = start(start_daemon(dram__capacity="2MiB"), tokens_per_block=512, settings={"STAGING_MIB": "8"})
     for seed in range(6):
         engine.answer(np.random.default_rng(seed).integers(0, 900, 2048).tolist(), 2)
@@ -319,7 +321,7 @@ def test_engines_that_are_not_served_share_nothing(daemon: Daemon, start: Start,
     assert daemon.stats()["dram.chunks"] == 0
 
 
-def test_kv_with_scales_elsewhere_is_not_kept(daemon: Daemon, start: Start) -> None:
+def test_kv_with_separate_scales_is_not_stored(daemon: Daemon, start: Start) -> None:
     engine = start(daemon, warm=False)
     worker = type(engine.workers[0])(llm_args())
     worker.register_kv_caches(torch.zeros(4, 3, 2, 32, dtype=torch.uint8))
@@ -327,7 +329,7 @@ def test_kv_with_scales_elsewhere_is_not_kept(daemon: Daemon, start: Start) -> N
     worker.half.close()
 
 
-def test_a_rank_that_cannot_map_the_staging_is_never_relied_upon(daemon: Daemon, start: Start) -> None:
+def test_nothing_is_claimed_for_a_rank_that_cannot_map_the_staging(daemon: Daemon, start: Start) -> None:
     engine = start(daemon, ranks=2, warm=False)
     engine.workers[1].half._geometry = None
     for _ in range(3):
@@ -380,7 +382,7 @@ def test_a_wrong_setting_is_refused_by_name(name: str, value: str) -> None:
         Settings.read(llm_args(), {f"TLLM_KVPOOL_{name}": value, "PATH": "/bin"}, "1")
 
 
-def test_the_documents_settings_are_accepted() -> None:
+def test_the_settings_in_the_document_are_accepted() -> None:
     text = DOCUMENT.read_text()
     given = dict(re.findall(r"^export (TLLM_KVPOOL_\w+)=(\S+)", text, re.MULTILINE))
     assert given

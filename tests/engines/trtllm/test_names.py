@@ -1,4 +1,4 @@
-"""How TensorRT-LLM's weights and LoRA adapters are named: alike where their KV is, apart where it is not, else refused."""
+"""Names of TensorRT-LLM's weights and LoRA adapters: equal where their KV is, different where it is not, else refused."""
 
 import logging
 import os
@@ -36,7 +36,7 @@ def _model(directory: Path, seed: int = 0, configuration: str = "{}") -> str:
     return str(directory)
 
 
-def test_a_directorys_weights_are_its_name(tmp_path: Path) -> None:
+def test_a_model_directory_is_named_by_its_weights(tmp_path: Path) -> None:
     here = _settings(model=_model(tmp_path / "a"), revision=None)
     assert here.refusal == ""
     assert here.revision == _settings(model=str(tmp_path / "a"), revision="other").revision
@@ -67,7 +67,7 @@ def test_a_model_of_the_hub_is_named_by_the_commit_that_is_cached(tmp_path: Path
     assert _settings(environment, **names).revision != first.revision
 
 
-def test_the_operators_word_stands_for_weights_that_nothing_tells() -> None:
+def test_an_operators_name_identifies_weights_without_an_identity() -> None:
     given = _settings({"TLLM_KVPOOL_REVISION": "7"}, revision=None)
     assert given.refusal == ""
     assert given.revision != _settings({"TLLM_KVPOOL_REVISION": "8"}, revision=None).revision
@@ -100,7 +100,7 @@ def test_an_adapter_in_a_directory_is_named_by_weights_and_scale(tmp_path: Path)
     assert all(names)
 
 
-def test_an_adapter_whose_weights_nobody_sees_is_left_alone_and_said_once(
+def test_an_adapter_without_visible_weights_is_not_served_and_logged_once(
     daemon: Daemon, start_trtllm: Start, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     engine = start_trtllm(daemon)
@@ -110,11 +110,11 @@ def test_an_adapter_whose_weights_nobody_sees_is_left_alone_and_said_once(
             assert engine.answer(PROMPT, lora_task_id=3, **fields)[0] == 0
     assert daemon.stats()["dram.chunks"] == 0
     assert engine.scheduler.half.stats()["refused_lora"] == 4
-    said = [record.message for record in caplog.records if "LoRARequest" in record.message]
-    assert len(said) == 1
+    logged = [record.message for record in caplog.records if "LoRARequest" in record.message]
+    assert len(logged) == 1
 
 
-def test_refusals_stand_in_the_registry_that_the_engine_shows(daemon: Daemon, start_trtllm: Start) -> None:
+def test_refusals_are_counted_in_the_registry_that_the_engine_shows(daemon: Daemon, start_trtllm: Start) -> None:
     registry = pytest.importorskip("prometheus_client").REGISTRY
 
     def shown(reason: str) -> float:

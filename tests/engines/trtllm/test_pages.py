@@ -42,7 +42,7 @@ def test_the_two_managers_never_share_bytes(daemon: Daemon, start_trtllm: Start)
         assert start_trtllm(daemon, manager=manager).answer(PROMPT)[0] == 0, manager
 
 
-def test_a_generation_only_request_is_left_alone(daemon: Daemon, start_trtllm: Start) -> None:
+def test_a_generation_only_request_is_not_served(daemon: Daemon, start_trtllm: Start) -> None:
     for manager in ("v1", "v2"):
         engine = start_trtllm(daemon, manager=manager)
         engine.answer(PROMPT)
@@ -51,16 +51,16 @@ def test_a_generation_only_request_is_left_alone(daemon: Daemon, start_trtllm: S
 
 
 @pytest.mark.parametrize("windows", [(None, 128), (128,), (128, 512, None)])
-def test_layer_groups_start_the_engine_and_one_line_says_why_they_are_not_served(
+def test_layer_groups_start_the_engine_and_one_line_explains_why_they_are_not_served(
     daemon: Daemon, start_trtllm: Start, caplog: pytest.LogCaptureFixture, windows: tuple[int | None, ...]
 ) -> None:
     with caplog.at_level(logging.WARNING):
         engine = start_trtllm(daemon, warm=False, manager="v2", windows=windows)
         assert [engine.answer(PROMPT)[0] for _ in range(2)] == [0, 0]
-    said = [record.message for record in caplog.records if "shares nothing" in record.message]
-    assert len(said) == 1
-    assert "max_attention_window" in said[0]
-    assert "128" in said[0]
+    logged = [record.message for record in caplog.records if "shares nothing" in record.message]
+    assert len(logged) == 1
+    assert "max_attention_window" in logged[0]
+    assert "128" in logged[0]
     assert engine.workers[0].half.stats()["refused_layout"] == 1
     assert daemon.stats()["dram.chunks"] == 0
 
@@ -87,7 +87,7 @@ def test_an_owner_that_ends_leaves_the_others_served(daemon: Daemon, start_trtll
 @pytest.mark.parametrize(
     ("start", "end", "left"), [(0, 8, 5), (0, 10, 5), (0, 28, 0), (13, 28, 4), (8, 20, 7), (28, 40, 7)]
 )
-def test_what_the_runtime_came_by_itself_is_taken_out_and_the_rest_stays_promised(
+def test_blocks_that_the_runtime_found_itself_leave_the_claim_and_the_rest_stays(
     daemon: Daemon, start_trtllm: Start, start: int, end: int, left: int
 ) -> None:
     engine = start_trtllm(daemon, manager="v2")
@@ -103,10 +103,10 @@ def test_what_the_runtime_came_by_itself_is_taken_out_and_the_rest_stays_promise
     assert engine.answer(PROMPT, 6) == (28, cold)
 
 
-def test_a_replayed_request_never_saves_from_blocks_that_are_others_by_now(
+def test_a_replayed_request_never_saves_from_blocks_that_others_have_taken(
     daemon: Daemon, start_trtllm: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The runtime takes a request's pages away and looks it up anew, without a word before."""
+    """The runtime takes a request's pages away and looks it up again, without a notification."""
     import kvpool_client as kv
 
     engine = start_trtllm(daemon, manager="v2", step_tokens=8)
@@ -131,7 +131,7 @@ def _layout(*regions: Region) -> PageLayout:
     return PageLayout(4, (Group(0, (1, 0), None, regions),))
 
 
-def test_layers_in_order_are_told_from_other_pages() -> None:
+def test_pages_with_layers_in_order_are_recognised() -> None:
     both = [Buffer(layer, role) for layer in range(2) for role in ("key", "value")]
     pages = pages_of_layout(_layout(_region(64, tuple(both))), 4, "w")
     assert (pages.is_by_layer, pages.geometry.layers, pages.geometry.planes, len(pages.layers)) == (True, 2, 2, 2)

@@ -1,4 +1,4 @@
-"""What the engine tests share: models, engines without a connector, daemons, one line of figures each at the end.
+"""Fixtures of the engine tests: models, engines without a connector, daemons, one line of figures each at the end.
 
 They need vLLM, which is not in the ordinary environment: `make test-engines` runs them in one of their own. An engine takes ten
 seconds to start, so they share engines; each test has a daemon of its own unless it says otherwise.
@@ -41,7 +41,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 @pytest.fixture
-def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
+def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Takes a line for the end."""
 
     def take(line: str) -> None:
@@ -85,7 +85,7 @@ def start_engine(model: Callable[[Geometry], Path], tmp_path_factory: pytest.Tem
 def plain(
     model: Callable[[Geometry], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[Geometry], Engine]]:
-    """The engine without a connector, one for each geometry: what it says is right."""
+    """The engine without a connector, one for each geometry: its tokens are the right ones."""
     engines: dict[Geometry, Engine] = {}
     with ExitStack() as stack:
         start = _starter(stack, model, tmp_path_factory)
@@ -154,7 +154,7 @@ class Survivor:
         self.engine = engine
         self.directory = directory
         self.asked_without_daemon = prompts(first=780)
-        self.said_without_daemon = engine.tokens(self.asked_without_daemon, 16)
+        self.tokens_without_daemon = engine.tokens(self.asked_without_daemon, 16)
 
     @contextmanager
     def daemon(self, failpoint: str = "", **options: str) -> Iterator[Daemon]:
@@ -179,7 +179,7 @@ def _survive(model: Callable[[Geometry], Path], factory: pytest.TempPathFactory,
 
 @pytest.fixture(scope="session")
 def survivor(model: Callable[[Geometry], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survivor]:
-    """The engine for tests in which daemons die."""
+    """An engine for tests in which daemons die."""
     yield from _survive(model, tmp_path_factory)
 
 
@@ -198,7 +198,7 @@ def disk_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def slow_disk(disk_program: Path, tmp_path: Path) -> Iterator[faulty.FaultFilesystem]:
-    """A mounted file system that is as slow as it is told to be."""
+    """A mounted file system with adjustable delays."""
     directory = tmp_path / "disk"
     directory.mkdir()
     filesystem = faulty.FaultFilesystem(disk_program, directory)

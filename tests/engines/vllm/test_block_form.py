@@ -1,4 +1,4 @@
-"""The form of blocks as vLLM's own operation for the CPU writes them: it is tried, and follows the bytes, not the release."""
+"""The form of blocks as vLLM's own operation for the CPU writes them: measured; it follows the bytes, not the release."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ import pytest
 
 from kvpool_client.vllm.identity.engine_form import engine_form
 
-# What vLLM and torch say of their own code when they are imported.
+# Warnings of vLLM and torch about their own code when they are imported.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
@@ -52,9 +52,7 @@ def test_a_release_with_the_same_operation_has_the_same_form(
     assert engine_form(*parts) == form
 
 
-def test_a_block_that_is_packed_otherwise_has_another_form(
-    parts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_with_another_packing_has_another_form(parts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm import _custom_ops as operations
 
     form = engine_form(*parts)
@@ -67,7 +65,7 @@ def test_a_block_that_is_packed_otherwise_has_another_form(
     assert other != form
 
 
-def test_latent_attention_is_told_by_the_code_of_its_backends(parts: tuple[Any, Any]) -> None:
+def test_the_form_of_latent_attention_follows_its_backends_code(parts: tuple[Any, Any]) -> None:
     config, spec = parts
     latent: Any = MLAAttentionSpec(spec.dtype)
     assert "/code-" in engine_form(config, latent)

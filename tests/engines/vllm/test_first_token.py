@@ -1,8 +1,8 @@
 """Time to the first token on a model deep enough to matter: with hits ten times shorter, without hits as good as unchanged.
 
-Time to first token is the wall-clock time of a request for one token. What is compared takes turns in one engine on the same
-prompts, so that whatever else the machine does meets both. The figures that are meant (`…_MEANT`) are printed beside what
-came out; what fails a test leaves room for a machine that is busy, or that multiplies in tiles.
+Time to first token is the wall-clock time of a request for one token. The compared variants take turns in one engine on the
+same prompts, so that other load on the machine affects both. The target figures (`…_MEANT`) are printed beside the measured
+ones; the bounds that fail a test leave room for a busy machine, or one that multiplies in tiles.
 """
 
 import statistics
@@ -24,7 +24,7 @@ SPEEDUP_MEANT, SPEEDUP_MIN = 10.0, 5.0
 PAIRS_MIN, PAIRS_MAX = 16, 32
 OVERHEAD_MEANT, OVERHEAD_MAX = 1.02, 1.10
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 Starter = Callable[[str | None, str], Engine]
 
 
@@ -67,7 +67,7 @@ def _first_token(engine: Engine, ids: list[int]) -> tuple[float, int]:
 
 
 def _compare(engine: Engine, daemon: Daemon, asked: list[list[int]]) -> tuple[float, str]:
-    """How many times sooner the first token comes with hits, and a line of figures."""
+    """The ratio of the times to the first token without and with hits, and a line of figures."""
     cold, own, warm, inside, until_loaded = [], [], [], [], []
     for ids in asked:
         stored, loaded = int(daemon.stats()["usage.stored_tokens"]), counted(engine, "loaded_chunks")
@@ -93,27 +93,27 @@ def _compare(engine: Engine, daemon: Daemon, asked: list[list[int]]) -> tuple[fl
     )
 
 
-def test_first_token_comes_ten_times_sooner_with_hits(deep: Starter, deep_daemon: Daemon, tell: Tell) -> None:
+def test_first_token_comes_ten_times_sooner_with_hits(deep: Starter, deep_daemon: Daemon, report: Report) -> None:
     engine = deep(deep_daemon.socket, "float32")
     ratio, figures = _compare(engine, deep_daemon, [prompt(2100 + number, PROMPT_TOKENS) for number in range(ROUNDS)])
     engine.close()
-    tell(f"float32: {figures}")
+    report(f"float32: {figures}")
     assert ratio >= SPEEDUP_MIN
 
 
 def test_first_token_comes_sooner_with_hits_where_computing_is_cheapest(
-    pooled: Engine, unpooled: Engine, deep_daemon: Daemon, tell: Tell
+    pooled: Engine, unpooled: Engine, deep_daemon: Daemon, report: Report
 ) -> None:
     """In bfloat16, which some processors multiply by tiles: then the engine's own cache gains little more."""
     asked = unpooled.clear_prompts([prompt(2200 + number, PROMPT_TOKENS) for number in range(4 * ROUNDS)], 1)
     assert len(asked) >= ROUNDS
     ratio, figures = _compare(pooled, deep_daemon, asked[:ROUNDS])
-    tell(f"bfloat16: {figures}")
+    report(f"bfloat16: {figures}")
     assert ratio >= SPEEDUP_MIN / 2
 
 
-def test_first_token_is_no_later_without_hits(pooled: Engine, tell: Tell) -> None:
-    """The same engine with its connector in place and taken out: two processes alike differ by far more than the bar.
+def test_first_token_is_no_later_without_hits(pooled: Engine, report: Report) -> None:
+    """The same engine with its connector in place and taken out: two equal processes differ by far more than the bound.
 
     Measured: an engine without the pool and its twin, 60 pairs, differ by 5 to 9 %, whatever lies where in their memory.
     """
@@ -144,14 +144,14 @@ def test_first_token_is_no_later_without_hits(pooled: Engine, tell: Tell) -> Non
     pooled.ask("plug", is_plugged=True)
     median, share = statistics.median(ratios), statistics.median(shares)
     low, high = median_bounds(ratios)
-    tell(
+    report(
         f"without hits {median:.4f} x the time without the pool (meant: {OVERHEAD_MEANT}; 95 %: {low:.4f} to "
         f"{high:.4f}), processor time "
         f"{statistics.median(cpu_ratios):.4f} x, inside the connector {share:.4f} of it, "
         f"in its copying thread {statistics.median(copying):.4f}; medians of {len(ratios)} pairs"
     )
     assert share <= OVERHEAD_MAX - 1
-    # A restless machine does not let the median be told from the bar by so many pairs.
+    # On a busy machine so many pairs may not separate the median from the bound.
     assert median <= OVERHEAD_MAX or low <= OVERHEAD_MEANT
 
 

@@ -1,4 +1,4 @@
-"""Wishes in a request's `kv_transfer_params` through a real vLLM, and what the pool tells in vLLM's stream of KV events."""
+"""Hints in a request's `kv_transfer_params` through a real vLLM, and the pool's events in vLLM's stream of KV events."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ def ids_of(packed: bytes) -> list[int]:
 
 
 def stored(daemon: Daemon) -> dict[tuple[int, ...], StoredChunk]:
-    """What the daemon has, by token ids."""
+    """The daemon's chunks, by token ids."""
     chunks: dict[tuple[int, ...], StoredChunk] = {}
     with daemon.admin() as admin:
         cursor = 0
@@ -77,7 +77,7 @@ def stored(daemon: Daemon) -> dict[tuple[int, ...], StoredChunk]:
 
 def test_priorities_reach_the_pool_and_the_answer_comes_back(setting: Setting, plain: Plain) -> None:
     asked = prompt(900, 4 * CHUNK_TOKENS + 5)
-    wished = {
+    wanted = {
         "retention": [{"start": 0, "end": CHUNK_TOKENS, "priority": 90, "duration": 600}],
         "decode_priority": 10,
         "kv_hints": {
@@ -94,11 +94,11 @@ def test_priorities_reach_the_pool_and_the_answer_comes_back(setting: Setting, p
             ],
         },
     }
-    answer = setting.generate([asked], 2 * CHUNK_TOKENS, [wished])
-    (said,) = tokens_of_answer(answer)
-    assert [said] == plain(GROUPED).tokens([asked], 2 * CHUNK_TOKENS)
+    answer = setting.generate([asked], 2 * CHUNK_TOKENS, [wanted])
+    (generated,) = tokens_of_answer(answer)
+    assert [generated] == plain(GROUPED).tokens([asked], 2 * CHUNK_TOKENS)
     found = stored(setting.daemon)
-    kept = [found[chunk].priority for chunk in chunks_of([*asked, *said[:-1]])]
+    kept = [found[chunk].priority for chunk in chunks_of([*asked, *generated[:-1]])]
     # The prompt ends in the fifth chunk, which is therefore the prompt's.
     assert kept == [90, DEFAULT_PRIORITY, DEFAULT_PRIORITY, 60, 60, 10]
     outcomes = answer["params"][0]["kvpool_hints"]["outcomes"]
@@ -125,7 +125,7 @@ def test_tokens_are_the_same_with_any_hints(setting: Setting, plain: Plain) -> N
     for _ in range(2):
         answer = setting.generate(asked, 24, params)
         assert tokens_of_answer(answer) == expected
-        assert [said is None for said in answer["params"]] == [True, *[False] * 6, True]
+        assert [params is None for params in answer["params"]] == [True, *[False] * 6, True]
     assert setting.engine.log().count("a hint of a request was rejected") == 1
     assert not setting.daemon.problems()
 
@@ -149,11 +149,11 @@ def test_stored_events_have_the_token_ids_that_were_computed(setting: Setting) -
     setting.generate([asked], CHUNK_TOKENS + 1, [None])
     with setting.daemon.admin() as admin:
         events = unpack_events(admin.events(b"", last).events)
-    told = [token for event in events if event.kind == EventKind.STORED for token in ids_of(event.tokens)]
-    assert told == asked, "of the prompt alone, unless decoded chunks are asked for"
+    published = [token for event in events if event.kind == EventKind.STORED for token in ids_of(event.tokens)]
+    assert published == asked, "of the prompt alone, unless decoded chunks are asked for"
 
 
-def test_routers_of_the_engine_hear_of_the_pool(setting: Setting) -> None:
+def test_routers_of_the_engine_get_the_pools_events(setting: Setting) -> None:
     asked = prompt(940, 3 * CHUNK_TOKENS + 1)
     blocks = 3 * CHUNK_TOKENS // BLOCK_TOKENS
     setting.generate([asked], 4, [None])
@@ -161,7 +161,7 @@ def test_routers_of_the_engine_hear_of_the_pool(setting: Setting) -> None:
     with setting.router() as router:
 
         def count(medium: str) -> int:
-            """Blocks of the prompt in a medium, as the router counts them after another step of the engine."""
+            """The number of blocks of the prompt in a medium, as the router counts them after another step of the engine."""
             setting.engine.ask("generate", prompts=[prompt(941, 3)], tokens=2)
             router.catch_up("")
             return Index({medium: router.index.media.get(medium, {})}).longest(asked, BLOCK_TOKENS)

@@ -17,8 +17,8 @@ REASON = "the engine runs without a pool: the engine computes MLA without prefix
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_latents_are_kept_once_or_refused_with_the_reason(
-    start_engine: StartEngine, module_daemon: Daemon, tell: Callable[[str], None], ranks: int
+def test_latents_are_stored_once_or_refused_with_the_reason(
+    start_engine: StartEngine, module_daemon: Daemon, report: Callable[[str], None], ranks: int
 ) -> None:
     engine = start_engine(
         LATENT,
@@ -31,7 +31,7 @@ def test_latents_are_kept_once_or_refused_with_the_reason(
     asked = prompts(first=2100 + 100 * ranks)
     computed = engine.tokens(asked, 8)
     is_refused = REASON in engine.log()
-    tell("refused with the reason" if is_refused else "kept")
+    report("refused with the reason" if is_refused else "kept")
     assert is_refused != _has_amx()
     if (
         is_refused

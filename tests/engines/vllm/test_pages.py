@@ -1,4 +1,4 @@
-"""The command lines of docs/ are such as vLLM takes, and options of vLLM that pages and remedies name are its own."""
+"""Command lines and options of vLLM in docs/ and in remedies: vLLM accepts them."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.support import REMEDIES
 from tests.engines.vllm.rigs.engine import ROOT
 
-# What vLLM and torch say of their own code when they are imported.
+# Warnings of vLLM and torch about their own code when they are imported.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 PAGES = [ROOT / "docs" / "engines" / name for name in ("vllm.md", "disaggregation.md")]
 # Of other programs on these pages.
@@ -32,12 +32,13 @@ def parser() -> Any:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """What the page's blocks have vLLM started with, as a shell reads it."""
-    told = "tell() { printf '%s\\0' \"$@\"; printf '\\n\\0'; }; kvpoold() { :; }; curl() { :; }; vllm() { tell vllm \"$@\"; }; "
+    """The vLLM command lines in the page's code blocks, as a shell reads them."""
+    functions = "rec() { printf '%s\\0' \"$@\"; printf '\\n\\0'; }; kvpoold() { :; }; curl() { :; }; "
+    functions += 'vllm() { rec vllm "$@"; }; '
     for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
         if language:
             continue
-        script = f'{told} python() {{ tell python "$@"; }}; {block}'
+        script = f'{functions} python() {{ rec python "$@"; }}; {block}'
         done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True)
         for line in done.stdout.split("\n\0"):
             words = line.rstrip("\0").split("\0")
@@ -60,7 +61,7 @@ def test_a_page_has_commands_that_vllm_takes(page: Path, parser: Any) -> None:
         assert Settings.of(extra).socket == "/run/kvpool/kvpool.sock"
 
 
-def test_options_that_pages_and_remedies_name_are_vllms(parser: Any) -> None:
+def test_options_named_in_pages_and_remedies_exist_in_vllm(parser: Any) -> None:
     text = " ".join([*(page.read_text() for page in PAGES), *REMEDIES.values()])
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - STRANGERS
     assert len(named) > 10

@@ -25,7 +25,7 @@ class Pair:
     plain: Engine
 
     def check(self, asked: list[list[int]], count: int = 16) -> list[list[int]]:
-        """Both engines say the same; what they say."""
+        """Both engines generate the same tokens; these tokens."""
         expected = self.plain.tokens(asked, count)
         assert self.engine.tokens(asked, count) == expected
         return expected
@@ -69,10 +69,10 @@ def test_tokens_are_the_same_in_bfloat16(pair_of: Callable[[Geometry], Pair]) ->
     assert (counted(pair.engine, "loaded_chunks") - before) * CHUNK_TOKENS >= loadable_tokens(asked)
 
 
-def test_what_was_generated_is_loaded_in_the_next_turn(pair: Pair) -> None:
+def test_generated_chunks_are_loaded_in_the_next_turn(pair: Pair) -> None:
     first = [prompt(20, 200), prompt(21, 330)]
-    said = pair.check(first, ANSWER)
-    known = [ids + words for ids, words in zip(first, said, strict=True)]
+    generated = pair.check(first, ANSWER)
+    known = [ids + words for ids, words in zip(first, generated, strict=True)]
     before = counted(pair.engine, "loaded_chunks")
     pair.check([ids + prompt(22, 50) for ids in known])
     computed = sum((len(ids) - 1) // CHUNK_TOKENS for ids in known)

@@ -1,5 +1,5 @@
-"""Saves behind the steps of a real engine: what a batch shares is stored once, a speculative engine stays right, and a step
-costs what it costs without a pool."""
+"""Saves after the steps of a real engine: a shared prefix is stored once, a speculative engine stays right, and a step costs
+no more than without a pool."""
 
 from collections.abc import Callable
 
@@ -47,7 +47,7 @@ def test_a_batch_that_shares_a_prefix_is_stored_once_and_found_whole(
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])
-def test_a_speculative_engine_says_the_same_when_loads_fail(
+def test_a_speculative_engine_generates_the_same_tokens_when_loads_fail(
     load: str, start_engine: StartEngine, daemon: Daemon, plain: Plain
 ) -> None:
     words = prompt(1200, 40)
@@ -90,8 +90,8 @@ def batched(start_engine: StartEngine, module_daemon: Daemon) -> Engine:
     )
 
 
-def test_a_step_that_decodes_costs_what_it_costs_without_a_pool(batched: Engine, tell: Callable[[str], None]) -> None:
-    """Processor time of the engine's thread, step by step in turns: what others do on the machine meets all of them alike."""
+def test_a_step_that_decodes_costs_what_it_costs_without_a_pool(batched: Engine, report: Callable[[str], None]) -> None:
+    """Processor time of the engine's thread, step by step in turns: other load on the machine affects all of them equally."""
     batched.forget()
     asked = [prompt(20_000 + index, PROMPT_TOKENS) for index in range(REQUESTS)]
     costs = batched.ask("steps_in_turns", prompts=asked, rounds=STEP_ROUNDS)
@@ -102,7 +102,7 @@ def test_a_step_that_decodes_costs_what_it_costs_without_a_pool(batched: Engine,
         ratios = found[:, 1] / none[:, 1]
         bounds[name] = median_bounds(ratios.tolist())
         more_ms = np.median(found[:, 1] - none[:, 1]) * 1e3
-        tell(
+        report(
             f"{name}: {np.median(found[:, 1]) * 1e3:.2f} ms of processor time a step, not {np.median(none[:, 1]) * 1e3:.2f}, "
             f"{more_ms:.3f} ms more, x{np.median(ratios):.4f} (95 %: {bounds[name][0]:.4f} to {bounds[name][1]:.4f}), "
             f"wall x{np.median(found[:, 0] / none[:, 0]):.4f}; medians of {STEP_ROUNDS} pairs"
@@ -110,8 +110,8 @@ def test_a_step_that_decodes_costs_what_it_costs_without_a_pool(batched: Engine,
     assert bounds["pool"][0] <= 1.02
 
 
-def test_tokens_come_as_often_as_without_a_pool(batched: Engine, tell: Callable[[str], None]) -> None:
-    """Rounds with and without the connector take turns in one engine, each with prompts that nobody has asked before. `copied`:
+def test_tokens_come_at_the_same_rate_as_without_a_pool(batched: Engine, report: Callable[[str], None]) -> None:
+    """Rounds with and without the connector take turns in one engine, each with new prompts. `copied`:
     without it, while a thread beside the engine copies as many bytes. Time for which others had the processors does not count.
     """
     engine = batched
@@ -134,7 +134,7 @@ def test_tokens_come_as_often_as_without_a_pool(batched: Engine, tell: Callable[
                 wall[kind].append(np.asarray(found["wall"]))
 
     def ratio(kind: str, percent: float) -> float:
-        """Of the quietest round to that of the engine without a pool: others use the machine too."""
+        """The ratio of the fastest round to that of the engine without a pool: the machine is shared."""
         have, floor = (min(float(np.percentile(each, percent)) for each in gaps[name]) for name in (kind, "none"))
         return have / floor
 
@@ -144,7 +144,7 @@ def test_tokens_come_as_often_as_without_a_pool(batched: Engine, tell: Callable[
             against = f", x{ratio(kind, percent):.3f}" if kind != "none" else ""
             by_clock = np.median([np.percentile(each, percent) for each in wall[kind]]) * 1e3
             clocked = f", by the clock {by_clock:.1f}"
-            tell(f"{kind}: p{percent} {np.median(values):.2f} ms {values.round(1).tolist()}{against}{clocked}")
+            report(f"{kind}: p{percent} {np.median(values):.2f} ms {values.round(1).tolist()}{against}{clocked}")
     assert ratio("pool", 99) <= 1.10
     assert ratio("slow", 99) <= 1.2
 

@@ -1,4 +1,4 @@
-"""Several engines on one daemon: what may be shared is, what may not be never is."""
+"""Several engines on one daemon: engines with equal KV share it, and others never do."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ def test_two_engines_work_at_once_on_the_same_and_on_other_prompts(
         for _ in range(2):
             for engine, each in zip(engines, asked, strict=True):
                 engine.forget()
-                engine.tell("generate", prompts=each, tokens=16)
+                engine.send("generate", prompts=each, tokens=16)
             assert [tokens_of_answer(engine.answer()) for engine in engines] == expected
         wait_stored(module_daemon, loadable_tokens(asked[0]))
         for engine, each, right in zip(engines, reversed(asked), reversed(expected), strict=True):
@@ -70,8 +70,8 @@ def test_a_model_of_the_same_shape_with_other_weights_finds_nothing(
     asked = prompts(first=500)
     assert engines[0].tokens(asked, 16) == plain(GROUPED).tokens(asked, 16)
     stranger = start_engine(STRANGER, socket=module_daemon.socket)
-    said = stranger.tokens(asked, 16)
+    generated = stranger.tokens(asked, 16)
     assert counted(stranger, "loaded_chunks") == 0
-    assert said != plain(GROUPED).tokens(asked, 16)
-    assert stranger.tokens(asked, 16) == said
+    assert generated != plain(GROUPED).tokens(asked, 16)
+    assert stranger.tokens(asked, 16) == generated
     assert counted(stranger, "loaded_chunks") * CHUNK_TOKENS >= loadable_tokens(asked)

@@ -1,4 +1,4 @@
-"""The connector among others in vLLM's MultiConnector, found by its name alone: tokens, tickets, how long others wait."""
+"""The connector among others in vLLM's MultiConnector, found by its name alone: tokens, tickets, waiting times of others."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ STUB: dict[str, object] = {
     "kv_connector_module_path": "tests.engines.vllm.rigs.claiming_stub",
 }
 REQUESTS = 100
-# What a request may wait for the pool's answer while another connector has claimed it.
+# The longest wait of a request for the pool's answer while another connector has claimed it.
 DELAY_S_P99 = 0.005
 
 
@@ -27,7 +27,7 @@ def wait_nothing_held(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("in_process", [True, False], ids=["in-one-process", "in-three-processes"])
-def test_beside_vllms_own_connector_tokens_stay_and_hits_are_counted(
+def test_beside_vllms_own_connector_tokens_are_the_same_and_hits_are_counted(
     in_process: bool, start_engine: StartEngine, module_daemon: Daemon, plain: Plain, tmp_path: Path
 ) -> None:
     """Both store everything; the first one named serves. vLLM's own knows no groups, so they are off."""
@@ -53,7 +53,7 @@ def test_beside_vllms_own_connector_tokens_stay_and_hits_are_counted(
 
 
 def test_beside_a_connector_that_claims_everything_nothing_stays_held(
-    start_engine: StartEngine, module_daemon: Daemon, plain: Plain, tell: Callable[[str], None]
+    start_engine: StartEngine, module_daemon: Daemon, plain: Plain, report: Callable[[str], None]
 ) -> None:
     engine = start_engine(GROUPED, socket=module_daemon.socket, siblings=[STUB, None])
     asked = prompts(first=2100)
@@ -68,7 +68,9 @@ def test_beside_a_connector_that_claims_everything_nothing_stays_held(
     engine.tokens(many, 1)
     delays = sorted(engine.ask("connector_seconds")["until_answered"])
     assert len(delays) == REQUESTS
-    tell(f"{REQUESTS} requests wait {delays[REQUESTS // 2] * 1e3:.2f} ms for an answer, p99 {delays[-2] * 1e3:.2f} ms")
+    report(
+        f"{REQUESTS} requests wait {delays[REQUESTS // 2] * 1e3:.2f} ms for an answer, p99 {delays[-2] * 1e3:.2f} ms"
+    )
     assert delays[-2] <= DELAY_S_P99
     wait_nothing_held(module_daemon)
 
@@ -78,10 +80,10 @@ def test_a_second_child_of_kvpools_is_refused_in_one_line_and_the_first_one_serv
     in_process: bool, start_engine: StartEngine, module_daemon: Daemon, plain: Plain
 ) -> None:
     engine = start_engine(GROUPED, socket=module_daemon.socket, siblings=[None, None], in_process=in_process)
-    said = [line for line in engine.log().splitlines() if "connector of kvpool's already" in line]
-    assert len(said) == 1, said
-    assert "a second connector of kvpool's does nothing" in said[0]
-    assert "name kvpool once among the connectors" in said[0]
+    logged = [line for line in engine.log().splitlines() if "connector of kvpool's already" in line]
+    assert len(logged) == 1, logged
+    assert "a second connector of kvpool's does nothing" in logged[0]
+    assert "name kvpool once among the connectors" in logged[0]
     asked = prompts(first=2300 + 20 * in_process)
     expected = plain(GROUPED).tokens(asked, 16)
     for _ in range(3):

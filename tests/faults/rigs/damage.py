@@ -1,4 +1,4 @@
-"""Damage to files: bits that flip, files that end too soon, and other things in a file's place. All chance is the dice's."""
+"""Damage to files: flipped bits, truncated files, and other kinds of files in their place. All randomness is the caller's."""
 
 import os
 import random

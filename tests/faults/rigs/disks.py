@@ -1,7 +1,7 @@
 """Disks that a test may break: loop-mounted file systems whose power can be cut, and small ones that get full.
 
-Needs root, loop devices and the programs that make file systems; where they are lacking a test skips and says what. All of a
-mount ends with the test, whatever became of the daemon on it.
+Needs root, loop devices and the programs that make file systems; without them a test skips and names what is missing. A
+mount ends with the test, whatever happened to the daemon on it.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def _run(*command: str) -> None:
 
 
 def is_mounted(path: Path) -> bool:
-    """Whether the kernel's table has a mount there: one without power does not say so itself."""
+    """True if the kernel's table has a mount there: a mount without power does not report it."""
     return any(line.split()[1] == str(path) for line in Path("/proc/self/mounts").read_text().splitlines())
 
 
@@ -48,7 +48,7 @@ class Disk:
         _run(*self._command)
 
     def cut_power(self) -> None:
-        """Nothing reaches the disk from now on, and what is in no complete write there is lost."""
+        """Nothing reaches the disk from now on; incomplete writes are lost."""
         fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.ioctl(fd, SHUTDOWN, WITHOUT_LOG_FLUSH)
@@ -56,12 +56,12 @@ class Disk:
             os.close(fd)
 
     def restore_power(self) -> None:
-        """Unmount, and mount again with what the disk has."""
+        """Unmount, and mount again with the disk's content."""
         self.unmount()
         _run(*self._command)
 
     def unmount(self) -> None:
-        """Unmount, once the dead have closed their files."""
+        """Unmount, once ended processes have closed their files."""
         wait_until(lambda: self._is_unmounted(), f"{self.path} is unmounted")
 
     def _is_unmounted(self) -> bool:

@@ -1,4 +1,4 @@
-"""Builds, mounts and talks to a file system that fails when it is told to; the head of faultfs/fault_filesystem.cpp says how.
+"""A file system that fails on command, built and mounted; the head of faultfs/fault_filesystem.cpp has its commands.
 
 Needs g++, the headers of FUSE 3 and /dev/fuse; a test skips and names what is lacking.
 """
@@ -41,13 +41,13 @@ class FaultFilesystem:
         self._backing = directory / "backing"
         self.path = directory / "mount"
         self._cuts = 0
-        self.lost: dict[str, int] = {}  # what the last power cut has kept, torn and dropped
+        self.lost: dict[str, int] = {}  # writes that the last power cut has kept, torn and dropped
         for made in (self._backing, self.path):
             made.mkdir()
         self._process = self._mount()
 
     def set(self, **values: int | str) -> None:
-        """Have these faults from now on, beside those there are."""
+        """Add these faults to the present ones."""
         self._write("".join(f"{name} {value}\n" for name, value in values.items()))
 
     def clear(self) -> None:
@@ -55,7 +55,7 @@ class FaultFilesystem:
         self._write("clear 1\n")
 
     def counts(self) -> dict[str, int]:
-        """What has happened, by name."""
+        """Counts of events, by name."""
         lines = (self.path / ".faults").read_text().splitlines()
         return {name: int(count) for name, count in (line.split() for line in lines)}
 
@@ -65,7 +65,7 @@ class FaultFilesystem:
         self._write(f"cut {self._cuts}\n")
 
     def restore_power(self) -> None:
-        """Mount again, with what was kept."""
+        """Mount again, with the writes that were kept."""
         self.lost = self.counts()
         self.unmount()
         self._process = self._mount()

@@ -1,7 +1,7 @@
-"""One power cut of the disk below a tier, whatever disk it is: before it a checkpoint and work, after it a new life.
+"""One power cut of the disk of a tier, on any kind of disk: before it a checkpoint and work, after it a new life.
 
-What must hold: the daemon lives on with DRAM alone, all that is served afterwards has the right bytes, and what the
-checkpoint covered is found.
+What must hold: the daemon lives on with DRAM alone, everything served afterwards has the right bytes, and the chunks of the
+checkpoint are found.
 """
 
 import random
@@ -33,7 +33,7 @@ def _cover(daemon: Daemon, first: int) -> range:
 
 
 def _expect_life_without_a_disk(daemon: Daemon, number: int) -> float:
-    """DRAM serves while the tier gives up; the slowest turn of an engine, in seconds."""
+    """DRAM serves while the tier fails; the slowest turn of an engine, in seconds."""
     with DramClient(daemon, first_chain=90_000 + 1000 * number) as client:
         for _ in range(TURNS):
             client.turn()
@@ -45,7 +45,7 @@ def _expect_life_without_a_disk(daemon: Daemon, number: int) -> float:
 def cut_and_restore(
     daemon: Daemon, disk: Disk | FaultFilesystem, dice: random.Random, number: int
 ) -> tuple[Tally, Tally, float]:
-    """One cut: what was found of the covered chains, and of all; the slowest turn of an engine meanwhile."""
+    """One cut: the chunks found of the covered chains, and of all; the slowest turn of an engine meanwhile."""
     covered = _cover(daemon, 10_000 + COVERED_CHAINS * number)
     with Traffic(daemon, dice.randrange(1 << 32), chains=CHAINS):
         let_pass(dice.uniform(0.0, WORK_S_MAX))

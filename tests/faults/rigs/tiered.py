@@ -1,4 +1,4 @@
-"""A daemon with little DRAM over an SSD tier, as the campaigns need it, and what must be true of its directory."""
+"""A daemon with little DRAM over an SSD tier, as the campaigns need it, and the checks of its directory."""
 
 import re
 import time
@@ -42,19 +42,19 @@ def restart(daemon: Daemon) -> float:
 
 
 def is_dead(daemon: Daemon) -> bool:
-    """Whether the process has ended by itself."""
+    """True if the process has ended by itself."""
     assert daemon.process is not None
     return daemon.process.poll() is not None
 
 
 def let_pass(seconds: float) -> None:
-    """Let others work for so long: when a fault comes is what the dice say."""
+    """Let other work go on for so long: the seed decides when a fault comes."""
     end = time.monotonic() + seconds
     wait_until(lambda: time.monotonic() >= end, "time passes", seconds + 5.0)
 
 
 def directory_bytes(path: Path) -> int:
-    """Sizes of all files below."""
+    """Sizes of all files in the directory."""
     return sum(file.lstat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
 
 

@@ -1,7 +1,7 @@
-"""An engine that saves and loads at random while its daemon and its disk suffer, and checks every byte it gets.
+"""An engine that saves and loads at random while its daemon and its disk fail, and checks every byte it gets.
 
-Runs in a thread of the test. A chain derives from its number, so that what it stored can be asked for afterwards by
-anybody. Absent is always allowed; a wrong byte is kept as a problem and fails the test that ends the traffic.
+Runs in a thread of the test. A chain derives from its number, so that anybody can ask for it afterwards. A miss is always
+allowed; a wrong byte is recorded as a problem and fails the test that ends the traffic.
 """
 
 import random
@@ -30,7 +30,7 @@ def chain_of(pool: kv.Pool, number: int) -> kv.KeyChain:
 
 @dataclass(slots=True)
 class Tally:
-    """What loads have given: chunks, and one line for each that was wrong."""
+    """Results of loads: chunks, and one line for each wrong one."""
 
     served: int = 0
     missed: int = 0
@@ -66,7 +66,7 @@ def load_chains(daemon: Daemon, chains: int) -> Tally:
 
 
 def fill(daemon: Daemon, chains: int) -> None:
-    """Have every chain on disk for certain, and none in DRAM."""
+    """Demote every chain, and leave none in DRAM."""
     with daemon.connect(timeout_s=10.0) as pool, daemon.admin() as admin:
         wait_connected(pool)
         for number in range(chains):
@@ -76,7 +76,7 @@ def fill(daemon: Daemon, chains: int) -> None:
 
 
 class Traffic:
-    """Saves and loads of chains 0 to `chains`, until the block is left. Leaving it raises where anything was wrong."""
+    """Saves and loads of chains 0 to `chains`, until the block is left. Leaving it raises if any byte was wrong."""
 
     def __init__(self, daemon: Daemon, seed: int, *, chains: int) -> None:
         self._daemon = daemon
@@ -119,7 +119,7 @@ class Traffic:
 
 
 class DramClient:
-    """An engine whose chunks fit DRAM: whatever its disk does, each save and each load that follows at once is whole.
+    """An engine whose chunks fit DRAM: whatever its disk does, each save and each load right after it is complete.
 
     Under `lru` that is: class queues may prefer what others have used often.
     """
@@ -138,7 +138,7 @@ class DramClient:
         self._pool.close()
 
     def turn(self) -> None:
-        """Save a chain nobody has, load it."""
+        """Save a new chain and load it."""
         keys = chain_of(self._pool, self._next)
         self._next += 1
         started = time.monotonic()

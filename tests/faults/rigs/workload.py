@@ -27,7 +27,7 @@ def chain_tokens(number: int) -> np.ndarray:
 
 def run(socket: str, rounds: int) -> None:
     with kv.connect(socket, model=MODEL, layout=SMALL, timeout_s=TIMEOUT_S) as pool:
-        for number in range(min(rounds, EARLIER_CHAINS)):  # what an earlier run has left
+        for number in range(min(rounds, EARLIER_CHAINS)):  # chunks of an earlier run
             _load(pool, pool.keys(chain_tokens(number)))
         for number in range(rounds):
             keys = pool.keys(chain_tokens(number))
@@ -61,7 +61,7 @@ def _hand_over(pool: kv.Pool, keys: kv.KeyChain) -> None:
 
 
 def _corrupt_and_report(pool: kv.Pool, keys: kv.KeyChain) -> None:
-    """Spoil a byte behind the daemon's back, as a stray pointer would; the load must see it."""
+    """Damage a byte without the daemon's knowledge, as a stray pointer would; the load must find it."""
     store(pool, keys)
     with pool.acquire(pool.lookup(keys)) as lease:
         if lease.session is None or lease.chunks < 2:

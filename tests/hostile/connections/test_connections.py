@@ -1,4 +1,4 @@
-"""Connections that take more than their part: unfinished requests, saves that never end. Operators see and end them."""
+"""Connections that take more than their share: unfinished requests, saves that never end. Operators see and end them."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ def kvpoolctl(daemon: Daemon, *arguments: str) -> "subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_unfinished_requests_take_a_bounded_memory_and_end_those_who_wait_longest(
+def test_unfinished_requests_take_bounded_memory_and_the_oldest_are_disconnected(
     start_daemon: Callable[..., Daemon],
 ) -> None:
     daemon = start_daemon()
@@ -51,7 +51,7 @@ def test_unfinished_requests_take_a_bounded_memory_and_end_those_who_wait_longes
     assert daemon.problems() == []
 
 
-def test_a_writer_whose_time_is_over_for_long_is_disconnected_and_keeps_its_slots_until_it_has_closed(
+def test_a_long_overdue_writer_is_disconnected_and_holds_its_slots_until_it_closes(
     start_daemon: Callable[..., Daemon],
 ) -> None:
     daemon = start_daemon(server__reservation_ttl="50ms")
@@ -105,7 +105,7 @@ def _ids(daemon: Daemon) -> set[int]:
         return {row["id"] for row in admin.connections()["connections"] if row["role"] == "engine"}
 
 
-def test_idle_connections_keep_nothing_of_what_they_once_asked(start_daemon: Callable[..., Daemon]) -> None:
+def test_idle_connections_keep_no_memory_of_earlier_requests(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon()
     with contextlib.ExitStack() as stack:
         raws = [stack.enter_context(raw_engine(daemon)) for _ in range(60)]
@@ -128,13 +128,13 @@ def test_two_hundred_connections_and_more_can_be_listed(start_daemon: Callable[.
         assert len(report["connections"]) + report["left_out"] == 231
 
 
-def test_an_operator_may_end_his_own_connection_and_an_overdue_writer_is_named_once(
+def test_an_operator_may_end_his_own_connection_and_an_overdue_writer_is_logged_once(
     start_daemon: Callable[..., Daemon],
 ) -> None:
     daemon = start_daemon(server__reservation_ttl="50ms")
     with daemon.admin() as admin, engine(daemon) as slow:
         reserve(slow, keys_of(0, 2))
-        wait_until(lambda: "reservation_ttl" in daemon.log(), "it is told that it ends")
+        wait_until(lambda: "reservation_ttl" in daemon.log(), "its end is logged")
         own = next(row["id"] for row in admin.connections()["connections"] if row["role"] == "admin")
         with contextlib.suppress(Refused, DaemonUnreachable):
             admin.disconnect(own)

@@ -1,4 +1,4 @@
-"""Those who listen to events and mean ill, or are asleep: what they cost, whom they disturb, and where they are let in."""
+"""Hostile and stopped subscribers of events: their cost, their effect on others, and where they are accepted."""
 
 import os
 import struct
@@ -48,21 +48,21 @@ def test_peers_that_do_not_read_replays_are_bounded_in_bytes_and_starve_nobody(
     assert daemon.problems() == []
 
 
-def test_a_peer_that_asks_for_what_is_lost_makes_others_listen_again_once(start_daemon: Start, tmp_path: Path) -> None:
+def test_a_request_for_lost_messages_republishes_to_all_only_once(start_daemon: Start, tmp_path: Path) -> None:
     daemon = start_daemon(**local_events(tmp_path), events__replay_messages="1")
     with daemon.connect() as pool, router_of(daemon, "none") as hostile:
         store(pool, pool.keys(tokens_of(1, CHUNK * 4)))
         wait_until(lambda: int(daemon.stats()["events.published_messages"]) == 2, "it is published")
         for _ in range(200):
             hostile.replay(0)
-        wait_until(lambda: int(daemon.stats()["events.resyncs"]) == 1, "everything is told once")
+        wait_until(lambda: int(daemon.stats()["events.resyncs"]) == 1, "everything is republished once")
         for _ in range(20):
             hostile.replay(0)
         assert daemon.stats()["events.resyncs"] == 1
 
 
 @pytest.mark.parametrize("rights", [0o777, 0o1777, 0o775])
-def test_a_directory_where_others_may_write_is_no_place_for_events(tmp_path: Path, rights: int) -> None:
+def test_a_directory_where_others_may_write_is_refused_for_events(tmp_path: Path, rights: int) -> None:
     place = tmp_path / "place"
     place.mkdir()
     place.chmod(rights)
@@ -75,7 +75,7 @@ def test_a_directory_where_others_may_write_is_no_place_for_events(tmp_path: Pat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
-def test_who_may_not_open_the_pool_cannot_listen(start_daemon: Start, tmp_path: Path) -> None:
+def test_a_user_who_may_not_open_the_pool_cannot_subscribe(start_daemon: Start, tmp_path: Path) -> None:
     daemon = start_daemon(**local_events(tmp_path), server__socket_mode="0660")
     with daemon.connect() as pool, router_of(daemon) as friend:
         for name in ("events", "events-replay"):
@@ -92,13 +92,13 @@ for name in ("events", "events-replay"):
 """
         for path in (tmp_path, *tmp_path.parents[:2]):
             path.chmod(path.stat().st_mode | 0o011)
-        told = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=20, cwd="/")
-        assert told.stdout.split() == ["refused", "refused"], told.stderr
+        done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=20, cwd="/")
+        assert done.stdout.split() == ["refused", "refused"], done.stderr
         store(pool, pool.keys(tokens_of(1, CHUNK)))
         friend.receive_until(lambda: known(friend) == expected(daemon), "who may, does")
 
 
-def test_a_publisher_takes_the_place_of_nothing_but_a_dead_socket(tmp_path: Path) -> None:
+def test_a_publisher_replaces_only_a_dead_socket(tmp_path: Path) -> None:
     precious = tmp_path / "precious.db"
     precious.write_text("kept")
     refused = Daemon(tmp_path / "one", **{"events.publish": f"ipc://{precious}"})

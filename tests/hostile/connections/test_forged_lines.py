@@ -1,4 +1,4 @@
-"""Names that would be lines: what a client calls its model or its adapter stands escaped wherever people read it."""
+"""Names with line breaks and markup: a client's model or adapter name is escaped wherever people read it."""
 
 import json
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def _assert_clean(text: str) -> None:
         assert not line.startswith(FORGED)
 
 
-def test_only_what_cannot_be_printed_is_escaped() -> None:
+def test_only_unprintable_characters_are_escaped() -> None:
     assert escaped("modèle-8B 漢字 [x] a\\b") == "modèle-8B 漢字 [x] a\\b"
     assert escaped("a\nb\x1b[0m\u202e") == "a\\nb\\x1b[0m\\u202e"
     assert escaped("\udc80") == "\\udc80"
@@ -43,9 +43,9 @@ def test_no_name_forges_a_line_of_any_command(start_daemon: Callable[..., Daemon
     with daemon.connect(model=EVIL) as pool:
         keys = pool.keys(tokens_of(1, CHUNK * 2), adapter=f"a\n{FORGED}")
         store(pool, keys)
-        told = _run(daemon, "events")
-        assert len(told.splitlines()) == 2
-        assert "evil\\n" in told
+        output = _run(daemon, "events")
+        assert len(output.splitlines()) == 2
+        assert "evil\\n" in output
         for arguments in (
             ["events"],
             ["why", keys[0].hex()],
@@ -75,10 +75,10 @@ def test_no_name_forges_a_line_of_the_log(start_daemon: Callable[..., Daemon]) -
 
 def test_no_name_is_markup_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     print_table("models", [{"model": EVIL, "chunks": 1}, {"model": "[red]b[/red]", "chunks": 2}])
-    told = capsys.readouterr().out
-    _assert_clean(told)
-    assert "[bold]x[/bold]" in told
-    assert "[red]b[/red]" in told
+    output = capsys.readouterr().out
+    _assert_clean(output)
+    assert "[bold]x[/bold]" in output
+    assert "[red]b[/red]" in output
 
 
 def test_a_client_is_not_disturbed_by_its_own_name(daemon: Daemon) -> None:

@@ -1,4 +1,4 @@
-"""Many connections, and more than there may be: the ones that are in are served, the others are told or wait."""
+"""Many connections, and more than the limit: accepted ones are served, the others get a refusal or wait."""
 
 import contextlib
 import resource
@@ -43,7 +43,7 @@ SPARE_FDS = 300
 
 @pytest.fixture
 def room_for() -> Iterator[Callable[[int], int]]:
-    """How many of the sockets asked for this machine's limit lets a process open; says so where it is fewer."""
+    """The number of sockets that this machine's limit allows, at most those asked for; prints it if it is lower."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
 
@@ -149,7 +149,7 @@ def test_one_connection_too_many_is_refused_by_name(start_daemon: Callable[..., 
 
 
 def _refusal(daemon: Daemon) -> str:
-    """What a full daemon says at once, asked or not; empty where it lets the client in."""
+    """The refusal that a full daemon sends at once; empty if it accepts the client."""
     with raw_socket(daemon) as raw:
         with contextlib.suppress(BrokenPipeError):
             raw.sendall(HELLO)
@@ -167,7 +167,9 @@ def test_handshakes_under_way_count_as_connections(start_daemon: Callable[..., D
         wait_until(lambda: not _refusal(daemon), "they have run out of time")
 
 
-def test_without_descriptors_nobody_is_let_in_and_the_others_are_served(start_daemon: Callable[..., Daemon]) -> None:
+def test_without_descriptors_no_connection_is_accepted_and_the_others_are_served(
+    start_daemon: Callable[..., Daemon],
+) -> None:
     daemon = start_daemon()
     fds, hard = fds_at_rest(daemon), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with daemon.admin() as admin, engine(daemon) as good:

@@ -1,4 +1,4 @@
-"""Those who ask over HTTP and mean ill: what they cost engines, and that health can be asked for beside them."""
+"""Hostile HTTP clients: their cost for engines, and health requests that are answered beside them."""
 
 import contextlib
 import socket
@@ -86,7 +86,7 @@ def _p50_us(daemon: Daemon) -> float:
 @pytest.mark.timed
 @pytest.mark.parametrize("path", ["/metrics", "/healthz"])
 def test_loops_of_scrapes_do_not_slow_acquires(daemon: Daemon, path: str) -> None:
-    """Times on a machine shared with others are taken again before they are believed; all of them are printed."""
+    """On a shared machine a failed measurement is repeated before it counts; all of them are printed."""
     with engine(daemon) as raw:
         store_raw(raw, keys_of(100, 16))
     alone_us = [_p50_us(daemon) for _ in range(2)]
@@ -100,7 +100,7 @@ def test_loops_of_scrapes_do_not_slow_acquires(daemon: Daemon, path: str) -> Non
 
 
 @pytest.mark.timed
-def test_idle_connections_do_not_keep_health_shut(daemon: Daemon, tmp_path: Path) -> None:
+def test_idle_connections_do_not_block_health_requests(daemon: Daemon, tmp_path: Path) -> None:
     address = _address(daemon)
     with contextlib.ExitStack() as stack:
         for _ in range(3 * IDLE):

@@ -1,4 +1,4 @@
-"""A daemon that runs out of memory: it says so and ends, or refuses, and never serves a wrong byte."""
+"""A daemon that runs out of memory: it ends with a message, or refuses, and never serves a wrong byte."""
 
 import contextlib
 import resource
@@ -20,7 +20,7 @@ def _limited(command: list[str], address_space_kib: int) -> list[str]:
 
 
 @pytest.mark.parametrize("capacity", ["8GiB", "4TiB"])
-def test_an_arena_that_cannot_be_had_ends_the_start_with_a_reason(tmp_path: Path, capacity: str) -> None:
+def test_an_arena_that_cannot_be_allocated_ends_the_start_with_a_reason(tmp_path: Path, capacity: str) -> None:
     daemon = Daemon(tmp_path, **{"dram.capacity": capacity})
     ended = subprocess.run(
         _limited(daemon.command(), 2 << 20), capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False

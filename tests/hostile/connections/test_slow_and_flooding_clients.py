@@ -1,4 +1,4 @@
-"""Clients that do not read, do not stop, stop half-way, or ask for everything: they only hurt themselves."""
+"""Clients that do not read, do not stop, stop half-way, or ask for everything: they only affect themselves."""
 
 import contextlib
 import random
@@ -38,7 +38,7 @@ GROWTH_BYTES_MAX = 16 << 20
 
 
 def _push(raw: socket.socket, data: bytes, size_max: int) -> int:
-    """Send `data` again and again until nothing is taken for a while; the bytes that were taken."""
+    """Send `data` repeatedly until nothing is read for a while; the number of bytes read."""
     raw.setblocking(False)
     sent = 0
     while sent < size_max and select.select([], [raw], [], 0.5)[1]:
@@ -60,7 +60,7 @@ def _push(raw: socket.socket, data: bytes, size_max: int) -> int:
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_a_client_that_reads_no_answers_is_not_served_on(daemon: Daemon, role: str, request_: object) -> None:
+def test_a_client_that_reads_no_answers_is_served_no_further(daemon: Daemon, role: str, request_: object) -> None:
     before, fds = private_bytes(daemon), fds_at_rest(daemon)
     requests = m.encode(request_, 5) * 1000
     with engine(daemon) as good:
@@ -73,7 +73,7 @@ def test_a_client_that_reads_no_answers_is_not_served_on(daemon: Daemon, role: s
             assert grown < GROWTH_BYTES_MAX
             assert read_back(good, keys_of(0, 200)) == [True] * 200
             wait_until(lambda: _spent_s(daemon) < 0.1, "it waits without spinning, once what was sent is served")
-            # Who reads again is served again, in order.
+            # A client that reads again is served again, in order.
             received = [next_answer(raw) for _ in range(50)]
             assert {sequence for _, sequence, _ in received} == {5}
     assert_nothing_is_left(daemon, fds=fds)
@@ -106,7 +106,7 @@ FLOODS = {
 
 @pytest.mark.timed
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_flood_of_requests_leaves_others_their_turn(daemon: Daemon, name: str) -> None:
+def test_a_flood_of_requests_does_not_delay_others(daemon: Daemon, name: str) -> None:
     floods = [raw_engine(daemon) for _ in range(3)]
     data = FLOODS[name] * max(1, (256 << 10) // len(FLOODS[name]))
     quiet_ms: list[float] = []
@@ -160,7 +160,7 @@ def test_a_connection_closed_for_reading_ends_without_harm(daemon: Daemon) -> No
     assert_never_internal(daemon)
 
 
-def test_what_a_refused_connection_had_reserved_stays_its_own_until_it_is_gone(daemon: Daemon) -> None:
+def test_slots_of_a_refused_connection_stay_reserved_until_it_has_closed(daemon: Daemon) -> None:
     with raw_engine(daemon) as raw, engine(daemon) as good:
         raw.sendall(m.encode(m.Reserve(b"", keys_of(0, 3)), 1))
         assert next_answer(raw)[0] == m.Reserved.KIND
@@ -187,7 +187,7 @@ def test_frames_that_never_end_are_bounded(daemon: Daemon) -> None:
     assert_nothing_is_left(daemon, fds=fds_at_rest(daemon))
 
 
-def test_clients_killed_and_stopped_at_random_hold_nothing(daemon: Daemon, seed: int) -> None:
+def test_clients_killed_and_stopped_at_random_leave_no_holds(daemon: Daemon, seed: int) -> None:
     chance, fds = random.Random(seed), fds_at_rest(daemon)
     for number in range(200):
         with raw_engine(daemon) as raw:

@@ -1,4 +1,4 @@
-"""A stranger who makes a socket's directory, or the socket, before the daemon does: neither daemon nor client believes it."""
+"""A stranger who makes a socket's directory, or the socket, before the daemon does: neither daemon nor client trusts it."""
 
 import os
 import select
@@ -34,23 +34,23 @@ def squatted() -> Iterator[Path]:
 
 @pytest.fixture
 def strangers_socket(squatted: Path) -> Iterator[str]:
-    """A socket in the squatted directory, served under the stranger's user; what is said to it would be read there."""
+    """A socket in the squatted directory, served under the stranger's user, who would read what is sent to it."""
     path = str(squatted / "kvpool.sock")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     os.seteuid(STRANGER)
     try:
         listener.bind(path)
-        listener.listen(8)  # who listens is whom SO_PEERCRED tells of
+        listener.listen(8)  # SO_PEERCRED reports the user who listens
     finally:
         os.seteuid(0)
     yield path
-    told = b""
+    received = b""
     while listener in select.select([listener], [], [], 0)[0]:
         accepted, _ = listener.accept()
         with accepted:
-            told += accepted.recv(4096)
+            received += accepted.recv(4096)
     listener.close()
-    assert told == b""
+    assert received == b""
 
 
 def test_a_daemon_refuses_a_directory_that_a_stranger_made(squatted: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_daemon_refuses_a_directory_that_a_stranger_made(squatted: Path) -> No
     assert not list(squatted.iterdir())
 
 
-def test_a_client_says_nothing_to_a_strangers_socket(strangers_socket: str) -> None:
+def test_a_client_sends_nothing_to_a_strangers_socket(strangers_socket: str) -> None:
     with pytest.raises(DaemonUnreachable, match=f"is served by uid {STRANGER}, expected root"):
         BlockingConnection.admin(strangers_socket, 1.0)
     with kv.connect(strangers_socket, model="m", layout=SMALL) as pool:
@@ -83,7 +83,7 @@ def test_a_daemons_user_can_be_named(monkeypatch: pytest.MonkeyPatch, squatted: 
     assert ownership.fault_of_daemon(path, STRANGER - 1)
 
 
-def test_the_owner_of_a_directory_that_nobody_else_can_have_made_is_believed(tmp_path: Path) -> None:
+def test_the_owner_of_a_directory_that_only_he_can_have_made_is_trusted(tmp_path: Path) -> None:
     place = Path("/run") / f"kvpool-test-{os.getpid()}"
     place.mkdir()
     try:

@@ -1,4 +1,4 @@
-"""Batches that ask for more than an answer holds, that carry what no batch may, or a part of which is refused."""
+"""Batches that ask for more than an answer holds, that contain forbidden requests, or that are refused in part."""
 
 from typing import Any
 
@@ -35,11 +35,11 @@ BAD: dict[str, tuple[list[Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_batch_is_refused_by_name_and_ends_its_connection_alone(daemon: Daemon, name: str) -> None:
-    requests, said = BAD[name]
+def test_a_bad_batch_is_refused_by_name_and_ends_only_its_connection(daemon: Daemon, name: str) -> None:
+    requests, message = BAD[name]
     with engine(daemon) as honest, engine(daemon) as bad:
         keys = keys_of(1, 1)
-        with pytest.raises(Refused, match=said) as refused:
+        with pytest.raises(Refused, match=message) as refused:
             bad.call(bm.Batch(requests), bm.Batched)
         assert refused.value.code == "protocol"
         made = honest.call(m.Reserve(b"", keys), m.Reserved)
@@ -48,7 +48,7 @@ def test_a_bad_batch_is_refused_by_name_and_ends_its_connection_alone(daemon: Da
     assert not daemon.problems()
 
 
-def test_what_is_refused_of_a_batch_takes_nothing_from_the_others(daemon: Daemon) -> None:
+def test_a_refused_part_of_a_batch_does_not_affect_the_others(daemon: Daemon) -> None:
     keys = [keys_of(number, 1) for number in range(3)]
     with engine(daemon) as connection:
         requests = [

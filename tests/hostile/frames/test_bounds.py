@@ -1,4 +1,4 @@
-"""What one client may take is bounded, refused by name beyond, and dear to nobody else."""
+"""Bounds on what one client may take: refused by name beyond them, and without cost for others."""
 
 import contextlib
 import struct
@@ -68,7 +68,7 @@ def _descending(first: int, count: int) -> bytes:
 
 @pytest.mark.timed
 @pytest.mark.parametrize("keys_between", [_hashed, _descending], ids=lambda keys: keys.__name__[1:])
-def test_dropping_a_long_chain_does_not_hold_the_daemon_up(
+def test_dropping_a_long_chain_does_not_delay_the_daemon(
     start_daemon: Callable[..., Daemon], keys_between: Callable[[int, int], bytes]
 ) -> None:
     daemon = start_daemon(dram__capacity="256MiB", dram__prefault="false", server__max_chain_chunks="60000")
@@ -91,7 +91,7 @@ def test_dropping_a_long_chain_does_not_hold_the_daemon_up(
     assert daemon.problems() == []
 
 
-def test_the_namespaces_are_bounded_by_name_and_the_known_ones_serve_on(daemon: Daemon) -> None:
+def test_namespaces_are_bounded_and_the_known_ones_are_still_served(daemon: Daemon) -> None:
     with engine(daemon) as good:
         store(good, keys_of(0, 3))
         wire = [*SMALL.to_wire()[:6], -1, 1000, "", 0]
@@ -105,14 +105,14 @@ def test_the_namespaces_are_bounded_by_name_and_the_known_ones_serve_on(daemon: 
             with pytest.raises(Refused, match=f"chunks of {NAMESPACES_MAX} models") as refusal:
                 engine(daemon, model="one-more")
             assert refusal.value.code == "full"
-        with engine(daemon, model="one-more"):  # those that nobody uses make room
+        with engine(daemon, model="one-more"):  # unused ones make room
             assert daemon.stats()["namespaces"] < NAMESPACES_MAX
         with engine(daemon) as known:
             assert read_back(known, keys_of(0, 3)) == [True] * 3
     assert daemon.problems() == []
 
 
-def test_the_size_classes_are_bounded_by_name_and_the_known_ones_serve_on(daemon: Daemon) -> None:
+def test_size_classes_are_bounded_and_the_known_ones_are_still_served(daemon: Daemon) -> None:
     def layout(number: int) -> kv.Layout:
         return kv.Layout(layers=1 + number, kv_heads=1, head_dim=8, dtype="int8", chunk_tokens=4)
 

@@ -23,7 +23,7 @@ GROWTH_BYTES_MAX = 48 << 20
 
 
 def _decode(body: bytes) -> bool:
-    """Whether the body is a record. Raises anything but ProtocolError through."""
+    """True if the body is a record. Lets any exception but ProtocolError through."""
     try:
         kind, _, values = frames.decode(body)
         record = BY_KIND.get(kind)

@@ -1,4 +1,4 @@
-"""Handshakes that are slow, cut, doubled, pipelined or carry what nobody asked for."""
+"""Handshakes that are slow, cut, doubled, pipelined or carry unexpected data."""
 
 import contextlib
 import os
@@ -127,7 +127,7 @@ def test_requests_in_front_of_a_bad_frame_are_still_answered(shared_daemon: Daem
         ),
     ],
 )
-def test_a_first_frame_that_is_no_good_hello_is_refused_by_name(shared_daemon: Daemon, data: bytes, code: str) -> None:
+def test_a_first_frame_that_is_no_valid_hello_is_refused_by_name(shared_daemon: Daemon, data: bytes, code: str) -> None:
     with raw_socket(shared_daemon) as raw:
         raw.sendall(data)
         assert _first_failure(raw) == code
@@ -190,7 +190,7 @@ def test_descriptors_that_a_client_passes_are_not_taken(shared_daemon: Daemon, w
 
 
 @pytest.mark.timed
-def test_slow_handshakes_end_in_time_and_keep_nobody_out(start_daemon: Callable[..., Daemon]) -> None:
+def test_slow_handshakes_end_in_time_and_do_not_block_others(start_daemon: Callable[..., Daemon]) -> None:
     timeout_s = 1.0
     daemon = start_daemon(server__handshake_timeout=f"{timeout_s:.0f}s")
     fds = fds_at_rest(daemon)
@@ -227,7 +227,7 @@ def test_slow_handshakes_end_in_time_and_keep_nobody_out(start_daemon: Callable[
     wait_until(lambda: open_fds(daemon) <= fds, "their sockets are closed")
 
 
-def test_hellos_of_many_ranks_do_not_hold_the_daemon_up(start_daemon: Callable[..., Daemon], seed: int) -> None:
+def test_hellos_of_many_ranks_do_not_delay_the_daemon(start_daemon: Callable[..., Daemon], seed: int) -> None:
     """A scheduler's hello names a namespace for each rank: it is refused whole where they do not all fit."""
     daemon = start_daemon()
     wire = [*SMALL.to_wire()[:6], -1, 1000, "", 0]

@@ -1,4 +1,4 @@
-"""Generated frames against a live daemon: it lives, ends what is bad, leaks nothing, and serves others as before."""
+"""Generated frames against a live daemon: it lives, ends bad connections, leaks nothing, and serves others as before."""
 
 import contextlib
 import socket
@@ -160,7 +160,7 @@ def _p99_ratio(process: "subprocess.Popen[str]", daemon: Daemon, generator: Fram
 def test_a_good_client_is_served_as_before_while_others_send_garbage(
     daemon: Daemon, campaign: Campaign, seed: int
 ) -> None:
-    """A p99 on two cores shared with others is measured again before it is believed; each measurement is printed."""
+    """On shared cores a failed p99 is measured again before it counts; each measurement is printed."""
     generator = FramesGenerator(seed, record_session(daemon))
     generator.leave_out(m.Flush, m.Check)
     with engine(daemon) as good:

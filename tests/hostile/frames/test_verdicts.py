@@ -1,4 +1,4 @@
-"""Reports of bad chunks that are none: whoever sends them takes nothing from anybody."""
+"""False reports of bad chunks: they drop nothing."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.rigs.daemon import Daemon, wait_until
 CHUNKS = 400
 
 
-def test_a_report_about_chunks_on_their_way_up_drops_nothing(
+def test_a_report_about_chunks_under_promotion_drops_nothing(
     start_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
@@ -23,8 +23,8 @@ def test_a_report_about_chunks_on_their_way_up_drops_nothing(
         admin.flush(None, None, "dram")
         assert daemon.stats()["dram.chunks"] == 0
         with mapped_arena(good) as arena:
-            arena[:] = b"\xa5" * len(arena)  # what is not there yet is not right either
-        # The lease, whose number is the first, and reports about chunks of its last part, which has not landed yet.
+            arena[:] = b"\xa5" * len(arena)  # chunks that have not landed do not count as right
+        # The first lease, and reports about chunks of its last part, which has not landed yet.
         reports = [m.ReportCorrupt(1, chunk) for chunk in (CHUNKS - 3, CHUNKS - 2, CHUNKS - 1)]
         hostile.sendall(b"".join(m.encode(one, 1) for one in (m.Acquire(keys), *reports)))
         _, _, leased = next_answer(hostile)

@@ -1,4 +1,4 @@
-"""An engine whose saves are by copy against the memory that it gets: it changes nothing that another can read.
+"""An engine whose saves are by copy against the memory that it gets: it changes no byte that another can read.
 
 The arena is the kernel's to guard; staging is the engine's own, and what it does there before, while or after the daemon copies
 is found by the checksum of what was stored.
@@ -131,7 +131,7 @@ def test_staging_is_each_connections_own(by_copy: Daemon, hostile: BlockingConne
         assert by_copy.stats()["staging_areas"] == 2
 
 
-def test_what_is_written_to_staging_after_the_commit_changes_nothing(hostile: BlockingConnection) -> None:
+def test_writes_to_staging_after_the_commit_change_no_stored_byte(hostile: BlockingConnection) -> None:
     keys = keys_of(2000, 3)
     made = reserve(hostile, keys)
     with mapped_staging(hostile) as staging:
@@ -142,7 +142,7 @@ def test_what_is_written_to_staging_after_the_commit_changes_nothing(hostile: Bl
     assert read_back(hostile, keys) == [True] * 3
 
 
-def test_what_was_not_copied_or_changed_before_is_declined(hostile: BlockingConnection) -> None:
+def test_chunks_not_copied_or_changed_before_the_copy_are_declined(hostile: BlockingConnection) -> None:
     keys = keys_of(2100, 4)
     made = reserve(hostile, keys)
     payloads = [payload_of(key_of(2100 + number)) for number in range(4)]
@@ -230,7 +230,7 @@ def test_anothers_reservation_is_not_written(by_copy: Daemon, hostile: BlockingC
         assert read_back(victim, keys_of(2600, 1)) == [True]
 
 
-def test_published_bytes_match_their_checksums_whoever_writes_staging(by_copy: Daemon, campaign: Campaign) -> None:
+def test_published_bytes_match_their_checksums_while_staging_is_written(by_copy: Daemon, campaign: Campaign) -> None:
     """One thread flips a layer between two contents without end while the other has it copied and commits either's checksum."""
     stored = declined = 0
     with engine(by_copy) as hostile, mapped_staging(hostile) as staging:
@@ -274,7 +274,7 @@ def _assert_published(connection: BlockingConnection, key: bytes, content: bytes
     connection.call(m.Release(leased.lease), m.Done)
 
 
-def test_a_descriptor_comes_in_its_turn_or_not_at_all(by_copy: Daemon) -> None:
+def test_a_descriptor_is_sent_in_order_or_not_at_all(by_copy: Daemon) -> None:
     """Many requests at once: each answer in its place, and staging refused where it would overtake one."""
     with raw_engine(by_copy) as raw:
         requests = [m.encode(m.Release(1), 1), m.encode(sm.OpenStaging(), 2), m.encode(m.Release(1), 3)]
@@ -302,7 +302,7 @@ def test_a_layout_whose_layers_do_not_fit_is_refused_at_connect(by_copy: Daemon)
 
 
 def test_in_place_a_chunk_can_be_forged(daemon: Daemon) -> None:
-    """Why there is a mode: whoever has the arena writable changes bytes so that their checksum stays as it was."""
+    """The reason for the copy mode: a client with a writable arena can change bytes and keep their checksum."""
     forgery = (1 | _polynomial() << 1).to_bytes(5, "little")  # a multiple of the polynomial: the sum of it is nothing
     with engine(daemon) as victim, engine(daemon) as forger:
         store(victim, keys_of(0, 1))
@@ -315,7 +315,7 @@ def test_in_place_a_chunk_can_be_forged(daemon: Daemon) -> None:
 
 
 def _polynomial() -> int:
-    """That of CRC-32C, reflected: the checksum of a single bit tells it."""
+    """The polynomial of CRC-32C, reflected: the checksum of a single bit gives it."""
     return kvpool_native.crc32c(b"\x80") ^ kvpool_native.crc32c(b"\x00")
 
 
@@ -345,7 +345,7 @@ def test_checksums_are_the_daemons_own(hostile: BlockingConnection) -> None:
         assert found == np.frombuffer(checksums_of(payload_of(key_of(2900 + number))), "<u4").tolist()
 
 
-def test_a_daemon_that_ends_meanwhile_is_away(start_daemon: Callable[..., Daemon]) -> None:
+def test_a_killed_daemon_is_reported_as_unreachable(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(server__write_mode="copy", server__staging="256KiB")
     with engine(daemon) as connection:
         daemon.kill()

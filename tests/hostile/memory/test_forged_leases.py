@@ -1,4 +1,4 @@
-"""Leases that name slots which are not there, as a daemon gone mad might: a load of one is a miss and touches nothing."""
+"""Leases that name slots outside the arena, as a faulty daemon might grant: a load of one is a miss and touches nothing."""
 
 import dataclasses
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def _changed(column: bytes, place: int, value: int) -> bytes:
 
 
 @pytest.mark.parametrize("kind", FORGED)
-def test_a_lease_of_what_is_not_there_is_a_miss(
+def test_a_lease_of_slots_outside_the_arena_is_a_miss(
     shared_daemon: Daemon, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     call = Session.call

@@ -1,4 +1,4 @@
-"""A client that punches holes in the arena, before, after and while chunks go down to the disk and come back.
+"""A client that punches holes in the arena before, during and after demotions and promotions.
 
 The memory is its to ruin; what lies on disk is not, nor what the daemon says of it.
 """
@@ -31,7 +31,7 @@ LARGE = kv.Layout(layers=4, kv_heads=8, head_dim=64, dtype="float16", chunk_toke
 
 @pytest.fixture
 def tiered(tmp_path: Path) -> Iterator[Daemon]:
-    """A daemon with both tiers that writes nothing down before it is told."""
+    """A daemon with both tiers that demotes only on command."""
     options = {
         "ssd.path": str(tmp_path / "ssd"),
         "ssd.capacity": "256MiB",
@@ -96,7 +96,7 @@ def test_no_good_copy_on_disk_is_dropped_for_a_hole_in_the_arena(tiered: Daemon)
     assert tiered.problems() == []
 
 
-def test_what_is_acknowledged_after_a_hole_is_right_after_a_restart(tiered: Daemon) -> None:
+def test_chunks_acknowledged_after_a_hole_are_right_after_a_restart(tiered: Daemon) -> None:
     with tiered.connect(LARGE) as pool, engine(tiered) as hostile:
         punch(hostile)
         keys = pool.keys(tokens_of(2, CHUNKS * LARGE.chunk_tokens))
@@ -107,7 +107,7 @@ def test_what_is_acknowledged_after_a_hole_is_right_after_a_restart(tiered: Daem
         assert_all_right(pool, keys)
 
 
-def test_what_a_hole_has_ruined_in_memory_is_not_acknowledged(tiered: Daemon) -> None:
+def test_chunks_that_a_hole_has_damaged_in_memory_are_not_acknowledged(tiered: Daemon) -> None:
     with tiered.connect(LARGE) as pool, engine(tiered) as hostile:
         keys = pool.keys(tokens_of(3, CHUNKS * LARGE.chunk_tokens))
         assert store(pool, keys).stored == CHUNKS
@@ -132,7 +132,7 @@ def test_no_good_copy_on_disk_is_dropped_for_holes_made_while_it_is_read(tiered:
         assert_all_right(pool, keys)
 
 
-def test_what_is_acknowledged_beside_holes_is_right_after_a_restart(tiered: Daemon) -> None:
+def test_chunks_acknowledged_during_holes_are_right_after_a_restart(tiered: Daemon) -> None:
     with tiered.connect(LARGE) as pool, engine(tiered) as hostile:
         keys = [pool.keys(tokens_of(5 + number, LARGE.chunk_tokens)) for number in range(CHUNKS)]
         with punching(hostile):

@@ -1,4 +1,4 @@
-"""What a client can do to the memory that the daemon hands out: nothing to the index, nothing lasting to the arena."""
+"""Attacks on the memory that the daemon shares: no effect on the index, no lasting one on the arena."""
 
 import ctypes
 import fcntl
@@ -122,7 +122,7 @@ def test_the_arena_cannot_be_resized(hostile: BlockingConnection, change: int) -
     assert os.fstat(fd).st_size == size
 
 
-def test_rights_on_the_arena_that_a_client_takes_away_are_not_needed(
+def test_the_daemon_works_after_a_client_removes_rights_on_the_arena(
     shared_daemon: Daemon, hostile: BlockingConnection
 ) -> None:
     """The mode of a memfd is its owner's to change; descriptors that are passed keep the rights they have."""
@@ -150,7 +150,7 @@ def _removed(arena: mmap.mmap, fd: int, offset: int) -> None:
 
 
 @pytest.mark.parametrize("attack", [_garbage, _hole, _removed], ids=lambda attack: attack.__name__[1:])
-def test_what_a_client_does_to_others_slots_is_found_at_the_next_load(
+def test_damage_by_a_client_in_others_slots_is_found_at_the_next_load(
     daemon: Daemon, attack: Callable[[mmap.mmap, int, int], None]
 ) -> None:
     with daemon.connect() as pool, engine(daemon) as hostile:
@@ -170,7 +170,7 @@ def test_what_a_client_does_to_others_slots_is_found_at_the_next_load(
     assert daemon.problems() == []
 
 
-def test_garbage_over_the_whole_arena_never_comes_out_as_good(daemon: Daemon) -> None:
+def test_garbage_over_the_whole_arena_is_never_loaded_as_good(daemon: Daemon) -> None:
     with daemon.connect() as pool, engine(daemon) as hostile:
         keys = pool.keys(tokens_of(1, 1000 * 32))
         stored = store_chain(pool, keys).stored
@@ -189,7 +189,7 @@ def test_garbage_over_the_whole_arena_never_comes_out_as_good(daemon: Daemon) ->
     assert daemon.problems() == []
 
 
-def test_a_liars_checksums_hurt_only_what_the_liar_stored(daemon: Daemon) -> None:
+def test_false_checksums_affect_only_the_chunks_of_their_writer(daemon: Daemon) -> None:
     with daemon.connect() as pool, engine(daemon) as hostile:
         store(hostile, keys_of(0, 2))
         keys = pool.keys(tokens_of(1, 2 * 32))

@@ -1,4 +1,4 @@
-"""What a daemon's process uses, read from /proc, and whether clients have left anything behind in it.
+"""Resources of a daemon's process, read from /proc, and a check that clients have left nothing behind in it.
 
 Not a profiler: it looks from outside and never asks the daemon to do anything that costs.
 """
@@ -24,7 +24,7 @@ def open_fds(daemon: Daemon) -> int:
 
 
 def fds_at_rest(daemon: Daemon) -> int:
-    """Descriptors that it has open while nobody is connected."""
+    """Descriptors that it has open without any connection."""
     with daemon.admin() as admin:
         wait_until(lambda: admin.stats()["server"]["connections"] == 1, "the asking connection alone is open")
         return open_fds(daemon) - 1
@@ -54,7 +54,7 @@ def assert_nothing_is_left(daemon: Daemon, *, fds: int) -> None:
 
 
 def assert_never_internal(daemon: Daemon) -> None:
-    """No request has met an error that nobody expected."""
+    """No request has had an unexpected error."""
     log = daemon.log()
     assert "Traceback" not in log, log[-4000:]
     assert "never retrieved" not in log, log[-4000:]

@@ -41,7 +41,7 @@ def engine(daemon: Daemon, layout: kv.Layout = SMALL, model: str = MODEL) -> Blo
 
 
 def raw_socket(daemon: Daemon) -> socket.socket:
-    """A connected socket on which nothing has been said."""
+    """A connected socket on which nothing has been sent."""
     raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     raw.settimeout(TIMEOUT_S)
     raw.connect(daemon.socket)
@@ -68,7 +68,7 @@ def answers_until_eof(raw: socket.socket) -> list[tuple[int, int, list[object]]]
 
 
 def next_answer(raw: socket.socket) -> tuple[int, int, list[Any]]:
-    """The next frame, read byte for byte as long as it says it is."""
+    """The next frame, read to the length in its header."""
     (length,) = frames.LENGTH.unpack(_exactly(raw, frames.LENGTH.size))
     return frames.decode(_exactly(raw, length))
 

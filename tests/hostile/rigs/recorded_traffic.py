@@ -1,4 +1,4 @@
-"""What a good client and a good operator send: the frames of one real session, recorded as they are encoded."""
+"""The frames of a well-behaved client and operator: one real session, recorded as it is encoded."""
 
 import sys
 

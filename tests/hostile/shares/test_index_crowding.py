@@ -1,4 +1,4 @@
-"""A client that reads the index's seed and fills one place of it: nobody else is denied room for a chunk."""
+"""A client that reads the index's seed and fills one bucket of it: nobody else is denied room for a chunk."""
 
 import mmap
 import struct
@@ -43,7 +43,7 @@ def _crowding(connection: BlockingConnection, target: bytes) -> Iterator[bytes]:
             yield key
 
 
-def test_who_fills_one_place_of_the_index_denies_it_to_nobody(start_daemon: Callable[..., Daemon]) -> None:
+def test_a_client_that_fills_one_bucket_of_the_index_denies_it_to_nobody(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(dram__max_chunks=str(CHUNKS))
     with daemon.connect() as pool, engine(daemon) as hostile:
         keys = pool.keys(tokens_of(1, 4 * 32))

@@ -1,4 +1,4 @@
-"""Clients that ask about the end of the longest chain there may be, as fast as they can: others get their answers in time."""
+"""Clients that ask about the end of the longest allowed chain as fast as they can: others get their answers in time."""
 
 import contextlib
 import socket
@@ -28,7 +28,7 @@ def daemon(start_daemon: Callable[..., Daemon]) -> Daemon:
 
 
 def _publish(connection: BlockingConnection, keys: bytes, parent: bytes = b"") -> None:
-    """Store chunks whose bytes nobody will read."""
+    """Store chunks whose bytes are never read."""
     made = connection.call(m.Reserve(parent, keys), m.Reserved)
     connection.call(m.Commit(made.reservation, bytes(4 * SMALL.layers * len(made.states)), b""), m.Committed)
 
@@ -51,7 +51,7 @@ REQUESTS: dict[str, Callable[[bytes], Any]] = {
 
 @pytest.mark.timed
 @pytest.mark.parametrize("name", REQUESTS)
-def test_requests_about_a_long_chain_leave_others_their_turn(daemon: Daemon, name: str) -> None:
+def test_requests_about_a_long_chain_do_not_delay_others(daemon: Daemon, name: str) -> None:
     keys = keys_of(1000, CHAIN)
     with engine(daemon) as good:
         _publish(good, keys_of(0, 16))

@@ -1,4 +1,4 @@
-"""Requests about what is another's, is over, or never was: each has its one answer, and takes nothing from anybody."""
+"""Requests about ids that belong to others, have ended or never existed: each has one answer, and affects nobody."""
 
 import dataclasses
 import struct
@@ -59,7 +59,7 @@ def _sums(count: int) -> bytes:
     return b"".join(checksums_of(payload_of(key_of(number))) for number in range(count))
 
 
-def test_no_request_names_a_place() -> None:
+def test_no_request_names_an_address() -> None:
     words = ("offset", "address", "length", "page", "slot", "fd")
     names = {field.name for request in (*ENGINE_REQUESTS, *ADMIN_REQUESTS) for field in dataclasses.fields(request)}
     assert not {name for name in names if any(word in name for word in words)}
@@ -134,7 +134,7 @@ def test_anothers_lease_can_be_neither_released_nor_ticketed(daemon: Daemon) -> 
         assert reader.call(m.IssueTicket(lease), m.Ticket).ticket != b""
 
 
-def test_anothers_lease_cannot_be_kept_alive(start_daemon: Callable[..., Daemon]) -> None:
+def test_anothers_lease_cannot_be_renewed(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(server__lease_ttl="300ms")
     with engine(daemon) as reader, engine(daemon) as hostile:
         store(reader, keys_of(0, 3))
@@ -149,7 +149,7 @@ def test_anothers_lease_cannot_be_kept_alive(start_daemon: Callable[..., Daemon]
 
 
 @pytest.mark.parametrize("ticket", [b"", b"\0" * 32, b"t" * 31, b"t" * 33, b"t" * 100_000])
-def test_a_forged_ticket_is_worth_nothing(daemon: Daemon, ticket: bytes) -> None:
+def test_a_forged_ticket_gives_no_lease(daemon: Daemon, ticket: bytes) -> None:
     with engine(daemon) as hostile:
         store(hostile, keys_of(0, 2))
         lease = hostile.call(m.Acquire(keys_of(0, 2)), m.Leased).lease
@@ -157,7 +157,7 @@ def test_a_forged_ticket_is_worth_nothing(daemon: Daemon, ticket: bytes) -> None
         assert hostile.call(m.Claim(ticket), m.Leased) == m.Leased(0, 0, b"", b"", b"")
 
 
-def test_a_ticket_is_worth_one_lease(daemon: Daemon) -> None:
+def test_a_ticket_gives_one_lease(daemon: Daemon) -> None:
     with engine(daemon) as issuer, engine(daemon) as claimer:
         store(issuer, keys_of(0, 2))
         lease = issuer.call(m.Acquire(keys_of(0, 2)), m.Leased).lease
@@ -226,7 +226,7 @@ def _assert_has_no_place(daemon: Daemon, hello: m.Hello, request_: object) -> No
         assert read_back(good, keys_of(0, 2)) == [True, True]
 
 
-def test_what_columns_cannot_be_is_refused(daemon: Daemon) -> None:
+def test_impossible_columns_are_refused(daemon: Daemon) -> None:
     bad: tuple[object, ...] = (
         m.Acquire(b""),
         m.Acquire(b"k" * 31),
@@ -274,20 +274,20 @@ def test_what_columns_cannot_be_is_refused(daemon: Daemon) -> None:
     ],
     ids=lambda request: f"{request.priority}-{request.duration_s}" if isinstance(request, m.RetainKeys) else None,
 )
-def test_what_an_operators_order_cannot_be_is_refused(daemon: Daemon, request_: m.RetainKeys) -> None:
+def test_impossible_orders_of_an_operator_are_refused(daemon: Daemon, request_: m.RetainKeys) -> None:
     with daemon.admin() as hostile, pytest.raises(Refused) as refusal:
         hostile.call(request_, m.Retained)
     assert refusal.value.code == "protocol"
 
 
-def test_hints_reach_no_other_namespace(daemon: Daemon) -> None:
+def test_hints_affect_no_other_namespace(daemon: Daemon) -> None:
     with engine(daemon) as good, engine(daemon, model="another") as hostile:
         store(good, keys_of(0, 2))
-        wish = m.Retain(keys_of(0, 2), b"\0\0", bytes(8))
-        assert hostile.call(wish, m.Retained).states == b"\2\2"
+        retain = m.Retain(keys_of(0, 2), b"\0\0", bytes(8))
+        assert hostile.call(retain, m.Retained).states == b"\2\2"
         assert hostile.call(m.Demote(keys_of(0, 2), 0), m.Retained).states == b"\2\2"
         assert hostile.call(m.Announce(keys_of(0, 2)), m.Announced) == m.Announced(0, 0)
-        assert good.call(wish, m.Retained).states == b"\0\0"
+        assert good.call(retain, m.Retained).states == b"\0\0"
         assert read_back(good, keys_of(0, 2)) == [True, True]
     assert daemon.problems() == []
 

@@ -1,4 +1,4 @@
-"""One connection that takes all it can get: others save and load beside it, whatever it reserved, leased or let expire."""
+"""One connection that takes all it can get: others save and load beside it, whatever it has reserved, leased or let expire."""
 
 from collections.abc import Callable
 
@@ -37,7 +37,7 @@ def test_others_save_and_load_beside_one_frame_that_reserves_everything(
         assert daemon.stats()["declined_share"] == 1
         if ttl == "1s":
             wait_until(lambda: daemon.stats()["dram.zombie_slots"] == HALF, "the reservation expires")
-        # The slots of one that says nothing more are its own until its socket closes; it gets no others.
+        # A silent client holds its slots until its socket closes; it gets no others.
         assert reserve(hostile, keys_of(0, 100, seed=2)).states[0] == SaveState.SHARE
         for seed in range(3, 9):
             _store_and_load(good, seed)
@@ -64,7 +64,7 @@ def test_others_save_and_load_beside_one_that_leases_everything(start_daemon: Ca
     assert daemon.problems() == []
 
 
-def test_a_connection_may_be_given_all_of_it(start_daemon: Callable[..., Daemon]) -> None:
+def test_a_connection_may_be_allowed_the_whole_tier(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(dram__connection_share="1.0")
     with engine(daemon) as alone:
         made = reserve(alone, keys_of(0, GREEDY_CHUNKS))

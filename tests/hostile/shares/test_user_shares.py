@@ -1,4 +1,4 @@
-"""A user who opens every chunk size there may be: another user's engine connects all the same, and his own waits for room."""
+"""A user who opens every possible chunk size: another user's engine can still connect, and the first one's waits for room."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start p
 ROOMY = {"dram.capacity": "128MiB", "dram.segment": "1MiB"}
 GREEDY_UID, OTHER_UID, GROUP = 61_011, 61_012, 61_013
 
-# Says how many connections with different chunk sizes it got, from which number on the command line; then does what it is told.
+# Prints how many connections with different chunk sizes it got, from which number on the command line; then obeys commands.
 OPEN_SIZES = """
 import os, sys
 from dataclasses import replace
@@ -31,14 +31,14 @@ os.setgid(int(sys.argv[4]))
 os.setuid(int(sys.argv[2]))
 socket = f"/proc/self/fd/{folder}/kvpool.sock"
 layouts = [replace(SMALL, layers=1 + number % 8, chunk_tokens=1 + number // 8) for number in range(72)]
-opened, said = [], ""
+opened, reason = [], ""
 for layout in layouts[int(sys.argv[3]) :]:
     try:
         opened.append(BlockingConnection(socket, hello_of(layout), TIMEOUT_S))
     except Refused as error:
-        said = str(error)
+        reason = str(error)
         break
-print(len(opened), said)
+print(len(opened), reason)
 with kv.connect(socket, model="m", layout=layouts[-1]) as waiting:
     print(waiting.connected)
     for line in sys.stdin:
@@ -64,7 +64,7 @@ def _says(process: "subprocess.Popen[str]") -> str:
     return process.stdout.readline().strip()
 
 
-def test_another_users_engine_connects_beside_one_who_opens_every_chunk_size(daemon: Daemon) -> None:
+def test_another_users_engine_connects_though_a_user_opens_every_chunk_size(daemon: Daemon) -> None:
     folder = str(Path(daemon.socket).parent)
     os.chown(daemon.socket, 0, GROUP)
     with spawn(OPEN_SIZES, folder, str(GREEDY_UID), "0", str(GROUP)) as greedy:
@@ -79,7 +79,7 @@ def test_another_users_engine_connects_beside_one_who_opens_every_chunk_size(dae
         assert _says(greedy) == "True"
 
 
-# Stores a chunk of every size, one connection after the other; says how many were taken.
+# Stores a chunk of every size, one connection after the other; prints how many were stored.
 STORE_SIZES = """
 import os, sys
 from dataclasses import replace
@@ -109,7 +109,7 @@ print(stored)
 """
 
 
-def test_chunks_that_one_leaves_behind_in_every_size_leave_others_their_share(daemon: Daemon) -> None:
+def test_chunks_left_behind_in_every_size_do_not_take_the_share_of_others(daemon: Daemon) -> None:
     folder = str(Path(daemon.socket).parent)
     os.chown(daemon.socket, 0, GROUP)
     with spawn(STORE_SIZES, folder, str(GREEDY_UID), str(GROUP)) as greedy:

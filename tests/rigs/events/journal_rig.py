@@ -1,4 +1,4 @@
-"""Two tiers played by hand, and the journal over them: for tests that want to know what happened, and be right about it."""
+"""Two tiers driven by hand, and the journal over them: for tests that compare events with known operations."""
 
 import os
 import random
@@ -26,7 +26,7 @@ SCOPES = (("", b""), ("", b"salt"), ("adapter", b"another"))
 
 
 class Ticks:
-    """A clock that counts seconds when it is told to."""
+    """A clock that counts seconds on command."""
 
     def __init__(self) -> None:
         self.seconds = 1000
@@ -36,7 +36,7 @@ class Ticks:
 
 
 class RigHeaders:
-    """What slots on disk say: the words that each key was stored with, by place, as `SsdHeaders` would read them."""
+    """Headers of slots on disk: the words that each key was stored with, by slot, as `SsdHeaders` would read them."""
 
     def __init__(self) -> None:
         self.words: dict[bytes, bytes] = {}
@@ -133,7 +133,7 @@ class Rig:
         return made.states
 
     def drop(self, directory: kvpool_native.Directory, chunk: bytes) -> None:
-        """What a verdict about the chunk as it is now does."""
+        """The effect of a verdict about the chunk as it is now."""
         directory.drop(chunk, directory.place_of(chunk)[1])
 
     def demote(self) -> None:
@@ -166,7 +166,7 @@ class Rig:
         self.memory.retain(self.namespace.id, column, priorities, durations, self.tick())
 
     def priority(self, chunk: bytes) -> int:
-        """What a chunk is kept with in the fastest tier that has it."""
+        """The retention of a chunk in the fastest tier that has it."""
         kept = self.memory.retention(chunk) or self.files.retention(chunk)
         assert kept is not None
         return kept[0]
@@ -186,7 +186,7 @@ class Rig:
         return found
 
     def random_step(self, chance: random.Random) -> None:
-        """Something that a daemon does; as there, what waits is written down before more is evicted."""
+        """One random operation of a daemon; waiting chunks are demoted before more are evicted."""
         self.journal.keep_up()
         names = [chance.randrange(3), *(chance.randrange(2) for _ in range(chance.randrange(5)))]
         dice = chance.randrange(15)
@@ -231,7 +231,7 @@ def follow(rig: Rig, replica: Replica) -> None:
 
 
 def take_snapshot(rig: Rig, replica: Replica, between: Callable[[], None] = lambda: None) -> bool:
-    """Has a replica begin anew. `between`: what happens after each page was read, before what was told meanwhile is.
+    """Resets a replica to a new snapshot. `between` runs after each page, before the events published meanwhile are read.
 
     False where the log was overtaken meanwhile: another snapshot is wanted.
     """

@@ -1,4 +1,4 @@
-"""A publishing daemon and its routers: how tests bring them together and say what a router must know."""
+"""A publishing daemon and its routers: connecting them, and what a router must know."""
 
 from pathlib import Path
 

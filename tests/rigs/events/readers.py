@@ -1,4 +1,4 @@
-"""A reader of events that keeps what it is told: the model of a subscriber, for tests to compare with the pool.
+"""A reader of events that records them: the model of a subscriber, for tests to compare with the pool.
 
 Knows nothing of where events come from: `Replica` is given events and snapshot pages, and says what the pool must have now.
 """
@@ -11,7 +11,7 @@ from kvpool.types import Event, EventKind, StoredChunk
 
 @dataclass
 class Known:
-    """What a reader knows of one chunk."""
+    """A reader's knowledge of one chunk."""
 
     parent: bytes
     namespace: int
@@ -24,7 +24,7 @@ class Known:
 
 @dataclass
 class Replica:
-    """What the events add up to. `is_strict`: nothing may be told of chunks that are not known."""
+    """The sum of the events. `is_strict`: no event may name an unknown chunk."""
 
     is_strict: bool = True
     last: int = -1

@@ -1,4 +1,4 @@
-"""A router as the wire's description has it: subscribes, counts, asks again for what it missed, and keeps an index by medium.
+"""A router after the wire's description: subscribes, counts, asks for missed messages again, and keeps an index by medium.
 
 Written from the description of vLLM's KV events alone, and sharing no code with the daemon:
 
@@ -31,7 +31,7 @@ SEND_TIMEOUT_MS = 500
 
 
 def decode(payload: bytes) -> tuple[float, list[dict[str, Any]], int]:
-    """The events of a payload, as maps whatever their form."""
+    """The events of a payload, as maps for either form."""
     ts, events, rank = msgpack.unpackb(payload)
     assert isinstance(ts, float)
     return ts, [event if isinstance(event, dict) else _named(event) for event in events], rank
@@ -46,7 +46,7 @@ def _named(event: list[Any]) -> dict[str, Any]:
 
 @dataclass
 class Block:
-    """What a router knows of a block."""
+    """A router's knowledge of a block."""
 
     parent: int | None
     tokens: tuple[int, ...]
@@ -79,7 +79,7 @@ class Index:
         assert len(event["token_ids"]) == size * len(hashes)
         assert parent not in hashes
         if self.is_strict and parent is not None:
-            assert any(parent in known for known in self.media.values()), "a block behind one that nobody told"
+            assert any(parent in known for known in self.media.values()), "a block behind one that was never published"
         extra_keys = event.get("extra_keys") or [None] * len(hashes)
         assert len(extra_keys) == len(hashes)
         for number, value in enumerate(hashes):
@@ -89,7 +89,7 @@ class Index:
             parent = value
 
     def longest(self, tokens: list[int], size: int, adapter: str = "", salt: str = "") -> int:
-        """How many blocks of a prompt are there, in any medium, as a router counts them: by their tokens and what else
+        """The number of stored blocks of a prompt, in any medium, as a router counts them: by their tokens and what else
         vLLM hashes of a block: the adapter's name, and for the first one the salt."""
         known: dict[tuple[int | None, tuple[int, ...], tuple[str, ...]], int] = {}
         for blocks in self.media.values():
@@ -146,7 +146,7 @@ class Router:
         return made
 
     def begin_anew(self) -> None:
-        """Forget everything, as a router that has just been started, or meets numbers that begin anew: the daemon did."""
+        """Forget everything, as a router that has just started, or sees numbers restart because the daemon did."""
         self.index = Index(is_strict=self.index.is_strict)
         self.next.clear()
         self.live.clear()
@@ -185,7 +185,7 @@ class Router:
         return taken
 
     def replay(self, first: int, topic: str | None = None, timeout_s: float = 10.0) -> list[tuple[str, int, bytes]]:
-        """The messages that are kept from a number on."""
+        """The retained messages from a number on."""
         assert self._dealer is not None
         request = [b"", struct.pack(">Q", first)]
         self._dealer.send_multipart(request if topic is None else [*request, topic.encode()])
@@ -200,13 +200,13 @@ class Router:
             messages.append((name.decode(), struct.unpack(">Q", number)[0], payload))
 
     def send_raw(self, frames: list[bytes]) -> None:
-        """Anything at all, to the replay socket; nothing where it lets nobody in."""
+        """Send any bytes to the replay socket; nothing if it refuses the connection."""
         assert self._dealer is not None
         with contextlib.suppress(zmq.Again):
             self._dealer.send_multipart(frames)
 
     def is_answered(self, timeout_s: float) -> bool:
-        """Whether the replay socket has said anything."""
+        """True if the replay socket has received anything."""
         assert self._dealer is not None
         return bool(self._dealer.poll(int(timeout_s * 1000)))
 

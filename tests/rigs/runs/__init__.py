@@ -1,1 +1,1 @@
-"""How a run of tests goes: second runs and samples."""
+"""Options of a run of tests: second runs and samples."""

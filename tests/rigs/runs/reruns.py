@@ -1,4 +1,4 @@
-"""Second runs of failed tests: listed at the end of a run, and no excuse for wrong bytes or a crash.
+"""Second runs of failed tests: listed at the end of a run, and never accepted after wrong bytes or a crash.
 
 A shared machine may stop for a second, and a test that waits for something then fails once in a thousand runs. Continuous
 integration sets RERUNS=1 (see the Makefile): a test that fails runs once more. Its first failure stays in the output. Where
@@ -18,7 +18,7 @@ UNFORGIVABLE = re.compile(
 
 
 def is_unforgivable(failure: str) -> bool:
-    """Whether a failure shows something that must not happen once."""
+    """True if a failure shows a fault that must not happen even once."""
     return any(UNFORGIVABLE.search(line) for line in failure.splitlines() if line.startswith((">", "E")))
 
 

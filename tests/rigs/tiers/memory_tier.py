@@ -1,4 +1,4 @@
-"""A backing tier in memory, and a pool that has it below DRAM: what a tier has to be, on a page or two.
+"""A backing tier in memory, and a pool that has it under DRAM: the whole contract of a tier, in one short file.
 
 Real in what the interface asks for: bounded, its bytes checked against checksums on every way, jobs on a thread of its own that
 end in any order, rows that another life finds again. Failures come on order, chunk by chunk.
@@ -52,7 +52,7 @@ CRC_BYTES = 4
 
 
 class Fault(Enum):
-    """What becomes of a chunk: nothing special, an error, no report before `MemoryTier.release_withheld`."""
+    """The outcome of a chunk: success, an error, no report before `MemoryTier.release_withheld`."""
 
     NONE = "none"
     ERROR = "error"
@@ -102,7 +102,7 @@ class _Job:
 
 
 class MemoryTier:
-    """See the module, and `BackingTier`."""
+    """The tier itself; see the module, and `BackingTier`."""
 
     name = "memory"
     headers = None
@@ -183,7 +183,7 @@ class MemoryTier:
         return taken
 
     def release_withheld(self) -> int:
-        """Report what was withheld, last first. How many chunks."""
+        """Report the withheld chunks, last first; their number."""
         with self._lock:
             released, self._withheld = self._withheld[::-1], []
             self._ended += released
@@ -191,7 +191,7 @@ class MemoryTier:
         return len(released)
 
     def repeat_withheld(self) -> None:
-        """Report what was withheld, each chunk twice: which no sound tier does."""
+        """Report the withheld chunks, each twice: a correct tier never does so."""
         with self._lock:
             self._ended += 2 * self._withheld
             self._withheld = []
@@ -240,7 +240,7 @@ class MemoryTier:
         """Rows name their namespace by model and layout."""
 
     async def note_flushed(self, namespaces: Sequence[Namespace] | None, generation: int) -> None:
-        """What was dropped has left the rows with the next `keep_up`."""
+        """Dropped chunks leave the rows with the next `keep_up`."""
 
     def stats(self) -> Counters:
         return {
@@ -253,7 +253,7 @@ class MemoryTier:
         return {"memory_bytes": self.medium.memory.size}
 
     def verify(self) -> list[str]:
-        """Rows of chunks that the directory does not have, after what has left was noted."""
+        """Rows of chunks that the directory does not have, after departures were noted."""
         self.keep_up()
         strangers = [key for key in self.medium.rows if self.slots.directory.retention(key) is None]
         return [f"memory: {len(strangers)} rows of chunks that are not there"] if strangers else []
@@ -272,7 +272,7 @@ class MemoryTier:
         return JobId(self._jobs)
 
     def _restore(self, namespaces: Namespaces) -> None:
-        """Parents before children; what cannot be found again is forgotten."""
+        """Rows, parents before children; those without a stored parent are dropped."""
         rows = sorted(self.medium.rows.items(), key=lambda item: item[1].order)
         packed = np.zeros(1, RESTORE_ROW)
         for key, row in rows:
@@ -316,7 +316,7 @@ class MemoryTier:
             self._loops[0].call_soon_threadsafe(self._owner.on_completed)
 
     def _write(self, job: _Job, chunk: int) -> bool:
-        """Copy, and compare what was stored with the index's checksums."""
+        """Copy, and compare the stored bytes with the index's checksums."""
         moves, layers = job.moves, job.layout.layers
         offset, arena_offset = moves.offsets[chunk], moves.arena_offsets[chunk]
         stored = self._copy(self.medium.memory, offset, self._memory.arena, arena_offset, job.layout)
@@ -328,7 +328,7 @@ class MemoryTier:
         return stored == expected
 
     def _read(self, job: _Job, chunk: int) -> bool:
-        """Layer after layer: copy, compare what is in the arena now, let it be read."""
+        """Layer after layer: copy, compare the bytes in the arena, announce the layer."""
         moves, layer_bytes = job.moves, job.layout.chunk_bytes // job.layout.layers
         expected, target = self._expected(job, chunk), moves.arena_offsets[chunk]
         for layer in range(job.layout.layers if expected else 0):
@@ -364,7 +364,7 @@ class MemoryTier:
 def planner(
     medium: Medium, made: list[MemoryTier], *, level: Level = Level.SSD, seed: int = 1
 ) -> Callable[[Config], TierPlan]:
-    """A line of composition: the tier over this medium, which the list then has."""
+    """A line of the pool's composition: makes the tier over this medium and adds it to the list."""
 
     def make(memory: ArenaMemory, config: Config, clock: Clock) -> MemoryTier:
         made.append(MemoryTier(medium, level, seed, memory, config, clock))

@@ -1,4 +1,4 @@
-"""A pool in this process with a tier in memory below DRAM, an engine's way to save and load, and its next life."""
+"""A pool in this process with a tier in memory under DRAM, an engine's way to save and load, and its next life."""
 
 import asyncio
 import struct
@@ -42,7 +42,7 @@ def medium_of(chunks: int) -> Medium:
 
 
 class TieredPool:
-    """One life of a pool. `tiers`: those below DRAM, one for each medium, the fastest first."""
+    """One life of a pool. `tiers`: the lower tiers, one for each medium, the fastest first."""
 
     def __init__(
         self, media: Sequence[Medium], dram_chunks: int, *options: str, levels: Sequence[Level] = (Level.SSD,)
@@ -135,9 +135,9 @@ class TieredPool:
         await asyncio.wait_for(look(), MOVED_S)
 
     async def demote(self) -> int:
-        """Have the lower tiers keep what DRAM alone has: how many chunks they lack then."""
+        """Demote all chunks that DRAM alone has; the number that the lower tiers still lack."""
         return (await self.pool.demote_all(MOVED_S))["left"]
 
     async def flush(self, tier: str = "") -> None:
-        """Drop all that nobody holds."""
+        """Drop all chunks that are not held."""
         await self.serve(self.pool.flush(None, None, tier))

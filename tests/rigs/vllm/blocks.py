@@ -1,7 +1,7 @@
 """The blocks of the scripted engine (see `vllm_engine`), as vLLM's block pool: free, in the prefix cache, or held by others.
 
-A block that the connector holds is not given to anybody before it is let go, and is overwritten then: who still reads it
-reads what is nobody's.
+A block that the connector holds is not reused before it is released, and is overwritten then: a later reader
+reads bytes that belong to no token.
 """
 
 from collections import Counter
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 
 class ScriptedBlocks:
-    """`overwrite` fills blocks with what is nobody's; `in_use`: the blocks of all requests."""
+    """`overwrite` fills blocks with bytes that belong to no token; `in_use`: the blocks of all requests."""
 
     def __init__(self, count: int, overwrite: Callable[[list[int]], None], in_use: Callable[[], set[int]]) -> None:
         self.blocks: Sequence[int] = range(count)

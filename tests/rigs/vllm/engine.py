@@ -142,7 +142,7 @@ class ScriptedEngine:
         self._remove(request)
 
     def preempt(self, request: Request) -> None:
-        """Its blocks go to others at once: they are filled with what is nobody's."""
+        """Its blocks are reused at once: they are filled with bytes that belong to no token."""
         assert request.state == "running"
         self._release(request, overwrite=True)
         request.state, request.num_computed = "preempted", 0
@@ -204,7 +204,7 @@ class ScriptedEngine:
         )
 
     def _admit(self, request: Request) -> bool:
-        """Whether a waiting request can run in this step."""
+        """True if a waiting request can run in this step."""
         if request.state == "loading":
             if request.request_id not in self._arrived:
                 return False
@@ -391,6 +391,6 @@ class ScriptedEngine:
 
 
 def kv_of(layer: int, shard: int, tokens: Sequence[int], adapter: str) -> torch.Tensor:
-    """What a token's KV must be."""
+    """The right KV of a token."""
     digest = hashlib.blake2b(repr((layer, shard, list(tokens), adapter)).encode(), digest_size=TOKEN_BYTES).digest()
     return torch.frombuffer(bytearray(digest), dtype=torch.uint8).view(HEADS, WIDTH)

@@ -1,4 +1,4 @@
-"""What the tests of the vLLM connector share: scripted engines on a daemon, and short words for what they do."""
+"""Tools of the tests of the vLLM connector: scripted engines on a daemon, and short functions for their steps."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

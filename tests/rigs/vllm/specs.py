@@ -1,4 +1,4 @@
-"""What vLLM says of its KV cache's layers, with the shape that the scripted engine has (see `vllm_engine`)."""
+"""vLLM's specs of its KV cache's layers, with the shape that the scripted engine has (see `vllm_engine`)."""
 
 from dataclasses import dataclass
 from typing import Any

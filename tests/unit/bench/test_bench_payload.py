@@ -1,4 +1,4 @@
-"""Contents that derive from keys: right ones pass, and whatever can go wrong with bytes is seen and named."""
+"""Contents that derive from keys: right ones pass, and any wrong byte is found and named."""
 
 from collections.abc import Callable
 
@@ -67,7 +67,9 @@ def _swap(rows: Rows, one: slice, other: slice) -> None:
     ],
     ids=["another chunk", "nothing", "poison", "shifted", "words swapped", "layers swapped"],
 )
-def test_bytes_of_another_place_are_wrong(keys: kv.KeyChain, rows: Rows, spoil: Callable[[Rows], None]) -> None:
+def test_bytes_of_another_layer_or_chunk_are_wrong(
+    keys: kv.KeyChain, rows: Rows, spoil: Callable[[Rows], None]
+) -> None:
     spoil(rows)
     wrong = Payload(LAYOUT).check(rows, keys, 0)
     assert {entry.key for entry in wrong} == {keys[1]}

@@ -1,4 +1,4 @@
-"""What `bench ssd` computes from its rounds, which sizes it takes, and where it refuses to measure."""
+"""`bench ssd` in parts: the figures computed from its rounds, the sizes it takes, and where it refuses to measure."""
 
 import tempfile
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_seconds_per_million_are_of_the_chunks_alone() -> None:
     assert per_million(-0.1, 1000) == 0.0
 
 
-def test_hits_are_told_apart_by_tier() -> None:
+def test_hits_are_counted_by_tier() -> None:
     tally = Tally(CHUNK)
     tally.add(RequestResult(chunks=5, hit_chunks=4, leased_chunks=4, loaded_chunks=4, loaded_ssd_chunks=3, load_s=1.0))
     columns = tally.by_tier(chunk_tokens=512, input_tokens=5 * 512, ssd_written_bytes=9 * CHUNK)
@@ -75,7 +75,7 @@ def test_hits_are_told_apart_by_tier() -> None:
     assert nothing["ssd_written_per_hit_byte"] is None
 
 
-def test_what_a_raw_pass_writes_another_one_reads(disk: Path) -> None:
+def test_bytes_written_by_a_raw_pass_are_read_by_another(disk: Path) -> None:
     chunks = 5
     raw = RawFile(disk / "raw", CHUNK, chunks, depth=2)
     source, target = (aligned_bytes(chunks * CHUNK).reshape(chunks, CHUNK) for _ in range(2))
@@ -91,7 +91,7 @@ def test_what_a_raw_pass_writes_another_one_reads(disk: Path) -> None:
     assert not (disk / "raw").exists()
 
 
-def test_memory_is_no_disk(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_in_memory_is_no_disk(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_disk, "MEMORY_FILE_SYSTEMS", {file_system(disk)})
     monkeypatch.setenv("XDG_CACHE_HOME", str(disk / "cache"))
     monkeypatch.setattr(tempfile, "tempdir", str(disk))

@@ -1,4 +1,4 @@
-"""The trace reader: every form, every fault named, and no bytes that make it do anything but read or refuse."""
+"""The trace reader: every form, every fault named, and no input that does anything but read or refuse."""
 
 import contextlib
 import gzip
@@ -136,7 +136,7 @@ def test_a_bad_archive_is_refused_by_entry_and_array(tmp_path: Path, changed: di
     assert expected in _refusal(_archive(tmp_path / "t.npz", **changed))
 
 
-def test_files_that_are_not_what_their_name_says_are_refused(tmp_path: Path) -> None:
+def test_files_whose_content_does_not_fit_their_name_are_refused(tmp_path: Path) -> None:
     plain = tmp_path / "plain.jsonl.gz"
     plain.write_text(json.dumps(GOOD))
     assert "line 1: no gzip" in _refusal(Trace(plain))

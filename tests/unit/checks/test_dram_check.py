@@ -1,4 +1,4 @@
-"""What a report of a bad chunk comes to: bytes are read and judged, and only what was judged is dropped."""
+"""Reports of bad chunks: bytes are read and compared, and only compared chunks are dropped."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ def _acquire(rig: Rig, names: list[int]) -> HoldId:
     return HoldId(held.id)
 
 
-def test_a_report_drops_what_was_read_and_found_bad() -> None:
+def test_a_report_drops_chunks_that_were_read_and_found_bad() -> None:
     async def play() -> None:
         rig, reading = Rig(), Readers()
         dram_check = DramCheck(rig.memory, reading.find_corrupt)
@@ -45,7 +45,7 @@ def test_a_report_drops_what_was_read_and_found_bad() -> None:
     asyncio.run(play())
 
 
-def test_a_verdict_that_comes_late_leaves_what_was_saved_again() -> None:
+def test_a_late_verdict_does_not_drop_a_chunk_saved_again() -> None:
     async def play() -> None:
         rig, reading = Rig(), Readers()
         dram_check = DramCheck(rig.memory, reading.find_corrupt)
@@ -68,7 +68,7 @@ def test_a_verdict_that_comes_late_leaves_what_was_saved_again() -> None:
     asyncio.run(play())
 
 
-def test_a_report_about_what_has_not_landed_reads_and_drops_nothing() -> None:
+def test_a_report_about_chunks_that_have_not_landed_reads_and_drops_nothing() -> None:
     async def play() -> None:
         rig, reading = Rig(), Readers()
         dram_check = DramCheck(rig.memory, reading.find_corrupt)

@@ -84,7 +84,7 @@ def test_a_prompt_of_whole_chunks_still_computes_its_last_token(model: Any, pool
     assert warm.logits_digest == cold.logits_digest
 
 
-def test_a_later_turn_extends_what_an_earlier_one_stored(model: Any, pool: FakePool) -> None:
+def test_a_later_turn_extends_the_chain_of_an_earlier_one(model: Any, pool: FakePool) -> None:
     first = _answer(model, pool)
     longer = [*PROMPT, *first.tokens, *range(40)]
     warm = _answer(model, pool, longer, seed=2)
@@ -141,7 +141,7 @@ def test_blocks_are_wiped_and_free_again_after_use() -> None:
         pass
 
 
-def test_the_tokenizer_gives_any_text_back() -> None:
+def test_the_tokenizer_round_trips_any_text() -> None:
     tokenizer = WordTokenizer([SYSTEM, *QUESTIONS], 300)
     for text in (SYSTEM, "Ünïcode – \t\n\n  spaces ... and (unseen) words_1", ""):
         assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -206,7 +206,7 @@ def test_the_second_act_counts_only_with_equal_tokens_from_ssd(
     assert (f"FAILED: {reason}" in shown) is bool(reason)
 
 
-def test_a_killed_daemon_serves_again_from_what_was_written_down(tmp_path: Path) -> None:
+def test_a_killed_daemon_serves_again_from_ssd(tmp_path: Path) -> None:
     layout = kv.Layout(layers=2, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=32)
     with Daemon(tmp_path, dram_capacity="16MiB", ssd_capacity="32MiB") as daemon:
         with kv.connect(str(daemon.socket), model="m", layout=layout) as pool:

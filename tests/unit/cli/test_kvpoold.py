@@ -1,4 +1,4 @@
-"""The daemon's command line: what it hands to `serve`, and how it ends without serving."""
+"""The daemon's command line: the options that reach `serve`, and exits without serving."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_options_reach_the_daemon_in_their_order_and_its_code_comes_back(
 
 
 @pytest.mark.parametrize("arguments", [["--confi=x", "--none"], ["serve"], ["--set"]])
-def test_wrong_usage_ends_with_2_and_serves_nothing(
+def test_wrong_usage_exits_with_2_and_serves_nothing(
     arguments: list[str], served: list[tuple[str | None, list[str]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(arguments) == 2
@@ -36,10 +36,10 @@ def test_wrong_usage_ends_with_2_and_serves_nothing(
     assert "Error: " in capsys.readouterr().err
 
 
-def test_help_and_version_say_so_and_end_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_version_are_printed_and_exit_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"kvpoold {__version__}\n"
     assert run(["--help"]) == 0
-    told = capsys.readouterr().out
-    assert "--set SECTION.KEY=VALUE" in told
-    assert "0  stopped by SIGTERM or SIGINT" in told
+    output = capsys.readouterr().out
+    assert "--set SECTION.KEY=VALUE" in output
+    assert "0  stopped by SIGTERM or SIGINT" in output

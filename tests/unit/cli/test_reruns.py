@@ -1,4 +1,4 @@
-"""Tests of second runs: they forgive what waits, and nothing that is wrong."""
+"""Tests of second runs: they accept timeouts, and never a wrong result."""
 
 import subprocess
 import sys
@@ -39,14 +39,14 @@ def _run(directory: Path, statement: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_failure_of_waiting_runs_once_more_and_stays_in_the_output(tmp_path: Path) -> None:
+def test_a_timeout_failure_runs_once_more_and_stays_in_the_output(tmp_path: Path) -> None:
     run = _run(tmp_path, "assert has_run, 'waited 5 s'")
     assert run.returncode == 0, run.stdout
     assert "ran once more" in run.stdout
     assert "waited 5 s" in run.stdout
 
 
-def test_wrong_bytes_fail_the_run_whatever_the_second_run_says(tmp_path: Path) -> None:
+def test_wrong_bytes_fail_the_run_even_if_the_second_run_passes(tmp_path: Path) -> None:
     run = _run(tmp_path, "wrong_bytes = not has_run; assert not wrong_bytes")
     assert run.returncode == 1, run.stdout
     assert "not forgiven" in run.stdout
@@ -61,6 +61,6 @@ def test_a_test_that_fails_twice_fails(tmp_path: Path) -> None:
     "line",
     ["E   AssertionError: 3 wrong bytes", ">       assert not is_dead(daemon), daemon.log()", "E   died of SIGSEGV"],
 )
-def test_what_must_not_happen_once_is_known_by_its_words(line: str) -> None:
+def test_unforgivable_failures_are_recognised_by_their_words(line: str) -> None:
     assert is_unforgivable(f"    chunk = 3\n{line}\n")
     assert not is_unforgivable(line[1:])

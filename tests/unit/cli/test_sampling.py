@@ -68,7 +68,7 @@ def test_a_seed_draws_the_same_sample_again_and_is_printed(tmp_path: Path) -> No
     assert len(_passed(_run(tmp_path, ""))) == 10
 
 
-def test_a_sample_that_is_no_number_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_sample_is_refused(tmp_path: Path) -> None:
     run = _run(tmp_path, "half")
     assert run.returncode != 0
     assert "KVPOOL_SAMPLE=half: expected a whole number from 1 on" in run.stderr

@@ -38,7 +38,7 @@ def test_a_closed_descriptor_is_one_line_and_a_failure() -> None:
     assert (done.returncode, done.stderr) == (1, "kvpoolctl: standard output is closed\n")
 
 
-def test_a_reader_who_has_gone_is_told_nothing() -> None:
+def test_a_closed_pipe_ends_without_an_error_line() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = _run(["--help"], unbuffered="", stdout=writer)

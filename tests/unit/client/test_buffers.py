@@ -87,7 +87,7 @@ def test_layers_of_one_allocation_keep_their_strides() -> None:
 
 
 @pytest.mark.parametrize("swap", [(0, 1), (1, 0)])
-def test_the_order_in_memory_is_not_the_order_of_axes(swap: tuple[int, int]) -> None:
+def test_the_order_in_memory_may_differ_from_the_order_of_axes(swap: tuple[int, int]) -> None:
     """A [2, blocks, …] view of memory that lies as [blocks, 2, …], as engines make them, is still kv_first."""
     layers = [np.zeros((BLOCKS, 2, TOKENS, 12), np.float16).transpose(1, 0, 2, 3) for _ in range(2)]
     geometry = describe_layers(layers, LAYOUT, TOKENS, "auto")
@@ -95,7 +95,7 @@ def test_the_order_in_memory_is_not_the_order_of_axes(swap: tuple[int, int]) -> 
     assert _block_address(geometry, 0, *swap) == _address(layers[0][swap])
 
 
-def test_a_shape_that_reads_both_ways_needs_its_form() -> None:
+def test_an_ambiguous_shape_needs_its_form() -> None:
     layers = _layers((2, 2, TOKENS, 12))
     with pytest.raises(LayoutMismatch, match="pass form="):
         describe_layers(layers, LAYOUT, TOKENS, "auto")
@@ -162,13 +162,13 @@ def test_a_declaration_that_does_not_fit_is_refused(layout: Layout, block_tokens
 
 
 @pytest.mark.parametrize(("block_tokens", "form"), [(0, "auto"), (True, "auto"), (8.0, "auto"), (8, "nhd")])
-def test_arguments_that_mean_nothing_are_refused(block_tokens: int, form: str) -> None:
+def test_meaningless_arguments_are_refused(block_tokens: int, form: str) -> None:
     with pytest.raises(InvalidArgument):
         describe_layers(_layers((2, BLOCKS, TOKENS, 12)), LAYOUT, block_tokens, form)
 
 
 @pytest.mark.parametrize("layer", [None, 7, {}, [1, 2], b"read-only bytes"], ids=str)
-def test_what_is_no_array_is_refused(layer: object) -> None:
+def test_a_value_that_is_no_array_is_refused(layer: object) -> None:
     with pytest.raises(InvalidArgument):
         describe_layers([layer, layer], LAYOUT, TOKENS, "auto")
 
@@ -180,7 +180,7 @@ def test_read_only_memory_is_refused() -> None:
         describe_layers(layers, LAYOUT, TOKENS, "auto")
 
 
-def test_a_flat_target_is_found_where_it_lies() -> None:
+def test_a_flat_target_is_used_at_its_address() -> None:
     array = np.zeros((3, LAYOUT.chunk_bytes), np.uint8)
     assert contiguous_address(array, LAYOUT, is_target=True) == (_address(array), 3)
     assert contiguous_address(array[1:], LAYOUT, is_target=True) == (_address(array) + LAYOUT.chunk_bytes, 2)

@@ -1,4 +1,4 @@
-"""Host memory registered with a device's driver: when it is, when the driver refuses, and that it is given back."""
+"""Host memory registered with a device's driver: when it is registered, refusals of the driver, and its release."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -46,7 +46,7 @@ def test_memory_for_the_cpu_is_not_registered() -> None:
     assert memory[3] == 7
 
 
-def test_registered_memory_is_given_back_once() -> None:
+def test_registered_memory_is_unregistered_once() -> None:
     driver, memory = Driver(), np.zeros(64, np.uint8)
     pinned = PinnedBytes(memory, "cpu")
     pinned._register(driver, "cuda:0")
@@ -59,7 +59,7 @@ def test_registered_memory_is_given_back_once() -> None:
     assert not pinned.is_pinned
 
 
-def test_memory_that_nobody_holds_any_more_is_given_back() -> None:
+def test_memory_without_a_holder_is_unregistered() -> None:
     driver = Driver()
     pinned = PinnedBytes(np.zeros(64, np.uint8), "cpu")
     pinned._register(driver, "cuda:0")

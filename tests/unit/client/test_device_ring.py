@@ -1,4 +1,4 @@
-"""A device's staging ring: that it is bounded, made once, and safe between streams; with torch on the CPU as the device."""
+"""A device's staging ring: bounded, made once, and safe between streams; with torch on the CPU as the device."""
 
 import threading
 from typing import Any
@@ -27,7 +27,7 @@ CHUNKS = 24
 
 
 class Allocations(TorchDispatchMode):
-    """Bytes that operations of this thread take anew, and how often each was called."""
+    """Bytes that operations of this thread allocate, and how often each was called."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's has no annotations
@@ -69,7 +69,7 @@ def _memory(layout: kv.Layout, seed: int) -> tuple[PinnedBytes, list[int]]:
 
 @pytest.mark.parametrize("form", ["kv_first", "block_first", "mla"])
 @pytest.mark.parametrize("ring_bytes", [1 << 12, 3 << 13, 64 << 20])
-def test_bytes_go_through_pieces_of_any_size_and_come_back(
+def test_bytes_survive_pieces_of_any_size(
     monkeypatch: pytest.MonkeyPatch, form: str, ring_bytes: int, seed: int
 ) -> None:
     monkeypatch.setattr(device_ring, "RING_BYTES", ring_bytes)
@@ -89,7 +89,7 @@ def test_bytes_go_through_pieces_of_any_size_and_come_back(
 
 
 @pytest.mark.parametrize("form", ["kv_first", "block_first", "mla"])
-def test_skipped_blocks_keep_what_they_have_and_whole_chunks_of_them_cross_no_bus(form: str, seed: int) -> None:
+def test_skipped_blocks_are_unchanged_and_whole_skipped_chunks_cross_no_bus(form: str, seed: int) -> None:
     cache = _cache(form)
     layout = cache.layout
     memory, offsets = _memory(layout, seed)
@@ -156,7 +156,7 @@ def test_a_pool_makes_one_ring_for_a_device_and_one_side_for_a_cache(monkeypatch
 
 
 class Stream:
-    """What a CUDA stream is to the ring."""
+    """A CUDA stream as the ring sees it."""
 
     def __init__(self) -> None:
         self.waited: list[str] = []

@@ -1,4 +1,4 @@
-"""The border to an engine: failures become misses, are counted by call, and are logged once."""
+"""The failure guard around an engine's calls: failures become misses, are counted by call, and are logged once."""
 
 import logging
 
@@ -6,14 +6,14 @@ import pytest
 
 from kvpool_client.engines.failure_guard import REASONS_MAX, FailureGuard
 
-LOG = logging.getLogger("tests.border")
+LOG = logging.getLogger("tests.guard")
 
 
 def failing() -> int:
     raise ValueError("the cause")
 
 
-def test_what_fails_is_the_callers_miss_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_is_a_miss_for_the_caller_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     guard = FailureGuard(LOG)
     assert guard.call("lookup", 7, lambda: 3) == 3
     for _ in range(3):
@@ -26,7 +26,7 @@ def test_what_fails_is_the_callers_miss_and_is_said_once(caplog: pytest.LogCaptu
     assert "the cause" in caplog.text
 
 
-def test_what_a_person_does_is_no_miss() -> None:
+def test_a_keyboard_interrupt_is_no_miss() -> None:
     def interrupted() -> int:
         raise KeyboardInterrupt
 

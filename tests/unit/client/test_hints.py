@@ -1,4 +1,4 @@
-"""Orchestrators' envelopes: what is read, what is rejected and why. Nothing that an envelope says may raise."""
+"""Orchestrators' envelopes: what is read, what is rejected and why. No content of an envelope may raise."""
 
 import json
 import random
@@ -162,7 +162,7 @@ def test_bad_directives_are_rejected(directive: Any, reason: str) -> None:
         (envelope(action("kv.prefetch", {"start": 5, "end": 5})), "end is 5"),
     ],
 )
-def test_what_is_bad_is_rejected_with_its_reason(given: Any, reason: str) -> None:
+def test_bad_actions_are_rejected_with_a_reason(given: Any, reason: str) -> None:
     assert reason in rejected(given)
 
 
@@ -206,7 +206,7 @@ def test_the_largest_transfer_params_are_read_within_little_time(name: str) -> N
     assert time.thread_time() - before < 10 * 0.01
 
 
-def test_transfer_params_say_retention_beside_an_envelope() -> None:
+def test_transfer_params_may_set_retention_beside_an_envelope() -> None:
     params = {
         "kv_hints": envelope(action("kv.retain", {"directives": [{"covers_output": True, "priority": 1}]})),
         "retention": [{"start": 0, "end": 100, "priority": 100}],
@@ -233,14 +233,14 @@ def test_transfer_params_say_retention_beside_an_envelope() -> None:
         {"decode_duration_s": 5},
     ],
 )
-def test_bad_transfer_params_are_an_outcome(params: Any) -> None:
+def test_bad_transfer_params_are_a_result(params: Any) -> None:
     hints, ranges, output = hints_of_transfer_params(params)
     assert [entry.status for entry in hints.actions if isinstance(entry, Outcome)] == ["rejected"]
     assert ranges == ()
     assert output is None
 
 
-def test_the_documents_envelope_is_accepted() -> None:
+def test_the_envelope_in_the_document_is_accepted() -> None:
     text = (Path(__file__).parents[3] / "docs" / "retention.md").read_text()
     given = re.search(r"```json\n(.*?)```", text, re.DOTALL)
     assert given is not None
@@ -249,7 +249,7 @@ def test_the_documents_envelope_is_accepted() -> None:
     assert hints.output == TokenRange(0, None, 20)
 
 
-def test_nothing_that_an_envelope_says_raises() -> None:
+def test_no_envelope_raises() -> None:
     seed = 20261121
     print(f"seed {seed}")
     chance = random.Random(seed)

@@ -62,7 +62,7 @@ def test_the_keys_equal_the_reference(seed: int) -> None:
     assert (len(chain), chain.tokens) == (20, 320)
 
 
-def test_the_pieces_in_which_tokens_arrive_do_not_matter(seed: int) -> None:
+def test_keys_do_not_depend_on_the_pieces_in_which_tokens_arrive(seed: int) -> None:
     chance = random.Random(seed)
     tokens = [chance.randrange(1 << 17) for _ in range(50 * CHUNK_TOKENS + 3)]
     chain, position = _chain(), 0
@@ -137,7 +137,7 @@ def test_extras_equal_the_reference(extra: list[Extra]) -> None:
     assert chain.columns() == (_reference(tokens, ROOT, extra),)
 
 
-def test_an_image_that_began_elsewhere_gives_another_key() -> None:
+def test_an_image_with_another_start_gives_another_key() -> None:
     keys = []
     for first in (3, 4):
         chain = _chain([(first, 40, b"image")])
@@ -151,7 +151,7 @@ def test_an_image_that_began_elsewhere_gives_another_key() -> None:
     [(0, 1), (1, 1, b""), (2, 1, b""), (-1, 1, b""), (0, 1, "text"), (0.0, 1, b""), "abc", None],
     ids=str,
 )
-def test_an_extra_that_means_nothing_is_refused(extra: object) -> None:
+def test_a_meaningless_extra_is_refused(extra: object) -> None:
     with pytest.raises(InvalidArgument):
         _chain([extra])  # type: ignore[list-item]  # what callers get wrong
 
@@ -194,7 +194,7 @@ def test_every_integer_width_gives_the_same_keys(dtype: str) -> None:
     ],
     ids=str,
 )
-def test_what_is_no_token_is_refused_and_changes_nothing(tokens: object) -> None:
+def test_an_invalid_token_is_refused_and_changes_nothing(tokens: object) -> None:
     chain = _chain()
     chain.extend(range(20))
     with pytest.raises(InvalidArgument):
@@ -217,7 +217,7 @@ def test_tokens_are_not_copied_when_they_have_the_right_width() -> None:
     assert np.shares_memory(as_tokens(tokens), tokens)
 
 
-def test_token_ids_are_those_that_were_given_however_they_came() -> None:
+def test_token_ids_are_unchanged_however_they_arrive() -> None:
     chance = random.Random(7)
     tokens = [chance.randrange(1 << 31) for _ in range(CHUNK_TOKENS * 9 + 3)]
     chain = KeyChain(CHUNK_TOKENS, lambda: (ROOT,))

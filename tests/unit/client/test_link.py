@@ -1,4 +1,4 @@
-"""How soon a Pool tries again: at once where no daemon is, ever later where one refuses."""
+"""Pauses between a Pool's attempts to connect: short where no daemon is, longer and longer where one refuses."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.rigs.daemon import SMALL, wait_until
 
 
 class Answers:
-    """What the tries end in, one after the other, the last one for good; and the pauses before them."""
+    """The results of the attempts in order, the last one repeated; and the pauses before them."""
 
     def __init__(self, *errors: KVPoolError) -> None:
         self._errors = list(errors)
@@ -26,7 +26,7 @@ class Answers:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
-    """Refusals with two others between, and nobody waits for them."""
+    """Refusals with two other results between, and no real waiting."""
     busy, away = Refused("busy", "full"), DaemonUnreachable("away")
     answers = Answers(*[busy] * 10, away, busy, busy, Refused("stopping", "it stops"), busy)
 
@@ -39,7 +39,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     return answers
 
 
-def test_a_refused_client_tries_ever_later_and_a_lonely_one_soon(answers: Answers) -> None:
+def test_a_refused_client_backs_off_and_one_without_a_daemon_retries_soon(answers: Answers) -> None:
     link = Link(SessionPlan("/nowhere", "m", SMALL, 1.0), Counters())
     try:
         wait_until(lambda: answers.tries > 20, "it has tried often")

@@ -41,7 +41,7 @@ def saved_s(levels: bytes, count: int, dram: float, ssd: float, prefill: float) 
 
 @given(hits, rates, rates, prefills)
 @settings(deadline=None)
-def test_no_other_prefix_saves_more_time(levels: bytes, dram: float, ssd: float, prefill: float) -> None:
+def test_the_chosen_prefix_saves_the_most_time(levels: bytes, dram: float, ssd: float, prefill: float) -> None:
     count = taken(levels, dram, ssd, prefill)
     assert 0 <= count <= len(levels)
     saved = saved_s(levels, count, dram, ssd, prefill)
@@ -52,7 +52,7 @@ def test_no_other_prefix_saves_more_time(levels: bytes, dram: float, ssd: float,
 
 @given(hits, rates, rates, prefills, st.floats(1.0, 1e3))
 @settings(deadline=None)
-def test_quicker_loads_and_slower_computing_never_take_less(
+def test_faster_loads_or_slower_computing_never_load_less(
     levels: bytes, dram: float, ssd: float, prefill: float, factor: float
 ) -> None:
     count = taken(levels, dram, ssd, prefill)
@@ -62,25 +62,25 @@ def test_quicker_loads_and_slower_computing_never_take_less(
 
 
 @given(hits, prefills)
-def test_everything_is_taken_where_loading_is_quicker_everywhere(levels: bytes, prefill: float) -> None:
+def test_every_chunk_is_loaded_where_loading_is_always_faster(levels: bytes, prefill: float) -> None:
     quick = CHUNK_BYTES / (CHUNK_TOKENS / prefill) * 1.01
     assert taken(levels, quick, quick, prefill) == len(levels)
 
 
 @given(hits, prefills)
-def test_nothing_is_taken_where_computing_is_quicker_everywhere(levels: bytes, prefill: float) -> None:
+def test_no_chunk_is_loaded_where_computing_is_always_faster(levels: bytes, prefill: float) -> None:
     slow = CHUNK_BYTES / (CHUNK_TOKENS / prefill) * 0.99
     assert taken(levels, slow, slow, prefill) == 0
 
 
-def test_a_slow_piece_in_the_middle_is_taken_for_what_lies_behind_it() -> None:
+def test_a_slow_part_in_the_middle_is_loaded_for_the_fast_part_behind_it() -> None:
     levels = bytes([DRAM, SSD, DRAM, DRAM, DRAM])
     # A chunk is computed in 0.1 s, read from DRAM in 0.01 s and from SSD in 0.25 s.
     assert taken(levels, CHUNK_BYTES / 0.01, CHUNK_BYTES / 0.25, CHUNK_TOKENS / 0.1) == 5
     assert taken(levels[:2], CHUNK_BYTES / 0.01, CHUNK_BYTES / 0.25, CHUNK_TOKENS / 0.1) == 1
 
 
-def test_what_is_not_known_yet_is_taken() -> None:
+def test_chunks_are_loaded_while_no_rate_is_known() -> None:
     assert taken(bytes([SSD] * 7), 1.0, 1.0, 0.0) == 7
 
 
@@ -100,7 +100,7 @@ def test_a_rate_stays_within_its_bounds(samples: list[tuple[float, float]]) -> N
         assert RATE_MIN <= rate.value <= RATE_MAX
 
 
-def test_what_measures_nothing_changes_no_rate() -> None:
+def test_invalid_measurements_change_no_rate() -> None:
     rate = MedianRate(1e9, least=RATE_MIN, most=RATE_MAX)
     rate.add(0, 1.0)
     rate.add(1.0, 0.0)
@@ -117,14 +117,14 @@ def test_one_stalled_load_declines_no_tier(steady: list[float], stalled: float, 
 
 
 @given(st.integers(0, 20), st.floats(1e-3, 0.5))
-def test_three_slow_loads_are_believed(before: int, slow: float) -> None:
+def test_three_slow_loads_change_the_rate(before: int, slow: float) -> None:
     rate = MedianRate(1e9, least=RATE_MIN, most=RATE_MAX)
     for factor in [1.0] * before + [slow] * 3:
         rate.add(1e9 * factor, 1.0)
     assert rate.value == pytest.approx(1e9 * slow)
 
 
-def test_a_new_tier_is_believed_slow_after_two_loads() -> None:
+def test_a_new_tier_counts_as_slow_after_two_loads() -> None:
     estimator = RateEstimator()
     for _ in range(2):
         assert estimator.rates().bytes_per_s[SSD] == FIRST_GUESS[Level.SSD]
@@ -161,7 +161,7 @@ def probes_within(estimator: RateEstimator, seconds: int, *, probe_s: float) -> 
     return at
 
 
-def test_a_declined_tier_that_stays_slow_is_measured_ever_more_rarely_by_a_piece_of_a_hit() -> None:
+def test_a_declined_tier_that_stays_slow_is_measured_less_and_less_often_by_part_of_a_hit() -> None:
     at = probes_within(declining_book(), 4000, probe_s=float(PROBED))
     assert at[0] == FIRST_PROBE_S
     gaps = np.diff(at)
@@ -169,7 +169,7 @@ def test_a_declined_tier_that_stays_slow_is_measured_ever_more_rarely_by_a_piece
     assert gaps[-1] == LAST_PROBE_S
 
 
-def test_a_declined_tier_that_has_become_quick_is_taken_again_after_one_measurement() -> None:
+def test_a_declined_tier_that_has_become_fast_is_loaded_again_after_one_measurement() -> None:
     estimator = declining_book()
     assert take(estimator, SLOW_HIT, 0.0) == 0
     assert take(estimator, SLOW_HIT, FIRST_PROBE_S) == PROBED
@@ -177,7 +177,7 @@ def test_a_declined_tier_that_has_become_quick_is_taken_again_after_one_measurem
     assert take(estimator, SLOW_HIT, FIRST_PROBE_S) == len(SLOW_HIT)
 
 
-def test_a_measurement_that_never_came_is_tried_again() -> None:
+def test_a_measurement_that_never_ended_is_repeated() -> None:
     estimator = declining_book()
     assert take(estimator, SLOW_HIT, 0.0) == 0
     assert take(estimator, SLOW_HIT, FIRST_PROBE_S) == PROBED
@@ -185,7 +185,7 @@ def test_a_measurement_that_never_came_is_tried_again() -> None:
     assert take(estimator, SLOW_HIT, 3 * FIRST_PROBE_S) == PROBED
 
 
-def test_what_lies_before_the_declined_tier_is_taken_with_it() -> None:
+def test_chunks_before_the_declined_tier_are_loaded_with_the_measurement() -> None:
     estimator = declining_book()
     levels = bytes([DRAM] * 3) + SLOW_HIT
     assert take(estimator, levels, 0.0) == 3
@@ -193,7 +193,7 @@ def test_what_lies_before_the_declined_tier_is_taken_with_it() -> None:
     assert take(estimator, levels[: 3 + PROBED - 1], 100 * FIRST_PROBE_S) == 3
 
 
-def test_the_slowest_tier_answers_for_the_time_of_a_mixed_load() -> None:
+def test_the_time_of_a_mixed_load_counts_for_its_slowest_tier() -> None:
     estimator = RateEstimator()
     for _ in range(2):
         estimator.add_load(bytes([DRAM] * 40 + [SSD] * 10), CHUNK_BYTES, 1.0)
@@ -208,7 +208,7 @@ def test_small_loads_measure_nothing() -> None:
     assert estimator.rates().bytes_per_s == {int(level): guess for level, guess in FIRST_GUESS.items()}
 
 
-def test_prefill_is_unknown_until_it_was_seen() -> None:
+def test_the_prefill_rate_is_unknown_until_measured() -> None:
     estimator = RateEstimator()
     assert estimator.rates().prefill_tokens_per_s == 0
     estimator.add_prefill(1000, 0.5)

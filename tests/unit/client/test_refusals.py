@@ -1,4 +1,4 @@
-"""Where refusals are counted for the engine's own metrics: once each, also those that came before there was a registry."""
+"""Refusals counted in the engine's own metrics: once each, also those from before the registry existed."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ class Registry:
         self.values[values] = self.values.get(values, 0) + amount
 
 
-def test_what_was_refused_before_the_engine_had_a_registry_is_shown_once_it_has(
+def test_refusals_before_the_engine_had_a_registry_are_shown_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
@@ -58,15 +58,13 @@ def test_no_refusal_names_more_reasons_than_are_counted() -> None:
 
 
 @pytest.mark.parametrize("has_folder", [True, False])
-def test_the_library_is_loaded_where_the_engine_collects_from_files_and_nowhere_else(
-    has_folder: bool, tmp_path: Path
-) -> None:
+def test_the_library_is_loaded_only_where_the_engine_collects_from_files(has_folder: bool, tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     script = (
         "import sys; from kvpool_client.engines.refusals import Refusals; Refusals('trtllm').count('layout');"
         "print('prometheus_client' in sys.modules)"
     )
     environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path) if has_folder else ""}
-    said = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == str(has_folder)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(has_folder)
     assert any(b"kvpool_engine_refused" in path.read_bytes() for path in tmp_path.iterdir()) == has_folder

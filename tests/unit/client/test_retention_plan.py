@@ -68,12 +68,12 @@ def test_a_one_off_request_goes_first() -> None:
     assert found == [(0, 0)] * 6
 
 
-def test_a_system_prompt_of_1000_tokens_is_kept_at_all_cost() -> None:
+def test_a_system_prompt_of_1000_tokens_has_the_highest_priority() -> None:
     found = planned([TokenRange(0, 1000, 100)], 80)
     assert found == [(100, 0)] * 63 + [(N, 0)] * 17
 
 
-def test_context_is_kept_for_30_s_and_decoded_tokens_for_10() -> None:
+def test_context_is_retained_for_30_s_and_decoded_tokens_for_10() -> None:
     found = planned([TokenRange(0, None, 35, 30.0)], 10, prompt_tokens=100, decode_priority=35, decode_duration_s=10.0)
     assert found == [(35, 30_000)] * 7 + [(35, 10_000)] * 3
 
@@ -104,12 +104,12 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("retention", "fields", "message"), BAD)
-def test_what_is_wrong_is_named(retention: Any, fields: dict[str, Any], message: str) -> None:
+def test_wrong_input_is_named(retention: Any, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         plan_retention(retention, chunks=4, chunk_tokens=CHUNK, **fields)
 
 
-def test_columns_are_empty_where_nothing_is_said() -> None:
+def test_columns_are_empty_without_retention() -> None:
     retention = plan_retention([TokenRange(32, None, 7, 1.0)], chunks=4, chunk_tokens=CHUNK)
     assert retention.columns(0, 2) == (b"", b"")
     assert retention.columns(1, 2) == (bytes([N, 7]), (0).to_bytes(4, "little") + (1000).to_bytes(4, "little"))

@@ -132,7 +132,7 @@ def test_nothing_is_leased_when_the_engine_holds_more(pool: FakePool) -> None:
 
 
 @pytest.mark.parametrize("held", [3, -BLOCK, 5 * CHUNK])
-def test_held_tokens_that_are_no_blocks_of_the_prompt_are_refused(pool: FakePool, held: int) -> None:
+def test_held_tokens_that_are_not_whole_blocks_are_refused(pool: FakePool, held: int) -> None:
     with pytest.raises(kv.InvalidArgument, match="held_tokens"):
         _prefix(pool, _layers()).restore(_tokens(5 * CHUNK), _table(1), held)
 
@@ -155,7 +155,7 @@ def test_a_lease_that_comes_back_empty_restores_nothing(pool: FakePool) -> None:
 
 @pytest.mark.parametrize("layer", range(LAYERS))
 @pytest.mark.parametrize("chunk", [0, 2])
-def test_a_shorter_load_says_so_once_and_where_to_begin(pool: FakePool, layer: int, chunk: int) -> None:
+def test_a_shorter_load_is_reported_once_with_its_first_missing_token(pool: FakePool, layer: int, chunk: int) -> None:
     tokens = _tokens(5 * CHUNK + 1)
     layers, table = _stored(pool, tokens)
     pool.fail_at = (chunk, layer)
@@ -169,7 +169,7 @@ def test_a_shorter_load_says_so_once_and_where_to_begin(pool: FakePool, layer: i
         assert torch.equal(copy[:, other[:blocks]], source[:, table[:blocks]])
 
 
-def test_a_shorter_load_never_falls_behind_what_the_engine_holds(pool: FakePool) -> None:
+def test_a_shorter_load_never_ends_before_the_tokens_that_the_engine_holds(pool: FakePool) -> None:
     tokens = _tokens(5 * CHUNK + 1)
     _stored(pool, tokens)
     pool.fail_at, pool.fail_reason = (0, 1), "gone"

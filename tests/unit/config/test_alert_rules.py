@@ -1,4 +1,4 @@
-"""The alert rules: they parse, and everything that they ask for is exported."""
+"""The alert rules: they parse, and every metric in them is exported."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ RULES: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule["alert"] for rule in RULES])
-def test_a_rule_asks_for_what_is_exported(rule: dict[str, Any]) -> None:
+def test_a_rule_uses_exported_metrics(rule: dict[str, Any]) -> None:
     names = re.findall(r"\bkvpool_\w+", rule["expr"])
     assert names or rule["expr"].startswith("up{")
     assert set(names) <= set(EXPORTED), "no such metric"
@@ -55,5 +55,5 @@ def test_the_rules_follow_the_states_that_the_daemon_exports() -> None:
         *("kvpool_ssd_admission", "kvpool_event_gaps_total", "kvpool_connections"),
     ],
 )
-def test_what_an_operator_must_hear_of_has_a_rule(metric: str) -> None:
+def test_each_condition_that_operators_must_know_has_a_rule(metric: str) -> None:
     assert any(re.search(rf"\b{metric}\b", rule["expr"]) for rule in RULES)

@@ -158,7 +158,7 @@ def test_metrics_take_a_loopback_address(address: str) -> None:
     assert load_config(None, [f"server.metrics={address}", "server.metrics=off"]).server.metrics is None
 
 
-def test_events_leave_this_machine_with_keys_alone(tmp_path: Path) -> None:
+def test_events_beyond_this_machine_need_keys(tmp_path: Path) -> None:
     secret, clients = tmp_path / "secret", tmp_path / "clients"
     secret.write_bytes(b"s" * 40)
     secret.chmod(0o600)
@@ -196,7 +196,7 @@ def test_insecure_allows_no_address_beyond_this_machine() -> None:
         load_config(None, ["events.publish=tcp://192.0.2.1:5557", "events.insecure=true"])
 
 
-def test_a_socket_of_the_file_system_needs_no_keys() -> None:
+def test_a_unix_socket_needs_no_keys() -> None:
     address = "ipc:///run/kvpool/events"
     publish = load_config(None, [f"events.publish={address}"]).events.publish
     assert publish is not None
@@ -226,7 +226,7 @@ def test_a_missing_file_is_refused_by_name() -> None:
         load_config("/nowhere/kvpool.toml")
 
 
-def test_what_is_no_file_or_too_large_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_path_that_is_no_file_or_too_large_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "large").write_bytes(b"#" * ((1 << 20) + 1))
     for name, reason in (("fifo", "no regular file"), ("large", "more than 1048576 bytes"), ("none", "No such file")):
@@ -243,19 +243,19 @@ def test_what_is_no_file_or_too_large_is_refused_at_once(tmp_path: Path) -> None
         ("events.topic", "{host"),
     ],
 )
-def test_values_that_break_what_reads_them_are_faults(option: str, value: str) -> None:
+def test_values_that_raise_in_their_parsers_are_faults(option: str, value: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(option)):
         load_config(None, [f"{option}={value}"])
 
 
 @pytest.mark.parametrize("content", ["a = " + "[" * 5000, "[dram]\nsegment = " + "9" * 5000])
-def test_files_that_break_the_reader_are_faults(tmp_path: Path, content: str) -> None:
+def test_files_that_raise_in_the_parser_are_faults(tmp_path: Path, content: str) -> None:
     (tmp_path / "odd.toml").write_text(content)
     with pytest.raises(ConfigError):
         load_config(str(tmp_path / "odd.toml"), [])
 
 
-def test_two_sockets_in_one_place_are_refused_by_name() -> None:
+def test_two_sockets_at_one_path_are_refused_by_name() -> None:
     for options in (
         ["events.publish=ipc:///run/x/events", "events.replay=ipc:///run/x/events"],
         ["server.socket=/run/x/s", "server.metrics_socket=/run/x/s.new"],

@@ -1,4 +1,4 @@
-"""The files for containers: they parse, their options are taken by the daemon, and both sides meet in one directory."""
+"""The files for containers: they parse, the daemon accepts their options, and both sides share one directory."""
 
 import re
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_the_daemon_takes_the_options_and_has_the_room(command: list[str], grace
     assert int(re.sub(r"\D", "", memory)) * GIB > config.dram.capacity + config.dram.segment + token_ids + GIB
 
 
-def test_the_compose_file_waits_as_long_as_the_test_says() -> None:
+def test_the_compose_file_grants_the_stop_time_and_shares_one_directory() -> None:
     daemon, engine = COMPOSE["services"]["kvpoold"], COMPOSE["services"]["engine"]
     assert (daemon["stop_grace_period"], daemon["memswap_limit"]) == ("11m", daemon["mem_limit"])
     assert "/run/kvpool:/run/kvpool" in daemon["volumes"]

@@ -1,4 +1,4 @@
-"""The order of deadlines: what is over is found though others, used before, last longer."""
+"""The order of deadlines: expired entries are found though others, used before, last longer."""
 
 import random
 
@@ -7,13 +7,13 @@ from kvpool.index.leases import Leases
 from kvpool.types import ConnectionId, HoldId
 
 
-def test_nothing_is_over_where_there_is_nothing() -> None:
+def test_an_empty_order_has_no_expired_entries() -> None:
     order: DeadlineOrder[int] = DeadlineOrder()
     assert order.next_over(10**18) is None
     assert len(order) == 0
 
 
-def test_what_lasts_shorter_is_over_first_though_it_was_used_later() -> None:
+def test_a_shorter_time_to_live_expires_first_though_used_later() -> None:
     order: DeadlineOrder[str] = DeadlineOrder()
     order.use("long", 1000, 0)
     order.use("short", 10, 5)
@@ -52,14 +52,14 @@ def test_it_agrees_with_a_plain_dict(seed: int) -> None:
         assert len(order) == len(deadlines)
 
 
-def test_a_shorter_time_to_live_counts_for_leases_but_not_below_what_their_owner_was_told() -> None:
+def test_a_shorter_time_to_live_applies_to_leases_but_not_below_the_promised_time() -> None:
     leases = Leases(ttl_ns=1000)
-    told = leases.grant(ConnectionId(1), 1, {0: HoldId(1)}, 0, least_ttl_ns=1000)
+    promised = leases.grant(ConnectionId(1), 1, {0: HoldId(1)}, 0, least_ttl_ns=1000)
     leases.change_ttl(10)
     leases.grant(ConnectionId(2), 1, {0: HoldId(2)}, 0, least_ttl_ns=10)
     assert leases.expire(9) == []
     assert leases.expire(10) == [2], "it does not wait for the longer one"
-    assert leases.renew(told.id, ConnectionId(1), 500)
+    assert leases.renew(promised.id, ConnectionId(1), 500)
     assert leases.expire(1499) == []
     assert leases.expire(1500) == [1]
     assert leases.verify() == []

@@ -1,4 +1,4 @@
-"""Leases and tickets: who protects what, for how long, and which holds have to go when it is over."""
+"""Leases and tickets: who holds what, for how long, and which holds end with them."""
 
 import random
 
@@ -17,7 +17,7 @@ def _holds(*numbers: int) -> dict[int, HoldId]:
     return {rank: HoldId(number) for rank, number in enumerate(numbers)}
 
 
-def test_a_lease_is_its_owners_alone() -> None:
+def test_a_lease_belongs_to_its_owner_alone() -> None:
     leases = Leases(TTL_NS)
     lease = leases.grant(ANN, 3, _holds(7), now_ns=0)
     assert leases.find(lease.id, ANN) is lease
@@ -27,7 +27,7 @@ def test_a_lease_is_its_owners_alone() -> None:
     assert (len(leases), leases.count_of(ANN), leases.count_of(BOB)) == (1, 1, 0)
 
 
-def test_a_released_lease_gives_its_holds_back_once() -> None:
+def test_a_released_lease_returns_its_holds_once() -> None:
     leases = Leases(TTL_NS)
     lease = leases.grant(ANN, 3, _holds(7, 8), now_ns=0)
     assert leases.release(lease.id, ANN) == [7, 8]
@@ -35,7 +35,7 @@ def test_a_released_lease_gives_its_holds_back_once() -> None:
     assert (len(leases), leases.hold_count(), leases.verify()) == (0, 0, [])
 
 
-def test_an_unknown_lease_is_nobodys() -> None:
+def test_an_unknown_lease_is_refused() -> None:
     leases = Leases(TTL_NS)
     assert leases.find(LeaseId(1), ANN) is None
     assert not leases.renew(LeaseId(0), ANN, now_ns=0)
@@ -70,7 +70,7 @@ def test_a_connections_leases_end_with_it() -> None:
 
 
 @pytest.mark.parametrize("how", ["drop", "expire", "tickets"])
-def test_what_takes_long_to_end_is_ended_in_bounded_parts(how: str) -> None:
+def test_large_leases_are_ended_in_bounded_parts(how: str) -> None:
     leases = Leases(TTL_NS)
     for number in range(3 * module.ENDED_AT_ONCE // 1000):
         if how == "tickets":
@@ -125,7 +125,7 @@ def test_a_ticket_is_claimed_by_each_rank_once() -> None:
     assert leases.tickets == 0
 
 
-def test_a_ticket_that_is_given_back_holds_nothing() -> None:
+def test_a_returned_ticket_holds_nothing() -> None:
     leases = Leases(TTL_NS)
     ticket = leases.issue_ticket(IDENTITY, ANN, 4, _holds(10, 11), now_ns=0)
     leases.take_from_ticket(ticket, 0)
@@ -134,7 +134,7 @@ def test_a_ticket_that_is_given_back_holds_nothing() -> None:
     assert leases.verify() == []
 
 
-def test_a_ticket_outlives_every_connection_until_its_time_is_over() -> None:
+def test_a_ticket_outlives_every_connection_until_its_deadline() -> None:
     leases = Leases(TTL_NS)
     ticket = leases.issue_ticket(IDENTITY, ANN, 4, _holds(10, 11), now_ns=0)
     leases.drop_owner(ANN)
@@ -144,7 +144,7 @@ def test_a_ticket_outlives_every_connection_until_its_time_is_over() -> None:
     assert leases.find_ticket(ticket) is None
 
 
-def test_one_issuer_leaves_tickets_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_issuer_cannot_take_all_tickets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TICKETS_MAX", 8)
     leases = Leases(TTL_NS)
     issued = 0
@@ -160,7 +160,7 @@ def test_one_issuer_leaves_tickets_to_others(monkeypatch: pytest.MonkeyPatch) ->
     assert leases.has_room_for_ticket(ANN, 1)
 
 
-def test_a_forged_ticket_is_none() -> None:
+def test_a_forged_ticket_is_refused() -> None:
     leases = Leases(TTL_NS)
     ticket = leases.issue_ticket(IDENTITY, ANN, 1, _holds(1), now_ns=0)
     assert leases.find_ticket(ticket[:-1] + bytes([ticket[-1] ^ 1])) is None
@@ -210,7 +210,7 @@ def test_a_hold_in_two_places_is_found() -> None:
     assert leases.verify() == ["leases: a hold is in two leases or tickets"]
 
 
-def test_no_hold_is_lost_or_given_back_twice(seed: int) -> None:
+def test_no_hold_is_lost_or_returned_twice(seed: int) -> None:
     chance, leases, now_ns = random.Random(seed), Leases(TTL_NS), 0
     live: set[int] = set()
     granted: list[tuple[LeaseId, ConnectionId]] = []

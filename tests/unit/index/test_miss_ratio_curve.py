@@ -1,4 +1,4 @@
-"""Sampled reuse distances against the exact hits of LRU, and what bounds them."""
+"""Sampled reuse distances against the exact hits of LRU, and their bounds."""
 
 import hashlib
 
@@ -18,7 +18,7 @@ from tests.rigs.simulations import load, random_prompts, workload_of
 BLOCK_BYTES = 2 << 20
 CHUNK_BYTES = 16384
 FOREVER_NS = 1 << 62
-# A little more than a bin of the histogram, which is a sixteenth of an octave wide.
+# A little more than one bin of the histogram, a sixteenth of an octave.
 BIN = 1.05
 
 
@@ -56,7 +56,7 @@ def test_however_small_the_sample_its_books_are_right(seed: int, samples: int, r
     assert shares[-1] <= 1
 
 
-def test_what_is_asked_for_again_and_again_is_hit_however_small_the_pool() -> None:
+def test_constantly_repeated_keys_hit_however_small_the_pool() -> None:
     distances = kvpool_native.ReuseDistances(16, 1 << 40, 1.0, FOREVER_NS)
     assert distances.hit_share(1 << 40) == 0
     for _ in range(100):
@@ -120,7 +120,7 @@ def test_a_column_of_capacities_is_whole_and_bounded() -> None:
             hit_curve.unpack(column)
 
 
-# Which chunks are sampled is chance, and the beginning of a prompt that many share is among them or not.
+# The sample is random: the beginning of a widely shared prompt is in it or not.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "points"),

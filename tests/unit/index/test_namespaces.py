@@ -57,18 +57,18 @@ def test_chunks_that_dram_refuses_use_up_no_class_of_the_files() -> None:
     assert tiers.slots.size_class_of(LAYOUT) == 0
 
 
-def test_a_layout_is_not_to_blame_where_all_sizes_are_in_use() -> None:
+def test_a_layout_refused_for_lack_of_sizes_gets_the_code_full() -> None:
     tiers = Tiers()
     one, *others = [replace(layout_of(1), layers=1 + number) for number in range(SIZE_CLASSES_MAX + 1)]
     for layout in others:
         tiers.namespaces.join([tiers.namespaces.open("m", layout)])
     with pytest.raises(Refused, match=f"chunks of {SIZE_CLASSES_MAX} sizes.*flush --model") as refused:
         tiers.namespaces.open("m", one)
-    assert refused.value.code == "full"  # a client that is told "layout" raises in its engine
+    assert refused.value.code == "full"  # a client that gets the code "layout" raises in its engine
     assert tiers.namespaces.verify() == []
 
 
-def test_sizes_that_nobody_uses_are_given_back_in_both_tiers() -> None:
+def test_unused_size_classes_are_released_in_both_tiers() -> None:
     tiers = Tiers()
     layouts = [replace(layout_of(1 + number // 8), layers=1 + number % 8) for number in range(3 * SIZE_CLASSES_MAX)]
     for layout in layouts:
@@ -96,7 +96,7 @@ def test_a_size_with_a_chunk_stays_until_the_chunk_has_gone() -> None:
     assert tiers.namespaces.verify() == []
 
 
-def test_namespaces_that_nobody_uses_are_given_back_and_the_tier_below_is_told() -> None:
+def test_unused_namespaces_are_released_in_the_lower_tier_too() -> None:
     tiers = Tiers()
     kept = tiers.namespaces.open("kept", LAYOUT)
     tiers.namespaces.join([kept])
@@ -119,7 +119,7 @@ def test_a_number_serves_another_namespace_only_after_events_have_forgotten_it()
         seen.append(tiers.namespaces.open(f"m{len(seen)}", LAYOUT).id)
     assert len(set(seen[:NUMBERS_MAX])) == NUMBERS_MAX
     assert reused[0] == NUMBERS_MAX
-    assert len(reused) <= 3  # once for as many as had been given back by then
+    assert len(reused) <= 3  # once for all that had been released by then
     assert tiers.namespaces.by_id(tiers.namespaces.all()[-1].id).model == f"m{len(seen) - 1}"
     assert tiers.namespaces.verify() == []
 
@@ -155,7 +155,7 @@ def test_each_stage_has_chunks_of_its_own_size() -> None:
 
 
 def test_room_for_one_stage_is_not_made_of_another() -> None:
-    """Of 64 sizes 63 are in use: the second stage's finds no room, and the first one's is given back after that only."""
+    """63 of 64 sizes are in use: the second stage's size finds no room, and the first one's is released only after that."""
     tiers = Tiers()
     for number in range(SIZE_CLASSES_MAX - 1):
         tiers.namespaces.join([tiers.namespaces.open("m", replace(layout_of(2), layers=1 + number))])

@@ -1,4 +1,4 @@
-"""What one user may keep open: namespaces and size classes, by a share of what the others leave."""
+"""Shares of a user in namespaces and size classes: at most a share of what the others leave."""
 
 import contextlib
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ def open_for(names: Namespaces, user: int | None, model: str, layout: Layout) ->
 
 
 def fill(names: Namespaces, user: int | None, wanted: Iterable[tuple[str, Layout]]) -> list[list[Namespace]]:
-    """What a user gets by as many connections until one is refused."""
+    """The connections that a user gets until one is refused."""
     opened: list[list[Namespace]] = []
     with contextlib.suppress(Refused):
         for model, layout in wanted:
@@ -47,7 +47,7 @@ def test_a_user_keeps_its_share_of_the_sizes_open_and_another_opens_its_own() ->
         Refused, match=r"uid 7 keeps chunk sizes by .* 48 of 64, .* 48 now .*user_share is 0.75.*disconnect ID"
     ) as refused:
         open_for(names, GREEDY, "m", SIZES[-1])
-    assert refused.value.code == "full"  # a client that is told so connects by itself once there is room
+    assert refused.value.code == "full"  # a client that gets this code connects by itself once there is room
     assert len(fill(names, OTHER, (("m", layout) for layout in SIZES[48:]))) == 12  # three quarters of 16
     assert names.verify() == []
 
@@ -73,7 +73,7 @@ def test_connections_of_one_user_to_one_namespace_count_once() -> None:
     open_for(names, GREEDY, "m", SIZES[-1])
 
 
-def test_what_a_user_has_open_it_may_open_again_whatever_the_others_take_meanwhile() -> None:
+def test_a_user_may_open_its_own_sizes_again_whatever_others_take_meanwhile() -> None:
     names = namespaces()
     fill(names, GREEDY, (("m", layout) for layout in SIZES[:40]))
     fill(
@@ -85,7 +85,7 @@ def test_what_a_user_has_open_it_may_open_again_whatever_the_others_take_meanwhi
         open_for(names, GREEDY, "m", SIZES[-1])
 
 
-def test_who_counts_for_no_user_may_have_all_of_it() -> None:
+def test_connections_of_no_user_have_no_share() -> None:
     names = namespaces()
     assert len(fill(names, None, (("m", layout) for layout in SIZES))) == SIZE_CLASSES_MAX
 
@@ -97,7 +97,7 @@ def test_every_user_may_keep_one_open() -> None:
         assert len(fill(names, user, (("m", layout) for layout in SIZES[8 * user :]))) == 1
 
 
-def test_what_nobody_uses_is_given_back_before_a_user_is_refused() -> None:
+def test_unused_namespaces_are_released_before_a_user_is_refused() -> None:
     names = namespaces()
     for layout in SIZES[:SIZE_CLASSES_MAX]:
         names.open("left behind", layout)

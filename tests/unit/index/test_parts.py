@@ -1,4 +1,4 @@
-"""Requests about the longest chain there may be: each of their parts leaves everybody else their turn."""
+"""Requests about the longest allowed chain: between their parts other requests are served."""
 
 import asyncio
 import gc
@@ -19,13 +19,13 @@ from tests.rigs.daemon import SMALL
 
 CHAIN = 16384  # server.max_chain_chunks
 T = TypeVar("T")
-# A turn is a millisecond; other work on the machine makes one longer, so the best of a few rounds counts, and twice the turn.
+# A turn is one millisecond; load on the machine makes one longer, so the best of a few rounds counts, with twice the turn.
 TURN_S = 0.001
 ROUNDS = 3
 
 
 class Clock:
-    """Moves when it is told."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.ns = NS_PER_S
@@ -86,7 +86,7 @@ class Setting:
 
 
 def chain(seed: int) -> bytes:
-    """Keys of the longest chain; the pool never asks what they are made of."""
+    """Keys of the longest chain; the pool never checks their derivation."""
     return np.random.default_rng(seed).bytes(CHAIN * KEY_BYTES)
 
 
@@ -117,7 +117,7 @@ def new_ones(setting: Setting) -> None:
 
 
 def over_others(setting: Setting) -> None:
-    """Each chunk has another one evicted."""
+    """Each chunk evicts another one."""
     for seed in (1, 2, 3):
         setting.store(chain(seed))
     assert setting.pool.measure({}).directory["evicted_chunks"] == CHAIN
@@ -167,7 +167,7 @@ def orders(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("check", [new_ones, over_others, kept_ones, leases, retention, ends, orders])
-def test_no_part_of_a_request_takes_longer_than_a_turn(check: Callable[[Setting], None]) -> None:
+def test_each_part_of_a_request_ends_within_a_turn(check: Callable[[Setting], None]) -> None:
     longest_s = in_setting(check)
     print(f"{check.__name__}: longest part {longest_s * 1e3:.2f} ms")
     assert longest_s < 2 * TURN_S
@@ -195,7 +195,7 @@ def test_a_request_that_ends_under_way_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("how", ["the connection ends", "its time is over"])
-def test_what_a_connection_leaves_ends_in_parts(how: str) -> None:
+def test_leases_and_reservations_of_a_closed_connection_end_in_parts(how: str) -> None:
     def check(setting: Setting) -> None:
         for seed in (1, 2):
             setting.reserve(chain(seed))
@@ -220,7 +220,7 @@ def test_what_a_connection_leaves_ends_in_parts(how: str) -> None:
     assert longest_s < 2 * TURN_S
 
 
-def test_a_short_save_ends_beside_whatever_ends_slowly() -> None:
+def test_a_short_save_ends_beside_a_slow_end_of_others() -> None:
     def check(setting: Setting) -> None:
         made = setting.reserve(chain(1))
         short = setting.reserve(chain(2)[: 4 * KEY_BYTES])
@@ -235,7 +235,7 @@ def test_a_short_save_ends_beside_whatever_ends_slowly() -> None:
     in_setting(check)
 
 
-def test_many_short_saves_of_a_connection_that_goes_end_in_parts() -> None:
+def test_many_short_saves_of_a_closed_connection_end_in_parts() -> None:
     def check(setting: Setting) -> None:
         keys = chain(1)
         for number in range(60):

@@ -1,4 +1,4 @@
-"""Reservations: owners, deadlines, and what is left of one that expired."""
+"""Reservations: owners, deadlines, and the rest of one that expired."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def _with(*numbers: int, owner: ConnectionId = ANN, now_ns: int = 0) -> Reservat
     return reservations
 
 
-def test_a_reservation_is_its_owners_alone() -> None:
+def test_a_reservation_belongs_to_its_owner_alone() -> None:
     reservations = _with(5)
     found = reservations.find(ReservationId(5), ANN)
     assert found is not None
@@ -31,7 +31,7 @@ def test_a_number_is_used_once_at_a_time() -> None:
         reservations.add(ReservationId(5), BOB, chunks=1, layers=1, now_ns=0)
 
 
-def test_a_reservation_of_nothing_is_a_mistake() -> None:
+def test_an_empty_reservation_is_refused() -> None:
     with pytest.raises(AssertionError):
         _with().add(ReservationId(1), ANN, chunks=0, layers=1, now_ns=0)
 
@@ -55,7 +55,7 @@ def test_owners_have_their_own() -> None:
     assert reservations.of_owner(ConnectionId(9)) == []
 
 
-def test_a_reservation_expires_at_its_deadline_once_and_stays_its_owners() -> None:
+def test_a_reservation_expires_once_and_still_belongs_to_its_owner() -> None:
     reservations = _with(5, now_ns=7)
     assert reservations.expire(TTL_NS + 6) == []
     (expired,) = reservations.expire(TTL_NS + 7)

@@ -1,4 +1,4 @@
-"""Usage reports: what travels, what is believed of it, and whom it counts for."""
+"""Usage reports: their columns, the plausible bounds of their values, and the model for which they count."""
 
 import struct
 
@@ -92,7 +92,7 @@ def test_hits_never_exceed_what_was_looked_up() -> None:
     assert table.failures().clamped_values == 2
 
 
-def test_values_too_large_to_believe_are_cut_and_counted() -> None:
+def test_implausibly_large_values_are_cut_and_counted() -> None:
     table = UsageTable()
     table.count_report(_session(), usage.unpack(b"\xff" * 8 * usage.COUNTS))
     found = table.models()["m"]
@@ -103,7 +103,7 @@ def test_values_too_large_to_believe_are_cut_and_counted() -> None:
     assert set(table.failures().failed_loads.values()) == {REPORTED_MAX}
 
 
-def test_models_are_told_apart_up_to_a_bound() -> None:
+def test_models_are_counted_separately_up_to_a_bound() -> None:
     table = UsageTable()
     for number in range(MODELS_MAX + 10):
         _report(table, _session(f"model-{number}"), lookups=1)
@@ -113,7 +113,7 @@ def test_models_are_told_apart_up_to_a_bound() -> None:
     assert (models["model-3"].lookups, models[OTHER_MODEL].lookups) == (2, 10)
 
 
-def test_a_commit_counts_what_was_stored_and_what_came_too_late() -> None:
+def test_a_commit_counts_stored_and_late_chunks() -> None:
     table = UsageTable()
     table.count_commit(_session(), bytes([SaveState.STORED, SaveState.STORED, SaveState.EXPIRED, SaveState.NO_PARENT]))
     found = table.models()["m"]
@@ -158,7 +158,7 @@ def test_a_report_that_could_not_be_sent_goes_with_the_next_one() -> None:
     assert (report.lookups, report.lookup_chunks, report.hit_chunks[Level.DRAM]) == (2, 7, 1)
 
 
-def test_what_only_the_pool_shows_is_no_reason_for_a_report() -> None:
+def test_counters_of_the_pool_alone_cause_no_report() -> None:
     counters = Counters()
     counters.count("failed_requests", 1)
     counters.count_save(SaveResult.of([SaveState.STORED, SaveState.FULL]))

@@ -1,4 +1,4 @@
-"""The journal over real directories: events, gaps, snapshots, fates. What they add up to is proven in `tests/model`."""
+"""The journal over real directories: events, gaps, snapshots, the chunk history. `tests/model` proves what they add up to."""
 
 import asyncio
 import os
@@ -58,7 +58,7 @@ def test_a_move_between_tiers_is_an_update_of_each_chunk() -> None:
     assert (updates[5].parent, updates[5].cause) == (key([1]), Cause.PROMOTED)
 
 
-def test_a_full_buffer_forgets_the_oldest_and_who_needs_them_meets_a_gap() -> None:
+def test_a_full_buffer_drops_the_oldest_events_and_late_readers_meet_a_gap() -> None:
     rig = Rig(buffer="64KiB")
     for name in range(300):
         rig.store([name, 1, 2, 3])
@@ -123,7 +123,7 @@ def test_a_snapshot_waits_until_the_log_has_caught_up(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("cursor", [-1, -(2**40), 2 << 32, 2**62, 5 << 32 | 7])
-def test_a_cursor_from_nowhere_is_the_end(cursor: int) -> None:
+def test_an_unknown_cursor_is_the_end(cursor: int) -> None:
     rig = Rig()
     rig.store([1])
     page = rig.journal.snapshot(cursor)
@@ -131,14 +131,14 @@ def test_a_cursor_from_nowhere_is_the_end(cursor: int) -> None:
     assert page.cursor == SNAPSHOT_END
 
 
-def test_a_cursor_beyond_the_last_place_ends() -> None:
+def test_a_cursor_beyond_the_last_bucket_ends() -> None:
     rig = Rig()
     rig.store([1])
     page = rig.journal.snapshot((1 << 32) - 1)
     assert (page.chunks, page.cursor) == ((), 1 << 32)
 
 
-def test_a_chunk_has_a_place_in_each_tier_that_has_it_and_nowhere_else() -> None:
+def test_a_chunk_has_an_address_in_each_tier_that_has_it_and_in_no_other() -> None:
     rig = Rig()
     rig.store([1, 2])
     assert rig.files.place_of(key([1])) == (0, 0)
@@ -151,7 +151,7 @@ def test_a_chunk_has_a_place_in_each_tier_that_has_it_and_nowhere_else() -> None
     assert rig.files.place_of(key([1])) == places[2]
 
 
-def test_every_fate_is_told() -> None:
+def test_every_end_of_a_chunk_is_in_the_history() -> None:
     rig = Rig(chunks=4)
     explain = rig.journal.explain
     assert explain(key([9])) == {"fate": "unknown"}
@@ -176,7 +176,7 @@ def test_every_fate_is_told() -> None:
     assert explain(key([1, 2]))["fate"] == "stored"
 
 
-def test_fates_are_bounded_and_refusals_do_not_push_departures_out() -> None:
+def test_the_chunk_history_is_bounded_and_refusals_do_not_push_departures_out() -> None:
     rig = Rig(fates="16")
     rig.store([1])
     rig.drop(rig.memory, key([1]))
@@ -190,8 +190,8 @@ def test_fates_are_bounded_and_refusals_do_not_push_departures_out() -> None:
     assert rig.journal.stats()["events.fates"] == 17
 
 
-def test_forgetting_the_oldest_fate_costs_the_same_however_many_are_kept() -> None:
-    few, many = (_seconds_of_fates(count_max) for count_max in (256, 65_536))
+def test_dropping_the_oldest_history_entry_costs_the_same_at_any_size() -> None:
+    few, many = (_seconds_of_histories(count_max) for count_max in (256, 65_536))
     assert many < 8 * few, f"{many} s against {few} s"  # measured: 1.5 times as much; 21 times with a plain dict
 
 
@@ -211,7 +211,7 @@ def _seconds_of_a_refusal(chunks: int) -> float:
     return best
 
 
-def _seconds_of_fates(count_max: int) -> float:
+def _seconds_of_histories(count_max: int) -> float:
     history = ChunkHistory(count_max)
     departure = Departure(1, Cause.OWN_CLASS, Level.DRAM, 35, NamespaceId(0))
     keys = [number.to_bytes(32, "big") for number in range(count_max + 50_000)]
@@ -226,7 +226,7 @@ def _seconds_of_fates(count_max: int) -> float:
     return elapsed
 
 
-def test_fates_of_many_chunks_at_once_are_those_of_each() -> None:
+def test_the_history_of_many_chunks_equals_that_of_each() -> None:
     history, keys = ChunkHistory(8), [number.to_bytes(32, "big") for number in range(12)]
     first, second = (Departure(at, Cause.FLUSHED, Level.DRAM, 35, NamespaceId(0)) for at in (1, 2))
     history.note_departures(keys[:8], first)
@@ -267,7 +267,7 @@ def test_no_event_grows_beyond_its_bound(monkeypatch: pytest.MonkeyPatch) -> Non
     assert rig.journal.verify() == []
 
 
-def test_the_loop_takes_changes_by_itself_and_wakes_who_waits() -> None:
+def test_the_loop_takes_changes_by_itself_and_wakes_waiting_readers() -> None:
     rig, heard = Rig(), []
     rig.journal.listen(
         lambda: heard.append(rig.journal.stats()["events.written"]),
@@ -295,7 +295,7 @@ def test_the_loop_takes_changes_by_itself_and_wakes_who_waits() -> None:
     asyncio.run(run())
 
 
-def test_who_waits_for_events_is_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_readers_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvpool.journal.journal.WAITING_MAX", 2)
     rig = Rig()
 

@@ -1,4 +1,4 @@
-"""What the native module answers: structs with names, never tuples of more than two things."""
+"""Answers of the native module: structs with names, never tuples of more than two values."""
 
 import re
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_no_answer_is_a_tuple_of_more_than_two_things() -> None:
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_an_answer_says_what_it_is_and_cannot_be_changed(name: str) -> None:
+def test_an_answer_has_a_repr_and_cannot_be_changed(name: str) -> None:
     answer = getattr(kvpool_native, name)
     assert answer.__doc__
     fields = [field for field in vars(answer) if not field.startswith("_")]

@@ -72,7 +72,7 @@ def test_engines_with_other_forms_and_block_sizes_share_chunks(
     assert job.progress() == 5 * LAYERS
 
 
-def test_a_packed_engine_gets_its_bytes_back(pool: kvpool_native.CopyPool, store: Store) -> None:
+def test_a_packed_engine_loads_its_own_bytes(pool: kvpool_native.CopyPool, store: Store) -> None:
     writer, reader = Engine("packed", 32), Engine("packed", 32, fill=0)
     ids = some_ids(8)
     job = start_load(pool, store, reader, ids, save(pool, store, writer, ids))
@@ -111,7 +111,7 @@ def test_a_corrupt_byte_ends_the_load_before_its_chunk(pool: kvpool_native.CopyP
     assert (unverified.chunks(), unverified.reason()) == (5, COMPLETE)
 
 
-def test_a_chunk_that_left_the_pool_is_gone_whatever_its_bytes(pool: kvpool_native.CopyPool, store: Store) -> None:
+def test_a_chunk_that_left_the_pool_is_a_miss_whatever_its_bytes(pool: kvpool_native.CopyPool, store: Store) -> None:
     writer, reader = Engine("kv_first", 16), Engine("kv_first", 16, fill=0)
     ids = some_ids(20)
     offsets = save(pool, store, writer, ids)
@@ -197,7 +197,7 @@ def test_a_save_copies_each_layer_once_and_when_announced(pool: kvpool_native.Co
     assert load.chunks() == 2
 
 
-def test_a_stopped_pool_cancels_what_is_asked_of_it(store: Store) -> None:
+def test_a_stopped_pool_cancels_new_jobs(store: Store) -> None:
     pool = kvpool_native.CopyPool(1)
     engine = Engine("kv_first", 16)
     ids = some_ids(4)
@@ -263,7 +263,7 @@ def refused(pool: kvpool_native.CopyPool, store: Store, engine: Engine, **wrong:
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
-def test_what_lies_outside_is_refused_before_anything_runs(
+def test_addresses_outside_are_refused_before_any_copy(
     pool: kvpool_native.CopyPool, store: Store, wrong: dict[str, object]
 ) -> None:
     engine = Engine("kv_first", 16, fill=3)
@@ -296,7 +296,7 @@ def test_an_extent_ends_inside_the_arena(pool: kvpool_native.CopyPool, store: St
         pool.save(engine.view, store.arena, column([last + 1]), ids, LAYERS, LAYER_BYTES)
 
 
-def test_a_layer_that_is_not_there_is_refused(pool: kvpool_native.CopyPool, store: Store) -> None:
+def test_a_missing_layer_is_refused(pool: kvpool_native.CopyPool, store: Store) -> None:
     engine = Engine("kv_first", 16)
     ids = some_ids(4)
     offsets = save(pool, store, engine, ids)

@@ -153,7 +153,7 @@ def test_wrong_arguments_are_refused_at_the_call() -> None:
     store.verify()
 
 
-def test_what_was_stored_is_found_with_its_columns() -> None:
+def test_stored_chunks_are_found_with_their_columns() -> None:
     store = Store(20 * CHUNK)
     made = store.reserve([1, 2, 3])
     assert made.states == bytes([RESERVED] * 3)
@@ -233,7 +233,7 @@ def test_zombie_slots_are_not_reused_before_their_writer_has_stopped() -> None:
     store.verify()
 
 
-def test_pending_missing_parent_and_foreign_are_told_apart() -> None:
+def test_pending_missing_parent_and_foreign_chunks_are_distinguished() -> None:
     store = Store(8 * CHUNK)
     store.reserve([1, 2])
     assert store.reserve([1, 2]).states == bytes([PENDING, NO_PARENT])
@@ -277,7 +277,7 @@ def test_two_size_classes_exchange_segments() -> None:
     store.verify()
 
 
-def test_a_leaf_stands_for_its_whole_prefix() -> None:
+def test_a_leaf_is_held_with_its_whole_prefix() -> None:
     store = Store(20 * CHUNK)
     store.store([1, 2, 3])
     held = store.directory.acquire_leaves([store.namespace], key(3), 3)
@@ -290,7 +290,7 @@ def test_a_leaf_stands_for_its_whole_prefix() -> None:
     store.verify()
 
 
-def test_dropped_chunk_reads_as_gone_and_leaves_when_let_go() -> None:
+def test_a_dropped_chunk_is_a_miss_and_is_removed_when_released() -> None:
     store = Store(8 * CHUNK)
     store.store([1, 2, 3])
     held = store.directory.acquire(store.namespace, keys([1, 2]))
@@ -307,7 +307,7 @@ def test_dropped_chunk_reads_as_gone_and_leaves_when_let_go() -> None:
     store.verify()
 
 
-def test_flush_skips_what_is_held_and_what_is_young() -> None:
+def test_flush_skips_held_and_recent_chunks() -> None:
     store = Store(20 * CHUNK)
     store.store([1, 2])
     middle = store.tick()

@@ -1,4 +1,4 @@
-"""Memory that is freed stays with a process that has asked for it: blocks of a request's size cost no pages anew."""
+"""Freed memory that stays with its process: blocks of a request's size cause no new page faults."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 import kvpool_native
 
-# Takes and frees what a large request does, again and again; prints the page faults of one round.
+# Allocates and frees as a large request does, repeatedly; prints the page faults of one round.
 CHILD = """
 import resource, sys
 import kvpool_native
@@ -31,10 +31,10 @@ def faults_of_a_round(how: str) -> float:
     return float(done.stdout)
 
 
-def test_blocks_of_a_request_cost_no_pages_anew() -> None:
+def test_freed_blocks_are_reused_without_page_faults() -> None:
     assert faults_of_a_round("kept") < 10  # 270 where freed blocks go back to the kernel
 
 
-def test_more_than_can_be_said_is_refused() -> None:
+def test_a_size_out_of_range_is_refused() -> None:
     with pytest.raises(ValueError, match="less than 2 GiB"):
         kvpool_native.keep_freed_memory(1 << 31, 1 << 20)

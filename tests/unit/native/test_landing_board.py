@@ -38,7 +38,7 @@ def test_landed_layers_have_their_checksums(index: kvpool_native.Mapping) -> Non
     ],
     ids=["outside", "another region", "none", "a part of one", "too many", "too far"],
 )
-def test_what_lies_outside_the_index_is_refused(
+def test_addresses_outside_the_index_are_refused(
     index: kvpool_native.Mapping, slot: int, first: int, checksums: bytes
 ) -> None:
     board = kvpool_native.LandingBoard(index)

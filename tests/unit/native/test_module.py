@@ -11,7 +11,7 @@ import pytest
 import kvpool_native
 from tests.rigs.native_copies import BLOCKS, CHUNK_BYTES, Engine, column, some_ids
 
-# The C and C++ run-time libraries, which every machine has that has a compiler's programs.
+# The C and C++ run-time libraries, which every machine with compiled programs has.
 LIBRARIES = {"libstdc++", "libm", "libgcc_s", "libc", "libpthread", "libatomic", "ld-linux-x86-64"}
 
 
@@ -23,13 +23,13 @@ def _readelf(*options: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def test_it_needs_no_library_that_is_not_there_anyway() -> None:
+def test_it_needs_only_libraries_that_every_machine_has() -> None:
     needed = {line.split("[")[1].split(".so")[0] for line in _readelf("--dynamic").splitlines() if "(NEEDED)" in line}
     assert needed
     assert needed <= LIBRARIES
 
 
-def test_what_is_linked_into_it_is_bound_to_it_alone() -> None:
+def test_statically_linked_symbols_are_not_exported() -> None:
     names = {line.split()[-1] for line in _readelf("--dyn-syms").splitlines() if line.strip()}
     assert "PyInit_kvpool_native" in names
     assert not {name for name in names if name.startswith("io_uring")}
@@ -72,7 +72,7 @@ def test_the_environment_names_the_copys_variant_or_is_refused() -> None:
     assert "'copy_tuning_seconds': 0.0" in run("stream-l1-2k").stdout
 
 
-def test_a_daemon_and_a_cache_refuse_a_variant_that_is_none() -> None:
+def test_a_daemon_and_a_cache_refuse_an_unknown_variant() -> None:
     environment = {**os.environ, "KVPOOL_COPY_VARIANT": "fastest"}
     daemon = [sys.executable, "-m", "kvpool.cli.kvpoold", "--set", "dram.capacity=16MiB"]
     run = subprocess.run(daemon, env=environment, capture_output=True, text=True, check=False, timeout=60)

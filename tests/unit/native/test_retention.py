@@ -52,7 +52,7 @@ def store(request: pytest.FixtureRequest) -> Store:
     return Store(request.param)
 
 
-def test_each_chunk_gets_what_was_asked_for_it(store: Store) -> None:
+def test_each_chunk_gets_its_own_retention(store: Store) -> None:
     store.save(1, 2)
     states = store.directory.retain(
         store.namespace, keys(1, 2, 3), bytes([90, 0, 50]), durations(0, 1500, 9), 2 * SECOND_NS
@@ -68,7 +68,7 @@ def test_each_chunk_gets_what_was_asked_for_it(store: Store) -> None:
     assert store.directory.verify() == []
 
 
-def test_what_is_over_the_share_is_clipped_and_told(store: Store) -> None:
+def test_chunks_beyond_the_share_are_clipped_and_reported(store: Store) -> None:
     store.save(1, 2, 3, 4)
     store.directory.cap_retained(0.2)
     states = store.directory.retain(store.namespace, keys(1, 2, 3), bytes([90] * 3), durations(0, 0, 0), 2 * SECOND_NS)
@@ -79,7 +79,7 @@ def test_what_is_over_the_share_is_clipped_and_told(store: Store) -> None:
     assert store.directory.verify() == []
 
 
-def test_a_priority_falls_back_when_its_time_is_over(store: Store) -> None:
+def test_a_priority_falls_back_when_it_expires(store: Store) -> None:
     store.save(1)
     store.directory.retain(store.namespace, key(1), bytes([90]), durations(5000), SECOND_NS)
     store.directory.expire_retention(5 * SECOND_NS)
@@ -89,7 +89,7 @@ def test_a_priority_falls_back_when_its_time_is_over(store: Store) -> None:
     assert store.directory.stats()["lapsed_chunks"] == 1
 
 
-def test_it_is_known_when_a_priority_may_fall_back_next(store: Store) -> None:
+def test_the_next_possible_expiry_of_a_priority_is_known(store: Store) -> None:
     assert store.directory.next_lapse_ns() is None
     store.save(1, 2)
     store.directory.retain(store.namespace, keys(1, 2), bytes([90, 90]), durations(5000, 0), SECOND_NS)
@@ -103,7 +103,7 @@ def test_it_is_known_when_a_priority_may_fall_back_next(store: Store) -> None:
     assert 6 * SECOND_NS < asked[-1] <= 6 * SECOND_NS + SECOND_NS // 5
     assert store.directory.stats()["lapsed_chunks"] == 1
     assert store.directory.retention(key(2)) == (90, 0)
-    assert store.directory.take_lapsed() == b"", "no slower tier"
+    assert store.directory.take_lapsed() == b"", "no lower tier"
 
 
 def test_columns_of_wrong_length_or_range_are_refused(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""The native halves of a save by copy: some layers into staging, and from there into slots. What lies outside never runs."""
+"""The native halves of a save by copy: some layers into staging, and from there into slots. Addresses outside are refused."""
 
 from collections.abc import Iterator
 
@@ -48,7 +48,7 @@ def test_some_layers_of_a_save_go_through_staging_into_their_slots(
 
 
 @pytest.mark.parametrize(("first", "layers"), [(0, LAYERS + 1), (1, LAYERS), (LAYERS, 1), (2**32 - 1, 1), (0, 0)])
-def test_layers_that_the_engine_has_not_are_refused(
+def test_layers_that_the_engine_lacks_are_refused(
     pool: kvpool_native.CopyPool, staging: kvpool_native.Mapping, first: int, layers: int
 ) -> None:
     with pytest.raises(ValueError, match="layers"):

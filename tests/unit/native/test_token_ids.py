@@ -36,7 +36,7 @@ def test_token_ids_live_and_end_with_their_chunk() -> None:
     store.verify()
 
 
-def test_ids_beyond_the_budget_are_left_out_and_their_chunks_kept() -> None:
+def test_token_ids_beyond_the_budget_are_left_out_and_their_chunks_stored() -> None:
     store = Store(16 * CHUNK)
     directory = store.directory
     directory.limit_token_ids(2 * 28)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 CHAIN = 2 * PART_CHUNKS + 40
 DROPPED = 100  # in the first part
 KEYS = keys_of(0, CHAIN)
-ZERO_SUM = kvpool_native.crc32c(np.zeros(SMALL.layer_bytes, np.uint8))  # of what nobody wrote
+ZERO_SUM = kvpool_native.crc32c(np.zeros(SMALL.layer_bytes, np.uint8))  # of chunks that nobody wrote
 
 
 class Setting:
@@ -86,7 +86,7 @@ def in_setting(check: Callable[[Setting], Awaitable[None]], *options: str) -> No
     asyncio.run(run())
 
 
-def test_a_lease_ends_before_what_was_dropped_while_it_was_taken() -> None:
+def test_a_lease_ends_before_a_chunk_that_was_dropped_during_the_acquire() -> None:
     async def check(setting: Setting) -> None:
         parts = setting.begin(setting.pool.chains.acquire(setting.session, m.Acquire(KEYS)))
         setting.drop()
@@ -98,7 +98,7 @@ def test_a_lease_ends_before_what_was_dropped_while_it_was_taken() -> None:
     in_setting(check)
 
 
-def test_a_check_counts_what_a_lease_that_is_being_taken_holds() -> None:
+def test_a_check_counts_the_holds_of_an_unfinished_acquire() -> None:
     async def check(setting: Setting) -> None:
         parts = setting.begin(setting.pool.chains.acquire(setting.session, m.Acquire(KEYS)))
         setting.assert_sound()
@@ -108,7 +108,7 @@ def test_a_check_counts_what_a_lease_that_is_being_taken_holds() -> None:
     in_setting(check)
 
 
-def test_what_was_dropped_and_came_back_while_a_lease_or_a_hint_was_taken_is_taken_anew(tmp_path: Path) -> None:
+def test_a_chunk_dropped_and_saved_again_during_an_acquire_or_a_hint_is_taken_anew(tmp_path: Path) -> None:
     async def check(setting: Setting) -> None:
         pool = setting.pool
         while pool.measure({}).lower["ssd"]["ssd.state"] != "ok":

@@ -14,7 +14,7 @@ from kvpool.types import EPOCH_BYTES
 
 
 class StandingClock:
-    """Stands still but where somebody says so."""
+    """A clock that stands still unless the test moves it."""
 
     def __init__(self) -> None:
         self.ns = 0

@@ -1,4 +1,4 @@
-"""When the control thread is woken for priorities that lapse: in time, not too often, and never for nothing."""
+"""Wake-ups of the control thread for priorities that expire: in time, not too often, and never without need."""
 
 import asyncio
 from collections.abc import Callable
@@ -89,21 +89,21 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> FakeLoop:
     return made
 
 
-def lapses_of(loop: FakeLoop, memory: FakeDirectory, files: FakeDirectory | None = None) -> PriorityExpiry:
+def expiry_of(loop: FakeLoop, memory: FakeDirectory, files: FakeDirectory | None = None) -> PriorityExpiry:
     below = NoTiers() if files is None else files
     return PriorityExpiry(cast(Any, memory), cast(Any, below), loop)
 
 
-def test_nothing_is_scheduled_while_nothing_can_lapse(loop: FakeLoop) -> None:
+def test_nothing_is_scheduled_while_no_priority_can_expire(loop: FakeLoop) -> None:
     memory, files = FakeDirectory(), FakeDirectory()
-    lapses_of(loop, memory, files).look()
+    expiry_of(loop, memory, files).look()
     assert loop.waiting == []
 
 
-def test_a_tick_comes_when_the_first_of_either_tier_is_due(loop: FakeLoop) -> None:
+def test_a_tick_comes_at_the_first_expiry_of_either_tier(loop: FakeLoop) -> None:
     start = loop.time_ns
     memory, files = FakeDirectory(start + 9 * SECOND_NS), FakeDirectory(start + 3 * SECOND_NS)
-    lapses_of(loop, memory, files).look()
+    expiry_of(loop, memory, files).look()
     assert [timer.at_ns for timer in loop.waiting] == [start + 3 * SECOND_NS]
     loop.run_next()
     assert (files.due_ns, files.remembered) == ([], 1)
@@ -113,24 +113,24 @@ def test_a_tick_comes_when_the_first_of_either_tier_is_due(loop: FakeLoop) -> No
     assert memory.ticks == files.ticks == 2
 
 
-def test_an_earlier_one_replaces_a_later_one_and_not_the_other_way_round(loop: FakeLoop) -> None:
+def test_an_earlier_tick_replaces_a_later_one_and_not_the_reverse(loop: FakeLoop) -> None:
     start = loop.time_ns
     memory = FakeDirectory(start + 9 * SECOND_NS)
-    lapses = lapses_of(loop, memory)
-    lapses.look()
+    expiry = expiry_of(loop, memory)
+    expiry.look()
     memory.due_ns.insert(0, start + SECOND_NS)
-    lapses.look()
-    lapses.look()
+    expiry.look()
+    expiry.look()
     assert [timer.at_ns for timer in loop.waiting] == [start + SECOND_NS]
     memory.due_ns = [start + 5 * SECOND_NS]
-    lapses.look()
+    expiry.look()
     assert [timer.at_ns for timer in loop.waiting] == [start + SECOND_NS]
 
 
-def test_many_that_are_due_one_after_the_other_do_not_wake_it_for_each(loop: FakeLoop) -> None:
+def test_many_close_expiries_do_not_wake_the_thread_for_each(loop: FakeLoop) -> None:
     start = loop.time_ns
     memory = FakeDirectory(*(start + SECOND_NS + number * 10_000_000 for number in range(500)))
-    lapses_of(loop, memory).look()
+    expiry_of(loop, memory).look()
     while loop.waiting:
         loop.run_next()
     assert memory.due_ns == []
@@ -138,10 +138,10 @@ def test_many_that_are_due_one_after_the_other_do_not_wake_it_for_each(loop: Fak
     assert loop.time_ns <= start + 6 * SECOND_NS + PRIORITY_EXPIRY_INTERVAL_NS
 
 
-def test_what_one_tick_leaves_over_the_next_ones_do_soon(loop: FakeLoop) -> None:
+def test_expiries_beyond_one_tick_are_done_by_the_next_ones_soon(loop: FakeLoop) -> None:
     due_ns = loop.time_ns + SECOND_NS
     memory = FakeDirectory(*[due_ns] * 1000, per_tick=256)
-    lapses_of(loop, memory).look()
+    expiry_of(loop, memory).look()
     while loop.waiting:
         loop.run_next()
     assert memory.due_ns == []
@@ -149,7 +149,7 @@ def test_what_one_tick_leaves_over_the_next_ones_do_soon(loop: FakeLoop) -> None
 
 
 def test_a_cancelled_tick_does_not_come(loop: FakeLoop) -> None:
-    lapses = lapses_of(loop, FakeDirectory(loop.time_ns + SECOND_NS))
-    lapses.look()
-    lapses.cancel()
+    expiry = expiry_of(loop, FakeDirectory(loop.time_ns + SECOND_NS))
+    expiry.look()
+    expiry.cancel()
     assert loop.waiting == []

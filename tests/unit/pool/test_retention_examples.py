@@ -105,7 +105,7 @@ def test_a_system_prompt_of_1000_tokens_outlives_all_traffic() -> None:
     assert store.directory.retention(system[:KEY_BYTES]) == (100, 0)
 
 
-def test_context_goes_after_30_s_and_decoded_tokens_after_10() -> None:
+def test_context_expires_after_30_s_and_decoded_tokens_after_10() -> None:
     store = Store(40)
     retention = {"prompt_tokens": 6 * 16, "decode_priority": 80, "decode_duration_s": 10.0}
     request = prompt(10)
@@ -114,7 +114,7 @@ def test_context_goes_after_30_s_and_decoded_tokens_after_10() -> None:
     assert store.found(request) == 10
     store.now += 12 * S
     store.press(60)
-    assert store.found(request) == 6, "what was decoded has lapsed"
+    assert store.found(request) == 6, "the decoded chunks have expired"
     store.now += 12 * S
     store.press(60)
     assert store.found(request) == 6
@@ -139,7 +139,7 @@ def test_the_duration_counts_from_the_last_reuse() -> None:
     assert store.found(request) == 0
 
 
-def test_a_priority_that_is_left_as_it_is_is_left() -> None:
+def test_chunks_without_a_new_priority_keep_theirs() -> None:
     store = Store(40)
     keys = prompt(4)
     store.save(keys, retention=[kv.TokenRange(0, None, 60)])

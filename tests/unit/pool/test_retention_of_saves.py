@@ -21,7 +21,7 @@ class Tiers:
 
     def __init__(self) -> None:
         self.rig = Rig()
-        del self.rig.tiers  # they join anew below
+        del self.rig.tiers  # they connect again below
         self.keys = KeyColumn.of([key([1]), key([1, 2])])
         self.touched: list[bytes] = []
         self.looks = 0
@@ -43,7 +43,7 @@ class Tiers:
         return list(self.retention.of_save(self.rig.namespace, self.keys, states, wanted, now_ns=self.rig.tick()))
 
 
-def test_a_save_says_it_once_for_both_tiers() -> None:
+def test_one_save_sets_retention_in_both_tiers() -> None:
     tiers = Tiers()
     assert tiers.save(PRESENT * 2, [80, 60]) == [ACCEPTED, ACCEPTED]
     assert [tiers.rig.memory.retention(each) for each in tiers.keys] == [(80, 0), (60, 0)]
@@ -51,7 +51,7 @@ def test_a_save_says_it_once_for_both_tiers() -> None:
     assert (tiers.touched, tiers.looks) == ([tiers.keys[0]], 1)
 
 
-def test_what_has_no_slot_and_what_follows_it_is_absent() -> None:
+def test_a_chunk_without_a_slot_and_its_descendants_are_absent() -> None:
     tiers = Tiers()
     assert tiers.save(PRESENT + FULL, [80, 60]) == [ACCEPTED, ABSENT]
     assert tiers.rig.memory.retention(tiers.keys[1]) == (35, 0)
@@ -60,7 +60,7 @@ def test_what_has_no_slot_and_what_follows_it_is_absent() -> None:
     assert tiers.looks == 1
 
 
-def test_a_chunk_that_is_to_stay_as_it_is_stays() -> None:
+def test_a_chunk_with_unchanged_retention_keeps_it() -> None:
     tiers = Tiers()
     assert tiers.save(RESERVED + PRESENT, [KEEP_PRIORITY, 60]) == [ACCEPTED, ACCEPTED]
     assert [tiers.rig.memory.retention(each) for each in tiers.keys] == [(35, 0), (60, 0)]

@@ -1,4 +1,4 @@
-"""Saves by copy inside a pool, with transfer threads that run when told: whose slots are whose until a copy is over."""
+"""Saves by copy inside a pool, with transfer threads that run on command: who owns the slots until a copy has ended."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Clock:
-    """Moves when it is told."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.ns = 1
@@ -117,7 +117,7 @@ def _in_setting(check: Callable[[Setting], Coroutine[None, None, None]], monkeyp
     asyncio.run(run())
 
 
-def test_what_was_copied_whole_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completely_copied_chunks_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(setting: Setting) -> None:
         answer = setting.copy()
         assert not answer.done()
@@ -189,7 +189,7 @@ def test_a_copy_that_no_thread_can_take_is_refused_and_leaves_nothing(monkeypatc
     _in_setting(check, monkeypatch)
 
 
-def test_a_copy_that_fails_is_told_and_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_copy_is_reported_and_counts_as_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(setting: Setting) -> None:
         answer = setting.copy()
         [(_, done)] = setting.workers.jobs

@@ -1,4 +1,4 @@
-"""The blocking connection against a peer that is not a daemon's usual self."""
+"""The blocking connection against an unusual peer."""
 
 import socket
 from pathlib import Path

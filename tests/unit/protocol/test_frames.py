@@ -1,4 +1,4 @@
-"""Frames: what is not of the protocol is refused as ProtocolError before it costs anything, however it is cut."""
+"""Frames: invalid ones are refused as ProtocolError before they cost anything, however they are cut."""
 
 import random
 
@@ -25,7 +25,7 @@ def test_a_frame_reads_back() -> None:
     assert decode(memoryview(frame)[LENGTH.size :]) == (7, 1 << 40, fields)
 
 
-def test_a_frame_over_the_limit_is_its_makers_mistake() -> None:
+def test_a_frame_over_the_limit_raises_in_its_sender() -> None:
     with pytest.raises(AssertionError):
         encode(1, 1, [bytes(FRAME_BYTES_MAX)])
 

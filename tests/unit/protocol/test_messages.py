@@ -1,4 +1,4 @@
-"""The records that travel: each kind of frame has one record, in whichever module it stands."""
+"""The records of the protocol: each kind of frame has one record, in any module."""
 
 import importlib
 import pkgutil

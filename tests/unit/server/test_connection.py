@@ -1,4 +1,4 @@
-"""One connection's protocol over a transport that remembers: turns, waiting, a peer that does not read, memory's end."""
+"""One connection's protocol over a recording transport: turns, waiting, a peer that does not read, a lack of memory."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -57,12 +57,12 @@ class Transport(asyncio.Transport):
 
     @property
     def answers(self) -> list[tuple[int, int, list[object]]]:
-        """What was written, as frames."""
+        """The written bytes, as frames."""
         return list(FrameReader().feed(bytes(self.written)))
 
 
 class StandingClock:
-    """Stands still but where somebody says so."""
+    """A clock that stands still unless the test moves it."""
 
     def __init__(self) -> None:
         self.at_ns = 0
@@ -126,7 +126,7 @@ def test_many_requests_at_once_are_served_for_a_turn_each_time() -> None:
     asyncio.run(run())
 
 
-def test_who_waits_for_a_turn_is_read_no_further() -> None:
+def test_a_connection_that_waits_for_a_turn_is_not_read() -> None:
     async def run() -> None:
         clock = StandingClock()
         turns = Turns(clock)
@@ -143,7 +143,7 @@ def test_who_waits_for_a_turn_is_read_no_further() -> None:
     asyncio.run(run())
 
 
-def test_who_has_used_the_least_comes_before_those_that_flood() -> None:
+def test_the_connection_with_the_least_use_comes_before_floods() -> None:
     async def run() -> None:
         clock = StandingClock()
         turns = Turns(clock)
@@ -187,7 +187,7 @@ def test_a_thread_that_has_been_idle_serves_at_once() -> None:
     asyncio.run(run())
 
 
-def test_a_request_that_waits_holds_the_later_ones_back() -> None:
+def test_a_waiting_request_holds_back_the_later_ones() -> None:
     async def run() -> None:
         gate: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         connection, transport = _connection(lambda request: gate if request.lease == 1 else m.Done())
@@ -217,7 +217,7 @@ def test_a_peer_that_does_not_read_is_served_no_more_until_it_does() -> None:
     asyncio.run(run())
 
 
-def test_what_is_sent_one_way_is_served_in_its_place_and_never_answered() -> None:
+def test_one_way_requests_are_served_in_order_and_never_answered() -> None:
     served: list[int] = []
 
     def handler(request: m.Release | one_way.DropLease) -> object:
@@ -274,7 +274,7 @@ def test_after_a_bad_frame_the_rest_is_read_but_not_served() -> None:
     asyncio.run(run())
 
 
-def test_memorys_end_in_a_request_is_the_daemons() -> None:
+def test_running_out_of_memory_in_a_request_ends_the_daemon() -> None:
     def handler(request: m.Release) -> object:
         if request.lease == 1:
             raise MemoryError
@@ -296,7 +296,9 @@ class Answer:
     """No record: it has no frame."""
 
 
-def test_one_whose_serving_raises_ends_alone_and_the_pass_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_connection_whose_request_raises_ends_alone_and_the_others_are_served(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def run() -> None:
         clock = StandingClock()
         turns = Turns(clock)
@@ -326,7 +328,7 @@ def test_one_whose_serving_raises_ends_alone_and_the_pass_goes_on(caplog: pytest
     assert "AttributeError" in caplog.text
 
 
-def test_one_that_cannot_even_be_told_is_aborted(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_connection_that_cannot_receive_the_error_is_aborted(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Transport):
         """A transport that takes nothing."""
 

@@ -11,14 +11,14 @@ from kvpool.server.descriptor_room import OWN_DESCRIPTORS, fit_connections
 SSD = ("ssd.path=/disk", "ssd.capacity=1GiB", "ssd.segment=16MiB")
 
 
-def test_with_room_for_all_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_with_room_for_all_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     config = load_config(None, ["server.max_connections=1000"])
     assert fit_connections(config, OWN_DESCRIPTORS + 1000) == 1000
     assert caplog.records == []
 
 
 @pytest.mark.parametrize(("options", "fitting"), [((), 500), (SSD, 500 - 58), (("server.write_mode=copy",), 250)])
-def test_with_room_for_some_these_are_served_and_a_line_says_so(
+def test_with_room_for_some_these_are_served_and_it_is_logged(
     caplog: pytest.LogCaptureFixture, options: tuple[str, ...], fitting: int
 ) -> None:
     config = load_config(None, ["server.max_connections=1000", *options])

@@ -57,6 +57,6 @@ def test_accepting_pauses_and_goes_on_when_resources_are_short(
     assert [record.getMessage() for record in caplog.records] == ["accepting pauses: [Errno 24] no descriptors"]
 
 
-def test_an_error_that_no_waiting_mends_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_permanent_error_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = OSError(errno.EBADF, "gone")
     assert _accept(tmp_path / "kvpool.sock", [error], monkeypatch) == [error]

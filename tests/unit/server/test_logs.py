@@ -1,4 +1,4 @@
-"""Lines of the log: priorities for the journal, times elsewhere, one line for each message whatever is in it."""
+"""Lines of the log: priorities for the journal, times elsewhere, exactly one line for any message."""
 
 import io
 import logging
@@ -27,7 +27,7 @@ def test_a_line_has_a_time_with_its_zone_and_a_level() -> None:
     [(logging.DEBUG, 7), (logging.INFO, 6), (logging.WARNING, 4), (logging.ERROR, 3), (logging.CRITICAL, 2), (25, 6)],
 )
 def test_the_journal_gets_a_priority_and_no_time(level: int, priority: int) -> None:
-    assert JournalFormatter().format(_record(level, "said")) == f"<{priority}>kvpool.x said"
+    assert JournalFormatter().format(_record(level, "shown")) == f"<{priority}>kvpool.x shown"
 
 
 def test_nothing_in_a_message_makes_a_second_line_or_moves_the_cursor() -> None:
@@ -63,10 +63,10 @@ def test_logging_begins_anew_with_one_handler(monkeypatch: pytest.MonkeyPatch) -
     before, stream = root.level, io.StringIO()
     try:
         begin_logging("warning", stream, {})
-        logging.getLogger("kvpool.x").info("not said")
+        logging.getLogger("kvpool.x").info("not shown")
         audit(Peer(1, 2, 3), "flush", model="m\n")
-        logging.getLogger("kvpool.x").warning("said")
+        logging.getLogger("kvpool.x").warning("shown")
     finally:
         root.setLevel(before)
     lines = stream.getvalue().splitlines()
-    assert [line.partition(" kvpool.")[2] for line in lines] == ["audit flush by pid 1 uid 2: model='m\\n'", "x said"]
+    assert [line.partition(" kvpool.")[2] for line in lines] == ["audit flush by pid 1 uid 2: model='m\\n'", "x shown"]

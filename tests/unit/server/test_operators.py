@@ -1,4 +1,4 @@
-"""Who may say `admin`."""
+"""Users who may have the role `admin`."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def test_root_and_the_daemons_user_are_operators(uid: int, group: int | None) ->
     Operators(DAEMON, group).check(Peer(1, uid, 5))
 
 
-def test_nobody_else_is_and_the_refusal_says_what_to_do() -> None:
+def test_other_users_are_refused_with_a_remedy() -> None:
     with pytest.raises(Refused) as refusal:
         Operators(DAEMON, None).check(Peer(1, ENGINE, DAEMON, (DAEMON, 0)))
     assert str(refusal.value) == (

@@ -1,4 +1,4 @@
-"""Refused handshakes in the log: how many lines they are."""
+"""Refused handshakes in the log: a bounded number of lines."""
 
 import logging
 
@@ -9,7 +9,7 @@ from kvpool.server.connections.refusal_log import MINUTE_NS, PEERS_MAX, RefusalL
 
 
 class Hand:
-    """A clock that is moved by hand."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -18,7 +18,7 @@ class Hand:
         return self.now
 
 
-def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     lines = [record.getMessage() for record in caplog.records]
     caplog.clear()
     return lines
@@ -32,14 +32,14 @@ def test_one_peer_and_code_is_one_line_a_minute_and_the_rest_is_counted(caplog: 
         refusals.note(Peer(7, 1000, 1000), "version", "client speaks protocol 9")
     refusals.note(Peer(7, 1000, 1000), "layout", "too large")
     refusals.note(Peer(8, 1000, 1000), "version", "client speaks protocol 9")
-    assert _said(caplog) == [
+    assert _lines(caplog) == [
         "handshake refused: pid 7 uid 1000: version: client speaks protocol 9",
         "handshake refused: pid 7 uid 1000: layout: too large",
         "handshake refused: pid 8 uid 1000: version: client speaks protocol 9",
     ]
     clock.now = MINUTE_NS
     refusals.note(Peer(7, 1000, 1000), "version", "client speaks protocol 9")
-    assert _said(caplog) == [
+    assert _lines(caplog) == [
         "handshake refused: pid 7 uid 1000: version: 499 times more",
         "handshake refused: pid 7 uid 1000: version: client speaks protocol 9",
     ]
@@ -51,9 +51,9 @@ def test_new_processes_without_end_are_a_bounded_number_of_lines(caplog: pytest.
     refusals = RefusalLog(clock)
     for pid in range(10_000):
         refusals.note(Peer(pid, 1000, 1000), "version", "client speaks protocol 9")
-    assert len(_said(caplog)) == PEERS_MAX + 1
+    assert len(_lines(caplog)) == PEERS_MAX + 1
     clock.now = MINUTE_NS
     refusals.note(Peer(1, 1000, 1000), "version", "client speaks protocol 9")
-    said = _said(caplog)
-    assert said[0] == f"handshakes of further peers refused: {10_000 - PEERS_MAX}"
-    assert len(said) == 2
+    lines = _lines(caplog)
+    assert lines[0] == f"handshakes of further peers refused: {10_000 - PEERS_MAX}"
+    assert len(lines) == 2

@@ -87,7 +87,7 @@ def test_a_connection_measures_its_handlers_by_the_clock_it_is_given() -> None:
     assert (release.sum_ns, sum(release.counts), release.refused, release.failed) == (60_000, 2, 0, 0)
 
 
-def test_refusals_and_failures_are_counted_apart(caplog: pytest.LogCaptureFixture) -> None:
+def test_refusals_and_failures_are_counted_separately(caplog: pytest.LogCaptureFixture) -> None:
     times, clock = RequestTimes(VERBS), Ticks()
     errors: list[Exception] = [Refused("full", "no room"), ZeroDivisionError("oops")]
 

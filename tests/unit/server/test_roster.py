@@ -1,4 +1,4 @@
-"""ConnectionSlots for connections: bounds in all and by user, those kept for operators, and memory for unfinished requests."""
+"""Slots for connections: bounds in all and by user, those reserved for operators, and memory for unfinished requests."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def roster_of(max_connections: int, user_share: float = 1.0) -> Roster:
 
 
 def fill(roster: Roster, peer: Peer) -> int:
-    """How many connections a user gets."""
+    """The number of connections that a user gets."""
     count = 0
     while _gets_in(roster, peer):
         count += 1
@@ -53,7 +53,7 @@ def test_every_user_has_one_connection_while_there_is_room() -> None:
     assert [fill(roster, user(uid)) for uid in (5, 6, 7, 8, 9)] == [1, 1, 1, 1, 0]
 
 
-def test_operators_get_in_when_engines_have_all_connections() -> None:
+def test_operators_are_accepted_when_engines_have_all_connections() -> None:
     roster = roster_of(3)
     assert fill(roster, user(7)) == 3
     with pytest.raises(Refused, match=r"server.max_connections is 3 and all are in use"):
@@ -65,7 +65,7 @@ def test_operators_get_in_when_engines_have_all_connections() -> None:
     assert fill(roster, OPERATOR) == OPERATOR_CONNECTIONS - 1
 
 
-def test_who_has_waited_longest_with_a_part_of_a_request_goes_first() -> None:
+def test_the_oldest_unfinished_request_is_disconnected_first() -> None:
     ended: list[int] = []
     budget = InputBudget(lambda connection: ended.append(connection), bytes_max=4 * COUNTED_BYTES)
     for number in (1, 2, 3, 4):

@@ -1,4 +1,4 @@
-"""The simulated node: the daemon's own classes against the oracles, and two tiers against what must hold of them."""
+"""The simulated node: the daemon's own classes against the oracles, and two tiers against their invariants."""
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +22,7 @@ def _run(workload: Workload, dram: int, ssd: int = 0, policy: str = "lru", *over
 
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 60))
-def test_the_pools_lru_is_the_simple_one(seed: int, capacity: int) -> None:
+def test_the_pools_lru_equals_the_simple_one(seed: int, capacity: int) -> None:
     workload = workload_of(random_prompts(seed, 60))
     assert _run(workload, capacity).hits_dram == lru_hits(workload, capacity)
 
@@ -37,7 +37,7 @@ def test_no_policy_beats_the_optimum(policy: str, seed: int, capacity: int) -> N
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 30), st.integers(0, 100))
-def test_two_tiers_are_sound_and_never_beat_the_optimum_of_both(seed: int, dram: int, more: int) -> None:
+def test_two_tiers_pass_every_check_and_never_beat_the_optimum_of_both(seed: int, dram: int, more: int) -> None:
     workload = workload_of(random_prompts(seed, 60))
     outcome = _run(workload, dram, dram + more)
     assert outcome.hits_dram + outcome.hits_ssd <= belady_hits(workload, 2 * dram + more)
@@ -45,7 +45,7 @@ def test_two_tiers_are_sound_and_never_beat_the_optimum_of_both(seed: int, dram:
     assert (outcome.hits_dram, outcome.hits_ssd) == (again.hits_dram, again.hits_ssd)
 
 
-def test_a_large_slower_tier_loses_nothing() -> None:
+def test_a_large_lower_tier_loses_no_chunk() -> None:
     workload = workload_of(random_prompts(7, 200))
     outcome = _run(workload, 24, 4 * workload.unique)
     assert outcome.hits_dram + outcome.hits_ssd == belady_hits(workload, workload.unique)
@@ -68,7 +68,7 @@ def test_second_touch_writes_less() -> None:
 
 
 def test_a_write_budget_counts_real_bytes() -> None:
-    # A budget of 240 real blocks a day, an hour's worth saved up: ten blocks, of which half the share is free for all.
+    # A budget of 240 real blocks a day, with one hour accumulated: ten blocks, the first half for every chunk.
     block_bytes = 1 << 20
     config = simulated_config(load_config(None, [f"ssd.write_budget={240 * block_bytes}B"]), block_bytes)
     assert config.ssd.write_budget.size == 240 * block_bytes * 2 * CHUNK_BYTES // (block_bytes + 4096), (
@@ -101,7 +101,7 @@ def test_nothing_is_held_between_requests() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mooncake_conversation_trace.jsonl.gz", "mooncake_synthetic_trace.jsonl.gz"])
-def test_the_pools_lru_is_the_simple_one_on_published_traces(name: str) -> None:
+def test_the_pools_lru_equals_the_simple_one_on_published_traces(name: str) -> None:
     workload = load(real_trace(name))
     for share in (0.01, 0.05):
         blocks = int(share * workload.unique)

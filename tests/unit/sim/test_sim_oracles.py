@@ -52,25 +52,25 @@ def test_a_trace_without_blocks_is_refused() -> None:
         make_workload([Prompt(0.0, ()), Prompt(1.0, ())])
 
 
-def test_lru_forgets_what_was_used_longest_ago_leaves_first() -> None:
-    # Room for four. c and d push out b's leaf b2 first, then its root b1.
+def test_lru_evicts_the_least_recently_used_leaves_first() -> None:
+    # Room for four. c and d evict b's leaf b2 first, then its root b1.
     prompts = [["b1", "b2"], ["c"], ["d"], ["b1"], ["e"], ["b1", "b2"]]
     assert lru_hits(workload_of(prompts), 4) == 2
     assert lru_hits(workload_of(prompts), 5) == 3
     assert lru_hits(workload_of(prompts), 1) == 0
 
 
-def test_a_prompt_longer_than_the_room_keeps_its_beginning() -> None:
+def test_of_a_prompt_longer_than_the_capacity_the_beginning_is_stored() -> None:
     assert lru_hits(workload_of([["a", "b", "c"], ["a", "b", "c"]]), 2) == 2
 
 
-def test_the_optimum_lets_pass_what_comes_once() -> None:
+def test_the_optimum_does_not_store_blocks_that_come_once() -> None:
     prompts = [["a"], ["b"], ["c"], ["a"], ["d"], ["a"]]
     assert belady_hits(workload_of(prompts), 1) == 2
     assert lru_hits(workload_of(prompts), 1) == 0
 
 
-def test_the_optimum_gives_up_the_deepest_of_what_is_wanted_at_once() -> None:
+def test_the_optimum_evicts_the_deepest_of_blocks_wanted_at_the_same_time() -> None:
     prompts = [["a1", "a2", "a3"], ["b1", "b2", "b3"], ["a1", "a2", "a3"], ["b1", "b2", "b3"]]
     assert belady_hits(workload_of(prompts), 4) == 4
     assert belady_hits(workload_of(prompts), 6) == 6
@@ -150,14 +150,14 @@ def _slow_lru(workload: Workload, capacity: int) -> int:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 40))
-def test_lru_is_what_a_sorted_list_says(seed: int, capacity: int) -> None:
+def test_lru_equals_a_sorted_list(seed: int, capacity: int) -> None:
     workload = workload_of(random_prompts(seed, 40))
     assert lru_hits(workload, capacity) == _slow_lru(workload, capacity)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_both_say_of_published_traces_what_others_found(name: str) -> None:
+def test_both_reproduce_published_figures_of_published_traces(name: str) -> None:
     workload = load(real_trace(name))
     for share, (lru, belady) in PUBLISHED[name].items():
         blocks = int(share * workload.unique)

@@ -1,4 +1,4 @@
-"""Admission: what earns a write, what a day's budget does to it, and in which order. On a clock that stands where it is set."""
+"""Admission: which chunks are worth a write, the effect of a day's budget, and the order. On a clock that the test sets."""
 
 import random
 
@@ -26,7 +26,7 @@ def admission_of(policy: str = "all", day_bytes: int = DAY_BYTES, *, knows_chanc
     return make_admission(policy, day_bytes, now_ns=0, knows_chances=lambda: knows_chances)
 
 
-def test_without_a_budget_everything_is_written_for_ever() -> None:
+def test_without_a_budget_every_chunk_is_always_admitted() -> None:
     admission = admission_of(day_bytes=0)
     admission.spend(1 << 60, 0)
     assert admission.step(1) is Admitted.ALL
@@ -36,7 +36,7 @@ def test_without_a_budget_everything_is_written_for_ever() -> None:
     assert admission.stats(1) == {"admission": "all", "admission_tightened": 0, "budget_left_bytes": 0}
 
 
-def test_second_touch_is_never_laxer() -> None:
+def test_second_touch_never_admits_more() -> None:
     admission = admission_of("second-touch", 0)
     assert admission.step(0) is Admitted.USED_AGAIN
     assert admission.needs_ghosts
@@ -84,26 +84,26 @@ def test_a_step_ends_later_than_it_begins(refilled: float, expected: Admitted) -
     assert ENDS_AT[Admitted.NOTHING] > BEGINS_BELOW[Admitted.NOTHING]
 
 
-def test_between_two_shares_nothing_flutters() -> None:
+def test_between_two_shares_the_step_does_not_oscillate() -> None:
     admission = admission_of()
     admission.spend(BURST * 55 // 100, 0)
     assert admission.step(0) is Admitted.LIKELY
     now_ns = 0
-    for _ in range(50):  # what it earns it spends: between 0.5 and 0.6
+    for _ in range(50):  # it spends what it earns: between 0.5 and 0.6
         now_ns += HOUR_NS // 25
         admission.spend(BURST // 25, now_ns)
         assert admission.step(now_ns) is Admitted.LIKELY
     assert admission.stats(now_ns)["admission_tightened"] == 1
 
 
-def test_where_nobody_knows_what_is_likely_that_step_is_the_next() -> None:
+def test_without_a_forecast_the_step_for_likely_chunks_equals_the_next() -> None:
     admission = admission_of(knows_chances=False)
     admission.spend(BURST * 6 // 10, 0)
     assert admission.step(0) is Admitted.USED_AGAIN
     assert admission.stats(0)["admission"] == "used-again"
 
 
-def test_what_is_affordable_ends_where_the_next_step_begins() -> None:
+def test_affordable_writes_end_where_the_next_step_begins() -> None:
     admission = admission_of()
     counts = []
     while count := admission.affordable(CHUNK, 0):
@@ -117,7 +117,7 @@ def test_what_is_affordable_ends_where_the_next_step_begins() -> None:
     assert admission.step(0) is Admitted.NOTHING
 
 
-def test_an_order_may_take_all_that_is_left_and_no_more() -> None:
+def test_an_operators_order_may_use_the_whole_budget_and_no_more() -> None:
     admission = admission_of()
     admission.spend(BURST * 8 // 10, 0)
     assert admission.affordable(CHUNK, 0, is_ordered=True) == 20
@@ -125,7 +125,7 @@ def test_an_order_may_take_all_that_is_left_and_no_more() -> None:
     assert admission.affordable(CHUNK, 0, is_ordered=True) == 0
 
 
-def test_what_there_is_too_little_for_is_waited_for() -> None:
+def test_a_write_beyond_the_budget_waits() -> None:
     admission = admission_of()
     admission.spend(BURST * 88 // 100, 0)
     assert admission.affordable(BURST // 5, 0) == 0

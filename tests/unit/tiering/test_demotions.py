@@ -1,4 +1,4 @@
-"""Demotions of one chain: what is visible below while chunks of it are written, in whatever order they end and fail."""
+"""Demotions of one chain: what is visible in the lower tier while its chunks are written and fail in any order."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ CONFIG = load_config(None, ["ssd.watermark=0"])
 
 
 class Slower(MetadataTier):
-    """A lower tier whose writes end when the test says so. `remembered`: keys that a restart would find, in their order."""
+    """A lower tier whose writes end on command. `remembered`: keys that a restart would find, in their order."""
 
     def __init__(self) -> None:
         super().__init__(CONFIG, blocks=4 * CHUNKS, chunk_bytes=LAYOUT.chunk_bytes)
@@ -49,7 +49,7 @@ class Slower(MetadataTier):
 
 
 class Chain:
-    """A chain in DRAM, being written down; one of CHUNKS chunks as one job."""
+    """A chain in DRAM under demotion; one of CHUNKS chunks as one job."""
 
     def __init__(self, chunks: int = CHUNKS) -> None:
         capacity = chunks * LAYOUT.chunk_bytes
@@ -78,7 +78,7 @@ class Chain:
 
     @property
     def visible(self) -> int:
-        """Leading chunks that are found below."""
+        """The number of leading chunks that are found in the lower tier."""
         held = self.slower.slots.directory.acquire(self.namespace.id, self.keys)
         if held.id:
             self.slower.slots.directory.release(held.id, 3)
@@ -110,7 +110,7 @@ def test_leading_chunks_become_visible_while_others_are_written(chain: Chain) ->
     chain.expect_ended(CHUNKS)
 
 
-def test_nothing_becomes_visible_before_what_it_follows(chain: Chain) -> None:
+def test_no_chunk_becomes_visible_before_its_parent(chain: Chain) -> None:
     for chunk in range(1, CHUNKS):
         chain.end(chunk)
     assert chain.visible == 0
@@ -120,7 +120,7 @@ def test_nothing_becomes_visible_before_what_it_follows(chain: Chain) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.permutations(range(CHUNKS)), st.sets(st.integers(0, CHUNKS - 1), max_size=3))
-def test_whatever_fails_a_whole_prefix_is_visible_and_no_more(order: list[int], failing: set[int]) -> None:
+def test_after_any_failure_exactly_a_whole_prefix_is_visible(order: list[int], failing: set[int]) -> None:
     chain = Chain()
     written: set[int] = set()
     for chunk in order:
@@ -132,7 +132,7 @@ def test_whatever_fails_a_whole_prefix_is_visible_and_no_more(order: list[int], 
     chain.expect_ended(min(failing, default=CHUNKS))
 
 
-def test_a_chunk_dropped_while_it_is_written_does_not_become_visible_below(chain: Chain) -> None:
+def test_a_chunk_dropped_during_its_write_does_not_become_visible_in_the_lower_tier(chain: Chain) -> None:
     bad = PUBLISHED_AT_ONCE + 4
     for chunk in range(PUBLISHED_AT_ONCE):
         chain.end(chunk)
@@ -167,7 +167,7 @@ def test_a_part_that_fails_ends_the_chain() -> None:
     assert chain.directory.verify() == chain.slower.slots.directory.verify() == []
 
 
-def test_a_chain_that_the_tier_refuses_does_not_hold_up_those_behind_it(chain: Chain) -> None:
+def test_a_chain_that_the_tier_refuses_does_not_delay_the_next_ones(chain: Chain) -> None:
     for chunk in range(CHUNKS):
         chain.end(chunk)
     below, namespace = chain.slower.slots.directory, chain.namespace

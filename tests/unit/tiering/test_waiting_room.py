@@ -1,4 +1,4 @@
-"""Waiting for room: who waits looks when something moves, or when the time is over."""
+"""Waiting for room: requests retry when something moves, or when their time is over."""
 
 import asyncio
 
@@ -17,15 +17,15 @@ async def _wait(room: Room, waiting: int, timeout_s: float, *, is_expected: bool
     await asyncio.gather(*tasks)
 
 
-def test_all_who_wait_look_when_something_has_moved() -> None:
+def test_all_waiting_requests_retry_when_something_has_moved() -> None:
     asyncio.run(asyncio.wait_for(_wait(Room(), 20, LONG_S, is_expected=True), LONG_S / 2))
 
 
-def test_those_whose_time_is_over_look_too() -> None:
+def test_requests_whose_deadline_has_passed_retry_too() -> None:
     asyncio.run(_wait(Room(), 20, 0.001, is_expected=False))
 
 
-def test_what_moved_before_somebody_waits_does_not_count() -> None:
+def test_moves_before_a_wait_do_not_count() -> None:
     async def run() -> bool:
         room = Room()
         room.note()

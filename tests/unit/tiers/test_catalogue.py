@@ -1,4 +1,4 @@
-"""The catalogue: what it keeps, what a failure makes of it, and what it does with files that are not its own."""
+"""The catalogue: its rows, its behaviour after failures, and its treatment of files that are not its own."""
 
 import ast
 import os
@@ -36,7 +36,7 @@ def row_of(number: int, parent: int | None = None, recency: int | None = None) -
 
 
 class Disk:
-    """Stands for the segment files: counts syncs, and fails them when told to."""
+    """Stands for the segment files: counts syncs, and fails them on command."""
 
     def __init__(self) -> None:
         self.syncs = 0
@@ -79,7 +79,7 @@ def keys_found(path: Path) -> list[bytes]:
     return [bytes(key) for key in rows["key"]]
 
 
-def test_what_was_put_is_found_and_what_was_deleted_is_not(
+def test_stored_rows_are_found_and_deleted_ones_are_not(
     open_catalogue: Callable[..., Catalogue], tmp_path: Path
 ) -> None:
     catalogue = open_catalogue()
@@ -110,7 +110,7 @@ def test_a_touch_changes_the_order_of_restoring(open_catalogue: Callable[..., Ca
     assert (kept[key_of(1)], kept[key_of(3)]) == ((80, 7), (35, 0))
 
 
-def test_a_checkpoint_syncs_the_data_first_and_names_nothing_lost(
+def test_a_checkpoint_syncs_the_data_first_and_names_no_lost_chunk(
     open_catalogue: Callable[..., Catalogue], disk: Disk
 ) -> None:
     catalogue = open_catalogue()
@@ -125,7 +125,7 @@ def test_a_checkpoint_syncs_the_data_first_and_names_nothing_lost(
     assert catalogue.close(10.0)
 
 
-def test_a_failed_sync_loses_what_it_covered_and_is_not_tried_again(
+def test_a_failed_sync_loses_the_chunks_it_covered_and_is_not_retried(
     open_catalogue: Callable[..., Catalogue], disk: Disk
 ) -> None:
     catalogue = open_catalogue()
@@ -161,7 +161,7 @@ def test_a_checkpoint_that_finds_damage_is_not_good_before_the_next_try(
     assert catalogue.close(10.0)
 
 
-def test_bytes_bring_a_checkpoint_before_its_time(
+def test_many_written_bytes_cause_an_early_checkpoint(
     open_catalogue: Callable[..., Catalogue], disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvpool.tiers.ssd.catalogue.catalogue.CHECKPOINT_BYTES", 8 * 4096)
@@ -242,7 +242,7 @@ def test_a_truncated_catalogue_is_set_aside(
     assert catalogue_open.examine(tmp_path / "catalogue", MAP_BYTES) == catalogue_open.Examined()
 
 
-def test_a_newer_format_is_left_alone(open_catalogue: Callable[..., Catalogue], tmp_path: Path) -> None:
+def test_a_newer_format_is_not_changed(open_catalogue: Callable[..., Catalogue], tmp_path: Path) -> None:
     assert open_catalogue().close(10.0)
     with lmdb.open(str(tmp_path / "catalogue"), max_dbs=4) as environment:
         meta = environment.open_db(b"meta")
@@ -254,7 +254,7 @@ def test_a_newer_format_is_left_alone(open_catalogue: Callable[..., Catalogue], 
     assert (tmp_path / "catalogue").exists()
 
 
-def test_where_generations_end_is_certain_once_the_catalogue_is_open(tmp_path: Path, disk: Disk) -> None:
+def test_the_highest_generation_is_durable_once_the_catalogue_is_open(tmp_path: Path, disk: Disk) -> None:
     path = tmp_path / "catalogue"
     for end in (1 << 40, 2 << 40):
         catalogue = Catalogue(path, MAP_BYTES, Identity(bytes(16), {}), sync_data=disk.sync, generations_end=end)
@@ -265,7 +265,9 @@ def test_where_generations_end_is_certain_once_the_catalogue_is_open(tmp_path: P
         assert catalogue.close(10.0)
 
 
-def test_an_opening_that_kills_is_not_tried_for_ever(open_catalogue: Callable[..., Catalogue], tmp_path: Path) -> None:
+def test_a_catalogue_that_kills_its_reader_is_not_retried_for_ever(
+    open_catalogue: Callable[..., Catalogue], tmp_path: Path
+) -> None:
     catalogue = open_catalogue()
     assert catalogue.checkpoint(WAIT_S)
     assert catalogue.close(10.0)
@@ -279,14 +281,16 @@ def test_an_opening_that_kills_is_not_tried_for_ever(open_catalogue: Callable[..
     assert not list(tmp_path.glob("*.opening"))
 
 
-def test_the_first_checkpoint_takes_the_mark_away(open_catalogue: Callable[..., Catalogue], tmp_path: Path) -> None:
+def test_the_first_checkpoint_removes_the_mark(open_catalogue: Callable[..., Catalogue], tmp_path: Path) -> None:
     catalogue = open_catalogue()
     assert catalogue.checkpoint(WAIT_S)
     assert not list(tmp_path.glob("*.opening"))
     assert catalogue.close(10.0)
 
 
-def test_the_child_writes_every_row_and_says_so(open_catalogue: Callable[..., Catalogue], tmp_path: Path) -> None:
+def test_the_child_writes_every_row_and_reports_the_end(
+    open_catalogue: Callable[..., Catalogue], tmp_path: Path
+) -> None:
     catalogue = open_catalogue()
     for number in range(5):
         catalogue.put(row_of(number))
@@ -355,7 +359,7 @@ def test_the_time_to_read_a_catalogue_grows_with_its_size_and_a_stop_ends_it(
     assert not (tmp_path / "catalogue.bad").exists()
 
 
-def test_an_identity_with_any_bit_changed_is_none(tmp_path: Path) -> None:
+def test_an_identity_with_any_bit_changed_is_invalid(tmp_path: Path) -> None:
     write_identity(tmp_path, Identity(new_epoch(), {1: NAMESPACE, 2: ("other", [3])}))
     file = tmp_path / "identity"
     content = file.read_bytes()

@@ -1,4 +1,4 @@
-"""The memory that can be had, as a machine and its control groups say it, in trees of files made for the test."""
+"""Available memory, as a machine and its control groups report it, in trees of files made for the test."""
 
 import re
 from pathlib import Path
@@ -41,12 +41,12 @@ def _limit_v2(root: Path, group: str, limit: object, used: int, cached: int = 0)
     _write(root, f"{folder}/memory.stat", f"anon 1\ninactive_file {cached}\nactive_file 0\nshmem 9999999999")
 
 
-def test_where_nothing_says_anything_nothing_is_refused(tmp_path: Path) -> None:
+def test_without_any_information_no_capacity_is_refused(tmp_path: Path) -> None:
     assert find_room(tmp_path) is None
     check_memory(1 << 60, _plain, allow_overcommit=False, root=tmp_path)
 
 
-def test_what_the_machine_has_not_is_refused_with_the_numbers(root: Path) -> None:
+def test_more_memory_than_the_machine_has_is_refused_with_the_numbers(root: Path) -> None:
     check_memory(15 * GIB, _with_index, allow_overcommit=False, root=root, patience_s=0.0)
     with pytest.raises(MemoryError) as refusal:
         check_memory(16 * GIB, _with_index, allow_overcommit=False, root=root, patience_s=0.0)
@@ -57,7 +57,7 @@ def test_what_the_machine_has_not_is_refused_with_the_numbers(root: Path) -> Non
     check_memory(16 * GIB, _with_index, allow_overcommit=True, root=root)
 
 
-def test_the_limit_of_a_control_group_above_counts_too(root: Path) -> None:
+def test_the_limit_of_a_parent_control_group_counts_too(root: Path) -> None:
     _write(root, "proc/self/cgroup", "0::/system.slice/kvpoold.service")
     _limit_v2(root, "system.slice/kvpoold.service", "max", 0)
     _limit_v2(root, "system.slice", 8 * GIB, 5 * GIB, cached=GIB)
@@ -76,7 +76,7 @@ def test_a_path_of_the_host_is_looked_for_from_the_mount_on(root: Path) -> None:
     assert (room.size, room.source) == (GIB * 3 // 2, "memory.limit_in_bytes of /sys/fs/cgroup/memory")
 
 
-def test_no_limit_and_no_numbers_are_no_limits(root: Path) -> None:
+def test_unlimited_groups_and_missing_files_are_no_limits(root: Path) -> None:
     _write(root, "proc/self/cgroup", "4:memory:/a\n0::/a\nnonsense\n7:")
     _write(root, "sys/fs/cgroup/memory/a/memory.limit_in_bytes", 9223372036854771712)
     _write(root, "sys/fs/cgroup/memory/a/memory.usage_in_bytes", GIB)
@@ -99,20 +99,20 @@ def test_free_huge_pages_are_counted_in_bytes(root: Path, tmp_path: Path) -> Non
     assert free_huge_bytes(tmp_path / "nowhere") == 0
 
 
-def test_what_others_are_about_to_give_back_is_waited_for(root: Path) -> None:
+def test_memory_that_others_are_releasing_is_waited_for(root: Path) -> None:
     freed = MEMINFO.replace("16777216", "33000000")
     Timer(0.1, lambda: _write(root, "proc/meminfo", freed)).start()
     check_memory(19 * GIB, _with_index, allow_overcommit=False, root=root, patience_s=20.0)
 
 
-def test_what_the_machine_never_has_is_refused_at_once(root: Path) -> None:
+def test_more_memory_than_the_machine_can_have_is_refused_at_once(root: Path) -> None:
     with pytest.raises(MemoryError, match="can be had by MemAvailable"):
         check_memory(32 * GIB, _with_index, allow_overcommit=False, root=root, patience_s=1e9)
 
 
 @pytest.mark.parametrize("segment", ["1MiB", "64MiB", "1GiB"])
 @pytest.mark.parametrize("max_chunks", ["0", "2000000"])
-def test_the_capacity_that_is_advised_fits_and_one_more_does_not(root: Path, segment: str, max_chunks: str) -> None:
+def test_the_advised_capacity_fits_and_one_more_segment_does_not(root: Path, segment: str, max_chunks: str) -> None:
     sets = [f"dram.segment={segment}", f"dram.max_chunks={max_chunks}"]
 
     def check(mib: int) -> None:

@@ -1,4 +1,4 @@
-"""NUMA nodes of the arena: what is asked for, what the kernel then says, and nodes that there are not."""
+"""NUMA nodes of the arena: the configured ones, the kernel's report of them, and nodes that do not exist."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ NAME = "kvpool-numa-test"
 
 
 def policy_of(mapping: kvpool_native.Mapping) -> str:
-    """What the kernel says of a mapping's pages: default, bind:0, interleave:0 …"""
+    """The kernel's policy for a mapping's pages: default, bind:0, interleave:0 …"""
     assert mapping.size == SIZE
     try:
         lines = Path("/proc/self/numa_maps").read_text().splitlines()
@@ -23,7 +23,7 @@ def policy_of(mapping: kvpool_native.Mapping) -> str:
 
 
 @pytest.mark.parametrize("where", [DEFAULT, INTERLEAVE, "0"])
-def test_pages_come_from_where_they_are_wanted(where: str) -> None:
+def test_pages_come_from_the_configured_nodes(where: str) -> None:
     arena = kvpool_native.Mapping.create(NAME, SIZE)
     place_arena(arena, where)
     arena.populate(0, SIZE)
@@ -33,7 +33,7 @@ def test_pages_come_from_where_they_are_wanted(where: str) -> None:
 
 
 @pytest.mark.parametrize("node", ["999", "1023"])
-def test_a_node_that_there_is_not_is_refused_by_name(node: str) -> None:
+def test_a_missing_node_is_refused_by_name(node: str) -> None:
     arena = kvpool_native.Mapping.create(NAME, SIZE)
     with pytest.raises(
         ConfigError, match=rf"dram.numa is '{node}'.*this machine has memory on nodes {online_nodes()[0]}"

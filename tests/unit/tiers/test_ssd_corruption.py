@@ -1,4 +1,4 @@
-"""How many bad chunks in how short a time put the SSD tier to rest."""
+"""The number of bad chunks within a time that suspends the SSD tier."""
 
 from kvpool.clock import NS_PER_S
 from kvpool.tiers.ssd.corruption import CHUNKS, WINDOW_S, CorruptionGuard
@@ -23,7 +23,7 @@ def test_several_within_a_minute_are_a_problem_until_the_tier_is_tried_again() -
     assert guard.problems() == []
 
 
-def test_what_a_crash_may_have_left_counts_for_nothing() -> None:
+def test_damage_that_a_crash_may_have_left_does_not_count() -> None:
     guard = CorruptionGuard()
     guard.begin(1000)
     found = [(status, generation) for status in SsdStatus for generation in (0, 1, 1000, 1001)]

@@ -1,4 +1,4 @@
-"""A symbolic link as the SSD tier's directory: as good as where it leads, which messages name."""
+"""A symbolic link as the SSD tier's directory: as good as its target, which messages name."""
 
 import os
 from pathlib import Path
@@ -32,7 +32,7 @@ def _refusal(path: Path, *, is_made: bool = False) -> str:
     return str(refused.value)
 
 
-def test_a_link_is_as_good_as_its_directory(link: Path, disk: Path) -> None:
+def test_a_link_to_a_valid_directory_is_accepted(link: Path, disk: Path) -> None:
     assert check_directory(link, is_made=True) == check_directory(disk, is_made=False)
 
 
@@ -41,14 +41,14 @@ def test_a_link_to_a_link_is_too(link: Path, tmp_path: Path) -> None:
     check_directory(tmp_path / "second", is_made=False)
 
 
-def test_rights_are_those_of_where_it_leads(link: Path, disk: Path) -> None:
+def test_the_rights_of_the_links_target_count(link: Path, disk: Path) -> None:
     disk.chmod(0o750)
     assert _refusal(link).startswith(f"it is a symbolic link to {disk}: it has rights 0750")
     assert _refusal(link).endswith(f"chmod 700 {disk}")
 
 
 @as_root
-def test_the_owner_is_that_of_where_it_leads(link: Path, disk: Path) -> None:
+def test_the_owner_of_the_links_target_counts(link: Path, disk: Path) -> None:
     os.chown(disk, 65534, 65534)
     assert _refusal(link) == (
         f"it is a symbolic link to {disk}: it belongs to uid 65534, and the daemon is uid 0: chown 0 {disk}"
@@ -61,7 +61,7 @@ def test_a_link_that_a_stranger_has_made_is_refused(link: Path) -> None:
     assert "a symbolic link that uid 65534 has made, expected root" in _refusal(link)
 
 
-def test_where_a_link_leads_is_never_made(link: Path, disk: Path) -> None:
+def test_the_target_of_a_link_is_never_created(link: Path, disk: Path) -> None:
     disk.rmdir()
     refusal = _refusal(link, is_made=True)
     assert f"a symbolic link to {disk}, which is not there: mount its disk" in refusal

@@ -1,4 +1,4 @@
-"""Which namespaces were dropped up to which generation, over damage and many orders."""
+"""Floors of flushed generations by namespace, over damage and many orders."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from kvpool.tiers.ssd.flushed import ALL, FILE_NAME, floor_of, note_flushed, rea
 ONE, OTHER = b"1" * 32, b"2" * 32
 
 
-def test_floors_rise_and_one_of_all_takes_the_place_of_the_others(tmp_path: Path) -> None:
+def test_floors_rise_and_a_floor_of_all_namespaces_replaces_the_others(tmp_path: Path) -> None:
     assert read_floors(tmp_path) == {}
     note_flushed(tmp_path, [ONE], 7)
     note_flushed(tmp_path, [ONE, OTHER], 5)
@@ -24,7 +24,7 @@ def test_floors_rise_and_one_of_all_takes_the_place_of_the_others(tmp_path: Path
     assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_damaged_file_is_none(tmp_path: Path) -> None:
+def test_a_damaged_file_is_ignored(tmp_path: Path) -> None:
     note_flushed(tmp_path, [ONE], 7)
     whole = (tmp_path / FILE_NAME).read_bytes()
     for at in range(len(whole)):
@@ -34,7 +34,7 @@ def test_a_damaged_file_is_none(tmp_path: Path) -> None:
         assert read_floors(tmp_path) == {}
 
 
-def test_more_than_the_file_has_room_for_become_one_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_floors_than_the_file_holds_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssd_flushed, "FILE_BYTES_MAX", 400)
     note_flushed(tmp_path, [bytes([number]) * 32 for number in range(40)], 3)
     assert read_floors(tmp_path) == {ALL: 3}

@@ -1,4 +1,4 @@
-"""The reader of slots' headers: what it refuses, what it gives for damage, and a disk that does not answer."""
+"""The reader of slots' headers: its refusals, its results for damaged slots, and an unresponsive disk."""
 
 import os
 import threading
@@ -27,7 +27,7 @@ def headers(tmp_path: Path) -> Iterator[SsdHeaders]:
     wait_until(lambda: THREAD_NAME not in {thread.name for thread in threading.enumerate()}, "its thread has ended")
 
 
-def test_before_the_tier_is_open_and_after_its_end_nothing_is_known(headers: SsdHeaders) -> None:
+def test_before_the_tier_is_open_and_after_its_end_no_header_is_known(headers: SsdHeaders) -> None:
     headers.epoch = b""
     assert headers.ask([PLACE] * 3, is_urgent=False).result(0) == [b""] * 3
     headers.epoch = EPOCH
@@ -46,7 +46,7 @@ def test_files_that_are_not_there_or_hold_something_else_give_nothing(
     assert headers.read_headers == 2
 
 
-def test_a_disk_that_hangs_keeps_nobody_but_its_own_thread(headers: SsdHeaders, tmp_path: Path) -> None:
+def test_a_disk_that_hangs_delays_only_its_own_thread(headers: SsdHeaders, tmp_path: Path) -> None:
     pipe = tmp_path / "segment-000000.kvs"
     os.mkfifo(pipe)  # opening it waits until somebody opens the other end
     hanging = headers.ask([PLACE], is_urgent=False)

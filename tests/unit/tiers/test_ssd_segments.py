@@ -1,4 +1,4 @@
-"""Room for segment files: what is refused before a byte is allocated, and what a refusal says."""
+"""Room for segment files: refusals before a byte is allocated, and their messages."""
 
 import os
 import re
@@ -59,7 +59,7 @@ def test_a_large_disk_keeps_no_more_than_a_gibibyte_free(tmp_path: Path, monkeyp
     check_room(_plan(tmp_path, "1950MiB"))
 
 
-def test_a_file_system_that_tells_no_size_is_asked_for_the_bytes(
+def test_a_file_system_without_a_size_gets_the_allocation_without_a_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _say_free(monkeypatch, 0, 0)

@@ -1,4 +1,4 @@
-"""When a tier is put to rest and when it is tried again, on a loop whose time the test turns."""
+"""Suspension of a tier and its next probe, on a loop whose time the test sets."""
 
 import heapq
 from collections.abc import Callable
@@ -111,7 +111,7 @@ def watched() -> Watched:
     return watched
 
 
-def test_a_disk_that_answers_in_time_is_let_alone(watched: Watched) -> None:
+def test_a_disk_that_answers_in_time_is_not_suspended(watched: Watched) -> None:
     watched.ask()
     watched.loop.pass_time(9.0)
     watched.tier.asked_s = None
@@ -120,7 +120,7 @@ def test_a_disk_that_answers_in_time_is_let_alone(watched: Watched) -> None:
     assert watched.loop.waiting == [], "nobody is woken for a tier at rest"
 
 
-def test_a_disk_that_does_not_answer_rests_until_it_does(watched: Watched) -> None:
+def test_a_tier_with_an_unresponsive_disk_is_suspended_until_it_answers(watched: Watched) -> None:
     watched.ask()
     watched.loop.pass_time(10.0)
     assert not watched.tier.rests
@@ -134,7 +134,7 @@ def test_a_disk_that_does_not_answer_rests_until_it_does(watched: Watched) -> No
     assert not watched.tier.rests
 
 
-def test_a_daemon_that_stood_still_does_not_blame_the_disk(watched: Watched) -> None:
+def test_a_daemon_that_was_stopped_does_not_blame_the_disk(watched: Watched) -> None:
     watched.ask()
     watched.loop.pass_time(0.5)
     watched.loop.now_s += 60.0  # stopped, and everything that was due comes at once
@@ -145,7 +145,7 @@ def test_a_daemon_that_stood_still_does_not_blame_the_disk(watched: Watched) -> 
     assert watched.tier.tries == []
 
 
-def test_one_that_goes_on_failing_is_tried_later_each_time(watched: Watched) -> None:
+def test_a_disk_that_goes_on_failing_is_probed_later_each_time(watched: Watched) -> None:
     watched.tier.is_well = False
     watched.tier.rests = True
     watched.watch.see_to_it()
@@ -162,7 +162,7 @@ def test_one_that_goes_on_failing_is_tried_later_each_time(watched: Watched) -> 
     assert len(watched.tier.tries) == count + 1, "what has succeeded since begins with a short pause"
 
 
-def test_before_the_tier_is_open_and_after_its_end_nothing_is_looked_at() -> None:
+def test_before_the_tier_is_open_and_after_its_end_the_disk_is_not_watched() -> None:
     watched = Watched()
     watched.ask()
     watched.tier.rests = True
@@ -177,7 +177,7 @@ def test_before_the_tier_is_open_and_after_its_end_nothing_is_looked_at() -> Non
 
 
 @pytest.mark.parametrize("status", [SsdStatus.BAD_CHECKSUM, SsdStatus.BAD_WRITE])
-def test_bytes_that_differ_again_and_again_put_a_tier_to_a_longer_rest(watched: Watched, status: SsdStatus) -> None:
+def test_repeated_corruption_suspends_a_tier_for_longer(watched: Watched, status: SsdStatus) -> None:
     for number in range(CHUNKS):
         assert not watched.tier.rests
         watched.watch.note(status, 1, number)

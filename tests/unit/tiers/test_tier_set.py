@@ -66,7 +66,7 @@ def test_sources_that_do_not_fit_the_chunks_are_refused(sources: tuple[bytes, ..
         rig.memory.promote(0, 0, b"", KEY, 2, *sources)
 
 
-def test_a_fault_that_is_none_is_refused() -> None:
+def test_an_invalid_fault_is_refused() -> None:
     with pytest.raises(ValueError, match="fault must be 0"):
         ThreeTiers().memory.fail_landing(KEY, 1, 3)
 

@@ -1,4 +1,4 @@
-"""Transfer threads: a bound, each job reported once, checks behind no copy and no copy behind checks."""
+"""Transfer threads: bounded, each job reported once, copies and checks never wait for each other."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ def gate(workers: Workers) -> Iterator[Gate]:
     made.may_end.set()
 
 
-def test_what_waits_is_bounded_and_reported_in_order(workers: Workers, gate: Gate) -> None:
+def test_waiting_jobs_are_bounded_and_reported_in_order(workers: Workers, gate: Gate) -> None:
     reports: list[object] = []
     assert workers.submit(gate, reports.append)
     assert gate.has_begun.wait(END_S)
@@ -81,7 +81,7 @@ def test_a_job_that_raises_is_reported_with_what_it_raised(workers: Workers) -> 
     assert workers.is_healthy
 
 
-def test_a_thread_outlives_a_report_that_raises_and_health_tells(
+def test_a_thread_outlives_a_report_that_raises_and_health_shows_it(
     workers: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:
     def exit_thread(result: object) -> None:
@@ -90,7 +90,7 @@ def test_a_thread_outlives_a_report_that_raises_and_health_tells(
     reports: list[object] = []
     with caplog.at_level(logging.ERROR):
         assert workers.submit(lambda: "lost", exit_thread)
-        wait_until(lambda: not workers.is_healthy, "the lost outcome is told")
+        wait_until(lambda: not workers.is_healthy, "the lost outcome is reported")
     assert "the outcome of a transfer job is lost" in caplog.text
     assert workers.submit(lambda: "next", reports.append)
     wait_until(lambda: reports == ["next"], "the thread goes on")
@@ -110,7 +110,7 @@ def test_a_copy_waits_for_no_check(workers: Workers, gate: Gate) -> None:
     asyncio.run(run())
 
 
-def test_a_check_too_many_is_refused(workers: Workers, gate: Gate) -> None:
+def test_one_check_too_many_is_refused(workers: Workers, gate: Gate) -> None:
     async def run() -> None:
         checks = [asyncio.ensure_future(workers.check(gate))]
         await asyncio.to_thread(gate.has_begun.wait, END_S)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.mark.parametrize("load", ["async", "sync"])
 @pytest.mark.parametrize("length", [CHUNK + 1, 5 * CHUNK, 5 * CHUNK + 1, 5 * CHUNK + BLOCK + 2])
-def test_what_was_computed_is_loaded_by_another_engine(start_engine: StartEngine, load: str, length: int) -> None:
+def test_computed_chunks_are_loaded_by_another_engine(start_engine: StartEngine, load: str, length: int) -> None:
     tokens = prompt(1, length)
     first = start_engine(kvpool__load=load)
     assert ask(first, "cold", tokens).external == 0
@@ -48,7 +48,7 @@ def test_a_common_prefix_is_loaded_and_the_rest_computed(start_engine: StartEngi
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])
-def test_blocks_that_the_engine_holds_are_left_alone(start_engine: StartEngine, load: str) -> None:
+def test_blocks_that_the_engine_holds_are_not_loaded(start_engine: StartEngine, load: str) -> None:
     tokens = prompt(1, 6 * CHUNK + 3)
     ask(start_engine(), "cold", tokens)
     engine = start_engine(kvpool__load=load)
@@ -59,7 +59,7 @@ def test_blocks_that_the_engine_holds_are_left_alone(start_engine: StartEngine, 
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])
-def test_what_was_decoded_is_loaded_in_the_next_turn(start_engine: StartEngine, load: str) -> None:
+def test_decoded_chunks_are_loaded_in_the_next_turn(start_engine: StartEngine, load: str) -> None:
     engine = start_engine(kvpool__load=load)
     first = ask(engine, "first", prompt(1, 3 * CHUNK + 1), new_tokens=2 * CHUNK + 2)
     turn = ask(engine, "second", first.tokens + prompt(2, 5))
@@ -89,7 +89,7 @@ def test_many_requests_at_once_are_each_right(start_engine: StartEngine) -> None
     engine.forget()
     warm = [Request(f"warm-{number}", list(tokens), new_tokens=4) for number, tokens in enumerate(prompts)]
     engine.run(*warm)
-    # One whose answer was late may find what is common computed already, by another one.
+    # A request with a late answer may find the common prefix already computed by another one.
     assert all(request.held + request.external >= 2 * CHUNK for request in warm)
 
 
@@ -115,7 +115,7 @@ def test_adapters_share_neither_with_the_base_nor_with_others_of_their_name(star
     assert ask(engine, "salt", tokens, cache_salt="tuned").external == 0
 
 
-def test_what_is_saved_is_told_with_token_ids_adapter_and_salt(start_engine: StartEngine, daemon: Daemon) -> None:
+def test_saved_chunks_are_published_with_token_ids_adapter_and_salt(start_engine: StartEngine, daemon: Daemon) -> None:
     engine = start_engine(budget=2 * CHUNK + 3)
     tokens = prompt(1, 4 * CHUNK + 1)
     lora = SimpleNamespace(lora_name="tuned", lora_path="/here")
@@ -124,8 +124,8 @@ def test_what_is_saved_is_told_with_token_ids_adapter_and_salt(start_engine: Sta
     with daemon.admin() as admin:
         chunks = [event for event in unpack_events(admin.events(b"", 0).events) if event.kind == EventKind.STORED]
     with_ids = [event for event in chunks if event.tokens]
-    told = np.frombuffer(b"".join(event.tokens for event in with_ids), "<i4").tolist()
-    assert told == tokens[: 4 * CHUNK]
+    published = np.frombuffer(b"".join(event.tokens for event in with_ids), "<i4").tolist()
+    assert published == tokens[: 4 * CHUNK]
     assert len(with_ids) > 1, "saved in pieces"
     assert {(event.adapter, event.salt_tag) for event in with_ids} == {("tuned", salt_tag(b"tenant"))}
     without = [event for event in chunks if not event.tokens]
@@ -139,7 +139,7 @@ def test_other_weights_share_nothing(start_engine: StartEngine) -> None:
     assert ask(start_engine(weights="seven"), "seven again", tokens).external == 4 * CHUNK
 
 
-def test_two_shards_store_their_own_and_a_prefix_counts_as_far_as_both_have_it(start_engine: StartEngine) -> None:
+def test_two_shards_store_their_own_and_a_prefix_is_as_long_as_both_have_it(start_engine: StartEngine) -> None:
     tokens = prompt(1, 5 * CHUNK + 1)
     first = start_engine(ranks=2)
     ask(first, "cold", tokens)
@@ -150,7 +150,7 @@ def test_two_shards_store_their_own_and_a_prefix_counts_as_far_as_both_have_it(s
     ask(first, "one shard alone", longer)
     fresh = start_engine(ranks=2)
     assert ask(fresh, "half", longer).external == 5 * CHUNK
-    assert counted(fresh, "saved_chunks") == 3  # what the other shard had missed
+    assert counted(fresh, "saved_chunks") == 3  # chunks that the other shard had missed
     assert counted(fresh, "present_chunks") == 3
 
 
@@ -216,7 +216,7 @@ def test_requests_end_with_nothing_left_behind(start_engine: StartEngine, daemon
     assert not daemon.problems()
 
 
-def test_hits_are_told_by_tier(start_engine: StartEngine) -> None:
+def test_hits_are_reported_by_tier(start_engine: StartEngine) -> None:
     engine = start_engine()
     tokens = prompt(1, 4 * CHUNK + 1)
     ask(engine, "cold", tokens)
@@ -260,7 +260,7 @@ def test_reset_drops_this_model_alone(start_engine: StartEngine) -> None:
     assert ask(other, "other again", tokens).external == 4 * CHUNK
 
 
-def test_the_class_is_made_when_it_is_asked_for_and_derives_from_vllms_base() -> None:
+def test_the_class_is_made_on_first_access_and_derives_from_vllms_base() -> None:
     with fake_vllm.installed():
         from kvpool_client.vllm import connector
 
@@ -278,8 +278,8 @@ def test_the_class_is_made_when_it_is_asked_for_and_derives_from_vllms_base() ->
 
 def test_importing_the_module_imports_neither_vllm_nor_torch() -> None:
     code = "import sys, kvpool_client.vllm.connector as c; print({'vllm', 'torch'} & set(sys.modules))"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said.strip() == "set()"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "set()"
 
 
 def test_a_save_that_is_dropped_needs_no_delivery(start_engine: StartEngine) -> None:

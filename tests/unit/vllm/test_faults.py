@@ -28,7 +28,7 @@ TOKENS = prompt(1, 5 * CHUNK + 1)
 
 
 def corrupt(engine: ScriptedEngine, chunk: int, rank: int = 0, *, layer: int = 1) -> None:
-    """Turn bits of a stored chunk of TOKENS in the arena."""
+    """Flip bits of a stored chunk of TOKENS in the arena."""
     pool = engine.workers[rank]._worker.pool
     keys = pool.keys_from_hashes(Request("keys", TOKENS).block_hashes, BLOCK, salt=b"")
     with pool.acquire(pool.lookup(keys)) as lease:
@@ -68,7 +68,7 @@ def _has_other_epoch(pool: kv.Pool, epoch: bytes) -> bool:
 
 
 def lose_next_lease(engine: ScriptedEngine, rank: int = 0) -> None:
-    """The next ticket is worth nothing on this rank, while every chunk stays where it is."""
+    """Make the next ticket of this rank invalid; every chunk stays stored."""
     pool = engine.workers[rank]._worker.pool
     claim = pool.claim
 
@@ -81,7 +81,7 @@ def lose_next_lease(engine: ScriptedEngine, rank: int = 0) -> None:
 
 @pytest.mark.parametrize("load", ["async", "sync"])
 @pytest.mark.parametrize("is_corrupt", [False, True])
-def test_what_is_stored_after_a_failed_load_is_right(start_engine: StartEngine, load: str, is_corrupt: bool) -> None:
+def test_chunks_stored_after_a_failed_load_are_right(start_engine: StartEngine, load: str, is_corrupt: bool) -> None:
     """The engine has computed on KV that never came; a fresh engine that loads everything sees only right bytes."""
     engine = start_engine(kvpool__load=load)
     ask(engine, "cold", TOKENS)
@@ -97,7 +97,7 @@ def test_what_is_stored_after_a_failed_load_is_right(start_engine: StartEngine, 
 
 @pytest.mark.parametrize("load", ["async", "sync"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_one_shards_failure_spoils_nothing_on_the_other(start_engine: StartEngine, load: str, rank: int) -> None:
+def test_one_shards_failure_does_not_affect_the_other(start_engine: StartEngine, load: str, rank: int) -> None:
     engine = start_engine(ranks=2, kvpool__load=load)
     ask(engine, "cold", TOKENS)
     lose_next_lease(engine, rank)
@@ -110,7 +110,7 @@ def test_one_shards_failure_spoils_nothing_on_the_other(start_engine: StartEngin
 
 @pytest.mark.parametrize("load", ["async", "sync"])
 def test_a_failing_request_is_not_asked_for_again(start_engine: StartEngine, load: str) -> None:
-    """A chunk that fails whenever it is loaded, and is found whenever it is looked up, ends no request and loops none."""
+    """A chunk that always fails to load and is always found by a lookup ends no request and causes no endless loop."""
     engine = start_engine(kvpool__load=load)
     ask(engine, "cold", TOKENS)
     pool = engine.workers[0]._worker.pool
@@ -175,9 +175,7 @@ def test_a_daemon_killed_while_saving_leaves_the_engine_alive(
     assert ask(engine, "cold", TOKENS, new_tokens=3).generated == 3
 
 
-def test_a_daemon_that_hangs_holds_no_request_back_for_longer_than_was_set(
-    start_engine: StartEngine, daemon: Daemon
-) -> None:
+def test_a_hung_daemon_delays_no_request_longer_than_the_setting(start_engine: StartEngine, daemon: Daemon) -> None:
     engine = start_engine(kvpool__wait_s=0.05, kvpool__timeout_s=0.3)
     ask(engine, "cold", TOKENS)
     daemon.signal(signal.SIGSTOP)
@@ -188,7 +186,7 @@ def test_a_daemon_that_hangs_holds_no_request_back_for_longer_than_was_set(
     assert counted(engine, "declined_tokens_late_answer") == 5 * CHUNK
 
 
-def test_a_scheduler_is_told_to_ask_later_while_the_answer_is_out(start_engine: StartEngine) -> None:
+def test_a_scheduler_is_asked_to_retry_while_the_answer_is_missing(start_engine: StartEngine) -> None:
     engine = start_engine(kvpool__wait_s=5.0)
     ask(engine, "cold", TOKENS)
     half = engine.scheduler._scheduler
@@ -236,7 +234,7 @@ def test_chunks_that_another_engine_is_saving_are_waited_for(start_engine: Start
     engine.scheduler.request_finished_all_groups(request, ([],))
 
 
-def test_a_save_that_takes_too_long_is_waited_for_no_longer_than_was_set(start_engine: StartEngine) -> None:
+def test_the_wait_for_a_slow_save_is_bounded_by_the_setting(start_engine: StartEngine) -> None:
     engine = start_engine(kvpool__wait_s=2.0)
     ask(engine, "part", TOKENS[: 3 * CHUNK + 1])
     with reserved_by_another(engine, TOKENS, 3):
@@ -256,7 +254,7 @@ def failing_load(engine: ScriptedEngine, chunk: int) -> Request:
 
 @pytest.mark.parametrize("chunk", [0, 2, 4])
 def test_blocks_of_a_failed_load_are_not_found_when_its_request_is_gone(start_engine: StartEngine, chunk: int) -> None:
-    """An engine whose caller hangs up before the blocks were computed again still has them in its own prefix cache."""
+    """A request aborted before its blocks were computed again leaves them in the engine's own prefix cache."""
     engine = start_engine(kvpool__load="sync")
     engine.abort(failing_load(engine, chunk))
     request = Request("next", [*TOKENS, *prompt(9, CHUNK)], new_tokens=3)
@@ -348,7 +346,7 @@ def test_a_defect_after_the_promise_still_ends_the_request(start_engine: StartEn
     assert engine.recomputed == 1
 
 
-def test_block_tables_that_could_not_be_read_are_never_saved_by(start_engine: StartEngine) -> None:
+def test_unreadable_block_tables_are_never_used_for_saves(start_engine: StartEngine) -> None:
     engine = start_engine(budget=CHUNK)
     planner = engine.scheduler._scheduler._planner
     plan, calls = planner.plan, []
@@ -365,7 +363,7 @@ def test_block_tables_that_could_not_be_read_are_never_saved_by(start_engine: St
     assert ask(engine, "warm", TOKENS).external == CHUNK
 
 
-def test_workers_without_a_pool_are_heard_of(start_engine: StartEngine) -> None:
+def test_workers_without_a_pool_are_logged(start_engine: StartEngine) -> None:
     writer, engine = start_engine(), start_engine()
     ask(writer, "cold", TOKENS)
     worker = engine.workers[0]
@@ -389,7 +387,7 @@ def test_a_full_pool_declines_and_the_engine_goes_on(start_engine: StartEngine, 
     big.close()
 
 
-def test_frames_of_the_daemon_that_say_too_little_are_a_miss(start_engine: StartEngine) -> None:
+def test_frames_of_the_daemon_with_missing_fields_are_a_miss(start_engine: StartEngine) -> None:
     engine = start_engine()
     ask(engine, "cold", TOKENS)
     session = engine.scheduler._scheduler.pool._link.session

@@ -1,4 +1,4 @@
-"""vLLM forgets its prefixes while saves are under way: those that read are waited for, the others never begin to."""
+"""Resets of vLLM's prefix cache during saves: saves that are reading are waited for, the others never begin."""
 
 import threading
 from pathlib import Path
@@ -28,7 +28,7 @@ REQUESTS = 5
 
 
 def saves_under_way(engine: ScriptedEngine) -> list[Request]:
-    """Requests that have ended, whose saves wait at the gate: two have begun, the others not."""
+    """Ended requests whose saves wait at the gate: two have begun, the others not."""
     requests = [Request(f"cold-{number}", prompt(number, 3 * CHUNK + 1), new_tokens=2) for number in range(REQUESTS)]
     engine.arrive(*requests)
     engine.step_until(lambda: not engine.requests, "they have ended")
@@ -74,7 +74,7 @@ def test_a_reset_beside_saves_does_not_fail_for_a_rank_without_a_pool(
     assert not engine.blocks.held
 
 
-def test_a_reset_waits_no_longer_than_was_set_for_a_save_that_reads_on(
+def test_the_wait_of_a_reset_for_a_reading_save_is_bounded_by_the_setting(
     start_engine: StartEngine, gate: threading.Event
 ) -> None:
     engine = start_engine(kvpool__timeout_s=0.2, kvpool__save="prompt")
@@ -100,7 +100,7 @@ def test_a_reset_beside_requests_drops_no_save(start_engine: StartEngine, gate: 
     assert counted(engine, "saved_chunks") == 3 * len(requests) + 2
 
 
-def test_a_pool_without_a_reset_is_left_as_it_is() -> None:
+def test_a_block_pool_without_a_reset_function_is_not_changed() -> None:
     assert not watch_resets(SimpleNamespace(), lambda: None, lambda _: None)
     asked: list[str] = []
 
@@ -115,7 +115,7 @@ def test_a_pool_without_a_reset_is_left_as_it_is() -> None:
     assert asked == ["before", "reset(){}", "after: True", "before", "reset(1,){'of': 'all'}", "after: False"]
 
 
-def test_own_prefixes_are_old_from_new_weights_until_they_are_forgotten() -> None:
+def test_own_prefixes_are_outdated_from_new_weights_until_they_are_dropped() -> None:
     own = OwnPrefixes()
     own.renew()
     assert own.are_old, "nothing was forgotten before"
@@ -128,7 +128,7 @@ def test_own_prefixes_are_old_from_new_weights_until_they_are_forgotten() -> Non
     assert own.are_old
 
 
-def test_a_reset_gives_a_save_the_time_of_both_its_questions() -> None:
+def test_a_reset_waits_for_both_requests_of_a_save() -> None:
     limits: list[float] = []
 
     def drain(limit_s: float) -> dict[int, int]:
@@ -146,7 +146,7 @@ def test_a_reset_gives_a_save_the_time_of_both_its_questions() -> None:
     assert not pins
 
 
-def test_of_a_rank_that_has_not_attached_nothing_is_known(tmp_path: Path) -> None:
+def test_a_rank_that_has_not_attached_has_no_state(tmp_path: Path) -> None:
     board, clock = SaveBoard(2), MonotonicClock()
     ranks = [RankSaves(), RankSaves()]
     ranks[0].attach(board.path, 0)

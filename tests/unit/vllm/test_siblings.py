@@ -1,4 +1,4 @@
-"""The vLLM connector as one of several in a MultiConnector: what others take leaves nothing held, and vLLM knows it by name."""
+"""The vLLM connector beside others in a MultiConnector: requests taken by others leave no hold, and vLLM finds it by name."""
 
 import importlib.metadata
 import sys
@@ -36,14 +36,14 @@ TOKENS = prompt(1, 5 * CHUNK + 1)
 
 def offered(engine: ScriptedEngine, request: Request, held: int = 0) -> int:
     """Tokens that the pool offers, once its daemon has answered."""
-    said: list[Any] = []
+    answers: list[Any] = []
 
     def is_expected() -> bool:
-        said.append(engine.scheduler.get_num_new_matched_tokens(request, held)[0])
-        return said[-1] is not None
+        answers.append(engine.scheduler.get_num_new_matched_tokens(request, held)[0])
+        return answers[-1] is not None
 
     wait_until(is_expected, "the pool has an answer")
-    return int(said[-1])
+    return int(answers[-1])
 
 
 def wait_nothing_held(daemon: Daemon) -> None:
@@ -71,7 +71,9 @@ def test_the_name_is_registered_where_plugins_are_switched_off() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_what_another_connector_takes_leaves_no_ticket(start_engine: StartEngine, daemon: Daemon, ranks: int) -> None:
+def test_a_request_taken_by_another_connector_leaves_no_ticket(
+    start_engine: StartEngine, daemon: Daemon, ranks: int
+) -> None:
     engine = start_engine(ranks=ranks)
     ask(engine, "cold", TOKENS)
     request = Request("taken", list(TOKENS))
@@ -106,7 +108,7 @@ def test_a_request_that_ends_before_it_runs_leaves_no_ticket(start_engine: Start
     wait_nothing_held(daemon)
 
 
-def test_a_question_that_is_asked_anew_leaves_the_first_ones_ticket(start_engine: StartEngine, daemon: Daemon) -> None:
+def test_a_repeated_lookup_keeps_the_ticket_of_the_first(start_engine: StartEngine, daemon: Daemon) -> None:
     engine = start_engine()
     ask(engine, "cold", TOKENS)
     request = Request("longer", list(TOKENS))
@@ -141,11 +143,11 @@ def test_another_models_scheduler_ends_no_ticket(daemon: Daemon) -> None:
 
 
 def late(engine: ScriptedEngine) -> None:
-    """From now on the daemon's answers come never."""
+    """Withhold the daemon's answers from now on."""
     engine.scheduler._scheduler._promise_fetcher.ask = lambda _hit: Future()
 
 
-def test_where_others_take_what_is_offered_nobody_waits_for_a_late_answer(start_engine: StartEngine) -> None:
+def test_where_another_connector_takes_the_request_nobody_waits_for_a_late_answer(start_engine: StartEngine) -> None:
     engine = start_engine(kvpool__wait_s=3600.0)
     ask(engine, "cold", TOKENS)
     first, second, third = (Request(name, list(TOKENS)) for name in ("first", "second", "third"))
@@ -163,7 +165,7 @@ def test_where_others_take_what_is_offered_nobody_waits_for_a_late_answer(start_
         engine.scheduler.request_finished_all_groups(request, ([],))
 
 
-def test_an_answer_that_promises_nothing_is_not_taken_for_another_connectors_load(
+def test_an_answer_without_tokens_does_not_count_as_another_connectors_load(
     start_engine: StartEngine, daemon: Daemon
 ) -> None:
     engine = start_engine(kvpool__wait_s=3600.0)
@@ -190,10 +192,10 @@ def test_an_answer_that_promises_nothing_is_not_taken_for_another_connectors_loa
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_step_in_which_another_connector_loads_is_saved_when_it_has_gone_well(
+def test_a_step_in_which_another_connector_loads_is_saved_once_the_load_succeeded(
     start_engine: StartEngine, fails: bool
 ) -> None:
-    """The other one's load is synchronous and brings nothing; vLLM is told so at the step's end, or it was right by chance."""
+    """The other load is synchronous and brings nothing; vLLM gets this report at the step's end, or it was right by chance."""
     engine = start_engine()
     request = Request("other's", list(TOKENS), new_tokens=2 * CHUNK)
     engine.arrive(request)
@@ -221,7 +223,7 @@ def test_a_step_in_which_another_connector_loads_is_saved_when_it_has_gone_well(
 
 
 def filling(engine: ScriptedEngine, request: Request, taken: int) -> Callable[[Request], bool]:
-    """Bring what the other connector has claimed as soon as the request has blocks."""
+    """Load the tokens that the other connector has claimed, as soon as the request has blocks."""
     admit = engine._ask
 
     def ask_and_fill(asked: Request) -> bool:
@@ -235,7 +237,7 @@ def filling(engine: ScriptedEngine, request: Request, taken: int) -> Callable[[R
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         ({"scheduler_config": SimpleNamespace(async_scheduling=True)}, "--no-async-scheduling"),
         ({"use_v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER=0"),
@@ -244,7 +246,7 @@ def filling(engine: ScriptedEngine, request: Request, taken: int) -> Callable[[R
     ids=["async-scheduling", "second-runner", "neither"],
 )
 def test_loads_run_between_steps_where_vllm_does_not_recover_from_others(
-    change: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
+    change: dict[str, Any], expected: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     from kvpool_client.vllm.settings import Settings
     from kvpool_client.vllm.worker.sync_loads import served_loads
@@ -253,11 +255,11 @@ def test_loads_run_between_steps_where_vllm_does_not_recover_from_others(
     config = config_of("/x")
     vars(config).update(change)
     settings, reason = served_loads(Settings(load="sync"), config)
-    assert (settings.load, said in reason) == ("async" if said else "sync", True)
+    assert (settings.load, expected in reason) == ("async" if expected else "sync", True)
     assert served_loads(Settings(load="async"), config) == (Settings(load="async"), "")
 
 
-def test_an_offer_without_room_that_vllms_own_blocks_make_needless_is_no_declined_one(
+def test_an_offer_replaced_by_vllms_own_blocks_does_not_count_as_declined(
     start_engine: StartEngine,
 ) -> None:
     engine = start_engine(kvpool__wait_s=3600.0)
@@ -273,7 +275,7 @@ def test_an_offer_without_room_that_vllms_own_blocks_make_needless_is_no_decline
         engine.scheduler.request_finished_all_groups(ended, ([],))
 
 
-def test_many_requests_together_keep_the_scheduler_no_longer_than_one(start_engine: StartEngine) -> None:
+def test_many_requests_together_delay_the_scheduler_no_longer_than_one(start_engine: StartEngine) -> None:
     engine = start_engine(kvpool__wait_s=3600.0)
     ask(engine, "cold", TOKENS)
     late(engine)

@@ -1,4 +1,4 @@
-"""What a step costs in which vLLM's connector has nothing to do: so many calls of its functions, however many requests run.
+"""Cost of a step without work for vLLM's connector: a number of calls that does not grow with the requests.
 
 Calls are counted, not seconds: they are the same on every machine, and behind a forward pass each comes from cold memory.
 """
@@ -18,9 +18,9 @@ from tests.rigs.vllm.setting import CHUNK, StartEngine, counted, prompt, start_e
 
 __all__ = ["start_engine"]
 pytestmark = pytest.mark.torch
-# The hooks of a step and of three layers, and what two of them do: bring block tables up to date, and hear of the step's end.
+# The hooks of a step and of three layers, and the work of two of them: update block tables, and end the step.
 CALLS_MAX = 80
-# More than the steps that are waited for.
+# More than the steps of any wait below.
 TOKENS, BLOCKS = 2000, 2048
 OWN = ("/kvpool_client/", "/kvpool/")
 
@@ -70,8 +70,8 @@ def test_a_step_without_chunks_to_save_costs_few_calls_however_many_requests_run
     assert together == pytest.approx(alone, abs=2)
 
 
-def test_a_save_behind_a_quiet_step_is_told_of(start_engine: StartEngine) -> None:
-    """A request that comes while others decode is saved, and its blocks are given back."""
+def test_a_save_after_a_step_without_work_is_reported(start_engine: StartEngine) -> None:
+    """A request that comes while others decode is saved, and its blocks are released."""
     engine = start_engine(kvpool__save="prompt", blocks=BLOCKS)
     requests = decoding(engine, 0, 1)
     calls_of_a_step(engine)

@@ -1,4 +1,4 @@
-"""What the vLLM connector measures and how it waits: time that is a load's, loads that are slow, steps without tokens."""
+"""Time and waiting in the vLLM connector: load time alone is measured, slow loads, steps without tokens."""
 
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ class Clock:
 
 
 class SlowPool:
-    """Claiming takes a second, each layer three, the rest five. Is the lease, the load and its result too."""
+    """Claiming takes one second, each layer three, the rest five. It is also the lease, the load and its result."""
 
     chunks = chunks_so_far = 2
     reason = "complete"
@@ -59,7 +59,7 @@ class SlowPool:
         pass
 
 
-def test_what_the_model_computes_between_two_layers_is_not_the_loads_time() -> None:
+def test_computing_between_two_layers_is_not_counted_as_load_time() -> None:
     clock = Clock()
     fetch = Fetch(ORDER, replica=0, clock=clock)
     pool: Any = SlowPool(clock)
@@ -74,7 +74,7 @@ def test_what_the_model_computes_between_two_layers_is_not_the_loads_time() -> N
 
 
 @pytest.mark.parametrize(("reason", "is_measured"), [("timeout", True), ("corrupt", False), ("gone", False)])
-def test_a_load_that_ends_for_want_of_progress_counts_as_slow(
+def test_a_load_that_ends_without_progress_counts_as_slow(
     reason: str, is_measured: bool, start_engine: StartEngine
 ) -> None:
     half = start_engine().scheduler._scheduler
@@ -107,7 +107,7 @@ def test_a_step_without_tokens_waits_a_moment_for_the_loads_of_others(
     half._running.clear()
 
 
-def test_the_plan_says_whether_a_step_computes(start_engine: StartEngine) -> None:
+def test_the_plan_records_whether_a_step_computes(start_engine: StartEngine) -> None:
     scheduler = start_engine().scheduler
     running = SimpleNamespace(req_ids=[], resumed_req_ids=set(), new_block_ids=[], num_computed_tokens=[])
     step: dict[str, Any] = {"scheduled_new_reqs": [], "scheduled_cached_reqs": running}
@@ -115,7 +115,7 @@ def test_the_plan_says_whether_a_step_computes(start_engine: StartEngine) -> Non
     assert not scheduler.build_connector_meta(SimpleNamespace(**step, num_scheduled_tokens={"other": 1})).is_idle
 
 
-def test_a_load_that_is_never_reported_holds_nobody_back_for_ever() -> None:
+def test_a_load_that_is_never_reported_delays_nobody_for_ever() -> None:
     loads, hashes, entry = UnverifiedLoads(), [b"zero", b"one", b"two"], SimpleNamespace(table=None)
     loads.add(UnverifiedLoad(1, 1, b"one", entry))  # type: ignore[arg-type]  # not looked into
     assert not loads.has_any_of(hashes, 1)

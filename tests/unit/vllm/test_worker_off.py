@@ -1,4 +1,4 @@
-"""The vLLM connector where a worker cannot keep KV: what the scheduler's half plans for it ends as failed, and is heard of."""
+"""A vLLM worker that cannot store KV: loads planned for it end as failed, and the scheduler is notified."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_workers_that_are_shown_a_spec_for_each_layer_share_with_others(start_en
 
 
 def run_with_a_lease_promise(engine: ScriptedEngine, request: Request) -> None:
-    """Run a request that is planned for before a worker has said anything."""
+    """Run a request that is planned before a worker has reported anything."""
     engine.arrive(request)
     wait_until(
         lambda: engine.scheduler.get_num_new_matched_tokens(request, 0)[0] is not None, "the daemon has promised chunks"
@@ -35,7 +35,7 @@ def run_with_a_lease_promise(engine: ScriptedEngine, request: Request) -> None:
 
 @pytest.mark.parametrize("load", ["async", "sync"])
 @pytest.mark.parametrize("absent", [(0,), (1,), (0, 1)])
-def test_what_is_ordered_of_a_worker_without_a_pool_fails_and_nothing_more_is(
+def test_loads_planned_for_a_worker_without_a_pool_fail_and_no_more_are_planned(
     start_engine: StartEngine, load: str, absent: tuple[int, ...]
 ) -> None:
     ask(start_engine(ranks=2), "cold", TOKENS)
@@ -53,7 +53,7 @@ def test_what_is_ordered_of_a_worker_without_a_pool_fails_and_nothing_more_is(
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])
-def test_a_worker_whose_tensors_do_not_fit_fails_what_is_ordered(start_engine: StartEngine, load: str) -> None:
+def test_a_worker_whose_tensors_do_not_fit_fails_its_loads(start_engine: StartEngine, load: str) -> None:
     ask(start_engine(), "cold", TOKENS)
     engine = start_engine(kvpool__load=load)
     odd = {name: torch.zeros((64, 3), dtype=torch.uint8) for name in engine.workers[0]._worker._layers}
@@ -82,7 +82,7 @@ def test_a_worker_that_is_refused_while_registering_is_counted_once(
     assert worker.get_kv_connector_stats().data["refusals_other"] == 1
 
 
-def test_a_reset_does_not_fail_for_a_rank_without_a_pool_and_nothing_is_saved_for_nobody(
+def test_a_reset_does_not_fail_for_a_rank_without_a_pool_and_nothing_is_saved(
     start_engine: StartEngine,
 ) -> None:
     engine = start_engine(ranks=2, worker_specs={1: specs_by_layer(num_kv_heads=1)})

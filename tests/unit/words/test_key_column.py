@@ -15,7 +15,7 @@ def keys_of(count: int) -> list[bytes]:
 
 
 @given(st.integers(0, 9), st.integers(-12, 12), st.integers(-12, 12))
-def test_a_column_is_cut_as_a_list_is(count: int, first: int, end: int) -> None:
+def test_a_column_is_sliced_like_a_list(count: int, first: int, end: int) -> None:
     keys = keys_of(count)
     column = KeyColumn.of(keys)
     assert (len(column), list(column), column.packed) == (count, keys, b"".join(keys))
@@ -28,7 +28,7 @@ def test_a_column_is_cut_as_a_list_is(count: int, first: int, end: int) -> None:
             column[first]
 
 
-def test_the_whole_of_a_column_is_not_copied() -> None:
+def test_a_whole_column_is_not_copied() -> None:
     column = KeyColumn.of(keys_of(3))
     assert column[:].packed is column.packed
     assert column.of_rank(0, 1).packed is column.packed
@@ -45,7 +45,7 @@ def test_each_key_follows_the_one_before(count: int) -> None:
 
 
 @given(st.lists(st.booleans(), max_size=8))
-def test_keys_are_chosen_by_places_or_by_a_mask(mask: list[bool]) -> None:
+def test_keys_are_chosen_by_indexes_or_by_a_mask(mask: list[bool]) -> None:
     keys = keys_of(len(mask))
     column, places = KeyColumn.of(keys), [at for at, is_chosen in enumerate(mask) if is_chosen]
     wanted = [keys[at] for at in places]
@@ -64,7 +64,7 @@ def test_each_rank_has_its_own_keys(ranks: int, chunks: int, first: int, end: in
 
 
 @pytest.mark.parametrize(("count", "at_once", "sizes"), [(0, 3, []), (3, 3, [3]), (7, 3, [3, 3, 1])])
-def test_a_column_comes_in_parts(count: int, at_once: int, sizes: list[int]) -> None:
+def test_a_column_is_given_in_parts(count: int, at_once: int, sizes: list[int]) -> None:
     column = KeyColumn.of(keys_of(count))
     parts = list(column.parts(at_once))
     assert [len(part) for part in parts] == sizes
@@ -82,6 +82,6 @@ def test_columns_are_equal_by_their_keys() -> None:
 
 
 @pytest.mark.parametrize("packed", [b"x", bytes(KEY_BYTES - 1), bytes(2 * KEY_BYTES + 1)])
-def test_half_a_key_is_none(packed: bytes) -> None:
+def test_half_a_key_is_refused(packed: bytes) -> None:
     with pytest.raises(AssertionError, match="no whole keys of 32"):
         KeyColumn(packed)

@@ -1,4 +1,4 @@
-"""docs/keys.md as a program: its keys are those of a chain of our own, whatever goes into the root."""
+"""docs/keys.md as a program: its keys equal those of a KeyChain, for any fields of the root."""
 
 import re
 from pathlib import Path
@@ -24,7 +24,7 @@ SHAPE: dict[str, Any] = {"layers": 2, "kv_heads": 1, "head_dim": 8, "chunk_token
         ("", b"", b"", {"planes": 1, "block_tokens": 16, "format": "vllm/x"}),
     ],
 )
-def test_the_page_computes_our_keys(adapter: str, salt: bytes, secret: bytes, more: dict[str, Any]) -> None:
+def test_the_page_computes_the_same_keys(adapter: str, salt: bytes, secret: bytes, more: dict[str, Any]) -> None:
     found = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert found is not None
     page: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Layouts: sizes, refusals by name, fingerprints that differ for whatever makes bytes differ, and the wire form."""
+"""Layouts: sizes, refusals by name, fingerprints that differ wherever bytes differ, and the wire form."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -71,7 +71,7 @@ def test_a_chunk_has_a_greatest_size() -> None:
         replace(largest, layers=2)
 
 
-def test_a_scheduler_stands_for_every_rank() -> None:
+def test_a_scheduler_has_the_layout_of_every_rank() -> None:
     scheduler = Layout(layers=1, kv_heads=1, head_dim=1, rank=None, world=3)
     assert scheduler.ranks == (0, 1, 2)
     assert scheduler.for_rank(2).ranks == (2,)
@@ -176,7 +176,7 @@ def test_stages_have_layers_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"layers": 2}, "layers is 2 of rank None, expected 3"),
         ({"rank": 5}, "layers is 3 of rank 5, expected 2"),
@@ -187,12 +187,12 @@ def test_stages_have_layers_of_their_own() -> None:
     ],
     ids=str,
 )
-def test_stages_that_do_not_fit_are_refused_by_name(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidArgument, match=said):
+def test_stages_that_do_not_fit_are_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
         replace(STAGED, **change)
 
 
-def test_equal_numbers_of_layers_of_other_stages_are_other_chunks() -> None:
+def test_equal_numbers_of_other_layers_are_different_chunks() -> None:
     """Rank 2 has layers 2 and 3 of the one, 3 and 4 of the other."""
     one, other = (
         replace(PLAIN, layers=2, world=4, rank=None, stages=stages) for stages in ((1, 1, 2, 2), (1, 2, 2, 1))
@@ -202,6 +202,6 @@ def test_equal_numbers_of_layers_of_other_stages_are_other_chunks() -> None:
 
 
 @pytest.mark.parametrize("wire", [None, [], (1,) * 10, [1] * 9, [1] * 11, [1] * 12, {"layers": 1}, b"0123456789"])
-def test_what_is_no_list_of_ten_is_refused(wire: object) -> None:
+def test_a_wire_form_that_is_no_list_of_ten_is_refused(wire: object) -> None:
     with pytest.raises(LayoutMismatch):
         Layout.from_wire(wire)

@@ -1,4 +1,4 @@
-"""Places of sockets: made where there is none, judged by who else may write there, and whether somebody serves them."""
+"""Directories of sockets: created where missing, refused where others may write, and whether a socket is served."""
 
 import os
 import socket
@@ -10,14 +10,14 @@ import pytest
 from kvpool.ownership import is_served, make_socket_directory
 
 
-def test_a_place_is_made_for_its_owner_to_write(tmp_path: Path) -> None:
+def test_a_directory_is_made_writable_for_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "run" / "kvpool" / "kvpool.sock"
     assert make_socket_directory(str(path)) == make_socket_directory(str(path), is_private=True) == ""
     assert not stat.S_IMODE(path.parent.stat().st_mode) & 0o022
     assert not path.exists()
 
 
-def test_a_place_that_others_may_write_is_no_private_one(tmp_path: Path) -> None:
+def test_a_directory_that_others_may_write_is_not_private(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o775)
     path = str(tmp_path / "shared" / "kvpool.sock")
@@ -28,7 +28,7 @@ def test_a_place_that_others_may_write_is_no_private_one(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-def test_a_strangers_place_is_named_with_what_to_do(tmp_path: Path) -> None:
+def test_a_strangers_directory_is_refused_with_a_remedy(tmp_path: Path) -> None:
     place = tmp_path / "open" / "kvpool"
     place.mkdir(parents=True)
     place.parent.chmod(0o1777)

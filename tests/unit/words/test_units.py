@@ -20,18 +20,18 @@ def test_durations_are_read(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1KiB", "1XB", "1 2", "0x10", "nan", "1e3", "१KiB"])
-def test_what_is_no_size_is_refused_by_its_value(text: str) -> None:
+def test_an_invalid_size_is_refused_by_its_value(text: str) -> None:
     with pytest.raises(InvalidArgument) as refusal:
         parse_size(text)
     assert repr(text) in str(refusal.value)
 
 
 @pytest.mark.parametrize("text", ["", "5", "s", "-1s", "1y", "inf"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument):
         parse_duration(text)
 
 
-def test_people_read_three_digits() -> None:
+def test_human_readable_numbers_have_three_digits() -> None:
     assert (format_size(900), format_size(64 << 20), format_size(3 << 40)) == ("900 B", "64.0 MiB", "3.0 TiB")
     assert (format_duration(0.0015), format_duration(90.0), format_duration(2e-6)) == ("1.5 ms", "1.5 m", "2 us")

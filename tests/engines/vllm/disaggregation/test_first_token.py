@@ -58,7 +58,7 @@ def served(
 
 @pytest.mark.timed
 def test_the_first_token_of_what_another_engine_computed_comes_five_times_sooner(
-    served: tuple[Server, Server, Server], model: Callable[[Geometry], Path], tell: Callable[[str], None]
+    served: tuple[Server, Server, Server], model: Callable[[Geometry], Path], report: Callable[[str], None]
 ) -> None:
     proxy, prefill, decode = served
     name = str(model(GEOMETRY))
@@ -81,13 +81,13 @@ def test_the_first_token_of_what_another_engine_computed_comes_five_times_sooner
         warm.append(seconds)
         seconds, again = timed(decode, asked)
         own.append(seconds)
-        # The producer loads nothing: what it says is what an engine without a pool says.
+        # The producer loads nothing: its tokens are those of an engine without a pool.
         assert answer == again == prefill.complete(name, asked, TOKENS)
     loaded = decode.metric("vllm:kvpool_hit_tokens_total") - hits
     assert prefill.metric("vllm:kvpool_hit_tokens_total") == 0
     assert decode.metric("vllm:kvpool_saved_chunks_total") == 0
     share = statistics.median(warm) / statistics.median(cold)
-    tell(
+    report(
         f"first token of {PROMPT_TOKENS} tokens on the second engine: {_ms(cold)} computed, {_ms(warm)} from the pool, "
         f"{share:.3f} of it, {_ms(own)} from its own cache; {_ms(whole)} for {TOKENS} tokens through the proxy, the first "
         f"engine's part included; {loaded / ROUNDS:.0f} tokens loaded each; medians of {ROUNDS} with the least and the most"

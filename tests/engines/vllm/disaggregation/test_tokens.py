@@ -1,4 +1,4 @@
-"""One engine that computes prompts, one that generates, and the proxy of examples/ before both, over HTTP as they are run."""
+"""Disaggregation as it is run: one engine computes prompts, one generates, the proxy of examples/ before both, over HTTP."""
 
 import signal
 import threading
@@ -50,14 +50,14 @@ def test_the_second_engine_computes_a_chunk_and_a_token_at_most(
     served: tuple[Server, Server, Server],
     plain: Callable[[Geometry], Engine],
     model: Callable[[Geometry], Path],
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
     proxy, prefill, decode = served
     for number, length in enumerate((333, 700, 1500)):
         asked, hits = prompt(900 + number, length), decode.metric(HIT_TOKENS)
         assert proxy.complete(str(model(GROUPED)), asked, TOKENS) == plain(GROUPED).tokens([asked], TOKENS)[0]
         computed = length - (decode.metric(HIT_TOKENS) - hits)
-        tell(f"of {length} tokens the second engine computed {computed:.0f}")
+        report(f"of {length} tokens the second engine computed {computed:.0f}")
         assert computed <= CHUNK_TOKENS + 1
     assert prefill.metric("vllm:generation_tokens_total") == 3
 
@@ -68,7 +68,7 @@ def test_the_second_engine_waits_for_what_the_first_is_still_saving(
     plain: Callable[[Geometry], Engine],
     model: Callable[[Geometry], Path],
 ) -> None:
-    """The first has answered, and nothing of its prompt can be seen yet."""
+    """The first has answered, and no chunk of its prompt is visible yet."""
     proxy, _, decode = served
     asked, answers = prompt(940, 700), []
     client = threading.Thread(

@@ -1,4 +1,4 @@
-"""Chunks whose bytes have changed in the pool: the tokens stay, the chunk goes, and nothing wrong is stored in its place."""
+"""Chunks whose bytes have changed in the pool: the tokens stay the same, the chunk is dropped, no wrong one replaces it."""
 
 from collections.abc import Callable
 

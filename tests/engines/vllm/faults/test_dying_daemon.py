@@ -1,4 +1,4 @@
-"""The daemon is away, is killed at every moment of a request, and comes back: the same tokens, and the engine lives on."""
+"""Death and return of the daemon at every moment of a request: the same tokens, and the engine lives on."""
 
 import signal
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tests.rigs.daemon import Daemon, wait_until
 
 Plain = Callable[[Geometry], Engine]
 ASKED = prompts(first=800)
-# Long enough that a test which looks every few milliseconds strikes within.
+# Long enough that a test which polls every few milliseconds hits it.
 PAUSE = "delay(1500ms)"
 
 
@@ -29,7 +29,7 @@ def _must_be_dead(daemon: Daemon) -> None:
 
 
 def _must_work_as_ever(survivor: Survivor, daemon: Daemon, expected: list[list[int]]) -> None:
-    """A new life of the daemon serves the engine: what it says is right, stored or there already, and loaded."""
+    """A new life of the daemon serves the engine: right tokens, chunks stored or there already, and loaded."""
     daemon.environment = {}
     daemon.start()
     survivor.wait_served(daemon)
@@ -42,13 +42,13 @@ def _must_work_as_ever(survivor: Survivor, daemon: Daemon, expected: list[list[i
 
 def _begin(survivor: Survivor) -> None:
     survivor.engine.forget()
-    survivor.engine.tell("generate", prompts=ASKED, tokens=16)
+    survivor.engine.send("generate", prompts=ASKED, tokens=16)
 
 
 def test_engine_started_without_a_daemon_works_and_picks_it_up(
     survivor: Survivor, tmp_path: Path, plain: Plain, expected: list[list[int]]
 ) -> None:
-    assert survivor.said_without_daemon == plain(GROUPED).tokens(survivor.asked_without_daemon, 16)
+    assert survivor.tokens_without_daemon == plain(GROUPED).tokens(survivor.asked_without_daemon, 16)
     with survivor.daemon() as daemon:
         assert survivor.engine.tokens(ASKED, 16) == expected
         wait_stored(daemon, loadable_tokens(ASKED))
@@ -125,9 +125,7 @@ def test_daemon_dies_while_saving(point: str, survivor: Survivor, expected: list
         _must_work_as_ever(survivor, daemon, expected)
 
 
-def test_daemon_that_stands_still_delays_the_engine_and_changes_nothing(
-    survivor: Survivor, expected: list[list[int]]
-) -> None:
+def test_a_hung_daemon_delays_the_engine_and_changes_no_token(survivor: Survivor, expected: list[list[int]]) -> None:
     with survivor.daemon() as daemon:
         assert survivor.engine.tokens(ASKED, 16) == expected
         wait_stored(daemon, loadable_tokens(ASKED))

@@ -1,7 +1,7 @@
-"""The daemon is killed (-9) while the layers of a load are being copied, in both ways of loading: the same tokens.
+"""Kills (-9) of the daemon while the layers of a load are copied, in both ways of loading: the same tokens.
 
-From DRAM it dies in the moment in which the copy has begun, or between two layers of the model; from a slow disk while part of
-the chunks has come and the rest never will.
+From DRAM it dies when the copy has just begun, or between two layers of the model; from a slow disk when only a part of the
+chunks has landed.
 """
 
 import signal
@@ -17,7 +17,7 @@ from tests.faults.rigs.fault_filesystem import FaultFilesystem
 from tests.rigs.daemon import Daemon, wait_until
 
 ASKED = [prompt(1300, 1500), prompt(1301, 700)]
-# A read that is this slow leaves a test time to look, and all of them together stay below the time without progress.
+# A read of this time leaves a test time to poll, and all of them together stay below the limit without progress.
 READ_US = 50_000
 
 Plain = Callable[[Geometry], Engine]
@@ -66,7 +66,7 @@ def test_daemon_is_killed_while_a_load_copies_from_dram(
 
 
 def test_daemon_is_killed_while_layers_come_from_a_slow_disk(
-    engine: Survivor, slow_disk: FaultFilesystem, expected: list[list[int]], tell: Callable[[str], None]
+    engine: Survivor, slow_disk: FaultFilesystem, expected: list[list[int]], report: Callable[[str], None]
 ) -> None:
     options = {"ssd.path": str(slow_disk.path / "ssd"), "ssd.capacity": "64MiB", "ssd.threads": "1"}
     with engine.daemon(**options) as daemon:
@@ -79,12 +79,12 @@ def test_daemon_is_killed_while_layers_come_from_a_slow_disk(
         engine.wait_served(daemon)
         slow_disk.set(match="segment-", delay_us=READ_US)
         engine.engine.forget()
-        engine.engine.tell("generate", prompts=ASKED, tokens=16)
+        engine.engine.send("generate", prompts=ASKED, tokens=16)
         wait_until(lambda: int(daemon.stats()["promoted_chunks"]) >= 3, "some chunks have come")
         landed = int(daemon.stats()["promoted_chunks"])
         daemon.kill()
         slow_disk.clear()
         assert tokens_of_answer(engine.engine.answer()) == expected
-        tell(f"{landed} of {chunks} chunks had come")
+        report(f"{landed} of {chunks} chunks had come")
         assert landed < chunks
         _must_work_as_ever(engine, daemon, expected)

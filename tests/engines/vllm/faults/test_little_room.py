@@ -40,7 +40,7 @@ def test_prefill_in_pieces_stores_and_loads_the_right_bytes(cramped: Engine, pla
 
 
 def test_preempted_requests_end_with_the_right_tokens(
-    cramped: Engine, plain: Plain, tell: Callable[[str], None]
+    cramped: Engine, plain: Plain, report: Callable[[str], None]
 ) -> None:
     asked = [prompt(700 + index, 150 + 17 * index) for index in range(8)]
     expected = plain(GROUPED).tokens(asked, 150)
@@ -49,7 +49,7 @@ def test_preempted_requests_end_with_the_right_tokens(
         assert cramped.tokens(asked, 150) == expected
     preemptions = cramped.ask("preemptions")["count"] - before
     assert preemptions > 0
-    tell(f"{preemptions} preemptions, {counted(cramped, 'loaded_chunks') - loaded} chunks loaded")
+    report(f"{preemptions} preemptions, {counted(cramped, 'loaded_chunks') - loaded} chunks loaded")
 
 
 @pytest.mark.parametrize("point", ["client.load.before", "client.load.before_result"])
@@ -69,7 +69,7 @@ def test_an_aborted_load_writes_into_no_block_of_another_request(
     assert answer["waiting"] == ["WAITING_FOR_REMOTE_KVS"]
     assert tokens_of_answer(answer) == expected
     assert answer["left"] == 0
-    # What was saved meanwhile is right as well.
+    # The chunks saved meanwhile are right as well.
     assert cramped.tokens(others, 40) == expected
     assert cramped.tokens([aborted], 16) == plain(GROUPED).tokens([aborted], 16)
     wait_until(lambda: module_daemon.stats()["leases"] == 0, "no lease is left")

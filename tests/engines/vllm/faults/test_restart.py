@@ -1,4 +1,4 @@
-"""After a restart of the daemon the SSD tier alone has the chunks: the engine loads them from there."""
+"""A restart of the daemon, after which the SSD tier alone has the chunks: the engine loads them from there."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Never slower than computing: hits on a disk that is slow are declined once that is known, with a reason, and tokens stay.
+"""Hits on a slow disk: declined with a reason once the rate is known, so that loading is never slower than computing.
 
-Each round compares one request in one engine, with its connector in place and taken out, so that whatever else the machine does
-meets both.
+Each round compares one request in one engine, with its connector in place and taken out, so that other load on the machine
+affects both.
 """
 
 import statistics
@@ -17,11 +17,11 @@ from tests.faults.rigs.fault_filesystem import FaultFilesystem
 from tests.rigs.daemon import Daemon, wait_until
 
 PROMPT_TOKENS = 1500
-# Two loads are believed; a machine that is busy may need one more.
+# Two slow loads count; a busy machine may need one more.
 LEARNING = 4
 ROUNDS_MIN, ROUNDS_MAX = 7, 10
 READ_US = 40_000
-# What it is meant to be is 1.02; a busy machine is allowed to be busy.
+# The target is 1.02; the bound leaves room for a busy machine.
 OVERHEAD_MAX = 1.10
 DECLINED = "kvpool_declined_tokens/slower_than_computing_ssd"
 
@@ -34,7 +34,7 @@ def test_a_slow_disk_costs_two_requests_and_then_nothing(
     slow_disk: FaultFilesystem,
     start_engine: StartEngine,
     plain: Plain,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
     asked = [prompt(4000 + number, PROMPT_TOKENS) for number in range(LEARNING + ROUNDS_MAX)]
     options = {
@@ -65,7 +65,7 @@ def test_a_slow_disk_costs_two_requests_and_then_nothing(
         learnt = _learn(engine, plain(GROUPED), asked[:LEARNING])
         ratios, computed = _compare(engine, plain(GROUPED), asked[len(learnt) : len(learnt) + ROUNDS_MAX])
         slow_disk.clear()
-        tell(
+        report(
             f"{load}: first token of {PROMPT_TOKENS} tokens from a slow disk {[round(each * 1000) for each in learnt]} ms, "
             f"computed {computed * 1000:.0f} ms; declined {statistics.median(ratios):.4f} x the time without the pool; "
             f"median of {len(ratios)} pairs"
@@ -92,7 +92,7 @@ def _learn(engine: Engine, plain: Engine, asked: list[list[int]]) -> list[float]
 
 
 def _compare(engine: Engine, plain: Engine, asked: list[list[int]]) -> tuple[list[float], float]:
-    """Of each pair, the time with the connector by the time without it; the median time without it, in seconds."""
+    """For each pair, the time with the connector over the time without it; the median time without it, in seconds."""
     ratios, computed = [], []
     loaded = counted(engine, "loaded_chunks")
     declined = engine.ask("counters")[DECLINED]
@@ -113,6 +113,6 @@ def _compare(engine: Engine, plain: Engine, asked: list[list[int]]) -> tuple[lis
         lambda: engine.ask("counters")[DECLINED] - declined >= len(ratios) * loadable_tokens(asked[:1]) * 0.9,
         "declined tokens are counted",
     )
-    # A declined tier is measured anew from time to time, by a few chunks.
+    # A declined tier is measured again from time to time, with a few chunks.
     assert (counted(engine, "loaded_chunks") - loaded) * CHUNK_TOKENS < loadable_tokens(asked[:2])
     return ratios, statistics.median(computed)

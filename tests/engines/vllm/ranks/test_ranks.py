@@ -1,4 +1,4 @@
-"""Tensor parallelism over two real ranks: each stores its shard, and a prefix is worth what every rank can give of it."""
+"""Tensor parallelism over two real ranks: each stores its shard, and a prefix is as long as every rank has it."""
 
 import pytest
 

@@ -60,7 +60,7 @@ def test_two_stages_load_what_they_computed(stages: Engine, module_daemon: Daemo
     assert not module_daemon.problems()
 
 
-def test_stages_say_what_an_engine_without_a_pool_says(
+def test_stages_generate_the_tokens_of_an_engine_without_a_pool(
     stages: Engine, plain: Callable[[Geometry], Engine], start_stages: Callable[[], Engine], module_daemon: Daemon
 ) -> None:
     """Computed by one engine, loaded by the next."""

@@ -1,4 +1,4 @@
-"""Bits of stored chunks, turned in the daemon's arena behind everybody's back."""
+"""Bits of stored chunks, flipped in the daemon's arena without its knowledge."""
 
 import mmap
 import os

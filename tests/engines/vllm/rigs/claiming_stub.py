@@ -1,4 +1,4 @@
-"""A connector that claims every prompt and brings nothing: the worst neighbour in a MultiConnector that keeps to the rules.
+"""A connector that claims every prompt and loads nothing: the worst neighbour in a MultiConnector that follows the rules.
 
 Its loads are asynchronous, each once for a request; the step after it was ordered a load is reported as ended with every block
 failed, so that vLLM computes the tokens and they stay right. Imported by vLLM alone.

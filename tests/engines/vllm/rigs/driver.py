@@ -1,4 +1,4 @@
-"""The process around one vLLM engine: obeys lines of JSON on stdin and answers each with one on stdout.
+"""The process around one vLLM engine: executes lines of JSON from stdin and answers each with one on stdout.
 
     python -m tests.engines.vllm.rigs.driver '{"model": …, "engine": {…}, "transfer": {…} or null}'
 
@@ -77,9 +77,9 @@ class Driver:
                 ignore_eos=True,
                 detokenize=False,
                 logprobs=2 if with_gaps else None,
-                extra_args={"kv_transfer_params": said} if said is not None else None,
+                extra_args={"kv_transfer_params": param} if param is not None else None,
             )
-            for said in params or [None] * len(prompts)
+            for param in params or [None] * len(prompts)
         ]
         self._spent.begin()
         cpu_before, before = time.process_time(), time.perf_counter()
@@ -156,7 +156,7 @@ class Driver:
         return {"done": bool(self._llm.reset_prefix_cache(reset_running_requests=True))}
 
     def preemptions(self) -> Answer:
-        """How often the engine has preempted a request."""
+        """The number of preemptions so far."""
         return {
             "count": sum(
                 int(getattr(metric, "value", 0))
@@ -166,7 +166,7 @@ class Driver:
         }
 
     def counters(self) -> Answer:
-        """What vLLM shows Prometheus of the connector and of external hits: value by name and last label."""
+        """vLLM's Prometheus metrics of the connector and of external hits: value by name and last label."""
         shown: Answer = {}
         for metric in self._llm.get_metrics():
             if metric.name.startswith(("vllm:kvpool_", "vllm:prompt_tokens_cached_by_source")):
@@ -193,7 +193,7 @@ class Driver:
         return {**answer, "waiting": waiting, "left": len(scheduler.requests)}
 
     def strike(self, pid: int, layer: int) -> Answer:
-        """Kill a process in the middle of the next load: when `layer` is waited for, negative: when the load is."""
+        """Kill a process in the middle of the next load: when `layer` is waited for, or, if negative, when the load is."""
         waits = (kv.Load.wait_layer, kv.Load.wait)
         self._has_struck = False
 
@@ -221,7 +221,7 @@ class Driver:
         return {}
 
     def has_struck(self) -> Answer:
-        """Whether the process was killed; no other will be."""
+        """True if the process was killed; no other will be."""
         self._restore_waits()
         return {"struck": self._has_struck}
 
@@ -271,7 +271,7 @@ class Driver:
         return {}
 
     def spoil(self, chunk: int) -> Answer:
-        """Turn a bit of a leased chunk in the arena when the next load begins; negative counts from the end."""
+        """Flip a bit of a leased chunk in the arena when the next load begins; negative counts from the end."""
         load, self._is_spoiled = kv.Pool.load, False
 
         def spoiling(pool: kv.Pool, lease: kv.Lease, *args: Any, **more: Any) -> kv.Load:
@@ -285,7 +285,7 @@ class Driver:
         return {}
 
     def has_spoiled(self) -> Answer:
-        """Whether a load has met the turned bit."""
+        """True if a load has met the flipped bit."""
         return {"spoiled": self._is_spoiled}
 
 
@@ -303,8 +303,8 @@ def _watch_pools() -> list[kv.Pool]:
 
 
 def _take_every_hit() -> None:
-    """Let no hit be declined for being slower than computing: with models this small the two are close, and a test of bytes
-    wants them loaded. A rate of prefill that is not known yet is the client's own way to say so."""
+    """Let no hit be declined because computing is faster: with models this small the two are close, and a test of bytes
+    needs them loaded. The client does so while the prefill rate is unknown."""
     from kvpool_client.engines import load_cost
 
     rates = load_cost.RateEstimator.rates

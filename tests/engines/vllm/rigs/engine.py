@@ -1,4 +1,4 @@
-"""The test's hold on one vLLM engine: a process of its own (see `driver`), asked over pipes.
+"""A handle of the tests for one vLLM engine: a process of its own (see `driver`), asked over pipes.
 
 Every answer has a deadline; an engine that died or is late fails the test with the end of its log.
 """
@@ -19,7 +19,7 @@ START_TIMEOUT_S = 240.0
 ANSWER_TIMEOUT_S = 180.0
 BLOCK_TOKENS = 32
 CHUNK_TOKENS = 64
-# Tens of times what bfloat16 moves a log probability of these models by.
+# Tens of times the change that bfloat16 makes in a log probability of these models.
 CLEAR_GAP = 0.3
 ROOT = Path(__file__).parents[4]
 ENVIRONMENT = {
@@ -106,17 +106,17 @@ class Engine:
 
     def ask(self, do: str, **arguments: object) -> dict[str, Any]:
         """One command and its answer."""
-        self.tell(do, **arguments)
+        self.send(do, **arguments)
         return self.answer()
 
-    def tell(self, do: str, **arguments: object) -> None:
+    def send(self, do: str, **arguments: object) -> None:
         """A command alone; `answer` waits for its end."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
         self._process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """The answer of a command that was told."""
+        """The answer to a command that was sent."""
         return self._answer(ANSWER_TIMEOUT_S)
 
     def tokens(self, prompts: list[list[int]], count: int, salt: str | None = None) -> list[list[int]]:
@@ -125,7 +125,7 @@ class Engine:
         return tokens_of_answer(self.ask("generate", prompts=prompts, tokens=count, salt=salt))
 
     def clear_prompts(self, candidates: list[list[int]], count: int) -> list[list[int]]:
-        """Those of the prompts whose answers do not hang on the last bits of a data type."""
+        """Those of the prompts whose answers do not depend on the last bits of a data type."""
         self.forget()
         gaps = self.ask("generate", prompts=candidates, tokens=count, with_gaps=True)["gaps"]
         return [ids for ids, gap in zip(candidates, gaps, strict=True) if gap >= CLEAR_GAP]
@@ -135,7 +135,7 @@ class Engine:
         assert self.ask("forget")["done"]
 
     def log(self) -> str:
-        """What the engine has said."""
+        """The engine's log so far."""
         return self._log.read_text(errors="replace")
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ def tokens_of_answer(answer: dict[str, Any]) -> list[list[int]]:
 def _transfer(
     socket: str, settings: dict[str, object], siblings: list[dict[str, object] | None] | None
 ) -> dict[str, object]:
-    """What docs/engines/vllm.md tells an operator to give vLLM."""
+    """The vLLM options that docs/engines/vllm.md asks for."""
     policy = {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
     # A request is held back for a second rather than a tenth of one: a busy machine must not decide what is loaded.
     patient = {"kvpool.wait_s": 2.0, **settings}
@@ -196,4 +196,4 @@ def _kill_group(leader: int) -> None:
     try:
         os.killpg(leader, signal.SIGKILL)
     except ProcessLookupError:
-        return  # nobody is left
+        return  # the process group is empty

@@ -5,7 +5,7 @@ import numpy as np
 from tests.engines.vllm.rigs.engine import CHUNK_TOKENS
 from tests.engines.vllm.rigs.tiny_models import VOCABULARY
 
-# Lengths around the borders of blocks and chunks, one below a chunk, one of many chunks.
+# Lengths around the boundaries of blocks and chunks, one below a chunk, one of many chunks.
 LENGTHS = (40, 200, 257, 320, 333, 700)
 
 

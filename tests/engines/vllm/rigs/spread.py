@@ -1,4 +1,4 @@
-"""How far a median of measurements can be trusted."""
+"""The confidence interval of a median of measurements."""
 
 
 def median_bounds(values: list[float]) -> tuple[float, float]:

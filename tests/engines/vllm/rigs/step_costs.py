@@ -1,7 +1,7 @@
-"""What a step of an engine in this process costs with and without a connector: the same requests' steps, taken in turns.
+"""Cost of a step of an engine in this process with and without a connector: the same requests' steps, in turns.
 
-Two engines, or two rounds of one, differ by more than a connector costs; two steps that follow each other do not. Where others
-use the machine too, wall-clock time is theirs: what is compared is processor time, or time without waits for a processor.
+Two engines, or two rounds of one, differ by more than a connector costs; two consecutive steps do not. On a shared machine
+wall-clock time includes other programs: processor time is compared, or time without waits for a processor.
 """
 
 import time
@@ -12,13 +12,13 @@ SCHEDULED = Path("/proc/thread-self/schedstat")
 
 
 def unhindered_seconds() -> float:
-    """A clock that stands still while this thread could run and has no processor: others have them."""
+    """A clock that does not count the time in which this thread waits for a processor."""
     waited_ns = int(SCHEDULED.read_text().split()[1])
     return time.perf_counter() - waited_ns / 1e9
 
 
 def empty_connectors(engine: Any) -> tuple[Any, Any]:
-    """Both halves of a connector that does nothing: what vLLM itself pays for having one."""
+    """Both halves of a connector that does nothing: vLLM's own cost of having one."""
     from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
     class NoOrders(base.KVConnectorMetadata):

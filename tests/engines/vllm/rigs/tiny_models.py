@@ -37,9 +37,9 @@ GROUPED = Geometry("grouped", "LlamaForCausalLM", 4, 256, 4, 2, 64, 512, 0.2, "f
 STRANGER = Geometry("stranger", "LlamaForCausalLM", 4, 256, 4, 2, 64, 512, 0.2, "float32", 2)
 # Every head has KV of its own, biases, another head size, another depth.
 FULL = Geometry("full", "Qwen2ForCausalLM", 6, 384, 4, 4, 96, 768, 0.15, "float32", 3)
-# What engines compute in as a rule. Its last bits depend on how requests are put together.
+# The usual data type of engines. Its last bits depend on the batch.
 BRAIN = Geometry("brain", "LlamaForCausalLM", 3, 256, 8, 2, 128, 512, 0.2, "bfloat16", 4)
-# Deep enough that prefill costs what it costs in earnest.
+# Deep enough for a realistic cost of prefill.
 DEEP = Geometry("deep", "LlamaForCausalLM", 12, 1024, 16, 4, 64, 2816, 0.1, "bfloat16", 5)
 
 # Latent attention (MLA), dense layers alone: one latent vector of 512 and one rotary of 64 for each token, of all heads.

@@ -1,4 +1,4 @@
-"""The publisher over a journal played by hand: what routers know after gaps, and what a failing read costs."""
+"""The publisher over a journal driven by hand: what routers know after gaps, and the effect of a failed read."""
 
 import os
 import random
@@ -92,7 +92,7 @@ def _index_of(publisher: EventPublisher) -> Index:
 
 
 def _assert_right(publisher: EventPublisher) -> None:
-    """What routers know is what is stored, on disk alone or not."""
+    """Routers know exactly the stored chunks, those on disk alone included."""
     rig = _rig_of(publisher)
     found = {medium: set(blocks) for medium, blocks in _index_of(publisher).media.items()}
     for medium, level in (("CPU", Level.DRAM), ("STORAGE", Level.SSD)):
@@ -102,7 +102,7 @@ def _assert_right(publisher: EventPublisher) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32))
-def test_routers_know_what_is_stored_after_gaps_too(seed: int) -> None:
+def test_routers_know_the_stored_chunks_after_gaps_too(seed: int) -> None:
     chance = random.Random(seed)
     rig = Rig()
     source = RigSource(rig)
@@ -127,17 +127,17 @@ def test_routers_know_what_is_stored_after_gaps_too(seed: int) -> None:
         publisher.stop()
 
 
-def test_a_gap_clears_every_topic_and_tells_parents_first(publisher: EventPublisher) -> None:
+def test_a_gap_clears_every_topic_and_republishes_parents_first(publisher: EventPublisher) -> None:
     rig = _rig_of(publisher)
     rig.store([1, 2, 3, 4])
     _publish_all(publisher)
     rig.journal._log.open_gap()
-    told_before = len(_kept(publisher))
+    published_before = len(_kept(publisher))
     _publish_all(publisher)
-    told = [event for _, _, payload in _kept(publisher)[told_before:] for event in decode(payload)[1]]
-    assert told[0]["type"] == "AllBlocksCleared"
+    published = [event for _, _, payload in _kept(publisher)[published_before:] for event in decode(payload)[1]]
+    assert published[0]["type"] == "AllBlocksCleared"
     index = Index(is_strict=True)
-    for event in told:
+    for event in published:
         index.apply(event)
     assert len(index.media["CPU"]) == 4
     assert publisher.stats()["events.resyncs"] == 1
@@ -155,7 +155,7 @@ def test_numbers_go_on_over_gaps_and_count_for_each_topic(publisher: EventPublis
     assert {topic for topic, _, _ in _kept(publisher)} == {b"kv@host@model"}
 
 
-def test_a_read_that_fails_is_counted_and_everything_is_told_anew() -> None:
+def test_a_failed_read_is_counted_and_everything_is_republished() -> None:
     rig = Rig()
     source = RigSource(rig)
     publisher = EventPublisher(
@@ -168,7 +168,7 @@ def test_a_read_that_fails_is_counted_and_everything_is_told_anew() -> None:
         wait_until(lambda: publisher.stats()["events.publish_errors"] == 1, "the failure is counted")
         source.fails = False
         publisher.wake()
-        wait_until(lambda: publisher.stats()["events.resyncs"] == 1, "everything is told anew")
+        wait_until(lambda: publisher.stats()["events.resyncs"] == 1, "everything is published anew")
         with Router(publisher.publish_endpoint, publisher.replay_endpoint) as router:
             wait_until(lambda: len(router.replay(0)) >= 1, "it is published")
             router.catch_up("kv@host@model")
@@ -178,9 +178,7 @@ def test_a_read_that_fails_is_counted_and_everything_is_told_anew() -> None:
     publisher.wake()
 
 
-def test_a_wake_while_another_is_read_is_not_the_last_one(
-    publisher: EventPublisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wake_up_during_a_read_is_not_lost(publisher: EventPublisher, monkeypatch: pytest.MonkeyPatch) -> None:
     read = os.eventfd_read
 
     def overlapping(fd: int) -> int:
@@ -194,7 +192,7 @@ def test_a_wake_while_another_is_read_is_not_the_last_one(
     assert publisher._wake_fd in dict(publisher._sockets.poller.poll(0))
 
 
-def test_what_cannot_be_bound_leaves_nothing_behind() -> None:
+def test_a_failed_bind_leaves_nothing_behind() -> None:
     context = zmq.Context()
     taken = context.socket(zmq.PUB)
     port = taken.bind_to_random_port("tcp://127.0.0.1")
@@ -213,8 +211,8 @@ def test_messages_are_bounded_by_bytes_events_topics_and_repetition() -> None:
     stored = [
         Event(0, EventKind.STORED, keys=key([at]), tokens=bytes(4 * 8), tiers=1 << Level.DRAM) for at in range(600)
     ]
-    told = [("a", form.events_of(event, LAYOUT)) for event in stored]
-    cut = batches([*told, ("b", told[0][1]), ("b", told[0][1]), ("b", [form.all_cleared()])])
+    published = [("a", form.events_of(event, LAYOUT)) for event in stored]
+    cut = batches([*published, ("b", published[0][1]), ("b", published[0][1]), ("b", [form.all_cleared()])])
     assert [(batch.topic, len(batch.events)) for batch in cut][-2:] == [("b", 1), ("b", 2)]
     assert sum(len(batch.events) for batch in cut) == 603
     assert max(len(batch.payload(0.0)) for batch in cut) <= 64 << 10
@@ -222,7 +220,7 @@ def test_messages_are_bounded_by_bytes_events_topics_and_repetition() -> None:
     assert batches([]) == batches([("a", [])]) == []
 
 
-def test_ranks_beyond_the_first_are_not_told() -> None:
+def test_ranks_beyond_the_first_are_not_published() -> None:
     layout = Layout(layers=2, kv_heads=1, head_dim=64, dtype="float16", chunk_tokens=8, rank=1, world=2)
     event = Event(0, EventKind.STORED, keys=key([1]), tokens=bytes(32), tiers=2)
     assert EventForm().events_of(event, layout) == []
@@ -234,7 +232,7 @@ def _chunk(names: list[int]) -> StoredChunk:
     return StoredChunk(key(names), parent, 0, 1 << Level.DRAM, 35, b"t")
 
 
-def test_a_snapshot_out_of_order_is_told_parents_first_and_as_it_is_by_then() -> None:
+def test_a_snapshot_is_published_parents_first_with_the_latest_state() -> None:
     order = SnapshotOrder(waiting_max=100)
     chain = [_chunk([1, 2, 3][: at + 1]) for at in range(3)]
     gone, moved = _chunk([1, 7]), _chunk([1, 8])
@@ -243,20 +241,20 @@ def test_a_snapshot_out_of_order_is_told_parents_first_and_as_it_is_by_then() ->
         Event(1, EventKind.REMOVED, keys=gone.key, tiers_before=2),
         Event(2, EventKind.UPDATED, keys=moved.key, tiers=4, tiers_before=2),
     ])  # fmt: skip
-    told = order.admit([chain[0]])
-    assert told[0].key == chain[0].key
-    assert {chunk.key: chunk.tiers for chunk in told} == {**{chunk.key: 2 for chunk in chain}, moved.key: 4}
+    published = order.admit([chain[0]])
+    assert published[0].key == chain[0].key
+    assert {chunk.key: chunk.tiers for chunk in published} == {**{chunk.key: 2 for chunk in chain}, moved.key: 4}
     assert order.rest() == []
 
 
-def test_what_waits_for_parents_is_bounded() -> None:
+def test_chunks_that_wait_for_parents_are_bounded() -> None:
     order = SnapshotOrder(waiting_max=3)
     orphans = [_chunk([at, 1]) for at in range(5)]
     assert order.admit(orphans) == orphans[:2]
     assert order.rest() == orphans[2:]
 
 
-def test_topics_are_bounded_and_begin_anew_when_they_come_back(
+def test_topics_are_bounded_and_restart_when_they_return(
     publisher: EventPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_publisher, "TOPICS_MAX", 3)

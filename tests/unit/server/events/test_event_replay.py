@@ -1,4 +1,4 @@
-"""Replays and retelling: what is kept, what a peer that does not read costs, how often one peer makes others listen again."""
+"""Replays and republishing: retained messages, the cost of a peer that does not read, the number of republished snapshots."""
 
 import pytest
 
@@ -30,7 +30,7 @@ class Peers:
 
 
 class StandingClock:
-    """Stands still but where somebody says so."""
+    """A clock that stands still unless the test moves it."""
 
     def __init__(self) -> None:
         self._ns = 0
@@ -47,7 +47,7 @@ def clock() -> StandingClock:
     return StandingClock()
 
 
-def test_kept_messages_are_bounded_in_number_and_in_bytes() -> None:
+def test_retained_messages_are_bounded_in_number_and_in_bytes() -> None:
     for buffer in (ReplayBuffer(messages_max=5, bytes_max=1 << 20), ReplayBuffer(messages_max=100, bytes_max=5 * 19)):
         for number in range(20):
             buffer.append(_message(number))
@@ -62,7 +62,7 @@ def test_kept_messages_are_bounded_in_number_and_in_bytes() -> None:
     assert len(single) == 1
 
 
-def test_what_was_lost_is_known_for_each_topic() -> None:
+def test_lost_messages_are_known_for_each_topic() -> None:
     buffer = ReplayBuffer(messages_max=3, bytes_max=1 << 20)
     for number in range(3):
         buffer.append(_message(number, b"old"))
@@ -74,7 +74,7 @@ def test_what_was_lost_is_known_for_each_topic() -> None:
     assert buffer.has_lost(0, None)
 
 
-def test_a_peer_that_takes_nothing_keeps_no_other_waiting_and_is_given_up(clock: StandingClock) -> None:
+def test_a_peer_that_does_not_read_delays_no_other_and_is_dropped(clock: StandingClock) -> None:
     buffer, peers = ReplayBuffer(messages_max=1000, bytes_max=1 << 20), Peers()
     for number in range(600):
         buffer.append(_message(number))
@@ -97,7 +97,7 @@ def test_a_peer_that_takes_nothing_keeps_no_other_waiting_and_is_given_up(clock:
     assert replays.wait_ms is None
 
 
-def test_peers_are_bounded_and_who_has_stalled_counts_until_it_has_surely_gone(clock: StandingClock) -> None:
+def test_peers_are_bounded_and_a_stalled_one_counts_until_it_has_certainly_gone(clock: StandingClock) -> None:
     buffer, peers = ReplayBuffer(messages_max=10, bytes_max=1 << 20), Peers()
     buffer.append(_message(0))
     replays = Replays(buffer, peers.send, clock)
@@ -117,7 +117,7 @@ def test_peers_are_bounded_and_who_has_stalled_counts_until_it_has_surely_gone(c
     assert replays.has_room, "their connections have ended"
 
 
-def test_a_peer_that_asks_again_or_goes_ends_what_it_had_asked_for(clock: StandingClock) -> None:
+def test_a_new_request_or_a_disconnect_ends_a_peers_earlier_replay(clock: StandingClock) -> None:
     buffer, peers = ReplayBuffer(messages_max=10, bytes_max=1 << 20), Peers()
     for number in range(4):
         buffer.append(_message(number))
@@ -137,7 +137,7 @@ def test_a_peer_that_asks_again_or_goes_ends_what_it_had_asked_for(clock: Standi
     assert replays.unsent_replays == 2
 
 
-def test_messages_that_go_while_they_are_replayed_are_passed_over(clock: StandingClock) -> None:
+def test_messages_dropped_during_a_replay_are_skipped(clock: StandingClock) -> None:
     buffer, peers = ReplayBuffer(messages_max=4, bytes_max=1 << 20), Peers()
     for number in range(4):
         buffer.append(_message(number))
@@ -153,18 +153,18 @@ def test_messages_that_go_while_they_are_replayed_are_passed_over(clock: Standin
     assert peers.taken[b"p"] == [_message(0), _message(3), None]
 
 
-def test_one_peer_makes_others_listen_again_once_and_many_a_few_times(clock: StandingClock) -> None:
+def test_one_peer_causes_one_republish_and_many_cause_a_few(clock: StandingClock) -> None:
     schedule = RepublishSchedule(100.0, clock)
     assert schedule.take() == Republish.NOTHING
-    told = 0
+    republished = 0
     for _ in range(50):
         schedule.note_lost(b"one")
-        told += schedule.take() == Republish.EVERYTHING
-    assert told == 1
+        republished += schedule.take() == Republish.EVERYTHING
+    assert republished == 1
     for number in range(2 * republish_schedule.PEERS_KNOWN_MAX):
         schedule.note_lost(number.to_bytes(4, "big"))
-        told += schedule.take() == Republish.EVERYTHING
-    assert told == REPUBLISHED_AT_ONCE
+        republished += schedule.take() == Republish.EVERYTHING
+    assert republished == REPUBLISHED_AT_ONCE
     assert len(schedule._peers) <= republish_schedule.PEERS_KNOWN_MAX
     schedule.note_newcomer()
     clock.pass_s(republish_schedule.SETTLE_S)
@@ -175,7 +175,7 @@ def test_one_peer_makes_others_listen_again_once_and_many_a_few_times(clock: Sta
     assert 200_000 < wait_ms <= 300_001
 
 
-def test_who_comes_is_told_after_a_moment_with_all_who_come_in_it(clock: StandingClock) -> None:
+def test_new_subscribers_within_a_short_time_share_one_republish(clock: StandingClock) -> None:
     schedule = RepublishSchedule(100.0, clock)
     for _ in range(5):
         schedule.note_newcomer()
@@ -186,7 +186,7 @@ def test_who_comes_is_told_after_a_moment_with_all_who_come_in_it(clock: Standin
     assert schedule.wait_ms is None
 
 
-def test_nothing_is_told_anew_where_the_interval_is_zero(clock: StandingClock) -> None:
+def test_nothing_is_republished_where_the_interval_is_zero(clock: StandingClock) -> None:
     schedule = RepublishSchedule(0.0, clock)
     schedule.note_lost(b"p")
     schedule.note_newcomer()

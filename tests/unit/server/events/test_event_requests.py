@@ -1,4 +1,4 @@
-"""Answers about events fit a frame, however long the names of what they are about."""
+"""Answers about events: they fit a frame, however long the names in them are."""
 
 import os
 from types import SimpleNamespace
@@ -41,7 +41,7 @@ def test_events_of_many_namespaces_come_in_answers_that_fit_a_frame(*, is_engine
     session: Any = SimpleNamespace(namespace_ids={namespace.id for namespace in opened[1::2]})
     role = m.ROLE_ENGINE if is_engine else m.ROLE_ADMIN
     _, ask_events = handlers_of(role, [EventVerbs(pool, session if is_engine else None)])[em.AskEvents.KIND]
-    told: list[int] = []
+    published: list[int] = []
     last = -1
     while last < log.next_id - 1:
         answer: Any = ask_events(em.AskEvents(b"", last, 0.0))
@@ -50,5 +50,5 @@ def test_events_of_many_namespaces_come_in_answers_that_fit_a_frame(*, is_engine
         last = answer.last
         events = [event for event in unpack_events(answer.events) if event.namespace >= 0]
         assert {event.namespace for event in events} == set(unpack_namespaces(answer.namespaces))
-        told += [event.namespace for event in events]
-    assert told == [namespace.id for namespace in opened if not is_engine or namespace.id in session.namespace_ids]
+        published += [event.namespace for event in events]
+    assert published == [namespace.id for namespace in opened if not is_engine or namespace.id in session.namespace_ids]

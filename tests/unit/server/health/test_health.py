@@ -1,4 +1,4 @@
-"""Health from what was seen: probes, threads, and the time since."""
+"""Health from observations: probes, threads, and the time since."""
 
 import os
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ def test_a_dead_thread_is_a_problem_whatever_the_probe_says(health: Health, pool
 
 
 @pytest.mark.parametrize("is_probed_before", [True, False])
-def test_a_probe_that_does_not_come_is_a_problem(health: Health, clock: FakeClock, is_probed_before: bool) -> None:
+def test_a_missing_probe_is_a_problem(health: Health, clock: FakeClock, is_probed_before: bool) -> None:
     clock.seconds += 1000
     assert health.report().is_healthy, "nothing is expected before the daemon serves"
     health.begin_serving()
@@ -108,7 +108,7 @@ def test_without_a_probe_ready_is_serving_with_living_threads(pool: FakePool, cl
     ("watchdog_s", "probe_every_s", "expected"),
     [(None, None, None), (None, 10.0, 10.0), (30.0, None, 10.0), (3.0, 10.0, 1.0), (300.0, None, 10.0)],
 )
-def test_the_probe_runs_only_for_somebody(
+def test_the_probe_runs_only_while_somebody_watches(
     pool: FakePool, clock: FakeClock, watchdog_s: float | None, probe_every_s: float | None, expected: float | None
 ) -> None:
     health = Health(pool.problems, clock, watchdog_interval_s=watchdog_s, probe_every_s=probe_every_s)
@@ -127,13 +127,15 @@ def _die(result: object) -> None:
     raise SystemExit
 
 
-def test_the_pool_tells_of_a_lost_outcome(real_pool: Pool) -> None:
+def test_the_pool_reports_a_lost_outcome(real_pool: Pool) -> None:
     assert real_pool.problems() == []
     assert real_pool._workers.submit(os.getpid, _die)
-    wait_until(lambda: real_pool.problems() == ["transfer: the outcome of a job was lost"], "the lost outcome is told")
+    wait_until(
+        lambda: real_pool.problems() == ["transfer: the outcome of a job was lost"], "the lost outcome is reported"
+    )
 
 
-def test_the_pool_tells_of_pre_faulting_that_ended_early(real_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pool_reports_pre_faulting_that_ended_early(real_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: DramTier) -> int | None:
         raise OSError(12, "Cannot allocate memory")
 

@@ -1,4 +1,4 @@
-"""What a service manager hears, and from whom it is heard."""
+"""Notifications to a service manager, and the process for which its watchdog counts."""
 
 import logging
 import os
@@ -31,7 +31,7 @@ def test_each_call_is_one_datagram(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["", "@", "relative", "vsock:2:1234"])
-def test_without_an_address_nobody_is_told_and_nobody_watches(address: str) -> None:
+def test_without_an_address_there_are_no_notifications_and_no_watchdog(address: str) -> None:
     manager = ServiceManager({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1000000"})
     manager.ready("serving")
     assert manager.watchdog_interval_s is None
@@ -54,7 +54,7 @@ def test_the_watchdog_counts_only_for_the_process_it_names(interval: str, pid: s
     assert ServiceManager(environment, pid=17).watchdog_interval_s == expected
 
 
-def test_a_manager_that_has_gone_is_mentioned_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_manager_that_has_gone_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     manager = ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "gone")})
     manager.ready("serving")
     manager.alive()

@@ -1,4 +1,4 @@
-"""Reading on the event loop from other threads: fresh, shared, and with a deadline when the loop stands still."""
+"""Reading on the event loop from other threads: fresh, shared, and with a deadline when the loop is blocked."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ from tests.rigs.daemon import wait_until
 
 
 class StandingLoop:
-    """An event loop on a thread of its own that its test can stop and let go on."""
+    """An event loop on a thread of its own that its test can block and continue."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -47,13 +47,13 @@ def standing() -> Iterator[StandingLoop]:
     loop.end()
 
 
-def test_what_is_read_is_read_on_the_loops_thread(standing: StandingLoop) -> None:
+def test_measurements_are_read_on_the_loops_thread(standing: StandingLoop) -> None:
     reader = LoopReader(standing.loop, lambda: threading.current_thread(), 5.0)
     assert reader.read() is not threading.current_thread()
     assert reader.read() is reader.read()
 
 
-def test_a_loop_that_stands_still_is_a_late_answer_and_gathers_one_call(standing: StandingLoop) -> None:
+def test_a_blocked_loop_is_a_late_answer_and_queues_one_call(standing: StandingLoop) -> None:
     reads = []
     reader = LoopReader(standing.loop, lambda: reads.append(1), 0.05)
     standing.stand_still()
@@ -67,7 +67,7 @@ def test_a_loop_that_stands_still_is_a_late_answer_and_gathers_one_call(standing
     assert patient.read() == 1
 
 
-def test_an_error_on_the_loop_reaches_who_asked(standing: StandingLoop) -> None:
+def test_an_error_on_the_loop_reaches_the_caller(standing: StandingLoop) -> None:
     seen: list[object] = []
     standing.loop.set_exception_handler(lambda _, context: seen.append(context["exception"]))
 

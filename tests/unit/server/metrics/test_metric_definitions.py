@@ -119,11 +119,11 @@ def test_no_name_is_given_twice() -> None:
     assert len(names) == len(set(names))
 
 
-def test_a_daemon_that_has_seen_nobody_can_be_scraped() -> None:
+def test_an_unused_daemon_can_be_scraped() -> None:
     assert "kvpool_chunks 0.0" in _text(_snapshot(models={}))
 
 
-def test_the_text_shows_what_was_counted() -> None:
+def test_the_text_shows_the_counters() -> None:
     lines = _text(_snapshot()).splitlines()
     for line in (
         'kvpool_lookups_total{model="m"} 3.0',
@@ -178,7 +178,7 @@ def test_a_scrape_takes_one_snapshot() -> None:
     assert len(taken) == 1
 
 
-def test_the_page_is_what_the_table_says() -> None:
+def test_the_page_equals_the_table() -> None:
     assert (ROOT / "docs" / "metrics.md").read_text() == render(), "stale: run make docs"
 
 

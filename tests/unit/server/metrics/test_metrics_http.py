@@ -173,7 +173,7 @@ def test_garbage_ends_its_own_connection(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_peer_that_goes_before_its_answer_is_nobodys_business(
+def test_a_peer_that_leaves_before_its_answer_is_not_logged(
     serve: Callable[..., MetricsServer], capfd: pytest.CaptureFixture[str]
 ) -> None:
     gone, asked = threading.Event(), threading.Event()
@@ -204,7 +204,7 @@ def test_an_application_that_fails_answers_500_and_is_logged(
     assert capfd.readouterr() == ("", "")
 
 
-def test_who_does_not_say_what_it_wants_gives_way_and_is_cut_after_a_second(
+def test_a_client_without_a_request_is_replaced_first_and_closed_after_a_second(
     serve: Callable[..., MetricsServer],
 ) -> None:
     clock = Ticks()
@@ -215,7 +215,7 @@ def test_who_does_not_say_what_it_wants_gives_way_and_is_cut_after_a_second(
             peer.sendall(b"GET /metrics HTTP/1.1\r\nslow: ")
         wait_until(lambda: _served_threads() == CONNECTIONS_MAX, "each has its thread")
         assert _get(server, "/healthz")[0] == 200
-        assert idle[0].recv(1) == b"", "the oldest one gave way"
+        assert idle[0].recv(1) == b"", "the oldest one was closed"
         idle[1].sendall(b"ly dripping")
         wait_until(lambda: _served_threads() == CONNECTIONS_MAX - 1, "the others are still there")
         clock.now += int(REQUEST_TIMEOUT_S * 1e9)
@@ -303,7 +303,7 @@ def test_the_same_is_answered_at_a_unix_socket_with_its_rights(tmp_path: Path) -
     assert not Path(path).exists()
 
 
-def test_stopping_cuts_what_is_open_and_frees_the_port(serve: Callable[..., MetricsServer]) -> None:
+def test_stopping_closes_open_connections_and_frees_the_port(serve: Callable[..., MetricsServer]) -> None:
     server = serve()
     with _connect(server) as peer:
         peer.sendall(b"GET")
@@ -324,7 +324,7 @@ def test_stopping_cuts_what_is_open_and_frees_the_port(serve: Callable[..., Metr
         again.stop()
 
 
-def test_the_address_may_be_of_the_sixth_version(serve: Callable[..., MetricsServer]) -> None:
+def test_the_address_may_be_ipv6(serve: Callable[..., MetricsServer]) -> None:
     try:
         server = serve(host="::1")
     except OSError:

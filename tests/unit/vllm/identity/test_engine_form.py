@@ -1,4 +1,4 @@
-"""What the vLLM connector takes for the order of bytes in a block: releases that agree share, others never do."""
+"""The form of a block that the vLLM connector derives: releases that agree share, others never do."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -115,7 +115,7 @@ FLASH = SOURCES["v1/attention/backends/flash.py"]
     ("changed", "is_same"),
     [
         ({}, True),
-        ({"v1__attention__backends__flash": FLASH + "# said otherwise\n"}, True),
+        ({"v1__attention__backends__flash": FLASH + "# written otherwise\n"}, True),
         ({"v1__attention__backends__flash": FLASH.replace("return query", "return -query")}, True),
         ({"v1__attention__backends__plain": "def forward():\n    return 1\n"}, True),
         ({"v1__attention__backends__flash": FLASH.replace("LBHNC", "LBNHC")}, False),
@@ -124,14 +124,14 @@ FLASH = SOURCES["v1/attention/backends/flash.py"]
     ],
     ids=["copy", "comment", "forward", "other-file", "layouts-of-a-backend", "order-of-a-layout", "new-backend"],
 )
-def test_code_that_says_how_caches_are_decides_where_no_block_can_be_filled(
+def test_the_code_of_a_backend_decides_where_no_block_can_be_filled(
     changed: dict[str, str], is_same: bool, tmp_path: Path
 ) -> None:
     base = cache_code(write_package(tmp_path / "base"))
     assert (cache_code(write_package(tmp_path / "other", **changed)) == base) == is_same
 
 
-def test_devices_and_backends_are_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_devices_and_backends_have_different_forms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = write_package(tmp_path / "vllm")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "vllm", raising=False)

@@ -1,4 +1,4 @@
-"""Under which name the vLLM connector keeps a model: by weights or commit, by what changes KV, and by nothing else."""
+"""The model name in the vLLM connector's keys: weights or commit, everything that changes KV, and nothing else."""
 
 import json
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def named(change: Callable[[Any], None], model: str = "") -> str:
 
 
 def with_model(**values: Any) -> Callable[[Any], None]:
-    """Set what vLLM's model configuration says."""
+    """Set fields of vLLM's model configuration."""
 
     def change(config: Any) -> None:
         for name, value in values.items():
@@ -92,13 +92,13 @@ def test_a_model_of_the_hub_is_named_by_its_commit_and_not_by_its_branch(kind: s
 
 @pytest.mark.parametrize("kind", ["recorded", "real"])
 def test_the_name_of_a_commit_is_the_recorded_one(kind: str) -> None:
-    """A changed name is a cold start of every pool: the changelog says so."""
+    """A changed name is a cold start of every pool, and needs a line in the changelog."""
     assert (
         named(with_model(revision=revision_class(kind)(COMMIT, "main"))) == "org/model@0e195770e261da500cc61071657c510b"
     )
 
 
-def test_a_commit_that_the_configuration_knows_is_taken_where_vllm_resolved_none() -> None:
+def test_the_commit_of_the_configuration_is_used_where_vllm_resolved_none() -> None:
     known = SimpleNamespace(to_dict=lambda: {"hidden_size": 16}, _commit_hash=COMMIT)
     assert named(with_model(revision="main", hf_config=known)) == named(with_model(revision=COMMIT))
     assert named(with_model(revision=None, hf_config=known)) == named(with_model(revision=COMMIT))
@@ -107,14 +107,14 @@ def test_a_commit_that_the_configuration_knows_is_taken_where_vllm_resolved_none
 
 
 @pytest.mark.parametrize("revision", [None, "main", "v1.0", "607a30d"])
-def test_a_branch_that_may_move_has_no_name_and_the_remedy_is_said(revision: str | None) -> None:
+def test_a_branch_that_may_move_is_refused_with_a_remedy(revision: str | None) -> None:
     with pytest.raises(kv.LayoutMismatch, match=r"expected a commit.*--revision.*kvpool\.model") as caught:
         named(with_model(revision=revision))
     assert str(revision) in str(caught.value) or revision is None
     assert named(with_model(revision=revision), "llama-seven").startswith("llama-seven@")
 
 
-def test_weights_that_nothing_tells_apart_need_an_operators_name(tmp_path: Path) -> None:
+def test_weights_without_an_identity_need_an_operators_name(tmp_path: Path) -> None:
     place = with_model(model=str(tmp_path))
     with pytest.raises(kv.LayoutMismatch, match=r"no weights.*kvpool\.model"):
         named(place)
@@ -133,14 +133,14 @@ def test_weights_from_elsewhere_need_an_operators_name_whatever_the_commit_says(
         assert named(change, "one") != named(lambda _: None, "one")
 
 
-def test_an_operators_name_joins_places_and_never_different_weights(tmp_path: Path) -> None:
+def test_an_operators_name_joins_paths_and_never_different_weights(tmp_path: Path) -> None:
     here, there = write_weights(tmp_path / "here"), write_weights(tmp_path / "there")
     assert named(with_model(model=here), "one") == named(with_model(model=there), "one")
     write_weights(tmp_path / "there", middle=1)
     assert named(with_model(model=here), "one") != named(with_model(model=there), "one")
 
 
-def test_the_name_follows_the_weights_and_not_their_place(tmp_path: Path) -> None:
+def test_the_name_follows_the_weights_and_not_their_path(tmp_path: Path) -> None:
     for place in ("here", "there"):
         (tmp_path / place / "org").mkdir(parents=True)
     here, there = (write_weights(tmp_path / place / "org" / "model") for place in ("here", "there"))
@@ -217,7 +217,7 @@ def test_the_models_own_configuration_is_part_of_the_name() -> None:
     assert named(with_configuration(text_config={"rope_theta": 5.0})) != named(with_configuration(text_config={}))
 
 
-def test_what_workers_find_written_into_the_configuration_changes_no_name() -> None:
+def test_values_that_vllm_writes_into_a_workers_configuration_change_no_name() -> None:
     """vLLM notes in the configuration of the process that builds the model, which the scheduler's does not."""
     assert named(with_configuration(max_model_len=77, attn_temperature_tuning=True)) == named(with_configuration())
 
@@ -233,7 +233,7 @@ def test_a_draft_model_is_part_of_the_name(tmp_path: Path) -> None:
     assert named(drafting("org/model")) == named(lambda _: None), "the model guesses for itself"
 
 
-def test_random_weights_are_told_by_their_seed() -> None:
+def test_random_weights_are_identified_by_their_seed() -> None:
     def dummy(seed: int) -> Callable[[Any], None]:
         def change(config: Any) -> None:
             config.load_config = SimpleNamespace(load_format="dummy")
@@ -244,7 +244,7 @@ def test_random_weights_are_told_by_their_seed() -> None:
     assert named(dummy(1)) == named(dummy(1)) != named(dummy(2))
 
 
-def test_an_adapter_is_told_by_name_place_and_weights(tmp_path: Path) -> None:
+def test_an_adapter_is_identified_by_name_path_and_weights(tmp_path: Path) -> None:
     path = write_weights(tmp_path / "lora")
     lora = SimpleNamespace(lora_name="tuned", lora_path=path)
     before = adapter_name(lora)
@@ -263,7 +263,7 @@ def test_what_scales_an_adapter_is_part_of_its_name(tmp_path: Path) -> None:
     assert len(set(names)) == 3
 
 
-def test_an_adapter_that_is_loaded_anew_in_its_place_has_another_name(tmp_path: Path) -> None:
+def test_an_adapter_loaded_again_from_its_path_has_another_name(tmp_path: Path) -> None:
     known, lora = AdapterNames(), SimpleNamespace(lora_name="tuned", lora_path=write_weights(tmp_path / "lora"))
     before = known.of(lora)
     assert known.of(lora) == before
@@ -272,13 +272,13 @@ def test_an_adapter_that_is_loaded_anew_in_its_place_has_another_name(tmp_path: 
     assert known.of(lora) == adapter_name(lora) != before
 
 
-def test_an_adapter_whose_files_are_not_here_is_told_by_the_engines_number_too() -> None:
+def test_an_adapter_without_local_files_is_identified_by_the_engines_number_too() -> None:
     first, second = (SimpleNamespace(lora_name="a", lora_path="hub/adapter", lora_int_id=number) for number in (1, 2))
     assert adapter_name(first) == adapter_name(first) != adapter_name(second)
 
 
 @pytest.mark.parametrize("word", ["dtype", "architectures", "torch_dtype"])
-def test_words_that_mean_nothing_of_a_model_count_where_they_mean_kv(word: str) -> None:
+def test_words_without_effect_on_a_model_count_where_they_affect_kv(word: str) -> None:
     def quantized(value: str) -> Callable[[Any], None]:
         return with_configuration(quantization_config={"layers": {"0": {word: value}}}, text_config={"dtype": value})
 

@@ -50,7 +50,7 @@ def test_stages_store_their_own_layers_and_another_engine_loads_them(
     assert daemon.problems() == []
 
 
-def test_kv_that_ranks_of_a_stage_hold_alike_is_stored_once_for_each_stage(
+def test_kv_replicated_over_ranks_of_a_stage_is_stored_once_for_each_stage(
     start_engine: StartEngine, daemon: Daemon
 ) -> None:
     engine = start_engine(stages=STAGES, ranks=2, replicas=2)
@@ -66,7 +66,7 @@ def test_other_divisions_of_the_same_model_share_nothing(start_engine: StartEngi
     assert ask(start_engine(stages=(2, 1)), "same", TOKENS).external == 5 * CHUNK
 
 
-def test_stages_are_found_on_disk_by_another_life_of_the_daemon(
+def test_stages_are_found_on_disk_after_a_restart_of_the_daemon(
     start_engine: StartEngine, start_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
@@ -90,7 +90,7 @@ def keys_of(engine: ScriptedEngine, rank: int) -> kv.KeyChain:
 
 
 def corrupt(engine: ScriptedEngine, rank: int, chunk: int) -> None:
-    """Turn bits of a chunk of TOKENS that one stage has stored, in its last layer."""
+    """Flip bits of a chunk of TOKENS that one stage has stored, in its last layer."""
     pool = engine.workers[rank]._worker.pool
     with pool.acquire(pool.lookup(keys_of(engine, rank))) as lease:
         arena = np.asarray(lease.session.arena.view())
@@ -195,14 +195,14 @@ def test_blocks_are_held_until_every_stage_has_saved_them(start_engine: StartEng
     late.report = held_back
     request = Request("cold", list(TOKENS))
     engine.arrive(request)
-    engine.step_until(lambda: any(said.ended_saves for said in reports), "the second stage has saved")
+    engine.step_until(lambda: any(sent.ended_saves for sent in reports), "the second stage has saved")
     assert engine.blocks.held
     late.report = lambda: reports.pop(0) if reports else report()
     engine.idle()
     assert not engine.blocks.held
 
 
-def test_one_stage_alone_has_the_names_and_keys_that_it_always_had() -> None:
+def test_a_single_stage_has_unchanged_names_and_keys() -> None:
     layout = geometry_of(config_of("/x"), caches_of(8), 2 * BLOCK, "form").layout
     assert layout.stages == ()
     assert len(layout.to_wire()) == 10
@@ -228,7 +228,7 @@ def with_bad_division(config: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "layers", "spec", "said"),
+    ("change", "layers", "spec", "message"),
     [
         (without_division, range(2), None, "does not give the layers of each of 2 stages"),
         (with_bad_division, range(2), None, "stages: sum.*does not match num_hidden_layers"),
@@ -242,16 +242,16 @@ def with_bad_division(config: Any) -> None:
         (lambda _: None, range(2), specs_by_layer(), "layers have blocks of several kinds"),
     ],
 )
-def test_stages_that_cannot_be_told_apart_are_refused_with_what_helps(
-    change: Any, layers: range, spec: Any, said: str
+def test_stages_that_cannot_be_distinguished_are_refused_with_a_remedy(
+    change: Any, layers: range, spec: Any, message: str
 ) -> None:
     config = config_of("/x", stages=STAGES)
     change(config)
-    with pytest.raises(kv.LayoutMismatch, match=f"{said}.*without --pipeline-parallel-size"):
+    with pytest.raises(kv.LayoutMismatch, match=f"{message}.*without --pipeline-parallel-size"):
         geometry_of(config, caches_of(8, spec=spec, layers=layers), 2 * BLOCK, "form")
 
 
-def test_a_stage_that_cannot_be_served_is_heard_of_and_no_hit_fails_for_it_twice(
+def test_a_stage_that_cannot_be_served_is_logged_and_no_hit_fails_for_it_twice(
     start_engine: StartEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     ask(start_engine(stages=STAGES), "cold", TOKENS)
@@ -261,6 +261,6 @@ def test_a_stage_that_cannot_be_served_is_heard_of_and_no_hit_fails_for_it_twice
         for name in ("second", "third"):
             assert ask(engine, name, TOKENS).offers == [0]
     assert engine.recomputed <= 1
-    said = [record.getMessage() for record in caplog.records]
-    assert any("the workers have no pool" in line and "--pipeline-parallel-size" in line for line in said), said
+    logged = [record.getMessage() for record in caplog.records]
+    assert any("the workers have no pool" in line and "--pipeline-parallel-size" in line for line in logged), logged
     assert not engine.blocks.held

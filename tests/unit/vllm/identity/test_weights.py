@@ -15,7 +15,7 @@ pytestmark = pytest.mark.torch
 TOKENS = prompt(1, 5 * CHUNK + 1)
 
 
-def test_a_reset_forgets_for_this_engine_and_leaves_others_chunks(start_engine: StartEngine, daemon: Daemon) -> None:
+def test_a_reset_drops_prefixes_of_this_engine_alone(start_engine: StartEngine, daemon: Daemon) -> None:
     engine, other = start_engine(), start_engine()
     ask(engine, "cold", TOKENS)
     assert engine.new_weights()
@@ -26,7 +26,7 @@ def test_a_reset_forgets_for_this_engine_and_leaves_others_chunks(start_engine: 
     assert daemon.stats()["stored_chunks"] == 10
 
 
-def test_what_is_stored_by_replicas_with_the_old_weights_is_not_found(start_engine: StartEngine) -> None:
+def test_chunks_stored_by_replicas_with_the_old_weights_are_not_found(start_engine: StartEngine) -> None:
     engine, replica = start_engine(), start_engine()
     assert engine.new_weights()
     ask(replica, "late", TOKENS)
@@ -83,7 +83,7 @@ def test_a_request_that_waits_through_a_reset_belongs_to_the_new_weights(start_e
     assert counted(engine, "saved_chunks") == 10
 
 
-def test_a_load_under_way_does_not_come_to_the_new_weights(start_engine: StartEngine, daemon: Daemon) -> None:
+def test_a_load_under_way_is_not_used_with_the_new_weights(start_engine: StartEngine, daemon: Daemon) -> None:
     engine = start_engine()
     ask(engine, "cold", TOKENS)
     engine.forget()
@@ -99,7 +99,7 @@ def test_a_load_under_way_does_not_come_to_the_new_weights(start_engine: StartEn
     wait_until(lambda: daemon.stats()["leases"] == 0, "no lease is left")
 
 
-def test_what_was_loaded_and_waits_for_its_turn_is_not_saved_as_new(start_engine: StartEngine) -> None:
+def test_loaded_chunks_that_wait_for_their_turn_are_not_saved_as_new(start_engine: StartEngine) -> None:
     engine = start_engine()
     ask(engine, "cold", TOKENS)
     engine.forget()

@@ -1,4 +1,4 @@
-"""BackgroundQueue of a scheduler: in order, bounded, and every one carried out or dropped, whatever fails or ends."""
+"""BackgroundQueue of a scheduler: in order, bounded, and every call made or dropped, after any failure and at the end."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ WAITING_MAX = 3
 
 
 class Worked:
-    """What became of errands, by their numbers."""
+    """The outcomes of calls, by their numbers."""
 
     def __init__(self, guard: FailureGuard) -> None:
         self.queue = BackgroundQueue("kvpool-test", "working", WAITING_MAX, guard)
@@ -26,7 +26,7 @@ class Worked:
         self.queue.send(lambda: self.done.append(number), dropped=lambda: self.dropped.append(number))
 
     def block(self) -> threading.Event:
-        """An errand that is out until the event is set."""
+        """A call that does not return until the event is set."""
         is_out, go_on = threading.Event(), threading.Event()
 
         def wait() -> None:
@@ -64,7 +64,7 @@ def test_calls_are_made_in_their_order(worked: Worked) -> None:
     assert worked.dropped == []
 
 
-def test_what_does_not_fit_is_dropped_and_told_so(worked: Worked) -> None:
+def test_a_call_beyond_the_bound_is_dropped_and_reported(worked: Worked) -> None:
     go_on = worked.block()
     for number in range(WAITING_MAX + 2):
         worked.send(number)

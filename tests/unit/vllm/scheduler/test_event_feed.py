@@ -1,4 +1,4 @@
-"""The pool's events in vLLM's stream: whoever adds them up knows what the pool has, whatever happened in between."""
+"""The pool's events in vLLM's stream: their sum is the content of the pool, after any failure in between."""
 
 import dataclasses
 import logging
@@ -37,7 +37,7 @@ MEDIA = {"HBM": "GPU", "DRAM": "CPU", "SSD": "STORAGE"}
 
 
 class Listener:
-    """What a subscriber of one engine's stream knows."""
+    """The knowledge of a subscriber of one engine's stream."""
 
     def __init__(self, engine: ScriptedEngine, *, is_strict: bool = True) -> None:
         self.engine = engine
@@ -45,7 +45,7 @@ class Listener:
         self.kinds: list[str] = []
 
     def listen(self) -> None:
-        """One step of an engine that has nothing to compute, and what it told."""
+        """One step of an engine that has nothing to compute, and the events that it published."""
         self.engine.step()
         events, self.engine.events = self.engine.events, []
         for event in events:
@@ -53,7 +53,7 @@ class Listener:
             self.index.apply({"type": self.kinds[-1], **dataclasses.asdict(event)})
 
     def knows_what_is_stored(self) -> bool:
-        """Whether it knows what rank 0 of the pool has, block by block."""
+        """True if it knows the chunks of rank 0 of the pool, block by block."""
         self.listen()
         expected: dict[str, dict[int, Block]] = {}
         for part in self.engine.scheduler._scheduler.pool.snapshot():
@@ -74,7 +74,7 @@ class Listener:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_listener_knows_the_pool_whoever_has_stored_it(start_engine: StartEngine, ranks: int) -> None:
+def test_a_listener_knows_chunks_stored_by_any_engine(start_engine: StartEngine, ranks: int) -> None:
     other = start_engine(ranks=ranks)
     ask(other, "before", prompt(1, 3 * CHUNK + 1))
     listener = Listener(start_engine(ranks=ranks, kvpool__events=True))
@@ -87,7 +87,7 @@ def test_a_listener_knows_the_pool_whoever_has_stored_it(start_engine: StartEngi
     assert not other.events
 
 
-def test_what_is_dropped_is_removed(start_engine: StartEngine, daemon: Daemon) -> None:
+def test_dropped_chunks_are_published_as_removed(start_engine: StartEngine, daemon: Daemon) -> None:
     listener = Listener(start_engine(kvpool__events=True))
     ask(listener.engine, "own", prompt(2, 2 * CHUNK + 1))
     listener.wait()
@@ -97,7 +97,7 @@ def test_what_is_dropped_is_removed(start_engine: StartEngine, daemon: Daemon) -
     assert not any(listener.index.media.values())
 
 
-def test_another_life_of_the_daemon_is_told_anew(start_engine: StartEngine, daemon: Daemon) -> None:
+def test_everything_is_republished_after_a_restart_of_the_daemon(start_engine: StartEngine, daemon: Daemon) -> None:
     listener = Listener(start_engine(kvpool__events=True))
     ask(listener.engine, "own", prompt(2, 2 * CHUNK + 1))
     listener.wait()
@@ -111,7 +111,7 @@ def test_another_life_of_the_daemon_is_told_anew(start_engine: StartEngine, daem
     assert len(listener.index.media["CPU"]) == 3 * CHUNK // BLOCK
 
 
-def test_an_engine_that_stood_still_bounds_what_lies_ready_and_catches_up(
+def test_for_an_idle_engine_waiting_events_are_bounded_and_it_catches_up(
     start_engine: StartEngine, start_daemon: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_feed, "BATCHES_MAX", 1)
@@ -123,7 +123,8 @@ def test_an_engine_that_stood_still_bounds_what_lies_ready_and_catches_up(
     wait_until(lambda: len(feed._ready) == 1, "one batch lies ready")
     with daemon.admin() as admin:
         number = 0
-        while int(daemon.stats()["events.dropped"]) <= feed._mark.last:  # what follows what was read is kept no more
+        # Until the events after the last read ones are no longer retained.
+        while int(daemon.stats()["events.dropped"]) <= feed._mark.last:
             ask(other, f"more-{number}", prompt(10 + number, 12 * CHUNK))
             admin.flush(None, None)
             number += 1
@@ -133,7 +134,7 @@ def test_an_engine_that_stood_still_bounds_what_lies_ready_and_catches_up(
     assert listener.kinds.count("AllBlocksCleared") == 1
 
 
-def test_a_daemon_that_hangs_keeps_no_step_waiting(start_engine: StartEngine, daemon: Daemon) -> None:
+def test_a_hung_daemon_delays_no_step(start_engine: StartEngine, daemon: Daemon) -> None:
     engine = start_engine(kvpool__events=True, kvpool__timeout_s=20.0)
     daemon.signal(signal.SIGSTOP)
     before = time.monotonic()
@@ -143,7 +144,9 @@ def test_a_daemon_that_hangs_keeps_no_step_waiting(start_engine: StartEngine, da
     daemon.signal(signal.SIGCONT)
 
 
-def test_a_turn_that_failed_is_told_anew(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_of_a_failed_turn_are_published_again(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listener = Listener(start_engine(kvpool__events=True))
     ask(listener.engine, "own", prompt(2, 2 * CHUNK + 1))
     listener.wait()
@@ -210,7 +213,7 @@ def key(number: int) -> bytes:
     return bytes([number]) * 32
 
 
-def test_a_page_that_is_older_than_what_was_read_brings_nothing_back() -> None:
+def test_a_page_older_than_the_events_read_restores_no_removed_chunk() -> None:
     pool: Any = OverlappingPool()
     feed = EventFeed(pool, lambda name, fields: {"type": name, **fields}, 0, FailureGuard(logging.getLogger("test")))
     index = Index(is_strict=False)
@@ -225,7 +228,7 @@ def test_a_page_that_is_older_than_what_was_read_brings_nothing_back() -> None:
 
 
 class SlowPool:
-    """A pool whose snapshot has no end, or whose first page is long in coming, until it is let go."""
+    """A pool whose snapshot has no end, or whose first page does not come until the test allows it."""
 
     def __init__(self, *, has_pages: bool) -> None:
         self.has_pages = has_pages

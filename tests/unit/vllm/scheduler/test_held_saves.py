@@ -1,5 +1,5 @@
-"""Saves of a step that loads synchronously on several ranks: held back until it is known to have gone well, then stored, also
-those of requests that end with it. A fresh engine then reads what was stored, and every byte of it is checked."""
+"""Saves of a step that loads synchronously on several ranks: held back until the load is verified, then stored, also
+those of requests that end with the step. A fresh engine then reads the stored chunks, and every byte of them is checked."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def fail_next_load(engine: ScriptedEngine, rank: int) -> None:
     pool.claim = lost
 
 
-def test_what_ends_in_a_step_with_a_load_is_stored_once_the_load_is_known_to_be_good(
+def test_requests_that_end_in_a_step_with_a_load_are_saved_once_the_load_is_verified(
     start_engine: StartEngine,
 ) -> None:
     engine = start_engine(ranks=2, kvpool__load="sync", kvpool__save="prompt")
@@ -61,7 +61,7 @@ def test_what_ends_in_a_step_with_a_load_is_stored_once_the_load_is_known_to_be_
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_rests_on_a_load_that_failed_is_given_up_and_counted(start_engine: StartEngine, rank: int) -> None:
+def test_saves_based_on_a_failed_load_are_dropped_and_counted(start_engine: StartEngine, rank: int) -> None:
     engine = start_engine(ranks=2, kvpool__load="sync", kvpool__save="prompt")
     ask(engine, "cold", LOADED)
     fail_next_load(engine, rank)
@@ -76,7 +76,9 @@ def test_what_rests_on_a_load_that_failed_is_given_up_and_counted(start_engine: 
     assert ask(fresh, "computed", OTHER).external == 0
 
 
-def test_where_no_block_can_be_held_what_a_step_with_a_load_leaves_is_counted(start_engine: StartEngine) -> None:
+def test_where_no_block_can_be_held_the_unsaved_chunks_of_a_step_with_a_load_are_counted(
+    start_engine: StartEngine,
+) -> None:
     engine = start_engine(ranks=2, kvpool__load="sync", kvpool__save="prompt", holds_blocks=False)
     ask(engine, "cold", LOADED)
     step_with_a_load(engine)
@@ -86,7 +88,7 @@ def test_where_no_block_can_be_held_what_a_step_with_a_load_leaves_is_counted(st
     assert counted(engine, "declined_chunks_beside-a-load") == 4 + 2
 
 
-def test_a_reset_drops_what_is_held_back_and_succeeds(start_engine: StartEngine) -> None:
+def test_a_reset_drops_held_back_saves_and_succeeds(start_engine: StartEngine) -> None:
     engine = start_engine(ranks=2, kvpool__load="sync", kvpool__save="prompt")
     ask(engine, "cold", LOADED)
     step_with_a_load(engine)

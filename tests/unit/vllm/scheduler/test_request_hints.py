@@ -1,4 +1,4 @@
-"""What a request of vLLM's wishes of its chunks, and what comes of it: in the pool, and in the parameters that come back."""
+"""Hints of a vLLM request and their effect: in the pool, and in the parameters that come back."""
 
 import logging
 from collections.abc import Callable
@@ -105,7 +105,7 @@ def test_ranges_and_decode_priority_reach_every_chunk_that_is_saved(start_engine
 def test_stored_chunks_carry_the_prompts_token_ids(start_engine: StartEngine) -> None:
     engine = start_engine(budget=CHUNK + 3)
     tokens = prompt(1, 4 * CHUNK + 1)
-    request = ask(engine, "told", tokens, new_tokens=CHUNK)
+    request = ask(engine, "published", tokens, new_tokens=CHUNK)
     assert list(stored(engine)) == chunks_of(request.tokens)
     branch = ask(engine, "branch", [*tokens[: 2 * CHUNK], *prompt(2, 2 * CHUNK)])
     assert set(chunks_of(branch.tokens)) <= set(stored(engine))
@@ -113,7 +113,7 @@ def test_stored_chunks_carry_the_prompts_token_ids(start_engine: StartEngine) ->
 
 
 @pytest.mark.parametrize("name", ["prompt_embeds", "mm_features"])
-def test_tokens_that_do_not_say_what_the_kv_is_of_are_told_to_nobody(start_engine: StartEngine, name: str) -> None:
+def test_tokens_that_do_not_identify_the_kv_are_not_published(start_engine: StartEngine, name: str) -> None:
     engine = start_engine()
     request = Request("seen", prompt(1, 3 * CHUNK + 1))
     setattr(request, name, [1])
@@ -134,11 +134,11 @@ def test_retention_is_set_for_chunks_that_are_stored_already(start_engine: Start
 
 
 def answered(engine: ScriptedEngine, request: Request) -> Callable[[], bool]:
-    """Whether the daemon has answered a request that has not ended; steps of others go on."""
+    """True if the daemon has answered a request that has not ended; steps of others go on."""
     return lambda: engine.scheduler._scheduler._requests[request.request_id].hint_reply._answer.done()
 
 
-def test_every_action_of_an_envelope_is_answered_in_its_place(start_engine: StartEngine) -> None:
+def test_every_action_of_an_envelope_is_answered_in_order(start_engine: StartEngine) -> None:
     engine = start_engine()
     tokens = prompt(1, 4 * CHUNK)
     ask(engine, "before", tokens)
@@ -169,7 +169,7 @@ def test_every_action_of_an_envelope_is_answered_in_its_place(start_engine: Star
     ]
     assert request.answer[ANSWER]["message_id"] == "m1"
     assert all(entry["reason"] for entry in request.answer[ANSWER]["outcomes"] if entry["status"] != "accepted")
-    # What is said beside the envelope counts more than what is in it. The demotion is carried out when the request has ended.
+    # Parameters beside the envelope override those in it. The demotion is executed when the request has ended.
     kept = [75, 100, DEFAULT_PRIORITY, 0, 0]
     wait_until(lambda: priorities(engine, request) == kept, "all of it is carried out")
     engine.run(Request("next", prompt(2, 3)))
@@ -188,7 +188,7 @@ def test_a_demotion_is_carried_out_when_its_request_has_ended(start_engine: Star
     wait_until(lambda: engine.scheduler._scheduler.pool.stats().get("demoted_chunks") == 4, "its chunks are demoted")
 
 
-def test_garbage_is_answered_said_once_and_changes_nothing(
+def test_garbage_is_answered_and_logged_once_and_changes_nothing(
     start_engine: StartEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = start_engine()
@@ -203,12 +203,12 @@ def test_garbage_is_answered_said_once_and_changes_nothing(
     assert engine.scheduler._scheduler._guard.failures == 0
 
 
-def test_parameters_of_other_connectors_say_nothing(start_engine: StartEngine) -> None:
+def test_parameters_of_other_connectors_are_ignored(start_engine: StartEngine) -> None:
     request = ask(start_engine(), "other", prompt(1, CHUNK), kv_transfer_params={"do_remote_decode": True, "port": 7})
     assert request.answer is None
 
 
-def test_more_directives_than_may_be_are_rejected_and_the_save_goes_on(start_engine: StartEngine) -> None:
+def test_too_many_directives_are_rejected_and_the_save_goes_on(start_engine: StartEngine) -> None:
     many = [{"start": 0, "end": 1 + place, "priority": 40} for place in range(DIRECTIVES_MAX)]
     hints = envelope(*[("kv.retain", {"directives": many}) for _ in range(ACTIONS_MAX)])
     found = request_hints_of(SimpleNamespace(kv_transfer_params={"kv_hints": hints}, num_prompt_tokens=9))
@@ -217,7 +217,7 @@ def test_more_directives_than_may_be_are_rejected_and_the_save_goes_on(start_eng
     assert [status for _, status in statuses(request)[1:]] == ["rejected"] * (ACTIONS_MAX - 1)
 
 
-def test_a_save_is_told_of_the_ranges_that_touch_it_alone() -> None:
+def test_a_save_gets_only_the_ranges_that_touch_it() -> None:
     params = {
         "retention": [
             {"start": 0, "end": 8, "priority": 1},
@@ -273,7 +273,9 @@ class TestWaiting:
         levels: list[int] = half.pool.lookup(half._requests[request.request_id].keys).tiers.tolist()
         return levels
 
-    def test_what_waits_comes_up_before_it_is_asked_for(self, start_engine: StartEngine, disk: Daemon) -> None:
+    def test_chunks_of_waiting_requests_are_promoted_before_the_request_runs(
+        self, start_engine: StartEngine, disk: Daemon
+    ) -> None:
         engine, busy, waiting = self._engine_with_one_that_waits(start_engine, disk)
         wait_until(lambda: self._levels(engine, waiting) == [Level.DRAM] * 4, "its chunks are in DRAM")
         engine.step()
@@ -285,7 +287,7 @@ class TestWaiting:
         assert counted(engine, "hit_tokens_dram") == 4 * CHUNK
         engine.abort(busy)
 
-    def test_nothing_is_announced_where_that_is_off(self, start_engine: StartEngine, disk: Daemon) -> None:
+    def test_nothing_is_announced_where_the_option_is_off(self, start_engine: StartEngine, disk: Daemon) -> None:
         engine, busy, waiting = self._engine_with_one_that_waits(start_engine, disk, kvpool__announce=False)
         for _ in range(3):
             engine.step()

@@ -1,5 +1,5 @@
-"""When the vLLM connector saves, and behind what: batches that share a prefix, saves that outlive their step, saves under way
-while requests end, are aborted or preempted. A fresh engine then reads what was stored, and every byte of it is checked."""
+"""Times at which the vLLM connector saves: batches that share a prefix, saves that outlive their step, saves under way while
+requests end, are aborted or preempted. A fresh engine then reads the stored chunks, and every byte of them is checked."""
 
 import signal
 import threading
@@ -44,7 +44,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 def declined(engine: ScriptedEngine) -> dict[str, float]:
-    """What any worker declined or dropped, by counter."""
+    """The chunks that any worker declined or dropped, by counter."""
     data = [worker._worker.tally.totals.data for worker in engine.workers]
     return {name: each[name] for each in data for name in each if name.startswith(("declined_chunks", "dropped"))}
 
@@ -80,7 +80,7 @@ def reserved_by_another(engine: ScriptedEngine) -> kv.Save:
 
 
 @pytest.mark.parametrize("holds_blocks", [True, False])
-def test_what_another_engine_is_just_writing_is_stored_when_that_is_given_up(
+def test_chunks_that_another_engine_writes_are_stored_when_it_gives_up(
     start_engine: StartEngine, holds_blocks: bool
 ) -> None:
     engine = start_engine(holds_blocks=holds_blocks, kvpool__wait_s=0.0, kvpool__timeout_s=20.0, kvpool__save="prompt")
@@ -97,7 +97,7 @@ def test_what_another_engine_is_just_writing_is_stored_when_that_is_given_up(
 
 
 @pytest.mark.parametrize("holds_blocks", [True, False])
-def test_another_engine_that_never_ends_is_waited_for_no_longer_than_was_set(
+def test_the_wait_for_another_engines_save_is_bounded_by_the_setting(
     start_engine: StartEngine, holds_blocks: bool
 ) -> None:
     engine = start_engine(holds_blocks=holds_blocks, kvpool__wait_s=0.0, kvpool__timeout_s=0.2)
@@ -126,10 +126,10 @@ def test_a_request_computes_and_ends_while_its_save_is_under_way(
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("how", ["preempt", "abort", "end"])
-def test_blocks_of_a_save_under_way_are_given_to_nobody(
+def test_blocks_of_a_save_under_way_are_not_reused(
     start_engine: StartEngine, gate: threading.Event, how: str, ranks: int
 ) -> None:
-    """Blocks are so few that others need those of the request that is gone, and whatever they write would be stored."""
+    """Blocks are so few that others need those of the ended request; a wrong save would store their bytes."""
     engine = start_engine(kvpool__timeout_s=20.0, blocks=24, ranks=ranks, kvpool__save="prompt")
     request = Request("gone", list(TOKENS), new_tokens=1 if how == "end" else 9)
     engine.arrive(request)
@@ -167,7 +167,7 @@ def test_a_save_that_is_slow_is_dropped_and_counted(start_engine: StartEngine, g
     assert not engine.blocks.held
 
 
-def test_a_daemon_that_hangs_keeps_no_block_for_longer_than_was_set(start_engine: StartEngine, daemon: Daemon) -> None:
+def test_a_hung_daemon_holds_no_block_longer_than_the_setting(start_engine: StartEngine, daemon: Daemon) -> None:
     engine = start_engine(kvpool__timeout_s=0.3, kvpool__wait_s=0.0)
     ask(engine, "before", prompt(3, CHUNK))
     daemon.signal(signal.SIGSTOP)
@@ -200,7 +200,7 @@ def test_no_more_blocks_are_held_than_a_share_and_the_rest_is_saved_later(
     engine.step_until(lambda: request not in engine.requests, "it has ended")
 
 
-def test_an_engine_that_nobody_steps_while_it_is_idle_ends_its_saves_with_its_last_request(
+def test_an_engine_without_idle_steps_ends_its_saves_with_its_last_request(
     start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -223,7 +223,7 @@ def test_an_engine_that_nobody_steps_while_it_is_idle_ends_its_saves_with_its_la
 
 def test_prompts_alone_are_saved_unless_more_is_asked_for(start_engine: StartEngine) -> None:
     engine = start_engine(kvpool__save="prompt")
-    said = {
+    asked = {
         "nothing": (None, 3),
         "all": ({"save": "all"}, 5),
         "kept": ({"decode_priority": 20}, 5),
@@ -233,7 +233,7 @@ def test_prompts_alone_are_saved_unless_more_is_asked_for(start_engine: StartEng
         "wrong": ({"save": "everything"}, 3),
         "odd": ({"save": ["all"]}, 3),
     }
-    for number, (name, (params, chunks)) in enumerate(said.items()):
+    for number, (name, (params, chunks)) in enumerate(asked.items()):
         before = counted(engine, "saved_chunks")
         request = ask(engine, name, prompt(number, 3 * CHUNK + 1), new_tokens=2 * CHUNK, kv_transfer_params=params)
         assert counted(engine, "saved_chunks") - before == chunks, name
@@ -242,7 +242,7 @@ def test_prompts_alone_are_saved_unless_more_is_asked_for(start_engine: StartEng
     assert "['all'], expected one of 'prompt', 'all', True, False" in outcomes[0]["reason"]
 
 
-def test_an_engine_that_saves_everything_saves_less_where_that_is_asked_for(start_engine: StartEngine) -> None:
+def test_an_engine_that_saves_everything_saves_less_on_request(start_engine: StartEngine) -> None:
     engine = start_engine(kvpool__save="all")
     ask(engine, "prompt", TOKENS, new_tokens=2 * CHUNK, kv_transfer_params={"save": "prompt"})
     assert counted(engine, "saved_chunks") == 5
@@ -256,7 +256,7 @@ def test_a_request_may_ask_for_nothing_to_be_loaded(start_engine: StartEngine) -
     assert ask(engine, "loaded", TOKENS, kv_transfer_params={"load": True}).external == 5 * CHUNK
 
 
-def test_chunks_are_stored_at_the_sight_that_was_set(start_engine: StartEngine) -> None:
+def test_chunks_are_stored_at_the_configured_occurrence(start_engine: StartEngine) -> None:
     engine = start_engine(kvpool__save_after=3, kvpool__save="prompt")
     for number in range(2):
         ask(engine, f"{number}", SHARED + prompt(50 + number, CHUNK + 1))
@@ -270,7 +270,7 @@ def test_chunks_are_stored_at_the_sight_that_was_set(start_engine: StartEngine) 
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])
-def test_a_speculative_engine_hears_of_a_failed_load_in_its_step(start_engine: StartEngine, load: str) -> None:
+def test_a_speculative_engine_gets_a_failed_load_in_its_step(start_engine: StartEngine, load: str) -> None:
     engine = start_engine(is_speculative=True, kvpool__load=load)
     ask(engine, "cold", TOKENS)
     assert ask(engine, "warm", TOKENS, new_tokens=3).external == 5 * CHUNK
@@ -289,7 +289,7 @@ def test_a_speculative_engine_hears_of_a_failed_load_in_its_step(start_engine: S
 
 
 def test_layers_of_a_draft_are_in_place_before_the_model_asks_for_them(start_engine: StartEngine) -> None:
-    """The draft's layers are read behind the moment at which vLLM asks what became of the loads."""
+    """The draft's layers are read after vLLM has asked for the outcome of the loads."""
     engine = start_engine(is_speculative=True, kvpool__load="sync")
     worker = engine.workers[0]
     wait, names = worker.wait_for_layer_load, []
@@ -311,7 +311,7 @@ def test_layers_of_a_draft_are_in_place_before_the_model_asks_for_them(start_eng
     assert names
 
 
-def test_the_engine_is_asked_for_what_holding_blocks_needs() -> None:
+def test_the_functions_that_holding_blocks_needs_are_looked_up_in_the_engine() -> None:
     with fake_vllm.installed():
         from kvpool_client.vllm.identity import engine_process
 
@@ -347,7 +347,7 @@ def test_a_plan_that_fails_holds_no_block(start_engine: StartEngine) -> None:
     assert counted(engine, "saved_chunks") == 0
 
 
-def test_a_step_that_counts_little_time_alone_tells_nothing(start_engine: StartEngine) -> None:
+def test_a_step_with_little_measured_time_reports_nothing(start_engine: StartEngine) -> None:
     engine = start_engine()
     ask(engine, "cold", TOKENS)
     half = engine.workers[0]

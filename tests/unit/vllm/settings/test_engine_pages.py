@@ -1,4 +1,4 @@
-"""The engines' pages say nothing that is not there: counters, labels, settings, daemon options, commands, links.
+"""The engines' pages: every counter, label, setting, daemon option, command and link in them exists.
 
 vLLM's own options are held to its own parser by tests/engines/vllm/test_pages.py.
 """
@@ -26,7 +26,7 @@ OVERVIEW = ROOT / "docs" / "engines.md"
 PAGES = {page.stem: page for page in (OVERVIEW, *sorted((ROOT / "docs" / "engines").glob("*.md")))}
 VARIABLES = {*tensorrt_llm._TEXTS, *tensorrt_llm._NUMBERS}
 LABELS = {name: label for name, label, _ in FAMILIES}
-# What stands before the words of a refusal, a failed call and a load's end where they are counted.
+# The prefixes of the labels under which refusals, failed calls and ends of loads are counted.
 PREFIXES = ("refused_", "failed_", "loads_")
 
 
@@ -50,7 +50,7 @@ def troubles(page: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "engines"])
-def test_a_page_has_what_every_page_has(page: str) -> None:
+def test_a_page_has_the_sections_of_every_page(page: str) -> None:
     text = PAGES[page].read_text()
     assert "## What was measured" in text
     rows = list(troubles(page))
@@ -60,7 +60,7 @@ def test_a_page_has_what_every_page_has(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_have_targets(page: str) -> None:
     for target, _, heading in re.findall(r"\]\((?!https?:)([^)#]*)(#([^)]*))?\)", PAGES[page].read_text()):
         path = (PAGES[page].parent / target) if target else PAGES[page]
         assert path.exists(), target

@@ -1,4 +1,4 @@
-"""The connector's numbers as counters: one each, told apart by tier and reason."""
+"""The connector's numbers as counters: one each, with labels for tier and reason."""
 
 import re
 from pathlib import Path
@@ -45,7 +45,7 @@ def counters() -> tuple[PrometheusCounters, dict[str, Counter]]:
     return PrometheusCounters({Counter: Counter}, ["model_name", "engine"], engines), made  # type: ignore[dict-item]  # a stand-in
 
 
-def test_numbers_of_one_kind_share_a_counter_and_have_a_label() -> None:
+def test_counts_of_one_kind_share_a_counter_and_have_a_label() -> None:
     metrics, made = counters()
     metrics.observe({"hit_tokens": 700, "hit_tokens_dram": 500, "hit_tokens_ssd": 200, "saved_chunks": 3})
     metrics.observe({"hit_tokens_dram": 1, "declined_tokens_slower_than_computing_ssd": 64}, 1)

@@ -47,11 +47,11 @@ def test_a_consumer_loads_and_never_saves(start_engine: StartEngine, load: str) 
     assert not engine.scheduler.has_pending_push_work()
 
 
-def test_a_prompt_that_is_said_to_be_saved_elsewhere_is_waited_for_before_any_of_it_is_to_be_seen(
+def test_a_prompt_announced_as_saved_elsewhere_is_waited_for_before_any_of_it_is_stored(
     start_engine: StartEngine,
 ) -> None:
     engine, other = start_engine(kv_role="kv_consumer", kvpool__wait_s=60.0), start_engine(kv_role="kv_producer")
-    request = Request("told", list(TOKENS), kv_transfer_params={"load": "wait"})
+    request = Request("waits", list(TOKENS), kv_transfer_params={"load": "wait"})
     assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
     ask(other, "part", TOKENS[: 3 * CHUNK + 1])
     assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False), "the rest is to come"
@@ -63,27 +63,27 @@ def test_a_prompt_that_is_said_to_be_saved_elsewhere_is_waited_for_before_any_of
     engine.scheduler.request_finished_all_groups(request, ([],))
 
 
-def test_what_nobody_saves_after_all_is_waited_for_no_longer_than_was_set(
+def test_the_wait_for_a_prompt_that_nobody_saves_is_bounded_by_the_setting(
     start_engine: StartEngine, daemon: Daemon
 ) -> None:
     engine = start_engine(kvpool__wait_s=0.1)
     ask(engine, "part", TOKENS[: 3 * CHUNK + 1])
-    told = {"load": "wait"}
-    assert ask(engine, "told", TOKENS[: 4 * CHUNK + 1], kv_transfer_params=told).external == 3 * CHUNK
-    assert ask(engine, "nothing", prompt(7, 3 * CHUNK), kv_transfer_params=told).external == 0
+    waits = {"load": "wait"}
+    assert ask(engine, "waits", TOKENS[: 4 * CHUNK + 1], kv_transfer_params=waits).external == 3 * CHUNK
+    assert ask(engine, "nothing", prompt(7, 3 * CHUNK), kv_transfer_params=waits).external == 0
     assert counted(engine, "waits_for_another_save") == 2
-    assert ask(engine, "short", prompt(8, CHUNK // 2), kv_transfer_params=told).external == 0
+    assert ask(engine, "short", prompt(8, CHUNK // 2), kv_transfer_params=waits).external == 0
     engine.forget()
-    assert ask(engine, "all", TOKENS[: 4 * CHUNK + 1], kv_transfer_params=told).external == 4 * CHUNK
+    assert ask(engine, "all", TOKENS[: 4 * CHUNK + 1], kv_transfer_params=waits).external == 4 * CHUNK
     assert counted(engine, "waits_for_another_save") == 2, "nothing is missing of these"
     daemon.kill()
     wait_until(lambda: not engine.scheduler._scheduler.pool.connected, "the daemon is gone")
-    assert ask(engine, "alone", prompt(9, 3 * CHUNK), kv_transfer_params=told).external == 0
+    assert ask(engine, "alone", prompt(9, 3 * CHUNK), kv_transfer_params=waits).external == 0
     assert counted(engine, "waits_for_another_save") == 2, "nobody can save anything"
 
 
 @pytest.mark.parametrize("always_load", [True, False])
-def test_who_takes_every_hit_waits_for_saves_that_computing_would_outrun(
+def test_an_engine_that_takes_every_hit_waits_for_saves_that_computing_would_outrun(
     start_engine: StartEngine, *, always_load: bool
 ) -> None:
     engine = start_engine(kvpool__wait_s=60.0, kvpool__always_load=always_load)
@@ -101,7 +101,7 @@ def test_who_takes_every_hit_waits_for_saves_that_computing_would_outrun(
     engine.scheduler.request_finished_all_groups(request, ([],))
 
 
-def test_a_request_that_another_engine_fills_is_left_alone(start_engine: StartEngine, daemon: Daemon) -> None:
+def test_a_request_that_another_connector_fills_is_not_served(start_engine: StartEngine, daemon: Daemon) -> None:
     engine = start_engine()
     ask(engine, "cold", TOKENS)
     engine.forget()
@@ -156,7 +156,7 @@ def test_a_layer_is_announced_when_its_last_micro_batch_has_written_it(start_eng
     assert ask(start_engine(), "warm", TOKENS).external == 5 * CHUNK
 
 
-def test_a_step_that_is_not_split_and_a_split_one_that_says_less_are_saved(start_engine: StartEngine) -> None:
+def test_an_unsplit_step_and_a_split_one_with_less_information_are_saved(start_engine: StartEngine) -> None:
     engine = start_engine(holds_blocks=False)
     engine.workers[0]._micro_batches = MicroBatches(2, lambda: False)
     ask(engine, "whole", TOKENS)
@@ -177,7 +177,7 @@ def test_micro_batches_are_counted_anew_in_each_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parallel", "said"),
+    ("parallel", "message"),
     [
         ({"tensor_parallel_size": 4, "decode_context_parallel_size": 2}, "tokens over ranks 0 to 3.*--decode-context"),
         ({"tensor_parallel_size": 4, "prefill_context_parallel_size": 2}, "ranks 0 to 7.*--prefill-context-parallel"),
@@ -192,12 +192,12 @@ def test_micro_batches_are_counted_anew_in_each_step() -> None:
         ),
     ],
 )
-def test_ranks_that_cannot_be_served_are_named_at_the_start(parallel: dict[str, int], said: str) -> None:
-    with pytest.raises(kv.LayoutMismatch, match=said):
+def test_ranks_that_cannot_be_served_are_named_at_the_start(parallel: dict[str, int], message: str) -> None:
+    with pytest.raises(kv.LayoutMismatch, match=message):
         check_placement(SimpleNamespace(**parallel))
 
 
-def test_data_parallel_nodes_of_their_own_are_served() -> None:
+def test_separate_data_parallel_nodes_are_served() -> None:
     check_placement(SimpleNamespace(tensor_parallel_size=8, nnodes=2, nnodes_within_dp=1))
     check_placement(SimpleNamespace(tensor_parallel_size=1))
     check_placement(SimpleNamespace(tensor_parallel_size=4, pipeline_parallel_size=2, nnodes=2, nnodes_within_dp=1))
@@ -205,7 +205,7 @@ def test_data_parallel_nodes_of_their_own_are_served() -> None:
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])
-def test_ranks_on_another_node_are_named_once_and_no_hit_fails_for_them(
+def test_ranks_on_another_node_are_logged_once_and_no_hit_fails_for_them(
     start_engine: StartEngine, caplog: pytest.LogCaptureFixture, load: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kvpool_client.vllm.scheduler import scheduler
@@ -218,6 +218,6 @@ def test_ranks_on_another_node_are_named_once_and_no_hit_fails_for_them(
         for name in ("second", "third"):
             assert ask(engine, name, TOKENS).offers == [0]
     assert engine.recomputed <= 1
-    said = [record.getMessage() for record in caplog.records if "away/0123" in record.getMessage()]
-    assert any("rank 0 runs" in line and "rank 1 runs" in line for line in said), said
+    logged = [record.getMessage() for record in caplog.records if "away/0123" in record.getMessage()]
+    assert any("rank 0 runs" in line and "rank 1 runs" in line for line in logged), logged
     assert counted(engine, "saved_chunks") == 0

@@ -1,4 +1,4 @@
-"""What the vLLM connector reads from its surroundings: keys of the configuration, the shape of KV, the model's identity."""
+"""Inputs of the vLLM connector: keys of the configuration, the shape of KV, the model's identity."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -56,7 +56,7 @@ def test_defaults_need_no_key() -> None:
         ("kvpool.model", 7),
     ],
 )
-def test_a_wrong_key_names_itself_and_what_was_expected(key: str, value: object) -> None:
+def test_a_wrong_setting_is_named_with_what_was_expected(key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=key) as caught:
         Settings.of({key: value, "kvpool.load": "eager"})
     assert all("expected" in fault for fault in caught.value.faults)
@@ -64,7 +64,7 @@ def test_a_wrong_key_names_itself_and_what_was_expected(key: str, value: object)
 
 
 @pytest.mark.parametrize(("block", "chunk"), [(16, 64), (32, 64), (48, 48), (128, 128), (512, 512)])
-def test_chunks_are_whole_blocks_unless_said_otherwise(block: int, chunk: int) -> None:
+def test_chunks_are_whole_blocks_by_default(block: int, chunk: int) -> None:
     assert Settings().chunk_tokens_for(block) == chunk
 
 
@@ -120,7 +120,7 @@ def test_everything_that_changes_bytes_is_in_the_format() -> None:
 
 
 @pytest.mark.parametrize(
-    ("caches", "config", "said"),
+    ("caches", "config", "message"),
     [
         (caches_of(8, spec=SlidingWindowSpec()), {}, "SlidingWindowSpec"),
         (SimpleNamespace(num_blocks=8, kv_cache_groups=caches_of(8).kv_cache_groups * 2), {}, "hybrid"),
@@ -128,8 +128,8 @@ def test_everything_that_changes_bytes_is_in_the_format() -> None:
         (None, {"calculate_kv_scales": True}, "KV scales"),
     ],
 )
-def test_what_cannot_be_kept_is_named(caches: Any, config: dict[str, Any], said: str) -> None:
-    with pytest.raises(kv.LayoutMismatch, match=said):
+def test_kv_that_cannot_be_stored_is_refused_by_name(caches: Any, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(kv.LayoutMismatch, match=message):
         shape(caches, **config)
 
 

@@ -29,7 +29,7 @@ class MLAAttentionSpec(FullAttentionSpec):
 
 
 def on(part: str, **values: Any) -> Callable[[Any, Any], None]:
-    """Set what a part of the configuration says."""
+    """Set fields of a part of the configuration."""
     return lambda config, _caches: vars(getattr(config, part)).update(values)
 
 
@@ -102,17 +102,17 @@ def test_a_refusal_names_its_remedy_and_is_counted(code: str, role: Any, caplog:
         make: Any = connector.KVPoolConnector
         made = make(config, role, caches)
         words = "does nothing" if code == one_child.CODE else "runs without a pool"
-        said = "".join(record.getMessage() for record in caplog.records if words in record.getMessage())
-        told = made.get_kv_connector_stats()
-        assert told.data == {f"refusals_{code}": 1}
+        logged = "".join(record.getMessage() for record in caplog.records if words in record.getMessage())
+        stats = made.get_kv_connector_stats()
+        assert stats.data == {f"refusals_{code}": 1}
         assert made.get_kv_connector_stats() is None, "counted once"
         remedy = REMEDIES[code] if code != "several_nodes" else "use --tensor-parallel-size 8"
         # Of a second child the scheduler's half speaks for its workers.
-        assert said.count(remedy) == (code != one_child.CODE or role.name == "SCHEDULER")
+        assert logged.count(remedy) == (code != one_child.CODE or role.name == "SCHEDULER")
         made.shutdown()
 
 
-def test_an_engines_place_is_free_again_after_its_connector_and_for_other_roles_and_engines() -> None:
+def test_a_connector_may_follow_a_closed_one_and_stand_beside_other_roles_and_engines() -> None:
     first, second = Other(), Other()
     one_child.claim(first, "one", "WORKER", 0)
     one_child.claim(first, "one", "WORKER", 0)
