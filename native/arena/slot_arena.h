@@ -13,7 +13,7 @@
 // A run whose last slot is freed goes back at once, so classes exchange memory in whole segments.
 //
 // Invariants: a run's segments are contiguous and name its first segment; `used` counts its allocated slots, `idle`
-// those the owner may evict, `kept` those of raised priority, and neither exceeds used; a class's list holds exactly its runs with a free slot; a
+// those the owner may evict, `retained` those of retained chunks, and neither exceeds used; a class's list holds exactly its runs with a free slot; a
 // run's slot has either an owner or a bit among the free ones.
 // No two used slots have a number or a checksum in common.
 // A run whose slots are all idle stands in `idle_runs_`; the free segments are in `free_`.
@@ -72,7 +72,7 @@ struct SegmentWindow {
   uint32_t first;
   uint32_t count;
   uint64_t newest_ns;    // the latest access of a slot in it
-  bool is_kept = false;  // a slot in it has a priority above the default
+  bool is_retained = false;  // a chunk in it is retained
 };
 
 class SlotArena {
@@ -106,11 +106,11 @@ class SlotArena {
   void set_idle(PageIndex page, uint64_t now_ns) noexcept;
   void set_busy(PageIndex page) noexcept;
 
-  // The used slot's chunk is from now on kept above the default priority / no longer.
-  void set_kept(PageIndex page, bool is_kept) noexcept;
+  // The used slot's chunk is from now on retained (see retention_ledger.h) / no longer.
+  void set_retained(PageIndex page, bool is_retained) noexcept;
 
   // slot_arena_windows.cpp. A window of the class's run length, of segments that are free or lent to other classes with idle slots
-  // only. It is the one used longest ago, of those without kept slots if there are any, as far as it lies around one of the
+  // only. It is the one used longest ago, of those without retained chunks if there are any, as far as it lies around one of the
   // coldest runs; where nothing can be cleared around these, any window, found by a search that goes on with the next call.
   [[nodiscard]] std::optional<SegmentWindow> coldest_window(ClassId size_class) noexcept;
 
@@ -155,7 +155,7 @@ class SlotArena {
     uint32_t slot_pages = 0, layers = 0;
     uint32_t used = 0;
     uint32_t idle = 0;
-    uint32_t kept = 0;
+    uint32_t retained = 0;
     uint32_t free_word = 0;    // no word of `free` before this one has a bit
     uint64_t newest_ns = 0;    // never less than the last access of its idle slots
     uint32_t previous = NONE;  // in the class's list of runs with a free slot
@@ -177,7 +177,7 @@ class SlotArena {
   // Which slot of its run, which begins at segment `first`, starts at the page; nothing where none does.
   [[nodiscard]] std::optional<uint32_t> slot_at(uint32_t first, PageIndex page) const noexcept;
   void take(uint32_t first, uint32_t slot, RecordId record) noexcept;
-  [[nodiscard]] static RunAge age_of(const Run& run) noexcept { return {run.newest_ns, run.kept > 0}; }
+  [[nodiscard]] static RunAge age_of(const Run& run) noexcept { return {run.newest_ns, run.retained > 0}; }
   [[nodiscard]] static bool is_idle(const Run& run) noexcept { return run.used > 0 && run.idle == run.used; }
   void note_idle(uint32_t first) noexcept;
   [[nodiscard]] std::optional<SegmentWindow> coldest_window(ClassId size_class, uint32_t count) noexcept;

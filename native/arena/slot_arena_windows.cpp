@@ -66,9 +66,9 @@ std::optional<SegmentWindow> SlotArena::coldest_window(ClassId size_class, uint3
     add_front(front.size_class, 2 * front.at + 1);
     add_front(front.size_class, 2 * front.at + 2);
     const auto window = window_around(size_class, front.idle.run, count);
-    if (window && RunAge(window->newest_ns, window->is_kept) < best_age) {
+    if (window && RunAge(window->newest_ns, window->is_retained) < best_age) {
       best = window;
-      best_age = RunAge(window->newest_ns, window->is_kept);
+      best_age = RunAge(window->newest_ns, window->is_retained);
     }
   }
   return best ? best : window_near_hand(size_class, count);
@@ -140,7 +140,7 @@ std::optional<SegmentWindow> SlotArena::window_near_hand(ClassId size_class, uin
 
 bool SlotArena::is_clearable(ClassId size_class, const SegmentWindow& window) const noexcept {
   const auto now = window_at(size_class, window.first, window.count);
-  return now && now->is_kept == window.is_kept;
+  return now && now->is_retained == window.is_retained;
 }
 
 std::optional<SegmentWindow> SlotArena::window_at(ClassId size_class, uint32_t first, uint32_t count) const noexcept {
@@ -151,7 +151,7 @@ std::optional<SegmentWindow> SlotArena::window_at(ClassId size_class, uint32_t f
       return std::nullopt;
     }
     window.newest_ns = std::max(window.newest_ns, age->newest_ns());
-    window.is_kept = window.is_kept || age->is_kept();
+    window.is_retained = window.is_retained || age->is_retained();
   }
   return window;
 }

@@ -162,10 +162,10 @@ Fields stats(const Directory& directory) {
     result[name] = counts.answers[static_cast<size_t>(state)];
   }
   add_reasons(result, counts);
-  result["kept_chunks"] = counts.kept_chunks;
-  result["kept_bytes"] = counts.kept_bytes;
-  result["clipped_chunks"] = counts.clipped_chunks;
-  result["lapsed_chunks"] = counts.lapsed_chunks;
+  result["kept_chunks"] = counts.retention.chunks;
+  result["kept_bytes"] = counts.retention.bytes;
+  result["clipped_chunks"] = counts.retention.clipped;
+  result["lapsed_chunks"] = counts.retention.expired;
   result["policy_by_age"] = counts.policy.is_by_age;
   result["policy_switches"] = counts.policy.switches;
   result["policy_learned_uses"] = counts.policy.learned_uses;

@@ -88,7 +88,7 @@ Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const
       queues_(records_, *policy_),
       write_shares_(geometry.capacity / WRITE_WINDOW_DIVISOR),
       unsaved_order_(queues_, write_shares_),
-      timers_(records_) {
+      retention_(records_, arena_, geometry.capacity) {
   cap_retained(RETAINED_SHARE);
   KVPOOL_CHECK(arena_mapping_ == nullptr || arena_mapping_->size() >= geometry_.arena.total_bytes());
   KVPOOL_CHECK(geometry_.index.regions.empty() || geometry_.index.regions[DRAM_REGION].bytes == geometry_.arena.total_bytes());
@@ -126,6 +126,7 @@ DirectoryStats Directory::stats() const noexcept {
   stats.token_id_bytes = tokens_.bytes();
   stats.token_ids_left_out = tokens_.left_out();
   stats.policy = policy_->counts();
+  stats.retention = retention_.counts();
   return stats;
 }
 

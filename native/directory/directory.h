@@ -18,9 +18,7 @@
 //   4. A chunk and its parent have the same namespace and size class, and it is one deeper.
 //   5. used_bytes, the payload of all allocated slots, is at most the capacity.
 //   6. Generations are positive and never repeat.
-//   7. Chunks kept above the default priority, and all that precedes them, have no more than the retained share of
-//      the bytes, but for what precedes a chunk that was kept before it came.
-//   8. What stands in a tier stands there from the root on: each tier's chunks are whole prefixes.
+//   7. What stands in a tier stands there from the root on: each tier's chunks are whole prefixes.
 //
 // Several tiers are a directory each, joined by a TierSet (tier_set.h). A chunk that leaves a tier keeps its entry in the shared
 // table while another tier has it; one that returns is `promote`d into a slot and read layer by layer.
@@ -46,10 +44,9 @@
 #include "eviction/eviction_queues.h"
 #include "eviction/ghost_filter.h"
 #include "base/memory.h"
-#include "eviction/retention.h"
 #include "directory/reservation_state.h"
 #include "directory/tier_set.h"
-#include "eviction/retention_timers.h"
+#include "retention/retention_ledger.h"
 #include "records/token_ids.h"
 #include "directory/unsaved_order.h"
 
@@ -65,8 +62,8 @@ class Directory {
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
 
-  // At most this share of the capacity is kept above the default priority. What is kept already stays.
-  void cap_retained(double share) noexcept;
+  // At most this share of the capacity is retained: see RetentionLedger.
+  void cap_retained(double share) noexcept { retention_.cap(share); }
   // No chain gets more chunks than this, which bounds what a request about one costs. REQUIRES: not 0.
   void bound_chains(uint32_t chunks) noexcept { max_chain_ = chunks; }
   // The class of chunks of this geometry: known, new, or `instead` of one without chunks. Nothing where such a chunk cannot fit.
@@ -162,9 +159,9 @@ class Directory {
   // kept alike in several tiers is kept in all until its time after its last use in the uppermost is over.
   void expire_retention(uint64_t now_ns);
   // When to call it next; nothing while no priority can lapse.
-  [[nodiscard]] std::optional<uint64_t> next_lapse_ns() const noexcept { return timers_.next_ns(); }
+  [[nodiscard]] std::optional<uint64_t> next_lapse_ns() const noexcept { return retention_.next_ns(); }
   // The keys of which the priority has lapsed in this lower tier since the last call, packed.
-  [[nodiscard]] std::vector<ChunkKey> take_lapsed() noexcept;
+  [[nodiscard]] std::vector<ChunkKey> take_lapsed() noexcept { return retention_.take_expired(); }
 
   // From now on these chunks are worth a place below, with what precedes them. `least_chance`: what LIKELY means.
   void admit(Admitted admitted, double least_chance = 0) noexcept;
@@ -242,8 +239,6 @@ class Directory {
  private:
   // Ancestors that a writer holds: those of a long prompt; what is added to a longer one does not cost its length.
   static constexpr size_t HELD_ANCESTORS = 2048;
-  // Ancestors looked at for all requests of a call: far more than its chunks have where each is looked at once.
-  static constexpr uint32_t STEPS_TO_KEEP = 1U << 17;
   [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& of) const noexcept, taken_bytes(ClassId of) const noexcept;
   [[nodiscard]] bool has_bytes(ChunkState of) const noexcept { return of == ChunkState::READY || of == ChunkState::PROMOTING; }
 
@@ -287,16 +282,17 @@ class Directory {
   [[nodiscard]] RecordId leftmost_leaf(RecordId top) const noexcept;
   [[nodiscard]] bool is_free(const ChunkRecord& record) const noexcept { return is_listed(record) && record.pins == 0; }
   void requeue_childless(RecordId parent, uint64_t child_access_ns) noexcept;
-  [[nodiscard]] RetainState keep(RecordId id, Retention request) noexcept;
-  [[nodiscard]] RetainState keep_in_queue(RecordId id, Retention request) noexcept;
+  // directory_retention.cpp: what the ledger leaves to the directory, which knows the queues and the other tiers.
+  [[nodiscard]] RetainState set_retention(RecordId id, Retention request) noexcept;
+  [[nodiscard]] RetainState set_retention_in_queue(RecordId id, Retention request) noexcept;
   void start_timer(RecordId id) noexcept, hand_down(const ChunkRecord& record) noexcept;
-  void take_over(RecordId id, const ChunkRecord& above, uint64_t kept_since_ns, uint64_t now_ns) noexcept;
+  void take_over(RecordId id, const ChunkRecord& upper, uint64_t since_ns, uint64_t now_ns) noexcept;
   void renew(RecordId id) noexcept, forget_retention(RecordId id) noexcept;
-  void requeue(RecordId id) noexcept, mark_kept(RecordId id) noexcept, unmark_kept(RecordId top) noexcept;
-  [[nodiscard]] bool has_room_to_keep(RecordId id) noexcept;
-  [[nodiscard]] uint64_t kept_since(const ChunkRecord& record) const noexcept;
-  [[nodiscard]] uint64_t own_expiry(const ChunkRecord& of) const noexcept, expires_at(const ChunkRecord& of) const noexcept;
-  [[nodiscard]] RecordId find_alike(const ChunkKey& key, Retention kept) const noexcept;
+  void requeue(RecordId id) noexcept, requeue_released() noexcept;
+  [[nodiscard]] DurationStart duration_start() const noexcept { return is_lower() ? DurationStart::RETENTION : DurationStart::LAST_USE; }
+  [[nodiscard]] uint64_t own_expiry(const ChunkRecord& of) const noexcept { return retention_.expiry(of, duration_start(), latest_ns_); }
+  [[nodiscard]] uint64_t expires_at(const ChunkRecord& of) const noexcept;
+  [[nodiscard]] RecordId find_alike(const ChunkKey& key, Retention retention) const noexcept;
   void expire(RecordId id), expire_here(RecordId id);
   [[nodiscard]] bool is_listed(const ChunkRecord& of) const noexcept { return of.state == ChunkState::READY && of.holds == 0; }
   size_t find_prefix(NamespaceId owner, RecordId parent, const uint8_t* keys, size_t n, std::vector<RecordId>& out) const;
@@ -353,7 +349,7 @@ class Directory {
   void verify_records(Broken& broken, bool with_shared) const, verify_sums(Broken& broken, bool with_shared) const;
   void verify_record(RecordId id, Broken& broken) const, verify_slot(RecordId id, Broken& broken) const;
   void verify_tree(RecordId id, Broken& broken) const, verify_queues(Broken& broken) const, verify_holds(Broken& broken) const;
-  void verify_retention(Broken& broken) const, verify_shares(Broken& broken) const, verify_quarantine(Broken& broken) const;
+  void verify_shares(Broken& broken) const, verify_quarantine(Broken& broken) const;
 
   const DirectoryGeometry geometry_;
   const Tier tier_;
@@ -367,7 +363,7 @@ class Directory {
   std::optional<GhostFilter> ghosts_;
   std::shared_ptr<ChangeFeed> feed_;
   Cause departure_ = Cause::DROPPED;  // of the chunks that are being removed
-  std::vector<ChunkKey> departed_, lapsed_;  // of a lower tier: bounded by its caller, who takes them
+  std::vector<ChunkKey> departed_;  // of a lower tier: bounded by its caller, who takes them
   const std::shared_ptr<const Mapping> arena_mapping_;  // the slots' memory lives as long as their directory
   ChunkIndex table_;
   SlotArena arena_;
@@ -378,12 +374,11 @@ class Directory {
   WriteShares write_shares_;
   UnsavedOrder unsaved_order_;
   VainSearch vain_;
-  RetentionTimers timers_;
-  uint64_t kept_bytes_max_ = 0, held_bytes_ = 0;  // the latter: taken by what nothing can evict, whoever holds it
+  RetentionLedger retention_;
+  uint64_t held_bytes_ = 0;  // taken by what nothing can evict, whoever holds it
   double holder_share_ = 1.0, user_share_ = 1.0;
   HolderAccounts accounts_;
   std::unordered_map<HoldId, HolderId> charged_;
-  uint32_t steps_to_keep_ = STEPS_TO_KEEP;  // left in this call
   std::vector<NamespaceCounts> namespaces_;
   std::unordered_map<HoldId, std::vector<RecordId>> holds_;
   std::unordered_map<HoldId, std::vector<RecordId>> pins_;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "eviction/eviction_policy.h"
+#include "retention/retention_ledger.h"
 #include "base/time_histogram.h"
 #include "base/types.h"
 
@@ -167,10 +168,7 @@ struct DirectoryStats {
   std::array<uint64_t, RESERVE_STATES> answers{};     // of `reserve`, by SaveState
   std::array<uint64_t, EVICTIONS> evictions{};     // by Eviction; their sum is evicted_chunks and shed_chunks
   std::array<uint64_t, DECLINED> declined{};       // by Declined, where there is a lower tier; their sum is evicted_chunks
-  uint64_t kept_chunks = 0;     // kept above the default priority, or followed by one that is
-  uint64_t kept_bytes = 0;
-  uint64_t clipped_chunks = 0;   // requests that were clipped
-  uint64_t lapsed_chunks = 0;    // fell back to the default priority
+  RetentionCounts retention;
   PolicyCounts policy;
   TimeHistogram reuse_gaps;  // of each chunk acquired: time since its last access, 0 where it is in use
   TimeHistogram lifetimes;   // of each chunk evicted: time since it was stored

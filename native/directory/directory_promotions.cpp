@@ -49,7 +49,7 @@ void Directory::begin_promotion(RecordId id, const PromotionSource& source, cons
   record.source = static_cast<uint8_t>(source.tier) & 7U;
   promotions_.emplace(record.generation,
                       Promotion{id, source.tier, lower.generation, {source.checksums.begin(), source.checksums.end()}});
-  static_cast<void>(keep(id, {lower.priority, lower.duration_ms}));
+  static_cast<void>(set_retention(id, {lower.priority, lower.duration_ms}));
 }
 
 // Whether the layers that were announced for a slot are those that were expected, as far as that is known.

@@ -16,9 +16,9 @@ struct TakenOut {
 
 // Whether clearing a window of other classes costs less than evicting this chunk: the lower priority first, then the older.
 bool is_cheaper(const SegmentWindow& window, const ChunkRecord& own) noexcept {
-  const bool is_own_kept = own.level > DEFAULT_PRIORITY;
-  if (own.level < DEFAULT_PRIORITY || window.is_kept != is_own_kept) {
-    return own.level >= DEFAULT_PRIORITY && is_own_kept;
+  const bool is_own_retained = own.level > DEFAULT_PRIORITY;
+  if (own.level < DEFAULT_PRIORITY || window.is_retained != is_own_retained) {
+    return own.level >= DEFAULT_PRIORITY && is_own_retained;
   }
   return window.newest_ns < own.last_access_ns;
 }

@@ -269,8 +269,8 @@ bool Directory::restore(NamespaceId owner, ClassId size_class, const std::option
   latest_ns_ = std::max(latest_ns_, now_ns);
   become_ready(record);
   if (request != Retention{}) {
-    steps_to_keep_ = STEPS_TO_KEEP;
-    static_cast<void>(keep(id, request));
+    retention_.begin_request();
+    static_cast<void>(set_retention(id, request));
   }
   record.standing = standing_of(record);
   // What comes later was used before it: each goes behind the one restored last, children on the older side of parents.
@@ -288,7 +288,5 @@ void Directory::finish_restore(uint64_t generation) noexcept {
 }
 
 std::vector<ChunkKey> Directory::take_departed() noexcept { return std::exchange(departed_, {}); }
-
-std::vector<ChunkKey> Directory::take_lapsed() noexcept { return std::exchange(lapsed_, {}); }
 
 }  // namespace kvpool

@@ -33,7 +33,7 @@ std::vector<std::string> Directory::verify(bool with_shared) const {
   append(broken, arena_.verify());
   verify_records(broken, with_shared);
   verify_queues(broken);
-  verify_retention(broken);
+  append(broken, retention_.verify());
   verify_holds(broken);
   verify_sums(broken, with_shared);
   verify_shares(broken);
@@ -166,25 +166,6 @@ void Directory::verify_queues(std::vector<std::string>& broken) const {
   }
 }
 
-void Directory::verify_retention(std::vector<std::string>& broken) const {
-  append(broken, timers_.verify());
-  uint64_t timers = 0;
-  for (uint32_t index = 0; index < records_.end(); ++index) {
-    const ChunkRecord& record = records_[RecordId(index)];
-    timers += record.duration_ms != 0 ? 1U : 0U;
-    uint32_t kept = 0;
-    for (RecordId child = record.first_child; child.valid(); child = records_[child].next_sibling) {
-      kept += records_[child].is_kept() ? 1U : 0U;
-    }
-    if (record.priority > MAX_PRIORITY || record.kept_children != kept) {
-      broken.push_back(name_of(RecordId(index)) + " miscounts its kept children, or has a wrong priority");
-    }
-  }
-  if (timers != timers_.size()) {
-    broken.push_back("chunks with a duration: " + std::to_string(timers) + ", timers " + std::to_string(timers_.size()));
-  }
-}
-
 void Directory::verify_holds(std::vector<std::string>& broken) const {
   std::vector<uint32_t> counted(records_.end());
   std::vector<uint32_t> begin(records_.end());  // writers' holds that begin there
@@ -243,8 +224,6 @@ void Directory::verify_sums(std::vector<std::string>& broken, bool with_shared) 
     sums.held += record.holds > 0 ? 1U : 0U;
     sums.pinned += record.holds == 0 && record.pins > 0 ? 1U : 0U;
     sums.pinned_bytes += record.holds == 0 && record.pins > 0 ? bytes : 0;
-    sums.kept_chunks += record.is_kept() ? 1U : 0U;
-    sums.kept_bytes += record.is_kept() ? bytes : 0;
     sums.writing += record.state == ChunkState::WRITING ? 1U : 0U;
     sums.promoting += record.state == ChunkState::PROMOTING ? 1U : 0U;
     sums.zombies += record.state == ChunkState::ZOMBIE ? 1U : 0U;
@@ -266,8 +245,6 @@ void Directory::verify_sums(std::vector<std::string>& broken, bool with_shared) 
   expect("zombies", sums.zombies, stats_.zombies);
   expect("held", sums.held, stats_.held);
   expect("used bytes", sums.used_bytes, stats_.used_bytes);
-  expect("kept chunks", sums.kept_chunks, stats_.kept_chunks);
-  expect("kept bytes", sums.kept_bytes, stats_.kept_bytes);
   expect("bytes written below since their use", written, written_bytes_);
   expect("pinned", sums.pinned, stats_.pinned);
   expect("pinned bytes", sums.pinned_bytes, stats_.pinned_bytes);

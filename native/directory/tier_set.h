@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "eviction/retention.h"
+#include "retention/retention.h"
 #include "records/chunk_records.h"
 #include "base/types.h"
 

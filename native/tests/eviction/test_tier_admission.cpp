@@ -145,7 +145,7 @@ TEST(a_chunk_kept_alike_in_both_tiers_lapses_in_both_after_its_last_use) {
   tiers.memory.directory.expire_retention(66 * SECOND);
   EXPECT(tiers.memory.directory.retention(key_of(1)) == Retention{});
   EXPECT(tiers.files.retention(key_of(1)) == Retention{});
-  EXPECT(tiers.files.stats().lapsed_chunks == 2);
+  EXPECT(tiers.files.stats().retention.expired == 2);
   EXPECT(tiers.files.take_lapsed().size() == 2);
   EXPECT(tiers.files.take_lapsed().empty());
   EXPECT(!tiers.memory.directory.next_lapse_ns() && !tiers.files.next_lapse_ns());
