@@ -55,7 +55,8 @@ NATIVE_LAYERS: dict[str, set[str]] = {
     "shared_index": {"base", "hash", "records", "arena"},
     "eviction": {"base", "hash", "records"},
     "retention": {"base", "records", "arena"},
-    "directory": {"base", "hash", "records", "arena", "shared_index", "eviction", "retention"},
+    "holds": {"base", "records", "arena"},
+    "directory": {"base", "hash", "records", "arena", "shared_index", "eviction", "retention", "holds"},
     "copy": {"base", "checksum", "shared_index"},
     "ssd": {"base", "checksum", "shared_index", "copy"},
 }

@@ -78,7 +78,7 @@ Reserved reserve_more(Directory& directory, HoldId reservation, const nb::bytes&
 
 nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const nb::bytes& checksums, uint64_t now_ns,
                  const nb::bytes& tokens, const nb::bytes& sources, uint8_t source_level) {
-  const auto layers = directory.reservation_layers(reservation);
+  const auto layers = directory.holds().layers_of(reservation);
   require_known(layers.has_value());
   const size_t chunk_bytes = *layers * sizeof(uint32_t);
   if (checksums.size() % chunk_bytes != 0) {
@@ -161,7 +161,7 @@ void bind_holds(nb::module_& module, nb::class_<Directory>& directory) {
       .def(
           "key_of",
           [](const Directory& self, HoldId hold, size_t position) {
-            const auto key = self.key_of(hold, position);
+            const auto key = self.holds().key_of(hold, position);
             require_known(key.has_value());
             return nb::bytes(key->words, KEY_BYTES);
           },

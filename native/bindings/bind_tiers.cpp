@@ -87,15 +87,15 @@ struct Pinned {
 };
 
 Pinned describe(const Directory& directory, Hold pin) {
-  const auto record = pin.id == 0 ? std::nullopt : directory.record_of(pin.id, 0);
+  const auto record = pin.id == 0 ? std::nullopt : directory.holds().record_of(pin.id, 0);
   const ChunkRecord first = record ? directory.record(*record) : ChunkRecord{};
-  const auto parent = directory.parent_key_of(pin.id);
+  const auto parent = directory.holds().parent_key_of(pin.id);
   return {pin.id, pin.chunks, parent ? nb::bytes(parent->words, KEY_BYTES) : nb::bytes(""), first.owner.value()};
 }
 
 nb::bytes keys_of(const Directory& directory, HoldId hold) {
   std::vector<ChunkKey> keys;
-  while (const auto key = directory.key_of(hold, keys.size())) {
+  while (const auto key = directory.holds().key_of(hold, keys.size())) {
     keys.push_back(*key);
   }
   return nb::bytes(keys.data(), keys.size() * KEY_BYTES);

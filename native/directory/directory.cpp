@@ -88,7 +88,9 @@ Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const
       queues_(records_, *policy_),
       write_shares_(geometry.capacity / WRITE_WINDOW_DIVISOR),
       unsaved_order_(queues_, write_shares_),
-      retention_(records_, arena_, geometry.capacity) {
+      retention_(records_, arena_, geometry.capacity),
+      holds_(records_),
+      shares_(holds_, records_, arena_, geometry.capacity, geometry.max_chunks) {
   cap_retained(RETAINED_SHARE);
   KVPOOL_CHECK(arena_mapping_ == nullptr || arena_mapping_->size() >= geometry_.arena.total_bytes());
   KVPOOL_CHECK(geometry_.index.regions.empty() || geometry_.index.regions[DRAM_REGION].bytes == geometry_.arena.total_bytes());
@@ -120,9 +122,10 @@ NamespaceCounts Directory::namespace_counts(NamespaceId owner) const noexcept {
 
 DirectoryStats Directory::stats() const noexcept {
   DirectoryStats stats = stats_;
-  stats.holds = holds_.size();
-  stats.pins = pins_.size();
-  stats.reservations = reservations_.size();
+  stats.held = holds_.held();
+  stats.holds = holds_.holds();
+  stats.pins = holds_.pins();
+  stats.reservations = holds_.reservations().size();
   stats.token_id_bytes = tokens_.bytes();
   stats.token_ids_left_out = tokens_.left_out();
   stats.policy = policy_->counts();
@@ -139,11 +142,6 @@ uint64_t Directory::chunk_bytes(const ChunkRecord& record) const noexcept {
   return arena_.size_class(record.size_class).chunk_bytes;
 }
 
-// What a chunk takes from others: its slot, which may be far more than its bytes, and its part of the records there may be.
-uint64_t Directory::taken_bytes(ClassId size_class) const noexcept {
-  return std::max(arena_.size_class(size_class).slot_bytes, geometry_.capacity / geometry_.max_chunks);
-}
-
 void Directory::make_idle(RecordId id, uint64_t now_ns) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(record.state == ChunkState::READY);
@@ -157,7 +155,7 @@ void Directory::make_idle(RecordId id, uint64_t now_ns) noexcept {
 
 // Nobody holds the chunk any more.
 void Directory::count_idle(const ChunkRecord& record) noexcept {
-  held_bytes_ -= taken_bytes(record.size_class);
+  shares_.unprotect(record.size_class);
   if (record.pins > 0) {
     ++stats_.pinned;
     stats_.pinned_bytes += chunk_bytes(record);
@@ -171,7 +169,7 @@ void Directory::make_busy(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(record.state == ChunkState::READY);
   queues_.remove(id);
-  held_bytes_ += taken_bytes(record.size_class);
+  shares_.protect(record.size_class);
   if (record.pins > 0) {
     --stats_.pinned;
     stats_.pinned_bytes -= chunk_bytes(record);

@@ -9,7 +9,7 @@
 //
 // Invariants (recounted by `verify`):
 //   1. Who reads a chunk holds its ancestors. Who writes behind one holds the nearest HELD_ANCESTORS: no chunk goes before its
-//      children anyway. holds(parent) >= holds(child) but where a writer's holds begin; the parent of a READY chunk is READY.
+//      children anyway (hold_table.h). The parent of a READY chunk is READY.
 //   2. The eviction queues hold exactly the READY chunks that nobody holds; those of them without a pin, and only these, are
 //      idle in the arena. A chunk without a copy below stands as UNSAVED, one that is being written as BEING_SAVED.
 //   3. A victim has no children: one that has is moved beside a child first (eviction_queues.h), so no chunk is ever
@@ -43,8 +43,10 @@
 #include "directory/directory_geometry.h"
 #include "eviction/eviction_queues.h"
 #include "eviction/ghost_filter.h"
+#include "holds/hold_table.h"
+#include "holds/holder_shares.h"
 #include "base/memory.h"
-#include "directory/reservation_state.h"
+#include "directory/reserve_plan.h"
 #include "directory/tier_set.h"
 #include "retention/retention_ledger.h"
 #include "records/token_ids.h"
@@ -77,8 +79,6 @@ class Directory {
                              const std::optional<ChunkKey>& parent = std::nullopt);
   // Has a hold that counts for nobody yet cover what is stored of the chunks that follow its last one: how many there are.
   size_t extend(HoldId hold, const uint8_t* keys, size_t n, uint64_t now_ns = 0);
-  // How many leading chunks of a hold are not dropped: what is dropped takes along what follows it.
-  [[nodiscard]] size_t count_whole(HoldId hold) const noexcept;
   // Leaves a hold its `chunks` leading chunks. False where it is unknown, counts for somebody or would have none.
   bool shorten(HoldId hold, size_t chunks, uint64_t now_ns);
   // The same by the last key of each rank alone: nothing is held unless its whole prefix, of `n` chunks, is stored on every
@@ -87,11 +87,9 @@ class Directory {
                                                  uint64_t now_ns = 0);
   [[nodiscard]] std::optional<Hold> duplicate(HoldId hold);
   [[nodiscard]] std::optional<Columns> columns(HoldId hold) const;
-  // The chunk at a position of a hold, and its key; nothing where there is none.
-  [[nodiscard]] std::optional<RecordId> record_of(HoldId hold, size_t position) const;
-  [[nodiscard]] std::optional<ChunkKey> key_of(HoldId hold, size_t position) const;
-  // The keys of a hold that are in the sample, from the root on, and how many chunks the hold has.
-  [[nodiscard]] std::vector<ChunkKey> sampled_keys(HoldId hold, size_t& chunks) const;
+  // Which chunks each hold, pin and reservation has, for whoever asks; and how much of them a holder may protect.
+  [[nodiscard]] const HoldTable& holds() const noexcept { return holds_; }
+  [[nodiscard]] HolderShares& shares() noexcept { return shares_; }
   // Ends a hold; its chunks become the newest. Returns false where the hold is unknown.
   bool release(HoldId hold, uint64_t now_ns);
   // The same for its last `limit` chunks: how many they are. Where it had none any more it has ended.
@@ -112,8 +110,6 @@ class Directory {
   [[nodiscard]] std::vector<uint8_t> commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
                                             uint64_t now_ns = 0, std::span<const int32_t> tokens = {},
                                             CopySources sources = {});
-  // Layers of the reservation's size class; nothing where it is unknown.
-  [[nodiscard]] std::optional<uint32_t> reservation_layers(HoldId reservation) const;
   // Frees what was not committed and drops the hold: the writer has stopped. False where it is unknown.
   bool end_reservation(HoldId reservation, uint64_t now_ns);
   // Takes what was not committed out of sight but keeps its slots until end_reservation: the writer may still write.
@@ -128,14 +124,6 @@ class Directory {
   [[nodiscard]] FenceId abandon(HoldId id, uint64_t now_ns);
   // All writers that were abandoned up to this fence have ended: how many slots may be used again.
   size_t release_quarantine(FenceId fence) noexcept;
-
-  // directory_shares.cpp. A holder, and a user with all its holders, keeps at most this share of what others leave of the capacity.
-  void share_among_holders(double share, double user_share = 1.0) noexcept;
-  // How many of `wanted` leading chunks of these chains the holder may keep. `holds`: what of each is here, or 0.
-  [[nodiscard]] size_t affordable(HolderId holder, const std::vector<HoldId>& holds, const std::vector<ClassId>& of, size_t wanted);
-  // Counts holds for a holder until they end. False where one is unknown, or counts already; that one does as before.
-  bool charge(const std::vector<HoldId>& holds, HolderId holder);
-  [[nodiscard]] HolderAccounts& holders() noexcept { return accounts_; }
 
   // directory_promotions.cpp. Slots for chunks that lower tiers hold, to be read into; like `reserve`, but anybody may acquire them
   // at once, and read each layer when it has landed. The answer's id is a hold. `sources`: one a chunk, or none: the uppermost tiers
@@ -179,7 +167,6 @@ class Directory {
   [[nodiscard]] Hold pin_unsaved_prefix(NamespaceId owner, const uint8_t* keys, size_t n,
                                         const std::optional<ChunkKey>& parent = std::nullopt);
   [[nodiscard]] std::optional<HoldId> pin_chunk(HoldId hold, size_t position);
-  [[nodiscard]] std::optional<ChunkKey> parent_key_of(HoldId hold) const;  // whom its first chunk follows
   bool unpin(HoldId pin);  // false where it is unknown
   [[nodiscard]] uint64_t count_unsaved() const noexcept { return stats_.unsaved_chunks; }  // stored, and not below
   bool release_untouched(HoldId hold);  // ends a hold as if it had never been: nothing counts as used
@@ -239,7 +226,7 @@ class Directory {
  private:
   // Ancestors that a writer holds: those of a long prompt; what is added to a longer one does not cost its length.
   static constexpr size_t HELD_ANCESTORS = 2048;
-  [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& of) const noexcept, taken_bytes(ClassId of) const noexcept;
+  [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& of) const noexcept;
   [[nodiscard]] bool has_bytes(ChunkState of) const noexcept { return of == ChunkState::READY || of == ChunkState::PROMOTING; }
 
   // directory_tiers.cpp: what other tiers hold.
@@ -263,7 +250,6 @@ class Directory {
   void settle(RecordId id) noexcept;
   void stand_by_access(RecordId id, uint32_t steps, bool or_oldest) noexcept;
   void add_pin(RecordId id) noexcept, add_pin_to_save(RecordId id) noexcept, end_pin(RecordId id) noexcept;
-  [[nodiscard]] Hold make_pin(std::vector<RecordId> records);
   [[nodiscard]] RecordId newest_of_chain(RecordId id, uint32_t& steps) const noexcept;
   [[nodiscard]] Hold pin_unsaved_chain_of(RecordId leaf, uint32_t& steps);
   [[nodiscard]] const ChunkRecord* find_ready(const ChunkKey& key) const noexcept;
@@ -288,7 +274,7 @@ class Directory {
   void start_timer(RecordId id) noexcept, hand_down(const ChunkRecord& record) noexcept;
   void take_over(RecordId id, const ChunkRecord& upper, uint64_t since_ns, uint64_t now_ns) noexcept;
   void renew(RecordId id) noexcept, forget_retention(RecordId id) noexcept;
-  void requeue(RecordId id) noexcept, requeue_released() noexcept;
+  void requeue(RecordId id) noexcept, requeue_released(RecordId id) noexcept;
   [[nodiscard]] DurationStart duration_start() const noexcept { return is_lower() ? DurationStart::RETENTION : DurationStart::LAST_USE; }
   [[nodiscard]] uint64_t own_expiry(const ChunkRecord& of) const noexcept { return retention_.expiry(of, duration_start(), latest_ns_); }
   [[nodiscard]] uint64_t expires_at(const ChunkRecord& of) const noexcept;
@@ -297,7 +283,6 @@ class Directory {
   [[nodiscard]] bool is_listed(const ChunkRecord& of) const noexcept { return of.state == ChunkState::READY && of.holds == 0; }
   size_t find_prefix(NamespaceId owner, RecordId parent, const uint8_t* keys, size_t n, std::vector<RecordId>& out) const;
   [[nodiscard]] Hold make_hold(std::vector<RecordId> records);
-  [[nodiscard]] const std::vector<RecordId>* held_by(HoldId hold) const noexcept;
   [[nodiscard]] std::optional<RecordId> find_above(const std::optional<ChunkKey>& parent) const noexcept;
   void note_reuse(const std::vector<RecordId>& records, size_t preceding, uint64_t now_ns) noexcept;
   void end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept;
@@ -328,16 +313,6 @@ class Directory {
   [[nodiscard]] SaveState make_room(ClassId size_class, WindowSearch& search) noexcept;
   [[nodiscard]] RoomPlan plan_room(ClassId of, WindowSearch& search) noexcept, plan_slot(ClassId of, WindowSearch& search) noexcept;
   void find_window(ClassId of, WindowSearch& search) noexcept, plan_further(uint64_t bytes, RoomPlan& plan) noexcept;
-  [[nodiscard]] HeldChains some_chains_of(const HolderAccounts::Account* account, HoldId own, size_t limit) const;
-  [[nodiscard]] uint64_t share_of(HolderId holder, uint64_t held) const noexcept;
-  [[nodiscard]] bool has_user_share(HolderId holder, uint64_t wanted, uint64_t held) const noexcept;
-  [[nodiscard]] const std::vector<RecordId>& chain_of(HoldId hold) const noexcept;
-  [[nodiscard]] uint64_t count_kept(const HolderAccounts::Account& account) const;
-  void recount(HolderId holder, uint64_t bytes);
-  [[nodiscard]] bool has_share(ShareClaim& claim, const std::vector<RecordId>& chain, uint64_t bytes);
-  void uncharge(HoldId hold, const std::vector<RecordId>& chain) noexcept;
-  void uncharge_part(HoldId id, const ReservationState& state, HolderBytes before, size_t ended) noexcept;
-  [[nodiscard]] HolderBytes bytes_of(const ReservationState& state) const noexcept;
   [[nodiscard]] bool clear_reach(const ChunkKey& key);
   [[nodiscard]] bool is_removable(RecordId id) const;
   template <typename Predicate>
@@ -348,8 +323,8 @@ class Directory {
   using Broken = std::vector<std::string>;
   void verify_records(Broken& broken, bool with_shared) const, verify_sums(Broken& broken, bool with_shared) const;
   void verify_record(RecordId id, Broken& broken) const, verify_slot(RecordId id, Broken& broken) const;
-  void verify_tree(RecordId id, Broken& broken) const, verify_queues(Broken& broken) const, verify_holds(Broken& broken) const;
-  void verify_shares(Broken& broken) const, verify_quarantine(Broken& broken) const;
+  void verify_tree(RecordId id, Broken& broken) const, verify_queues(Broken& broken) const;
+  void verify_namespaces(Broken& broken) const, verify_quarantine(Broken& broken) const;
 
   const DirectoryGeometry geometry_;
   const Tier tier_;
@@ -375,19 +350,13 @@ class Directory {
   UnsavedOrder unsaved_order_;
   VainSearch vain_;
   RetentionLedger retention_;
-  uint64_t held_bytes_ = 0;  // taken by what nothing can evict, whoever holds it
-  double holder_share_ = 1.0, user_share_ = 1.0;
-  HolderAccounts accounts_;
-  std::unordered_map<HoldId, HolderId> charged_;
+  HoldTable holds_;
+  HolderShares shares_;
   std::vector<NamespaceCounts> namespaces_;
-  std::unordered_map<HoldId, std::vector<RecordId>> holds_;
-  std::unordered_map<HoldId, std::vector<RecordId>> pins_;
-  std::unordered_map<HoldId, ReservationState> reservations_;
   std::deque<Quarantined> quarantine_;  // in the order of their fences
   FenceId last_fence_ = 0;
   std::unordered_map<uint64_t, Promotion> promotions_;  // under way, by the generation that the chunk has here
   DirectoryStats stats_;
-  HoldId last_id_ = 0;
   uint64_t last_generation_ = 0, counted_from_ = 0, counted_ = 0;
   uint64_t latest_ns_ = 0;  // latest time seen: a clock that steps back must not break the order of the lists
 };

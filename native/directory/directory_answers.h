@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "eviction/eviction_policy.h"
+#include "holds/hold_table.h"
 #include "retention/retention_ledger.h"
 #include "base/time_histogram.h"
 #include "base/types.h"
@@ -60,14 +61,7 @@ enum class Declined : uint8_t {
 };
 inline constexpr size_t DECLINED = 5;
 
-using HoldId = uint64_t;  // of holds, pins and reservations alike; 0 names none, and none repeats
-
 using FenceId = uint64_t;  // of abandoned writers: they rise
-
-struct Hold {
-  HoldId id = 0;
-  size_t chunks = 0;
-};
 
 // Where a chunk that is promoted comes from.
 struct PromotionSource {

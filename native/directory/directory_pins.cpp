@@ -75,8 +75,7 @@ void Directory::set_written(ChunkRecord& record, bool is_written) noexcept {
 void Directory::add_pin(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(record.state == ChunkState::READY);
-  KVPOOL_CHECK(record.pins < MAX_PINS);
-  if (record.pins++ == 0 && record.holds == 0) {
+  if (holds_.pin(id) && record.holds == 0) {
     arena_.set_busy(record.page);
     stats_.idle_bytes -= chunk_bytes(record);
     stats_.pinned_bytes += chunk_bytes(record);
@@ -97,8 +96,7 @@ void Directory::add_pin_to_save(RecordId id) noexcept {
 
 void Directory::end_pin(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
-  KVPOOL_CHECK(record.pins > 0);
-  if (--record.pins > 0) {
+  if (!holds_.unpin(id)) {
     return;
   }
   if (record.holds > 0) {
@@ -109,7 +107,7 @@ void Directory::end_pin(RecordId id) noexcept {
   }
   --stats_.pinned;
   stats_.pinned_bytes -= chunk_bytes(record);
-  held_bytes_ += taken_bytes(record.size_class);
+  shares_.protect(record.size_class);
   if (record.state == ChunkState::ZOMBIE) {
     --stats_.zombies;
     --namespaces_[record.owner.value()].zombies;
@@ -120,21 +118,14 @@ void Directory::end_pin(RecordId id) noexcept {
   settle(id);
 }
 
-Hold Directory::make_pin(std::vector<RecordId> records) {
-  const size_t chunks = records.size();
-  pins_.emplace(++last_id_, std::move(records));
-  return {last_id_, chunks};
-}
-
 bool Directory::unpin(HoldId pin) {
-  const auto found = pins_.find(pin);
-  if (found == pins_.end()) {
+  const auto records = holds_.close_pin(pin);
+  if (!records) {
     return false;
   }
-  for (auto id = found->second.rbegin(); id != found->second.rend(); ++id) {
+  for (auto id = records->rbegin(); id != records->rend(); ++id) {
     end_pin(*id);
   }
-  pins_.erase(found);
   vain_.was_vain = false;
   return true;
 }
@@ -157,7 +148,7 @@ Hold Directory::pin_unsaved_chain_of(RecordId leaf, uint32_t& steps) {
   for (const RecordId id : chain) {
     add_pin_to_save(id);
   }
-  return make_pin(std::move(chain));
+  return holds_.open_pin(std::move(chain));
 }
 
 // The last chunk that follows this one and was used with it or later: by last use a chain's root comes first.
@@ -210,18 +201,12 @@ Hold Directory::pin_unsaved_prefix(NamespaceId owner, const uint8_t* keys, size_
 }
 
 std::optional<HoldId> Directory::pin_chunk(HoldId hold, size_t position) {
-  const auto id = record_of(hold, position);
+  const auto id = holds_.record_of(hold, position);
   if (!id || records_[*id].state != ChunkState::READY || records_[*id].pins == MAX_PINS) {
     return std::nullopt;
   }
   add_pin(*id);
-  return make_pin({*id}).id;
-}
-
-std::optional<ChunkKey> Directory::parent_key_of(HoldId hold) const {
-  const auto first = record_of(hold, 0);
-  const RecordId parent = first ? records_[*first].parent : RecordId();
-  return parent.valid() ? std::optional(records_[parent].key) : std::nullopt;
+  return holds_.open_pin({*id}).id;
 }
 
 RecordPage Directory::records(uint32_t cursor, uint32_t limit, uint32_t end) {
@@ -237,7 +222,7 @@ RecordPage Directory::records(uint32_t cursor, uint32_t limit, uint32_t end) {
   }
   page.next = index < stop ? index : 0;
   if (!page.records.empty()) {
-    page.pin = make_pin(page.records).id;
+    page.pin = holds_.open_pin(page.records).id;
   }
   return page;
 }

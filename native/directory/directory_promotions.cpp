@@ -37,8 +37,7 @@ Reservation Directory::promote(NamespaceId owner, ClassId size_class, const std:
   answer.generations.resize(n);
   answer.slots.resize(n);
   if (!state.records.empty()) {
-    answer.id = ++last_id_;
-    holds_.emplace(last_id_, std::move(state.records));
+    answer.id = holds_.open_hold(std::move(state.records)).id;
   }
   return answer;
 }

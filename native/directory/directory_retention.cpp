@@ -20,9 +20,10 @@ void Directory::requeue(RecordId id) noexcept {
   stand_by_access(id, POSITION_STEPS, true);
 }
 
-// Chunks that the ledger ended to retain go back from a queue above the default priority to the queue of their own.
-void Directory::requeue_released() noexcept {
-  for (const RecordId id : retention_.released()) {
+// The ancestors of a chunk that the ledger ended to retain with it go back from a queue above the default priority to their own.
+void Directory::requeue_released(RecordId id) noexcept {
+  for (uint32_t left = retention_.released(); left > 0; --left) {
+    id = records_[id].parent;
     if (is_listed(records_[id]) && records_[id].level > DEFAULT_PRIORITY) {
       requeue(id);
     }
@@ -34,7 +35,7 @@ RetainState Directory::set_retention(RecordId id, Retention request) noexcept {
   const uint8_t before = records_[id].priority;
   const RetainState state = retention_.set(id, request, latest_ns_);
   start_timer(id);
-  requeue_released();
+  requeue_released(id);
   report_priority(records_[id], before);
   return state;
 }
@@ -132,7 +133,7 @@ std::optional<Retention> Directory::retention(const ChunkKey& key) const noexcep
 }
 
 std::optional<std::vector<Retention>> Directory::retentions(HoldId hold) const {
-  const std::vector<RecordId>* const held = held_by(hold);
+  const HoldTable::Records* const held = holds_.find_readable(hold);
   if (held == nullptr) {
     return std::nullopt;
   }
@@ -189,7 +190,7 @@ void Directory::expire_retention(uint64_t now_ns) {
 // The chunk leaves this tier, childless.
 void Directory::forget_retention(RecordId id) noexcept {
   retention_.forget(id);
-  requeue_released();
+  requeue_released(id);
 }
 
 }  // namespace kvpool

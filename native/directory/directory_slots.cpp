@@ -12,7 +12,7 @@ void Directory::let_zombie_go(RecordId id) noexcept {
   if (record.pins > 0) {
     ++stats_.pinned;
     stats_.pinned_bytes += chunk_bytes(record);
-    held_bytes_ -= taken_bytes(record.size_class);
+    shares_.unprotect(record.size_class);
     return;
   }
   if (record.is_abandoned) {
@@ -39,7 +39,7 @@ void Directory::give_slot_back(RecordId id) noexcept {
   KVPOOL_CHECK(arena_.owner(record.page) == id);
   set_written(record, false);
   stats_.used_bytes -= chunk_bytes(record);
-  held_bytes_ -= taken_bytes(record.size_class);
+  shares_.unprotect(record.size_class);
   arena_.release(record.page);
   tokens_.forget(id);
 }
@@ -76,15 +76,15 @@ void Directory::end_writer(RecordId id) noexcept {
 }
 
 FenceId Directory::abandon(HoldId id, uint64_t now_ns) {
-  const auto reservation = reservations_.find(id);
-  const auto hold = holds_.find(id);
-  if (reservation == reservations_.end() && hold == holds_.end()) {
+  const ReservationState* const reservation = holds_.find_reservation(id);
+  const HoldTable::Records* const hold = holds_.find_hold(id);
+  if (reservation == nullptr && hold == nullptr) {
     return 0;
   }
-  if (reservation != reservations_.end()) {
+  if (reservation != nullptr) {
     expire_part(id, SIZE_MAX, now_ns);
   }
-  const std::vector<RecordId> records = hold != holds_.end() ? hold->second : reservation->second.records;
+  const std::vector<RecordId> records = hold != nullptr ? *hold : reservation->records;
   ++last_fence_;
   for (const RecordId of : records) {
     ChunkRecord& record = records_[of];
@@ -99,7 +99,7 @@ FenceId Directory::abandon(HoldId id, uint64_t now_ns) {
       stats_.dropped_chunks += remove_subtree(of);
     }
   }
-  if (reservation != reservations_.end()) {
+  if (reservation != nullptr) {
     end_part(id, SIZE_MAX, now_ns);
   } else {
     release(id, now_ns);

@@ -194,24 +194,20 @@ void Directory::become_ready(ChunkRecord& record) noexcept {
 }
 
 bool Directory::release_untouched(HoldId hold) {
-  const auto found = holds_.find(hold);
-  if (found == holds_.end()) {
+  const auto records = holds_.close_hold(hold);
+  if (!records) {
     return false;
   }
-  const std::vector<RecordId> records = std::move(found->second);
-  holds_.erase(found);
-  uncharge(hold, records);
+  shares_.end(hold, *records);
   uint64_t child_access_ns = 0;  // a parent counts as used whenever its child was
-  for (auto id = records.rbegin(); id != records.rend(); ++id) {
+  for (auto id = records->rbegin(); id != records->rend(); ++id) {
     ChunkRecord& record = records_[*id];
-    KVPOOL_CHECK(record.holds > 0);
     give_up_landing(*id);
     record.last_access_ns = std::max(record.last_access_ns, child_access_ns);
     child_access_ns = record.last_access_ns;
-    if (--record.holds > 0) {
+    if (!holds_.unhold(*id)) {
       continue;
     }
-    --stats_.held;
     if (record.state == ChunkState::ZOMBIE) {
       let_zombie_go(*id);
       continue;

@@ -34,9 +34,10 @@ std::vector<std::string> Directory::verify(bool with_shared) const {
   verify_records(broken, with_shared);
   verify_queues(broken);
   append(broken, retention_.verify());
-  verify_holds(broken);
+  append(broken, holds_.verify());
   verify_sums(broken, with_shared);
-  verify_shares(broken);
+  append(broken, shares_.verify());
+  verify_namespaces(broken);
   verify_quarantine(broken);
   return broken;
 }
@@ -166,43 +167,19 @@ void Directory::verify_queues(std::vector<std::string>& broken) const {
   }
 }
 
-void Directory::verify_holds(std::vector<std::string>& broken) const {
-  std::vector<uint32_t> counted(records_.end());
-  std::vector<uint32_t> begin(records_.end());  // writers' holds that begin there
-  const auto count = [&](const std::vector<RecordId>& records) {
-    for (const RecordId record : records) {
-      ++counted[record.value()];
-    }
-    if (!records.empty()) {
-      ++begin[records.front().value()];
-    }
-  };
-  for (const auto& [id, records] : holds_) {
-    count(records);
-  }
-  for (const auto& [id, state] : reservations_) {
-    count(state.records);
-  }
+void Directory::verify_namespaces(std::vector<std::string>& broken) const {
+  std::vector<NamespaceCounts> counts(namespaces_.size());
   for (uint32_t index = 0; index < records_.end(); ++index) {
     const ChunkRecord& record = records_[RecordId(index)];
-    if (record.parent.valid() && records_[record.parent].holds + begin[index] < record.holds) {
-      broken.push_back(name_of(RecordId(index)) + " is held more often than its parent");
+    if (record.state == ChunkState::WRITING) {
+      ++counts[record.owner.value()].writing;
+    } else if (record.state == ChunkState::ZOMBIE) {
+      ++counts[record.owner.value()].zombies;
     }
   }
-  std::vector<uint32_t> pins(records_.end());
-  for (const auto& [id, records] : pins_) {
-    for (const RecordId record : records) {
-      ++pins[record.value()];
-    }
-  }
-  for (uint32_t index = 0; index < records_.end(); ++index) {
-    if (records_[RecordId(index)].pins != pins[index]) {
-      broken.push_back(name_of(RecordId(index)) + " has " + std::to_string(pins[index]) + " pins, counted " +
-                       std::to_string(records_[RecordId(index)].pins));
-    }
-    if (records_[RecordId(index)].holds != counted[index]) {
-      broken.push_back(name_of(RecordId(index)) + " is held " + std::to_string(counted[index]) + " times, counted " +
-                       std::to_string(records_[RecordId(index)].holds));
+  for (uint32_t index = 0; index < namespaces_.size(); ++index) {
+    if (counts[index].writing != namespaces_[index].writing || counts[index].zombies != namespaces_[index].zombies) {
+      broken.push_back("namespace " + std::to_string(index) + " miscounts what is being written, or its zombies");
     }
   }
 }
@@ -221,7 +198,6 @@ void Directory::verify_sums(std::vector<std::string>& broken, bool with_shared) 
     used[record.size_class.value()] += record.has_slot() ? 1U : 0U;
     sums.used_bytes += bytes;
     written += record.was_below ? bytes : 0;
-    sums.held += record.holds > 0 ? 1U : 0U;
     sums.pinned += record.holds == 0 && record.pins > 0 ? 1U : 0U;
     sums.pinned_bytes += record.holds == 0 && record.pins > 0 ? bytes : 0;
     sums.writing += record.state == ChunkState::WRITING ? 1U : 0U;
@@ -243,7 +219,6 @@ void Directory::verify_sums(std::vector<std::string>& broken, bool with_shared) 
   expect("writing", sums.writing, stats_.writing);
   expect("promoting", sums.promoting, stats_.promoting);
   expect("zombies", sums.zombies, stats_.zombies);
-  expect("held", sums.held, stats_.held);
   expect("used bytes", sums.used_bytes, stats_.used_bytes);
   expect("bytes written below since their use", written, written_bytes_);
   expect("pinned", sums.pinned, stats_.pinned);

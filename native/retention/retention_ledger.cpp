@@ -52,9 +52,7 @@ void RetentionLedger::uncount(RecordId top) noexcept {
     arena_.set_retained(records_[id].page, false);
     --counts_.chunks;
     counts_.bytes -= bytes_of(id);
-    if (id != top) {
-      released_.push_back(id);
-    }
+    released_ += id != top ? 1U : 0U;
     const RecordId parent = records_[id].parent;
     if (parent.valid()) {
       KVPOOL_CHECK(records_[parent].retained_children > 0);
@@ -67,7 +65,7 @@ void RetentionLedger::uncount(RecordId top) noexcept {
 RetainState RetentionLedger::set(RecordId id, Retention request, uint64_t now_ns) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(request.priority <= MAX_PRIORITY);
-  released_.clear();
+  released_ = 0;
   RetainState state = RetainState::ACCEPTED;
   if (request.priority > DEFAULT_PRIORITY && !record.is_retained() && !has_room(id)) {
     request = Retention{};
@@ -90,7 +88,7 @@ RetainState RetentionLedger::set(RecordId id, Retention request, uint64_t now_ns
 void RetentionLedger::forget(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(record.retained_children == 0);
-  released_.clear();
+  released_ = 0;
   timers_.cancel(id);
   const bool was_retained = record.is_retained();
   record.priority = DEFAULT_PRIORITY;
@@ -116,12 +114,6 @@ uint64_t RetentionLedger::since(const ChunkRecord& record, DurationStart start, 
 
 uint64_t RetentionLedger::expiry(const ChunkRecord& record, DurationStart start, uint64_t now_ns) const noexcept {
   return since(record, start, now_ns) + record.duration_ms * NS_PER_MS;
-}
-
-void RetentionLedger::start_timer(RecordId id, uint64_t due_ns, uint64_t now_ns) noexcept {
-  if (records_[id].duration_ms != 0) {
-    timers_.set(id, due_ns, now_ns);
-  }
 }
 
 void RetentionLedger::note_expired(RecordId id, bool is_listed) {

@@ -19,7 +19,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -59,8 +58,9 @@ class RetentionLedger {
   [[nodiscard]] RetainState set(RecordId id, Retention request, uint64_t now_ns) noexcept;
   // The chunk leaves the tier. REQUIRES: none of its children is retained.
   void forget(RecordId id) noexcept;
-  // The ancestors that the last `set` or `forget` ended to retain, the nearest first: their place in the queues is the caller's.
-  [[nodiscard]] std::span<const RecordId> released() const noexcept { return released_; }
+  // How many ancestors of its chunk the last `set` or `forget` ended to retain, the nearest ones: their place in the queues is the
+  // caller's.
+  [[nodiscard]] uint32_t released() const noexcept { return released_; }
   // A duration counts from this time on.
   void restart(RecordId id, uint64_t since_ns) noexcept;
 
@@ -69,7 +69,11 @@ class RetentionLedger {
   [[nodiscard]] uint64_t since(const ChunkRecord& record, DurationStart start, uint64_t now_ns) const noexcept;
   [[nodiscard]] uint64_t expiry(const ChunkRecord& record, DurationStart start, uint64_t now_ns) const noexcept;
   // Nothing for a chunk without a duration. REQUIRES: it has no timer.
-  void start_timer(RecordId id, uint64_t due_ns, uint64_t now_ns) noexcept;
+  void start_timer(RecordId id, uint64_t due_ns, uint64_t now_ns) noexcept {
+    if (records_[id].duration_ms != 0) {
+      timers_.set(id, due_ns, now_ns);
+    }
+  }
   // A chunk of which the timer has ended; unset where there is none. It was maybe used since: compare its expiry.
   [[nodiscard]] RecordId take_due(uint64_t now_ns) noexcept { return timers_.take_due(now_ns); }
   // When to call `take_due` next; nothing while no timer runs.
@@ -100,7 +104,7 @@ class RetentionLedger {
   uint64_t bytes_max_ = 0;
   uint32_t steps_left_ = STEPS_PER_REQUEST;
   RetentionCounts counts_;
-  std::vector<RecordId> released_;
+  uint32_t released_ = 0;
   std::vector<ChunkKey> expired_;
 };
 
