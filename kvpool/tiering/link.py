@@ -50,7 +50,7 @@ class Link:
         self.demotions = Demotions(upper, lower, self._jobs, namespaces, self.admission)
         self.checksum_jobs = ChecksumJobs(lower, self._jobs, namespaces)
         self._ghosts = GHOSTS_PER_CHUNK * upper.max_chunks  # 0: they are kept
-        self._keep_ghosts()
+        self._remember_evicted()
         namespaces.add_lower(lower.slots, lower.forget_namespace)
 
     def __repr__(self) -> str:
@@ -64,7 +64,7 @@ class Link:
         """Go on with the policy of admission and the budget that the tier has now."""
         policy = self.lower.write_policy
         self.admission.change(policy.admission, policy.budget_bytes, self._clock.now_ns())
-        self._keep_ghosts()
+        self._remember_evicted()
 
     def on_completed(self) -> None:
         """See `TierOwner`: settle what the tier has reported, and start what is due after that."""
@@ -128,7 +128,7 @@ class Link:
         strays = self._jobs.strays
         return slots + self.lower.verify() + ([f"{self.lower.name}: {strays} reports were nobody's"] if strays else [])
 
-    def _keep_ghosts(self) -> None:
+    def _remember_evicted(self) -> None:
         if self._ghosts and self.admission.needs_ghosts:
-            self._upper.directory.keep_ghosts(self._ghosts)
+            self._upper.directory.remember_evicted(self._ghosts)
             self._ghosts = 0

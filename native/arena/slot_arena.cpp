@@ -176,7 +176,7 @@ void SlotArena::set_retained(PageIndex page, bool is_retained) noexcept {
   run.retained += is_retained ? 1U : UINT32_MAX;
   const auto first = static_cast<uint32_t>(&run - runs_.data());
   if (run.retained == 0 && idle_runs_.has(first)) {
-    idle_runs_.set_age(run.size_class, first, age_of(run));  // its chunks are retained no more: it goes sooner than its key says
+    idle_runs_.set_age(run.size_class, first, age_of(run));  // not retained any more: the key is too high
   }
 }
 

@@ -1,7 +1,7 @@
-// Which pages of the arena belong to which slot: segments, lent in runs to size classes, cut in slots.
+// Slot arena: segments of memory that are lent in runs to size classes and cut into slots.
 //
-// What it is: bookkeeping of places. What it is not: a holder of bytes, or a judge of who must go. It never evicts;
-// it says what is free, and which window of segments would be the cheapest to clear.
+// What it is: bookkeeping of slots. What it is not: the memory itself, or the choice of victims. It never evicts: it knows what is
+// free, and which window of segments is the cheapest to clear.
 //
 // A segment is NOT_READY until its memory is pre-faulted, then free, then part of a run:
 //
@@ -9,12 +9,12 @@
 //                                 \------allocate, no free slot left-----/
 //
 // A run is 1..n contiguous segments lent to one class and cut into slots from its start. n is the smallest count
-// whose rest is at most 1/8 of the run; where no such place is free a shorter run that holds a slot will do.
+// whose unused end is at most 1/8 of the run; where no such window is free, a shorter run that holds a slot is lent.
 // A run whose last slot is freed goes back at once, so classes exchange memory in whole segments.
 //
 // Invariants: a run's segments are contiguous and name its first segment; `used` counts its allocated slots, `idle`
-// those the owner may evict, `retained` those of retained chunks, and neither exceeds used; a class's list holds exactly its runs with a free slot; a
-// run's slot has either an owner or a bit among the free ones.
+// those the owner may evict, `retained` those of retained chunks, and neither exceeds used; a class's list holds exactly its
+// runs with a free slot; a run's slot has either an owner or a bit among the free ones.
 // No two used slots have a number or a checksum in common.
 // A run whose slots are all idle stands in `idle_runs_`; the free segments are in `free_`.
 // Threads: the control thread only. allocate and release are O(1) but where a run is lent or given back, and the search for a
@@ -52,7 +52,7 @@ struct ArenaShape {
   }
 };
 
-// By what numbers readers find the words of a slot.
+// The numbers by which readers find the words of a slot.
 struct SlotNumbers {
   uint32_t number;
   uint32_t first_checksum;
@@ -95,7 +95,7 @@ class SlotArena {
   // A slot for `record`; nothing where can_allocate is false. A new slot is not idle.
   [[nodiscard]] std::optional<PageIndex> allocate(ClassId size_class, RecordId record) noexcept;
 
-  // Takes this very slot, whose place is known from an earlier life. False where no slot of the class starts there, or it
+  // Takes this very slot, which a chunk had in an earlier life of the process. False where no slot of the class starts there, or it
   // is taken.
   [[nodiscard]] bool claim(ClassId size_class, PageIndex page, RecordId record) noexcept;
 
@@ -106,7 +106,7 @@ class SlotArena {
   void set_idle(PageIndex page, uint64_t now_ns) noexcept;
   void set_busy(PageIndex page) noexcept;
 
-  // The used slot's chunk is from now on retained (see retention_ledger.h) / no longer.
+  // The chunk of the used slot is retained from now on / is not any more: see RetentionLedger.
   void set_retained(PageIndex page, bool is_retained) noexcept;
 
   // slot_arena_windows.cpp. A window of the class's run length, of segments that are free or lent to other classes with idle slots
@@ -114,7 +114,7 @@ class SlotArena {
   // coldest runs; where nothing can be cleared around these, any window, found by a search that goes on with the next call.
   [[nodiscard]] std::optional<SegmentWindow> coldest_window(ClassId size_class) noexcept;
 
-  // Whether the window found earlier would still do.
+  // Whether a window that was found earlier can still be cleared.
   [[nodiscard]] bool is_clearable(ClassId size_class, const SegmentWindow& window) const noexcept;
 
   // The owners of all used slots of the runs that touch the window.

@@ -1,4 +1,4 @@
-// Windows of segments that a class could have from other classes, found without a look at every segment. See slot_arena.h.
+// Windows of segments that a class can take from other classes, found without a look at every segment. See slot_arena.h.
 #include <algorithm>
 #include <limits>
 #include <queue>
@@ -9,7 +9,7 @@
 namespace kvpool {
 namespace {
 
-// Of the runs that may be idle, the coldest so many are looked at, and keys of so many are put right, in one search: guesses
+// Of the runs that may be idle, the coldest so many are looked at, and the keys of so many are corrected, in one search: guesses
 // that bound it at some ten microseconds. A window of single runs, which most are, is the coldest after one look.
 constexpr uint32_t RUNS_MAX = 64;
 constexpr uint32_t REFRESHED_MAX = 64;
@@ -74,7 +74,7 @@ std::optional<SegmentWindow> SlotArena::coldest_window(ClassId size_class, uint3
   return best ? best : window_near_hand(size_class, count);
 }
 
-// Until the first run of a heap is what its key says: runs in use leave it, runs used since sink.
+// Until the key of the first run of a heap is right: runs in use leave the heap, runs that were used since sink.
 void SlotArena::refresh_idle_runs(ClassId size_class) noexcept {
   const auto& heap = idle_runs_.heap(size_class);
   for (uint32_t step = 0; step < REFRESHED_MAX && !heap.empty(); ++step) {

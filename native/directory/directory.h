@@ -1,8 +1,8 @@
-// The directory: which chunks are stored, for whom, where, who holds them, and which of them go first.
+// Directory of one tier: which chunks are stored, for which namespace, in which slot, and which of them are evicted first.
 //
-// What it is: one tier's truth. It joins the shared table, the slot arena and the records. What it is not: a
-// mover of bytes, a clock (`now_ns` is an argument), or a keeper of deadlines (leases and reservations' times
-// belong to the caller).
+// What it is: the state of one tier. It joins the shared table, the slot arena and the records, and composes the holds
+// (hold_table.h, holder_shares.h), the retention (retention_ledger.h) and the queues (eviction_queues.h). What it is not: a mover
+// of bytes, a clock (`now_ns` is an argument), or a timer for deadlines: those of leases and reservations are the caller's.
 //
 // A chunk's life is drawn in chunk_records.h. Its bytes may be read while its generation word in the index is its
 // generation; the word is cleared before the slot can be given to anybody else.
@@ -14,16 +14,17 @@
 //      idle in the arena. A chunk without a copy below stands as UNSAVED, one that is being written as BEING_SAVED.
 //   3. A victim has no children: one that has is moved beside a child first (eviction_queues.h), so no chunk is ever
 //      stored without its parent. Holds end from the leaf to the root, so a parent was used no earlier than what
-//      follows it, and under LRU the oldest is a leaf without a move. A writer's distant ancestors hear of it as they lose it.
+//      follows it, and under LRU the oldest is a leaf without a move. An ancestor that a writer does
+//      not hold takes over the last use of its child when the child leaves.
 //   4. A chunk and its parent have the same namespace and size class, and it is one deeper.
 //   5. used_bytes, the payload of all allocated slots, is at most the capacity.
 //   6. Generations are positive and never repeat.
-//   7. What stands in a tier stands there from the root on: each tier's chunks are whole prefixes.
+//   7. A tier has each of its chunks with all that precedes it: its chunks are whole prefixes.
 //
 // Several tiers are a directory each, joined by a TierSet (tier_set.h). A chunk that leaves a tier keeps its entry in the shared
 // table while another tier has it; one that returns is `promote`d into a slot and read layer by layer.
-// A hold says that somebody reads; to end it is a use. A pin says that hardware reads the slot, for a copy or a check, and a writer
-// that a client, a disk or a peer writes to it: these alone gate the slot's reuse. A writer that is abandoned and may still write
+// A hold means that somebody reads; its end is a use. A pin means that hardware reads the slot, for a copy or a check, and a writer
+// that a client, a disk or a peer writes to it: only these two gate the slot's reuse. A writer that is abandoned and may still write
 // has its slots in quarantine, out of use until a fence is released.
 //
 // Threads: the control thread only. O(1) per chunk, but for lending memory to a class: O(log segments).
@@ -57,7 +58,7 @@ namespace kvpool {
 class Directory {
  public:
   // Without an `arena` the slots are elsewhere, without an `index` (and `epoch`) no client looks in. `seed` is the policy's.
-  // REQUIRES: regions writable, index zeroed, sizes as the geometry says.
+  // REQUIRES: regions writable, index zeroed, sizes as in the geometry.
   Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
             const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier = Tier::DRAM,
             PolicyKind policy = PolicyKind::LRU, const HashSeed& seed = HashSeed::random());
@@ -95,32 +96,32 @@ class Directory {
   // The same for its last `limit` chunks: how many they are. Where it had none any more it has ended.
   size_t release_part(HoldId hold, size_t limit, uint64_t now_ns);
 
-  // Makes room and places for the chunks that follow `parent` (absent: the root). The reservation holds the ancestors, the
+  // Makes room for the chunks that follow `parent` (absent: the root), and gives them slots. The reservation holds the ancestors, the
   // present chunks and its own. Evicts exactly what is missing, or nothing for a chunk that cannot be placed. It counts for
-  // `holder`, where one is named: SHARE, once that is all that he may keep. Where `bounds` end it, the answer has fewer states.
+  // `holder`, where one is named: SHARE, once it protects all that it may. Where `bounds` end it, the answer has fewer states.
   [[nodiscard]] Reservation reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                     const uint8_t* keys, size_t n, uint64_t now_ns, HolderId holder = {},
                                     ReserveBounds bounds = {});
   // The same for the chunks that follow a reservation's last one; NO_PARENT where it is unknown or has expired.
   [[nodiscard]] Reservation reserve_more(HoldId reservation, const uint8_t* keys, size_t n, uint64_t now_ns, ReserveBounds bounds = {});
   // Makes chunks first .. first+count readable, counted from the first RESERVED one, parents before children. `checksums`:
-  // [count][layers]; `tokens`, where they are kept: [count][n / count]. Committing twice is STORED twice. `sources`, of a lower
-  // tier: one that is not READY there with its generation any more is EXPIRED: what is dropped while it is written down is not
-  // published below.
+  // [count][layers]; `tokens`, where they are stored: [count][n / count]. Committing twice is STORED twice. `sources`, of a lower
+  // tier: one that is not READY there with its generation any more is EXPIRED: what is dropped while it is copied is not
+  // published in the lower tier.
   [[nodiscard]] std::vector<uint8_t> commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
                                             uint64_t now_ns = 0, std::span<const int32_t> tokens = {},
                                             CopySources sources = {});
   // Frees what was not committed and drops the hold: the writer has stopped. False where it is unknown.
   bool end_reservation(HoldId reservation, uint64_t now_ns);
-  // Takes what was not committed out of sight but keeps its slots until end_reservation: the writer may still write.
+  // Takes what was not committed out of sight, but its slots stay taken until end_reservation: the writer may still write.
   bool expire_reservation(HoldId reservation, uint64_t now_ns);
   // The same for `limit` chunks at most, the last ones first. Whether nothing is left to do; once begun, nothing is committed.
   bool end_part(HoldId reservation, size_t limit, uint64_t now_ns);
   bool expire_part(HoldId reservation, size_t limit, uint64_t now_ns);
 
   // directory_slots.cpp. Ends a reservation, or a promotion's hold, of which the writer may still write: nobody finds its chunks, and
-  // their slots stay out of use until it has told what became of each (`landed`, `fail_landing`), or the fence that this answers
-  // is released. 0: unknown.
+  // their slots stay out of use until it has reported on each (`landed`, `fail_landing`), or the fence that this returns is
+  // released. 0: unknown.
   [[nodiscard]] FenceId abandon(HoldId id, uint64_t now_ns);
   // All writers that were abandoned up to this fence have ended: how many slots may be used again.
   size_t release_quarantine(FenceId fence) noexcept;
@@ -135,35 +136,35 @@ class Directory {
   bool landed(const ChunkKey& key, uint64_t generation, std::span<const int32_t> tokens = {});
   FailedLanding fail_landing(const ChunkKey& key, uint64_t generation, LoadFault fault);
 
-  // directory_retention.cpp. Keeps chunks with these from now on, stored ones and those being written, here and in lower
+  // directory_retention.cpp. Retains chunks as requested from now on, stored ones and those being written, here and in lower
   // tiers: one request for each key, ancestors first. A RetainState each. REQUIRES: priorities up to 100.
   [[nodiscard]] std::vector<uint8_t> retain(NamespaceId owner, const uint8_t* keys, const std::vector<Retention>& requests,
                                             uint64_t now_ns);
-  // What a chunk is kept with; nothing where it is not here.
+  // Priority and duration of a chunk; nothing where it is not here.
   [[nodiscard]] std::optional<Retention> retention(const ChunkKey& key) const noexcept;
   // The same of the chunks of a hold or a pin; nothing where it is unknown.
   [[nodiscard]] std::optional<std::vector<Retention>> retentions(HoldId hold) const;
-  // Has priorities that have lasted their time fall back, a bounded number; `reserve`, `promote` and `retain` do too. What is
-  // kept alike in several tiers is kept in all until its time after its last use in the uppermost is over.
+  // Ends priorities whose duration is over, a bounded number; `reserve`, `promote` and `retain` do too. Where several tiers retain
+  // a chunk alike, it expires in all of them when its duration after its last use in the uppermost is over.
   void expire_retention(uint64_t now_ns);
-  // When to call it next; nothing while no priority can lapse.
-  [[nodiscard]] std::optional<uint64_t> next_lapse_ns() const noexcept { return retention_.next_ns(); }
-  // The keys of which the priority has lapsed in this lower tier since the last call, packed.
-  [[nodiscard]] std::vector<ChunkKey> take_lapsed() noexcept { return retention_.take_expired(); }
+  // When to call it next; nothing while no priority can expire.
+  [[nodiscard]] std::optional<uint64_t> next_expiry_ns() const noexcept { return retention_.next_ns(); }
+  // The keys of which the priority has expired in this lower tier since the last call, packed.
+  [[nodiscard]] std::vector<ChunkKey> take_expired() noexcept { return retention_.take_expired(); }
 
-  // From now on these chunks are worth a place below, with what precedes them. `least_chance`: what LIKELY means.
+  // From now on these chunks are written to lower tiers, with what precedes them. `least_chance`: what LIKELY means.
   void admit(Admitted admitted, double least_chance = 0) noexcept;
   [[nodiscard]] bool knows_chances() const noexcept { return policy_->knows_chances(); }  // of a further use
-  // What was written below and evicted there is worth a place again only when used. Forgets that of `looks` records from the
+  // What was written to a lower tier and evicted there is written again only when used. Forgets that of `looks` records from the
   // cursor (0 = start) on: returns where to go on, 0 at the end.
   [[nodiscard]] uint32_t forget_written(uint32_t cursor, uint32_t looks) noexcept;
-  // Has chunks that are evicted remembered: what comes again counts as touched before. REQUIRES: chunks > 0, called once.
-  void keep_ghosts(uint32_t chunks);
+  // Remembers chunks that are evicted: one that comes again counts as touched before. REQUIRES: chunks > 0, called once.
+  void remember_evicted(uint32_t chunks);
 
-  // directory_pins.cpp. Pins what every lower tier lacks of a chain and is worth a place there, up to one of the first `scan`
+  // directory_pins.cpp. Pins what every lower tier lacks of a chain and is admitted there, up to one of the first `scan`
   // in this order (unsaved_order.h). Id 0: none is lacking, but `chunks` count as evicted with others. Read as a hold is.
   [[nodiscard]] Hold pin_unsaved(uint32_t scan, WriteOrder order);
-  // The same of the longest stored prefix, worth it or not; and one chunk of a hold, nothing where it is gone.
+  // The same of the longest stored prefix, admitted or not; and one chunk of a hold, nothing where it is gone.
   [[nodiscard]] Hold pin_unsaved_prefix(NamespaceId owner, const uint8_t* keys, size_t n,
                                         const std::optional<ChunkKey>& parent = std::nullopt);
   [[nodiscard]] std::optional<HoldId> pin_chunk(HoldId hold, size_t position);
@@ -177,7 +178,7 @@ class Directory {
   // descendants, the most recent first. False where its parent, its place or room is lacking.
   bool restore(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent, const ChunkKey& key,
                PageIndex page, uint64_t generation, Retention request = {}, uint64_t now_ns = 0);
-  // Tells the feed that much has come at once. An earlier life may have given generations up to `generation`.
+  // Reports a gap to the feed: much has come at once. An earlier life may have given generations up to `generation`.
   void finish_restore(uint64_t generation = 0) noexcept;
   void begin_count() noexcept { counted_from_ = last_generation_, counted_ = 0; }  // what is reserved here from now on
   [[nodiscard]] uint64_t counted() const noexcept { return counted_; }             // READY chunks of that
@@ -192,7 +193,7 @@ class Directory {
   uint64_t discard(const ChunkKey& key);
   friend class FlushWalk;  // removes what nobody holds, in parts
 
-  // Every chunk that comes to this tier or leaves it is told to the feed from now on; what is restored only as a gap.
+  // From now on every chunk that comes to this tier or leaves it is reported to the feed; restored ones as a gap alone.
   void report_to(std::shared_ptr<ChangeFeed> feed) noexcept { feed_ = std::move(feed); }
   // READY chunks from the cursor (0 = start) on, `limit` at most, as changes; returns the cursor to go on from, 0 at the end.
   [[nodiscard]] uint32_t list(uint32_t cursor, size_t limit, std::vector<Change>& rows) const;
@@ -348,7 +349,7 @@ class Directory {
   EvictionQueues queues_;
   WriteShares write_shares_;
   UnsavedOrder unsaved_order_;
-  VainSearch vain_;
+  EmptySearch empty_search_;
   RetentionLedger retention_;
   HoldTable holds_;
   HolderShares shares_;

@@ -31,7 +31,7 @@ enum class SaveState : uint8_t {
   STORED = 7,
   EXPIRED = 8,  // the reservation, or the chunk in it, is gone
   TOO_LONG = 11,  // its chain would have more chunks than one may have; further numbers between are clients' own
-  SHARE = 14,     // its writer keeps as much as he may already
+  SHARE = 14,     // its writer protects as much as it may already
 };
 inline constexpr size_t RESERVE_STATES = 15;
 
@@ -70,11 +70,11 @@ struct PromotionSource {
   std::span<const uint32_t> checksums = {};  // what its layers must be; none: nobody knows but that tier
 };
 
-// Why a promoted chunk has not come, as far as whoever moved it can tell.
+// Why a promoted chunk has not come, as far as the job that moved it knows.
 enum class LoadFault : uint8_t {
   SOURCE = 0,  // what the lower tier has is not the chunk
   PATH = 1,    // it could not be read this time: an error, a cancelled job, a lost connection
-  MEMORY = 2,  // the slot here does not keep what is written into it
+  MEMORY = 2,  // the slot here does not hold the bytes that were written into it
 };
 inline constexpr size_t LOAD_FAULTS = 3;
 
@@ -149,7 +149,7 @@ struct DirectoryStats {
   uint64_t idle_bytes = 0;
   uint64_t pinned_bytes = 0;  // of READY chunks with pins that nobody holds, and of such that were dropped
   uint64_t token_id_bytes = 0;
-  uint64_t token_ids_left_out = 0;  // chunks that were kept without, for lack of room
+  uint64_t token_ids_left_out = 0;  // chunks that were stored without, for lack of room
   uint64_t stored_chunks = 0;  // these since the start: stored + promoted = chunks + evicted + shed + flushed + dropped
   uint64_t evicted_chunks = 0;  // left the pool
   uint64_t shed_chunks = 0;     // left this tier for room and are in another one

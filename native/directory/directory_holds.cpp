@@ -15,7 +15,7 @@ constexpr size_t PREFETCH_AHEAD = 12;
 
 }  // namespace
 
-// Two passes: the first finds records and asks the cache for them, the second reads them.
+// Two passes: the first finds records and prefetches them, the second reads them.
 size_t Directory::find_prefix(NamespaceId owner, RecordId parent, const uint8_t* keys, size_t n,
                               std::vector<RecordId>& out) const {
   out.clear();
@@ -80,8 +80,8 @@ void Directory::note_reuse(const std::vector<RecordId>& records, size_t precedin
   }
 }
 
-// A request that stores something says how much of its chain was here: what was acquired since it was stored. What the same
-// request stored a while ago was not, and is of its turn. What is remembered has its turn already. `from`: of the reservation's
+// A request that stores chunks shows how much of its chain was here: what was acquired since it was stored. What the same request
+// stored a while ago was not acquired, and is of its turn. A remembered chunk has its turn already. `from`: of the reservation's
 // records, the first that this is about, but for ancestors.
 void Directory::note_chain(ReservationState& state, size_t from) noexcept {
   const size_t before = std::max(from, state.ancestors + state.first_reserved);
@@ -116,8 +116,8 @@ Hold Directory::make_hold(std::vector<RecordId> records) {
   return holds_.open_hold(std::move(records));
 }
 
-// From the leaf to the root: invariant 3. What others still hold was used now as well, so that whoever releases it last puts
-// it behind the children that become idle here.
+// From the leaf to the root: invariant 3. A chunk that others still hold counts as used now as well, so that its last release
+// puts it behind the children that become idle here.
 void Directory::end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept {
   latest_ns_ = std::max(latest_ns_, now_ns);
   policy_->note_uses(records_, records, latest_ns_);
@@ -126,7 +126,7 @@ void Directory::end_holds(const std::vector<RecordId>& records, uint64_t now_ns)
     give_up_landing(*id);
     set_written(record, false);
     if (!holds_.unhold(*id)) {
-      // Its last holder may end without a use; this one's counts then, as it does for what follows the chunk.
+      // Its last hold may end without a use; then this use counts, as it does for what follows the chunk.
       record.last_access_ns = std::max({record.last_access_ns, latest_ns_, now_ns});
       continue;
     }
@@ -275,7 +275,7 @@ size_t Directory::release_part(HoldId hold, size_t limit, uint64_t now_ns) {
   return limit;
 }
 
-// The chunk is about to be held once less: where nobody else holds it, it is not going to land.
+// The chunk loses a hold: a chunk under promotion that loses its last one will not land.
 void Directory::give_up_landing(RecordId id) noexcept {
   if (records_[id].state == ChunkState::PROMOTING && records_[id].holds == 1) {
     departure_ = Cause::LANDING_FAILED;

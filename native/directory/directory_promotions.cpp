@@ -1,4 +1,4 @@
-// Promotions: chunks on their way up from a lower tier, and what follows when one does not come. See directory.h.
+// Promotions: chunks that are read from a lower tier, and what happens when one does not land. See directory.h.
 #include <algorithm>
 #include <utility>
 
@@ -7,7 +7,7 @@
 
 namespace kvpool {
 
-// The tier that a promoted chunk is to come from has it, with the generation that was named.
+// The chunk in the tier that it is promoted from, with the generation that was named; nullptr where it is not there.
 const ChunkRecord* Directory::find_source(const ChunkKey& key, const PromotionSource& source) const noexcept {
   const Directory* lower = tiers_ == nullptr ? nullptr : tiers_->tier_at(source.tier);
   if (lower == nullptr || (tier_bit(source.tier) & lower_bits_) == 0) {
@@ -42,7 +42,7 @@ Reservation Directory::promote(NamespaceId owner, ClassId size_class, const std:
   return answer;
 }
 
-// A chunk that has got its slot is retained as it is where it comes from.
+// A chunk that has got its slot is retained as it is in the tier that it comes from.
 void Directory::begin_promotion(RecordId id, const PromotionSource& source, const ChunkRecord& lower) {
   ChunkRecord& record = records_[id];
   record.source = static_cast<uint8_t>(source.tier) & 7U;
@@ -83,7 +83,7 @@ bool Directory::landed(const ChunkKey& key, uint64_t generation, std::span<const
   record.has_writer = false;
   --stats_.promoting;
   ++stats_.promoted_chunks;
-  tokens_.keep(id, tokens);
+  tokens_.store(id, tokens);
   become_ready(record);
   report(record, ChangeKind::ARRIVED, Cause::PROMOTED);
   return true;

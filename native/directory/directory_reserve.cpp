@@ -1,5 +1,5 @@
-// Reservations: their chains and places. See directory.h; what becomes of them is in directory_writing.cpp, the room they need
-// in directory_room.cpp.
+// Reservations: which chunks of a chain are present, reserved or declined. See directory.h; commit and end are in
+// directory_writing.cpp, evictions for their room in directory_room.cpp.
 #include <algorithm>
 
 #include "base/check.h"
@@ -114,7 +114,7 @@ void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t
   note_chain(state, before);
 }
 
-// Counts what is answered, which has a place and a generation for each chunk.
+// Counts the states of an answer, and completes its columns.
 void Directory::complete(Reservation& answer) noexcept {
   answer.offsets.resize(answer.states.size());
   answer.generations.resize(answer.states.size());
@@ -148,7 +148,7 @@ SaveState Directory::present_state(NamespaceId owner, ClassId size_class, Record
   if (record.state == ChunkState::WRITING) {
     return SaveState::PENDING;
   }
-  // A key names its whole prefix; a caller that says otherwise has its chain wrong.
+  // A key names its whole prefix; a caller that names another parent has a wrong chain.
   return record.parent == parent ? SaveState::PRESENT : SaveState::NO_PARENT;
 }
 
@@ -210,7 +210,7 @@ SaveState Directory::find_room(ClassId size_class, const ChunkKey& key, bool is_
   }
   const SaveState state = make_room(size_class, search);
   if (state != SaveState::RESERVED && is_crowded && table_.find(key)) {
-    table_.erase(key);  // the slot that it got in vain
+    table_.erase(key);  // the slot that it got and does not need
   }
   return state;
 }
@@ -220,14 +220,14 @@ void Directory::occupy(RecordId id, ChunkState as) noexcept {
   ChunkRecord& fresh = records_[id];
   const auto page = arena_.allocate(fresh.size_class, id);
   KVPOOL_CHECK(page.has_value());
-  KVPOOL_CHECK(table_.says(*page, 0));
+  KVPOOL_CHECK(table_.has_generation(*page, 0));
   fresh.generation = ++last_generation_;
   fresh.page = *page;
   table_.open_slot(*page);
   holds_.hold(id);
   fresh.state = as;
   fresh.has_writer = true;
-  // What comes back from below, or again after it was evicted, has been used before.
+  // What returns from a lower tier, or comes again after it was evicted, was used before.
   fresh.touches = as == ChunkState::PROMOTING || (ghosts_ && ghosts_->contains(fresh.key)) ? 2 : 1;
   enter(fresh.key, id);
   stats_.used_bytes += chunk_bytes(fresh);

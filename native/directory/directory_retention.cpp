@@ -1,4 +1,4 @@
-// Retention as the queues and the other tiers have it: the ledger of each tier decides (retention_ledger.h). See directory.h.
+// Retention in the queues and over several tiers: each tier has a ledger (retention_ledger.h). See directory.h.
 #include <algorithm>
 
 #include "base/check.h"
@@ -55,7 +55,7 @@ RetainState Directory::set_retention_in_queue(RecordId id, Retention request) no
 
 uint64_t Directory::expires_at(const ChunkRecord& record) const noexcept {
   if (is_lower()) {
-    const auto upper_ns = tiers_->expiry_above(*this, record.key, {record.priority, record.duration_ms});
+    const auto upper_ns = tiers_->upper_expiry(*this, record.key, {record.priority, record.duration_ms});
     return upper_ns ? *upper_ns : own_expiry(record);
   }
   return own_expiry(record);

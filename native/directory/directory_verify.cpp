@@ -8,7 +8,7 @@
 namespace kvpool {
 namespace {
 
-// Cursors of `verify_shared` from here on are places of the table.
+// Cursors of `verify_shared` from here on are positions in the table.
 constexpr uint64_t TABLE_CURSOR = uint64_t{1} << 32;
 
 std::string name_of(RecordId id) { return "chunk record " + std::to_string(id.value()); }
@@ -42,7 +42,7 @@ std::vector<std::string> Directory::verify(bool with_shared) const {
   return broken;
 }
 
-// First the records, each against its entry in the table, then the places of the table, each against the record it names.
+// First the records, each against its entry in the table, then the positions of the table, each against the record it names.
 uint64_t Directory::verify_shared(uint64_t cursor, uint32_t limit, std::vector<std::string>& broken) const {
   if (cursor < TABLE_CURSOR) {
     const uint64_t end = std::min<uint64_t>(cursor + limit, records_.end());
@@ -107,7 +107,7 @@ void Directory::verify_record(RecordId id, std::vector<std::string>& broken) con
   if (record.is_below != is_below) {
     broken.push_back(name_of(id) + " is wrong about its copy below");
   }
-  if (record.has_slot() && !table_.says(record.page, has_bytes(record.state) ? record.generation : 0)) {
+  if (record.has_slot() && !table_.has_generation(record.page, has_bytes(record.state) ? record.generation : 0)) {
     broken.push_back(name_of(id) + " has a wrong generation word");
   }
   if (record.state == ChunkState::PROMOTING && !promotions_.contains(record.generation)) {

@@ -1,4 +1,4 @@
-// What becomes of reservations: commit, end, expire. See directory.h.
+// Commit, end and expiry of reservations. See directory.h.
 #include <algorithm>
 
 #include "base/check.h"
@@ -36,7 +36,7 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
         answers[index] = static_cast<uint8_t>(*refusal);
         continue;
       }
-      tokens_.keep(id, tokens.subspan(index * chunk_tokens, chunk_tokens));
+      tokens_.store(id, tokens.subspan(index * chunk_tokens, chunk_tokens));
       // Before its tiers are set: who finds the key finds its generation.
       table_.publish(record.page, checksums + index * state.layers, state.layers, record.generation);
       --stats_.writing;

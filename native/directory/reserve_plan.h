@@ -39,7 +39,7 @@ struct WindowSearch {
   std::optional<SegmentWindow> window;
 };
 
-// What has to go for one chunk. Nothing does unless the state is RESERVED.
+// What is evicted for one chunk. Nothing is unless the state is RESERVED.
 struct RoomPlan {
   SaveState state = SaveState::FULL;
   std::vector<RecordId> slot_owners{};  // for its slot, with all that follows them

@@ -4,7 +4,7 @@
 // Directory moves a chunk that nobody holds into the queues, and frees the slot of one that was dropped), for whom a hold counts
 // (HolderShares), or a clock.
 //
-// A hold says that somebody reads; a reservation, that somebody writes. A pin says that hardware reads the slot, for a copy or a
+// A hold means that somebody reads; a reservation, that somebody writes. A pin means that hardware reads the slot, for a copy or a
 // check, and gates the slot's reuse. Whoever opens one of them counts each of its chunks with `hold` or `pin`, and counts it back
 // before or after it is closed.
 //

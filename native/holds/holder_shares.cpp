@@ -52,7 +52,7 @@ void HolderShares::limit(double share, double user_share) noexcept {
   user_share_ = user_share;
 }
 
-// What a holder may keep in all while `held` bytes are: its share of what the others leave. All of that is no bound of its own.
+// What a holder may protect in all while `held` bytes are protected: its share of what the others leave. A share of 1 is no bound.
 uint64_t HolderShares::share_of(HolderId holder, uint64_t held) const noexcept {
   if (share_ >= 1.0) {
     return UINT64_MAX;
@@ -61,7 +61,7 @@ uint64_t HolderShares::share_of(HolderId holder, uint64_t held) const noexcept {
   return static_cast<uint64_t>(static_cast<double>(capacity_ - std::min(capacity_, others)) * share_);
 }
 
-// Whether the holder's user may keep so much more.
+// Whether the holder's user may protect so much more.
 bool HolderShares::has_user_share(HolderId holder, uint64_t wanted, uint64_t held) const noexcept {
   if (user_share_ >= 1.0 || !accounts_.has_user(holder)) {
     return true;
@@ -87,8 +87,8 @@ HeldChains HolderShares::some_chains_of(const HolderAccounts::Account* account, 
   return chains;
 }
 
-// Counts what the holder, and its user, keep chunk by chunk, unless little has changed since: a few chunks are looked at for each that comes or
-// goes, however many leases they are in, and a few of these. `bytes`: of a chunk, more or less.
+// Counts what the holder and its user protect chunk by chunk, unless little has changed since. So for each chunk that comes or goes
+// a few chunks are looked at, however many leases they are in, and a few leases. `bytes`: of a chunk, more or less.
 void HolderShares::recount(HolderId holder, uint64_t bytes) {
   const HolderAccounts::Account* account = accounts_.find(holder);
   if (account != nullptr && has_changed(*account, bytes)) {

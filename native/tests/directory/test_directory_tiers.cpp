@@ -117,7 +117,7 @@ TEST(what_no_other_tier_has_can_be_protected) {
 
 TEST(only_what_was_touched_twice_is_worth_a_place_below) {
   Tiers tiers(6, 16);
-  tiers.memory.directory.keep_ghosts(64);
+  tiers.memory.directory.remember_evicted(64);
   tiers.memory.directory.admit(Admitted::USED_AGAIN);
   EXPECT(tiers.memory.store({1, 2, 3}) == 3);
   EXPECT(tiers.memory.store({11, 12}) == 2);

@@ -62,7 +62,7 @@ class CatalogueBook:
     def keep_up(self, disk: Disk) -> None:
         """Chunks may have left, and priorities fallen back: a restart would raise these again."""
         self.forget_departed(disk)
-        for key in KeyColumn(self._slots.directory.take_lapsed()):
+        for key in KeyColumn(self._slots.directory.take_expired()):
             if self._slots.directory.retention(key) is not None:
                 self.touch(disk, key)
 
