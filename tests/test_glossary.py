@@ -11,20 +11,12 @@ from tests.test_tidy import NATIVE, PAGES, PRODUCT, PYTHON, ROOT
 # This file names the refused words as its examples.
 OTHERS = [path for path in PYTHON if path not in PRODUCT and path != Path(__file__)]
 CONFIGS = [ROOT / "configs" / "kvpool.toml"]
-# Rooms whose names and comments do not follow the glossary yet. A room leaves this list when it does.
-NOT_YET = (
-    "native/arena/",
-    "native/bindings/",
-    "native/directory/",
-    "native/shared_index/",
-)
-# Names that operators and clients rely on stay as they were published: options, statistics, metrics, fields of answers; and
-# those of the native module that the rooms above have.
+# Names that operators and clients rely on stay as they were published: options, statistics, metrics, fields of answers.
 PUBLISHED = re.compile(
     r"""["`.#](?:fates?|wishes)\b | \bfates:\ int | \bfates=(?=") | \bwishes_(?=\{) | \bwishes_(?:accepted|rejected)\b
       | \bkvpool_wishes\b | \b(?:events__)?retell_interval\b
-      | \b(?:kvpool_)?dropped_errands\b | \b(?:kvpool_)?(?:retention|remember|take)_lapsed(?:_chunks)?(?:_total)?\b
-      | \blapsed_chunks\b | \bnext_lapse_ns\b""",
+      | \b(?:kvpool_)?dropped_errands\b | \b(?:kvpool_)?(?:retention|remember)_lapsed(?:_chunks)?(?:_total)?\b
+      | \blapsed_chunks\b""",
     re.VERBOSE,
 )
 
@@ -55,21 +47,10 @@ def _name(path: Path) -> str:
 
 @pytest.mark.parametrize("path", [*PRODUCT, *OTHERS, *NATIVE, *PAGES, *CONFIGS], ids=_name)
 def test_the_glossarys_words_are_used(path: Path) -> None:
-    if _name(path).startswith(NOT_YET):
-        pytest.skip("this room does not follow the glossary yet")
     text = path.read_text()
     if path.name == "ARCHITECTURE.md":
         text = re.sub(r"\n## Glossary\n.*?(?=\n## )", "", text, flags=re.DOTALL)
     assert not (found := _found(text)), f"has {', '.join(found)}: see the glossary in ARCHITECTURE.md"
-
-
-def test_rooms_that_follow_the_glossary_are_not_excused() -> None:
-    """Each entry of NOT_YET has a file with a refused word."""
-    paths = [*PRODUCT, *NATIVE]
-    idle = [
-        room for room in NOT_YET if not any(_found(path.read_text()) for path in paths if _name(path).startswith(room))
-    ]
-    assert not idle, f"these follow the glossary: take them out of NOT_YET: {idle}"
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,21 @@ LAYERS: dict[str, set[str]] = {
     "bench": {"config", "protocol", "tiers", "tiering", "pool", "sim"},
     "cli": {"config", "protocol", "router_events", "server", "sim", "bench"},
 }
+# Which rooms of the core may include which, from the ground up; bindings, tests, fuzz targets and benchmarks may include all.
+NATIVE_LAYERS: dict[str, set[str]] = {
+    "base": set(),
+    "hash": {"base"},
+    "checksum": {"base"},
+    "records": {"base", "hash", "checksum"},
+    "arena": {"base", "records"},
+    "shared_index": {"base", "hash", "records", "arena"},
+    "eviction": {"base", "hash", "records"},
+    "retention": {"base", "records", "arena"},
+    "holds": {"base", "records", "arena"},
+    "directory": {"base", "hash", "records", "arena", "shared_index", "eviction", "retention", "holds"},
+    "copy": {"base", "checksum", "shared_index"},
+    "ssd": {"base", "checksum", "shared_index", "copy"},
+}
 CLIENT_MAY_IMPORT = {
     "types",
     "key_column",
@@ -130,6 +145,17 @@ def test_imports_go_down_only(path: Path) -> None:
                 assert _part(module, name) in {own} | LAYERS[own] | BASE | {"__version__"}, f"imports {module}"
             if top == "kvpool" and own in BASE:
                 assert _part(module, name) in BASE, f"imports {module}"
+
+
+@pytest.mark.parametrize("path", NATIVE, ids=name_of)
+def test_native_includes_go_down_only(path: Path) -> None:
+    room = path.relative_to(ROOT / "native").parts[0]
+    included = set(re.findall(r'#include "([a-z_]+)/', text_of(path)))
+    if room in {"bindings", "tests", "fuzz", "bench"}:
+        assert included <= {*NATIVE_LAYERS, "tests"}
+    else:
+        refused = included - NATIVE_LAYERS[room] - {room}
+        assert not refused, f"includes {', '.join(sorted(refused))}"
 
 
 def _module(path: Path) -> str:

@@ -61,7 +61,7 @@ def hash_lanes() -> str:
 
 def keep_freed_memory(kept_bytes: int, block_bytes: int) -> bool:
     """
-    Has the process keep freed memory for blocks of so many bytes at most; whether the C library can be told.
+    Has the process keep freed memory for blocks of so many bytes at most; False where the C library has no such setting.
     """
 
 def place_on_nodes(mapping: Mapping, nodes: Sequence[int], *, in_turns: bool) -> int:
@@ -192,7 +192,7 @@ class Directory:
     @staticmethod
     def of_files(geometry: DirectoryGeometry, policy: str = 'lru', level: int = 2) -> Directory:
         """
-        The directory of a tier in files, which no client looks into; its level says which tier.
+        The directory of a tier in files, which no client looks into; `level`: of that tier.
         """
 
     @property
@@ -213,7 +213,7 @@ class Directory:
 
     def limit_token_ids(self, bytes: int) -> None:
         """
-        At most so many bytes of token ids from now on; chunks beyond that are kept without and counted.
+        At most so many bytes of token ids from now on; chunks beyond that are stored without them, and counted.
         """
 
     def stats(self) -> dict[str, Any]: ...
@@ -336,7 +336,7 @@ class Directory:
 
     def admit(self, admitted: int, least_chance: float = 0.0) -> None:
         """
-        These chunks are worth a place below from now on (0 all, 1 those with at least this chance of a use and those
+        These chunks are written to the lower tier from now on (0 all, 1 those with at least this chance of a use and those
         touched twice, 2 those touched twice, 3 none), with what precedes them; others may be evicted unsaved.
         """
 
@@ -345,19 +345,19 @@ class Directory:
 
     def forget_written(self, cursor: int, looks: int) -> int:
         """
-        What gave way below since its last use is worth a place there once more: of the records from the cursor (0: the
-        start) on, no more than `looks`. Where to go on, 0 at the end.
+        What was evicted from the lower tier since its last use may be written there once more: of the records from the
+        cursor (0: the start) on, no more than `looks`. Where to go on, 0 at the end.
         """
 
-    def keep_ghosts(self, chunks: int) -> None:
+    def remember_evicted(self, chunks: int) -> None:
         """
-        Has evicted chunks remembered, about so many: what comes again counts as touched. Once.
+        Remembers evicted chunks, about so many: one that comes again counts as touched before. To be called once.
         """
 
     @property
     def unsaved_bytes(self) -> int:
         """
-        Bytes in use that could not go without a write before: not of idle chunks saved or just being so.
+        Bytes in use that cannot be evicted without a write before: not those of idle chunks that are saved or being saved.
         """
 
     def count_unsaved(self) -> int:
@@ -373,7 +373,7 @@ class Directory:
 
     def restore(self, rows: bytes, now_ns: int = 0) -> bytes:
         """
-        Rows as `RESTORE_ROW` says, ancestors first, the most recent first. A column of u8: 1 where the chunk was restored.
+        Rows in the format of `RESTORE_ROW`, ancestors first, the most recent first. A column of u8: 1 where the chunk was restored.
         """
 
     def finish_restore(self, generation: int = 0) -> None:
@@ -410,12 +410,12 @@ class Directory:
 
     def cap_retained(self, share: float) -> None:
         """
-        At most this share of the capacity is kept above the default priority from now on.
+        At most this share of the capacity is retained above the default priority from now on.
         """
 
     def retain(self, namespace: int, keys: bytes, priorities: bytes, durations_ms: bytes, now_ns: int) -> bytes:
         """
-        Keeps chunks, stored or being written, with priorities (u8) for durations (u32, 0: for good) after their last
+        Retains chunks, stored or being written, with priorities (u8) for durations (u32, 0: for good) after their last
         use, here and in lower tiers. Keys from the root on. A column of u8: 0 accepted, 1 clipped to the default,
         2 absent.
         """
@@ -426,39 +426,37 @@ class Directory:
     def retentions(self, hold: int) -> tuple[bytes, bytes]:
         """(priorities u8, durations_ms u32) of the chunks of a hold."""
 
-    def next_lapse_ns(self) -> int | None:
+    def next_expiry_ns(self) -> int | None:
         """
-        When `expire_retention` is to be called next; None: no priority can lapse.
+        When `expire_retention` is to be called next; None: no priority can expire.
         """
 
-    def take_lapsed(self) -> bytes:
+    def take_expired(self) -> bytes:
         """
-        The keys of which the priority has lapsed in this lower tier since the last call, packed.
+        The keys of which the priority has expired in this lower tier since the last call, packed.
         """
 
     def expire_retention(self, now_ns: int) -> None:
         """
-        Has priorities that have lasted their time fall back to the default, a bounded number of them.
+        Ends the priorities whose duration is over: they fall back to the default, a bounded number in each call.
         """
 
     def share_among_holders(self, share: float, user_share: float = 1.0) -> None:
         """
-        A holder keeps at most this share of what the others leave of the capacity from being evicted, and a user with all
-        of its holders at most the other.
+        A holder protects at most this share of what the others leave of the capacity from eviction, and a user with all of
+        its holders at most the other share.
         """
 
     def join_user(self, holder: int, user: int) -> None:
-        """What the holder keeps counts for the user too, from now on."""
+        """What the holder protects counts for the user too, from now on."""
 
     def leave_user(self, holder: int) -> None:
-        """
-        The holder has ended: what it keeps until that is given back counts on.
-        """
+        """The holder has ended: what it protects counts until it is given back."""
 
     def affordable(self, holder: int, holds: Sequence[int], of: Sequence[int], wanted: int) -> int:
         """
-        How many leading chunks of `wanted`, of each chain, the holder may keep. `holds`: what of each chain is here, 0 for
-        nothing; `of`: the size class of its chunks. What he keeps already costs nothing.
+        How many leading chunks of `wanted`, of each chain, the holder may protect. `holds`: what of each chain is here, 0 for
+        nothing; `of`: the size class of its chunks. What it protects already costs nothing.
         """
 
     def charge(self, holds: Sequence[int], holder: int) -> bool:
@@ -467,7 +465,7 @@ class Directory:
         """
 
     def holders(self) -> list[HolderUse]:
-        """What each holder keeps from being evicted."""
+        """What each holder protects from eviction."""
 
     def is_empty_namespace(self, namespace: int) -> bool:
         """Whether no chunk of it is here in any state."""
@@ -476,11 +474,11 @@ class Directory:
         """Those of which there are chunks that cannot go."""
 
     def report_to(self, feed: ChangeFeed) -> None:
-        """Has every change from now on told to the feed."""
+        """Reports every change to the feed from now on."""
 
     def runs_of(self, rows: bytes, chunk_tokens: _Mapping[int, int], payload_max: int) -> list[ChangeRun]:
         """
-        Rows of the feed as runs that one event tells each. `chunk_tokens`: by namespace. Raises ValueError for rows that
+        Rows of the feed as runs that one event reports each. `chunk_tokens`: by namespace. Raises ValueError for rows that
         are none, KeyError for a namespace that is not in it.
         """
 
@@ -608,7 +606,7 @@ class Reserved:
 
 class Pinned:
     """
-    Chunks of one chain that have a pin, so that they stay while they are written down.
+    Chunks of one chain that have a pin, so that they stay while they are written to a lower tier.
     """
 
     @property
@@ -618,8 +616,8 @@ class Pinned:
     @property
     def chunks(self) -> int:
         """
-        How many are pinned; without a pin how many were looked at in vain: they gave way below with those before them,
-        and there may be others behind.
+        How many are pinned; without a pin how many were found to be evicted from the lower tier with those before them:
+        there may be others behind.
         """
 
     @property
@@ -630,7 +628,7 @@ class Pinned:
     def namespace(self) -> int: ...
 
 class HolderUse:
-    """Bytes that one holder keeps from being evicted."""
+    """Bytes that one holder protects from eviction."""
 
     @property
     def holder(self) -> int: ...
@@ -640,7 +638,7 @@ class HolderUse:
 
     @property
     def zombie_bytes(self) -> int:
-        """Of what is over and may still be written."""
+        """Of writers whose time is over and who may still write."""
 
     @property
     def leased_bytes(self) -> int:
@@ -664,7 +662,7 @@ class NamespaceUse:
     def held(self) -> int: ...
 
 class ChangeRun:
-    """Changes of chunks that one event tells."""
+    """Changes of chunks that one event reports."""
 
     @property
     def kind(self) -> int:
@@ -687,7 +685,7 @@ class ChangeRun:
 
     @property
     def parent(self) -> bytes:
-        """The key before the first of them; b"": the root, or not told."""
+        """The key before the first of them; b"": the root, or not reported."""
 
     @property
     def tokens(self) -> bytes:
@@ -723,7 +721,7 @@ class ChangeFeed:
 
     def take(self, limit: int) -> tuple[bool, bytes]:
         """
-        (whether something before these was lost, rows as `CHANGE_ROW` says), the oldest first.
+        (whether something before these was lost, rows in the format of `CHANGE_ROW`), the oldest first.
         """
 
     def fileno(self) -> int:
@@ -758,7 +756,7 @@ class FailedLanding:
 
 class TierSet:
     """
-    Directories of one pool in order of speed, which tell one another what they hold while this lives.
+    Directories of one pool in order of speed, which report to one another what they hold while this lives.
     """
 
     def __init__(self, tiers: tuple[Directory, ...]) -> None:
@@ -768,7 +766,7 @@ class TierSet:
         """The tiers that can be read for a chunk, a bit a level."""
 
 class CacheView:
-    """Where an engine keeps its blocks; keeps `owner` alive."""
+    """Where an engine has its blocks; holds a reference to `owner`."""
 
     def __init__(self, bases: Sequence[int], *, planes: int, blocks: int, plane_block_bytes: int, plane_stride: int, block_stride: int, owner: object) -> None: ...
 
@@ -879,7 +877,7 @@ def restoring_order(rows: bytes) -> bytes:
     """
 
 class SlotHeader:
-    """What the header page of a slot on disk says of its chunk."""
+    """The chunk that the header page of a slot on disk describes."""
 
     @property
     def epoch(self) -> bytes:
@@ -913,7 +911,7 @@ class SlotHeader:
         """
 
 def decode_ssd_header(page: bytes) -> SlotHeader | None:
-    """What a page says when it is a slot's header, else None."""
+    """The header that a page has where it is a slot's, else None."""
 
 class ChunkOutcome:
     """What became of one chunk of a job."""
@@ -956,7 +954,7 @@ class SsdFiles:
 
     def sync(self) -> None:
         """
-        Has the disk keep what was written; OSError when it did not, which is final. GIL released.
+        Has the disk make what was written durable; OSError when it did not, which is final. GIL released.
         """
 
 class SsdQueue:
@@ -966,18 +964,18 @@ class SsdQueue:
 
     def read(self, rows: bytes, epoch: bytes, namespace: bytes, layers: int, layer_bytes: int, index: IndexView, urgency: int) -> int:
         """
-        A job's number, 0 where the queue is full. `rows` as `MOVE_ROW` says. Layers are announced on the index as they land.
+        A job's number, 0 where the queue is full. `rows` in the format of `MOVE_ROW`. Layers are announced on the index as they land.
         """
 
     def write(self, rows: bytes, epoch: bytes, namespace: bytes, layers: int, layer_bytes: int, index: IndexView, tokens: Sequence[bytes] = []) -> int:
         """
-        The same the other way; checksums are the index's. `tokens`: token ids, i32, of each row or of none; kept where
+        The same the other way; checksums are the index's. `tokens`: token ids, i32, of each row or of none; stored where
         they fit the header.
         """
 
     def verify(self, rows: bytes, epoch: bytes, namespace: bytes, layers: int, layer_bytes: int) -> int:
         """
-        Reads chunks and compares them with their checksums, after everything else; nothing is kept. Rows as for `read`,
+        Reads chunks and compares them with their checksums, after everything else; nothing is stored. Rows as for `read`,
         any arena offset and slot.
         """
 

@@ -101,7 +101,7 @@ class PriorityExpiry:
 
     def look(self) -> None:
         """Schedule a tick for the next priority that may expire: to be called when any was set."""
-        due = [at_ns for each in self._directories if (at_ns := each.next_lapse_ns()) is not None]
+        due = [at_ns for each in self._directories if (at_ns := each.next_expiry_ns()) is not None]
         if not due:
             return
         now_ns = self._clock.now_ns()

@@ -81,7 +81,7 @@ class MetadataTier:
     def keep_up(self) -> None:
         """Nothing was remembered; the directory forgets what it would say."""
         self.slots.directory.take_departed()
-        self.slots.directory.take_lapsed()
+        self.slots.directory.take_expired()
 
     def checkpoint(self, timeout_s: float) -> bool:  # noqa: ARG002
         """Do nothing: there are no restarts."""

@@ -54,7 +54,7 @@ class Link:
         self.demotions = Demotions(upper, lower, jobs=self._jobs, namespaces=namespaces, admission=self.admission)
         self.checksum_jobs = ChecksumJobs(lower, self._jobs, namespaces)
         self._ghosts = GHOSTS_PER_CHUNK * upper.max_chunks  # to be remembered; 0: the directory does so already
-        self._keep_ghosts()
+        self._remember_evicted()
         namespaces.add_lower(lower.slots, lower.forget_namespace)
 
     def __repr__(self) -> str:
@@ -68,7 +68,7 @@ class Link:
         """Use the tier's present admission policy and budget from now on."""
         policy = self.lower.write_policy
         self.admission.change(policy.admission, policy.budget_bytes, self._clock.now_ns())
-        self._keep_ghosts()
+        self._remember_evicted()
 
     def on_completed(self) -> None:
         """See `TierOwner`: settle finished chunks, then start demotions that are due."""
@@ -132,7 +132,7 @@ class Link:
         strays = self._jobs.strays
         return slots + self.lower.verify() + ([f"{self.lower.name}: {strays} reports were nobody's"] if strays else [])
 
-    def _keep_ghosts(self) -> None:
+    def _remember_evicted(self) -> None:
         if self._ghosts and self.admission.needs_ghosts:
-            self._upper.directory.keep_ghosts(self._ghosts)
+            self._upper.directory.remember_evicted(self._ghosts)
             self._ghosts = 0

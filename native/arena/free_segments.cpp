@@ -27,7 +27,7 @@ void FreeSegments::mark(uint32_t segment, bool is_free) noexcept {
   }
 }
 
-// Down from the root: into the left half, over its border, or into the right half, whichever has room first.
+// Down from the root: into the left half, over its end, or into the right half, the first of them that has room.
 std::optional<uint32_t> FreeSegments::first_window(uint32_t count) const noexcept {
   KVPOOL_CHECK(count > 0);
   if (longest() < count) {

@@ -1,6 +1,6 @@
-// Which segments of an arena are free, and where so many of them lie side by side.
+// Free segments of an arena, and where so many of them lie side by side.
 //
-// What it is: a binary tree over the segments whose nodes know the longest stretch of free segments below them. What it is
+// What it is: a binary tree over the segments whose nodes have the longest stretch of free segments in their range. What it is
 // not: an owner of segments (SlotArena).
 //
 //                longest 3
@@ -9,7 +9,7 @@
 //        ends   1           ends   0
 //        . . . F             F F . .   (F: free)
 //
-// Invariant: a leaf tells its segment, every other node its two halves. Leaves behind the last segment are never free.
+// Invariant: a leaf describes its segment, every other node its two halves. Leaves behind the last segment are never free.
 // Threads: the control thread only. `mark` and `first_window` are O(log segments), `longest` is O(1).
 #pragma once
 
@@ -31,7 +31,7 @@ class FreeSegments {
   // The first segment of the first `count` free ones side by side. REQUIRES: count > 0.
   [[nodiscard]] std::optional<uint32_t> first_window(uint32_t count) const noexcept;
 
-  // Whether every node tells its halves.
+  // Whether every node agrees with its halves.
   [[nodiscard]] bool verify() const noexcept;
 
  private:

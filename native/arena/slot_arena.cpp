@@ -133,7 +133,7 @@ void SlotArena::release(PageIndex page) noexcept {
   KVPOOL_CHECK(slot.has_value());
   KVPOOL_CHECK(run.owners[*slot].valid());
   KVPOOL_CHECK(run.used > run.idle);
-  KVPOOL_CHECK(run.kept < run.used);
+  KVPOOL_CHECK(run.retained < run.used);
   run.owners[*slot] = RecordId();
   run.free[*slot / SLOTS_PER_WORD] |= uint64_t{1} << (*slot % SLOTS_PER_WORD);
   run.free_word = std::min(run.free_word, *slot / SLOTS_PER_WORD);
@@ -170,13 +170,13 @@ void SlotArena::set_busy(PageIndex page) noexcept {
   --run.idle;
 }
 
-void SlotArena::set_kept(PageIndex page, bool is_kept) noexcept {
+void SlotArena::set_retained(PageIndex page, bool is_retained) noexcept {
   Run& run = run_of(page);
-  KVPOOL_CHECK(is_kept ? run.kept < run.used : run.kept > 0);
-  run.kept += is_kept ? 1U : UINT32_MAX;
+  KVPOOL_CHECK(is_retained ? run.retained < run.used : run.retained > 0);
+  run.retained += is_retained ? 1U : UINT32_MAX;
   const auto first = static_cast<uint32_t>(&run - runs_.data());
-  if (run.kept == 0 && idle_runs_.has(first)) {
-    idle_runs_.set_age(run.size_class, first, age_of(run));  // what is kept no more goes sooner than its key says
+  if (run.retained == 0 && idle_runs_.has(first)) {
+    idle_runs_.set_age(run.size_class, first, age_of(run));  // not retained any more: the key is too high
   }
 }
 

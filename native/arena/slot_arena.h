@@ -1,7 +1,7 @@
-// Which pages of the arena belong to which slot: segments, lent in runs to size classes, cut in slots.
+// Slot arena: segments of memory that are lent in runs to size classes and cut into slots.
 //
-// What it is: bookkeeping of places. What it is not: a holder of bytes, or a judge of who must go. It never evicts;
-// it says what is free, and which window of segments would be the cheapest to clear.
+// What it is: bookkeeping of slots. What it is not: the memory itself, or the choice of victims. It never evicts: it knows what is
+// free, and which window of segments is the cheapest to clear.
 //
 // A segment is NOT_READY until its memory is pre-faulted, then free, then part of a run:
 //
@@ -9,12 +9,12 @@
 //                                 \------allocate, no free slot left-----/
 //
 // A run is 1..n contiguous segments lent to one class and cut into slots from its start. n is the smallest count
-// whose rest is at most 1/8 of the run; where no such place is free a shorter run that holds a slot will do.
+// whose unused end is at most 1/8 of the run; where no such window is free, a shorter run that holds a slot is lent.
 // A run whose last slot is freed goes back at once, so classes exchange memory in whole segments.
 //
 // Invariants: a run's segments are contiguous and name its first segment; `used` counts its allocated slots, `idle`
-// those the owner may evict, `kept` those of raised priority, and neither exceeds used; a class's list holds exactly its runs with a free slot; a
-// run's slot has either an owner or a bit among the free ones.
+// those the owner may evict, `retained` those of retained chunks, and neither exceeds used; a class's list holds exactly its
+// runs with a free slot; a run's slot has either an owner or a bit among the free ones.
 // No two used slots have a number or a checksum in common.
 // A run whose slots are all idle stands in `idle_runs_`; the free segments are in `free_`.
 // Threads: the control thread only. allocate and release are O(1) but where a run is lent or given back, and the search for a
@@ -53,7 +53,7 @@ struct ArenaShape {
   }
 };
 
-// By what numbers readers find the words of a slot.
+// The numbers by which readers find the words of a slot.
 struct SlotNumbers {
   uint32_t number;
   uint32_t first_checksum;
@@ -82,7 +82,7 @@ struct SegmentWindow {
   uint32_t first;
   uint32_t count;
   uint64_t newest_ns;    // the latest access of a slot in it
-  bool is_kept = false;  // a slot in it has a priority above the default
+  bool is_retained = false;  // a chunk in it is retained
 };
 
 class SlotArena {
@@ -105,7 +105,7 @@ class SlotArena {
   // A slot for `record`; nothing where can_allocate is false. A new slot is not idle.
   [[nodiscard]] std::optional<PageIndex> allocate(ClassId size_class, RecordId record) noexcept;
 
-  // Takes this very slot, whose place is known from an earlier life. False where no slot of the class starts there, or it
+  // Takes this very slot, which a chunk had in an earlier life of the process. False where no slot of the class starts there, or it
   // is taken.
   [[nodiscard]] bool claim(ClassId size_class, PageIndex page, RecordId record) noexcept;
 
@@ -116,15 +116,15 @@ class SlotArena {
   void set_idle(PageIndex page, uint64_t now_ns) noexcept;
   void set_busy(PageIndex page) noexcept;
 
-  // The used slot's chunk is from now on kept above the default priority / no longer.
-  void set_kept(PageIndex page, bool is_kept) noexcept;
+  // The chunk of the used slot is retained from now on / is not any more: see RetentionLedger.
+  void set_retained(PageIndex page, bool is_retained) noexcept;
 
   // slot_arena_windows.cpp. A window of the class's run length, of segments that are free or lent to other classes with idle slots
-  // only. It is the one used longest ago, of those without kept slots if there are any, as far as it lies around one of the
+  // only. It is the one used longest ago, of those without retained chunks if there are any, as far as it lies around one of the
   // coldest runs; where nothing can be cleared around these, any window, found by a search that goes on with the next call.
   [[nodiscard]] std::optional<SegmentWindow> coldest_window(ClassId size_class) noexcept;
 
-  // Whether the window found earlier would still do.
+  // Whether a window that was found earlier can still be cleared.
   [[nodiscard]] bool is_clearable(ClassId size_class, const SegmentWindow& window) const noexcept;
 
   // The owners of all used slots of the runs that touch the window.
@@ -181,7 +181,7 @@ class SlotArena {
     uint32_t slot_pages = 0, layers = 0;
     uint32_t used = 0;
     uint32_t idle = 0;
-    uint32_t kept = 0;
+    uint32_t retained = 0;
     uint32_t free_word = 0;    // no word of `free` before this one has a bit
     uint64_t newest_ns = 0;    // never less than the last access of its idle slots
     uint32_t previous = NONE;  // in the class's list of runs with a free slot
@@ -204,7 +204,7 @@ class SlotArena {
   // Which slot of its run, which begins at segment `first`, starts at the page; nothing where none does.
   [[nodiscard]] std::optional<uint32_t> slot_at(uint32_t first, PageIndex page) const noexcept;
   void take(uint32_t first, uint32_t slot, RecordId record) noexcept;
-  [[nodiscard]] static RunAge age_of(const Run& run) noexcept { return {run.newest_ns, run.kept > 0}; }
+  [[nodiscard]] static RunAge age_of(const Run& run) noexcept { return {run.newest_ns, run.retained > 0}; }
   [[nodiscard]] static bool is_idle(const Run& run) noexcept { return run.used > 0 && run.idle == run.used; }
   void note_idle(uint32_t first) noexcept;
   [[nodiscard]] std::optional<SegmentWindow> coldest_window(ClassId size_class, uint32_t count) noexcept;

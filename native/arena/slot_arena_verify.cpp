@@ -86,8 +86,8 @@ void SlotArena::verify_run(uint32_t first, std::vector<std::string>& broken) con
           end * shape_.checksums_per_segment()) {
     broken.push_back(name + " has more slots or layers than words");
   }
-  if (run.idle > run.used || run.kept > run.used || run.used == 0) {
-    broken.push_back(name + " is empty, or has more idle or kept than used slots");
+  if (run.idle > run.used || run.retained > run.used || run.used == 0) {
+    broken.push_back(name + " is empty, or has more idle or retained than used slots");
   }
   if (is_idle(run) && !idle_runs_.has(first)) {
     broken.push_back(name + " is idle and cannot be found by its age");

@@ -1,4 +1,4 @@
-// Windows of segments that a class could have from other classes, found without a look at every segment. See slot_arena.h.
+// Windows of segments that a class can take from other classes, found without a look at every segment. See slot_arena.h.
 #include <algorithm>
 #include <limits>
 #include <queue>
@@ -9,7 +9,7 @@
 namespace kvpool {
 namespace {
 
-// Of the runs that may be idle, the coldest so many are looked at, and keys of so many are put right, in one search: guesses
+// Of the runs that may be idle, the coldest so many are looked at, and the keys of so many are corrected, in one search: guesses
 // that bound it at some ten microseconds. A window of single runs, which most are, is the coldest after one look.
 constexpr uint32_t RUNS_MAX = 64;
 constexpr uint32_t REFRESHED_MAX = 64;
@@ -66,15 +66,15 @@ std::optional<SegmentWindow> SlotArena::coldest_window(ClassId size_class, uint3
     add_front(front.size_class, 2 * front.at + 1);
     add_front(front.size_class, 2 * front.at + 2);
     const auto window = window_around(size_class, front.idle.run, count);
-    if (window && RunAge(window->newest_ns, window->is_kept) < best_age) {
+    if (window && RunAge(window->newest_ns, window->is_retained) < best_age) {
       best = window;
-      best_age = RunAge(window->newest_ns, window->is_kept);
+      best_age = RunAge(window->newest_ns, window->is_retained);
     }
   }
   return best ? best : window_near_hand(size_class, count);
 }
 
-// Until the first run of a heap is what its key says: runs in use leave it, runs used since sink.
+// Until the key of the first run of a heap is right: runs in use leave the heap, runs that were used since sink.
 void SlotArena::refresh_idle_runs(ClassId size_class) noexcept {
   const auto& heap = idle_runs_.heap(size_class);
   for (uint32_t step = 0; step < REFRESHED_MAX && !heap.empty(); ++step) {
@@ -140,7 +140,7 @@ std::optional<SegmentWindow> SlotArena::window_near_hand(ClassId size_class, uin
 
 bool SlotArena::is_clearable(ClassId size_class, const SegmentWindow& window) const noexcept {
   const auto now = window_at(size_class, window.first, window.count);
-  return now && now->is_kept == window.is_kept;
+  return now && now->is_retained == window.is_retained;
 }
 
 std::optional<SegmentWindow> SlotArena::window_at(ClassId size_class, uint32_t first, uint32_t count) const noexcept {
@@ -151,7 +151,7 @@ std::optional<SegmentWindow> SlotArena::window_at(ClassId size_class, uint32_t f
       return std::nullopt;
     }
     window.newest_ns = std::max(window.newest_ns, age->newest_ns());
-    window.is_kept = window.is_kept || age->is_kept();
+    window.is_retained = window.is_retained || age->is_retained();
   }
   return window;
 }

@@ -39,7 +39,8 @@ class Id {
 using RecordId = Id<struct RecordTag>;        // a chunk's record in the directory
 using ClassId = Id<struct ClassTag, uint32_t, uint8_t>;  // a size class of slots: SlotArena has fewer than 255
 using NamespaceId = Id<struct NamespaceTag>;  // a trust domain + model + layout
-using HolderId = Id<struct HolderTag>;        // who keeps chunks from being evicted: a client's connection
+using HolderId = Id<struct HolderTag>;        // who protects chunks from eviction: a client's connection
+using HoldId = uint64_t;                      // of holds, pins and reservations alike; 0 names none, and none repeats
 using PageIndex = Id<struct PageTag, uint64_t>;  // offset in an arena, or over all files, / PAGE_BYTES
 
 // A page index of 48 bits, as records keep it.

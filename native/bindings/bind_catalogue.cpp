@@ -62,7 +62,7 @@ void bind_catalogue(nb::module_& module) {
   module.attr("GENERATION_END") = GENERATION_END;
   module.def("restoring_order", &order_of, "rows"_a,
              "Numbers (u32) of the good rows of 120 bytes, ancestors and recent ones first. GIL released.");
-  nb::class_<SlotHeader>(module, "SlotHeader", "What the header page of a slot on disk says of its chunk.")
+  nb::class_<SlotHeader>(module, "SlotHeader", "The chunk that the header page of a slot on disk describes.")
       .def_ro("epoch", &SlotHeader::epoch, "Of the pool, 16 bytes.")
       .def_ro("key", &SlotHeader::key)
       .def_ro("parent", &SlotHeader::parent, "Zeros: the chunk is the first of its prompt.")
@@ -71,7 +71,7 @@ void bind_catalogue(nb::module_& module) {
       .def_ro("layer_bytes", &SlotHeader::layer_bytes)
       .def_ro("layers", &SlotHeader::layers)
       .def_ro("tokens", &SlotHeader::tokens, "Token ids and the scope behind them, i32; empty where they are not known.");
-  module.def("decode_ssd_header", &header_of, "page"_a, "What a page says when it is a slot's header, else None.");
+  module.def("decode_ssd_header", &header_of, "page"_a, "The header that a page has where it is a slot's, else None.");
 }
 
 }  // namespace kvpool

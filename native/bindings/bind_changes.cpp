@@ -1,4 +1,4 @@
-// Bindings of the change feed and of what a directory tells of its chunks. Rows cross packed, 80 bytes each. No logic.
+// Bindings of the change feed and of the list of chunks. Rows cross packed, 80 bytes each. No logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
@@ -72,8 +72,8 @@ nb::bytes filled_bytes(size_t size, Fill fill) {
   return nb::steal<nb::bytes>(made);
 }
 
-// A run as one event tells it.
-struct ToldRun {
+// A run as one event reports it.
+struct ReportedRun {
   uint8_t kind;
   uint8_t change_kind;
   uint32_t owner;
@@ -89,7 +89,7 @@ struct ToldRun {
   nb::bytes scope;
 };
 
-ToldRun told(const ChangeRun& run, std::span<const Change> rows, std::span<const ScopedIds> ids) {
+ReportedRun reported(const ChangeRun& run, std::span<const Change> rows, std::span<const ScopedIds> ids) {
   const Change& first = rows[run.first];
   const auto keys = filled_bytes((run.end - run.first) * KEY_BYTES, [&](char* out) {
     for (size_t index = run.first; index < run.end; ++index) {
@@ -118,7 +118,7 @@ ToldRun told(const ChangeRun& run, std::span<const Change> rows, std::span<const
           raw_bytes(ids[run.first].scope)};
 }
 
-std::vector<ToldRun> runs_of(const Directory& memory, const nb::bytes& packed_rows,
+std::vector<ReportedRun> runs_of(const Directory& memory, const nb::bytes& packed_rows,
                              const std::unordered_map<uint32_t, uint32_t>& chunk_tokens, size_t payload_max) {
   if (packed_rows.size() % sizeof(Change) != 0) {
     throw nb::value_error("rows must be a multiple of 80 bytes");
@@ -131,10 +131,10 @@ std::vector<ToldRun> runs_of(const Directory& memory, const nb::bytes& packed_ro
     }
   }
   const ChangeRuns found = cut_runs(rows, memory, chunk_tokens, payload_max);
-  std::vector<ToldRun> runs;
+  std::vector<ReportedRun> runs;
   runs.reserve(found.runs.size());
   for (const ChangeRun& run : found.runs) {
-    runs.push_back(told(run, rows, found.ids));
+    runs.push_back(reported(run, rows, found.ids));
   }
   return runs;
 }
@@ -154,20 +154,20 @@ nb::bytes packed(const nb::bytes& column) {
 }
 
 void bind_run(nb::module_& module) {
-  nb::class_<ToldRun>(module, "ChangeRun", "Changes of chunks that one event tells.")
-      .def_ro("kind", &ToldRun::kind, "An `EventKind`.")
-      .def_ro("change_kind", &ToldRun::change_kind, "Of each of them: 0 arrived, 1 left, 2 has another priority.")
-      .def_ro("namespace", &ToldRun::owner)
-      .def_ro("level", &ToldRun::level, "The tier that each of them came to or left.")
-      .def_ro("keys", &ToldRun::keys, "Packed.")
-      .def_ro("parent", &ToldRun::parent, "The key before the first of them; b\"\": the root, or not told.")
-      .def_ro("tokens", &ToldRun::tokens, "Token ids, i32, of all of them or of none.")
-      .def_ro("tiers", &ToldRun::tiers, "Bits of the tiers that have them.")
-      .def_ro("tiers_before", &ToldRun::tiers_before)
-      .def_ro("priority", &ToldRun::priority)
-      .def_ro("priority_before", &ToldRun::priority_before)
-      .def_ro("cause", &ToldRun::cause, "A `Cause`.")
-      .def_ro("scope", &ToldRun::scope, "Packed, see `kvpool.keys`; b\"\" where it is not known.");
+  nb::class_<ReportedRun>(module, "ChangeRun", "Changes of chunks that one event reports.")
+      .def_ro("kind", &ReportedRun::kind, "An `EventKind`.")
+      .def_ro("change_kind", &ReportedRun::change_kind, "Of each of them: 0 arrived, 1 left, 2 has another priority.")
+      .def_ro("namespace", &ReportedRun::owner)
+      .def_ro("level", &ReportedRun::level, "The tier that each of them came to or left.")
+      .def_ro("keys", &ReportedRun::keys, "Packed.")
+      .def_ro("parent", &ReportedRun::parent, "The key before the first of them; b\"\": the root, or not reported.")
+      .def_ro("tokens", &ReportedRun::tokens, "Token ids, i32, of all of them or of none.")
+      .def_ro("tiers", &ReportedRun::tiers, "Bits of the tiers that have them.")
+      .def_ro("tiers_before", &ReportedRun::tiers_before)
+      .def_ro("priority", &ReportedRun::priority)
+      .def_ro("priority_before", &ReportedRun::priority_before)
+      .def_ro("cause", &ReportedRun::cause, "A `Cause`.")
+      .def_ro("scope", &ReportedRun::scope, "Packed, see `kvpool.keys`; b\"\" where it is not known.");
 }
 
 }  // namespace
@@ -178,16 +178,16 @@ void bind_changes(nb::module_& module, nb::class_<Directory>& directory) {
                          "Chunks that come to tiers and leave them, in order. Control thread only.")
       .def(nb::new_(&make_feed), "capacity"_a)
       .def("take", &take, "limit"_a,
-           "(whether something before these was lost, rows as `CHANGE_ROW` says), the oldest first.")
+           "(whether something before these was lost, rows in the format of `CHANGE_ROW`), the oldest first.")
       .def("fileno", &ChangeFeed::fd, "Readable while changes wait that no `take` has seen.")
       .def_prop_ro("waiting", &ChangeFeed::waiting)
       .def_prop_ro("lost", &ChangeFeed::lost, "Changes forgotten since the start.");
   module.def("pack_ids", &packed, "column"_a,
              "A column of i32 as a msgpack array. Raises ValueError unless it is whole ids.");
   directory
-      .def("report_to", &Directory::report_to, "feed"_a, "Has every change from now on told to the feed.")
+      .def("report_to", &Directory::report_to, "feed"_a, "Reports every change to the feed from now on.")
       .def("runs_of", &runs_of, "rows"_a, "chunk_tokens"_a, "payload_max"_a,
-           "Rows of the feed as runs that one event tells each. `chunk_tokens`: by namespace. Raises ValueError for rows that\n"
+           "Rows of the feed as runs that one event reports each. `chunk_tokens`: by namespace. Raises ValueError for rows that\n"
            "are none, KeyError for a namespace that is not in it.")
       .def("list_chunks", &list, "cursor"_a, "limit"_a,
            "(next cursor or 0, rows as the feed has them): the chunks that are here, as they are now.")

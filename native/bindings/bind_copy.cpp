@@ -226,7 +226,7 @@ void bind_jobs(nb::module_& module) {
 }  // namespace
 
 void bind_copy(nb::module_& module) {
-  nb::class_<CacheView>(module, "CacheView", "Where an engine keeps its blocks; keeps `owner` alive.")
+  nb::class_<CacheView>(module, "CacheView", "Where an engine has its blocks; holds a reference to `owner`.")
       .def(nb::new_(&make_view), "bases"_a, nb::kw_only(), "planes"_a, "blocks"_a, "plane_block_bytes"_a,
            "plane_stride"_a, "block_stride"_a, "owner"_a, nb::keep_alive<0, 8>());
   bind_jobs(module);

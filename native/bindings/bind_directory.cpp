@@ -162,10 +162,10 @@ Fields stats(const Directory& directory) {
     result[name] = counts.answers[static_cast<size_t>(state)];
   }
   add_reasons(result, counts);
-  result["kept_chunks"] = counts.kept_chunks;
-  result["kept_bytes"] = counts.kept_bytes;
-  result["clipped_chunks"] = counts.clipped_chunks;
-  result["lapsed_chunks"] = counts.lapsed_chunks;
+  result["kept_chunks"] = counts.retention.chunks;
+  result["kept_bytes"] = counts.retention.bytes;
+  result["clipped_chunks"] = counts.retention.clipped;
+  result["lapsed_chunks"] = counts.retention.expired;
   result["policy_by_age"] = counts.policy.is_by_age;
   result["policy_switches"] = counts.policy.switches;
   result["policy_learned_uses"] = counts.policy.learned_uses;
@@ -261,7 +261,7 @@ void bind_directory(nb::module_& module) {
            "seed"_a = nb::bytes(""))
       .def_static("of_files", &make_file_directory, "geometry"_a, "policy"_a = "lru",
                   "level"_a = static_cast<uint8_t>(Tier::SSD), nb::rv_policy::take_ownership,
-                  "The directory of a tier in files, which no client looks into; its level says which tier.")
+                  "The directory of a tier in files, which no client looks into; `level`: of that tier.")
       .def_prop_ro("level", [](const Directory& self) { return static_cast<uint8_t>(self.tier()); }, "The number of its tier.")
       .def(
           "add_class",
@@ -296,7 +296,7 @@ void bind_directory(nb::module_& module) {
           },
           "key"_a, "Token ids of a chunk, i32; empty where none are known here.")
       .def("limit_token_ids", &Directory::limit_token_ids, "bytes"_a,
-           "At most so many bytes of token ids from now on; chunks beyond that are kept without and counted.")
+           "At most so many bytes of token ids from now on; chunks beyond that are stored without them, and counted.")
       .def("stats", &stats)
       .def_prop_ro("evicted_chunks", &Directory::evicted_chunks, "How many have left the pool; `stats` has it too, with all else.")
       .def("bound_chains", &Directory::bound_chains, "chunks"_a, "No chain gets more chunks than this from now on.");

@@ -78,7 +78,7 @@ Reserved reserve_more(Directory& directory, HoldId reservation, const nb::bytes&
 
 nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const nb::bytes& checksums, uint64_t now_ns,
                  const nb::bytes& tokens, const nb::bytes& sources, uint8_t source_level) {
-  const auto layers = directory.reservation_layers(reservation);
+  const auto layers = directory.holds().layers_of(reservation);
   require_known(layers.has_value());
   const size_t chunk_bytes = *layers * sizeof(uint32_t);
   if (checksums.size() % chunk_bytes != 0) {
@@ -137,7 +137,9 @@ void bind_holds(nb::module_& module, nb::class_<Directory>& directory) {
             return self.extend(hold, packed_keys(keys), keys.size() / KEY_BYTES, now_ns);
           },
           "hold"_a, "keys"_a, "now_ns"_a = 0, "Adds what is stored of the keys behind a hold's last chunk to it: how many chunks.")
-      .def("count_whole", &Directory::count_whole, "hold"_a, "How many leading chunks of a hold are not dropped.")
+      .def(
+          "count_whole", [](const Directory& self, HoldId hold) { return self.holds().count_whole(hold); }, "hold"_a,
+          "How many leading chunks of a hold are not dropped.")
       .def("shorten", &Directory::shorten, "hold"_a, "chunks"_a, "now_ns"_a, "Leaves a hold its leading chunks.")
       .def("acquire_leaves", &acquire_leaves, "namespaces"_a, "leaves"_a, "chunks"_a, "now_ns"_a = 0,
            "Holds, for each rank, the prefix of `chunks` chunks that ends in its key of `leaves`; none unless all of them are\n"
@@ -161,7 +163,7 @@ void bind_holds(nb::module_& module, nb::class_<Directory>& directory) {
       .def(
           "key_of",
           [](const Directory& self, HoldId hold, size_t position) {
-            const auto key = self.key_of(hold, position);
+            const auto key = self.holds().key_of(hold, position);
             require_known(key.has_value());
             return nb::bytes(key->words, KEY_BYTES);
           },

@@ -217,7 +217,7 @@ void bind_memory(nb::module_& module) {
         return keep_freed_memory(kept_bytes, block_bytes);
       },
       "kept_bytes"_a, "block_bytes"_a,
-      "Has the process keep freed memory for blocks of so many bytes at most; whether the C library can be told.");
+      "Has the process keep freed memory for blocks of so many bytes at most; False where the C library has no such setting.");
   module.def(
       "place_on_nodes",
       [](const Mapping& mapping, const std::vector<uint32_t>& nodes, bool in_turns) {

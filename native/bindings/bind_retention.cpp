@@ -17,36 +17,36 @@ using namespace nb::literals;
 namespace kvpool {
 namespace {
 
-std::vector<Retention> unpack_wishes(const nb::bytes& keys, const nb::bytes& priorities, const nb::bytes& durations_ms) {
+std::vector<Retention> unpack_requests(const nb::bytes& keys, const nb::bytes& priorities, const nb::bytes& durations_ms) {
   const size_t n = keys.size() / KEY_BYTES;
   if (priorities.size() != n || durations_ms.size() != n * sizeof(uint32_t)) {
     throw nb::value_error("priorities must be 1 byte and durations 4 bytes for each key");
   }
-  std::vector<Retention> wishes(n);
+  std::vector<Retention> requests(n);
   for (size_t index = 0; index < n; ++index) {
-    wishes[index].priority = static_cast<const uint8_t*>(priorities.data())[index];
-    std::memcpy(&wishes[index].duration_ms,
+    requests[index].priority = static_cast<const uint8_t*>(priorities.data())[index];
+    std::memcpy(&requests[index].duration_ms,
                 static_cast<const uint8_t*>(durations_ms.data()) + index * sizeof(uint32_t), sizeof(uint32_t));
-    if (wishes[index].priority > MAX_PRIORITY) {
+    if (requests[index].priority > MAX_PRIORITY) {
       throw nb::value_error("priorities must be 0 to 100");
     }
   }
-  return wishes;
+  return requests;
 }
 
 nb::bytes retain(Directory& directory, uint32_t owner, const nb::bytes& keys, const nb::bytes& priorities,
                  const nb::bytes& durations_ms, uint64_t now_ns) {
   const uint8_t* first = packed_keys(keys);
-  return pack(directory.retain(known_namespace(directory, owner), first, unpack_wishes(keys, priorities, durations_ms),
+  return pack(directory.retain(known_namespace(directory, owner), first, unpack_requests(keys, priorities, durations_ms),
                                now_ns));
 }
 
 std::tuple<nb::bytes, nb::bytes> retentions(const Directory& directory, HoldId hold) {
-  const auto kept = directory.retentions(hold);
-  require_known(kept.has_value());
+  const auto found = directory.retentions(hold);
+  require_known(found.has_value());
   std::vector<uint8_t> priorities;
   std::vector<uint32_t> durations_ms;
-  for (const Retention& each : *kept) {
+  for (const Retention& each : *found) {
     priorities.push_back(each.priority);
     durations_ms.push_back(each.duration_ms);
   }
@@ -65,29 +65,29 @@ void bind_retention(nb::class_<Directory>& directory) {
             }
             self.cap_retained(share);
           },
-          "share"_a, "At most this share of the capacity is kept above the default priority from now on.")
+          "share"_a, "At most this share of the capacity is retained above the default priority from now on.")
       .def("retain", &retain, "namespace"_a, "keys"_a, "priorities"_a, "durations_ms"_a, "now_ns"_a,
-           "Keeps chunks, stored or being written, with priorities (u8) for durations (u32, 0: for good) after their last\n"
+           "Retains chunks, stored or being written, with priorities (u8) for durations (u32, 0: for good) after their last\n"
            "use, here and in lower tiers. Keys from the root on. A column of u8: 0 accepted, 1 clipped to the default,\n"
            "2 absent.")
       .def(
           "retention",
           [](const Directory& self, const nb::bytes& key) -> std::optional<std::tuple<uint8_t, uint32_t>> {
-            const auto kept = self.retention(one_key(key));
-            return kept ? std::optional(std::tuple(kept->priority, kept->duration_ms)) : std::nullopt;
+            const auto found = self.retention(one_key(key));
+            return found ? std::optional(std::tuple(found->priority, found->duration_ms)) : std::nullopt;
           },
           "key"_a, "(priority, duration_ms) of a chunk; None where it is not here.")
       .def("retentions", &retentions, "hold"_a, "(priorities u8, durations_ms u32) of the chunks of a hold.")
-      .def("next_lapse_ns", &Directory::next_lapse_ns, "When `expire_retention` is to be called next; None: no priority can lapse.")
+      .def("next_expiry_ns", &Directory::next_expiry_ns, "When `expire_retention` is to be called next; None: no priority can expire.")
       .def(
-          "take_lapsed",
+          "take_expired",
           [](Directory& self) {
-            const auto keys = self.take_lapsed();
+            const auto keys = self.take_expired();
             return nb::bytes(keys.data(), keys.size() * KEY_BYTES);
           },
-          "The keys of which the priority has lapsed in this lower tier since the last call, packed.")
+          "The keys of which the priority has expired in this lower tier since the last call, packed.")
       .def("expire_retention", &Directory::expire_retention, "now_ns"_a,
-           "Has priorities that have lasted their time fall back to the default, a bounded number of them.");
+           "Ends the priorities whose duration is over: they fall back to the default, a bounded number in each call.");
 }
 
 }  // namespace kvpool

@@ -49,7 +49,7 @@ void observe_hold(ReuseDistances& self, const Directory& directory, HoldId hold,
     throw nb::value_error("rate_max must be at most SAMPLED_SHARE to observe holds");
   }
   size_t asked = 0;
-  const std::vector<ChunkKey> sampled = directory.sampled_keys(hold, asked);
+  const std::vector<ChunkKey> sampled = directory.holds().sampled_keys(hold, asked);
   self.observe(sampled, asked, chunk_bytes, now_ns);
 }
 

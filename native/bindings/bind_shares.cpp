@@ -1,4 +1,4 @@
-// Bindings of what holders keep from being evicted. No logic.
+// Bindings of what holders protect from eviction. No logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
@@ -30,7 +30,7 @@ struct NamespaceUse {
 
 std::vector<HolderUse> holders(Directory& directory) {
   std::vector<HolderUse> rows;
-  for (const auto& [number, account] : directory.holders().all()) {
+  for (const auto& [number, account] : directory.shares().accounts().all()) {
     const HolderBytes& bytes = account.bytes;
     rows.push_back({number, bytes.reserved, bytes.zombies, bytes.leased - std::min(bytes.leased, account.twice)});
   }
@@ -55,10 +55,10 @@ std::vector<NamespaceUse> held_namespaces(const Directory& directory) {
 }
 
 void bind_uses(nb::module_& module) {
-  nb::class_<HolderUse>(module, "HolderUse", "Bytes that one holder keeps from being evicted.")
+  nb::class_<HolderUse>(module, "HolderUse", "Bytes that one holder protects from eviction.")
       .def_ro("holder", &HolderUse::holder)
       .def_ro("reserved_bytes", &HolderUse::reserved_bytes)
-      .def_ro("zombie_bytes", &HolderUse::zombie_bytes, "Of what is over and may still be written.")
+      .def_ro("zombie_bytes", &HolderUse::zombie_bytes, "Of writers whose time is over and who may still write.")
       .def_ro("leased_bytes", &HolderUse::leased_bytes, "At most so many.");
   nb::class_<NamespaceUse>(module, "NamespaceUse", "Chunks of one namespace that cannot go.")
       .def_ro("namespace", &NamespaceUse::owner)
@@ -78,17 +78,17 @@ void bind_shares(nb::module_& module, nb::class_<Directory>& directory) {
             if (!(share >= 0.0 && share <= 1.0 && user_share >= 0.0 && user_share <= 1.0)) {
               throw nb::value_error("shares must be 0 to 1");
             }
-            self.share_among_holders(share, user_share);
+            self.shares().limit(share, user_share);
           },
           "share"_a, "user_share"_a = 1.0,
-          "A holder keeps at most this share of what the others leave of the capacity from being evicted, and a user with all\n"
-          "of its holders at most the other.")
+          "A holder protects at most this share of what the others leave of the capacity from eviction, and a user with all of\n"
+          "its holders at most the other share.")
       .def(
-          "join_user", [](Directory& self, uint32_t holder, uint32_t user) { self.holders().join(HolderId(holder), user); },
-          "holder"_a, "user"_a, "What the holder keeps counts for the user too, from now on.")
+          "join_user", [](Directory& self, uint32_t holder, uint32_t user) { self.shares().accounts().join(HolderId(holder), user); },
+          "holder"_a, "user"_a, "What the holder protects counts for the user too, from now on.")
       .def(
-          "leave_user", [](Directory& self, uint32_t holder) { self.holders().leave(HolderId(holder)); }, "holder"_a,
-          "The holder has ended: what it keeps until that is given back counts on.")
+          "leave_user", [](Directory& self, uint32_t holder) { self.shares().accounts().leave(HolderId(holder)); }, "holder"_a,
+          "The holder has ended: what it protects counts until it is given back.")
       .def(
           "affordable",
           [](Directory& self, uint32_t holder, const std::vector<HoldId>& holds, const std::vector<uint32_t>& of,
@@ -97,18 +97,18 @@ void bind_shares(nb::module_& module, nb::class_<Directory>& directory) {
             if (holds.size() != of.size() || !std::all_of(of.begin(), of.end(), is_known)) {
               throw nb::value_error("a size class for each of the holds is wanted");
             }
-            return self.affordable(HolderId(holder), holds, std::vector<ClassId>(of.begin(), of.end()), wanted);
+            return self.shares().affordable(HolderId(holder), holds, std::vector<ClassId>(of.begin(), of.end()), wanted);
           },
           "holder"_a, "holds"_a, "of"_a, "wanted"_a,
-          "How many leading chunks of `wanted`, of each chain, the holder may keep. `holds`: what of each chain is here, 0 for\n"
-          "nothing; `of`: the size class of its chunks. What he keeps already costs nothing.")
+          "How many leading chunks of `wanted`, of each chain, the holder may protect. `holds`: what of each chain is here, 0 for\n"
+          "nothing; `of`: the size class of its chunks. What it protects already costs nothing.")
       .def(
           "charge",
           [](Directory& self, const std::vector<HoldId>& holds, uint32_t holder) {
-            return self.charge(holds, HolderId(holder));
+            return self.shares().charge(holds, HolderId(holder));
           },
           "holds"_a, "holder"_a, "Counts holds for a holder until they end; False where one is unknown or counts already.")
-      .def("holders", &holders, "What each holder keeps from being evicted.")
+      .def("holders", &holders, "What each holder protects from eviction.")
       .def("is_empty_namespace", &is_empty_namespace, "namespace"_a, "Whether no chunk of it is here in any state.")
       .def("held_namespaces", &held_namespaces, "Those of which there are chunks that cannot go.");
 }

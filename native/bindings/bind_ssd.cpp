@@ -208,7 +208,7 @@ void bind_ssd(nb::module_& module) {
               raise_os_error(error, "cannot sync segment files");
             }
           },
-          "Has the disk keep what was written; OSError when it did not, which is final. GIL released.");
+          "Has the disk make what was written durable; OSError when it did not, which is final. GIL released.");
   nb::class_<SsdQueue>(module, "SsdQueue", "Threads that move chunks between segment files and the arena.")
       .def(nb::new_([](std::shared_ptr<SsdFiles> files, std::shared_ptr<Mapping> arena, std::shared_ptr<Mapping> index,
                        unsigned threads, size_t jobs_max, bool wants_rings) {
@@ -222,13 +222,13 @@ void bind_ssd(nb::module_& module) {
            "files"_a, "arena"_a, "index"_a, "threads"_a, "jobs_max"_a, "wants_rings"_a = false,
            nb::call_guard<nb::gil_scoped_release>())
       .def("read", &read, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a, "index"_a, "urgency"_a,
-           "A job's number, 0 where the queue is full. `rows` as `MOVE_ROW` says. Layers are announced on the index as they land.")
+           "A job's number, 0 where the queue is full. `rows` in the format of `MOVE_ROW`. Layers are announced on the index as they land.")
       .def("write", &write, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a, "index"_a,
            "tokens"_a = std::vector<nb::bytes>(),
-           "The same the other way; checksums are the index's. `tokens`: token ids, i32, of each row or of none; kept where\n"
+           "The same the other way; checksums are the index's. `tokens`: token ids, i32, of each row or of none; stored where\n"
            "they fit the header.")
       .def("verify", &verify, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a,
-           "Reads chunks and compares them with their checksums, after everything else; nothing is kept. Rows as for `read`,\n"
+           "Reads chunks and compares them with their checksums, after everything else; nothing is stored. Rows as for `read`,\n"
            "any arena offset and slot.")
       .def("take_outcomes", &take_outcomes, "limit"_a = SIZE_MAX,
            "What became of chunks, each chunk of each job once, `limit` at most.")

@@ -1,4 +1,4 @@
-// Bindings of what two tiers tell each other. Columns cross as packed little-endian bytes. No logic.
+// Bindings of what passes between tiers: promotions, pins, restored chunks. Columns cross as packed little-endian bytes. No logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
@@ -87,15 +87,15 @@ struct Pinned {
 };
 
 Pinned describe(const Directory& directory, Hold pin) {
-  const auto record = pin.id == 0 ? std::nullopt : directory.record_of(pin.id, 0);
+  const auto record = pin.id == 0 ? std::nullopt : directory.holds().record_of(pin.id, 0);
   const ChunkRecord first = record ? directory.record(*record) : ChunkRecord{};
-  const auto parent = directory.parent_key_of(pin.id);
+  const auto parent = directory.holds().parent_key_of(pin.id);
   return {pin.id, pin.chunks, parent ? nb::bytes(parent->words, KEY_BYTES) : nb::bytes(""), first.owner.value()};
 }
 
 nb::bytes keys_of(const Directory& directory, HoldId hold) {
   std::vector<ChunkKey> keys;
-  while (const auto key = directory.key_of(hold, keys.size())) {
+  while (const auto key = directory.holds().key_of(hold, keys.size())) {
     keys.push_back(*key);
   }
   return nb::bytes(keys.data(), keys.size() * KEY_BYTES);
@@ -133,11 +133,11 @@ nb::bytes restore(Directory& directory, const nb::bytes& rows, uint64_t now_ns) 
 }
 
 void bind_pins(nb::module_& module, nb::class_<Directory>& directory) {
-  nb::class_<Pinned>(module, "Pinned", "Chunks of one chain that have a pin, so that they stay while they are written down.")
+  nb::class_<Pinned>(module, "Pinned", "Chunks of one chain that have a pin, so that they stay while they are written to a lower tier.")
       .def_ro("id", &Pinned::id, "Ends by `unpin`; 0: nothing is pinned.")
       .def_ro("chunks", &Pinned::chunks,
-              "How many are pinned; without a pin how many were looked at in vain: they gave way below with those before them,\n"
-              "and there may be others behind.")
+              "How many are pinned; without a pin how many were found to be evicted from the lower tier with those before them:\n"
+              "there may be others behind.")
       .def_ro("parent", &Pinned::parent, "The key before the first of them; b\"\": the root.")
       .def_ro("namespace", &Pinned::owner);
   directory
@@ -174,7 +174,7 @@ void bind_tier_set(nb::module_& module) {
       .def_ro("removed", &Failure::removed, "Stored chunks of this tier, which followed it.")
       .def_ro("dropped_in_source", &Failure::dropped_in_source, "Chunks of the tier that it came from.")
       .def_ro("next_level", &Failure::next_level, "Another tier that has the chunk; None where there is none.");
-  nb::class_<TierSet>(module, "TierSet", "Directories of one pool in order of speed, which tell one another what they hold while this lives.")
+  nb::class_<TierSet>(module, "TierSet", "Directories of one pool in order of speed, which report to one another what they hold while this lives.")
       .def(
           "__init__",
           [](TierSet* self, const nb::typed<nb::tuple, Directory, nb::ellipsis>& tiers) {
@@ -219,29 +219,29 @@ void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
             self.admit(static_cast<Admitted>(admitted), least_chance);
           },
           "admitted"_a, "least_chance"_a = 0.0,
-          "These chunks are worth a place below from now on (0 all, 1 those with at least this chance of a use and those\n"
+          "These chunks are written to the lower tier from now on (0 all, 1 those with at least this chance of a use and those\n"
           "touched twice, 2 those touched twice, 3 none), with what precedes them; others may be evicted unsaved.")
       .def("knows_chances", &Directory::knows_chances, "Whether the policy has learned how likely chunks are to be used again.")
       .def("forget_written", &Directory::forget_written, "cursor"_a, "looks"_a,
-           "What gave way below since its last use is worth a place there once more: of the records from the cursor (0: the\n"
-           "start) on, no more than `looks`. Where to go on, 0 at the end.")
+           "What was evicted from the lower tier since its last use may be written there once more: of the records from the\n"
+           "cursor (0: the start) on, no more than `looks`. Where to go on, 0 at the end.")
       .def(
-          "keep_ghosts",
+          "remember_evicted",
           [](Directory& self, uint32_t chunks) {
             if (chunks == 0) {
               throw nb::value_error("chunks must be positive");
             }
-            self.keep_ghosts(chunks);
+            self.remember_evicted(chunks);
           },
-          "chunks"_a, "Has evicted chunks remembered, about so many: what comes again counts as touched. Once.")
+          "chunks"_a, "Remembers evicted chunks, about so many: one that comes again counts as touched before. To be called once.")
       .def_prop_ro("unsaved_bytes", &Directory::unsaved_bytes,
-                   "Bytes in use that could not go without a write before: not of idle chunks saved or just being so.")
+                   "Bytes in use that cannot be evicted without a write before: not those of idle chunks that are saved or being saved.")
       .def("count_unsaved", &Directory::count_unsaved, "Stored chunks that every lower tier lacks.")
       .def("keys_of", &keys_of, "hold"_a, "The keys of a hold, packed.")
       .def("protect_unsaved", &Directory::protect_unsaved, "is_protected"_a,
            "While True nothing is evicted that no other tier has: NOT_READY instead.")
       .def("restore", &restore, "rows"_a, "now_ns"_a = 0,
-           "Rows as `RESTORE_ROW` says, ancestors first, the most recent first. A column of u8: 1 where the chunk was restored.")
+           "Rows in the format of `RESTORE_ROW`, ancestors first, the most recent first. A column of u8: 1 where the chunk was restored.")
       .def("finish_restore", &Directory::finish_restore, "generation"_a = 0,
            "Generations go on behind this one, or behind the greatest that was restored.")
       .def("begin_count", &Directory::begin_count, "`counted` counts from now on.")

@@ -1,4 +1,4 @@
-// Bindings of the choice among the variants of a copy, and the words it is told in. The GIL is released while it is measured.
+// Bindings of the choice among the variants of a copy, and the words that report it. The GIL is released while it is measured.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -64,11 +64,11 @@ std::string describe(CopyKind kind) {
 using Choices = nb::typed<nb::dict, nb::str, std::variant<std::string, double>>;
 
 Choices choices() {
-  Choices told;
-  told["copy_save"] = describe(CopyKind::SAVE);
-  told["copy_load"] = describe(CopyKind::LOAD);
-  told["copy_tuning_seconds"] = copy_tuning_seconds();
-  return told;
+  Choices chosen;
+  chosen["copy_save"] = describe(CopyKind::SAVE);
+  chosen["copy_load"] = describe(CopyKind::LOAD);
+  chosen["copy_tuning_seconds"] = copy_tuning_seconds();
+  return chosen;
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
-// Runs of changes: consecutive rows of the feed that one event tells. A pure function over rows and what a directory has.
+// Runs of changes: consecutive rows of the feed that one event reports. A pure function over rows and what a directory has.
 //
 // Joined are chunks that came to the pool one behind the other, and chunks that left it for one reason; nothing else is, and
-// nothing is moved, so that adding up runs gives what the rows say:
+// nothing is moved, so that the runs together report what the rows do:
 //
 //   all      the same namespace, kind, tiers before and after, cause and priorities; within `payload_max` bytes of keys and ids
 //   STORED   each chunk is the parent of the next; as many token ids each, and the same scope (compared by its bytes)

@@ -13,18 +13,18 @@ namespace {
 constexpr uint64_t HUGE_SEGMENT_BYTES = uint64_t{16} << 20;
 constexpr uint64_t SEGMENTS_AT_LEAST = 8;
 constexpr uint64_t MAX_ENTRIES = MAX_TABLE_SLOTS / 8 * 5;
-// Numbers of slots of 4 KiB cost nothing to speak of in an arena of up to so many; larger slots are asked for beyond.
+// In an arena of up to so many slots of 4 KiB the words of slots take little memory; a larger arena has larger slots.
 constexpr uint64_t SMALL_SLOTS_MAX = uint64_t{1} << 18;
 constexpr uint64_t LEAST_SLOT_BYTES_MAX = uint64_t{32} << 10;
 // Of a slot of the least size: layers of less than 2 KiB take more room than their bytes in a large arena.
 constexpr uint64_t SLOT_LAYERS = 16;
 // Checksums of an arena: their numbers have 32 bits.
 constexpr uint64_t CHECKSUMS_MAX = uint64_t{1} << 31;
-// Until something else is said: enough for the prompts that everybody shares, too little to pin the tier.
+// Unless `cap_retained` sets another share: enough for the prompts that all requests share, too little to fill the tier.
 constexpr double RETAINED_SHARE = 0.3;
-// Of the capacity, how much is remembered of what a size class had written down and what it lost: a guess.
+// Part of the capacity for which the counts of a size class remember what was written to lower tiers and what was lost: a guess.
 constexpr uint64_t WRITE_WINDOW_DIVISOR = 4;
-// Entries looked at from each end of a list for the place of a chunk that nothing follows any more: its child was the oldest.
+// Entries looked at from each end of a list for the position of a chunk that has lost its last child: the child was the oldest.
 constexpr uint32_t CHILDLESS_STEPS = 64;
 
 // No more chunks than `max_chunks` have entries, so a slot may be as large as the capacity gives each of them: as many smaller chunks
@@ -88,7 +88,9 @@ Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const
       queues_(records_, *policy_),
       write_shares_(geometry.capacity / WRITE_WINDOW_DIVISOR),
       unsaved_order_(queues_, write_shares_),
-      timers_(records_) {
+      retention_(records_, arena_, geometry.capacity),
+      holds_(records_),
+      shares_(holds_, records_, arena_, geometry.capacity, geometry.max_chunks) {
   cap_retained(RETAINED_SHARE);
   KVPOOL_CHECK(arena_mapping_ == nullptr || arena_mapping_->size() >= geometry_.arena.total_bytes());
   KVPOOL_CHECK(geometry_.index.regions.empty() || geometry_.index.regions[DRAM_REGION].bytes == geometry_.arena.total_bytes());
@@ -120,12 +122,14 @@ NamespaceCounts Directory::namespace_counts(NamespaceId owner) const noexcept {
 
 DirectoryStats Directory::stats() const noexcept {
   DirectoryStats stats = stats_;
-  stats.holds = holds_.size();
-  stats.pins = pins_.size();
-  stats.reservations = reservations_.size();
+  stats.held = holds_.held();
+  stats.holds = holds_.holds();
+  stats.pins = holds_.pins();
+  stats.reservations = holds_.reservations().size();
   stats.token_id_bytes = tokens_.bytes();
   stats.token_ids_left_out = tokens_.left_out();
   stats.policy = policy_->counts();
+  stats.retention = retention_.counts();
   return stats;
 }
 
@@ -136,11 +140,6 @@ std::span<const int32_t> Directory::tokens_of(const ChunkKey& key) const noexcep
 
 uint64_t Directory::chunk_bytes(const ChunkRecord& record) const noexcept {
   return arena_.size_class(record.size_class).chunk_bytes;
-}
-
-// What a chunk takes from others: its slot, which may be far more than its bytes, and its part of the records there may be.
-uint64_t Directory::taken_bytes(ClassId size_class) const noexcept {
-  return std::max(arena_.size_class(size_class).slot_bytes, geometry_.capacity / geometry_.max_chunks);
 }
 
 void Directory::make_idle(RecordId id, uint64_t now_ns) noexcept {
@@ -156,7 +155,7 @@ void Directory::make_idle(RecordId id, uint64_t now_ns) noexcept {
 
 // Nobody holds the chunk any more.
 void Directory::count_idle(const ChunkRecord& record) noexcept {
-  held_bytes_ -= taken_bytes(record.size_class);
+  shares_.unprotect(record.size_class);
   if (record.pins > 0) {
     ++stats_.pinned;
     stats_.pinned_bytes += chunk_bytes(record);
@@ -170,7 +169,7 @@ void Directory::make_busy(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(record.state == ChunkState::READY);
   queues_.remove(id);
-  held_bytes_ += taken_bytes(record.size_class);
+  shares_.protect(record.size_class);
   if (record.pins > 0) {
     --stats_.pinned;
     stats_.pinned_bytes -= chunk_bytes(record);
@@ -180,7 +179,7 @@ void Directory::make_busy(RecordId id) noexcept {
   stats_.idle_bytes -= chunk_bytes(record);
 }
 
-// Nobody finds the chunk any more, and who is reading it learns so from the generation word.
+// No lookup finds the chunk any more, and who is reading it sees that in the generation word.
 void Directory::hide(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(!record.first_child.valid());
@@ -232,8 +231,8 @@ void Directory::evict(RecordId leaf, Eviction reason) noexcept {
   remove_idle(leaf);
 }
 
-// A chunk that stood with its child for the child's sake, or was set aside for it, goes back to its own place when nothing
-// follows it any more. It was used no earlier than its child.
+// A chunk that was moved beside its child, or set aside for it, goes back to its own position when its last child has left.
+// It was used no earlier than its child.
 void Directory::requeue_childless(RecordId parent, uint64_t child_access_ns) noexcept {
   if (!parent.valid()) {
     return;

@@ -1,31 +1,30 @@
-// The directory: which chunks are stored, for whom, where, who holds them, and which of them go first.
+// Directory of one tier: which chunks are stored, for which namespace, in which slot, and which of them are evicted first.
 //
-// What it is: one tier's truth. It joins the shared table, the slot arena and the records. What it is not: a
-// mover of bytes, a clock (`now_ns` is an argument), or a keeper of deadlines (leases and reservations' times
-// belong to the caller).
+// What it is: the state of one tier. It joins the shared table, the slot arena and the records, and composes the holds
+// (hold_table.h, holder_shares.h), the retention (retention_ledger.h) and the queues (eviction_queues.h). What it is not: a mover
+// of bytes, a clock (`now_ns` is an argument), or a timer for deadlines: those of leases and reservations are the caller's.
 //
 // A chunk's life is drawn in chunk_records.h. Its bytes may be read while its generation word in the index is its
 // generation; the word is cleared before the slot can be given to anybody else.
 //
 // Invariants (recounted by `verify`):
 //   1. Who reads a chunk holds its ancestors. Who writes behind one holds the nearest HELD_ANCESTORS: no chunk goes before its
-//      children anyway. holds(parent) >= holds(child) but where a writer's holds begin; the parent of a READY chunk is READY.
+//      children anyway (hold_table.h). The parent of a READY chunk is READY.
 //   2. The eviction queues hold exactly the READY chunks that nobody holds; those of them without a pin, and only these, are
 //      idle in the arena. A chunk without a copy below stands as UNSAVED, one that is being written as BEING_SAVED.
 //   3. A victim has no children: one that has is moved beside a child first (eviction_queues.h), so no chunk is ever
 //      stored without its parent. Holds end from the leaf to the root, so a parent was used no earlier than what
-//      follows it, and under LRU the oldest is a leaf without a move. A writer's distant ancestors hear of it as they lose it.
+//      follows it, and under LRU the oldest is a leaf without a move. An ancestor that a writer does
+//      not hold takes over the last use of its child when the child leaves.
 //   4. A chunk and its parent have the same namespace and size class, and it is one deeper.
 //   5. used_bytes, the payload of all allocated slots, is at most the capacity.
 //   6. Generations are positive and never repeat.
-//   7. Chunks kept above the default priority, and all that precedes them, have no more than the retained share of
-//      the bytes, but for what precedes a chunk that was kept before it came.
-//   8. What stands in a tier stands there from the root on: each tier's chunks are whole prefixes.
+//   7. A tier has each of its chunks with all that precedes it: its chunks are whole prefixes.
 //
 // Several tiers are a directory each, joined by a TierSet (tier_set.h). A chunk that leaves a tier keeps its entry in the shared
 // table while another tier has it; one that returns is `promote`d into a slot and read layer by layer.
-// A hold says that somebody reads; to end it is a use. A pin says that hardware reads the slot, for a copy or a check, and a writer
-// that a client, a disk or a peer writes to it: these alone gate the slot's reuse. A writer that is abandoned and may still write
+// A hold means that somebody reads; its end is a use. A pin means that hardware reads the slot, for a copy or a check, and a writer
+// that a client, a disk or a peer writes to it: only these two gate the slot's reuse. A writer that is abandoned and may still write
 // has its slots in quarantine, out of use until a fence is released.
 //
 // Threads: the control thread only. O(1) per chunk, but for lending memory to a class: O(log segments).
@@ -45,11 +44,12 @@
 #include "directory/directory_geometry.h"
 #include "eviction/eviction_queues.h"
 #include "eviction/ghost_filter.h"
+#include "holds/hold_table.h"
+#include "holds/holder_shares.h"
 #include "base/memory.h"
-#include "eviction/retention.h"
-#include "directory/reservation_state.h"
+#include "directory/reserve_plan.h"
 #include "directory/tier_set.h"
-#include "eviction/retention_timers.h"
+#include "retention/retention_ledger.h"
 #include "records/token_ids.h"
 #include "directory/unsaved_order.h"
 
@@ -58,15 +58,15 @@ namespace kvpool {
 class Directory {
  public:
   // Without an `arena` the slots are elsewhere, without an `index` (and `epoch`) no client looks in. `seed` is the policy's.
-  // REQUIRES: regions writable, index zeroed, sizes as the geometry says.
+  // REQUIRES: regions writable, index zeroed, sizes as in the geometry.
   Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
             const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier = Tier::DRAM,
             PolicyKind policy = PolicyKind::LRU, const HashSeed& seed = HashSeed::random());
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
 
-  // At most this share of the capacity is kept above the default priority. What is kept already stays.
-  void cap_retained(double share) noexcept;
+  // At most this share of the capacity is retained: see RetentionLedger.
+  void cap_retained(double share) noexcept { retention_.cap(share); }
   // No chain gets more chunks than this, which bounds what a request about one costs. REQUIRES: not 0.
   void bound_chains(uint32_t chunks) noexcept { max_chain_ = chunks; }
   // The class of chunks of this geometry: known, new, or `instead` of one without chunks. Nothing where such a chunk cannot fit.
@@ -80,8 +80,6 @@ class Directory {
                              const std::optional<ChunkKey>& parent = std::nullopt);
   // Has a hold that counts for nobody yet cover what is stored of the chunks that follow its last one: how many there are.
   size_t extend(HoldId hold, const uint8_t* keys, size_t n, uint64_t now_ns = 0);
-  // How many leading chunks of a hold are not dropped: what is dropped takes along what follows it.
-  [[nodiscard]] size_t count_whole(HoldId hold) const noexcept;
   // Leaves a hold its `chunks` leading chunks. False where it is unknown, counts for somebody or would have none.
   bool shorten(HoldId hold, size_t chunks, uint64_t now_ns);
   // The same by the last key of each rank alone: nothing is held unless its whole prefix, of `n` chunks, is stored on every
@@ -90,55 +88,43 @@ class Directory {
                                                  uint64_t now_ns = 0);
   [[nodiscard]] std::optional<Hold> duplicate(HoldId hold);
   [[nodiscard]] std::optional<Columns> columns(HoldId hold) const;
-  // The chunk at a position of a hold, and its key; nothing where there is none.
-  [[nodiscard]] std::optional<RecordId> record_of(HoldId hold, size_t position) const;
-  [[nodiscard]] std::optional<ChunkKey> key_of(HoldId hold, size_t position) const;
-  // The keys of a hold that are in the sample, from the root on, and how many chunks the hold has.
-  [[nodiscard]] std::vector<ChunkKey> sampled_keys(HoldId hold, size_t& chunks) const;
+  // Which chunks each hold, pin and reservation has, for whoever asks; and how much of them a holder may protect.
+  [[nodiscard]] const HoldTable& holds() const noexcept { return holds_; }
+  [[nodiscard]] HolderShares& shares() noexcept { return shares_; }
   // Ends a hold; its chunks become the newest. Returns false where the hold is unknown.
   bool release(HoldId hold, uint64_t now_ns);
   // The same for its last `limit` chunks: how many they are. Where it had none any more it has ended.
   size_t release_part(HoldId hold, size_t limit, uint64_t now_ns);
 
-  // Makes room and places for the chunks that follow `parent` (absent: the root). The reservation holds the ancestors, the
+  // Makes room for the chunks that follow `parent` (absent: the root), and gives them slots. The reservation holds the ancestors, the
   // present chunks and its own. Evicts exactly what is missing, or nothing for a chunk that cannot be placed. It counts for
-  // `holder`, where one is named: SHARE, once that is all that he may keep. Where `bounds` end it, the answer has fewer states.
+  // `holder`, where one is named: SHARE, once it protects all that it may. Where `bounds` end it, the answer has fewer states.
   [[nodiscard]] Reservation reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                     const uint8_t* keys, size_t n, uint64_t now_ns, HolderId holder = {},
                                     ReserveBounds bounds = {});
   // The same for the chunks that follow a reservation's last one; NO_PARENT where it is unknown or has expired.
   [[nodiscard]] Reservation reserve_more(HoldId reservation, const uint8_t* keys, size_t n, uint64_t now_ns, ReserveBounds bounds = {});
   // Makes chunks first .. first+count readable, counted from the first RESERVED one, parents before children. `checksums`:
-  // [count][layers]; `tokens`, where they are kept: [count][n / count]. Committing twice is STORED twice. `sources`, of a lower
-  // tier: one that is not READY there with its generation any more is EXPIRED: what is dropped while it is written down is not
-  // published below.
+  // [count][layers]; `tokens`, where they are stored: [count][n / count]. Committing twice is STORED twice. `sources`, of a lower
+  // tier: one that is not READY there with its generation any more is EXPIRED: what is dropped while it is copied is not
+  // published in the lower tier.
   [[nodiscard]] std::vector<uint8_t> commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
                                             uint64_t now_ns = 0, std::span<const int32_t> tokens = {},
                                             CopySources sources = {});
-  // Layers of the reservation's size class; nothing where it is unknown.
-  [[nodiscard]] std::optional<uint32_t> reservation_layers(HoldId reservation) const;
   // Frees what was not committed and drops the hold: the writer has stopped. False where it is unknown.
   bool end_reservation(HoldId reservation, uint64_t now_ns);
-  // Takes what was not committed out of sight but keeps its slots until end_reservation: the writer may still write.
+  // Takes what was not committed out of sight, but its slots stay taken until end_reservation: the writer may still write.
   bool expire_reservation(HoldId reservation, uint64_t now_ns);
   // The same for `limit` chunks at most, the last ones first. Whether nothing is left to do; once begun, nothing is committed.
   bool end_part(HoldId reservation, size_t limit, uint64_t now_ns);
   bool expire_part(HoldId reservation, size_t limit, uint64_t now_ns);
 
   // directory_slots.cpp. Ends a reservation, or a promotion's hold, of which the writer may still write: nobody finds its chunks, and
-  // their slots stay out of use until it has told what became of each (`landed`, `fail_landing`), or the fence that this answers
-  // is released. 0: unknown.
+  // their slots stay out of use until it has reported on each (`landed`, `fail_landing`), or the fence that this returns is
+  // released. 0: unknown.
   [[nodiscard]] FenceId abandon(HoldId id, uint64_t now_ns);
   // All writers that were abandoned up to this fence have ended: how many slots may be used again.
   size_t release_quarantine(FenceId fence) noexcept;
-
-  // directory_shares.cpp. A holder, and a user with all its holders, keeps at most this share of what others leave of the capacity.
-  void share_among_holders(double share, double user_share = 1.0) noexcept;
-  // How many of `wanted` leading chunks of these chains the holder may keep. `holds`: what of each is here, or 0.
-  [[nodiscard]] size_t affordable(HolderId holder, const std::vector<HoldId>& holds, const std::vector<ClassId>& of, size_t wanted);
-  // Counts holds for a holder until they end. False where one is unknown, or counts already; that one does as before.
-  bool charge(const std::vector<HoldId>& holds, HolderId holder);
-  [[nodiscard]] HolderAccounts& holders() noexcept { return accounts_; }
 
   // directory_promotions.cpp. Slots for chunks that lower tiers hold, to be read into; like `reserve`, but anybody may acquire them
   // at once, and read each layer when it has landed. The answer's id is a hold. `sources`: one a chunk, or none: the uppermost tiers
@@ -150,39 +136,38 @@ class Directory {
   bool landed(const ChunkKey& key, uint64_t generation, std::span<const int32_t> tokens = {});
   FailedLanding fail_landing(const ChunkKey& key, uint64_t generation, LoadFault fault);
 
-  // directory_retention.cpp. Keeps chunks with these from now on, stored ones and those being written, here and in lower
+  // directory_retention.cpp. Retains chunks as requested from now on, stored ones and those being written, here and in lower
   // tiers: one request for each key, ancestors first. A RetainState each. REQUIRES: priorities up to 100.
   [[nodiscard]] std::vector<uint8_t> retain(NamespaceId owner, const uint8_t* keys, const std::vector<Retention>& requests,
                                             uint64_t now_ns);
-  // What a chunk is kept with; nothing where it is not here.
+  // Priority and duration of a chunk; nothing where it is not here.
   [[nodiscard]] std::optional<Retention> retention(const ChunkKey& key) const noexcept;
   // The same of the chunks of a hold or a pin; nothing where it is unknown.
   [[nodiscard]] std::optional<std::vector<Retention>> retentions(HoldId hold) const;
-  // Has priorities that have lasted their time fall back, a bounded number; `reserve`, `promote` and `retain` do too. What is
-  // kept alike in several tiers is kept in all until its time after its last use in the uppermost is over.
+  // Ends priorities whose duration is over, a bounded number; `reserve`, `promote` and `retain` do too. Where several tiers retain
+  // a chunk alike, it expires in all of them when its duration after its last use in the uppermost is over.
   void expire_retention(uint64_t now_ns);
-  // When to call it next; nothing while no priority can lapse.
-  [[nodiscard]] std::optional<uint64_t> next_lapse_ns() const noexcept { return timers_.next_ns(); }
-  // The keys of which the priority has lapsed in this lower tier since the last call, packed.
-  [[nodiscard]] std::vector<ChunkKey> take_lapsed() noexcept;
+  // When to call it next; nothing while no priority can expire.
+  [[nodiscard]] std::optional<uint64_t> next_expiry_ns() const noexcept { return retention_.next_ns(); }
+  // The keys of which the priority has expired in this lower tier since the last call, packed.
+  [[nodiscard]] std::vector<ChunkKey> take_expired() noexcept { return retention_.take_expired(); }
 
-  // From now on these chunks are worth a place below, with what precedes them. `least_chance`: what LIKELY means.
+  // From now on these chunks are written to lower tiers, with what precedes them. `least_chance`: what LIKELY means.
   void admit(Admitted admitted, double least_chance = 0) noexcept;
   [[nodiscard]] bool knows_chances() const noexcept { return policy_->knows_chances(); }  // of a further use
-  // What was written below and evicted there is worth a place again only when used. Forgets that of `looks` records from the
+  // What was written to a lower tier and evicted there is written again only when used. Forgets that of `looks` records from the
   // cursor (0 = start) on: returns where to go on, 0 at the end.
   [[nodiscard]] uint32_t forget_written(uint32_t cursor, uint32_t looks) noexcept;
-  // Has chunks that are evicted remembered: what comes again counts as touched before. REQUIRES: chunks > 0, called once.
-  void keep_ghosts(uint32_t chunks);
+  // Remembers chunks that are evicted: one that comes again counts as touched before. REQUIRES: chunks > 0, called once.
+  void remember_evicted(uint32_t chunks);
 
-  // directory_pins.cpp. Pins what every lower tier lacks of a chain and is worth a place there, up to one of the first `scan`
+  // directory_pins.cpp. Pins what every lower tier lacks of a chain and is admitted there, up to one of the first `scan`
   // in this order (unsaved_order.h). Id 0: none is lacking, but `chunks` count as evicted with others. Read as a hold is.
   [[nodiscard]] Hold pin_unsaved(uint32_t scan, WriteOrder order);
-  // The same of the longest stored prefix, worth it or not; and one chunk of a hold, nothing where it is gone.
+  // The same of the longest stored prefix, admitted or not; and one chunk of a hold, nothing where it is gone.
   [[nodiscard]] Hold pin_unsaved_prefix(NamespaceId owner, const uint8_t* keys, size_t n,
                                         const std::optional<ChunkKey>& parent = std::nullopt);
   [[nodiscard]] std::optional<HoldId> pin_chunk(HoldId hold, size_t position);
-  [[nodiscard]] std::optional<ChunkKey> parent_key_of(HoldId hold) const;  // whom its first chunk follows
   bool unpin(HoldId pin);  // false where it is unknown
   [[nodiscard]] uint64_t count_unsaved() const noexcept { return stats_.unsaved_chunks; }  // stored, and not below
   bool release_untouched(HoldId hold);  // ends a hold as if it had never been: nothing counts as used
@@ -193,7 +178,7 @@ class Directory {
   // descendants, the most recent first. False where its parent, its place or room is lacking.
   bool restore(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent, const ChunkKey& key,
                PageIndex page, uint64_t generation, Retention request = {}, uint64_t now_ns = 0);
-  // Tells the feed that much has come at once. An earlier life may have given generations up to `generation`.
+  // Reports a gap to the feed: much has come at once. An earlier life may have given generations up to `generation`.
   void finish_restore(uint64_t generation = 0) noexcept;
   void begin_count() noexcept { counted_from_ = last_generation_, counted_ = 0; }  // what is reserved here from now on
   [[nodiscard]] uint64_t counted() const noexcept { return counted_; }             // READY chunks of that
@@ -208,7 +193,7 @@ class Directory {
   uint64_t discard(const ChunkKey& key);
   friend class FlushWalk;  // removes what nobody holds, in parts
 
-  // Every chunk that comes to this tier or leaves it is told to the feed from now on; what is restored only as a gap.
+  // From now on every chunk that comes to this tier or leaves it is reported to the feed; restored ones as a gap alone.
   void report_to(std::shared_ptr<ChangeFeed> feed) noexcept { feed_ = std::move(feed); }
   // READY chunks from the cursor (0 = start) on, `limit` at most, as changes; returns the cursor to go on from, 0 at the end.
   [[nodiscard]] uint32_t list(uint32_t cursor, size_t limit, std::vector<Change>& rows) const;
@@ -242,9 +227,7 @@ class Directory {
  private:
   // Ancestors that a writer holds: those of a long prompt; what is added to a longer one does not cost its length.
   static constexpr size_t HELD_ANCESTORS = 2048;
-  // Ancestors looked at for all requests of a call: far more than its chunks have where each is looked at once.
-  static constexpr uint32_t STEPS_TO_KEEP = 1U << 17;
-  [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& of) const noexcept, taken_bytes(ClassId of) const noexcept;
+  [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& of) const noexcept;
   [[nodiscard]] bool has_bytes(ChunkState of) const noexcept { return of == ChunkState::READY || of == ChunkState::PROMOTING; }
 
   // directory_tiers.cpp: what other tiers hold.
@@ -268,7 +251,6 @@ class Directory {
   void settle(RecordId id) noexcept;
   void stand_by_access(RecordId id, uint32_t steps, bool or_oldest) noexcept;
   void add_pin(RecordId id) noexcept, add_pin_to_save(RecordId id) noexcept, end_pin(RecordId id) noexcept;
-  [[nodiscard]] Hold make_pin(std::vector<RecordId> records);
   [[nodiscard]] RecordId newest_of_chain(RecordId id, uint32_t& steps) const noexcept;
   [[nodiscard]] Hold pin_unsaved_chain_of(RecordId leaf, uint32_t& steps);
   [[nodiscard]] const ChunkRecord* find_ready(const ChunkKey& key) const noexcept;
@@ -287,21 +269,21 @@ class Directory {
   [[nodiscard]] RecordId leftmost_leaf(RecordId top) const noexcept;
   [[nodiscard]] bool is_free(const ChunkRecord& record) const noexcept { return is_listed(record) && record.pins == 0; }
   void requeue_childless(RecordId parent, uint64_t child_access_ns) noexcept;
-  [[nodiscard]] RetainState keep(RecordId id, Retention request) noexcept;
-  [[nodiscard]] RetainState keep_in_queue(RecordId id, Retention request) noexcept;
+  // directory_retention.cpp: what the ledger leaves to the directory, which knows the queues and the other tiers.
+  [[nodiscard]] RetainState set_retention(RecordId id, Retention request) noexcept;
+  [[nodiscard]] RetainState set_retention_in_queue(RecordId id, Retention request) noexcept;
   void start_timer(RecordId id) noexcept, hand_down(const ChunkRecord& record) noexcept;
-  void take_over(RecordId id, const ChunkRecord& above, uint64_t kept_since_ns, uint64_t now_ns) noexcept;
+  void take_over(RecordId id, const ChunkRecord& upper, uint64_t since_ns, uint64_t now_ns) noexcept;
   void renew(RecordId id) noexcept, forget_retention(RecordId id) noexcept;
-  void requeue(RecordId id) noexcept, mark_kept(RecordId id) noexcept, unmark_kept(RecordId top) noexcept;
-  [[nodiscard]] bool has_room_to_keep(RecordId id) noexcept;
-  [[nodiscard]] uint64_t kept_since(const ChunkRecord& record) const noexcept;
-  [[nodiscard]] uint64_t own_expiry(const ChunkRecord& of) const noexcept, expires_at(const ChunkRecord& of) const noexcept;
-  [[nodiscard]] RecordId find_alike(const ChunkKey& key, Retention kept) const noexcept;
+  void requeue(RecordId id) noexcept, requeue_released(RecordId id) noexcept;
+  [[nodiscard]] DurationStart duration_start() const noexcept { return is_lower() ? DurationStart::RETENTION : DurationStart::LAST_USE; }
+  [[nodiscard]] uint64_t own_expiry(const ChunkRecord& of) const noexcept { return retention_.expiry(of, duration_start(), latest_ns_); }
+  [[nodiscard]] uint64_t expires_at(const ChunkRecord& of) const noexcept;
+  [[nodiscard]] RecordId find_alike(const ChunkKey& key, Retention retention) const noexcept;
   void expire(RecordId id), expire_here(RecordId id);
   [[nodiscard]] bool is_listed(const ChunkRecord& of) const noexcept { return of.state == ChunkState::READY && of.holds == 0; }
   size_t find_prefix(NamespaceId owner, RecordId parent, const uint8_t* keys, size_t n, std::vector<RecordId>& out) const;
   [[nodiscard]] Hold make_hold(std::vector<RecordId> records);
-  [[nodiscard]] const std::vector<RecordId>* held_by(HoldId hold) const noexcept;
   [[nodiscard]] std::optional<RecordId> find_above(const std::optional<ChunkKey>& parent) const noexcept;
   void note_reuse(const std::vector<RecordId>& records, size_t preceding, uint64_t now_ns) noexcept;
   void end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept;
@@ -332,16 +314,6 @@ class Directory {
   [[nodiscard]] SaveState make_room(ClassId size_class, WindowSearch& search) noexcept;
   [[nodiscard]] RoomPlan plan_room(ClassId of, WindowSearch& search) noexcept, plan_slot(ClassId of, WindowSearch& search) noexcept;
   void find_window(ClassId of, WindowSearch& search) noexcept, plan_further(uint64_t bytes, RoomPlan& plan) noexcept;
-  [[nodiscard]] HeldChains some_chains_of(const HolderAccounts::Account* account, HoldId own, size_t limit) const;
-  [[nodiscard]] uint64_t share_of(HolderId holder, uint64_t held) const noexcept;
-  [[nodiscard]] bool has_user_share(HolderId holder, uint64_t wanted, uint64_t held) const noexcept;
-  [[nodiscard]] const std::vector<RecordId>& chain_of(HoldId hold) const noexcept;
-  [[nodiscard]] uint64_t count_kept(const HolderAccounts::Account& account) const;
-  void recount(HolderId holder, uint64_t bytes);
-  [[nodiscard]] bool has_share(ShareClaim& claim, const std::vector<RecordId>& chain, uint64_t bytes);
-  void uncharge(HoldId hold, const std::vector<RecordId>& chain) noexcept;
-  void uncharge_part(HoldId id, const ReservationState& state, HolderBytes before, size_t ended) noexcept;
-  [[nodiscard]] HolderBytes bytes_of(const ReservationState& state) const noexcept;
   [[nodiscard]] bool clear_reach(const ChunkKey& key);
   [[nodiscard]] bool is_removable(RecordId id) const;
   template <typename Predicate>
@@ -352,8 +324,8 @@ class Directory {
   using Broken = std::vector<std::string>;
   void verify_records(Broken& broken, bool with_shared) const, verify_sums(Broken& broken, bool with_shared) const;
   void verify_record(RecordId id, Broken& broken) const, verify_slot(RecordId id, Broken& broken) const;
-  void verify_tree(RecordId id, Broken& broken) const, verify_queues(Broken& broken) const, verify_holds(Broken& broken) const;
-  void verify_retention(Broken& broken) const, verify_shares(Broken& broken) const, verify_quarantine(Broken& broken) const;
+  void verify_tree(RecordId id, Broken& broken) const, verify_queues(Broken& broken) const;
+  void verify_namespaces(Broken& broken) const, verify_quarantine(Broken& broken) const;
 
   const DirectoryGeometry geometry_;
   const Tier tier_;
@@ -367,7 +339,7 @@ class Directory {
   std::optional<GhostFilter> ghosts_;
   std::shared_ptr<ChangeFeed> feed_;
   Cause departure_ = Cause::DROPPED;  // of the chunks that are being removed
-  std::vector<ChunkKey> departed_, lapsed_;  // of a lower tier: bounded by its caller, who takes them
+  std::vector<ChunkKey> departed_;  // of a lower tier: bounded by its caller, who takes them
   const std::shared_ptr<const Mapping> arena_mapping_;  // the slots' memory lives as long as their directory
   ChunkIndex table_;
   SlotArena arena_;
@@ -377,22 +349,15 @@ class Directory {
   EvictionQueues queues_;
   WriteShares write_shares_;
   UnsavedOrder unsaved_order_;
-  VainSearch vain_;
-  RetentionTimers timers_;
-  uint64_t kept_bytes_max_ = 0, held_bytes_ = 0;  // the latter: taken by what nothing can evict, whoever holds it
-  double holder_share_ = 1.0, user_share_ = 1.0;
-  HolderAccounts accounts_;
-  std::unordered_map<HoldId, HolderId> charged_;
-  uint32_t steps_to_keep_ = STEPS_TO_KEEP;  // left in this call
+  EmptySearch empty_search_;
+  RetentionLedger retention_;
+  HoldTable holds_;
+  HolderShares shares_;
   std::vector<NamespaceCounts> namespaces_;
-  std::unordered_map<HoldId, std::vector<RecordId>> holds_;
-  std::unordered_map<HoldId, std::vector<RecordId>> pins_;
-  std::unordered_map<HoldId, ReservationState> reservations_;
   std::deque<Quarantined> quarantine_;  // in the order of their fences
   FenceId last_fence_ = 0;
   std::unordered_map<uint64_t, Promotion> promotions_;  // under way, by the generation that the chunk has here
   DirectoryStats stats_;
-  HoldId last_id_ = 0;
   uint64_t last_generation_ = 0, counted_from_ = 0, counted_ = 0;
   uint64_t latest_ns_ = 0;  // latest time seen: a clock that steps back must not break the order of the lists
 };

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "eviction/eviction_policy.h"
+#include "holds/hold_table.h"
+#include "retention/retention_ledger.h"
 #include "base/time_histogram.h"
 #include "base/types.h"
 
@@ -29,7 +31,7 @@ enum class SaveState : uint8_t {
   STORED = 7,
   EXPIRED = 8,  // the reservation, or the chunk in it, is gone
   TOO_LONG = 11,  // its chain would have more chunks than one may have; further numbers between are clients' own
-  SHARE = 14,     // its writer keeps as much as he may already
+  SHARE = 14,     // its writer protects as much as it may already
 };
 inline constexpr size_t RESERVE_STATES = 15;
 
@@ -59,14 +61,7 @@ enum class Declined : uint8_t {
 };
 inline constexpr size_t DECLINED = 5;
 
-using HoldId = uint64_t;  // of holds, pins and reservations alike; 0 names none, and none repeats
-
 using FenceId = uint64_t;  // of abandoned writers: they rise
-
-struct Hold {
-  HoldId id = 0;
-  size_t chunks = 0;
-};
 
 // Where a chunk that is promoted comes from.
 struct PromotionSource {
@@ -75,11 +70,11 @@ struct PromotionSource {
   std::span<const uint32_t> checksums = {};  // what its layers must be; none: nobody knows but that tier
 };
 
-// Why a promoted chunk has not come, as far as whoever moved it can tell.
+// Why a promoted chunk has not come, as far as the job that moved it knows.
 enum class LoadFault : uint8_t {
   SOURCE = 0,  // what the lower tier has is not the chunk
   PATH = 1,    // it could not be read this time: an error, a cancelled job, a lost connection
-  MEMORY = 2,  // the slot here does not keep what is written into it
+  MEMORY = 2,  // the slot here does not hold the bytes that were written into it
 };
 inline constexpr size_t LOAD_FAULTS = 3;
 
@@ -154,7 +149,7 @@ struct DirectoryStats {
   uint64_t idle_bytes = 0;
   uint64_t pinned_bytes = 0;  // of READY chunks with pins that nobody holds, and of such that were dropped
   uint64_t token_id_bytes = 0;
-  uint64_t token_ids_left_out = 0;  // chunks that were kept without, for lack of room
+  uint64_t token_ids_left_out = 0;  // chunks that were stored without, for lack of room
   uint64_t stored_chunks = 0;  // these since the start: stored + promoted = chunks + evicted + shed + flushed + dropped
   uint64_t evicted_chunks = 0;  // left the pool
   uint64_t shed_chunks = 0;     // left this tier for room and are in another one
@@ -167,10 +162,7 @@ struct DirectoryStats {
   std::array<uint64_t, RESERVE_STATES> answers{};     // of `reserve`, by SaveState
   std::array<uint64_t, EVICTIONS> evictions{};     // by Eviction; their sum is evicted_chunks and shed_chunks
   std::array<uint64_t, DECLINED> declined{};       // by Declined, where there is a lower tier; their sum is evicted_chunks
-  uint64_t kept_chunks = 0;     // kept above the default priority, or followed by one that is
-  uint64_t kept_bytes = 0;
-  uint64_t clipped_chunks = 0;   // requests that were clipped
-  uint64_t lapsed_chunks = 0;    // fell back to the default priority
+  RetentionCounts retention;
   PolicyCounts policy;
   TimeHistogram reuse_gaps;  // of each chunk acquired: time since its last access, 0 where it is in use
   TimeHistogram lifetimes;   // of each chunk evicted: time since it was stored

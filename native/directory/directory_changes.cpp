@@ -1,4 +1,4 @@
-// What a directory tells of its chunks: to the change feed as they come and go, and to who asks what there is. See directory.h.
+// Reports of a directory about its chunks: to the change feed as they come and go, and to a caller who lists them. See directory.h.
 #include <algorithm>
 
 #include "directory/directory.h"
@@ -6,7 +6,7 @@
 namespace kvpool {
 namespace {
 
-// Places without a chunk in them that one listing may pass for each row that it may give.
+// Records without a chunk that one listing may pass for each row that it may return.
 constexpr uint64_t PLACES_PER_ROW = 64;
 
 }  // namespace

@@ -15,7 +15,7 @@ constexpr size_t PREFETCH_AHEAD = 12;
 
 }  // namespace
 
-// Two passes: the first finds records and asks the cache for them, the second reads them.
+// Two passes: the first finds records and prefetches them, the second reads them.
 size_t Directory::find_prefix(NamespaceId owner, RecordId parent, const uint8_t* keys, size_t n,
                               std::vector<RecordId>& out) const {
   out.clear();
@@ -55,14 +55,10 @@ std::optional<RecordId> Directory::find_above(const std::optional<ChunkKey>& par
 }
 
 void Directory::add_hold(RecordId id) noexcept {
-  ChunkRecord& record = records_[id];
-  KVPOOL_CHECK(record.holds < UINT32_MAX);
-  if (record.holds == 0) {
+  if (holds_.hold(id)) {
     make_busy(id);
-    ++stats_.held;
-    ++namespaces_[record.owner.value()].held;
+    ++namespaces_[records_[id].owner.value()].held;
   }
-  ++record.holds;
 }
 
 // `preceding`: how many chunks the request has found before these.
@@ -84,8 +80,8 @@ void Directory::note_reuse(const std::vector<RecordId>& records, size_t precedin
   }
 }
 
-// A request that stores something says how much of its chain was here: what was acquired since it was stored. What the same
-// request stored a while ago was not, and is of its turn. What is remembered has its turn already. `from`: of the reservation's
+// A request that stores chunks shows how much of its chain was here: what was acquired since it was stored. What the same request
+// stored a while ago was not acquired, and is of its turn. A remembered chunk has its turn already. `from`: of the reservation's
 // records, the first that this is about, but for ancestors.
 void Directory::note_chain(ReservationState& state, size_t from) noexcept {
   const size_t before = std::max(from, state.ancestors + state.first_reserved);
@@ -114,31 +110,26 @@ void Directory::note_chain(ReservationState& state, size_t from) noexcept {
 }
 
 Hold Directory::make_hold(std::vector<RecordId> records) {
-  KVPOOL_CHECK(!records.empty());
   for (const RecordId id : records) {
     add_hold(id);
   }
-  const size_t chunks = records.size();
-  holds_.emplace(++last_id_, std::move(records));
-  return {last_id_, chunks};
+  return holds_.open_hold(std::move(records));
 }
 
-// From the leaf to the root: invariant 3. What others still hold was used now as well, so that whoever releases it last puts
-// it behind the children that become idle here.
+// From the leaf to the root: invariant 3. A chunk that others still hold counts as used now as well, so that its last release
+// puts it behind the children that become idle here.
 void Directory::end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept {
   latest_ns_ = std::max(latest_ns_, now_ns);
   policy_->note_uses(records_, records, latest_ns_);
   for (auto id = records.rbegin(); id != records.rend(); ++id) {
     ChunkRecord& record = records_[*id];
-    KVPOOL_CHECK(record.holds > 0);
     give_up_landing(*id);
     set_written(record, false);
-    if (--record.holds > 0) {
-      // Its last holder may end without a use; this one's counts then, as it does for what follows the chunk.
+    if (!holds_.unhold(*id)) {
+      // Its last hold may end without a use; then this use counts, as it does for what follows the chunk.
       record.last_access_ns = std::max({record.last_access_ns, latest_ns_, now_ns});
       continue;
     }
-    --stats_.held;
     if (record.state == ChunkState::ZOMBIE) {
       let_zombie_go(*id);
     } else {
@@ -171,11 +162,11 @@ Hold Directory::acquire(NamespaceId owner, const uint8_t* keys, size_t n, uint64
 }
 
 size_t Directory::extend(HoldId hold, const uint8_t* keys, size_t n, uint64_t now_ns) {
-  const auto found = holds_.find(hold);
-  if (found == holds_.end() || charged_.contains(hold)) {
+  HoldTable::Records* const found = holds_.find_hold(hold);
+  if (found == nullptr || shares_.is_charged(hold)) {
     return 0;
   }
-  std::vector<RecordId>& held = found->second;
+  std::vector<RecordId>& held = *found;
   std::vector<RecordId> more;
   if (find_prefix(records_[held.back()].owner, held.back(), keys, n, more) > 0) {
     note_reuse(more, held.size(), now_ns);
@@ -187,22 +178,12 @@ size_t Directory::extend(HoldId hold, const uint8_t* keys, size_t n, uint64_t no
   return more.size();
 }
 
-size_t Directory::count_whole(HoldId hold) const noexcept {
-  const auto found = holds_.find(hold);
-  if (found == holds_.end()) {
-    return 0;
-  }
-  const auto is_whole = [this](RecordId id) { return records_[id].state != ChunkState::ZOMBIE; };
-  const auto end = std::partition_point(found->second.begin(), found->second.end(), is_whole);
-  return static_cast<size_t>(end - found->second.begin());
-}
-
 bool Directory::shorten(HoldId hold, size_t chunks, uint64_t now_ns) {
-  const auto found = holds_.find(hold);
-  if (found == holds_.end() || charged_.contains(hold) || chunks == 0) {
+  HoldTable::Records* const found = holds_.find_hold(hold);
+  if (found == nullptr || shares_.is_charged(hold) || chunks == 0) {
     return false;
   }
-  std::vector<RecordId>& held = found->second;
+  std::vector<RecordId>& held = *found;
   if (chunks < held.size()) {
     const auto cut = held.begin() + static_cast<std::ptrdiff_t>(chunks);
     const std::vector<RecordId> rest(cut, held.end());
@@ -241,29 +222,16 @@ std::vector<Hold> Directory::acquire_leaves(const std::vector<NamespaceId>& owne
 }
 
 std::optional<Hold> Directory::duplicate(HoldId hold) {
-  const auto found = holds_.find(hold);
-  if (found == holds_.end()) {
-    return std::nullopt;
-  }
-  return make_hold(std::vector<RecordId>(found->second));
-}
-
-// The chunks of a hold or a pin; none where it is unknown.
-const std::vector<RecordId>* Directory::held_by(HoldId hold) const noexcept {
-  const auto found = holds_.find(hold);
-  if (found != holds_.end()) {
-    return &found->second;
-  }
-  const auto pin = pins_.find(hold);
-  return pin == pins_.end() ? nullptr : &pin->second;
+  const HoldTable::Records* const found = holds_.find_hold(hold);
+  return found == nullptr ? std::nullopt : std::optional(make_hold(HoldTable::Records(*found)));
 }
 
 std::optional<Columns> Directory::columns(HoldId hold) const {
-  const std::vector<RecordId>* const held = held_by(hold);
+  const HoldTable::Records* const held = holds_.find_readable(hold);
   if (held == nullptr) {
     return std::nullopt;
   }
-  const std::vector<RecordId>& records = *held;
+  const HoldTable::Records& records = *held;
   Columns columns{std::vector<uint64_t>(records.size()), std::vector<uint64_t>(records.size()),
                   std::vector<uint8_t>(records.size(), NO_LEVEL), std::vector<uint64_t>(table_.is_shared() ? records.size() : 0)};
   LastRun last;
@@ -283,60 +251,32 @@ std::optional<Columns> Directory::columns(HoldId hold) const {
   return columns;
 }
 
-std::optional<RecordId> Directory::record_of(HoldId hold, size_t position) const {
-  const std::vector<RecordId>* const held = held_by(hold);
-  return held == nullptr || position >= held->size() ? std::nullopt : std::optional((*held)[position]);
-}
-
-std::optional<ChunkKey> Directory::key_of(HoldId hold, size_t position) const {
-  const auto record = record_of(hold, position);
-  return record ? std::optional(records_[*record].key) : std::nullopt;
-}
-
-std::vector<ChunkKey> Directory::sampled_keys(HoldId hold, size_t& chunks) const {
-  std::vector<ChunkKey> keys;
-  const auto found = holds_.find(hold);
-  chunks = found == holds_.end() ? 0 : found->second.size();
-  for (size_t index = 0; index < chunks; ++index) {
-    const ChunkRecord& record = records_[found->second[index]];
-    if (record.is_sampled) {
-      keys.push_back(record.key);
-    }
-  }
-  return keys;
-}
-
 bool Directory::release(HoldId hold, uint64_t now_ns) {
-  const auto found = holds_.find(hold);
-  if (found == holds_.end()) {
+  const auto records = holds_.close_hold(hold);
+  if (!records) {
     return false;
   }
-  const std::vector<RecordId> records = std::move(found->second);
-  holds_.erase(found);
-  uncharge(hold, records);
-  end_holds(records, now_ns);
+  shares_.end(hold, *records);
+  end_holds(*records, now_ns);
   return true;
 }
 
 size_t Directory::release_part(HoldId hold, size_t limit, uint64_t now_ns) {
-  const auto found = holds_.find(hold);
-  if (found == holds_.end() || found->second.size() <= limit) {
-    const size_t chunks = found == holds_.end() ? 0 : found->second.size();
+  HoldTable::Records* const found = holds_.find_hold(hold);
+  if (found == nullptr || found->size() <= limit) {
+    const size_t chunks = found == nullptr ? 0 : found->size();
     release(hold, now_ns);
     return chunks;
   }
-  const auto cut = found->second.end() - static_cast<std::ptrdiff_t>(limit);
-  const std::vector<RecordId> ending(cut, found->second.end());
-  found->second.erase(cut, found->second.end());
-  const auto charged = charged_.find(hold);
-  if (charged != charged_.end()) {
-    accounts_.shrink(charged->second, {0, 0, limit * taken_bytes(records_[ending.front()].size_class)}, limit);
-  }
+  const auto cut = found->end() - static_cast<std::ptrdiff_t>(limit);
+  const std::vector<RecordId> ending(cut, found->end());
+  found->erase(cut, found->end());
+  shares_.shorten(hold, records_[ending.front()].size_class, limit);
   end_holds(ending, now_ns);
   return limit;
 }
 
-// The chunk is about to be held once less: where nobody else holds it, it is not going to land.
+// The chunk loses a hold: a chunk under promotion that loses its last one will not land.
 void Directory::give_up_landing(RecordId id) noexcept {
   if (records_[id].state == ChunkState::PROMOTING && records_[id].holds == 1) {
     departure_ = Cause::LANDING_FAILED;

@@ -1,4 +1,4 @@
-// Pins: chunks whose slots hardware reads, to write them down or to compare them with their checksums. See directory.h.
+// Pins: chunks whose slots hardware reads, to write them to a lower tier or to compare them with their checksums. See directory.h.
 #include <algorithm>
 
 #include "base/check.h"
@@ -7,16 +7,16 @@
 namespace kvpool {
 namespace {
 
-// Entries looked at from each end of a list for the place of a chunk that leaves another one: a guess that bounds the control
+// Entries looked at from each end of a list for the position of a chunk that leaves another one: a guess that bounds the control
 // thread's time at a few microseconds.
 constexpr uint32_t SETTLE_STEPS = 256;
-// Chunks that one search for some to write down may look at on the way from leaves to roots.
+// Chunks that one search for chunks to write may look at on the way from leaves to roots.
 constexpr uint32_t CHAIN_STEPS = 1U << 15;
 constexpr uint32_t LOOKS_PER_CHANGE = 8;
-// Chunks that one search may find to have been evicted below with those before them: each goes to another list.
+// Chunks that one search may find evicted from the lower tier with their ancestors: each goes to another list.
 constexpr uint32_t EVICTED_AT_ONCE = 64;
 
-// Whether something before a chunk was evicted below since its last use. The chunk could be written only with it.
+// Whether an ancestor of a chunk was evicted from the lower tier since its last use. The chunk can be written only with it.
 bool follows_evicted(const ChunkRecords& records, RecordId id, uint32_t& steps) noexcept {
   for (RecordId above = records[id].parent; above.valid() && steps > 0; above = records[above].parent, --steps) {
     if (records[above].is_below || records[above].was_below) {
@@ -36,8 +36,8 @@ Standing Directory::standing_of(const ChunkRecord& record) const noexcept {
   return record.pins > 0 ? Standing::BEING_SAVED : Standing::UNSAVED;
 }
 
-// Puts an idle chunk that has got or lost a copy below into the list where it belongs now, by its last use. One with a pin
-// waits for its end.
+// Moves an idle chunk that has got or lost a copy in a lower tier to the list where it belongs now, by its last use. One with
+// a pin moves when the pin ends.
 void Directory::settle(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   if (is_listed(record) && !record.is_aside && record.pins == 0 && record.standing != standing_of(record)) {
@@ -75,8 +75,7 @@ void Directory::set_written(ChunkRecord& record, bool is_written) noexcept {
 void Directory::add_pin(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(record.state == ChunkState::READY);
-  KVPOOL_CHECK(record.pins < MAX_PINS);
-  if (record.pins++ == 0 && record.holds == 0) {
+  if (holds_.pin(id) && record.holds == 0) {
     arena_.set_busy(record.page);
     stats_.idle_bytes -= chunk_bytes(record);
     stats_.pinned_bytes += chunk_bytes(record);
@@ -84,7 +83,7 @@ void Directory::add_pin(RecordId id) noexcept {
   }
 }
 
-// The same for a chunk that is to be written down: it makes way for those that are not.
+// The same for a chunk that is to be written to a lower tier: it moves to the list of those, so that others are found first.
 void Directory::add_pin_to_save(RecordId id) noexcept {
   add_pin(id);
   ChunkRecord& record = records_[id];
@@ -97,8 +96,7 @@ void Directory::add_pin_to_save(RecordId id) noexcept {
 
 void Directory::end_pin(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
-  KVPOOL_CHECK(record.pins > 0);
-  if (--record.pins > 0) {
+  if (!holds_.unpin(id)) {
     return;
   }
   if (record.holds > 0) {
@@ -109,7 +107,7 @@ void Directory::end_pin(RecordId id) noexcept {
   }
   --stats_.pinned;
   stats_.pinned_bytes -= chunk_bytes(record);
-  held_bytes_ += taken_bytes(record.size_class);
+  shares_.protect(record.size_class);
   if (record.state == ChunkState::ZOMBIE) {
     --stats_.zombies;
     --namespaces_[record.owner.value()].zombies;
@@ -120,22 +118,15 @@ void Directory::end_pin(RecordId id) noexcept {
   settle(id);
 }
 
-Hold Directory::make_pin(std::vector<RecordId> records) {
-  const size_t chunks = records.size();
-  pins_.emplace(++last_id_, std::move(records));
-  return {last_id_, chunks};
-}
-
 bool Directory::unpin(HoldId pin) {
-  const auto found = pins_.find(pin);
-  if (found == pins_.end()) {
+  const auto records = holds_.close_pin(pin);
+  if (!records) {
     return false;
   }
-  for (auto id = found->second.rbegin(); id != found->second.rend(); ++id) {
+  for (auto id = records->rbegin(); id != records->rend(); ++id) {
     end_pin(*id);
   }
-  pins_.erase(found);
-  vain_.was_vain = false;
+  empty_search_.was_empty = false;
   return true;
 }
 
@@ -157,7 +148,7 @@ Hold Directory::pin_unsaved_chain_of(RecordId leaf, uint32_t& steps) {
   for (const RecordId id : chain) {
     add_pin_to_save(id);
   }
-  return make_pin(std::move(chain));
+  return holds_.open_pin(std::move(chain));
 }
 
 // The last chunk that follows this one and was used with it or later: by last use a chain's root comes first.
@@ -174,11 +165,12 @@ RecordId Directory::newest_of_chain(RecordId id, uint32_t& steps) const noexcept
   return id;
 }
 
-// Whoever asks for each chunk that comes must not look at the same unsuitable ones each time: a search in vain is not repeated
-// before an eighth as many chunks have come and gone, or another reason for it to end otherwise. What follows a chunk that was
-// evicted below counts as evicted with it: two chains longer than the lower tier would else be written in turns without end.
+// A caller that asks once for each new chunk must not look at the same unsuitable chunks each time. So a search that finds none is not
+// repeated before an eighth as many chunks as it looked at have come or gone, or something else has changed its outcome. What follows
+// a chunk that was evicted from the lower tier counts as evicted with it: otherwise two chains longer than that tier are written in
+// turns without end.
 Hold Directory::pin_unsaved(uint32_t scan, WriteOrder order) {
-  if (vain_.was_vain && vain_.order == order && queues_.unsaved_changes() < vain_.changes_until) {
+  if (empty_search_.was_empty && empty_search_.order == order && queues_.unsaved_changes() < empty_search_.changes_until) {
     return {};
   }
   unsaved_order_.start(latest_ns_, order);
@@ -198,7 +190,7 @@ Hold Directory::pin_unsaved(uint32_t scan, WriteOrder order) {
       }
     }
   }
-  vain_ = {evicted_below == 0, order, queues_.unsaved_changes() + looks / LOOKS_PER_CHANGE};
+  empty_search_ = {evicted_below == 0, order, queues_.unsaved_changes() + looks / LOOKS_PER_CHANGE};
   return {0, evicted_below};
 }
 
@@ -210,18 +202,12 @@ Hold Directory::pin_unsaved_prefix(NamespaceId owner, const uint8_t* keys, size_
 }
 
 std::optional<HoldId> Directory::pin_chunk(HoldId hold, size_t position) {
-  const auto id = record_of(hold, position);
+  const auto id = holds_.record_of(hold, position);
   if (!id || records_[*id].state != ChunkState::READY || records_[*id].pins == MAX_PINS) {
     return std::nullopt;
   }
   add_pin(*id);
-  return make_pin({*id}).id;
-}
-
-std::optional<ChunkKey> Directory::parent_key_of(HoldId hold) const {
-  const auto first = record_of(hold, 0);
-  const RecordId parent = first ? records_[*first].parent : RecordId();
-  return parent.valid() ? std::optional(records_[parent].key) : std::nullopt;
+  return holds_.open_pin({*id}).id;
 }
 
 RecordPage Directory::records(uint32_t cursor, uint32_t limit, uint32_t end) {
@@ -237,7 +223,7 @@ RecordPage Directory::records(uint32_t cursor, uint32_t limit, uint32_t end) {
   }
   page.next = index < stop ? index : 0;
   if (!page.records.empty()) {
-    page.pin = make_pin(page.records).id;
+    page.pin = holds_.open_pin(page.records).id;
   }
   return page;
 }

@@ -1,4 +1,4 @@
-// Promotions: chunks on their way up from a lower tier, and what follows when one does not come. See directory.h.
+// Promotions: chunks that are read from a lower tier, and what happens when one does not land. See directory.h.
 #include <algorithm>
 #include <utility>
 
@@ -7,7 +7,7 @@
 
 namespace kvpool {
 
-// The tier that a promoted chunk is to come from has it, with the generation that was named.
+// The chunk in the tier that it is promoted from, with the generation that was named; nullptr where it is not there.
 const ChunkRecord* Directory::find_source(const ChunkKey& key, const PromotionSource& source) const noexcept {
   const Directory* lower = tiers_ == nullptr ? nullptr : tiers_->tier_at(source.tier);
   if (lower == nullptr || (tier_bit(source.tier) & lower_bits_) == 0) {
@@ -37,19 +37,18 @@ Reservation Directory::promote(NamespaceId owner, ClassId size_class, const std:
   answer.generations.resize(n);
   answer.slots.resize(n);
   if (!state.records.empty()) {
-    answer.id = ++last_id_;
-    holds_.emplace(last_id_, std::move(state.records));
+    answer.id = holds_.open_hold(std::move(state.records)).id;
   }
   return answer;
 }
 
-// A chunk that has got its slot is retained as it is where it comes from.
+// A chunk that has got its slot is retained as it is in the tier that it comes from.
 void Directory::begin_promotion(RecordId id, const PromotionSource& source, const ChunkRecord& lower) {
   ChunkRecord& record = records_[id];
   record.source = static_cast<uint8_t>(source.tier) & 7U;
   promotions_.emplace(record.generation,
                       Promotion{id, source.tier, lower.generation, {source.checksums.begin(), source.checksums.end()}});
-  static_cast<void>(keep(id, {lower.priority, lower.duration_ms}));
+  static_cast<void>(set_retention(id, {lower.priority, lower.duration_ms}));
 }
 
 // Whether the layers that were announced for a slot are those that were expected, as far as that is known.
@@ -84,7 +83,7 @@ bool Directory::landed(const ChunkKey& key, uint64_t generation, std::span<const
   record.has_writer = false;
   --stats_.promoting;
   ++stats_.promoted_chunks;
-  tokens_.keep(id, tokens);
+  tokens_.store(id, tokens);
   become_ready(record);
   report(record, ChangeKind::ARRIVED, Cause::PROMOTED);
   return true;

@@ -1,7 +1,7 @@
 // Room in the shared table for a key that finds all the slots within its reach occupied. See directory.h.
 //
-// Chance makes that rare; whoever reads the table's seed can choose keys that do it. An idle chunk within reach is evicted, here
-// or in a lower tier, and the key takes its slot: nobody can deny a place to others without holding what stands there.
+// With random keys that is rare; a client that reads the table's seed can choose such keys. An idle chunk within reach is evicted,
+// here or in a lower tier, and the key takes its slot: to deny others a slot, a client has to hold the chunks that have it.
 #include <algorithm>
 #include <tuple>
 
@@ -16,7 +16,7 @@ constexpr int EVICTIONS_MAX = 8;
 
 }  // namespace
 
-// Whether a chunk may go from this tier now, with what follows it.
+// Whether a chunk may be evicted from this tier now, with what follows it.
 bool Directory::is_removable(RecordId id) const {
   return may_evict(id) && (!records_[id].first_child.valid() || may_evict_all({id}));
 }
@@ -34,8 +34,8 @@ bool Directory::in_all_tiers(const ChunkKey& key, Predicate is_true) const {
   });
 }
 
-// A chunk within reach that may go from every tier that has it: without followers if there is one, of the lowest priority, used
-// longest ago.
+// A chunk within reach that may be evicted from every tier that has it: without followers if there is one, of the lowest
+// priority, used longest ago.
 std::optional<ChunkKey> Directory::victim_in_reach(const ChunkKey& key) const {
   using Candidate = std::tuple<bool, uint8_t, uint64_t, ChunkKey>;  // by what they are chosen, then which it is
   std::vector<Candidate> candidates;
@@ -63,7 +63,7 @@ std::optional<ChunkKey> Directory::victim_in_reach(const ChunkKey& key) const {
 }
 
 // Evicts a chunk of this tier with what follows it; `heir` gets its slot of the crowded table, this tier's own or the first one's,
-// if it stands within reach until then and no other tier keeps the entry.
+// if it stands within reach until then and no other tier needs the entry.
 void Directory::evict_for(ChunkIndex& crowded, const ChunkKey& heir, RecordId top) noexcept {
   for (RecordId id = leftmost_leaf(top), parent; id != top; id = leftmost_leaf(parent)) {
     parent = records_[id].parent;

@@ -1,5 +1,5 @@
-// Reservations: their chains and places. See directory.h; what becomes of them is in directory_writing.cpp, the room they need
-// in directory_room.cpp.
+// Reservations: which chunks of a chain are present, reserved or declined. See directory.h; commit and end are in
+// directory_writing.cpp, evictions for their room in directory_room.cpp.
 #include <algorithm>
 
 #include "base/check.h"
@@ -12,7 +12,7 @@ Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std:
                                const uint8_t* keys, size_t n, uint64_t now_ns, HolderId holder, ReserveBounds bounds) {
   Reservation answer;
   expire_retention(now_ns);
-  ShareClaim claim{holder, held_bytes_};
+  ShareClaim claim{holder, shares_.protected_bytes()};
   ReservationState state;
   if (begin_chain(owner, size_class, parent, state)) {
     place_chain(state, keys, n, {}, bounds, claim, answer);
@@ -27,17 +27,16 @@ Reservation Directory::reserve_more(HoldId reservation, const uint8_t* keys, siz
                                     ReserveBounds bounds) {
   Reservation answer;
   answer.id = reservation;
-  const auto found = reservations_.find(reservation);
-  if (found == reservations_.end() || found->second.expired ||
-      records_[found->second.records.back()].state == ChunkState::ZOMBIE) {
+  ReservationState* const found = holds_.find_reservation(reservation);
+  if (found == nullptr || found->expired || records_[found->records.back()].state == ChunkState::ZOMBIE) {
     answer.states.assign(n, static_cast<uint8_t>(SaveState::NO_PARENT));
     complete(answer);
     return answer;
   }
   expire_retention(now_ns);
-  ReservationState& state = found->second;
+  ReservationState& state = *found;
   const size_t before = state.records.size();
-  ShareClaim claim{state.holder, held_bytes_, before, state.is_compared, reservation};
+  ShareClaim claim{state.holder, shares_.protected_bytes(), before, state.is_compared, reservation};
   place_chain(state, keys, n, {}, bounds, claim, answer);
   complete(answer);
   state.is_compared = claim.is_compared;
@@ -45,9 +44,7 @@ Reservation Directory::reserve_more(HoldId reservation, const uint8_t* keys, siz
   const auto writing = static_cast<size_t>(
       std::count(answer.states.begin(), answer.states.end(), static_cast<uint8_t>(SaveState::RESERVED)));
   state.writing += writing;
-  if (state.holder.valid()) {
-    accounts_.grow(state.holder, {writing * state.taken_bytes, 0, (added - writing) * state.taken_bytes}, added);
-  }
+  shares_.grow(state, writing, added);
   return answer;
 }
 
@@ -59,7 +56,7 @@ bool Directory::begin_chain(NamespaceId owner, ClassId size_class, const std::op
   state.owner = owner;
   state.size_class = size_class;
   state.layers = arena_.size_class(size_class).layers;
-  state.taken_bytes = taken_bytes(size_class);
+  state.taken_bytes = shares_.taken_bytes(size_class);
   if (!parent) {
     return true;
   }
@@ -100,7 +97,7 @@ void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t
     }
     RecordId record;
     const ChunkKey key = ChunkKey::from_bytes(keys + answer.states.size() * KEY_BYTES);
-    const bool may_reserve = has_share(claim, state.records, state.taken_bytes);
+    const bool may_reserve = shares_.has_share(claim, state.records, state.taken_bytes);
     const PromotionSource* source = sources.empty() ? nullptr : &sources[answer.states.size()];
     const SaveState result = place(state.owner, state.size_class, above, key, search, source, may_reserve, record);
     if (result == SaveState::NOT_READY && bounds.may_wait) {
@@ -125,7 +122,7 @@ void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t
   note_chain(state, before);
 }
 
-// Counts what is answered, which has a place and a generation for each chunk.
+// Counts the states of an answer, and completes its columns.
 void Directory::complete(Reservation& answer) noexcept {
   answer.offsets.resize(answer.states.size());
   answer.generations.resize(answer.states.size());
@@ -142,14 +139,12 @@ void Directory::finish_reserve(ReservationState state, const ShareClaim& claim, 
     end_holds(state.records, now_ns);  // nothing to write: what is present was merely touched
     return;
   }
-  answer.id = ++last_id_;
   state.writing = state.records.size() - state.ancestors - state.first_reserved;
   state.holder = claim.holder;
   state.is_compared = claim.is_compared;
-  if (state.holder.valid()) {
-    accounts_.open(state.holder, answer.id, bytes_of(state), claim.covered * state.taken_bytes, state.records.size());
-  }
-  reservations_.emplace(last_id_, std::move(state));
+  const auto [id, opened] = holds_.open_reservation(std::move(state));
+  answer.id = id;
+  shares_.open(id, opened, claim);
 }
 
 SaveState Directory::present_state(NamespaceId owner, ClassId size_class, RecordId parent,
@@ -161,7 +156,7 @@ SaveState Directory::present_state(NamespaceId owner, ClassId size_class, Record
   if (record.state == ChunkState::WRITING) {
     return SaveState::PENDING;
   }
-  // A key names its whole prefix; a caller that says otherwise has its chain wrong.
+  // A key names its whole prefix; a caller that names another parent has a wrong chain.
   return record.parent == parent ? SaveState::PRESENT : SaveState::NO_PARENT;
 }
 
@@ -223,7 +218,7 @@ SaveState Directory::find_room(ClassId size_class, const ChunkKey& key, bool is_
   }
   const SaveState state = make_room(size_class, search);
   if (state != SaveState::RESERVED && is_crowded && table_.find(key)) {
-    table_.erase(key);  // the slot that it got in vain
+    table_.erase(key);  // the slot that it got and does not need
   }
   return state;
 }
@@ -233,19 +228,18 @@ void Directory::occupy(RecordId id, ChunkState as) noexcept {
   ChunkRecord& fresh = records_[id];
   const auto page = arena_.allocate(fresh.size_class, id);
   KVPOOL_CHECK(page.has_value());
-  KVPOOL_CHECK(table_.says(*page, 0));
+  KVPOOL_CHECK(table_.has_generation(*page, 0));
   fresh.generation = ++last_generation_;
   fresh.page = *page;
   table_.open_slot(*page);
-  fresh.holds = 1;
+  holds_.hold(id);
   fresh.state = as;
   fresh.has_writer = true;
-  // What comes back from below, or again after it was evicted, has been used before.
+  // What returns from a lower tier, or comes again after it was evicted, was used before.
   fresh.touches = as == ChunkState::PROMOTING || (ghosts_ && ghosts_->contains(fresh.key)) ? 2 : 1;
   enter(fresh.key, id);
   stats_.used_bytes += chunk_bytes(fresh);
-  held_bytes_ += taken_bytes(fresh.size_class);
-  ++stats_.held;
+  shares_.protect(fresh.size_class);
   if (as == ChunkState::WRITING) {
     ++stats_.writing;
     ++namespaces_[fresh.owner.value()].writing;

@@ -1,4 +1,4 @@
-// Room for one more chunk: what would have to go for its bytes, decided before anything does. See directory.h.
+// Room for one more chunk: what has to be evicted for it is decided before anything is. See directory.h.
 #include <algorithm>
 
 #include "base/check.h"
@@ -7,7 +7,7 @@
 namespace kvpool {
 namespace {
 
-// A chunk that is out of the order of eviction while it is seen who would be next without it.
+// A chunk that is taken out of the queues while the next victim without it is searched.
 struct TakenOut {
   RecordId id;
   RecordId parent;
@@ -16,9 +16,9 @@ struct TakenOut {
 
 // Whether clearing a window of other classes costs less than evicting this chunk: the lower priority first, then the older.
 bool is_cheaper(const SegmentWindow& window, const ChunkRecord& own) noexcept {
-  const bool is_own_kept = own.level > DEFAULT_PRIORITY;
-  if (own.level < DEFAULT_PRIORITY || window.is_kept != is_own_kept) {
-    return own.level >= DEFAULT_PRIORITY && is_own_kept;
+  const bool is_own_retained = own.level > DEFAULT_PRIORITY;
+  if (own.level < DEFAULT_PRIORITY || window.is_retained != is_own_retained) {
+    return own.level >= DEFAULT_PRIORITY && is_own_retained;
   }
   return window.newest_ns < own.last_access_ns;
 }
@@ -42,7 +42,7 @@ std::vector<RecordId> with_followers(const ChunkRecords& records, const std::vec
 
 }  // namespace
 
-// Evicts exactly what the plan says, or nothing.
+// Evicts exactly what is in the plan, or nothing.
 SaveState Directory::make_room(ClassId size_class, WindowSearch& search) noexcept {
   const RoomPlan plan = plan_room(size_class, search);
   if (plan.state != SaveState::RESERVED) {
@@ -118,8 +118,8 @@ void Directory::find_window(ClassId size_class, WindowSearch& search) noexcept {
   }
 }
 
-// Who else has to go, one by one, so that capacity and records suffice. Each is taken out of the order as if it had gone, so that
-// the one is found that would be next then; in the end all stand again where they stood, the last one first.
+// Further victims, one by one, until capacity and records suffice. Each is taken out of the queues as if it were evicted, so that
+// the next victim after it is found; in the end all are put back where they were, the last one first.
 void Directory::plan_further(uint64_t bytes, RoomPlan& plan) noexcept {
   const uint64_t used = stats_.used_bytes + bytes;
   const uint64_t excess = used > geometry_.capacity ? used - geometry_.capacity : 0;

@@ -1,4 +1,4 @@
-// When slots of chunks that are gone may be used again: not while hardware, a client or a peer is at them. See directory.h.
+// Slots of removed chunks: they are free again when no hardware, client or peer reads or writes them. See directory.h.
 #include <algorithm>
 
 #include "base/check.h"
@@ -12,7 +12,7 @@ void Directory::let_zombie_go(RecordId id) noexcept {
   if (record.pins > 0) {
     ++stats_.pinned;
     stats_.pinned_bytes += chunk_bytes(record);
-    held_bytes_ -= taken_bytes(record.size_class);
+    shares_.unprotect(record.size_class);
     return;
   }
   if (record.is_abandoned) {
@@ -23,8 +23,8 @@ void Directory::let_zombie_go(RecordId id) noexcept {
   free_slot(id);
 }
 
-// Gives the slot of a chunk that is gone back though somebody still holds the chunk: who reads it sees by the slot's generation
-// word that it is not his any more. Without such words, in a tier that no client maps, a hold gates the slot as a pin does.
+// Frees the slot of a removed chunk though the chunk is still held: a reader sees in the slot's generation word that the slot has
+// another chunk. Without such words, in a tier that no client maps, a hold gates the slot as a pin does.
 void Directory::vacate(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   if (record.holds > 0 && !record.has_io() && record.has_slot() && table_.is_shared()) {
@@ -35,28 +35,28 @@ void Directory::vacate(RecordId id) noexcept {
 
 void Directory::give_slot_back(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
-  KVPOOL_CHECK(table_.says(record.page, 0));
+  KVPOOL_CHECK(table_.has_generation(record.page, 0));
   KVPOOL_CHECK(arena_.owner(record.page) == id);
   set_written(record, false);
   stats_.used_bytes -= chunk_bytes(record);
-  held_bytes_ -= taken_bytes(record.size_class);
+  shares_.unprotect(record.size_class);
   arena_.release(record.page);
   tokens_.forget(id);
 }
 
-// REQUIRES: nobody holds the chunk, and nobody is at its slot any more.
+// REQUIRES: nobody holds the chunk, and nobody reads or writes its slot any more.
 void Directory::free_slot(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   if (record.has_slot()) {
     give_slot_back(id);
   }
   if (!promotions_.empty()) {
-    promotions_.erase(record.generation);  // nobody has told what became of it
+    promotions_.erase(record.generation);  // no report of its landing has come
   }
   records_.release(id);
 }
 
-// Nothing is written into the slot any more, as its writer has said or a fence has proven.
+// Nothing is written into the slot any more: its writer has reported that, or a fence proves it.
 void Directory::end_writer(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   record.has_writer = false;
@@ -76,15 +76,15 @@ void Directory::end_writer(RecordId id) noexcept {
 }
 
 FenceId Directory::abandon(HoldId id, uint64_t now_ns) {
-  const auto reservation = reservations_.find(id);
-  const auto hold = holds_.find(id);
-  if (reservation == reservations_.end() && hold == holds_.end()) {
+  const ReservationState* const reservation = holds_.find_reservation(id);
+  const HoldTable::Records* const hold = holds_.find_hold(id);
+  if (reservation == nullptr && hold == nullptr) {
     return 0;
   }
-  if (reservation != reservations_.end()) {
+  if (reservation != nullptr) {
     expire_part(id, SIZE_MAX, now_ns);
   }
-  const std::vector<RecordId> records = hold != holds_.end() ? hold->second : reservation->second.records;
+  const std::vector<RecordId> records = hold != nullptr ? *hold : reservation->records;
   ++last_fence_;
   for (const RecordId of : records) {
     ChunkRecord& record = records_[of];
@@ -99,7 +99,7 @@ FenceId Directory::abandon(HoldId id, uint64_t now_ns) {
       stats_.dropped_chunks += remove_subtree(of);
     }
   }
-  if (reservation != reservations_.end()) {
+  if (reservation != nullptr) {
     end_part(id, SIZE_MAX, now_ns);
   } else {
     release(id, now_ns);
@@ -112,7 +112,7 @@ size_t Directory::release_quarantine(FenceId fence) noexcept {
   for (; !quarantine_.empty() && quarantine_.front().fence <= fence; quarantine_.pop_front()) {
     const Quarantined& slot = quarantine_.front();
     const ChunkRecord& record = records_[slot.record];
-    if (record.is_abandoned && record.generation == slot.generation) {  // else its writer has told of its end since
+    if (record.is_abandoned && record.generation == slot.generation) {  // else its writer has reported its end since
       end_writer(slot.record);
       ++released;
     }
@@ -132,7 +132,7 @@ void Directory::verify_slot(RecordId id, std::vector<std::string>& broken) const
     broken.push_back(name + " is wrong about its writer");
   }
   if (is_zombie && record.has_slot() && record.holds > 0 && !record.has_io() && table_.is_shared()) {
-    broken.push_back(name + " keeps a slot that nobody is at");
+    broken.push_back(name + " has a slot that nobody uses");
   }
   if (record.is_abandoned && !(is_zombie && record.has_writer && record.has_slot())) {
     broken.push_back(name + " is in quarantine and has no writer");

@@ -10,10 +10,10 @@
 namespace kvpool {
 namespace {
 
-// Entries looked at from each end of a list for the place of a chunk that was held without a use: a guess that bounds the
+// Entries looked at from each end of a list for the position of a chunk that was held without a use: a guess that bounds the
 // control thread's time at a few microseconds.
 constexpr uint32_t UNTOUCHED_STEPS = 256;
-// Chunks put into another list in one call, each by some hundred steps.
+// Chunks moved to another list in one call, each in about a hundred steps.
 constexpr uint32_t MOVES_AT_ONCE = 64;
 
 }  // namespace
@@ -102,7 +102,7 @@ void Directory::count_departure(const ChunkRecord& record) {
 }
 
 void Directory::admit(Admitted admitted, double least_chance) noexcept {
-  vain_.was_vain = vain_.was_vain && admitted == admitted_ && least_chance == least_chance_;
+  empty_search_.was_empty = empty_search_.was_empty && admitted == admitted_ && least_chance == least_chance_;
   admitted_ = admitted;
   least_chance_ = least_chance;
 }
@@ -147,17 +147,17 @@ uint32_t Directory::forget_written(uint32_t cursor, uint32_t looks) noexcept {
       ++moved;
     }
   }
-  vain_.was_vain = false;
+  empty_search_.was_empty = false;
   return index < records_.end() ? static_cast<uint32_t>(index) : 0;
 }
 
-void Directory::keep_ghosts(uint32_t chunks) {
+void Directory::remember_evicted(uint32_t chunks) {
   KVPOOL_CHECK(!ghosts_);
   ghosts_.emplace(chunks);
 }
 
-// Whether a chunk that is written may not become visible in this lower tier: what it was copied from is gone, or the shared
-// table has no entry left for it. Keys are clients' choice: 256 of one home leave none once the chunk's own entry is gone.
+// Why a written chunk may not become visible in this lower tier: its source was removed meanwhile, or the shared table has no
+// entry left for it. Clients choose keys: 256 of one home leave none once the chunk's own entry is gone.
 // `source`: the chunk's generation in the tier that it was copied from, or 0.
 std::optional<SaveState> Directory::why_unpublishable(const ChunkRecord& record, Tier from, uint64_t source) const noexcept {
   if (!is_lower()) {
@@ -194,24 +194,20 @@ void Directory::become_ready(ChunkRecord& record) noexcept {
 }
 
 bool Directory::release_untouched(HoldId hold) {
-  const auto found = holds_.find(hold);
-  if (found == holds_.end()) {
+  const auto records = holds_.close_hold(hold);
+  if (!records) {
     return false;
   }
-  const std::vector<RecordId> records = std::move(found->second);
-  holds_.erase(found);
-  uncharge(hold, records);
+  shares_.end(hold, *records);
   uint64_t child_access_ns = 0;  // a parent counts as used whenever its child was
-  for (auto id = records.rbegin(); id != records.rend(); ++id) {
+  for (auto id = records->rbegin(); id != records->rend(); ++id) {
     ChunkRecord& record = records_[*id];
-    KVPOOL_CHECK(record.holds > 0);
     give_up_landing(*id);
     record.last_access_ns = std::max(record.last_access_ns, child_access_ns);
     child_access_ns = record.last_access_ns;
-    if (--record.holds > 0) {
+    if (!holds_.unhold(*id)) {
       continue;
     }
-    --stats_.held;
     if (record.state == ChunkState::ZOMBIE) {
       let_zombie_go(*id);
       continue;
@@ -224,7 +220,7 @@ bool Directory::release_untouched(HoldId hold) {
   return true;
 }
 
-// Whether a chunk of an earlier life may stand behind its parent, and the shared table can say that it is here.
+// Whether a chunk of an earlier life may follow its parent, and the shared table has room for its entry.
 bool Directory::is_restorable(NamespaceId owner, ClassId size_class, const std::optional<TableEntry>& above,
                               const ChunkKey& key) const noexcept {
   if (above) {
@@ -269,11 +265,11 @@ bool Directory::restore(NamespaceId owner, ClassId size_class, const std::option
   latest_ns_ = std::max(latest_ns_, now_ns);
   become_ready(record);
   if (request != Retention{}) {
-    steps_to_keep_ = STEPS_TO_KEEP;
-    static_cast<void>(keep(id, request));
+    retention_.begin_request();
+    static_cast<void>(set_retention(id, request));
   }
   record.standing = standing_of(record);
-  // What comes later was used before it: each goes behind the one restored last, children on the older side of parents.
+  // Chunks come from the newest to the oldest: each goes to the older side of the one restored before it, children behind parents.
   queues_.add_oldest(id);
   arena_.set_idle(page, record.last_access_ns);
   stats_.idle_bytes += chunk_bytes(record);
@@ -288,7 +284,5 @@ void Directory::finish_restore(uint64_t generation) noexcept {
 }
 
 std::vector<ChunkKey> Directory::take_departed() noexcept { return std::exchange(departed_, {}); }
-
-std::vector<ChunkKey> Directory::take_lapsed() noexcept { return std::exchange(lapsed_, {}); }
 
 }  // namespace kvpool

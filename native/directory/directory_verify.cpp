@@ -8,7 +8,7 @@
 namespace kvpool {
 namespace {
 
-// Cursors of `verify_shared` from here on are places of the table.
+// Cursors of `verify_shared` from here on are positions in the table.
 constexpr uint64_t TABLE_CURSOR = uint64_t{1} << 32;
 
 std::string name_of(RecordId id) { return "chunk record " + std::to_string(id.value()); }
@@ -33,15 +33,16 @@ std::vector<std::string> Directory::verify(bool with_shared) const {
   append(broken, arena_.verify());
   verify_records(broken, with_shared);
   verify_queues(broken);
-  verify_retention(broken);
-  verify_holds(broken);
+  append(broken, retention_.verify());
+  append(broken, holds_.verify());
   verify_sums(broken, with_shared);
-  verify_shares(broken);
+  append(broken, shares_.verify());
+  verify_namespaces(broken);
   verify_quarantine(broken);
   return broken;
 }
 
-// First the records, each against its entry in the table, then the places of the table, each against the record it names.
+// First the records, each against its entry in the table, then the positions of the table, each against the record it names.
 uint64_t Directory::verify_shared(uint64_t cursor, uint32_t limit, std::vector<std::string>& broken) const {
   if (cursor < TABLE_CURSOR) {
     const uint64_t end = std::min<uint64_t>(cursor + limit, records_.end());
@@ -106,7 +107,7 @@ void Directory::verify_record(RecordId id, std::vector<std::string>& broken) con
   if (record.is_below != is_below) {
     broken.push_back(name_of(id) + " is wrong about its copy below");
   }
-  if (record.has_slot() && !table_.says(record.page, has_bytes(record.state) ? record.generation : 0)) {
+  if (record.has_slot() && !table_.has_generation(record.page, has_bytes(record.state) ? record.generation : 0)) {
     broken.push_back(name_of(id) + " has a wrong generation word");
   }
   if (record.state == ChunkState::PROMOTING && !promotions_.contains(record.generation)) {
@@ -166,62 +167,19 @@ void Directory::verify_queues(std::vector<std::string>& broken) const {
   }
 }
 
-void Directory::verify_retention(std::vector<std::string>& broken) const {
-  append(broken, timers_.verify());
-  uint64_t timers = 0;
+void Directory::verify_namespaces(std::vector<std::string>& broken) const {
+  std::vector<NamespaceCounts> counts(namespaces_.size());
   for (uint32_t index = 0; index < records_.end(); ++index) {
     const ChunkRecord& record = records_[RecordId(index)];
-    timers += record.duration_ms != 0 ? 1U : 0U;
-    uint32_t kept = 0;
-    for (RecordId child = record.first_child; child.valid(); child = records_[child].next_sibling) {
-      kept += records_[child].is_kept() ? 1U : 0U;
-    }
-    if (record.priority > MAX_PRIORITY || record.kept_children != kept) {
-      broken.push_back(name_of(RecordId(index)) + " miscounts its kept children, or has a wrong priority");
+    if (record.state == ChunkState::WRITING) {
+      ++counts[record.owner.value()].writing;
+    } else if (record.state == ChunkState::ZOMBIE) {
+      ++counts[record.owner.value()].zombies;
     }
   }
-  if (timers != timers_.size()) {
-    broken.push_back("chunks with a duration: " + std::to_string(timers) + ", timers " + std::to_string(timers_.size()));
-  }
-}
-
-void Directory::verify_holds(std::vector<std::string>& broken) const {
-  std::vector<uint32_t> counted(records_.end());
-  std::vector<uint32_t> begin(records_.end());  // writers' holds that begin there
-  const auto count = [&](const std::vector<RecordId>& records) {
-    for (const RecordId record : records) {
-      ++counted[record.value()];
-    }
-    if (!records.empty()) {
-      ++begin[records.front().value()];
-    }
-  };
-  for (const auto& [id, records] : holds_) {
-    count(records);
-  }
-  for (const auto& [id, state] : reservations_) {
-    count(state.records);
-  }
-  for (uint32_t index = 0; index < records_.end(); ++index) {
-    const ChunkRecord& record = records_[RecordId(index)];
-    if (record.parent.valid() && records_[record.parent].holds + begin[index] < record.holds) {
-      broken.push_back(name_of(RecordId(index)) + " is held more often than its parent");
-    }
-  }
-  std::vector<uint32_t> pins(records_.end());
-  for (const auto& [id, records] : pins_) {
-    for (const RecordId record : records) {
-      ++pins[record.value()];
-    }
-  }
-  for (uint32_t index = 0; index < records_.end(); ++index) {
-    if (records_[RecordId(index)].pins != pins[index]) {
-      broken.push_back(name_of(RecordId(index)) + " has " + std::to_string(pins[index]) + " pins, counted " +
-                       std::to_string(records_[RecordId(index)].pins));
-    }
-    if (records_[RecordId(index)].holds != counted[index]) {
-      broken.push_back(name_of(RecordId(index)) + " is held " + std::to_string(counted[index]) + " times, counted " +
-                       std::to_string(records_[RecordId(index)].holds));
+  for (uint32_t index = 0; index < namespaces_.size(); ++index) {
+    if (counts[index].writing != namespaces_[index].writing || counts[index].zombies != namespaces_[index].zombies) {
+      broken.push_back("namespace " + std::to_string(index) + " miscounts what is being written, or its zombies");
     }
   }
 }
@@ -240,11 +198,8 @@ void Directory::verify_sums(std::vector<std::string>& broken, bool with_shared) 
     used[record.size_class.value()] += record.has_slot() ? 1U : 0U;
     sums.used_bytes += bytes;
     written += record.was_below ? bytes : 0;
-    sums.held += record.holds > 0 ? 1U : 0U;
     sums.pinned += record.holds == 0 && record.pins > 0 ? 1U : 0U;
     sums.pinned_bytes += record.holds == 0 && record.pins > 0 ? bytes : 0;
-    sums.kept_chunks += record.is_kept() ? 1U : 0U;
-    sums.kept_bytes += record.is_kept() ? bytes : 0;
     sums.writing += record.state == ChunkState::WRITING ? 1U : 0U;
     sums.promoting += record.state == ChunkState::PROMOTING ? 1U : 0U;
     sums.zombies += record.state == ChunkState::ZOMBIE ? 1U : 0U;
@@ -264,10 +219,7 @@ void Directory::verify_sums(std::vector<std::string>& broken, bool with_shared) 
   expect("writing", sums.writing, stats_.writing);
   expect("promoting", sums.promoting, stats_.promoting);
   expect("zombies", sums.zombies, stats_.zombies);
-  expect("held", sums.held, stats_.held);
   expect("used bytes", sums.used_bytes, stats_.used_bytes);
-  expect("kept chunks", sums.kept_chunks, stats_.kept_chunks);
-  expect("kept bytes", sums.kept_bytes, stats_.kept_bytes);
   expect("bytes written below since their use", written, written_bytes_);
   expect("pinned", sums.pinned, stats_.pinned);
   expect("pinned bytes", sums.pinned_bytes, stats_.pinned_bytes);

@@ -1,4 +1,4 @@
-// Who may be evicted, and who goes next. See directory.h.
+// Victims: which chunks may be evicted, and which is the next. See directory.h.
 #include <algorithm>
 
 #include "directory/directory.h"
@@ -6,8 +6,8 @@
 namespace kvpool {
 namespace {
 
-// Chunks that are asked one by one whether they may go for one slot: a guess, about a millisecond. Where more would go, what
-// only DRAM has stays protected.
+// Chunks that are checked one by one for one slot: a guess, about a millisecond. Where more would have to go, chunks that no
+// other tier has stay protected.
 constexpr uint32_t ASKED_MAX = 16'384;
 
 }  // namespace
@@ -16,7 +16,7 @@ bool Directory::may_evict(RecordId id) const noexcept {
   return is_free(records_[id]) && (!protects_unsaved_ || !wants_place_below(records_[id]));
 }
 
-// The answer where a chunk has to be written down before it may go: its class counts as one that lost it meanwhile.
+// The answer where a chunk has to be written to a lower tier before it may be evicted: meanwhile it counts as lost by its class.
 SaveState Directory::wait_for(RecordId id) noexcept {
   if (id.valid() && is_free(records_[id])) {
     write_shares_.note_lost(records_[id].size_class, chunk_bytes(records_[id]));
@@ -24,7 +24,7 @@ SaveState Directory::wait_for(RecordId id) noexcept {
   return SaveState::NOT_READY;
 }
 
-// Whether these and all that follows them may go. Those that follow one of them are looked at through it alone: each once.
+// Whether these and all that follows them may be evicted. Those that follow one of them are looked at through it alone: each once.
 bool Directory::may_evict_all(std::vector<RecordId> owners) const {
   const auto is_before = [](RecordId one, RecordId other) { return one.value() < other.value(); };
   std::sort(owners.begin(), owners.end(), is_before);
@@ -44,9 +44,9 @@ bool Directory::may_evict_all(std::vector<RecordId> owners) const {
   return true;
 }
 
-// Who goes next of a size class, or (unset) of all: the coldest that may. Where what only DRAM has is protected and comes
-// first, it is the coldest of the others; but what is kept above the default priority goes for no chunk that is not. Where
-// none may go, the one that would be next.
+// The next victim of a size class, or (unset) of all: the coldest that may be evicted. Where the coldest is protected because no
+// other tier has it, it is the coldest of the others; but a chunk above the default priority is not evicted for one that is not. Where
+// none may be evicted, the one that would be next.
 RecordId Directory::next_victim(std::optional<ClassId> size_class) noexcept {
   const auto coldest = [&](Among among) {
     return size_class ? queues_.victim(*size_class, latest_ns_, among) : queues_.victim(latest_ns_, among);

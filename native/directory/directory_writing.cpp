@@ -1,15 +1,10 @@
-// What becomes of reservations: commit, end, expire. See directory.h.
+// Commit, end and expiry of reservations. See directory.h.
 #include <algorithm>
 
 #include "base/check.h"
 #include "directory/directory.h"
 
 namespace kvpool {
-
-std::optional<uint32_t> Directory::reservation_layers(HoldId reservation) const {
-  const auto found = reservations_.find(reservation);
-  return found == reservations_.end() ? std::nullopt : std::optional<uint32_t>(found->second.layers);
-}
 
 std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
                                        uint64_t now_ns, std::span<const int32_t> tokens, CopySources sources) {
@@ -18,11 +13,11 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
   const size_t chunk_tokens = count == 0 ? 0 : tokens.size() / count;
   latest_ns_ = std::max(latest_ns_, now_ns);
   std::vector<uint8_t> answers(count, static_cast<uint8_t>(SaveState::EXPIRED));
-  const auto found = reservations_.find(reservation);
-  if (found == reservations_.end() || found->second.expired) {
+  ReservationState* const found = holds_.find_reservation(reservation);
+  if (found == nullptr || found->expired) {
     return answers;
   }
-  ReservationState& state = found->second;
+  ReservationState& state = *found;
   const size_t before = state.ancestors + state.first_reserved;
   const size_t reserved = state.records.size() - before;
   for (size_t index = 0; index < count && first < reserved && index < reserved - first; ++index) {
@@ -41,16 +36,15 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
         answers[index] = static_cast<uint8_t>(*refusal);
         continue;
       }
-      tokens_.keep(id, tokens.subspan(index * chunk_tokens, chunk_tokens));
+      tokens_.store(id, tokens.subspan(index * chunk_tokens, chunk_tokens));
       // Before its tiers are set: who finds the key finds its generation.
       table_.publish(record.page, checksums + index * state.layers, state.layers, record.generation);
       --stats_.writing;
       --namespaces_[record.owner.value()].writing;
+      const HolderBytes before_it = HolderShares::bytes_of(state);
       --state.writing;
       record.has_writer = false;
-      if (state.holder.valid()) {
-        accounts_.change(state.holder, {state.taken_bytes, 0, 0}, {0, 0, state.taken_bytes});
-      }
+      shares_.change(state, before_it);
       ++stats_.stored_chunks;
       become_ready(record);
       report(record, ChangeKind::ARRIVED, Cause::STORED);
@@ -67,24 +61,23 @@ void Directory::abort_writing(RecordId id) noexcept {
     policy_->note_evicted(records_[id]);
   }
   hide(id);
-  records_[id].holds = 0;
-  --stats_.held;
+  holds_.unhold(id);
   ++stats_.aborted_chunks;
   free_slot(id);
 }
 
 bool Directory::end_reservation(HoldId reservation, uint64_t now_ns) {
-  return reservations_.contains(reservation) && end_part(reservation, SIZE_MAX, now_ns);
+  return holds_.find_reservation(reservation) != nullptr && end_part(reservation, SIZE_MAX, now_ns);
 }
 
 // From the leaf to the root, as holds end.
 bool Directory::end_part(HoldId reservation, size_t limit, uint64_t now_ns) {
-  const auto found = reservations_.find(reservation);
-  if (found == reservations_.end()) {
+  ReservationState* const found = holds_.find_reservation(reservation);
+  if (found == nullptr) {
     return true;
   }
-  ReservationState& state = found->second;
-  const HolderBytes before = bytes_of(state);
+  ReservationState& state = *found;
+  const HolderBytes before = HolderShares::bytes_of(state);
   const size_t left = state.records.size() - std::min(limit, state.records.size());
   const auto cut = state.records.begin() + static_cast<std::ptrdiff_t>(left);
   std::vector<RecordId> ending(cut, state.records.end());
@@ -96,7 +89,7 @@ bool Directory::end_part(HoldId reservation, size_t limit, uint64_t now_ns) {
     }
   }
   state.writing = std::min(state.writing, left);  // what was dropped meanwhile counts in it too
-  uncharge_part(reservation, state, before, ending.size());
+  shares_.shorten(reservation, state, before, ending.size());
   std::erase_if(ending, [this](RecordId id) { return records_[id].state == ChunkState::FREE; });
   end_holds(ending, now_ns);
   if (left > 0) {
@@ -105,22 +98,22 @@ bool Directory::end_part(HoldId reservation, size_t limit, uint64_t now_ns) {
     state.unexpired = std::min(state.unexpired, left);
     return false;
   }
-  reservations_.erase(found);
+  holds_.close_reservation(reservation);
   return true;
 }
 
 bool Directory::expire_reservation(HoldId reservation, uint64_t now_ns) {
-  const auto found = reservations_.find(reservation);
-  return found != reservations_.end() && !found->second.expired && expire_part(reservation, SIZE_MAX, now_ns);
+  const ReservationState* const found = holds_.find_reservation(reservation);
+  return found != nullptr && !found->expired && expire_part(reservation, SIZE_MAX, now_ns);
 }
 
 bool Directory::expire_part(HoldId reservation, size_t limit, uint64_t now_ns) {
-  const auto found = reservations_.find(reservation);
-  if (found == reservations_.end() || (found->second.expired && found->second.unexpired == 0)) {
+  ReservationState* const found = holds_.find_reservation(reservation);
+  if (found == nullptr || (found->expired && found->unexpired == 0)) {
     return true;
   }
-  ReservationState& state = found->second;
-  const HolderBytes before = bytes_of(state);
+  ReservationState& state = *found;
+  const HolderBytes before = HolderShares::bytes_of(state);
   if (!state.expired) {
     state.expired = true;
     state.unexpired = state.records.size();
@@ -140,9 +133,7 @@ bool Directory::expire_part(HoldId reservation, size_t limit, uint64_t now_ns) {
     state.records.erase(split, state.records.end());
     state.ancestors = state.first_reserved = 0;
   }
-  if (state.holder.valid()) {
-    accounts_.change(state.holder, before, bytes_of(state));
-  }
+  shares_.change(state, before);
   return first == 0;
 }
 

@@ -5,7 +5,7 @@
 namespace kvpool {
 namespace {
 
-// Records that are looked at for each that may go: a look takes a hundredth of a removal's time.
+// Records looked at for each one that may be removed: a look takes a hundredth of the time of a removal.
 constexpr size_t LOOKS = 64;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Which tiers have a chunk, and who decides about it. See tier_set.h.
+// The shared entry of a key, and what the tiers report to one another. See tier_set.h.
 #include "directory/tier_set.h"
 
 #include <algorithm>
@@ -109,9 +109,9 @@ const ChunkRecord* TierSet::uppermost(std::span<Directory* const> tiers, const C
   return nullptr;
 }
 
-std::optional<uint64_t> TierSet::expiry_above(const Directory& tier, const ChunkKey& key, Retention kept) const noexcept {
+std::optional<uint64_t> TierSet::upper_expiry(const Directory& tier, const ChunkKey& key, Retention retention) const noexcept {
   for (const Directory* upper : above(tier)) {
-    const RecordId id = upper->find_alike(key, kept);
+    const RecordId id = upper->find_alike(key, retention);
     if (id.valid()) {
       return upper->own_expiry(upper->records_[id]);
     }

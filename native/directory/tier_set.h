@@ -1,13 +1,13 @@
-// The tiers of one pool in order of speed: which of them has a chunk, and what one tells the others of it.
+// The tiers of one pool in order of speed: which of them has a chunk, and what one reports to the others about it.
 //
-// What it is: the link between directories that are complete each for itself. What it is not: a mover of bytes, or a policy.
+// What it is: the link between directories, each of which is complete on its own. What it is not: a mover of bytes, or a policy.
 //
-// The first tier owns the table that clients read. An entry there says all tiers of a key, one bit a level; a key is found as
-// long as any tier has it. Each other tier notes what it holds. A tier's records say `is_below` while any lower tier has the
+// The first tier owns the table that clients read. An entry there has a bit for each level that has the key; a key is found as
+// long as any tier has it. Each other tier notes what it holds. A tier's records have `is_below` set while any lower tier has the
 // chunk: one that leaves one lower tier while another lower tier has it is still below.
 //
-// Retention: a request reaches all tiers. A chunk that leaves a tier hands what it was retained with to each lower tier that has
-// it. Of the tiers that retain a chunk alike, the uppermost decides when its time is over: then it is over in all.
+// Retention: a request reaches all tiers. When a chunk leaves a tier, each lower tier that has it takes over its priority and
+// duration. Of the tiers that retain a chunk alike, the uppermost decides when its priority expires: then it expires in all.
 //
 // Invariants: the levels rise from tier to tier; the entries with a tier's bit are as many as its READY chunks; a key has one
 // namespace in all tiers. Each tier's chunks are whole prefixes, which its own directory sees to.
@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "eviction/retention.h"
+#include "retention/retention.h"
 #include "records/chunk_records.h"
 #include "base/types.h"
 
@@ -61,7 +61,7 @@ class TierSet {
   // The READY chunk of this key in the uppermost of these tiers that has one; nullptr where none does.
   [[nodiscard]] static const ChunkRecord* uppermost(std::span<Directory* const> tiers, const ChunkKey& key) noexcept;
   // When an upper tier that retains the chunk alike lets it expire; nothing where none does.
-  [[nodiscard]] std::optional<uint64_t> expiry_above(const Directory& tier, const ChunkKey& key, Retention kept) const noexcept;
+  [[nodiscard]] std::optional<uint64_t> upper_expiry(const Directory& tier, const ChunkKey& key, Retention retention) const noexcept;
 
   std::vector<Directory*> tiers_;
 };

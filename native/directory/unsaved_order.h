@@ -1,15 +1,15 @@
-// Which of the chunks that no other tier has is written down next: those of all size classes in one order.
+// Unsaved order: which of the chunks that no other tier has is written to a lower tier next, over all size classes.
 //
 // What it is: a walk along the lists of unsaved chunks (EvictionQueues), from where they begin, without a look at those behind.
-// What it is not: a judge of whether a chunk is worth a write (Directory), or a list of its own.
+// What it is not: the admission of a chunk to a lower tier (Directory), or a list of its own.
 //
 // The coldest first: the lowest level, there the class that has lost the largest part of its chunks for want of a write
 // (WriteShares), and of that class, or of all that have lost as much, what is worth least: as victims are chosen. A use saves about
 // what the chunk's bytes took to compute, so worth needs no weight by size.
 //
 // The newest first: of the class that has lost the largest part, by last use alone. A class and a level know a time that none of
-// their unsaved chunks was used after. The walk takes the class, the level and the list with the latest such time, and puts right
-// what it finds too late, so that levels and classes without news cost nothing.
+// their unsaved chunks was used after. The walk takes the class, the level and the list with the latest such time, and corrects
+// a time that is too late, so that levels and classes without new chunks cost nothing.
 //
 // The worthiest first, for a stop that may have too little time: the highest level first, there by last use alone.
 //
@@ -28,9 +28,9 @@ namespace kvpool {
 
 enum class WriteOrder : uint8_t { COLDEST = 0, NEWEST = 1, WORTHIEST = 2 };
 
-// A walk that ended in vain, and would again: few chunks have come or gone since.
-struct VainSearch {
-  bool was_vain = false;
+// A walk that found no chunk, and would find none now: few chunks have come or gone since.
+struct EmptySearch {
+  bool was_empty = false;
   WriteOrder order = WriteOrder::COLDEST;
   uint64_t changes_until = 0;  // of the queues' `unsaved_changes`, until another one is worth its time
 };

@@ -1,7 +1,7 @@
-// How much of what each size class would have had written down was lost instead: which class is behind in its share of the disk.
+// Write shares: how much of each size class was lost instead of written to the lower tier, and so which class is behind on the disk.
 //
-// What it is: two byte counts for each class, of chunks that went below and of chunks that were evicted, or waited for, because
-// they had not. What it is not: a plan; UnsavedOrder takes the class first that has lost the largest part.
+// What it is: two byte counts for each class, of chunks that were written to the lower tier and of chunks that were evicted, or
+// waited for, without that. What it is not: a plan; UnsavedOrder takes the class first that has lost the largest part.
 //
 // A disk that is too slow for all classes then writes the same part of each, so each has a share in proportion to what comes of
 // it. By age alone the class whose chunks are a little older is first for long, since memory moves between classes in whole runs,

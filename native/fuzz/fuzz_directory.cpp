@@ -208,7 +208,7 @@ class Requests {
 
   void commit() {
     const HoldId reservation = id();
-    const auto layers = pool_.directory.reservation_layers(reservation);
+    const auto layers = pool_.directory.holds().layers_of(reservation);
     const auto count = input_.up_to(14);
     const std::vector<uint32_t> sums(count * layers.value_or(1), 9);
     const auto states = pool_.directory.commit(reservation, input_.awkward(), count, sums.data());
@@ -249,7 +249,7 @@ class Requests {
     const HoldId hold = id();
     const auto columns = pool_.directory.columns(hold);
     const auto position = input_.awkward();
-    const auto found = pool_.directory.key_of(hold, position);
+    const auto found = pool_.directory.holds().key_of(hold, position);
     FUZZ_EXPECT(!found || (columns && position < columns->offsets.size()));
     const RecordPage page =
         pool_.directory.records(static_cast<uint32_t>(input_.awkward()), static_cast<uint32_t>(1 + input_.up_to(9)));

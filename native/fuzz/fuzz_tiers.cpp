@@ -185,9 +185,9 @@ class Moves {
     const Columns columns = *upper.columns(read.id);
     std::vector<uint8_t> keys(read.chunks * KEY_BYTES);
     for (size_t index = 0; index < read.chunks; ++index) {
-      std::memcpy(&keys[index * KEY_BYTES], upper.key_of(read.id, index)->words, KEY_BYTES);
+      std::memcpy(&keys[index * KEY_BYTES], upper.holds().key_of(read.id, index)->words, KEY_BYTES);
     }
-    const Reservation made = lower.reserve(tiers_.memory.owner, tiers_.in_files, upper.parent_key_of(read.id), keys.data(),
+    const Reservation made = lower.reserve(tiers_.memory.owner, tiers_.in_files, upper.holds().parent_key_of(read.id), keys.data(),
                                            read.chunks, now());
     Move written{read.id, made.id, &upper, &lower, {}, {}};
     for (size_t index = 0; index < read.chunks; ++index) {

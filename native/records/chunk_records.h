@@ -61,7 +61,7 @@ struct alignas(64) ChunkRecord {
   uint8_t learned_class = 0;         // the class that its last use counts in: see ClassQueuePolicy
   uint8_t chain_kind = 0;            // of the request that used it last: see chain_kind_of
   uint8_t turn = 0;                  // which of the requests that made its chain stored it first, from 1; 0: not known yet
-  uint8_t pins : 7 = 0;              // who has hardware read its slot, for a copy or a check: see directory_pins.cpp
+  uint8_t pins : 7 = 0;              // who has hardware read its slot, for a copy or a check
   bool is_cut : 1 = false;           // held without its parent once: what precedes it may be used earlier than it
   bool is_reused : 1 = false;        // acquired since it was stored
   bool is_used : 1 = false;          // stored or acquired since it stood in a queue last
@@ -84,13 +84,13 @@ struct alignas(64) ChunkRecord {
   uint32_t duration_ms = 0;    // from its last use until its priority falls to the default; 0: it does not
   RecordId timer_next;
   RecordId timer_previous;
-  uint32_t kept_children = 0;  // that are kept above the default priority, or something that follows them
+  uint32_t retained_children = 0;  // that are retained: see RetentionLedger
 
   [[nodiscard]] bool has_slot() const noexcept { return PageIndex(page).valid(); }
   // Whether hardware, a client or a peer may be at its slot: nobody else gets it meanwhile.
   [[nodiscard]] bool has_io() const noexcept { return has_writer || pins > 0; }
-  // Whether it, or something that follows it, is kept above the default priority.
-  [[nodiscard]] bool is_kept() const noexcept { return priority > DEFAULT_PRIORITY || kept_children > 0; }
+  // Whether its priority, or that of a chunk that follows it, is above the default.
+  [[nodiscard]] bool is_retained() const noexcept { return priority > DEFAULT_PRIORITY || retained_children > 0; }
 };
 static_assert(sizeof(ChunkRecord) == 128);
 static_assert(offsetof(ChunkRecord, key) <= 64);

@@ -24,13 +24,13 @@ namespace kvpool {
 class RunAge {
  public:
   constexpr RunAge() = default;
-  constexpr RunAge(uint64_t newest_ns, bool is_kept) : word_((newest_ns & ~KEPT_BIT) | (is_kept ? KEPT_BIT : 0)) {}
-  [[nodiscard]] constexpr uint64_t newest_ns() const noexcept { return word_ & ~KEPT_BIT; }
-  [[nodiscard]] constexpr bool is_kept() const noexcept { return (word_ & KEPT_BIT) != 0; }
+  constexpr RunAge(uint64_t newest_ns, bool is_retained) : word_((newest_ns & ~RETAINED_BIT) | (is_retained ? RETAINED_BIT : 0)) {}
+  [[nodiscard]] constexpr uint64_t newest_ns() const noexcept { return word_ & ~RETAINED_BIT; }
+  [[nodiscard]] constexpr bool is_retained() const noexcept { return (word_ & RETAINED_BIT) != 0; }
   constexpr auto operator<=>(const RunAge&) const = default;
 
  private:
-  static constexpr uint64_t KEPT_BIT = uint64_t{1} << 63;
+  static constexpr uint64_t RETAINED_BIT = uint64_t{1} << 63;
   uint64_t word_ = 0;
 };
 

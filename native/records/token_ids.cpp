@@ -6,7 +6,7 @@
 
 namespace kvpool {
 
-void TokenIds::keep(RecordId id, std::span<const int32_t> tokens) {
+void TokenIds::store(RecordId id, std::span<const int32_t> tokens) {
   KVPOOL_CHECK(tokens.size() <= TOKEN_IDS_MAX);
   forget(id);
   if (tokens.empty()) {
@@ -19,10 +19,10 @@ void TokenIds::keep(RecordId id, std::span<const int32_t> tokens) {
   if (id.value() >= by_record_.size()) {
     by_record_.resize(std::max<size_t>(id.value() + size_t{1}, by_record_.size() * 2));
   }
-  Kept& kept = by_record_[id.value()];
-  kept.tokens = std::make_unique_for_overwrite<int32_t[]>(tokens.size());
-  kept.count = static_cast<uint32_t>(tokens.size());
-  std::copy(tokens.begin(), tokens.end(), kept.tokens.get());
+  Stored& stored = by_record_[id.value()];
+  stored.tokens = std::make_unique_for_overwrite<int32_t[]>(tokens.size());
+  stored.count = static_cast<uint32_t>(tokens.size());
+  std::copy(tokens.begin(), tokens.end(), stored.tokens.get());
   bytes_ += tokens.size_bytes();
 }
 
@@ -31,15 +31,15 @@ void TokenIds::forget(RecordId id) noexcept {
     return;
   }
   bytes_ -= by_record_[id.value()].count * sizeof(int32_t);
-  by_record_[id.value()] = Kept{};
+  by_record_[id.value()] = Stored{};
 }
 
 std::span<const int32_t> TokenIds::of(RecordId id) const noexcept {
   if (id.value() >= by_record_.size()) {
     return {};
   }
-  const Kept& kept = by_record_[id.value()];
-  return {kept.tokens.get(), kept.count};
+  const Stored& stored = by_record_[id.value()];
+  return {stored.tokens.get(), stored.count};
 }
 
 }  // namespace kvpool

@@ -3,7 +3,7 @@
 // What it is: a column of arrays by record. What it is not: part of a chunk; one whose ids nobody gave has none.
 // Bounded: one array for each record at most, none longer than TOKEN_IDS_MAX, all together within `limit`; what is beyond that
 // is left out and counted.
-// Threads: the control thread only. O(ids) for `keep`, else O(1).
+// Threads: the control thread only. O(ids) for `store`, else O(1).
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace kvpool {
 
-// Of one chunk; longer ones are kept without.
+// Of one chunk; longer ones are not stored.
 inline constexpr size_t TOKEN_IDS_MAX = 4096;
 
 // Behind the token ids of a chunk may stand its scope: a tag of four words, and up to sixty words of a name.
@@ -26,7 +26,7 @@ struct ScopedIds {
   std::span<const int32_t> scope;
 };
 
-// What is kept of a chunk of so many tokens, separated. Both empty where that is neither its token ids nor these and a scope.
+// What is stored of a chunk of so many tokens, separated. Both empty where that is neither its token ids nor these and a scope.
 [[nodiscard]] inline ScopedIds split_scope(std::span<const int32_t> words, size_t chunk_tokens) noexcept {
   if (words.size() == chunk_tokens) {
     return {words, {}};
@@ -38,24 +38,24 @@ struct ScopedIds {
 
 class TokenIds {
  public:
-  // At most so many bytes from now on; what is kept stays.
+  // At most so many bytes from now on; what is stored stays.
   void limit(uint64_t bytes) noexcept { bytes_max_ = bytes; }
-  // Takes the place of what was kept before; nothing is kept where there is no room. REQUIRES: at most TOKEN_IDS_MAX.
-  void keep(RecordId id, std::span<const int32_t> tokens);
+  // Replaces what was stored before; nothing is stored where there is no room. REQUIRES: at most TOKEN_IDS_MAX.
+  void store(RecordId id, std::span<const int32_t> tokens);
   void forget(RecordId id) noexcept;
   // Empty where none were given. Good until the next change.
   [[nodiscard]] std::span<const int32_t> of(RecordId id) const noexcept;
   [[nodiscard]] uint64_t bytes() const noexcept { return bytes_; }
-  // Chunks that were kept without their ids.
+  // Chunks that were stored without their ids.
   [[nodiscard]] uint64_t left_out() const noexcept { return left_out_; }
 
  private:
-  struct Kept {
+  struct Stored {
     std::unique_ptr<int32_t[]> tokens;
     uint32_t count = 0;
   };
 
-  std::vector<Kept> by_record_;  // grown on demand
+  std::vector<Stored> by_record_;  // grown on demand
   uint64_t bytes_ = 0;
   uint64_t bytes_max_ = UINT64_MAX;
   uint64_t left_out_ = 0;

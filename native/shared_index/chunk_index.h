@@ -1,9 +1,9 @@
-// How a directory finds its chunks: in the table that clients read, or, for a tier that no client looks into, by a map of its own.
+// Index of a directory: the table that clients read, or, for a tier that no client looks into, a private map.
 //
-// What it is: one interface to both, which asks one question that is always answered alike. What it is not: a copy: a private map
-// has nothing but record ids, and what the table says of a chunk is read from its record.
-// Words of slots (generations, checksums, landings) and the reach of a key are the table's alone: without one there is nothing to
-// keep, and room for every key. Who keeps books knows a slot by its page, readers by its number: this is where one becomes the other.
+// What it is: one interface to both. What it is not: a copy: a private map has record ids alone, and the other fields of an entry are
+// read from the chunk's record.
+// Only the shared table has words of slots (generations, checksums, landings) and a limited reach for each key. Without it nothing is
+// published, and every key has room. The directory names a slot by its page, readers by its number: this class converts.
 // Threads: the control thread only.
 #pragma once
 
@@ -38,7 +38,7 @@ class ChunkIndex {
   [[nodiscard]] std::optional<TableEntry> find(const ChunkKey& key) const noexcept {
     return table_ ? table_->find(key) : described(map_->find(key));
   }
-  // Asks the cache for what `find_from` looks at first, with what this answers.
+  // Prefetches what `find_from` looks at first; the answer is its argument.
   [[nodiscard]] uint64_t prefetch(const ChunkKey& key) const noexcept {
     return table_ ? table_->prefetch(key) : map_->prefetch(key);
   }
@@ -68,7 +68,7 @@ class ChunkIndex {
 
   [[nodiscard]] bool is_in_reach(const ChunkKey& key) const noexcept { return !table_ || table_->is_in_reach(key); }
 
-  // By what readers know the used slot at a page; unset where no reader does.
+  // The address by which readers find the used slot at a page; unset where none can.
   [[nodiscard]] SlotAddress slot_of(PageIndex page) const noexcept {
     LastRun last;
     return slot_of(page, last);
@@ -89,7 +89,7 @@ class ChunkIndex {
       table_->set_generation(slot_of(page), generation);
     }
   }
-  // Has readers find the chunk in the slot at the page: who finds the generation finds the layers and checksums.
+  // Publishes the chunk in the slot at the page: a reader that finds the generation finds the layers and checksums.
   void publish(PageIndex page, const uint32_t* checksums, uint32_t layers, uint64_t generation) noexcept {
     if (table_) {
       const SlotAddress slot = slot_of(page);
@@ -98,13 +98,13 @@ class ChunkIndex {
       table_->set_generation(slot, generation);
     }
   }
-  // Whether readers of the slot are told this generation, if there are any.
-  [[nodiscard]] bool says(PageIndex page, uint64_t generation) const noexcept {
+  // Whether readers of the slot find this generation, if there are any.
+  [[nodiscard]] bool has_generation(PageIndex page, uint64_t generation) const noexcept {
     return !table_ || table_->generation(slot_of(page)) == generation;
   }
 
   [[nodiscard]] bool is_shared() const noexcept { return table_.has_value(); }
-  // What a table alone can do. REQUIRES: there is one.
+  // What only a table can do. REQUIRES: there is one.
   [[nodiscard]] ChunkTable& shared() noexcept { return *table_; }
   [[nodiscard]] const ChunkTable& shared() const noexcept { return *table_; }
 

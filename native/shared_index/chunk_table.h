@@ -1,12 +1,12 @@
 // The shared index: a hash table of chunks in a memfd, written by the daemon alone, probed by every client.
 //
 // What it is: key -> (generation, slot, tiers), the same for further tiers of arenas, and the words of each slot. What it is not: a
-// right to anything. A hit is a hint that carries a generation; who copied bytes checks afterwards that `generation_at` still says
+// right to anything. A hit is a hint that carries a generation; who copied bytes checks afterwards that `generation_at` is still
 // the same. Where the parts lie: index_format.h.
 //
 // Table: linear probing from the key's home, at most MAX_PROBE slots, behind the last one comes the first, load at most 5/8,
 // erase by backward shift, so there are no tombstones and no empty slot lies between a key and its home. A key's home depends on
-// `seed`, drawn by each daemon: nobody can choose keys beforehand that crowd a place. Who reads the seed can: a key that finds
+// `seed`, drawn by each daemon: nobody can choose keys beforehand that crowd one home. A client that reads the seed can: a key that finds
 // no free slot in reach takes the slot of another one (`bequeath`), whose chunk has been evicted for it.
 //
 // Reading while the writer writes. All shared words are atomics; data words are stored with release and loaded
@@ -59,7 +59,7 @@ struct Residency {
 // A reader's view of an index, in any process. Everything read is untrusted: offsets are checked, waits are bounded.
 class IndexView {
  public:
-  // Returns nothing if the region is not an index of this version, or is too small for what its header says.
+  // Returns nothing if the region is not an index of this version, or is too small for the sizes in its header.
   [[nodiscard]] static std::shared_ptr<const IndexView> attach(std::shared_ptr<const Mapping> mapping);
 
   // Length of the run of readable chunks from the first key on; `levels[i]` = fastest tier of each chunk of it.
@@ -82,7 +82,7 @@ class IndexView {
 
   // Layers in place of the slot, or LANDING_FAILED; 0 where there is no such slot.
   [[nodiscard]] uint32_t landed_at(SlotAddress slot) const noexcept;
-  // The word that says so, to wait on (landing_wait.h); nullptr where there is no such slot.
+  // The word that has this number, to wait on (landing_wait.h); nullptr where there is no such slot.
   [[nodiscard]] const uint32_t* landing_word(SlotAddress slot) const noexcept;
 
   // Whether the slot has words in the index, and as many layers have checksums there now.
@@ -98,7 +98,7 @@ class IndexView {
     return slot.region < regions_.size() ? regions_[slot.region].find(slot.number) : nullptr;
   }
   [[nodiscard]] std::optional<TableEntry> find_from(uint64_t home, const ChunkKey& key) const noexcept;
-  // `beside(position)` reads what belongs to an entry in other lines, maybe in vain.
+  // `beside(position)` reads ahead what belongs to an entry in other lines, needed or not.
   template <typename Beside>
   [[nodiscard]] std::optional<TableEntry> find_with(uint64_t home, const ChunkKey& key, const Beside& beside) const noexcept;
 
@@ -121,7 +121,7 @@ class ChunkTable {
   ChunkTable& operator=(const ChunkTable&) = delete;
 
   [[nodiscard]] std::optional<TableEntry> find(const ChunkKey& key) const noexcept;
-  // Asks the cache for where the probe for a key begins; `find_from` goes on from there.
+  // Prefetches where the probe for a key begins; `find_from` goes on from there.
   [[nodiscard]] uint64_t prefetch(const ChunkKey& key) const noexcept;
   [[nodiscard]] std::optional<TableEntry> find_from(uint64_t home, const ChunkKey& key) const noexcept;
 

@@ -72,7 +72,7 @@ struct alignas(64) TableSlot {
   ChunkKey key;
   uint32_t number;  // of the slot, UINT32_MAX: none
   uint8_t region;   // of the slot
-  uint8_t tiers;    // bit t: readable in tier t, through DRAM where no residency says otherwise; 0: being written
+  uint8_t tiers;    // bit t: readable in tier t, through DRAM where the residency does not name another way; 0: being written
   uint8_t reserved[10];
 };
 static_assert(sizeof(TableSlot) == 64);
@@ -140,7 +140,7 @@ struct IndexShape {
   [[nodiscard]] bool valid() const noexcept;
 };
 
-// What a header says that a reader found in shared memory; nothing where it is no index of this version, or any part of it would
+// The sizes in a header that a reader found in shared memory; nothing where it is no index of this version, or any part of it would
 // lie outside `size` bytes. The header is read once: what is answered is the reader's own.
 struct FoundIndex {
   IndexShape shape;

@@ -33,12 +33,12 @@ void LandingBoard::land(SlotAddress slot, uint32_t first, const uint32_t* checks
   for (uint32_t index = 0; index < count; ++index) {
     store_release(sums[first + index], checksums[index]);
   }
-  tell(words, first + count);
+  publish(words, first + count);
 }
 
-void LandingBoard::fail(SlotAddress slot) noexcept { tell(words_of_slot(slot), LANDING_FAILED); }
+void LandingBoard::fail(SlotAddress slot) noexcept { publish(words_of_slot(slot), LANDING_FAILED); }
 
-void LandingBoard::tell(SlotWords& slot, uint32_t word) noexcept {
+void LandingBoard::publish(SlotWords& slot, uint32_t word) noexcept {
   store_release(slot.landed, word);
   static_cast<void>(syscall(SYS_futex, &slot.landed, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0));
 }

@@ -1,7 +1,8 @@
-// Where layers of promoted chunks are announced: words of the shared index, written by I/O threads.
+// Landing board: the words of the shared index in which I/O threads publish the layers of promoted chunks.
 //
 // A slot under promotion belongs to the I/O until it has landed or failed; only then does the control thread touch its words
-// again. Readers in any process wait for a slot's own word (landing_wait.h): a landing wakes nobody else. Threads: any; calls for one slot one after another.
+// again. Readers in any process wait for a slot's own word (landing_wait.h): a landing wakes nobody else.
+// Threads: any; calls for one slot one after another.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,7 @@ class LandingBoard {
 
  private:
   [[nodiscard]] SlotWords& words_of_slot(SlotAddress slot) const noexcept;
-  static void tell(SlotWords& slot, uint32_t word) noexcept;
+  static void publish(SlotWords& slot, uint32_t word) noexcept;
 
   const std::shared_ptr<const Mapping> index_;
   std::vector<RegionWords> regions_;

@@ -1,7 +1,7 @@
 // A wait for the first landing among several chunks, each by the landing word of its own slot in the shared index.
 //
 // What it is: a list of words, each with the value that its reader saw, on which one thread sleeps at once. What it is not: a
-// promise: who wakes looks again, and a word of shared memory may say anything, so every wait has an end.
+// promise: a thread that wakes looks again, and a word of shared memory may have any value, so every wait has an end.
 // Where the kernel or its filter lacks FUTEX_WAITV (Linux 5.16) the thread sleeps on the first word alone, and learns of the others
 // when the time is over. Measured: a wait costs 0.4 us and 0.5 us for each word, 16 us where all are taken; one landing of a MiB
 // takes a disk 500 us.

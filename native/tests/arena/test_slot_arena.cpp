@@ -169,15 +169,15 @@ TEST(retained_slots_are_evicted_last_and_in_the_usual_order_once_no_longer_retai
     pages.push_back(*arena.allocate(one, RecordId(record)));
     arena.set_idle(pages.back(), record + 1);
   }
-  arena.set_kept(pages[0], true);
+  arena.set_retained(pages[0], true);
   EXPECT(arena.coldest_window(other)->newest_ns == 2);
-  arena.set_kept(pages[1], true);
-  arena.set_kept(pages[2], true);
+  arena.set_retained(pages[1], true);
+  arena.set_retained(pages[2], true);
   EXPECT(arena.coldest_window(other)->newest_ns == 1);
-  EXPECT(arena.coldest_window(other)->is_kept);
-  arena.set_kept(pages[2], false);
+  EXPECT(arena.coldest_window(other)->is_retained);
+  arena.set_retained(pages[2], false);
   EXPECT(arena.coldest_window(other)->newest_ns == 3);
-  arena.set_kept(pages[1], false);
+  arena.set_retained(pages[1], false);
   EXPECT(arena.coldest_window(other)->newest_ns == 2);
   EXPECT(arena.verify().empty());
 }

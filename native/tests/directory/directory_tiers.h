@@ -35,10 +35,10 @@ struct Tiers {
   size_t write(const Hold& pin, bool succeeds = true) {
     std::vector<uint8_t> keys;
     for (size_t position = 0; position < pin.chunks; ++position) {
-      const ChunkKey key = *memory.directory.key_of(pin.id, position);
+      const ChunkKey key = *memory.directory.holds().key_of(pin.id, position);
       keys.insert(keys.end(), reinterpret_cast<const uint8_t*>(key.words), reinterpret_cast<const uint8_t*>(key.words + 4));
     }
-    const Reservation made = files.reserve(memory.owner, in_files, memory.directory.parent_key_of(pin.id), keys.data(),
+    const Reservation made = files.reserve(memory.owner, in_files, memory.directory.holds().parent_key_of(pin.id), keys.data(),
                                            pin.chunks, ++memory.now);
     const auto taken = static_cast<size_t>(std::count(made.states.begin(), made.states.end(),
                                                       static_cast<uint8_t>(SaveState::RESERVED)));

@@ -47,7 +47,7 @@ TEST(a_chain_gets_the_same_in_parts_as_at_once) {
     Pool parts(CHUNKS * CHUNK);
     for (Pool* pool : {&whole, &parts}) {
       pool->directory.bound_chains(48);
-      pool->directory.share_among_holders(round % 3 == 0 ? 0.5 : 1.0);
+      pool->directory.shares().limit(round % 3 == 0 ? 0.5 : 1.0);
     }
     for (int step = 0; step < 30; ++step) {
       const uint64_t prompt = random() % 6;
@@ -98,7 +98,7 @@ TEST(a_reservation_that_waits_for_room_keeps_its_slots) {
 
 TEST(a_reservation_expires_in_parts) {
   Pool pool(CHUNKS * CHUNK);
-  pool.directory.share_among_holders(0.5);
+  pool.directory.shares().limit(0.5);
   EXPECT(pool.store(range(0, 8)) == 8);
   const Reservation made = reserve_in_parts(pool, range(0, 24), 5, ONE);
   EXPECT(pool.commit(made, 0, 3).size() == 3);
@@ -112,14 +112,14 @@ TEST(a_reservation_expires_in_parts) {
   EXPECT(parts == 5);
   EXPECT(pool.directory.expire_part(made.id, 4, ++pool.now));
   EXPECT(pool.directory.stats().zombies == 13);
-  EXPECT(pool.directory.holders().find(ONE)->bytes.zombies == 13 * CHUNK);
+  EXPECT(pool.directory.shares().accounts().find(ONE)->bytes.zombies == 13 * CHUNK);
   EXPECT(pool.lookup(range(0, 24)) == 11);
   EXPECT(pool.is_sound());
   EXPECT(!pool.directory.end_part(made.id, 6, ++pool.now));
   EXPECT(pool.is_sound());
   EXPECT(pool.directory.end_part(made.id, 7, ++pool.now));
   EXPECT(pool.directory.stats().zombies == 0);
-  EXPECT(pool.directory.holders().find(ONE) == nullptr);
+  EXPECT(pool.directory.shares().accounts().find(ONE) == nullptr);
   EXPECT(pool.is_sound());
 }
 
@@ -135,9 +135,9 @@ TEST(a_hold_covers_more_and_less_of_its_chain) {
   EXPECT(pool.directory.shorten(hold.id, 5, ++pool.now));
   EXPECT(pool.directory.columns(hold.id)->generations.size() == 5);
   EXPECT(pool.directory.stats().held == 5);
-  EXPECT(pool.directory.count_whole(hold.id) == 5);
+  EXPECT(pool.directory.holds().count_whole(hold.id) == 5);
   EXPECT(!pool.directory.shorten(hold.id, 0, ++pool.now));
-  EXPECT(pool.directory.charge({hold.id}, ONE));
+  EXPECT(pool.directory.shares().charge({hold.id}, ONE));
   EXPECT(pool.directory.extend(hold.id, pack(range(5, 2)).data(), 2, ++pool.now) == 0);  // it counts already
   EXPECT(!pool.directory.shorten(hold.id, 2, ++pool.now));
   EXPECT(pool.directory.extend(hold.id + 999, pack({5}).data(), 1, ++pool.now) == 0);
@@ -148,19 +148,19 @@ TEST(a_hold_covers_more_and_less_of_its_chain) {
 
 TEST(a_hold_ends_in_parts) {
   Pool pool(CHUNKS * CHUNK);
-  pool.directory.share_among_holders(0.5);
+  pool.directory.shares().limit(0.5);
   EXPECT(pool.store(range(0, 20)) == 20);
   const Hold hold = pool.acquire(range(0, 20));
-  EXPECT(pool.directory.charge({hold.id}, ONE));
+  EXPECT(pool.directory.shares().charge({hold.id}, ONE));
   EXPECT(pool.directory.release_part(hold.id, 8, ++pool.now) == 8);
   EXPECT(pool.directory.stats().held == 12);
-  EXPECT(pool.directory.holders().find(ONE)->bytes.leased == 12 * CHUNK);
+  EXPECT(pool.directory.shares().accounts().find(ONE)->bytes.leased == 12 * CHUNK);
   EXPECT(pool.is_sound());
   EXPECT(pool.directory.release_part(hold.id, 8, ++pool.now) == 8);
   EXPECT(pool.is_sound());
   EXPECT(pool.directory.release_part(hold.id, 8, ++pool.now) == 4);
   EXPECT(pool.directory.release_part(hold.id, 8, ++pool.now) == 0);
-  EXPECT(pool.directory.holders().find(ONE) == nullptr);
+  EXPECT(pool.directory.shares().accounts().find(ONE) == nullptr);
   EXPECT(pool.directory.stats().held == 0);
   EXPECT(pool.is_sound());
 }
@@ -186,7 +186,7 @@ TEST(descendants_can_be_held_without_their_chunk) {
 TEST(a_chunk_counts_once_for_its_holder_however_many_leases_name_it) {
   std::mt19937_64 random(seed());
   Pool pool(4096 * CHUNK, 8192);
-  pool.directory.share_among_holders(0.9);
+  pool.directory.shares().limit(0.9);
   EXPECT(pool.store(range(0, 1000)) == 1000);
   std::vector<HoldId> leases;
   for (int step = 0; step < 400; ++step) {
@@ -198,8 +198,8 @@ TEST(a_chunk_counts_once_for_its_holder_however_many_leases_name_it) {
     }
     const std::vector<uint64_t> ids = range(0, 1 + random() % 1000);
     const Hold hold = pool.acquire(ids);
-    if (pool.directory.affordable(ONE, {hold.id}, {pool.small}, hold.chunks) == hold.chunks) {
-      EXPECT(pool.directory.charge({hold.id}, ONE));
+    if (pool.directory.shares().affordable(ONE, {hold.id}, {pool.small}, hold.chunks) == hold.chunks) {
+      EXPECT(pool.directory.shares().charge({hold.id}, ONE));
       leases.push_back(hold.id);
     } else {
       EXPECT(false);  // a quarter of the tier is all there is
@@ -215,9 +215,9 @@ TEST(a_hold_is_whole_up_to_what_was_dropped) {
   const Hold hold = pool.acquire(range(0, 12));
   for (const uint64_t dropped : {11U, 7U, 0U}) {
     EXPECT(drop(pool.directory, key_of(dropped)) > 0);
-    EXPECT(pool.directory.count_whole(hold.id) == dropped);
+    EXPECT(pool.directory.holds().count_whole(hold.id) == dropped);
   }
-  EXPECT(pool.directory.count_whole(hold.id + 999) == 0);
+  EXPECT(pool.directory.holds().count_whole(hold.id + 999) == 0);
   EXPECT(pool.directory.release(hold.id, ++pool.now));
   EXPECT(pool.is_sound());
 }

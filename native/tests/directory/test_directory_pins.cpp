@@ -268,7 +268,7 @@ class RandomRun {
 
   std::vector<uint64_t> ids_of(HoldId pin) {
     std::vector<uint64_t> ids;
-    while (const auto key = tiers_.memory.directory.key_of(pin, ids.size())) {
+    while (const auto key = tiers_.memory.directory.holds().key_of(pin, ids.size())) {
       uint64_t id = 1;
       while (key_of(id) != *key) {
         ++id;

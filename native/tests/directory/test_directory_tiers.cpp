@@ -117,7 +117,7 @@ TEST(a_chunk_that_no_other_tier_has_can_be_protected) {
 
 TEST(only_chunks_used_twice_are_admitted_to_the_lower_tier) {
   Tiers tiers(6, 16);
-  tiers.memory.directory.keep_ghosts(64);
+  tiers.memory.directory.remember_evicted(64);
   tiers.memory.directory.admit(Admitted::USED_AGAIN);
   EXPECT(tiers.memory.store({1, 2, 3}) == 3);
   EXPECT(tiers.memory.store({11, 12}) == 2);

@@ -94,7 +94,7 @@ class RandomRun {
       release();
     }
     EXPECT(flush(pool_.directory, std::nullopt, UINT64_MAX).chunks == model_.chunks.size());
-    EXPECT(pool_.directory.stats().kept_bytes == 0);
+    EXPECT(pool_.directory.stats().retention.bytes == 0);
     EXPECT(pool_.is_sound());
   }
 

@@ -140,15 +140,15 @@ TEST(equal_retention_in_both_tiers_expires_in_both_after_the_last_use) {
   expire(tiers, 60 * SECOND);
   EXPECT(tiers.files.retention(key_of(1)) == (Retention{80, 30'000}));
   EXPECT(tiers.memory.directory.retention(key_of(1)) == (Retention{80, 30'000}));
-  const auto next = tiers.files.next_lapse_ns();
+  const auto next = tiers.files.next_expiry_ns();
   EXPECT(next && *next > 60 * SECOND && *next <= 66 * SECOND);
   tiers.memory.directory.expire_retention(66 * SECOND);
   EXPECT(tiers.memory.directory.retention(key_of(1)) == Retention{});
   EXPECT(tiers.files.retention(key_of(1)) == Retention{});
-  EXPECT(tiers.files.stats().lapsed_chunks == 2);
-  EXPECT(tiers.files.take_lapsed().size() == 2);
-  EXPECT(tiers.files.take_lapsed().empty());
-  EXPECT(!tiers.memory.directory.next_lapse_ns() && !tiers.files.next_lapse_ns());
+  EXPECT(tiers.files.stats().retention.expired == 2);
+  EXPECT(tiers.files.take_expired().size() == 2);
+  EXPECT(tiers.files.take_expired().empty());
+  EXPECT(!tiers.memory.directory.next_expiry_ns() && !tiers.files.next_expiry_ns());
   EXPECT(tiers.is_sound());
 }
 

@@ -49,8 +49,8 @@ struct SizesOverFiles {
     if (pin.id == 0) {
       return std::nullopt;
     }
-    const ChunkKey key = *memory.directory.key_of(pin.id, 0);
-    const ChunkRecord& record = memory.directory.record(*memory.directory.record_of(pin.id, 0));
+    const ChunkKey key = *memory.directory.holds().key_of(pin.id, 0);
+    const ChunkRecord& record = memory.directory.record(*memory.directory.holds().record_of(pin.id, 0));
     const auto size = static_cast<size_t>(
         std::find(in_memory.begin(), in_memory.end(), record.size_class) - in_memory.begin());
     const Reservation made = files.reserve(memory.owner, in_files[size], std::nullopt,
@@ -197,7 +197,7 @@ TEST(a_chain_is_written_from_its_root_whatever_end_is_looked_at_first) {
     EXPECT(tiers.memory.store(range(1, 10)) == 10);
     const Hold pin = tiers.memory.directory.pin_unsaved(512, newest_first ? WriteOrder::NEWEST : WriteOrder::COLDEST);
     EXPECT(pin.chunks == 10);
-    EXPECT(tiers.memory.directory.key_of(pin.id, 0) == key_of(1));
+    EXPECT(tiers.memory.directory.holds().key_of(pin.id, 0) == key_of(1));
     // What follows chunks that are being written waits for them.
     EXPECT(tiers.memory.store(range(11, 2), 10) == 2);
     EXPECT(tiers.memory.directory.pin_unsaved(512, newest_first ? WriteOrder::NEWEST : WriteOrder::COLDEST).id == 0);

@@ -138,12 +138,12 @@ TEST(the_uppermost_tier_decides_when_a_priority_expires_in_all) {
   }
   EXPECT(drop(tiers.memory.directory, key_of(1)) == 1);
   tiers.store.expire_retention(14 * SECOND_NS);
-  EXPECT(tiers.store.take_lapsed().empty());
+  EXPECT(tiers.store.take_expired().empty());
   tiers.files.expire_retention(14 * SECOND_NS);
   tiers.store.expire_retention(30 * SECOND_NS);
   tiers.files.expire_retention(30 * SECOND_NS);
   EXPECT(tiers.files.retention(key_of(1)) == Retention{} && tiers.store.retention(key_of(1)) == Retention{});
-  EXPECT(tiers.files.take_lapsed().size() == 1 && tiers.store.take_lapsed().size() == 1 && tiers.is_sound());
+  EXPECT(tiers.files.take_expired().size() == 1 && tiers.store.take_expired().size() == 1 && tiers.is_sound());
 }
 
 TEST(departures_are_reported_by_each_lower_tier) {

@@ -228,7 +228,7 @@ class MemoryTier:
     def keep_up(self) -> None:
         for column, act in (
             (self.slots.directory.take_departed(), lambda key: self.medium.rows.pop(key, None)),
-            (self.slots.directory.take_lapsed(), self.touch),
+            (self.slots.directory.take_expired(), self.touch),
         ):
             for at in range(0, len(column), KEY_BYTES):
                 act(column[at : at + KEY_BYTES])

@@ -90,11 +90,11 @@ def test_a_priority_falls_back_when_it_expires(store: Store) -> None:
 
 
 def test_the_next_possible_expiry_of_a_priority_is_known(store: Store) -> None:
-    assert store.directory.next_lapse_ns() is None
+    assert store.directory.next_expiry_ns() is None
     store.save(1, 2)
     store.directory.retain(store.namespace, keys(1, 2), bytes([90, 90]), durations(5000, 0), SECOND_NS)
     asked, ticks = [], 0
-    while (at_ns := store.directory.next_lapse_ns()) is not None:
+    while (at_ns := store.directory.next_expiry_ns()) is not None:
         asked.append(at_ns)
         store.directory.expire_retention(at_ns)
         ticks += 1
@@ -103,7 +103,7 @@ def test_the_next_possible_expiry_of_a_priority_is_known(store: Store) -> None:
     assert 6 * SECOND_NS < asked[-1] <= 6 * SECOND_NS + SECOND_NS // 5
     assert store.directory.stats()["lapsed_chunks"] == 1
     assert store.directory.retention(key(2)) == (90, 0)
-    assert store.directory.take_lapsed() == b"", "no lower tier"
+    assert store.directory.take_expired() == b"", "no lower tier"
 
 
 def test_columns_of_wrong_length_or_range_are_refused(store: Store) -> None:

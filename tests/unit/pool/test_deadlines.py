@@ -61,7 +61,7 @@ class FakeDirectory:
         """As the tiering that has it alone."""
         return [self]
 
-    def next_lapse_ns(self) -> int | None:
+    def next_expiry_ns(self) -> int | None:
         return self.due_ns[0] if self.due_ns else None
 
     def expire_retention(self, now_ns: int) -> None:

@@ -63,7 +63,7 @@ class CatalogueBook:
     def keep_up(self, disk: Disk) -> None:
         """Remove rows of chunks that have left, and write expired priorities: a restart would else raise them again."""
         self.forget_departed(disk)
-        for key in KeyColumn(self._slots.directory.take_lapsed()):
+        for key in KeyColumn(self._slots.directory.take_expired()):
             if self._slots.directory.retention(key) is not None:
                 self.touch(disk, key)
 

@@ -1,5 +1,5 @@
 // The wheel. See retention_timers.h.
-#include "eviction/retention_timers.h"
+#include "retention/retention_timers.h"
 
 #include <algorithm>
 #include <bit>

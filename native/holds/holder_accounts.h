@@ -1,14 +1,14 @@
-// What each holder keeps from being evicted, in bytes: slots that it writes, slots that it may still write though its time is
-// over, and chunks that it has leased.
+// Holder accounts: how many bytes each holder protects from eviction: slots that it writes, slots that it may still write though its
+// time is over, and chunks that it has leased.
 //
-// What it is: numbers by holder. What it is not: a judge of how much is too much (Directory), or a keeper of chunks.
+// What it is: numbers by holder. What it is not: the judge of how much is too much (HolderShares), or a table of holds.
 //
 // A holder is a client's connection. What it holds by several leases counts once, but to know that takes a look at all of
-// them. So the sum over its leases is kept, less what is known to be in it twice: `bound` is never less than what the holder
-// really keeps. `correct` takes it down to that.
+// them. So an account has the sum over its holds, less what is known to be in it twice: `bound` is never less than what the holder
+// really protects. `correct` takes it down to that.
 //
-// Holders that have joined a user are counted for that user too, in an account of the same kind over all of them. What these
-// hold more than once is known there from `correct_user` alone: an overlap told of one holder may be counted already.
+// The holds of a holder that has joined a user count for that user too, in an account of the same kind over all its holders.
+// What these hold more than once is known there from `correct_user` alone: an overlap within one holder may be counted already.
 //
 // Invariant: an account exists while it names a hold; `leased`, `reserved` and `zombies` are the sums over its holds.
 // Threads: the control thread only. Every operation is O(1).
@@ -20,16 +20,10 @@
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
-#include <utility>
-#include <vector>
 
-#include "directory/directory_answers.h"
 #include "base/types.h"
 
 namespace kvpool {
-
-// Chains of records by their first one.
-using HeldChains = std::vector<std::pair<uint32_t, const std::vector<RecordId>*>>;
 
 struct HolderBytes {
   uint64_t reserved = 0;
@@ -44,7 +38,7 @@ class HolderAccounts {
     HolderBytes bytes;
     uint64_t twice = 0;    // of the sum: known to be counted by another hold as well
     uint64_t changed = 0;  // chunks of holds that came or went since `correct`
-    uint64_t kept = 0;     // bytes that the holder really kept then
+    uint64_t counted = 0;  // bytes that the holder really protected then
     std::unordered_set<HoldId> holds;
     std::optional<uint32_t> user;  // of a holder: who it is counted for as well
   };
@@ -63,7 +57,7 @@ class HolderAccounts {
   void overlap(HolderId holder, uint64_t bytes) noexcept;
   // Bytes of a hold that goes on change their kind.
   void change(HolderId holder, HolderBytes from, HolderBytes to) noexcept;
-  // The holder really keeps this much.
+  // The holder really protects this much.
   void correct(HolderId holder, uint64_t bytes) noexcept;
 
   // The same of the holder's user, where it has one.
@@ -75,7 +69,7 @@ class HolderAccounts {
     return account == nullptr ? 0 : account->bytes.sum() - account->twice;
   }
 
-  // At least what the holder keeps.
+  // At least what the holder protects.
   [[nodiscard]] uint64_t bound(HolderId holder) const noexcept;
   [[nodiscard]] const Account* find(HolderId holder) const noexcept;
   [[nodiscard]] const std::map<uint32_t, Account>& all() const noexcept { return accounts_; }

@@ -16,7 +16,7 @@ const HolderId ONE(1);
 const HolderId OTHER(2);
 
 struct Shared : Pool {
-  Shared() : Pool(CHUNKS * CHUNK) { directory.share_among_holders(0.5); }
+  Shared() : Pool(CHUNKS * CHUNK) { directory.shares().limit(0.5); }
 
   Reservation reserve_for(HolderId holder, const std::vector<uint64_t>& ids) {
     return directory.reserve(owner, small, std::nullopt, pack(ids).data(), ids.size(), ++now, holder);
@@ -24,13 +24,13 @@ struct Shared : Pool {
   // A lease of as much as the holder may have; its chunks, and the hold.
   Hold lease_for(HolderId holder, const std::vector<uint64_t>& ids) {
     const Hold found = acquire(ids);
-    const size_t chunks = directory.affordable(holder, {found.id}, {small}, found.chunks);
+    const size_t chunks = directory.shares().affordable(holder, {found.id}, {small}, found.chunks);
     Hold lease = found;
     if (chunks < found.chunks) {
       lease = chunks == 0 ? Hold{} : acquire(std::vector<uint64_t>(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(chunks)));
       EXPECT(directory.release(found.id, ++now));
     }
-    EXPECT(lease.id == 0 || directory.charge({lease.id}, holder));
+    EXPECT(lease.id == 0 || directory.shares().charge({lease.id}, holder));
     return lease;
   }
   static size_t count(const Reservation& made, SaveState state) {
@@ -59,15 +59,15 @@ TEST(slots_that_may_still_be_written_count_until_the_connection_of_their_writer_
   Shared pool;
   const Reservation greedy = pool.reserve_for(ONE, range(0, CHUNKS));
   EXPECT(pool.directory.expire_reservation(greedy.id, ++pool.now));
-  EXPECT(pool.directory.holders().find(ONE)->bytes.zombies == CHUNKS / 2 * CHUNK);
-  EXPECT(pool.directory.holders().find(ONE)->bytes.reserved == 0);
+  EXPECT(pool.directory.shares().accounts().find(ONE)->bytes.zombies == CHUNKS / 2 * CHUNK);
+  EXPECT(pool.directory.shares().accounts().find(ONE)->bytes.reserved == 0);
   EXPECT(pool.is_sound());
   EXPECT(all_are(pool.reserve_for(ONE, {501}).states, SaveState::SHARE));
   for (uint64_t round = 0; round < 8; ++round) {
     EXPECT(pool.store(range(600 + 100 * round, CHUNKS / 2)) == CHUNKS / 2);
   }
   EXPECT(pool.directory.end_reservation(greedy.id, ++pool.now));
-  EXPECT(pool.directory.holders().all().empty());
+  EXPECT(pool.directory.shares().accounts().all().empty());
   EXPECT(all_are(pool.reserve_for(ONE, {501}).states, SaveState::RESERVED));
   EXPECT(pool.is_sound());
 }
@@ -76,11 +76,11 @@ TEST(stored_chunks_count_as_leased_until_their_reservation_ends) {
   Shared pool;
   const Reservation made = pool.reserve_for(ONE, range(0, 10));
   EXPECT(all_are(pool.commit(made, 0, 4), SaveState::STORED));
-  const HolderBytes bytes = pool.directory.holders().find(ONE)->bytes;
+  const HolderBytes bytes = pool.directory.shares().accounts().find(ONE)->bytes;
   EXPECT(bytes.reserved == 6 * CHUNK && bytes.leased == 4 * CHUNK && bytes.zombies == 0);
   EXPECT(pool.is_sound());
   EXPECT(pool.directory.end_reservation(made.id, ++pool.now));
-  EXPECT(pool.directory.holders().all().empty());
+  EXPECT(pool.directory.shares().accounts().all().empty());
   EXPECT(pool.is_sound());
 }
 
@@ -106,12 +106,12 @@ TEST(a_chunk_leased_many_times_costs_its_holder_once) {
     EXPECT(lease.chunks == CHUNKS / 2);
     leases.push_back(lease.id);
   }
-  EXPECT(pool.directory.holders().bound(ONE) == CHUNKS / 2 * CHUNK);
+  EXPECT(pool.directory.shares().accounts().bound(ONE) == CHUNKS / 2 * CHUNK);
   EXPECT(pool.is_sound());
   for (const HoldId lease : leases) {
     EXPECT(pool.directory.release(lease, ++pool.now));
   }
-  EXPECT(pool.directory.holders().all().empty());
+  EXPECT(pool.directory.shares().accounts().all().empty());
   EXPECT(pool.is_sound());
 }
 
@@ -128,7 +128,7 @@ TEST(a_save_behind_a_lease_pays_for_what_is_new) {
   EXPECT(pool.directory.release(lease.id, ++pool.now));
   EXPECT(pool.is_sound());
   EXPECT(pool.directory.end_reservation(made.id, ++pool.now));
-  EXPECT(pool.directory.holders().all().empty());
+  EXPECT(pool.directory.shares().accounts().all().empty());
 }
 
 TEST(holders_are_counted_rightly_under_random_use) {
@@ -163,28 +163,28 @@ TEST(holders_are_counted_rightly_under_random_use) {
   for (const HoldId id : held) {
     static_cast<void>(pool.directory.release(id, ++pool.now) || pool.directory.end_reservation(id, ++pool.now));
   }
-  EXPECT(pool.directory.holders().all().empty());
+  EXPECT(pool.directory.shares().accounts().all().empty());
   EXPECT(pool.is_sound());
 }
 
 // A user's connections together: three holders of halves would have seven eighths.
 TEST(a_user_has_a_share_over_all_of_its_connections) {
   Shared pool;
-  pool.directory.share_among_holders(0.5, 0.75);
+  pool.directory.shares().limit(0.5, 0.75);
   constexpr uint32_t MALLORY = 1000;
   constexpr uint32_t ALICE = 1001;
   std::vector<Reservation> made;
   size_t reserved = 0;
   for (uint32_t number = 10; number < 16; ++number) {
-    pool.directory.holders().join(HolderId(number), MALLORY);
+    pool.directory.shares().accounts().join(HolderId(number), MALLORY);
     made.push_back(pool.reserve_for(HolderId(number), range(1000 * number, CHUNKS)));
     reserved += Shared::count(made.back(), SaveState::RESERVED);
     EXPECT(pool.is_sound());
   }
   EXPECT(reserved == CHUNKS * 3 / 4);
-  pool.directory.holders().join(OTHER, ALICE);
+  pool.directory.shares().accounts().join(OTHER, ALICE);
   EXPECT(Shared::count(pool.reserve_for(OTHER, range(600, CHUNKS)), SaveState::RESERVED) == CHUNKS / 8);
-  pool.directory.holders().leave(HolderId(10));  // it is gone, its slots are not free yet
+  pool.directory.shares().accounts().leave(HolderId(10));  // it is gone, its slots are not free yet
   EXPECT(pool.is_sound());
   EXPECT(pool.directory.expire_reservation(made[0].id, ++pool.now));
   EXPECT(all_are(pool.reserve_for(HolderId(15), {501}).states, SaveState::SHARE));
@@ -192,23 +192,23 @@ TEST(a_user_has_a_share_over_all_of_its_connections) {
     EXPECT(each.id == 0 || pool.directory.end_reservation(each.id, ++pool.now));
     EXPECT(pool.is_sound());
   }
-  EXPECT(pool.directory.holders().users().size() == 1);
+  EXPECT(pool.directory.shares().accounts().users().size() == 1);
 }
 
 // Engines of one user lease the same system prompt: it is there once.
 TEST(chunks_leased_by_many_connections_of_a_user_count_once) {
   Shared pool;
-  pool.directory.share_among_holders(0.5, 0.75);
+  pool.directory.shares().limit(0.5, 0.75);
   const auto prompt = range(0, CHUNKS / 4);
   EXPECT(pool.store(prompt) == CHUNKS / 4);
   for (uint32_t number = 10; number < 40; ++number) {
-    pool.directory.holders().join(HolderId(number), 7);
+    pool.directory.shares().accounts().join(HolderId(number), 7);
     EXPECT(pool.lease_for(HolderId(number), prompt).chunks == CHUNKS / 4);
   }
   EXPECT(pool.is_sound());
   size_t reserved = 0;
   for (uint32_t number = 40; number < 46; ++number) {
-    pool.directory.holders().join(HolderId(number), 7);
+    pool.directory.shares().accounts().join(HolderId(number), 7);
     reserved += Shared::count(pool.reserve_for(HolderId(number), range(1000 * number, CHUNKS)), SaveState::RESERVED);
   }
   EXPECT(reserved == CHUNKS * 3 / 4 - CHUNKS / 4);
@@ -219,11 +219,11 @@ TEST(users_are_counted_rightly_whatever_their_connections_do) {
   std::mt19937_64 random(seed());
   for (int round = 0; round < 40; ++round) {
     Shared pool;
-    pool.directory.share_among_holders(0.5, 0.75);
+    pool.directory.shares().limit(0.5, 0.75);
     std::vector<HoldId> leases;
     std::vector<HoldId> saves;
     for (uint32_t number = 1; number < 9; ++number) {
-      pool.directory.holders().join(HolderId(number), number % 3);
+      pool.directory.shares().accounts().join(HolderId(number), number % 3);
     }
     for (int step = 0; step < 120; ++step) {
       const HolderId holder(1 + static_cast<uint32_t>(random() % 10));  // two have no user
@@ -255,7 +255,7 @@ TEST(users_are_counted_rightly_whatever_their_connections_do) {
 TEST(small_chunks_count_by_what_they_take) {
   for (const uint32_t records : {1000U, 32U}) {
     Pool pool(CHUNKS * PAGE_BYTES, records);
-    pool.directory.share_among_holders(0.5);
+    pool.directory.shares().limit(0.5);
     const ClassId tiny = *pool.directory.add_class(8, 1);
     const auto ids = range(0, 4 * CHUNKS);
     const Reservation greedy =
@@ -269,15 +269,15 @@ TEST(a_lease_on_many_ranks_costs_no_look_at_every_other) {
   constexpr size_t RANKS = 64;
   constexpr size_t LEASES = 1000;
   Pool pool(4 * RANKS * CHUNK);
-  pool.directory.share_among_holders(0.5);
+  pool.directory.shares().limit(0.5);
   const auto lease = [&pool] {
     std::vector<HoldId> holds;
     for (uint64_t rank = 0; rank < RANKS; ++rank) {
       holds.push_back(pool.acquire({1000 * rank}).id);
     }
     const std::vector<ClassId> of(RANKS, pool.small);
-    const size_t chunks = pool.directory.affordable(ONE, holds, of, 1);
-    EXPECT(pool.directory.charge(holds, ONE));
+    const size_t chunks = pool.directory.shares().affordable(ONE, holds, of, 1);
+    EXPECT(pool.directory.shares().charge(holds, ONE));
     return chunks;
   };
   for (uint64_t rank = 0; rank < RANKS; ++rank) {

@@ -10,11 +10,11 @@ namespace kvpool {
 // Result of a retention request for one chunk.
 enum class RetainState : uint8_t {
   ACCEPTED = 0,
-  CLIPPED = 1,  // kept at the default priority: as much as may be is kept above it
+  CLIPPED = 1,  // retained at the default priority: the share above it is used up
   ABSENT = 2,   // the chunk is not here
 };
 
-// What a chunk is kept with: a priority of 0 to 100, and for how long after its last use; 0: for good.
+// Priority and duration of a chunk: a priority of 0 to 100, and for how long after its last use; 0: for good.
 struct Retention {
   uint8_t priority = DEFAULT_PRIORITY;
   uint32_t duration_ms = 0;

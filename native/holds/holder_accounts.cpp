@@ -1,4 +1,4 @@
-#include "directory/holder_accounts.h"
+#include "holds/holder_accounts.h"
 
 #include <algorithm>
 
@@ -104,7 +104,7 @@ void HolderAccounts::change(HolderId holder, HolderBytes from, HolderBytes to) n
 void HolderAccounts::correct(Account& account, uint64_t bytes) noexcept {
   account.twice = account.bytes.sum() - std::min(account.bytes.sum(), bytes);
   account.changed = 0;
-  account.kept = bytes;
+  account.counted = bytes;
 }
 
 void HolderAccounts::correct(HolderId holder, uint64_t bytes) noexcept {

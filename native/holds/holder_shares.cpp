@@ -1,10 +1,10 @@
-// Shares: how much one holder may keep from being evicted. See directory.h and holder_accounts.h.
+#include "holds/holder_shares.h"
+
 #include <algorithm>
 #include <iterator>
 #include <optional>
 
 #include "base/check.h"
-#include "directory/directory.h"
 
 namespace kvpool {
 namespace {
@@ -18,7 +18,7 @@ constexpr size_t COMPARED_RANKS = 4;
 
 // Whether so much has changed since an account was counted that it is worth counting again.
 bool has_changed(const HolderAccounts::Account& account, uint64_t chunk_bytes) {
-  return account.changed * CHANGED_PART * chunk_bytes >= account.kept && account.changed * CHANGED_PART >= account.holds.size();
+  return account.changed * CHANGED_PART * chunk_bytes >= account.counted && account.changed * CHANGED_PART >= account.holds.size();
 }
 
 // How many leading chunks of a chain are in one of these too. Holds are chains from the root on: where two have a chunk in
@@ -47,48 +47,38 @@ size_t count_common(const HeldChains& chains, const std::vector<RecordId>& chain
 
 }  // namespace
 
-void Directory::share_among_holders(double share, double user_share) noexcept {
-  holder_share_ = share;
+void HolderShares::limit(double share, double user_share) noexcept {
+  share_ = share;
   user_share_ = user_share;
 }
 
-// What a holder may keep in all while `held` bytes are: its share of what the others leave. All of that is no bound of its own.
-uint64_t Directory::share_of(HolderId holder, uint64_t held) const noexcept {
-  if (holder_share_ >= 1.0) {
+// What a holder may protect in all while `held` bytes are protected: its share of what the others leave. A share of 1 is no bound.
+uint64_t HolderShares::share_of(HolderId holder, uint64_t held) const noexcept {
+  if (share_ >= 1.0) {
     return UINT64_MAX;
   }
   const uint64_t others = held - std::min(held, accounts_.bound(holder));
-  return static_cast<uint64_t>(static_cast<double>(geometry_.capacity - std::min(geometry_.capacity, others)) * holder_share_);
+  return static_cast<uint64_t>(static_cast<double>(capacity_ - std::min(capacity_, others)) * share_);
 }
 
-// Whether the holder's user may keep so much more.
-bool Directory::has_user_share(HolderId holder, uint64_t wanted, uint64_t held) const noexcept {
+// Whether the holder's user may protect so much more.
+bool HolderShares::has_user_share(HolderId holder, uint64_t wanted, uint64_t held) const noexcept {
   if (user_share_ >= 1.0 || !accounts_.has_user(holder)) {
     return true;
   }
   const uint64_t own = HolderAccounts::bound_of(accounts_.find_user(holder));
-  const uint64_t left = geometry_.capacity - std::min(geometry_.capacity, held - std::min(held, own));
+  const uint64_t left = capacity_ - std::min(capacity_, held - std::min(held, own));
   return own + wanted <= static_cast<uint64_t>(static_cast<double>(left) * user_share_);
 }
 
-const std::vector<RecordId>& Directory::chain_of(HoldId hold) const noexcept {
-  static const std::vector<RecordId> NONE;
-  const auto held = holds_.find(hold);
-  if (held != holds_.end()) {
-    return held->second;
-  }
-  const auto made = reservations_.find(hold);
-  return made != reservations_.end() && !made->second.expired ? made->second.records : NONE;
-}
-
 // Chains that a holder or a user has under a hold other than `own`, in the order of their first chunks.
-HeldChains Directory::some_chains_of(const HolderAccounts::Account* account, HoldId own, size_t limit) const {
+HeldChains HolderShares::some_chains_of(const HolderAccounts::Account* account, HoldId own, size_t limit) const {
   HeldChains chains;
   if (account == nullptr) {
     return chains;
   }
   for (auto hold = account->holds.begin(); hold != account->holds.end() && chains.size() < limit; ++hold) {
-    const std::vector<RecordId>& chain = chain_of(*hold);
+    const std::vector<RecordId>& chain = table_.chain_of(*hold);
     if (*hold != own && !chain.empty()) {
       chains.emplace_back(chain.front().value(), &chain);
     }
@@ -97,22 +87,22 @@ HeldChains Directory::some_chains_of(const HolderAccounts::Account* account, Hol
   return chains;
 }
 
-// Counts what the holder, and its user, keep chunk by chunk, unless little has changed since: a few chunks are looked at for each that comes or
-// goes, however many leases they are in, and a few of these. `bytes`: of a chunk, more or less.
-void Directory::recount(HolderId holder, uint64_t bytes) {
+// Counts what the holder and its user protect chunk by chunk, unless little has changed since. So for each chunk that comes or goes
+// a few chunks are looked at, however many leases they are in, and a few leases. `bytes`: of a chunk, more or less.
+void HolderShares::recount(HolderId holder, uint64_t bytes) {
   const HolderAccounts::Account* account = accounts_.find(holder);
   if (account != nullptr && has_changed(*account, bytes)) {
-    accounts_.correct(holder, count_kept(*account));
+    accounts_.correct(holder, count_protected(*account));
   }
   const HolderAccounts::Account* user = accounts_.find_user(holder);
   if (user_share_ < 1.0 && user != nullptr && has_changed(*user, bytes)) {
-    accounts_.correct_user(holder, count_kept(*user));
+    accounts_.correct_user(holder, count_protected(*user));
   }
 }
 
 // Leases first, each from its leaf up to a chunk that is counted already: what precedes that is counted as well. Reservations
 // may not reach up to the root.
-uint64_t Directory::count_kept(const HolderAccounts::Account& account) const {
+uint64_t HolderShares::count_protected(const HolderAccounts::Account& account) const {
   std::vector<bool> is_counted(records_.end());
   uint64_t bytes = 0;
   const auto count = [&](RecordId id) {
@@ -122,21 +112,19 @@ uint64_t Directory::count_kept(const HolderAccounts::Account& account) const {
     return is_new;
   };
   for (const HoldId hold : account.holds) {
-    const auto held = holds_.find(hold);
-    if (held != holds_.end()) {
-      static_cast<void>(std::all_of(held->second.rbegin(), held->second.rend(), count));
+    if (const HoldTable::Records* const held = table_.find_hold(hold)) {
+      static_cast<void>(std::all_of(held->rbegin(), held->rend(), count));
     }
   }
   for (const HoldId hold : account.holds) {
-    const auto made = reservations_.find(hold);
-    if (made != reservations_.end()) {
-      std::for_each(made->second.records.begin(), made->second.records.end(), count);
+    if (const ReservationState* const made = table_.find_reservation(hold)) {
+      std::for_each(made->records.begin(), made->records.end(), count);
     }
   }
   return bytes;
 }
 
-bool Directory::has_share(ShareClaim& claim, const std::vector<RecordId>& chain, uint64_t bytes) {
+bool HolderShares::has_share(ShareClaim& claim, const std::vector<RecordId>& chain, uint64_t bytes) {
   if (!claim.holder.valid()) {
     return true;
   }
@@ -165,14 +153,14 @@ bool Directory::has_share(ShareClaim& claim, const std::vector<RecordId>& chain,
   return fits();
 }
 
-size_t Directory::affordable(HolderId holder, const std::vector<HoldId>& holds, const std::vector<ClassId>& of,
+size_t HolderShares::affordable(HolderId holder, const std::vector<HoldId>& holds, const std::vector<ClassId>& of,
                              size_t wanted) {
   KVPOOL_CHECK(holds.size() == of.size());
   std::vector<uint64_t> sizes;
   std::transform(of.begin(), of.end(), std::back_inserter(sizes), [this](ClassId each) { return taken_bytes(each); });
   std::vector<size_t> covered(holds.size());
   std::vector<size_t> user_covered(holds.size());
-  uint64_t held = held_bytes_;
+  uint64_t held = protected_bytes_;
   const auto beyond = [&sizes](size_t chunks, const std::vector<size_t>& there) {
     uint64_t bytes = 0;
     for (size_t index = 0; index < sizes.size(); ++index) {
@@ -191,7 +179,7 @@ size_t Directory::affordable(HolderId holder, const std::vector<HoldId>& holds, 
   const HeldChains chains = some_chains_of(accounts_.find(holder), 0, compared);
   const HeldChains of_user = some_chains_of(accounts_.find_user(holder), 0, compared);
   for (size_t index = 0; index < holds.size(); ++index) {
-    const std::vector<RecordId>& chain = chain_of(holds[index]);
+    const std::vector<RecordId>& chain = table_.chain_of(holds[index]);
     covered[index] = count_common(chains, chain);
     user_covered[index] = count_common(of_user, chain);
     for (const RecordId id : chain) {
@@ -211,19 +199,19 @@ size_t Directory::affordable(HolderId holder, const std::vector<HoldId>& holds, 
   return least;
 }
 
-bool Directory::charge(const std::vector<HoldId>& holds, HolderId holder) {
+bool HolderShares::charge(const std::vector<HoldId>& holds, HolderId holder) {
   bool are_charged = holder.valid();
   std::optional<HeldChains> chains;
   for (const HoldId hold : holds) {
-    const auto found = holds_.find(hold);
-    if (found == holds_.end() || !holder.valid() || charged_.contains(hold)) {
+    const HoldTable::Records* const held = table_.find_hold(hold);
+    if (held == nullptr || !holder.valid() || charged_.contains(hold)) {
       are_charged = false;
       continue;
     }
-    const std::vector<RecordId>& chain = found->second;
+    const std::vector<RecordId>& chain = *held;
     const uint64_t bytes = taken_bytes(records_[chain.front()].size_class);
     const uint64_t leased = chain.size() * bytes;
-    const bool is_small = accounts_.bound(holder) + leased <= share_of(holder, held_bytes_);
+    const bool is_small = accounts_.bound(holder) + leased <= share_of(holder, protected_bytes_);
     if (!is_small && !chains) {
       chains = some_chains_of(accounts_.find(holder), 0, COMPARED_HOLDS * std::min(holds.size(), COMPARED_RANKS));
     }
@@ -234,8 +222,14 @@ bool Directory::charge(const std::vector<HoldId>& holds, HolderId holder) {
   return are_charged;
 }
 
-// The hold is ending.
-void Directory::uncharge(HoldId hold, const std::vector<RecordId>& chain) noexcept {
+void HolderShares::shorten(HoldId hold, ClassId size_class, size_t ended) noexcept {
+  const auto found = charged_.find(hold);
+  if (found != charged_.end()) {
+    accounts_.shrink(found->second, {0, 0, ended * taken_bytes(size_class)}, ended);
+  }
+}
+
+void HolderShares::end(HoldId hold, const std::vector<RecordId>& chain) noexcept {
   const auto found = charged_.find(hold);
   if (found != charged_.end()) {
     accounts_.close(found->second, hold, {0, 0, chain.size() * taken_bytes(records_[chain.front()].size_class)}, chain.size());
@@ -243,8 +237,32 @@ void Directory::uncharge(HoldId hold, const std::vector<RecordId>& chain) noexce
   }
 }
 
-// The last `ended` chunks of a reservation are ending, of which `before` were all the bytes.
-void Directory::uncharge_part(HoldId id, const ReservationState& state, HolderBytes before, size_t ended) noexcept {
+// Once a reservation has expired, all that is left of it may still be written.
+HolderBytes HolderShares::bytes_of(const ReservationState& state) noexcept {
+  const uint64_t all = state.records.size() * state.taken_bytes;
+  const uint64_t writing = state.writing * state.taken_bytes;
+  return state.expired ? HolderBytes{0, all, 0} : HolderBytes{writing, 0, all - writing};
+}
+
+void HolderShares::open(HoldId id, const ReservationState& state, const ShareClaim& claim) {
+  if (state.holder.valid()) {
+    accounts_.open(state.holder, id, bytes_of(state), claim.covered * state.taken_bytes, state.records.size());
+  }
+}
+
+void HolderShares::grow(const ReservationState& state, size_t writing, size_t added) noexcept {
+  if (state.holder.valid()) {
+    accounts_.grow(state.holder, {writing * state.taken_bytes, 0, (added - writing) * state.taken_bytes}, added);
+  }
+}
+
+void HolderShares::change(const ReservationState& state, HolderBytes before) noexcept {
+  if (state.holder.valid()) {
+    accounts_.change(state.holder, before, bytes_of(state));
+  }
+}
+
+void HolderShares::shorten(HoldId id, const ReservationState& state, HolderBytes before, size_t ended) noexcept {
   if (!state.holder.valid()) {
     return;
   }
@@ -257,34 +275,22 @@ void Directory::uncharge_part(HoldId id, const ReservationState& state, HolderBy
                    ended);
 }
 
-// The bytes of a reservation by kind. Once it has expired all that is left of it may still be written.
-HolderBytes Directory::bytes_of(const ReservationState& state) const noexcept {
-  const uint64_t all = state.records.size() * state.taken_bytes;
-  const uint64_t writing = state.writing * state.taken_bytes;
-  return state.expired ? HolderBytes{0, all, 0} : HolderBytes{writing, 0, all - writing};
-}
-
-void Directory::verify_shares(std::vector<std::string>& broken) const {
-  std::vector<NamespaceCounts> counts(namespaces_.size());
-  uint64_t held = 0;
+// A chunk can be evicted while nobody holds it; one with a pin can soon.
+void HolderShares::verify_protected(std::vector<std::string>& broken) const {
+  uint64_t taken = 0;
   for (uint32_t index = 0; index < records_.end(); ++index) {
     const ChunkRecord& record = records_[RecordId(index)];
-    if (record.state == ChunkState::WRITING) {
-      ++counts[record.owner.value()].writing;
-    } else if (record.state == ChunkState::ZOMBIE) {
-      ++counts[record.owner.value()].zombies;
-    }
     const bool is_evictable = record.holds == 0 && (record.state == ChunkState::READY || record.pins > 0);
-    held += record.state == ChunkState::FREE || is_evictable || !record.has_slot() ? 0 : taken_bytes(record.size_class);
+    taken += record.state == ChunkState::FREE || is_evictable || !record.has_slot() ? 0 : taken_bytes(record.size_class);
   }
-  if (held != held_bytes_) {
-    broken.push_back("what nothing can evict takes " + std::to_string(held) + " bytes, counted " + std::to_string(held_bytes_));
+  if (taken != protected_bytes_) {
+    broken.push_back("what nothing can evict takes " + std::to_string(taken) + " bytes, counted " + std::to_string(protected_bytes_));
   }
-  for (uint32_t index = 0; index < namespaces_.size(); ++index) {
-    if (counts[index].writing != namespaces_[index].writing || counts[index].zombies != namespaces_[index].zombies) {
-      broken.push_back("namespace " + std::to_string(index) + " miscounts what is being written, or its zombies");
-    }
-  }
+}
+
+std::vector<std::string> HolderShares::verify() const {
+  std::vector<std::string> broken;
+  verify_protected(broken);
   size_t holds = 0;
   std::map<uint32_t, HolderBytes> of_users;
   for (const auto& [number, account] : accounts_.all()) {
@@ -294,31 +300,32 @@ void Directory::verify_shares(std::vector<std::string>& broken) const {
     }
     HolderBytes sums;
     for (const HoldId hold : account.holds) {
-      const auto made = reservations_.find(hold);
-      const std::vector<RecordId>& chain = chain_of(hold);
-      const HolderBytes bytes = made != reservations_.end() ? bytes_of(made->second)
-                                                            : HolderBytes{0, 0, chain.size() * taken_bytes(records_[chain.front()].size_class)};
+      const ReservationState* const made = table_.find_reservation(hold);
+      const std::vector<RecordId>& chain = table_.chain_of(hold);
+      const HolderBytes bytes = made != nullptr ? bytes_of(*made)
+                                                : HolderBytes{0, 0, chain.size() * taken_bytes(records_[chain.front()].size_class)};
       sums = {sums.reserved + bytes.reserved, sums.zombies + bytes.zombies, sums.leased + bytes.leased};
       ++holds;
     }
     const bool is_counted = sums.reserved == account.bytes.reserved && sums.zombies == account.bytes.zombies &&
                             sums.leased == account.bytes.leased;
-    if (!is_counted || accounts_.bound(HolderId(number)) < count_kept(account)) {
-      broken.push_back("holder " + std::to_string(number) + " keeps more than is counted, or its bytes are miscounted");
+    if (!is_counted || accounts_.bound(HolderId(number)) < count_protected(account)) {
+      broken.push_back("holder " + std::to_string(number) + " protects more than is counted, or its bytes are miscounted");
     }
   }
   for (const auto& [user, account] : accounts_.users()) {
-    if (of_users[user].sum() != account.bytes.sum() || HolderAccounts::bound_of(&account) < count_kept(account)) {
-      broken.push_back("user " + std::to_string(user) + " keeps more than is counted, or not what its holders do");
+    if (of_users[user].sum() != account.bytes.sum() || HolderAccounts::bound_of(&account) < count_protected(account)) {
+      broken.push_back("user " + std::to_string(user) + " protects more than is counted, or not what its holders do");
     }
   }
   size_t charged = charged_.size();
-  for (const auto& [id, state] : reservations_) {
+  for (const auto& [id, state] : table_.reservations()) {
     charged += state.holder.valid() ? 1U : 0U;
   }
   if (holds != charged) {
     broken.push_back("holds that count for a holder: " + std::to_string(holds) + ", charged " + std::to_string(charged));
   }
+  return broken;
 }
 
 }  // namespace kvpool

@@ -6,7 +6,7 @@
 
 #include "tests/directory_pool.h"
 #include "tests/harness.h"
-#include "eviction/retention_timers.h"
+#include "retention/retention_timers.h"
 
 using namespace kvpool;
 using namespace kvpool::testing;
@@ -88,7 +88,7 @@ TEST(a_system_prompt_of_the_highest_priority_stays_under_any_traffic) {
       EXPECT(pool.lookup(prompt) == 4);
     }
     EXPECT(pool.is_sound());
-    EXPECT(pool.directory.stats().kept_bytes == 4 * CHUNK);
+    EXPECT(pool.directory.stats().retention.bytes == 4 * CHUNK);
   }
 }
 
@@ -132,11 +132,11 @@ TEST(duration_runs_from_the_last_use) {
   EXPECT(pool.directory.retention(key_of(1)) == (Retention{80, 30'000}));
   EXPECT(pool.directory.release(hold.id, 500 * SECOND));
   pool.directory.expire_retention(529 * SECOND);
-  EXPECT(pool.directory.stats().lapsed_chunks == 0);
+  EXPECT(pool.directory.stats().retention.expired == 0);
   pool.directory.expire_retention(531 * SECOND);
   EXPECT(pool.directory.retention(key_of(1)) == Retention{});
-  EXPECT(pool.directory.stats().lapsed_chunks == 1);
-  EXPECT(pool.directory.stats().kept_bytes == 0);
+  EXPECT(pool.directory.stats().retention.expired == 1);
+  EXPECT(pool.directory.stats().retention.bytes == 0);
   EXPECT(!pool.directory.retention(key_of(2)));
   EXPECT(pool.is_sound());
 }
@@ -148,13 +148,13 @@ TEST(a_parent_is_worth_as_much_as_what_follows_it) {
     EXPECT(pool.store({1, 2, 3}) == 3);
     EXPECT(retain(pool, {1, 2, 3}, {0, 0}) == std::vector<uint8_t>(3, ACCEPTED));
     EXPECT(retain(pool, {3}, {90, 0})[0] == ACCEPTED);
-    EXPECT(pool.directory.stats().kept_chunks == 3);
+    EXPECT(pool.directory.stats().retention.chunks == 3);
     EXPECT(pool.store({11, 12, 13}) == 3);
     EXPECT(pool.store({21, 22}) == 2);
     EXPECT(pool.lookup({1, 2, 3}) == 3);
     EXPECT(pool.lookup({11, 12}) == 1);
     EXPECT(retain(pool, {3}, {35, 0})[0] == ACCEPTED);  // then its ancestors are worth nothing once it has gone
-    EXPECT(pool.directory.stats().kept_chunks == 0);
+    EXPECT(pool.directory.stats().retention.chunks == 0);
     EXPECT(pool.is_sound());
     EXPECT(pool.store(range(31, 5)) == 5);
     EXPECT(pool.lookup({1}) == 0);
@@ -206,10 +206,10 @@ TEST(retained_chunks_and_their_ancestors_take_no_more_than_the_share) {
   EXPECT(pool.store({11}) == 1);
   EXPECT(retain(pool, {11}, {36, 0})[0] == CLIPPED);
   EXPECT(retain(pool, {11}, {20, 0})[0] == ACCEPTED);  // below the default there is no cap
-  EXPECT(pool.directory.stats().clipped_chunks == 2);
-  EXPECT(pool.directory.stats().kept_bytes == 3 * CHUNK);
+  EXPECT(pool.directory.stats().retention.clipped == 2);
+  EXPECT(pool.directory.stats().retention.bytes == 3 * CHUNK);
   EXPECT(drop(pool.directory, key_of(3)) == 2);
-  EXPECT(pool.directory.stats().kept_chunks == 2);
+  EXPECT(pool.directory.stats().retention.chunks == 2);
   EXPECT(retain(pool, {11}, {36, 0})[0] == ACCEPTED);
   EXPECT(pool.is_sound());
 }
@@ -221,7 +221,7 @@ TEST(a_chunk_being_written_can_be_retained_and_another_namespace_cannot) {
   EXPECT(pool.commit(made, 0, 1)[0] == static_cast<uint8_t>(SaveState::STORED));
   EXPECT(pool.directory.end_reservation(made.id, ++pool.now));
   EXPECT(pool.directory.retention(key_of(1)) == (Retention{50, 5'000}));
-  EXPECT(pool.directory.stats().kept_chunks == 1);  // the other was given up
+  EXPECT(pool.directory.stats().retention.chunks == 1);  // the other was given up
   const NamespaceId other = pool.directory.add_namespace();
   EXPECT(pool.directory.retain(other, pack({1}).data(), {Retention{100, 0}}, ++pool.now)[0] == ABSENT);
   const Hold hold = pool.acquire({1});
@@ -276,7 +276,7 @@ TEST(retention_travels_into_the_lower_tier_and_back) {
   const auto made = pool.directory.promote(pool.owner, pool.small, std::nullopt, pack({1, 2}).data(), 2, ++pool.now);
   EXPECT(pool.directory.retention(key_of(1)) == (Retention{60, 9'000}));
   EXPECT(pool.directory.retention(key_of(2)) == Retention{});
-  EXPECT(pool.directory.stats().clipped_chunks == 2);
+  EXPECT(pool.directory.stats().retention.clipped == 2);
   EXPECT(pool.directory.landed(key_of(1), made.generations[0]));
   EXPECT(pool.directory.landed(key_of(2), made.generations[1]));
   EXPECT(pool.directory.release(made.id, ++pool.now));
@@ -299,9 +299,9 @@ TEST(restored_chunks_have_their_former_retention) {
   EXPECT(files.retention(key_of(1)) == (Retention{70, 20'000}));
   EXPECT(files.retention(key_of(2)) == (Retention{0, 0}));
   files.expire_retention(start + 19 * SECOND);
-  EXPECT(files.stats().kept_chunks == 1);
+  EXPECT(files.stats().retention.chunks == 1);
   files.expire_retention(start + 21 * SECOND);
-  EXPECT(files.stats().kept_chunks == 0);
+  EXPECT(files.stats().retention.chunks == 0);
   EXPECT(files.verify().empty());
 }
 

@@ -1,0 +1,50 @@
+// What a directory notes of a promotion and of an abandoned writer, and what it finds out once for all chunks of a reservation.
+// Plain values; the control thread's.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "directory/directory_answers.h"
+#include "arena/slot_arena.h"
+#include "base/types.h"
+
+namespace kvpool {
+
+// A promotion under way.
+struct Promotion {
+  RecordId record;
+  Tier tier;                        // that the chunk is read from
+  uint64_t generation;              // there
+  std::vector<uint32_t> checksums;  // what its layers must be; none: not known
+};
+
+// A slot whose writer may still write.
+struct Quarantined {
+  FenceId fence;  // that ends it
+  RecordId record;
+  uint64_t generation;
+};
+
+// How much of a reserve is done in one call.
+struct ReserveBounds {
+  size_t limit = SIZE_MAX;  // chunks
+  bool may_wait = false;    // stop before a chunk that would be NOT_READY
+};
+
+// The window a reservation would clear, searched once and used while it is still good.
+struct WindowSearch {
+  bool searched = false;
+  std::optional<SegmentWindow> window;
+};
+
+// What is evicted for one chunk. Nothing is unless the state is RESERVED.
+struct RoomPlan {
+  SaveState state = SaveState::FULL;
+  std::vector<RecordId> slot_owners{};  // for its slot, with all that follows them
+  Eviction slot_reason = Eviction::OWN_CLASS;
+  std::vector<RecordId> further{};      // in their order
+};
+
+}  // namespace kvpool

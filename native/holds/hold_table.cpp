@@ -1,0 +1,139 @@
+#include "holds/hold_table.h"
+
+#include <algorithm>
+
+namespace kvpool {
+
+Hold HoldTable::open_hold(Records records) {
+  KVPOOL_CHECK(!records.empty());
+  const size_t chunks = records.size();
+  holds_.emplace(++last_id_, std::move(records));
+  return {last_id_, chunks};
+}
+
+Hold HoldTable::open_pin(Records records) {
+  KVPOOL_CHECK(!records.empty());
+  const size_t chunks = records.size();
+  pins_.emplace(++last_id_, std::move(records));
+  return {last_id_, chunks};
+}
+
+std::pair<HoldId, const ReservationState&> HoldTable::open_reservation(ReservationState state) {
+  KVPOOL_CHECK(!state.records.empty());
+  const auto opened = reservations_.emplace(++last_id_, std::move(state));
+  return {last_id_, opened.first->second};
+}
+
+std::optional<HoldTable::Records> HoldTable::take(std::unordered_map<HoldId, Records>& table, HoldId id) {
+  const auto found = table.find(id);
+  if (found == table.end()) {
+    return std::nullopt;
+  }
+  std::optional<Records> records(std::move(found->second));
+  table.erase(found);
+  return records;
+}
+
+const HoldTable::Records* HoldTable::find_readable(HoldId id) const noexcept {
+  const Records* const held = find(holds_, id);
+  return held != nullptr ? held : find(pins_, id);
+}
+
+const HoldTable::Records& HoldTable::chain_of(HoldId id) const noexcept {
+  static const Records NONE;
+  if (const Records* const held = find(holds_, id)) {
+    return *held;
+  }
+  const ReservationState* const made = find(reservations_, id);
+  return made != nullptr && !made->expired ? made->records : NONE;
+}
+
+std::optional<RecordId> HoldTable::record_of(HoldId id, size_t position) const noexcept {
+  const Records* const held = find_readable(id);
+  return held == nullptr || position >= held->size() ? std::nullopt : std::optional((*held)[position]);
+}
+
+std::optional<ChunkKey> HoldTable::key_of(HoldId id, size_t position) const noexcept {
+  const auto record = record_of(id, position);
+  return record ? std::optional(records_[*record].key) : std::nullopt;
+}
+
+std::optional<ChunkKey> HoldTable::parent_key_of(HoldId id) const noexcept {
+  const auto first = record_of(id, 0);
+  const RecordId parent = first ? records_[*first].parent : RecordId();
+  return parent.valid() ? std::optional(records_[parent].key) : std::nullopt;
+}
+
+size_t HoldTable::count_whole(HoldId hold) const noexcept {
+  const Records* const held = find(holds_, hold);
+  if (held == nullptr) {
+    return 0;
+  }
+  const auto is_whole = [this](RecordId id) { return records_[id].state != ChunkState::ZOMBIE; };
+  return static_cast<size_t>(std::partition_point(held->begin(), held->end(), is_whole) - held->begin());
+}
+
+std::vector<ChunkKey> HoldTable::sampled_keys(HoldId hold, size_t& chunks) const {
+  std::vector<ChunkKey> keys;
+  const Records* const held = find(holds_, hold);
+  chunks = held == nullptr ? 0 : held->size();
+  for (size_t index = 0; index < chunks; ++index) {
+    const ChunkRecord& record = records_[(*held)[index]];
+    if (record.is_sampled) {
+      keys.push_back(record.key);
+    }
+  }
+  return keys;
+}
+
+std::optional<uint32_t> HoldTable::layers_of(HoldId reservation) const noexcept {
+  const ReservationState* const made = find(reservations_, reservation);
+  return made == nullptr ? std::nullopt : std::optional(made->layers);
+}
+
+std::vector<std::string> HoldTable::verify() const {
+  std::vector<std::string> broken;
+  std::vector<uint32_t> holds(records_.end());
+  std::vector<uint32_t> begin(records_.end());  // holds that begin there: a writer's may begin behind the root
+  std::vector<uint32_t> pins(records_.end());
+  const auto count = [&](const Records& records) {
+    for (const RecordId id : records) {
+      ++holds[id.value()];
+    }
+    if (!records.empty()) {
+      ++begin[records.front().value()];
+    }
+  };
+  for (const auto& [id, records] : holds_) {
+    count(records);
+  }
+  for (const auto& [id, state] : reservations_) {
+    count(state.records);
+  }
+  for (const auto& [id, records] : pins_) {
+    for (const RecordId record : records) {
+      ++pins[record.value()];
+    }
+  }
+  uint64_t held = 0;
+  for (uint32_t index = 0; index < records_.end(); ++index) {
+    const ChunkRecord& record = records_[RecordId(index)];
+    const std::string name = "chunk record " + std::to_string(index);
+    held += record.holds > 0 ? 1U : 0U;
+    if (record.parent.valid() && records_[record.parent].holds + begin[index] < record.holds) {
+      broken.push_back(name + " is held more often than its parent");
+    }
+    if (record.pins != pins[index]) {
+      broken.push_back(name + " has " + std::to_string(pins[index]) + " pins, counted " + std::to_string(record.pins));
+    }
+    if (record.holds != holds[index]) {
+      broken.push_back(name + " is held " + std::to_string(holds[index]) + " times, counted " + std::to_string(record.holds));
+    }
+  }
+  if (held != held_) {
+    broken.push_back("held chunks: " + std::to_string(held) + ", counted " + std::to_string(held_));
+  }
+  return broken;
+}
+
+}  // namespace kvpool

@@ -1,0 +1,28 @@
+// A reservation as the hold table has it: which chunks a writer holds, and how far it has come. A plain value; the control thread's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/types.h"
+
+namespace kvpool {
+
+struct ReservationState {
+  size_t ancestors = 0;       // records before the first key's
+  size_t first_reserved = 0;  // keys before this were PRESENT
+  size_t writing = 0;         // not stored yet, those that were dropped meanwhile among them
+  bool is_compared = false;   // with the other chunks that its holder holds
+  size_t found = 0;           // leading records that had been acquired since they were stored
+  uint64_t taken_bytes = 0;   // by each record
+  uint32_t layers = 0;
+  bool expired = false;
+  size_t unexpired = 0;       // once expired: leading records that may not be out of sight yet
+  NamespaceId owner;
+  ClassId size_class;
+  HolderId holder;
+  std::vector<RecordId> records;  // ancestors, present, reserved; once expired: the zombies
+};
+
+}  // namespace kvpool
