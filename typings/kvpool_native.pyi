@@ -328,6 +328,12 @@ class Directory:
         Makes a promoted chunk an ordinary one; False where it has gone meanwhile. `tokens`: its token ids, i32.
         """
 
+    def has_landed(self, key: bytes, generation: int) -> bool:
+        """
+        Whether all layers of a promoted chunk have landed; True also for a chunk that is not being promoted, and in a tier
+        without memory.
+        """
+
     def fail_landing(self, key: bytes, generation: int, fault: int) -> FailedLanding:
         """
         Takes a promoted chunk that did not come out, with what follows it. `fault`: 0 the source's, which alone drops it

@@ -53,7 +53,7 @@ class _Job:
 
 
 class ChecksumJobs:
-    """All checksum_jobs under way in one tier."""
+    """All comparisons under way in one tier."""
 
     def __init__(self, tier: BackingTier, jobs: Jobs, namespaces: Namespaces) -> None:
         self.tier = tier
@@ -79,11 +79,13 @@ class ChecksumJobs:
     def settle(self, chunk: Stored, waiting: "asyncio.Future[ChecksumResult]", finished: Finished) -> None:
         """A chunk has been read or not."""
         dropped, directory, key = 0, self.tier.slots.directory, chunk.key
+        is_good = finished.outcome is Outcome.DONE
+        fault = "" if is_good else finished.fault or finished.outcome.name.lower()
         if finished.outcome is Outcome.BAD_SOURCE:
             dropped = directory.drop(key, chunk.generation)
-            named = (key.hex()[:16], self.tier.name, finished.fault, dropped)
+            named = (key.hex()[:16], self.tier.name, fault, dropped)
             log.error("chunk %s is bad in the %s tier (%s): %d chunks dropped", *named)
         directory.unpin(chunk.pin)
         self.pins -= 1
         if not waiting.done():
-            waiting.set_result(ChecksumResult(key, finished.fault, dropped))
+            waiting.set_result(ChecksumResult(key, fault, dropped))

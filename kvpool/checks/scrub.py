@@ -32,9 +32,9 @@ SLICE_WAIT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class BadChunk:
-    """A chunk with wrong bytes, or one that could not be read."""
+    """A chunk with wrong bytes, or one that could not be read. `tier`: the name."""
 
-    level: Level
+    tier: str
     key: bytes
     fault: str
     dropped: int
@@ -51,10 +51,7 @@ class ScrubSlice:
 
     def to_report(self) -> dict[str, Any]:
         """As plain values."""
-        bad = [
-            {"tier": one.level.name.lower(), "key": one.key.hex(), "fault": one.fault, "dropped": one.dropped}
-            for one in self.bad
-        ]
+        bad = [{"tier": one.tier, "key": one.key.hex(), "fault": one.fault, "dropped": one.dropped} for one in self.bad]
         return {"looked_at": self.looked_at, "chunks": self.chunks, "bytes": self.bytes, "bad": bad}
 
 
@@ -81,6 +78,9 @@ class Scrub:
         checksum_jobs: Sequence[ChecksumJobs],
     ) -> None:
         self._checksum_jobs = {one.tier.level: one for one in checksum_jobs}
+        self._names = {Level.DRAM: Level.DRAM.name.lower()} | {
+            level: one.tier.name for level, one in self._checksum_jobs.items()
+        }
         self._directories = {Level.DRAM: directory}
         self._directories |= {level: one.tier.slots.directory for level, one in self._checksum_jobs.items()}
         self._dram_check = dram_check
@@ -96,9 +96,9 @@ class Scrub:
         return self._dram_check.pins + sum(one.pins for one in self._checksum_jobs.values())
 
     def tiers(self) -> dict[str, dict[str, int]]:
-        """By tier: the number of chunks, and of records where they may be."""
+        """By tier: its level, the number of chunks, and of records where they may be."""
         return {
-            level.name.lower(): {name: directory.stats()[name] for name in ("chunks", "places")}
+            self._names[level]: {"level": level, **{name: directory.stats()[name] for name in ("chunks", "places")}}
             for level, directory in self._directories.items()
         }
 
@@ -121,12 +121,13 @@ class Scrub:
             raise Refused("busy", f"not read within {SLICE_WAIT_S:.0f} s: engines keep the disk busy") from error
         for entry, comparison in zip(below, started, strict=True):
             if comparison is None:
-                name = entry.level.name.lower()
+                name = self._names[entry.level]
                 raise Refused("busy", f"the {name} tier cannot be read just now: its state is in the statistics")
         self.verified_chunks += len(pinned)
-        bad = [BadChunk(Level.DRAM, key, "bad_checksum", dropped) for key, dropped in corrupt.items()]
+        names = self._names
+        bad = [BadChunk(names[Level.DRAM], key, "bad_checksum", dropped) for key, dropped in corrupt.items()]
         bad += [
-            BadChunk(entry.level, one.key, one.fault, one.dropped)
+            BadChunk(names[entry.level], one.key, one.fault, one.dropped)
             for entry, one in zip(below, compared, strict=True)
             if one.fault
         ]

@@ -61,6 +61,7 @@ _NO_KEY = bytes(KEY_BYTES)
 CORRUPT_MODELS_MAX = 256
 CORRUPT_NAMED = 8
 NO_HEADERS: Mapping[Level, Headers] = MappingProxyType({})
+NO_NAMES: Mapping[Level, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +100,13 @@ class Journal:
         clock: Clock,
         config: EventsConfig,
         headers: Mapping[Level, Headers] = NO_HEADERS,
+        names: Mapping[Level, str] = NO_NAMES,
     ) -> None:
-        """`headers`: of the tiers from which token ids are to be read back."""
+        """`headers`: of the tiers from which token ids are to be read back; `names`: of tiers that are not called as their
+        levels are."""
         self.incarnation = incarnation
         self._headers = headers
+        self._names = {level: level.name.lower() for level in Level} | dict(names)
         self._directories = {level: directory for level, (directory, _) in tiers.items()}
         self._namespaces = namespaces
         self._clock = clock
@@ -248,7 +252,7 @@ class Journal:
                 stored = self._stored(Change(*_ROW.unpack(row)))
                 return {
                     "fate": "stored",
-                    "tiers": [level.name.lower() for level in levels_in(stored.tiers)],
+                    "tiers": [self._names[level] for level in levels_in(stored.tiers)],
                     "priority": stored.priority,
                     "model": self._model(stored.namespace),
                     "has_parent": bool(stored.parent),

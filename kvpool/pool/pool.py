@@ -382,7 +382,9 @@ class Pool:
             if self._config.server.keep_token_ids and lower.headers is not None:
                 headers[lower.level] = lower.headers
         clock, events = self._clock, self._config.events
-        journal = Journal(self.epoch, tiers, self.namespaces, clock=clock, config=events, headers=headers)
+        journal = Journal(
+            self.epoch, tiers, self.namespaces, clock=clock, config=events, headers=headers, names=self._tiering.names
+        )
         self.namespaces.on_numbers_reused = journal.forget_namespaces
         return journal
 

@@ -22,7 +22,7 @@ _NUMBERS = 1 << 31
 AskSlice = Callable[[bytes, int], Mapping[str, Any]]
 # Called after each slice with the chunks read so far.
 Advance = Callable[[int], None]
-# By tier: `chunks` and `places` (the number of records), as the answer to `Check` has them.
+# By tier: its `level`, `chunks`, and `places` (the number of records), as the answer to `Check` has them.
 Tiers = Mapping[str, Mapping[str, int]]
 
 
@@ -45,7 +45,8 @@ def unpack(column: bytes) -> list[tuple[Level, int]]:
 def every(tiers: Tiers) -> Iterator[int]:
     """All records, tier after tier."""
     for name, counts in tiers.items():
-        yield from (_word(name, number) for number in range(counts["places"]))
+        level = _level_of(name, counts)
+        yield from (_word(level, number) for number in range(counts["places"]))
 
 
 def drawn(tiers: Tiers, seed: int) -> Iterator[int]:
@@ -59,7 +60,7 @@ def drawn(tiers: Tiers, seed: int) -> Iterator[int]:
         swapped[other] = swapped.pop(position, position)
         for name, counts in tiers.items():
             if chosen < counts["places"]:
-                yield _word(name, chosen)
+                yield _word(_level_of(name, counts), chosen)
                 break
             chosen -= counts["places"]
 
@@ -98,5 +99,10 @@ def _describe(bad: Mapping[str, Any], digits: int | None) -> str:
     return f"{bad['tier']}: chunk {bad['key'][:digits]}: {bad['fault'].replace('_', ' ')}{went}"
 
 
-def _word(tier: str, number: int) -> int:
-    return Level[tier.upper()] << _LEVEL_SHIFT | number
+def _level_of(name: str, counts: Mapping[str, int]) -> int:
+    """A tier's level: of a daemon that does not report it, by the name."""
+    return counts["level"] if "level" in counts else Level[name.upper()]
+
+
+def _word(level: int, number: int) -> int:
+    return level << _LEVEL_SHIFT | number

@@ -69,6 +69,7 @@ class Promotions:
         self._lower = lower
         self._jobs = jobs
         self._under_way = 0
+        self.promoted_chunks = 0
         self.failed_chunks = 0
 
     def __repr__(self) -> str:
@@ -121,12 +122,17 @@ class Promotions:
     def settle(self, moves: Moves, generation: int, finished: Finished) -> None:
         """Note that a chunk has landed, with its token ids if known, or failed. `generation`: of its slot in the arena."""
         failpoint.reach("daemon.promote.landed")
-        key = moves.keys[finished.chunk]
-        if finished.outcome is Outcome.DONE:
-            self._directory.landed(key, generation, finished.tokens)
+        key, name = moves.keys[finished.chunk], self._lower.name
+        is_done = finished.outcome is Outcome.DONE
+        if is_done and self._directory.has_landed(key, generation):
+            self.promoted_chunks += self._directory.landed(key, generation, finished.tokens)
             self._lower.touch(key)
             return
         self.failed_chunks += 1
+        if is_done:
+            log.error(
+                "the %s tier reported chunk %s as read, and not all of its layers have landed", name, key.hex()[:16]
+            )
         is_bad = finished.outcome is Outcome.BAD_SOURCE
         self._directory.fail_landing(key, generation, LoadFault.SOURCE if is_bad else LoadFault.PATH)
         if is_bad:

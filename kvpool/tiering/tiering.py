@@ -16,7 +16,7 @@ from kvpool.key_column import KeyColumn
 from kvpool.tiering.link import Link
 from kvpool.tiering.promotions import Wanted
 from kvpool.tiers.base import ArenaTier
-from kvpool.types import DURATION_BYTES, HoldId, RetainState
+from kvpool.types import DURATION_BYTES, HoldId, Level, RetainState
 
 _UNPROTECTED = contextlib.nullcontext()
 
@@ -59,6 +59,11 @@ class Tiering:
     def directories(self) -> list[kvpool_native.Directory]:
         """The directories of the lower tiers, the fastest first."""
         return [link.lower.slots.directory for link in self.links]
+
+    @property
+    def names(self) -> dict[Level, str]:
+        """The names of the lower tiers, by level."""
+        return {link.lower.level: link.lower.name for link in self.links}
 
     @property
     def holds(self) -> int:

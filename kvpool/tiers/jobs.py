@@ -56,7 +56,7 @@ class Jobs:
     def settle(self, finished: Finished, now_ns: int) -> None:
         """A chunk has ended: its owner settles it, and the job with its last one."""
         entry = self._by_id.get(finished.job)
-        if entry is None or finished.chunk >= len(entry.is_waiting) or not entry.is_waiting[finished.chunk]:
+        if entry is None or not 0 <= finished.chunk < len(entry.is_waiting) or not entry.is_waiting[finished.chunk]:
             self.strays += 1
             log.error("chunk %d of job %d has ended, and nobody waits for it", finished.chunk, finished.job)
             return

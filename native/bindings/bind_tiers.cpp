@@ -207,6 +207,12 @@ void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
           },
           "key"_a, "generation"_a, "tokens"_a = nb::bytes(""),
           "Makes a promoted chunk an ordinary one; False where it has gone meanwhile. `tokens`: its token ids, i32.")
+      .def(
+          "has_landed",
+          [](const Directory& self, const nb::bytes& key, uint64_t generation) { return self.has_landed(one_key(key), generation); },
+          "key"_a, "generation"_a,
+          "Whether all layers of a promoted chunk have landed; True also for a chunk that is not being promoted, and in a tier\n"
+          "without memory.")
       .def("fail_landing", &fail_landing, "key"_a, "generation"_a, "fault"_a,
            "Takes a promoted chunk that did not come out, with what follows it. `fault`: 0 the source's, which alone drops it\n"
            "there too, 1 of the way to it, 2 of the memory here.")

@@ -134,6 +134,8 @@ class Directory {
   [[nodiscard]] Reservation promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent, const uint8_t* keys,
                                     size_t n, uint64_t now_ns, std::span<const PromotionSource> sources = {});
   bool landed(const ChunkKey& key, uint64_t generation, std::span<const int32_t> tokens = {});
+  // False for a promoted chunk of which layers have not landed, where there is memory for them.
+  [[nodiscard]] bool has_landed(const ChunkKey& key, uint64_t generation) const noexcept;
   FailedLanding fail_landing(const ChunkKey& key, uint64_t generation, LoadFault fault);
 
   // directory_retention.cpp. Retains chunks as requested from now on, stored ones and those being written, here and in lower

@@ -61,6 +61,16 @@ bool Directory::has_expected_layers(const ChunkRecord& record, const Promotion& 
   return true;
 }
 
+bool Directory::has_landed(const ChunkKey& key, uint64_t generation) const noexcept {
+  const RecordId id = find_record(key);
+  if (arena_mapping_ == nullptr || !table_.is_shared() || !id.valid() || records_[id].generation != generation ||
+      records_[id].state != ChunkState::PROMOTING) {
+    return true;
+  }
+  const ChunkRecord& record = records_[id];
+  return table_.shared().landed(table_.slot_of(record.page)) == arena_.size_class(record.size_class).layers;
+}
+
 bool Directory::landed(const ChunkKey& key, uint64_t generation, std::span<const int32_t> tokens) {
   const auto promotion = promotions_.find(generation);
   const RecordId id = find_record(key);

@@ -288,6 +288,8 @@ void ChunkTable::set_checksums(SlotAddress slot, const uint32_t* checksums, uint
 
 void ChunkTable::set_landed(SlotAddress slot, uint32_t layers) noexcept { store_release(words_at(slot).landed, layers); }
 
+uint32_t ChunkTable::landed(SlotAddress slot) const noexcept { return load_acquire(words_at(slot).landed); }
+
 uint64_t ChunkTable::generation(SlotAddress slot) const noexcept { return words_at(slot).generation; }
 
 uint32_t ChunkTable::checksum(SlotAddress slot, uint32_t layer) const noexcept {

@@ -155,6 +155,7 @@ class ChunkTable {
   void set_checksums(SlotAddress slot, const uint32_t* checksums, uint32_t layers) noexcept;
   // How many layers of a slot can be read: stored with release, after their bytes and checksums.
   void set_landed(SlotAddress slot, uint32_t layers) noexcept;
+  [[nodiscard]] uint32_t landed(SlotAddress slot) const noexcept;
   [[nodiscard]] uint64_t generation(SlotAddress slot) const noexcept;
   [[nodiscard]] uint32_t checksum(SlotAddress slot, uint32_t layer) const noexcept;
 

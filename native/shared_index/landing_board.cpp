@@ -28,6 +28,10 @@ SlotWords& LandingBoard::words_of_slot(SlotAddress slot) const noexcept {
 
 void LandingBoard::land(SlotAddress slot, uint32_t first, const uint32_t* checksums, uint32_t count) noexcept {
   SlotWords& words = words_of_slot(slot);
+  if (words.landed != first) {  // out of order: readers would take what lies between for landed
+    publish(words, LANDING_FAILED);
+    return;
+  }
   uint32_t* const sums = regions_[slot.region].find_checksums(words, uint64_t{first} + count);
   KVPOOL_CHECK(sums != nullptr);
   for (uint32_t index = 0; index < count; ++index) {

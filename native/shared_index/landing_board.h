@@ -19,7 +19,8 @@ class LandingBoard {
   // REQUIRES: a writable region that a ChunkTable has formatted.
   explicit LandingBoard(std::shared_ptr<const Mapping> index);
 
-  // Layers first .. first+count of the slot are in place, with these checksums. REQUIRES: the index has the slot.
+  // Layers first .. first+count of the slot are in place, with these checksums. Layers land in their order: where `first` is not
+  // how many have landed, no more layers come. REQUIRES: the index has the slot.
   void land(SlotAddress slot, uint32_t first, const uint32_t* checksums, uint32_t count) noexcept;
   // No more layers come.
   void fail(SlotAddress slot) noexcept;

@@ -70,7 +70,7 @@ def stats(options: Options, section: str | None, watch: bool, interval: str, cou
 @click.option("--all", "is_all", is_flag=True, help="Every chunk.")
 @click.option("--model", metavar="M", help="Chunks of one model.")
 @click.option("--older-than", metavar="DURATION", help="Chunks not used for this long, such as 30m.")
-@click.option("--tier", type=click.Choice(["dram", "ssd"]), help="Only from this tier (default: every tier).")
+@click.option("--tier", metavar="NAME", help="Only from this tier, such as dram or ssd (default: every tier).")
 @click.option(
     "--demote", is_flag=True, help="Write chunks that only DRAM has to the SSD tier and checkpoint; drop nothing."
 )

@@ -37,6 +37,7 @@ def locked(path: Path) -> Iterator[None]:
     except BlockingIOError as error:
         raise OSError(error.errno, "another daemon uses this directory") from error
     finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor too
         os.close(fd)
 
 
