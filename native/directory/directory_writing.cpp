@@ -41,10 +41,9 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
       table_.publish(record.page, checksums + index * state.layers, state.layers, record.generation);
       --stats_.writing;
       --namespaces_[record.owner.value()].writing;
-      const HolderBytes before_it = HolderShares::bytes_of(state);
       --state.writing;
       record.has_writer = false;
-      shares_.change(state, before_it);
+      shares_.note_stored(state);
       ++stats_.stored_chunks;
       become_ready(record);
       report(record, ChangeKind::ARRIVED, Cause::STORED);

@@ -13,7 +13,7 @@ namespace {
 constexpr size_t COMPARED_HOLDS = 256;
 // A holder's chunks are counted one by one when a part of this size has changed since that was done last.
 constexpr uint64_t CHANGED_PART = 4;
-// The same for who holds a chain on each of many ranks: about as many of each rank's are among them.
+// The same for a holder of a chain on each of many ranks: about as many holds of each rank are among them.
 constexpr size_t COMPARED_RANKS = 4;
 
 // Whether so much has changed since an account was counted that it is worth counting again.
@@ -259,6 +259,12 @@ void HolderShares::grow(const ReservationState& state, size_t writing, size_t ad
 void HolderShares::change(const ReservationState& state, HolderBytes before) noexcept {
   if (state.holder.valid()) {
     accounts_.change(state.holder, before, bytes_of(state));
+  }
+}
+
+void HolderShares::note_stored(const ReservationState& state) noexcept {
+  if (state.holder.valid()) {
+    accounts_.change(state.holder, {state.taken_bytes, 0, 0}, {0, 0, state.taken_bytes});
   }
 }
 

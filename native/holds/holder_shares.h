@@ -81,6 +81,7 @@ class HolderShares {
   void open(HoldId id, const ReservationState& state, const ShareClaim& claim);
   void grow(const ReservationState& state, size_t writing, size_t added) noexcept;
   void change(const ReservationState& state, HolderBytes before) noexcept;
+  void note_stored(const ReservationState& state) noexcept;  // one of its chunks: it is leased from now on, not reserved
   void shorten(HoldId id, const ReservationState& state, HolderBytes before, size_t ended) noexcept;
 
   [[nodiscard]] HolderAccounts& accounts() noexcept { return accounts_; }

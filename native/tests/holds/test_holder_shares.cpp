@@ -119,12 +119,11 @@ TEST(a_reservation_changes_its_kind_until_it_ends) {
   shared.shares.open(id, made, ShareClaim{.holder = ONE});
   const auto bytes = [&] { return shared.shares.accounts().find(ONE)->bytes; };
   EXPECT(bytes().reserved == 4 * CHUNK && bytes().leased == 0);
-  HolderBytes before = HolderShares::bytes_of(made);
   --made.writing;
-  shared.shares.change(made, before);
+  shared.shares.note_stored(made);
   EXPECT(bytes().reserved == 3 * CHUNK && bytes().leased == CHUNK);
   EXPECT(shared.is_sound());
-  before = HolderShares::bytes_of(made);
+  HolderBytes before = HolderShares::bytes_of(made);
   made.expired = true;
   shared.shares.change(made, before);
   EXPECT(bytes().zombies == 4 * CHUNK && bytes().reserved == 0);
