@@ -29,6 +29,7 @@ void Directory::vacate(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   if (record.holds > 0 && !record.has_io() && record.has_slot() && table_.is_shared()) {
     give_slot_back(id);
+    shares_.vacate(record.size_class);
     record.page = PackedPage();
   }
 }
@@ -39,7 +40,6 @@ void Directory::give_slot_back(RecordId id) noexcept {
   KVPOOL_CHECK(arena_.owner(record.page) == id);
   set_written(record, false);
   stats_.used_bytes -= chunk_bytes(record);
-  shares_.unprotect(record.size_class);
   arena_.release(record.page);
   tokens_.forget(id);
 }
@@ -49,6 +49,9 @@ void Directory::free_slot(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   if (record.has_slot()) {
     give_slot_back(id);
+    shares_.unprotect(record.size_class);
+  } else {
+    shares_.release_record();
   }
   if (!promotions_.empty()) {
     promotions_.erase(record.generation);  // no report of its landing has come

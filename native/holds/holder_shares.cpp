@@ -287,7 +287,9 @@ void HolderShares::verify_protected(std::vector<std::string>& broken) const {
   for (uint32_t index = 0; index < records_.end(); ++index) {
     const ChunkRecord& record = records_[RecordId(index)];
     const bool is_evictable = record.holds == 0 && (record.state == ChunkState::READY || record.pins > 0);
-    taken += record.state == ChunkState::FREE || is_evictable || !record.has_slot() ? 0 : taken_bytes(record.size_class);
+    if (record.state != ChunkState::FREE && !is_evictable) {
+      taken += record.has_slot() ? taken_bytes(record.size_class) : record_share_;
+    }
   }
   if (taken != protected_bytes_) {
     broken.push_back("what nothing can evict takes " + std::to_string(taken) + " bytes, counted " + std::to_string(protected_bytes_));

@@ -62,6 +62,9 @@ class HolderShares {
   // A chunk of this class cannot be evicted from now on, or can again.
   void protect(ClassId size_class) noexcept { protected_bytes_ += taken_bytes(size_class); }
   void unprotect(ClassId size_class) noexcept { protected_bytes_ -= taken_bytes(size_class); }
+  // A chunk that cannot be evicted has lost its slot: its record alone is taken from now on, until `release_record`.
+  void vacate(ClassId size_class) noexcept { protected_bytes_ -= taken_bytes(size_class) - record_share_; }
+  void release_record() noexcept { protected_bytes_ -= record_share_; }
   [[nodiscard]] uint64_t protected_bytes() const noexcept { return protected_bytes_; }
 
   // How many of `wanted` leading chunks of these chains the holder may protect. `holds`: what of each is here, or 0.
