@@ -1,4 +1,4 @@
-"""Functions that ARCHITECTURE.md names in its four ways: each exists, in the file named beside it."""
+"""Functions that ARCHITECTURE.md names in its paths through the code: each exists, in the file named beside it."""
 
 import ast
 import re
@@ -29,7 +29,7 @@ def _is_defined(name: str, path: Path) -> bool:
 
 def test_functions_named_in_architecture_exist() -> None:
     steps = re.findall(r"`([\w.:]+)` in `([\w/.]+)`", text_of(ROOT / "ARCHITECTURE.md"))
-    assert len(steps) >= 30, "the ways of a save, a load, a promotion, a demotion and an eviction"
+    assert len(steps) >= 30, "the paths of a save, a load, a promotion, a demotion and an eviction"
     missing = [f"{name} in {path}" for name, path in steps if not _is_defined(name, ROOT / path)]
     assert not missing, f"ARCHITECTURE.md names what is not there: {missing}"
     assert not _is_defined("Pool.none", ROOT / "kvpool/pool/pool.py")

@@ -1,1 +1,1 @@
-"""Tests of rigs."""
+"""Tools that these tests share."""

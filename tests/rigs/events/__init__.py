@@ -1,1 +1,1 @@
-"""Tests of events."""
+"""Tools of the tests of events."""

@@ -1,1 +1,1 @@
-"""Tests of vllm."""
+"""Tools of the tests of the vLLM connector."""
