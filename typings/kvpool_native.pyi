@@ -408,6 +408,9 @@ class Directory:
         The same of the longest stored prefix, or of what follows a parent; worth it or not.
         """
 
+    def pin_unsaved_hold(self, hold: int) -> Pinned:
+        """The same of the chunks of a hold; none where it is unknown."""
+
     def pin_chunk(self, hold: int, position: int) -> int:
         """Pins one chunk of a hold; 0 where it is gone."""
 

@@ -218,6 +218,10 @@ class Leases:
             problems.append("leases: the chunks that leases and tickets hold are miscounted")
         return problems
 
+    def holds(self) -> list[HoldId]:
+        """The holds of leases in the directory, the oldest lease first."""
+        return [hold for lease in self._by_id.values() for hold in lease.holds.values()]
+
     def hold_count(self) -> int:
         """Holds that leases and tickets have in the directory."""
         in_leases = sum(len(lease.holds) for lease in self._by_id.values())

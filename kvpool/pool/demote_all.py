@@ -6,13 +6,13 @@ Control thread only; it waits for the tier and lets other requests in between.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from kvpool.clock import Clock, Deadline
 from kvpool.tiering.link import Link
 from kvpool.tiering.tiering import Tiering
-from kvpool.types import WriteOrder
+from kvpool.types import HoldId, WriteOrder
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +27,13 @@ class DemoteOrder:
     """Order to demote all chunks, with its time limit.
 
     `is_more_coming`: of a stop, which writes the worthiest first, and goes on while saves are still ending; None: of an
-    operator. `is_forced`: beyond the write budget.
+    operator. `is_forced`: beyond the write budget. `leased`: the holds on chunks that engines read.
     """
 
     timeout_s: float
     is_more_coming: Callable[[], bool] | None = None
     is_forced: bool = True
+    leased: Callable[[], Iterator[HoldId]] = lambda: iter(())
 
 
 async def demote_all(tiering: Tiering, clock: Clock, order: DemoteOrder) -> tuple[int, bool]:
@@ -54,9 +55,10 @@ async def _demote_to(link: Link, clock: Clock, order: DemoteOrder) -> tuple[int,
 async def _demote_all(link: Link, clock: Clock, order: DemoteOrder) -> None:
     demotions, is_more_coming, deadline = link.demotions, order.is_more_coming, Deadline(order.timeout_s, clock)
     demotions.forget_written()
+    leased = order.leased()
     first = WriteOrder.COLDEST if is_more_coming is None else WriteOrder.WORTHIEST
-    while link.lower.can_write and not deadline.has_passed():
-        if demotions.run_all(clock.now_ns(), first, is_forced=order.is_forced):
+    while link.lower.can_write and not link.has_lost_job and not deadline.has_passed():
+        if demotions.run_all(clock.now_ns(), first, leased=leased, is_forced=order.is_forced):
             await asyncio.sleep(0)
             continue
         is_coming = is_more_coming is not None and is_more_coming()

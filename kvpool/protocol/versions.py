@@ -57,7 +57,7 @@ def choose(oldest: int, newest: int, role: str) -> int:
     """The version for a peer that speaks these. Raises Refused where there is none."""
     chosen, least = min(newest, NEWEST), oldest_of(role)
     if chosen < max(oldest, least):
-        older = "client (install this daemon's kvpool where the engine runs)" if newest < least else "older of the two"
+        older = "client (install this daemon's kvpool where the engine runs)" if newest < least else "daemon"
         spoken = f"client speaks protocol {oldest} to {newest}, this daemon {least} to {NEWEST}"
         raise Refused("version", f"{spoken}: update the {older}")
     return chosen

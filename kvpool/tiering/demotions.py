@@ -159,9 +159,16 @@ class Demotions:
         """Have the next calls of `run_all` write again chunks that the lower tier had and has evicted."""
         self._forget_from = 0
 
-    def run_all(self, now_ns: int, order: WriteOrder = WriteOrder.COLDEST, *, is_forced: bool = True) -> bool:
+    def run_all(
+        self,
+        now_ns: int,
+        order: WriteOrder = WriteOrder.COLDEST,
+        *,
+        leased: Iterator[HoldId] = iter(()),  # noqa: B008 - an empty iterator has no state
+        is_forced: bool = True,
+    ) -> bool:
         """Start to write all chunks that only DRAM has, whatever admission says, as far as room and (unless forced) budget
-        allow.
+        allow; at last those of `leased`, holds on chunks that engines read.
 
         False when there is no more to start now; True when the turn is over and the next call continues. Chunks that the lower
         tier has evicted are not written again, unless `forget_written` was called.
@@ -174,6 +181,10 @@ class Demotions:
         with self._passing_refused() as refused:
             while left > 0 and refused.chunks < REFUSED_AT_ONCE and self._has_room:
                 pinned = self._directory.pin_unsaved(SCAN_CHUNKS, order)
+                if not pinned.id and not pinned.chunks:
+                    pinned = next(
+                        (one for hold in leased if (one := self._directory.pin_unsaved_hold(hold)).id), pinned
+                    )
                 if not pinned.id:
                     return pinned.chunks > 0  # no chain was found among the examined chunks; there may be more
                 size = self._slot_bytes(self._namespaces.by_id(NamespaceId(pinned.namespace)))

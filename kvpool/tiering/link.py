@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from kvpool.checks.checksum_jobs import ChecksumJobs
-from kvpool.clock import Clock
+from kvpool.clock import NS_PER_S, Clock
 from kvpool.index.namespaces import Namespaces
 from kvpool.tiering.admission import DECLINED, make_admission
 from kvpool.tiering.demotions import Demotions
@@ -22,6 +22,9 @@ from kvpool.tiers.jobs import Jobs
 # Evicted chunks remembered for each that the arena has room for. Measured on traces: with one the memory is too short to know
 # which chunks are used again, with four it is long enough.
 GHOSTS_PER_CHUNK = 4
+# A tier that answers and has reported nothing of a job for so long has lost it. A guess: many times what a check waits behind
+# everything else on a busy disk; a device that hangs is noticed by its own tier long before.
+LOST_S = 300
 
 
 class Link:
@@ -49,7 +52,7 @@ class Link:
             now_ns=clock.now_ns(),
             knows_chances=upper.directory.knows_chances,
         )
-        self._jobs = Jobs()
+        self._jobs = Jobs(clock)
         self.promotions = Promotions(upper.directory, lower, self._jobs)
         self.demotions = Demotions(upper, lower, jobs=self._jobs, namespaces=namespaces, admission=self.admission)
         self.checksum_jobs = ChecksumJobs(lower, self._jobs, namespaces)
@@ -87,12 +90,17 @@ class Link:
     @property
     def can_take(self) -> bool:
         """Whether the tier can soon take chunks that only the arena has."""
-        return self.lower.is_answering and self.demotions.may_write(self._clock.now_ns())
+        return self.lower.is_answering and not self.has_lost_job and self.demotions.may_write(self._clock.now_ns())
+
+    @property
+    def has_lost_job(self) -> bool:
+        """Whether the tier answers, and has reported nothing of a job for so long that it never will."""
+        return self.lower.is_answering and self._jobs.silence_ns() > LOST_S * NS_PER_S
 
     def make_room(self) -> bool:
         """Start to demote the coldest chunks. Whether any job is under way whose end may make room."""
         self.run(is_urgent=True)
-        return len(self.promotions) + len(self.demotions) > 0
+        return len(self.promotions) + len(self.demotions) > 0 and not self.has_lost_job
 
     def run(self, *, is_urgent: bool = False) -> None:
         """Start demotions that are due."""
@@ -113,7 +121,7 @@ class Link:
             "demoted_chunks": self.demotions.demoted_chunks,
             "demotions_failed": self.demotions.failed_chunks,
             "demotions_under_way": len(self.demotions),
-            "promoted_chunks": upper["promoted_chunks"],
+            "promoted_chunks": self.promotions.promoted_chunks,
             "promotions_failed": self.promotions.failed_chunks,
             "promotions_under_way": len(self.promotions),
             f"{name}.checks_under_way": self.checksum_jobs.pins,
@@ -129,8 +137,14 @@ class Link:
         slots = self.lower.slots.verify(
             with_shared=with_shared, holds=self.promotions.holds, pins=self.checksum_jobs.pins
         )
-        strays = self._jobs.strays
-        return slots + self.lower.verify() + ([f"{self.lower.name}: {strays} reports were nobody's"] if strays else [])
+        strays, name = self._jobs.strays, self.lower.name
+        wrong = [f"{name}: {strays} reports were nobody's"] if strays else []
+        if self.has_lost_job:
+            silence_s = self._jobs.silence_ns() // NS_PER_S
+            wrong.append(
+                f"{name}: a job has had no report for {silence_s} s, expected {LOST_S} at most: restart the daemon"
+            )
+        return slots + self.lower.verify() + wrong
 
     def _remember_evicted(self) -> None:
         if self._ghosts and self.admission.needs_ghosts:

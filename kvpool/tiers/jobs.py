@@ -7,6 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvpool.clock import Clock
 from kvpool.tiers.base import Finished, JobId
 
 log = logging.getLogger(__name__)
@@ -27,14 +28,16 @@ class Job(Protocol):
 @dataclass(slots=True)
 class _Entry:
     job: Job
-    is_waiting: bytearray  # for each chunk
+    is_waiting: bytearray  # for each chunk: the tier has not reported it yet
     left: int
+    heard_ns: int  # time of the job's start, or of its last report
 
 
 class Jobs:
     """See the module. `strays`: reports that belong to no job; a correct tier makes none."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._by_id: dict[JobId, _Entry] = {}
         self.strays = 0
 
@@ -47,7 +50,13 @@ class Jobs:
     def add(self, number: JobId, job: Job, chunks: int) -> None:
         """A job of so many chunks has started."""
         assert number not in self._by_id
-        self._by_id[number] = _Entry(job, bytearray([1]) * chunks, chunks)
+        self._by_id[number] = _Entry(job, bytearray([1]) * chunks, chunks, self._clock.now_ns())
+
+    def silence_ns(self) -> int:
+        """How long the tier has reported nothing of a job under way: the longest such time."""
+        return self._clock.now_ns() - min(
+            (entry.heard_ns for entry in self._by_id.values()), default=self._clock.now_ns()
+        )
 
     def all(self) -> list[Job]:
         """Every job under way."""
@@ -62,6 +71,7 @@ class Jobs:
             return
         entry.is_waiting[finished.chunk] = 0
         entry.left -= 1
+        entry.heard_ns = now_ns
         entry.job.settle(finished, now_ns)
         if not entry.left:
             del self._by_id[finished.job]

@@ -162,6 +162,9 @@ void bind_pins(nb::module_& module, nb::class_<Directory>& directory) {
           "namespace"_a, "keys"_a, "parent"_a = nb::bytes(""),
           "The same of the longest stored prefix, or of what follows a parent; worth it or not.")
       .def(
+          "pin_unsaved_hold", [](Directory& self, HoldId hold) { return describe(self, self.pin_unsaved_hold(hold)); }, "hold"_a,
+          "The same of the chunks of a hold; none where it is unknown.")
+      .def(
           "pin_chunk", [](Directory& self, HoldId hold, size_t position) { return self.pin_chunk(hold, position).value_or(0); },
           "hold"_a, "position"_a, "Pins one chunk of a hold; 0 where it is gone.")
       .def("unpin", &Directory::unpin, "pin"_a, "Ends a pin: its chunks count as unused. False where it is unknown.");

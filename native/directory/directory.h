@@ -166,9 +166,10 @@ class Directory {
   // directory_pins.cpp. Pins what every lower tier lacks of a chain and is admitted there, up to one of the first `scan`
   // in this order (unsaved_order.h). Id 0: none is lacking, but `chunks` count as evicted with others. Read as a hold is.
   [[nodiscard]] Hold pin_unsaved(uint32_t scan, WriteOrder order);
-  // The same of the longest stored prefix, admitted or not; and one chunk of a hold, nothing where it is gone.
+  // The same of the longest stored prefix, or of a hold, admitted or not; and one chunk of a hold, nothing where it is gone.
   [[nodiscard]] Hold pin_unsaved_prefix(NamespaceId owner, const uint8_t* keys, size_t n,
                                         const std::optional<ChunkKey>& parent = std::nullopt);
+  [[nodiscard]] Hold pin_unsaved_hold(HoldId hold);
   [[nodiscard]] std::optional<HoldId> pin_chunk(HoldId hold, size_t position);
   bool unpin(HoldId pin);  // false where it is unknown
   [[nodiscard]] uint64_t count_unsaved() const noexcept { return stats_.unsaved_chunks; }  // stored, and not below

@@ -201,6 +201,12 @@ Hold Directory::pin_unsaved_prefix(NamespaceId owner, const uint8_t* keys, size_
   return !above || find_prefix(owner, *above, keys, n, records) == 0 ? Hold{} : pin_unsaved_chain_of(records.back(), steps);
 }
 
+Hold Directory::pin_unsaved_hold(HoldId hold) {
+  const HoldTable::Records* held = holds_.find_hold(hold);
+  uint32_t steps = UINT32_MAX;
+  return held == nullptr || held->empty() ? Hold{} : pin_unsaved_chain_of(held->back(), steps);
+}
+
 std::optional<HoldId> Directory::pin_chunk(HoldId hold, size_t position) {
   const auto id = holds_.record_of(hold, position);
   if (!id || records_[*id].state != ChunkState::READY || records_[*id].pins == MAX_PINS) {

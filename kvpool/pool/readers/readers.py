@@ -10,7 +10,7 @@ outlive their issuers.
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -95,6 +95,10 @@ class Readers:
         """Holds in the directory that are of leases and tickets, or are just being taken or ending."""
         taken = sum(len(acquire_task.holds) for acquire_task in self._acquiring)
         return self._leases.hold_count() + taken + len(self._ending)
+
+    def leased(self) -> Iterator[HoldId]:
+        """The holds of the leases that live now."""
+        return iter(self._leases.holds())
 
     def stats(self) -> dict[str, int]:
         """Counters, by name."""

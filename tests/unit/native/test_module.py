@@ -1,4 +1,4 @@
-"""Native module on this machine: the libraries it needs, its variants of checksums and copies, and the benchmark's floors."""
+"""Native module on this machine: the libraries it needs, and its variants of checksums and copies."""
 
 import os
 import shutil
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import kvpool_native
-from tests.rigs.native_copies import BLOCKS, CHUNK_BYTES, Engine, column, some_ids
 
 # The C and C++ run-time libraries, which every machine with compiled programs has.
 LIBRARIES = {"libstdc++", "libm", "libgcc_s", "libc", "libpthread", "libatomic", "ld-linux-x86-64"}
@@ -40,26 +39,6 @@ def test_crc32c_has_the_published_value_and_continues() -> None:
     assert kvpool_native.crc32c(digits) == 0xE3069283
     assert kvpool_native.crc32c(digits[4:], kvpool_native.crc32c(digits[:4])) == 0xE3069283
     assert kvpool_native.crc_path() in ("avx512", "sse4.2", "pmull", "armv8-crc", "table")
-
-
-@pytest.mark.parametrize("form", ["kv_first", "block_first", "packed"])
-def test_the_floors_of_the_benchmark_move_the_bytes_of_a_save_and_back(form: str) -> None:
-    engine, target, ids = Engine(form, 16), Engine(form, 16, fill=0), some_ids(20)
-    per_chunk, chunks = len(ids) // 5, np.zeros(5 * CHUNK_BYTES, np.uint8)
-    kvpool_native.gather_plain(engine.view, column(ids), per_chunk, chunks)
-    assert chunks.tobytes() == b"".join(engine.chunks(ids))
-    kvpool_native.scatter_plain(target.view, column(ids), per_chunk, chunks)
-    assert target.chunks(ids) == engine.chunks(ids)
-
-
-def test_the_floors_of_the_benchmark_refuse_what_lies_outside() -> None:
-    engine, chunks = Engine("kv_first", 16), np.zeros(CHUNK_BYTES, np.uint8)
-    with pytest.raises(ValueError, match="another size"):
-        kvpool_native.gather_plain(engine.view, column([0, 1, 2, 3]), 4, chunks[:-1])
-    with pytest.raises(ValueError, match="a block id lies outside the view"):
-        kvpool_native.scatter_plain(engine.view, column([0, 1, 2, BLOCKS]), 4, chunks)
-    with pytest.raises(ValueError, match="no multiple of chunk_blocks"):
-        kvpool_native.gather_plain(engine.view, column([0, 1, 2, 3]), 3, chunks)
 
 
 def test_the_environment_names_the_copys_variant_or_is_refused() -> None:
