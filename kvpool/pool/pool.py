@@ -39,11 +39,7 @@ from kvpool.pool.lease_verbs import LeaseVerbs
 from kvpool.pool.lower_tiers import PLANNERS, Planner, capacities_of, plan_lower_tiers
 from kvpool.pool.readers.hold_bounds import bound, count_held, held_by_connection
 from kvpool.pool.readers.readers import Readers
-from kvpool.pool.report import (
-    Sections,
-    render_info,
-    render_stats,
-)
+from kvpool.pool.report import Sections, render_info, render_stats
 from kvpool.pool.writers.retention import Retention
 from kvpool.pool.writers.staged_saves import StagedSaves
 from kvpool.pool.writers.writers import Writers

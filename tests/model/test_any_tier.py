@@ -240,7 +240,7 @@ def test_a_deep_check_reads_the_lower_tier_too() -> None:
         while looked_at < len(everything):
             report = await pool.pool.verify_bytes(verify_walk.pack(everything[looked_at:][:64]), 64)
             looked_at, bad = looked_at + report["looked_at"], bad + report["bad"]
-        assert bad == [{"tier": "ssd", "key": OTHER[7].hex(), "fault": "bad_checksum", "dropped": 1}]
+        assert bad == [{"tier": "memory", "key": OTHER[7].hex(), "fault": "bad_checksum", "dropped": 1}]
         assert await pool.load(OTHER) == 7
 
     in_pool(check)
