@@ -23,7 +23,7 @@ from kvpool.sim.node import SEED, SimulatedArena, VirtualClock
 from kvpool.tiering.link import Link
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiers.dram.tier import plan_geometry
-from kvpool.types import EPOCH_BYTES, ConnectionId, SaveState
+from kvpool.types import EPOCH_BYTES, ConnectionId, SaveState, WriteOrder
 
 SEGMENT_BYTES = 64 << 20
 TICK_NS = 1_000_000
@@ -85,7 +85,7 @@ class ManySizes:
         """Have the lower tier store everything. `turn` does one turn's work and returns its result."""
         self._link.demotions.forget_written()
         while True:
-            if not turn(lambda: self._link.demotions.run_all(self._clock.now_ns())):
+            if not turn(lambda: self._link.demotions.run_all(self._clock.now_ns(), WriteOrder.COLDEST, iter(()))):
                 if not self._tier.has_finished:
                     return
                 turn(self._link.on_completed)

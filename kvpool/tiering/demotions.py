@@ -159,19 +159,11 @@ class Demotions:
         """Have the next calls of `run_all` write again chunks that the lower tier had and has evicted."""
         self._forget_from = 0
 
-    def run_all(
-        self,
-        now_ns: int,
-        order: WriteOrder = WriteOrder.COLDEST,
-        *,
-        leased: Iterator[HoldId] = iter(()),  # noqa: B008 - an empty iterator has no state
-        is_forced: bool = True,
-    ) -> bool:
-        """Start to write all chunks that only DRAM has, whatever admission says, as far as room and (unless forced) budget
-        allow; at last those of `leased`, holds on chunks that engines read.
+    def run_all(self, now_ns: int, order: WriteOrder, leased: Iterator[HoldId], *, is_forced: bool = True) -> bool:
+        """Start to write all chunks that only DRAM has, at last those of the holds `leased`, whatever admission says, as far
+        as room and (unless forced) budget allow. False: no more can start now; True: the turn is over, the next call continues.
 
-        False when there is no more to start now; True when the turn is over and the next call continues. Chunks that the lower
-        tier has evicted are not written again, unless `forget_written` was called.
+        Chunks that the lower tier has evicted are not written again, unless `forget_written` was called.
         """
         if self._forget_from is not None:
             self._forget_from = self._directory.forget_written(self._forget_from, FORGOTTEN_AT_ONCE) or None
@@ -182,9 +174,8 @@ class Demotions:
             while left > 0 and refused.chunks < REFUSED_AT_ONCE and self._has_room:
                 pinned = self._directory.pin_unsaved(SCAN_CHUNKS, order)
                 if not pinned.id and not pinned.chunks:
-                    pinned = next(
-                        (one for hold in leased if (one := self._directory.pin_unsaved_hold(hold)).id), pinned
-                    )
+                    of_leases = map(self._directory.pin_unsaved_hold, leased)
+                    pinned = next(filter(lambda pin: pin.id, of_leases), pinned)
                 if not pinned.id:
                     return pinned.chunks > 0  # no chain was found among the examined chunks; there may be more
                 size = self._slot_bytes(self._namespaces.by_id(NamespaceId(pinned.namespace)))

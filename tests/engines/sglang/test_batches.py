@@ -1,6 +1,5 @@
 """Frames that SGLang's batches cost, and batches that are refused in part or meet a daemon without their state."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,6 @@ from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
-from kvpool_client.connection.session import Session
 from tests.engines.sglang.standin import Controller, HostPool, page_keys
 from tests.rigs.daemon import Daemon, wait_until
 
@@ -75,23 +73,6 @@ def test_a_batch_takes_two_round_trips_to_save_and_one_to_load(
     assert notes <= 3
     wait_until(lambda: large.stats()["leases"] == 0, "the leases have ended")
     assert all(controller.pool.holds(number, key) for number, key in enumerate(keys))
-
-
-def test_a_daemon_of_the_first_protocol_version_gets_one_request_for_each_page(
-    large: Daemon, start_sglang: Start, frames: Frames, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    controller, keys = start_sglang(large), page_keys(2, 5)
-    _filled(controller, keys)
-    session = controller.backend._store._pool._link.session
-    assert isinstance(session, Session)
-    session.welcome = dataclasses.replace(session.welcome, protocol=1)
-    frames.take()
-    assert controller.backup(keys, range(5)) == 5
-    calls, _ = frames.take()
-    assert [calls.count(kind) for kind in (m.Reserve, m.Commit, bm.Batch)] == [5, 5, 0]
-    assert controller.prefetch(keys, range(5)) == 5
-    calls, _ = frames.take()
-    assert [calls.count(kind) for kind in (m.Acquire, m.Release, bm.Batch)] == [5, 5, 0]
 
 
 def test_pages_beyond_a_connections_saves_are_declined_and_the_others_stored(

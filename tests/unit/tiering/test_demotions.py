@@ -16,7 +16,7 @@ from kvpool.sim.node import SimulatedArena, VirtualClock
 from kvpool.tiering.demotions import PUBLISHED_AT_ONCE, STARTED_AT_ONCE
 from kvpool.tiering.link import Link
 from kvpool.tiers.base import Finished, JobId, Moves, Outcome
-from kvpool.types import EPOCH_BYTES, KEY_BYTES
+from kvpool.types import EPOCH_BYTES, KEY_BYTES, WriteOrder
 
 CHUNKS = STARTED_AT_ONCE
 LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=32)
@@ -69,7 +69,7 @@ class Chain:
         made = self.directory.reserve(self.namespace.id, self.namespace.size_class, b"", self.keys, 1)
         self.directory.commit(made.id, 0, bytes(4 * LAYOUT.layers * chunks))
         self.directory.end_reservation(made.id, 1)
-        self.demotions.run_all(2)
+        self.demotions.run_all(2, WriteOrder.COLDEST, iter(()))
         assert self.slower.jobs == [CHUNKS]
 
     def end(self, chunk: int, *, job: int = 1, is_good: bool = True) -> None:
@@ -148,10 +148,12 @@ def test_a_long_chain_is_written_part_by_part_and_keeps_its_pin() -> None:
     chain = Chain(2 * CHUNKS + 5)
     for job, chunks in enumerate([CHUNKS, CHUNKS, 5], 1):
         assert chain.slower.jobs[job - 1 :] == [chunks]
-        assert not chain.demotions.run_all(3), "what follows waits for what is being written"
+        assert not chain.demotions.run_all(3, WriteOrder.COLDEST, iter(())), (
+            "what follows waits for what is being written"
+        )
         for chunk in range(chunks):
             chain.end(chunk, job=job)
-        chain.demotions.run_all(4)
+        chain.demotions.run_all(4, WriteOrder.COLDEST, iter(()))
     assert chain.visible == 2 * CHUNKS + 5
     assert (len(chain.demotions), chain.directory.stats()["pins"], chain.directory.count_unsaved()) == (0, 0, 0)
     assert chain.directory.verify() == chain.slower.slots.directory.verify() == []
@@ -162,7 +164,7 @@ def test_a_part_that_fails_ends_the_chain() -> None:
     for chunk in range(CHUNKS):
         chain.end(chunk, is_good=chunk != 3)
     assert (len(chain.demotions), chain.visible, chain.directory.stats()["pins"]) == (0, 3, 0)
-    chain.demotions.run_all(4)
+    chain.demotions.run_all(4, WriteOrder.COLDEST, iter(()))
     assert chain.slower.jobs == [CHUNKS, CHUNKS], "the rest is tried again"
     assert chain.directory.verify() == chain.slower.slots.directory.verify() == []
 
@@ -185,7 +187,7 @@ def test_a_chain_that_the_tier_refuses_does_not_delay_the_next_ones(chain: Chain
     assert below.acquire(namespace.id, second).chunks == 1
     assert (chain.directory.count_unsaved(), chain.demotions.pins, chain.directory.stats()["pins"]) == (1, 0, 0)
     below.end_reservation(made.id, 7)
-    assert not chain.demotions.run_all(8)
+    assert not chain.demotions.run_all(8, WriteOrder.COLDEST, iter(()))
     assert chain.slower.jobs == [CHUNKS, 1, 1]
     chain.end(0, job=3)
     assert chain.directory.count_unsaved() == 0
