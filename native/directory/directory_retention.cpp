@@ -32,11 +32,18 @@ void Directory::requeue_released(RecordId id) noexcept {
 
 // Sets the retention of a chunk that is in no queue.
 RetainState Directory::set_retention(RecordId id, Retention request) noexcept {
-  const uint8_t before = records_[id].priority;
+  ChunkRecord& record = records_[id];
+  const uint8_t before = record.priority;
   const RetainState state = retention_.set(id, request, latest_ns_);
-  start_timer(id);
-  requeue_released(id);
-  report_priority(records_[id], before);
+  if (record.duration_ms != 0) {
+    start_timer(id);
+  }
+  if (retention_.released() > 0) {
+    requeue_released(id);
+  }
+  if (record.priority != before) {
+    report_priority(record, before);
+  }
   return state;
 }
 
@@ -67,11 +74,8 @@ RecordId Directory::find_alike(const ChunkKey& key, Retention retention) const n
   return id.valid() && retention_.of(id) == retention ? id : RecordId();
 }
 
-void Directory::start_timer(RecordId id) noexcept {
-  if (records_[id].duration_ms != 0) {
-    retention_.start_timer(id, expires_at(records_[id]), latest_ns_);
-  }
-}
+// REQUIRES: the chunk has a duration.
+void Directory::start_timer(RecordId id) noexcept { retention_.start_timer(id, expires_at(records_[id]), latest_ns_); }
 
 // A chunk that leaves this tier is retained in each lower tier that has it as it was here; its time goes on from its last use.
 // A priority below the default is not handed down: it has the chunk leave this tier early, and says nothing about the others.
@@ -93,7 +97,9 @@ void Directory::take_over(RecordId id, const ChunkRecord& upper, uint64_t since_
   }
   if (retention_.of(id) == retention) {
     retention_.restart(id, since_ns);
-    start_timer(id);
+    if (retention.duration_ms != 0) {
+      start_timer(id);
+    }
   }
   if (!upper.was_below) {
     renew(id);  // used there since it was written here
@@ -190,7 +196,9 @@ void Directory::expire_retention(uint64_t now_ns) {
 // The chunk leaves this tier, childless.
 void Directory::forget_retention(RecordId id) noexcept {
   retention_.forget(id);
-  requeue_released(id);
+  if (retention_.released() > 0) {
+    requeue_released(id);
+  }
 }
 
 }  // namespace kvpool
