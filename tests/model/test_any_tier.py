@@ -9,11 +9,13 @@ import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
+import pytest
+
 from kvpool.protocol import verify_walk
 from kvpool.protocol.records import messages as m
 from kvpool.types import DEFAULT_PRIORITY, Level, RetainState
 from tests.rigs.tiers.memory_tier import Fault, Medium
-from tests.rigs.tiers.tiered_pool import TieredPool, key_of, medium_of
+from tests.rigs.tiers.tiered_pool import MOVED_S, TieredPool, key_of, medium_of
 
 DRAM_CHUNKS = 24
 LONGEST = 12
@@ -129,6 +131,17 @@ def test_chunks_refused_by_one_tier_are_written_to_the_other_and_bad_bytes_are_d
     asyncio.run(run())
 
 
+async def deep_check(pool: TieredPool) -> list[dict[str, object]]:
+    """The bad chunks of every tier."""
+    everything = list(verify_walk.every(pool.pool.verify()["tiers"]))
+    looked_at = 0
+    bad: list[dict[str, object]] = []
+    while looked_at < len(everything):
+        report = await pool.pool.verify_bytes(verify_walk.pack(everything[looked_at:][:64]), 64)
+        looked_at, bad = looked_at + report["looked_at"], bad + report["bad"]
+    return bad
+
+
 def in_pool(check: Callable[[TieredPool], Awaitable[None]], medium: Medium | None = None) -> None:
     """One life with two chains that only the lower tier has."""
 
@@ -231,15 +244,67 @@ def test_an_unknown_completion_is_reported_and_changes_nothing() -> None:
     in_pool(check)
 
 
+@pytest.mark.parametrize("fault", [Fault.UNLANDED, Fault.DISORDERED])
+def test_a_chunk_whose_layers_have_not_landed_is_a_miss_whatever_the_tier_reports(fault: Fault) -> None:
+    async def check(pool: TieredPool) -> None:
+        pool.tier.fault_of = lambda kind, key: fault if kind == "read" and key == CHAIN[3] else Fault.NONE
+        assert await pool.load(CHAIN) == 3
+        await pool.until_moved(lambda: not moving(pool))
+        pool.tier.fault_of = lambda _kind, _key: Fault.NONE
+        assert await pool.load(CHAIN) == len(CHAIN), "the tier has it still"
+
+    in_pool(check)
+
+
+def test_a_lost_job_is_named_and_holds_up_no_save_and_no_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(pool: TieredPool) -> None:
+        (link,) = pool.pool._tiering.links
+        pool.tier.fault_of = lambda _kind, _key: Fault.WITHHELD
+        assert await pool.load(CHAIN, is_patient=False) == 0
+        await pool.until_moved(lambda: pool.tier.withheld == len(CHAIN))
+        assert not link.has_lost_job
+        assert link.can_take
+        monkeypatch.setattr("kvpool.tiering.link.LOST_S", 0.0)
+        assert link.has_lost_job
+        assert not link.can_take
+        assert not link.make_room()
+        assert [line.partition(" for ")[0] for line in link.verify()] == ["memory: a job has had no report"]
+        assert (await pool.pool.demote_all(MOVED_S))["left"] == 0
+        pool.tier.release_withheld()
+        await pool.until_moved(lambda: not moving(pool))
+        assert not link.has_lost_job
+
+    in_pool(check)
+
+
+def test_chunks_under_a_lease_are_demoted_with_the_others() -> None:
+    async def run() -> None:
+        pool = TieredPool([medium_of(100)], DRAM_CHUNKS)
+        await pool.start()
+        assert await pool.save(CHAIN) == len(CHAIN)
+        leased = await pool.serve(pool.pool.chains.acquire(pool.session, m.Acquire(b"".join(CHAIN))))
+        assert leased.chunks == len(CHAIN)
+        report = await pool.pool.demote_all(MOVED_S)
+        assert (report["chunks"], report["left"], report["durable"]) == (len(CHAIN), 0, True)
+        pool.pool.leases.release(pool.session, m.Release(leased.lease))
+        await pool.stop()
+
+    asyncio.run(run())
+
+
+def test_a_check_that_fails_without_a_word_is_reported() -> None:
+    async def check(pool: TieredPool) -> None:
+        pool.tier.fault_of = lambda kind, key: Fault.ERROR if kind == "check" and key == OTHER[7] else Fault.NONE
+        assert await deep_check(pool) == [{"tier": "memory", "key": OTHER[7].hex(), "fault": "failed", "dropped": 0}]
+        assert await pool.load(OTHER) == len(OTHER)
+
+    in_pool(check)
+
+
 def test_a_deep_check_reads_the_lower_tier_too() -> None:
     async def check(pool: TieredPool) -> None:
         pool.tier.medium.spoil(OTHER[7])
-        everything = list(verify_walk.every(pool.pool.verify()["tiers"]))
-        looked_at = 0
-        bad: list[dict[str, object]] = []
-        while looked_at < len(everything):
-            report = await pool.pool.verify_bytes(verify_walk.pack(everything[looked_at:][:64]), 64)
-            looked_at, bad = looked_at + report["looked_at"], bad + report["bad"]
+        bad = await deep_check(pool)
         assert bad == [{"tier": "memory", "key": OTHER[7].hex(), "fault": "bad_checksum", "dropped": 1}]
         assert await pool.load(OTHER) == 7
 

@@ -84,6 +84,23 @@ TEST(stored_chunks_count_as_leased_until_their_reservation_ends) {
   EXPECT(pool.is_sound());
 }
 
+TEST(a_lease_on_chunks_without_a_slot_counts_their_records) {
+  struct Few : Pool {
+    Few() : Pool(CHUNKS * CHUNK, CHUNKS) { directory.shares().limit(0.5); }
+  } pool;
+  EXPECT(pool.store(range(1, CHUNKS / 2)) == CHUNKS / 2);
+  const Hold lease = pool.acquire(range(1, CHUNKS / 2));
+  EXPECT(pool.directory.shares().charge({lease.id}, ONE));
+  EXPECT(drop(pool.directory, key_of(1)) == CHUNKS / 2);
+  EXPECT(pool.directory.stats().used_bytes == 0 && pool.directory.shares().protected_bytes() == CHUNKS / 2 * CHUNK);
+  EXPECT(pool.store(range(100, CHUNKS / 2)) == CHUNKS / 2);
+  const Hold other = pool.acquire(range(100, CHUNKS / 2));
+  EXPECT(pool.directory.shares().affordable(OTHER, {other.id}, {pool.small}, other.chunks) == CHUNKS / 4);
+  EXPECT(pool.is_sound() && pool.directory.release(other.id, ++pool.now));
+  EXPECT(pool.directory.release(lease.id, ++pool.now) && pool.is_sound());
+  EXPECT(pool.directory.shares().protected_bytes() == 0);
+}
+
 TEST(a_lease_beyond_the_share_is_shortened) {
   Shared pool;
   EXPECT(pool.store(range(0, CHUNKS)) == CHUNKS);

@@ -52,11 +52,16 @@ CRC_BYTES = 4
 
 
 class Fault(Enum):
-    """The outcome of a chunk: success, an error, no report before `MemoryTier.release_withheld`."""
+    """The outcome of a chunk: success, an error without a word, no report before `MemoryTier.release_withheld`.
+
+    No correct tier reports a chunk as read of which nothing has landed (UNLANDED), or lands its last layer first (DISORDERED).
+    """
 
     NONE = "none"
     ERROR = "error"
     WITHHELD = "withheld"
+    UNLANDED = "unlanded"
+    DISORDERED = "disordered"
 
 
 @dataclass(frozen=True)
@@ -303,7 +308,12 @@ class MemoryTier:
         if fault is Fault.ERROR:
             if job.kind == "read":
                 self._landings.fail(job.moves.arena_slots[chunk])
-            finished = Finished(job.number, chunk, Outcome.FAILED, "error")
+            finished = Finished(job.number, chunk, Outcome.FAILED)
+        elif fault in (Fault.UNLANDED, Fault.DISORDERED):
+            if fault is Fault.DISORDERED:
+                last, crc = job.layout.layers - 1, self._expected(job, chunk)[-CRC_BYTES:]
+                self._landings.land(job.moves.arena_slots[chunk], last, crc)
+            finished = Finished(job.number, chunk, Outcome.DONE)
         else:
             move = {"read": self._read, "write": self._write, "check": self._check}[job.kind]
             is_good = move(job, chunk)

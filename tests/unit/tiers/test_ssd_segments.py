@@ -9,7 +9,7 @@ import pytest
 
 from kvpool.config.config import load_config
 from kvpool.tiers.ssd.plan import SsdPlan, plan_ssd
-from kvpool.tiers.ssd.segments import check_room, open_segments, remove_segments
+from kvpool.tiers.ssd.segments import check_room, locked, open_segments, remove_segments
 
 MIB = 1 << 20
 DISK_BYTES = 640 * MIB
@@ -22,6 +22,23 @@ def _plan(path: Path, capacity: str) -> SsdPlan:
 def _say_free(monkeypatch: pytest.MonkeyPatch, free_bytes: int, size_bytes: int = DISK_BYTES) -> None:
     disk = SimpleNamespace(f_blocks=size_bytes // 4096, f_bavail=free_bytes // 4096, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda _: disk)
+
+
+def test_the_lock_ends_with_its_block_though_a_forked_child_has_it_too(tmp_path: Path) -> None:
+    waiting, go_on = os.pipe()
+    with locked(tmp_path):
+        child = os.fork()
+        if not child:
+            os.close(go_on)
+            os.read(waiting, 1)
+            os._exit(0)
+        with pytest.raises(OSError, match="another daemon uses this directory"), locked(tmp_path):
+            pass
+    with locked(tmp_path):
+        pass
+    os.close(go_on)
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(waiting)
 
 
 def test_a_capacity_beyond_the_disk_is_refused_with_one_that_fits(
