@@ -30,4 +30,6 @@ def capacities_of(config: Config) -> dict[str, int]:
 
 def plan_lower_tiers(config: Config, planners: Sequence[Planner] = PLANNERS) -> list[TierPlan]:
     """The tiers of a configuration, the fastest first. Raises ConfigError."""
-    return [plan for planner in planners if (plan := planner(config)) is not None]
+    plans = [plan for planner in planners if (plan := planner(config)) is not None]
+    assert len({plan.name for plan in plans}) == len(plans), "two tiers have one name"
+    return plans

@@ -303,7 +303,7 @@ class BackingTier(Protocol):
         ...
 
     def stats(self) -> Counters:
-        """Counters by their public names."""
+        """Counters by their public names, `NAME.read_bytes` and `NAME.written_bytes` among them."""
         ...
 
     def info(self) -> Info:

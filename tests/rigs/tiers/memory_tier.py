@@ -106,10 +106,14 @@ class _Job:
     moves: Moves
 
 
+def name_of(level: Level) -> str:
+    """A tier's name: no other has it beside this one."""
+    return "memory" if level is Level.SSD else f"memory-{level.name.lower()}"
+
+
 class MemoryTier:
     """The tier itself; see the module, and `BackingTier`."""
 
-    name = "memory"
     headers = None
     is_authoritative = True
     is_answering = True
@@ -118,6 +122,7 @@ class MemoryTier:
     def __init__(
         self, medium: Medium, level: Level, seed: int, memory: ArenaMemory, config: Config, clock: Clock
     ) -> None:
+        self.name = name_of(level)
         self.level = level
         self.medium = medium
         self.slots = Slots(self.name, level, medium.sizes)
@@ -249,9 +254,9 @@ class MemoryTier:
 
     def stats(self) -> Counters:
         return {
-            "memory.state": self.state.name.lower(),
-            "memory.read_bytes": self._bytes["read"],
-            "memory.written_bytes": self._bytes["write"],
+            f"{self.name}.state": self.state.name.lower(),
+            f"{self.name}.read_bytes": self._bytes["read"],
+            f"{self.name}.written_bytes": self._bytes["write"],
         }
 
     def info(self) -> Info:
@@ -381,5 +386,5 @@ def planner(
         return made[-1]
 
     sizes = medium.sizes
-    plan = TierPlan("memory", sizes.segments * sizes.segment_bytes, sizes.max_chunks, 1, "", partial(make))
+    plan = TierPlan(name_of(level), sizes.segments * sizes.segment_bytes, sizes.max_chunks, 1, "", partial(make))
     return lambda _config: plan
