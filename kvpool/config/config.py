@@ -265,8 +265,8 @@ def _check_together(parsed: Mapping[str, Any], faults: list[str]) -> None:
         OPTIONS["dram.segment"].default
     ):
         faults.append(
-            f"dram.segment is {format_size(parsed['dram.segment'])}, "
-            f"expected at most dram.capacity {format_size(parsed['dram.capacity'])}"
+            f"dram.segment is {parsed['dram.segment']} bytes, "
+            f"expected at most dram.capacity, {parsed['dram.capacity']} bytes"
         )
 
     if parsed["ssd.capacity"] and not parsed["ssd.path"]:

@@ -272,7 +272,7 @@ void bind_directory(nb::module_& module) {
             const ClassId taken = instead ? ClassId(*instead) : ClassId();
             const auto added = self.add_class(chunk_bytes, layers, has_place_below, taken);
             if (!added) {
-              throw nb::value_error("a chunk of this size does not fit the arena");
+              throw nb::value_error("a slot for it, with words for each layer, does not fit the arena");
             }
             return added->value();
           },

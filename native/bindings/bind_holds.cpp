@@ -94,10 +94,8 @@ nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const n
   if (sources.size() != 0 && sources.size() != count * sizeof(uint64_t)) {
     throw nb::value_error("sources must be none, or 8 bytes for each chunk");
   }
-  std::vector<int32_t> ids(tokens.size() / sizeof(int32_t));
-  std::memcpy(ids.data(), tokens.data(), tokens.size());
-  std::vector<uint64_t> generations(sources.size() / sizeof(uint64_t));
-  std::memcpy(generations.data(), sources.data(), sources.size());
+  const auto ids = unpacked<int32_t>(tokens);
+  const auto generations = unpacked<uint64_t>(sources);
   return pack(directory.commit(reservation, first, count, aligned.data(), now_ns, ids, {known_tier(source_level), generations}));
 }
 

@@ -29,9 +29,7 @@ std::vector<Word> words_of(const nb::bytes& packed, size_t count, const char* na
   if (packed.size() != 0 && packed.size() != count * sizeof(Word)) {
     throw nb::value_error((std::string(name) + " must be none, or as many as the chunks have").c_str());
   }
-  std::vector<Word> words(packed.size() / sizeof(Word));
-  std::memcpy(words.data(), packed.data(), packed.size());
-  return words;
+  return unpacked<Word>(packed);
 }
 
 // None where no levels are named: the uppermost tiers. REQUIRES: `checksums` live as long as what is returned.

@@ -20,6 +20,16 @@ template <typename Word>
   return nanobind::bytes(words.data(), words.size() * sizeof(Word));
 }
 
+// REQUIRES: whole words.
+template <typename Word>
+[[nodiscard]] inline std::vector<Word> unpacked(const nanobind::bytes& packed) {
+  std::vector<Word> words(packed.size() / sizeof(Word));
+  if (!words.empty()) {
+    std::memcpy(words.data(), packed.data(), packed.size());
+  }
+  return words;
+}
+
 // Statistics by name: numbers alone, or anything.
 using Counts = nanobind::typed<nanobind::dict, nanobind::str, int>;
 using Fields = nanobind::typed<nanobind::dict, nanobind::str, nanobind::any>;
