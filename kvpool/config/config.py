@@ -33,7 +33,7 @@ from kvpool.config.options import (
 from kvpool.config.path_options import directory, group, mode, secret_file
 from kvpool.errors import ConfigError, InvalidArgument
 from kvpool.types import SERVICE_SOCKET
-from kvpool.units import format_size, parse_size
+from kvpool.units import parse_size
 
 if sys.version_info >= (3, 11):
     import tomllib
