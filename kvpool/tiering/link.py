@@ -139,10 +139,11 @@ class Link:
         )
         strays, name = self._jobs.strays, self.lower.name
         wrong = [f"{name}: {strays} reports were nobody's"] if strays else []
-        if self.has_lost_job:
-            silence_s = self._jobs.silence_ns() // NS_PER_S
+        silence_s = self._jobs.silence_ns() // NS_PER_S
+        if silence_s >= LOST_S:  # a forked child asks: whether the tier answers would take a lock of its threads
             wrong.append(
-                f"{name}: a job has had no report for {silence_s} s, expected {LOST_S} at most: restart the daemon"
+                f"{name}: a job has had no report for {silence_s} s, expected less than {LOST_S}: its device hangs, or the "
+                "tier has lost it and the daemon needs a restart"
             )
         return slots + self.lower.verify() + wrong
 

@@ -311,7 +311,10 @@ class BackingTier(Protocol):
         ...
 
     def verify(self) -> list[str]:
-        """Broken invariants, one line each; the link verifies its slots."""
+        """Broken invariants, one line each; the link verifies its slots.
+
+        A forked child calls this while the threads of the daemon do not exist: it takes no lock.
+        """
         ...
 
     def problems(self) -> list[str]:

@@ -144,6 +144,9 @@ bool LoadJob::name_awaited(LandingWait& wait) const {
 
 LoadReason LoadJob::copy(uint32_t layer, uint64_t chunk) const {
   const SlotAddress slot = plan_.slots[chunk];
+  if (plan_.index->generation_at(slot) != plan_.generations[chunk]) {
+    return LoadReason::GONE;  // before the engine's blocks are written to
+  }
   const uint8_t* extent = plan_.arena->data() + plan_.offsets[chunk] + layer * plan_.layer_bytes;
   const std::span<const int64_t> ids(plan_.block_ids.data() + chunk * chunk_blocks_, chunk_blocks_);
   const uint32_t crc = scatter_layer(plan_.view, layer, ids, extent);
