@@ -31,7 +31,7 @@ class AcquireTask:
         self._directory = directory
         self._tiering = tiering
         self._ranks = list(session.namespaces.values())
-        self._classes = [namespace.size_class for namespace in self._ranks]
+        self._classes = session.size_classes
         self._columns = keys.by_rank(len(self._ranks))
         self._length = len(self._columns[0])
         self._is_urgent = is_urgent

@@ -207,8 +207,7 @@ class Readers:
         if not chunks:
             return NOTHING
         if self._hit_curve is not None:
-            sizes = [namespace.layout.chunk_bytes for namespace in session.namespaces.values()]
-            self._hit_curve.note_lease([(HoldId(hold), size) for hold, size in zip(holds, sizes, strict=True)], now_ns)
+            self._hit_curve.note_lease(list(zip(map(HoldId, holds), session.chunk_bytes, strict=True)), now_ns)
         by_rank = {rank: HoldId(hold) for rank, hold in zip(session.namespaces, holds, strict=True)}
         grant = self._grant(session, chunks, by_rank, now_ns)
         failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
@@ -225,8 +224,7 @@ class Readers:
         return Grant(lease.id, chunks, columns.offsets, columns.generations, columns.levels, columns.slots)
 
     def _affordable(self, holder: int, session: EngineSession, holds: Sequence[int], chunks: int) -> int:
-        classes = [namespace.size_class for namespace in session.namespaces.values()]
-        return self._directory.affordable(holder, holds, classes, chunks)
+        return self._directory.affordable(holder, holds, session.size_classes, chunks)
 
     def _end_holds(self, holds: list[HoldId], now_ns: int) -> None:
         """End these after those that are already waiting, as many as fit one call."""
