@@ -55,10 +55,9 @@ async def _demote_to(link: Link, clock: Clock, order: DemoteOrder) -> tuple[int,
 async def _demote_all(link: Link, clock: Clock, order: DemoteOrder) -> None:
     demotions, is_more_coming, deadline = link.demotions, order.is_more_coming, Deadline(order.timeout_s, clock)
     demotions.forget_written()
-    leased = order.leased()
     first = WriteOrder.COLDEST if is_more_coming is None else WriteOrder.WORTHIEST
     while link.lower.can_write and not link.has_lost_job and not deadline.has_passed():
-        if demotions.run_all(clock.now_ns(), first, leased, is_forced=order.is_forced):
+        if demotions.run_all(clock.now_ns(), first, order.leased(), is_forced=order.is_forced):
             await asyncio.sleep(0)
             continue
         is_coming = is_more_coming is not None and is_more_coming()

@@ -11,8 +11,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
+from kvpool.index.namespaces import Namespace
 from kvpool.protocol import verify_walk
 from kvpool.protocol.records import messages as m
+from kvpool.tiers.base import NOT_STARTED, JobId, Moves
 from kvpool.types import DEFAULT_PRIORITY, Level, RetainState
 from tests.rigs.tiers.memory_tier import Fault, Medium
 from tests.rigs.tiers.tiered_pool import MOVED_S, TieredPool, key_of, medium_of
@@ -287,6 +289,33 @@ def test_chunks_under_a_lease_are_demoted_with_the_others() -> None:
         report = await pool.pool.demote_all(MOVED_S)
         assert (report["chunks"], report["left"], report["durable"]) == (len(CHAIN), 0, True)
         pool.pool.leases.release(pool.session, m.Release(leased.lease))
+        await pool.stop()
+
+    asyncio.run(run())
+
+
+def test_a_leased_chain_that_found_no_room_is_demoted_after_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        pool = TieredPool([medium_of(100)], 4 * DRAM_CHUNKS)
+        await pool.start()
+        leases = []
+        for chain in (CHAIN, OTHER):
+            assert await pool.save(chain) == len(chain)
+            leased = await pool.serve(pool.pool.chains.acquire(pool.session, m.Acquire(b"".join(chain))))
+            leases.append(leased.lease)
+        writes: list[Moves] = []
+        started = pool.tier.write
+
+        def write(namespace: Namespace, moves: Moves) -> JobId:
+            writes.append(moves)
+            return NOT_STARTED if len(writes) == 2 else started(namespace, moves)
+
+        monkeypatch.setattr(pool.tier, "write", write)
+        report = await pool.pool.demote_all(MOVED_S)
+        assert len(writes) > 2
+        assert (report["left"], report["durable"]) == (0, True)
+        for lease in leases:
+            pool.pool.leases.release(pool.session, m.Release(lease))
         await pool.stop()
 
     asyncio.run(run())
