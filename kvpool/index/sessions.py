@@ -22,14 +22,14 @@ class EngineSession:
     lease_ttl_ns: int = 0
     namespace_ids: list[int] = field(init=False)
     size_classes: list[int] = field(init=False)
-    chunk_bytes: list[int] = field(init=False)
+    chunk_sizes: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         # Of each rank's namespace, by rank: needed by every acquire.
         object.__setattr__(self, "namespace_ids", [namespace.id for namespace in self.namespaces.values()])
         object.__setattr__(self, "size_classes", [namespace.size_class for namespace in self.namespaces.values()])
         object.__setattr__(
-            self, "chunk_bytes", [namespace.layout.chunk_bytes for namespace in self.namespaces.values()]
+            self, "chunk_sizes", [namespace.layout.chunk_bytes for namespace in self.namespaces.values()]
         )
 
     @property

@@ -90,12 +90,16 @@ class Link:
     @property
     def can_take(self) -> bool:
         """Whether the tier can soon take chunks that only the arena has."""
-        return self.lower.is_answering and not self.has_lost_job and self.demotions.may_write(self._clock.now_ns())
+        return self.lower.is_answering and not self._is_silent and self.demotions.may_write(self._clock.now_ns())
 
     @property
     def has_lost_job(self) -> bool:
         """Whether the tier answers, and has reported nothing of a job for so long that it never will."""
-        return self.lower.is_answering and self._jobs.silence_ns() > LOST_S * NS_PER_S
+        return self._is_silent and self.lower.is_answering
+
+    @property
+    def _is_silent(self) -> bool:
+        return self._jobs.silence_ns() > LOST_S * NS_PER_S
 
     def make_room(self) -> bool:
         """Start to demote the coldest chunks. Whether any job is under way whose end may make room."""
@@ -139,11 +143,11 @@ class Link:
         )
         strays, name = self._jobs.strays, self.lower.name
         wrong = [f"{name}: {strays} reports were nobody's"] if strays else []
-        silence_s = self._jobs.silence_ns() // NS_PER_S
-        if silence_s >= LOST_S:  # a forked child asks: whether the tier answers would take a lock of its threads
+        if self._is_silent:  # a forked child asks: whether the tier answers would take a lock of its threads
+            silence_s = self._jobs.silence_ns() // NS_PER_S
             wrong.append(
-                f"{name}: a job has had no report for {silence_s} s, expected less than {LOST_S}: its device hangs, or the "
-                "tier has lost it and the daemon needs a restart"
+                f"{name}: a job has had no report for {silence_s} s, expected {LOST_S} at most: its device hangs, or the tier "
+                "has lost it and the daemon needs a restart"
             )
         return slots + self.lower.verify() + wrong
 

@@ -54,9 +54,8 @@ class Jobs:
 
     def silence_ns(self) -> int:
         """How long the tier has reported nothing of a job under way: the longest such time."""
-        return self._clock.now_ns() - min(
-            (entry.heard_ns for entry in self._by_id.values()), default=self._clock.now_ns()
-        )
+        now_ns = self._clock.now_ns()
+        return now_ns - min((entry.heard_ns for entry in self._by_id.values()), default=now_ns)
 
     def all(self) -> list[Job]:
         """Every job under way."""

@@ -207,7 +207,7 @@ class Readers:
         if not chunks:
             return NOTHING
         if self._hit_curve is not None:
-            self._hit_curve.note_lease(list(zip(map(HoldId, holds), session.chunk_bytes, strict=True)), now_ns)
+            self._hit_curve.note_lease(list(zip(map(HoldId, holds), session.chunk_sizes, strict=True)), now_ns)
         by_rank = {rank: HoldId(hold) for rank, hold in zip(session.namespaces, holds, strict=True)}
         grant = self._grant(session, chunks, by_rank, now_ns)
         failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
