@@ -17,9 +17,17 @@ UNFORGIVABLE = re.compile(
 )
 
 
+# A finding that says only that time ran out. The statement that waited may be about anything: only the other findings count.
+LATE = re.compile(r"TimeoutError|TimeoutExpired|timed out|not within [\d.]+ s")
+
+
 def is_unforgivable(failure: str) -> bool:
     """True if a failure shows a fault that must not happen even once."""
-    return any(UNFORGIVABLE.search(line) for line in failure.splitlines() if line.startswith((">", "E")))
+    statements = [line for line in failure.splitlines() if line.startswith(">")]
+    findings = [line for line in failure.splitlines() if line.startswith("E")]
+    punctual = [line for line in findings if not LATE.search(line)]
+    looked_at = statements + findings if len(punctual) == len(findings) else punctual
+    return any(UNFORGIVABLE.search(line) for line in looked_at)
 
 
 def _first_runs(terminalreporter: pytest.TerminalReporter) -> list[pytest.TestReport]:

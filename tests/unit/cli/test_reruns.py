@@ -64,3 +64,12 @@ def test_a_test_that_fails_twice_fails(tmp_path: Path) -> None:
 def test_unforgivable_failures_are_recognised_by_their_words(line: str) -> None:
     assert is_unforgivable(f"    chunk = 3\n{line}\n")
     assert not is_unforgivable(line[1:])
+
+
+@pytest.mark.parametrize(
+    "found", ["AssertionError: not within 30.0 s: stored", "TimeoutError", "subprocess.TimeoutExpired: SIGTERM"]
+)
+def test_a_wait_that_ran_out_is_forgiven_whatever_was_waited_for(found: str) -> None:
+    waited = f">       wait_until(lambda: payload_of(keys) == expected)\nE       {found}\n"
+    assert not is_unforgivable(waited)
+    assert is_unforgivable(waited + "E       died of SIGSEGV\n")
