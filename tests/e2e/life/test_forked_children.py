@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 from tests.rigs.daemon import Daemon, in_both_write_modes, spawn
 
-# Prints the child's report and exit status, then the parent's own result. The alarm ends a child that waits.
+# Prints the child's report and exit status, then the parent's own result. The alarm ends a child that waits. The second commit
+# goes on in the background: it waits there, so that it is under way at the fork.
 FORKED = """
 import os, signal, sys, threading, warnings
+os.environ["KVPOOL_FAILPOINT"] = "client.save.before_commit:2:delay(1s)"
 import numpy as np
 import kvpool_client as kv
 from kvpool_client.save import publish_each
