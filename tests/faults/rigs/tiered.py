@@ -9,7 +9,8 @@ from tests.rigs.daemon import SMALL, Daemon, wait_until
 
 DRAM_CHUNKS = 48
 CAPACITY = 16 << 20
-# A daemon that was killed or that died serves again within this time: the median, because others may use the machine.
+# A daemon that was killed or that died serves again within this time: the median, of two times the shorter, because others may
+# use the machine.
 DEAD_S_MAX = 2.0
 
 
