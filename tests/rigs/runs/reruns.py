@@ -17,6 +17,8 @@ UNFORGIVABLE = re.compile(
 )
 
 
+# A line of a daemon's log that a failure quotes: it tells what the daemon did, and is no finding.
+QUOTED = re.compile(r"E\s+\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 # A finding that says only that time ran out. The statement that waited may be about anything: only the other findings count.
 LATE = re.compile(r"TimeoutError|TimeoutExpired|timed out|not within [\d.]+ s")
 
@@ -24,7 +26,7 @@ LATE = re.compile(r"TimeoutError|TimeoutExpired|timed out|not within [\d.]+ s")
 def is_unforgivable(failure: str) -> bool:
     """True if a failure shows a fault that must not happen even once."""
     statements = [line for line in failure.splitlines() if line.startswith(">")]
-    findings = [line for line in failure.splitlines() if line.startswith("E")]
+    findings = [line for line in failure.splitlines() if line.startswith("E") and not QUOTED.match(line)]
     punctual = [line for line in findings if not LATE.search(line)]
     looked_at = statements + findings if len(punctual) == len(findings) else punctual
     return any(UNFORGIVABLE.search(line) for line in looked_at)

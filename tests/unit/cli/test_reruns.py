@@ -73,3 +73,11 @@ def test_a_wait_that_ran_out_is_forgiven_whatever_was_waited_for(found: str) -> 
     waited = f">       wait_until(lambda: payload_of(keys) == expected)\nE       {found}\n"
     assert not is_unforgivable(waited)
     assert is_unforgivable(waited + "E       died of SIGSEGV\n")
+
+
+def test_what_a_failure_quotes_of_a_log_is_no_finding() -> None:
+    quoted = "E       2026-01-02T03:04:05.678+0000 INFO kvpool.server.app stopped by signal: 0 chunks written down\n"
+    assert not is_unforgivable(
+        f">       wait_until(lambda: is_open(daemon))\nE       AssertionError: closed: a log\n{quoted}"
+    )
+    assert is_unforgivable(f">       check(daemon)\nE       AssertionError: 3 wrong bytes\n{quoted}")
