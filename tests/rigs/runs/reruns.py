@@ -17,7 +17,7 @@ UNFORGIVABLE = re.compile(
 )
 
 
-# A line of a daemon's log that a failure quotes: it tells what the daemon did, and is no finding.
+# A line of a daemon's log that a failure quotes: it describes what the daemon did, and is no finding.
 QUOTED = re.compile(r"E\s+\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 # A finding that says only that time ran out. The statement that waited may be about anything: only the other findings count.
 LATE = re.compile(r"TimeoutError|TimeoutExpired|timed out|not within [\d.]+ s")
