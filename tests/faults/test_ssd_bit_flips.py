@@ -20,7 +20,7 @@ from tests.faults.rigs.tiered import (
     tier_options,
     wait_open,
 )
-from tests.faults.rigs.traffic import CHAIN, Tally, fill, load_chains
+from tests.faults.rigs.traffic import CHAIN, Tally, WrongBytes, fill, load_chains
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 
 CHAINS = 60
@@ -74,6 +74,8 @@ def _work_until_it_holds(daemon: Daemon) -> int:
             load_chains(daemon, CHAINS)
             fill(daemon, CHAINS)
             assert_sound(daemon)
+        except WrongBytes:
+            raise
         except Exception:
             wait_until(
                 lambda: is_dead(daemon) or _times_closed(daemon) > closed,  # noqa: B023 - waited for here

@@ -21,6 +21,11 @@ from tests.rigs.payload import chunk_bytes_of, load_all, store, tokens_of
 CHAIN = 6
 # A client waits so long for one answer of the daemon.
 TIMEOUT_S = 2.0
+EVICTED_TURNS_MAX = 2
+
+
+class WrongBytes(AssertionError):
+    """A load brought other bytes than its keys': never expected, whatever else fails."""
 
 
 def chain_of(pool: kv.Pool, number: int) -> kv.KeyChain:
@@ -61,7 +66,8 @@ def load_chains(daemon: Daemon, chains: int) -> Tally:
         wait_connected(pool)
         for number in range(chains):
             tally.load(pool, number)
-    assert tally.wrong == []
+    if tally.wrong:
+        raise WrongBytes(tally.wrong)
     return tally
 
 
@@ -121,14 +127,15 @@ class Traffic:
 class DramClient:
     """An engine whose chunks fit DRAM: whatever its disk does, each save and each load right after it is complete.
 
-    Under `lru` that is: class queues may prefer what others have used often. And unless this process was stopped between the
-    two, for so long that others filled DRAM: then the chain is not there any more.
+    Under `lru` that is: class queues may prefer what others have used often. A process that is stopped between the two for so
+    long that others fill DRAM finds its chain evicted: that may happen EVICTED_TURNS_MAX times.
     """
 
     def __init__(self, daemon: Daemon, *, first_chain: int) -> None:
         self._pool = daemon.connect(model="dram-model", timeout_s=TIMEOUT_S)
         self._next = first_chain
         self.turns = 0
+        self.evicted_turns = 0
         self.slowest_s = 0.0
 
     def __enter__(self) -> "DramClient":
@@ -146,7 +153,9 @@ class DramClient:
         saved = store(self._pool, keys)
         assert (saved.stored, dict(saved.reasons)) == (CHAIN, {})
         tally = Tally()
-        assert tally.load(self._pool, self._next - 1) == CHAIN or self._pool.lookup(keys).chunks < CHAIN
+        loaded = tally.load(self._pool, self._next - 1)
         assert tally.wrong == []
+        self.evicted_turns += loaded < CHAIN
+        assert self.evicted_turns <= EVICTED_TURNS_MAX, f"{loaded} of {CHAIN} chunks, saved just before"
         self.slowest_s = max(self.slowest_s, time.monotonic() - started)
         self.turns += 1

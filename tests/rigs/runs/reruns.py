@@ -19,16 +19,24 @@ UNFORGIVABLE = re.compile(
 
 # A line of a daemon's log that a failure quotes: it describes what the daemon did, and is no finding.
 QUOTED = re.compile(r"E\s+\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
-# A finding that says only that time ran out. The statement that waited may be about anything: only the other findings count.
+# A finding that says only that time ran out. The statement that waited may be about anything, and what is quoted beside it too.
 LATE = re.compile(r"TimeoutError|TimeoutExpired|timed out|not within [\d.]+ s")
+# Between an exception and the one that followed from it: each is judged by itself.
+CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause).*$", re.MULTILINE)
 
 
 def is_unforgivable(failure: str) -> bool:
     """True if a failure shows a fault that must not happen even once."""
-    statements = [line for line in failure.splitlines() if line.startswith(">")]
-    findings = [line for line in failure.splitlines() if line.startswith("E") and not QUOTED.match(line)]
-    punctual = [line for line in findings if not LATE.search(line)]
-    looked_at = statements + findings if len(punctual) == len(findings) else punctual
+    return any(_shows_fault(part.splitlines()) for part in CHAINED.split(failure))
+
+
+def _shows_fault(lines: list[str]) -> bool:
+    """Whether one exception of a failure shows such a fault."""
+    findings = [line for line in lines if line.startswith("E") and not QUOTED.match(line)]
+    if findings and LATE.search(findings[0]):
+        looked_at = findings[1:]
+    else:
+        looked_at = findings + [line for line in lines if line.startswith(">")]
     return any(UNFORGIVABLE.search(line) for line in looked_at)
 
 

@@ -81,3 +81,13 @@ def test_what_a_failure_quotes_of_a_log_is_no_finding() -> None:
         f">       wait_until(lambda: is_open(daemon))\nE       AssertionError: closed: a log\n{quoted}"
     )
     assert is_unforgivable(f">       check(daemon)\nE       AssertionError: 3 wrong bytes\n{quoted}")
+
+
+def test_wrong_bytes_are_not_forgiven_because_a_wait_ran_out_after_them() -> None:
+    chained = (
+        ">       assert tally.wrong == []\nE       AssertionError\n\n"
+        "During handling of the above exception, another exception occurred:\n\n"
+        ">       wait_until(lambda: has_ended(daemon))\nE       AssertionError: not within 1.0 s: it has ended\n"
+    )
+    assert is_unforgivable(chained)
+    assert not is_unforgivable(chained.replace("tally.wrong == []", "left == 0"))
