@@ -22,7 +22,9 @@ QUOTED = re.compile(r"E\s+\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 # A finding that says only that time ran out. The statement that waited may be about anything, and what is quoted beside it too.
 LATE = re.compile(r"TimeoutError|TimeoutExpired|timed out|not within [\d.]+ s")
 # Between an exception and the one that followed from it: each is judged by itself.
-CHAINED = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause).*$", re.MULTILINE)
+CHAINED = re.compile(
+    r"^(?:During handling of the above exception|The above exception was the direct cause).*$", re.MULTILINE
+)
 
 
 def is_unforgivable(failure: str) -> bool:
