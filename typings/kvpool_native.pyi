@@ -59,6 +59,84 @@ def blake3(data: bytes) -> bytes:
 def hash_lanes() -> str:
     """Vector width of leaf hashing: avx512, avx2 or scalar."""
 
+OWNERS_PER_CHUNK: int = 4
+
+class RemoteIndex:
+    """
+    Which other node has which chunk, by fingerprint: written by the daemon alone.
+    """
+
+    def __init__(self, mapping: Mapping, buckets: int, epoch: bytes, seed: bytes = ...) -> None:
+        """Formats a new region. `seed` places the keys; empty: drawn."""
+
+    @staticmethod
+    def buckets_for(pairs: int) -> int:
+        """Buckets that hold so many pairs of chunk and owner."""
+
+    @staticmethod
+    def bytes_of(buckets: int) -> int:
+        """Bytes of a region with so many buckets."""
+
+    def add_owner(self) -> int | None:
+        """A number; None where all are in use, or their entries not emptied yet."""
+
+    def retire(self, owner: int) -> None:
+        """Nobody finds a chunk of this owner any more."""
+
+    def set_pace(self, owner: int, ns_per_mib: int, latency_us: int) -> None:
+        """Readers see how long this owner's chunks take."""
+
+    def insert(self, owner: int, keys: bytes) -> None: ...
+
+    def remove(self, owner: int, keys: bytes) -> None:
+        """Pairs that are not there are ignored."""
+
+    def runs(self, keys: bytes, first: int = 0) -> list[tuple[int, int]]:
+        """
+        (owner, chunks) for each live owner of key `first`: how many keys from there on it has; the longest run first.
+        """
+
+    def sweep(self, buckets: int) -> bool:
+        """Empties entries of ended owners; whether any are left."""
+
+    def count_of(self, owner: int) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def dead(self) -> int:
+        """Entries of ended owners, not emptied yet."""
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def evicted(self) -> int: ...
+
+    def verify(self) -> list[str]:
+        """Recounts everything: broken invariants, one line each."""
+
+    def verify_part(self, position: int, limit: int) -> tuple[int, list[str]]:
+        """
+        (next, broken): each entry by itself in `limit` buckets; next is 0 at the end.
+        """
+
+class RemoteView:
+    """Read side of the remote index; what it has is a hint."""
+
+    def __init__(self, mapping: Mapping) -> None: ...
+
+    def has(self, key: bytes) -> bool: ...
+
+    def pace_of(self, key: bytes) -> tuple[int, int]:
+        """
+        (nanoseconds for each MiB, microseconds before): of the fastest owner; (0, 0) where none is known.
+        """
+
+    @property
+    def epoch(self) -> bytes: ...
+
 def keep_freed_memory(kept_bytes: int, block_bytes: int) -> bool:
     """
     Has the process keep freed memory for blocks of so many bytes at most; False where the C library has no such setting.
@@ -106,7 +184,8 @@ class Mapping:
 class IndexView:
     """Read side of the shared index; a hit is a hint with a generation."""
 
-    def __init__(self, mapping: Mapping) -> None: ...
+    def __init__(self, mapping: Mapping, remote: RemoteView | None = None) -> None:
+        """`remote`: where chunks are looked up that this node has not."""
 
     def lookup(self, keys: bytes) -> tuple[int, bytes]:
         """
@@ -292,6 +371,17 @@ class Directory:
         `source_level`, from which the chunks were copied, must still have.
         """
 
+    def land_saved(self, reservation: int, first: int, count: int, first_layer: int, checksums: bytes) -> bool:
+        """
+        Further layers of reserved chunks lie in their slots, for who follows them: u32 [chunk][layer]. False where the
+        reservation is unknown or has expired.
+        """
+
+    def follow_saves(self, namespace: int, parent: bytes, keys: bytes) -> HoldColumns:
+        """
+        Where the chunks lie that are being saved after a parent, to be followed; nothing is held.
+        """
+
     def end_reservation(self, reservation: int, now_ns: int) -> bool: ...
 
     def end_part(self, reservation: int, limit: int, now_ns: int) -> bool:
@@ -316,11 +406,12 @@ class Directory:
         Takes a good chunk and its descendants out, counted as flushed; returns how many went.
         """
 
-    def promote(self, namespace: int, size_class: int, parent: bytes, keys: bytes, now_ns: int, source_levels: bytes = ..., source_generations: bytes = ..., checksums: bytes = ...) -> Reserved:
+    def promote(self, namespace: int, size_class: int, parent: bytes, keys: bytes, now_ns: int, source_levels: bytes = ..., source_generations: bytes = ..., checksums: bytes = ..., is_external: bool = False) -> Reserved:
         """
         Slots to read lower tiers' chunks into; RESERVED ones are to be
         read. The hold ends by `release`. Of each chunk, where named: the level u8 that it comes from, its generation u64
-        there, and u32 [chunk][layer] what its layers must be; else the uppermost tier that has it.
+        there, and u32 [chunk][layer] what its layers must be; else the uppermost tier that has it. `is_external`: the levels
+        are of tiers without a directory here, such as a peer's: whether they have a chunk is known when it has come.
         """
 
     def landed(self, key: bytes, generation: int, tokens: bytes = ...) -> bool:
@@ -413,6 +504,11 @@ class Directory:
 
     def pin_chunk(self, hold: int, position: int) -> int:
         """Pins one chunk of a hold; 0 where it is gone."""
+
+    def pin_key(self, namespace: int, key: bytes) -> int:
+        """
+        Pins a chunk of a namespace; 0 where it is not stored here. Does not count as a use.
+        """
 
     def unpin(self, pin: int) -> bool:
         """Ends a pin: its chunks count as unused. False where it is unknown."""
@@ -819,6 +915,14 @@ class SaveJob:
     def checksums(self) -> bytes:
         """CRC-32C as u32 [chunk][layer]; empty unless every layer was copied."""
 
+    def copied_layers(self) -> int:
+        """Layers that were copied, from the first one up to one that was not."""
+
+    def checksums_from(self, first: int) -> bytes:
+        """
+        CRC-32C as u32 [chunk][layer] of the layers from `first` on that `copied_layers` counts.
+        """
+
 class CopyPool:
     """Native threads that copy for one client."""
 
@@ -914,6 +1018,10 @@ class SlotHeader:
     def layers(self) -> int: ...
 
     @property
+    def checksums(self) -> bytes:
+        """CRC-32C of each layer, u32."""
+
+    @property
     def tokens(self) -> bytes:
         """
         Token ids and the scope behind them, i32; empty where they are not known.
@@ -921,6 +1029,11 @@ class SlotHeader:
 
 def decode_ssd_header(page: bytes) -> SlotHeader | None:
     """The header that a page has where it is a slot's, else None."""
+
+def encode_ssd_header(epoch: bytes, key: bytes, namespace: bytes, layer_bytes: int, checksums: bytes) -> bytes:
+    """
+    The header page of a chunk outside of any slot: without parent, generation and token ids.
+    """
 
 class ChunkOutcome:
     """What became of one chunk of a job."""
@@ -1010,6 +1123,137 @@ class SsdQueue:
         """
         How many threads have a ring, the errno of a refusal, and whether what was moved differed once.
         """
+
+STREAM_CONNECTIONS_MAX: int = 16
+
+HAS_TLS: bool = True
+
+class OfferOutcome:
+    """The end of one offer."""
+
+    @property
+    def offer(self) -> int: ...
+
+    @property
+    def end(self) -> int:
+        """
+        0: all was sent or marked as gone; 1: a connection failed; 2: its deadline passed; 3: it was withdrawn.
+        """
+
+    @property
+    def sent_bytes(self) -> int: ...
+
+    @property
+    def gone_chunks(self) -> int:
+        """Chunks that left their slots or did not land."""
+
+class ExtentServer:
+    """Threads that send chunks to peers that present a ticket."""
+
+    def __init__(self, arena: Mapping, index: Mapping, address: str, port: int, *, threads: int, offers_max: int, strangers_max: int, connections_max: int, hello_timeout_s: float, stall_s: float, peer_bytes_per_s: int = 0, peer_bytes_max: int = 18446744073709551615, encrypted: bool = False) -> None:
+        """
+        Listens on a numeric address and a port, 0: any that is free. OSError names what is wrong. GIL released.
+        """
+
+    @property
+    def port(self) -> int: ...
+
+    def offer(self, ticket: bytes, index: IndexView, offsets: bytes, slots: bytes, generations: bytes, *, layers: int, layer_bytes: int, connections: int, peer: int, timeout_s: float) -> tuple[int, int]:
+        """
+        The number of an offer, and 0; or 0 and why there is none: 1 too many offers, 2 too many bytes of this peer's, 3 the
+        ticket is in use, 4 stopped. Columns of u64. The slots must be protected until the offer has ended.
+        """
+
+    def checks(self, index: IndexView, offsets: bytes, slots: bytes, generations: bytes, *, layers: int, layer_bytes: int) -> bytes:
+        """
+        CRC-32C u32 [chunk][layer] of chunks to be offered; empty where not all of their layers have landed.
+        """
+
+    def withdraw(self, ticket: bytes) -> bool:
+        """
+        Ends an offer, reported like any end; False where no offer has the ticket.
+        """
+
+    def completed(self, limit: int = 18446744073709551615) -> list[OfferOutcome]:
+        """Offers that have ended, each once, `limit` at most."""
+
+    def fileno(self) -> int:
+        """Readable while there are ends of offers."""
+
+    def stop(self, timeout_s: float) -> bool:
+        """
+        Ends all offers and threads; False where a thread has not ended in time. GIL released.
+        """
+
+    def stats(self) -> dict[str, int]: ...
+
+class PullOutcome:
+    """The end of one chunk of a pull."""
+
+    @property
+    def job(self) -> int: ...
+
+    @property
+    def chunk(self) -> int:
+        """Its row in the job."""
+
+    @property
+    def status(self) -> int:
+        """
+        0: done; 1: the peer no longer has it or sent other bytes; 2: failed; 3: cancelled.
+        """
+
+    @property
+    def fault(self) -> str:
+        """A word for what failed; empty where nothing did."""
+
+    @property
+    def received_bytes(self) -> int: ...
+
+    @property
+    def waited_us(self) -> int:
+        """
+        From the call to the begin of its connection, from which the other times count.
+        """
+
+    @property
+    def first_layer_us(self) -> int:
+        """0: none has landed."""
+
+    @property
+    def elapsed_us(self) -> int: ...
+
+class PullQueue:
+    """Threads that receive chunks from peers into the arena."""
+
+    def __init__(self, arena: Mapping, index: Mapping, threads: int, jobs_max: int) -> None: ...
+
+    def pull(self, address: str, port: int, ticket: bytes, index: IndexView, offsets: bytes, slots: bytes, *, layers: int, layer_bytes: int, connections: int, stall_s: float, timeout_s: float, checks: bytes = ..., encrypted: bool = False) -> int:
+        """
+        A job's number, 0 where the queue is full or stopped. Columns of u64: where each chunk goes, and its slot, in which no
+        layer may have landed. `stall_s`: the longest time without a byte. `checks`: CRC-32C u32 [chunk][layer] as the owner promised
+        them, or empty. Layers are announced on the index as they land.
+        """
+
+    def cancel(self, job: int) -> bool:
+        """
+        Ends a job's remaining chunks, reported like any end; False where it has ended.
+        """
+
+    def take_outcomes(self, limit: int = 18446744073709551615) -> list[PullOutcome]:
+        """
+        Ends of chunks, each chunk of each job once, `limit` at most. Nothing writes to the slot of a reported chunk.
+        """
+
+    def fileno(self) -> int:
+        """Readable while there are outcomes."""
+
+    def stop(self, timeout_s: float) -> bool:
+        """
+        Cuts all connections and ends the threads; False where one has not ended in time. GIL released.
+        """
+
+    def stats(self) -> dict[str, int]: ...
 
 SAMPLED_SHARE: float = 0.0625
 

@@ -35,6 +35,7 @@ struct SlotHeader {
   uint64_t generation;
   uint64_t layer_bytes;
   size_t layers;
+  nb::bytes checksums;
   nb::bytes tokens;
 };
 
@@ -53,7 +54,29 @@ std::optional<SlotHeader> header_of(const nb::bytes& page) {
                     header.generation,
                     header.layer_bytes,
                     header.layer_crcs.size(),
+                    nb::bytes(header.layer_crcs.data(), header.layer_crcs.size() * sizeof(uint32_t)),
                     pack(header.tokens)};
+}
+
+nb::bytes page_of(const nb::bytes& epoch, const nb::bytes& key, const nb::bytes& name_space, uint64_t layer_bytes,
+                  const nb::bytes& checksums) {
+  SsdHeader header{};
+  const size_t layers = checksums.size() / sizeof(uint32_t);
+  if (epoch.size() != sizeof(header.pool_epoch) || key.size() != KEY_BYTES || name_space.size() != sizeof(header.name_space)) {
+    throw nb::value_error("epoch must be 16 bytes, key and namespace 32");
+  }
+  if (checksums.size() % sizeof(uint32_t) != 0 || layers == 0 || layers > SSD_LAYERS_MAX || layer_bytes == 0) {
+    throw nb::value_error("checksums must be 1 to 986 words, layer_bytes positive");
+  }
+  std::memcpy(header.pool_epoch, epoch.data(), sizeof(header.pool_epoch));
+  std::memcpy(header.key, key.data(), KEY_BYTES);
+  std::memcpy(header.name_space, name_space.data(), sizeof(header.name_space));
+  header.layer_bytes = layer_bytes;
+  header.layer_crcs.resize(layers);
+  std::memcpy(header.layer_crcs.data(), checksums.data(), checksums.size());
+  SsdPage page;
+  encode_ssd_header(header, page.data());
+  return nb::bytes(page.data(), page.size());
 }
 
 }  // namespace
@@ -70,8 +93,11 @@ void bind_catalogue(nb::module_& module) {
       .def_ro("generation", &SlotHeader::generation, "Of the slot.")
       .def_ro("layer_bytes", &SlotHeader::layer_bytes)
       .def_ro("layers", &SlotHeader::layers)
+      .def_ro("checksums", &SlotHeader::checksums, "CRC-32C of each layer, u32.")
       .def_ro("tokens", &SlotHeader::tokens, "Token ids and the scope behind them, i32; empty where they are not known.");
   module.def("decode_ssd_header", &header_of, "page"_a, "The header that a page has where it is a slot's, else None.");
+  module.def("encode_ssd_header", &page_of, "epoch"_a, "key"_a, "namespace"_a, "layer_bytes"_a, "checksums"_a,
+             "The header page of a chunk outside of any slot: without parent, generation and token ids.");
 }
 
 }  // namespace kvpool

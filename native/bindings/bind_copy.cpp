@@ -220,7 +220,13 @@ void bind_jobs(nb::module_& module) {
       .def("progress", [](const SaveHandle& self) { return self.job->progress(); })
       .def(
           "checksums", [](const SaveHandle& self) { return words_as_bytes(self.job->checksums()); },
-          "CRC-32C as u32 [chunk][layer]; empty unless every layer was copied.");
+          "CRC-32C as u32 [chunk][layer]; empty unless every layer was copied.")
+      .def("copied_layers", [](const SaveHandle& self) { return self.job->copied_layers(); },
+           "Layers that were copied, from the first one up to one that was not.")
+      .def(
+          "checksums_from",
+          [](const SaveHandle& self, uint32_t first) { return words_as_bytes(self.job->checksums_from(first)); }, "first"_a,
+          "CRC-32C as u32 [chunk][layer] of the layers from `first` on that `copied_layers` counts.");
 }
 
 }  // namespace

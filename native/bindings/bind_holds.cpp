@@ -99,6 +99,18 @@ nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const n
   return pack(directory.commit(reservation, first, count, aligned.data(), now_ns, ids, {known_tier(source_level), generations}));
 }
 
+bool land_saved(Directory& directory, HoldId reservation, size_t first, size_t count, uint32_t first_layer,
+                const nb::bytes& checksums) {
+  if (count == 0 || checksums.size() % (count * sizeof(uint32_t)) != 0) {
+    throw nb::value_error("checksums must be 4 bytes for each layer of each chunk");
+  }
+  return directory.land_saved(reservation, first, count, first_layer, unpacked<uint32_t>(checksums));
+}
+
+HoldColumns packed_columns(const Columns& columns) {
+  return {pack(columns.offsets), pack(columns.generations), pack(columns.levels), pack(columns.slots)};
+}
+
 void bind_held(nb::module_& module) {
   nb::class_<Hold>(module, "Held", "A hold on leading chunks of a chain.")
       .def_ro("id", &Hold::id, "Ends by `release`; 0: nothing is held.")
@@ -155,7 +167,7 @@ void bind_holds(nb::module_& module, nb::class_<Directory>& directory) {
           [](const Directory& self, HoldId hold) -> HoldColumns {
             const auto columns = self.columns(hold);
             require_known(columns.has_value());
-            return {pack(columns->offsets), pack(columns->generations), pack(columns->levels), pack(columns->slots)};
+            return packed_columns(*columns);
           },
           "hold"_a, "Where the chunks of a hold or pin lie.")
       .def(
@@ -191,6 +203,17 @@ void bind_reservations(nb::module_& module, nb::class_<Directory>& directory) {
            "States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][layer]; token ids i32\n"
            "[chunk][token], or none; `sources`, of a lower tier: the generations u64 that the tier of\n"
            "`source_level`, from which the chunks were copied, must still have.")
+      .def("land_saved", &land_saved, "reservation"_a, "first"_a, "count"_a, "first_layer"_a, "checksums"_a,
+           "Further layers of reserved chunks lie in their slots, for who follows them: u32 [chunk][layer]. False where the\n"
+           "reservation is unknown or has expired.")
+      .def(
+          "follow_saves",
+          [](Directory& self, uint32_t owner, const nb::bytes& parent, const nb::bytes& keys) -> HoldColumns {
+            const uint8_t* const first = packed_keys(keys);
+            return packed_columns(self.follow_saves(known_namespace(self, owner), key_or_none(parent), first, keys.size() / KEY_BYTES));
+          },
+          "namespace"_a, "parent"_a, "keys"_a,
+          "Where the chunks lie that are being saved after a parent, to be followed; nothing is held.")
       .def("end_reservation", &Directory::end_reservation, "reservation"_a, "now_ns"_a)
       .def("end_part", &Directory::end_part, "reservation"_a, "limit"_a, "now_ns"_a,
            "The same as end_reservation for `limit` chunks; whether it has ended.")

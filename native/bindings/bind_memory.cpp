@@ -128,14 +128,14 @@ void bind_mapping(nb::module_& module) {
 
 void bind_index_view(nb::module_& module) {
   nb::class_<IndexView>(module, "IndexView", "Read side of the shared index; a hit is a hint with a generation.")
-      .def(nb::new_([](std::shared_ptr<Mapping> mapping) {
-             auto index = IndexView::attach(std::move(mapping));
+      .def(nb::new_([](std::shared_ptr<Mapping> mapping, std::shared_ptr<RemoteView> remote) {
+             auto index = IndexView::attach(std::move(mapping), std::move(remote));
              if (index == nullptr) {
                throw nb::value_error("region is not an index of this version");
              }
              return std::const_pointer_cast<IndexView>(index);
            }),
-           "mapping"_a)
+           "mapping"_a, "remote"_a.none() = nb::none(), "`remote`: where chunks are looked up that this node has not.")
       .def("lookup", &lookup, "keys"_a,
            "(chunks, levels): the run of readable chunks from the first key on, and each one's level. GIL released.")
       .def("is_being_written", &is_being_written, "key"_a, "Whether somebody has reserved the chunk and not committed it yet.")

@@ -34,7 +34,7 @@ std::vector<Word> words_of(const nb::bytes& packed, size_t count, const char* na
 
 // None where no levels are named: the uppermost tiers. REQUIRES: `checksums` live as long as what is returned.
 std::vector<PromotionSource> sources_of(const nb::bytes& levels, const std::vector<uint64_t>& generations,
-                                        const std::vector<uint32_t>& checksums, size_t n) {
+                                        const std::vector<uint32_t>& checksums, size_t n, bool is_external) {
   if (levels.size() == 0 ? !generations.empty() || !checksums.empty() : levels.size() != n) {
     throw nb::value_error("source_levels must be one for each chunk, or none and nothing else of the sources");
   }
@@ -42,21 +42,21 @@ std::vector<PromotionSource> sources_of(const nb::bytes& levels, const std::vect
   const size_t layers = n == 0 ? 0 : checksums.size() / n;
   for (size_t index = 0; index < levels.size(); ++index) {
     sources.push_back({known_tier(static_cast<const uint8_t*>(levels.data())[index]),
-                       generations.empty() ? 0 : generations[index], std::span(checksums).subspan(index * layers, layers)});
+                       generations.empty() ? 0 : generations[index], std::span(checksums).subspan(index * layers, layers), is_external});
   }
   return sources;
 }
 
 Reserved promote(Directory& directory, uint32_t owner, uint32_t size_class, const nb::bytes& parent,
                           const nb::bytes& keys, uint64_t now_ns, const nb::bytes& levels, const nb::bytes& generations,
-                          const nb::bytes& checksums) {
+                          const nb::bytes& checksums, bool is_external) {
   if (size_class >= directory.arena().class_count()) {
     throw nb::index_error("unknown size class");
   }
   const uint8_t* const packed = packed_keys(keys);
   const size_t n = keys.size() / KEY_BYTES;
   const auto sums = words_of<uint32_t>(checksums, n * directory.arena().size_class(ClassId(size_class)).layers, "checksums");
-  const auto sources = sources_of(levels, words_of<uint64_t>(generations, n, "source_generations"), sums, n);
+  const auto sources = sources_of(levels, words_of<uint64_t>(generations, n, "source_generations"), sums, n, is_external);
   const Reservation answer = directory.promote(known_namespace(directory, owner), ClassId(size_class), parent_of(parent),
                                                packed, n, now_ns, sources);
   return reserved(answer);
@@ -165,6 +165,12 @@ void bind_pins(nb::module_& module, nb::class_<Directory>& directory) {
       .def(
           "pin_chunk", [](Directory& self, HoldId hold, size_t position) { return self.pin_chunk(hold, position).value_or(0); },
           "hold"_a, "position"_a, "Pins one chunk of a hold; 0 where it is gone.")
+      .def(
+          "pin_key",
+          [](Directory& self, uint32_t owner, const nb::bytes& key) {
+            return self.pin_key(known_namespace(self, owner), one_key(key)).value_or(0);
+          },
+          "namespace"_a, "key"_a, "Pins a chunk of a namespace; 0 where it is not stored here. Does not count as a use.")
       .def("unpin", &Directory::unpin, "pin"_a, "Ends a pin: its chunks count as unused. False where it is unknown.");
 }
 
@@ -197,10 +203,11 @@ void bind_tier_set(nb::module_& module) {
 void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
   directory
       .def("promote", &promote, "namespace"_a, "size_class"_a, "parent"_a, "keys"_a, "now_ns"_a, "source_levels"_a = nb::bytes(""),
-           "source_generations"_a = nb::bytes(""), "checksums"_a = nb::bytes(""),
+           "source_generations"_a = nb::bytes(""), "checksums"_a = nb::bytes(""), "is_external"_a = false,
            "Slots to read lower tiers' chunks into; RESERVED ones are to be\n"
            "read. The hold ends by `release`. Of each chunk, where named: the level u8 that it comes from, its generation u64\n"
-           "there, and u32 [chunk][layer] what its layers must be; else the uppermost tier that has it.")
+           "there, and u32 [chunk][layer] what its layers must be; else the uppermost tier that has it. `is_external`: the levels\n"
+           "are of tiers without a directory here, such as a peer's: whether they have a chunk is known when it has come.")
       .def(
           "landed",
           [](Directory& self, const nb::bytes& key, uint64_t generation, const nb::bytes& tokens) {

@@ -9,6 +9,7 @@ NB_MODULE(kvpool_native, module) {
   module.doc() = "Native core of kvpool: key hashing, shared index, slot arena, checksummed copies.";
   kvpool::bind_rows(module);
   kvpool::bind_keys(module);
+  kvpool::bind_remote_index(module);
   kvpool::bind_memory(module);
   kvpool::bind_directory(module);
   kvpool::bind_tier_set(module);
@@ -16,6 +17,7 @@ NB_MODULE(kvpool_native, module) {
   kvpool::bind_tuning(module);
   kvpool::bind_catalogue(module);
   kvpool::bind_ssd(module);
+  kvpool::bind_net(module);
   kvpool::bind_reuse(module);
   kvpool::bind_flush(module);
 }

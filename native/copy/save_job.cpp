@@ -20,6 +20,7 @@ SaveJob::SaveJob(SavePlan plan)
       chunk_blocks_(chunk_count_ == 0 ? 0 : plan_.block_ids.size() / chunk_count_),
       piece_chunks_(std::max<uint64_t>(1, PIECE_BYTES / plan_.layer_bytes)),
       is_announced_(plan_.layers, false),
+      settled_chunks_(plan_.layers),
       checksums_(chunk_count_ * plan_.layers) {
   KVPOOL_CHECK(plan_.block_ids.size() == chunk_blocks_ * chunk_count_);
   KVPOOL_CHECK(chunk_count_ == 0 || plan_.view.layer_bytes(chunk_blocks_) == plan_.layer_bytes);
@@ -54,6 +55,10 @@ uint64_t SaveJob::run_piece() {
   KVPOOL_CHECK(running_ > 0);
   --running_;
   settled_ += count;
+  settled_chunks_[layer] += count;
+  while (copied_layers_ < plan_.layers && settled_chunks_[copied_layers_] == chunk_count_) {
+    ++copied_layers_;
+  }
   if (is_at_rest()) {
     changed_.notify_all();
   }
@@ -105,6 +110,21 @@ std::vector<uint32_t> SaveJob::checksums() const {
   const std::lock_guard guard(lock_);
   const bool is_whole = announced_.size() == plan_.layers && running_ == 0 && has_copied_announced();
   return is_whole ? checksums_ : std::vector<uint32_t>();
+}
+
+uint32_t SaveJob::copied_layers() const {
+  const std::lock_guard guard(lock_);
+  return copied_layers_;
+}
+
+std::vector<uint32_t> SaveJob::checksums_from(uint32_t first) const {
+  const std::lock_guard guard(lock_);
+  std::vector<uint32_t> found;
+  for (uint64_t chunk = 0; chunk < chunk_count_ && first < copied_layers_; ++chunk) {
+    const auto start = checksums_.begin() + static_cast<std::ptrdiff_t>(chunk * plan_.layers);
+    found.insert(found.end(), start + first, start + copied_layers_);
+  }
+  return found;
 }
 
 }  // namespace kvpool

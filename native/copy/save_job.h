@@ -53,6 +53,10 @@ class SaveJob final : public CopyJob {
   [[nodiscard]] uint32_t layers() const noexcept { return plan_.layers; }
   // CRC-32C by [chunk][layer]; empty unless every layer has been copied.
   [[nodiscard]] std::vector<uint32_t> checksums() const;
+  // How many layers have been copied, counted from the first one up to one that has not.
+  [[nodiscard]] uint32_t copied_layers() const;
+  // CRC-32C by [chunk][layer] of the layers from `first` on that `copied_layers` counts.
+  [[nodiscard]] std::vector<uint32_t> checksums_from(uint32_t first) const;
 
  private:
   [[nodiscard]] bool has_copied_announced() const { return settled_ == announced_.size() * chunk_count_; }
@@ -72,6 +76,8 @@ class SaveJob final : public CopyJob {
   uint64_t next_chunk_ = 0;
   uint64_t running_ = 0;  // pieces
   uint64_t settled_ = 0;  // layers of chunks
+  std::vector<uint64_t> settled_chunks_;  // by layer
+  uint32_t copied_layers_ = 0;
   bool cancelled_ = false;
   std::vector<uint32_t> checksums_;  // written by the threads, each its own words
 };

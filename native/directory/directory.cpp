@@ -186,6 +186,7 @@ void Directory::hide(RecordId id) noexcept {
   if (record.state == ChunkState::READY) {
     report(record, ChangeKind::LEFT, departure_);
   }
+  mark_outside(record, false);
   leave(record.key);
   forget_retention(id);
   table_.set_generation(record.page, 0);

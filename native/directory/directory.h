@@ -111,6 +111,13 @@ class Directory {
   [[nodiscard]] std::vector<uint8_t> commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
                                             uint64_t now_ns = 0, std::span<const int32_t> tokens = {},
                                             CopySources sources = {});
+  // directory_following.cpp. Saves that are followed before their commit. Layers first_layer .. of the reserved chunks
+  // first .. first+count lie in their slots: `checksums` [count][layers]. A last layer is left out, which lands with the commit. A chunk
+  // that has another number of layers in place, or is committed, stays as it is. False where the reservation is unknown or has expired.
+  bool land_saved(HoldId reservation, size_t first, size_t count, uint32_t first_layer, std::span<const uint32_t> checksums);
+  // The run of chunks that are being saved after `parent` (absent: the root), to be followed: their slots have generation words from now
+  // on. Nothing is held, they may be aborted at any time.
+  [[nodiscard]] Columns follow_saves(NamespaceId owner, const std::optional<ChunkKey>& parent, const uint8_t* keys, size_t n);
   // Frees what was not committed and drops the hold: the writer has stopped. False where it is unknown.
   bool end_reservation(HoldId reservation, uint64_t now_ns);
   // Takes what was not committed out of sight, but its slots stay taken until end_reservation: the writer may still write.
@@ -128,7 +135,7 @@ class Directory {
 
   // directory_promotions.cpp. Slots for chunks that lower tiers hold, to be read into; like `reserve`, but anybody may acquire them
   // at once, and read each layer when it has landed. The answer's id is a hold. `sources`: one a chunk, or none: the uppermost tiers
-  // that have them. NO_PARENT: its source has it no more. `landed` makes one an ordinary chunk (`tokens`: its token ids, if known),
+  // that have them. NO_PARENT: its source, if not an external one, has it no more. `landed` makes one an ordinary chunk (`tokens`: its token ids, if known),
   // unless its layers are not those expected: a bad source. `fail_landing` takes it and what follows it out of this tier; a bad
   // source, and that alone, drops it (of the generation that was read) there too.
   [[nodiscard]] Reservation promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent, const uint8_t* keys,
@@ -171,6 +178,7 @@ class Directory {
                                         const std::optional<ChunkKey>& parent = std::nullopt);
   [[nodiscard]] Hold pin_unsaved_hold(HoldId hold);
   [[nodiscard]] std::optional<HoldId> pin_chunk(HoldId hold, size_t position);
+  [[nodiscard]] std::optional<HoldId> pin_key(NamespaceId owner, const ChunkKey& key);  // nothing where it is not stored here
   bool unpin(HoldId pin);  // false where it is unknown
   [[nodiscard]] uint64_t count_unsaved() const noexcept { return stats_.unsaved_chunks; }  // stored, and not below
   bool release_untouched(HoldId hold);  // ends a hold as if it had never been: nothing counts as used
@@ -301,12 +309,16 @@ class Directory {
   void occupy(RecordId id, ChunkState as) noexcept;
   void note_chain(ReservationState& state, size_t from) noexcept;
   void abort_writing(RecordId id) noexcept;
+  [[nodiscard]] bool has_landed_as(const ChunkRecord& record, const uint32_t* checksums) const noexcept;
   void finish_reserve(ReservationState state, const ShareClaim& claim, Reservation& answer, size_t n, uint64_t now_ns);
   [[nodiscard]] bool begin_chain(NamespaceId owner, ClassId of, const std::optional<ChunkKey>& parent, ReservationState& state) noexcept;
   void place_chain(ReservationState& state, const uint8_t* keys, size_t n, std::span<const PromotionSource> sources,
                    ReserveBounds bounds, ShareClaim& claim, Reservation& answer);
   [[nodiscard]] const ChunkRecord* find_source(const ChunkKey& key, const PromotionSource& source) const noexcept;
-  void begin_promotion(RecordId id, const PromotionSource& source, const ChunkRecord& lower);
+  [[nodiscard]] bool is_outside(const PromotionSource& source) const noexcept;
+  [[nodiscard]] uint8_t outside_bit(const ChunkRecord& record) const noexcept;
+  void mark_outside(const ChunkRecord& record, bool is_coming) noexcept;
+  void begin_promotion(RecordId id, const PromotionSource& source, const ChunkRecord* lower);
   [[nodiscard]] bool has_expected_layers(const ChunkRecord& record, const Promotion& promotion) const noexcept;
   void complete(Reservation& answer) noexcept;
   // directory_room.cpp, directory_victims.cpp

@@ -18,7 +18,7 @@
 namespace kvpool {
 
 // What became of a chunk of a save; the wire uses the same numbers. `reserve` answers PRESENT chunks first, then
-// RESERVED, then declined ones; `commit` answers STORED, EXPIRED or NO_PARENT, of a lower tier also FULL where the shared
+// RESERVED, then declined ones; `commit` answers STORED, EXPIRED, NO_PARENT or CHECKSUM, of a lower tier also FULL where the shared
 // table has no entry left for a chunk.
 enum class SaveState : uint8_t {
   PRESENT = 0,
@@ -31,6 +31,7 @@ enum class SaveState : uint8_t {
   STORED = 7,
   EXPIRED = 8,  // the reservation, or the chunk in it, is gone
   TOO_LONG = 11,  // its chain would have more chunks than one may have; further numbers between are clients' own
+  CHECKSUM = 13,  // layers that were announced before the commit have other checksums in it
   SHARE = 14,     // its writer protects as much as it may already
 };
 inline constexpr size_t RESERVE_STATES = 15;
@@ -68,6 +69,8 @@ struct PromotionSource {
   Tier tier;
   uint64_t generation = 0;                   // that it has there; 0: any
   std::span<const uint32_t> checksums = {};  // what its layers must be; none: nobody knows but that tier
+  // A tier without a directory here, such as a peer's: whether it has the chunk is known when it has come.
+  bool is_external = false;
 };
 
 // Why a promoted chunk has not come, as far as the job that moved it knows.

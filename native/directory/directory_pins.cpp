@@ -216,6 +216,15 @@ std::optional<HoldId> Directory::pin_chunk(HoldId hold, size_t position) {
   return holds_.open_pin({*id}).id;
 }
 
+std::optional<HoldId> Directory::pin_key(NamespaceId owner, const ChunkKey& key) {
+  const RecordId id = find_record(key);
+  if (!id.valid() || records_[id].owner != owner || records_[id].state != ChunkState::READY || records_[id].pins == MAX_PINS) {
+    return std::nullopt;
+  }
+  add_pin(id);
+  return holds_.open_pin({id}).id;
+}
+
 RecordPage Directory::records(uint32_t cursor, uint32_t limit, uint32_t end) {
   RecordPage page;
   uint32_t index = cursor;

@@ -9,12 +9,32 @@ namespace kvpool {
 
 // The chunk in the tier that it is promoted from, with the generation that was named; nullptr where it is not there.
 const ChunkRecord* Directory::find_source(const ChunkKey& key, const PromotionSource& source) const noexcept {
-  const Directory* lower = tiers_ == nullptr ? nullptr : tiers_->tier_at(source.tier);
+  const Directory* lower = tiers_ == nullptr || source.is_external ? nullptr : tiers_->tier_at(source.tier);
   if (lower == nullptr || (tier_bit(source.tier) & lower_bits_) == 0) {
     return nullptr;
   }
   const ChunkRecord* ready = lower->find_ready(key);
   return ready != nullptr && (source.generation == 0 || source.generation == ready->generation) ? ready : nullptr;
+}
+
+// Whether a source names a tier outside, and no directory here has that tier.
+bool Directory::is_outside(const PromotionSource& source) const noexcept {
+  return source.is_external && (tier_bit(source.tier) & (lower_bits_ | upper_bits_ | tier_bit(tier_))) == 0;
+}
+
+// The bit of the tier outside that a chunk is being promoted from; 0 for any other chunk.
+uint8_t Directory::outside_bit(const ChunkRecord& record) const noexcept {
+  const uint8_t bit = record.state == ChunkState::PROMOTING ? tier_bit(static_cast<Tier>(record.source)) : uint8_t{0};
+  return (bit & lower_bits_) == 0 ? bit : uint8_t{0};
+}
+
+// A chunk on its way from outside is found by the bit of that tier, which no directory sets: until it has landed or gone.
+void Directory::mark_outside(const ChunkRecord& record, bool is_coming) noexcept {
+  const uint8_t bit = outside_bit(record);
+  const auto entry = bit == 0 ? std::nullopt : table_.find(record.key);
+  if (entry) {
+    table_.set_tiers(record.key, static_cast<uint8_t>(is_coming ? entry->tiers | bit : entry->tiers & ~bit));
+  }
 }
 
 Reservation Directory::promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
@@ -42,13 +62,17 @@ Reservation Directory::promote(NamespaceId owner, ClassId size_class, const std:
   return answer;
 }
 
-// A chunk that has got its slot is retained as it is in the tier that it comes from.
-void Directory::begin_promotion(RecordId id, const PromotionSource& source, const ChunkRecord& lower) {
+// A chunk that has got its slot is retained as it is in the tier that it comes from; one from outside as any new chunk.
+void Directory::begin_promotion(RecordId id, const PromotionSource& source, const ChunkRecord* lower) {
   ChunkRecord& record = records_[id];
   record.source = static_cast<uint8_t>(source.tier) & 7U;
+  const uint64_t generation = lower == nullptr ? 0 : lower->generation;
   promotions_.emplace(record.generation,
-                      Promotion{id, source.tier, lower.generation, {source.checksums.begin(), source.checksums.end()}});
-  static_cast<void>(set_retention(id, {lower.priority, lower.duration_ms}));
+                      Promotion{id, source.tier, generation, {source.checksums.begin(), source.checksums.end()}});
+  mark_outside(record, true);
+  if (lower != nullptr) {
+    static_cast<void>(set_retention(id, {lower->priority, lower->duration_ms}));
+  }
 }
 
 // Whether the layers that were announced for a slot are those that were expected, as far as that is known.
@@ -90,6 +114,7 @@ bool Directory::landed(const ChunkKey& key, uint64_t generation, std::span<const
     return false;
   }
   promotions_.erase(promotion);
+  mark_outside(record, false);
   record.has_writer = false;
   --stats_.promoting;
   ++stats_.promoted_chunks;
@@ -115,7 +140,7 @@ FailedLanding Directory::fail_landing(const ChunkKey& key, uint64_t generation, 
     answer.removed = remove_subtree(id);
     stats_.dropped_chunks += answer.removed;
   }
-  if (fault == LoadFault::SOURCE && tiers_ != nullptr) {
+  if (fault == LoadFault::SOURCE && promotion.generation != 0) {
     answer.dropped_in_source = tiers_->tier_at(promotion.tier)->drop(key, promotion.generation);
   }
   answer.next = uppermost_below(key);

@@ -176,7 +176,7 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
     return SaveState::FOREIGN;
   }
   const ChunkRecord* const lower = source == nullptr ? nullptr : find_source(key, *source);
-  if (source != nullptr && lower == nullptr) {
+  if (source != nullptr && lower == nullptr && !is_outside(*source)) {
     return SaveState::NO_PARENT;  // the lower tier has lost it meanwhile
   }
   if (!may_reserve) {
@@ -199,7 +199,7 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
     records_.attach_child(parent, id);
   }
   if (source != nullptr) {
-    begin_promotion(id, *source, *lower);
+    begin_promotion(id, *source, lower);
   }
   record = id;
   return SaveState::RESERVED;

@@ -102,12 +102,18 @@ void Directory::verify_record(RecordId id, std::vector<std::string>& broken) con
     if ((entry->tiers & tier_bit(tier_)) != (is_ready ? tier_bit(tier_) : 0)) {
       broken.push_back(name_of(id) + " has wrong tiers in the table");
     }
+    const auto known = static_cast<uint8_t>(lower_bits_ | upper_bits_ | tier_bit(tier_));
+    if (!is_lower() && (entry->tiers & ~known) != outside_bit(record)) {
+      broken.push_back(name_of(id) + " is wrong about a tier outside");
+    }
   }
   const bool is_below = lower_bits_ != 0 && record.state != ChunkState::ZOMBIE && (tiers_->tiers_of(record.key) & lower_bits_) != 0;
   if (record.is_below != is_below) {
     broken.push_back(name_of(id) + " is wrong about its copy below");
   }
-  if (record.has_slot() && !table_.has_generation(record.page, has_bytes(record.state) ? record.generation : 0)) {
+  const bool is_followed = record.state == ChunkState::WRITING && table_.has_generation(record.page, record.generation);
+  if (record.has_slot() && !is_followed &&
+      !table_.has_generation(record.page, has_bytes(record.state) ? record.generation : 0)) {
     broken.push_back(name_of(id) + " has a wrong generation word");
   }
   if (record.state == ChunkState::PROMOTING && !promotions_.contains(record.generation)) {

@@ -36,6 +36,10 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
         answers[index] = static_cast<uint8_t>(*refusal);
         continue;
       }
+      if (!has_landed_as(record, checksums + index * state.layers)) {
+        answers[index] = static_cast<uint8_t>(SaveState::CHECKSUM);
+        continue;
+      }
       tokens_.store(id, tokens.subspan(index * chunk_tokens, chunk_tokens));
       // Before its tiers are set: who finds the key finds its generation.
       table_.publish(record.page, checksums + index * state.layers, state.layers, record.generation);

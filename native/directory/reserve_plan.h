@@ -16,7 +16,7 @@ namespace kvpool {
 struct Promotion {
   RecordId record;
   Tier tier;                        // that the chunk is read from
-  uint64_t generation;              // there
+  uint64_t generation;              // there; 0: the tier has no directory here
   std::vector<uint32_t> checksums;  // what its layers must be; none: not known
 };
 

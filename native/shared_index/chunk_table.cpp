@@ -262,42 +262,6 @@ void ChunkTable::clear_slot(uint64_t position) noexcept {
   store_release(slot.seq, seq + 2);
 }
 
-SlotWords& ChunkTable::words_at(SlotAddress slot) const noexcept {
-  KVPOOL_CHECK(shape_.has(slot));
-  return regions_[slot.region].slots[slot.number];
-}
-
-void ChunkTable::open_slot(SlotAddress slot, uint32_t first_checksum) noexcept {
-  SlotWords& words = words_at(slot);
-  KVPOOL_CHECK(words.generation == 0);
-  store_release(words.first_checksum, first_checksum);
-  store_release(words.landed, uint32_t{0});
-}
-
-void ChunkTable::set_generation(SlotAddress slot, uint64_t generation) noexcept {
-  store_release(words_at(slot).generation, generation);
-}
-
-void ChunkTable::set_checksums(SlotAddress slot, const uint32_t* checksums, uint32_t layers) noexcept {
-  uint32_t* const sums = regions_[slot.region].find_checksums(words_at(slot), layers);
-  KVPOOL_CHECK(sums != nullptr);
-  for (uint32_t layer = 0; layer < layers; ++layer) {
-    store_release(sums[layer], checksums[layer]);
-  }
-}
-
-void ChunkTable::set_landed(SlotAddress slot, uint32_t layers) noexcept { store_release(words_at(slot).landed, layers); }
-
-uint32_t ChunkTable::landed(SlotAddress slot) const noexcept { return load_acquire(words_at(slot).landed); }
-
-uint64_t ChunkTable::generation(SlotAddress slot) const noexcept { return words_at(slot).generation; }
-
-uint32_t ChunkTable::checksum(SlotAddress slot, uint32_t layer) const noexcept {
-  const uint32_t* const sums = regions_[slot.region].find_checksums(words_at(slot), uint64_t{layer} + 1);
-  KVPOOL_CHECK(sums != nullptr);
-  return sums[layer];
-}
-
 template <typename Visit>
 void ChunkTable::visit_touched(Visit visit) const {
   const uint64_t table_end = shape_.table_end();

@@ -19,7 +19,8 @@
 //      MAX_LOOKS times; then it answers "miss", which is always allowed).
 //
 // Reading a chunk that is just being promoted: its generation word is set from the start, its landing word rises layer by
-// layer after the layer's bytes and checksum are there. Readers wait on that word (futex, landing_wait.h).
+// layer after the layer's bytes and checksum are there. Readers wait on that word (futex, landing_wait.h). The words of a chunk that is
+// just being saved rise alike, but for the last layer, which lands when the chunk is committed.
 //
 // Threads: ChunkTable is the daemon's control thread's. IndexView may be used from any thread of any process.
 #pragma once
@@ -34,6 +35,7 @@
 #include "hash/keyed_hash.h"
 #include "base/memory.h"
 #include "base/types.h"
+#include "remote_index/remote_view.h"
 #include "shared_index/index_words.h"
 
 namespace kvpool {
@@ -60,9 +62,12 @@ struct Residency {
 class IndexView {
  public:
   // Returns nothing if the region is not an index of this version, or is too small for the sizes in its header.
-  [[nodiscard]] static std::shared_ptr<const IndexView> attach(std::shared_ptr<const Mapping> mapping);
+  // `remote`: where chunks are looked up that no tier of this node has; nullptr: nowhere.
+  [[nodiscard]] static std::shared_ptr<const IndexView> attach(std::shared_ptr<const Mapping> mapping,
+                                                               std::shared_ptr<const RemoteView> remote = nullptr);
 
-  // Length of the run of readable chunks from the first key on; `levels[i]` = fastest tier of each chunk of it.
+  // Length of the run of readable chunks from the first key on; `levels[i]` = fastest tier of each chunk of it, PEER where only
+  // another node is known to have it.
   // `keys` are n packed keys, `levels` has room for n.
   [[nodiscard]] size_t lookup(const uint8_t* keys, size_t n, uint8_t* levels) const noexcept;
 
@@ -93,7 +98,9 @@ class IndexView {
   [[nodiscard]] std::string epoch() const;  // 16 bytes
 
  private:
-  IndexView(std::shared_ptr<const Mapping> mapping, FoundIndex found);
+  IndexView(std::shared_ptr<const Mapping> mapping, FoundIndex found, std::shared_ptr<const RemoteView> remote);
+  [[nodiscard]] size_t lookup_here(const uint8_t* keys, size_t n, uint8_t* levels) const noexcept;
+  [[nodiscard]] size_t lookup_anywhere(const uint8_t* keys, size_t n, uint8_t* levels) const noexcept;
   [[nodiscard]] const SlotWords* words_at(SlotAddress slot) const noexcept {
     return slot.region < regions_.size() ? regions_[slot.region].find(slot.number) : nullptr;
   }
@@ -109,6 +116,7 @@ class IndexView {
   const FurtherSlot* const further_;  // nullptr: all regions have one tier
   std::vector<RegionWords> regions_;
   const HashSeed seed_;
+  const std::shared_ptr<const RemoteView> remote_;
 };
 
 // The writer. Control thread only.
@@ -153,8 +161,10 @@ class ChunkTable {
   void open_slot(SlotAddress slot, uint32_t first_checksum) noexcept;
   void set_generation(SlotAddress slot, uint64_t generation) noexcept;
   void set_checksums(SlotAddress slot, const uint32_t* checksums, uint32_t layers) noexcept;
-  // How many layers of a slot can be read: stored with release, after their bytes and checksums.
+  // How many layers of a slot can be read: stored with release, after their bytes and checksums. Wakes who follows the slot.
   void set_landed(SlotAddress slot, uint32_t layers) noexcept;
+  // Layers first .. first+count of a slot are in place, with these checksums; wakes who follows it. REQUIRES: `first` have landed.
+  void land(SlotAddress slot, uint32_t first, const uint32_t* checksums, uint32_t count) noexcept;
   [[nodiscard]] uint32_t landed(SlotAddress slot) const noexcept;
   [[nodiscard]] uint64_t generation(SlotAddress slot) const noexcept;
   [[nodiscard]] uint32_t checksum(SlotAddress slot, uint32_t layer) const noexcept;

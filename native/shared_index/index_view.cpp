@@ -74,15 +74,16 @@ Look look_once(const TableSlot* slots, uint64_t count, uint64_t home, const Chun
 
 }  // namespace
 
-std::shared_ptr<const IndexView> IndexView::attach(std::shared_ptr<const Mapping> mapping) {
+std::shared_ptr<const IndexView> IndexView::attach(std::shared_ptr<const Mapping> mapping,
+                                                   std::shared_ptr<const RemoteView> remote) {
   FoundIndex found;
   if (mapping == nullptr || !read_index_header(mapping->data(), mapping->size(), found)) {
     return nullptr;
   }
-  return std::shared_ptr<const IndexView>(new IndexView(std::move(mapping), std::move(found)));
+  return std::shared_ptr<const IndexView>(new IndexView(std::move(mapping), std::move(found), std::move(remote)));
 }
 
-IndexView::IndexView(std::shared_ptr<const Mapping> mapping, FoundIndex found)
+IndexView::IndexView(std::shared_ptr<const Mapping> mapping, FoundIndex found, std::shared_ptr<const RemoteView> remote)
     : mapping_(std::move(mapping)),
       shape_(std::move(found.shape)),
       header_(reinterpret_cast<const IndexHeader*>(mapping_->data())),
@@ -90,7 +91,8 @@ IndexView::IndexView(std::shared_ptr<const Mapping> mapping, FoundIndex found)
       further_(found.layout.further_offset == 0
                    ? nullptr
                    : reinterpret_cast<const FurtherSlot*>(mapping_->data() + found.layout.further_offset)),
-      seed_(found.seed) {
+      seed_(found.seed),
+      remote_(std::move(remote)) {
   for (const RegionHeader& region : found.layout.regions) {
     regions_.push_back(words_of(*mapping_, region));
   }
@@ -141,6 +143,59 @@ bool IndexView::is_being_written(const ChunkKey& key) const noexcept {
 }
 
 size_t IndexView::lookup(const uint8_t* keys, size_t n, uint8_t* levels) const noexcept {
+  return remote_ == nullptr ? lookup_here(keys, n, levels) : lookup_anywhere(keys, n, levels);
+}
+
+// Most prompts are in this node's tiers to their end or not at all: the remote index is asked about one chunk behind those, and the
+// line of the first chunk is on its way meanwhile.
+size_t IndexView::lookup_anywhere(const uint8_t* keys, size_t n, uint8_t* levels) const noexcept {
+  const auto key_at = [keys](size_t index) { return ChunkKey::from_bytes(keys + index * KEY_BYTES); };
+  RemotePlace next{};
+  if (n > 0) {
+    next = remote_->place_of(key_at(0));
+    remote_->prefetch(next);
+  }
+  const size_t here = lookup_here(keys, n, levels);
+  if (here == n) {
+    return n;
+  }
+  next = here == 0 ? next : remote_->place_of(key_at(here));
+  if (!remote_->has(next)) {
+    return here;
+  }
+  levels[here] = static_cast<uint8_t>(Tier::PEER);
+  struct Places {
+    uint64_t home;
+    RemotePlace remote;
+  };
+  std::array<Places, PREFETCH_AHEAD> places{};
+  const auto prefetch = [&](size_t index) {
+    if (index < n) {
+      Places& place = places[index % PREFETCH_AHEAD];
+      place = {home_of(key_at(index), seed_, shape_.slots), remote_->place_of(key_at(index))};
+      __builtin_prefetch(&slots_[place.home]);
+      remote_->prefetch(place.remote);
+    }
+  };
+  for (size_t index = here + 1; index <= here + PREFETCH_AHEAD; ++index) {
+    prefetch(index);
+  }
+  for (size_t index = here + 1; index < n; ++index) {
+    const Places place = places[index % PREFETCH_AHEAD];
+    prefetch(index + PREFETCH_AHEAD);
+    const auto entry = find_from(place.home, key_at(index));
+    if (entry && entry->tiers != 0) {
+      levels[index] = static_cast<uint8_t>(std::countr_zero(entry->tiers));
+    } else if (remote_->has(place.remote)) {
+      levels[index] = static_cast<uint8_t>(Tier::PEER);
+    } else {
+      return index;
+    }
+  }
+  return n;
+}
+
+size_t IndexView::lookup_here(const uint8_t* keys, size_t n, uint8_t* levels) const noexcept {
   std::array<uint64_t, PREFETCH_AHEAD> homes{};
   const auto prefetch = [&](size_t index) {
     if (index < n) {

@@ -1,33 +1,13 @@
-// Atomic access to the words of the shared index, for its writer and its readers.
-//
-// Plain words in shared memory become atomics here and nowhere else. The writer is one thread, so it may read its
-// own words plainly; readers must load. A load through a read-only mapping is a plain instruction on the machines
-// supported, hence the cast: nothing is ever stored through it.
+// The words of slots in the shared index, by region. How shared words are loaded and stored: base/shared_words.h.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 
 #include "base/memory.h"
+#include "base/shared_words.h"
 #include "shared_index/index_format.h"
 
 namespace kvpool {
-
-template <typename Word>
-[[nodiscard]] inline Word load_acquire(const Word& word) noexcept {
-  static_assert(std::atomic_ref<Word>::is_always_lock_free);
-  return std::atomic_ref<Word>(const_cast<Word&>(word)).load(std::memory_order_acquire);
-}
-
-template <typename Word>
-inline void store_release(Word& word, Word value) noexcept {
-  std::atomic_ref<Word>(word).store(value, std::memory_order_release);
-}
-
-template <typename Word>
-inline void store_relaxed(Word& word, Word value) noexcept {
-  std::atomic_ref<Word>(word).store(value, std::memory_order_relaxed);
-}
 
 // The words of one region, in a mapping. A reader's mapping is read-only: nothing is stored through it.
 struct RegionWords {

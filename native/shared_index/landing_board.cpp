@@ -1,12 +1,7 @@
 #include "shared_index/landing_board.h"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#include <climits>
-
 #include "base/check.h"
+#include "shared_index/landing_wait.h"
 
 namespace kvpool {
 
@@ -44,7 +39,7 @@ void LandingBoard::fail(SlotAddress slot) noexcept { publish(words_of_slot(slot)
 
 void LandingBoard::publish(SlotWords& slot, uint32_t word) noexcept {
   store_release(slot.landed, word);
-  static_cast<void>(syscall(SYS_futex, &slot.landed, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0));
+  wake_landing(slot.landed);
 }
 
 }  // namespace kvpool

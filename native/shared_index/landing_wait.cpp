@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <climits>
 #include <utility>
 
 // Older libc headers lack these; the values are kernel ABI.
@@ -46,6 +47,10 @@ timespec deadline_after(double timeout_s) noexcept {
 }
 
 }  // namespace
+
+void wake_landing(const uint32_t& word) noexcept {
+  static_cast<void>(syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0));
+}
 
 void LandingWait::add(std::shared_ptr<const IndexView> index, SlotAddress slot, uint32_t seen) noexcept {
   const uint32_t* const address = index->landing_word(slot);

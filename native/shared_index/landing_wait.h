@@ -17,6 +17,9 @@
 
 namespace kvpool {
 
+// Wakes all who wait for a landing word of the shared index. Any thread.
+void wake_landing(const uint32_t& word) noexcept;
+
 class LandingWait {
  public:
   static constexpr size_t WORDS_MAX = 32;

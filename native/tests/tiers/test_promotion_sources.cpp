@@ -10,6 +10,7 @@ using namespace kvpool::testing;
 namespace {
 
 constexpr auto NO_PARENT = static_cast<uint8_t>(SaveState::NO_PARENT);
+constexpr auto OUTSIDE = static_cast<Tier>(5);  // no directory here has it
 constexpr auto RESERVED = static_cast<uint8_t>(SaveState::RESERVED);
 
 // Chunks 1 and 2 in all lower tiers, 3 in the store alone, nothing in memory.
@@ -43,6 +44,7 @@ TEST(each_chunk_comes_from_the_tier_that_is_named) {
 TEST(a_source_that_has_not_the_chunk_or_another_one_is_refused) {
   Stored tiers;
   EXPECT(tiers.promote({{Tier::DRAM}}).states == std::vector<uint8_t>({NO_PARENT}));
+  EXPECT(tiers.promote({{.tier = Tier::PEER, .generation = 1, .is_external = true}}).states == std::vector<uint8_t>({NO_PARENT}));
   EXPECT(tiers.promote({{Tier::HBM}}).states == std::vector<uint8_t>({NO_PARENT}));
   EXPECT(tiers.promote({{Tier::SSD, tiers.generation(tiers.files, 1) + 100}}).states == std::vector<uint8_t>({NO_PARENT}));
   const Reservation made = tiers.promote({{Tier::SSD}, {Tier::SSD}, {Tier::SSD}});
@@ -114,4 +116,36 @@ TEST(layers_that_are_not_those_expected_are_a_bad_source) {
   EXPECT(tiers.memory.directory.release(made.id, ++tiers.memory.now));
   EXPECT(tiers.found(key_of(1)) == (tier_bit(Tier::DRAM) | tier_bit(Tier::SSD) | tier_bit(Tier::PEER)));
   EXPECT(tiers.found(key_of(2)) == tier_bit(Tier::PEER) && tiers.is_sound());
+}
+
+TEST(a_chunk_of_an_external_source_needs_no_directory_of_that_tier) {
+  Stored tiers;
+  const std::vector<PromotionSource> outside(4, PromotionSource{.tier = OUTSIDE, .is_external = true});
+  const Reservation made = tiers.promote(outside);
+  EXPECT(made.states == std::vector<uint8_t>({RESERVED, RESERVED, RESERVED, RESERVED}));
+  EXPECT(tiers.memory.directory.columns(made.id)->levels == std::vector<uint8_t>({5, 5, 5, 5}));
+  EXPECT(tiers.set.tiers_of(key_of(4)) == tier_bit(OUTSIDE) && tiers.is_sound());
+  for (const uint64_t id : {uint64_t{1}, uint64_t{2}}) {
+    EXPECT(tiers.memory.directory.landed(key_of(id), made.generations[id - 1]));
+  }
+  // A bad chunk of theirs takes what follows it out of memory, and nothing out of the tiers here that have the same key.
+  const FailedLanding failed = tiers.fail(3, made, LoadFault::SOURCE);
+  EXPECT(failed.dropped_in_source == 0 && failed.next == Tier::PEER);
+  EXPECT(tiers.memory.directory.release(made.id, ++tiers.memory.now));
+  EXPECT(tiers.memory.directory.find(key_of(2)) && !tiers.memory.directory.find(key_of(3)));
+  EXPECT(tiers.store.find(key_of(3)) && !tiers.memory.directory.find(key_of(4)));
+  EXPECT(!tiers.memory.directory.landed(key_of(4), made.generations[3]) && tiers.is_sound());
+}
+
+TEST(a_directory_without_lower_tiers_takes_chunks_of_an_external_source) {
+  Pool pool(4 * CHUNK);
+  const auto keys = pack(range(1, 2));
+  const std::vector<PromotionSource> outside(2, PromotionSource{.tier = OUTSIDE, .is_external = true});
+  const Reservation made = pool.directory.promote(pool.owner, pool.small, std::nullopt, keys.data(), 2, ++pool.now, outside);
+  EXPECT(made.states == std::vector<uint8_t>({RESERVED, RESERVED}));
+  EXPECT(pool.lookup({1, 2}) == 2 && pool.acquire({1, 2}).chunks == 2);
+  EXPECT(pool.directory.landed(key_of(1), made.generations[0]));
+  EXPECT(pool.directory.fail_landing(key_of(2), made.generations[1], LoadFault::SOURCE).dropped_in_source == 0);
+  EXPECT(pool.directory.release(made.id, ++pool.now));
+  EXPECT(pool.directory.find(key_of(1)) && !pool.directory.find(key_of(2)) && pool.directory.verify().empty());
 }

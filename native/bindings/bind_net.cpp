@@ -1,0 +1,275 @@
+// Bindings of the stream between nodes. Checks every extent before anything runs; columns cross packed, once per offer or job.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <string>
+#include <system_error>
+
+#include "bindings.h"
+#include "columns.h"
+#include "net/extent_server.h"
+#include "net/pull_queue.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvpool {
+namespace {
+
+constexpr unsigned THREADS_MAX = 64;
+constexpr double SECONDS_MAX = 3600;
+
+std::chrono::milliseconds milliseconds_of(double seconds, const char* name) {
+  if (!(seconds > 0 && seconds <= SECONDS_MAX)) {
+    throw nb::value_error((std::string(name) + " must be above 0 and at most 3600 seconds").c_str());
+  }
+  return std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
+}
+
+StreamTicket ticket_of(const nb::bytes& packed) {
+  StreamTicket ticket{};
+  if (packed.size() != ticket.size()) {
+    throw nb::value_error("a ticket must be 32 bytes");
+  }
+  std::memcpy(ticket.data(), packed.data(), ticket.size());
+  return ticket;
+}
+
+std::vector<uint64_t> column(const nb::bytes& packed, size_t count, const char* name) {
+  if (packed.size() != count * sizeof(uint64_t)) {
+    throw nb::value_error((std::string(name) + " must be 8 bytes for each chunk, as many as there are offsets").c_str());
+  }
+  return unpacked<uint64_t>(packed);
+}
+
+// Where the chunks of an offer or a job are; throws where one lies outside arena or index.
+std::vector<PullRow> checked_rows(const Mapping& arena, const IndexView& index, const nb::bytes& offsets, const nb::bytes& slots,
+                                  uint32_t layers, uint64_t layer_bytes, uint32_t connections) {
+  const size_t count = offsets.size() / sizeof(uint64_t);
+  uint64_t bytes = 0;
+  if (layers == 0 || layer_bytes == 0 || __builtin_mul_overflow(layer_bytes, uint64_t{layers}, &bytes)) {
+    throw nb::value_error("layers and layer_bytes must be positive");
+  }
+  if (connections == 0 || connections > STREAM_CONNECTIONS_MAX || connections > count) {
+    throw nb::value_error("connections must be 1 to 16, at most one for each chunk");
+  }
+  const auto arena_offsets = column(offsets, count, "offsets");
+  const auto addresses = column(slots, count, "slots");
+  std::vector<PullRow> rows;
+  for (size_t row = 0; row < count; ++row) {
+    const SlotAddress slot = SlotAddress::unpacked(addresses[row]);
+    if (!arena.contains(arena_offsets[row], bytes)) {
+      throw nb::value_error("a chunk lies outside the arena");
+    }
+    if (!index.covers(slot, layers)) {
+      throw nb::value_error("a slot has no words in the index");
+    }
+    rows.push_back({arena_offsets[row], slot});
+  }
+  return rows;
+}
+
+std::shared_ptr<ExtentServer> make_server(std::shared_ptr<Mapping> arena, const std::shared_ptr<Mapping>& index,
+                                          const std::string& address, uint16_t port, unsigned threads, size_t offers_max,
+                                          size_t strangers_max, size_t connections_max, double hello_timeout_s, double stall_s,
+                                          uint64_t peer_bytes_per_s, uint64_t peer_bytes_max, bool is_encrypted) {
+  if (threads == 0 || threads > THREADS_MAX || offers_max == 0 || strangers_max == 0 || connections_max == 0) {
+    throw nb::value_error("threads must be 1 to 64; offers_max, strangers_max and connections_max positive");
+  }
+  auto view = IndexView::attach(index);
+  if (view == nullptr) {
+    throw nb::value_error("index is no index of this version");
+  }
+  const ExtentServerOptions options{address,         port,
+                                    threads,         offers_max,
+                                    strangers_max,   connections_max,
+                                    milliseconds_of(hello_timeout_s, "hello_timeout_s"),
+                                    milliseconds_of(stall_s, "stall_s"),
+                                    peer_bytes_per_s, peer_bytes_max,
+                                    is_encrypted};
+  try {
+    const nb::gil_scoped_release released;
+    return std::make_shared<ExtentServer>(std::move(arena), std::move(view), options);
+  } catch (const std::system_error& error) {
+    const std::string what = error.what();
+    const int code = error.code().value();
+    PyErr_SetObject(PyExc_OSError, nb::make_tuple(code, what).ptr());
+    throw nb::python_error();
+  }
+}
+
+std::vector<OfferedChunk> offered_chunks(const std::vector<PullRow>& rows, const nb::bytes& generations) {
+  const auto numbers = column(generations, rows.size(), "generations");
+  std::vector<OfferedChunk> chunks;
+  for (size_t row = 0; row < rows.size(); ++row) {
+    if (numbers[row] == 0) {
+      throw nb::value_error("a chunk has no generation");
+    }
+    chunks.push_back({rows[row].arena_offset, rows[row].slot, numbers[row]});
+  }
+  return chunks;
+}
+
+std::pair<uint64_t, uint8_t> offer(ExtentServer& server, const nb::bytes& ticket, const IndexView& index, const nb::bytes& offsets,
+                                   const nb::bytes& slots, const nb::bytes& generations, uint32_t layers, uint64_t layer_bytes,
+                                   uint32_t connections, uint64_t peer, double timeout_s) {
+  const auto rows = checked_rows(server.arena(), index, offsets, slots, layers, layer_bytes, connections);
+  OfferPlan plan;
+  plan.chunks = offered_chunks(rows, generations);
+  plan.layers = layers;
+  plan.layer_bytes = layer_bytes;
+  plan.connections = connections;
+  plan.peer = peer;
+  plan.deadline = StreamClock::now() + milliseconds_of(timeout_s, "timeout_s");
+  const OfferAnswer answer = server.offer(ticket_of(ticket), std::move(plan));
+  return {answer.offer, static_cast<uint8_t>(answer.refusal)};
+}
+
+nb::bytes checks(const ExtentServer& server, const IndexView& index, const nb::bytes& offsets, const nb::bytes& slots,
+                 const nb::bytes& generations, uint32_t layers, uint64_t layer_bytes) {
+  const auto rows = checked_rows(server.arena(), index, offsets, slots, layers, layer_bytes, 1);
+  return pack(offered_checks(index, offered_chunks(rows, generations), layers));
+}
+
+uint64_t pull(PullQueue& queue, const std::string& address, uint16_t port, const nb::bytes& ticket, const IndexView& index,
+              const nb::bytes& offsets, const nb::bytes& slots, uint32_t layers, uint64_t layer_bytes, uint32_t connections,
+              double stall_s, double timeout_s, const nb::bytes& checks, bool is_encrypted) {
+  PullPlan plan;
+  plan.address = address;
+  plan.port = port;
+  plan.ticket = ticket_of(ticket);
+  plan.connections = connections;
+  plan.layers = layers;
+  plan.layer_bytes = layer_bytes;
+  plan.rows = checked_rows(queue.arena(), index, offsets, slots, layers, layer_bytes, connections);
+  if (checks.size() != 0 && checks.size() != plan.rows.size() * layers * sizeof(uint32_t)) {
+    throw nb::value_error("checks must be 4 bytes for each layer of each chunk, or empty");
+  }
+  if (is_encrypted && !has_tls()) {
+    throw nb::value_error("this build has no TLS: it was made without OpenSSL 3");
+  }
+  plan.checks = unpacked<uint32_t>(checks);
+  plan.is_encrypted = is_encrypted;
+  plan.stall = milliseconds_of(stall_s, "stall_s");
+  plan.deadline = StreamClock::now() + milliseconds_of(timeout_s, "timeout_s");
+  return queue.pull(std::move(plan));
+}
+
+Counts server_stats(const ExtentServer& server) {
+  const ExtentServerStats counts = server.stats();
+  Counts result;
+  result["bad_hello"] = counts.strangers.bad_hello;
+  result["unencrypted"] = counts.strangers.unencrypted;
+  result["untrusted"] = counts.strangers.untrusted;
+  result["bad_ticket"] = counts.strangers.bad_ticket;
+  result["repeated"] = counts.strangers.repeated;
+  result["silent"] = counts.strangers.silent;
+  result["closed"] = counts.strangers.closed;
+  result["crowded"] = counts.strangers.crowded;
+  result["offers"] = counts.offers;
+  result["running"] = counts.running;
+  result["waiting"] = counts.waiting;
+  result["connections"] = counts.connections;
+  result["sent_bytes"] = counts.sent_bytes;
+  result["gone_chunks"] = counts.gone_chunks;
+  result["stalled"] = counts.stalled;
+  result["broken"] = counts.broken;
+  result["accept_failures"] = counts.accept_failures;
+  return result;
+}
+
+Counts queue_stats(const PullQueue& queue) {
+  const PullQueueStats counts = queue.stats();
+  Counts result;
+  result["waiting"] = counts.waiting;
+  result["running"] = counts.running;
+  result["received_bytes"] = counts.received_bytes;
+  result["pulled_chunks"] = counts.pulled_chunks;
+  result["failed_chunks"] = counts.failed_chunks;
+  return result;
+}
+
+template <typename Threads>
+bool stop(Threads& threads, double timeout_s) {
+  const auto timeout = milliseconds_of(timeout_s, "timeout_s");
+  const nb::gil_scoped_release released;
+  return threads.stop(timeout);
+}
+
+void bind_server(nb::module_& module) {
+  nb::class_<OfferOutcome>(module, "OfferOutcome", "The end of one offer.")
+      .def_ro("offer", &OfferOutcome::offer)
+      .def_prop_ro("end", [](const OfferOutcome& self) { return static_cast<uint8_t>(self.end); },
+                   "0: all was sent or marked as gone; 1: a connection failed; 2: its deadline passed; 3: it was withdrawn.")
+      .def_ro("sent_bytes", &OfferOutcome::bytes)
+      .def_ro("gone_chunks", &OfferOutcome::gone_chunks, "Chunks that left their slots or did not land.");
+  nb::class_<ExtentServer>(module, "ExtentServer", "Threads that send chunks to peers that present a ticket.")
+      .def(nb::new_(&make_server), "arena"_a, "index"_a, "address"_a, "port"_a, nb::kw_only(), "threads"_a, "offers_max"_a,
+           "strangers_max"_a, "connections_max"_a, "hello_timeout_s"_a, "stall_s"_a, "peer_bytes_per_s"_a = 0,
+           "peer_bytes_max"_a = UINT64_MAX, "encrypted"_a = false,
+           "Listens on a numeric address and a port, 0: any that is free. OSError names what is wrong. GIL released.")
+      .def_prop_ro("port", &ExtentServer::port)
+      .def("offer", &offer, "ticket"_a, "index"_a, "offsets"_a, "slots"_a, "generations"_a, nb::kw_only(), "layers"_a,
+           "layer_bytes"_a, "connections"_a, "peer"_a, "timeout_s"_a,
+           "The number of an offer, and 0; or 0 and why there is none: 1 too many offers, 2 too many bytes of this peer's, 3 the\n"
+           "ticket is in use, 4 stopped. Columns of u64. The slots must be protected until the offer has ended.")
+      .def("checks", &checks, "index"_a, "offsets"_a, "slots"_a, "generations"_a, nb::kw_only(), "layers"_a, "layer_bytes"_a,
+           "CRC-32C u32 [chunk][layer] of chunks to be offered; empty where not all of their layers have landed.")
+      .def("withdraw", [](ExtentServer& self, const nb::bytes& ticket) { return self.withdraw(ticket_of(ticket)); }, "ticket"_a,
+           "Ends an offer, reported like any end; False where no offer has the ticket.")
+      .def("completed", &ExtentServer::completed, "limit"_a = SIZE_MAX, "Offers that have ended, each once, `limit` at most.")
+      .def("fileno", &ExtentServer::event_fd, "Readable while there are ends of offers.")
+      .def("stop", &stop<ExtentServer>, "timeout_s"_a,
+           "Ends all offers and threads; False where a thread has not ended in time. GIL released.")
+      .def("stats", &server_stats);
+}
+
+}  // namespace
+
+void bind_net(nb::module_& module) {
+  module.attr("STREAM_CONNECTIONS_MAX") = STREAM_CONNECTIONS_MAX;
+  module.attr("HAS_TLS") = has_tls();
+  bind_server(module);
+  nb::class_<PullOutcome>(module, "PullOutcome", "The end of one chunk of a pull.")
+      .def_ro("job", &PullOutcome::job)
+      .def_ro("chunk", &PullOutcome::chunk, "Its row in the job.")
+      .def_prop_ro("status", [](const PullOutcome& self) { return static_cast<uint8_t>(self.status); },
+                   "0: done; 1: the peer no longer has it or sent other bytes; 2: failed; 3: cancelled.")
+      .def_prop_ro("fault", [](const PullOutcome& self) { return std::string(pull_fault_word(self.fault)); },
+                   "A word for what failed; empty where nothing did.")
+      .def_ro("received_bytes", &PullOutcome::bytes)
+      .def_prop_ro("waited_us", [](const PullOutcome& self) { return self.waited.count(); },
+                   "From the call to the begin of its connection, from which the other times count.")
+      .def_prop_ro("first_layer_us", [](const PullOutcome& self) { return self.first_layer.count(); }, "0: none has landed.")
+      .def_prop_ro("elapsed_us", [](const PullOutcome& self) { return self.elapsed.count(); });
+  nb::class_<PullQueue>(module, "PullQueue", "Threads that receive chunks from peers into the arena.")
+      .def(nb::new_([](std::shared_ptr<Mapping> arena, std::shared_ptr<Mapping> index, unsigned threads, size_t jobs_max) {
+             if (threads == 0 || threads > THREADS_MAX || jobs_max == 0) {
+               throw nb::value_error("threads must be 1 to 64, jobs_max positive");
+             }
+             if (IndexView::attach(index) == nullptr || !index->is_writable() || !arena->is_writable()) {
+               throw nb::value_error("arena and index must be writable, index one of this version");
+             }
+             auto board = std::make_shared<LandingBoard>(std::move(index));
+             return std::make_shared<PullQueue>(std::move(arena), std::move(board), threads, jobs_max);
+           }),
+           "arena"_a, "index"_a, "threads"_a, "jobs_max"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("pull", &pull, "address"_a, "port"_a, "ticket"_a, "index"_a, "offsets"_a, "slots"_a, nb::kw_only(), "layers"_a,
+           "layer_bytes"_a, "connections"_a, "stall_s"_a, "timeout_s"_a, "checks"_a = nb::bytes("", 0), "encrypted"_a = false,
+           "A job's number, 0 where the queue is full or stopped. Columns of u64: where each chunk goes, and its slot, in which no\n"
+           "layer may have landed. `stall_s`: the longest time without a byte. `checks`: CRC-32C u32 [chunk][layer] as the owner promised\n"
+           "them, or empty. Layers are announced on the index as they land.")
+      .def("cancel", &PullQueue::cancel, "job"_a, "Ends a job's remaining chunks, reported like any end; False where it has ended.")
+      .def("take_outcomes", &PullQueue::take_outcomes, "limit"_a = SIZE_MAX,
+           "Ends of chunks, each chunk of each job once, `limit` at most. Nothing writes to the slot of a reported chunk.")
+      .def("fileno", &PullQueue::event_fd, "Readable while there are outcomes.")
+      .def("stop", &stop<PullQueue>, "timeout_s"_a,
+           "Cuts all connections and ends the threads; False where one has not ended in time. GIL released.")
+      .def("stats", &queue_stats);
+}
+
+}  // namespace kvpool

@@ -1,0 +1,69 @@
+// Saves that others follow before they are committed. See directory.h.
+#include <algorithm>
+
+#include "directory/directory.h"
+
+namespace kvpool {
+
+bool Directory::land_saved(HoldId reservation, size_t first, size_t count, uint32_t first_layer,
+                           std::span<const uint32_t> checksums) {
+  const ReservationState* const state = holds_.find_reservation(reservation);
+  if (state == nullptr || state->expired) {
+    return false;
+  }
+  const size_t before = state->ancestors + state->first_reserved;
+  const size_t reserved = state->records.size() - before;
+  const size_t layers = count == 0 ? 0 : checksums.size() / count;
+  if (!table_.is_shared() || first_layer + 1 >= state->layers) {
+    return true;
+  }
+  const auto landing = static_cast<uint32_t>(std::min<size_t>(layers, state->layers - 1 - first_layer));
+  for (size_t index = 0; index < count && first < reserved && index < reserved - first; ++index) {
+    const ChunkRecord& record = records_[state->records[before + first + index]];
+    if (record.state != ChunkState::WRITING || landing == 0) {
+      continue;
+    }
+    const SlotAddress slot = table_.slot_of(record.page);
+    if (table_.shared().landed(slot) == first_layer) {
+      table_.shared().land(slot, first_layer, checksums.data() + index * layers, landing);
+    }
+  }
+  return true;
+}
+
+// Whether the layers that others may have read by now are those that are committed: no chunk of two saves' layers comes to be.
+bool Directory::has_landed_as(const ChunkRecord& record, const uint32_t* checksums) const noexcept {
+  if (!table_.is_shared()) {
+    return true;
+  }
+  const SlotAddress slot = table_.slot_of(record.page);
+  const uint32_t landed = table_.shared().landed(slot);
+  for (uint32_t layer = 0; layer < landed; ++layer) {
+    if (table_.shared().checksum(slot, layer) != checksums[layer]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+Columns Directory::follow_saves(NamespaceId owner, const std::optional<ChunkKey>& parent, const uint8_t* keys, size_t n) {
+  Columns found;
+  auto above = find_above(parent);
+  for (size_t index = 0; index < n && above && table_.is_shared(); ++index) {
+    const RecordId id = find_record(ChunkKey::from_bytes(keys + index * KEY_BYTES));
+    if (!id.valid() || records_[id].owner != owner || records_[id].parent != *above ||
+        records_[id].state != ChunkState::WRITING) {
+      break;
+    }
+    const ChunkRecord& record = records_[id];
+    table_.set_generation(record.page, record.generation);
+    found.offsets.push_back(uint64_t{record.page.value()} * PAGE_BYTES);
+    found.generations.push_back(record.generation);
+    found.levels.push_back(NO_LEVEL);
+    found.slots.push_back(table_.slot_of(record.page).packed());
+    above = id;
+  }
+  return found;
+}
+
+}  // namespace kvpool

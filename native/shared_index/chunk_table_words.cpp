@@ -1,0 +1,62 @@
+// The words of slots, as the writer of the shared index stores them. See chunk_table.h.
+#include "base/check.h"
+#include "shared_index/chunk_table.h"
+#include "shared_index/landing_wait.h"
+
+namespace kvpool {
+
+SlotWords& ChunkTable::words_at(SlotAddress slot) const noexcept {
+  KVPOOL_CHECK(shape_.has(slot));
+  return regions_[slot.region].slots[slot.number];
+}
+
+void ChunkTable::open_slot(SlotAddress slot, uint32_t first_checksum) noexcept {
+  SlotWords& words = words_at(slot);
+  KVPOOL_CHECK(words.generation == 0);
+  store_release(words.first_checksum, first_checksum);
+  store_release(words.landed, uint32_t{0});
+}
+
+void ChunkTable::set_generation(SlotAddress slot, uint64_t generation) noexcept {
+  store_release(words_at(slot).generation, generation);
+}
+
+void ChunkTable::set_checksums(SlotAddress slot, const uint32_t* checksums, uint32_t layers) noexcept {
+  uint32_t* const sums = regions_[slot.region].find_checksums(words_at(slot), layers);
+  KVPOOL_CHECK(sums != nullptr);
+  for (uint32_t layer = 0; layer < layers; ++layer) {
+    store_release(sums[layer], checksums[layer]);
+  }
+}
+
+void ChunkTable::set_landed(SlotAddress slot, uint32_t layers) noexcept {
+  SlotWords& words = words_at(slot);
+  const bool may_be_followed = words.landed > 0;
+  store_release(words.landed, layers);
+  if (may_be_followed) {
+    wake_landing(words.landed);
+  }
+}
+
+void ChunkTable::land(SlotAddress slot, uint32_t first, const uint32_t* checksums, uint32_t count) noexcept {
+  SlotWords& words = words_at(slot);
+  uint32_t* const sums = regions_[slot.region].find_checksums(words, uint64_t{first} + count);
+  KVPOOL_CHECK(sums != nullptr && words.landed == first);
+  for (uint32_t layer = 0; layer < count; ++layer) {
+    store_release(sums[first + layer], checksums[layer]);
+  }
+  store_release(words.landed, first + count);
+  wake_landing(words.landed);
+}
+
+uint32_t ChunkTable::landed(SlotAddress slot) const noexcept { return load_acquire(words_at(slot).landed); }
+
+uint64_t ChunkTable::generation(SlotAddress slot) const noexcept { return words_at(slot).generation; }
+
+uint32_t ChunkTable::checksum(SlotAddress slot, uint32_t layer) const noexcept {
+  const uint32_t* const sums = regions_[slot.region].find_checksums(words_at(slot), uint64_t{layer} + 1);
+  KVPOOL_CHECK(sums != nullptr);
+  return sums[layer];
+}
+
+}  // namespace kvpool

@@ -1,0 +1,273 @@
+// Chunks on their way from one node to another: right bytes in the order of layers, and what each side does when the other ends.
+#include <algorithm>
+
+#include "tests/net/net_setting.h"
+
+using namespace kvpool;
+using namespace kvpool::testing;
+
+namespace {
+
+// An owner whose chunks are stored, and a puller whose slots are empty.
+struct Pair {
+  Pair(uint32_t chunks, uint32_t layers, uint64_t layer_bytes, unsigned threads = 4, ExtentServerOptions options = local_options())
+      : owner(chunks, layers, layer_bytes),
+        puller(chunks, layers, layer_bytes),
+        server(owner.arena, owner.index, options),
+        queue(puller.arena, puller.board, threads, 16) {
+    for (uint32_t slot = 0; slot < chunks; ++slot) {
+      owner.store(slot);
+    }
+  }
+  uint64_t pull(uint8_t ticket, uint32_t connections) {
+    return queue.pull(puller.pull_plan(server.port(), ticket_of(ticket), puller.slots, connections));
+  }
+  uint64_t offer(uint8_t ticket, uint32_t connections) {
+    return server.offer(ticket_of(ticket), owner.offer_plan(owner.slots, connections)).offer;
+  }
+
+  const Node owner;
+  const Node puller;
+  ExtentServer server;
+  PullQueue queue;
+};
+
+bool ends_with(const std::map<uint32_t, PullOutcome>& outcomes, PullStatus status, PullFault fault) {
+  return !outcomes.empty() && std::all_of(outcomes.begin(), outcomes.end(), [&](const auto& entry) {
+           return entry.second.status == status && entry.second.fault == fault;
+         });
+}
+
+}  // namespace
+
+TEST(pulled_chunks_have_their_bytes_and_land_layer_by_layer) {
+  const std::pair<uint32_t, uint64_t> geometries[] = {{3, 1000}, {32, 2048}, {4, 65536}, {2, 700'001}, {1, 3 << 20}};
+  for (const auto& [layers, layer_bytes] : geometries) {
+    for (uint32_t connections = 1; connections <= 3; ++connections) {
+      Pair pair(7, layers, layer_bytes);
+      const uint64_t offer = pair.offer(1, connections);
+      const uint64_t job = pair.pull(1, connections);
+      EXPECT(offer != 0 && job != 0);
+      const auto outcomes = wait_for_pulled(pair.queue, 7);
+      EXPECT(ends_with(outcomes, PullStatus::DONE, PullFault::NONE));
+      for (const auto& [chunk, outcome] : outcomes) {
+        EXPECT(outcome.job == job);
+        EXPECT(outcome.bytes == layers * layer_bytes);
+        EXPECT(outcome.first_layer.count() > 0 && outcome.first_layer <= outcome.elapsed);
+        EXPECT(pair.puller.has(chunk));
+        EXPECT(pair.puller.index->checksum_at(Node::address(chunk), layers - 1) == pair.owner.crc(chunk, layers - 1));
+      }
+      EXPECT(pair.puller.keeps_bounds());
+      const auto ends = wait_for_offers(pair.server, 1);
+      EXPECT(ends.at(0).offer == offer && ends.at(0).end == OfferEnd::SENT);
+      EXPECT(ends.at(0).bytes == 7 * layers * layer_bytes);
+      EXPECT(pair.server.stats().offers == 0);
+    }
+  }
+}
+
+TEST(a_wrong_ticket_gets_nothing_and_harms_no_other) {
+  Pair pair(2, 2, 1000);
+  EXPECT(pair.offer(1, 1) != 0);
+  EXPECT(pair.pull(2, 1) != 0);
+  EXPECT(ends_with(wait_for_pulled(pair.queue, 2), PullStatus::FAILED, PullFault::REFUSED));
+  EXPECT(pair.puller.is_failed(0) && pair.puller.is_untouched(0, 0));
+  EXPECT(pair.server.stats().strangers.bad_ticket == 1);
+  EXPECT(pair.server.completed().empty());
+}
+
+TEST(a_repeated_ticket_gets_nothing) {
+  Pair pair(2, 2, 1000);
+  EXPECT(pair.offer(1, 2) != 0);
+  // Two connections with the same number: the second is refused while the offer stands.
+  const RawSocket first(pair.server.port());
+  EXPECT(first.send(make_hello(ticket_of(1), 0, 2)));
+  EXPECT(first.receive_rest().size() == 2 * (1000 + sizeof(StreamMark)));
+  const RawSocket second(pair.server.port());
+  EXPECT(second.send(make_hello(ticket_of(1), 0, 2)));
+  EXPECT(second.receive_rest().empty());
+  EXPECT(pair.server.stats().strangers.repeated == 1);
+  const RawSocket other(pair.server.port());
+  EXPECT(other.send(make_hello(ticket_of(1), 1, 2)));
+  EXPECT(other.receive_rest().size() == 2 * (1000 + sizeof(StreamMark)));
+  EXPECT(wait_for_offers(pair.server, 1).at(0).end == OfferEnd::SENT);
+  // The offer has ended: the ticket is nobody's.
+  const RawSocket late(pair.server.port());
+  EXPECT(late.send(make_hello(ticket_of(1), 1, 2)));
+  EXPECT(late.receive_rest().empty());
+  EXPECT(pair.server.stats().strangers.bad_ticket == 1);
+}
+
+TEST(an_expired_offer_ends_once_and_its_ticket_is_worthless) {
+  Pair pair(2, 2, 1000);
+  const auto answer = pair.server.offer(ticket_of(1), pair.owner.offer_plan(2, 1, milliseconds(20)));
+  const auto ends = wait_for_offers(pair.server, 1);
+  EXPECT(ends.at(0).offer == answer.offer && ends.at(0).end == OfferEnd::EXPIRED);
+  EXPECT(pair.pull(1, 1) != 0);
+  EXPECT(ends_with(wait_for_pulled(pair.queue, 2), PullStatus::FAILED, PullFault::REFUSED));
+  EXPECT(pair.server.completed().empty());
+}
+
+TEST(a_withdrawn_offer_ends_its_connections) {
+  Pair pair(2, 2, 1000);
+  pair.owner.begin_promotion(1);
+  EXPECT(pair.offer(1, 1) != 0);
+  EXPECT(pair.pull(1, 1) != 0);
+  wait_until([&] { return pair.puller.index->landed_at(Node::address(0)) == 1; });
+  EXPECT(pair.server.withdraw(ticket_of(1)));
+  EXPECT(!pair.server.withdraw(ticket_of(9)));
+  EXPECT(wait_for_offers(pair.server, 1).at(0).end == OfferEnd::CANCELLED);
+  EXPECT(ends_with(wait_for_pulled(pair.queue, 2), PullStatus::FAILED, PullFault::CLOSED));
+}
+
+TEST(a_promoting_slot_is_followed) {
+  Pair pair(3, 4, 1000);
+  pair.owner.begin_promotion(1);
+  EXPECT(pair.offer(1, 1) != 0);
+  EXPECT(pair.pull(1, 1) != 0);
+  for (uint32_t layer = 0; layer < 4; ++layer) {
+    // What lies before it in the order of layers has come; nothing behind it has.
+    wait_until([&] { return pair.puller.index->landed_at(Node::address(0)) == layer + 1; });
+    EXPECT(pair.puller.index->landed_at(Node::address(1)) == layer);
+    EXPECT(pair.puller.index->landed_at(Node::address(2)) == layer);
+    pair.owner.land(1, layer);
+  }
+  EXPECT(ends_with(wait_for_pulled(pair.queue, 3), PullStatus::DONE, PullFault::NONE));
+  EXPECT(pair.puller.has(0) && pair.puller.has(1) && pair.puller.has(2));
+}
+
+TEST(a_promotion_that_lasts_longer_than_a_stall_stalls_nobody) {
+  Pair pair(1, 2, 1000);
+  pair.owner.begin_promotion(0);
+  EXPECT(pair.offer(1, 1) != 0);
+  auto plan = pair.puller.pull_plan(pair.server.port(), ticket_of(1), 1, 1);
+  plan.stall = milliseconds(700);
+  const auto begun = StreamClock::now();
+  EXPECT(pair.queue.pull(plan) != 0);
+  wait_until([&] { return StreamClock::now() - begun > 2 * plan.stall; });
+  pair.owner.land(0, 0);
+  pair.owner.land(0, 1);
+  EXPECT(ends_with(wait_for_pulled(pair.queue, 1), PullStatus::DONE, PullFault::NONE));
+}
+
+TEST(a_chunk_whose_promotion_fails_or_whose_slot_has_another_one_ends_alone) {
+  Pair pair(4, 4, 1000);
+  pair.owner.begin_promotion(1);
+  pair.owner.land(1, 0);
+  pair.owner.table->set_generation(Node::address(2), 7);
+  EXPECT(pair.offer(1, 1) != 0);
+  EXPECT(pair.pull(1, 1) != 0);
+  wait_until([&] { return pair.puller.index->landed_at(Node::address(1)) == 1; });
+  pair.owner.board->fail(Node::address(1));
+  const auto outcomes = wait_for_pulled(pair.queue, 4);
+  for (const uint32_t chunk : {0U, 3U}) {
+    EXPECT(outcomes.at(chunk).status == PullStatus::DONE && pair.puller.has(chunk));
+  }
+  for (const uint32_t chunk : {1U, 2U}) {
+    EXPECT(outcomes.at(chunk).status == PullStatus::BAD_SOURCE && outcomes.at(chunk).fault == PullFault::GONE);
+    EXPECT(pair.puller.is_failed(chunk));
+  }
+  const auto ends = wait_for_offers(pair.server, 1);
+  EXPECT(ends.at(0).end == OfferEnd::SENT && ends.at(0).gone_chunks == 2);
+}
+
+TEST(bytes_that_changed_at_the_owner_fail_that_chunk_alone) {
+  for (const uint64_t layer_bytes : {1000ULL, 100'000ULL}) {
+    Pair pair(3, 3, layer_bytes);
+    pair.owner.arena->data()[pair.owner.arena_offset(1) + layer_bytes + 17] ^= 1U;
+    EXPECT(pair.offer(1, 1) != 0);
+    EXPECT(pair.pull(1, 1) != 0);
+    const auto outcomes = wait_for_pulled(pair.queue, 3);
+    EXPECT(outcomes.at(0).status == PullStatus::DONE && outcomes.at(2).status == PullStatus::DONE);
+    EXPECT(outcomes.at(1).status == PullStatus::BAD_SOURCE && outcomes.at(1).fault == PullFault::CHECKSUM);
+    EXPECT(pair.puller.is_failed(1) && pair.puller.has(0) && pair.puller.has(2));
+    EXPECT(pair.puller.is_untouched(1, 2 * layer_bytes));  // its last layer was thrown away
+  }
+}
+
+TEST(an_owner_that_is_killed_in_mid_transfer_fails_what_has_not_come) {
+  Pair pair(2, 2, 1000);
+  pair.owner.begin_promotion(1);
+  EXPECT(pair.offer(1, 1) != 0);
+  EXPECT(pair.pull(1, 1) != 0);
+  wait_until([&] { return pair.puller.index->landed_at(Node::address(0)) == 1; });
+  EXPECT(pair.server.stop(LONG));
+  EXPECT(ends_with(wait_for_pulled(pair.queue, 2), PullStatus::FAILED, PullFault::CLOSED));
+  EXPECT(pair.server.completed().at(0).end == OfferEnd::CANCELLED);
+  EXPECT(pair.server.offer(ticket_of(2), pair.owner.offer_plan(1, 1)).refusal == OfferRefusal::STOPPED);
+}
+
+TEST(a_puller_that_is_killed_in_mid_transfer_fails_the_offer) {
+  Pair pair(2, 2, 8 << 20);
+  EXPECT(pair.offer(1, 1) != 0);
+  {
+    const RawSocket reader(pair.server.port());
+    EXPECT(reader.send(make_hello(ticket_of(1), 0, 1)));
+    uint8_t first[4096];
+    EXPECT(reader.receive(first, sizeof(first)));
+  }
+  EXPECT(wait_for_offers(pair.server, 1).at(0).end == OfferEnd::FAILED);
+  EXPECT(pair.server.stats().broken == 1);
+}
+
+TEST(a_cancelled_pull_ends_each_chunk_and_writes_no_more) {
+  Pair pair(3, 2, 1000);
+  pair.owner.begin_promotion(1);
+  EXPECT(pair.offer(1, 1) != 0);
+  const uint64_t job = pair.pull(1, 1);
+  wait_until([&] { return pair.puller.index->landed_at(Node::address(0)) == 1; });
+  EXPECT(pair.queue.cancel(job));
+  EXPECT(ends_with(wait_for_pulled(pair.queue, 3), PullStatus::CANCELLED, PullFault::CANCELLED));
+  pair.owner.land(1, 0);
+  pair.owner.land(1, 1);
+  // Little enough is left that the owner's kernel may take it all before it learns of the end.
+  EXPECT(wait_for_offers(pair.server, 1).at(0).end <= OfferEnd::FAILED);
+  EXPECT(pair.puller.is_untouched(1, 0) && pair.puller.is_failed(1));
+  wait_until([&] { return !pair.queue.cancel(job); });
+  EXPECT(pair.queue.take_outcomes().empty());
+}
+
+TEST(stopping_the_queue_ends_running_and_waiting_jobs) {
+  Pair pair(2, 2, 1000, 1);
+  pair.owner.begin_promotion(0);
+  EXPECT(pair.offer(1, 1) != 0 && pair.offer(2, 1) != 0);
+  EXPECT(pair.pull(1, 1) != 0);
+  wait_until([&] { return pair.server.stats().running == 1; });
+  EXPECT(pair.pull(2, 1) != 0);
+  EXPECT(pair.queue.stop(LONG));
+  const auto outcomes = pair.queue.take_outcomes();
+  EXPECT(outcomes.size() == 4);
+  for (const PullOutcome& outcome : outcomes) {
+    EXPECT(outcome.status == PullStatus::CANCELLED);
+  }
+  EXPECT(pair.pull(3, 1) == 0);
+}
+
+TEST(a_peer_gets_no_more_than_its_rate) {
+  auto options = local_options();
+  options.peer_bytes_per_s = 1 << 20;
+  Pair pair(2, 2, 64 << 10, 4, options);
+  const auto begun = StreamClock::now();
+  EXPECT(pair.offer(1, 2) != 0);
+  EXPECT(pair.pull(1, 2) != 0);
+  EXPECT(ends_with(wait_for_pulled(pair.queue, 2), PullStatus::DONE, PullFault::NONE));
+  // 256 KiB at 1 MiB/s; the last piece of each connection may go ahead of its time.
+  EXPECT(StreamClock::now() - begun >= milliseconds(100));
+}
+
+TEST(offers_are_bounded_in_number_and_in_bytes_of_a_peer) {
+  auto options = local_options();
+  options.offers_max = 2;
+  options.peer_bytes_max = 5000;
+  Pair pair(2, 2, 1000, 1, options);
+  const auto plan = pair.owner.offer_plan(2, 1);
+  EXPECT(pair.server.offer(ticket_of(1), plan).offer != 0);
+  EXPECT(pair.server.offer(ticket_of(1), plan).refusal == OfferRefusal::REPEATED_TICKET);
+  EXPECT(pair.server.offer(ticket_of(2), plan).refusal == OfferRefusal::PEER_FULL);
+  auto other = plan;
+  other.peer = 1;
+  EXPECT(pair.server.offer(ticket_of(2), other).offer != 0);
+  EXPECT(pair.server.offer(ticket_of(3), other).refusal == OfferRefusal::FULL);
+  EXPECT(pair.server.withdraw(ticket_of(1)));
+  EXPECT(pair.server.offer(ticket_of(4), plan).offer != 0);
+}

@@ -1,0 +1,336 @@
+// Hostile and broken owners: the chunks concerned fail, nothing is written outside their slots, and other pulls go on.
+#include <algorithm>
+
+#include "tests/net/net_setting.h"
+
+using namespace kvpool;
+using namespace kvpool::testing;
+
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+template <typename Record>
+void append(Bytes& bytes, const Record& record) {
+  const auto* const begin = reinterpret_cast<const uint8_t*>(&record);
+  bytes.insert(bytes.end(), begin, begin + sizeof(record));
+}
+
+// What becomes of the pull of a node's chunks when one connection brings these bytes and ends.
+std::map<uint32_t, PullOutcome> pull_of(const Node& target, const Bytes& bytes) {
+  PullQueue queue(target.arena, target.board, 1, 1);
+  const RawOwner owner(1, [&](RawSocket& peer, const StreamHello&) { static_cast<void>(peer.send(bytes.data(), bytes.size())); });
+  EXPECT(queue.pull(target.pull_plan(owner.port(), ticket_of(1), target.slots, 1)) != 0);
+  auto outcomes = wait_for_pulled(queue, target.slots);
+  EXPECT(target.keeps_bounds());
+  return outcomes;
+}
+
+// Ends all chunks by the format, after these bytes and the whole of an honest stream.
+void expect_refused(const Node& source, const Bytes& prefix) {
+  const Node target(source.slots, source.layers, source.layer_bytes);
+  Bytes bytes = prefix;
+  const Bytes honest = honest_stream(source, source.slots);
+  bytes.insert(bytes.end(), honest.begin(), honest.end());
+  for (const auto& [chunk, outcome] : pull_of(target, bytes)) {
+    EXPECT(outcome.status == PullStatus::BAD_SOURCE && outcome.fault == PullFault::FORMAT);
+    EXPECT(target.is_failed(chunk));
+  }
+}
+
+}  // namespace
+
+TEST(a_stream_cut_at_every_byte_leaves_whole_chunks_and_failed_ones) {
+  for (const uint64_t layer_bytes : {50ULL, 65536ULL}) {
+    const Node source(2, 2, layer_bytes);
+    source.put(0);
+    source.put(1);
+    const Bytes whole = honest_stream(source, 2);
+    // All places of a small exchange; of a large one those near the ends of marks and layers.
+    for (size_t size = 0; size <= whole.size(); ++size) {
+      const uint64_t unit = layer_bytes + sizeof(StreamMark);
+      if (layer_bytes > 50 && size % unit > sizeof(StreamMark) + 1 && size % unit < unit - 1 && size % 30'011 != 0) {
+        continue;
+      }
+      const Node target(2, 2, layer_bytes);
+      for (const auto& [chunk, outcome] : pull_of(target, {whole.begin(), whole.begin() + static_cast<ptrdiff_t>(size)})) {
+        const bool is_whole = size >= unit * (3 + chunk);
+        EXPECT(outcome.status == (is_whole ? PullStatus::DONE : PullStatus::FAILED));
+        EXPECT(outcome.fault == (is_whole                     ? PullFault::NONE
+                                 : size < sizeof(StreamMark) ? PullFault::REFUSED
+                                                             : PullFault::CLOSED));
+        EXPECT(is_whole ? target.has(chunk) : target.is_failed(chunk));
+      }
+    }
+  }
+}
+
+TEST(a_stream_that_comes_in_odd_pieces_is_the_same) {
+  std::mt19937 random(static_cast<unsigned>(seed()));
+  for (const uint64_t layer_bytes : {50ULL, 16384ULL, 131072ULL, 300'000ULL}) {
+    const Node source(3, 2, layer_bytes);
+    for (uint32_t slot = 0; slot < 3; ++slot) {
+      source.put(slot);
+    }
+    const Bytes whole = honest_stream(source, 3);
+    const Node target(3, 2, layer_bytes);
+    PullQueue queue(target.arena, target.board, 1, 1);
+    const RawOwner owner(1, [&](RawSocket& peer, const StreamHello&) {
+      for (size_t at = 0; at < whole.size();) {
+        // Small pieces around each mark, so that some end in its middle.
+        const size_t in_unit = at % (layer_bytes + sizeof(StreamMark));
+        const size_t most = in_unit < 64 || layer_bytes < 64 ? 1 + random() % 40 : layer_bytes - 31;
+        const size_t size = std::min(most, whole.size() - at);
+        EXPECT(peer.send(whole.data() + at, size));
+        at += size;
+        for (size_t turn = 0; turn < 20; ++turn) {
+          std::this_thread::yield();
+        }
+      }
+    });
+    EXPECT(queue.pull(target.pull_plan(owner.port(), ticket_of(1), 3, 1)) != 0);
+    for (const auto& [chunk, outcome] : wait_for_pulled(queue, 3)) {
+      EXPECT(outcome.status == PullStatus::DONE && target.has(chunk));
+    }
+  }
+}
+
+TEST(marks_that_must_not_come_now_end_the_connection) {
+  const Node source(2, 2, 1000);
+  source.put(0);
+  source.put(1);
+  Bytes noise(64);
+  std::mt19937 random(static_cast<unsigned>(seed()));
+  std::generate(noise.begin(), noise.end(), [&] { return static_cast<uint8_t>(random()); });
+  expect_refused(source, noise);
+  for (const StreamMark& mark :
+       {make_extent_mark(2, 0, 1000, 0), make_extent_mark(UINT32_MAX, 0, 1000, 0), make_extent_mark(0, 1, 1000, 0),
+        make_extent_mark(0, UINT32_MAX, 1000, 0), make_extent_mark(0, 0, 999, 0), make_extent_mark(0, 0, 1001, 0),
+        make_extent_mark(0, 0, UINT64_MAX, 0), make_gone_mark(2)}) {
+    Bytes prefix;
+    append(prefix, mark);
+    expect_refused(source, prefix);
+  }
+  // A mark with another checksum of its own.
+  StreamMark forged = make_extent_mark(0, 0, 1000, 0);
+  forged.layer = 1;
+  Bytes prefix;
+  append(prefix, forged);
+  expect_refused(source, prefix);
+}
+
+TEST(a_layer_that_comes_twice_ends_the_connection) {
+  const Node source(2, 2, 1000);
+  source.put(0);
+  source.put(1);
+  Bytes bytes = honest_stream(source, 2);
+  const auto first = bytes.begin() + 1032;
+  bytes.insert(bytes.begin(), bytes.begin(), first);
+  const Node target(2, 2, 1000);
+  for (const auto& [chunk, outcome] : pull_of(target, bytes)) {
+    EXPECT(outcome.fault == PullFault::FORMAT && target.is_failed(chunk));
+  }
+}
+
+TEST(a_chunk_of_another_connection_ends_the_connection) {
+  const Node source(2, 2, 1000);
+  source.put(0);
+  source.put(1);
+  const Node target(2, 2, 1000);
+  PullQueue queue(target.arena, target.board, 4, 1);
+  const Bytes bytes = honest_stream(source, 2);  // both chunks on each connection
+  const RawOwner owner(2, [&](RawSocket& peer, const StreamHello&) { static_cast<void>(peer.send(bytes.data(), bytes.size())); });
+  EXPECT(queue.pull(target.pull_plan(owner.port(), ticket_of(1), 2, 2)) != 0);
+  for (const auto& [chunk, outcome] : wait_for_pulled(queue, 2)) {
+    EXPECT(outcome.status == PullStatus::BAD_SOURCE && outcome.fault == PullFault::FORMAT);
+  }
+}
+
+TEST(bytes_flipped_in_a_layer_fail_that_chunk_alone) {
+  const Node source(2, 3, 1000);
+  source.put(0);
+  source.put(1);
+  Bytes bytes = honest_stream(source, 2);
+  bytes[sizeof(StreamMark) + 500] ^= 0x10U;  // layer 0 of chunk 0
+  const Node target(2, 3, 1000);
+  const auto outcomes = pull_of(target, bytes);
+  EXPECT(outcomes.at(0).status == PullStatus::BAD_SOURCE && outcomes.at(0).fault == PullFault::CHECKSUM);
+  EXPECT(outcomes.at(1).status == PullStatus::DONE && target.has(1));
+  EXPECT(target.is_untouched(0, 1000));  // what came of it later went elsewhere
+}
+
+TEST(bytes_other_than_the_owner_promised_fail_whatever_their_marks_say) {
+  const Node source(2, 3, 1000);
+  source.store(0);
+  source.store(1);
+  const auto checks = offered_checks(*source.index, source.offer_plan(2, 1).chunks, 3);
+  EXPECT(checks.size() == 6);
+  const Node target(2, 3, 1000);
+  const auto pulled = [&](uint32_t layer) {
+    // As who changes bytes on the way does it: the mark is of the new ones.
+    source.arena->data()[source.arena_offset(1) + layer * 1000 + 7] ^= 1;
+    const Bytes forged = honest_stream(source, 2);
+    source.arena->data()[source.arena_offset(1) + layer * 1000 + 7] ^= 1;
+    PullQueue queue(target.arena, target.board, 1, 1);
+    const RawOwner owner(1, [&](RawSocket& peer, const StreamHello&) { static_cast<void>(peer.send(forged.data(), forged.size())); });
+    auto plan = target.pull_plan(owner.port(), ticket_of(1), 2, 1);
+    plan.checks = checks;
+    target.table->set_landed(Node::address(0), 0);
+    target.table->set_landed(Node::address(1), 0);
+    EXPECT(queue.pull(plan) != 0);
+    return wait_for_pulled(queue, 2);
+  };
+  for (uint32_t layer = 0; layer < 3; ++layer) {
+    const auto outcomes = pulled(layer);
+    EXPECT(outcomes.at(0).status == PullStatus::DONE && target.has(0));
+    EXPECT(outcomes.at(1).status == PullStatus::BAD_SOURCE && outcomes.at(1).fault == PullFault::CHECKSUM);
+    EXPECT(target.is_failed(1));
+  }
+}
+
+TEST(checks_are_promised_only_of_chunks_that_have_landed) {
+  const Node source(2, 3, 1000);
+  source.store(0);
+  source.begin_promotion(1);
+  const auto chunks = source.offer_plan(2, 1).chunks;
+  EXPECT(offered_checks(*source.index, chunks, 3).empty());
+  for (uint32_t layer = 0; layer < 3; ++layer) {
+    source.land(1, layer);
+  }
+  EXPECT(offered_checks(*source.index, chunks, 3).size() == 6);
+  source.table->set_generation(Node::address(1), 7);
+  EXPECT(offered_checks(*source.index, chunks, 3).empty());
+}
+
+TEST(nothing_of_a_chunk_may_follow_its_end) {
+  const Node source(2, 2, 1000);
+  source.put(0);
+  source.put(1);
+  Bytes bytes;
+  append(bytes, make_gone_mark(0));
+  const Bytes honest = honest_stream(source, 2);
+  bytes.insert(bytes.end(), honest.begin(), honest.end());
+  const Node target(2, 2, 1000);
+  const auto outcomes = pull_of(target, bytes);
+  EXPECT(outcomes.at(0).fault == PullFault::GONE);
+  EXPECT(outcomes.at(1).fault == PullFault::FORMAT);
+}
+
+TEST(endless_data_ends_with_the_last_chunk) {
+  const Node source(1, 1, 1000);
+  source.put(0);
+  const Node target(1, 1, 1000);
+  PullQueue queue(target.arena, target.board, 1, 1);
+  const Bytes bytes = honest_stream(source, 1);
+  const RawOwner owner(1, [&](RawSocket& peer, const StreamHello&) {
+    while (peer.send(bytes.data(), bytes.size())) {
+    }
+  });
+  EXPECT(queue.pull(target.pull_plan(owner.port(), ticket_of(1), 1, 1)) != 0);
+  EXPECT(wait_for_pulled(queue, 1).at(0).status == PullStatus::DONE);
+}
+
+TEST(endless_waiting_ends_by_the_deadline) {
+  const Node target(1, 1, 1000);
+  PullQueue queue(target.arena, target.board, 1, 1);
+  const RawOwner owner(1, [&](RawSocket& peer, const StreamHello&) {
+    while (peer.send(make_waiting_mark())) {
+    }
+  });
+  auto plan = target.pull_plan(owner.port(), ticket_of(1), 1, 1);
+  plan.deadline = StreamClock::now() + milliseconds(100);
+  EXPECT(queue.pull(plan) != 0);
+  const auto outcomes = wait_for_pulled(queue, 1);
+  EXPECT(outcomes.at(0).status == PullStatus::FAILED && outcomes.at(0).fault == PullFault::LATE);
+}
+
+TEST(a_peer_that_stalls_fails_its_own_pull_and_slows_no_other) {
+  const Node source(2, 2, 1000);
+  source.store(0);
+  source.store(1);
+  const Node stalled(2, 2, 1000);
+  const Node target(2, 2, 1000);
+  // Both nodes' slots in one queue: the second one's rows are the first one's, which fail before.
+  PullQueue queue(target.arena, target.board, 2, 8);
+  const Bytes bytes = honest_stream(source, 2);
+  std::atomic<bool> is_over = false;
+  const RawOwner silent(1, [&](RawSocket& peer, const StreamHello&) {
+    static_cast<void>(peer.send(bytes.data(), 100));
+    wait_until([&] { return is_over.load(); });
+  });
+  auto plan = target.pull_plan(silent.port(), ticket_of(1), 1, 1);
+  EXPECT(queue.pull(plan) != 0);
+  EXPECT(queue.pull(plan) != 0);  // waits: the peer has its half of the threads
+  wait_until([&] { return queue.stats().running == 1 && queue.stats().waiting == 1; });
+  ExtentServer server(source.arena, source.index, local_options());
+  auto offered = source.offer_plan(2, 1);
+  offered.chunks.erase(offered.chunks.begin());
+  EXPECT(server.offer(ticket_of(2), offered).offer != 0);
+  auto good = target.pull_plan(server.port(), ticket_of(2), 2, 1);
+  good.rows.erase(good.rows.begin());
+  const uint64_t job = queue.pull(good);
+  const auto outcomes = wait_for_pulled(queue, 1);
+  EXPECT(outcomes.begin()->second.job == job && outcomes.begin()->second.status == PullStatus::DONE);
+  EXPECT(target.has(1));
+  is_over = true;
+  static_cast<void>(queue.stop(LONG));
+}
+
+TEST(silence_ends_a_pull_by_its_stall_time) {
+  const Node target(2, 2, 1000);
+  PullQueue queue(target.arena, target.board, 1, 8);
+  std::atomic<bool> is_over = false;
+  const RawOwner silent(1, [&](RawSocket&, const StreamHello&) { wait_until([&] { return is_over.load(); }); });
+  auto plan = target.pull_plan(silent.port(), ticket_of(1), 2, 1);
+  plan.stall = milliseconds(50);
+  EXPECT(queue.pull(plan) != 0);
+  for (const auto& [chunk, outcome] : wait_for_pulled(queue, 2)) {
+    EXPECT(outcome.status == PullStatus::FAILED && outcome.fault == PullFault::STALLED);
+    EXPECT(target.is_failed(chunk));
+  }
+  is_over = true;
+}
+
+TEST(a_job_that_waits_for_a_thread_ends_by_its_deadline) {
+  const Node target(2, 1, 1000);
+  PullQueue queue(target.arena, target.board, 1, 8);
+  std::atomic<bool> is_over = false;
+  const RawOwner silent(1, [&](RawSocket&, const StreamHello&) { wait_until([&] { return is_over.load(); }); });
+  auto first = target.pull_plan(silent.port(), ticket_of(1), 1, 1);
+  const uint64_t running = queue.pull(first);
+  auto second = target.pull_plan(silent.port(), ticket_of(1), 2, 1);
+  second.rows.erase(second.rows.begin());
+  second.deadline = StreamClock::now() + milliseconds(50);
+  const uint64_t waiting = queue.pull(second);
+  const auto outcomes = wait_for_pulled(queue, 1);
+  EXPECT(outcomes.at(0).job == waiting && outcomes.at(0).fault == PullFault::LATE);
+  EXPECT(queue.cancel(running));
+  EXPECT(wait_for_pulled(queue, 1).at(0).status == PullStatus::CANCELLED);
+  is_over = true;
+}
+
+TEST(nobody_there_is_an_outcome_too) {
+  const Node target(2, 1, 1000);
+  PullQueue queue(target.arena, target.board, 1, 8);
+  uint16_t port = 0;
+  {
+    const TcpListener gone(HOST, 0);
+    port = gone.port();
+  }
+  EXPECT(queue.pull(target.pull_plan(port, ticket_of(1), 2, 1)) != 0);
+  for (const auto& [chunk, outcome] : wait_for_pulled(queue, 2)) {
+    EXPECT(outcome.status == PullStatus::FAILED && outcome.fault == PullFault::UNREACHABLE);
+    EXPECT(target.is_failed(chunk));
+  }
+}
+
+TEST(a_full_line_refuses) {
+  const Node target(2, 1, 1000);
+  PullQueue queue(target.arena, target.board, 1, 1);
+  std::atomic<bool> is_over = false;
+  const RawOwner silent(1, [&](RawSocket&, const StreamHello&) { wait_until([&] { return is_over.load(); }); });
+  EXPECT(queue.pull(target.pull_plan(silent.port(), ticket_of(1), 1, 1)) != 0);
+  EXPECT(queue.pull(target.pull_plan(silent.port(), ticket_of(1), 1, 1)) == 0);
+  is_over = true;
+  EXPECT(wait_for_pulled(queue, 1).size() == 1);
+}
