@@ -102,6 +102,10 @@ class Reservations:
         if not owned:
             del self._of_owner[reservation.owner]
 
+    def ids(self) -> set[ReservationId]:
+        """The numbers of all reservations."""
+        return set(self._by_id)
+
     def of_owner(self, owner: ConnectionId) -> list[Reservation]:
         """Every reservation of a connection."""
         return [self._by_id[reservation_id] for reservation_id in self._of_owner.get(owner, ())]

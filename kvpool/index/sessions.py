@@ -12,7 +12,9 @@ from kvpool.types import ConnectionId
 class EngineSession:
     """A connection, and the namespace of each rank it stands for.
 
-    `lease_ttl_ns`: the least time to live of a lease that the connection was given; it renews by that.
+    `lease_ttl_ns`: the least time to live of a lease that the connection was given; it renews by that. `is_peer`: another
+    node's connection. What it asks for is never pulled from a third one, so that no two nodes ask one another in a circle, and
+    is read from disk after what engines here ask for.
     """
 
     connection: ConnectionId
@@ -20,6 +22,7 @@ class EngineSession:
     model: str
     namespaces: dict[int, Namespace]
     lease_ttl_ns: int = 0
+    is_peer: bool = False
     namespace_ids: list[int] = field(init=False)
     size_classes: list[int] = field(init=False)
     chunk_sizes: list[int] = field(init=False)

@@ -16,9 +16,7 @@ Control thread only. `watch` has the event loop call it when there are changes; 
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -40,6 +38,7 @@ from kvpool.journal.event_log import (
     EventSlice,
     event_of_run,
 )
+from kvpool.journal.snapshot_page import SNAPSHOT_END, KeyPage, SnapshotPage
 from kvpool.key_column import KEY_BYTES, KeyColumn
 from kvpool.keys import Scope, namespace_fingerprint, split_scope
 from kvpool.packed_rows import CHANGE_ROW, struct_of
@@ -54,7 +53,6 @@ FEED_CHANGES_MAX = 65_536
 ANSWER_BYTES_MAX = 512 << 10
 PAGE_CHUNKS_MAX = 128
 WAITING_MAX = 256
-SNAPSHOT_END = -1
 _ROW, _ = struct_of(CHANGE_ROW, "key", "unused")
 _NO_KEY = bytes(KEY_BYTES)
 # Models whose corrupt chunks are counted, and those that `kvpoolctl info` names.
@@ -62,30 +60,6 @@ CORRUPT_MODELS_MAX = 256
 CORRUPT_NAMED = 8
 NO_HEADERS: Mapping[Level, Headers] = MappingProxyType({})
 NO_NAMES: Mapping[Level, str] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotPage:
-    """Some chunks that the pool has at event `as_of`; `cursor` asks for more, SNAPSHOT_END when there are none.
-
-    `words`: the pending read from disk for the chunks at `lacking`, whose token ids are not in memory. A chunk's token ids
-    never change, so that it does not matter when they come.
-    """
-
-    chunks: tuple[StoredChunk, ...]
-    as_of: int
-    cursor: int
-    lacking: tuple[int, ...] = ()
-    words: "Future[list[bytes]] | None" = None
-
-    def with_words(self, words: Sequence[bytes], chunk_tokens: Callable[[int], int]) -> "SnapshotPage":
-        """The page with the token ids that were read. `chunk_tokens`: of a namespace."""
-        chunks = list(self.chunks)
-        for at, packed in zip(self.lacking, words, strict=True):
-            chunk = chunks[at]
-            tokens, scope = split_scope(packed, TOKEN_BYTES * chunk_tokens(chunk.namespace))
-            chunks[at] = chunk._replace(tokens=tokens, adapter=scope.adapter, salt_tag=scope.salt_tag)
-        return SnapshotPage(tuple(chunks), self.as_of, self.cursor)
 
 
 class Journal:
@@ -126,6 +100,11 @@ class Journal:
 
     def __repr__(self) -> str:
         return f"<Journal {self._log!r}, {self._feed.waiting} changes wait>"
+
+    @property
+    def newest(self) -> int:
+        """The id of the latest event."""
+        return self._log.next_id - 1
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have the loop process changes from now on, until `close`."""
@@ -197,12 +176,12 @@ class Journal:
                 named, [SaveState(states[at]) for at in refused], self._clock.now_ns(), namespace
             )
 
-    def since(self, incarnation: bytes, last: int) -> EventSlice:
-        """Events after id `last` of an incarnation (empty: the present one)."""
+    def since(self, incarnation: bytes, last: int, bytes_max: int = ANSWER_BYTES_MAX) -> EventSlice:
+        """Events after id `last` of an incarnation (empty: the present one), as many as fit."""
         self.take_changes()
         if incarnation not in (b"", self.incarnation):
             return EventSlice((), self._log.next_id - 1, self._log.oldest, is_gap=True)
-        return self._log.since(last, ANSWER_BYTES_MAX)
+        return self._log.since(last, bytes_max)
 
     async def wait_for_events(self, last: int, timeout_s: float) -> None:
         """Wait until there is an event after id `last`, or the time is over; at once where too many wait already."""
@@ -222,22 +201,18 @@ class Journal:
 
         `is_urgent`: its reads from disk go first.
         """
-        self.take_changes()
-        levels = sorted(self._directories)
-        number, place = divmod(cursor, 1 << 32)
-        if cursor < 0 or number >= len(levels):
-            return SnapshotPage((), self._log.next_id - 1, SNAPSHOT_END)
-        if self._feed.waiting:  # the stored state is ahead of the log: ask again
-            return SnapshotPage((), self._log.next_id - 1, cursor)
-        next_place, rows = self._directories[levels[number]].list_chunks(place, self._page_chunks())
+        level, rows, following = self._list(cursor, self._page_chunks())
         chunks = tuple(self._stored(Change(*row)) for row in _ROW.iter_unpack(rows))
-        following = number << 32 | next_place
-        if not next_place:
-            following = number + 1 << 32 if number + 1 < len(levels) else SNAPSHOT_END
         page = SnapshotPage(chunks, self._log.next_id - 1, following)
-        if levels[number] not in self._headers:
+        if level not in self._headers:
             return page
-        return self._with_ids_asked_for(page, levels[number], is_urgent=is_urgent)
+        return self._with_ids_asked_for(page, level, is_urgent=is_urgent)
+
+    def keys(self, cursor: int, keys_max: int) -> KeyPage:
+        """The keys alone of the chunks from a cursor on, as in a snapshot."""
+        _, rows, following = self._list(cursor, keys_max)
+        keys = KeyColumn(np.frombuffer(rows, CHANGE_ROW)["key"].tobytes())
+        return KeyPage(keys, self._log.next_id - 1, following)
 
     def chunk_tokens(self, namespace: int) -> int:
         """How many token ids each chunk of a namespace has."""
@@ -322,6 +297,20 @@ class Journal:
                 news.set_result(None)
         for listener in self._listeners:
             listener()
+
+    def _list(self, cursor: int, most: int) -> tuple[Level, bytes, int]:
+        """Rows of chunks from a cursor on, the level that they are of, and the cursor behind them."""
+        self.take_changes()
+        levels = sorted(self._directories)
+        number, place = divmod(cursor, 1 << 32)
+        if cursor < 0 or number >= len(levels):
+            return levels[-1], b"", SNAPSHOT_END
+        if self._feed.waiting:  # the stored state is ahead of the log: ask again
+            return levels[number], b"", cursor
+        next_place, rows = self._directories[levels[number]].list_chunks(place, most)
+        if next_place:
+            return levels[number], rows, number << 32 | next_place
+        return levels[number], rows, number + 1 << 32 if number + 1 < len(levels) else SNAPSHOT_END
 
     def _page_chunks(self) -> int:
         """As many chunks as have token ids that fit an answer."""

@@ -15,6 +15,7 @@ from kvpool.clock import NS_PER_S, Clock
 from kvpool.index.namespaces import Namespaces
 from kvpool.tiering.admission import DECLINED, make_admission
 from kvpool.tiering.demotions import Demotions
+from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiering.promotions import Promotions
 from kvpool.tiers.base import ArenaTier, BackingTier, Counters
 from kvpool.tiers.jobs import Jobs
@@ -38,7 +39,9 @@ class Link:
         clock: Clock,
         *,
         on_settled: Callable[[], None],
+        for_peers: PeerAllowance | None = None,
     ) -> None:
+        """`for_peers`: what may be promoted for other nodes; None: without a bound."""
         self._upper = upper
         self.lower = lower
         self._namespaces = namespaces
@@ -53,7 +56,7 @@ class Link:
             knows_chances=upper.directory.knows_chances,
         )
         self._jobs = Jobs(clock)
-        self.promotions = Promotions(upper.directory, lower, self._jobs)
+        self.promotions = Promotions(upper.directory, lower, self._jobs, for_peers or PeerAllowance())
         self.demotions = Demotions(upper, lower, jobs=self._jobs, namespaces=namespaces, admission=self.admission)
         self.checksum_jobs = ChecksumJobs(lower, self._jobs, namespaces)
         self._ghosts = GHOSTS_PER_CHUNK * upper.max_chunks  # to be remembered; 0: the directory does so already

@@ -12,7 +12,7 @@ releases both after its last chunk was reported.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,10 +20,12 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
+from kvpool.tiering.landings import Landings, leading
+from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiers.base import NOT_STARTED, BackingTier, Finished, JobId, Moves, Outcome
 from kvpool.tiers.jobs import Jobs
 from kvpool.tiers.slots import NO_RUN, Run
-from kvpool.types import HoldId, LoadFault, SaveState
+from kvpool.types import HoldId, SaveState
 
 log = logging.getLogger(__name__)
 
@@ -32,24 +34,27 @@ GENERATION_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Chunks to promote: `keys` after `parent` (empty: the root). The first one has index `first` in the lower tier's run."""
+    """Chunks to promote: `keys` after `parent` (empty: the root). The first one has index `first` in the lower tier's run.
+    `is_for_peer`: another node has asked for them, within `PeerAllowance`."""
 
     namespace: Namespace
     parent: bytes
     keys: KeyColumn
     first: int = 0
     is_urgent: bool = True
+    is_for_peer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Promotion:
-    """One promotion job. `generations`: of the slots in the arena."""
+    """One promotion job. `generations`: of the slots in the arena. `peer_bytes`: of another node's allowance."""
 
     owner: "Promotions"
     hold: HoldId
     hold_below: HoldId
     moves: Moves
     generations: list[int]
+    peer_bytes: int
 
     def settle(self, finished: Finished, now_ns: int) -> None:  # noqa: ARG002 - a landing has no time
         """See `Job`."""
@@ -57,20 +62,22 @@ class _Promotion:
 
     def end(self, now_ns: int) -> None:
         """See `Job`."""
-        self.owner.end(self.hold, now_ns, hold_below=self.hold_below)
+        self.owner.end(self.hold, now_ns, hold_below=self.hold_below, peer_bytes=self.peer_bytes)
 
 
 class Promotions:
     """All promotions under way from one tier."""
 
-    def __init__(self, directory: kvpool_native.Directory, lower: BackingTier, jobs: Jobs) -> None:
+    def __init__(
+        self, directory: kvpool_native.Directory, lower: BackingTier, jobs: Jobs, for_peers: PeerAllowance
+    ) -> None:
         """`directory`: the arena's."""
+        self.for_peers = for_peers
         self._directory = directory
         self._lower = lower
         self._jobs = jobs
+        self._landings = Landings(directory, lower.name)
         self._under_way = 0
-        self.promoted_chunks = 0
-        self.failed_chunks = 0
 
     def __repr__(self) -> str:
         return f"<Promotions {self._under_way} jobs>"
@@ -82,6 +89,16 @@ class Promotions:
     def holds(self) -> int:
         """Holds that promotions have in the arena's directory, and as many in the lower tier's."""
         return self._under_way
+
+    @property
+    def promoted_chunks(self) -> int:
+        """Chunks that have landed."""
+        return self._landings.chunks
+
+    @property
+    def failed_chunks(self) -> int:
+        """Chunks that have not."""
+        return self._landings.failed_chunks
 
     def find(self, namespace: Namespace, keys: KeyColumn, chunks: int, *, parent: bytes) -> Run:
         """The lower tier's run of the chunks after `parent`. The arena has `chunks` of them."""
@@ -98,6 +115,9 @@ class Promotions:
         Takes over `below`, the hold on the run in the lower tier. Urgent chunks are read first.
         """
         placed, is_under_way = 0, False
+        if wanted.is_for_peer:
+            allowed = self.for_peers.chunks(wanted.namespace.layout.chunk_bytes)
+            wanted = replace(wanted, keys=wanted.keys[:allowed])
         if wanted.keys:
             namespace, keys = wanted.namespace, wanted.keys.packed
             lower, first = self._lower.slots.directory, wanted.first
@@ -108,7 +128,7 @@ class Promotions:
             made = self._directory.promote(
                 namespace.id, namespace.size_class, wanted.parent, keys, now_ns, levels, sources
             )
-            placed = _leading(made.states)
+            placed = leading(made.states)
             reserved = [number for number in range(placed) if made.states[number] == SaveState.RESERVED]
             if reserved:
                 is_under_way = self._read(wanted, reserved, made, below)
@@ -121,25 +141,15 @@ class Promotions:
 
     def settle(self, moves: Moves, generation: int, finished: Finished) -> None:
         """Note that a chunk has landed, with its token ids if known, or failed. `generation`: of its slot in the arena."""
-        failpoint.reach("daemon.promote.landed")
-        key, name = moves.keys[finished.chunk], self._lower.name
-        is_done = finished.outcome is Outcome.DONE
-        if is_done and self._directory.has_landed(key, generation):
-            self.promoted_chunks += self._directory.landed(key, generation, finished.tokens)
+        key = moves.keys[finished.chunk]
+        if self._landings.settle(key, generation, finished):
             self._lower.touch(key)
-            return
-        self.failed_chunks += 1
-        if is_done:
-            log.error(
-                "the %s tier reported chunk %s as read, and not all of its layers have landed", name, key.hex()[:16]
-            )
-        is_bad = finished.outcome is Outcome.BAD_SOURCE
-        self._directory.fail_landing(key, generation, LoadFault.SOURCE if is_bad else LoadFault.PATH)
-        if is_bad:
+        elif finished.outcome is Outcome.BAD_SOURCE:
             log.error("chunk %s is bad in the %s tier: dropped there", key.hex()[:16], self._lower.name)
 
-    def end(self, hold: HoldId, now_ns: int, *, hold_below: HoldId) -> None:
+    def end(self, hold: HoldId, now_ns: int, *, hold_below: HoldId, peer_bytes: int) -> None:
         """A job has ended: release its holds, so that both tiers may evict its chunks."""
+        self.for_peers.give_back(peer_bytes)
         self._under_way -= 1
         self._directory.release(hold, now_ns)
         self._lower.slots.directory.release(hold_below, now_ns)
@@ -160,10 +170,11 @@ class Promotions:
         )
         job_id = self._start(wanted, moves)
         if not job_id:
-            for key, generation in zip(keys, fresh, strict=True):
-                self._directory.fail_landing(key, generation, LoadFault.PATH)
+            self._landings.give_up(keys, fresh)
             return False
-        self._jobs.add(job_id, _Promotion(self, HoldId(made.id), hold_below, moves, fresh), len(moves))
+        peer_bytes = len(moves) * wanted.namespace.layout.chunk_bytes if wanted.is_for_peer else 0
+        self.for_peers.take(peer_bytes)
+        self._jobs.add(job_id, _Promotion(self, HoldId(made.id), hold_below, moves, fresh, peer_bytes), len(moves))
         self._under_way += 1
         return True
 
@@ -173,11 +184,3 @@ class Promotions:
         except OSError:
             return NOT_STARTED
         return self._lower.read(wanted.namespace, moves, is_urgent=wanted.is_urgent)
-
-
-def _leading(states: bytes) -> int:
-    """How many leading chunks have a slot."""
-    count = 0
-    while count < len(states) and states[count] in (SaveState.PRESENT, SaveState.RESERVED):
-        count += 1
-    return count

@@ -1,4 +1,4 @@
-"""Tiering: all links of an arena as one, the link of the fastest lower tier first.
+"""Tiering: all links of an arena as one, the link of the fastest lower tier first; after them those to remote tiers.
 
 Without links it is the null object: nothing moves, and no caller asks whether there is a lower tier. Control thread only.
 """
@@ -15,7 +15,9 @@ from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
 from kvpool.tiering.link import Link
 from kvpool.tiering.promotions import Wanted
-from kvpool.tiers.base import ArenaTier
+from kvpool.tiering.remote_link import RemoteLink
+from kvpool.tiers.base import ArenaTier, BackingTier, Counters, Info
+from kvpool.tiers.remote import PullOrder, RemoteRun, RemoteTier
 from kvpool.types import DURATION_BYTES, HoldId, Level, RetainState
 
 _UNPROTECTED = contextlib.nullcontext()
@@ -31,6 +33,14 @@ class RunBelow:
 
 
 @dataclass(frozen=True, slots=True)
+class RunElsewhere:
+    """A remote tier's run of some chunks, which are pulled from there."""
+
+    run: RemoteRun
+    link: RemoteLink
+
+
+@dataclass(frozen=True, slots=True)
 class RetainedBelow:
     """Chunks that a lower tier has, with the priority and duration of each there."""
 
@@ -43,9 +53,12 @@ class RetainedBelow:
 class Tiering:
     """See the module."""
 
-    def __init__(self, arena: ArenaTier, links: Sequence[Link], clock: Clock) -> None:
+    def __init__(
+        self, arena: ArenaTier, links: Sequence[Link], clock: Clock, remotes: Sequence[RemoteLink] = ()
+    ) -> None:
         self._directory = arena.directory
         self.links = tuple(links)
+        self.remotes = tuple(remotes)
         self._tier_set = kvpool_native.TierSet((arena.directory, *self.directories))
         self._clock = clock
 
@@ -67,8 +80,8 @@ class Tiering:
 
     @property
     def holds(self) -> int:
-        """Holds that promotions have in the arena's directory."""
-        return sum(link.promotions.holds for link in self.links)
+        """Holds that promotions and pulls have in the arena's directory."""
+        return sum(link.promotions.holds for link in self.links) + sum(remote.holds for remote in self.remotes)
 
     @property
     def pins(self) -> int:
@@ -76,13 +89,15 @@ class Tiering:
         return sum(link.demotions.pins for link in self.links)
 
     def start(self) -> None:
-        """Begin to open every lower tier, in the background."""
+        """Begin to open every tier, in the background."""
         for link in self.links:
             link.start()
+        for remote in self.remotes:
+            remote.start()
 
     async def close(self) -> bool:
-        """Close every lower tier and settle its jobs. False: a device does not answer, and is abandoned."""
-        ended = await asyncio.gather(*(link.lower.close() for link in self.links))
+        """Close every tier and settle its jobs. False: a device or the network does not answer, and is abandoned."""
+        ended = await asyncio.gather(*(tier.close() for tier in self._tiers))
         return all(ended)
 
     def reconfigure(self, config: Config) -> None:
@@ -90,6 +105,8 @@ class Tiering:
         for link in self.links:
             link.lower.reconfigure(config)
             link.change_admission()
+        for remote in self.remotes:
+            remote.remote.reconfigure(config)
 
     def find(self, namespace: Namespace, keys: KeyColumn, chunks: int, *, parent: bytes) -> RunBelow | None:
         """The longest run of the chunks after `parent` in one lower tier; None unless longer than the arena's `chunks`."""
@@ -112,6 +129,21 @@ class Tiering:
         """Promote chunks of a run: how many leading ones are in the arena or being promoted. Takes over the run's hold."""
         return run.link.promotions.promote(wanted, run.hold, self._clock.now_ns())
 
+    def find_elsewhere(self, namespace: Namespace, keys: KeyColumn, first: int, owner: str = "") -> RunElsewhere | None:
+        """The longest run of chunks from number `first` on that one node seems to have; None where there is none. An `owner`
+        that can be asked seems to have all of them."""
+        found: RunElsewhere | None = None
+        for link in self.remotes:
+            run = link.find(namespace, keys, first, owner)
+            if run.end > (first if found is None else found.run.end):
+                found = RunElsewhere(run, link)
+        return found
+
+    def pull(self, elsewhere: RunElsewhere, before: KeyColumn, wanted: Wanted) -> int:
+        """Pull chunks of a run, which follow these from the root on: how many leading ones are in the arena or on their way."""
+        order = PullOrder(elsewhere.run, before, wanted.is_urgent)
+        return elsewhere.link.pull(wanted, order, self._clock.now_ns())
+
     def run(self) -> None:
         """Start demotions that are due."""
         for link in self.links:
@@ -120,7 +152,8 @@ class Tiering:
     def make_room(self) -> bool:
         """Start to demote the coldest chunks. Whether any job is under way whose end may make room."""
         moving = [link.make_room() for link in self.links]
-        return any(moving)
+        read_for_peers = any(link.promotions.for_peers.taken for link in self.links)
+        return any(moving) or read_for_peers or any(remote.holds for remote in self.remotes)
 
     def protecting(self, is_wanted: bool) -> contextlib.AbstractContextManager[None]:
         """A context in which no chunk is evicted that only the arena has, if a lower tier can soon take it."""
@@ -177,12 +210,37 @@ class Tiering:
 
     def verify(self, *, with_shared: bool = True) -> list[str]:
         """Broken invariants of every link, one line each."""
-        return [problem for link in self.links for problem in link.verify(with_shared=with_shared)]
+        lower = [problem for link in self.links for problem in link.verify(with_shared=with_shared)]
+        return lower + [problem for remote in self.remotes for problem in remote.verify()]
+
+    def stats(self) -> dict[str, Counters]:
+        """Counters of each lower tier, by its name."""
+        return {link.lower.name: link.stats() for link in self.links}
+
+    def remote_stats(self) -> dict[str, Counters]:
+        """Counters of each remote tier, by its name."""
+        return {remote.remote.name: remote.stats() for remote in self.remotes}
+
+    def info(self) -> Info:
+        """The resources in use, for operators."""
+        found: Info = {}
+        for tier in self._tiers:
+            found |= tier.info()
+        return found
 
     def problems(self) -> list[str]:
         """Problems that a restart of the daemon may solve, one line each. Any thread."""
-        return [problem for link in self.links for problem in link.lower.problems()]
+        return [problem for tier in self._tiers for problem in tier.problems()]
 
     def shortcomings(self) -> list[str]:
         """Configured parts that are missing, one line each. Any thread."""
-        return [line for link in self.links for line in link.lower.shortcomings()]
+        return [line for tier in self._tiers for line in tier.shortcomings()]
+
+    @property
+    def tier_names(self) -> list[str]:
+        """The names of the tiers beside the arena, the fastest first."""
+        return [tier.name for tier in self._tiers]
+
+    @property
+    def _tiers(self) -> list[BackingTier | RemoteTier]:
+        return [*(link.lower for link in self.links), *(link.remote for link in self.remotes)]

@@ -1,0 +1,1 @@
+"""Peer tier: chunks that other nodes have, pulled over the network."""

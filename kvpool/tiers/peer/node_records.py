@@ -1,0 +1,65 @@
+"""Records of nodes: what this node has experienced with each of the others that it has asked.
+
+Bounded: beyond `NODES_MAX` the one that was asked longest ago is forgotten. One thread.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from kvpool.clock import Clock
+from kvpool.peers.back_off import Uniform
+from kvpool.peers.circuit_breaker import BreakerSettings, CircuitBreaker
+from kvpool.tiers.peer.pace import Pace, PaceSettings
+
+NODES_MAX = 2048
+
+
+@dataclass(slots=True)
+class NodeRecord:
+    """One node. `pulls`: asked for; `failures`: of them, those that brought less than was offered, or no offer. `last_error`:
+    why the last of these did. `life`: the one that was asked last."""
+
+    breaker: CircuitBreaker
+    pace: Pace
+    pulls: int = 0
+    failures: int = 0
+    read_bytes: int = 0
+    last_error: str = ""
+    life: bytes = b""
+
+    def fail(self, error: str) -> None:
+        """Count a pull that failed."""
+        self.failures += 1
+        self.last_error = error
+
+
+class NodeRecords:
+    """See the module."""
+
+    def __init__(self, breaker: BreakerSettings, pace: PaceSettings, *, clock: Clock, random: Uniform) -> None:
+        self._breaker = breaker
+        self._pace = pace
+        self._clock = clock
+        self._random = random
+        self._records: OrderedDict[str, NodeRecord] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<NodeRecords of {len(self._records)}>"
+
+    def of(self, node: str) -> NodeRecord:
+        """The record of a node that is asked now."""
+        if node not in self._records:
+            if len(self._records) >= NODES_MAX:
+                self._records.popitem(last=False)
+            breaker = CircuitBreaker(self._breaker, self._clock, self._random)
+            self._records[node] = NodeRecord(breaker, Pace(self._pace, self._clock))
+        self._records.move_to_end(node)
+        return self._records[node]
+
+    def find(self, node: str) -> NodeRecord | None:
+        """The record of a node, if it was ever asked."""
+        return self._records.get(node)
+
+    def all(self) -> list[tuple[str, NodeRecord]]:
+        """Every record, the node that was asked longest ago first."""
+        return list(self._records.items())

@@ -1,0 +1,93 @@
+"""Pace of one node: how long chunks of it take, measured by the pulls from it.
+
+A pull waits for the offer, and then its bytes come. The wait is smoothed like TCP's round trip. The rate is that of all recent
+pulls together, bytes by seconds, so that large pulls count for what they are; the seconds of a pull less one wait, because
+connecting takes about as long as asking. A prior of a few bytes stands in both sums: it decides at first, and once the node has
+been slow for a second it counts for nothing.
+
+Both forget: with each pull what came many bytes or seconds before, and with time everything, so that a node which nobody asks
+any more because it was slow is tried again. Reads the clock; one thread.
+"""
+
+import math
+from dataclasses import dataclass
+
+from kvpool.clock import NS_PER_S, Clock
+
+MIB = 1 << 20
+NS_PER_MIB_MAX = US_MAX = (1 << 32) - 1
+# Of the smoothed wait, the weight of the latest one: TCP's.
+_WAIT_WEIGHT = 0.125
+
+
+@dataclass(frozen=True, slots=True)
+class PaceSettings:
+    """The prior (guesses): `prior_bytes` at `bytes_per_s`, after `wait_s`. What was measured counts for half after `half_s`,
+    and for 1/e after `recent_bytes` or `recent_s` of later pulls."""
+
+    bytes_per_s: float = 1e9
+    wait_s: float = 1e-3
+    prior_bytes: float = 1.0 * MIB
+    recent_bytes: float = 256.0 * MIB
+    recent_s: float = 2.0
+    half_s: float = 60.0
+
+
+class Pace:
+    """See the module."""
+
+    def __init__(self, settings: PaceSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._bytes = self._seconds = 0.0
+        self._wait_s = settings.wait_s
+        self._at_ns = clock.now_ns()
+
+    def __repr__(self) -> str:
+        return f"<Pace {self.bytes_per_s / 1e6:.0f} MB/s after {self.wait_s * 1e3:.1f} ms>"
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The rate at which bytes come."""
+        prior, kept = self._settings, self._kept()
+        size = prior.prior_bytes + kept * self._bytes
+        return size / (prior.prior_bytes / prior.bytes_per_s + kept * self._seconds)
+
+    @property
+    def wait_s(self) -> float:
+        """The time before the first byte."""
+        return self._settings.wait_s + self._kept() * (self._wait_s - self._settings.wait_s)
+
+    def cost_s(self, size: int) -> float:
+        """How long so many bytes take."""
+        return self.wait_s + size / self.bytes_per_s
+
+    def note_answer(self, seconds: float) -> None:
+        """The node has answered after so long, or it was given up then."""
+        self._forget(0, 0.0)
+        self._wait_s += _WAIT_WEIGHT * (seconds - self._wait_s)
+
+    def note_bytes(self, size: int, seconds: float) -> None:
+        """A pull has ended so long after its offer, with so many bytes."""
+        seconds = max(seconds - self.wait_s, seconds / 10)
+        self._forget(size, seconds)
+        self._bytes += size
+        self._seconds += seconds
+
+    def packed(self) -> tuple[int, int]:
+        """Nanoseconds for each MiB, and microseconds before: as the table of remote chunks has them."""
+        ns_per_mib = round(MIB * NS_PER_S / self.bytes_per_s)
+        return min(max(1, ns_per_mib), NS_PER_MIB_MAX), min(round(self.wait_s * 1e6), US_MAX)
+
+    def _kept(self) -> float:
+        """The weight of what was measured, by its age."""
+        return float(0.5 ** ((self._clock.now_ns() - self._at_ns) / NS_PER_S / self._settings.half_s))
+
+    def _forget(self, size: int, seconds: float) -> None:
+        """Make room for a new measurement."""
+        self._wait_s = self.wait_s
+        later = size / self._settings.recent_bytes + seconds / self._settings.recent_s
+        kept = self._kept() * math.exp(-later)
+        self._bytes *= kept
+        self._seconds *= kept
+        self._at_ns = self._clock.now_ns()

@@ -1,0 +1,108 @@
+"""Pulls under way: the jobs of the peer tier, each from its first request to its last chunk's end.
+
+    ASKED ──Offer──► RECEIVING ──each chunk──► ended
+      │                 └──fewer chunks than asked for──► the rest has ended
+      └──refused, late, nothing there, nobody to ask──► all chunks have ended
+
+Loop thread only. Invariant: `_left` of a pull counts the chunks that were not reported; a pull without any is forgotten.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import kvpool_native
+from kvpool.layout import Layout
+from kvpool.tiers.base import Finished, JobId, Moves, Outcome
+
+
+@dataclass(slots=True)
+class Pull:
+    """One pull. `node`: the name of the node that is asked. `is_reported`: of each chunk. `received`: the native job, once it
+    has begun at `begun_ns`. `is_broken`: its path failed. `fault`: why the first chunk that failed did."""
+
+    job: JobId
+    node: str
+    layout: Layout
+    moves: Moves
+    is_reported: bytearray = field(init=False)
+    received: int = 0
+    begun_ns: int = 0
+    received_bytes: int = 0
+    is_broken: bool = False
+    fault: str = ""
+    end: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self.is_reported = bytearray(len(self.moves))
+
+    def columns(self, chunks: int) -> tuple[bytes, bytes]:
+        """Where the first chunks go: arena offsets and slots, u64."""
+        offsets = np.array(self.moves.arena_offsets[:chunks], "<u8")
+        return offsets.tobytes(), np.array(self.moves.arena_slots[:chunks], "<u8").tobytes()
+
+
+class Pulls:
+    """See the module. `landings`: the board on which chunks that do not come are marked."""
+
+    def __init__(self, landings: kvpool_native.LandingBoard) -> None:
+        self._landings = landings
+        self._by_job: dict[JobId, Pull] = {}
+        self._by_received: dict[int, Pull] = {}
+        self._ended: list[Finished] = []
+        self._jobs = 0
+
+    def __repr__(self) -> str:
+        return f"<Pulls {len(self._by_job)} under way>"
+
+    def __len__(self) -> int:
+        return len(self._by_job)
+
+    def begin(self, node: str, layout: Layout, moves: Moves) -> Pull:
+        """A new pull, of which nothing was asked yet."""
+        self._jobs += 1
+        pull = Pull(JobId(self._jobs), node, layout, moves)
+        self._by_job[pull.job] = pull
+        return pull
+
+    def receive(self, pull: Pull, received: int) -> None:
+        """A native job receives the pull's chunks from now on."""
+        pull.received = received
+        self._by_received[received] = pull
+
+    def of_received(self, received: int) -> Pull | None:
+        """The pull of a native job."""
+        return self._by_received.get(received)
+
+    def all(self) -> list[Pull]:
+        """Every pull under way."""
+        return list(self._by_job.values())
+
+    def fail(self, pull: Pull, first: int, outcome: Outcome, fault: str) -> None:
+        """Report the chunks from number `first` on that were not. REQUIRES: nothing is received into their slots."""
+        for chunk in range(first, len(pull.moves)):
+            if not pull.is_reported[chunk]:
+                self._landings.fail(pull.moves.arena_slots[chunk])
+                self.report(pull, Finished(pull.job, chunk, outcome, fault))
+
+    def report(self, pull: Pull, finished: Finished) -> None:
+        """A chunk has ended."""
+        assert not pull.is_reported[finished.chunk]
+        pull.is_reported[finished.chunk] = 1
+        self._ended.append(finished)
+        if all(pull.is_reported):
+            del self._by_job[pull.job]
+            self._by_received.pop(pull.received, None)
+            pull.end()
+
+    def take_ended(self) -> list[Finished]:
+        """The chunks that have ended since the last call."""
+        taken, self._ended = self._ended, []
+        return taken
+
+    def verify(self) -> list[str]:
+        """Broken invariants, one line each."""
+        over = [pull for pull in self._by_job.values() if all(pull.is_reported)]
+        strangers = [pull for pull in self._by_received.values() if pull.job not in self._by_job]
+        return [f"peer: {len(over)} pulls have ended, {len(strangers)} are unknown"] if over or strangers else []

@@ -1,0 +1,354 @@
+"""Peer tier: chunks that other nodes have, asked for over the control plane and received over a stream.
+
+A pull asks the one node that seems to have most, which takes a lease and offers what it has; native threads then receive layer
+0 of all chunks first, straight into the slots, compare each layer with its checksum and announce it (docs/peer-protocol.md).
+Every wait has a deadline, and all that does not come is a miss. A node that fails is not asked for a while (`circuit_breaker`).
+
+Loop thread only; bytes are received by the queue's threads.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import kvpool_native
+from kvpool.clock import NS_PER_S, Clock
+from kvpool.config.config import Config
+from kvpool.errors import KVPoolError, PeerUnreachable
+from kvpool.index.namespaces import Namespace
+from kvpool.index.remote_chunks import NodeName, RemoteChunks
+from kvpool.key_column import KeyColumn
+from kvpool.peers.back_off import Uniform
+from kvpool.peers.circuit_breaker import BreakerSettings, BreakerState, Permit
+from kvpool.peers.control import records as r
+from kvpool.peers.control.link import PeerLink
+from kvpool.tiers.base import (
+    NOT_STARTED,
+    UNOWNED,
+    ArenaMemory,
+    Counters,
+    Finished,
+    Info,
+    JobId,
+    Moves,
+    Outcome,
+    TierOwner,
+)
+from kvpool.tiers.peer.asking import Asking
+from kvpool.tiers.peer.node_records import NodeRecords
+from kvpool.tiers.peer.pace import PaceSettings
+from kvpool.tiers.peer.pulls import Pull, Pulls
+from kvpool.tiers.peer.stream_address import StreamAddress, stream_of
+from kvpool.tiers.remote import PullOrder, RemoteRun
+from kvpool.types import Level
+
+log = logging.getLogger(__name__)
+
+NAME = "peer"
+STOP_TIMEOUT_S = 10.0
+# Between two times that paces are published though nothing was pulled.
+PUBLISH_S = 5.0
+# Faults of a path or a node: one that has several of them in a row is not asked for a while.
+BROKEN = ("unreachable", "closed", "broken", "stalled", "late", "format", "checksum", "untrusted")
+# What may become of a request, each with a counter.
+_PULL_FAULTS = ("refused", "unanswered", "unencrypted", "empty", "queue_full", "foreign")
+_OUTCOMES = (Outcome.DONE, Outcome.BAD_SOURCE, Outcome.FAILED, Outcome.CANCELLED)
+
+
+class _Silent:
+    """The nodes that are not asked now."""
+
+    def __init__(self, tier: "PeerTier") -> None:
+        self._tier = tier
+
+    def __contains__(self, node: object) -> bool:
+        return self._tier.is_silent(NodeName(str(node)))
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTierSettings:
+    """Bounds of pulls. `answer_s`: for a node's offer. `stall_s`: without a byte. A pull may take `pull_s`, and as long beside
+    as its bytes take at `least_bytes_per_s`. `threads`: that receive. `pulls_max`: under way at once. `is_encrypted`: plain
+    streams are refused; one that the node encrypts is taken in any case."""
+
+    answer_s: float = 2.0
+    stall_s: float = 2.0
+    pull_s: float = 5.0
+    least_bytes_per_s: int = 50 << 20
+    threads: int = 4
+    pulls_max: int = 64
+    is_encrypted: bool = False
+    breaker: BreakerSettings = field(default_factory=BreakerSettings)
+    pace: PaceSettings = field(default_factory=PaceSettings)
+
+    def timeout_s(self, size: int) -> float:
+        """The longest time for a pull of so many bytes."""
+        return self.pull_s + size / self.least_bytes_per_s
+
+
+class PeerTier:
+    """See the module, and `RemoteTier`. `link_of`: the link to a node, if there is one."""
+
+    name = NAME
+    level = Level.PEER
+
+    def __init__(
+        self,
+        memory: ArenaMemory,
+        chunks: RemoteChunks,
+        link_of: Callable[[NodeName], PeerLink | None],
+        *,
+        settings: PeerTierSettings,
+        clock: Clock,
+        random: Uniform,
+    ) -> None:
+        self._chunks = chunks
+        self._link_of = link_of
+        self._settings = settings
+        self._clock = clock
+        self._index = kvpool_native.IndexView(memory.index)
+        self._pulls = Pulls(kvpool_native.LandingBoard(memory.index))
+        self._queue = kvpool_native.PullQueue(memory.arena, memory.index, settings.threads, settings.pulls_max)
+        self.nodes = NodeRecords(settings.breaker, settings.pace, clock=clock, random=random)
+        self._publishing: asyncio.TimerHandle | None = None
+        self._asking = Asking(clock)
+        self._answers: set[asyncio.Task[None]] = set()
+        self._owner: TierOwner = UNOWNED
+        self.fleet_stats: Callable[[], dict[str, int]] = dict  # counters of what serves others and follows them
+        self.fleet_problems: Callable[[], list[str]] = list  # shortcomings of these, one line each; any thread
+        self.on_wrong_hints: Callable[[], None] = lambda: None  # chunks are queued to be forgotten
+        self._is_closed = False
+        self._read_bytes = 0
+        self._counts: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<PeerTier {self._pulls!r}>"
+
+    def start(self, owner: TierOwner) -> None:
+        """See `RemoteTier`."""
+        self._owner = owner
+        asyncio.get_running_loop().add_reader(self._queue.fileno(), self._take_outcomes)
+        self._publish_paces()
+
+    async def close(self) -> bool:
+        """See `RemoteTier`."""
+        self._is_closed = True
+        loop = asyncio.get_running_loop()
+        if self._publishing is not None:
+            self._publishing.cancel()
+        for task in self._answers:
+            task.cancel()
+        if self._answers:
+            await asyncio.wait(self._answers)
+        loop.remove_reader(self._queue.fileno())
+        has_ended = await loop.run_in_executor(None, self._queue.stop, STOP_TIMEOUT_S)
+        self._take_outcomes()
+        if has_ended:
+            for pull in self._pulls.all():
+                self._pulls.fail(pull, 0, Outcome.CANCELLED, "cancelled")
+        self._owner.on_completed()
+        return has_ended
+
+    def reconfigure(self, config: Config) -> None:
+        """See `RemoteTier`: nothing of it changes at run time."""
+
+    def note_life(self, node: NodeName, life: bytes) -> None:
+        """A node is connected. What failed in another life says nothing about this one."""
+        record = self.nodes.find(node)
+        if record is not None and record.life != life:
+            record.life = life
+            record.breaker.reset()
+
+    def find(self, namespace: Namespace, keys: KeyColumn, first: int) -> RemoteRun:
+        """See `RemoteTier`."""
+        if self._is_closed or len(keys) <= first:
+            return RemoteRun(first)
+        run = self._chunks.find(keys, first, _Silent(self))
+        return RemoteRun(first + min(run.chunks, r.offered_chunks_max(namespace.layout.layers)), run.node)
+
+    def find_at(self, node: str, keys: KeyColumn, first: int) -> RemoteRun:
+        """See `RemoteTier`."""
+        if self._is_closed or len(keys) <= first or self.is_silent(NodeName(node)):
+            return RemoteRun(first)
+        return RemoteRun(len(keys), node)
+
+    def is_silent(self, node: NodeName) -> bool:
+        """Whether a node is not asked now: it is not connected, or has failed."""
+        link, record = self._link_of(node), self.nodes.find(node)
+        if link is None or link.life is None:
+            return True
+        breaker = None if record is None else record.breaker
+        return breaker is not None and breaker.state is not BreakerState.CLOSED and breaker.retry_s > 0
+
+    def read(self, namespace: Namespace, moves: Moves, order: PullOrder) -> JobId:
+        """See `RemoteTier`."""
+        link = self._link_of(NodeName(order.run.node))
+        chain = len(order.before) + len(moves)
+        if self._is_closed or link is None or len(self._pulls) >= self._settings.pulls_max or chain > r.PULL_KEYS_MAX:
+            return NOT_STARTED
+        record = self.nodes.of(order.run.node)
+        permit = record.breaker.ask()
+        if permit is None:
+            return NOT_STARTED
+        record.pulls += 1
+        record.life = b"" if link.life is None else link.life.incarnation
+        pull = self._pulls.begin(order.run.node, namespace.layout, moves)
+        task = asyncio.get_running_loop().create_task(
+            self._ask(pull, link, permit, model=namespace.model, before=order.before)
+        )
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+        return pull.job
+
+    def completed(self) -> list[Finished]:
+        """See `RemoteTier`."""
+        return self._pulls.take_ended()
+
+    def stats(self) -> Counters:
+        """See `RemoteTier`."""
+        chunks = self._chunks.stats()
+        return {
+            f"{NAME}.read_bytes": self._read_bytes,
+            **{f"{NAME}.known_{name}": count for name, count in chunks.items()},
+            **{f"{NAME}.pulls_{name}": self._counts[name] for name in _PULL_FAULTS},
+            **{f"{NAME}.{name}": count for name, count in self.fleet_stats().items()},
+            f"{NAME}.nodes_suspended": sum(
+                record.breaker.state is not BreakerState.CLOSED for _, record in self.nodes.all()
+            ),
+        }
+
+    def info(self) -> Info:
+        """See `RemoteTier`."""
+        return {"peer_index_bytes": self._chunks.mapping.size}
+
+    def verify(self) -> list[str]:
+        """See `RemoteTier`."""
+        return self._pulls.verify()
+
+    def problems(self) -> list[str]:
+        """See `RemoteTier`."""
+        return []
+
+    def shortcomings(self) -> list[str]:
+        """See `RemoteTier`."""
+        return self.fleet_problems()
+
+    def _publish_paces(self) -> None:
+        """Show clients how long chunks of each node take. Now and then, because what was measured counts less with time."""
+        for node, record in self.nodes.all():
+            self._chunks.set_pace(NodeName(node), record.pace.packed())
+        self._publishing = asyncio.get_running_loop().call_later(PUBLISH_S, self._publish_paces)
+
+    async def _ask(self, pull: Pull, link: PeerLink, permit: Permit, *, model: str, before: KeyColumn) -> None:
+        """Ask for the chunks of a pull, and begin to receive what is offered."""
+        record, size = self.nodes.of(pull.node), len(pull.moves) * pull.layout.chunk_bytes
+        timeout_s = self._settings.timeout_s(size)
+        number = link.next_pull()
+        keys = before.packed + KeyColumn.of(pull.moves.keys).packed
+        deadline_ms = int((self._settings.answer_s + timeout_s) * 1000)
+        request = r.Pull(number, model, list(pull.layout.to_wire()), b"", len(before), keys, deadline_ms)
+        fault, asked_ns = "", self._clock.now_ns()
+        try:
+            offer = await self._asking.ask(link, pull.node, request, self._settings.answer_s)
+        except PeerUnreachable as error:
+            record.breaker.fail(permit)
+            record.fail(str(error))
+            fault = "unanswered"
+            log.info("peer %s was asked for %d chunks: %s", pull.node, len(pull.moves), error)
+        except KVPoolError as error:
+            record.breaker.succeed(permit)
+            record.fail(str(error))
+            fault = "refused"
+            log.info("peer %s was asked for %d chunks: %s", pull.node, len(pull.moves), error)
+        except asyncio.CancelledError:
+            self._pulls.fail(pull, 0, Outcome.CANCELLED, "cancelled")
+            raise
+        pull.begun_ns = self._clock.now_ns()
+        record.pace.note_answer((pull.begun_ns - asked_ns) / NS_PER_S)
+        if fault:
+            self._counts[fault] += 1
+            self._give_up(pull, 0, Outcome.FAILED, fault)
+            return
+        pull.end = lambda: self._end(pull, link, number, permit)
+        address = stream_of(link.member.endpoint, offer.address)
+        if offer.chunks and self._settings.is_encrypted and not (address and address.is_encrypted):
+            log.warning("peer %s would send chunks unencrypted: peer.encrypt is true here, not there", pull.node)
+            self._refuse(pull, "unencrypted")
+        elif offer.chunks and address is None:
+            log.warning("peer %s offers chunks at %s, expected its own host", pull.node, offer.address)
+            self._refuse(pull, "foreign")
+        elif address is None or not self._receive(pull, offer, address, timeout_s):
+            self._counts["queue_full" if offer.chunks else "empty"] += 1
+            if not offer.chunks:
+                self._forget(pull, 0)
+            self._give_up(pull, 0, Outcome.FAILED, "full" if offer.chunks else "gone")
+        elif offer.chunks < len(pull.moves):
+            self._forget(pull, offer.chunks)
+            self._give_up(pull, offer.chunks, Outcome.FAILED, "gone")
+
+    def _receive(self, pull: Pull, offer: r.Offer, address: StreamAddress, timeout_s: float) -> bool:
+        layout = pull.layout
+        offsets, slots = pull.columns(offer.chunks)
+        received = self._queue.pull(
+            address.host,
+            address.port,
+            offer.ticket,
+            self._index,
+            offsets,
+            slots,
+            layers=layout.layers,
+            layer_bytes=layout.chunk_bytes // layout.layers,
+            connections=min(offer.connections, offer.chunks),
+            stall_s=self._settings.stall_s,
+            timeout_s=timeout_s,
+            checks=offer.checks,
+            encrypted=address.is_encrypted,
+        )
+        if received:
+            self._pulls.receive(pull, received)
+        return bool(received)
+
+    def _refuse(self, pull: Pull, fault: str) -> None:
+        """What the node offers is not received."""
+        pull.is_broken = True
+        self._counts[fault] += 1
+        self._give_up(pull, 0, Outcome.FAILED, fault)
+
+    def _give_up(self, pull: Pull, first: int, outcome: Outcome, fault: str) -> None:
+        self._pulls.fail(pull, first, outcome, fault)
+        self._owner.on_completed()
+
+    def _forget(self, pull: Pull, chunk: int) -> None:
+        """The node does not have this chunk now: its hint was wrong. Later ones may be there: nothing is found behind it."""
+        self._chunks.note_removed(NodeName(pull.node), KeyColumn.of(pull.moves.keys[chunk : chunk + 1]))
+        self.on_wrong_hints()
+
+    def _end(self, pull: Pull, link: PeerLink, number: int, permit: Permit) -> None:
+        link.release(number)
+        record = self.nodes.of(pull.node)
+        (record.breaker.fail if pull.is_broken else record.breaker.succeed)(permit)
+        record.read_bytes += pull.received_bytes
+        if pull.fault:
+            record.fail(pull.fault)
+        if pull.received:
+            record.pace.note_bytes(pull.received_bytes, (self._clock.now_ns() - pull.begun_ns) / NS_PER_S)
+            self._chunks.set_pace(NodeName(pull.node), record.pace.packed())
+
+    def _take_outcomes(self) -> None:
+        """Report what the native threads have received."""
+        for one in self._queue.take_outcomes():
+            pull = self._pulls.of_received(one.job)
+            if pull is None:
+                continue
+            outcome = _OUTCOMES[one.status]
+            pull.is_broken |= one.fault in BROKEN
+            if outcome is Outcome.BAD_SOURCE:
+                self._forget(pull, one.chunk)
+            size = pull.layout.chunk_bytes if outcome is Outcome.DONE else 0
+            self._read_bytes += size
+            pull.received_bytes += size
+            pull.fault = pull.fault or one.fault
+            self._pulls.report(pull, Finished(pull.job, one.chunk, outcome, one.fault))
+        self._owner.on_completed()

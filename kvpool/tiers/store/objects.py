@@ -1,0 +1,52 @@
+"""Objects of the shared store: the name and the value of a chunk.
+
+    name  := "kvpool/1/" namespace (16 hex digits) "/" key (64 hex digits)
+    value := header (one page, as of a slot on disk: docs/ssd-format.md) chunk (its layers one after another)
+
+Everybody who reaches the store can put anything under any name, so a value counts only where its header is this chunk's and
+every layer's checksum fits. Nothing here leaves out a comparison. Pure functions; any thread.
+"""
+
+import kvpool_native
+from kvpool.index.namespaces import Namespace
+from kvpool.keys import namespace_fingerprint
+
+HEADER_BYTES = kvpool_native.SSD_HEADER_BYTES
+# In the place of a pool's epoch: the chunks of a store belong to no set of segment files.
+EPOCH = b"kvpool store 1\0\0"
+_PREFIX = "kvpool/1/"
+_NAMESPACE_DIGITS = 16
+
+
+class ObjectForm:
+    """The objects of one namespace's chunks."""
+
+    __slots__ = ("_fingerprint", "_prefix", "layer_bytes", "layers", "namespace", "object_bytes")
+
+    def __init__(self, namespace: Namespace) -> None:
+        self.namespace = namespace
+        layout = namespace.layout
+        self._fingerprint = namespace_fingerprint(namespace.model, layout)
+        self._prefix = f"{_PREFIX}{self._fingerprint.hex()[:_NAMESPACE_DIGITS]}/"
+        self.layers = layout.layers
+        self.layer_bytes = layout.chunk_bytes // layout.layers
+        self.object_bytes = HEADER_BYTES + layout.chunk_bytes
+
+    def name_of(self, key: bytes) -> str:
+        """The name of a chunk's object."""
+        return self._prefix + key.hex()
+
+    def header_of(self, key: bytes, checksums: bytes) -> bytes:
+        """The header of a chunk with these CRC-32C of its layers, u32."""
+        return kvpool_native.encode_ssd_header(EPOCH, key, self._fingerprint, self.layer_bytes, checksums)
+
+    def checksums_in(self, page: bytes, key: bytes) -> bytes:
+        """The checksums that a header names for this chunk; empty where it is not this chunk's."""
+        header = kvpool_native.decode_ssd_header(page)
+        if header is None or header.epoch != EPOCH:
+            return b""
+        if header.key != key or header.namespace != self._fingerprint:
+            return b""
+        if (header.layers, header.layer_bytes) != (self.layers, self.layer_bytes):
+            return b""
+        return header.checksums

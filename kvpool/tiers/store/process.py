@@ -1,0 +1,214 @@
+"""Store process as the daemon sees it: started, asked, watched, and started again after it has ended.
+
+    STARTING ──it serves──► SERVING ──it ends, hangs or is closed──► ENDED ──back-off──► STARTING
+        └──cannot join the store, or takes too long──► ENDED
+
+Each life has memory of its own, which objects pass through: what a library that is gone might still write lands in memory that
+nobody reads. A request that has no answer for HANG_S ends the process; every request is answered once, with None where its
+process ended. Loop thread only; processes are started and waited for on other threads.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import kvpool_native
+from kvpool.errors import ProtocolError
+from kvpool.peers.back_off import BackOff, BackOffSettings, Uniform
+from kvpool.tiers.store import wire
+
+log = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-m", "kvpool.tiers.store.child")
+# From the start of the process until it serves: the library is large, and the memory has to be registered. A guess.
+START_S = 20.0
+# The longest time without an answer: far beyond the library's own timeouts, each of which may pass twice in a call.
+HANG_S = 60.0
+STOP_S = 5.0
+# A life of this length was a good one: the next attempt begins at the shortest delay.
+GOOD_LIFE_S = 60.0
+
+# Verb, names, offsets, sizes: see `wire`.
+Request = tuple[int, list[str], list[int], list[int]]
+Codes = list[int] | None
+OnAnswer = Callable[[Codes], None]
+
+
+class _Life(asyncio.Protocol):
+    """The socket to one process. `served`: an error, or empty; `ended` is set when the socket is closed."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_answer: Callable[[int, list[int]], None]) -> None:
+        self._on_answer = on_answer
+        self._frames = wire.Frames()
+        self.served: asyncio.Future[str] = loop.create_future()
+        self.ended = asyncio.Event()
+
+    def data_received(self, data: bytes) -> None:
+        """Pass answers on."""
+        for number, answer in self._frames.feed(data):
+            if number:
+                self._on_answer(number, answer)
+            elif not self.served.done():
+                self.served.set_result(answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - any end is an end
+        """The process has ended, or is about to."""
+        if not self.served.done():
+            self.served.set_result("its process ended")
+        self.ended.set()
+
+
+class StoreProcess:
+    """See the module. `on_change`: called when it begins to serve, and when it does no longer."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        memory_bytes: int,
+        *,
+        random: Uniform,
+        on_change: Callable[[], None],
+        command: Sequence[str] = COMMAND,
+        back_off: BackOffSettings | None = None,
+    ) -> None:
+        self._settings = settings
+        self._memory_bytes = memory_bytes
+        self._on_change = on_change
+        self._command = command
+        self._back_off = BackOff(back_off or BackOffSettings(first_s=0.5, most_s=30.0), random)
+        self._transport: asyncio.WriteTransport | None = None  # while it serves
+        self._waiting: dict[int, tuple[OnAnswer, asyncio.TimerHandle]] = {}
+        self._numbers = 0
+        self._task: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.memory: kvpool_native.Mapping | None = None  # of the present life
+        self.lives = 0
+        self.error = ""  # why the last attempt failed, while it does not serve
+
+    def __repr__(self) -> str:
+        return (
+            f"<StoreProcess {'serving' if self.is_serving else 'away'}, {self.lives} lives, {len(self._waiting)} asked>"
+        )
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether requests are sent."""
+        return self._transport is not None
+
+    @property
+    def asked(self) -> int:
+        """Requests without an answer."""
+        return len(self._waiting)
+
+    def start(self) -> None:
+        """Begin the first life, in the background."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> bool:
+        """End the process. False where it has not ended."""
+        self._closing.set()
+        if self._task is None:
+            return True
+        if self._transport is not None:
+            self._transport.close()  # the process ends by itself
+        _, left = await asyncio.wait({self._task}, timeout=2 * STOP_S)
+        return not left
+
+    def ask(self, request: Request, on_answer: OnAnswer) -> None:
+        """Send a request. REQUIRES: `is_serving`."""
+        assert self._transport is not None
+        self._numbers += 1
+        hang = asyncio.get_running_loop().call_later(HANG_S, self._end_hanging)
+        self._waiting[self._numbers] = (on_answer, hang)
+        self._transport.write(wire.pack([self._numbers, *request]))
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._closing.is_set():
+            begun_s = loop.time()
+            try:
+                await self._live()
+            except (OSError, MemoryError, ProtocolError) as error:
+                self._note_error(str(error))
+            if loop.time() - begun_s >= GOOD_LIFE_S:
+                self._back_off.succeed()
+            if not self._closing.is_set():
+                with contextlib.suppress(asyncio.TimeoutError):  # the end of the pause
+                    await asyncio.wait_for(self._closing.wait(), self._back_off.fail())
+
+    async def _live(self) -> None:
+        """One life, from the start of the process to its end."""
+        loop = asyncio.get_running_loop()
+        memory = kvpool_native.Mapping.create("kvpool-store", self._memory_bytes)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            start = partial(self._spawn, theirs.fileno(), memory.fd)
+            self.process = process = await loop.run_in_executor(None, start)
+        transport, life = await loop.create_unix_connection(lambda: _Life(loop, self._take_answer), sock=ours)
+        try:
+            transport.write(wire.pack(dict(self._settings)))
+            closing: asyncio.Future[bool] = loop.create_task(self._closing.wait())
+            either: set[asyncio.Future[Any]] = {life.served, closing}
+            await asyncio.wait(either, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+            closing.cancel()
+            error = life.served.result() if life.served.done() else "it took too long to start"
+            if error:
+                self._note_error(error)
+                return
+            log.info("the shared store is joined by process %d", process.pid)
+            self.error, self.memory, self._transport = "", memory, transport
+            self.lives += 1
+            self._on_change()
+            await life.ended.wait()
+        finally:
+            transport.close()
+            await self._end(process)
+
+    async def _end(self, process: "subprocess.Popen[bytes]") -> None:
+        was_serving, self._transport = self._transport is not None, None
+        waiting, self._waiting = self._waiting, {}
+        for on_answer, hang in waiting.values():
+            hang.cancel()
+            on_answer(None)
+        if was_serving:
+            if not self._closing.is_set():
+                self._note_error("its process ended")
+            self._on_change()
+        await asyncio.get_running_loop().run_in_executor(None, _reap, process)
+        self.process = None
+
+    def _spawn(self, socket_fd: int, memory_fd: int) -> "subprocess.Popen[bytes]":
+        arguments = [*self._command, str(socket_fd), str(memory_fd), str(self._memory_bytes)]
+        return subprocess.Popen(  # noqa: S603 - this package's own program
+            arguments, stdin=subprocess.DEVNULL, pass_fds=(socket_fd, memory_fd), start_new_session=True
+        )
+
+    def _take_answer(self, number: int, codes: list[int]) -> None:
+        on_answer, hang = self._waiting.pop(number)
+        hang.cancel()
+        on_answer(codes)
+
+    def _end_hanging(self) -> None:
+        self._note_error(f"it has not answered for {HANG_S:g} s")
+        if self.process is not None:
+            self.process.kill()
+
+    def _note_error(self, error: str) -> None:
+        if error != self.error:
+            log.warning("the shared store cannot be used: %s", error)
+        self.error = error
+
+
+def _reap(process: "subprocess.Popen[bytes]") -> None:
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
