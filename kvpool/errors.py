@@ -8,6 +8,7 @@
     ├── Refused              the daemon answered with an error frame; `code` names it
     ├── DaemonUnreachable    no daemon, no answer in time, or the connection ended
     │   └── DaemonUnresponsive  a process listens at the socket, and does not answer in time
+    ├── PeerUnreachable      another node is not connected, or did not answer in time
     └── SocketInUse          another daemon serves the socket
 
 A miss, a pending chunk and a declined save are results, not exceptions: see `types`.
@@ -53,6 +54,10 @@ class DaemonUnreachable(KVPoolError):
 
 class DaemonUnresponsive(DaemonUnreachable):
     """A daemon listens at the socket, and did not greet in time: stopped, overloaded, or it hangs."""
+
+
+class PeerUnreachable(KVPoolError):
+    """Another node is not connected, did not answer in time, or its connection ended."""
 
 
 class SocketInUse(KVPoolError):

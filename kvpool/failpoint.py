@@ -62,6 +62,7 @@ FAILPOINTS = {
     "daemon.demote.written": "leading chunks of a job are on disk, not yet visible there",
     "daemon.demote.committed": "they are visible there, before the catalogue gets their rows",
     "daemon.promote.held": "a prefix is held on disk, before slots in DRAM are reserved",
+    "daemon.pull.before_read": "slots in DRAM are reserved, before the pull begins",
     "daemon.promote.before_read": "slots in DRAM are reserved, before the read is queued",
     "daemon.promote.landed": "a chunk was read back from disk, before it is an ordinary one",
     "daemon.catalogue.opened": "the catalogue is open, before its first checkpoint",

@@ -19,6 +19,7 @@ from kvpool.layout import Layout
 
 KEY_FORMAT_VERSION = 1
 SALT_TAG_BYTES = 16
+DOMAIN_TAG_BYTES = 16
 ADAPTER_BYTES_MAX = 240
 SCOPE_BYTES_MAX = SALT_TAG_BYTES + ADAPTER_BYTES_MAX
 _WORD_BYTES = 4
@@ -39,6 +40,11 @@ def domain_key(secret: bytes) -> bytes:
 
 
 DEFAULT_DOMAIN = domain_key(b"")
+
+
+def domain_tag(domain: bytes) -> bytes:
+    """The tag of a trust domain, from its key: other nodes compare it, and no chunk key can be computed from it."""
+    return kvpool_native.derive_root([b"kvpool domain tag", domain])[:DOMAIN_TAG_BYTES]
 
 
 def root_key(domain: bytes, *, model: str, adapter: str, salt: bytes, layout: Layout) -> bytes:

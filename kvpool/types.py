@@ -40,6 +40,7 @@ class Level(IntEnum):
     DRAM = 1
     SSD = 2
     PEER = 3
+    STORE = 4
 
 
 LEVELS = len(Level)
@@ -175,7 +176,7 @@ class Measurements:
     """All counters of a pool, at one moment. `directory`: those of the native directory.
 
     `lower`: the counters of each lower tier, by its name; `lower_classes`: its slots by size class, as `classes` in
-    `directory`.
+    `directory`. `remote`: the counters of each remote tier, by its name.
     """
 
     server: Mapping[str, int]
@@ -191,6 +192,7 @@ class Measurements:
     lower: Mapping[str, Mapping[str, int | float | str]] = field(default_factory=dict)
     lower_classes: Mapping[str, Sequence[Mapping[str, int]]] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
+    remote: Mapping[str, Mapping[str, int | float | str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from kvpool import failpoint
 from kvpool.errors import KVPoolError
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
+from kvpool.types import Level
+from kvpool_client.connection.peer_pace import PeerPace
 from kvpool_client.connection.session import Session
 
 if TYPE_CHECKING:
@@ -29,15 +31,22 @@ class Lease:
     """`chunks` leading chunks of a prompt, leased. `tiers`: uint8, the level of each."""
 
     def __init__(
-        self, session: Session | None, leased: m.Leased, *, layout: Layout, estimate_s: Callable[[int], float]
+        self,
+        session: Session | None,
+        leased: m.Leased,
+        *,
+        layout: Layout,
+        estimate_s: Callable[[int], float],
+        peer_pace: PeerPace,
     ) -> None:
-        """`estimate_s`: how long so many chunks take to copy."""
+        """`estimate_s`: how long so many chunks take to copy. `peer_pace`: of the node from which some of them come."""
         self.session = session
         self.id = leased.lease
         self.chunks = leased.chunks
         self.tokens = leased.chunks * layout.chunk_tokens
         self.layout = layout
         self._estimate_s = estimate_s
+        self._peer_pace = peer_pace
         self._leased = leased
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -58,9 +67,10 @@ class Lease:
 
     @property
     def cost_s(self) -> float:
-        """Estimated seconds to load all of it, from what this Pool has copied so far; compare it with the time to compute
-        them."""
-        return self._estimate_s(self.chunks)
+        """Estimated seconds to load all of it, from what this Pool has copied so far, and from what was measured of the node
+        from which some of it comes; compare it with the time to compute them."""
+        elsewhere = self._leased.tiers.count(Level.PEER) + self._leased.tiers.count(Level.STORE)
+        return self._estimate_s(self.chunks) + self._peer_pace.cost_s(elsewhere * self.layout.chunk_bytes)
 
     @property
     def tiers(self) -> npt.NDArray[np.uint8]:

@@ -8,6 +8,7 @@ import threading
 
 from kvpool.clock import Deadline
 from kvpool.key_column import KeyColumn
+from kvpool.types import Level
 from kvpool_client.connection.session import Session
 
 # Polling interval: it begins short and grows by half each time, because a save takes a millisecond or a forward pass.
@@ -40,9 +41,15 @@ class PendingChunks:
         while self._session.is_alive:
             left = [key for key in left if self._session.index.is_being_written(key)]
             if not left:
-                return all(self._session.index.lookup(key)[0] for key in self._keys)
+                return all(map(self._is_stored, self._keys))
             if deadline.has_passed():
                 break
             threading.Event().wait(min(pause_s, deadline.remaining_s()))
             pause_s = min(LAST_LOOK_S, 1.5 * pause_s)
         return False
+
+    def _is_stored(self, key: bytes) -> bool:
+        """Whether this node has the chunk: its writer may have failed, and another node have it."""
+        assert self._session is not None
+        _, levels = self._session.index.lookup(key)
+        return any(level < Level.PEER for level in levels)

@@ -1,8 +1,8 @@
 """Pool: an engine's connection to the daemon on its node, with a method for each verb.
 
-`lookup` reads shared memory and sends no request; `acquire`, `save` and `claim` are one round trip each; the Pool's native
-threads copy the bytes. Nothing here raises because of the daemon: away, late, full or restarted, it is a miss or a declined
-chunk, and the engine computes. Only a caller's mistake raises, at the call.
+`lookup` reads shared memory and sends no request, unless there is a shared store to ask; `acquire`, `save` and `claim` are one
+round trip each; the Pool's native threads copy the bytes. Nothing here raises because of the daemon: away, late, full or
+restarted, it is a miss or a declined chunk, and the engine computes. Only a caller's mistake raises, at the call.
 
 Any thread. Holds no lock of its own.
 """
@@ -10,8 +10,6 @@ Any thread. Holds no lock of its own.
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
-
-import numpy as np
 
 from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
@@ -22,8 +20,10 @@ from kvpool.protocol.records import messages as m
 from kvpool.types import LoadReason, TokenRange
 from kvpool_client.arguments import check_connect, check_index, check_keys
 from kvpool_client.connection.counters import Counters
+from kvpool_client.connection.finder import Finder
 from kvpool_client.connection.lease_fetcher import LeaseFetcher
 from kvpool_client.connection.link import Link
+from kvpool_client.connection.lookups import check_owner
 from kvpool_client.connection.roots import Roots
 from kvpool_client.connection.session import Session, SessionPlan
 from kvpool_client.copying.cache import Cache
@@ -41,8 +41,6 @@ from kvpool_client.retention import plan_retention
 from kvpool_client.save import Save
 from kvpool_client.save_starter import SavePlan, SaveStarter
 from kvpool_client.separate_chunks import SeparateChunks
-
-_NO_TIERS = np.empty(0, np.uint8)
 
 
 def connect(
@@ -96,6 +94,7 @@ class Pool:
         self._roots = Roots(self.model, layout)
         self._counters = counters = Counters()
         self._link = link = Link(SessionPlan(os.fspath(path), self.model, layout, timeout_s), counters)
+        self._finder = Finder(layout, link, counters, timeout_s=timeout_s)
         self._copies = copies = Copies(layout, copy_threads)
         self._lease_fetcher = LeaseFetcher(layout, link, counters, estimate_s=copies.estimate_s, timeout_s=timeout_s)
         self._save_starter = SaveStarter(layout, link, copies, counters, timeout_s=timeout_s)
@@ -178,18 +177,15 @@ class Pool:
         chain.append_hashes(block_hashes[per_chunk - 1 :: per_chunk], tokens)
         return chain
 
-    def lookup(self, keys: KeyChain) -> Hit:
-        """The longest run of present chunks. Reads shared memory: no round trip, no effect. A miss while the daemon is away."""
+    def lookup(self, keys: KeyChain, owner: str = "") -> Hit:
+        """The longest run of present chunks. Reads shared memory: no round trip, no effect. A miss while the daemon is away.
+
+        `owner`: the name of another node that has, or is asked for, those that are not known to be present anywhere. Where the
+        daemon has a shared store, a hit that is shorter than `keys` costs one round trip (`connection/finder.py`).
+        """
         check_keys(keys)
-        session = self._link.session
-        if session is None:
-            return Hit(0, 0, _NO_TIERS, keys)
-        found = [session.index.lookup(column) for column in keys.columns()]
-        chunks = min(count for count, _ in found)
-        levels = [np.frombuffer(tiers, dtype=np.uint8)[:chunks] for _, tiers in found]
-        tiers = levels[0] if len(levels) == 1 else np.maximum.reduce(levels)
-        self._counters.count_lookup(len(keys), tiers.tobytes())
-        return Hit(chunks, chunks * self.layout.chunk_tokens, tiers, keys)
+        check_owner(owner)
+        return self._finder.lookup(keys, owner)
 
     def is_being_saved(self, keys: KeyChain, chunk: int) -> bool:
         """Whether a writer is just saving this chunk, on some rank. Reads shared memory as `lookup` does."""

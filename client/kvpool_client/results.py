@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kvpool.types import RetainState, SaveState
+from kvpool.types import Level, RetainState, SaveState
+from kvpool_client.connection.peer_pace import PeerPace
 from kvpool_client.key_chain import KeyChain
 
 STORED_STATES = (SaveState.STORED, SaveState.PRESENT)
@@ -23,17 +24,26 @@ def save_state_of(code: int) -> SaveState:
 class Hit:
     """The longest run of present chunks from the root of a prompt.
 
-    `tiers`: uint8 array, the fastest level of each chunk (0 HBM, 1 DRAM, 2 SSD, 3 peer). A hit is a hint: only
-    `acquire` gives a right.
+    `tiers`: uint8 array, the fastest level of each chunk (0 HBM, 1 DRAM, 2 SSD, 3 peer, 4 store). `peer_pace`: of the node
+    that has the last chunk, where that is another one whose pace was measured. `owner`: the node that is asked for what is
+    not known to be present, if one was named. A hit is a hint: only `acquire` gives a right.
     """
 
     chunks: int
     tokens: int
     tiers: npt.NDArray[np.uint8]
     keys: KeyChain = field(repr=False)
+    peer_pace: PeerPace | None = None
+    owner: str = ""
 
     def __bool__(self) -> bool:
         return self.chunks > 0
+
+    @property
+    def chunks_here(self) -> int:
+        """How many leading chunks are on this node. What another node has is fetched with a lease, or is a miss then."""
+        elsewhere = np.flatnonzero(self.tiers >= Level.PEER)
+        return int(elsewhere[0]) if len(elsewhere) else self.chunks
 
 
 @dataclass(frozen=True, slots=True)

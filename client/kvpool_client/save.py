@@ -18,12 +18,15 @@ from typing import Literal, Protocol, overload
 from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import one_way
 from kvpool.types import SaveState
 from kvpool_client.connection.batching import call_each
 from kvpool_client.connection.session import Session
 from kvpool_client.connection.stall import Stall
 from kvpool_client.pending import PendingChunks
 from kvpool_client.results import SaveResult, save_state_of
+
+CHECKSUM_BYTES = 4
 
 
 class SaveRun(Protocol):
@@ -51,6 +54,14 @@ class SaveRun(Protocol):
 
     def checksums(self) -> bytes:
         """CRC-32C of every layer, u32 little endian [chunk][layer]. Only after everything was copied."""
+        ...
+
+    def copied_layers(self) -> int:
+        """Layers copied, from the first one up to one that is not."""
+        ...
+
+    def checksums_from(self, layer: int) -> bytes:
+        """CRC-32C of the layers from this one on that `copied_layers` counts, u32 little endian [chunk][layer]."""
         ...
 
     def cancel(self) -> None:
@@ -92,6 +103,7 @@ class Save:
         self._timeout_s = timeout_s
         self._on_end = on_end
         self._announced: set[int] = set()
+        self._landed = 0  # layers that were reported to the daemon, for other nodes
         self._result: SaveResult | None = None
         self._thread: threading.Thread | None = None
 
@@ -116,6 +128,7 @@ class Save:
         self._announced.add(layer)
         if self._run is not None and self._result is None and not self._is_inherited:
             self._run.announce(layer)
+            self._land_copied(self._run)
 
     @overload
     def commit(self, wait: Literal[True] = True) -> SaveResult:
@@ -209,6 +222,18 @@ class Save:
             self._give_up(SaveState.DISCONNECTED)
             return False
         return True
+
+    def _land_copied(self, run: SaveRun) -> None:
+        """Report the layers copied so far, which other nodes may read before the commit; the last one comes with it."""
+        assert self._session is not None
+        if not self._session.welcome.remote_bytes:
+            return  # there are no other nodes
+        landed = self._landed
+        if landed < min(run.copied_layers(), self._layers - 1):
+            checksums = run.checksums_from(landed)
+            self._landed += len(checksums) // (CHECKSUM_BYTES * self._states.count(SaveState.RESERVED))
+            if len(checksums) <= m.COMMIT_BYTES_MAX:
+                self._session.notify(one_way.LandSaved(self._reservation, landed, checksums))
 
     @property
     def _chunks_reserved(self) -> list[int]:

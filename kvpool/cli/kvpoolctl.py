@@ -107,6 +107,7 @@ def load_commands() -> click.Group:
     # They import this module, so it cannot import them at the top.
     importlib.import_module("kvpool.cli.commands.operate")
     importlib.import_module("kvpool.cli.commands.connections")
+    importlib.import_module("kvpool.cli.commands.peers")
     importlib.import_module("kvpool.cli.commands.steer")
     importlib.import_module("kvpool.cli.commands.retain")
     importlib.import_module("kvpool.cli.commands.verify")
@@ -115,6 +116,7 @@ def load_commands() -> click.Group:
     importlib.import_module("kvpool.cli.commands.bench")
     importlib.import_module("kvpool.cli.commands.simulate")
     importlib.import_module("kvpool.cli.commands.mrc")
+    importlib.import_module("kvpool.cli.commands.keygen")
     return cli
 
 

@@ -31,6 +31,8 @@ from kvpool.config.options import (
     write_budget_option,
 )
 from kvpool.config.path_options import directory, group, mode, secret_file
+from kvpool.config.peer_options import PEER_OPTIONS, PeerConfig, check_peers
+from kvpool.config.store_options import STORE_OPTIONS, StoreConfig, check_store
 from kvpool.errors import ConfigError, InvalidArgument
 from kvpool.types import SERVICE_SOCKET
 from kvpool.units import parse_size
@@ -142,6 +144,8 @@ class Config:
     server: ServerConfig
     dram: DramConfig
     ssd: SsdConfig
+    peer: PeerConfig
+    store: StoreConfig
     events: EventsConfig
     log: LogConfig
 
@@ -190,6 +194,8 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> Confi
         "server": ServerConfig,
         "dram": DramConfig,
         "ssd": SsdConfig,
+        "peer": PeerConfig,
+        "store": StoreConfig,
         "events": EventsConfig,
         "log": LogConfig,
     }
@@ -274,6 +280,8 @@ def _check_together(parsed: Mapping[str, Any], faults: list[str]) -> None:
     if 0 < parsed["ssd.capacity"] < SSD_CAPACITY_MIN:
         faults.append(f"ssd.capacity is {parsed['ssd.capacity']}, expected 0 or at least {SSD_CAPACITY_MIN}")
     check_events(parsed, faults)
+    check_peers(parsed, faults)
+    check_store(parsed, faults)
     _check_socket_paths(parsed, faults)
 
 
@@ -364,6 +372,8 @@ OPTIONS: dict[str, Option] = {
     "ssd.stall_timeout": duration_option("100ms", "1h", "10s"),
     "ssd.stop_timeout": duration_option("0s", "24h", "10m"),
     "ssd.rebuild": flag_option("false"),
+    **PEER_OPTIONS,
+    **STORE_OPTIONS,
     **EVENT_OPTIONS,
     "log.level": choice_option("info", "debug", "warning", "error"),
 }

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvpool.clock import Clock, Deadline
+from kvpool.errors import InvalidArgument
 from kvpool.index.parts import PART_CHUNKS, Parts, Step
 from kvpool.index.sessions import EngineSession
 from kvpool.index.usage import UsageTable
@@ -17,6 +18,7 @@ from kvpool.journal.journal import Journal
 from kvpool.pool.deadlines import HoldExpiry
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.readers.readers import NOTHING, Grant, Readers
+from kvpool.pool.sharing.sharing import Sharing
 from kvpool.pool.writers.commit_columns import CommitColumns
 from kvpool.pool.writers.reserve_task import ReserveTask
 from kvpool.pool.writers.retention import RetentionColumns
@@ -24,6 +26,7 @@ from kvpool.pool.writers.writers import Writers
 from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
+from kvpool.protocol.records import peers as pm
 from kvpool.protocol.verbs import ENGINE, verb
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiering.waiting_room import Room
@@ -45,6 +48,7 @@ class Chains:
     hints: HintHandlers
     expiry: HoldExpiry
     usage: UsageTable
+    sharing: Sharing
     room: Room
     clock: Clock
     keeps_token_ids: bool
@@ -56,8 +60,19 @@ class Chains:
 
         Waits where moves between the tiers leave no room for all of it now.
         """
-        keys = columns.keys_of(request.keys, ranks=len(session.namespaces))
-        acquire_task = self.readers.begin(session, keys)
+        return (yield from self._acquire(session, request.keys, ""))
+
+    @verb(pm.AcquireFrom, roles=ENGINE)
+    def acquire_from(self, session: EngineSession, request: pm.AcquireFrom) -> Parts[m.Leased]:
+        """The same; a named node is asked for what is neither here nor known elsewhere. One that is unknown, away or suspended
+        has nothing."""
+        if not pm.is_node_name(request.owner):
+            raise InvalidArgument(f"owner has {len(request.owner)} characters, expected a node's name")
+        return (yield from self._acquire(session, request.keys, request.owner))
+
+    def _acquire(self, session: EngineSession, packed: bytes, owner: str) -> Parts[m.Leased]:
+        keys = columns.keys_of(packed, ranks=len(session.namespaces))
+        acquire_task = self.readers.begin(session, keys, owner)
         try:
             yield from self._advance(lambda _: acquire_task.advance(self.clock.now_ns()), self.tiering.make_room)
             return self.lease(session, self.readers.grant(session, acquire_task, self.clock.now_ns()))
@@ -79,6 +94,7 @@ class Chains:
         if grant.lease:
             self.expiry.schedule()
             self.hints.note_lease(session, self.readers, grant.lease)
+            self.sharing.note_lease(session, self.readers, grant.lease)
         return m.Leased(grant.lease, grant.chunks, grant.offsets, grant.generations, grant.tiers, grant.slots)
 
     @verb(m.Reserve, roles=ENGINE)
@@ -124,6 +140,12 @@ class Chains:
         self.usage.count_commit(session, states)
         self.tiering.run()
         return m.Committed(states)
+
+    @verb(one_way.LandSaved, roles=ENGINE)
+    def land_saved(self, session: EngineSession, request: one_way.LandSaved) -> m.Done:
+        """Layers of a save can be followed by other nodes."""
+        self.writers.land(session, request.reservation, request.first_layer, request.checksums)
+        return m.Done()
 
     @verb(m.End, one_way.DropReservation, roles=ENGINE)
     def end_reservation(self, session: EngineSession, request: m.End | one_way.DropReservation) -> Parts[m.Done]:

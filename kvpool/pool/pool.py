@@ -10,7 +10,7 @@ or a check under way.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -36,18 +36,17 @@ from kvpool.pool.demote_all import DemoteOrder, demote_all
 from kvpool.pool.flush import FlushOrder, flush
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.lease_verbs import LeaseVerbs
-from kvpool.pool.lower_tiers import PLANNERS, Planner, capacities_of, plan_lower_tiers
+from kvpool.pool.lower_tiers import ALL_KINDS, Setting, TierKinds, capacities_of, make_tiering, plan_lower_tiers
 from kvpool.pool.readers.hold_bounds import bound, count_held, held_by_connection
 from kvpool.pool.readers.readers import Readers
 from kvpool.pool.report import Sections, render_info, render_stats
+from kvpool.pool.sharing.sharing import Sharing
 from kvpool.pool.writers.retention import Retention
 from kvpool.pool.writers.staged_saves import StagedSaves
 from kvpool.pool.writers.writers import Writers
 from kvpool.protocol import usage, verify_walk
-from kvpool.tiering.link import Link
-from kvpool.tiering.tiering import Tiering
 from kvpool.tiering.waiting_room import Room
-from kvpool.tiers.base import ArenaMemory, TierPlan
+from kvpool.tiers.base import ArenaMemory
 from kvpool.tiers.dram.prefault import Prefault
 from kvpool.tiers.dram.tier import DramTier, PageUse, check_chunk_fits, check_memory_fits, plan_geometry
 from kvpool.transfer.workers import Workers, call_later
@@ -63,13 +62,12 @@ _Joined = tuple[dict[int, Namespace], int | None]  # a connection's namespaces, 
 class Pool:
     """The pool of one daemon: its chunks, and for whom they are stored."""
 
-    def __init__(self, config: Config, clock: Clock, planners: Sequence[Planner] = PLANNERS) -> None:
-        """`planners`: of the tiers below DRAM, the fastest first."""
+    def __init__(self, config: Config, clock: Clock, kinds: TierKinds = ALL_KINDS) -> None:
         self._clock = clock
         self._config = config
         self._started_ns = clock.now_ns()
         self.epoch = os.urandom(EPOCH_BYTES)
-        plans = plan_lower_tiers(config, planners)
+        plans = plan_lower_tiers(config, kinds.planners)
         further = sum(plan.max_chunks for plan in plans)
         self.geometry = plan_geometry(config.dram, further)
         check_memory_fits(config.dram, further)
@@ -78,9 +76,11 @@ class Pool:
         server = config.server
         bound(self._directory, config.dram, server.max_chain_chunks, server.user_share)
         self._dram.seal(is_arena_read_only=server.staging_bytes > 0)
+        self.remote_table: kvpool_native.Mapping | None = None  # given before engines connect
         self.namespaces, self._joined = Namespaces(self._directory, server.user_share), dict[ConnectionId, _Joined]()
         self._room = Room()
-        self._tiering = self._make_tiering(plans)
+        setting = Setting(config, clock, kinds.remotes, self._note_room)
+        self._tiering = make_tiering(self._dram, plans, self.namespaces, setting)
         self.hit_curve = MissRatioCurve(self._directory, capacities_of(config))
         self._priority_expiry = PriorityExpiry(self._directory, self._tiering, clock)
         retention = Retention(self._directory, self._tiering, self._priority_expiry.look)
@@ -96,6 +96,9 @@ class Pool:
         checksum_jobs = [link.checksum_jobs for link in self._tiering.links]
         self._scrub = Scrub(self._directory, self._dram_check, self.namespaces, checksum_jobs)
         self.journal = self._make_journal()
+        self.sharing = Sharing(
+            config.store, self._dram, self._tiering, namespaces=self.namespaces, journal=self.journal
+        )
         self._expiry = HoldExpiry(
             self._readers,
             self._writers,
@@ -120,6 +123,7 @@ class Pool:
             hints=self.hints,
             expiry=self._expiry,
             usage=self._usage,
+            sharing=self.sharing,
             room=self._room,
             clock=clock,
             keeps_token_ids=server.keep_token_ids,
@@ -177,9 +181,14 @@ class Pool:
         count, is_synced = await demote_all(self._tiering, self._clock, order)
         return {"chunks": count, "left": (left := self._directory.count_unsaved()), "durable": is_synced and not left}
 
-    def fds(self) -> tuple[int, int]:
-        """The descriptors an engine gets: arena, index."""
-        return self._dram.arena.fd, self._dram.index.fd
+    def fds(self) -> tuple[int, ...]:
+        """The descriptors an engine gets: arena, index, and the table of other nodes' chunks where there is one."""
+        return tuple(one.fd for one in (self._dram.arena, self._dram.index, self.remote_table) if one is not None)
+
+    @property
+    def memory(self) -> ArenaMemory:
+        """The shared memory that clients map."""
+        return ArenaMemory(self._dram.arena, self._dram.index)
 
     def page_use(self) -> PageUse:
         """The pages that back the arena."""
@@ -249,10 +258,8 @@ class Pool:
     def info(self) -> dict[str, Any]:
         """The daemon's identity and resources."""
         info = render_info(self._config, self.geometry, self.page_use(), epoch=self.epoch, uptime_s=self._uptime_s())
-        info["tiers"] = ["dram", *(link.lower.name for link in self._tiering.links)]
-        for link in self._tiering.links:
-            info |= link.lower.info()
-        return info | self.journal.info()
+        info["tiers"] = ["dram", *self._tiering.tier_names]
+        return info | self._tiering.info() | self.journal.info()
 
     def stats(self, connections: dict[str, int]) -> Sections:
         """Counters by section; names never change their meaning."""
@@ -282,7 +289,8 @@ class Pool:
             models=self._usage.models(),
             failures=self._usage.failures(),
             events=self.journal.stats(),
-            lower={link.lower.name: link.stats() for link in self._tiering.links},
+            lower=self._tiering.stats(),
+            remote=self._tiering.remote_stats(),
             lower_classes={link.lower.name: link.lower.slots.classes() for link in self._tiering.links},
             held=count_held(self._directory, self.namespaces),
         )
@@ -319,7 +327,7 @@ class Pool:
         problems += self.hints.verify() + self.namespaces.verify() + self.journal.verify()
         problems += self._tiering.verify(with_shared=with_shared)
         holds = self._readers.holds + self.hints.holds + self._tiering.holds
-        pins = self._dram_check.pins + self._tiering.pins
+        pins = self._dram_check.pins + self._tiering.pins + self.sharing.pins
         problems += compare_counts(self._directory, holds=holds, pins=pins)
         tiers = self._scrub.tiers()
         return {"problems": problems, "chunks": sum(tier["chunks"] for tier in tiers.values()), "tiers": tiers}
@@ -341,12 +349,6 @@ class Pool:
 
     def _uptime_s(self) -> float:
         return (self._clock.now_ns() - self._started_ns) / NS_PER_S
-
-    def _make_tiering(self, plans: Sequence[TierPlan]) -> Tiering:
-        memory = ArenaMemory(self._dram.arena, self._dram.index)
-        made = [plan.make(memory, self._config, self._clock) for plan in plans]
-        links = [Link(self._dram, tier, self.namespaces, self._clock, on_settled=self._note_room) for tier in made]
-        return Tiering(self._dram, links, self._clock)
 
     def _make_readers(self) -> Readers:
         server = self._config.server

@@ -89,6 +89,7 @@ def render_stats(config: Config, measured: Measurements) -> Sections:
         "usage": _render_usage(measured),
         "events": {**measured.events},
         **_render_lower(measured),
+        **{name: dict(counted) for name, counted in measured.remote.items()},
     }
 
 

@@ -24,12 +24,13 @@ from kvpool.protocol.records import connections as cm
 from kvpool.protocol.records import events as em
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import operator as om
+from kvpool.protocol.records import peers as pm
 from kvpool.router_events.columns import NamespaceNames, unpack_namespaces
 
 Answer = TypeVar("Answer")
 # The daemon's own limit for a slice is shorter.
 SLICE_TIMEOUT_S = 30.0
-_FDS_EXPECTED = 2
+_FDS_MAX = 3
 _BUFFER_BYTES = 64 << 10
 _TIMEVAL = struct.Struct("ll")
 _TIMEOUT_S_MIN = 1e-3
@@ -199,6 +200,13 @@ class BlockingConnection:
         """End a connection. False where there is none of that number."""
         return bool(self.call(cm.Disconnect(connection), m.Report).values["disconnected"])
 
+    def peers(self) -> dict[str, Any]:
+        """The known members of the fleet (`peers`) and what is known of each, in the order of their addresses."""
+        rows: list[dict[str, Any]] = []
+        while page := self.call(pm.AskPeers(len(rows)), m.Report).values["peers"]:
+            rows += page
+        return {"peers": rows}
+
     def log_level(self, level: str = "") -> dict[str, Any]:
         """Have the daemon log from a level on (empty: as it does); the `level`, and the one `before`."""
         return self.call(om.LogLevel(level), m.Report).values
@@ -257,7 +265,7 @@ class BlockingConnection:
         return self.call(m.VerifyBytes(column, chunks), m.Report, SLICE_TIMEOUT_S + self._timeout_s).values
 
     def _receive_welcome(self, deadline: Deadline) -> m.Welcome:
-        got = self._receive_with(self.fds, _FDS_EXPECTED)
+        got = self._receive_with(self.fds, _FDS_MAX)
         if not got:
             raise DaemonUnreachable("the daemon closed the connection during the handshake")
         frame = self._receive(got, deadline)

@@ -9,6 +9,8 @@ operators of every version are served. docs/protocol.md defines what makes a new
     2  a range in Hello, the choice in Welcome; DropLease, DropLeases and DropReservation; Batch; AskConnections, Disconnect,
        LogLevel and Reload; whether DemoteAll respects the write budget
     3  slots in Leased: the shared index has its words by slot. Engines speak no earlier one
+    4  remote_bytes in Welcome, and a third descriptor with it: the table of other nodes' chunks; LandSaved, AskPeers and
+       AcquireFrom; has_store in Welcome, Seek and Sought; the level STORE in usage reports
 """
 
 from dataclasses import MISSING, fields
@@ -21,6 +23,8 @@ from kvpool.protocol.records import connections as cm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.records import operator as om
+from kvpool.protocol.records import peers as pm
+from kvpool.protocol.records import seeking as sk
 
 OLDEST = 1
 OLDEST_OF_ENGINES = 3
@@ -30,20 +34,28 @@ SINCE: dict[type[Any], int] = {
     one_way.DropLease: 2,
     one_way.DropLeases: 2,
     one_way.DropReservation: 2,
+    one_way.LandSaved: 4,
     bm.Batch: 2,
     bm.Batched: 2,
     cm.AskConnections: 2,
     cm.Disconnect: 2,
     om.LogLevel: 2,
     om.Reload: 2,
+    pm.AskPeers: 4,
+    pm.AcquireFrom: 4,
+    sk.Seek: 4,
+    sk.Sought: 4,
 }
-# How many fields a record had up to a version; later fields have defaults.
-FIELDS_UP_TO: dict[type[Any], tuple[int, int]] = {
-    m.Hello: (1, 5),
-    m.Welcome: (1, 10),
-    m.DemoteAll: (1, 1),
-    m.Leased: (2, 5),
+# How many fields a record had up to a version, the oldest first; later fields have defaults.
+FIELDS_UP_TO: dict[type[Any], tuple[tuple[int, int], ...]] = {
+    m.Hello: ((1, 5),),
+    m.Welcome: ((1, 10), (3, 11)),
+    m.DemoteAll: ((1, 1),),
+    m.Leased: ((2, 5),),
 }
+# Descriptors that came with a welcome before the table of other nodes' chunks did.
+_REMOTE_SINCE = 4
+_DESCRIPTORS_BEFORE = 2
 
 Record = TypeVar("Record")
 
@@ -69,19 +81,30 @@ def encode_for(record: object, sequence: int, version: int) -> bytes:
         return m.encode(record, sequence)
     if version < SINCE.get(type(record), OLDEST):
         raise AssertionError(f"{type(record).__name__} is sent to a peer of version {version}")
-    last, count = FIELDS_UP_TO.get(type(record), (0, 0))
-    values = m.values_of(record)
-    return frames.encode(record.KIND, sequence, values[:count] if version <= last else values)  # type: ignore[attr-defined]
+    values = m.values_of(record)[: fields_of(type(record), version)]
+    return frames.encode(record.KIND, sequence, values)  # type: ignore[attr-defined]
+
+
+def fields_of(record: type[Any], version: int) -> int | None:
+    """How many fields a record has in a version; None: all of them."""
+    return next((count for last, count in FIELDS_UP_TO.get(record, ()) if version <= last), None)
+
+
+def descriptors_for(fds: tuple[int, ...], version: int) -> tuple[int, ...]:
+    """Those of a welcome's descriptors that a peer of this version expects."""
+    return fds if version >= _REMOTE_SINCE else fds[:_DESCRIPTORS_BEFORE]
 
 
 def decode_from(record: type[Record], values: list[object], version: int) -> Record:
     """The record of a peer of this version. Raises ProtocolError."""
-    last, _ = FIELDS_UP_TO.get(record, (0, 0))
-    return decode_of_any(record, values) if version <= last else m.decode_as(record, values)
+    is_shorter = fields_of(record, version) is not None
+    return decode_of_any(record, values) if is_shorter else m.decode_as(record, values)
 
 
 def decode_of_any(record: type[Record], values: list[object]) -> Record:
     """The record of a peer whose version is not known yet: fields that came later have their defaults. Raises ProtocolError."""
-    if len(values) == FIELDS_UP_TO[record][1]:
-        values = [*values, *(field.default for field in fields(record) if field.default is not MISSING)]  # type: ignore[arg-type]
+    if any(len(values) == count for _, count in FIELDS_UP_TO[record]):
+        later = fields(record)[len(values) :]  # type: ignore[arg-type]
+        assert all(field.default is not MISSING for field in later)
+        values = [*values, *(field.default for field in later)]
     return m.decode_as(record, values)

@@ -10,6 +10,9 @@ known are not published: no router could use them. Of a model over several ranks
 An adapter is `lora_name`, and stands in `extra_keys` as it does in vLLM's; a salt's tag stands behind it for the first block
 of a prompt, where vLLM has the salt itself, and in maps as `cache_salt` of every event, as Dynamo reads it.
 
+Maps name where the block is, relative to this node, as vLLM does from 0.32 on: `locality` LOCAL, or REMOTE for one that another
+node has and counts itself; `ownership` is the pool. The positional form is of readers that know neither.
+
 Invariant: no message names a block twice as stored, and none takes more than MESSAGE_BYTES_MAX unless it has a single event.
 Any thread; time is an argument.
 """
@@ -26,7 +29,9 @@ from kvpool.layout import Layout
 from kvpool.router_events.block_hashes import block_hash, blocks_of, hashes_of
 from kvpool.types import Event, EventKind, Level, StoredChunk
 
-MEDIA = {Level.HBM: "GPU", Level.DRAM: "CPU", Level.SSD: "STORAGE", Level.PEER: "EXTERNAL"}
+MEDIA = {Level.HBM: "GPU", Level.DRAM: "CPU", Level.SSD: "STORAGE", Level.PEER: "EXTERNAL", Level.STORE: "EXTERNAL"}
+# The tier that has a block, where a router knows several by one medium: the engine's own offloading beside the pool.
+OWNERSHIP = "kvpool"
 MESSAGE_BYTES_MAX = 64 << 10
 MESSAGE_EVENTS_MAX = 256
 # Bytes of a token, of a block's hash and of the rest of an event, encoded: estimates from above.
@@ -67,8 +72,8 @@ class EventForm:
         blocks = blocks_of(layout.chunk_tokens, self.block_tokens)
         outgoing: list[WireEvent] = []
         if event.tokens:
-            outgoing += [self._stored(event, layout.chunk_tokens, blocks, MEDIA[level]) for level in event.gained]
-        return outgoing + [self._removed(event, blocks, MEDIA[level]) for level in event.lost]
+            outgoing += [self._stored(event, layout.chunk_tokens, blocks, level) for level in event.gained]
+        return outgoing + [self._removed(event, blocks, level) for level in event.lost]
 
     def chunk_events(self, chunk: StoredChunk, layout: Layout) -> list[WireEvent]:
         """The wire events of a chunk of a snapshot."""
@@ -79,14 +84,14 @@ class EventForm:
         """The event that voids all earlier ones."""
         return ["AllBlocksCleared"] if self.is_positional else {"type": "AllBlocksCleared"}
 
-    def _stored(self, event: Event, chunk_tokens: int, blocks: int, medium: str) -> WireEvent:
+    def _stored(self, event: Event, chunk_tokens: int, blocks: int, level: Level) -> WireEvent:
         hashes = hashes_of(event.column, blocks)
         parent = block_hash(event.parent) if event.parent else None
         tokens = TokenIds(event.tokens)
         size = chunk_tokens // blocks
         adapter, salt, extra = event.adapter or None, event.salt_tag.hex(), _extra_keys(event, len(hashes))
         if self.is_positional:
-            positional = ["BlockStored", hashes, parent, tokens, size, None, medium, adapter]
+            positional = ["BlockStored", hashes, parent, tokens, size, None, MEDIA[level], adapter]
             return [*positional, extra] if extra else positional
         stored: dict[str, Any] = {
             "type": "BlockStored",
@@ -95,8 +100,9 @@ class EventForm:
             "token_ids": tokens,
             "block_size": size,
             "lora_id": None,
-            "medium": medium,
+            "medium": MEDIA[level],
             "lora_name": adapter,
+            **_place_of(level),
         }
         if extra:
             stored["extra_keys"] = extra
@@ -104,11 +110,11 @@ class EventForm:
             stored["cache_salt"] = salt
         return stored
 
-    def _removed(self, event: Event, blocks: int, medium: str) -> WireEvent:
+    def _removed(self, event: Event, blocks: int, level: Level) -> WireEvent:
         hashes = hashes_of(event.column, blocks)
         if self.is_positional:
-            return ["BlockRemoved", hashes, medium]
-        return {"type": "BlockRemoved", "block_hashes": hashes, "medium": medium}
+            return ["BlockRemoved", hashes, MEDIA[level]]
+        return {"type": "BlockRemoved", "block_hashes": hashes, "medium": MEDIA[level], **_place_of(level)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +171,10 @@ def _extra_keys(event: Event, blocks: int) -> list[list[str] | None] | None:
     every = [event.adapter] if event.adapter else []
     first = [*every, event.salt_tag.hex()] if event.salt_tag and not event.parent else every
     return [first or None, *[every or None] * (blocks - 1)]
+
+
+def _place_of(level: Level) -> dict[str, str]:
+    return {"locality": "REMOTE" if level >= Level.PEER else "LOCAL", "ownership": OWNERSHIP}
 
 
 def _stored_hashes(event: WireEvent) -> set[int]:

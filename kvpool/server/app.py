@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import kvpool_native
@@ -21,12 +22,14 @@ from kvpool.clock import Deadline, MonotonicClock
 from kvpool.config.config import Config
 from kvpool.errors import ConfigError
 from kvpool.keys import domain_key
+from kvpool.pool.lower_tiers import ALL_KINDS
 from kvpool.pool.pool import Pool
 from kvpool.server.connections.local_socket import LocalSocket
 from kvpool.server.connections.refusal_log import RefusalLog
 from kvpool.server.daemon import DRAIN_POLL_S, Daemon, Terms
 from kvpool.server.descriptor_room import fit_connections, raise_limit
 from kvpool.server.operators import Operators
+from kvpool.server.peers.fleet import Fleet
 from kvpool.units import format_size
 
 if TYPE_CHECKING:
@@ -48,6 +51,7 @@ class App:
         operators = Operators(os.geteuid(), config.server.admin_group)
         domain = domain_key(_read_secret(config.server.domain_secret_file))
         self._terms = Terms(fit_connections(config, raise_limit()), operators, domain)
+        self._fleets = [Fleet(config.peer, domain, self._clock)] if config.peer.is_used else []
         self.has_ended = True
 
     async def run(self) -> None:
@@ -63,19 +67,31 @@ class App:
             on_refused=RefusalLog(self._clock).note,
         )
         try:
-            pool = Pool(self._config, self._clock)
+            remotes = [*(fleet.make_tier for fleet in self._fleets), *ALL_KINDS.remotes]
+            pool = Pool(self._config, self._clock, replace(ALL_KINDS, remotes=remotes))
             try:
                 await self._run_pool(pool, listener, started_ns)
             finally:
-                self.has_ended = await pool.stop()
+                ended = [await fleet.close() for fleet in self._fleets]
+                self.has_ended = await pool.stop() and all(ended)
         finally:
             await listener.stop()
 
     async def _run_pool(self, pool: Pool, listener: LocalSocket, started_ns: int) -> None:
-        daemon = Daemon(self._config, self._reread, terms=self._terms, listener=listener, pool=pool, clock=self._clock)
+        daemon = Daemon(
+            self._config,
+            self._reread,
+            terms=self._terms,
+            listener=listener,
+            pool=pool,
+            clock=self._clock,
+            fleets=self._fleets,
+        )
         try:
             daemon.start()
             await pool.start()
+            for fleet in self._fleets:
+                await fleet.start(pool)
             _catch_signals(daemon)
             daemon.serve()
             self._begin_serving(daemon, pool, started_ns)

@@ -9,7 +9,7 @@ import itertools
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from kvpool.server.health.systemd import ServiceManager
 from kvpool.server.metrics.measurements import LoopReader, Scrape
 from kvpool.server.metrics.request_times import RequestTimes
 from kvpool.server.operators import Operators
+from kvpool.server.peers.peer_list import PeerLister, PeerVerbs, peer_rows
 from kvpool.server.reload import Reload
 from kvpool.server.service import VERBS, ConnectionCounts, OperatorVerbs, engine_handlers, operator_handlers
 from kvpool.server.steering import SteeringVerbs
@@ -71,6 +72,7 @@ class Daemon:
         listener: LocalSocket,
         pool: Pool,
         clock: MonotonicClock,
+        fleets: Sequence[PeerLister] = (),
     ) -> None:
         """`reread` reads the configuration again from where it came. Raises ConfigError or OSError."""
         self._config = config
@@ -78,6 +80,7 @@ class Daemon:
         self._listener = listener
         self._pool = pool
         self._clock = clock
+        self._fleets = fleets
         self.stopping = asyncio.Event()
         self.failure: BaseException | None = None
         self._counts = ConnectionCounts()
@@ -160,9 +163,9 @@ class Daemon:
         events = self._config.events
         if events.publish is None or not events.curve_clients_file or not config.events.curve_clients_file:
             return None
-        from kvpool.server.events.sockets import read_client_keys  # as above: only where events are published
+        from kvpool.config.curve_keys import read_allow_list  # as above: only where events are published
 
-        return read_client_keys(config.events.curve_clients_file)
+        return read_allow_list("events.curve_clients_file", config.events.curve_clients_file)
 
     def _let_routers_in(self, keys: frozenset[bytes]) -> None:
         self._publisher.let_in(keys)
@@ -214,6 +217,7 @@ class Daemon:
             connections=self._roster.count_roles(),
             verbs=self._times.verbs(),
             health=self._health.report(),
+            peers=peer_rows(self._fleets),
         )
 
     def _admit(self, hello: m.Hello, peer: Peer) -> AcceptedHello:
@@ -268,6 +272,7 @@ class Daemon:
                 OperatorVerbs(self._pool, self._info, self._counts, peer),
                 SteeringVerbs(self.reload, peer),
                 ConnectionVerbs(self._pool, self._roster, peer, budget=self._input, clock=self._clock),
+                PeerVerbs(self._fleets),
             )
         layout, user = Layout.from_wire(hello.layout), self._user_of(peer)
         session = self._pool.open_session(connection_id, hello.model, layout, user)
@@ -291,6 +296,8 @@ class Daemon:
             verify=self._config.dram.verify,
             keeps_tokens=server.keep_token_ids,
             staging_bytes=self._pool.staged.staging_bytes,
+            remote_bytes=0 if self._pool.remote_table is None else self._pool.remote_table.size,
+            has_store=self._pool.sharing.has_store,
         )
 
     def _info(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from kvpool.pool.chains import Chains
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.lease_verbs import LeaseVerbs
 from kvpool.pool.pool import Pool
+from kvpool.pool.sharing.seeking import Seeking
 from kvpool.pool.writers.staged_saves import StagedSaves
 from kvpool.protocol import hit_curve
 from kvpool.protocol.records import batch as bm
@@ -30,6 +31,7 @@ from kvpool.server.connections.local_socket import Peer
 from kvpool.server.connections.requests import ConnectionVerbs
 from kvpool.server.events.requests import EventVerbs
 from kvpool.server.health.forked_check import check_in_child
+from kvpool.server.peers.peer_list import PeerVerbs
 from kvpool.server.steering import SteeringVerbs
 
 DEMOTE_ALL_S_MAX = 3600.0
@@ -154,17 +156,19 @@ class ConnectionCounts:
 
 # Every class that declares verbs: what a daemon serves.
 VERBS = verbs_of(
-    *(Chains, LeaseVerbs, HintHandlers, StagedSaves, EngineVerbs),
-    *(OperatorVerbs, EventVerbs, SteeringVerbs, ConnectionVerbs),
+    *(Chains, LeaseVerbs, HintHandlers, StagedSaves, Seeking, EngineVerbs),
+    *(OperatorVerbs, EventVerbs, SteeringVerbs, ConnectionVerbs, PeerVerbs),
 )
 
 
 def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
     """The handlers of an engine's connection."""
-    handlers = handlers_of(m.ROLE_ENGINE, (pool.chains, pool.leases, pool.hints, pool.staged), session)
+    handlers = handlers_of(
+        m.ROLE_ENGINE, (pool.chains, pool.leases, pool.hints, pool.staged, pool.sharing.seeking), session
+    )
     return handlers | handlers_of(m.ROLE_ENGINE, (EngineVerbs(pool, session, handlers), EventVerbs(pool, session)))
 
 
-def operator_handlers(pool: Pool, *verbs: OperatorVerbs | SteeringVerbs | ConnectionVerbs) -> Handlers:
+def operator_handlers(pool: Pool, *verbs: OperatorVerbs | SteeringVerbs | ConnectionVerbs | PeerVerbs) -> Handlers:
     """The handlers of an operator's connection."""
     return handlers_of(m.ROLE_ADMIN, (pool.hints, EventVerbs(pool, None), *verbs))

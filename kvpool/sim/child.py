@@ -10,8 +10,7 @@ import os
 import sys
 from dataclasses import asdict
 
-from kvpool.sim.cells import Cell
-from kvpool.sim.runner import Simulation, SimulationSettings
+from kvpool.sim.runner import Simulation, SimulationSettings, read_work
 
 
 def main() -> None:
@@ -21,8 +20,7 @@ def main() -> None:
     simulation = Simulation(settings, settings.workload())
     with contextlib.suppress(BrokenPipeError):  # the parent has ended, and nobody reads the output
         for line in sys.stdin.buffer:
-            asked = json.loads(line)
-            result = simulation.run(asked if isinstance(asked, int) else Cell(**asked))
+            result = simulation.run(read_work(line))
             sys.stdout.write(json.dumps(asdict(result)) + "\n")
             sys.stdout.flush()
         return

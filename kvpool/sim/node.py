@@ -10,14 +10,18 @@ One thread. Invariant: between two calls of `serve` nothing is leased, reserved 
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 import kvpool_native
 from kvpool.clock import NS_PER_S
 from kvpool.config.config import Config
 from kvpool.errors import KVPoolError
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.sessions import EngineSession
+from kvpool.journal.event_log import EVENT_PAYLOAD_BYTES_MAX
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
+from kvpool.packed_rows import CHANGE_ROW
 from kvpool.pool.readers.readers import Grant, Readers
 from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
 from kvpool.pool.writers.retention import Retention
@@ -132,6 +136,12 @@ class SimulatedNode:
 
     def serve(self, keys: KeyColumn, now_ns: int) -> Hits:
         """Serve one request: lease the hit, then store the rest. `keys`: the root first."""
+        hits = self.load(keys, now_ns)
+        self.store(keys, hits.dram + hits.ssd, now_ns)
+        return hits
+
+    def load(self, keys: KeyColumn, now_ns: int) -> Hits:
+        """Lease and release the stored prefix, as an engine does, or a peer that pulls it."""
         self._clock.set(now_ns)
         found = self._index.lookup(keys.packed)[0]
         grant = self._lease(keys[:found]) if found else None
@@ -140,9 +150,22 @@ class SimulatedNode:
             leased, dram = grant.chunks, grant.tiers.count(Level.DRAM)
             self._settle()
             self._readers.release(self._session, grant.lease, now_ns)
-        if leased < len(keys):
-            self._store(keys.before(leased), keys[leased:])
         return Hits(dram, leased - dram)
+
+    def store(self, keys: KeyColumn, first: int, now_ns: int) -> int:
+        """Store the blocks from `first` on; those before them are stored. Returns how many are stored now."""
+        self._clock.set(now_ns)
+        return self._store(keys.before(first), keys[first:]) if first < len(keys) else 0
+
+    def report_to(self, feed: kvpool_native.ChangeFeed) -> None:
+        """Report every change of the stored blocks to the feed from now on."""
+        for directory in (self._directory, *self._tiering.directories):
+            directory.report_to(feed)
+
+    def runs_of(self, rows: bytes) -> list[kvpool_native.ChangeRun]:
+        """Rows of the feed as runs that one event reports each."""
+        sizes = {int(number): LAYOUT.chunk_tokens for number in set(np.frombuffer(rows, CHANGE_ROW)["namespace"])}
+        return self._directory.runs_of(rows, sizes, EVENT_PAYLOAD_BYTES_MAX)
 
     def verify(self) -> list[str]:
         """Broken invariants of every class, one line each: holes would be among them."""
@@ -164,7 +187,7 @@ class SimulatedNode:
         with self._tiering.protecting(may_wait):
             return self._readers.acquire(self._session, keys, self._clock.now_ns(), may_wait=may_wait)
 
-    def _store(self, parent: bytes, keys: KeyColumn) -> None:
+    def _store(self, parent: bytes, keys: KeyColumn) -> int:
         for _ in range(WAITS_MAX):
             reserved_slots = self._reserve(parent, keys, may_wait=True)
             if reserved_slots is not None or not self._make_room():
@@ -178,6 +201,7 @@ class SimulatedNode:
             self._writers.commit(self._session, reserved_slots.reservation, columns, now_ns)
         self._tiering.run()
         self._settle()
+        return reserved + reserved_slots.states.count(SaveState.PRESENT)
 
     def _reserve(self, parent: bytes, keys: KeyColumn, *, may_wait: bool) -> ReservedSlots | None:
         with self._tiering.protecting(may_wait):

@@ -19,18 +19,33 @@ from kvpool.config.config import Config, load_config
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.sim.cells import Bounds, Cell, Outcome, run_bounds, run_cell, simulated_config
 from kvpool.sim.children import start_bound, stop
+from kvpool.sim.cluster.cell import ClusterCell, ClusterOutcome
+from kvpool.sim.cluster.cluster import run_cluster
 from kvpool.sim.replay_times import read_times
 from kvpool.sim.traces import Trace, TraceError, TraceRequest
-from kvpool.sim.workload import Prompt, Workload, make_workload
+from kvpool.sim.workload import NO_SESSION, Prompt, Workload, make_workload
 
 CELL_TIMEOUT_S = 3600.0
 STOP_TIMEOUT_S = 5.0
 
 # Partial blocks at the ends of prompts: asked for and never stored, as a pool does; stored like others; not there.
 TAILS = ("counted", "stored", "left-out")
-# A cell, or a number of blocks whose bounds are wanted.
-Work = Cell | int
-Result = Outcome | Bounds
+# A cell of one node or of many, or a number of blocks whose bounds are wanted.
+Work = Cell | ClusterCell | int
+Result = Outcome | ClusterOutcome | Bounds
+
+
+def read_work(line: bytes) -> Work:
+    """The piece of work of a line that `write_work` made."""
+    asked = json.loads(line)
+    if isinstance(asked, int):
+        return asked
+    return ClusterCell.parse(asked) if "nodes" in asked else Cell(**asked)
+
+
+def write_work(work: Work) -> bytes:
+    """A line of JSON for another process."""
+    return json.dumps(work if isinstance(work, int) else asdict(work)).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +80,11 @@ class SimulationSettings:
         return (replace(request, at_s=at_s) for request, at_s in zip(requests, times, strict=True))
 
     def _prompt(self, request: TraceRequest) -> Prompt:
+        session = NO_SESSION if request.session is None else request.session
         if request.tail_id is None or self.tails == "left-out":
-            return Prompt(request.at_s, request.hash_ids)
-        return Prompt(request.at_s, (*request.hash_ids, request.tail_id), has_tail=self.tails == "counted")
+            return Prompt(request.at_s, request.hash_ids, session=session)
+        ids = (*request.hash_ids, request.tail_id)
+        return Prompt(request.at_s, ids, has_tail=self.tails == "counted", session=session)
 
 
 class Simulation:
@@ -80,9 +97,11 @@ class Simulation:
 
     def run(self, work: Work) -> Result:
         """Do one piece of work here."""
-        return (
-            run_bounds(self._workload, work) if isinstance(work, int) else run_cell(self._workload, work, self._config)
-        )
+        if isinstance(work, int):
+            return run_bounds(self._workload, work)
+        if isinstance(work, ClusterCell):
+            return run_cluster(self._workload, work, self._config)
+        return run_cell(self._workload, work, self._config)
 
     def run_all(self, works: Sequence[Work], processes: int) -> Iterator[tuple[Work, Result]]:
         """Do all work in so many processes. Yields results as they come. Raises KVPoolError when a process fails."""
@@ -123,7 +142,7 @@ class _Child:
         """Have it do a piece of work. Raises KVPoolError when it has ended."""
         self.asked = work
         try:
-            self._input.write(json.dumps(work if isinstance(work, int) else asdict(work)).encode() + b"\n")
+            self._input.write(write_work(work))
             self._input.flush()
         except BrokenPipeError as error:
             raise self._ended() from error
@@ -134,7 +153,9 @@ class _Child:
         if not line.endswith(b"\n"):
             raise self._ended()
         fields = json.loads(line)
-        return Bounds(**fields) if isinstance(self.asked, int) else Outcome(**fields)
+        if isinstance(self.asked, int):
+            return Bounds(**fields)
+        return ClusterOutcome(**fields) if isinstance(self.asked, ClusterCell) else Outcome(**fields)
 
     def stop(self) -> None:
         """End it. Idempotent."""

@@ -3,7 +3,8 @@
 Two forms are read. JSON lines as Mooncake publishes them (`.jsonl`, or `.jsonl.gz`): one object a line with `timestamp`
 in milliseconds, `input_length` and `output_length` in tokens, and `hash_ids`, the chained ids of the prompt's 512-token
 blocks, the last of which may be a partial one. And numpy archives (`.npz`) with arrays `t` (seconds), `n_in`, `n_out`,
-`leaf` for each request and `parent` for each block: a prompt is the path from its leaf to the root.
+`leaf` for each request and `parent` for each block: a prompt is the path from its leaf to the root. Either may name each
+request's conversation: `session_id`, an integer, in a line, and the array `sess`.
 
 A reader yields requests one at a time and holds only one line of a JSON trace. It is independent of caches, capacities and
 keys. Invariant: a request that is yielded is valid (its ids are distinct and cover exactly the prompt's full blocks); anything
@@ -49,7 +50,7 @@ class TraceError(KVPoolError):
 class TraceRequest:
     """One request. `hash_ids`: the ids of its full blocks, the root first; each stands for the whole prefix up to it.
 
-    `tail_id`: the id of the partial block behind them, where the trace names one.
+    `tail_id`: the id of the partial block behind them, `session`: the conversation, where the trace names them.
     """
 
     at_s: float
@@ -57,6 +58,7 @@ class TraceRequest:
     output_tokens: int
     hash_ids: tuple[int, ...]
     tail_id: int | None = None
+    session: int | None = None
 
 
 class Trace:
@@ -152,9 +154,11 @@ def _request_of(fields: dict[str, Any], place: str) -> TraceRequest:
         raise TraceError(f"{place}: hash_ids has {len(ids)} ids, expected {expected}")
     if len(set(ids)) != len(ids):
         _refuse(place, "hash_ids", ids, "distinct ids: each stands for the whole prefix up to it")
-    return TraceRequest(
-        at_ms / 1e3, input_tokens, output_tokens, tuple(ids[:full]), ids[full] if len(ids) > full else None
-    )
+    session = fields.get("session_id")
+    if session is not None and (type(session) is not int or not 0 <= session <= HASH_ID_MAX):
+        _refuse(place, "session_id", session, f"an integer 0..{HASH_ID_MAX}, or none")
+    tail_id = ids[full] if len(ids) > full else None
+    return TraceRequest(at_ms / 1e3, input_tokens, output_tokens, tuple(ids[:full]), tail_id, session)
 
 
 def _field(fields: dict[str, Any], name: str, place: str) -> Any:
@@ -177,8 +181,8 @@ def _refuse(place: str, name: str, value: object, expected: str) -> NoReturn:
 def _read_archive(path: Path) -> Iterator[TraceRequest]:
     arrays = _load_arrays(path)
     requests = len(arrays["t"])
-    for name in ("n_in", "n_out", "leaf"):
-        if len(arrays[name]) != requests:
+    for name in ("n_in", "n_out", "leaf", "sess"):
+        if name in arrays and len(arrays[name]) != requests:
             raise TraceError(f"{path}: {name} has {len(arrays[name])} entries, expected {requests}, as many as t has")
     _check_range(path, "t", arrays["t"], low=0, high=1e12)
     _check_range(path, "n_in", arrays["n_in"], low=1, high=TOKENS_MAX)
@@ -186,6 +190,8 @@ def _read_archive(path: Path) -> Iterator[TraceRequest]:
     blocks = len(arrays["parent"])
     _check_range(path, "parent", arrays["parent"], low=-1, high=blocks - 1)
     _check_range(path, "leaf", arrays["leaf"], low=-1, high=blocks - 1)
+    if "sess" in arrays:
+        _check_range(path, "sess", arrays["sess"], low=0, high=HASH_ID_MAX)
     if "block" in arrays and arrays["block"].tolist() != [BLOCK_TOKENS]:
         _refuse(str(path), "block", arrays["block"].tolist(), f"[{BLOCK_TOKENS}], the tokens of a block")
     # Parents come before their children, so that a path to the root ends.
@@ -199,6 +205,7 @@ def _read_archive(path: Path) -> Iterator[TraceRequest]:
 def _requests_of(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> Iterator[TraceRequest]:
     parents: list[int] = arrays["parent"].tolist()
     columns = (arrays[name].tolist() for name in ("t", "n_in", "n_out", "leaf"))
+    sessions: list[int | None] = arrays["sess"].tolist() if "sess" in arrays else [None] * len(arrays["t"])
     for number, (at_s, input_tokens, output_tokens, leaf) in enumerate(zip(*columns, strict=True)):
         full = input_tokens // BLOCK_TOKENS
         ids: list[int] = []
@@ -210,7 +217,7 @@ def _requests_of(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> Iterator[Tr
             found = f"more than {full}" if len(ids) > full else str(len(ids))
             expected = f"{full} for {input_tokens} tokens in blocks of {BLOCK_TOKENS}"
             raise TraceError(f"{path}: entry {number}: leaf {leaf} is {found} blocks deep, expected {expected}")
-        yield TraceRequest(float(at_s), input_tokens, output_tokens, tuple(reversed(ids)))
+        yield TraceRequest(float(at_s), input_tokens, output_tokens, tuple(reversed(ids)), session=sessions[number])
 
 
 def _load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -222,7 +229,7 @@ def _load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
         if size > ARRAYS_BYTES_MAX:
             raise TraceError(f"{path}: {size} bytes of arrays, expected at most {ARRAYS_BYTES_MAX}")
         with np.load(path) as archive:
-            for name in ("t", "n_in", "n_out", "leaf", "parent", "block"):
+            for name in ("t", "n_in", "n_out", "leaf", "parent", "block", "sess"):
                 if name in archive.files:
                     arrays[name] = archive[name]
     except ARCHIVE_FAULTS as error:

@@ -18,16 +18,18 @@ from kvpool.types import KEY_BYTES
 
 Ints = npt.NDArray[np.int64]
 NO_PARENT = -1
+NO_SESSION = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One request: its time, and the ids of its blocks, the root first. `has_tail`: the last one is partial and never
-    stored."""
+    stored. `session`: the conversation it belongs to, NO_SESSION where the trace does not name it."""
 
     at_s: float
     ids: Sequence[int]
     has_tail: bool = False
+    session: int = NO_SESSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Workload:
     blocks: Ints
     storable: Ints
     unique: int
+    session: Ints
 
     @property
     def requests(self) -> int:
@@ -76,6 +79,7 @@ def make_workload(prompts: Iterable[Prompt]) -> Workload:
     first = [0]
     blocks: list[int] = []
     storable: list[int] = []
+    sessions: list[int] = []
     for request, prompt in enumerate(prompts):
         parent = NO_PARENT
         for value in prompt.ids:
@@ -91,10 +95,13 @@ def make_workload(prompts: Iterable[Prompt]) -> Workload:
             parent = block
         at_s.append(prompt.at_s)
         storable.append(len(prompt.ids) - prompt.has_tail)
+        sessions.append(prompt.session)
         first.append(len(blocks))
     if not blocks:
         raise InvalidArgument(f"no block in {len(at_s)} requests, expected prompts of at least one block")
     at_ns = (np.maximum.accumulate(np.array(at_s)) * NS_PER_S).astype(np.int64)
-    return Workload(
-        at_ns, np.array(first, np.int64), np.array(blocks, np.int64), np.array(storable, np.int64), len(parents)
-    )
+    return Workload(at_ns, _ints(first), _ints(blocks), _ints(storable), len(parents), _ints(sessions))
+
+
+def _ints(values: list[int]) -> Ints:
+    return np.array(values, np.int64)

@@ -1,10 +1,13 @@
 """Leases from the daemon: for a hit, or for a ticket.
 
-One round trip, or two where some of the hit was evicted since the lookup. Every failure of the daemon gives an empty lease. Any
-thread.
+One round trip, or two where some of the hit was evicted since the lookup; one in any case where a part of it is on another
+node. Every failure of the daemon gives an empty lease. Any thread.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from kvpool import failpoint
 from kvpool.clock import Deadline
@@ -12,14 +15,18 @@ from kvpool.errors import KVPoolError
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import peers as pm
+from kvpool.types import Level
 from kvpool_client.connection.batching import call_each
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
+from kvpool_client.connection.peer_pace import FIRST_PEER_PACE, PeerPace
 from kvpool_client.connection.session import Session
 from kvpool_client.lease import Lease
 from kvpool_client.results import Hit
 
 TICKET_BYTES_MAX = 256
+_Request = m.Acquire | pm.AcquireFrom | m.AcquireLeaves | m.Claim
 _NO_LEASE = m.Leased(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
 
 
@@ -50,14 +57,17 @@ class LeaseFetcher:
             return self._lease(None, _NO_LEASE)
         columns = hit.keys.columns()
         left_s = self._timeout_s
-        if chunks * len(columns) <= m.LEAF_CHUNKS_MAX:
+        # A daemon that has not all of the chunks must know the key of each, to fetch the others or find those it has.
+        is_all_here = hit.tiers[chunks - 1] < Level.PEER
+        if is_all_here and chunks * len(columns) <= m.LEAF_CHUNKS_MAX:
             deadline = Deadline(left_s)
             leaves = b"".join(KeyColumn(column)[chunks - 1] for column in columns)
             leased = self._ask(session, m.AcquireLeaves(leaves, chunks), left_s)
             left_s = deadline.remaining_s()
             if leased is None or leased.chunks or left_s < self._timeout_s / 2:
                 return self._lease(session, leased or _NO_LEASE)
-        return self._lease(session, self._ask(session, _acquire(hit, chunks), left_s) or _NO_LEASE)
+        leased = _from_store(self._ask(session, _wanted(hit, chunks), left_s) or _NO_LEASE, hit)
+        return self._lease(session, leased, hit.peer_pace)
 
     def acquire_each(self, hits: Sequence[Hit]) -> list[Lease]:
         """A lease for each hit, all in one round trip."""
@@ -73,7 +83,7 @@ class LeaseFetcher:
             except KVPoolError as error:
                 self._link.note_failure(session, error)
         self._counters.count("acquired_chunks", sum(answer.chunks for answer in leased.values()))
-        return [self._lease(session, leased[number]) for number in range(len(hits))]
+        return [self._lease(session, leased[number], hit.peer_pace) for number, hit in enumerate(hits)]
 
     def claim(self, ticket: bytes) -> Lease:
         """The lease that a ticket stands for."""
@@ -82,7 +92,7 @@ class LeaseFetcher:
             return self._lease(None, _NO_LEASE)
         return self._lease(session, self._ask(session, m.Claim(ticket), self._timeout_s) or _NO_LEASE)
 
-    def _ask(self, session: Session, request: m.Acquire | m.AcquireLeaves | m.Claim, left_s: float) -> m.Leased | None:
+    def _ask(self, session: Session, request: _Request, left_s: float) -> m.Leased | None:
         """The daemon's answer; None where it does not answer."""
         try:
             leased = session.call(request, m.Leased, left_s)
@@ -93,8 +103,29 @@ class LeaseFetcher:
         self._counters.count("acquired_chunks", leased.chunks)
         return leased
 
-    def _lease(self, session: Session | None, leased: m.Leased) -> Lease:
-        return Lease(session if leased.chunks else None, leased, layout=self._layout, estimate_s=self._estimate_s)
+    def _lease(self, session: Session | None, leased: m.Leased, peer_pace: PeerPace | None = None) -> Lease:
+        return Lease(
+            session if leased.chunks else None,
+            leased,
+            layout=self._layout,
+            estimate_s=self._estimate_s,
+            peer_pace=peer_pace or FIRST_PEER_PACE,
+        )
+
+
+def _wanted(hit: Hit, chunks: int) -> m.Acquire | pm.AcquireFrom:
+    acquire = _acquire(hit, chunks)
+    return pm.AcquireFrom(acquire.keys, hit.owner) if hit.owner else acquire
+
+
+def _from_store(leased: m.Leased, hit: Hit) -> m.Leased:
+    """The lease with the level of chunks that the shared store was to give: on their way they count as another node's."""
+    tiers = hit.tiers[: leased.chunks]
+    if Level.STORE not in tiers:
+        return leased
+    found = np.frombuffer(leased.tiers, np.uint8).copy()
+    found[(found == Level.PEER) & (tiers == Level.STORE)] = Level.STORE
+    return replace(leased, tiers=found.tobytes())
 
 
 def _acquire(hit: Hit, chunks: int | None = None) -> m.Acquire:

@@ -147,6 +147,7 @@ class Link:
             self._retry_s = RETRY_S
             return
         self._retry_s = RETRY_S
+        self.last_error = session.shortcoming or self.last_error
         with self._lock:
             previous, self._session = self._session, session
             self._leases_in_use.clear()
@@ -176,7 +177,7 @@ class Link:
 
     def _send_report(self, session: Session) -> bool:
         counts = self._counters.take_unsent()
-        if counts and not session.notify(m.Usage(usage.pack(counts))):
+        if counts and not session.notify(m.Usage(usage.pack(counts, session.welcome.protocol))):
             self._counters.put_back(counts)
         return bool(counts)
 

@@ -24,13 +24,16 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import Deadline
 from kvpool.errors import DaemonUnreachable, KVPoolError, ProtocolError, Refused
+from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol import versions
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
+from kvpool.protocol.records import peers as pm
 from kvpool.protocol.records import staging as sm
 from kvpool.types import EPOCH_BYTES
+from kvpool_client.connection.peer_pace import PeerPace, pace_in
 
 Answer = TypeVar("Answer")
 # The longest part of a caller's time that it waits for other threads' requests.
@@ -76,6 +79,7 @@ class Session:
         self._saves: weakref.WeakSet[Stoppable] = weakref.WeakSet()  # guarded by _state
         self._has_ended = False  # guarded by _state
         self._is_alive = True
+        self.shortcoming = ""  # what a new session lacks
         self._outbox: deque[bytes] = deque()  # any thread appends, the thread that has the turn removes
         self._connection = BlockingConnection(plan.path, hello, plan.timeout_s)  # guarded by _turn, but for `hang_up`
         try:
@@ -110,6 +114,15 @@ class Session:
             self._timeout_s if timeout_s is None else timeout_s,
             lambda left_s: self._connection.call(request, answer, left_s),
         )
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether chunks may come from other nodes, and a request may name one."""
+        return self._remote is not None and self.welcome.protocol >= versions.SINCE[pm.AcquireFrom]
+
+    def peer_pace(self, column: bytes, chunk: int) -> PeerPace | None:
+        """How long chunks of the node take that seems to have this one; None where that was not measured."""
+        return None if self._remote is None else pace_in(*self._remote.pace_of(KeyColumn(column)[chunk]))
 
     def open_staging(self) -> kvpool_native.Mapping:
         """The connection's staging memory, mapped. One round trip. Raises as `call` does."""
@@ -242,15 +255,28 @@ class Session:
         if len(self.welcome.epoch) != EPOCH_BYTES:
             raise ProtocolError(f"epoch has {len(self.welcome.epoch)} bytes, expected {EPOCH_BYTES}")
         fds = self._connection.fds
-        if len(fds) != 2:
-            raise ProtocolError(f"the welcome came with {len(fds)} descriptors, expected 2")
+        if len(fds) not in (2, 3):
+            raise ProtocolError(f"the welcome came with {len(fds)} descriptors, expected 2 or 3")
         try:
             is_writable = not self.welcome.staging_bytes
             arena = kvpool_native.Mapping.attach(fds[0], self.welcome.arena_bytes, writable=is_writable)
             index = kvpool_native.Mapping.attach(fds[1], self.welcome.index_bytes, writable=False)
-            return arena, kvpool_native.IndexView(index)
+            self._remote = self._map_remote(fds[2:])
+            return arena, kvpool_native.IndexView(index, self._remote)
         except (ValueError, OSError, RuntimeError) as error:
             raise KVPoolError(f"the daemon's shared memory cannot be mapped: {error}") from error
         finally:
             while fds:
                 os.close(fds.pop())
+
+    def _map_remote(self, fds: list[int]) -> kvpool_native.RemoteView | None:
+        """The table of other nodes' chunks. None, and their chunks are misses, where there is none that can be read."""
+        if not fds:
+            return None
+        try:
+            return kvpool_native.RemoteView(
+                kvpool_native.Mapping.attach(fds[0], self.welcome.remote_bytes, writable=False)
+            )
+        except (ValueError, OSError, RuntimeError) as error:
+            self.shortcoming = f"the table of other nodes' chunks cannot be read: {error}"
+            return None

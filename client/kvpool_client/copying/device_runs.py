@@ -13,6 +13,7 @@ Threads: the run's own, and any that waits. `_changed` guards all mutable state 
 import threading
 from collections import deque
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -183,6 +184,7 @@ class DeviceSave:
         self._changed = threading.Condition()
         self._announced: list[tuple[int, object]] = []  # guarded by _changed
         self._copied = 0  # guarded by _changed
+        self._checksums: dict[int, npt.NDArray[np.uint32]] = {}  # guarded by _changed; of a layer
         self._is_cancelled = False  # guarded by _changed
         self._thread = threading.Thread(target=self._run, name="kvpool-device-save", daemon=True)
         self._thread.start()
@@ -226,12 +228,26 @@ class DeviceSave:
             return self._copied
 
     def checksums(self) -> bytes:
-        """CRC-32C of every layer of every chunk as it lies in its slot."""
-        layout = self._layout
-        return b"".join(
-            kvpool_native.extent_checksums(self._arena, offset, layout.layer_bytes, layout.layers)
-            for offset in self._offsets
-        )
+        """CRC-32C of every layer of every chunk as it lies in its slot. Only after everything was copied."""
+        return self.checksums_from(0)
+
+    def copied_layers(self) -> int:
+        """Layers copied, from the first one up to one that is not."""
+        with self._changed:
+            return next(layer for layer in count() if layer not in self._checksums)
+
+    def checksums_from(self, layer: int) -> bytes:
+        """CRC-32C of the layers from this one on that `copied_layers` counts, u32 [chunk][layer]."""
+        end = self.copied_layers()
+        with self._changed:
+            rows = [self._checksums[number] for number in range(layer, end)]
+        return np.stack(rows, axis=1).tobytes() if rows else b""
+
+    def _checksums_of(self, starts: list[int]) -> npt.NDArray[np.uint32]:
+        """CRC-32C of one layer of every chunk, as it lies in its slot."""
+        size = self._layout.layer_bytes
+        sums = b"".join(kvpool_native.extent_checksums(self._arena, start, size, 1) for start in starts)
+        return np.frombuffer(sums, "<u4")
 
     def _run(self) -> None:
         for position in range(self._layout.layers):
@@ -244,9 +260,11 @@ class DeviceSave:
                 starts = [offset + layer * self._layout.layer_bytes for offset in self._offsets]
                 size = self._layout.layer_bytes
                 self._blocks.gather(layer, starts, self._block_ids, layer_bytes=size, mark=mark)
+                checksums = self._checksums_of(starts)
             except RuntimeError:  # the device refuses: the save is given up, nothing is published
                 self.cancel()
                 return
             with self._changed:
+                self._checksums[layer] = checksums
                 self._copied += 1
                 self._changed.notify_all()

@@ -4,7 +4,8 @@
 measurements, so that one stalled load changes nothing, and a few in a row show that a tier has become slow. Invariants: a
 decision loads a prefix, never a part behind a gap; a tier without measurements is loaded from, because only a load can measure
 it. A tier that is declined is measured again after a while, by a part of a hit that is small enough to cost little: a disk may
-have been busy only once. Time is an argument. One thread.
+have been busy only once. What the daemon has measured of the one node that has a hit's chunks counts before what was
+measured of all of them. Time is an argument. One thread.
 """
 
 from collections import deque
@@ -13,9 +14,10 @@ from dataclasses import dataclass
 
 from kvpool.clock import NS_PER_S
 from kvpool.types import Level
+from kvpool_client.connection.peer_pace import PeerPace
 
 # Bytes per second before anything was measured (guesses; each counts as one measurement of the first few).
-FIRST_GUESS = {Level.HBM: 20e9, Level.DRAM: 4e9, Level.SSD: 1e9, Level.PEER: 1e9}
+FIRST_GUESS = {Level.HBM: 20e9, Level.DRAM: 4e9, Level.SSD: 1e9, Level.PEER: 1e9, Level.STORE: 1e9}
 # No medium is slower or faster than this; a measurement beyond it is a stall or an error of the clock.
 RATE_MIN, RATE_MAX = 1e6, 1e12
 PREFILL_MIN, PREFILL_MAX = 1.0, 1e7
@@ -39,8 +41,11 @@ class Rates:
     prefill_tokens_per_s: float
 
 
-def chunks_to_load(levels: bytes, *, chunk_bytes: int, chunk_tokens: int, rates: Rates) -> int:
-    """How many leading chunks of a hit to load; `levels` has the tier of each.
+def chunks_to_load(
+    levels: bytes, *, chunk_bytes: int, chunk_tokens: int, rates: Rates, peer_pace: PeerPace | None = None
+) -> int:
+    """How many leading chunks of a hit to load; `levels` has the tier of each. `peer_pace`: of the node that has those at level
+    PEER, where it was measured.
 
     The prefix that saves most time against computing it, the longer one of two equal ones. 0 where no prefix saves any.
     """
@@ -49,8 +54,13 @@ def chunks_to_load(levels: bytes, *, chunk_bytes: int, chunk_tokens: int, rates:
     compute_s = chunk_tokens / rates.prefill_tokens_per_s
     best = 0
     saved_s = best_s = 0.0
+    bytes_per_s, waits_s = rates.bytes_per_s, 0.0
+    if peer_pace is not None:
+        bytes_per_s, waits_s = {**bytes_per_s, Level.PEER: peer_pace.bytes_per_s}, peer_pace.wait_s
     for taken, level in enumerate(levels, 1):
-        saved_s += compute_s - chunk_bytes / rates.bytes_per_s[level]
+        saved_s += compute_s - chunk_bytes / bytes_per_s[level]
+        if level == Level.PEER:
+            saved_s, waits_s = saved_s - waits_s, 0.0  # once, before the first of them
         if saved_s >= best_s:
             best, best_s = taken, saved_s
     return best
@@ -131,9 +141,13 @@ class RateEstimator:
         """The current rates."""
         return Rates({level: rate.value for level, rate in self._tiers.items()}, self._prefill.value)
 
-    def plan_load(self, levels: bytes, *, chunk_bytes: int, chunk_tokens: int, now_ns: int) -> int:
+    def plan_load(
+        self, levels: bytes, *, chunk_bytes: int, chunk_tokens: int, now_ns: int, peer_pace: PeerPace | None = None
+    ) -> int:
         """How many leading chunks of a hit to load: those that save time, and at times a few more that measure a tier."""
-        count = chunks_to_load(levels, chunk_bytes=chunk_bytes, chunk_tokens=chunk_tokens, rates=self.rates())
+        count = chunks_to_load(
+            levels, chunk_bytes=chunk_bytes, chunk_tokens=chunk_tokens, rates=self.rates(), peer_pace=peer_pace
+        )
         for level in set(levels[:count]):
             self._probes[level].rest()
         probed = -(-PROBE_BYTES // chunk_bytes)

@@ -25,6 +25,7 @@ from kvpool_client.key_chain import KeyChain
 from kvpool_client.lease import Lease
 from kvpool_client.load import Load
 from kvpool_client.pool import Pool
+from kvpool_client.results import Hit
 from kvpool_client.save import Save
 from kvpool_client.sglang.host_pages import HostPages, Shard, describe_host_pool
 from kvpool_client.sglang.page_retention import hints_of, page_retention
@@ -33,6 +34,8 @@ from kvpool_client.sglang.settings import Settings
 # Pages under way at once. Loads: as many as SGLang requests at once. Saves: as many as a daemon's connection may have by
 # default.
 LOADS_AT_ONCE = 128
+# Of pages that other nodes have: each is pulled alone, and a daemon asks a node for so many without waiting.
+PULLS_AT_ONCE = 12
 SAVES_AT_ONCE = 64
 DIGEST_BYTES = 32
 
@@ -121,9 +124,10 @@ class PageStore:
             good = 0
             while good < len(keys) and not deadline.has_passed():
                 asked = slice(good, good + LOADS_AT_ONCE)
-                got = self._load_some(self._pool, chains[asked], numbers[asked], deadline)
+                hits = self._hits(self._pool, chains[asked])
+                got = self._load_some(self._pool, hits, numbers[asked], deadline)
                 good += got
-                if got < len(chains[asked]):
+                if got < len(hits) or not hits:
                     break
         except ENGINE_FAILURES as error:
             self._guard.miss("batch_get", error)
@@ -198,13 +202,24 @@ class PageStore:
         """How many of `count` chains lead a run of present ones."""
         return next((number for number, chain in enumerate(chains) if not pool.lookup(chain)), count)
 
-    def _load_some(self, pool: Pool, chains: Sequence[KeyChain], numbers: Sequence[int], deadline: Deadline) -> int:
+    def _hits(self, pool: Pool, chains: Sequence[KeyChain]) -> list[Hit]:
+        """The hits of leading pages, as many as may be loaded at once."""
+        hits: list[Hit] = []
+        pulls = 0
+        for chain in chains:
+            hit = pool.lookup(chain)
+            pulls += hit.chunks - hit.chunks_here
+            if not hit or pulls > PULLS_AT_ONCE:
+                break
+            hits.append(hit)
+        return hits
+
+    def _load_some(self, pool: Pool, hits: Sequence[Hit], numbers: Sequence[int], deadline: Deadline) -> int:
         """Leading pages that are in place; after it has returned, nothing writes to a page."""
         leases: list[Lease] = []
         loads: list[Load] = []
         good = 0
         try:
-            hits = [pool.lookup(chain) for chain in chains[: self._present(pool, chains, len(chains))]]
             leases = pool.separate.acquire(hits[::-1])[::-1]
             for lease, number in zip(leases, numbers, strict=False):
                 loads.append(pool.load(lease, self._cache, [number] * lease.chunks))

@@ -57,7 +57,7 @@ LOG = logging.getLogger("vllm.kvpool")
 REPORT_NS = NS_PER_S // 10
 
 # vLLM's names for where hits come from, by tier.
-HIT_SOURCES = {"hbm": "DEVICE", "dram": "HOST", "ssd": "DISK", "peer": "P2P"}
+HIT_SOURCES = {"hbm": "DEVICE", "dram": "HOST", "ssd": "DISK", "peer": "P2P", "store": "EXTERNAL_UNSPECIFIED"}
 
 
 def __getattr__(name: str) -> object:

@@ -89,4 +89,4 @@ def sources_of(tiers: bytes, tokens: int, skipped: int, chunk_tokens: int) -> di
     return sources
 
 
-LEVEL_NAMES = ("hbm", "dram", "ssd", "peer")
+LEVEL_NAMES = ("hbm", "dram", "ssd", "peer", "store")

@@ -50,7 +50,7 @@ TABLE = (
         "--tensor-parallel-size in their place",
     ),
     Entry(
-        "one engine's tensor-parallel ranks or pipeline stages on several nodes",
+        "one engine's tensor-parallel ranks or pipeline stages on several nodes, also where their daemons are peers",
         "no",
         "several_nodes",
         "place the ranks of an engine on one node (--tensor-parallel-size times --pipeline-parallel-size at most a node's "

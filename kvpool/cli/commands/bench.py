@@ -4,23 +4,19 @@ Without --socket it starts a daemon of its own and stops it afterwards. Prints m
 its floor. The measurements are in `kvpool.bench`; here are the commands and the document that they write. Main thread only.
 """
 
-import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from kvpool import __version__
 from kvpool.bench.copy import bench_copy
 from kvpool.bench.daemon import MeasuredDaemon, found_daemon, own_daemon
 from kvpool.bench.disk import has_disk
 from kvpool.bench.footprint import bench_footprint, default_capacity
 from kvpool.bench.lookup import bench_lookup
+from kvpool.bench.peer import bench_peer
 from kvpool.bench.replay.client import replay_layout
 from kvpool.bench.replay.replay import (
     QUICK_REQUESTS,
@@ -34,10 +30,9 @@ from kvpool.bench.rpc import bench_rpc
 from kvpool.bench.ssd.footprint import bench_ssd_chunks, parse_chunks
 from kvpool.bench.ssd.parts import DEFAULT_SIZE, bench_ssd, parse_total
 from kvpool.bench.turns.turns import bench_turns
+from kvpool.cli.bench_report import Advance, Report, Row
 from kvpool.cli.kvpoolctl import EXIT_CODES, Options, cli, common_options
-from kvpool.cli.machine import describe_machine
-from kvpool.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, EXIT_USAGE, fail, print_json, print_table
-from kvpool.config.path_options import check_writable
+from kvpool.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, EXIT_USAGE, fail
 from kvpool.errors import DaemonUnreachable, InvalidArgument, KVPoolError
 from kvpool.sim.traces import Trace, TraceError
 from kvpool.units import parse_size
@@ -47,9 +42,6 @@ DEFAULT_CLIENTS = 2
 DEFAULT_CHUNK_BYTES = 64 << 10
 DEFAULT_CAPACITY = "10%"
 
-Row = dict[str, Any]
-# Called once for each step done, with the number of steps there are.
-Advance = Callable[[int], None]
 Bench = Callable[[MeasuredDaemon, bool, Advance], Sequence[Row]]
 
 # What runs on one daemon, one kind after the other.
@@ -61,50 +53,8 @@ KINDS: dict[str, tuple[Bench, str]] = {
 SSD_CHUNKS_TITLE = "what chunks on disk cost in memory"
 TURNS_TITLE = "how much of the control thread long requests take in one turn"
 FOOTPRINT_TITLE = "what an idle daemon costs, and how soon it serves"
+PEER_TITLE = "chunks from node to node over loopback, against plain sockets with as many connections"
 REPLAY_TITLE = "a trace's requests with real bytes, all of them checked"
-
-
-class Report:
-    """Rows as they are measured: printed at once, or collected for the JSON document. Invariant: `rows` holds all of them."""
-
-    def __init__(self, options: Options, command: str, out: str | None) -> None:
-        self.rows: list[Row] = []
-        self._is_json = options.is_json
-        self._command = command
-        self._out = out
-        # Before anything is measured: the load shown is that of other processes, and a file that cannot be written is found
-        # early.
-        self._machine = describe_machine()
-        if out is not None:
-            check_writable("--out", Path(out))
-
-    def measure(self, name: str, title: str, run: Callable[[Advance], Sequence[Row]]) -> None:
-        """Run one kind under a progress bar, and print its rows."""
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        times = (TimeElapsedColumn(), TimeRemainingColumn())
-        with Progress(*columns, *times, console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task(f"bench {name}", total=None)
-            rows = list(run(lambda total: progress.update(task, advance=1, total=total)))
-        self.rows += rows
-        if not self._is_json:
-            print_table(f"{name}: {title}", [_readable(row) for row in rows])
-
-    def note(self, text: str) -> None:
-        """Print a remark that is no figure."""
-        click.echo(text, err=self._is_json)
-
-    def finish(self) -> None:
-        """Write the document where it was asked for."""
-        document = {
-            "command": f"bench {self._command}",
-            "version": __version__,
-            "machine": self._machine,
-            "rows": self.rows,
-        }
-        if self._is_json:
-            print_json(document)
-        if self._out is not None:
-            Path(self._out).write_text(json.dumps(document, indent=2) + "\n")
 
 
 def bench_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -192,6 +142,19 @@ def turns(options: Options, quick: bool, out: str | None) -> None:
         fail("turns uses no daemon: leave --socket out", EXIT_USAGE)
     with _reporting(options, "turns", out) as report:
         report.measure("turns", TURNS_TITLE, lambda advance: bench_turns(quick, advance))
+
+
+@bench.command(epilog=_epilog("kvpoolctl bench peer", "kvpoolctl bench peer --quick --json"))
+@bench_options
+def peer(options: Options, quick: bool, out: str | None) -> None:
+    """Chunks from one node to another, plain and encrypted, against plain sockets: rates, CPU time, the first layer.
+
+    Both nodes are in this process and use no daemon; --socket has no meaning here.
+    """
+    if options.socket is not None:
+        fail("peer uses no daemon: leave --socket out", EXIT_USAGE)
+    with _reporting(options, "peer", out) as report:
+        report.measure("peer", PEER_TITLE, lambda advance: bench_peer(quick, advance))
 
 
 path_option = click.option(
@@ -309,8 +272,9 @@ def all_kinds(options: Options, traces: tuple[str, ...], quick: bool, out: str |
             size = default_capacity(quick)
             report.measure("footprint", FOOTPRINT_TITLE, lambda advance: bench_footprint(size, quick, advance))
             _measure_ssd(report, is_quick=quick)
+            report.measure("peer", PEER_TITLE, lambda advance: bench_peer(quick, advance))
         else:
-            report.note("footprint and ssd are left out: they start daemons of their own, and --socket names one")
+            report.note("footprint, ssd and peer are left out: they need no daemon, and --socket names one")
         if named:
             requests = QUICK_REQUESTS if quick else None
             asked = ReplayOptions(DEFAULT_CLIENTS, DEFAULT_CHUNK_BYTES, DEFAULT_CAPACITY, requests, "", options.socket)
@@ -376,16 +340,3 @@ def _daemon(options: Options) -> Iterator[MeasuredDaemon]:
         return
     with own_daemon(CAPACITY_BYTES) as daemon:
         yield daemon
-
-
-def _readable(row: Row) -> Row:
-    """A row for people: spreads as `low..high`, counts by reason as words; keys of wrong chunks are shortened."""
-    readable = {}
-    for name, value in row.items():
-        if "spread" in name:
-            value = f"{value[0]:g}..{value[1]:g}"
-        elif isinstance(value, dict):
-            value = ", ".join(f"{count} {reason}" for reason, count in value.items()) or "none"
-        if name != "wrong_keys":
-            readable[name] = value
-    return readable

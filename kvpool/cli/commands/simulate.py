@@ -6,7 +6,6 @@ Holds the command, its options, and the rows it prints. The simulation is in `kv
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,15 @@ from kvpool.cli.hit_plot import plot_hit_rates, require_plot
 from kvpool.cli.kvpoolctl import Options, cli, common_options, epilog
 from kvpool.cli.machine import describe_machine
 from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_table
+from kvpool.cli.simulation.node_options import NODE_OPTIONS, NodeOptions, add_options
+from kvpool.cli.simulation.nodes import print_node_rows, simulate_nodes
+from kvpool.cli.simulation.nodes_plot import plot_nodes
+from kvpool.cli.simulation.options import SimulateOptions, listed, parse_blocks, parse_share, ssd_blocks_beside
 from kvpool.config.path_options import check_writable
 from kvpool.errors import ConfigError, InvalidArgument, KVPoolError
 from kvpool.sim.cells import Bounds, Cell, Outcome
 from kvpool.sim.node import POLICIES
-from kvpool.sim.runner import TAILS, Result, Simulation, SimulationSettings, Work
+from kvpool.sim.runner import TAILS, Result, Simulation, Work
 from kvpool.sim.traces import BLOCK_TOKENS, Trace, TraceError
 from kvpool.sim.workload import Workload
 from kvpool.units import format_size, parse_size
@@ -32,9 +35,6 @@ DEFAULT_CAPACITIES = "1%,2%,5%,10%,20%"
 DEFAULT_KV_BYTES = "128KiB"  # of a token
 TIERS = ("dram", "dram,ssd")
 PROCESSES_MAX = 256
-# Blocks are bounded by the native table's indexes.
-BLOCKS_MAX = 1 << 28
-SHARE_MAX = 10.0
 # Options of a daemon that have a meaning without bytes.
 HEEDED = ("ssd.admission", "ssd.write_budget", "ssd.watermark", "ssd.write_through")
 # Columns of the table for people stand side by side.
@@ -43,71 +43,9 @@ COLUMNS_MAX = 14
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class SimulateOptions:
-    """Options for every trace. `ssd_capacity` is used where it is given, else `ssd_ratio`; 0: no such tier."""
-
-    capacities: tuple[str, ...]
-    policies: tuple[str, ...]
-    ssd_ratio: float
-    ssd_capacity: str | None
-    processes: int
-    requests: int | None
-    tails: str
-    block_bytes: int
-    overrides: tuple[str, ...]
-    times: str | None = None
-
-
-def parse_blocks(text: str, unique: int, block_bytes: int) -> int:
-    """Blocks of a capacity: `5%` or `0.05` of the unique ones, `20000` of them, or a size such as `64GiB`.
-
-    Raises InvalidArgument.
-    """
-    try:
-        share = parse_share(text)
-        if share is not None:
-            blocks = max(1, int(share * unique))
-        else:
-            blocks = int(text) if text.isdecimal() else parse_size(text) // block_bytes
-    except ValueError as error:  # InvalidArgument is one
-        raise InvalidArgument(
-            f"capacity {text!r} is none, expected a share such as 5% or 0.05, a number of blocks, or a size such as 64GiB"
-        ) from error
-    if not 0 < blocks <= BLOCKS_MAX:
-        raise InvalidArgument(
-            f"capacity {text!r} is {blocks} blocks of {format_size(block_bytes)} ({unique} are unique), "
-            f"expected 1 to {BLOCKS_MAX}"
-        )
-    return blocks
-
-
-def parse_share(text: str) -> float | None:
-    """The share of the unique blocks that a capacity such as `5%` or `0.05` names; None for one that names no share.
-
-    Raises ValueError.
-    """
-    if text.endswith("%"):
-        share = float(text[:-1]) / 100
-    elif "." in text and text[-1].isdigit():
-        share = float(text)
-    else:
-        return None
-    if not 0.0 < share <= SHARE_MAX:
-        raise ValueError(f"share {share}")
-    return share
-
-
 def simulate_trace(path: str, wanted: SimulateOptions, progress: Progress) -> list[Row]:
     """Rows of one trace, by capacity and policy. Raises TraceError, InvalidArgument, or KVPoolError when a process fails."""
-    settings = SimulationSettings(
-        path,
-        wanted.requests,
-        wanted.tails,
-        wanted.block_bytes,
-        wanted.overrides,
-        wanted.times,
-    )
+    settings = wanted.settings(path)
     name = Trace(Path(path)).name
     settings.config()  # its faults are reported before the trace is read
     task = progress.add_task(f"read {name}", total=None)
@@ -127,13 +65,7 @@ def _cells(wanted: SimulateOptions, workload: Workload) -> dict[Cell, float]:
     cells = {}
     for text in wanted.capacities:
         blocks = parse_blocks(text, workload.unique, wanted.block_bytes)
-        ssd_blocks = max(1, int(wanted.ssd_ratio * blocks)) if wanted.ssd_ratio else 0
-        if wanted.ssd_capacity is not None:
-            ssd_blocks = parse_blocks(wanted.ssd_capacity, workload.unique, wanted.block_bytes)
-        if ssd_blocks > BLOCKS_MAX:
-            raise InvalidArgument(
-                f"the SSD tier has {ssd_blocks} blocks beside {blocks} of capacity {text!r}, expected {BLOCKS_MAX} at most"
-            )
+        ssd_blocks = ssd_blocks_beside(text, blocks, workload.unique, wanted)
         share = parse_share(text) or blocks / workload.unique
         cells.update({Cell(policy, blocks, ssd_blocks): round(share, 6) for policy in wanted.policies})
     return cells
@@ -214,6 +146,7 @@ def _print_rows(rows: list[Row], block_bytes: int) -> None:
     epilog=epilog(
         "kvpoolctl simulate conversation_trace.jsonl.gz --capacity 1%,2%,5% --png hits.png",
         "kvpoolctl simulate ours.jsonl --capacity 64GiB,128GiB --token-bytes 160KiB --tiers dram,ssd --json",
+        "kvpoolctl simulate ours.jsonl --capacity 256GiB --nodes 1,2,4,8,16 --router session-affine,round-robin",
     )
 )
 @click.argument("traces", nargs=-1, required=True, metavar="TRACE...", type=click.Path(dir_okay=False))
@@ -233,7 +166,9 @@ def _print_rows(rows: list[Row], block_bytes: int) -> None:
 )
 @click.option("--ssd-capacity", metavar="C", help="SSD capacity, like one entry of --capacity, instead of a ratio.")
 @click.option(
-    "--policy", metavar="LIST", help=f"Eviction policies of DRAM, by comma: {', '.join(POLICIES)} (default: all)."
+    "--policy",
+    metavar="LIST",
+    help=f"Eviction policies of DRAM, by comma: {', '.join(POLICIES)} (default: all; for nodes the first).",
 )
 @click.option(
     "--token-bytes",
@@ -255,12 +190,16 @@ def _print_rows(rows: list[Row], block_bytes: int) -> None:
 @click.option(
     "--processes", type=click.IntRange(1, PROCESSES_MAX), metavar="N", help="At once (default: one for each core)."
 )
-@click.option("--png", type=click.Path(dir_okay=False), metavar="FILE", help="Draw hit rate against capacity.")
+@click.option(
+    "--png", type=click.Path(dir_okay=False), metavar="FILE", help="Draw hit rate against capacity, or nodes."
+)
+@add_options(NODE_OPTIONS)
 @click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="Write the JSON document to FILE too.")
 @common_options
 @click.pass_obj
 def simulate(
     options: Options,
+    /,
     traces: tuple[str, ...],
     capacity: str,
     tiers: str,
@@ -275,12 +214,14 @@ def simulate(
     processes: int | None,
     png: str | None,
     out: str | None,
+    **of_nodes: Any,
 ) -> None:
     """Print the hit rates of request traces in a pool of a given size: the daemon's own decisions, without bytes or waiting.
 
     TRACE is a file of JSON lines as Mooncake publishes them (.jsonl, .jsonl.gz) or a numpy archive (.npz). Rates are of block
     references. Beside each are the hits of the offline optimum, which knows the future, and those of leaf-first LRU, with as
     many blocks as all tiers have together. docs/sizing.md shows how to choose a size, and how to make a trace of your own.
+    With --nodes the requests are shared out among so many nodes by a router's model: docs/scaling.md.
     """
     if options.socket is not None:
         fail("simulate uses no daemon: leave --socket out", EXIT_USAGE)
@@ -294,9 +235,10 @@ def simulate(
                 check_writable(option, Path(file))
         if png is not None:
             require_plot()
+        nodes = NodeOptions.parse(of_nodes)
         wanted = SimulateOptions(
-            capacities=_listed("--capacity", capacity),
-            policies=_policies(policy),
+            capacities=listed("--capacity", capacity),
+            policies=_policies(policy, POLICIES if nodes is None else POLICIES[:1]),
             ssd_ratio=0.0 if tiers == TIERS[0] else ssd_ratio,
             ssd_capacity=ssd_capacity,
             processes=processes or len(os.sched_getaffinity(0)),
@@ -306,9 +248,9 @@ def simulate(
             overrides=_heeded(overrides),
             times=times,
         )
-        rows = _simulate_all(traces, wanted, is_json=options.is_json, out=out)
+        rows = _simulate_all(traces, wanted, nodes, is_json=options.is_json, out=out)
         if png is not None:
-            plot_hit_rates(rows, Path(png))
+            (plot_hit_rates if nodes is None else plot_nodes)(rows, Path(png))
     except (TraceError, InvalidArgument, ConfigError) as error:
         fail(str(error), EXIT_USAGE)
     except KVPoolError as error:
@@ -317,7 +259,9 @@ def simulate(
         fail("the index was found broken: see holes", EXIT_FAILURE)
 
 
-def _simulate_all(traces: Sequence[str], wanted: SimulateOptions, *, is_json: bool, out: str | None) -> list[Row]:
+def _simulate_all(
+    traces: Sequence[str], wanted: SimulateOptions, nodes: NodeOptions | None, *, is_json: bool, out: str | None
+) -> list[Row]:
     document: dict[str, Any] = {
         "command": "simulate",
         "version": __version__,
@@ -329,9 +273,11 @@ def _simulate_all(traces: Sequence[str], wanted: SimulateOptions, *, is_json: bo
     for path in traces:
         console = Console(stderr=True)
         with Progress(*columns, *times, console=console, transient=True, disable=not console.is_terminal) as progress:
-            rows = simulate_trace(path, wanted, progress)
+            rows = simulate_nodes(path, wanted, nodes, progress) if nodes else simulate_trace(path, wanted, progress)
         document["rows"] += rows
-        if not is_json:
+        if nodes is not None and not is_json:
+            print_node_rows(rows, wanted.block_bytes, nodes)
+        elif not is_json:
             _print_rows(rows, wanted.block_bytes)
     if is_json:
         print_json(document)
@@ -340,15 +286,8 @@ def _simulate_all(traces: Sequence[str], wanted: SimulateOptions, *, is_json: bo
     return list(document["rows"])
 
 
-def _listed(option: str, text: str) -> tuple[str, ...]:
-    entries = tuple(entry.strip() for entry in text.split(","))
-    if not all(entries):
-        raise InvalidArgument(f"{option} is {text!r}, expected entries with a comma between them")
-    return entries
-
-
-def _policies(text: str | None) -> tuple[str, ...]:
-    chosen = POLICIES if text is None else _listed("--policy", text)
+def _policies(text: str | None, default: tuple[str, ...]) -> tuple[str, ...]:
+    chosen = default if text is None else listed("--policy", text)
     for name in chosen:
         if name not in POLICIES:
             raise InvalidArgument(f"--policy has {name!r}, expected {', '.join(POLICIES)}")

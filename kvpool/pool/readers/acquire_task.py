@@ -1,5 +1,5 @@
 """Acquire task: holds on the longest stored prefix of a chain, taken part by part; chunks that only a lower tier has are
-promoted.
+promoted, and what other nodes seem to have after them is pulled.
 
 Holds no lease: its creator makes one of its holds, or ends the task. Control thread only; `now_ns` is an argument.
 
@@ -11,7 +11,7 @@ from kvpool.index.parts import Step, part_chunks
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.tiering.promotions import Wanted
-from kvpool.tiering.tiering import RunBelow, Tiering
+from kvpool.tiering.tiering import RunBelow, RunElsewhere, Tiering
 from kvpool.types import ConnectionId, HoldId
 
 
@@ -27,15 +27,20 @@ class AcquireTask:
         *,
         is_urgent: bool = True,
         holder: ConnectionId | None = None,
+        owner: str = "",
     ) -> None:
+        """`owner`: a node that is asked for what no tier here has and no other node is known to have."""
         self._directory = directory
         self._tiering = tiering
         self._ranks = list(session.namespaces.values())
         self._classes = session.size_classes
         self._columns = keys.by_rank(len(self._ranks))
         self._length = len(self._columns[0])
-        self._is_urgent = is_urgent
+        self._is_urgent = is_urgent and not session.is_peer
+        self._is_peer = session.is_peer
+        self._may_pull = bool(tiering.remotes) and not session.is_peer
         self._holder = holder
+        self._owner = owner
         self.holds: list[HoldId] = []
         self.chunks = 0
 
@@ -53,10 +58,13 @@ class AcquireTask:
             self.chunks += wanted
             return Step.MORE if self.chunks < self._length else Step.DONE
         lower = [self._find_in_lower_tier(rank, column, found[rank]) for rank, column in enumerate(columns)]
-        reach = min(max(here, run.chunks if run else 0) for here, run in zip(found, lower, strict=True))
+        stored = [max(here, run.chunks if run else 0) for here, run in zip(found, lower, strict=True)]
+        elsewhere = [self._find_elsewhere(rank, column, stored[rank]) for rank, column in enumerate(columns)]
+        reach = min(there.run.end if there else here for here, there in zip(stored, elsewhere, strict=True))
         chunks = reach = self._affordable(reach)
         for rank, column in enumerate(columns):
-            chunks = min(chunks, self._promote(rank, column, lower[rank], found=found[rank], reach=reach))
+            placed = self._promote(rank, column, lower[rank], found=found[rank], reach=min(reach, stored[rank]))
+            chunks = min(chunks, self._pull(rank, column, elsewhere[rank], found=placed, reach=reach))
         self._align(columns, found, chunks, now_ns)
         if chunks < reach:
             return Step.WAIT
@@ -119,8 +127,29 @@ class AcquireTask:
         if lower is None:
             return found
         parent = self._columns[rank].before(self.chunks + found)
-        wanted = Wanted(self._ranks[rank], parent, column[found:reach], first=found, is_urgent=self._is_urgent)
+        wanted = Wanted(
+            self._ranks[rank],
+            parent,
+            column[found:reach],
+            first=found,
+            is_urgent=self._is_urgent,
+            is_for_peer=self._is_peer,
+        )
         return found + self._tiering.promote(lower, wanted)
+
+    def _find_elsewhere(self, rank: int, column: KeyColumn, stored: int) -> RunElsewhere | None:
+        if stored == len(column) or not self._may_pull:
+            return None
+        return self._tiering.find_elsewhere(self._ranks[rank], column, stored, self._owner)
+
+    def _pull(self, rank: int, column: KeyColumn, elsewhere: RunElsewhere | None, *, found: int, reach: int) -> int:
+        """Pull chunks up to `reach`, after `found` ones here. Returns how many are in DRAM or on their way."""
+        if elsewhere is None or found >= reach:
+            return found
+        before = self._columns[rank][: self.chunks + found]
+        parent = before[-1] if before else b""
+        wanted = Wanted(self._ranks[rank], parent, column[found:reach], first=found, is_urgent=self._is_urgent)
+        return found + self._tiering.pull(elsewhere, before, wanted)
 
     def _align(self, columns: list[KeyColumn], found: list[int], chunks: int, now_ns: int) -> None:
         """Have each hold cover `chunks` chunks of this part: some were found, others have been promoted since."""

@@ -108,11 +108,14 @@ class Readers:
         """The lease, if it lives and is the session's."""
         return self._leases.find(LeaseId(lease), session.connection)
 
-    def begin(self, session: EngineSession, keys: KeyColumn) -> AcquireTask:
-        """A lease of the longest present prefix of `keys`, on every rank, to be taken in parts. Raises Refused."""
+    def begin(self, session: EngineSession, keys: KeyColumn, owner: str = "") -> AcquireTask:
+        """A lease of the longest present prefix of `keys`, on every rank, to be taken in parts; `owner` names another node that
+        may have more. Raises Refused."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session)
-        acquire_task = AcquireTask(self._directory, self._tiering, session, keys, holder=session.connection)
+        acquire_task = AcquireTask(
+            self._directory, self._tiering, session, keys, holder=session.connection, owner=owner
+        )
         self._acquiring.add(acquire_task)
         return acquire_task
 

@@ -21,6 +21,7 @@ from kvpool.index.staged_slots import Extents, StagedSlots
 from kvpool.key_column import KeyColumn
 from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
 from kvpool.pool.writers.ending_reservations import EndingReservations
+from kvpool.pool.writers.followed_saves import FollowedSaves, extents_of
 from kvpool.pool.writers.reserve_task import ReserveTask
 from kvpool.pool.writers.retention import NO_RETENTION, Retention, RetentionColumns
 from kvpool.types import ConnectionId, ReservationId, SaveState
@@ -65,6 +66,7 @@ class Writers:
         self._reservations_max = reservations_max
         self._ending_reservations = EndingReservations(directory, on_backlog)
         self._is_staged = is_staged
+        self.followed = FollowedSaves(directory)
         self.on_overdue: Callable[[ConnectionId], None] = lambda _connection: (
             None
         )  # its slots would stay unusable for long
@@ -111,6 +113,9 @@ class Writers:
         if not reserved:
             self.give_up(reserve_task, now_ns)  # present chunks were only touched
         reservation = reserve_task.take()
+        if reserved and self.followed.is_listened:
+            chosen = [number for number, state in enumerate(states) if state == SaveState.RESERVED]
+            self.followed.begin(reservation, reserve_task.keys.chosen(chosen))
         if reserved:
             self._reservations.add(
                 reservation,
@@ -177,6 +182,12 @@ class Writers:
         failpoint.reach("daemon.commit.after_publish", failpoint.refused)
         return states
 
+    def land(self, session: EngineSession, reservation_id: int, first_layer: int, checksums: bytes) -> None:
+        """Layers of all chunks of a save have been copied by its client, for who follows it. Raises ProtocolError."""
+        reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
+        if reservation is not None and not reservation.is_expired and reservation.staged is None:
+            self.followed.land(reservation, extents_of(reservation, first_layer, checksums), checksums)
+
     def begin_copy(
         self, session: EngineSession, reservation_id: int, extents: Extents, now_ns: int
     ) -> tuple[Reservation, tuple[int, ...]] | None:
@@ -210,6 +221,8 @@ class Writers:
         assert reservation.staged is not None
         reservation.copies -= 1
         reservation.staged.note(extents, checksums)
+        if not reservation.is_expired:
+            self.followed.land(reservation, extents, checksums)
         if reservation.is_ending and not reservation.copies:
             self._end(reservation, now_ns)
 
@@ -229,6 +242,7 @@ class Writers:
         """Expire reservations beyond their deadline, a bounded part at once; their slots wait for the writer's
         acknowledgement."""
         for reservation in self._reservations.expire(now_ns):
+            self.followed.end(reservation)
             self._ending_reservations.expire(reservation.id, reservation.chunks, now_ns)
             self.expired_reservations += 1
 
@@ -256,7 +270,7 @@ class Writers:
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
-        return self._reservations.verify()
+        return self._reservations.verify() + self.followed.verify(self._reservations.ids())
 
     def _publish(self, reservation: Reservation, columns: CommitColumns, now_ns: int) -> bytes:
         """Publish the next chunks; of slots that the daemon fills, those that were copied whole, with its own checksums."""
@@ -275,6 +289,7 @@ class Writers:
         return states + bytes([SaveState.CHECKSUM] * (whole < count) + [SaveState.NO_PARENT] * max(0, behind))
 
     def _end(self, reservation: Reservation, now_ns: int, *, is_asked: bool = True) -> None:
+        self.followed.end(reservation)
         if reservation.copies:
             reservation.is_ending = reservation.is_expired = True
             self._ending_reservations.expire(reservation.id, reservation.chunks, now_ns)

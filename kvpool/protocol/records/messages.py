@@ -14,7 +14,7 @@ from kvpool.protocol.records.codec import encode as encode
 from kvpool.protocol.records.codec import values_of as values_of
 
 MAGIC = b"KVPL"
-PROTOCOL_VERSION = 3  # the newest version; see `versions`
+PROTOCOL_VERSION = 4  # the newest version; see `versions`
 KEYS_MAX = 28_000  # with the retention of each they still fit a frame
 LEAF_CHUNKS_MAX = 4096  # chunks, of all ranks, that are leased at once by their leaves
 RETAIN_KEYS_MAX = 4096  # chunks in one Retain, RetainKeys or Demote: each takes time on the control thread
@@ -42,7 +42,8 @@ class Hello:
 @dataclass(frozen=True, slots=True)
 class Welcome:
     """The daemon's answer to Hello; an engine gets arena and index by descriptors. `staging_bytes` 0: it writes in place.
-    `protocol`: the version that both speak from now on."""
+    `protocol`: the version that both speak from now on. `remote_bytes`: of the table of other nodes' chunks, whose descriptor
+    is the third one; 0: there is none. `has_store`: chunks may be sought in a store that nodes share."""
 
     KIND: ClassVar[int] = 2
     epoch: bytes
@@ -56,6 +57,8 @@ class Welcome:
     keeps_tokens: bool
     staging_bytes: int
     protocol: int = 1
+    remote_bytes: int = 0
+    has_store: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,4 +34,17 @@ class DropLeases:
     leases: bytes
 
 
-UNANSWERED = frozenset(record.KIND for record in (m.Usage, DropLease, DropLeases, DropReservation))
+@dataclass(frozen=True, slots=True)
+class LandSaved:
+    """Layers of all chunks of a save have been copied, from `first_layer` on: other nodes may follow it before its commit.
+
+    `checksums`: u32 [chunk][layer], of one layer or several. Each layer once, in order, and before any commit of the save.
+    """
+
+    KIND: ClassVar[int] = 63
+    reservation: int
+    first_layer: int
+    checksums: bytes
+
+
+UNANSWERED = frozenset(record.KIND for record in (m.Usage, DropLease, DropLeases, DropReservation, LandSaved))

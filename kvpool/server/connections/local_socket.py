@@ -193,7 +193,8 @@ class LocalSocket:
                 sent = versions.encode_for(replace(admission.welcome, protocol=version), 0, version)
                 failpoint.reach("daemon.handshake.before_welcome")
                 # The first send on a fresh socket takes these few bytes whole.
-                if socket.send_fds(accepted, [sent], list(admission.fds)) != len(sent):
+                fds = versions.descriptors_for(admission.fds, version)
+                if socket.send_fds(accepted, [sent], list(fds)) != len(sent):
                     raise ProtocolError("the welcome did not fit the socket's buffer")
             except BaseException:
                 slots.end(peer)

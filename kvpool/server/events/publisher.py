@@ -114,7 +114,7 @@ class EventPublisher:
 
     def let_in(self, clients: frozenset[bytes]) -> None:
         """Let routers with these keys connect from now on, and no others. Any thread."""
-        self._sockets.clients = clients
+        self._sockets.let_in(clients)
 
     def problems(self) -> list[str]:
         """Whether the thread has died, in a line. Any thread."""

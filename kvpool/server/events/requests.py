@@ -14,7 +14,7 @@ from operator import attrgetter
 from kvpool.errors import ProtocolError
 from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
-from kvpool.journal.journal import SnapshotPage
+from kvpool.journal.snapshot_page import SnapshotPage
 from kvpool.layout import Layout
 from kvpool.pool.pool import Pool
 from kvpool.protocol import columns

@@ -12,29 +12,25 @@ REQUEST_BYTES_MAX before they are read, and an invalid one is counted and droppe
 One thread: the maker of the sockets passes them on before it starts.
 """
 
-import binascii
 import errno
 import os
 import stat
 import struct
-from pathlib import Path
 
 import zmq
-from zmq.utils import z85
 
 from kvpool.clock import Clock
 from kvpool.config.addresses import ZmqAddress
+from kvpool.config.curve_keys import read_allow_list, read_key_file
 from kvpool.config.event_options import EventsConfig
 from kvpool.errors import ConfigError
 from kvpool.ownership import is_served, make_socket_directory
+from kvpool.peers.zap import ZAP_DOMAIN, ZAP_ENDPOINT, ZapHandler
 from kvpool.server.events.replay import HEARTBEAT_S, NUMBER, PEER_MESSAGES_MAX, Message, ReplayBuffer, Replays
 
 END_OF_REPLAY = struct.pack(">q", -1)
 REQUEST_BYTES_MAX = 4096
 REQUESTS_WAITING_MAX = 64
-CURVE_KEY_CHARACTERS = 40
-_ZAP_ENDPOINT = "inproc://zeromq.zap.01"
-_ZAP_REQUEST_FRAMES = 7
 
 
 class EventSockets:
@@ -48,13 +44,12 @@ class EventSockets:
         """Raises OSError, naming the option, when an address cannot be bound, ConfigError for keys that are none."""
         assert config.publish is not None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._secret = _read_secret_key(config.curve_secret_file) if config.curve_secret_file else b""
-        # Replaced as a whole, by any thread.
-        self.clients = read_client_keys(config.curve_clients_file) if config.curve_clients_file else frozenset()
+        self._secret = _secret_key_of(config.curve_secret_file) if config.curve_secret_file else b""
+        path = config.curve_clients_file
+        self._access = ZapHandler(read_allow_list("events.curve_clients_file", path) if path else frozenset(), clock)
         self._zap: zmq.Socket[bytes] | None = None
         self._replay: zmq.Socket[bytes] | None = None
         self.poller = zmq.Poller()
-        self.refused_clients = 0
         self.bad_requests = 0
         self.buffer = ReplayBuffer(messages_max=config.replay_messages, bytes_max=config.buffer)
         self._replays = Replays(self.buffer, self._replay_to, clock)
@@ -63,7 +58,7 @@ class EventSockets:
         try:
             if self._secret:
                 self._zap = self._context.socket(zmq.REP)
-                self._zap.bind(_ZAP_ENDPOINT)
+                self._zap.bind(ZAP_ENDPOINT)
                 self.poller.register(self._zap, zmq.POLLIN)
             self._publish = self._bound(
                 zmq.XPUB, "events.publish", config.publish, high_water_mark=config.hwm, socket_mode=socket_mode
@@ -89,6 +84,15 @@ class EventSockets:
         return "" if self._replay is None else _endpoint_of(self._replay)
 
     @property
+    def refused_clients(self) -> int:
+        """Connections of routers whose keys are not admitted."""
+        return self._access.refused
+
+    def let_in(self, clients: frozenset[bytes]) -> None:
+        """Admit routers with these keys from now on, and no others. Any thread."""
+        self._access.allowed = clients
+
+    @property
     def unsent_replays(self) -> int:
         """Replays that ended early: the peer had gone, did not read, or asked for something else."""
         return self._replays.unsent_replays
@@ -106,7 +110,7 @@ class EventSockets:
         """Answer replay and access requests. Returns how many messages were replayed."""
         if self._zap is not None:
             while self._zap.poll(0):
-                self._zap.send_multipart(self._judge(self._zap.recv_multipart()))
+                self._zap.send_multipart(self._access.answer(self._zap.recv_multipart()))
         for _ in range(REQUESTS_WAITING_MAX):
             if not self._publish.poll(0):
                 break
@@ -144,17 +148,9 @@ class EventSockets:
         if self._secret:
             made.setsockopt(zmq.CURVE_SERVER, 1)
             made.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
-            made.setsockopt(zmq.ZAP_DOMAIN, b"kvpool")
+            made.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
         _bind(made, option, address, socket_mode, is_guarded=bool(self._secret))
         return made
-
-    def _judge(self, request: list[bytes]) -> list[bytes]:
-        """The answer of the ZAP handler (RFC 27): 200 for a key that is known, 400 for anything else."""
-        identity = request[1] if len(request) > 1 else b""
-        is_known = len(request) == _ZAP_REQUEST_FRAMES and request[5] == b"CURVE" and request[6] in self.clients
-        self.refused_clients += not is_known
-        status = [b"200", b"OK"] if is_known else [b"400", b"no such key"]
-        return [b"1.0", identity, *status, b"", b""]
 
     def _note_subscription(self, frames: list[bytes]) -> None:
         """XPUB reports each subscription: 1, or 0 where it ends, and the topic prefix. Subscribers can send other things
@@ -228,31 +224,5 @@ def _endpoint_of(bound: "zmq.Socket[bytes]") -> str:
     return endpoint.rstrip(b"\0").decode()
 
 
-def _read_secret_key(path: str) -> bytes:
-    text = Path(path).read_bytes().strip()
-    _check_key(text, "events.curve_secret_file", path)
-    return text
-
-
-def read_client_keys(path: str) -> frozenset[bytes]:
-    """The public keys of the routers that may connect. Raises ConfigError."""
-    try:
-        lines = Path(path).read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError([f"events.curve_clients_file is {path!r}, which cannot be read: {error.strerror}"]) from error
-    keys = [line.strip() for line in lines]
-    keys = [key for key in keys if key]
-    for key in keys:
-        _check_key(key, "events.curve_clients_file", path)
-    if not keys:
-        raise ConfigError([f"events.curve_clients_file is {path!r}, which has no key: nobody could connect"])
-    return frozenset(z85.decode(key) for key in keys)
-
-
-def _check_key(text: bytes, option: str, path: str) -> None:
-    try:
-        is_key = len(text) == CURVE_KEY_CHARACTERS and len(z85.decode(text)) == 32
-    except (ValueError, KeyError, struct.error, binascii.Error):
-        is_key = False
-    if not is_key:
-        raise ConfigError([f"{option} is {path!r}, which has a line that is no key of 40 characters in Z85"])
+def _secret_key_of(path: str) -> bytes:
+    return read_key_file("events.curve_secret_file", path).secret

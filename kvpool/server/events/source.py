@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from kvpool.index.namespaces import Namespaces
 from kvpool.journal.event_log import EventSlice
-from kvpool.journal.journal import Journal, SnapshotPage
+from kvpool.journal.journal import Journal
+from kvpool.journal.snapshot_page import SnapshotPage
 from kvpool.router_events.columns import NamespaceNames
 from kvpool.server.metrics.measurements import LoopReader
 from kvpool.types import NamespaceId

@@ -16,8 +16,9 @@ from prometheus_client.metrics_core import (
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from kvpool.server.metrics.definitions import METRICS, Histogram, Kind, Metric
+from kvpool.server.metrics.definitions import METRICS
 from kvpool.server.metrics.measurements import Scrape
+from kvpool.server.metrics.metric import Histogram, Kind, Metric
 
 
 class ScrapeCollector(Collector):

@@ -8,58 +8,18 @@ Counters are named here without the `_total` that their samples end in. Pure fun
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from kvpool.clock import NS_PER_S
 from kvpool.server.metrics.measurements import Scrape
+from kvpool.server.metrics.metric import Histogram, Kind, Metric, Values
+from kvpool.server.metrics.metric import counter as _counter
+from kvpool.server.metrics.metric import gauge as _gauge
+from kvpool.server.metrics.peer_definitions import PEER_METRICS
 from kvpool.server.metrics.request_times import BOUNDS_NS
+from kvpool.server.metrics.store_definitions import STORE_METRICS
 from kvpool.tiering.admission import DECLINED, Admitted
 from kvpool.types import Level, ModelUsage
-
-
-class Kind(Enum):
-    """A metric's type in the exposition formats."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-    INFO = "info"
-
-
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """Counts by bucket, not cumulated: one for each of `bounds`, and one for values above the last."""
-
-    bounds: tuple[float, ...]
-    counts: tuple[int, ...]
-    sum: float
-
-
-Value = float | Histogram
-# A value, or a value for each combination of labels.
-Values = float | Mapping[tuple[str, ...], Value]
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric. `read` gives its values; those of a metric without labels, a number or nothing at all."""
-
-    name: str
-    kind: Kind
-    help: str
-    read: Callable[[Scrape], Values | Histogram | None]
-    unit: str = ""
-    labels: tuple[str, ...] = ()
-
-
-def _counter(name: str, help: str, read: Callable[[Scrape], Values | None], unit: str = "", *labels: str) -> Metric:
-    return Metric(name, Kind.COUNTER, help, read, unit, labels)
-
-
-def _gauge(name: str, help: str, read: Callable[[Scrape], Values | None], unit: str = "", *labels: str) -> Metric:
-    return Metric(name, Kind.GAUGE, help, read, unit, labels)
 
 
 def _index(key: str) -> Callable[[Scrape], float]:
@@ -373,6 +333,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _counter("kvpool_event_refusals", "Routers without a known key, invalid replay requests, and replays "
                  "that were not read to their end.", _labelled(_refused_by_publisher), "", "reason"),
     ),
+    "Other nodes": PEER_METRICS,
+    "Shared store": STORE_METRICS,
     "Health": (
         _gauge("kvpool_ready", "1 while the daemon serves requests.", lambda now: float(now.health.is_ready)),
         _gauge("kvpool_healthy", "1 while /healthz answers 200.", lambda now: float(now.health.is_healthy)),

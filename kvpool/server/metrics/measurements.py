@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from kvpool.errors import KVPoolError
 from kvpool.server.health.health import HealthReport
@@ -24,13 +24,15 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """The daemon at one moment. `connections` counts the open ones by role; nothing here changes afterwards."""
+    """The daemon at one moment. `connections` counts the open ones by role; `peers` are the rows of the known members, in the
+    order of their addresses (`peer_list`). Nothing here changes afterwards."""
 
     build: Mapping[str, str]
     pool: Measurements
     connections: Mapping[str, int]
     verbs: Mapping[str, VerbTimes]
     health: HealthReport
+    peers: tuple[dict[str, Any], ...] = ()
 
 
 class LoopStalled(KVPoolError):

@@ -6,7 +6,8 @@ Pure; a test compares the page with what this writes.
 
 import sys
 
-from kvpool.server.metrics.definitions import PROCESS_METRICS, SECTIONS, Metric, sample_names
+from kvpool.server.metrics.definitions import PROCESS_METRICS, SECTIONS, sample_names
+from kvpool.server.metrics.metric import Metric
 
 HEAD = """\
 # Metrics

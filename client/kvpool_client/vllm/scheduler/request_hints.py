@@ -1,7 +1,7 @@
 """Hints of one request: its `kv_transfer_params`, read once, and what is answered.
 
     {"kv_hints": envelope, "retention": [{start, end, priority, duration}], "decode_priority", "decode_duration_s",
-     "save": "prompt" | "all" | true | false, "load": true | false | "wait"}
+     "save": "prompt" | "all" | true | false, "load": true | false | "wait", "owner": node}
 
 They come from the sender of the request, so they are checked and never raise: a mistake is an outcome with its reason, and the
 request is served without it. Saves carry the retention of their own chunks; `hint_sender.py` sends what concerns chunks that
@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kvpool.protocol.records import peers as pm
 from kvpool.types import TokenRange
 from kvpool_client.hints.envelope import DEMOTE, REJECTED, Action, Hints, Outcome, hints_of_transfer_params
 from kvpool_client.vllm.plan import SaveRetention
@@ -36,7 +37,7 @@ class RequestHints:
     """Hints of one request. `ranges` and `output`: for its saves; `has_own`: some of them stand beside the envelope.
 
     `save`: which of its chunks to save, "prompt", "all", "none", or empty. `load`: "none" to load none, "wait" where the sender
-    knows that all of the prompt is being saved, or empty.
+    knows that all of the prompt is being saved, or empty. `owner`: the node that has what no other is known to have, or empty.
     """
 
     hints: Hints
@@ -46,6 +47,7 @@ class RequestHints:
     has_own: bool
     save: str = ""
     load: str = ""
+    owner: str = ""
 
     def __bool__(self) -> bool:
         """Whether there are any hints, valid or not."""
@@ -137,9 +139,10 @@ def request_hints_of(request: EngineRequest) -> RequestHints:
     hints, ranges, output = hints_of_transfer_params(params)
     save, save_fault = _switch(params, "save", SAVES)
     load, load_fault = _switch(params, "load", LOADS)
-    hints = replace(hints, actions=(*hints.actions, *save_fault, *load_fault))
+    owner, owner_fault = _owner(params)
+    hints = replace(hints, actions=(*hints.actions, *save_fault, *load_fault, *owner_fault))
     has_own = len(ranges) > len(hints.retention) or (output is not None and output is not hints.output)
-    return RequestHints(hints, ranges, output, int(request.num_prompt_tokens), has_own, save, load)
+    return RequestHints(hints, ranges, output, int(request.num_prompt_tokens), has_own, save, load, owner)
 
 
 def _switch(params: Mapping[str, Any], name: str, known: Mapping[object, str]) -> tuple[str, tuple[Outcome, ...]]:
@@ -151,6 +154,17 @@ def _switch(params: Mapping[str, Any], name: str, known: Mapping[object, str]) -
         return known[text], ()
     choices = ", ".join(repr(choice) for choice in known)
     return "", (Outcome("", name, REJECTED, f"{name} is {reprlib.repr(text)}, expected one of {choices}"),)
+
+
+def _owner(params: Mapping[str, Any]) -> tuple[str, tuple[Outcome, ...]]:
+    """The node that a request names, and the fault where that is no name."""
+    text = params.get("owner")
+    if text is None:
+        return "", ()
+    if isinstance(text, str) and pm.is_node_name(text):
+        return text, ()
+    expected = f"the name of a node, of at most {pm.OWNER_BYTES_MAX} bytes"
+    return "", (Outcome("", "owner", REJECTED, f"owner is {reprlib.repr(text)}, expected {expected}"),)
 
 
 def _is_demotion(entry: Action | Outcome) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kvpool.clock import Clock, Deadline, MonotonicClock
+from kvpool_client.connection.peer_pace import PeerPace
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.engines.load_cost import RateEstimator, wait_limit_s
 from kvpool_client.pool import Pool
@@ -152,6 +153,7 @@ class SchedulerHalf:
             return True
         promise = self._offers.promise(entry) or NOTHING
         self._offers.note_taken(entry)
+        entry.chunks_planned = max(entry.chunks_planned, promise.chunks)  # on this node once they are loaded
         entry.is_loading = self._settings.is_async
         first, end = entry.held_tokens, entry.held_tokens + tokens
         size = self._geometry.chunk_tokens
@@ -313,27 +315,28 @@ class SchedulerHalf:
         """The hit to load; None while it is better to wait for chunks that are just being saved."""
         size = self._geometry.chunk_tokens
         wanted = -(-usable // size)
-        hit = self.pool.lookup(entry.keys)
+        hit = self.pool.lookup(entry.keys, entry.hints.owner)
         chunks = min(hit.chunks, wanted)
         self.tally.add("lookups")
         if chunks < min(wanted, len(entry.keys)) and self._is_worth_waiting(entry, chunks, usable):
             return None
-        entry.chunks_planned = hit.chunks
+        entry.chunks_planned = hit.chunks_here  # what is computed of the others is saved
         first = held_tokens // size
         offered = hit.tiers[first:chunks].tobytes()
-        taken = len(offered) if self._settings.always_load else self._chunks_to_load(offered)
+        taken = len(offered) if self._settings.always_load else self._chunks_to_load(offered, hit.peer_pace)
         for name, tokens in by_level("declined_tokens_slower_than_computing", offered[taken:], size):
             self.tally.add(name, tokens)
         chunks = first + taken if taken else 0
-        return Hit(chunks, min(chunks * size, usable), hit.tiers[:chunks], hit.keys)
+        return Hit(chunks, min(chunks * size, usable), hit.tiers[:chunks], hit.keys, hit.peer_pace)
 
-    def _chunks_to_load(self, levels: bytes) -> int:
+    def _chunks_to_load(self, levels: bytes, peer_pace: PeerPace | None) -> int:
         layout = self._geometry.layout
         return self._rates.plan_load(
             levels,
             chunk_bytes=layout.chunk_bytes,
             chunk_tokens=layout.chunk_tokens,
             now_ns=self._clock.now_ns(),
+            peer_pace=peer_pace,
         )
 
     def _is_worth_waiting(self, entry: Tracked, chunks: int, usable: int) -> bool:

@@ -1,0 +1,41 @@
+"""Lookups of prompts in shared memory: this node's index, and behind it the table of other nodes' chunks. Nothing is sent.
+
+A request may name a node that has the rest of its prompt, as a router or a proxy knows before the table does: the rest is then
+taken for present there, and whether it is becomes known when it is leased. Any thread.
+"""
+
+import numpy as np
+
+from kvpool.errors import InvalidArgument
+from kvpool.layout import Layout
+from kvpool.protocol.records import peers as pm
+from kvpool.types import Level
+from kvpool_client.connection.session import Session
+from kvpool_client.key_chain import KeyChain
+from kvpool_client.results import Hit
+
+_NO_TIERS = np.empty(0, np.uint8)
+
+
+def check_owner(owner: object) -> None:
+    """Raises InvalidArgument unless it may be the name of a node."""
+    if not isinstance(owner, str) or not pm.is_node_name(owner):
+        raise InvalidArgument(
+            f"owner is {str(owner)[:80]!r}, expected a node's name: printable text of at most {pm.OWNER_BYTES_MAX} bytes"
+        )
+
+
+def look_up(session: Session | None, keys: KeyChain, layout: Layout, owner: str = "") -> Hit:
+    """The longest run of present chunks, and where an `owner` is named all of them. A miss while the daemon is away."""
+    if session is None:
+        return Hit(0, 0, _NO_TIERS, keys)
+    found = [session.index.lookup(column) for column in keys.columns()]
+    chunks = min(count for count, _ in found)
+    levels = [np.frombuffer(tiers, dtype=np.uint8)[:chunks] for _, tiers in found]
+    tiers = levels[0] if len(levels) == 1 else np.maximum.reduce(levels)
+    pace = session.peer_pace(keys.columns()[0], chunks - 1) if chunks and tiers[-1] == Level.PEER else None
+    owner = owner if chunks < len(keys) and session.has_peers else ""
+    if owner:
+        tiers = np.concatenate([tiers, np.full(len(keys) - chunks, Level.PEER, np.uint8)])
+        chunks, pace = len(keys), None
+    return Hit(chunks, chunks * layout.chunk_tokens, tiers, keys, pace, owner)

@@ -1,0 +1,1 @@
+"""Parts of `kvpoolctl simulate`: its capacities, and its options, rows and picture for many nodes."""

@@ -1,0 +1,142 @@
+"""Section `peer` of the configuration: its options, their record, and the checks between them. See `config`."""
+
+import ipaddress
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvpool.config.addresses import ZmqAddress, parse_zmq
+from kvpool.config.options import Option, choice_option, count_option, duration_option, flag_option, size_option
+from kvpool.config.path_options import readable_file, secret_file
+from kvpool.errors import InvalidArgument
+
+NAME_BYTES_MAX = 256
+MEMBERS_CHARACTERS_MAX = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class PeerConfig:
+    """Section `peer`; sizes in bytes, durations in seconds. `listen` None: this node has no peers."""
+
+    transport: str
+    listen: ZmqAddress | None
+    stream: ZmqAddress | None
+    name: str
+    members: str
+    members_refresh: float
+    etcd_ca: str
+    etcd_certificate: str
+    etcd_key: str
+    keys: str
+    allow: str
+    encrypt: bool
+    index: int
+    threads: int
+    connections: int
+    rate: int
+    offered: int
+    promoted: int
+    answer_timeout: float
+    stall_timeout: float
+    pull_timeout: float
+
+    @property
+    def is_used(self) -> bool:
+        """Whether this node serves others, and asks them."""
+        return self.transport != "off" and self.listen is not None
+
+    @property
+    def node_name(self) -> str:
+        """The name by which others know this node."""
+        return self.name or socket.gethostname()
+
+
+def check_peers(parsed: Mapping[str, Any], faults: list[str]) -> None:
+    """Add the faults of these options' values together."""
+    if parsed["peer.transport"] == "off":
+        return
+    if bool(parsed["peer.keys"]) != bool(parsed["peer.allow"]):
+        faults.append("peer.keys and peer.allow: expected both or none")
+    for name in ("peer.listen", "peer.stream"):
+        address = parsed[name]
+        if address and not address.is_local and not parsed["peer.keys"]:
+            faults.append(
+                f"{name} is {address}, expected a loopback address because peer.keys and peer.allow are empty"
+            )
+    if parsed["peer.encrypt"] and not parsed["peer.keys"]:
+        faults.append(
+            "peer.encrypt is true, expected peer.keys and peer.allow: secrets of streams are exchanged under them"
+        )
+    if bool(parsed["peer.listen"]) != bool(parsed["peer.stream"]):
+        faults.append("peer.listen and peer.stream: expected both or none")
+    elif parsed["peer.listen"] and _host_of(parsed["peer.listen"]) != _host_of(parsed["peer.stream"]):
+        faults.append(
+            f"peer.stream is {parsed['peer.stream']}, expected the host of peer.listen, {_host_of(parsed['peer.listen'])}: "
+            "other nodes receive chunks from no other"
+        )
+    if parsed["peer.members"] and not parsed["peer.listen"]:
+        faults.append(f"peer.members is {parsed['peer.members']!r}, expected peer.listen and peer.stream beside it")
+    if bool(parsed["peer.etcd_certificate"]) != bool(parsed["peer.etcd_key"]):
+        faults.append("peer.etcd_certificate and peer.etcd_key: expected both or none")
+    is_etcd = parsed["peer.members"].startswith("etcd:")
+    faults += [
+        f"{name} is {parsed[name]!r}, expected peer.members to name etcd:URL beside it"
+        for name in ("peer.etcd_ca", "peer.etcd_certificate")
+        if parsed[name] and not is_etcd
+    ]
+
+
+def _host_of(address: ZmqAddress) -> str:
+    return str(ipaddress.ip_address(address.endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")))
+
+
+def _tcp(value: Any) -> ZmqAddress | None:
+    address = parse_zmq(value)
+    if address is not None and not address.endpoint.startswith("tcp://"):
+        raise InvalidArgument(repr(value))
+    return address
+
+
+def _members(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > MEMBERS_CHARACTERS_MAX:
+        raise InvalidArgument(repr(value)[:100])
+    return value.strip()
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not (value.isprintable() or not value) or len(value.encode()) > NAME_BYTES_MAX:
+        raise InvalidArgument(repr(value))
+    return value
+
+
+_TCP_EXPECTED = 'an address of this host such as "tcp://192.0.2.7:9470" (a loopback address needs no keys), or "off"'
+_MEMBERS_EXPECTED = '"IP:PORT [KEY], ...", "dns:NAME:PORT", "etcd:URL[,URL...][/PREFIX]", or empty: nobody is asked'
+
+PEER_OPTIONS: dict[str, Option] = {
+    "peer.transport": choice_option("auto", "tcp", "off"),
+    "peer.listen": Option(_tcp, "off", _TCP_EXPECTED),
+    "peer.stream": Option(_tcp, "off", _TCP_EXPECTED),
+    "peer.name": Option(_name, "", f"printable text of at most {NAME_BYTES_MAX} bytes (empty: the host's name)"),
+    "peer.members": Option(_members, "", _MEMBERS_EXPECTED),
+    "peer.members_refresh": duration_option("100ms", "1h", "5s"),
+    "peer.etcd_ca": Option(readable_file, "", "a file of certificates in PEM (empty: the system's)"),
+    "peer.etcd_certificate": Option(readable_file, "", "a file with this node's certificate in PEM (empty: none)"),
+    "peer.etcd_key": Option(
+        secret_file,
+        "",
+        "a file with the certificate's key, of the daemon's user with rights 0600 or less (empty: none)",
+    ),
+    "peer.keys": Option(secret_file, "", "a key file of the daemon's user with rights 0600 or less (empty: no keys)"),
+    "peer.allow": Option(readable_file, "", "a file of public keys, one to a line (empty: no keys)"),
+    "peer.encrypt": flag_option("false"),
+    "peer.index": size_option("1MiB", "1TiB", "64MiB"),
+    "peer.threads": count_option(1, 64, 4),
+    "peer.connections": count_option(1, 16, 2),
+    "peer.rate": size_option("0B", "1TiB", "0B"),
+    "peer.offered": size_option("1MiB", "16TiB", "4GiB"),
+    "peer.promoted": size_option("1MiB", "16TiB", "256MiB"),
+    "peer.answer_timeout": duration_option("10ms", "1m", "2s"),
+    "peer.stall_timeout": duration_option("10ms", "1m", "2s"),
+    "peer.pull_timeout": duration_option("100ms", "10m", "5s"),
+}

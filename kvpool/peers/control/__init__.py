@@ -1,0 +1,1 @@
+"""The control plane between nodes: its records, their wire form, the sockets."""

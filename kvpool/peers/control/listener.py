@@ -1,0 +1,203 @@
+"""Peer listener: the ROUTER socket on which other nodes connect, with CURVE and its access control.
+
+Bound to configured addresses only, and to none beyond loopback without keys. All messages of all peers together are bounded by
+a rate, and by a share of the loop's time; beyond them nothing is read for a moment, and ZMQ then takes turns among the
+connections that wait. Loop thread only.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import zmq
+
+from kvpool.clock import Clock
+from kvpool.config.addresses import ZmqAddress
+from kvpool.config.curve_keys import KeyPair
+from kvpool.errors import ConfigError
+from kvpool.peers.control import wire
+from kvpool.peers.control.connection_guard import ConnectionGuard
+from kvpool.peers.control.loop_socket import LoopSocket
+from kvpool.peers.loop_share import LoopShare
+from kvpool.peers.token_bucket import TokenBucket
+from kvpool.peers.zap import ZAP_DOMAIN, ZAP_ENDPOINT, ZAP_FRAMES, ZapHandler
+
+# Messages of one connection that ZMQ holds in each direction.
+HIGH_WATER_MARK = 16
+# A connection's bytes since its last whole message: more than one message of the largest size, with its encryption.
+PENDING_BYTES_MAX = 2 * wire.MESSAGE_BYTES_MAX
+# ZMQ counts the encryption of a message with it.
+ZMQ_MESSAGE_BYTES_MAX = wire.MESSAGE_BYTES_MAX + 256
+HANDSHAKE_S = 5.0
+# Of the loop's time, for all messages of all peers.
+LOOP_SHARE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerSettings:
+    """Bounds of a listener. `handshakes_per_minute`: of one key. `frames_per_s`: of all peers together."""
+
+    handshakes_per_minute: int = 60
+    frames_per_s: float = 20_000.0
+    heartbeat_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A message that has come. `route`: the way back. `key`: the public key in hexadecimal, empty without keys. `descriptor`:
+    its connection's."""
+
+    route: bytes
+    key: str
+    descriptor: int
+    parts: Sequence[memoryview]
+
+    @property
+    def peer(self) -> str:
+        """Whose budgets count: the key's, or without keys the connection's."""
+        return self.key or self.route.hex()
+
+
+class PeerListener:
+    """See the module. Bound by the constructor, until `close`."""
+
+    def __init__(
+        self,
+        addresses: tuple[ZmqAddress, ...],
+        on_message: Callable[[Arrival], None],
+        *,
+        keys: KeyPair | None,
+        allowed: frozenset[bytes],
+        settings: ListenerSettings,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """Raises ConfigError, and OSError for an address that cannot be bound; then nothing is."""
+        _check_access(addresses, keys, allowed)
+        self._on_message = on_message
+        self._frames = TokenBucket(settings.frames_per_s, max(1.0, settings.frames_per_s / 20), clock)
+        self._share = LoopShare(LOOP_SHARE, clock)
+        self._zap = ZapHandler(allowed, clock, handshakes_per_minute=settings.handshakes_per_minute)
+        self._sockets: list[LoopSocket] = []
+        self._guard: ConnectionGuard | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        try:
+            if keys is not None:
+                self._listen_to_zap(loop)
+            router = self._make_router(keys, settings)
+            self._guard = ConnectionGuard(router, loop, pending_bytes_max=PENDING_BYTES_MAX)
+            self.endpoints = tuple(_bind(router, address) for address in addresses)
+            self._guard.watch({int(endpoint.rpartition(":")[2]) for endpoint in self.endpoints})
+            self._router = LoopSocket(router, loop, self._take, self._pause_s, share=self._share)
+            self._sockets.append(self._router)
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<PeerListener {', '.join(self.endpoints)}>"
+
+    def send(self, route: bytes, message: bytes) -> bool:
+        """Whether the message has gone to ZMQ: the peer is there, and reads its answers."""
+        try:
+            self._router.send([route, message])
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def end(self, descriptor: int) -> None:
+        """Shut a connection down."""
+        if self._guard is not None:
+            self._guard.end(descriptor)
+
+    def admit(self, allowed: frozenset[bytes]) -> None:
+        """Admit these keys from now on. All connections end, and those of admitted keys come again. REQUIRES: keys."""
+        assert allowed
+        assert self._zap.allowed
+        self._zap.allowed = allowed
+        if self._guard is not None:
+            self._guard.end_all()
+
+    def close(self) -> None:
+        """Close every socket, without waiting for what is not sent."""
+        if self._guard is not None:
+            self._guard.close()
+        for made in self._sockets:
+            made.close()
+        self._context.destroy(linger=0)
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name."""
+        ended, connections = (0, 0) if self._guard is None else (self._guard.ended, len(self._guard))
+        return {"refused_handshakes": self._zap.refused, "ended_connections": ended, "connections": connections}
+
+    def _listen_to_zap(self, loop: asyncio.AbstractEventLoop) -> None:
+        zap = self._context.socket(zmq.REP)
+        zap.bind(ZAP_ENDPOINT)
+
+        def answer(parts: list[zmq.Frame]) -> None:
+            made.send(self._zap.answer([part.bytes for part in parts]))
+
+        made = LoopSocket(zap, loop, answer, parts_max=ZAP_FRAMES, share=self._share)
+        self._sockets.append(made)
+
+    def _make_router(self, keys: KeyPair | None, settings: ListenerSettings) -> "zmq.Socket[bytes]":
+        router = self._context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        router.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        router.setsockopt(zmq.MAXMSGSIZE, ZMQ_MESSAGE_BYTES_MAX)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
+        router.setsockopt(zmq.HEARTBEAT_IVL, int(settings.heartbeat_s * 1000))
+        router.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(settings.heartbeat_s * 1000))
+        if keys is not None:
+            router.setsockopt(zmq.CURVE_SERVER, 1)
+            router.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+            router.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        return router
+
+    def _pause_s(self) -> float:
+        return 0.0 if self._frames.take() else self._frames.wait_s
+
+    def _take(self, parts: list[zmq.Frame]) -> None:
+        route, body = parts[0].bytes, parts[1:]
+        if not body:
+            return  # a ROUTER has a route and at least one part of each message
+        descriptor = int(body[0].get(zmq.SRCFD))
+        assert self._guard is not None
+        self._guard.note_message(descriptor)
+        self._on_message(Arrival(route, _user_of(body[0]), descriptor, [part.buffer for part in body]))
+
+
+def _user_of(part: zmq.Frame) -> str:
+    """The key that the ZAP handler has put on a message."""
+    with suppress(zmq.ZMQError):  # without CURVE there is none
+        return str(part.get("User-Id"))
+    return ""
+
+
+def _check_access(addresses: tuple[ZmqAddress, ...], keys: KeyPair | None, allowed: frozenset[bytes]) -> None:
+    faults = [f"peers' address {one} is no tcp address" for one in addresses if not one.endpoint.startswith("tcp://")]
+    if not addresses:
+        faults.append("peers have no address to connect to, expected at least one")
+    if (keys is None) != (not allowed):
+        faults.append("peers' key pair and list of allowed keys: expected both or none")
+    if keys is None:
+        remedy = "make a pair with `kvpoolctl keygen`, and list the other nodes' public keys"
+        remote = [one for one in addresses if not one.is_local]
+        faults += [f"peers' address {one} is beyond loopback, expected keys: {remedy}" for one in remote]
+    if faults:
+        raise ConfigError(faults)
+
+
+def _bind(router: "zmq.Socket[bytes]", address: ZmqAddress) -> str:
+    router.setsockopt(zmq.IPV6, int("[" in address.endpoint))
+    try:
+        router.bind(address.endpoint)
+    except zmq.ZMQError as error:
+        raise OSError(error.errno, f"peers' address {address} cannot be bound: {error.strerror}") from error
+    endpoint = router.getsockopt(zmq.LAST_ENDPOINT)
+    assert isinstance(endpoint, bytes)
+    return endpoint.rstrip(b"\0").decode()

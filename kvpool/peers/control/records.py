@@ -1,0 +1,192 @@
+"""Records of the control plane between nodes: one frozen dataclass for each kind. docs/peer-protocol.md has the exchange.
+
+A record's fields are its wire fields in order, each of one fixed type; the codec is the local protocol's. Columns are packed
+little endian: keys 32 bytes each, checksums u32. Kinds and version are this wire's own. Pure; any thread.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kvpool.keys import DOMAIN_TAG_BYTES as DOMAIN_TAG_BYTES
+
+MAGIC = b"KVPC"
+# The versions that this node speaks. Which one a connection uses is the owner's choice, the newest that both speak.
+OLDEST_VERSION = NEWEST_VERSION = 1
+INCARNATION_BYTES = 16
+TICKET_BYTES = 32
+NAME_BYTES_MAX = 256
+ADDRESS_BYTES_MAX = 128
+TEXT_BYTES_MAX = 512
+PULL_KEYS_MAX = 16_384
+DEADLINE_MS_MAX = 600_000
+CONNECTIONS_MAX = 16  # of one pull: the stream's own bound
+# Of an Offer: an owner offers fewer chunks where the checksums of all would not fit a frame.
+CHECKS_BYTES_MAX = 900_000
+CHECKSUM_BYTES = 4
+# Of Changes: more than the journal joins to one event. Of Keys: a page.
+FOLLOW_KEYS_MAX = 4096
+WAIT_MS_MAX = 30_000
+# The cursor of the last page.
+NO_MORE_KEYS = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first record of a connection in each direction: who speaks. The one asked answers with its own.
+
+    `version`: from the puller the newest that it speaks, `oldest` to it; in the answer both are the chosen one. `incarnation`:
+    names one life of the node's daemon. `stream`: the address for bulk data, empty for none. `domain`: the trust domain's tag.
+    """
+
+    KIND: ClassVar[int] = 1
+    magic: bytes
+    version: int
+    oldest: int
+    node: str
+    incarnation: bytes
+    stream: str
+    domain: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Ask for the chunks of a chain from number `first` on; `keys`: of the whole chain, of the namespace (model, layout).
+
+    `pull`: the puller's number for it, which rises on a connection. `layout`: in wire form, of one rank. `scope`: as in the
+    local protocol's Commit, empty where the puller does not know it. `deadline_ms`: from the arrival on. Answered by Offer or
+    Refused.
+    """
+
+    KIND: ClassVar[int] = 10
+    pull: int
+    model: str
+    layout: list[Any]
+    scope: bytes
+    first: int
+    keys: bytes
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """So many chunks from the first one asked for are held for the puller until its Release or deadline; 0: nothing is held.
+
+    `ticket`: to be presented once on each of `connections` stream connections to `address`, `tls://…` where they are encrypted.
+    `checks`: CRC-32C [chunk][layer].
+    """
+
+    KIND: ClassVar[int] = 11
+    pull: int
+    chunks: int
+    ticket: bytes
+    connections: int
+    address: str
+    checks: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The puller needs the chunks of a Pull no longer, or no longer waits for its answer. Never answered."""
+
+    KIND: ClassVar[int] = 12
+    pull: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request was refused; `code` is a `RefusalCode`. It has changed nothing."""
+
+    KIND: ClassVar[int] = 3
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Ask whether the node's event loop runs. Answered by Pong."""
+
+    KIND: ClassVar[int] = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The node's loop runs, in this life."""
+
+    KIND: ClassVar[int] = 21
+    incarnation: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AskChanges:
+    """Ask which chunks have come and gone since event `last` of this life of the node. Answered by Changes at once where there
+    are any, else when some come, or after `wait_ms`."""
+
+    KIND: ClassVar[int] = 30
+    last: int
+    wait_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The node has `stored` and has `removed` no more, as of event `last`; no key is in both. In any of its tiers: a chunk that
+    only moves between them is stored. Chunks of saves under way are stored too, without an event, and removed where the save is
+    given up.
+
+    `newest`: the id of its latest event. `is_gap`: events since then are lost; there are no keys, and all have to be asked for.
+    """
+
+    KIND: ClassVar[int] = 31
+    last: int
+    newest: int
+    is_gap: bool
+    stored: bytes
+    removed: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AskKeys:
+    """Ask for a page of the keys that the node has; `cursor` 0: the first one. Answered by Keys."""
+
+    KIND: ClassVar[int] = 32
+    cursor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """A page: chunks that the node has at event `as_of`. `cursor`: of the next page, NO_MORE_KEYS for none; the same again, and
+    no keys, where the node does not know at this moment."""
+
+    KIND: ClassVar[int] = 33
+    keys: bytes
+    as_of: int
+    cursor: int
+
+
+AskFollow = AskChanges | AskKeys
+FollowAnswer = Changes | Keys
+Request = Hello | Pull | Release | Ping | AskFollow
+Answer = Hello | Offer | Refused | Pong | FollowAnswer
+
+
+class RefusalCode:
+    """Codes of Refused."""
+
+    PROTOCOL = "protocol"  # a frame that is none, or a record with impossible values
+    KIND = "kind"  # a record that is not known, or not a request
+    VERSION = "version"  # no version that both speak
+    DOMAIN = "domain"  # another trust domain
+    HELLO = "hello"  # a request before Hello, or from a connection that was forgotten
+    SELF = "self"  # the node itself
+    REPEATED = "repeated"  # a sequence number or a pull that was used before
+    BUSY = "busy"  # too many unanswered requests of this peer, or too many connections
+    RATE = "rate"  # too many frames of this peer in a second
+    STOPPING = "stopping"  # the node is about to end
+    FAILED = "failed"  # the node could not serve it, for a reason that it has logged
+
+
+REFUSAL_CODES = tuple(sorted(value for name, value in vars(RefusalCode).items() if name.isupper()))
+
+
+def offered_chunks_max(layers: int) -> int:
+    """The most chunks of so many layers that an Offer has room for the checksums of."""
+    return CHECKS_BYTES_MAX // (CHECKSUM_BYTES * layers)

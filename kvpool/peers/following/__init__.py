@@ -1,0 +1,1 @@
+"""Following: which chunks other nodes have, in the table of remote chunks."""

@@ -1,0 +1,1 @@
+"""The members of a fleet: a static list, a DNS name, or etcd."""

@@ -1,0 +1,115 @@
+"""Member watch: a thread that looks again and again who the members are.
+
+A look that fails leaves the last known members as they are, and the next one comes after a back-off. Between looks there is
+`refresh_s`, with jitter, so that the nodes of a fleet do not ask in one moment. The thread owns the book; `current`, `problem`
+and `stats` are for any thread.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from kvpool.peers.back_off import BackOff, BackOffSettings, Uniform
+from kvpool.peers.members.member import Member, MemberBook, MembersUnavailable
+
+log = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class WatchSettings:
+    """`refresh_s`: between looks. `look_s`: the time that one may take."""
+
+    refresh_s: float = 5.0
+    look_s: float = 3.0
+    back_off: BackOffSettings = field(default_factory=lambda: BackOffSettings(first_s=1.0, most_s=30.0))
+
+
+class MemberWatch:
+    """See the module. `look` returns the listed members, or raises MembersUnavailable or OSError."""
+
+    def __init__(
+        self,
+        name: str,
+        look: Callable[[], Iterable[Member]],
+        book: MemberBook,
+        *,
+        settings: WatchSettings,
+        random: Uniform,
+        end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`name`: of the source, for messages. `end`: called last on the thread."""
+        self._name = name
+        self._look = look
+        self._book = book
+        self._settings = settings
+        self._random = random
+        self._end = end
+        self._back_off = BackOff(settings.back_off, random)
+        self._problem = ""
+        self._looks = self._failures = 0
+        self._is_stopping = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvpool-members", daemon=True)
+
+    def __repr__(self) -> str:
+        return f"<MemberWatch {self._name}, {self._looks} looks, {self._failures} failed>"
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def look_now(self) -> None:
+        """Look without waiting longer. Any thread."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the thread. Blocks for at most STOP_TIMEOUT_S; not on the loop."""
+        self._is_stopping = True
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(STOP_TIMEOUT_S)
+
+    def current(self) -> tuple[Member, ...]:
+        """The members known now."""
+        return self._book.current()
+
+    def problem(self) -> str:
+        """Why the members may be out of date; empty where they are not."""
+        if self._thread.ident is not None and not self._thread.is_alive() and not self._is_stopping:
+            return f"peers: the thread that watches {self._name} has died"
+        return self._problem
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name."""
+        return {**self._book.stats(), "looks": self._looks, "failed_looks": self._failures}
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            wait_s = self._turn()
+            self._wake.wait(wait_s)
+            self._wake.clear()
+        self._end()
+
+    def _turn(self) -> float:
+        """Look once. Returns the seconds until the next time."""
+        self._looks += 1
+        try:
+            listed = self._look()
+        except (MembersUnavailable, OSError) as error:
+            self._failures += 1
+            if not self._problem:
+                log.warning("peers: %s gives no members, the last known ones stay: %s", self._name, error)
+            self._problem = (
+                f"peers: {self._name} gives no members, {len(self._book.current())} known ones stay: {error}"
+            )
+            return self._back_off.fail()
+        if self._problem:
+            log.warning("peers: %s gives members again", self._name)
+        self._problem = ""
+        self._back_off.succeed()
+        if not self._is_stopping:
+            self._book.replace(listed)
+        return self._settings.refresh_s * (0.75 + 0.5 * self._random.random())

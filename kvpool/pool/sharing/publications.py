@@ -1,0 +1,219 @@
+"""Publications: which chunks of DRAM are put into the shared store, and when.
+
+A chunk qualifies by the policy `store.publish`, and is published once it is on disk; without an SSD tier, once it is stored:
+
+    reused     a lease of it was granted
+    retained   its priority is above the default
+    all        every chunk
+
+What qualifies is known from the journal's events and from leases. A chunk that a lease named before it was on disk is
+remembered. Published chunks are remembered too, so that they are not sent again; the store would keep its first value.
+
+Every queue and memory is bounded, the oldest out first: what is left out is published at its next use. Nothing waits for a
+publication. Control thread only, in turns of TURN_KEYS. Invariant: each chunk under way has one pin in the arena's directory.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+
+import numpy as np
+
+import kvpool_native
+from kvpool.index.namespaces import Namespace, Namespaces
+from kvpool.journal.journal import Journal
+from kvpool.key_column import KeyColumn
+from kvpool.tiers.base import Moves, Outcome
+from kvpool.tiers.store.tier import StoreTier
+from kvpool.types import DEFAULT_PRIORITY, Event, EventKind, HoldId, Level, NamespaceId, levels_in
+
+TURN_KEYS = 256
+EVENTS_BYTES_MAX = 64 << 10
+# Chunks of one publication: 10 µs of the control thread each.
+AT_ONCE = 16
+DUE_MAX = 16_384
+MEMORY_MAX = 65_536
+USES_MAX = 256  # leases whose chunks were not looked at yet
+
+
+class _Memory:
+    """Keys, the oldest out first."""
+
+    def __init__(self) -> None:
+        self._keys: OrderedDict[bytes, None] = OrderedDict()
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._keys
+
+    def add(self, key: bytes) -> None:
+        """Remember a key."""
+        self._keys[key] = None
+        self._keys.move_to_end(key)
+        if len(self._keys) > MEMORY_MAX:
+            self._keys.popitem(last=False)
+
+    def discard(self, key: bytes) -> None:
+        """Forget a key."""
+        self._keys.pop(key, None)
+
+
+class Publications:
+    """See the module. `lower`: the directories of the tiers between DRAM and the store."""
+
+    def __init__(
+        self,
+        directory: kvpool_native.Directory,
+        lower: Iterable[kvpool_native.Directory],
+        store: StoreTier,
+        *,
+        namespaces: Namespaces,
+        journal: Journal,
+        policy: str,
+    ) -> None:
+        self._directory = directory
+        self._lower = tuple(lower)
+        self._store = store
+        self._namespaces = namespaces
+        self._journal = journal
+        self._policy = policy
+        self._last = journal.newest
+        self._uses: deque[tuple[NamespaceId, KeyColumn]] = deque(maxlen=USES_MAX)
+        self._due: OrderedDict[bytes, NamespaceId] = OrderedDict()
+        self._used = _Memory()
+        self._published = _Memory()
+        self._turn: asyncio.Handle | None = None
+        self._pins: set[HoldId] = set()
+        self._left_out = 0
+        if policy != "off":
+            journal.listen(self._wake, dict, list)
+            store.on_room = self._wake
+        store.policy_stats = self.stats
+
+    def __repr__(self) -> str:
+        return f"<Publications {self._policy}, {len(self._due)} due, {len(self._pins)} under way>"
+
+    @property
+    def pins(self) -> int:
+        """Pins in the arena's directory."""
+        return len(self._pins)
+
+    def note_lease(self, holds: Iterable[tuple[Namespace, HoldId]]) -> None:
+        """A lease with these holds was granted: its chunks are used again."""
+        if self._policy == "off":
+            return
+        for namespace, hold in holds:
+            self._uses.append((namespace.id, KeyColumn(self._directory.keys_of(hold))))
+        self._wake()
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name: chunks that are about to be published, and those left out because too many were."""
+        return {"due_chunks": len(self._due), "publishing_chunks": len(self._pins), "left_out_chunks": self._left_out}
+
+    def _wake(self) -> None:
+        if self._turn is None:
+            self._turn = asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        """Look at some of what has happened, and start some of what is due."""
+        self._turn = None
+        has_more = self._take_events()
+        has_more |= self._take_uses()
+        has_more |= self._start_some()
+        if has_more:
+            self._wake()
+
+    def _take_events(self) -> bool:
+        found = self._journal.since(b"", self._last, EVENTS_BYTES_MAX)
+        events = () if found.is_gap else found.events
+        self._last = self._journal.newest if found.is_gap else found.last
+        for event in events:
+            if event.kind in (EventKind.STORED, EventKind.UPDATED):
+                self._take_event(event)
+        return bool(events) and self._last < self._journal.newest
+
+    def _take_event(self, event: Event) -> None:
+        levels = levels_in(event.tiers)
+        if Level.DRAM not in levels or (self._lower and len(levels) == 1):
+            return
+        is_retained = self._policy == "retained" and event.priority > DEFAULT_PRIORITY
+        for key in event.column:
+            if self._policy == "all" or is_retained or (self._policy == "reused" and key in self._used):
+                self._make_due(NamespaceId(event.namespace), key)
+
+    def _take_uses(self) -> bool:
+        """Look at leased chunks, some at a time."""
+        if not self._uses:
+            return False
+        namespace, keys = self._uses.popleft()
+        now, rest = keys[:TURN_KEYS], keys[TURN_KEYS:]
+        for key in now:
+            self._take_use(namespace, key)
+        if rest:
+            self._uses.appendleft((namespace, rest))
+        return bool(self._uses)
+
+    def _take_use(self, namespace: NamespaceId, key: bytes) -> None:
+        if key in self._published:
+            return
+        if self._policy == "retained":
+            kept = self._directory.retention(key)
+            if kept is None or kept[0] <= DEFAULT_PRIORITY:
+                return
+        if self._lower and all(lower.retention(key) is None for lower in self._lower):
+            self._used.add(key)
+        else:
+            self._make_due(namespace, key)
+
+    def _make_due(self, namespace: NamespaceId, key: bytes) -> None:
+        if key in self._published or key in self._due:
+            return
+        if len(self._due) >= DUE_MAX:
+            self._due.popitem(last=False)
+            self._left_out += 1
+        self._due[key] = namespace
+
+    def _start_some(self) -> bool:
+        """Start to publish chunks of one namespace, the first that are due. Whether more can start now."""
+        if not self._due or not self._store.can_publish:
+            return False
+        first = next(iter(self._due.values()))
+        keys: list[bytes] = []
+        for key, number in self._due.items():
+            if number != first or len(keys) == AT_ONCE:
+                break
+            keys.append(key)
+        for key in keys:
+            del self._due[key]
+        pinned = [(key, HoldId(self._directory.pin_key(first, key))) for key in keys]
+        self._start(self._namespaces.by_id(first), [(key, pin) for key, pin in pinned if pin])
+        return bool(self._due) and self._store.can_publish
+
+    def _start(self, namespace: Namespace, pinned: list[tuple[bytes, HoldId]]) -> None:
+        if not pinned:
+            return
+        columns = [self._directory.columns(pin) for _, pin in pinned]
+        places = [[int(np.frombuffer(one, "<u8")[0]) for one in (c.offsets, c.slots, c.generations)] for c in columns]
+        offsets, slots, generations = (list(column) for column in zip(*places, strict=True))
+        none = [0] * len(pinned)
+        keys, pins = [key for key, _ in pinned], [pin for _, pin in pinned]
+        moves = Moves(keys, [b""] * len(keys), none, generations, offsets, slots)
+        self._pins.update(pins)
+
+        def on_ended(chunk: int, outcome: Outcome, fault: str) -> None:  # noqa: ARG001 - the tier counts faults
+            self._end(keys[chunk], pins[chunk], generations[chunk], outcome)
+
+        if not self._store.publish(namespace, moves, on_ended):
+            for pin in pins:
+                self._unpin(pin)
+
+    def _end(self, key: bytes, pin: HoldId, generation: int, outcome: Outcome) -> None:
+        if outcome is Outcome.DONE:
+            self._published.add(key)
+            self._used.discard(key)
+        self._unpin(pin)
+        if outcome is Outcome.BAD_SOURCE:
+            self._directory.drop(key, generation)
+
+    def _unpin(self, pin: HoldId) -> None:
+        self._pins.discard(pin)
+        self._directory.unpin(pin)

@@ -1,0 +1,31 @@
+"""Seeking: engines' questions for chunks of the shared store, which no table in shared memory has. Control thread only."""
+
+import asyncio
+
+from kvpool.index.sessions import EngineSession
+from kvpool.protocol import columns
+from kvpool.protocol.records import seeking as sk
+from kvpool.protocol.verbs import ENGINE, verb
+from kvpool.tiers.store.tier import StoreTier
+
+
+class Seeking:
+    """See the module. `store` None: there is none, and nothing is found."""
+
+    def __init__(self, store: StoreTier | None, remember_s: float) -> None:
+        self._store = store
+        self._remember_s = remember_s
+
+    def __repr__(self) -> str:
+        return f"<Seeking in {self._store!r}>"
+
+    @verb(sk.Seek, roles=ENGINE)
+    async def seek(self, session: EngineSession, request: sk.Seek) -> sk.Sought:
+        """How many leading ones of these chunks the store has, on every rank."""
+        ranks = len(session.namespaces)
+        keys = columns.keys_of(request.keys, ranks=ranks, keys_max=sk.SEEK_KEYS_MAX)
+        if self._store is None or session.is_peer or not request.timeout_s > 0:
+            return sk.Sought(0, self._remember_s)
+        columns_of_ranks = zip(session.namespaces.values(), keys.by_rank(ranks), strict=True)
+        found = await asyncio.gather(*(self._store.ask(*one, request.timeout_s) for one in columns_of_ranks))
+        return sk.Sought(min(found), self._remember_s)

@@ -1,0 +1,53 @@
+"""Sharing: the store that nodes share, as a pool uses it: what is published there, and what engines seek in it.
+
+Without a store it is the null object: nothing is published, nothing is found. Control thread only.
+"""
+
+from kvpool.config.store_options import StoreConfig
+from kvpool.index.namespaces import Namespaces
+from kvpool.index.sessions import EngineSession
+from kvpool.journal.journal import Journal
+from kvpool.pool.readers.readers import Readers
+from kvpool.pool.sharing.publications import Publications
+from kvpool.pool.sharing.seeking import Seeking
+from kvpool.tiering.tiering import Tiering
+from kvpool.tiers.base import ArenaTier
+from kvpool.tiers.store.tier import StoreTier
+
+
+class Sharing:
+    """See the module."""
+
+    def __init__(
+        self, config: StoreConfig, arena: ArenaTier, tiering: Tiering, *, namespaces: Namespaces, journal: Journal
+    ) -> None:
+        stores = [link.remote for link in tiering.remotes if isinstance(link.remote, StoreTier)]
+        self._publications = [
+            Publications(
+                arena.directory,
+                tiering.directories,
+                store,
+                namespaces=namespaces,
+                journal=journal,
+                policy=config.publish,
+            )
+            for store in stores
+        ]
+        self.has_store = bool(stores)
+        self.seeking = Seeking(stores[0] if stores else None, config.remember)
+
+    def __repr__(self) -> str:
+        return f"<Sharing {self._publications}>"
+
+    @property
+    def pins(self) -> int:
+        """Pins in the arena's directory."""
+        return sum(one.pins for one in self._publications)
+
+    def note_lease(self, session: EngineSession, readers: Readers, lease_id: int) -> None:
+        """A connection was granted a lease."""
+        lease = readers.find(session, lease_id) if self._publications else None
+        if lease is None:
+            return
+        for one in self._publications:
+            one.note_lease([(session.namespaces[rank], hold) for rank, hold in lease.holds.items()])

@@ -1,0 +1,108 @@
+"""Followed saves: chunks that other nodes read layer by layer while an engine is still saving them.
+
+    reserved ──first layer lands──► followed ──commit──► stored
+                                       └──abort, deadline──► lost
+
+The last layer of a chunk lands with its commit: nobody has a whole chunk that was not stored. What is followed is not held: a
+save that is given up has its slots back at once, and who follows it sees that in the slot's generation. Without a listener
+nothing is noted. Control thread only.
+
+Invariant: `_saves` has exactly the reservations with chunks that are not committed, made since there is a listener.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import kvpool_native
+from kvpool.errors import ProtocolError
+from kvpool.index.reservations import Reservation
+from kvpool.index.sessions import EngineSession
+from kvpool.index.staged_slots import CHECKSUM_BYTES, Extents
+from kvpool.key_column import KeyColumn
+from kvpool.types import ReservationId
+
+
+class SaveListener(Protocol):
+    """Who is called, on the control thread, for each save that can be followed."""
+
+    def note_save(self, keys: KeyColumn) -> None:
+        """Its first layer has landed."""
+        ...
+
+    def end_save(self, keys: KeyColumn, committed: int) -> None:
+        """It has ended: so many of its chunks are stored, the others are lost."""
+        ...
+
+
+@dataclass(slots=True)
+class _Save:
+    """`keys`: of the reserved chunks. `is_followed`: the listener has been called for them."""
+
+    keys: KeyColumn
+    is_followed: bool = False
+
+
+class FollowedSaves:
+    """See the module."""
+
+    def __init__(self, directory: kvpool_native.Directory) -> None:
+        self._directory = directory
+        self._listener: SaveListener | None = None
+        self._saves: dict[ReservationId, _Save] = {}
+
+    def __repr__(self) -> str:
+        return f"<FollowedSaves {sum(save.is_followed for save in self._saves.values())} of {len(self._saves)}>"
+
+    @property
+    def is_listened(self) -> bool:
+        """Whether saves are noted."""
+        return self._listener is not None
+
+    def listen(self, listener: SaveListener) -> None:
+        """Note saves from now on, and call `listener`."""
+        self._listener = listener
+
+    def begin(self, reservation: ReservationId, keys: KeyColumn) -> None:
+        """A save has begun, of these reserved chunks."""
+        self._saves[reservation] = _Save(keys)
+
+    def land(self, reservation: Reservation, extents: Extents, checksums: bytes) -> None:
+        """Layers of a save lie in their slots; `checksums`: u32 [chunk][layer]. Those before are in place, or these are left
+        out."""
+        save = self._saves.get(reservation.id)
+        if save is None or not checksums:
+            return
+        chunks, layers = extents.chunks, extents.layers
+        self._directory.land_saved(reservation.id, chunks.start, len(chunks), layers.start, checksums)
+        if not save.is_followed and reservation.layers > 1 and self._listener is not None:
+            save.is_followed = True
+            self._listener.note_save(save.keys)
+
+    def end(self, reservation: Reservation) -> None:
+        """A reservation ends, or expires."""
+        save = self._saves.pop(reservation.id, None)
+        if save is not None and save.is_followed and self._listener is not None:
+            self._listener.end_save(save.keys, reservation.committed)
+
+    def find(self, session: EngineSession, parent: bytes, keys: KeyColumn) -> kvpool_native.HoldColumns:
+        """Where the chunks lie that are being saved after `parent`, a column each. Nothing is held."""
+        return self._directory.follow_saves(session.own.id, parent, keys.packed)
+
+    def verify(self, reservations: set[ReservationId]) -> list[str]:
+        """Broken invariants, one line each."""
+        unknown = set(self._saves) - reservations
+        return [f"followed saves: {len(unknown)} of no reservation"] if unknown else []
+
+
+def extents_of(reservation: Reservation, first_layer: int, checksums: bytes) -> Extents:
+    """The extents of all chunks of a save that these checksums are of. Raises ProtocolError."""
+    layers = len(checksums) // (CHECKSUM_BYTES * reservation.chunks)
+    if not layers or len(checksums) != layers * reservation.chunks * CHECKSUM_BYTES:
+        raise ProtocolError(
+            f"{len(checksums)} bytes of checksums, expected 4 for each layer of {reservation.chunks} chunks"
+        )
+    if not 0 <= first_layer <= reservation.layers - layers:
+        raise ProtocolError(
+            f"layers {first_layer}..{first_layer + layers - 1} landed, a chunk has {reservation.layers}"
+        )
+    return Extents(range(reservation.chunks), range(first_layer, first_layer + layers))

@@ -1,0 +1,1 @@
+"""Serving of other nodes: what they pull from this one."""

@@ -1,0 +1,227 @@
+"""Fleet: this node among others. What it offers them, what it asks of them, and who they are.
+
+Built before the pool, because the pool's peer tier reads what is known of the others; serves after it. Loop thread only, but
+for the threads of members and streams.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import kvpool_native
+from kvpool.clock import Clock
+from kvpool.config.config import Config
+from kvpool.config.curve_keys import KeyPair, read_allow_list, read_key_file
+from kvpool.config.peer_options import PeerConfig
+from kvpool.errors import ConfigError
+from kvpool.index.remote_chunks import NodeName, RemoteChunks
+from kvpool.keys import domain_tag
+from kvpool.peers.control.client import ControlClient, ControlClientSettings
+from kvpool.peers.control.identity import NodeIdentity
+from kvpool.peers.control.link import PeerLink
+from kvpool.peers.control.records import INCARNATION_BYTES
+from kvpool.peers.control.server import ControlServer, ControlServerSettings
+from kvpool.peers.following.follower import FollowSettings
+from kvpool.peers.following.followers import Followers
+from kvpool.peers.members.member import BookSettings, Member, MembersChange
+from kvpool.pool.pool import Pool
+from kvpool.server.peers.key_reporter import KeyReporter
+from kvpool.server.peers.member_source import check_source, linger_s, make_members
+from kvpool.server.peers.node_names import NodeNames
+from kvpool.server.peers.offers import Offers, OfferSettings
+from kvpool.server.peers.peer_list import describe
+from kvpool.tiers.base import ArenaMemory
+from kvpool.tiers.peer.tier import PeerTier, PeerTierSettings
+
+log = logging.getLogger(__name__)
+
+BYTES_PER_PAIR = 10  # of a chunk and a node that has it, in the remote index
+
+
+class Fleet:
+    """See the module. Raises ConfigError for keys or members that cannot be used."""
+
+    def __init__(self, config: PeerConfig, domain: bytes, clock: Clock) -> None:
+        """`domain`: the key of the trust domain."""
+        assert config.listen is not None
+        assert config.stream is not None
+        check_source(config)
+        if config.encrypt and not kvpool_native.HAS_TLS:
+            raise ConfigError(
+                ["peer.encrypt is true, but this build has no TLS: build it with OpenSSL 3 (Debian's libssl-dev)"]
+            )
+        self._config = config
+        self._clock = clock
+        self._domain = domain_tag(domain)
+        self._random = secrets.SystemRandom()
+        self._keys: KeyPair | None = read_key_file("peer.keys", config.keys) if config.keys else None
+        self._allowed = read_allow_list("peer.allow", config.allow) if config.allow else None
+        self._links: dict[NodeName, PeerLink] = {}
+        self._names = NodeNames()
+        self._doubles: set[PeerLink] = set()  # ready, with names of others: not used
+        self._tiers: list[PeerTier] = []
+        self._list_links: Callable[[], list[PeerLink]] = list  # none before the start
+        self._parts = AsyncExitStack()  # what has begun, and ends in the reverse order
+        self._has_ended = True
+        self._is_closed = False
+        self.chunks = RemoteChunks(max(1, config.index // BYTES_PER_PAIR), os.urandom(INCARNATION_BYTES))
+
+    def __repr__(self) -> str:
+        return f"<Fleet of {self._config.node_name}, {len(self._links)} links>"
+
+    def make_tier(self, memory: ArenaMemory, _config: Config, clock: Clock) -> PeerTier:
+        """The peer tier of this node's pool; see `lower_tiers.RemoteMaker`."""
+        config = self._config
+        settings = PeerTierSettings(
+            answer_s=config.answer_timeout,
+            stall_s=config.stall_timeout,
+            pull_s=config.pull_timeout,
+            threads=config.threads,
+            is_encrypted=config.encrypt,
+        )
+        self._tiers.append(
+            PeerTier(memory, self.chunks, self._links.get, settings=settings, clock=clock, random=self._random)
+        )
+        return self._tiers[-1]
+
+    async def start(self, pool: Pool) -> None:
+        """Serve others, and find them. Raises OSError or ConfigError where an address cannot be used."""
+        pool.remote_table = self.chunks.mapping
+        config, loop = self._config, asyncio.get_running_loop()
+        assert config.listen is not None
+        assert config.stream is not None
+        host, _, port = config.stream.endpoint.removeprefix("tcp://").rpartition(":")
+        settings = OfferSettings(
+            address=host.strip("[]"),
+            port=int(port),
+            threads=config.threads,
+            connections=config.connections,
+            stall_s=config.stall_timeout,
+            peer_bytes_per_s=config.rate,
+            peer_bytes_max=config.offered,
+            is_encrypted=config.encrypt,
+        )
+        self.offers = Offers(pool, settings, self._clock, loop)
+        self._parts.push_async_callback(self._close_offers)
+        self.reporter = KeyReporter(pool.journal, loop)
+        self._parts.callback(self.reporter.close)
+        pool.chains.writers.followed.listen(self.reporter)
+        self._followers = Followers(
+            self.chunks, settings=FollowSettings(), clock=self._clock, random=self._random, loop=loop
+        )
+        self._parts.callback(self._followers.close)
+        for tier in self._tiers:
+            tier.on_wrong_hints = self._followers.work
+        identity = NodeIdentity(config.node_name, os.urandom(INCARNATION_BYTES), self._domain, self.offers.stream)
+        self.server = ControlServer(
+            (config.listen,),
+            self.offers,
+            follows=self.reporter,
+            identity=identity,
+            keys=self._keys,
+            allowed=self._allowed or frozenset(),
+            settings=ControlServerSettings(),
+            clock=self._clock,
+            loop=loop,
+        )
+        self._parts.callback(self.server.close)
+        self.client = ControlClient(
+            self._note_link,
+            identity=identity,
+            keys=self._keys,
+            settings=ControlClientSettings(),
+            clock=self._clock,
+            random=self._random,
+            loop=loop,
+        )
+        self._list_links = self.client.links
+        self._parts.callback(self.client.close)
+        own = frozenset((config.node_name, *self.server.endpoints))
+        book = BookSettings(own=own, allowed=self._allowed, linger_s=linger_s(config))
+        public = self._keys.public if self._keys else b""
+        self._members = make_members(
+            config,
+            Member(self.server.endpoints[0], public, config.node_name, identity.incarnation),
+            lambda change: _hop(loop, self._follow_members, change),
+            book=book,
+            clock=self._clock,
+            random=self._random,
+        )
+        self._parts.push_async_callback(self._stop_members)
+        for tier in self._tiers:
+            tier.fleet_stats, tier.fleet_problems = self._stats, self._problems
+        await loop.run_in_executor(None, self._members.start)
+
+    def _stats(self) -> dict[str, int]:
+        """Counters of all parts, by name."""
+        parts = {
+            "members": self._members.stats(),
+            "offers": self.offers.stats(),
+            "asked": self.server.stats(),
+            "links": self.client.stats(),
+            "followed": self._followers.stats(),
+        }
+        return {f"{part}.{name}": count for part, counted in parts.items() for name, count in counted.items()}
+
+    def _problems(self) -> list[str]:
+        """Why the members may be out of date. Any thread."""
+        problem = self._members.problem()
+        return [problem] if problem else []
+
+    async def close(self) -> bool:
+        """End everything that has begun. False where a thread is left waiting for the network."""
+        self._is_closed = True
+        await self._parts.aclose()
+        return self._has_ended
+
+    async def _close_offers(self) -> None:
+        self._has_ended = await self.offers.close()
+
+    async def _stop_members(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self._members.stop)
+
+    def _follow_members(self, change: MembersChange) -> None:
+        if not self._is_closed:
+            self.client.follow(change)
+
+    def peer_links(self) -> list[PeerLink]:
+        """See `PeerLister`."""
+        return self._list_links()
+
+    def peer_row(self, link: PeerLink) -> dict[str, Any]:
+        """See `PeerLister`."""
+        name = link.life.node if link.life is not None else link.member.node
+        records = [record for tier in self._tiers if (record := tier.nodes.find(name)) is not None]
+        row = describe(link, self._followers, records[0] if records else None)
+        if link in self._doubles:
+            row |= {"state": "refused", "code": "name", "known_chunks": 0, "last_error": "another node has its name"}
+        return row
+
+    def _note_link(self, link: PeerLink) -> None:
+        if link.life is not None and not self._names.claim(NodeName(link.life.node), link, self._list_links()):
+            self._doubles.add(link)
+            log.warning(
+                "peer %s calls itself %r, as a node with another key does", link.member.endpoint, link.life.node
+            )
+            return
+        if link in self._doubles:
+            self._doubles.discard(link)
+            return
+        self._followers.note_link(link)
+        if link.life is None:
+            for name in [name for name, known in self._links.items() if known is link]:
+                del self._links[name]
+            return
+        name = NodeName(link.life.node)
+        self._links[name] = link
+        for tier in self._tiers:
+            tier.note_life(name, link.life.incarnation)
+
+
+def _hop(loop: asyncio.AbstractEventLoop, follow: Callable[[MembersChange], None], change: MembersChange) -> None:
+    """Follow a change of members on the loop. Called on the members' thread."""
+    loop.call_soon_threadsafe(follow, change)

@@ -1,0 +1,208 @@
+"""Key reporter: reports to other nodes which chunks this one has, from the journal.
+
+The owner's side of following (`FollowService`). A request is answered in a turn of its own, one request a turn with a pause
+between turns that is PAUSE_RATIO times as long, so that many followers that ask in one moment leave the loop to others. A
+request for changes where there are none waits for the journal's next event, or for the end of its wait.
+
+Chunks that an engine is just saving are reported too, from their first layer on: another node may follow the save. They are no
+events: each connection gets them once, with its next answer about changes, and those of saves that were given up as removed.
+
+Keys alone are reported. Loop thread only. Invariant: every request is in `_requests` from its call until its answer or
+`forget`; its connection's number is in `_idle` while it waits, and else in `_due`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvpool.journal.event_log import EVENT_PAYLOAD_BYTES_MAX, EventSlice
+from kvpool.journal.journal import Journal
+from kvpool.journal.snapshot_page import SNAPSHOT_END
+from kvpool.key_column import KeyColumn, packed_bytes
+from kvpool.peers.control import records as r
+from kvpool.peers.control.pullers import Puller
+from kvpool.types import EventKind
+
+# Keys of a page, and the size of the events that an answer adds up, with their token ids: a turn of less than a millisecond
+# (measured: 40 ns for a key of a page, 0.7 µs for one of an event of four).
+PAGE_KEYS = 2048
+EVENTS_BYTES_MAX = 128 << 10
+# Between the answers of two requests that wait: at least PAUSE_S, at most PAUSE_S_MAX (as on a machine that is busy itself).
+PAUSE_S = 0.001
+PAUSE_RATIO = 5
+PAUSE_S_MAX = 0.02
+
+# Chunks of saves under way, or given up, that are remembered for who has not asked since.
+SAVED_KEYS_MAX = 16_384
+SAVED_KEYS_ONCE = 1024
+
+assert PAGE_KEYS <= r.FOLLOW_KEYS_MAX
+assert SNAPSHOT_END == r.NO_MORE_KEYS
+assert packed_bytes(r.FOLLOW_KEYS_MAX) >= EVENT_PAYLOAD_BYTES_MAX, "any event has to fit an answer"
+
+
+@dataclass(slots=True)
+class _Request:
+    ask: r.AskFollow
+    answer: Callable[[Any], bool]
+    has_waited: bool = False
+
+
+class KeyReporter:
+    """See the module."""
+
+    def __init__(self, journal: Journal, loop: asyncio.AbstractEventLoop) -> None:
+        self._journal = journal
+        self._loop = loop
+        self._requests: dict[int, _Request] = {}  # by the number of the connection
+        self._idle: dict[int, asyncio.TimerHandle] = {}  # the ends of their waits
+        self._due: deque[int] = deque()
+        self._turn: asyncio.Handle | None = None
+        # Chunks of saves under way, and of those given up: the number of the note, and whether it can be followed. By number.
+        self._saves: dict[bytes, tuple[int, bool]] = {}
+        self._saves_noted = 0
+        self._saves_reported: dict[int, int] = {}  # the last one's number, by the number of the connection
+        self.answers = self.gaps = self.pages = 0
+        journal.listen(self._note_events, dict, list)
+
+    def __repr__(self) -> str:
+        return f"<KeyReporter {len(self._requests)} requests, {len(self._idle)} wait>"
+
+    def changes(self, puller: Puller, ask: r.AskChanges, answer: Callable[[r.Changes | r.Refused], bool]) -> None:
+        """See FollowService."""
+        self._take(puller, _Request(ask, answer))
+
+    def keys(self, puller: Puller, ask: r.AskKeys, answer: Callable[[r.Keys | r.Refused], bool]) -> None:
+        """See FollowService."""
+        self._take(puller, _Request(ask, answer))
+
+    def note_save(self, keys: KeyColumn) -> None:
+        """Chunks of a save can be followed from now on."""
+        self._note_saves(keys, is_followed=True)
+
+    def end_save(self, keys: KeyColumn, committed: int) -> None:
+        """So many chunks of a save are stored, as an event says; the others are lost."""
+        for key in keys[:committed]:
+            self._saves.pop(key, None)
+        if committed < len(keys):
+            self._note_saves(keys[committed:], is_followed=False)
+
+    def forget(self, puller: Puller) -> None:
+        """See FollowService."""
+        self._end(puller.number)
+        self._saves_reported.pop(puller.number, None)
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        if self._turn is not None:
+            self._turn.cancel()
+        for number in list(self._requests):
+            self._end(number)
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name: answers, those of them that report a gap, pages, and requests that wait."""
+        return {"answers": self.answers, "gaps": self.gaps, "pages": self.pages, "waiting": len(self._requests)}
+
+    def _take(self, puller: Puller, request: _Request) -> None:
+        self._end(puller.number)  # one that the server has given up
+        self._requests[puller.number] = request
+        self._make_due(puller.number)
+
+    def _make_due(self, number: int) -> None:
+        self._due.append(number)
+        if self._turn is None:
+            self._turn = self._loop.call_soon(self._take_turn)
+
+    def _note_events(self) -> None:
+        """New events: whoever waits for one is due."""
+        idle, self._idle = self._idle, {}
+        for number, timer in idle.items():
+            timer.cancel()
+            self._make_due(number)
+
+    def _take_turn(self) -> None:
+        number = self._due.popleft()
+        request = self._requests.get(number)
+        begun_s = self._loop.time()
+        try:
+            if request is not None and number not in self._idle:
+                self._serve(number, request)
+        finally:
+            pause_s = PAUSE_RATIO * (self._loop.time() - begun_s)
+            self._turn = self._loop.call_later(min(max(PAUSE_S, pause_s), PAUSE_S_MAX), self._go_on)
+
+    def _go_on(self) -> None:
+        self._turn = None
+        if self._due:
+            self._take_turn()
+
+    def _serve(self, number: int, request: _Request) -> None:
+        ask = request.ask
+        if isinstance(ask, r.AskKeys):
+            page = self._journal.keys(ask.cursor, PAGE_KEYS)
+            self.pages += 1
+            self._answer(number, request, r.Keys(page.keys.packed, page.as_of, page.cursor))
+            return
+        found = self._journal.since(b"", ask.last, EVENTS_BYTES_MAX)
+        saves = {} if found.is_gap else self._take_saves(number)
+        if found.is_gap or found.events or saves or request.has_waited or not ask.wait_ms:
+            self.gaps += found.is_gap
+            self._answer(number, request, _net_changes(found, self._journal.newest, saves))
+        else:
+            self._idle[number] = self._loop.call_later(ask.wait_ms / 1e3, self._end_wait, number)
+
+    def _note_saves(self, keys: KeyColumn, *, is_followed: bool) -> None:
+        for key in keys:
+            self._saves_noted += 1
+            self._saves.pop(key, None)
+            self._saves[key] = self._saves_noted, is_followed
+        for _ in range(len(self._saves) - SAVED_KEYS_MAX):
+            del self._saves[next(iter(self._saves))]
+        self._note_events()
+
+    def _take_saves(self, number: int) -> dict[bytes, bool]:
+        """What a connection does not know of saves: the newest, as many as an answer takes. A new one knows
+        of none that was lost."""
+        reported, self._saves_reported[number] = self._saves_reported.get(number), self._saves_noted
+        fresh: dict[bytes, bool] = {}
+        for key, (noted, is_followed) in reversed(self._saves.items()):
+            if noted <= (reported or 0) or len(fresh) == SAVED_KEYS_ONCE:
+                break
+            if is_followed or reported is not None:
+                fresh[key] = is_followed
+        return fresh
+
+    def _end_wait(self, number: int) -> None:
+        del self._idle[number]
+        self._requests[number].has_waited = True
+        self._make_due(number)
+
+    def _answer(self, number: int, request: _Request, answer: r.FollowAnswer) -> None:
+        self._end(number)
+        self.answers += 1
+        request.answer(answer)
+
+    def _end(self, number: int) -> None:
+        self._requests.pop(number, None)
+        timer = self._idle.pop(number, None)
+        if timer is not None:
+            timer.cancel()
+
+
+def _net_changes(found: EventSlice, newest: int, saves: dict[bytes, bool]) -> r.Changes:
+    """What a slice of events comes to, as far as the keys fit an answer: the last event of a key counts, and any event more
+    than a save."""
+    has = dict(saves)
+    last = found.last - len(found.events)
+    named = len(saves)
+    for event in found.events:
+        named += len(event.column)
+        if named > r.FOLLOW_KEYS_MAX:
+            break
+        has.update(dict.fromkeys(event.column, event.kind != EventKind.REMOVED))
+        last = event.id
+    stored = b"".join(key for key, is_stored in has.items() if is_stored)
+    removed = b"".join(key for key, is_stored in has.items() if not is_stored)
+    return r.Changes(last, max(newest, last), found.is_gap, stored, removed)

@@ -1,0 +1,355 @@
+"""Offers: chunks of this node that others pull, each under a lease like an engine's until its bytes are sent.
+
+    Pull ──lease──► OFFERED ──all is sent, released, late, forgotten──► the native offer ends ──► the lease is released
+       └──nothing here──► an empty Offer
+
+Chunks behind the leased ones that an engine is just saving are offered too, and sent layer by layer as they come. They are
+leased when they are committed; until then nothing holds them, and of a save that is given up the puller gets no whole chunk.
+
+Another node is served by the verbs that engines have: a session of its own for each model and layout, whose leases count for
+its share, expire, and end with it. What it asks for is promoted from the lower tiers here, never pulled from a third node. No
+new model or layout is made for it. Leasing for others takes a share of the loop's time at most, so that engines' requests come
+first. Loop thread only; the bytes are sent by the server's threads, straight from the arena.
+
+Invariant: a lease is released only after its native offer has ended, so that no thread reads a slot that may have other bytes.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import kvpool_native
+from kvpool.clock import Clock, Deadline
+from kvpool.errors import KVPoolError
+from kvpool.index.parts import Parts
+from kvpool.index.sessions import EngineSession
+from kvpool.key_column import KeyColumn
+from kvpool.layout import Layout
+from kvpool.peers.control import records as r
+from kvpool.peers.control.pullers import Puller
+from kvpool.peers.loop_share import LoopShare
+from kvpool.pool.pool import Pool
+from kvpool.protocol.records import messages as m
+from kvpool.types import ConnectionId, Level
+
+log = logging.getLogger(__name__)
+
+# Connections of engines count up from 1.
+FIRST_CONNECTION = 1 << 31
+STOP_TIMEOUT_S = 10.0
+# Of the loop's time, for all pulls of all peers.
+LOOP_SHARE = 0.2
+# One peer has at most a quarter of all offers: one that never receives what it asks for leaves the others theirs.
+PEER_PART = 4
+_WORD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class OfferSettings:
+    """Bounds of offers. `address`: of the stream listener, numeric. `connections`: streams of one pull at most. The others: see
+    `kvpool_native.ExtentServer`; bytes are of one peer."""
+
+    address: str = "127.0.0.1"
+    port: int = 0
+    threads: int = 4
+    connections: int = 2
+    offers_max: int = 256
+    strangers_max: int = 64
+    connections_max: int = 256
+    hello_timeout_s: float = 2.0
+    stall_s: float = 2.0
+    peer_bytes_per_s: int = 0
+    peer_bytes_max: int = 4 << 30
+    is_encrypted: bool = False
+
+
+@dataclass(slots=True)
+class _Offered:
+    """A native offer. `peer`: whose bounds it counts against; `lease`: what it sends; `ticket`: by which it is withdrawn.
+    `is_leasing`: a task asks for more."""
+
+    puller: int
+    peer: int
+    pull: int
+    ticket: bytes
+    session: EngineSession
+    lease: int
+    unleased: KeyColumn  # the whole chain, while chunks of it are being saved; else none
+    is_leasing: bool = False
+
+
+@dataclass(slots=True)
+class _Peer:
+    """A connection of another node. `tasks`: pulls that have no answer yet."""
+
+    sessions: dict[tuple[str, bytes], EngineSession] = field(default_factory=dict)
+    tasks: dict[int, "asyncio.Task[None]"] = field(default_factory=dict)
+    offered: dict[int, int] = field(default_factory=dict)  # native offers, by pull
+    is_gone: bool = False
+
+
+class Offers:
+    """See the module, and `PullService`. Listens from the constructor on; raises OSError."""
+
+    def __init__(self, pool: Pool, settings: OfferSettings, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+        self._pool = pool
+        self._settings = settings
+        self._clock = clock
+        self._loop = loop
+        memory = pool.memory
+        self._index = kvpool_native.IndexView(memory.index)
+        self._server = kvpool_native.ExtentServer(
+            memory.arena,
+            memory.index,
+            settings.address,
+            settings.port,
+            threads=settings.threads,
+            offers_max=settings.offers_max,
+            strangers_max=settings.strangers_max,
+            connections_max=settings.connections_max,
+            hello_timeout_s=settings.hello_timeout_s,
+            stall_s=settings.stall_s,
+            peer_bytes_per_s=settings.peer_bytes_per_s,
+            peer_bytes_max=settings.peer_bytes_max,
+            encrypted=settings.is_encrypted,
+        )
+        host = f"[{settings.address}]" if ":" in settings.address else settings.address
+        self.stream = f"{'tls' if settings.is_encrypted else 'tcp'}://{host}:{self._server.port}"
+        self._peers: dict[int, _Peer] = {}
+        self._offered: dict[int, _Offered] = {}
+        self._connections = FIRST_CONNECTION
+        self._counts: Counter[str] = Counter()
+        self._leasing: set[asyncio.Task[None]] = set()
+        pool.journal.listen(self._lease_saved, dict, list)
+        self._offers_of: Counter[int] = Counter()
+        self._share = LoopShare(LOOP_SHARE, clock)
+        loop.add_reader(self._server.fileno(), self._settle)
+
+    def __repr__(self) -> str:
+        return f"<Offers at {self.stream}, {len(self._offered)} under way>"
+
+    def serve(self, puller: Puller, pull: r.Pull, answer: Callable[[r.Offer | r.Refused], bool]) -> None:
+        """See `PullService`."""
+        peer = self._peers.setdefault(puller.number, _Peer())
+        task = self._loop.create_task(self._serve(puller, peer, pull, answer))
+        peer.tasks[pull.pull] = task
+        task.add_done_callback(lambda _: self._served(puller.number, pull.pull))
+
+    def release(self, puller: Puller, pull: int) -> None:
+        """See `PullService`."""
+        peer = self._peers.get(puller.number)
+        if peer is None:
+            return
+        if pull in peer.tasks:
+            peer.tasks[pull].cancel()
+        if pull in peer.offered:
+            self._server.withdraw(self._offered[peer.offered[pull]].ticket)
+
+    def forget(self, puller: Puller) -> None:
+        """See `PullService`."""
+        peer = self._peers.get(puller.number)
+        if peer is None:
+            return
+        peer.is_gone = True
+        for task in peer.tasks.values():
+            task.cancel()
+        for number in peer.offered.values():
+            self._server.withdraw(self._offered[number].ticket)
+        self._drop_where_over(puller.number)
+
+    async def close(self) -> bool:
+        """End everything. False where a thread is left waiting for the network."""
+        tasks = [*self._leasing, *(task for peer in self._peers.values() for task in peer.tasks.values())]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._loop.remove_reader(self._server.fileno())
+        has_ended = await self._loop.run_in_executor(None, self._server.stop, STOP_TIMEOUT_S)
+        self._settle()
+        for number, peer in list(self._peers.items()):
+            peer.is_gone = True
+            self._drop_where_over(number)
+        return has_ended
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name."""
+        native = self._server.stats()
+        return {
+            "offers": len(self._offered),
+            "sent_bytes": native["sent_bytes"],
+            **{
+                f"strangers_{name}": native[name]
+                for name in ("bad_hello", "unencrypted", "untrusted", "bad_ticket", "repeated", "silent", "crowded")
+            },
+            **{f"pulls_{name}": self._counts[name] for name in ("served", "empty", "refused")},
+        }
+
+    async def _serve(
+        self, puller: Puller, peer: _Peer, pull: r.Pull, answer: Callable[[r.Offer | r.Refused], bool]
+    ) -> None:
+        deadline = Deadline(pull.deadline_ms / 1000, self._clock)
+        try:
+            session = self._session_of(peer, pull)
+            offer = None if session is None else await self._offer(puller, peer, session, pull, deadline=deadline)
+        except KVPoolError as error:
+            self._counts["refused"] += 1
+            answer(r.Refused(r.RefusalCode.FAILED, str(error)[: r.TEXT_BYTES_MAX // 4]))
+            return
+        self._counts["empty" if offer is None else "served"] += 1
+        is_sent = answer(offer or r.Offer(pull.pull, 0, b"", 0, "", b""))
+        if offer is not None and not is_sent:
+            self._server.withdraw(offer.ticket)
+
+    def _session_of(self, peer: _Peer, pull: r.Pull) -> EngineSession | None:
+        """The puller's session for a model and layout; None where nobody has used them here."""
+        layout = Layout.from_wire(pull.layout)
+        identity = pull.model, layout.fingerprint()
+        if identity not in peer.sessions:
+            if self._pool.namespaces.find(pull.model, layout) is None:
+                return None
+            self._connections += 1
+            session = self._pool.open_session(ConnectionId(self._connections), pull.model, layout)
+            peer.sessions[identity] = replace(session, is_peer=True)
+        return peer.sessions[identity]
+
+    async def _offer(
+        self, puller: Puller, peer: _Peer, session: EngineSession, pull: r.Pull, *, deadline: Deadline
+    ) -> r.Offer | None:
+        """Lease what is here of a chain, and have its chunks from the first one asked for sent to who has the ticket."""
+        if self._offers_of[_number_of(puller)] >= self._settings.offers_max // PEER_PART:
+            raise KVPoolError("the node has as many offers for this one as one node may have")
+        leased = await self._drive(self._pool.chains.acquire(session, m.Acquire(pull.keys)))
+        with self._share.used():
+            return self._offer_leased(puller, peer, session, pull, leased=leased, deadline=deadline)
+
+    def _offer_leased(
+        self,
+        puller: Puller,
+        peer: _Peer,
+        session: EngineSession,
+        pull: r.Pull,
+        *,
+        leased: m.Leased,
+        deadline: Deadline,
+    ) -> r.Offer | None:
+        """Offer what is leased, and what is being saved behind it. REQUIRES: the same turn as the lease."""
+        peer_number, keys = _number_of(puller), KeyColumn(pull.keys)
+        # What this node is itself pulling is not offered: two nodes that ask each other would wait for each other.
+        coming = leased.tiers.find(Level.PEER)
+        here = leased.chunks if coming < 0 else coming
+        # In the same turn as the lease ends: what was committed before is in it, what is committed later is found here.
+        behind = keys[leased.chunks :] if here == leased.chunks else keys[:0]
+        saved = self._pool.chains.writers.followed.find(session, keys[here - 1] if here else b"", behind)
+        layout = session.own.layout
+        end = min(here + len(saved.offsets) // _WORD, pull.first + r.offered_chunks_max(layout.layers))
+        chunks = end - pull.first
+        if chunks <= 0:
+            self._end_lease(session, leased.lease)
+            return None
+        rows = slice(pull.first * _WORD, end * _WORD)
+        columns = (
+            (leased.offsets[: here * _WORD] + saved.offsets)[rows],
+            (leased.slots[: here * _WORD] + saved.slots)[rows],
+            (leased.generations[: here * _WORD] + saved.generations)[rows],
+        )
+        ticket = os.urandom(r.TICKET_BYTES)
+        connections = min(self._settings.connections, chunks)
+        layer_bytes = layout.chunk_bytes // layout.layers
+        timeout_s = max(0.001, min(deadline.remaining_s(), session.lease_ttl_ns / 1e9 / 2))
+        number, refusal = self._server.offer(
+            ticket,
+            self._index,
+            *columns,
+            layers=layout.layers,
+            layer_bytes=layer_bytes,
+            connections=connections,
+            peer=peer_number,
+            timeout_s=timeout_s,
+        )
+        if not number:
+            self._end_lease(session, leased.lease)
+            raise KVPoolError(f"the node offers no more now (reason {refusal})")
+        unleased = keys[:end] if end > leased.chunks else keys[:0]
+        self._offered[number] = _Offered(puller.number, peer_number, pull.pull, ticket, session, leased.lease, unleased)
+        self._offers_of[peer_number] += 1
+        peer.offered[pull.pull] = number
+        checks = self._server.checks(self._index, *columns, layers=layout.layers, layer_bytes=layer_bytes)
+        return r.Offer(pull.pull, chunks, ticket, connections, self.stream, checks)
+
+    def _lease_saved(self) -> None:
+        """New events: what is offered while it is saved may be committed now."""
+        for number, offered in self._offered.items():
+            if offered.unleased and not offered.is_leasing:
+                offered.is_leasing = True
+                task = self._loop.create_task(self._lease_more(number, offered))
+                self._leasing.add(task)
+                task.add_done_callback(self._leasing.discard)
+
+    async def _lease_more(self, number: int, offered: _Offered) -> None:
+        """Lease what has been committed of an offer, in place of the lease that it has."""
+        try:
+            leased = await self._drive(self._pool.chains.acquire(offered.session, m.Acquire(offered.unleased.packed)))
+        except KVPoolError as error:  # it goes on without: the puller finds what leaves its slot
+            log.info("chunks that were saved while they were offered are not leased: %s", error)
+            return
+        finally:
+            offered.is_leasing = False
+        if number not in self._offered:
+            self._end_lease(offered.session, leased.lease)
+            return
+        before, offered.lease = offered.lease, leased.lease
+        self._end_lease(offered.session, before)
+        if leased.chunks == len(offered.unleased):
+            offered.unleased = offered.unleased[:0]
+
+    async def _drive(self, parts: Parts[m.Leased]) -> m.Leased:
+        """The answer to a request that is served in parts; other work goes on between them."""
+        while True:
+            while wait_s := self._share.wait_s:
+                await asyncio.sleep(wait_s)
+            try:
+                with self._share.used():
+                    awaited = next(parts)
+            except StopIteration as end:
+                leased: m.Leased = end.value
+                return leased
+            await (asyncio.sleep(0) if awaited is None else awaited)
+
+    def _served(self, number: int, pull: int) -> None:
+        self._peers[number].tasks.pop(pull, None)
+        self._drop_where_over(number)
+
+    def _settle(self) -> None:
+        """Release the leases of offers that have ended."""
+        for ended in self._server.completed():
+            offered = self._offered.pop(ended.offer)
+            self._offers_of[offered.peer] -= 1
+            if not self._offers_of[offered.peer]:
+                del self._offers_of[offered.peer]
+            self._end_lease(offered.session, offered.lease)
+            self._peers[offered.puller].offered.pop(offered.pull, None)
+            self._drop_where_over(offered.puller)
+
+    def _end_lease(self, session: EngineSession, lease: int) -> None:
+        if lease:
+            self._pool.leases.release(session, m.Release(lease))
+
+    def _drop_where_over(self, number: int) -> None:
+        """End the sessions of a connection that has ended, once nothing of it is under way."""
+        peer = self._peers[number]
+        if peer.is_gone and not peer.tasks and not peer.offered:
+            for session in peer.sessions.values():
+                self._pool.drop_connection(session.connection)
+            del self._peers[number]
+
+
+def _number_of(puller: Puller) -> int:
+    """The number by which the stream's bounds know a peer: its own, or without keys its connection's."""
+    if not puller.key:
+        return puller.number
+    return int.from_bytes(hashlib.blake2b(puller.peer.encode(), digest_size=7).digest(), "big")
