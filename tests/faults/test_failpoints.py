@@ -35,6 +35,8 @@ FIRST_TIME = {
     "client.connect.after_welcome",
     "daemon.prefault.segment",
 }
+# Reached only where there is another node: tests/faults/test_pull_failures.py.
+OF_PEERS = {"daemon.pull.before_read"}
 QUICK = {
     ("daemon.commit.before_publish", "crash"),
     ("daemon.commit.after_publish", "crash"),
@@ -53,6 +55,8 @@ QUICK = {
 def _cases() -> Iterator[object]:
     for name in FAILPOINTS:
         for action in ("crash", "error", "delay(200ms)"):
+            if name in OF_PEERS:
+                continue
             if action == "error" and name in WITHOUT_ERROR:
                 continue
             marks = () if (name, action) in QUICK else (pytest.mark.campaign,)

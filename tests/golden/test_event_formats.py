@@ -28,7 +28,7 @@ LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens
 KEYS = [kvpool_native.blake3(bytes([number])) for number in range(10)]
 TAG = salt_tag(b"tenant-a")
 TOKENS = struct.pack("<8i", 1, 2, 3, 50_000, -1, 0, 127, 128)
-DRAM, SSD = 1 << Level.DRAM, 1 << Level.SSD
+DRAM, SSD, PEER = 1 << Level.DRAM, 1 << Level.SSD, 1 << Level.PEER
 EVENTS = (
     Event(0, EventKind.CREATED, capacities=(0, 100, 800, 0)),
     Event(1, EventKind.STORED, 0, KEYS[0] + KEYS[1], b"", TOKENS, tiers=DRAM),
@@ -42,6 +42,10 @@ EVENTS = (
     Event(9, EventKind.STORED, 0, KEYS[6], KEYS[5], TOKENS[:16], tiers=DRAM, adapter="sql-lora", salt_tag=TAG),
     Event(10, EventKind.STORED, 0, KEYS[7], b"", TOKENS[:16], tiers=SSD, salt_tag=TAG),
     Event(11, EventKind.STORED, 0, KEYS[8] + KEYS[9], b"", TOKENS, tiers=DRAM, adapter="sql-lora"),
+    Event(
+        12, EventKind.UPDATED, 0, KEYS[8], b"", TOKENS[:16], tiers=DRAM | PEER, tiers_before=DRAM, adapter="sql-lora"
+    ),
+    Event(13, EventKind.UPDATED, 0, KEYS[8], b"", b"", tiers=DRAM, tiers_before=DRAM | PEER, cause=Cause.DROPPED),
 )
 NAMES = {0: ("model", LAYOUT)}
 WALL_TIME_S = 1_700_000_000.5
@@ -94,11 +98,13 @@ def _messages(name: str) -> list[bytes]:
 
 
 def test_both_forms_have_the_same_content() -> None:
-    """The positional one but for `cache_salt`, for which it has no place."""
+    """The positional one but for `cache_salt`, `locality` and `ownership`, for which it has no place."""
     maps = [decode(payload) for payload in _messages("events_map.bin")]
     assert all((ts, rank) == (WALL_TIME_S, 0) for ts, _, rank in maps)
     events = [event for _, events, _ in maps for event in events]
-    assert [event.pop("cache_salt", "") for event in events] == [""] * 5 + [TAG.hex()] * 3 + [""] * 2
+    assert [event.pop("cache_salt", "") for event in events] == [""] * 5 + [TAG.hex()] * 3 + [""] * 4
+    places = [(event.pop("locality", ""), event.pop("ownership", "")) for event in events]
+    assert places == [("LOCAL", "kvpool")] * 9 + [("REMOTE", "kvpool")] * 2 + [("", "")]
     assert maps == [decode(payload) for payload in _messages("events_positional.bin")]
     assert [(event["type"], event.get("medium")) for event in events] == [
         ("BlockStored", "CPU"),
@@ -110,12 +116,14 @@ def test_both_forms_have_the_same_content() -> None:
         ("BlockStored", "CPU"),
         ("BlockStored", "STORAGE"),
         ("BlockStored", "CPU"),
+        ("BlockStored", "EXTERNAL"),
+        ("BlockRemoved", "EXTERNAL"),
         ("AllBlocksCleared", None),
     ]
     assert events[0]["block_hashes"] == [int.from_bytes(key[-8:], "big") for key in KEYS[:2]]
     assert events[1]["parent_block_hash"] == events[0]["block_hashes"][1]
     assert events[0]["token_ids"] == [1, 2, 3, 50_000, -1, 0, 127, 128]
-    assert len(maps) == 2, "a block that is stored twice begins a new message"
+    assert len(maps) == 3, "a block that is stored twice begins a new message"
 
 
 @pytest.mark.parametrize("name", ["events_map.bin", "events_positional.bin"])
@@ -151,7 +159,7 @@ def test_the_router_of_the_tests_shares_no_code_with_the_daemon() -> None:
 
 def test_the_envelope_begins_as_vllms_does() -> None:
     assert _messages("events_map.bin")[0][:2] == b"\x93\xcb"
-    assert _messages("events_map.bin")[0][10:].startswith(b"\x92\x88\xa4type\xabBlockStored\xacblock_hashes")
+    assert _messages("events_map.bin")[0][10:].startswith(b"\x92\x8a\xa4type\xabBlockStored\xacblock_hashes")
     assert _messages("events_positional.bin")[0][10:].startswith(b"\x92\x98\xabBlockStored\x92\xcf")
 
 

@@ -11,8 +11,8 @@ import pytest
 
 import kvpool_native
 from kvpool.bench.disk import has_disk
-from kvpool.cli.commands.simulate import parse_blocks
 from kvpool.cli.kvpoolctl import load_commands
+from kvpool.cli.simulation.options import parse_blocks
 from kvpool.errors import InvalidArgument
 from kvpool.sim.node import POLICIES
 from kvpool.sim.traces import BLOCK_TOKENS

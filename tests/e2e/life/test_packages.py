@@ -34,7 +34,7 @@ def test_the_package_declares_its_dependencies(staged: Path) -> None:
         line.split(": ", 1) for line in (staged / "DEBIAN/control").read_text().splitlines() if line[0] != " "
     )
     assert (control["Package"], control["Version"]) == ("kvpool", kvpool.__version__)
-    assert control["Depends"] == "python3.11, libc6 (>= 2.35), libstdc++6 (>= 12)"
+    assert control["Depends"] == "python3.11, libc6 (>= 2.35), libstdc++6 (>= 12), libssl3 | libssl3t64"
     assert int(control["Installed-Size"]) > 100
     assert "@" not in (staged / "DEBIAN/control").read_text().replace("kvpool@localhost", "")
 

@@ -136,6 +136,7 @@ def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -
         *[LATENCY] * 12,
         {"ready_s", "ready_spread_s", "rss_mib", "idle_cpu_seconds", "arena_mib"},
         *([{"part", "wrong_bytes"}] * 11 if has_disk(None) else []),
+        *[{"way", "streams", "gb_per_s", "ratio", "cpu_seconds_per_gb", "first_layer_us"}] * 12,
         RATE | {"hit_rate", "ideal_hit_rate", "wrong_bytes", "load_spread_gb_per_s", "acquire_p99_us"},
     ]
     assert [sorted(keys - set(row)) for row, keys in zip(rows, expected, strict=True)] == [[]] * len(rows)
@@ -149,7 +150,7 @@ def test_bench_measures_a_shared_daemon_time_and_again_and_leaves_nothing_there(
     for _ in range(2):
         run = _run("bench", "all", "--quick", "--socket", daemon.socket)
         assert run.returncode == 0, run.stderr
-        assert "footprint and ssd are left out: they start daemons of their own" in run.stdout
+        assert "footprint, ssd and peer are left out: they need no daemon" in run.stdout
         assert "replay is left out: name traces" in run.stdout
     assert daemon.stats()["dram.chunks"] == 0
 

@@ -12,6 +12,7 @@ from kvpool.protocol.records import events as em
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.records import operator as om
+from kvpool.protocol.records import peers as pm
 from tests.hostile.rigs.raw_clients import engine, keys_of
 from tests.rigs.daemon import SMALL, Daemon
 from tests.rigs.payload import load_all, payload_of, store, tokens_of
@@ -66,6 +67,8 @@ SENT = (
     m.RetainKeys(b"", 0, 0.0),
     cm.AskConnections(),
     cm.Disconnect(0),
+    pm.AskPeers(0),
+    pm.AcquireFrom(b"", ""),
     om.LogLevel(""),
     om.Reload(),
 )
@@ -90,6 +93,7 @@ def _run_session(daemon: Daemon) -> None:
         raw.call(m.End(made.reservation), m.Done)
         raw.call(m.Renew((3).to_bytes(8, "little")), m.Done)
         raw.call(m.Release(raw.call(m.Acquire(keys_of(0, 3)), m.Leased).lease), m.Done)
+        raw.call(m.Release(raw.call(pm.AcquireFrom(keys_of(0, 3), "node"), m.Leased).lease), m.Done)
         raw.call(m.ReportCorrupt(1, 0), m.Done)
     with daemon.admin() as admin:
         admin.info()
@@ -102,6 +106,7 @@ def _run_session(daemon: Daemon) -> None:
         admin.chunk_history([keys[0]])
         admin.namespaces()
         admin.connections()
+        admin.peers()
         assert not admin.disconnect(1 << 40)
         admin.layouts("test-model")
         admin.retain(KeyColumn(keys_of(0, 3)), 80, 1.0)

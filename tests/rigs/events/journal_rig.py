@@ -9,7 +9,8 @@ from concurrent.futures import Future
 import kvpool_native
 from kvpool.config.config import load_config
 from kvpool.index.namespaces import Namespaces
-from kvpool.journal.journal import SNAPSHOT_END, Journal
+from kvpool.journal.journal import Journal
+from kvpool.journal.snapshot_page import SNAPSHOT_END
 from kvpool.key_column import KeyColumn
 from kvpool.keys import pack_scope
 from kvpool.layout import Layout

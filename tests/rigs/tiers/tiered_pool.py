@@ -12,9 +12,10 @@ from kvpool.clock import MonotonicClock
 from kvpool.config.config import load_config
 from kvpool.index.parts import Parts
 from kvpool.layout import Layout
-from kvpool.pool.lower_tiers import Planner
+from kvpool.pool.lower_tiers import Planner, RemoteMaker, TierKinds
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import peers as pm
 from kvpool.tiers.slots import SlotSizes
 from kvpool.types import KEY_BYTES, ConnectionId, Level, SaveState
 from tests.rigs.tiers.memory_tier import Medium, MemoryTier, planner
@@ -42,10 +43,18 @@ def medium_of(chunks: int) -> Medium:
 
 
 class TieredPool:
-    """One life of a pool. `tiers`: the lower tiers, one for each medium, the fastest first."""
+    """One life of a pool.
+
+    `tiers`: the lower tiers, one for each medium, the fastest first. `remotes`: makers of remote tiers.
+    """
 
     def __init__(
-        self, media: Sequence[Medium], dram_chunks: int, *options: str, levels: Sequence[Level] = (Level.SSD,)
+        self,
+        media: Sequence[Medium],
+        dram_chunks: int,
+        *options: str,
+        levels: Sequence[Level] = (Level.SSD,),
+        remotes: Sequence[RemoteMaker] = (),
     ) -> None:
         self.tiers: list[MemoryTier] = []
         planners: list[Planner] = [
@@ -53,7 +62,7 @@ class TieredPool:
             for number, (medium, level) in enumerate(zip(media, levels, strict=True))
         ]
         wanted = [f"dram.capacity={dram_chunks * CHUNK}B", "dram.prefault=false", "dram.connection_share=1.0", *options]
-        self.pool = Pool(load_config(None, wanted), MonotonicClock(), planners)
+        self.pool = Pool(load_config(None, wanted), MonotonicClock(), TierKinds(planners, remotes))
         self.session = self.pool.open_session(ConnectionId(1), "model", LAYOUT)
         self.arena = self.pool._dram.arena.view()
 
@@ -103,12 +112,14 @@ class TieredPool:
         done = await self.serve(self.pool.chains.commit(self.session, m.Commit(made.reservation, sums, b"")))
         return present + done.states.count(SaveState.STORED)
 
-    async def load(self, keys: Sequence[bytes], *, is_patient: bool = True) -> int:
+    async def load(self, keys: Sequence[bytes], *, is_patient: bool = True, owner: str = "") -> int:
         """Lease a chain and compare what has landed: how many leading chunks are there, each with the bytes of its key.
 
-        `is_patient`: waits until all that is leased has landed or failed.
+        `is_patient`: waits until all that is leased has landed or failed. `owner`: the node that is named.
         """
-        leased = await self.serve(self.pool.chains.acquire(self.session, m.Acquire(b"".join(keys))))
+        chains, packed = self.pool.chains, b"".join(keys)
+        named = chains.acquire_from(self.session, pm.AcquireFrom(packed, owner))
+        leased = await self.serve(named if owner else chains.acquire(self.session, m.Acquire(packed)))
         if not leased.lease:
             return 0
         lease = self.pool._readers.find(self.session, leased.lease)

@@ -88,12 +88,16 @@ class BlockStored:
     medium: str | None
     lora_name: str | None
     extra_keys: Any = None
+    locality: str | None = None
+    ownership: str | None = None
 
 
 @dataclass(frozen=True)
 class BlockRemoved:
     block_hashes: list[int]
     medium: str | None
+    locality: str | None = None
+    ownership: str | None = None
 
 
 @dataclass(frozen=True)

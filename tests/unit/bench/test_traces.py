@@ -207,3 +207,28 @@ def test_a_gzip_file_that_is_cut_off_is_refused(tmp_path: Path, kept: float) -> 
     data = trace.path.read_bytes()
     trace.path.write_bytes(data[: int(len(data) * kept)])
     assert "cut off or damaged" in _refusal(trace)
+
+
+def test_a_conversations_id_is_read_where_there_is_one(tmp_path: Path) -> None:
+    named = _write(tmp_path / "t.jsonl", {**GOOD, "session_id": 4}, {**GOOD, "session_id": None}, GOOD)
+    assert [request.session for request in named.requests()] == [4, None, None]
+    archive = _archive(tmp_path / "t.npz", sess=np.array([9, 0], np.int32))
+    assert [request.session for request in archive.requests()] == [9, 0]
+    assert [request.session for request in _archive(tmp_path / "u.npz").requests()] == [None, None]
+
+
+@pytest.mark.parametrize("value", [-1, "7", 1.5, True, 1 << 63])
+def test_a_conversations_id_is_a_number(tmp_path: Path, value: object) -> None:
+    assert "session_id is" in _refusal(_write(tmp_path / "t.jsonl", {**GOOD, "session_id": value}))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (np.array([1]), "sess has 1 entries, expected 2"),
+        (np.array([0, -1]), "sess is -1, expected 0.."),
+        (np.array([0.0, 1.0]), "expected one dimension of integers"),
+    ],
+)
+def test_conversations_of_an_archive_are_numbers(tmp_path: Path, values: object, expected: str) -> None:
+    assert expected in _refusal(_archive(tmp_path / "t.npz", sess=values))

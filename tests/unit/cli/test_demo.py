@@ -22,10 +22,10 @@ transformers = pytest.importorskip("transformers", reason="needs the demo extra:
 
 from demo.conversation import QUESTIONS, SYSTEM, WordTokenizer, cut_prefix, read_documents  # noqa: E402
 from demo.engine import Answer, Engine, Shape, build_model  # noqa: E402
-from demo.node import Daemon  # noqa: E402
+from demo.node import Daemon, make_fleet  # noqa: E402
 from demo.paged_kv import PagedKV  # noqa: E402
 from demo.plan import Plan, make_plan  # noqa: E402
-from demo.report import Row, judge, make_console, show  # noqa: E402
+from demo.report import Act, Row, judge, make_console, show  # noqa: E402
 from demo.worker import tiers_of  # noqa: E402
 from kvpool_client.torch import PagedPrefixCache, layout_of  # noqa: E402
 
@@ -180,30 +180,55 @@ def test_the_verdict_needs_speed_and_equal_tokens(
     assert "speed-up" in shown
 
 
-AFTER_KILL = Row("a", 1, 2021, 2000, 1.0, 0.2, True, True, ("ssd",), True)
+LATER = Row("a", 1, 2021, 2000, 1.0, 0.2, True, True)
 
 
+@pytest.mark.parametrize("act", [Act.DISK, Act.NODES])
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({}, ""),
         ({"has_same_tokens": False}, "warm answers differ from cold ones"),
         ({"reused_tokens": 0}, "a turn reused nothing"),
-        ({"tiers": ("dram", "ssd")}, "after the kill a prefix did not come from SSD"),
-        ({"tiers": ()}, "after the kill a prefix did not come from SSD"),
+        ({"tiers": ("dram", "ssd", "peer")}, "a prefix did not come from"),
+        ({"tiers": ()}, "a prefix did not come from"),
     ],
 )
-def test_the_second_act_counts_only_with_equal_tokens_from_ssd(
-    capsys: pytest.CaptureFixture[str], change: dict[str, Any], reason: str
+def test_a_later_act_counts_only_with_equal_tokens_from_its_tier(
+    capsys: pytest.CaptureFixture[str], act: Act, change: dict[str, Any], reason: str
 ) -> None:
-    rows = [Row("a", 1, 2021, 2000, 1.0, 0.1, True, True), replace(AFTER_KILL, **change)]
+    later = replace(LATER, act=act, tiers=(act.tier,))
+    rows = [Row("a", 1, 2021, 2000, 1.0, 0.1, True, True), replace(later, **change)]
     console = make_console()
     show(console, rows, 24)
     assert judge(console, rows) is not bool(reason)
     shown = capsys.readouterr().out
-    assert shown.count("warm from SSD after kill -9") == 2, "a heading in the table, and the figures below"
+    assert shown.count(act.heading) == 2, "a heading in the table, and the figures below"
     assert "first token after 200 ms instead of 1000 ms, speed-up 5.0 to 5.0" in shown
-    assert (f"FAILED: {reason}" in shown) is bool(reason)
+    assert ("FAILED: " in shown) is bool(reason)
+    assert reason in shown
+
+
+def test_a_second_node_has_what_the_first_one_stored(tmp_path: Path) -> None:
+    layout = kv.Layout(layers=2, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=32)
+    first, second = make_fleet("first", "second")
+    sizes = {"dram_capacity": "16MiB", "ssd_capacity": "32MiB"}
+    with (
+        Daemon(tmp_path / "first", **sizes, member=first) as daemon,
+        Daemon(tmp_path / "second", **sizes, member=second) as other,
+        kv.connect(str(daemon.socket), model="m", layout=layout) as there,
+        kv.connect(str(other.socket), model="m", layout=layout) as pool,
+    ):
+        wait_connected(there)
+        wait_connected(pool)
+        keys = pool.keys(tokens_of(1, 5 * 32))
+        assert store(there, keys).stored == 5
+        other.wait_known(5)
+        assert tiers_of(pool, tokens_of(1, 5 * 32).tolist()) == ["peer"]
+        result, into = load_all(pool, keys)
+        assert result.chunks == 5
+        assert_right_bytes(keys, layout, result, into)
+        assert other.stats()["peer.pulled_chunks"] == other.verify() == 5
 
 
 def test_a_killed_daemon_serves_again_from_ssd(tmp_path: Path) -> None:

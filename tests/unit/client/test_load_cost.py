@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpool.types import Level
+from kvpool_client.connection.peer_pace import PeerPace
 from kvpool_client.engines.load_cost import (
     BYTES_TO_MEASURE,
     FIRST_GUESS,
@@ -213,3 +214,23 @@ def test_the_prefill_rate_is_unknown_until_measured() -> None:
     assert estimator.rates().prefill_tokens_per_s == 0
     estimator.add_prefill(1000, 0.5)
     assert estimator.rates().prefill_tokens_per_s == 2000
+
+
+def test_a_slow_peer_is_declined_and_a_fast_one_loaded_from_whatever_others_were() -> None:
+    estimator = RateEstimator()
+    estimator.add_prefill(10_000, 1.0)  # a chunk of 256 tokens in 25.6 ms
+    levels = bytes([DRAM] * 2 + [Level.PEER] * 8)
+
+    def planned(pace: PeerPace | None) -> int:
+        return estimator.plan_load(levels, chunk_bytes=CHUNK_BYTES, chunk_tokens=256, now_ns=0, peer_pace=pace)
+
+    assert planned(None) == 10
+    assert planned(PeerPace(1e9, 0.001)) == 10
+    assert planned(PeerPace(20e6, 0.001)) == 2
+    # Eight chunks save 200 ms.
+    assert planned(PeerPace(1e9, 0.15)) == 10
+    assert planned(PeerPace(1e9, 0.25)) == 2
+    for _ in range(5):
+        estimator.add_load(bytes([Level.PEER] * 8), CHUNK_BYTES, 8.0)
+    assert planned(None) == 2
+    assert planned(PeerPace(1e9, 0.001)) == 10

@@ -263,3 +263,9 @@ def test_two_sockets_at_one_path_are_refused_by_name() -> None:
     ):
         with pytest.raises(ConfigError, match=r"expected another path than that of (events.publish|server.socket)"):
             load_config(None, options)
+
+
+def test_peers_receive_chunks_from_the_host_that_they_ask() -> None:
+    with pytest.raises(ConfigError, match="expected the host of"):
+        load_config(None, ["peer.listen=tcp://127.0.0.1:9470", "peer.stream=tcp://127.0.0.2:9471"])
+    assert load_config(None, ["peer.listen=tcp://127.0.0.1:9470", "peer.stream=tcp://127.0.0.1:0"]).peer.is_used

@@ -9,7 +9,7 @@ from kvpool.errors import ProtocolError
 from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
 from kvpool.index.usage import MODELS_MAX, OTHER_MODEL, REPORTED_MAX, UsageTable
-from kvpool.protocol import usage
+from kvpool.protocol import usage, versions
 from kvpool.types import (
     CLIENT_DECLINES,
     LEVELS,
@@ -40,7 +40,7 @@ def _column(**counts: int) -> bytes:
         word, _, place = name.rpartition("_")
         base = getattr(usage, word.upper() if place.isdigit() else name.upper())
         values[base + (int(place) if place.isdigit() else 0)] = value
-    return usage.pack(values)
+    return usage.pack(values, versions.NEWEST)
 
 
 def _report(table: UsageTable, session: EngineSession, **counts: int) -> None:
@@ -67,10 +67,10 @@ def test_a_report_counts_in_the_connections_own_units() -> None:
     found = table.models()["m"]
     assert (found.lookups, found.loads) == (2, 1)
     assert (found.lookup_tokens, found.lookup_bytes) == (10 * TOKENS, 10 * BYTES)
-    assert found.hit_tokens == (0, 6 * TOKENS, 1 * TOKENS, 0)
-    assert found.hit_bytes == (0, 6 * BYTES, 1 * BYTES, 0)
+    assert found.hit_tokens == (0, 6 * TOKENS, 1 * TOKENS, 0, 0)
+    assert found.hit_bytes == (0, 6 * BYTES, 1 * BYTES, 0, 0)
     assert (found.missed_tokens, found.missed_bytes) == (3 * TOKENS, 3 * BYTES)
-    assert found.loaded_bytes == (0, 5 * BYTES, 0, 0)
+    assert found.loaded_bytes == (0, 5 * BYTES, 0, 0, 0)
     assert table.failures().clamped_values == 0
 
 
@@ -87,7 +87,7 @@ def test_hits_never_exceed_what_was_looked_up() -> None:
     table = UsageTable()
     _report(table, _session(), lookups=1, lookup_chunks=10, hit_chunks_0=7, hit_chunks_1=7, hit_chunks_3=7)
     found = table.models()["m"]
-    assert found.hit_tokens == (7 * TOKENS, 3 * TOKENS, 0, 0)
+    assert found.hit_tokens == (7 * TOKENS, 3 * TOKENS, 0, 0, 0)
     assert found.missed_tokens == 0
     assert table.failures().clamped_values == 2
 
@@ -137,9 +137,9 @@ def test_a_client_counts_by_name_and_for_the_daemon() -> None:
     counters.count_load(bytes([1, 2, 255]), LoadResult(3, 96, "complete"))
     counters.count_save(SaveResult.of([SaveState.STORED, SaveState.TOO_LONG, SaveState.TOO_LONG, SaveState.FULL]))
     counters.count("acquired_chunks", 3)
-    report = usage.unpack(usage.pack(counters.take_unsent()))
-    assert (report.lookups, report.lookup_chunks, report.hit_chunks) == (2, 9, (0, 2, 1, 0))
-    assert (report.loads, report.loaded_chunks) == (2, (0, 3, 1, 0))
+    report = usage.unpack(usage.pack(counters.take_unsent(), versions.NEWEST))
+    assert (report.lookups, report.lookup_chunks, report.hit_chunks) == (2, 9, (0, 2, 1, 0, 0))
+    assert (report.loads, report.loaded_chunks) == (2, (0, 3, 1, 0, 0))
     assert report.failed_loads[LoadReason.GONE] == sum(report.failed_loads) == 1
     assert report.declined_chunks[CLIENT_DECLINES.index(SaveState.TOO_LONG)] == sum(report.declined_chunks) == 2
     totals = counters.totals()
@@ -154,7 +154,7 @@ def test_a_report_that_could_not_be_sent_goes_with_the_next_one() -> None:
     taken = counters.take_unsent()
     counters.count_lookup(2, b"")
     counters.put_back(taken)
-    report = usage.unpack(usage.pack(counters.take_unsent()))
+    report = usage.unpack(usage.pack(counters.take_unsent(), versions.NEWEST))
     assert (report.lookups, report.lookup_chunks, report.hit_chunks[Level.DRAM]) == (2, 7, 1)
 
 
@@ -163,3 +163,14 @@ def test_counters_of_the_pool_alone_cause_no_report() -> None:
     counters.count("failed_requests", 1)
     counters.count_save(SaveResult.of([SaveState.STORED, SaveState.FULL]))
     assert counters.take_unsent() == []
+
+
+def test_a_peer_without_the_level_store_counts_its_chunks_as_another_nodes() -> None:
+    values = list(range(usage.COUNTS))
+    store_hits, store_loads = values[usage.HIT_CHUNKS + Level.STORE], values[usage.LOADED_CHUNKS + Level.STORE]
+    report, older = usage.unpack(usage.pack(values, 4)), usage.unpack(usage.pack(values, 3))
+    assert len(usage.pack(values, 3)) == 8 * (usage.COUNTS - 2)
+    assert (older.hit_chunks[Level.STORE], older.loaded_chunks[Level.STORE]) == (0, 0)
+    assert older.hit_chunks[Level.PEER] == report.hit_chunks[Level.PEER] + store_hits
+    assert older.loaded_chunks[Level.PEER] == report.loaded_chunks[Level.PEER] + store_loads
+    assert (older.failed_loads, older.declined_chunks) == (report.failed_loads, report.declined_chunks)

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from kvpool.journal.chunk_history import ChunkHistory, Departure
-from kvpool.journal.journal import SNAPSHOT_END
+from kvpool.journal.snapshot_page import SNAPSHOT_END
 from kvpool.key_column import KeyColumn
 from kvpool.types import KEY_BYTES, Cause, EventKind, Level, NamespaceId, SaveState
 from tests.rigs.events.journal_rig import DRAM, SLOT, SSD, Rig, follow, key, take_snapshot, tokens_of
@@ -26,7 +26,7 @@ def test_chains_are_one_event_and_so_are_removals_and_these_come_before_the_next
     flush_whole(rig.memory, rig.tick())
     rig.store([6])
     created, *events = rig.journal.since(b"", -1).events
-    assert (created.id, created.kind, created.capacities) == (0, EventKind.CREATED, (0, 400, 400, 0))
+    assert (created.id, created.kind, created.capacities) == (0, EventKind.CREATED, (0, 400, 400, 0, 0))
     assert [(event.kind, len(event.chunks)) for event in events] == [
         (EventKind.STORED, 3),
         (EventKind.STORED, 1),

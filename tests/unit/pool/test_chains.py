@@ -42,6 +42,7 @@ def test_a_request_waits_for_memory_by_the_daemons_clock() -> None:
         hints=absent,
         expiry=absent,
         usage=absent,
+        sharing=absent,
         room=room,
         clock=clock,
         keeps_token_ids=False,

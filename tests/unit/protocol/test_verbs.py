@@ -10,11 +10,13 @@ from kvpool.pool.chains import Chains
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.lease_verbs import LeaseVerbs
 from kvpool.pool.pool import Pool
+from kvpool.pool.sharing.seeking import Seeking
 from kvpool.pool.writers.staged_saves import StagedSaves
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.verbs import ENGINE, EVERYBODY, OPERATOR, handlers_of, verb, verbs_of
 from kvpool.server.connections.requests import ConnectionVerbs
 from kvpool.server.metrics.request_times import RequestTimes
+from kvpool.server.peers.peer_list import PeerVerbs
 from kvpool.server.service import VERBS, OperatorVerbs, engine_handlers, operator_handlers
 from kvpool.server.steering import SteeringVerbs
 
@@ -84,11 +86,16 @@ def test_a_verb_declared_twice_is_refused() -> None:
 def test_every_verb_of_the_daemon_has_its_handler() -> None:
     """Classes alone: nothing is called."""
     parts = {"chains": Chains, "leases": LeaseVerbs, "hints": HintHandlers, "staged": StagedSaves}
-    pool = cast(Pool, SimpleNamespace(**{name: object.__new__(part) for name, part in parts.items()}))
+    sharing = SimpleNamespace(seeking=object.__new__(Seeking))
+    pool = cast(Pool, SimpleNamespace(sharing=sharing, **{name: object.__new__(part) for name, part in parts.items()}))
     served = {
         m.ROLE_ENGINE: engine_handlers(pool, cast(Any, None)),
         m.ROLE_ADMIN: operator_handlers(
-            pool, object.__new__(OperatorVerbs), object.__new__(SteeringVerbs), object.__new__(ConnectionVerbs)
+            pool,
+            object.__new__(OperatorVerbs),
+            object.__new__(SteeringVerbs),
+            object.__new__(ConnectionVerbs),
+            object.__new__(PeerVerbs),
         ),
     }
     for role, handlers in served.items():

@@ -1,5 +1,7 @@
 """Three directories joined as tiers: what the bindings take and refuse, and that a chunk may come from any lower tier."""
 
+from typing import Any
+
 import pytest
 
 import kvpool_native
@@ -50,6 +52,9 @@ def test_a_chunk_comes_from_the_tier_that_is_named_and_a_bad_one_is_dropped_ther
     assert [directory.verify() for directory in rig.all] == [[], [], []]
 
 
+SOURCE_COLUMNS = ("source_levels", "source_generations", "checksums")
+
+
 @pytest.mark.parametrize(
     ("sources", "expected"),
     [
@@ -62,8 +67,9 @@ def test_a_chunk_comes_from_the_tier_that_is_named_and_a_bad_one_is_dropped_ther
 )
 def test_sources_that_do_not_fit_the_chunks_are_refused(sources: tuple[bytes, ...], expected: str) -> None:
     rig = ThreeTiers()
+    columns: dict[str, Any] = dict(zip(SOURCE_COLUMNS, sources, strict=False))
     with pytest.raises(ValueError, match=expected):
-        rig.memory.promote(0, 0, b"", KEY, 2, *sources)
+        rig.memory.promote(0, 0, b"", KEY, 2, **columns)
 
 
 def test_an_invalid_fault_is_refused() -> None:

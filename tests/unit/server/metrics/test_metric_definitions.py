@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from kvpool.peers.control.records import REFUSAL_CODES
 from kvpool.server.health.health import HealthReport
 from kvpool.server.metrics.collector import ScrapeCollector, make_registry
-from kvpool.server.metrics.definitions import METRICS, PROCESS_METRICS, Histogram, Kind, Metric, sample_names
+from kvpool.server.metrics.definitions import METRICS, PROCESS_METRICS, sample_names
 from kvpool.server.metrics.measurements import Scrape
+from kvpool.server.metrics.metric import Histogram, Kind, Metric
 from kvpool.server.metrics.page import render
+from kvpool.server.metrics.peer_definitions import NODES_MAX
 from kvpool.server.metrics.request_times import RequestTimes
 from kvpool.server.service import VERBS
 from kvpool.tiering.admission import DECLINED
@@ -24,7 +28,9 @@ from kvpool_native import Directory, DirectoryGeometry, Mapping
 ROOT = Path(__file__).parents[4]
 UNITS = {"seconds", "bytes", "tokens", "chunks", "slots", "segments", "leases", "tickets", "reservations"}
 UNITS |= {"connections", "namespaces", "jobs", "events", "messages"}
-_COUNTS = ModelUsage(lookups=3, lookup_tokens=20, lookup_bytes=20, hit_tokens=(0, 5, 7, 0), hit_bytes=(0, 5, 7, 0))
+_COUNTS = ModelUsage(
+    lookups=3, lookup_tokens=20, lookup_bytes=20, hit_tokens=(0, 5, 7, 0, 0), hit_bytes=(0, 5, 7, 0, 0)
+)
 
 
 def _directory() -> dict[str, Any]:
@@ -47,10 +53,36 @@ SSD_COUNTS = (
 )
 
 
+STORE_COUNTS = (
+    *(
+        "questions",
+        "late_answers",
+        "pulled_chunks",
+        "read_bytes",
+        "absent_objects",
+        "wrong_objects",
+        "published_chunks",
+    ),
+    *("published_bytes", "refused_full", "publishing_failed", "left_out_chunks", "late_transfers", "process_starts"),
+    "suspensions",
+)
+
+
 EVENT_COUNTS = (
     *("events.written", "events.dropped", "events.gaps", "events.kept_bytes", "events.published"),
     *("events.published_messages", "events.replayed_messages", "events.resyncs", "events.publish_errors"),
     *("events.refused_clients", "events.bad_requests", "events.unsent_replays"),
+)
+
+
+PEER_COUNTS = (
+    *("peer.pulled_chunks", "peer.failed_chunks", "peer.read_bytes", "peer.offers.sent_bytes", "peer.pulls_under_way"),
+    *(f"peer.pulls_{reason}" for reason in ("refused", "unanswered", "empty", "queue_full")),
+    *(f"peer.offers.pulls_{outcome}" for outcome in ("served", "empty", "refused")),
+    *("peer.known_chunks", "peer.known_evicted_chunks", "peer.known_left_out_chunks"),
+    *("peer.followed.snapshots", "peer.followed.gaps", "peer.members.failed_looks"),
+    *("peer.links.failed_handshakes", "peer.asked.refused_handshakes"),
+    *(f"peer.asked.refused.{code}" for code in REFUSAL_CODES),
 )
 
 
@@ -71,6 +103,10 @@ def _snapshot(models: dict[str, ModelUsage] | None = None) -> Scrape:
         events=dict.fromkeys(EVENT_COUNTS, 4),
         lower={"ssd": {"ssd.state": "ok", "ssd.admission": "all", **dict.fromkeys(SSD_COUNTS, 3)}},
         lower_classes={"ssd": [{"chunk_bytes": 8192, "layers": 2, "slots_used": 1, "slots": 3}]},
+        remote={
+            "peer": dict.fromkeys(PEER_COUNTS, 5),
+            "store": {"store.state": "ok", **{f"store.{name}": 5 for name in STORE_COUNTS}},
+        },
         failures=ClientFailures({LoadReason.GONE.name.lower(): 1}, {"aborted": 2}, 3, 4),
     )
     times = RequestTimes(VERBS)
@@ -82,7 +118,13 @@ def _snapshot(models: dict[str, ModelUsage] | None = None) -> Scrape:
         connections={"engine": 1, "admin": 0},
         verbs=times.verbs(),
         health=HealthReport(True, False, ("p",), 1.5, 0.25),
+        peers=tuple(_row(number) for number in range(NODES_MAX + 3)),
     )
+
+
+def _row(number: int) -> dict[str, Any]:
+    counts = dict.fromkeys(("known_chunks", "pulls", "failures", "read_bytes", "bytes_per_s", "latency_us"), number)
+    return {"node": "any\nname", "address": f"tcp://10.0.0.{number}:1", "state": "following", **counts}
 
 
 def _text(now: Scrape) -> str:
@@ -176,6 +218,27 @@ def test_a_scrape_takes_one_snapshot() -> None:
 
     generate_latest(make_registry(take))
     assert len(taken) == 1
+
+
+def test_a_large_fleet_has_a_bounded_number_of_labels_and_all_its_members_are_counted() -> None:
+    now = _snapshot()
+    by_node = [metric for metric in METRICS if metric.labels == ("peer",)]
+    assert len(by_node) == 6
+    for metric in by_node:
+        values = metric.read(now)
+        assert isinstance(values, dict)
+        assert len(values) == NODES_MAX
+        assert values["10.0.0.7:1",] == (7e-6 if metric.unit == "seconds" else 7)
+    assert f'kvpool_peers{{state="following"}} {NODES_MAX + 3:.1f}' in _text(now)
+
+
+def test_a_daemon_without_peers_has_no_metrics_of_them() -> None:
+    now = _snapshot()
+    before_the_start: dict[str, dict[str, int]] = {"peer": {}}
+    for remote in ({}, before_the_start):
+        alone = _text(replace(now, pool=replace(now.pool, remote=remote), peers=()))
+        assert "kvpool_peer_" not in "".join(line for line in alone.splitlines() if not line.startswith("#"))
+        assert "kvpool_chunks 0.0" in alone
 
 
 def test_the_page_equals_the_table() -> None:

@@ -34,6 +34,8 @@ GARBAGE: list[Any] = [
     {"decode_priority": 20, "decode_duration_s": -1},
     {"decode_duration_s": 5},
     {"decode_duration_s": float("nan"), "decode_priority": 1},
+    {"owner": 7},
+    {"owner": "x" * 257},
     {"kv_hints": 7},
     {"kv_hints": "{"},
     {"kv_hints": {"protocol_version": "9.0", "message_id": "m", "actions": []}},

@@ -1,0 +1,1 @@
+"""Two nodes, as a client sees them."""

@@ -1,0 +1,202 @@
+"""Two daemons that are peers: what one has stored is a hit on the other, and whatever fails is a miss."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from kvpool.config.curve_keys import make_key_pair, write_key_file
+from kvpool.types import Level
+from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.payload import assert_right_bytes, store, tokens_of
+
+CHUNKS = 40
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def options_of(name: str, port: int, *others: int) -> dict[str, str]:
+    return {
+        "peer.listen": f"tcp://127.0.0.1:{port}",
+        "peer.stream": "tcp://127.0.0.1:0",
+        "peer.name": name,
+        "peer.members": ", ".join(f"127.0.0.1:{other}" for other in (port, *others)),
+    }
+
+
+@contextmanager
+def two_daemons(directory: Path, **further: str) -> Iterator[tuple[Daemon, Daemon]]:
+    """Two peers. Options that differ: `owner__NAME`, `here__NAME`."""
+    ports = free_port(), free_port()
+    named = []
+    for name, port, other in (("owner", ports[0], ports[1]), ("here", ports[1], ports[0])):
+        (directory / name).mkdir()
+        own = {
+            key.removeprefix(f"{name}__").replace("__", "."): value
+            for key, value in further.items()
+            if key.startswith(f"{name}__")
+        }
+        named.append((directory / name, {**options_of(name, port, other), **own}))
+    (path_a, options_a), (path_b, options_b) = named
+    with Daemon(path_a, **options_a) as owner, Daemon(path_b, **options_b) as here:
+        yield owner, here
+        for daemon in (owner, here):
+            assert daemon.process is None or daemon.process.poll() is not None or daemon.problems() == []
+
+
+def load(pool: kv.Pool, keys: kv.KeyChain, chunks: int) -> kv.LoadResult:
+    """Load what there is of a chain, and compare its bytes."""
+    into = np.zeros((chunks, SMALL.chunk_bytes), np.uint8)
+    lease = pool.acquire(pool.lookup(keys))
+    result = pool.load(lease, into=into[: lease.chunks]).wait()
+    lease.release()
+    assert_right_bytes(keys, SMALL, result, into)
+    return result
+
+
+def test_what_one_has_stored_is_a_hit_on_the_other(tmp_path: Path) -> None:
+    with two_daemons(tmp_path) as (owner, here), owner.connect() as there, here.connect() as pool:
+        keys = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
+        assert store(there, keys).stored == CHUNKS
+        wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the hint has come")
+        assert set(pool.lookup(keys).tiers) == {Level.PEER}
+        assert load(pool, keys, CHUNKS).reason == "complete"
+        wait_until(lambda: set(pool.lookup(keys).tiers) == {Level.DRAM}, "the pull has ended")
+        assert here.stats()["peer.pulled_chunks"] == CHUNKS
+        wait_until(lambda: owner.stats()["leases"] == 0, "the owner's lease has ended")
+
+
+def test_what_the_owner_drops_is_no_hit_any_more(tmp_path: Path) -> None:
+    with two_daemons(tmp_path) as (owner, here), owner.connect() as there, here.connect() as pool:
+        keys = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
+        store(there, keys)
+        wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the hint has come")
+        with owner.admin() as admin:
+            admin.flush(None, None, "")
+        wait_until(lambda: pool.lookup(keys).chunks == 0, "the hint has gone")
+        assert load(pool, keys, CHUNKS).chunks == 0
+
+
+def test_an_owner_that_was_killed_is_a_miss_and_its_next_life_has_nothing(tmp_path: Path) -> None:
+    with two_daemons(tmp_path) as (owner, here), here.connect() as pool:
+        keys = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
+        with owner.connect() as there:
+            store(there, keys)
+            wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the hint has come")
+        owner.kill()
+        assert load(pool, keys, CHUNKS).chunks == 0
+        owner.start()
+        wait_until(lambda: pool.lookup(keys).chunks == 0, "the former life's hints have gone")
+        with owner.connect() as there:
+            store(there, keys)
+            wait_until(lambda: load(pool, keys, CHUNKS).chunks == CHUNKS, "the new life's chunks are hits")
+
+
+def test_chunks_on_the_owners_disk_are_hits(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    with two_daemons(tmp_path, owner__ssd__path=str(disk), owner__ssd__capacity="64MiB", owner__ssd__create="true") as (
+        owner,
+        here,
+    ):
+        wait_until(lambda: owner.stats()["ssd.state"] == "ok", "the tier is open")
+        with owner.connect() as there, here.connect() as pool, owner.admin() as admin:
+            keys = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
+            store(there, keys)
+            assert admin.demote_all(10.0)["left"] == 0
+            admin.flush(None, None, "dram")
+            wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the hint has come")
+            assert load(pool, keys, CHUNKS).reason == "complete"
+
+
+def test_streams_are_encrypted_where_both_nodes_are_configured_to(tmp_path: Path) -> None:
+    pair = make_key_pair()
+    write_key_file(str(tmp_path / "key"), pair)
+    (tmp_path / "allow").write_text(pair.public.decode() + "\n")
+    common = {"peer__keys": str(tmp_path / "key"), "peer__allow": str(tmp_path / "allow"), "peer__encrypt": "true"}
+    options = {f"{name}__{key}": value for name in ("owner", "here") for key, value in common.items()}
+    with two_daemons(tmp_path, **options) as (owner, here), owner.connect() as there, here.connect() as pool:
+        keys = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
+        store(there, keys)
+        wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the hint has come")
+        assert load(pool, keys, CHUNKS).reason == "complete"
+        assert here.stats()["peer.pulled_chunks"] == CHUNKS
+        assert owner.stats()["peer.offers.strangers_unencrypted"] == 0
+
+
+@pytest.mark.parametrize("is_allowed", [True, False], ids=["allowed", "another key"])
+def test_only_nodes_with_allowed_keys_are_served(tmp_path: Path, is_allowed: bool) -> None:
+    pair, stranger = make_key_pair(), make_key_pair()
+    write_key_file(str(tmp_path / "key"), pair)
+    write_key_file(str(tmp_path / "other"), stranger)
+    (tmp_path / "allow").write_text(pair.public.decode() + "\n")
+    keys = {
+        "owner__peer__keys": str(tmp_path / "key"),
+        "here__peer__keys": str(tmp_path / ("key" if is_allowed else "other")),
+    }
+    allow = {f"{name}__peer__allow": str(tmp_path / "allow") for name in ("owner", "here")}
+    with two_daemons(tmp_path, **keys, **allow) as (owner, here), owner.connect() as there, here.connect() as pool:
+        chain = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
+        store(there, chain)
+        if is_allowed:
+            wait_until(lambda: pool.lookup(chain).chunks == CHUNKS, "the hint has come")
+            assert load(pool, chain, CHUNKS).reason == "complete"
+        else:
+            wait_until(lambda: here.stats()["peer.links.failed_handshakes"] > 0, "the stranger was refused")
+            assert here.stats()["peer.links.ready"] == 0
+            assert pool.lookup(chain).chunks == 0
+
+
+def test_the_measured_pace_of_a_node_is_what_a_lease_says_it_costs(tmp_path: Path) -> None:
+    """The owner sends 256 KiB in a second: loading from it is estimated to take long once that is known."""
+    with (
+        two_daemons(tmp_path, owner__peer__rate="256KiB") as (owner, here),
+        owner.connect() as there,
+        here.connect() as pool,
+    ):
+        first, later = (pool.keys(tokens_of(number, CHUNKS * SMALL.chunk_tokens)) for number in (1, 2))
+        store(there, first)
+        store(there, later)
+        wait_until(lambda: pool.lookup(later).chunks == CHUNKS, "the hints have come")
+        hit = pool.lookup(first)
+        assert hit.peer_pace is None
+        with pool.acquire(hit) as lease:
+            assert lease.cost_s < 0.1, "a guess"
+            into = np.zeros((CHUNKS, SMALL.chunk_bytes), np.uint8)
+            assert pool.load(lease, into=into).wait().reason == "complete"
+        wait_until(lambda: pool.lookup(later).peer_pace is not None, "it was measured")
+        hit = pool.lookup(later)
+        assert hit.peer_pace is not None
+        assert hit.peer_pace.bytes_per_s < 10e6
+        with pool.acquire(hit) as lease:
+            assert lease.cost_s > hit.peer_pace.cost_s(CHUNKS * SMALL.chunk_bytes) > 0.05
+        assert pool.lookup(first).peer_pace is None, "these chunks are here"
+
+
+def test_a_node_that_is_named_is_asked_at_once_and_an_unknown_one_is_a_miss(tmp_path: Path) -> None:
+    with two_daemons(tmp_path) as (owner, here), owner.connect() as there, here.connect() as pool:
+        wait_until(lambda: here.stats()["peer.links.ready"] == 1, "the nodes are connected")
+        keys, others = (pool.keys(tokens_of(number, CHUNKS * SMALL.chunk_tokens)) for number in (1, 2))
+        store(there, keys)
+        hit = pool.lookup(keys, owner="owner")
+        assert (hit.chunks, hit.chunks_here) == (CHUNKS, 0)
+        assert set(hit.tiers) == {Level.PEER}
+        with pool.acquire(hit) as lease:
+            into = np.zeros((CHUNKS, SMALL.chunk_bytes), np.uint8)
+            result = pool.load(lease, into=into).wait()
+            assert (result.reason, result.chunks) == ("complete", CHUNKS)
+            assert_right_bytes(keys, SMALL, result, into)
+        assert pool.lookup(keys, owner="owner").owner == "", "they are here"
+        with pool.acquire(pool.lookup(others, owner="nobody")) as lease:
+            assert lease.chunks == 0
+        with pool.acquire(pool.lookup(others, owner="owner")) as lease:
+            assert pool.load(lease, into=np.zeros((lease.chunks, SMALL.chunk_bytes), np.uint8)).wait().chunks == 0
+        with pytest.raises(kv.InvalidArgument, match="owner is"):
+            pool.lookup(keys, owner="x" * 257)

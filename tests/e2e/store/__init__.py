@@ -1,0 +1,1 @@
+"""Daemons on a store that nodes share."""

@@ -1,0 +1,114 @@
+"""Nodes of a fleet in this process: pools that pull from one another over real sockets on loopback."""
+
+import asyncio
+import os
+import random
+from collections.abc import Sequence
+
+from kvpool.clock import Clock, MonotonicClock
+from kvpool.config.addresses import parse_zmq
+from kvpool.config.config import Config
+from kvpool.index.remote_chunks import NodeName, RemoteChunks
+from kvpool.key_column import KeyColumn
+from kvpool.keys import domain_tag
+from kvpool.peers.control.client import ControlClient, ControlClientSettings
+from kvpool.peers.control.identity import NodeIdentity
+from kvpool.peers.control.link import PeerLink
+from kvpool.peers.control.server import ControlServer, ControlServerSettings
+from kvpool.peers.members.member import Member
+from kvpool.server.peers.key_reporter import KeyReporter
+from kvpool.server.peers.offers import Offers, OfferSettings
+from kvpool.tiers.base import ArenaMemory
+from kvpool.tiers.peer.tier import PeerTier, PeerTierSettings
+from kvpool.types import Level
+from tests.rigs.tiers.memory_tier import Medium
+from tests.rigs.tiers.tiered_pool import TieredPool
+
+DOMAIN = domain_tag(b"fleet")
+PAIRS = 10_000
+
+
+class Node:
+    """One node. `pulled`: its peer tier; `hints`: what it believes of the others."""
+
+    def __init__(
+        self, name: str, dram_chunks: int, *, media: Sequence[Medium] = (), pulls: PeerTierSettings | None = None
+    ) -> None:
+        self.name = NodeName(name)
+        self._clock = MonotonicClock()
+        self._pulls = pulls or PeerTierSettings(answer_s=5.0, stall_s=5.0)
+        self.hints = RemoteChunks(PAIRS, os.urandom(16))
+        self.tiers: list[PeerTier] = []
+        self.links: dict[NodeName, PeerLink] = {}
+        self.pool = TieredPool(media, dram_chunks, remotes=[self._make], levels=[Level.SSD] * len(media))
+
+    @property
+    def tier(self) -> PeerTier:
+        """Its peer tier."""
+        return self.tiers[0]
+
+    async def start(self, offers: OfferSettings | None = None) -> None:
+        """Serve others and this process."""
+        loop = asyncio.get_running_loop()
+        await self.pool.start()
+        self.offers = Offers(self.pool.pool, offers or OfferSettings(), self._clock, loop)
+        identity = NodeIdentity(self.name, os.urandom(16), DOMAIN, self.offers.stream)
+        address = parse_zmq("tcp://127.0.0.1:0")
+        assert address is not None
+        self.server = ControlServer(
+            (address,),
+            self.offers,
+            follows=KeyReporter(self.pool.pool.journal, loop),
+            identity=identity,
+            keys=None,
+            allowed=frozenset(),
+            settings=ControlServerSettings(),
+            clock=self._clock,
+            loop=loop,
+        )
+        self.client = ControlClient(
+            self._note_link,
+            identity=identity,
+            keys=None,
+            settings=ControlClientSettings(),
+            clock=self._clock,
+            random=random.Random(1),
+            loop=loop,
+        )
+
+    async def stop(self) -> None:
+        """End, with nothing broken."""
+        self.client.close()
+        self.server.close()
+        assert await self.offers.close()
+        await self.pool.stop()
+        assert not self.hints.verify()
+
+    async def join(self, other: "Node") -> None:
+        """Have a link to another node."""
+        self.hints.join(other.name)
+        self.client.add(Member(other.server.endpoints[0]))
+        await self.pool.until_moved(lambda: other.name in self.links)
+
+    def believe(self, other: "Node", keys: Sequence[bytes]) -> None:
+        """Believe that another node has these chunks."""
+        assert self.hints.note_stored(other.name, KeyColumn.of(keys))
+        while self.hints.advance():
+            pass
+
+    def _make(self, memory: ArenaMemory, _config: Config, clock: Clock) -> PeerTier:
+        self.tiers.append(
+            PeerTier(
+                memory,
+                self.hints,
+                self.links.get,
+                settings=self._pulls,
+                clock=clock,
+                random=random.Random(2),
+            )
+        )
+        return self.tiers[-1]
+
+    def _note_link(self, link: PeerLink) -> None:
+        if link.life is not None:
+            self.links[NodeName(link.life.node)] = link

@@ -1,0 +1,1 @@
+"""Stores that nodes share: a real one, and one of files."""

@@ -1,0 +1,156 @@
+"""Options of peers: ranges and messages of each, and what has to stand together."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvpool.clock import MonotonicClock
+from kvpool.config.config import Config, load_config
+from kvpool.config.curve_keys import make_key_pair, write_key_file
+from kvpool.config.peer_options import PEER_OPTIONS
+from kvpool.errors import ConfigError
+from kvpool.server.peers.fleet import Fleet
+
+LOCAL = ["peer.listen=tcp://127.0.0.1:9470", "peer.stream=tcp://127.0.0.1:9471"]
+PUBLIC = ["peer.listen=tcp://192.0.2.7:9470", "peer.stream=tcp://192.0.2.7:9471"]
+WRONG = {
+    "peer.transport": ["udp", "", "TCP"],
+    "peer.listen": [
+        "127.0.0.1:9470",
+        "tcp://localhost:1",
+        "tcp://0.0.0.0:1",
+        "tcp://[::]:1",
+        "ipc:///run/a",
+        "tcp://1.2.3.4:99999",
+    ],
+    "peer.stream": ["tcp://", "http://127.0.0.1:1", "tcp://127.0.0.1", "on"],
+    "peer.name": ["x" * 257, "a\nb", "\x00"],
+    "peer.members": ["x" * (1 << 17) + "y"],
+    "peer.members_refresh": ["99ms", "2h", "5", "-1s", "often"],
+    "peer.etcd_ca": ["/nonexistent/ca.pem", "/tmp"],
+    "peer.etcd_certificate": ["/nonexistent/cert.pem"],
+    "peer.etcd_key": ["/nonexistent/key.pem"],
+    "peer.keys": ["/nonexistent/key", "/tmp"],
+    "peer.allow": ["/nonexistent/allow", "/tmp"],
+    "peer.index": ["1023KiB", "2TiB", "much", "-1MiB"],
+    "peer.threads": ["0", "65", "1.5", "four"],
+    "peer.connections": ["0", "17", ""],
+    "peer.rate": ["2TiB", "-1B", "fast"],
+    "peer.encrypt": ["yes", "1", ""],
+    "peer.offered": ["1023KiB", "17TiB"],
+    "peer.promoted": ["1023KiB", "17TiB"],
+    "peer.answer_timeout": ["9ms", "61s", "soon"],
+    "peer.stall_timeout": ["9ms", "61s"],
+    "peer.pull_timeout": ["99ms", "11m"],
+}
+RIGHT = {
+    "peer.members_refresh": ["100ms", "1h"],
+    "peer.index": ["1MiB", "1TiB"],
+    "peer.threads": ["1", "64"],
+    "peer.connections": ["1", "16"],
+    "peer.rate": ["0B", "1TiB"],
+    "peer.offered": ["1MiB", "16TiB"],
+    "peer.answer_timeout": ["10ms", "1m"],
+    "peer.stall_timeout": ["10ms", "1m"],
+    "peer.pull_timeout": ["100ms", "10m"],
+    "peer.transport": ["auto", "tcp", "off"],
+    "peer.name": ["", "gpu-7", "é" * 128],
+}
+
+
+def config(*overrides: str) -> Config:
+    return load_config(overrides=overrides)
+
+
+def faults_of(*overrides: str) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as raised:
+        config(*overrides)
+    return tuple(raised.value.faults)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> list[str]:
+    """The options of keys, with files that can be used."""
+    pair = make_key_pair()
+    write_key_file(str(tmp_path / "key"), pair)
+    (tmp_path / "allow").write_text(pair.public.decode() + " this node\n")
+    return [f"peer.keys={tmp_path / 'key'}", f"peer.allow={tmp_path / 'allow'}"]
+
+
+def test_every_option_is_tried_with_wrong_values() -> None:
+    assert WRONG.keys() == PEER_OPTIONS.keys()
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_a_wrong_value_is_named_with_what_was_expected(name: str, value: str) -> None:
+    (fault,) = faults_of(f"{name}={value}")
+    assert fault.startswith(f"{name} is {value!r}")
+    assert PEER_OPTIONS[name].expected in fault
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in RIGHT.items() for value in values])
+def test_the_ends_of_each_range_are_accepted(name: str, value: str) -> None:
+    config(f"{name}={value}")
+
+
+@pytest.mark.parametrize("wanted", [LOCAL, PUBLIC], ids=["loopback", "beyond"])
+def test_loopback_needs_no_keys_and_anything_beyond_does(wanted: list[str], keys: list[str]) -> None:
+    assert config(*wanted, *keys).peer.is_used
+    if wanted is LOCAL:
+        assert config(*wanted).peer.is_used
+        return
+    assert faults_of(*wanted) == tuple(
+        f"peer.{name} is tcp://192.0.2.7:{port}, expected a loopback address because peer.keys and peer.allow are empty"
+        for name, port in (("listen", 9470), ("stream", 9471))
+    )
+
+
+def test_options_that_belong_together_are_asked_for_together(keys: list[str], tmp_path: Path) -> None:
+    assert faults_of(*LOCAL, keys[0]) == ("peer.keys and peer.allow: expected both or none",)
+    assert faults_of(*LOCAL, keys[1]) == ("peer.keys and peer.allow: expected both or none",)
+    assert faults_of(LOCAL[0]) == ("peer.listen and peer.stream: expected both or none",)
+    assert faults_of("peer.members=127.0.0.1:1") == (
+        "peer.members is '127.0.0.1:1', expected peer.listen and peer.stream beside it",
+    )
+    certificate = tmp_path / "certificate.pem"
+    certificate.write_text("")
+    named = f"peer.etcd_certificate={certificate}"
+    assert faults_of(*LOCAL, "peer.members=etcd:https://a:1", named) == (
+        "peer.etcd_certificate and peer.etcd_key: expected both or none",
+    )
+    assert faults_of(*LOCAL, f"peer.etcd_ca={certificate}") == (
+        f"peer.etcd_ca is '{certificate}', expected peer.members to name etcd:URL beside it",
+    )
+
+
+def test_a_transport_that_is_off_leaves_the_rest_unused() -> None:
+    assert not config("peer.transport=off", *PUBLIC, "peer.members=127.0.0.1:1").peer.is_used
+    assert not config().peer.is_used
+
+
+def test_a_key_file_that_others_can_read_is_refused(keys: list[str]) -> None:
+    path = keys[0].partition("=")[2]
+    os.chmod(path, 0o644)
+    (fault,) = faults_of(*LOCAL, *keys)
+    assert fault == f"peer.keys is {path!r}, expected {PEER_OPTIONS['peer.keys'].expected}"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("key", ""), ("key", "no keys"), ("allow", "short\n"), ("allow", "")],
+)
+def test_files_without_keys_end_the_start_with_the_options_name(
+    keys: list[str], tmp_path: Path, name: str, content: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    peer = config(*LOCAL, *keys).peer
+    with pytest.raises(ConfigError, match=r"^peer\.(keys|allow)") as raised:
+        Fleet(peer, bytes(32), MonotonicClock())
+    assert str(tmp_path / name) in str(raised.value)
+
+
+@pytest.mark.parametrize("members", ["10.0.0.1", "dns:name", "etcd:nothing", "127.0.0.1:1 KEY", "127.0.0.1:1,,:2"])
+def test_members_that_are_none_end_the_start_with_the_options_name(members: str) -> None:
+    with pytest.raises(ConfigError, match=r"^peer\.members is "):
+        Fleet(config(*LOCAL, f"peer.members={members}").peer, bytes(32), MonotonicClock())

@@ -1,0 +1,170 @@
+"""Wire form of control records: every record there and back, everything else refused with a code."""
+
+import random
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import msgpack
+import pytest
+
+from kvpool.peers.control import records as r
+from kvpool.peers.control import wire
+from kvpool.protocol import frames
+from tests.rigs.nodes.peers import LAYOUT, identity_of, offer_to, pull_of
+
+HELLO = identity_of("node").hello()
+PULL = pull_of(7, 3)
+OFFER = offer_to(PULL)
+REQUESTS: list[Any] = [HELLO, PULL, r.Release(7), r.Ping()]
+ANSWERS: list[Any] = [HELLO, OFFER, offer_to(PULL, 0), r.Refused("busy", "later"), r.Pong(bytes(16))]
+
+
+def _request(record: Any, sequence: int = 1) -> wire.Message:
+    return wire.decode_request([memoryview(wire.encode_message(record, sequence))])
+
+
+def _fault(parts: list[bytes], **options: int) -> wire.WireFault:
+    with pytest.raises(wire.WireFault) as refusal:
+        wire.decode_request(parts, **options)
+    assert len(str(refusal.value).encode()) <= r.TEXT_BYTES_MAX
+    return refusal.value
+
+
+@pytest.mark.parametrize("record", REQUESTS, ids=lambda one: type(one).__name__)
+def test_requests_go_there_and_back(record: Any) -> None:
+    assert _request(record, 9) == (9, record)
+
+
+@pytest.mark.parametrize("record", ANSWERS, ids=lambda one: type(one).__name__)
+def test_answers_go_there_and_back(record: Any) -> None:
+    assert wire.decode_answer([wire.encode_message(record, 3)]) == (3, record)
+
+
+def test_the_wire_is_as_documented() -> None:
+    assert msgpack.unpackb(wire.encode_message(PULL, 5)) == [
+        *(10, 5, 7, "llama", LAYOUT.to_wire(), b"", 0, PULL.keys, 5000)
+    ]
+    assert wire.encode_message(r.Ping(), 1) == b"\x92\x14\x01"
+
+
+@pytest.mark.parametrize(
+    ("record", "change"),
+    [
+        (HELLO, {"magic": b"KVPL"}),
+        (HELLO, {"version": 0}),
+        (HELLO, {"oldest": 2}),
+        (HELLO, {"node": ""}),
+        (HELLO, {"node": "n" * 257}),
+        (HELLO, {"node": "a\nb"}),
+        (HELLO, {"incarnation": b"short"}),
+        (HELLO, {"domain": b""}),
+        (HELLO, {"stream": "ipc:///tmp/x"}),
+        (HELLO, {"stream": "tcp://example.org:1"}),
+        (HELLO, {"stream": "off"}),
+        (PULL, {"pull": 0}),
+        (PULL, {"pull": -1}),
+        (PULL, {"model": "m" * 257}),
+        (PULL, {"layout": []}),
+        (PULL, {"layout": [1, 1, 8, "bfloat16", 16, 2, -1, 2, "", 0]}),
+        (PULL, {"layout": [[[]]]}),
+        (PULL, {"scope": b"x"}),
+        (PULL, {"first": -1}),
+        (PULL, {"first": len(PULL.keys) // 32}),
+        (PULL, {"keys": b""}),
+        (PULL, {"keys": b"x" * 33}),
+        (PULL, {"keys": bytes(32 * (r.PULL_KEYS_MAX + 1))}),
+        (PULL, {"deadline_ms": 0}),
+        (PULL, {"deadline_ms": r.DEADLINE_MS_MAX + 1}),
+        (r.Release(1), {"pull": 0}),
+    ],
+)
+def test_impossible_values_are_refused(record: Any, change: dict[str, Any]) -> None:
+    fault = _fault([wire.encode_message(replace(record, **change), 4)])
+    assert (fault.code, fault.sequence) == (r.RefusalCode.PROTOCOL, 4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"chunks": 3, "ticket": b""},
+        {"connections": 0},
+        {"connections": 65},
+        {"address": ""},
+        {"address": "tcp://host:1"},
+        {"checks": bytes(r.CHECKS_BYTES_MAX + 1)},
+        {"chunks": -1},
+    ],
+)
+def test_impossible_offers_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(wire.WireFault):
+        wire.decode_answer([wire.encode_message(replace(OFFER, **change), 4)])
+
+
+def test_an_offer_has_to_answer_the_pull() -> None:
+    wire.check_offer(PULL, OFFER)
+    wire.check_offer(PULL, offer_to(PULL, 2))
+    for change in ({"pull": 8}, {"chunks": 4}, {"checks": OFFER.checks + bytes(4)}):
+        with pytest.raises(wire.WireFault):
+            wire.check_offer(PULL, replace(OFFER, **change))
+
+
+def test_sizes_are_checked_before_anything_is_decoded() -> None:
+    assert "expected 2.." in str(_fault([b"\xc1" * (wire.MESSAGE_BYTES_MAX + 1)]))
+    assert "expected 2..1024" in str(_fault([wire.encode_message(pull_of(1, 64), 1)], bytes_max=wire.HELLO_BYTES_MAX))
+    assert "2 parts" in str(_fault([b"xx", b"xx"]))
+    assert "0 parts" in str(_fault([]))
+    assert "0 bytes" in str(_fault([b""]))
+
+
+def test_unknown_kinds_and_other_directions_are_named() -> None:
+    for record in (r.Pong(bytes(16)), OFFER, r.Refused("a", "b")):
+        assert _fault([wire.encode_message(record, 2)]).code == r.RefusalCode.KIND
+    fault = _fault([frames.encode(99, 6, [])[4:]])
+    assert (fault.code, fault.sequence, str(fault)) == (r.RefusalCode.KIND, 6, "kind 99 is not known here")
+    with pytest.raises(wire.WireFault):
+        wire.decode_answer([wire.encode_message(PULL, 2)])
+
+
+def test_versions_that_do_not_meet_are_refused_with_the_side_to_update() -> None:
+    assert wire.choose_version(replace(HELLO, version=9)) == r.NEWEST_VERSION
+    with pytest.raises(wire.WireFault, match="update this node") as refusal:
+        wire.choose_version(replace(HELLO, version=9, oldest=8))
+    assert refusal.value.code == r.RefusalCode.VERSION
+
+
+def test_wrong_types_and_numbers_of_fields_are_refused() -> None:
+    for record in REQUESTS[:3]:
+        values = [getattr(record, field.name) for field in fields(record)]
+        for at in range(len(values)):
+            wrong: Any
+            for wrong in (None, 1.5, True, [[]], {"a": 1}):
+                assert _fault([msgpack.packb([record.KIND, 1, *values[:at], wrong, *values[at + 1 :]])])
+        assert _fault([msgpack.packb([record.KIND, 1, *values[:-1]])])
+        assert _fault([msgpack.packb([record.KIND, 1, *values, 1])])
+
+
+def _refusal_of(decode: Callable[[list[bytes]], wire.Message], message: bytes) -> wire.WireFault | None:
+    try:
+        decode([message])
+    except wire.WireFault as fault:
+        return fault
+    return None
+
+
+def test_random_and_damaged_messages_are_refused_or_valid_and_nothing_else(seed: int) -> None:
+    chance = random.Random(seed)
+    valid = [wire.encode_message(record, 1) for record in (*REQUESTS, *ANSWERS)]
+    refused = 0
+    for _ in range(10_000):
+        message = bytearray(chance.choice(valid) if chance.random() < 0.9 else chance.randbytes(chance.randrange(80)))
+        for _ in range(chance.randrange(4)):
+            at = chance.randrange(len(message) or 1)
+            message[at : at + chance.randrange(3)] = chance.randbytes(chance.randrange(3))
+        for decode in (wire.decode_request, wire.decode_answer):
+            fault = _refusal_of(decode, bytes(message))
+            if fault is not None:
+                refused += 1
+                assert str(fault).isprintable()
+                wire.encode_message(r.Refused(fault.code, str(fault)), fault.sequence)
+    assert refused > 5_000

@@ -1,0 +1,1 @@
+"""The pool's side of a store that nodes share."""

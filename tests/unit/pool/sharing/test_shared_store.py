@@ -1,0 +1,380 @@
+"""Pools on one shared store, scripted: what one publishes the other finds, and every failure of the store is a miss."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from kvpool.index.namespaces import Namespace
+from kvpool.key_column import KeyColumn
+from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import seeking as sk
+from kvpool.tiers.store.tier import StoreTier
+from kvpool.types import Level
+from tests.rigs.store.scripted_store import SharedDirectory, maker
+from tests.rigs.tiers.tiered_pool import CHUNK, TieredPool, key_of, medium_of, payload
+
+KEYS = [key_of(1, number) for number in range(12)]
+DRAM_CHUNKS = 24
+OPTIONS = ("store.buffer=1MiB", "store.answer_timeout=5s", "store.remember=10ms", "store.master=localhost:1")
+
+
+class Node:
+    """A pool on the shared store."""
+
+    def __init__(self, shared: SharedDirectory, *options: str, has_disk: bool = False, failures: int = 3) -> None:
+        made: list[StoreTier] = []
+        self.pool = TieredPool(
+            [medium_of(2 * DRAM_CHUNKS)] if has_disk else [],
+            DRAM_CHUNKS,
+            *OPTIONS,
+            *options,
+            levels=[Level.SSD] if has_disk else [],
+            remotes=[maker(shared, made, failures=failures)],
+        )
+        (self.store,) = made
+
+    async def __aenter__(self) -> "Node":
+        await self.pool.start()
+        await self.pool.until_moved(lambda: self.store.process.is_serving)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.pool.until_moved(lambda: self.pool.pool._tiering.holds == 0)
+        await self.pool.stop()
+
+    async def seek(self, keys: list[bytes]) -> int:
+        """How many chunks the store seems to have."""
+        answer = await self.pool.pool.sharing.seeking.seek(self.pool.session, sk.Seek(b"".join(keys), 5.0))
+        return answer.chunks
+
+    async def load(self, keys: list[bytes]) -> int:
+        """Seek and load a chain: how many chunks have the right bytes."""
+        await self.seek(keys)
+        return await self.pool.load(keys)
+
+    async def published(self, chunks: int) -> None:
+        await self.pool.until_moved(lambda: self.counted("published_chunks") >= chunks)
+
+    def counted(self, name: str) -> int:
+        value = self.pool.pool.measure({}).remote["store"][f"store.{name}"]
+        assert isinstance(value, int)
+        return value
+
+
+def run(act: Awaitable[None]) -> None:
+    async def live() -> None:
+        await act
+
+    asyncio.run(live())
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> SharedDirectory:
+    return SharedDirectory(tmp_path)
+
+
+async def publish(shared: SharedDirectory, keys: list[bytes]) -> None:
+    """Have another node publish a chain."""
+    async with Node(shared, "store.publish=all") as first:
+        assert await first.pool.save(keys) == len(keys)
+        await first.published(len(keys))
+
+
+def test_what_one_pool_publishes_another_finds(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        await publish(shared, KEYS)
+        async with Node(shared, "store.publish=off") as second:
+            assert await second.pool.load(KEYS) == 0, "nobody has asked the store yet"
+            assert await second.seek(KEYS) == len(KEYS)
+            assert await second.load(KEYS) == len(KEYS)
+            assert second.counted("pulled_chunks") == len(KEYS)
+            asked = second.counted("questions")
+            assert await second.seek(KEYS) == len(KEYS)
+            assert second.counted("questions") == asked, "the answer is remembered"
+
+    run(act())
+
+
+def test_a_chain_is_continued_from_the_store_behind_what_is_here(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        await publish(shared, KEYS)
+        async with Node(shared, "store.publish=off") as second:
+            assert await second.pool.save(KEYS[:5]) == 5
+            assert await second.seek(KEYS[5:]) == len(KEYS) - 5
+            assert await second.pool.load(KEYS) == len(KEYS)
+            assert second.counted("pulled_chunks") == len(KEYS) - 5
+
+    run(act())
+
+
+def test_reused_chunks_are_published_after_their_lease_and_no_others(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        async with Node(shared, "store.publish=reused") as node:
+            await node.pool.save(KEYS)
+            assert await node.pool.load(KEYS[:4]) == 4
+            await node.published(4)
+            assert set(shared.objects()) == {key.hex() for key in KEYS[:4]}
+            assert await node.pool.load(KEYS[:5]) == 5
+            await node.published(5)
+            assert len(shared.objects()) == 5
+
+    run(act())
+
+
+def test_retained_chunks_are_published_and_no_others(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        async with Node(shared, "store.publish=retained") as node:
+            await node.pool.save(KEYS)
+            answer = node.pool.pool.hints.retain(
+                node.pool.session, m.Retain(b"".join(KEYS[:3]), bytes([90] * 3), bytes(12))
+            )
+            await node.pool.serve(answer)
+            await node.published(3)
+            assert set(shared.objects()) == {key.hex() for key in KEYS[:3]}
+
+    run(act())
+
+
+def test_chunks_are_published_after_they_were_written_to_disk(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        async with Node(shared, "store.publish=reused", has_disk=True) as node:
+            await node.pool.save(KEYS)
+            assert await node.pool.load(KEYS[:6]) == 6
+            await node.pool.until_moved(lambda: KEYS[5] in node.pool.pool.sharing._publications[0]._used)
+            assert not shared.objects()
+            assert await node.pool.demote() == 0
+            await node.published(6)
+            assert len(shared.objects()) == 6
+
+    run(act())
+
+
+@pytest.mark.parametrize("policy", ["off", "reused", "retained"])
+def test_a_chunk_that_does_not_qualify_is_not_published(shared: SharedDirectory, policy: str) -> None:
+    async def act() -> None:
+        async with Node(shared, f"store.publish={policy}") as node:
+            await node.pool.save(KEYS)
+            if policy == "off":
+                assert await node.pool.load(KEYS) == len(KEYS)
+        assert not shared.objects()
+
+    run(act())
+
+
+def _overwrite(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def _flip_layer(path: Path) -> None:
+    value = bytearray(path.read_bytes())
+    value[-1] ^= 1
+    path.write_bytes(value)
+
+
+def _flip_header(path: Path) -> None:
+    value = bytearray(path.read_bytes())
+    value[160] ^= 1
+    path.write_bytes(value)
+
+
+def _shorten(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _lengthen(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def _other_chunk(path: Path) -> None:
+    """Another chunk's object, good in itself, under this chunk's name."""
+    other = next(one for one in path.parent.iterdir() if one != path)
+    path.write_bytes(other.read_bytes())
+
+
+@pytest.mark.parametrize("spoil", [_overwrite, _flip_layer, _flip_header, _shorten, _lengthen, _other_chunk])
+def test_wrong_bytes_under_a_chunks_name_are_a_miss(shared: SharedDirectory, spoil: Callable[[Path], None]) -> None:
+    async def act() -> None:
+        await publish(shared, KEYS)
+        spoil(shared.objects()[KEYS[4].hex()])
+        async with Node(shared, "store.publish=off") as second:
+            assert await second.load(KEYS) == 4
+            assert await second.pool.save(KEYS) == len(KEYS)
+            assert await second.pool.load(KEYS) == len(KEYS)
+
+    run(act())
+
+
+@pytest.mark.parametrize("code", [-704, -800, -707, -900])
+def test_an_object_that_the_store_cannot_deliver_is_a_miss(shared: SharedDirectory, code: int) -> None:
+    async def act() -> None:
+        await publish(shared, KEYS)
+        shared.play(get_code=code)
+        async with Node(shared, "store.publish=off") as second:
+            assert await second.load(KEYS) == 0
+            assert second.counted("absent_objects") == len(KEYS)
+            shared.play()
+            await second.pool.until_moved(lambda: second.store.is_usable)
+            await asyncio.sleep(0.02)  # longer than an absent object is remembered
+            assert await second.load(KEYS) == len(KEYS)
+
+    run(act())
+
+
+def test_a_false_exists_is_a_miss(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        shared.play(exists=True)
+        async with Node(shared, "store.publish=off") as node:
+            assert await node.seek(KEYS) == len(KEYS)
+            assert await node.pool.load(KEYS) == 0
+            assert await node.pool.save(KEYS) == len(KEYS)
+
+    run(act())
+
+
+def test_a_full_store_is_counted_and_stops_nothing(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        shared.play(put_code=-200)
+        async with Node(shared, "store.publish=all") as node:
+            assert await node.pool.save(KEYS) == len(KEYS)
+            await node.pool.until_moved(lambda: node.counted("refused_full") == len(KEYS))
+            assert await node.pool.load(KEYS) == len(KEYS)
+            shared.play()
+            await node.pool.load(KEYS)
+            await node.published(len(KEYS))
+
+    run(act())
+
+
+def test_an_abort_of_the_library_is_a_miss_and_the_next_process_serves(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        await publish(shared, KEYS)
+        async with Node(shared, "store.publish=off") as second:
+            shared.play(aborts=True)
+            assert await second.load(KEYS) == 0
+            shared.play()
+            await second.pool.until_moved(lambda: second.store.process.lives == 2)
+            assert await second.load(KEYS) == len(KEYS)
+
+    run(act())
+
+
+def test_a_late_answer_is_a_miss_now_and_counts_for_the_next_lookup(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        await publish(shared, KEYS)
+        async with Node(shared, "store.publish=off", "store.answer_timeout=1ms") as second:
+            shared.play(exist_delay_s=0.1)
+            assert await second.seek(KEYS) == 0
+            assert second.counted("late_answers") == 1
+            await second.pool.until_moved(lambda: len(second.store._presence) > 0)
+            assert await second.seek(KEYS) == len(KEYS)
+
+    run(act())
+
+
+def test_a_store_that_fails_again_and_again_is_left_alone(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        shared.play(exist_code=-900)
+        async with Node(shared, "store.publish=off", failures=2) as node:
+            for _ in range(2):
+                assert await node.seek(KEYS) == 0
+            assert not node.store.is_usable
+            asked = node.counted("questions")
+            assert await node.seek(KEYS) == 0
+            assert node.counted("questions") == asked
+            shared.play(exists=True)
+            await node.pool.until_moved(lambda: node.store.is_usable)
+            assert await node.seek(KEYS) == len(KEYS)
+            assert node.pool.pool.measure({}).remote["store"]["store.state"] == "ok"
+
+    run(act())
+
+
+def test_a_fetch_that_takes_too_long_ends_and_its_memory_is_not_used_meanwhile(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        await publish(shared, KEYS)
+        async with Node(shared, "store.publish=off", "store.transfer_timeout=100ms") as second:
+            shared.play(delay_s=0.5)
+            assert await second.load(KEYS) == 0
+            assert second.counted("late_transfers") == 1
+            assert second.store._transfers._fetch_ranges.taken_bytes > 0
+            await second.pool.until_moved(lambda: second.store._transfers._fetch_ranges.taken_bytes == 0)
+            shared.play()
+            await asyncio.sleep(0.02)  # longer than an absent object is remembered
+            assert await second.load(KEYS) == len(KEYS)
+
+    run(act())
+
+
+def test_a_pull_under_way_at_the_end_is_cancelled(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        await publish(shared, KEYS)
+        node = Node(shared, "store.publish=off")
+        await node.pool.start()
+        await node.pool.until_moved(lambda: node.store.process.is_serving)
+        shared.play(delay_s=0.3)
+        await node.seek(KEYS)
+        assert await node.pool.load(KEYS, is_patient=False) == 0
+        await node.pool.stop()
+
+    run(act())
+
+
+def test_a_store_that_nobody_can_join_is_away_and_joined_later(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        shared.play(refusal="no master")
+        node = Node(shared)
+        await node.pool.start()
+        await node.pool.until_moved(lambda: node.store.process.error == "no master")
+        assert await node.load(KEYS) == 0
+        assert await node.pool.save(KEYS) == len(KEYS)
+        assert node.pool.pool.info()["store_error"] == "no master"
+        shared.play()
+        await node.pool.until_moved(lambda: node.store.process.is_serving)
+        await node.pool.stop()
+
+    run(act())
+
+
+def test_a_node_of_another_layout_or_model_finds_nothing(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        await publish(shared, KEYS)
+        async with Node(shared, "store.publish=off") as second:
+            own = second.pool.session.own
+            other = Namespace(own.id, own.size_class, "another model", own.layout)
+            assert await second.store.ask(other, KeyColumn.of(KEYS), 5.0) == 0
+
+    run(act())
+
+
+def test_an_object_is_a_header_page_and_the_chunk(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        await publish(shared, KEYS[:1])
+        value = shared.objects()[KEYS[0].hex()].read_bytes()
+        assert len(value) == 4096 + CHUNK
+        assert value[:8] == b"KVPSLOT1"
+        assert value[4096:] == payload(KEYS[0])
+
+    run(act())
+
+
+def test_a_pin_by_key_protects_a_stored_chunk_of_its_namespace_alone() -> None:
+    async def act() -> None:
+        pool = TieredPool([], DRAM_CHUNKS, levels=[])
+        await pool.start()
+        await pool.save(KEYS[:1])
+        directory, own = pool.pool._directory, pool.session.own.id
+        other = pool.pool.open_namespaces("another model", pool.session.layout)[0].id
+        assert directory.pin_key(own, KEYS[1]) == 0
+        assert directory.pin_key(other, KEYS[0]) == 0
+        pin = directory.pin_key(own, KEYS[0])
+        assert pin
+        await pool.flush()
+        assert (directory.stats()["chunks"], directory.stats()["pinned"]) == (1, 1)
+        assert directory.unpin(pin)
+        await pool.flush()
+        assert directory.stats()["chunks"] == 0
+        await pool.stop()
+
+    run(act())

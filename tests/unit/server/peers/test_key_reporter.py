@@ -1,0 +1,235 @@
+"""Key reporter over a journal of real directories: changes, waits, gaps, pages, and many that ask at once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from kvpool.key_column import KeyColumn
+from kvpool.peers.control import records as r
+from kvpool.peers.control import wire
+from kvpool.peers.control.pullers import Puller
+from kvpool.server.peers import key_reporter
+from kvpool.server.peers.key_reporter import KeyReporter
+from kvpool.types import Level
+from tests.rigs.events.journal_rig import Rig, key
+from tests.rigs.flushing import flush_whole
+from tests.rigs.nodes.peers import until
+
+pytestmark = pytest.mark.asyncio
+
+
+@dataclass
+class Desk:
+    """A reporter on the running loop, and the answers that it gave, by connection."""
+
+    rig: Rig
+    answers: dict[int, list[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rig.journal.watch(asyncio.get_running_loop())
+        self.reporter = KeyReporter(self.rig.journal, asyncio.get_running_loop())
+
+    def ask(self, ask: r.AskFollow, number: int = 1) -> None:
+        def answer(found: Any) -> bool:
+            self.answers.setdefault(number, []).append(found)
+            return True
+
+        puller = Puller("puller", bytes(16), "", number)
+        if isinstance(ask, r.AskKeys):
+            self.reporter.keys(puller, ask, answer)
+        else:
+            self.reporter.changes(puller, ask, answer)
+
+    async def answer(self, ask: r.AskFollow, number: int = 1) -> Any:
+        self.ask(ask, number)
+        await until(lambda: self.answers.get(number), "it is answered")
+        return self.answers.pop(number)[0]
+
+    def close(self) -> None:
+        self.reporter.close()
+        self.rig.journal.close()
+
+
+@pytest_asyncio.fixture
+async def desks() -> AsyncIterator[list[Desk]]:
+    made: list[Desk] = []
+    yield made
+    for desk in made:
+        desk.close()
+
+
+def keys_in(packed: bytes) -> set[bytes]:
+    return set(KeyColumn(packed))
+
+
+async def test_changes_are_the_net_of_events_and_only_the_last_tier_counts(desks: list[Desk]) -> None:
+    rig = Rig()
+    desks.append(desk := Desk(rig))
+    rig.store([1, 2])
+    found = await desk.answer(r.AskChanges(-1, 10_000))
+    assert (keys_in(found.stored), found.removed, found.is_gap) == ({key([1]), key([1, 2])}, b"", False)
+    assert found.last == found.newest
+    rig.demote_all()
+    flush_whole(rig.memory, rig.tick())
+    found = await desk.answer(r.AskChanges(found.last, 10_000))
+    assert (keys_in(found.stored), found.removed) == ({key([1]), key([1, 2])}, b"")  # the files have them
+    flush_whole(rig.files, rig.tick())
+    rig.store([1])
+    found = await desk.answer(r.AskChanges(found.last, 10_000))
+    assert (keys_in(found.stored), keys_in(found.removed)) == ({key([1])}, {key([1, 2])})
+    everything = await desk.answer(r.AskChanges(-1, 0))
+    assert (everything.stored, everything.removed) == (found.stored, found.removed)
+
+
+async def test_a_request_without_news_waits_for_an_event_or_its_end(desks: list[Desk]) -> None:
+    rig = Rig()
+    desks.append(desk := Desk(rig))
+    first = await desk.answer(r.AskChanges(-1, 0))
+    nothing = await desk.answer(r.AskChanges(first.last, 1))
+    assert (nothing.last, nothing.newest, nothing.stored, nothing.is_gap) == (first.last, first.last, b"", False)
+    for number in range(1, 6):
+        desk.ask(r.AskChanges(first.last, 30_000), number)
+    await until(lambda: "5 wait" in repr(desk.reporter), "all wait")
+    assert desk.answers == {}
+    desk.reporter.forget(Puller("puller", bytes(16), "", 5))
+    rig.store([1])
+    await until(lambda: len(desk.answers) == 4, "all that still wait are answered")
+    assert {answer.stored for (answer,) in desk.answers.values()} == {key([1])}
+    assert desk.reporter.stats() == {"answers": 6, "gaps": 0, "pages": 0, "waiting": 0}
+
+
+async def test_one_request_is_answered_in_a_turn(desks: list[Desk], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_reporter, "PAUSE_S", 0.0)
+    desks.append(desk := Desk(Rig()))
+    for number in range(20):
+        desk.ask(r.AskKeys(0), number)
+    most = 0
+    while len(desk.answers) < 20:
+        before = len(desk.answers)
+        await asyncio.sleep(0)
+        most = max(most, len(desk.answers) - before)
+    assert most == 1
+
+
+async def test_lost_events_are_a_gap_without_keys(desks: list[Desk]) -> None:
+    rig = Rig(buffer="64KiB")
+    desks.append(desk := Desk(rig))
+    for name in range(300):
+        rig.store([name, 1, 2, 3])
+        rig.journal.take_changes()
+    gap = await desk.answer(r.AskChanges(0, 10_000))
+    assert (gap.is_gap, gap.stored, gap.removed) == (True, b"", b"")
+    assert (await desk.answer(r.AskChanges(gap.newest + 5, 10_000))).is_gap
+    assert desk.reporter.stats()["gaps"] == 2
+
+
+async def test_an_answer_is_bounded_and_the_next_goes_on(desks: list[Desk], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(r, "FOLLOW_KEYS_MAX", 5)
+    rig = Rig()
+    desks.append(desk := Desk(rig))
+    for name in range(6):
+        rig.store([name, 1])
+    last, known = -1, set()
+    while True:
+        found = await desk.answer(r.AskChanges(last, 0))
+        assert len(KeyColumn(found.stored)) <= 4
+        wire.check_follow(r.AskChanges(last, 0), found)
+        if found.last == last:
+            break
+        last = found.last
+        known |= keys_in(found.stored)
+    assert known == set(rig.truth())
+
+
+async def test_pages_have_the_keys_of_all_tiers_and_nothing_else(
+    desks: list[Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_reporter, "PAGE_KEYS", 3)
+    rig = Rig()
+    rig.store([1, 2, 3, 4])
+    rig.demote_all()
+    flush_whole(rig.memory, rig.tick())
+    rig.store([0, 1])  # with adapters, salts and token ids, as in `SCOPES`
+    rig.store([2, 1])
+    desks.append(desk := Desk(rig))
+    cursor, known, pages = 0, [], 0
+    while cursor != r.NO_MORE_KEYS:
+        page = await desk.answer(r.AskKeys(cursor))
+        wire.check_follow(r.AskKeys(cursor), page)
+        assert len(KeyColumn(page.keys)) <= 3
+        known += list(KeyColumn(page.keys))
+        cursor, pages = page.cursor, pages + 1
+    assert set(known) == set(rig.truth())
+    assert (len(known), pages) == (8, 4)
+    assert rig.headers.questions == 0, "no token ids are read"
+    last_page = await desk.answer(r.AskKeys((len(Level) + 1) << 32))
+    assert (last_page.keys, last_page.cursor) == (b"", r.NO_MORE_KEYS)
+
+
+async def test_a_page_is_asked_for_again_while_the_log_is_behind(
+    desks: list[Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvpool.journal.journal.CHANGES_PER_TURN", 2)
+    rig = Rig()
+    rig.store([1, 2, 3, 4, 5])
+    assert rig.journal.keys(0, 100) == (KeyColumn(b""), rig.journal.newest, 0)
+    rig.journal.take_changes()
+    keys, as_of, cursor = rig.journal.keys(0, 100)
+    assert (set(keys), as_of) == (set(rig.truth()), rig.journal.newest)
+    assert cursor == 1 << 32
+
+
+async def test_saves_under_way_are_reported_once_and_those_given_up_are_removed(desks: list[Desk]) -> None:
+    desks.append(desk := Desk(Rig()))
+    first = await desk.answer(r.AskChanges(-1, 0))
+    desk.ask(r.AskChanges(first.last, 30_000))
+    await until(lambda: "1 wait" in repr(desk.reporter), "it waits")
+    save = KeyColumn(key([1]) + key([1, 2]) + key([1, 2, 3]))
+    desk.reporter.note_save(save)
+    await until(lambda: 1 in desk.answers, "the save is reported at once")
+    (found,) = desk.answers.pop(1)
+    wire.check_follow(r.AskChanges(first.last, 30_000), found)
+    assert (keys_in(found.stored), found.removed, found.last) == (set(save), b"", first.last)
+    nothing = await desk.answer(r.AskChanges(first.last, 1))
+    assert (nothing.stored, nothing.removed) == (b"", b"")
+    desk.reporter.end_save(save, 1)
+    lost = await desk.answer(r.AskChanges(first.last, 30_000))
+    assert (lost.stored, keys_in(lost.removed)) == (b"", {key([1, 2]), key([1, 2, 3])})
+    newcomer = await desk.answer(r.AskChanges(first.last, 1), 2)
+    assert (newcomer.stored, newcomer.removed) == (b"", b"")  # it knew of none of them
+
+
+async def test_an_event_counts_more_than_a_save(desks: list[Desk]) -> None:
+    rig = Rig()
+    desks.append(desk := Desk(rig))
+    first = await desk.answer(r.AskChanges(-1, 0))
+    await desk.answer(r.AskChanges(first.last, 1))
+    save = KeyColumn(key([1]))
+    desk.reporter.note_save(save)
+    desk.reporter.end_save(save, 0)
+    rig.store([1])
+    found = await desk.answer(r.AskChanges(first.last, 30_000))
+    assert (keys_in(found.stored), found.removed) == ({key([1])}, b"")
+
+
+async def test_reported_saves_are_bounded_and_absent_from_gaps(
+    desks: list[Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_reporter, "SAVED_KEYS_MAX", 8)
+    monkeypatch.setattr(key_reporter, "SAVED_KEYS_ONCE", 5)
+    rig = Rig()
+    desks.append(desk := Desk(rig))
+    saves = [key([7, number]) for number in range(20)]
+    desk.reporter.note_save(KeyColumn(b"".join(saves)))
+    found = await desk.answer(r.AskChanges(-1, 0))
+    assert keys_in(found.stored) == set(saves[15:])
+    desk.reporter.note_save(KeyColumn(key([8])))
+    rig.store([1])
+    rig.journal.take_changes()
+    rig.journal._log.open_gap()
+    gap = await desk.answer(r.AskChanges(-1, 0))
+    assert (gap.is_gap, gap.stored, gap.removed) == (True, b"", b"")

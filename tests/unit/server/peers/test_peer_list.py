@@ -1,0 +1,121 @@
+"""List of peers that operators see: the state of each, pages, and no more than a frame holds."""
+
+import random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kvpool.clock import MonotonicClock
+from kvpool.errors import InvalidArgument
+from kvpool.peers.back_off import BackOffSettings
+from kvpool.peers.circuit_breaker import BreakerSettings
+from kvpool.peers.control.link import LinkState, PeerLife, PeerLink
+from kvpool.peers.following.followers import Followers
+from kvpool.peers.members.member import Member
+from kvpool.protocol import frames
+from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import peers as pm
+from kvpool.server.peers.peer_list import ROWS_MAX, PeerVerbs, describe
+from kvpool.tiers.peer.node_records import NodeRecord, NodeRecords
+from kvpool.tiers.peer.pace import PaceSettings
+
+LIFE = PeerLife("other", bytes(range(16)), "tcp://127.0.0.1:2", is_new=False)
+RECORDS = NodeRecords(
+    BreakerSettings(failures=1, back_off=BackOffSettings(900.0, 900.0)),
+    PaceSettings(),
+    clock=MonotonicClock(),
+    random=random.Random(1),
+)
+
+
+def link_of(
+    life: PeerLife | None = LIFE, fault: str = "", state: LinkState = LinkState.READY, port: int = 1
+) -> PeerLink:
+    member = Member(f"tcp://127.0.0.1:{port}")
+    return cast(PeerLink, SimpleNamespace(life=life, fault=fault, state=state, member=member, rtt_s=0.0002))
+
+
+def followers_of(*, is_current: bool = True, fault: str = "") -> Followers:
+    return cast(
+        Followers,
+        SimpleNamespace(is_current=lambda _: is_current, fault_of=lambda _: fault, known_of=lambda _: 7),
+    )
+
+
+def suspended() -> NodeRecord:
+    record = RECORDS.of("suspended")
+    permit = record.breaker.ask()
+    if permit is not None:
+        record.breaker.fail(permit)
+    record.fail("stalled")
+    return record
+
+
+@pytest.mark.parametrize(
+    ("link", "followers", "record", "expected"),
+    [
+        (link_of(), followers_of(), None, ("following", "", "")),
+        (link_of(), followers_of(fault="it was late once"), None, ("following", "", "it was late once")),
+        (link_of(), followers_of(is_current=False), None, ("snapshot", "", "")),
+        (link_of(), followers_of(is_current=False, fault="a gap"), None, ("waiting", "", "a gap")),
+        (link_of(), followers_of(), suspended(), ("suspended", "", "stalled")),
+        (link_of(None, state=LinkState.CONNECTING), followers_of(), None, ("connecting", "", "")),
+        (link_of(None, "the connection ended"), followers_of(), None, ("away", "", "the connection ended")),
+        (
+            link_of(None, "refused: domain: other secrets"),
+            followers_of(),
+            None,
+            ("refused", "domain", "refused: domain: other secrets"),
+        ),
+    ],
+)
+def test_each_state_has_its_word(
+    link: PeerLink, followers: Followers, record: NodeRecord | None, expected: tuple[str, str, str]
+) -> None:
+    row = describe(link, followers, record)
+    assert (row["state"], row["code"], row["last_error"]) == expected
+    assert (row["retry_s"] > 0) == (row["state"] == "suspended")
+
+
+def test_a_row_has_what_was_measured() -> None:
+    record = RECORDS.of("measured")
+    unmeasured = describe(link_of(), followers_of(), None)
+    assert (unmeasured["bytes_per_s"], unmeasured["latency_us"]) == (None, None)
+    record.pulls, record.read_bytes = 3, 1000
+    record.pace.note_answer(0.009)
+    row = describe(link_of(), followers_of(), record)
+    assert row["latency_us"] == pytest.approx(2000, rel=0.01)
+    assert row["bytes_per_s"] == pytest.approx(1e9, rel=0.01)
+    assert (row["node"], row["life"], row["known_chunks"]) == ("other", LIFE.incarnation.hex(), 7)
+    assert (row["pulls"], row["failures"], row["read_bytes"], row["ping_us"]) == (3, 0, 1000, 200)
+
+
+class _Many:
+    """A fleet of many members, each with the longest texts."""
+
+    def peer_links(self) -> list[PeerLink]:
+        life = PeerLife("é" * 128, bytes(16), "", is_new=False)
+        return [link_of(life, "x" * 5000, port=port) for port in range(1000, 1000 + 2 * ROWS_MAX + 5)]
+
+    def peer_row(self, link: PeerLink) -> dict[str, Any]:
+        return describe(link, followers_of(), suspended())
+
+
+def test_pages_fit_frames_and_have_every_member_once() -> None:
+    verbs = PeerVerbs([_Many()])
+    rows: list[dict[str, Any]] = []
+    while page := verbs.list_peers(pm.AskPeers(len(rows))):
+        # What the other side decodes.
+        body = m.encode(page, 1)[4:]
+        frames.decode(body)
+        if not page.values["peers"]:
+            break
+        rows += page.values["peers"]
+    assert len(rows) == len({row["address"] for row in rows}) == page.values["members"] == 2 * ROWS_MAX + 5
+    with pytest.raises(InvalidArgument, match="first is -1"):
+        verbs.list_peers(pm.AskPeers(-1))
+
+
+def test_a_node_without_peers_lists_none() -> None:
+    assert PeerVerbs([]).list_peers(pm.AskPeers(0)).values == {"peers": [], "members": 0}

@@ -1,0 +1,318 @@
+"""Tests of two pools over real sockets: what one has stored is a hit on the other, and whatever fails is a miss."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from kvpool.errors import Refused
+from kvpool.peers.control import records as r
+from kvpool.peers.control.link import PeerLink
+from kvpool.server.peers.offers import OfferSettings
+from kvpool.tiering.peer_allowance import PeerAllowance
+from kvpool.tiers.peer.tier import PeerTierSettings
+from kvpool.types import ConnectionId
+from tests.rigs.nodes.fleet import Node
+from tests.rigs.nodes.stream_relay import StreamRelay
+from tests.rigs.tiers.tiered_pool import CHUNK, LAYOUT, key_of, medium_of
+
+KEYS = [key_of(7, number) for number in range(20)]
+
+
+def run(
+    act: Callable[[Node, Node], Awaitable[None]],
+    *,
+    has_disk: bool = False,
+    sends_encrypted: bool = False,
+    wants_encrypted: bool = False,
+) -> None:
+    async def live() -> None:
+        here = Node("here", 48, pulls=PeerTierSettings(answer_s=5.0, stall_s=5.0, is_encrypted=wants_encrypted))
+        there = Node("there", 48, media=[medium_of(96)] if has_disk else ())
+        await there.start(OfferSettings(is_encrypted=sends_encrypted))
+        await here.start()
+        await here.join(there)
+        await act(here, there)
+        await here.stop()
+        await there.stop()
+
+    asyncio.run(live())
+
+
+def test_what_another_node_has_is_a_hit() -> None:
+    async def act(here: Node, there: Node) -> None:
+        assert await there.pool.save(KEYS) == len(KEYS)
+        here.believe(there, KEYS)
+        assert await here.pool.load(KEYS) == len(KEYS)
+        stats = here.pool.pool.measure({}).remote["peer"]
+        assert (stats["peer.pulled_chunks"], stats["peer.failed_chunks"]) == (len(KEYS), 0)
+        await there.pool.until_moved(lambda: there.offers.stats()["offers"] == 0)
+        assert there.pool.pool.measure({}).index["leases"] == 0
+
+    run(act)
+
+
+def test_a_node_that_is_named_is_asked_although_nothing_is_known_of_it() -> None:
+    async def act(here: Node, there: Node) -> None:
+        assert await there.pool.save(KEYS[:15]) == 15
+        assert await here.pool.load(KEYS, owner="nobody") == 0
+        assert await here.pool.load(KEYS, owner="here") == 0
+        asked = there.server.counts["pulls"]
+        assert await here.pool.load(KEYS, owner="there") == 15
+        assert there.server.counts["pulls"] == asked + 1
+        record = here.tier.nodes.find("there")
+        assert record is not None
+        assert (record.pulls, record.read_bytes) == (1, 15 * CHUNK)
+        there.server.close()
+        await here.pool.until_moved(lambda: here.links[there.name].life is None)
+        assert await here.pool.load(KEYS, owner="there") == 15, "the rest is a miss at once"
+        assert record.pulls == 1
+
+    run(act)
+
+
+def test_what_the_owner_has_on_disk_is_promoted_there_and_followed() -> None:
+    async def act(here: Node, there: Node) -> None:
+        assert await there.pool.save(KEYS) == len(KEYS)
+        assert await there.pool.demote() == 0
+        await there.pool.flush("dram")
+        here.believe(there, KEYS)
+        assert await here.pool.load(KEYS) == len(KEYS)
+        assert there.pool.pool.measure({}).lower["memory"]["promoted_chunks"] == len(KEYS)
+
+    run(act, has_disk=True)
+
+
+def test_bytes_and_marks_that_are_changed_on_the_way_are_a_miss() -> None:
+    async def act(here: Node, there: Node) -> None:
+        assert await there.pool.save(KEYS) == len(KEYS)
+        here.believe(there, KEYS)
+        relay = StreamRelay(there.offers.stream)
+        there.offers.stream = relay.address
+        assert await here.pool.load(KEYS) == 0
+        assert relay.forged > 0
+        assert here.pool.pool.measure({}).remote["peer"]["peer.pulled_chunks"] == 0
+        relay.close()
+
+    run(act)
+
+
+class WatchedAllowance(PeerAllowance):
+    """Remembers the most that was taken at once."""
+
+    most = 0
+
+    def take(self, size: int) -> None:
+        super().take(size)
+        self.most = max(self.most, self.taken)
+
+
+def test_what_is_read_from_disk_for_others_is_bounded_and_goes_on_behind() -> None:
+    allowance = WatchedAllowance(3 * CHUNK)
+
+    async def act(here: Node, there: Node) -> None:
+        there.pool.pool._tiering.links[0].promotions.for_peers = allowance
+        assert await there.pool.save(KEYS) == len(KEYS)
+        assert await there.pool.demote() == 0
+        await there.pool.flush("dram")
+        here.believe(there, KEYS)
+        assert await here.pool.load(KEYS) == len(KEYS)
+        assert allowance.most == 3 * CHUNK
+        await there.pool.flush("dram")
+        assert await there.pool.load(KEYS) == len(KEYS), "engines here have no such bound"
+        assert allowance.most == 3 * CHUNK
+        assert allowance.taken == 0
+
+    run(act, has_disk=True)
+
+
+def test_a_chunk_beyond_the_bound_is_read_alone() -> None:
+    allowance = PeerAllowance(CHUNK // 2)
+    assert allowance.chunks(CHUNK) == 1
+    allowance.take(CHUNK)
+    assert allowance.chunks(CHUNK) == 0
+    allowance.give_back(CHUNK)
+    assert allowance.chunks(CHUNK) == 1
+
+
+def test_one_peer_has_a_quarter_of_all_offers_at_most() -> None:
+    async def act(here: Node, there: Node) -> None:
+        limit = there.offers._settings.offers_max // 4
+        assert await there.pool.save(KEYS[:1]) == 1
+        link = here.links[there.name]
+        for number in range(limit):
+            offer = await link.request(pull_of_first(link), 5.0)
+            assert offer.chunks == 1, f"offer {number}"
+        with pytest.raises(Refused, match="as many offers"):
+            await link.request(pull_of_first(link), 5.0)
+        link.release(limit)
+        await there.pool.until_moved(lambda: there.offers.stats()["offers"] < limit)
+        assert (await link.request(pull_of_first(link), 5.0)).chunks == 1
+
+    run(act)
+
+
+@pytest.mark.parametrize("wants_encrypted", [True, False], ids=["both encrypt", "the owner does"])
+def test_encrypted_chunks_are_hits(wants_encrypted: bool) -> None:
+    async def act(here: Node, there: Node) -> None:
+        assert await there.pool.save(KEYS) == len(KEYS)
+        here.believe(there, KEYS)
+        assert there.offers.stream.startswith("tls://")
+        assert await here.pool.load(KEYS) == len(KEYS)
+        assert there.offers.stats()["strangers_unencrypted"] == 0
+
+    run(act, sends_encrypted=True, wants_encrypted=wants_encrypted)
+
+
+def test_a_node_that_encrypts_takes_no_plain_chunks() -> None:
+    async def act(here: Node, there: Node) -> None:
+        assert await there.pool.save(KEYS) == len(KEYS)
+        here.believe(there, KEYS)
+        assert await here.pool.load(KEYS) == 0
+        stats = here.pool.pool.measure({}).remote["peer"]
+        assert (stats["peer.pulls_unencrypted"], stats["peer.pulled_chunks"]) == (1, 0)
+        await there.pool.until_moved(lambda: there.offers.stats()["offers"] == 0)
+        assert there.offers.stats()["sent_bytes"] == 0
+
+    run(act, wants_encrypted=True)
+
+
+def test_a_plain_pull_is_refused_by_a_node_that_encrypts() -> None:
+    async def act(here: Node, there: Node) -> None:
+        assert await there.pool.save(KEYS) == len(KEYS)
+        here.believe(there, KEYS)
+        there.offers.stream = there.offers.stream.replace("tls", "tcp")
+        assert await here.pool.load(KEYS) == 0
+        assert there.offers.stats()["strangers_unencrypted"] > 0
+        assert there.offers.stats()["sent_bytes"] == 0
+
+    run(act, sends_encrypted=True)
+
+
+def pull_of_first(link: PeerLink) -> r.Pull:
+    """A pull of one chunk, of which nothing will be received."""
+    return r.Pull(link.next_pull(), "model", list(LAYOUT.to_wire()), b"", 0, KEYS[0], 60_000)
+
+
+def test_nodes_that_ask_each_other_for_what_nobody_has_do_not_wait_for_each_other() -> None:
+    async def act(here: Node, there: Node) -> None:
+        await there.join(here)
+        here.believe(there, KEYS)
+        there.believe(here, KEYS)
+        begun_ns = here._clock.now_ns()
+        assert sum(await asyncio.gather(here.pool.load(KEYS), there.pool.load(KEYS))) == 0
+        assert here._clock.now_ns() - begun_ns < 2e9, "a pull may take five seconds"
+
+    run(act)
+
+
+def test_only_what_is_missing_is_sent() -> None:
+    async def act(here: Node, there: Node) -> None:
+        assert await there.pool.save(KEYS) == len(KEYS)
+        assert await here.pool.save(KEYS[:13]) == 13
+        here.believe(there, KEYS)
+        assert await here.pool.load(KEYS) == len(KEYS)
+        assert there.offers.stats()["sent_bytes"] // CHUNK == len(KEYS) - 13
+
+    run(act)
+
+
+def test_hints_beyond_what_the_owner_has_are_misses_and_forgotten() -> None:
+    async def act(here: Node, there: Node) -> None:
+        assert await there.pool.save(KEYS[:6]) == 6
+        here.believe(there, KEYS)
+        assert await here.pool.load(KEYS) == 6
+        while here.hints.advance():
+            pass
+        assert here.hints.count_of(there.name) == len(KEYS) - 1, (
+            "the first that was missing: nothing is found behind it"
+        )
+        asked = there.server.counts["Pull"]
+        assert await here.pool.load(KEYS) == 6
+        assert there.server.counts["Pull"] == asked
+
+    run(act)
+
+
+def test_a_model_that_the_owner_does_not_know_is_a_miss_and_is_not_made_there() -> None:
+    async def act(here: Node, there: Node) -> None:
+        here.believe(there, KEYS)
+        here.pool.session = here.pool.pool.open_session(ConnectionId(9), "other", LAYOUT)
+        known = len(there.pool.pool.namespaces)
+        assert await here.pool.load(KEYS) == 0
+        assert len(there.pool.pool.namespaces) == known
+        assert there.offers.stats()["pulls_empty"] == 1
+
+    run(act)
+
+
+def test_nodes_that_believe_one_another_do_not_ask_in_a_circle() -> None:
+    async def act(here: Node, there: Node) -> None:
+        await there.join(here)
+        here.believe(there, KEYS)
+        there.believe(here, KEYS)
+        assert await here.pool.load(KEYS) == 0
+        assert here.offers.stats()["pulls_empty"] + here.offers.stats()["pulls_served"] == 0
+
+    run(act)
+
+
+def test_an_owner_that_ends_in_the_middle_is_a_miss_of_the_rest() -> None:
+    async def act(here: Node, there: Node) -> None:
+        assert await there.pool.save(KEYS) == len(KEYS)
+        here.believe(there, KEYS)
+        loading = asyncio.ensure_future(here.pool.load(KEYS))
+        await there.pool.until_moved(lambda: there.offers.stats()["offers"] > 0 or loading.done())
+        there.server.close()
+        assert await there.offers.close()
+        assert 0 <= await loading <= len(KEYS)
+        await here.pool.until_moved(lambda: here.pool.pool._tiering.holds == 0)
+        here.pool.assert_sound()
+
+    run(act)
+
+
+def test_random_requests_on_two_nodes_get_right_bytes_or_none(seed: int) -> None:
+    chance = random.Random(seed)
+    chains = [[key_of(chain, number) for number in range(1 + chain % 11)] for chain in range(12)]
+
+    async def act(here: Node, there: Node) -> None:
+        await there.join(here)
+        for _ in range(500):
+            one, other = chance.sample([here, there], 2)
+            keys = chance.choice(chains)
+            drawn = chance.random()
+            if drawn < 0.3:
+                one.believe(other, keys[: chance.randrange(1, len(keys) + 1)])
+            elif drawn < 0.4:
+                await one.pool.flush()
+            elif drawn < 0.6:
+                await one.pool.save(keys[: chance.randrange(1, len(keys) + 1)])
+            else:
+                await one.pool.load(keys, is_patient=chance.random() < 0.8)
+            one.pool.assert_sound()
+        nodes = (here, there)
+        await here.pool.until_moved(lambda: sum(node.pool.pool._tiering.holds for node in nodes) == 0)
+        pulled = [int(node.pool.pool.measure({}).remote["peer"]["peer.pulled_chunks"]) for node in nodes]
+        assert sum(pulled) > 0, "nothing was pulled"
+
+    run(act, has_disk=True)
+
+
+def test_a_breaker_stays_open_for_the_same_life_and_closes_for_another() -> None:
+    async def act(here: Node, there: Node) -> None:
+        here.believe(there, KEYS)
+        assert await here.pool.load(KEYS) == 0
+        record = here.tier.nodes.find("there")
+        life = here.links[there.name].life
+        assert record is not None
+        assert life is not None
+        while (permit := record.breaker.ask()) is not None:
+            record.breaker.fail(permit)
+        here.tier.note_life(there.name, life.incarnation)
+        assert here.tier.is_silent(there.name)
+        here.tier.note_life(there.name, bytes(16))
+        assert not here.tier.is_silent(there.name)
+
+    run(act)

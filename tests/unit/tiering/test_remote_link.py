@@ -1,0 +1,263 @@
+"""Tests of pulls: what another node seems to have follows what is here, and a part that does not come shortens the prefix."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from kvpool.errors import InvalidArgument
+from kvpool.tiers.base import Outcome
+from kvpool.types import Level
+from tests.rigs.tiers.memory_remote import MemoryRemote, Node, maker
+from tests.rigs.tiers.tiered_pool import TieredPool, key_of, medium_of, payload
+
+KEYS = [key_of(1, number) for number in range(12)]
+DRAM_CHUNKS = 24
+
+
+def chunks_of(keys: list[bytes]) -> dict[bytes, bytes]:
+    return {key: payload(key) for key in keys}
+
+
+def run(
+    nodes: list[Node], act: Callable[[TieredPool, MemoryRemote], Awaitable[None]], *, has_disk: bool = False
+) -> None:
+    async def live() -> None:
+        made: list[MemoryRemote] = []
+        pool = TieredPool(
+            [medium_of(2 * DRAM_CHUNKS)] if has_disk else [],
+            DRAM_CHUNKS,
+            levels=pool_levels(has_disk),
+            remotes=[maker(nodes, made)],
+        )
+        await pool.start()
+        await act(pool, made[0])
+        await pool.stop()
+
+    asyncio.run(live())
+
+
+def pool_levels(has_disk: bool) -> list[Level]:
+    return [Level.SSD] if has_disk else []
+
+
+def test_chunks_of_another_node_are_pulled_and_stay() -> None:
+    node = Node()
+    node.store(chunks_of(KEYS))
+
+    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
+        assert await pool.load(KEYS) == len(KEYS)
+        assert await pool.load(KEYS) == len(KEYS)
+        assert remote.asked == [KEYS]
+        stats = pool.pool.measure({}).remote["peer"]
+        assert (stats["peer.pulled_chunks"], stats["peer.failed_chunks"], stats["peer.pulls_under_way"]) == (
+            len(KEYS),
+            0,
+            0,
+        )
+
+    run([node], act)
+
+
+def test_a_pull_begins_after_what_is_here() -> None:
+    node = Node()
+    node.store(chunks_of(KEYS))
+
+    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
+        assert await pool.save(KEYS[:5]) == 5
+        assert await pool.load(KEYS) == len(KEYS)
+        assert remote.asked == [KEYS[5:]]
+
+    run([node], act)
+
+
+def test_chunks_on_disk_are_read_there_and_the_rest_is_pulled() -> None:
+    node = Node()
+    node.store(chunks_of(KEYS))
+
+    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
+        assert await pool.save(KEYS[:7]) == 7
+        assert await pool.demote() == 0
+        await pool.flush("dram")
+        assert await pool.save(KEYS[:2]) == 2
+        assert await pool.load(KEYS) == len(KEYS)
+        assert remote.asked == [KEYS[7:]]
+        assert pool.pool.measure({}).lower["memory"]["promoted_chunks"] == 5
+
+    run([node], act, has_disk=True)
+
+
+def test_the_node_with_the_longest_run_is_asked() -> None:
+    nodes = [Node(), Node(), Node()]
+    for node, count in zip(nodes, (3, 9, 6), strict=True):
+        node.store(chunks_of(KEYS[:count]))
+
+    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
+        assert await pool.load(KEYS) == 9
+        assert remote.asked == [KEYS[:9]]
+
+    run(nodes, act)
+
+
+def test_a_node_that_is_named_is_asked_for_what_nobody_is_known_to_have() -> None:
+    nodes = [Node(chunks=chunks_of(KEYS)), Node()]
+    nodes[1].store(chunks_of(KEYS[:4]))
+
+    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
+        assert await pool.load(KEYS, owner="nobody") == 4
+        assert remote.asked == [KEYS[:4]]
+        assert await pool.load(KEYS, owner="0") == len(KEYS)
+        assert remote.asked[1:] == [KEYS[4:]]
+        assert await pool.load(KEYS, owner="0") == len(KEYS)
+        assert len(remote.asked) == 2
+
+    run(nodes, act)
+
+
+def test_what_another_node_is_known_to_have_comes_before_a_name() -> None:
+    nodes = [Node(chunks=chunks_of(KEYS)), Node()]
+    nodes[1].store(chunks_of(KEYS))
+
+    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
+        nodes[0].chunks.clear()
+        assert await pool.load(KEYS, owner="0") == len(KEYS)
+
+    run(nodes, act)
+
+
+def test_a_node_that_is_named_and_has_nothing_is_a_miss() -> None:
+    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
+        assert await pool.save(KEYS[:3]) == 3
+        assert await pool.load(KEYS, owner="0") == 3
+        assert await pool.save(KEYS) == len(KEYS)
+        pool.session = replace(pool.session, is_peer=True)
+        assert await pool.load([key_of(2, 0)], owner="0") == 0
+        assert len(remote.asked) == 1
+
+    run([Node()], act)
+
+
+def test_what_is_no_name_of_a_node_is_refused() -> None:
+    async def act(pool: TieredPool, _: MemoryRemote) -> None:
+        for name in ("x" * 257, "a\nb", "é" * 129):
+            with pytest.raises(InvalidArgument, match=r"expected a node's name"):
+                await pool.load(KEYS, owner=name)
+
+    run([Node()], act)
+
+
+def test_a_session_of_another_node_pulls_nothing() -> None:
+    node = Node()
+    node.store(chunks_of(KEYS))
+
+    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
+        assert await pool.save(KEYS[:3]) == 3
+        pool.session = replace(pool.session, is_peer=True)
+        assert await pool.load(KEYS) == 3
+        assert remote.asked == []
+
+    run([node], act)
+
+
+@pytest.mark.parametrize("is_stale", [True, False], ids=["stale hint", "node refuses"])
+def test_a_hint_that_is_not_true_is_a_miss(is_stale: bool) -> None:
+    node = Node(hints=set(KEYS))
+
+    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
+        remote.accepts_jobs = is_stale
+        assert await pool.load(KEYS) == 0
+        assert await pool.save(KEYS) == len(KEYS)
+        assert await pool.load(KEYS) == len(KEYS)
+
+    run([node], act)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.BAD_SOURCE, Outcome.DONE])
+def test_a_chunk_that_does_not_come_ends_the_prefix_before_it(outcome: Outcome) -> None:
+    """DONE: the tier reports a chunk of which nothing has landed."""
+    node = Node()
+    node.store(chunks_of(KEYS))
+
+    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
+        remote.outcomes[KEYS[4]] = outcome
+        assert await pool.load(KEYS) == 4
+        del remote.outcomes[KEYS[4]]
+        assert await pool.load(KEYS) == len(KEYS)
+
+    run([node], act)
+
+
+def test_two_requests_share_one_pull_and_a_save_of_what_is_on_its_way_finds_it_present() -> None:
+    node = Node()
+    node.store(chunks_of(KEYS))
+
+    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
+        remote.withhold()
+        first = asyncio.ensure_future(pool.load(KEYS))
+        await pool.until_moved(lambda: len(remote.asked) == 1)
+        second = asyncio.ensure_future(pool.load(KEYS))
+        third = asyncio.ensure_future(pool.save(KEYS))
+        await asyncio.sleep(0)
+        pool.assert_sound()
+        remote.release()
+        assert list(await asyncio.gather(first, second)) == [len(KEYS), len(KEYS)]
+        assert await third == len(KEYS)
+        assert remote.asked == [KEYS]
+
+    run([node], act)
+
+
+def test_a_pull_under_way_at_the_end_is_cancelled() -> None:
+    node = Node()
+    node.store(chunks_of(KEYS))
+
+    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
+        remote.withhold()
+        assert await pool.load(KEYS, is_patient=False) == 0
+
+    run([node], act)
+
+
+def test_a_pull_takes_no_more_than_the_room_that_there_is() -> None:
+    node = Node()
+    keys = [key_of(2, number) for number in range(2 * DRAM_CHUNKS)]
+    node.store(chunks_of(keys))
+
+    async def act(pool: TieredPool, _remote: MemoryRemote) -> None:
+        found = await pool.load(keys)
+        assert 0 < found <= DRAM_CHUNKS
+
+    run([node], act)
+
+
+def test_random_requests_beside_random_failures_get_right_bytes_or_none(seed: int) -> None:
+    chance = random.Random(seed)
+    chains = [[key_of(chain, number) for number in range(1 + chain % 9)] for chain in range(16)]
+    nodes = [Node(), Node()]
+
+    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
+        for _ in range(300):
+            keys = chance.choice(chains)
+            drawn = chance.random()
+            if drawn < 0.3:
+                node = chance.choice(nodes)
+                node.store(chunks_of(keys[: chance.randrange(len(keys) + 1)]))
+            elif drawn < 0.4:
+                chance.choice(nodes).chunks.pop(chance.choice(keys), None)
+            elif drawn < 0.5:
+                remote.outcomes = {chance.choice(keys): chance.choice(list(Outcome))}
+                remote.accepts_jobs = chance.random() < 0.8
+            elif drawn < 0.6:
+                await pool.flush(chance.choice(["", "dram"]))
+            elif drawn < 0.75:
+                await pool.save(keys[: chance.randrange(1, len(keys) + 1)])
+            else:
+                await pool.load(keys, is_patient=chance.random() < 0.7)
+            pool.assert_sound()
+        remote.accepts_jobs, remote.outcomes = True, {}
+        await pool.until_moved(lambda: pool.pool._tiering.holds == 0)
+        assert pool.pool.measure({}).remote["peer"]["peer.pulled_chunks"], "nothing was pulled"
+
+    run(nodes, act, has_disk=True)

@@ -1,0 +1,109 @@
+"""Pace of a node: what was measured decides, slow nodes fall at once, and rise again when nobody has asked them for a while."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from kvpool.clock import NS_PER_S
+from kvpool.peers.circuit_breaker import BreakerSettings
+from kvpool.tiers.peer.node_records import NODES_MAX, NodeRecords
+from kvpool.tiers.peer.pace import MIB, NS_PER_MIB_MAX, Pace, PaceSettings
+
+SETTINGS = PaceSettings()
+
+
+@dataclass
+class Scripted:
+    ns: int = 1
+
+    def now_ns(self) -> int:
+        return self.ns
+
+    def pass_s(self, seconds: float) -> None:
+        self.ns += int(seconds * NS_PER_S)
+
+
+@pytest.fixture
+def clock() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def pace(clock: Scripted) -> Pace:
+    return Pace(SETTINGS, clock)
+
+
+def test_before_any_pull_the_prior_is_the_pace(pace: Pace) -> None:
+    assert pace.bytes_per_s == pytest.approx(SETTINGS.bytes_per_s)
+    assert pace.wait_s == pytest.approx(SETTINGS.wait_s)
+    assert pace.cost_s(10**9) == pytest.approx(1 + SETTINGS.wait_s)
+    assert pace.packed() == (round(MIB * 1e9 / SETTINGS.bytes_per_s), 1000)
+
+
+@pytest.mark.parametrize("rate", [2e6, 100e6, 5e9])
+def test_pulls_make_the_pace_their_own(pace: Pace, rate: float) -> None:
+    for _ in range(30):
+        pace.note_answer(0.004)
+        pace.note_bytes(128 * MIB, 128 * MIB / rate + 0.004)
+    assert pace.bytes_per_s == pytest.approx(rate, rel=0.15)
+    assert pace.wait_s == pytest.approx(0.004, rel=0.15)
+
+
+def test_one_pull_that_took_long_is_enough_to_be_slow(pace: Pace) -> None:
+    for _ in range(10):
+        pace.note_bytes(64 * MIB, 0.05)
+    assert pace.bytes_per_s > 1e9
+    pace.note_bytes(0, 5.0)
+    assert pace.bytes_per_s < 10e6
+    pace.note_bytes(MIB, 5.0)
+    assert pace.bytes_per_s < 2e6
+
+
+def test_many_small_pulls_do_not_make_a_fast_node_slow(pace: Pace) -> None:
+    """Each takes as long as its connection, which the wait stands for."""
+    for _ in range(1000):
+        pace.note_answer(0.001)
+        pace.note_bytes(MIB // 4, 0.0013)
+    assert pace.bytes_per_s > 0.5e9
+
+
+def test_an_answer_that_never_came_counts_as_a_long_one(pace: Pace) -> None:
+    pace.note_answer(2.0)
+    assert pace.wait_s > 0.2
+
+
+def test_with_time_a_slow_node_is_worth_a_try_again(pace: Pace, clock: Scripted) -> None:
+    pace.note_answer(2.0)
+    pace.note_bytes(MIB, 8.0)
+    slow = pace.bytes_per_s
+    clock.pass_s(60)
+    assert slow < pace.bytes_per_s < 3 * slow
+    clock.pass_s(1200)
+    assert pace.bytes_per_s > 0.9 * SETTINGS.bytes_per_s
+    assert pace.wait_s == pytest.approx(SETTINGS.wait_s, rel=0.01)
+
+
+def test_what_the_table_has_stays_in_its_words(pace: Pace, clock: Scripted) -> None:
+    generator = random.Random(5)
+    for _ in range(2000):
+        pace.note_answer(generator.choice([0.0, 1e-6, 3.0, 1e6]))
+        pace.note_bytes(generator.choice([0, 1, 1 << 40]), generator.choice([0.0, 1e-9, 4.0, 1e9]))
+        clock.pass_s(generator.choice([0, 0.1, 1e5]))
+        ns_per_mib, wait_us = pace.packed()
+        assert 1 <= ns_per_mib <= NS_PER_MIB_MAX
+        assert 0 <= wait_us <= NS_PER_MIB_MAX
+        assert pace.cost_s(1 << 40) >= 0
+
+
+def test_the_node_that_was_asked_longest_ago_is_forgotten_first(clock: Scripted) -> None:
+    records = NodeRecords(BreakerSettings(), SETTINGS, clock=clock, random=random.Random(1))
+    for number in range(NODES_MAX):
+        records.of(f"node-{number}")
+    records.of("node-0").fail("it was late")
+    records.of("one more")
+    assert len(records.all()) == NODES_MAX
+    assert records.find("node-1") is None
+    kept = records.find("node-0")
+    assert kept is not None
+    assert (kept.failures, kept.last_error) == (1, "it was late")

@@ -1,0 +1,1 @@
+"""The store tier's parts."""

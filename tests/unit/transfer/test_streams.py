@@ -1,0 +1,188 @@
+"""Chunks between two nodes through the bindings: what arrives, what is refused, and what ends."""
+
+import random
+import select
+import struct
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import pytest
+
+from kvpool_native import ExtentServer, OfferOutcome, PullOutcome, PullQueue, Reserved, crc32c
+from tests.unit.native.test_directory import CHUNK, LAYERS, RESERVED, Store
+
+LAYER_BYTES = 1000
+LONG_S = 30.0
+HOST = "127.0.0.1"
+DONE, BAD_SOURCE, FAILED, CANCELLED = range(4)
+T = TypeVar("T")
+
+
+def payload(name: int) -> bytes:
+    return random.Random(name).randbytes(LAYERS * LAYER_BYTES)
+
+
+class Node:
+    """A node with slots for some chunks, reserved and, of an owner, filled and committed."""
+
+    def __init__(self, chunks: int, *, is_owner: bool) -> None:
+        self.store = Store(16 * CHUNK)
+        self.slots: Reserved = self.store.reserve(range(chunks))
+        assert list(self.slots.states) == [RESERVED] * chunks
+        if is_owner:
+            self._commit()
+
+    def _commit(self) -> None:
+        sums = []
+        for name, offset in enumerate(self.offsets):
+            chunk = payload(name)
+            self.store.arena.view()[offset : offset + len(chunk)] = memoryview(chunk)
+            sums += [crc32c(chunk[at : at + LAYER_BYTES]) for at in range(0, len(chunk), LAYER_BYTES)]
+        self.store.directory.commit(self.slots.id, 0, struct.pack(f"<{len(sums)}I", *sums))
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        return memoryview(self.slots.offsets).cast("Q")
+
+    def chunk(self, name: int) -> bytes:
+        offset = self.offsets[name]
+        return bytes(self.store.arena.view()[offset : offset + LAYERS * LAYER_BYTES])
+
+    def serve(self, *, address: str = HOST, threads: int = 2, peer_bytes_max: int = 1 << 40) -> ExtentServer:
+        return ExtentServer(
+            self.store.arena,
+            self.store.index,
+            address,
+            0,
+            threads=threads,
+            offers_max=4,
+            strangers_max=4,
+            connections_max=8,
+            hello_timeout_s=LONG_S,
+            stall_s=LONG_S,
+            peer_bytes_max=peer_bytes_max,
+        )
+
+    def offer(
+        self, server: ExtentServer, ticket: bytes, *, connections: int = 1, timeout_s: float = LONG_S
+    ) -> tuple[int, int]:
+        return server.offer(
+            ticket,
+            self.store.view,
+            self.slots.offsets,
+            self.slots.slots,
+            self.slots.generations,
+            layers=LAYERS,
+            layer_bytes=LAYER_BYTES,
+            connections=connections,
+            peer=1,
+            timeout_s=timeout_s,
+        )
+
+    def queue(self) -> PullQueue:
+        return PullQueue(self.store.arena, self.store.index, threads=2, jobs_max=2)
+
+    def pull(self, queue: PullQueue, port: int, ticket: bytes, *, connections: int = 1, layers: int = LAYERS) -> int:
+        return queue.pull(
+            HOST,
+            port,
+            ticket,
+            self.store.view,
+            self.slots.offsets,
+            self.slots.slots,
+            layers=layers,
+            layer_bytes=LAYER_BYTES,
+            connections=connections,
+            stall_s=LONG_S,
+            timeout_s=LONG_S,
+        )
+
+
+def collected(source: ExtentServer | PullQueue, take: Callable[[], list[T]], count: int) -> list[T]:
+    found: list[T] = []
+    while len(found) < count:
+        assert select.select([source], [], [], LONG_S)[0], "nothing has ended"
+        found += take()
+    assert len(found) == count
+    return found
+
+
+def ends(queue: PullQueue, count: int) -> list[PullOutcome]:
+    return sorted(collected(queue, queue.take_outcomes, count), key=lambda outcome: outcome.chunk)
+
+
+def offers(server: ExtentServer, count: int) -> list[OfferOutcome]:
+    return collected(server, server.completed, count)
+
+
+@pytest.mark.parametrize("connections", [1, 2])
+def test_chunks_arrive_with_their_bytes(connections: int) -> None:
+    owner, puller = Node(5, is_owner=True), Node(5, is_owner=False)
+    server, queue = owner.serve(), puller.queue()
+    number, refusal = owner.offer(server, bytes(32), connections=connections)
+    job = puller.pull(queue, server.port, bytes(32), connections=connections)
+    assert (number > 0, refusal, job > 0) == (True, 0, True)
+    for name, outcome in enumerate(ends(queue, 5)):
+        assert (outcome.job, outcome.chunk, outcome.status, outcome.fault) == (job, name, DONE, "")
+        assert outcome.received_bytes == LAYERS * LAYER_BYTES
+        assert 0 < outcome.first_layer_us <= outcome.elapsed_us
+        assert puller.chunk(name) == payload(name)
+    (ended,) = offers(server, 1)
+    assert (ended.offer, ended.end, ended.sent_bytes) == (number, 0, 5 * LAYERS * LAYER_BYTES)
+    assert server.stats()["connections"] == connections
+    assert queue.stats()["pulled_chunks"] == 5
+    assert server.stop(LONG_S)
+    assert queue.stop(LONG_S)
+
+
+def test_a_ticket_that_nobody_gave_is_refused_and_counted() -> None:
+    owner, puller = Node(1, is_owner=True), Node(1, is_owner=False)
+    server, queue = owner.serve(), puller.queue()
+    assert puller.pull(queue, server.port, bytes(32)) > 0
+    (outcome,) = ends(queue, 1)
+    assert (outcome.status, outcome.fault) == (FAILED, "refused")
+    assert server.stats()["bad_ticket"] == 1
+
+
+def test_a_withdrawn_offer_has_ended_and_a_ticket_in_use_is_refused() -> None:
+    owner = Node(1, is_owner=True)
+    server = owner.serve(peer_bytes_max=LAYERS * LAYER_BYTES)
+    number, _ = owner.offer(server, bytes(32))
+    assert owner.offer(server, bytes(32)) == (0, 3)
+    assert owner.offer(server, bytes([1]) * 32) == (0, 2)
+    assert server.withdraw(bytes(32))
+    assert not server.withdraw(bytes(32))
+    (ended,) = offers(server, 1)
+    assert (ended.offer, ended.end) == (number, CANCELLED)
+    assert server.stop(LONG_S)
+    assert owner.offer(server, bytes(32)) == (0, 4)
+
+
+def test_a_cancelled_pull_ends() -> None:
+    owner, puller = Node(1, is_owner=False), Node(1, is_owner=False)
+    server, queue = owner.serve(), puller.queue()
+    owner.store.directory.end_reservation(owner.slots.id, 1)
+    job = puller.pull(queue, server.port, bytes(32))
+    queue.cancel(job)
+    (outcome,) = ends(queue, 1)
+    assert outcome.status in {CANCELLED, FAILED}
+    assert not queue.cancel(job + 1)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    node = Node(2, is_owner=True)
+    server, queue = node.serve(), node.queue()
+    with pytest.raises(ValueError, match="32 bytes"):
+        node.offer(server, bytes(31))
+    with pytest.raises(ValueError, match="at most one for each chunk"):
+        node.offer(server, bytes(32), connections=3)
+    with pytest.raises(ValueError, match="timeout_s"):
+        node.offer(server, bytes(32), timeout_s=0)
+    with pytest.raises(ValueError, match="positive"):
+        node.pull(queue, server.port, bytes(32), layers=0)
+    with pytest.raises(ValueError, match="outside the arena"):
+        node.pull(queue, server.port, bytes(32), layers=1 << 31)
+    with pytest.raises(ValueError, match="threads"):
+        node.serve(threads=0)
+    with pytest.raises(OSError, match="numeric"):
+        node.serve(address="localhost")

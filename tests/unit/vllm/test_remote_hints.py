@@ -1,0 +1,84 @@
+"""The vLLM connector and chunks of other nodes: pulled ones are loaded and not saved, others computed and saved here."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvpool.key_column import KeyColumn
+from tests.rigs.nodes.remote_daemon import RemoteDaemon
+from tests.rigs.nodes.two_nodes import pulled_chunks, two_nodes, wait_known
+
+torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
+from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - only where torch is
+
+__all__ = ["start_engine"]
+pytestmark = pytest.mark.torch
+
+TOKENS = prompt(1, 5 * CHUNK + 1)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[RemoteDaemon]:
+    with RemoteDaemon(tmp_path) as started:
+        yield started
+
+
+def keys_of(engine: ScriptedEngine) -> KeyColumn:
+    keys = engine.workers[0]._worker.pool.keys_from_hashes(Request("keys", TOKENS).block_hashes, BLOCK, salt=b"")
+    return KeyColumn.of(keys[number] for number in range(len(keys)))
+
+
+@pytest.mark.parametrize("load", ["async", "sync"])
+def test_stale_hints_are_computed_and_saved(start_engine: StartEngine, daemon: RemoteDaemon, load: str) -> None:
+    engine = start_engine(kvpool__load=load)
+    daemon.announce(keys_of(engine))
+    assert (
+        engine.scheduler._scheduler.pool.lookup(
+            engine.scheduler._scheduler.pool.keys_from_hashes(Request("keys", TOKENS).block_hashes, BLOCK, salt=b"")
+        ).tiers.tolist()
+        == [3] * 5
+    )
+    assert ask(engine, "cold", TOKENS).external == 0
+    engine.forget()
+    assert ask(engine, "warm", TOKENS).external == 5 * CHUNK
+
+
+def test_chunks_of_both_nodes_are_loaded_and_computed(start_engine: StartEngine, daemon: RemoteDaemon) -> None:
+    engine = start_engine()
+    keys = keys_of(engine)
+    assert ask(engine, "first", TOKENS[: 2 * CHUNK + 1]).external == 0
+    daemon.announce(keys)
+    engine.forget()
+    assert ask(engine, "second", TOKENS).external == 2 * CHUNK
+    engine.forget()
+    assert ask(engine, "third", TOKENS).external == 5 * CHUNK
+
+
+def test_a_request_that_names_a_node_which_nobody_knows_is_computed(
+    start_engine: StartEngine, daemon: RemoteDaemon
+) -> None:
+    engine = start_engine()
+    named = {"kv_transfer_params": {"owner": "nobody"}}
+    assert ask(engine, "cold", TOKENS, **named).external == 0
+    engine.forget()
+    assert ask(engine, "warm", TOKENS, **named).external == 5 * CHUNK
+
+
+@pytest.mark.parametrize(("load", "ranks"), [("async", 1), ("sync", 2)])
+def test_chunks_that_were_pulled_are_loaded_and_not_saved_again(
+    start_engine: StartEngine, tmp_path: Path, load: str, ranks: int
+) -> None:
+    (tmp_path / "pair").mkdir()
+    with two_nodes(tmp_path / "pair") as (there, here):
+        owner, engine = (start_engine(kvpool__load=load, ranks=ranks, socket=daemon.socket) for daemon in (there, here))
+        assert ask(engine, "first", TOKENS[: 2 * CHUNK + 1]).external == 0
+        assert ask(owner, "there", TOKENS).external in (0, 2 * CHUNK)
+        wait_known(here, 5 * ranks)
+        assert ask(engine, "warm", TOKENS).external == 5 * CHUNK
+        assert pulled_chunks(here) == 3 * ranks
+        asked = {name: counted(engine, name) for name in ("saved_chunks", "present_chunks")}
+        assert asked == {"saved_chunks": 2 * ranks, "present_chunks": 0}
