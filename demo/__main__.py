@@ -1,11 +1,12 @@
-"""The demonstration, in two acts.
+"""The demonstration, in three acts.
 
 The first: a daemon, worker 1 that fills it, worker 2 that profits from its memory, a cold worker to compare with. The
-second: the daemon is killed with -9 and started again on the same SSD directory, and worker 3 profits from the disk.
+second: the daemon is killed with -9 and started again on the same SSD directory, and worker 3 profits from the disk. The
+third: a second daemon joins as another node, with memory and a disk of its own, and worker 4 there profits from the first one.
 
 Exit code 0 when every greedy token of the warm answers equals the cold one, every turn reused something, after the kill
-from SSD alone, and half of the turns of the first act were sped up at least four times; 1 otherwise. Half of them, because
-a neighbour on the machine may spoil one.
+from SSD alone, on the second node from the first alone, and half of the turns of the first act were sped up at least four
+times; 1 otherwise. Half of them, because a neighbour on the machine may spoil one.
 """
 
 import sys
@@ -16,9 +17,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from demo.node import Daemon, ProcessFailed, Worker
+from demo.node import Daemon, Member, ProcessFailed, Worker, make_fleet
 from demo.plan import Plan, make_plan
-from demo.report import Event, Row, Screen, compare, judge, make_console, show
+from demo.report import Act, Event, Row, Screen, compare, judge, make_console, show
 
 DOCUMENTS = 3
 CHUNK_TOKENS = 128
@@ -68,21 +69,25 @@ def _perform(console: Console, plan: Plan, directory: Path) -> list[Row]:
     plan_path = directory / "plan.json"
     plan.write(plan_path)
     titles = [conversation.title for conversation in plan.conversations]
-    with (
-        Daemon(directory, dram_capacity=DRAM_CAPACITY, ssd_capacity=SSD_CAPACITY) as daemon,
-        Screen(console, titles) as screen,
-    ):
+    first, second = make_fleet("first", "second")
+    with _node(directory, first) as daemon, Screen(console, titles) as screen:
         console.print(f"kvpoold serves at {daemon.socket}, with {DRAM_CAPACITY} of DRAM over {SSD_CAPACITY} of SSD")
         stage = _Stage(console, screen, plan, plan_path, directory, daemon)
         rows, cold = stage.fill_and_profit()
         rows += stage.kill_and_profit(cold)
-    console.print("kvpoold stopped by SIGTERM")
+        with _node(directory, second) as other:
+            rows += stage.join_and_profit(other, cold)
+    console.print("both kvpoold stopped by SIGTERM")
     return rows
+
+
+def _node(directory: Path, member: Member) -> Daemon:
+    return Daemon(directory / member.name, dram_capacity=DRAM_CAPACITY, ssd_capacity=SSD_CAPACITY, member=member)
 
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """What both acts need."""
+    """What all acts need. `daemon`: of the first node."""
 
     console: Console
     screen: Screen
@@ -111,7 +116,7 @@ class _Stage:
                 for turn in range(len(conversation.questions)):
                     warm_answer = self.screen.ask(second, number, turn)
                     cold_answer = self.screen.ask(cold, number, turn)
-                    rows.append(compare(conversation.title, turn, cold_answer, warm_answer))
+                    rows.append(compare(conversation.title, turn, cold_answer, warm_answer, Act.MEMORY))
                     first_answers += [cold_answer] if turn == 0 else []
         return rows, first_answers
 
@@ -126,10 +131,27 @@ class _Stage:
         self.console.print(
             f"kvpoold serves again: {stats['dram.chunks']} chunks in DRAM, {stats['ssd.chunks']} on disk"
         )
-        with self._worker("worker 3") as third:
-            self.screen.start(third)
+        return self._ask_first_questions("worker 3", self.daemon, cold, Act.DISK)
+
+    def join_and_profit(self, other: Daemon, cold: list[Event]) -> list[Row]:
+        """The third act: its rows. `other`: the daemon of a node that has just joined."""
+        chunks = int(self.daemon.stats()["ssd.chunks"])
+        other.wait_known(chunks)
+        self.console.print(f"a second node has joined: it has no chunk, and knows {chunks} of the first node's")
+        rows = self._ask_first_questions("worker 4", other, cold, Act.NODES)
+        stats = other.stats()
+        self.console.print(
+            f"the second node pulled {stats['peer.pulled_chunks']} chunks over TCP, {int(stats['peer.read_bytes']) >> 20} MiB; "
+            f"each layer was compared with its checksum as it came, and all {other.verify()} chunks there once more"
+        )
+        return rows
+
+    def _ask_first_questions(self, name: str, daemon: Daemon, cold: list[Event], act: Act) -> list[Row]:
+        """The first question of each conversation to a fresh worker."""
+        with self._worker(name, daemon.socket) as worker:
+            self.screen.start(worker)
             return [
-                compare(conversation.title, 0, cold[number], self.screen.ask(third, number, 0), is_after_kill=True)
+                compare(conversation.title, 0, cold[number], self.screen.ask(worker, number, 0), act)
                 for number, conversation in enumerate(self.plan.conversations)
             ]
 

@@ -6,16 +6,19 @@ for each worker.
 
 import contextlib
 import json
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvpool.clock import Deadline
 from kvpool.errors import DaemonUnreachable
+from kvpool.protocol import verify_walk
 from kvpool.protocol.blocking import BlockingConnection
 
 START_TIMEOUT_S = 30.0
@@ -29,13 +32,44 @@ class ProcessFailed(Exception):
     """A process of the demonstration did not do its part; carries its last words."""
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A daemon of a fleet on this machine: its name, its own control port and those of all members."""
+
+    name: str
+    port: int
+    ports: tuple[int, ...]
+
+    def to_options(self) -> list[str]:
+        """Options of the daemon. Loopback addresses need no keys."""
+        members = ", ".join(f"127.0.0.1:{port}" for port in self.ports)
+        return [
+            f"--set=peer.name={self.name}",
+            f"--set=peer.listen=tcp://127.0.0.1:{self.port}",
+            "--set=peer.stream=tcp://127.0.0.1:0",
+            f"--set=peer.members={members}",
+        ]
+
+
+def make_fleet(*names: str) -> list[Member]:
+    """Members on ports that are free now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in names]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        ports = tuple(int(one.getsockname()[1]) for one in sockets)
+    return [Member(name, port, ports) for name, port in zip(names, ports, strict=True)]
+
+
 class Daemon:
     """One kvpoold after another at one socket and on one SSD directory, otherwise with the built-in defaults.
 
     A context: within it a daemon runs; leaving it ends the last one, which has to answer SIGTERM with exit code 0.
+    `member`: its place in a fleet; None: it has no peers.
     """
 
-    def __init__(self, directory: Path, *, dram_capacity: str, ssd_capacity: str) -> None:
+    def __init__(self, directory: Path, *, dram_capacity: str, ssd_capacity: str, member: Member | None = None) -> None:
+        directory.mkdir(exist_ok=True)
         self.socket = directory / "kvpool.sock"
         self._log = directory / "kvpoold.log"
         self._command = [
@@ -45,6 +79,7 @@ class Daemon:
             f"--set=ssd.path={directory / 'ssd'}",
             "--set=ssd.create=true",
             f"--set=ssd.capacity={ssd_capacity}",
+            *(member.to_options() if member is not None else ()),
         ]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -80,10 +115,26 @@ class Daemon:
             raise ProcessFailed(f"{left} chunks were not written to the SSD tier\n{self._log.read_text()}")
         return int(self.stats()["ssd.chunks"])
 
+    def wait_known(self, chunks: int) -> None:
+        """Wait until it knows of so many chunks of other nodes."""
+        self._wait_for(f"does not know {chunks} chunks of its peer", lambda: self._known_chunks() >= chunks)
+
+    def verify(self) -> int:
+        """Have every chunk compared with its checksums; how many. Raises ProcessFailed if one differs."""
+        with BlockingConnection.admin(str(self.socket), ASK_TIMEOUT_S) as connection:
+            records = verify_walk.every(connection.check()["tiers"])
+            found = verify_walk.read_all(connection.verify_bytes, records, sys.maxsize)
+        if problems := verify_walk.problems_of(found):
+            raise ProcessFailed("\n".join(problems))
+        return int(found["verified"])
+
     def stats(self) -> dict[str, int | float | str]:
         """Its statistics, sections joined."""
         with BlockingConnection.admin(str(self.socket), ASK_TIMEOUT_S) as connection:
             return {name: value for section in connection.stats().values() for name, value in section.items()}
+
+    def _known_chunks(self) -> int:
+        return int(self.stats().get("peer.known_chunks", 0))
 
     def _stop(self) -> None:
         assert self._process is not None

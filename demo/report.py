@@ -4,6 +4,7 @@ With a terminal a bar moves; without one the same lines are printed plainly. One
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from statistics import median
 from typing import Any
 
@@ -15,8 +16,21 @@ from demo.node import Worker
 
 PLAIN_WIDTH = 118
 SPEED_UP_WANTED = 4.0
-AFTER_KILL = "warm from SSD after kill -9"
+TIERS = {"dram": "DRAM", "ssd": "SSD", "peer": "another node"}
 Event = dict[str, Any]
+
+
+class Act(Enum):
+    """The acts: heading in the table, the tier that a prefix has to come from, and the failure if it does not."""
+
+    MEMORY = ("warm from DRAM", "dram", "a prefix did not come from DRAM")
+    DISK = ("warm from SSD after kill -9", "ssd", "after the kill a prefix did not come from SSD")
+    NODES = ("warm from another node over TCP", "peer", "on the second node a prefix did not come from the first")
+
+    def __init__(self, heading: str, tier: str, failure: str) -> None:
+        self.heading = heading
+        self.tier = tier
+        self.failure = failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +46,7 @@ class Row:
     has_same_tokens: bool
     has_same_logits: bool
     tiers: tuple[str, ...] = ("dram",)
-    is_after_kill: bool = False
+    act: Act = Act.MEMORY
 
     @property
     def speed_up(self) -> float:
@@ -87,7 +101,7 @@ class Screen:
         return answer
 
 
-def compare(title: str, turn: int, cold: Event, warm: Event, *, is_after_kill: bool = False) -> Row:
+def compare(title: str, turn: int, cold: Event, warm: Event, act: Act) -> Row:
     """One turn of two workers side by side."""
     return Row(
         title=title,
@@ -99,7 +113,7 @@ def compare(title: str, turn: int, cold: Event, warm: Event, *, is_after_kill: b
         has_same_tokens=cold["tokens"] == warm["tokens"] and cold["prompt_tokens"] == warm["prompt_tokens"],
         has_same_logits=cold["logits_digest"] == warm["logits_digest"],
         tiers=tuple(warm["tiers"]),
-        is_after_kill=is_after_kill,
+        act=act,
     )
 
 
@@ -110,44 +124,50 @@ def show(console: Console, rows: list[Row], answer_tokens: int) -> None:
     for name in ("turn", "prompt tokens", "reused", "TTFT cold", "TTFT warm", "speed-up"):
         table.add_column(name, justify="right")
     table.add_column("same tokens")
-    before = [row for row in rows if not row.is_after_kill]
-    after = [row for row in rows if row.is_after_kill]
+    before = _of(Act.MEMORY, rows)
     for row in before:
         table.add_row(*_cells(row), end_section=row.turn == max(other.turn for other in before))
-    if after:
-        table.add_row(f"[bold]{AFTER_KILL}[/bold]")
-    for row in after:
-        table.add_row(*_cells(row))
+    for act in (Act.DISK, Act.NODES):
+        later = _of(act, rows)
+        if later:
+            table.add_row(f"[bold]{act.heading}[/bold]")
+        for row in later:
+            table.add_row(*_cells(row), end_section=row is later[-1])
     console.print(table)
 
 
 def judge(console: Console, rows: list[Row]) -> bool:
     """Print the verdict; whether the demonstration has shown what it claims."""
-    before = [row for row in rows if not row.is_after_kill]
-    after = [row for row in rows if row.is_after_kill]
+    before = _of(Act.MEMORY, rows)
     same = sum(row.has_same_tokens for row in rows)
     same_logits = sum(row.has_same_logits for row in rows)
     console.print(
         f"greedy tokens identical in {same} of {len(rows)} turns, first-token logits bit for bit in {same_logits}; "
         f"speed-up {_range(before)}"
     )
-    if after:
-        console.print(
-            f"{AFTER_KILL}: first token after {median(row.warm_s for row in after) * 1e3:.0f} ms instead of "
-            f"{median(row.cold_s for row in after) * 1e3:.0f} ms, speed-up {_range(after)}"
-        )
     failures = []
+    for act in (Act.DISK, Act.NODES):
+        later = _of(act, rows)
+        if later:
+            console.print(
+                f"{act.heading}: first token after {median(row.warm_s for row in later) * 1e3:.0f} ms instead of "
+                f"{median(row.cold_s for row in later) * 1e3:.0f} ms, speed-up {_range(later)}"
+            )
+        if any(row.tiers != (act.tier,) for row in later):
+            failures.append(act.failure)
     if same < len(rows):
         failures.append("warm answers differ from cold ones")
     if median(row.speed_up for row in before) < SPEED_UP_WANTED:
         failures.append(f"the median speed-up is below {SPEED_UP_WANTED:.0f}")
     if any(row.reused_tokens == 0 for row in rows):
         failures.append("a turn reused nothing")
-    if any(row.tiers != ("ssd",) for row in after):
-        failures.append("after the kill a prefix did not come from SSD")
     for failure in failures:
         console.print(f"FAILED: {failure}")
     return not failures
+
+
+def _of(act: Act, rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row.act is act]
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -169,5 +189,5 @@ def _range(rows: list[Row]) -> str:
 
 
 def _reused(answer: Event) -> str:
-    tiers = " and ".join(tier.upper() for tier in answer["tiers"])
+    tiers = " and ".join(TIERS[tier] for tier in answer["tiers"])
     return f"{answer['reused_tokens']} " + (f"from {tiers}" if tiers else "reused")

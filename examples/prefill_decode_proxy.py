@@ -1,4 +1,4 @@
-"""A proxy before two vLLM engines on one node, of which one computes prompts and the other one generates.
+"""A proxy before two vLLM engines, of which one computes prompts and the other one generates: on one node, or on two peers.
 
     python examples/prefill_decode_proxy.py http://localhost:8100 http://localhost:8200 [PORT]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rigs.runs.for_each import for_each
 from tests.test_tidy import NATIVE, PAGES, PRODUCT, PYTHON, ROOT
 
 # This file names the refused words as its examples.
@@ -45,7 +46,7 @@ def _name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("path", [*PRODUCT, *OTHERS, *NATIVE, *PAGES, *CONFIGS], ids=_name)
+@for_each([*PRODUCT, *OTHERS, *NATIVE, *PAGES, *CONFIGS], _name)
 def test_the_glossarys_words_are_used(path: Path) -> None:
     text = path.read_text()
     if path.name == "ARCHITECTURE.md":

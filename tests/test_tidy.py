@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.rigs.runs.for_each import for_each
+
 ROOT = Path(__file__).parent.parent
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
@@ -41,13 +43,14 @@ LAYERS: dict[str, set[str]] = {
     "protocol": {"router_events"},
     "index": {"config"},
     "journal": {"config", "index", "tiers"},
-    "tiers": {"config", "index"},
     "transfer": set(),
+    "peers": {"config", "protocol", "index"},
+    "tiers": {"config", "index", "peers"},
     "checks": {"index", "tiers", "transfer"},
     "tiering": {"config", "index", "tiers", "checks"},
     "pool": {"config", "protocol", "index", "journal", "tiers", "transfer", "checks", "tiering"},
-    "sim": {"config", "index", "tiers", "tiering", "pool"},
-    "server": {"config", "protocol", "router_events", "index", "journal", "tiers", "tiering", "pool"},
+    "sim": {"config", "index", "journal", "tiers", "tiering", "pool"},
+    "server": {"config", "protocol", "router_events", "index", "journal", "tiers", "peers", "tiering", "pool"},
     "bench": {"config", "protocol", "tiers", "tiering", "pool", "sim"},
     "cli": {"config", "protocol", "router_events", "server", "sim", "bench"},
 }
@@ -58,13 +61,15 @@ NATIVE_LAYERS: dict[str, set[str]] = {
     "checksum": {"base"},
     "records": {"base", "hash", "checksum"},
     "arena": {"base", "records"},
-    "shared_index": {"base", "hash", "records", "arena"},
+    "remote_index": {"base", "hash"},
+    "shared_index": {"base", "hash", "records", "arena", "remote_index"},
     "eviction": {"base", "hash", "records"},
     "retention": {"base", "records", "arena"},
     "holds": {"base", "records", "arena"},
     "directory": {"base", "hash", "records", "arena", "shared_index", "eviction", "retention", "holds"},
     "copy": {"base", "checksum", "shared_index"},
     "ssd": {"base", "checksum", "shared_index", "copy"},
+    "net": {"base", "checksum", "shared_index", "copy"},
 }
 CLIENT_MAY_IMPORT = {
     "types",
@@ -86,6 +91,7 @@ BROAD_EXCEPT_ALLOWED = {
     "kvpool/server/connections/turns.py",
     "client/kvpool_client/engines/failure_guard.py",
     "kvpool/server/events/publisher.py",
+    "kvpool/peers/control/server.py",
 }
 NATIVE_FUNCTION = re.compile(
     r"\s*(?!namespace|struct|class|enum|union|extern|if|for|while|switch|else|do\b|\}).*\).*\{"
@@ -129,7 +135,7 @@ def _part(module: str, name: str) -> str:
     return parts[1] if len(parts) > 1 else name
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=name_of)
+@for_each(PRODUCT, name_of)
 def test_imports_go_down_only(path: Path) -> None:
     relative = path.relative_to(ROOT).with_suffix("").parts
     for module, name in _imports(path):
@@ -147,7 +153,7 @@ def test_imports_go_down_only(path: Path) -> None:
                 assert _part(module, name) in BASE, f"imports {module}"
 
 
-@pytest.mark.parametrize("path", NATIVE, ids=name_of)
+@for_each(NATIVE, name_of)
 def test_native_includes_go_down_only(path: Path) -> None:
     room = path.relative_to(ROOT / "native").parts[0]
     included = set(re.findall(r'#include "([a-z_]+)/', text_of(path)))
@@ -200,7 +206,7 @@ def _folders() -> list[Path]:
     return sorted({path.parent for path in [*PYTHON, *NATIVE]})
 
 
-@pytest.mark.parametrize("folder", _folders(), ids=name_of)
+@for_each(_folders(), name_of)
 def test_a_folder_is_seen_at_a_glance(folder: Path) -> None:
     """At most twelve files; in the core twelve headers, each with the sources that implement it."""
     names = {path.name for path in [*PYTHON, *NATIVE] if path.parent == folder} - {"__init__.py"}
@@ -224,7 +230,7 @@ def test_unit_tests_are_found_by_package() -> None:
     assert found - rooms - adapters == {"words", "client", "native"}
 
 
-@pytest.mark.parametrize("path", [*PYTHON, *NATIVE], ids=name_of)
+@for_each([*PYTHON, *NATIVE], name_of)
 def test_files_are_small_and_named_for_one_thing(path: Path) -> None:
     lines = text_of(path).count("\n")
     assert lines <= FILE_LINES_MAX, f"{lines} lines"
@@ -239,7 +245,7 @@ def test_files_are_small_and_named_for_one_thing(path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("path", PYTHON, ids=name_of)
+@for_each(PYTHON, name_of)
 def test_functions_are_short_and_modules_say_what_they_are(path: Path) -> None:
     for node in nodes_of(path):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -253,7 +259,7 @@ def test_functions_are_short_and_modules_say_what_they_are(path: Path) -> None:
     assert not is_question, "the docstring begins with a question word"
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=name_of)
+@for_each(PRODUCT, name_of)
 def test_what_could_be_mistaken_is_passed_by_name(path: Path) -> None:
     """At most four positional parameters: more are keyword-only, or one record. click passes those of commands by name."""
     for node in nodes_of(path):
@@ -265,7 +271,7 @@ def test_what_could_be_mistaken_is_passed_by_name(path: Path) -> None:
             assert (count > POSITIONAL_MAX and not is_command) == is_public, f"{node.name} in line {node.lineno}"
 
 
-@pytest.mark.parametrize("path", NATIVE, ids=name_of)
+@for_each(NATIVE, name_of)
 def test_native_functions_are_short(path: Path) -> None:
     lines = text_of(path).splitlines()
     for number, line in enumerate(lines, 1):
@@ -280,7 +286,7 @@ def test_native_functions_are_short(path: Path) -> None:
         assert length <= FUNCTION_LINES_MAX, f"{length} lines from line {number}: {line.strip()}"
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=name_of)
+@for_each(PRODUCT, name_of)
 def test_public_functions_say_what_they_do(path: Path) -> None:
     for node in nodes_of(path):
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -301,7 +307,7 @@ def _functions(path: Path) -> tuple[tuple[int, int], ...]:
     return tuple((node.lineno, node.end_lineno or 0) for node in nodes_of(path) if isinstance(node, functions))
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=name_of)
+@for_each(PRODUCT, name_of)
 def test_nothing_dangerous_is_used(path: Path) -> None:
     text = text_of(path)
     for word in ("pickle", "torch.load", "0.0.0.0", "tcp://*", "recv_pyobj"):
@@ -318,27 +324,27 @@ def test_nothing_dangerous_is_used(path: Path) -> None:
             assert passes_on or not is_broad, f"catches everything in line {node.lineno}"
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=name_of)
+@for_each(PRODUCT, name_of)
 def test_time_and_chance_come_from_their_owners(path: Path) -> None:
     if name_of(path) in CLOCK_ALLOWED or name_of(path).startswith(("kvpool/bench/", "kvpool/cli/commands/operate")):
-        pytest.skip("this module is where time is read or measured")
+        return  # this module is where time is read or measured
     for module, name in _imports(path):
         assert module not in {"random"}, "imports random"
         assert module != "time", "imports time"
         assert (module, name) != ("datetime", "datetime"), "imports datetime"
 
 
-@pytest.mark.parametrize("path", [*PYTHON, *NATIVE], ids=name_of)
+@for_each([*PYTHON, *NATIVE], name_of)
 def test_no_work_is_left_for_later(path: Path) -> None:
     marks = "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X"))
     assert not re.search(rf"\b({marks})\b", text_of(path))
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=name_of)
+@for_each(PRODUCT, name_of)
 def test_columns_of_keys_are_cut_in_one_place(path: Path) -> None:
     """KEY_BYTES is used for the length of one key alone; only `KeyColumn` counts keys in packed bytes."""
     if name_of(path) == "kvpool/key_column.py":
-        pytest.skip("this module is the place")
+        return  # this module is the place
     for node in nodes_of(path):
         is_call = isinstance(node, ast.Call) and ast.unparse(node.func) in {"range", "divmod", "slice"}
         if is_call or isinstance(node, (ast.BinOp, ast.Slice)):
@@ -351,12 +357,16 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize("path", [*PRODUCT, *NATIVE, *PAGES], ids=name_of)
+@cache
+def _files() -> tuple[str, ...]:
+    return tuple(f"/{name_of(there)}" for there in (*PYTHON, *NATIVE, *PAGES, *(ROOT / "configs").iterdir()))
+
+
+@for_each([*PRODUCT, *NATIVE, *PAGES], name_of)
 def test_files_that_are_named_are_there(path: Path) -> None:
     """`leases.py` or `index/leases.py` is the end of some file's path; an engine's own files are named otherwise."""
-    files = [f"/{name_of(there)}" for there in (*PYTHON, *NATIVE, *PAGES, *(ROOT / "configs").iterdir())]
     for named in re.findall(r"`([\w./-]+\.(?:py|h|cpp|md|toml|service))`", text_of(path)):
-        assert named.startswith("/") or any(file.endswith(f"/{named}") for file in files), f"{named} is not there"
+        assert named.startswith("/") or any(file.endswith(f"/{named}") for file in _files()), f"{named} is not there"
 
 
 def test_the_client_is_thin() -> None:

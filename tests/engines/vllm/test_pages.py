@@ -34,18 +34,17 @@ def parser() -> Any:
 def commands(page: Path) -> Iterator[list[str]]:
     """The vLLM command lines in the page's code blocks, as a shell reads them."""
     functions = "rec() { printf '%s\\0' \"$@\"; printf '\\n\\0'; }; kvpoold() { :; }; curl() { :; }; "
-    functions += 'vllm() { rec vllm "$@"; }; '
-    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
-        if language:
-            continue
-        script = f'{functions} python() {{ rec python "$@"; }}; {block}'
-        done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True)
-        for line in done.stdout.split("\n\0"):
-            words = line.rstrip("\0").split("\0")
-            if words[:2] == ["vllm", "serve"]:
-                yield ["--model", *words[2:]]
-            elif words[1:4] == SERVER:
-                yield words[3:]
+    functions += 'vllm() { rec vllm "$@"; };  python() { rec python "$@"; }'
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    # One shell for all of a page: a block uses what one above it has set.
+    script = "\n".join([functions, *(block for language, block in blocks if not language)])
+    done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True)
+    for line in done.stdout.split("\n\0"):
+        words = line.rstrip("\0").split("\0")
+        if words[:2] == ["vllm", "serve"]:
+            yield ["--model", *words[2:]]
+        elif words[1:4] == SERVER:
+            yield words[3:]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
