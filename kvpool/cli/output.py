@@ -9,9 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from kvpool.escaping import escaped
 from kvpool.units import format_size
@@ -47,6 +44,10 @@ def print_section(name: str, values: Mapping[str, object], *, is_readable: bool 
 
 def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, columns_max: int = COLUMNS_MAX) -> None:
     """A table that aligns: a column for each key, or a line where keys are more than `columns_max` and more than rows."""
+    from rich.console import Console  # with tables, a third of the time of a command that prints none
+    from rich.table import Table
+    from rich.text import Text
+
     keys = list(rows[0])
     table = Table(title=title, title_justify="left")
     if len(keys) > max(columns_max, len(rows)):

@@ -13,7 +13,6 @@ import stat
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import kvpool_native
@@ -30,11 +29,10 @@ from kvpool.config.options import (
     size_option,
     write_budget_option,
 )
-from kvpool.config.path_options import directory, group, mode, secret_file
+from kvpool.config.path_options import default_socket, directory, group, mode, secret_file
 from kvpool.config.peer_options import PEER_OPTIONS, PeerConfig, check_peers
 from kvpool.config.store_options import STORE_OPTIONS, StoreConfig, check_store
 from kvpool.errors import ConfigError, InvalidArgument
-from kvpool.types import SERVICE_SOCKET
 from kvpool.units import parse_size
 
 if sys.version_info >= (3, 11):
@@ -158,17 +156,6 @@ class Config:
     def shortest_ttl(self) -> float:
         """The shortest time to live, in seconds."""
         return min(self.server.lease_ttl, self.server.reservation_ttl, self.dram.announced_ttl)
-
-
-def default_socket() -> str:
-    """The socket of daemon and commands without a configuration: in the service's directory if this user can use it."""
-    service = Path(SERVICE_SOCKET).parent
-    if service.is_dir() and os.access(service, os.W_OK):
-        return SERVICE_SOCKET
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and Path(runtime).is_dir():
-        return str(Path(runtime) / "kvpool" / "kvpool.sock")
-    return f"/tmp/kvpool-{os.getuid()}/kvpool.sock"  # noqa: S108 - the directory is this user's own
 
 
 def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> Config:

@@ -1,4 +1,5 @@
-"""Values of options that name files, directories, rights, groups and topics. Pure but for reads of the named files."""
+"""Values of options that name files, directories, rights, groups and topics. Pure but for reads of the named files and of
+what this user can use."""
 
 import grp
 import os
@@ -7,8 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from kvpool.errors import InvalidArgument
+from kvpool.types import SERVICE_SOCKET
 
 TOPIC_BYTES_MAX = 200
+
+
+def default_socket() -> str:
+    """The socket of daemon and commands without a configuration: in the service's directory if this user can use it."""
+    service = Path(SERVICE_SOCKET).parent
+    if service.is_dir() and os.access(service, os.W_OK):
+        return SERVICE_SOCKET
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and Path(runtime).is_dir():
+        return str(Path(runtime) / "kvpool" / "kvpool.sock")
+    return f"/tmp/kvpool-{os.getuid()}/kvpool.sock"  # noqa: S108 - the directory is this user's own
 
 
 def directory(value: Any) -> str:

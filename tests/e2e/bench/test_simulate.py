@@ -11,7 +11,7 @@ import pytest
 
 import kvpool_native
 from kvpool.bench.disk import has_disk
-from kvpool.cli.kvpoolctl import load_commands
+from kvpool.cli.kvpoolctl import cli
 from kvpool.cli.simulation.options import parse_blocks
 from kvpool.errors import InvalidArgument
 from kvpool.sim.node import POLICIES
@@ -162,7 +162,7 @@ def test_wrong_input_is_named(
 ) -> None:
     trace = _trace(tmp_path / "chat.jsonl", random_prompts(5, 5))
     with pytest.raises(SystemExit) as ended:
-        load_commands()(["simulate", *(str(trace) if argument == "TRACE" else argument for argument in arguments)])
+        cli(["simulate", *(str(trace) if argument == "TRACE" else argument for argument in arguments)])
     output = capsys.readouterr()
     assert (ended.value.code, output.out) == (2, "")
     assert message in output.err

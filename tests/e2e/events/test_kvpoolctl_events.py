@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import kvpool_client as kv
-from kvpool.cli.kvpoolctl import load_commands
+from kvpool.cli.kvpoolctl import cli
 from kvpool.keys import salt_tag
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.payload import store, tokens_of
@@ -20,7 +20,7 @@ OTHER = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_toke
 
 
 def _run(daemon: Daemon, *arguments: str, answer: str = "") -> Result:
-    return CliRunner().invoke(load_commands(), ["--socket", daemon.socket, *arguments], input=answer)
+    return CliRunner().invoke(cli, ["--socket", daemon.socket, *arguments], input=answer)
 
 
 def test_events_are_printed_for_people_and_machines_and_in_trtllms_form(daemon: Daemon) -> None:
@@ -85,7 +85,7 @@ def test_missing_events_are_reported_and_the_rest_is_printed(start_daemon: Calla
     "arguments", [("--since", "-2"), ("--count", "0"), ("--format", "xml"), ("--block-tokens", "-1")]
 )
 def test_wrong_usage_is_refused(arguments: tuple[str, ...]) -> None:
-    assert CliRunner().invoke(load_commands(), ["events", *arguments]).exit_code == 2
+    assert CliRunner().invoke(cli, ["events", *arguments]).exit_code == 2
 
 
 def test_why_reports_the_history_of_a_key(daemon: Daemon) -> None:
@@ -147,14 +147,14 @@ def test_why_reports_the_history_of_a_prompt(daemon: Daemon, tmp_path: Path) -> 
     ],
 )
 def test_why_refuses_wrong_usage(arguments: tuple[str, ...], text: str) -> None:
-    refused = CliRunner().invoke(load_commands(), ["why", *arguments], input="[1]")
+    refused = CliRunner().invoke(cli, ["why", *arguments], input="[1]")
     assert refused.exit_code == 2
     assert text in refused.output
 
 
 @pytest.mark.parametrize("text", ['{"a": 1}', "[1.5]", "[true]", "[-1]", "[4294967296]", '["1"]', "[[1]]"])
 def test_why_refuses_invalid_token_ids(text: str) -> None:
-    refused = CliRunner().invoke(load_commands(), ["why", "--tokens-file", "-"], input=text)
+    refused = CliRunner().invoke(cli, ["why", "--tokens-file", "-"], input=text)
     assert refused.exit_code == 2
     assert "expected token ids" in refused.output
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvpool.cli.kvpoolctl import load_commands
+from kvpool.cli.kvpoolctl import cli
 from tests.rigs.daemon import START_TIMEOUT_S, Daemon, wait_until
 from tests.rigs.notify_socket import NotifySocket
 from tests.rigs.payload import store, tokens_of
 
 
 def _check(daemon: Daemon) -> tuple[int, str]:
-    done = CliRunner().invoke(load_commands(), ["--socket", daemon.socket, "check"])
+    done = CliRunner().invoke(cli, ["--socket", daemon.socket, "check"])
     return done.exit_code, done.output
 
 

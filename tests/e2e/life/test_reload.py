@@ -9,7 +9,7 @@ import zmq
 from click.testing import CliRunner
 from zmq.auth import create_certificates, load_certificate
 
-from kvpool.cli.kvpoolctl import load_commands
+from kvpool.cli.kvpoolctl import cli
 from kvpool.errors import Refused
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.notify_socket import NotifySocket
@@ -43,7 +43,7 @@ class Filed(Daemon):
 
 
 def _run(daemon: Daemon, *arguments: str) -> tuple[int, str]:
-    done = CliRunner().invoke(load_commands(), ["--socket", daemon.socket, *arguments])
+    done = CliRunner().invoke(cli, ["--socket", daemon.socket, *arguments])
     return done.exit_code, done.output
 
 

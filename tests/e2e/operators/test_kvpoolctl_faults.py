@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from kvpool.cli.kvpoolctl import load_commands
+from kvpool.cli.kvpoolctl import cli
 from kvpool.errors import DaemonUnresponsive
 from kvpool.protocol.blocking import BlockingConnection
 from tests.rigs.daemon import Daemon
@@ -28,7 +28,7 @@ PRINTING = [
 
 
 def _run(daemon: Daemon, *arguments: str) -> Result:
-    return CliRunner().invoke(load_commands(), ["--socket", daemon.socket, *arguments])
+    return CliRunner().invoke(cli, ["--socket", daemon.socket, *arguments])
 
 
 @pytest.mark.parametrize(

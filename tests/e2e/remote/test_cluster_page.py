@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvpool.cli.kvpoolctl import load_commands
+from kvpool.cli.kvpoolctl import cli
 from kvpool.types import Level
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.nodes.two_nodes import free_addresses
@@ -30,7 +30,7 @@ def _run(command: str) -> str:
     """What a command of the page prints."""
     program, *arguments = shlex.split(command, comments=True)
     assert program == "kvpoolctl"
-    done = CliRunner().invoke(load_commands(), arguments)
+    done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 0, done.output
     return done.output
 

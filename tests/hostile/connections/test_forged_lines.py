@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 import kvpool_client as kv
-from kvpool.cli.kvpoolctl import load_commands
+from kvpool.cli.kvpoolctl import cli
 from kvpool.cli.output import print_table
 from kvpool.errors import Refused
 from kvpool.escaping import escaped
@@ -23,7 +23,7 @@ EVIL = f"evil\n{FORGED}\r\x1b[2J\x9b31m\u202e\u2028[bold]x[/bold]"
 
 
 def _run(daemon: Daemon, *arguments: str) -> str:
-    return CliRunner().invoke(load_commands(), ["--socket", daemon.socket, *arguments]).output
+    return CliRunner().invoke(cli, ["--socket", daemon.socket, *arguments]).output
 
 
 def _assert_clean(text: str) -> None:

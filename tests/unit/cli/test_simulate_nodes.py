@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvpool.cli.kvpoolctl import load_commands
+from kvpool.cli.kvpoolctl import cli
 from kvpool.cli.simulation import node_options
 from kvpool.cli.simulation.node_options import NodeOptions, allow_files
 from kvpool.errors import InvalidArgument
@@ -57,7 +57,7 @@ def trace(tmp_path: Path) -> Path:
 
 def _simulate(*arguments: object) -> int:
     with pytest.raises(SystemExit) as ended:
-        load_commands()(["simulate", *map(str, arguments)])
+        cli(["simulate", *map(str, arguments)])
     assert isinstance(ended.value.code, int)
     return ended.value.code
 

@@ -8,7 +8,7 @@ import zmq
 from click.testing import CliRunner
 from zmq.utils import z85
 
-from kvpool.cli.kvpoolctl import load_commands
+from kvpool.cli.kvpoolctl import cli
 from kvpool.config.curve_keys import KeyPair, make_key_pair, read_allow_list, read_key_file, write_key_file
 from kvpool.errors import ConfigError
 
@@ -141,14 +141,14 @@ def test_an_allow_list_without_keys_or_with_others_is_refused(tmp_path: Path, te
 
 def test_keygen_prints_the_public_key_alone_and_refuses_to_overwrite(tmp_path: Path) -> None:
     path = tmp_path / "node.key"
-    made = CliRunner().invoke(load_commands(), ["keygen", str(path)])
+    made = CliRunner().invoke(cli, ["keygen", str(path)])
     assert made.exit_code == 0, made.output
     pair = read_key_file(OPTION, str(path))
     assert made.output == pair.public.decode() + "\n"
-    again = CliRunner().invoke(load_commands(), ["keygen", str(path), "--json"])
+    again = CliRunner().invoke(cli, ["keygen", str(path), "--json"])
     assert again.exit_code == 1
     assert "not overwritten" in again.output
     assert read_key_file(OPTION, str(path)) == pair
-    nowhere = CliRunner().invoke(load_commands(), ["keygen", str(tmp_path / "none" / "node.key")])
+    nowhere = CliRunner().invoke(cli, ["keygen", str(tmp_path / "none" / "node.key")])
     assert nowhere.exit_code == 1
     assert "cannot be written" in nowhere.output

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvpool.cli.kvpoolctl import load_commands
+from kvpool.cli.kvpoolctl import MODULES
 from kvpool.config.config import OPTIONS
 from kvpool.types import LoadReason, SaveState
 from kvpool_client.sglang.settings import Settings as SGLangSettings
@@ -76,7 +76,7 @@ def test_settings_and_options_that_a_page_names_exist(page: str) -> None:
     tables = "|".join(sorted({name.partition(".")[0] for name in OPTIONS}))
     assert set(re.findall(rf"`((?:{tables})\.[a-z_]+)", text)) <= set(OPTIONS)
     assert set(re.findall(rf"\b{tensorrt_llm.PREFIX}([A-Z_]+)", text)) <= VARIABLES
-    commands = set(load_commands().commands)
+    commands = set(MODULES)
     assert set(re.findall(r"`kvpoolctl (?:--socket \S+ )?([a-z]+)", text)) <= commands
 
 

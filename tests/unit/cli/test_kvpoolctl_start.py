@@ -1,0 +1,44 @@
+"""What `kvpoolctl` imports to start: the command that is asked for, and none of the others."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kvpool.cli.kvpoolctl import MODULES, cli
+
+COMMANDS = Path(__file__).parents[3] / "kvpool" / "cli" / "commands"
+IMPORTED = """
+import sys
+from click.testing import CliRunner
+from kvpool.cli.kvpoolctl import cli
+done = CliRunner().invoke(cli, [sys.argv[1], "--help"])
+assert done.exit_code == 0, done.output
+print(*sorted(name for name in sys.modules if name.startswith("kvpool.cli.commands.")))
+print(*sorted({"rich", "kvpool_client", "asyncio"} & set(sys.modules)))
+"""
+
+
+def test_every_command_is_found_by_its_name_in_its_module() -> None:
+    for module in COMMANDS.glob("[!_]*.py"):
+        importlib.import_module(f"kvpool.cli.commands.{module.stem}")
+    assert set(cli.commands) == set(MODULES)
+    assert set(MODULES.values()) == {module.stem for module in COMMANDS.glob("[!_]*.py")}
+
+
+@pytest.mark.parametrize("name", ["info", "log-level"])
+def test_a_command_is_imported_alone_and_without_what_it_does_not_use(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED, name], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"kvpool.cli.commands.{MODULES[name]}\n\n"
+
+
+def test_an_unknown_command_is_wrong_usage() -> None:
+    refused = CliRunner().invoke(cli, ["defragment"])
+    assert refused.exit_code == 2
+    assert "No such command 'defragment'" in refused.output
