@@ -24,6 +24,8 @@ SPEEDUP_MEANT, SPEEDUP_MIN = 10.0, 5.0
 PAIRS_MIN, PAIRS_MAX = 16, 32
 OVERHEAD_MEANT, OVERHEAD_MAX = 1.02, 1.10
 
+pytestmark = pytest.mark.timed
+
 Report = Callable[[str], None]
 Starter = Callable[[str | None, str], Engine]
 

@@ -90,6 +90,7 @@ def batched(start_engine: StartEngine, module_daemon: Daemon) -> Engine:
     )
 
 
+@pytest.mark.timed
 def test_a_step_that_decodes_costs_what_it_costs_without_a_pool(batched: Engine, report: Callable[[str], None]) -> None:
     """Processor time of the engine's thread, step by step in turns: other load on the machine affects all of them equally."""
     batched.forget()

@@ -1,4 +1,4 @@
-"""What `kvpoolctl` imports to start: the command that is asked for, and none of the others."""
+"""Imports of a start of `kvpoolctl`: the command that is asked for, and none of the others."""
 
 import importlib
 import subprocess

@@ -28,6 +28,7 @@ DECLINED = "kvpool_declined_tokens/slower_than_computing_ssd"
 Plain = Callable[[Geometry], Engine]
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("load", ["async", "sync"])
 def test_a_slow_disk_costs_two_requests_and_then_nothing(
     load: str,
