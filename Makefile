@@ -17,12 +17,14 @@ ENGINES ?= .venv-engines
 DESTDIR ?=
 KVPOOLD ?=
 CMAKE = $(BIN)/cmake --no-warn-unused-cli -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
-CTEST = $(abspath $(BIN)/ctest) --output-on-failure
+# How many tests run at once, of C++ and of Python.
+WORKERS ?= 2
+CTEST = $(abspath $(BIN)/ctest) --output-on-failure -j $(WORKERS)
 # Tests, and the daemons they start, import the tree; the native module is the installed one.
 # Bytecode is kept, whatever the environment says: the tests start a thousand daemons.
 RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client" PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help setup demo test test-native test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-latest test-sglang test-store fuzz check lint stubs docs native bench clean install-service uninstall-service wheel deb test-packages
+.PHONY: help setup demo test build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-latest test-sglang test-store fuzz check lint stubs docs native bench clean install-service uninstall-service wheel deb test-packages
 .DEFAULT_GOAL := help
 
 help:
@@ -69,21 +71,25 @@ $(VENV)/.installed: $(VENV)/.tools $(SOURCES)
 demo: setup
 	$(BIN)/python -m demo
 
-# Tests that hold a bound on time run after all others and one by one: nothing else of the suite is under way then.
 # Torch computes in one thread a process: more of them than cores wait for one another (test_demo.py and test_torch_engine.py
 # without the demonstration, beside other work: 27 and 38 s of CPU with two threads, 10 with one).
-WORKERS ?= 2
 # How often a failed test runs again. Continuous integration sets 1, for machines that others use too; see tests/rigs/runs/reruns.py.
 RERUNS ?= 0
 PYTEST = $(RUN_TREE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --reruns $(RERUNS)
+# Runs pytest ($(1)) on a suite ($(2)), distributed in a way ($(3)). Tests that hold a bound on time run after all others and one
+# by one: nothing else of the suite is under way then. Exit code 5: a suite has none of them.
+# The trap: an interrupted pytest ends what it has started before make does.
+define run-suite
+	@status=0; trap 'exit 130' INT; \
+	echo "python tests, $(WORKERS) at once"; \
+	$(1) -m "not timed" -n $(WORKERS) --dist $(3) $(2) || status=1; \
+	echo "python tests that hold a bound on time, one at a time"; \
+	$(1) -m timed $(2) || [ $$? -eq 5 ] || status=1; \
+	exit $$status
+endef
 
 test: setup test-native
-	@status=0; \
-	echo "python tests, $(WORKERS) at once"; \
-	$(PYTEST) -m "not timed" -n $(WORKERS) --dist worksteal || status=1; \
-	echo "python tests that hold a bound on time, one at a time"; \
-	$(PYTEST) -m timed || status=1; \
-	exit $$status
+	$(call run-suite,$(PYTEST),,worksteal)
 
 native: $(VENV)/.tools
 	$(CMAKE) -S native -B build/native -DCMAKE_BUILD_TYPE=Release >/dev/null
@@ -96,14 +102,20 @@ stubs: setup
 	@$(STUBGEN) build/kvpool_native.pyi
 	@diff -u typings/kvpool_native.pyi build/kvpool_native.pyi || { echo "typings/kvpool_native.pyi is not what the bindings say: run make native"; exit 1; }
 
-test-native: $(VENV)/.tools
+build-native-tests: $(VENV)/.tools
 	$(CMAKE) -S native -B build/tests -DCMAKE_BUILD_TYPE=Release -DKVPOOL_TESTS=ON -DKVPOOL_PYTHON=OFF >/dev/null
 	$(BIN)/cmake --build build/tests
+
+test-native: build-native-tests
 	cd build/tests && $(CTEST)
+
+# Less optimized than RelWithDebInfo is: address and undefined compile in a third less time, with the same checks.
+SANITIZED = "-O1 -g -DNDEBUG"
 
 test-sanitizers: $(VENV)/.tools
 	for kind in address,undefined thread; do \
-	  $(CMAKE) -S native -B build/$$kind -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVPOOL_TESTS=ON -DKVPOOL_PYTHON=OFF -DKVPOOL_SANITIZE=$$kind >/dev/null && \
+	  $(CMAKE) -S native -B build/$$kind -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVPOOL_TESTS=ON -DKVPOOL_PYTHON=OFF -DKVPOOL_SANITIZE=$$kind \
+	    -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=$(SANITIZED) >/dev/null && \
 	  $(BIN)/cmake --build build/$$kind && (cd build/$$kind && $(CTEST)) || exit 1; \
 	done
 
@@ -111,10 +123,10 @@ test-aarch64: $(VENV)/.tools
 	@scripts/test-aarch64 $(abspath $(BIN)/cmake) $(abspath $(BIN)/ctest) $(abspath $(BIN)/ninja)
 
 test-faults: setup
-	KVPOOL_CAMPAIGN=1 $(RUN_TREE) $(BIN)/python -m pytest --reruns $(RERUNS) tests/faults tests/e2e/ssd/test_ssd_restart_time.py tests/e2e/life/test_stop_rate.py
+	$(call run-suite,KVPOOL_CAMPAIGN=1 $(PYTEST),tests/faults tests/e2e/ssd/test_ssd_restart_time.py tests/e2e/life/test_stop_rate.py,worksteal)
 
 test-hostile: setup
-	KVPOOL_CAMPAIGN=1 $(RUN_TREE) $(BIN)/python -m pytest --reruns $(RERUNS) tests/hostile -rA
+	$(call run-suite,KVPOOL_CAMPAIGN=1 $(PYTEST) -rA,tests/hostile,worksteal)
 
 # The wheel is no part of the set-up: without it these tests are skipped.
 test-store: setup
@@ -122,7 +134,7 @@ test-store: setup
 	$(RUN_TREE) $(BIN)/python -m pytest -q --reruns $(RERUNS) tests/e2e/store tests/unit/pool/sharing -rs
 
 test-nodes: setup
-	KVPOOL_CAMPAIGN=1 $(RUN_TREE) $(BIN)/python -m pytest --reruns $(RERUNS) tests/nodes -rA
+	$(call run-suite,KVPOOL_CAMPAIGN=1 $(PYTEST) -rA,tests/nodes,worksteal)
 
 $(ENGINES)/.tools: scripts/install-engines
 	@scripts/install-system-packages
@@ -135,8 +147,15 @@ $(ENGINES)/.installed: $(ENGINES)/.tools $(SOURCES)
 	  --config-settings=build-dir=build/wheel-engines ".[daemon,test]"
 	@touch $@
 
-test-engines: $(ENGINES)/.installed
-	KVPOOL_ENGINES=1 $(RUN_TREE) nice $(ENGINES)/bin/python -m pytest --reruns $(RERUNS) tests/golden/test_engine_interfaces.py tests/engines/vllm
+# Those that start no engine take seconds: make test-engines ENGINE_TESTS=tests/engines/vllm/test_pages.py
+ENGINE_TESTS ?= tests/golden/test_engine_interfaces.py tests/engines/vllm
+# The tests of a module share engines, so that one worker runs all of them.
+ENGINES_PYTEST = $(RUN_TREE) nice $(ENGINES)/bin/python -m pytest -q --reruns $(RERUNS)
+
+engines: $(ENGINES)/.installed
+
+test-engines: engines
+	$(call run-suite,KVPOOL_ENGINES=1 $(ENGINES_PYTEST),$(ENGINE_TESTS),loadfile)
 
 # The newest release there is, so that what it changes is seen the day it comes. Not in CI: nothing here is pinned.
 ENGINES_LATEST ?= .venv-engines-latest
@@ -177,7 +196,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-check: lint stubs test-native
+check: lint stubs build-native-tests
 	$(RUN_TREE) $(BIN)/python -m pytest tests/test_tidy.py tests/test_tier_names.py tests/test_glossary.py tests/test_ways.py
 
 docs: setup

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.rigs.batches import batches
 from tests.faults.rigs.workload import CHAIN, chain_tokens
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.payload import assert_right_bytes, load_all, store
@@ -63,9 +64,7 @@ def _expect_nothing_left_but_tickets(daemon: Daemon) -> None:
     wait_until(is_free, "what dead clients held is free", FREED_WITHIN_S)
 
 
-@pytest.mark.parametrize(
-    "deaths", [pytest.param(30, id="some"), pytest.param(1000, id="a-thousand", marks=pytest.mark.campaign)]
-)
+@pytest.mark.parametrize("deaths", [pytest.param(30, id="some"), *batches(200, of=1000)])
 def test_killed_clients_leave_nothing(daemon: Daemon, seed: int, deaths: int) -> None:
     dice = random.Random(seed)
     for _ in range(0, deaths, AT_ONCE):

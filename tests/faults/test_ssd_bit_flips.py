@@ -8,6 +8,7 @@ from statistics import median_low
 
 import pytest
 
+from tests.faults.rigs.batches import batches
 from tests.faults.rigs.damage import flip_anywhere, flip_in_slots
 from tests.faults.rigs.tiered import (
     CAPACITY,
@@ -29,9 +30,7 @@ SLOT_BYTES = SMALL.chunk_bytes + 4096
 FAILURES_IN_A_ROUND_MAX = 4
 
 
-@pytest.mark.parametrize(
-    "rounds", [pytest.param(1, id="a-round"), pytest.param(40, id="forty", marks=pytest.mark.campaign)]
-)
+@pytest.mark.parametrize("rounds", [pytest.param(1, id="a-round"), *batches(10, of=40)])
 def test_flips_in_segment_files_under_a_daemon_are_misses(
     start_daemon: StartDaemon, tmp_path: Path, seed: int, summary: Callable[[str], None], rounds: int
 ) -> None:
@@ -96,9 +95,7 @@ def _times_closed(daemon: Daemon) -> int:
     return daemon.log().count("ssd tier OFFLINE")
 
 
-@pytest.mark.parametrize(
-    "rounds", [pytest.param(2, id="some"), pytest.param(80, id="eighty", marks=pytest.mark.campaign)]
-)
+@pytest.mark.parametrize("rounds", [pytest.param(2, id="some"), *batches(20, of=80)])
 def test_flips_in_the_catalogue_are_misses_and_stop_no_daemon_for_long(
     start_daemon: StartDaemon, tmp_path: Path, seed: int, summary: Callable[[str], None], rounds: int
 ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvpool.tiers.ssd.corruption import REST_S
+from tests.faults.rigs.batches import batches
 from tests.faults.rigs.fault_filesystem import FaultFilesystem
 from tests.faults.rigs.power_cut import cut_and_restore
 from tests.faults.rigs.tiered import StartDaemon, assert_sound, is_dead, restart, tier_options, wait_open
@@ -272,7 +273,7 @@ def test_a_daemon_stops_although_its_disk_never_answers(
     assert daemon.process.wait(END_S_MAX) == 0
 
 
-@pytest.mark.parametrize("cuts", [pytest.param(2, id="some"), pytest.param(40, id="forty", marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("cuts", [pytest.param(2, id="some"), *batches(10, of=40)])
 def test_a_power_cut_that_keeps_any_part_of_unsynced_writes_costs_no_checkpoint(
     fault_filesystem: FaultFilesystem, tiered: Daemon, seed: int, summary: Callable[[str], None], cuts: int
 ) -> None:

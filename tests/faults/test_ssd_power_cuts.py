@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.rigs.batches import batches
 from tests.faults.rigs.disks import loop_disk
 from tests.faults.rigs.power_cut import cut_and_restore
 from tests.faults.rigs.tiered import StartDaemon, assert_sound, tier_options, wait_open
@@ -23,8 +24,8 @@ CAPACITY = 64 << 20
     [
         pytest.param("ext4", 2, id="ext4"),
         pytest.param("xfs", 1, id="xfs"),
-        pytest.param("ext4", 80, id="ext4-eighty", marks=pytest.mark.campaign),
-        pytest.param("xfs", 30, id="xfs-thirty", marks=pytest.mark.campaign),
+        *batches("ext4", 20, of=80),
+        *batches("xfs", 10, of=30),
     ],
 )
 def test_a_power_cut_costs_misses_and_no_checkpoint(

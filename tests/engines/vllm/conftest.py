@@ -12,19 +12,14 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import CAMPAIGN_LINE
 from tests.engines.vllm.rigs.engine import Engine
 from tests.engines.vllm.rigs.prompts import prompts
 from tests.engines.vllm.rigs.tiny_models import GROUPED, Geometry, write_model
 from tests.faults.rigs import fault_filesystem as faulty
 from tests.rigs.daemon import Daemon, wait_until
 
-_LINES = pytest.StashKey[list[str]]()
 StartEngine = Callable[..., Engine]
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Keep room for the lines."""
-    config.stash[_LINES] = []
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -32,20 +27,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if os.environ.get("KVPOOL_ENGINES", "") in ("", "0") else None
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print what was measured."""
-    if config.stash[_LINES]:
-        terminalreporter.section("engines")
-        for line in config.stash[_LINES]:
-            terminalreporter.write_line(line)
-
-
 @pytest.fixture
 def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Takes a line for the end."""
 
     def take(line: str) -> None:
-        request.config.stash[_LINES].append(f"{request.node.name}: {line}")
+        request.node.user_properties.append((CAMPAIGN_LINE, f"{request.node.name}: {line}"))
 
     return take
 

@@ -1,17 +1,22 @@
 """Samples of long suites: of the cases of each parametrised test, one in KVPOOL_SAMPLE runs, drawn by a printed seed.
 
 Continuous integration has a bound on its time. Each test keeps one case at least, so what a sample leaves out is a repetition
-with other parameters. KVPOOL_SEED draws the same sample again; without KVPOOL_SAMPLE everything runs.
+with other parameters. KVPOOL_SEED draws the same sample again; without KVPOOL_SAMPLE everything runs. The workers of one run
+draw the same sample.
 """
 
 import os
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
 SAMPLE_SEED = pytest.StashKey[int]()
+# What a worker gets from the process that started it: xdist's name of the dictionary, and the seed's in it.
+FROM_CONTROLLER = "workerinput"
+SEED_NAME = "kvpool_sample_seed"
 
 
 def drawn(names: Sequence[str], one_in: int, seed: int) -> set[str]:
@@ -31,10 +36,17 @@ def _one_in() -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw the seed, and refuse a sample that is no number."""
-    if _one_in() > 1 and hasattr(config, "workerinput"):
-        raise pytest.UsageError("KVPOOL_SAMPLE: every worker would draw a sample of its own; run without -n")
-    config.stash[SAMPLE_SEED] = int(os.environ.get("KVPOOL_SEED") or random.SystemRandom().randrange(1 << 32))
+    """Draw the seed, or take the run's, and refuse a sample that is no number."""
+    _one_in()
+    given: Mapping[str, int] = getattr(config, FROM_CONTROLLER, {})
+    own = os.environ.get("KVPOOL_SEED") or random.SystemRandom().randrange(1 << 32)
+    config.stash[SAMPLE_SEED] = int(given.get(SEED_NAME, own))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Hand the seed to a worker."""
+    getattr(node, FROM_CONTROLLER)[SEED_NAME] = node.config.stash[SAMPLE_SEED]
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

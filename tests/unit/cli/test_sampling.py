@@ -21,7 +21,7 @@ def test_one():
 """
 
 
-def _run(directory: Path, sample: str, seed: str = "") -> subprocess.CompletedProcess[str]:
+def _run(directory: Path, sample: str, seed: str = "", workers: int = 0) -> subprocess.CompletedProcess[str]:
     file = directory / "test_suite.py"
     file.write_text(SUITE)
     command = [
@@ -32,6 +32,7 @@ def _run(directory: Path, sample: str, seed: str = "") -> subprocess.CompletedPr
         "tests.rigs.runs.sampling",
         "-p",
         "no:cacheprovider",
+        f"-n{workers}",
         "-rA",
         str(file),
     ]
@@ -66,6 +67,15 @@ def test_a_seed_draws_the_same_sample_again_and_is_printed(tmp_path: Path) -> No
     assert len(_passed(first)) == 4
     assert _passed(_run(tmp_path, "3", "7")) == _passed(first)
     assert len(_passed(_run(tmp_path, ""))) == 10
+
+
+def test_workers_run_one_sample_together(tmp_path: Path) -> None:
+    shared = _run(tmp_path, "3", "7", workers=2)
+    assert shared.returncode == 0, shared.stdout
+    assert _passed(shared) == _passed(_run(tmp_path, "3", "7"))
+    drawn_anew = _run(tmp_path, "3", workers=2)
+    assert drawn_anew.returncode == 0, drawn_anew.stdout
+    assert len(_passed(drawn_anew)) == 4
 
 
 def test_an_invalid_sample_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.engines.vllm.rigs.engine import BLOCK_TOKENS, ENVIRONMENT, ROOT
+from tests.engines.vllm.rigs.engine import BLOCK_TOKENS, ENVIRONMENT, ROOT, cache_of
 from tests.rigs.daemon import wait_until
 
 START_TIMEOUT_S = 240.0
@@ -102,7 +102,7 @@ def proxy_before(prefill: Server, decode: Server, log: Path) -> Iterator[Server]
 @contextmanager
 def _started(command: list[str], address: str, log: Path) -> Iterator[Server]:
     paths = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "client"), os.environ.get("PYTHONPATH", "")]))
-    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": paths, "VLLM_CACHE_ROOT": str(log.parent / "vllm-cache")}
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": paths, "VLLM_CACHE_ROOT": cache_of(log)}
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=output, cwd=ROOT, env=environment, start_new_session=True
