@@ -29,6 +29,8 @@ def test_an_engine_loads_from_ssd_what_was_stored_before_the_daemon_ended(
         if end == "stopped":
             assert daemon.stop() == 0
         else:
+            with daemon.admin() as admin:
+                assert admin.demote_all(30.0)["durable"], "the catalogue knows every chunk too"
             daemon.kill()
         daemon.start()
         wait_restored(daemon, chunks)
