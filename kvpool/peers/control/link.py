@@ -44,6 +44,8 @@ _FAILED_EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 _EVENTS = _FAILED_EVENTS | zmq.EVENT_HANDSHAKE_SUCCEEDED
+# A fault begins so where the peer has refused the connection; a code follows.
+REFUSED = "refused: "
 # Of a smoothed round trip, the weight of the latest one: TCP's.
 _RTT_WEIGHT = 0.125
 # Answers that nobody waits for, at once and then in each UNASKED_S, before the link ends: twice as many as can be late.
@@ -232,7 +234,7 @@ class PeerLink:
         try:
             sequence, answer = wire.decode_answer([part.buffer for part in parts])
             if isinstance(answer, r.Refused) and self._is_of_link(sequence, answer):
-                self._end(f"refused: {answer.code}: {answer.text}")
+                self._end(f"{REFUSED}{answer.code}: {answer.text}")
             elif self.state is LinkState.GREETING:
                 self._take_hello(answer)
             elif self.state is LinkState.READY:

@@ -61,8 +61,7 @@ class Fleet:
         self._keys: KeyPair | None = read_key_file("peer.keys", config.keys) if config.keys else None
         self._allowed = read_allow_list("peer.allow", config.allow) if config.allow else None
         self._links: dict[NodeName, PeerLink] = {}
-        self._names = NodeNames()
-        self._doubles: set[PeerLink] = set()  # ready, with names of others: not used
+        self._names = NodeNames(config.node_name)
         self._tiers: list[PeerTier] = []
         self._list_links: Callable[[], list[PeerLink]] = list  # none before the start
         self._parts = AsyncExitStack()  # what has begun, and ends in the reverse order
@@ -158,19 +157,20 @@ class Fleet:
 
     def _stats(self) -> dict[str, int]:
         """Counters of all parts, by name."""
+        links, doubles = self.client.stats(), self._names.count_doubles()
         parts = {
             "members": self._members.stats(),
             "offers": self.offers.stats(),
             "asked": self.server.stats(),
-            "links": self.client.stats(),
+            "links": {**links, "ready": links["ready"] - doubles, "doubles": doubles},
             "followed": self._followers.stats(),
         }
         return {f"{part}.{name}": count for part, counted in parts.items() for name, count in counted.items()}
 
     def _problems(self) -> list[str]:
-        """Why the members may be out of date. Any thread."""
+        """Why the members may be out of date, and which of them cannot be used. Any thread."""
         problem = self._members.problem()
-        return [problem] if problem else []
+        return [*([problem] if problem else []), *self._names.problems(self._list_links())]
 
     async def close(self) -> bool:
         """End everything that has begun. False where a thread is left waiting for the network."""
@@ -187,6 +187,7 @@ class Fleet:
     def _follow_members(self, change: MembersChange) -> None:
         if not self._is_closed:
             self.client.follow(change)
+            self._use_freed()
 
     def peer_links(self) -> list[PeerLink]:
         """See `PeerLister`."""
@@ -194,23 +195,30 @@ class Fleet:
 
     def peer_row(self, link: PeerLink) -> dict[str, Any]:
         """See `PeerLister`."""
+        if self._names.is_double(link):
+            fault = self._names.fault_of(link, self._list_links())
+            row = describe(link, self._followers, None)
+            return row | {"state": "refused", "code": "name", "known_chunks": 0, "last_error": fault}
         name = link.life.node if link.life is not None else link.member.node
         records = [record for tier in self._tiers if (record := tier.nodes.find(name)) is not None]
-        row = describe(link, self._followers, records[0] if records else None)
-        if link in self._doubles:
-            row |= {"state": "refused", "code": "name", "known_chunks": 0, "last_error": "another node has its name"}
-        return row
+        return describe(link, self._followers, records[0] if records else None)
 
     def _note_link(self, link: PeerLink) -> None:
-        if link.life is not None and not self._names.claim(NodeName(link.life.node), link, self._list_links()):
-            self._doubles.add(link)
-            log.warning(
-                "peer %s calls itself %r, as a node with another key does", link.member.endpoint, link.life.node
-            )
-            return
-        if link in self._doubles:
-            self._doubles.discard(link)
-            return
+        links = self._list_links()
+        if self._names.note_link(link, links):
+            self._use_link(link)
+        elif link.life is not None:
+            fault = self._names.fault_of(link, links)
+            log.warning("peer %s is refused: %s", link.member.endpoint.removeprefix("tcp://"), fault)
+        self._use_freed()
+
+    def _use_freed(self) -> None:
+        """Use the links of nodes whose names no other has any more."""
+        for link in self._names.take_freed(self._list_links()):
+            self._use_link(link)
+
+    def _use_link(self, link: PeerLink) -> None:
+        """A link with a name of its own has become ready, or no longer is."""
         self._followers.note_link(link)
         if link.life is None:
             for name in [name for name, known in self._links.items() if known is link]:

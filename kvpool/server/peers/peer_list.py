@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from kvpool.errors import InvalidArgument
 from kvpool.index.remote_chunks import NodeName
 from kvpool.peers.circuit_breaker import BreakerState
-from kvpool.peers.control.link import LinkState, PeerLink
+from kvpool.peers.control.link import REFUSED, LinkState, PeerLink
 from kvpool.peers.following.followers import Followers
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import peers as pm
@@ -16,7 +16,6 @@ from kvpool.tiers.peer.node_records import NodeRecord
 # A row has 14 names and values: a hundred rows fit the items of a frame (`frames.ITEMS_MAX`).
 ROWS_MAX = 100
 TEXT_CHARACTERS_MAX = 500
-_REFUSED = "refused: "
 
 
 class PeerLister(Protocol):
@@ -64,7 +63,7 @@ def describe(link: PeerLink, followers: Followers, record: NodeRecord | None) ->
     """
     name = NodeName(link.life.node if link.life is not None else link.member.node)
     state = _state_of(link, followers, name, record)
-    code = link.fault.removeprefix(_REFUSED).partition(":")[0] if state == "refused" else ""
+    code = link.fault.removeprefix(REFUSED).partition(":")[0] if state == "refused" else ""
     fault = link.fault or followers.fault_of(name) or ("" if record is None else record.last_error)
     return {
         "node": name,
@@ -86,7 +85,7 @@ def describe(link: PeerLink, followers: Followers, record: NodeRecord | None) ->
 
 def _state_of(link: PeerLink, followers: Followers, name: NodeName, record: NodeRecord | None) -> str:
     if link.life is None:
-        if link.fault.startswith(_REFUSED):
+        if link.fault.startswith(REFUSED):
             return "refused"
         is_first = not link.fault and link.state is not LinkState.CLOSED
         return "connecting" if is_first else "away"
