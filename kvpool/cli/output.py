@@ -5,7 +5,7 @@ Nothing here talks to a daemon. Main thread of a command only.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 import click
@@ -45,8 +45,16 @@ def print_section(name: str, values: Mapping[str, object], *, is_readable: bool 
             sys.stdout.write(f"{escaped(key.removesuffix('_bytes'))}_human:{format_size(value)}\n")
 
 
-def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, columns_max: int = COLUMNS_MAX) -> None:
-    """A table that aligns: a column for each key, or a line where keys are more than `columns_max` and more than rows."""
+def print_table(
+    title: str,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    columns_max: int = COLUMNS_MAX,
+    words: Collection[str] = (),
+) -> None:
+    """A table that aligns: a column for each key, or a line where keys are more than `columns_max` and more than rows.
+
+    To the left are columns whose first value is a word, and those that `words` names."""
     keys = list(rows[0])
     table = Table(title=title, title_justify="left")
     if len(keys) > max(columns_max, len(rows)):
@@ -57,7 +65,7 @@ def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, columns_max: i
             table.add_row(Text(key), *(Text(_plain(row[key])) for row in rows))
     else:
         for key in keys:
-            table.add_column(key, justify="left" if _is_word(rows[0][key]) else "right")
+            table.add_column(key, justify="left" if key in words or _is_word(rows[0][key]) else "right")
         for row in rows:
             table.add_row(*(Text(_plain(row[key])) for key in keys))
     Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(table)

@@ -29,11 +29,12 @@ from kvpool.peers.following.follower import FollowSettings
 from kvpool.peers.following.followers import Followers
 from kvpool.peers.members.member import BookSettings, Member, MembersChange
 from kvpool.pool.pool import Pool
+from kvpool.server.peers.former_members import FormerMembers
 from kvpool.server.peers.key_reporter import KeyReporter
-from kvpool.server.peers.member_source import check_source, linger_s, make_members
+from kvpool.server.peers.member_source import check_source, linger_s, make_members, source_of
 from kvpool.server.peers.node_names import NodeNames
 from kvpool.server.peers.offers import Offers, OfferSettings
-from kvpool.server.peers.peer_list import describe
+from kvpool.server.peers.peer_list import describe, name_of
 from kvpool.tiers.base import ArenaMemory
 from kvpool.tiers.peer.tier import PeerTier, PeerTierSettings
 
@@ -62,6 +63,7 @@ class Fleet:
         self._allowed = read_allow_list("peer.allow", config.allow) if config.allow else None
         self._links: dict[NodeName, PeerLink] = {}
         self._names = NodeNames(config.node_name)
+        self._former = FormerMembers(clock)
         self._tiers: list[PeerTier] = []
         self._list_links: Callable[[], list[PeerLink]] = list  # none before the start
         self._parts = AsyncExitStack()  # what has begun, and ends in the reverse order
@@ -152,7 +154,7 @@ class Fleet:
         )
         self._parts.push_async_callback(self._stop_members)
         for tier in self._tiers:
-            tier.fleet_stats, tier.fleet_problems = self._stats, self._problems
+            tier.fleet_stats, tier.fleet_problems = self._stats, self.fleet_problems
         await loop.run_in_executor(None, self._members.start)
 
     def _stats(self) -> dict[str, int]:
@@ -167,8 +169,8 @@ class Fleet:
         }
         return {f"{part}.{name}": count for part, counted in parts.items() for name, count in counted.items()}
 
-    def _problems(self) -> list[str]:
-        """Why the members may be out of date, and which of them cannot be used. Any thread."""
+    def fleet_problems(self) -> list[str]:
+        """See `PeerLister`: why the members may be out of date, and which of them cannot be used. Any thread."""
         problem = self._members.problem()
         return [*([problem] if problem else []), *self._names.problems(self._list_links())]
 
@@ -185,13 +187,35 @@ class Fleet:
         await asyncio.get_running_loop().run_in_executor(None, self._members.stop)
 
     def _follow_members(self, change: MembersChange) -> None:
-        if not self._is_closed:
-            self.client.follow(change)
-            self._use_freed()
+        if self._is_closed:
+            return
+        for member in change.left:
+            if (link := self.client.link_to(member.identity)) is not None:
+                self._former.note_left(link)
+        for member in (*change.joined, *change.renewed):
+            self._former.note_joined(member.identity)
+        self.client.follow(change)
+        self._use_freed()
+
+    def here(self) -> dict[str, Any]:
+        """See `PeerLister`."""
+        config = self._config
+        return {
+            "node": config.node_name,
+            "listen": self.server.endpoints[0],
+            "stream": self.offers.stream,
+            "members_from": source_of(config),
+            "has_keys": self._keys is not None,
+            "is_encrypted": config.encrypt,
+        }
 
     def peer_links(self) -> list[PeerLink]:
         """See `PeerLister`."""
         return self._list_links()
+
+    def former_links(self) -> list[PeerLink]:
+        """See `PeerLister`."""
+        return self._former.links()
 
     def peer_row(self, link: PeerLink) -> dict[str, Any]:
         """See `PeerLister`."""
@@ -199,8 +223,7 @@ class Fleet:
             fault = self._names.fault_of(link, self._list_links())
             row = describe(link, self._followers, None)
             return row | {"state": "refused", "code": "name", "known_chunks": 0, "last_error": fault}
-        name = link.life.node if link.life is not None else link.member.node
-        records = [record for tier in self._tiers if (record := tier.nodes.find(name)) is not None]
+        records = [record for tier in self._tiers if (record := tier.nodes.find(name_of(link))) is not None]
         return describe(link, self._followers, records[0] if records else None)
 
     def _note_link(self, link: PeerLink) -> None:

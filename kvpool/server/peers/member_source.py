@@ -72,6 +72,13 @@ def make_members(
     )
 
 
+def source_of(config: PeerConfig) -> str:
+    """Where members come from, in a word or as the option has it: `nowhere`, `list`, `dns:…` or `etcd:…`."""
+    if not config.members.startswith(("dns:", "etcd:")):
+        return "list" if config.members else "nowhere"
+    return config.members
+
+
 def linger_s(config: PeerConfig) -> float:
     """How long a member stays that is no longer listed."""
     return _LOOKS_TO_LINGER * config.members_refresh
