@@ -81,10 +81,10 @@ class MemberWatch:
         return self._book.current()
 
     def problem(self) -> str:
-        """Why the members may be out of date; empty where they are not."""
+        """Why the members may be out of date, or cannot be used; empty where neither is so."""
         if self._thread.ident is not None and not self._thread.is_alive() and not self._is_stopping:
             return f"peers: the thread that watches {self._name} has died"
-        return self._problem
+        return self._problem or self._book.problem()
 
     def stats(self) -> dict[str, int]:
         """Counters, by name."""

@@ -12,12 +12,9 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
-import kvpool_native
 from kvpool.clock import Clock
 from kvpool.config.config import Config
-from kvpool.config.curve_keys import KeyPair, read_allow_list, read_key_file
 from kvpool.config.peer_options import PeerConfig
-from kvpool.errors import ConfigError
 from kvpool.index.remote_chunks import NodeName, RemoteChunks
 from kvpool.keys import domain_tag
 from kvpool.peers.control.client import ControlClient, ControlClientSettings
@@ -31,10 +28,11 @@ from kvpool.peers.members.member import BookSettings, Member, MembersChange
 from kvpool.pool.pool import Pool
 from kvpool.server.peers.former_members import FormerMembers
 from kvpool.server.peers.key_reporter import KeyReporter
-from kvpool.server.peers.member_source import check_source, linger_s, make_members, source_of
+from kvpool.server.peers.member_source import LIST, NOWHERE, linger_s, make_members, source_of
 from kvpool.server.peers.node_names import NodeNames
 from kvpool.server.peers.offers import Offers, OfferSettings
 from kvpool.server.peers.peer_list import describe, name_of
+from kvpool.server.peers.trust import read_trust
 from kvpool.tiers.base import ArenaMemory
 from kvpool.tiers.peer.tier import PeerTier, PeerTierSettings
 
@@ -50,17 +48,12 @@ class Fleet:
         """`domain`: the key of the trust domain."""
         assert config.listen is not None
         assert config.stream is not None
-        check_source(config)
-        if config.encrypt and not kvpool_native.HAS_TLS:
-            raise ConfigError(
-                ["peer.encrypt is true, but this build has no TLS: build it with OpenSSL 3 (Debian's libssl-dev)"]
-            )
+        trust = read_trust(config)
         self._config = config
         self._clock = clock
         self._domain = domain_tag(domain)
         self._random = secrets.SystemRandom()
-        self._keys: KeyPair | None = read_key_file("peer.keys", config.keys) if config.keys else None
-        self._allowed = read_allow_list("peer.allow", config.allow) if config.allow else None
+        self._keys, self._allowed = trust.keys, trust.allowed
         self._links: dict[NodeName, PeerLink] = {}
         self._names = NodeNames(config.node_name)
         self._former = FormerMembers(clock)
@@ -196,6 +189,14 @@ class Fleet:
             self._former.note_joined(member.identity)
         self.client.follow(change)
         self._use_freed()
+
+    def describe(self) -> str:
+        """This node among others, in a few words for the log. REQUIRES: it has started."""
+        here, count = self.here(), len(self._members.current())
+        listed = f"{count} member{'s' * (count != 1)}"
+        members = listed if here["members_from"] in (LIST, NOWHERE) else f"members from {here['members_from']}"
+        address, keys = here["listen"].removeprefix("tcp://"), "keys" if here["has_keys"] else "no keys"
+        return f"peers: {here['node']} at {address}, {members}, {keys}, encryption {'on' if here['is_encrypted'] else 'off'}"
 
     def here(self) -> dict[str, Any]:
         """See `PeerLister`."""

@@ -111,6 +111,16 @@ def test_a_node_that_knows_no_other_one_reports_why(tmp_path: Path, members: str
         assert lines == [f"this node: alone at 127.0.0.1:{port}, no keys, chunks not encrypted", expected]
 
 
+def test_the_ready_line_has_this_node_among_others(tmp_path: Path) -> None:
+    port = free_port()
+    with Daemon(tmp_path, **options_of("alone", port, 1, 2)) as daemon:
+        (line,) = [line for line in daemon.log().splitlines() if " ready in " in line]
+        assert line.endswith(f", peers: alone at 127.0.0.1:{port}, 2 members, no keys, encryption off")
+    with Daemon(tmp_path) as daemon:
+        (line,) = [line for line in daemon.log().splitlines() if " ready in " in line][1:]
+        assert line.endswith(", no peers")
+
+
 def test_a_source_that_cannot_be_asked_is_shown(tmp_path: Path) -> None:
     options = {**options_of("alone", free_port()), "peer.members": "etcd:http://127.0.0.1:1"}
     with Daemon(tmp_path, **options) as daemon:
