@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import click
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +22,7 @@ EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 COLUMNS_MAX = 7
 PLAIN_WIDTH = 176
+_UNBOUNDED_WIDTH = 10_000
 
 
 def print_json(value: object) -> None:
@@ -68,7 +70,12 @@ def print_table(
             table.add_column(key, justify="left" if key in words or _is_word(rows[0][key]) else "right")
         for row in rows:
             table.add_row(*(Text(_plain(row[key])) for key in keys))
-    Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(table)
+    shown = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    natural = Measurement.get(shown, shown.options.update(width=_UNBOUNDED_WIDTH), table).maximum
+    shown.width = max(
+        shown.width, natural
+    )  # lines that a narrow terminal folds can be read, and columns that are cut cannot
+    shown.print(table, soft_wrap=True)
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -11,7 +11,7 @@ from kvpool.units import format_duration, format_size
 pass_options = click.pass_obj
 # As many digits of a life show which it is.
 _LIFE_DIGITS = 8
-_TEXT_COLUMNS = ("node", "address", "state", "life")
+_TEXT_COLUMNS = ("node", "address", "state", "seen", "life")
 
 
 @cli.command(epilog=epilog("kvpoolctl peers", "kvpoolctl peers --json"))
@@ -31,8 +31,8 @@ def peers(options: Options) -> None:
              refused     one of both refuses the other, with the code of
                          docs/peer-protocol.md; "name": another node has its name
              connecting  it has not answered yet
-             away        its connection has ended or could not be made; this is
-                         tried again and again
+             away        its connection has ended or could not be made; tried
+                         again, at least every 30 seconds
              left        it is no member any more; shown for 15 minutes
     SEEN     when it was connected last
     LIFE     changes when its daemon starts anew

@@ -19,7 +19,10 @@ from kvpool.config.addresses import parse_zmq
 from kvpool.config.curve_keys import is_key
 from kvpool.errors import InvalidArgument, KVPoolError
 
-_LISTED = "IP:PORT such as 192.0.2.12:9470, and after a space the node's public key (a name: dns:NAME:PORT)"
+_LISTED = (
+    "IP:PORT such as 192.0.2.12:9470, and after a space the node's public key; commas separate nodes "
+    "(found otherwise: dns:NAME:PORT, etcd:URL)"
+)
 
 
 # Members that a message names.
@@ -204,7 +207,9 @@ def parse_member(text: str) -> Member:
         raise InvalidArgument(f"{address!r} is no address of a node, expected {_LISTED}") from error
     public_key = " ".join(keys).encode()
     if public_key and not is_key(public_key):
-        raise InvalidArgument(f"{address!r} is followed by what is no public key of 40 characters (Z85)")
+        raise InvalidArgument(
+            f"{address!r} is followed by what is no public key of 40 characters (Z85); commas separate nodes"
+        )
     return Member(endpoint, public_key)
 
 

@@ -99,7 +99,11 @@ class Fleet:
             peer_bytes_max=config.offered,
             is_encrypted=config.encrypt,
         )
-        self.offers = Offers(pool, settings, self._clock, loop)
+        try:
+            self.offers = Offers(pool, settings, self._clock, loop)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise OSError(error.errno, f"peer.stream {config.stream} cannot be bound: {reason}") from error
         self._parts.push_async_callback(self._close_offers)
         self.reporter = KeyReporter(pool.journal, loop)
         self._parts.callback(self.reporter.close)

@@ -39,8 +39,7 @@ def source_faults(config: PeerConfig) -> list[str]:
         elif text:
             return [f"peer.members, {fault}" for fault in parse_members(text)[1][:_FAULTS_MAX]]
     except InvalidArgument as error:
-        named = "peer.members" if "@" in text else f"peer.members is {text!r}"  # passwords are not repeated
-        return [f"{named}: {error}"]
+        return [f"peer.members: {error}"]  # no password: that fault has no value
     return []
 
 

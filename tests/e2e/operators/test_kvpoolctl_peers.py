@@ -121,6 +121,17 @@ def test_the_ready_line_has_this_node_among_others(tmp_path: Path) -> None:
         assert line.endswith(", no peers")
 
 
+def test_an_address_that_cannot_be_bound_is_named_with_its_option(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        for name in ("listen", "stream"):
+            daemon = Daemon(tmp_path, **{**options_of("alone", 0), f"peer.{name}": address, "peer.members": ""})
+            daemon.launch()
+            assert daemon.process is not None
+            assert daemon.process.wait(20) == 1
+            assert f"peer.{name} {address} cannot be bound: Address already in use" in daemon.log()
+
+
 def test_a_source_that_cannot_be_asked_is_shown(tmp_path: Path) -> None:
     options = {**options_of("alone", free_port()), "peer.members": "etcd:http://127.0.0.1:1"}
     with Daemon(tmp_path, **options) as daemon:

@@ -139,7 +139,18 @@ def test_a_key_file_that_others_can_read_is_refused(keys: list[str]) -> None:
     path = keys[0].partition("=")[2]
     os.chmod(path, 0o644)
     (fault,) = faults_of(*LOCAL, *keys)
-    assert fault == f"peer.keys is {path!r}, expected {PEER_OPTIONS['peer.keys'].expected}"
+    assert fault == f"peer.keys is {path!r}, which has rights 0644; expected {PEER_OPTIONS['peer.keys'].expected}"
+
+
+def test_a_file_that_cannot_be_used_is_named_with_the_reason(keys: list[str], tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "key")
+    for path, reason in (("nothing", "cannot be used: No such file or directory"), ("link", "is no regular file")):
+        (fault,) = faults_of(*LOCAL, f"peer.keys={tmp_path / path}", keys[1])
+        assert f"peer.keys is {str(tmp_path / path)!r}, which {reason}; expected" in fault
+    (fault,) = faults_of(*LOCAL, keys[0], f"peer.allow={tmp_path}")
+    assert fault.startswith(
+        f"peer.allow is {str(tmp_path)!r}, which is no regular file; expected a file of public keys"
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,5 +182,5 @@ def test_a_name_of_spaces_is_none(tmp_path: Path, name: str) -> None:
     "members", ["10.0.0.1", "dns:name", "etcd:nothing", "127.0.0.1:1 KEY", "127.0.0.1:1,,:2", ",,"]
 )
 def test_members_that_are_none_end_the_start_with_the_options_name(members: str) -> None:
-    with pytest.raises(ConfigError, match=r"^peer\.members(,| is )"):
+    with pytest.raises(ConfigError, match=r"^peer\.members(,|:)"):
         Fleet(config(*LOCAL, f"peer.members={members}").peer, bytes(32), MonotonicClock())

@@ -149,7 +149,8 @@ def test_other_entries_are_refused(text: str) -> None:
 def test_a_list_has_entries_between_commas_and_every_fault_is_named() -> None:
     assert parse_members("10.0.0.1:1,\n10.0.0.2:1 ,") == ([Member("tcp://10.0.0.1:1"), Member("tcp://10.0.0.2:1")], [])
     expected = (
-        "expected IP:PORT such as 192.0.2.12:9470, and after a space the node's public key (a name: dns:NAME:PORT)"
+        "expected IP:PORT such as 192.0.2.12:9470, and after a space the node's public key; commas separate nodes "
+        "(found otherwise: dns:NAME:PORT, etcd:URL)"
     )
     found, faults = parse_members(
         "10.0.0.1:1,, node-2:9470, 010.0.0.3:1, 10.0.0.1:01, 224.0.0.1:1,tcp://10.0.0.4:1 key"
@@ -161,7 +162,7 @@ def test_a_list_has_entries_between_commas_and_every_fault_is_named() -> None:
         f"entry 4: '010.0.0.3:1' is no address of a node, {expected}",
         "entry 5: 10.0.0.1:1 is listed twice, expected each node once",
         f"entry 6: '224.0.0.1:1' is no address of a node, {expected}",
-        "entry 7: 'tcp://10.0.0.4:1' is followed by what is no public key of 40 characters (Z85)",
+        "entry 7: 'tcp://10.0.0.4:1' is followed by what is no public key of 40 characters (Z85); commas separate nodes",
     ]
     assert parse_members(",,")[1] == [f"entry {number} is empty, {expected}" for number in (1, 2)]
 

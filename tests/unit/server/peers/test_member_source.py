@@ -52,7 +52,7 @@ def test_members_come_from_the_source_that_is_named(members: str, kind: type) ->
     ("members", "expected"),
     [
         ("10.0.0.1", "entry 1: '10.0.0.1' is no address of a node, expected IP:PORT"),
-        ("node-1:9470", "(a name: dns:NAME:PORT)"),
+        ("node-1:9470", "found otherwise: dns:NAME:PORT"),
         ("10.0.0.1:0", "is no address of a node, expected IP:PORT"),
         (",,", "entry 1 is empty, expected IP:PORT"),
         ("10.0.0.1:1, 10.0.0.1:1", "entry 2: 10.0.0.1:1 is listed twice"),
