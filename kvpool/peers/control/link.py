@@ -236,8 +236,8 @@ class PeerLink:
         elif event & _FAILED_EVENTS:
             is_handshake = self.state is LinkState.CONNECTING
             self._counts["failed_handshakes"] += is_handshake and event != zmq.EVENT_CLOSED
-            refused = "the connection was refused, or the keys are not each other's"
-            self._end(refused if is_handshake else "the connection ended")
+            refused = "nobody listens there" if event == zmq.EVENT_CLOSED else "the keys are not each other's"
+            self._end(f"it cannot be connected: {refused}" if is_handshake else "the connection ended")
 
     def _take(self, parts: list[zmq.Frame]) -> None:
         self._has_spoken = True

@@ -87,23 +87,7 @@ class Fleet:
         pool.remote_table = self.chunks.mapping
         config, loop = self._config, asyncio.get_running_loop()
         assert config.listen is not None
-        assert config.stream is not None
-        host, _, port = config.stream.endpoint.removeprefix("tcp://").rpartition(":")
-        settings = OfferSettings(
-            address=host.strip("[]"),
-            port=int(port),
-            threads=config.threads,
-            connections=config.connections,
-            stall_s=config.stall_timeout,
-            peer_bytes_per_s=config.rate,
-            peer_bytes_max=config.offered,
-            is_encrypted=config.encrypt,
-        )
-        try:
-            self.offers = Offers(pool, settings, self._clock, loop)
-        except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else str(error)
-            raise OSError(error.errno, f"peer.stream {config.stream} cannot be bound: {reason}") from error
+        self.offers = self._make_offers(pool, loop)
         self._parts.push_async_callback(self._close_offers)
         self.reporter = KeyReporter(pool.journal, loop)
         self._parts.callback(self.reporter.close)
@@ -153,6 +137,26 @@ class Fleet:
         for tier in self._tiers:
             tier.fleet_stats, tier.fleet_problems = self._stats, self.fleet_problems
         await loop.run_in_executor(None, self._members.start)
+
+    def _make_offers(self, pool: Pool, loop: asyncio.AbstractEventLoop) -> Offers:
+        config = self._config
+        assert config.stream is not None
+        host, _, port = config.stream.endpoint.removeprefix("tcp://").rpartition(":")
+        settings = OfferSettings(
+            address=host.strip("[]"),
+            port=int(port),
+            threads=config.threads,
+            connections=config.connections,
+            stall_s=config.stall_timeout,
+            peer_bytes_per_s=config.rate,
+            peer_bytes_max=config.offered,
+            is_encrypted=config.encrypt,
+        )
+        try:
+            return Offers(pool, settings, self._clock, loop)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise OSError(error.errno, f"peer.stream {config.stream} cannot be bound: {reason}") from error
 
     def _stats(self) -> dict[str, int]:
         """Counters of all parts, by name."""
