@@ -72,10 +72,9 @@ def print_table(
             table.add_row(*(Text(_plain(row[key])) for key in keys))
     shown = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     natural = Measurement.get(shown, shown.options.update(width=_UNBOUNDED_WIDTH), table).maximum
-    shown.width = max(
-        shown.width, natural
-    )  # lines that a narrow terminal folds can be read, and columns that are cut cannot
-    shown.print(table, soft_wrap=True)
+    # Lines that a narrow terminal folds can be read, and columns that are cut cannot.
+    whole = Console(width=max(shown.width, natural), height=shown.height)
+    whole.print(table, soft_wrap=True)
 
 
 def fail(message: str, code: int) -> NoReturn:
