@@ -67,7 +67,7 @@ PEER_METRICS: tuple[Metric, ...] = (
     counter("kvpool_peer_event_gaps", "Gaps in what other nodes report.", _peer("followed.gaps")),
     counter("kvpool_peer_failed_looks", "Times that DNS or etcd gave no members, or not in time.",
             _peer("members.failed_looks")),
-    counter("kvpool_peer_failed_handshakes", "Connections to other nodes that were refused, or had other keys.",
+    counter("kvpool_peer_failed_handshakes", "Connections to other nodes that failed because the keys are not each other's.",
             _peer("links.failed_handshakes")),
     counter("kvpool_peer_refused_handshakes", "Connections of other nodes whose keys are not allowed.",
             _peer("asked.refused_handshakes")),
