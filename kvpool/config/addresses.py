@@ -76,7 +76,7 @@ def parse_zmq(value: Any) -> ZmqAddress | None:
     host, port = _host_and_port(rest)
     address = ipaddress.ip_address(host)
     mapped = address.ipv4_mapped if address.version == 6 else None
-    if (mapped or address).is_unspecified:
+    if (mapped or address).is_unspecified or (mapped or address).is_multicast:
         raise InvalidArgument(repr(value))
     return ZmqAddress(f"tcp://{LoopbackAddress(host, port)}", is_local=_is_loopback(host))
 

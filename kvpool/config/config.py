@@ -29,7 +29,7 @@ from kvpool.config.options import (
     size_option,
     write_budget_option,
 )
-from kvpool.config.path_options import default_socket, directory, group, mode, secret_file
+from kvpool.config.path_options import FileFault, default_socket, directory, group, mode, secret_file
 from kvpool.config.peer_options import PEER_OPTIONS, PeerConfig, check_peers
 from kvpool.config.store_options import STORE_OPTIONS, StoreConfig, check_store
 from kvpool.errors import ConfigError, InvalidArgument
@@ -171,6 +171,8 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> Confi
         option = OPTIONS[name]
         try:
             parsed[name] = option.parse(value)
+        except FileFault as fault:
+            faults.append(f"{name} is {value!r}, {fault}; expected {option.expected}")
         except (InvalidArgument, ValueError, TypeError, LookupError, ArithmeticError, AttributeError):
             faults.append(f"{name} is {value!r}, expected {option.expected}")
     if not faults:

@@ -3,7 +3,9 @@ what this user can use."""
 
 import grp
 import os
+import stat
 import string
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,11 @@ from kvpool.errors import InvalidArgument
 from kvpool.types import SERVICE_SOCKET
 
 TOPIC_BYTES_MAX = 200
+_OTHERS = 0o077
+
+
+class FileFault(InvalidArgument):
+    """A named file cannot be used: the reason, as a clause after its name."""
 
 
 def default_socket() -> str:
@@ -50,22 +57,38 @@ def topic(value: Any) -> str:
 
 
 def readable_file(value: Any) -> str:
-    """A regular file that is there; empty for none. Raises InvalidArgument."""
-    if not isinstance(value, str) or (value and not os.path.isfile(value)):
-        raise InvalidArgument(repr(value))
-    return value
+    """A regular file that is there; empty for none. Raises FileFault or InvalidArgument."""
+    if value:
+        _look_at(value, os.stat)
+    return _text(value)
 
 
 def secret_file(value: Any) -> str:
-    """A regular file that nobody but this user or root can read; empty for none. Raises InvalidArgument."""
+    """A regular file that nobody but this user or root can read; empty for none. Raises FileFault or InvalidArgument."""
+    if not value:
+        return _text(value)
+    found = _look_at(value, os.lstat)
+    if found.st_mode & _OTHERS:
+        raise FileFault(f"which has rights {stat.S_IMODE(found.st_mode):04o}")
+    if found.st_uid not in (os.getuid(), 0):
+        raise FileFault(f"which belongs to uid {found.st_uid}")
+    return _text(value)
+
+
+def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise InvalidArgument(repr(value))
-    if not value:
-        return ""
-    found = os.lstat(value) if os.path.lexists(value) else None
-    if found is None or found.st_mode & 0o177077 != 0o100000 or found.st_uid not in (os.getuid(), 0):
-        raise InvalidArgument(value)
     return value
+
+
+def _look_at(value: Any, look: Callable[[str], os.stat_result]) -> os.stat_result:
+    try:
+        found = look(_text(value))
+    except OSError as error:
+        raise FileFault(f"which cannot be used: {error.strerror}") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise FileFault("which is no regular file")
+    return found
 
 
 def group(value: Any) -> int | None:

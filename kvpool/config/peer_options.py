@@ -75,6 +75,12 @@ def check_peers(parsed: Mapping[str, Any], faults: list[str]) -> None:
             f"peer.stream is {parsed['peer.stream']}, expected the host of peer.listen, {_host_of(parsed['peer.listen'])}: "
             "other nodes receive chunks from no other"
         )
+    elif (
+        parsed["peer.listen"]
+        and parsed["peer.listen"] == parsed["peer.stream"]
+        and not _is_any_port(parsed["peer.stream"])
+    ):
+        faults.append(f"peer.stream is {parsed['peer.stream']}, expected another port than that of peer.listen")
     if parsed["peer.members"] and not parsed["peer.listen"]:
         faults.append(f"peer.members is {parsed['peer.members']!r}, expected peer.listen and peer.stream beside it")
     if bool(parsed["peer.etcd_certificate"]) != bool(parsed["peer.etcd_key"]):
@@ -82,13 +88,17 @@ def check_peers(parsed: Mapping[str, Any], faults: list[str]) -> None:
     is_etcd = parsed["peer.members"].startswith("etcd:")
     faults += [
         f"{name} is {parsed[name]!r}, expected peer.members to name etcd:URL beside it"
-        for name in ("peer.etcd_ca", "peer.etcd_certificate")
+        for name in ("peer.etcd_ca", "peer.etcd_certificate", "peer.etcd_key")
         if parsed[name] and not is_etcd
     ]
 
 
 def _host_of(address: ZmqAddress) -> str:
     return str(ipaddress.ip_address(address.endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")))
+
+
+def _is_any_port(address: ZmqAddress) -> bool:
+    return address.endpoint.endswith(":0")
 
 
 def _tcp(value: Any) -> ZmqAddress | None:
@@ -105,19 +115,22 @@ def _members(value: Any) -> str:
 
 
 def _name(value: Any) -> str:
-    if not isinstance(value, str) or not (value.isprintable() or not value) or len(value.encode()) > NAME_BYTES_MAX:
+    if not isinstance(value, str) or not value.isprintable() or len(value.encode()) > NAME_BYTES_MAX:
+        raise InvalidArgument(repr(value))
+    if value != value.strip():
         raise InvalidArgument(repr(value))
     return value
 
 
 _TCP_EXPECTED = 'an address of this host such as "tcp://192.0.2.7:9470" (a loopback address needs no keys), or "off"'
+_NAME_EXPECTED = f"printable text of at most {NAME_BYTES_MAX} bytes without spaces at its ends (empty: the host's name)"
 _MEMBERS_EXPECTED = '"IP:PORT [KEY], ...", "dns:NAME:PORT", "etcd:URL[,URL...][/PREFIX]", or empty: nobody is asked'
 
 PEER_OPTIONS: dict[str, Option] = {
     "peer.transport": choice_option("auto", "tcp", "off"),
     "peer.listen": Option(_tcp, "off", _TCP_EXPECTED),
     "peer.stream": Option(_tcp, "off", _TCP_EXPECTED),
-    "peer.name": Option(_name, "", f"printable text of at most {NAME_BYTES_MAX} bytes (empty: the host's name)"),
+    "peer.name": Option(_name, "", _NAME_EXPECTED),
     "peer.members": Option(_members, "", _MEMBERS_EXPECTED),
     "peer.members_refresh": duration_option("100ms", "1h", "5s"),
     "peer.etcd_ca": Option(readable_file, "", "a file of certificates in PEM (empty: the system's)"),

@@ -114,7 +114,12 @@ class BlockingConnection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def call(self, request: object, answer: type[Answer], timeout_s: float | None = None) -> Answer:
-        """One round trip. Raises Refused, DaemonUnreachable (also when time runs out) or ProtocolError."""
+        """One round trip. Raises Refused, also for what the daemon is too old for, DaemonUnreachable (also when time runs out)
+        or ProtocolError."""
+        if versions.SINCE.get(type(request), versions.OLDEST) > self.welcome.protocol:
+            raise Refused(
+                "version", f"the daemon is kvpoold {self.welcome.version}, which cannot do this yet: update it"
+            )
         self._sequence += 1
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         deadline = Deadline(limit_s)
@@ -201,11 +206,13 @@ class BlockingConnection:
         return bool(self.call(cm.Disconnect(connection), m.Report).values["disconnected"])
 
     def peers(self) -> dict[str, Any]:
-        """The known members of the fleet (`peers`) and what is known of each, in the order of their addresses."""
-        rows: list[dict[str, Any]] = []
+        """This node among others (`here`, None where it has no peers), what is wrong with its fleet (`problems`), and the known
+        members and what is known of each (`peers`), in the order of their addresses."""
+        report = self.call(pm.AskPeers(0), m.Report).values
+        rows = report["peers"]
         while page := self.call(pm.AskPeers(len(rows)), m.Report).values["peers"]:
             rows += page
-        return {"peers": rows}
+        return report
 
     def log_level(self, level: str = "") -> dict[str, Any]:
         """Have the daemon log from a level on (empty: as it does); the `level`, and the one `before`."""

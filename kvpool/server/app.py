@@ -30,6 +30,7 @@ from kvpool.server.daemon import DRAIN_POLL_S, Daemon, Terms
 from kvpool.server.descriptor_room import fit_connections, raise_limit
 from kvpool.server.operators import Operators
 from kvpool.server.peers.fleet import Fleet
+from kvpool.server.peers.trust import read_trust
 from kvpool.units import format_size
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class App:
     def __init__(self, config: Config, reread: Callable[[], Config]) -> None:
         """`reread` reads the configuration again from where it came. Raises ConfigError."""
         self._config = config
-        self._reread = reread
+        self._reread = lambda: _with_usable_peers(reread())
         self._clock = MonotonicClock()
         operators = Operators(os.geteuid(), config.server.admin_group)
         domain = domain_key(_read_secret(config.server.domain_secret_file))
@@ -112,7 +113,9 @@ class App:
         serving = f"at {socket}: dram {capacity} ({pool.page_use().mode} pages)"
         daemon.supervision.begin_serving(socket, status=f"serving {serving}", discard=pool.discard)
         seconds, probing = (self._clock.now_ns() - started_ns) / 1e9, daemon.supervision.describe_probing()
-        log.info("kvpoold %s ready in %.2f s %s, transport shared memory, %s", __version__, seconds, serving, probing)
+        peers = "; ".join(fleet.describe() for fleet in self._fleets) or "no peers"
+        shown = f"{serving}, transport shared memory, {probing}, {peers}"
+        log.info("kvpoold %s ready in %.2f s %s", __version__, seconds, shown)
         asyncio.get_running_loop().run_in_executor(None, kvpool_native.tune_copies)
 
     async def _drain(self, daemon: Daemon, pool: Pool) -> None:
@@ -148,6 +151,13 @@ def _catch_signals(daemon: Daemon) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.call_soon_threadsafe(daemon.stopping.set))
     signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(daemon.reload_soon))
+
+
+def _with_usable_peers(config: Config) -> Config:
+    """A configuration that a start would take. Raises ConfigError for members and keys that it would not."""
+    if config.peer.is_used:
+        read_trust(config.peer)
+    return config
 
 
 def _read_secret(path: str) -> bytes:

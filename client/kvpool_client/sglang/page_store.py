@@ -102,7 +102,7 @@ class PageStore:
         self._host_pool, self._pages, self._cache, self._pool = host_pool, pages, cache, pool
 
     def count_present(self, keys: Sequence[str]) -> int:
-        """How many leading pages the pool has. No request."""
+        """How many leading pages the pool has. No request, but one for each page that a shared store is asked for."""
         if self._pool is None:
             self._count_refused(len(keys))
             return 0

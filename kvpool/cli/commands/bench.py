@@ -274,7 +274,7 @@ def all_kinds(options: Options, traces: tuple[str, ...], quick: bool, out: str |
             _measure_ssd(report, is_quick=quick)
             report.measure("peer", PEER_TITLE, lambda advance: bench_peer(quick, advance))
         else:
-            report.note("footprint, ssd and peer are left out: they need no daemon, and --socket names one")
+            report.note("footprint, ssd and peer are left out: they do not measure the daemon that --socket names")
         if named:
             requests = QUICK_REQUESTS if quick else None
             asked = ReplayOptions(DEFAULT_CLIENTS, DEFAULT_CHUNK_BYTES, DEFAULT_CAPACITY, requests, "", options.socket)

@@ -30,7 +30,8 @@ class NodeIdentity:
         version = choose_version(hello)
         if hello.domain != self.domain:
             raise WireFault(
-                r.RefusalCode.DOMAIN, "the nodes belong to different trust domains: give both the same secret"
+                r.RefusalCode.DOMAIN,
+                "the nodes belong to different trust domains: give both the same server.domain_secret_file",
             )
         if hello.node == self.node:
             raise WireFault(

@@ -23,7 +23,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from kvpool.clock import Clock
+from kvpool.clock import NS_PER_S, Clock
 from kvpool.config.curve_keys import KeyPair
 from kvpool.errors import PeerUnreachable, Refused
 from kvpool.peers.back_off import BackOff, BackOffSettings, Uniform
@@ -44,6 +44,8 @@ _FAILED_EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 _EVENTS = _FAILED_EVENTS | zmq.EVENT_HANDSHAKE_SUCCEEDED
+# A fault begins so where the peer has refused the connection; a code follows.
+REFUSED = "refused: "
 # Of a smoothed round trip, the weight of the latest one: TCP's.
 _RTT_WEIGHT = 0.125
 # Answers that nobody waits for, at once and then in each UNASKED_S, before the link ends: twice as many as can be late.
@@ -90,8 +92,8 @@ class _Waiting:
 
 
 class PeerLink:
-    """See the module. `life`: the peer's, while the link is ready. `rtt_s`: a smoothed round trip of pings; 0 before the first.
-    `fault`: why the last connection ended."""
+    """See the module. `life`: the peer's, while the link is ready; `last_life`: the latest one. `rtt_s`: a smoothed round trip
+    of pings; 0 before the first. `fault`: why the last connection ended."""
 
     def __init__(
         self,
@@ -128,16 +130,26 @@ class PeerLink:
         self._waiting: dict[int, _Waiting] = {}
         self._sequence = 0
         self._pull = 0
-        self._last_incarnation = b""
         self._has_spoken = False
         self.state = LinkState.IDLE
         self.life: PeerLife | None = None
+        self.last_life: PeerLife | None = None
+        self._lost_ns = 0
         self.rtt_s = 0.0
         self.fault = ""
         self._call_later(0, self._connect)
 
     def __repr__(self) -> str:
         return f"<PeerLink {self.member.endpoint} {self.state.value}, {len(self._waiting)} waiting>"
+
+    @property
+    def away_s(self) -> float | None:
+        """How long ago the link was ready; None while it is, and where it never was."""
+        return (
+            None
+            if self.life is not None or self.last_life is None
+            else (self._clock.now_ns() - self._lost_ns) / NS_PER_S
+        )
 
     def next_pull(self) -> int:
         """A number for a Pull, used by no other on this link."""
@@ -183,7 +195,7 @@ class PeerLink:
 
     def close(self) -> None:
         """End the link for good; what waits fails."""
-        self._end("closed", LinkState.CLOSED)
+        self._end("it is no member any more at this address", LinkState.CLOSED)
 
     def _connect(self) -> None:
         self.state = LinkState.CONNECTING
@@ -224,15 +236,15 @@ class PeerLink:
         elif event & _FAILED_EVENTS:
             is_handshake = self.state is LinkState.CONNECTING
             self._counts["failed_handshakes"] += is_handshake and event != zmq.EVENT_CLOSED
-            refused = "the connection was refused, or the keys are not each other's"
-            self._end(refused if is_handshake else "the connection ended")
+            refused = "nobody listens there" if event == zmq.EVENT_CLOSED else "the keys are not each other's"
+            self._end(f"it cannot be connected: {refused}" if is_handshake else "the connection ended")
 
     def _take(self, parts: list[zmq.Frame]) -> None:
         self._has_spoken = True
         try:
             sequence, answer = wire.decode_answer([part.buffer for part in parts])
             if isinstance(answer, r.Refused) and self._is_of_link(sequence, answer):
-                self._end(f"refused: {answer.code}: {answer.text}")
+                self._end(f"{REFUSED}{answer.code}: {answer.text}")
             elif self.state is LinkState.GREETING:
                 self._take_hello(answer)
             elif self.state is LinkState.READY:
@@ -251,10 +263,9 @@ class PeerLink:
         self._identity.accept(answer)
         if self.member.node and answer.node != self.member.node:
             raise wire.WireFault(r.RefusalCode.PROTOCOL, f"node {answer.node!r} answers, expected {self.member.node!r}")
-        is_new = bool(self._last_incarnation) and answer.incarnation != self._last_incarnation
+        is_new = self.last_life is not None and answer.incarnation != self.last_life.incarnation
         self._counts["new_lives"] += is_new
-        self._last_incarnation = answer.incarnation
-        self.life = PeerLife(answer.node, answer.incarnation, answer.stream, is_new)
+        self.life = self.last_life = PeerLife(answer.node, answer.incarnation, answer.stream, is_new)
         self.state, self.fault = LinkState.READY, ""
         self._await_silence()
         self._on_change(self)
@@ -276,7 +287,7 @@ class PeerLink:
         self._check(waiting.request, answer)
         self._finish(sequence)
         if isinstance(answer, r.Pong):
-            took_s = (self._clock.now_ns() - waiting.sent_ns) / 1e9
+            took_s = (self._clock.now_ns() - waiting.sent_ns) / NS_PER_S
             self.rtt_s += _RTT_WEIGHT * (took_s - self.rtt_s) if self.rtt_s else took_s
         if not waiting.answer.done():
             waiting.answer.set_result(answer)
@@ -291,7 +302,7 @@ class PeerLink:
             wire.check_offer(request, answer)
         elif not (isinstance(request, r.Ping) and isinstance(answer, r.Pong)):
             raise wire.WireFault(r.RefusalCode.PROTOCOL, f"{type(answer).__name__} answers {type(request).__name__}")
-        elif answer.incarnation != self._last_incarnation:
+        elif self.life is not None and answer.incarnation != self.life.incarnation:
             raise wire.WireFault(r.RefusalCode.PROTOCOL, "another life answers than greeted")
 
     def _send(self, record: r.Request) -> int | None:
@@ -362,7 +373,11 @@ class PeerLink:
         if self.state is LinkState.CLOSED:
             return
         was_ready = self.state is LinkState.READY
-        self.state, self.life, self.fault = state, None, fault
+        self.state, self.life = state, None
+        if was_ready:
+            self._lost_ns = self._clock.now_ns()
+        if was_ready or state is LinkState.IDLE:
+            self.fault = fault
         self._cancel_timer()
         for made in (self._monitor, self._dealer):
             if made is not None:

@@ -197,7 +197,7 @@ def _bind(router: "zmq.Socket[bytes]", address: ZmqAddress) -> str:
     try:
         router.bind(address.endpoint)
     except zmq.ZMQError as error:
-        raise OSError(error.errno, f"peers' address {address} cannot be bound: {error.strerror}") from error
+        raise OSError(error.errno, f"peer.listen {address} cannot be bound: {error.strerror}") from error
     endpoint = router.getsockopt(zmq.LAST_ENDPOINT)
     assert isinstance(endpoint, bytes)
     return endpoint.rstrip(b"\0").decode()

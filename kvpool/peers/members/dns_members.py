@@ -1,14 +1,12 @@
 """Members by a DNS name: every address of a headless service is a node.
 
-Names are resolved by the system's resolver, which has no deadline, on a thread of its own: one that does not return in time is
-a failed look, and no other is begun until it has. An answer without addresses is a failed look too, and the last known members
-stay: a link to a node that has gone costs little, and an empty answer is what a broken DNS gives.
+Names are resolved by the system's resolver, which has no deadline: the watch has one. An answer without addresses is a failed
+look, and the last known members stay: a link to a node that has gone costs little, and a broken DNS gives an empty answer.
 
 The name has no keys: all nodes behind it share one key pair. Threads: see `member_watch.py`.
 """
 
 import socket
-import threading
 from collections.abc import Callable
 
 from kvpool.clock import Clock
@@ -57,12 +55,14 @@ class DnsMembers(MemberWatch):
     ) -> None:
         """`text`: `dns:NAME:PORT`. Raises InvalidArgument."""
         self._host, self._port = parse_dns(text)
-        self._resolution = _Resolution(resolve)
-        self._look_s = watch.look_s
+        self._resolve = resolve
         super().__init__(text, self._addresses, MemberBook(on_change, book, clock), settings=watch, random=random)
 
     def _addresses(self) -> list[Member]:
-        found = self._resolution.addresses(self._host, self._look_s)
+        try:
+            found = self._resolve(self._host)
+        except (OSError, UnicodeError) as error:
+            raise MembersUnavailable(f"{self._host} cannot be resolved: {error}") from error
         usable = [host for host in found if "%" not in host]  # no scopes of link-local addresses
         if not usable:
             raise MembersUnavailable(f"{self._host} has no address")
@@ -70,33 +70,3 @@ class DnsMembers(MemberWatch):
             return [Member(endpoint_of(host, self._port)) for host in usable]
         except InvalidArgument as error:
             raise MembersUnavailable(f"{self._host} has an address that is none: {error}") from error
-
-
-class _Resolution:
-    """One resolution at a time, each with a deadline for its waiter."""
-
-    def __init__(self, resolve: Resolve) -> None:
-        self._resolve = resolve
-        self._thread: threading.Thread | None = None
-        self._found: list[str] = []
-        self._fault = ""
-
-    def addresses(self, name: str, timeout_s: float) -> list[str]:
-        """The addresses of a name. Raises MembersUnavailable."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, args=(name,), name="kvpool-dns", daemon=True)
-            self._thread.start()
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            raise MembersUnavailable(f"{name} was not resolved within {timeout_s:g} s")
-        self._thread = None
-        if self._fault:
-            raise MembersUnavailable(f"{name} cannot be resolved: {self._fault}")
-        return self._found
-
-    def _run(self, name: str) -> None:
-        self._found, self._fault = [], ""
-        try:
-            self._found = self._resolve(name)
-        except (OSError, UnicodeError) as error:
-            self._fault = str(error)

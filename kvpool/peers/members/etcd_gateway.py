@@ -1,11 +1,16 @@
 """etcd's gateway: the few calls that members need, as JSON over HTTP (etcd 3.4 and later).
 
-Each call has one deadline, no retry and no redirect, and at most ANSWER_BYTES_MAX are read of an answer. With several servers
-the next one is asked after one has failed. Everything that is wrong is MembersUnavailable. One thread.
+Each call has one deadline, for the last byte of headers and content: a server that sends a byte now and then does not stretch
+it. (The system's resolver, for a server's name, has none: see `member_watch`.) There is no retry and no redirect, and at most
+ANSWER_BYTES_MAX are read of an answer. With several servers the next one is asked after one has failed. All that is wrong is
+MembersUnavailable. One thread at a time.
 """
 
 import base64
+import http.client
+import io
 import json
+import socket
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -48,6 +53,7 @@ class EtcdGateway:
             cert_file=tls.cert_file or None,
             key_file=tls.key_file or None,
         )
+        self._http.pool_classes_by_scheme = {"http": _PlainPool, "https": _TlsPool}
 
     def grant(self, ttl_s: int) -> int:
         """A new lease."""
@@ -94,21 +100,21 @@ class EtcdGateway:
             raise MembersUnavailable(f"{server}: {error}") from error
 
     def _ask(self, url: str, body: bytes) -> dict[str, Any]:
-        deadline = Deadline(self._timeout_s)
+        deadline, text = Deadline(self._timeout_s), b""
         headers = {"Content-Type": "application/json"}
         timeout = urllib3.Timeout(total=self._timeout_s)
-        answer = self._http.request(
-            "POST", url, body=body, headers=headers, timeout=timeout, redirect=False, preload_content=False
-        )
-        text = b""
         try:
-            while len(text) <= ANSWER_BYTES_MAX and (piece := answer.read1(1 << 16)):
-                text += piece
-                if deadline.has_passed():
-                    raise MembersUnavailable(f"no whole answer within {self._timeout_s:g} s")
-        finally:
-            # A whole answer leaves the connection open for the next call.
-            answer.close() if len(text) > ANSWER_BYTES_MAX or deadline.has_passed() else answer.release_conn()
+            answer = self._http.request(
+                "POST", url, body=body, headers=headers, timeout=timeout, redirect=False, preload_content=False
+            )
+            try:
+                while len(text) <= ANSWER_BYTES_MAX and (piece := answer.read1(1 << 16)):
+                    text += piece
+            finally:
+                # A whole answer leaves the connection open for the next call.
+                answer.close() if len(text) > ANSWER_BYTES_MAX or deadline.has_passed() else answer.release_conn()
+        except urllib3.exceptions.HTTPError as error:
+            raise MembersUnavailable(_fault_of(error, self._timeout_s)) from error
         if len(text) > ANSWER_BYTES_MAX:
             raise MembersUnavailable(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
         if answer.status == HTTPStatus.NOT_FOUND:
@@ -122,6 +128,70 @@ class EtcdGateway:
         if not isinstance(found, dict):
             raise MembersUnavailable("an answer that is no JSON object")
         return found
+
+
+class _TimedReads(io.RawIOBase):
+    """Bytes of a socket, until the time is over that it has for one of them when this is made."""
+
+    def __init__(self, source: socket.socket, raw: io.RawIOBase) -> None:
+        self._socket = source
+        self._raw = raw
+        self._deadline = Deadline(source.gettimeout() or 0.0)
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: "memoryview[int]") -> int | None:  # type: ignore[override]
+        """See RawIOBase. Raises TimeoutError."""
+        if not (remaining_s := self._deadline.remaining_s()):
+            raise TimeoutError("timed out")
+        self._socket.settimeout(remaining_s)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        """Close the socket's file."""
+        self._raw.close()
+        super().close()
+
+
+class _TimedResponse(http.client.HTTPResponse):
+    """A response all of which has to come within one time: by itself a socket has that time for each piece."""
+
+    def __init__(self, sock: socket.socket, *arguments: Any, **named: Any) -> None:
+        super().__init__(sock, *arguments, **named)
+        self.fp = io.BufferedReader(_TimedReads(sock, self.fp.detach()))
+
+
+class _PlainConnection(urllib3.connection.HTTPConnection):
+    response_class = _TimedResponse
+
+
+class _TlsConnection(urllib3.connection.HTTPSConnection):
+    response_class = _TimedResponse
+
+
+class _PlainPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _PlainConnection
+
+
+class _TlsPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _TlsConnection
+
+
+def _fault_of(error: urllib3.exceptions.HTTPError, timeout_s: float) -> str:
+    """What has failed, without the library's names of its own objects."""
+    cause = error.__cause__
+    reason = getattr(cause, "strerror", None) or str(cause or error)
+    if isinstance(error, urllib3.exceptions.NameResolutionError):
+        return f"its name cannot be resolved: {reason}"
+    if isinstance(error, urllib3.exceptions.NewConnectionError):
+        return f"it cannot be connected: {reason}"
+    if isinstance(error, urllib3.exceptions.TimeoutError):
+        return f"no whole answer within {timeout_s:g} s"
+    if isinstance(error, urllib3.exceptions.ProtocolError):
+        return f"the connection has ended: {reason}"
+    return f"TLS fails: {reason}" if isinstance(error, urllib3.exceptions.SSLError) else str(error)
 
 
 def _entry(found: object) -> EtcdEntry:

@@ -19,6 +19,15 @@ from kvpool.config.addresses import parse_zmq
 from kvpool.config.curve_keys import is_key
 from kvpool.errors import InvalidArgument, KVPoolError
 
+_LISTED = (
+    "IP:PORT such as 192.0.2.12:9470, and after a space the node's public key; commas separate nodes "
+    "(found otherwise: dns:NAME:PORT, etcd:URL)"
+)
+
+
+# Members that a message names.
+_SHOWN = 3
+
 
 class MembersUnavailable(KVPoolError):
     """The source of members did not answer, or with something else."""
@@ -94,7 +103,8 @@ class BookSettings:
 
 
 class MemberBook:
-    """See the module. `left_out` and `refused`: of the latest list, beyond the bound and with a key that is not allowed.
+    """See the module. Of the latest list: `left_out`, how many are beyond the bound; `refused`, endpoints of those whose key is
+    not allowed.
 
     Invariant: `_missing` has exactly the members that the latest list lacks, with the end of their time.
     """
@@ -106,7 +116,7 @@ class MemberBook:
         self._members: dict[str, Member] = {}
         self._missing: dict[str, Deadline] = {}
         self.left_out = 0
-        self.refused = 0
+        self.refused: tuple[str, ...] = ()
         self.changes = 0
 
     def current(self) -> tuple[Member, ...]:
@@ -117,7 +127,7 @@ class MemberBook:
         """Know these members and no others, and report the difference. Of one identity the last one counts."""
         others = [one for one in members if not self._settings.own & {one.endpoint, one.node}]
         listed = {one.identity: one for one in others if self._is_allowed(one)}
-        self.refused = sum(not self._is_allowed(one) for one in others)
+        self.refused = tuple(one.endpoint for one in others if not self._is_allowed(one))
         known = {**self._lingering(listed), **listed}
         kept = sorted(known, key=lambda identity: (identity not in self._members, identity))[
             : self._settings.members_max
@@ -134,13 +144,22 @@ class MemberBook:
             self.changes += 1
             self._on_change(change)
 
+    def problem(self) -> str:
+        """Which members cannot be used, in a line; empty where all can. Any thread."""
+        refused, left_out = self.refused, self.left_out
+        if refused:
+            shown = ", ".join(one.removeprefix("tcp://") for one in refused[:_SHOWN])
+            more = f" and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
+            return f"peers: the key of {shown}{more} is not in peer.allow: not connected"
+        return f"peers: {left_out} members are too many, {self._settings.members_max} are connected" if left_out else ""
+
     def stats(self) -> dict[str, int]:
         """Counters, by name. Any thread."""
         return {
             "members": len(self._members),
             "changes": self.changes,
             "left_out": self.left_out,
-            "refused_keys": self.refused,
+            "refused_keys": len(self.refused),
         }
 
     def verify(self) -> None:
@@ -181,8 +200,34 @@ def checked_endpoint(text: str) -> str:
 
 def parse_member(text: str) -> Member:
     """A member of a static list: `IP:PORT` or `tcp://IP:PORT`, and after a space its public key. Raises InvalidArgument."""
-    address, _, key = text.strip().partition(" ")
-    public_key = key.strip().encode()
+    address, *keys = text.split() or [""]
+    try:
+        endpoint = checked_endpoint(address if "://" in address else f"tcp://{address}")
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{address!r} is no address of a node, expected {_LISTED}") from error
+    public_key = " ".join(keys).encode()
     if public_key and not is_key(public_key):
-        raise InvalidArgument(f"{address!r} is followed by what is no public key of 40 characters (Z85)")
-    return Member(checked_endpoint(address if "://" in address else f"tcp://{address}"), public_key)
+        raise InvalidArgument(
+            f"{address!r} is followed by what is no public key of 40 characters (Z85); commas separate nodes"
+        )
+    return Member(endpoint, public_key)
+
+
+def parse_members(text: str) -> tuple[list[Member], list[str]]:
+    """The members of a list separated by commas, and its faults, a line for each. One comma at the end is no fault."""
+    entries = [entry.strip() for entry in text.split(",")]
+    if len(entries) > 1 and not entries[-1]:
+        entries.pop()
+    found: dict[str, Member] = {}
+    faults = []
+    for number, entry in enumerate(entries, 1):
+        try:
+            member = parse_member(entry)
+        except InvalidArgument as error:
+            faults.append(f"entry {number}: {error}" if entry else f"entry {number} is empty, expected {_LISTED}")
+            continue
+        if found.setdefault(member.endpoint, member) is not member:
+            faults.append(
+                f"entry {number}: {member.endpoint.removeprefix('tcp://')} is listed twice, expected each node once"
+            )
+    return list(found.values()), faults

@@ -38,7 +38,8 @@ scrape_configs:
 [configs/grafana-dashboard.json](../configs/grafana-dashboard.json) shows them, and
 [configs/kvpool-alerts.yml](../configs/kvpool-alerts.yml) has alert rules for them. Names never change their meaning.
 
-Lookups and loads happen inside engines without a request. Their clients report them at most once a second, and when they close:
+Lookups and loads happen inside engines without a request, but for lookups that ask a shared store
+([store.md](store.md#finding-chunks)). Their clients report them at most once a second, and when they close:
 what a client did in the last second before it was killed is missing. Reports are another process's word: what cannot be
 is cut and counted as such, and all of it counts for the reporting connection's own model. At most 64 models are counted
 separately; later ones count as `other`. With several ranks, each rank counts its own chunks; a scheduler's lookup counts once,

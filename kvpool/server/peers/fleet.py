@@ -12,12 +12,9 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
-import kvpool_native
 from kvpool.clock import Clock
 from kvpool.config.config import Config
-from kvpool.config.curve_keys import KeyPair, read_allow_list, read_key_file
 from kvpool.config.peer_options import PeerConfig
-from kvpool.errors import ConfigError
 from kvpool.index.remote_chunks import NodeName, RemoteChunks
 from kvpool.keys import domain_tag
 from kvpool.peers.control.client import ControlClient, ControlClientSettings
@@ -29,11 +26,13 @@ from kvpool.peers.following.follower import FollowSettings
 from kvpool.peers.following.followers import Followers
 from kvpool.peers.members.member import BookSettings, Member, MembersChange
 from kvpool.pool.pool import Pool
+from kvpool.server.peers.former_members import FormerMembers
 from kvpool.server.peers.key_reporter import KeyReporter
-from kvpool.server.peers.member_source import check_source, linger_s, make_members
+from kvpool.server.peers.member_source import LIST, NOWHERE, linger_s, make_members, source_of
 from kvpool.server.peers.node_names import NodeNames
 from kvpool.server.peers.offers import Offers, OfferSettings
-from kvpool.server.peers.peer_list import describe
+from kvpool.server.peers.peer_list import describe, name_of
+from kvpool.server.peers.trust import read_trust
 from kvpool.tiers.base import ArenaMemory
 from kvpool.tiers.peer.tier import PeerTier, PeerTierSettings
 
@@ -49,20 +48,15 @@ class Fleet:
         """`domain`: the key of the trust domain."""
         assert config.listen is not None
         assert config.stream is not None
-        check_source(config)
-        if config.encrypt and not kvpool_native.HAS_TLS:
-            raise ConfigError(
-                ["peer.encrypt is true, but this build has no TLS: build it with OpenSSL 3 (Debian's libssl-dev)"]
-            )
+        trust = read_trust(config)
         self._config = config
         self._clock = clock
         self._domain = domain_tag(domain)
         self._random = secrets.SystemRandom()
-        self._keys: KeyPair | None = read_key_file("peer.keys", config.keys) if config.keys else None
-        self._allowed = read_allow_list("peer.allow", config.allow) if config.allow else None
+        self._keys, self._allowed = trust.keys, trust.allowed
         self._links: dict[NodeName, PeerLink] = {}
-        self._names = NodeNames()
-        self._doubles: set[PeerLink] = set()  # ready, with names of others: not used
+        self._names = NodeNames(config.node_name)
+        self._former = FormerMembers(clock)
         self._tiers: list[PeerTier] = []
         self._list_links: Callable[[], list[PeerLink]] = list  # none before the start
         self._parts = AsyncExitStack()  # what has begun, and ends in the reverse order
@@ -93,19 +87,7 @@ class Fleet:
         pool.remote_table = self.chunks.mapping
         config, loop = self._config, asyncio.get_running_loop()
         assert config.listen is not None
-        assert config.stream is not None
-        host, _, port = config.stream.endpoint.removeprefix("tcp://").rpartition(":")
-        settings = OfferSettings(
-            address=host.strip("[]"),
-            port=int(port),
-            threads=config.threads,
-            connections=config.connections,
-            stall_s=config.stall_timeout,
-            peer_bytes_per_s=config.rate,
-            peer_bytes_max=config.offered,
-            is_encrypted=config.encrypt,
-        )
-        self.offers = Offers(pool, settings, self._clock, loop)
+        self.offers = self._make_offers(pool, loop)
         self._parts.push_async_callback(self._close_offers)
         self.reporter = KeyReporter(pool.journal, loop)
         self._parts.callback(self.reporter.close)
@@ -153,24 +135,45 @@ class Fleet:
         )
         self._parts.push_async_callback(self._stop_members)
         for tier in self._tiers:
-            tier.fleet_stats, tier.fleet_problems = self._stats, self._problems
+            tier.fleet_stats, tier.fleet_problems = self._stats, self.fleet_problems
         await loop.run_in_executor(None, self._members.start)
+
+    def _make_offers(self, pool: Pool, loop: asyncio.AbstractEventLoop) -> Offers:
+        config = self._config
+        assert config.stream is not None
+        host, _, port = config.stream.endpoint.removeprefix("tcp://").rpartition(":")
+        settings = OfferSettings(
+            address=host.strip("[]"),
+            port=int(port),
+            threads=config.threads,
+            connections=config.connections,
+            stall_s=config.stall_timeout,
+            peer_bytes_per_s=config.rate,
+            peer_bytes_max=config.offered,
+            is_encrypted=config.encrypt,
+        )
+        try:
+            return Offers(pool, settings, self._clock, loop)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise OSError(error.errno, f"peer.stream {config.stream} cannot be bound: {reason}") from error
 
     def _stats(self) -> dict[str, int]:
         """Counters of all parts, by name."""
+        links, doubles = self.client.stats(), self._names.count_doubles()
         parts = {
             "members": self._members.stats(),
             "offers": self.offers.stats(),
             "asked": self.server.stats(),
-            "links": self.client.stats(),
+            "links": {**links, "ready": links["ready"] - doubles, "doubles": doubles},
             "followed": self._followers.stats(),
         }
         return {f"{part}.{name}": count for part, counted in parts.items() for name, count in counted.items()}
 
-    def _problems(self) -> list[str]:
-        """Why the members may be out of date. Any thread."""
+    def fleet_problems(self) -> list[str]:
+        """See `PeerLister`: why the members may be out of date, and which of them cannot be used. Any thread."""
         problem = self._members.problem()
-        return [problem] if problem else []
+        return [*([problem] if problem else []), *self._names.problems(self._list_links())]
 
     async def close(self) -> bool:
         """End everything that has begun. False where a thread is left waiting for the network."""
@@ -185,32 +188,69 @@ class Fleet:
         await asyncio.get_running_loop().run_in_executor(None, self._members.stop)
 
     def _follow_members(self, change: MembersChange) -> None:
-        if not self._is_closed:
-            self.client.follow(change)
+        if self._is_closed:
+            return
+        for member in change.left:
+            if (link := self.client.link_to(member.identity)) is not None:
+                self._former.note_left(link)
+        for member in (*change.joined, *change.renewed):
+            self._former.note_joined(member.identity)
+        self.client.follow(change)
+        self._use_freed()
+
+    def describe(self) -> str:
+        """This node among others, in a few words for the log. REQUIRES: it has started."""
+        here, count = self.here(), len(self._members.current())
+        listed = f"{count} member{'s' * (count != 1)}"
+        members = listed if here["members_from"] in (LIST, NOWHERE) else f"members from {here['members_from']}"
+        address, keys = here["listen"].removeprefix("tcp://"), "keys" if here["has_keys"] else "no keys"
+        return f"peers: {here['node']} at {address}, {members}, {keys}, encryption {'on' if here['is_encrypted'] else 'off'}"
+
+    def here(self) -> dict[str, Any]:
+        """See `PeerLister`."""
+        config = self._config
+        return {
+            "node": config.node_name,
+            "listen": self.server.endpoints[0],
+            "stream": self.offers.stream,
+            "members_from": source_of(config),
+            "has_keys": self._keys is not None,
+            "is_encrypted": config.encrypt,
+        }
 
     def peer_links(self) -> list[PeerLink]:
         """See `PeerLister`."""
         return self._list_links()
 
+    def former_links(self) -> list[PeerLink]:
+        """See `PeerLister`."""
+        return self._former.links()
+
     def peer_row(self, link: PeerLink) -> dict[str, Any]:
         """See `PeerLister`."""
-        name = link.life.node if link.life is not None else link.member.node
-        records = [record for tier in self._tiers if (record := tier.nodes.find(name)) is not None]
-        row = describe(link, self._followers, records[0] if records else None)
-        if link in self._doubles:
-            row |= {"state": "refused", "code": "name", "known_chunks": 0, "last_error": "another node has its name"}
-        return row
+        if self._names.is_double(link):
+            fault = self._names.fault_of(link, self._list_links())
+            row = describe(link, self._followers, None)
+            return row | {"state": "refused", "code": "name", "known_chunks": 0, "last_error": fault}
+        records = [record for tier in self._tiers if (record := tier.nodes.find(name_of(link))) is not None]
+        return describe(link, self._followers, records[0] if records else None)
 
     def _note_link(self, link: PeerLink) -> None:
-        if link.life is not None and not self._names.claim(NodeName(link.life.node), link, self._list_links()):
-            self._doubles.add(link)
-            log.warning(
-                "peer %s calls itself %r, as a node with another key does", link.member.endpoint, link.life.node
-            )
-            return
-        if link in self._doubles:
-            self._doubles.discard(link)
-            return
+        links = self._list_links()
+        if self._names.note_link(link, links):
+            self._use_link(link)
+        elif link.life is not None:
+            fault = self._names.fault_of(link, links)
+            log.warning("peer %s is refused: %s", link.member.endpoint.removeprefix("tcp://"), fault)
+        self._use_freed()
+
+    def _use_freed(self) -> None:
+        """Use the links of nodes whose names no other has any more."""
+        for link in self._names.take_freed(self._list_links()):
+            self._use_link(link)
+
+    def _use_link(self, link: PeerLink) -> None:
+        """A link with a name of its own has become ready, or no longer is."""
         self._followers.note_link(link)
         if link.life is None:
             for name in [name for name, known in self._links.items() if known is link]:

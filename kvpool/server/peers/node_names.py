@@ -1,27 +1,106 @@
-"""Names of nodes: each belongs to the key that showed it first, while a member of that key is known.
+"""Names of nodes: each belongs to the key that showed it first, until its node shows another name or is no member any more.
 
 Hints and measurements are kept by the names in Hellos. A node with a key of its own that takes another node's name would get
-its pulls: a link of another key with a name that is taken is not used. In a fleet that shares one key pair names are not
-protected from its own nodes. Loop thread only. Bounded: names of known members alone.
+its pulls: a link of another key with a name that is taken is a double, and is not used until the name is free. A node that is
+away keeps its name. In a fleet that shares one key pair names are not protected from its own nodes. Loop thread only, but for
+what says "any thread". Bounded: names and doubles of known members alone.
+
+Invariant: a name belongs to a key only while a known member of that key has shown it last. No double has its name.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from kvpool.index.remote_chunks import NodeName
-from kvpool.peers.control.link import PeerLink
+from kvpool.peers.control.link import REFUSED, PeerLink
+from kvpool.peers.control.records import RefusalCode
+
+_REMEDY = "give each node a peer.name of its own, and restart the one that has the wrong name"
+_PROBLEMS_MAX = 8
+_Shower = tuple[str, bytes]  # a member that has shown a name: its identity, which outlives its links, and its key
 
 
 class NodeNames:
-    """See the module."""
+    """See the module. `links` of a call: those to all members, ready or not."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: str) -> None:
+        """`own`: this node's name."""
+        self._own = own
+        self._shown: dict[_Shower, NodeName] = {}
         self._keys: dict[NodeName, bytes] = {}
+        self._doubles: dict[PeerLink, NodeName] = {}
 
     def __repr__(self) -> str:
-        return f"<NodeNames {len(self._keys)}>"
+        return f"<NodeNames {len(self._keys)}, {len(self._doubles)} doubles>"
 
-    def claim(self, name: NodeName, link: PeerLink, links: Iterable[PeerLink]) -> bool:
-        """Whether a link may have this name; it has it then. `links`: to all members, ready or not."""
-        known = {one.member.public_key for one in links}
-        self._keys = {taken: key for taken, key in self._keys.items() if key in known}
-        return self._keys.setdefault(name, link.member.public_key) == link.member.public_key
+    def note_link(self, link: PeerLink, links: Collection[PeerLink]) -> bool:
+        """A link has become ready, or no longer is. Whether that is one of a node with a name of its own."""
+        was_double = self._doubles.pop(link, None) is not None
+        if link.life is None:
+            return not was_double
+        name = NodeName(link.life.node)
+        self._shown[_shower(link)] = name
+        self._drop_names(links)
+        if self._keys.setdefault(name, link.member.public_key) == link.member.public_key:
+            return True
+        self._doubles[link] = name
+        return False
+
+    def take_freed(self, links: Collection[PeerLink]) -> list[PeerLink]:
+        """The doubles whose names have become free: they have them now, and are doubles no longer."""
+        self._drop_names(links)
+        freed = [
+            link
+            for link, name in self._doubles.items()
+            if self._keys.setdefault(name, link.member.public_key) == link.member.public_key
+        ]
+        for link in freed:
+            del self._doubles[link]
+        return freed
+
+    def is_double(self, link: PeerLink) -> bool:
+        """Whether a link is ready, but not used, because its node's name is that of another one."""
+        return link in self._doubles
+
+    def fault_of(self, link: PeerLink, links: Collection[PeerLink]) -> str:
+        """What is wrong with a double, in a line. Any thread."""
+        name = link.life.node if link.life is not None else ""
+        owners = [one for one in links if one is not link and self._shown.get(_shower(one)) == name]
+        owner = next((_address(one) for one in owners if not self.is_double(one)), "another node")
+        return f"it calls itself {name!r}, as {owner} does, and is not used"
+
+    def problems(self, links: Collection[PeerLink]) -> list[str]:
+        """Nodes with the names of others, a line for each, with what to do. Any thread."""
+        found = [
+            f"peers: {_address(link)}: {self.fault_of(link, links)}: {_REMEDY}"
+            for link in links
+            if self.is_double(link) and link.life is not None
+        ]
+        found += [
+            f"peers: {_address(link)} has this node's name, {self._own!r}: {_REMEDY}"
+            for link in links
+            if link.fault.startswith(f"{REFUSED}{RefusalCode.SELF}:")
+        ]
+        left_out = len(found) - _PROBLEMS_MAX
+        return [
+            *found[:_PROBLEMS_MAX],
+            *([f"peers: {left_out} more nodes have names of others"] if left_out > 0 else []),
+        ]
+
+    def count_doubles(self) -> int:
+        """How many nodes are not used, because their names are those of others. Any thread."""
+        return len(self._doubles)
+
+    def _drop_names(self, links: Collection[PeerLink]) -> None:
+        """Forget members that are known no longer, and names that no known member of their key has."""
+        known = {_shower(one) for one in links}
+        self._shown = {shower: name for shower, name in self._shown.items() if shower in known}
+        held = {(name, key) for (_, key), name in self._shown.items()}
+        self._keys = {name: key for name, key in self._keys.items() if (name, key) in held}
+
+
+def _shower(link: PeerLink) -> _Shower:
+    return link.member.identity, link.member.public_key
+
+
+def _address(link: PeerLink) -> str:
+    return link.member.endpoint.removeprefix("tcp://")

@@ -34,7 +34,7 @@ class PaceSettings:
 
 
 class Pace:
-    """See the module."""
+    """See the module. `answers`: how many were noted."""
 
     def __init__(self, settings: PaceSettings, clock: Clock) -> None:
         self._settings = settings
@@ -42,6 +42,7 @@ class Pace:
         self._bytes = self._seconds = 0.0
         self._wait_s = settings.wait_s
         self._at_ns = clock.now_ns()
+        self.answers = 0
 
     def __repr__(self) -> str:
         return f"<Pace {self.bytes_per_s / 1e6:.0f} MB/s after {self.wait_s * 1e3:.1f} ms>"
@@ -65,6 +66,7 @@ class Pace:
     def note_answer(self, seconds: float) -> None:
         """The node has answered after so long, or it was given up then."""
         self._forget(0, 0.0)
+        self.answers += 1
         self._wait_s += _WAIT_WEIGHT * (seconds - self._wait_s)
 
     def note_bytes(self, size: int, seconds: float) -> None:

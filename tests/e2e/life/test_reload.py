@@ -80,6 +80,22 @@ def test_a_faulty_file_changes_nothing_and_names_every_fault(tmp_path: Path) -> 
         assert daemon.problems() == []
 
 
+def test_faults_of_peers_are_named_as_at_the_start(tmp_path: Path) -> None:
+    peer = '[peer]\nlisten = "tcp://127.0.0.1:9470"\nstream = "tcp://127.0.0.1:9471"\n'
+    with Filed(tmp_path, "") as daemon:
+        daemon.file.write_text(f'{peer}members = "node-1:9470,"\n')
+        code, output = _run(daemon, "reload")
+        assert code == 1
+        assert "peer.members, entry 1: 'node-1:9470' is no address of a node, expected IP:PORT" in output
+        assert "peer.members, entry 1: 'node-1:9470'" in daemon.hang_up("is not reloaded")
+        daemon.file.write_text(f'{peer}members = "127.0.0.1:9999"\n')
+        code, output = _run(daemon, "reload")
+        assert (code, sorted(output.splitlines())) == (
+            0,
+            [f"peer.{name}: needs a restart" for name in ("listen", "members", "stream")],
+        )
+
+
 def test_what_needs_a_restart_is_named_each_time_and_overrides_still_win(tmp_path: Path) -> None:
     with Filed(tmp_path, "") as daemon:
         daemon.file.write_text('[dram]\ncapacity = "32MiB"\nmax_chunks = 5\n[server]\nmax_leases = 7\n')

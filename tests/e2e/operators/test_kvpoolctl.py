@@ -150,7 +150,7 @@ def test_bench_measures_a_shared_daemon_time_and_again_and_leaves_nothing_there(
     for _ in range(2):
         run = _run("bench", "all", "--quick", "--socket", daemon.socket)
         assert run.returncode == 0, run.stderr
-        assert "footprint, ssd and peer are left out: they need no daemon" in run.stdout
+        assert "footprint, ssd and peer are left out: they do not measure the daemon that --socket names" in run.stdout
         assert "replay is left out: name traces" in run.stdout
     assert daemon.stats()["dram.chunks"] == 0
 

@@ -1,11 +1,14 @@
-"""An etcd of the tests' own: Debian's `etcd-server`, on free ports, without a disk to wait for."""
+"""An etcd of the tests' own: Debian's `etcd-server`, on free ports, without a disk to wait for; and a server that drips."""
 
+import contextlib
 import shutil
 import signal
 import socket
 import ssl
 import subprocess
+import threading
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -93,3 +96,26 @@ class Etcd:
                 return b'"true"' in answer.read()
         except OSError:
             return False
+
+
+@contextlib.contextmanager
+def dripping(first: bytes) -> Iterator[str]:
+    """The URL of a server that sends these bytes, and then one byte after the other."""
+    is_over = threading.Event()
+
+    def serve(listening: socket.socket) -> None:
+        while not is_over.is_set():
+            with contextlib.suppress(OSError), listening.accept()[0] as asking:
+                asking.sendall(first)
+                while not is_over.wait(0.02):
+                    asking.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(0.05)
+        thread = threading.Thread(target=serve, args=(listening,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            is_over.set()
+            thread.join()

@@ -23,9 +23,11 @@ WRONG = {
         "tcp://[::]:1",
         "ipc:///run/a",
         "tcp://1.2.3.4:99999",
+        "tcp://224.0.0.1:1",
+        "tcp://1.2.3.4",
     ],
     "peer.stream": ["tcp://", "http://127.0.0.1:1", "tcp://127.0.0.1", "on"],
-    "peer.name": ["x" * 257, "a\nb", "\x00"],
+    "peer.name": ["x" * 257, "a\nb", "\x00", "\ud800"],
     "peer.members": ["x" * (1 << 17) + "y"],
     "peer.members_refresh": ["99ms", "2h", "5", "-1s", "often"],
     "peer.etcd_ca": ["/nonexistent/ca.pem", "/tmp"],
@@ -110,6 +112,10 @@ def test_options_that_belong_together_are_asked_for_together(keys: list[str], tm
     assert faults_of(*LOCAL, keys[0]) == ("peer.keys and peer.allow: expected both or none",)
     assert faults_of(*LOCAL, keys[1]) == ("peer.keys and peer.allow: expected both or none",)
     assert faults_of(LOCAL[0]) == ("peer.listen and peer.stream: expected both or none",)
+    assert faults_of(LOCAL[0], "peer.stream=tcp://127.0.0.1:9470") == (
+        "peer.stream is tcp://127.0.0.1:9470, expected another port than that of peer.listen",
+    )
+    assert config("peer.listen=tcp://127.0.0.1:0", "peer.stream=tcp://127.0.0.1:0").peer.is_used
     assert faults_of("peer.members=127.0.0.1:1") == (
         "peer.members is '127.0.0.1:1', expected peer.listen and peer.stream beside it",
     )
@@ -133,7 +139,18 @@ def test_a_key_file_that_others_can_read_is_refused(keys: list[str]) -> None:
     path = keys[0].partition("=")[2]
     os.chmod(path, 0o644)
     (fault,) = faults_of(*LOCAL, *keys)
-    assert fault == f"peer.keys is {path!r}, expected {PEER_OPTIONS['peer.keys'].expected}"
+    assert fault == f"peer.keys is {path!r}, which has rights 0644; expected {PEER_OPTIONS['peer.keys'].expected}"
+
+
+def test_a_file_that_cannot_be_used_is_named_with_the_reason(keys: list[str], tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "key")
+    for path, reason in (("nothing", "cannot be used: No such file or directory"), ("link", "is no regular file")):
+        (fault,) = faults_of(*LOCAL, f"peer.keys={tmp_path / path}", keys[1])
+        assert f"peer.keys is {str(tmp_path / path)!r}, which {reason}; expected" in fault
+    (fault,) = faults_of(*LOCAL, keys[0], f"peer.allow={tmp_path}")
+    assert fault.startswith(
+        f"peer.allow is {str(tmp_path)!r}, which is no regular file; expected a file of public keys"
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,7 +167,20 @@ def test_files_without_keys_end_the_start_with_the_options_name(
     assert str(tmp_path / name) in str(raised.value)
 
 
-@pytest.mark.parametrize("members", ["10.0.0.1", "dns:name", "etcd:nothing", "127.0.0.1:1 KEY", "127.0.0.1:1,,:2"])
+@pytest.mark.parametrize("name", [" ", "  ", " a", "a ", "\u2003"])
+def test_a_name_of_spaces_is_none(tmp_path: Path, name: str) -> None:
+    (tmp_path / "kvpool.toml").write_text(f'[peer]\nname = "{name}"\n')
+    with pytest.raises(ConfigError) as raised:
+        load_config(str(tmp_path / "kvpool.toml"))
+    (fault,) = raised.value.faults
+    assert fault.startswith(
+        f"peer.name is {name!r}, expected printable text of at most 256 bytes without spaces at its ends"
+    )
+
+
+@pytest.mark.parametrize(
+    "members", ["10.0.0.1", "dns:name", "etcd:nothing", "127.0.0.1:1 KEY", "127.0.0.1:1,,:2", ",,"]
+)
 def test_members_that_are_none_end_the_start_with_the_options_name(members: str) -> None:
-    with pytest.raises(ConfigError, match=r"^peer\.members is "):
+    with pytest.raises(ConfigError, match=r"^peer\.members(,|:)"):
         Fleet(config(*LOCAL, f"peer.members={members}").peer, bytes(32), MonotonicClock())

@@ -16,7 +16,7 @@ from kvpool.peers.members.member import Member
 from kvpool.protocol import frames
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import peers as pm
-from kvpool.server.peers.peer_list import ROWS_MAX, PeerVerbs, describe
+from kvpool.server.peers.peer_list import ROWS_MAX, PeerVerbs, describe, name_of, peer_rows
 from kvpool.tiers.peer.node_records import NodeRecord, NodeRecords
 from kvpool.tiers.peer.pace import PaceSettings
 
@@ -30,10 +30,11 @@ RECORDS = NodeRecords(
 
 
 def link_of(
-    life: PeerLife | None = LIFE, fault: str = "", state: LinkState = LinkState.READY, port: int = 1
+    life: PeerLife | None = LIFE, fault: str = "", state: LinkState = LinkState.READY, port: int = 1, **further: Any
 ) -> PeerLink:
+    named = {"last_life": life, "away_s": None, **further}
     member = Member(f"tcp://127.0.0.1:{port}")
-    return cast(PeerLink, SimpleNamespace(life=life, fault=fault, state=state, member=member, rtt_s=0.0002))
+    return cast(PeerLink, SimpleNamespace(life=life, fault=fault, state=state, member=member, rtt_s=0.0002, **named))
 
 
 def followers_of(*, is_current: bool = True, fault: str = "") -> Followers:
@@ -63,6 +64,12 @@ def suspended() -> NodeRecord:
         (link_of(None, state=LinkState.CONNECTING), followers_of(), None, ("connecting", "", "")),
         (link_of(None, "the connection ended"), followers_of(), None, ("away", "", "the connection ended")),
         (
+            link_of(None, "it is no member", state=LinkState.CLOSED, last_life=LIFE),
+            followers_of(),
+            None,
+            ("left", "", "it is no member"),
+        ),
+        (
             link_of(None, "refused: domain: other secrets"),
             followers_of(),
             None,
@@ -82,8 +89,14 @@ def test_a_row_has_what_was_measured() -> None:
     record = RECORDS.of("measured")
     unmeasured = describe(link_of(), followers_of(), None)
     assert (unmeasured["bytes_per_s"], unmeasured["latency_us"]) == (None, None)
-    record.pulls, record.read_bytes = 3, 1000
+    record.pulls = 1
+    asked = describe(link_of(), followers_of(), record)
+    assert (asked["bytes_per_s"], asked["latency_us"]) == (None, None)
     record.pace.note_answer(0.009)
+    answered = describe(link_of(), followers_of(), record)
+    assert answered["bytes_per_s"] is None, "nothing has come"
+    assert answered["latency_us"] is not None
+    record.pulls, record.read_bytes = 3, 1000
     row = describe(link_of(), followers_of(), record)
     assert row["latency_us"] == pytest.approx(2000, rel=0.01)
     assert row["bytes_per_s"] == pytest.approx(1e9, rel=0.01)
@@ -91,8 +104,27 @@ def test_a_row_has_what_was_measured() -> None:
     assert (row["pulls"], row["failures"], row["read_bytes"], row["ping_us"]) == (3, 0, 1000, 200)
 
 
+def test_a_node_that_is_away_has_its_name_and_what_was_counted() -> None:
+    record = RECORDS.of("other")
+    record.pulls, record.failures, record.read_bytes = 7, 2, 4096
+    link = link_of(None, "the connection ended", last_life=LIFE, away_s=3.5)
+    assert name_of(link) == "other"
+    row = describe(link, followers_of(), record)
+    assert (row["node"], row["state"], row["life"], row["away_s"]) == ("other", "away", LIFE.incarnation.hex(), 3.5)
+    assert (row["pulls"], row["failures"], row["read_bytes"], row["known_chunks"]) == (7, 2, 4096, 7)
+
+
 class _Many:
     """A fleet of many members, each with the longest texts."""
+
+    def here(self) -> dict[str, Any]:
+        return {"node": "here", "listen": "tcp://127.0.0.1:1"}
+
+    def fleet_problems(self) -> list[str]:
+        return ["x" * 5000]
+
+    def former_links(self) -> list[PeerLink]:
+        return [link_of(None, "x" * 5000, state=LinkState.CLOSED, port=999, last_life=LIFE)]
 
     def peer_links(self) -> list[PeerLink]:
         life = PeerLife("é" * 128, bytes(16), "", is_new=False)
@@ -112,10 +144,13 @@ def test_pages_fit_frames_and_have_every_member_once() -> None:
         if not page.values["peers"]:
             break
         rows += page.values["peers"]
-    assert len(rows) == len({row["address"] for row in rows}) == page.values["members"] == 2 * ROWS_MAX + 5
+    assert len(rows) == len({row["address"] for row in rows}) == 2 * ROWS_MAX + 6
+    assert page.values["members"] == 2 * ROWS_MAX + 5
+    assert len(peer_rows([_Many()])) == 2 * ROWS_MAX + 5, "without those that have left"
     with pytest.raises(InvalidArgument, match="first is -1"):
         verbs.list_peers(pm.AskPeers(-1))
 
 
 def test_a_node_without_peers_lists_none() -> None:
-    assert PeerVerbs([]).list_peers(pm.AskPeers(0)).values == {"peers": [], "members": 0}
+    expected: dict[str, Any] = {"here": None, "problems": [], "peers": [], "members": 0}
+    assert PeerVerbs([]).list_peers(pm.AskPeers(0)).values == expected

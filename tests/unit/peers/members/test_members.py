@@ -14,7 +14,7 @@ from kvpool.config.curve_keys import make_key_pair
 from kvpool.errors import InvalidArgument
 from kvpool.peers.back_off import BackOffSettings
 from kvpool.peers.members.dns_members import DnsMembers, parse_dns, system_addresses
-from kvpool.peers.members.member import BookSettings, Member, MemberBook, MembersChange, parse_member
+from kvpool.peers.members.member import BookSettings, Member, MemberBook, MembersChange, parse_member, parse_members
 from kvpool.peers.members.member_watch import MemberWatch, WatchSettings
 from kvpool.peers.members.static_members import StaticMembers
 from tests.rigs.daemon import wait_until
@@ -78,6 +78,7 @@ def test_members_are_bounded_and_known_ones_come_first() -> None:
     book.replace([_member(number) for number in range(1, 8)])
     assert book.current() == (_member(5), _member(6))
     assert (book.left_out, len(changes)) == (5, 1)
+    assert book.problem() == "peers: 5 members are too many, 2 are connected"
 
 
 def test_keys_that_are_not_allowed_are_left_out_whoever_lists_them() -> None:
@@ -87,6 +88,11 @@ def test_keys_that_are_not_allowed_are_left_out_whoever_lists_them() -> None:
     book.replace([good, Member("tcp://10.0.0.2:1", other.public), Member("tcp://10.0.0.3:1")])
     assert book.current() == (good, Member("tcp://10.0.0.3:1"))
     assert book.stats()["refused_keys"] == 1
+    assert book.problem() == "peers: the key of 10.0.0.2:1 is not in peer.allow: not connected"
+    book.replace([Member(f"tcp://10.0.0.{number}:1", other.public) for number in range(1, 7)])
+    assert "the key of 10.0.0.1:1, 10.0.0.2:1, 10.0.0.3:1 and 3 more is not in peer.allow" in book.problem()
+    book.replace([good])
+    assert book.problem() == ""
 
 
 def test_random_lists_keep_the_invariants(seed: int) -> None:
@@ -140,10 +146,31 @@ def test_other_entries_are_refused(text: str) -> None:
         parse_member(text)
 
 
+def test_a_list_has_entries_between_commas_and_every_fault_is_named() -> None:
+    assert parse_members("10.0.0.1:1,\n10.0.0.2:1 ,") == ([Member("tcp://10.0.0.1:1"), Member("tcp://10.0.0.2:1")], [])
+    expected = (
+        "expected IP:PORT such as 192.0.2.12:9470, and after a space the node's public key; commas separate nodes "
+        "(found otherwise: dns:NAME:PORT, etcd:URL)"
+    )
+    found, faults = parse_members(
+        "10.0.0.1:1,, node-2:9470, 010.0.0.3:1, 10.0.0.1:01, 224.0.0.1:1,tcp://10.0.0.4:1 key"
+    )
+    assert found == [Member("tcp://10.0.0.1:1")]
+    assert faults == [
+        f"entry 2 is empty, {expected}",
+        f"entry 3: 'node-2:9470' is no address of a node, {expected}",
+        f"entry 4: '010.0.0.3:1' is no address of a node, {expected}",
+        "entry 5: 10.0.0.1:1 is listed twice, expected each node once",
+        f"entry 6: '224.0.0.1:1' is no address of a node, {expected}",
+        "entry 7: 'tcp://10.0.0.4:1' is followed by what is no public key of 40 characters (Z85); commas separate nodes",
+    ]
+    assert parse_members(",,")[1] == [f"entry {number} is empty, {expected}" for number in (1, 2)]
+
+
 def test_a_static_list_is_reported_once() -> None:
     changes: list[MembersChange] = []
     own = BookSettings(own=frozenset({"tcp://10.0.0.1:5600"}))
-    members = StaticMembers(["10.0.0.1:5600", "10.0.0.2:5600"], changes.append, book=own, clock=_Clock())
+    members = StaticMembers(parse_members("10.0.0.1:5600, 10.0.0.2:5600")[0], changes.append, book=own, clock=_Clock())
     assert members.current() == ()
     members.start()
     assert changes == [MembersChange(joined=(Member("tcp://10.0.0.2:5600"),))]
@@ -230,7 +257,10 @@ def test_a_resolver_that_hangs_is_waited_for_once_and_each_look_ends(watch_dns: 
 
     members, _ = watch_dns(resolve)
     wait_until(lambda: members.stats()["failed_looks"] >= 2, "looks have failed")
-    assert "not resolved within 0.1 s" in members.problem()
+    assert (
+        "dns:kvpool.local:5600 gives no members, 0 known ones stay: no whole answer within 0.1 s" in members.problem()
+    )
+    assert members.stats()["late_looks"] == members.stats()["failed_looks"]
     assert calls == ["kvpool.local"]
     release.set()
     wait_until(lambda: len(members.current()) == 1, "the late answer counts")

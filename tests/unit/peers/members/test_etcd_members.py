@@ -1,12 +1,10 @@
-"""Members by etcd: against a real one, and against servers that answer with anything."""
+"""Members by etcd: against a real one, and against a server that drips."""
 
 import json
 import random
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from kvpool.peers.members.etcd_members import EtcdMembers, EtcdSettings, member_
 from kvpool.peers.members.member import BookSettings, Member, MembersChange, MembersUnavailable
 from kvpool.peers.members.member_watch import WatchSettings
 from tests.rigs.daemon import wait_until
-from tests.rigs.runs.etcd import PROGRAM, REASON, Etcd
+from tests.rigs.runs.etcd import PROGRAM, REASON, Etcd, dripping
 
 WATCH = WatchSettings(refresh_s=0.05, look_s=1.0, back_off=BackOffSettings(first_s=0.02, most_s=0.1))
 needs_etcd = pytest.mark.skipif(PROGRAM is None, reason=REASON)
@@ -201,99 +199,12 @@ def test_while_etcd_is_away_the_last_known_members_stay(tmp_path: Path, join: Ca
         wait_until(lambda: node.names() == {"b"} and other.names() == {"a"}, "both are known again")
 
 
-class _Answers(BaseHTTPRequestHandler):
-    """A server that answers every call with `server.answer`."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        status, headers, pieces = self.server.answer  # type: ignore[attr-defined]
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        try:
-            for piece in pieces:
-                self.wfile.write(piece)
-        except OSError:
-            self.close_connection = True
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing is printed."""
-
-
-@pytest.fixture
-def hostile() -> Iterator[ThreadingHTTPServer]:
-    """A server that is no etcd."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def _endless() -> Iterator[bytes]:
-    while True:
-        yield b"1000\r\n" + b"x" * 4096 + b"\r\n"
-
-
-def _trickle(until: threading.Event) -> Iterator[bytes]:
-    yield b"2\r\n{ \r\n"
-    while not until.wait(0.05):
-        yield b"1\r\n \r\n"
-
-
-@pytest.mark.parametrize(
-    ("status", "text"),
-    [
-        (200, b""),
-        (200, b"nonsense"),
-        (200, b"[]"),
-        (200, b"[" * 100_000),
-        (200, b'{"header": 5}'),
-        (200, b'{"kvs": 5}'),
-        (200, b'{"kvs": [5]}'),
-        (200, b'{"kvs": [{"key": "*"}]}'),
-        (200, b'{"kvs": [{"key": 7}]}'),
-        (200, b'{"count": "many"}'),
-        (200, b'{"count": "%s"}' % (b"9" * 5000)),
-        (500, b"{}"),
-        (302, b"{}"),
-    ],
-)
-def test_a_server_that_is_no_etcd_is_unavailable(hostile: ThreadingHTTPServer, status: int, text: bytes) -> None:
-    headers = {"Content-Length": str(len(text)), "Location": "http://127.0.0.1:1/"}
-    hostile.answer = (status, headers, [text])  # type: ignore[attr-defined]
-    gateway = _gateway(f"http://127.0.0.1:{hostile.server_port}")
-    with pytest.raises(MembersUnavailable):
-        gateway.read(b"x/", limit=10)
-    gateway.close()
-
-
-def test_an_answer_without_end_is_cut_and_one_that_trickles_has_a_deadline(hostile: ThreadingHTTPServer) -> None:
-    gateway = _gateway(f"http://127.0.0.1:{hostile.server_port}", timeout_s=0.5)
-    hostile.answer = (200, {"Transfer-Encoding": "chunked"}, _endless())  # type: ignore[attr-defined]
-    with pytest.raises(MembersUnavailable, match=r"more than|within"):
-        gateway.grant(5)
-    done = threading.Event()
-    hostile.answer = (200, {"Transfer-Encoding": "chunked"}, _trickle(done))  # type: ignore[attr-defined]
-    with pytest.raises(MembersUnavailable, match="within"):
-        gateway.grant(5)
-    done.set()
-    gateway.close()
-
-
-@needs_etcd
-def test_the_next_server_is_asked_after_one_has_failed(shared_etcd: Etcd) -> None:
-    gateway = EtcdGateway(("http://127.0.0.1:1", shared_etcd.url), EtcdTls(), timeout_s=2.0)
-    with pytest.raises(MembersUnavailable, match=r"127\.0\.0\.1:1"):
-        gateway.grant(5)
-    assert gateway.grant(5)
-    gateway.close()
+def test_members_are_watched_on_behind_a_server_that_drips(join: Callable[..., _Node]) -> None:
+    with dripping(b"HTTP/1.1 200 OK\r\n") as url:
+        node = join(url, _own("a"))
+        wait_until(lambda: node.members.stats()["failed_looks"] >= 2, "looks end and are begun again")
+        assert "0 known ones stay" in node.members.problem()
+        assert "no whole answer within 1 s" in node.members.problem()
 
 
 def test_addresses_are_urls_and_a_prefix() -> None:

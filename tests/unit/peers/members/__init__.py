@@ -1,0 +1,1 @@
+"""Tests of the peers: keys, members, the control plane, and hostile nodes."""
