@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 
 import kvpool_native
-from kvpool.transfer.stream_address import stream_of
 from kvpool.transfer.transport import Capabilities, ChunkEnd, Ending, Order
 
 STOP_TIMEOUT_S = 10.0
@@ -16,9 +15,12 @@ class StreamTransport:
     name = "tcp"
     capabilities = Capabilities(is_encrypted=True, layer_bytes_max=1 << 62)
 
-    def __init__(self, arena: kvpool_native.Mapping, index: kvpool_native.Mapping, *, threads: int, jobs_max: int) -> None:
+    def __init__(
+        self, arena: kvpool_native.Mapping, index: kvpool_native.Mapping, *, threads: int, jobs_max: int
+    ) -> None:
         self._index = kvpool_native.IndexView(index)
         self._queue = kvpool_native.PullQueue(arena, index, threads, jobs_max)
+        self._pulls = 0
         self._on_completed: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
@@ -38,14 +40,13 @@ class StreamTransport:
         return has_ended
 
     async def accepts(self, order: Order) -> bool:
-        """See `Transport`. The offer's address is one."""
-        return stream_of(f"tcp://{order.host}:1", order.offer.address) is not None
+        """See `Transport`. Every offer names a stream."""
+        return bool(order.offer.chunks)
 
     def submit(self, order: Order) -> int:
         """See `Transport`."""
-        offer, address = order.offer, stream_of(f"tcp://{order.host}:1", order.offer.address)
-        assert address is not None
-        return self._queue.pull(
+        offer, address = order.offer, order.address
+        number = self._queue.pull(
             address.host,
             address.port,
             offer.ticket,
@@ -60,6 +61,8 @@ class StreamTransport:
             checks=offer.checks,
             encrypted=address.is_encrypted,
         )
+        self._pulls += bool(number)
+        return number
 
     def completed(self) -> list[ChunkEnd]:
         """See `Transport`."""
@@ -67,7 +70,7 @@ class StreamTransport:
 
     def stats(self) -> dict[str, int]:
         """See `Transport`."""
-        return {}
+        return {"pulls": self._pulls}
 
     def verify(self) -> list[str]:
         """See `Transport`."""

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from kvpool.peers.control import records as r
 from kvpool.peers.control.link import PeerLink
+from kvpool.transfer.stream_address import StreamAddress
 
 
 class Ending(IntEnum):
@@ -36,8 +37,8 @@ class ChunkEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a transport can do. `is_encrypted`: nobody on the way reads or changes its bytes, where both nodes are configured so.
-    `layer_bytes_max`: of the largest layer."""
+    """What a transport can do. `is_encrypted`: nobody on the way reads or changes its bytes, where both nodes want it
+    so. `layer_bytes_max`: of the largest layer."""
 
     is_encrypted: bool
     layer_bytes_max: int
@@ -58,13 +59,13 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Chunks to receive. `node`: that offers them, over `link`; `offer`: what it answered to pull number `offer.pull`.
-    `host`: the node's own. `stall_s`: the longest time without a byte, `timeout_s`: for all of them."""
+    """Chunks to receive. `node`: that offers them, over `link`; `offer`: its answer, and `address` what that names.
+    `stall_s`: the longest time without a byte, `timeout_s`: for all of them."""
 
     node: str
-    host: str
     link: PeerLink
     offer: r.Offer
+    address: StreamAddress
     into: Region
     layers: int
     layer_bytes: int

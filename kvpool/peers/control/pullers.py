@@ -33,7 +33,8 @@ class Puller:
 @dataclass(slots=True)
 class Connection:
     """State of a connection. `sequence` and `pull`: the last numbers seen. `waiting`: pulls without an answer yet, and the
-    sequence number and deadline of each. `stages`: deadlines of unanswered Stages, by sequence number. `follow`: those of the unanswered request about this node's keys, if there is one."""
+    sequence number and deadline of each. `stages`: deadlines of unanswered Stages, by sequence number.
+    `follow`: those of the unanswered request about this node's keys, if there is one."""
 
     route: bytes
     peer: str

@@ -71,7 +71,7 @@ COUNTED = dict.fromkeys(
 class ControlServerSettings:
     """Bounds of a control server. `frames_per_s`, `waiting_max` and `connections_per_peer` are of one peer."""
 
-    frames_per_s: float = 500.0
+    frames_per_s: float = 1000.0
     waiting_max: int = 16
     connections_per_peer: int = 4
     connections_max: int = 1024

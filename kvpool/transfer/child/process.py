@@ -78,7 +78,7 @@ class _Life(asyncio.Protocol):
 
 
 class ChildProcess:
-    """See the module. `settings`: for its next life. `on_change`: called when it begins to serve, and when it no longer does."""
+    """See the module. `settings`: for its next life. `on_change`: called when it begins to serve, and when it ends."""
 
     def __init__(
         self,

@@ -35,6 +35,7 @@ PORTS_REMEMBERED = 16
 # Between two ends of the process so that it forgets others' addresses, of which it knows so many.
 RENEWAL_S = 60.0
 SERVERS_MAX = 4096
+COUNTED = ("pulls", "refused", "read_bytes", "served_bytes", "failed_reads", "late_reads")
 BACK_OFF = BackOffSettings(first_s=0.5, most_s=30.0)
 
 
@@ -128,10 +129,15 @@ class Engine:
         """The address by which others name this life of the process, `HOST:PORT`."""
         return str(self.process.facts["server"])
 
+    @property
+    def layer_bytes_max(self) -> int:
+        """Of the largest layer that has room."""
+        return self._half_bytes // PEER_PART
+
     def part_bytes(self, layer_bytes: int) -> int:
         """The bytes of a part of layers of this size; 0 where one does not fit."""
         most = max(layer_bytes, min(PART_BYTES_MAX, self._half_bytes // PARTS))
-        return most // layer_bytes * layer_bytes if layer_bytes <= self._half_bytes // PEER_PART else 0
+        return most // layer_bytes * layer_bytes if layer_bytes <= self.layer_bytes_max else 0
 
     def address_of(self, taken: BounceRange) -> int:
         """Where others read a range."""
@@ -181,7 +187,9 @@ class Engine:
             self.process.kill(f"{server} has begun a new life at a former address")
         return False
 
-    def read(self, into: BounceRange, server: str, address: int, *, size: int, timeout_s: float) -> "asyncio.Future[ReadEnd]":
+    def read(
+        self, into: BounceRange, server: str, address: int, *, size: int, timeout_s: float
+    ) -> "asyncio.Future[ReadEnd]":
         """Begin to read a server's bytes at an address; ends within the time. REQUIRES: the range was taken and is not read
         into."""
         assert not into.is_reading
@@ -214,8 +222,12 @@ class Engine:
             "serving": int(self.is_serving),
             "process_starts": self.process.lives,
             "quarantined_bytes": self.quarantined_bytes,
-            **{name: self.counts[name] for name in ("read_bytes", "served_bytes", "failed_reads", "late_reads", "refused")},
+            **{name: self.counts[name] for name in COUNTED},
         }
+
+    def problem(self) -> str:
+        """Why nothing is served; empty where it is."""
+        return "" if self.is_serving else f"TransferEngine does not serve: {self.process.error or 'it begins'}"
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""

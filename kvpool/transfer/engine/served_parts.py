@@ -3,8 +3,8 @@
     Stage ──room, rows have landed──► COPYING ──► SERVED ──ended, offer over──► its range is free
       └──nothing in time──► no rows
 
-A row is copied once, with its checksum in the same pass. It counts only where that is the chunk's, and the chunk is still in its
-slot after the copy; else the chunk has gone. What is read is verified by who reads it: strangers can write there too.
+A row is copied once, with its checksum in the same pass. It counts only where that is the chunk's, and the chunk is still in
+its slot after the copy; else the chunk has gone. What is read is verified by who reads it: strangers can write there too.
 
 Loop thread only; rows are copied by threads. Invariants: a range is given back once, after no thread writes it; parts of an
 offer that is over are none.
@@ -39,11 +39,9 @@ Column = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class OfferedChunks:
-    """Chunks of an offer, in columns of u64, with so many layers each."""
+    """Chunks of an offer, with so many layers each. `columns`: arena offsets, slots and generations, u64."""
 
-    offsets: bytes
-    slots: bytes
-    generations: bytes
+    columns: tuple[bytes, bytes, bytes]
     layers: int
     layer_bytes: int
 
@@ -58,9 +56,9 @@ class _Offered:
 
     peer: str
     chunks: OfferedChunks
-    offsets: Column
-    slots: Column
-    generations: Column
+    offsets: list[int]
+    slots: list[int]
+    generations: list[int]
     checks: Column | None = None
     parts: dict[int, BounceRange] = field(default_factory=dict)
     tasks: "set[asyncio.Task[None]]" = field(default_factory=set)
@@ -109,8 +107,8 @@ class ServedParts:
 
     def add(self, offer: int, peer: str, chunks: OfferedChunks, checks: bytes) -> None:
         """An offer has begun. `checks`: CRC-32C [chunk][layer], or empty where not all have landed."""
-        columns = [np.frombuffer(one, "<u8") for one in (chunks.offsets, chunks.slots, chunks.generations)]
-        offered = self._offers[offer] = _Offered(peer, chunks, *columns)
+        offsets, slots, generations = (np.frombuffer(one, "<u8").tolist() for one in chunks.columns)
+        offered = self._offers[offer] = _Offered(peer, chunks, offsets, slots, generations)
         if checks:
             offered.checks = np.frombuffer(checks, "<u4").reshape(-1, chunks.layers).T.ravel()
 
@@ -189,16 +187,16 @@ class ServedParts:
     def _look_at(self, offered: _Offered, row: int) -> int | None:
         """The checksum of a row, LANDING, or None where its chunk has gone."""
         layer, chunk = divmod(row, len(offered.offsets))
-        own, all_of_them = slice(8 * chunk, 8 * chunk + 8), offered.chunks
-        columns = [one[own] for one in (all_of_them.offsets, all_of_them.slots, all_of_them.generations)]
-        checks = self._checks(OfferedChunks(*columns, layers=layer + 1, layer_bytes=all_of_them.layer_bytes))
+        offsets, slots, generations = (one[8 * chunk : 8 * chunk + 8] for one in offered.chunks.columns)
+        one = OfferedChunks((offsets, slots, generations), layer + 1, offered.chunks.layer_bytes)
+        checks = self._checks(one)
         if checks:
             return int.from_bytes(checks[-r.CHECKSUM_BYTES :], "little")
         return LANDING if self._is_there(offered, chunk) else None
 
     def _is_there(self, offered: _Offered, chunk: int) -> bool:
         """Whether a chunk is in its slot."""
-        return self._index.generation_at(int(offered.slots[chunk])) == int(offered.generations[chunk])
+        return self._index.generation_at(offered.slots[chunk]) == offered.generations[chunk]
 
     async def _wait_for_room(self, size: int, peer: str, deadline: Deadline) -> BounceRange | None:
         while True:
@@ -225,7 +223,7 @@ class ServedParts:
             layer, chunk = divmod(rows.first + number, len(offered.offsets))
             target, found = (taken.offset + number * size).to_bytes(8, "little"), b""
             if check is not None:
-                source = int(offered.offsets[chunk]) + layer * size
+                source = offered.offsets[chunk] + layer * size
                 found = kvpool_native.copy_extents(taken.memory, target, self._arena, source, 1, size)
             # The generation after the copy: the bytes are this chunk's.
             is_good = bool(found) and int.from_bytes(found, "little") == check and self._is_there(offered, chunk)

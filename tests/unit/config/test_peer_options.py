@@ -15,7 +15,7 @@ from kvpool.server.peers.fleet import Fleet
 LOCAL = ["peer.listen=tcp://127.0.0.1:9470", "peer.stream=tcp://127.0.0.1:9471"]
 PUBLIC = ["peer.listen=tcp://192.0.2.7:9470", "peer.stream=tcp://192.0.2.7:9471"]
 WRONG = {
-    "peer.transport": ["udp", "", "TCP"],
+    "peer.transport": ["udp", "", "TCP", "auto"],
     "peer.listen": [
         "127.0.0.1:9470",
         "tcp://localhost:1",
@@ -54,7 +54,7 @@ RIGHT = {
     "peer.answer_timeout": ["10ms", "1m"],
     "peer.stall_timeout": ["10ms", "1m"],
     "peer.pull_timeout": ["100ms", "10m"],
-    "peer.transport": ["auto", "tcp", "off"],
+    "peer.transport": ["tcp", "off"],
     "peer.name": ["", "gpu-7", "é" * 128],
 }
 
