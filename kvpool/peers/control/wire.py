@@ -172,9 +172,9 @@ def _check_stage(stage: r.Stage) -> None:
 def _check_staged_alone(staged: r.Staged) -> None:
     _check_range("Staged pull", staged.pull, 1, SEQUENCE_MAX)
     _check_range("Staged part", staged.part, 0, _PART_MAX)
-    _check_text("Staged server", staged.server, r.ADDRESS_BYTES_MAX)
-    if parse_zmq(f"tcp://{staged.server}") is None:
-        _refuse(f"Staged server is {staged.server!r}, expected IP:PORT")
+    if not staged.server:
+        _refuse("Staged server is empty")
+    _check_address("Staged server", f"tcp://{staged.server}")
     _check_bytes("Staged life", staged.life, (r.LIFE_BYTES,))
     _check_range("Staged address", staged.address, 0, SEQUENCE_MAX)
     _check_range("Staged rows", len(staged.gone), 0, r.STAGE_ROWS_MAX)

@@ -1,6 +1,6 @@
 """Child's side of a child process: its settings, its memory, and the socket to the daemon.
 
-It ends when the daemon closes the socket, when the library cannot be used at the start, or with the library. Threads: the main
+It ends when the daemon closes the socket, when the library cannot be used at the start, with the library, or with any thread. Threads: the main
 one reads requests; `answer` may be called by any.
 """
 
@@ -9,6 +9,7 @@ import mmap
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
@@ -81,6 +82,7 @@ def serve(arguments: list[str], connect: Connect[AnyClient], run: Callable[[Daem
     the requests, until there are no more."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the daemon ends this process by closing the socket
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.excepthook = _end_with_thread
     link, memory_fd, size = DaemonLink(socket.socket(fileno=int(arguments[0]))), int(arguments[1]), int(arguments[2])
     with mmap.mmap(memory_fd, size) as memory:
         try:
@@ -94,3 +96,9 @@ def serve(arguments: list[str], connect: Connect[AnyClient], run: Callable[[Daem
         closing.start()
         closing.join(CLOSE_TIMEOUT_S)
     os._exit(0)  # threads may be inside the library
+
+
+def _end_with_thread(failed: threading.ExceptHookArgs) -> None:
+    """A thread that fails ends the process: the daemon starts another, instead of waiting for answers."""
+    sys.excepthook(failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
+    os._exit(1)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from kvpool.types import Level
 from tests.rigs.daemon import SMALL, wait_until
-from tests.rigs.nodes.engine_nodes import engine_daemons, load, needs_engine, serving
 from tests.rigs.payload import store, tokens_of
+from tests.rigs.transfer.engine_daemons import engine_daemons, load, needs_engine, serving
 
 pytestmark = needs_engine
 CHUNKS = 40

@@ -19,7 +19,15 @@ OFFER = offer_to(PULL)
 STAGE = stage_of(7, 3)
 STAGED = staged_of(STAGE)
 REQUESTS: list[Any] = [HELLO, PULL, STAGE, stage_of(7, 0, 0), r.Release(7), r.Ping()]
-ANSWERS: list[Any] = [HELLO, OFFER, offer_to(PULL, 0), STAGED, staged_of(STAGE, 0), r.Refused("busy", "later"), r.Pong(bytes(16))]
+ANSWERS: list[Any] = [
+    HELLO,
+    OFFER,
+    offer_to(PULL, 0),
+    STAGED,
+    staged_of(STAGE, 0),
+    r.Refused("busy", "later"),
+    r.Pong(bytes(16)),
+]
 
 
 def _request(record: Any, sequence: int = 1) -> wire.Message:

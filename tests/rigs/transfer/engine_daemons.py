@@ -1,7 +1,7 @@
 """Two daemons whose chunks come by TransferEngine, and what a stranger can do to what is registered with it.
 
-KVPOOL_RDMA_PROTOCOL (tcp) and KVPOOL_RDMA_DEVICE choose what it uses, so that the same tests run where there is RDMA. The package
-is optional: `needs_engine` skips where it is missing, with the reason.
+KVPOOL_RDMA_PROTOCOL (tcp), KVPOOL_RDMA_DEVICE and KVPOOL_RDMA_HOST choose what it uses, so that the same tests run where there
+is RDMA. The package is optional: `needs_engine` skips where it is missing, with the reason.
 """
 
 import importlib.util
