@@ -227,7 +227,12 @@ class PeerTier:
 
     def info(self) -> Info:
         """See `RemoteTier`."""
-        return {"peer_index_bytes": self._chunks.mapping.size}
+        used = {
+            f"{NAME}_{transport.name}_{name}": value
+            for transport in self._transports
+            for name, value in transport.info().items()
+        }
+        return {"peer_index_bytes": self._chunks.mapping.size, **used}
 
     def verify(self) -> list[str]:
         """See `RemoteTier`."""

@@ -225,6 +225,15 @@ class Engine:
             **{name: self.counts[name] for name in COUNTED},
         }
 
+    def info(self) -> dict[str, int | str]:
+        """What is in use, for operators."""
+        return {
+            "protocol": self.settings.protocol,
+            "devices": self.settings.devices,
+            "server": self.server if self.is_serving else "",
+            "buffer_bytes": self.settings.buffer_bytes,
+        }
+
     def problem(self) -> str:
         """Why nothing is served; empty where it is."""
         return "" if self.is_serving else f"TransferEngine does not serve: {self.process.error or 'it begins'}"
