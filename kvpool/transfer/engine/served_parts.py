@@ -65,6 +65,7 @@ class _Offered:
 
     @property
     def rows(self) -> int:
+        """Of all chunks."""
         return len(self.offsets) * self.chunks.layers
 
 

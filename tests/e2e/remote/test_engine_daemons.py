@@ -9,7 +9,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.types import Level
-from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.daemon import SMALL, wait_until
 from tests.rigs.payload import assert_right_bytes, payload_of, store, tokens_of
 from tests.rigs.transfer.engine_daemons import DEVICES, PROTOCOL, child_of, engine_daemons, load, needs_engine, serving
 from tests.rigs.transfer.stranger import stranger
@@ -146,29 +146,21 @@ def test_what_a_stranger_writes_meanwhile_is_never_served(tmp_path: Path) -> Non
     ):
         serving(owner, here)
         half = 4 << 20
-        another.begin(server_of(owner), half, half, 200)
-        misses = 0
-        for seed in range(20):
-            keys = chain_of(pool, SMALL, CHUNKS, seed)
+        another.begin(str(owner.info()["peer_rdma_server"]), half, half, 1_000_000)
+        seeds = iter(range(1, 1000))
+
+        def is_struck() -> bool:
+            keys = chain_of(pool, SMALL, CHUNKS, next(seeds))
             store(there, keys)
             announced(pool, keys)
-            misses += load(pool, keys, SMALL).chunks < CHUNKS
-            owner_flush(there, owner)
-        assert another.end() == 0
-        assert misses, "the stranger has struck"
-        assert here.stats()["peer.rdma.pulls"] > 0
+            found = load(pool, keys, SMALL).chunks
+            with owner.admin() as admin:
+                admin.flush(None, None, "")
+            return found < CHUNKS
 
-
-def owner_flush(there: kv.Pool, owner: Daemon) -> None:
-    """Drop everything at the owner, so that its arena has room for the next chain."""
-    assert there is not None
-    with owner.admin() as admin:
-        admin.flush(None, None, "")
-
-
-def server_of(daemon: Daemon) -> str:
-    """The address of a daemon's TransferEngine."""
-    return str(daemon.info()["peer_rdma_server"])
+        for _ in range(2):
+            wait_until(is_struck, "the stranger has struck", 60.0)
+        assert here.stats()["peer.rdma.pulls"] > 1
 
 
 def test_layers_of_a_save_are_followed(tmp_path: Path) -> None:

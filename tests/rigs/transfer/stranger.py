@@ -52,7 +52,7 @@ class Stranger:
         assert self.end() == 0
 
     def begin(self, server: str, offset: int, size: int, times: int) -> None:
-        """Begin to overwrite, again and again."""
+        """Begin to overwrite, so many times."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{server} {offset} {size} {times}\n")
         self._process.stdin.flush()
