@@ -235,8 +235,9 @@ class Engine:
         }
 
     def problem(self) -> str:
-        """Why nothing is served; empty where it is."""
-        return "" if self.is_serving else f"TransferEngine does not serve: {self.process.error or 'it begins'}"
+        """Why nothing is served; empty where it is, or begins. Any thread."""
+        error = "" if self.is_serving else self.process.error
+        return error and f"TransferEngine does not serve: {error}"
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
