@@ -26,6 +26,8 @@ from kvpool.transfer.ranges import PAGE_BYTES, Ranges
 
 log = logging.getLogger(__name__)
 
+# To import the library, and to pin the buffer: measured 0.2 s over TCP; emulated machines need a hundred times as long.
+START_S = 60.0
 COMMAND = module_command("kvpool.transfer.engine.child")
 HUNG = -2  # see `child`
 LIFE_BYTES = 8
@@ -96,7 +98,7 @@ class Engine:
         self.settings = settings
         self.on_change: list[Callable[[], None]] = []
         self._former_ports: deque[int] = deque(maxlen=PORTS_REMEMBERED)
-        task = ChildTask("TransferEngine", settings.command, hang_s=settings.hang_s)
+        task = ChildTask("TransferEngine", settings.command, start_s=START_S, hang_s=settings.hang_s)
         asked = {
             "host": settings.host,
             "protocol": settings.protocol,

@@ -17,14 +17,14 @@ from kvpool.peers.control import records as r
 from kvpool.transfer.engine.child import SUBMIT_S
 from kvpool.transfer.engine.engine import Engine, EngineSettings, Half, ReadEnd
 from kvpool.transfer.transport import Ending
-from tests.rigs.transfer.engine_daemons import HOST, PROTOCOL, needs_engine
+from tests.rigs.transfer.engine_daemons import HOST, PATIENCE, PROTOCOL, needs_engine
 from tests.rigs.transfer.engine_pair import Pair, engine_pair, until
 from tests.rigs.transfer.stranger import stranger
 from tests.unit.native.test_directory import LAYERS
 from tests.unit.transfer.test_streams import LAYER_BYTES, payload
 
 pytestmark = [needs_engine, pytest.mark.asyncio]
-TIME_S = 20.0
+TIME_S = 20.0 * PATIENCE
 
 
 async def test_chunks_arrive_with_their_bytes_layer_by_layer(tmp_path: Path) -> None:
