@@ -52,7 +52,8 @@ Checks = Callable[[OfferedChunks], bytes]
 
 @dataclass(slots=True)
 class _Offered:
-    """An offer as it is served. `checks`: of its rows, once all have landed. `parts`: by number."""
+    """An offer as it is served. `checks`: of its rows, once all have landed. `parts`: by number,
+    and `tasks` those that are about to be."""
 
     peer: str
     chunks: OfferedChunks
@@ -61,7 +62,7 @@ class _Offered:
     generations: list[int]
     checks: Column | None = None
     parts: dict[int, BounceRange] = field(default_factory=dict)
-    tasks: "set[asyncio.Task[None]]" = field(default_factory=set)
+    tasks: "dict[int, asyncio.Task[None]]" = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -121,7 +122,7 @@ class ServedParts:
     def drop(self, offer: int) -> None:
         """An offer is over: its chunks may leave their slots."""
         offered = self._offers.pop(offer)
-        for task in offered.tasks:
+        for task in offered.tasks.values():
             task.cancel()
         for part in list(offered.parts):
             self._engine.give(offered.parts.pop(part))
@@ -136,19 +137,24 @@ class ServedParts:
             answer(r.Refused(r.RefusalCode.TRANSPORT, text))
         elif offered is None:
             answer(r.Refused(r.RefusalCode.FAILED, "the pull has no chunks here, or has ended"))
-        elif stage.part in offered.parts or stage.first + stage.rows > offered.rows or len(offered.tasks) >= PARTS_MAX:
+        elif not self._can_be(offered, stage):
             answer(r.Refused(r.RefusalCode.PROTOCOL, "a part that there cannot be"))
         else:
             for part in np.frombuffer(stage.ended, "<u4"):
                 if int(part) in offered.parts:
                     self._engine.give(offered.parts.pop(int(part)))
             task = asyncio.get_running_loop().create_task(self._stage(offered, stage, answer))
-            offered.tasks.add(task)
-            task.add_done_callback(offered.tasks.discard)
+            offered.tasks[stage.part] = task
+            task.add_done_callback(lambda _: offered.tasks.pop(stage.part))
 
     def close(self) -> None:
         """Wait for the copies. Any thread; no offer is left."""
         self._threads.shutdown()
+
+    def _can_be(self, offered: _Offered, stage: r.Stage) -> bool:
+        """Whether there can be such a part: each number has one range at most."""
+        is_new = stage.part not in offered.parts and stage.part not in offered.tasks
+        return is_new and stage.first + stage.rows <= offered.rows and len(offered.tasks) < PARTS_MAX
 
     async def _stage(self, offered: _Offered, stage: r.Stage, answer: Answer) -> None:
         deadline = Deadline(stage.wait_ms / 1000, self._clock)
@@ -169,9 +175,9 @@ class ServedParts:
             self._engine.give(taken)
             answer(r.Refused(r.RefusalCode.TRANSPORT, "TransferEngine of this node has ended"))
             return
-        await self._keep_pace(offered.peer, taken.size)
-        offered.parts[stage.part] = taken
+        offered.parts[stage.part] = taken  # before any further wait: whoever drops the offer gives the range back
         self._engine.counts["served_bytes"] += taken.size
+        await self._keep_pace(offered.peer, taken.size)
         address = self._engine.address_of(taken)
         answer(r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, address, checks, gone))
 

@@ -181,6 +181,7 @@ async def engine_pair(
         for side in (here, owner):
             side.follow(Script())
             assert await side.transport.close()
-        owner.parts.drop(OFFER)
+        if OFFER in owner.parts._offers:
+            owner.parts.drop(OFFER)
         for side in (here, owner):
             side.parts.close()

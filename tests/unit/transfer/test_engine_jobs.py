@@ -280,6 +280,40 @@ async def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         assert ask(1, replace(stage, first=5 * LAYERS - 1)) == "protocol"
 
 
+async def test_a_part_has_one_range_and_an_offer_that_is_over_has_none(tmp_path: Path) -> None:
+    """Also while the owner waits for the puller's rate, when the copy is made and the answer is not."""
+    async with engine_pair(tmp_path, rate=1) as pair:
+        parts, engine = pair.owner.parts, pair.owner.engine
+        answers: list[r.Staged | r.Refused] = []
+
+        def answer(found: r.Staged | r.Refused) -> bool:
+            answers.append(found)
+            return True
+
+        parts.serve(1, r.Stage(7, 1, b"", 0, 2, "tcp", 100), answer)
+        parts.serve(1, r.Stage(7, 1, b"", 0, 2, "tcp", 100), answer)
+        (refused,) = answers
+        assert isinstance(refused, r.Refused)
+        assert refused.code == "protocol"
+        await until(lambda: len(answers) == 2, "the first part is free of charge")
+        parts.serve(1, r.Stage(7, 2, b"", 2, 2, "tcp", 100), answer)
+        await until(lambda: engine.counts["served_bytes"] == 4 * LAYER_BYTES, "it is copied, and waits for its time")
+        assert len(answers) == 2
+        held = [engine.take(Half.SERVED, engine.layer_bytes_max, name) for name in ("a", "b")]
+        assert None in held
+        for one in held:
+            if one is not None:
+                engine.give(one)
+        parts.drop(1)
+        await asyncio.sleep(0)
+        held = [engine.take(Half.SERVED, engine.layer_bytes_max, name) for name in ("a", "b")]
+        for one in held:
+            assert one is not None
+            engine.give(one)
+        parts.serve(1, r.Stage(7, 3, b"", 0, 2, "tcp", 100), answer)
+        assert isinstance(answers[-1], r.Refused)
+
+
 async def test_nodes_without_the_protocol_are_not_asked_again_for_a_while(tmp_path: Path) -> None:
     async with engine_pair(tmp_path) as pair:
         order = pair.order()
