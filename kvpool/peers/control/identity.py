@@ -1,4 +1,4 @@
-"""Identity of a node on the control plane: what its Hello says, and what it accepts of another's. Values; any thread."""
+"""Identity of a node on the control plane: what its Hello says, what it accepts of another's, and that one's life. Values; any thread."""
 
 from dataclasses import dataclass
 
@@ -38,3 +38,15 @@ class NodeIdentity:
                 r.RefusalCode.SELF, "this node has the same name: it asks itself, or two nodes share a name"
             )
         return version
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLife:
+    """A life of the peer's daemon, as its Hello reports it. `is_new`: another one than at the last connection.
+    `version`: that both speak."""
+
+    node: str
+    incarnation: bytes
+    stream: str
+    is_new: bool
+    version: int = r.OLDEST_VERSION

@@ -29,7 +29,7 @@ from kvpool.errors import PeerUnreachable, Refused
 from kvpool.peers.back_off import BackOff, BackOffSettings, Uniform
 from kvpool.peers.control import records as r
 from kvpool.peers.control import wire
-from kvpool.peers.control.identity import NodeIdentity
+from kvpool.peers.control.identity import NodeIdentity, PeerLife
 from kvpool.peers.control.listener import HIGH_WATER_MARK, ZMQ_MESSAGE_BYTES_MAX
 from kvpool.peers.control.loop_socket import LoopSocket
 from kvpool.peers.loop_share import LoopShare
@@ -73,19 +73,9 @@ class LinkState(Enum):
     CLOSED = "closed"
 
 
-@dataclass(frozen=True, slots=True)
-class PeerLife:
-    """A life of the peer's daemon, as its Hello reports it. `is_new`: another one than at the last connection."""
-
-    node: str
-    incarnation: bytes
-    stream: str
-    is_new: bool
-
-
 @dataclass(slots=True)
 class _Waiting:
-    request: r.Pull | r.Ping | r.AskFollow
+    request: r.Pull | r.Stage | r.Ping | r.AskFollow
     answer: "asyncio.Future[Any]"
     timer: asyncio.TimerHandle
     sent_ns: int
@@ -156,7 +146,7 @@ class PeerLink:
         self._pull += 1
         return self._pull
 
-    def request(self, request: r.Pull | r.Ping | r.AskFollow, timeout_s: float) -> "asyncio.Future[Any]":
+    def request(self, request: r.Pull | r.Stage | r.Ping | r.AskFollow, timeout_s: float) -> "asyncio.Future[Any]":
         """Ask the peer. The future has the answer, or raises Refused or PeerUnreachable, by the deadline at the latest. One
         that is cancelled releases its pull."""
         answer: asyncio.Future[Any] = self._loop.create_future()
@@ -176,7 +166,7 @@ class PeerLink:
             answer.add_done_callback(lambda _: self._give_up(sequence))
         return answer
 
-    def _is_full_for(self, request: r.Pull | r.Ping | r.AskFollow) -> bool:
+    def _is_full_for(self, request: r.Pull | r.Stage | r.Ping | r.AskFollow) -> bool:
         """Whether too many requests wait. Following the peer's keys has a place of its own, and takes none of the others'."""
         follows = sum(isinstance(one.request, r.AskFollow) for one in self._waiting.values())
         if isinstance(request, r.AskFollow):
@@ -265,7 +255,7 @@ class PeerLink:
             raise wire.WireFault(r.RefusalCode.PROTOCOL, f"node {answer.node!r} answers, expected {self.member.node!r}")
         is_new = self.last_life is not None and answer.incarnation != self.last_life.incarnation
         self._counts["new_lives"] += is_new
-        self.life = self.last_life = PeerLife(answer.node, answer.incarnation, answer.stream, is_new)
+        self.life = self.last_life = PeerLife(answer.node, answer.incarnation, answer.stream, is_new, answer.version)
         self.state, self.fault = LinkState.READY, ""
         self._await_silence()
         self._on_change(self)
@@ -294,12 +284,14 @@ class PeerLink:
         elif isinstance(request := waiting.request, r.Pull):
             self.release(request.pull)  # cancelled a moment ago
 
-    def _check(self, request: r.Pull | r.Ping | r.AskFollow, answer: Any) -> None:
+    def _check(self, request: r.Pull | r.Stage | r.Ping | r.AskFollow, answer: Any) -> None:
         """Raises WireFault for an answer that is none to this request."""
         if isinstance(request, r.AskFollow):
             wire.check_follow(request, answer)
         elif isinstance(request, r.Pull) and isinstance(answer, r.Offer):
             wire.check_offer(request, answer)
+        elif isinstance(request, r.Stage) and isinstance(answer, r.Staged):
+            wire.check_staged(request, answer)
         elif not (isinstance(request, r.Ping) and isinstance(answer, r.Pong)):
             raise wire.WireFault(r.RefusalCode.PROTOCOL, f"{type(answer).__name__} answers {type(request).__name__}")
         elif self.life is not None and answer.incarnation != self.life.incarnation:

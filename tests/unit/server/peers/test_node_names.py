@@ -4,7 +4,8 @@ from types import SimpleNamespace
 from typing import cast
 
 from kvpool.index.remote_chunks import NodeName
-from kvpool.peers.control.link import PeerLife, PeerLink
+from kvpool.peers.control.identity import PeerLife
+from kvpool.peers.control.link import PeerLink
 from kvpool.peers.members.member import Member
 from kvpool.server.peers.node_names import NodeNames
 

@@ -10,7 +10,8 @@ from kvpool.clock import MonotonicClock
 from kvpool.errors import InvalidArgument
 from kvpool.peers.back_off import BackOffSettings
 from kvpool.peers.circuit_breaker import BreakerSettings
-from kvpool.peers.control.link import LinkState, PeerLife, PeerLink
+from kvpool.peers.control.identity import PeerLife
+from kvpool.peers.control.link import LinkState, PeerLink
 from kvpool.peers.following.followers import Followers
 from kvpool.peers.members.member import Member
 from kvpool.protocol import frames
