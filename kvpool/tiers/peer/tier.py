@@ -118,7 +118,6 @@ class PeerTier:
         self._owner: TierOwner = UNOWNED
         self.fleet_stats: Callable[[], dict[str, int]] = dict  # counters of what serves others and follows them
         self.fleet_problems: Callable[[], list[str]] = list  # shortcomings of these, one line each; any thread
-        self.on_wrong_hints: Callable[[], None] = lambda: None  # chunks are queued to be forgotten
         self._is_closed = False
         self._read_bytes = 0
         self._counts: Counter[str] = Counter()
@@ -165,7 +164,7 @@ class PeerTier:
         """See `RemoteTier`."""
         if self._is_closed or len(keys) <= first:
             return RemoteRun(first)
-        run = self._chunks.find(keys, first, _Silent(self))
+        run = self._chunks.find(keys, first, _Silent(self), namespace=namespace.id, now_ns=self._clock.now_ns())
         return RemoteRun(first + min(run.chunks, r.offered_chunks_max(namespace.layout.layers)), run.node)
 
     def find_at(self, node: str, keys: KeyColumn, first: int) -> RemoteRun:
@@ -194,10 +193,8 @@ class PeerTier:
             return NOT_STARTED
         record.pulls += 1
         record.life = b"" if link.life is None else link.life.incarnation
-        pull = self._pulls.begin(order.run.node, namespace.layout, moves)
-        task = asyncio.get_running_loop().create_task(
-            self._ask(pull, link, permit, model=namespace.model, before=order.before)
-        )
+        pull = self._pulls.begin(order.run.node, namespace, moves)
+        task = asyncio.get_running_loop().create_task(self._ask(pull, link, permit, before=order.before))
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
         return pull.job
@@ -241,14 +238,15 @@ class PeerTier:
             self._chunks.set_pace(NodeName(node), record.pace.packed())
         self._publishing = asyncio.get_running_loop().call_later(PUBLISH_S, self._publish_paces)
 
-    async def _ask(self, pull: Pull, link: PeerLink, permit: Permit, *, model: str, before: KeyColumn) -> None:
+    async def _ask(self, pull: Pull, link: PeerLink, permit: Permit, *, before: KeyColumn) -> None:
         """Ask for the chunks of a pull, and begin to receive what is offered."""
         record, size = self.nodes.of(pull.node), len(pull.moves) * pull.layout.chunk_bytes
         timeout_s = self._settings.timeout_s(size)
         number = link.next_pull()
         keys = before.packed + KeyColumn.of(pull.moves.keys).packed
         deadline_ms = int((self._settings.answer_s + timeout_s) * 1000)
-        request = r.Pull(number, model, list(pull.layout.to_wire()), b"", len(before), keys, deadline_ms)
+        model, layout = pull.namespace.model, list(pull.layout.to_wire())
+        request = r.Pull(number, model, layout, b"", len(before), keys, deadline_ms)
         fault, asked_ns = "", self._clock.now_ns()
         try:
             offer = await self._asking.ask(link, pull.node, request, self._settings.answer_s)
@@ -282,10 +280,10 @@ class PeerTier:
         elif address is None or not self._receive(pull, offer, address, timeout_s):
             self._counts["queue_full" if offer.chunks else "empty"] += 1
             if not offer.chunks:
-                self._forget(pull, 0)
+                self._decline(pull, 0)
             self._give_up(pull, 0, Outcome.FAILED, "full" if offer.chunks else "gone")
         elif offer.chunks < len(pull.moves):
-            self._forget(pull, offer.chunks)
+            self._decline(pull, offer.chunks)
             self._give_up(pull, offer.chunks, Outcome.FAILED, "gone")
 
     def _receive(self, pull: Pull, offer: r.Offer, address: StreamAddress, timeout_s: float) -> bool:
@@ -320,10 +318,9 @@ class PeerTier:
         self._pulls.fail(pull, first, outcome, fault)
         self._owner.on_completed()
 
-    def _forget(self, pull: Pull, chunk: int) -> None:
-        """The node does not have this chunk now: its hint was wrong. Later ones may be there: nothing is found behind it."""
-        self._chunks.note_removed(NodeName(pull.node), KeyColumn.of(pull.moves.keys[chunk : chunk + 1]))
-        self.on_wrong_hints()
+    def _decline(self, pull: Pull, chunk: int) -> None:
+        """The node does not have this chunk now. Later ones may be there: nothing is found behind it."""
+        self._chunks.decline(NodeName(pull.node), pull.namespace.id, pull.moves.keys[chunk], self._clock.now_ns())
 
     def _end(self, pull: Pull, link: PeerLink, number: int, permit: Permit) -> None:
         link.release(number)
@@ -345,7 +342,7 @@ class PeerTier:
             outcome = _OUTCOMES[one.status]
             pull.is_broken |= one.fault in BROKEN
             if outcome is Outcome.BAD_SOURCE:
-                self._forget(pull, one.chunk)
+                self._decline(pull, one.chunk)
             size = pull.layout.chunk_bytes if outcome is Outcome.DONE else 0
             self._read_bytes += size
             pull.received_bytes += size
