@@ -145,9 +145,27 @@ class KeyReporter:
             self.gaps += is_gap
             newest = self._journal.newest
             gap = r.Changes(newest, newest, True, b"", b"", saves.last)
-            self._answer(number, request, gap if is_gap else _net_changes(found, newest, saves))
+            self._answer(number, request, gap if is_gap else self._net_changes(found, newest, saves))
         else:
             self._idle[number] = self._loop.call_later(ask.wait_ms / 1e3, self._end_wait, number)
+
+    def _net_changes(self, found: EventSlice, newest: int, saves: NotesSlice) -> r.Changes:
+        """What a slice of events comes to, as far as the keys fit an answer: the last event of a key counts, and more than a
+        save that was given up; a save under way is newer than any event."""
+        has = dict.fromkeys(saves.lost, False)
+        last = found.last - len(found.events)
+        named = len(saves.lost) + len(saves.under_way)
+        for event in found.events:
+            named += len(event.column)
+            if named > r.FOLLOW_KEYS_MAX:
+                break
+            is_stored = event.kind != EventKind.REMOVED
+            has.update((key, is_stored or self._saves.is_under_way(key)) for key in event.column)
+            last = event.id
+        has.update(dict.fromkeys(saves.under_way, True))
+        stored = b"".join(key for key, is_stored in has.items() if is_stored)
+        removed = b"".join(key for key, is_stored in has.items() if not is_stored)
+        return r.Changes(last, max(newest, last), False, stored, removed, saves.last)
 
     def _end_wait(self, number: int) -> None:
         del self._idle[number]
@@ -164,21 +182,3 @@ class KeyReporter:
         timer = self._idle.pop(number, None)
         if timer is not None:
             timer.cancel()
-
-
-def _net_changes(found: EventSlice, newest: int, saves: NotesSlice) -> r.Changes:
-    """What a slice of events comes to, as far as the keys fit an answer: the last event of a key counts, and more than a save
-    that was given up; a save under way is newer than any event."""
-    has = dict.fromkeys(saves.lost, False)
-    last = found.last - len(found.events)
-    named = len(saves.lost) + len(saves.under_way)
-    for event in found.events:
-        named += len(event.column)
-        if named > r.FOLLOW_KEYS_MAX:
-            break
-        has.update(dict.fromkeys(event.column, event.kind != EventKind.REMOVED))
-        last = event.id
-    has.update(dict.fromkeys(saves.under_way, True))
-    stored = b"".join(key for key, is_stored in has.items() if is_stored)
-    removed = b"".join(key for key, is_stored in has.items() if not is_stored)
-    return r.Changes(last, max(newest, last), False, stored, removed, saves.last)

@@ -37,7 +37,7 @@ class SaveNotes:
 
     def __init__(self, has: Callable[[bytes], bool]) -> None:
         self._has = has
-        self._notes: dict[bytes, tuple[int, bool]] = {}  # the number, and whether the save is under way
+        self._notes: dict[bytes, tuple[int, int]] = {}  # the number, and how many saves of it have not ended
         self._last = 0
         self._dropped = 0  # the number of the newest note of a lost chunk that was dropped
 
@@ -47,14 +47,18 @@ class SaveNotes:
     def begin(self, keys: KeyColumn) -> None:
         """Chunks of a save can be followed from now on."""
         for key in keys:
-            self._note(key, is_under_way=True)
+            self._note(key, self._saves_of(key) + 1)
 
     def end(self, keys: KeyColumn, stored: int) -> None:
         """A save has ended: so many of its chunks are stored, the others are lost."""
         for key in keys[:stored]:
             self._notes.pop(key, None)
         for key in keys[stored:]:
-            self._note(key, is_under_way=False)
+            others = self._saves_of(key) - 1
+            if others > 0:  # begun after the chunk was dropped under this one's writer
+                self._notes[key] = self._notes[key][0], others
+            else:
+                self._note(key, 0)
 
     def since(self, last: int) -> NotesSlice:
         """The notes after number `last`; 0: of who knows of no save, and needs to know of none that was lost."""
@@ -67,11 +71,18 @@ class SaveNotes:
         has_all = len(chosen) == len(newer)
         return NotesSlice(self._last if has_all else self._notes[chosen[-1]][0], under_way, lost)
 
-    def _note(self, key: bytes, *, is_under_way: bool) -> None:
+    def is_under_way(self, key: bytes) -> bool:
+        """Whether a chunk is being saved now, as far as that is remembered."""
+        return self._saves_of(key) > 0
+
+    def _saves_of(self, key: bytes) -> int:
+        return self._notes.get(key, (0, 0))[1]
+
+    def _note(self, key: bytes, saves: int) -> None:
         self._last += 1
         self._notes.pop(key, None)
-        self._notes[key] = self._last, is_under_way
+        self._notes[key] = self._last, saves
         while len(self._notes) > NOTES_MAX:
-            number, was_under_way = self._notes.pop(next(iter(self._notes)))
-            if not was_under_way:
+            number, saves_of_oldest = self._notes.pop(next(iter(self._notes)))
+            if not saves_of_oldest:
                 self._dropped = number

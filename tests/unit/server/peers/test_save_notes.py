@@ -56,6 +56,20 @@ def test_a_chunk_that_is_here_all_the_same_is_not_lost() -> None:
     assert notes.since(last).lost == (KEYS[1],)
 
 
+def test_a_chunk_of_two_saves_is_under_way_until_both_have_ended() -> None:
+    """The first one's chunk was dropped with the one before it, and another engine saves it anew."""
+    notes = SaveNotes(lambda _key: False)
+    notes.begin(column(0))
+    notes.begin(column(0))
+    last = notes.since(0).last
+    notes.end(column(0), 0)
+    assert notes.since(last).last == last
+    assert notes.is_under_way(KEYS[0])
+    notes.end(column(0), 0)
+    assert notes.since(last).lost == (KEYS[0],)
+    assert not notes.is_under_way(KEYS[0])
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_follower_that_asks_now_and_then_knows_what_is_under_way_in_the_end(seed: int) -> None:
