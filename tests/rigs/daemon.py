@@ -57,6 +57,11 @@ class Daemon:
             self.process.kill()
             self.process.wait()
 
+    @property
+    def node(self) -> str:
+        """Its name among other nodes, empty where it has none."""
+        return self._options.get("peer.name", "")
+
     def command(self) -> list[str]:
         """The command line."""
         sets = [f"--set=server.socket={self.socket}", *(f"--set={key}={value}" for key, value in self._options.items())]
@@ -96,6 +101,11 @@ class Daemon:
         """Any signal."""
         assert self.process is not None
         self.process.send_signal(number)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process lives."""
+        return self.process is not None and self.process.poll() is None
 
     def log(self) -> str:
         """The daemon's log so far."""

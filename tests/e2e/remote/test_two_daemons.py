@@ -12,6 +12,7 @@ import kvpool_client as kv
 from kvpool.config.curve_keys import make_key_pair, write_key_file
 from kvpool.types import Level
 from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.nodes.two_nodes import assert_converged
 from tests.rigs.payload import assert_right_bytes, store, tokens_of
 
 CHUNKS = 40
@@ -33,8 +34,9 @@ def options_of(name: str, port: int, *others: int) -> dict[str, str]:
 
 
 @contextmanager
-def two_daemons(directory: Path, **further: str) -> Iterator[tuple[Daemon, Daemon]]:
-    """Two peers. Options that differ: `owner__NAME`, `here__NAME`."""
+def two_daemons(directory: Path, *, may_follow: bool = True, **further: str) -> Iterator[tuple[Daemon, Daemon]]:
+    """Two peers, which know of each other what is so in the end; not `may_follow`: they refuse one another. Options that
+    differ: `owner__NAME`, `here__NAME`."""
     ports = free_port(), free_port()
     named = []
     for name, port, other in (("owner", ports[0], ports[1]), ("here", ports[1], ports[0])):
@@ -49,7 +51,9 @@ def two_daemons(directory: Path, **further: str) -> Iterator[tuple[Daemon, Daemo
     with Daemon(path_a, **options_a) as owner, Daemon(path_b, **options_b) as here:
         yield owner, here
         for daemon in (owner, here):
-            assert daemon.process is None or daemon.process.poll() is not None or daemon.problems() == []
+            assert not daemon.is_running or daemon.problems() == []
+        if may_follow and owner.is_running and here.is_running:
+            assert_converged(owner, here)
 
 
 def load(pool: kv.Pool, keys: kv.KeyChain, chunks: int) -> kv.LoadResult:
@@ -142,7 +146,7 @@ def test_only_nodes_with_allowed_keys_are_served(tmp_path: Path, is_allowed: boo
         "here__peer__keys": str(tmp_path / ("key" if is_allowed else "other")),
     }
     allow = {f"{name}__peer__allow": str(tmp_path / "allow") for name in ("owner", "here")}
-    with two_daemons(tmp_path, **keys, **allow) as (owner, here), owner.connect() as there, here.connect() as pool:
+    with two_daemons(tmp_path, may_follow=is_allowed, **keys, **allow) as (owner, here), owner.connect() as there, here.connect() as pool:
         chain = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
         store(there, chain)
         if is_allowed:
