@@ -34,7 +34,7 @@ def options_of(name: str, port: int, *others: int) -> dict[str, str]:
 
 
 @contextmanager
-def two_daemons(directory: Path, *, may_follow: bool = True, **further: str) -> Iterator[tuple[Daemon, Daemon]]:
+def two_daemons(directory: Path, may_follow: bool = True, /, **further: str) -> Iterator[tuple[Daemon, Daemon]]:
     """Two peers, which know of each other what is so in the end; not `may_follow`: they refuse one another. Options that
     differ: `owner__NAME`, `here__NAME`."""
     ports = free_port(), free_port()
@@ -146,7 +146,11 @@ def test_only_nodes_with_allowed_keys_are_served(tmp_path: Path, is_allowed: boo
         "here__peer__keys": str(tmp_path / ("key" if is_allowed else "other")),
     }
     allow = {f"{name}__peer__allow": str(tmp_path / "allow") for name in ("owner", "here")}
-    with two_daemons(tmp_path, may_follow=is_allowed, **keys, **allow) as (owner, here), owner.connect() as there, here.connect() as pool:
+    with (
+        two_daemons(tmp_path, is_allowed, **keys, **allow) as (owner, here),
+        owner.connect() as there,
+        here.connect() as pool,
+    ):
         chain = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
         store(there, chain)
         if is_allowed:

@@ -77,7 +77,9 @@ def assert_converged(*daemons: Daemon) -> None:
             mapping = Mapping.attach(connection.fds[2], connection.welcome.remote_bytes, writable=False)
             view = RemoteView(mapping)
             unknown = [key.hex()[:16] for key in keys if not view.has(key)]
-        assert not unknown, f"{here.node} does not know {len(unknown)} of {len(keys)} chunks of {owner.node}: {unknown[:5]}"
+        assert not unknown, (
+            f"{here.node} does not know {len(unknown)} of {len(keys)} chunks of {owner.node}: {unknown[:5]}"
+        )
 
 
 def free_addresses(count: int) -> list[str]:
