@@ -13,7 +13,7 @@ from kvpool.config.curve_keys import make_key_pair, write_key_file
 from kvpool.types import Level
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.nodes.two_nodes import assert_converged
-from tests.rigs.payload import assert_right_bytes, store, tokens_of
+from tests.rigs.payload import assert_right_bytes, payload_of, store, tokens_of
 
 CHUNKS = 40
 
@@ -208,3 +208,30 @@ def test_a_node_that_is_named_is_asked_at_once_and_an_unknown_one_is_a_miss(tmp_
             assert pool.load(lease, into=np.zeros((lease.chunks, SMALL.chunk_bytes), np.uint8)).wait().chunks == 0
         with pytest.raises(kv.InvalidArgument, match="owner is"):
             pool.lookup(keys, owner="x" * 257)
+
+
+@pytest.mark.parametrize("comes", [True, False], ids=["it comes", "its owner dies"])
+def test_a_save_of_what_is_on_its_way_is_answered_for_what_is_certain(tmp_path: Path, comes: bool) -> None:
+    """The owner sends 128 KiB in a second."""
+    with (
+        two_daemons(tmp_path, owner__peer__rate="128KiB") as (owner, here),
+        owner.connect() as there,
+        here.connect() as pool,
+    ):
+        keys = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
+        store(there, keys)
+        wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the hint has come")
+        with pool.acquire(pool.lookup(keys)) as lease:
+            assert lease.chunks == CHUNKS
+            save = pool.save(keys, from_=payload_of(keys, SMALL))
+            result = save.commit()
+            assert result.reasons == {"pending": CHUNKS}
+            assert not save.wait_pending(0.01)
+            assert save.has_pending()
+            if not comes:
+                owner.kill()
+            assert save.wait_pending(20.0) is comes
+        again = store(pool, keys)
+        assert again.stored + again.present == CHUNKS
+        assert (again.present == CHUNKS) is comes
+        assert load(pool, keys, CHUNKS).reason == "complete"
