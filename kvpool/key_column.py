@@ -5,7 +5,7 @@ A column is immutable and has its keys one after the other in one `bytes`, which
 another. Pure; any thread.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import overload
 
 import numpy as np
@@ -15,6 +15,8 @@ KEY_BYTES = 32
 KEY_DIGITS = 2 * KEY_BYTES  # of a key in hexadecimal
 _new = object.__new__
 _ROW = np.dtype(f"V{KEY_BYTES}")
+# A key's first word, by which most keys differ.
+_HEAD = np.dtype({"names": ["head"], "formats": ["<u8"], "itemsize": KEY_BYTES})
 
 
 def packed_bytes(keys: int) -> int:
@@ -84,6 +86,12 @@ class KeyColumn(Sequence[bytes]):
     def before(self, index: int, parent: bytes = b"") -> bytes:
         """The key before one of a chain; before the first it is `parent`."""
         return self[index - 1] if index else parent
+
+    def find_any(self, wanted: Collection[bytes]) -> int:
+        """The index of the first key that is one of these; the length where none is."""
+        heads = np.frombuffer(self.packed, _HEAD)["head"]
+        alike = np.flatnonzero(np.isin(heads, np.frombuffer(b"".join(wanted), _HEAD)["head"])).tolist()
+        return next((index for index in alike if self[index] in wanted), len(self))
 
     def chosen(self, which: "npt.NDArray[np.intp] | npt.NDArray[np.bool_] | Sequence[int]") -> "KeyColumn":
         """The keys at these indexes, or where a mask is true, in their order."""

@@ -67,6 +67,8 @@ class SaveState(IntEnum):
 
     RESERVED ──commit──► STORED
         └──deadline────► EXPIRED
+
+    PENDING: another save is writing it, or it is on its way here from another tier, or after one that is: it may not come.
     """
 
     PRESENT = 0

@@ -193,7 +193,9 @@ class IndexView:
         """
 
     def is_being_written(self, key: bytes) -> bool:
-        """Whether somebody has reserved the chunk and not committed it yet."""
+        """
+        Whether somebody is saving the chunk, or it is on its way from another tier.
+        """
 
     def generation_at(self, slot: int) -> int:
         """

@@ -1,7 +1,8 @@
-"""Pending chunks: those that other writers are just saving (single flight, seen from the second writer).
+"""Pending chunks: those that other writers are just saving, or that are on their way from another tier.
 
-The daemon stores a chunk once; a second save gets the state `pending` while the first one writes. Shared memory shows whether
-that is still so, so that waiting takes no request. Any thread.
+The daemon stores a chunk once; a second save gets the state `pending` while the first one writes, or while the chunk comes
+from disk or another node, which may fail. Shared memory shows whether that is still so, so that waiting takes no request. Any
+thread.
 """
 
 import threading

@@ -188,7 +188,8 @@ class Pool:
         return self._finder.lookup(keys, owner)
 
     def is_being_saved(self, keys: KeyChain, chunk: int) -> bool:
-        """Whether a writer is just saving this chunk, on some rank. Reads shared memory as `lookup` does."""
+        """Whether a writer is just saving this chunk, or it is on its way here from another tier, on some rank. Reads shared
+        memory as `lookup` does."""
         check_keys(keys)
         check_index("chunk", chunk, len(keys) - 1)
         session = self._link.session

@@ -167,7 +167,8 @@ class Save:
         return self._result
 
     def wait_pending(self, timeout_s: float) -> bool:
-        """Wait until the chunks that others were saving when this save began are stored or given up, or the time is over.
+        """Wait until the chunks that were pending when this save began are here or have failed, or the time is over: others
+        were saving them, or they were on their way from another tier.
 
         True: all of them are stored, also where there were none; what was declined behind them (`no-parent`) can be saved
         by a new save. False: late, given up, or the daemon is away. Reads shared memory; no request.
@@ -175,7 +176,7 @@ class Save:
         return self._pending.wait(timeout_s)
 
     def has_pending(self) -> bool:
-        """Whether chunks that others were saving when this save began are still being saved. Never waits."""
+        """Whether chunks that were pending when this save began still are. Never waits."""
         return self._pending.are_under_way()
 
     def done(self) -> bool:

@@ -10,6 +10,10 @@ Each life of a node has an owner number of its own: `clear` ends it at once, how
 in turns. Changes are applied in turns too: `note` puts them into their node's queue, `advance` applies a bounded number of keys
 of each node in turn. A queue that is full takes nothing: the reader of that node's events continues after the next turn.
 
+A node that was asked for a chunk and did not have it may be about to have it, or have it for engines of another model or
+layout: its announcement stays, as events have it. `find` passes over it for a while, for engines of the namespace that was
+declined, or until the node announces the chunk again.
+
 Control thread only; no I/O, no clock. Invariants: `_by_owner` has exactly the nodes whose owner number is live; `_pending_keys`
 of a node is the number of keys in its queue.
 """
@@ -17,12 +21,14 @@ of a node is the number of keys in its queue.
 from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple, NewType
 
 import kvpool_native
+from kvpool.clock import NS_PER_S
 from kvpool.index.parts import Parts
 from kvpool.key_column import KeyColumn
-from kvpool.types import Event, EventKind
+from kvpool.types import Event, EventKind, NamespaceId
 
 NodeName = NewType("NodeName", str)
 
@@ -31,6 +37,9 @@ KEYS_A_TURN = 4096
 BUCKETS_A_TURN = 4096
 # Keys in the queue of one node: 2 MiB.
 PENDING_KEYS_MAX = 65_536
+# For so long a chunk that a node did not have is not asked of it, and so many of one node: a chain ends with the first of them.
+DECLINED_NS = 3 * NS_PER_S
+DECLINED_MAX = 1024
 
 
 class RemoteRun(NamedTuple):
@@ -52,12 +61,14 @@ class _Change(NamedTuple):
 
 @dataclass(slots=True)
 class _Node:
-    """A node that is followed. `owner`: None until a number is free for its life."""
+    """A node that is followed. `owner`: None until a number is free for its life. `declined`: chunks that it did not have, by
+    the namespace for which it was asked, with the end of the time for which it is not asked again; the oldest first."""
 
     owner: int | None = None
     pending: deque[_Change] = field(default_factory=deque)
     pending_keys: int = 0
     pace: tuple[int, int] = NO_PACE
+    declined: dict[tuple[NamespaceId, bytes], int] = field(default_factory=dict)
 
 
 class RemoteChunks:
@@ -111,6 +122,11 @@ class RemoteChunks:
 
     def note_stored(self, node: NodeName, keys: KeyColumn) -> bool:
         """Queue chunks that a node has, from its events or its snapshot. See `note`."""
+        declined = self._nodes[node].declined
+        if declined:
+            named = set(keys)
+            for again in [pair for pair in declined if pair[1] in named]:
+                del declined[again]
         return self._queue(node, _Change(keys, is_stored=True))
 
     def note_removed(self, node: NodeName, keys: KeyColumn) -> bool:
@@ -128,11 +144,36 @@ class RemoteChunks:
                 break
         return has_dead or any(node.pending and node.owner is not None for node in self._nodes.values())
 
-    def find(self, keys: KeyColumn, first: int, avoid: Container[NodeName] = ()) -> RemoteRun:
+    def decline(self, node: NodeName, namespace: NamespaceId, key: bytes, now_ns: int) -> None:
+        """A node that was asked for a chunk of a namespace did not have it: it is not asked again for a while."""
+        found = self._nodes.get(node)
+        if found is not None:
+            found.declined.pop((namespace, key), None)
+            found.declined[namespace, key] = now_ns + DECLINED_NS
+            for pair in list(takewhile(lambda pair: found.declined[pair] <= now_ns, found.declined)):
+                del found.declined[pair]
+            if len(found.declined) > DECLINED_MAX:
+                del found.declined[next(iter(found.declined))]
+
+    def find(
+        self,
+        keys: KeyColumn,
+        first: int,
+        avoid: Container[NodeName] = (),
+        *,
+        namespace: NamespaceId | None = None,
+        now_ns: int = 0,
+    ) -> RemoteRun:
         """The longest run of chunks from key `first` on that one node has, other than those to avoid; of several the one whose
-        node is the fastest, or was never measured. From local knowledge."""
-        runs = (RemoteRun(self._by_owner[owner], chunks) for owner, chunks in self._table.runs(keys.packed, first))
-        usable = [run for run in runs if run.node not in avoid]
+        node is the fastest, or was never measured. From local knowledge. It ends before what the node has just declined to
+        engines of the namespace."""
+        usable = []
+        for owner, chunks in self._table.runs(keys.packed, first):
+            node = self._by_owner[owner]
+            if node not in avoid:
+                declined = self._declined_by(node, namespace, now_ns)
+                end = keys[first : first + chunks].find_any(declined) if declined else chunks
+                usable += [RemoteRun(node, end)] if end else []
         return max(usable, key=lambda run: (run.chunks, -self._nodes[run.node].pace[0]), default=NO_REMOTE_RUN)
 
     def set_pace(self, node: NodeName, pace: tuple[int, int]) -> None:
@@ -193,6 +234,10 @@ class RemoteChunks:
             node.pending.append(change)
             node.pending_keys += len(change.keys)
         return True
+
+    def _declined_by(self, node: NodeName, namespace: NamespaceId | None, now_ns: int) -> set[bytes]:
+        declined = self._nodes[node].declined
+        return {key for (of, key), end_ns in declined.items() if of == namespace and end_ns > now_ns}
 
     def _apply(self, name: NodeName, most: int) -> int:
         """Apply at most so many keys of a node's queue. Returns how many."""

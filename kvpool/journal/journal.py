@@ -214,6 +214,10 @@ class Journal:
         keys = KeyColumn(np.frombuffer(rows, CHANGE_ROW)["key"].tobytes())
         return KeyPage(keys, self._log.next_id - 1, following)
 
+    def has(self, key: bytes) -> bool:
+        """Whether some tier has a chunk now: events may not say so yet."""
+        return any(directory.find(key) for directory in self._directories.values())
+
     def chunk_tokens(self, namespace: int) -> int:
         """How many token ids each chunk of a namespace has."""
         return self._namespaces.by_id(NamespaceId(namespace)).layout.chunk_tokens

@@ -138,7 +138,7 @@ void bind_index_view(nb::module_& module) {
            "mapping"_a, "remote"_a.none() = nb::none(), "`remote`: where chunks are looked up that this node has not.")
       .def("lookup", &lookup, "keys"_a,
            "(chunks, levels): the run of readable chunks from the first key on, and each one's level. GIL released.")
-      .def("is_being_written", &is_being_written, "key"_a, "Whether somebody has reserved the chunk and not committed it yet.")
+      .def("is_being_written", &is_being_written, "key"_a, "Whether somebody is saving the chunk, or it is on its way from another tier.")
       .def(
           "generation_at",
           [](const IndexView& index, uint64_t slot) { return index.generation_at(SlotAddress::unpacked(slot)); }, "slot"_a,

@@ -71,12 +71,14 @@ bool Directory::begin_chain(NamespaceId owner, ClassId size_class, const std::op
   state.ancestors = state.records.size();
   for (const RecordId id : state.records) {
     add_hold(id);
+    state.is_uncertain = state.is_uncertain || records_[id].state == ChunkState::PROMOTING;
   }
   return true;
 }
 
 // Holds what is present of the keys, and makes records for the others, as far as that goes without a gap: to be written, or
-// read from `sources`, one a key. Answers all keys once there is one, else as many as the bounds allow.
+// read from `sources`, one a key. Answers all keys once there is one, else as many as the bounds allow. To a writer a chunk that
+// is on its way from another tier is PENDING, and held: what follows it can be reserved.
 void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t n, std::span<const PromotionSource> sources,
                             ReserveBounds bounds, ShareClaim& claim, Reservation& answer) {
   const size_t before = state.records.size();
@@ -99,7 +101,7 @@ void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t
     const ChunkKey key = ChunkKey::from_bytes(keys + answer.states.size() * KEY_BYTES);
     const bool may_reserve = shares_.has_share(claim, state.records, state.taken_bytes);
     const PromotionSource* source = sources.empty() ? nullptr : &sources[answer.states.size()];
-    const SaveState result = place(state.owner, state.size_class, above, key, search, source, may_reserve, record);
+    SaveState result = place(state.owner, state.size_class, above, key, search, source, may_reserve, record);
     if (result == SaveState::NOT_READY && bounds.may_wait) {
       break;
     }
@@ -107,6 +109,10 @@ void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t
     if (is_open) {
       state.records.push_back(record);
       state.first_reserved += result == SaveState::PRESENT ? 1U : 0U;
+      state.is_uncertain = state.is_uncertain || records_[record].state == ChunkState::PROMOTING;
+    }
+    if (result == SaveState::PRESENT && source == nullptr && state.is_uncertain) {
+      result = SaveState::PENDING;  // it may not land, and takes its descendants with it
     }
     answer.states.push_back(static_cast<uint8_t>(result));
     answer.offsets.push_back(is_open ? uint64_t{records_[record].page.value()} * PAGE_BYTES : 0);

@@ -11,8 +11,9 @@ namespace kvpool {
 
 struct ReservationState {
   size_t ancestors = 0;       // records before the first key's
-  size_t first_reserved = 0;  // keys before this were PRESENT
+  size_t first_reserved = 0;  // keys before this had records already
   size_t writing = 0;         // not stored yet, those that were dropped meanwhile among them
+  bool is_uncertain = false;  // a record before the next one was still on its way from another tier
   bool is_compared = false;   // with the other chunks that its holder holds
   size_t found = 0;           // leading records that had been acquired since they were stored
   uint64_t taken_bytes = 0;   // by each record

@@ -73,7 +73,7 @@ class IndexView {
 
   [[nodiscard]] std::optional<TableEntry> find(const ChunkKey& key) const noexcept;
 
-  // Whether somebody has reserved the chunk and not committed it yet.
+  // Whether a slot of the arena is lent to the chunk and not whole yet: somebody is saving it, or it is read from another tier.
   [[nodiscard]] bool is_being_written(const ChunkKey& key) const noexcept;
 
   // Where a key is in a tier that has regions; nothing where it is in no slot of it. It may be just being written there.

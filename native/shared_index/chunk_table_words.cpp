@@ -31,7 +31,7 @@ void ChunkTable::set_checksums(SlotAddress slot, const uint32_t* checksums, uint
 
 void ChunkTable::set_landed(SlotAddress slot, uint32_t layers) noexcept {
   SlotWords& words = words_at(slot);
-  const bool may_be_followed = words.landed > 0;
+  const bool may_be_followed = words.generation != 0;  // before its publication only who follows it has asked for that
   store_release(words.landed, layers);
   if (may_be_followed) {
     wake_landing(words.landed);

@@ -139,7 +139,8 @@ std::optional<Residency> IndexView::residency(const ChunkKey& key, Tier tier) co
 
 bool IndexView::is_being_written(const ChunkKey& key) const noexcept {
   const auto entry = find(key);
-  return entry && entry->tiers == 0;
+  const bool has_arena_slot = entry && entry->slot.valid() && (entry->tiers & tier_bit(shape_.regions.front().tier)) == 0;
+  return entry && (entry->tiers == 0 || has_arena_slot);
 }
 
 size_t IndexView::lookup(const uint8_t* keys, size_t n, uint8_t* levels) const noexcept {

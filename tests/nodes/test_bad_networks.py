@@ -22,6 +22,7 @@ from tests.rigs.nodes.network import (
     wait_known,
 )
 from tests.rigs.nodes.proxy import Weather
+from tests.rigs.nodes.two_nodes import assert_converged
 from tests.rigs.payload import assert_right_bytes, store
 
 CHUNKS = 24
@@ -70,6 +71,7 @@ class Pair:
             wait_until(lambda: daemon.stats()["leases"] == 0, "no lease is left")  # noqa: B023 - used at once
             assert daemon.stats()["peer.pulls_under_way"] == 0
             assert daemon.problems() == []
+        assert_converged(self.owner, self.here)
 
 
 @pytest.fixture(scope="module")

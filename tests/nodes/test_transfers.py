@@ -7,6 +7,7 @@ import pytest
 from kvpool.types import Level
 from tests.rigs.daemon import wait_until
 from tests.rigs.nodes.network import ANSWER_S, STALL_S, chain_of, ends_within, load, network, wait_known
+from tests.rigs.nodes.two_nodes import assert_converged
 from tests.rigs.payload import store
 
 pytestmark = pytest.mark.campaign
@@ -61,6 +62,7 @@ def test_a_partition_is_a_miss_by_its_deadline_and_heals(tmp_path: Path) -> None
         wait_until(lambda: load(pool, later).reason == "complete", "the link has come again")
         assert load(pool, known).reason == "complete"
         assert here.problems() == owner.problems() == []
+        assert_converged(here, owner)
 
 
 def test_a_half_open_connection_is_found_and_the_next_life_is_not_taken_for_the_former(tmp_path: Path) -> None:

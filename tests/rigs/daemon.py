@@ -1,6 +1,7 @@
 """A real kvpoold for a test: its own directory and socket, started, stopped, killed and restarted.
 
-Waits by looking, never by sleeping a fixed time: every wait has a deadline and fails with the daemon's own words.
+Waits by looking, never by sleeping a fixed time: every wait has a deadline and fails with the daemon's own words. A daemon that
+has logged an error of its code fails its test at the end; a test that provokes one sets `may_log_errors`.
 """
 
 import contextlib
@@ -23,6 +24,8 @@ from kvpool.protocol.blocking import BlockingConnection
 
 START_TIMEOUT_S = 20.0
 SMALL = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=32)
+# What Python and asyncio log where an exception was not foreseen.
+UNFORESEEN = ("Traceback (most recent call last)", "Exception in callback", "never retrieved", "Task was destroyed")
 # Options of a daemon by its write mode. Staging is so small that most saves go through it in several pieces.
 WRITE_MODES = {"in-place": {}, "copy": {"server.write_mode": "copy", "server.staging": "64KiB"}}
 in_both_write_modes = pytest.mark.parametrize("write_mode", WRITE_MODES, indirect=True)
@@ -33,6 +36,7 @@ class Daemon:
 
     def __init__(self, directory: Path, **options: str) -> None:
         self.environment: dict[str, str] = {}
+        self.may_log_errors = False
         self.socket = str(directory / "kvpool.sock")
         self._log = directory / "kvpoold.log"
         self._options = {
@@ -50,12 +54,27 @@ class Daemon:
         self.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         if self.process is not None and self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGCONT)
             self.process.kill()
             self.process.wait()
+        if kind is None and not self.may_log_errors:
+            self.assert_no_errors()
+
+    def assert_no_errors(self) -> None:
+        """Fails with the log where it has an error of the daemon's code."""
+        log = self.log() if self._log.exists() else ""
+        found = [log.find(words) for words in UNFORESEEN if words in log]
+        assert not found, (
+            f"the daemon has logged an error of its own:\n{log[max(0, min(found) - 2000) : min(found) + 4000]}"
+        )
+
+    @property
+    def node(self) -> str:
+        """Its name among other nodes, empty where it has none."""
+        return self._options.get("peer.name", "")
 
     def command(self) -> list[str]:
         """The command line."""
@@ -96,6 +115,11 @@ class Daemon:
         """Any signal."""
         assert self.process is not None
         self.process.send_signal(number)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process lives."""
+        return self.process is not None and self.process.poll() is None
 
     def log(self) -> str:
         """The daemon's log so far."""

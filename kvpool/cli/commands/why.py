@@ -28,7 +28,7 @@ REASONS = {
     "dropped": "dropped: its bytes were bad, or those of a chunk before it, or the disk had lost them",
     "discarded": "released by its only user",
     "landing-failed": "dropped: it or a chunk before it could not be read back from the SSD tier",
-    "pending": "another engine was just saving it",
+    "pending": "another engine was just saving it, or it was on its way here from another tier",
     "no-parent": "the chunk before it was not stored",
     "full": "everything that could have made room was in use",
     "not-ready": "memory was not ready, or the chunk it would have replaced had still to be written to disk",

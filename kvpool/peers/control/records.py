@@ -166,12 +166,13 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class AskChanges:
-    """Ask which chunks have come and gone since event `last` of this life of the node. Answered by Changes at once where there
-    are any, else when some come, or after `wait_ms`."""
+    """Ask which chunks have come and gone since event `last` of this life of the node, and since note `saves` of its saves (0:
+    none of them is known). Answered by Changes at once where there are any, else when some come, or after `wait_ms`."""
 
     KIND: ClassVar[int] = 30
     last: int
     wait_ms: int
+    saves: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,8 @@ class Changes:
     only moves between them is stored. Chunks of saves under way are stored too, without an event, and removed where the save is
     given up.
 
-    `newest`: the id of its latest event. `is_gap`: events since then are lost; there are no keys, and all have to be asked for.
+    `newest`: the id of its latest event. `is_gap`: events or notes since then are lost; there are no keys, and all have to be
+    asked for. `saves`: the number of the last note about saves that is in it.
     """
 
     KIND: ClassVar[int] = 31
@@ -189,6 +191,7 @@ class Changes:
     is_gap: bool
     stored: bytes
     removed: bytes
+    saves: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,8 @@ def check_follow(ask: r.AskFollow, answer: object) -> None:
     if isinstance(ask, r.AskChanges) and isinstance(answer, r.Changes):
         if not answer.is_gap and answer.last < ask.last:
             _refuse(f"Changes reach event {answer.last}, expected {ask.last} or a later one")
+        if not answer.is_gap and answer.saves < ask.saves:
+            _refuse(f"Changes reach note {answer.saves} of saves, expected {ask.saves} or a later one")
     elif isinstance(ask, r.AskKeys) and isinstance(answer, r.Keys):
         if answer.cursor != r.NO_MORE_KEYS and answer.cursor < ask.cursor + bool(answer.keys):
             _refuse(f"Keys have cursor {answer.cursor}, expected one beyond {ask.cursor}")
@@ -197,11 +199,13 @@ def _check_pong(pong: r.Pong) -> None:
 def _check_ask_changes(ask: r.AskChanges) -> None:
     _check_range("AskChanges last", ask.last, -1, SEQUENCE_MAX)
     _check_range("AskChanges wait_ms", ask.wait_ms, 0, r.WAIT_MS_MAX)
+    _check_range("AskChanges saves", ask.saves, 0, SEQUENCE_MAX)
 
 
 def _check_changes(changes: r.Changes) -> None:
     _check_range("Changes newest", changes.newest, -1, SEQUENCE_MAX)
     _check_range("Changes last", changes.last, -1, changes.newest)
+    _check_range("Changes saves", changes.saves, 0, SEQUENCE_MAX)
     _check_keys("Changes", changes.stored, changes.removed)
     if changes.is_gap and (changes.stored or changes.removed):
         _refuse("Changes have a gap and keys")

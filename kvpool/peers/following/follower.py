@@ -11,8 +11,8 @@ attempt waits, longer each time; that begins anew only after a while without one
 then the peer's hints are forgotten.
 
 Loop thread only. Invariants: the peer is a node of the table exactly while `is_joined`; `_last` is the event as of which the
-table has the peer's keys, None where a snapshot is needed; `_stale` is the end of the time for which hints are kept, None while
-all is well; `_leaving` is set only between attempts.
+table has the peer's keys, None where a snapshot is needed, and `_saves` the note about its saves; `_stale` is the end of the
+time for which hints are kept, None while all is well; `_leaving` is set only between attempts.
 """
 
 import asyncio
@@ -104,6 +104,7 @@ class Follower:
         self._stale: Deadline | None = None
         self._incarnation = b""
         self._last: int | None = None
+        self._saves = 0
         self._task: asyncio.Task[None] | None = None
         self._leaving: asyncio.TimerHandle | None = None
         self.link: PeerLink | None = None
@@ -168,8 +169,9 @@ class Follower:
         settled = Deadline(self._settings.settled_s, self._clock)
         while True:
             half_wait = Deadline(self._settings.wait_s / 2, self._clock)
+            before = self._last, self._saves
             changes = await self._ask_changes(link, self._last, self._settings.wait_s)
-            is_empty = changes.last == self._last and not changes.stored and not changes.removed
+            is_empty = (changes.last, changes.saves) == before and not changes.stored and not changes.removed
             if is_empty and not half_wait.has_passed():
                 raise FollowFault(f"{self.node} reports no changes, and does not wait for any")
             self._last, self._stale = changes.last, None
@@ -184,7 +186,7 @@ class Follower:
         else:
             self._feed.remote.join(self.node)
             self.is_joined = True
-        self._stale = None
+        self._stale, self._saves = None, 0
         self._feed.work()
         self.counts.snapshots += 1
         deadline = Deadline(self._settings.snapshot_s, self._clock)
@@ -211,7 +213,7 @@ class Follower:
 
     async def _ask_changes(self, link: PeerLink, last: int, wait_s: float) -> r.Changes:
         """Ask for changes, and note them. Raises FollowFault for a gap."""
-        ask = r.AskChanges(last, int(wait_s * 1000))
+        ask = r.AskChanges(last, int(wait_s * 1000), self._saves)
         changes = await self._ask(link, ask, r.Changes, wait_s + self._settings.answer_s)
         self.counts.newest = changes.newest
         if changes.is_gap:
@@ -220,7 +222,7 @@ class Follower:
             raise FollowFault(f"{self.node} no longer has the events after {last}")
         await self._note(changes.removed, is_stored=False)
         await self._note(changes.stored, is_stored=True)
-        self.counts.last = changes.last
+        self.counts.last, self._saves = changes.last, changes.saves
         return changes
 
     async def _ask(self, link: PeerLink, ask: r.AskFollow, expected: type[Answer], timeout_s: float) -> Answer:

@@ -61,10 +61,6 @@ class Followers:
             if has_new_name or not gone.is_joined:
                 self._remove(gone.node)
 
-    def work(self) -> None:
-        """The table has changes that nobody here has queued: have them applied in turns."""
-        self._feed.work()
-
     def forget(self, node: NodeName) -> None:
         """A node is no member any more: forget what it has at once, and follow no link to it that is ready now."""
         self._links.pop(node, None)

@@ -19,7 +19,9 @@ from kvpool.index.reservations import Reservation
 from kvpool.index.sessions import EngineSession
 from kvpool.index.staged_slots import CHECKSUM_BYTES, Extents
 from kvpool.key_column import KeyColumn
-from kvpool.types import ReservationId
+from kvpool.types import ReservationId, SaveState
+
+_STORED = bytes([SaveState.STORED])
 
 
 class SaveListener(Protocol):
@@ -29,17 +31,18 @@ class SaveListener(Protocol):
         """Its first layer has landed."""
         ...
 
-    def end_save(self, keys: KeyColumn, committed: int) -> None:
+    def end_save(self, keys: KeyColumn, stored: int) -> None:
         """It has ended: so many of its chunks are stored, the others are lost."""
         ...
 
 
 @dataclass(slots=True)
 class _Save:
-    """`keys`: of the reserved chunks. `is_followed`: the listener has been called for them."""
+    """`keys`: of the reserved chunks. `is_followed`: the listener has been called for them. `stored`: leading ones that are."""
 
     keys: KeyColumn
     is_followed: bool = False
+    stored: int = 0
 
 
 class FollowedSaves:
@@ -74,15 +77,22 @@ class FollowedSaves:
             return
         chunks, layers = extents.chunks, extents.layers
         self._directory.land_saved(reservation.id, chunks.start, len(chunks), layers.start, checksums)
-        if not save.is_followed and reservation.layers > 1 and self._listener is not None:
+        can_be_followed = layers.start == 0 and reservation.layers > 1
+        if can_be_followed and not save.is_followed and self._listener is not None:
             save.is_followed = True
             self._listener.note_save(save.keys)
+
+    def commit(self, reservation: Reservation, states: bytes) -> None:
+        """The next chunks of a save have been committed, with these states. Behind one that is not stored none is."""
+        save = self._saves.get(reservation.id)
+        if save is not None and save.stored == reservation.committed:
+            save.stored += len(states) - len(states.lstrip(_STORED))
 
     def end(self, reservation: Reservation) -> None:
         """A reservation ends, or expires."""
         save = self._saves.pop(reservation.id, None)
         if save is not None and save.is_followed and self._listener is not None:
-            self._listener.end_save(save.keys, reservation.committed)
+            self._listener.end_save(save.keys, save.stored)
 
     def find(self, session: EngineSession, parent: bytes, keys: KeyColumn) -> kvpool_native.HoldColumns:
         """Where the chunks lie that are being saved after `parent`, a column each. Nothing is held."""

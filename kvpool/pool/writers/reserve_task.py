@@ -5,13 +5,15 @@ argument. Invariant: `reservation` is the directory's, or 0 while it holds nothi
 `chunks` keys.
 """
 
+import numpy as np
+
 import kvpool_native
 from kvpool import failpoint
 from kvpool.index.parts import PART_CHUNKS, Step
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.pool.writers.retention import Retention, RetentionColumns
-from kvpool.types import ReservationId
+from kvpool.types import ReservationId, SaveState
 
 
 class ReserveTask:
@@ -62,7 +64,7 @@ class ReserveTask:
         self.offsets += made.offsets
         self.generations += made.generations
         if self._wanted.priorities:
-            self.retained += self._retain(first, states, now_ns)
+            self.retained += self._retain(first, made, now_ns)
         if len(self.states) == len(self.keys):
             return Step.DONE
         return Step.MORE if len(states) == PART_CHUNKS else Step.WAIT
@@ -82,7 +84,10 @@ class ReserveTask:
             own.id, own.size_class, self._parent, self.keys.packed, now_ns, holder, first, PART_CHUNKS, may_wait
         )
 
-    def _retain(self, first: int, states: bytes, now_ns: int) -> bytes:
-        end = first + len(states)
+    def _retain(self, first: int, made: kvpool_native.Reserved, now_ns: int) -> bytes:
+        end = first + len(made.states)
         wanted = self._wanted.part(first, end)
-        return self._retention.of_save(self._own, self.keys[first:end], states, wanted, now_ns=now_ns)
+        states = np.frombuffer(made.states, np.uint8).copy()
+        # Pending with a slot: on its way here from another tier.
+        states[(states == SaveState.PENDING) & (np.frombuffer(made.generations, "<u8") != 0)] = SaveState.PRESENT
+        return self._retention.of_save(self._own, self.keys[first:end], states.tobytes(), wanted, now_ns=now_ns)

@@ -176,6 +176,7 @@ class Writers:
             raise ProtocolError("commit while a copy into the reservation's slots is under way")
         failpoint.reach("daemon.commit.before_publish", failpoint.refused)
         states = self._publish(reservation, columns.with_scope(session.own.layout), now_ns)
+        self.followed.commit(reservation, states)
         reservation.committed += count
         if reservation.committed == reservation.chunks:
             self._end(reservation, now_ns)

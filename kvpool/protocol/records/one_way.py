@@ -39,6 +39,7 @@ class LandSaved:
     """Layers of all chunks of a save have been copied, from `first_layer` on: other nodes may follow it before its commit.
 
     `checksums`: u32 [chunk][layer], of one layer or several. Each layer once, in order, and before any commit of the save.
+    Others may have read these layers: a chunk whose commit has other checksums for them is declined (`checksum`).
     """
 
     KIND: ClassVar[int] = 63

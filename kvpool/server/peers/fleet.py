@@ -114,8 +114,6 @@ class Fleet:
             self.chunks, settings=FollowSettings(), clock=self._clock, random=self._random, loop=loop
         )
         self._parts.callback(self._followers.close)
-        for tier in self._tiers:
-            tier.on_wrong_hints = self._followers.work
         identity = NodeIdentity(config.node_name, os.urandom(INCARNATION_BYTES), self._domain, self.offers.stream)
         self.server = ControlServer(
             (config.listen,),

@@ -5,7 +5,7 @@ between turns that is PAUSE_RATIO times as long, so that many followers that ask
 request for changes where there are none waits for the journal's next event, or for the end of its wait.
 
 Chunks that an engine is just saving are reported too, from their first layer on: another node may follow the save. They are no
-events: each connection gets them once, with its next answer about changes, and those of saves that were given up as removed.
+events, and have numbers of their own (`save_notes`): those of saves that were given up are reported as removed.
 
 Keys alone are reported. Loop thread only. Invariant: every request is in `_requests` from its call until its answer or
 `forget`; its connection's number is in `_idle` while it waits, and else in `_due`.
@@ -23,6 +23,7 @@ from kvpool.journal.snapshot_page import SNAPSHOT_END
 from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.peers.control import records as r
 from kvpool.peers.control.pullers import Puller
+from kvpool.server.peers.save_notes import NotesSlice, SaveNotes
 from kvpool.types import EventKind
 
 # Keys of a page, and the size of the events that an answer adds up, with their token ids: a turn of less than a millisecond
@@ -33,10 +34,6 @@ EVENTS_BYTES_MAX = 128 << 10
 PAUSE_S = 0.001
 PAUSE_RATIO = 5
 PAUSE_S_MAX = 0.02
-
-# Chunks of saves under way, or given up, that are remembered for who has not asked since.
-SAVED_KEYS_MAX = 16_384
-SAVED_KEYS_ONCE = 1024
 
 assert PAGE_KEYS <= r.FOLLOW_KEYS_MAX
 assert SNAPSHOT_END == r.NO_MORE_KEYS
@@ -60,10 +57,7 @@ class KeyReporter:
         self._idle: dict[int, asyncio.TimerHandle] = {}  # the ends of their waits
         self._due: deque[int] = deque()
         self._turn: asyncio.Handle | None = None
-        # Chunks of saves under way, and of those given up: the number of the note, and whether it can be followed. By number.
-        self._saves: dict[bytes, tuple[int, bool]] = {}
-        self._saves_noted = 0
-        self._saves_reported: dict[int, int] = {}  # the last one's number, by the number of the connection
+        self._saves = SaveNotes(journal.has)
         self.answers = self.gaps = self.pages = 0
         journal.listen(self._note_events, dict, list)
 
@@ -80,19 +74,18 @@ class KeyReporter:
 
     def note_save(self, keys: KeyColumn) -> None:
         """Chunks of a save can be followed from now on."""
-        self._note_saves(keys, is_followed=True)
+        self._saves.begin(keys)
+        self._note_events()
 
-    def end_save(self, keys: KeyColumn, committed: int) -> None:
-        """So many chunks of a save are stored, as an event says; the others are lost."""
-        for key in keys[:committed]:
-            self._saves.pop(key, None)
-        if committed < len(keys):
-            self._note_saves(keys[committed:], is_followed=False)
+    def end_save(self, keys: KeyColumn, stored: int) -> None:
+        """So many chunks of a save are stored, as events say; the others are lost."""
+        self._saves.end(keys, stored)
+        if stored < len(keys):
+            self._note_events()
 
     def forget(self, puller: Puller) -> None:
         """See FollowService."""
         self._end(puller.number)
-        self._saves_reported.pop(puller.number, None)
 
     def close(self) -> None:
         """Answer nobody any more."""
@@ -146,33 +139,33 @@ class KeyReporter:
             self._answer(number, request, r.Keys(page.keys.packed, page.as_of, page.cursor))
             return
         found = self._journal.since(b"", ask.last, EVENTS_BYTES_MAX)
-        saves = {} if found.is_gap else self._take_saves(number)
-        if found.is_gap or found.events or saves or request.has_waited or not ask.wait_ms:
-            self.gaps += found.is_gap
-            self._answer(number, request, _net_changes(found, self._journal.newest, saves))
+        saves = self._saves.since(ask.saves)
+        is_gap = found.is_gap or saves.is_gap
+        if is_gap or found.events or saves.last != ask.saves or request.has_waited or not ask.wait_ms:
+            self.gaps += is_gap
+            newest = self._journal.newest
+            gap = r.Changes(newest, newest, True, b"", b"", saves.last)
+            self._answer(number, request, gap if is_gap else self._net_changes(found, newest, saves))
         else:
             self._idle[number] = self._loop.call_later(ask.wait_ms / 1e3, self._end_wait, number)
 
-    def _note_saves(self, keys: KeyColumn, *, is_followed: bool) -> None:
-        for key in keys:
-            self._saves_noted += 1
-            self._saves.pop(key, None)
-            self._saves[key] = self._saves_noted, is_followed
-        for _ in range(len(self._saves) - SAVED_KEYS_MAX):
-            del self._saves[next(iter(self._saves))]
-        self._note_events()
-
-    def _take_saves(self, number: int) -> dict[bytes, bool]:
-        """What a connection does not know of saves: the newest, as many as an answer takes. A new one knows
-        of none that was lost."""
-        reported, self._saves_reported[number] = self._saves_reported.get(number), self._saves_noted
-        fresh: dict[bytes, bool] = {}
-        for key, (noted, is_followed) in reversed(self._saves.items()):
-            if noted <= (reported or 0) or len(fresh) == SAVED_KEYS_ONCE:
+    def _net_changes(self, found: EventSlice, newest: int, saves: NotesSlice) -> r.Changes:
+        """What a slice of events comes to, as far as the keys fit an answer: the last event of a key counts, and more than a
+        save that was given up; a save under way is newer than any event."""
+        has = dict.fromkeys(saves.lost, False)
+        last = found.last - len(found.events)
+        named = len(saves.lost) + len(saves.under_way)
+        for event in found.events:
+            named += len(event.column)
+            if named > r.FOLLOW_KEYS_MAX:
                 break
-            if is_followed or reported is not None:
-                fresh[key] = is_followed
-        return fresh
+            is_stored = event.kind != EventKind.REMOVED
+            has.update((key, is_stored or self._saves.is_under_way(key)) for key in event.column)
+            last = event.id
+        has.update(dict.fromkeys(saves.under_way, True))
+        stored = b"".join(key for key, is_stored in has.items() if is_stored)
+        removed = b"".join(key for key, is_stored in has.items() if not is_stored)
+        return r.Changes(last, max(newest, last), False, stored, removed, saves.last)
 
     def _end_wait(self, number: int) -> None:
         del self._idle[number]
@@ -189,20 +182,3 @@ class KeyReporter:
         timer = self._idle.pop(number, None)
         if timer is not None:
             timer.cancel()
-
-
-def _net_changes(found: EventSlice, newest: int, saves: dict[bytes, bool]) -> r.Changes:
-    """What a slice of events comes to, as far as the keys fit an answer: the last event of a key counts, and any event more
-    than a save."""
-    has = dict(saves)
-    last = found.last - len(found.events)
-    named = len(saves)
-    for event in found.events:
-        named += len(event.column)
-        if named > r.FOLLOW_KEYS_MAX:
-            break
-        has.update(dict.fromkeys(event.column, event.kind != EventKind.REMOVED))
-        last = event.id
-    stored = b"".join(key for key, is_stored in has.items() if is_stored)
-    removed = b"".join(key for key, is_stored in has.items() if not is_stored)
-    return r.Changes(last, max(newest, last), found.is_gap, stored, removed)

@@ -13,18 +13,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import kvpool_native
+from kvpool.index.namespaces import Namespace
 from kvpool.layout import Layout
 from kvpool.tiers.base import Finished, JobId, Moves, Outcome
 
 
 @dataclass(slots=True)
 class Pull:
-    """One pull. `node`: the name of the node that is asked. `is_reported`: of each chunk. `received`: the transport
-    and its job, once it has begun at `begun_ns`. `is_broken`: its path failed. `fault`: why the first chunk that failed did."""
+    """One pull of a namespace's chunks. `node`: the name of the node that is asked. `is_reported`: of each chunk. `received`:
+    the transport and its job, once it has begun at `begun_ns`. `is_broken`: its path failed. `fault`: why the first chunk that
+    failed did."""
 
     job: JobId
     node: str
-    layout: Layout
+    namespace: Namespace
     moves: Moves
     is_reported: bytearray = field(init=False)
     received: tuple[str, int] = ("", 0)
@@ -36,6 +38,11 @@ class Pull:
 
     def __post_init__(self) -> None:
         self.is_reported = bytearray(len(self.moves))
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of its chunks."""
+        return self.namespace.layout
 
     def columns(self, chunks: int) -> tuple[bytes, bytes]:
         """Where the first chunks go: arena offsets and slots, u64."""
@@ -59,10 +66,10 @@ class Pulls:
     def __len__(self) -> int:
         return len(self._by_job)
 
-    def begin(self, node: str, layout: Layout, moves: Moves) -> Pull:
+    def begin(self, node: str, namespace: Namespace, moves: Moves) -> Pull:
         """A new pull, of which nothing was asked yet."""
         self._jobs += 1
-        pull = Pull(JobId(self._jobs), node, layout, moves)
+        pull = Pull(JobId(self._jobs), node, namespace, moves)
         self._by_job[pull.job] = pull
         return pull
 

@@ -121,7 +121,6 @@ class PeerTier:
         self._owner: TierOwner = UNOWNED
         self.fleet_stats: Callable[[], dict[str, int]] = dict  # counters of what serves others and follows them
         self.fleet_problems: Callable[[], list[str]] = list  # shortcomings of these, one line each; any thread
-        self.on_wrong_hints: Callable[[], None] = lambda: None  # chunks are queued to be forgotten
         self._is_closed = False
         self._read_bytes = 0
         self._counts: Counter[str] = Counter()
@@ -166,7 +165,7 @@ class PeerTier:
         """See `RemoteTier`."""
         if self._is_closed or len(keys) <= first:
             return RemoteRun(first)
-        run = self._chunks.find(keys, first, _Silent(self))
+        run = self._chunks.find(keys, first, _Silent(self), namespace=namespace.id, now_ns=self._clock.now_ns())
         return RemoteRun(first + min(run.chunks, r.offered_chunks_max(namespace.layout.layers)), run.node)
 
     def find_at(self, node: str, keys: KeyColumn, first: int) -> RemoteRun:
@@ -195,10 +194,8 @@ class PeerTier:
             return NOT_STARTED
         record.pulls += 1
         record.life = b"" if link.life is None else link.life.incarnation
-        pull = self._pulls.begin(order.run.node, namespace.layout, moves)
-        task = asyncio.get_running_loop().create_task(
-            self._ask(pull, link, permit, model=namespace.model, before=order.before)
-        )
+        pull = self._pulls.begin(order.run.node, namespace, moves)
+        task = asyncio.get_running_loop().create_task(self._ask(pull, link, permit, before=order.before))
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
         return pull.job
@@ -252,14 +249,15 @@ class PeerTier:
             self._chunks.set_pace(NodeName(node), record.pace.packed())
         self._publishing = asyncio.get_running_loop().call_later(PUBLISH_S, self._publish_paces)
 
-    async def _ask(self, pull: Pull, link: PeerLink, permit: Permit, *, model: str, before: KeyColumn) -> None:
+    async def _ask(self, pull: Pull, link: PeerLink, permit: Permit, *, before: KeyColumn) -> None:
         """Ask for the chunks of a pull, and begin to receive what is offered."""
         record, size = self.nodes.of(pull.node), len(pull.moves) * pull.layout.chunk_bytes
         timeout_s = self._settings.timeout_s(size)
         number = link.next_pull()
         keys = before.packed + KeyColumn.of(pull.moves.keys).packed
         deadline_ms = int((self._settings.answer_s + timeout_s) * 1000)
-        request = r.Pull(number, model, list(pull.layout.to_wire()), b"", len(before), keys, deadline_ms)
+        model, layout = pull.namespace.model, list(pull.layout.to_wire())
+        request = r.Pull(number, model, layout, b"", len(before), keys, deadline_ms)
         fault, asked_ns = "", self._clock.now_ns()
         try:
             offer: r.Offer = await self._asking.ask(link, pull.node, request, self._settings.answer_s)
@@ -292,13 +290,13 @@ class PeerTier:
             self._refuse(pull, "foreign")
         elif address is None or not offer.chunks:
             self._counts["empty"] += 1
-            self._forget(pull, 0)
+            self._decline(pull, 0)
             self._give_up(pull, 0, Outcome.FAILED, "gone")
         elif not await self._receive(pull, self._order_of(pull, link, offer, address, timeout_s=timeout_s)):
             self._counts["queue_full"] += 1
             self._give_up(pull, 0, Outcome.FAILED, "full")
         elif offer.chunks < len(pull.moves):
-            self._forget(pull, offer.chunks)
+            self._decline(pull, offer.chunks)
             self._give_up(pull, offer.chunks, Outcome.FAILED, "gone")
 
     def _order_of(
@@ -336,10 +334,9 @@ class PeerTier:
         self._pulls.fail(pull, first, outcome, fault)
         self._owner.on_completed()
 
-    def _forget(self, pull: Pull, chunk: int) -> None:
-        """The node does not have this chunk now: its hint was wrong. Later ones may be there: nothing is found behind it."""
-        self._chunks.note_removed(NodeName(pull.node), KeyColumn.of(pull.moves.keys[chunk : chunk + 1]))
-        self.on_wrong_hints()
+    def _decline(self, pull: Pull, chunk: int) -> None:
+        """The node does not have this chunk now. Later ones may be there: nothing is found behind it."""
+        self._chunks.decline(NodeName(pull.node), pull.namespace.id, pull.moves.keys[chunk], self._clock.now_ns())
 
     def _end(self, pull: Pull, link: PeerLink, number: int, permit: Permit) -> None:
         link.release(number)
@@ -363,7 +360,7 @@ class PeerTier:
             outcome = Outcome(one.ending)
             pull.is_broken |= one.fault in BROKEN
             if outcome is Outcome.BAD_SOURCE:
-                self._forget(pull, one.chunk)
+                self._decline(pull, one.chunk)
             size = pull.layout.chunk_bytes if outcome is Outcome.DONE else 0
             self._read_bytes += size
             pull.received_bytes += size

@@ -3,11 +3,16 @@
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <fstream>
+#include <iterator>
 #include <numeric>
+#include <string>
 #include <thread>
 
 #include "tests/copy/copy_jobs.h"
@@ -170,6 +175,38 @@ TEST(a_wait_ends_once_for_each_landing_of_its_chunk) {
       waiters[chunk].join();
       EXPECT(wakes[chunk] == LAYERS);
     }
+  }
+}
+
+namespace {
+
+// Whether a thread of this process sleeps in the kernel now.
+bool is_asleep(long thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  const std::string words{std::istreambuf_iterator<char>(file), {}};
+  const size_t name_end = words.rfind(')');
+  return name_end != std::string::npos && name_end + 2 < words.size() && words[name_end + 2] == 'S';
+}
+
+}  // namespace
+
+TEST(a_publication_wakes_who_follows_the_slot_though_no_layer_had_landed) {
+  CopySetting setting(2, 3, 4096, 61);
+  for (const uint32_t landed : {0U, 2U}) {
+    setting.table->set_landed(setting.slot(1), landed);
+    std::atomic<long> thread = 0;
+    const auto begun = std::chrono::steady_clock::now();
+    std::thread follower([&] {
+      const LandingWait wait = wait_for(setting, {1});
+      thread = syscall(SYS_gettid);
+      wait.wait(LONG_S);
+    });
+    while (thread == 0 || !is_asleep(thread)) {
+      std::this_thread::yield();
+    }
+    setting.table->set_landed(setting.slot(1), 3);
+    follower.join();
+    EXPECT(seconds_since(begun) < LONG_S / 2);
   }
 }
 

@@ -12,7 +12,8 @@ import kvpool_client as kv
 from kvpool.config.curve_keys import make_key_pair, write_key_file
 from kvpool.types import Level
 from tests.rigs.daemon import SMALL, Daemon, wait_until
-from tests.rigs.payload import assert_right_bytes, store, tokens_of
+from tests.rigs.nodes.two_nodes import assert_converged
+from tests.rigs.payload import assert_right_bytes, payload_of, store, tokens_of
 
 CHUNKS = 40
 
@@ -33,8 +34,9 @@ def options_of(name: str, port: int, *others: int) -> dict[str, str]:
 
 
 @contextmanager
-def two_daemons(directory: Path, **further: str) -> Iterator[tuple[Daemon, Daemon]]:
-    """Two peers. Options that differ: `owner__NAME`, `here__NAME`."""
+def two_daemons(directory: Path, may_follow: bool = True, /, **further: str) -> Iterator[tuple[Daemon, Daemon]]:
+    """Two peers, which know of each other what is so in the end; not `may_follow`: they refuse one another. Options that
+    differ: `owner__NAME`, `here__NAME`."""
     ports = free_port(), free_port()
     named = []
     for name, port, other in (("owner", ports[0], ports[1]), ("here", ports[1], ports[0])):
@@ -49,7 +51,9 @@ def two_daemons(directory: Path, **further: str) -> Iterator[tuple[Daemon, Daemo
     with Daemon(path_a, **options_a) as owner, Daemon(path_b, **options_b) as here:
         yield owner, here
         for daemon in (owner, here):
-            assert daemon.process is None or daemon.process.poll() is not None or daemon.problems() == []
+            assert not daemon.is_running or daemon.problems() == []
+        if may_follow and owner.is_running and here.is_running:
+            assert_converged(owner, here)
 
 
 def load(pool: kv.Pool, keys: kv.KeyChain, chunks: int) -> kv.LoadResult:
@@ -142,7 +146,11 @@ def test_only_nodes_with_allowed_keys_are_served(tmp_path: Path, is_allowed: boo
         "here__peer__keys": str(tmp_path / ("key" if is_allowed else "other")),
     }
     allow = {f"{name}__peer__allow": str(tmp_path / "allow") for name in ("owner", "here")}
-    with two_daemons(tmp_path, **keys, **allow) as (owner, here), owner.connect() as there, here.connect() as pool:
+    with (
+        two_daemons(tmp_path, is_allowed, **keys, **allow) as (owner, here),
+        owner.connect() as there,
+        here.connect() as pool,
+    ):
         chain = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
         store(there, chain)
         if is_allowed:
@@ -200,3 +208,30 @@ def test_a_node_that_is_named_is_asked_at_once_and_an_unknown_one_is_a_miss(tmp_
             assert pool.load(lease, into=np.zeros((lease.chunks, SMALL.chunk_bytes), np.uint8)).wait().chunks == 0
         with pytest.raises(kv.InvalidArgument, match="owner is"):
             pool.lookup(keys, owner="x" * 257)
+
+
+@pytest.mark.parametrize("comes", [True, False], ids=["it comes", "its owner dies"])
+def test_a_save_of_what_is_on_its_way_is_answered_for_what_is_certain(tmp_path: Path, comes: bool) -> None:
+    """The owner sends 128 KiB in a second."""
+    with (
+        two_daemons(tmp_path, owner__peer__rate="128KiB") as (owner, here),
+        owner.connect() as there,
+        here.connect() as pool,
+    ):
+        keys = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
+        store(there, keys)
+        wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the hint has come")
+        with pool.acquire(pool.lookup(keys)) as lease:
+            assert lease.chunks == CHUNKS
+            save = pool.save(keys, from_=payload_of(keys, SMALL))
+            result = save.commit()
+            assert result.reasons == {"pending": CHUNKS}
+            assert not save.wait_pending(0.01)
+            assert save.has_pending()
+            if not comes:
+                owner.kill()
+            assert save.wait_pending(20.0) is comes
+        again = store(pool, keys)
+        assert again.stored + again.present == CHUNKS
+        assert (again.present == CHUNKS) is comes
+        assert load(pool, keys, CHUNKS).reason == "complete"

@@ -5,7 +5,7 @@ import os
 import random
 from collections.abc import Sequence
 
-from kvpool.clock import Clock, MonotonicClock
+from kvpool.clock import NS_PER_S, Clock, MonotonicClock
 from kvpool.config.addresses import parse_zmq
 from kvpool.config.config import Config
 from kvpool.index.remote_chunks import NodeName, RemoteChunks
@@ -28,14 +28,29 @@ DOMAIN = domain_tag(b"fleet")
 PAIRS = 10_000
 
 
+class LaterClock(MonotonicClock):
+    """The time of day, or later on command."""
+
+    def __init__(self) -> None:
+        self._later_ns = 0
+
+    def now_ns(self) -> int:
+        return super().now_ns() + self._later_ns
+
+    def pass_s(self, seconds: float) -> None:
+        """So much time is over."""
+        self._later_ns += int(seconds * NS_PER_S)
+
+
 class Node:
-    """One node. `pulled`: its peer tier; `hints`: what it believes of the others."""
+    """One node. `hints`: what it believes of the others; `clock`: its peer tier's."""
 
     def __init__(
         self, name: str, dram_chunks: int, *, media: Sequence[Medium] = (), pulls: PeerTierSettings | None = None
     ) -> None:
         self.name = NodeName(name)
         self._clock = MonotonicClock()
+        self.clock = LaterClock()
         self._pulls = pulls or PeerTierSettings(answer_s=5.0, stall_s=5.0)
         self.hints = RemoteChunks(PAIRS, os.urandom(16))
         self.tiers: list[PeerTier] = []
@@ -96,14 +111,14 @@ class Node:
         while self.hints.advance():
             pass
 
-    def _make(self, memory: ArenaMemory, _config: Config, clock: Clock) -> PeerTier:
+    def _make(self, memory: ArenaMemory, _config: Config, _clock: Clock) -> PeerTier:
         self.tiers.append(
             PeerTier(
                 memory,
                 self.hints,
                 self.links.get,
                 settings=self._pulls,
-                clock=clock,
+                clock=self.clock,
                 random=random.Random(2),
             )
         )

@@ -76,12 +76,12 @@ class Book(KeyOwner):
             page = KeyColumn.of(key for key in self.slots[ask.cursor : following] if key in self.chunks)
             return r.Keys(page.packed, self.newest, following if following < len(self.slots) else r.NO_MORE_KEYS)
         if ask.last < self.oldest - 1:
-            return r.Changes(self.newest, self.newest, True, b"", b"")
+            return r.Changes(self.newest, self.newest, True, b"", b"", 0)
         if ask.last == self.newest:
-            return None if ask.wait_ms else r.Changes(ask.last, self.newest, False, b"", b"")
+            return None if ask.wait_ms else r.Changes(ask.last, self.newest, False, b"", b"", 0)
         keys, is_stored = self.events[ask.last + 1]
         columns = (keys.packed, b"") if is_stored else (b"", keys.packed)
-        return r.Changes(ask.last + 1, self.newest, False, *columns)
+        return r.Changes(ask.last + 1, self.newest, False, *columns, 0)
 
 
 @dataclass

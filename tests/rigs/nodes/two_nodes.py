@@ -9,10 +9,16 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from itertools import permutations
 from pathlib import Path
 
 from kvpool.config.curve_keys import make_key_pair, write_key_file
-from tests.rigs.daemon import Daemon, wait_until
+from kvpool.protocol import versions
+from kvpool.protocol.blocking import BlockingConnection
+from kvpool.protocol.records import messages as m
+from kvpool.router_events.columns import unpack_chunks
+from kvpool_native import Mapping, RemoteView
+from tests.rigs.daemon import SMALL, Daemon, wait_until
 
 NAMES = ("one", "other")
 ADDRESSES = ("192.0.2.1", "192.0.2.2")
@@ -49,11 +55,31 @@ def two_nodes(
             daemons.append(daemon)
         wait_until(lambda: all(map(_follows_one, daemons)), "the nodes follow each other")
         yield daemons[0], daemons[1]
+        if all(daemon.is_running for daemon in daemons):
+            assert_converged(*daemons)
 
 
 def wait_known(daemon: Daemon, chunks: int) -> None:
     """Until a daemon knows that its peer has so many chunks at least."""
     wait_until(lambda: int(daemon.stats()["peer.known_chunks"]) >= chunks, f"{chunks} chunks of the peer are known")
+
+
+def assert_converged(*daemons: Daemon) -> None:
+    """At rest, each of two daemons knows exactly the chunks that the other one has: as many, and each of them."""
+    for owner, here in permutations(daemons, 2):
+        keys = _keys_of(owner)
+        wait_until(
+            lambda: _known_of(here, owner.node) == len(keys),  # noqa: B023 - used at once
+            f"{here.node} knows the {len(keys)} chunks of {owner.node}",
+        )
+        hello = m.Hello(m.MAGIC, versions.NEWEST, m.ROLE_ENGINE, "test-model", SMALL.to_wire(), versions.OLDEST)
+        with closing(BlockingConnection(here.socket, hello, 5.0)) as connection:
+            mapping = Mapping.attach(connection.fds[2], connection.welcome.remote_bytes, writable=False)
+            view = RemoteView(mapping)
+            unknown = [key.hex()[:16] for key in keys if not view.has(key)]
+        assert not unknown, (
+            f"{here.node} does not know {len(unknown)} of {len(keys)} chunks of {owner.node}: {unknown[:5]}"
+        )
 
 
 def free_addresses(count: int) -> list[str]:
@@ -68,6 +94,24 @@ def free_addresses(count: int) -> list[str]:
 def pulled_chunks(daemon: Daemon) -> int:
     """Chunks that a daemon has pulled from its peer."""
     return int(daemon.stats()["peer.pulled_chunks"])
+
+
+def _keys_of(daemon: Daemon) -> list[bytes]:
+    """The chunks that a daemon has, in any of its tiers."""
+    keys: set[bytes] = set()
+    cursor = 0
+    with daemon.admin() as admin:
+        while cursor >= 0:
+            page = admin.snapshot(cursor)
+            keys |= {chunk.key for chunk in unpack_chunks(page.chunks)}
+            cursor = page.cursor
+    return sorted(keys)
+
+
+def _known_of(daemon: Daemon, node: str) -> int:
+    """How many chunks of a node a daemon knows. None of one that it does not follow."""
+    with daemon.admin() as admin:
+        return sum(row["known_chunks"] for row in admin.peers()["peers"] if row["node"] == node)
 
 
 def _follows_one(daemon: Daemon) -> bool:

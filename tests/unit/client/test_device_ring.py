@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
+import kvpool_native
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from kvpool_client.copying import device_ring  # noqa: E402
+from kvpool_client.copying import device_ring, device_runs  # noqa: E402
 from kvpool_client.copying.cache import Cache  # noqa: E402
 from kvpool_client.copying.copies import Copies  # noqa: E402
 from kvpool_client.copying.device_arena import PinnedBytes  # noqa: E402
@@ -227,3 +228,36 @@ def test_rows_that_are_not_of_whole_words_are_copied_as_bytes() -> None:
     odd = torch.zeros(BLOCKS * 96 + 1, dtype=torch.uint8)[1:].view(BLOCKS, 2, 16, 1, 3)
     side = DeviceSide(Cache([odd], layout, block_tokens=16, form="block_first"), StagingRing(torch, "cpu", 96))
     assert side.item == torch.uint8
+
+
+def test_a_save_sums_each_byte_once_however_often_its_checksums_are_read(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Layers are reported to the daemon one by one while they are copied, and all of them at the commit."""
+    cache = _cache("kv_first")
+    layout, summed = cache.layout, []
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(kvpool_native, name)
+
+        def extent_checksums(self, mapping: kvpool_native.Mapping, start: int, size: int, layers: int) -> bytes:
+            summed.append(size * layers)
+            return kvpool_native.extent_checksums(mapping, start, size, layers)
+
+    monkeypatch.setattr(device_runs, "kvpool_native", Counted())
+    mapping = kvpool_native.Mapping.create("saved", CHUNKS * layout.chunk_bytes)
+    ring = StagingRing(torch, "cpu", layout.layer_bytes)
+    blocks = DeviceBlocks(DeviceSide(cache, ring), PinnedBytes(mapping.view(), "cpu"))
+    ids = np.random.default_rng(seed).permutation(BLOCKS)[: 2 * CHUNKS].astype(np.int64)
+    offsets = [number * layout.chunk_bytes for number in range(CHUNKS)]
+    save = device_runs.DeviceSave(blocks, mapping, layout, offsets=offsets, block_ids=ids)
+    for layer in range(layout.layers):
+        save.announce(layer)
+        assert save.wait(20.0)
+        assert len(save.checksums_from(layer)) == 4 * CHUNKS
+    expected = b"".join(
+        kvpool_native.extent_checksums(mapping, offset, layout.layer_bytes, layout.layers) for offset in offsets
+    )
+    assert save.checksums() == save.checksums() == expected
+    assert sum(summed) == CHUNKS * layout.chunk_bytes

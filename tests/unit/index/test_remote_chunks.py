@@ -7,6 +7,8 @@ import pytest
 
 import kvpool_native
 from kvpool.index.remote_chunks import (
+    DECLINED_MAX,
+    DECLINED_NS,
     KEYS_A_TURN,
     NO_REMOTE_RUN,
     PENDING_KEYS_MAX,
@@ -15,13 +17,14 @@ from kvpool.index.remote_chunks import (
     RemoteRun,
 )
 from kvpool.key_column import KeyColumn
-from kvpool.types import Event, EventKind
+from kvpool.types import Event, EventKind, NamespaceId
 from tests.rigs.parts import served
 
 EPOCH = bytes(range(16))
 ONE, OTHER = NodeName("one"), NodeName("other")
 SEED = bytes(range(1, 17))
 PACES_BYTES = 4096 * 8
+ENGINES, OTHERS = NamespaceId(1), NamespaceId(2)
 
 
 def column(first: int, end: int) -> KeyColumn:
@@ -249,3 +252,52 @@ def test_a_new_life_keeps_the_pace_and_a_node_that_comes_back_has_none() -> None
     remote.note_stored(ONE, column(0, 1))
     settle(remote)
     assert view.pace_of(column(0, 1)[0]) == (0, 0)
+
+
+def test_what_a_node_declines_is_passed_over_for_a_while_by_engines_of_that_namespace_alone() -> None:
+    remote = remote_of(ONE, OTHER)
+    keys = column(0, 20)
+    remote.note_stored(ONE, keys)
+    remote.note_stored(OTHER, column(0, 8))
+    settle(remote)
+    remote.decline(ONE, ENGINES, keys[12], 1000)
+    assert remote.find(keys, 0, namespace=ENGINES, now_ns=1000) == RemoteRun(ONE, 12)
+    assert remote.find(keys, 5, namespace=ENGINES, now_ns=1000) == RemoteRun(ONE, 7)
+    assert remote.find(keys, 13, namespace=ENGINES, now_ns=1000) == RemoteRun(ONE, 7)
+    remote.decline(ONE, ENGINES, keys[4], 2000)
+    assert remote.find(keys, 0, namespace=ENGINES, now_ns=2000) == RemoteRun(OTHER, 8)
+    assert remote.find(keys, 4, [OTHER], namespace=ENGINES, now_ns=2000) == NO_REMOTE_RUN
+    assert remote.find(keys, 0, namespace=OTHERS, now_ns=2000) == RemoteRun(ONE, 20)
+    assert remote.find(keys, 0, namespace=ENGINES, now_ns=1000 + DECLINED_NS) == RemoteRun(OTHER, 8)
+    assert remote.find(keys, 0, namespace=ENGINES, now_ns=2000 + DECLINED_NS) == RemoteRun(ONE, 20)
+    assert remote.count_of(ONE) == 20
+    remote.decline(NodeName("gone"), ENGINES, keys[0], 2000)
+
+
+def test_an_announcement_or_a_new_life_ends_what_a_node_declined() -> None:
+    remote = remote_of(ONE)
+    keys = column(0, 20)
+    for number in (3, 7):
+        remote.note_stored(ONE, keys)
+        remote.decline(ONE, ENGINES, keys[number], 0)
+    settle(remote)
+    assert remote.find(keys, 0, namespace=ENGINES, now_ns=1).chunks == 7
+    remote.note_stored(ONE, column(7, 8))
+    assert remote.find(keys, 0, namespace=ENGINES, now_ns=1).chunks == 20
+    remote.decline(ONE, ENGINES, keys[0], 1)
+    remote.clear(ONE)
+    remote.note_stored(ONE, keys)
+    settle(remote)
+    assert remote.find(keys, 0, namespace=ENGINES, now_ns=1).chunks == 20
+
+
+def test_what_is_remembered_of_declines_is_bounded() -> None:
+    remote = remote_of(ONE)
+    keys = column(0, DECLINED_MAX + 5)
+    remote.note_stored(ONE, keys)
+    settle(remote)
+    for number, key in enumerate(keys):
+        remote.decline(ONE, ENGINES, key, number)
+    assert remote.find(keys, 0, namespace=ENGINES, now_ns=DECLINED_MAX).chunks == 5
+    remote.decline(ONE, ENGINES, keys[0], DECLINED_NS + DECLINED_MAX + 5)
+    assert len(remote._nodes[ONE].declined) == 1

@@ -24,35 +24,35 @@ async def nodes() -> AsyncIterator[Fleet]:
 def _gaps_for_ever(ask: r.AskFollow) -> r.FollowAnswer:
     if isinstance(ask, r.AskKeys):
         return r.Keys(column(0, 10).packed, 5, r.NO_MORE_KEYS)
-    return r.Changes(9, 9, True, b"", b"")
+    return r.Changes(9, 9, True, b"", b"", 0)
 
 
 def _endless(ask: r.AskFollow) -> r.FollowAnswer:
     if isinstance(ask, r.AskKeys):
         return r.Keys(column(ask.cursor * 10, ask.cursor * 10 + 10).packed, 5, ask.cursor + 1)
-    return r.Changes(5, 5, False, b"", b"")
+    return r.Changes(5, 5, False, b"", b"", 0)
 
 
 def _same_page(ask: r.AskFollow) -> r.FollowAnswer:
-    return r.Keys(b"", 5, ask.cursor) if isinstance(ask, r.AskKeys) else r.Changes(5, 5, False, b"", b"")
+    return r.Keys(b"", 5, ask.cursor) if isinstance(ask, r.AskKeys) else r.Changes(5, 5, False, b"", b"", 0)
 
 
 def _future_page(ask: r.AskFollow) -> r.FollowAnswer:
     if isinstance(ask, r.AskKeys):
         return r.Keys(b"", 1 << 60 if ask.cursor else 5, 1)
-    return r.Changes(ask.last, 1 << 60, False, b"", b"")
+    return r.Changes(ask.last, 1 << 60, False, b"", b"", 0)
 
 
 def _never_waits(ask: r.AskFollow) -> r.FollowAnswer:
     if isinstance(ask, r.AskKeys):
         return r.Keys(column(0, 10).packed, 5, r.NO_MORE_KEYS)
-    return r.Changes(ask.last, ask.last, False, b"", b"")
+    return r.Changes(ask.last, ask.last, False, b"", b"", 0)
 
 
 def _goes_back(ask: r.AskFollow) -> r.FollowAnswer:
     if isinstance(ask, r.AskKeys):
         return r.Keys(b"", 5, r.NO_MORE_KEYS)
-    return r.Changes(3, 9, False, column(0, 1).packed, b"")
+    return r.Changes(3, 9, False, column(0, 1).packed, b"", 0)
 
 
 def _odd_keys(ask: r.AskFollow) -> r.FollowAnswer:
@@ -60,7 +60,7 @@ def _odd_keys(ask: r.AskFollow) -> r.FollowAnswer:
 
 
 def _answers_something_else(ask: r.AskFollow) -> r.FollowAnswer:
-    return r.Changes(5, 5, False, b"", b"")
+    return r.Changes(5, 5, False, b"", b"", 0)
 
 
 def _refuses(ask: r.AskFollow) -> r.Refused:
@@ -119,7 +119,7 @@ async def test_who_announces_without_end_has_a_share_and_evicts_nobodys_hints(no
         if isinstance(ask, r.AskKeys):
             return r.Keys(b"", 0, r.NO_MORE_KEYS)
         last = ask.last + 1
-        return r.Changes(last, last, False, column(100 * last, 100 * last + 100).packed, b"")
+        return r.Changes(last, last, False, column(100 * last, 100 * last + 100).packed, b"", 0)
 
     node = await reader.follow(serve(nodes, KeyOwner(reply=flood), "flood"))
     await until(lambda: last > 100, "it has announced five times the table")
@@ -139,7 +139,7 @@ async def test_requests_are_paced_however_fast_a_peer_answers(nodes: Fleet) -> N
         asked.append(clock.now_ns())
         if isinstance(ask, r.AskKeys):
             return r.Keys(b"", 0, r.NO_MORE_KEYS)
-        return r.Changes(ask.last + 1, ask.last + 1, False, b"", b"")
+        return r.Changes(ask.last + 1, ask.last + 1, False, b"", b"", 0)
 
     await reader.follow(serve(nodes, KeyOwner(reply=chatter)))
     await until(lambda: len(asked) > 10, "some requests have come")

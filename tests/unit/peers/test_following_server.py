@@ -13,7 +13,7 @@ from tests.rigs.nodes.peers import KeyOwner, Owner, fast, fleet, identity_of, pu
 
 pytestmark = pytest.mark.asyncio
 
-CHANGES = r.Changes(3, 3, False, bytes(32), b"")
+CHANGES = r.Changes(3, 3, False, bytes(32), b"", 0)
 LINK = LinkSettings(waiting_max=2, connect_s=5.0, ping_s=10.0)
 
 
@@ -24,8 +24,8 @@ async def test_changes_and_pages_are_answered() -> None:
         server = nodes.serve(Owner(), follows=keys)
         link = await nodes.watch().ready(server)
         assert await link.request(r.AskKeys(0), 5.0) == page
-        assert await link.request(r.AskChanges(2, 1000), 5.0) == CHANGES
-        assert [ask for _, ask, _ in keys.asked] == [r.AskKeys(0), r.AskChanges(2, 1000)]
+        assert await link.request(r.AskChanges(2, 1000, 0), 5.0) == CHANGES
+        assert [ask for _, ask, _ in keys.asked] == [r.AskKeys(0), r.AskChanges(2, 1000, 0)]
         assert keys.asked[0][0].node == "puller"
         assert server.stats()["follows"] == 2
 
@@ -35,7 +35,7 @@ async def test_a_request_that_waits_takes_no_pulls_place_and_pulls_take_none_of_
     with fleet() as nodes:
         server = nodes.serve(owner, follows=keys, settings=fast(ControlServerSettings(), waiting_max=2))
         link = await nodes.watch(link=LINK).ready(server)
-        follow = link.request(r.AskChanges(2, 20_000), 30.0)
+        follow = link.request(r.AskChanges(2, 20_000, 0), 30.0)
         pulls = [link.request(pull_of(number), 10.0) for number in (1, 2)]
         await until(lambda: len(owner.pulls) == 2 and keys.asked, "all of them wait at the owner")
         with pytest.raises(PeerUnreachable, match="without an answer already"):
@@ -60,7 +60,7 @@ async def test_a_node_that_is_about_to_end_reports_nothing() -> None:
         server = nodes.serve(Owner(), follows=keys)
         link = await nodes.watch().ready(server)
         server.is_stopping = True
-        for ask in (r.AskKeys(0), r.AskChanges(2, 0)):
+        for ask in (r.AskKeys(0), r.AskChanges(2, 0, 0)):
             with pytest.raises(Refused, match="about to end"):
                 await link.request(ask, 5.0)
         assert keys.asked == []
@@ -83,7 +83,7 @@ async def test_a_service_that_never_answers_is_answered_for_and_one_that_fails_t
 
         keys.reply = fail
         with pytest.raises(Refused, match="failed to serve it"):
-            await link.request(r.AskChanges(1, 10_000), 20.0)
+            await link.request(r.AskChanges(1, 10_000, 0), 20.0)
         assert server.stats()["errors"] == 1
 
 
@@ -92,7 +92,7 @@ async def test_the_end_of_a_connection_ends_its_request() -> None:
     with fleet() as nodes:
         server = nodes.serve(Owner(), follows=keys)
         link = await nodes.watch().ready(server)
-        asked = asyncio.ensure_future(link.request(r.AskChanges(1, 20_000), 25.0))
+        asked = asyncio.ensure_future(link.request(r.AskChanges(1, 20_000, 0), 25.0))
         await until(lambda: keys.asked, "the request has come")
         await nodes.watch(node=identity_of("puller", 2)).ready(server)  # its new life
         await until(lambda: keys.forgotten, "the former connection is forgotten")
@@ -101,9 +101,9 @@ async def test_the_end_of_a_connection_ends_its_request() -> None:
 
 
 async def test_false_answers_end_the_connection() -> None:
-    keys = KeyOwner(reply=lambda ask: r.Changes(1, 9, False, b"", b""))
+    keys = KeyOwner(reply=lambda ask: r.Changes(1, 9, False, b"", b"", 0))
     with fleet() as nodes:
         link = await nodes.watch().ready(nodes.serve(Owner(), follows=keys))
         with pytest.raises(PeerUnreachable, match="expected 2 or a later one"):
-            await link.request(r.AskChanges(2, 0), 5.0)
+            await link.request(r.AskChanges(2, 0, 0), 5.0)
         assert "bad answer" in link.fault

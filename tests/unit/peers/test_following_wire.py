@@ -10,9 +10,9 @@ from kvpool.peers.control import records as r
 from kvpool.peers.control import wire
 
 KEYS = bytes(range(64))
-ASK = r.AskChanges(7, 2000)
-CHANGES = r.Changes(9, 12, False, KEYS, KEYS[:32])
-GAP = r.Changes(12, 12, True, b"", b"")
+ASK = r.AskChanges(7, 2000, 3)
+CHANGES = r.Changes(9, 12, False, KEYS, KEYS[:32], 4)
+GAP = r.Changes(12, 12, True, b"", b"", 0)
 ASK_KEYS = r.AskKeys(1 << 32)
 PAGE = r.Keys(KEYS, 9, (1 << 32) + 2)
 
@@ -32,8 +32,8 @@ def test_answers_go_there_and_back(record: Any) -> None:
 
 
 def test_the_wire_is_as_documented() -> None:
-    assert msgpack.unpackb(wire.encode_message(ASK, 1)) == [30, 1, 7, 2000]
-    assert msgpack.unpackb(wire.encode_message(CHANGES, 1)) == [31, 1, 9, 12, False, KEYS, KEYS[:32]]
+    assert msgpack.unpackb(wire.encode_message(ASK, 1)) == [30, 1, 7, 2000, 3]
+    assert msgpack.unpackb(wire.encode_message(CHANGES, 1)) == [31, 1, 9, 12, False, KEYS, KEYS[:32], 4]
     assert msgpack.unpackb(wire.encode_message(ASK_KEYS, 1)) == [32, 1, 1 << 32]
     assert msgpack.unpackb(wire.encode_message(PAGE, 1)) == [33, 1, KEYS, 9, (1 << 32) + 2]
 
@@ -46,6 +46,7 @@ def test_the_wire_is_as_documented() -> None:
         (ASK, {"wait_ms": -1}),
         (ASK, {"wait_ms": r.WAIT_MS_MAX + 1}),
         (ASK, {"last": b""}),
+        (ASK, {"saves": -1}),
         (ASK_KEYS, {"cursor": -1}),
         (ASK_KEYS, {"cursor": 1 << 63}),
     ],
@@ -61,6 +62,7 @@ def test_impossible_requests_are_refused(record: Any, change: dict[str, Any]) ->
         (CHANGES, {"last": -2}),
         (CHANGES, {"last": 13}),
         (CHANGES, {"newest": 1 << 63}),
+        (CHANGES, {"saves": -1}),
         (CHANGES, {"stored": KEYS[:33]}),
         (CHANGES, {"removed": KEYS[:31]}),
         (CHANGES, {"is_gap": True}),
@@ -82,7 +84,7 @@ def test_an_answer_never_goes_back() -> None:
     wire.check_follow(ASK, CHANGES)
     wire.check_follow(ASK, GAP)
     wire.check_follow(ASK, replace(GAP, last=3))  # a former life's events
-    wire.check_follow(ASK, r.Changes(7, 7, False, b"", b""))
+    wire.check_follow(ASK, r.Changes(7, 7, False, b"", b"", 3))
     wire.check_follow(ASK, replace(CHANGES, last=7))  # of a save under way: keys, and no event
     wire.check_follow(ASK_KEYS, PAGE)
     wire.check_follow(ASK_KEYS, r.Keys(b"", 9, 1 << 32))

@@ -7,11 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+import kvpool_native
 from kvpool.errors import InvalidArgument
+from kvpool.protocol.records import messages as m
 from kvpool.tiers.base import Outcome
-from kvpool.types import Level
+from kvpool.types import Level, SaveState
 from tests.rigs.tiers.memory_remote import MemoryRemote, Node, maker
-from tests.rigs.tiers.tiered_pool import TieredPool, key_of, medium_of, payload
+from tests.rigs.tiers.memory_tier import Fault
+from tests.rigs.tiers.tiered_pool import LAYOUT, TieredPool, key_of, medium_of, payload
 
 KEYS = [key_of(1, number) for number in range(12)]
 DRAM_CHUNKS = 24
@@ -189,7 +192,7 @@ def test_a_chunk_that_does_not_come_ends_the_prefix_before_it(outcome: Outcome) 
     run([node], act)
 
 
-def test_two_requests_share_one_pull_and_a_save_of_what_is_on_its_way_finds_it_present() -> None:
+def test_two_requests_share_one_pull() -> None:
     node = Node()
     node.store(chunks_of(KEYS))
 
@@ -198,15 +201,72 @@ def test_two_requests_share_one_pull_and_a_save_of_what_is_on_its_way_finds_it_p
         first = asyncio.ensure_future(pool.load(KEYS))
         await pool.until_moved(lambda: len(remote.asked) == 1)
         second = asyncio.ensure_future(pool.load(KEYS))
-        third = asyncio.ensure_future(pool.save(KEYS))
         await asyncio.sleep(0)
         pool.assert_sound()
         remote.release()
         assert list(await asyncio.gather(first, second)) == [len(KEYS), len(KEYS)]
-        assert await third == len(KEYS)
         assert remote.asked == [KEYS]
 
     run([node], act)
+
+
+async def states_of_save(pool: TieredPool, keys: list[bytes], parent: bytes = b"") -> list[str]:
+    """What a save of these chunks is answered; it is given up."""
+    made = await pool.serve(pool.pool.chains.reserve(pool.session, m.Reserve(parent, b"".join(keys))))
+    if made.reservation:
+        await pool.serve(pool.pool.chains.end_reservation(pool.session, m.End(made.reservation)))
+    return [SaveState(state).name for state in made.states]
+
+
+@pytest.mark.parametrize("comes", [True, False], ids=["it comes", "it fails"])
+def test_a_save_of_what_is_on_its_way_is_pending_until_that_has_come_or_failed(comes: bool) -> None:
+    node = Node()
+    node.store(chunks_of(KEYS[:4]))
+
+    async def act(pool: TieredPool, remote: MemoryRemote) -> None:
+        view = kvpool_native.IndexView(pool.pool.memory.index)
+        remote.outcomes = {} if comes else {KEYS[1]: Outcome.FAILED}
+        remote.withhold()
+        load = asyncio.ensure_future(pool.load(KEYS[:4]))
+        await pool.until_moved(lambda: len(remote.asked) == 1)
+        assert await states_of_save(pool, KEYS[:7]) == ["PENDING"] * 4 + ["RESERVED"] * 3
+        assert await states_of_save(pool, KEYS[4:6], parent=KEYS[3]) == ["RESERVED"] * 2
+        assert [view.is_being_written(key) for key in KEYS[:6]] == [True] * 4 + [False] * 2
+        assert await pool.save(KEYS[:6]) == 2, "what follows is stored meanwhile"
+        assert await states_of_save(pool, KEYS[:6]) == ["PENDING"] * 6, "it goes with what it follows"
+        pool.assert_sound()
+        remote.release()
+        assert await load == (4 if comes else 1)
+        await pool.until_moved(lambda: not any(map(view.is_being_written, KEYS)))
+        expected = ["PRESENT"] * 6 if comes else ["PRESENT"] + ["RESERVED"] * 5
+        assert await states_of_save(pool, KEYS[:6]) == expected
+        assert await pool.save(KEYS) == len(KEYS)
+        assert await pool.load(KEYS) == len(KEYS)
+
+    run([node], act)
+
+
+def test_a_save_of_what_is_read_from_disk_is_pending_and_stored_again_where_that_fails() -> None:
+    async def act(pool: TieredPool, _remote: MemoryRemote) -> None:
+        assert await pool.save(KEYS[:4]) == 4
+        assert await pool.demote() == 0
+        await pool.flush("dram")
+        view = kvpool_native.IndexView(pool.pool.memory.index)
+        assert not any(map(view.is_being_written, KEYS))
+        medium = pool.tier.medium
+        offset = medium.rows[KEYS[1]].offset
+        key, generation, _ = medium.checksums[offset]
+        medium.checksums[offset] = key, generation, bytes(4 * LAYOUT.layers)
+        pool.tier.fault_of = lambda kind, _key: Fault.WITHHELD if kind == "read" else Fault.NONE
+        load = asyncio.ensure_future(pool.load(KEYS[:4]))
+        await pool.until_moved(lambda: pool.tier.withheld == 4)
+        assert await states_of_save(pool, KEYS[:6]) == ["PENDING"] * 4 + ["RESERVED"] * 2
+        pool.tier.release_withheld()
+        assert await load == 1
+        assert (await states_of_save(pool, KEYS[:6]))[1] == "RESERVED"
+        assert await pool.save(KEYS) == len(KEYS)
+
+    run([Node()], act, has_disk=True)
 
 
 def test_a_pull_under_way_at_the_end_is_cancelled() -> None:

@@ -85,3 +85,11 @@ def test_columns_are_equal_by_their_keys() -> None:
 def test_half_a_key_is_refused(packed: bytes) -> None:
     with pytest.raises(AssertionError, match="no whole keys of 32"):
         KeyColumn(packed)
+
+
+def test_the_first_of_several_keys_is_found_by_all_its_bytes() -> None:
+    keys = KeyColumn.of(bytes([number]) * 32 for number in range(20))
+    assert keys.find_any({keys[7], keys[3], bytes(31) + b"x"}) == 3
+    assert keys.find_any({keys[7][:8] + bytes(24)}) == 20, "its head alone is no key"
+    assert keys.find_any([keys[19]]) == 19
+    assert (keys.find_any([]), KeyColumn(b"").find_any([keys[0]])) == (20, 0)

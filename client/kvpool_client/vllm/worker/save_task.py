@@ -38,6 +38,7 @@ class SaveTask:
         self._cache = cache
         self._deadline = Deadline(wait_budget_s, clock)
         self._settled = 0
+        self._stored_behind: set[int] = set()  # chunks stored behind pending ones: the next save finds them present
         self._save: Save | None = None
         self._declined: dict[str, int] = {}
 
@@ -85,10 +86,13 @@ class SaveTask:
         result = self._save.commit()
         assert result is not None
         self._count("saved_chunks", result.stored)
-        self._count("present_chunks", result.present)
+        found = {number for number, state in enumerate(result.states, self._settled) if state == "present"}
+        self._count("present_chunks", len(found - self._stored_behind))
         self._count("clipped_chunks", result.clipped)
         self._declined = dict(result.reasons)
         if "pending" in self._declined and self._declined.keys() <= WAITS_FOR_ANOTHER:
+            stored = {number for number, state in enumerate(result.states, self._settled) if state == "stored"}
+            self._stored_behind |= stored
             self._settled += _kept(result)
             return False
         self._end()

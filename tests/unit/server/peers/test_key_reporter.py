@@ -12,7 +12,7 @@ from kvpool.key_column import KeyColumn
 from kvpool.peers.control import records as r
 from kvpool.peers.control import wire
 from kvpool.peers.control.pullers import Puller
-from kvpool.server.peers import key_reporter
+from kvpool.server.peers import key_reporter, save_notes
 from kvpool.server.peers.key_reporter import KeyReporter
 from kvpool.types import Level
 from tests.rigs.events.journal_rig import Rig, key
@@ -70,29 +70,29 @@ async def test_changes_are_the_net_of_events_and_only_the_last_tier_counts(desks
     rig = Rig()
     desks.append(desk := Desk(rig))
     rig.store([1, 2])
-    found = await desk.answer(r.AskChanges(-1, 10_000))
+    found = await desk.answer(r.AskChanges(-1, 10_000, 0))
     assert (keys_in(found.stored), found.removed, found.is_gap) == ({key([1]), key([1, 2])}, b"", False)
     assert found.last == found.newest
     rig.demote_all()
     flush_whole(rig.memory, rig.tick())
-    found = await desk.answer(r.AskChanges(found.last, 10_000))
+    found = await desk.answer(r.AskChanges(found.last, 10_000, 0))
     assert (keys_in(found.stored), found.removed) == ({key([1]), key([1, 2])}, b"")  # the files have them
     flush_whole(rig.files, rig.tick())
     rig.store([1])
-    found = await desk.answer(r.AskChanges(found.last, 10_000))
+    found = await desk.answer(r.AskChanges(found.last, 10_000, 0))
     assert (keys_in(found.stored), keys_in(found.removed)) == ({key([1])}, {key([1, 2])})
-    everything = await desk.answer(r.AskChanges(-1, 0))
+    everything = await desk.answer(r.AskChanges(-1, 0, 0))
     assert (everything.stored, everything.removed) == (found.stored, found.removed)
 
 
 async def test_a_request_without_news_waits_for_an_event_or_its_end(desks: list[Desk]) -> None:
     rig = Rig()
     desks.append(desk := Desk(rig))
-    first = await desk.answer(r.AskChanges(-1, 0))
-    nothing = await desk.answer(r.AskChanges(first.last, 1))
+    first = await desk.answer(r.AskChanges(-1, 0, 0))
+    nothing = await desk.answer(r.AskChanges(first.last, 1, 0))
     assert (nothing.last, nothing.newest, nothing.stored, nothing.is_gap) == (first.last, first.last, b"", False)
     for number in range(1, 6):
-        desk.ask(r.AskChanges(first.last, 30_000), number)
+        desk.ask(r.AskChanges(first.last, 30_000, 0), number)
     await until(lambda: "5 wait" in repr(desk.reporter), "all wait")
     assert desk.answers == {}
     desk.reporter.forget(Puller("puller", bytes(16), "", 5))
@@ -121,9 +121,9 @@ async def test_lost_events_are_a_gap_without_keys(desks: list[Desk]) -> None:
     for name in range(300):
         rig.store([name, 1, 2, 3])
         rig.journal.take_changes()
-    gap = await desk.answer(r.AskChanges(0, 10_000))
+    gap = await desk.answer(r.AskChanges(0, 10_000, 0))
     assert (gap.is_gap, gap.stored, gap.removed) == (True, b"", b"")
-    assert (await desk.answer(r.AskChanges(gap.newest + 5, 10_000))).is_gap
+    assert (await desk.answer(r.AskChanges(gap.newest + 5, 10_000, 0))).is_gap
     assert desk.reporter.stats()["gaps"] == 2
 
 
@@ -135,9 +135,9 @@ async def test_an_answer_is_bounded_and_the_next_goes_on(desks: list[Desk], monk
         rig.store([name, 1])
     last, known = -1, set()
     while True:
-        found = await desk.answer(r.AskChanges(last, 0))
+        found = await desk.answer(r.AskChanges(last, 0, 0))
         assert len(KeyColumn(found.stored)) <= 4
-        wire.check_follow(r.AskChanges(last, 0), found)
+        wire.check_follow(r.AskChanges(last, 0, 0), found)
         if found.last == last:
             break
         last = found.last
@@ -183,53 +183,65 @@ async def test_a_page_is_asked_for_again_while_the_log_is_behind(
     assert cursor == 1 << 32
 
 
-async def test_saves_under_way_are_reported_once_and_those_given_up_are_removed(desks: list[Desk]) -> None:
+async def test_saves_under_way_are_reported_and_those_given_up_are_removed(desks: list[Desk]) -> None:
     desks.append(desk := Desk(Rig()))
-    first = await desk.answer(r.AskChanges(-1, 0))
-    desk.ask(r.AskChanges(first.last, 30_000))
+    first = await desk.answer(r.AskChanges(-1, 0, 0))
+    desk.ask(r.AskChanges(first.last, 30_000, 0))
     await until(lambda: "1 wait" in repr(desk.reporter), "it waits")
     save = KeyColumn(key([1]) + key([1, 2]) + key([1, 2, 3]))
     desk.reporter.note_save(save)
     await until(lambda: 1 in desk.answers, "the save is reported at once")
     (found,) = desk.answers.pop(1)
-    wire.check_follow(r.AskChanges(first.last, 30_000), found)
+    wire.check_follow(r.AskChanges(first.last, 30_000, 0), found)
     assert (keys_in(found.stored), found.removed, found.last) == (set(save), b"", first.last)
-    nothing = await desk.answer(r.AskChanges(first.last, 1))
-    assert (nothing.stored, nothing.removed) == (b"", b"")
+    again = await desk.answer(r.AskChanges(first.last, 1, 0), 2)
+    assert again == found, "another connection, or the same after an answer that was lost"
+    nothing = await desk.answer(r.AskChanges(first.last, 1, found.saves))
+    assert (nothing.stored, nothing.removed, nothing.saves) == (b"", b"", found.saves)
     desk.reporter.end_save(save, 1)
-    lost = await desk.answer(r.AskChanges(first.last, 30_000))
+    lost = await desk.answer(r.AskChanges(first.last, 30_000, found.saves), 3)
     assert (lost.stored, keys_in(lost.removed)) == (b"", {key([1, 2]), key([1, 2, 3])})
-    newcomer = await desk.answer(r.AskChanges(first.last, 1), 2)
+    newcomer = await desk.answer(r.AskChanges(first.last, 1, 0), 4)
     assert (newcomer.stored, newcomer.removed) == (b"", b"")  # it knew of none of them
 
 
-async def test_an_event_counts_more_than_a_save(desks: list[Desk]) -> None:
+async def test_an_event_counts_more_than_a_save_that_was_given_up_and_less_than_one_under_way(
+    desks: list[Desk],
+) -> None:
     rig = Rig()
     desks.append(desk := Desk(rig))
-    first = await desk.answer(r.AskChanges(-1, 0))
-    await desk.answer(r.AskChanges(first.last, 1))
+    first = await desk.answer(r.AskChanges(-1, 0, 0))
     save = KeyColumn(key([1]))
     desk.reporter.note_save(save)
+    known = await desk.answer(r.AskChanges(first.last, 30_000, 0))
     desk.reporter.end_save(save, 0)
     rig.store([1])
-    found = await desk.answer(r.AskChanges(first.last, 30_000))
+    found = await desk.answer(r.AskChanges(first.last, 30_000, known.saves))
     assert (keys_in(found.stored), found.removed) == ({key([1])}, b"")
+    flush_whole(rig.memory, rig.tick())
+    desk.reporter.note_save(save)
+    under_way = await desk.answer(r.AskChanges(found.last, 30_000, found.saves))
+    assert (keys_in(under_way.stored), under_way.removed) == ({key([1])}, b"")
+    assert under_way.last > found.last
 
 
-async def test_reported_saves_are_bounded_and_absent_from_gaps(
-    desks: list[Desk], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(key_reporter, "SAVED_KEYS_MAX", 8)
-    monkeypatch.setattr(key_reporter, "SAVED_KEYS_ONCE", 5)
+async def test_notes_of_saves_that_were_dropped_are_a_gap(desks: list[Desk], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(save_notes, "NOTES_MAX", 8)
     rig = Rig()
     desks.append(desk := Desk(rig))
     saves = [key([7, number]) for number in range(20)]
-    desk.reporter.note_save(KeyColumn(b"".join(saves)))
-    found = await desk.answer(r.AskChanges(-1, 0))
-    assert keys_in(found.stored) == set(saves[15:])
-    desk.reporter.note_save(KeyColumn(key([8])))
+    desk.reporter.note_save(KeyColumn(b"".join(saves[:1])))
+    known = await desk.answer(r.AskChanges(-1, 0, 0))
+    assert keys_in(known.stored) == set(saves[:1])
+    desk.reporter.end_save(KeyColumn(b"".join(saves[:1])), 0)
+    desk.reporter.note_save(KeyColumn(b"".join(saves[1:])))
+    gap = await desk.answer(r.AskChanges(known.last, 10_000, known.saves))
+    assert (gap.is_gap, gap.stored, gap.removed) == (True, b"", b"")
+    assert desk.reporter.stats()["gaps"] == 1
+    anew = await desk.answer(r.AskChanges(gap.last, 10_000, 0))
+    assert keys_in(anew.stored) == set(saves[12:])
     rig.store([1])
     rig.journal.take_changes()
     rig.journal._log.open_gap()
-    gap = await desk.answer(r.AskChanges(-1, 0))
+    gap = await desk.answer(r.AskChanges(-1, 0, anew.saves))
     assert (gap.is_gap, gap.stored, gap.removed) == (True, b"", b"")

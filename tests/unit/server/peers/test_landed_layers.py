@@ -21,8 +21,8 @@ class Listener:
     def note_save(self, keys: KeyColumn) -> None:
         self.noted += list(keys)
 
-    def end_save(self, keys: KeyColumn, committed: int) -> None:
-        self.ended.append((len(keys), committed))
+    def end_save(self, keys: KeyColumn, stored: int) -> None:
+        self.ended.append((len(keys), stored))
 
 
 def sums_of(layers: int, chunks: int = len(KEYS)) -> bytes:
@@ -50,6 +50,8 @@ async def test_only_layers_of_an_own_save_are_noted() -> None:
     ):
         with pytest.raises(ProtocolError, match="layer"):
             chains.land_saved(rig.session, one_way.LandSaved(made.reservation, first_layer, sums))
+    chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 1, sums_of(1)))
+    assert listener.noted == [], "its first layer has not landed"
     chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 0, sums_of(1)))
     chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 0, sums_of(1)))
     assert listener.noted == KEYS
@@ -65,8 +67,8 @@ async def test_only_layers_of_an_own_save_are_noted() -> None:
 async def test_a_chunk_whose_landed_layers_were_written_anew_is_not_stored() -> None:
     rig = TieredPool((), 48, levels=())
     await rig.start()
-    chains = rig.pool.chains
-    chains.writers.followed.listen(Listener())
+    chains, listener = rig.pool.chains, Listener()
+    chains.writers.followed.listen(listener)
     made = await rig.serve(chains.reserve(rig.session, m.Reserve(b"", b"".join(KEYS))))
     chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 0, sums_of(1)))
     sums = np.frombuffer(sums_of(2), "<u4").reshape(len(KEYS), 2).copy()
@@ -74,6 +76,7 @@ async def test_a_chunk_whose_landed_layers_were_written_anew_is_not_stored() -> 
     sums[2, 0] += 1
     done = await rig.serve(chains.commit(rig.session, m.Commit(made.reservation, sums.tobytes(), b"")))
     assert [SaveState(state).name for state in done.states] == ["STORED", "STORED", "CHECKSUM", "NO_PARENT"]
+    assert listener.ended == [(len(KEYS), 2)], "the others are lost"
     rig.assert_sound()
     await rig.stop()
 

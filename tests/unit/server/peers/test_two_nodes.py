@@ -3,12 +3,14 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
 from kvpool.errors import Refused
 from kvpool.peers.control import records as r
 from kvpool.peers.control.link import PeerLink
+from kvpool.protocol.records import messages as m
 from kvpool.server.peers.offers import OfferSettings
 from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiers.peer.tier import PeerTierSettings
@@ -218,19 +220,65 @@ def test_only_what_is_missing_is_sent() -> None:
     run(act)
 
 
-def test_hints_beyond_what_the_owner_has_are_misses_and_forgotten() -> None:
+def test_hints_beyond_what_the_owner_has_are_misses_and_it_is_not_asked_again_for_a_while() -> None:
     async def act(here: Node, there: Node) -> None:
         assert await there.pool.save(KEYS[:6]) == 6
         here.believe(there, KEYS)
         assert await here.pool.load(KEYS) == 6
-        while here.hints.advance():
-            pass
-        assert here.hints.count_of(there.name) == len(KEYS) - 1, (
-            "the first that was missing: nothing is found behind it"
-        )
-        asked = there.server.counts["Pull"]
+        asked = there.server.counts["pulls"]
+        assert asked == 1
         assert await here.pool.load(KEYS) == 6
-        assert there.server.counts["Pull"] == asked
+        assert there.server.counts["pulls"] == asked
+        assert here.hints.count_of(there.name) == len(KEYS), "only events say what a node has"
+        here.clock.pass_s(3.1)
+        assert await here.pool.load(KEYS) == 6
+        assert there.server.counts["pulls"] == asked + 1
+
+    run(act)
+
+
+def test_what_was_saved_while_the_node_declined_it_is_a_hit_though_no_event_follows() -> None:
+    """The event of the save comes before the answer of a request from before it."""
+
+    async def act(here: Node, there: Node) -> None:
+        here.believe(there, KEYS)
+        assert await here.pool.load(KEYS) == 0
+        assert await there.pool.save(KEYS) == len(KEYS)
+        assert await here.pool.load(KEYS) == 0, "it is not asked again for a while"
+        here.clock.pass_s(3.1)
+        assert await here.pool.load(KEYS) == len(KEYS)
+
+    run(act)
+
+
+def test_an_announcement_after_a_decline_is_believed_at_once() -> None:
+    async def act(here: Node, there: Node) -> None:
+        here.believe(there, KEYS)
+        assert await here.pool.load(KEYS) == 0
+        assert await there.pool.save(KEYS) == len(KEYS)
+        here.believe(there, KEYS)
+        assert await here.pool.load(KEYS) == len(KEYS)
+
+    run(act)
+
+
+def test_what_is_declined_to_another_layout_or_model_is_still_a_hit_for_the_right_one() -> None:
+    async def act(here: Node, there: Node) -> None:
+        assert await there.pool.save(KEYS) == len(KEYS)
+        here.believe(there, KEYS)
+        right = here.pool.session
+        for number, (model, layout) in enumerate(
+            (("model", replace(LAYOUT, layers=4)), ("other", LAYOUT), ("model", replace(LAYOUT, head_dim=32)))
+        ):
+            here.pool.session = here.pool.pool.open_session(ConnectionId(9 + number), model, layout)
+            chains = here.pool.pool.chains
+            leased = await here.pool.serve(chains.acquire(here.pool.session, m.Acquire(b"".join(KEYS))))
+            await here.pool.until_moved(lambda: here.pool.pool._tiering.holds == 0)
+            if leased.lease:
+                here.pool.pool.leases.release(here.pool.session, m.Release(leased.lease))
+        assert there.offers.stats()["pulls_empty"] == 3
+        here.pool.session = right
+        assert await here.pool.load(KEYS) == len(KEYS)
 
     run(act)
 

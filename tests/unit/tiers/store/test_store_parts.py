@@ -1,13 +1,15 @@
 """Parts of the store tier: ranges of memory, remembered answers, frames to the store process, names and headers of objects."""
 
 import random
+import subprocess
+from typing import cast
 
 import pytest
 
 from kvpool.errors import ProtocolError
 from kvpool.index.namespaces import Namespace
 from kvpool.keys import namespace_fingerprint
-from kvpool.tiers.store import wire
+from kvpool.tiers.store import process, wire
 from kvpool.tiers.store.objects import EPOCH, HEADER_BYTES, ObjectForm
 from kvpool.tiers.store.presence import Presence
 from kvpool.transfer.child.frames import Frames, pack
@@ -97,3 +99,25 @@ def test_a_header_is_believed_for_its_own_chunk_alone() -> None:
         spoiled = bytearray(page)
         spoiled[at] ^= 1
         assert FORM.checksums_in(bytes(spoiled), KEY) == b""
+
+
+class Unkillable:
+    """A process that hangs in the kernel."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+        self.kills = 0
+
+    def wait(self, timeout: float | None = None) -> int:
+        assert timeout is not None, "it would wait for ever"
+        self.waits.append(timeout)
+        raise subprocess.TimeoutExpired("store", timeout)
+
+    def kill(self) -> None:
+        self.kills += 1
+
+
+def test_a_store_process_that_cannot_be_killed_is_left_behind() -> None:
+    hanging = Unkillable()
+    process._reap(cast("subprocess.Popen[bytes]", hanging))
+    assert (hanging.waits, hanging.kills) == ([process.STOP_S, process.STOP_S], 1)
