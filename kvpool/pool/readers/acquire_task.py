@@ -37,7 +37,7 @@ class AcquireTask:
         self._columns = keys.by_rank(len(self._ranks))
         self._length = len(self._columns[0])
         self._is_urgent = is_urgent and not session.is_peer
-        self._is_peer = session.is_peer
+        self._peer = session.peer
         self._may_pull = bool(tiering.remotes) and not session.is_peer
         self._holder = holder
         self._owner = owner
@@ -133,7 +133,7 @@ class AcquireTask:
             column[found:reach],
             first=found,
             is_urgent=self._is_urgent,
-            is_for_peer=self._is_peer,
+            peer=self._peer,
         )
         return found + self._tiering.promote(lower, wanted)
 

@@ -21,14 +21,17 @@ from kvpool.errors import ConfigError
 from kvpool.index.remote_chunks import NodeName, RemoteChunks
 from kvpool.keys import domain_tag
 from kvpool.peers.control.client import ControlClient, ControlClientSettings
+from kvpool.peers.control.connection_guard import GuardSettings
 from kvpool.peers.control.identity import NodeIdentity
 from kvpool.peers.control.link import PeerLink
+from kvpool.peers.control.listener import PENDING_BYTES_MAX, ListenerSettings
 from kvpool.peers.control.records import INCARNATION_BYTES
 from kvpool.peers.control.server import ControlServer, ControlServerSettings
 from kvpool.peers.following.follower import FollowSettings
 from kvpool.peers.following.followers import Followers
 from kvpool.peers.members.member import BookSettings, Member, MembersChange
 from kvpool.pool.pool import Pool
+from kvpool.server.descriptor_room import PeerRoom
 from kvpool.server.peers.key_reporter import KeyReporter
 from kvpool.server.peers.member_source import check_source, linger_s, make_members
 from kvpool.server.peers.node_names import NodeNames
@@ -45,7 +48,7 @@ BYTES_PER_PAIR = 10  # of a chunk and a node that has it, in the remote index
 class Fleet:
     """See the module. Raises ConfigError for keys or members that cannot be used."""
 
-    def __init__(self, config: PeerConfig, domain: bytes, clock: Clock) -> None:
+    def __init__(self, config: PeerConfig, domain: bytes, room: PeerRoom, clock: Clock) -> None:
         """`domain`: the key of the trust domain."""
         assert config.listen is not None
         assert config.stream is not None
@@ -55,6 +58,7 @@ class Fleet:
                 ["peer.encrypt is true, but this build has no TLS: build it with OpenSSL 3 (Debian's libssl-dev)"]
             )
         self._config = config
+        self._room = room
         self._clock = clock
         self._domain = domain_tag(domain)
         self._random = secrets.SystemRandom()
@@ -104,6 +108,8 @@ class Fleet:
             peer_bytes_per_s=config.rate,
             peer_bytes_max=config.offered,
             is_encrypted=config.encrypt,
+            strangers_max=self._room.stream_strangers,
+            connections_max=self._room.streams,
         )
         self.offers = Offers(pool, settings, self._clock, loop)
         self._parts.push_async_callback(self._close_offers)
@@ -124,7 +130,7 @@ class Fleet:
             identity=identity,
             keys=self._keys,
             allowed=self._allowed or frozenset(),
-            settings=ControlServerSettings(),
+            settings=_server_settings(self._room),
             clock=self._clock,
             loop=loop,
         )
@@ -220,6 +226,11 @@ class Fleet:
         self._links[name] = link
         for tier in self._tiers:
             tier.note_life(name, link.life.incarnation)
+
+
+def _server_settings(room: PeerRoom) -> ControlServerSettings:
+    guard = GuardSettings(PENDING_BYTES_MAX, connections_max=room.control, strangers_max=room.control_strangers)
+    return ControlServerSettings(connections_max=room.control, listener=ListenerSettings(guard=guard))
 
 
 def _hop(loop: asyncio.AbstractEventLoop, follow: Callable[[MembersChange], None], change: MembersChange) -> None:

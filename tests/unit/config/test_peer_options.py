@@ -10,6 +10,7 @@ from kvpool.config.config import Config, load_config
 from kvpool.config.curve_keys import make_key_pair, write_key_file
 from kvpool.config.peer_options import PEER_OPTIONS
 from kvpool.errors import ConfigError
+from kvpool.server.descriptor_room import PeerRoom
 from kvpool.server.peers.fleet import Fleet
 
 LOCAL = ["peer.listen=tcp://127.0.0.1:9470", "peer.stream=tcp://127.0.0.1:9471"]
@@ -40,6 +41,7 @@ WRONG = {
     "peer.encrypt": ["yes", "1", ""],
     "peer.offered": ["1023KiB", "17TiB"],
     "peer.promoted": ["1023KiB", "17TiB"],
+    "peer.leased_share": ["1.5", "-0.1", "half"],
     "peer.answer_timeout": ["9ms", "61s", "soon"],
     "peer.stall_timeout": ["9ms", "61s"],
     "peer.pull_timeout": ["99ms", "11m"],
@@ -146,11 +148,11 @@ def test_files_without_keys_end_the_start_with_the_options_name(
     (tmp_path / name).write_text(content)
     peer = config(*LOCAL, *keys).peer
     with pytest.raises(ConfigError, match=r"^peer\.(keys|allow)") as raised:
-        Fleet(peer, bytes(32), MonotonicClock())
+        Fleet(peer, bytes(32), PeerRoom(), MonotonicClock())
     assert str(tmp_path / name) in str(raised.value)
 
 
 @pytest.mark.parametrize("members", ["10.0.0.1", "dns:name", "etcd:nothing", "127.0.0.1:1 KEY", "127.0.0.1:1,,:2"])
 def test_members_that_are_none_end_the_start_with_the_options_name(members: str) -> None:
     with pytest.raises(ConfigError, match=r"^peer\.members is "):
-        Fleet(config(*LOCAL, f"peer.members={members}").peer, bytes(32), MonotonicClock())
+        Fleet(config(*LOCAL, f"peer.members={members}").peer, bytes(32), PeerRoom(), MonotonicClock())

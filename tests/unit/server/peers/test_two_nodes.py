@@ -103,13 +103,13 @@ class WatchedAllowance(PeerAllowance):
 
     most = 0
 
-    def take(self, size: int) -> None:
-        super().take(size)
+    def take(self, peer: ConnectionId, size: int) -> None:
+        super().take(peer, size)
         self.most = max(self.most, self.taken)
 
 
 def test_what_is_read_from_disk_for_others_is_bounded_and_goes_on_behind() -> None:
-    allowance = WatchedAllowance(3 * CHUNK)
+    allowance = WatchedAllowance(4 * CHUNK)
 
     async def act(here: Node, there: Node) -> None:
         there.pool.pool._tiering.links[0].promotions.for_peers = allowance
@@ -128,12 +128,12 @@ def test_what_is_read_from_disk_for_others_is_bounded_and_goes_on_behind() -> No
 
 
 def test_a_chunk_beyond_the_bound_is_read_alone() -> None:
-    allowance = PeerAllowance(CHUNK // 2)
-    assert allowance.chunks(CHUNK) == 1
-    allowance.take(CHUNK)
-    assert allowance.chunks(CHUNK) == 0
-    allowance.give_back(CHUNK)
-    assert allowance.chunks(CHUNK) == 1
+    allowance, one, other = PeerAllowance(CHUNK // 2), ConnectionId(1), ConnectionId(2)
+    assert allowance.chunks(one, CHUNK) == 1
+    allowance.take(one, CHUNK)
+    assert allowance.chunks(one, CHUNK) == allowance.chunks(other, CHUNK) == 0
+    allowance.give_back(one, CHUNK)
+    assert allowance.chunks(other, CHUNK) == 1
 
 
 def test_one_peer_has_a_quarter_of_all_offers_at_most() -> None:
