@@ -2,18 +2,57 @@
 
 A node answers 16 pulls of a peer at a time, and reads 500 messages of it in a second (docs/peer-protocol.md). At most AT_ONCE
 wait here for their answers, and each turn lasts TURN_S at least: 200 pulls a second, with a Release each. An engine that stores
-pages without a chain (SGLang) asks for each page alone. Loop thread only.
+pages without a chain (SGLang) asks for each page alone.
+
+Engines' connections take turns with one another, and one has at most SHARE of what the others leave: a connection that asks
+without end delays nobody else. Of the requests of a connection that name a node, which may have nothing, NAMED_WAITING_MAX wait
+for their turn there; a further one is a miss at once. Loop thread only. Invariant: `running` of a node sums up to AT_ONCE at
+most.
 """
 
 import asyncio
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass, field
 
 from kvpool.clock import Clock, Deadline
 from kvpool.errors import PeerUnreachable
 from kvpool.peers.control import records as r
 from kvpool.peers.control.link import PeerLink
+from kvpool.tiers.remote import NOBODY, Asker
+from kvpool.types import ConnectionId
 
 AT_ONCE = 12
 TURN_S = AT_ONCE / 200
+SHARE = 0.75
+NAMED_WAITING_MAX = 3
+
+
+def share_of(own: int, others: int, most: int) -> bool:
+    """Whether a connection that has `own` of `most` may have one more: a share of what the others leave, one in any case."""
+    return own < max(1, int(SHARE * (most - others))) and own + others < most
+
+
+@dataclass(slots=True)
+class _Turns:
+    """One node's. `running`, and `waiting` for their turn: by connection."""
+
+    running: Counter[ConnectionId] = field(default_factory=Counter)
+    waiting: OrderedDict[ConnectionId, deque["asyncio.Future[None]"]] = field(default_factory=OrderedDict)
+
+    def may_run(self, connection: ConnectionId) -> bool:
+        own = self.running[connection]
+        return share_of(own, self.running.total() - own, AT_ONCE)
+
+    def grant(self) -> None:
+        """Give free turns to the connections in the order in which they wait."""
+        while (chosen := next((one for one in self.waiting if self.may_run(one)), None)) is not None:
+            line = self.waiting.pop(chosen)
+            turn = line.popleft()
+            if line:
+                self.waiting[chosen] = line  # behind the others
+            if not turn.done():
+                self.running[chosen] += 1
+                turn.set_result(None)
 
 
 class Asking:
@@ -21,16 +60,51 @@ class Asking:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._turns: dict[str, _Turns] = {}
+        # Requests that name a node and wait for their turn there: so many pulls of each.
+        self._named: dict[tuple[str, ConnectionId], Counter[Asker]] = {}
 
     def __repr__(self) -> str:
         return f"<Asking {len(self._turns)} nodes>"
 
-    async def ask(self, link: PeerLink, node: str, request: r.Pull, answer_s: float) -> r.Offer:
-        """The node's offer. Raises Refused, and PeerUnreachable where none comes in time, the wait for a turn included."""
+    def is_crowded(self, node: str, asker: Asker) -> bool:
+        """Whether the request's connection has too many others that name this node, and wait."""
+        waiting = self._named.get((node, asker.connection))
+        return waiting is not None and asker not in waiting and len(waiting) >= NAMED_WAITING_MAX
+
+    def enter(self, node: str, asker: Asker) -> None:
+        """A pull of a request that names this node will be asked for."""
+        self._named.setdefault((node, asker.connection), Counter())[asker] += 1
+
+    def leave(self, node: str, asker: Asker) -> None:
+        """It waits no longer."""
+        place = node, asker.connection
+        waiting = self._named[place]
+        waiting[asker] -= 1
+        if not waiting[asker]:
+            del waiting[asker]
+        if not waiting:
+            del self._named[place]
+
+    async def ask(
+        self,
+        link: PeerLink,
+        node: str,
+        request: r.Pull,
+        answer_s: float,
+        *,
+        asker: Asker = NOBODY,
+        is_named: bool = False,
+    ) -> r.Offer:
+        """The node's offer. `is_named`: the pull has entered. Raises Refused, and PeerUnreachable where none comes in time, the
+        wait for a turn included."""
         deadline = Deadline(answer_s, self._clock)
-        turn = self._turns.setdefault(node, asyncio.Semaphore(AT_ONCE))
-        await turn.acquire()
+        turns, connection = self._turns.setdefault(node, _Turns()), asker.connection
+        try:
+            await self._begin(turns, connection)
+        finally:
+            if is_named:
+                self.leave(node, asker)
         begun = Deadline(TURN_S, self._clock)
         try:
             if deadline.has_passed():
@@ -38,4 +112,22 @@ class Asking:
             offer: r.Offer = await link.request(request, deadline.remaining_s())
             return offer
         finally:
-            asyncio.get_running_loop().call_later(begun.remaining_s(), turn.release)
+            asyncio.get_running_loop().call_later(begun.remaining_s(), _end, turns, connection)
+
+    async def _begin(self, turns: _Turns, connection: ConnectionId) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        turns.waiting.setdefault(connection, deque()).append(turn)
+        turns.grant()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                _end(turns, connection)
+            raise
+
+
+def _end(turns: _Turns, connection: ConnectionId) -> None:
+    turns.running[connection] -= 1
+    if not turns.running[connection]:
+        del turns.running[connection]
+    turns.grant()

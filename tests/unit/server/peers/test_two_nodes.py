@@ -9,6 +9,7 @@ import pytest
 from kvpool.errors import Refused
 from kvpool.peers.control import records as r
 from kvpool.peers.control.link import PeerLink
+from kvpool.protocol.records import peers as pm
 from kvpool.server.peers.offers import OfferSettings
 from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiers.peer.tier import PeerTierSettings
@@ -68,6 +69,39 @@ def test_a_node_that_is_named_is_asked_although_nothing_is_known_of_it() -> None
         await here.pool.until_moved(lambda: here.links[there.name].life is None)
         assert await here.pool.load(KEYS, owner="there") == 15, "the rest is a miss at once"
         assert record.pulls == 1
+
+    run(act)
+
+
+def test_a_named_node_that_had_nothing_is_not_asked_again_at_once() -> None:
+    async def act(here: Node, there: Node) -> None:
+        for _ in range(20):
+            assert await here.pool.load(KEYS, owner="there") == 0
+        assert there.server.counts["pulls"] == 1
+        assert here.pool.pool.measure({}).remote["peer"]["peer.pulls_unasked"] == 19
+        assert await there.pool.save(KEYS) == len(KEYS)
+        here.believe(there, KEYS)
+        assert await here.pool.load(KEYS, owner="there") == len(KEYS), "what is known of it counts before"
+
+    run(act)
+
+
+def test_requests_without_end_that_name_a_node_delay_no_pull_of_it() -> None:
+    async def act(here: Node, there: Node) -> None:
+        assert await there.pool.save(KEYS) == len(KEYS)
+        session, pool = here.pool.pool.open_session(ConnectionId(9), "model", LAYOUT), here.pool.pool
+        for number in range(200):
+            request = pm.AcquireFrom(key_of(99, number), "there")
+            leased = await here.pool.serve(pool.chains.acquire_from(session, request))
+            assert leased.chunks <= 1
+        assert int(pool.measure({}).remote["peer"]["peer.pulls_unasked"]) >= 200 - 64
+        here.believe(there, KEYS)
+        begun_ns = here._clock.now_ns()
+        assert await here.pool.load(KEYS) == len(KEYS)
+        assert here._clock.now_ns() - begun_ns < 1e9
+        assert there.server.counts["pulls"] <= 14
+        await here.pool.until_moved(lambda: pool._tiering.holds == 0)
+        pool.drop_connection(session.connection)
 
     run(act)
 
