@@ -1,4 +1,4 @@
-"""Turns of pulls at one node: never more without an answer than it takes, in the order of connections, and none in vain."""
+"""Turns of pulls at one node: never more without an answer than it takes, in the order of connections."""
 
 import asyncio
 from dataclasses import dataclass, field
