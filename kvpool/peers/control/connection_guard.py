@@ -126,14 +126,16 @@ class ConnectionGuard:
         """The listener's own ports, known after it was bound and before the loop's next turn."""
         self._ports = ports
 
-    def note_message(self, descriptor: int, route: bytes, host: str) -> int:
-        """A whole message has come over this connection: its number; 0 where it is unknown, or ended before another one."""
+    def note_message(self, part: zmq.Frame, route: bytes) -> int:
+        """A whole message with this part has come: the number of its connection; 0 where that is unknown, or ended before
+        another one with its descriptor."""
+        descriptor = int(part.get(zmq.SRCFD))
         if descriptor not in self._connections:
             self._monitor.take_all()  # what has been accepted is reported there before its first message
         found = self._connections.get(descriptor)
         if found is None or (found.route or route) != route:
             return 0
-        if not found.route and source_of(host) != found.source:
+        if not found.route and source_of(str(part.get("Peer-Address"))) != found.source:
             return 0
         found.route = route
         found.has_spoken = True

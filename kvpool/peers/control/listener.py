@@ -192,8 +192,7 @@ class PeerListener:
         if not body:
             return  # a ROUTER has a route and at least one part of each message
         assert self._guard is not None
-        host = str(body[0].get("Peer-Address"))
-        connection = self._guard.note_message(int(body[0].get(zmq.SRCFD)), route, host)
+        connection = self._guard.note_message(body[0], route)
         self._on_message(Arrival(route, _user_of(body[0]), connection, [part.buffer for part in body]))
 
 
