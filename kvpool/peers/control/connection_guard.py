@@ -129,17 +129,22 @@ class ConnectionGuard:
     def note_message(self, part: zmq.Frame, route: bytes) -> int:
         """A whole message with this part has come: the number of its connection; 0 where that is unknown, or ended before
         another one with its descriptor."""
-        descriptor = int(part.get(zmq.SRCFD))
-        if descriptor not in self._connections:
-            self._monitor.take_all()  # what has been accepted is reported there before its first message
-        found = self._connections.get(descriptor)
-        if found is None or (found.route or route) != route:
-            return 0
-        if not found.route and source_of(str(part.get("Peer-Address"))) != found.source:
+        found = self._connection_of(part, route)
+        if found is None:
+            self._monitor.take_all()  # what has ended or been accepted since is reported there before its first message
+            found = self._connection_of(part, route)
+        if found is None:
             return 0
         found.route = route
         found.has_spoken = True
         return found.number
+
+    def _connection_of(self, part: zmq.Frame, route: bytes) -> _Connection | None:
+        found = self._connections.get(int(part.get(zmq.SRCFD)))
+        if found is None or found.route == route:
+            return found
+        is_first = not found.route and source_of(str(part.get("Peer-Address"))) == found.source
+        return found if is_first else None
 
     def note_hello(self, number: int) -> bool:
         """The peer of a connection was admitted. Whether the connection is there."""

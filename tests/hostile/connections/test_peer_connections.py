@@ -24,6 +24,9 @@ FDS_MAX = 2 * (128 + 64 + 256)
 # A busy machine's own delays are in it.
 P99_S = 0.5
 SOURCES = 4
+# Where honest nodes connect from; the hostile ones with keys share the address of the daemon.
+HONEST = "127.0.0.99"
+GREETED_S = 20.0
 
 # Opens connections from one source without end, at most 2000 at a time; every third one greets and goes on no further.
 STRANGER = """
@@ -99,19 +102,25 @@ class Attacked:
 
     def greet(self, name: str) -> float:
         """The seconds until an honest node that connects now was answered."""
+        begun_s = time.monotonic()
+        while not self._is_answered(name):
+            assert time.monotonic() - begun_s < GREETED_S, "an honest node is not answered"
+        return time.monotonic() - begun_s
+
+    def _is_answered(self, name: str) -> bool:
+        """One attempt, as long as a link waits before the next one."""
         context = zmq.Context()
         dealer = context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.curve_publickey, dealer.curve_secretkey = self.honest.public, self.honest.secret
         dealer.curve_serverkey = self.own.public
-        begun_s = time.monotonic()
-        dealer.connect(f"tcp://127.0.0.1:{self.port}")
+        dealer.connect(f"tcp://{HONEST}:0;127.0.0.1:{self.port}")
         dealer.send(encode_message(identity_of(name).hello(), 1))
-        assert dealer.poll(20_000), "an honest node is not answered"
-        assert isinstance(decode_answer([memoryview(dealer.recv())]).record, r.Hello)
-        took_s = time.monotonic() - begun_s
+        is_answered = bool(dealer.poll(3000))
+        if is_answered:
+            assert isinstance(decode_answer([memoryview(dealer.recv())]).record, r.Hello)
         context.destroy(linger=0)
-        return took_s
+        return is_answered
 
 
 @pytest.fixture
