@@ -31,7 +31,7 @@ class PeerRoom:
 
     control: int = 1024
     control_strangers: int = 128
-    accepted_at_once: int = 256
+    accepted_at_once: int = 512
     streams: int = 256
     stream_strangers: int = 64
 

@@ -40,6 +40,7 @@ class _Turns:
     waiting: OrderedDict[ConnectionId, deque["asyncio.Future[None]"]] = field(default_factory=OrderedDict)
 
     def may_run(self, connection: ConnectionId) -> bool:
+        """Whether the connection may have one more turn now."""
         own = self.running[connection]
         return share_of(own, self.running.total() - own, AT_ONCE)
 

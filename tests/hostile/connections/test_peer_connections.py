@@ -20,7 +20,7 @@ from tests.rigs.nodes.peers import identity_of
 from tests.rigs.payload import store, tokens_of
 
 # Beyond those at rest: two for each of 128 strangers and of the admitted ones, and for what is accepted in a turn of the loop.
-FDS_MAX = 2 * (128 + 64 + 256)
+FDS_MAX = 2 * (128 + 64 + 512)
 # A busy machine's own delays are in it.
 P99_S = 0.5
 SOURCES = 4
