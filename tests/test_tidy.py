@@ -59,6 +59,7 @@ LAYERS: dict[str, set[str]] = {
 # Which rooms of the core may include which, from the ground up; bindings, tests, fuzz targets and benchmarks may include all.
 NATIVE_LAYERS: dict[str, set[str]] = {
     "base": set(),
+    "threads": {"base"},
     "hash": {"base"},
     "checksum": {"base"},
     "records": {"base", "hash", "checksum"},
@@ -70,8 +71,8 @@ NATIVE_LAYERS: dict[str, set[str]] = {
     "holds": {"base", "records", "arena"},
     "directory": {"base", "hash", "records", "arena", "shared_index", "eviction", "retention", "holds"},
     "copy": {"base", "checksum", "shared_index"},
-    "ssd": {"base", "checksum", "shared_index", "copy"},
-    "net": {"base", "checksum", "shared_index", "copy"},
+    "ssd": {"base", "threads", "checksum", "shared_index", "copy"},
+    "net": {"base", "threads", "checksum", "shared_index", "copy"},
 }
 CLIENT_MAY_IMPORT = {
     *("types", "key_column", "errors", "layout", "keys", "clock", "failpoint", "protocol", "router_events"),

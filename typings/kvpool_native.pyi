@@ -554,6 +554,11 @@ class Directory:
         its holders at most the other share.
         """
 
+    def limit_user(self, user: int, share: float) -> None:
+        """
+        This user with all its holders protects at most this share instead, and each of them its share of that.
+        """
+
     def join_user(self, holder: int, user: int) -> None:
         """What the holder protects counts for the user too, from now on."""
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Literal, Protocol, overload
 
+import numpy as np
+
 from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol.records import messages as m
@@ -229,12 +231,17 @@ class Save:
         assert self._session is not None
         if not self._session.welcome.remote_bytes:
             return  # there are no other nodes
-        landed = self._landed
-        if landed < min(run.copied_layers(), self._layers - 1):
-            checksums = run.checksums_from(landed)
-            self._landed += len(checksums) // (CHECKSUM_BYTES * self._states.count(SaveState.RESERVED))
-            if len(checksums) <= m.COMMIT_BYTES_MAX:
-                self._session.notify(one_way.LandSaved(self._reservation, landed, checksums))
+        if self._landed >= min(run.copied_layers(), self._layers - 1):
+            return
+        chunks = self._states.count(SaveState.RESERVED)
+        sums = np.frombuffer(run.checksums_from(self._landed), "<u4").reshape(chunks, -1)
+        at_once = m.COMMIT_BYTES_MAX // (CHECKSUM_BYTES * chunks)  # layers of one record
+        for first in range(0, sums.shape[1] if at_once else 0, at_once or 1):
+            part = sums[:, first : first + at_once]
+            # Layers count only in order: without these, later ones would not.
+            if not self._session.notify(one_way.LandSaved(self._reservation, self._landed, part.tobytes())):
+                return
+            self._landed += part.shape[1]
 
     @property
     def _chunks_reserved(self) -> list[int]:

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvpool.config.addresses import ZmqAddress, parse_zmq
-from kvpool.config.options import Option, choice_option, count_option, duration_option, flag_option, size_option
+from kvpool.config.options import (
+    Option,
+    choice_option,
+    count_option,
+    duration_option,
+    flag_option,
+    share_option,
+    size_option,
+)
 from kvpool.config.path_options import readable_file, secret_file
 from kvpool.errors import InvalidArgument
 
@@ -46,6 +54,7 @@ class PeerConfig:
     rate: int
     offered: int
     promoted: int
+    leased_share: float
     answer_timeout: float
     stall_timeout: float
     pull_timeout: float
@@ -192,6 +201,7 @@ PEER_OPTIONS: dict[str, Option] = {
     "peer.rate": size_option("0B", "1TiB", "0B"),
     "peer.offered": size_option("1MiB", "16TiB", "4GiB"),
     "peer.promoted": size_option("1MiB", "16TiB", "256MiB"),
+    "peer.leased_share": share_option("0.5"),
     "peer.answer_timeout": duration_option("10ms", "1m", "2s"),
     "peer.stall_timeout": duration_option("10ms", "1m", "2s"),
     "peer.pull_timeout": duration_option("100ms", "10m", "5s"),

@@ -12,9 +12,9 @@ from kvpool.types import ConnectionId
 class EngineSession:
     """A connection, and the namespace of each rank it stands for.
 
-    `lease_ttl_ns`: the least time to live of a lease that the connection was given; it renews by that. `is_peer`: another
-    node's connection. What it asks for is never pulled from a third one, so that no two nodes ask one another in a circle, and
-    is read from disk after what engines here ask for.
+    `lease_ttl_ns`: the least time to live of a lease that the connection was given; it renews by that. `peer`: of another
+    node's connection, the number by which all sessions of that node's key count together. What it asks for is never pulled
+    from a third one, so that no two nodes ask one another in a circle, and is read from disk after what engines here ask for.
     """
 
     connection: ConnectionId
@@ -22,7 +22,7 @@ class EngineSession:
     model: str
     namespaces: dict[int, Namespace]
     lease_ttl_ns: int = 0
-    is_peer: bool = False
+    peer: ConnectionId | None = None
     namespace_ids: list[int] = field(init=False)
     size_classes: list[int] = field(init=False)
     chunk_sizes: list[int] = field(init=False)
@@ -34,6 +34,16 @@ class EngineSession:
         object.__setattr__(
             self, "chunk_sizes", [namespace.layout.chunk_bytes for namespace in self.namespaces.values()]
         )
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether another node is served."""
+        return self.peer is not None
+
+    @property
+    def holder(self) -> ConnectionId:
+        """Whose share its leases count for."""
+        return self.connection if self.peer is None else self.peer
 
     @property
     def own(self) -> Namespace:

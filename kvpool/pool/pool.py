@@ -74,7 +74,7 @@ class Pool:
         self._dram = DramTier(self.geometry, config.dram, self.epoch)
         self._directory = self._dram.directory
         server = config.server
-        bound(self._directory, config.dram, server.max_chain_chunks, server.user_share)
+        bound(self._directory, config)
         self._dram.seal(is_arena_read_only=server.staging_bytes > 0)
         self.remote_table: kvpool_native.Mapping | None = None  # given before engines connect
         self.namespaces, self._joined = Namespaces(self._directory, server.user_share), dict[ConnectionId, _Joined]()

@@ -27,7 +27,7 @@ from kvpool.pool.pool import Pool
 from kvpool.server.connections.local_socket import LocalSocket
 from kvpool.server.connections.refusal_log import RefusalLog
 from kvpool.server.daemon import DRAIN_POLL_S, Daemon, Terms
-from kvpool.server.descriptor_room import fit_connections, raise_limit
+from kvpool.server.descriptor_room import plan_descriptors, raise_limit
 from kvpool.server.operators import Operators
 from kvpool.server.peers.fleet import Fleet
 from kvpool.server.peers.trust import read_trust
@@ -51,8 +51,9 @@ class App:
         self._clock = MonotonicClock()
         operators = Operators(os.geteuid(), config.server.admin_group)
         domain = domain_key(_read_secret(config.server.domain_secret_file))
-        self._terms = Terms(fit_connections(config, raise_limit()), operators, domain)
-        self._fleets = [Fleet(config.peer, domain, self._clock)] if config.peer.is_used else []
+        room = plan_descriptors(config, raise_limit())
+        self._terms = Terms(room.connections, operators, domain)
+        self._fleets = [Fleet(config.peer, domain, room.peers, self._clock)] if config.peer.is_used else []
         self.has_ended = True
 
     async def run(self) -> None:

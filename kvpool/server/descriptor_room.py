@@ -1,7 +1,11 @@
-"""Limit of file descriptors, and the number of connections that fit it. Main thread, at the start."""
+"""Limit of file descriptors, and the number of connections that fit it. Main thread, at the start.
+
+Other nodes have a part of their own, beside which engines and operators have all of theirs, whatever the others do.
+"""
 
 import logging
 import resource
+from dataclasses import dataclass
 
 from kvpool.config.config import Config
 from kvpool.errors import ConfigError
@@ -13,6 +17,48 @@ log = logging.getLogger(__name__)
 # 30 to 60.
 OWN_DESCRIPTORS = 192
 CONNECTIONS_MIN = 8
+# Of what segment files leave, for other nodes where there is not enough for all.
+PEER_PART = 0.25
+# Each connection of the control plane has a duplicate of its descriptor (`connection_guard`).
+_DESCRIPTORS_OF_CONTROL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRoom:
+    """Connections of other nodes at most. `control`: to the control plane, after their Hello; `control_strangers`: before it;
+    `accepted_at_once`: before the first look at them; `streams`: to the stream listener, with a ticket;
+    `stream_strangers`: without."""
+
+    control: int = 1024
+    control_strangers: int = 128
+    accepted_at_once: int = 512
+    streams: int = 256
+    stream_strangers: int = 64
+
+    @property
+    def descriptors(self) -> int:
+        """What they take."""
+        control = self.control + self.control_strangers + self.accepted_at_once
+        return _DESCRIPTORS_OF_CONTROL * control + self.streams + self.stream_strangers
+
+    def within(self, descriptors: int) -> "PeerRoom":
+        """As much of each as fits, and a few in any case."""
+        part = min(1.0, max(0, descriptors) / self.descriptors)
+        return PeerRoom(
+            control=max(16, int(part * self.control)),
+            control_strangers=max(8, int(part * self.control_strangers)),
+            accepted_at_once=max(8, int(part * self.accepted_at_once)),
+            streams=max(16, int(part * self.streams)),
+            stream_strangers=max(8, int(part * self.stream_strangers)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DescriptorRoom:
+    """Connections that fit: of engines and operators, and of other nodes."""
+
+    connections: int
+    peers: PeerRoom
 
 
 def raise_limit() -> int:
@@ -23,21 +69,24 @@ def raise_limit() -> int:
     return hard
 
 
-def fit_connections(config: Config, limit: int) -> int:
-    """`server.max_connections`, or as many as fit the limit beside the segment files, with a warning.
+def plan_descriptors(config: Config, limit: int) -> DescriptorRoom:
+    """`server.max_connections`, or as many as fit the limit beside the segment files and other nodes, with a warning.
 
     Raises ConfigError where only a few fit.
     """
     plans = plan_lower_tiers(config)
     segments = sum(plan.descriptors for plan in plans)
+    peers = PeerRoom().within(int(PEER_PART * (limit - OWN_DESCRIPTORS - segments)))
+    taken = OWN_DESCRIPTORS + segments + (peers.descriptors if config.peer.is_used else 0)
     each = 2 if config.server.staging_bytes else 1
     wanted = config.server.max_connections
-    needed = OWN_DESCRIPTORS + segments + each * wanted
+    needed = taken + each * wanted
     if needed <= limit:
-        return wanted
-    fitting = (limit - OWN_DESCRIPTORS - segments) // each
+        return DescriptorRoom(wanted, peers)
+    fitting = (limit - taken) // each
+    others = f" and {peers.descriptors} for other nodes" if config.peer.is_used else ""
     what = (
-        f"server.max_connections is {wanted}, which takes {needed} file descriptors with {segments} segment files, "
+        f"server.max_connections is {wanted}, which takes {needed} file descriptors with {segments} segment files{others}, "
         f"and the process may have {limit} (LimitNOFILE= of the unit, ulimit -n)"
     )
     if fitting < min(CONNECTIONS_MIN, wanted):
@@ -47,4 +96,4 @@ def fit_connections(config: Config, limit: int) -> int:
     log.warning(
         "%s: %d connections are served at a time; raise the limit, or lower server.max_connections", what, fitting
     )
-    return fitting
+    return DescriptorRoom(fitting, peers)

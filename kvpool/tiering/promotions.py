@@ -24,8 +24,9 @@ from kvpool.tiering.landings import Landings, leading
 from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiers.base import NOT_STARTED, BackingTier, Finished, JobId, Moves, Outcome
 from kvpool.tiers.jobs import Jobs
+from kvpool.tiers.remote import NOBODY, Asker
 from kvpool.tiers.slots import NO_RUN, Run
-from kvpool.types import HoldId, SaveState
+from kvpool.types import ConnectionId, HoldId, SaveState
 
 log = logging.getLogger(__name__)
 
@@ -35,25 +36,28 @@ GENERATION_BYTES = 8
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Chunks to promote: `keys` after `parent` (empty: the root). The first one has index `first` in the lower tier's run.
-    `is_for_peer`: another node has asked for them, within `PeerAllowance`."""
+    `peer`: the other node that has asked for them, within `PeerAllowance`. `asker`: the request, where they are pulled."""
 
     namespace: Namespace
     parent: bytes
     keys: KeyColumn
     first: int = 0
     is_urgent: bool = True
-    is_for_peer: bool = False
+    peer: ConnectionId | None = None
+    asker: Asker = NOBODY
 
 
 @dataclass(frozen=True, slots=True)
 class _Promotion:
-    """One promotion job. `generations`: of the slots in the arena. `peer_bytes`: of another node's allowance."""
+    """One promotion job. `generations`: of the slots in the arena. `peer_bytes`: of the allowance of
+    the node `peer`."""
 
     owner: "Promotions"
     hold: HoldId
     hold_below: HoldId
     moves: Moves
     generations: list[int]
+    peer: ConnectionId | None
     peer_bytes: int
 
     def settle(self, finished: Finished, now_ns: int) -> None:  # noqa: ARG002 - a landing has no time
@@ -62,7 +66,9 @@ class _Promotion:
 
     def end(self, now_ns: int) -> None:
         """See `Job`."""
-        self.owner.end(self.hold, now_ns, hold_below=self.hold_below, peer_bytes=self.peer_bytes)
+        if self.peer is not None:
+            self.owner.for_peers.give_back(self.peer, self.peer_bytes)
+        self.owner.end(self.hold, self.hold_below, now_ns)
 
 
 class Promotions:
@@ -115,8 +121,8 @@ class Promotions:
         Takes over `below`, the hold on the run in the lower tier. Urgent chunks are read first.
         """
         placed, is_under_way = 0, False
-        if wanted.is_for_peer:
-            allowed = self.for_peers.chunks(wanted.namespace.layout.chunk_bytes)
+        if wanted.peer is not None:
+            allowed = self.for_peers.chunks(wanted.peer, wanted.namespace.layout.chunk_bytes)
             wanted = replace(wanted, keys=wanted.keys[:allowed])
         if wanted.keys:
             namespace, keys = wanted.namespace, wanted.keys.packed
@@ -147,9 +153,8 @@ class Promotions:
         elif finished.outcome is Outcome.BAD_SOURCE:
             log.error("chunk %s is bad in the %s tier: dropped there", key.hex()[:16], self._lower.name)
 
-    def end(self, hold: HoldId, now_ns: int, *, hold_below: HoldId, peer_bytes: int) -> None:
+    def end(self, hold: HoldId, hold_below: HoldId, now_ns: int) -> None:
         """A job has ended: release its holds, so that both tiers may evict its chunks."""
-        self.for_peers.give_back(peer_bytes)
         self._under_way -= 1
         self._directory.release(hold, now_ns)
         self._lower.slots.directory.release(hold_below, now_ns)
@@ -172,9 +177,11 @@ class Promotions:
         if not job_id:
             self._landings.give_up(keys, fresh)
             return False
-        peer_bytes = len(moves) * wanted.namespace.layout.chunk_bytes if wanted.is_for_peer else 0
-        self.for_peers.take(peer_bytes)
-        self._jobs.add(job_id, _Promotion(self, HoldId(made.id), hold_below, moves, fresh, peer_bytes), len(moves))
+        size = len(moves) * wanted.namespace.layout.chunk_bytes
+        if wanted.peer is not None:
+            self.for_peers.take(wanted.peer, size)
+        promotion = _Promotion(self, HoldId(made.id), hold_below, moves, fresh, wanted.peer, size)
+        self._jobs.add(job_id, promotion, len(moves))
         self._under_way += 1
         return True
 

@@ -24,7 +24,7 @@ from kvpool.tiering.landings import Landings, leading
 from kvpool.tiering.promotions import Wanted
 from kvpool.tiers.base import NOT_STARTED, Counters, Finished, JobId, Moves
 from kvpool.tiers.jobs import Jobs
-from kvpool.tiers.remote import PullOrder, RemoteRun, RemoteTier
+from kvpool.tiers.remote import NOBODY, Asker, PullOrder, RemoteRun, RemoteTier
 from kvpool.types import HoldId, Level, SaveState
 
 # A tier that has reported nothing of a job for so long has lost it: every pull has a deadline of its own, which is far shorter.
@@ -86,11 +86,11 @@ class RemoteLink:
     def on_doubt(self) -> None:
         """See `TierOwner`. Nothing is written there, so nothing is in doubt."""
 
-    def find(self, namespace: Namespace, keys: KeyColumn, first: int, owner: str = "") -> RemoteRun:
+    def find(self, namespace: Namespace, keys: KeyColumn, first: int, asker: Asker = NOBODY) -> RemoteRun:
         """The run of chunks from number `first` on that one node seems to have; `end` is `first` where there is none. What is
-        known counts before an `owner` that was named."""
+        known counts before the node that the request names."""
         known = self.remote.find(namespace, keys, first)
-        named = self.remote.find_at(owner, keys, first) if owner and known.end < len(keys) else known
+        named = self.remote.find_at(asker, keys, first) if asker.owner and known.end < len(keys) else known
         return named if named.end > known.end else known
 
     def pull(self, wanted: Wanted, order: PullOrder, now_ns: int) -> int:

@@ -17,7 +17,7 @@ from kvpool.tiering.link import Link
 from kvpool.tiering.promotions import Wanted
 from kvpool.tiering.remote_link import RemoteLink
 from kvpool.tiers.base import ArenaTier, BackingTier, Counters, Info
-from kvpool.tiers.remote import PullOrder, RemoteRun, RemoteTier
+from kvpool.tiers.remote import NOBODY, Asker, PullOrder, RemoteRun, RemoteTier
 from kvpool.types import DURATION_BYTES, HoldId, Level, RetainState
 
 _UNPROTECTED = contextlib.nullcontext()
@@ -129,19 +129,21 @@ class Tiering:
         """Promote chunks of a run: how many leading ones are in the arena or being promoted. Takes over the run's hold."""
         return run.link.promotions.promote(wanted, run.hold, self._clock.now_ns())
 
-    def find_elsewhere(self, namespace: Namespace, keys: KeyColumn, first: int, owner: str = "") -> RunElsewhere | None:
-        """The longest run of chunks from number `first` on that one node seems to have; None where there is none. An `owner`
-        that can be asked seems to have all of them."""
+    def find_elsewhere(
+        self, namespace: Namespace, keys: KeyColumn, first: int, asker: Asker = NOBODY
+    ) -> RunElsewhere | None:
+        """The longest run of chunks from number `first` on that one node seems to have; None where there is none. A node that
+        the request names, and that can be asked, seems to have all of them."""
         found: RunElsewhere | None = None
         for link in self.remotes:
-            run = link.find(namespace, keys, first, owner)
+            run = link.find(namespace, keys, first, asker)
             if run.end > (first if found is None else found.run.end):
                 found = RunElsewhere(run, link)
         return found
 
     def pull(self, elsewhere: RunElsewhere, before: KeyColumn, wanted: Wanted) -> int:
         """Pull chunks of a run, which follow these from the root on: how many leading ones are in the arena or on their way."""
-        order = PullOrder(elsewhere.run, before, wanted.is_urgent)
+        order = PullOrder(elsewhere.run, before, wanted.is_urgent, wanted.asker)
         return elsewhere.link.pull(wanted, order, self._clock.now_ns())
 
     def run(self) -> None:

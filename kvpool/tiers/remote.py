@@ -17,24 +17,39 @@ from kvpool.config.config import Config
 from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
 from kvpool.tiers.base import Counters, Finished, Info, JobId, Moves, TierOwner
-from kvpool.types import Level
+from kvpool.types import ConnectionId, Level
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asker:
+    """A request that looks for chunks elsewhere, by itself: no two are equal. `connection`: the engine's; `owner`: the node
+    that the request names, which is asked for what no other is known to have."""
+
+    connection: ConnectionId
+    owner: str = ""
+
+
+NOBODY = Asker(ConnectionId(0))
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteRun:
-    """The chunks that one node seems to have: those of a chain up to number `end`. `node`: its name in the tier."""
+    """The chunks that one node seems to have: those of a chain up to number `end`. `node`: its name in the tier. `is_named`: it
+    may have none of them; a request names it."""
 
     end: int
     node: str = ""
+    is_named: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PullOrder:
-    """The rest of an order to pull chunks: from which run, and the keys of the chain before them, from its root on."""
+    """The rest of an order to pull chunks: from which run, the keys of the chain before them from its root, and for whom."""
 
     run: RemoteRun
     before: KeyColumn
     is_urgent: bool
+    asker: Asker = NOBODY
 
 
 class RemoteTier(Protocol):
@@ -69,8 +84,9 @@ class RemoteTier(Protocol):
         """
         ...
 
-    def find_at(self, node: str, keys: KeyColumn, first: int) -> RemoteRun:
-        """All chunks from number `first` on, as if that node had them; `end` is `first` where it cannot be asked now."""
+    def find_at(self, asker: Asker, keys: KeyColumn, first: int) -> RemoteRun:
+        """All chunks from number `first` on, as if the node that the request names had them; `end` is `first` where it cannot
+        be asked now."""
         ...
 
     def read(self, namespace: Namespace, moves: Moves, order: PullOrder) -> JobId:

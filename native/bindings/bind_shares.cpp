@@ -84,6 +84,15 @@ void bind_shares(nb::module_& module, nb::class_<Directory>& directory) {
           "A holder protects at most this share of what the others leave of the capacity from eviction, and a user with all of\n"
           "its holders at most the other share.")
       .def(
+          "limit_user",
+          [](Directory& self, uint32_t user, double share) {
+            if (!(share >= 0.0 && share <= 1.0)) {
+              throw nb::value_error("share must be 0 to 1");
+            }
+            self.shares().limit_user(user, share);
+          },
+          "user"_a, "share"_a, "This user with all its holders protects at most this share instead, and each of them its share of that.")
+      .def(
           "join_user", [](Directory& self, uint32_t holder, uint32_t user) { self.shares().accounts().join(HolderId(holder), user); },
           "holder"_a, "user"_a, "What the holder protects counts for the user too, from now on.")
       .def(

@@ -189,6 +189,9 @@ void Directory::hide(RecordId id) noexcept {
   mark_outside(record, false);
   leave(record.key);
   forget_retention(id);
+  if (record.state == ChunkState::WRITING && table_.has_generation(record.page, record.generation)) {
+    table_.end_landing(record.page);  // it was offered to others
+  }
   table_.set_generation(record.page, 0);
   records_.detach(id);
   if (record.state == ChunkState::READY) {

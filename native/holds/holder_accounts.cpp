@@ -122,6 +122,11 @@ void HolderAccounts::correct_user(HolderId holder, uint64_t bytes) noexcept {
   }
 }
 
+std::optional<uint32_t> HolderAccounts::user_of(HolderId holder) const noexcept {
+  const auto joined = users_of_.find(holder.value());
+  return joined == users_of_.end() ? std::nullopt : std::optional(joined->second);
+}
+
 uint64_t HolderAccounts::bound(HolderId holder) const noexcept { return bound_of(find(holder)); }
 
 const HolderAccounts::Account* HolderAccounts::find(HolderId holder) const noexcept {

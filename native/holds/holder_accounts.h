@@ -62,7 +62,7 @@ class HolderAccounts {
 
   // The same of the holder's user, where it has one.
   [[nodiscard]] const Account* find_user(HolderId holder) const noexcept;
-  [[nodiscard]] bool has_user(HolderId holder) const noexcept { return users_of_.contains(holder.value()); }
+  [[nodiscard]] std::optional<uint32_t> user_of(HolderId holder) const noexcept;
   void correct_user(HolderId holder, uint64_t bytes) noexcept;
   [[nodiscard]] const std::map<uint32_t, Account>& users() const noexcept { return users_; }
   [[nodiscard]] static uint64_t bound_of(const Account* account) noexcept {

@@ -54,21 +54,35 @@ void HolderShares::limit(double share, double user_share) noexcept {
 
 // What a holder may protect in all while `held` bytes are protected: its share of what the others leave. A share of 1 is no bound.
 uint64_t HolderShares::share_of(HolderId holder, uint64_t held) const noexcept {
-  if (share_ >= 1.0) {
+  const double share = share_ * limit_of(holder).value_or(1.0);
+  if (share >= 1.0) {
     return UINT64_MAX;
   }
   const uint64_t others = held - std::min(held, accounts_.bound(holder));
-  return static_cast<uint64_t>(static_cast<double>(capacity_ - std::min(capacity_, others)) * share_);
+  return static_cast<uint64_t>(static_cast<double>(capacity_ - std::min(capacity_, others)) * share);
+}
+
+// The share that the holder's user was given alone.
+std::optional<double> HolderShares::limit_of(HolderId holder) const noexcept {
+  const std::optional<uint32_t> user = accounts_.user_of(holder);
+  const auto own = user ? shares_of_users_.find(*user) : shares_of_users_.end();
+  return own == shares_of_users_.end() ? std::nullopt : std::optional(own->second);
+}
+
+// Of what the others leave, for the holder's user. 1 where it has none.
+double HolderShares::user_share_of(HolderId holder) const noexcept {
+  return accounts_.user_of(holder) ? limit_of(holder).value_or(user_share_) : 1.0;
 }
 
 // Whether the holder's user may protect so much more.
 bool HolderShares::has_user_share(HolderId holder, uint64_t wanted, uint64_t held) const noexcept {
-  if (user_share_ >= 1.0 || !accounts_.has_user(holder)) {
+  const double share = user_share_of(holder);
+  if (share >= 1.0) {
     return true;
   }
   const uint64_t own = HolderAccounts::bound_of(accounts_.find_user(holder));
   const uint64_t left = capacity_ - std::min(capacity_, held - std::min(held, own));
-  return own + wanted <= static_cast<uint64_t>(static_cast<double>(left) * user_share_);
+  return own + wanted <= static_cast<uint64_t>(static_cast<double>(left) * share);
 }
 
 // Chains that a holder or a user has under a hold other than `own`, in the order of their first chunks.
@@ -95,7 +109,7 @@ void HolderShares::recount(HolderId holder, uint64_t bytes) {
     accounts_.correct(holder, count_protected(*account));
   }
   const HolderAccounts::Account* user = accounts_.find_user(holder);
-  if (user_share_ < 1.0 && user != nullptr && has_changed(*user, bytes)) {
+  if (user != nullptr && user_share_of(holder) < 1.0 && has_changed(*user, bytes)) {
     accounts_.correct_user(holder, count_protected(*user));
   }
 }

@@ -55,6 +55,8 @@ class HolderShares {
 
   // A holder, and a user with all its holders, protects at most this share of what the others leave. 1: all of it.
   void limit(double share, double user_share = 1.0) noexcept;
+  // This user with all its holders: at most this share instead, and of that each holder its own.
+  void limit_user(uint32_t user, double share) { shares_of_users_.insert_or_assign(user, share); }
   // What a chunk takes from others.
   [[nodiscard]] uint64_t taken_bytes(ClassId size_class) const noexcept {
     return std::max(arena_.size_class(size_class).slot_bytes, record_share_);
@@ -93,6 +95,8 @@ class HolderShares {
 
  private:
   [[nodiscard]] uint64_t share_of(HolderId holder, uint64_t held) const noexcept;
+  [[nodiscard]] std::optional<double> limit_of(HolderId holder) const noexcept;
+  [[nodiscard]] double user_share_of(HolderId holder) const noexcept;
   [[nodiscard]] bool has_user_share(HolderId holder, uint64_t wanted, uint64_t held) const noexcept;
   [[nodiscard]] HeldChains some_chains_of(const HolderAccounts::Account* account, HoldId own, size_t limit) const;
   [[nodiscard]] uint64_t count_protected(const HolderAccounts::Account& account) const;
@@ -105,6 +109,7 @@ class HolderShares {
   const uint64_t capacity_;
   const uint64_t record_share_;  // of the capacity, by each record
   double share_ = 1.0, user_share_ = 1.0;
+  std::unordered_map<uint32_t, double> shares_of_users_;
   uint64_t protected_bytes_ = 0;
   HolderAccounts accounts_;
   std::unordered_map<HoldId, HolderId> charged_;

@@ -1,20 +1,14 @@
 #include "net/extent_server.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "base/check.h"
-#include "net/event_descriptor.h"
+#include "threads/event_descriptor.h"
 
 namespace kvpool {
-namespace {
-
-constexpr std::chrono::milliseconds FOR_GOOD = std::chrono::milliseconds::max();
-
-}  // namespace
 
 ExtentServer::ExtentServer(std::shared_ptr<const Mapping> arena, std::shared_ptr<const IndexView> index,
                            const ExtentServerOptions& options)
@@ -29,12 +23,12 @@ ExtentServer::ExtentServer(std::shared_ptr<const Mapping> arena, std::shared_ptr
   KVPOOL_CHECK(options_.threads > 0 && options_.offers_max > 0);
   KVPOOL_CHECK(options_.strangers_max > 0 && options_.connections_max > 0);
   try {
-    add_thread(&ExtentServer::watch);
+    threads_.add([this] { watch(); });
     for (unsigned number = 0; number < options_.threads; ++number) {
-      add_thread(&ExtentServer::send_tasks);
+      threads_.add([this] { send_tasks(); });
     }
   } catch (...) {
-    stop(FOR_GOOD);
+    stop(ThreadGroup::FOR_GOOD);
     close(event_fd_);
     close(watch_fd_);
     throw;
@@ -42,31 +36,9 @@ ExtentServer::ExtentServer(std::shared_ptr<const Mapping> arena, std::shared_ptr
 }
 
 ExtentServer::~ExtentServer() {
-  stop(FOR_GOOD);
+  stop(ThreadGroup::FOR_GOOD);
   close(event_fd_);
   close(watch_fd_);
-}
-
-void ExtentServer::add_thread(void (ExtentServer::*work)()) {
-  {
-    const std::lock_guard guard(lock_);
-    ++threads_left_;
-  }
-  const auto end = [this] {
-    const std::lock_guard guard(lock_);
-    --threads_left_;
-    wake_.notify_all();
-  };
-  try {
-    threads_.emplace_back([this, work, end] {
-      (this->*work)();
-      end();
-    });
-  } catch (...) {
-    end();
-    throw;
-  }
-  pthread_setname_np(threads_.back().native_handle(), "kvpool-serve");
 }
 
 OfferAnswer ExtentServer::offer(const StreamTicket& ticket, OfferPlan plan) {
@@ -289,21 +261,7 @@ bool ExtentServer::stop(std::chrono::milliseconds timeout) {
   }
   wake_.notify_all();
   notify(watch_fd_);
-  {
-    std::unique_lock guard(lock_);
-    const auto has_ended = [this] { return threads_left_ == 0; };
-    if (timeout == FOR_GOOD) {
-      wake_.wait(guard, has_ended);
-    } else if (!wake_.wait_for(guard, timeout, has_ended)) {
-      return false;
-    }
-  }
-  for (std::thread& thread : threads_) {
-    if (thread.joinable()) {
-      thread.join();
-    }
-  }
-  return true;
+  return threads_.join(timeout);
 }
 
 ExtentServerStats ExtentServer::stats() const {

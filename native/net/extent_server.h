@@ -20,9 +20,9 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "threads/thread_group.h"
 #include "net/extent_sender.h"
 #include "net/hello_desk.h"
 #include "net/peer_line.h"
@@ -128,7 +128,6 @@ class ExtentServer {
   };
 
   [[nodiscard]] std::unique_ptr<TlsAcceptor> make_acceptor();
-  void add_thread(void (ExtentServer::*work)());
   void watch();
   [[nodiscard]] bool accept_all(HelloDesk& desk);
   void send_tasks();
@@ -157,11 +156,10 @@ class ExtentServer {
   std::map<uint64_t, PeerUse> peers_;                  // guarded by lock_
   StreamClock::time_point watched_until_;              // guarded by lock_; when `watch` looks anew by itself
   uint64_t last_offer_ = 0;                            // guarded by lock_
-  unsigned threads_left_ = 0;                          // guarded by lock_
   bool is_stopped_ = false;                            // guarded by lock_
   std::vector<OfferOutcome> outcomes_;                 // guarded by lock_
   ExtentServerStats stats_;                            // guarded by lock_
-  std::vector<std::thread> threads_;
+  ThreadGroup threads_{"kvpool-serve"};
 };
 
 }  // namespace kvpool

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "net/event_descriptor.h"
+#include "threads/event_descriptor.h"
 #include "net/extent_server.h"
 
 namespace kvpool {

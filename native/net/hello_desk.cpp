@@ -1,9 +1,12 @@
 #include "net/hello_desk.h"
 
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 namespace kvpool {
@@ -14,10 +17,50 @@ HelloDesk::~HelloDesk() {
   }
 }
 
+// All zero where the other side has gone already.
+HelloDesk::Source HelloDesk::source_of(int fd) noexcept {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  Source source{};
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+    return source;
+  }
+  if (address.ss_family == AF_INET) {
+    sockaddr_in peer{};
+    std::memcpy(&peer, &address, sizeof(peer));
+    std::memcpy(source.data(), &peer.sin_addr, sizeof(peer.sin_addr));
+  } else if (address.ss_family == AF_INET6) {
+    sockaddr_in6 peer{};
+    std::memcpy(&peer, &address, sizeof(peer));
+    // Of an address that was IPv4's, the last four bytes are the ones that differ.
+    std::memcpy(source.data(), peer.sin6_addr.s6_addr + (IN6_IS_ADDR_V4MAPPED(&peer.sin6_addr) ? 8 : 0), source.size());
+  }
+  return source;
+}
+
+// Ends the oldest of the source that has most, the newcomer included. REQUIRES: there is one.
+void HelloDesk::make_room(const Source& newcomer) {
+  const auto count_of = [&](const Source& source) {
+    const auto is_of = [&](const Stranger& one) { return one.source == source; };
+    return std::count_if(strangers_.begin(), strangers_.end(), is_of) + (source == newcomer ? 1 : 0);
+  };
+  auto chosen = strangers_.begin();
+  auto most = count_of(chosen->source);
+  for (auto one = strangers_.begin(); one != strangers_.end(); ++one) {  // the oldest of each source comes first
+    const auto count = count_of(one->source);
+    if (count > most) {
+      most = count;
+      chosen = one;
+    }
+  }
+  close(chosen->fd);
+  strangers_.erase(chosen);
+}
+
 void HelloDesk::add(int fd, StrangerCounts& counts) {
+  const Source source = source_of(fd);
   if (strangers_.size() == most_) {
-    close(strangers_.front().fd);
-    strangers_.pop_front();
+    make_room(source);
     ++counts.crowded;
   }
   auto session = tls_ == nullptr ? nullptr : tls_->accept(fd);
@@ -26,7 +69,7 @@ void HelloDesk::add(int fd, StrangerCounts& counts) {
     ++counts.crowded;
     return;
   }
-  strangers_.push_back({fd, StreamClock::now() + timeout_, std::move(session)});
+  strangers_.push_back({fd, source, StreamClock::now() + timeout_, std::move(session)});
 }
 
 void HelloDesk::watch(std::vector<pollfd>& polls) const {

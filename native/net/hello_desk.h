@@ -1,8 +1,9 @@
 // Connections that have not presented a ticket yet: strangers.
 //
 // What it is: a bounded number of sockets from which a hello is read as it comes, each for a bounded time, without a thread for any of
-// them; where streams are encrypted, their handshakes as well. What it is not: a judge of tickets. Where too many wait, the one that has waited longest is ended: who has a ticket presents it
-// at once.
+// them; where streams are encrypted, their handshakes as well. What it is not: a judge of tickets. Where too many wait, the one is
+// ended that has waited longest of the source (an IPv4 address, or the first half of an IPv6 address) that has most: who has a ticket
+// presents it at once, and is not ended for others' sake.
 // Threads: one.
 #pragma once
 
@@ -56,8 +57,10 @@ class HelloDesk {
   [[nodiscard]] StreamClock::time_point next_deadline() const;
 
  private:
+  using Source = std::array<uint8_t, 8>;
   struct Stranger {
     int fd;  // owned
+    Source source;
     StreamClock::time_point deadline;
     std::unique_ptr<TlsSession> session;
     bool is_trusted = false;  // it has shown that it has a ticket
@@ -69,6 +72,8 @@ class HelloDesk {
   [[nodiscard]] static State read_plain(Stranger& stranger);
   [[nodiscard]] static State read_encrypted(Stranger& stranger);
   static void count(State state, StrangerCounts& counts);
+  [[nodiscard]] static Source source_of(int fd) noexcept;
+  void make_room(const Source& newcomer);
 
   const size_t most_;
   const std::chrono::milliseconds timeout_;

@@ -1,18 +1,15 @@
 #include "net/pull_queue.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "base/check.h"
-#include "net/event_descriptor.h"
+#include "threads/event_descriptor.h"
 
 namespace kvpool {
 namespace {
-
-constexpr std::chrono::milliseconds FOR_GOOD = std::chrono::milliseconds::max();
 
 PullFault connect_fault_of(StreamFault fault) noexcept {
   switch (fault) {
@@ -48,41 +45,19 @@ PullQueue::PullQueue(std::shared_ptr<const Mapping> arena, std::shared_ptr<Landi
   KVPOOL_CHECK(threads > 0);
   try {
     for (unsigned number = 0; number < threads; ++number) {
-      add_thread(&PullQueue::pull_tasks);
+      threads_.add([this] { pull_tasks(); });
     }
-    add_thread(&PullQueue::expire_tasks);
+    threads_.add([this] { expire_tasks(); });
   } catch (...) {
-    stop(FOR_GOOD);
+    stop(ThreadGroup::FOR_GOOD);
     close(event_fd_);
     throw;
   }
 }
 
 PullQueue::~PullQueue() {
-  stop(FOR_GOOD);
+  stop(ThreadGroup::FOR_GOOD);
   close(event_fd_);
-}
-
-void PullQueue::add_thread(void (PullQueue::*work)()) {
-  {
-    const std::lock_guard guard(lock_);
-    ++running_;
-  }
-  const auto end = [this] {
-    const std::lock_guard guard(lock_);
-    --running_;
-    wake_.notify_all();
-  };
-  try {
-    threads_.emplace_back([this, work, end] {
-      (this->*work)();
-      end();
-    });
-  } catch (...) {
-    end();
-    throw;
-  }
-  pthread_setname_np(threads_.back().native_handle(), "kvpool-pull");
 }
 
 uint64_t PullQueue::pull(PullPlan plan) {
@@ -280,21 +255,7 @@ bool PullQueue::stop(std::chrono::milliseconds timeout) {
   wake_.notify_all();
   wake_expiry_.notify_all();
   end_tasks(waiting, PullStatus::CANCELLED, PullFault::CANCELLED);
-  {
-    std::unique_lock guard(lock_);
-    const auto has_ended = [this] { return running_ == 0; };
-    if (timeout == FOR_GOOD) {
-      wake_.wait(guard, has_ended);
-    } else if (!wake_.wait_for(guard, timeout, has_ended)) {
-      return false;
-    }
-  }
-  for (std::thread& thread : threads_) {
-    if (thread.joinable()) {
-      thread.join();
-    }
-  }
-  return true;
+  return threads_.join(timeout);
 }
 
 PullQueueStats PullQueue::stats() const {

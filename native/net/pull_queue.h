@@ -15,9 +15,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
 
+#include "threads/thread_group.h"
 #include "net/extent_receiver.h"
 #include "net/peer_line.h"
 #include "net/tls_stream.h"
@@ -69,7 +69,6 @@ class PullQueue {
     std::shared_ptr<Job> job;
     uint32_t connection;
   };
-  void add_thread(void (PullQueue::*work)());
   void pull_tasks();
   void expire_tasks();
   void run(const Task& task);
@@ -87,16 +86,15 @@ class PullQueue {
   const int event_fd_;  // owned
 
   mutable std::mutex lock_;
-  std::condition_variable wake_;                   // of threads that pull, and of `stop`
+  std::condition_variable wake_;                   // of threads that pull
   std::condition_variable wake_expiry_;
   PeerLine<std::string, Task> line_;               // guarded by lock_
   std::map<uint64_t, std::shared_ptr<Job>> jobs_;  // guarded by lock_
   uint64_t last_job_ = 0;                          // guarded by lock_
-  unsigned running_ = 0;                           // guarded by lock_; threads that have not ended
   bool is_stopped_ = false;                        // guarded by lock_
   std::vector<PullOutcome> outcomes_;              // guarded by lock_
   PullQueueStats stats_;                           // guarded by lock_
-  std::vector<std::thread> threads_;
+  ThreadGroup threads_{"kvpool-pull"};
 };
 
 }  // namespace kvpool

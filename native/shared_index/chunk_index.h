@@ -89,6 +89,12 @@ class ChunkIndex {
       table_->set_generation(slot_of(page), generation);
     }
   }
+  // The chunk that was being written into the slot at the page is given up: wakes who follows it.
+  void end_landing(PageIndex page) noexcept {
+    if (table_) {
+      table_->end_landing(slot_of(page));
+    }
+  }
   // Publishes the chunk in the slot at the page: a reader that finds the generation finds the layers and checksums.
   void publish(PageIndex page, const uint32_t* checksums, uint32_t layers, uint64_t generation) noexcept {
     if (table_) {

@@ -163,6 +163,8 @@ class ChunkTable {
   void set_checksums(SlotAddress slot, const uint32_t* checksums, uint32_t layers) noexcept;
   // How many layers of a slot can be read: stored with release, after their bytes and checksums. Wakes who follows the slot.
   void set_landed(SlotAddress slot, uint32_t layers) noexcept;
+  // No more layers come into a slot: wakes who follows it.
+  void end_landing(SlotAddress slot) noexcept;
   // Layers first .. first+count of a slot are in place, with these checksums; wakes who follows it. REQUIRES: `first` have landed.
   void land(SlotAddress slot, uint32_t first, const uint32_t* checksums, uint32_t count) noexcept;
   [[nodiscard]] uint32_t landed(SlotAddress slot) const noexcept;

@@ -38,6 +38,12 @@ void ChunkTable::set_landed(SlotAddress slot, uint32_t layers) noexcept {
   }
 }
 
+void ChunkTable::end_landing(SlotAddress slot) noexcept {
+  SlotWords& words = words_at(slot);
+  store_release(words.landed, LANDING_FAILED);
+  wake_landing(words.landed);
+}
+
 void ChunkTable::land(SlotAddress slot, uint32_t first, const uint32_t* checksums, uint32_t count) noexcept {
   SlotWords& words = words_at(slot);
   uint32_t* const sums = regions_[slot.region].find_checksums(words, uint64_t{first} + count);

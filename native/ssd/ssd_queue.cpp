@@ -1,32 +1,15 @@
 #include "ssd/ssd_queue.h"
 
-#include <pthread.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <iterator>
-#include <system_error>
 #include <utility>
 
 #include "base/check.h"
+#include "threads/event_descriptor.h"
 #include "ssd/ssd_stamped_io.h"
 
 namespace kvpool {
-namespace {
-
-constexpr std::chrono::milliseconds FOR_GOOD = std::chrono::milliseconds::max();
-
-int new_event_fd() {
-  const int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (fd < 0) {
-    throw std::system_error(errno, std::generic_category(), "eventfd");
-  }
-  return fd;
-}
-
-}  // namespace
 
 SsdQueue::SsdQueue(std::shared_ptr<SsdFiles> files, std::shared_ptr<const Mapping> arena,
                    std::shared_ptr<LandingBoard> board, unsigned threads, size_t jobs_max, bool wants_rings)
@@ -43,30 +26,19 @@ SsdQueue::SsdQueue(std::shared_ptr<SsdFiles> files, std::shared_ptr<const Mappin
       bounces_.push_back(std::make_unique<SsdBounce>());
     }
     for (size_t number = 0; number < threads; ++number) {
-      {
-        const std::lock_guard guard(lock_);
-        ++running_;
-      }
-      try {
-        threads_.emplace_back([this, number, wants_rings] { run(number, wants_rings); });
-      } catch (...) {
-        const std::lock_guard guard(lock_);
-        --running_;
-        throw;
-      }
-      pthread_setname_np(threads_.back().native_handle(), "kvpool-ssd");
+      threads_.add([this, number, wants_rings] { run(number, wants_rings); });
     }
     std::unique_lock guard(lock_);
     wake_.wait(guard, [this, threads] { return io_.threads == threads; });
   } catch (...) {
-    stop(FOR_GOOD);
+    stop(ThreadGroup::FOR_GOOD);
     close(event_fd_);
     throw;
   }
 }
 
 SsdQueue::~SsdQueue() {
-  stop(FOR_GOOD);
+  stop(ThreadGroup::FOR_GOOD);
   close(event_fd_);
 }
 
@@ -176,11 +148,6 @@ void SsdQueue::run(size_t thread, bool wants_ring) {
     ended = {{unfinished->id(), static_cast<uint32_t>(*worker.chunk), SsdStatus::CANCELLED, 0}};
     report(*unfinished, ended, false);
   }
-  {
-    const std::lock_guard guard(lock_);
-    --running_;
-  }
-  wake_.notify_all();
 }
 
 void SsdQueue::run_piece(size_t thread, SsdWorker& worker, const Task& task, std::vector<SsdOutcome>& ended) {
@@ -241,9 +208,7 @@ void SsdQueue::report(const SsdJob& job, std::vector<SsdOutcome>& ended, bool is
   if (has_new_job) {
     wake_.notify_all();
   }
-  const uint64_t one = 1;
-  // It can only fail by being full, and then it is readable.
-  static_cast<void>(!::write(event_fd_, &one, sizeof(one)));
+  notify(event_fd_);
 }
 
 // True if a written chunk is read back before it counts. If it can no longer be read back, and the disk is not trusted, the chunk
@@ -267,39 +232,13 @@ bool SsdQueue::read_back(const SsdJob& job, SsdOutcome& outcome) {
 }
 
 std::vector<SsdOutcome> SsdQueue::take_outcomes(size_t limit) {
-  uint64_t count = 0;
-  static_cast<void>(!::read(event_fd_, &count, sizeof(count)));
-  std::vector<SsdOutcome> taken;
   const std::lock_guard guard(lock_);
-  if (outcomes_.size() <= limit) {
-    taken.swap(outcomes_);
-    return taken;
-  }
-  const auto end = outcomes_.begin() + static_cast<std::ptrdiff_t>(limit);
-  taken.assign(std::make_move_iterator(outcomes_.begin()), std::make_move_iterator(end));
-  outcomes_.erase(outcomes_.begin(), end);
-  const uint64_t one = 1;
-  static_cast<void>(!::write(event_fd_, &one, sizeof(one)));
-  return taken;
+  return take_front(outcomes_, limit, event_fd_);
 }
 
 bool SsdQueue::stop(std::chrono::milliseconds timeout) {
   cancel_waiting();
-  {
-    std::unique_lock guard(lock_);
-    const auto has_ended = [this] { return running_ == 0; };
-    if (timeout == FOR_GOOD) {
-      wake_.wait(guard, has_ended);
-    } else if (!wake_.wait_for(guard, timeout, has_ended)) {
-      return false;
-    }
-  }
-  for (std::thread& thread : threads_) {
-    if (thread.joinable()) {
-      thread.join();
-    }
-  }
-  return true;
+  return threads_.join(timeout);
 }
 
 void SsdQueue::cancel_waiting() {

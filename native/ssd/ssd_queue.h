@@ -23,9 +23,9 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
 
+#include "threads/thread_group.h"
 #include "ssd/ssd_job.h"
 #include "ssd/ssd_read_backs.h"
 #include "ssd/ssd_verify_job.h"
@@ -114,14 +114,13 @@ class SsdQueue {
   std::vector<Clock::time_point> begun_;                                    // guarded by lock_; of transfers by thread, NEVER: at no piece
   unsigned writers_ = 0;                                                    // guarded by lock_; those at checks count
   uint64_t last_job_ = 0;                                                   // guarded by lock_
-  unsigned running_ = 0;                                                    // guarded by lock_; threads that have not ended
   bool is_stopped_ = false;                                                 // guarded by lock_
   SsdReadBacks read_backs_;                                                 // guarded by lock_
   SsdQueueIo io_;                                                           // guarded by lock_
   std::vector<SsdOutcome> outcomes_;                                        // guarded by lock_
   SsdQueueStats stats_;                                                     // guarded by lock_
   std::vector<std::unique_ptr<SsdBounce>> bounces_;  // by thread
-  std::vector<std::thread> threads_;
+  ThreadGroup threads_{"kvpool-ssd"};
 };
 
 }  // namespace kvpool

@@ -1,30 +1,48 @@
-"""Connection guard of the control server: the TCP connections below its ROUTER socket, and the right to end one.
+"""Connection guard of the control server: the TCP connections below its ROUTER socket, their bounds, and the right to end one.
 
-ZMQ reads a message of many parts into memory until its last part has come, however many there are, and has no call that ends
-a connection. So the guard follows the socket's monitor, holds a duplicate of each accepted connection's descriptor, and shuts
-one down
+ZMQ accepts without a bound, keeps a connection that never says anything, reads a message of many parts into memory until its
+last part has come, and has no call that ends a connection. So the guard follows the socket's monitor, holds a duplicate of each
+accepted connection's descriptor, and shuts one down
 
+- whose peer has not sent its Hello in time, with or without a handshake;
+- the oldest of these from one source, or from the source that has most, where there are too many;
+- where one source has more than half of all connections;
 - whose peer has sent more than `pending_bytes_max` since its last whole message;
-- that `end` names: its peer breaks the protocol or sends too much.
+- that `end` names: its peer breaks the protocol or sends too much, or it is no longer served.
 
-ZMQ then sees an ordinary end of the connection. A number of a descriptor is used again after its connection has ended;
-therefore a duplicate is held only if it is a connection of the listener's own port, and never anything else of this process.
+ZMQ then sees an ordinary end of the connection. Who connects too often is kept away by the accept gate, so that neither
+descriptors nor the loop's time grow with it: between an accepted connection and the gate lies a turn of the loop.
 
-Loop thread only. Invariant: `_connections` has no descriptor twice, and its duplicates are closed when ZMQ reports the end.
+A number of a descriptor is used again after its connection has ended; therefore a duplicate is held only if it is a connection
+of the listener's own port, and never anything else of this process. A connection is known by a number of its own, never the
+same twice.
+
+Loop thread only. Invariant: `_connections` has no descriptor twice, and its duplicates are closed when ZMQ reports the end;
+`_strangers` has, by source, those that have not sent their Hello and were not shut down, the oldest first.
 """
 
 import asyncio
 import os
 import socket
 import struct
-from collections.abc import Collection
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from kvpool.clock import Clock, Deadline
+from kvpool.peers.control.accept_gate import AcceptGate, source_of
 from kvpool.peers.control.loop_socket import LoopSocket
+from kvpool.peers.token_bucket import TokenBucket
 
 LOOK_S = 0.25
+# Connections that are looked at in a turn of the loop.
+LOOKED_AT_ONCE = 64
+SOURCES_KNOWN_MAX = 4096
+# So long nobody connects from a source that did so too often.
+PAUSE_S = 1.0
 EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 # `tcpi_bytes_received` of struct tcp_info (linux/tcp.h), which Linux has had there since 4.1.
 _BYTES_RECEIVED = struct.Struct("<Q")
@@ -32,13 +50,32 @@ _BYTES_RECEIVED_AT = 128
 _TCP_INFO_BYTES = 136
 
 
+@dataclass(frozen=True, slots=True)
+class GuardSettings:
+    """Bounds of connections. `connections_max`: of nodes after their Hello; `strangers_max`: of others, a quarter of them
+    from one source at most. `hello_s`: from the first packet to the Hello. `accepts_per_s`: from all sources and from one;
+    twice and five times as many at once, for a fleet that starts."""
+
+    pending_bytes_max: int
+    connections_max: int = 1024
+    strangers_max: int = 128
+    hello_s: float = 10.0
+    accepts_per_s: float = 200.0
+    accepts_per_s_of_source: float = 20.0
+
+
 class _Connection:
-    """One accepted connection. `mark`: bytes received when a whole message was last seen."""
+    """One accepted connection. `hello`: until when its Hello has to come, None where it has. `route`: of its messages.
+    `mark`: bytes received when a whole message was last seen."""
 
-    __slots__ = ("has_spoken", "is_ended", "mark", "peer")
+    __slots__ = ("has_spoken", "hello", "is_ended", "mark", "number", "peer", "route", "source")
 
-    def __init__(self, peer: socket.socket) -> None:
+    def __init__(self, number: int, peer: socket.socket, source: bytes, hello: Deadline) -> None:
+        self.number = number
         self.peer = peer
+        self.source = source
+        self.hello: Deadline | None = hello
+        self.route = b""
         self.mark = 0
         self.has_spoken = True
         self.is_ended = False
@@ -50,16 +87,36 @@ class _Connection:
 
 
 class ConnectionGuard:
-    """See the module. `ended`: connections shut down until now."""
+    """See the module. `ended`: connections shut down until now; `crowded`, `silent`: of these, those for which there was no
+    room, and those without a Hello."""
 
-    def __init__(self, router: "zmq.Socket[bytes]", loop: asyncio.AbstractEventLoop, *, pending_bytes_max: int) -> None:
-        """`router` is bound later, so that no connection is missed."""
+    def __init__(
+        self,
+        router: "zmq.Socket[bytes]",
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        *,
+        gate: AcceptGate,
+        settings: GuardSettings,
+        on_end: Callable[[int], None],
+    ) -> None:
+        """`router` is bound later, so that no connection is missed. `on_end`: called with the number of each that has ended."""
         self._loop = loop
-        self._pending_bytes_max = pending_bytes_max
+        self._clock = clock
+        self._gate = gate
+        self._settings = settings
+        self._on_end = on_end
         self._ports: Collection[int] = ()
+        self._numbers = 0
         self._connections: dict[int, _Connection] = {}
+        self._by_number: dict[int, _Connection] = {}
+        self._of_source: Counter[bytes] = Counter()
+        self._strangers: dict[bytes, OrderedDict[int, _Connection]] = {}
+        self._accepts = TokenBucket(settings.accepts_per_s, 2 * settings.accepts_per_s, clock)
+        self._accepts_of: OrderedDict[bytes, TokenBucket] = OrderedDict()
+        self._round: list[_Connection] = []
         self._next: asyncio.TimerHandle | None = None
-        self.ended = 0
+        self.ended = self.crowded = self.silent = 0
         self._monitor = LoopSocket(router.get_monitor_socket(EVENTS), loop, self._take)
 
     def __len__(self) -> int:
@@ -69,15 +126,39 @@ class ConnectionGuard:
         """The listener's own ports, known after it was bound and before the loop's next turn."""
         self._ports = ports
 
-    def note_message(self, descriptor: int) -> None:
-        """A whole message has come over this connection."""
-        found = self._connections.get(descriptor)
-        if found is not None:
-            found.has_spoken = True
+    def note_message(self, part: zmq.Frame, route: bytes) -> int:
+        """A whole message with this part has come: the number of its connection; 0 where that is unknown, or ended before
+        another one with its descriptor."""
+        found = self._connection_of(part, route)
+        if found is None:
+            self._monitor.take_all()  # what has ended or been accepted since is reported there before its first message
+            found = self._connection_of(part, route)
+        if found is None:
+            return 0
+        found.route = route
+        found.has_spoken = True
+        return found.number
 
-    def end(self, descriptor: int) -> None:
+    def _connection_of(self, part: zmq.Frame, route: bytes) -> _Connection | None:
+        found = self._connections.get(int(part.get(zmq.SRCFD)))
+        if found is None or found.route == route:
+            return found
+        is_first = not found.route and source_of(str(part.get("Peer-Address"))) == found.source
+        return found if is_first else None
+
+    def note_hello(self, number: int) -> bool:
+        """The peer of a connection was admitted. Whether the connection is there."""
+        found = self._by_number.get(number)
+        if found is None or found.is_ended:
+            return False
+        found.hello = None
+        self._no_stranger(found)
+        self._gate.note_known(found.source)
+        return True
+
+    def end(self, number: int) -> None:
         """Shut a connection down, if it is one that is known."""
-        found = self._connections.get(descriptor)
+        found = self._by_number.get(number)
         if found is not None:
             self._shut_down(found)
 
@@ -100,18 +181,85 @@ class ConnectionGuard:
         descriptor = int(event["value"])
         former = self._connections.pop(descriptor, None)
         if former is not None:
-            former.peer.close()
-        if event["event"] != zmq.EVENT_ACCEPTED:
-            return
+            self._drop(former)
+        if event["event"] == zmq.EVENT_ACCEPTED:
+            self._accept(descriptor)
+
+    def _accept(self, descriptor: int) -> None:
         try:
-            peer = socket.socket(fileno=os.dup(descriptor))
+            peer = socket.socket(fileno=descriptor)
         except OSError:
-            return  # it has ended already
-        if self._is_ours(peer):
-            self._connections[descriptor] = _Connection(peer)
-            self._look_later()
-        else:
-            peer.close()
+            return  # it has ended already, and its number is something else's
+        try:
+            if not self._is_ours(peer):
+                return
+            source = source_of(peer.getpeername()[0])
+            held = socket.socket(fileno=os.dup(descriptor))  # Python's own `dup` would have it block, for ZMQ too
+        except OSError:
+            self._end_unheld(peer)
+            return
+        finally:
+            peer.detach()
+        self._numbers += 1
+        made = _Connection(self._numbers, held, source, Deadline(self._settings.hello_s, self._clock))
+        self._connections[descriptor] = self._by_number[made.number] = made
+        self._of_source[source] += 1
+        self._strangers.setdefault(source, OrderedDict())[made.number] = made
+        self._bound(made)
+        self._look_later()
+
+    def _end_unheld(self, peer: socket.socket) -> None:
+        """It has ended already, or there is no descriptor for its duplicate: then there is no bound on it, and it ends."""
+        try:
+            if self._is_ours(peer):
+                peer.shutdown(socket.SHUT_RDWR)
+                self.ended += 1
+        except OSError:
+            return
+
+    def _bound(self, made: _Connection) -> None:
+        """Make room for others after a new connection."""
+        settings, source = self._settings, made.source
+        strangers = sum(map(len, self._strangers.values()))
+        crowd: bytes | None = None
+        if len(self._strangers[source]) > settings.strangers_max // 4:
+            crowd = source
+        elif strangers > settings.strangers_max:
+            crowd = max(self._strangers, key=lambda one: len(self._strangers[one]))
+        if self._of_source[source] > (settings.connections_max + settings.strangers_max) // 2:
+            self.crowded += 1
+            self._shut_down(made)
+        elif crowd is not None:
+            self.crowded += 1
+            self._shut_down(next(iter(self._strangers[crowd].values())))
+        if not self._accepts_from(source).take():
+            self._gate.close(source, PAUSE_S)
+        elif not self._accepts.take() or len(self) > settings.connections_max + settings.strangers_max:
+            self._gate.close_strangers(LOOK_S)
+
+    def _accepts_from(self, source: bytes) -> TokenBucket:
+        per_s = self._settings.accepts_per_s_of_source
+        found = self._accepts_of.pop(source, None) or TokenBucket(per_s, 5 * per_s, self._clock)
+        self._accepts_of[source] = found
+        if len(self._accepts_of) > SOURCES_KNOWN_MAX:
+            self._accepts_of.popitem(last=False)
+        return found
+
+    def _no_stranger(self, found: _Connection) -> None:
+        of_source = self._strangers.get(found.source)
+        if of_source is not None and of_source.pop(found.number, None) is not None and not of_source:
+            del self._strangers[found.source]
+
+    def _drop(self, former: _Connection) -> None:
+        """ZMQ has closed it."""
+        former.is_ended = True
+        former.peer.close()
+        self._no_stranger(former)
+        del self._by_number[former.number]
+        self._of_source[former.source] -= 1
+        if not self._of_source[former.source]:
+            del self._of_source[former.source]
+        self._on_end(former.number)
 
     def _is_ours(self, peer: socket.socket) -> bool:
         try:
@@ -121,28 +269,44 @@ class ConnectionGuard:
         except OSError:
             return False
 
-    def _look_later(self) -> None:
-        if self._next is None and self._connections:
-            self._next = self._loop.call_later(LOOK_S, self._look)
+    def _look_later(self, after_s: float = LOOK_S) -> None:
+        if self._next is None and (self._connections or not self._gate.is_open):
+            self._next = self._loop.call_later(after_s, self._look)
 
     def _look(self) -> None:
+        """Look at a few connections; at all of them in a round of LOOK_S and a bit."""
         self._next = None
-        for found in self._connections.values():
-            try:
-                received = found.received()
-            except OSError:
-                continue
-            if found.has_spoken:
-                found.mark, found.has_spoken = received, False
-            elif received - found.mark > self._pending_bytes_max:
-                self._shut_down(found)
-        self._look_later()
+        self._gate.open_due()
+        looked, self._round = self._round[:LOOKED_AT_ONCE], self._round[LOOKED_AT_ONCE:]
+        for found in looked:
+            if not found.is_ended:
+                self._look_at(found)
+        if self._round:
+            self._look_later(LOOK_S / 100)
+        else:
+            self._round = list(self._connections.values())
+            self._look_later()
+
+    def _look_at(self, found: _Connection) -> None:
+        if found.hello is not None and found.hello.has_passed():
+            self.silent += 1
+            self._shut_down(found)
+            return
+        try:
+            received = found.received()
+        except OSError:
+            return
+        if found.has_spoken:
+            found.mark, found.has_spoken = received, False
+        elif received - found.mark > self._settings.pending_bytes_max:
+            self._shut_down(found)
 
     def _shut_down(self, found: _Connection) -> None:
         """Once for each connection: messages that came before are still delivered, and may be as bad."""
         if found.is_ended:
             return
         found.is_ended = True
+        self._no_stranger(found)
         try:
             found.peer.shutdown(socket.SHUT_RDWR)
         except OSError:

@@ -1,4 +1,4 @@
-"""Identity of a node on the control plane: what its Hello says, what it accepts, and another node's life. Values; any thread."""
+"""Identity of a node on the control plane: what its Hello says, what it accepts, another node's life. Values; any thread."""
 
 from dataclasses import dataclass
 

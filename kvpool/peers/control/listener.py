@@ -1,14 +1,16 @@
 """Peer listener: the ROUTER socket on which other nodes connect, with CURVE and its access control.
 
-Bound to configured addresses only, and to none beyond loopback without keys. All messages of all peers together are bounded by
-a rate, and by a share of the loop's time; beyond them nothing is read for a moment, and ZMQ then takes turns among the
-connections that wait. Loop thread only.
+Bound to configured addresses only, and to none beyond loopback without keys. Its listening sockets are this module's own, so
+that the accept gate can filter them; ZMQ has duplicates. All messages of all peers together are bounded by a rate, and by a
+share of the loop's time; beyond them nothing is read for a moment, and ZMQ then takes turns among the connections that wait.
+Loop thread only.
 """
 
 import asyncio
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import zmq
 
@@ -17,7 +19,8 @@ from kvpool.config.addresses import ZmqAddress
 from kvpool.config.curve_keys import KeyPair
 from kvpool.errors import ConfigError
 from kvpool.peers.control import wire
-from kvpool.peers.control.connection_guard import ConnectionGuard
+from kvpool.peers.control.accept_gate import AcceptGate
+from kvpool.peers.control.connection_guard import ConnectionGuard, GuardSettings
 from kvpool.peers.control.loop_socket import LoopSocket
 from kvpool.peers.loop_share import LoopShare
 from kvpool.peers.token_bucket import TokenBucket
@@ -30,27 +33,31 @@ PENDING_BYTES_MAX = 2 * wire.MESSAGE_BYTES_MAX
 # ZMQ counts the encryption of a message with it.
 ZMQ_MESSAGE_BYTES_MAX = wire.MESSAGE_BYTES_MAX + 256
 HANDSHAKE_S = 5.0
+# Connections that the kernel holds until ZMQ accepts them: as many may come in one turn of the loop.
+BACKLOG = 128
 # Of the loop's time, for all messages of all peers.
 LOOP_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerSettings:
-    """Bounds of a listener. `handshakes_per_minute`: of one key. `frames_per_s`: of all peers together."""
+    """Bounds of a listener. `handshakes_per_minute`: of one key. `frames_per_s`: of all peers together. `guard`: of
+    connections."""
 
     handshakes_per_minute: int = 60
     frames_per_s: float = 20_000.0
     heartbeat_s: float = 5.0
+    guard: GuardSettings = field(default_factory=lambda: GuardSettings(PENDING_BYTES_MAX))
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A message that has come. `route`: the way back. `key`: the public key in hexadecimal, empty without keys. `descriptor`:
-    its connection's."""
+    """A message that has come. `route`: the way back. `key`: the public key in hexadecimal, empty without keys. `connection`:
+    the number of its connection; 0 where that has ended."""
 
     route: bytes
     key: str
-    descriptor: int
+    connection: int
     parts: Sequence[memoryview]
 
     @property
@@ -67,13 +74,15 @@ class PeerListener:
         addresses: tuple[ZmqAddress, ...],
         on_message: Callable[[Arrival], None],
         *,
+        on_end: Callable[[int], None],
         keys: KeyPair | None,
         allowed: frozenset[bytes],
         settings: ListenerSettings,
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Raises ConfigError, and OSError for an address that cannot be bound; then nothing is."""
+        """`on_end`: called with the number of each connection that has ended. Raises ConfigError, and OSError for an address
+        that cannot be bound; then nothing is."""
         _check_access(addresses, keys, allowed)
         self._on_message = on_message
         self._frames = TokenBucket(settings.frames_per_s, max(1.0, settings.frames_per_s / 20), clock)
@@ -81,14 +90,17 @@ class PeerListener:
         self._zap = ZapHandler(allowed, clock, handshakes_per_minute=settings.handshakes_per_minute)
         self._sockets: list[LoopSocket] = []
         self._guard: ConnectionGuard | None = None
+        self._listening: list[socket.socket] = []
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         try:
             if keys is not None:
                 self._listen_to_zap(loop)
             router = self._make_router(keys, settings)
-            self._guard = ConnectionGuard(router, loop, pending_bytes_max=PENDING_BYTES_MAX)
-            self.endpoints = tuple(_bind(router, address) for address in addresses)
-            self._guard.watch({int(endpoint.rpartition(":")[2]) for endpoint in self.endpoints})
+            self._gate = AcceptGate(self._listening, clock)
+            self._guard = ConnectionGuard(router, loop, clock, gate=self._gate, settings=settings.guard, on_end=on_end)
+            self._listening += [_listen(address) for address in addresses]
+            self.endpoints = tuple(_bind(router, listening) for listening in self._listening)
+            self._guard.watch({listening.getsockname()[1] for listening in self._listening})
             self._router = LoopSocket(router, loop, self._take, self._pause_s, share=self._share)
             self._sockets.append(self._router)
         except BaseException:
@@ -106,10 +118,14 @@ class PeerListener:
             return False
         return True
 
-    def end(self, descriptor: int) -> None:
+    def note_hello(self, connection: int) -> bool:
+        """The peer of a connection was admitted, and may be silent. Whether the connection is there."""
+        return self._guard is not None and self._guard.note_hello(connection)
+
+    def end(self, connection: int) -> None:
         """Shut a connection down."""
         if self._guard is not None:
-            self._guard.end(descriptor)
+            self._guard.end(connection)
 
     def admit(self, allowed: frozenset[bytes]) -> None:
         """Admit these keys from now on. All connections end, and those of admitted keys come again. REQUIRES: keys."""
@@ -125,12 +141,22 @@ class PeerListener:
             self._guard.close()
         for made in self._sockets:
             made.close()
+        for listening in self._listening:
+            listening.close()
         self._context.destroy(linger=0)
 
     def stats(self) -> dict[str, int]:
         """Counters, by name."""
-        ended, connections = (0, 0) if self._guard is None else (self._guard.ended, len(self._guard))
-        return {"refused_handshakes": self._zap.refused, "ended_connections": ended, "connections": connections}
+        guard = self._guard
+        assert guard is not None
+        return {
+            "refused_handshakes": self._zap.refused,
+            "connections": len(guard),
+            "ended_connections": guard.ended,
+            "crowded_connections": guard.crowded,
+            "silent_connections": guard.silent,
+            "accept_closures": self._gate.closures,
+        }
 
     def _listen_to_zap(self, loop: asyncio.AbstractEventLoop) -> None:
         zap = self._context.socket(zmq.REP)
@@ -165,10 +191,9 @@ class PeerListener:
         route, body = parts[0].bytes, parts[1:]
         if not body:
             return  # a ROUTER has a route and at least one part of each message
-        descriptor = int(body[0].get(zmq.SRCFD))
         assert self._guard is not None
-        self._guard.note_message(descriptor)
-        self._on_message(Arrival(route, _user_of(body[0]), descriptor, [part.buffer for part in body]))
+        connection = self._guard.note_message(body[0], route)
+        self._on_message(Arrival(route, _user_of(body[0]), connection, [part.buffer for part in body]))
 
 
 def _user_of(part: zmq.Frame) -> str:
@@ -192,12 +217,31 @@ def _check_access(addresses: tuple[ZmqAddress, ...], keys: KeyPair | None, allow
         raise ConfigError(faults)
 
 
-def _bind(router: "zmq.Socket[bytes]", address: ZmqAddress) -> str:
-    router.setsockopt(zmq.IPV6, int("[" in address.endpoint))
+def _listen(address: ZmqAddress) -> socket.socket:
+    host, _, port = address.endpoint.removeprefix("tcp://").rpartition(":")
+    made = socket.socket(socket.AF_INET6 if "[" in host else socket.AF_INET)
     try:
-        router.bind(address.endpoint)
-    except zmq.ZMQError as error:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host.strip("[]"), int(port)))
+        made.listen(BACKLOG)
+    except OSError as error:
+        made.close()
         raise OSError(error.errno, f"peer.listen {address} cannot be bound: {error.strerror}") from error
-    endpoint = router.getsockopt(zmq.LAST_ENDPOINT)
-    assert isinstance(endpoint, bytes)
-    return endpoint.rstrip(b"\0").decode()
+    made.setblocking(False)
+    return made
+
+
+def _bind(router: "zmq.Socket[bytes]", listening: socket.socket) -> str:
+    """Have ZMQ accept from a listening socket: its endpoint."""
+    host, port = listening.getsockname()[:2]
+    endpoint = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    router.setsockopt(zmq.IPV6, int(":" in host))
+    accepting = listening.dup()
+    router.setsockopt(zmq.USE_FD, accepting.fileno())
+    try:
+        router.bind(endpoint)
+    except zmq.ZMQError as error:
+        accepting.close()
+        raise OSError(error.errno, f"peer.listen {endpoint} cannot be bound: {error.strerror}") from error
+    accepting.detach()  # it is ZMQ's
+    return endpoint

@@ -57,6 +57,12 @@ class LoopSocket:
         finally:
             self._go_on()
 
+    def take_all(self) -> None:
+        """Read what waits now, at once. REQUIRES: only this process sends, a bounded number."""
+        while not self._is_closed and int(self._socket.get(_EVENTS)) & _POLLIN:
+            self._take_message()
+        self._go_on()
+
     def close(self) -> None:
         """Close the socket at once; nothing is delivered afterwards."""
         if self._is_closed:

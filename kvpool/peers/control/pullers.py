@@ -2,8 +2,8 @@
 
 A connection is known by ZMQ's routing id, and its peer by the authenticated key (without keys: by the connection). Where that
 is this node's own key the fleet shares one pair, and a peer is known by the name in its Hello beside the key, for so many names
-as there may be nodes. All bounds are by peer, so that more connections give nobody more. ZMQ does not report the end of a
-connection here: one that is silent for `idle_s` is forgotten, and so is an earlier connection of a node that says Hello again.
+as there may be nodes. All bounds are by peer, so that more connections give nobody more. One that is silent for `idle_s` is
+forgotten, and so is an earlier connection of a node that says Hello again.
 
 Loop thread only. Invariant: `_by_route` holds exactly the connections whose Hello was accepted and that were not forgotten; at
 most `connections_max`, and `per_peer_max` of one peer.
@@ -32,13 +32,14 @@ class Puller:
 
 @dataclass(slots=True)
 class Connection:
-    """State of a connection. `sequence` and `pull`: the last numbers seen. `waiting`: pulls without an answer yet, and the
-    sequence number and deadline of each. `stages`: deadlines of unanswered Stages, by sequence number.
-    `follow`: those of the unanswered request about this node's keys, if there is one."""
+    """State of a connection. `number`: by which the listener knows it. `sequence` and `pull`: the last numbers seen. `waiting`:
+    pulls without an answer yet, and the sequence number and deadline of each. `stages`: deadlines of unanswered Stages, by
+    sequence number. `follow`: those of the unanswered request about this node's keys, if there is one."""
 
     route: bytes
     peer: str
     puller: Puller
+    number: int
     idle: Deadline
     sequence: int
     pull: int = 0
@@ -60,6 +61,7 @@ class Pullers:
         self._idle_s = idle_s
         self._shared_key = shared_key
         self._by_route: OrderedDict[bytes, Connection] = OrderedDict()
+        self._by_number: dict[int, Connection] = {}
         self._numbers = 0
 
     def __len__(self) -> int:
@@ -76,6 +78,10 @@ class Pullers:
             found.idle = Deadline(self._idle_s, self._clock)
             self._by_route.move_to_end(route)
         return found
+
+    def of_number(self, number: int) -> Connection | None:
+        """The connection that the listener knows by this number."""
+        return self._by_number.get(number)
 
     def peer_of(self, peer: str, *, node: str, key: str) -> str:
         """The peer that a node is whose Hello came from the `peer` of a key."""
@@ -97,17 +103,23 @@ class Pullers:
         """Whether there is no room for another connection."""
         return len(self) >= self._connections_max
 
-    def add(self, route: bytes, peer: str, *, node: str, incarnation: bytes, key: str, sequence: int) -> Connection:
+    def add(
+        self, route: bytes, peer: str, *, node: str, incarnation: bytes, key: str, number: int, sequence: int
+    ) -> Connection:
         """A connection whose Hello was accepted. REQUIRES: room, and those that it replaces are forgotten."""
         assert not self.is_full
         assert route not in self._by_route
+        assert number not in self._by_number
         self._numbers += 1
         puller = Puller(node, incarnation, key, self._numbers, peer)
-        made = self._by_route[route] = Connection(route, peer, puller, Deadline(self._idle_s, self._clock), sequence)
+        idle = Deadline(self._idle_s, self._clock)
+        made = self._by_route[route] = Connection(route, peer, puller, number, idle, sequence)
+        self._by_number[number] = made
         return made
 
     def forget(self, connection: Connection) -> bool:
         """The connection is no longer known. Whether it was."""
+        self._by_number.pop(connection.number, None)
         return self._by_route.pop(connection.route, None) is not None
 
     def idle(self) -> list[Connection]:

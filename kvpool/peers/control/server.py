@@ -8,7 +8,7 @@ many such messages end the connection, and so does going on after a refusal for 
                                │ ──Stage──► stage()     as many at a time as pulls
                                │ ──Release──► release()
                                │ ──AskChanges, AskKeys──► changes() and keys(), one at a time of a connection
-                               └─ silent, replaced, stopped, or its answer could not be sent ──► forget()
+                               └─ silent, replaced, stopped, or its answer could not be sent ──► forget(), and it ends
 
 Loop thread only: `serve` may keep `answer` for later, on the loop. Bounds: `ControlServerSettings`.
 """
@@ -119,7 +119,14 @@ class ControlServer:
         self.is_stopping = False
         self.counts: Counter[str] = Counter()
         self._listener = PeerListener(
-            addresses, self._take, keys=keys, allowed=allowed, settings=settings.listener, clock=clock, loop=loop
+            addresses,
+            self._take,
+            on_end=self._note_end,
+            keys=keys,
+            allowed=allowed,
+            settings=settings.listener,
+            clock=clock,
+            loop=loop,
         )
         self.endpoints = self._listener.endpoints
 
@@ -197,7 +204,9 @@ class ControlServer:
             raise wire.WireFault(fault.code, str(fault), sequence) from fault
         peer = self._pullers.peer_of(arrival.peer, node=hello.node, key=arrival.key)
         for former in self._pullers.replaced_by(arrival.route, peer, node=hello.node, key=arrival.key):
-            self._forget(former)
+            self._forget(former, ends=former.number != arrival.connection)
+        if not self._listener.note_hello(arrival.connection):
+            raise wire.WireFault(r.RefusalCode.HELLO, "this connection has ended: connect again", sequence)
         if self._pullers.is_full:
             raise wire.WireFault(r.RefusalCode.BUSY, "too many nodes are connected", sequence)
         self._pullers.add(
@@ -206,6 +215,7 @@ class ControlServer:
             node=hello.node,
             incarnation=hello.incarnation,
             key=arrival.key,
+            number=arrival.connection,
             sequence=sequence,
         )
         self.counts["hellos"] += 1
@@ -315,7 +325,7 @@ class ControlServer:
     def _strike(self, standing: "_Standing", arrival: Arrival) -> None:
         if not standing.strikes.take():
             self.counts["ended_for_messages"] += 1
-            self._listener.end(arrival.descriptor)
+            self._listener.end(arrival.connection)
 
     def _standing_of(self, peer: str) -> "_Standing":
         found = self._of_peer.pop(peer, None) or _Standing(self._settings, self._clock)
@@ -324,7 +334,16 @@ class ControlServer:
             self._of_peer.popitem(last=False)
         return found
 
-    def _forget(self, connection: Connection) -> None:
+    def _note_end(self, number: int) -> None:
+        """A connection has ended."""
+        found = self._pullers.of_number(number)
+        if found is not None:
+            self._forget(found, ends=False)
+
+    def _forget(self, connection: Connection, *, ends: bool = True) -> None:
+        """Release what is held for a connection. `ends`: it is shut down, so that it takes no descriptor."""
+        if ends:
+            self._listener.end(connection.number)
         if self._pullers.forget(connection):
             connection.waiting.clear()
             connection.stages.clear()

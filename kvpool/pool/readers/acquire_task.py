@@ -12,6 +12,7 @@ from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.tiering.promotions import Wanted
 from kvpool.tiering.tiering import RunBelow, RunElsewhere, Tiering
+from kvpool.tiers.remote import Asker
 from kvpool.types import ConnectionId, HoldId
 
 
@@ -37,10 +38,10 @@ class AcquireTask:
         self._columns = keys.by_rank(len(self._ranks))
         self._length = len(self._columns[0])
         self._is_urgent = is_urgent and not session.is_peer
-        self._is_peer = session.is_peer
+        self._peer = session.peer
         self._may_pull = bool(tiering.remotes) and not session.is_peer
         self._holder = holder
-        self._owner = owner
+        self._asker = Asker(session.connection, owner)
         self.holds: list[HoldId] = []
         self.chunks = 0
 
@@ -133,14 +134,14 @@ class AcquireTask:
             column[found:reach],
             first=found,
             is_urgent=self._is_urgent,
-            is_for_peer=self._is_peer,
+            peer=self._peer,
         )
         return found + self._tiering.promote(lower, wanted)
 
     def _find_elsewhere(self, rank: int, column: KeyColumn, stored: int) -> RunElsewhere | None:
         if stored == len(column) or not self._may_pull:
             return None
-        return self._tiering.find_elsewhere(self._ranks[rank], column, stored, self._owner)
+        return self._tiering.find_elsewhere(self._ranks[rank], column, stored, self._asker)
 
     def _pull(self, rank: int, column: KeyColumn, elsewhere: RunElsewhere | None, *, found: int, reach: int) -> int:
         """Pull chunks up to `reach`, after `found` ones here. Returns how many are in DRAM or on their way."""
@@ -148,7 +149,14 @@ class AcquireTask:
             return found
         before = self._columns[rank][: self.chunks + found]
         parent = before[-1] if before else b""
-        wanted = Wanted(self._ranks[rank], parent, column[found:reach], first=found, is_urgent=self._is_urgent)
+        wanted = Wanted(
+            self._ranks[rank],
+            parent,
+            column[found:reach],
+            first=found,
+            is_urgent=self._is_urgent,
+            asker=self._asker,
+        )
         return found + self._tiering.pull(elsewhere, before, wanted)
 
     def _align(self, columns: list[KeyColumn], found: list[int], chunks: int, now_ns: int) -> None:

@@ -5,11 +5,13 @@ The native directory counts and refuses; this module sets the bounds and reads t
 
 from typing import Protocol
 
-from kvpool.config.config import DramConfig
+from kvpool.config.config import Config
 from kvpool.index.namespaces import Namespaces
 from kvpool.types import ConnectionId, NamespaceId
 from kvpool_native import Directory, HolderUse
 
+# All other nodes together, among the users of this one: a number that no user has.
+PEERS_USER = (1 << 32) - 1
 # Of each kind; a report is one frame.
 ROWS_MAX = 32
 # Memory for token ids, as a share of DRAM's capacity: those of a chunk of 256 tokens take 1 KiB, its KV hundreds of times that.
@@ -17,12 +19,14 @@ TOKEN_IDS_PART = 16
 _KINDS = ("reserved_bytes", "zombie_bytes", "leased_bytes")
 
 
-def bound(directory: Directory, config: DramConfig, chain_chunks_max: int, user_share: float) -> None:
+def bound(directory: Directory, config: Config) -> None:
     """Set the bounds of DRAM's directory: above the default priority, by connection, by user, in a chain; of token ids."""
-    directory.bound_chains(chain_chunks_max)
-    directory.cap_retained(config.retained_share)
-    directory.share_among_holders(config.connection_share, user_share)
-    directory.limit_token_ids(config.token_ids or config.capacity // TOKEN_IDS_PART)
+    dram = config.dram
+    directory.bound_chains(config.server.max_chain_chunks)
+    directory.cap_retained(dram.retained_share)
+    directory.share_among_holders(dram.connection_share, config.server.user_share)
+    directory.limit_user(PEERS_USER, config.peer.leased_share)
+    directory.limit_token_ids(dram.token_ids or dram.capacity // TOKEN_IDS_PART)
 
 
 class HoldsByOwner(Protocol):

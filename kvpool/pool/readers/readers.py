@@ -25,6 +25,7 @@ from kvpool.index.parts import Step
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.pool.readers.acquire_task import AcquireTask
+from kvpool.pool.readers.hold_bounds import PEERS_USER
 from kvpool.tiering.tiering import Tiering
 from kvpool.types import ConnectionId, HoldId, LeaseId
 
@@ -113,9 +114,7 @@ class Readers:
         may have more. Raises Refused."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session)
-        acquire_task = AcquireTask(
-            self._directory, self._tiering, session, keys, holder=session.connection, owner=owner
-        )
+        acquire_task = AcquireTask(self._directory, self._tiering, session, keys, holder=session.holder, owner=owner)
         self._acquiring.add(acquire_task)
         return acquire_task
 
@@ -138,7 +137,7 @@ class Readers:
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session)
         held = self._directory.acquire_leaves(session.namespace_ids, leaves.packed, chunks, now_ns)
-        if self._affordable(session.connection, session, held.ids, held.chunks) < held.chunks:
+        if self._affordable(session.holder, session, held.ids, held.chunks) < held.chunks:
             self._end_holds([HoldId(hold) for hold in held.ids], now_ns)
             return NOTHING
         return self._grant_acquired(session, held.chunks, held.ids, now_ns)
@@ -181,12 +180,20 @@ class Readers:
         self._check_room(session)
         chunks = entry.chunks
         held = [entry.holds[rank]]
-        if self._directory.affordable(session.connection, held, [session.own.size_class], chunks) < chunks:
+        if self._directory.affordable(session.holder, held, [session.own.size_class], chunks) < chunks:
             return NOTHING
         of_ticket = self._leases.take_from_ticket(ticket, rank)
         hold = HoldId(self._directory.duplicate(of_ticket))
         self._directory.release(of_ticket, now_ns)
         return self._grant(session, chunks, {rank: hold}, now_ns)
+
+    def join_peers(self, holder: ConnectionId) -> None:
+        """What sessions of another node lease counts for all other nodes together too, from now on."""
+        self._directory.join_user(holder, PEERS_USER)
+
+    def leave_peers(self, holder: ConnectionId) -> None:
+        """The last session of another node has ended."""
+        self._directory.leave_user(holder)
 
     def drop_owner(self, connection: ConnectionId, now_ns: int) -> None:
         """End every lease of a connection; where there are many (`has_backlog`), `expire` ends the others."""
@@ -218,7 +225,7 @@ class Readers:
 
     def _grant(self, session: EngineSession, chunks: int, holds: dict[int, HoldId], now_ns: int) -> Grant:
         lease = self._leases.grant(session.connection, chunks, holds, now_ns, least_ttl_ns=session.lease_ttl_ns)
-        self._directory.charge(list(holds.values()), session.connection)
+        self._directory.charge(list(holds.values()), session.holder)
         rank = session.layout.rank
         if rank is None:
             levels = [np.frombuffer(self._directory.columns(hold).levels, np.uint8) for hold in holds.values()]

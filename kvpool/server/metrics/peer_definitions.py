@@ -85,6 +85,9 @@ PEER_METRICS: tuple[Metric, ...] = (
             _peer("links.failed_handshakes")),
     counter("kvpool_peer_refused_handshakes", "Connections of other nodes whose keys are not allowed.",
             _peer("asked.refused_handshakes")),
+    counter("kvpool_peer_ended_connections", "Connections of other nodes that were shut down without a Hello: none came in "
+            "time (silent), or there were too many (crowded).",
+            _peer_by(silent="asked.silent_connections", crowded="asked.crowded_connections"), "connections", "reason"),
     counter("kvpool_peer_refused_messages", "Messages of other nodes that were refused, by code.",
             _peer_by(**{code: f"asked.refused.{code}" for code in REFUSAL_CODES}), "messages", "code"),
     gauge("kvpool_peer_node_known_chunks", "Chunks that a node is known to have.",

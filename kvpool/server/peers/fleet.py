@@ -18,14 +18,17 @@ from kvpool.config.peer_options import PeerConfig
 from kvpool.index.remote_chunks import NodeName, RemoteChunks
 from kvpool.keys import domain_tag
 from kvpool.peers.control.client import ControlClient, ControlClientSettings
+from kvpool.peers.control.connection_guard import GuardSettings
 from kvpool.peers.control.identity import NodeIdentity
 from kvpool.peers.control.link import PeerLink
+from kvpool.peers.control.listener import PENDING_BYTES_MAX, ListenerSettings
 from kvpool.peers.control.records import INCARNATION_BYTES
 from kvpool.peers.control.server import ControlServer, ControlServerSettings
 from kvpool.peers.following.follower import FollowSettings
 from kvpool.peers.following.followers import Followers
 from kvpool.peers.members.member import BookSettings, Member, MembersChange
 from kvpool.pool.pool import Pool
+from kvpool.server.descriptor_room import PeerRoom
 from kvpool.server.peers.former_members import FormerMembers
 from kvpool.server.peers.key_reporter import KeyReporter
 from kvpool.server.peers.member_source import LIST, NOWHERE, linger_s, make_members, source_of
@@ -46,12 +49,13 @@ BYTES_PER_PAIR = 10  # of a chunk and a node that has it, in the remote index
 class Fleet:
     """See the module. Raises ConfigError for keys or members that cannot be used."""
 
-    def __init__(self, config: PeerConfig, domain: bytes, clock: Clock) -> None:
+    def __init__(self, config: PeerConfig, domain: bytes, room: PeerRoom, clock: Clock) -> None:
         """`domain`: the key of the trust domain."""
         assert config.listen is not None
         assert config.stream is not None
         trust = read_trust(config)
         self._config = config
+        self._room = room
         self._clock = clock
         self._domain = domain_tag(domain)
         self._random = secrets.SystemRandom()
@@ -122,7 +126,7 @@ class Fleet:
             identity=identity,
             keys=self._keys,
             allowed=self._allowed or frozenset(),
-            settings=ControlServerSettings(),
+            settings=_server_settings(self._room),
             clock=self._clock,
             loop=loop,
         )
@@ -167,6 +171,8 @@ class Fleet:
             peer_bytes_per_s=config.rate,
             peer_bytes_max=config.offered,
             is_encrypted=config.encrypt,
+            strangers_max=self._room.stream_strangers,
+            connections_max=self._room.streams,
         )
         try:
             return Offers(pool, settings, self._clock, loop, engine=self._engine)
@@ -290,6 +296,11 @@ def engine_settings(config: PeerConfig) -> EngineSettings:
         ports=config.rdma_ports,
         buffer_bytes=config.rdma_buffer,
     )
+
+
+def _server_settings(room: PeerRoom) -> ControlServerSettings:
+    guard = GuardSettings(PENDING_BYTES_MAX, connections_max=room.control, strangers_max=room.control_strangers)
+    return ControlServerSettings(connections_max=room.control, listener=ListenerSettings(guard=guard))
 
 
 def _hop(loop: asyncio.AbstractEventLoop, follow: Callable[[MembersChange], None], change: MembersChange) -> None:

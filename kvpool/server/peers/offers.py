@@ -6,21 +6,21 @@
 Chunks behind the leased ones that an engine is just saving are offered too, and sent layer by layer as they come. They are
 leased when they are committed; until then nothing holds them, and of a save that is given up the puller gets no whole chunk.
 
-Another node is served by the verbs that engines have: a session of its own for each model and layout, whose leases count for
-its share, expire, and end with it. What it asks for is promoted from the lower tiers here, never pulled from a third node. No
-new model or layout is made for it. Leasing for others takes a share of the loop's time at most, so that engines' requests come
-first. Loop thread only; the bytes are sent by the server's threads, straight from the arena.
+Another node is served by the verbs that engines have: a session of its own for each model and layout, whose leases expire, and
+end with it. All sessions of one key count together, for a share of the offers and of DRAM, and so do all other nodes. What it
+asks for is promoted from the lower tiers here, never pulled from a third node. No new model or layout is made for it. Leasing
+for others takes a share of the loop's time at most, so that engines' requests come first. Loop thread only; the bytes are sent
+by the server's threads, straight from the arena.
 
 Invariant: a lease is released only after its native offer has ended, so that no thread reads a slot that may have other bytes.
 """
 
 import asyncio
-import hashlib
 import logging
 import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import kvpool_native
 from kvpool.clock import Clock, Deadline
@@ -28,20 +28,18 @@ from kvpool.errors import KVPoolError
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
-from kvpool.layout import Layout
 from kvpool.peers.control import records as r
 from kvpool.peers.control.pullers import Puller
 from kvpool.peers.loop_share import LoopShare
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
+from kvpool.server.peers.puller_connections import PullerConnection, PullerConnections
 from kvpool.transfer.engine.engine import Engine
 from kvpool.transfer.engine.served_parts import OfferedChunks, ServedParts
-from kvpool.types import ConnectionId, Level
+from kvpool.types import Level
 
 log = logging.getLogger(__name__)
 
-# Connections of engines count up from 1.
-FIRST_CONNECTION = 1 << 31
 STOP_TIMEOUT_S = 10.0
 # Of the loop's time, for all pulls of all peers.
 LOOP_SHARE = 0.2
@@ -71,27 +69,15 @@ class OfferSettings:
 
 @dataclass(slots=True)
 class _Offered:
-    """A native offer. `peer`: whose bounds it counts against; `lease`: what it sends; `ticket`: by which it is withdrawn.
-    `is_leasing`: a task asks for more."""
+    """A native offer. `lease`: what it sends; `ticket`: by which it is withdrawn. `is_leasing`: a task asks for more."""
 
     puller: int
-    peer: int
     pull: int
     ticket: bytes
     session: EngineSession
     lease: int
     unleased: KeyColumn  # the whole chain, while chunks of it are being saved; else none
     is_leasing: bool = False
-
-
-@dataclass(slots=True)
-class _Peer:
-    """A connection of another node. `tasks`: pulls that have no answer yet."""
-
-    sessions: dict[tuple[str, bytes], EngineSession] = field(default_factory=dict)
-    tasks: dict[int, "asyncio.Task[None]"] = field(default_factory=dict)
-    offered: dict[int, int] = field(default_factory=dict)  # native offers, by pull
-    is_gone: bool = False
 
 
 class Offers:
@@ -143,13 +129,11 @@ class Offers:
         )
         host = f"[{settings.address}]" if ":" in settings.address else settings.address
         self.stream = f"{'tls' if settings.is_encrypted else 'tcp'}://{host}:{self._server.port}"
-        self._peers: dict[int, _Peer] = {}
+        self._connections = PullerConnections(pool)
         self._offered: dict[int, _Offered] = {}
-        self._connections = FIRST_CONNECTION
         self._counts: Counter[str] = Counter()
         self._leasing: set[asyncio.Task[None]] = set()
         pool.journal.listen(self._lease_saved, dict, list)
-        self._offers_of: Counter[int] = Counter()
         self._share = LoopShare(LOOP_SHARE, clock)
         loop.add_reader(self._server.fileno(), self._settle)
 
@@ -158,9 +142,9 @@ class Offers:
 
     def serve(self, puller: Puller, pull: r.Pull, answer: Callable[[r.Offer | r.Refused], bool]) -> None:
         """See `PullService`."""
-        peer = self._peers.setdefault(puller.number, _Peer())
-        task = self._loop.create_task(self._serve(puller, peer, pull, answer))
-        peer.tasks[pull.pull] = task
+        connection = self._connections.of(puller)
+        task = self._loop.create_task(self._serve(puller, connection, pull, answer))
+        connection.tasks[pull.pull] = task
         task.add_done_callback(lambda _: self._served(puller.number, pull.pull))
 
     def stage(self, puller: Puller, stage: r.Stage, answer: Callable[[r.Staged | r.Refused], bool]) -> None:
@@ -168,34 +152,34 @@ class Offers:
         if self._parts is None:
             answer(r.Refused(r.RefusalCode.TRANSPORT, "this node has no TransferEngine"))
             return
-        peer = self._peers.get(puller.number)
-        self._parts.serve(None if peer is None else peer.offered.get(stage.pull), stage, answer)
+        connection = self._connections.find(puller.number)
+        self._parts.serve(None if connection is None else connection.offered.get(stage.pull), stage, answer)
 
     def release(self, puller: Puller, pull: int) -> None:
         """See `PullService`."""
-        peer = self._peers.get(puller.number)
-        if peer is None:
+        connection = self._connections.find(puller.number)
+        if connection is None:
             return
-        if pull in peer.tasks:
-            peer.tasks[pull].cancel()
-        if pull in peer.offered:
-            self._server.withdraw(self._offered[peer.offered[pull]].ticket)
+        if pull in connection.tasks:
+            connection.tasks[pull].cancel()
+        if pull in connection.offered:
+            self._server.withdraw(self._offered[connection.offered[pull]].ticket)
 
     def forget(self, puller: Puller) -> None:
         """See `PullService`."""
-        peer = self._peers.get(puller.number)
-        if peer is None:
+        connection = self._connections.find(puller.number)
+        if connection is None:
             return
-        peer.is_gone = True
-        for task in peer.tasks.values():
+        connection.is_gone = True
+        for task in connection.tasks.values():
             task.cancel()
-        for number in peer.offered.values():
+        for number in connection.offered.values():
             self._server.withdraw(self._offered[number].ticket)
-        self._drop_where_over(puller.number)
+        self._connections.drop_where_over(puller.number)
 
     async def close(self) -> bool:
         """End everything. False where a thread is left waiting for the network."""
-        tasks = [*self._leasing, *(task for peer in self._peers.values() for task in peer.tasks.values())]
+        tasks = [*self._leasing, *(task for one in self._connections.all() for task in one.tasks.values())]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -205,9 +189,9 @@ class Offers:
         self._settle()
         if self._parts is not None:
             await self._loop.run_in_executor(None, self._parts.close)
-        for number, peer in list(self._peers.items()):
-            peer.is_gone = True
-            self._drop_where_over(number)
+        for connection in self._connections.all():
+            connection.is_gone = True
+            self._connections.drop_where_over(connection.number)
         return has_ended
 
     def stats(self) -> dict[str, int]:
@@ -224,12 +208,12 @@ class Offers:
         }
 
     async def _serve(
-        self, puller: Puller, peer: _Peer, pull: r.Pull, answer: Callable[[r.Offer | r.Refused], bool]
+        self, puller: Puller, connection: PullerConnection, pull: r.Pull, answer: Callable[[r.Offer | r.Refused], bool]
     ) -> None:
         deadline = Deadline(pull.deadline_ms / 1000, self._clock)
         try:
-            session = self._session_of(peer, pull)
-            offer = None if session is None else await self._offer(puller, peer, session, pull, deadline=deadline)
+            session = self._connections.session_of(connection, pull)
+            offer = None if session is None else await self._offer(puller, connection, session, pull, deadline=deadline)
         except KVPoolError as error:
             self._counts["refused"] += 1
             answer(r.Refused(r.RefusalCode.FAILED, str(error)[: r.TEXT_BYTES_MAX // 4]))
@@ -239,32 +223,20 @@ class Offers:
         if offer is not None and not is_sent:
             self._server.withdraw(offer.ticket)
 
-    def _session_of(self, peer: _Peer, pull: r.Pull) -> EngineSession | None:
-        """The puller's session for a model and layout; None where nobody has used them here."""
-        layout = Layout.from_wire(pull.layout)
-        identity = pull.model, layout.fingerprint()
-        if identity not in peer.sessions:
-            if self._pool.namespaces.find(pull.model, layout) is None:
-                return None
-            self._connections += 1
-            session = self._pool.open_session(ConnectionId(self._connections), pull.model, layout)
-            peer.sessions[identity] = replace(session, is_peer=True)
-        return peer.sessions[identity]
-
     async def _offer(
-        self, puller: Puller, peer: _Peer, session: EngineSession, pull: r.Pull, *, deadline: Deadline
+        self, puller: Puller, connection: PullerConnection, session: EngineSession, pull: r.Pull, *, deadline: Deadline
     ) -> r.Offer | None:
         """Lease what is here of a chain, and have its chunks from the first one asked for sent to who has the ticket."""
-        if self._offers_of[_number_of(puller)] >= self._settings.offers_max // PEER_PART:
+        if connection.peer.offers >= self._settings.offers_max // PEER_PART:
             raise KVPoolError("the node has as many offers for this one as one node may have")
         leased = await self._drive(self._pool.chains.acquire(session, m.Acquire(pull.keys)))
         with self._share.used():
-            return self._offer_leased(puller, peer, session, pull, leased=leased, deadline=deadline)
+            return self._offer_leased(puller, connection, session, pull, leased=leased, deadline=deadline)
 
     def _offer_leased(
         self,
         puller: Puller,
-        peer: _Peer,
+        connection: PullerConnection,
         session: EngineSession,
         pull: r.Pull,
         *,
@@ -272,7 +244,7 @@ class Offers:
         deadline: Deadline,
     ) -> r.Offer | None:
         """Offer what is leased, and what is being saved behind it. REQUIRES: the same turn as the lease."""
-        peer_number, keys = _number_of(puller), KeyColumn(pull.keys)
+        keys = KeyColumn(pull.keys)
         # What this node is itself pulling is not offered: two nodes that ask each other would wait for each other.
         coming = leased.tiers.find(Level.PEER)
         here = leased.chunks if coming < 0 else coming
@@ -302,20 +274,20 @@ class Offers:
             layers=layout.layers,
             layer_bytes=layer_bytes,
             connections=connections,
-            peer=peer_number,
+            peer=connection.peer.number,
             timeout_s=timeout_s,
         )
         if not number:
             self._end_lease(session, leased.lease)
             raise KVPoolError(f"the node offers no more now (reason {refusal})")
         unleased = keys[:end] if end > leased.chunks else keys[:0]
-        self._offered[number] = _Offered(puller.number, peer_number, pull.pull, ticket, session, leased.lease, unleased)
-        self._offers_of[peer_number] += 1
-        peer.offered[pull.pull] = number
+        self._offered[number] = _Offered(puller.number, pull.pull, ticket, session, leased.lease, unleased)
+        connection.peer.offers += 1
+        connection.offered[pull.pull] = number
         offered = OfferedChunks(columns, layout.layers, layer_bytes)
         checks = self._checks_of(offered)
         if self._parts is not None:
-            self._parts.add(number, puller.peer or str(puller.number), offered, checks)
+            self._parts.add(number, connection.name, offered, checks)
         return r.Offer(pull.pull, chunks, ticket, connections, self.stream, checks)
 
     def _checks_of(self, chunks: OfferedChunks) -> bytes:
@@ -363,8 +335,8 @@ class Offers:
             await (asyncio.sleep(0) if awaited is None else awaited)
 
     def _served(self, number: int, pull: int) -> None:
-        self._peers[number].tasks.pop(pull, None)
-        self._drop_where_over(number)
+        self._connections[number].tasks.pop(pull, None)
+        self._connections.drop_where_over(number)
 
     def _settle(self) -> None:
         """Release the leases of offers that have ended."""
@@ -372,28 +344,17 @@ class Offers:
             offered = self._offered.pop(ended.offer)
             if self._parts is not None:
                 self._parts.drop(ended.offer)
-            self._offers_of[offered.peer] -= 1
-            if not self._offers_of[offered.peer]:
-                del self._offers_of[offered.peer]
+            connection = self._connections[offered.puller]
+            connection.peer.offers -= 1
+            connection.offered.pop(offered.pull, None)
             self._end_lease(offered.session, offered.lease)
-            self._peers[offered.puller].offered.pop(offered.pull, None)
-            self._drop_where_over(offered.puller)
+            self._connections.drop_where_over(offered.puller)
 
     def _end_lease(self, session: EngineSession, lease: int) -> None:
-        if lease:
+        """Release a lease. One that cannot be released ends by its time to live, as an engine's does."""
+        if not lease:
+            return
+        try:
             self._pool.leases.release(session, m.Release(lease))
-
-    def _drop_where_over(self, number: int) -> None:
-        """End the sessions of a connection that has ended, once nothing of it is under way."""
-        peer = self._peers[number]
-        if peer.is_gone and not peer.tasks and not peer.offered:
-            for session in peer.sessions.values():
-                self._pool.drop_connection(session.connection)
-            del self._peers[number]
-
-
-def _number_of(puller: Puller) -> int:
-    """The number by which the stream's bounds know a peer: its own, or without keys its connection's."""
-    if not puller.key:
-        return puller.number
-    return int.from_bytes(hashlib.blake2b(puller.peer.encode(), digest_size=7).digest(), "big")
+        except KVPoolError as error:
+            log.warning("a lease for another node was not released, and ends by its time to live: %s", error)

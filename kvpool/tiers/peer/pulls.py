@@ -7,6 +7,7 @@
 Loop thread only. Invariant: `_left` of a pull counts the chunks that were not reported; a pull without any is forgotten.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,18 +17,23 @@ import kvpool_native
 from kvpool.index.namespaces import Namespace
 from kvpool.layout import Layout
 from kvpool.tiers.base import Finished, JobId, Moves, Outcome
+from kvpool.tiers.remote import NOBODY, Asker, PullOrder
+from kvpool.types import ConnectionId
 
 
 @dataclass(slots=True)
 class Pull:
-    """One pull of a namespace's chunks. `node`: the name of the node that is asked. `is_reported`: of each chunk. `received`:
-    the transport and its job, once it has begun at `begun_ns`. `is_broken`: its path failed. `fault`: why the first chunk that
+    """One pull of a namespace's chunks. `node`: the name of the node that is asked, for `asker`, who may have named it.
+    `is_reported`: of each chunk. `received`: the transport and its job, once it has begun at `begun_ns`. `is_broken`: its path
+    failed. `fault`: why the first chunk that
     failed did."""
 
     job: JobId
     node: str
     namespace: Namespace
     moves: Moves
+    asker: Asker = NOBODY
+    is_named: bool = False
     is_reported: bytearray = field(init=False)
     received: tuple[str, int] = ("", 0)
     begun_ns: int = 0
@@ -58,6 +64,7 @@ class Pulls:
         self._by_job: dict[JobId, Pull] = {}
         self._by_received: dict[tuple[str, int], Pull] = {}
         self._ended: list[Finished] = []
+        self._of_connection: Counter[ConnectionId] = Counter()
         self._jobs = 0
 
     def __repr__(self) -> str:
@@ -66,11 +73,17 @@ class Pulls:
     def __len__(self) -> int:
         return len(self._by_job)
 
-    def begin(self, node: str, namespace: Namespace, moves: Moves) -> Pull:
+    def count_of(self, connection: ConnectionId) -> int:
+        """Pulls under way for an engine's connection."""
+        return self._of_connection[connection]
+
+    def begin(self, order: PullOrder, namespace: Namespace, moves: Moves) -> Pull:
         """A new pull, of which nothing was asked yet."""
         self._jobs += 1
-        pull = Pull(JobId(self._jobs), node, namespace, moves)
+        run = order.run
+        pull = Pull(JobId(self._jobs), run.node, namespace, moves, order.asker, run.is_named)
         self._by_job[pull.job] = pull
+        self._of_connection[order.asker.connection] += 1
         return pull
 
     def receive(self, pull: Pull, received: tuple[str, int]) -> None:
@@ -100,6 +113,9 @@ class Pulls:
         self._ended.append(finished)
         if all(pull.is_reported):
             del self._by_job[pull.job]
+            self._of_connection[pull.asker.connection] -= 1
+            if not self._of_connection[pull.asker.connection]:
+                del self._of_connection[pull.asker.connection]
             self._by_received.pop(pull.received, None)
             pull.end()
 

@@ -20,7 +20,7 @@ from kvpool.errors import KVPoolError, PeerUnreachable
 from kvpool.index.namespaces import Namespace
 from kvpool.index.remote_chunks import NodeName, RemoteChunks
 from kvpool.key_column import KeyColumn
-from kvpool.peers.asking import Asking
+from kvpool.peers.asking import Asking, share_of
 from kvpool.peers.back_off import Uniform
 from kvpool.peers.circuit_breaker import BreakerSettings, BreakerState, Permit
 from kvpool.peers.control import records as r
@@ -40,7 +40,8 @@ from kvpool.tiers.base import (
 from kvpool.tiers.peer.node_records import NodeRecords
 from kvpool.tiers.peer.pace import PaceSettings
 from kvpool.tiers.peer.pulls import Pull, Pulls
-from kvpool.tiers.remote import PullOrder, RemoteRun
+from kvpool.tiers.peer.recent_misses import RecentMisses
+from kvpool.tiers.remote import Asker, PullOrder, RemoteRun
 from kvpool.transfer.stream_address import StreamAddress, stream_of
 from kvpool.transfer.stream_transport import StreamTransport
 from kvpool.transfer.transport import Order, Region, Transport
@@ -54,7 +55,7 @@ PUBLISH_S = 5.0
 # Faults of a path or a node: one that has several of them in a row is not asked for a while.
 BROKEN = ("unreachable", "closed", "broken", "stalled", "late", "format", "checksum", "untrusted")
 # What may become of a request, each with a counter.
-_PULL_FAULTS = ("refused", "unanswered", "unencrypted", "empty", "queue_full", "foreign", "other_transport")
+_PULL_FAULTS = ("refused", "unanswered", "unasked", "unencrypted", "empty", "queue_full", "foreign", "other_transport")
 
 
 class _Silent:
@@ -116,7 +117,7 @@ class PeerTier:
         self._transports = (*transports, stream)
         self.nodes = NodeRecords(settings.breaker, settings.pace, clock=clock, random=random)
         self._publishing: asyncio.TimerHandle | None = None
-        self._asking = Asking(clock)
+        self._asking, self._misses = Asking(clock), RecentMisses(clock)
         self._answers: set[asyncio.Task[None]] = set()
         self._owner: TierOwner = UNOWNED
         self.fleet_stats: Callable[[], dict[str, int]] = dict  # counters of what serves others and follows them
@@ -168,11 +169,15 @@ class PeerTier:
         run = self._chunks.find(keys, first, _Silent(self), namespace=namespace.id, now_ns=self._clock.now_ns())
         return RemoteRun(first + min(run.chunks, r.offered_chunks_max(namespace.layout.layers)), run.node)
 
-    def find_at(self, node: str, keys: KeyColumn, first: int) -> RemoteRun:
+    def find_at(self, asker: Asker, keys: KeyColumn, first: int) -> RemoteRun:
         """See `RemoteTier`."""
+        node = asker.owner
         if self._is_closed or len(keys) <= first or self.is_silent(NodeName(node)):
             return RemoteRun(first)
-        return RemoteRun(len(keys), node)
+        if self._misses.has(node, keys[first]) or self._asking.is_crowded(node, asker):
+            self._counts["unasked"] += 1
+            return RemoteRun(first)
+        return RemoteRun(len(keys), node, is_named=True)
 
     def is_silent(self, node: NodeName) -> bool:
         """Whether a node is not asked now: it is not connected, or has failed."""
@@ -186,7 +191,7 @@ class PeerTier:
         """See `RemoteTier`."""
         link = self._link_of(NodeName(order.run.node))
         chain = len(order.before) + len(moves)
-        if self._is_closed or link is None or len(self._pulls) >= self._settings.pulls_max or chain > r.PULL_KEYS_MAX:
+        if self._is_closed or link is None or chain > r.PULL_KEYS_MAX or not self._has_room_for(order.asker):
             return NOT_STARTED
         record = self.nodes.of(order.run.node)
         permit = record.breaker.ask()
@@ -194,7 +199,9 @@ class PeerTier:
             return NOT_STARTED
         record.pulls += 1
         record.life = b"" if link.life is None else link.life.incarnation
-        pull = self._pulls.begin(order.run.node, namespace, moves)
+        pull = self._pulls.begin(order, namespace, moves)
+        if order.run.is_named:
+            self._asking.enter(pull.node, order.asker)
         task = asyncio.get_running_loop().create_task(self._ask(pull, link, permit, before=order.before))
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
@@ -260,7 +267,9 @@ class PeerTier:
         request = r.Pull(number, model, layout, b"", len(before), keys, deadline_ms)
         fault, asked_ns = "", self._clock.now_ns()
         try:
-            offer: r.Offer = await self._asking.ask(link, pull.node, request, self._settings.answer_s)
+            offer: r.Offer = await self._asking.ask(
+                link, pull.node, request, self._settings.answer_s, asker=pull.asker, is_named=pull.is_named
+            )
         except PeerUnreachable as error:
             record.breaker.fail(permit)
             record.fail(str(error))
@@ -334,8 +343,15 @@ class PeerTier:
         self._pulls.fail(pull, first, outcome, fault)
         self._owner.on_completed()
 
+    def _has_room_for(self, asker: Asker) -> bool:
+        """Whether one more pull may be under way for the request's connection: it leaves others a share."""
+        own = self._pulls.count_of(asker.connection)
+        return share_of(own, len(self._pulls) - own, self._settings.pulls_max)
+
     def _decline(self, pull: Pull, chunk: int) -> None:
         """The node does not have this chunk now. Later ones may be there: nothing is found behind it."""
+        if pull.is_named:
+            self._misses.note(pull.node, pull.moves.keys[chunk])
         self._chunks.decline(NodeName(pull.node), pull.namespace.id, pull.moves.keys[chunk], self._clock.now_ns())
 
     def _end(self, pull: Pull, link: PeerLink, number: int, permit: Permit) -> None:

@@ -34,7 +34,7 @@ from kvpool.tiers.base import (
     Outcome,
     TierOwner,
 )
-from kvpool.tiers.remote import PullOrder, RemoteRun
+from kvpool.tiers.remote import Asker, PullOrder, RemoteRun
 from kvpool.tiers.store import wire
 from kvpool.tiers.store.objects import ObjectForm
 from kvpool.tiers.store.presence import Presence
@@ -180,7 +180,7 @@ class StoreTier:
             return RemoteRun(first)
         return RemoteRun(first + self._presence.leading(keys[first:], self._clock.now_ns()))
 
-    def find_at(self, node: str, keys: KeyColumn, first: int) -> RemoteRun:  # noqa: ARG002 - a store is no node
+    def find_at(self, asker: Asker, keys: KeyColumn, first: int) -> RemoteRun:  # noqa: ARG002 - a store is no node
         """See `RemoteTier`."""
         return RemoteRun(first)
 

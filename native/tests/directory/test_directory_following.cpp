@@ -87,6 +87,7 @@ TEST(a_save_that_is_given_up_or_expires_leaves_no_generation) {
     EXPECT(expires ? pool.directory.expire_reservation(made.id, ++pool.now) : pool.directory.end_reservation(made.id, ++pool.now));
     for (const uint64_t slot : found.slots) {
       EXPECT(pool.view->generation_at(SlotAddress::unpacked(slot)) == 0);
+      EXPECT(pool.view->landed_at(SlotAddress::unpacked(slot)) == LANDING_FAILED);  // the word that followers wait on
     }
     EXPECT(follow(pool, range(1, 2)).slots.empty());
     EXPECT(pool.is_sound());

@@ -152,3 +152,15 @@ TEST(a_user_has_one_share_for_all_its_holders) {
   EXPECT(shared.shares.has_share(free, shared.first(4), CHUNK));
   EXPECT(shared.is_sound());
 }
+
+TEST(a_user_with_a_share_of_its_own_has_that_and_its_holders_their_part_of_it) {
+  Shared shared;
+  shared.shares.limit_user(7, 0.5);
+  shared.shares.accounts().join(ONE, 7);
+  shared.shares.accounts().join(OTHER, 7);
+  const HoldId whole = shared.hold(CHUNKS);
+  EXPECT(shared.shares.affordable(ONE, {whole}, {shared.size_class}, CHUNKS) == CHUNKS / 4);
+  EXPECT(shared.shares.affordable(HolderId(3), {whole}, {shared.size_class}, CHUNKS) == CHUNKS / 2);  // of no such user
+  shared.release(whole);
+  EXPECT(shared.is_sound());
+}

@@ -208,7 +208,11 @@ inline std::vector<OfferOutcome> wait_for_offers(ExtentServer& server, size_t co
 class RawSocket {
  public:
   explicit RawSocket(int fd) : fd_(fd) {}
-  explicit RawSocket(uint16_t port) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  explicit RawSocket(uint16_t port, uint32_t source = INADDR_LOOPBACK) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in own{};
+    own.sin_family = AF_INET;
+    own.sin_addr.s_addr = htonl(source);
+    EXPECT(bind(fd_, reinterpret_cast<const sockaddr*>(&own), sizeof(own)) == 0);
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(port);

@@ -95,6 +95,23 @@ TEST(a_crowd_of_silent_strangers_delays_nobody) {
   wait_until([&] { return owner.server.stats().strangers.crowded >= 40 - 8; });
 }
 
+TEST(a_crowd_from_one_source_ends_no_stranger_from_another) {
+  auto options = local_options();
+  options.strangers_max = 8;
+  options.hello_timeout = milliseconds(20000);
+  Owner owner(options);
+  EXPECT(owner.offer(1));
+  const RawSocket slow(owner.server.port());
+  const auto hello = make_hello(ticket_of(1), 0, 1);
+  std::list<RawSocket> crowd;
+  for (size_t number = 0; number < 40; ++number) {
+    crowd.emplace_back(owner.server.port(), INADDR_LOOPBACK + 1 + static_cast<uint32_t>(number % 2));
+  }
+  wait_until([&] { return owner.server.stats().strangers.crowded >= 40 - 8; });
+  EXPECT(slow.send(hello));
+  EXPECT(slow.receive_rest() == honest_stream(owner.node, 2));
+}
+
 TEST(a_hello_for_other_connections_than_offered_is_refused) {
   Owner owner(local_options());
   EXPECT(owner.offer(1));

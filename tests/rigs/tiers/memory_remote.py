@@ -28,7 +28,7 @@ from kvpool.tiers.base import (
     Outcome,
     TierOwner,
 )
-from kvpool.tiers.remote import PullOrder, RemoteRun
+from kvpool.tiers.remote import Asker, PullOrder, RemoteRun
 from kvpool.types import Level
 
 STOP_TIMEOUT_S = 10.0
@@ -115,7 +115,8 @@ class MemoryRemote:
             (RemoteRun(end(node), str(number)) for number, node in enumerate(self.nodes)), key=lambda run: run.end
         )
 
-    def find_at(self, node: str, keys: KeyColumn, first: int) -> RemoteRun:
+    def find_at(self, asker: Asker, keys: KeyColumn, first: int) -> RemoteRun:
+        node = asker.owner
         is_known = node in [str(number) for number in range(len(self.nodes))]
         return RemoteRun(len(keys), node) if is_known else RemoteRun(first)
 

@@ -10,6 +10,7 @@ from kvpool.config.config import Config, load_config
 from kvpool.config.curve_keys import make_key_pair, write_key_file
 from kvpool.config.peer_options import PEER_OPTIONS
 from kvpool.errors import ConfigError
+from kvpool.server.descriptor_room import PeerRoom
 from kvpool.server.peers.fleet import Fleet
 
 LOCAL = ["peer.listen=tcp://127.0.0.1:9470", "peer.stream=tcp://127.0.0.1:9471"]
@@ -46,6 +47,7 @@ WRONG = {
     "peer.rdma_buffer": ["7MiB", "65GiB"],
     "peer.offered": ["1023KiB", "17TiB"],
     "peer.promoted": ["1023KiB", "17TiB"],
+    "peer.leased_share": ["1.5", "-0.1", "half"],
     "peer.answer_timeout": ["9ms", "61s", "soon"],
     "peer.stall_timeout": ["9ms", "61s"],
     "peer.pull_timeout": ["99ms", "11m"],
@@ -182,7 +184,7 @@ def test_files_without_keys_end_the_start_with_the_options_name(
     (tmp_path / name).write_text(content)
     peer = config(*LOCAL, *keys).peer
     with pytest.raises(ConfigError, match=r"^peer\.(keys|allow)") as raised:
-        Fleet(peer, bytes(32), MonotonicClock())
+        Fleet(peer, bytes(32), PeerRoom(), MonotonicClock())
     assert str(tmp_path / name) in str(raised.value)
 
 
@@ -202,4 +204,4 @@ def test_a_name_of_spaces_is_none(tmp_path: Path, name: str) -> None:
 )
 def test_members_that_are_none_end_the_start_with_the_options_name(members: str) -> None:
     with pytest.raises(ConfigError, match=r"^peer\.members(,|:)"):
-        Fleet(config(*LOCAL, f"peer.members={members}").peer, bytes(32), MonotonicClock())
+        Fleet(config(*LOCAL, f"peer.members={members}").peer, bytes(32), PeerRoom(), MonotonicClock())

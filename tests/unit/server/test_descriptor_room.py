@@ -6,14 +6,14 @@ import pytest
 
 from kvpool.config.config import load_config
 from kvpool.errors import ConfigError
-from kvpool.server.descriptor_room import OWN_DESCRIPTORS, fit_connections
+from kvpool.server.descriptor_room import OWN_DESCRIPTORS, PeerRoom, plan_descriptors
 
 SSD = ("ssd.path=/disk", "ssd.capacity=1GiB", "ssd.segment=16MiB")
 
 
 def test_with_room_for_all_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     config = load_config(None, ["server.max_connections=1000"])
-    assert fit_connections(config, OWN_DESCRIPTORS + 1000) == 1000
+    assert plan_descriptors(config, OWN_DESCRIPTORS + 1000).connections == 1000
     assert caplog.records == []
 
 
@@ -23,7 +23,7 @@ def test_with_room_for_some_these_are_served_and_it_is_logged(
 ) -> None:
     config = load_config(None, ["server.max_connections=1000", *options])
     with caplog.at_level(logging.WARNING):
-        assert fit_connections(config, OWN_DESCRIPTORS + 500) == fitting
+        assert plan_descriptors(config, OWN_DESCRIPTORS + 500).connections == fitting
     assert "server.max_connections is 1000, which takes" in caplog.text
     assert f"the process may have {OWN_DESCRIPTORS + 500}" in caplog.text
     assert f"{fitting} connections are served at a time" in caplog.text
@@ -32,4 +32,23 @@ def test_with_room_for_some_these_are_served_and_it_is_logged(
 def test_without_room_for_a_few_the_start_is_refused() -> None:
     config = load_config(None, [*SSD])
     with pytest.raises(ConfigError, match=r"raise the limit, or ssd\.segment"):
-        fit_connections(config, 256)
+        plan_descriptors(config, 256)
+
+
+PEERS = ("peer.listen=tcp://127.0.0.1:9470", "peer.stream=tcp://127.0.0.1:9471")
+
+
+@pytest.mark.parametrize("limit", [1024, 4096, 20_000, 65_536])
+def test_other_nodes_have_a_part_of_their_own_and_engines_the_rest(limit: int) -> None:
+    room = plan_descriptors(load_config(None, ["server.max_connections=1000", *PEERS]), limit)
+    assert OWN_DESCRIPTORS + room.connections + room.peers.descriptors <= limit
+    assert room.peers.descriptors <= limit / 4
+    assert room.connections >= min(1000, limit / 2)
+    if limit >= 20_000:
+        assert (room.connections, room.peers) == (1000, PeerRoom())
+
+
+def test_other_nodes_are_named_where_they_leave_too_little(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        plan_descriptors(load_config(None, ["server.max_connections=1000", *PEERS]), 1024)
+    assert "for other nodes, and the process may have 1024" in caplog.text

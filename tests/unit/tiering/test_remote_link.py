@@ -11,7 +11,7 @@ import kvpool_native
 from kvpool.errors import InvalidArgument
 from kvpool.protocol.records import messages as m
 from kvpool.tiers.base import Outcome
-from kvpool.types import Level, SaveState
+from kvpool.types import ConnectionId, Level, SaveState
 from tests.rigs.tiers.memory_remote import MemoryRemote, Node, maker
 from tests.rigs.tiers.memory_tier import Fault
 from tests.rigs.tiers.tiered_pool import LAYOUT, TieredPool, key_of, medium_of, payload
@@ -135,7 +135,7 @@ def test_a_node_that_is_named_and_has_nothing_is_a_miss() -> None:
         assert await pool.save(KEYS[:3]) == 3
         assert await pool.load(KEYS, owner="0") == 3
         assert await pool.save(KEYS) == len(KEYS)
-        pool.session = replace(pool.session, is_peer=True)
+        pool.session = replace(pool.session, peer=ConnectionId(77))
         assert await pool.load([key_of(2, 0)], owner="0") == 0
         assert len(remote.asked) == 1
 
@@ -157,7 +157,7 @@ def test_a_session_of_another_node_pulls_nothing() -> None:
 
     async def act(pool: TieredPool, remote: MemoryRemote) -> None:
         assert await pool.save(KEYS[:3]) == 3
-        pool.session = replace(pool.session, is_peer=True)
+        pool.session = replace(pool.session, peer=ConnectionId(77))
         assert await pool.load(KEYS) == 3
         assert remote.asked == []
 

@@ -85,6 +85,7 @@ PEER_COUNTS = (
     *("peer.known_chunks", "peer.known_evicted_chunks", "peer.known_left_out_chunks"),
     *("peer.followed.snapshots", "peer.followed.gaps", "peer.members.failed_looks"),
     *("peer.links.failed_handshakes", "peer.asked.refused_handshakes"),
+    *("peer.asked.silent_connections", "peer.asked.crowded_connections"),
     *(f"peer.asked.refused.{code}" for code in REFUSAL_CODES),
 )
 

@@ -9,6 +9,7 @@ from kvpool.clock import MonotonicClock
 from kvpool.config.config import load_config
 from kvpool.config.curve_keys import make_key_pair, write_key_file
 from kvpool.errors import ConfigError
+from kvpool.server.descriptor_room import PeerRoom
 from kvpool.server.peers.fleet import Fleet
 
 PEERS = ("peer.listen=tcp://127.0.0.1:0", "peer.stream=tcp://127.0.0.1:0", "peer.encrypt=true")
@@ -24,7 +25,7 @@ def test_encryption_is_refused_by_a_build_without_tls(monkeypatch: pytest.Monkey
     write_key_file(str(tmp_path / "key"), pair)
     (tmp_path / "allow").write_text(pair.public.decode() + "\n")
     config = load_config(None, [*PEERS, f"peer.keys={tmp_path / 'key'}", f"peer.allow={tmp_path / 'allow'}"])
-    Fleet(config.peer, bytes(32), MonotonicClock())
+    Fleet(config.peer, bytes(32), PeerRoom(), MonotonicClock())
     monkeypatch.setattr(kvpool_native, "HAS_TLS", False)
     with pytest.raises(ConfigError, match=r"this build has no TLS.*libssl-dev"):
-        Fleet(config.peer, bytes(32), MonotonicClock())
+        Fleet(config.peer, bytes(32), PeerRoom(), MonotonicClock())

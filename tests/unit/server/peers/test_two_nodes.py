@@ -11,6 +11,7 @@ from kvpool.errors import Refused
 from kvpool.peers.control import records as r
 from kvpool.peers.control.link import PeerLink
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import peers as pm
 from kvpool.server.peers.offers import OfferSettings
 from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiers.peer.tier import PeerTierSettings
@@ -74,6 +75,39 @@ def test_a_node_that_is_named_is_asked_although_nothing_is_known_of_it() -> None
     run(act)
 
 
+def test_a_named_node_that_had_nothing_is_not_asked_again_at_once() -> None:
+    async def act(here: Node, there: Node) -> None:
+        for _ in range(20):
+            assert await here.pool.load(KEYS, owner="there") == 0
+        assert there.server.counts["pulls"] == 1
+        assert here.pool.pool.measure({}).remote["peer"]["peer.pulls_unasked"] == 19
+        assert await there.pool.save(KEYS) == len(KEYS)
+        here.believe(there, KEYS)
+        assert await here.pool.load(KEYS, owner="there") == len(KEYS), "what is known of it counts before"
+
+    run(act)
+
+
+def test_requests_without_end_that_name_a_node_delay_no_pull_of_it() -> None:
+    async def act(here: Node, there: Node) -> None:
+        assert await there.pool.save(KEYS) == len(KEYS)
+        session, pool = here.pool.pool.open_session(ConnectionId(9), "model", LAYOUT), here.pool.pool
+        for number in range(200):
+            request = pm.AcquireFrom(key_of(99, number), "there")
+            leased = await here.pool.serve(pool.chains.acquire_from(session, request))
+            assert leased.chunks <= 1
+        assert int(pool.measure({}).remote["peer"]["peer.pulls_unasked"]) >= 200 - 64
+        here.believe(there, KEYS)
+        begun_ns = here._clock.now_ns()
+        assert await here.pool.load(KEYS) == len(KEYS)
+        assert here._clock.now_ns() - begun_ns < 1e9
+        assert there.server.counts["pulls"] <= 14
+        await here.pool.until_moved(lambda: pool._tiering.holds == 0)
+        pool.drop_connection(session.connection)
+
+    run(act)
+
+
 def test_what_the_owner_has_on_disk_is_promoted_there_and_followed() -> None:
     async def act(here: Node, there: Node) -> None:
         assert await there.pool.save(KEYS) == len(KEYS)
@@ -105,13 +139,13 @@ class WatchedAllowance(PeerAllowance):
 
     most = 0
 
-    def take(self, size: int) -> None:
-        super().take(size)
+    def take(self, peer: ConnectionId, size: int) -> None:
+        super().take(peer, size)
         self.most = max(self.most, self.taken)
 
 
 def test_what_is_read_from_disk_for_others_is_bounded_and_goes_on_behind() -> None:
-    allowance = WatchedAllowance(3 * CHUNK)
+    allowance = WatchedAllowance(4 * CHUNK)
 
     async def act(here: Node, there: Node) -> None:
         there.pool.pool._tiering.links[0].promotions.for_peers = allowance
@@ -130,12 +164,12 @@ def test_what_is_read_from_disk_for_others_is_bounded_and_goes_on_behind() -> No
 
 
 def test_a_chunk_beyond_the_bound_is_read_alone() -> None:
-    allowance = PeerAllowance(CHUNK // 2)
-    assert allowance.chunks(CHUNK) == 1
-    allowance.take(CHUNK)
-    assert allowance.chunks(CHUNK) == 0
-    allowance.give_back(CHUNK)
-    assert allowance.chunks(CHUNK) == 1
+    allowance, one, other = PeerAllowance(CHUNK // 2), ConnectionId(1), ConnectionId(2)
+    assert allowance.chunks(one, CHUNK) == 1
+    allowance.take(one, CHUNK)
+    assert allowance.chunks(one, CHUNK) == allowance.chunks(other, CHUNK) == 0
+    allowance.give_back(one, CHUNK)
+    assert allowance.chunks(other, CHUNK) == 1
 
 
 def test_one_peer_has_a_quarter_of_all_offers_at_most() -> None:

@@ -1,4 +1,4 @@
-"""Turns of pulls at one node: never more without an answer than it takes, and none at a node that has been silent too long."""
+"""Turns of pulls at one node: never more without an answer than it takes, in the order of connections."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -8,11 +8,15 @@ import pytest
 
 from kvpool.clock import MonotonicClock
 from kvpool.errors import PeerUnreachable
-from kvpool.peers.asking import AT_ONCE, Asking
+from kvpool.peers.asking import AT_ONCE, NAMED_WAITING_MAX, SHARE, Asking
 from kvpool.peers.control.link import PeerLink
+from kvpool.tiers.remote import Asker
+from kvpool.types import ConnectionId
 from tests.rigs.nodes.peers import TICKET, pull_of
 
 PULLS = 3 * AT_ONCE
+# Of engines that have a turn each.
+ASKERS = [Asker(ConnectionId(1 + number)) for number in range(PULLS)]
 
 
 @dataclass
@@ -43,7 +47,8 @@ class Owner:
 
 async def _ask_all(owner: Owner, answer_s: float) -> list[Any]:
     asking = Asking(MonotonicClock())
-    calls = [asking.ask(cast(PeerLink, owner), "one", pull_of(number), answer_s) for number in range(PULLS)]
+    link = cast(PeerLink, owner)
+    calls = [asking.ask(link, "one", pull_of(number), answer_s, asker=asker) for number, asker in enumerate(ASKERS)]
     return await asyncio.gather(*calls, return_exceptions=True)
 
 
@@ -65,7 +70,10 @@ def test_a_cancelled_pull_gives_its_turn_back() -> None:
     async def run() -> Any:
         asking, owner = Asking(MonotonicClock()), Owner(is_silent=True)
         link = cast(PeerLink, owner)
-        tasks = [asyncio.ensure_future(asking.ask(link, "one", pull_of(number), 30.0)) for number in range(PULLS)]
+        tasks = [
+            asyncio.ensure_future(asking.ask(link, "one", pull_of(number), 30.0, asker=asker))
+            for number, asker in enumerate(ASKERS)
+        ]
         while owner.waiting < AT_ONCE:
             await asyncio.sleep(0)
         for task in tasks:
@@ -82,8 +90,11 @@ def test_nodes_do_not_wait_for_each_other(nodes: int) -> None:
     async def run() -> int:
         asking, owner = Asking(MonotonicClock()), Owner(is_silent=True)
         link = cast(PeerLink, owner)
-        names = [f"node-{number}" for number in range(nodes) for _ in range(PULLS)]
-        tasks = [asyncio.ensure_future(asking.ask(link, name, pull_of(1), 30.0)) for name in names]
+        tasks = [
+            asyncio.ensure_future(asking.ask(link, f"node-{number}", pull_of(1), 30.0, asker=asker))
+            for number in range(nodes)
+            for asker in ASKERS
+        ]
         while owner.waiting < nodes * AT_ONCE:
             await asyncio.sleep(0)
         for task in tasks:
@@ -92,3 +103,60 @@ def test_nodes_do_not_wait_for_each_other(nodes: int) -> None:
         return owner.waiting_most
 
     assert asyncio.run(run()) == nodes * AT_ONCE
+
+
+def test_a_connection_that_asks_without_end_leaves_others_their_turns_at_once() -> None:
+    async def run() -> tuple[int, list[int]]:
+        asking, owner = Asking(MonotonicClock()), Owner(is_silent=True)
+        link, greedy, other = cast(PeerLink, owner), Asker(ConnectionId(1)), Asker(ConnectionId(2))
+        tasks = [
+            asyncio.ensure_future(asking.ask(link, "one", pull_of(number), 30.0, asker=greedy))
+            for number in range(PULLS)
+        ]
+        while owner.waiting < int(SHARE * AT_ONCE):
+            await asyncio.sleep(0)
+        alone = owner.waiting
+        tasks.append(asyncio.ensure_future(asking.ask(link, "one", pull_of(99), 30.0, asker=other)))
+        while 99 not in owner.asked:
+            await asyncio.sleep(0)
+        before = list(owner.asked)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        return alone, before
+
+    alone, before = asyncio.run(run())
+    assert alone == int(SHARE * AT_ONCE)
+    assert before == [*range(alone), 99], "it waits for nobody"
+
+
+def test_connections_take_turns_however_many_pulls_each_has() -> None:
+    async def run() -> list[int]:
+        asking, owner = Asking(MonotonicClock()), Owner()
+        link = cast(PeerLink, owner)
+        greedy = [
+            asking.ask(link, "one", pull_of(number), 30.0, asker=ASKERS[number % 6]) for number in range(4 * PULLS)
+        ]
+        last = asking.ask(link, "one", pull_of(9999), 30.0, asker=ASKERS[7])
+        await asyncio.gather(*greedy, last)
+        return owner.asked
+
+    asked = asyncio.run(run())
+    assert asked.index(9999) <= 2 * AT_ONCE, "within one round of the connections"
+
+
+def test_few_requests_of_a_connection_that_name_a_node_wait_there() -> None:
+    asking = Asking(MonotonicClock())
+    requests = [Asker(ConnectionId(1), "one") for _ in range(NAMED_WAITING_MAX + 1)]
+    for request in requests[:-1]:
+        assert not asking.is_crowded("one", request)
+        asking.enter("one", request)
+        asking.enter("one", request)  # the next part of its chain
+    assert asking.is_crowded("one", requests[-1])
+    assert not asking.is_crowded("one", requests[0]), "its further parts are no further request"
+    assert not asking.is_crowded("two", requests[-1])
+    assert not asking.is_crowded("one", Asker(ConnectionId(2), "one"))
+    asking.leave("one", requests[0])
+    assert asking.is_crowded("one", requests[-1])
+    asking.leave("one", requests[0])
+    assert not asking.is_crowded("one", requests[-1])

@@ -1,0 +1,104 @@
+"""Puller connections: other nodes that pull from this one, with their sessions, and the key by which their shares count.
+
+Loop thread only. Invariant: a peer is known while a connection of it is.
+"""
+
+import asyncio
+from dataclasses import dataclass, field, replace
+
+from kvpool.index.sessions import EngineSession
+from kvpool.layout import Layout
+from kvpool.peers.control import records as r
+from kvpool.peers.control.pullers import Puller
+from kvpool.pool.pool import Pool
+from kvpool.types import ConnectionId
+
+# Connections of engines count up from 1, and keys of other nodes from FIRST_PEER.
+FIRST_CONNECTION = 1 << 31
+FIRST_PEER = 3 << 30
+
+
+@dataclass(slots=True)
+class PullingPeer:
+    """Another node, by whose `number` all its connections count together. `offers`: native ones."""
+
+    number: ConnectionId
+    connections: int = 0
+    offers: int = 0
+
+
+@dataclass(slots=True)
+class PullerConnection:
+    """A connection of another node, by its `number` on the control plane. `tasks`: pulls that have no answer yet."""
+
+    number: int
+    name: str
+    peer: PullingPeer
+    sessions: dict[tuple[str, bytes], EngineSession] = field(default_factory=dict)
+    tasks: dict[int, "asyncio.Task[None]"] = field(default_factory=dict)
+    offered: dict[int, int] = field(default_factory=dict)  # native offers, by pull
+    is_gone: bool = False
+
+
+class PullerConnections:
+    """See the module."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._peers: dict[str, PullingPeer] = {}
+        self._connected: dict[int, PullerConnection] = {}
+        self._sessions, self._numbers = FIRST_CONNECTION, FIRST_PEER
+
+    def __repr__(self) -> str:
+        return f"<PullerConnections {len(self._connected)} of {len(self._peers)} peers>"
+
+    def __getitem__(self, number: int) -> PullerConnection:
+        return self._connected[number]
+
+    def find(self, number: int) -> PullerConnection | None:
+        """A connection that has pulled."""
+        return self._connected.get(number)
+
+    def all(self) -> list[PullerConnection]:
+        """Every connection that has pulled."""
+        return list(self._connected.values())
+
+    def of(self, puller: Puller) -> PullerConnection:
+        """The connection of a puller, which may pull for the first time."""
+        known = self._connected.get(puller.number)
+        if known is not None:
+            return known
+        name = puller.peer or str(puller.number)
+        if name not in self._peers:
+            self._numbers += 1
+            self._peers[name] = PullingPeer(ConnectionId(self._numbers))
+            self._pool.chains.readers.join_peers(self._peers[name].number)
+        peer = self._peers[name]
+        peer.connections += 1
+        made = self._connected[puller.number] = PullerConnection(puller.number, name, peer)
+        return made
+
+    def session_of(self, connection: PullerConnection, pull: r.Pull) -> EngineSession | None:
+        """The puller's session for a model and layout; None where nobody has used them here."""
+        layout = Layout.from_wire(pull.layout)
+        identity = pull.model, layout.fingerprint()
+        if identity not in connection.sessions:
+            if self._pool.namespaces.find(pull.model, layout) is None:
+                return None
+            self._sessions += 1
+            session = self._pool.open_session(ConnectionId(self._sessions), pull.model, layout)
+            connection.sessions[identity] = replace(session, peer=connection.peer.number)
+        return connection.sessions[identity]
+
+    def drop_where_over(self, number: int) -> None:
+        """End the sessions of a connection that has ended, once nothing of it is under way."""
+        connection = self._connected[number]
+        if not connection.is_gone or connection.tasks or connection.offered:
+            return
+        for session in connection.sessions.values():
+            self._pool.drop_connection(session.connection)
+        del self._connected[number]
+        connection.peer.connections -= 1
+        if not connection.peer.connections:
+            self._pool.chains.readers.leave_peers(connection.peer.number)
+            del self._peers[connection.name]

@@ -1,0 +1,165 @@
+"""Tests of what other nodes may hold of this one: by key, whatever the number of connections, and all of them together."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from kvpool.clock import MonotonicClock
+from kvpool.errors import Refused
+from kvpool.index.sessions import EngineSession
+from kvpool.peers.control import records as r
+from kvpool.peers.control.pullers import Puller
+from kvpool.protocol.records import messages as m
+from kvpool.server.peers.offers import Offers, OfferSettings
+from kvpool.server.peers.puller_connections import FIRST_PEER
+from kvpool.tiering.peer_allowance import PeerAllowance
+from kvpool.types import ConnectionId
+from tests.rigs.tiers.tiered_pool import CHUNK, LAYOUT, TieredPool, key_of
+
+CHUNKS = 48
+CHAIN = 6
+# One node, of its half of what all nodes may have.
+OF_ONE, OF_ALL = CHUNKS // 4, CHUNKS // 2
+
+
+@dataclass
+class Owner:
+    """A node with full DRAM that others pull from; `offered`: chunks of each answered pull."""
+
+    pool: TieredPool
+    offers: Offers
+    chains: list[list[bytes]]
+    offered: list[int] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    async def pull(self, puller: Puller, pull: int, chain: int) -> None:
+        """A pull of a chain whose chunks are never received."""
+        answered = asyncio.Event()
+
+        def answer(found: r.Offer | r.Refused) -> bool:
+            if isinstance(found, r.Refused):
+                self.refused.append(found.text)
+            else:
+                self.offered.append(found.chunks)
+            answered.set()
+            return True
+
+        keys = b"".join(self.chains[chain])
+        self.offers.serve(puller, r.Pull(pull, "model", list(LAYOUT.to_wire()), b"", 0, keys, 60_000), answer)
+        await asyncio.wait_for(answered.wait(), 20.0)
+
+    def leased_chunks(self) -> int:
+        """Chunks that leases for other nodes protect."""
+        holders = self.pool.pool._directory.holders()
+        return sum(use.leased_bytes for use in holders if use.holder >= FIRST_PEER) // CHUNK
+
+
+@asynccontextmanager
+async def owner(settings: OfferSettings | None = None) -> AsyncIterator[Owner]:
+    """An owner that ends with nothing leased."""
+    pool = TieredPool((), CHUNKS, "dram.connection_share=0.5", levels=())
+    await pool.start()
+    offers = Offers(pool.pool, settings or OfferSettings(), MonotonicClock(), asyncio.get_running_loop())
+    chains = [[key_of(chain, number) for number in range(CHAIN)] for chain in range(CHUNKS // CHAIN)]
+    made = Owner(pool, offers, chains)
+    for keys in chains:
+        assert await pool.save(keys) == CHAIN
+    yield made
+    assert await offers.close()
+    assert made.leased_chunks() == 0
+    assert not made.pool.pool._directory.holders()
+    await pool.stop()
+
+
+def puller(number: int, peer: str) -> Puller:
+    """A connection of a key."""
+    return Puller(f"node-{number}", bytes(16), peer, number, peer)
+
+
+@pytest.mark.asyncio
+async def test_connections_of_one_key_lease_no_more_than_one() -> None:
+    async with owner() as here:
+        for number in range(8):
+            await here.pull(puller(1 + number, "key"), 1, number)
+        assert here.leased_chunks() == sum(here.offered) == OF_ONE, here.offered
+
+
+@pytest.mark.asyncio
+async def test_all_keys_together_leave_engines_their_part() -> None:
+    async with owner() as here:
+        for number in range(8):
+            await here.pull(puller(1 + number, f"key-{number}"), 1, number)
+        assert OF_ONE < here.leased_chunks() <= OF_ALL, here.offered
+        leased = await here.pool.serve(here.pool.pool.chains.acquire(here.pool.session, m.Acquire(here.chains[7][0])))
+        assert leased.chunks == 1, "an engine has room beside all of them"
+        here.pool.pool.leases.release(here.pool.session, m.Release(leased.lease))
+
+
+@pytest.mark.asyncio
+async def test_a_key_that_has_left_counts_no_longer_and_may_come_again() -> None:
+    async with owner() as here:
+        for life in range(3):
+            one, other = puller(10 * life + 1, "key"), puller(10 * life + 2, "key")
+            await here.pull(one, 1, 0)
+            await here.pull(other, 1, 1)
+            assert here.leased_chunks() == OF_ONE
+            here.offers.forget(one)
+            await here.pool.until_moved(lambda: here.leased_chunks() == CHAIN)
+            await here.pull(other, 2, 2)
+            assert here.leased_chunks() == OF_ONE, "the other connection counts as before"
+            here.offers.forget(other)
+            await here.pool.until_moved(lambda: here.leased_chunks() == 0)
+        assert not here.offers._connections._peers
+        assert not here.offers._connections._connected
+
+
+@pytest.mark.asyncio
+async def test_connections_of_one_key_have_a_quarter_of_the_offers_together() -> None:
+    async with owner(OfferSettings(offers_max=8)) as here:
+        for number in range(4):
+            await here.pull(puller(1 + number, "key"), 1, 0)
+        assert here.offered == [CHAIN, CHAIN]
+        assert len(here.refused) == 2
+        await here.pull(puller(9, "other key"), 1, 0)
+        assert here.offered[-1] == CHAIN
+
+
+@pytest.mark.asyncio
+async def test_a_lease_that_cannot_be_released_leaves_the_others_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with owner() as here:
+        one = puller(1, "key")
+        await here.pull(one, 1, 0)
+        await here.pull(one, 2, 1)
+        release: Callable[[EngineSession, m.Release], object] = here.pool.pool.leases.release
+        failed: list[int] = []
+
+        def fail_once(session: EngineSession, request: m.Release) -> object:
+            if not failed:
+                failed.append(request.lease)
+                raise Refused("failpoint", "daemon.release.before")
+            return release(session, request)
+
+        monkeypatch.setattr(type(here.pool.pool.leases), "release", lambda _, *args: fail_once(*args))
+        here.offers.release(one, 1)
+        here.offers.release(one, 2)
+        await here.pool.until_moved(lambda: here.offers.stats()["offers"] == 0)
+        assert here.leased_chunks() == CHAIN, "as an engine's lease, it ends by its time, or with its connection"
+        here.offers.forget(one)
+        await here.pool.until_moved(lambda: here.leased_chunks() == 0)
+
+
+def test_one_node_has_a_part_of_the_reads_for_others() -> None:
+    one, other = ConnectionId(1), ConnectionId(2)
+    allowance = PeerAllowance(16 * CHUNK)
+    assert allowance.chunks(one, CHUNK) == 12
+    allowance.take(one, 12 * CHUNK)
+    assert allowance.chunks(one, CHUNK) == 0
+    assert allowance.chunks(other, CHUNK) == 3
+    allowance.take(other, 3 * CHUNK)
+    allowance.give_back(one, 12 * CHUNK)
+    assert allowance.chunks(one, CHUNK) == 9
+    allowance.give_back(other, 3 * CHUNK)
+    assert allowance.taken == 0
