@@ -1,6 +1,7 @@
 """Section `peer` of the configuration: its options, their record, and the checks between them. See `config`."""
 
 import ipaddress
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,10 @@ from kvpool.errors import InvalidArgument
 
 NAME_BYTES_MAX = 256
 MEMBERS_CHARACTERS_MAX = 1 << 17
+# Of TransferEngine: each life takes two that the last ones did not have.
+PORTS_MIN = 16
+_DEVICES = re.compile(r"(?:[A-Za-z0-9_.-]+(?:,[A-Za-z0-9_.-]+)*)?")
+_PORTS = re.compile(r"(\d{1,5})-(\d{1,5})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,10 @@ class PeerConfig:
     keys: str
     allow: str
     encrypt: bool
+    rdma_protocol: str
+    rdma_devices: str
+    rdma_ports: tuple[int, int]
+    rdma_buffer: int
     index: int
     threads: int
     connections: int
@@ -68,6 +77,8 @@ def check_peers(parsed: Mapping[str, Any], faults: list[str]) -> None:
         faults.append(
             "peer.encrypt is true, expected peer.keys and peer.allow: secrets of streams are exchanged under them"
         )
+    if parsed["peer.transport"] == "rdma":
+        _check_rdma(parsed, faults)
     if bool(parsed["peer.listen"]) != bool(parsed["peer.stream"]):
         faults.append("peer.listen and peer.stream: expected both or none")
     elif parsed["peer.listen"] and _host_of(parsed["peer.listen"]) != _host_of(parsed["peer.stream"]):
@@ -87,6 +98,18 @@ def check_peers(parsed: Mapping[str, Any], faults: list[str]) -> None:
     ]
 
 
+def _check_rdma(parsed: Mapping[str, Any], faults: list[str]) -> None:
+    if parsed["peer.encrypt"]:
+        faults.append(
+            "peer.transport is 'rdma' and peer.encrypt is true, expected one of both: TransferEngine sends bytes in clear"
+        )
+    if not parsed["peer.keys"] or not parsed["peer.listen"]:
+        faults.append(
+            "peer.transport is 'rdma', expected peer.listen, peer.keys and peer.allow beside it: TransferEngine listens on "
+            "every address of this host"
+        )
+
+
 def _host_of(address: ZmqAddress) -> str:
     return str(ipaddress.ip_address(address.endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")))
 
@@ -104,6 +127,22 @@ def _members(value: Any) -> str:
     return value.strip()
 
 
+def _devices(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > NAME_BYTES_MAX or _DEVICES.fullmatch(value) is None:
+        raise InvalidArgument(repr(value))
+    return value
+
+
+def _ports(value: Any) -> tuple[int, int]:
+    found = _PORTS.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise InvalidArgument(repr(value))
+    first, last = int(found.group(1)), int(found.group(2))
+    if not 1024 <= first <= last - PORTS_MIN + 1 <= (1 << 16) - PORTS_MIN:
+        raise InvalidArgument(repr(value))
+    return first, last
+
+
 def _name(value: Any) -> str:
     if not isinstance(value, str) or not (value.isprintable() or not value) or len(value.encode()) > NAME_BYTES_MAX:
         raise InvalidArgument(repr(value))
@@ -114,7 +153,7 @@ _TCP_EXPECTED = 'an address of this host such as "tcp://192.0.2.7:9470" (a loopb
 _MEMBERS_EXPECTED = '"IP:PORT [KEY], ...", "dns:NAME:PORT", "etcd:URL[,URL...][/PREFIX]", or empty: nobody is asked'
 
 PEER_OPTIONS: dict[str, Option] = {
-    "peer.transport": choice_option("auto", "tcp", "off"),
+    "peer.transport": choice_option("tcp", "rdma", "off"),
     "peer.listen": Option(_tcp, "off", _TCP_EXPECTED),
     "peer.stream": Option(_tcp, "off", _TCP_EXPECTED),
     "peer.name": Option(_name, "", f"printable text of at most {NAME_BYTES_MAX} bytes (empty: the host's name)"),
@@ -130,6 +169,10 @@ PEER_OPTIONS: dict[str, Option] = {
     "peer.keys": Option(secret_file, "", "a key file of the daemon's user with rights 0600 or less (empty: no keys)"),
     "peer.allow": Option(readable_file, "", "a file of public keys, one to a line (empty: no keys)"),
     "peer.encrypt": flag_option("false"),
+    "peer.rdma_protocol": choice_option("rdma", "tcp"),
+    "peer.rdma_devices": Option(_devices, "", 'names of RDMA devices such as "mlx5_0,mlx5_1" (empty: all)'),
+    "peer.rdma_ports": Option(_ports, "15000-15999", f'"FIRST-LAST", at least {PORTS_MIN} ports above 1023'),
+    "peer.rdma_buffer": size_option("8MiB", "64GiB", "256MiB"),
     "peer.index": size_option("1MiB", "1TiB", "64MiB"),
     "peer.threads": count_option(1, 64, 4),
     "peer.connections": count_option(1, 16, 2),

@@ -73,17 +73,19 @@ class LinkState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PeerLife:
-    """A life of the peer's daemon, as its Hello reports it. `is_new`: another one than at the last connection."""
+    """A life of the peer's daemon, as its Hello reports it. `is_new`: another one than at the last connection.
+    `version`: that both speak."""
 
     node: str
     incarnation: bytes
     stream: str
     is_new: bool
+    version: int = r.OLDEST_VERSION
 
 
 @dataclass(slots=True)
 class _Waiting:
-    request: r.Pull | r.Ping | r.AskFollow
+    request: r.Pull | r.Stage | r.Ping | r.AskFollow
     answer: "asyncio.Future[Any]"
     timer: asyncio.TimerHandle
     sent_ns: int
@@ -144,7 +146,7 @@ class PeerLink:
         self._pull += 1
         return self._pull
 
-    def request(self, request: r.Pull | r.Ping | r.AskFollow, timeout_s: float) -> "asyncio.Future[Any]":
+    def request(self, request: r.Pull | r.Stage | r.Ping | r.AskFollow, timeout_s: float) -> "asyncio.Future[Any]":
         """Ask the peer. The future has the answer, or raises Refused or PeerUnreachable, by the deadline at the latest. One
         that is cancelled releases its pull."""
         answer: asyncio.Future[Any] = self._loop.create_future()
@@ -164,7 +166,7 @@ class PeerLink:
             answer.add_done_callback(lambda _: self._give_up(sequence))
         return answer
 
-    def _is_full_for(self, request: r.Pull | r.Ping | r.AskFollow) -> bool:
+    def _is_full_for(self, request: r.Pull | r.Stage | r.Ping | r.AskFollow) -> bool:
         """Whether too many requests wait. Following the peer's keys has a place of its own, and takes none of the others'."""
         follows = sum(isinstance(one.request, r.AskFollow) for one in self._waiting.values())
         if isinstance(request, r.AskFollow):
@@ -254,7 +256,7 @@ class PeerLink:
         is_new = bool(self._last_incarnation) and answer.incarnation != self._last_incarnation
         self._counts["new_lives"] += is_new
         self._last_incarnation = answer.incarnation
-        self.life = PeerLife(answer.node, answer.incarnation, answer.stream, is_new)
+        self.life = PeerLife(answer.node, answer.incarnation, answer.stream, is_new, answer.version)
         self.state, self.fault = LinkState.READY, ""
         self._await_silence()
         self._on_change(self)
@@ -283,12 +285,14 @@ class PeerLink:
         elif isinstance(request := waiting.request, r.Pull):
             self.release(request.pull)  # cancelled a moment ago
 
-    def _check(self, request: r.Pull | r.Ping | r.AskFollow, answer: Any) -> None:
+    def _check(self, request: r.Pull | r.Stage | r.Ping | r.AskFollow, answer: Any) -> None:
         """Raises WireFault for an answer that is none to this request."""
         if isinstance(request, r.AskFollow):
             wire.check_follow(request, answer)
         elif isinstance(request, r.Pull) and isinstance(answer, r.Offer):
             wire.check_offer(request, answer)
+        elif isinstance(request, r.Stage) and isinstance(answer, r.Staged):
+            wire.check_staged(request, answer)
         elif not (isinstance(request, r.Ping) and isinstance(answer, r.Pong)):
             raise wire.WireFault(r.RefusalCode.PROTOCOL, f"{type(answer).__name__} answers {type(request).__name__}")
         elif answer.incarnation != self._last_incarnation:

@@ -33,7 +33,8 @@ class Puller:
 @dataclass(slots=True)
 class Connection:
     """State of a connection. `sequence` and `pull`: the last numbers seen. `waiting`: pulls without an answer yet, and the
-    sequence number and deadline of each. `follow`: those of the unanswered request about this node's keys, if there is one."""
+    sequence number and deadline of each. `stages`: deadlines of unanswered Stages, by sequence number.
+    `follow`: those of the unanswered request about this node's keys, if there is one."""
 
     route: bytes
     peer: str
@@ -42,6 +43,7 @@ class Connection:
     sequence: int
     pull: int = 0
     waiting: dict[int, tuple[int, Deadline]] = field(default_factory=dict)
+    stages: dict[int, Deadline] = field(default_factory=dict)
     follow: tuple[int, Deadline] | None = None
 
 
@@ -118,5 +120,5 @@ class Pullers:
         return found
 
     def waiting_of(self, peer: str) -> int:
-        """Pulls of a peer without an answer yet, over all of its connections."""
-        return sum(len(found.waiting) for found in self._by_route.values() if found.peer == peer)
+        """Pulls and Stages of a peer without an answer yet, over all of its connections."""
+        return sum(len(found.waiting) + len(found.stages) for found in self._by_route.values() if found.peer == peer)

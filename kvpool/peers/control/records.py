@@ -11,7 +11,10 @@ from kvpool.keys import DOMAIN_TAG_BYTES as DOMAIN_TAG_BYTES
 
 MAGIC = b"KVPC"
 # The versions that this node speaks. Which one a connection uses is the owner's choice, the newest that both speak.
-OLDEST_VERSION = NEWEST_VERSION = 1
+OLDEST_VERSION = 1
+NEWEST_VERSION = 2
+# The first version with Stage.
+STAGE_VERSION = 2
 INCARNATION_BYTES = 16
 TICKET_BYTES = 32
 NAME_BYTES_MAX = 256
@@ -23,6 +26,12 @@ CONNECTIONS_MAX = 16  # of one pull: the stream's own bound
 # Of an Offer: an owner offers fewer chunks where the checksums of all would not fit a frame.
 CHECKS_BYTES_MAX = 900_000
 CHECKSUM_BYTES = 4
+# Of a Stage: rows of a part, and parts that have ended.
+STAGE_ROWS_MAX = 16_384
+STAGE_PARTS_MAX = 64
+STAGE_WAIT_MS_MAX = 10_000
+PROTOCOL_BYTES_MAX = 16
+LIFE_BYTES = 8
 # Of Changes: more than the journal joins to one event. Of Keys: a page.
 FOLLOW_KEYS_MAX = 4096
 WAIT_MS_MAX = 30_000
@@ -90,6 +99,45 @@ class Release:
 
     KIND: ClassVar[int] = 12
     pull: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Have rows of a Pull copied to where TransferEngine can read them. A row is one layer of one chunk; those of an offer are
+    numbered layer by layer: layer × chunks + chunk.
+
+    `part`: the puller's number for what comes, which rises. `ended`: parts that are needed no longer, u32. `rows` may be 0,
+    which asks whether anything would be staged. `protocol`: of the puller's TransferEngine. `wait_ms`: for the first row.
+    Answered by Staged or Refused.
+    """
+
+    KIND: ClassVar[int] = 13
+    pull: int
+    part: int
+    ended: bytes
+    first: int
+    rows: int
+    protocol: str
+    wait_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The first rows of those asked for, one behind the other, until their Pull ends or a Stage says that the part has ended.
+    There may be fewer than asked for, and none where nothing was there in time.
+
+    `server`: the owner's TransferEngine, HOST:PORT, in its life `life`; the rows begin at `address` of its memory. `checks`:
+    CRC-32C of each row. `gone`: a byte for each row, 1 where the chunk has gone and the row is none.
+    """
+
+    KIND: ClassVar[int] = 14
+    pull: int
+    part: int
+    server: str
+    life: bytes
+    address: int
+    checks: bytes
+    gone: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +212,8 @@ class Keys:
 
 AskFollow = AskChanges | AskKeys
 FollowAnswer = Changes | Keys
-Request = Hello | Pull | Release | Ping | AskFollow
-Answer = Hello | Offer | Refused | Pong | FollowAnswer
+Request = Hello | Pull | Stage | Release | Ping | AskFollow
+Answer = Hello | Offer | Staged | Refused | Pong | FollowAnswer
 
 
 class RefusalCode:
@@ -181,6 +229,7 @@ class RefusalCode:
     BUSY = "busy"  # too many unanswered requests of this peer, or too many connections
     RATE = "rate"  # too many frames of this peer in a second
     STOPPING = "stopping"  # the node is about to end
+    TRANSPORT = "transport"  # no TransferEngine here, or one of another protocol
     FAILED = "failed"  # the node could not serve it, for a reason that it has logged
 
 

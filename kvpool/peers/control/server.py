@@ -5,6 +5,7 @@ the record (`wire.py`), the Hello, the sequence number, the number of unanswered
 many such messages end the connection, and so does going on after a refusal for too many messages.
 
     nothing known ──Hello──► known ──Pull──► serve() … answer(Offer | Refused)      one answer for each Pull, by its deadline
+                               │ ──Stage──► stage()     as many at a time as pulls
                                │ ──Release──► release()
                                │ ──AskChanges, AskKeys──► changes() and keys(), one at a time of a connection
                                └─ silent, replaced, stopped, or its answer could not be sent ──► forget()
@@ -17,7 +18,6 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from zmq.utils import z85
 
@@ -28,7 +28,8 @@ from kvpool.peers.control import records as r
 from kvpool.peers.control import wire
 from kvpool.peers.control.identity import NodeIdentity
 from kvpool.peers.control.listener import Arrival, ListenerSettings, PeerListener
-from kvpool.peers.control.pullers import Connection, Puller, Pullers
+from kvpool.peers.control.pullers import Connection, Pullers
+from kvpool.peers.control.services import FollowService, PullService
 from kvpool.peers.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ PEERS_KNOWN_MAX = 4096
 LATE_S = 0.5
 # A request about this node's keys has to be answered this long after its wait.
 FOLLOW_S = 5.0
+# So has a Stage after its wait: bytes are copied meanwhile.
+STAGE_S = 5.0
 # What is counted, from the start on.
 COUNTED = dict.fromkeys(
     (
@@ -49,6 +52,7 @@ COUNTED = dict.fromkeys(
             "messages",
             "hellos",
             "pulls",
+            "stages",
             "follows",
             "offers",
             "late_answers",
@@ -67,48 +71,12 @@ COUNTED = dict.fromkeys(
 class ControlServerSettings:
     """Bounds of a control server. `frames_per_s`, `waiting_max` and `connections_per_peer` are of one peer."""
 
-    frames_per_s: float = 500.0
+    frames_per_s: float = 1000.0
     waiting_max: int = 16
     connections_per_peer: int = 4
     connections_max: int = 1024
     idle_s: float = 30.0
     listener: ListenerSettings = field(default_factory=ListenerSettings)
-
-
-class PullService(Protocol):
-    """The owner's side of pulls. Called on the loop; nothing here may take long."""
-
-    def serve(self, puller: Puller, pull: r.Pull, answer: Callable[[r.Offer | r.Refused], bool]) -> None:
-        """Answer a pull, now or later. `answer` returns whether the answer was sent: what a lost Offer holds has to be
-        released."""
-        ...
-
-    def release(self, puller: Puller, pull: int) -> None:
-        """The puller needs the chunks of a pull no longer. It may be an unknown one, or one that was not answered yet."""
-        ...
-
-    def forget(self, puller: Puller) -> None:
-        """The connection has ended: everything held for it is released."""
-        ...
-
-
-class FollowService(Protocol):
-    """The owner's side of following: which chunks this node has. Called on the loop; nothing here may take long.
-
-    Each request gets one answer, now or later; `answer` returns whether it was sent. A connection has one at a time.
-    """
-
-    def changes(self, puller: Puller, ask: r.AskChanges, answer: Callable[[r.Changes | r.Refused], bool]) -> None:
-        """Which chunks have come and gone since an event."""
-        ...
-
-    def keys(self, puller: Puller, ask: r.AskKeys, answer: Callable[[r.Keys | r.Refused], bool]) -> None:
-        """A page of the keys that this node has."""
-        ...
-
-    def forget(self, puller: Puller) -> None:
-        """The connection has ended: its request needs no answer."""
-        ...
 
 
 class ControlServer:
@@ -217,6 +185,8 @@ class ControlServer:
             self._safely(lambda: self._service.release(connection.puller, record.pull))
         elif isinstance(record, r.Pull):
             self._pull(connection, record, sequence)
+        elif isinstance(record, r.Stage):
+            self._stage(connection, record, sequence)
         else:
             self._follow(connection, record, sequence)
 
@@ -248,9 +218,7 @@ class ControlServer:
         connection.pull = pull.pull
         if self.is_stopping:
             raise wire.WireFault(r.RefusalCode.STOPPING, "this node is about to end", sequence)
-        if self._pullers.waiting_of(connection.peer) >= self._settings.waiting_max:
-            text = f"{self._settings.waiting_max} pulls of this node wait for their answers already"
-            raise wire.WireFault(r.RefusalCode.BUSY, text, sequence)
+        self._check_waiting(connection, sequence)
         connection.waiting[pull.pull] = (sequence, Deadline(pull.deadline_ms / 1e3 + LATE_S, self._clock))
         self.counts["pulls"] += 1
         is_served = self._safely(
@@ -262,6 +230,32 @@ class ControlServer:
             self._answer(
                 connection, pull.pull, r.Refused(r.RefusalCode.FAILED, "the node failed to serve it, see its log")
             )
+
+    def _check_waiting(self, connection: Connection, sequence: int) -> None:
+        if self._pullers.waiting_of(connection.peer) >= self._settings.waiting_max:
+            text = f"{self._settings.waiting_max} pulls of this node wait for their answers already"
+            raise wire.WireFault(r.RefusalCode.BUSY, text, sequence)
+
+    def _stage(self, connection: Connection, stage: r.Stage, sequence: int) -> None:
+        if self.is_stopping:
+            raise wire.WireFault(r.RefusalCode.STOPPING, "this node is about to end", sequence)
+        self._check_waiting(connection, sequence)
+        connection.stages[sequence] = Deadline(stage.wait_ms / 1e3 + STAGE_S, self._clock)
+        self.counts["stages"] += 1
+
+        def answer(found: r.Staged | r.Refused) -> bool:
+            return self._answer_stage(connection, sequence, found)
+
+        if not self._safely(lambda: self._service.stage(connection.puller, stage, answer)):
+            answer(r.Refused(r.RefusalCode.FAILED, "the node failed to serve it, see its log"))
+
+    def _answer_stage(self, connection: Connection, sequence: int, answer: r.Staged | r.Refused) -> bool:
+        if connection.stages.pop(sequence, None) is None:
+            self.counts["late_answers"] += 1
+            return False
+        if isinstance(answer, r.Refused):
+            self.counts[f"refused.{answer.code}"] += 1
+        return self._send_or_forget(connection, answer, sequence)
 
     def _follow(self, connection: Connection, ask: r.AskFollow, sequence: int) -> None:
         if self.is_stopping:
@@ -333,6 +327,7 @@ class ControlServer:
     def _forget(self, connection: Connection) -> None:
         if self._pullers.forget(connection):
             connection.waiting.clear()
+            connection.stages.clear()
             connection.follow = None
             self._safely(lambda: self._service.forget(connection.puller))
             self._safely(lambda: self._follows.forget(connection.puller))
@@ -351,6 +346,8 @@ class ControlServer:
             late = [pull for pull, (_, deadline) in connection.waiting.items() if deadline.has_passed()]
             for pull in late:
                 self._answer(connection, pull, r.Refused(r.RefusalCode.FAILED, "no answer by the deadline"))
+            for sequence in [number for number, deadline in connection.stages.items() if deadline.has_passed()]:
+                self._answer_stage(connection, sequence, r.Refused(r.RefusalCode.FAILED, "no answer by the deadline"))
             if connection.follow is not None and connection.follow[1].has_passed():
                 late_follow = r.Refused(r.RefusalCode.FAILED, "no answer by the deadline")
                 self._answer_follow(connection, connection.follow[0], late_follow)

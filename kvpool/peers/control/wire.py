@@ -24,6 +24,7 @@ MESSAGE_BYTES_MAX = frames.FRAME_BYTES_MAX
 # Of a Hello, and of all that a peer may send before it.
 HELLO_BYTES_MAX = 1024
 SEQUENCE_MAX = (1 << 63) - 1
+_PART_MAX = (1 << 32) - 1
 Buffer = bytes | memoryview
 
 
@@ -74,6 +75,15 @@ def check_offer(pull: r.Pull, offer: r.Offer) -> None:
         _refuse(f"Offer has {offer.chunks} chunks for pull {offer.pull}, expected at most {asked} for {pull.pull}")
     if len(offer.checks) not in (0, r.CHECKSUM_BYTES * layers * offer.chunks):
         _refuse(f"Offer has checks of {len(offer.checks)} bytes for {offer.chunks} chunks of {layers} layers")
+
+
+def check_staged(stage: r.Stage, staged: r.Staged) -> None:
+    """Raises WireFault unless the rows are the first of those asked for."""
+    if (staged.pull, staged.part) != (stage.pull, stage.part) or len(staged.gone) > stage.rows:
+        _refuse(
+            f"Staged has {len(staged.gone)} rows for part {staged.part} of pull {staged.pull}, expected at most "
+            f"{stage.rows} for part {stage.part} of {stage.pull}"
+        )
 
 
 def check_follow(ask: r.AskFollow, answer: object) -> None:
@@ -147,6 +157,28 @@ def _check_offer_alone(offer: r.Offer) -> None:
         _refuse("Offer address is empty")
     if len(offer.checks) > r.CHECKS_BYTES_MAX:
         _refuse(f"Offer has checks of {len(offer.checks)} bytes, expected at most {r.CHECKS_BYTES_MAX}")
+
+
+def _check_stage(stage: r.Stage) -> None:
+    _check_range("Stage pull", stage.pull, 1, SEQUENCE_MAX)
+    _check_range("Stage part", stage.part, 0, _PART_MAX)
+    _check_bytes("Stage ended", stage.ended, tuple(range(0, 4 * r.STAGE_PARTS_MAX + 1, 4)))
+    _check_range("Stage first", stage.first, 0, SEQUENCE_MAX)
+    _check_range("Stage rows", stage.rows, 0, r.STAGE_ROWS_MAX)
+    _check_text("Stage protocol", stage.protocol, r.PROTOCOL_BYTES_MAX)
+    _check_range("Stage wait_ms", stage.wait_ms, 0, r.STAGE_WAIT_MS_MAX)
+
+
+def _check_staged_alone(staged: r.Staged) -> None:
+    _check_range("Staged pull", staged.pull, 1, SEQUENCE_MAX)
+    _check_range("Staged part", staged.part, 0, _PART_MAX)
+    if not staged.server:
+        _refuse("Staged server is empty")
+    _check_address("Staged server", f"tcp://{staged.server}")
+    _check_bytes("Staged life", staged.life, (r.LIFE_BYTES,))
+    _check_range("Staged address", staged.address, 0, SEQUENCE_MAX)
+    _check_range("Staged rows", len(staged.gone), 0, r.STAGE_ROWS_MAX)
+    _check_bytes("Staged checks", staged.checks, (r.CHECKSUM_BYTES * len(staged.gone),))
 
 
 def _check_release(release: r.Release) -> None:
@@ -240,6 +272,7 @@ def _short(text: str) -> str:
 _REQUESTS: dict[int, tuple[type[Any], Callable[[Any], None]]] = {
     r.Hello.KIND: (r.Hello, _check_hello),
     r.Pull.KIND: (r.Pull, _check_pull),
+    r.Stage.KIND: (r.Stage, _check_stage),
     r.Release.KIND: (r.Release, _check_release),
     r.Ping.KIND: (r.Ping, _check_nothing),
     r.AskChanges.KIND: (r.AskChanges, _check_ask_changes),
@@ -248,6 +281,7 @@ _REQUESTS: dict[int, tuple[type[Any], Callable[[Any], None]]] = {
 _ANSWERS: dict[int, tuple[type[Any], Callable[[Any], None]]] = {
     r.Hello.KIND: (r.Hello, _check_hello),
     r.Offer.KIND: (r.Offer, _check_offer_alone),
+    r.Staged.KIND: (r.Staged, _check_staged_alone),
     r.Refused.KIND: (r.Refused, _check_refused),
     r.Pong.KIND: (r.Pong, _check_pong),
     r.Changes.KIND: (r.Changes, _check_changes),

@@ -36,6 +36,8 @@ from kvpool.server.peers.offers import Offers, OfferSettings
 from kvpool.server.peers.peer_list import describe
 from kvpool.tiers.base import ArenaMemory
 from kvpool.tiers.peer.tier import PeerTier, PeerTierSettings
+from kvpool.transfer.engine.engine import Engine, EngineSettings
+from kvpool.transfer.engine.engine_transport import EngineTransport
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +70,7 @@ class Fleet:
         self._parts = AsyncExitStack()  # what has begun, and ends in the reverse order
         self._has_ended = True
         self._is_closed = False
+        self._engine = Engine(engine_settings(config), self._random) if config.transport == "rdma" else None
         self.chunks = RemoteChunks(max(1, config.index // BYTES_PER_PAIR), os.urandom(INCARNATION_BYTES))
 
     def __repr__(self) -> str:
@@ -83,8 +86,23 @@ class Fleet:
             threads=config.threads,
             is_encrypted=config.encrypt,
         )
+        transports = [
+            EngineTransport(
+                engine, memory.arena, memory.index, threads=config.threads, jobs_max=settings.pulls_max, clock=clock
+            )
+            for engine in (self._engine,)
+            if engine is not None
+        ]
         self._tiers.append(
-            PeerTier(memory, self.chunks, self._links.get, settings=settings, clock=clock, random=self._random)
+            PeerTier(
+                memory,
+                self.chunks,
+                self._links.get,
+                settings=settings,
+                clock=clock,
+                random=self._random,
+                transports=transports,
+            )
         )
         return self._tiers[-1]
 
@@ -105,7 +123,7 @@ class Fleet:
             peer_bytes_max=config.offered,
             is_encrypted=config.encrypt,
         )
-        self.offers = Offers(pool, settings, self._clock, loop)
+        self.offers = Offers(pool, settings, self._clock, loop, engine=self._engine)
         self._parts.push_async_callback(self._close_offers)
         self.reporter = KeyReporter(pool.journal, loop)
         self._parts.callback(self.reporter.close)
@@ -168,9 +186,9 @@ class Fleet:
         return {f"{part}.{name}": count for part, counted in parts.items() for name, count in counted.items()}
 
     def _problems(self) -> list[str]:
-        """Why the members may be out of date. Any thread."""
-        problem = self._members.problem()
-        return [problem] if problem else []
+        """Why the members may be out of date, or TransferEngine is not used. Any thread."""
+        found = (self._members.problem(), self._engine.problem() if self._engine is not None else "")
+        return [problem for problem in found if problem]
 
     async def close(self) -> bool:
         """End everything that has begun. False where a thread is left waiting for the network."""
@@ -220,6 +238,18 @@ class Fleet:
         self._links[name] = link
         for tier in self._tiers:
             tier.note_life(name, link.life.incarnation)
+
+
+def engine_settings(config: PeerConfig) -> EngineSettings:
+    """How TransferEngine is used by this node."""
+    assert config.listen is not None
+    return EngineSettings(
+        host=config.listen.endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]"),
+        protocol=config.rdma_protocol,
+        devices=config.rdma_devices,
+        ports=config.rdma_ports,
+        buffer_bytes=config.rdma_buffer,
+    )
 
 
 def _hop(loop: asyncio.AbstractEventLoop, follow: Callable[[MembersChange], None], change: MembersChange) -> None:

@@ -34,6 +34,8 @@ from kvpool.peers.control.pullers import Puller
 from kvpool.peers.loop_share import LoopShare
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
+from kvpool.transfer.engine.engine import Engine
+from kvpool.transfer.engine.served_parts import OfferedChunks, ServedParts
 from kvpool.types import ConnectionId, Level
 
 log = logging.getLogger(__name__)
@@ -95,7 +97,16 @@ class _Peer:
 class Offers:
     """See the module, and `PullService`. Listens from the constructor on; raises OSError."""
 
-    def __init__(self, pool: Pool, settings: OfferSettings, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        settings: OfferSettings,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        engine: Engine | None = None,
+    ) -> None:
+        """`engine`: by which chunks are served too, beside the stream."""
         self._pool = pool
         self._settings = settings
         self._clock = clock
@@ -116,6 +127,19 @@ class Offers:
             peer_bytes_per_s=settings.peer_bytes_per_s,
             peer_bytes_max=settings.peer_bytes_max,
             encrypted=settings.is_encrypted,
+        )
+        self._parts = (
+            None
+            if engine is None
+            else ServedParts(
+                engine,
+                memory.arena,
+                self._index,
+                self._checks_of,
+                threads=settings.threads,
+                bytes_per_s=settings.peer_bytes_per_s,
+                clock=clock,
+            )
         )
         host = f"[{settings.address}]" if ":" in settings.address else settings.address
         self.stream = f"{'tls' if settings.is_encrypted else 'tcp'}://{host}:{self._server.port}"
@@ -138,6 +162,14 @@ class Offers:
         task = self._loop.create_task(self._serve(puller, peer, pull, answer))
         peer.tasks[pull.pull] = task
         task.add_done_callback(lambda _: self._served(puller.number, pull.pull))
+
+    def stage(self, puller: Puller, stage: r.Stage, answer: Callable[[r.Staged | r.Refused], bool]) -> None:
+        """See `PullService`."""
+        if self._parts is None:
+            answer(r.Refused(r.RefusalCode.TRANSPORT, "this node has no TransferEngine"))
+            return
+        peer = self._peers.get(puller.number)
+        self._parts.serve(None if peer is None else peer.offered.get(stage.pull), stage, answer)
 
     def release(self, puller: Puller, pull: int) -> None:
         """See `PullService`."""
@@ -171,6 +203,8 @@ class Offers:
         self._loop.remove_reader(self._server.fileno())
         has_ended = await self._loop.run_in_executor(None, self._server.stop, STOP_TIMEOUT_S)
         self._settle()
+        if self._parts is not None:
+            await self._loop.run_in_executor(None, self._parts.close)
         for number, peer in list(self._peers.items()):
             peer.is_gone = True
             self._drop_where_over(number)
@@ -278,8 +312,16 @@ class Offers:
         self._offered[number] = _Offered(puller.number, peer_number, pull.pull, ticket, session, leased.lease, unleased)
         self._offers_of[peer_number] += 1
         peer.offered[pull.pull] = number
-        checks = self._server.checks(self._index, *columns, layers=layout.layers, layer_bytes=layer_bytes)
+        offered = OfferedChunks(columns, layout.layers, layer_bytes)
+        checks = self._checks_of(offered)
+        if self._parts is not None:
+            self._parts.add(number, puller.peer or str(puller.number), offered, checks)
         return r.Offer(pull.pull, chunks, ticket, connections, self.stream, checks)
+
+    def _checks_of(self, chunks: OfferedChunks) -> bytes:
+        """Checksums of chunks whose layers have all landed; else none."""
+        layers, layer_bytes = chunks.layers, chunks.layer_bytes
+        return self._server.checks(self._index, *chunks.columns, layers=layers, layer_bytes=layer_bytes)
 
     def _lease_saved(self) -> None:
         """New events: what is offered while it is saved may be committed now."""
@@ -328,6 +370,8 @@ class Offers:
         """Release the leases of offers that have ended."""
         for ended in self._server.completed():
             offered = self._offered.pop(ended.offer)
+            if self._parts is not None:
+                self._parts.drop(ended.offer)
             self._offers_of[offered.peer] -= 1
             if not self._offers_of[offered.peer]:
                 del self._offers_of[offered.peer]

@@ -19,15 +19,15 @@ from kvpool.tiers.base import Finished, JobId, Moves, Outcome
 
 @dataclass(slots=True)
 class Pull:
-    """One pull. `node`: the name of the node that is asked. `is_reported`: of each chunk. `received`: the native job, once it
-    has begun at `begun_ns`. `is_broken`: its path failed. `fault`: why the first chunk that failed did."""
+    """One pull. `node`: the name of the node that is asked. `is_reported`: of each chunk. `received`: the transport
+    and its job, once it has begun at `begun_ns`. `is_broken`: its path failed. `fault`: why the first chunk that failed did."""
 
     job: JobId
     node: str
     layout: Layout
     moves: Moves
     is_reported: bytearray = field(init=False)
-    received: int = 0
+    received: tuple[str, int] = ("", 0)
     begun_ns: int = 0
     received_bytes: int = 0
     is_broken: bool = False
@@ -49,7 +49,7 @@ class Pulls:
     def __init__(self, landings: kvpool_native.LandingBoard) -> None:
         self._landings = landings
         self._by_job: dict[JobId, Pull] = {}
-        self._by_received: dict[int, Pull] = {}
+        self._by_received: dict[tuple[str, int], Pull] = {}
         self._ended: list[Finished] = []
         self._jobs = 0
 
@@ -66,13 +66,13 @@ class Pulls:
         self._by_job[pull.job] = pull
         return pull
 
-    def receive(self, pull: Pull, received: int) -> None:
-        """A native job receives the pull's chunks from now on."""
+    def receive(self, pull: Pull, received: tuple[str, int]) -> None:
+        """A transport's job receives the pull's chunks from now on."""
         pull.received = received
         self._by_received[received] = pull
 
-    def of_received(self, received: int) -> Pull | None:
-        """The pull of a native job."""
+    def of_received(self, received: tuple[str, int]) -> Pull | None:
+        """The pull of a transport's job."""
         return self._by_received.get(received)
 
     def all(self) -> list[Pull]:

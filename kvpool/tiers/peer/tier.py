@@ -10,7 +10,7 @@ Loop thread only; bytes are received by the queue's threads.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import kvpool_native
@@ -20,6 +20,7 @@ from kvpool.errors import KVPoolError, PeerUnreachable
 from kvpool.index.namespaces import Namespace
 from kvpool.index.remote_chunks import NodeName, RemoteChunks
 from kvpool.key_column import KeyColumn
+from kvpool.peers.asking import Asking
 from kvpool.peers.back_off import Uniform
 from kvpool.peers.circuit_breaker import BreakerSettings, BreakerState, Permit
 from kvpool.peers.control import records as r
@@ -36,25 +37,24 @@ from kvpool.tiers.base import (
     Outcome,
     TierOwner,
 )
-from kvpool.tiers.peer.asking import Asking
 from kvpool.tiers.peer.node_records import NodeRecords
 from kvpool.tiers.peer.pace import PaceSettings
 from kvpool.tiers.peer.pulls import Pull, Pulls
-from kvpool.tiers.peer.stream_address import StreamAddress, stream_of
 from kvpool.tiers.remote import PullOrder, RemoteRun
+from kvpool.transfer.stream_address import StreamAddress, stream_of
+from kvpool.transfer.stream_transport import StreamTransport
+from kvpool.transfer.transport import Order, Region, Transport
 from kvpool.types import Level
 
 log = logging.getLogger(__name__)
 
 NAME = "peer"
-STOP_TIMEOUT_S = 10.0
 # Between two times that paces are published though nothing was pulled.
 PUBLISH_S = 5.0
 # Faults of a path or a node: one that has several of them in a row is not asked for a while.
 BROKEN = ("unreachable", "closed", "broken", "stalled", "late", "format", "checksum", "untrusted")
 # What may become of a request, each with a counter.
 _PULL_FAULTS = ("refused", "unanswered", "unencrypted", "empty", "queue_full", "foreign")
-_OUTCOMES = (Outcome.DONE, Outcome.BAD_SOURCE, Outcome.FAILED, Outcome.CANCELLED)
 
 
 class _Silent:
@@ -103,14 +103,17 @@ class PeerTier:
         settings: PeerTierSettings,
         clock: Clock,
         random: Uniform,
+        transports: Sequence[Transport] = (),
     ) -> None:
+        """`transports`: ways by which chunks may come beside the stream, the best one first."""
         self._chunks = chunks
         self._link_of = link_of
         self._settings = settings
         self._clock = clock
         self._index = kvpool_native.IndexView(memory.index)
         self._pulls = Pulls(kvpool_native.LandingBoard(memory.index))
-        self._queue = kvpool_native.PullQueue(memory.arena, memory.index, settings.threads, settings.pulls_max)
+        stream = StreamTransport(memory.arena, memory.index, threads=settings.threads, jobs_max=settings.pulls_max)
+        self._transports = (*transports, stream)
         self.nodes = NodeRecords(settings.breaker, settings.pace, clock=clock, random=random)
         self._publishing: asyncio.TimerHandle | None = None
         self._asking = Asking(clock)
@@ -129,22 +132,20 @@ class PeerTier:
     def start(self, owner: TierOwner) -> None:
         """See `RemoteTier`."""
         self._owner = owner
-        asyncio.get_running_loop().add_reader(self._queue.fileno(), self._take_outcomes)
+        for transport in self._transports:
+            transport.start(self._take_outcomes)
         self._publish_paces()
 
     async def close(self) -> bool:
         """See `RemoteTier`."""
         self._is_closed = True
-        loop = asyncio.get_running_loop()
         if self._publishing is not None:
             self._publishing.cancel()
         for task in self._answers:
             task.cancel()
         if self._answers:
             await asyncio.wait(self._answers)
-        loop.remove_reader(self._queue.fileno())
-        has_ended = await loop.run_in_executor(None, self._queue.stop, STOP_TIMEOUT_S)
-        self._take_outcomes()
+        has_ended = all([await transport.close() for transport in self._transports])
         if has_ended:
             for pull in self._pulls.all():
                 self._pulls.fail(pull, 0, Outcome.CANCELLED, "cancelled")
@@ -214,6 +215,11 @@ class PeerTier:
             **{f"{NAME}.known_{name}": count for name, count in chunks.items()},
             **{f"{NAME}.pulls_{name}": self._counts[name] for name in _PULL_FAULTS},
             **{f"{NAME}.{name}": count for name, count in self.fleet_stats().items()},
+            **{
+                f"{NAME}.{transport.name}.{name}": count
+                for transport in self._transports
+                for name, count in transport.stats().items()
+            },
             f"{NAME}.nodes_suspended": sum(
                 record.breaker.state is not BreakerState.CLOSED for _, record in self.nodes.all()
             ),
@@ -225,7 +231,7 @@ class PeerTier:
 
     def verify(self) -> list[str]:
         """See `RemoteTier`."""
-        return self._pulls.verify()
+        return self._pulls.verify() + [fault for transport in self._transports for fault in transport.verify()]
 
     def problems(self) -> list[str]:
         """See `RemoteTier`."""
@@ -251,7 +257,7 @@ class PeerTier:
         request = r.Pull(number, model, list(pull.layout.to_wire()), b"", len(before), keys, deadline_ms)
         fault, asked_ns = "", self._clock.now_ns()
         try:
-            offer = await self._asking.ask(link, pull.node, request, self._settings.answer_s)
+            offer: r.Offer = await self._asking.ask(link, pull.node, request, self._settings.answer_s)
         except PeerUnreachable as error:
             record.breaker.fail(permit)
             record.fail(str(error))
@@ -279,36 +285,41 @@ class PeerTier:
         elif offer.chunks and address is None:
             log.warning("peer %s offers chunks at %s, expected its own host", pull.node, offer.address)
             self._refuse(pull, "foreign")
-        elif address is None or not self._receive(pull, offer, address, timeout_s):
-            self._counts["queue_full" if offer.chunks else "empty"] += 1
-            if not offer.chunks:
-                self._forget(pull, 0)
-            self._give_up(pull, 0, Outcome.FAILED, "full" if offer.chunks else "gone")
+        elif address is None or not offer.chunks:
+            self._counts["empty"] += 1
+            self._forget(pull, 0)
+            self._give_up(pull, 0, Outcome.FAILED, "gone")
+        elif not await self._receive(pull, self._order_of(pull, link, offer, address, timeout_s=timeout_s)):
+            self._counts["queue_full"] += 1
+            self._give_up(pull, 0, Outcome.FAILED, "full")
         elif offer.chunks < len(pull.moves):
             self._forget(pull, offer.chunks)
             self._give_up(pull, offer.chunks, Outcome.FAILED, "gone")
 
-    def _receive(self, pull: Pull, offer: r.Offer, address: StreamAddress, timeout_s: float) -> bool:
-        layout = pull.layout
-        offsets, slots = pull.columns(offer.chunks)
-        received = self._queue.pull(
-            address.host,
-            address.port,
-            offer.ticket,
-            self._index,
-            offsets,
-            slots,
-            layers=layout.layers,
-            layer_bytes=layout.chunk_bytes // layout.layers,
-            connections=min(offer.connections, offer.chunks),
+    def _order_of(
+        self, pull: Pull, link: PeerLink, offer: r.Offer, address: StreamAddress, *, timeout_s: float
+    ) -> Order:
+        return Order(
+            node=pull.node,
+            link=link,
+            offer=offer,
+            address=address,
+            into=Region(*pull.columns(offer.chunks)),
+            layers=pull.layout.layers,
+            layer_bytes=pull.layout.chunk_bytes // pull.layout.layers,
             stall_s=self._settings.stall_s,
             timeout_s=timeout_s,
-            checks=offer.checks,
-            encrypted=address.is_encrypted,
         )
-        if received:
-            self._pulls.receive(pull, received)
-        return bool(received)
+
+    async def _receive(self, pull: Pull, order: Order) -> bool:
+        """Begin to receive by the first transport that can. Whether one can."""
+        for transport in self._transports:
+            if await transport.accepts(order):
+                received = transport.submit(order)
+                if received:
+                    self._pulls.receive(pull, (transport.name, received))
+                    return True
+        return False
 
     def _refuse(self, pull: Pull, fault: str) -> None:
         """What the node offers is not received."""
@@ -332,17 +343,18 @@ class PeerTier:
         record.read_bytes += pull.received_bytes
         if pull.fault:
             record.fail(pull.fault)
-        if pull.received:
+        if pull.received[1]:
             record.pace.note_bytes(pull.received_bytes, (self._clock.now_ns() - pull.begun_ns) / NS_PER_S)
             self._chunks.set_pace(NodeName(pull.node), record.pace.packed())
 
     def _take_outcomes(self) -> None:
         """Report what the native threads have received."""
-        for one in self._queue.take_outcomes():
-            pull = self._pulls.of_received(one.job)
+        ended = [(transport.name, one) for transport in self._transports for one in transport.completed()]
+        for name, one in ended:
+            pull = self._pulls.of_received((name, one.job))
             if pull is None:
                 continue
-            outcome = _OUTCOMES[one.status]
+            outcome = Outcome(one.ending)
             pull.is_broken |= one.fault in BROKEN
             if outcome is Outcome.BAD_SOURCE:
                 self._forget(pull, one.chunk)

@@ -6,28 +6,23 @@ calls answer codes and raise nothing.
 """
 
 import ctypes
-import importlib
 import mmap
-import os
 import socket
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
+
+from kvpool.transfer.child.mooncake import choose_protocol, import_library
 
 MASTER_TIMEOUT_S = 2.0
 # The library's own buffer, which calls with registered memory do not use.
 LOCAL_BUFFER_BYTES = 1 << 20
-# Seconds after which the library gives a transfer up: its least, so that its threads are not kept by one that nobody waits for.
-LIBRARY_TIMEOUT_S = 5
-INFINIBAND = Path("/sys/class/infiniband")
-# Of what the library writes to standard error.
-LOG_LEVEL = "WARNING"
 
 
 class MooncakeClient:
     """See `child.StoreClient`."""
 
     def __init__(self, store: Any, config: Any, memory: mmap.mmap) -> None:
+        self.facts: Mapping[str, Any] = {}
         self._store = store
         self._config = config
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -55,14 +50,8 @@ class MooncakeClient:
 
 def connect_mooncake(settings: Mapping[str, Any], memory: mmap.mmap) -> MooncakeClient:
     """Join the store. Raises ConnectionError, ImportError or OSError with the reason."""
-    _set_environment(settings["protocol"])
-    try:
-        library: Any = importlib.import_module("mooncake.store")
-    except ImportError as error:
-        raise ImportError(
-            f"the Mooncake client cannot be imported ({error}): install kvpool[store], and libibverbs1, libnuma1 and libcurl4 "
-            "of the system"
-        ) from error
+    choose_protocol(settings["protocol"], "store.protocol")
+    library = import_library("mooncake.store", "store")
     host, _, port = settings["master"].rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), MASTER_TIMEOUT_S).close()
     store = library.MooncakeDistributedStore()
@@ -82,20 +71,6 @@ def connect_mooncake(settings: Mapping[str, Any], memory: mmap.mmap) -> Mooncake
     if code:
         raise ConnectionError(f"{len(memory)} bytes cannot be registered with the store's library: code {code}")
     return client
-
-
-def _set_environment(protocol: str) -> None:
-    """Choose the protocol: the library reads it when it is first used."""
-    os.environ.setdefault("MC_LOG_LEVEL", LOG_LEVEL)
-    os.environ.setdefault("MC_TRANSFER_TIMEOUT", str(LIBRARY_TIMEOUT_S))
-    if protocol == "tcp":
-        os.environ["MC_FORCE_TCP"] = "1"
-        return
-    if not INFINIBAND.is_dir() or not any(INFINIBAND.iterdir()):
-        raise ConnectionError(
-            f"store.protocol is 'rdma' and {INFINIBAND} has no device: the library would use TCP silently"
-        )
-    os.environ["MC_FORCE_HCA"] = "1"
 
 
 def _replicate_config(library: Any, settings: Mapping[str, Any]) -> Any:

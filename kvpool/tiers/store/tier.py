@@ -38,8 +38,8 @@ from kvpool.tiers.remote import PullOrder, RemoteRun
 from kvpool.tiers.store import wire
 from kvpool.tiers.store.objects import ObjectForm
 from kvpool.tiers.store.presence import Presence
-from kvpool.tiers.store.process import COMMAND, Codes, StoreProcess
 from kvpool.tiers.store.transfers import OnEnded, Transfer, Transfers
+from kvpool.transfer.child.process import ChildProcess, ChildTask, Codes, module_command
 from kvpool.types import Level, NamespaceId
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class StoreTier:
         *,
         clock: Clock,
         random: Uniform,
-        command: Sequence[str] = COMMAND,
+        command: Sequence[str] = module_command("kvpool.tiers.store.child"),
         breaker: BreakerSettings | None = None,
     ) -> None:
         self._config = config
@@ -96,8 +96,8 @@ class StoreTier:
             "replicas": config.replicas,
             "pin": config.pin,
         }
-        self.process = StoreProcess(
-            settings, config.buffer, random=random, on_change=self._note_change, command=command
+        self.process = ChildProcess(
+            ChildTask("the shared store", command), settings, config.buffer, random=random, on_change=self._note_change
         )
         self._transfers = Transfers(
             memory,

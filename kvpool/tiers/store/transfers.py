@@ -27,8 +27,8 @@ from kvpool.peers.circuit_breaker import Permit
 from kvpool.tiers.base import ArenaMemory, Moves, Outcome
 from kvpool.tiers.store import wire
 from kvpool.tiers.store.objects import HEADER_BYTES, ObjectForm
-from kvpool.tiers.store.process import Codes, StoreProcess
-from kvpool.tiers.store.ranges import Ranges
+from kvpool.transfer.child.process import ChildProcess, Codes
+from kvpool.transfer.ranges import Ranges
 
 # Chunks and bytes of one request, and requests without an answer: one is under way while another is copied. The library is no
 # faster with more than a MiB at once (measured), and whoever loads follows request by request.
@@ -90,7 +90,7 @@ class Transfers:
     def __init__(
         self,
         memory: ArenaMemory,
-        process: StoreProcess,
+        process: ChildProcess,
         buffer_bytes: int,
         *,
         threads: int,

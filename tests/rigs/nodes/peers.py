@@ -22,7 +22,8 @@ from kvpool.peers.control.client import ControlClient, ControlClientSettings
 from kvpool.peers.control.identity import NodeIdentity
 from kvpool.peers.control.link import LinkSettings, LinkState, PeerLink
 from kvpool.peers.control.pullers import Puller
-from kvpool.peers.control.server import ControlServer, ControlServerSettings, FollowService
+from kvpool.peers.control.server import ControlServer, ControlServerSettings
+from kvpool.peers.control.services import FollowService
 from kvpool.peers.members.member import Member
 
 LAYOUT = Layout(layers=2, kv_heads=1, head_dim=8, chunk_tokens=16)
@@ -57,6 +58,17 @@ def offer_to(pull: r.Pull, chunks: int | None = None) -> r.Offer:
     return r.Offer(pull.pull, count, TICKET, 2, "tcp://127.0.0.1:9", bytes(4 * LAYOUT.layers * count))
 
 
+def stage_of(pull: int, rows: int = 2, part: int = 1) -> r.Stage:
+    """A Stage of the first rows of a pull."""
+    return r.Stage(pull, part, b"", 0, rows, "tcp", 100)
+
+
+def staged_of(stage: r.Stage, rows: int | None = None) -> r.Staged:
+    """All rows that were asked for, or so many."""
+    count = stage.rows if rows is None else rows
+    return r.Staged(stage.pull, stage.part, "127.0.0.1:9", bytes(8), 1 << 40, bytes(4 * count), bytes(count))
+
+
 @dataclass
 class Owner:
     """A pull service that offers everything at once, or keeps pulls for later (`is_slow`)."""
@@ -64,6 +76,7 @@ class Owner:
     is_slow: bool = False
     error: Exception | None = None
     pulls: list[tuple[Puller, r.Pull, Callable[[r.Offer | r.Refused], bool]]] = field(default_factory=list)
+    stages: list[tuple[Puller, r.Stage, Callable[[r.Staged | r.Refused], bool]]] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
     forgotten: list[Puller] = field(default_factory=list)
 
@@ -73,6 +86,11 @@ class Owner:
             raise self.error
         if not self.is_slow:
             answer(offer_to(pull))
+
+    def stage(self, puller: Puller, stage: r.Stage, answer: Callable[[r.Staged | r.Refused], bool]) -> None:
+        self.stages.append((puller, stage, answer))
+        if not self.is_slow:
+            answer(staged_of(stage))
 
     def release(self, puller: Puller, pull: int) -> None:
         self.released.append(pull)

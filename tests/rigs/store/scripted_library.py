@@ -38,6 +38,7 @@ class ScriptedStore:
     """See `child.StoreClient`."""
 
     def __init__(self, directory: Path, memory: mmap.mmap) -> None:
+        self.facts: Mapping[str, Any] = {}
         self._objects = directory / "objects"
         self._script = directory / "script.json"
         self._memory = memory

@@ -15,7 +15,7 @@ from kvpool.server.peers.fleet import Fleet
 LOCAL = ["peer.listen=tcp://127.0.0.1:9470", "peer.stream=tcp://127.0.0.1:9471"]
 PUBLIC = ["peer.listen=tcp://192.0.2.7:9470", "peer.stream=tcp://192.0.2.7:9471"]
 WRONG = {
-    "peer.transport": ["udp", "", "TCP"],
+    "peer.transport": ["udp", "", "TCP", "auto"],
     "peer.listen": [
         "127.0.0.1:9470",
         "tcp://localhost:1",
@@ -38,6 +38,10 @@ WRONG = {
     "peer.connections": ["0", "17", ""],
     "peer.rate": ["2TiB", "-1B", "fast"],
     "peer.encrypt": ["yes", "1", ""],
+    "peer.rdma_protocol": ["roce", "", "auto"],
+    "peer.rdma_devices": ["mlx5 0", "mlx5_0,", "/dev/x", "x" * 257],
+    "peer.rdma_ports": ["15000", "1023-2000", "15000-15014", "65530-65600", "2000-1000", "a-b", "-"],
+    "peer.rdma_buffer": ["7MiB", "65GiB"],
     "peer.offered": ["1023KiB", "17TiB"],
     "peer.promoted": ["1023KiB", "17TiB"],
     "peer.answer_timeout": ["9ms", "61s", "soon"],
@@ -51,10 +55,14 @@ RIGHT = {
     "peer.connections": ["1", "16"],
     "peer.rate": ["0B", "1TiB"],
     "peer.offered": ["1MiB", "16TiB"],
+    "peer.rdma_protocol": ["rdma", "tcp"],
+    "peer.rdma_devices": ["", "mlx5_0", "mlx5_0,rxe0"],
+    "peer.rdma_ports": ["1024-1039", "65520-65535"],
+    "peer.rdma_buffer": ["8MiB", "64GiB"],
     "peer.answer_timeout": ["10ms", "1m"],
     "peer.stall_timeout": ["10ms", "1m"],
     "peer.pull_timeout": ["100ms", "10m"],
-    "peer.transport": ["auto", "tcp", "off"],
+    "peer.transport": ["tcp", "off"],
     "peer.name": ["", "gpu-7", "é" * 128],
 }
 
@@ -122,6 +130,17 @@ def test_options_that_belong_together_are_asked_for_together(keys: list[str], tm
     assert faults_of(*LOCAL, f"peer.etcd_ca={certificate}") == (
         f"peer.etcd_ca is '{certificate}', expected peer.members to name etcd:URL beside it",
     )
+
+
+def test_transfer_engine_needs_keys_and_no_encryption(keys: list[str]) -> None:
+    rdma = "peer.transport=rdma"
+    made = config(*PUBLIC, *keys, rdma).peer
+    assert (made.rdma_protocol, made.rdma_ports) == ("rdma", (15000, 15999))
+    (fault,) = faults_of(*PUBLIC, *keys, rdma, "peer.encrypt=true")
+    assert fault.startswith("peer.transport is 'rdma' and peer.encrypt is true, expected one of both")
+    for wanted in ([*LOCAL, rdma], [rdma], [*keys, rdma]):
+        (fault,) = faults_of(*wanted)
+        assert fault.startswith("peer.transport is 'rdma', expected peer.listen, peer.keys and peer.allow beside it")
 
 
 def test_a_transport_that_is_off_leaves_the_rest_unused() -> None:

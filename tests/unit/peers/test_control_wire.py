@@ -11,13 +11,23 @@ import pytest
 from kvpool.peers.control import records as r
 from kvpool.peers.control import wire
 from kvpool.protocol import frames
-from tests.rigs.nodes.peers import LAYOUT, identity_of, offer_to, pull_of
+from tests.rigs.nodes.peers import LAYOUT, identity_of, offer_to, pull_of, stage_of, staged_of
 
 HELLO = identity_of("node").hello()
 PULL = pull_of(7, 3)
 OFFER = offer_to(PULL)
-REQUESTS: list[Any] = [HELLO, PULL, r.Release(7), r.Ping()]
-ANSWERS: list[Any] = [HELLO, OFFER, offer_to(PULL, 0), r.Refused("busy", "later"), r.Pong(bytes(16))]
+STAGE = stage_of(7, 3)
+STAGED = staged_of(STAGE)
+REQUESTS: list[Any] = [HELLO, PULL, STAGE, stage_of(7, 0, 0), r.Release(7), r.Ping()]
+ANSWERS: list[Any] = [
+    HELLO,
+    OFFER,
+    offer_to(PULL, 0),
+    STAGED,
+    staged_of(STAGE, 0),
+    r.Refused("busy", "later"),
+    r.Pong(bytes(16)),
+]
 
 
 def _request(record: Any, sequence: int = 1) -> wire.Message:
@@ -53,7 +63,7 @@ def test_the_wire_is_as_documented() -> None:
     [
         (HELLO, {"magic": b"KVPL"}),
         (HELLO, {"version": 0}),
-        (HELLO, {"oldest": 2}),
+        (HELLO, {"oldest": 3}),
         (HELLO, {"node": ""}),
         (HELLO, {"node": "n" * 257}),
         (HELLO, {"node": "a\nb"}),
@@ -76,6 +86,16 @@ def test_the_wire_is_as_documented() -> None:
         (PULL, {"keys": bytes(32 * (r.PULL_KEYS_MAX + 1))}),
         (PULL, {"deadline_ms": 0}),
         (PULL, {"deadline_ms": r.DEADLINE_MS_MAX + 1}),
+        (STAGE, {"pull": 0}),
+        (STAGE, {"part": -1}),
+        (STAGE, {"part": 1 << 32}),
+        (STAGE, {"ended": b"abc"}),
+        (STAGE, {"ended": bytes(4 * (r.STAGE_PARTS_MAX + 1))}),
+        (STAGE, {"first": -1}),
+        (STAGE, {"rows": -1}),
+        (STAGE, {"rows": r.STAGE_ROWS_MAX + 1}),
+        (STAGE, {"protocol": "p" * 17}),
+        (STAGE, {"wait_ms": r.STAGE_WAIT_MS_MAX + 1}),
         (r.Release(1), {"pull": 0}),
     ],
 )
@@ -99,6 +119,32 @@ def test_impossible_values_are_refused(record: Any, change: dict[str, Any]) -> N
 def test_impossible_offers_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(wire.WireFault):
         wire.decode_answer([wire.encode_message(replace(OFFER, **change), 4)])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"server": ""},
+        {"server": "host:1"},
+        {"server": "192.0.2.1"},
+        {"life": b"short"},
+        {"address": -1},
+        {"checks": bytes(4)},
+        {"gone": bytes(4)},
+        {"part": -1},
+    ],
+)
+def test_impossible_stagings_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(wire.WireFault):
+        wire.decode_answer([wire.encode_message(replace(STAGED, **change), 4)])
+
+
+def test_staged_rows_have_to_answer_the_stage() -> None:
+    wire.check_staged(STAGE, STAGED)
+    wire.check_staged(STAGE, staged_of(STAGE, 1))
+    for change in ({"pull": 8}, {"part": 2}, {"gone": bytes(4), "checks": bytes(16)}):
+        with pytest.raises(wire.WireFault):
+            wire.check_staged(STAGE, replace(STAGED, **change))
 
 
 def test_an_offer_has_to_answer_the_pull() -> None:

@@ -10,7 +10,8 @@ from kvpool.keys import namespace_fingerprint
 from kvpool.tiers.store import wire
 from kvpool.tiers.store.objects import EPOCH, HEADER_BYTES, ObjectForm
 from kvpool.tiers.store.presence import Presence
-from kvpool.tiers.store.ranges import PAGE_BYTES, Ranges
+from kvpool.transfer.child.frames import Frames, pack
+from kvpool.transfer.ranges import PAGE_BYTES, Ranges
 from kvpool.types import NamespaceId, SizeClassId
 from tests.rigs.daemon import SMALL
 
@@ -63,9 +64,9 @@ def test_answers_are_forgotten_in_time_and_beyond_the_bound() -> None:
 
 def test_frames_are_read_however_they_are_cut() -> None:
     messages = [[1, wire.EXIST, ["a"], [], []], {"master": "x"}, [0, ""]]
-    stream = b"".join(wire.pack(one) for one in messages)
+    stream = b"".join(pack(one) for one in messages)
     for piece in (1, 7, len(stream)):
-        frames = wire.Frames()
+        frames = Frames()
         read = [one for at in range(0, len(stream), piece) for one in frames.feed(stream[at : at + piece])]
         assert read == messages
 
@@ -73,7 +74,7 @@ def test_frames_are_read_however_they_are_cut() -> None:
 @pytest.mark.parametrize("stream", [b"\xff\xff\xff\xff", b"\x01\x00\x00\x00\xc1"])
 def test_what_is_no_frame_is_refused(stream: bytes) -> None:
     with pytest.raises(ProtocolError):
-        wire.Frames().feed(stream)
+        Frames().feed(stream)
 
 
 def test_a_name_has_the_namespace_and_the_key() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from kvpool.clock import MonotonicClock
 from kvpool.errors import PeerUnreachable
+from kvpool.peers.asking import AT_ONCE, Asking
 from kvpool.peers.control.link import PeerLink
-from kvpool.tiers.peer.asking import AT_ONCE, Asking
 from tests.rigs.nodes.peers import TICKET, pull_of
 
 PULLS = 3 * AT_ONCE

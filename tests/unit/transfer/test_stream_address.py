@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvpool.tiers.peer.stream_address import StreamAddress, stream_of
+from kvpool.transfer.stream_address import StreamAddress, stream_of
 
 OWN = "tcp://192.0.2.7:9470"
 

@@ -1,10 +1,10 @@
-"""Store process as the daemon sees it: started, asked, watched, and started again after it has ended.
+"""Child process as the daemon sees it: started, asked, watched, and started again after it has ended.
 
     STARTING ──it serves──► SERVING ──it ends, hangs or is closed──► ENDED ──back-off──► STARTING
-        └──cannot join the store, or takes too long──► ENDED
+        └──cannot use its library, or takes too long──► ENDED
 
-Each life has memory of its own, which objects pass through: what a library that is gone might still write lands in memory that
-nobody reads. A request that has no answer for HANG_S ends the process; every request is answered once, with None where its
+Each life has memory of its own, which bytes pass through: what a library that is gone might still write lands in memory that
+nobody reads. A request that has no answer for `hang_s` ends the process; every request is answered once, with None where its
 process ended. Loop thread only; processes are started and waited for on other threads.
 """
 
@@ -15,29 +15,40 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import kvpool_native
 from kvpool.errors import ProtocolError
 from kvpool.peers.back_off import BackOff, BackOffSettings, Uniform
-from kvpool.tiers.store import wire
+from kvpool.transfer.child.frames import Frames, pack
 
 log = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-m", "kvpool.tiers.store.child")
-# From the start of the process until it serves: the library is large, and the memory has to be registered. A guess.
-START_S = 20.0
-# The longest time without an answer: far beyond the library's own timeouts, each of which may pass twice in a call.
-HANG_S = 60.0
 STOP_S = 5.0
 # A life of this length was a good one: the next attempt begins at the shortest delay.
 GOOD_LIFE_S = 60.0
 
-# Verb, names, offsets, sizes: see `wire`.
-Request = tuple[int, list[str], list[int], list[int]]
 Codes = list[int] | None
 OnAnswer = Callable[[Codes], None]
+
+
+def module_command(module: str) -> tuple[str, ...]:
+    """The command that runs a module of this package as a child."""
+    return (sys.executable, "-m", module)
+
+
+@dataclass(frozen=True, slots=True)
+class ChildTask:
+    """A kind of child. `name`: of what it serves, for the log. `start_s`: from its start until it serves, which a large library
+    and memory to register take (a guess). `hang_s`: the longest time without an answer, far beyond the library's own timeouts,
+    each of which may pass twice in a call."""
+
+    name: str
+    command: Sequence[str]
+    start_s: float = 20.0
+    hang_s: float = 60.0
 
 
 class _Life(asyncio.Protocol):
@@ -45,16 +56,18 @@ class _Life(asyncio.Protocol):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_answer: Callable[[int, list[int]], None]) -> None:
         self._on_answer = on_answer
-        self._frames = wire.Frames()
+        self._frames = Frames()
+        self.facts: Mapping[str, Any] = {}
         self.served: asyncio.Future[str] = loop.create_future()
         self.ended = asyncio.Event()
 
     def data_received(self, data: bytes) -> None:
         """Pass answers on."""
-        for number, answer in self._frames.feed(data):
+        for number, answer, *rest in self._frames.feed(data):
             if number:
                 self._on_answer(number, answer)
             elif not self.served.done():
+                (self.facts,) = rest
                 self.served.set_result(answer)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - any end is an end
@@ -64,23 +77,23 @@ class _Life(asyncio.Protocol):
         self.ended.set()
 
 
-class StoreProcess:
-    """See the module. `on_change`: called when it begins to serve, and when it does no longer."""
+class ChildProcess:
+    """See the module. `settings`: for its next life. `on_change`: called when it begins to serve, and when it ends."""
 
     def __init__(
         self,
+        task: ChildTask,
         settings: Mapping[str, Any],
         memory_bytes: int,
         *,
         random: Uniform,
         on_change: Callable[[], None],
-        command: Sequence[str] = COMMAND,
         back_off: BackOffSettings | None = None,
     ) -> None:
-        self._settings = settings
+        self._kind = task
+        self.settings = dict(settings)
         self._memory_bytes = memory_bytes
         self._on_change = on_change
-        self._command = command
         self._back_off = BackOff(back_off or BackOffSettings(first_s=0.5, most_s=30.0), random)
         self._transport: asyncio.WriteTransport | None = None  # while it serves
         self._waiting: dict[int, tuple[OnAnswer, asyncio.TimerHandle]] = {}
@@ -89,12 +102,13 @@ class StoreProcess:
         self._closing = asyncio.Event()
         self.process: subprocess.Popen[bytes] | None = None
         self.memory: kvpool_native.Mapping | None = None  # of the present life
+        self.facts: Mapping[str, Any] = {}  # of the present life
         self.lives = 0
         self.error = ""  # why the last attempt failed, while it does not serve
 
     def __repr__(self) -> str:
         return (
-            f"<StoreProcess {'serving' if self.is_serving else 'away'}, {self.lives} lives, {len(self._waiting)} asked>"
+            f"<ChildProcess {'serving' if self.is_serving else 'away'}, {self.lives} lives, {len(self._waiting)} asked>"
         )
 
     @property
@@ -121,13 +135,13 @@ class StoreProcess:
         _, left = await asyncio.wait({self._task}, timeout=2 * STOP_S)
         return not left
 
-    def ask(self, request: Request, on_answer: OnAnswer) -> None:
+    def ask(self, request: Sequence[object], on_answer: OnAnswer) -> None:
         """Send a request. REQUIRES: `is_serving`."""
         assert self._transport is not None
         self._numbers += 1
-        hang = asyncio.get_running_loop().call_later(HANG_S, self._end_hanging)
+        hang = asyncio.get_running_loop().call_later(self._kind.hang_s, self._end_hanging)
         self._waiting[self._numbers] = (on_answer, hang)
-        self._transport.write(wire.pack([self._numbers, *request]))
+        self._transport.write(pack([self._numbers, *request]))
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -146,24 +160,24 @@ class StoreProcess:
     async def _live(self) -> None:
         """One life, from the start of the process to its end."""
         loop = asyncio.get_running_loop()
-        memory = kvpool_native.Mapping.create("kvpool-store", self._memory_bytes)
+        memory = kvpool_native.Mapping.create("kvpool-child", self._memory_bytes)
         ours, theirs = socket.socketpair()
         with theirs:
             start = partial(self._spawn, theirs.fileno(), memory.fd)
             self.process = process = await loop.run_in_executor(None, start)
         transport, life = await loop.create_unix_connection(lambda: _Life(loop, self._take_answer), sock=ours)
         try:
-            transport.write(wire.pack(dict(self._settings)))
+            transport.write(pack(self.settings))
             closing: asyncio.Future[bool] = loop.create_task(self._closing.wait())
             either: set[asyncio.Future[Any]] = {life.served, closing}
-            await asyncio.wait(either, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, timeout=self._kind.start_s, return_when=asyncio.FIRST_COMPLETED)
             closing.cancel()
             error = life.served.result() if life.served.done() else "it took too long to start"
             if error:
                 self._note_error(error)
                 return
-            log.info("the shared store is joined by process %d", process.pid)
-            self.error, self.memory, self._transport = "", memory, transport
+            log.info("%s is served by process %d", self._kind.name, process.pid)
+            self.error, self.memory, self.facts, self._transport = "", memory, life.facts, transport
             self.lives += 1
             self._on_change()
             await life.ended.wait()
@@ -185,7 +199,7 @@ class StoreProcess:
         self.process = None
 
     def _spawn(self, socket_fd: int, memory_fd: int) -> "subprocess.Popen[bytes]":
-        arguments = [*self._command, str(socket_fd), str(memory_fd), str(self._memory_bytes)]
+        arguments = [*self._kind.command, str(socket_fd), str(memory_fd), str(self._memory_bytes)]
         return subprocess.Popen(  # noqa: S603 - this package's own program
             arguments, stdin=subprocess.DEVNULL, pass_fds=(socket_fd, memory_fd), start_new_session=True
         )
@@ -196,13 +210,17 @@ class StoreProcess:
         on_answer(codes)
 
     def _end_hanging(self) -> None:
-        self._note_error(f"it has not answered for {HANG_S:g} s")
+        self.kill(f"it has not answered for {self._kind.hang_s:g} s")
+
+    def kill(self, reason: str) -> None:
+        """End this life at once; another one begins after the back-off."""
+        self._note_error(reason)
         if self.process is not None:
             self.process.kill()
 
     def _note_error(self, error: str) -> None:
         if error != self.error:
-            log.warning("the shared store cannot be used: %s", error)
+            log.warning("%s cannot be used: %s", self._kind.name, error)
         self.error = error
 
 

@@ -1,0 +1,270 @@
+"""TransferEngine as the daemon uses it: a child process, and a bounded buffer that bytes bounce in.
+
+Half of the buffer is for what is read from other nodes, the other half for what they read here. All of it can be read *and
+written* by anybody who reaches the ports, so that what comes out of it counts only with the right checksum, and nothing else is
+ever registered. A range goes this way:
+
+    free ──take──► taken ──read──► reading ──answer──► taken ──give──► free
+                                      └──give: too late──► quarantined ──answer──► free
+
+because a read that was given up may still write. Where quarantined ranges take QUARANTINE_PART of a half the process is ended:
+its next life has memory of its own. Every read ends by its deadline. Loop thread only.
+"""
+
+import asyncio
+import os
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+import kvpool_native
+from kvpool.peers.back_off import BackOffSettings, Uniform
+from kvpool.transfer.child.process import ChildProcess, ChildTask, Codes, module_command
+from kvpool.transfer.ranges import PAGE_BYTES, Ranges
+
+COMMAND = module_command("kvpool.transfer.engine.child")
+LIFE_BYTES = 8
+# Of a half: the most that one node has of it, a part at most, and what may be in quarantine.
+PEER_PART = 2
+PARTS = 8
+QUARANTINE_PART = 2
+PART_BYTES_MAX = 16 << 20
+# Ports of former lives that this life avoids.
+PORTS_REMEMBERED = 16
+# Between two ends of the process so that it forgets others' addresses, of which it knows so many.
+RENEWAL_S = 60.0
+SERVERS_MAX = 4096
+COUNTED = ("pulls", "refused", "read_bytes", "served_bytes", "failed_reads", "late_reads")
+BACK_OFF = BackOffSettings(first_s=0.5, most_s=30.0)
+
+
+class Half(IntEnum):
+    """A half of the buffer: for reads of this node, or for what others read here."""
+
+    READ = 0
+    SERVED = 1
+
+
+class ReadEnd(IntEnum):
+    """The end of a read."""
+
+    DONE = 0
+    FAILED = 1
+    LATE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How TransferEngine is used. `host`: of this node, numeric. `devices`: names with commas between, empty: all.
+    `ports`: the first and last one to listen on. `buffer_bytes`: that bytes bounce in."""
+
+    host: str
+    protocol: str
+    devices: str
+    ports: tuple[int, int]
+    buffer_bytes: int
+    command: tuple[str, ...] = COMMAND
+    hang_s: float = 60.0
+    back_off: BackOffSettings = BACK_OFF
+
+
+@dataclass(slots=True, eq=False)
+class BounceRange:
+    """A range of the buffer, for a node. `memory`: of the life of the process that it is from."""
+
+    offset: int
+    size: int
+    peer: str
+    half: Half
+    memory: kvpool_native.Mapping
+    ranges: Ranges
+    is_reading: bool = False
+    is_given: bool = False
+
+
+class Engine:
+    """See the module. `on_change`: called when it begins to serve, and when it no longer does."""
+
+    def __init__(self, settings: EngineSettings, random: Uniform) -> None:
+        self.settings = settings
+        self.on_change: list[Callable[[], None]] = []
+        self._former_ports: deque[int] = deque(maxlen=PORTS_REMEMBERED)
+        task = ChildTask("TransferEngine", settings.command, hang_s=settings.hang_s)
+        asked = {
+            "host": settings.host,
+            "protocol": settings.protocol,
+            "devices": settings.devices,
+            "ports": list(settings.ports),
+            "former_ports": [],
+        }
+        self.process = ChildProcess(
+            task,
+            asked,
+            settings.buffer_bytes,
+            random=random,
+            on_change=self._note_change,
+            back_off=settings.back_off,
+        )
+        self._half_bytes = settings.buffer_bytes // 2 // PAGE_BYTES * PAGE_BYTES
+        self._ranges = self._new_ranges()
+        self._used: Counter[tuple[Half, str]] = Counter()
+        self._waiting: tuple[deque[asyncio.Future[None]], deque[asyncio.Future[None]]] = (deque(), deque())
+        self._lives: dict[str, bytes] = {}
+        self._begun_s = 0.0
+        self.life = b""  # names a life of this node's process
+        self.counts: Counter[str] = Counter()
+        self.quarantined_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Engine {self.settings.protocol} {self.process!r}, {self.quarantined_bytes} bytes in quarantine>"
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether bytes can be read, and others can read here."""
+        return self.process.is_serving
+
+    @property
+    def server(self) -> str:
+        """The address by which others name this life of the process, `HOST:PORT`."""
+        return str(self.process.facts["server"])
+
+    @property
+    def layer_bytes_max(self) -> int:
+        """Of the largest layer that has room."""
+        return self._half_bytes // PEER_PART
+
+    def part_bytes(self, layer_bytes: int) -> int:
+        """The bytes of a part of layers of this size; 0 where one does not fit."""
+        most = max(layer_bytes, min(PART_BYTES_MAX, self._half_bytes // PARTS))
+        return most // layer_bytes * layer_bytes if layer_bytes <= self.layer_bytes_max else 0
+
+    def address_of(self, taken: BounceRange) -> int:
+        """Where others read a range."""
+        return int(self.process.facts["base"]) + taken.offset
+
+    def take(self, half: Half, size: int, peer: str) -> BounceRange | None:
+        """A range for a node; None where there is no room for it now, or nothing is served."""
+        memory = self.process.memory
+        if memory is None or not self.is_serving or self._used[half, peer] + size > self._half_bytes // PEER_PART:
+            return None
+        offset = self._ranges[half].take(size)
+        if offset is None:
+            return None
+        self._used[half, peer] += size
+        return BounceRange(offset, size, peer, half, memory, self._ranges[half])
+
+    async def room(self, half: Half, timeout_s: float) -> None:
+        """Wait until a range may have become free, so long at most."""
+        loop = asyncio.get_running_loop()
+        freed: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(timeout_s, _finish, freed)
+        self._waiting[half].append(freed)
+        try:
+            await freed
+        finally:
+            timer.cancel()
+            if freed in self._waiting[half]:
+                self._waiting[half].remove(freed)
+
+    def give(self, taken: BounceRange) -> None:
+        """A range is needed no longer. Once for each; while it is read into it goes to quarantine."""
+        assert not taken.is_given
+        taken.is_given = True
+        if taken.is_reading:
+            self.quarantined_bytes += taken.size
+            if self.quarantined_bytes > self._half_bytes // QUARANTINE_PART:
+                self.process.kill("too many reads that were given up have not ended")
+        else:
+            self._free(taken)
+
+    def knows(self, server: str, life: bytes) -> bool:
+        """Whether a server's address stands for this life of it. The library remembers what an address stood for, and forgets
+        it with its process alone: that is ended then, once in RENEWAL_S at most."""
+        if len(self._lives) < SERVERS_MAX and self._lives.setdefault(server, life) == life:
+            return True
+        if asyncio.get_running_loop().time() - self._begun_s >= RENEWAL_S:
+            self.process.kill(f"{server} has begun a new life at a former address")
+        return False
+
+    def read(
+        self, into: BounceRange, server: str, address: int, *, size: int, timeout_s: float
+    ) -> "asyncio.Future[ReadEnd]":
+        """Begin to read a server's bytes at an address; ends within the time. REQUIRES: the range was taken and is not read
+        into."""
+        assert not into.is_reading
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[ReadEnd] = loop.create_future()
+        if into.memory is not self.process.memory or not self.is_serving:
+            ended.set_result(ReadEnd.FAILED)
+            return ended
+        into.is_reading = True
+        timer = loop.call_later(timeout_s, self._end_late, ended)
+
+        def take_answer(codes: Codes) -> None:
+            timer.cancel()
+            into.is_reading = False
+            if into.is_given:
+                self.quarantined_bytes -= into.size
+                self._free(into)
+            is_done = codes == [0]
+            self.counts["failed_reads"] += not is_done
+            self.counts["read_bytes"] += size * is_done
+            if not ended.done():
+                ended.set_result(ReadEnd.DONE if is_done else ReadEnd.FAILED)
+
+        self.process.ask([server, into.offset, address, size], take_answer)
+        return ended
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name."""
+        return {
+            "serving": int(self.is_serving),
+            "process_starts": self.process.lives,
+            "quarantined_bytes": self.quarantined_bytes,
+            **{name: self.counts[name] for name in COUNTED},
+        }
+
+    def problem(self) -> str:
+        """Why nothing is served; empty where it is."""
+        return "" if self.is_serving else f"TransferEngine does not serve: {self.process.error or 'it begins'}"
+
+    def verify(self) -> list[str]:
+        """Broken invariants, one line each."""
+        taken = sum(one.taken_bytes for one in self._ranges)
+        return [f"rdma: {taken} bytes are taken, fewer are counted"] if taken < self.quarantined_bytes else []
+
+    def _end_late(self, ended: "asyncio.Future[ReadEnd]") -> None:
+        if not ended.done():
+            self.counts["late_reads"] += 1
+            ended.set_result(ReadEnd.LATE)
+
+    def _free(self, taken: BounceRange) -> None:
+        taken.ranges.give(taken.offset, taken.size)
+        if taken.ranges is self._ranges[taken.half]:
+            self._used[taken.half, taken.peer] -= taken.size
+            if not self._used[taken.half, taken.peer]:
+                del self._used[taken.half, taken.peer]
+        waiting = self._waiting[taken.half]
+        while waiting:
+            _finish(waiting.popleft())
+
+    def _new_ranges(self) -> tuple[Ranges, Ranges]:
+        return Ranges(0, self._half_bytes), Ranges(self._half_bytes, self._half_bytes)
+
+    def _note_change(self) -> None:
+        """A life of the process has begun or ended: each has memory of its own."""
+        if self.is_serving:
+            self._ranges, self._used = self._new_ranges(), Counter()
+            self._lives.clear()
+            self._begun_s = asyncio.get_running_loop().time()
+            self.life = os.urandom(LIFE_BYTES)
+            self._former_ports.append(self.process.facts["port"])
+            self.process.settings["former_ports"] = list(self._former_ports)
+        for call in self.on_change:
+            call()
+
+
+def _finish(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,232 @@
+"""Served parts: layers of offered chunks, copied to where other nodes' TransferEngines read them.
+
+    Stage ──room, rows have landed──► COPYING ──► SERVED ──ended, offer over──► its range is free
+      └──nothing in time──► no rows
+
+A row is copied once, with its checksum in the same pass. It counts only where that is the chunk's, and the chunk is still in
+its slot after the copy; else the chunk has gone. What is read is verified by who reads it: strangers can write there too.
+
+Loop thread only; rows are copied by threads. Invariants: a range is given back once, after no thread writes it; parts of an
+offer that is over are none.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import kvpool_native
+from kvpool.clock import NS_PER_S, Clock, Deadline
+from kvpool.peers.control import records as r
+from kvpool.transfer.engine.engine import BounceRange, Engine, Half
+
+# Between two looks at layers that have not landed.
+LOOK_S = 2e-3
+# Of an offer whose chunks are still landing, in a part: each is looked at alone.
+LANDING_ROWS_MAX = 256
+LANDING = -1
+# Parts of one offer at once.
+PARTS_MAX = 16
+
+Answer = Callable[[r.Staged | r.Refused], bool]
+
+
+Column = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedChunks:
+    """Chunks of an offer, with so many layers each. `columns`: arena offsets, slots and generations, u64."""
+
+    columns: tuple[bytes, bytes, bytes]
+    layers: int
+    layer_bytes: int
+
+
+# CRC-32C u32 [chunk][layer] of chunks whose first layers, so many, have all landed; else empty.
+Checks = Callable[[OfferedChunks], bytes]
+
+
+@dataclass(slots=True)
+class _Offered:
+    """An offer as it is served. `checks`: of its rows, once all have landed. `parts`: by number."""
+
+    peer: str
+    chunks: OfferedChunks
+    offsets: list[int]
+    slots: list[int]
+    generations: list[int]
+    checks: Column | None = None
+    parts: dict[int, BounceRange] = field(default_factory=dict)
+    tasks: "set[asyncio.Task[None]]" = field(default_factory=set)
+
+    @property
+    def rows(self) -> int:
+        return len(self.offsets) * self.chunks.layers
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows that can be copied: the first one's number, and the checksum that each should have; None where its chunk has
+    gone."""
+
+    offered: _Offered
+    first: int
+    checks: Sequence[int | None]
+
+
+class ServedParts:
+    """See the module. `bytes_per_s`: that one node reads at most, 0 for no bound."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        arena: kvpool_native.Mapping,
+        index: kvpool_native.IndexView,
+        checks: Checks,
+        *,
+        threads: int,
+        bytes_per_s: int,
+        clock: Clock,
+    ) -> None:
+        self._engine = engine
+        self._arena = arena
+        self._index = index
+        self._checks = checks
+        self._bytes_per_s = bytes_per_s
+        self._clock = clock
+        self._threads = ThreadPoolExecutor(threads, "kvpool-served")
+        self._offers: dict[int, _Offered] = {}
+        self._free_ns: dict[str, int] = {}  # when each node may read more
+
+    def __repr__(self) -> str:
+        return f"<ServedParts of {len(self._offers)} offers>"
+
+    def add(self, offer: int, peer: str, chunks: OfferedChunks, checks: bytes) -> None:
+        """An offer has begun. `checks`: CRC-32C [chunk][layer], or empty where not all have landed."""
+        offsets, slots, generations = (np.frombuffer(one, "<u8").tolist() for one in chunks.columns)
+        offered = self._offers[offer] = _Offered(peer, chunks, offsets, slots, generations)
+        if checks:
+            offered.checks = np.frombuffer(checks, "<u4").reshape(-1, chunks.layers).T.ravel()
+
+    def drop(self, offer: int) -> None:
+        """An offer is over: its chunks may leave their slots."""
+        offered = self._offers.pop(offer)
+        for task in offered.tasks:
+            task.cancel()
+        for part in list(offered.parts):
+            self._engine.give(offered.parts.pop(part))
+
+    def serve(self, offer: int | None, stage: r.Stage, answer: Answer) -> None:
+        """Answer a Stage, now or later. `offer`: of its pull, None where there is none."""
+        offered = None if offer is None else self._offers.get(offer)
+        protocol = self._engine.settings.protocol
+        if not self._engine.is_serving or stage.protocol != protocol:
+            here = protocol if self._engine.is_serving else "none that runs"
+            text = f"TransferEngine of this node uses {here}, the puller's {stage.protocol}"
+            answer(r.Refused(r.RefusalCode.TRANSPORT, text))
+        elif offered is None:
+            answer(r.Refused(r.RefusalCode.FAILED, "the pull has no chunks here, or has ended"))
+        elif stage.part in offered.parts or stage.first + stage.rows > offered.rows or len(offered.tasks) >= PARTS_MAX:
+            answer(r.Refused(r.RefusalCode.PROTOCOL, "a part that there cannot be"))
+        else:
+            for part in np.frombuffer(stage.ended, "<u4"):
+                if int(part) in offered.parts:
+                    self._engine.give(offered.parts.pop(int(part)))
+            task = asyncio.get_running_loop().create_task(self._stage(offered, stage, answer))
+            offered.tasks.add(task)
+            task.add_done_callback(offered.tasks.discard)
+
+    def close(self) -> None:
+        """Wait for the copies. Any thread; no offer is left."""
+        self._threads.shutdown()
+
+    async def _stage(self, offered: _Offered, stage: r.Stage, answer: Answer) -> None:
+        deadline = Deadline(stage.wait_ms / 1000, self._clock)
+        size = offered.chunks.layer_bytes
+        most = min(stage.rows, self._engine.part_bytes(size) // size)
+        rows = await self._wait_for_rows(offered, stage.first, most, deadline) if most else None
+        taken = await self._wait_for_room(len(rows.checks) * size, offered.peer, deadline) if rows else None
+        if rows is None or taken is None:
+            answer(r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, 0, b"", b""))
+            return
+        copying = asyncio.get_running_loop().run_in_executor(self._threads, self._copy, rows, taken)
+        try:
+            checks, gone = await asyncio.shield(copying)
+        except asyncio.CancelledError:
+            copying.add_done_callback(lambda _: self._engine.give(taken))
+            raise
+        if taken.memory is not self._engine.process.memory:
+            self._engine.give(taken)
+            answer(r.Refused(r.RefusalCode.TRANSPORT, "TransferEngine of this node has ended"))
+            return
+        await self._keep_pace(offered.peer, taken.size)
+        offered.parts[stage.part] = taken
+        self._engine.counts["served_bytes"] += taken.size
+        address = self._engine.address_of(taken)
+        answer(r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, address, checks, gone))
+
+    async def _wait_for_rows(self, offered: _Offered, first: int, most: int, deadline: Deadline) -> _Rows | None:
+        """The first rows that have landed, or whose chunks have gone; None where the first one does neither in time."""
+        if offered.checks is not None:
+            return _Rows(offered, first, offered.checks[first : first + most].tolist())
+        checks: list[int | None] = []
+        while not checks and not deadline.has_passed():
+            for row in range(first, first + min(most, LANDING_ROWS_MAX)):
+                found = self._look_at(offered, row)
+                if found == LANDING:
+                    break
+                checks.append(found)
+            if not checks:
+                await asyncio.sleep(LOOK_S)
+        return _Rows(offered, first, checks) if checks else None
+
+    def _look_at(self, offered: _Offered, row: int) -> int | None:
+        """The checksum of a row, LANDING, or None where its chunk has gone."""
+        layer, chunk = divmod(row, len(offered.offsets))
+        offsets, slots, generations = (one[8 * chunk : 8 * chunk + 8] for one in offered.chunks.columns)
+        one = OfferedChunks((offsets, slots, generations), layer + 1, offered.chunks.layer_bytes)
+        checks = self._checks(one)
+        if checks:
+            return int.from_bytes(checks[-r.CHECKSUM_BYTES :], "little")
+        return LANDING if self._is_there(offered, chunk) else None
+
+    def _is_there(self, offered: _Offered, chunk: int) -> bool:
+        """Whether a chunk is in its slot."""
+        return self._index.generation_at(offered.slots[chunk]) == offered.generations[chunk]
+
+    async def _wait_for_room(self, size: int, peer: str, deadline: Deadline) -> BounceRange | None:
+        while True:
+            taken = self._engine.take(Half.SERVED, size, peer)
+            if taken is not None or deadline.has_passed() or not self._engine.is_serving:
+                return taken
+            await self._engine.room(Half.SERVED, deadline.remaining_s())
+
+    async def _keep_pace(self, peer: str, size: int) -> None:
+        """Wait until a node may read so many bytes more."""
+        if not self._bytes_per_s:
+            return
+        now_ns = self._clock.now_ns()
+        self._free_ns = {name: free_ns for name, free_ns in self._free_ns.items() if free_ns > now_ns}
+        free_ns = self._free_ns.get(peer, now_ns)
+        self._free_ns[peer] = free_ns + size * NS_PER_S // self._bytes_per_s
+        await asyncio.sleep((free_ns - now_ns) / NS_PER_S)
+
+    def _copy(self, rows: _Rows, taken: BounceRange) -> tuple[bytes, bytes]:
+        """Copy rows one behind the other: their checksums, and which have gone. On a thread."""
+        offered, size = rows.offered, rows.offered.chunks.layer_bytes
+        checks, gone = bytearray(), bytearray()
+        for number, check in enumerate(rows.checks):
+            layer, chunk = divmod(rows.first + number, len(offered.offsets))
+            target, found = (taken.offset + number * size).to_bytes(8, "little"), b""
+            if check is not None:
+                source = offered.offsets[chunk] + layer * size
+                found = kvpool_native.copy_extents(taken.memory, target, self._arena, source, 1, size)
+            # The generation after the copy: the bytes are this chunk's.
+            is_good = bool(found) and int.from_bytes(found, "little") == check and self._is_there(offered, chunk)
+            checks += found if is_good else bytes(r.CHECKSUM_BYTES)
+            gone.append(not is_good)
+        return bytes(checks), bytes(gone)

@@ -1,0 +1,77 @@
+"""Native TCP stream behind the interface of a transport: threads receive straight into the slots. Always there."""
+
+import asyncio
+from collections.abc import Callable
+
+import kvpool_native
+from kvpool.transfer.transport import Capabilities, ChunkEnd, Ending, Order
+
+STOP_TIMEOUT_S = 10.0
+
+
+class StreamTransport:
+    """See the module, and `Transport`."""
+
+    name = "tcp"
+    capabilities = Capabilities(is_encrypted=True, layer_bytes_max=1 << 62)
+
+    def __init__(
+        self, arena: kvpool_native.Mapping, index: kvpool_native.Mapping, *, threads: int, jobs_max: int
+    ) -> None:
+        self._index = kvpool_native.IndexView(index)
+        self._queue = kvpool_native.PullQueue(arena, index, threads, jobs_max)
+        self._pulls = 0
+        self._on_completed: Callable[[], None] = lambda: None
+
+    def __repr__(self) -> str:
+        return f"<StreamTransport {self._queue.stats()['running']} connections>"
+
+    def start(self, on_completed: Callable[[], None]) -> None:
+        """See `Transport`."""
+        self._on_completed = on_completed
+        asyncio.get_running_loop().add_reader(self._queue.fileno(), on_completed)
+
+    async def close(self) -> bool:
+        """See `Transport`."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._queue.fileno())
+        has_ended = await loop.run_in_executor(None, self._queue.stop, STOP_TIMEOUT_S)
+        self._on_completed()
+        return has_ended
+
+    async def accepts(self, order: Order) -> bool:
+        """See `Transport`. Every offer names a stream."""
+        return bool(order.offer.chunks)
+
+    def submit(self, order: Order) -> int:
+        """See `Transport`."""
+        offer, address = order.offer, order.address
+        number = self._queue.pull(
+            address.host,
+            address.port,
+            offer.ticket,
+            self._index,
+            order.into.arena_offsets,
+            order.into.arena_slots,
+            layers=order.layers,
+            layer_bytes=order.layer_bytes,
+            connections=min(offer.connections, offer.chunks),
+            stall_s=order.stall_s,
+            timeout_s=order.timeout_s,
+            checks=offer.checks,
+            encrypted=address.is_encrypted,
+        )
+        self._pulls += bool(number)
+        return number
+
+    def completed(self) -> list[ChunkEnd]:
+        """See `Transport`."""
+        return [ChunkEnd(one.job, one.chunk, Ending(one.status), one.fault) for one in self._queue.take_outcomes()]
+
+    def stats(self) -> dict[str, int]:
+        """See `Transport`."""
+        return {"pulls": self._pulls}
+
+    def verify(self) -> list[str]:
+        """See `Transport`."""
+        return []

@@ -1,0 +1,103 @@
+"""Two daemons whose chunks come by TransferEngine, and what a stranger can do to what is registered with it.
+
+KVPOOL_RDMA_PROTOCOL (tcp), KVPOOL_RDMA_DEVICE and KVPOOL_RDMA_HOST choose what it uses, so that the same tests run where there
+is RDMA. The package is optional: `needs_engine` skips where it is missing, with the reason.
+"""
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from kvpool.config.curve_keys import make_key_pair, write_key_file
+from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.payload import assert_right_bytes
+
+PROTOCOL = os.environ.get("KVPOOL_RDMA_PROTOCOL", "tcp")
+DEVICES = os.environ.get("KVPOOL_RDMA_DEVICE", "")
+HOST = os.environ.get("KVPOOL_RDMA_HOST", "127.0.0.1")
+CHILD = "kvpool.transfer.engine.child"
+
+
+def _missing() -> str:
+    if importlib.util.find_spec("mooncake") is None:
+        return "mooncake-transfer-engine-non-cuda is not installed"
+    found = subprocess.run([sys.executable, "-c", "import mooncake.engine"], capture_output=True, text=True)
+    last = (found.stderr.strip().splitlines() or [""])[-1]
+    return f"mooncake.engine cannot be imported: {last}" if found.returncode else ""
+
+
+REASON = _missing()
+needs_engine = pytest.mark.skipif(bool(REASON), reason=REASON or "it is there")
+
+
+def free_port() -> int:
+    """A port of the host that nobody listens on now."""
+    with socket.socket(socket.AF_INET6 if ":" in HOST else socket.AF_INET) as one:
+        one.bind((HOST, 0))
+        return int(one.getsockname()[1])
+
+
+@contextmanager
+def engine_daemons(directory: Path, **further: str) -> Iterator[tuple[Daemon, Daemon]]:
+    """Two peers, owner and puller, both with TransferEngine. Options that differ: `owner__NAME`, `here__NAME`."""
+    pair = make_key_pair()
+    write_key_file(str(directory / "key"), pair)
+    (directory / "allow").write_text(pair.public.decode() + "\n")
+    ports = {"owner": free_port(), "here": free_port()}
+    made = {}
+    for name in ("owner", "here"):
+        (directory / name).mkdir()
+        options = {
+            "peer.listen": f"tcp://{HOST}:{ports[name]}",
+            "peer.stream": f"tcp://{HOST}:0",
+            "peer.name": name,
+            "peer.members": ", ".join(f"{HOST}:{port}" for port in ports.values()),
+            "peer.keys": str(directory / "key"),
+            "peer.allow": str(directory / "allow"),
+            "peer.transport": "rdma",
+            "peer.rdma_protocol": PROTOCOL,
+            "peer.rdma_devices": DEVICES,
+            "peer.rdma_buffer": "8MiB",
+        }
+        for key, value in further.items():
+            if key.startswith(f"{name}__"):
+                options[key.removeprefix(f"{name}__").replace("__", ".")] = value
+        made[name] = Daemon(directory / name, **options)
+    with made["owner"] as owner, made["here"] as here:
+        yield owner, here
+        for daemon in (owner, here):
+            assert daemon.process is None or daemon.process.poll() is not None or daemon.problems() == []
+
+
+def serving(*daemons: Daemon) -> None:
+    """Wait until these daemons' TransferEngines serve."""
+    for daemon in daemons:
+        wait_until(lambda daemon=daemon: daemon.stats().get("peer.rdma.serving") == 1, "TransferEngine serves")  # type: ignore[misc]
+
+
+def child_of(daemon: Daemon) -> int:
+    """The process of a daemon's TransferEngine."""
+    assert daemon.process is not None
+    children = Path(f"/proc/{daemon.process.pid}/task").glob("*/children")
+    found = {int(one) for path in children for one in path.read_text().split()}
+    (child,) = [one for one in found if CHILD in Path(f"/proc/{one}/cmdline").read_text()]
+    return child
+
+
+def load(pool: kv.Pool, keys: kv.KeyChain, layout: kv.Layout) -> kv.LoadResult:
+    """Load what there is of a chain, and compare its bytes."""
+    into = np.zeros((len(keys), layout.chunk_bytes), np.uint8)
+    lease = pool.acquire(pool.lookup(keys))
+    result = pool.load(lease, into=into[: lease.chunks]).wait()
+    lease.release()
+    assert_right_bytes(keys, layout, result, into)
+    return result

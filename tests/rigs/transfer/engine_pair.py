@@ -1,0 +1,185 @@
+"""An owner and a puller on one loop, with an engine each: chunks go from slots to slots, without daemons and control plane."""
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from kvpool.clock import MonotonicClock
+from kvpool.errors import Refused
+from kvpool.peers.back_off import BackOffSettings
+from kvpool.peers.control import records as r
+from kvpool.peers.control.link import PeerLife, PeerLink
+from kvpool.transfer.engine.engine import COMMAND, Engine, EngineSettings
+from kvpool.transfer.engine.engine_transport import EngineTransport
+from kvpool.transfer.engine.served_parts import OfferedChunks, ServedParts
+from kvpool.transfer.stream_address import StreamAddress
+from kvpool.transfer.transport import ChunkEnd, Order, Region
+from tests.rigs.transfer.engine_daemons import DEVICES, HOST, PROTOCOL
+from tests.rigs.transfer.scripted_engine import Script
+from tests.unit.transfer.test_streams import LAYER_BYTES, LAYERS, LONG_S, Node
+
+SCRIPTED = (sys.executable, "-m", "tests.rigs.transfer.scripted_engine")
+OFFER = 1
+PULL = 7
+
+
+async def until(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
+    """Until the condition holds; fails with `what` after the time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        await asyncio.sleep(0.002)
+
+
+@dataclass
+class Link:
+    """In a link's place: the owner's parts answer. `change`: what is done to each answer on its way."""
+
+    parts: ServedParts
+    change: Callable[[r.Staged], r.Staged | None] = lambda staged: staged
+    asked: list[r.Stage] = field(default_factory=list)
+    life: PeerLife = field(default_factory=lambda: PeerLife("owner", bytes(16), "", is_new=False, version=2))
+
+    def request(self, stage: r.Stage, timeout_s: float) -> "asyncio.Future[Any]":
+        """See `PeerLink`."""
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.asked.append(stage)
+
+        def answer(found: r.Staged | r.Refused) -> bool:
+            if answered.done():
+                return False
+            if isinstance(found, r.Refused):
+                answered.set_exception(Refused(found.code, found.text))
+            elif (changed := self.change(found)) is not None:
+                answered.set_result(changed)
+            return True
+
+        self.parts.serve(OFFER, stage, answer)
+        return answered
+
+
+@dataclass
+class Side:
+    """A node: its slots, its engine, and what it does with both."""
+
+    node: Node
+    engine: Engine
+    parts: ServedParts
+    transport: EngineTransport
+    directory: Path
+
+    def follow(self, script: Script) -> None:
+        """From now on the scripted library does this."""
+        script.write(self.directory)
+
+
+@dataclass
+class Pair:
+    """Both sides, and the link from puller to owner."""
+
+    owner: Side
+    here: Side
+    link: Link
+    checks: bytes
+    chunks: int
+
+    def order(self, *, timeout_s: float = LONG_S, stall_s: float = LONG_S, has_checks: bool = True) -> Order:
+        """The order of all chunks of the owner."""
+        slots = self.here.node.slots
+        checks = self.checks if has_checks else b""
+        offer = r.Offer(PULL, self.chunks, bytes(32), 1, f"tcp://{HOST}:9", checks)
+        return Order(
+            node="owner",
+            link=cast(PeerLink, self.link),
+            offer=offer,
+            address=StreamAddress(HOST, 9),
+            into=Region(slots.offsets, slots.slots),
+            layers=LAYERS,
+            layer_bytes=LAYER_BYTES,
+            stall_s=stall_s,
+            timeout_s=timeout_s,
+        )
+
+    async def pull(self, order: Order) -> list[ChunkEnd]:
+        """Submit an order; the ends of its chunks, in their order."""
+        assert self.here.transport.submit(order)
+        return await self.ends()
+
+    async def ends(self) -> list[ChunkEnd]:
+        """The ends of all chunks."""
+        found: list[ChunkEnd] = []
+
+        def has_all() -> bool:
+            found.extend(self.here.transport.completed())
+            return len(found) >= self.chunks
+
+        await until(has_all, "every chunk has ended")
+        return sorted(found, key=lambda one: one.chunk)
+
+
+def _side(directory: Path, chunks: int, *, is_owner: bool, is_real: bool, buffer_bytes: int, rate: int) -> Side:
+    directory.mkdir()
+    Script().write(directory)
+    node, clock = Node(chunks, is_owner=is_owner), MonotonicClock()
+    engine = Engine(
+        EngineSettings(
+            host=HOST,
+            protocol=PROTOCOL if is_real else "tcp",
+            devices=DEVICES if is_real else str(directory),
+            ports=(15000, 15999),
+            buffer_bytes=buffer_bytes,
+            command=COMMAND if is_real else SCRIPTED,
+            back_off=BackOffSettings(first_s=0.05, most_s=0.1),
+        ),
+        random.Random(1),
+    )
+    server = node.serve()
+
+    def checks_of(offered: OfferedChunks) -> bytes:
+        return server.checks(node.store.view, *offered.columns, layers=offered.layers, layer_bytes=offered.layer_bytes)
+
+    arena, index = node.store.arena, node.store.index
+    parts = ServedParts(engine, arena, node.store.view, checks_of, threads=1, bytes_per_s=rate, clock=clock)
+    if is_owner:
+        slots = node.slots
+        offered = OfferedChunks((slots.offsets, slots.slots, slots.generations), LAYERS, LAYER_BYTES)
+        parts.add(OFFER, "here", offered, checks_of(offered))
+    transport = EngineTransport(engine, arena, index, threads=1, jobs_max=4, clock=clock)
+    return Side(node, engine, parts, transport, directory)
+
+
+@asynccontextmanager
+async def engine_pair(
+    directory: Path, *, chunks: int = 5, is_real: bool = False, buffer_bytes: int = 128 << 10, rate: int = 0
+) -> AsyncIterator[Pair]:
+    """A pair whose engines serve. `is_real`: with the library."""
+    owner, here = (
+        _side(directory / name, chunks, is_owner=name == "owner", is_real=is_real, buffer_bytes=buffer_bytes, rate=rate)
+        for name in ("owner", "here")
+    )
+    slots = owner.node.slots
+    server = owner.node.serve()
+    checks = server.checks(
+        owner.node.store.view, slots.offsets, slots.slots, slots.generations, layers=LAYERS, layer_bytes=LAYER_BYTES
+    )
+    pair = Pair(owner, here, Link(owner.parts), checks, chunks)
+    try:
+        for side in (owner, here):
+            side.transport.start(lambda: None)
+        await until(lambda: owner.engine.is_serving and here.engine.is_serving, "both engines serve")
+        yield pair
+        for side in (owner, here):
+            assert side.engine.verify() == []
+    finally:
+        for side in (here, owner):
+            side.follow(Script())
+            assert await side.transport.close()
+        owner.parts.drop(OFFER)
+        for side in (here, owner):
+            side.parts.close()

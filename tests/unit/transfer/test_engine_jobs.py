@@ -1,0 +1,305 @@
+"""Pulls by TransferEngine with a scripted library: what arrives, what is refused, what ends by its deadline, and the bounds."""
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvpool.peers.control import records as r
+from kvpool.transfer.engine.engine import Half, ReadEnd
+from kvpool.transfer.transport import Ending
+from tests.rigs.transfer.engine_pair import Pair, engine_pair, until
+from tests.rigs.transfer.scripted_engine import Script
+from tests.unit.transfer.test_streams import LAYER_BYTES, LAYERS, payload
+
+pytestmark = pytest.mark.asyncio
+
+
+def arrived(pair: Pair) -> None:
+    for name in range(pair.chunks):
+        assert pair.here.node.chunk(name) == payload(name)
+
+
+def nothing_is_taken(pair: Pair) -> None:
+    """Every range has come back."""
+    engine = pair.here.engine
+    assert engine.quarantined_bytes == 0
+    taken = [engine.take(Half.READ, engine.layer_bytes_max, name) for name in ("a", "b")]
+    assert all(taken)
+    for one in taken:
+        assert one is not None
+        engine.give(one)
+
+
+@pytest.mark.parametrize("has_checks", [True, False])
+async def test_chunks_arrive_with_their_bytes_layer_by_layer(tmp_path: Path, has_checks: bool) -> None:
+    async with engine_pair(tmp_path) as pair:
+        ends = await pair.pull(pair.order(has_checks=has_checks))
+        assert [(one.chunk, one.ending, one.fault) for one in ends] == [(n, Ending.DONE, "") for n in range(5)]
+        arrived(pair)
+        rows = [row for stage in pair.link.asked for row in range(stage.first, stage.first + stage.rows)]
+        assert rows == list(range(5 * LAYERS))  # layer 0 of all chunks, then layer 1, …
+        assert len(pair.link.asked) > 1
+        size = 5 * LAYERS * LAYER_BYTES
+        assert pair.here.engine.stats()["read_bytes"] == pair.owner.engine.stats()["served_bytes"] == size
+        nothing_is_taken(pair)
+
+
+async def test_bytes_that_a_stranger_put_into_the_owners_buffer_never_land(tmp_path: Path) -> None:
+    """Whoever reaches the port can write there: here between the copy and the read."""
+
+    async with engine_pair(tmp_path) as pair:
+        memory = pair.owner.engine.process.memory
+        assert memory is not None
+        half = memory.size // 2
+
+        def strike(staged: r.Staged) -> r.Staged:
+            memory.view()[half:] = 0x5A
+            return staged
+
+        pair.link.change = strike
+        ends = await pair.pull(pair.order())
+        assert {(one.ending, one.fault) for one in ends} == {(Ending.WRONG, "checksum")}
+        nothing_is_taken(pair)
+
+
+async def test_one_wrong_layer_ends_its_chunk_alone(tmp_path: Path) -> None:
+    async with engine_pair(tmp_path) as pair:
+        memory = pair.owner.engine.process.memory
+        assert memory is not None
+
+        def strike(staged: r.Staged) -> r.Staged:
+            if staged.part == 1:
+                memory.view()[memory.size // 2 + 2 * LAYER_BYTES] ^= 255
+            return staged
+
+        pair.link.change = strike
+        ends = await pair.pull(pair.order())
+        assert [one.ending for one in ends] == [Ending.DONE, Ending.DONE, Ending.WRONG, Ending.DONE, Ending.DONE]
+
+
+@pytest.mark.parametrize("has_checks", [True, False])
+async def test_checksums_of_another_chunk_are_no_proof(tmp_path: Path, has_checks: bool) -> None:
+    """The owner's answer has other checksums than were promised, or than its bytes."""
+    async with engine_pair(tmp_path) as pair:
+        pair.link.change = lambda staged: replace(staged, checks=bytes(len(staged.checks)))
+        ends = await pair.pull(pair.order(has_checks=has_checks))
+        assert {(one.ending, one.fault) for one in ends} == {(Ending.WRONG, "checksum")}
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"server": "192.0.2.1:15000"}, "foreign"),
+        ({"server": "[::1]:15000"}, "foreign"),
+        ({"address": 1 << 62}, "broken"),
+        ({"server": "127.0.0.1:9"}, "broken"),
+    ],
+)
+async def test_places_that_are_not_the_owners_are_not_read(
+    tmp_path: Path, change: dict[str, object], fault: str
+) -> None:
+    async with engine_pair(tmp_path) as pair:
+        pair.link.change = lambda staged: replace(staged, **change)  # type: ignore[arg-type]
+        ends = await pair.pull(pair.order())
+        assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, fault)}
+        assert not await pair.here.transport.accepts(pair.order())  # the stream is used for a while
+
+
+async def test_an_address_of_a_former_life_is_not_read(tmp_path: Path) -> None:
+    async with engine_pair(tmp_path) as pair:
+        assert [one.ending for one in await pair.pull(pair.order())] == [Ending.DONE] * 5
+        lives = pair.here.engine.process.lives
+        pair.link.change = lambda staged: replace(staged, life=b"another!")
+        assert not pair.here.engine.knows(pair.owner.engine.server, b"another!")
+        assert pair.here.engine.process.lives == lives  # not for one such claim within a minute
+
+
+async def test_chunks_that_left_their_slots_are_gone(tmp_path: Path) -> None:
+    async with engine_pair(tmp_path) as pair:
+        pair.link.change = lambda staged: replace(staged, gone=bytes([1]) + staged.gone[1:])
+        ends = await pair.pull(pair.order())
+        assert ends[0].fault == "gone"
+        assert ends[0].ending is Ending.WRONG
+
+
+async def test_a_read_that_hangs_ends_in_time_and_its_range_stays_in_quarantine(tmp_path: Path) -> None:
+    async with engine_pair(tmp_path) as pair:
+        pair.here.follow(Script(is_stuck=True))
+        ends = await pair.pull(pair.order(stall_s=0.2, timeout_s=1.0))
+        assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "late")}
+        engine = pair.here.engine
+        held = engine.quarantined_bytes
+        assert held > 0
+        assert engine.take(Half.READ, engine.layer_bytes_max, "owner") is None  # it counts as the node's
+        pair.here.follow(Script())
+        await until(lambda: engine.quarantined_bytes == 0, "the late reads have ended, and the ranges are back")
+        nothing_is_taken(pair)
+        assert pair.here.engine.stats()["late_reads"] > 0
+
+
+async def test_too_much_in_quarantine_ends_the_process(tmp_path: Path) -> None:
+    async with engine_pair(tmp_path) as pair:
+        engine = pair.here.engine
+        pair.here.follow(Script(is_stuck=True))
+        for name in ("a", "b"):
+            into = engine.take(Half.READ, engine.layer_bytes_max, name)
+            assert into is not None
+            ended = engine.read(into, pair.owner.engine.server, 1 << 40, size=100, timeout_s=0.01)
+            assert await ended is ReadEnd.LATE
+            engine.give(into)
+        pair.here.follow(Script())
+        await until(lambda: engine.process.lives == 2 and engine.is_serving, "another life has begun")
+        nothing_is_taken(pair)
+        assert [one.ending for one in await pair.pull(pair.order())] == [Ending.DONE] * 5
+
+
+@pytest.mark.parametrize("script", [Script(fails=True), Script(refuses=True)])
+async def test_reads_that_fail_are_failures_and_the_stream_is_used_next(tmp_path: Path, script: Script) -> None:
+    async with engine_pair(tmp_path) as pair:
+        assert await pair.here.transport.accepts(pair.order())
+        pair.here.follow(script)
+        ends = await pair.pull(pair.order())
+        assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "broken")}
+        assert not await pair.here.transport.accepts(pair.order())
+
+
+@pytest.mark.parametrize("side", ["owner", "here"])
+async def test_an_end_of_either_process_fails_the_pull_and_is_survived(tmp_path: Path, side: str) -> None:
+    async with engine_pair(tmp_path) as pair:
+        ended = pair.owner if side == "owner" else pair.here
+
+        def kill(staged: r.Staged) -> r.Staged:
+            if staged.part == 1:
+                process = ended.engine.process.process
+                assert process is not None
+                os.kill(process.pid, signal.SIGKILL)
+                process.wait()
+            return staged
+
+        pair.link.change = kill
+        ends = await pair.pull(pair.order(stall_s=5.0))
+        assert {one.ending for one in ends} == {Ending.FAILED}
+        await until(lambda: ended.engine.process.lives == 2 and ended.engine.is_serving, "it was started again")
+        pair.link.change = lambda staged: staged
+        nothing_is_taken(pair)
+
+
+async def test_an_abort_inside_the_library_ends_nothing_but_its_process(tmp_path: Path) -> None:
+    async with engine_pair(tmp_path) as pair:
+        pair.here.follow(Script(aborts=True))
+        ends = await pair.pull(pair.order())
+        assert {one.ending for one in ends} == {Ending.FAILED}
+        assert pair.here.engine.problem()
+        assert not await pair.here.transport.accepts(pair.order())
+        pair.here.follow(Script())
+        await until(lambda: pair.here.engine.is_serving, "it was started again")
+
+
+async def test_an_owner_that_stages_nothing_is_late(tmp_path: Path) -> None:
+    async with engine_pair(tmp_path) as pair:
+        pair.link.change = lambda staged: replace(staged, checks=b"", gone=b"", address=0)
+        ends = await pair.pull(pair.order(timeout_s=0.5))
+        assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "late")}
+        nothing_is_taken(pair)
+
+
+async def test_parts_may_come_with_fewer_rows_than_were_asked_for(tmp_path: Path) -> None:
+    def shorten(staged: r.Staged) -> r.Staged:
+        rows = max(1, len(staged.gone) - 2)
+        return replace(staged, checks=staged.checks[: 4 * rows], gone=staged.gone[:rows])
+
+    async with engine_pair(tmp_path) as pair:
+        pair.link.change = shorten
+        assert [one.ending for one in await pair.pull(pair.order())] == [Ending.DONE] * 5
+        arrived(pair)
+        nothing_is_taken(pair)
+
+
+async def test_a_closed_transport_reports_what_it_drops(tmp_path: Path) -> None:
+    async with engine_pair(tmp_path) as pair:
+        pair.here.follow(Script(is_stuck=True))
+        assert pair.here.transport.submit(pair.order())
+        await until(lambda: pair.link.asked, "it has begun")
+        closing = asyncio.ensure_future(pair.here.transport.close())
+        ends = await pair.ends()
+        assert {(one.ending, one.fault) for one in ends} == {(Ending.CANCELLED, "cancelled")}
+        assert await closing
+        assert pair.here.transport.submit(pair.order()) == 0
+
+
+async def test_one_node_has_a_part_of_the_buffer_and_others_the_rest(tmp_path: Path) -> None:
+    async with engine_pair(tmp_path) as pair:
+        engine = pair.here.engine
+        most = engine.layer_bytes_max
+        first = engine.take(Half.SERVED, most, "a")
+        assert first is not None
+        assert engine.take(Half.SERVED, 1, "a") is None
+        second = engine.take(Half.SERVED, most, "b")
+        assert second is not None
+        assert engine.take(Half.SERVED, 1, "c") is None
+        engine.give(first)
+        third = engine.take(Half.SERVED, most, "a")
+        assert third is not None
+        assert first.offset == third.offset
+        assert {first.offset, second.offset} == {memory_half(pair), memory_half(pair) + most}
+        for one in (second, third):
+            engine.give(one)
+        assert engine.part_bytes(most) == most
+        assert engine.part_bytes(most + 1) == 0
+
+
+def memory_half(pair: Pair) -> int:
+    memory = pair.here.engine.process.memory
+    assert memory is not None
+    return memory.size // 2
+
+
+async def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    async with engine_pair(tmp_path) as pair:
+        answers: list[r.Staged | r.Refused] = []
+
+        def ask(offer: int | None, stage: r.Stage) -> str:
+            pair.owner.parts.serve(offer, stage, lambda one: answers.append(one) is None)
+            found = answers.pop()
+            assert isinstance(found, r.Refused)
+            return found.code
+
+        stage = r.Stage(7, 1, b"", 0, 2, "tcp", 100)
+        assert ask(1, replace(stage, protocol="rdma")) == "transport"
+        assert ask(None, stage) == "failed"
+        assert ask(2, stage) == "failed"
+        assert ask(1, replace(stage, first=5 * LAYERS - 1)) == "protocol"
+
+
+async def test_nodes_without_the_protocol_are_not_asked_again_for_a_while(tmp_path: Path) -> None:
+    async with engine_pair(tmp_path) as pair:
+        order = pair.order()
+        older = replace(pair.link.life, version=1)
+        pair.link.life, newer = older, pair.link.life
+        assert not await pair.here.transport.accepts(order)
+        assert not pair.link.asked
+        pair.link.life = newer
+        process = pair.owner.engine.process
+        pair.owner.follow(Script(refusal="no device"))
+        process.kill("a test")
+        await until(lambda: not process.is_serving, "the owner's process has ended")
+        assert not await pair.here.transport.accepts(order)
+        assert len(pair.link.asked) == 1
+        assert not await pair.here.transport.accepts(order)
+        assert len(pair.link.asked) == 1
+        await until(lambda: process.error == "no device", "the reason is known")
+        assert pair.owner.engine.problem() == "TransferEngine does not serve: no device"
+
+
+async def test_what_one_node_reads_has_a_rate(tmp_path: Path) -> None:
+    size = 5 * LAYERS * LAYER_BYTES
+    async with engine_pair(tmp_path, rate=4 * size) as pair:
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        assert [one.ending for one in await pair.pull(pair.order())] == [Ending.DONE] * 5
+        parts = len(pair.link.asked)
+        assert loop.time() - begun_s >= 0.25 * (parts - 1) / parts - 0.1
