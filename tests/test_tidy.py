@@ -51,16 +51,7 @@ LAYERS: dict[str, set[str]] = {
     "pool": {"config", "protocol", "index", "journal", "tiers", "transfer", "checks", "tiering"},
     "sim": {"config", "index", "journal", "tiers", "tiering", "pool"},
     "server": {
-        "config",
-        "protocol",
-        "router_events",
-        "index",
-        "journal",
-        "tiers",
-        "peers",
-        "tiering",
-        "pool",
-        "transfer",
+        *("config", "protocol", "router_events", "index", "journal", "tiers", "peers", "tiering", "pool", "transfer")
     },
     "bench": {"config", "protocol", "tiers", "tiering", "pool", "sim"},
     "cli": {"config", "protocol", "router_events", "server", "sim", "bench"},
@@ -83,15 +74,7 @@ NATIVE_LAYERS: dict[str, set[str]] = {
     "net": {"base", "checksum", "shared_index", "copy"},
 }
 CLIENT_MAY_IMPORT = {
-    "types",
-    "key_column",
-    "errors",
-    "layout",
-    "keys",
-    "clock",
-    "failpoint",
-    "protocol",
-    "router_events",
+    *("types", "key_column", "errors", "layout", "keys", "clock", "failpoint", "protocol", "router_events"),
     "__version__",
 }
 NAMES_REFUSED = {"utils", "helpers", "common", "misc", "manager"}

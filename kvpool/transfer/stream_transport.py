@@ -72,6 +72,10 @@ class StreamTransport:
         """See `Transport`."""
         return {"pulls": self._pulls}
 
+    def info(self) -> dict[str, int | str]:
+        """See `Transport`."""
+        return {}
+
     def verify(self) -> list[str]:
         """See `Transport`."""
         return []

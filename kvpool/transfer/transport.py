@@ -110,6 +110,10 @@ class Transport(Protocol):
         """Counters, by name."""
         ...
 
+    def info(self) -> dict[str, int | str]:
+        """What is in use, for operators."""
+        ...
+
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
         ...

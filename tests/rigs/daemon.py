@@ -116,6 +116,11 @@ class Daemon:
         with self.admin() as connection:
             return {name: value for section in connection.stats().values() for name, value in section.items()}
 
+    def info(self) -> dict[str, Any]:
+        """What is in use."""
+        with self.admin() as connection:
+            return connection.info()
+
     def problems(self, *, deep: bool = True) -> list[str]:
         """The problems that `check` finds, with `deep` every bad chunk too."""
         with self.admin() as connection:

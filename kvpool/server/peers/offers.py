@@ -215,7 +215,7 @@ class Offers:
         native = self._server.stats()
         return {
             "offers": len(self._offered),
-            "sent_bytes": native["sent_bytes"],
+            "sent_bytes": native["sent_bytes"] + (self._parts.served_bytes if self._parts is not None else 0),
             **{
                 f"strangers_{name}": native[name]
                 for name in ("bad_hello", "unencrypted", "untrusted", "bad_ticket", "repeated", "silent", "crowded")

@@ -54,7 +54,7 @@ PUBLISH_S = 5.0
 # Faults of a path or a node: one that has several of them in a row is not asked for a while.
 BROKEN = ("unreachable", "closed", "broken", "stalled", "late", "format", "checksum", "untrusted")
 # What may become of a request, each with a counter.
-_PULL_FAULTS = ("refused", "unanswered", "unencrypted", "empty", "queue_full", "foreign")
+_PULL_FAULTS = ("refused", "unanswered", "unencrypted", "empty", "queue_full", "foreign", "other_transport")
 
 
 class _Silent:
@@ -227,7 +227,12 @@ class PeerTier:
 
     def info(self) -> Info:
         """See `RemoteTier`."""
-        return {"peer_index_bytes": self._chunks.mapping.size}
+        used = {
+            f"{NAME}_{transport.name}_{name}": value
+            for transport in self._transports
+            for name, value in transport.info().items()
+        }
+        return {"peer_index_bytes": self._chunks.mapping.size, **used}
 
     def verify(self) -> list[str]:
         """See `RemoteTier`."""
@@ -343,6 +348,7 @@ class PeerTier:
         record.read_bytes += pull.received_bytes
         if pull.fault:
             record.fail(pull.fault)
+            self._counts[pull.fault] += pull.fault in _PULL_FAULTS
         if pull.received[1]:
             record.pace.note_bytes(pull.received_bytes, (self._clock.now_ns() - pull.begun_ns) / NS_PER_S)
             self._chunks.set_pace(NodeName(pull.node), record.pace.packed())

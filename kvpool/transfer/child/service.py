@@ -1,7 +1,7 @@
 """Child's side of a child process: its settings, its memory, and the socket to the daemon.
 
-It ends when the daemon closes the socket, when the library cannot be used at the start, with the library, or with any thread. Threads: the main
-one reads requests; `answer` may be called by any.
+It ends when the daemon closes the socket, when the library cannot be used at the start, with the library, or with any thread.
+Threads: the main one reads requests; `answer` may be called by any.
 """
 
 import contextlib

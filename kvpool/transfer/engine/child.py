@@ -66,8 +66,9 @@ class _Reads:
         self._changed = threading.Condition()
         self._pieces: list[tuple[int, _Read]] = []
 
-    def ask(self, number: int, server: str, offset: int, address: int, size: int) -> None:
+    def ask(self, number: int, *request: Any) -> None:
         """Queue a read. The daemon asks for no more at once than its memory has room for."""
+        server, offset, address, size = request
         self._asked.put((_Read(number), server, offset, address, size))
 
     def submit_all(self) -> None:
@@ -123,8 +124,8 @@ def run(link: DaemonLink, client: ReadClient) -> None:
     reads = _Reads(link, client)
     for work in (reads.submit_all, reads.look_after):
         threading.Thread(target=work, daemon=True).start()
-    for number, server, offset, address, size in link.requests():
-        reads.ask(number, server, offset, address, size)
+    for number, *request in link.requests():
+        reads.ask(number, *request)
 
 
 if __name__ == "__main__":

@@ -225,9 +225,19 @@ class Engine:
             **{name: self.counts[name] for name in COUNTED},
         }
 
+    def info(self) -> dict[str, int | str]:
+        """What is in use, for operators."""
+        return {
+            "protocol": self.settings.protocol,
+            "devices": self.settings.devices,
+            "server": self.server if self.is_serving else "",
+            "buffer_bytes": self.settings.buffer_bytes,
+        }
+
     def problem(self) -> str:
-        """Why nothing is served; empty where it is."""
-        return "" if self.is_serving else f"TransferEngine does not serve: {self.process.error or 'it begins'}"
+        """Why nothing is served; empty where it is, or begins. Any thread."""
+        error = "" if self.is_serving else self.process.error
+        return error and f"TransferEngine does not serve: {error}"
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""

@@ -132,6 +132,10 @@ class EngineTransport:
         """See `Transport`."""
         return self._engine.stats()
 
+    def info(self) -> dict[str, int | str]:
+        """See `Transport`."""
+        return self._engine.info()
+
     def verify(self) -> list[str]:
         """See `Transport`."""
         return self._engine.verify()

@@ -82,7 +82,7 @@ def connect_engine(settings: Mapping[str, Any], memory: mmap.mmap) -> TransferEn
 
 
 def _verify_protocol(protocol: str) -> None:
-    """Raises ConnectionError where the library uses another protocol than it was told."""
+    """Raises ConnectionError where the library uses another protocol than it was asked for."""
     uses_verbs = any(name.startswith(VERBS_DEVICES) for name in _open_files())
     if uses_verbs != (protocol == "rdma"):
         used = "rdma" if uses_verbs else "tcp"

@@ -65,6 +65,7 @@ class _Offered:
 
     @property
     def rows(self) -> int:
+        """Of all chunks."""
         return len(self.offsets) * self.chunks.layers
 
 
@@ -104,6 +105,11 @@ class ServedParts:
 
     def __repr__(self) -> str:
         return f"<ServedParts of {len(self._offers)} offers>"
+
+    @property
+    def served_bytes(self) -> int:
+        """Bytes that others could read."""
+        return self._engine.counts["served_bytes"]
 
     def add(self, offer: int, peer: str, chunks: OfferedChunks, checks: bytes) -> None:
         """An offer has begun. `checks`: CRC-32C [chunk][layer], or empty where not all have landed."""

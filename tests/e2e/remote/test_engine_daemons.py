@@ -1,22 +1,41 @@
 """Two daemons with TransferEngine: what one has stored comes to the other by it, and whatever fails is a miss."""
 
+import os
+import signal
 from pathlib import Path
 
+import numpy as np
+import pytest
+
+import kvpool_client as kv
 from kvpool.types import Level
 from tests.rigs.daemon import SMALL, wait_until
-from tests.rigs.payload import store, tokens_of
-from tests.rigs.transfer.engine_daemons import engine_daemons, load, needs_engine, serving
+from tests.rigs.payload import assert_right_bytes, payload_of, store, tokens_of
+from tests.rigs.transfer.engine_daemons import DEVICES, PROTOCOL, child_of, engine_daemons, load, needs_engine, serving
+from tests.rigs.transfer.stranger import stranger
 
 pytestmark = needs_engine
 CHUNKS = 40
+# Layers so large that a part of the smallest buffer has a few of them.
+LARGE = kv.Layout(layers=6, kv_heads=4, head_dim=64, dtype="float16", chunk_tokens=64)
+LARGE_CHUNKS = 20
+SLOW = {"owner__peer__rate": "6MiB", "owner__dram__capacity": "64MiB", "here__dram__capacity": "64MiB"}
+
+
+def chain_of(pool: kv.Pool, layout: kv.Layout, chunks: int, seed: int = 1) -> kv.KeyChain:
+    return pool.keys(tokens_of(seed, chunks * layout.chunk_tokens))
+
+
+def announced(pool: kv.Pool, keys: kv.KeyChain) -> None:
+    wait_until(lambda: pool.lookup(keys).chunks == len(keys), "the hint has come")
 
 
 def test_what_one_has_stored_comes_by_transfer_engine(tmp_path: Path) -> None:
     with engine_daemons(tmp_path) as (owner, here), owner.connect() as there, here.connect() as pool:
         serving(owner, here)
-        keys = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
+        keys = chain_of(pool, SMALL, CHUNKS)
         assert store(there, keys).stored == CHUNKS
-        wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the hint has come")
+        announced(pool, keys)
         assert set(pool.lookup(keys).tiers) == {Level.PEER}
         assert load(pool, keys, SMALL).reason == "complete"
         stats = here.stats()
@@ -24,3 +43,154 @@ def test_what_one_has_stored_comes_by_transfer_engine(tmp_path: Path) -> None:
         assert stats["peer.tcp.pulls"] == 0
         assert stats["peer.rdma.read_bytes"] == owner.stats()["peer.rdma.served_bytes"] == CHUNKS * SMALL.chunk_bytes
         wait_until(lambda: owner.stats()["leases"] == 0, "the owner's lease has ended")
+
+
+def test_layer_0_of_all_chunks_is_there_long_before_the_rest(tmp_path: Path) -> None:
+    with engine_daemons(tmp_path, **SLOW) as (owner, here), owner.connect(LARGE) as there, here.connect(LARGE) as pool:
+        serving(owner, here)
+        keys = chain_of(pool, LARGE, LARGE_CHUNKS)
+        store(there, keys)
+        announced(pool, keys)
+        with pool.acquire(pool.lookup(keys)) as lease:
+            into = np.zeros((LARGE_CHUNKS, LARGE.chunk_bytes), np.uint8)
+            running = pool.load(lease, into=into)
+            assert running.wait_layer(0, 20.0)
+            assert running.chunks_so_far == LARGE_CHUNKS
+            assert not running.done(), "the other layers are on their way"
+            result = running.wait()
+            assert result.reason == "complete"
+            assert_right_bytes(keys, LARGE, result, into)
+        assert here.stats()["peer.rdma.pulls"] == 1
+
+
+def test_an_owner_that_is_killed_in_mid_transfer_is_a_miss_and_its_next_life_is_a_hit(tmp_path: Path) -> None:
+    """Its next life has the region elsewhere: what was known of the former one is stale."""
+    with engine_daemons(tmp_path, **SLOW) as (owner, here), here.connect(LARGE) as pool:
+        serving(owner, here)
+        keys = chain_of(pool, LARGE, LARGE_CHUNKS)
+        with owner.connect(LARGE) as there:
+            store(there, keys)
+            announced(pool, keys)
+            with pool.acquire(pool.lookup(keys)) as lease:
+                into = np.zeros((LARGE_CHUNKS, LARGE.chunk_bytes), np.uint8)
+                running = pool.load(lease, into=into)
+                assert running.wait_layer(0, 20.0)
+                child = child_of(owner)
+                owner.kill()
+                result = running.wait()
+                assert result.chunks < LARGE_CHUNKS
+                assert_right_bytes(keys, LARGE, result, into)
+        wait_until(lambda: not Path(f"/proc/{child}").exists(), "its process has ended with it")
+        owner.start()
+        serving(owner)
+        wait_until(lambda: pool.lookup(keys).chunks == 0, "the former life's hints have gone")
+        with owner.connect(LARGE) as there:
+            store(there, keys)
+            wait_until(lambda: load(pool, keys, LARGE).chunks == LARGE_CHUNKS, "the new life's chunks are hits")
+
+
+@pytest.mark.parametrize("whose", ["owner", "here"])
+def test_an_end_of_a_process_is_survived_and_the_stream_goes_on_meanwhile(tmp_path: Path, whose: str) -> None:
+    with engine_daemons(tmp_path) as (owner, here), owner.connect() as there, here.connect() as pool:
+        serving(owner, here)
+        struck = owner if whose == "owner" else here
+        os.kill(child_of(struck), signal.SIGABRT)
+        keys = chain_of(pool, SMALL, CHUNKS)
+        store(there, keys)
+        announced(pool, keys)
+        wait_until(lambda: load(pool, keys, SMALL).chunks == CHUNKS, "the chunks come, by either way")
+        wait_until(lambda: struck.stats()["peer.rdma.process_starts"] == 2, "it was started again")
+
+
+def test_a_process_that_hangs_is_a_miss_in_time(tmp_path: Path) -> None:
+    options = {"here__peer__stall_timeout": "300ms", "here__peer__pull_timeout": "1s"}
+    with engine_daemons(tmp_path, **options) as (owner, here), owner.connect() as there, here.connect() as pool:
+        serving(owner, here)
+        keys = chain_of(pool, SMALL, CHUNKS)
+        store(there, keys)
+        announced(pool, keys)
+        child = child_of(owner)
+        os.kill(child, signal.SIGSTOP)
+        try:
+            assert load(pool, keys, SMALL).chunks < CHUNKS
+            assert here.stats()["peer.rdma.quarantined_bytes"] > 0
+            wait_until(lambda: load(pool, keys, SMALL).chunks == CHUNKS, "the stream is used next")
+            assert here.stats()["peer.tcp.pulls"] > 0
+        finally:
+            os.kill(child, signal.SIGCONT)
+        wait_until(lambda: here.stats()["peer.rdma.quarantined_bytes"] == 0, "the late reads have ended", 60.0)
+
+
+def test_a_node_without_transfer_engine_is_pulled_from_by_the_stream(tmp_path: Path) -> None:
+    with (
+        engine_daemons(tmp_path, owner__peer__transport="tcp") as (owner, here),
+        owner.connect() as there,
+        here.connect() as pool,
+    ):
+        serving(here)
+        keys = chain_of(pool, SMALL, CHUNKS)
+        store(there, keys)
+        announced(pool, keys)
+        assert load(pool, keys, SMALL).reason == "complete"
+        stats = here.stats()
+        assert (stats["peer.rdma.pulls"], stats["peer.tcp.pulls"], stats["peer.rdma.refused"]) == (0, 1, 1)
+
+
+def test_what_a_stranger_writes_meanwhile_is_never_served(tmp_path: Path) -> None:
+    """Whoever reaches the port can write: a wrong layer is a miss, and a pull that succeeds has the right bytes."""
+    with (
+        engine_daemons(tmp_path) as (owner, here),
+        owner.connect() as there,
+        here.connect() as pool,
+        stranger() as another,
+    ):
+        serving(owner, here)
+        half = 4 << 20
+        another.begin(str(owner.info()["peer_rdma_server"]), half, half, 1_000_000)
+        seeds = iter(range(1, 1000))
+
+        def is_struck() -> bool:
+            keys = chain_of(pool, SMALL, CHUNKS, next(seeds))
+            store(there, keys)
+            announced(pool, keys)
+            found = load(pool, keys, SMALL).chunks
+            with owner.admin() as admin:
+                admin.flush(None, None, "")
+            return found < CHUNKS
+
+        for _ in range(2):
+            wait_until(is_struck, "the stranger has struck", 60.0)
+        assert here.stats()["peer.rdma.pulls"] > 1
+
+
+def test_layers_of_a_save_are_followed(tmp_path: Path) -> None:
+    with engine_daemons(tmp_path) as (owner, here), owner.connect() as there, here.connect() as pool:
+        serving(owner, here)
+        keys = chain_of(pool, SMALL, CHUNKS)
+        with there.save(keys, from_=payload_of(keys, SMALL)) as save:
+            for layer in range(SMALL.layers):
+                save.layer(layer)
+                assert save._run is not None
+                assert save._run.wait(20.0)
+            announced(pool, keys)
+            with pool.acquire(pool.lookup(keys)) as lease:
+                into = np.zeros((CHUNKS, SMALL.chunk_bytes), np.uint8)
+                running = pool.load(lease, into=into)
+                assert running.wait_layer(SMALL.layers - 2, 20.0)
+                assert running.chunks_so_far == CHUNKS
+                result = save.commit()
+                assert result is not None
+                assert result.stored == CHUNKS
+                loaded = running.wait()
+                assert loaded.chunks == CHUNKS
+                assert_right_bytes(keys, SMALL, loaded, into)
+        assert here.stats()["peer.rdma.pulls"] == 1
+
+
+def test_what_is_used_is_shown(tmp_path: Path) -> None:
+    with engine_daemons(tmp_path) as (owner, here):
+        serving(owner, here)
+        info = owner.info()
+        assert info["peer_rdma_protocol"] == PROTOCOL
+        assert info["peer_rdma_devices"] == DEVICES
+        assert info["peer_rdma_buffer_bytes"] == 8 << 20

@@ -22,7 +22,8 @@ from kvpool.transfer.stream_address import StreamAddress
 from kvpool.transfer.transport import ChunkEnd, Order, Region
 from tests.rigs.transfer.engine_daemons import DEVICES, HOST, PROTOCOL
 from tests.rigs.transfer.scripted_engine import Script
-from tests.unit.transfer.test_streams import LAYER_BYTES, LAYERS, LONG_S, Node
+from tests.unit.native.test_directory import LAYERS
+from tests.unit.transfer.test_streams import LAYER_BYTES, LONG_S, Node
 
 SCRIPTED = (sys.executable, "-m", "tests.rigs.transfer.scripted_engine")
 OFFER = 1

@@ -11,7 +11,20 @@ from kvpool.peers.control import records as r
 from kvpool.peers.control.link import LinkSettings, LinkState
 from kvpool.peers.control.server import ControlServerSettings
 from kvpool.peers.members.member import Member, MembersChange
-from tests.rigs.nodes.peers import LINK, Owner, fast, fleet, identity_of, key_pairs, offer_to, pull_of, serve, until
+from tests.rigs.nodes.peers import (
+    LINK,
+    Owner,
+    fast,
+    fleet,
+    identity_of,
+    key_pairs,
+    offer_to,
+    pull_of,
+    serve,
+    stage_of,
+    staged_of,
+    until,
+)
 
 pytestmark = pytest.mark.asyncio
 
@@ -33,6 +46,59 @@ async def test_a_pull_is_offered_and_released() -> None:
         assert isinstance(await link.request(r.Ping(), 5.0), r.Pong)
         assert link.rtt_s > 0
     assert owner.forgotten == [puller]
+
+
+async def test_rows_of_a_pull_are_staged() -> None:
+    owner = Owner()
+    with fleet() as nodes:
+        link = await nodes.watch().ready(nodes.serve(owner))
+        assert link.life is not None
+        assert link.life.version == r.NEWEST_VERSION >= r.STAGE_VERSION
+        await link.request(pull_of(1), 5.0)
+        stage = stage_of(1)
+        assert await link.request(stage, 5.0) == staged_of(stage)
+        assert [(puller.node, one) for puller, one, _ in owner.stages] == [("puller", stage)]
+        assert isinstance(await link.request(r.Ping(), 5.0), r.Pong)
+
+
+async def test_stages_without_an_answer_take_the_places_of_pulls() -> None:
+    owner = Owner(is_slow=True)
+    with fleet() as nodes:
+        server = nodes.serve(owner, settings=ControlServerSettings(waiting_max=2))
+        link = await nodes.watch().ready(server)
+        waiting = [link.request(stage_of(1, part=part), 20.0) for part in (1, 2)]
+        for further in (stage_of(1, part=3), pull_of(1)):
+            with pytest.raises(Refused) as refusal:
+                await link.request(further, 20.0)
+            assert refusal.value.code == r.RefusalCode.BUSY
+        for (_, stage, answer), asked in zip(owner.stages, waiting, strict=True):
+            assert answer(r.Refused(r.RefusalCode.TRANSPORT, "none here"))
+            assert not answer(staged_of(stage)), "each has one answer"
+            with pytest.raises(Refused, match="none here"):
+                await asked
+        assert server.stats()["refused.transport"] == 2
+
+
+async def test_a_staging_that_answers_another_one_ends_the_link() -> None:
+    owner = Owner(is_slow=True)
+    with fleet() as nodes:
+        link = await nodes.watch().ready(nodes.serve(owner))
+        asked = link.request(stage_of(1), 20.0)
+        await until(lambda: owner.stages, "the Stage has come")
+        assert owner.stages[0][2](staged_of(stage_of(2)))
+        with pytest.raises(PeerUnreachable, match="bad answer"):
+            await asked
+
+
+async def test_a_puller_that_has_gone_gets_no_staging() -> None:
+    owner = Owner(is_slow=True)
+    with fleet() as nodes:
+        server = nodes.serve(owner)
+        link = await nodes.watch().ready(server)
+        link.request(stage_of(1), 20.0)
+        await until(lambda: owner.stages, "the Stage has come")
+        server.close()
+        assert not owner.stages[0][2](staged_of(stage_of(1)))
 
 
 async def test_with_keys_the_owner_knows_who_asks() -> None:

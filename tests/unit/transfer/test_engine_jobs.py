@@ -13,7 +13,8 @@ from kvpool.transfer.engine.engine import Half, ReadEnd
 from kvpool.transfer.transport import Ending
 from tests.rigs.transfer.engine_pair import Pair, engine_pair, until
 from tests.rigs.transfer.scripted_engine import Script
-from tests.unit.transfer.test_streams import LAYER_BYTES, LAYERS, payload
+from tests.unit.native.test_directory import LAYERS
+from tests.unit.transfer.test_streams import LAYER_BYTES, payload
 
 pytestmark = pytest.mark.asyncio
 
@@ -263,7 +264,11 @@ async def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         answers: list[r.Staged | r.Refused] = []
 
         def ask(offer: int | None, stage: r.Stage) -> str:
-            pair.owner.parts.serve(offer, stage, lambda one: answers.append(one) is None)
+            def answer(found: r.Staged | r.Refused) -> bool:
+                answers.append(found)
+                return True
+
+            pair.owner.parts.serve(offer, stage, answer)
             found = answers.pop()
             assert isinstance(found, r.Refused)
             return found.code

@@ -78,6 +78,9 @@ EVENT_COUNTS = (
 PEER_COUNTS = (
     *("peer.pulled_chunks", "peer.failed_chunks", "peer.read_bytes", "peer.offers.sent_bytes", "peer.pulls_under_way"),
     *(f"peer.pulls_{reason}" for reason in ("refused", "unanswered", "empty", "queue_full")),
+    *(f"peer.pulls_{reason}" for reason in ("unencrypted", "foreign", "other_transport")),
+    *("peer.tcp.pulls", "peer.rdma.pulls", "peer.rdma.serving", "peer.rdma.refused", "peer.rdma.quarantined_bytes"),
+    *("peer.rdma.failed_reads", "peer.rdma.late_reads", "peer.rdma.process_starts"),
     *(f"peer.offers.pulls_{outcome}" for outcome in ("served", "empty", "refused")),
     *("peer.known_chunks", "peer.known_evicted_chunks", "peer.known_left_out_chunks"),
     *("peer.followed.snapshots", "peer.followed.gaps", "peer.members.failed_looks"),

@@ -1,0 +1,149 @@
+"""TransferEngine itself, between two engines of one process: bytes, strangers, ends of processes, and memory that is not there.
+
+KVPOOL_RDMA_PROTOCOL and KVPOOL_RDMA_DEVICE choose what it uses (tcp, over loopback).
+"""
+
+import asyncio
+import os
+import random
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvpool.peers.control import records as r
+from kvpool.transfer.engine.engine import Engine, EngineSettings, Half, ReadEnd
+from kvpool.transfer.transport import Ending
+from tests.rigs.transfer.engine_daemons import HOST, PROTOCOL, needs_engine
+from tests.rigs.transfer.engine_pair import Pair, engine_pair, until
+from tests.rigs.transfer.stranger import stranger
+from tests.unit.native.test_directory import LAYERS
+from tests.unit.transfer.test_streams import LAYER_BYTES, payload
+
+pytestmark = [needs_engine, pytest.mark.asyncio]
+TIME_S = 20.0
+
+
+async def test_chunks_arrive_with_their_bytes_layer_by_layer(tmp_path: Path) -> None:
+    async with engine_pair(tmp_path, is_real=True) as pair:
+        assert await pair.here.transport.accepts(pair.order())
+        assert {(one.ending, one.fault) for one in await pair.pull(pair.order())} == {(Ending.DONE, "")}
+        for name in range(pair.chunks):
+            assert pair.here.node.chunk(name) == payload(name)
+        rows = [row for stage in pair.link.asked for row in range(stage.first, stage.first + stage.rows)]
+        assert rows == list(range(pair.chunks * LAYERS))
+        assert pair.here.engine.stats()["read_bytes"] == pair.chunks * LAYERS * LAYER_BYTES
+
+
+async def test_what_a_stranger_writes_into_the_owners_buffer_never_lands(tmp_path: Path) -> None:
+    async with engine_pair(tmp_path, is_real=True) as pair:
+        memory = pair.owner.engine.process.memory
+        assert memory is not None
+        half = memory.size // 2
+        with stranger() as another:
+
+            def strike(staged: r.Staged) -> r.Staged:
+                another.write(staged.server, half, half)
+                return staged
+
+            pair.link.change = strike
+            ends = await pair.pull(pair.order())
+        assert bytes(memory.view()[half : half + 4]) == b"\x5a" * 4, "it has written there"
+        assert {(one.ending, one.fault) for one in ends} == {(Ending.WRONG, "checksum")}
+
+
+@pytest.mark.parametrize("beyond", [0, -100, 1 << 40])
+async def test_memory_that_is_not_registered_cannot_be_read(tmp_path: Path, beyond: int) -> None:
+    async with engine_pair(tmp_path, is_real=True) as pair:
+        memory = pair.owner.engine.process.memory
+        assert memory is not None
+        pair.link.change = lambda staged: replace(
+            staged, address=int(pair.owner.engine.process.facts["base"]) + memory.size + beyond
+        )
+        ends = await pair.pull(pair.order(timeout_s=TIME_S))
+        assert {one.ending for one in ends} == {Ending.FAILED}
+        assert {one.fault for one in ends} <= {"broken", "late"}
+
+
+async def test_an_owners_process_that_is_killed_in_mid_transfer_fails_the_pull(tmp_path: Path) -> None:
+    async with engine_pair(tmp_path, is_real=True) as pair:
+        engine = pair.owner.engine
+        former = dict(engine.process.facts)
+
+        def kill(staged: r.Staged) -> r.Staged:
+            process = engine.process.process
+            if staged.part == 2 and process is not None:
+                process.kill()
+                process.wait()
+            return staged
+
+        pair.link.change = kill
+        ends = await pair.pull(pair.order(stall_s=2.0, timeout_s=TIME_S))
+        assert {one.ending for one in ends} == {Ending.FAILED}
+        await until(lambda: engine.process.lives == 2 and engine.is_serving, "it was started again")
+        assert engine.process.facts["port"] != former["port"]
+        # Its former region is stale: nothing is read there, and nobody is kept by the attempt.
+        into = pair.here.engine.take(Half.READ, 4096, "owner")
+        assert into is not None
+        end = await pair.here.engine.read(into, former["server"], former["base"], size=4096, timeout_s=2.0)
+        assert end is not ReadEnd.DONE
+        pair.here.engine.give(into)
+
+
+async def test_an_owners_process_that_hangs_ends_the_pull_in_time_and_its_ranges_come_back(tmp_path: Path) -> None:
+    async with engine_pair(tmp_path, is_real=True) as pair:
+        owner, here = pair.owner.engine, pair.here.engine
+        assert owner.process.process is not None
+        pid = owner.process.process.pid
+
+        def hang(staged: r.Staged) -> r.Staged:
+            os.kill(pid, signal.SIGSTOP)
+            return staged
+
+        pair.link.change = hang
+        try:
+            ends = await pair.pull(pair.order(stall_s=0.3, timeout_s=2.0))
+            assert {one.ending for one in ends} == {Ending.FAILED}
+            assert here.quarantined_bytes > 0
+            assert all(
+                pair.here.node.chunk(name)[:LAYER_BYTES] != payload(name)[:LAYER_BYTES] for name in range(pair.chunks)
+            )
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await until(lambda: here.quarantined_bytes == 0, "the late reads have ended", 60.0)
+
+
+async def test_another_protocol_than_the_machine_has_is_refused_in_words(tmp_path: Path) -> None:
+    if PROTOCOL == "rdma":
+        pytest.skip("this machine has RDMA")
+    settings = EngineSettings(HOST, "rdma", "", (15000, 15999), 128 << 10)
+    engine = Engine(settings, random.Random(1))
+    engine.process.start()
+    try:
+        await until(lambda: engine.process.error, "it has failed")
+        assert "peer.rdma_protocol is 'rdma' and /sys/class/infiniband has no device" in engine.problem()
+        assert not engine.is_serving
+        assert engine.take(Half.READ, 4096, "owner") is None
+    finally:
+        assert await engine.process.close()
+
+
+async def test_a_process_that_is_killed_while_it_reads_fails_the_reads_and_begins_again(tmp_path: Path) -> None:
+    async with engine_pair(tmp_path, is_real=True) as pair:
+        assert await pair.pull(pair.order())
+        await _end_and_wait(pair)
+
+
+async def _end_and_wait(pair: Pair) -> None:
+    engine = pair.here.engine
+    into = engine.take(Half.READ, 4096, "owner")
+    assert into is not None
+    engine.process.kill("a test")
+    base = int(pair.owner.engine.process.facts["base"])
+    assert await asyncio.wait_for(
+        engine.read(into, pair.owner.engine.server, base, size=4096, timeout_s=5.0), TIME_S
+    ) in (ReadEnd.DONE, ReadEnd.FAILED)
+    engine.give(into)
+    await until(lambda: engine.process.lives == 2 and engine.is_serving, "it was started again")
+    assert engine.quarantined_bytes == 0
