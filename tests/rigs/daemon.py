@@ -21,8 +21,6 @@ from kvpool.errors import KVPoolError
 from kvpool.protocol import verify_walk
 from kvpool.protocol.blocking import BlockingConnection
 
-# How many times longer than elsewhere a test may wait: an emulated machine is slow (make test-rdma).
-PATIENCE = float(os.environ.get("KVPOOL_TEST_PATIENCE", "1"))
 START_TIMEOUT_S = 20.0
 SMALL = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=32)
 # Options of a daemon by its write mode. Staging is so small that most saves go through it in several pieces.
@@ -86,7 +84,7 @@ class Daemon:
         """SIGTERM; the exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout_s * PATIENCE)
+        return self.process.wait(timeout_s)
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -145,8 +143,7 @@ class Daemon:
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
-    """Until the condition holds; fails with `what` after the time, which PATIENCE stretches."""
-    timeout_s *= PATIENCE
+    """Until the condition holds; fails with `what` after the time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
