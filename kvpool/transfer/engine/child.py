@@ -3,6 +3,9 @@
     daemon → process: [number, server, offset, address, size]: read so many bytes there into the memory at this offset
     process → daemon: [number, [code]], 0 where they have come; once nothing of it can write into the memory any more
 
+A server that accepts a connection and never answers keeps the library, and every other read with it, for a minute. After
+SUBMIT_S the process therefore names that read (HUNG) and ends.
+
 It verifies nothing: the daemon does, and has the deadlines. A read goes in pieces, each an asynchronous call of its own,
 because the library shows the state of a call's first piece alone.
 
@@ -10,6 +13,7 @@ Threads: the main one reads requests; one submits, for the library may wait ther
 was submitted, with naps, because the library's own waiting keeps a core busy.
 """
 
+import os
 import queue
 import sys
 import threading
@@ -17,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from kvpool.clock import Deadline
 from kvpool.transfer.child.service import DaemonLink, serve
 from kvpool.transfer.engine.library import connect_engine
 
@@ -25,6 +30,11 @@ PIECE_BYTES = 4 << 20
 # Pieces that were submitted and have not ended: the library refuses more than a thousand of one node.
 PIECES_MAX = 64
 NAP_S = 100e-6
+# The longest time for the library to begin a read. Setting up a connection over emulated RDMA takes 1.5 s (measured).
+SUBMIT_S = 8.0
+HUNG = -2
+# Between two looks at the library where nothing was submitted.
+LOOK_S = 0.5
 # After which so long a nap is no loss.
 PATIENCE_S = 2e-3
 
@@ -65,6 +75,7 @@ class _Reads:
         self._asked: queue.SimpleQueue[tuple[_Read, str, int, int, int]] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._pieces: list[tuple[int, _Read]] = []
+        self._submitted: tuple[_Read, Deadline] | None = None  # what the library is about to begin
 
     def ask(self, number: int, *request: Any) -> None:
         """Queue a read. The daemon asks for no more at once than its memory has room for."""
@@ -81,9 +92,11 @@ class _Reads:
                         self._changed.wait(PATIENCE_S)
                     if read.code:
                         break
+                    self._submitted = (read, Deadline(SUBMIT_S))
                 piece = min(PIECE_BYTES, size - done)
                 number = self._client.submit(server, offset + done, address + done, piece)
                 with self._changed:
+                    self._submitted = None
                     if number:
                         read.left += 1
                         self._pieces.append((number, read))
@@ -96,19 +109,25 @@ class _Reads:
         """Report what has ended. A thread of its own."""
         while True:
             with self._changed:
-                while not self._pieces:
-                    self._changed.wait(1.0)
+                if not self._pieces:
+                    self._changed.wait(LOOK_S)
+                self._end_where_hung()
                 pieces = list(self._pieces)
             ended = [(piece, code) for piece in pieces if (code := self._client.look(piece[0]))]
             with self._changed:
                 for piece, _ in ended:
                     self._pieces.remove(piece)
-                if not ended:
+                if pieces and not ended:
                     self._changed.wait(NAP_S)
-                else:
+                elif ended:
                     self._changed.notify_all()
             for (_, read), code in ended:
                 self._end_piece(read, min(code, 0))
+
+    def _end_where_hung(self) -> None:
+        if self._submitted is not None and self._submitted[1].has_passed():
+            self._link.answer(self._submitted[0].number, [HUNG])
+            os._exit(1)
 
     def _end_piece(self, read: _Read, code: int) -> None:
         with self._changed:

@@ -12,6 +12,7 @@ its next life has memory of its own. Every read ends by its deadline. Loop threa
 """
 
 import asyncio
+import logging
 import os
 from collections import Counter, deque
 from collections.abc import Callable
@@ -23,7 +24,12 @@ from kvpool.peers.back_off import BackOffSettings, Uniform
 from kvpool.transfer.child.process import ChildProcess, ChildTask, Codes, module_command
 from kvpool.transfer.ranges import PAGE_BYTES, Ranges
 
+log = logging.getLogger(__name__)
+
+# To import the library, and to pin the buffer: measured 0.2 s over TCP; emulated machines need a hundred times as long.
+START_S = 60.0
 COMMAND = module_command("kvpool.transfer.engine.child")
+HUNG = -2  # see `child`
 LIFE_BYTES = 8
 # Of a half: the most that one node has of it, a part at most, and what may be in quarantine.
 PEER_PART = 2
@@ -35,6 +41,8 @@ PORTS_REMEMBERED = 16
 # Between two ends of the process so that it forgets others' addresses, of which it knows so many.
 RENEWAL_S = 60.0
 SERVERS_MAX = 4096
+# For a node that has kept the library from all others.
+BLAMED_S = 600.0
 COUNTED = ("pulls", "refused", "read_bytes", "served_bytes", "failed_reads", "late_reads")
 BACK_OFF = BackOffSettings(first_s=0.5, most_s=30.0)
 
@@ -90,7 +98,7 @@ class Engine:
         self.settings = settings
         self.on_change: list[Callable[[], None]] = []
         self._former_ports: deque[int] = deque(maxlen=PORTS_REMEMBERED)
-        task = ChildTask("TransferEngine", settings.command, hang_s=settings.hang_s)
+        task = ChildTask("TransferEngine", settings.command, start_s=START_S, hang_s=settings.hang_s)
         asked = {
             "host": settings.host,
             "protocol": settings.protocol,
@@ -112,6 +120,7 @@ class Engine:
         self._waiting: tuple[deque[asyncio.Future[None]], deque[asyncio.Future[None]]] = (deque(), deque())
         self._lives: dict[str, bytes] = {}
         self._begun_s = 0.0
+        self._blamed: dict[str, float] = {}  # when each node is used again
         self.life = b""  # names a life of this node's process
         self.counts: Counter[str] = Counter()
         self.quarantined_bytes = 0
@@ -187,6 +196,10 @@ class Engine:
             self.process.kill(f"{server} has begun a new life at a former address")
         return False
 
+    def blames(self, peer: str) -> bool:
+        """Whether a node has kept the library from all others, not long ago."""
+        return self._blamed.get(peer, 0.0) > asyncio.get_running_loop().time()
+
     def read(
         self, into: BounceRange, server: str, address: int, *, size: int, timeout_s: float
     ) -> "asyncio.Future[ReadEnd]":
@@ -207,6 +220,8 @@ class Engine:
             if into.is_given:
                 self.quarantined_bytes -= into.size
                 self._free(into)
+            if codes == [HUNG]:
+                self._blame(into.peer)
             is_done = codes == [0]
             self.counts["failed_reads"] += not is_done
             self.counts["read_bytes"] += size * is_done
@@ -248,6 +263,13 @@ class Engine:
         if not ended.done():
             self.counts["late_reads"] += 1
             ended.set_result(ReadEnd.LATE)
+
+    def _blame(self, peer: str) -> None:
+        log.warning("peer %s has kept TransferEngine from all others: it is not used for %g s", peer, BLAMED_S)
+        now_s = asyncio.get_running_loop().time()
+        self._blamed = {name: until_s for name, until_s in self._blamed.items() if until_s > now_s}
+        if len(self._blamed) < SERVERS_MAX:
+            self._blamed[peer] = now_s + BLAMED_S
 
     def _free(self, taken: BounceRange) -> None:
         taken.ranges.give(taken.offset, taken.size)

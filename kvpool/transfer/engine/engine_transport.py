@@ -98,7 +98,7 @@ class EngineTransport:
         is_fit = order.layer_bytes <= self.capabilities.layer_bytes_max and len(self._running) < self._jobs_max
         if life is None or life.version < r.STAGE_VERSION or not is_fit or not self._engine.is_serving:
             return False
-        if refused is not None and not refused.has_passed():
+        if self._engine.blames(order.node) or (refused is not None and not refused.has_passed()):
             return False
         if self._accepted.get(order.node) == life.incarnation:
             return True

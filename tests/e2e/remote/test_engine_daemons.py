@@ -9,9 +9,19 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.types import Level
-from tests.rigs.daemon import SMALL, wait_until
+from tests.rigs.daemon import SMALL
 from tests.rigs.payload import assert_right_bytes, payload_of, store, tokens_of
-from tests.rigs.transfer.engine_daemons import DEVICES, PROTOCOL, child_of, engine_daemons, load, needs_engine, serving
+from tests.rigs.transfer.engine_daemons import (
+    DEVICES,
+    PATIENCE,
+    PROTOCOL,
+    child_of,
+    engine_daemons,
+    load,
+    needs_engine,
+    serving,
+    until,
+)
 from tests.rigs.transfer.stranger import stranger
 
 pytestmark = needs_engine
@@ -27,7 +37,7 @@ def chain_of(pool: kv.Pool, layout: kv.Layout, chunks: int, seed: int = 1) -> kv
 
 
 def announced(pool: kv.Pool, keys: kv.KeyChain) -> None:
-    wait_until(lambda: pool.lookup(keys).chunks == len(keys), "the hint has come")
+    until(lambda: pool.lookup(keys).chunks == len(keys), "the hint has come")
 
 
 def test_what_one_has_stored_comes_by_transfer_engine(tmp_path: Path) -> None:
@@ -42,7 +52,7 @@ def test_what_one_has_stored_comes_by_transfer_engine(tmp_path: Path) -> None:
         assert stats["peer.rdma.pulls"] == 1
         assert stats["peer.tcp.pulls"] == 0
         assert stats["peer.rdma.read_bytes"] == owner.stats()["peer.rdma.served_bytes"] == CHUNKS * SMALL.chunk_bytes
-        wait_until(lambda: owner.stats()["leases"] == 0, "the owner's lease has ended")
+        until(lambda: owner.stats()["leases"] == 0, "the owner's lease has ended")
 
 
 def test_layer_0_of_all_chunks_is_there_long_before_the_rest(tmp_path: Path) -> None:
@@ -54,7 +64,7 @@ def test_layer_0_of_all_chunks_is_there_long_before_the_rest(tmp_path: Path) -> 
         with pool.acquire(pool.lookup(keys)) as lease:
             into = np.zeros((LARGE_CHUNKS, LARGE.chunk_bytes), np.uint8)
             running = pool.load(lease, into=into)
-            assert running.wait_layer(0, 20.0)
+            assert running.wait_layer(0, 20.0 * PATIENCE)
             assert running.chunks_so_far == LARGE_CHUNKS
             assert not running.done(), "the other layers are on their way"
             result = running.wait()
@@ -74,19 +84,19 @@ def test_an_owner_that_is_killed_in_mid_transfer_is_a_miss_and_its_next_life_is_
             with pool.acquire(pool.lookup(keys)) as lease:
                 into = np.zeros((LARGE_CHUNKS, LARGE.chunk_bytes), np.uint8)
                 running = pool.load(lease, into=into)
-                assert running.wait_layer(0, 20.0)
+                assert running.wait_layer(0, 20.0 * PATIENCE)
                 child = child_of(owner)
                 owner.kill()
                 result = running.wait()
                 assert result.chunks < LARGE_CHUNKS
                 assert_right_bytes(keys, LARGE, result, into)
-        wait_until(lambda: not Path(f"/proc/{child}").exists(), "its process has ended with it")
+        until(lambda: not Path(f"/proc/{child}").exists(), "its process has ended with it")
         owner.start()
         serving(owner)
-        wait_until(lambda: pool.lookup(keys).chunks == 0, "the former life's hints have gone")
+        until(lambda: pool.lookup(keys).chunks == 0, "the former life's hints have gone")
         with owner.connect(LARGE) as there:
             store(there, keys)
-            wait_until(lambda: load(pool, keys, LARGE).chunks == LARGE_CHUNKS, "the new life's chunks are hits")
+            until(lambda: load(pool, keys, LARGE).chunks == LARGE_CHUNKS, "the new life's chunks are hits")
 
 
 @pytest.mark.parametrize("whose", ["owner", "here"])
@@ -98,8 +108,8 @@ def test_an_end_of_a_process_is_survived_and_the_stream_goes_on_meanwhile(tmp_pa
         keys = chain_of(pool, SMALL, CHUNKS)
         store(there, keys)
         announced(pool, keys)
-        wait_until(lambda: load(pool, keys, SMALL).chunks == CHUNKS, "the chunks come, by either way")
-        wait_until(lambda: struck.stats()["peer.rdma.process_starts"] == 2, "it was started again")
+        until(lambda: load(pool, keys, SMALL).chunks == CHUNKS, "the chunks come, by either way")
+        until(lambda: struck.stats()["peer.rdma.process_starts"] == 2, "it was started again")
 
 
 def test_a_process_that_hangs_is_a_miss_in_time(tmp_path: Path) -> None:
@@ -114,11 +124,11 @@ def test_a_process_that_hangs_is_a_miss_in_time(tmp_path: Path) -> None:
         try:
             assert load(pool, keys, SMALL).chunks < CHUNKS
             assert here.stats()["peer.rdma.quarantined_bytes"] > 0
-            wait_until(lambda: load(pool, keys, SMALL).chunks == CHUNKS, "the stream is used next")
+            until(lambda: load(pool, keys, SMALL).chunks == CHUNKS, "the stream is used next")
             assert here.stats()["peer.tcp.pulls"] > 0
         finally:
             os.kill(child, signal.SIGCONT)
-        wait_until(lambda: here.stats()["peer.rdma.quarantined_bytes"] == 0, "the late reads have ended", 60.0)
+        until(lambda: here.stats()["peer.rdma.quarantined_bytes"] == 0, "the late reads have ended", 60.0)
 
 
 def test_a_node_without_transfer_engine_is_pulled_from_by_the_stream(tmp_path: Path) -> None:
@@ -159,7 +169,7 @@ def test_what_a_stranger_writes_meanwhile_is_never_served(tmp_path: Path) -> Non
             return found < CHUNKS
 
         for _ in range(2):
-            wait_until(is_struck, "the stranger has struck", 60.0)
+            until(is_struck, "the stranger has struck", 60.0)
         assert here.stats()["peer.rdma.pulls"] > 1
 
 
@@ -171,12 +181,12 @@ def test_layers_of_a_save_are_followed(tmp_path: Path) -> None:
             for layer in range(SMALL.layers):
                 save.layer(layer)
                 assert save._run is not None
-                assert save._run.wait(20.0)
+                assert save._run.wait(20.0 * PATIENCE)
             announced(pool, keys)
             with pool.acquire(pool.lookup(keys)) as lease:
                 into = np.zeros((CHUNKS, SMALL.chunk_bytes), np.uint8)
                 running = pool.load(lease, into=into)
-                assert running.wait_layer(SMALL.layers - 2, 20.0)
+                assert running.wait_layer(SMALL.layers - 2, 20.0 * PATIENCE)
                 assert running.chunks_so_far == CHUNKS
                 result = save.commit()
                 assert result is not None

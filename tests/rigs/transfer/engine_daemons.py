@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from tests.rigs.payload import assert_right_bytes
 PROTOCOL = os.environ.get("KVPOOL_RDMA_PROTOCOL", "tcp")
 DEVICES = os.environ.get("KVPOOL_RDMA_DEVICE", "")
 HOST = os.environ.get("KVPOOL_RDMA_HOST", "127.0.0.1")
+# Emulated RDMA in an emulated machine is slow: waits last so much longer there.
+PATIENCE = 1.0 if PROTOCOL == "tcp" else 8.0
 CHILD = "kvpool.transfer.engine.child"
 
 
@@ -67,6 +69,9 @@ def engine_daemons(directory: Path, **further: str) -> Iterator[tuple[Daemon, Da
             "peer.rdma_protocol": PROTOCOL,
             "peer.rdma_devices": DEVICES,
             "peer.rdma_buffer": "8MiB",
+            "peer.answer_timeout": f"{2 * PATIENCE:g}s",
+            "peer.stall_timeout": f"{2 * PATIENCE:g}s",
+            "peer.pull_timeout": f"{5 * PATIENCE:g}s",
         }
         for key, value in further.items():
             if key.startswith(f"{name}__"):
@@ -81,7 +86,12 @@ def engine_daemons(directory: Path, **further: str) -> Iterator[tuple[Daemon, Da
 def serving(*daemons: Daemon) -> None:
     """Wait until these daemons' TransferEngines serve."""
     for daemon in daemons:
-        wait_until(lambda daemon=daemon: daemon.stats().get("peer.rdma.serving") == 1, "TransferEngine serves")  # type: ignore[misc]
+        until(lambda daemon=daemon: daemon.stats().get("peer.rdma.serving") == 1, "TransferEngine serves")  # type: ignore[misc]
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+    """Until the condition holds, as long as it takes with this protocol."""
+    wait_until(condition, what, timeout_s * PATIENCE)
 
 
 def child_of(daemon: Daemon) -> int:

@@ -20,7 +20,7 @@ from kvpool.transfer.engine.engine_transport import EngineTransport
 from kvpool.transfer.engine.served_parts import OfferedChunks, ServedParts
 from kvpool.transfer.stream_address import StreamAddress
 from kvpool.transfer.transport import ChunkEnd, Order, Region
-from tests.rigs.transfer.engine_daemons import DEVICES, HOST, PROTOCOL
+from tests.rigs.transfer.engine_daemons import DEVICES, HOST, PATIENCE, PROTOCOL
 from tests.rigs.transfer.scripted_engine import Script
 from tests.unit.native.test_directory import LAYERS
 from tests.unit.transfer.test_streams import LAYER_BYTES, LONG_S, Node
@@ -32,7 +32,7 @@ PULL = 7
 
 async def until(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
     """Until the condition holds; fails with `what` after the time."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s * PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
         await asyncio.sleep(0.002)

@@ -7,22 +7,24 @@ import asyncio
 import os
 import random
 import signal
+import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvpool.peers.control import records as r
+from kvpool.transfer.engine.child import SUBMIT_S
 from kvpool.transfer.engine.engine import Engine, EngineSettings, Half, ReadEnd
 from kvpool.transfer.transport import Ending
-from tests.rigs.transfer.engine_daemons import HOST, PROTOCOL, needs_engine
+from tests.rigs.transfer.engine_daemons import HOST, PATIENCE, PROTOCOL, needs_engine
 from tests.rigs.transfer.engine_pair import Pair, engine_pair, until
 from tests.rigs.transfer.stranger import stranger
 from tests.unit.native.test_directory import LAYERS
 from tests.unit.transfer.test_streams import LAYER_BYTES, payload
 
 pytestmark = [needs_engine, pytest.mark.asyncio]
-TIME_S = 20.0
+TIME_S = 20.0 * PATIENCE
 
 
 async def test_chunks_arrive_with_their_bytes_layer_by_layer(tmp_path: Path) -> None:
@@ -112,6 +114,30 @@ async def test_an_owners_process_that_hangs_ends_the_pull_in_time_and_its_ranges
         finally:
             os.kill(pid, signal.SIGCONT)
         await until(lambda: here.quarantined_bytes == 0, "the late reads have ended", 60.0)
+
+
+async def test_a_server_that_never_answers_keeps_the_others_waiting_for_a_bounded_time(tmp_path: Path) -> None:
+    """The library waits for its handshake, a minute long, with everything else behind it."""
+    async with engine_pair(tmp_path, is_real=True) as pair:
+        engine, base = pair.here.engine, int(pair.owner.engine.process.facts["base"])
+        with socket.socket(socket.AF_INET6 if ":" in HOST else socket.AF_INET) as silent:
+            silent.bind((HOST, 0))
+            silent.listen()
+            ranges = [engine.take(Half.READ, 4096, peer) for peer in ("silent", "owner")]
+            servers = (f"{HOST}:{silent.getsockname()[1]}", pair.owner.engine.server)
+            reads = []
+            for into, server in zip(ranges, servers, strict=True):
+                assert into is not None
+                reads.append(engine.read(into, server, base, size=4096, timeout_s=60.0))
+            ends = await asyncio.wait_for(asyncio.gather(*reads), SUBMIT_S + 10.0)
+            assert ends == [ReadEnd.FAILED, ReadEnd.FAILED]
+            for into in ranges:
+                assert into is not None
+                engine.give(into)
+        assert engine.blames("silent")
+        assert not engine.blames("owner")
+        await until(lambda: engine.process.lives == 2 and engine.is_serving, "it was started again")
+        assert {one.ending for one in await pair.pull(pair.order())} == {Ending.DONE}
 
 
 async def test_another_protocol_than_the_machine_has_is_refused_in_words(tmp_path: Path) -> None:
