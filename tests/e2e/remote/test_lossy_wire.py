@@ -1,7 +1,7 @@
-"""Two daemons with an RDMA device each, and a wire between those that loses packets: what comes is right, and all ends in time.
+"""Two daemons with an RDMA device each, and a wire between them that loses packets: what comes is right, and all ends in time.
 
-Only in a machine with rxe0 and rxe1 at the ends of a wire of its own (`make test-rdma`): the kernel's netem loses packets of RDMA
-there, while those of the control plane take the loopback.
+Only in a machine with rxe0 and rxe1 at the ends of a wire of its own (`make test-rdma`): the kernel's netem loses packets there,
+those of RDMA and no others: the control plane takes the loopback.
 """
 
 import json
