@@ -1,7 +1,7 @@
 """Two daemons with an RDMA device each, and a wire between them that loses packets: what comes is right, and all ends in time.
 
-Only in a machine with rxe0 and rxe1 at the ends of a wire of its own (`make test-rdma`): the kernel's netem loses packets there,
-those of RDMA and no others: the control plane takes the loopback.
+Only in a machine with rxe0 and rxe1 at the ends of a wire of their own (`make test-rdma`): the kernel's netem loses packets of
+RDMA there and no others, for the control plane takes the loopback.
 """
 
 import json
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.rigs.daemon import SMALL, wait_until
+from tests.rigs.daemon import SMALL
 from tests.rigs.payload import store, tokens_of
-from tests.rigs.transfer.engine_daemons import PROTOCOL, engine_daemons, load, needs_engine, serving
+from tests.rigs.transfer.engine_daemons import PROTOCOL, engine_daemons, load, needs_engine, serving, until
 
 # The device at each end, and how many of its packets are lost, in percent.
 WIRES = {"wire0": "rxe0", "wire1": "rxe1"}
@@ -73,12 +73,12 @@ def test_heavy_loss_delays_chunks_and_changes_none(tmp_path: Path) -> None:
         chains = [pool.keys(tokens_of(seed, CHUNKS * SMALL.chunk_tokens)) for seed in (1, 2)]
         for keys in chains:
             assert store(there, keys).stored == CHUNKS
-        wait_until(lambda: all(pool.lookup(keys).chunks == CHUNKS for keys in chains), "the hints have come")
+        until(lambda: all(pool.lookup(keys).chunks == CHUNKS for keys in chains), "the hints have come")
         with lossy():
             began_s = time.monotonic()
             load(pool, chains[0], SMALL)  # a part or all of it: each byte is compared
             assert time.monotonic() - began_s < ENDS_S
             assert lost() > 0
         assert here.stats()["peer.rdma.pulls"] == 1
-        wait_until(lambda: load(pool, chains[1], SMALL).chunks == CHUNKS, "a good wire brings all of it")
-        wait_until(lambda: here.stats()["peer.rdma.quarantined_bytes"] == 0, "the late reads have ended", 60.0)
+        until(lambda: load(pool, chains[1], SMALL).chunks == CHUNKS, "a good wire brings all of it")
+        until(lambda: here.stats()["peer.rdma.quarantined_bytes"] == 0, "the late reads have ended", 60.0)
