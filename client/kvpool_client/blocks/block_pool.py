@@ -21,7 +21,7 @@ fits may still be refused until they are saved, and succeeds at one of the next 
 request's blocks, not on the pool's. The engine's thread; `Allocation.wait_layer` may run on another one meanwhile.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
@@ -31,11 +31,12 @@ from kvpool.types import TokenRange
 from kvpool_client.blocks.allocation import Allocation
 from kvpool_client.blocks.block_memory import BlockMemory, BlockShape, dtype_name
 from kvpool_client.blocks.node_link import NodeLink
+from kvpool_client.blocks.paths import Paths
 from kvpool_client.blocks.recount import recount
 from kvpool_client.blocks.references import References
 from kvpool_client.blocks.room import Room
 from kvpool_client.blocks.sequence import Retention, Sequence
-from kvpool_client.blocks.tree.prefix_tree import Node, PrefixTree
+from kvpool_client.blocks.tree.prefix_tree import PrefixTree
 from kvpool_client.blocks.tree.scope import Scope
 from kvpool_client.key_chain import as_tokens
 from kvpool_client.pool import Pool
@@ -72,6 +73,7 @@ class BlockPool:
         self._memory = BlockMemory(shape, device)
         self._references = References(num_blocks)
         self._tree = PrefixTree()
+        self._paths = Paths(self._tree, self._references, self._clock)
         self._link = NodeLink(pool, self._memory, self._tree, tokens_per_block)
         self._room = Room(self._references, self._tree, self._link, clock=self._clock, wait_s=offload_wait_s)
         self._sequences: dict[Hashable, Sequence] = {}
@@ -119,7 +121,7 @@ class BlockPool:
         sequence = Sequence(Scope(salt, adapter), wanted, self._size)
         sequence.extend(ids)
         sequence.prompt_tokens = len(ids)
-        self._link.advance()
+        self._advance()
         restored = self._begin(sequence)
         if restored is None:
             return None
@@ -166,15 +168,15 @@ class BlockPool:
         _check_tokens(tokens, sequence.length)
         self._settle(sequence)
         length = sequence.length - tokens
+        blocks, rest = divmod(length, self._size)
+        blocks += rest > 0
+        is_own = len(sequence.path) >= blocks > 0 and sequence.path[blocks - 1].block == sequence.blocks[blocks - 1]
+        # A part block that the tree has keeps its node, until `append` copies it.
+        self._paths.cut(sequence, blocks if not rest or is_own else blocks - 1)
         sequence.truncate(length)
-        blocks = -(-length // self._size)
-        self._drop_path(sequence, blocks)
         for block in sequence.blocks[blocks:]:
-            self._drop_reference(block)
+            self._paths.drop_reference(block)
         del sequence.blocks[blocks:]
-        is_partial = length % self._size and len(sequence.path) == blocks
-        if is_partial and self._tree.node_of(sequence.blocks[-1]) is not sequence.path[-1]:
-            self._drop_path(sequence, blocks - 1)
 
     def fork(self, request_id: Hashable, new_id: Hashable) -> Allocation | None:
         """A second request with the same tokens, which shares the computed blocks; None where there is no room now.
@@ -198,9 +200,8 @@ class BlockPool:
         for block in sequence.blocks[:shared]:
             self._references.add(block)
         fork.blocks = sequence.blocks[:shared] + fresh
-        fork.path = sequence.path[:shared]
-        for node in fork.path:
-            self._tree.use(node)
+        for node in sequence.path[:shared]:
+            self._paths.extend(fork, node)
         if shared == full and rest:
             self._copy_head(sequence.blocks[full], fork.blocks[full], tokens=rest)
         fork.computed = sequence.computed
@@ -219,9 +220,7 @@ class BlockPool:
         self._publish_tail(sequence)
         self._link.offload_later(sequence)
         del self._sequences[request_id]
-        self._drop_path(sequence, 0)
-        for block in reversed(sequence.blocks):
-            self._drop_reference(block)
+        self._end(sequence)
 
     def block_ids(self, request_id: Hashable) -> tuple[int, ...]:
         """A request's block table, in the order of its tokens."""
@@ -243,6 +242,7 @@ class BlockPool:
 
     def verify(self) -> list[str]:
         """Problems found by recounting everything from the block tables and the tree; empty if all is well."""
+        self._paths.settle()
         return recount(self._sequences, self._tree, self._references, pins=self._link.pins, size=self._size)
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -251,6 +251,7 @@ class BlockPool:
         for request_id in list(self._sequences):
             self.free(request_id)
         self._link.close(timeout_s)
+        self._paths.settle()
 
     def _sequence(self, request_id: Hashable) -> Sequence:
         sequence = self._sequences.get(request_id)
@@ -262,11 +263,9 @@ class BlockPool:
         """Give a new sequence its blocks and what can be reused; None, and no block is taken, where there is no room."""
         size, limit = self._size, sequence.length - 1
         matched = self._tree.match(sequence.keys(limit // size))
-        for node in matched:
-            self._tree.use(node)
+        self._paths.share(sequence, matched)
         held = len(matched) * size
-        sequence.path = matched
-        parent = self._parent_of(sequence)
+        parent = self._paths.parent_of(sequence)
         source, head = self._tree.head(parent, sequence.token_bytes(held, min(limit, held + size)))
         if source is not None:
             self._tree.use(source)
@@ -278,11 +277,9 @@ class BlockPool:
             source, head = None, 0  # the block whose head would be copied may be the room that is missing
             fresh = self._room.take(needed)
         if fresh is None:
-            self._leave(reversed(matched))
+            self._end(sequence)
             return None
-        for node in matched:
-            self._references.add(node.block)
-        sequence.blocks = [node.block for node in matched] + fresh
+        sequence.blocks += fresh
         sequence.computed = held
         self._retain(sequence, 0)
         sequence.restoring = self._link.restore(sequence, limit, held=held, least=held + head)
@@ -292,6 +289,11 @@ class BlockPool:
             self._copy_head(source.block, fresh[0], tokens=head)
             sequence.computed += head
         return Restored(sequence.computed)
+
+    def _end(self, sequence: Sequence) -> None:
+        self._paths.cut(sequence, 0)
+        for block in reversed(sequence.blocks):
+            self._paths.drop_reference(block)
 
     def _settle(self, sequence: Sequence) -> None:
         """Wait for a load, and take what came of it."""
@@ -310,9 +312,8 @@ class BlockPool:
             node = self._tree.get(key)
             if node is None:
                 tokens = sequence.token_bytes(number * size, (number + 1) * size)
-                node = self._tree.insert(self._parent_of(sequence), sequence.blocks[number], tokens, key)
-            self._tree.use(node)
-            sequence.path.append(node)
+                node = self._tree.insert(self._paths.parent_of(sequence), sequence.blocks[number], tokens, key)
+            self._paths.extend(sequence, node)
         if len(sequence.path) > first:
             self._retain(sequence, first)
 
@@ -324,7 +325,7 @@ class BlockPool:
         block = sequence.blocks[full]
         if self._references.count(block) > 1 or self._tree.node_of(block) is not None:
             return
-        parent = self._parent_of(sequence)
+        parent = self._paths.parent_of(sequence)
         tokens = sequence.token_bytes(full * self._size, sequence.computed)
         if self._tree.head(parent, tokens)[1] < rest:
             node = self._tree.insert(parent, block, tokens)
@@ -332,9 +333,6 @@ class BlockPool:
             if wanted is not None:
                 self._tree.retain(node, *wanted)
             self._tree.settle(node, self._clock.now_ns())
-
-    def _parent_of(self, sequence: Sequence) -> Node:
-        return sequence.path[-1] if sequence.path else self._tree.root(sequence.root_key, sequence.scope)
 
     def _retain(self, sequence: Sequence, first: int) -> None:
         if sequence.retention:
@@ -347,7 +345,7 @@ class BlockPool:
         """Room for positions up to `slots` that this sequence alone may write."""
         if slots <= sequence.slots:
             return True
-        self._link.advance()
+        self._advance()
         tail, rest = divmod(sequence.length, self._size)
         block = sequence.blocks[tail] if rest else None
         is_shared = block is not None and not self._may_write(block)
@@ -357,9 +355,9 @@ class BlockPool:
         if is_shared and block is not None:
             # A shared block has no tokens that are not computed: see `fork`.
             self._copy_head(block, fresh[0], tokens=rest)
+            self._paths.cut(sequence, tail)
             sequence.blocks[tail] = fresh.pop(0)
-            self._drop_path(sequence, tail)
-            self._drop_reference(block)
+            self._paths.drop_reference(block)
         sequence.blocks += fresh
         sequence.slots = slots
         return True
@@ -371,20 +369,10 @@ class BlockPool:
         self._memory.copy_head(source, target, tokens=tokens)
         self._counts["copied_blocks"] += 1
 
-    def _drop_path(self, sequence: Sequence, length: int) -> None:
-        """Cut the path to `length` nodes."""
-        if len(sequence.path) > length:
-            self._leave(reversed(sequence.path[length:]))
-            del sequence.path[length:]
-
-    def _leave(self, nodes: Iterator[Node]) -> None:
-        now_ns = self._clock.now_ns()
-        for node in nodes:
-            self._tree.leave(node, now_ns)
-
-    def _drop_reference(self, block: int) -> None:
-        if not self._references.drop(block) and self._tree.node_of(block) is None:
-            self._references.give_back(block)
+    def _advance(self) -> None:
+        """Take what ended meanwhile."""
+        self._link.advance()
+        self._paths.settle()
 
 
 def _check_tokens(tokens: int, most: int | None) -> None:

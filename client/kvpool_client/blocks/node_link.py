@@ -118,9 +118,10 @@ class NodeLink:
     def is_worth_saving(self, node: Node) -> bool:
         """Whether a chunk ends with this block that the node's pool may lack and has not declined."""
         pool = self._pool
-        if pool is None or not node.key or node.depth % self._chunk_blocks or node.tries >= TRIES_MAX:
+        if pool is None or not node.key or node.depth % self._chunk_blocks or not pool.connected:
             return False
-        return node.saved_epoch != pool.epoch and pool.connected
+        epoch = pool.epoch
+        return node.saved_epoch != epoch and (node.tried_epoch != epoch or node.tries < TRIES_MAX)
 
     def offload(self, node: Node) -> bool:
         """Begin to save the chunk that ends with this block, ancestors first. False: as many as may be are under way."""
@@ -199,15 +200,15 @@ class NodeLink:
             return False
         count = min(CHUNKS_MAX, len(ends) - first)
         nodes = path[first * size : (first + count) * size]
+        assert self._pool is not None
+        epoch = self._pool.epoch
         save = self._guard.call("offload", None, lambda: self._reserve(nodes, keys, first))
         if save is None:
             for node in nodes[size - 1 :: size]:
-                node.tries = TRIES_MAX
+                _note_declined(node, epoch, TRIES_MAX)
             return False
         for node in nodes:
             self._tree.pin(node)
-        assert self._pool is not None
-        epoch = self._pool.epoch
         self._under_way.append(_Offload(nodes, epoch, self._threads.submit(self._commit, save)))
         return True
 
@@ -244,13 +245,19 @@ class NodeLink:
         is_orphan = result is not None and "no-parent" in result.reasons
         for node, state in zip(ends, states, strict=True):
             if state in ("stored", "present"):
-                node.saved_epoch, node.tries = offload.epoch, 0
+                node.saved_epoch = offload.epoch
                 self._counts["offloaded_chunks"] += state == "stored"
             else:
-                node.tries += 1 if is_orphan else TRIES_MAX
+                _note_declined(node, offload.epoch, 1 if is_orphan else TRIES_MAX)
                 self._counts["declined_chunks"] += 1
         if is_orphan:
             # The pool has dropped an ancestor that it had: the next try begins at the root.
             for node in offload.nodes[0].path()[self._chunk_blocks - 1 :: self._chunk_blocks]:
                 if node not in ends:
                     node.saved_epoch = b""
+
+
+def _note_declined(node: Node, epoch: bytes, tries: int) -> None:
+    """This life of the daemon has declined the chunk; the next one is asked again."""
+    node.tries = tries + (node.tries if node.tried_epoch == epoch else 0)
+    node.tried_epoch = epoch

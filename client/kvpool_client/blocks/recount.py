@@ -35,6 +35,15 @@ def recount(
                 f"{node!r} is of block {block} and counts {node.users} users and {node.pins} pins, "
                 f"expected {users[node]} and {pinned[node]}"
             )
+        if node.users and not tables[block] and not node.pins:
+            problems.append(f"{node!r} is used and no table has its block")
+        spares = Counter(
+            sequence.blocks[node.depth - 1]
+            for sequence in sequences.values()
+            if sequence.path[node.depth - 1 : node.depth] == [node] and sequence.blocks[node.depth - 1] != block
+        )
+        if (node.spares or {}) != spares:
+            problems.append(f"{node!r} has the spares {node.spares}, expected {dict(spares)}")
     if set(users) - set(nodes.values()):
         problems.append("a path has nodes that are not in the tree")
     idle = sum(not node.users for node in nodes.values())

@@ -206,18 +206,16 @@ def test_what_a_dead_daemon_had_is_offloaded_to_the_next_one(engines: Engines, d
     first = engines.start()
     first.run("a", PROMPT)
     first.free("a")
-    first.blocks.allocate("x", [1])
+    pool = engines.pools[0]
+    epoch = pool.epoch
     daemon.kill()
     first.run("b", [3] * 30)
     first.free("b")
     daemon.start()
-    wait_connected(engines.pools[0])
+    wait_until(lambda: pool.epoch not in (b"", epoch), "the pool is connected to the next daemon")
     first.run("a", PROMPT)
     first.run("b", [3] * 30)
-    stop_first = first.blocks
-    first.tokens["x"], first.computed["x"] = [1], 0
     stop(first)
-    assert stop_first.verify() == []
     second = engines.start()
     assert second.run("a", PROMPT) == 5 * CHUNK
     assert second.run("b", [3] * 30) == 3 * CHUNK

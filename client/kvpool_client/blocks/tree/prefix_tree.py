@@ -23,13 +23,14 @@ NO_BLOCK = -1
 class Node:
     """One computed block, or a root, which has none.
 
-    `depth`: blocks from the root to here. `key`: empty for tails. `saved_epoch`: the daemon's life in which the chunk that ends
-    here was stored; `tries`: how often it was declined, which bounds how often it is offered (`node_link.py`).
+    `spares`: equal blocks of users that computed it too, and how many users have each. `depth`: blocks from the root to here.
+    `key`: empty for tails. `saved_epoch`: the daemon's life in which the chunk that ends here was stored; `tries`: how often it
+    was declined in the life `tried_epoch`, which bounds how often it is offered (`node_link.py`).
     """
 
     __slots__ = (
-        *("key", "block", "parent", "scope", "tokens", "depth", "children", "users", "pins"),
-        *("priority", "duration_ns", "last_use_ns", "stamp", "saved_epoch", "tries"),
+        *("key", "block", "parent", "scope", "tokens", "depth", "children", "users", "pins", "spares"),
+        *("priority", "duration_ns", "last_use_ns", "stamp", "saved_epoch", "tried_epoch", "tries"),
     )
 
     def __init__(self, key: bytes, block: int, parent: "Node | Scope", tokens: bytes) -> None:
@@ -43,11 +44,13 @@ class Node:
         self.children: ChildOrder[Node] | None = None
         self.users = 0
         self.pins = 0
+        self.spares: dict[int, int] | None = None
         self.priority = DEFAULT_PRIORITY
         self.duration_ns = 0
         self.last_use_ns = 0
         self.stamp = 0
         self.saved_epoch = b""
+        self.tried_epoch = b""
         self.tries = 0
 
     def __repr__(self) -> str:
@@ -139,6 +142,31 @@ class PrefixTree:
             self.idle += 1
             node.last_use_ns = now_ns
             self._offer(node)
+
+    def add_spare(self, node: Node, block: int) -> None:
+        """A user has an equal block of its own; nothing where it is the node's."""
+        if block != node.block:
+            node.spares = node.spares or {}
+            node.spares[block] = node.spares.get(block, 0) + 1
+
+    def drop_spare(self, node: Node, block: int) -> None:
+        """A user leaves that had this block."""
+        if node.spares is not None and block in node.spares:
+            node.spares[block] -= 1
+            if not node.spares[block]:
+                del node.spares[block]
+
+    def change_block(self, node: Node) -> int:
+        """Have the node take a spare; the block that it had. Requires users, each with a spare, and no pin."""
+        assert node.users
+        assert not node.pins
+        assert node.spares
+        spare = next(iter(node.spares))
+        del node.spares[spare], self._of_block[node.block]
+        block, node.block = node.block, spare
+        assert spare not in self._of_block
+        self._of_block[spare] = node
+        return block
 
     def settle(self, node: Node, now_ns: int) -> None:
         """A node that was inserted for nobody is used now, once."""
