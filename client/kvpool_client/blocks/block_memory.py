@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from kvpool.errors import InvalidArgument
-from kvpool.layout import ITEM_BYTES, Layout
+from kvpool.layout import ITEM_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,11 @@ class BlockShape:
         if self.dtype not in ITEM_BYTES:
             raise InvalidArgument(f"dtype is {self.dtype!r}, expected one of {', '.join(ITEM_BYTES)}")
 
-    def layout(self, chunk_tokens: int) -> Layout:
-        """The layout of these blocks' chunks on a single rank."""
-        return Layout(
-            layers=self.layers,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            dtype=self.dtype,
-            chunk_tokens=chunk_tokens,
-        )
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+        tokens = self.layers * 2 * self.tokens_per_block
+        return tokens * self.kv_heads * self.head_dim * ITEM_BYTES[self.dtype]
 
 
 class BlockMemory:

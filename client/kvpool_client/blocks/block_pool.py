@@ -74,7 +74,9 @@ class BlockPool:
         self._references = References(num_blocks)
         self._tree = PrefixTree()
         self._paths = Paths(self._tree, self._references, self._clock)
-        self._link = NodeLink(pool, self._memory, self._tree, tokens_per_block)
+        self._link = NodeLink(
+            pool, self._memory, self._tree, tokens_per_block=tokens_per_block, on_unpinned=self._paths.settle
+        )
         self._room = Room(self._references, self._tree, self._link, clock=self._clock, wait_s=offload_wait_s)
         self._sequences: dict[Hashable, Sequence] = {}
         self._counts = {"reused_tokens": 0, "copied_blocks": 0}
@@ -121,7 +123,7 @@ class BlockPool:
         sequence = Sequence(Scope(salt, adapter), wanted, self._size)
         sequence.extend(ids)
         sequence.prompt_tokens = len(ids)
-        self._advance()
+        self._link.advance()
         restored = self._begin(sequence)
         if restored is None:
             return None
@@ -242,7 +244,6 @@ class BlockPool:
 
     def verify(self) -> list[str]:
         """Problems found by recounting everything from the block tables and the tree; empty if all is well."""
-        self._paths.settle()
         return recount(self._sequences, self._tree, self._references, pins=self._link.pins, size=self._size)
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -251,7 +252,6 @@ class BlockPool:
         for request_id in list(self._sequences):
             self.free(request_id)
         self._link.close(timeout_s)
-        self._paths.settle()
 
     def _sequence(self, request_id: Hashable) -> Sequence:
         sequence = self._sequences.get(request_id)
@@ -345,7 +345,7 @@ class BlockPool:
         """Room for positions up to `slots` that this sequence alone may write."""
         if slots <= sequence.slots:
             return True
-        self._advance()
+        self._link.advance()
         tail, rest = divmod(sequence.length, self._size)
         block = sequence.blocks[tail] if rest else None
         is_shared = block is not None and not self._may_write(block)
@@ -368,11 +368,6 @@ class BlockPool:
     def _copy_head(self, source: int, target: int, *, tokens: int) -> None:
         self._memory.copy_head(source, target, tokens=tokens)
         self._counts["copied_blocks"] += 1
-
-    def _advance(self) -> None:
-        """Take what ended meanwhile."""
-        self._link.advance()
-        self._paths.settle()
 
 
 def _check_tokens(tokens: int, most: int | None) -> None:

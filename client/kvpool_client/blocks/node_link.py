@@ -12,6 +12,7 @@ Without a Pool nothing is found and nothing is worth an offload. Engine's thread
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -61,10 +62,19 @@ class _Path:
 class NodeLink:
     """See the module. Invariant: a node has a pin for each offload under way that it is part of."""
 
-    def __init__(self, pool: Pool | None, memory: BlockMemory, tree: PrefixTree, tokens_per_block: int) -> None:
-        """Raises LayoutMismatch where the blocks do not fit the Pool's layout."""
+    def __init__(
+        self,
+        pool: Pool | None,
+        memory: BlockMemory,
+        tree: PrefixTree,
+        *,
+        tokens_per_block: int,
+        on_unpinned: Callable[[], None],
+    ) -> None:
+        """`on_unpinned` is called when pins have ended. Raises LayoutMismatch for blocks that do not fit the Pool's layout."""
         self._pool = pool
         self._tree = tree
+        self._on_unpinned = on_unpinned
         self._guard = FailureGuard(log)
         self._under_way: list[_Offload] = []
         self._waiting: deque[_Path] = deque(maxlen=PATHS_MAX)
@@ -238,6 +248,7 @@ class NodeLink:
             self._settle(offload, offload.commit.result())
             for node in offload.nodes:
                 self._tree.unpin(node)
+        self._on_unpinned()
 
     def _settle(self, offload: _Offload, result: SaveResult | None) -> None:
         ends = offload.nodes[self._chunk_blocks - 1 :: self._chunk_blocks]
