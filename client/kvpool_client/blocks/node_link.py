@@ -16,6 +16,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import numpy as np
 
@@ -39,6 +40,14 @@ OFFLOADS_MAX = 4
 CHUNKS_MAX = 8
 PATHS_MAX = 256
 TRIES_MAX = 2
+
+
+class _Begun(Enum):
+    """Outcome of an attempt to begin a path's next offload."""
+
+    STARTED = auto()
+    UNDER_WAY = auto()  # these chunks are being saved already
+    NOTHING = auto()  # none is left, or they cannot be saved
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +87,7 @@ class NodeLink:
         self._guard = FailureGuard(log)
         self._under_way: list[_Offload] = []
         self._waiting: deque[_Path] = deque(maxlen=PATHS_MAX)
+        self._has_news = False  # a path waits, or an offload has ended, since waiting ones were last tried
         self._counts = {"loaded_tokens": 0, "offloaded_chunks": 0, "declined_chunks": 0}
         if pool is not None:
             self._cache = pool.register(memory.layers, block_tokens=tokens_per_block, form="block_first")
@@ -123,6 +133,7 @@ class NodeLink:
             last = sequence.path[blocks - 1]
             keys = self._keys_of(sequence, blocks * self._tokens_per_chunk_block)
             self._waiting.append(_Path(last, last.block, keys))
+            self._has_news = True
             self.advance()
 
     def is_worth_saving(self, node: Node) -> bool:
@@ -139,15 +150,19 @@ class NodeLink:
             return False
         tokens = np.frombuffer(b"".join(part.tokens for part in node.path()), dtype="<i4")
         keys = self._pool.keys(tokens, salt=node.scope.salt, adapter=node.scope.adapter)
-        return self._begin(node, keys)
+        return self._begin(node, keys) == _Begun.STARTED
 
     def advance(self) -> None:
         """Take the results of ended offloads, and begin waiting ones. Never waits, but for the round trips that begin them."""
         self._collect()
-        while self._waiting and len(self._under_way) < OFFLOADS_MAX:
-            path = self._waiting[0]
-            if path.last.block != path.block or not self._begin(path.last, path.keys):
-                self._waiting.popleft()
+        tries = len(self._waiting) if self._has_news else 0
+        self._has_news = False
+        while tries > 0 and len(self._under_way) < OFFLOADS_MAX:
+            path = self._waiting.popleft()
+            begun = self._begin(path.last, path.keys) if path.last.block == path.block else _Begun.NOTHING
+            if begun != _Begun.NOTHING:
+                self._waiting.append(path)  # it may have more chunks
+            tries -= 1
 
     def wait(self, deadline: Deadline) -> bool:
         """Wait until an offload under way has ended; False if none has by the deadline, or none is under way."""
@@ -200,14 +215,15 @@ class NodeLink:
             sequence.chain_tokens = tokens
         return sequence.chain
 
-    def _begin(self, last: Node, keys: KeyChain) -> bool:
-        """Save the path's next chunks. False where none is left, or they cannot be saved."""
+    def _begin(self, last: Node, keys: KeyChain) -> _Begun:
+        """Save the path's next chunks. A chunk can be committed when its ancestors are, so one part follows another."""
         path, size = last.path(), self._chunk_blocks
         ends = path[size - 1 :: size]
-        # A pinned one is under way, or a part of what another path has under way.
-        first = next((i for i, node in enumerate(ends) if self.is_worth_saving(node) and not node.pins), None)
+        first = next((i for i, node in enumerate(ends) if self.is_worth_saving(node)), None)
         if first is None:
-            return False
+            return _Begun.NOTHING
+        if ends[first].pins:
+            return _Begun.UNDER_WAY
         count = min(CHUNKS_MAX, len(ends) - first)
         nodes = path[first * size : (first + count) * size]
         assert self._pool is not None
@@ -216,11 +232,11 @@ class NodeLink:
         if save is None:
             for node in nodes[size - 1 :: size]:
                 _note_declined(node, epoch, TRIES_MAX)
-            return False
+            return _Begun.NOTHING
         for node in nodes:
             self._tree.pin(node)
         self._under_way.append(_Offload(nodes, epoch, self._threads.submit(self._commit, save)))
-        return True
+        return _Begun.STARTED
 
     def _reserve(self, nodes: Items[Node], keys: KeyChain, first: int) -> Save:
         assert self._pool is not None
@@ -243,6 +259,7 @@ class NodeLink:
         ended = [offload for offload in self._under_way if offload.commit.done()]
         if not ended:
             return
+        self._has_news = True
         self._under_way = [offload for offload in self._under_way if offload not in ended]
         for offload in ended:
             self._settle(offload, offload.commit.result())

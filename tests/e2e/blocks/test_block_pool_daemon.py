@@ -263,3 +263,16 @@ def _flip(pool: kv.Pool, chunk: int, layer: int) -> None:
     with pool.acquire(pool.lookup(pool.keys(PROMPT))) as lease:
         assert lease.session is not None
         lease.session.arena.view()[int(lease.offsets[chunk]) + layer * LAYOUT.layer_bytes + 5] ^= 16
+
+
+def test_a_long_prompt_is_offloaded_part_by_part_beside_others(engines: Engines) -> None:
+    first = engines.start(num_blocks=300)
+    prompts = [[9, 9, 9, number] + [7] * (40 * CHUNK) for number in range(3)]
+    for number, tokens in enumerate(prompts):
+        first.run(number, tokens)
+    stop(first)
+    assert first.blocks.stats()["declined_chunks"] == 0
+    second = engines.start(num_blocks=300)
+    for number, tokens in enumerate(prompts):
+        assert second.run(number, tokens) == 40 * CHUNK
+    second.verify()
