@@ -4,8 +4,8 @@
     python -m examples.block_engine --socket /tmp/kvpool.sock     # the second question reuses the first one's document
     python -m examples.block_engine --socket /tmp/kvpool.sock     # another process: both come from the node's pool
 
-One document with three questions, and two answers to the last one. Not a server: requests run one after another. With no daemon, and
-with too few blocks, it prints the same tokens. One thread.
+One document with three questions, and two answers to the last one. Not a server: requests run one after another. With no
+daemon it prints the same tokens. One thread.
 """
 
 import click
@@ -50,7 +50,7 @@ class Engine:
             return None
         block_ids = self.table(request)
         with gated(allocation.load, self.model.layers):
-            logits = allocation.prefill(lambda start: self.model(prompt[start:], start, block_ids))
+            logits: torch.Tensor = allocation.prefill(lambda start: self.model(prompt[start:], start, block_ids))
         self.reused = allocation.reused_tokens
         self.blocks.computed(request, self.reused, len(prompt))
         return logits
