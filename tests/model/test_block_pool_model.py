@@ -8,6 +8,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
 from tests.rigs.blocks.prefix_engine import PrefixEngine
 
 pytestmark = pytest.mark.torch

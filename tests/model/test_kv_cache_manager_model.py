@@ -6,6 +6,8 @@ step.
 
 import pytest
 
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
 from tests.rigs.blocks.executor import ScriptedExecutor, manager_of
 
 pytestmark = pytest.mark.torch

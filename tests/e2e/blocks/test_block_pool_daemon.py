@@ -9,8 +9,11 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.errors import LayoutMismatch
-from tests.rigs.blocks.prefix_engine import KV_BYTES, LAYERS, PrefixEngine
 from tests.rigs.daemon import Daemon, wait_connected, wait_until
+
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from tests.rigs.blocks.prefix_engine import KV_BYTES, LAYERS, PrefixEngine
 
 pytestmark = pytest.mark.torch
 

@@ -3,9 +3,12 @@
 import pytest
 
 import kvpool_client as kv
+from tests.rigs.daemon import Daemon, wait_connected
+
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
 from kvpool_client.blocks import KVCacheManager
 from tests.rigs.blocks.executor import KV_BYTES, LAYERS, ScriptedExecutor, ScriptedRequest, manager_of
-from tests.rigs.daemon import Daemon, wait_connected
 
 pytestmark = pytest.mark.torch
 

@@ -6,6 +6,9 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.errors import InvalidArgument
+
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
 from kvpool_client.blocks import BlockPool
 from tests.rigs.blocks.clock import HandClock
 from tests.rigs.blocks.prefix_engine import PrefixEngine

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
 from tests.rigs.blocks.prefix_engine import PrefixEngine
 
 pytestmark = pytest.mark.torch

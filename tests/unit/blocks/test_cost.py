@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
 from kvpool_client.blocks import BlockPool
 
 pytestmark = [pytest.mark.torch, pytest.mark.timed]

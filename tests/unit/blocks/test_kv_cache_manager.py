@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from kvpool.errors import InvalidArgument
-from kvpool_client.blocks.executor import CacheType, KVCacheManager, RequestState
-from tests.rigs.blocks.executor import ScriptedRequest, manager_of
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from kvpool_client.blocks.executor import CacheType, KVCacheManager, RequestState  # noqa: E402
+from tests.rigs.blocks.executor import ScriptedRequest, manager_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

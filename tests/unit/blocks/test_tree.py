@@ -4,6 +4,8 @@ import random
 
 import pytest
 
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
 from kvpool_client.blocks.tree.child_order import RUN_MAX, ChildOrder
 from kvpool_client.blocks.tree.eviction_order import EvictionOrder
 from kvpool_client.blocks.tree.prefix_tree import NO_BLOCK, Node
