@@ -79,7 +79,7 @@ def signatures(engine: str) -> list[str]:
     interface = INTERFACES[engine]
     lines = []
     for module, classes in interface.modules.items():
-        source = _source(interface, module)
+        source = source_of(interface, module)
         for node in ast.parse(source).body if source else ():
             if isinstance(node, ast.ClassDef) and node.name in classes:
                 lines += [f"{engine} {node.name}{member}" for member in _members(node, has_types=interface.has_types)]
@@ -110,7 +110,8 @@ def methods_of(lines: list[str], class_name: str) -> dict[str, ast.arguments]:
     return found
 
 
-def _source(interface: Interface, module: str) -> bytes:
+def source_of(interface: Interface, module: str) -> bytes:
+    """The source of one of an engine's modules; empty where it is not at hand."""
     wheel = os.environ.get(interface.wheel, "")
     if wheel:
         with zipfile.ZipFile(wheel) as archive:

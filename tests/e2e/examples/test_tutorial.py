@@ -17,6 +17,7 @@ pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "tiny_engine.py"
+BLOCK_EXAMPLE = ROOT / "examples" / "block_engine.py"
 PAGE = ROOT / "docs" / "tutorial-engine.md"
 
 
@@ -43,11 +44,31 @@ def test_the_second_run_reuses_what_the_first_computed(daemon: Daemon, device: s
     assert cold[1] == warm[1] == alone[1]
 
 
+def _run_blocks(socket: str, *arguments: str) -> tuple[list[int], list[str]]:
+    """Reused tokens of each question, and the lines of tokens."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "client"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "examples.block_engine", "--socket", socket, "--device", "cpu", *arguments]
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=True, cwd=ROOT)
+    reused = [int(found) for found in re.findall(r"(\d+) of 1370 prompt tokens reused", done.stdout)]
+    return reused, re.findall("tokens: .+", done.stdout)
+
+
+def test_an_engine_over_a_block_pool_reuses_blocks_and_after_a_restart_chunks(daemon: Daemon) -> None:
+    cold = _run_blocks(daemon.socket)
+    warm = _run_blocks(daemon.socket)
+    daemon.stop()
+    alone = _run_blocks(daemon.socket)
+    assert (cold[0], warm[0], alone[0]) == ([0, 1350, 1350], [1344, 1350, 1350], [0, 1350, 1350])
+    assert cold[1] == warm[1] == alone[1]
+    assert len(cold[1]) == 4
+
+
 def test_the_code_on_the_page_is_the_examples() -> None:
-    example = textwrap.dedent(EXAMPLE.read_text())
+    example = textwrap.dedent(EXAMPLE.read_text()) + textwrap.dedent(BLOCK_EXAMPLE.read_text())
     lines = [line.strip() for line in example.splitlines()]
     pieces = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(pieces) == 3
+    assert len(pieces) == 6
     for piece in pieces:
         wanted = [line.strip() for line in piece.strip().splitlines()]
         assert any(lines[at : at + len(wanted)] == wanted for at in range(len(lines))), piece

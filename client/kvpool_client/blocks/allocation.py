@@ -1,0 +1,50 @@
+"""Allocation: the blocks of one request, and the leading tokens whose KV is in them already or still on its way.
+
+`reused_tokens` is a promise until the load has ended. The engine learns that a load came shorter in one of two places:
+`wait_layer` is False for a layer that it is about to read, or `settle` returns fewer tokens. From then on `reused_tokens`
+is the final number, it never rises, and prefill begins again there. An engine that asks neither cannot publish wrong KV:
+`BlockPool.computed` is refused where its first token is behind the KV that is in place.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from kvpool_client.blocks.sequence import Sequence
+from kvpool_client.torch.restored import Restored
+
+T = TypeVar("T")
+
+
+class Allocation:
+    """What `allocate` and `fork` answer. One thread at a time."""
+
+    def __init__(self, sequence: Sequence, load: Restored) -> None:
+        """`load` is a context of `gated` too."""
+        self._sequence = sequence
+        self.load = load
+
+    def __repr__(self) -> str:
+        return f"<Allocation {len(self.block_ids)} blocks, {self.reused_tokens} tokens reused>"
+
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        """The request's block table as it is now: `append` and `rewind` change it."""
+        return tuple(self._sequence.blocks)
+
+    @property
+    def reused_tokens(self) -> int:
+        """Leading tokens that need no prefill, at most all but one. Falls when a load comes shorter."""
+        return self.load.tokens
+
+    def wait_layer(self, layer: int) -> bool:
+        """Wait until this layer of the reused tokens is in the blocks. False: `reused_tokens` has fallen; prefill again from
+        there."""
+        return self.load.wait_layer(layer)
+
+    def settle(self) -> int:
+        """Wait for all layers; the final `reused_tokens`."""
+        return self.load.settle()
+
+    def prefill(self, forward: Callable[[int], T]) -> T:
+        """`forward(first_token)`, and once more from a lower token if it raised PrefixShortened (see `gated`)."""
+        return self.load.prefill(forward)

@@ -1,0 +1,382 @@
+"""KV cache manager: the interface of TensorRT-LLM's resource manager over a block pool.
+
+    prepare_resources ─► forward ─► update_resources        each step, for its batch
+      context, first chunk: the whole prompt's blocks, reused prefix first     its chunk is computed: full blocks are reusable
+      generation: room for the next token and its drafts                       rejected drafts are taken back, the rest too
+
+A block becomes reusable in `update_resources`, or when a request that is complete is freed before that; never for a request
+that is freed in the middle of a step. Prompts that the node's pool has are loaded when they are prepared, because an
+LlmRequest's position must be final then: bounded by the Pool's timeout without progress. A request without room is left out
+and returned, never raised: an executor whose capacity scheduler counts with `get_needed_resource_to_completion` meets that
+only while blocks are being offloaded. Requests, batches and settings are duck-typed.
+Engine's thread.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from kvpool.errors import InvalidArgument
+from kvpool.types import DEFAULT_PRIORITY
+from kvpool_client.blocks.block_memory import BlockShape
+from kvpool_client.blocks.block_pool import BlockPool
+from kvpool_client.blocks.executor import cache_settings
+from kvpool_client.blocks.executor.dummy_request import DummyRequest, state_of
+from kvpool_client.blocks.executor.request_terms import RequestTerms
+from kvpool_client.pool import Pool
+
+
+class BaseResourceManager(ABC):
+    """What an executor asks of any resource of requests; TensorRT-LLM's class of this name."""
+
+    @abstractmethod
+    def get_max_resource_count(self) -> int:
+        """All there is."""
+
+    @abstractmethod
+    def get_needed_resource_to_completion(self, request: Any) -> int:
+        """What the request needs from its beginning to its end."""
+
+    def add_dummy_requests(self, request_ids: list[int]) -> list[DummyRequest] | None:  # noqa: ARG002 - the interface
+        """Requests that are there for their resources alone; None where there is no room, or nothing to prepare."""
+        return None
+
+    @abstractmethod
+    def prepare_resources(self, scheduled_batch: Any) -> list[Any]:
+        """Before a step; the requests without room."""
+
+    @abstractmethod
+    def update_resources(self, scheduled_batch: Any) -> None:
+        """After a step."""
+
+    @abstractmethod
+    def free_resources(self, request: Any) -> None:
+        """A request ends, or is paused."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """The executor ends."""
+
+
+@dataclass(slots=True)
+class _Served:
+    """A request's positions in the cache.
+
+    `positions`: those that are computed or prepared; `computed`: those that a step has confirmed; `step_end`: where the
+    prepared step ends, None in between; `is_reusable`: False for dummies.
+    """
+
+    positions: int
+    computed: int
+    is_reusable: bool
+    step_end: int | None = None
+    is_generating: bool = False
+
+
+class KVCacheManager(BaseResourceManager):
+    """See the module. Invariant: the pool has a request for each entry of `_served`, with room for its positions."""
+
+    def __init__(
+        self,
+        kv_cache_config: Any,
+        kv_cache_type: Any,
+        *,
+        num_layers: int,
+        num_kv_heads: int | Sequence[int | None],
+        head_dim: int,
+        tokens_per_block: int,
+        max_seq_len: int,
+        max_batch_size: int,
+        mapping: Any,
+        dtype: object = "float16",
+        max_beam_width: int = 1,
+        pool: Pool | None = None,
+        device: str | torch.device | None = None,
+        **others: object,
+    ) -> None:
+        """TensorRT-LLM's arguments, and `pool`: the node's pool, whose layout is that of this rank; `device`: None: CUDA.
+
+        `others`: its further arguments. `max_num_tokens` and `model_config` size what a block pool has not; any other must
+        be absent, None or False. Raises InvalidArgument, LayoutMismatch.
+        """
+        cache_settings.check_cache_type(kv_cache_type)
+        cache_settings.check_config(kv_cache_config, max_seq_len)
+        _check_beams(max_beam_width)
+        _refuse({name: value for name, value in others.items() if name not in ("max_num_tokens", "model_config")})
+        self.mapping, self.dtype, self.kv_cache_type = mapping, dtype, kv_cache_type
+        self.tokens_per_block, self.head_dim, self.num_kv_heads = tokens_per_block, head_dim, num_kv_heads
+        self.max_seq_len, self.max_batch_size = max_seq_len, max_batch_size
+        self.pp_layers = cache_settings.local_layers(num_layers, mapping)
+        self.layer_offsets = {layer: offset for offset, layer in enumerate(self.pp_layers)}
+        self.enable_block_reuse = bool(getattr(kv_cache_config, "enable_block_reuse", True))
+        heads = cache_settings.local_heads(num_kv_heads, mapping)
+        name = cache_settings.layout_dtype(dtype)
+        shape = BlockShape(len(self.pp_layers), 1, tokens_per_block, heads, head_dim, name)
+        place = torch.device("cuda" if device is None else device)
+        shape = replace(shape, num_blocks=cache_settings.block_count(kv_cache_config, shape, place))
+        self.blocks = BlockPool(
+            layers=shape.layers,
+            num_blocks=shape.num_blocks,
+            tokens_per_block=tokens_per_block,
+            kv_heads=heads,
+            head_dim=head_dim,
+            dtype=name,
+            device=place,
+            pool=pool if self.enable_block_reuse else None,
+        )
+        self._terms = RequestTerms()
+        self._served: dict[int, _Served] = {}
+
+    def __repr__(self) -> str:
+        return f"<KVCacheManager {self.blocks!r}>"
+
+    def shutdown(self) -> None:
+        """End all requests and finish what is being offloaded."""
+        self._served.clear()
+        self.blocks.close()
+
+    def verify(self) -> list[str]:
+        """Problems found by recounting; empty if all is well."""
+        problems = self.blocks.verify()
+        for request_id, served in self._served.items():
+            room = len(self.blocks.block_ids(request_id)) * self.tokens_per_block
+            if not served.computed <= served.positions <= room:
+                problems.append(f"request {request_id} has {served.positions} positions in room for {room}")
+        return problems
+
+    def get_max_resource_count(self) -> int:
+        """All blocks."""
+        return self.blocks.shape.num_blocks
+
+    def get_num_free_blocks(self) -> int:
+        """Blocks that no request uses, with those that are kept for reuse."""
+        return self.blocks.num_free_blocks
+
+    def get_num_kv_blocks(self, num_tokens: int) -> int:
+        """Blocks of so many tokens."""
+        return -(-num_tokens // self.tokens_per_block)
+
+    def get_num_available_tokens(self, max_num_draft_tokens: int = 0, **others: object) -> int:
+        """Tokens of one request that there is room for."""
+        _refuse(others)
+        return self.get_num_free_blocks() * self.tokens_per_block - max_num_draft_tokens
+
+    def get_needed_resource_to_completion(self, request: Any) -> int:
+        """Blocks of the request's prompt, its output and its drafts, from its beginning on: those it has are counted, once."""
+        context = max(request.orig_prompt_len, request.prompt_len)
+        return self.get_num_kv_blocks(context + request.max_new_tokens + len(_drafts(request)))
+
+    def prepare_resources(self, scheduled_batch: Any) -> list[Any]:
+        """Room for the batch's next step. Returns the requests that there is no room for now: they must not run in it."""
+        refused = [request for request in scheduled_batch.context_requests if not self._prepare_context(request)]
+        generating = scheduled_batch.generation_requests
+        return refused + [request for request in generating if not self._prepare_generation(request)]
+
+    def update_resources(
+        self,
+        scheduled_batch: Any,
+        attn_metadata: object = None,  # noqa: ARG002 - the interface: for draft trees, which are refused
+        kv_cache_dtype_byte_size: float | None = None,  # noqa: ARG002 - as the one before
+    ) -> None:
+        """The batch's step has run: rejected drafts are taken back, and what was computed is reusable.
+
+        Requests that were freed since, or refused, are passed over.
+        """
+        for request in scheduled_batch.generation_requests:
+            if state_of(request) != "CONTEXT_INIT":
+                self._confirm(request)
+        for request in scheduled_batch.context_requests:
+            self._confirm(request)
+
+    def free_resources(self, request: Any, pin_on_release: bool = False) -> None:
+        """End a request, or pause it. Nothing where it is not served."""
+        if pin_on_release:
+            raise InvalidArgument("pin_on_release is True, expected False: blocks for reuse are not pinned")
+        if state_of(request) == "GENERATION_COMPLETE":
+            self._confirm(request)
+        if self._served.pop(request.py_request_id, None) is not None:
+            self.blocks.free(request.py_request_id)
+
+    def rewind_kv_cache(self, request: Any, rewind_len: int) -> None:
+        """Take the last positions of a request back."""
+        served = self._served_as(request)
+        if not 0 <= rewind_len <= served.positions:
+            raise InvalidArgument(f"rewind_len is {rewind_len!r}, expected 0..{served.positions}")
+        self._rewind(request.py_request_id, served, served.positions - rewind_len)
+
+    def get_cache_indices(self, request: Any, window_size: int | None = None) -> list[int]:
+        """A request's block ids, in the order of its tokens."""
+        self._check_window(window_size)
+        return list(self.blocks.block_ids(request.py_request_id))
+
+    def get_batch_cache_indices(self, request_ids: Sequence[int], layer_idx: int | None = None) -> list[list[int]]:
+        """The block ids of each request, in the order asked for and of its tokens; the same in every layer."""
+        if layer_idx is not None:
+            self._offset(layer_idx)
+        return [list(self.blocks.block_ids(request_id)) for request_id in request_ids]
+
+    def get_block_ids_per_seq(self, request_ids: Sequence[int]) -> torch.Tensor:
+        """`get_batch_cache_indices` as one int32 tensor, padded with 0."""
+        rows = [torch.tensor(row, dtype=torch.int32) for row in self.get_batch_cache_indices(request_ids)]
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0)
+
+    def get_last_block_id(self, request_id: int) -> int:
+        """The block of a request's last position."""
+        return self.blocks.block_ids(request_id)[-1]
+
+    def get_priority_by_block_id(self, block_id: int, window_size: int | None = None) -> int:
+        """The retention priority of a block that is kept for reuse, the default for any other."""
+        self._check_window(window_size)
+        priority = self.blocks.priority_of(block_id)
+        return DEFAULT_PRIORITY if priority is None else priority
+
+    def get_buffers(self, layer_idx: int, kv_layout: str = "NHD") -> torch.Tensor:
+        """A layer's KV: [num_blocks, 2, tokens_per_block, num_kv_heads, head_dim]; with HND a view with heads before tokens."""
+        buffer = self.blocks.buffers(self._offset(layer_idx))
+        if kv_layout not in ("NHD", "HND"):
+            raise InvalidArgument(f"kv_layout is {kv_layout!r}, expected NHD or HND")
+        return buffer if kv_layout == "NHD" else buffer.transpose(2, 3)
+
+    def add_dummy_requests(
+        self,
+        request_ids: list[int],
+        token_nums: list[int] | None = None,
+        is_gen: bool = False,
+        prepare_resource: bool = True,
+        *,
+        max_num_draft_tokens: int = 0,
+        max_beam_width: int = 1,
+        num_extra_decoding_steps: int = 0,
+        **others: object,
+    ) -> list[DummyRequest] | None:
+        """Requests that warm up captured graphs; None, and no block is taken, where there is no room for all of them."""
+        _refuse(others)
+        _check_beams(max_beam_width)
+        if self.get_num_free_blocks() < 1:
+            return None
+        requests: list[DummyRequest] = []
+        for number, request_id in enumerate(request_ids):
+            tokens = token_nums[number] if token_nums is not None else 1 + max_num_draft_tokens
+            request = DummyRequest.of(request_id, tokens, is_generating=is_gen, draft_tokens=max_num_draft_tokens)
+            extra = num_extra_decoding_steps + len(request.py_draft_tokens)
+            if prepare_resource and not self._allocate(request, request.tokens, extra):
+                for prepared in requests:
+                    self.free_resources(prepared)
+                return None
+            requests.append(request)
+        return requests
+
+    def add_padding_request(self, request_id: int, *, max_num_draft_tokens: int = 0) -> DummyRequest | None:
+        """A generating request of one token that fills a batch up to a captured size; None where there is no room."""
+        added = self.add_dummy_requests([request_id], is_gen=True, max_num_draft_tokens=max_num_draft_tokens)
+        return added[0] if added else None
+
+    def _check_window(self, window_size: int | None) -> None:
+        if window_size is not None and window_size < self.max_seq_len:
+            raise InvalidArgument(f"window_size is {window_size!r}, expected None or max_seq_len {self.max_seq_len}")
+
+    def _offset(self, layer: int) -> int:
+        offset = self.layer_offsets.get(layer)
+        if offset is None:
+            raise InvalidArgument(f"layer_idx is {layer!r}, expected one of this rank's {self.pp_layers}")
+        return offset
+
+    def _prepare_context(self, request: Any) -> bool:
+        if request.is_first_context_chunk and request.py_request_id not in self._served:
+            beams = getattr(getattr(request, "sampling_config", None), "beam_width", 1)
+            if beams != 1:
+                raise InvalidArgument(f"request {request.py_request_id} has beam width {beams}, expected 1")
+            if not self._allocate(request, request.get_tokens(0)[: request.prompt_len], len(_drafts(request))):
+                return False
+        served = self._served_as(request)
+        served.step_end = min(request.prompt_len, request.context_current_position + request.context_chunk_size)
+        return True
+
+    def _served_as(self, request: Any) -> _Served:
+        served = self._served.get(request.py_request_id)
+        if served is None:
+            raise InvalidArgument(
+                f"request {request.py_request_id} has no blocks, expected its first context chunk first"
+            )
+        return served
+
+    def _allocate(self, request: Any, tokens: Sequence[int], extra: int) -> bool:
+        request_id, scope, retention = request.py_request_id, self._terms.scope(request), self._terms.retention(request)
+        allocation = self.blocks.allocate(
+            request_id,
+            tokens,
+            retention=retention.ranges,
+            decode_priority=retention.decode_priority,
+            decode_duration_s=retention.decode_duration_s,
+            salt=scope.salt,
+            adapter=scope.adapter,
+        )
+        if allocation is None:
+            return False
+        if extra and not self.blocks.reserve(request_id, extra):
+            self.blocks.free(request_id)
+            return False
+        reused = allocation.settle()
+        request.set_prepopulated_prompt_len(reused, self.tokens_per_block)
+        is_reusable = self.enable_block_reuse and not getattr(request, "is_dummy_request", False)
+        self._served[request_id] = _Served(len(tokens), reused, is_reusable)
+        return True
+
+    def _prepare_generation(self, request: Any) -> bool:
+        """Room for the token that is computed next, and its drafts. Nothing is taken while the last block has it."""
+        request_id = request.py_request_id
+        served = self._served_as(request)
+        positions = served.positions + 1 + len(_drafts(request))
+        if not self.blocks.reserve(request_id, positions - self.blocks.length(request_id)):
+            return False
+        served.positions = served.step_end = positions
+        served.is_generating = True
+        return True
+
+    def _confirm(self, request: Any) -> None:
+        """The prepared step of a request has run."""
+        request_id = request.py_request_id
+        served = self._served.get(request_id)
+        if served is None or served.step_end is None:
+            return
+        if served.is_generating and (rewound := getattr(request, "py_rewind_len", 0)):
+            self._rewind(request_id, served, served.positions - rewound)
+        end, served.step_end = served.step_end, None
+        if not served.is_reusable:
+            return
+        known = self.blocks.length(request_id)
+        if known < end:
+            self.blocks.append(request_id, request.get_tokens(0)[known:end])
+        end = min(end, self.blocks.length(request_id))
+        if end > served.computed and self.blocks.computed(request_id, served.computed, end):
+            served.computed = end
+
+    def _rewind(self, request_id: int, served: _Served, positions: int) -> None:
+        known = self.blocks.length(request_id)
+        self.blocks.rewind(request_id, max(0, known - positions))
+        if positions > known:
+            is_there = self.blocks.reserve(request_id, positions - known)
+            assert is_there, "blocks that were just given back are not there"
+        served.positions, served.computed = positions, min(served.computed, positions)
+        if served.step_end is not None:
+            served.step_end = min(served.step_end, positions)
+
+
+def _drafts(request: Any) -> Sequence[int]:
+    """The draft tokens that the request's next step verifies."""
+    return getattr(request, "py_draft_tokens", None) or ()
+
+
+def _check_beams(max_beam_width: int) -> None:
+    if max_beam_width != 1:
+        raise InvalidArgument(f"max_beam_width is {max_beam_width!r}, expected 1")
+
+
+def _refuse(others: Mapping[str, object]) -> None:
+    """TensorRT-LLM's arguments that a block pool has no use for must be absent, None or False."""
+    for name, value in others.items():
+        if value is not None and value is not False:
+            raise InvalidArgument(f"{name} is {value!r}, expected None: a block pool does not serve it")

@@ -1,0 +1,281 @@
+"""Block pool over a real daemon: offload, restart of the engine, short loads, a daemon that dies, hangs or is small."""
+
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import kvpool_client as kv
+from kvpool.errors import LayoutMismatch
+from tests.rigs.daemon import Daemon, wait_connected, wait_until
+
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from tests.rigs.blocks.prefix_engine import KV_BYTES, LAYERS, PrefixEngine
+
+pytestmark = pytest.mark.torch
+
+CHUNK = 8
+LAYOUT = kv.Layout(layers=LAYERS, kv_heads=1, head_dim=KV_BYTES, dtype="uint8", chunk_tokens=CHUNK)
+PROMPT = list(range(100, 100 + 5 * CHUNK + 3))
+
+
+class Engines:
+    """Engines of one node, one after another."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self.pools: list[kv.Pool] = []
+
+    def start(self, num_blocks: int = 64, *, timeout_s: float = 1.0, **options: Any) -> PrefixEngine:
+        """A fresh engine with a Pool and blocks of its own."""
+        pool = self._daemon.connect(LAYOUT, timeout_s=timeout_s)
+        wait_connected(pool)
+        self.pools.append(pool)
+        return PrefixEngine(num_blocks, pool=pool, **options)
+
+
+@pytest.fixture
+def engines(daemon: Daemon) -> Iterator[Engines]:
+    rig = Engines(daemon)
+    yield rig
+    for pool in rig.pools:
+        pool.close()
+
+
+def stop(engine: PrefixEngine) -> None:
+    """End all requests and offload what they leave."""
+    for request in list(engine.tokens):
+        engine.free(request)
+    engine.blocks.close()
+    engine.verify()
+    assert engine.blocks.num_free_blocks == engine.blocks.shape.num_blocks
+
+
+def test_a_restarted_engine_loads_what_the_first_offloaded(engines: Engines, daemon: Daemon) -> None:
+    first = engines.start()
+    assert first.run("a", PROMPT) == 0
+    assert first.append("a", [7] * 6)
+    tokens = first.tokens["a"]
+    stop(first)
+    assert first.blocks.stats()["offloaded_chunks"] == 6
+    second = engines.start()
+    assert second.run("a", [*tokens, 1]) == 6 * CHUNK
+    assert second.run("b", [*tokens, 2]) == 6 * CHUNK
+    second.verify()
+    stop(second)
+    assert second.blocks.stats()["offloaded_chunks"] == 0
+    assert daemon.stats()["leases"] == 0
+    assert daemon.problems() == []
+
+
+def test_layers_are_waited_for_one_by_one(engines: Engines) -> None:
+    first = engines.start()
+    first.run("a", PROMPT)
+    stop(first)
+    second = engines.start()
+    allocation = second.blocks.allocate("a", PROMPT)
+    assert allocation is not None
+    assert allocation.reused_tokens == 5 * CHUNK
+    assert all(allocation.wait_layer(layer) for layer in range(LAYERS))
+    second.tokens["a"], second.computed["a"] = PROMPT, allocation.reused_tokens
+    second.verify()
+    second.compute("a")
+    assert second.run("b", [*PROMPT, 1]) == len(PROMPT) // 4 * 4
+
+
+def test_what_the_blocks_hold_is_not_loaded_again(engines: Engines) -> None:
+    first = engines.start()
+    first.run("a", PROMPT)
+    stop(first)
+    second = engines.start()
+    second.run("head", PROMPT[: CHUNK + 5])
+    held = second.blocks.block_ids("head")[:3]
+    assert second.run("whole", PROMPT) == 5 * CHUNK
+    assert second.blocks.block_ids("whole")[:3] == held
+    second.verify()
+
+
+def test_a_small_pool_finds_old_prompts_on_the_node(engines: Engines) -> None:
+    engine = engines.start(num_blocks=24, offload_wait_s=5.0)
+    prompts = [[1000 * number + at for at in range(35)] for number in range(12)]
+    for number, tokens in enumerate(prompts):
+        assert engine.run(number, tokens) == 0
+        engine.free(number)
+    assert engine.blocks.stats()["dropped_unsaved"] == 0
+    for number, tokens in enumerate(prompts):
+        assert engine.run(number, tokens) >= 32  # type: ignore[operator]  # there is room
+        engine.free(number)
+        engine.verify()
+    assert engine.blocks.stats()["loaded_tokens"] >= 9 * 32
+    stop(engine)
+
+
+def test_no_time_to_wait_drops_what_is_not_saved_and_refuses_nothing_for_long(engines: Engines) -> None:
+    engine = engines.start(num_blocks=24, offload_wait_s=0.0)
+    for number in range(40):
+        tokens = [1000 * number + at for at in range(35)]
+        wait_until(lambda n=number, t=tokens: engine.run(n, t) == 0, "there is room")  # type: ignore[misc]
+        engine.free(number)
+    engine.verify()
+    stop(engine)
+
+
+def test_priorities_and_durations_reach_the_node(engines: Engines) -> None:
+    engine = engines.start()
+    engine.run("a", PROMPT, retention=[kv.TokenRange(0, CHUNK, 90, 600.0)], decode_priority=3)
+    engine.append("a", [7] * 16)
+    keys = engines.pools[0].keys(engine.tokens["a"])
+    stop(engine)
+    found = {record.key: record for part in engines.pools[0].snapshot() for record in part.chunks}
+    priorities = [found[keys[number]].priority for number in range(len(keys))]
+    assert priorities[0] == 90
+    assert priorities[-1] == 3
+    assert set(priorities[1:5]) == {35}
+
+
+@pytest.mark.parametrize("chunk", [0, 2, 4])
+def test_a_load_that_comes_shorter_is_learned_at_the_layer(engines: Engines, chunk: int) -> None:
+    first = engines.start()
+    first.run("a", PROMPT)
+    stop(first)
+    _flip(engines.pools[0], chunk, layer=1)
+    second = engines.start()
+    allocation = second.blocks.allocate("a", PROMPT)
+    assert allocation is not None
+    assert allocation.reused_tokens == 5 * CHUNK
+    assert not all(allocation.wait_layer(layer) for layer in range(LAYERS))
+    assert allocation.reused_tokens == chunk * CHUNK
+    second.tokens["a"], second.computed["a"] = PROMPT, allocation.reused_tokens
+    second.verify()
+    second.compute("a")
+    assert second.run("b", [*PROMPT, 1]) == len(PROMPT) // 4 * 4
+
+
+def test_an_engine_that_did_not_wait_cannot_publish(engines: Engines) -> None:
+    first = engines.start()
+    first.run("a", PROMPT)
+    stop(first)
+    _flip(engines.pools[0], 3, layer=0)
+    second = engines.start()
+    allocation = second.blocks.allocate("a", PROMPT)
+    assert allocation is not None
+    assert not second.blocks.computed("a", 5 * CHUNK, len(PROMPT))
+    assert allocation.reused_tokens == 3 * CHUNK
+    second.tokens["a"], second.computed["a"] = PROMPT, 3 * CHUNK
+    second.verify()
+    second.compute("a")
+    stop(second)
+
+
+def test_a_request_cancelled_during_its_load_leaves_nothing(engines: Engines, daemon: Daemon) -> None:
+    first = engines.start()
+    first.run("a", PROMPT)
+    stop(first)
+    second = engines.start()
+    for _ in range(20):
+        assert second.blocks.allocate("a", PROMPT) is not None
+        second.blocks.free("a")
+        assert second.blocks.verify() == []
+    assert second.run("b", PROMPT) >= 5 * CHUNK  # type: ignore[operator]  # there is room
+    second.verify()
+    stop(second)
+    wait_until(lambda: daemon.stats()["leases"] == 0, "all leases are released")
+
+
+def test_a_daemon_killed_during_a_load_shortens_it_and_nothing_else(engines: Engines, daemon: Daemon) -> None:
+    first = engines.start()
+    first.run("a", PROMPT)
+    stop(first)
+    second = engines.start()
+    allocation = second.blocks.allocate("a", PROMPT)
+    daemon.kill()
+    assert allocation is not None
+    second.tokens["a"], second.computed["a"] = PROMPT, allocation.settle()
+    second.verify()
+    second.compute("a")
+    wait_until(lambda: not engines.pools[1].connected, "the client has noticed")
+    second.free("a")
+    assert second.run("b", [5] * 40) == 0
+    stop(second)
+    daemon.start()
+    third = engines.start()
+    assert third.run("a", PROMPT) == 0
+
+
+def test_what_a_dead_daemon_had_is_offloaded_to_the_next_one(engines: Engines, daemon: Daemon) -> None:
+    first = engines.start()
+    first.run("a", PROMPT)
+    first.free("a")
+    pool = engines.pools[0]
+    epoch = pool.epoch
+    daemon.kill()
+    first.run("b", [3] * 30)
+    first.free("b")
+    daemon.start()
+    wait_until(lambda: pool.epoch not in (b"", epoch), "the pool is connected to the next daemon")
+    first.run("a", PROMPT)
+    first.run("b", [3] * 30)
+    stop(first)
+    second = engines.start()
+    assert second.run("a", PROMPT) == 5 * CHUNK
+    assert second.run("b", [3] * 30) == 3 * CHUNK
+
+
+def test_a_daemon_that_hangs_costs_one_timeout(engines: Engines, daemon: Daemon) -> None:
+    engine = engines.start(num_blocks=24, timeout_s=0.3)
+    engine.run(0, PROMPT)
+    engine.free(0)
+    daemon.signal(signal.SIGSTOP)
+    began = time.monotonic()
+    for number in range(1, 8):
+        tokens = [1000 * number + at for at in range(35)]
+        wait_until(lambda n=number, t=tokens: engine.run(n, t) is not None, "there is room", 10.0)  # type: ignore[misc]
+        engine.free(number)
+    assert time.monotonic() - began < 8.0
+    engine.verify()
+    daemon.signal(signal.SIGCONT)
+    stop(engine)
+
+
+def test_a_node_without_room_declines_and_the_engine_goes_on(engines: Engines) -> None:
+    engine = engines.start(num_blocks=40, offload_wait_s=5.0)
+    keys = engines.pools[0].keys(PROMPT)
+    save = engines.pools[0].save(keys, engine.blocks._link._cache, list(range(10)))
+    engine.run("a", PROMPT)
+    engine.free("a")
+    for number in range(6):
+        engine.run(number, [1000 * number + at for at in range(60)])
+        engine.free(number)
+    assert engine.blocks.stats()["declined_chunks"] > 0
+    save.abort()
+    engine.verify()
+    stop(engine)
+
+
+def test_blocks_that_do_not_fit_the_pools_layout_are_refused(engines: Engines) -> None:
+    engines.start()
+    with pytest.raises(LayoutMismatch):
+        PrefixEngine(8, size=3, pool=engines.pools[0])
+
+
+def _flip(pool: kv.Pool, chunk: int, layer: int) -> None:
+    """Flip a bit of a stored chunk."""
+    with pool.acquire(pool.lookup(pool.keys(PROMPT))) as lease:
+        assert lease.session is not None
+        lease.session.arena.view()[int(lease.offsets[chunk]) + layer * LAYOUT.layer_bytes + 5] ^= 16
+
+
+def test_a_long_prompt_is_offloaded_part_by_part_beside_others(engines: Engines) -> None:
+    first = engines.start(num_blocks=300)
+    prompts = [[9, 9, 9, number] + [7] * (40 * CHUNK) for number in range(3)]
+    for number, tokens in enumerate(prompts):
+        first.run(number, tokens)
+    stop(first)
+    assert first.blocks.stats()["declined_chunks"] == 0
+    second = engines.start(num_blocks=300)
+    for number, tokens in enumerate(prompts):
+        assert second.run(number, tokens) == 40 * CHUNK
+    second.verify()

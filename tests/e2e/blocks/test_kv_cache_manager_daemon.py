@@ -1,0 +1,65 @@
+"""KV cache manager over a real daemon: an executor that restarts, a daemon that dies, random batches with offloads."""
+
+import pytest
+
+import kvpool_client as kv
+from tests.rigs.daemon import Daemon, wait_connected
+
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from kvpool_client.blocks import KVCacheManager
+from tests.rigs.blocks.executor import KV_BYTES, LAYERS, ScriptedExecutor, ScriptedRequest, manager_of
+
+pytestmark = pytest.mark.torch
+
+LAYOUT = kv.Layout(layers=LAYERS, kv_heads=1, head_dim=KV_BYTES, dtype="uint8", chunk_tokens=8)
+
+
+def _start(daemon: Daemon, max_tokens: int) -> tuple[kv.Pool, KVCacheManager]:
+    pool = daemon.connect(LAYOUT)
+    wait_connected(pool)
+    return pool, manager_of(max_tokens, pool=pool)
+
+
+def _run_one(manager: KVCacheManager) -> ScriptedRequest:
+    executor = ScriptedExecutor(manager, 1, may_preempt=False)
+    request = ScriptedRequest(1, list(range(43)), 5)
+    executor.queue(request)
+    while executor.counts["finished"] + executor.counts["cancelled"] == 0:
+        executor.step()
+    return request
+
+
+def test_an_executor_that_restarts_reuses_what_the_first_computed(daemon: Daemon) -> None:
+    for reused in (0, 40):
+        pool, manager = _start(daemon, 400)
+        assert _run_one(manager).reused == reused
+        manager.shutdown()
+        pool.close()
+    daemon.kill()
+    daemon.start()
+    pool, manager = _start(daemon, 400)
+    assert _run_one(manager).reused == 0
+    manager.shutdown()
+    pool.close()
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["alive", "killed"])
+def test_random_batches_offload_and_load_and_no_byte_is_wrong(daemon: Daemon, is_killed: bool) -> None:
+    pool, manager = _start(daemon, 4 * 20)
+    executor = ScriptedExecutor(manager, 7, may_preempt=True)
+    for number in range(300):
+        executor.submit()
+        executor.step()
+        if is_killed and number == 150:
+            daemon.kill()
+    assert manager.verify() == []
+    executor.drain()
+    stats = manager.blocks.stats()
+    assert stats["offloaded_chunks"] > 10
+    assert stats["loaded_tokens"] > 0
+    assert executor.counts["finished"] > 20
+    manager.shutdown()
+    assert manager.verify() == []
+    assert manager.get_num_free_blocks() == manager.get_max_resource_count()
+    pool.close()

@@ -1,0 +1,196 @@
+"""Block pool alone: full, miss, reuse of blocks and of heads of blocks, retention, refusals."""
+
+from typing import Any
+
+import pytest
+
+import kvpool_client as kv
+from kvpool.errors import InvalidArgument
+
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from kvpool_client.blocks import BlockPool
+from tests.rigs.blocks.clock import HandClock
+from tests.rigs.blocks.prefix_engine import PrefixEngine
+
+pytestmark = pytest.mark.torch
+
+
+def prompt(seed: int, count: int) -> list[int]:
+    """Tokens that no other seed shares."""
+    return [1000 * seed + number for number in range(count)]
+
+
+def test_a_full_pool_refuses_and_changes_nothing() -> None:
+    engine = PrefixEngine(4)
+    assert engine.run("a", prompt(1, 12)) == 0
+    assert engine.start("b", prompt(2, 9)) is None
+    assert engine.blocks.num_free_blocks == 1
+    assert engine.run("c", prompt(3, 4)) == 0
+    assert not engine.blocks.append("a", [1])
+    assert engine.blocks.length("a") == 12
+    engine.verify()
+
+
+def test_a_prompt_longer_than_the_pool_is_refused_again_and_again() -> None:
+    engine = PrefixEngine(3)
+    for _ in range(3):
+        assert engine.start("a", prompt(1, 13)) is None
+    assert engine.blocks.num_free_blocks == 3
+    engine.verify()
+
+
+def test_a_miss_reuses_nothing() -> None:
+    engine = PrefixEngine(8)
+    engine.run("a", prompt(1, 8))
+    assert engine.run("b", prompt(2, 8)) == 0
+
+
+def test_full_blocks_are_shared_and_one_token_is_left_to_compute() -> None:
+    engine = PrefixEngine(8)
+    engine.run("a", prompt(1, 12))
+    assert engine.run("b", [*prompt(1, 10), 7, 7]) == 10
+    assert engine.blocks.block_ids("b")[:2] == engine.blocks.block_ids("a")[:2]
+    assert engine.run("c", prompt(1, 12)) == 11
+    engine.verify()
+
+
+def test_nothing_is_shared_before_it_is_computed() -> None:
+    engine = PrefixEngine(8)
+    engine.start("a", prompt(1, 12))
+    assert engine.run("b", prompt(1, 9)) == 0
+    engine.compute("a", 5)
+    assert engine.run("c", prompt(1, 12)) == 8
+    engine.verify()
+
+
+def test_equal_prompts_that_ran_together_stay_apart_and_their_continuations_are_found() -> None:
+    engine = PrefixEngine(16)
+    engine.start("a", prompt(1, 8))
+    engine.start("b", prompt(1, 8))
+    engine.compute("a")
+    engine.compute("b")
+    assert set(engine.blocks.block_ids("a")).isdisjoint(engine.blocks.block_ids("b"))
+    engine.append("b", [5, 6, 7, 8])
+    engine.free("a")
+    engine.verify()
+    engine.free("b")
+    assert engine.run("c", [*prompt(1, 8), 5, 6, 7, 8, 9]) == 12
+    engine.verify()
+
+
+@pytest.mark.parametrize(("common", "reused"), [(1, 1), (3, 3), (5, 5), (6, 6), (7, 6), (9, 6)])
+def test_the_head_of_a_block_is_copied_also_of_the_last_part_block(common: int, reused: int) -> None:
+    engine = PrefixEngine(16)
+    engine.run("a", prompt(1, 6))
+    engine.free("a")
+    tokens = prompt(1, min(common, 6)) + [99] * 4
+    assert engine.run("b", tokens) == reused
+    engine.verify()
+
+
+def test_the_longest_head_among_many_siblings_is_found() -> None:
+    engine = PrefixEngine(4096)
+    for number in range(1500):
+        engine.run(number, [1, number, number % 7, 3, 9])
+    assert engine.run("x", [1, 700, 0, 8, 8]) == 3
+    assert engine.run("y", [1, 1499, 1, 3, 8]) == 4
+    assert engine.run("z", [1, 5000, 1, 3, 8]) == 1
+    assert engine.blocks.verify() == []
+
+
+def test_leaves_are_evicted_before_their_parents_and_the_oldest_first() -> None:
+    clock = HandClock()
+    engine = PrefixEngine(6, clock=clock)
+    for name in ("old", "new"):
+        engine.run(name, prompt(len(name) + (name == "new"), 12))
+        clock.advance(1.0)
+        engine.free(name)
+    engine.run("c", prompt(9, 8))
+    assert engine.blocks.stats()["evicted_blocks"] == 2
+    engine.free("c")
+    assert engine.start("old", prompt(3, 12)).reused_tokens == 4  # type: ignore[union-attr]
+    engine.verify()
+
+
+def test_retained_blocks_outlive_newer_ones_until_their_duration_ends() -> None:
+    clock = HandClock()
+    for seconds, reused in ((0.0, 7), (11.0, 0)):
+        engine = PrefixEngine(4, clock=clock)
+        engine.run("kept", prompt(1, 8), retention=[kv.TokenRange(0, None, 80, 10.0)])
+        engine.free("kept")
+        clock.advance(seconds)
+        engine.run("b", prompt(2, 8))
+        engine.free("b")
+        engine.run("c", prompt(3, 8))
+        engine.free("c")
+        assert engine.run("again", prompt(1, 8)) == reused
+        engine.verify()
+
+
+def test_a_low_priority_is_evicted_first_and_decoded_tokens_have_their_own() -> None:
+    engine = PrefixEngine(6)
+    engine.run("a", prompt(1, 4), retention=[kv.TokenRange(0, None, 90)], decode_priority=5)
+    engine.append("a", [3] * 8)
+    priorities = [engine.blocks.priority_of(block) for block in engine.blocks.block_ids("a")]
+    assert priorities == [90, 5, 5]
+    engine.free("a")
+    engine.run("b", prompt(2, 20))
+    engine.free("b")
+    assert engine.run("c", [*prompt(1, 4), 3, 3, 3, 3, 1]) == 4
+
+
+def test_salts_and_adapters_are_never_shared() -> None:
+    engine = PrefixEngine(32)
+    scopes: list[dict[str, Any]] = [{}, {"salt": b""}, {"salt": b"x"}, {"adapter": "x"}, {"salt": b"x", "adapter": "x"}]
+    for number, scope in enumerate(scopes):
+        assert engine.run(number, prompt(1, 9), **scope) == 0
+    for number, scope in enumerate(scopes):
+        assert engine.run(10 + number, prompt(1, 9), **scope) == 8
+    engine.verify()
+
+
+def test_reports_behind_a_gap_are_refused() -> None:
+    engine = PrefixEngine(8)
+    engine.start("a", prompt(1, 12))
+    assert not engine.blocks.computed("a", 4, 12)
+    assert engine.run("b", prompt(1, 12)) == 0
+    engine.verify()
+
+
+def test_room_for_tokens_that_are_not_known_yet() -> None:
+    engine = PrefixEngine(3)
+    engine.run("a", prompt(1, 7))
+    assert engine.blocks.reserve("a", 5)
+    assert not engine.blocks.reserve("a", 6)
+    assert engine.append("a", [1, 2])
+    engine.rewind("a", 1)
+    assert engine.blocks.num_free_blocks == 1
+    engine.verify()
+
+
+def test_a_callers_mistakes_raise_and_name_the_value() -> None:
+    engine = PrefixEngine(4)
+    engine.run("a", prompt(1, 4))
+    for call, words in (
+        (lambda: engine.blocks.allocate("a", [1]), "'a' is allocated already"),
+        (lambda: engine.blocks.allocate("b", []), "'b' has no tokens"),
+        (lambda: engine.blocks.allocate("b", [1.5]), "expected one dimension of integers"),
+        (lambda: engine.blocks.append("b", [1]), "'b' is not allocated"),
+        (lambda: engine.blocks.free("b"), "'b' is not allocated"),
+        (lambda: engine.blocks.fork("a", "a"), "'a' is allocated already"),
+        (lambda: engine.blocks.rewind("a", 5), "tokens is 5, expected 0..4"),
+        (lambda: engine.blocks.reserve("a", -1), "tokens is -1"),
+        (lambda: engine.blocks.computed("a", 0, 5), "0 to 5"),
+        (lambda: engine.blocks.buffers(2), "layer is 2, expected 0..1"),
+        (lambda: PrefixEngine(0), "num_blocks is 0"),
+        (lambda: engine.blocks.allocate("b", [1], retention=[kv.TokenRange(0, None, 101)]), "priority is 101"),
+    ):
+        with pytest.raises(InvalidArgument, match=words.replace("(", r"\(")):
+            call()
+    engine.verify()
+
+
+def test_a_dtype_that_no_layout_has_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="dtype is 'complex64'"):
+        BlockPool(layers=1, num_blocks=1, tokens_per_block=1, kv_heads=1, head_dim=1, dtype="complex64", device="cpu")

@@ -1,0 +1,320 @@
+"""KV cache manager: what TensorRT-LLM's executor, capacity scheduler and model engine ask of it."""
+
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvpool.errors import InvalidArgument
+
+torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from kvpool_client.blocks.executor import CacheType, KVCacheManager, RequestState  # noqa: E402
+from tests.rigs.blocks.executor import ScriptedRequest, manager_of  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def batch(context: list[Any] = [], generation: list[Any] = []) -> SimpleNamespace:  # noqa: B006 - never changed
+    """A scheduled batch."""
+    return SimpleNamespace(context_requests=context, generation_requests=generation)
+
+
+def request_of(number: int, tokens: int, new: int = 8, /, **others: Any) -> ScriptedRequest:
+    """A request whose whole prompt is one chunk."""
+    request = ScriptedRequest(number, list(range(tokens)), new)
+    request.context_chunk_size = tokens
+    for name, value in others.items():
+        setattr(request, name, value)
+    return request
+
+
+def prefill(manager: KVCacheManager, request: ScriptedRequest) -> None:
+    """One step that computes the whole prompt and samples a token."""
+    assert manager.prepare_resources(batch([request])) == []
+    request.context_current_position = request.cached = request.prompt_len
+    request.state = RequestState.GENERATION_IN_PROGRESS
+    request.tokens.append(7)
+    manager.update_resources(batch([request]))
+
+
+def decode(manager: KVCacheManager, request: ScriptedRequest, drafts: int = 0, accepted: int = 0) -> None:
+    """One step that verifies drafts and samples a token."""
+    request.py_draft_tokens = [5] * drafts
+    assert manager.prepare_resources(batch([], [request])) == []
+    request.py_rewind_len = drafts - accepted
+    request.tokens += [5] * accepted + [7]
+    manager.update_resources(batch([], [request]))
+
+
+def test_a_prompt_has_its_blocks_and_the_next_token_none_while_the_last_block_has_room() -> None:
+    manager = manager_of(40)
+    request = request_of(1, 6)
+    prefill(manager, request)
+    assert len(manager.get_cache_indices(request)) == 2
+    for blocks in (2, 2, 3, 3):
+        decode(manager, request)
+        assert len(manager.get_cache_indices(request)) == blocks
+    assert manager.verify() == []
+
+
+def test_a_prefix_is_reusable_after_the_update_and_not_before() -> None:
+    manager = manager_of(80)
+    first, second, third = request_of(1, 12), request_of(2, 12), request_of(3, 12)
+    assert manager.prepare_resources(batch([first, second])) == []
+    assert (first.reused, second.reused) == (0, 0)
+    first.context_current_position = second.context_current_position = 12
+    manager.update_resources(batch([first, second]))
+    assert manager.prepare_resources(batch([third])) == []
+    assert third.reused == 11
+    assert third.context_chunk_size == 1
+    assert manager.get_cache_indices(third)[:2] == manager.get_cache_indices(first)[:2]
+
+
+def test_only_the_chunks_that_ran_are_reusable() -> None:
+    manager = manager_of(80)
+    first, second = request_of(1, 16, context_chunk_size=8), request_of(2, 16)
+    manager.prepare_resources(batch([first]))
+    assert len(manager.get_cache_indices(first)) == 4
+    first.context_current_position = 8
+    manager.update_resources(batch([first]))
+    manager.prepare_resources(batch([second]))
+    assert second.reused == 8
+
+
+def test_a_request_that_ends_in_its_step_leaves_what_it_computed_and_a_cancelled_one_does_not() -> None:
+    manager = manager_of(80)
+    for state, reused in ((RequestState.CONTEXT_INIT, 0), (RequestState.GENERATION_COMPLETE, 11)):
+        request = request_of(1, 12)
+        manager.prepare_resources(batch([request]))
+        assert request.reused == 0
+        request.state = state
+        manager.free_resources(request)
+        manager.update_resources(batch([request]))
+        manager.free_resources(request)
+        again = request_of(2, 12)
+        manager.prepare_resources(batch([again]))
+        assert again.reused == reused
+        manager.free_resources(again)
+    assert manager.get_num_free_blocks() == manager.get_max_resource_count()
+
+
+def test_rejected_drafts_are_taken_back() -> None:
+    manager = manager_of(80)
+    request = request_of(1, 6)
+    prefill(manager, request)
+    decode(manager, request, drafts=6, accepted=1)
+    assert len(manager.get_cache_indices(request)) == 2
+    decode(manager, request, drafts=3, accepted=3)
+    assert len(manager.get_cache_indices(request)) == 3
+    assert manager.verify() == []
+    manager.rewind_kv_cache(request, 5)
+    assert len(manager.get_cache_indices(request)) == 2
+    assert manager.verify() == []
+
+
+def test_without_room_a_request_is_returned_and_keeps_what_it_has() -> None:
+    manager = manager_of(12)
+    first, second = request_of(1, 8), request_of(2, 8, tokens=[9] * 8)
+    prefill(manager, first)
+    assert manager.prepare_resources(batch([second])) == [second]
+    for _ in range(4):
+        decode(manager, first)
+    assert manager.prepare_resources(batch([], [first])) == [first]
+    manager.update_resources(batch([], [first]))
+    assert len(manager.get_cache_indices(first)) == 3
+    assert manager.verify() == []
+
+
+@pytest.mark.parametrize(("prompt", "new", "blocks"), [(1, 1, 1), (4, 1, 2), (7, 1, 2), (8, 8, 4), (9, 8, 5)])
+def test_what_a_request_needs_to_completion_counts_what_it_has(prompt: int, new: int, blocks: int) -> None:
+    manager = manager_of(400)
+    request = request_of(1, prompt, new)
+    assert manager.get_needed_resource_to_completion(request) == blocks
+    prefill(manager, request)
+    assert manager.get_needed_resource_to_completion(request) == blocks
+    # As TensorRT-LLM counts: whole blocks of the prompt, and the rest with the output rounded up.
+    whole = prompt // 4
+    assert blocks == whole + -(-(prompt + new - whole * 4) // 4)
+
+
+def test_block_ids_come_by_request_and_in_order() -> None:
+    manager = manager_of(80)
+    first, second = request_of(11, 9), request_of(5, 3)
+    prefill(manager, first)
+    prefill(manager, second)
+    ids = manager.get_batch_cache_indices([5, 11, 5])
+    assert ids == [manager.get_cache_indices(request) for request in (second, first, second)]
+    padded = manager.get_block_ids_per_seq([5, 11])
+    assert padded.dtype == torch.int32
+    assert padded.tolist() == [[*ids[0], 0, 0], ids[1]]
+    assert manager.get_last_block_id(11) == ids[1][-1]
+
+
+def test_buffers_have_the_engines_shapes() -> None:
+    manager = manager_of(
+        80, num_layers=4, num_kv_heads=5, mapping=SimpleNamespace(tp_size=2, pp_layers=lambda _: [2, 3])
+    )
+    assert manager.get_buffers(2).shape == (20, 2, 4, 3, 8)
+    turned = manager.get_buffers(3, kv_layout="HND")
+    assert turned.shape == (20, 2, 3, 4, 8)
+    turned[1, 0, 2, 3] = 9
+    assert (manager.get_buffers(3)[1, 0, 3, 2] == 9).all()
+    with pytest.raises(InvalidArgument, match=r"layer_idx is 1, expected one of this rank's \[2, 3\]"):
+        manager.get_buffers(1)
+
+
+def test_dummy_requests_have_blocks_and_are_never_reused() -> None:
+    manager = manager_of(40)
+    prefill(manager, request_of(1, 8, tokens=[1] * 8))
+    before = manager.get_num_free_blocks()
+    requests = manager.add_dummy_requests([70, 71], [9, 2], is_gen=True, max_num_draft_tokens=2)
+    assert requests is not None
+    assert [(entry.prompt_len, len(manager.get_cache_indices(entry))) for entry in requests] == [(8, 3), (1, 1)]
+    assert all(entry.is_dummy_request and len(entry.py_draft_tokens) == 2 for entry in requests)
+    manager.prepare_resources(batch([], list(requests)))
+    manager.update_resources(batch([], list(requests)))
+    for entry in requests:
+        manager.free_resources(entry)
+    assert manager.get_num_free_blocks() == before
+    padding = manager.add_padding_request(99)
+    assert padding is not None
+    assert padding.context_current_position == 0
+    assert len(manager.get_cache_indices(padding)) == 1
+
+
+def test_dummy_requests_without_room_are_none_and_take_nothing() -> None:
+    manager = manager_of(16)
+    assert manager.add_dummy_requests([1, 2], [8, 12]) is None
+    assert manager.get_num_free_blocks() == 4
+    assert manager.add_dummy_requests([1], [16]) is not None
+    assert manager.add_dummy_requests([2], [1], prepare_resource=False) is None
+    assert manager.add_padding_request(2) is None
+
+
+def test_salts_adapters_and_multimodal_content_separate_prefixes() -> None:
+    manager = manager_of(400)
+    terms: list[dict[str, Any]] = [
+        {},
+        {"cache_salt_id": 1},
+        {"cache_salt_id": 2},
+        {"lora_task_id": 1},
+        {"lora_task_id": 2},
+    ]
+    for number, term in enumerate(terms):
+        for again in (0, 1):
+            request = request_of(10 * number + again, 12, **term)
+            prefill(manager, request)
+            assert request.reused == (11 if again else 0), term
+    for number in (70, 71):
+        request = request_of(number, 12, multimodal_hashes=[[1, 2]])
+        prefill(manager, request)
+        assert request.reused == 0
+
+
+def test_retention_is_that_of_the_requests_config() -> None:
+    manager = manager_of(80)
+    ranges = [SimpleNamespace(token_start=0, token_end=4, priority=80, duration_ms=timedelta(seconds=3))]
+    config = SimpleNamespace(
+        token_range_retention_configs=ranges, decode_retention_priority=20, decode_duration_ms=None
+    )
+    request = request_of(1, 8, kv_cache_retention_config=config)
+    prefill(manager, request)
+    for _ in range(4):
+        decode(manager, request)
+    priorities = [manager.get_priority_by_block_id(block) for block in manager.get_cache_indices(request)]
+    assert priorities == [80, 35, 20]
+    assert manager.get_priority_by_block_id(19) == 35
+
+
+def test_without_block_reuse_nothing_is_kept() -> None:
+    config = SimpleNamespace(max_tokens=80, enable_block_reuse=False)
+    manager = KVCacheManager(
+        config,
+        CacheType.SELF,
+        num_layers=1,
+        num_kv_heads=1,
+        head_dim=8,
+        tokens_per_block=4,
+        max_seq_len=64,
+        max_batch_size=4,
+        mapping=SimpleNamespace(tp_size=1),
+        device="cpu",
+    )
+    for number in (1, 2):
+        request = request_of(number, 12)
+        prefill(manager, request)
+        assert request.reused == 0
+        manager.free_resources(request)
+    assert manager.blocks.stats()["tree_blocks"] == 0
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ({"max_beam_width": 4}, "max_beam_width is 4, expected 1"),
+        ({"spec_config": object()}, "spec_config is <object"),
+        ({"is_draft": True}, "is_draft is True"),
+        ({"num_kv_heads": [1, 2]}, r"num_kv_heads is \[1, 2\]"),
+        ({"dtype": "NVFP4"}, "dtype is 'NVFP4'"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(others: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        manager_of(40, **others)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"max_tokens": 3}, "max_tokens is 3, room for 0 blocks"),
+        ({"max_tokens": None}, "max_tokens is None, expected a number on the device cpu"),
+        ({"max_tokens": 64, "max_attention_window": [512]}, r"max_attention_window is \[512\]"),
+        ({"max_tokens": 64, "sink_token_length": 4}, "sink_token_length is 4"),
+        ({"max_tokens": 64, "enable_partial_reuse": False}, "enable_partial_reuse is False"),
+        ({"max_tokens": 64, "host_cache_size": 1 << 30}, "host_cache_size is 1073741824"),
+    ],
+)
+def test_settings_that_a_block_pool_has_not_are_refused_by_name(config: dict[str, Any], words: str) -> None:
+    arguments: dict[str, Any] = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 8, "tokens_per_block": 4}
+    with pytest.raises(InvalidArgument, match=words):
+        KVCacheManager(
+            SimpleNamespace(**config),
+            CacheType.SELF,
+            max_seq_len=4096,
+            max_batch_size=1,
+            mapping=SimpleNamespace(tp_size=1),
+            device="cpu",
+            **arguments,
+        )
+
+
+def test_other_kinds_of_cache_and_wide_beams_are_refused() -> None:
+    manager = manager_of(40)
+    with pytest.raises(InvalidArgument, match=r"kv_cache_type is <CacheType.CROSS"):
+        KVCacheManager(
+            SimpleNamespace(max_tokens=64),
+            CacheType.CROSS,
+            num_layers=1,
+            num_kv_heads=1,
+            head_dim=8,
+            tokens_per_block=4,
+            max_seq_len=64,
+            max_batch_size=1,
+            mapping=None,
+            device="cpu",
+        )
+    wide = request_of(1, 4, sampling_config=SimpleNamespace(beam_width=2))
+    with pytest.raises(InvalidArgument, match="request 1 has beam width 2, expected 1"):
+        manager.prepare_resources(batch([wide]))
+    with pytest.raises(InvalidArgument, match="pin_on_release is True"):
+        manager.free_resources(wide, pin_on_release=True)
+    with pytest.raises(InvalidArgument, match="request 1 has no blocks"):
+        manager.prepare_resources(batch([], [wide]))
+
+
+@pytest.mark.parametrize(("dtype", "name"), [("HALF", "float16"), ("BF16", "bfloat16"), ("FP8", "float8_e4m3fn")])
+def test_data_types_are_those_of_tensorrt_llm_or_torch(dtype: str, name: str) -> None:
+    for given in (SimpleNamespace(name=dtype), getattr(torch, name), name):
+        assert manager_of(40, dtype=given).get_buffers(0).dtype == getattr(torch, name)
