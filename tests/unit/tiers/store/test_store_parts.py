@@ -9,9 +9,10 @@ import pytest
 from kvpool.errors import ProtocolError
 from kvpool.index.namespaces import Namespace
 from kvpool.keys import namespace_fingerprint
-from kvpool.tiers.store import process, wire
+from kvpool.tiers.store import wire
 from kvpool.tiers.store.objects import EPOCH, HEADER_BYTES, ObjectForm
 from kvpool.tiers.store.presence import Presence
+from kvpool.transfer.child import process
 from kvpool.transfer.child.frames import Frames, pack
 from kvpool.transfer.ranges import PAGE_BYTES, Ranges
 from kvpool.types import NamespaceId, SizeClassId
