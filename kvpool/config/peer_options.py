@@ -65,6 +65,11 @@ class PeerConfig:
         return self.transport != "off" and self.listen is not None
 
     @property
+    def uses_rdma(self) -> bool:
+        """Whether chunks move by TransferEngine where both nodes have it."""
+        return _uses_rdma(self.transport, self.rdma_devices)
+
+    @property
     def node_name(self) -> str:
         """The name by which others know this node."""
         return self.name or socket.gethostname()
@@ -86,7 +91,7 @@ def check_peers(parsed: Mapping[str, Any], faults: list[str]) -> None:
         faults.append(
             "peer.encrypt is true, expected peer.keys and peer.allow: secrets of streams are exchanged under them"
         )
-    if parsed["peer.transport"] == "rdma":
+    if _uses_rdma(parsed["peer.transport"], parsed["peer.rdma_devices"]):
         _check_rdma(parsed, faults)
     if bool(parsed["peer.listen"]) != bool(parsed["peer.stream"]):
         faults.append("peer.listen and peer.stream: expected both or none")
@@ -113,15 +118,21 @@ def check_peers(parsed: Mapping[str, Any], faults: list[str]) -> None:
     ]
 
 
+def _uses_rdma(transport: str, devices: str) -> bool:
+    return transport == "rdma" or (transport == "auto" and bool(devices))
+
+
 def _check_rdma(parsed: Mapping[str, Any], faults: list[str]) -> None:
+    if parsed["peer.transport"] == "auto":
+        chosen = f"peer.rdma_devices is {parsed['peer.rdma_devices']!r} and peer.transport is 'auto'"
+    else:
+        chosen = "peer.transport is 'rdma'"
     if parsed["peer.encrypt"]:
-        faults.append(
-            "peer.transport is 'rdma' and peer.encrypt is true, expected one of both: TransferEngine sends bytes in clear"
-        )
+        faults.append(f"{chosen} and peer.encrypt is true, expected one of both: TransferEngine sends bytes in clear")
     if not parsed["peer.keys"] or not parsed["peer.listen"]:
         faults.append(
-            "peer.transport is 'rdma', expected peer.listen, peer.keys and peer.allow beside it: TransferEngine listens on "
-            "every address of this host"
+            f"{chosen}, expected peer.listen, peer.keys and peer.allow beside it: TransferEngine listens on every address "
+            "of this host"
         )
 
 
@@ -175,7 +186,7 @@ _NAME_EXPECTED = f"printable text of at most {NAME_BYTES_MAX} bytes without spac
 _MEMBERS_EXPECTED = '"IP:PORT [KEY], ...", "dns:NAME:PORT", "etcd:URL[,URL...][/PREFIX]", or empty: nobody is asked'
 
 PEER_OPTIONS: dict[str, Option] = {
-    "peer.transport": choice_option("tcp", "rdma", "off"),
+    "peer.transport": choice_option("auto", "rdma", "tcp", "off"),
     "peer.listen": Option(_tcp, "off", _TCP_EXPECTED),
     "peer.stream": Option(_tcp, "off", _TCP_EXPECTED),
     "peer.name": Option(_name, "", _NAME_EXPECTED),

@@ -60,7 +60,7 @@ PEER_METRICS: tuple[Metric, ...] = (
                      other_transport="pulls_other_transport"), "", "reason"),
     counter("kvpool_peer_begun_pulls", "Pulls that were begun, by the way of their bytes: the stream (tcp), or rdma.",
             _peer_by(tcp="tcp.pulls", rdma="rdma.pulls"), "", "transport"),
-    gauge("kvpool_peer_rdma_serving", "1 while TransferEngine serves; absent where peer.transport is not rdma.",
+    gauge("kvpool_peer_rdma_serving", "1 while TransferEngine serves; absent where peer.transport chooses the stream.",
           _peer("rdma.serving")),
     counter("kvpool_peer_rdma_refusals", "Times that a node had no TransferEngine of the same protocol: the stream was used.",
             _peer("rdma.refused")),

@@ -68,7 +68,7 @@ class Fleet:
         self._parts = AsyncExitStack()  # what has begun, and ends in the reverse order
         self._has_ended = True
         self._is_closed = False
-        self._engine = Engine(engine_settings(config), self._random) if config.transport == "rdma" else None
+        self._engine = Engine(engine_settings(config), self._random) if config.uses_rdma else None
         self.chunks = RemoteChunks(max(1, config.index // BYTES_PER_PAIR), os.urandom(INCARNATION_BYTES))
 
     def __repr__(self) -> str:

@@ -16,7 +16,7 @@ from kvpool.server.peers.fleet import Fleet
 LOCAL = ["peer.listen=tcp://127.0.0.1:9470", "peer.stream=tcp://127.0.0.1:9471"]
 PUBLIC = ["peer.listen=tcp://192.0.2.7:9470", "peer.stream=tcp://192.0.2.7:9471"]
 WRONG = {
-    "peer.transport": ["udp", "", "TCP", "auto"],
+    "peer.transport": ["udp", "", "TCP", "both"],
     "peer.listen": [
         "127.0.0.1:9470",
         "tcp://localhost:1",
@@ -66,7 +66,7 @@ RIGHT = {
     "peer.answer_timeout": ["10ms", "1m"],
     "peer.stall_timeout": ["10ms", "1m"],
     "peer.pull_timeout": ["100ms", "10m"],
-    "peer.transport": ["tcp", "off"],
+    "peer.transport": ["auto", "tcp", "off"],
     "peer.name": ["", "gpu-7", "é" * 128],
 }
 
@@ -103,7 +103,8 @@ def test_a_wrong_value_is_named_with_what_was_expected(name: str, value: str) ->
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in RIGHT.items() for value in values])
 def test_the_ends_of_each_range_are_accepted(name: str, value: str) -> None:
-    config(f"{name}={value}")
+    # With the transport of its own: named devices choose the one that needs keys.
+    config("peer.transport=tcp", f"{name}={value}")
 
 
 @pytest.mark.parametrize("wanted", [LOCAL, PUBLIC], ids=["loopback", "beyond"])
@@ -149,6 +150,18 @@ def test_transfer_engine_needs_keys_and_no_encryption(keys: list[str]) -> None:
     for wanted in ([*LOCAL, rdma], [rdma], [*keys, rdma]):
         (fault,) = faults_of(*wanted)
         assert fault.startswith("peer.transport is 'rdma', expected peer.listen, peer.keys and peer.allow beside it")
+
+
+def test_auto_uses_transfer_engine_where_devices_are_named(keys: list[str]) -> None:
+    devices = "peer.rdma_devices=mlx5_0"
+    assert not config(*PUBLIC, *keys).peer.uses_rdma
+    assert config(*PUBLIC, *keys, devices).peer.uses_rdma
+    assert config(*PUBLIC, *keys, "peer.transport=rdma").peer.uses_rdma
+    assert not config(*PUBLIC, *keys, devices, "peer.transport=tcp").peer.uses_rdma
+    (fault,) = faults_of(*LOCAL, devices)
+    assert fault.startswith(
+        "peer.rdma_devices is 'mlx5_0' and peer.transport is 'auto', expected peer.listen, peer.keys"
+    )
 
 
 def test_a_transport_that_is_off_leaves_the_rest_unused() -> None:
