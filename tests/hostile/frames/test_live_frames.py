@@ -34,6 +34,9 @@ RATIO_MAX_QUICK = 5.0
 RATIO_MAX = 1.2
 MEASUREMENTS_MAX = 3
 ATTACK_PER_S = 100
+# A frame of garbage is served for as long as a good one, at most a turn. A hundred of them a second meet some hundredth of the
+# acquires: where a quiet p99 is shorter than a turn they decide it, on any processor.
+TURN_US = 250
 
 # Measures acquire + release for the seconds that each line on stdin asks for.
 GOOD_CLIENT = """
@@ -130,7 +133,7 @@ def _attack_until(stop: threading.Event, daemon: Daemon, generator: FramesGenera
 
 
 def _p99_ratio(process: "subprocess.Popen[str]", daemon: Daemon, generator: FramesGenerator, windows: int) -> float:
-    """p99 of a good client's acquires, attacked over quiet, in windows by turns."""
+    """p99 of a good client's acquires, attacked less one turn over quiet, in windows by turns."""
     times_us: dict[bool, list[float]] = {False: [], True: []}
     sent: list[int] = []
     assert process.stdin is not None
@@ -151,8 +154,8 @@ def _p99_ratio(process: "subprocess.Popen[str]", daemon: Daemon, generator: Fram
             times_us[is_attacked] += [float(word) for word in answer.split()]
     quiet_us, attacked_us = (np.percentile(times_us[is_attacked], 99) for is_attacked in (False, True))
     counts = f"{len(times_us[False])} and {len(times_us[True])} acquires, {sum(sent)} frames at {ATTACK_PER_S}/s"
-    ratio = float(attacked_us / quiet_us)
-    print(f"p99 acquire {quiet_us:.0f} us quiet, {attacked_us:.0f} us attacked, ratio {ratio:.2f} ({counts})")
+    ratio = float((attacked_us - TURN_US) / quiet_us)
+    print(f"p99 acquire {quiet_us:.0f} us quiet, {attacked_us:.0f} us attacked, less a turn {ratio:.2f} x ({counts})")
     return ratio
 
 
