@@ -1,7 +1,7 @@
 """Latent attention (MLA) over one and two ranks: stored once and loaded, or refused with the reason.
 
-vLLM's reference backend for processors without AMX attends to no prefix that it has not computed. Both backends give a prompt other
-tokens alone than in a batch, and from their own prefix cache than without it, with no pool at all: tokens are not compared.
+vLLM's reference backend for processors without AMX attends to no prefix that it has not computed. Without any pool both
+backends give a prompt other tokens from batch to batch: tokens are not compared.
 """
 
 from collections.abc import Callable
