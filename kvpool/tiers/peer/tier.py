@@ -326,7 +326,8 @@ class PeerTier:
     async def _receive(self, pull: Pull, order: Order) -> bool:
         """Begin to receive by the first transport that can. Whether one can."""
         for transport in self._transports:
-            if await transport.accepts(order):
+            is_protected = transport.capabilities.is_encrypted or not order.address.is_encrypted
+            if is_protected and await transport.accepts(order):
                 received = transport.submit(order)
                 if received:
                     self._pulls.receive(pull, (transport.name, received))
