@@ -13,6 +13,7 @@ sums up to `at_once` at most.
 
 import asyncio
 from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -118,14 +119,15 @@ class Asking:
         self,
         link: PeerLink,
         node: str,
-        request: r.Pull | r.Stage,
+        request: Callable[[], r.Pull | r.Stage],
         answer_s: float,
         *,
         asker: Asker | None = None,
         is_named: bool = False,
     ) -> Any:
-        """The node's answer. `is_named`: the pull has entered. Raises Refused, and PeerUnreachable where none comes in time,
-        the wait for a turn included."""
+        """The node's answer. `request` makes the request when its turn has come: turns are not in the order of the calls, and
+        a node refuses a pull whose number is not above those before it. `is_named`: the pull has entered. Raises Refused, and
+        PeerUnreachable where no answer comes in time, the wait for a turn included."""
         deadline = Deadline(answer_s, self._clock)
         turns = self._turns.setdefault(node, _NodeTurns(self._bounds))
         connection = ConnectionId(0) if asker is None else asker.connection
@@ -138,7 +140,7 @@ class Asking:
         try:
             if deadline.has_passed():
                 raise PeerUnreachable(f"{link.member.endpoint} did not answer earlier requests in time")
-            return await link.request(request, deadline.remaining_s())
+            return await link.request(request(), deadline.remaining_s())
         finally:
             asyncio.get_running_loop().call_later(begun.remaining_s(), _end, turns, connection)
 

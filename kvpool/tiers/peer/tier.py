@@ -260,11 +260,13 @@ class PeerTier:
         """Ask for the chunks of a pull, and begin to receive what is offered."""
         record, size = self.nodes.of(pull.node), len(pull.moves) * pull.layout.chunk_bytes
         timeout_s = self._settings.timeout_s(size)
-        number = link.next_pull()
         keys = before.packed + KeyColumn.of(pull.moves.keys).packed
         deadline_ms = int((self._settings.answer_s + timeout_s) * 1000)
         model, layout = pull.namespace.model, list(pull.layout.to_wire())
-        request = r.Pull(number, model, layout, b"", len(before), keys, deadline_ms)
+
+        def request() -> r.Pull:
+            return r.Pull(link.next_pull(), model, layout, b"", len(before), keys, deadline_ms)
+
         fault, asked_ns = "", self._clock.now_ns()
         try:
             offer: r.Offer = await self._asking.ask(
@@ -289,7 +291,7 @@ class PeerTier:
             self._counts[fault] += 1
             self._give_up(pull, 0, Outcome.FAILED, fault)
             return
-        pull.end = lambda: self._end(pull, link, number, permit)
+        pull.end = lambda: self._end(pull, link, offer.pull, permit)
         address = stream_of(link.member.endpoint, offer.address)
         if offer.chunks and self._settings.is_encrypted and not (address and address.is_encrypted):
             log.warning("peer %s would send chunks unencrypted: peer.encrypt is true here, not there", pull.node)

@@ -228,7 +228,7 @@ async def ask_stage(asking: Asking, order: Order, stage: r.Stage, deadline: Dead
     """The owner's answer. Raises PartFailed."""
     timeout_s = min(stage.wait_ms / 1000 + order.stall_s, deadline.remaining_s())
     try:
-        staged: r.Staged = await asking.ask(order.link, order.node, stage, max(0.001, timeout_s))
+        staged: r.Staged = await asking.ask(order.link, order.node, lambda: stage, max(0.001, timeout_s))
     except Refused as refused:
         fault = "other_transport" if refused.code == r.RefusalCode.TRANSPORT else "refused"
         raise PartFailed(fault, str(refused)) from refused
