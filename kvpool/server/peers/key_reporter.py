@@ -8,7 +8,8 @@ Chunks that an engine is just saving are reported too, from their first layer on
 events, and have numbers of their own (`save_notes`): those of saves that were given up are reported as removed.
 
 Keys alone are reported. Loop thread only. Invariant: every request is in `_requests` from its call until its answer or
-`forget`; its connection's number is in `_idle` while it waits, and else in `_due`.
+`forget`; its connection's number is in `_idle` while it waits, and else in `_due`. `_turn` is the turn or pause under way;
+there is one where `_due` is not empty.
 """
 
 import asyncio
@@ -127,9 +128,11 @@ class KeyReporter:
             self._turn = self._loop.call_later(min(max(PAUSE_S, pause_s), PAUSE_S_MAX), self._go_on)
 
     def _go_on(self) -> None:
-        self._turn = None
+        """The pause is over. `_turn` stays set while the next request is served: what that makes due waits for its turn too."""
         if self._due:
             self._take_turn()
+        else:
+            self._turn = None
 
     def _serve(self, number: int, request: _Request) -> None:
         ask = request.ask

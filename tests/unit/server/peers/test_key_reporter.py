@@ -1,9 +1,11 @@
 """Key reporter over a journal of real directories: changes, waits, gaps, pages, and many that ask at once."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import pytest_asyncio
@@ -100,6 +102,53 @@ async def test_a_request_without_news_waits_for_an_event_or_its_end(desks: list[
     await until(lambda: len(desk.answers) == 4, "all that still wait are answered")
     assert {answer.stored for (answer,) in desk.answers.values()} == {key([1])}
     assert desk.reporter.stats() == {"answers": 6, "gaps": 0, "pages": 0, "waiting": 0}
+
+
+class Turns:
+    """In a loop's place: what a reporter has called later, until the test runs it."""
+
+    def __init__(self) -> None:
+        self.later: list[Callable[[], None]] = []
+
+    def time(self) -> float:
+        return 0.0
+
+    def call_soon(self, call: Callable[[], None]) -> Mock:
+        self.later.append(call)
+        return Mock()
+
+    def call_later(self, delay_s: float, call: Callable[..., None], *arguments: int) -> Mock:
+        if delay_s < 1:  # a pause, no end of a wait
+            self.later.append(partial(call, *arguments))
+        return Mock()
+
+    def run(self) -> None:
+        (turn,) = self.later
+        self.later = []
+        turn()
+
+
+async def test_a_request_that_finds_news_begins_no_second_turn_for_who_waits() -> None:
+    rig, turns, answered = Rig(), Turns(), list[int]()
+    reporter = KeyReporter(rig.journal, cast(asyncio.AbstractEventLoop, turns))
+
+    def ask(number: int) -> None:
+        def answer(_: Any) -> bool:
+            answered.append(number)
+            return True
+
+        reporter.changes(Puller("puller", bytes(16), "", number), r.AskChanges(rig.journal.newest, 30_000, 0), answer)
+
+    ask(1)
+    turns.run()
+    ask(2)
+    rig.store([1])  # nobody has looked for it yet
+    turns.run()
+    for _ in answered:
+        turns.run()
+    assert (answered, turns.later) == ([2, 1], []), "one after the other"
+    reporter.close()
+    rig.journal.close()
 
 
 async def test_one_request_is_answered_in_a_turn(desks: list[Desk], monkeypatch: pytest.MonkeyPatch) -> None:
