@@ -6,11 +6,11 @@
 Chunks behind the leased ones that an engine is just saving are offered too, and sent layer by layer as they come. They are
 leased when they are committed; until then nothing holds them, and of a save that is given up the puller gets no whole chunk.
 
-Another node is served by the verbs that engines have: a session of its own for each model and layout, whose leases expire, and
-end with it. All sessions of one key count together, for a share of the offers and of DRAM, and so do all other nodes. What it
-asks for is promoted from the lower tiers here, never pulled from a third node. No new model or layout is made for it. Leasing
-for others takes a share of the loop's time at most, so that engines' requests come first. Loop thread only; the bytes are sent
-by the server's threads, straight from the arena.
+Another node is served by the verbs that engines have: a session of its own for each model and layout that it is just pulling,
+whose leases expire, and end with it. All sessions of one key count together, for a share of the offers and of DRAM, and so do
+all other nodes. What it asks for is promoted from the lower tiers here, never pulled from a third node. No new model or layout
+is made for it. Leasing for others takes a share of the loop's time at most, so that engines' requests come first. Loop thread
+only; the bytes are sent by the server's threads, straight from the arena.
 
 Invariant: a lease is released only after its native offer has ended, so that no thread reads a slot that may have other bytes.
 """
@@ -211,13 +211,17 @@ class Offers:
         self, puller: Puller, connection: PullerConnection, pull: r.Pull, answer: Callable[[r.Offer | r.Refused], bool]
     ) -> None:
         deadline = Deadline(pull.deadline_ms / 1000, self._clock)
+        session: EngineSession | None = None
         try:
-            session = self._connections.session_of(connection, pull)
+            session = self._connections.begin_use(connection, pull)
             offer = None if session is None else await self._offer(puller, connection, session, pull, deadline=deadline)
         except KVPoolError as error:
             self._counts["refused"] += 1
             answer(r.Refused(r.RefusalCode.FAILED, str(error)[: r.TEXT_BYTES_MAX // 4]))
             return
+        finally:
+            if session is not None:
+                self._connections.end_use(connection, session)
         self._counts["empty" if offer is None else "served"] += 1
         is_sent = answer(offer or r.Offer(pull.pull, 0, b"", 0, "", b""))
         if offer is not None and not is_sent:
@@ -281,6 +285,7 @@ class Offers:
             self._end_lease(session, leased.lease)
             raise KVPoolError(f"the node offers no more now (reason {refusal})")
         unleased = keys[:end] if end > leased.chunks else keys[:0]
+        self._connections.use(connection, session)
         self._offered[number] = _Offered(puller.number, pull.pull, ticket, session, leased.lease, unleased)
         connection.peer.offers += 1
         connection.offered[pull.pull] = number
@@ -306,13 +311,21 @@ class Offers:
 
     async def _lease_more(self, number: int, offered: _Offered) -> None:
         """Lease what has been committed of an offer, in place of the lease that it has."""
+        if number not in self._offered:
+            return
+        connection = self._connections[offered.puller]
+        self._connections.use(connection, offered.session)
         try:
-            leased = await self._drive(self._pool.chains.acquire(offered.session, m.Acquire(offered.unleased.packed)))
+            await self._exchange_lease(number, offered)
         except KVPoolError as error:  # it goes on without: the puller finds what leaves its slot
             log.info("chunks that were saved while they were offered are not leased: %s", error)
-            return
         finally:
             offered.is_leasing = False
+            self._connections.end_use(connection, offered.session)
+            self._connections.drop_where_over(offered.puller)
+
+    async def _exchange_lease(self, number: int, offered: _Offered) -> None:
+        leased = await self._drive(self._pool.chains.acquire(offered.session, m.Acquire(offered.unleased.packed)))
         if number not in self._offered:
             self._end_lease(offered.session, leased.lease)
             return
@@ -348,13 +361,14 @@ class Offers:
             connection.peer.offers -= 1
             connection.offered.pop(offered.pull, None)
             self._end_lease(offered.session, offered.lease)
+            self._connections.end_use(connection, offered.session)
             self._connections.drop_where_over(offered.puller)
 
     def _end_lease(self, session: EngineSession, lease: int) -> None:
-        """Release a lease. One that cannot be released ends by its time to live, as an engine's does."""
+        """Release a lease. One that cannot be released ends by its time to live, or with its session."""
         if not lease:
             return
         try:
             self._pool.leases.release(session, m.Release(lease))
         except KVPoolError as error:
-            log.warning("a lease for another node was not released, and ends by its time to live: %s", error)
+            log.warning("a lease for another node was not released, and ends with its session: %s", error)

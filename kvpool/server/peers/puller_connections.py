@@ -1,9 +1,12 @@
 """Puller connections: other nodes that pull from this one, with their sessions, and the key by which their shares count.
 
-Loop thread only. Invariant: a peer is known while a connection of it is.
+A session lasts as long as something of it is under way, so that models and layouts that are only pulled no more are not in use.
+
+Loop thread only. Invariant: a peer is known while a connection of it is, and a connection has exactly the sessions in use.
 """
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass, field, replace
 
 from kvpool.index.sessions import EngineSession
@@ -13,7 +16,7 @@ from kvpool.peers.control.pullers import Puller
 from kvpool.pool.pool import Pool
 from kvpool.types import ConnectionId
 
-# Connections of engines count up from 1, and keys of other nodes from FIRST_PEER.
+# Connections of engines count up from 1, and keys of other nodes from FIRST_PEER. Numbers of sessions are used again.
 FIRST_CONNECTION = 1 << 31
 FIRST_PEER = 3 << 30
 
@@ -28,13 +31,21 @@ class PullingPeer:
 
 
 @dataclass(slots=True)
+class SessionInUse:
+    """A session, and how many pulls, offers and further leases of it are under way."""
+
+    session: EngineSession
+    uses: int = 0
+
+
+@dataclass(slots=True)
 class PullerConnection:
     """A connection of another node, by its `number` on the control plane. `tasks`: pulls that have no answer yet."""
 
     number: int
     name: str
     peer: PullingPeer
-    sessions: dict[tuple[str, bytes], EngineSession] = field(default_factory=dict)
+    sessions: dict[tuple[str, bytes], SessionInUse] = field(default_factory=dict)
     tasks: dict[int, "asyncio.Task[None]"] = field(default_factory=dict)
     offered: dict[int, int] = field(default_factory=dict)  # native offers, by pull
     is_gone: bool = False
@@ -48,6 +59,7 @@ class PullerConnections:
         self._peers: dict[str, PullingPeer] = {}
         self._connected: dict[int, PullerConnection] = {}
         self._sessions, self._numbers = FIRST_CONNECTION, FIRST_PEER
+        self._free: deque[ConnectionId] = deque()  # numbers of sessions that have ended
 
     def __repr__(self) -> str:
         return f"<PullerConnections {len(self._connected)} of {len(self._peers)} peers>"
@@ -78,27 +90,48 @@ class PullerConnections:
         made = self._connected[puller.number] = PullerConnection(puller.number, name, peer)
         return made
 
-    def session_of(self, connection: PullerConnection, pull: r.Pull) -> EngineSession | None:
-        """The puller's session for a model and layout; None where nobody has used them here."""
+    def begin_use(self, connection: PullerConnection, pull: r.Pull) -> EngineSession | None:
+        """The puller's session for a model and layout, in use until `end_use`; None where nobody has used them here."""
         layout = Layout.from_wire(pull.layout)
         identity = pull.model, layout.fingerprint()
         if identity not in connection.sessions:
             if self._pool.namespaces.find(pull.model, layout) is None:
                 return None
-            self._sessions += 1
-            session = self._pool.open_session(ConnectionId(self._sessions), pull.model, layout)
-            connection.sessions[identity] = replace(session, peer=connection.peer.number)
-        return connection.sessions[identity]
+            session = self._pool.open_session(self._new_session(), pull.model, layout)
+            connection.sessions[identity] = SessionInUse(replace(session, peer=connection.peer.number))
+        return self.use(connection, connection.sessions[identity].session)
+
+    def use(self, connection: PullerConnection, session: EngineSession) -> EngineSession:
+        """Use a session that is in use once more."""
+        connection.sessions[_identity_of(session)].uses += 1
+        return session
+
+    def end_use(self, connection: PullerConnection, session: EngineSession) -> None:
+        """Use a session no longer: with the last use it ends, and what it has leased."""
+        used = connection.sessions[_identity_of(session)]
+        used.uses -= 1
+        if not used.uses:
+            del connection.sessions[_identity_of(session)]
+            self._pool.drop_connection(session.connection)
+            self._free.append(session.connection)
 
     def drop_where_over(self, number: int) -> None:
-        """End the sessions of a connection that has ended, once nothing of it is under way."""
+        """Forget a connection that has ended, once nothing of it is under way."""
         connection = self._connected[number]
-        if not connection.is_gone or connection.tasks or connection.offered:
+        if not connection.is_gone or connection.tasks or connection.offered or connection.sessions:
             return
-        for session in connection.sessions.values():
-            self._pool.drop_connection(session.connection)
         del self._connected[number]
         connection.peer.connections -= 1
         if not connection.peer.connections:
             self._pool.chains.readers.leave_peers(connection.peer.number)
             del self._peers[connection.name]
+
+    def _new_session(self) -> ConnectionId:
+        if self._free:
+            return self._free.popleft()
+        self._sessions += 1
+        return ConnectionId(self._sessions)
+
+
+def _identity_of(session: EngineSession) -> tuple[str, bytes]:
+    return session.model, session.layout.fingerprint()

@@ -9,6 +9,7 @@ import pytest
 
 from kvpool.clock import MonotonicClock
 from kvpool.errors import Refused
+from kvpool.index.namespaces import NAMESPACES_MAX
 from kvpool.index.sessions import EngineSession
 from kvpool.peers.control import records as r
 from kvpool.peers.control.pullers import Puller
@@ -35,7 +36,7 @@ class Owner:
     offered: list[int] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
-    async def pull(self, puller: Puller, pull: int, chain: int) -> None:
+    async def pull(self, puller: Puller, pull: int, chain: int, *, model: str = "model") -> None:
         """A pull of a chain whose chunks are never received."""
         answered = asyncio.Event()
 
@@ -48,7 +49,7 @@ class Owner:
             return True
 
         keys = b"".join(self.chains[chain])
-        self.offers.serve(puller, r.Pull(pull, "model", list(LAYOUT.to_wire()), b"", 0, keys, 60_000), answer)
+        self.offers.serve(puller, r.Pull(pull, model, list(LAYOUT.to_wire()), b"", 0, keys, 60_000), answer)
         await asyncio.wait_for(answered.wait(), 20.0)
 
     def leased_chunks(self) -> int:
@@ -144,11 +145,31 @@ async def test_a_lease_that_cannot_be_released_leaves_the_others_theirs(monkeypa
 
         monkeypatch.setattr(type(here.pool.pool.leases), "release", lambda _, *args: fail_once(*args))
         here.offers.release(one, 1)
+        await here.pool.until_moved(lambda: here.offers.stats()["offers"] == 1)
+        assert here.leased_chunks() == 2 * CHAIN, "as an engine's lease, it ends by its time, or with its session"
         here.offers.release(one, 2)
-        await here.pool.until_moved(lambda: here.offers.stats()["offers"] == 0)
-        assert here.leased_chunks() == CHAIN, "as an engine's lease, it ends by its time, or with its connection"
-        here.offers.forget(one)
         await here.pool.until_moved(lambda: here.leased_chunks() == 0)
+
+
+@pytest.mark.asyncio
+async def test_a_model_is_in_use_by_other_nodes_only_while_they_pull_it() -> None:
+    async with owner() as here:
+        namespaces, one = here.pool.pool.namespaces, puller(1, "key")
+        here.pool.pool.open_session(ConnectionId(7), "no longer served", LAYOUT)
+        here.pool.pool.drop_connection(ConnectionId(7))
+        await here.pull(one, 1, 0)
+        await here.pull(one, 2, 0, model="no longer served")
+        assert here.offered == [CHAIN, 0]
+        assert namespaces.has_room_for(NAMESPACES_MAX - 1), "the one without chunks is given back"
+        assert namespaces.find("no longer served", LAYOUT) is None
+        here.pool.pool.drop_connection(here.pool.session.connection)
+        await here.pool.flush()
+        assert not namespaces.has_room_for(NAMESPACES_MAX), "the other one is being pulled"
+        here.offers.release(one, 1)
+        await here.pool.until_moved(lambda: here.offers.stats()["offers"] == 0)
+        await here.pool.flush()
+        assert namespaces.has_room_for(NAMESPACES_MAX)
+        here.pool.assert_sound()
 
 
 def test_one_node_has_a_part_of_the_reads_for_others() -> None:
