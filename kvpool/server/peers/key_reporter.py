@@ -80,8 +80,7 @@ class KeyReporter:
 
     def end_save(self, keys: KeyColumn, stored: int) -> None:
         """So many chunks of a save are stored, as events say; the others are lost."""
-        self._saves.end(keys, stored)
-        if stored < len(keys):
+        if self._saves.end(keys, stored):
             self._note_events()
 
     def forget(self, puller: Puller) -> None:

@@ -1,7 +1,7 @@
 """Save notes: chunks that others may follow while an engine saves them, and those whose save was given up, as numbered notes.
 
     under way ──stored──► forgotten: an event says so
-        └──not stored──► lost, with a number of its own
+        └──not stored, or dropped again──► lost, with a number of its own
 
 A follower names the number of the last note that it has, and gets the later ones, the oldest first, so many at once. What was
 lost is reported only while this node has not got the chunk all the same. Where notes of lost chunks were dropped that a
@@ -49,16 +49,20 @@ class SaveNotes:
         for key in keys:
             self._note(key, self._saves_of(key) + 1)
 
-    def end(self, keys: KeyColumn, stored: int) -> None:
-        """A save has ended: so many of its chunks are stored, the others are lost."""
+    def end(self, keys: KeyColumn, stored: int) -> bool:
+        """A save has ended: so many of its chunks were stored, the others are lost. So is one that was dropped since: while the
+        save was under way, the event of that was not reported. Whether any is lost."""
+        gone = [key for key in keys[:stored] if not self._has(key)]
         for key in keys[:stored]:
             self._notes.pop(key, None)
-        for key in keys[stored:]:
+        lost = [*gone, *keys[stored:]]
+        for key in lost:
             others = self._saves_of(key) - 1
             if others > 0:  # begun after the chunk was dropped under this one's writer
                 self._notes[key] = self._notes[key][0], others
             else:
                 self._note(key, 0)
+        return bool(lost)
 
     def since(self, last: int) -> NotesSlice:
         """The notes after number `last`; 0: of who knows of no save, and needs to know of none that was lost."""

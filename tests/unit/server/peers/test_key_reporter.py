@@ -233,7 +233,8 @@ async def test_a_page_is_asked_for_again_while_the_log_is_behind(
 
 
 async def test_saves_under_way_are_reported_and_those_given_up_are_removed(desks: list[Desk]) -> None:
-    desks.append(desk := Desk(Rig()))
+    rig = Rig()
+    desks.append(desk := Desk(rig))
     first = await desk.answer(r.AskChanges(-1, 0, 0))
     desk.ask(r.AskChanges(first.last, 30_000, 0))
     await until(lambda: "1 wait" in repr(desk.reporter), "it waits")
@@ -247,11 +248,32 @@ async def test_saves_under_way_are_reported_and_those_given_up_are_removed(desks
     assert again == found, "another connection, or the same after an answer that was lost"
     nothing = await desk.answer(r.AskChanges(first.last, 1, found.saves))
     assert (nothing.stored, nothing.removed, nothing.saves) == (b"", b"", found.saves)
+    rig.store([1])
     desk.reporter.end_save(save, 1)
     lost = await desk.answer(r.AskChanges(first.last, 30_000, found.saves), 3)
-    assert (lost.stored, keys_in(lost.removed)) == (b"", {key([1, 2]), key([1, 2, 3])})
-    newcomer = await desk.answer(r.AskChanges(first.last, 1, 0), 4)
+    assert (keys_in(lost.stored), keys_in(lost.removed)) == ({key([1])}, {key([1, 2]), key([1, 2, 3])})
+    newcomer = await desk.answer(r.AskChanges(lost.last, 1, 0), 4)
     assert (newcomer.stored, newcomer.removed) == (b"", b"")  # it knew of none of them
+
+
+async def test_a_chunk_that_is_dropped_before_the_end_of_its_save_is_removed_with_the_end(desks: list[Desk]) -> None:
+    """As where a long save is committed part by part, and the chunk that it follows fails to land in between."""
+    rig = Rig()
+    desks.append(desk := Desk(rig))
+    first = await desk.answer(r.AskChanges(-1, 0, 0))
+    save = KeyColumn(key([1]) + key([1, 2]))
+    desk.reporter.note_save(save)
+    known = await desk.answer(r.AskChanges(first.last, 30_000, 0))
+    rig.store([1])
+    flush_whole(rig.memory, rig.tick())
+    under_way = await desk.answer(r.AskChanges(known.last, 30_000, known.saves))
+    assert (keys_in(under_way.stored), under_way.removed) == ({key([1])}, b"")
+    desk.ask(r.AskChanges(under_way.last, 30_000, under_way.saves))
+    await until(lambda: "1 wait" in repr(desk.reporter), "it waits")
+    desk.reporter.end_save(save, 2)
+    await until(lambda: 1 in desk.answers, "it is answered")
+    (found,) = desk.answers.pop(1)
+    assert (found.stored, keys_in(found.removed)) == (b"", set(save))
 
 
 async def test_an_event_counts_more_than_a_save_that_was_given_up_and_less_than_one_under_way(
