@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 import kvpool_native
+from kvpool.transfer.coming_turns import ComingTurns
 from kvpool.transfer.transport import Capabilities, ChunkEnd, Ending, Order
 
 STOP_TIMEOUT_S = 10.0
@@ -21,6 +22,10 @@ class StreamTransport:
         self._index = kvpool_native.IndexView(index)
         self._queue = kvpool_native.PullQueue(arena, index, threads, jobs_max)
         self._pulls = 0
+        self._coming = ComingTurns()
+        self._of_coming: dict[
+            int, tuple[str, int]
+        ] = {}  # jobs that have a turn: the node, and chunks that have not ended
         self._on_completed: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
@@ -40,7 +45,9 @@ class StreamTransport:
         return has_ended
 
     async def accepts(self, order: Order) -> bool:
-        """See `Transport`. Every offer names a stream."""
+        """See `Transport`. Every offer names a stream; one of chunks that are on their way waits for its turn."""
+        if order.is_coming:
+            return await self._coming.begin(order.node, order.timeout_s)
         return bool(order.offer.chunks)
 
     def submit(self, order: Order) -> int:
@@ -62,11 +69,22 @@ class StreamTransport:
             encrypted=address.is_encrypted,
         )
         self._pulls += bool(number)
+        if order.is_coming and number:
+            self._of_coming[number] = (order.node, offer.chunks)
+        elif order.is_coming:
+            self._coming.end(order.node)
         return number
 
     def completed(self) -> list[ChunkEnd]:
         """See `Transport`."""
-        return [ChunkEnd(one.job, one.chunk, Ending(one.status), one.fault) for one in self._queue.take_outcomes()]
+        ended = [ChunkEnd(one.job, one.chunk, Ending(one.status), one.fault) for one in self._queue.take_outcomes()]
+        for job in (one.job for one in ended if one.job in self._of_coming):
+            node, left = self._of_coming[job]
+            self._of_coming[job] = (node, left - 1)
+            if left == 1:
+                del self._of_coming[job]
+                self._coming.end(node)
+        return ended
 
     def stats(self) -> dict[str, int]:
         """See `Transport`."""

@@ -72,6 +72,11 @@ class Order:
     stall_s: float
     timeout_s: float
 
+    @property
+    def is_coming(self) -> bool:
+        """Whether chunks are on their way to the node itself: an engine there saves them, or its disk reads them."""
+        return bool(self.offer.chunks) and not self.offer.checks
+
 
 class Transport(Protocol):
     """See the module."""

@@ -268,7 +268,8 @@ class Offers:
             (leased.generations[: here * _WORD] + saved.generations)[rows],
         )
         ticket = os.urandom(r.TICKET_BYTES)
-        connections = min(self._settings.connections, chunks)
+        # A stream that waits for an engine's layers is given one thread, not several.
+        connections = 1 if saved.offsets else min(self._settings.connections, chunks)
         layer_bytes = layout.chunk_bytes // layout.layers
         timeout_s = max(0.001, min(deadline.remaining_s(), session.lease_ttl_ns / 1e9 / 2))
         number, refusal = self._server.offer(

@@ -24,6 +24,7 @@ from kvpool.types import ConnectionId
 @dataclass(slots=True)
 class Pull:
     """One pull of a namespace's chunks. `node`: the name of the node that is asked, for `asker`, who may have named it.
+    `is_coming`: chunks are on their way to the node itself.
     `is_reported`: of each chunk. `received`: the transport and its job, once it has begun at `begun_ns`. `is_broken`: its path
     failed. `fault`: why the first chunk that
     failed did."""
@@ -38,6 +39,7 @@ class Pull:
     received: tuple[str, int] = ("", 0)
     begun_ns: int = 0
     received_bytes: int = 0
+    is_coming: bool = False
     is_broken: bool = False
     fault: str = ""
     end: Callable[[], None] = lambda: None

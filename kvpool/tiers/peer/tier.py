@@ -11,10 +11,10 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import kvpool_native
-from kvpool.clock import NS_PER_S, Clock
+from kvpool.clock import NS_PER_S, Clock, Deadline
 from kvpool.config.config import Config
 from kvpool.errors import KVPoolError, PeerUnreachable
 from kvpool.index.namespaces import Namespace
@@ -327,10 +327,11 @@ class PeerTier:
 
     async def _receive(self, pull: Pull, order: Order) -> bool:
         """Begin to receive by the first transport that can. Whether one can."""
+        deadline, pull.is_coming = Deadline(order.timeout_s, self._clock), order.is_coming
         for transport in self._transports:
             is_protected = transport.capabilities.is_encrypted or not order.address.is_encrypted
             if is_protected and await transport.accepts(order):
-                received = transport.submit(order)
+                received = transport.submit(replace(order, timeout_s=max(0.001, deadline.remaining_s())))
                 if received:
                     self._pulls.receive(pull, (transport.name, received))
                     return True
@@ -377,8 +378,11 @@ class PeerTier:
             if pull is None:
                 continue
             outcome = Outcome(one.ending)
-            pull.is_broken |= one.fault in BROKEN
-            if outcome is Outcome.BAD_SOURCE:
+            is_not_there_yet = (
+                pull.is_coming and one.fault == "late"
+            )  # no fault of the node: what it waits for takes longer
+            pull.is_broken |= one.fault in BROKEN and not is_not_there_yet
+            if outcome is Outcome.BAD_SOURCE or (is_not_there_yet and not pull.fault):
                 self._decline(pull, one.chunk)
             size = pull.layout.chunk_bytes if outcome is Outcome.DONE else 0
             self._read_bytes += size

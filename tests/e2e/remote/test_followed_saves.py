@@ -9,7 +9,7 @@ import kvpool_client as kv
 from kvpool.types import Level
 from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import SMALL, WRITE_MODES, wait_until
-from tests.rigs.payload import assert_right_bytes, payload_of, store, tokens_of
+from tests.rigs.payload import assert_right_bytes, load_all, payload_of, store, tokens_of
 
 CHUNKS = 12
 LAST = SMALL.layers - 1
@@ -70,3 +70,32 @@ def test_a_save_that_is_given_up_is_a_miss_on_the_other_node(tmp_path: Path) -> 
                 assert load.wait().chunks == 0
             wait_until(lambda: reader.lookup(keys).chunks == 0, "the hint has gone")
             assert here.stats()["dram.chunks"] == 0
+
+
+def test_saves_that_take_long_delay_no_other_pull_and_are_no_fault_of_their_node(tmp_path: Path) -> None:
+    with (
+        two_daemons(tmp_path, here__peer__pull_timeout="3s") as (owner, here),
+        owner.connect() as there,
+        here.connect(timeout_s=20.0) as pool,
+    ):
+        stored, later = (pool.keys(tokens_of(seed, CHUNKS * SMALL.chunk_tokens)) for seed in (90, 91))
+        chains = [pool.keys(tokens_of(seed, CHUNKS * SMALL.chunk_tokens)) for seed in range(4)]
+        for keys in (stored, later):
+            assert store(there, keys).stored == CHUNKS
+        saves = [there.save(keys, from_=payload_of(keys, SMALL)) for keys in chains]
+        for save in saves:
+            announce_all_but_the_last(save)
+        for keys in (*chains, stored, later):
+            wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "it has been reported")  # noqa: B023 - used at once
+        leases = [pool.acquire(pool.lookup(keys)) for keys in chains]
+        assert load_all(pool, stored)[0].chunks == CHUNKS
+        assert here.stats()["peer.pulls_under_way"] >= 1, "it came beside them"
+        wait_until(lambda: here.stats()["peer.pulls_under_way"] == 0, "their time is over")
+        assert here.stats()["peer.nodes_suspended"] == 0
+        assert load_all(pool, later)[0].chunks == CHUNKS
+        for save in saves:
+            assert save.commit().stored == CHUNKS
+        for lease in leases:
+            lease.release()
+        for daemon in (owner, here):
+            assert daemon.problems() == []
