@@ -1,4 +1,4 @@
-"""Connection guard of the control server: the TCP connections below its ROUTER socket, their bounds, and the right to end one.
+"""Connection guard: the TCP connections below a ZMQ socket on which others connect, their bounds, and the right to end one.
 
 ZMQ accepts without a bound, keeps a connection that never says anything, reads a message of many parts into memory until its
 last part has come, and has no call that ends a connection. So the guard follows the socket's monitor, holds a duplicate of each
@@ -26,7 +26,7 @@ import os
 import socket
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import zmq
@@ -54,7 +54,9 @@ _TCP_INFO_BYTES = 136
 class GuardSettings:
     """Bounds of connections. `connections_max`: of nodes after their Hello; `strangers_max`: of others, a quarter of them
     from one source at most. `hello_s`: from the first packet to the Hello. `accepts_per_s`: from all sources and from one;
-    twice and five times as many at once, for a fleet that starts."""
+    twice and five times as many at once, for a fleet that starts. `is_greeted`: peers say Hello. Where they do not, who is
+    still connected after `hello_s` was admitted: ZMQ ends a handshake sooner. `free_bytes`: of each look, that count for no
+    message, such as heartbeats."""
 
     pending_bytes_max: int
     connections_max: int = 1024
@@ -62,6 +64,8 @@ class GuardSettings:
     hello_s: float = 10.0
     accepts_per_s: float = 200.0
     accepts_per_s_of_source: float = 20.0
+    is_greeted: bool = True
+    free_bytes: int = 0
 
 
 class _Connection:
@@ -77,7 +81,7 @@ class _Connection:
         self.hello: Deadline | None = hello
         self.route = b""
         self.mark = 0
-        self.has_spoken = True
+        self.has_spoken = False
         self.is_ended = False
 
     def received(self) -> int:
@@ -87,8 +91,8 @@ class _Connection:
 
 
 class ConnectionGuard:
-    """See the module. `ended`: connections shut down until now; `crowded`, `silent`: of these, those for which there was no
-    room, and those without a Hello."""
+    """See the module. `ended`: connections shut down until now; `crowded`, `silent`, `ended_for_bytes`: of these, those for
+    which there was no room, those without a Hello, and those that sent too much without a message."""
 
     def __init__(
         self,
@@ -116,7 +120,7 @@ class ConnectionGuard:
         self._accepts_of: OrderedDict[bytes, TokenBucket] = OrderedDict()
         self._round: list[_Connection] = []
         self._next: asyncio.TimerHandle | None = None
-        self.ended = self.crowded = self.silent = 0
+        self.ended = self.crowded = self.silent = self.ended_for_bytes = 0
         self._monitor = LoopSocket(router.get_monitor_socket(EVENTS), loop, self._take)
 
     def __len__(self) -> int:
@@ -155,6 +159,13 @@ class ConnectionGuard:
         self._no_stranger(found)
         self._gate.note_known(found.source)
         return True
+
+    def note_spoken(self, descriptors: Iterable[int]) -> None:
+        """Whole messages have come over these connections, and were read elsewhere."""
+        for descriptor in descriptors:
+            found = self._connections.get(descriptor)
+            if found is not None:
+                found.has_spoken = True
 
     def end(self, number: int) -> None:
         """Shut a connection down, if it is one that is known."""
@@ -289,9 +300,9 @@ class ConnectionGuard:
 
     def _look_at(self, found: _Connection) -> None:
         if found.hello is not None and found.hello.has_passed():
-            self.silent += 1
-            self._shut_down(found)
-            return
+            self._end_wait(found)
+            if found.is_ended:
+                return
         try:
             received = found.received()
         except OSError:
@@ -299,7 +310,23 @@ class ConnectionGuard:
         if found.has_spoken:
             found.mark, found.has_spoken = received, False
         elif received - found.mark > self._settings.pending_bytes_max:
+            self.ended_for_bytes += 1
             self._shut_down(found)
+        else:
+            found.mark = min(received, found.mark + self._settings.free_bytes)
+
+    def _end_wait(self, found: _Connection) -> None:
+        """The time for its Hello is over."""
+        if self._settings.is_greeted:
+            self.silent += 1
+            self._shut_down(found)
+        elif sum(one.hello is None and not one.is_ended for one in self._connections.values()) >= (
+            self._settings.connections_max
+        ):
+            self.crowded += 1
+            self._shut_down(found)
+        else:
+            self.note_hello(found.number)
 
     def _shut_down(self, found: _Connection) -> None:
         """Once for each connection: messages that came before are still delivered, and may be as bad."""

@@ -16,6 +16,7 @@ which owns the sockets from `start` on. Bounds: the log behind it, `hwm` message
 ORPHANS_MAX chunks of a snapshot that wait for their parents.
 """
 
+import asyncio
 import logging
 import os
 import threading
@@ -25,6 +26,7 @@ import zmq
 
 from kvpool.clock import Clock
 from kvpool.config.event_options import EventsConfig
+from kvpool.peers.loop_share import LoopShare
 from kvpool.router_events.columns import NamespaceNames
 from kvpool.router_events.snapshot_order import SnapshotOrder
 from kvpool.router_events.vllm_format import Batch, EventForm, WireEvent, batches
@@ -43,6 +45,8 @@ RETRY_MS = 200
 # Pause between the first new event and its reading: the requests that cause events are answered first, because both need the
 # interpreter (a commit of 512 chunks took three times as long without the pause, measured).
 LINGER_S = 0.01
+# Of the time, for what routers ask: this thread and the loop need the same interpreter.
+OUTSIDE_SHARE = 0.2
 STOP_TIMEOUT_S = 5.0
 ORPHANS_MAX = 65_536
 # Twice as many as there can be namespaces: models come and go in a daemon's life.
@@ -67,15 +71,17 @@ class EventPublisher:
         socket_mode: int,
         wall_time_s: Callable[[], float],
         clock: Clock,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Raises OSError or ConfigError; then nothing is left bound."""
+        """`loop`: the control thread's, which watches connections. Raises OSError or ConfigError; then nothing is bound."""
         self._source = source
         self._topic = config.topic
         self._host = host
         self._wall_time_s = wall_time_s
         self._form = EventForm(is_positional=config.format == "positional", block_tokens=config.block_tokens)
+        self._share = LoopShare(OUTSIDE_SHARE, clock)
         self._schedule = RepublishSchedule(config.retell_interval, clock)
-        self._sockets = EventSockets(config, socket_mode, clock)
+        self._sockets = EventSockets(config, socket_mode, clock, loop)
         self.publish_endpoint = self._sockets.publish_endpoint
         self.replay_endpoint = self._sockets.replay_endpoint
         self._numbers: dict[str, int] = {}
@@ -102,8 +108,13 @@ class EventPublisher:
             self._is_woken = True
             os.eventfd_write(self._wake_fd, 1)
 
+    def close_listeners(self) -> None:
+        """No router can connect any more. On the loop, before `stop`."""
+        self._sockets.close_listeners()
+
     def stop(self) -> None:
-        """End the thread and the sockets. Blocks for at most STOP_TIMEOUT_S; not on the loop."""
+        """End the thread and the sockets. Blocks for at most STOP_TIMEOUT_S; not on the loop. REQUIRES: the listeners are
+        closed."""
         self._is_stopping = True
         os.eventfd_write(self._wake_fd, 1)
         if self._thread.ident is not None:
@@ -132,6 +143,8 @@ class EventPublisher:
             "events.publish_errors": self._errors,
             "events.refused_clients": self._sockets.refused_clients,
             "events.bad_requests": self._sockets.bad_requests,
+            "events.ended_connections": self._sockets.ended_connections,
+            "events.accept_closures": self._sockets.accept_closures,
             "events.unsent_replays": self._sockets.unsent_replays,
         }
 
@@ -151,6 +164,8 @@ class EventPublisher:
 
     def _turn(self) -> None:
         """Wait for work and do some of it."""
+        if pause_s := self._share.wait_s:
+            self._pause.wait(pause_s)
         waits = [wait for wait in (POLL_MS, self._sockets.wait_ms, self._schedule.wait_ms) if wait is not None]
         ready = dict(self._sockets.poller.poll(0 if self._has_backlog else min(waits)))
         if self._wake_fd in ready:
@@ -175,7 +190,8 @@ class EventPublisher:
                 self._sockets.poller.poll(RETRY_MS)
 
     def _serve(self) -> None:
-        self._replayed += self._sockets.serve()
+        with self._share.used():
+            self._replayed += self._sockets.serve()
         subscribed, self._sockets.subscribed = self._sockets.subscribed, set()
         if any(topic.encode().startswith(tuple(subscribed)) for topic in self._numbers):
             self._schedule.note_newcomer()
