@@ -11,7 +11,6 @@ from tests.rigs.nodes.fleet import Node
 from tests.rigs.tiers.tiered_pool import key_of
 from tests.unit.server.peers.test_two_nodes import run
 
-
 KEYS = [key_of(7, number) for number in range(20)]
 
 
