@@ -1,4 +1,4 @@
-"""Connection guard: the TCP connections below a ZMQ socket on which others connect, their bounds, and the right to end one.
+"""Connection guard: the connections below a ZMQ socket on which others connect, their bounds, and the right to end one.
 
 ZMQ accepts without a bound, keeps a connection that never says anything, reads a message of many parts into memory until its
 last part has come, and has no call that ends a connection. So the guard follows the socket's monitor, holds a duplicate of each
@@ -14,7 +14,7 @@ ZMQ then sees an ordinary end of the connection. Who connects too often is kept 
 descriptors nor the loop's time grow with it: between an accepted connection and the gate lies a turn of the loop.
 
 A number of a descriptor is used again after its connection has ended; therefore a duplicate is held only if it is a connection
-of the listener's own port, and never anything else of this process. A connection is known by a number of its own, never the
+of the listener's own place, and never anything else of this process. A connection is known by a number of its own, never the
 same twice.
 
 Loop thread only. Invariant: `_connections` has no descriptor twice, and its duplicates are closed when ZMQ reports the end;
@@ -35,6 +35,7 @@ from zmq.utils.monitor import parse_monitor_message
 from kvpool.clock import Clock, Deadline
 from kvpool.peers.control.accept_gate import AcceptGate, source_of
 from kvpool.peers.control.loop_socket import LoopSocket
+from kvpool.peers.loop_share import LoopShare
 from kvpool.peers.token_bucket import TokenBucket
 
 LOOK_S = 0.25
@@ -48,6 +49,8 @@ EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 _BYTES_RECEIVED = struct.Struct("<Q")
 _BYTES_RECEIVED_AT = 128
 _TCP_INFO_BYTES = 136
+# `struct ucred` (unix(7)).
+_CREDENTIALS = struct.Struct("iII")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +106,16 @@ class ConnectionGuard:
         gate: AcceptGate,
         settings: GuardSettings,
         on_end: Callable[[int], None],
+        share: LoopShare | None = None,
     ) -> None:
-        """`router` is bound later, so that no connection is missed. `on_end`: called with the number of each that has ended."""
+        """`router` is bound later, so that no connection is missed. `on_end`: called with the number of each that has ended.
+        `share`: of the loop's time. Beyond it ZMQ waits for the loop, once some hundreds of events are not read."""
         self._loop = loop
         self._clock = clock
         self._gate = gate
         self._settings = settings
         self._on_end = on_end
-        self._ports: Collection[int] = ()
+        self._places: Collection[int | str] = ()
         self._numbers = 0
         self._connections: dict[int, _Connection] = {}
         self._by_number: dict[int, _Connection] = {}
@@ -121,14 +126,14 @@ class ConnectionGuard:
         self._round: list[_Connection] = []
         self._next: asyncio.TimerHandle | None = None
         self.ended = self.crowded = self.silent = self.ended_for_bytes = 0
-        self._monitor = LoopSocket(router.get_monitor_socket(EVENTS), loop, self._take)
+        self._monitor = LoopSocket(router.get_monitor_socket(EVENTS), loop, self._take, share=share)
 
     def __len__(self) -> int:
         return len(self._connections)
 
-    def watch(self, ports: Collection[int]) -> None:
-        """The listener's own ports, known after it was bound and before the loop's next turn."""
-        self._ports = ports
+    def watch(self, places: Collection[int | str]) -> None:
+        """The listener's own ports, or paths of the file system, known after it was bound and before the loop's next turn."""
+        self._places = places
 
     def note_message(self, part: zmq.Frame, route: bytes) -> int:
         """A whole message with this part has come: the number of its connection; 0 where that is unknown, or ended before
@@ -204,7 +209,7 @@ class ConnectionGuard:
         try:
             if not self._is_ours(peer):
                 return
-            source = source_of(peer.getpeername()[0])
+            source = _source_of(peer)
             held = socket.socket(fileno=os.dup(descriptor))  # Python's own `dup` would have it block, for ZMQ too
         except OSError:
             self._end_unheld(peer)
@@ -275,8 +280,10 @@ class ConnectionGuard:
     def _is_ours(self, peer: socket.socket) -> bool:
         try:
             peer.getpeername()
+            if peer.family == socket.AF_UNIX:
+                return peer.getsockname() in self._places
             is_tcp = peer.type == socket.SOCK_STREAM and peer.family in (socket.AF_INET, socket.AF_INET6)
-            return is_tcp and peer.getsockname()[1] in self._ports
+            return is_tcp and peer.getsockname()[1] in self._places
         except OSError:
             return False
 
@@ -339,3 +346,11 @@ class ConnectionGuard:
         except OSError:
             return  # it has ended already
         self.ended += 1
+
+
+def _source_of(peer: socket.socket) -> bytes:
+    """The source that a connection counts for: its address, or in the file system the process."""
+    if peer.family != socket.AF_UNIX:
+        return source_of(peer.getpeername()[0])
+    process, *_ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return b"process %d" % process

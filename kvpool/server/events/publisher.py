@@ -21,6 +21,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import zmq
 
@@ -190,7 +191,7 @@ class EventPublisher:
                 self._sockets.poller.poll(RETRY_MS)
 
     def _serve(self) -> None:
-        with self._share.used():
+        with self._share.used() if self._sockets.is_asked else nullcontext():
             self._replayed += self._sockets.serve()
         subscribed, self._sockets.subscribed = self._sockets.subscribed, set()
         if any(topic.encode().startswith(tuple(subscribed)) for topic in self._numbers):

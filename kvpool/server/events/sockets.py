@@ -7,7 +7,7 @@ high-water mark. It also reports subscriptions. ROUTER replays messages:
     answer  [b"", topic, number, payload] for each that is kept, then [b"", b"", -1 as 8 bytes, b""]
 
 With keys both use CURVE, and a ZAP handler admits exactly the keys of the clients file. Messages from outside are bounded by
-REQUEST_BYTES_MAX before they are read, and an invalid one is counted and dropped. On TCP connections have bounds too
+REQUEST_BYTES_MAX before they are read, and an invalid one is counted and dropped. Connections have bounds too
 (`listener_guard.py`). ZMQ remembers all subscriptions: once SUBSCRIPTIONS_BYTES_MAX of them have come, all subscribers are
 disconnected, which forgets them, and those that go on come again.
 
@@ -35,7 +35,9 @@ from kvpool.server.events.replay import HEARTBEAT_S, NUMBER, PEER_MESSAGES_MAX, 
 END_OF_REPLAY = struct.pack(">q", -1)
 REQUEST_BYTES_MAX = 4096
 REQUESTS_WAITING_MAX = 64
-SUBSCRIPTIONS_BYTES_MAX = 1 << 20
+SUBSCRIPTIONS_BYTES_MAX = 256 << 10
+# Of the sockets that report connections to the guards: ZMQ waits for the loop beyond these and 1000 of its own.
+REPORTS_WAITING_MAX = 64
 
 
 class EventSockets:
@@ -51,6 +53,7 @@ class EventSockets:
         Raises OSError, naming the option, when an address cannot be bound, ConfigError for keys that are none."""
         assert config.publish is not None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._context.setsockopt(zmq.RCVHWM, REPORTS_WAITING_MAX)
         self._clock, self._loop = clock, loop
         self._guards: dict[int, ListenerGuard] = {}  # by the kind of the socket
         self._subscribed_bytes = 0
@@ -126,6 +129,12 @@ class EventSockets:
         """Send a message to every subscriber that has room for it."""
         self._publish.send_multipart(message, zmq.NOBLOCK)
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether somebody connects, subscribes or asks, or a replay is under way."""
+        sockets = (self._zap, self._publish, self._replay)
+        return len(self._replays) > 0 or any(one is not None and one.poll(0) for one in sockets)
+
     def serve(self) -> int:
         """Answer replay and access requests. Returns how many messages were replayed."""
         if self._zap is not None:
@@ -143,8 +152,7 @@ class EventSockets:
                 break
             frames = self._replay.recv_multipart(copy=False)
             self._take_request([frame.bytes for frame in frames])
-            if zmq.ROUTER in self._guards:
-                spoken.append(int(frames[-1].get(zmq.SRCFD)))
+            spoken.append(int(frames[-1].get(zmq.SRCFD)))
         if spoken:
             self._guards[zmq.ROUTER].note_requests(spoken)
         replayed = self._replays.go_on()
@@ -182,10 +190,13 @@ class EventSockets:
             made.setsockopt(zmq.CURVE_SERVER, 1)
             made.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
             made.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-        if address.endpoint.startswith("ipc://"):
-            _bind(made, option, address, socket_mode, is_guarded=bool(self._secret))
-        else:
-            self._guards[kind] = ListenerGuard(made, option, address, clock=self._clock, loop=self._loop)
+
+        def bind_file(path: str) -> None:
+            _bind_file(made, option, path, socket_mode, has_keys=bool(self._secret))
+
+        self._guards[kind] = ListenerGuard(
+            made, option, address, bind_file=bind_file, clock=self._clock, loop=self._loop
+        )
         return made
 
     def _note_subscription(self, frames: list[bytes]) -> None:
@@ -196,7 +207,7 @@ class EventSockets:
         elif frames[0][:1] == b"\1":
             self.subscribed.add(frames[0][1:])
             self._subscribed_bytes += len(frames[0])
-            if self._subscribed_bytes > SUBSCRIPTIONS_BYTES_MAX and zmq.XPUB in self._guards:
+            if self._subscribed_bytes > SUBSCRIPTIONS_BYTES_MAX:
                 self._subscribed_bytes = 0
                 self._guards[zmq.XPUB].end_all()
 
@@ -223,18 +234,17 @@ class EventSockets:
         return True
 
 
-def _bind(made: "zmq.Socket[bytes]", option: str, address: ZmqAddress, socket_mode: int, *, is_guarded: bool) -> None:
+def _bind_file(made: "zmq.Socket[bytes]", option: str, path: str, socket_mode: int, *, has_keys: bool) -> None:
     """Bind in the file system: the socket is made with its final rights, and nobody can connect before."""
-    path = address.endpoint.removeprefix("ipc://")
     fault = make_socket_directory(path, is_private=True)
-    if fault and not is_guarded:
-        raise ConfigError([f"{option} is {address}, where others could put a socket of their own: {fault}"])
+    if fault and not has_keys:
+        raise ConfigError([f"{option} is ipc://{path}, where others could put a socket of their own: {fault}"])
     _check_free(option, path)
     umask = os.umask(0o777 & ~socket_mode)
     try:
-        made.bind(address.endpoint)
+        made.bind(f"ipc://{path}")
     except zmq.ZMQError as error:
-        raise OSError(error.errno, f"{option} {address} cannot be bound: {error.strerror}") from error
+        raise OSError(error.errno, f"{option} ipc://{path} cannot be bound: {error.strerror}") from error
     finally:
         os.umask(umask)
     os.chmod(path, socket_mode)

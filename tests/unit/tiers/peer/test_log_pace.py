@@ -29,7 +29,7 @@ def test_one_line_in_an_interval_names_the_number_of_those_left_out() -> None:
 
 def test_a_node_that_refuses_every_pull_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
     async def act(here: Node, there: Node) -> None:
-        there.offers.serve = lambda _puller, _pull, answer: answer(r.Refused(r.RefusalCode.FAILED, "no " * 100))  # type: ignore[method-assign]
+        there.offers.serve = lambda _puller, _pull, answer: answer(r.Refused(r.RefusalCode.FAILED, "no " * 100))  # type: ignore[method-assign,assignment]
         here.believe(there, KEYS)
         for _ in range(20):
             assert await here.pool.load(KEYS) == 0
