@@ -21,13 +21,11 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import zmq
 
 from kvpool.clock import Clock
 from kvpool.config.event_options import EventsConfig
-from kvpool.peers.loop_share import LoopShare
 from kvpool.router_events.columns import NamespaceNames
 from kvpool.router_events.snapshot_order import SnapshotOrder
 from kvpool.router_events.vllm_format import Batch, EventForm, WireEvent, batches
@@ -46,8 +44,6 @@ RETRY_MS = 200
 # Pause between the first new event and its reading: the requests that cause events are answered first, because both need the
 # interpreter (a commit of 512 chunks took three times as long without the pause, measured).
 LINGER_S = 0.01
-# Of the time, for what routers ask: this thread and the loop need the same interpreter.
-OUTSIDE_SHARE = 0.2
 STOP_TIMEOUT_S = 5.0
 ORPHANS_MAX = 65_536
 # Twice as many as there can be namespaces: models come and go in a daemon's life.
@@ -80,7 +76,6 @@ class EventPublisher:
         self._host = host
         self._wall_time_s = wall_time_s
         self._form = EventForm(is_positional=config.format == "positional", block_tokens=config.block_tokens)
-        self._share = LoopShare(OUTSIDE_SHARE, clock)
         self._schedule = RepublishSchedule(config.retell_interval, clock)
         self._sockets = EventSockets(config, socket_mode, clock, loop)
         self.publish_endpoint = self._sockets.publish_endpoint
@@ -165,8 +160,6 @@ class EventPublisher:
 
     def _turn(self) -> None:
         """Wait for work and do some of it."""
-        if pause_s := self._share.wait_s:
-            self._pause.wait(pause_s)
         waits = [wait for wait in (POLL_MS, self._sockets.wait_ms, self._schedule.wait_ms) if wait is not None]
         ready = dict(self._sockets.poller.poll(0 if self._has_backlog else min(waits)))
         if self._wake_fd in ready:
@@ -191,8 +184,7 @@ class EventPublisher:
                 self._sockets.poller.poll(RETRY_MS)
 
     def _serve(self) -> None:
-        with self._share.used() if self._sockets.is_asked else nullcontext():
-            self._replayed += self._sockets.serve()
+        self._replayed += self._sockets.serve()
         subscribed, self._sockets.subscribed = self._sockets.subscribed, set()
         if any(topic.encode().startswith(tuple(subscribed)) for topic in self._numbers):
             self._schedule.note_newcomer()

@@ -129,12 +129,6 @@ class EventSockets:
         """Send a message to every subscriber that has room for it."""
         self._publish.send_multipart(message, zmq.NOBLOCK)
 
-    @property
-    def is_asked(self) -> bool:
-        """Whether somebody connects, subscribes or asks, or a replay is under way."""
-        sockets = (self._zap, self._publish, self._replay)
-        return len(self._replays) > 0 or any(one is not None and one.poll(0) for one in sockets)
-
     def serve(self) -> int:
         """Answer replay and access requests. Returns how many messages were replayed."""
         if self._zap is not None:
