@@ -37,18 +37,14 @@ from kvpool.peers.control.accept_gate import AcceptGate, source_of
 from kvpool.peers.control.loop_socket import LoopSocket
 from kvpool.peers.loop_share import LoopShare
 from kvpool.peers.token_bucket import TokenBucket
+from kvpool.peers.unfinished_message import LOOK_S, received_bytes
 
-LOOK_S = 0.25
 # Connections that are looked at in a turn of the loop.
 LOOKED_AT_ONCE = 64
 SOURCES_KNOWN_MAX = 4096
 # So long nobody connects from a source that did so too often.
 PAUSE_S = 1.0
 EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-# `tcpi_bytes_received` of struct tcp_info (linux/tcp.h), which Linux has had there since 4.1.
-_BYTES_RECEIVED = struct.Struct("<Q")
-_BYTES_RECEIVED_AT = 128
-_TCP_INFO_BYTES = 136
 # `struct ucred` (unix(7)).
 _CREDENTIALS = struct.Struct("iII")
 
@@ -86,11 +82,6 @@ class _Connection:
         self.mark = 0
         self.has_spoken = False
         self.is_ended = False
-
-    def received(self) -> int:
-        """Bytes received since the connection began."""
-        info = self.peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-        return int(_BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)[0]) if len(info) >= _TCP_INFO_BYTES else 0
 
 
 class ConnectionGuard:
@@ -311,7 +302,7 @@ class ConnectionGuard:
             if found.is_ended:
                 return
         try:
-            received = found.received()
+            received = received_bytes(found.peer)
         except OSError:
             return
         if found.has_spoken:
