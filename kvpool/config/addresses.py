@@ -5,6 +5,7 @@ Names, wildcards and addresses without a port are refused: a listener's address 
 """
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ from kvpool.errors import InvalidArgument
 PORT_MAX = 65535
 LOOPBACK_NETWORK = ipaddress.ip_network("127.0.0.0/8")
 IPC_PATH_BYTES_MAX = 107
+# The interface of a link-local address; `ipaddress` takes any text.
+_SCOPE = re.compile(r"[A-Za-z0-9_.:@-]{0,15}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ def _host_and_port(value: Any) -> tuple[str, int]:
         raise InvalidArgument(repr(value))
     is_bracketed = host.startswith("[") and host.endswith("]")
     address = ipaddress.ip_address(host[1:-1] if is_bracketed else host)
+    if address.version == 6 and not _SCOPE.fullmatch(address.scope_id or ""):
+        raise InvalidArgument(repr(value))
     if is_bracketed != (address.version == 6):
         raise InvalidArgument(repr(value))
     return str(address), int(port, 10)

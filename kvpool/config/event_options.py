@@ -8,6 +8,11 @@ from kvpool.config.addresses import ZmqAddress, parse_zmq
 from kvpool.config.options import Option, choice_option, count_option, duration_option, flag_option, size_option
 from kvpool.config.path_options import readable_file, secret_file, topic
 
+# Connections of one socket at most: of routers, and of others, whose handshake is under way. Each takes a descriptor, and the
+# duplicate by which it is watched another.
+ROUTERS_MAX = 64
+STRANGERS_MAX = 64
+
 
 @dataclass(frozen=True, slots=True)
 class EventsConfig:
@@ -26,6 +31,12 @@ class EventsConfig:
     insecure: bool
     curve_secret_file: str
     curve_clients_file: str
+
+    @property
+    def descriptors(self) -> int:
+        """What routers' connections may take."""
+        sockets = (self.publish is not None) + (self.replay is not None)
+        return sockets * 2 * (ROUTERS_MAX + STRANGERS_MAX)
 
 
 def check_events(parsed: Mapping[str, Any], faults: list[str]) -> None:

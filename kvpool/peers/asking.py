@@ -132,7 +132,7 @@ class Asking:
         turns = self._turns.setdefault(node, _NodeTurns(self._bounds))
         connection = ConnectionId(0) if asker is None else asker.connection
         try:
-            await self._begin(turns, connection)
+            await self._begin(node, turns, connection)
         finally:
             if asker is not None and is_named:
                 self.leave(node, asker)
@@ -142,9 +142,9 @@ class Asking:
                 raise PeerUnreachable(f"{link.member.endpoint} did not answer earlier requests in time")
             return await link.request(request(), deadline.remaining_s())
         finally:
-            asyncio.get_running_loop().call_later(begun.remaining_s(), _end, turns, connection)
+            asyncio.get_running_loop().call_later(begun.remaining_s(), self._end, node, turns, connection)
 
-    async def _begin(self, turns: _NodeTurns, connection: ConnectionId) -> None:
+    async def _begin(self, node: str, turns: _NodeTurns, connection: ConnectionId) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         turns.waiting.setdefault(connection, deque()).append(turn)
         turns.grant()
@@ -152,12 +152,13 @@ class Asking:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                _end(turns, connection)
+                self._end(node, turns, connection)
             raise
 
-
-def _end(turns: _NodeTurns, connection: ConnectionId) -> None:
-    turns.running[connection] -= 1
-    if not turns.running[connection]:
-        del turns.running[connection]
-    turns.grant()
+    def _end(self, node: str, turns: _NodeTurns, connection: ConnectionId) -> None:
+        turns.running[connection] -= 1
+        if not turns.running[connection]:
+            del turns.running[connection]
+        turns.grant()
+        if not turns.running and not turns.waiting:
+            del self._turns[node]  # a node may show another name with each connection

@@ -135,6 +135,7 @@ class Daemon:
         await self.supervision.end()
         for listening in self._metrics.values():
             await loop.run_in_executor(None, listening.stop)
+        self._publisher.close_listeners()
         await loop.run_in_executor(None, self._publisher.stop)
 
     async def close_connections(self) -> None:
@@ -195,7 +196,8 @@ class Daemon:
         from kvpool.server.events.publisher import EventPublisher
         from kvpool.server.events.source import EventSource
 
-        source = EventSource(asyncio.get_running_loop(), self._pool.journal, self._pool.namespaces)
+        loop = asyncio.get_running_loop()
+        source = EventSource(loop, self._pool.journal, self._pool.namespaces)
         publisher = EventPublisher(
             events,
             source,
@@ -203,6 +205,7 @@ class Daemon:
             socket_mode=self._config.server.socket_mode,
             wall_time_s=wall_time_s,
             clock=self._clock,
+            loop=loop,
         )
         self._pool.journal.listen(publisher.wake, publisher.stats, publisher.problems)
         self._pool.namespaces.on_opened = publisher.wake

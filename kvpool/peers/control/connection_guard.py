@@ -1,4 +1,4 @@
-"""Connection guard of the control server: the TCP connections below its ROUTER socket, their bounds, and the right to end one.
+"""Connection guard: the connections below a ZMQ socket on which others connect, their bounds, and the right to end one.
 
 ZMQ accepts without a bound, keeps a connection that never says anything, reads a message of many parts into memory until its
 last part has come, and has no call that ends a connection. So the guard follows the socket's monitor, holds a duplicate of each
@@ -14,7 +14,7 @@ ZMQ then sees an ordinary end of the connection. Who connects too often is kept 
 descriptors nor the loop's time grow with it: between an accepted connection and the gate lies a turn of the loop.
 
 A number of a descriptor is used again after its connection has ended; therefore a duplicate is held only if it is a connection
-of the listener's own port, and never anything else of this process. A connection is known by a number of its own, never the
+of the listener's own place, and never anything else of this process. A connection is known by a number of its own, never the
 same twice.
 
 Loop thread only. Invariant: `_connections` has no descriptor twice, and its duplicates are closed when ZMQ reports the end;
@@ -26,7 +26,7 @@ import os
 import socket
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import zmq
@@ -35,26 +35,27 @@ from zmq.utils.monitor import parse_monitor_message
 from kvpool.clock import Clock, Deadline
 from kvpool.peers.control.accept_gate import AcceptGate, source_of
 from kvpool.peers.control.loop_socket import LoopSocket
+from kvpool.peers.loop_share import LoopShare
 from kvpool.peers.token_bucket import TokenBucket
+from kvpool.peers.unfinished_message import LOOK_S, received_bytes
 
-LOOK_S = 0.25
 # Connections that are looked at in a turn of the loop.
 LOOKED_AT_ONCE = 64
 SOURCES_KNOWN_MAX = 4096
 # So long nobody connects from a source that did so too often.
 PAUSE_S = 1.0
 EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-# `tcpi_bytes_received` of struct tcp_info (linux/tcp.h), which Linux has had there since 4.1.
-_BYTES_RECEIVED = struct.Struct("<Q")
-_BYTES_RECEIVED_AT = 128
-_TCP_INFO_BYTES = 136
+# `struct ucred` (unix(7)).
+_CREDENTIALS = struct.Struct("iII")
 
 
 @dataclass(frozen=True, slots=True)
 class GuardSettings:
     """Bounds of connections. `connections_max`: of nodes after their Hello; `strangers_max`: of others, a quarter of them
     from one source at most. `hello_s`: from the first packet to the Hello. `accepts_per_s`: from all sources and from one;
-    twice and five times as many at once, for a fleet that starts."""
+    twice and five times as many at once, for a fleet that starts. `is_greeted`: peers say Hello. Where they do not, who is
+    still connected after `hello_s` was admitted: ZMQ ends a handshake sooner. `free_bytes`: of each look, that count for no
+    message, such as heartbeats."""
 
     pending_bytes_max: int
     connections_max: int = 1024
@@ -62,6 +63,8 @@ class GuardSettings:
     hello_s: float = 10.0
     accepts_per_s: float = 200.0
     accepts_per_s_of_source: float = 20.0
+    is_greeted: bool = True
+    free_bytes: int = 0
 
 
 class _Connection:
@@ -77,18 +80,13 @@ class _Connection:
         self.hello: Deadline | None = hello
         self.route = b""
         self.mark = 0
-        self.has_spoken = True
+        self.has_spoken = False
         self.is_ended = False
-
-    def received(self) -> int:
-        """Bytes received since the connection began."""
-        info = self.peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-        return int(_BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)[0]) if len(info) >= _TCP_INFO_BYTES else 0
 
 
 class ConnectionGuard:
-    """See the module. `ended`: connections shut down until now; `crowded`, `silent`: of these, those for which there was no
-    room, and those without a Hello."""
+    """See the module. `ended`: connections shut down until now; `crowded`, `silent`, `ended_for_bytes`: of these, those for
+    which there was no room, those without a Hello, and those that sent too much without a message."""
 
     def __init__(
         self,
@@ -99,14 +97,16 @@ class ConnectionGuard:
         gate: AcceptGate,
         settings: GuardSettings,
         on_end: Callable[[int], None],
+        share: LoopShare | None = None,
     ) -> None:
-        """`router` is bound later, so that no connection is missed. `on_end`: called with the number of each that has ended."""
+        """`router` is bound later, so that no connection is missed. `on_end`: called with the number of each that has ended.
+        `share`: of the loop's time. Beyond it ZMQ waits for the loop, once some hundreds of events are not read."""
         self._loop = loop
         self._clock = clock
         self._gate = gate
         self._settings = settings
         self._on_end = on_end
-        self._ports: Collection[int] = ()
+        self._places: Collection[int | str] = ()
         self._numbers = 0
         self._connections: dict[int, _Connection] = {}
         self._by_number: dict[int, _Connection] = {}
@@ -116,15 +116,15 @@ class ConnectionGuard:
         self._accepts_of: OrderedDict[bytes, TokenBucket] = OrderedDict()
         self._round: list[_Connection] = []
         self._next: asyncio.TimerHandle | None = None
-        self.ended = self.crowded = self.silent = 0
-        self._monitor = LoopSocket(router.get_monitor_socket(EVENTS), loop, self._take)
+        self.ended = self.crowded = self.silent = self.ended_for_bytes = 0
+        self._monitor = LoopSocket(router.get_monitor_socket(EVENTS), loop, self._take, share=share)
 
     def __len__(self) -> int:
         return len(self._connections)
 
-    def watch(self, ports: Collection[int]) -> None:
-        """The listener's own ports, known after it was bound and before the loop's next turn."""
-        self._ports = ports
+    def watch(self, places: Collection[int | str]) -> None:
+        """The listener's own ports, or paths of the file system, known after it was bound and before the loop's next turn."""
+        self._places = places
 
     def note_message(self, part: zmq.Frame, route: bytes) -> int:
         """A whole message with this part has come: the number of its connection; 0 where that is unknown, or ended before
@@ -155,6 +155,13 @@ class ConnectionGuard:
         self._no_stranger(found)
         self._gate.note_known(found.source)
         return True
+
+    def note_spoken(self, descriptors: Iterable[int]) -> None:
+        """Whole messages have come over these connections, and were read elsewhere."""
+        for descriptor in descriptors:
+            found = self._connections.get(descriptor)
+            if found is not None:
+                found.has_spoken = True
 
     def end(self, number: int) -> None:
         """Shut a connection down, if it is one that is known."""
@@ -193,7 +200,7 @@ class ConnectionGuard:
         try:
             if not self._is_ours(peer):
                 return
-            source = source_of(peer.getpeername()[0])
+            source = _source_of(peer)
             held = socket.socket(fileno=os.dup(descriptor))  # Python's own `dup` would have it block, for ZMQ too
         except OSError:
             self._end_unheld(peer)
@@ -264,8 +271,10 @@ class ConnectionGuard:
     def _is_ours(self, peer: socket.socket) -> bool:
         try:
             peer.getpeername()
+            if peer.family == socket.AF_UNIX:
+                return peer.getsockname() in self._places
             is_tcp = peer.type == socket.SOCK_STREAM and peer.family in (socket.AF_INET, socket.AF_INET6)
-            return is_tcp and peer.getsockname()[1] in self._ports
+            return is_tcp and peer.getsockname()[1] in self._places
         except OSError:
             return False
 
@@ -289,17 +298,33 @@ class ConnectionGuard:
 
     def _look_at(self, found: _Connection) -> None:
         if found.hello is not None and found.hello.has_passed():
-            self.silent += 1
-            self._shut_down(found)
-            return
+            self._end_wait(found)
+            if found.is_ended:
+                return
         try:
-            received = found.received()
+            received = received_bytes(found.peer)
         except OSError:
             return
         if found.has_spoken:
             found.mark, found.has_spoken = received, False
         elif received - found.mark > self._settings.pending_bytes_max:
+            self.ended_for_bytes += 1
             self._shut_down(found)
+        else:
+            found.mark = min(received, found.mark + self._settings.free_bytes)
+
+    def _end_wait(self, found: _Connection) -> None:
+        """The time for its Hello is over."""
+        if self._settings.is_greeted:
+            self.silent += 1
+            self._shut_down(found)
+        elif sum(one.hello is None and not one.is_ended for one in self._connections.values()) >= (
+            self._settings.connections_max
+        ):
+            self.crowded += 1
+            self._shut_down(found)
+        else:
+            self.note_hello(found.number)
 
     def _shut_down(self, found: _Connection) -> None:
         """Once for each connection: messages that came before are still delivered, and may be as bad."""
@@ -312,3 +337,11 @@ class ConnectionGuard:
         except OSError:
             return  # it has ended already
         self.ended += 1
+
+
+def _source_of(peer: socket.socket) -> bytes:
+    """The source that a connection counts for: its address, or in the file system the process."""
+    if peer.family != socket.AF_UNIX:
+        return source_of(peer.getpeername()[0])
+    process, *_ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return b"process %d" % process

@@ -35,6 +35,7 @@ from kvpool.peers.control.loop_socket import LoopSocket
 from kvpool.peers.loop_share import LoopShare
 from kvpool.peers.members.member import Member
 from kvpool.peers.token_bucket import TokenBucket
+from kvpool.peers.unfinished_message import UnfinishedMessage
 
 _FAILED_EVENTS = (
     zmq.EVENT_DISCONNECTED
@@ -43,7 +44,7 @@ _FAILED_EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-_EVENTS = _FAILED_EVENTS | zmq.EVENT_HANDSHAKE_SUCCEEDED
+_EVENTS = _FAILED_EVENTS | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CONNECTED
 # A fault begins so where the peer has refused the connection; a code follows.
 REFUSED = "refused: "
 # Of a smoothed round trip, the weight of the latest one: TCP's.
@@ -118,6 +119,9 @@ class PeerLink:
         self._monitor: LoopSocket | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: dict[int, _Waiting] = {}
+        # More than all answers that a link waits for has no end.
+        most = (settings.waiting_max + 2) * ZMQ_MESSAGE_BYTES_MAX
+        self._unfinished = UnfinishedMessage(most, lambda: self._end("a message without an end"), loop)
         self._sequence = 0
         self._pull = 0
         self._has_spoken = False
@@ -218,7 +222,9 @@ class PeerLink:
         dealer.connect(self.member.endpoint)
 
     def _take_event(self, parts: list[zmq.Frame]) -> None:
-        event = parse_monitor_message([part.bytes for part in parts])["event"]
+        found = parse_monitor_message([part.bytes for part in parts])
+        if (event := found["event"]) == zmq.EVENT_CONNECTED:
+            self._unfinished.watch(found["value"], self.member.endpoint)
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED and self.state is LinkState.CONNECTING:
             self.state = LinkState.GREETING
             if self._send(self._identity.hello()) is None:
@@ -230,7 +236,7 @@ class PeerLink:
             self._end(f"it cannot be connected: {refused}" if is_handshake else "the connection ended")
 
     def _take(self, parts: list[zmq.Frame]) -> None:
-        self._has_spoken = True
+        self._has_spoken = self._unfinished.has_spoken = True
         try:
             sequence, answer = wire.decode_answer([part.buffer for part in parts])
             if isinstance(answer, r.Refused) and self._is_of_link(sequence, answer):
@@ -371,6 +377,7 @@ class PeerLink:
         if was_ready or state is LinkState.IDLE:
             self.fault = fault
         self._cancel_timer()
+        self._unfinished.close()
         for made in (self._monitor, self._dealer):
             if made is not None:
                 made.close()

@@ -22,10 +22,12 @@ from kvpool.peers.control import wire
 from kvpool.peers.control.accept_gate import AcceptGate
 from kvpool.peers.control.connection_guard import ConnectionGuard, GuardSettings
 from kvpool.peers.control.loop_socket import LoopSocket
+from kvpool.peers.guarded_listener import accept_from, listen
 from kvpool.peers.loop_share import LoopShare
 from kvpool.peers.token_bucket import TokenBucket
 from kvpool.peers.zap import ZAP_DOMAIN, ZAP_ENDPOINT, ZAP_FRAMES, ZapHandler
 
+OPTION = "peer.listen"
 # Messages of one connection that ZMQ holds in each direction.
 HIGH_WATER_MARK = 16
 # A connection's bytes since its last whole message: more than one message of the largest size, with its encryption.
@@ -33,8 +35,6 @@ PENDING_BYTES_MAX = 2 * wire.MESSAGE_BYTES_MAX
 # ZMQ counts the encryption of a message with it.
 ZMQ_MESSAGE_BYTES_MAX = wire.MESSAGE_BYTES_MAX + 256
 HANDSHAKE_S = 5.0
-# Connections that the kernel holds until ZMQ accepts them: as many may come in one turn of the loop.
-BACKLOG = 128
 # Of the loop's time, for all messages of all peers.
 LOOP_SHARE = 0.2
 
@@ -98,8 +98,8 @@ class PeerListener:
             router = self._make_router(keys, settings)
             self._gate = AcceptGate(self._listening, clock)
             self._guard = ConnectionGuard(router, loop, clock, gate=self._gate, settings=settings.guard, on_end=on_end)
-            self._listening += [_listen(address) for address in addresses]
-            self.endpoints = tuple(_bind(router, listening) for listening in self._listening)
+            self._listening += [listen(OPTION, address) for address in addresses]
+            self.endpoints = tuple(accept_from(router, OPTION, listening) for listening in self._listening)
             self._guard.watch({listening.getsockname()[1] for listening in self._listening})
             self._router = LoopSocket(router, loop, self._take, self._pause_s, share=self._share)
             self._sockets.append(self._router)
@@ -215,33 +215,3 @@ def _check_access(addresses: tuple[ZmqAddress, ...], keys: KeyPair | None, allow
         faults += [f"peers' address {one} is beyond loopback, expected keys: {remedy}" for one in remote]
     if faults:
         raise ConfigError(faults)
-
-
-def _listen(address: ZmqAddress) -> socket.socket:
-    host, _, port = address.endpoint.removeprefix("tcp://").rpartition(":")
-    made = socket.socket(socket.AF_INET6 if "[" in host else socket.AF_INET)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host.strip("[]"), int(port)))
-        made.listen(BACKLOG)
-    except OSError as error:
-        made.close()
-        raise OSError(error.errno, f"peer.listen {address} cannot be bound: {error.strerror}") from error
-    made.setblocking(False)
-    return made
-
-
-def _bind(router: "zmq.Socket[bytes]", listening: socket.socket) -> str:
-    """Have ZMQ accept from a listening socket: its endpoint."""
-    host, port = listening.getsockname()[:2]
-    endpoint = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-    router.setsockopt(zmq.IPV6, int(":" in host))
-    accepting = listening.dup()
-    router.setsockopt(zmq.USE_FD, accepting.fileno())
-    try:
-        router.bind(endpoint)
-    except zmq.ZMQError as error:
-        accepting.close()
-        raise OSError(error.errno, f"peer.listen {endpoint} cannot be bound: {error.strerror}") from error
-    accepting.detach()  # it is ZMQ's
-    return endpoint

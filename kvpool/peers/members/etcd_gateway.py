@@ -211,7 +211,7 @@ def _bytes(found: dict[str, Any], name: str) -> bytes:
 def _number(found: dict[str, Any], name: str) -> int:
     """A number, which JSON from etcd has as text; 0 where it is left out."""
     value = found.get(name, "0")
-    if not isinstance(value, (str, int)) or not str(value).lstrip("-").isdecimal() or len(str(value)) > 20:
+    if not isinstance(value, (str, int)) or not str(value).removeprefix("-").isdecimal() or len(str(value)) > 20:
         raise MembersUnavailable(f"etcd answered with a {name} that is no number")
     return int(value)
 

@@ -70,7 +70,9 @@ def member_in(entry: EtcdEntry, prefix: bytes) -> Member | None:
     if not is_named or (key and not is_key(key)) or len(incarnation) != INCARNATION_DIGITS:
         return None
     try:
-        return Member(checked_endpoint(found["endpoint"]), key, node, bytes.fromhex(incarnation))
+        life = bytes.fromhex(incarnation)  # which passes over spaces
+        is_whole = 2 * len(life) == INCARNATION_DIGITS
+        return Member(checked_endpoint(found["endpoint"]), key, node, life) if is_whole else None
     except ValueError:  # InvalidArgument is one
         return None
 

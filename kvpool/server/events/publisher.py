@@ -16,6 +16,7 @@ which owns the sockets from `start` on. Bounds: the log behind it, `hwm` message
 ORPHANS_MAX chunks of a snapshot that wait for their parents.
 """
 
+import asyncio
 import logging
 import os
 import threading
@@ -67,15 +68,16 @@ class EventPublisher:
         socket_mode: int,
         wall_time_s: Callable[[], float],
         clock: Clock,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Raises OSError or ConfigError; then nothing is left bound."""
+        """`loop`: the control thread's, which watches connections. Raises OSError or ConfigError; then nothing is bound."""
         self._source = source
         self._topic = config.topic
         self._host = host
         self._wall_time_s = wall_time_s
         self._form = EventForm(is_positional=config.format == "positional", block_tokens=config.block_tokens)
         self._schedule = RepublishSchedule(config.retell_interval, clock)
-        self._sockets = EventSockets(config, socket_mode, clock)
+        self._sockets = EventSockets(config, socket_mode, clock, loop)
         self.publish_endpoint = self._sockets.publish_endpoint
         self.replay_endpoint = self._sockets.replay_endpoint
         self._numbers: dict[str, int] = {}
@@ -102,8 +104,13 @@ class EventPublisher:
             self._is_woken = True
             os.eventfd_write(self._wake_fd, 1)
 
+    def close_listeners(self) -> None:
+        """No router can connect any more. On the loop, before `stop`."""
+        self._sockets.close_listeners()
+
     def stop(self) -> None:
-        """End the thread and the sockets. Blocks for at most STOP_TIMEOUT_S; not on the loop."""
+        """End the thread and the sockets. Blocks for at most STOP_TIMEOUT_S; not on the loop. REQUIRES: the listeners are
+        closed."""
         self._is_stopping = True
         os.eventfd_write(self._wake_fd, 1)
         if self._thread.ident is not None:
@@ -132,6 +139,8 @@ class EventPublisher:
             "events.publish_errors": self._errors,
             "events.refused_clients": self._sockets.refused_clients,
             "events.bad_requests": self._sockets.bad_requests,
+            "events.ended_connections": self._sockets.ended_connections,
+            "events.accept_closures": self._sockets.accept_closures,
             "events.unsent_replays": self._sockets.unsent_replays,
         }
 

@@ -7,11 +7,14 @@ high-water mark. It also reports subscriptions. ROUTER replays messages:
     answer  [b"", topic, number, payload] for each that is kept, then [b"", b"", -1 as 8 bytes, b""]
 
 With keys both use CURVE, and a ZAP handler admits exactly the keys of the clients file. Messages from outside are bounded by
-REQUEST_BYTES_MAX before they are read, and an invalid one is counted and dropped.
+REQUEST_BYTES_MAX before they are read, and an invalid one is counted and dropped. Connections have bounds too
+(`listener_guard.py`). ZMQ remembers all subscriptions: once SUBSCRIPTIONS_BYTES_MAX of them have come, all subscribers are
+disconnected, which forgets them, and those that go on come again.
 
-One thread: the maker of the sockets passes them on before it starts.
+One thread: the maker of the sockets passes them on before it starts. What the guards do is the loop's.
 """
 
+import asyncio
 import errno
 import os
 import stat
@@ -26,11 +29,15 @@ from kvpool.config.event_options import EventsConfig
 from kvpool.errors import ConfigError
 from kvpool.ownership import is_served, make_socket_directory
 from kvpool.peers.zap import ZAP_DOMAIN, ZAP_ENDPOINT, ZapHandler
+from kvpool.server.events.listener_guard import ListenerGuard
 from kvpool.server.events.replay import HEARTBEAT_S, NUMBER, PEER_MESSAGES_MAX, Message, ReplayBuffer, Replays
 
 END_OF_REPLAY = struct.pack(">q", -1)
 REQUEST_BYTES_MAX = 4096
 REQUESTS_WAITING_MAX = 64
+SUBSCRIPTIONS_BYTES_MAX = 256 << 10
+# Of the sockets that report connections to the guards: ZMQ waits for the loop beyond these and 1000 of its own.
+REPORTS_WAITING_MAX = 64
 
 
 class EventSockets:
@@ -40,10 +47,16 @@ class EventSockets:
     `subscribed`: topics that were subscribed to since then.
     """
 
-    def __init__(self, config: EventsConfig, socket_mode: int, clock: Clock) -> None:
-        """Raises OSError, naming the option, when an address cannot be bound, ConfigError for keys that are none."""
+    def __init__(self, config: EventsConfig, socket_mode: int, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+        """`loop`: on which connections are watched.
+
+        Raises OSError, naming the option, when an address cannot be bound, ConfigError for keys that are none."""
         assert config.publish is not None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._context.setsockopt(zmq.RCVHWM, REPORTS_WAITING_MAX)
+        self._clock, self._loop = clock, loop
+        self._guards: dict[int, ListenerGuard] = {}  # by the kind of the socket
+        self._subscribed_bytes = 0
         self._secret = _secret_key_of(config.curve_secret_file) if config.curve_secret_file else b""
         path = config.curve_clients_file
         self._access = ZapHandler(read_allow_list("events.curve_clients_file", path) if path else frozenset(), clock)
@@ -93,6 +106,16 @@ class EventSockets:
         self._access.allowed = clients
 
     @property
+    def ended_connections(self) -> int:
+        """Connections of routers and others that were shut down."""
+        return sum(guard.ended for guard in self._guards.values())
+
+    @property
+    def accept_closures(self) -> int:
+        """How often nobody or few could connect for a moment, because too many did."""
+        return sum(guard.closures for guard in self._guards.values())
+
+    @property
     def unsent_replays(self) -> int:
         """Replays that ended early: the peer had gone, did not read, or asked for something else."""
         return self._replays.unsent_replays
@@ -117,16 +140,28 @@ class EventSockets:
             self._note_subscription(self._publish.recv_multipart())
         if self._replay is None:
             return 0
+        spoken: list[int] = []
         for _ in range(REQUESTS_WAITING_MAX):
             if not self._replays.has_room or not self._replay.poll(0):
                 break
-            self._take_request(self._replay.recv_multipart())
+            frames = self._replay.recv_multipart(copy=False)
+            self._take_request([frame.bytes for frame in frames])
+            spoken.append(int(frames[-1].get(zmq.SRCFD)))
+        if spoken:
+            self._guards[zmq.ROUTER].note_requests(spoken)
         replayed = self._replays.go_on()
         self.poller.register(self._replay, zmq.POLLIN if self._replays.has_room else 0)
         return replayed
 
+    def close_listeners(self) -> None:
+        """Accept nobody any more. On the loop; further calls do nothing."""
+        for guard in self._guards.values():
+            guard.close()
+        self._guards = {}
+
     def close(self) -> None:
-        """Close everything at once, without waiting."""
+        """Close everything at once, without waiting. REQUIRES: on the loop's thread, or the listeners are closed."""
+        self.close_listeners()
         self._context.destroy(linger=0)
 
     def _bound(
@@ -149,7 +184,13 @@ class EventSockets:
             made.setsockopt(zmq.CURVE_SERVER, 1)
             made.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
             made.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-        _bind(made, option, address, socket_mode, is_guarded=bool(self._secret))
+
+        def bind_file(path: str) -> None:
+            _bind_file(made, option, path, socket_mode, has_keys=bool(self._secret))
+
+        self._guards[kind] = ListenerGuard(
+            made, option, address, bind_file=bind_file, clock=self._clock, loop=self._loop
+        )
         return made
 
     def _note_subscription(self, frames: list[bytes]) -> None:
@@ -159,6 +200,10 @@ class EventSockets:
             self.bad_requests += 1
         elif frames[0][:1] == b"\1":
             self.subscribed.add(frames[0][1:])
+            self._subscribed_bytes += len(frames[0])
+            if self._subscribed_bytes > SUBSCRIPTIONS_BYTES_MAX:
+                self._subscribed_bytes = 0
+                self._guards[zmq.XPUB].end_all()
 
     def _take_request(self, request: list[bytes]) -> None:
         is_request = 3 <= len(request) <= 4 and request[1] == b"" and len(request[2]) == NUMBER.size
@@ -183,24 +228,20 @@ class EventSockets:
         return True
 
 
-def _bind(made: "zmq.Socket[bytes]", option: str, address: ZmqAddress, socket_mode: int, *, is_guarded: bool) -> None:
-    """A file system socket is made with its final rights: nobody can connect before."""
-    path = address.endpoint.removeprefix("ipc://") if address.endpoint.startswith("ipc://") else ""
-    if path:
-        fault = make_socket_directory(path, is_private=True)
-        if fault and not is_guarded:
-            raise ConfigError([f"{option} is {address}, where others could put a socket of their own: {fault}"])
-        _check_free(option, path)
-    umask = os.umask(0o777 & ~socket_mode) if path else None
+def _bind_file(made: "zmq.Socket[bytes]", option: str, path: str, socket_mode: int, *, has_keys: bool) -> None:
+    """Bind in the file system: the socket is made with its final rights, and nobody can connect before."""
+    fault = make_socket_directory(path, is_private=True)
+    if fault and not has_keys:
+        raise ConfigError([f"{option} is ipc://{path}, where others could put a socket of their own: {fault}"])
+    _check_free(option, path)
+    umask = os.umask(0o777 & ~socket_mode)
     try:
-        made.bind(address.endpoint)
+        made.bind(f"ipc://{path}")
     except zmq.ZMQError as error:
-        raise OSError(error.errno, f"{option} {address} cannot be bound: {error.strerror}") from error
+        raise OSError(error.errno, f"{option} ipc://{path} cannot be bound: {error.strerror}") from error
     finally:
-        if umask is not None:
-            os.umask(umask)
-    if path:
-        os.chmod(path, socket_mode)
+        os.umask(umask)
+    os.chmod(path, socket_mode)
 
 
 def _check_free(option: str, path: str) -> None:

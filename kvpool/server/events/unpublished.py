@@ -18,6 +18,9 @@ class Unpublished:
     def start(self) -> None:
         """Nothing is published."""
 
+    def close_listeners(self) -> None:
+        """Nobody listens."""
+
     def stop(self) -> None:
         """Nothing was started."""
 

@@ -40,7 +40,12 @@ def _events(key: str) -> Callable[[Scrape], float | None]:
 
 
 def _refused_by_publisher(now: Scrape) -> Iterable[tuple[str, float]]:
-    names = {"no_key": "events.refused_clients", "no_request": "events.bad_requests", "unread": "events.unsent_replays"}
+    names = {
+        "no_key": "events.refused_clients",
+        "no_request": "events.bad_requests",
+        "unread": "events.unsent_replays",
+        "shut_down": "events.ended_connections",
+    }
     return ((reason, now.pool.events[name]) for reason, name in names.items() if name in now.pool.events)
 
 
@@ -330,8 +335,9 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                  _events("events.resyncs")),
         _counter("kvpool_event_publish_errors", "Unexpected errors of the publisher; the log has the first.",
                  _events("events.publish_errors")),
-        _counter("kvpool_event_refusals", "Routers without a known key, invalid replay requests, and replays "
-                 "that were not read to their end.", _labelled(_refused_by_publisher), "", "reason"),
+        _counter("kvpool_event_refusals", "Routers without a known key, invalid replay requests, replays "
+                 "that were not read to their end, and connections beyond "
+                 "their bounds.", _labelled(_refused_by_publisher), "", "reason"),
     ),
     "Other nodes": PEER_METRICS,
     "Shared store": STORE_METRICS,

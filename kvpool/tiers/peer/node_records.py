@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from kvpool.clock import Clock
 from kvpool.peers.back_off import Uniform
 from kvpool.peers.circuit_breaker import BreakerSettings, CircuitBreaker
+from kvpool.peers.log_pace import LogPace
 from kvpool.tiers.peer.pace import Pace, PaceSettings
 
 NODES_MAX = 2048
@@ -17,10 +18,11 @@ NODES_MAX = 2048
 @dataclass(slots=True)
 class NodeRecord:
     """One node. `pulls`: asked for; `failures`: of them, those that brought less than was offered, or no offer. `last_error`:
-    why the last of these did. `life`: the one that was asked last."""
+    why the last of these did. `life`: the one that was asked last. `faults`: of what is logged about it."""
 
     breaker: CircuitBreaker
     pace: Pace
+    faults: LogPace
     pulls: int = 0
     failures: int = 0
     read_bytes: int = 0
@@ -52,7 +54,7 @@ class NodeRecords:
             if len(self._records) >= NODES_MAX:
                 self._records.popitem(last=False)
             breaker = CircuitBreaker(self._breaker, self._clock, self._random)
-            self._records[node] = NodeRecord(breaker, Pace(self._pace, self._clock))
+            self._records[node] = NodeRecord(breaker, Pace(self._pace, self._clock), LogPace(self._clock))
         self._records.move_to_end(node)
         return self._records[node]
 

@@ -276,12 +276,12 @@ class PeerTier:
             record.breaker.fail(permit)
             record.fail(str(error))
             fault = "unanswered"
-            log.info("peer %s was asked for %d chunks: %s", pull.node, len(pull.moves), error)
+            self._log(pull, logging.INFO, f"was asked for {len(pull.moves)} chunks: {error}")
         except KVPoolError as error:
             record.breaker.succeed(permit)
             record.fail(str(error))
             fault = "refused"
-            log.info("peer %s was asked for %d chunks: %s", pull.node, len(pull.moves), error)
+            self._log(pull, logging.INFO, f"was asked for {len(pull.moves)} chunks: {error}")
         except asyncio.CancelledError:
             self._pulls.fail(pull, 0, Outcome.CANCELLED, "cancelled")
             raise
@@ -294,10 +294,10 @@ class PeerTier:
         pull.end = lambda: self._end(pull, link, offer.pull, permit)
         address = stream_of(link.member.endpoint, offer.address)
         if offer.chunks and self._settings.is_encrypted and not (address and address.is_encrypted):
-            log.warning("peer %s would send chunks unencrypted: peer.encrypt is true here, not there", pull.node)
+            self._log(pull, logging.WARNING, "would send chunks unencrypted: peer.encrypt is true here, not there")
             self._refuse(pull, "unencrypted")
         elif offer.chunks and address is None:
-            log.warning("peer %s offers chunks at %s, expected its own host", pull.node, offer.address)
+            self._log(pull, logging.WARNING, f"offers chunks at {offer.address}, expected its own host")
             self._refuse(pull, "foreign")
         elif address is None or not offer.chunks:
             self._counts["empty"] += 1
@@ -336,6 +336,12 @@ class PeerTier:
                     self._pulls.receive(pull, (transport.name, received))
                     return True
         return False
+
+    def _log(self, pull: Pull, level: int, fault: str) -> None:
+        """What a node has done wrong, which it may do for each pull."""
+        end = self.nodes.of(pull.node).faults.take()
+        if end is not None:
+            log.log(level, "peer %s %s%s", pull.node, fault, end)
 
     def _refuse(self, pull: Pull, fault: str) -> None:
         """What the node offers is not received."""

@@ -22,6 +22,7 @@ from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
 from kvpool.peers.back_off import Uniform
 from kvpool.peers.circuit_breaker import BreakerSettings, BreakerState, CircuitBreaker, Permit
+from kvpool.peers.log_pace import LogPace
 from kvpool.tiers.base import (
     NOT_STARTED,
     UNOWNED,
@@ -86,6 +87,7 @@ class StoreTier:
         self._config = config
         self._clock = clock
         self._presence = Presence()
+        self._wrong = LogPace(clock)
         self._breaker = CircuitBreaker(breaker or BreakerSettings(), clock, random)
         settings = {
             "master": config.master,
@@ -295,8 +297,10 @@ class StoreTier:
             self._counts["wrong_objects" if is_wrong else "absent_objects"] += 1
             absent_s = WRONG_S if is_wrong else self._config.remember
             self._presence.note(key, self._clock.now_ns() + int(absent_s * NS_PER_S), is_there=False)
-            if is_wrong:
-                log.warning("the shared store has other bytes under the name of chunk %s: a miss", key.hex()[:16])
+            if is_wrong and (end := self._wrong.take()) is not None:
+                log.warning(
+                    "the shared store has other bytes under the name of chunk %s: a miss%s", key.hex()[:16], end
+                )
         self._ended.append(finished)
         self._fetches -= not transfer.left
         self._owner.on_completed()

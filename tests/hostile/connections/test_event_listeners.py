@@ -10,15 +10,52 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.rigs.daemon_watch import private_bytes
-from tests.rigs.daemon import SMALL, Daemon, wait_until
-from tests.rigs.events.publishing import expected, known, local_events, router_of
+from tests.hostile.rigs.daemon_watch import open_fds, private_bytes
+from tests.rigs.daemon import SMALL, Daemon, spawn, wait_until
+from tests.rigs.events.publishing import connected, expected, known, local_events, router_of
 from tests.rigs.payload import store, tokens_of
 
 CHUNK = SMALL.chunk_tokens
 SLEEPERS = 24
 # The bound is 32 peers with 8 messages of 64 KiB; what ZMQ keeps for each connection comes on top.
 SLEEPERS_BYTES_MAX = 24 << 20
+
+# Both sockets' connections with their duplicates, and what ZMQ accepts before it waits for the loop.
+CROWD_FDS_MAX = 2 * 2 * (64 + 64 + 600)
+SUBSCRIBED_BYTES_MAX = 512 << 20
+TCP = {"events__publish": "tcp://127.0.0.1:0", "events__replay": "tcp://127.0.0.1:0", "events__insecure": "true"}
+
+# Connects to both sockets without end, and says nothing.
+STRANGER = """
+import socket, sys
+opened = []
+print("begun")
+while True:
+    for place in sys.argv[1:]:
+        one = socket.socket(socket.AF_UNIX if place.startswith("ipc") else socket.AF_INET)
+        one.setblocking(False)
+        if place.startswith("ipc"):
+            one.connect_ex(place.removeprefix("ipc://"))
+        else:
+            one.bind(("127.0.0.2", 0))
+            one.connect_ex(("127.0.0.1", int(place.rpartition(":")[2])))
+        opened.append(one)
+    if len(opened) > 3000:
+        for each in opened[:1000]:
+            each.close()
+        del opened[:1000]
+"""
+
+# Subscribes to topics without end.
+SUBSCRIBER = """
+import os, sys
+import zmq
+subscriber = zmq.Context().socket(zmq.XSUB)
+subscriber.connect(sys.argv[1])
+print("begun")
+while True:
+    subscriber.send(b"\\1" + os.urandom(3500))
+"""
 
 Start = Callable[..., Daemon]
 
@@ -120,3 +157,65 @@ def test_a_publisher_replaces_only_a_dead_socket(tmp_path: Path) -> None:
         first.kill()
         first.start()  # what a killed one has left is taken
         assert first.problems() == []
+
+
+@pytest.fixture(params=["tcp", "ipc"])
+def publishing(request: pytest.FixtureRequest, start_daemon: Start, tmp_path: Path) -> Daemon:
+    """A daemon that publishes to this machine, in either way."""
+    return start_daemon(**(TCP if request.param == "tcp" else local_events(tmp_path)))
+
+
+def _places(daemon: Daemon) -> list[str]:
+    with daemon.admin() as admin:
+        info = admin.info()
+    return [info["events"], info["events_replay"]]
+
+
+def _hears(daemon: Daemon) -> None:
+    """A router that connects now hears of a chunk."""
+    with daemon.connect() as pool, router_of(daemon) as router:
+        connected(daemon, router, pool)
+        wait_until(lambda: known(router) == expected(daemon) or not router.receive(0.05), "it is heard")
+        assert known(router) == expected(daemon)
+
+
+def test_who_connects_without_end_takes_a_bounded_number_of_descriptors(publishing: Daemon) -> None:
+    daemon = publishing
+    at_rest = open_fds(daemon)
+    with spawn(STRANGER, *_places(daemon)) as stranger:
+        fds: list[int] = []
+
+        def is_kept_away() -> bool:
+            fds.append(open_fds(daemon))
+            return int(daemon.stats()["events.ended_connections"]) >= 400
+
+        wait_until(is_kept_away, "its connections are shut down", 60.0)
+        if not _places(daemon)[0].startswith("ipc"):  # there its connections fill the kernel's backlog, too
+            _hears(daemon)
+        stranger.kill()
+    print(f"descriptors {at_rest} + {max(fds) - at_rest}")
+    assert max(fds) - at_rest <= CROWD_FDS_MAX
+    wait_until(lambda: open_fds(daemon) <= at_rest + 4, "what it opened is closed again", 30.0)
+    _hears(daemon)
+
+
+def test_a_router_that_subscribes_without_end_is_disconnected_and_takes_bounded_memory(publishing: Daemon) -> None:
+    daemon = publishing
+    before = private_bytes(daemon)
+    with spawn(SUBSCRIBER, _places(daemon)[0]) as subscriber:
+        wait_until(lambda: int(daemon.stats()["events.ended_connections"]) >= 5, "it is disconnected each time", 60.0)
+        subscriber.kill()
+    grown = private_bytes(daemon) - before
+    print(f"subscriptions without end: {grown >> 20} MiB")
+    assert grown <= SUBSCRIBED_BYTES_MAX
+    _hears(daemon)
+    assert daemon.problems() == []
+
+
+def test_a_router_that_asks_often_in_whole_requests_stays_connected(publishing: Daemon) -> None:
+    daemon = publishing
+    with daemon.connect() as pool, router_of(daemon, "none") as router:
+        store(pool, pool.keys(tokens_of(1, CHUNK * 4)))
+        for _ in range(3000):  # more bytes than one unfinished request may have
+            assert len(router.replay(0)) >= 1
+        assert daemon.stats()["events.ended_connections"] == 0

@@ -48,6 +48,15 @@ def test_other_nodes_have_a_part_of_their_own_and_engines_the_rest(limit: int) -
         assert (room.connections, room.peers) == (1000, PeerRoom())
 
 
+def test_routers_have_a_part_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
+    events = ("events.publish=ipc:///run/kvpool/events", "events.replay=ipc:///run/kvpool/replay")
+    config = load_config(None, ["server.max_connections=1000", *events])
+    assert config.events.descriptors > 0
+    with caplog.at_level(logging.WARNING):
+        assert plan_descriptors(config, OWN_DESCRIPTORS + 1500).connections == 1500 - config.events.descriptors
+    assert f"and {config.events.descriptors} for routers" in caplog.text
+
+
 def test_other_nodes_are_named_where_they_leave_too_little(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         plan_descriptors(load_config(None, ["server.max_connections=1000", *PEERS]), 1024)

@@ -80,6 +80,7 @@ def _trickle(until: threading.Event) -> Iterator[bytes]:
         (200, b'{"kvs": [{"key": 7}]}'),
         (200, b'{"count": "many"}'),
         (200, b'{"count": "%s"}' % (b"9" * 5000)),
+        (200, b'{"header": {"revision": "1"}, "count": "--5"}'),
         (500, b"{}"),
         (302, b"{}"),
     ],

@@ -241,10 +241,14 @@ def test_only_records_of_members_are_members() -> None:
         {"endpoint": "tcp://name:1"},
         {"endpoint": "off"},
         {"endpoint": "tcp://10.0.0.1:0"},
+        {"endpoint": "tcp://[fe80::1%\ud800]:1"},  # no text that a socket or a log takes
+        {"endpoint": "tcp://[fe80::1%eth0\n]:1"},
+        {"endpoint": "tcp://[fe80::1%" + "e" * 16 + "]:1"},
         {"public_key": "short"},
         {"public_key": "\ud800" * 40},
         {"incarnation": "xy" * 16},
         {"incarnation": ""},
+        {"incarnation": " " * 32},
         {"extra": "x"},
     ]
     for changes in bad:

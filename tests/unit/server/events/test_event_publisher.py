@@ -1,5 +1,6 @@
 """The publisher over a journal driven by hand: what routers know after gaps, and the effect of a failed read."""
 
+import asyncio
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -24,6 +25,15 @@ from kvpool.types import Event, EventKind, Level, StoredChunk
 from tests.rigs.daemon import wait_until
 from tests.rigs.events.journal_rig import LAYOUT, Rig, key
 from tests.rigs.events.router import Index, Router, decode
+
+_LOOP = asyncio.new_event_loop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _closed_loop() -> Iterator[None]:
+    """The loop that never runs is closed at the end."""
+    yield
+    _LOOP.close()
 
 
 class RigSource:
@@ -57,12 +67,18 @@ def _config(**options: str) -> EventsConfig:
     return load_config(None, [f"events.{name}={value}" for name, value in settings.items()]).events
 
 
+def _publisher_of(source: RigSource, *, host: str = "host", **options: str) -> EventPublisher:
+    """A publisher whose connections nobody watches: the loop does not run."""
+    return EventPublisher(
+        _config(**options), source,  # type: ignore[arg-type]
+        host=host, socket_mode=0o600, wall_time_s=wall_time_s, clock=MonotonicClock(), loop=_LOOP,
+    )  # fmt: skip
+
+
 @pytest.fixture
 def publisher() -> Iterator[EventPublisher]:
     """A publisher that is driven by hand: its thread is never started."""
-    made = EventPublisher(
-        _config(), RigSource(Rig()), host="host", socket_mode=0o600, wall_time_s=wall_time_s, clock=MonotonicClock()  # type: ignore[arg-type]
-    )  # fmt: skip
+    made = _publisher_of(RigSource(Rig()))
     yield made
     made.stop()
 
@@ -106,9 +122,7 @@ def test_routers_know_the_stored_chunks_after_gaps_too(seed: int) -> None:
     chance = random.Random(seed)
     rig = Rig()
     source = RigSource(rig)
-    publisher = EventPublisher(
-        _config(replay_messages="100000"), source, host="", socket_mode=0o600, wall_time_s=wall_time_s, clock=MonotonicClock()  # type: ignore[arg-type]
-    )  # fmt: skip
+    publisher = _publisher_of(source, host="", replay_messages="100000")
     try:
         for _ in range(6):
             for _ in range(8):
@@ -158,9 +172,7 @@ def test_numbers_go_on_over_gaps_and_count_for_each_topic(publisher: EventPublis
 def test_a_failed_read_is_counted_and_everything_is_republished() -> None:
     rig = Rig()
     source = RigSource(rig)
-    publisher = EventPublisher(
-        _config(), source, host="host", socket_mode=0o600, wall_time_s=wall_time_s, clock=MonotonicClock()  # type: ignore[arg-type]
-    )  # fmt: skip
+    publisher = _publisher_of(source)
     rig.store([1, 2])
     source.fails = True
     publisher.start()
@@ -198,10 +210,7 @@ def test_a_failed_bind_leaves_nothing_behind() -> None:
     port = taken.bind_to_random_port("tcp://127.0.0.1")
     try:
         with pytest.raises(OSError, match=f"events.replay tcp://127.0.0.1:{port} cannot be bound"):
-            EventPublisher(
-                _config(replay=f"tcp://127.0.0.1:{port}"), RigSource(Rig()),  # type: ignore[arg-type]
-                host="", socket_mode=0o600, wall_time_s=wall_time_s, clock=MonotonicClock(),
-            )  # fmt: skip
+            _publisher_of(RigSource(Rig()), replay=f"tcp://127.0.0.1:{port}")
     finally:
         context.destroy(linger=0)
 

@@ -71,7 +71,7 @@ STORE_COUNTS = (
 EVENT_COUNTS = (
     *("events.written", "events.dropped", "events.gaps", "events.kept_bytes", "events.published"),
     *("events.published_messages", "events.replayed_messages", "events.resyncs", "events.publish_errors"),
-    *("events.refused_clients", "events.bad_requests", "events.unsent_replays"),
+    *("events.refused_clients", "events.bad_requests", "events.unsent_replays", "events.ended_connections"),
 )
 
 

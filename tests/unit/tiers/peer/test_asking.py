@@ -9,7 +9,7 @@ import pytest
 
 from kvpool.clock import MonotonicClock
 from kvpool.errors import PeerUnreachable
-from kvpool.peers.asking import AT_ONCE, NAMED_WAITING_MAX, SHARE, Asking
+from kvpool.peers.asking import AT_ONCE, NAMED_WAITING_MAX, SHARE, Asking, Turns
 from kvpool.peers.control.link import PeerLink
 from kvpool.tiers.remote import Asker
 from kvpool.types import ConnectionId
@@ -67,6 +67,18 @@ def test_a_silent_node_is_asked_once_for_each_turn_and_no_more() -> None:
     answers = asyncio.run(_ask_all(owner, 0.05))
     assert all(isinstance(answer, PeerUnreachable) for answer in answers)
     assert owner.asked == list(range(AT_ONCE))
+
+
+def test_a_node_is_forgotten_with_its_last_turn() -> None:
+    async def run() -> str:
+        asking, owner = Asking(MonotonicClock(), Turns(AT_ONCE, 10_000)), Owner()
+        for number in range(100):  # a hostile one shows another name with each connection
+            await asking.ask(cast(PeerLink, owner), f"name {number}", pull_of(number), 5.0)
+        while repr(asking) != "<Asking 0 nodes>":
+            await asyncio.sleep(0.001)
+        return repr(asking)
+
+    assert asyncio.run(asyncio.wait_for(run(), 20.0)) == "<Asking 0 nodes>"
 
 
 def test_a_cancelled_pull_gives_its_turn_back() -> None:

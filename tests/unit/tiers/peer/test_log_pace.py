@@ -1,0 +1,41 @@
+"""Tests of what is logged about a node that does wrong with each pull: a line in a minute, and the number of the others."""
+
+import logging
+
+import pytest
+
+from kvpool.peers.control import records as r
+from kvpool.peers.log_pace import INTERVAL_S, LogPace
+from tests.rigs.blocks.clock import HandClock
+from tests.rigs.nodes.fleet import Node
+from tests.rigs.tiers.tiered_pool import key_of
+from tests.unit.server.peers.test_two_nodes import run
+
+KEYS = [key_of(7, number) for number in range(20)]
+
+
+def test_one_line_in_an_interval_names_the_number_of_those_left_out() -> None:
+    clock = HandClock()
+    pace = LogPace(clock)
+    assert pace.take() == ""
+    assert [pace.take() for _ in range(5)] == [None] * 5
+    clock.advance(INTERVAL_S + 0.1)
+    assert pace.take() == " (5 lines like it were left out)"
+    assert pace.take() is None
+    clock.advance(2 * INTERVAL_S)
+    clock.advance(2 * INTERVAL_S)
+    assert pace.take() == " (1 lines like it were left out)"
+
+
+def test_a_node_that_refuses_every_pull_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def act(here: Node, there: Node) -> None:
+        there.offers.serve = lambda _puller, _pull, answer: answer(r.Refused(r.RefusalCode.FAILED, "no " * 100))  # type: ignore[method-assign,assignment]
+        here.believe(there, KEYS)
+        for _ in range(20):
+            assert await here.pool.load(KEYS) == 0
+        assert here.pool.pool.measure({}).remote["peer"]["peer.pulls_refused"] == 20
+
+    with caplog.at_level(logging.INFO, "kvpool.tiers.peer.tier"):
+        run(act)
+    assert len(caplog.records) == 1
+    assert caplog.records[0].getMessage().startswith("peer there was asked for")
