@@ -292,11 +292,9 @@ class PeerTier:
         pull.end = lambda: self._end(pull, link, number, permit)
         address = stream_of(link.member.endpoint, offer.address)
         if offer.chunks and self._settings.is_encrypted and not (address and address.is_encrypted):
-            log.warning("peer %s would send chunks unencrypted: peer.encrypt is true here, not there", pull.node)
-            self._refuse(pull, "unencrypted")
+            self._refuse(pull, "unencrypted", "would send chunks unencrypted: peer.encrypt is true here, not there")
         elif offer.chunks and address is None:
-            log.warning("peer %s offers chunks at %s, expected its own host", pull.node, offer.address)
-            self._refuse(pull, "foreign")
+            self._refuse(pull, "foreign", f"offers chunks at {offer.address}, expected its own host")
         elif address is None or not offer.chunks:
             self._counts["empty"] += 1
             self._decline(pull, 0)
@@ -334,8 +332,12 @@ class PeerTier:
                     return True
         return False
 
-    def _refuse(self, pull: Pull, fault: str) -> None:
-        """What the node offers is not received."""
+    def _refuse(self, pull: Pull, fault: str, error: str) -> None:
+        """What the node offers is not received: `error`, logged where the node's latest was another."""
+        record = self.nodes.of(pull.node)
+        if record.last_error != error:
+            log.warning("peer %s %s", pull.node, error)
+        record.fail(error)
         pull.is_broken = True
         self._counts[fault] += 1
         self._give_up(pull, 0, Outcome.FAILED, fault)
