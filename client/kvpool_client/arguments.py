@@ -53,3 +53,11 @@ def check_index(name: str, value: int, most: int) -> None:
     """Check that `value` is an integer from 0 to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
         raise InvalidArgument(f"{name} is {value!r}, expected 0..{most}")
+
+
+def check_scope(salt: bytes, adapter: str) -> None:
+    """Check what separates prefixes with equal tokens."""
+    if not isinstance(salt, (bytes, bytearray, memoryview)):
+        raise InvalidArgument(f"salt is {type(salt).__name__}, expected bytes")
+    if not isinstance(adapter, str):
+        raise InvalidArgument(f"adapter is {type(adapter).__name__}, expected str")

@@ -18,7 +18,7 @@ from kvpool.keys import DEFAULT_DOMAIN, namespace_name, pack_scope
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
 from kvpool.types import LoadReason, TokenRange
-from kvpool_client.arguments import check_connect, check_index, check_keys
+from kvpool_client.arguments import check_connect, check_index, check_keys, check_scope
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.finder import Finder
 from kvpool_client.connection.lease_fetcher import LeaseFetcher
@@ -381,10 +381,7 @@ class Pool:
         self, salt: bytes | None, adapter: str, extra: Sequence[Extra], adapter_name: str | None = None
     ) -> KeyChain:
         chosen = self._salt if salt is None else salt
-        if not isinstance(chosen, (bytes, bytearray, memoryview)):
-            raise InvalidArgument(f"salt is {type(chosen).__name__}, expected bytes")
-        if not isinstance(adapter, str):
-            raise InvalidArgument(f"adapter is {type(adapter).__name__}, expected str")
+        check_scope(chosen, adapter)
         fixed = bytes(chosen)
         roots, named = partial(self._roots_of, fixed, adapter), adapter if adapter_name is None else adapter_name
         return KeyChain(self.layout.chunk_tokens, roots, extra, pack_scope(named, fixed))

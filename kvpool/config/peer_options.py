@@ -181,7 +181,10 @@ def _name(value: Any) -> str:
     return value
 
 
-_TCP_EXPECTED = 'an address of this host such as "tcp://192.0.2.7:9470" (a loopback address needs no keys), or "off"'
+_TCP_EXPECTED = (
+    'an address of this host such as "tcp://192.0.2.7:9470" or "tcp://[2001:db8::7]:9470" '
+    '(a loopback address needs no keys), or "off"'
+)
 _NAME_EXPECTED = f"printable text of at most {NAME_BYTES_MAX} bytes without spaces at its ends (empty: the host's name)"
 _MEMBERS_EXPECTED = '"IP:PORT [KEY], ...", "dns:NAME:PORT", "etcd:URL[,URL...][/PREFIX]", or empty: nobody is asked'
 

@@ -4,6 +4,7 @@
 // attach them. What it is not: an allocator, or a judge of what the bytes mean.
 // Invariant: a Mapping that exists is mapped for its whole life, and its memfd can neither shrink nor grow, so no
 // access inside [0, size()) can raise SIGBUS. That is why a region without these seals is refused by `attach`.
+// Shares itself, so that a binding hands out this one count: a native thread that drops the last job of a mapping needs no Python.
 // Threads: create/attach/seal on the owner's thread; populate, collapse and the bytes from any thread.
 #pragma once
 
@@ -31,7 +32,7 @@ struct Stretch {
   uint64_t end = 0;
 };
 
-class Mapping {
+class Mapping : public std::enable_shared_from_this<Mapping> {
  public:
   // A new zeroed region of `size` bytes, mapped writable, mode 0600, sealed against resizing. `hugetlb` takes
   // reserved huge pages (and fails with ENOMEM where none are reserved); `size` must then be a multiple of 2 MiB.

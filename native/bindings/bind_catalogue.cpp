@@ -8,6 +8,7 @@
 #include "columns.h"
 #include "records/catalogue_order.h"
 #include "ssd/ssd_format.h"
+#include "released_gil.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -21,7 +22,7 @@ nb::bytes order_of(const nb::bytes& rows) {
   }
   std::vector<uint32_t> order;
   {
-    const nb::gil_scoped_release released;
+    const ReleasedGil released;
     order = restoring_order(reinterpret_cast<const CatalogueRow*>(rows.data()), rows.size() / sizeof(CatalogueRow));
   }
   return pack(order);

@@ -17,6 +17,7 @@
 #include "directory/change_runs.h"
 #include "directory/directory.h"
 #include "hash/packed_ids.h"
+#include "released_gil.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -145,7 +146,7 @@ nb::bytes packed(const nb::bytes& column) {
   }
   std::string packed;
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     std::vector<int32_t> ids(column.size() / sizeof(int32_t));
     std::memcpy(ids.data(), column.data(), column.size());
     packed = pack_ids(ids);

@@ -16,6 +16,7 @@
 #include "copy/load_job.h"
 #include "copy/plain_copy.h"
 #include "copy/save_job.h"
+#include "released_gil.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -128,7 +129,7 @@ nb::bytes extent_checksums(const Mapping& arena, uint64_t offset, uint64_t layer
   require(extents_fault(arena, {offset}, layers, layer_bytes));
   std::vector<uint32_t> words(layers);
   {
-    const nb::gil_scoped_release released;
+    const ReleasedGil released;
     for (uint32_t layer = 0; layer < layers; ++layer) {
       words[layer] = crc32c(0, arena.data() + offset + layer * layer_bytes, layer_bytes);
     }
@@ -149,7 +150,7 @@ nb::bytes copy_extents(const Mapping& target, const nb::bytes& target_offsets, c
   }
   std::vector<uint32_t> words(offsets.size() * layers);
   {
-    const nb::gil_scoped_release released;
+    const ReleasedGil released;
     for (size_t chunk = 0; chunk < offsets.size(); ++chunk) {
       const uint8_t* from = source.data() + source_offset + chunk * layers * layer_bytes;
       copy_layers(target.data() + offsets[chunk], from, layers, layer_bytes, &words[chunk * layers]);
@@ -162,7 +163,7 @@ void copy_plain(const WritableBuffer& target, const Buffer& source) {
   if (target.size() != source.size()) {
     throw nb::value_error("target and source differ in size");
   }
-  const nb::gil_scoped_release released;
+  const ReleasedGil released;
   std::memcpy(target.data(), source.data(), source.size());
 }
 
@@ -170,7 +171,7 @@ void copy_pieces(PlainCopy way, const CacheView& view, const nb::bytes& block_id
                  const WritableBuffer& chunks) {
   const auto ids = column<int64_t>(block_ids, "block_ids");
   require(plain_fault(view, ids, chunk_blocks, chunks.size()));
-  const nb::gil_scoped_release released;
+  const ReleasedGil released;
   copy_blocks_plain(way, view, ids, chunk_blocks, chunks.data());
 }
 
@@ -183,12 +184,12 @@ void scatter_plain(const CacheView& view, const nb::bytes& block_ids, uint64_t c
 }
 
 uint32_t buffer_crc(const Buffer& data, uint32_t init) {
-  const nb::gil_scoped_release released;
+  const ReleasedGil released;
   return crc32c(init, data.data(), data.size());
 }
 
 void bind_jobs(nb::module_& module) {
-  const auto free_gil = nb::call_guard<nb::gil_scoped_release>();
+  const auto free_gil = nb::call_guard<ReleasedGil>();
   nb::class_<LoadHandle>(module, "LoadJob", nb::is_weak_referenceable(), "A load that runs from the start.")
       .def(
           "wait_layer",
@@ -196,7 +197,7 @@ void bind_jobs(nb::module_& module) {
             if (layer >= self.job->layers()) {
               throw nb::value_error("no such layer");
             }
-            const nb::gil_scoped_release released;
+            const ReleasedGil released;
             return static_cast<int>(self.job->wait_layer(layer, timeout_s));
           },
           "layer"_a, "timeout_s"_a, "1: in place, 0: the load ended before, -1: time is over. GIL released.")
@@ -250,7 +251,7 @@ void bind_copy(nb::module_& module) {
       .def("save", &make_save, "view"_a, "arena"_a, "offsets"_a, "block_ids"_a, "layers"_a, "layer_bytes"_a,
            "first_layer"_a = 0, nb::keep_alive<0, 2>(),
            "Prepares a save of `layers` layers from `first_layer` on; nothing is copied before it is announced.")
-      .def("stop", &CopyPool::stop, nb::call_guard<nb::gil_scoped_release>())
+      .def("stop", &CopyPool::stop, nb::call_guard<ReleasedGil>())
       .def("bytes_copied", &CopyPool::bytes_copied)
       .def("cpu_seconds", &CopyPool::cpu_seconds);
   module.def("extent_checksums", &extent_checksums, "arena"_a, "offset"_a, "layer_bytes"_a, "layers"_a,

@@ -6,6 +6,7 @@
 
 #include "bindings.h"
 #include "hash/key_hash.h"
+#include "released_gil.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -37,7 +38,7 @@ nb::bytes leaves_of(const Tokens<Token>& tokens, size_t chunk_tokens) {
   std::string leaves(chunks * HASH_BYTES, '\0');
   bool fits = true;
   {
-    const nb::gil_scoped_release released;
+    const ReleasedGil released;
     if constexpr (sizeof(Token) == sizeof(int64_t)) {
       fits = hash_leaves(tokens.data(), chunk_tokens, chunks, writable(leaves));
     } else {
@@ -57,7 +58,7 @@ nb::bytes chain(const nb::bytes& parent, const nb::bytes& leaves) {
   require_hashes(leaves, "leaves");
   std::string keys(leaves.size(), '\0');
   {
-    const nb::gil_scoped_release released;
+    const ReleasedGil released;
     chain_keys(readable(parent), readable(leaves), keys.size() / HASH_BYTES, writable(keys));
   }
   return as_bytes(keys);
@@ -88,7 +89,7 @@ nb::bytes root(const nb::typed<nb::list, nb::bytes>& fields) {
 nb::bytes plain(const nb::bytes& data) {
   std::string out(HASH_BYTES, '\0');
   {
-    const nb::gil_scoped_release released;
+    const ReleasedGil released;
     blake3_hash(plain_hash_key(), readable(data), data.size(), writable(out));
   }
   return as_bytes(out);

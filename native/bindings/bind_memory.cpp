@@ -17,6 +17,7 @@
 #include "base/freed_memory.h"
 #include "base/memory.h"
 #include "base/numa.h"
+#include "released_gil.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -60,7 +61,7 @@ std::pair<size_t, nb::bytes> lookup(const IndexView& index, const nb::bytes& key
   std::string levels(n, '\0');
   size_t count = 0;
   {
-    const nb::gil_scoped_release released;
+    const ReleasedGil released;
     count = index.lookup(packed, n, reinterpret_cast<uint8_t*>(levels.data()));
   }
   return {count, nb::bytes(levels.data(), count)};
@@ -92,7 +93,7 @@ void bind_mapping(nb::module_& module) {
             require_pages(mapping, offset, length);
             int error = 0;
             {
-              const nb::gil_scoped_release released;
+              const ReleasedGil released;
               error = mapping.populate(offset, length);
             }
             if (error != 0) {
@@ -104,7 +105,7 @@ void bind_mapping(nb::module_& module) {
           "collapse",
           [](const Mapping& mapping, uint64_t offset, uint64_t length) {
             require_pages(mapping, offset, length);
-            const nb::gil_scoped_release released;
+            const ReleasedGil released;
             return mapping.collapse(offset, length);
           },
           "offset"_a, "length"_a, "Asks for huge pages; returns whether they were made. GIL released.")

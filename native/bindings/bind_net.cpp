@@ -13,6 +13,7 @@
 #include "columns.h"
 #include "net/extent_server.h"
 #include "net/pull_queue.h"
+#include "released_gil.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -92,7 +93,7 @@ std::shared_ptr<ExtentServer> make_server(std::shared_ptr<Mapping> arena, const 
                                     peer_bytes_per_s, peer_bytes_max,
                                     is_encrypted};
   try {
-    const nb::gil_scoped_release released;
+    const ReleasedGil released;
     return std::make_shared<ExtentServer>(std::move(arena), std::move(view), options);
   } catch (const std::system_error& error) {
     const std::string what = error.what();
@@ -196,7 +197,7 @@ Counts queue_stats(const PullQueue& queue) {
 template <typename Threads>
 bool stop(Threads& threads, double timeout_s) {
   const auto timeout = milliseconds_of(timeout_s, "timeout_s");
-  const nb::gil_scoped_release released;
+  const ReleasedGil released;
   return threads.stop(timeout);
 }
 
@@ -257,7 +258,7 @@ void bind_net(nb::module_& module) {
              auto board = std::make_shared<LandingBoard>(std::move(index));
              return std::make_shared<PullQueue>(std::move(arena), std::move(board), threads, jobs_max);
            }),
-           "arena"_a, "index"_a, "threads"_a, "jobs_max"_a, nb::call_guard<nb::gil_scoped_release>())
+           "arena"_a, "index"_a, "threads"_a, "jobs_max"_a, nb::call_guard<ReleasedGil>())
       .def("pull", &pull, "address"_a, "port"_a, "ticket"_a, "index"_a, "offsets"_a, "slots"_a, nb::kw_only(), "layers"_a,
            "layer_bytes"_a, "connections"_a, "stall_s"_a, "timeout_s"_a, "checks"_a = nb::bytes("", 0), "encrypted"_a = false,
            "A job's number, 0 where the queue is full or stopped. Columns of u64: where each chunk goes, and its slot, in which no\n"

@@ -11,6 +11,7 @@
 #include "columns.h"
 #include "rows.h"
 #include "ssd/ssd_queue.h"
+#include "released_gil.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -33,7 +34,7 @@ std::shared_ptr<SsdFiles> open_files(const std::string& path, uint64_t segment_b
   }
   SsdFilesResult result;
   {
-    const nb::gil_scoped_release released;
+    const ReleasedGil released;
     result = SsdFiles::open(path, segment_bytes, segments, wants_direct);
   }
   if (result.files == nullptr) {
@@ -201,7 +202,7 @@ void bind_ssd(nb::module_& module) {
           [](SsdFiles& self) {
             int error = 0;
             {
-              const nb::gil_scoped_release released;
+              const ReleasedGil released;
               error = self.sync();
             }
             if (error != 0) {
@@ -220,7 +221,7 @@ void bind_ssd(nb::module_& module) {
                                                wants_rings);
            }),
            "files"_a, "arena"_a, "index"_a, "threads"_a, "jobs_max"_a, "wants_rings"_a = false,
-           nb::call_guard<nb::gil_scoped_release>())
+           nb::call_guard<ReleasedGil>())
       .def("read", &read, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a, "index"_a, "urgency"_a,
            "A job's number, 0 where the queue is full. `rows` in the format of `MOVE_ROW`. Layers are announced on the index as they land.")
       .def("write", &write, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a, "index"_a,
@@ -239,7 +240,7 @@ void bind_ssd(nb::module_& module) {
             if (!(timeout_s >= 0 && timeout_s <= STOP_SECONDS_MAX)) {
               throw nb::value_error("timeout_s must be 0 to 3600");
             }
-            const nb::gil_scoped_release released;
+            const ReleasedGil released;
             return self.stop(std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1e3)));
           },
           "timeout_s"_a, "Ends the threads; False where I/O under way has not ended in time. GIL released.")

@@ -12,6 +12,7 @@
 #include "bindings.h"
 #include "copy/copy_tuning.h"
 #include "checksum/crc32c.h"
+#include "released_gil.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -33,7 +34,7 @@ std::string fault_of_environment() {
 }
 
 void tune(std::optional<size_t> piece_bytes) {
-  const nb::gil_scoped_release released;
+  const ReleasedGil released;
   if (piece_bytes) {
     tune_copies(*piece_bytes);
     return;

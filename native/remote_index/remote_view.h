@@ -6,7 +6,7 @@
 //
 // Reading while the writer writes: an entry is one word and never moves, so there is no state between two; a chunk whose entry is
 // not itself being inserted, removed or evicted is found.
-// Threads: any.
+// Shares itself, as a Mapping does. Threads: any.
 #pragma once
 
 #include <memory>
@@ -18,7 +18,7 @@
 
 namespace kvpool {
 
-class RemoteView {
+class RemoteView : public std::enable_shared_from_this<RemoteView> {
  public:
   // Returns nothing if the region is not a remote index of this version, or is too small for the size in its header.
   [[nodiscard]] static std::shared_ptr<const RemoteView> attach(std::shared_ptr<const Mapping> mapping);

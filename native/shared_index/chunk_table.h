@@ -58,8 +58,9 @@ struct Residency {
   friend bool operator==(const Residency&, const Residency&) noexcept = default;
 };
 
-// A reader's view of an index, in any process. Everything read is untrusted: offsets are checked, waits are bounded.
-class IndexView {
+// A reader's view of an index, in any process. Everything read is untrusted: offsets are checked, waits are bounded. Shares itself,
+// as a Mapping does.
+class IndexView : public std::enable_shared_from_this<IndexView> {
  public:
   // Returns nothing if the region is not an index of this version, or is too small for the sizes in its header.
   // `remote`: where chunks are looked up that no tier of this node has; nullptr: nowhere.

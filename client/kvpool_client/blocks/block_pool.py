@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from kvpool.clock import Clock, MonotonicClock
 from kvpool.errors import InvalidArgument
 from kvpool.types import TokenRange
+from kvpool_client.arguments import check_scope
 from kvpool_client.blocks.allocation import Allocation
 from kvpool_client.blocks.block_memory import BlockMemory, BlockShape, dtype_name
 from kvpool_client.blocks.node_link import NodeLink
@@ -45,6 +46,10 @@ from kvpool_client.torch.restored import Restored
 
 if TYPE_CHECKING:
     import torch
+
+
+# The longest wait of one call for offloads. A guess: an engine's step takes a hundredth of it.
+WAIT_S_MAX = 10.0
 
 
 class BlockPool:
@@ -66,6 +71,12 @@ class BlockPool:
     ) -> None:
         """`dtype`: torch's, or its name. `pool`: a Pool whose layout has this geometry and a multiple of `tokens_per_block`
         as `chunk_tokens`. Raises InvalidArgument, or LayoutMismatch where the two differ."""
+        if (
+            isinstance(offload_wait_s, bool)
+            or not isinstance(offload_wait_s, (int, float))
+            or not 0 <= offload_wait_s <= WAIT_S_MAX
+        ):
+            raise InvalidArgument(f"offload_wait_s is {offload_wait_s!r}, expected seconds from 0 to {WAIT_S_MAX:g}")
         shape = BlockShape(layers, num_blocks, tokens_per_block, kv_heads, head_dim, dtype_name(dtype))
         self.shape = shape
         self._size = tokens_per_block
@@ -119,8 +130,9 @@ class BlockPool:
         if not len(ids):
             raise InvalidArgument(f"request {request_id!r} has no tokens, expected at least one")
         check_retention(retention, len(ids), decode_priority, decode_duration_s)
+        check_scope(b"" if salt is None else salt, adapter)
         wanted = Retention(tuple(retention), decode_priority, decode_duration_s)
-        sequence = Sequence(Scope(salt, adapter), wanted, self._size)
+        sequence = Sequence(Scope(None if salt is None else bytes(salt), adapter), wanted, self._size)
         sequence.extend(ids)
         sequence.prompt_tokens = len(ids)
         self._link.advance()
@@ -373,4 +385,4 @@ class BlockPool:
 def _check_tokens(tokens: int, most: int | None) -> None:
     is_count = isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0
     if not is_count or (most is not None and tokens > most):
-        raise InvalidArgument(f"tokens is {tokens!r}, expected 0..{'' if most is None else most}")
+        raise InvalidArgument(f"tokens is {tokens!r}, expected {'a number from 0' if most is None else f'0..{most}'}")

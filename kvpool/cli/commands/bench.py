@@ -32,6 +32,7 @@ from kvpool.bench.ssd.parts import DEFAULT_SIZE, bench_ssd, parse_total
 from kvpool.bench.turns.turns import bench_turns
 from kvpool.cli.bench_report import Advance, Report, Row
 from kvpool.cli.kvpoolctl import EXIT_CODES, Options, cli, common_options
+from kvpool.cli.number_range import NumberRange
 from kvpool.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, EXIT_USAGE, fail
 from kvpool.errors import DaemonUnreachable, InvalidArgument, KVPoolError
 from kvpool.sim.traces import Trace, TraceError
@@ -194,7 +195,7 @@ def ssd(options: Options, path: str | None, size: str | None, quick: bool, out: 
 )
 @click.option(
     "--ssd-ratio",
-    type=click.FloatRange(0.0, 1000.0),
+    type=NumberRange(0.0, 1000.0),
     default=0.0,
     metavar="R",
     help="An SSD tier with R times the capacity, in the folder of --path; 0: DRAM alone (default: 0).",

@@ -17,6 +17,7 @@ from kvpool import __version__
 from kvpool.cli.hit_plot import plot_hit_rates, require_plot
 from kvpool.cli.kvpoolctl import Options, cli, common_options, epilog
 from kvpool.cli.machine import describe_machine
+from kvpool.cli.number_range import NumberRange
 from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_table
 from kvpool.cli.simulation.node_options import NODE_OPTIONS, NodeOptions, add_options
 from kvpool.cli.simulation.nodes import print_node_rows, simulate_nodes
@@ -159,7 +160,7 @@ def _print_rows(rows: list[Row], block_bytes: int) -> None:
 @click.option("--tiers", type=click.Choice(TIERS), default=TIERS[0], help="Which tiers there are (default: dram).")
 @click.option(
     "--ssd-ratio",
-    type=click.FloatRange(1.0, 1000.0),
+    type=NumberRange(1.0, 1000.0),
     default=8.0,
     metavar="R",
     help="SSD capacity for each block of DRAM's, with --tiers dram,ssd (default: 8).",

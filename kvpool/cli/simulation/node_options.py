@@ -1,6 +1,5 @@
 """Options of `kvpoolctl simulate --nodes`: how many nodes, which router, what is between them. Main thread of a command."""
 
-import math
 import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from typing import Any
 
 import click
 
+from kvpool.cli.number_range import NumberRange
 from kvpool.cli.simulation.options import SimulateOptions, listed, parse_blocks
 from kvpool.errors import InvalidArgument
 from kvpool.sim.cluster.cell import PUBLISHED, ClusterSettings
@@ -38,7 +38,7 @@ DEFAULTS: dict[str, Any] = {
     "prefill_tokens_per_s": 20_000.0,
     "seed": 0,
 }
-_RATE = click.FloatRange(min=1e-3, max=1e6)
+_RATE = NumberRange(min=1e-3, max=1e6)
 
 
 def _option(name: str, metavar: str | None, text: str, kind: Any = None) -> Callable[..., Any]:
@@ -60,7 +60,7 @@ NODE_OPTIONS = (
     _option("--disk-latency", "D", "Until the first byte of a read"),
     _option("--event-delay", "D", "Until the others know of a change"),
     _option("--peer-index", "SIZE", f"Each node's index of the others' blocks, {ENTRY_BYTES} bytes each"),
-    _option("--prefill-tokens-per-s", "R", "Each node's rate of computing", click.FloatRange(min=1.0, max=1e9)),
+    _option("--prefill-tokens-per-s", "R", "Each node's rate of computing", NumberRange(min=1.0, max=1e9)),
     _option("--seed", "N", "Of the router's choices", click.IntRange(0, SEED_MAX)),
 )
 
@@ -136,7 +136,9 @@ class NodeOptions:
             has_peers=self.has_peers,
             index_entries=self.index_entries,
             event_delay_s=self.event_delay_s,
-            store_blocks=0 if self.store is None else parse_blocks(self.store, unique, wanted.block_bytes),
+            store_blocks=0
+            if self.store is None
+            else parse_blocks(self.store, unique, wanted.block_bytes, option="--store"),
             published=self.published,
             network_bytes_per_s=self.network_bytes_per_s,
             network_latency_s=self.network_latency_s,
@@ -167,14 +169,11 @@ def allow_files(nodes: int) -> None:
 
 
 def _check_pairs(given: Mapping[str, Any]) -> None:
-    """Refuse options that would have no effect, and rates that are no numbers, which click lets through."""
+    """Refuse options that would have no effect."""
     if given["store_publish"] is not None and given["store"] is None:
         raise InvalidArgument("--store-publish goes with --store, expected both or neither")
     if given["peer_index"] is not None and given["peers"] == "off":
         raise InvalidArgument("--peer-index goes with --peers on, expected one of them")
-    for name in ("network_gb_per_s", "disk_gb_per_s", "prefill_tokens_per_s"):
-        if given[name] is not None and math.isnan(given[name]):
-            raise InvalidArgument(f"--{name.replace('_', '-')} is {given[name]}, expected a number")
 
 
 def _nodes(text: str) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ class SimulateOptions:
         return SimulationSettings(path, self.requests, self.tails, self.block_bytes, self.overrides, self.times)
 
 
-def parse_blocks(text: str, unique: int, block_bytes: int) -> int:
+def parse_blocks(text: str, unique: int, block_bytes: int, *, option: str = "--capacity") -> int:
     """Blocks of a capacity: `5%` or `0.05` of the unique ones, `20000` of them, or a size such as `64GiB`.
 
     Raises InvalidArgument.
@@ -44,11 +44,11 @@ def parse_blocks(text: str, unique: int, block_bytes: int) -> int:
             blocks = int(text) if text.isdecimal() else parse_size(text) // block_bytes
     except ValueError as error:  # InvalidArgument is one
         raise InvalidArgument(
-            f"capacity {text!r} is none, expected a share such as 5% or 0.05, a number of blocks, or a size such as 64GiB"
+            f"{option} has {text!r}, expected a share such as 5% or 0.05, a number of blocks, or a size such as 64GiB"
         ) from error
     if not 0 < blocks <= BLOCKS_MAX:
         raise InvalidArgument(
-            f"capacity {text!r} is {blocks} blocks of {format_size(block_bytes)} ({unique} are unique), "
+            f"{option} has {text!r}, {blocks} blocks of {format_size(block_bytes)} ({unique} are unique), "
             f"expected 1 to {BLOCKS_MAX}"
         )
     return blocks
@@ -82,7 +82,7 @@ def ssd_blocks_beside(text: str, blocks: int, unique: int, wanted: SimulateOptio
     """Blocks of the SSD tier beside `blocks` of capacity `text`. Raises InvalidArgument."""
     ssd_blocks = max(1, int(wanted.ssd_ratio * blocks)) if wanted.ssd_ratio else 0
     if wanted.ssd_capacity is not None:
-        ssd_blocks = parse_blocks(wanted.ssd_capacity, unique, wanted.block_bytes)
+        ssd_blocks = parse_blocks(wanted.ssd_capacity, unique, wanted.block_bytes, option="--ssd-capacity")
     if ssd_blocks > BLOCKS_MAX:
         raise InvalidArgument(
             f"the SSD tier has {ssd_blocks} blocks beside {blocks} of capacity {text!r}, expected {BLOCKS_MAX} at most"

@@ -294,11 +294,9 @@ class PeerTier:
         pull.end = lambda: self._end(pull, link, offer.pull, permit)
         address = stream_of(link.member.endpoint, offer.address)
         if offer.chunks and self._settings.is_encrypted and not (address and address.is_encrypted):
-            self._log(pull, logging.WARNING, "would send chunks unencrypted: peer.encrypt is true here, not there")
-            self._refuse(pull, "unencrypted")
+            self._refuse(pull, "unencrypted", "would send chunks unencrypted: peer.encrypt is true here, not there")
         elif offer.chunks and address is None:
-            self._log(pull, logging.WARNING, f"offers chunks at {offer.address}, expected its own host")
-            self._refuse(pull, "foreign")
+            self._refuse(pull, "foreign", f"offers chunks at {offer.address}, expected its own host")
         elif address is None or not offer.chunks:
             self._counts["empty"] += 1
             self._decline(pull, 0)
@@ -343,8 +341,10 @@ class PeerTier:
         if end is not None:
             log.log(level, "peer %s %s%s", pull.node, fault, end)
 
-    def _refuse(self, pull: Pull, fault: str) -> None:
-        """What the node offers is not received."""
+    def _refuse(self, pull: Pull, fault: str, error: str) -> None:
+        """What the node offers is not received: `error` says why."""
+        self._log(pull, logging.WARNING, error)
+        self.nodes.of(pull.node).fail(error)
         pull.is_broken = True
         self._counts[fault] += 1
         self._give_up(pull, 0, Outcome.FAILED, fault)

@@ -172,6 +172,8 @@ class ChildProcess:
             either: set[asyncio.Future[Any]] = {life.served, closing}
             await asyncio.wait(either, timeout=self._kind.start_s, return_when=asyncio.FIRST_COMPLETED)
             closing.cancel()
+            if self._closing.is_set() and not life.served.done():
+                return
             error = life.served.result() if life.served.done() else "it took too long to start"
             if error:
                 self._note_error(error)

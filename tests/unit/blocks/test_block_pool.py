@@ -180,7 +180,9 @@ def test_a_callers_mistakes_raise_and_name_the_value() -> None:
         (lambda: engine.blocks.free("b"), "'b' is not allocated"),
         (lambda: engine.blocks.fork("a", "a"), "'a' is allocated already"),
         (lambda: engine.blocks.rewind("a", 5), "tokens is 5, expected 0..4"),
-        (lambda: engine.blocks.reserve("a", -1), "tokens is -1"),
+        (lambda: engine.blocks.reserve("a", -1), "tokens is -1, expected a number from 0"),
+        (lambda: engine.blocks.allocate("b", [1], salt="tenant"), "salt is str, expected bytes"),  # type: ignore[arg-type]
+        (lambda: engine.blocks.allocate("b", [1], adapter=b"a"), "adapter is bytes, expected str"),  # type: ignore[arg-type]
         (lambda: engine.blocks.computed("a", 0, 5), "0 to 5"),
         (lambda: engine.blocks.buffers(2), "layer is 2, expected 0..1"),
         (lambda: PrefixEngine(0), "num_blocks is 0"),
@@ -189,6 +191,21 @@ def test_a_callers_mistakes_raise_and_name_the_value() -> None:
         with pytest.raises(InvalidArgument, match=words.replace("(", r"\(")):
             call()
     engine.verify()
+
+
+@pytest.mark.parametrize("wait_s", [-0.1, 10.5, float("nan"), "20ms", True])
+def test_a_wait_for_offloads_that_no_call_could_keep_is_refused_at_the_start(wait_s: Any) -> None:
+    with pytest.raises(InvalidArgument, match=f"offload_wait_s is {wait_s!r}, expected seconds from 0 to 10"):
+        BlockPool(
+            layers=1,
+            num_blocks=1,
+            tokens_per_block=1,
+            kv_heads=1,
+            head_dim=1,
+            dtype="uint8",
+            device="cpu",
+            offload_wait_s=wait_s,
+        )
 
 
 def test_a_dtype_that_no_layout_has_is_refused() -> None:

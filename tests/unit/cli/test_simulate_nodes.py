@@ -155,7 +155,7 @@ def test_a_picture_is_drawn(trace: Path, tmp_path: Path) -> None:
         ),
         (("--router", "kv-aware"), "--router goes with --nodes"),
         (("--store-publish", "all"), "--store-publish goes with --nodes"),
-        (("--nodes", "2", "--store", "much"), "capacity 'much' is none, expected a share"),
+        (("--nodes", "2", "--store", "much"), "--store has 'much', expected a share"),
         (("--nodes", "2", "--store-publish", "all"), "--store-publish goes with --store"),
         (("--nodes", "2", "--network-latency", "1"), "--network-latency: '1' is no duration"),
         (("--nodes", "2", "--disk-latency", "soon"), "--disk-latency: 'soon' is no duration"),
@@ -165,7 +165,8 @@ def test_a_picture_is_drawn(trace: Path, tmp_path: Path) -> None:
         (("--nodes", "2", "--peers", "off", "--peer-index", "1MiB"), "--peer-index goes with --peers on"),
         (("--nodes", "2", "--network-gb-per-s", "0"), "Invalid value for '--network-gb-per-s'"),
         (("--nodes", "2", "--seed", "-1"), "Invalid value for '--seed'"),
-        (("--nodes", "2", "--prefill-tokens-per-s", "nan"), "--prefill-tokens-per-s is nan, expected a number"),
+        (("--nodes", "2", "--prefill-tokens-per-s", "nan"), "Invalid value for '--prefill-tokens-per-s': nan"),
+        (("--ssd-ratio", "nan", "--tiers", "dram,ssd"), "Invalid value for '--ssd-ratio': nan is no number"),
     ],
 )
 def test_wrong_options_are_named(

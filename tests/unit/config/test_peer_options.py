@@ -26,6 +26,7 @@ WRONG = {
         "tcp://1.2.3.4:99999",
         "tcp://224.0.0.1:1",
         "tcp://1.2.3.4",
+        "tcp://2001:db8::7:9470",
     ],
     "peer.stream": ["tcp://", "http://127.0.0.1:1", "tcp://127.0.0.1", "on"],
     "peer.name": ["x" * 257, "a\nb", "\x00", "\ud800"],
@@ -218,3 +219,13 @@ def test_a_name_of_spaces_is_none(tmp_path: Path, name: str) -> None:
 def test_members_that_are_none_end_the_start_with_the_options_name(members: str) -> None:
     with pytest.raises(ConfigError, match=r"^peer\.members(,|:)"):
         Fleet(config(*LOCAL, f"peer.members={members}").peer, bytes(32), PeerRoom(), MonotonicClock())
+
+
+def test_an_ipv6_address_without_brackets_is_answered_with_their_form() -> None:
+    with pytest.raises(ConfigError) as refused:
+        config("peer.listen=tcp://2001:db8::7:9470", "peer.stream=tcp://2001:db8::7:9471")
+    assert [text.split(", expected")[0] for text in refused.value.faults] == [
+        "peer.listen is 'tcp://2001:db8::7:9470'",
+        "peer.stream is 'tcp://2001:db8::7:9471'",
+    ]
+    assert all('"tcp://[2001:db8::7]:9470"' in text for text in refused.value.faults)

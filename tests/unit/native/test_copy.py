@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -336,6 +337,18 @@ def test_a_job_keeps_the_engines_arrays_and_ends_with_its_handle(store: Store) -
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_job_holds_no_python_object_that_its_threads_would_have_to_drop(
+    pool: kvpool_native.CopyPool, store: Store
+) -> None:
+    engine = Engine("kv_first", 16)
+    ids = some_ids(4)
+    offsets = save(pool, store, engine, ids)
+    before = sys.getrefcount(store.arena), sys.getrefcount(store.index)
+    job = start_load(pool, store, engine, ids, offsets)
+    assert (sys.getrefcount(store.arena), sys.getrefcount(store.index)) == before
+    assert job.wait(LONG_S)
+
+
 def test_a_forked_child_can_drop_what_it_inherited(store: Store) -> None:
     pool = kvpool_native.CopyPool(2)
     writer, reader = Engine("kv_first", 16), Engine("kv_first", 16, fill=0)

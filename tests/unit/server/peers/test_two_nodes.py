@@ -206,8 +206,9 @@ def test_a_node_that_encrypts_takes_no_plain_chunks() -> None:
         assert await there.pool.save(KEYS) == len(KEYS)
         here.believe(there, KEYS)
         assert await here.pool.load(KEYS) == 0
-        stats = here.pool.pool.measure({}).remote["peer"]
-        assert (stats["peer.pulls_unencrypted"], stats["peer.pulled_chunks"]) == (1, 0)
+        stats, record = here.pool.pool.measure({}).remote["peer"], here.tier.nodes.of(there.name)
+        counted = stats["peer.pulls_unencrypted"], stats["peer.pulled_chunks"], record.failures
+        assert (counted, record.last_error[:29]) == ((1, 0, 1), "would send chunks unencrypted")
         await there.pool.until_moved(lambda: there.offers.stats()["offers"] == 0)
         assert there.offers.stats()["sent_bytes"] == 0
 
@@ -374,9 +375,8 @@ def test_random_requests_on_two_nodes_get_right_bytes_or_none(seed: int) -> None
             else:
                 await one.pool.load(keys, is_patient=chance.random() < 0.8)
             one.pool.assert_sound()
-        nodes = (here, there)
-        await here.pool.until_moved(lambda: sum(node.pool.pool._tiering.holds for node in nodes) == 0)
-        pulled = [int(node.pool.pool.measure({}).remote["peer"]["peer.pulled_chunks"]) for node in nodes]
+        await here.pool.until_moved(lambda: sum(node.pool.pool._tiering.holds for node in (here, there)) == 0)
+        pulled = [int(node.pool.pool.measure({}).remote["peer"]["peer.pulled_chunks"]) for node in (here, there)]
         assert sum(pulled) > 0, "nothing was pulled"
 
     run(act, has_disk=True)
