@@ -20,7 +20,7 @@ from examples.engine.model import SMALL, Shape
 from examples.engine.schedulers import SCHEDULERS
 from examples.engine.workload import GROUP, SHORT, Lengths, make_requests
 from kvpool.cli.machine import describe_machine
-from kvpool.cli.output import print_json, print_line
+from kvpool.cli.output import print_json, print_line, print_table
 
 
 @click.command()
@@ -35,21 +35,29 @@ def main(requests: int, seed: int, blocks: int, quick: bool, as_json: bool) -> N
     workload = make_requests(requests, seed=seed, vocabulary=shape.vocabulary, lengths=lengths)
     machine = {**describe_machine(), "torch": torch.__version__, "threads": torch.get_num_threads(), "seed": seed}
     cells = _measure(Plan(shape, workload, blocks, seed))
+    rows, failures = report.rows_of(cells), report.failures(cells)
+    missed = [] if quick else report.missed_bars(rows)
     if as_json:
-        print_json({"machine": machine, **report.to_json(cells)})
+        print_json({"machine": machine, "cells": rows, "failures": failures, "slower_than_expected": missed})
     else:
+        counts = cells[0].counts
         print_line(", ".join(f"{name} {value}" for name, value in machine.items()))
-        report.show(cells)
-        for missed in () if quick else report.missed_bars(cells):
-            print_line(f"slower than expected: {missed}")
-    sys.exit(1 if report.failures(cells) else 0)
+        title = (
+            f"{requests} requests, {counts.prompt_tokens} prompt tokens, {counts.completion_tokens} completion tokens"
+        )
+        print_table(title, rows, columns_max=len(rows[0]))
+        for line in failures or ["tokens are identical in all cells, and no block leaked"]:
+            print_line(f"FAILED: {line}" if failures else line)
+        for line in missed:
+            print_line(f"slower than expected: {line}")
+    sys.exit(1 if failures else 0)
 
 
 def _measure(plan: Plan) -> list[Cell]:
     cells = []
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="kvpool-engine-") as name, Progress(console=console, transient=True) as bar:
-        task = bar.add_task("", total=len(SCHEDULERS) * len(Cache) * len(plan.requests))
+        task = bar.add_task("", total=len(SCHEDULERS) * len(Cache))
         for scheduler in SCHEDULERS:
             with Daemon(Path(name) / scheduler, dram_capacity="256MiB", ssd_capacity="256MiB") as daemon:
                 for cache in Cache:
@@ -58,7 +66,8 @@ def _measure(plan: Plan) -> list[Cell]:
                         daemon.demote_all()
                         daemon.kill()
                         daemon.start()
-                    cells.append(plan.run(scheduler, cache, str(daemon.socket), lambda: bar.advance(task)))
+                    cells.append(plan.run(scheduler, cache, str(daemon.socket)))
+                    bar.advance(task)
     return cells
 
 

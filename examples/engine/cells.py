@@ -1,6 +1,6 @@
 """Cells of the benchmark: one scheduler with one kind of cache answers the whole workload on a fresh engine."""
 
-from collections.abc import Callable
+from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 from time import perf_counter, sleep
@@ -10,7 +10,7 @@ from demo.node import ProcessFailed
 from examples.engine.attention import TILE
 from examples.engine.engine import Counts, Engine
 from examples.engine.model import Model, Shape
-from examples.engine.schedulers import SCHEDULERS, Queue
+from examples.engine.schedulers import SCHEDULERS
 from examples.engine.workload import Request
 from kvpool.clock import Deadline
 
@@ -21,16 +21,15 @@ CONNECT_TIMEOUT_S = 20.0
 class Cache(Enum):
     """Kinds of cache, with the least factors by which prefill and the whole are to be faster than without any."""
 
-    NONE = ("none", 0.0, 0.0)
+    NONE = ("none", 1.0, 1.0)
     PREFIX = ("prefix cache", 8.0, 1.5)
-    POOL = ("pool", 0.0, 0.0)
-    RESTARTED = ("pool, engine restarted", 6.0, 0.0)
-    KILLED = ("pool, daemon killed", 5.0, 0.0)
+    POOL = ("pool", 1.0, 1.0)
+    RESTARTED = ("pool, engine restarted", 6.0, 1.0)
+    KILLED = ("pool, daemon killed", 5.0, 1.0)
 
-    def __init__(self, label: str, prefill_bar: float, total_bar: float) -> None:
+    def __init__(self, label: str, *bars: float) -> None:
         self.label = label
-        self.prefill_bar = prefill_bar
-        self.total_bar = total_bar
+        self.bars = bars
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +43,6 @@ class Cell:
     answers: dict[int, list[int]]
     problems: list[str]
 
-    @property
-    def total_rate(self) -> float:
-        """Prompt and completion tokens in a second."""
-        return (self.counts.prompt_tokens + self.counts.completion_tokens) / self.elapsed_s
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -59,12 +53,12 @@ class Plan:
     num_blocks: int
     seed: int
 
-    def run(self, scheduler: str, cache: Cache, socket: str, on_end: Callable[[], None]) -> Cell:
+    def run(self, scheduler: str, cache: Cache, socket: str) -> Cell:
         """Measure one cell. An engine is new from its weights on; what it has not saved at the end is saved unmeasured."""
         pool = self._connect(socket) if cache not in (Cache.NONE, Cache.PREFIX) else None
-        engine = Engine(Model(self.shape, self.seed), self.num_blocks, cache is not Cache.NONE, pool)
+        engine = Engine(Model(self.shape, self.seed), self.num_blocks, reuse=cache is not Cache.NONE, pool=pool)
         began = perf_counter()
-        SCHEDULERS[scheduler](engine, Queue(self.requests, on_end))
+        SCHEDULERS[scheduler](engine, deque(self.requests))
         elapsed_s = perf_counter() - began
         problems = engine.close()
         if pool is not None:
@@ -72,7 +66,8 @@ class Plan:
         return Cell(scheduler, cache, elapsed_s, engine.counts, engine.answers, problems)
 
     def _connect(self, socket: str) -> kv.Pool:
-        layout = kv.Layout(**self.shape.kv_shape, dtype="float32", chunk_tokens=CHUNK_TOKENS)
+        layers, heads, dim = self.shape.layers, self.shape.kv_heads, self.shape.head_dim
+        layout = kv.Layout(layers=layers, kv_heads=heads, head_dim=dim, dtype="float32", chunk_tokens=CHUNK_TOKENS)
         pool = kv.connect(socket, model="example-engine", revision=str(self.seed), layout=layout)
         deadline = Deadline(CONNECT_TIMEOUT_S)
         while not pool.connected:

@@ -1,4 +1,4 @@
-"""Engine: a model, its block pool, and the requests that have blocks. A scheduler says who begins, who goes on, who ends.
+"""Engine: a model, its block pool, and the requests that have blocks. A scheduler decides who begins, goes on and ends.
 
 With `reuse` requests share prefixes, and an exact repeat of a prompt reuses the logits that followed it: it runs no forward
 pass. With a `pool` the node's daemon is behind the blocks. A request that begins has room for all of its tokens, so that it
@@ -6,7 +6,7 @@ never waits for others later. One thread.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 
 import torch
@@ -38,7 +38,7 @@ class Running:
     @property
     def is_done(self) -> bool:
         """Whether the answer is complete."""
-        return len(self.answer) >= self.request.answer_tokens
+        return len(self.answer) == self.request.answer_tokens
 
 
 @dataclass(slots=True)
@@ -53,49 +53,47 @@ class Counts:
     reused_logits: int = 0
 
 
-@dataclass(slots=True)
 class Engine:
     """See the module."""
 
-    model: Model
-    num_blocks: int
-    reuse: bool = True
-    pool: kv.Pool | None = None
-    counts: Counts = field(default_factory=Counts)
-    answers: dict[int, list[int]] = field(default_factory=dict)
-    blocks: BlockPool = field(init=False)
-    _pages: list[torch.Tensor] = field(init=False)
-    _logits: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        shape = self.model.shape
+    def __init__(self, model: Model, num_blocks: int, *, reuse: bool = True, pool: kv.Pool | None = None) -> None:
+        shape = model.shape
         self.blocks = BlockPool(
-            **shape.kv_shape,
-            num_blocks=self.num_blocks,
+            layers=shape.layers,
+            num_blocks=num_blocks,
             tokens_per_block=TILE,
-            dtype="float32",
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            dtype=torch.float32,
             device="cpu",
-            pool=self.pool,
+            pool=pool,
         )
+        self.counts = Counts()
+        self.answers: dict[int, list[int]] = {}
+        self._model = model
+        self._reuse = reuse
         self._pages = [self.blocks.buffers(layer) for layer in range(shape.layers)]
+        self._logits: dict[tuple[int, ...], torch.Tensor] = {}  # of the last prompts
 
     def begin(self, request: Request) -> Running | None:
         """Prefill a request and choose its first token; None where there is no room now."""
-        began = perf_counter()
-        prompt = tuple(request.prompt)
-        known = self._logits.get(prompt) if self.reuse else None
+        began, number, prompt = perf_counter(), request.number, tuple(request.prompt)
+        logits = self._logits.get(prompt)
         # Prefixes with different salts are never shared.
-        salt = None if self.reuse else request.number.to_bytes(8, "little")
-        allocation = self.blocks.allocate(request.number, request.prompt, salt=salt, has_logits=known is not None)
+        salt = None if self._reuse else number.to_bytes(8, "little")
+        allocation = self.blocks.allocate(number, request.prompt, salt=salt, has_logits=logits is not None)
         if allocation is None:
             return None
-        if not self.blocks.reserve(request.number, request.answer_tokens - 1):
-            self.blocks.free(request.number)
+        if not self.blocks.reserve(number, request.answer_tokens - 1):
+            self.blocks.free(number)
             return None
-        block_ids = torch.tensor(self.blocks.block_ids(request.number))
-        logits = self._prefill(request, allocation, block_ids, known)
-        self.blocks.computed(request.number, allocation.reused_tokens, len(prompt))
-        if self.reuse:
+        block_ids = torch.tensor(self.blocks.block_ids(number))
+        if logits is None or allocation.settle() < len(prompt):
+            logits = self._prefill(request, allocation, block_ids)
+        else:
+            self.counts.reused_logits += 1
+        self.blocks.computed(number, allocation.reused_tokens, len(prompt))
+        if self._reuse:
             self._logits[prompt] = logits
             if len(self._logits) > LOGITS_MAX:
                 del self._logits[next(iter(self._logits))]
@@ -109,14 +107,13 @@ class Engine:
 
     def decode(self, batch: Sequence[Running]) -> None:
         """One more token for each of these requests."""
-        began = perf_counter()
-        spans = []
+        began, spans = perf_counter(), []
         for running in batch:
             number, start = running.request.number, self.blocks.length(running.request.number)
             if not self.blocks.append(number, running.answer[-1:]):
                 raise NoRoom(f"request {number} has no room that it has reserved")
             spans.append(Span(running.answer[-1:], start, running.block_ids))
-        for running, span, logits in zip(batch, spans, self.model(spans, self._pages), strict=True):
+        for running, span, logits in zip(batch, spans, self._model(spans, self._pages), strict=True):
             self.blocks.computed(running.request.number, span.start, span.end)
             running.answer.append(running.sampler.choose(logits))
         self.counts.completion_tokens += len(batch)
@@ -128,23 +125,15 @@ class Engine:
         self.blocks.free(running.request.number)
 
     def close(self) -> list[str]:
-        """End; what is wrong with the blocks, nothing if all are free and counted rightly. Saves to the node's pool first."""
+        """Save what the node's pool lacks; what is wrong with the blocks: nothing if all are free and counted rightly."""
         self.blocks.close()
         leaked = self.blocks.shape.num_blocks - self.blocks.num_free_blocks
         return self.blocks.verify() + ([f"{leaked} blocks are not free at the end"] if leaked else [])
 
-    def _prefill(
-        self, request: Request, allocation: Allocation, block_ids: torch.Tensor, known: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _prefill(self, request: Request, allocation: Allocation, block_ids: torch.Tensor) -> torch.Tensor:
         def forward(start: int) -> torch.Tensor:
-            if start == len(request.prompt):
-                start = allocation.settle()  # a load may come shorter, and the logits are not enough then
-            if start == len(request.prompt) and known is not None:
-                self.counts.reused_logits += 1
-                return known
-            spans = [Span(request.prompt[start:], start, block_ids)]
-            logits: torch.Tensor = self.model(spans, self._pages)[0]
+            logits: torch.Tensor = self._model([Span(request.prompt[start:], start, block_ids)], self._pages)[0]
             return logits
 
-        with gated(allocation.load, self.model.layers):
+        with gated(allocation.load, self._model.layers):
             return allocation.prefill(forward)

@@ -26,11 +26,6 @@ class Shape:
     head_dim: int = 32
     feed: int = 1024
 
-    @property
-    def kv_shape(self) -> dict[str, int]:
-        """Sizes of its KV, as layouts and block pools take them."""
-        return {"layers": self.layers, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
-
 
 SMALL = Shape(vocabulary=256, width=64, layers=2, heads=4, kv_heads=2, head_dim=16, feed=128)
 
@@ -46,10 +41,9 @@ def normalize(rows: torch.Tensor) -> torch.Tensor:
     return rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + 1e-6)
 
 
-def rotate(rows: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """Rotary positions of [tokens, heads, head_dim]; `angles` [tokens, 1, head_dim / 2]."""
-    one, other = rows.chunk(2, -1)
-    cos, sin = angles.cos(), angles.sin()
+def rotate(rows: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    """Rotary positions of [tokens, heads, head_dim]; `turns` [2, tokens, 1, head_dim / 2]: cosines and sines."""
+    (one, other), (cos, sin) = rows.chunk(2, -1), turns
     return torch.cat([one * cos - other * sin, other * cos + one * sin], -1)
 
 
@@ -66,13 +60,13 @@ class Layer(nn.Module):
         self.down = draw(random, shape.feed, shape.width)
 
     def forward(
-        self, rows: torch.Tensor, angles: torch.Tensor, pages: torch.Tensor, spans: Sequence[Span]
+        self, rows: torch.Tensor, turns: torch.Tensor, pages: torch.Tensor, spans: Sequence[Span]
     ) -> torch.Tensor:
         """`rows`: the spans' tokens one after another, filled up to whole tiles. Writes their KV, then attends."""
         heads, kv_heads, head_dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
         projected = multiply(normalize(rows), self.qkv).view(len(rows), -1, head_dim)
-        queries = rotate(projected[:, :heads], angles) * head_dim**-0.5
-        keys = rotate(projected[:, heads : heads + kv_heads], angles)
+        queries = rotate(projected[:, :heads], turns) * head_dim**-0.5
+        keys = rotate(projected[:, heads : heads + kv_heads], turns)
         keys_values = torch.stack([keys, projected[:, heads + kv_heads :]], 1)
         attended, at = torch.zeros_like(queries), 0
         for span in spans:
@@ -103,9 +97,9 @@ class Model(nn.Module):
         tokens = torch.tensor([token for span in spans for token in span.tokens])
         positions = torch.cat([torch.arange(span.start, span.end) for span in spans])
         angles = filled(positions)[:, None, None] * self.frequencies
-        rows = filled(self.embedding[tokens])
+        turns, rows = torch.stack([angles.cos(), angles.sin()]), filled(self.embedding[tokens])
         for layer, layer_pages in zip(self.layers, pages, strict=True):
-            rows = layer(rows, angles, layer_pages, spans)
+            rows = layer(rows, turns, layer_pages, spans)
         last = torch.tensor([len(span.tokens) for span in spans]).cumsum(0) - 1
         return multiply(filled(normalize(rows)[last]), self.head)[: len(spans)]
 

@@ -1,11 +1,33 @@
-"""Report of the benchmark: a table of its cells, each beside its scheduler's cell without a cache, and the verdict."""
+"""Report of the benchmark: a row for each cell, beside its scheduler's cell without a cache, and the verdict."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from typing import Any
 
 from examples.engine.cells import Cache, Cell
-from kvpool.cli.output import print_line, print_table
+
+
+def rows_of(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Seconds, tokens in a second, and how many times as fast as without a cache: `prefill_x` and `total_x`."""
+    rows = []
+    for cell in cells:
+        counts, base = cell.counts, next(one for one in cells if one.scheduler == cell.scheduler)
+        rows.append(
+            {
+                "scheduler": cell.scheduler,
+                "cache": cell.cache.label,
+                "prefill_s": round(counts.prefill_s, 3),
+                "decode_s": round(counts.decode_s, 3),
+                "elapsed_s": round(cell.elapsed_s, 3),
+                "prompt_per_s": round(counts.prompt_tokens / counts.prefill_s),
+                "completion_per_s": round(counts.completion_tokens / counts.decode_s),
+                "total_per_s": round((counts.prompt_tokens + counts.completion_tokens) / cell.elapsed_s),
+                "prefill_x": round(base.counts.prefill_s / counts.prefill_s, 2),
+                "total_x": round(base.elapsed_s / cell.elapsed_s, 2),
+                "reused_tokens": counts.reused_tokens,
+                "reused_logits": counts.reused_logits,
+            }
+        )
+    return rows
 
 
 def failures(cells: Sequence[Cell]) -> list[str]:
@@ -17,63 +39,12 @@ def failures(cells: Sequence[Cell]) -> list[str]:
     return found
 
 
-def missed_bars(cells: Sequence[Cell]) -> list[str]:
-    """Cells that are not so much faster as they are to be."""
+def missed_bars(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Rows that are not so much faster as they are to be."""
+    caches = {cache.label: cache for cache in Cache}
     return [
-        f"{cell.scheduler}, {cell.cache.label}: {what} {factor:.2f} times as fast, expected {bar:g}"
-        for cell, prefill, total in compared(cells)
-        for what, factor, bar in (("prefill", prefill, cell.cache.prefill_bar), ("total", total, cell.cache.total_bar))
-        if factor < bar
+        f"{row['scheduler']}, {row['cache']}: {column} is {row[column]}, expected {bar:g}"
+        for row in rows
+        for column, bar in zip(("prefill_x", "total_x"), caches[row["cache"]].bars, strict=True)
+        if row[column] < bar
     ]
-
-
-def compared(cells: Sequence[Cell]) -> Iterator[tuple[Cell, float, float]]:
-    """Each cell, and how many times as fast prefill and the whole are as without a cache."""
-    plain = {cell.scheduler: cell for cell in cells if cell.cache is Cache.NONE}
-    for cell in cells:
-        base = plain[cell.scheduler]
-        yield cell, base.counts.prefill_s / cell.counts.prefill_s, cell.total_rate / base.total_rate
-
-
-def show(cells: Sequence[Cell]) -> None:
-    """Print the table, and what is wrong."""
-    rows = [
-        {
-            "scheduler": cell.scheduler,
-            "cache": cell.cache.label,
-            "prefill s": f"{cell.counts.prefill_s:.3f}",
-            "decode s": f"{cell.counts.decode_s:.3f}",
-            "elapsed s": f"{cell.elapsed_s:.3f}",
-            "prompt tok/s": f"{cell.counts.prompt_tokens / cell.counts.prefill_s:.0f}",
-            "completion tok/s": f"{cell.counts.completion_tokens / cell.counts.decode_s:.0f}",
-            "total tok/s": f"{cell.total_rate:.0f}",
-            "prefill ×": f"{prefill:.2f}",
-            "total ×": f"{total:.2f}",
-            "reused tokens": cell.counts.reused_tokens,
-            "reused logits": cell.counts.reused_logits,
-        }
-        for cell, prefill, total in compared(cells)
-    ]
-    counts = cells[0].counts
-    tokens = f"{counts.prompt_tokens} prompt tokens, {counts.completion_tokens} completion tokens"
-    print_table(f"{len(cells[0].answers)} requests, {tokens}", rows, columns_max=len(rows[0]))
-    wrong = failures(cells)
-    for line in wrong or ["tokens are identical in all cells, and no block leaked"]:
-        print_line(f"FAILED: {line}" if wrong else line)
-
-
-def to_json(cells: Sequence[Cell]) -> dict[str, Any]:
-    """All that was measured."""
-    entries = [
-        {
-            "scheduler": cell.scheduler,
-            "cache": cell.cache.label,
-            **asdict(cell.counts),
-            "elapsed_s": cell.elapsed_s,
-            "total_tokens_per_s": cell.total_rate,
-            "prefill_factor": prefill,
-            "total_factor": total,
-        }
-        for cell, prefill, total in compared(cells)
-    ]
-    return {"cells": entries, "failures": failures(cells), "missed_bars": missed_bars(cells)}

@@ -1,10 +1,10 @@
 """Workload: conversations about documents, as many clients of one assistant send them. Derived from a seed.
 
-In a group of 64 requests all have the same instructions of 211 tokens, and each of 12 conversations asks about one of 3
-documents of 517 to 573 tokens, in 4 turns. A turn's prompt has all former questions (19 to 37 tokens) and their answers (20
+In a group of 64 requests all have the same instructions of 211 tokens, and each of 12 conversations asks about one of 2
+documents of 531 and 559 tokens, in 4 turns. A turn's prompt has all former questions (19 to 37 tokens) and their answers (20
 tokens, scripted: what the model answers does not change the prompts). 16 of the requests repeat a former prompt exactly, with
 random numbers of their own. Every turn follows the one before it, every repeat its original; who is next is drawn. Half of
-the requests are greedy. A group has 54,784 prompt tokens, all but 3,910 of them in a common head with a former prompt, and
+the requests are greedy. A group has 54,784 prompt tokens, all but 3,365 of them in a common head with a former prompt, and
 1,024 answer tokens.
 """
 
@@ -13,7 +13,7 @@ from random import Random
 
 CONVERSATIONS, TURNS, REPEATS_A_TURN = 12, 4, 4
 GROUP = (CONVERSATIONS + REPEATS_A_TURN) * TURNS
-QUESTION_OFFSETS = (7, -3, 5, -9)
+QUESTION_OFFSETS = ((7, -3, 5, -9), (-7, 3, -5, 9))
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +21,13 @@ class Lengths:
     """Tokens of the parts of prompts and of answers."""
 
     instructions: int = 211
-    documents: tuple[int, ...] = (545, 517, 573)
+    documents: tuple[int, ...] = (531, 559)
     question: int = 28
     scripted_answer: int = 20
     answers: tuple[int, int, int, int] = (8, 12, 16, 28)
 
 
-SHORT = Lengths(instructions=37, documents=(50, 67, 90), question=14, scripted_answer=9, answers=(2, 3, 4, 7))
+SHORT = Lengths(instructions=37, documents=(50, 67), question=14, scripted_answer=9, answers=(2, 3, 4, 7))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,11 @@ class Request:
     answer_tokens: int
     top_p: float
     seed: int
+
+    @property
+    def positions(self) -> int:
+        """Tokens whose KV it needs: all but the last one of its answer."""
+        return len(self.prompt) + self.answer_tokens - 1
 
 
 def make_requests(count: int, *, seed: int, vocabulary: int, lengths: Lengths) -> list[Request]:
@@ -55,9 +60,9 @@ def make_requests(count: int, *, seed: int, vocabulary: int, lengths: Lengths) -
         coming: list[tuple[float, list[int]]] = []
         for conversation in range(CONVERSATIONS):
             prompt = instructions + documents[conversation % len(documents)]
+            offsets = QUESTION_OFFSETS[conversation % 2]
             for turn in range(TURNS):
-                sign = -1 if conversation % 2 else 1
-                prompt = prompt + tokens(lengths.question + sign * QUESTION_OFFSETS[turn])
+                prompt = prompt + tokens(lengths.question + offsets[turn])
                 coming.append((turn + random.random(), prompt))
                 if conversation // REPEATS_A_TURN == turn % (CONVERSATIONS // REPEATS_A_TURN):
                     coming.append((turn + 1 + random.random(), prompt))

@@ -1,17 +1,19 @@
 """Online scheduler: continuous batching. Between two steps answered requests leave, and waiting ones take their places."""
 
+from collections import deque
+
 from examples.engine.engine import Engine, Running
-from examples.engine.schedulers.queue import Queue
+from examples.engine.schedulers.admission import end_done, fill
+from examples.engine.workload import Request
 
 BATCH = 16
 
 
-def run_online(engine: Engine, queue: Queue) -> None:
+def run_online(engine: Engine, waiting: deque[Request]) -> None:
     """Answer all requests."""
     running: list[Running] = []
-    while queue or running:
-        queue.fill(engine, running, BATCH)
-        queue.end_done(engine, running)
-        if running:
-            engine.decode(running)
-            queue.end_done(engine, running)
+    while waiting or running:
+        end_done(engine, running)
+        fill(engine, waiting, running, BATCH)
+        if unfinished := [one for one in running if not one.is_done]:
+            engine.decode(unfinished)
