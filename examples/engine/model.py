@@ -53,8 +53,7 @@ class Layer(nn.Module):
     def __init__(self, shape: Shape, random: torch.Generator) -> None:
         super().__init__()
         self.shape = shape
-        kv_width = shape.kv_heads * shape.head_dim
-        self.qkv = draw(random, shape.width, shape.heads * shape.head_dim + 2 * kv_width)
+        self.qkv = draw(random, shape.width, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
         self.out = draw(random, shape.heads * shape.head_dim, shape.width)
         self.gate_up = draw(random, shape.width, 2 * shape.feed)
         self.down = draw(random, shape.feed, shape.width)

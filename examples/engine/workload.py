@@ -40,11 +40,6 @@ class Request:
     top_p: float
     seed: int
 
-    @property
-    def positions(self) -> int:
-        """Tokens whose KV it needs: all but the last one of its answer."""
-        return len(self.prompt) + self.answer_tokens - 1
-
 
 def make_requests(count: int, *, seed: int, vocabulary: int, lengths: Lengths) -> list[Request]:
     """Requests in the order in which they come."""

@@ -33,7 +33,7 @@ class Allocation:
 
     @property
     def reused_tokens(self) -> int:
-        """Leading tokens that need no prefill; all of them only where `has_logits` was passed. Falls when a load comes shorter."""
+        """Leading tokens that need no prefill: all of them only with `has_logits`. Falls when a load comes shorter."""
         return self.load.tokens
 
     def wait_layer(self, layer: int) -> bool:
