@@ -12,6 +12,7 @@ pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[t
 
 import torch
 
+import kvpool_client as kv
 from demo.node import Daemon
 from examples.engine import report
 from examples.engine.attention import TILE, Span
@@ -22,7 +23,10 @@ from examples.engine.model import SMALL, Model
 from examples.engine.sampling import Sampler
 from examples.engine.schedulers import SCHEDULERS
 from examples.engine.workload import GROUP, SHORT, Lengths, Request, make_requests
+from tests.rigs.daemon import Daemon as Served
+from tests.rigs.daemon import wait_connected
 
+FOLDER = Path(report.__file__).parent
 pytestmark = pytest.mark.torch
 
 SEED = 3
@@ -146,6 +150,31 @@ def test_a_restarted_engine_and_one_behind_a_killed_daemon_answer_from_the_pool(
         assert (cell.answers, cell.problems) == (plain, [])
     first, *later = (cell.counts.prompt_tokens - cell.counts.reused_tokens for cell in cells)
     assert max(later) < first
+
+
+def test_a_repeat_whose_blocks_were_evicted_comes_whole_from_the_pool(daemon: Served) -> None:
+    layout = kv.Layout(
+        layers=SMALL.layers, kv_heads=SMALL.kv_heads, head_dim=SMALL.head_dim, dtype="float32", chunk_tokens=32
+    )
+    prompt, other = (REQUESTS[number].prompt + REQUESTS[number].prompt[::-1] for number in (0, 1))
+    first = Request(0, prompt[:64], 3, top_p=0.0, seed=0)
+    evicting = Request(1, other[-120:], 3, top_p=0.0, seed=0)
+    again = dataclasses.replace(first, number=2)
+    engines = []
+    for waiting in ([first], [first, evicting, again]):
+        with daemon.connect(layout) as pool:
+            wait_connected(pool)
+            engines.append(Engine(Model(SMALL, SEED), 8, pool=pool))
+            SCHEDULERS["naive"](engines[-1], deque(waiting))
+            assert engines[-1].close() == []
+    before, after = engines
+    assert after.counts.reused_logits == 1
+    assert after.counts.reused_tokens == 32 + 64
+    assert before.answers[0] == after.answers[0] == after.answers[2]
+
+
+def test_the_engine_is_as_small_as_its_page_states() -> None:
+    assert sum(path.read_text().count("\n") for path in FOLDER.rglob("*.py")) <= 700
 
 
 @pytest.mark.slow
