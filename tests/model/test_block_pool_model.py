@@ -40,25 +40,26 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def _remember(self, request: int) -> None:
         self.known.append(self.engine.tokens[request][: self.engine.computed[request]])
 
-    def _longest(self, tokens: list[int], known: list[list[int]]) -> int:
-        """Tokens, but the last one, that one of the known sequences begins with."""
+    def _longest(self, tokens: list[int], known: list[list[int]], *, has_logits: bool) -> int:
+        """Tokens, but the last one where its logits are needed, that one of the known sequences begins with."""
+        limit = len(tokens) - (not has_logits)
 
         def common(other: list[int]) -> int:
-            pairs = zip(tokens[:-1], other, strict=False)
-            shared = min(len(tokens) - 1, len(other))
+            pairs = zip(tokens[:limit], other, strict=False)
+            shared = min(limit, len(other))
             return next((at for at, (one, two) in enumerate(pairs) if one != two), shared)
 
         lengths: list[int] = [common(other) for other in known]
         return max(lengths, default=0)
 
-    @rule(tokens=TOKENS, part=SOME)
-    def allocate(self, tokens: list[int], part: int) -> None:
+    @rule(tokens=TOKENS, part=SOME, has_logits=st.booleans())
+    def allocate(self, tokens: list[int], part: int, has_logits: bool) -> None:
         request, free = self._new(), self.engine.blocks.num_free_blocks
-        allocation = self.engine.start(request, tokens)
+        allocation = self.engine.start(request, tokens, has_logits=has_logits)
         if allocation is None:
             assert free < -(-len(tokens) // 4)
             return
-        assert allocation.reused_tokens <= self._longest(tokens, self.known)
+        assert allocation.reused_tokens <= self._longest(tokens, self.known, has_logits=has_logits)
         if part % 3:
             self.engine.compute(request)
         else:
@@ -122,13 +123,14 @@ class RoomyMachine(BlockPoolMachine):
 
     blocks = 600
 
-    @rule(tokens=TOKENS, part=SOME)
-    def allocate(self, tokens: list[int], part: int) -> None:
+    @rule(tokens=TOKENS, part=SOME, has_logits=st.booleans())
+    def allocate(self, tokens: list[int], part: int, has_logits: bool) -> None:
         request = self._new()
-        allocation = self.engine.start(request, tokens)
+        allocation = self.engine.start(request, tokens, has_logits=has_logits)
         assert allocation is not None
         full = [known[: len(known) // 4 * 4] for known in self.known]
-        assert self._longest(tokens, full) <= allocation.reused_tokens <= self._longest(tokens, self.known)
+        most = self._longest(tokens, self.known, has_logits=has_logits)
+        assert self._longest(tokens, full, has_logits=has_logits) <= allocation.reused_tokens <= most
         self.engine.compute(request)
         self._remember(request)
 

@@ -33,7 +33,7 @@ class Allocation:
 
     @property
     def reused_tokens(self) -> int:
-        """Leading tokens that need no prefill, at most all but one. Falls when a load comes shorter."""
+        """Leading tokens that need no prefill: all of them only with `has_logits`. Falls when a load comes shorter."""
         return self.load.tokens
 
     def wait_layer(self, layer: int) -> bool:

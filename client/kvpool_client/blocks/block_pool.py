@@ -118,11 +118,13 @@ class BlockPool:
         decode_duration_s: float | None = None,
         salt: bytes | None = None,
         adapter: str = "",
+        has_logits: bool = False,
     ) -> Allocation | None:
         """Blocks for a whole prompt, with the longest prefix that is reusable; None where there is no room now.
 
         `retention`, `decode_priority`, `decode_duration_s`: as `Pool.save` takes them. `salt`, `adapter`: prefixes with
-        different ones are never shared.
+        different ones are never shared. `has_logits`: the engine has the logits of this very prompt, so that its last token
+        may be reused too; without them it is left to compute.
         """
         ids = as_tokens(tokens)
         if request_id in self._sequences:
@@ -136,7 +138,7 @@ class BlockPool:
         sequence.extend(ids)
         sequence.prompt_tokens = len(ids)
         self._link.advance()
-        restored = self._begin(sequence)
+        restored = self._begin(sequence, len(ids) if has_logits else len(ids) - 1)
         if restored is None:
             return None
         self._sequences[request_id] = sequence
@@ -271,9 +273,10 @@ class BlockPool:
             raise InvalidArgument(f"request {request_id!r} is not allocated")
         return sequence
 
-    def _begin(self, sequence: Sequence) -> Restored | None:
-        """Give a new sequence its blocks and what can be reused; None, and no block is taken, where there is no room."""
-        size, limit = self._size, sequence.length - 1
+    def _begin(self, sequence: Sequence, limit: int) -> Restored | None:
+        """Give a new sequence its blocks and what can be reused of its first `limit` tokens; None, and no block is taken,
+        where there is no room."""
+        size = self._size
         matched = self._tree.match(sequence.keys(limit // size))
         self._paths.share(sequence, matched)
         held = len(matched) * size

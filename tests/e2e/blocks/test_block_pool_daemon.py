@@ -71,6 +71,19 @@ def test_a_restarted_engine_loads_what_the_first_offloaded(engines: Engines, dae
     assert daemon.problems() == []
 
 
+def test_with_logits_a_prompt_of_whole_chunks_comes_whole_from_the_node(engines: Engines) -> None:
+    prompt = PROMPT[: 5 * CHUNK]
+    first = engines.start()
+    first.run("a", prompt)
+    stop(first)
+    second = engines.start()
+    assert second.run("a", prompt, has_logits=True) == 5 * CHUNK
+    third = engines.start()
+    assert third.run("a", prompt) == 4 * CHUNK
+    second.verify()
+    third.verify()
+
+
 def test_layers_are_waited_for_one_by_one(engines: Engines) -> None:
     first = engines.start()
     first.run("a", PROMPT)

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "tiny_engine.py"
 BLOCK_EXAMPLE = ROOT / "examples" / "block_engine.py"
+ENGINE_EXAMPLE = ROOT / "examples" / "engine"
 PAGE = ROOT / "docs" / "tutorial-engine.md"
 
 
@@ -65,10 +65,10 @@ def test_an_engine_over_a_block_pool_reuses_blocks_and_after_a_restart_chunks(da
 
 
 def test_the_code_on_the_page_is_the_examples() -> None:
-    example = textwrap.dedent(EXAMPLE.read_text()) + textwrap.dedent(BLOCK_EXAMPLE.read_text())
-    lines = [line.strip() for line in example.splitlines()]
+    sources = [EXAMPLE, BLOCK_EXAMPLE, *sorted(ENGINE_EXAMPLE.rglob("*.py"))]
+    lines = [line.strip() for source in sources for line in source.read_text().splitlines()]
     pieces = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(pieces) == 6
+    assert len(pieces) == 9
     for piece in pieces:
         wanted = [line.strip() for line in piece.strip().splitlines()]
         assert any(lines[at : at + len(wanted)] == wanted for at in range(len(lines))), piece

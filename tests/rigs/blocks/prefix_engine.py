@@ -47,7 +47,7 @@ class PrefixEngine:
         if allocation is not None:
             self.tokens[request] = list(tokens)
             self.computed[request] = allocation.settle()
-            assert self.computed[request] < len(tokens)
+            assert self.computed[request] < len(tokens) + bool(options.get("has_logits"))
             self.check(request)
         return allocation
 

@@ -55,6 +55,27 @@ def test_full_blocks_are_shared_and_one_token_is_left_to_compute() -> None:
     engine.verify()
 
 
+@pytest.mark.parametrize("length", [12, 10])
+def test_a_whole_prompt_is_reused_by_an_engine_that_has_its_logits(length: int) -> None:
+    engine = PrefixEngine(12)
+    engine.run("a", prompt(1, length))
+    engine.free("a")
+    assert engine.run("b", prompt(1, length), has_logits=True) == length
+    assert engine.append("b", [7, 7, 7])
+    engine.free("b")
+    assert engine.run("c", prompt(1, length), has_logits=True) == length
+    assert engine.run("d", prompt(1, length)) == length - 1
+    engine.verify()
+
+
+def test_with_logits_an_unknown_end_is_still_left_to_compute() -> None:
+    engine = PrefixEngine(12)
+    engine.run("a", prompt(1, 8))
+    assert engine.run("b", [*prompt(1, 8), 7, 7], has_logits=True) == 8
+    assert engine.run("c", prompt(2, 5), has_logits=True) == 0
+    engine.verify()
+
+
 def test_nothing_is_shared_before_it_is_computed() -> None:
     engine = PrefixEngine(8)
     engine.start("a", prompt(1, 12))
