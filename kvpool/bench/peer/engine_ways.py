@@ -223,10 +223,13 @@ class EngineWays:
         return found, time.perf_counter() - before_s, _cpu_s(everyone) - cpu_s
 
     def _run(self, work: "Coroutine[Any, Any, Value]") -> Value:
+        task = self._loop.create_task(asyncio.wait_for(work, START_S))
         try:
-            return self._loop.run_until_complete(asyncio.wait_for(work, START_S))
+            return self._loop.run_until_complete(task)
         except (asyncio.TimeoutError, ConnectionError) as error:
             raise EngineAbsent(str(error) or f"TransferEngine did not end within {START_S:g} s") from error
+        finally:
+            task.cancel()  # after Ctrl-C it has not ended
 
     async def _start(self) -> None:
         self._transport.start(self._ended.set)
