@@ -12,7 +12,7 @@ namespace {
 constexpr uint64_t BATCH_BYTES_MAX = 1 << 20;
 constexpr uint64_t BATCH_BYTES_MIN = 4096;
 constexpr uint64_t BATCHES_PER_S = 20;
-// Of a chunk one behind the other, where layers are smaller: they land together, with one wake-up of who waits for the chunk.
+// Layers of a chunk that go one behind the other, as many as fit: they land together, with one wake-up of who waits for the chunk.
 constexpr uint64_t GROUP_BYTES = 16 << 10;
 
 }  // namespace
@@ -102,7 +102,8 @@ StreamFault ExtentSender::run(ByteStream& stream) {
   return flush();
 }
 
-// How many layers of a chunk go one behind the other, after layer 0: one where a save is under way, which nobody else waits for.
+// How many layers of a chunk go one behind the other, after layer 0: one where a save is under way, which is followed layer by
+// layer.
 uint32_t ExtentSender::group_layers() const noexcept {
   for (uint32_t chunk = connection_; chunk < plan_->chunks.size(); chunk += plan_->connections) {
     const uint32_t landed = index_->landed_at(plan_->chunks[chunk].slot);
