@@ -158,29 +158,32 @@ class EngineWays:
 
     async def _pull_all(self) -> tuple[list[ChunkEnd], float]:
         begun_s, share = time.perf_counter(), self._chunks // self._streams
-        pulls = [await self._begin(stream * share, share) for stream in range(self._streams)]
+        pulls = dict([await self._begin(stream * share, share) for stream in range(self._streams)])
         first = asyncio.create_task(self._first_layer(begun_s))
         try:
-            ends = await self._ends()
-            for pull in pulls:
-                await _ask(self._owner, END, pull)
+            ends = await self._ends(pulls)
             return ends, await first if all(end.ending is Ending.DONE for end in ends) else 0.0
         finally:
             first.cancel()
 
-    async def _ends(self) -> list[ChunkEnd]:
-        """The ends of all chunks: by the orders' deadlines."""
+    async def _ends(self, pulls: dict[int, int]) -> list[ChunkEnd]:
+        """The ends of all chunks, by the orders' deadlines. `pulls`: the pull of each job, which is released then."""
         ends: list[ChunkEnd] = []
+        left = dict.fromkeys(pulls, self._chunks // self._streams)
         while len(ends) < self._chunks:
             self._ended.clear()
             found = self._transport.completed()
             if not found:
                 await asyncio.wait_for(self._ended.wait(), 2 * LONG_S)
-            ends += found
+            for end in found:
+                ends.append(end)
+                left[end.job] -= 1
+                if not left[end.job]:
+                    await _ask(self._owner, END, pulls[end.job])
         return ends
 
-    async def _begin(self, first: int, count: int) -> int:
-        """Ask for chunks, and have them fetched."""
+    async def _begin(self, first: int, count: int) -> tuple[int, int]:
+        """Ask for chunks, and have them fetched: job and pull."""
         self._pulls += 1
         (checks,) = await _ask(self._owner, BEGIN, self._pulls, first, count)
         offsets, slots, _ = self._target.columns(first, count)
@@ -195,9 +198,10 @@ class EngineWays:
             stall_s=LONG_S,
             timeout_s=LONG_S,
         )
-        if not self._transport.submit(order):
+        job = self._transport.submit(order)
+        if not job:
             raise EngineAbsent(f"{KVPOOL}: a pull was refused")
-        return self._pulls
+        return job, self._pulls
 
     async def _first_layer(self, begun_s: float) -> float:
         """Seconds until the first layer of the first chunk is in its slot, to a look."""
