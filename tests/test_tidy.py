@@ -53,8 +53,8 @@ LAYERS: dict[str, set[str]] = {
     "server": {
         *("config", "protocol", "router_events", "index", "journal", "tiers", "peers", "tiering", "pool", "transfer")
     },
-    "bench": {"config", "protocol", "tiers", "tiering", "pool", "sim"},
-    "cli": {"config", "protocol", "router_events", "server", "sim", "bench"},
+    "bench": {"config", "protocol", "peers", "transfer", "tiers", "tiering", "pool", "sim"},
+    "cli": {"config", "protocol", "router_events", "transfer", "server", "sim", "bench"},
 }
 # Which rooms of the core may include which, from the ground up; bindings, tests, fuzz targets and benchmarks may include all.
 NATIVE_LAYERS: dict[str, set[str]] = {

@@ -21,10 +21,12 @@ Advance = Callable[[int], None]
 
 
 class Report:
-    """Rows as they are measured: printed at once, or collected for the JSON document. Invariant: `rows` holds all of them."""
+    """Rows as they are measured: printed at once, or collected for the JSON document. Invariant: `rows` holds all of them, and
+    `notes` all remarks."""
 
     def __init__(self, options: Options, command: str, out: str | None) -> None:
         self.rows: list[Row] = []
+        self.notes: list[str] = []
         self._is_json = options.is_json
         self._command = command
         self._out = out
@@ -47,6 +49,7 @@ class Report:
 
     def note(self, text: str) -> None:
         """Print a remark that is no figure."""
+        self.notes.append(text)
         click.echo(text, err=self._is_json)
 
     def finish(self) -> None:
@@ -56,6 +59,7 @@ class Report:
             "version": __version__,
             "machine": self._machine,
             "rows": self.rows,
+            "notes": self.notes,
         }
         if self._is_json:
             print_json(document)

@@ -3,8 +3,9 @@
     submit ──a number──► under way ──each chunk once──► DONE | WRONG | FAILED | CANCELLED
                └─0: nothing was started
 
-Layer 0 of all chunks comes first, then layer 1, …; a layer is announced on the landing board when its bytes have their
-checksum. A transport knows neither tiers nor keys: it moves extents that were offered under a ticket. Loop thread only.
+Layer 0 of all chunks comes first, then layer 1, … (of small layers several of each chunk in turn); a layer is announced on the
+landing board when its bytes have their checksum. A transport knows neither tiers nor keys: it moves extents that were offered
+under a ticket. Loop thread only.
 """
 
 from collections.abc import Callable

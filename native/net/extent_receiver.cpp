@@ -197,9 +197,13 @@ StreamFault ExtentReceiver::receive_extent(const StreamMark& mark) {
     land_all();
     end_chunk(mark.chunk, PullStatus::BAD_SOURCE, PullFault::CHECKSUM);
   } else if (is_direct()) {
-    land(mark.chunk, mark.layer, crc);
+    land({mark.chunk, mark.layer, 1}, &crc);
   } else {
-    verified_.push_back({mark.chunk, mark.layer, crc});
+    if (verified_.empty() || verified_.back().chunk != mark.chunk) {
+      verified_.push_back({mark.chunk, mark.layer, 0});
+    }
+    ++verified_.back().count;
+    verified_crcs_.push_back(crc);
   }
   return StreamFault::NONE;
 }
@@ -213,20 +217,22 @@ void ExtentReceiver::land_all() {
     return;
   }
   copy_fence();
-  for (const Verified& one : verified_) {
-    land(one.chunk, one.layer, one.crc);
+  const uint32_t* crcs = verified_crcs_.data();
+  for (const Verified& layers : verified_) {
+    land(layers, crcs);
+    crcs += layers.count;
   }
   verified_.clear();
+  verified_crcs_.clear();
 }
 
-void ExtentReceiver::land(uint32_t index, uint32_t layer, uint32_t crc) {
-  Chunk& chunk = of(index);
-  board_.land(plan_.rows[index].slot, layer, &crc, 1);
-  if (layer == 0) {
-    chunk.first_layer = elapsed();
+void ExtentReceiver::land(const Verified& layers, const uint32_t* crcs) {
+  board_.land(plan_.rows[layers.chunk].slot, layers.first, crcs, layers.count);
+  if (layers.first == 0) {
+    of(layers.chunk).first_layer = elapsed();
   }
-  if (layer + 1 == plan_.layers) {
-    end_chunk(index, PullStatus::DONE, PullFault::NONE);
+  if (layers.first + layers.count == plan_.layers) {
+    end_chunk(layers.chunk, PullStatus::DONE, PullFault::NONE);
   }
 }
 

@@ -12,6 +12,8 @@ namespace {
 constexpr uint64_t BATCH_BYTES_MAX = 1 << 20;
 constexpr uint64_t BATCH_BYTES_MIN = 4096;
 constexpr uint64_t BATCHES_PER_S = 20;
+// Layers of a chunk that go one behind the other, as many as fit: they land together, with one wake-up of who waits for the chunk.
+constexpr uint64_t GROUP_BYTES = 16 << 10;
 
 }  // namespace
 
@@ -86,15 +88,30 @@ ExtentSender::ExtentSender(std::shared_ptr<const OfferPlan> plan, uint32_t conne
 
 StreamFault ExtentSender::run(ByteStream& stream) {
   stream_ = &stream;
-  for (uint32_t layer = 0; layer < plan_->layers; ++layer) {
+  const uint32_t most = group_layers();
+  for (uint32_t first = 0, end = 1; first < plan_->layers; first = end, end = std::min(first + most, plan_->layers)) {
     for (uint32_t chunk = connection_; chunk < plan_->chunks.size(); chunk += plan_->connections) {
-      const StreamFault fault = is_gone_[chunk] ? StreamFault::NONE : send_layer(chunk, layer);
-      if (fault != StreamFault::NONE) {
-        return fault;
+      for (uint32_t layer = first; layer < end && !is_gone_[chunk]; ++layer) {
+        const StreamFault fault = send_layer(chunk, layer);
+        if (fault != StreamFault::NONE) {
+          return fault;
+        }
       }
     }
   }
   return flush();
+}
+
+// How many layers of a chunk go one behind the other, after layer 0: one where a save is under way, which is followed layer by
+// layer.
+uint32_t ExtentSender::group_layers() const noexcept {
+  for (uint32_t chunk = connection_; chunk < plan_->chunks.size(); chunk += plan_->connections) {
+    const uint32_t landed = index_->landed_at(plan_->chunks[chunk].slot);
+    if (landed < plan_->layers || landed == LANDING_FAILED) {
+      return 1;
+    }
+  }
+  return static_cast<uint32_t>(std::max<uint64_t>(1, GROUP_BYTES / plan_->layer_bytes));
 }
 
 // Whether a layer can be sent now. `landed`: the slot's word where it cannot yet.

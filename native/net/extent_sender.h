@@ -1,7 +1,7 @@
 // One connection of an offer: extents on their way from slots of the arena into a stream.
 //
 // What it is: layer 0 of all chunks of the connection, then layer 1, …, each straight from the arena, behind a mark with its
-// checksum. What it is not: a right: the offer's owner holds a lease on the chunks until the offer has ended.
+// checksum; behind layer 0, several small layers of each chunk in turn, so that its puller publishes them at once. What it is not: a right: the offer's owner holds a lease on the chunks until the offer has ended.
 // A slot whose layers are still landing is followed. A chunk that has left its slot, or failed to land, is marked as gone, and the
 // others go on. The generation is read again after a layer's checksum: a chunk that leaves its slot while it is sent has other bytes
 // than its checksum, which the puller finds.
@@ -90,6 +90,7 @@ class ExtentSender {
   static constexpr std::chrono::milliseconds WAITING_PERIOD{100};
 
   enum class Layer { READY, LANDING, GONE };
+  [[nodiscard]] uint32_t group_layers() const noexcept;
   [[nodiscard]] Layer look(uint32_t chunk, uint32_t layer, uint32_t& crc, uint32_t& landed) const;
   [[nodiscard]] StreamFault send_extent(uint32_t chunk, uint32_t layer, uint32_t crc);
   [[nodiscard]] StreamFault send_layer(uint32_t chunk, uint32_t layer);

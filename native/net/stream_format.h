@@ -2,7 +2,8 @@
 //
 //   puller → owner   StreamHello, once; then nothing
 //   owner → puller   StreamMark, behind each of kind EXTENT the bytes of that layer; layer 0 of all chunks of this connection,
-//                    then layer 1, … Chunk i travels on connection i mod `connections`, so that the layers of a chunk come in order.
+//                    then layer 1, …, of small layers several of each chunk in turn. Chunk i travels on connection i mod
+//                    `connections`: the layers of a chunk come in order, which is all that a puller relies on.
 //
 // Fixed layouts, little endian. Both sides take what they receive as untrusted: `read_hello` and `read_mark` accept exactly what
 // `make_hello` and `make_mark` make. The checksum of a mark detects damage; it is no proof of who sent it.

@@ -16,7 +16,8 @@ from kvpool.bench.daemon import MeasuredDaemon, found_daemon, own_daemon
 from kvpool.bench.disk import has_disk
 from kvpool.bench.footprint import bench_footprint, default_capacity
 from kvpool.bench.lookup import bench_lookup
-from kvpool.bench.peer import bench_peer
+from kvpool.bench.peer.engine_ways import EngineChoice
+from kvpool.bench.peer.peer import bench_peer
 from kvpool.bench.replay.client import replay_layout
 from kvpool.bench.replay.replay import (
     QUICK_REQUESTS,
@@ -36,6 +37,7 @@ from kvpool.cli.number_range import NumberRange
 from kvpool.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, EXIT_USAGE, fail
 from kvpool.errors import DaemonUnreachable, InvalidArgument, KVPoolError
 from kvpool.sim.traces import Trace, TraceError
+from kvpool.transfer.child.mooncake import INFINIBAND, has_rdma_devices
 from kvpool.units import parse_size
 
 CAPACITY_BYTES = 2 << 30
@@ -146,16 +148,27 @@ def turns(options: Options, quick: bool, out: str | None) -> None:
 
 
 @bench.command(epilog=_epilog("kvpoolctl bench peer", "kvpoolctl bench peer --quick --json"))
+@click.option(
+    "--rdma-protocol",
+    type=click.Choice(["tcp", "rdma"]),
+    help="Of TransferEngine (default: rdma where the machine has a device for it, else tcp).",
+)
+@click.option("--rdma-devices", default="", metavar="NAMES", help="RDMA devices, with commas between (default: all).")
 @bench_options
-def peer(options: Options, quick: bool, out: str | None) -> None:
-    """Chunks from one node to another, plain and encrypted, against plain sockets: rates, CPU time, the first layer.
+def peer(options: Options, rdma_protocol: str | None, rdma_devices: str, quick: bool, out: str | None) -> None:
+    """Chunks from one node to another by each transport, against plain sockets: rates, CPU time, the first layer.
 
-    Both nodes are in this process and use no daemon; --socket has no meaning here.
+    The stream, plain and encrypted; where Mooncake's TransferEngine is installed, its calls alone and kvpool over it. Both
+    nodes are on this machine and use no daemon; --socket has no meaning here. TransferEngine listens on every address of the
+    host meanwhile.
     """
     if options.socket is not None:
         fail("peer uses no daemon: leave --socket out", EXIT_USAGE)
+    protocol = rdma_protocol or _engine_protocol()
+    if protocol == "rdma" and not has_rdma_devices():
+        fail(f"--rdma-protocol is rdma, and {INFINIBAND} has no device", EXIT_USAGE)
     with _reporting(options, "peer", out) as report:
-        report.measure("peer", PEER_TITLE, lambda advance: bench_peer(quick, advance))
+        _measure_peer(report, EngineChoice(protocol, rdma_devices), is_quick=quick)
 
 
 path_option = click.option(
@@ -273,7 +286,7 @@ def all_kinds(options: Options, traces: tuple[str, ...], quick: bool, out: str |
             size = default_capacity(quick)
             report.measure("footprint", FOOTPRINT_TITLE, lambda advance: bench_footprint(size, quick, advance))
             _measure_ssd(report, is_quick=quick)
-            report.measure("peer", PEER_TITLE, lambda advance: bench_peer(quick, advance))
+            _measure_peer(report, EngineChoice(_engine_protocol()), is_quick=quick)
         else:
             report.note("footprint, ssd and peer are left out: they do not measure the daemon that --socket names")
         if named:
@@ -319,6 +332,17 @@ def _measure_ssd(report: Report, *, is_quick: bool) -> None:
         bench_ssd(None, parse_total(None, is_quick=is_quick), is_quick, report.measure)
     else:
         report.note("ssd is left out: the user's folders are in memory; name a disk by bench ssd --path FOLDER")
+
+
+def _measure_peer(report: Report, choice: EngineChoice, *, is_quick: bool) -> None:
+    notes: list[str] = []
+    report.measure("peer", PEER_TITLE, lambda advance: bench_peer(is_quick, advance, choice, notes))
+    for note in notes:
+        report.note(note)
+
+
+def _engine_protocol() -> str:
+    return "rdma" if has_rdma_devices() else "tcp"
 
 
 def _measure_replay(report: Report, traces: Sequence[Trace], asked: ReplayOptions) -> None:

@@ -1,7 +1,7 @@
 """Mooncake's libraries in a child process: the protocol they use, and what to do where they are missing.
 
-Imported by child processes alone. The libraries choose a protocol by what the machine has; their argument `protocol` does not
-(measured on 0.3.13). The environment does, if it is set before the first use.
+The libraries are imported in child processes alone. They choose a protocol by what the machine has; their argument `protocol`
+does not (measured on 0.3.13). The environment does, if it is set before the first use.
 """
 
 import importlib
@@ -24,10 +24,15 @@ def choose_protocol(protocol: str, option: str) -> None:
         os.environ.pop("MC_FORCE_HCA", None)
         os.environ["MC_FORCE_TCP"] = "1"
         return
-    if not INFINIBAND.is_dir() or not any(INFINIBAND.iterdir()):
+    if not has_rdma_devices():
         raise ConnectionError(f"{option} is 'rdma' and {INFINIBAND} has no device: the library would use TCP silently")
     os.environ.pop("MC_FORCE_TCP", None)
     os.environ["MC_FORCE_HCA"] = "1"
+
+
+def has_rdma_devices() -> bool:
+    """Whether this machine has any."""
+    return INFINIBAND.is_dir() and any(INFINIBAND.iterdir())
 
 
 def import_library(name: str, extra: str) -> Any:

@@ -26,10 +26,10 @@ _REFUSED_IDS = (0, (1 << 64) - 1, -1)
 
 
 class TransferEngineClient:
-    """See `child.ReadClient`."""
+    """See `child.ReadClient`. `library`: its own object, with the memory registered."""
 
     def __init__(self, engine: Any, memory: mmap.mmap, facts: Mapping[str, Any]) -> None:
-        self._engine = engine
+        self.library = engine
         self._base: int = facts["base"]
         self._size = len(memory)
         self.facts = facts
@@ -38,17 +38,17 @@ class TransferEngineClient:
         """See `ReadClient`."""
         if offset < 0 or size <= 0 or offset + size > self._size:
             return 0
-        number: int = self._engine.batch_transfer_async_read(server, [self._base + offset], [address], [size])
+        number: int = self.library.batch_transfer_async_read(server, [self._base + offset], [address], [size])
         return 0 if number in _REFUSED_IDS else number
 
     def look(self, number: int) -> int:
         """See `ReadClient`."""
-        code: int = self._engine.transfer_check_status(number)
+        code: int = self.library.transfer_check_status(number)
         return code if code in (1, -1) else 0  # one that has timed out in the library may still write: it has not ended
 
     def close(self) -> None:
         """See `ReadClient`."""
-        self._engine.unregister_memory(self._base)
+        self.library.unregister_memory(self._base)
 
 
 def connect_engine(settings: Mapping[str, Any], memory: mmap.mmap) -> TransferEngineClient:

@@ -140,16 +140,26 @@ class ServedParts:
         elif not self._can_be(offered, stage):
             answer(r.Refused(r.RefusalCode.PROTOCOL, "a part that there cannot be"))
         else:
-            for part in np.frombuffer(stage.ended, "<u4"):
-                if int(part) in offered.parts:
-                    self._engine.give(offered.parts.pop(int(part)))
+            for part in np.frombuffer(stage.ended, "<u4").tolist():
+                if part in offered.parts:
+                    self._engine.give(offered.parts.pop(part))
+                elif part in offered.tasks:
+                    offered.tasks[part].cancel()  # given up before it was served: nobody would end it again
             task = asyncio.get_running_loop().create_task(self._stage(offered, stage, answer))
             offered.tasks[stage.part] = task
-            task.add_done_callback(lambda _: offered.tasks.pop(stage.part))
+            task.add_done_callback(lambda task: self._end(offered, stage, task, answer))
 
     def close(self) -> None:
         """Wait for the copies. Any thread; no offer is left."""
         self._threads.shutdown()
+
+    def _end(self, offered: _Offered, stage: r.Stage, task: "asyncio.Task[None]", answer: Answer) -> None:
+        del offered.tasks[stage.part]
+        if task.cancelled():
+            answer(self._none(stage))
+
+    def _none(self, stage: r.Stage) -> r.Staged:
+        return r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, 0, b"", b"")
 
     def _can_be(self, offered: _Offered, stage: r.Stage) -> bool:
         """Whether there can be such a part: each number has one range at most."""
@@ -163,7 +173,7 @@ class ServedParts:
         rows = await self._wait_for_rows(offered, stage.first, most, deadline) if most else None
         taken = await self._wait_for_room(len(rows.checks) * size, offered.peer, deadline) if rows else None
         if rows is None or taken is None:
-            answer(r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, 0, b"", b""))
+            answer(self._none(stage))
             return
         copying = asyncio.get_running_loop().run_in_executor(self._threads, self._copy, rows, taken)
         try:

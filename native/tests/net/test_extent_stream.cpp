@@ -66,6 +66,47 @@ TEST(pulled_chunks_have_their_bytes_and_land_layer_by_layer) {
   }
 }
 
+TEST(small_layers_go_in_groups_behind_the_first_once_all_have_landed) {
+  Pair pair(2, 7, 5000);
+  using Order = std::vector<std::pair<uint32_t, uint32_t>>;  // chunk, layer
+  // The order of all layers on their way; after the first one something happens.
+  const auto sent = [&](uint8_t ticket, const std::function<void()>& after_first) {
+    EXPECT(pair.offer(ticket, 1) != 0);
+    const RawSocket puller(pair.server.port());
+    EXPECT(puller.send(make_hello(ticket_of(ticket), 0, 1)));
+    Order order;
+    StreamMark mark{};
+    while (order.size() < 14 && puller.receive(&mark, sizeof(mark))) {
+      std::vector<uint8_t> layer(mark.bytes);
+      EXPECT(puller.receive(layer.data(), layer.size()));
+      if (mark.kind == MarkKind::EXTENT) {
+        EXPECT(crc32c(0, layer.data(), layer.size()) == pair.owner.crc(mark.chunk, mark.layer));
+        order.emplace_back(mark.chunk, mark.layer);
+      }
+      if (order.size() == 1) {
+        after_first();
+      }
+    }
+    return order;
+  };
+  const Order groups{{0, 0}, {1, 0}, {0, 1}, {0, 2}, {0, 3}, {1, 1}, {1, 2}, {1, 3}, {0, 4}, {0, 5}, {0, 6}, {1, 4}, {1, 5}, {1, 6}};
+  EXPECT(sent(1, [] {}) == groups);
+  // Layers of a save under way are followed: who waits for them needs those of all chunks alike.
+  pair.owner.begin_promotion(1);
+  Order by_layer;
+  for (uint32_t layer = 0; layer < 7; ++layer) {
+    by_layer.insert(by_layer.end(), {{0, layer}, {1, layer}});
+  }
+  bool has_landed = false;
+  const auto land_all = [&] {
+    for (uint32_t layer = 0; layer < 7 && !has_landed; ++layer) {
+      pair.owner.land(1, layer);
+    }
+    has_landed = true;
+  };
+  EXPECT(sent(2, land_all) == by_layer);
+}
+
 TEST(a_wrong_ticket_gets_nothing_and_harms_no_other) {
   Pair pair(2, 2, 1000);
   EXPECT(pair.offer(1, 1) != 0);

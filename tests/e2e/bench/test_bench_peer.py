@@ -1,30 +1,78 @@
 """`bench peer`: each size, number of streams and way has a row with its floor, and every byte is compared."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 import kvpool_native
-from kvpool.bench.peer import ENCRYPTED, QUICK_SIZES, SOCKET, STREAM, STREAMS
+from kvpool.bench.peer.engine_ways import ENGINE_WAYS, KVPOOL
+from kvpool.bench.peer.peer import ENCRYPTED, QUICK_SIZES, SOCKET, STREAM, STREAMS
+from kvpool.transfer.child.mooncake import has_rdma_devices
+from tests.rigs.transfer.engine_daemons import needs_engine
+
+OWN_WAYS = (SOCKET, STREAM, ENCRYPTED) if kvpool_native.HAS_TLS else (SOCKET, STREAM)
 
 
-def run(*options: str) -> "subprocess.CompletedProcess[str]":
+def run(*options: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120.0, check=False, env={**os.environ, **environment}
+    )
 
 
-def test_each_way_has_a_row_with_its_floor() -> None:
-    finished = run("--json", "bench", "peer", "--quick")
-    assert finished.returncode == 0, finished.stderr
-    rows = json.loads(finished.stdout)["rows"]
-    ways = [SOCKET, STREAM, ENCRYPTED] if kvpool_native.HAS_TLS else [SOCKET, STREAM]
+def _without_engine(directory: Path) -> dict[str, str]:
+    """An environment in which the package cannot be imported, whether it is installed or not."""
+    (directory / "mooncake").mkdir()
+    (directory / "mooncake" / "__init__.py").write_text("raise ImportError('kept away by a test')\n")
+    return {"PYTHONPATH": f"{directory}:{os.environ.get('PYTHONPATH', '')}"}
+
+
+def _assert_shape(rows: list[dict[str, Any]], ways: tuple[str, ...]) -> None:
     expected = [(streams, size, way) for streams in STREAMS for size in QUICK_SIZES for way in ways]
     assert [(row["streams"], row["chunk"], row["way"]) for row in rows] == expected
     for row in rows:
         assert row["gb_per_s"] > 0
         assert row["memcpy_gb_per_s"] > 0
         assert row["cpu_seconds_per_gb"] > 0
-        assert row["ratio"] == 1 if row["way"] == SOCKET else row["first_layer_us"] > 0
+        assert row["ratio"] == 1 if row["way"] == SOCKET else row["ratio"] > 0
+        assert (row["first_layer_us"] is not None) == (row["way"] in (STREAM, ENCRYPTED, KVPOOL))
+        assert (row["ratio_bar"] is not None) == (row["way"] == STREAM)
+
+
+def test_without_the_package_each_other_way_has_a_row_and_one_line_says_why(tmp_path: Path) -> None:
+    finished = run("--json", "bench", "peer", "--quick", "--rdma-protocol", "tcp", **_without_engine(tmp_path))
+    assert finished.returncode == 0, finished.stderr
+    document = json.loads(finished.stdout)
+    _assert_shape(document["rows"], OWN_WAYS)
+    (note,) = document["notes"]
+    assert note.startswith(
+        "rows of TransferEngine are absent: mooncake.engine cannot be imported (kept away by a test)"
+    )
+    assert "install kvpool[rdma]" in note
+    assert finished.stderr.strip() == note
+
+
+@needs_engine
+def test_with_the_package_its_ways_have_rows_and_its_output_goes_nowhere() -> None:
+    finished = run("--json", "bench", "peer", "--quick", "--rdma-protocol", "tcp")
+    assert finished.returncode == 0, finished.stderr
+    document = json.loads(finished.stdout)
+    assert document["notes"] == []
+    _assert_shape(document["rows"], (*OWN_WAYS, *ENGINE_WAYS))
+    assert finished.stderr.strip() == ""
+
+
+def test_rdma_without_a_device_is_refused_in_words() -> None:
+    if has_rdma_devices():
+        pytest.skip("this machine has RDMA")
+    finished = run("bench", "peer", "--rdma-protocol", "rdma")
+    assert finished.returncode == 2
+    assert "--rdma-protocol is rdma, and /sys/class/infiniband has no device" in finished.stderr
 
 
 def test_a_daemon_is_not_what_it_measures() -> None:

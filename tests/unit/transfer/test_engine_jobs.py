@@ -314,6 +314,44 @@ async def test_a_part_has_one_range_and_an_offer_that_is_over_has_none(tmp_path:
         assert isinstance(answers[-1], r.Refused)
 
 
+async def test_a_part_that_was_given_up_before_it_was_served_takes_no_room(tmp_path: Path) -> None:
+    """Several pulls of a node share its room: a part may still wait for it when its puller no longer does."""
+    async with engine_pair(tmp_path) as pair:
+        parts, engine = pair.owner.parts, pair.owner.engine
+        rows = engine.part_bytes(LAYER_BYTES) // LAYER_BYTES
+        fitting = engine.layer_bytes_max // (rows * LAYER_BYTES)
+        answers: dict[int, r.Staged | r.Refused] = {}
+
+        def stage(part: int, *ended: int, count: int = rows) -> None:
+            def answer(found: r.Staged | r.Refused) -> bool:
+                answers[part] = found
+                return True
+
+            over = b"".join(one.to_bytes(4, "little") for one in ended)
+            parts.serve(1, r.Stage(7, part, over, 0, count, "tcp", 20_000), answer)
+
+        def served(part: int) -> bool:
+            found = answers[part]
+            return isinstance(found, r.Staged) and bool(found.gone)
+
+        for part in range(fitting):
+            stage(part)
+        await until(lambda: len(answers) == fitting, "the room is full")
+        given_up, last = fitting, fitting + 1
+        stage(given_up)
+        await asyncio.sleep(0)
+        assert given_up not in answers
+        stage(last, given_up, 0)
+        await until(lambda: last in answers, "there is room again")
+        assert not served(given_up)
+        assert served(last)
+        stage(last + 1, *range(1, fitting), last, count=0)
+        held = [engine.take(Half.SERVED, engine.layer_bytes_max, name) for name in ("a", "b")]
+        for one in held:
+            assert one is not None
+            engine.give(one)
+
+
 async def test_nodes_without_the_protocol_are_not_asked_again_for_a_while(tmp_path: Path) -> None:
     async with engine_pair(tmp_path) as pair:
         order = pair.order()

@@ -1,0 +1,1 @@
+"""`bench peer`: chunks from node to node, by each transport."""

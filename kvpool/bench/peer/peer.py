@@ -1,0 +1,233 @@
+"""`bench peer`: chunks from one node to another by each transport, against plain sockets.
+
+    socket             the same bytes from the same memory into the same memory, without marks or checksums
+    stream, encrypted  kvpool's own, of which both nodes are in this process, with threads of the native core
+    TransferEngine     calls of the library alone, and kvpool over it, in processes of their own (`engine_ways`)
+
+All go over loopback, with as many connections, threads or pulls at once as the row says; CPU time is of both sides. A round
+takes memcpy, the socket, and every other way in turn, so that disturbances of the machine affect all equally; a ratio is to the
+socket of the same round. The first round warms page tables and connections and is not counted. The target is overwritten before
+each pull and compared with the source after it, outside the measured time.
+
+The time to the first layer counts from the call to the first layer of the first chunk, landed and verified.
+
+TransferEngine is an optional package: where it is missing, or fails, its rows are absent and a note has the reason.
+"""
+
+import os
+import select
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import kvpool_native
+from kvpool.bench.measure import median, spread, timed_s, timed_with_cpu_s
+from kvpool.bench.peer.engine_ways import KVPOOL, EngineAbsent, EngineChoice, EngineWays
+from kvpool.bench.peer.node import HOST, JOBS_MAX, LAYERS, LONG_S, THREADS, Node
+from kvpool.bench.peer.plain_socket import send_plain
+from kvpool.errors import KVPoolError
+
+SIZES = {"64 KiB": 64 << 10, "0.5 MiB": 512 << 10, "2 MiB": 2 << 20, "8 MiB": 8 << 20, "32 MiB": 32 << 20}
+QUICK_SIZES = ("64 KiB", "2 MiB")
+STREAMS = (1, 2)
+TOTAL_BYTES = 256 << 20
+QUICK_BYTES = 4 << 20
+ROUNDS = 7
+QUICK_ROUNDS = 2
+RATIO_BAR = 0.9
+CPU_BAR = 0.6
+SOCKET, STREAM, ENCRYPTED = "socket", "stream", "encrypted stream"
+
+# Sends all chunks once: seconds, CPU seconds of both sides, and microseconds to the first layer.
+Way = Callable[[str], tuple[float, float, float]]
+
+
+@dataclass(slots=True)
+class _Rounds:
+    """Results of one way over the counted rounds. Invariant: every list has one entry for each of them."""
+
+    rate: list[float] = field(default_factory=list)
+    ratio: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    first_layer_us: list[float] = field(default_factory=list)
+
+    def add(self, gigabytes: float, *, seconds: float, plain_s: float, cpu_s: float, first_us: float) -> None:
+        """Of one round. `plain_s`: of the socket."""
+        self.rate.append(gigabytes / seconds)
+        self.ratio.append(plain_s / seconds)
+        self.cpu.append(cpu_s / gigabytes)
+        self.first_layer_us.append(first_us)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Rounds to measure. `advance`: called after each. `notes`: takes why there are no rows of a way."""
+
+    rounds: int
+    notes: list[str]
+    advance: Callable[[], None]
+
+
+class _Setting:
+    """Two nodes with chunks of one size, the servers of one and the queue of the other."""
+
+    def __init__(self, chunk_bytes: int, streams: int, total: int) -> None:
+        self.chunk_bytes, self.streams = chunk_bytes, streams
+        self.chunks = max(streams, total // chunk_bytes)
+        self.owner, self.puller = Node(self.chunks, chunk_bytes), Node(self.chunks, chunk_bytes)
+        self.owner.fill()
+        ways = [STREAM, ENCRYPTED] if kvpool_native.HAS_TLS else [STREAM]
+        self.servers = {way: self.owner.serve(is_encrypted=way == ENCRYPTED) for way in ways}
+        self.queue = kvpool_native.PullQueue(self.puller.arena, self.puller.index, THREADS, JOBS_MAX)
+
+    def ways(self) -> dict[str, Way]:
+        """How the bytes can go; the floor is the first."""
+        return {SOCKET: lambda _: (*self.send_plain(), 0.0), **dict.fromkeys(self.servers, self.pull)}
+
+    @property
+    def gigabytes(self) -> float:
+        """Of one round."""
+        return self.chunks * self.chunk_bytes / 1e9
+
+    def close(self) -> None:
+        """End all threads."""
+        for server in self.servers.values():
+            server.stop(LONG_S)
+        self.queue.stop(LONG_S)
+
+    def pull(self, way: str) -> tuple[float, float, float]:
+        """Seconds, CPU seconds, and microseconds to the first layer of one pull of all chunks."""
+        self.puller.renew()
+        ends: list[kvpool_native.PullOutcome] = []
+        seconds, cpu_s = timed_with_cpu_s(lambda: self._pull(way, ends))
+        failed = {end.fault for end in ends if end.fault}
+        if failed:
+            raise KVPoolError(f"a pull over the {way} failed: {', '.join(sorted(failed))}")
+        pairs = zip(self.owner.chunks(), self.puller.chunks(), strict=True)
+        if not all(np.array_equal(sent, received) for sent, received in pairs):
+            raise KVPoolError(
+                f"wrong bytes: chunks of {self.chunk_bytes} bytes came over the {way} other than they were sent"
+            )
+        first = next(end for end in ends if end.chunk == 0)
+        return seconds, cpu_s, first.waited_us + first.first_layer_us
+
+    def _pull(self, way: str, ends: list[kvpool_native.PullOutcome]) -> None:
+        server, ticket, slots = self.servers[way], os.urandom(32), self.owner.slots
+        columns, layer_bytes = (slots.offsets, slots.slots, slots.generations), self.chunk_bytes // LAYERS
+        checks = server.checks(self.owner.view, *columns, layers=LAYERS, layer_bytes=layer_bytes)
+        offer, _ = server.offer(
+            ticket,
+            self.owner.view,
+            *columns,
+            layers=LAYERS,
+            layer_bytes=layer_bytes,
+            connections=self.streams,
+            peer=1,
+            timeout_s=LONG_S,
+        )
+        job = self.queue.pull(
+            HOST,
+            server.port,
+            ticket,
+            self.puller.view,
+            self.puller.slots.offsets,
+            self.puller.slots.slots,
+            layers=LAYERS,
+            layer_bytes=layer_bytes,
+            connections=self.streams,
+            stall_s=LONG_S,
+            timeout_s=LONG_S,
+            checks=checks,
+            encrypted=way == ENCRYPTED,
+        )
+        if not offer or not job:
+            raise KVPoolError(f"a pull over the {way} was refused")
+        while len(ends) < self.chunks:
+            select.select([self.queue], [], [], LONG_S)
+            ends += self.queue.take_outcomes()
+        while not server.completed():
+            select.select([server], [], [], LONG_S)
+
+    def send_plain(self) -> tuple[float, float]:
+        """Seconds and CPU seconds of as many bytes over plain sockets, made within the time."""
+        source, target, size = (
+            self.owner.arena.view().data,
+            self.puller.arena.view().data,
+            self.chunks * self.chunk_bytes,
+        )
+        return timed_with_cpu_s(lambda: send_plain(source, target, size=size, streams=self.streams))
+
+
+def bench_peer(
+    is_quick: bool, advance: Callable[[int], None], choice: EngineChoice, notes: list[str]
+) -> list[dict[str, Any]]:
+    """A row for each size of chunks, number of streams, and way. `notes` gets why there are none of a way."""
+    rounds = QUICK_ROUNDS if is_quick else ROUNDS
+    sizes = QUICK_SIZES if is_quick else tuple(SIZES)
+    steps = len(sizes) * len(STREAMS) * rounds
+    rows, is_absent = [], False
+    for streams in STREAMS:
+        for name in sizes:
+            with ExitStack() as stack:
+                setting = _Setting(SIZES[name], streams, QUICK_BYTES if is_quick else TOTAL_BYTES)
+                stack.callback(setting.close)
+                ways = setting.ways()
+                if not is_absent:
+                    try:
+                        engine = EngineWays(choice, setting.owner, setting.puller, streams=streams)
+                        stack.callback(engine.close)
+                        ways |= dict.fromkeys(engine.ways, engine.pull)
+                    except EngineAbsent as absent:
+                        notes.append(f"rows of TransferEngine are absent: {absent}")
+                        is_absent = True
+                rows += _measure(setting, name, ways, _Run(rounds, notes, lambda: advance(steps)))
+    return rows
+
+
+def _measure(setting: _Setting, name: str, ways: dict[str, Way], run: _Run) -> list[dict[str, Any]]:
+    results = {way: _Rounds() for way in ways}
+    flat = np.ones(setting.chunks * setting.chunk_bytes, np.uint8)
+    copy = np.zeros_like(flat)
+    memcpy = []
+    for number in range(run.rounds):
+        floor_s = timed_s(lambda: kvpool_native.copy_plain(copy, flat))
+        plain_s = 0.0
+        for way in list(results):
+            try:
+                seconds, cpu_s, first_us = ways[way](way)
+            except EngineAbsent as absent:
+                run.notes.append(f"rows of {way}, {name}, {setting.streams} at once are absent: {absent}")
+                del results[way]
+                continue
+            plain_s = plain_s or seconds
+            if number:
+                results[way].add(setting.gigabytes, seconds=seconds, plain_s=plain_s, cpu_s=cpu_s, first_us=first_us)
+        if number:
+            memcpy.append(setting.gigabytes / floor_s)
+        run.advance()
+    return [_row(setting, name, way, found, memcpy=memcpy) for way, found in results.items()]
+
+
+def _row(setting: _Setting, name: str, way: str, results: _Rounds, *, memcpy: list[float]) -> dict[str, Any]:
+    is_stream, has_layers = way == STREAM, way in (STREAM, ENCRYPTED, KVPOOL)
+    return {
+        "chunk": name,
+        "chunks": setting.chunks,
+        "streams": setting.streams,
+        "way": way,
+        "rounds": len(results.rate),
+        "memcpy_gb_per_s": round(median(memcpy), 2),
+        "gb_per_s": round(median(results.rate), 2),
+        "spread_gb_per_s": spread(results.rate),
+        "ratio": round(median(results.ratio), 2),
+        "ratio_spread": spread(results.ratio),
+        "ratio_bar": RATIO_BAR if is_stream else None,
+        "cpu_seconds_per_gb": round(median(results.cpu), 3),
+        "cpu_spread": spread(results.cpu),
+        "cpu_bar": CPU_BAR if is_stream else None,
+        "first_layer_us": round(median(results.first_layer_us)) if has_layers else None,
+        "first_layer_spread_us": spread(results.first_layer_us, 0) if has_layers else [0, 0],
+    }

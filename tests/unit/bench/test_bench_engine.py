@@ -1,0 +1,84 @@
+"""kvpool over TransferEngine in `bench peer`, with a scripted library: it needs no package."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvpool.bench.peer.engine_ways import KVPOOL, EngineAbsent, EngineChoice, EngineWays
+from kvpool.bench.peer.node import LAYERS, Node
+from kvpool.bench.peer.peer import QUICK_SIZES, STREAMS, bench_peer
+from tests.rigs.transfer.engine_pair import SCRIPTED
+from tests.rigs.transfer.scripted_engine import Script
+
+CHUNKS, CHUNK_BYTES = 6, LAYERS * 4096
+
+
+def _choice(directory: Path, script: Script) -> EngineChoice:
+    (directory / "script").mkdir()
+    script.write(directory / "script")
+    return EngineChoice("tcp", str(directory / "script"), SCRIPTED, has_library=False)
+
+
+@contextmanager
+def _ways(choice: EngineChoice, streams: int) -> Iterator[tuple[EngineWays, Node, Node]]:
+    source, target = Node(CHUNKS, CHUNK_BYTES), Node(CHUNKS, CHUNK_BYTES)
+    source.fill()
+    made = EngineWays(choice, source, target, streams=streams)
+    try:
+        yield made, source, target
+    finally:
+        made.close()
+
+
+def _children() -> set[int]:
+    """Processes that this one has started and not waited for."""
+    lists = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return {int(one) for path in lists for one in path.read_text().split()}
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_pull_brings_every_byte_and_counts_time_of_all_processes(tmp_path: Path, streams: int) -> None:
+    before = _children()
+    with _ways(_choice(tmp_path, Script()), streams) as (ways, source, target):
+        for _ in range(2):
+            seconds, cpu_s, first_us = ways.pull(KVPOOL)
+            assert 0 < first_us <= seconds * 1e6
+            assert cpu_s > 0
+            pairs = zip(source.chunks(), target.chunks(), strict=True)
+            assert all(np.array_equal(sent, received) for sent, received in pairs)
+        assert len(_children() - before) == 2
+    assert _children() == before
+
+
+def test_a_read_that_never_ends_is_late_and_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool.bench.peer.engine_ways.LONG_S", 2.0)
+    before = _children()
+    with (
+        _ways(_choice(tmp_path, Script(is_stuck=True)), 1) as (ways, _, _),
+        pytest.raises(EngineAbsent, match="kvpool over TransferEngine failed: late"),
+    ):
+        ways.pull(KVPOOL)
+    assert _children() == before
+
+
+def test_a_library_that_cannot_begin_is_absent_with_its_reason(tmp_path: Path) -> None:
+    before = _children()
+    with (
+        pytest.raises(EngineAbsent, match="no port is free"),
+        _ways(_choice(tmp_path, Script(refusal="no port is free")), 1),
+    ):
+        pass
+    assert _children() == before
+
+
+def test_a_way_that_fails_has_no_rows_and_the_others_have_theirs(tmp_path: Path) -> None:
+    notes: list[str] = []
+    rows = bench_peer(True, lambda _: None, _choice(tmp_path, Script(fails=True)), notes)
+    assert {row["way"] for row in rows} >= {"socket", "stream"}
+    assert KVPOOL not in {row["way"] for row in rows}
+    assert len(notes) == len(QUICK_SIZES) * len(STREAMS)
+    assert notes[0] == (f"rows of {KVPOOL}, 64 KiB, 1 at once are absent: kvpool over TransferEngine failed: broken")
