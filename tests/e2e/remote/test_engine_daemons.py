@@ -113,6 +113,24 @@ def test_an_end_of_a_process_is_survived_and_the_stream_goes_on_meanwhile(tmp_pa
         until(lambda: struck.stats()["peer.rdma.process_starts"] == 2, "it was started again")
 
 
+@pytest.mark.skipif(PROTOCOL != "rdma", reason="over TCP the owner's process sends the bytes")
+def test_a_read_by_rdma_needs_nothing_of_the_owners_process(tmp_path: Path) -> None:
+    """The device reads its memory, over the connection that was made before."""
+    with engine_daemons(tmp_path) as (owner, here), owner.connect() as there, here.connect() as pool:
+        connected(owner, here)
+        keys = chain_of(pool, SMALL, CHUNKS)
+        store(there, keys)
+        announced(pool, keys)
+        child = child_of(owner)
+        os.kill(child, signal.SIGSTOP)
+        try:
+            assert load(pool, keys, SMALL).reason == "complete"
+        finally:
+            os.kill(child, signal.SIGCONT)
+        assert here.stats()["peer.rdma.pulls"] == 1
+
+
+@pytest.mark.skipif(PROTOCOL == "rdma", reason="an RDMA read needs nothing of the owner's process")
 def test_a_process_that_hangs_is_a_miss_in_time(tmp_path: Path) -> None:
     options = {"here__peer__stall_timeout": "300ms", "here__peer__pull_timeout": "1s"}
     with engine_daemons(tmp_path, **options) as (owner, here), owner.connect() as there, here.connect() as pool:
