@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 import kvpool_native
+from kvpool.peers.control.link import PeerLink
 from kvpool.transfer.coming_turns import ComingTurns
 from kvpool.transfer.transport import Capabilities, ChunkEnd, Ending, Order
 
@@ -43,6 +44,9 @@ class StreamTransport:
         has_ended = await loop.run_in_executor(None, self._queue.stop, STOP_TIMEOUT_S)
         self._on_completed()
         return has_ended
+
+    def meet(self, node: str, link: PeerLink) -> None:
+        """See `Transport`. Each offer has connections of its own."""
 
     async def accepts(self, order: Order) -> bool:
         """See `Transport`. Every offer names a stream; one of chunks that are on their way waits for its turn."""

@@ -100,6 +100,10 @@ class Transport(Protocol):
         """End everything; the remaining chunks end as CANCELLED. False where a thread is left that may still write to slots."""
         ...
 
+    def meet(self, node: str, link: PeerLink) -> None:
+        """A node can be asked. What has to be set up before its chunks can come is set up in the background."""
+        ...
+
     async def accepts(self, order: Order) -> bool:
         """Whether this order can come this way now. May ask the node, with a deadline."""
         ...

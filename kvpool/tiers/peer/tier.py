@@ -161,6 +161,9 @@ class PeerTier:
         if record is not None and record.life != life:
             record.life = life
             record.breaker.reset()
+        if (link := self._link_of(node)) is not None:
+            for transport in self._transports:
+                transport.meet(node, link)
 
     def find(self, namespace: Namespace, keys: KeyColumn, first: int) -> RemoteRun:
         """See `RemoteTier`."""

@@ -43,7 +43,7 @@ RENEWAL_S = 60.0
 SERVERS_MAX = 4096
 # For a node that has kept the library from all others.
 BLAMED_S = 600.0
-COUNTED = ("pulls", "refused", "read_bytes", "served_bytes", "failed_reads", "late_reads")
+COUNTED = ("connections", "pulls", "refused", "read_bytes", "served_bytes", "failed_reads", "late_reads")
 BACK_OFF = BackOffSettings(first_s=0.5, most_s=30.0)
 
 
@@ -152,6 +152,11 @@ class Engine:
         """Where others read a range."""
         return int(self.process.facts["base"]) + taken.offset
 
+    @property
+    def served_address(self) -> int:
+        """Where the half begins that others read."""
+        return int(self.process.facts["base"]) + self._half_bytes
+
     def take(self, half: Half, size: int, peer: str) -> BounceRange | None:
         """A range for a node; None where there is no room for it now, or nothing is served."""
         memory = self.process.memory
@@ -224,7 +229,6 @@ class Engine:
                 self._blame(into.peer)
             is_done = codes == [0]
             self.counts["failed_reads"] += not is_done
-            self.counts["read_bytes"] += size * is_done
             if not ended.done():
                 ended.set_result(ReadEnd.DONE if is_done else ReadEnd.FAILED)
 

@@ -14,6 +14,8 @@ import kvpool_native
 from kvpool.clock import Clock, Deadline
 from kvpool.peers.asking import STAGES, Asking
 from kvpool.peers.control import records as r
+from kvpool.peers.control.link import PeerLink
+from kvpool.transfer.engine.connector import Connector
 from kvpool.transfer.engine.engine import Engine
 from kvpool.transfer.engine.job import EngineJob, PartFailed, Surroundings, ask_stage
 from kvpool.transfer.transport import Capabilities, ChunkEnd, Order
@@ -56,6 +58,7 @@ class EngineTransport:
             clock,
             report=self._report,
         )
+        self._connector = Connector(engine, self._around.asking, self._note_connection)
         self._running: dict[int, asyncio.Task[None]] = {}
         self._numbers = 0
         self._ended: list[ChunkEnd] = []
@@ -80,6 +83,7 @@ class EngineTransport:
     async def close(self) -> bool:
         """See `Transport`."""
         self._is_closed = True
+        await self._connector.close()
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
@@ -91,6 +95,10 @@ class EngineTransport:
         self._on_completed()
         return has_ended and not left
 
+    def meet(self, node: str, link: PeerLink) -> None:
+        """See `Transport`."""
+        self._connector.meet(node, link)
+
     async def accepts(self, order: Order) -> bool:
         """See `Transport`."""
         life = order.link.life
@@ -99,6 +107,8 @@ class EngineTransport:
         if life is None or life.version < r.STAGE_VERSION or not is_fit or not self._engine.is_serving:
             return False
         if self._engine.blames(order.node) or (refused is not None and not refused.has_passed()):
+            return False
+        if self._connector.is_connecting(order.node):
             return False
         if self._accepted.get(order.node) == life.incarnation:
             return True
@@ -148,6 +158,12 @@ class EngineTransport:
         del self._running[job.number]
         if job.fault in PATH_FAULTS:
             self._refuse(job.order.node, job.fault)
+
+    def _note_connection(self, node: str, life: bytes, is_connected: bool) -> None:
+        if is_connected:
+            _remember(self._accepted, node, life)
+        else:
+            self._refuse(node, "broken")
 
     def _refuse(self, node: str, fault: str) -> None:
         """A node is not asked for a while."""

@@ -9,7 +9,6 @@ for again. Loop thread only, but for the copies.
 """
 
 import asyncio
-import ipaddress
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from kvpool.errors import KVPoolError, Refused
 from kvpool.peers.asking import Asking
 from kvpool.peers.control import records as r
 from kvpool.transfer.engine.engine import BounceRange, Engine, Half, ReadEnd
+from kvpool.transfer.stream_address import stream_of
 from kvpool.transfer.transport import ChunkEnd, Ending, Order
 
 PARTS_AHEAD = 3
@@ -150,12 +150,13 @@ class EngineJob:
     async def _read(self, staged: r.Staged, into: BounceRange, deadline: Deadline) -> None:
         """Read what was staged. Raises PartFailed."""
         engine, size = self._around.engine, len(staged.gone) * self.order.layer_bytes
-        check_server(self.order, staged, engine)
+        check_server(self.order.node, self.order.link.member.endpoint, staged, engine)
         timeout_s = min(self.order.stall_s + size / LEAST_BYTES_PER_S, deadline.remaining_s())
         end = await engine.read(into, staged.server, staged.address, size=size, timeout_s=timeout_s)
         if end is not ReadEnd.DONE:
             fault = "late" if end is ReadEnd.LATE else "broken"
             raise PartFailed(fault, f"{staged.server} cannot be read: {end.name}")
+        engine.counts["read_bytes"] += size
 
     async def _room(self, size: int, deadline: Deadline) -> BounceRange:
         engine = self._around.engine
@@ -237,17 +238,12 @@ async def ask_stage(asking: Asking, order: Order, stage: r.Stage, deadline: Dead
     return staged
 
 
-def check_server(order: Order, staged: r.Staged, engine: Engine) -> None:
-    """Raises PartFailed for a server that is not the owner's own, or that stands for a former life."""
-    host = staged.server.rpartition(":")[0].strip("[]")
-    try:
-        is_own = ipaddress.ip_address(host) == ipaddress.ip_address(order.address.host)
-    except ValueError:
-        is_own = False
-    if not is_own:
-        raise PartFailed("foreign", f"{order.node} names TransferEngine at {staged.server}, expected its own host")
+def check_server(node: str, endpoint: str, staged: r.Staged, engine: Engine) -> None:
+    """Raises PartFailed for a server that is not at the node's own endpoint, or that stands for a former life."""
+    if stream_of(endpoint, f"tcp://{staged.server}") is None:
+        raise PartFailed("foreign", f"{node} names TransferEngine at {staged.server}, expected its own host")
     if not engine.knows(staged.server, staged.life):
-        raise PartFailed("stale", f"{staged.server} stood for a former life of {order.node}")
+        raise PartFailed("stale", f"{staged.server} stood for a former life of {node}")
 
 
 async def _end_all(window: "deque[asyncio.Task[_Part]]", engine: Engine) -> None:

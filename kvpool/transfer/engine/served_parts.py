@@ -135,6 +135,9 @@ class ServedParts:
             here = protocol if self._engine.is_serving else "none that runs"
             text = f"TransferEngine of this node uses {here}, the puller's {stage.protocol}"
             answer(r.Refused(r.RefusalCode.TRANSPORT, text))
+        elif offered is None and not stage.rows:
+            where = self._engine.served_address  # for a read that makes a connection
+            answer(r.Staged(stage.pull, stage.part, self._engine.server, self._engine.life, where, b"", b""))
         elif offered is None:
             answer(r.Refused(r.RefusalCode.FAILED, "the pull has no chunks here, or has ended"))
         elif not self._can_be(offered, stage):

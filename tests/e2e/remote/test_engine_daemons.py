@@ -16,6 +16,7 @@ from tests.rigs.transfer.engine_daemons import (
     PATIENCE,
     PROTOCOL,
     child_of,
+    connected,
     engine_daemons,
     load,
     needs_engine,
@@ -42,7 +43,7 @@ def announced(pool: kv.Pool, keys: kv.KeyChain) -> None:
 
 def test_what_one_has_stored_comes_by_transfer_engine(tmp_path: Path) -> None:
     with engine_daemons(tmp_path) as (owner, here), owner.connect() as there, here.connect() as pool:
-        serving(owner, here)
+        connected(owner, here)
         keys = chain_of(pool, SMALL, CHUNKS)
         assert store(there, keys).stored == CHUNKS
         announced(pool, keys)
@@ -57,7 +58,7 @@ def test_what_one_has_stored_comes_by_transfer_engine(tmp_path: Path) -> None:
 
 def test_layer_0_of_all_chunks_is_there_long_before_the_rest(tmp_path: Path) -> None:
     with engine_daemons(tmp_path, **SLOW) as (owner, here), owner.connect(LARGE) as there, here.connect(LARGE) as pool:
-        serving(owner, here)
+        connected(owner, here)
         keys = chain_of(pool, LARGE, LARGE_CHUNKS)
         store(there, keys)
         announced(pool, keys)
@@ -76,7 +77,7 @@ def test_layer_0_of_all_chunks_is_there_long_before_the_rest(tmp_path: Path) -> 
 def test_an_owner_that_is_killed_in_mid_transfer_is_a_miss_and_its_next_life_is_a_hit(tmp_path: Path) -> None:
     """Its next life has the region elsewhere: what was known of the former one is stale."""
     with engine_daemons(tmp_path, **SLOW) as (owner, here), here.connect(LARGE) as pool:
-        serving(owner, here)
+        connected(owner, here)
         keys = chain_of(pool, LARGE, LARGE_CHUNKS)
         with owner.connect(LARGE) as there:
             store(there, keys)
@@ -102,7 +103,7 @@ def test_an_owner_that_is_killed_in_mid_transfer_is_a_miss_and_its_next_life_is_
 @pytest.mark.parametrize("whose", ["owner", "here"])
 def test_an_end_of_a_process_is_survived_and_the_stream_goes_on_meanwhile(tmp_path: Path, whose: str) -> None:
     with engine_daemons(tmp_path) as (owner, here), owner.connect() as there, here.connect() as pool:
-        serving(owner, here)
+        connected(owner, here)
         struck = owner if whose == "owner" else here
         os.kill(child_of(struck), signal.SIGABRT)
         keys = chain_of(pool, SMALL, CHUNKS)
@@ -112,10 +113,28 @@ def test_an_end_of_a_process_is_survived_and_the_stream_goes_on_meanwhile(tmp_pa
         until(lambda: struck.stats()["peer.rdma.process_starts"] == 2, "it was started again")
 
 
+@pytest.mark.skipif(PROTOCOL != "rdma", reason="over TCP the owner's process sends the bytes")
+def test_a_read_by_rdma_needs_nothing_of_the_owners_process(tmp_path: Path) -> None:
+    """The device reads its memory, over the connection that was made before."""
+    with engine_daemons(tmp_path) as (owner, here), owner.connect() as there, here.connect() as pool:
+        connected(owner, here)
+        keys = chain_of(pool, SMALL, CHUNKS)
+        store(there, keys)
+        announced(pool, keys)
+        child = child_of(owner)
+        os.kill(child, signal.SIGSTOP)
+        try:
+            assert load(pool, keys, SMALL).reason == "complete"
+        finally:
+            os.kill(child, signal.SIGCONT)
+        assert here.stats()["peer.rdma.pulls"] == 1
+
+
+@pytest.mark.skipif(PROTOCOL == "rdma", reason="an RDMA read needs nothing of the owner's process")
 def test_a_process_that_hangs_is_a_miss_in_time(tmp_path: Path) -> None:
     options = {"here__peer__stall_timeout": "300ms", "here__peer__pull_timeout": "1s"}
     with engine_daemons(tmp_path, **options) as (owner, here), owner.connect() as there, here.connect() as pool:
-        serving(owner, here)
+        connected(owner, here)
         keys = chain_of(pool, SMALL, CHUNKS)
         store(there, keys)
         announced(pool, keys)
@@ -154,7 +173,7 @@ def test_what_a_stranger_writes_meanwhile_is_never_served(tmp_path: Path) -> Non
         here.connect() as pool,
         stranger() as another,
     ):
-        serving(owner, here)
+        connected(owner, here)
         half = 4 << 20
         another.begin(str(owner.info()["peer_rdma_server"]), half, half, 1_000_000)
         seeds = iter(range(1, 1000))
@@ -175,7 +194,7 @@ def test_what_a_stranger_writes_meanwhile_is_never_served(tmp_path: Path) -> Non
 
 def test_layers_of_a_save_are_followed(tmp_path: Path) -> None:
     with engine_daemons(tmp_path) as (owner, here), owner.connect() as there, here.connect() as pool:
-        serving(owner, here)
+        connected(owner, here)
         keys = chain_of(pool, SMALL, CHUNKS)
         with there.save(keys, from_=payload_of(keys, SMALL)) as save:
             for layer in range(SMALL.layers):

@@ -89,6 +89,12 @@ def serving(*daemons: Daemon) -> None:
         until(lambda daemon=daemon: daemon.stats().get("peer.rdma.serving") == 1, "TransferEngine serves")  # type: ignore[misc]
 
 
+def connected(owner: Daemon, here: Daemon) -> None:
+    """Wait until both serve, and `here` has connected to the owner."""
+    serving(owner, here)
+    until(lambda: here.stats()["peer.rdma.connections"] > 0, "it is connected")
+
+
 def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
     """Until the condition holds, as long as it takes with this protocol."""
     wait_until(condition, what, timeout_s * PATIENCE)

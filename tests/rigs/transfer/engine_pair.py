@@ -16,6 +16,7 @@ from kvpool.peers.back_off import BackOffSettings
 from kvpool.peers.control import records as r
 from kvpool.peers.control.identity import PeerLife
 from kvpool.peers.control.link import PeerLink
+from kvpool.peers.members.member import Member
 from kvpool.transfer.engine.engine import COMMAND, Engine, EngineSettings
 from kvpool.transfer.engine.engine_transport import EngineTransport
 from kvpool.transfer.engine.served_parts import OfferedChunks, ServedParts
@@ -27,6 +28,7 @@ from tests.unit.native.test_directory import LAYERS
 from tests.unit.transfer.test_streams import LAYER_BYTES, LONG_S, Node
 
 SCRIPTED = (sys.executable, "-m", "tests.rigs.transfer.scripted_engine")
+MEMBER = Member(f"tcp://{f'[{HOST}]' if ':' in HOST else HOST}:9", b"", "owner")
 OFFER = 1
 PULL = 7
 
@@ -46,7 +48,14 @@ class Link:
     parts: ServedParts
     change: Callable[[r.Staged], r.Staged | None] = lambda staged: staged
     asked: list[r.Stage] = field(default_factory=list)
+    member: Member = MEMBER
+    pulls: int = PULL
     life: PeerLife = field(default_factory=lambda: PeerLife("owner", bytes(16), "", is_new=False, version=2))
+
+    def next_pull(self) -> int:
+        """See `PeerLink`."""
+        self.pulls += 1
+        return self.pulls
 
     def request(self, stage: r.Stage, timeout_s: float) -> "asyncio.Future[Any]":
         """See `PeerLink`."""
@@ -62,7 +71,7 @@ class Link:
                 answered.set_result(changed)
             return True
 
-        self.parts.serve(OFFER, stage, answer)
+        self.parts.serve(OFFER if stage.pull == PULL else None, stage, answer)
         return answered
 
 
