@@ -118,7 +118,7 @@ class Asking:
         self,
         link: PeerLink,
         node: str,
-        request: r.Pull | r.Stage,
+        request: r.Pull | r.Stage | r.AskNear,
         answer_s: float,
         *,
         asker: Asker | None = None,
