@@ -1,8 +1,9 @@
-"""`bench peer`: chunks from one node to another over the stream, plain and encrypted, against plain sockets.
+"""`bench peer`: chunks from one node to another, over the stream, plain and encrypted, and out of its shared memory, against
+plain sockets.
 
 Both nodes are in this process, with threads of the native core, and reach one another over loopback: its CPU time is of both
 sides. The plain socket sends the same bytes from the same memory into the same memory, over as many connections and without
-marks or checksums. A round takes memcpy, the socket, the stream and the encrypted stream in turn, so that disturbances of the
+marks or checksums. A round takes memcpy, the socket, the streams and shared memory in turn, so that disturbances of the
 machine affect all equally; a ratio is to the socket of the same round. The first round warms page tables and is not counted.
 The target is overwritten before each pull and compared with the source after it, outside the measured time.
 
@@ -41,7 +42,7 @@ JOBS_MAX = 4
 # Of one system call of the plain socket.
 PIECE_BYTES = 1 << 20
 LONG_S = 60.0
-SOCKET, STREAM, ENCRYPTED = "socket", "stream", "encrypted stream"
+SOCKET, STREAM, ENCRYPTED, SHARED = "socket", "stream", "encrypted stream", "shared memory"
 
 
 class _Node:
@@ -113,6 +114,14 @@ class _Setting:
         ways = [STREAM, ENCRYPTED] if kvpool_native.HAS_TLS else [STREAM]
         self.servers = {way: self._serve(encrypted=way == ENCRYPTED) for way in ways}
         self.queue = kvpool_native.PullQueue(self.puller.arena, self.puller.index, THREADS, JOBS_MAX)
+        self.near = kvpool_native.NearQueue(self.puller.arena, self.puller.index, THREADS, JOBS_MAX)
+        # As another process maps it: with page tables of its own.
+        mapped = [
+            kvpool_native.Mapping.attach(one.fd, one.size, writable=False)
+            for one in (self.owner.arena, self.owner.index)
+        ]
+        self.memory = kvpool_native.NearMemory(*mapped)
+        self.ways = (*ways, SHARED)
 
     def _serve(self, *, encrypted: bool) -> kvpool_native.ExtentServer:
         return kvpool_native.ExtentServer(
@@ -139,12 +148,14 @@ class _Setting:
         for server in self.servers.values():
             server.stop(LONG_S)
         self.queue.stop(LONG_S)
+        self.near.stop(LONG_S)
 
     def pull(self, way: str) -> tuple[float, float, float]:
         """Seconds, CPU seconds, and microseconds to the first layer of one pull of all chunks."""
         self.puller.renew()
         ends: list[kvpool_native.PullOutcome] = []
-        seconds, cpu_s = timed_with_cpu_s(lambda: self._pull(way, ends))
+        pull = self._copy if way == SHARED else lambda into: self._pull(way, into)
+        seconds, cpu_s = timed_with_cpu_s(lambda: pull(ends))
         failed = {end.fault for end in ends if end.fault}
         if failed:
             raise KVPoolError(f"a pull over the {way} failed: {', '.join(sorted(failed))}")
@@ -192,6 +203,28 @@ class _Setting:
             ends += self.queue.take_outcomes()
         while not server.completed():
             select.select([server], [], [], LONG_S)
+
+    def _copy(self, ends: list[kvpool_native.PullOutcome]) -> None:
+        there, here, layer_bytes = self.owner.slots, self.puller.slots, self.chunk_bytes // LAYERS
+        columns = (there.offsets, there.slots, there.generations)
+        checks = self.servers[STREAM].checks(self.owner.view, *columns, layers=LAYERS, layer_bytes=layer_bytes)
+        job = self.near.pull(
+            self.memory,
+            *columns,
+            self.puller.view,
+            here.offsets,
+            here.slots,
+            layers=LAYERS,
+            layer_bytes=layer_bytes,
+            checks=checks,
+            parts=self.streams,
+            timeout_s=LONG_S,
+        )
+        if not job:
+            raise KVPoolError(f"a pull over the {SHARED} was refused")
+        while len(ends) < self.chunks:
+            select.select([self.near], [], [], LONG_S)
+            ends += self.near.take_outcomes()
 
     def send_plain(self) -> tuple[float, float]:
         """Seconds and CPU seconds of as many bytes over plain sockets, made within the time."""
@@ -247,14 +280,14 @@ def bench_peer(is_quick: bool, advance: Callable[[int], None]) -> list[dict[str,
 
 
 def _measure(setting: _Setting, name: str, rounds: int, advance: Callable[[], None]) -> list[dict[str, Any]]:
-    ways = {way: _Rounds() for way in (SOCKET, *setting.servers)}
+    ways = {way: _Rounds() for way in (SOCKET, *setting.ways)}
     flat = np.ones(setting.chunks * setting.chunk_bytes, np.uint8)
     copy = np.zeros_like(flat)
     memcpy = []
     for number in range(rounds):
         floor_s = timed_s(lambda: kvpool_native.copy_plain(copy, flat))
         plain_s, plain_cpu_s = setting.send_plain()
-        measured = {SOCKET: (plain_s, plain_cpu_s, 0.0)} | {way: setting.pull(way) for way in setting.servers}
+        measured = {SOCKET: (plain_s, plain_cpu_s, 0.0)} | {way: setting.pull(way) for way in setting.ways}
         if number:
             memcpy.append(setting.gigabytes / floor_s)
             for way, (seconds, cpu_s, first_us) in measured.items():

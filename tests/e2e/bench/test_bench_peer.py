@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import kvpool_native
-from kvpool.bench.peer import ENCRYPTED, QUICK_SIZES, SOCKET, STREAM, STREAMS
+from kvpool.bench.peer import ENCRYPTED, QUICK_SIZES, SHARED, SOCKET, STREAM, STREAMS
 
 
 def run(*options: str) -> "subprocess.CompletedProcess[str]":
@@ -17,7 +17,7 @@ def test_each_way_has_a_row_with_its_floor() -> None:
     finished = run("--json", "bench", "peer", "--quick")
     assert finished.returncode == 0, finished.stderr
     rows = json.loads(finished.stdout)["rows"]
-    ways = [SOCKET, STREAM, ENCRYPTED] if kvpool_native.HAS_TLS else [SOCKET, STREAM]
+    ways = [SOCKET, STREAM, *([ENCRYPTED] if kvpool_native.HAS_TLS else []), SHARED]
     expected = [(streams, size, way) for streams in STREAMS for size in QUICK_SIZES for way in ways]
     assert [(row["streams"], row["chunk"], row["way"]) for row in rows] == expected
     for row in rows:

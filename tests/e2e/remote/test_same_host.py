@@ -16,9 +16,10 @@ from kvpool.config.curve_keys import make_key_pair, write_key_file
 from kvpool.errors import Refused
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
+from tests.e2e.remote.test_followed_saves import announce_all_but_the_last
 from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import SMALL, Daemon, wait_until
-from tests.rigs.payload import assert_right_bytes, store, tokens_of
+from tests.rigs.payload import assert_right_bytes, payload_of, store, tokens_of
 from tests.rigs.transfer.impostor import Impostor, peer_hello
 
 CHUNKS = 40
@@ -56,6 +57,11 @@ def pulls(here: Daemon) -> tuple[int, int]:
     """By shared memory, and by the stream."""
     stats = here.stats()
     return int(stats["peer.shm.pulls"]), int(stats["peer.tcp.pulls"])
+
+
+def load_later(owner: Daemon, pool: kv.Pool) -> int:
+    """Load another chain, which the owner has whole."""
+    return load(pool, saved(owner, pool, seed=99))
 
 
 def test_what_one_has_stored_is_copied_out_of_its_memory(tmp_path: Path) -> None:
@@ -102,6 +108,25 @@ def test_an_owner_that_encrypts_is_read_by_shared_memory_too(tmp_path: Path) -> 
     with near_daemons(tmp_path, **options) as (owner, here), here.connect() as pool:
         assert load(pool, saved(owner, pool)) == CHUNKS
         assert pulls(here) == (1, 0)
+
+
+def test_chunks_that_are_still_being_saved_come_over_the_stream(tmp_path: Path) -> None:
+    with near_daemons(tmp_path) as (owner, here), owner.connect() as there, here.connect() as pool:
+        keys = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
+        with there.save(keys, from_=payload_of(keys, SMALL)) as save:
+            announce_all_but_the_last(save)
+            wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the save has been reported")
+            with pool.acquire(pool.lookup(keys)) as lease:
+                into = np.zeros((CHUNKS, SMALL.chunk_bytes), np.uint8)
+                load = pool.load(lease, into=into)
+                assert load.wait_layer(0, 20.0)
+                assert pulls(here) == (0, 1)
+                assert save.commit() is not None
+                result = load.wait()
+        assert_right_bytes(keys, SMALL, result, into)
+        assert owner.stats()["peer.asked.near"] == 0
+        assert load_later(owner, pool) == CHUNKS
+        assert pulls(here) == (1, 1), "what is whole is copied out of its memory"
 
 
 @pytest.mark.parametrize(
