@@ -80,6 +80,8 @@ class Fleet:
         self._is_closed = False
         self._socket = os.path.abspath(socket)
         self._host = host_tag() if config.uses_shared_memory else None
+        if config.uses_shared_memory and self._host is None:
+            log.warning("chunks of daemons on this host come over the stream: the kernel gives no boot id")
         self._engine = Engine(engine_settings(config), self._random) if config.uses_rdma else None
         self.chunks = RemoteChunks(max(1, config.index // BYTES_PER_PAIR), os.urandom(INCARNATION_BYTES))
 
