@@ -1,6 +1,7 @@
 """Two daemons on one host: chunks are copied out of the other's memory, and what is wrong with that is the stream or a miss."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
@@ -151,14 +152,15 @@ def test_the_stream_is_used_where_a_node_is_configured_so(tmp_path: Path, option
 
 def test_an_owner_that_is_killed_in_mid_transfer_is_no_wrong_byte_and_its_memory_is_let_go(tmp_path: Path) -> None:
     with near_daemons(tmp_path, **ROOM) as (owner, here), here.connect(LARGE) as pool:
-        first = saved(owner, pool, seed=2, chunks=1)
-        assert load(pool, first) == 1
         keys = saved(owner, pool, chunks=LARGE_CHUNKS)
         into = np.zeros((LARGE_CHUNKS, LARGE.chunk_bytes), np.uint8)
         with pool.acquire(pool.lookup(keys)) as lease:
-            running = pool.load(lease, into=into[: lease.chunks])
+            running = pool.load(lease, into=into)
+            assert running.wait_layer(0, 20.0)
             owner.kill()
-            assert_right_bytes(keys, LARGE, running.wait(), into)
+            result = running.wait()
+        assert result.reason == "complete", "nobody changes the memory of who has ended"
+        assert_right_bytes(keys, LARGE, result, into)
         wait_until(lambda: here.stats()["peer.shm.owners"] == 0, "the former life's memory is not held")
         owner.start()
         wait_until(lambda: pool.lookup(keys).chunks in (0, LARGE_CHUNKS), "the former life's hints have gone")
@@ -166,6 +168,22 @@ def test_an_owner_that_is_killed_in_mid_transfer_is_no_wrong_byte_and_its_memory
         wait_until(lambda: load(pool, saved(owner, pool, seed=3, chunks=2)) == 2, "the new life's chunks are hits")
         assert pulls(here)[0] > before, "by shared memory, though the socket has the path of the former life's"
         assert here.stats()["peer.shm.owners"] == 1
+
+
+def test_an_owner_that_is_stopped_in_mid_transfer_delays_nothing(tmp_path: Path) -> None:
+    with near_daemons(tmp_path, **ROOM) as (owner, here), here.connect(LARGE) as pool:
+        keys = saved(owner, pool, chunks=LARGE_CHUNKS)
+        into = np.zeros((LARGE_CHUNKS, LARGE.chunk_bytes), np.uint8)
+        assert owner.process is not None
+        with pool.acquire(pool.lookup(keys)) as lease:
+            running = pool.load(lease, into=into)
+            assert running.wait_layer(0, 20.0)
+            owner.process.send_signal(signal.SIGSTOP)
+            result = running.wait()
+            owner.process.send_signal(signal.SIGCONT)
+        assert result.reason == "complete"
+        assert_right_bytes(keys, LARGE, result, into)
+        wait_until(lambda: owner.stats()["leases"] == 0, "the owner's lease has ended")
 
 
 def test_a_socket_that_never_answers_is_the_stream_and_is_not_asked_again_at_once(tmp_path: Path) -> None:
