@@ -90,10 +90,10 @@ class NearTransport:
         self._is_closed = True
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._queue.fileno())
-        await self._owners.close()
+        has_left = await self._owners.close()
         has_ended = await loop.run_in_executor(None, self._queue.stop, STOP_TIMEOUT_S)
         self._on_completed()
-        return has_ended
+        return has_ended and has_left
 
     async def accepts(self, order: Order) -> bool:
         """See `Transport`."""

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 OWNERS_MAX = 16
 # For connecting, the handshake and mapping: an engine may be waiting meanwhile.
 CONNECT_S = 1.0
+# For all of it: a path may lead to a file system that hangs.
+OPEN_S = 2.0
 THREADS = 2
 _BYTES_MAX = 1 << 62
 
@@ -75,21 +77,29 @@ class NearOwners:
         if owner is None:
             if node not in self._opening:
                 self._opening[node] = asyncio.get_running_loop().create_task(self._open(node, incarnation, near))
-            owner = await asyncio.shield(self._opening[node])
+            owner = await self._opened(self._opening[node])
         if owner.incarnation != incarnation:
             raise NearFailed("another life of the node is being mapped")
         if owner.memory.epoch != near.epoch:
             raise NearFailed("the node names another epoch than that of its mapped memory")
         return owner.memory
 
-    async def close(self) -> None:
-        """End all connections."""
+    async def close(self) -> bool:
+        """End all connections. False where a thread is left that waits for a file system."""
         self._is_closed = True
+        left: set[asyncio.Task[NearOwner]] = set()
         if self._opening:
-            await asyncio.wait(self._opening.values())
+            _, left = await asyncio.wait(self._opening.values(), timeout=OPEN_S)
         for node in list(self._owners):
             self._drop(node)
-        await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        return not left
+
+    async def _opened(self, opening: "asyncio.Task[NearOwner]") -> NearOwner:
+        try:
+            return await asyncio.wait_for(asyncio.shield(opening), OPEN_S)
+        except asyncio.TimeoutError as error:
+            raise NearFailed(f"its memory was not mapped within {OPEN_S:g} s") from error
 
     async def _open(self, node: str, incarnation: bytes, near: r.Near) -> NearOwner:
         loop = asyncio.get_running_loop()
@@ -101,6 +111,9 @@ class NearOwners:
             )
         finally:
             del self._opening[node]
+        if self._is_closed:
+            connection.close()
+            raise NearFailed("this node is about to end")
         self._owners[node] = NearOwner(incarnation, connection, memory)
         # Nothing is ever asked on it: what comes is its end.
         loop.add_reader(connection.fileno(), self._drop, node)

@@ -64,8 +64,9 @@ class Setting:
             raise NearFailed(self.fault)
         return self.pair.memory
 
-    async def close(self) -> None:
+    async def close(self) -> bool:
         """See `NearOwners`."""
+        return True
 
     def honest(self, ask: r.AskNear) -> r.Near:
         slots = self.pair.owner.slots

@@ -129,6 +129,20 @@ async def test_what_fails_is_reported_and_tried_anew_the_next_time(sockets: Sock
 
 
 @pytest.mark.asyncio
+async def test_a_file_system_that_hangs_delays_nobody_for_good(
+    sockets: Sockets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvpool.transfer.near.owners.OPEN_S", 0.05)
+    owners = NearOwners(sockets.connect)
+    sockets.may_answer.clear()
+    with pytest.raises(NearFailed, match="not mapped within"):
+        await owners.open("node", LIFE, NEAR)
+    assert not await owners.close(), "a thread is left"
+    sockets.may_answer.set()
+    await until(lambda: [one.fileno() for one in sockets.own] == [-1], "what comes later is closed")
+
+
+@pytest.mark.asyncio
 async def test_what_is_being_mapped_at_the_end_is_let_go(sockets: Sockets) -> None:
     owners = NearOwners(sockets.connect)
     sockets.may_answer.clear()
@@ -137,8 +151,9 @@ async def test_what_is_being_mapped_at_the_end_is_let_go(sockets: Sockets) -> No
     ending = asyncio.ensure_future(owners.close())
     await asyncio.sleep(0)
     sockets.may_answer.set()
-    await ending
-    await asyncio.wait([asked])
+    assert await ending
+    with pytest.raises(NearFailed, match="about to end"):
+        await asked
     assert len(owners) == 0
     assert [one.fileno() for one in sockets.own] == [-1]
     with pytest.raises(NearFailed):
