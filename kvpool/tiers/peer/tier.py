@@ -1,6 +1,6 @@
-"""Peer tier: chunks that other nodes have, asked for over the control plane and received over a stream.
+"""Peer tier: chunks that other nodes have, asked for over the control plane and received by a transport.
 
-A pull asks the one node that seems to have most, which takes a lease and offers what it has; native threads then receive layer
+A pull asks the one node that seems to have most, which takes a lease and offers what it has; native threads then bring layer
 0 of all chunks first, straight into the slots, compare each layer with its checksum and announce it (docs/peer-protocol.md).
 Every wait has a deadline, and all that does not come is a miss. A node that fails is not asked for a while (`circuit_breaker`).
 
