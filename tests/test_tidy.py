@@ -44,7 +44,7 @@ LAYERS: dict[str, set[str]] = {
     "index": {"config"},
     "journal": {"config", "index", "tiers"},
     "peers": {"config", "protocol", "index"},
-    "transfer": {"peers"},
+    "transfer": {"protocol", "peers"},
     "tiers": {"config", "index", "peers", "transfer"},
     "checks": {"index", "tiers", "transfer"},
     "tiering": {"config", "index", "tiers", "checks"},
@@ -73,6 +73,7 @@ NATIVE_LAYERS: dict[str, set[str]] = {
     "copy": {"base", "checksum", "shared_index"},
     "ssd": {"base", "threads", "checksum", "shared_index", "copy"},
     "net": {"base", "threads", "checksum", "shared_index", "copy"},
+    "near": {"base", "threads", "checksum", "shared_index", "copy", "net"},
 }
 CLIENT_MAY_IMPORT = {
     *("types", "key_column", "errors", "layout", "keys", "clock", "failpoint", "protocol", "router_events"),

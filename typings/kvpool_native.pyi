@@ -1262,6 +1262,51 @@ class PullQueue:
 
     def stats(self) -> dict[str, int]: ...
 
+class NearMemory:
+    """Arena and index of another daemon of this host, mapped read-only."""
+
+    def __init__(self, arena: Mapping, index: Mapping) -> None:
+        """Refuses what is mapped writable, and an index of another version."""
+
+    @property
+    def size(self) -> int:
+        """Of the arena, in bytes."""
+
+    @property
+    def epoch(self) -> bytes: ...
+
+class NearQueue:
+    """Threads that copy chunks of other daemons of this host into the arena."""
+
+    def __init__(self, arena: Mapping, index: Mapping, threads: int, jobs_max: int) -> None: ...
+
+    def pull(self, source: NearMemory, source_offsets: bytes, source_slots: bytes, generations: bytes, index: IndexView, offsets: bytes, slots: bytes, *, layers: int, layer_bytes: int, checks: bytes, parts: int, timeout_s: float) -> int:
+        """
+        A job's number, 0 where the queue is full or stopped. Columns of u64: where each chunk is in the owner's memory and under
+        which generation, and where it goes: a slot in which no layer may have landed. `checks`: CRC-32C u32 [chunk][layer] as the
+        owner promised them. ValueError for what lies outside either memory. Layers are announced on the index as they land.
+        """
+
+    def cancel(self, job: int) -> bool:
+        """
+        Ends a job's remaining chunks, reported like any end; False where it has ended.
+        """
+
+    def take_outcomes(self, limit: int = 18446744073709551615) -> list[PullOutcome]:
+        """
+        Ends of chunks, each chunk of each job once, `limit` at most. Nothing writes to the slot of a reported chunk.
+        """
+
+    def fileno(self) -> int:
+        """Readable while there are outcomes."""
+
+    def stop(self, timeout_s: float) -> bool:
+        """
+        Ends all jobs and threads; False where one has not ended in time. GIL released.
+        """
+
+    def stats(self) -> dict[str, int]: ...
+
 SAMPLED_SHARE: float = 0.0625
 
 class ReuseDistances:

@@ -33,6 +33,7 @@ class PeerConfig:
     """Section `peer`; sizes in bytes, durations in seconds. `listen` None: this node has no peers."""
 
     transport: str
+    same_host: bool
     listen: ZmqAddress | None
     stream: ZmqAddress | None
     name: str
@@ -68,6 +69,11 @@ class PeerConfig:
     def uses_rdma(self) -> bool:
         """Whether chunks move by TransferEngine where both nodes have it."""
         return _uses_rdma(self.transport, self.rdma_devices)
+
+    @property
+    def uses_shared_memory(self) -> bool:
+        """Whether chunks of nodes on this host are copied out of their memory, and theirs out of this node's."""
+        return self.is_used and self.same_host and self.transport in ("auto", "rdma")
 
     @property
     def node_name(self) -> str:
@@ -190,6 +196,7 @@ _MEMBERS_EXPECTED = '"IP:PORT [KEY], ...", "dns:NAME:PORT", "etcd:URL[,URL...][/
 
 PEER_OPTIONS: dict[str, Option] = {
     "peer.transport": choice_option("auto", "rdma", "tcp", "off"),
+    "peer.same_host": flag_option("true"),
     "peer.listen": Option(_tcp, "off", _TCP_EXPECTED),
     "peer.stream": Option(_tcp, "off", _TCP_EXPECTED),
     "peer.name": Option(_name, "", _NAME_EXPECTED),

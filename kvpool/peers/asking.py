@@ -119,7 +119,7 @@ class Asking:
         self,
         link: PeerLink,
         node: str,
-        request: Callable[[], r.Pull | r.Stage],
+        request: Callable[[], r.Pull | r.Stage | r.AskNear],
         answer_s: float,
         *,
         asker: Asker | None = None,

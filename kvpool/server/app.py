@@ -27,7 +27,7 @@ from kvpool.pool.pool import Pool
 from kvpool.server.connections.local_socket import LocalSocket
 from kvpool.server.connections.refusal_log import RefusalLog
 from kvpool.server.daemon import DRAIN_POLL_S, Daemon, Terms
-from kvpool.server.descriptor_room import plan_descriptors, raise_limit
+from kvpool.server.descriptor_room import PeerRoom, plan_descriptors, raise_limit
 from kvpool.server.operators import Operators
 from kvpool.server.peers.fleet import Fleet
 from kvpool.server.peers.trust import read_trust
@@ -53,8 +53,12 @@ class App:
         domain = domain_key(_read_secret(config.server.domain_secret_file))
         room = plan_descriptors(config, raise_limit())
         self._terms = Terms(room.connections, operators, domain)
-        self._fleets = [Fleet(config.peer, domain, room.peers, self._clock)] if config.peer.is_used else []
+        self._fleets = self._make_fleets(domain, room.peers) if config.peer.is_used else []
         self.has_ended = True
+
+    def _make_fleets(self, domain: bytes, room: PeerRoom) -> list[Fleet]:
+        config = self._config
+        return [Fleet(config.peer, domain, room, self._clock, socket=config.server.socket)]
 
     async def run(self) -> None:
         """Serve until a signal. Raises SocketInUse, OSError or MemoryError if serving cannot begin or go on."""

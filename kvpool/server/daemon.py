@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvpool import __version__
@@ -230,6 +230,10 @@ class Daemon:
         if hello.role == m.ROLE_ADMIN:
             self._terms.operators.check(peer)
             return AcceptedHello(self._welcome(), ())
+        if hello.role == m.ROLE_PEER:
+            if not self._config.peer.uses_shared_memory:
+                raise Refused("role", "this daemon's memory is for its own engines alone")
+            return AcceptedHello(replace(self._welcome(), remote_bytes=0), self._pool.fds()[:2])
         if hello.role != m.ROLE_ENGINE:
             raise Refused("role", f"role is {hello.role!r}, expected {m.ROLE_ENGINE!r} or {m.ROLE_ADMIN!r}")
         if len(hello.model.encode()) > MODEL_BYTES_MAX:
@@ -277,6 +281,8 @@ class Daemon:
                 ConnectionVerbs(self._pool, self._roster, peer, budget=self._input, clock=self._clock),
                 PeerVerbs(self._fleets),
             )
+        if hello.role == m.ROLE_PEER:
+            return {}
         layout, user = Layout.from_wire(hello.layout), self._user_of(peer)
         session = self._pool.open_session(connection_id, hello.model, layout, user)
         return engine_handlers(self._pool, session)

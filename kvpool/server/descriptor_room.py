@@ -14,7 +14,7 @@ from kvpool.pool.lower_tiers import plan_lower_tiers
 log = logging.getLogger(__name__)
 
 # Descriptors of the daemon itself: memory, sockets, pipes, logs, its catalogue, connections of HTTP. A running one has
-# 30 to 60.
+# 30 to 60, and three more for each daemon of its host whose memory it has mapped.
 OWN_DESCRIPTORS = 192
 CONNECTIONS_MIN = 8
 # Of what segment files leave, for other nodes where there is not enough for all.

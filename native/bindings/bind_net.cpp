@@ -11,6 +11,7 @@
 
 #include "bindings.h"
 #include "columns.h"
+#include "extents.h"
 #include "net/extent_server.h"
 #include "net/pull_queue.h"
 #include "released_gil.h"
@@ -21,16 +22,6 @@ using namespace nb::literals;
 namespace kvpool {
 namespace {
 
-constexpr unsigned THREADS_MAX = 64;
-constexpr double SECONDS_MAX = 3600;
-
-std::chrono::milliseconds milliseconds_of(double seconds, const char* name) {
-  if (!(seconds > 0 && seconds <= SECONDS_MAX)) {
-    throw nb::value_error((std::string(name) + " must be above 0 and at most 3600 seconds").c_str());
-  }
-  return std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
-}
-
 StreamTicket ticket_of(const nb::bytes& packed) {
   StreamTicket ticket{};
   if (packed.size() != ticket.size()) {
@@ -38,40 +29,6 @@ StreamTicket ticket_of(const nb::bytes& packed) {
   }
   std::memcpy(ticket.data(), packed.data(), ticket.size());
   return ticket;
-}
-
-std::vector<uint64_t> column(const nb::bytes& packed, size_t count, const char* name) {
-  if (packed.size() != count * sizeof(uint64_t)) {
-    throw nb::value_error((std::string(name) + " must be 8 bytes for each chunk, as many as there are offsets").c_str());
-  }
-  return unpacked<uint64_t>(packed);
-}
-
-// Where the chunks of an offer or a job are; throws where one lies outside arena or index.
-std::vector<PullRow> checked_rows(const Mapping& arena, const IndexView& index, const nb::bytes& offsets, const nb::bytes& slots,
-                                  uint32_t layers, uint64_t layer_bytes, uint32_t connections) {
-  const size_t count = offsets.size() / sizeof(uint64_t);
-  uint64_t bytes = 0;
-  if (layers == 0 || layer_bytes == 0 || __builtin_mul_overflow(layer_bytes, uint64_t{layers}, &bytes)) {
-    throw nb::value_error("layers and layer_bytes must be positive");
-  }
-  if (connections == 0 || connections > STREAM_CONNECTIONS_MAX || connections > count) {
-    throw nb::value_error("connections must be 1 to 16, at most one for each chunk");
-  }
-  const auto arena_offsets = column(offsets, count, "offsets");
-  const auto addresses = column(slots, count, "slots");
-  std::vector<PullRow> rows;
-  for (size_t row = 0; row < count; ++row) {
-    const SlotAddress slot = SlotAddress::unpacked(addresses[row]);
-    if (!arena.contains(arena_offsets[row], bytes)) {
-      throw nb::value_error("a chunk lies outside the arena");
-    }
-    if (!index.covers(slot, layers)) {
-      throw nb::value_error("a slot has no words in the index");
-    }
-    rows.push_back({arena_offsets[row], slot});
-  }
-  return rows;
 }
 
 std::shared_ptr<ExtentServer> make_server(std::shared_ptr<Mapping> arena, const std::shared_ptr<Mapping>& index,
@@ -194,13 +151,6 @@ Counts queue_stats(const PullQueue& queue) {
   return result;
 }
 
-template <typename Threads>
-bool stop(Threads& threads, double timeout_s) {
-  const auto timeout = milliseconds_of(timeout_s, "timeout_s");
-  const ReleasedGil released;
-  return threads.stop(timeout);
-}
-
 void bind_server(nb::module_& module) {
   nb::class_<OfferOutcome>(module, "OfferOutcome", "The end of one offer.")
       .def_ro("offer", &OfferOutcome::offer)
@@ -224,7 +174,7 @@ void bind_server(nb::module_& module) {
            "Ends an offer, reported like any end; False where no offer has the ticket.")
       .def("completed", &ExtentServer::completed, "limit"_a = SIZE_MAX, "Offers that have ended, each once, `limit` at most.")
       .def("fileno", &ExtentServer::event_fd, "Readable while there are ends of offers.")
-      .def("stop", &stop<ExtentServer>, "timeout_s"_a,
+      .def("stop", &stop_threads<ExtentServer>, "timeout_s"_a,
            "Ends all offers and threads; False where a thread has not ended in time. GIL released.")
       .def("stats", &server_stats);
 }
@@ -268,7 +218,7 @@ void bind_net(nb::module_& module) {
       .def("take_outcomes", &PullQueue::take_outcomes, "limit"_a = SIZE_MAX,
            "Ends of chunks, each chunk of each job once, `limit` at most. Nothing writes to the slot of a reported chunk.")
       .def("fileno", &PullQueue::event_fd, "Readable while there are outcomes.")
-      .def("stop", &stop<PullQueue>, "timeout_s"_a,
+      .def("stop", &stop_threads<PullQueue>, "timeout_s"_a,
            "Cuts all connections and ends the threads; False where one has not ended in time. GIL released.")
       .def("stats", &queue_stats);
 }

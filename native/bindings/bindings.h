@@ -17,6 +17,7 @@ void bind_tuning(nanobind::module_& module);
 void bind_catalogue(nanobind::module_& module);
 void bind_ssd(nanobind::module_& module);
 void bind_net(nanobind::module_& module);
+void bind_near(nanobind::module_& module);
 void bind_reuse(nanobind::module_& module);
 void bind_flush(nanobind::module_& module);
 void bind_changes(nanobind::module_& module, nanobind::class_<Directory>& directory);

@@ -18,6 +18,7 @@ NB_MODULE(kvpool_native, module) {
   kvpool::bind_catalogue(module);
   kvpool::bind_ssd(module);
   kvpool::bind_net(module);
+  kvpool::bind_near(module);
   kvpool::bind_reuse(module);
   kvpool::bind_flush(module);
 }

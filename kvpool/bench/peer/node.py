@@ -77,6 +77,13 @@ class Node:
         checksums = [kvpool_native.extent_checksums(self.arena, at, self.layer_bytes, LAYERS) for at in offsets]
         self._directory.commit(self.slots.id, 0, b"".join(checksums))
 
+    def mapped_again(self) -> kvpool_native.NearMemory:
+        """Its memory as another process of this host maps it: read-only, with page tables of its own."""
+        arena, index = (
+            kvpool_native.Mapping.attach(one.fd, one.size, writable=False) for one in (self.arena, self.index)
+        )
+        return kvpool_native.NearMemory(arena, index)
+
     def serve(self, *, is_encrypted: bool) -> kvpool_native.ExtentServer:
         """A server of its chunks."""
         return kvpool_native.ExtentServer(

@@ -2,6 +2,7 @@
 
     socket             the same bytes from the same memory into the same memory, without marks or checksums
     stream, encrypted  kvpool's own, of which both nodes are in this process, with threads of the native core
+    shared memory      kvpool's own between daemons of one host: copies out of the owner's arena, mapped once more
     TransferEngine     calls of the library alone, and kvpool over it, in processes of their own (`engine_ways`)
 
 All go over loopback, with as many connections, threads or pulls at once as the row says; CPU time is of both sides. A round
@@ -39,7 +40,7 @@ ROUNDS = 7
 QUICK_ROUNDS = 2
 RATIO_BAR = 0.9
 CPU_BAR = 0.6
-SOCKET, STREAM, ENCRYPTED = "socket", "stream", "encrypted stream"
+SOCKET, STREAM, ENCRYPTED, SHARED = "socket", "stream", "encrypted stream", "shared memory"
 
 # Sends all chunks once: seconds, CPU seconds of both sides, and microseconds to the first layer.
 Way = Callable[[str], tuple[float, float, float]]
@@ -82,10 +83,12 @@ class _Setting:
         ways = [STREAM, ENCRYPTED] if kvpool_native.HAS_TLS else [STREAM]
         self.servers = {way: self.owner.serve(is_encrypted=way == ENCRYPTED) for way in ways}
         self.queue = kvpool_native.PullQueue(self.puller.arena, self.puller.index, THREADS, JOBS_MAX)
+        self.near = kvpool_native.NearQueue(self.puller.arena, self.puller.index, THREADS, JOBS_MAX)
+        self.memory = self.owner.mapped_again()
 
     def ways(self) -> dict[str, Way]:
         """How the bytes can go; the floor is the first."""
-        return {SOCKET: lambda _: (*self.send_plain(), 0.0), **dict.fromkeys(self.servers, self.pull)}
+        return {SOCKET: lambda _: (*self.send_plain(), 0.0), **dict.fromkeys((*self.servers, SHARED), self.pull)}
 
     @property
     def gigabytes(self) -> float:
@@ -97,12 +100,13 @@ class _Setting:
         for server in self.servers.values():
             server.stop(LONG_S)
         self.queue.stop(LONG_S)
+        self.near.stop(LONG_S)
 
     def pull(self, way: str) -> tuple[float, float, float]:
         """Seconds, CPU seconds, and microseconds to the first layer of one pull of all chunks."""
         self.puller.renew()
         ends: list[kvpool_native.PullOutcome] = []
-        seconds, cpu_s = timed_with_cpu_s(lambda: self._pull(way, ends))
+        seconds, cpu_s = timed_with_cpu_s(lambda: self._copy(ends) if way == SHARED else self._pull(way, ends))
         failed = {end.fault for end in ends if end.fault}
         if failed:
             raise KVPoolError(f"a pull over the {way} failed: {', '.join(sorted(failed))}")
@@ -150,6 +154,28 @@ class _Setting:
             ends += self.queue.take_outcomes()
         while not server.completed():
             select.select([server], [], [], LONG_S)
+
+    def _copy(self, ends: list[kvpool_native.PullOutcome]) -> None:
+        there, here, layer_bytes = self.owner.slots, self.puller.slots, self.chunk_bytes // LAYERS
+        columns = (there.offsets, there.slots, there.generations)
+        checks = self.servers[STREAM].checks(self.owner.view, *columns, layers=LAYERS, layer_bytes=layer_bytes)
+        job = self.near.pull(
+            self.memory,
+            *columns,
+            self.puller.view,
+            here.offsets,
+            here.slots,
+            layers=LAYERS,
+            layer_bytes=layer_bytes,
+            checks=checks,
+            parts=self.streams,
+            timeout_s=LONG_S,
+        )
+        if not job:
+            raise KVPoolError(f"a pull over the {SHARED} was refused")
+        while len(ends) < self.chunks:
+            select.select([self.near], [], [], LONG_S)
+            ends += self.near.take_outcomes()
 
     def send_plain(self) -> tuple[float, float]:
         """Seconds and CPU seconds of as many bytes over plain sockets, made within the time."""
@@ -212,7 +238,7 @@ def _measure(setting: _Setting, name: str, ways: dict[str, Way], run: _Run) -> l
 
 
 def _row(setting: _Setting, name: str, way: str, results: _Rounds, *, memcpy: list[float]) -> dict[str, Any]:
-    is_stream, has_layers = way == STREAM, way in (STREAM, ENCRYPTED, KVPOOL)
+    is_stream, has_layers = way == STREAM, way in (STREAM, ENCRYPTED, SHARED, KVPOOL)
     return {
         "chunk": name,
         "chunks": setting.chunks,

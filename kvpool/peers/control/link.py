@@ -76,7 +76,7 @@ class LinkState(Enum):
 
 @dataclass(slots=True)
 class _Waiting:
-    request: r.Pull | r.Stage | r.Ping | r.AskFollow
+    request: r.Asked
     answer: "asyncio.Future[Any]"
     timer: asyncio.TimerHandle
     sent_ns: int
@@ -150,7 +150,7 @@ class PeerLink:
         self._pull += 1
         return self._pull
 
-    def request(self, request: r.Pull | r.Stage | r.Ping | r.AskFollow, timeout_s: float) -> "asyncio.Future[Any]":
+    def request(self, request: r.Asked, timeout_s: float) -> "asyncio.Future[Any]":
         """Ask the peer. The future has the answer, or raises Refused or PeerUnreachable, by the deadline at the latest. One
         that is cancelled releases its pull."""
         answer: asyncio.Future[Any] = self._loop.create_future()
@@ -170,7 +170,7 @@ class PeerLink:
             answer.add_done_callback(lambda _: self._give_up(sequence))
         return answer
 
-    def _is_full_for(self, request: r.Pull | r.Stage | r.Ping | r.AskFollow) -> bool:
+    def _is_full_for(self, request: r.Asked) -> bool:
         """Whether too many requests wait. Following the peer's keys has a place of its own, and takes none of the others'."""
         follows = sum(isinstance(one.request, r.AskFollow) for one in self._waiting.values())
         if isinstance(request, r.AskFollow):
@@ -290,7 +290,7 @@ class PeerLink:
         elif isinstance(request := waiting.request, r.Pull):
             self.release(request.pull)  # cancelled a moment ago
 
-    def _check(self, request: r.Pull | r.Stage | r.Ping | r.AskFollow, answer: Any) -> None:
+    def _check(self, request: r.Asked, answer: Any) -> None:
         """Raises WireFault for an answer that is none to this request."""
         if isinstance(request, r.AskFollow):
             wire.check_follow(request, answer)
@@ -298,6 +298,8 @@ class PeerLink:
             wire.check_offer(request, answer)
         elif isinstance(request, r.Stage) and isinstance(answer, r.Staged):
             wire.check_staged(request, answer)
+        elif isinstance(request, r.AskNear) and isinstance(answer, r.Near):
+            wire.check_near(request, answer)
         elif not (isinstance(request, r.Ping) and isinstance(answer, r.Pong)):
             raise wire.WireFault(r.RefusalCode.PROTOCOL, f"{type(answer).__name__} answers {type(request).__name__}")
         elif self.life is not None and answer.incarnation != self.life.incarnation:

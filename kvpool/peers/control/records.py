@@ -13,8 +13,8 @@ MAGIC = b"KVPC"
 # The versions that this node speaks. Which one a connection uses is the owner's choice, the newest that both speak.
 OLDEST_VERSION = 1
 NEWEST_VERSION = 2
-# The first version with Stage.
-STAGE_VERSION = 2
+# The first version with Stage, and with AskNear.
+STAGE_VERSION = NEAR_VERSION = 2
 INCARNATION_BYTES = 16
 TICKET_BYTES = 32
 NAME_BYTES_MAX = 256
@@ -32,6 +32,11 @@ STAGE_PARTS_MAX = 64
 STAGE_WAIT_MS_MAX = 10_000
 PROTOCOL_BYTES_MAX = 16
 LIFE_BYTES = 8
+# Of AskNear and Near: the tag of a host, the longest path of a unix socket, a daemon's epoch.
+HOST_BYTES = 16
+SOCKET_BYTES_MAX = 107
+EPOCH_BYTES = 16
+PLACE_BYTES = 8
 # Of Changes: more than the journal joins to one event. Of Keys: a page.
 FOLLOW_KEYS_MAX = 4096
 WAIT_MS_MAX = 30_000
@@ -141,6 +146,30 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True)
+class AskNear:
+    """Ask where the chunks of a Pull are in the memory of its owner, to copy them. `host`: the tag of the puller's host; an
+    owner on another host refuses with `transport`. Answered by Near or Refused."""
+
+    KIND: ClassVar[int] = 15
+    pull: int
+    host: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """Where each chunk of an Offer is, until its Pull ends: arena offsets, slots and generations, u64, in the memory that the
+    owner's unix socket `socket` hands out, whose index has this `epoch`."""
+
+    KIND: ClassVar[int] = 16
+    pull: int
+    socket: str
+    epoch: bytes
+    offsets: bytes
+    slots: bytes
+    generations: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """A request was refused; `code` is a `RefusalCode`. It has changed nothing."""
 
@@ -215,8 +244,10 @@ class Keys:
 
 AskFollow = AskChanges | AskKeys
 FollowAnswer = Changes | Keys
-Request = Hello | Pull | Stage | Release | Ping | AskFollow
-Answer = Hello | Offer | Staged | Refused | Pong | FollowAnswer
+# What waits for an answer on a link.
+Asked = Pull | Stage | AskNear | Ping | AskFollow
+Request = Hello | Release | Asked
+Answer = Hello | Offer | Staged | Near | Refused | Pong | FollowAnswer
 
 
 class RefusalCode:
@@ -232,7 +263,7 @@ class RefusalCode:
     BUSY = "busy"  # too many unanswered requests of this peer, or too many connections
     RATE = "rate"  # too many frames of this peer in a second
     STOPPING = "stopping"  # the node is about to end
-    TRANSPORT = "transport"  # no TransferEngine here, or one of another protocol
+    TRANSPORT = "transport"  # no TransferEngine here, or one of another protocol; no shared memory for who asks
     FAILED = "failed"  # the node could not serve it, for a reason that it has logged
 
 

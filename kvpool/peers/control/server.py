@@ -6,6 +6,7 @@ many such messages end the connection, and so does going on after a refusal for 
 
     nothing known ──Hello──► known ──Pull──► serve() … answer(Offer | Refused)      one answer for each Pull, by its deadline
                                │ ──Stage──► stage()     as many at a time as pulls
+                               │ ──AskNear──► near(), answered at once
                                │ ──Release──► release()
                                │ ──AskChanges, AskKeys──► changes() and keys(), one at a time of a connection
                                └─ silent, replaced, stopped, or its answer could not be sent ──► forget(), and it ends
@@ -46,25 +47,8 @@ FOLLOW_S = 5.0
 # So has a Stage after its wait: bytes are copied meanwhile.
 STAGE_S = 5.0
 # What is counted, from the start on.
-COUNTED = dict.fromkeys(
-    (
-        *(
-            "messages",
-            "hellos",
-            "pulls",
-            "stages",
-            "follows",
-            "offers",
-            "late_answers",
-            "unsent",
-            "ended_for_messages",
-            "idle",
-            "errors",
-        ),
-        *(f"refused.{code}" for code in r.REFUSAL_CODES),
-    ),
-    0,
-)
+_COUNTED = "messages hellos pulls stages near follows offers late_answers unsent ended_for_messages idle errors"
+COUNTED = dict.fromkeys((*_COUNTED.split(), *(f"refused.{code}" for code in r.REFUSAL_CODES)), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +178,10 @@ class ControlServer:
             self._pull(connection, record, sequence)
         elif isinstance(record, r.Stage):
             self._stage(connection, record, sequence)
+        elif isinstance(record, r.AskNear):
+            if not self._safely(lambda: self._near(connection, record, sequence)):
+                failed = r.Refused(r.RefusalCode.FAILED, "the node failed to serve it, see its log")
+                self._send_or_forget(connection, failed, sequence)
         else:
             self._follow(connection, record, sequence)
 
@@ -266,6 +254,13 @@ class ControlServer:
         if isinstance(answer, r.Refused):
             self.counts[f"refused.{answer.code}"] += 1
         return self._send_or_forget(connection, answer, sequence)
+
+    def _near(self, connection: Connection, ask: r.AskNear, sequence: int) -> None:
+        answer = self._service.near(connection.puller, ask)
+        self.counts["near"] += 1
+        if isinstance(answer, r.Refused):
+            self.counts[f"refused.{answer.code}"] += 1
+        self._send_or_forget(connection, answer, sequence)
 
     def _follow(self, connection: Connection, ask: r.AskFollow, sequence: int) -> None:
         if self.is_stopping:

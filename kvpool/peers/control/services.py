@@ -19,6 +19,10 @@ class PullService(Protocol):
         """Copy rows of a pull to where TransferEngine can read them, now or later."""
         ...
 
+    def near(self, puller: Puller, ask: r.AskNear) -> r.Near | r.Refused:
+        """Where the chunks of a pull are in this node's memory, for a puller on the same host."""
+        ...
+
     def release(self, puller: Puller, pull: int) -> None:
         """The puller needs the chunks of a pull no longer. It may be an unknown one, or one that was not answered yet."""
         ...

@@ -86,6 +86,12 @@ def check_staged(stage: r.Stage, staged: r.Staged) -> None:
         )
 
 
+def check_near(ask: r.AskNear, near: r.Near) -> None:
+    """Raises WireFault unless the places are those of this pull."""
+    if near.pull != ask.pull:
+        _refuse(f"Near is of pull {near.pull}, expected {ask.pull}")
+
+
 def check_follow(ask: r.AskFollow, answer: object) -> None:
     """Raises WireFault unless the answer is one to this request: ids and cursors never go back."""
     if isinstance(ask, r.AskChanges) and isinstance(answer, r.Changes):
@@ -183,6 +189,23 @@ def _check_staged_alone(staged: r.Staged) -> None:
     _check_bytes("Staged checks", staged.checks, (r.CHECKSUM_BYTES * len(staged.gone),))
 
 
+def _check_ask_near(ask: r.AskNear) -> None:
+    _check_range("AskNear pull", ask.pull, 1, SEQUENCE_MAX)
+    _check_bytes("AskNear host", ask.host, (r.HOST_BYTES,))
+
+
+def _check_near_alone(near: r.Near) -> None:
+    _check_range("Near pull", near.pull, 1, SEQUENCE_MAX)
+    _check_text("Near socket", near.socket, r.SOCKET_BYTES_MAX)
+    if not near.socket.startswith("/"):
+        _refuse("Near socket is no absolute path")
+    _check_bytes("Near epoch", near.epoch, (r.EPOCH_BYTES,))
+    chunks = len(near.offsets) // r.PLACE_BYTES
+    _check_range("Near chunks", chunks, 1, r.PULL_KEYS_MAX)
+    for name in ("offsets", "slots", "generations"):
+        _check_bytes(f"Near {name}", getattr(near, name), (r.PLACE_BYTES * chunks,))
+
+
 def _check_release(release: r.Release) -> None:
     _check_range("Release pull", release.pull, 1, SEQUENCE_MAX)
 
@@ -277,6 +300,7 @@ _REQUESTS: dict[int, tuple[type[Any], Callable[[Any], None]]] = {
     r.Hello.KIND: (r.Hello, _check_hello),
     r.Pull.KIND: (r.Pull, _check_pull),
     r.Stage.KIND: (r.Stage, _check_stage),
+    r.AskNear.KIND: (r.AskNear, _check_ask_near),
     r.Release.KIND: (r.Release, _check_release),
     r.Ping.KIND: (r.Ping, _check_nothing),
     r.AskChanges.KIND: (r.AskChanges, _check_ask_changes),
@@ -286,6 +310,7 @@ _ANSWERS: dict[int, tuple[type[Any], Callable[[Any], None]]] = {
     r.Hello.KIND: (r.Hello, _check_hello),
     r.Offer.KIND: (r.Offer, _check_offer_alone),
     r.Staged.KIND: (r.Staged, _check_staged_alone),
+    r.Near.KIND: (r.Near, _check_near_alone),
     r.Refused.KIND: (r.Refused, _check_refused),
     r.Pong.KIND: (r.Pong, _check_pong),
     r.Changes.KIND: (r.Changes, _check_changes),

@@ -24,6 +24,7 @@ RECORDS_MAX = 512
 
 ROLE_ENGINE = "engine"
 ROLE_ADMIN = "admin"
+ROLE_PEER = "peer"  # another daemon of this host, which maps the memory and asks nothing
 
 
 @dataclass(frozen=True, slots=True)

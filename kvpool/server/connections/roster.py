@@ -107,7 +107,7 @@ class Roster:
     def count_roles(self) -> dict[str, int]:
         """Open connections by role."""
         roles = Counter(member.role for member in self._members.values())
-        return {role: roles[role] for role in (m.ROLE_ENGINE, m.ROLE_ADMIN)}
+        return {role: roles[role] for role in (m.ROLE_ENGINE, m.ROLE_ADMIN, m.ROLE_PEER)}
 
     def _full(self) -> Refused:
         return Refused("busy", f"server.max_connections is {self._max} and all are in use")

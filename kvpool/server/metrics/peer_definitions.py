@@ -58,8 +58,9 @@ PEER_METRICS: tuple[Metric, ...] = (
             _peer_by(refused="pulls_refused", unanswered="pulls_unanswered", empty="pulls_empty",
                      queue_full="pulls_queue_full", unencrypted="pulls_unencrypted", foreign="pulls_foreign",
                      other_transport="pulls_other_transport"), "", "reason"),
-    counter("kvpool_peer_begun_pulls", "Pulls that were begun, by the way of their bytes: the stream (tcp), or rdma.",
-            _peer_by(tcp="tcp.pulls", rdma="rdma.pulls"), "", "transport"),
+    counter("kvpool_peer_begun_pulls", "Pulls that were begun, by the way of their bytes: shared memory of one host "
+            "(shm), the stream (tcp), or rdma.",
+            _peer_by(shm="shm.pulls", tcp="tcp.pulls", rdma="rdma.pulls"), "", "transport"),
     gauge("kvpool_peer_rdma_serving", "1 while TransferEngine serves; absent where peer.transport chooses the stream.",
           _peer("rdma.serving")),
     counter("kvpool_peer_rdma_refusals", "Times that a node had no TransferEngine of the same protocol: the stream was used.",

@@ -10,7 +10,7 @@ import os
 import secrets
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypedDict
 
 from kvpool.clock import Clock
 from kvpool.config.config import Config
@@ -22,7 +22,7 @@ from kvpool.peers.control.connection_guard import GuardSettings
 from kvpool.peers.control.identity import NodeIdentity
 from kvpool.peers.control.link import PeerLink
 from kvpool.peers.control.listener import PENDING_BYTES_MAX, ListenerSettings
-from kvpool.peers.control.records import INCARNATION_BYTES
+from kvpool.peers.control.records import INCARNATION_BYTES, SOCKET_BYTES_MAX
 from kvpool.peers.control.server import ControlServer, ControlServerSettings
 from kvpool.peers.following.follower import FollowSettings
 from kvpool.peers.following.followers import Followers
@@ -32,25 +32,36 @@ from kvpool.server.descriptor_room import PeerRoom
 from kvpool.server.peers.former_members import FormerMembers
 from kvpool.server.peers.key_reporter import KeyReporter
 from kvpool.server.peers.member_source import LIST, NOWHERE, linger_s, make_members, source_of
+from kvpool.server.peers.near_offers import NearOffers
 from kvpool.server.peers.node_names import NodeNames
 from kvpool.server.peers.offers import Offers, OfferSettings
 from kvpool.server.peers.peer_list import describe, name_of
 from kvpool.server.peers.trust import read_trust
 from kvpool.tiers.base import ArenaMemory
-from kvpool.tiers.peer.tier import PeerTier, PeerTierSettings
+from kvpool.tiers.peer.settings import PeerTierSettings
+from kvpool.tiers.peer.tier import PeerTier
 from kvpool.transfer.engine.engine import Engine, EngineSettings
 from kvpool.transfer.engine.engine_transport import EngineTransport
+from kvpool.transfer.near.host import host_tag
+from kvpool.transfer.near.near_transport import NearTransport
+from kvpool.transfer.transport import Transport
 
 log = logging.getLogger(__name__)
 
 BYTES_PER_PAIR = 10  # of a chunk and a node that has it, in the remote index
 
 
+class _Bounds(TypedDict):
+    threads: int
+    jobs_max: int
+    clock: Clock
+
+
 class Fleet:
     """See the module. Raises ConfigError for keys or members that cannot be used."""
 
-    def __init__(self, config: PeerConfig, domain: bytes, room: PeerRoom, clock: Clock) -> None:
-        """`domain`: the key of the trust domain."""
+    def __init__(self, config: PeerConfig, domain: bytes, room: PeerRoom, clock: Clock, *, socket: str) -> None:
+        """`domain`: the key of the trust domain. `socket`: this node's, which hands out its memory."""
         assert config.listen is not None
         assert config.stream is not None
         trust = read_trust(config)
@@ -68,6 +79,10 @@ class Fleet:
         self._parts = AsyncExitStack()  # what has begun, and ends in the reverse order
         self._has_ended = True
         self._is_closed = False
+        self._socket = os.path.abspath(socket)
+        self._host = host_tag() if config.uses_shared_memory else None
+        if config.uses_shared_memory and self._host is None:
+            log.warning("chunks of daemons on this host come over the stream: the kernel gives no boot id")
         self._engine = Engine(engine_settings(config), self._random) if config.uses_rdma else None
         self.chunks = RemoteChunks(max(1, config.index // BYTES_PER_PAIR), os.urandom(INCARNATION_BYTES))
 
@@ -84,13 +99,12 @@ class Fleet:
             threads=config.threads,
             is_encrypted=config.encrypt,
         )
-        transports = [
-            EngineTransport(
-                engine, memory.arena, memory.index, threads=config.threads, jobs_max=settings.pulls_max, clock=clock
-            )
-            for engine in (self._engine,)
-            if engine is not None
-        ]
+        bounds: _Bounds = {"threads": config.threads, "jobs_max": settings.pulls_max, "clock": clock}
+        transports: list[Transport] = []
+        if self._host is not None:
+            transports.append(NearTransport(memory.arena, memory.index, host=self._host, **bounds))
+        if self._engine is not None:
+            transports.append(EngineTransport(self._engine, memory.arena, memory.index, **bounds))
         self._tiers.append(
             PeerTier(
                 memory,
@@ -175,10 +189,17 @@ class Fleet:
             connections_max=self._room.streams,
         )
         try:
-            return Offers(pool, settings, self._clock, loop, engine=self._engine)
+            return Offers(pool, settings, self._clock, loop, engine=self._engine, near=self._near_offers(pool))
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise OSError(error.errno, f"peer.stream {config.stream} cannot be bound: {reason}") from error
+
+    def _near_offers(self, pool: Pool) -> NearOffers | None:
+        """What other daemons of this host may copy out of this node's memory. None where a rate holds: nobody could hold them
+        to it there."""
+        if self._host is None or self._config.rate or len(self._socket.encode()) > SOCKET_BYTES_MAX:
+            return None
+        return NearOffers(self._host, self._socket, pool.epoch)
 
     def _stats(self) -> dict[str, int]:
         """Counters of all parts, by name."""

@@ -33,6 +33,7 @@ from kvpool.peers.control.pullers import Puller
 from kvpool.peers.loop_share import LoopShare
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
+from kvpool.server.peers.near_offers import NearOffers
 from kvpool.server.peers.puller_connections import PullerConnection, PullerConnections
 from kvpool.transfer.engine.engine import Engine
 from kvpool.transfer.engine.served_parts import OfferedChunks, ServedParts
@@ -91,8 +92,9 @@ class Offers:
         loop: asyncio.AbstractEventLoop,
         *,
         engine: Engine | None = None,
+        near: NearOffers | None = None,
     ) -> None:
-        """`engine`: by which chunks are served too, beside the stream."""
+        """`engine`: by which chunks are served too, beside the stream. `near`: who may copy them out of this node's memory."""
         self._pool = pool
         self._settings = settings
         self._clock = clock
@@ -127,6 +129,7 @@ class Offers:
                 clock=clock,
             )
         )
+        self._near = near
         host = f"[{settings.address}]" if ":" in settings.address else settings.address
         self.stream = f"{'tls' if settings.is_encrypted else 'tcp'}://{host}:{self._server.port}"
         self._connections = PullerConnections(pool)
@@ -154,6 +157,13 @@ class Offers:
             return
         connection = self._connections.find(puller.number)
         self._parts.serve(None if connection is None else connection.offered.get(stage.pull), stage, answer)
+
+    def near(self, puller: Puller, ask: r.AskNear) -> r.Near | r.Refused:
+        """See `PullService`."""
+        if self._near is None:
+            return r.Refused(r.RefusalCode.TRANSPORT, "this node's memory is for its own engines alone")
+        connection = self._connections.find(puller.number)
+        return self._near.answer(None if connection is None else connection.offered.get(ask.pull), ask)
 
     def release(self, puller: Puller, pull: int) -> None:
         """See `PullService`."""
@@ -204,6 +214,7 @@ class Offers:
                 f"strangers_{name}": native[name]
                 for name in ("bad_hello", "unencrypted", "untrusted", "bad_ticket", "repeated", "silent", "crowded")
             },
+            "near": self._near.given if self._near is not None else 0,
             **{f"pulls_{name}": self._counts[name] for name in ("served", "empty", "refused")},
         }
 
@@ -294,6 +305,8 @@ class Offers:
         checks = self._checks_of(offered)
         if self._parts is not None:
             self._parts.add(number, connection.name, offered, checks)
+        if self._near is not None:
+            self._near.add(number, columns)
         return r.Offer(pull.pull, chunks, ticket, connections, self.stream, checks)
 
     def _checks_of(self, chunks: OfferedChunks) -> bytes:
@@ -358,6 +371,8 @@ class Offers:
             offered = self._offered.pop(ended.offer)
             if self._parts is not None:
                 self._parts.drop(ended.offer)
+            if self._near is not None:
+                self._near.drop(ended.offer)
             connection = self._connections[offered.puller]
             connection.peer.offers -= 1
             connection.offered.pop(offered.pull, None)

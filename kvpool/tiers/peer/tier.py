@@ -1,6 +1,6 @@
-"""Peer tier: chunks that other nodes have, asked for over the control plane and received over a stream.
+"""Peer tier: chunks that other nodes have, asked for over the control plane and received by a transport.
 
-A pull asks the one node that seems to have most, which takes a lease and offers what it has; native threads then receive layer
+A pull asks the one node that seems to have most, which takes a lease and offers what it has; native threads then bring layer
 0 of all chunks first, straight into the slots, compare each layer with its checksum and announce it (docs/peer-protocol.md).
 Every wait has a deadline, and all that does not come is a miss. A node that fails is not asked for a while (`circuit_breaker`).
 
@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import kvpool_native
 from kvpool.clock import NS_PER_S, Clock, Deadline
@@ -22,7 +22,7 @@ from kvpool.index.remote_chunks import NodeName, RemoteChunks
 from kvpool.key_column import KeyColumn
 from kvpool.peers.asking import Asking, share_of
 from kvpool.peers.back_off import Uniform
-from kvpool.peers.circuit_breaker import BreakerSettings, BreakerState, Permit
+from kvpool.peers.circuit_breaker import BreakerState, Permit
 from kvpool.peers.control import records as r
 from kvpool.peers.control.link import PeerLink
 from kvpool.tiers.base import (
@@ -38,9 +38,9 @@ from kvpool.tiers.base import (
     TierOwner,
 )
 from kvpool.tiers.peer.node_records import NodeRecords
-from kvpool.tiers.peer.pace import PaceSettings
 from kvpool.tiers.peer.pulls import Pull, Pulls
 from kvpool.tiers.peer.recent_misses import RecentMisses
+from kvpool.tiers.peer.settings import PeerTierSettings
 from kvpool.tiers.remote import Asker, PullOrder, RemoteRun
 from kvpool.transfer.stream_address import StreamAddress, stream_of
 from kvpool.transfer.stream_transport import StreamTransport
@@ -66,27 +66,6 @@ class _Silent:
 
     def __contains__(self, node: object) -> bool:
         return self._tier.is_silent(NodeName(str(node)))
-
-
-@dataclass(frozen=True, slots=True)
-class PeerTierSettings:
-    """Bounds of pulls. `answer_s`: for a node's offer. `stall_s`: without a byte. A pull may take `pull_s`, and as long beside
-    as its bytes take at `least_bytes_per_s`. `threads`: that receive. `pulls_max`: under way at once. `is_encrypted`: plain
-    streams are refused; one that the node encrypts is taken in any case."""
-
-    answer_s: float = 2.0
-    stall_s: float = 2.0
-    pull_s: float = 5.0
-    least_bytes_per_s: int = 50 << 20
-    threads: int = 4
-    pulls_max: int = 64
-    is_encrypted: bool = False
-    breaker: BreakerSettings = field(default_factory=BreakerSettings)
-    pace: PaceSettings = field(default_factory=PaceSettings)
-
-    def timeout_s(self, size: int) -> float:
-        """The longest time for a pull of so many bytes."""
-        return self.pull_s + size / self.least_bytes_per_s
 
 
 class PeerTier:

@@ -103,7 +103,10 @@ class Connector:
         engine, life = self._engine, link.life
         if life is None or life.version < r.STAGE_VERSION or engine.blames(node):
             return True
-        question = r.Stage(link.next_pull(), 0, b"", 0, 0, engine.settings.protocol, 0)
+
+        def question() -> r.Stage:
+            return r.Stage(link.next_pull(), 0, b"", 0, 0, engine.settings.protocol, 0)
+
         try:
             staged: r.Staged = await self._asking.ask(link, node, question, ANSWER_S)
             check_server(node, link.member.endpoint, staged, engine)

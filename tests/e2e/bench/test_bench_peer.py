@@ -11,11 +11,11 @@ import pytest
 
 import kvpool_native
 from kvpool.bench.peer.engine_ways import ENGINE_WAYS, KVPOOL
-from kvpool.bench.peer.peer import ENCRYPTED, QUICK_SIZES, SOCKET, STREAM, STREAMS
+from kvpool.bench.peer.peer import ENCRYPTED, QUICK_SIZES, SHARED, SOCKET, STREAM, STREAMS
 from kvpool.transfer.child.mooncake import has_rdma_devices
 from tests.rigs.transfer.engine_daemons import needs_engine
 
-OWN_WAYS = (SOCKET, STREAM, ENCRYPTED) if kvpool_native.HAS_TLS else (SOCKET, STREAM)
+OWN_WAYS = (SOCKET, STREAM, *([ENCRYPTED] if kvpool_native.HAS_TLS else []), SHARED)
 
 
 def run(*options: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -40,7 +40,7 @@ def _assert_shape(rows: list[dict[str, Any]], ways: tuple[str, ...]) -> None:
         assert row["memcpy_gb_per_s"] > 0
         assert row["cpu_seconds_per_gb"] > 0
         assert row["ratio"] == 1 if row["way"] == SOCKET else row["ratio"] > 0
-        assert (row["first_layer_us"] is not None) == (row["way"] in (STREAM, ENCRYPTED, KVPOOL))
+        assert (row["first_layer_us"] is not None) == (row["way"] in (STREAM, ENCRYPTED, SHARED, KVPOOL))
         assert (row["ratio_bar"] is not None) == (row["way"] == STREAM)
 
 

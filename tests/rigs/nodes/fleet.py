@@ -19,7 +19,8 @@ from kvpool.peers.members.member import Member
 from kvpool.server.peers.key_reporter import KeyReporter
 from kvpool.server.peers.offers import Offers, OfferSettings
 from kvpool.tiers.base import ArenaMemory
-from kvpool.tiers.peer.tier import PeerTier, PeerTierSettings
+from kvpool.tiers.peer.settings import PeerTierSettings
+from kvpool.tiers.peer.tier import PeerTier
 from kvpool.types import Level
 from tests.rigs.tiers.memory_tier import Medium
 from tests.rigs.tiers.tiered_pool import TieredPool

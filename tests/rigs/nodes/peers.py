@@ -92,6 +92,9 @@ class Owner:
         if not self.is_slow:
             answer(staged_of(stage))
 
+    def near(self, puller: Puller, ask: r.AskNear) -> r.Near | r.Refused:
+        return r.Refused(r.RefusalCode.TRANSPORT, "this node has no memory")
+
     def release(self, puller: Puller, pull: int) -> None:
         self.released.append(pull)
 

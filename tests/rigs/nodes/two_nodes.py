@@ -42,7 +42,9 @@ class PeerDaemon(Daemon):
 def two_nodes(
     directory: Path, *, may_have_spaces: bool = False, **options: str
 ) -> Iterator[tuple[PeerDaemon, PeerDaemon]]:
-    """Two daemons with the same options, which have found each other."""
+    """Two daemons with the same options, which have found each other. Chunks come over the stream, as between two hosts, where
+    no option says otherwise."""
+    options = {"peer.same_host": "false", **options}
     with ExitStack() as stack:
         has_spaces = may_have_spaces and os.geteuid() == 0 and shutil.which("ip") is not None
         spaces = stack.enter_context(_joined_spaces()) if has_spaces else ["", ""]

@@ -42,6 +42,7 @@ WRONG = {
     "peer.connections": ["0", "17", ""],
     "peer.rate": ["2TiB", "-1B", "fast"],
     "peer.encrypt": ["yes", "1", ""],
+    "peer.same_host": ["auto", "", "0"],
     "peer.rdma_protocol": ["roce", "", "auto"],
     "peer.rdma_devices": ["mlx5 0", "mlx5_0,", "/dev/x", "x" * 257],
     "peer.rdma_ports": ["15000", "1023-2000", "15000-15014", "65530-65600", "2000-1000", "a-b", "-"],
@@ -198,7 +199,7 @@ def test_files_without_keys_end_the_start_with_the_options_name(
     (tmp_path / name).write_text(content)
     peer = config(*LOCAL, *keys).peer
     with pytest.raises(ConfigError, match=r"^peer\.(keys|allow)") as raised:
-        Fleet(peer, bytes(32), PeerRoom(), MonotonicClock())
+        Fleet(peer, bytes(32), PeerRoom(), MonotonicClock(), socket="/nowhere")
     assert str(tmp_path / name) in str(raised.value)
 
 
@@ -218,7 +219,9 @@ def test_a_name_of_spaces_is_none(tmp_path: Path, name: str) -> None:
 )
 def test_members_that_are_none_end_the_start_with_the_options_name(members: str) -> None:
     with pytest.raises(ConfigError, match=r"^peer\.members(,|:)"):
-        Fleet(config(*LOCAL, f"peer.members={members}").peer, bytes(32), PeerRoom(), MonotonicClock())
+        Fleet(
+            config(*LOCAL, f"peer.members={members}").peer, bytes(32), PeerRoom(), MonotonicClock(), socket="/nowhere"
+        )
 
 
 def test_an_ipv6_address_without_brackets_is_answered_with_their_form() -> None:
@@ -229,3 +232,15 @@ def test_an_ipv6_address_without_brackets_is_answered_with_their_form() -> None:
         "peer.stream is 'tcp://2001:db8::7:9471'",
     ]
     assert all('"tcp://[2001:db8::7]:9470"' in text for text in refused.value.faults)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [([], True), (["peer.transport=tcp"], False), (["peer.transport=off"], False), (["peer.same_host=false"], False)],
+)
+def test_shared_memory_of_this_host_is_used_unless_the_stream_was_chosen(options: list[str], expected: bool) -> None:
+    assert config(*LOCAL, *options).peer.uses_shared_memory is expected
+
+
+def test_a_node_without_peers_shares_no_memory() -> None:
+    assert not config().peer.uses_shared_memory

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from kvpool_native import ExtentServer, OfferOutcome, PullOutcome, PullQueue, Reserved, crc32c
+from kvpool_native import ExtentServer, NearQueue, OfferOutcome, PullOutcome, PullQueue, Reserved, crc32c
 from tests.unit.native.test_directory import CHUNK, LAYERS, RESERVED, Store
 
 LAYER_BYTES = 1000
@@ -98,7 +98,7 @@ class Node:
         )
 
 
-def collected(source: ExtentServer | PullQueue, take: Callable[[], list[T]], count: int) -> list[T]:
+def collected(source: ExtentServer | PullQueue | NearQueue, take: Callable[[], list[T]], count: int) -> list[T]:
     found: list[T] = []
     while len(found) < count:
         assert select.select([source], [], [], LONG_S)[0], "nothing has ended"

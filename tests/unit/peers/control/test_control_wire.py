@@ -18,13 +18,16 @@ PULL = pull_of(7, 3)
 OFFER = offer_to(PULL)
 STAGE = stage_of(7, 3)
 STAGED = staged_of(STAGE)
-REQUESTS: list[Any] = [HELLO, PULL, STAGE, stage_of(7, 0, 0), r.Release(7), r.Ping()]
+ASK_NEAR = r.AskNear(7, bytes(16))
+NEAR = r.Near(7, "/run/kvpool/kvpool.sock", bytes(16), bytes(24), bytes(24), bytes(24))
+REQUESTS: list[Any] = [HELLO, PULL, STAGE, stage_of(7, 0, 0), ASK_NEAR, r.Release(7), r.Ping()]
 ANSWERS: list[Any] = [
     HELLO,
     OFFER,
     offer_to(PULL, 0),
     STAGED,
     staged_of(STAGE, 0),
+    NEAR,
     r.Refused("busy", "later"),
     r.Pong(bytes(16)),
 ]
@@ -96,6 +99,8 @@ def test_the_wire_is_as_documented() -> None:
         (STAGE, {"rows": r.STAGE_ROWS_MAX + 1}),
         (STAGE, {"protocol": "p" * 17}),
         (STAGE, {"wait_ms": r.STAGE_WAIT_MS_MAX + 1}),
+        (ASK_NEAR, {"pull": 0}),
+        (ASK_NEAR, {"host": bytes(15)}),
         (r.Release(1), {"pull": 0}),
     ],
 )
@@ -137,6 +142,39 @@ def test_impossible_offers_are_refused(change: dict[str, Any]) -> None:
 def test_impossible_stagings_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(wire.WireFault):
         wire.decode_answer([wire.encode_message(replace(STAGED, **change), 4)])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pull": 0},
+        {"socket": ""},
+        {"socket": "run/kvpool.sock"},
+        {"socket": "/run/a\nb"},
+        {"socket": "/" + "s" * r.SOCKET_BYTES_MAX},
+        {"epoch": bytes(15)},
+        {"offsets": b"", "slots": b"", "generations": b""},
+        {"offsets": bytes(23)},
+        {"slots": bytes(16)},
+        {"generations": bytes(32)},
+        {name: bytes(8 * (r.PULL_KEYS_MAX + 1)) for name in ("offsets", "slots", "generations")},
+    ],
+)
+def test_impossible_places_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(wire.WireFault):
+        wire.decode_answer([wire.encode_message(replace(NEAR, **change), 4)])
+
+
+def test_places_of_the_most_chunks_of_an_offer_fit_a_message() -> None:
+    column = bytes(8 * r.PULL_KEYS_MAX)
+    most = replace(NEAR, offsets=column, slots=column, generations=column)
+    assert wire.decode_answer([wire.encode_message(most, 3)]) == (3, most)
+
+
+def test_places_have_to_answer_the_pull() -> None:
+    wire.check_near(ASK_NEAR, NEAR)
+    with pytest.raises(wire.WireFault):
+        wire.check_near(ASK_NEAR, replace(NEAR, pull=8))
 
 
 def test_staged_rows_have_to_answer_the_stage() -> None:

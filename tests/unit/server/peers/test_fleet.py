@@ -25,7 +25,7 @@ def test_encryption_is_refused_by_a_build_without_tls(monkeypatch: pytest.Monkey
     write_key_file(str(tmp_path / "key"), pair)
     (tmp_path / "allow").write_text(pair.public.decode() + "\n")
     config = load_config(None, [*PEERS, f"peer.keys={tmp_path / 'key'}", f"peer.allow={tmp_path / 'allow'}"])
-    Fleet(config.peer, bytes(32), PeerRoom(), MonotonicClock())
+    Fleet(config.peer, bytes(32), PeerRoom(), MonotonicClock(), socket="/nowhere")
     monkeypatch.setattr(kvpool_native, "HAS_TLS", False)
     with pytest.raises(ConfigError, match=r"this build has no TLS.*libssl-dev"):
-        Fleet(config.peer, bytes(32), PeerRoom(), MonotonicClock())
+        Fleet(config.peer, bytes(32), PeerRoom(), MonotonicClock(), socket="/nowhere")

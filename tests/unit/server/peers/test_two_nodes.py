@@ -14,7 +14,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import peers as pm
 from kvpool.server.peers.offers import OfferSettings
 from kvpool.tiering.peer_allowance import PeerAllowance
-from kvpool.tiers.peer.tier import PeerTierSettings
+from kvpool.tiers.peer.settings import PeerTierSettings
 from kvpool.types import ConnectionId
 from tests.rigs.nodes.fleet import Node
 from tests.rigs.nodes.stream_relay import StreamRelay

@@ -1,0 +1,1 @@
+"""Chunks of other daemons on this host: copied out of their shared memory, without a stream between them."""

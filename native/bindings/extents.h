@@ -1,0 +1,69 @@
+// What the bindings of pulls share: extents that are checked before anything runs, and times.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "columns.h"
+#include "net/extent_receiver.h"
+#include "released_gil.h"
+#include "shared_index/chunk_table.h"
+
+namespace kvpool {
+
+inline constexpr unsigned THREADS_MAX = 64;
+inline constexpr double SECONDS_MAX = 3600;
+
+[[nodiscard]] inline std::chrono::milliseconds milliseconds_of(double seconds, const char* name) {
+  if (!(seconds > 0 && seconds <= SECONDS_MAX)) {
+    throw nanobind::value_error((std::string(name) + " must be above 0 and at most 3600 seconds").c_str());
+  }
+  return std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
+}
+
+[[nodiscard]] inline std::vector<uint64_t> column(const nanobind::bytes& packed, size_t count, const char* name) {
+  if (packed.size() != count * sizeof(uint64_t)) {
+    throw nanobind::value_error((std::string(name) + " must be 8 bytes for each chunk, as many as there are offsets").c_str());
+  }
+  return unpacked<uint64_t>(packed);
+}
+
+// Where the chunks of an offer or a job are; throws where one lies outside arena or index.
+[[nodiscard]] inline std::vector<PullRow> checked_rows(const Mapping& arena, const IndexView& index, const nanobind::bytes& offsets,
+                                                       const nanobind::bytes& slots, uint32_t layers, uint64_t layer_bytes,
+                                                       uint32_t connections) {
+  const size_t count = offsets.size() / sizeof(uint64_t);
+  uint64_t bytes = 0;
+  if (layers == 0 || layer_bytes == 0 || __builtin_mul_overflow(layer_bytes, uint64_t{layers}, &bytes)) {
+    throw nanobind::value_error("layers and layer_bytes must be positive");
+  }
+  if (connections == 0 || connections > STREAM_CONNECTIONS_MAX || connections > count) {
+    throw nanobind::value_error("connections must be 1 to 16, at most one for each chunk");
+  }
+  const auto arena_offsets = column(offsets, count, "offsets");
+  const auto addresses = column(slots, count, "slots");
+  std::vector<PullRow> rows;
+  for (size_t row = 0; row < count; ++row) {
+    const SlotAddress slot = SlotAddress::unpacked(addresses[row]);
+    if (!arena.contains(arena_offsets[row], bytes)) {
+      throw nanobind::value_error("a chunk lies outside the arena");
+    }
+    if (!index.covers(slot, layers)) {
+      throw nanobind::value_error("a slot has no words in the index");
+    }
+    rows.push_back({arena_offsets[row], slot});
+  }
+  return rows;
+}
+
+template <typename Threads>
+bool stop_threads(Threads& threads, double timeout_s) {
+  const auto timeout = milliseconds_of(timeout_s, "timeout_s");
+  const ReleasedGil released;
+  return threads.stop(timeout);
+}
+
+}  // namespace kvpool

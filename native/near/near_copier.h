@@ -1,0 +1,100 @@
+// One part of a near pull: extents on their way from the arena of another daemon of this host into slots of this node's arena.
+//
+// What it is: layer 0 of all chunks of the part, then layer 1, …, each copied once from memory that is mapped read-only, with its
+// checksum in the same pass. What it is not: a right: the owner's offer protects the slots until its lease ends.
+//
+//   a chunk:  copying ──last layer──► DONE
+//             ├─ other bytes than the promised checksum, or another generation after the copy ──► BAD_SOURCE   (this chunk alone)
+//             └─ the deadline, the end of the job ──► FAILED, CANCELLED
+//
+// Nothing in the owner's memory is trusted: offsets and slots lie inside the mappings (the plan's precondition), the words of its index
+// are read through checked addresses, and bytes count only with the checksum that came over the control plane. Each chunk ends exactly
+// once; nothing is written to its slot afterwards.
+// Threads: one.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "base/memory.h"
+#include "net/extent_receiver.h"
+#include "shared_index/chunk_table.h"
+#include "shared_index/landing_board.h"
+
+namespace kvpool {
+
+// Where a chunk is at its owner, under which generation, and where it goes.
+struct NearChunk {
+  uint64_t source_offset;
+  SlotAddress source;
+  uint64_t generation;
+  PullRow target;
+};
+
+struct NearPlan {
+  std::shared_ptr<const Mapping> source;  // the owner's arena
+  std::shared_ptr<const IndexView> source_index;
+  std::vector<NearChunk> chunks;
+  std::vector<uint32_t> checks;  // CRC-32C of each chunk's layers, as the owner promised them
+  uint32_t layers = 0;
+  uint64_t layer_bytes = 0;
+  uint32_t parts = 1;
+  StreamClock::time_point deadline;
+};
+
+class NearCopier {
+ public:
+  using Report = std::function<void(const PullOutcome&)>;
+
+  // Copies the chunks number `part`, `part` + `parts`, … of the plan. `has_ended`: the job is to end now. `report` is called once for
+  // each chunk; what it does not know of an outcome (job, waited) is left to it.
+  // REQUIRES: every source inside the owner's arena and index, every target inside arena and index, for as many layers.
+  NearCopier(const NearPlan& plan, uint32_t part, const Mapping& arena, LandingBoard& board, const std::atomic<bool>& has_ended,
+             Report report);
+
+  // Copies until all chunks have ended.
+  void run();
+  // Ends those that have not ended.
+  void end_all(PullStatus status, PullFault fault);
+
+ private:
+  // Between two looks at the deadline; what is copied is verified while it is in the core's own cache.
+  static constexpr uint64_t PIECE_BYTES = 256 << 10;
+
+  struct Chunk {
+    bool has_ended = false;
+    uint64_t bytes = 0;
+    std::chrono::microseconds first_layer{0};
+  };
+  struct Copied {
+    uint32_t chunk;
+    uint32_t crc;
+  };
+
+  [[nodiscard]] bool copy_layer(uint32_t layer);
+  [[nodiscard]] bool copy_extent(uint32_t chunk, uint32_t layer, uint32_t& crc);
+  [[nodiscard]] bool must_end();
+  void verify(uint32_t layer);
+  void land(const Copied& copied, uint32_t layer);
+  void end_chunk(uint32_t chunk, PullStatus status, PullFault fault);
+  [[nodiscard]] bool is_in_place(const NearChunk& chunk) const noexcept {
+    return plan_.source_index->generation_at(chunk.source) == chunk.generation;
+  }
+  [[nodiscard]] Chunk& of(uint32_t chunk) { return chunks_[chunk / plan_.parts]; }
+  [[nodiscard]] std::chrono::microseconds elapsed() const;
+
+  const NearPlan& plan_;
+  const uint32_t part_;
+  const Mapping& arena_;
+  LandingBoard& board_;
+  const std::atomic<bool>& has_ended_;
+  const Report report_;
+  const StreamClock::time_point begun_;
+  std::vector<Chunk> chunks_;   // of this part
+  std::vector<Copied> copied_;  // of the layer under way, not verified yet
+  uint64_t copied_bytes_ = 0;
+};
+
+}  // namespace kvpool

@@ -1,0 +1,1 @@
+"""Tests of shared memory between daemons of one host."""
