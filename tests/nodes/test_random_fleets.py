@@ -87,7 +87,9 @@ def test_a_storm_leaves_right_bytes_and_nodes_that_agree(tmp_path: Path, seed: i
         assert sum(tally.served for tally in tallies) > 0
         for node in nodes:
             wait_until(lambda: holds_nothing(node), f"{node.node} holds nothing")  # noqa: B023 - used at once
-            assert node.problems() == []
+            found = [problem for problem in node.problems() if not problem.startswith("ssd: chunk ")]
+            assert found == [], "but for rows of slots that were written anew just before a kill"
+            assert node.problems() == [], "which are dropped"
         wait_until(
             lambda: all(int(node.stats()["peer.followed.followed"]) == NODES - 1 for node in nodes),
             "the nodes follow each other",
