@@ -8,10 +8,10 @@ from kvpool.config.addresses import ZmqAddress, parse_zmq
 from kvpool.config.options import Option, choice_option, count_option, duration_option, flag_option, size_option
 from kvpool.config.path_options import readable_file, secret_file, topic
 
-# Connections of one socket at most: of routers, and of others, whose handshake is under way. Each takes a descriptor, and the
-# duplicate by which it is watched another.
+# Connections of one socket at most: of routers, and of those that connected a moment ago, a quarter of them from one source:
+# as many as there can be routers. Each takes a descriptor, and the duplicate by which it is watched another.
 ROUTERS_MAX = 64
-STRANGERS_MAX = 64
+STRANGERS_MAX = 4 * ROUTERS_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,8 @@ def plan_descriptors(config: Config, limit: int) -> DescriptorRoom:
     plans = plan_lower_tiers(config)
     segments = sum(plan.descriptors for plan in plans)
     peers = PeerRoom().within(int(PEER_PART * (limit - OWN_DESCRIPTORS - segments)))
-    taken = OWN_DESCRIPTORS + segments + config.events.descriptors + (peers.descriptors if config.peer.is_used else 0)
+    routers = min(config.events.descriptors, int(PEER_PART * (limit - OWN_DESCRIPTORS - segments)))
+    taken = OWN_DESCRIPTORS + segments + routers + (peers.descriptors if config.peer.is_used else 0)
     each = 2 if config.server.staging_bytes else 1
     wanted = config.server.max_connections
     needed = taken + each * wanted
@@ -85,7 +86,7 @@ def plan_descriptors(config: Config, limit: int) -> DescriptorRoom:
         return DescriptorRoom(wanted, peers)
     fitting = (limit - taken) // each
     others = f" and {peers.descriptors} for other nodes" if config.peer.is_used else ""
-    others += f" and {config.events.descriptors} for routers" if config.events.descriptors else ""
+    others += f" and {routers} for routers" if routers else ""
     what = (
         f"server.max_connections is {wanted}, which takes {needed} file descriptors with {segments} segment files{others}, "
         f"and the process may have {limit} (LimitNOFILE= of the unit, ulimit -n)"

@@ -21,7 +21,7 @@ SLEEPERS = 24
 SLEEPERS_BYTES_MAX = 24 << 20
 
 # Both sockets' connections with their duplicates, and what ZMQ accepts before it waits for the loop.
-CROWD_FDS_MAX = 2 * 2 * (64 + 64 + 600)
+CROWD_FDS_MAX = 2 * 2 * (64 + 256 + 600)
 SUBSCRIBED_BYTES_MAX = 512 << 20
 TCP = {"events__publish": "tcp://127.0.0.1:0", "events__replay": "tcp://127.0.0.1:0", "events__insecure": "true"}
 
@@ -216,6 +216,7 @@ def test_a_router_that_asks_often_in_whole_requests_stays_connected(publishing: 
     daemon = publishing
     with daemon.connect() as pool, router_of(daemon, "none") as router:
         store(pool, pool.keys(tokens_of(1, CHUNK * 4)))
+        wait_until(lambda: int(daemon.stats()["events.published_messages"]) >= 1, "it is published")
         for _ in range(3000):  # more bytes than one unfinished request may have
             assert len(router.replay(0)) >= 1
         assert daemon.stats()["events.ended_connections"] == 0

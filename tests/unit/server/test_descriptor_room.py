@@ -53,8 +53,10 @@ def test_routers_have_a_part_of_their_own(caplog: pytest.LogCaptureFixture) -> N
     config = load_config(None, ["server.max_connections=1000", *events])
     assert config.events.descriptors > 0
     with caplog.at_level(logging.WARNING):
-        assert plan_descriptors(config, OWN_DESCRIPTORS + 1500).connections == 1500 - config.events.descriptors
-    assert f"and {config.events.descriptors} for routers" in caplog.text
+        assert plan_descriptors(config, OWN_DESCRIPTORS + 800).connections == 600, "a quarter at most"
+    assert "and 200 for routers" in caplog.text
+    whole = config.events.descriptors
+    assert plan_descriptors(config, OWN_DESCRIPTORS + 4 * whole).connections == min(1000, 3 * whole)
 
 
 def test_other_nodes_are_named_where_they_leave_too_little(caplog: pytest.LogCaptureFixture) -> None:
