@@ -9,8 +9,8 @@ Each connection has a socket of its own: what a former one left behind, in eithe
 that waits fails at once. One request is one future with a deadline. An answer after that is dropped, and the chunks of a late
 pull are released. A peer whose incarnation differs from that of the last connection has begun a new life.
 
-A silent peer is pinged: ZMQ's heartbeat finds a dead network, the ping an event loop that hangs. Loop thread only. Bounds:
-`LinkSettings`. Invariant: `_waiting` is empty unless the link is READY.
+A silent peer is pinged: ZMQ's heartbeat finds a dead network, the ping a hung loop. Loop thread only. Bounds: `LinkSettings`.
+Invariant: `_waiting` is empty unless the link is READY.
 """
 
 import asyncio
@@ -101,8 +101,7 @@ class PeerLink:
         share: LoopShare,
         on_change: "Callable[[PeerLink], None]",
     ) -> None:
-        """`share`: of the loop's time, for the answers of all peers. `on_change`: called when the link becomes ready, and when
-        it no longer is; it must not wait."""
+        """`share`: of the loop's time, for the answers of all peers. `on_change`: called when READY begins or ends; must not wait."""
         self.member = member
         self._identity = identity
         self._keys = keys

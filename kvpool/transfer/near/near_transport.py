@@ -108,7 +108,9 @@ class NearTransport:
             return False
         question = r.AskNear(order.offer.pull, self._host)
         try:
-            near: r.Near = await self._asking.ask(order.link, order.node, lambda: question, min(ANSWER_S, order.stall_s))
+            near: r.Near = await self._asking.ask(
+                order.link, order.node, lambda: question, min(ANSWER_S, order.stall_s)
+            )
             if len(near.offsets) != r.PLACE_BYTES * order.offer.chunks:
                 raise NearFailed(f"{len(near.offsets)} bytes of offsets for {order.offer.chunks} chunks")
             memory = await self._owners.open(order.node, life.incarnation, near)

@@ -73,7 +73,7 @@ def test_a_node_is_forgotten_with_its_last_turn() -> None:
     async def run() -> str:
         asking, owner = Asking(MonotonicClock(), Turns(AT_ONCE, 10_000)), Owner()
         for number in range(100):  # a hostile one shows another name with each connection
-            await asking.ask(cast(PeerLink, owner), f"name {number}", pull_of(number), 5.0)
+            await asking.ask(cast(PeerLink, owner), f"name {number}", partial(pull_of, number), 5.0)
         while repr(asking) != "<Asking 0 nodes>":
             await asyncio.sleep(0.001)
         return repr(asking)
