@@ -101,7 +101,7 @@ class PeerLink:
         share: LoopShare,
         on_change: "Callable[[PeerLink], None]",
     ) -> None:
-        """`share`: of the loop's time, for the answers of all peers. `on_change`: called when READY begins or ends; must not wait."""
+        """`share`: of the loop, for all answers. `on_change` is called as READY begins or ends, and never waits."""
         self.member = member
         self._identity = identity
         self._keys = keys
