@@ -64,7 +64,7 @@ def _run(*arguments: object, **environment: str) -> "subprocess.CompletedProcess
 
 def _rows(run: "subprocess.CompletedProcess[str]") -> list[dict[str, Any]]:
     document = json.loads(run.stdout)
-    assert set(document) == {"command", "version", "machine", "rows"}
+    assert set(document) == {"command", "version", "machine", "rows", "notes"}
     assert document["command"] == "bench replay"
     rows: list[dict[str, Any]] = document["rows"]
     return rows

@@ -129,7 +129,7 @@ def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -
     assert run.returncode == 0, run.stderr
     document = json.loads(run.stdout)
     assert document == json.loads(out.read_text())
-    assert set(document) == {"command", "version", "machine", "rows"}
+    assert set(document) == {"command", "version", "machine", "rows", "notes"}
     rows = document["rows"]
     expected = [
         *[RATE | FLOORS | {"write_mode", "ratio", "load_ratio_spread", "save_daemon_cpu_seconds_per_gb"}] * 6,
