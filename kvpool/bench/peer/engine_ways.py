@@ -66,7 +66,8 @@ class EngineChoice:
 class _OwnerLink:
     """The owner's process in the place of a link to a peer."""
 
-    member = SimpleNamespace(endpoint="the owner's process")
+    # No port of its own: a server of TransferEngine has to be on this host.
+    member = SimpleNamespace(endpoint=f"tcp://{HOST}:0")
     life = None
 
     def __init__(self, process: ChildProcess) -> None:

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import kvpool_native
 from kvpool.bench.disk import has_disk
+from kvpool.bench.peer.engine_ways import ENGINE_WAYS
+from kvpool.bench.peer.peer import QUICK_SIZES, STREAMS
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.payload import store, tokens_of
+from tests.rigs.transfer.engine_daemons import REASON
 
 
 def _run(*arguments: str, answer: str = "") -> "subprocess.CompletedProcess[str]":
@@ -131,12 +135,14 @@ def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -
     assert document == json.loads(out.read_text())
     assert set(document) == {"command", "version", "machine", "rows", "notes"}
     rows = document["rows"]
+    ways = ["socket", "stream", *(["encrypted"] if kvpool_native.HAS_TLS else []), "shared memory"]
+    peer_rows = len([*ways, *([] if REASON else ENGINE_WAYS)]) * len(QUICK_SIZES) * len(STREAMS)
     expected = [
         *[RATE | FLOORS | {"write_mode", "ratio", "load_ratio_spread", "save_daemon_cpu_seconds_per_gb"}] * 6,
         *[LATENCY] * 12,
         {"ready_s", "ready_spread_s", "rss_mib", "idle_cpu_seconds", "arena_mib"},
         *([{"part", "wrong_bytes"}] * 11 if has_disk(None) else []),
-        *[{"way", "streams", "gb_per_s", "ratio", "cpu_seconds_per_gb", "first_layer_us"}] * 12,
+        *[{"way", "streams", "gb_per_s", "ratio", "cpu_seconds_per_gb", "first_layer_us"}] * peer_rows,
         RATE | {"hit_rate", "ideal_hit_rate", "wrong_bytes", "load_spread_gb_per_s", "acquire_p99_us"},
     ]
     assert [sorted(keys - set(row)) for row, keys in zip(rows, expected, strict=True)] == [[]] * len(rows)

@@ -65,7 +65,7 @@ def _simulate(*arguments: object) -> int:
 def _rows(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[dict[str, Any]]:
     assert _simulate(*arguments, "--json") == 0
     document = json.loads(capsys.readouterr().out)
-    assert set(document) == {"command", "version", "machine", "rows", "notes"}
+    assert set(document) == {"command", "version", "machine", "rows"}
     rows: list[dict[str, Any]] = document["rows"]
     return rows
 
