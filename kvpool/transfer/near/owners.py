@@ -76,7 +76,9 @@ class NearOwners:
             owner = None
         if owner is None:
             if node not in self._opening:
-                self._opening[node] = asyncio.get_running_loop().create_task(self._open(node, incarnation, near))
+                opening = asyncio.get_running_loop().create_task(self._open(node, incarnation, near))
+                opening.add_done_callback(_take_failure)
+                self._opening[node] = opening
             owner = await self._opened(self._opening[node])
         if owner.incarnation != incarnation:
             raise NearFailed("another life of the node is being mapped")
@@ -124,6 +126,12 @@ class NearOwners:
         owner = self._owners.pop(node)
         asyncio.get_running_loop().remove_reader(owner.connection.fileno())
         owner.connection.close()
+
+
+def _take_failure(opening: "asyncio.Task[NearOwner]") -> None:
+    """Whoever waited for it may have given up: then nobody else takes its error."""
+    if not opening.cancelled():
+        opening.exception()
 
 
 def map_owner(socket: str, epoch: bytes, timeout_s: float) -> "tuple[BlockingConnection, kvpool_native.NearMemory]":

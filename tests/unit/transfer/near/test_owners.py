@@ -1,6 +1,7 @@
 """Owners on this host: mapped once for each life, let go at its end, and never more than a few."""
 
 import asyncio
+import gc
 import socket
 import threading
 from collections.abc import Iterator
@@ -81,6 +82,25 @@ async def test_requests_at_once_wait_for_one_connection(sockets: Sockets) -> Non
     assert await asked[1] is await asked[2]
     assert len(sockets.own) == 1
     await owners.close()
+
+
+@pytest.mark.asyncio
+async def test_a_failure_that_nobody_waits_for_any_more_is_no_error_of_the_loop(sockets: Sockets) -> None:
+    reported: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    owners = NearOwners(sockets.connect)
+    sockets.may_answer.clear()
+    sockets.fault = "refused"
+    asked = asyncio.ensure_future(owners.open("node", LIFE, NEAR))
+    await asyncio.sleep(0)
+    asked.cancel()
+    await asyncio.wait({asked})
+    sockets.may_answer.set()
+    await owners.close()
+    await until(lambda: len(asyncio.all_tasks()) == 1, "the attempt has ended")
+    del asked
+    gc.collect()
+    assert reported == []
 
 
 @pytest.mark.asyncio
