@@ -7,7 +7,9 @@ request for changes where there are none waits for the journal's next event, or 
 Chunks that an engine is just saving are reported too, from their first layer on: another node may follow the save. They are no
 events, and have numbers of their own (`save_notes`): those of saves that were given up are reported as removed.
 
-Keys alone are reported. Loop thread only. Invariant: every request is in `_requests` from its call until its answer or
+Keys alone are reported, and those of the node's tiers alone: what engines have in their own memory cannot be pulled.
+
+Loop thread only. Invariant: every request is in `_requests` from its call until its answer or
 `forget`; its connection's number is in `_idle` while it waits, and else in `_due`. `_turn` is the turn or pause under way;
 there is one where `_due` is not empty.
 """
@@ -25,7 +27,7 @@ from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.peers.control import records as r
 from kvpool.peers.control.pullers import Puller
 from kvpool.server.peers.save_notes import NotesSlice, SaveNotes
-from kvpool.types import EventKind
+from kvpool.types import NODE_TIERS
 
 # Keys of a page, and the size of the events that an answer adds up, with their token ids: a turn of less than a millisecond
 # (measured: 40 ns for a key of a page, 0.7 µs for one of an event of four).
@@ -158,10 +160,13 @@ class KeyReporter:
         last = found.last - len(found.events)
         named = len(saves.lost) + len(saves.under_way)
         for event in found.events:
+            if not (event.tiers | event.tiers_before) & NODE_TIERS:
+                last = event.id  # of an engine's own memory: nobody else can have it from here
+                continue
             named += len(event.column)
             if named > r.FOLLOW_KEYS_MAX:
                 break
-            is_stored = event.kind != EventKind.REMOVED
+            is_stored = bool(event.tiers & NODE_TIERS)
             has.update((key, is_stored or self._saves.is_under_way(key)) for key in event.column)
             last = event.id
         has.update(dict.fromkeys(saves.under_way, True))

@@ -89,7 +89,7 @@ def test_every_verb_of_the_daemon_has_its_handler() -> None:
     sharing = SimpleNamespace(seeking=object.__new__(Seeking))
     pool = cast(Pool, SimpleNamespace(sharing=sharing, **{name: object.__new__(part) for name, part in parts.items()}))
     served = {
-        m.ROLE_ENGINE: engine_handlers(pool, cast(Any, None)),
+        m.ROLE_ENGINE: engine_handlers(pool, cast(Any, None), None),
         m.ROLE_ADMIN: operator_handlers(
             pool,
             object.__new__(OperatorVerbs),
