@@ -158,7 +158,7 @@ class EngineLevel:
             yield event
             return
         if record.namespace != event.namespace:
-            # The bytes are here, and of another namespace: what was said about this key is void.
+            # The bytes are here, and of another namespace: what was reported about this key is void.
             if event.tiers:
                 record.is_void = True
                 yield _removed([record])

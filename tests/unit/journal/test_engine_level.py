@@ -1,8 +1,7 @@
-"""Level 0: what engines report of their own block pools, joined with the tiers. A subscriber has the sum of both at every step."""
+"""Level 0: what engines report of their own block pools, joined with the tiers. A subscriber has the sum at every step."""
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +12,8 @@ from kvpool.journal.engine_chunks import CHUNK_BYTES, EngineChunk, EngineChunks,
 from kvpool.key_column import KeyColumn
 from kvpool.keys import split_scope
 from kvpool.router_events.vllm_format import EventForm
-from kvpool.types import DEFAULT_PRIORITY, Cause, ConnectionId, EventKind, Level, NamespaceId, ReportState
+from kvpool.types import DEFAULT_PRIORITY, Cause, ConnectionId, Event, EventKind, Level, NamespaceId, ReportState
+from tests.rigs.events.engine_chunks import AGAIN, ONE, OTHER, Reported, chunks_of, drops, has
 from tests.rigs.events.journal_rig import (
     DRAM,
     LAYOUT,
@@ -29,44 +29,11 @@ from tests.rigs.flushing import flush_whole
 
 HBM = 1 << Level.HBM
 TAKEN, FULL, NO_PARENT, FOREIGN = ReportState
-ONE, OTHER, AGAIN = Source(ConnectionId(1), 0), Source(ConnectionId(2), 0), Source(ConnectionId(1), 1)
-
-
-@dataclass
-class Reported:
-    """A report as the handler makes it."""
-
-    removed: KeyColumn
-    stored: Sequence[EngineChunk]
-
-
-def chunks_of(names: list[int]) -> list[EngineChunk]:
-    """The chunks of a chain, as an engine would report them."""
-    chain = [names[: at + 1] for at in range(len(names))]
-    split = [split_scope(words_of(each), 32) for each in chain]
-    return [
-        EngineChunk(key(each), key(each[:-1]) if each[1:] else b"", tokens, scope)
-        for each, (tokens, scope) in zip(chain, split, strict=True)
-    ]
-
-
-def has(rig: Rig, names: list[int], source: Source = ONE) -> list[int]:
-    """A source reports a chain: the states."""
-    while rig.journal.is_behind:
-        rig.journal.take_changes()
-    return list(rig.journal.take_report(source, rig.namespace.id, Reported(KeyColumn(b""), chunks_of(names))))
-
-
-def drops(rig: Rig, chains: list[list[int]], source: Source = ONE) -> None:
-    """A source has dropped the last chunk of each chain."""
-    while rig.journal.is_behind:
-        rig.journal.take_changes()
-    rig.journal.take_report(source, rig.namespace.id, Reported(KeyColumn.of(key(names) for names in chains), ()))
 
 
 def events(rig: Rig) -> list[tuple[EventKind, int, int, int]]:
     """Kind, chunks, tiers before and after of each event but the first."""
-    found = []
+    found: list[Event] = []
     while (news := rig.journal.since(b"", found[-1].id if found else 0)).events:
         found += news.events
     return [(event.kind, len(event.chunks), event.tiers_before, event.tiers) for event in found]
