@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+from kvpool.clock import Clock
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.pool.chains import Chains
@@ -162,13 +163,15 @@ VERBS = verbs_of(
 )
 
 
-def engine_handlers(pool: Pool, session: EngineSession, user: int | None) -> Handlers:
+def engine_handlers(pool: Pool, session: EngineSession, *, user: int | None, clock: Clock) -> Handlers:
     """The handlers of an engine's connection. `user`: whose share counts what it reports, if anybody's."""
     handlers = handlers_of(
         m.ROLE_ENGINE, (pool.chains, pool.leases, pool.hints, pool.staged, pool.sharing.seeking), session
     )
-    further = EngineVerbs(pool, session, handlers), EventVerbs(pool, session), EngineReportVerbs(pool, session, user)
-    return handlers | handlers_of(m.ROLE_ENGINE, further)
+    reports = EngineReportVerbs(pool, session, user=user, clock=clock)
+    return handlers | handlers_of(
+        m.ROLE_ENGINE, (EngineVerbs(pool, session, handlers), EventVerbs(pool, session), reports)
+    )
 
 
 def operator_handlers(pool: Pool, *verbs: OperatorVerbs | SteeringVerbs | ConnectionVerbs | PeerVerbs) -> Handlers:

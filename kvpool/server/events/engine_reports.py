@@ -3,7 +3,8 @@
 Keys are computed here, from a chunk's parent and token ids: a client cannot report a key whose tokens it does not know, nor
 give a known one other tokens. A report is taken when the journal has every change of the tiers: its events depend on them.
 
-Holds no state of its own. Control thread only.
+A connection has an allowance of reports, so that one that reports and drops without end does not crowd everybody else's events
+out of the log. Control thread only.
 """
 
 from dataclasses import dataclass
@@ -11,20 +12,28 @@ from dataclasses import dataclass
 import numpy as np
 
 import kvpool_native
-from kvpool.clock import Deadline
+from kvpool.clock import Clock, Deadline
 from kvpool.errors import InvalidArgument, ProtocolError, Refused
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.journal.engine_chunks import EngineChunk, Source
+from kvpool.journal.event_log import EVENT_BYTES
 from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.keys import Scope, is_scope, split_scope
+from kvpool.peers.token_bucket import TokenBucket
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import engine_chunks as ec
 from kvpool.protocol.verbs import ENGINE, verb
 from kvpool.types import TOKEN_BYTES
+from kvpool.units import format_size
 
 # A flood of changes keeps a report waiting; the engine repeats one that was refused as busy (guess).
 CATCH_UP_S = 0.25
+# A connection's reports in the event log: BURST_BYTES at once, RATE_BYTES in each second after it. That is 9,000 chunks of 16
+# tokens a second, more than an engine computes, and at once half of the log's default size (guesses).
+BURST_BYTES = 8 << 20
+RATE_BYTES = 4 << 20
+REMOVAL_BYTES = 100
 _INDEX = np.dtype("<u2")
 
 
@@ -37,10 +46,12 @@ class _Report:
 class EngineReportVerbs:
     """The reports of one engine's connection. `user`: whose share counts them, if anybody's."""
 
-    def __init__(self, pool: Pool, session: EngineSession, user: int | None) -> None:
+    def __init__(self, pool: Pool, session: EngineSession, *, user: int | None, clock: Clock) -> None:
         self._pool = pool
         self._session = session
         self._user = user
+        self._clock = clock
+        self._allowance = TokenBucket(RATE_BYTES, BURST_BYTES, clock)
 
     @verb(ec.ReportChunks, roles=ENGINE)
     def report(self, request: ec.ReportChunks) -> Parts[ec.ChunksTaken]:
@@ -48,7 +59,10 @@ class EngineReportVerbs:
         namespace = self._session.own
         report = _report_of(request, namespace.layout.chunk_tokens, keeps_ids=self._pool.chains.keeps_token_ids)
         source = Source(self._session.connection, request.source, self._user)
-        journal, deadline = self._pool.journal, Deadline(CATCH_UP_S, self._pool.chains.clock)
+        size = sum(EVENT_BYTES + len(chunk.tokens) for chunk in report.stored) + REMOVAL_BYTES * len(report.removed)
+        if not self._allowance.take(size):
+            raise Refused("busy", f"reports are more than {format_size(RATE_BYTES)} a second: report again")
+        journal, deadline = self._pool.journal, Deadline(CATCH_UP_S, self._clock)
         if request.is_anew:
             journal.end_source(source)
         while journal.is_behind:
