@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-REPORT_CHUNKS_MAX = 256  # in one report, removed and stored ones together
+# In one report, removed and stored ones together: a turn of less than a millisecond (measured: 6 µs for each).
+REPORT_CHUNKS_MAX = 128
 SOURCES_MAX = 1 << 16
 
 
