@@ -9,9 +9,11 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.router_events.columns import unpack_chunks
+from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import Daemon, spawn, wait_connected, wait_until
 from tests.rigs.events.publishing import local_events, router_of
 from tests.rigs.events.router import Router
+from tests.rigs.nodes.two_nodes import assert_converged
 
 pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
@@ -239,6 +241,29 @@ def test_a_late_router_gets_level_0_with_everything_else(node: Node) -> None:
         late.index.is_strict = False
         late.receive_until(lambda: len(late.index.media.get("GPU", {})) == 9, "it has the snapshot")
         assert late.index.longest(PROMPT, CHUNK) == 5
+
+
+def test_another_node_knows_a_chunk_when_the_node_has_it_and_not_when_an_engine_has(tmp_path: Path) -> None:
+    with (
+        two_daemons(tmp_path) as (owner, here),
+        owner.connect(LAYOUT) as there,
+        here.connect(LAYOUT) as pool,
+    ):
+        for one in (there, pool):
+            wait_connected(one)
+        engine = PrefixEngine(64, pool=there)
+        engine.run("a", PROMPT)
+        engine.run("b", OTHER)
+        engine.free("b")
+        wait_until(lambda: owner.stats()["events.engine_chunks"] == 9, "all are reported")
+        wait_until(lambda: pool.lookup(pool.keys(OTHER)).chunks == 4, "what is saved is known")
+        assert here.stats()["peer.known_chunks"] == 4
+        assert_converged(owner, here)
+        assert pool.lookup(pool.keys(PROMPT)).chunks == 0
+        with owner.admin() as admin:
+            admin.flush(None, None)
+        wait_until(lambda: here.stats()["peer.known_chunks"] == 0, "what only an engine has is known no more")
+        engine.blocks.close()
 
 
 def test_a_block_pool_that_nobody_closed_ends_with_its_last_reference(node: Node) -> None:
