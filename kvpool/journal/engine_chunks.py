@@ -180,7 +180,7 @@ class EngineChunks:
         """The source has the chunk no more: its record, where no other has it. REQUIRES: `check_removal`."""
         table = self._table_of(source)
         assert table is not None
-        record = self._drop(table, key)
+        record = self._drop(table, key, table.sizes.pop(key))
         if not table.sizes:
             self._forget(source)
         return record
@@ -201,7 +201,9 @@ class EngineChunks:
         gone: list[Record] = []
         while self._ending and limit:
             table = self._ending[0]
-            record = self._drop(table, next(reversed(table.sizes)))
+            record = self._drop(
+                table, *table.sizes.popitem()
+            )  # the latest: `reversed` would pass over all that are gone
             limit -= 1
             if record is not None:
                 gone.append(record)
@@ -243,9 +245,10 @@ class EngineChunks:
             problems.append("engine chunks: a slot is neither used nor free, or both")
         return problems
 
-    def _drop(self, table: _Table, key: bytes) -> Record | None:
+    def _drop(self, table: _Table, key: bytes, size: int) -> Record | None:
+        """A chunk that has left a table."""
         record = self._chunks[key]
-        self._count(table.source, -table.sizes.pop(key))
+        self._count(table.source, -size)
         table.children.pop(key, None)
         parent = table.parents.pop(key)
         if parent:

@@ -84,7 +84,7 @@ class TreeReporter:
         if reports.chunks_max:
             reports.on_connected(self._note_connected)
             tree.watch(chunk_blocks, self)
-            weakref.finalize(tree, self._stop)
+            weakref.finalize(tree, self._stop).atexit = False  # the end of the process ends its reports anyway
             self._thread.start()
 
     def stats(self) -> dict[str, int]:
