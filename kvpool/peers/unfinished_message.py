@@ -17,6 +17,7 @@ LOOK_S = 0.25
 _BYTES_RECEIVED = struct.Struct("<Q")
 _BYTES_RECEIVED_AT = 128
 _TCP_INFO_BYTES = 136
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def received_bytes(peer: socket.socket) -> int:
@@ -45,11 +46,18 @@ class UnfinishedMessage:
         self.close()
         self._mark = 0
         try:
-            held = socket.socket(fileno=os.dup(descriptor))  # Python's own `dup` would have it block, for ZMQ too
+            duplicate = os.dup(descriptor)
         except OSError:
             return self._on_excess() if _has_none_left(descriptor) else None
         try:
-            is_there = _place_of(*held.getpeername()[:2]) == _place_of(*endpoint.removeprefix("tcp://").rsplit(":", 1))
+            held = socket.socket(fileno=duplicate)  # Python's own `dup` would have it block, for ZMQ too
+        except OSError:
+            os.close(duplicate)
+            return None
+        try:
+            is_there = held.family in _FAMILIES and _place_of(*held.getpeername()[:2]) == _place_of(
+                *_parts_of(endpoint)
+            )
         except (OSError, ValueError):
             is_there = False
         if not is_there:
@@ -80,6 +88,11 @@ class UnfinishedMessage:
         elif received - self._mark > self._most:
             self.close()
             self._on_excess()
+
+
+def _parts_of(endpoint: str) -> tuple[str, str]:
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return host, port
 
 
 def _place_of(host: str, port: int | str) -> tuple[bytes, int]:

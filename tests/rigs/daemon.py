@@ -28,6 +28,7 @@ SMALL = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_toke
 UNFORESEEN = ("Traceback (most recent call last)", "Exception in callback", "never retrieved", "Task was destroyed")
 # Options of a daemon by its write mode. Staging is so small that most saves go through it in several pieces.
 WRITE_MODES = {"in-place": {}, "copy": {"server.write_mode": "copy", "server.staging": "64KiB"}}
+LOG_SHOWN = 3000
 in_both_write_modes = pytest.mark.parametrize("write_mode", WRITE_MODES, indirect=True)
 
 
@@ -63,6 +64,8 @@ class Daemon:
             self.process.wait()
         if kind is None and not self.may_log_errors:
             self.assert_no_errors()
+        if kind is not None and self._log.exists():
+            print(f"the log of {self.socket} ends:\n{self.log()[-LOG_SHOWN:]}")  # shown with the test that has failed
 
     def assert_no_errors(self) -> None:
         """Fails with the log where it has an error of the daemon's code."""

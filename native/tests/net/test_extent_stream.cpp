@@ -91,6 +91,7 @@ TEST(small_layers_go_in_groups_behind_the_first_once_all_have_landed) {
   };
   const Order groups{{0, 0}, {1, 0}, {0, 1}, {0, 2}, {0, 3}, {1, 1}, {1, 2}, {1, 3}, {0, 4}, {0, 5}, {0, 6}, {1, 4}, {1, 5}, {1, 6}};
   EXPECT(sent(1, [] {}) == groups);
+  EXPECT(wait_for_offers(pair.server, 1).at(0).end == OfferEnd::SENT);  // nobody reads the slots that are written next
   // Layers of a save under way are followed: who waits for them needs those of all chunks alike.
   pair.owner.begin_promotion(1);
   Order by_layer;

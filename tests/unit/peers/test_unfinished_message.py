@@ -1,6 +1,7 @@
 """Tests of messages that do not end: a link to a node that sends one ends, and costs no more than comes until it is noticed."""
 
 import asyncio
+import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -109,3 +110,24 @@ async def test_another_connection_is_not_watched(
     watch.watch(near.fileno(), right.replace("127.0.0.1", "[::ffff:127.0.0.1]"))
     assert "not watched" not in repr(watch)
     watch.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["unix socket", "unconnected socket", "pipe", "closed"])
+async def test_a_number_that_is_something_elses_by_now_is_left_alone(kind: str) -> None:
+    ended: list[str] = []
+    watch = UnfinishedMessage(1000, lambda: ended.append("ended"), asyncio.get_running_loop())
+    read_end, write_end = os.pipe()
+    one, other = socket.socketpair()
+    with one, other, socket.socket() as unconnected:
+        if kind == "closed":
+            os.close(read_end)
+        number = {"unix socket": one.fileno(), "unconnected socket": unconnected.fileno()}.get(kind, read_end)
+        before = len(os.listdir("/proc/self/fd"))
+        watch.watch(number, "tcp://127.0.0.1:9470")
+        assert len(os.listdir("/proc/self/fd")) == before
+    os.close(write_end)
+    if kind != "closed":
+        os.close(read_end)
+    assert "not watched" in repr(watch)
+    assert not ended
