@@ -44,6 +44,8 @@ class Level(IntEnum):
 
 
 LEVELS = len(Level)
+# Tiers that the node itself can give a chunk from; at level 0 it is in an engine's own memory.
+NODE_TIERS = ~(1 << Level.HBM)
 
 
 class WriteOrder(IntEnum):
@@ -101,6 +103,15 @@ class RetainState(IntEnum):
     ACCEPTED = 0
     CLIPPED = 1
     ABSENT = 2
+
+
+class ReportState(IntEnum):
+    """State of one chunk that an engine reports as its own. All but the first: it is not at level 0 by this report."""
+
+    TAKEN = 0
+    FULL = 1  # beyond the bound
+    NO_PARENT = 2  # the source has not reported its parent, or that was declined
+    FOREIGN = 3  # another model, layout or rank has its key
 
 
 class LoadReason(IntEnum):

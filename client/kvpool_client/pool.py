@@ -20,6 +20,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.types import LoadReason, TokenRange
 from kvpool_client.arguments import check_connect, check_index, check_keys, check_scope
 from kvpool_client.connection.counters import Counters
+from kvpool_client.connection.engine_reports import EngineReports
 from kvpool_client.connection.finder import Finder
 from kvpool_client.connection.lease_fetcher import LeaseFetcher
 from kvpool_client.connection.link import Link
@@ -348,6 +349,10 @@ class Pool:
     def device_blocks(self, cache: Cache, memory: PinnedBytes) -> DeviceBlocks:
         """Copies between a registered cache on a device and host memory, through this Pool's staging ring."""
         return DeviceBlocks(self._copies.side_of(cache), memory)
+
+    def engine_reports(self) -> EngineReports:
+        """Reports of one more block pool over this Pool's connection."""
+        return EngineReports(self._link, self.layout, self._salt, self._roots_of)
 
     def _new_load(self, lease: Lease, run: LoadRun | None, first_chunk: int, early: LoadReason) -> Load:
         return Load(

@@ -28,7 +28,7 @@ import kvpool_native
 from kvpool.clock import NS_PER_S
 from kvpool.index.parts import Parts
 from kvpool.key_column import KeyColumn
-from kvpool.types import Event, EventKind, NamespaceId
+from kvpool.types import NODE_TIERS, Event, EventKind, NamespaceId
 
 NodeName = NewType("NodeName", str)
 
@@ -114,11 +114,11 @@ class RemoteChunks:
 
     def note(self, node: NodeName, event: Event) -> bool:
         """Queue what an event of a node changes. False, and nothing is done, where the queue is full: call `advance` first."""
-        if event.kind is EventKind.REMOVED:
-            return self.note_removed(node, event.column)
-        if event.tiers and event.kind in (EventKind.STORED, EventKind.UPDATED):
+        if event.kind is EventKind.CREATED:
+            return True
+        if event.tiers & NODE_TIERS:
             return self.note_stored(node, event.column)
-        return True
+        return self.note_removed(node, event.column)
 
     def note_stored(self, node: NodeName, keys: KeyColumn) -> bool:
         """Queue chunks that a node has, from its events or its snapshot. See `note`."""

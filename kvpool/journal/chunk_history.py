@@ -6,10 +6,13 @@ Control thread only; `now_ns` is an argument.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from kvpool.types import Cause, NamespaceId, SaveState
+import numpy as np
+
+from kvpool.clock import NS_PER_S
+from kvpool.types import Cause, Level, NamespaceId, SaveState
 
 # At most so many chunks of one refused save are noted, from its first on: descendants of a refused chunk are refused with it.
 REFUSALS_PER_SAVE = 16
@@ -87,9 +90,42 @@ class ChunkHistory:
         """The chunk's refusal, if it is known."""
         return self._refusals.get(key)
 
+    def explain(self, key: bytes, model_of: Callable[[int], str], now_ns: int) -> dict[str, Any]:
+        """Why a chunk is not stored, for people. `model_of`: the model of a namespace."""
+        departure, refusal = self._departures.get(key), self._refusals.get(key)
+        if refusal is not None and (departure is None or refusal.at_ns > departure.at_ns):
+            return {
+                "fate": "declined",
+                "reason": refusal.state.reason,
+                "age_s": _age_s(refusal.at_ns, now_ns),
+                "model": model_of(refusal.namespace),
+            }
+        if departure is None:
+            return {"fate": "unknown"}
+        return {
+            "fate": "removed",
+            "reason": departure.cause.name.lower().replace("_", "-"),
+            "tier": Level(departure.level).name.lower(),
+            "priority": departure.priority,
+            "age_s": _age_s(departure.at_ns, now_ns),
+            "model": model_of(departure.namespace),
+        }
+
     def _bound(self, table: OrderedDict[bytes, Entry]) -> None:
         for _ in range(len(table) - self._count_max):
             table.popitem(last=False)
+
+
+def first_refused(states: bytes) -> list[int]:
+    """Indexes of the first declined chunks of a save, REFUSALS_PER_SAVE at most. `states`: a `SaveState` for each."""
+    codes = np.frombuffer(states, np.uint8)
+    refused = np.flatnonzero((codes != SaveState.PRESENT) & (codes != SaveState.RESERVED))
+    found: list[int] = refused[:REFUSALS_PER_SAVE].tolist()
+    return found
+
+
+def _age_s(at_ns: int, now_ns: int) -> float:
+    return round((now_ns - at_ns) / NS_PER_S, 3)
 
 
 def _forget(table: OrderedDict[bytes, Departure] | OrderedDict[bytes, Refusal], keys: Sequence[bytes]) -> None:

@@ -11,23 +11,26 @@ snapshot:
 Invariants: changes are taken in their order, CHANGES_PER_TURN at a time, and nothing waits for a subscriber; every answer
 is given when no change waits, or else holds nothing that a waiting change could contradict.
 
+Chunks that engines report as their own are joined in, at level 0 (`engine_level`).
+
 Control thread only. `watch` has the event loop call it when there are changes; without it, `take_changes` does.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 import kvpool_native
-from kvpool.clock import NS_PER_S, Clock
+from kvpool.clock import Clock
 from kvpool.config.event_options import EventsConfig
-from kvpool.escaping import escaped
 from kvpool.index.namespaces import Namespaces
-from kvpool.journal.chunk_history import REFUSALS_PER_SAVE, ChunkHistory, Departure
+from kvpool.journal.chunk_history import ChunkHistory, Departure, first_refused
+from kvpool.journal.corrupt_chunks import CorruptChunks
+from kvpool.journal.engine_chunks import EngineChunks, Source
+from kvpool.journal.engine_level import EngineLevel, Report
 from kvpool.journal.event_log import (
     CAUSES,
     EVENT_PAYLOAD_BYTES_MAX,
@@ -43,7 +46,7 @@ from kvpool.key_column import KEY_BYTES, KeyColumn
 from kvpool.keys import Scope, namespace_fingerprint, split_scope
 from kvpool.packed_rows import CHANGE_ROW, struct_of
 from kvpool.tiers.base import Headers
-from kvpool.types import TOKEN_BYTES, Cause, Level, NamespaceId, SaveState, StoredChunk, levels_in
+from kvpool.types import TOKEN_BYTES, Cause, ConnectionId, Event, Level, NamespaceId, SaveState, StoredChunk, levels_in
 
 # A change takes 0.3 to 1 µs to record, 2 where each is an event of its own (measured): with a part of a request beside them a
 # turn stays under a millisecond.
@@ -55,9 +58,6 @@ PAGE_CHUNKS_MAX = 128
 WAITING_MAX = 256
 _ROW, _ = struct_of(CHANGE_ROW, "key", "unused")
 _NO_KEY = bytes(KEY_BYTES)
-# Models whose corrupt chunks are counted, and those that `kvpoolctl info` names.
-CORRUPT_MODELS_MAX = 256
-CORRUPT_NAMED = 8
 NO_HEADERS: Mapping[Level, Headers] = MappingProxyType({})
 NO_NAMES: Mapping[Level, str] = MappingProxyType({})
 
@@ -75,9 +75,10 @@ class Journal:
         config: EventsConfig,
         headers: Mapping[Level, Headers] = NO_HEADERS,
         names: Mapping[Level, str] = NO_NAMES,
+        user_share: float = 1.0,
     ) -> None:
         """`headers`: of the tiers from which token ids are to be read back; `names`: of tiers that are not called as their
-        levels are."""
+        levels are; `user_share`: one user's share of what engines may report as their own."""
         self.incarnation = incarnation
         self._headers = headers
         self._names = {level: level.name.lower() for level in Level} | dict(names)
@@ -89,7 +90,8 @@ class Journal:
             directory.report_to(self._feed)
         self._log = EventLog(config.buffer, [tiers[level][1] if level in tiers else 0 for level in Level])
         self._history = ChunkHistory(config.fates)
-        self._corrupt: Counter[str] = Counter()  # dropped chunks, by model
+        self._engines = EngineLevel(EngineChunks(user_share), self._row_of)
+        self._corrupt = CorruptChunks()
         self._chunk_tokens: dict[int, int] = {}  # by namespace
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn: asyncio.Handle | None = None
@@ -144,12 +146,37 @@ class Journal:
             now_ns = self._clock.now_ns()
             for run in self._directories[Level.DRAM].runs_of(rows, sizes, EVENT_PAYLOAD_BYTES_MAX):
                 self._write(run, now_ns)
+        if not self._feed.waiting and self._engines.chunks.is_ending:
+            self._append(self._engines.drop_some(CHANGES_PER_TURN))
         if self._log.next_id != before:
             self._wake()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether changes of the tiers wait: an engine's report has to be taken after them."""
+        return self._feed.waiting > 0
+
+    def take_report(self, source: Source, namespace: NamespaceId, report: Report) -> bytes:
+        """Take an engine's report (see `EngineLevel.take`): a `ReportState` for each chunk. REQUIRES: not behind."""
+        assert not self.is_behind
+        states, events = self._engines.take(source, namespace, report)
+        self._append(events)
+        if events:
+            self._wake()
+        return bytes(states)
+
+    def end_source(self, source: Source) -> None:
+        """What a source has reported is removed, in parts."""
+        self._engines.chunks.end(source)
+        self._take_turn()
+
+    def end_reports(self, connection: ConnectionId) -> None:
+        """What a connection has reported is removed, in parts: it has ended."""
+        self._engines.chunks.end_connection(connection)
+        self._take_turn()
+
     def keep_up(self) -> bool:
-        """Record waiting changes before more is evicted: token ids are lost with the chunks in DRAM. Whether that took a
-        turn."""
+        """Record waiting changes before more is evicted, and token ids with it. Whether that took a turn."""
         waiting = self._feed.waiting
         if waiting:
             self.take_changes()
@@ -161,20 +188,16 @@ class Journal:
             self._feed.take(CHANGES_PER_TURN)
         self._log.open_gap()
         self._history.clear()
+        self._engines.chunks.drop_ending()  # of connections alone whose namespaces are in use
         self._chunk_tokens.clear()
         self._wake()
 
     def note_refusals(self, keys: KeyColumn, states: bytes, namespace: NamespaceId) -> None:
         """Record why chunks of a save were declined. `states`: a `SaveState` for each of `keys`."""
-        codes = np.frombuffer(states, np.uint8)
-        refused = np.flatnonzero((codes != SaveState.PRESENT) & (codes != SaveState.RESERVED))[
-            :REFUSALS_PER_SAVE
-        ].tolist()
+        refused = first_refused(states)
         if refused:
-            named = list(keys.chosen(refused))
-            self._history.note_refusals(
-                named, [SaveState(states[at]) for at in refused], self._clock.now_ns(), namespace
-            )
+            kinds = [SaveState(states[at]) for at in refused]
+            self._history.note_refusals(list(keys.chosen(refused)), kinds, self._clock.now_ns(), namespace)
 
     def since(self, incarnation: bytes, last: int, bytes_max: int = ANSWER_BYTES_MAX) -> EventSlice:
         """Events after id `last` of an incarnation (empty: the present one), as many as fit."""
@@ -197,11 +220,14 @@ class Journal:
             self._waiting.discard(news)
 
     def snapshot(self, cursor: int, *, is_urgent: bool = False) -> SnapshotPage:
-        """Chunks from a cursor on (0: the first page). A page may be empty and yet not the last.
-
-        `is_urgent`: its reads from disk go first.
-        """
+        """Chunks from a cursor on (0: the first page). A page may be empty and yet not the last. `is_urgent`: its reads from
+        disk go first."""
+        at_engines = len(self._directories) << 32
+        if at_engines <= cursor < at_engines + (1 << 32):
+            return self._engine_page(cursor, at_engines)
         level, rows, following = self._list(cursor, self._page_chunks())
+        if following == SNAPSHOT_END and 0 <= cursor < at_engines and len(self._engines.chunks):
+            following = at_engines
         chunks = tuple(self._stored(Change(*row)) for row in _ROW.iter_unpack(rows))
         page = SnapshotPage(chunks, self._log.next_id - 1, following)
         if level not in self._headers:
@@ -209,14 +235,14 @@ class Journal:
         return self._with_ids_asked_for(page, level, is_urgent=is_urgent)
 
     def keys(self, cursor: int, keys_max: int) -> KeyPage:
-        """The keys alone of the chunks from a cursor on, as in a snapshot."""
+        """The keys alone of the chunks in the node's tiers from a cursor on; other nodes cannot have engines' own."""
         _, rows, following = self._list(cursor, keys_max)
         keys = KeyColumn(np.frombuffer(rows, CHANGE_ROW)["key"].tobytes())
         return KeyPage(keys, self._log.next_id - 1, following)
 
     def has(self, key: bytes) -> bool:
-        """Whether some tier has a chunk now: events may not say so yet."""
-        return any(directory.find(key) for directory in self._directories.values())
+        """Whether some tier of this node has a chunk now: events may not say so yet. An engine's own is in none."""
+        return self._row_of(key) is not None
 
     def chunk_tokens(self, namespace: int) -> int:
         """How many token ids each chunk of a namespace has."""
@@ -225,18 +251,17 @@ class Journal:
     def explain(self, key: bytes) -> dict[str, Any]:
         """Explain a chunk's state, for people: whether and where it is stored, or its history."""
         self.take_changes()
-        for directory in self._directories.values():
-            row = directory.find(key)
-            if row:
-                stored = self._stored(Change(*_ROW.unpack(row)))
-                return {
-                    "fate": "stored",
-                    "tiers": [self._names[level] for level in levels_in(stored.tiers)],
-                    "priority": stored.priority,
-                    "model": self._model(stored.namespace),
-                    "has_parent": bool(stored.parent),
-                }
-        return self._explain_absence(key)
+        row = self._row_of(key)
+        stored = self._engines.find(key) if row is None else self._stored(row)
+        if stored is not None:
+            return {
+                "fate": "stored",
+                "tiers": [self._names[level] for level in levels_in(stored.tiers)],
+                "priority": stored.priority,
+                "model": self._model(stored.namespace),
+                "has_parent": bool(stored.parent),
+            }
+        return self._history.explain(key, self._model, self._clock.now_ns())
 
     def stats(self) -> dict[str, int]:
         """Counters, by name."""
@@ -249,6 +274,7 @@ class Journal:
             "events.gaps": self._log.gaps,
             "events.lost_changes": self._feed.lost,
             "events.fates": len(self._history),
+            **self._engines.stats(),
             **{name: count for headers in self._headers.values() for name, count in headers.stats().items()},
             **counted,
         }
@@ -259,35 +285,40 @@ class Journal:
 
     def info(self) -> dict[str, str]:
         """Models whose chunks were found corrupt and dropped, with their descendants, and how many of each."""
-        named = (f"{escaped(model)}:{count}" for model, count in self._corrupt.most_common(CORRUPT_NAMED))
-        return {"corrupt_chunks_of": ",".join(named)} if self._corrupt else {}
+        return self._corrupt.info()
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
-        return self._log.verify()
+        return self._log.verify() + self._engines.chunks.verify()
 
     def _write(self, run: kvpool_native.ChangeRun, now_ns: int) -> None:
-        self._log.append(event_of_run(run, self._log.next_id))
+        event = event_of_run(run, self._log.next_id)
+        self._append(self._engines.joined(event) if len(self._engines.chunks) else (event,))
         keys = list(KeyColumn(run.keys))
         if run.change_kind == ChangeKind.ARRIVED:
             self._history.forget(keys)
             return
         namespace = NamespaceId(run.namespace)
         if run.cause == Cause.DROPPED:
-            self._note_corrupt(namespace, len(keys))
+            self._corrupt.note(self._model(namespace), len(keys))
         if not run.tiers:
             self._history.note_departures(
                 keys, Departure(now_ns, CAUSES[run.cause], run.level, run.priority, namespace)
             )
 
-    def _note_corrupt(self, namespace: NamespaceId, chunks: int) -> None:
-        model = self._model(namespace)
-        if model in self._corrupt or len(self._corrupt) < CORRUPT_MODELS_MAX:
-            self._corrupt[model] += chunks
+    def _append(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._log.append(event._replace(id=self._log.next_id))
+
+    def _row_of(self, key: bytes) -> Change | None:
+        """A chunk's row in the fastest tier that has it."""
+        rows = (directory.find(key) for directory in self._directories.values())
+        return next((Change(*_ROW.unpack(row)) for row in rows if row), None)
 
     def _take_turn(self) -> None:
         self.take_changes()
-        if self._feed.waiting and self._loop is not None and self._turn is None:
+        has_more = self._feed.waiting or self._engines.chunks.is_ending
+        if has_more and self._loop is not None and self._turn is None:
             self._turn = self._loop.call_soon(self._take_next_turn)
 
     def _take_next_turn(self) -> None:
@@ -316,6 +347,14 @@ class Journal:
             return levels[number], rows, number << 32 | next_place
         return levels[number], rows, number + 1 << 32 if number + 1 < len(levels) else SNAPSHOT_END
 
+    def _engine_page(self, cursor: int, first: int) -> SnapshotPage:
+        """Chunks that engines alone have, which stand behind those of all tiers."""
+        self.take_changes()
+        if self._feed.waiting:
+            return SnapshotPage((), self._log.next_id - 1, cursor)
+        chunks, slot = self._engines.page(cursor - first, self._page_chunks())
+        return SnapshotPage(tuple(chunks), self._log.next_id - 1, first + slot if slot else SNAPSHOT_END)
+
     def _page_chunks(self) -> int:
         """As many chunks as have token ids that fit an answer."""
         longest = max((namespace.layout.chunk_tokens for namespace in self._namespaces.all()), default=1)
@@ -326,7 +365,8 @@ class Journal:
         parent = b"" if row.parent == _NO_KEY else row.parent
         words = self._directories[Level.DRAM].tokens_of(row.key)
         tokens, scope = self._split(words, row.namespace)
-        return StoredChunk(row.key, parent, row.namespace, row.tiers, row.priority, tokens, *scope)
+        tiers = row.tiers | self._engines.tiers_of(row.key, row.namespace)
+        return StoredChunk(row.key, parent, row.namespace, tiers, row.priority, tokens, *scope)
 
     def _split(self, words: bytes, namespace: int) -> tuple[bytes, Scope]:
         token_bytes = TOKEN_BYTES * self._tokens_of_a_chunk(namespace)
@@ -352,31 +392,8 @@ class Journal:
         words = self._headers[level].ask(places, is_urgent=is_urgent)
         return SnapshotPage(page.chunks, page.as_of, page.cursor, lacking, words)
 
-    def _explain_absence(self, key: bytes) -> dict[str, Any]:
-        departure, refusal = self._history.departure(key), self._history.refusal(key)
-        if refusal is not None and (departure is None or refusal.at_ns > departure.at_ns):
-            return {
-                "fate": "declined",
-                "reason": refusal.state.reason,
-                "age_s": self._age_s(refusal.at_ns),
-                "model": self._model(refusal.namespace),
-            }
-        if departure is None:
-            return {"fate": "unknown"}
-        return {
-            "fate": "removed",
-            "reason": departure.cause.name.lower().replace("_", "-"),
-            "tier": Level(departure.level).name.lower(),
-            "priority": departure.priority,
-            "age_s": self._age_s(departure.at_ns),
-            "model": self._model(departure.namespace),
-        }
-
     def _model(self, namespace: int) -> str:
         return self._namespaces.by_id(NamespaceId(namespace)).model
-
-    def _age_s(self, at_ns: int) -> float:
-        return round((self._clock.now_ns() - at_ns) / NS_PER_S, 3)
 
     def _fingerprint(self, namespace: int) -> bytes:
         found = self._namespaces.by_id(NamespaceId(namespace))

@@ -19,14 +19,14 @@ class TokenBucket:
         self._clock = clock
         self._at_ns = clock.now_ns()
 
-    def take(self) -> bool:
-        """Take a token. Whether there was one."""
+    def take(self, count: float = 1) -> bool:
+        """Take tokens. Whether there were so many; nothing is taken where there were not."""
         now_ns = self._clock.now_ns()
         self._tokens = min(self._burst, self._tokens + (now_ns - self._at_ns) * self._per_ns)
         self._at_ns = now_ns
-        if self._tokens < 1:
+        if self._tokens < count:
             return False
-        self._tokens -= 1
+        self._tokens -= count
         return True
 
     @property

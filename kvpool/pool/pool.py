@@ -236,20 +236,19 @@ class Pool:
         """A connection has ended: its leases and reservations end with it."""
         failpoint.reach("daemon.connection.ended")
         now_ns = self._clock.now_ns()
-        self._readers.drop_owner(connection, now_ns)
-        self._expiry.go_on()
+        self.end_reading(connection)
         self._writers.drop_owner(connection, now_ns)
         self.staged.drop_owner(connection)
-        self.hints.drop_owner(connection)
         self._directory.leave_user(connection)
         namespaces, user = self._joined.pop(connection, ({}, None))
         self.namespaces.leave(namespaces.values(), user)
 
     def end_reading(self, connection: ConnectionId) -> None:
-        """End a connection's leases and announcements before it has ended: they write nothing."""
+        """End a connection's leases, announcements and reports before it has ended: they write nothing."""
         self._readers.drop_owner(connection, self._clock.now_ns())
         self._expiry.go_on()
         self.hints.drop_owner(connection)
+        self.journal.end_reports(connection)
 
     def held_by_connection(self) -> dict[int, dict[str, int]]:
         """Holds of each connection, by name: leases, reservations, and the bytes of slots that they protect from eviction."""
@@ -379,10 +378,9 @@ class Pool:
             tiers[lower.level] = (lower.slots.directory, lower.slots.sizes.max_chunks)
             if self._config.server.keep_token_ids and lower.headers is not None:
                 headers[lower.level] = lower.headers
-        clock, events = self._clock, self._config.events
-        journal = Journal(
-            self.epoch, tiers, self.namespaces, clock=clock, config=events, headers=headers, names=self._tiering.names
-        )
+        config, names = self._config, self._tiering.names
+        make = partial(Journal, clock=self._clock, config=config.events, user_share=config.server.user_share)
+        journal = make(self.epoch, tiers, self.namespaces, headers=headers, names=names)
         self.namespaces.on_numbers_reused = journal.forget_namespaces
         return journal
 

@@ -11,6 +11,7 @@ operators of every version are served. docs/protocol.md defines what makes a new
     3  slots in Leased: the shared index has its words by slot. Engines speak no earlier one
     4  remote_bytes in Welcome, and a third descriptor with it: the table of other nodes' chunks; LandSaved, AskPeers and
        AcquireFrom; has_store in Welcome, Seek and Sought; the level STORE in usage reports
+    5  ReportChunks and ChunksTaken: chunks that engines have in block pools of their own
 """
 
 from dataclasses import MISSING, fields
@@ -20,6 +21,7 @@ from kvpool.errors import Refused
 from kvpool.protocol import frames
 from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import connections as cm
+from kvpool.protocol.records import engine_chunks as ec
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.records import operator as om
@@ -45,6 +47,8 @@ SINCE: dict[type[Any], int] = {
     pm.AcquireFrom: 4,
     sk.Seek: 4,
     sk.Sought: 4,
+    ec.ReportChunks: 5,
+    ec.ChunksTaken: 5,
 }
 # How many fields a record had up to a version, the oldest first; later fields have defaults.
 FIELDS_UP_TO: dict[type[Any], tuple[tuple[int, int], ...]] = {

@@ -60,10 +60,11 @@ class TokenIds:
 
 @dataclass(frozen=True, slots=True)
 class EventForm:
-    """The form of events."""
+    """The form of events. `has_engine_level`: with what engines have in their own memory, level 0."""
 
     is_positional: bool = False
     block_tokens: int = 0
+    has_engine_level: bool = True
 
     def events_of(self, event: Event, layout: Layout) -> list[WireEvent]:
         """The wire events of one event; none where this form cannot express it."""
@@ -72,8 +73,9 @@ class EventForm:
         blocks = blocks_of(layout.chunk_tokens, self.block_tokens)
         outgoing: list[WireEvent] = []
         if event.tokens:
-            outgoing += [self._stored(event, layout.chunk_tokens, blocks, level) for level in event.gained]
-        return outgoing + [self._removed(event, blocks, level) for level in event.lost]
+            gained = self._shown(event.gained)
+            outgoing += [self._stored(event, layout.chunk_tokens, blocks, level) for level in gained]
+        return outgoing + [self._removed(event, blocks, level) for level in self._shown(event.lost)]
 
     def chunk_events(self, chunk: StoredChunk, layout: Layout) -> list[WireEvent]:
         """The wire events of a chunk of a snapshot."""
@@ -83,6 +85,9 @@ class EventForm:
     def all_cleared(self) -> WireEvent:
         """The event that voids all earlier ones."""
         return ["AllBlocksCleared"] if self.is_positional else {"type": "AllBlocksCleared"}
+
+    def _shown(self, levels: tuple[Level, ...]) -> tuple[Level, ...]:
+        return levels if self.has_engine_level else tuple(level for level in levels if level != Level.HBM)
 
     def _stored(self, event: Event, chunk_tokens: int, blocks: int, level: Level) -> WireEvent:
         hashes = hashes_of(event.column, blocks)

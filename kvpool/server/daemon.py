@@ -285,7 +285,7 @@ class Daemon:
             return {}
         layout, user = Layout.from_wire(hello.layout), self._user_of(peer)
         session = self._pool.open_session(connection_id, hello.model, layout, user)
-        return engine_handlers(self._pool, session)
+        return engine_handlers(self._pool, session, user=user, clock=self._clock)
 
     def _user_of(self, peer: Peer) -> int | None:
         """The user whose share counts what the peer's connection holds: operators have no share."""

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+from kvpool.clock import Clock
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.pool.chains import Chains
@@ -29,6 +30,7 @@ from kvpool.server.connections.batches import serve_batch
 from kvpool.server.connections.connection import Answer, AnswerWithDescriptor, Handlers
 from kvpool.server.connections.local_socket import Peer
 from kvpool.server.connections.requests import ConnectionVerbs
+from kvpool.server.events.engine_reports import EngineReportVerbs
 from kvpool.server.events.requests import EventVerbs
 from kvpool.server.health.forked_check import check_in_child
 from kvpool.server.peers.peer_list import PeerVerbs
@@ -157,16 +159,19 @@ class ConnectionCounts:
 # Every class that declares verbs: what a daemon serves.
 VERBS = verbs_of(
     *(Chains, LeaseVerbs, HintHandlers, StagedSaves, Seeking, EngineVerbs),
-    *(OperatorVerbs, EventVerbs, SteeringVerbs, ConnectionVerbs, PeerVerbs),
+    *(OperatorVerbs, EventVerbs, EngineReportVerbs, SteeringVerbs, ConnectionVerbs, PeerVerbs),
 )
 
 
-def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
-    """The handlers of an engine's connection."""
+def engine_handlers(pool: Pool, session: EngineSession, *, user: int | None, clock: Clock) -> Handlers:
+    """The handlers of an engine's connection. `user`: whose share counts what it reports, if anybody's."""
     handlers = handlers_of(
         m.ROLE_ENGINE, (pool.chains, pool.leases, pool.hints, pool.staged, pool.sharing.seeking), session
     )
-    return handlers | handlers_of(m.ROLE_ENGINE, (EngineVerbs(pool, session, handlers), EventVerbs(pool, session)))
+    reports = EngineReportVerbs(pool, session, user=user, clock=clock)
+    return handlers | handlers_of(
+        m.ROLE_ENGINE, (EngineVerbs(pool, session, handlers), EventVerbs(pool, session), reports)
+    )
 
 
 def operator_handlers(pool: Pool, *verbs: OperatorVerbs | SteeringVerbs | ConnectionVerbs | PeerVerbs) -> Handlers:

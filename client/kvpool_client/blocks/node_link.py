@@ -25,6 +25,7 @@ from kvpool_client.blocks.block_memory import BlockMemory
 from kvpool_client.blocks.restoring import Restoring
 from kvpool_client.blocks.sequence import Sequence, ranges_of
 from kvpool_client.blocks.tree.prefix_tree import Node, PrefixTree
+from kvpool_client.blocks.tree_reporter import TreeReporter
 from kvpool_client.copying.cache import SKIP_BLOCK
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.key_chain import KeyChain
@@ -94,10 +95,13 @@ class NodeLink:
             self._chunk_tokens = pool.layout.chunk_tokens
             self._chunk_blocks = self._chunk_tokens // tokens_per_block
             self._threads = ThreadPoolExecutor(OFFLOADS_MAX, thread_name_prefix="kvpool-offload")
+            self._reporter = TreeReporter(pool.engine_reports(), tree, self._chunk_blocks)
 
     def stats(self) -> dict[str, int]:
         """Counters since the start."""
-        return {**self._counts, "offloads_under_way": len(self._under_way), "failures": self._guard.failures}
+        reported = self._reporter.stats() if self._pool is not None else {}
+        now = {"offloads_under_way": len(self._under_way), "failures": self._guard.failures}
+        return {**self._counts, **now, **reported}
 
     @property
     def pins(self) -> list[Node]:
@@ -183,6 +187,7 @@ class NodeLink:
         self._waiting.clear()
         self._threads.shutdown(wait=True)
         self._collect()
+        self._reporter.close(deadline.remaining_s())
 
     def _restore(self, sequence: Sequence, limit: int, *, held: int, least: int) -> Restoring | None:
         pool = self._pool

@@ -10,10 +10,12 @@ leases and when to renew them; it is never held across a connection attempt or a
 """
 
 import contextlib
+import itertools
 import os
 import select
 import threading
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 
@@ -49,6 +51,8 @@ class Link:
         self._retry_s = RETRY_S
         self.reconnects = 0
         self.last_error = ""
+        self.sources = itertools.count()  # numbers of the block pools that report over this link
+        self.connected_listeners: list[Callable[[], None]] = []  # called on the link's thread; they must not wait
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             self._try_connect()
@@ -154,6 +158,8 @@ class Link:
         if previous is not None:
             previous.end()
             self.reconnects += 1
+        for listener in tuple(self.connected_listeners):
+            listener()
 
     def _pause_s(self) -> float:
         """Seconds until there may be something to send. Counters are polled, so that counting wakes no thread."""

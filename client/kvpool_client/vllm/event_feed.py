@@ -5,7 +5,8 @@
 
 The scheduler takes what is ready and never waits. At most BATCHES_MAX batches are ready: then the thread stops reading, and an
 engine that is idle for long gets a gap. Blocks are the engine's, named as the daemon's own publisher names them
-(`event_frames`). Invariant: a reader that applies all batches has the pool's state at the last one.
+(`event_frames`). Level 0 is left out: the engine's own events have it. Invariant: a reader that applies all batches has the
+pool's state at the last one.
 
 The reading thread, but for `take` and `stop`.
 """
@@ -46,7 +47,7 @@ class EventFeed:
     def __init__(self, pool: Pool, make: MakeEvent, block_tokens: int, guard: FailureGuard) -> None:
         self._pool = pool
         self._make = make
-        self._form = EventForm(block_tokens=block_tokens)
+        self._form = EventForm(block_tokens=block_tokens, has_engine_level=False)
         self._guard = guard
         self._changed = threading.Condition()
         self._ready: deque[list[object]] = deque()  # guarded by _changed

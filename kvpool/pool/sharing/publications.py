@@ -25,7 +25,7 @@ from kvpool.journal.journal import Journal
 from kvpool.key_column import KeyColumn
 from kvpool.tiers.base import Moves, Outcome
 from kvpool.tiers.store.tier import StoreTier
-from kvpool.types import DEFAULT_PRIORITY, Event, EventKind, HoldId, Level, NamespaceId, levels_in
+from kvpool.types import DEFAULT_PRIORITY, NODE_TIERS, Event, EventKind, HoldId, Level, NamespaceId, levels_in
 
 TURN_KEYS = 256
 EVENTS_BYTES_MAX = 64 << 10
@@ -132,7 +132,7 @@ class Publications:
         return bool(events) and self._last < self._journal.newest
 
     def _take_event(self, event: Event) -> None:
-        levels = levels_in(event.tiers)
+        levels = levels_in(event.tiers & NODE_TIERS)
         if Level.DRAM not in levels or (self._lower and len(levels) == 1):
             return
         is_retained = self._policy == "retained" and event.priority > DEFAULT_PRIORITY

@@ -325,6 +325,11 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                  _events("events.dropped"), "events"),
         _counter("kvpool_event_gaps", "Gaps: more happened at once than the event log holds.", _events("events.gaps")),
         _gauge("kvpool_events_kept_bytes", "Memory of the event log.", _events("events.kept_bytes"), "bytes"),
+        _gauge("kvpool_engine_chunks", "Chunks that engines have reported in block pools of their own (level 0).",
+               _events("events.engine_chunks"), "chunks"),
+        _gauge("kvpool_engine_chunks_record_bytes", "Memory of their record.", _events("events.engine_chunk_bytes"), "bytes"),
+        _counter("kvpool_declined_engine_chunks", "Such chunks that were declined: beyond the bound, without their parent, or "
+                 "known under another model.", _events("events.declined_engine_chunks"), "chunks"),
         _counter("kvpool_published_events", "Events published to routers (with events.publish).",
                  _events("events.published"), "events"),
         _counter("kvpool_published_event_messages", "Messages that carried them.",

@@ -7,7 +7,9 @@ request for changes where there are none waits for the journal's next event, or 
 Chunks that an engine is just saving are reported too, from their first layer on: another node may follow the save. They are no
 events, and have numbers of their own (`save_notes`): those of saves that were given up are reported as removed.
 
-Keys alone are reported. Loop thread only. Invariant: every request is in `_requests` from its call until its answer or
+Keys alone are reported, and those of the node's tiers alone: what engines have in their own memory cannot be pulled.
+
+Loop thread only. Invariant: every request is in `_requests` from its call until its answer or
 `forget`; its connection's number is in `_idle` while it waits, and else in `_due`. `_turn` is the turn or pause under way;
 there is one where `_due` is not empty.
 """
@@ -15,7 +17,7 @@ there is one where `_due` is not empty.
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvpool.journal.event_log import EVENT_PAYLOAD_BYTES_MAX, EventSlice
@@ -25,7 +27,7 @@ from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.peers.control import records as r
 from kvpool.peers.control.pullers import Puller
 from kvpool.server.peers.save_notes import NotesSlice, SaveNotes
-from kvpool.types import EventKind
+from kvpool.types import NODE_TIERS, Event, EventKind
 
 # Keys of a page, and the size of the events that an answer adds up, with their token ids: a turn of less than a millisecond
 # (measured: 40 ns for a key of a page, 0.7 µs for one of an event of four).
@@ -142,12 +144,15 @@ class KeyReporter:
             return
         found = self._journal.since(b"", ask.last, EVENTS_BYTES_MAX)
         saves = self._saves.since(ask.saves)
-        is_gap = found.is_gap or saves.is_gap
-        if is_gap or found.events or saves.last != ask.saves or request.has_waited or not ask.wait_ms:
+        is_gap, is_news = found.is_gap or saves.is_gap, any(map(_concerns_tiers, found.events))
+        if is_gap or is_news or saves.last != ask.saves or request.has_waited or not ask.wait_ms:
             self.gaps += is_gap
             newest = self._journal.newest
             gap = r.Changes(newest, newest, True, b"", b"", saves.last)
             self._answer(number, request, gap if is_gap else self._net_changes(found, newest, saves))
+        elif found.events:
+            request.ask = replace(ask, last=found.last)
+            self._make_due(number)  # there may be more
         else:
             self._idle[number] = self._loop.call_later(ask.wait_ms / 1e3, self._end_wait, number)
 
@@ -158,10 +163,13 @@ class KeyReporter:
         last = found.last - len(found.events)
         named = len(saves.lost) + len(saves.under_way)
         for event in found.events:
+            if not _concerns_tiers(event):
+                last = event.id
+                continue
             named += len(event.column)
             if named > r.FOLLOW_KEYS_MAX:
                 break
-            is_stored = event.kind != EventKind.REMOVED
+            is_stored = bool(event.tiers & NODE_TIERS)
             has.update((key, is_stored or self._saves.is_under_way(key)) for key in event.column)
             last = event.id
         has.update(dict.fromkeys(saves.under_way, True))
@@ -184,3 +192,8 @@ class KeyReporter:
         timer = self._idle.pop(number, None)
         if timer is not None:
             timer.cancel()
+
+
+def _concerns_tiers(event: Event) -> bool:
+    """Whether it is about the node's own tiers. What an engine has in its own memory nobody else can have from here."""
+    return event.kind == EventKind.CREATED or bool((event.tiers | event.tiers_before) & NODE_TIERS)

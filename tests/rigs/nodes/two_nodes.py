@@ -17,6 +17,7 @@ from kvpool.protocol import versions
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
 from kvpool.router_events.columns import unpack_chunks
+from kvpool.types import NODE_TIERS
 from kvpool_native import Mapping, RemoteView
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 
@@ -99,13 +100,13 @@ def pulled_chunks(daemon: Daemon) -> int:
 
 
 def _keys_of(daemon: Daemon) -> list[bytes]:
-    """The chunks that a daemon has, in any of its tiers."""
+    """The chunks that a daemon has in any of its tiers, without those that only engines have."""
     keys: set[bytes] = set()
     cursor = 0
     with daemon.admin() as admin:
         while cursor >= 0:
             page = admin.snapshot(cursor)
-            keys |= {chunk.key for chunk in unpack_chunks(page.chunks)}
+            keys |= {chunk.key for chunk in unpack_chunks(page.chunks) if chunk.tiers & NODE_TIERS}
             cursor = page.cursor
     return sorted(keys)
 

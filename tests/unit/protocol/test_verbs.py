@@ -6,6 +6,7 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
+from kvpool.clock import MonotonicClock
 from kvpool.pool.chains import Chains
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.lease_verbs import LeaseVerbs
@@ -89,7 +90,7 @@ def test_every_verb_of_the_daemon_has_its_handler() -> None:
     sharing = SimpleNamespace(seeking=object.__new__(Seeking))
     pool = cast(Pool, SimpleNamespace(sharing=sharing, **{name: object.__new__(part) for name, part in parts.items()}))
     served = {
-        m.ROLE_ENGINE: engine_handlers(pool, cast(Any, None)),
+        m.ROLE_ENGINE: engine_handlers(pool, cast(Any, None), user=None, clock=MonotonicClock()),
         m.ROLE_ADMIN: operator_handlers(
             pool,
             object.__new__(OperatorVerbs),

@@ -11,6 +11,7 @@ idle leaf without a pin is offered for eviction. Only `evict` removes nodes. Key
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from kvpool.types import DEFAULT_PRIORITY
 from kvpool_client.blocks.tree.child_order import ChildOrder
@@ -18,6 +19,18 @@ from kvpool_client.blocks.tree.eviction_order import EvictionOrder
 from kvpool_client.blocks.tree.scope import Scope
 
 NO_BLOCK = -1
+
+
+class Watcher(Protocol):
+    """Notes blocks that come into the tree and leave it; must not wait."""
+
+    def enter(self, node: "Node") -> None:
+        """The block is in the tree from now on."""
+        ...
+
+    def leave(self, node: "Node") -> None:
+        """The block is in the tree no more."""
+        ...
 
 
 class Node:
@@ -80,9 +93,15 @@ class PrefixTree:
         self._full: dict[bytes, Node] = {}
         self._of_block: dict[int, Node] = {}
         self._order: EvictionOrder[Node] = EvictionOrder()
+        self._watcher: Watcher | None = None
+        self._every = 1
 
     def __len__(self) -> int:
         return len(self._of_block)
+
+    def watch(self, every: int, watcher: Watcher) -> None:
+        """Have full blocks whose depth is a multiple of `every` be noted by the watcher, from now on."""
+        self._every, self._watcher = every, watcher
 
     def match(self, keys: Sequence[bytes]) -> list[Node]:
         """The nodes of the longest run of leading keys that are here."""
@@ -123,6 +142,8 @@ class PrefixTree:
         if key:
             assert key not in self._full
             self._full[key] = node
+            if self._watcher is not None and node.depth % self._every == 0:
+                self._watcher.enter(node)
         self._of_block[block] = node
         self.idle += 1
         return node
@@ -206,6 +227,8 @@ class PrefixTree:
         del self._of_block[node.block]
         if node.key:
             del self._full[node.key]
+            if self._watcher is not None and node.depth % self._every == 0:
+                self._watcher.leave(node)
         block, node.block = node.block, NO_BLOCK
         self.idle -= 1
         if parent.is_leaf and parent.parent is None:

@@ -71,6 +71,7 @@ STORE_COUNTS = (
 EVENT_COUNTS = (
     *("events.written", "events.dropped", "events.gaps", "events.kept_bytes", "events.published"),
     *("events.published_messages", "events.replayed_messages", "events.resyncs", "events.publish_errors"),
+    *("events.engine_chunks", "events.engine_chunk_bytes", "events.declined_engine_chunks"),
     *("events.refused_clients", "events.bad_requests", "events.unsent_replays", "events.ended_connections"),
 )
 
