@@ -33,6 +33,7 @@ from kvpool.server.events.replay import NUMBER
 from kvpool.server.events.republish_schedule import Republish, RepublishSchedule
 from kvpool.server.events.sockets import EventSockets
 from kvpool.server.events.source import EventSource, NamedEvents
+from kvpool.server.events.step_watch import StepWatch
 from kvpool.server.health.probe import PROBE_MODEL
 from kvpool.server.metrics.measurements import LoopStalled
 from kvpool.types import StoredChunk
@@ -90,6 +91,9 @@ class EventPublisher:
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._sockets.poller.register(self._wake_fd, zmq.POLLIN)
         self._thread = threading.Thread(target=self._run, name="kvpool-events", daemon=True)
+        self._loop = loop
+        self._steps = 0
+        self._watch: StepWatch | None = None
 
     def __repr__(self) -> str:
         return f"<EventPublisher {self.publish_endpoint}, {self._messages} messages>"
@@ -97,6 +101,7 @@ class EventPublisher:
     def start(self) -> None:
         """Begin to publish."""
         self._thread.start()
+        self._watch = StepWatch(self._thread, lambda: self._steps, self._sockets.end_subscribers, self._loop)
 
     def wake(self) -> None:
         """Signal new events. Any thread; never waits."""
@@ -106,6 +111,8 @@ class EventPublisher:
 
     def close_listeners(self) -> None:
         """No router can connect any more. On the loop, before `stop`."""
+        if self._watch is not None:
+            self._watch.close()
         self._sockets.close_listeners()
 
     def stop(self) -> None:
@@ -160,6 +167,7 @@ class EventPublisher:
 
     def _turn(self) -> None:
         """Wait for work and do some of it."""
+        self._steps += 1
         waits = [wait for wait in (POLL_MS, self._sockets.wait_ms, self._schedule.wait_ms) if wait is not None]
         ready = dict(self._sockets.poller.poll(0 if self._has_backlog else min(waits)))
         if self._wake_fd in ready:
@@ -184,6 +192,7 @@ class EventPublisher:
                 self._sockets.poller.poll(RETRY_MS)
 
     def _serve(self) -> None:
+        self._steps += 1
         self._replayed += self._sockets.serve()
         subscribed, self._sockets.subscribed = self._sockets.subscribed, set()
         if any(topic.encode().startswith(tuple(subscribed)) for topic in self._numbers):
@@ -253,6 +262,7 @@ class EventPublisher:
 
     def _read_events(self) -> NamedEvents:
         """New events, after the topics of their models have begun."""
+        self._steps += 1
         found = self._source.since(self._last)
         for model in found.models - {PROBE_MODEL}:
             self._begin(self._topic_of(model))
@@ -274,6 +284,7 @@ class EventPublisher:
             self._send_batch(batch)
 
     def _send_batch(self, batch: Batch) -> None:
+        self._steps += 1
         number = self._numbers.pop(batch.topic)
         self._numbers[batch.topic] = (
             number + 1

@@ -153,6 +153,11 @@ class EventSockets:
         self.poller.register(self._replay, zmq.POLLIN if self._replays.has_room else 0)
         return replayed
 
+    def end_subscribers(self) -> None:
+        """Disconnect all subscribers: they come again by themselves. Any thread."""
+        if (guard := self._guards.get(zmq.XPUB)) is not None:
+            guard.end_all()
+
     def close_listeners(self) -> None:
         """Accept nobody any more. On the loop; further calls do nothing."""
         for guard in self._guards.values():
@@ -203,7 +208,7 @@ class EventSockets:
             self._subscribed_bytes += len(frames[0])
             if self._subscribed_bytes > SUBSCRIPTIONS_BYTES_MAX:
                 self._subscribed_bytes = 0
-                self._guards[zmq.XPUB].end_all()
+                self.end_subscribers()
 
     def _take_request(self, request: list[bytes]) -> None:
         is_request = 3 <= len(request) <= 4 and request[1] == b"" and len(request[2]) == NUMBER.size
