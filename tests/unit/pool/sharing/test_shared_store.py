@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from kvpool.index.namespaces import Namespace
+from kvpool.journal.engine_chunks import EngineChunk
 from kvpool.key_column import KeyColumn
+from kvpool.keys import Scope
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import seeking as sk
 from kvpool.tiers.store.tier import StoreTier
-from kvpool.types import Level
+from kvpool.types import Level, ReportState
+from tests.rigs.events.engine_chunks import ONE, Reported
 from tests.rigs.store.scripted_store import SharedDirectory, maker
 from tests.rigs.tiers.tiered_pool import CHUNK, TieredPool, key_of, medium_of, payload
 
@@ -147,6 +150,21 @@ def test_chunks_are_published_after_they_were_written_to_disk(shared: SharedDire
             assert await node.pool.demote() == 0
             await node.published(6)
             assert len(shared.objects()) == 6
+
+    run(act())
+
+
+def test_a_chunk_in_an_engines_own_memory_is_not_on_disk(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        async with Node(shared, "store.publish=all", has_disk=True) as node:
+            journal, publications = node.pool.pool.journal, node.pool.pool.sharing._publications[0]
+            reported = Reported(KeyColumn(b""), [EngineChunk(KEYS[0], b"", b"", Scope())])
+            assert list(journal.take_report(ONE, node.pool.session.own.id, reported)) == [ReportState.TAKEN]
+            await node.pool.save(KEYS[:1])
+            await node.pool.until_moved(lambda: not journal.is_behind and publications._last == journal.newest)
+            assert (publications.stats()["due_chunks"], publications.pins, shared.objects()) == (0, 0, {})
+            assert await node.pool.demote() == 0
+            await node.published(1)
 
     run(act())
 
