@@ -13,7 +13,7 @@ from tests.rigs.nodes.peers import until
 
 
 class Worker:
-    """A thread that computes, as one step or in many, or waits, until it is told to end."""
+    """A thread that computes, as one step or in many, or waits, until it has to end."""
 
     def __init__(self, kind: str) -> None:
         self.steps = 0
