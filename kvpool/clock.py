@@ -5,6 +5,7 @@ Wall-clock time decides nothing in kvpool: a jump of the system clock only chang
 Any thread may call it.
 """
 
+import threading
 import time
 from typing import Protocol
 
@@ -23,6 +24,22 @@ class MonotonicClock:
     def now_ns(self) -> int:
         """Nanoseconds since an arbitrary start."""
         return time.monotonic_ns()
+
+
+class ThreadClock:
+    """The processor time of a thread of this process, which stands while the thread waits."""
+
+    def __init__(self, thread: threading.Thread) -> None:
+        """REQUIRES: the thread has been started and runs."""
+        assert thread.ident is not None
+        self._id = time.pthread_getcpuclockid(thread.ident)
+
+    def now_ns(self) -> int:
+        """Nanoseconds of processor time; 0 after the thread has ended."""
+        try:
+            return time.clock_gettime_ns(self._id)
+        except OSError:
+            return 0
 
 
 class Deadline:

@@ -8,13 +8,15 @@ that. A thread that waits uses no processor, and one that the machine gives none
 import asyncio
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
-from kvpool.clock import NS_PER_S
+from kvpool.clock import NS_PER_S, ThreadClock
 
-LOOK_S = 0.25
-# Of the processor, within one step between two looks: a step takes a millisecond.
-STEP_S_MAX = 0.1
+# A flood takes 1.2 GB/s into memory (measured): each look costs some microseconds.
+LOOK_S = 0.05
+# Of the processor, within one step: a step takes a millisecond.
+STEP_S_MAX = 0.05
+# Who has used less between two looks has waited, and a new count begins.
+WAITED_S = 0.005
 
 
 class StepWatch:
@@ -28,15 +30,17 @@ class StepWatch:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         """REQUIRES: the thread has been started."""
-        self._schedule = Path(f"/proc/self/task/{thread.native_id}/schedstat")
+        self._name = thread.name
+        self._clock = ThreadClock(thread)
         self._steps = steps
         self._on_endless = on_endless
         self._loop = loop
-        self._former = steps(), self._ran_ns()
+        self._step = steps()
+        self._begun_ns = self._looked_ns = self._clock.now_ns()
         self._next = loop.call_later(LOOK_S, self._look)
 
     def __repr__(self) -> str:
-        return f"<StepWatch of {self._schedule.parent.name}>"
+        return f"<StepWatch of {self._name}>"
 
     def close(self) -> None:
         """Watch no more."""
@@ -44,14 +48,9 @@ class StepWatch:
 
     def _look(self) -> None:
         self._next = self._loop.call_later(LOOK_S, self._look)
-        steps, ran_ns = self._steps(), self._ran_ns()
-        if steps == self._former[0] and ran_ns - self._former[1] > STEP_S_MAX * NS_PER_S:
+        ran_ns, step = self._clock.now_ns(), self._steps()
+        if step != self._step or ran_ns - self._looked_ns < WAITED_S * NS_PER_S:
+            self._step, self._begun_ns = step, ran_ns
+        elif ran_ns - self._begun_ns > STEP_S_MAX * NS_PER_S:
             self._on_endless()
-        self._former = steps, ran_ns
-
-    def _ran_ns(self) -> int:
-        """Processor time of the thread; 0 where it has ended."""
-        try:
-            return int(self._schedule.read_text().split()[0])
-        except OSError:
-            return 0
+        self._looked_ns = ran_ns

@@ -13,7 +13,7 @@ from tests.rigs.nodes.peers import until
 
 
 class Worker:
-    """A thread that computes, as one step or in many, or waits, until it has to end."""
+    """A thread that computes, as one step, in many or with pauses, or waits, until it has to end."""
 
     def __init__(self, kind: str) -> None:
         self.steps = 0
@@ -25,6 +25,8 @@ class Worker:
         while not self.has_ended.is_set():
             if self._kind == "waits":
                 self.has_ended.wait(20.0)
+            if self._kind == "pauses":
+                self.has_ended.wait(0.05)
             self.steps += self._kind == "steps"
 
 
@@ -38,10 +40,9 @@ def working(kind: str) -> Iterator[Worker]:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("kind", ["computes", "steps", "waits"])
+@pytest.mark.parametrize("kind", ["computes", "steps", "pauses", "waits"])
 async def test_a_step_without_an_end_is_noticed_and_nothing_else(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_watch, "STEP_S_MAX", 0.01)
-    monkeypatch.setattr(step_watch, "LOOK_S", 0.05)
+    monkeypatch.setattr(step_watch, "STEP_S_MAX", 0.01 if kind == "computes" else 0.0)
     noticed: list[int] = []
     looks = 0
     with working(kind) as worker:
