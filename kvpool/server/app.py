@@ -11,10 +11,8 @@ for the pre-fault, transfer, self-probe and HTTP threads that it starts and join
 import asyncio
 import logging
 import os
-import signal
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import kvpool_native
 from kvpool import __version__, failpoint
@@ -31,10 +29,8 @@ from kvpool.server.descriptor_room import PeerRoom, plan_descriptors, raise_limi
 from kvpool.server.operators import Operators
 from kvpool.server.peers.fleet import Fleet
 from kvpool.server.peers.trust import read_trust
+from kvpool.server.signals import catch_signals, ignore_signals
 from kvpool.units import format_size
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +94,7 @@ class App:
             await pool.start()
             for fleet in self._fleets:
                 await fleet.start(pool)
-            _catch_signals(daemon)
+            catch_signals(asyncio.get_running_loop(), stop=daemon.stopping.set, reload=daemon.reload_soon)
             daemon.serve()
             self._begin_serving(daemon, pool, started_ns)
             await daemon.stopping.wait()
@@ -108,8 +104,7 @@ class App:
                 raise daemon.failure
             await self._drain(daemon, pool)
         finally:
-            for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, signal.SIG_IGN)  # to the end of the process
+            ignore_signals()
             await daemon.end()
 
     def _begin_serving(self, daemon: Daemon, pool: Pool, started_ns: int) -> None:
@@ -148,14 +143,6 @@ class App:
             "yes" if kept["durable"] else "no",
             (self._clock.now_ns() - started_ns) / 1e9,
         )
-
-
-def _catch_signals(daemon: Daemon) -> None:
-    loop = asyncio.get_running_loop()
-    # Not the loop's handlers: closing the loop would restore the defaults, which end the process while it still has work.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: loop.call_soon_threadsafe(daemon.stopping.set))
-    signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(daemon.reload_soon))
 
 
 def _with_usable_peers(config: Config) -> Config:
