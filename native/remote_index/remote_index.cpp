@@ -137,11 +137,13 @@ uint64_t* RemoteIndex::find(RemoteOwner owner, const RemotePlace& place) const n
   return nullptr;
 }
 
-// The entry that a new pair gets: an oldest owner's of too many, else a free one of the emptier bucket, else the oldest.
-uint64_t* RemoteIndex::place_for(const RemotePlace& place) const noexcept {
+// The entry that a new pair gets: an oldest owner's of too many, else a free one of the emptier bucket, else its owner's oldest,
+// else the oldest.
+uint64_t* RemoteIndex::place_for(RemoteOwner owner, const RemotePlace& place) const noexcept {
   uint64_t* free[2] = {nullptr, nullptr};
   uint32_t free_count[2] = {0, 0};
   uint64_t* oldest = nullptr;
+  uint64_t* oldest_own = nullptr;
   uint64_t* oldest_of_chunk = nullptr;
   uint32_t owners = 0;
   const auto older = [this](uint64_t* one, uint64_t& other) {
@@ -155,6 +157,9 @@ uint64_t* RemoteIndex::place_for(const RemotePlace& place) const noexcept {
         continue;
       }
       oldest = older(oldest, entry);
+      if (owner_of(entry) == owner) {
+        oldest_own = older(oldest_own, entry);
+      }
       if (has_tag(entry, place.tag)) {
         oldest_of_chunk = older(oldest_of_chunk, entry);
         ++owners;
@@ -165,7 +170,7 @@ uint64_t* RemoteIndex::place_for(const RemotePlace& place) const noexcept {
     return oldest_of_chunk;
   }
   uint64_t* const found = free[free_count[1] > free_count[0] ? 1 : 0];
-  return found != nullptr ? found : oldest;
+  return found != nullptr ? found : oldest_own != nullptr ? oldest_own : oldest;
 }
 
 void RemoteIndex::insert_one(RemoteOwner owner, const RemotePlace& place) noexcept {
@@ -175,7 +180,7 @@ void RemoteIndex::insert_one(RemoteOwner owner, const RemotePlace& place) noexce
   const uint64_t word = place.tag | owner_bits(owner) | now();
   uint64_t* entry = find(owner, place);
   if (entry == nullptr) {
-    entry = place_for(place);
+    entry = place_for(owner, place);
     evicted_ += is_live_[owner_of(*entry)] ? 1U : 0U;
   }
   store(*entry, word);

@@ -3,8 +3,8 @@
 // What it is: a set of pairs (fingerprint of a chunk, owner), bounded from the start. What it is not: the truth: a pair
 // is what an owner has announced, two keys may have one fingerprint (remote_format.h), and whoever believes a pair asks the owner.
 //
-// A chunk has two buckets of eight entries. A new pair goes into the emptier one; where both are full the oldest of the sixteen
-// is evicted. Of one chunk the OWNERS_PER_CHUNK newest owners are known: a prompt that every node has would else fill its buckets.
+// A chunk has two buckets of eight entries. A new pair goes into the emptier one; where both are full its owner's oldest of the
+// sixteen is evicted, or, where it has none there, the oldest: who announces much evicts its own. Of one chunk the OWNERS_PER_CHUNK newest owners are known: a prompt that every node has would else fill its buckets.
 // Inserting a pair again renews its age. Entries never move, and each is one word that is stored whole, so that readers
 // need no sequence counters.
 //
@@ -94,7 +94,7 @@ class RemoteIndex {
   void insert_one(RemoteOwner owner, const RemotePlace& place) noexcept;
   void remove_one(RemoteOwner owner, const RemotePlace& place) noexcept;
   [[nodiscard]] uint64_t* find(RemoteOwner owner, const RemotePlace& place) const noexcept;
-  [[nodiscard]] uint64_t* place_for(const RemotePlace& place) const noexcept;
+  [[nodiscard]] uint64_t* place_for(RemoteOwner owner, const RemotePlace& place) const noexcept;
   // Fills in the live owners of a chunk; returns how many.
   size_t owners_at(const RemotePlace& place, Owners& owners) const noexcept;
   void store(uint64_t& entry, uint64_t word) noexcept;

@@ -126,6 +126,20 @@ TEST(the_oldest_is_evicted_from_a_full_table) {
   EXPECT(table.index.verify().empty());
 }
 
+TEST(who_inserts_without_end_evicts_its_own) {
+  RemoteTable table(512);
+  const RemoteOwner honest = *table.index.add_owner();
+  const RemoteOwner endless = *table.index.add_owner();
+  const uint64_t capacity = table.index.capacity();
+  const auto few = keys_between(0, capacity / 3);
+  table.index.insert(honest, few.data(), capacity / 3);
+  const auto many = keys_between(capacity, 5 * capacity);
+  table.index.insert(endless, many.data(), 4 * capacity);
+  EXPECT(table.index.evicted() > 3 * capacity);
+  EXPECT(table.index.count_of(honest) + capacity / 1000 >= capacity / 3);
+  EXPECT(table.index.verify().empty());
+}
+
 TEST(a_pair_that_is_inserted_again_is_new) {
   RemoteTable table(64);
   const RemoteOwner owner = *table.index.add_owner();
