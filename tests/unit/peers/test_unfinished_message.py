@@ -29,9 +29,11 @@ class Endless:
 
     def __init__(self) -> None:
         self.sent_bytes: list[int] = []
+        self.connections = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
+        self.connections += 1
         try:
             writer.write(_GREETING)
             await reader.readexactly(64)
@@ -50,6 +52,7 @@ class Endless:
             return
         finally:
             writer.transport.abort()
+            self.connections -= 1
 
 
 @pytest.mark.asyncio
@@ -62,9 +65,10 @@ async def test_a_link_ends_where_a_node_sends_a_message_without_an_end() -> None
         honest = await nodes.watch(node=identity_of("second")).ready(nodes.serve(Owner()))
         link = watcher.link_at(f"tcp://127.0.0.1:{port}")
         await until(lambda: link.fault == "a message without an end", "the link has ended")
+        serving.close()
         assert (await honest.request(pull_of(1), 5.0)).chunks == 2
-    serving.close()
-    await serving.wait_closed()
+    await until(lambda: not endless.connections, "every connection has ended")
+    await asyncio.sleep(0)  # the transports are closed in the next turn
 
 
 @pytest.fixture
