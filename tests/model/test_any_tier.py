@@ -48,7 +48,7 @@ async def play(pool: TieredPool, chance: random.Random, stored: set[bytes]) -> N
     for _ in range(STEPS):
         keys, drawn = chain_of(chance), chance.random()
         if drawn < 0.4:
-            stored.update(keys[: await pool.save(keys)])
+            stored.update(await pool.saved(keys))
         elif drawn < 0.8:
             found = await pool.load(keys, is_patient=not faults["withheld"] and not moving(pool))
             assert stored.issuperset(keys[:found]), "a chunk that nobody stored"

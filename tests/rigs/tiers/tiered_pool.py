@@ -99,6 +99,10 @@ class TieredPool:
 
     async def save(self, keys: Sequence[bytes]) -> int:
         """Save a chain: how many of its chunks are stored now."""
+        return len(await self.saved(keys))
+
+    async def saved(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Save a chain: which of its chunks are stored now. Others may be on their way from another tier, before these."""
         made = await self.serve(self.pool.chains.reserve(self.session, m.Reserve(b"", b"".join(keys))))
         sums = b""
         for number, state in enumerate(made.states):
@@ -106,11 +110,13 @@ class TieredPool:
                 (offset,) = struct.unpack_from("<Q", made.offsets, 8 * number)
                 self.arena[offset : offset + CHUNK] = np.frombuffer(payload(keys[number]), np.uint8)
                 sums += kvpool_native.extent_checksums(self.pool._dram.arena, offset, LAYER, LAYOUT.layers)
-        present = made.states.count(SaveState.PRESENT)
-        if not made.reservation:
-            return present
-        done = await self.serve(self.pool.chains.commit(self.session, m.Commit(made.reservation, sums, b"")))
-        return present + done.states.count(SaveState.STORED)
+        states = list(made.states)
+        if made.reservation:
+            done = await self.serve(self.pool.chains.commit(self.session, m.Commit(made.reservation, sums, b"")))
+            reserved = [number for number, state in enumerate(states) if state == SaveState.RESERVED]
+            for number, state in zip(reserved, done.states, strict=True):
+                states[number] = state
+        return [key for key, state in zip(keys, states, strict=False) if state in {SaveState.PRESENT, SaveState.STORED}]
 
     async def load(self, keys: Sequence[bytes], *, is_patient: bool = True, owner: str = "") -> int:
         """Lease a chain and compare what has landed: how many leading chunks are there, each with the bytes of its key.
