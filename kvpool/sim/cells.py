@@ -30,22 +30,39 @@ class Cell:
     policy: str
     dram_blocks: int
     ssd_blocks: int
+    hbm_blocks: int = 0
 
     @property
     def blocks(self) -> int:
-        """Room in all tiers."""
-        return self.dram_blocks + self.ssd_blocks
+        """Room in all tiers. Device memory has copies: what it adds to the others' room is at most its own."""
+        return self.dram_blocks + self.ssd_blocks + self.hbm_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of a cell. `holes`: broken invariants of the index, cached blocks without their parent among them."""
+    """Result of a cell. `holes`: broken invariants of the index, cached blocks without their parent among them.
+    `hbm_blocks_returned`: copied down from device memory because the tiers below had them no longer."""
 
     hits_dram: int
     hits_ssd: int
     ssd_blocks_written: int
     holes: int
     seconds: float
+    hits_hbm: int = 0
+    hbm_blocks_promoted: int = 0
+    hbm_blocks_returned: int = 0
+    ssd_blocks_read: int = 0
+
+    @property
+    def hits(self) -> int:
+        """Block hits in all tiers."""
+        return self.hits_hbm + self.hits_dram + self.hits_ssd
+
+    @property
+    def blocks_moved(self) -> int:
+        """Blocks that were copied from one tier to another."""
+        above = self.hbm_blocks_promoted + self.hbm_blocks_returned
+        return above + self.ssd_blocks_read + self.ssd_blocks_written
 
 
 def simulated_config(config: Config, block_bytes: int) -> Config:
@@ -68,10 +85,16 @@ def run_bounds(workload: Workload, blocks: int) -> Bounds:
 
 def run_cell(workload: Workload, cell: Cell, config: Config) -> Outcome:
     """Serve every request by a node of the daemon's own classes."""
-    node = SimulatedNode(dram_blocks=cell.dram_blocks, ssd_blocks=cell.ssd_blocks, policy=cell.policy, config=config)
+    node = SimulatedNode(
+        dram_blocks=cell.dram_blocks,
+        ssd_blocks=cell.ssd_blocks,
+        hbm_blocks=cell.hbm_blocks,
+        policy=cell.policy,
+        config=config,
+    )
     keys, clock = workload.keys(), MonotonicClock()
     first, storable, at_ns = workload.first.tolist(), workload.storable.tolist(), workload.at_ns.tolist()
-    dram = ssd = holes = spent_ns = 0
+    hbm = dram = ssd = holes = spent_ns = 0
     for part in range(VERIFICATIONS):
         start_ns = clock.now_ns()
         for request in range(
@@ -80,8 +103,19 @@ def run_cell(workload: Workload, cell: Cell, config: Config) -> Outcome:
             start, end = first[request], first[request] + storable[request]
             if start < end:
                 hits = node.serve(KeyColumn(keys[workload.blocks[start:end]].tobytes()), at_ns[request])
+                hbm += hits.hbm
                 dram += hits.dram
                 ssd += hits.ssd
         spent_ns += clock.now_ns() - start_ns
         holes += len(node.verify())
-    return Outcome(dram, ssd, node.ssd_blocks_written, holes, spent_ns / 1e9)
+    return Outcome(
+        hits_dram=dram,
+        hits_ssd=ssd,
+        ssd_blocks_written=node.ssd_blocks_written,
+        holes=holes,
+        seconds=spent_ns / 1e9,
+        hits_hbm=hbm,
+        hbm_blocks_promoted=node.hbm_blocks_promoted,
+        hbm_blocks_returned=node.hbm_blocks_returned,
+        ssd_blocks_read=node.ssd_blocks_read,
+    )

@@ -1,9 +1,10 @@
 """Simulated node: a daemon's own classes without bytes, for one client's requests, on a clock that the trace sets.
 
-The native directory without an arena, `Readers` and `Writers`, and for two tiers `tiering` with its promotions, demotions and
-admission over a `MetadataTier`. No decision is made here: requests are made as the client library makes them (look up, lease by
-the last key, release, reserve the rest, commit), and moves that a daemon would wait for are completed first. So nothing is
-under way between two requests, in which a simulated node differs from a busy one.
+The native directory without an arena, `Readers` and `Writers`, for two tiers `tiering` with its promotions, demotions and
+admission over a `MetadataTier`, and above them a `DeviceTier` where one is asked for. No decision is made here: requests are
+made as the client library makes them (look up, lease by the last key, release, reserve the rest, commit), and moves that a
+daemon would wait for are completed first. So nothing is under way between two requests, in which a simulated node differs
+from a busy one.
 
 One thread. Invariant: between two calls of `serve` nothing is leased, reserved or under way.
 """
@@ -26,6 +27,7 @@ from kvpool.pool.readers.readers import Grant, Readers
 from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
 from kvpool.pool.writers.retention import Retention
 from kvpool.pool.writers.writers import ReservedSlots, Writers
+from kvpool.sim.device_tier import DeviceTier
 from kvpool.sim.metadata_tier import MetadataTier
 from kvpool.tiering.admission import Admission
 from kvpool.tiering.link import Link
@@ -62,10 +64,13 @@ class VirtualClock:
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Blocks of a request that were leased, by the tier that had them."""
+    """Leading blocks of a request that were there, by the uppermost tier that had each. `below`: how many of them the tiers
+    below the device tier had."""
 
     dram: int
     ssd: int
+    hbm: int = 0
+    below: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +88,16 @@ SEED = bytes(range(16))
 
 
 class SimulatedNode:
-    """A node with room for `dram_blocks`, and `ssd_blocks` in a lower tier (0: none)."""
+    """A node with room for `dram_blocks`, and `ssd_blocks` in a lower tier and `hbm_blocks` in device memory (0: none).
 
-    def __init__(self, *, dram_blocks: int, ssd_blocks: int, policy: str, config: Config) -> None:
+    `hbm_blocks_returned`: copied down from there; `ssd_blocks_read`: moved up from the lower tier.
+    """
+
+    def __init__(self, *, dram_blocks: int, ssd_blocks: int, policy: str, config: Config, hbm_blocks: int = 0) -> None:
         assert policy in POLICIES
         assert dram_blocks > 0
         assert ssd_blocks >= 0
+        assert hbm_blocks >= 0
         capacity = dram_blocks * CHUNK_BYTES
         ssd_capacity = ssd_blocks * (CHUNK_BYTES + kvpool_native.SSD_HEADER_BYTES)
         dram, ssd = replace(config.dram, capacity=capacity), replace(config.ssd, capacity=ssd_capacity)
@@ -119,6 +128,9 @@ class SimulatedNode:
             ttl_ns=int(server.reservation_ttl * NS_PER_S),
             reservations_max=server.max_reservations,
         )
+        self._device = DeviceTier(hbm_blocks, LAYOUT, policy=policy, config=config) if hbm_blocks else None
+        self.hbm_blocks_returned = 0
+        self.ssd_blocks_read = 0
         self._session = EngineSession(ConnectionId(1), LAYOUT, MODEL, namespaces.open_ranks(MODEL, LAYOUT))
 
     def __repr__(self) -> str:
@@ -134,10 +146,16 @@ class SimulatedNode:
         """Blocks written to the lower tier so far."""
         return sum(link.demotions.demoted_chunks for link in self._links)
 
+    @property
+    def hbm_blocks_promoted(self) -> int:
+        """Blocks moved up into device memory so far."""
+        return self._device.promoted if self._device is not None else 0
+
     def serve(self, keys: KeyColumn, now_ns: int) -> Hits:
         """Serve one request: lease the hit, then store the rest. `keys`: the root first."""
         hits = self.load(keys, now_ns)
-        self.store(keys, hits.dram + hits.ssd, now_ns)
+        stored = self.store(keys, hits.below, now_ns)
+        self.hbm_blocks_returned += min(stored, max(0, hits.hbm - hits.below))
         return hits
 
     def load(self, keys: KeyColumn, now_ns: int) -> Hits:
@@ -145,12 +163,18 @@ class SimulatedNode:
         self._clock.set(now_ns)
         found = self._index.lookup(keys.packed)[0]
         grant = self._lease(keys[:found]) if found else None
-        leased, dram = 0, 0
+        leased, tiers = 0, b""
         if grant is not None and grant.lease:
-            leased, dram = grant.chunks, grant.tiers.count(Level.DRAM)
+            leased, tiers = grant.chunks, grant.tiers
             self._settle()
             self._readers.release(self._session, grant.lease, now_ns)
-        return Hits(dram, leased - dram)
+        above = 0
+        if self._device is not None:
+            above = self._device.load(keys, now_ns)
+            self._device.promote(keys[:leased], above, now_ns)
+        self.ssd_blocks_read += leased - tiers.count(Level.DRAM)
+        dram = tiers[above:].count(Level.DRAM)
+        return Hits(dram, max(0, leased - above) - dram, above, leased)
 
     def store(self, keys: KeyColumn, first: int, now_ns: int) -> int:
         """Store the blocks from `first` on; those before them are stored. Returns how many are stored now."""
@@ -170,6 +194,7 @@ class SimulatedNode:
     def verify(self) -> list[str]:
         """Broken invariants of every class, one line each: holes would be among them."""
         problems = self._directory.verify() + self._readers.verify() + self._writers.verify()
+        problems += self._device.verify() if self._device is not None else []
         return problems + self._tiering.verify()
 
     def _lease(self, keys: KeyColumn) -> Grant | None:

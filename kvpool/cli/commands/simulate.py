@@ -23,25 +23,21 @@ from kvpool.cli.simulation.node_options import NODE_OPTIONS, NodeOptions, add_op
 from kvpool.cli.simulation.nodes import print_node_rows, simulate_nodes
 from kvpool.cli.simulation.nodes_plot import plot_nodes
 from kvpool.cli.simulation.options import SimulateOptions, listed, parse_blocks, parse_share, ssd_blocks_beside
+from kvpool.cli.simulation.rows import COLUMNS_MAX, Row, make_row, readable
+from kvpool.cli.simulation.tiers_option import DEFAULT_CAPACITIES, DEFAULT_SSD_RATIO, parse_tiers
 from kvpool.config.path_options import check_writable
 from kvpool.errors import ConfigError, InvalidArgument, KVPoolError
-from kvpool.sim.cells import Bounds, Cell, Outcome
+from kvpool.sim.cells import Cell
 from kvpool.sim.node import POLICIES
 from kvpool.sim.runner import TAILS, Result, Simulation, Work
 from kvpool.sim.traces import BLOCK_TOKENS, Trace, TraceError
 from kvpool.sim.workload import Workload
 from kvpool.units import format_size, parse_size
 
-DEFAULT_CAPACITIES = "1%,2%,5%,10%,20%"
 DEFAULT_KV_BYTES = "128KiB"  # of a token
-TIERS = ("dram", "dram,ssd")
 PROCESSES_MAX = 256
 # Options of a daemon that have a meaning without bytes.
 HEEDED = ("ssd.admission", "ssd.write_budget", "ssd.watermark", "ssd.write_through")
-# Columns of the table for people stand side by side.
-COLUMNS_MAX = 14
-
-Row = dict[str, Any]
 
 
 def simulate_trace(path: str, wanted: SimulateOptions, progress: Progress) -> list[Row]:
@@ -58,7 +54,7 @@ def simulate_trace(path: str, wanted: SimulateOptions, progress: Progress) -> li
     for work, result in Simulation(settings, workload).run_all(works, wanted.processes):
         results[work] = result
         progress.update(task, advance=1)
-    return [_row(name, workload, cell, results, share=share) for cell, share in cells.items()]
+    return [make_row(name, workload, cell, results, share=share) for cell, share in cells.items()]
 
 
 def _cells(wanted: SimulateOptions, workload: Workload) -> dict[Cell, float]:
@@ -67,66 +63,12 @@ def _cells(wanted: SimulateOptions, workload: Workload) -> dict[Cell, float]:
     for text in wanted.capacities:
         blocks = parse_blocks(text, workload.unique, wanted.block_bytes)
         ssd_blocks = ssd_blocks_beside(text, blocks, workload.unique, wanted)
+        hbm_blocks = 0
+        if wanted.hbm_capacity is not None:
+            hbm_blocks = parse_blocks(wanted.hbm_capacity, workload.unique, wanted.block_bytes, option="--tiers hbm")
         share = parse_share(text) or blocks / workload.unique
-        cells.update({Cell(policy, blocks, ssd_blocks): round(share, 6) for policy in wanted.policies})
+        cells.update({Cell(policy, blocks, ssd_blocks, hbm_blocks): round(share, 6) for policy in wanted.policies})
     return cells
-
-
-def _row(name: str, workload: Workload, cell: Cell, results: dict[Work, Result], *, share: float) -> Row:
-    outcome, bounds = results[cell], results[cell.blocks]
-    assert isinstance(outcome, Outcome)
-    assert isinstance(bounds, Bounds)
-    references = workload.references
-    hits = outcome.hits_dram + outcome.hits_ssd
-    return {
-        "trace": name,
-        "policy": cell.policy,
-        "capacity_fraction": share,
-        "capacity_blocks": cell.dram_blocks,
-        "ssd_capacity_blocks": cell.ssd_blocks,
-        "requests": workload.requests,
-        "references": references,
-        "unique_blocks": workload.unique,
-        "hit_blocks_dram": outcome.hits_dram,
-        "hit_blocks_ssd": outcome.hits_ssd,
-        "hit_rate": round(hits / references, 6),
-        "hit_rate_dram": round(outcome.hits_dram / references, 6),
-        "hit_rate_ssd": round(outcome.hits_ssd / references, 6),
-        "belady_hit_rate": round(bounds.belady_hits / references, 6),
-        "lru_hit_rate": round(bounds.lru_hits / references, 6),
-        "of_belady": round(hits / bounds.belady_hits, 6) if bounds.belady_hits else None,
-        "delta_lru_points": round(100 * (hits - bounds.lru_hits) / references, 4),
-        "ssd_blocks_written": outcome.ssd_blocks_written,
-        "us_per_reference": round(outcome.seconds / references * 1e6, 3),
-        "holes": outcome.holes,
-    }
-
-
-def _readable(row: Row, block_bytes: int) -> Row:
-    readable = {
-        "policy": row["policy"],
-        "DRAM": f"{100 * row['capacity_fraction']:.3g}%",
-        "blocks": row["capacity_blocks"],
-        "size": format_size(row["capacity_blocks"] * block_bytes),
-        "hit": _percent(row["hit_rate"]),
-    }
-    if row["ssd_capacity_blocks"]:
-        readable["from DRAM"] = _percent(row["hit_rate_dram"])
-        readable["from SSD"] = _percent(row["hit_rate_ssd"])
-        readable["blocks to SSD"] = row["ssd_blocks_written"]
-        readable["to SSD"] = format_size(row["ssd_blocks_written"] * block_bytes)
-    return {
-        **readable,
-        "optimum": _percent(row["belady_hit_rate"]),
-        "of optimum": "-" if row["of_belady"] is None else f"{100 * row['of_belady']:.1f}%",
-        "to LRU, points": f"{row['delta_lru_points']:+.2f}",
-        "us/reference": f"{row['us_per_reference']:.2f}",
-        "holes": row["holes"],
-    }
-
-
-def _percent(rate: float) -> str:
-    return f"{100 * rate:.2f}%"
 
 
 def _print_rows(rows: list[Row], block_bytes: int) -> None:
@@ -135,7 +77,7 @@ def _print_rows(rows: list[Row], block_bytes: int) -> None:
         f"{first['trace']}: {first['requests']} requests, {first['references']} block references, "
         f"{first['unique_blocks']} unique blocks of {format_size(block_bytes)}"
     )
-    print_table(title, [_readable(row, block_bytes) for row in rows], columns_max=COLUMNS_MAX)
+    print_table(title, [readable(row, block_bytes) for row in rows], columns_max=COLUMNS_MAX)
     for policy in dict.fromkeys(row["policy"] for row in rows):
         shares = [row["of_belady"] for row in rows if row["policy"] == policy and row["of_belady"] is not None]
         if shares:
@@ -147,23 +89,27 @@ def _print_rows(rows: list[Row], block_bytes: int) -> None:
     epilog=epilog(
         "kvpoolctl simulate conversation_trace.jsonl.gz --capacity 1%,2%,5% --png hits.png",
         "kvpoolctl simulate ours.jsonl --capacity 64GiB,128GiB --token-bytes 160KiB --tiers dram,ssd --json",
+        "kvpoolctl simulate ours.jsonl --tiers hbm:8GiB,dram:64GiB,ssd:1TiB --policy class-queues",
         "kvpoolctl simulate ours.jsonl --capacity 256GiB --nodes 1,2,4,8,16 --router session-affine,round-robin",
     )
 )
 @click.argument("traces", nargs=-1, required=True, metavar="TRACE...", type=click.Path(dir_okay=False))
 @click.option(
     "--capacity",
-    default=DEFAULT_CAPACITIES,
     metavar="LIST",
     help=f"DRAM: shares of the unique blocks, blocks, or sizes, by comma (default: {DEFAULT_CAPACITIES}).",
 )
-@click.option("--tiers", type=click.Choice(TIERS), default=TIERS[0], help="Which tiers there are (default: dram).")
+@click.option(
+    "--tiers",
+    default="dram",
+    metavar="LIST",
+    help="Which tiers there are: dram; dram,ssd; or with sizes, such as hbm:1%,dram:5%,ssd:40% (default: dram).",
+)
 @click.option(
     "--ssd-ratio",
     type=NumberRange(1.0, 1000.0),
-    default=8.0,
     metavar="R",
-    help="SSD capacity for each block of DRAM's, with --tiers dram,ssd (default: 8).",
+    help=f"SSD capacity for each block of DRAM's, with --tiers dram,ssd (default: {DEFAULT_SSD_RATIO:g}).",
 )
 @click.option("--ssd-capacity", metavar="C", help="SSD capacity, like one entry of --capacity, instead of a ratio.")
 @click.option(
@@ -202,9 +148,9 @@ def simulate(
     options: Options,
     /,
     traces: tuple[str, ...],
-    capacity: str,
+    capacity: str | None,
     tiers: str,
-    ssd_ratio: float,
+    ssd_ratio: float | None,
     ssd_capacity: str | None,
     policy: str | None,
     token_bytes: str,
@@ -228,8 +174,6 @@ def simulate(
         fail("simulate uses no daemon: leave --socket out", EXIT_USAGE)
     if times is not None and len(traces) > 1:
         fail("--times is for one trace", EXIT_USAGE)
-    if ssd_capacity is not None and tiers == TIERS[0]:
-        fail("--ssd-capacity goes with --tiers dram,ssd", EXIT_USAGE)
     try:
         for option, file in (("--png", png), ("--out", out)):
             if file is not None:
@@ -237,11 +181,15 @@ def simulate(
         if png is not None:
             require_plot()
         nodes = NodeOptions.parse(of_nodes)
+        sizes = parse_tiers(tiers, capacity=capacity, ssd_ratio=ssd_ratio, ssd_capacity=ssd_capacity)
+        if nodes is not None and sizes.hbm_capacity is not None:
+            raise InvalidArgument(f"--tiers {tiers} has hbm, which has no meaning with --nodes")
         wanted = SimulateOptions(
-            capacities=listed("--capacity", capacity),
+            capacities=sizes.capacities,
             policies=_policies(policy, POLICIES if nodes is None else POLICIES[:1]),
-            ssd_ratio=0.0 if tiers == TIERS[0] else ssd_ratio,
-            ssd_capacity=ssd_capacity,
+            ssd_ratio=sizes.ssd_ratio,
+            ssd_capacity=sizes.ssd_capacity,
+            hbm_capacity=sizes.hbm_capacity,
             processes=processes or len(os.sched_getaffinity(0)),
             requests=requests,
             tails=tails,

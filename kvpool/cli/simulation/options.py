@@ -13,7 +13,8 @@ SHARE_MAX = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SimulateOptions:
-    """Options for every trace. `ssd_capacity` is used where it is given, else `ssd_ratio`; 0: no such tier."""
+    """Options for every trace. `ssd_capacity` is used where it is given, else `ssd_ratio`; 0: no such tier. `hbm_capacity`
+    None: no device memory."""
 
     capacities: tuple[str, ...]
     policies: tuple[str, ...]
@@ -25,6 +26,7 @@ class SimulateOptions:
     block_bytes: int
     overrides: tuple[str, ...]
     times: str | None = None
+    hbm_capacity: str | None = None
 
     def settings(self, path: str) -> SimulationSettings:
         """What every process needs for a trace."""

@@ -24,6 +24,8 @@ ROW_NAMES = {
     *("holes", "us_per_reference", "hit_rate_dram", "hit_rate_ssd", "ssd_blocks_written"),
     *("ssd_capacity_blocks", "requests", "references", "unique_blocks", "hit_blocks_dram", "hit_blocks_ssd"),
     *("of_belady", "delta_lru_points"),
+    *("hbm_capacity_blocks", "hit_blocks_hbm", "hit_rate_hbm", "hbm_blocks_promoted", "hbm_blocks_returned"),
+    "blocks_moved_per_hit",
 }
 
 
@@ -80,6 +82,24 @@ def test_one_process_finds_what_two_find(tmp_path: Path) -> None:
         assert row["hit_rate"] == pytest.approx(row["hit_rate_dram"] + row["hit_rate_ssd"], abs=2e-6)
         assert row["ssd_capacity_blocks"] == 8 * row["capacity_blocks"]
     assert runs[0] == runs[1]
+
+
+def test_sizes_in_tiers_are_those_of_the_other_options(tmp_path: Path) -> None:
+    trace = _trace(tmp_path / "chat.jsonl", random_prompts(2, 60))
+    asked = ("simulate", trace, "--json", "--policy", "class-queues")
+    two = _rows(_ctl(*asked, "--tiers", "dram,ssd", "--capacity", "10%", "--ssd-capacity", "50"))
+    same = _rows(_ctl(*asked, "--tiers", "dram:10%,ssd:50"))
+    three = _rows(_ctl(*asked, "--tiers", "hbm:8,dram:10%,ssd:50"))
+    for (row,) in (two, same, three):
+        row.pop("us_per_reference")
+    assert two == same
+    assert [row["hbm_capacity_blocks"] for row in (*same, *three)] == [0, 8]
+    assert three[0]["hit_rate"] >= two[0]["hit_rate"]
+    assert three[0]["hit_blocks_hbm"] > 0
+    assert 0 < three[0]["hbm_blocks_promoted"] <= 8 + 1.5 * three[0]["hit_blocks_hbm"]
+    shown = _ctl(*asked[:2], "--tiers", "hbm:8,dram:10%,ssd:50").stdout
+    for word in ("from HBM", "from DRAM", "from SSD", "to HBM/hit there", "moved/hit"):
+        assert word in shown
 
 
 def test_partial_blocks_are_counted_and_not_stored_unless_asked(tmp_path: Path) -> None:
@@ -145,6 +165,16 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
         (("TRACE", "--capacity", "1MiB"), "--capacity has '1MiB', 0 blocks of 64.0 MiB"),
         (("TRACE", "--token-bytes", "none"), "--token-bytes: 'none' is no size"),
         (("TRACE", "--ssd-capacity", "9"), "--ssd-capacity goes with --tiers dram,ssd"),
+        (("TRACE", "--tiers", "hbm:1%,ssd:9"), "--tiers is 'hbm:1%,ssd:9', expected dram among them"),
+        (("TRACE", "--tiers", "hbm,dram"), "--tiers is 'hbm,dram', expected a size of hbm"),
+        (("TRACE", "--tiers", "dram,tape"), "--tiers is 'dram,tape', expected dram, hbm and ssd"),
+        (("TRACE", "--tiers", "dram,dram:3"), "--tiers is 'dram,dram:3', expected dram, hbm and ssd"),
+        (("TRACE", "--tiers", "dram:"), "--tiers is 'dram:', expected dram, hbm and ssd"),
+        (("TRACE", "--tiers", "hbm:0,dram"), "--tiers hbm has '0', 0 blocks"),
+        (("TRACE", "--tiers", "dram:5%", "--capacity", "1%"), "has a size of dram: leave --capacity out"),
+        (("TRACE", "--tiers", "dram,ssd:5%", "--ssd-ratio", "2"), "has a size of ssd: leave --ssd-ratio out"),
+        (("TRACE", "--tiers", "dram,ssd:x"), "--ssd-capacity has 'x'"),
+        (("TRACE", "--tiers", "hbm:1,dram", "--nodes", "2"), "has hbm, which has no meaning with --nodes"),
         (
             ("TRACE", "--capacity", "1000000", "--tiers", "dram,ssd", "--ssd-ratio", "1000"),
             "expected 268435456 at most",

@@ -99,6 +99,65 @@ def test_nothing_is_held_between_requests() -> None:
         node.serve(KeyColumn(keys[[0]].tobytes()), 0)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    dram=st.integers(1, 30),
+    ssd=st.sampled_from([0, 40]),
+    hbm=st.integers(1, 40),
+    policy=st.sampled_from(POLICIES),
+)
+def test_device_memory_costs_no_hit_and_moves_no_more_than_it_serves(
+    seed: int, dram: int, ssd: int, hbm: int, policy: str
+) -> None:
+    workload = workload_of(random_prompts(seed, 60))
+    two, three = (run_cell(workload, Cell(policy, dram, ssd, above), load_config()) for above in (0, hbm))
+    assert (two.holes, three.holes) == (0, 0)
+    assert three.hits >= two.hits
+    assert three.hits <= belady_hits(workload, dram + ssd + hbm)
+    assert three.hits_hbm <= three.hits
+    assert three.hbm_blocks_promoted <= hbm + 1.5 * three.hits_hbm
+    assert three.hbm_blocks_returned <= three.hits_hbm
+    assert (three.ssd_blocks_read, three.ssd_blocks_written) == (two.ssd_blocks_read, two.ssd_blocks_written)
+
+
+def test_device_memory_that_serves_nothing_takes_nothing_more() -> None:
+    # Each prompt comes twice, one after the other, and never again: what goes up with the second is not used there.
+    prompts = [[f"{number // 2}.{depth}" for depth in range(20)] for number in range(400)]
+    outcome = run_cell(workload_of(prompts), Cell("class-queues", 1000, 0, 10), load_config())
+    assert outcome.hits == 200 * 20
+    assert (outcome.hits_hbm, outcome.hbm_blocks_promoted) == (0, 10)
+
+
+def test_what_only_device_memory_has_is_a_hit_and_comes_down_again() -> None:
+    prompts = [["a", "b"], ["a", "b"], *([f"other {number}"] for number in range(10)), ["a", "b"]]
+    outcome = run_cell(workload_of(prompts), Cell("lru", 4, 0, 4), load_config())
+    assert (outcome.hits_hbm, outcome.hits_dram) == (2, 2)
+    assert outcome.hbm_blocks_returned == 2
+    assert outcome.blocks_moved == 2 + 2
+
+
+def test_hits_are_of_the_uppermost_tier() -> None:
+    prompts = [["a", "b"], ["a", "b"], ["a", "b", "c"], ["a", "b", "c"]]
+    outcome = run_cell(workload_of(prompts), Cell("lru", 10, 0, 10), load_config())
+    assert (outcome.hits_dram, outcome.hits_hbm) == (2 + 1, 2 + 2)
+    assert outcome.hbm_blocks_promoted == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["mooncake_conversation_trace.jsonl.gz", "mooncake_synthetic_trace.jsonl.gz", "agentic_cc_512.npz"]
+)
+def test_device_memory_does_not_thrash_on_published_traces(name: str) -> None:
+    workload = load(real_trace(name))
+    dram = int(0.05 * workload.unique)
+    two = run_cell(workload, Cell("class-queues", dram, 8 * dram), load_config())
+    for share in (0.005, 0.02):
+        three = run_cell(workload, Cell("class-queues", dram, 8 * dram, int(share * workload.unique)), load_config())
+        assert three.hits >= two.hits
+        assert 0 < three.hbm_blocks_promoted <= 2 * three.hits_hbm
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mooncake_conversation_trace.jsonl.gz", "mooncake_synthetic_trace.jsonl.gz"])
 def test_the_pools_lru_equals_the_simple_one_on_published_traces(name: str) -> None:
