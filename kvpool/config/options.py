@@ -33,6 +33,17 @@ def size_option(low: str, high: str, default: str) -> Option:
     return Option(parse, default, f"a size from {low} to {high}")
 
 
+def bound_option(low: str, high: str) -> Option:
+    """A size that bounds something; 0, the default, for no bound."""
+    bound = size_option(low, high, low)
+
+    def parse(value: Any) -> int:
+        is_unbounded = (parse_size(value) if isinstance(value, str) else value) == 0
+        return 0 if is_unbounded else int(bound.parse(value))
+
+    return Option(parse, "0B", f"0B for no bound, or {bound.expected}")
+
+
 @dataclass(frozen=True, slots=True)
 class DailyWrites:
     """Bytes that may be written in a day: a number of them, or how often the capacity may be overwritten (DWPD)."""

@@ -10,6 +10,7 @@ from typing import Any
 from kvpool.config.addresses import ZmqAddress, parse_zmq
 from kvpool.config.options import (
     Option,
+    bound_option,
     choice_option,
     count_option,
     duration_option,
@@ -219,7 +220,7 @@ PEER_OPTIONS: dict[str, Option] = {
     "peer.index": size_option("1MiB", "1TiB", "64MiB"),
     "peer.threads": count_option(1, 64, 4),
     "peer.connections": count_option(1, 16, 2),
-    "peer.rate": size_option("0B", "1TiB", "0B"),
+    "peer.rate": bound_option("64KiB", "1TiB"),
     "peer.offered": size_option("1MiB", "16TiB", "4GiB"),
     "peer.promoted": size_option("1MiB", "16TiB", "256MiB"),
     "peer.leased_share": share_option("0.5"),
