@@ -5,6 +5,7 @@
 
 Chunks behind the leased ones that an engine is just saving are offered too, and sent layer by layer as they come. They are
 leased when they are committed; until then nothing holds them, and of a save that is given up the puller gets no whole chunk.
+Such an offer has a thread for as long as the save takes: beyond all threads but one, saves are not offered.
 
 Another node is served by the verbs that engines have: a session of its own for each model and layout that it is just pulling,
 whose leases expire, and end with it. All sessions of one key count together, for a share of the offers and of DRAM, and so do
@@ -264,7 +265,7 @@ class Offers:
         coming = leased.tiers.find(Level.PEER)
         here = leased.chunks if coming < 0 else coming
         # In the same turn as the lease ends: what was committed before is in it, what is committed later is found here.
-        behind = keys[leased.chunks :] if here == leased.chunks else keys[:0]
+        behind = keys[leased.chunks :] if here == leased.chunks and self._has_thread_for_saves else keys[:0]
         saved = self._pool.chains.writers.followed.find(session, keys[here - 1] if here else b"", behind)
         layout = session.own.layout
         end = min(here + len(saved.offsets) // _WORD, pull.first + r.offered_chunks_max(layout.layers))
@@ -308,6 +309,10 @@ class Offers:
         if self._near is not None:
             self._near.add(number, columns)
         return r.Offer(pull.pull, chunks, ticket, connections, self.stream, checks)
+
+    @property
+    def _has_thread_for_saves(self) -> bool:
+        return sum(bool(one.unleased) for one in self._offered.values()) < max(1, self._settings.threads - 1)
 
     def _checks_of(self, chunks: OfferedChunks) -> bytes:
         """Checksums of chunks whose layers have all landed; else none."""

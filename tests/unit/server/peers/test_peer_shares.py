@@ -5,19 +5,23 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from kvpool.clock import MonotonicClock
 from kvpool.errors import Refused
 from kvpool.index.namespaces import NAMESPACES_MAX
 from kvpool.index.sessions import EngineSession
+from kvpool.key_column import KeyColumn
 from kvpool.peers.control import records as r
 from kvpool.peers.control.pullers import Puller
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import one_way
 from kvpool.server.peers.offers import Offers, OfferSettings
 from kvpool.server.peers.puller_connections import FIRST_PEER
 from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.types import ConnectionId
+from tests.rigs.nodes.peers import until
 from tests.rigs.tiers.tiered_pool import CHUNK, LAYOUT, TieredPool, key_of
 
 CHUNKS = 48
@@ -184,3 +188,36 @@ def test_one_node_has_a_part_of_the_reads_for_others() -> None:
     assert allowance.chunks(one, CHUNK) == 9
     allowance.give_back(other, 3 * CHUNK)
     assert allowance.taken == 0
+
+
+class Deaf:
+    """Takes what is reported of saves."""
+
+    def note_save(self, keys: KeyColumn) -> None:
+        """Chunks that can be followed."""
+
+    def end_save(self, keys: KeyColumn, stored: int) -> None:
+        """A save has ended."""
+
+
+@pytest.mark.asyncio
+async def test_followers_of_slow_saves_leave_a_thread_to_pulls_of_what_is_there() -> None:
+    async with owner(OfferSettings(threads=3)) as made:
+        chains, session = made.pool.pool.chains, made.pool.session
+        chains.writers.followed.listen(Deaf())
+        saved = [key_of(99, number) for number in range(4)]
+        made.chains.append(saved)
+        reserved = await made.pool.serve(chains.reserve(session, m.Reserve(b"", b"".join(saved))))
+        sums = np.zeros((len(saved), 1), "<u4").tobytes()
+        chains.land_saved(session, one_way.LandSaved(reserved.reservation, 0, sums))
+        for number in range(4):
+            await made.pull(puller(number, f"peer {number}"), 1, len(made.chains) - 1)
+        assert made.offered == [4, 4, 0, 0], "two of three threads may wait for the engine"
+        await made.pull(puller(7, "peer 7"), 1, 7)
+        made.offers.release(puller(0, "peer 0"), 1)
+        await until(lambda: made.offers.stats()["offers"] == 2, "one of the followers has ended")
+        await made.pull(puller(8, "peer 8"), 1, len(made.chains) - 1)
+        assert made.offered[4:] == [CHAIN, 4]
+        for number in (1, 7, 8):
+            made.offers.release(puller(number, f"peer {number}"), 1)
+        await made.pool.serve(chains.end_reservation(session, m.End(reserved.reservation)))

@@ -250,6 +250,7 @@ def test_only_what_is_missing_is_sent() -> None:
         assert await here.pool.save(KEYS[:13]) == 13
         here.believe(there, KEYS)
         assert await here.pool.load(KEYS) == len(KEYS)
+        await there.pool.until_moved(lambda: there.offers.stats()["offers"] == 0)
         assert there.offers.stats()["sent_bytes"] // CHUNK == len(KEYS) - 13
 
     run(act)
