@@ -29,7 +29,7 @@ from kvpool.server.descriptor_room import PeerRoom, plan_descriptors, raise_limi
 from kvpool.server.operators import Operators
 from kvpool.server.peers.fleet import Fleet
 from kvpool.server.peers.trust import read_trust
-from kvpool.server.signals import catch_signals, ignore_signals
+from kvpool.server.signals import Signals
 from kvpool.units import format_size
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ class App:
         room = plan_descriptors(config, raise_limit())
         self._terms = Terms(room.connections, operators, domain)
         self._fleets = self._make_fleets(domain, room.peers) if config.peer.is_used else []
+        self._signals = Signals()
         self.has_ended = True
 
     def _make_fleets(self, domain: bytes, room: PeerRoom) -> list[Fleet]:
@@ -78,6 +79,8 @@ class App:
                 self.has_ended = await pool.stop() and all(ended)
         finally:
             await listener.stop()
+            self._signals.ignore()  # where it has not come to serving
+            self._signals.forget()
 
     async def _run_pool(self, pool: Pool, listener: LocalSocket, started_ns: int) -> None:
         daemon = Daemon(
@@ -94,7 +97,7 @@ class App:
             await pool.start()
             for fleet in self._fleets:
                 await fleet.start(pool)
-            catch_signals(asyncio.get_running_loop(), stop=daemon.stopping.set, reload=daemon.reload_soon)
+            self._signals.catch(asyncio.get_running_loop(), stop=daemon.stopping.set, reload=daemon.reload_soon)
             daemon.serve()
             self._begin_serving(daemon, pool, started_ns)
             await daemon.stopping.wait()
@@ -104,7 +107,7 @@ class App:
                 raise daemon.failure
             await self._drain(daemon, pool)
         finally:
-            ignore_signals()
+            self._signals.ignore()
             await daemon.end()
 
     def _begin_serving(self, daemon: Daemon, pool: Pool, started_ns: int) -> None:

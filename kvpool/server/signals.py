@@ -1,30 +1,51 @@
-"""Signals of the daemon: SIGTERM and SIGINT stop it, SIGHUP has it read its configuration again. Main thread only."""
+"""Signals of the daemon: SIGTERM and SIGINT stop it, SIGHUP has it read its configuration again. Main thread only.
+
+    caught ──ignore──► ignored by the kernel; what has come by then is taken, and dropped ──forget──► Python ignores them, too
+
+Two steps, because Python reports a signal whose handler it has just been told to ignore as an error of whatever code runs,
+and a thread may be in its part of the handling while another one changes it. Without the second the interpreter's end would
+restore the defaults, which end the process while it still has work.
+"""
 
 import asyncio
 import ctypes
 import signal
 from collections.abc import Callable
+from types import FrameType
 
 STOP = (signal.SIGTERM, signal.SIGINT)
+ALL = (signal.SIGHUP, *STOP)
 _LIBC = ctypes.CDLL(None)
 _LIBC.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
 _LIBC.signal.restype = ctypes.c_void_p
 
 
-def catch_signals(loop: asyncio.AbstractEventLoop, *, stop: Callable[[], object], reload: Callable[[], object]) -> None:
-    """Call these on the loop from now on."""
-    # Not the loop's handlers: closing the loop would restore the defaults, which end the process while it still has work.
-    for number in STOP:
-        signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop))
-    signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reload))
+class Signals:
+    """See the module."""
 
+    def __init__(self) -> None:
+        self._are_ignored = False
 
-def ignore_signals() -> None:
-    """Ignore them until the process has ended.
+    def catch(
+        self, loop: asyncio.AbstractEventLoop, *, stop: Callable[[], object], reload: Callable[[], object]
+    ) -> None:
+        """Call these on the loop from now on."""
 
-    The kernel ignores each first: a signal that comes while Python takes its handler away is reported as an error of whatever
-    code runs then. Python has to know, too: otherwise the interpreter's end restores the default, which ends the process.
-    """
-    for number in (signal.SIGHUP, *STOP):
-        _LIBC.signal(number, signal.SIG_IGN)
-        signal.signal(number, signal.SIG_IGN)  # before that, it handles what has come
+        def take(number: int, _frame: FrameType | None) -> None:
+            if not self._are_ignored:
+                loop.call_soon_threadsafe(reload if number == signal.SIGHUP else stop)
+
+        # Not the loop's handlers: closing the loop would restore the defaults.
+        for number in ALL:
+            signal.signal(number, take)
+
+    def ignore(self) -> None:
+        """Ignore them until the process has ended."""
+        self._are_ignored = True
+        for number in ALL:
+            _LIBC.signal(number, signal.SIG_IGN)
+
+    def forget(self) -> None:
+        """Let Python know. REQUIRES: they are ignored, and threads that were there have ended since or had time to."""
+        for number in ALL:
+            signal.signal(number, signal.SIG_IGN)

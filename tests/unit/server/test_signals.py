@@ -6,37 +6,35 @@ import sys
 IGNORED = """
 import asyncio, os, signal
 from pathlib import Path
-from kvpool.server.signals import catch_signals, ignore_signals
+from kvpool.server.signals import ALL, Signals
 
 called = []
 loop = asyncio.new_event_loop()
-catch_signals(loop, stop=lambda: called.append("stop"), reload=lambda: called.append("reload"))
-for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
-    os.kill(os.getpid(), number)
-loop.run_until_complete(asyncio.sleep(0))
-print(*called)
+signals = Signals()
+signals.catch(loop, stop=lambda: called.append("stop"), reload=lambda: called.append("reload"))
+
+def send_all():
+    for number in ALL:
+        os.kill(os.getpid(), number)
+    loop.run_until_complete(asyncio.sleep(0))
+    print(*called)
 
 def kernel_ignores(number):
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return bool(int(status["SigIgn"], 16) & 1 << number - 1)
 
-python_ignores = signal.signal
-
-def checked(number, handler):
-    assert kernel_ignores(number), number
-    return python_ignores(number, handler)
-
-signal.signal = checked
-ignore_signals()
-for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
-    assert signal.getsignal(number) == signal.SIG_IGN
-    os.kill(os.getpid(), number)
-loop.run_until_complete(asyncio.sleep(0))
-print(*called)
+send_all()
+signals.ignore()
+assert all(kernel_ignores(number) for number in ALL)
+signal.getsignal(signal.SIGTERM)(signal.SIGTERM, None)  # as one that was under way
+send_all()
+signals.forget()
+assert all(kernel_ignores(number) and signal.getsignal(number) == signal.SIG_IGN for number in ALL)
+send_all()
 """
 
 
 def test_signals_are_caught_until_they_are_ignored_to_the_end() -> None:
     done = subprocess.run([sys.executable, "-c", IGNORED], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == ["reload stop stop"] * 2
+    assert done.stdout.splitlines() == ["reload stop stop"] * 3
