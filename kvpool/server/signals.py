@@ -2,7 +2,7 @@
 
     caught ──ignore──► ignored by the kernel; what has come by then is taken, and dropped ──forget──► Python ignores them, too
 
-Two steps, because Python reports a signal whose handler it has just been told to ignore as an error of whatever code runs,
+Two steps, because Python reports a signal whose handler it has just begun to ignore as an error of whatever code runs,
 and a thread may be in its part of the handling while another one changes it. Without the second the interpreter's end would
 restore the defaults, which end the process while it still has work.
 """
