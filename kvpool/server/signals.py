@@ -13,15 +13,14 @@ import signal
 from collections.abc import Callable
 from types import FrameType
 
-STOP = (signal.SIGTERM, signal.SIGINT)
-ALL = (signal.SIGHUP, *STOP)
+ALL = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 _LIBC = ctypes.CDLL(None)
 _LIBC.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
 _LIBC.signal.restype = ctypes.c_void_p
 
 
 class Signals:
-    """See the module."""
+    """Handlers of the process's signals; see the module."""
 
     def __init__(self) -> None:
         self._are_ignored = False

@@ -168,7 +168,7 @@ TEST(a_late_job_and_one_that_is_cancelled_end_without_a_byte) {
   EXPECT(!queue.cancel(1));
 }
 
-// Where the job was faster than who meets it, a new one is tried.
+// A job can end before it is cancelled: then another one is tried.
 TEST(a_cancelled_job_reports_each_chunk_once) {
   const Node owner(4, 8, 1 << 20);
   store_all(owner);
@@ -187,6 +187,7 @@ TEST(a_cancelled_job_reports_each_chunk_once) {
   EXPECT(cancelled > 0);
 }
 
+// As above: the first job can end before the second one comes.
 TEST(a_full_queue_refuses) {
   const Node owner(4, 8, 1 << 20);
   store_all(owner);
