@@ -8,6 +8,7 @@ without the need for equal bits may store both. One thread.
 """
 
 import hashlib
+import inspect
 import math
 import time
 from collections.abc import Callable
@@ -84,6 +85,9 @@ class Engine:
         self._kv = kv
         self._prefix = prefix
         self._step_tokens = step_tokens
+        # transformers has renamed it in one of the releases that are supported.
+        names = inspect.signature(LlamaForCausalLM.forward).parameters
+        self._cache_argument = "cache" if "cache" in names else "past_key_values"
         self._attention = [layer.self_attn for layer in model.model.layers]
 
     @torch.inference_mode()
@@ -125,9 +129,9 @@ class Engine:
         output = self._model(
             input_ids=torch.tensor([tokens]),
             position_ids=positions[None],
-            past_key_values=sequence.cache,
             use_cache=True,
             logits_to_keep=1,
+            **{self._cache_argument: sequence.cache},
         )
         sequence.length += len(tokens)
         logits: torch.Tensor = output.logits[0, -1]
