@@ -28,7 +28,7 @@ def ranks(request: pytest.FixtureRequest, start_engine: StartEngine, module_daem
 
 
 def _tokens_with_all_stored(ranks: Engine, daemon: Daemon, asked: list[list[int]]) -> list[list[int]]:
-    """The prompts' tokens; every rank has stored its shards. A save that a busy machine delays is declined: the next pass makes it."""
+    """The prompts' tokens; every rank has stored its shards. Saves that are late are declined: the next pass makes them."""
     with daemon.admin() as admin:
         admin.flush(None, None)
     computed = ranks.tokens(asked, 16)
