@@ -20,6 +20,7 @@ from kvpool_native import (
     Mapping,
     extent_checksums,
 )
+from tests.rigs.daemon import wait_until
 from tests.rigs.device import emulated
 
 UNIT = 2 << 20
@@ -106,7 +107,9 @@ def test_a_driver_that_fails_fails_chunks(rig: Rig) -> None:
 
 def test_a_stop_cancels_what_is_left_though_the_device_hangs(rig: Rig) -> None:
     emulated.order("hang 1")
+    before = emulated.calls("cuEventRecord")
     job = rig.mover.promote(rig.rows.tobytes())
+    wait_until(lambda: emulated.calls("cuEventRecord") > before, "a piece is in flight")
     assert rig.mover.stop(0.05) is False
     assert rig.ends(job) == [Outcome.CANCELLED] * CHUNKS
     assert rig.mover.promote(rig.rows.tobytes()) == 0
