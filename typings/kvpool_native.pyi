@@ -35,6 +35,8 @@ CATALOGUE_ROW: RowLayout = ...
 
 CHANGE_ROW: RowLayout = ...
 
+DEVICE_MOVE_ROW: RowLayout = ...
+
 @overload
 def hash_leaves(tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk_tokens: int) -> bytes:
     """
@@ -718,26 +720,16 @@ class Reserved:
 
 class Pinned:
     """
-    Chunks of one chain that have a pin, so that they stay while they are written to a lower tier.
+    A mapping that the device copies from, and to, directly, for as long as this object lives.
     """
 
     @property
-    def id(self) -> int:
-        """Ends by `unpin`; 0: nothing is pinned."""
+    def is_pinned(self) -> bool:
+        """False where the driver refused: copies are right, and slower."""
 
     @property
-    def chunks(self) -> int:
-        """
-        How many are pinned; without a pin how many were found to be evicted from the lower tier with those before them:
-        there may be others behind.
-        """
-
-    @property
-    def parent(self) -> bytes:
-        """The key before the first of them; b"": the root."""
-
-    @property
-    def namespace(self) -> int: ...
+    def fault(self) -> str:
+        """Why it refused, or nothing."""
 
 class HolderUse:
     """Bytes that one holder protects from eviction."""
@@ -1306,6 +1298,155 @@ class NearQueue:
         """
 
     def stats(self) -> dict[str, int]: ...
+
+class DeviceMemory:
+    """
+    Memory of a device, for copies alone; it must outlive those that use it.
+    """
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def export(self) -> int:
+        """
+        A new descriptor, which the caller closes; `Device.attach` of another process maps it.
+        """
+
+class DeviceEvent:
+    """Done when everything is that its stream had been given before."""
+
+    def is_done(self) -> bool:
+        """RuntimeError where the device has failed."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """
+        Whether it is done within the time; RuntimeError as above. GIL released.
+        """
+
+class DeviceStream:
+    """
+    Copies in the order in which they are given; what they read and write must stay until an event behind them is done.
+    """
+
+    def wait_for(self, event: DeviceEvent) -> None:
+        """What is given afterwards begins after the event."""
+
+    def record(self) -> DeviceEvent:
+        """An event behind everything that was given so far."""
+
+    def scatter(self, view: CacheView, layer: int, block_ids: bytes, sources: bytes, layer_bytes: int) -> None:
+        """
+        One layer of chunks into the engine's blocks. `block_ids`: i64 [chunk][block], -1: no copy; `sources`: u64, the address of that
+        layer of each chunk, on the host or a device. ValueError for an id outside the view. GIL released.
+        """
+
+    def gather(self, view: CacheView, layer: int, block_ids: bytes, targets: bytes, layer_bytes: int) -> None:
+        """The same the other way. GIL released."""
+
+    def copy(self, targets: bytes, sources: bytes, sizes: bytes) -> None:
+        """Columns of u64. GIL released."""
+
+class Device:
+    """
+    A device by its driver's library and ordinal, with the context that engines of the process use.
+    """
+
+    def __init__(self, driver: str, ordinal: int) -> None:
+        """
+        OSError for a library or symbol that is missing, RuntimeError for a call that failed. GIL released.
+        """
+
+    @property
+    def uuid(self) -> bytes: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def ordinal(self) -> int: ...
+
+    @property
+    def driver_version(self) -> int:
+        """12080 for CUDA 12.8."""
+
+    @property
+    def copy_method(self) -> str:
+        """batch, kernel or single."""
+
+    @property
+    def failed_releases(self) -> int:
+        """How many calls that release something have failed."""
+
+    def allocate(self, size: int) -> DeviceMemory:
+        """Exportable memory, rounded up to what the driver gives. GIL released."""
+
+    def attach(self, fd: int, size: int) -> DeviceMemory:
+        """
+        Maps another process's export, read-only, with the size that it has there. The descriptor stays the caller's. GIL released.
+        """
+
+    def pin(self, mapping: Mapping, writable: bool) -> Pinned:
+        """`writable`: copies write to it too. GIL released."""
+
+    def stream(self) -> DeviceStream: ...
+
+    def mark(self, stream: int) -> DeviceEvent:
+        """
+        An event behind what a stream's raw handle, an engine's, has been given.
+        """
+
+    @staticmethod
+    def ordinal_of(address: int, driver: str = '') -> int | None:
+        """
+        Of the device that the address belongs to, None for the host's memory. `driver`: its library; by default what
+        KVPOOL_CUDA_DRIVER names, or libcuda.so.1.
+        """
+
+    def __repr__(self) -> str: ...
+
+DEVICE_RING_BYTES_MIN: int = 32768
+
+class DeviceMover:
+    """
+    Threads that copy chunks of the arena to a device, and check what is there.
+    """
+
+    def __init__(self, device: Device, memory: DeviceMemory, arena: Mapping, index: IndexView, ring_bytes: int, answer_s: float = 30.0) -> None:
+        """
+        `ring_bytes`: of pinned memory, for each direction. `answer_s`: after so long without an answer the device counts as
+        unresponsive, and everything fails until it answers. RuntimeError for a call that failed. GIL released.
+        """
+
+    def promote(self, rows: bytes) -> int:
+        """
+        A job's number, 0 where the line is full or the mover stopped. `rows` in the format of `DEVICE_MOVE_ROW`, the slot and
+        generation being the arena's. BAD_SOURCE: other bytes than the slot's checksums, or another generation.
+        """
+
+    def check(self, rows: bytes) -> int:
+        """
+        The same for copies on the device: `arena_slot` and generation are those of its own slot in the index; arena offsets are
+        not used.
+        """
+
+    def completed(self) -> list[tuple[int, int, int]]:
+        """
+        (job, chunk, outcome) of each chunk that has ended since the last call, each once; `kvpool.tiers.base.Outcome`.
+        """
+
+    def fileno(self) -> int:
+        """Readable while there is something completed."""
+
+    def stop(self, timeout_s: float) -> bool:
+        """
+        Cancels what is left. False where the device has not answered in time: everything is reported all the same, and its
+        threads and memory are left behind. GIL released.
+        """
+
+    def stats(self) -> dict[str, Any]: ...
 
 SAMPLED_SHARE: float = 0.0625
 
