@@ -33,7 +33,8 @@ class Play:
         self.world = DeviceWorld(
             memory_bytes=MEMORY_BYTES, device_segments=DEVICE_SEGMENTS, file_chunks=FILE_CHUNKS, policy=policy
         )
-        self.copying: list[Copying] = []
+        self.copying: list[tuple[Copying, list[bytes]]] = []  # with the whole chain
+        self.bad: dict[int, set[bytes]] = {}  # by reservation: what went with a copy that was found bad
         self.holds: list[int] = []
         self.pins: list[int] = []
         self.seen: list[Seen] = []
@@ -104,21 +105,24 @@ class Play:
 
     def copy(self) -> None:
         self.may_lose = self.is_device_alone = True
-        copying = self.world.begin_copy(*self.chain())
+        namespace, keys = self.chain()
+        copying = self.world.begin_copy(namespace, keys)
         if copying is not None:
-            self.copying.append(copying)
+            self.copying.append((copying, keys))
+            self.bad[copying.reservation] = set()
 
     def finish_copy(self) -> None:
         """Exactly what memory has had all the time is published, up to the first chunk that it has not."""
         self.is_device_alone = True
         if not self.copying:
             return
-        copying = self.copying.pop(self.chance.randrange(len(self.copying)))
+        copying, _ = self.copying.pop(self.chance.randrange(len(self.copying)))
+        bad = self.bad.pop(copying.reservation)
         states = self.world.end_copy(copying, succeeds=self.chance.random() < 0.85)
         is_whole = True
         for key, generation, state in zip(copying.keys, copying.generations, states, strict=False):
             place = self.world.memory.place_of(key)
-            is_whole = is_whole and place is not None and place[1] == generation
+            is_whole = is_whole and place is not None and place[1] == generation and key not in bad
             assert (state == SaveState.STORED) == is_whole
             if is_whole:
                 self.copied.add(key)
@@ -157,6 +161,8 @@ class Play:
         place = self.world.device.place_of(key)
         if place is not None:
             self.world.device.drop(key, place[1])
+            for copying, keys in self.copying:
+                self.bad[copying.reservation].update(keys[keys.index(key) :] if key in keys else ())
 
     def pin(self) -> None:
         self.is_device_alone = True

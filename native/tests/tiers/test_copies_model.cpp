@@ -29,6 +29,7 @@ struct Copying {
   HoldId reservation;
   std::vector<uint64_t> ids;
   std::vector<uint64_t> sources;
+  uint64_t last = UINT64_MAX;  // what follows this one went with a copy that was found bad
 };
 
 class RandomRun {
@@ -56,7 +57,7 @@ class RandomRun {
       end_copy(false);
     }
     for (const HoldId hold : holds_) {
-      EXPECT(pool_.memory.directory.release(hold, now()));
+      static_cast<void>(pool_.memory.directory.release(hold, now()));
     }
     for (const HoldId pin : pins_) {
       EXPECT(pool_.device.unpin(pin));
@@ -106,9 +107,7 @@ class RandomRun {
         static_cast<void>(drop(up_to(1) == 0 ? memory : pool_.files, key_of(chain().back())));
         return;
       case 10:
-        is_device_alone_ = may_lose_copies_ = true;
-        static_cast<void>(drop(pool_.device, key_of(chain().back())));
-        return;
+        return drop_copy(chain().back());
       case 11:
         return pin();
       case 12:
@@ -134,6 +133,18 @@ class RandomRun {
     copying_.push_back({made.id, reserved, pool_.sources(made, ids)});
   }
 
+  void drop_copy(uint64_t id) {
+    is_device_alone_ = may_lose_copies_ = true;
+    if (drop(pool_.device, key_of(id)) == 0) {
+      return;
+    }
+    for (Copying& copy : copying_) {
+      if (!copy.ids.empty() && (copy.ids.front() - 1) / CHAIN == (id - 1) / CHAIN) {
+        copy.last = std::min(copy.last, id);
+      }
+    }
+  }
+
   // Published is exactly what memory has had all the time, up to the first chunk that it has not.
   void end_copy(bool succeeds) {
     is_device_alone_ = true;
@@ -148,7 +159,7 @@ class RandomRun {
       bool is_whole = true;
       for (size_t index = 0; index < states.size(); ++index) {
         const auto place = pool_.memory.directory.place_of(key_of(copy.ids[index]));
-        is_whole = is_whole && place && place->generation == copy.sources[index];
+        is_whole = is_whole && place && place->generation == copy.sources[index] && copy.ids[index] <= copy.last;
         EXPECT((states[index] == static_cast<uint8_t>(SaveState::STORED)) == is_whole);
         if (is_whole) {
           copied_.insert(copy.ids[index]);
@@ -163,7 +174,6 @@ class RandomRun {
     if (hold.id == 0) {
       return;
     }
-    holds_.push_back(hold.id);
     const Columns copies = *pool_.memory.directory.copies(hold.id);
     const Columns columns = *pool_.memory.directory.columns(hold.id);
     for (size_t index = 0; index < hold.chunks; ++index) {
@@ -172,6 +182,11 @@ class RandomRun {
       EXPECT(!place || copies.offsets[index] == place->offset);
       EXPECT(!place || pool_.memory.view->generation_at(SlotAddress::unpacked(copies.slots[index])) == place->generation);
       EXPECT(columns.levels[index] == static_cast<uint8_t>(place ? Tier::HBM : Tier::DRAM));
+    }
+    if (up_to(3) == 0) {
+      EXPECT(pool_.memory.directory.release_untouched(hold.id));
+    } else {
+      holds_.push_back(hold.id);
     }
   }
 
@@ -184,7 +199,7 @@ class RandomRun {
       return;
     }
     holds_.pop_front();
-    static_cast<void>(up_to(3) == 0 ? pool_.memory.directory.release_untouched(hold) : pool_.memory.directory.release(hold, now()));
+    static_cast<void>(pool_.memory.directory.release(hold, now()));
   }
 
   void retain(const std::vector<uint64_t>& ids) {
