@@ -1,0 +1,1 @@
+"""The native module, for copies in the memory of a device."""
