@@ -1,1 +1,1 @@
-"""Devices, on the emulated driver."""
+"""Devices, copies on them, and the directory of what they hold."""
