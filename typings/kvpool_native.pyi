@@ -1307,6 +1307,132 @@ class NearQueue:
 
     def stats(self) -> dict[str, int]: ...
 
+class DeviceMemory:
+    """
+    Memory of a device, for copies alone; it must outlive those that use it.
+    """
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def export(self) -> int:
+        """
+        A new descriptor, which the caller closes; `Device.attach` of another process maps it.
+        """
+
+class PinnedMapping:
+    """
+    A mapping that the device copies from, and to, directly, for as long as this object lives.
+    """
+
+    @property
+    def is_pinned(self) -> bool:
+        """False where the driver refused: copies are right, and slower."""
+
+    @property
+    def fault(self) -> str:
+        """Why it refused, or nothing."""
+
+class DeviceEvent:
+    """Done when everything is that its stream had been given before."""
+
+    def hold(self, stream: int) -> None:
+        """
+        What a stream's raw handle, an engine's, is given from now on begins after the event.
+        """
+
+    def is_done(self) -> bool:
+        """RuntimeError where the device has failed."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """
+        Whether it is done within the time; RuntimeError as above. GIL released.
+        """
+
+class DeviceStream:
+    """
+    Copies in the order in which they are given; what they read and write must stay until an event behind them is done.
+    """
+
+    def wait_for(self, event: DeviceEvent) -> None:
+        """What is given afterwards begins after the event."""
+
+    def record(self) -> DeviceEvent:
+        """An event behind everything that was given so far."""
+
+    def scatter(self, view: CacheView, layer: int, block_ids: bytes, sources: bytes, layer_bytes: int) -> None:
+        """
+        One layer of chunks into the engine's blocks. `block_ids`: i64 [chunk][block], -1: no copy; `sources`: u64, the address of that
+        layer of each chunk, on the host or a device. ValueError for an id outside the view. GIL released.
+        """
+
+    def gather(self, view: CacheView, layer: int, block_ids: bytes, targets: bytes, layer_bytes: int) -> None:
+        """The same the other way. GIL released."""
+
+    def copy(self, targets: bytes, sources: bytes, sizes: bytes) -> None:
+        """Columns of u64. GIL released."""
+
+class Device:
+    """
+    A device by its driver's library and ordinal, with the context that engines of the process use.
+    """
+
+    def __init__(self, driver: str, ordinal: int) -> None:
+        """
+        OSError for a library or symbol that is missing, RuntimeError for a call that failed. GIL released.
+        """
+
+    @property
+    def uuid(self) -> bytes: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def ordinal(self) -> int: ...
+
+    @property
+    def driver_version(self) -> int:
+        """12080 for CUDA 12.8."""
+
+    @property
+    def copy_method(self) -> str:
+        """batch, kernel or single."""
+
+    @property
+    def failed_releases(self) -> int:
+        """How many calls that release something have failed."""
+
+    def allocate(self, size: int) -> DeviceMemory:
+        """Exportable memory, rounded up to what the driver gives. GIL released."""
+
+    def attach(self, fd: int, size: int) -> DeviceMemory:
+        """
+        Maps another process's export, read-only, with the size that it has there. The descriptor stays the caller's. GIL released.
+        """
+
+    def pin(self, mapping: Mapping, writable: bool) -> PinnedMapping:
+        """`writable`: copies write to it too. GIL released."""
+
+    def stream(self) -> DeviceStream: ...
+
+    def mark(self, stream: int) -> DeviceEvent:
+        """
+        An event behind what a stream's raw handle, an engine's, has been given.
+        """
+
+    @staticmethod
+    def ordinal_of(address: int, driver: str = '') -> int | None:
+        """
+        Of the device that the address belongs to, None for the host's memory. `driver`: its library; by default what
+        KVPOOL_CUDA_DRIVER names, or libcuda.so.1.
+        """
+
+    def __repr__(self) -> str: ...
+
 SAMPLED_SHARE: float = 0.0625
 
 class ReuseDistances:
