@@ -29,8 +29,6 @@ from kvpool_client.connection.roots import Roots
 from kvpool_client.connection.session import Session, SessionPlan
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.copies import Copies
-from kvpool_client.copying.device_arena import PinnedBytes
-from kvpool_client.copying.device_blocks import DeviceBlocks
 from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart, read_events, read_snapshot
 from kvpool_client.hints.envelope import HintReport, parse_hints
 from kvpool_client.hints.hint_client import HintClient
@@ -345,10 +343,6 @@ class Pool:
         """
         check_keys(keys)
         return self._hint_client.hint(parse_hints(envelope), keys, prompt_tokens)
-
-    def device_blocks(self, cache: Cache, memory: PinnedBytes) -> DeviceBlocks:
-        """Copies between a registered cache on a device and host memory, through this Pool's staging ring."""
-        return DeviceBlocks(self._copies.side_of(cache), memory)
 
     def engine_reports(self) -> EngineReports:
         """Reports of one more block pool over this Pool's connection."""

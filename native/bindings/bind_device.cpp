@@ -157,6 +157,11 @@ void copy(DeviceStream& stream, const nb::bytes& targets, const nb::bytes& sourc
   require(stream.device(), unlocked([&] { return stream.copy(into, from, bytes); }));
 }
 
+void hold(const DeviceEvent& event, uint64_t stream) {
+  const auto handle = reinterpret_cast<cuda::Stream>(stream);
+  require(event.device(), unlocked([&] { return event.hold(handle); }));
+}
+
 bool is_done(const DeviceEvent& event) {
   bool done = false;
   require(event.device(), event.query(done));
@@ -174,10 +179,11 @@ void bind_handles(nb::module_& module) {
       .def_prop_ro("address", &DeviceMemory::address)
       .def_prop_ro("size", &DeviceMemory::size)
       .def("export", &export_memory, "A new descriptor, which the caller closes; `Device.attach` of another process maps it.");
-  nb::class_<Pinned>(module, "Pinned", "A mapping that the device copies from, and to, directly, for as long as this object lives.")
+  nb::class_<Pinned>(module, "PinnedMapping", "A mapping that the device copies from, and to, directly, for as long as this object lives.")
       .def_prop_ro("is_pinned", &Pinned::is_pinned, "False where the driver refused: copies are right, and slower.")
       .def_prop_ro("fault", &Pinned::fault, "Why it refused, or nothing.");
   nb::class_<DeviceEvent>(module, "DeviceEvent", "Done when everything is that its stream had been given before.")
+      .def("hold", &hold, "stream"_a, "What a stream's raw handle, an engine's, is given from now on begins after the event.")
       .def("is_done", &is_done, "RuntimeError where the device has failed.")
       .def("wait", &wait, "timeout_s"_a, "Whether it is done within the time; RuntimeError as above. GIL released.");
   nb::class_<DeviceStream>(module, "DeviceStream",
@@ -195,7 +201,7 @@ void bind_handles(nb::module_& module) {
 
 void bind_device(nb::module_& module) {
   bind_handles(module);
-  nb::class_<Device>(module, "Device", "A device by its driver's library and ordinal, with the context that engines of the process use.")
+  nb::class_<Device>(module, "Device", nb::is_weak_referenceable(), "A device by its driver's library and ordinal, with the context that engines of the process use.")
       .def(nb::new_(&open_device), "driver"_a, "ordinal"_a,
            "OSError for a library or symbol that is missing, RuntimeError for a call that failed. GIL released.")
       .def_prop_ro("uuid",

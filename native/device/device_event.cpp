@@ -61,6 +61,11 @@ DeviceStatus EventHandle::wait(double timeout_s, bool& is_done) const {
   }
 }
 
+DeviceStatus DeviceEvent::hold(cuda::Stream stream) const {
+  const CurrentContext current(*device_);
+  return current.ok() ? device_->driver().wait_event(stream, get(), 0) : current.status();
+}
+
 DeviceEventResult DeviceEvent::record(std::shared_ptr<const Device> device, cuda::Stream stream) {
   DeviceStatus status;
   auto handle = EventHandle::make(*device, status);

@@ -51,6 +51,8 @@ class DeviceEvent : public std::enable_shared_from_this<DeviceEvent> {
 
   [[nodiscard]] DeviceStatus query(bool& is_done) const { return handle_->query(is_done); }
   [[nodiscard]] DeviceStatus wait(double timeout_s, bool& is_done) const { return handle_->wait(timeout_s, is_done); }
+  // What a stream of this device, also one that an engine made, is given from now on begins after the event.
+  [[nodiscard]] DeviceStatus hold(cuda::Stream stream) const;
   [[nodiscard]] cuda::Event get() const noexcept { return handle_->get(); }
   [[nodiscard]] const Device& device() const noexcept { return *device_; }
 

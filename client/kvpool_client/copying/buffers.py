@@ -1,8 +1,9 @@
 """Geometry of engine memory: which bytes of an engine's paged KV belong to which block, plane and layer.
 
 `describe_layers` turns the arrays that an engine registers into one geometry for the native copies, or raises with what does
-not fit. Nothing is copied and nothing is allocated; the arrays are kept alive by the Cache. Pure but for reading the arrays'
-attributes; any thread.
+not fit: host arrays by DLPack or the buffer protocol, torch tensors, and arrays on a CUDA device by their
+`__cuda_array_interface__`. Nothing is copied and nothing is allocated; the arrays are kept alive by the Cache. Pure but for
+reading the arrays' attributes, and for asking the driver which device has an address; any thread.
 
     kv_first     [2, blocks, block_tokens, …]      the same token-major bytes are stored for both,
     block_first  [blocks, 2, block_tokens, …]      so engines with different block_tokens share chunks
@@ -18,6 +19,7 @@ import numpy as np
 
 from kvpool.errors import InvalidArgument, LayoutMismatch
 from kvpool.layout import ITEM_BYTES, Layout
+from kvpool_client.copying.device.driver import ordinal_of
 
 FORMS = ("auto", "kv_first", "block_first", "packed")
 
@@ -104,6 +106,8 @@ def contiguous_address(array: object, layout: Layout, *, is_target: bool) -> tup
 def _array_bytes(array: object, name: str, *, needs_write: bool = True) -> ArrayBytes:
     if hasattr(array, "data_ptr") and hasattr(array, "element_size"):
         return _tensor_bytes(array)
+    if (interface := getattr(array, "__cuda_array_interface__", None)) is not None:
+        return _device_bytes(interface, name)
     try:
         view = np.asarray(array) if hasattr(array, "__array_interface__") else _from_exchange(array)
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
@@ -128,6 +132,35 @@ def _tensor_bytes(tensor: object) -> ArrayBytes:
     shape = tuple(int(size) for size in tensor.shape)  # type: ignore[attr-defined]  # likewise
     device = str(tensor.device)  # type: ignore[attr-defined]  # likewise
     return ArrayBytes(int(tensor.data_ptr()), shape, strides, item_bytes, device)  # type: ignore[attr-defined]  # likewise
+
+
+def _device_bytes(interface: object, name: str) -> ArrayBytes:
+    """An array on a CUDA device, by version 2 or 3 of its interface."""
+    try:
+        assert isinstance(interface, dict)
+        shape = tuple(int(size) for size in interface["shape"])
+        address, is_read_only = interface["data"]
+        item_bytes = np.dtype(interface["typestr"]).itemsize
+        given = interface.get("strides")
+        strides = _packed_strides(shape, item_bytes) if given is None else tuple(int(stride) for stride in given)
+        has_mask = interface.get("mask") is not None
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"{name} has a __cuda_array_interface__ that cannot be read: {error!r}") from error
+    if has_mask or is_read_only:
+        raise InvalidArgument(
+            f"{name} is {'masked' if has_mask else 'read-only'}, expected memory that a load may write"
+        )
+    if len(strides) != len(shape):
+        raise InvalidArgument(f"{name} has {len(shape)} dimensions and {len(strides)} strides")
+    ordinal = ordinal_of(int(address))
+    if ordinal is None:
+        raise InvalidArgument(f"{name} begins at {address:#x}, which is no device memory to the CUDA driver")
+    return ArrayBytes(int(address), shape, strides, item_bytes, f"cuda:{ordinal}")
+
+
+def _packed_strides(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
+    """Strides in bytes of an array without gaps."""
+    return tuple(item_bytes * prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def _choose_form(array: ArrayBytes, layout: Layout, block_tokens: int, form: str) -> str:

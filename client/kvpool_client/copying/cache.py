@@ -1,9 +1,9 @@
-"""Cache: an engine's registered KV arrays, which it keeps alive, and the native view of them.
+"""Cache: an engine's registered KV arrays, which it keeps alive, the native view of them, and their device's streams.
 
 Immutable after `register`; any thread. Survives restarts of the daemon, because it does not depend on it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,11 @@ import kvpool_native
 from kvpool.errors import InvalidArgument
 from kvpool.layout import Layout
 from kvpool_client.copying.buffers import PagedGeometry, contiguous_address, describe_layers
+from kvpool_client.copying.device.blocks import DeviceBlocks, LayerLoads
+from kvpool_client.copying.device.driver import open_device, refusal
+from kvpool_client.copying.device.host_blocks import HostBlocks
+from kvpool_client.copying.device.pinned_memory import PinnedBytes
+from kvpool_client.copying.device.side import DeviceSide
 
 SKIP_BLOCK = -1
 
@@ -20,7 +25,7 @@ class Cache:
     """Paged KV of one engine. `block_tokens`, `blocks`, `form` and `device` are what was registered."""
 
     def __init__(self, layers: Sequence[object], layout: Layout, *, block_tokens: int, form: str) -> None:
-        """Raises InvalidArgument or LayoutMismatch, naming the layer and what was expected.
+        """Raises InvalidArgument or LayoutMismatch, naming the layer and what was expected, or why the device cannot be used.
 
         The first cache of a process with runs of this length measures the copy variants, about 5 ms.
         """
@@ -30,8 +35,11 @@ class Cache:
         self.layout = layout
         self.geometry: PagedGeometry = describe_layers(self._layers, layout, block_tokens, form)
         self.view = paged_view(self.geometry, self._layers)
+        self.side: DeviceSide | None = None  # None: the CPU reads and writes the arrays
         if self.device == "cpu":
             kvpool_native.tune_copies(self.geometry.plane_block_bytes)
+        else:
+            self.side = _side_of(self.device, self.view, self._layers[0])
 
     def __repr__(self) -> str:
         return f"<Cache {self.blocks} blocks of {self.block_tokens} tokens, {self.form} on {self.device}>"
@@ -66,6 +74,16 @@ class Cache:
         """Blocks that a chunk covers."""
         return self.layout.chunk_tokens // self.block_tokens
 
+    def layer_loads(self, memory: PinnedBytes) -> LayerLoads:
+        """Copies of layers from host memory with chunks at offsets to this cache's blocks."""
+        if self.side is None:
+            return HostBlocks(self.geometry, memory, self._layers)
+        return DeviceBlocks(self.side, memory)
+
+    def engine_mark(self) -> Callable[[], None]:
+        """A call that returns when everything is written that the calling thread's engine has queued so far."""
+        return self.side.engine_mark() if self.side is not None else _nothing_queued
+
     def checked_block_ids(self, block_ids: object, chunks: int, *, may_skip: bool) -> npt.NDArray[np.int64]:
         """Block ids of `chunks` chunks as int64. Raises InvalidArgument for a wrong length, range or repetition."""
         ids = _as_ids(block_ids)
@@ -95,6 +113,14 @@ def paged_view(geometry: PagedGeometry, owner: object) -> kvpool_native.CacheVie
     )
 
 
+def _side_of(name: str, view: kvpool_native.CacheView, array: object) -> DeviceSide:
+    device = open_device(name)
+    try:
+        return DeviceSide(device, view, array)
+    except RuntimeError as error:
+        raise InvalidArgument(refusal(f"the arrays are on {name}", error)) from error
+
+
 def contiguous_view(array: object, layout: Layout, *, is_target: bool) -> tuple[kvpool_native.CacheView, int]:
     """The native view of an array [chunks, chunk_bytes], one block for each chunk, and its number of chunks."""
     address, chunks = contiguous_address(array, layout, is_target=is_target)
@@ -108,6 +134,10 @@ def contiguous_view(array: object, layout: Layout, *, is_target: bool) -> tuple[
         owner=array,
     )
     return view, chunks
+
+
+def _nothing_queued() -> None:
+    """The CPU has done everything when it returns."""
 
 
 def _as_ids(block_ids: object) -> npt.NDArray[np.int64]:

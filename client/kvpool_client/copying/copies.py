@@ -1,12 +1,14 @@
-"""Copies of loads and saves between engine memory and the pool, by native threads, or by torch on a device.
+"""Copies of loads and saves between engine memory and the pool, by native threads, or by a device.
 
-Checks what the caller passed, raises InvalidArgument, and starts runs. Any thread. Lock: `_lock` guards the arenas.
+Checks what the caller passed, raises InvalidArgument, and starts runs. Any thread. Lock: `_lock` guards the memory that
+devices copy from and to, and the runs on devices.
 """
 
 import logging
 import threading
 import weakref
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +18,14 @@ from kvpool.errors import InvalidArgument
 from kvpool.layout import Layout
 from kvpool_client.connection.session import Session
 from kvpool_client.copying.cache import SKIP_BLOCK, Cache, contiguous_view
-from kvpool_client.copying.device_arena import PinnedBytes
-from kvpool_client.copying.device_blocks import DeviceBlocks
-from kvpool_client.copying.device_ring import StagingRing
-from kvpool_client.copying.device_runs import DeviceLoad, DeviceSave
-from kvpool_client.copying.device_side import DeviceSide
-from kvpool_client.copying.gather import DeviceGatherer, Gatherer, HostGatherer
+from kvpool_client.copying.device.blocks import DeviceBlocks
+from kvpool_client.copying.device.gatherer import DeviceGatherer
+from kvpool_client.copying.device.load import ArenaCheck, DeviceLoad
+from kvpool_client.copying.device.pinned_memory import PinnedBytes
+from kvpool_client.copying.device.save import DeviceSave
+from kvpool_client.copying.device.side import DeviceSide
+from kvpool_client.copying.device.sources import ArenaChunks, Sources
+from kvpool_client.copying.gather import Gatherer, HostGatherer
 from kvpool_client.copying.staged_save import StagedSave
 from kvpool_client.copying.staging_memory import StagingArea
 from kvpool_client.lease import Lease
@@ -29,6 +33,8 @@ from kvpool_client.load import LoadRun
 from kvpool_client.save import SaveRun
 
 log = logging.getLogger(__name__)
+
+Run = TypeVar("Run", DeviceLoad, DeviceSave)
 
 COPY_BYTES_PER_S_GUESS = 4e9
 CPU_SECONDS_TO_TRUST = 0.01
@@ -43,9 +49,9 @@ class EngineBlocks:
     cache: Cache | None
 
     @property
-    def is_on_device(self) -> bool:
-        """Whether the CPU cannot read and write it."""
-        return self.cache is not None and self.cache.device != "cpu"
+    def side(self) -> DeviceSide | None:
+        """The device's; None where the CPU reads and writes it."""
+        return self.cache.side if self.cache is not None else None
 
     def of_chunks(self, chosen: list[int], chunks: int) -> npt.NDArray[np.int64]:
         """The ids of some of the chunks."""
@@ -68,13 +74,10 @@ class Copies:
         self._layout = layout
         self._threads = kvpool_native.CopyPool(threads)
         self._lock = threading.Lock()
-        self._arenas: weakref.WeakKeyDictionary[Session, PinnedBytes] = weakref.WeakKeyDictionary()  # guarded by _lock
-        self._sides: weakref.WeakKeyDictionary[Cache, DeviceSide] = weakref.WeakKeyDictionary()  # guarded by _lock
-        self._rings: dict[str, StagingRing] = {}  # guarded by _lock
         self._areas: weakref.WeakKeyDictionary[Session, StagingArea] = weakref.WeakKeyDictionary()  # guarded by _lock
-        self._pinned: weakref.WeakKeyDictionary[StagingArea, PinnedBytes] = (
-            weakref.WeakKeyDictionary()
-        )  # guarded by _lock
+        # By what was mapped: a session's arena, or its staging memory.
+        self._pinned: weakref.WeakKeyDictionary[object, PinnedBytes] = weakref.WeakKeyDictionary()  # guarded by _lock
+        self._runs: weakref.WeakSet[DeviceLoad | DeviceSave] = weakref.WeakSet()  # guarded by _lock
 
     def blocks(
         self, cache: Cache | None, block_ids: object, *, array: object, chunks: int, is_load: bool
@@ -98,38 +101,50 @@ class Copies:
 
     def load(self, session: Session, lease: Lease, first_chunk: int, blocks: EngineBlocks) -> LoadRun | None:
         """Start a load of the lease's chunks from `first_chunk` on. None where the lease names memory that is not there."""
-        ids = np.full_like(blocks.block_ids, SKIP_BLOCK) if blocks.is_on_device else blocks.block_ids
+        chunks = ArenaChunks(
+            session.arena,
+            session.index,
+            *(column[first_chunk:] for column in (lease.offsets, lease.slots, lease.generations)),
+        )
         try:
-            offsets, slots, generations = (
-                column[first_chunk:] for column in (lease.offsets, lease.slots, lease.generations)
-            )
-            job = self._threads.load(
-                blocks.view,
-                session.arena,
-                session.index,
-                offsets.tobytes(),
-                slots.tobytes(),
-                generations.tobytes(),
-                ids.tobytes(),
-                self._layout.layers,
-                self._layout.layer_bytes,
-                session.welcome.verify != "cold",
-            )
+            if blocks.side is None:
+                return self._checked_load(session, chunks, blocks.view, blocks.block_ids)
+            return self._device_load(session, chunks, blocks, blocks.side)
         except ValueError as error:  # the blocks are right: `blocks` has checked them
             log.warning("a lease names what the daemon's memory has not: %s", error)
             return None
-        if not blocks.is_on_device or blocks.cache is None:
-            return job
-        return DeviceLoad(
-            DeviceBlocks(self.side_of(blocks.cache), self._arena_of(session, blocks.cache)),
-            job,
-            session.index,
-            self._layout,
-            offsets=offsets.tolist(),
-            slots=slots.tolist(),
-            generations=generations.tolist(),
-            block_ids=blocks.block_ids,
+
+    def _checked_load(
+        self,
+        session: Session,
+        chunks: ArenaChunks,
+        view: kvpool_native.CacheView,
+        block_ids: npt.NDArray[np.int64],
+    ) -> kvpool_native.LoadJob:
+        """A native load, which compares every layer with its checksum and writes the blocks that are not skipped. Raises
+        ValueError."""
+        return self._threads.load(
+            view,
+            chunks.arena,
+            chunks.index,
+            chunks.offsets.tobytes(),
+            chunks.slots.tobytes(),
+            chunks.generations.tobytes(),
+            block_ids.tobytes(),
+            self._layout.layers,
+            self._layout.layer_bytes,
+            session.welcome.verify != "cold",
         )
+
+    def _device_load(self, session: Session, chunks: ArenaChunks, blocks: EngineBlocks, side: DeviceSide) -> DeviceLoad:
+        """Raises ValueError."""
+        device_blocks = DeviceBlocks(side, self._arena_of(session, side))
+        sources = Sources(chunks, device_blocks.addresses(chunks.offsets), None, self._layout)
+        checked = sources.from_arena()
+        nothing = np.full((len(checked), len(blocks.block_ids) // len(chunks)), SKIP_BLOCK)
+        job = self._checked_load(session, chunks.of(checked), blocks.view, nothing) if len(checked) else None
+        check = ArenaCheck(job, checked) if job is not None else None
+        return self._ran(DeviceLoad(device_blocks, sources, check, self._layout, block_ids=blocks.block_ids))
 
     def save(self, session: Session, blocks: EngineBlocks, reserved: ReservedSlots) -> SaveRun:
         """Prepare a save into reserved slots. Raises DaemonUnreachable or Refused."""
@@ -145,9 +160,11 @@ class Copies:
                 reservation=reserved.reservation,
                 chunks=len(offsets),
             )
-        if blocks.is_on_device and blocks.cache is not None:
-            device_blocks = DeviceBlocks(self.side_of(blocks.cache), self._arena_of(session, blocks.cache))
-            return DeviceSave(device_blocks, session.arena, self._layout, offsets=offsets.tolist(), block_ids=block_ids)
+        if (side := blocks.side) is not None:
+            device_blocks = DeviceBlocks(side, self._arena_of(session, side))
+            return self._ran(
+                DeviceSave(device_blocks, session.arena, self._layout, offsets=offsets, block_ids=block_ids)
+            )
         return self._threads.save(
             blocks.view,
             session.arena,
@@ -159,31 +176,17 @@ class Copies:
 
     def _gatherer(self, area: StagingArea, block_ids: npt.NDArray[np.int64], blocks: EngineBlocks) -> Gatherer:
         """`block_ids`: [chunk][block]."""
-        staging = area.mapping
-        if not blocks.is_on_device or blocks.cache is None:
+        staging, side = area.mapping, blocks.side
+        if side is None:
             return HostGatherer(self._threads, blocks.view, staging, layout=self._layout, block_ids=block_ids)
+        device_blocks = DeviceBlocks(side, self._pinned_bytes(area, staging, side))
+        return DeviceGatherer(device_blocks, staging, layout=self._layout, block_ids=block_ids)
+
+    def _ran(self, run: Run) -> Run:
+        """The run, which `stop` ends."""
         with self._lock:
-            pinned = self._pinned.get(area)
-            if pinned is None:
-                pinned = self._pinned[area] = PinnedBytes(staging.view(), blocks.cache.device)
-        return DeviceGatherer(
-            DeviceBlocks(self.side_of(blocks.cache), pinned), staging, layout=self._layout, block_ids=block_ids
-        )
-
-    def side_of(self, cache: Cache) -> DeviceSide:
-        """A cache's streams, and the staging ring that all caches of its device share; made at its first copy."""
-        with self._lock:
-            side = self._sides.get(cache)
-            if side is None:
-                side = self._sides[cache] = DeviceSide(cache, self._ring_of(cache.device))
-            return side
-
-    def _ring_of(self, device: str) -> StagingRing:
-        import torch  # optional heavy dependency: an engine with tensors on a device has it loaded
-
-        if device not in self._rings:
-            self._rings[device] = StagingRing(torch, device, self._layout.layer_bytes)
-        return self._rings[device]
+            self._runs.add(run)
+        return run
 
     def _area_of(self, session: Session) -> StagingArea:
         """The session's staging memory, opened at its first save."""
@@ -195,15 +198,16 @@ class Copies:
                 area = self._areas.setdefault(session, opened)
         return area
 
-    def _arena_of(self, session: Session, cache: Cache) -> PinnedBytes:
-        """The session's arena, registered with the cache's device from the first copy on."""
+    def _arena_of(self, session: Session, side: DeviceSide) -> PinnedBytes:
+        return self._pinned_bytes(session, session.arena, side)
+
+    def _pinned_bytes(self, owner: object, memory: kvpool_native.Mapping, side: DeviceSide) -> PinnedBytes:
+        """Shared memory, registered with the driver from the first copy on: for all devices, by the first one."""
         with self._lock:
-            arena = self._arenas.get(session)
-            if arena is None:
-                arena = self._arenas[session] = PinnedBytes(
-                    session.arena.view(), cache.device, is_writable=session.arena.writable
-                )
-            return arena
+            pinned = self._pinned.get(owner)
+            if pinned is None:
+                pinned = self._pinned[owner] = PinnedBytes(memory, side.device)
+            return pinned
 
     def estimate_s(self, chunks: int) -> float:
         """Seconds to copy chunks, from what this Pool's threads have copied so far; a guess before that."""
@@ -218,5 +222,12 @@ class Copies:
         return {**copied, **kvpool_native.copy_choices()}
 
     def stop(self) -> None:
-        """End the threads; running copies are cancelled."""
+        """End the threads; running copies are cancelled, and no memory stays registered with a driver."""
         self._threads.stop()
+        with self._lock:
+            runs, pinned = list(self._runs), list(self._pinned.values())
+            self._pinned.clear()
+        for run in runs:
+            run.cancel()
+        for memory in pinned:
+            memory.close()

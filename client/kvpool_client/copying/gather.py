@@ -1,18 +1,17 @@
-"""Filling a window of staging memory with layers of chunks: by the native threads, or by a device's own copies.
+"""Filling a window of staging memory with layers of chunks, by the native threads; a device's copies are in `device/gatherer`.
 
 A piece of a save is some layers of some chunks; in the window they lie chunk by chunk, layer by layer. Copies per byte: one.
 Any thread; one piece's methods on one thread.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 import kvpool_native
 from kvpool.layout import Layout
-from kvpool_client.copying.device_blocks import DeviceBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Piece:
 
 
 class Gathering(Protocol):
-    """A piece being gathered into a window: a native save job, or a finished device copy."""
+    """A piece being gathered into a window: a native save job, or copies of a device."""
 
     def wait(self, timeout_s: float) -> bool:
         """Whether it has ended within the time."""
@@ -94,7 +93,7 @@ class HostGatherer:
         job = self._threads.save(
             self._view,
             self._staging,
-            _column(offset, piece, self._layout).tobytes(),
+            window_column(offset, piece, self._layout).tobytes(),
             np.ascontiguousarray(ids).tobytes(),
             piece.layers,
             self._layout.layer_bytes,
@@ -104,75 +103,6 @@ class HostGatherer:
         return job
 
 
-class DeviceGatherer:
-    """Engine memory on a device: each layer crosses the bus into the window, and is checksummed there."""
-
-    def __init__(
-        self,
-        blocks: DeviceBlocks,
-        staging: kvpool_native.Mapping,
-        *,
-        layout: Layout,
-        block_ids: npt.NDArray[np.int64],
-    ) -> None:
-        """`block_ids`: [chunk][block]."""
-        self._blocks = blocks
-        self._staging = staging
-        self._layout = layout
-        self._block_ids = block_ids
-        self._marks: dict[int, Any] = {}  # each is written before its layer is announced to the save's thread
-
-    def announce(self, layer: int) -> None:
-        """Remember what the engine has queued so far."""
-        self._marks[layer] = self._blocks.after_engine()
-
-    def begin(self, piece: Piece, offset: int) -> Gathering:
-        """Gather a piece into the window at `offset`; complete on return, unless the device refuses."""
-        size = self._layout.layer_bytes
-        starts = _column(offset, piece, self._layout)
-        ids = np.ascontiguousarray(self._block_ids[piece.first_chunk : piece.first_chunk + piece.chunks].reshape(-1))
-        try:
-            for number in range(piece.layers):
-                layer = piece.first_layer + number
-                offsets, mark = (starts + number * size).tolist(), self._marks[layer]
-                self._blocks.gather(layer, offsets, ids, layer_bytes=size, mark=mark)
-        except RuntimeError:  # the device refuses: the save is given up, nothing is published
-            return _Gathered(0, None)
-        sums = (
-            kvpool_native.extent_checksums(self._staging, int(start), size, piece.layers) for start in starts.tolist()
-        )
-        return _Gathered(piece.extents, b"".join(sums))
-
-
-class _Gathered:
-    """A piece that has ended. Has the methods of `Gathering`."""
-
-    def __init__(self, extents: int, checksums: bytes | None) -> None:
-        self._extents = extents
-        self._checksums = checksums
-
-    def wait(self, timeout_s: float) -> bool:
-        """It has ended."""
-        del timeout_s
-        return True
-
-    def is_cancelled(self) -> bool:
-        """Whether the device refused."""
-        return self._checksums is None
-
-    def progress(self) -> int:
-        """Extents in the window."""
-        return self._extents
-
-    def cancel(self) -> None:
-        """Nothing is under way."""
-
-    def checksums(self) -> bytes:
-        """CRC-32C of the bytes in the window."""
-        assert self._checksums is not None
-        return self._checksums
-
-
-def _column(offset: int, piece: Piece, layout: Layout) -> npt.NDArray[np.uint64]:
+def window_column(offset: int, piece: Piece, layout: Layout) -> npt.NDArray[np.uint64]:
     """Where each chunk's layers begin in the window, u64."""
     return np.uint64(offset) + np.arange(piece.chunks, dtype="<u8") * np.uint64(piece.layers * layout.layer_bytes)

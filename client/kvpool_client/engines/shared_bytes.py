@@ -4,11 +4,14 @@ Made with memfd_create and opened through /proc: it has no name to guess, and is
 in it, and in which order, its users agree.
 """
 
+import fcntl
 import mmap
 import os
 
 import numpy as np
 import numpy.typing as npt
+
+import kvpool_native
 
 
 class SharedBytes:
@@ -23,8 +26,9 @@ class SharedBytes:
     @classmethod
     def create(cls, name: str, size: int) -> "SharedBytes":
         """New memory, zeroed; pages are taken when they are touched."""
-        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # who maps it can rely on its size
         return cls(fd, size, f"/proc/{os.getpid()}/fd/{fd}")
 
     @classmethod
@@ -35,6 +39,10 @@ class SharedBytes:
             os.close(fd)
             raise OSError(f"{path} is smaller than {size} bytes")
         return cls(fd, size, path)
+
+    def mapping(self) -> kvpool_native.Mapping:
+        """Another mapping of the same memory, for native copies. Raises OSError."""
+        return kvpool_native.Mapping.attach(self._fd, self.view.nbytes, writable=True)
 
     def close(self) -> None:
         """Close the descriptor; the mapping lives as long as somebody has a view of it. Idempotent."""

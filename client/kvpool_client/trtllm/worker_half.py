@@ -5,7 +5,7 @@ wait for its event. They read the scheduler's verified memory and can fail only 
 is raised, because the engine would continue with wrong KV. Saves go straight from blocks to the pool, layer by layer after the
 forward, and end in the background; a request's blocks are released when its saves have ended.
 
-The executor's thread of this rank only. Copies per byte: load, one to the device and one on it; save, see DeviceBlocks.
+The executor's thread of this rank only. Copies per byte: one in each direction.
 """
 
 import logging
@@ -17,8 +17,8 @@ import numpy as np
 
 from kvpool.layout import Layout
 from kvpool_client.copying.cache import Cache
-from kvpool_client.copying.device_arena import PinnedBytes
-from kvpool_client.copying.device_blocks import DeviceBlocks
+from kvpool_client.copying.device.blocks import Event, LayerLoads
+from kvpool_client.copying.device.pinned_memory import PinnedBytes
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.engines.refusals import Refusals
 from kvpool_client.engines.shared_bytes import SharedBytes
@@ -33,6 +33,7 @@ from kvpool_client.trtllm.shared import Board
 
 # Each save under way has a thread; beyond this many, further ones are declined (a guess).
 SAVES_MAX = 128
+CLOSE_WAIT_S = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -55,9 +56,10 @@ class WorkerHalf:
         self._cache: Cache | None = None
         self._board: Board | None = None
         self._staging: PinnedBytes | None = None
-        self._blocks: DeviceBlocks | None = None
+        self._loads: LayerLoads | None = None
+        self._first_offset = 0
         self._plan: Plan | None = None
-        self._events: list[Any] = []
+        self._events: list[Event | None] = []
         self._loading = 0
         self._stream: Any = None
         self._layers_run: set[int] = set()
@@ -128,8 +130,8 @@ class WorkerHalf:
         with self._on_stream():
             if plan.loads:
                 self._load(plan.loads)
-                if not self._is_layerwise and self._events[-1] is not None:
-                    stream.wait_event(self._events[-1])
+                if not self._is_layerwise:
+                    _hold(stream, self._events[-1])
             self._go_on_saving()
             for order in plan.saves:
                 self._take_order(order)
@@ -139,9 +141,8 @@ class WorkerHalf:
 
         `layer` counts the model's layers. Where some have no KV the pool's number is lower, and its event comes before.
         """
-        event = self._events[min(layer, len(self._events) - 1)] if self._events else None
-        if event is not None and self._is_layerwise:
-            stream.wait_event(event)
+        if self._events and self._is_layerwise:
+            _hold(stream, self._events[min(layer, len(self._events) - 1)])
 
     def save_layer(self, layer: int) -> None:
         """This layer's KV of the step has been queued: saves may read it when it is written.
@@ -189,7 +190,7 @@ class WorkerHalf:
         self._under_way.clear()
         if self._pool is not None:
             self._pool.close()
-        if self._staging is not None:
+        if self._staging is not None and (not self._events or _ends(self._events[-1])):
             self._staging.close()
 
     def _on_stream(self) -> Any:
@@ -204,17 +205,19 @@ class WorkerHalf:
         if self._board is None:
             self._board = Board.attach(plan.board, self._settings.ranks)
             self._board.post(self._rank, geometry)
-        if self._blocks is None and plan.staging and self._pool is not None and self._cache is not None:
+        if self._loads is None and plan.staging and self._cache is not None:
             memory = SharedBytes.attach(plan.staging, plan.staging_bytes)
-            shards = geometry.shards(self._settings.ranks)
-            mine = memory.view.reshape(shards, -1)[0 if geometry.is_replicated else self._rank]
-            self._staging = PinnedBytes(mine, self._cache.device)
-            self._blocks = self._pool.device_blocks(self._cache, self._staging)
+            shard = 0 if geometry.is_replicated else self._rank
+            self._first_offset = shard * (plan.staging_bytes // geometry.shards(self._settings.ranks))
+            side = self._cache.side
+            self._staging = PinnedBytes(memory.mapping(), side.device if side is not None else None)
+            memory.close()
+            self._loads = self._cache.layer_loads(self._staging)
             self._board.set_mapped(self._rank)
 
     def _load(self, orders: tuple[LoadOrder, ...]) -> None:
         """Queue all layers; `_events[i]` is recorded after layer i of every order."""
-        assert self._blocks is not None, "a claim was made before this rank had mapped the staging"
+        assert self._loads is not None, "a claim was made before this rank had mapped the staging"
         assert self._layout is not None
         slots = [
             (slot, block)
@@ -222,11 +225,11 @@ class WorkerHalf:
             for slot, block in zip(order.slots, order.block_ids, strict=True)
             if block >= 0
         ]
-        offsets = [slot * self._layout.chunk_bytes for slot, _ in slots]
+        offsets = [self._first_offset + slot * self._layout.chunk_bytes for slot, _ in slots]
         ids = np.array([block for _, block in slots], dtype=np.int64)
-        mark, spread = self._blocks.after_engine(), self._blocks.plan(offsets, ids)
+        mark, spread = self._loads.after_engine(), self._loads.plan(offsets, ids)
         self._events = [
-            self._blocks.queue_spread(layer, spread, self._layout.layer_bytes, mark)
+            self._loads.queue_spread(layer, spread, self._layout.layer_bytes, mark)
             for layer in range(self._layout.layers)
         ]
         self._loading = orders[-1].sequence
@@ -235,7 +238,7 @@ class WorkerHalf:
 
     def _note_loaded(self) -> None:
         """Post on the board that the staged chunks were read, once the last layer has arrived."""
-        if self._loading and self._board is not None and (self._events[-1] is None or self._events[-1].query()):
+        if self._loading and self._board is not None and _has_passed(self._events[-1]):
             self._board.set_done(self._rank, self._loading)
             self._loading = 0
 
@@ -295,3 +298,18 @@ class WorkerHalf:
             verb(argument)
         except ENGINE_FAILURES as error:
             self._guard.miss(call, error)
+
+
+def _hold(stream: Any, event: Event | None) -> None:
+    """What is queued on the engine's stream from now on runs after the event."""
+    if event is not None:
+        event.hold(stream.cuda_stream)
+
+
+def _has_passed(event: Event | None) -> bool:
+    return event is None or event.is_done()
+
+
+def _ends(event: Event | None) -> bool:
+    """Whether the last load ends: memory that a device may still read stays registered."""
+    return event is None or event.wait(CLOSE_WAIT_S)

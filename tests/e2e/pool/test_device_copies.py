@@ -1,123 +1,329 @@
-"""KV on a device: the torch path of loads and saves, byte for byte equal to the native one.
+"""KV on a device, through a daemon: loads and saves byte for byte as in host memory, and what fails or ends in between.
 
-The CPU stands in for the device where torch sees no GPU: everything but the streams is the same code. The `gpu` tests run
-the same on CUDA.
+The device is the emulated driver's; the tests marked `gpu` run the first of them with torch on CUDA.
 """
 
+import os
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import kvpool_client as kv
-from kvpool_client.copying.copies import EngineBlocks
-from tests.rigs.daemon import Daemon, in_both_write_modes
+import kvpool_native
+from kvpool_client.copying.device.driver import open_device
+from tests.rigs.daemon import Daemon, in_both_write_modes, wait_connected, wait_until
+from tests.rigs.device import emulated
+from tests.rigs.device.engine import DeviceKv, engine_stream, use_emulated_driver
 from tests.rigs.payload import payload_of, store, tokens_of
 
-torch = pytest.importorskip("torch", reason="the torch extra is not installed")
-
 LAYOUT = kv.Layout(layers=4, kv_heads=2, head_dim=16, dtype="bfloat16", chunk_tokens=32)
-BLOCKS = 24
-
-pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where the engine's tensors are; on the CPU the device's path is forced."""
-    name: str = request.param
-    if name == "cuda" and not torch.cuda.is_available():
-        pytest.skip("torch sees no CUDA device here")
-    monkeypatch.setattr(EngineBlocks, "is_on_device", property(lambda self: self.cache is not None))
-    return name
+PACKED = kv.Layout(layers=4, kv_heads=2, head_dim=16, dtype="bfloat16", chunk_tokens=32, format="mine", block_tokens=16)
+BLOCKS, CHUNKS = 24, 6
+FORMS = {"kv_first": LAYOUT, "block_first": LAYOUT, "packed": PACKED}
+CUDA_ERROR_UNKNOWN = 999
+# What a load or a save calls; none of them may raise into the engine.
+CALLS = (
+    *("cuCtxPushCurrent_v2", "cuEventCreate", "cuEventRecord", "cuEventQuery", "cuStreamWaitEvent"),
+    *("cuMemcpyBatchAsync", "cuMemHostRegister_v2"),
+)
 
 
-def _layers(form: str, device: str, layout: kv.Layout = LAYOUT) -> list[Any]:
-    axes = {"kv_first": (2, BLOCKS), "block_first": (BLOCKS, 2), "mla": (BLOCKS,)}[form]
-    shape = (*axes, 16, layout.kv_heads, layout.head_dim)
-    return [torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in range(layout.layers)]
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[kvpool_native.Device]:
+    """The first of two emulated devices. When the test has ended, nothing is left of what it took."""
+    use_emulated_driver(monkeypatch)
+    yield open_device("cuda:0")
+    emulated.order("clear 1")
 
 
-def _ids(seed: int, chunks: int) -> list[int]:
+def _ids(seed: int, chunks: int = CHUNKS) -> list[int]:
     ids: list[int] = np.random.default_rng(seed).permutation(BLOCKS)[: 2 * chunks].tolist()
     return ids
 
 
+def _rows(pool: kv.Pool, keys: kv.KeyChain) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """All chunks, as the native path loads them into host memory."""
+    with pool.acquire(pool.lookup(keys)) as lease:
+        into = np.zeros((len(keys), pool.layout.chunk_bytes), np.uint8)
+        assert pool.load(lease, into=into).wait().chunks == len(keys)
+    return into
+
+
 @in_both_write_modes
-@pytest.mark.parametrize("form", ["kv_first", "block_first"])
-def test_chunks_stored_by_the_native_path_load_onto_a_device(device: str, daemon: Daemon, form: str) -> None:
-    with daemon.connect(LAYOUT) as pool:
-        keys = pool.keys(tokens_of(1, 6 * 32))
+@pytest.mark.parametrize("form", FORMS)
+def test_chunks_of_host_memory_load_onto_a_device_and_are_saved_from_there(
+    device: kvpool_native.Device, daemon: Daemon, form: str
+) -> None:
+    layout = FORMS[form]
+    with daemon.connect(layout) as pool:
+        keys = pool.keys(tokens_of(1, CHUNKS * 32))
         store(pool, keys)
-        layers = _layers(form, device)
-        cache = pool.register(layers, 16, form)
-        ids = _ids(2, 6)
+        engine = DeviceKv(layout, form, BLOCKS)
+        cache = pool.register(engine.arrays, 16, engine.register_form)
+        assert cache.device == "cuda:0"
+        ids = _ids(2)
         with pool.acquire(pool.lookup(keys)) as lease, pool.load(lease, cache, ids) as load:
             assert [load.wait_layer(layer) for layer in range(4)] == [True] * 4
-            assert load.wait() == kv.LoadResult(6, 192, "complete")
-        again = pool.keys(tokens_of(1, 6 * 32), salt=b"again")
+            assert load.wait() == kv.LoadResult(CHUNKS, CHUNKS * 32, "complete")
+        assert engine.chunks(ids, CHUNKS) == [row.tobytes() for row in payload_of(keys, layout)]
+        again = pool.keys(tokens_of(1, CHUNKS * 32), salt=b"again")
         with pool.save(again, cache, ids) as save:
             for layer in (3, 1, 0, 2):
                 save.layer(layer)
-            result = save.commit()
-        assert result is not None
-        assert result.stored == 6
-        with pool.acquire(pool.lookup(again)) as lease:
-            into = np.zeros((6, LAYOUT.chunk_bytes), np.uint8)
-            assert pool.load(lease, into=into).wait().chunks == 6
-        assert np.array_equal(into, payload_of(keys, LAYOUT))
+            assert save.commit().stored == CHUNKS
+        assert np.array_equal(_rows(pool, again), payload_of(keys, layout))
     assert daemon.problems() == []
 
 
 @in_both_write_modes
-def test_one_plane_is_enough(device: str, daemon: Daemon) -> None:
+def test_one_plane_is_enough(device: kvpool_native.Device, daemon: Daemon) -> None:
     layout = kv.Layout(layers=2, kv_heads=1, head_dim=64, dtype="bfloat16", chunk_tokens=32, planes=1)
     with daemon.connect(layout) as pool:
         keys = pool.keys(tokens_of(3, 3 * 32))
         store(pool, keys)
-        layers = _layers("mla", device, layout)
+        engine = DeviceKv(layout, "mla", BLOCKS)
+        cache, ids = pool.register(engine.arrays, 16), [5, 4, 3, 2, 1, 0]
         with pool.acquire(pool.lookup(keys)) as lease:
-            assert pool.load(lease, pool.register(layers, 16), [5, 4, 3, 2, 1, 0]).wait().chunks == 3
-        first = layers[0].cpu().view(torch.uint8)[5].reshape(-1).numpy()
-        assert np.array_equal(first, payload_of(keys, layout, 0, 1)[0][: len(first)])
+            assert pool.load(lease, cache, ids).wait().chunks == 3
+        assert engine.chunks(ids, 3) == [row.tobytes() for row in payload_of(keys, layout)]
+        again = pool.keys(tokens_of(3, 3 * 32), salt=b"again")
+        assert pool.save(again, cache, ids).commit().stored == 3
+        assert np.array_equal(_rows(pool, again), payload_of(keys, layout))
 
 
-def test_skipped_blocks_are_not_written(device: str, daemon: Daemon) -> None:
+def test_skipped_blocks_are_not_written(device: kvpool_native.Device, daemon: Daemon) -> None:
     with daemon.connect(LAYOUT) as pool:
-        keys = pool.keys(tokens_of(4, 2 * 32))
+        keys = pool.keys(tokens_of(4, 3 * 32))
         store(pool, keys)
-        layers = _layers("kv_first", device)
+        engine = DeviceKv(LAYOUT, "kv_first", BLOCKS)
         with pool.acquire(pool.lookup(keys)) as lease:
-            result = pool.load(lease, pool.register(layers, 16, "kv_first"), [-1, 7], first_chunk=1).wait()
-        assert result.chunks == 2
-        assert not layers[0][:, :7].any()
-        assert layers[0][:, 7].any()
+            cache = pool.register(engine.arrays, 16, "kv_first")
+            result = pool.load(lease, cache, [-1, 7, -1, -1], first_chunk=1).wait()
+        assert result.chunks == 3
+        layers = engine.read()
+        assert not any(np.delete(layer, 7, axis=1).any() for layer in layers)
+        assert all(layer[:, 7].any() for layer in layers)
 
 
-def test_a_corrupt_chunk_shortens_the_load(device: str, daemon: Daemon) -> None:
+def test_a_corrupt_chunk_shortens_the_load(device: kvpool_native.Device, daemon: Daemon) -> None:
     with daemon.connect(LAYOUT) as pool:
         keys = pool.keys(tokens_of(5, 4 * 32))
         store(pool, keys)
         lease = pool.acquire(pool.lookup(keys))
         assert lease.session is not None
         lease.session.arena.view()[int(lease.offsets[2]) + 3 * LAYOUT.layer_bytes] ^= 1
-        cache = pool.register(_layers("kv_first", device), 16, "kv_first")
-        result = pool.load(lease, cache, _ids(6, 4)).wait()
+        engine, ids = DeviceKv(LAYOUT, "kv_first", BLOCKS), _ids(6, 4)
+        result = pool.load(lease, pool.register(engine.arrays, 16, "kv_first"), ids).wait()
         assert result == kv.LoadResult(2, 64, "checksum")
+        assert engine.chunks(ids, 4)[:2] == [row.tobytes() for row in payload_of(keys, LAYOUT)[:2]]
         assert pool.lookup(keys).chunks == 2
 
 
 @in_both_write_modes
-def test_cancel_and_abort_end_the_threads(device: str, daemon: Daemon) -> None:
+def test_a_save_has_what_the_engine_had_queued(device: kvpool_native.Device, daemon: Daemon) -> None:
+    """Each layer is written by the engine's stream, late, and announced at once."""
+    emulated.order("delay_us 20000")
+    with engine_stream() as stream, daemon.connect(LAYOUT) as pool:
+        engine = DeviceKv(LAYOUT, "block_first", BLOCKS, stream=stream)
+        cache, ids = pool.register(engine.arrays, 16, "block_first"), _ids(7)
+        keys = pool.keys(tokens_of(7, CHUNKS * 32))
+        layers = engine.random_layers(7)
+        with pool.save(keys, cache, ids) as save:
+            for layer in (2, 0, 3, 1):
+                stream.write(engine.arrays[layer], layers[layer])
+                save.layer(layer)
+            assert save.commit().stored == CHUNKS
+        rows = [engine.chunk(layers, ids[2 * chunk : 2 * chunk + 2]) for chunk in range(CHUNKS)]
+        assert [row.tobytes() for row in _rows(pool, keys)] == rows
+
+
+def test_a_load_waits_for_what_the_engine_had_queued(device: kvpool_native.Device, daemon: Daemon) -> None:
+    """Blocks that the engine's queued work still writes are loaded after it."""
+    emulated.order("delay_us 20000")
+    with engine_stream() as stream, daemon.connect(LAYOUT) as pool:
+        keys = pool.keys(tokens_of(8, CHUNKS * 32))
+        store(pool, keys)
+        engine = DeviceKv(LAYOUT, "kv_first", BLOCKS, stream=stream)
+        cache, ids = pool.register(engine.arrays, 16, "kv_first"), _ids(8)
+        layers = engine.random_layers(8)
+        with pool.acquire(pool.lookup(keys)) as lease:
+            for array, values in zip(engine.arrays, layers, strict=True):
+                stream.write(array, values)
+            assert pool.load(lease, cache, ids).wait().chunks == CHUNKS
+        assert engine.chunks(ids, CHUNKS) == [row.tobytes() for row in payload_of(keys, LAYOUT)]
+
+
+def test_after_a_cancel_no_byte_is_written(device: kvpool_native.Device, daemon: Daemon) -> None:
     with daemon.connect(LAYOUT) as pool:
-        keys = pool.keys(tokens_of(7, 4 * 32))
-        cache = pool.register(_layers("block_first", device), 16, "block_first")
-        with pool.save(keys, cache, _ids(8, 4)) as save:
+        keys = pool.keys(tokens_of(9, CHUNKS * 32))
+        store(pool, keys)
+        engine = DeviceKv(LAYOUT, "kv_first", BLOCKS)
+        cache, ids = pool.register(engine.arrays, 16, "kv_first"), _ids(9)
+        with pool.acquire(pool.lookup(keys)) as lease:
+            calls = emulated.calls("cuMemcpyBatchAsync")
+            load = pool.load(lease, cache, ids)
+            wait_until(lambda: emulated.calls("cuMemcpyBatchAsync") > calls, "a copy is queued")
+            emulated.order("hang 1")
+            cancelling = threading.Thread(target=load.cancel)
+            cancelling.start()
+            emulated.order("hang 0")
+            cancelling.join(20)
+            assert not cancelling.is_alive()
+            seen = [layer.tobytes() for layer in engine.read()]
+            result = load.wait()
+            assert result.reason in ("cancelled", "complete")
+            emulated.order("delay_us 0")
+            assert [layer.tobytes() for layer in engine.read()] == seen
+
+
+@in_both_write_modes
+def test_an_aborted_save_stores_nothing(device: kvpool_native.Device, daemon: Daemon) -> None:
+    with daemon.connect(LAYOUT) as pool:
+        engine = DeviceKv(LAYOUT, "block_first", BLOCKS)
+        cache = pool.register(engine.arrays, 16, "block_first")
+        keys = pool.keys(tokens_of(10, 4 * 32))
+        with pool.save(keys, cache, _ids(10, 4)) as save:
             save.layer(0)
         assert pool.lookup(keys).chunks == 0
+        wait_until(lambda: daemon.stats()["reservations"] == 0, "the reservation has ended")
+
+
+def test_two_devices_are_two(device: kvpool_native.Device, daemon: Daemon) -> None:
+    with daemon.connect(LAYOUT) as pool:
+        keys = pool.keys(tokens_of(11, CHUNKS * 32))
+        store(pool, keys)
+        other = open_device("cuda:1")
+        assert open_device("cuda:0") is device
+        assert device.uuid != other.uuid
+        engines = [DeviceKv(LAYOUT, "kv_first", BLOCKS, ordinal=ordinal) for ordinal in range(2)]
+        caches = [pool.register(engine.arrays, 16, "kv_first") for engine in engines]
+        assert [cache.device for cache in caches] == ["cuda:0", "cuda:1"]
+        ids = [_ids(11), _ids(12)]
+        with pool.acquire(pool.lookup(keys)) as lease:
+            loads = [pool.load(lease, cache, of) for cache, of in zip(caches, ids, strict=True)]
+            assert [load.wait().chunks for load in loads] == [CHUNKS, CHUNKS]
+        for engine, of in zip(engines, ids, strict=True):
+            assert engine.chunks(of, CHUNKS) == [row.tobytes() for row in payload_of(keys, LAYOUT)]
+
+
+@in_both_write_modes
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_of_the_driver_that_fails_costs_a_load_or_a_save_and_no_more(
+    device: kvpool_native.Device, daemon: Daemon, name: str
+) -> None:
+    with daemon.connect(LAYOUT) as pool:
+        engine = DeviceKv(LAYOUT, "kv_first", BLOCKS)
+        cache, ids = pool.register(engine.arrays, 16, "kv_first"), _ids(13)
+        for number in (1, 2, 3, 5, 8, 0):
+            keys = pool.keys(tokens_of(13, CHUNKS * 32), salt=b"%d" % number)
+            store(pool, keys)
+            expected = [row.tobytes() for row in payload_of(keys, LAYOUT)]
+            with pool.acquire(pool.lookup(keys)) as lease:
+                emulated.order(f"fail {name} {number} {CUDA_ERROR_UNKNOWN}")
+                result = pool.load(lease, cache, ids).wait()
+                emulated.order("clear 1")
+                assert (result.chunks, result.reason) in ((CHUNKS, "complete"), (0, "io"))
+                if result.chunks:
+                    assert engine.chunks(ids, CHUNKS) == expected
+                assert pool.load(lease, cache, ids).wait().chunks == CHUNKS
+            assert engine.chunks(ids, CHUNKS) == expected
+            again = pool.keys(tokens_of(13, CHUNKS * 32), salt=b"again %d" % number)
+            emulated.order(f"fail {name} {number} {CUDA_ERROR_UNKNOWN}")
+            with pool.save(again, cache, ids) as save:
+                for layer in range(4):
+                    save.layer(layer)
+                stored = save.commit().stored
+            emulated.order("clear 1")
+            assert stored in (0, CHUNKS)
+            assert pool.lookup(again).chunks == stored
+            assert pool.save(again, cache, ids).commit().declined == 0
+            assert [row.tobytes() for row in _rows(pool, again)] == expected
+
+
+def test_a_new_daemon_is_used_without_registering_again(device: kvpool_native.Device, daemon: Daemon) -> None:
+    with daemon.connect(LAYOUT) as pool:
+        engine = DeviceKv(LAYOUT, "kv_first", BLOCKS)
+        cache, ids = pool.register(engine.arrays, 16, "kv_first"), _ids(14)
+        keys = pool.keys(tokens_of(14, CHUNKS * 32))
+        store(pool, keys)
+        lease = pool.acquire(pool.lookup(keys))
+        emulated.order("hang 1")
+        load = pool.load(lease, cache, ids)
+        save = pool.save(pool.keys(tokens_of(15, CHUNKS * 32)), cache, ids)
+        save.layer(0)
+        daemon.kill()
+        emulated.order("hang 0")
+        daemon.start()
+        assert save.commit().stored == 0
+        result = load.wait()
+        if result.chunks:  # what was leased stays mapped, and nobody reuses it
+            assert engine.chunks(ids, CHUNKS) == [row.tobytes() for row in payload_of(keys, LAYOUT)]
+        wait_connected(pool)
         store(pool, keys)
         with pool.acquire(pool.lookup(keys)) as lease:
-            load = pool.load(lease, cache, _ids(9, 4))
-            load.cancel()
-            assert load.wait().reason in ("cancelled", "complete")
-    assert daemon.stats()["reservations"] == 0
+            assert pool.load(lease, cache, ids).wait().chunks == CHUNKS
+        assert engine.chunks(ids, CHUNKS) == [row.tobytes() for row in payload_of(keys, LAYOUT)]
+
+
+def test_a_forked_child_takes_nothing_and_disturbs_nobody(device: kvpool_native.Device, daemon: Daemon) -> None:
+    with daemon.connect(LAYOUT) as pool:
+        keys = pool.keys(tokens_of(16, CHUNKS * 32))
+        store(pool, keys)
+        engine = DeviceKv(LAYOUT, "kv_first", BLOCKS)
+        cache, ids = pool.register(engine.arrays, 16, "kv_first"), _ids(16)
+        with pool.acquire(pool.lookup(keys)) as lease:
+            assert pool.load(lease, cache, ids).wait().chunks == CHUNKS
+            child = os.fork()
+            if not child:
+                missed = pool.load(lease, cache, ids).wait().chunks == 0
+                declined = pool.save(pool.keys(tokens_of(17, 64)), cache, [0, 1, 2, 3]).commit().stored == 0
+                os._exit(0 if missed and declined else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert pool.load(lease, cache, ids).wait().chunks == CHUNKS
+        assert engine.chunks(ids, CHUNKS) == [row.tobytes() for row in payload_of(keys, LAYOUT)]
+
+
+@in_both_write_modes
+def test_nothing_stays_registered_or_allocated(device: kvpool_native.Device, daemon: Daemon) -> None:
+    pool = daemon.connect(LAYOUT)
+    engine = DeviceKv(LAYOUT, "kv_first", BLOCKS)
+    before = emulated.live()
+    cache, ids = pool.register(engine.arrays, 16, "kv_first"), _ids(18)
+    keys = pool.keys(tokens_of(18, CHUNKS * 32))
+    assert pool.save(keys, cache, ids).commit().stored == CHUNKS
+    with pool.acquire(pool.lookup(keys)) as lease:
+        assert pool.load(lease, cache, ids).wait().chunks == CHUNKS
+    wait_until(lambda: emulated.live()["registrations"] > 0, "the arena is registered")
+    pool.close()
+    wait_until(lambda: emulated.live()["registrations"] == 0, "nothing is registered")
+    del lease, cache
+    after = emulated.live()
+    kinds = ("memory", "host", "registrations", "streams", "events", "modules")
+    assert {kind: after[kind] for kind in kinds} == {kind: before[kind] for kind in kinds}
+    assert after["mappings"] == before["mappings"], "the engine's own arrays"
+
+
+@pytest.mark.gpu
+@pytest.mark.torch
+@pytest.mark.parametrize("form", ["kv_first", "block_first"])
+def test_chunks_load_into_torch_tensors_on_a_gpu_and_are_saved_from_there(daemon: Daemon, form: str) -> None:
+    torch = pytest.importorskip("torch", reason="the torch extra is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device here")
+    with daemon.connect(LAYOUT) as pool:
+        keys = pool.keys(tokens_of(1, CHUNKS * 32))
+        store(pool, keys)
+        axes = (2, BLOCKS) if form == "kv_first" else (BLOCKS, 2)
+        layers = [torch.zeros((*axes, 16, 2, 16), dtype=torch.bfloat16, device="cuda") for _ in range(4)]
+        cache, ids = pool.register(layers, 16, form), _ids(2)
+        with pool.acquire(pool.lookup(keys)) as lease, pool.load(lease, cache, ids) as load:
+            assert [load.wait_layer(layer) for layer in range(4)] == [True] * 4
+        again = pool.keys(tokens_of(1, CHUNKS * 32), salt=b"again")
+        with pool.save(again, cache, ids) as save:
+            for layer in (3, 1, 0, 2):
+                save.layer(layer)
+            assert save.commit().stored == CHUNKS
+        assert np.array_equal(_rows(pool, again), payload_of(keys, LAYOUT))

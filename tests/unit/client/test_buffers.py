@@ -1,6 +1,7 @@
 """Engine memory: each form's geometry, checked byte by byte against indexing, and what is refused."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from kvpool.errors import InvalidArgument, LayoutMismatch
 from kvpool.layout import Layout
+from kvpool_client.copying import buffers
 from kvpool_client.copying.buffers import PagedGeometry, contiguous_address, describe_layers
 
 LAYOUT = Layout(layers=2, kv_heads=3, head_dim=4, dtype="float16", chunk_tokens=32)
@@ -210,3 +212,69 @@ def test_only_a_source_may_be_read_only() -> None:
 def test_a_flat_target_of_another_form_is_refused(array: object) -> None:
     with pytest.raises(InvalidArgument):
         contiguous_address(array, LAYOUT, is_target=True)
+
+
+class OnDevice:
+    """An array that its library has put on a CUDA device, as this interface describes it."""
+
+    def __init__(self, array: Array, **changes: object) -> None:
+        data = (array.__array_interface__["data"][0], False)
+        described = {"shape": array.shape, "typestr": array.dtype.str, "data": data, "version": 3, "strides": None}
+        self.__cuda_array_interface__ = {**described, **changes}
+
+
+@pytest.fixture
+def _device_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that knows every address as one of its second device."""
+    monkeypatch.setattr(buffers, "ordinal_of", lambda address: 1 if address else None)
+
+
+@pytest.mark.usefixtures("_device_one")
+@pytest.mark.parametrize("form", ["kv_first", "block_first"])
+@pytest.mark.parametrize("has_strides", [False, True])
+def test_an_array_on_a_device_has_the_geometry_of_one_in_host_memory(form: str, has_strides: bool) -> None:
+    axes = (2, BLOCKS) if form == "kv_first" else (BLOCKS, 2)
+    host = _layers((*axes, TOKENS, 3, 4))
+    changes = {"strides": host[0].strides} if has_strides else {"version": 2}
+    geometry = describe_layers([OnDevice(array, **changes) for array in host], LAYOUT, TOKENS, form)
+    assert geometry.device == "cuda:1"
+    assert geometry == replace(describe_layers(host, LAYOUT, TOKENS, form), device="cuda:1")
+
+
+@pytest.mark.usefixtures("_device_one")
+def test_arrays_of_a_type_that_numpy_lacks_count_by_their_size() -> None:
+    """bfloat16 of other libraries is two opaque bytes."""
+    layers = [OnDevice(array, typestr="|V2") for array in _layers((BLOCKS, 2, TOKENS, 3, 4))]
+    assert describe_layers(layers, LAYOUT, TOKENS, "auto").plane_block_bytes == 192
+
+
+@pytest.mark.usefixtures("_device_one")
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data": (0, False)}, "no device memory"),
+        ({"data": (64, True)}, "read-only"),
+        ({"mask": object()}, "masked"),
+        ({"typestr": "quaternion"}, "cannot be read"),
+        ({"strides": (2, 2)}, "5 dimensions and 2 strides"),
+        ({"shape": "wide"}, "cannot be read"),
+    ],
+)
+def test_an_array_that_cannot_be_used_is_refused_in_words(changes: dict[str, object], words: str) -> None:
+    layers = [OnDevice(array, **changes) for array in _layers((BLOCKS, 2, TOKENS, 3, 4))]
+    with pytest.raises(InvalidArgument, match=words):
+        describe_layers(layers, LAYOUT, TOKENS, "auto")
+
+
+@pytest.mark.usefixtures("_device_one")
+def test_a_contiguous_array_is_in_host_memory() -> None:
+    rows = np.zeros((2, LAYOUT.chunk_bytes), np.uint8)
+    with pytest.raises(InvalidArgument, match="is on cuda:1, expected host memory"):
+        contiguous_address(OnDevice(rows), LAYOUT, is_target=True)
+
+
+def test_a_process_without_a_driver_learns_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPOOL_CUDA_DRIVER", "/no/such/libcuda.so")
+    layers = [OnDevice(array) for array in _layers((BLOCKS, 2, TOKENS, 3, 4))]
+    with pytest.raises(InvalidArgument, match=r"/no/such/libcuda\.so.*KVPOOL_CUDA_DRIVER"):
+        describe_layers(layers, LAYOUT, TOKENS, "auto")

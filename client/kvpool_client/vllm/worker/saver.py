@@ -17,7 +17,6 @@ from typing import Any
 
 from kvpool.clock import Clock, Deadline
 from kvpool_client.copying.cache import Cache
-from kvpool_client.copying.engine_mark import engine_mark
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.pool import Pool
 from kvpool_client.vllm.identity.geometry import Geometry
@@ -254,8 +253,7 @@ class Saver:
         """A call that waits for everything the engine has queued so far; None where there is none."""
         if self._memory is None:
             return None
-        device = self._memory[1].device
-        return self._guard.call("marking the device's work", None, lambda: engine_mark(device))
+        return self._guard.call("marking the device's work", None, self._memory[1].engine_mark)
 
     def _did(self, what: str, function: Callable[[], None]) -> bool:
         """Whether the call came back."""

@@ -1,0 +1,122 @@
+"""Sources of a load onto a device: where each chunk's bytes come from, and by which words they are still the chunk's.
+
+Every leased chunk is in the arena. Some have a copy in the device tier's memory, which nobody holds: it counts only while the
+generation of its slot stands, and the chunk is taken from the arena afterwards. Columns have a row for each chunk. One thread,
+the load's.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+import kvpool_native
+from kvpool.layout import Layout
+from kvpool.types import LoadReason
+
+Words = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaChunks:
+    """Leased chunks in the arena, and the index that has their generations and checksums."""
+
+    arena: kvpool_native.Mapping
+    index: kvpool_native.IndexView
+    offsets: Words
+    slots: Words
+    generations: Words
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def of(self, chosen: npt.NDArray[np.int64]) -> "ArenaChunks":
+        """Some of them."""
+        return ArenaChunks(self.arena, self.index, self.offsets[chosen], self.slots[chosen], self.generations[chosen])
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCopies:
+    """Copies of the same chunks in memory of the device, at addresses; generation 0 where a chunk has none. `memory` keeps it
+    mapped."""
+
+    memory: object
+    addresses: Words
+    slots: Words
+    generations: Words
+
+
+class Sources:
+    """See the module. Invariant: a chunk that is taken from the arena once is never taken from its copy again."""
+
+    def __init__(
+        self, chunks: ArenaChunks, arena_addresses: Words, copies: DeviceCopies | None, layout: Layout
+    ) -> None:
+        """`arena_addresses`: where the arena has the chunks in this process."""
+        self._chunks = chunks
+        self._arena_addresses = arena_addresses
+        self._copies = copies
+        self._layout = layout
+        self._from_copy = np.zeros(len(chunks), np.bool_) if copies is None else copies.generations != 0
+        self._verified = np.zeros(len(chunks), np.int64)  # leading layers of a lost copy's chunk that the arena gave
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def addresses(self, count: int) -> Words:
+        """Where the first `count` chunks are taken from now."""
+        if self._copies is None:
+            return self._arena_addresses[:count]
+        return np.where(self._from_copy, self._copies.addresses, self._arena_addresses)[:count]
+
+    def from_arena(self) -> npt.NDArray[np.int64]:
+        """The chunks that are taken from the arena now."""
+        return np.flatnonzero(~self._from_copy)
+
+    def arena_addresses(self, chosen: npt.NDArray[np.int64]) -> Words:
+        """Where the arena has these chunks."""
+        return self._arena_addresses[chosen]
+
+    def from_copies(self, count: int) -> npt.NDArray[np.int64]:
+        """Of the first `count` chunks, those that are taken from copies now."""
+        return np.flatnonzero(self._from_copy[:count])
+
+    def lost_of(self, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Of chunks that were taken from copies, those whose copy has gone; they are taken from the arena from now on."""
+        if self._copies is None or not len(chosen):
+            return chosen
+        slots, generations = self._copies.slots, self._copies.generations
+        stands = [self._chunks.index.generation_at(int(slots[i])) == int(generations[i]) for i in chosen.tolist()]
+        lost = chosen[~(np.array(stands, np.bool_) & self._from_copy[chosen])]
+        self._from_copy[lost] = False
+        return lost
+
+    def verify_lost(self, layer: int, count: int) -> tuple[int, LoadReason]:
+        """Compare `layer`, and those before it, of every chunk whose copy has gone with its checksums. How many of the first
+        `count` chunks are good, and why no more."""
+        if self._copies is None:
+            return count, LoadReason.COMPLETE
+        has_lost = (self._copies.generations != 0) & ~self._from_copy
+        for number in np.flatnonzero(has_lost[:count]).tolist():
+            if not self._is_good(number, layer):
+                stands = self.stands(number)
+                return number, LoadReason.CHECKSUM if stands else LoadReason.GONE
+        return count, LoadReason.COMPLETE
+
+    def stands(self, number: int) -> bool:
+        """Whether the arena's slot was not given away."""
+        chunks = self._chunks
+        return chunks.index.generation_at(int(chunks.slots[number])) == int(chunks.generations[number])
+
+    def _is_good(self, number: int, layer: int) -> bool:
+        first, size = int(self._verified[number]), self._layout.layer_bytes
+        if first > layer:
+            return True
+        chunks = self._chunks
+        start, slot = int(chunks.offsets[number]) + first * size, int(chunks.slots[number])
+        sums = np.frombuffer(kvpool_native.extent_checksums(chunks.arena, start, size, layer + 1 - first), "<u4")
+        expected = [chunks.index.checksum_at(slot, first + i) for i in range(len(sums))]
+        if sums.tolist() != expected:
+            return False
+        self._verified[number] = layer + 1
+        return True
