@@ -164,10 +164,13 @@ class CopyLink:
     def stats(self) -> Counters:
         """Counters, by name: of the tier and of the copies."""
         name, placement = self.tier.name, self._placement
-        counted = self.tier.slots.stats()
-        kept = {key: counted[f"{name}.{key}"] for key in ("chunks", "used_bytes", "capacity_bytes", "evicted_chunks")}
+        counted = self._copies.stats()
         return {
-            **{f"{name}.{key}": value for key, value in kept.items()},
+            f"{name}.chunks": counted["chunks"],
+            f"{name}.used_bytes": counted["used_bytes"],
+            f"{name}.capacity_bytes": self.tier.capacity_bytes,
+            f"{name}.evicted_chunks": counted["shed_chunks"] + counted["evicted_chunks"],
+            f"{name}.withdrawn_chunks": counted["withdrawn_chunks"],
             f"{name}.promoted_chunks": self.copied_chunks,
             f"{name}.promoted_bytes": self._copied_bytes,
             f"{name}.promotions_failed": self.failed_chunks,
@@ -178,6 +181,7 @@ class CopyLink:
             f"{name}.served_bytes": placement.served_bytes,
             f"{name}.checks_under_way": self.checksum_jobs.pins,
             f"{name}.corrupt_chunks": self.checksum_jobs.corrupt_chunks,
+            f"{name}.bad_sources": self.corrupt_chunks,
             **self.tier.stats(),
         }
 
@@ -222,12 +226,20 @@ class CopyLink:
     def _start_some(self, now_ns: int) -> bool:
         """Start to copy the next parts of what is due. Whether more can start now."""
         left = STARTED_AT_ONCE
-        while left > 0 and self._due and self.tier.can_copy and self._bytes < self._bytes_max:
-            left -= max(1, self._start_part(self._due.popleft(), left, now_ns))
-        return bool(self._due) and self.tier.can_copy and self._bytes < self._bytes_max
+        while left > 0 and self._due and self._has_room:
+            started = self._start_part(self._due.popleft(), left, now_ns)
+            if started is None:
+                return False
+            left -= max(1, started)
+        return bool(self._due) and self._has_room
 
-    def _start_part(self, prefix: LeasedPrefix, chunks_max: int, now_ns: int) -> int:
-        """Start to copy the next chunks of a prefix: how many. 0: no more of it is copied."""
+    @property
+    def _has_room(self) -> bool:
+        return self.tier.can_copy and self._bytes < self._bytes_max
+
+    def _start_part(self, prefix: LeasedPrefix, chunks_max: int, now_ns: int) -> int | None:
+        """Start to copy the next chunks of a prefix: how many. 0: no more of it is copied; None: the tier takes no more now."""
+        chunks_max = min(chunks_max, max(1, (self._bytes_max - self._bytes) // prefix.chunk_bytes))
         size_class = self.tier.slots.size_class_of(prefix.namespace.layout)
         made = self._placement.reserve(prefix, size_class, chunks_max, now_ns) if size_class is not None else None
         if made is None:
@@ -239,6 +251,9 @@ class CopyLink:
         job_id = self.tier.copy(prefix.namespace, part.moves) if part.pins else NOT_STARTED
         if not job_id:
             self._end(part, now_ns)
+            if part.pins:
+                self._due.appendleft(prefix)
+                return None
             if first == len(made.states):
                 self._add(prefix)  # others have copied all of it meanwhile
             return 0

@@ -1,15 +1,16 @@
-"""Device: the tier's memory on a GPU, and the mover that copies chunks there. The border to the CUDA driver.
+"""Device: the tier's memory on a GPU, and the mover that copies chunks there. The boundary to the CUDA driver.
 
 Opening loads the driver's library, makes a context on the device, and takes the memory. All of that may take seconds, and for
-ever on a broken device: it runs on a thread of its own, and so does closing. An `OpenDevice` exists only while it is usable.
-"""
+ever on a broken device: it runs on a thread of its own, and closing on an executor's. An `OpenDevice` exists only while it is
+usable."""
 
 import os
+from typing import Protocol
 
 import kvpool_native
 from kvpool.config.hbm_options import ORDINAL_MAX, HbmConfig
 from kvpool.errors import KVPoolError
-from kvpool.tiers.base import ArenaMemory
+from kvpool.tiers.base import ArenaMemory, Info
 from kvpool.tiers.copies import MemoryExport
 from kvpool.tiers.hbm.plan import RING_BYTES, HbmPlan
 
@@ -21,8 +22,45 @@ class DeviceUnavailable(KVPoolError):
     """The device, or its memory, cannot be had."""
 
 
+class UsableDevice(Protocol):
+    """A device as its tier uses it. Control thread only, but for `close`."""
+
+    @property
+    def name(self) -> str:
+        """What the driver calls it."""
+
+    @property
+    def export(self) -> MemoryExport:
+        """Its memory, for clients."""
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether it has left what it was given unanswered."""
+
+    def fileno(self) -> int:
+        """A descriptor that can be read while there is something completed."""
+
+    def copy(self, rows: bytes) -> int:
+        """Start to copy the chunks of `CopyMoves.rows`: the job's number, 0 where too much is under way."""
+
+    def check(self, rows: bytes) -> int:
+        """Start to compare copies with their checksums, alike."""
+
+    def completed(self) -> list[tuple[int, int, int]]:
+        """What has ended since the last call: job, chunk, and `Outcome`, each chunk once."""
+
+    def stats(self) -> dict[str, int | float]:
+        """What it counts."""
+
+    def info(self) -> Info:
+        """What operators may want to know."""
+
+    def close(self, timeout_s: float) -> bool:
+        """End everything; each chunk under way is reported. False: it hangs, and a thread is abandoned. Blocks."""
+
+
 class OpenDevice:
-    """An opened device. Control thread only, but for `close`."""
+    """An opened device; see `UsableDevice`."""
 
     def __init__(self, plan: HbmPlan, memory: ArenaMemory) -> None:
         """Blocks. Raises DeviceUnavailable."""
@@ -30,7 +68,7 @@ class OpenDevice:
             self._device = _find_device(plan.config)
             self._memory = self._device.allocate(plan.size)
             index = kvpool_native.IndexView(memory.index)
-            self.mover = kvpool_native.DeviceMover(self._device, self._memory, memory.arena, index, RING_BYTES)
+            self._mover = kvpool_native.DeviceMover(self._device, self._memory, memory.arena, index, RING_BYTES)
             self._fd = self._memory.export()
         except (OSError, RuntimeError, MemoryError) as error:
             raise DeviceUnavailable(str(error)) from error
@@ -44,11 +82,6 @@ class OpenDevice:
         return self._device.name
 
     @property
-    def uuid(self) -> bytes:
-        """The device's UUID."""
-        return self._device.uuid
-
-    @property
     def export(self) -> MemoryExport:
         """The memory for clients."""
         return MemoryExport(self._device.uuid, self._memory.size, self._fd)
@@ -56,13 +89,29 @@ class OpenDevice:
     @property
     def is_hung(self) -> bool:
         """Whether the device has left what it was given unanswered."""
-        return bool(self.mover.stats()["is_hung"])
+        return bool(self._mover.stats()["is_hung"])
 
-    def stats(self) -> dict[str, int | float | str]:
-        """What the mover counts, by public names."""
-        return {f"hbm.mover_{name}": count for name, count in self.mover.stats().items()}
+    def fileno(self) -> int:
+        """The mover's eventfd."""
+        return self._mover.fileno()
 
-    def info(self) -> dict[str, int | float | str]:
+    def copy(self, rows: bytes) -> int:
+        """Start to copy chunks to the device."""
+        return self._mover.promote(rows)
+
+    def check(self, rows: bytes) -> int:
+        """Start to compare copies with their checksums."""
+        return self._mover.check(rows)
+
+    def completed(self) -> list[tuple[int, int, int]]:
+        """What has ended."""
+        return self._mover.completed()
+
+    def stats(self) -> dict[str, int | float]:
+        """What the mover counts."""
+        return self._mover.stats()
+
+    def info(self) -> Info:
         """What operators may want to know."""
         return {
             "hbm_device": self._device.name,
@@ -72,9 +121,9 @@ class OpenDevice:
         }
 
     def close(self, timeout_s: float) -> bool:
-        """End the mover; each chunk under way is reported. False: the device hangs, and its thread is abandoned. Blocks."""
+        """End the mover."""
         os.close(self._fd)
-        return self.mover.stop(timeout_s)
+        return self._mover.stop(timeout_s)
 
 
 def format_uuid(uuid: bytes) -> str:

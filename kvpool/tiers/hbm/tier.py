@@ -13,6 +13,7 @@ Control thread only, except where `CopyTier` says otherwise. Invariant: the move
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
 
 from kvpool.config.config import Config
 from kvpool.index.namespaces import Namespace, Namespaces
@@ -27,7 +28,7 @@ from kvpool.tiers.base import (
     TierState,
 )
 from kvpool.tiers.copies import UNOWNED, CopyMoves, CopyOwner, MemoryExport
-from kvpool.tiers.hbm.device import DeviceUnavailable, OpenDevice
+from kvpool.tiers.hbm.device import DeviceUnavailable, OpenDevice, UsableDevice
 from kvpool.tiers.hbm.plan import NAME, HbmPlan
 from kvpool.tiers.slots import Slots
 from kvpool.transfer.workers import call_later
@@ -48,16 +49,25 @@ class HbmTier:
     name = NAME
     level = Level.HBM
 
-    def __init__(self, plan: HbmPlan, slots: Slots, memory: ArenaMemory, config: Config) -> None:
+    def __init__(
+        self,
+        plan: HbmPlan,
+        slots: Slots,
+        memory: ArenaMemory,
+        config: Config,
+        open_device: Callable[[HbmPlan, ArenaMemory], UsableDevice] = OpenDevice,
+    ) -> None:
+        """`open_device` blocks, and raises DeviceUnavailable."""
         self.plan = plan
+        self._open_device = open_device
         self.slots = slots
         slots.directory.cap_retained(config.dram.retained_share)
         slots.directory.bound_chains(config.server.max_chain_chunks)
         self.capacity_bytes = plan.size
         self._memory = memory
         self._owner: CopyOwner = UNOWNED
-        self._device: OpenDevice | None = None
-        self._opening: asyncio.Future[OpenDevice] | None = None
+        self._device: UsableDevice | None = None
+        self._opening: asyncio.Future[UsableDevice] | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._pause_s = FIRST_PAUSE_S
         self._state = TierState.STARTING
@@ -95,7 +105,7 @@ class HbmTier:
         if self._device is None:
             return has_opened
         loop = asyncio.get_running_loop()
-        loop.remove_reader(self._device.mover.fileno())
+        loop.remove_reader(self._device.fileno())
         return await loop.run_in_executor(None, self._device.close, STOP_TIMEOUT_S)
 
     def export(self) -> MemoryExport | None:
@@ -106,20 +116,20 @@ class HbmTier:
         """Start to copy chunks of the arena."""
         if self._device is None or not self.can_copy:
             return NOT_STARTED
-        return self._begun(self._device.mover.promote(moves.rows(namespace.layout)), len(moves))
+        return self._begun(self._device.copy(moves.rows(namespace.layout)), len(moves))
 
     def check(self, namespace: Namespace, moves: CopyMoves) -> JobId:
         """Start to compare copies with their checksums."""
         if self._device is None or not self.can_copy:
             return NOT_STARTED
-        return self._begun(self._device.mover.check(moves.rows(namespace.layout)), len(moves))
+        return self._begun(self._device.check(moves.rows(namespace.layout)), len(moves))
 
     def completed(self) -> list[Finished]:
         """Finished chunks."""
         if self._device is None:
             return []
         finished = []
-        for number, chunk, code in self._device.mover.completed():
+        for number, chunk, code in self._device.completed():
             job, outcome = JobId(number), Outcome(code)
             self._jobs[job] -= 1
             if not self._jobs[job]:
@@ -132,12 +142,12 @@ class HbmTier:
 
     def stats(self) -> Counters:
         """Counters, by name."""
-        moved = self._device.stats() if self._device is not None else {}
+        counted = self._device.stats() if self._device is not None else {}
         return {
             "hbm.state": self._state.name.lower(),
             "hbm.reason": self._reason,
             "hbm.failed_chunks": self._failed_chunks,
-            **moved,
+            **{f"hbm.mover_{name}": count for name, count in counted.items()},
         }
 
     def info(self) -> Info:
@@ -173,13 +183,13 @@ class HbmTier:
         """Open the device on a thread of its own: it may never end."""
         self._retry = None
         loop = asyncio.get_running_loop()
-        opening: asyncio.Future[OpenDevice] = loop.create_future()
+        opening: asyncio.Future[UsableDevice] = loop.create_future()
         opening.add_done_callback(self._note_opening)
         self._opening = opening
 
         def run() -> None:
             try:
-                device = OpenDevice(self.plan, self._memory)
+                device = self._open_device(self.plan, self._memory)
             except DeviceUnavailable as error:
                 call_later(loop, _settle, opening, error)
             else:
@@ -187,7 +197,7 @@ class HbmTier:
 
         threading.Thread(target=run, name="kvpool-device-open", daemon=True).start()
 
-    def _note_opening(self, opening: "asyncio.Future[OpenDevice]") -> None:
+    def _note_opening(self, opening: "asyncio.Future[UsableDevice]") -> None:
         """The device is open, or is tried again later."""
         if opening.cancelled():
             return
@@ -200,7 +210,7 @@ class HbmTier:
                 self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
             return
         self._device = opening.result()
-        asyncio.get_running_loop().add_reader(self._device.mover.fileno(), self._owner.on_completed)
+        asyncio.get_running_loop().add_reader(self._device.fileno(), self._owner.on_completed)
         self._become(TierState.OK, f"on {self._device.name}: {self.plan.size} bytes")
         self._owner.on_completed()
 
@@ -235,7 +245,7 @@ class HbmTier:
         return JobId(number)
 
 
-def _settle(opening: "asyncio.Future[OpenDevice]", result: OpenDevice | DeviceUnavailable) -> None:
+def _settle(opening: "asyncio.Future[UsableDevice]", result: UsableDevice | DeviceUnavailable) -> None:
     """End an opening, unless nobody waits for it any more."""
     if opening.done():
         return
