@@ -44,7 +44,7 @@ class Level(IntEnum):
 
 
 LEVELS = len(Level)
-# Tiers that the node itself can give a chunk from; at level 0 it is in an engine's own memory.
+# Tiers that the node itself can give a chunk from; at level 0 it is in an engine's own memory, or a copy of one in DRAM.
 NODE_TIERS = ~(1 << Level.HBM)
 
 
@@ -318,6 +318,12 @@ class Event(NamedTuple):
     def lost(self) -> tuple[Level, ...]:
         """Tiers that have lost the chunks with this event."""
         return levels_in(self.tiers_before & ~self.tiers)
+
+    @property
+    def is_of_node(self) -> bool:
+        """Whether it is about tiers that the node can give chunks from, and changes more than level 0."""
+        changed = self.tiers ^ self.tiers_before
+        return bool((self.tiers | self.tiers_before) & NODE_TIERS) and (not changed or bool(changed & NODE_TIERS))
 
 
 def levels_in(tiers: int) -> tuple[Level, ...]:
