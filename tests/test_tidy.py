@@ -73,6 +73,7 @@ NATIVE_LAYERS: dict[str, set[str]] = {
     "copy": {"base", "checksum", "shared_index"},
     "ssd": {"base", "threads", "checksum", "shared_index", "copy"},
     "net": {"base", "threads", "checksum", "shared_index", "copy"},
+    "device": {"base", "threads", "checksum", "shared_index", "copy"},
     "near": {"base", "threads", "checksum", "shared_index", "copy", "net"},
 }
 CLIENT_MAY_IMPORT = {

@@ -19,6 +19,7 @@ NB_MODULE(kvpool_native, module) {
   kvpool::bind_ssd(module);
   kvpool::bind_net(module);
   kvpool::bind_near(module);
+  kvpool::bind_device(module);
   kvpool::bind_reuse(module);
   kvpool::bind_flush(module);
 }

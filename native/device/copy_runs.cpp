@@ -1,0 +1,79 @@
+#include "device/copy_runs.h"
+
+#include <algorithm>
+
+#include "copy/copy_checks.h"
+
+namespace kvpool {
+namespace {
+
+// Calls `visit(block, part)` with the addresses of each block's piece, in the view and in its chunk.
+template <typename Visit>
+void visit_pieces(const LayerCopy& copy, Visit visit) {
+  const CacheView& view = copy.view;
+  const size_t blocks = copy.block_ids.size() / std::max<size_t>(copy.chunks.size(), 1);
+  const auto base = reinterpret_cast<uintptr_t>(view.layers[copy.layer]);
+  for (size_t chunk = 0; chunk < copy.chunks.size(); ++chunk) {
+    const auto ids = copy.block_ids.subspan(chunk * blocks, blocks);
+    cuda::Address part = copy.chunks[chunk];
+    for (uint32_t plane = 0; plane < view.planes; ++plane) {
+      for (const int64_t id : ids) {
+        if (id != SKIP_BLOCK) {
+          visit(base + plane * view.plane_stride + static_cast<uint64_t>(id) * view.block_stride, part);
+        }
+        part += view.plane_block_bytes;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void CopyRuns::clear() noexcept {
+  targets_.clear();
+  sources_.clear();
+  sizes_.clear();
+}
+
+void CopyRuns::add(cuda::Address target, cuda::Address source, uint64_t size) {
+  if (size == 0) {
+    return;
+  }
+  if (!sizes_.empty() && targets_.back() + sizes_.back() == target && sources_.back() + sizes_.back() == source) {
+    sizes_.back() += size;
+    return;
+  }
+  targets_.push_back(target);
+  sources_.push_back(source);
+  sizes_.push_back(size);
+}
+
+const char* layer_fault(const LayerCopy& copy) noexcept {
+  if (const char* fault = view_fault(copy.view)) {
+    return fault;
+  }
+  if (copy.layer >= copy.view.layers.size()) {
+    return "the view has no such layer";
+  }
+  const size_t chunks = copy.chunks.size();
+  if (chunks == 0) {
+    return copy.block_ids.empty() ? nullptr : "the blocks of a chunk do not make up its layer";
+  }
+  uint64_t bytes = 0;
+  if (copy.block_ids.size() % chunks != 0 || __builtin_mul_overflow(copy.view.planes, copy.view.plane_block_bytes, &bytes) ||
+      __builtin_mul_overflow(bytes, copy.block_ids.size() / chunks, &bytes) || bytes != copy.layer_bytes) {
+    return "the blocks of a chunk do not make up its layer";
+  }
+  const auto is_outside = [&](int64_t id) { return id < SKIP_BLOCK || id >= static_cast<int64_t>(copy.view.blocks); };
+  return std::any_of(copy.block_ids.begin(), copy.block_ids.end(), is_outside) ? "a block id lies outside the view" : nullptr;
+}
+
+void add_scatter(CopyRuns& runs, const LayerCopy& copy) {
+  visit_pieces(copy, [&](cuda::Address block, cuda::Address part) { runs.add(block, part, copy.view.plane_block_bytes); });
+}
+
+void add_gather(CopyRuns& runs, const LayerCopy& copy) {
+  visit_pieces(copy, [&](cuda::Address block, cuda::Address part) { runs.add(part, block, copy.view.plane_block_bytes); });
+}
+
+}  // namespace kvpool

@@ -1,0 +1,58 @@
+// Copies in columns: which bytes go where, with neighbours joined; and the columns of a layer of chunks.
+//
+//   a layer of a chunk:  [plane][block][plane_block_bytes], as `extent_copy.h` has it
+//   a block:             view.layers[layer] + plane * plane_stride + id * block_stride
+//
+// What it is: arithmetic on addresses, of a device or of the host. What it is not: access to any: a view of a device's memory must not be
+// read here. Blocks whose ids follow one another in memory as in the chunk make one run, as do chunks that lie one behind the other.
+// Threads: one.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "copy/extent_copy.h"
+#include "device/driver_types.h"
+
+namespace kvpool {
+
+class CopyRuns {
+ public:
+  void clear() noexcept;
+  // Joined to the last run where both sides go on. Nothing for no bytes.
+  void add(cuda::Address target, cuda::Address source, uint64_t size);
+
+  [[nodiscard]] size_t count() const noexcept { return sizes_.size(); }
+  [[nodiscard]] cuda::Address target(size_t run) const noexcept { return targets_[run]; }
+  [[nodiscard]] cuda::Address source(size_t run) const noexcept { return sources_[run]; }
+  [[nodiscard]] uint64_t size(size_t run) const noexcept { return sizes_[run]; }
+  // The driver's batch call takes its columns without `const`, and does not write to them.
+  [[nodiscard]] cuda::Address* targets() noexcept { return targets_.data(); }
+  [[nodiscard]] cuda::Address* sources() noexcept { return sources_.data(); }
+  [[nodiscard]] uint64_t* sizes() noexcept { return sizes_.data(); }
+
+ private:
+  std::vector<cuda::Address> targets_;
+  std::vector<cuda::Address> sources_;
+  std::vector<uint64_t> sizes_;
+};
+static_assert(sizeof(size_t) == sizeof(uint64_t));
+
+// One layer of some chunks. `chunks`: the address of that layer of each; `block_ids`: as many for each, SKIP_BLOCK: no copy.
+struct LayerCopy {
+  const CacheView& view;
+  size_t layer;
+  std::span<const int64_t> block_ids;
+  std::span<const uint64_t> chunks;
+  uint64_t layer_bytes;
+};
+
+// What is wrong with it, or nullptr.
+[[nodiscard]] const char* layer_fault(const LayerCopy& copy) noexcept;
+
+// Adds what copies chunks into blocks, and blocks into chunks. REQUIRES: layer_fault(copy) == nullptr.
+void add_scatter(CopyRuns& runs, const LayerCopy& copy);
+void add_gather(CopyRuns& runs, const LayerCopy& copy);
+
+}  // namespace kvpool

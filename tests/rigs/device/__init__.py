@@ -1,0 +1,1 @@
+"""Rigs of the device tier: a CUDA driver without a device."""

@@ -1,0 +1,190 @@
+"""The emulated CUDA driver, built once for all tests, and an engine's memory on its devices.
+
+The driver is a library that exports the CUDA driver's symbols; `emulation/world.h` has its settings and `emulation/faults.h` the
+orders that it takes: failures of calls, copies that hang, delays. The product loads it by its path:
+
+    hbm.driver of a daemon, KVPOOL_CUDA_DRIVER of a client, the first argument of `kvpool_native.Device`
+
+Its memory must not be touched by the host: who reads or writes it otherwise than by copies dies. A forked child cannot use it.
+"""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import weakref
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+SOURCES = Path(__file__).parent / "emulation"
+BUILT = Path(__file__).parents[3] / "build" / "emulated-driver"
+FLAGS = ["-std=c++20", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"]
+WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Werror"]
+BUILD_TIMEOUT_S = 300.0
+# What has the driver offer each method of copies. Read when a device is opened: a test sets it before.
+METHODS = {
+    "batch": {"KVPOOL_EMULATED_VERSION": "13000", "KVPOOL_EMULATED_JIT": "1"},
+    "kernel": {"KVPOOL_EMULATED_VERSION": "12040", "KVPOOL_EMULATED_JIT": "1"},
+    "single": {"KVPOOL_EMULATED_VERSION": "12040", "KVPOOL_EMULATED_JIT": "0"},
+}
+KINDS = ("contexts", "memory", "reservations", "mappings", "host", "registrations", "streams", "events", "modules")
+
+
+@cache
+def driver_path() -> str:
+    """The library, built where its sources have changed. Skips the test where there is no compiler."""
+    sources = sorted(SOURCES.iterdir())
+    digest = hashlib.blake2b(" ".join(FLAGS).encode(), digest_size=8)
+    for source in sources:
+        digest.update(source.read_bytes())
+    library = BUILT / f"emulated_driver-{digest.hexdigest()}.so"
+    if library.exists():
+        return str(library)
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("g++ is not installed: apt-get install g++")
+    BUILT.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=BUILT) as directory:
+        made = Path(directory) / "made.so"
+        files = [str(source) for source in sources if source.suffix == ".cpp"]
+        command = [compiler, *FLAGS, *WARNINGS, *files, "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
+        assert done.returncode == 0, done.stderr
+        made.rename(library)
+    return str(library)
+
+
+def environment(method: str = "batch", **settings: str) -> dict[str, str]:
+    """The variables of a process whose clients are to use the driver; `order="1,0"` is KVPOOL_EMULATED_ORDER and so on."""
+    named = {f"KVPOOL_EMULATED_{name.upper()}": value for name, value in settings.items()}
+    return {"KVPOOL_CUDA_DRIVER": driver_path(), **METHODS[method], **named}
+
+
+def order(text: str) -> None:
+    """Gives the driver of this process orders, as in `faults.h`."""
+    _library().kvpool_emulated_control(text.encode())
+
+
+def calls(name: str) -> int:
+    """How often this process has made a call."""
+    return int(_library().kvpool_emulated_calls(name.encode()))
+
+
+def live() -> dict[str, int]:
+    """What lives of this process on the driver, by kind."""
+    return {kind: int(_library().kvpool_emulated_live(kind.encode())) for kind in KINDS}
+
+
+class Control:
+    """A file of orders for the drivers of other processes; give them `environment`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.order("")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variable that has a process read the file."""
+        return {"KVPOOL_EMULATED_CONTROL": str(self.path)}
+
+    def order(self, text: str) -> None:
+        """Replaces all orders; processes follow within some milliseconds, at their next call or copy."""
+        written = self.path.with_suffix(".new")
+        written.write_text(text)
+        os.replace(written, self.path)
+
+
+class EmulatedArray:
+    """An engine's array in the memory of an emulated device, as libraries share arrays: `__cuda_array_interface__`.
+
+    Read and written whole, by copies of the driver that are done when the call returns.
+    """
+
+    def __init__(self, array: npt.NDArray[np.generic], *, ordinal: int = 0) -> None:
+        self._context = _context_of(ordinal)
+        self._dtype = array.dtype
+        self._size = array.nbytes
+        self.shape = array.shape
+        address = ctypes.c_uint64()
+        with self._context:
+            _check("cuMemAlloc_v2", _library().cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(self._size)))
+        self.address = address.value
+        self._finalizer = weakref.finalize(self, _free, self._context, self.address)
+        self.write(array)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        return {
+            "shape": self.shape,
+            "typestr": self._dtype.str,
+            "data": (self.address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+    def write(self, array: npt.NDArray[np.generic]) -> None:
+        """Copies an array of the same shape and type to the device."""
+        assert (array.shape, array.dtype) == (self.shape, self._dtype)
+        source = np.ascontiguousarray(array)
+        pointer = ctypes.c_void_p(source.ctypes.data)
+        with self._context:
+            failed = _library().cuMemcpyHtoD_v2(ctypes.c_uint64(self.address), pointer, ctypes.c_size_t(self._size))
+            _check("cuMemcpyHtoD_v2", failed)
+
+    def read(self) -> "npt.NDArray[np.generic]":
+        """Copies it from the device, behind the default stream."""
+        target = np.empty(self.shape, self._dtype)
+        pointer = ctypes.c_void_p(target.ctypes.data)
+        with self._context:
+            failed = _library().cuMemcpyDtoH_v2(pointer, ctypes.c_uint64(self.address), ctypes.c_size_t(self._size))
+            _check("cuMemcpyDtoH_v2", failed)
+        return target
+
+    def free(self) -> None:
+        """Gives the memory back."""
+        self._finalizer()
+
+
+class _Context:
+    """A device's primary context as the thread's current one. Retained once, for as long as the process lives."""
+
+    def __init__(self, ordinal: int) -> None:
+        _check("cuInit", _library().cuInit(0))
+        self._handle = ctypes.c_void_p()
+        _check("retain", _library().cuDevicePrimaryCtxRetain(ctypes.byref(self._handle), ordinal))
+
+    def __enter__(self) -> None:
+        _check("push", _library().cuCtxPushCurrent_v2(self._handle))
+
+    def __exit__(self, *_: object) -> None:
+        popped = ctypes.c_void_p()
+        _check("pop", _library().cuCtxPopCurrent_v2(ctypes.byref(popped)))
+
+
+@cache
+def _context_of(ordinal: int) -> _Context:
+    return _Context(ordinal)
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(driver_path())
+    library.kvpool_emulated_calls.restype = ctypes.c_uint64
+    library.kvpool_emulated_live.restype = ctypes.c_uint64
+    return library
+
+
+def _free(context: _Context, address: int) -> None:
+    with context:
+        _check("cuMemFree_v2", _library().cuMemFree_v2(ctypes.c_uint64(address)))
+
+
+def _check(name: str, code: int) -> None:
+    if code != 0:
+        raise RuntimeError(f"{name} failed: {code}")
