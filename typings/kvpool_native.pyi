@@ -242,7 +242,16 @@ class DirectoryGeometry:
     """Sizes of a directory, before memory is mapped."""
 
     @staticmethod
-    def plan(capacity: int, segment_bytes: int, max_chunks: int, further_entries: int = 0) -> DirectoryGeometry: ...
+    def plan(capacity: int, segment_bytes: int, max_chunks: int, further_entries: int = 0, device: DirectoryGeometry | None = None) -> DirectoryGeometry:
+        """
+        Of a tier whose slots clients map. `device`: the geometry of the copies whose slots' words its index has too.
+        """
+
+    @staticmethod
+    def plan_device(capacity: int, segment_bytes: int, max_chunks: int) -> DirectoryGeometry:
+        """
+        Of copies in the memory of a device: whole segments of this size, which are `arena_bytes` together, no more than the capacity.
+        """
 
     @staticmethod
     def plan_files(segment_bytes: int, segments: int, max_chunks: int) -> DirectoryGeometry: ...
@@ -274,6 +283,14 @@ class Directory:
     def of_files(geometry: DirectoryGeometry, policy: str = 'lru', level: int = 2) -> Directory:
         """
         The directory of a tier in files, which no client looks into; `level`: of that tier.
+        """
+
+    @staticmethod
+    def of_copies(originals: Directory, geometry: DirectoryGeometry, policy: str = 'lru', seed: bytes = ...) -> Directory:
+        """
+        Copies in the memory of a device (level 0) of chunks that another directory has READY. They are reserved and committed
+        here, by `sources` of that directory; a chunk that leaves it takes its copy along, and a use of it there is one here.
+        The other's geometry was planned with this one. The same namespaces are to be added to both.
         """
 
     @property
@@ -345,6 +362,11 @@ class Directory:
     def columns(self, hold: int) -> HoldColumns:
         """Where the chunks of a hold or pin lie."""
 
+    def copies(self, hold: int) -> HoldColumns:
+        """
+        Where their copies lie, in the memory of a device; generation 0 and level 255: there is none.
+        """
+
     def key_of(self, hold: int, position: int) -> bytes:
         """The key of one chunk of a hold."""
 
@@ -369,7 +391,7 @@ class Directory:
     def commit(self, reservation: int, first: int, checksums: bytes, now_ns: int = 0, tokens: bytes = ..., sources: bytes = ..., source_level: int = 1) -> bytes:
         """
         States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][layer]; token ids i32
-        [chunk][token], or none; `sources`, of a lower tier: the generations u64 that the tier of
+        [chunk][token], or none; `sources`, of a lower tier or copies: the generations u64 that the tier of
         `source_level`, from which the chunks were copied, must still have.
         """
 
@@ -490,18 +512,18 @@ class Directory:
     def take_departed(self) -> bytes:
         """The keys that left this lower tier since the last call, packed."""
 
-    def pin_unsaved(self, scan: int, order: int) -> Pinned:
+    def pin_unsaved(self, scan: int, order: int) -> PinnedChain:
         """
         Pins chunks of one chain that every lower tier lacks, ending in one of the first `scan` chunks; order 0: the coldest
         first, 1: the newest, 2: the worthiest.
         """
 
-    def pin_unsaved_prefix(self, namespace: int, keys: bytes, parent: bytes = ...) -> Pinned:
+    def pin_unsaved_prefix(self, namespace: int, keys: bytes, parent: bytes = ...) -> PinnedChain:
         """
         The same of the longest stored prefix, or of what follows a parent; worth it or not.
         """
 
-    def pin_unsaved_hold(self, hold: int) -> Pinned:
+    def pin_unsaved_hold(self, hold: int) -> PinnedChain:
         """The same of the chunks of a hold; none where it is unknown."""
 
     def pin_chunk(self, hold: int, position: int) -> int:
@@ -716,7 +738,7 @@ class Reserved:
     def slots(self) -> bytes:
         """As in `HoldColumns`, u64; anything where declined."""
 
-class Pinned:
+class PinnedChain:
     """
     Chunks of one chain that have a pin, so that they stay while they are written to a lower tier.
     """
@@ -1306,6 +1328,127 @@ class NearQueue:
         """
 
     def stats(self) -> dict[str, int]: ...
+
+class DeviceMemory:
+    """
+    Memory of a device, for copies alone; it must outlive those that use it.
+    """
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def export(self) -> int:
+        """
+        A new descriptor, which the caller closes; `Device.attach` of another process maps it.
+        """
+
+class Pinned:
+    """
+    A mapping that the device copies from, and to, directly, for as long as this object lives.
+    """
+
+    @property
+    def is_pinned(self) -> bool:
+        """False where the driver refused: copies are right, and slower."""
+
+    @property
+    def fault(self) -> str:
+        """Why it refused, or nothing."""
+
+class DeviceEvent:
+    """Done when everything is that its stream had been given before."""
+
+    def is_done(self) -> bool:
+        """RuntimeError where the device has failed."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """
+        Whether it is done within the time; RuntimeError as above. GIL released.
+        """
+
+class DeviceStream:
+    """
+    Copies in the order in which they are given; what they read and write must stay until an event behind them is done.
+    """
+
+    def wait_for(self, event: DeviceEvent) -> None:
+        """What is given afterwards begins after the event."""
+
+    def record(self) -> DeviceEvent:
+        """An event behind everything that was given so far."""
+
+    def scatter(self, view: CacheView, layer: int, block_ids: bytes, sources: bytes, layer_bytes: int) -> None:
+        """
+        One layer of chunks into the engine's blocks. `block_ids`: i64 [chunk][block], -1: no copy; `sources`: u64, the address of that
+        layer of each chunk, on the host or a device. ValueError for an id outside the view. GIL released.
+        """
+
+    def gather(self, view: CacheView, layer: int, block_ids: bytes, targets: bytes, layer_bytes: int) -> None:
+        """The same the other way. GIL released."""
+
+    def copy(self, targets: bytes, sources: bytes, sizes: bytes) -> None:
+        """Columns of u64. GIL released."""
+
+class Device:
+    """
+    A device by its driver's library and ordinal, with the context that engines of the process use.
+    """
+
+    def __init__(self, driver: str, ordinal: int) -> None:
+        """
+        OSError for a library or symbol that is missing, RuntimeError for a call that failed. GIL released.
+        """
+
+    @property
+    def uuid(self) -> bytes: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def ordinal(self) -> int: ...
+
+    @property
+    def driver_version(self) -> int:
+        """12080 for CUDA 12.8."""
+
+    @property
+    def copy_method(self) -> str:
+        """batch, kernel or single."""
+
+    @property
+    def failed_releases(self) -> int:
+        """How many calls that release something have failed."""
+
+    def allocate(self, size: int) -> DeviceMemory:
+        """Exportable memory, rounded up to what the driver gives. GIL released."""
+
+    def attach(self, fd: int, size: int) -> DeviceMemory:
+        """
+        Maps another process's export, read-only, with the size that it has there. The descriptor stays the caller's. GIL released.
+        """
+
+    def pin(self, mapping: Mapping, writable: bool) -> Pinned:
+        """`writable`: copies write to it too. GIL released."""
+
+    def stream(self) -> DeviceStream: ...
+
+    def mark(self, stream: int) -> DeviceEvent:
+        """
+        An event behind what a stream's raw handle, an engine's, has been given.
+        """
+
+    @staticmethod
+    def ordinal_of(address: int, driver: str = '') -> int | None:
+        """
+        Of the device that the address belongs to, None for the host's memory. `driver`: its library; by default what
+        KVPOOL_CUDA_DRIVER names, or libcuda.so.1.
+        """
+
+    def __repr__(self) -> str: ...
 
 SAMPLED_SHARE: float = 0.0625
 
