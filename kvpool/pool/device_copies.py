@@ -13,7 +13,7 @@ from kvpool.pool.readers.readers import Readers
 from kvpool.protocol.records import device as dm
 from kvpool.protocol.verbs import ENGINE, verb
 from kvpool.tiering.copies.copy_link import CopyLink
-from kvpool.types import ConnectionId
+from kvpool.types import ConnectionId, HoldId
 
 NOTHING = dm.Copies(b"", b"", b"")
 WORD_BYTES = 8
@@ -81,7 +81,7 @@ class DeviceCopies:
         self._connections.discard(connection)
 
 
-def _rows(link: CopyLink, hold: int, first: int) -> dm.Copies:
+def _rows(link: CopyLink, hold: HoldId, first: int) -> dm.Copies:
     """The rows of a hold's chunks from number `first` on, up to the last one that has a copy."""
     found = link.find(hold)
     part = slice(first * WORD_BYTES, (first + dm.COPIES_MAX) * WORD_BYTES)

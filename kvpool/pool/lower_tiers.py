@@ -95,7 +95,7 @@ class TierPlans:
     @property
     def descriptors(self) -> int:
         """File descriptors that all of them keep open."""
-        return sum(plan.descriptors for plan in (*self.lower, *self.copies))
+        return sum(plan.descriptors for plan in self.lower) + sum(plan.descriptors for plan in self.copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,9 @@ def capacities_of(config: Config) -> dict[str, int]:
 def plan_tiers(config: Config, kinds: TierKinds = ALL_KINDS) -> TierPlans:
     """The tiers of a configuration. Raises ConfigError."""
     lower = [plan for planner in kinds.planners if (plan := planner(config)) is not None]
-    copies = [plan for planner in kinds.copies if (plan := planner(config)) is not None]
-    assert len({plan.name for plan in (*lower, *copies)}) == len(lower) + len(copies), "two tiers have one name"
+    copies = [found for copy_planner in kinds.copies if (found := copy_planner(config)) is not None]
+    names = [*(plan.name for plan in lower), *(found.name for found in copies)]
+    assert len(set(names)) == len(names), "two tiers have one name"
     assert len(copies) <= 1, "the index has one region beside the arena's"
     return TierPlans(tuple(lower), tuple(copies))
 

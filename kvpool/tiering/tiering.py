@@ -97,7 +97,8 @@ class Tiering:
     @property
     def checksum_jobs(self) -> list[ChecksumJobs]:
         """What compares their chunks with checksums."""
-        return [link.checksum_jobs for link in (*self.copies, *self.links)]
+        upper = [link.checksum_jobs for link in self.copies]
+        return [*upper, *(link.checksum_jobs for link in self.links)]
 
     @property
     def holds(self) -> int:
@@ -120,8 +121,9 @@ class Tiering:
 
     async def close(self) -> bool:
         """Close every tier and settle its jobs. False: a device or the network does not answer, and is abandoned."""
-        ends = (*self.copies, *(link.lower for link in self.links), *(link.remote for link in self.remotes))
-        ended = await asyncio.gather(*(one.close() for one in ends))
+        upper = [link.close() for link in self.copies]
+        lower = [tier.close() for tier in self._tiers[len(upper) :]]
+        ended = await asyncio.gather(*upper, *lower)
         return all(ended)
 
     def reconfigure(self, config: Config) -> None:
@@ -279,5 +281,6 @@ class Tiering:
 
     @property
     def _tiers(self) -> list[CopyTier | BackingTier | RemoteTier]:
-        lower = [*(link.lower for link in self.links), *(link.remote for link in self.remotes)]
-        return [*(link.tier for link in self.copies), *lower]
+        tiers: list[CopyTier | BackingTier | RemoteTier] = [link.tier for link in self.copies]
+        tiers += [link.lower for link in self.links]
+        return tiers + [link.remote for link in self.remotes]

@@ -50,6 +50,7 @@ class Slots:
     ) -> None:
         """`directory`: a new one of these sizes; None: one of files is made."""
         self.name = name
+        self.level = level
         self.sizes = sizes
         if directory is None:
             geometry = kvpool_native.DirectoryGeometry.plan_files(sizes.segment_bytes, sizes.segments, sizes.max_chunks)

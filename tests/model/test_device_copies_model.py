@@ -15,8 +15,8 @@ from kvpool.types import Level
 from tests.rigs.tiers.copies_pool import BIG, DEVICE_CHUNKS, CopiesPool
 from tests.rigs.tiers.tiered_pool import key_of, medium_of
 
-DRAM_CHUNKS = 20
-LONGEST = 7
+DRAM_CHUNKS = 64
+LONGEST = 24
 LIVES, STEPS = 4, 120
 
 

@@ -14,8 +14,8 @@ from tests.rigs.tiers.memory_device import UUID, MemoryDevice, copy_planner
 from tests.rigs.tiers.memory_tier import Medium
 from tests.rigs.tiers.tiered_pool import TieredPool, payload
 
-# Eight chunks of this layout fit the smallest device.
-BIG = Layout(layers=2, kv_heads=8, head_dim=64, dtype="float16", chunk_tokens=64)
+# 32 chunks of this layout fit the smallest device, of which four are copied at a time.
+BIG = Layout(layers=2, kv_heads=8, head_dim=64, dtype="float16", chunk_tokens=16)
 DEVICE_CHUNKS = (2 << 20) // BIG.chunk_bytes
 
 

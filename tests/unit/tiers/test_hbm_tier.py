@@ -12,7 +12,7 @@ from tests.rigs.tiers.copies_pool import CopiesPool
 from tests.rigs.tiers.memory_device import UUID
 from tests.rigs.tiers.tiered_pool import key_of
 
-DRAM_CHUNKS = 24
+DRAM_CHUNKS = 80
 CHAIN = [key_of(0, number) for number in range(6)]
 OUT_OF_MEMORY = "cuMemCreate failed: CUDA_ERROR_OUT_OF_MEMORY (2)"
 
