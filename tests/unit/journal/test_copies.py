@@ -20,6 +20,7 @@ def test_a_copy_in_a_device_gains_and_loses_level_0_like_a_lower_tier() -> None:
     rig.store([1, 2])
     assert rig.copy([1, 2]) == 2
     rig.demote_all()
+    rig.journal.take_changes()
     flush_whole(rig.memory, rig.tick())
     updated = EventKind.UPDATED
     assert changes(rig) == [
