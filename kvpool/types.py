@@ -189,7 +189,7 @@ class Measurements:
     """All counters of a pool, at one moment. `directory`: those of the native directory.
 
     `lower`: the counters of each lower tier, by its name; `lower_classes`: its slots by size class, as `classes` in
-    `directory`. `remote`: the counters of each remote tier, by its name.
+    `directory`. `remote`, `upper`: the counters of each remote tier, and of each tier of copies, by its name.
     """
 
     server: Mapping[str, int]
@@ -206,6 +206,7 @@ class Measurements:
     lower_classes: Mapping[str, Sequence[Mapping[str, int]]] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
     remote: Mapping[str, Mapping[str, int | float | str]] = field(default_factory=dict)
+    upper: Mapping[str, Mapping[str, int | float | str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ NO_NAMES: Mapping[Level, str] = MappingProxyType({})
 
 class Journal:
     """See above. `incarnation`: the id of this daemon process; `tiers`: each one's directory and the chunks it has room for."""
+
     def __init__(
         self,
         incarnation: bytes,
