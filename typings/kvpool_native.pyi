@@ -720,16 +720,26 @@ class Reserved:
 
 class Pinned:
     """
-    A mapping that the device copies from, and to, directly, for as long as this object lives.
+    Chunks of one chain that have a pin, so that they stay while they are written to a lower tier.
     """
 
     @property
-    def is_pinned(self) -> bool:
-        """False where the driver refused: copies are right, and slower."""
+    def id(self) -> int:
+        """Ends by `unpin`; 0: nothing is pinned."""
 
     @property
-    def fault(self) -> str:
-        """Why it refused, or nothing."""
+    def chunks(self) -> int:
+        """
+        How many are pinned; without a pin how many were found to be evicted from the lower tier with those before them:
+        there may be others behind.
+        """
+
+    @property
+    def parent(self) -> bytes:
+        """The key before the first of them; b"": the root."""
+
+    @property
+    def namespace(self) -> int: ...
 
 class HolderUse:
     """Bytes that one holder protects from eviction."""
@@ -1315,6 +1325,19 @@ class DeviceMemory:
         A new descriptor, which the caller closes; `Device.attach` of another process maps it.
         """
 
+class PinnedMapping:
+    """
+    A mapping that the device copies from, and to, directly, while this object lives.
+    """
+
+    @property
+    def is_pinned(self) -> bool:
+        """False where the driver refused: copies are right, and slower."""
+
+    @property
+    def fault(self) -> str:
+        """Why it refused, or nothing."""
+
 class DeviceEvent:
     """Done when everything is that its stream had been given before."""
 
@@ -1328,7 +1351,8 @@ class DeviceEvent:
 
 class DeviceStream:
     """
-    Copies in the order in which they are given; what they read and write must stay until an event behind them is done.
+    Copies in the order in which they are given. What they read and write must stay until an event behind them is
+    done.
     """
 
     def wait_for(self, event: DeviceEvent) -> None:
@@ -1388,7 +1412,7 @@ class Device:
         Maps another process's export, read-only, with the size that it has there. The descriptor stays the caller's. GIL released.
         """
 
-    def pin(self, mapping: Mapping, writable: bool) -> Pinned:
+    def pin(self, mapping: Mapping, writable: bool) -> PinnedMapping:
         """`writable`: copies write to it too. GIL released."""
 
     def stream(self) -> DeviceStream: ...
