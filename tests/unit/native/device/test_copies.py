@@ -97,9 +97,7 @@ def test_sources_of_another_generation_or_tier_are_refused() -> None:
     ("capacity", "segment_bytes", "max_chunks"),
     [(DEVICE_SEGMENT, 4096, 10), (DEVICE_SEGMENT - 1, DEVICE_SEGMENT, 10), (DEVICE_SEGMENT, DEVICE_SEGMENT, 0)],
 )
-def test_a_device_is_cut_into_whole_segments_of_huge_pages(
-    capacity: int, segment_bytes: int, max_chunks: int
-) -> None:
+def test_a_device_is_cut_into_whole_segments_of_huge_pages(capacity: int, segment_bytes: int, max_chunks: int) -> None:
     with pytest.raises(ValueError, match="out of range, or segment_bytes"):
         Geometry.plan_device(capacity, segment_bytes, max_chunks)
 
