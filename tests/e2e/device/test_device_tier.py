@@ -1,5 +1,8 @@
 """The device tier of a real daemon on the emulated driver: copies come and go, and a device that fails costs nothing else."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -176,3 +179,24 @@ def test_the_emulated_driver_is_what_the_daemon_has_loaded(daemon: DeviceDaemon)
     info = daemon.info()
     assert info["hbm_copy_method"] == "batch"
     assert driver_path() in " ".join(daemon.command())
+
+
+def test_the_operators_commands_know_the_tier(daemon: DeviceDaemon) -> None:
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "--socket", daemon.socket, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    keys = stored(daemon, 10)
+    with DeviceEngine(daemon) as engine:
+        engine.use(keys)
+        daemon.wait_for_copies(CHUNKS)
+    assert "hbm_state:ok\n" in run("info")
+    assert f"hbm.chunks:{CHUNKS}\n" in run("stats", "hbm")
+    assert json.loads(run("--json", "why", keys[0].hex()))[0]["tiers"] == ["hbm", "dram"]
+    assert json.loads(run("--json", "verify", "--sample", "10", "--tier", "hbm"))["chunks"] == 10
+    run("check", "--deep")
+    run("flush", "--tier", "hbm", "--yes")
+    assert "hbm.chunks:0\n" in run("stats", "hbm")
+    assert json.loads(run("--json", "why", keys[0].hex()))[0]["tiers"] == ["dram"]
