@@ -244,7 +244,16 @@ class DirectoryGeometry:
     """Sizes of a directory, before memory is mapped."""
 
     @staticmethod
-    def plan(capacity: int, segment_bytes: int, max_chunks: int, further_entries: int = 0) -> DirectoryGeometry: ...
+    def plan(capacity: int, segment_bytes: int, max_chunks: int, further_entries: int = 0, device: DirectoryGeometry | None = None) -> DirectoryGeometry:
+        """
+        Of a tier whose slots clients map. `device`: the geometry of the copies whose slots' words its index has too.
+        """
+
+    @staticmethod
+    def plan_device(capacity: int, segment_bytes: int, max_chunks: int) -> DirectoryGeometry:
+        """
+        Of copies in the memory of a device: whole segments of this size, which are `arena_bytes` together, no more than the capacity.
+        """
 
     @staticmethod
     def plan_files(segment_bytes: int, segments: int, max_chunks: int) -> DirectoryGeometry: ...
@@ -276,6 +285,14 @@ class Directory:
     def of_files(geometry: DirectoryGeometry, policy: str = 'lru', level: int = 2) -> Directory:
         """
         The directory of a tier in files, which no client looks into; `level`: of that tier.
+        """
+
+    @staticmethod
+    def of_copies(originals: Directory, geometry: DirectoryGeometry, policy: str = 'lru', seed: bytes = ...) -> Directory:
+        """
+        Copies in the memory of a device (level 0) of chunks that another directory has READY. They are reserved and committed
+        here, by `sources` of that directory; a chunk that leaves it takes its copy along, and a use of it there is one here.
+        The other's geometry was planned with this one. The same namespaces are to be added to both.
         """
 
     @property
@@ -347,6 +364,11 @@ class Directory:
     def columns(self, hold: int) -> HoldColumns:
         """Where the chunks of a hold or pin lie."""
 
+    def copies(self, hold: int) -> HoldColumns:
+        """
+        Where their copies lie, in the memory of a device; generation 0 and level 255: there is none.
+        """
+
     def key_of(self, hold: int, position: int) -> bytes:
         """The key of one chunk of a hold."""
 
@@ -371,7 +393,7 @@ class Directory:
     def commit(self, reservation: int, first: int, checksums: bytes, now_ns: int = 0, tokens: bytes = ..., sources: bytes = ..., source_level: int = 1) -> bytes:
         """
         States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][layer]; token ids i32
-        [chunk][token], or none; `sources`, of a lower tier: the generations u64 that the tier of
+        [chunk][token], or none; `sources`, of a lower tier or copies: the generations u64 that the tier of
         `source_level`, from which the chunks were copied, must still have.
         """
 
