@@ -514,18 +514,18 @@ class Directory:
     def take_departed(self) -> bytes:
         """The keys that left this lower tier since the last call, packed."""
 
-    def pin_unsaved(self, scan: int, order: int) -> PinnedChain:
+    def pin_unsaved(self, scan: int, order: int) -> Pinned:
         """
         Pins chunks of one chain that every lower tier lacks, ending in one of the first `scan` chunks; order 0: the coldest
         first, 1: the newest, 2: the worthiest.
         """
 
-    def pin_unsaved_prefix(self, namespace: int, keys: bytes, parent: bytes = ...) -> PinnedChain:
+    def pin_unsaved_prefix(self, namespace: int, keys: bytes, parent: bytes = ...) -> Pinned:
         """
         The same of the longest stored prefix, or of what follows a parent; worth it or not.
         """
 
-    def pin_unsaved_hold(self, hold: int) -> PinnedChain:
+    def pin_unsaved_hold(self, hold: int) -> Pinned:
         """The same of the chunks of a hold; none where it is unknown."""
 
     def pin_chunk(self, hold: int, position: int) -> int:
@@ -740,7 +740,7 @@ class Reserved:
     def slots(self) -> bytes:
         """As in `HoldColumns`, u64; anything where declined."""
 
-class PinnedChain:
+class Pinned:
     """
     Chunks of one chain that have a pin, so that they stay while they are written to a lower tier.
     """

@@ -135,7 +135,7 @@ def make_tiering(arena: DramTier, plans: TierPlans, namespaces: Namespaces, sett
     view = kvpool_native.IndexView(arena.index)
     upper = [plan.make(_slots_of_copies(arena, plan, config), memory, config) for plan in plans.copies]
     copies = [CopyLink(arena, tier, namespaces, clock, index=view) for tier in upper]
-    return Tiering(arena, links, clock, remotes, copies)
+    return Tiering(arena, links, clock, remotes, copies=copies)
 
 
 def _slots_of_copies(arena: DramTier, plan: CopyPlan, config: Config) -> Slots:
