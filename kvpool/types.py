@@ -44,7 +44,7 @@ class Level(IntEnum):
 
 
 LEVELS = len(Level)
-# Tiers that the node itself can give a chunk from; at level 0 it is in an engine's own memory.
+# Tiers that the node itself can give a chunk from; at level 0 it is in an engine's own memory, or a copy of one in DRAM.
 NODE_TIERS = ~(1 << Level.HBM)
 
 
@@ -189,7 +189,7 @@ class Measurements:
     """All counters of a pool, at one moment. `directory`: those of the native directory.
 
     `lower`: the counters of each lower tier, by its name; `lower_classes`: its slots by size class, as `classes` in
-    `directory`. `remote`: the counters of each remote tier, by its name.
+    `directory`. `remote`, `upper`: the counters of each remote tier, and of each tier of copies, by its name.
     """
 
     server: Mapping[str, int]
@@ -206,6 +206,7 @@ class Measurements:
     lower_classes: Mapping[str, Sequence[Mapping[str, int]]] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
     remote: Mapping[str, Mapping[str, int | float | str]] = field(default_factory=dict)
+    upper: Mapping[str, Mapping[str, int | float | str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +318,12 @@ class Event(NamedTuple):
     def lost(self) -> tuple[Level, ...]:
         """Tiers that have lost the chunks with this event."""
         return levels_in(self.tiers_before & ~self.tiers)
+
+    @property
+    def is_of_node(self) -> bool:
+        """Whether it is about tiers that the node can give chunks from, and changes more than level 0."""
+        changed = self.tiers ^ self.tiers_before
+        return bool((self.tiers | self.tiers_before) & NODE_TIERS) and (not changed or bool(changed & NODE_TIERS))
 
 
 def levels_in(tiers: int) -> tuple[Level, ...]:

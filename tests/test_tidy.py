@@ -73,7 +73,8 @@ NATIVE_LAYERS: dict[str, set[str]] = {
     "copy": {"base", "checksum", "shared_index"},
     "ssd": {"base", "threads", "checksum", "shared_index", "copy"},
     "net": {"base", "threads", "checksum", "shared_index", "copy"},
-    "device": {"base", "threads", "checksum", "shared_index", "copy"},
+    "device": {"base", "copy"},
+    "mover": {"base", "threads", "checksum", "shared_index", "copy", "device"},
     "near": {"base", "threads", "checksum", "shared_index", "copy", "net"},
 }
 CLIENT_MAY_IMPORT = {

@@ -242,7 +242,16 @@ class DirectoryGeometry:
     """Sizes of a directory, before memory is mapped."""
 
     @staticmethod
-    def plan(capacity: int, segment_bytes: int, max_chunks: int, further_entries: int = 0) -> DirectoryGeometry: ...
+    def plan(capacity: int, segment_bytes: int, max_chunks: int, further_entries: int = 0, device: DirectoryGeometry | None = None) -> DirectoryGeometry:
+        """
+        Of a tier whose slots clients map. `device`: the geometry of the copies whose slots' words its index has too.
+        """
+
+    @staticmethod
+    def plan_device(capacity: int, segment_bytes: int, max_chunks: int) -> DirectoryGeometry:
+        """
+        Of copies in the memory of a device: whole segments of this size, which are `arena_bytes` together, no more than the capacity.
+        """
 
     @staticmethod
     def plan_files(segment_bytes: int, segments: int, max_chunks: int) -> DirectoryGeometry: ...
@@ -274,6 +283,14 @@ class Directory:
     def of_files(geometry: DirectoryGeometry, policy: str = 'lru', level: int = 2) -> Directory:
         """
         The directory of a tier in files, which no client looks into; `level`: of that tier.
+        """
+
+    @staticmethod
+    def of_copies(originals: Directory, geometry: DirectoryGeometry, policy: str = 'lru', seed: bytes = ...) -> Directory:
+        """
+        Copies in the memory of a device (level 0) of chunks that another directory has READY. They are reserved and committed
+        here, by `sources` of that directory; a chunk that leaves it takes its copy along, and a use of it there is one here.
+        The other's geometry was planned with this one. The same namespaces are to be added to both.
         """
 
     @property
@@ -345,6 +362,11 @@ class Directory:
     def columns(self, hold: int) -> HoldColumns:
         """Where the chunks of a hold or pin lie."""
 
+    def copies(self, hold: int) -> HoldColumns:
+        """
+        Where their copies lie, in the memory of a device; generation 0 and level 255: there is none.
+        """
+
     def key_of(self, hold: int, position: int) -> bytes:
         """The key of one chunk of a hold."""
 
@@ -369,7 +391,7 @@ class Directory:
     def commit(self, reservation: int, first: int, checksums: bytes, now_ns: int = 0, tokens: bytes = ..., sources: bytes = ..., source_level: int = 1) -> bytes:
         """
         States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][layer]; token ids i32
-        [chunk][token], or none; `sources`, of a lower tier: the generations u64 that the tier of
+        [chunk][token], or none; `sources`, of a lower tier or copies: the generations u64 that the tier of
         `source_level`, from which the chunks were copied, must still have.
         """
 
@@ -490,18 +512,18 @@ class Directory:
     def take_departed(self) -> bytes:
         """The keys that left this lower tier since the last call, packed."""
 
-    def pin_unsaved(self, scan: int, order: int) -> Pinned:
+    def pin_unsaved(self, scan: int, order: int) -> PinnedChain:
         """
         Pins chunks of one chain that every lower tier lacks, ending in one of the first `scan` chunks; order 0: the coldest
         first, 1: the newest, 2: the worthiest.
         """
 
-    def pin_unsaved_prefix(self, namespace: int, keys: bytes, parent: bytes = ...) -> Pinned:
+    def pin_unsaved_prefix(self, namespace: int, keys: bytes, parent: bytes = ...) -> PinnedChain:
         """
         The same of the longest stored prefix, or of what follows a parent; worth it or not.
         """
 
-    def pin_unsaved_hold(self, hold: int) -> Pinned:
+    def pin_unsaved_hold(self, hold: int) -> PinnedChain:
         """The same of the chunks of a hold; none where it is unknown."""
 
     def pin_chunk(self, hold: int, position: int) -> int:
@@ -716,7 +738,7 @@ class Reserved:
     def slots(self) -> bytes:
         """As in `HoldColumns`, u64; anything where declined."""
 
-class Pinned:
+class PinnedChain:
     """
     Chunks of one chain that have a pin, so that they stay while they are written to a lower tier.
     """
@@ -1323,7 +1345,7 @@ class DeviceMemory:
         A new descriptor, which the caller closes; `Device.attach` of another process maps it.
         """
 
-class PinnedMapping:
+class Pinned:
     """
     A mapping that the device copies from, and to, directly, for as long as this object lives.
     """
@@ -1414,7 +1436,7 @@ class Device:
         Maps another process's export, read-only, with the size that it has there. The descriptor stays the caller's. GIL released.
         """
 
-    def pin(self, mapping: Mapping, writable: bool) -> PinnedMapping:
+    def pin(self, mapping: Mapping, writable: bool) -> Pinned:
         """`writable`: copies write to it too. GIL released."""
 
     def stream(self) -> DeviceStream: ...

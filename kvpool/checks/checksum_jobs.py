@@ -1,4 +1,4 @@
-"""Chunks of a lower tier that are being compared with their checksums where they lie.
+"""Chunks of a tier beside the arena that are being compared with their checksums where they lie.
 
 Each has a pin until its read has ended, even if the requester is gone; a bad one is dropped there, in the generation that was
 read, with its descendants. A check does not count as a use. Control thread only; no I/O.
@@ -8,12 +8,14 @@ Invariant: each chunk under way has one pin in the tier's directory.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
-from kvpool.index.namespaces import Namespaces
-from kvpool.tiers.base import BackingTier, Finished, Moves, Outcome
+from kvpool.tiers.base import Finished, JobId, Outcome
 from kvpool.tiers.jobs import Jobs
-from kvpool.types import HoldId, NamespaceId
+from kvpool.tiers.slots import Slots
+from kvpool.types import HoldId, Level, NamespaceId
 
 log = logging.getLogger(__name__)
 
@@ -52,22 +54,39 @@ class _Job:
         """The only chunk is settled."""
 
 
-class ChecksumJobs:
-    """All comparisons under way in one tier."""
+class CheckedTier(Protocol):
+    """A tier whose chunks can be compared where they lie."""
 
-    def __init__(self, tier: BackingTier, jobs: Jobs, namespaces: Namespaces) -> None:
+    @property
+    def name(self) -> str:
+        """Its name in reports."""
+
+    @property
+    def level(self) -> Level:
+        """Its number."""
+
+    @property
+    def slots(self) -> Slots:
+        """Its directory."""
+
+
+class ChecksumJobs:
+    """All comparisons under way in one tier. `corrupt_chunks`: those that were bad."""
+
+    def __init__(self, tier: CheckedTier, check: Callable[[Stored], JobId], jobs: Jobs) -> None:
+        """`check`: has the tier begin to compare a chunk; 0: it cannot now."""
         self.tier = tier
+        self._check = check
         self._jobs = jobs
-        self._namespaces = namespaces
         self.pins = 0  # in the tier's directory
+        self.corrupt_chunks = 0
 
     def __repr__(self) -> str:
         return f"<ChecksumJobs {self.pins} chunks>"
 
     def start(self, chunk: Stored) -> "asyncio.Future[ChecksumResult] | None":
         """Compare a chunk. None when the tier cannot be read now. The pin ends in any case."""
-        moves = Moves([chunk.key], [b""], [chunk.offset], [chunk.generation], [0], [0])
-        job_id = self.tier.check(self._namespaces.by_id(chunk.namespace), moves)
+        job_id = self._check(chunk)
         if not job_id:
             self.tier.slots.directory.unpin(chunk.pin)
             return None
@@ -82,6 +101,7 @@ class ChecksumJobs:
         is_good = finished.outcome is Outcome.DONE
         fault = "" if is_good else finished.fault or finished.outcome.name.lower()
         if finished.outcome is Outcome.BAD_SOURCE:
+            self.corrupt_chunks += 1
             dropped = directory.drop(key, chunk.generation)
             named = (key.hex()[:16], self.tier.name, fault, dropped)
             log.error("chunk %s is bad in the %s tier (%s): %d chunks dropped", *named)

@@ -18,6 +18,7 @@ from typing import Any
 import kvpool_native
 from kvpool.config.addresses import LoopbackAddress, parse_loopback
 from kvpool.config.event_options import EVENT_OPTIONS, EventsConfig, check_events
+from kvpool.config.hbm_options import HBM_OPTIONS, HbmConfig, check_hbm
 from kvpool.config.options import (
     DailyWrites,
     Option,
@@ -140,6 +141,7 @@ class Config:
     """Every option of a daemon."""
 
     server: ServerConfig
+    hbm: HbmConfig
     dram: DramConfig
     ssd: SsdConfig
     peer: PeerConfig
@@ -181,6 +183,7 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> Confi
         raise ConfigError(faults)
     sections = {
         "server": ServerConfig,
+        "hbm": HbmConfig,
         "dram": DramConfig,
         "ssd": SsdConfig,
         "peer": PeerConfig,
@@ -268,6 +271,7 @@ def _check_together(parsed: Mapping[str, Any], faults: list[str]) -> None:
         faults.append(f"ssd.path is '', expected a directory because ssd.capacity is {parsed['ssd.capacity']}")
     if 0 < parsed["ssd.capacity"] < SSD_CAPACITY_MIN:
         faults.append(f"ssd.capacity is {parsed['ssd.capacity']}, expected 0 or at least {SSD_CAPACITY_MIN}")
+    check_hbm(parsed, faults)
     check_events(parsed, faults)
     check_peers(parsed, faults)
     check_store(parsed, faults)
@@ -330,6 +334,7 @@ OPTIONS: dict[str, Option] = {
     "server.keep_token_ids": flag_option("true"),
     "server.write_mode": choice_option("in-place", "copy"),
     "server.staging": size_option("64KiB", "16GiB", "64MiB"),
+    **HBM_OPTIONS,
     "dram.capacity": size_option("64KiB", f"{kvpool_native.ARENA_BYTES_MAX >> 40}TiB", "1GiB"),
     "dram.segment": size_option("4KiB", "16GiB", "64MiB"),
     "dram.max_chunks": count_option(0, 1 << 28, 0),

@@ -45,8 +45,8 @@ class Namespace:
         return self.layout.chunk_bytes, self.layout.layers
 
 
-class LowerSlots(Protocol):
-    """The slots of a lower tier: its directory's namespaces, and its size classes by a layout's chunks."""
+class TierSlots(Protocol):
+    """The slots of a tier beside the arena: its directory's namespaces, and its size classes by a layout's chunks."""
 
     def add_namespace(self, number: NamespaceId) -> None:
         """A namespace is new; numbers come in their order."""
@@ -76,7 +76,8 @@ class Namespaces:
         """`user_share`: one user's share of the namespaces that the others leave."""
         self._directory = directory
         self._of_users = NamespacesByUser(user_share)
-        self._lower: list[tuple[LowerSlots, Callable[[Namespace], None]]] = []
+        self._others: list[tuple[TierSlots, Callable[[Namespace], None]]] = []
+        self._lower: list[TierSlots] = []
         self.on_numbers_reused: Callable[[], None] = lambda: None
         self._size_classes: dict[Geometry, SizeClassId] = {}
         self._by_identity: dict[tuple[str, bytes], Namespace] = {}
@@ -91,10 +92,16 @@ class Namespaces:
     def __len__(self) -> int:
         return len(self._by_identity)
 
-    def add_lower(self, slots: LowerSlots, on_given_back: Callable[[Namespace], None]) -> None:
+    def add_lower(self, slots: TierSlots, on_given_back: Callable[[Namespace], None]) -> None:
         """Have a lower tier know what is opened. `on_given_back`: a namespace without chunks is forgotten."""
         assert not self._by_id
-        self._lower.append((slots, on_given_back))
+        self._lower.append(slots)
+        self._others.append((slots, on_given_back))
+
+    def add_upper(self, slots: TierSlots) -> None:
+        """Have a tier above the arena know what is opened."""
+        assert not self._by_id
+        self._others.append((slots, lambda _: None))
 
     def find(self, model: str, layout: Layout) -> Namespace | None:
         """The namespace, if it is known."""
@@ -226,7 +233,7 @@ class Namespaces:
     def _new_number(self) -> NamespaceId:
         if len(self._by_id) < NUMBERS_MAX:
             number = NamespaceId(self._directory.add_namespace())
-            for slots, _ in self._lower:
+            for slots, _ in self._others:
                 slots.add_namespace(number)
             return number
         if not self._reusable:
@@ -242,7 +249,7 @@ class Namespaces:
             del self._by_identity[namespace.model, namespace.layout.fingerprint()]
             self._given_back.append(namespace.id)
             self._of_users.give_back(namespace.id)
-            for _, on_given_back in self._lower:
+            for _, on_given_back in self._others:
                 on_given_back(namespace)
         if unused:
             self._of_ranks.clear()
@@ -252,19 +259,19 @@ class Namespaces:
         return (
             namespace.id not in self._users
             and self._directory.is_empty_namespace(namespace.id)
-            and all(slots.is_empty_namespace(namespace.id) for slots, _ in self._lower)
+            and all(slots.is_empty_namespace(namespace.id) for slots, _ in self._others)
         )
 
     def _size_class_of(self, layout: Layout) -> SizeClassId:
         geometry = (layout.chunk_bytes, layout.layers)
         if geometry not in self._size_classes:
             instead = self._unused_class() if len(self._size_classes) == SIZE_CLASSES_MAX else None
-            fits_below = not self._lower or any(slots.fits(layout) for slots, _ in self._lower)
+            fits_below = not self._lower or any(slots.fits(layout) for slots in self._lower)
             try:
                 size_class = self._directory.add_class(*geometry, fits_below, None if instead is None else instead[1])
             except ValueError as error:
                 raise LayoutMismatch(f"chunks of {layout.chunk_bytes} bytes cannot be stored: {error}") from error
-            for slots, _ in self._lower:
+            for slots, _ in self._others:
                 if instead is not None:
                     slots.give_back(instead[0])
                 slots.size_class_of(layout)

@@ -16,6 +16,7 @@ from kvpool.index.sessions import EngineSession
 from kvpool.index.usage import UsageTable
 from kvpool.journal.journal import Journal
 from kvpool.pool.deadlines import HoldExpiry
+from kvpool.pool.device_copies import DeviceCopies
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.readers.readers import NOTHING, Grant, Readers
 from kvpool.pool.sharing.sharing import Sharing
@@ -49,6 +50,7 @@ class Chains:
     expiry: HoldExpiry
     usage: UsageTable
     sharing: Sharing
+    device_copies: DeviceCopies
     room: Room
     clock: Clock
     keeps_token_ids: bool
@@ -95,6 +97,7 @@ class Chains:
             self.expiry.schedule()
             self.hints.note_lease(session, self.readers, grant.lease)
             self.sharing.note_lease(session, self.readers, grant.lease)
+            self.device_copies.note_lease(session, grant.lease)
         return m.Leased(grant.lease, grant.chunks, grant.offsets, grant.generations, grant.tiers, grant.slots)
 
     @verb(m.Reserve, roles=ENGINE)

@@ -41,7 +41,8 @@ def flush(
     longer finds; `bytes` in every tier; `skipped` those that are held. Raises Refused for an unknown tier.
     """
     lower = {link.lower.name: link.lower for link in tiering.links}
-    tiers = {"dram": directory, **{name: tier.slots.directory for name, tier in lower.items()}}
+    tiers = {link.tier.name: link.tier.slots.directory for link in tiering.copies}
+    tiers |= {"dram": directory, **{name: tier.slots.directory for name, tier in lower.items()}}
     if order.tier and order.tier not in tiers:
         raise Refused("argument", f"tier is {order.tier[:32]!r}, expected one of {', '.join(tiers)}")
     age_ns = -1 if order.older_than_s is None else int(min(order.now_ns, order.older_than_s * NS_PER_S))

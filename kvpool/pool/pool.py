@@ -33,10 +33,11 @@ from kvpool.pool.announcements import Announcements
 from kvpool.pool.chains import Chains
 from kvpool.pool.deadlines import HoldExpiry, PriorityExpiry
 from kvpool.pool.demote_all import DemoteOrder, demote_all
+from kvpool.pool.device_copies import DeviceCopies
 from kvpool.pool.flush import FlushOrder, flush
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.lease_verbs import LeaseVerbs
-from kvpool.pool.lower_tiers import ALL_KINDS, Setting, TierKinds, capacities_of, make_tiering, plan_lower_tiers
+from kvpool.pool.lower_tiers import ALL_KINDS, Setting, TierKinds, capacities_of, make_tiering, plan_tiers
 from kvpool.pool.readers.hold_bounds import bound, count_held, held_by_connection
 from kvpool.pool.readers.readers import Readers
 from kvpool.pool.report import Sections, render_info, render_stats
@@ -67,10 +68,9 @@ class Pool:
         self._config = config
         self._started_ns = clock.now_ns()
         self.epoch = os.urandom(EPOCH_BYTES)
-        plans = plan_lower_tiers(config, kinds.planners)
-        further = sum(plan.max_chunks for plan in plans)
-        self.geometry = plan_geometry(config.dram, further)
-        check_memory_fits(config.dram, further)
+        plans = plan_tiers(config, kinds)
+        self.geometry = plan_geometry(config.dram, plans.further_entries, plans.upper)
+        check_memory_fits(config.dram, plans.further_entries, upper=plans.upper)
         self._dram = DramTier(self.geometry, config.dram, self.epoch)
         self._directory = self._dram.directory
         server = config.server
@@ -85,6 +85,7 @@ class Pool:
         self._priority_expiry = PriorityExpiry(self._directory, self._tiering, clock)
         retention = Retention(self._directory, self._tiering, self._priority_expiry.look)
         self._readers, self._writers = self._make_readers(), self._make_writers(retention)
+        self.device_copies = DeviceCopies(self._tiering.copies, self._readers)
         self._usage = UsageTable()
         self._workers = Workers(TRANSFER_THREADS, queue_size=TRANSFER_QUEUE_SIZE)
         self.staged = StagedSaves(
@@ -93,8 +94,7 @@ class Pool:
         self._prefault: Prefault | None = None
         self._index_view = view = kvpool_native.IndexView(self._dram.index)
         self._dram_check = DramCheck(self._directory, partial(find_corrupt_on, self._workers, self._dram.arena, view))
-        checksum_jobs = [link.checksum_jobs for link in self._tiering.links]
-        self._scrub = Scrub(self._directory, self._dram_check, self.namespaces, checksum_jobs)
+        self._scrub = Scrub(self._directory, self._dram_check, self.namespaces, self._tiering.checksum_jobs)
         self.journal = self._make_journal()
         self.sharing = Sharing(
             config.store, self._dram, self._tiering, namespaces=self.namespaces, journal=self.journal
@@ -124,6 +124,7 @@ class Pool:
             expiry=self._expiry,
             usage=self._usage,
             sharing=self.sharing,
+            device_copies=self.device_copies,
             room=self._room,
             clock=clock,
             keeps_token_ids=server.keep_token_ids,
@@ -239,6 +240,7 @@ class Pool:
         self.end_reading(connection)
         self._writers.drop_owner(connection, now_ns)
         self.staged.drop_owner(connection)
+        self.device_copies.drop_owner(connection)
         self._directory.leave_user(connection)
         namespaces, user = self._joined.pop(connection, ({}, None))
         self.namespaces.leave(namespaces.values(), user)
@@ -257,7 +259,7 @@ class Pool:
     def info(self) -> dict[str, Any]:
         """The daemon's identity and resources."""
         info = render_info(self._config, self.geometry, self.page_use(), epoch=self.epoch, uptime_s=self._uptime_s())
-        info["tiers"] = ["dram", *self._tiering.tier_names]
+        info["tiers"] = self._tiering.names_beside("dram")
         return info | self._tiering.info() | self.journal.info()
 
     def stats(self, connections: dict[str, int]) -> Sections:
@@ -289,6 +291,7 @@ class Pool:
             failures=self._usage.failures(),
             events=self.journal.stats(),
             lower=self._tiering.stats(),
+            upper=self._tiering.upper_stats(),
             remote=self._tiering.remote_stats(),
             lower_classes={link.lower.name: link.lower.slots.classes() for link in self._tiering.links},
             held=count_held(self._directory, self.namespaces),
@@ -340,7 +343,7 @@ class Pool:
         return (await self._scrub.read(verify_walk.unpack(column), chunks)).to_report()
 
     def _directories(self) -> list[kvpool_native.Directory]:
-        return [self._directory, *self._tiering.directories]
+        return [self._directory, *(slots.directory for slots in self._tiering.slots)]
 
     def _note_flushed(self) -> None:
         self.journal.keep_up()
@@ -373,11 +376,9 @@ class Pool:
         )
 
     def _make_journal(self) -> Journal:
-        tiers, headers = {Level.DRAM: (self._directory, self.geometry.max_chunks)}, {}
-        for lower in (link.lower for link in self._tiering.links):
-            tiers[lower.level] = (lower.slots.directory, lower.slots.sizes.max_chunks)
-            if self._config.server.keep_token_ids and lower.headers is not None:
-                headers[lower.level] = lower.headers
+        tiers = {slots.level: (slots.directory, slots.sizes.max_chunks) for slots in self._tiering.slots}
+        tiers = dict(sorted({Level.DRAM: (self._directory, self.geometry.max_chunks), **tiers}.items()))
+        headers = self._tiering.headers if self._config.server.keep_token_ids else {}
         config, names = self._config, self._tiering.names
         make = partial(Journal, clock=self._clock, config=config.events, user_share=config.server.user_share)
         journal = make(self.epoch, tiers, self.namespaces, headers=headers, names=names)

@@ -49,6 +49,7 @@ def render_stats(config: Config, measured: Measurements) -> Sections:
     return {
         "server": {**measured.server},
         "index": {**measured.index, "pins": directory["held"] + directory["pinned"]},
+        **{name: dict(counted) for name, counted in measured.upper.items()},
         "dram": {
             "dram.chunks": directory["chunks"],
             "dram.token_id_bytes": directory["token_id_bytes"],

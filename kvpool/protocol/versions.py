@@ -12,6 +12,7 @@ operators of every version are served. docs/protocol.md defines what makes a new
     4  remote_bytes in Welcome, and a third descriptor with it: the table of other nodes' chunks; LandSaved, AskPeers and
        AcquireFrom; has_store in Welcome, Seek and Sought; the level STORE in usage reports
     5  ReportChunks and ChunksTaken: chunks that engines have in block pools of their own
+    6  OpenDevice, DeviceArena, FindCopies and Copies: copies of chunks in device memory
 """
 
 from dataclasses import MISSING, fields
@@ -21,6 +22,7 @@ from kvpool.errors import Refused
 from kvpool.protocol import frames
 from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import connections as cm
+from kvpool.protocol.records import device as dm
 from kvpool.protocol.records import engine_chunks as ec
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
@@ -49,6 +51,10 @@ SINCE: dict[type[Any], int] = {
     sk.Sought: 4,
     ec.ReportChunks: 5,
     ec.ChunksTaken: 5,
+    dm.OpenDevice: 6,
+    dm.DeviceArena: 6,
+    dm.FindCopies: 6,
+    dm.Copies: 6,
 }
 # How many fields a record had up to a version, the oldest first; later fields have defaults.
 FIELDS_UP_TO: dict[type[Any], tuple[tuple[int, int], ...]] = {

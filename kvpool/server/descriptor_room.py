@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvpool.config.config import Config
 from kvpool.errors import ConfigError
-from kvpool.pool.lower_tiers import plan_lower_tiers
+from kvpool.pool.lower_tiers import plan_tiers
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +74,8 @@ def plan_descriptors(config: Config, limit: int) -> DescriptorRoom:
 
     Raises ConfigError where only a few fit.
     """
-    plans = plan_lower_tiers(config)
-    segments = sum(plan.descriptors for plan in plans)
+    plans = plan_tiers(config)
+    segments = plans.descriptors
     peers = PeerRoom().within(int(PEER_PART * (limit - OWN_DESCRIPTORS - segments)))
     routers = min(config.events.descriptors, int(PEER_PART * (limit - OWN_DESCRIPTORS - segments)))
     taken = OWN_DESCRIPTORS + segments + routers + (peers.descriptors if config.peer.is_used else 0)
@@ -93,7 +93,7 @@ def plan_descriptors(config: Config, limit: int) -> DescriptorRoom:
     )
     if fitting < min(CONNECTIONS_MIN, wanted):
         raise ConfigError(
-            [f"{what}: {', or '.join(['raise the limit', *(plan.descriptors_option for plan in plans)])}"]
+            [f"{what}: {', or '.join(['raise the limit', *(plan.descriptors_option for plan in plans.lower)])}"]
         )
     log.warning(
         "%s: %d connections are served at a time; raise the limit, or lower server.max_connections", what, fitting

@@ -15,6 +15,7 @@ from kvpool.clock import Clock
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.pool.chains import Chains
+from kvpool.pool.device_copies import DeviceCopies
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.lease_verbs import LeaseVerbs
 from kvpool.pool.pool import Pool
@@ -22,6 +23,7 @@ from kvpool.pool.sharing.seeking import Seeking
 from kvpool.pool.writers.staged_saves import StagedSaves
 from kvpool.protocol import hit_curve
 from kvpool.protocol.records import batch as bm
+from kvpool.protocol.records import device as dm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import staging as sm
 from kvpool.protocol.verbs import ENGINE, OPERATOR, handlers_of, verb, verbs_of
@@ -57,6 +59,11 @@ class EngineVerbs:
     def open_staging(self, _request: sm.OpenStaging) -> AnswerWithDescriptor:
         """The connection's staging memory."""
         return AnswerWithDescriptor(*self._pool.staged.open(self._session))
+
+    @verb(dm.OpenDevice, roles=ENGINE)
+    def open_device(self, request: dm.OpenDevice) -> AnswerWithDescriptor:
+        """The memory of the tier of copies, for an engine on its device."""
+        return AnswerWithDescriptor(*self._pool.device_copies.open(self._session, request.uuid))
 
     @verb(m.Usage, roles=ENGINE)
     def usage(self, request: m.Usage) -> None:
@@ -158,16 +165,15 @@ class ConnectionCounts:
 
 # Every class that declares verbs: what a daemon serves.
 VERBS = verbs_of(
-    *(Chains, LeaseVerbs, HintHandlers, StagedSaves, Seeking, EngineVerbs),
+    *(Chains, LeaseVerbs, HintHandlers, StagedSaves, Seeking, DeviceCopies, EngineVerbs),
     *(OperatorVerbs, EventVerbs, EngineReportVerbs, SteeringVerbs, ConnectionVerbs, PeerVerbs),
 )
 
 
 def engine_handlers(pool: Pool, session: EngineSession, *, user: int | None, clock: Clock) -> Handlers:
     """The handlers of an engine's connection. `user`: whose share counts what it reports, if anybody's."""
-    handlers = handlers_of(
-        m.ROLE_ENGINE, (pool.chains, pool.leases, pool.hints, pool.staged, pool.sharing.seeking), session
-    )
+    own = (pool.chains, pool.leases, pool.hints, pool.staged, pool.sharing.seeking, pool.device_copies)
+    handlers = handlers_of(m.ROLE_ENGINE, own, session)
     reports = EngineReportVerbs(pool, session, user=user, clock=clock)
     return handlers | handlers_of(
         m.ROLE_ENGINE, (EngineVerbs(pool, session, handlers), EventVerbs(pool, session), reports)

@@ -34,14 +34,13 @@ class Cell:
 
     @property
     def blocks(self) -> int:
-        """Room in all tiers. Device memory has copies: what it adds to the others' room is at most its own."""
-        return self.dram_blocks + self.ssd_blocks + self.hbm_blocks
+        """Room in all tiers. Device memory has copies alone, and adds none."""
+        return self.dram_blocks + self.ssd_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of a cell. `holes`: broken invariants of the index, cached blocks without their parent among them.
-    `hbm_blocks_returned`: copied down from device memory because the tiers below had them no longer."""
+    """Result of a cell. `holes`: broken invariants of the index, cached blocks without their parent among them."""
 
     hits_dram: int
     hits_ssd: int
@@ -50,7 +49,6 @@ class Outcome:
     seconds: float
     hits_hbm: int = 0
     hbm_blocks_promoted: int = 0
-    hbm_blocks_returned: int = 0
     ssd_blocks_read: int = 0
 
     @property
@@ -61,8 +59,7 @@ class Outcome:
     @property
     def blocks_moved(self) -> int:
         """Blocks that were copied from one tier to another."""
-        above = self.hbm_blocks_promoted + self.hbm_blocks_returned
-        return above + self.ssd_blocks_read + self.ssd_blocks_written
+        return self.hbm_blocks_promoted + self.ssd_blocks_read + self.ssd_blocks_written
 
 
 def simulated_config(config: Config, block_bytes: int) -> Config:
@@ -116,6 +113,5 @@ def run_cell(workload: Workload, cell: Cell, config: Config) -> Outcome:
         seconds=spent_ns / 1e9,
         hits_hbm=hbm,
         hbm_blocks_promoted=node.hbm_blocks_promoted,
-        hbm_blocks_returned=node.hbm_blocks_returned,
         ssd_blocks_read=node.ssd_blocks_read,
     )

@@ -1,64 +1,79 @@
-"""A device tier without bytes: copies of blocks that the tiers below have, in device memory.
+"""A device tier without bytes: copies of blocks that DRAM has, in device memory.
 
-A block that goes up stays below, and one that is evicted here moves no bytes. So the tiers below decide what a node has as
-they do alone, and whatever they alone would hit is a hit. A block that they have evicted may still be here: then it is a hit
-too, and its bytes are copied down again.
+The directory of copies and the decisions are the daemon's (`Placement`). A block that is copied up stays below, and one that is
+evicted here moves no bytes; one that leaves DRAM leaves here too. So the tiers below decide as they do alone, and a node has
+exactly the hits that it has without device memory.
 
-One thread. Invariant: between two calls nothing is held or reserved.
+One thread. Invariant: between two calls nothing is reserved.
 """
 
 import kvpool_native
 from kvpool.config.config import Config
-from kvpool.key_column import KeyColumn
+from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.layout import Layout
 from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES
-from kvpool.tiering.promotion_budget import PromotionBudget
-from kvpool.types import Level, SaveState
+from kvpool.tiering.copies.placement import LeasedPrefix, Placement
+from kvpool.tiers.hbm.plan import DEVICE_PAGE_BYTES, NAME
+from kvpool.tiers.slots import Slots, SlotSizes
+from kvpool.types import HoldId, Level, SaveState
+
+
+def plan_device(blocks: int, layout: Layout) -> kvpool_native.DirectoryGeometry:
+    """Whole pages of a device, in which `blocks` of this layout have records."""
+    pages = -(-blocks * layout.chunk_bytes // DEVICE_PAGE_BYTES)
+    return kvpool_native.DirectoryGeometry.plan_device(pages * DEVICE_PAGE_BYTES, DEVICE_PAGE_BYTES, blocks)
 
 
 class DeviceTier:
-    """See the module. `promoted`: blocks that were moved up."""
+    """See the module. `promoted`: blocks that were copied up."""
 
-    def __init__(self, blocks: int, layout: Layout, *, policy: str, config: Config) -> None:
-        capacity = blocks * layout.chunk_bytes
-        geometry = kvpool_native.DirectoryGeometry.plan_files(capacity, 1, blocks)
-        self._directory = kvpool_native.Directory.of_files(geometry, policy, Level.HBM)
-        self._directory.mark_segment_ready(0)
-        self._directory.bound_chains(config.server.max_chain_chunks)
-        self._namespace = self._directory.add_namespace()
-        self._size_class = self._directory.add_class(layout.chunk_bytes, layout.layers)
-        self._layout = layout
-        self._budget = PromotionBudget(capacity)
+    def __init__(
+        self,
+        arena: kvpool_native.Directory,
+        geometry: kvpool_native.DirectoryGeometry,
+        namespaces: Namespaces,
+        *,
+        policy: str,
+        seed: bytes,
+        config: Config,
+        capacity: int,
+    ) -> None:
+        """`capacity`: bytes of the blocks that it has room for."""
+        directory = kvpool_native.Directory.of_copies(arena, geometry, policy, seed)
+        directory.cap_retained(config.dram.retained_share)
+        directory.bound_chains(config.server.max_chain_chunks)
+        sizes = SlotSizes(geometry.segment_bytes, geometry.segments, geometry.max_chunks)
+        self._slots = Slots(NAME, Level.HBM, sizes, directory)
+        self._directory = directory
+        self._placement = Placement(arena, directory, capacity)
         self.promoted = 0
+        namespaces.add_upper(self._slots)
 
     def __repr__(self) -> str:
         return f"<DeviceTier {self._directory.stats()['chunks']} blocks>"
 
-    def load(self, keys: KeyColumn, now_ns: int) -> int:
-        """Use the longest prefix that is here: how many blocks."""
-        held = self._directory.acquire(self._namespace, keys.packed, now_ns)
-        if held.id:
-            self._directory.release(held.id, now_ns)
-        self._budget.earn(held.chunks * self._layout.chunk_bytes)
-        return held.chunks
-
-    def promote(self, keys: KeyColumn, first: int, now_ns: int) -> None:
-        """Move the blocks from number `first` on up, as many as are worth it; those before are here."""
-        chosen = keys[first : first + self._budget.affordable(self._layout.chunk_bytes)]
-        if not chosen:
-            return
-        made = self._directory.reserve(self._namespace, self._size_class, keys.before(first), chosen.packed, now_ns)
-        count = made.states.count(SaveState.RESERVED)
-        if count:
-            checksums = bytes(count * self._layout.layers * CHECKSUM_BYTES)
-            self._directory.commit(made.id, 0, checksums, now_ns)
-            self._budget.spend(count * self._layout.chunk_bytes)
-            self.promoted += count
-        if made.id:
-            self._directory.end_reservation(made.id, now_ns)
+    def load(self, namespace: Namespace, hold: HoldId, now_ns: int) -> int:
+        """Load the blocks of a hold: how many leading ones were here. The others are copied up, as many as are worth it."""
+        prefix = self._placement.note_lease(namespace, hold)
+        served = prefix.copied
+        self._promote(prefix, now_ns)
+        return served
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
-        counted = self._directory.stats()
-        held = [f"{counted['holds']} holds are left"] if counted["holds"] else []
-        return [f"device: {problem}" for problem in self._directory.verify() + held]
+        return self._slots.verify(with_shared=True, holds=0, pins=0)
+
+    def _promote(self, prefix: LeasedPrefix, now_ns: int) -> None:
+        layout = prefix.namespace.layout
+        size_class = self._slots.size_class_of(layout)
+        assert size_class is not None
+        made = self._placement.reserve(prefix, size_class, prefix.left, now_ns)
+        if made is None:
+            return
+        count = made.states.count(SaveState.RESERVED)
+        if count:
+            self._directory.commit(made.id, 0, bytes(count * layout.layers * CHECKSUM_BYTES), now_ns)
+            self._placement.spend(count, layout.chunk_bytes)
+            self.promoted += count
+        if made.id:
+            self._directory.end_reservation(made.id, now_ns)

@@ -1,7 +1,7 @@
 """Simulated node: a daemon's own classes without bytes, for one client's requests, on a clock that the trace sets.
 
 The native directory without an arena, `Readers` and `Writers`, for two tiers `tiering` with its promotions, demotions and
-admission over a `MetadataTier`, and above them a `DeviceTier` where one is asked for. No decision is made here: requests are
+admission over a `MetadataTier`, and above them a `DeviceTier` where one is wanted. No decision is made here: requests are
 made as the client library makes them (look up, lease by the last key, release, reserve the rest, commit), and moves that a
 daemon would wait for are completed first. So nothing is under way between two requests, in which a simulated node differs
 from a busy one.
@@ -27,7 +27,7 @@ from kvpool.pool.readers.readers import Grant, Readers
 from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
 from kvpool.pool.writers.retention import Retention
 from kvpool.pool.writers.writers import ReservedSlots, Writers
-from kvpool.sim.device_tier import DeviceTier
+from kvpool.sim.device_tier import DeviceTier, plan_device
 from kvpool.sim.metadata_tier import MetadataTier
 from kvpool.tiering.admission import Admission
 from kvpool.tiering.link import Link
@@ -64,13 +64,16 @@ class VirtualClock:
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Leading blocks of a request that were there, by the uppermost tier that had each. `below`: how many of them the tiers
-    below the device tier had."""
+    """Leading blocks of a request that were there, by the uppermost tier that had each."""
 
     dram: int
     ssd: int
     hbm: int = 0
-    below: int = 0
+
+    @property
+    def all(self) -> int:
+        """Those of all tiers."""
+        return self.hbm + self.dram + self.ssd
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ SEED = bytes(range(16))
 class SimulatedNode:
     """A node with room for `dram_blocks`, and `ssd_blocks` in a lower tier and `hbm_blocks` in device memory (0: none).
 
-    `hbm_blocks_returned`: copied down from there; `ssd_blocks_read`: moved up from the lower tier.
+    `ssd_blocks_read`: moved up from the lower tier.
     """
 
     def __init__(self, *, dram_blocks: int, ssd_blocks: int, policy: str, config: Config, hbm_blocks: int = 0) -> None:
@@ -102,7 +105,8 @@ class SimulatedNode:
         ssd_capacity = ssd_blocks * (CHUNK_BYTES + kvpool_native.SSD_HEADER_BYTES)
         dram, ssd = replace(config.dram, capacity=capacity), replace(config.ssd, capacity=ssd_capacity)
         config = replace(config, dram=dram, ssd=ssd)
-        geometry = plan_geometry(replace(dram, max_chunks=dram_blocks), further_entries=ssd_blocks)
+        device = plan_device(hbm_blocks, LAYOUT) if hbm_blocks else None
+        geometry = plan_geometry(replace(dram, max_chunks=dram_blocks), ssd_blocks, device)
         index = kvpool_native.Mapping.create("kvpool-simulated-index", geometry.index_bytes)
         self._clock = VirtualClock()
         self._directory = kvpool_native.Directory(None, index, geometry, bytes(EPOCH_BYTES), policy, SEED)
@@ -128,8 +132,18 @@ class SimulatedNode:
             ttl_ns=int(server.reservation_ttl * NS_PER_S),
             reservations_max=server.max_reservations,
         )
-        self._device = DeviceTier(hbm_blocks, LAYOUT, policy=policy, config=config) if hbm_blocks else None
-        self.hbm_blocks_returned = 0
+        self._devices: list[DeviceTier] = []
+        if device is not None:
+            made = DeviceTier(
+                self._directory,
+                device,
+                namespaces,
+                policy=policy,
+                seed=SEED,
+                config=config,
+                capacity=hbm_blocks * CHUNK_BYTES,
+            )
+            self._devices.append(made)
         self.ssd_blocks_read = 0
         self._session = EngineSession(ConnectionId(1), LAYOUT, MODEL, namespaces.open_ranks(MODEL, LAYOUT))
 
@@ -149,13 +163,12 @@ class SimulatedNode:
     @property
     def hbm_blocks_promoted(self) -> int:
         """Blocks moved up into device memory so far."""
-        return self._device.promoted if self._device is not None else 0
+        return sum(device.promoted for device in self._devices)
 
     def serve(self, keys: KeyColumn, now_ns: int) -> Hits:
         """Serve one request: lease the hit, then store the rest. `keys`: the root first."""
         hits = self.load(keys, now_ns)
-        stored = self.store(keys, hits.below, now_ns)
-        self.hbm_blocks_returned += min(stored, max(0, hits.hbm - hits.below))
+        self.store(keys, hits.all, now_ns)
         return hits
 
     def load(self, keys: KeyColumn, now_ns: int) -> Hits:
@@ -163,18 +176,18 @@ class SimulatedNode:
         self._clock.set(now_ns)
         found = self._index.lookup(keys.packed)[0]
         grant = self._lease(keys[:found]) if found else None
-        leased, tiers = 0, b""
-        if grant is not None and grant.lease:
-            leased, tiers = grant.chunks, grant.tiers
-            self._settle()
-            self._readers.release(self._session, grant.lease, now_ns)
-        above = 0
-        if self._device is not None:
-            above = self._device.load(keys, now_ns)
-            self._device.promote(keys[:leased], above, now_ns)
-        self.ssd_blocks_read += leased - tiers.count(Level.DRAM)
-        dram = tiers[above:].count(Level.DRAM)
-        return Hits(dram, max(0, leased - above) - dram, above, leased)
+        if grant is None or not grant.lease:
+            return Hits(0, 0)
+        tiers = grant.tiers
+        self._settle()
+        lease = self._readers.find(self._session, grant.lease)
+        assert lease is not None
+        (hold,) = lease.holds.values()
+        above = sum(device.load(self._session.own, hold, now_ns) for device in self._devices)
+        self._readers.release(self._session, grant.lease, now_ns)
+        ssd = tiers.count(Level.SSD)
+        self.ssd_blocks_read += ssd
+        return Hits(grant.chunks - above - ssd, ssd, above)
 
     def store(self, keys: KeyColumn, first: int, now_ns: int) -> int:
         """Store the blocks from `first` on; those before them are stored. Returns how many are stored now."""
@@ -194,7 +207,7 @@ class SimulatedNode:
     def verify(self) -> list[str]:
         """Broken invariants of every class, one line each: holes would be among them."""
         problems = self._directory.verify() + self._readers.verify() + self._writers.verify()
-        problems += self._device.verify() if self._device is not None else []
+        problems += [problem for device in self._devices for problem in device.verify()]
         return problems + self._tiering.verify()
 
     def _lease(self, keys: KeyColumn) -> Grant | None:

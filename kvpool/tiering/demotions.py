@@ -281,7 +281,7 @@ class Demotions:
 
     def _begin(
         self,
-        pinned: kvpool_native.Pinned,
+        pinned: kvpool_native.PinnedChain,
         affordable: Callable[[int], int],
         now_ns: int,
         *,

@@ -10,14 +10,14 @@ promotion, demotion or check that settles it.
 import asyncio
 from collections.abc import Callable, Sequence
 
-from kvpool.checks.checksum_jobs import ChecksumJobs
+from kvpool.checks.checksum_jobs import ChecksumJobs, Stored
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.index.namespaces import Namespaces
 from kvpool.tiering.admission import DECLINED, make_admission
 from kvpool.tiering.demotions import Demotions
 from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiering.promotions import Promotions
-from kvpool.tiers.base import ArenaTier, BackingTier, Counters
+from kvpool.tiers.base import ArenaTier, BackingTier, Counters, JobId, Moves
 from kvpool.tiers.jobs import Jobs
 
 # Evicted chunks remembered for each that the arena has room for. Measured on traces: with one the memory is too short to know
@@ -58,7 +58,7 @@ class Link:
         self._jobs = Jobs(clock)
         self.promotions = Promotions(upper.directory, lower, self._jobs, for_peers or PeerAllowance())
         self.demotions = Demotions(upper, lower, jobs=self._jobs, namespaces=namespaces, admission=self.admission)
-        self.checksum_jobs = ChecksumJobs(lower, self._jobs, namespaces)
+        self.checksum_jobs = ChecksumJobs(lower, self._check, self._jobs)
         self._ghosts = GHOSTS_PER_CHUNK * upper.max_chunks  # to be remembered; 0: the directory does so already
         self._remember_evicted()
         namespaces.add_lower(lower.slots, lower.forget_namespace)
@@ -153,6 +153,10 @@ class Link:
                 "has lost it and the daemon needs a restart"
             )
         return slots + self.lower.verify() + wrong
+
+    def _check(self, chunk: Stored) -> JobId:
+        moves = Moves([chunk.key], [b""], [chunk.offset], [chunk.generation], [0], [0])
+        return self.lower.check(self._namespaces.by_id(chunk.namespace), moves)
 
     def _remember_evicted(self) -> None:
         if self._ghosts and self.admission.needs_ghosts:

@@ -1,4 +1,5 @@
-"""Tiering: all links of an arena as one, the link of the fastest lower tier first; after them those to remote tiers.
+"""Tiering: all links of an arena as one, the link of the fastest lower tier first; after them those to remote tiers, and that
+to a tier of copies above it.
 
 Without links it is the null object: nothing moves, and no caller asks whether there is a lower tier. Control thread only.
 """
@@ -9,15 +10,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import kvpool_native
+from kvpool.checks.checksum_jobs import ChecksumJobs
 from kvpool.clock import Clock
 from kvpool.config.config import Config
 from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
+from kvpool.tiering.copies.copy_link import CopyLink
 from kvpool.tiering.link import Link
 from kvpool.tiering.promotions import Wanted
 from kvpool.tiering.remote_link import RemoteLink
-from kvpool.tiers.base import ArenaTier, BackingTier, Counters, Info
+from kvpool.tiers.base import ArenaTier, BackingTier, Counters, Headers, Info
+from kvpool.tiers.copies import CopyTier
 from kvpool.tiers.remote import NOBODY, Asker, PullOrder, RemoteRun, RemoteTier
+from kvpool.tiers.slots import Slots
 from kvpool.types import DURATION_BYTES, HoldId, Level, RetainState
 
 _UNPROTECTED = contextlib.nullcontext()
@@ -54,11 +59,17 @@ class Tiering:
     """See the module."""
 
     def __init__(
-        self, arena: ArenaTier, links: Sequence[Link], clock: Clock, remotes: Sequence[RemoteLink] = ()
+        self,
+        arena: ArenaTier,
+        links: Sequence[Link],
+        clock: Clock,
+        remotes: Sequence[RemoteLink] = (),
+        copies: Sequence[CopyLink] = (),
     ) -> None:
         self._directory = arena.directory
         self.links = tuple(links)
         self.remotes = tuple(remotes)
+        self.copies = tuple(copies)
         self._tier_set = kvpool_native.TierSet((arena.directory, *self.directories))
         self._clock = clock
 
@@ -74,9 +85,20 @@ class Tiering:
         return [link.lower.slots.directory for link in self.links]
 
     @property
+    def slots(self) -> list[Slots]:
+        """The slots of the tiers beside the arena that have a directory here, the fastest first."""
+        return [*(link.tier.slots for link in self.copies), *(link.lower.slots for link in self.links)]
+
+    @property
     def names(self) -> dict[Level, str]:
-        """The names of the lower tiers, by level."""
-        return {link.lower.level: link.lower.name for link in self.links}
+        """The names of these tiers, by level."""
+        return {slots.level: slots.name for slots in self.slots}
+
+    @property
+    def checksum_jobs(self) -> list[ChecksumJobs]:
+        """What compares their chunks with checksums."""
+        upper = [link.checksum_jobs for link in self.copies]
+        return [*upper, *(link.checksum_jobs for link in self.links)]
 
     @property
     def holds(self) -> int:
@@ -85,8 +107,8 @@ class Tiering:
 
     @property
     def pins(self) -> int:
-        """Pins that demotions have in the arena's directory."""
-        return sum(link.demotions.pins for link in self.links)
+        """Pins that demotions and copies have in the arena's directory."""
+        return sum(link.demotions.pins for link in self.links) + sum(link.pins for link in self.copies)
 
     def start(self) -> None:
         """Begin to open every tier, in the background."""
@@ -94,10 +116,14 @@ class Tiering:
             link.start()
         for remote in self.remotes:
             remote.start()
+        for copies in self.copies:
+            copies.start()
 
     async def close(self) -> bool:
         """Close every tier and settle its jobs. False: a device or the network does not answer, and is abandoned."""
-        ended = await asyncio.gather(*(tier.close() for tier in self._tiers))
+        upper = [link.close() for link in self.copies]
+        lower = [tier.close() for tier in self._tiers[len(upper) :]]
+        ended = await asyncio.gather(*upper, *lower)
         return all(ended)
 
     def reconfigure(self, config: Config) -> None:
@@ -213,11 +239,16 @@ class Tiering:
     def verify(self, *, with_shared: bool = True) -> list[str]:
         """Broken invariants of every link, one line each."""
         lower = [problem for link in self.links for problem in link.verify(with_shared=with_shared)]
-        return lower + [problem for remote in self.remotes for problem in remote.verify()]
+        upper = [problem for link in self.copies for problem in link.verify(with_shared=with_shared)]
+        return upper + lower + [problem for remote in self.remotes for problem in remote.verify()]
 
     def stats(self) -> dict[str, Counters]:
         """Counters of each lower tier, by its name."""
         return {link.lower.name: link.stats() for link in self.links}
+
+    def upper_stats(self) -> dict[str, Counters]:
+        """Counters of each tier of copies, by its name."""
+        return {link.tier.name: link.stats() for link in self.copies}
 
     def remote_stats(self) -> dict[str, Counters]:
         """Counters of each remote tier, by its name."""
@@ -239,10 +270,17 @@ class Tiering:
         return [line for tier in self._tiers for line in tier.shortcomings()]
 
     @property
-    def tier_names(self) -> list[str]:
-        """The names of the tiers beside the arena, the fastest first."""
-        return [tier.name for tier in self._tiers]
+    def headers(self) -> dict[Level, Headers]:
+        """The readers of token ids of the lower tiers that store them, by level."""
+        return {link.lower.level: link.lower.headers for link in self.links if link.lower.headers is not None}
+
+    def names_beside(self, arena: str) -> list[str]:
+        """The names of all tiers with the arena's, the fastest first."""
+        upper = [link.tier.name for link in self.copies]
+        return [*upper, arena, *(tier.name for tier in self._tiers[len(upper) :])]
 
     @property
-    def _tiers(self) -> list[BackingTier | RemoteTier]:
-        return [*(link.lower for link in self.links), *(link.remote for link in self.remotes)]
+    def _tiers(self) -> list[CopyTier | BackingTier | RemoteTier]:
+        tiers: list[CopyTier | BackingTier | RemoteTier] = [link.tier for link in self.copies]
+        tiers += [link.lower for link in self.links]
+        return tiers + [link.remote for link in self.remotes]

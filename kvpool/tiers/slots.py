@@ -1,7 +1,7 @@
-"""Slots of a backing tier: which slot has which chunk, and the size class of each geometry of chunks.
+"""Slots of a tier beside the arena: which slot has which chunk, and the size class of each geometry of chunks.
 
-A native directory without an arena: its offsets count the bytes of all segments of a tier. A slot has room for a chunk's
-payload and `header_bytes`; chunks that do not fit a segment are not stored in the tier. Control thread only.
+A native directory without memory of its own: its offsets count the bytes of all segments of a tier. A slot has room for a
+chunk's payload and `header_bytes`; chunks that do not fit a segment are not stored in the tier. Control thread only.
 
 Invariants: a namespace has the same number here as in the arena's directory; every geometry here is one of the arena's, so
 there are no more size classes than there.
@@ -21,13 +21,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SlotSizes:
-    """Sizes of a tier: `segments` of `segment_bytes`. `layers_max`: layers of a chunk at most, 0 for no bound."""
+    """Sizes of a tier: `segments` of `segment_bytes`. `layers_max`: layers of a chunk at most, `layer_bytes_max`: bytes of one
+    at most; 0 for no bound."""
 
     segment_bytes: int
     segments: int
     max_chunks: int
     header_bytes: int = 0
     layers_max: int = 0
+    layer_bytes_max: int = 0
 
 
 class Run(NamedTuple):
@@ -43,11 +45,17 @@ NO_RUN = Run(0, HoldId(0))
 class Slots:
     """See the module. `name`, `level`: the tier's."""
 
-    def __init__(self, name: str, level: Level, sizes: SlotSizes) -> None:
+    def __init__(
+        self, name: str, level: Level, sizes: SlotSizes, directory: kvpool_native.Directory | None = None
+    ) -> None:
+        """`directory`: a new one of these sizes; None: one of files is made."""
         self.name = name
+        self.level = level
         self.sizes = sizes
-        geometry = kvpool_native.DirectoryGeometry.plan_files(sizes.segment_bytes, sizes.segments, sizes.max_chunks)
-        self.directory = kvpool_native.Directory.of_files(geometry, level=level)
+        if directory is None:
+            geometry = kvpool_native.DirectoryGeometry.plan_files(sizes.segment_bytes, sizes.segments, sizes.max_chunks)
+            directory = kvpool_native.Directory.of_files(geometry, level=level)
+        self.directory = directory
         for segment in range(sizes.segments):
             self.directory.mark_segment_ready(segment)
         self._by_geometry: dict[tuple[int, int], SizeClassId | None] = {}
@@ -67,8 +75,10 @@ class Slots:
 
     def fits(self, layout: Layout) -> bool:
         """Whether a chunk of this layout fits a slot. Makes no size class."""
-        fits_header = not self.sizes.layers_max or layout.layers <= self.sizes.layers_max
-        return fits_header and self.slot_bytes(layout) <= self.sizes.segment_bytes
+        sizes = self.sizes
+        fits_header = not sizes.layers_max or layout.layers <= sizes.layers_max
+        fits_way = not sizes.layer_bytes_max or layout.layer_bytes <= sizes.layer_bytes_max
+        return fits_header and fits_way and self.slot_bytes(layout) <= sizes.segment_bytes
 
     def size_class_of(self, layout: Layout) -> SizeClassId | None:
         """The size class of a layout's chunks, made if it is new; None where they do not fit."""

@@ -179,7 +179,7 @@ void bind_handles(nb::module_& module) {
       .def_prop_ro("address", &DeviceMemory::address)
       .def_prop_ro("size", &DeviceMemory::size)
       .def("export", &export_memory, "A new descriptor, which the caller closes; `Device.attach` of another process maps it.");
-  nb::class_<Pinned>(module, "PinnedMapping", "A mapping that the device copies from, and to, directly, for as long as this object lives.")
+  nb::class_<Pinned>(module, "Pinned", "A mapping that the device copies from, and to, directly, for as long as this object lives.")
       .def_prop_ro("is_pinned", &Pinned::is_pinned, "False where the driver refused: copies are right, and slower.")
       .def_prop_ro("fault", &Pinned::fault, "Why it refused, or nothing.");
   nb::class_<DeviceEvent>(module, "DeviceEvent", "Done when everything is that its stream had been given before.")

@@ -59,6 +59,14 @@ Directory* make_file_directory(const DirectoryGeometry& geometry, const std::str
   return new Directory(nullptr, nullptr, geometry, nullptr, known_tier(level), policy_named(policy));
 }
 
+Directory* make_directory_of_copies(Directory& originals, const DirectoryGeometry& geometry, const std::string& policy,
+                                    const nb::bytes& seed) {
+  if (const char* refusal = Directory::why_no_copies(originals, geometry)) {
+    throw nb::value_error(refusal);
+  }
+  return new Directory(originals, geometry, policy_named(policy), seed_of(seed));
+}
+
 struct StoredRecord {
   nb::bytes key;
   uint64_t offset;
@@ -151,6 +159,7 @@ Fields stats(const Directory& directory) {
   result["shed_chunks"] = counts.shed_chunks;
   result["flushed_chunks"] = counts.flushed_chunks;
   result["dropped_chunks"] = counts.dropped_chunks;
+  result["withdrawn_chunks"] = counts.withdrawn_chunks;
   result["aborted_chunks"] = counts.aborted_chunks;
   const std::pair<SaveState, const char*> names[] = {
       {SaveState::PRESENT, "answered_present"},   {SaveState::RESERVED, "answered_reserved"},
@@ -195,14 +204,26 @@ void bind_geometry(nb::module_& module) {
   nb::class_<DirectoryGeometry>(module, "DirectoryGeometry", "Sizes of a directory, before memory is mapped.")
       .def_static(
           "plan",
-          [](uint64_t capacity, uint64_t segment_bytes, uint32_t max_chunks, uint32_t further_entries) {
-            const auto planned = DirectoryGeometry::plan(capacity, segment_bytes, max_chunks, further_entries);
+          [](uint64_t capacity, uint64_t segment_bytes, uint32_t max_chunks, uint32_t further_entries, const DirectoryGeometry* device) {
+            const auto planned = DirectoryGeometry::plan(capacity, segment_bytes, max_chunks, further_entries, device);
             if (!planned) {
               throw nb::value_error("capacity, segment_bytes or max_chunks is out of range");
             }
             return *planned;
           },
-          "capacity"_a, "segment_bytes"_a, "max_chunks"_a, "further_entries"_a = 0)
+          "capacity"_a, "segment_bytes"_a, "max_chunks"_a, "further_entries"_a = 0, "device"_a.none() = nb::none(),
+          "Of a tier whose slots clients map. `device`: the geometry of the copies whose slots' words its index has too.")
+      .def_static(
+          "plan_device",
+          [](uint64_t capacity, uint64_t segment_bytes, uint32_t max_chunks) {
+            const auto planned = DirectoryGeometry::plan_device(capacity, segment_bytes, max_chunks);
+            if (!planned) {
+              throw nb::value_error("capacity or max_chunks is out of range, or segment_bytes no multiple of 2 MiB");
+            }
+            return *planned;
+          },
+          "capacity"_a, "segment_bytes"_a, "max_chunks"_a,
+          "Of copies in the memory of a device: whole segments of this size, which are `arena_bytes` together, no more than the capacity.")
       .def_static(
           "plan_files",
           [](uint64_t segment_bytes, uint32_t segments, uint32_t max_chunks) {
@@ -262,6 +283,11 @@ void bind_directory(nb::module_& module) {
       .def_static("of_files", &make_file_directory, "geometry"_a, "policy"_a = "lru",
                   "level"_a = static_cast<uint8_t>(Tier::SSD), nb::rv_policy::take_ownership,
                   "The directory of a tier in files, which no client looks into; `level`: of that tier.")
+      .def_static("of_copies", &make_directory_of_copies, "originals"_a, "geometry"_a, "policy"_a = "lru", "seed"_a = nb::bytes(""),
+                  nb::rv_policy::take_ownership, nb::keep_alive<0, 1>(),
+                  "Copies in the memory of a device (level 0) of chunks that another directory has READY. They are reserved and committed\n"
+                  "here, by `sources` of that directory; a chunk that leaves it takes its copy along, and a use of it there is one here.\n"
+                  "The other's geometry was planned with this one. The same namespaces are to be added to both.")
       .def_prop_ro("level", [](const Directory& self) { return static_cast<uint8_t>(self.tier()); }, "The number of its tier.")
       .def(
           "add_class",

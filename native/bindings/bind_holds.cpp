@@ -171,6 +171,14 @@ void bind_holds(nb::module_& module, nb::class_<Directory>& directory) {
           },
           "hold"_a, "Where the chunks of a hold or pin lie.")
       .def(
+          "copies",
+          [](const Directory& self, HoldId hold) -> HoldColumns {
+            const auto columns = self.copies(hold);
+            require_known(columns.has_value());
+            return packed_columns(*columns);
+          },
+          "hold"_a, "Where their copies lie, in the memory of a device; generation 0 and level 255: there is none.")
+      .def(
           "key_of",
           [](const Directory& self, HoldId hold, size_t position) {
             const auto key = self.holds().key_of(hold, position);
@@ -201,7 +209,7 @@ void bind_reservations(nb::module_& module, nb::class_<Directory>& directory) {
       .def("commit", &commit, "reservation"_a, "first"_a, "checksums"_a, "now_ns"_a = 0,
            "tokens"_a = nb::bytes(""), "sources"_a = nb::bytes(""), "source_level"_a = static_cast<uint8_t>(Tier::DRAM),
            "States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][layer]; token ids i32\n"
-           "[chunk][token], or none; `sources`, of a lower tier: the generations u64 that the tier of\n"
+           "[chunk][token], or none; `sources`, of a lower tier or copies: the generations u64 that the tier of\n"
            "`source_level`, from which the chunks were copied, must still have.")
       .def("land_saved", &land_saved, "reservation"_a, "first"_a, "count"_a, "first_layer"_a, "checksums"_a,
            "Further layers of reserved chunks lie in their slots, for who follows them: u32 [chunk][layer]. False where the\n"

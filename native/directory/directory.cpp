@@ -34,10 +34,20 @@ uint64_t least_slot_bytes(uint64_t capacity, uint32_t max_chunks) noexcept {
   return std::clamp(of_chunk, PAGE_BYTES, LEAST_SLOT_BYTES_MAX);
 }
 
+// Segments whose slots readers know: as many words as `max_chunks` chunks can need.
+ArenaShape shape_of(uint64_t segment_bytes, uint64_t segments, uint64_t capacity, uint32_t max_chunks) noexcept {
+  ArenaShape arena{segment_bytes, static_cast<uint32_t>(segments)};
+  arena.slot_bytes_min = least_slot_bytes(capacity, max_chunks);
+  arena.checksum_bytes_min = std::max({arena.slot_bytes_min / SLOT_LAYERS, std::bit_ceil(capacity / CHECKSUMS_MAX),
+                                       ArenaShape{}.checksum_bytes_min});
+  return arena;
+}
+
 }  // namespace
 
 std::optional<DirectoryGeometry> DirectoryGeometry::plan(uint64_t capacity, uint64_t segment_bytes,
-                                                         uint32_t max_chunks, uint32_t further_entries) {
+                                                         uint32_t max_chunks, uint32_t further_entries,
+                                                         const DirectoryGeometry* device) {
   const uint64_t entries = uint64_t{max_chunks} + further_entries;
   if (capacity == 0 || capacity > ARENA_BYTES_MAX || segment_bytes == 0 || max_chunks == 0 ||
       entries > MAX_ENTRIES) {
@@ -52,16 +62,25 @@ std::optional<DirectoryGeometry> DirectoryGeometry::plan(uint64_t capacity, uint
   if (segments > UINT32_MAX) {
     return std::nullopt;
   }
-  ArenaShape arena{bytes, static_cast<uint32_t>(segments)};
-  arena.slot_bytes_min = least_slot_bytes(capacity, max_chunks);
-  arena.checksum_bytes_min = std::max(arena.slot_bytes_min / SLOT_LAYERS, std::bit_ceil(capacity / CHECKSUMS_MAX));
-  arena.checksum_bytes_min = std::max(arena.checksum_bytes_min, ArenaShape{}.checksum_bytes_min);
-  const RegionShape region{arena.total_bytes(), segments * arena.slots_per_segment(), segments * arena.checksums_per_segment()};
-  const IndexShape index{IndexShape::slots_for(entries), {region}};
-  if (!index.valid()) {
+  DirectoryGeometry planned{capacity, max_chunks, shape_of(bytes, segments, capacity, max_chunks), {IndexShape::slots_for(entries)}};
+  planned.index.regions.push_back(planned.region(Tier::DRAM, Backing::MEMFD));
+  if (device != nullptr) {
+    planned.index.regions.push_back(device->region(Tier::HBM, Backing::DEVICE));
+  }
+  return planned.index.valid() ? std::optional(std::move(planned)) : std::nullopt;
+}
+
+std::optional<DirectoryGeometry> DirectoryGeometry::plan_device(uint64_t capacity, uint64_t segment_bytes, uint32_t max_chunks) {
+  if (capacity > ARENA_BYTES_MAX || segment_bytes == 0 || segment_bytes % HUGE_PAGE_BYTES != 0 || capacity < segment_bytes ||
+      max_chunks == 0 || max_chunks > MAX_ENTRIES) {
     return std::nullopt;
   }
-  return DirectoryGeometry{capacity, max_chunks, arena, index};
+  const ArenaShape arena = shape_of(segment_bytes, capacity / segment_bytes, capacity, max_chunks);
+  return DirectoryGeometry{arena.total_bytes(), max_chunks, arena, IndexShape{}};
+}
+
+RegionShape DirectoryGeometry::region(Tier tier, Backing backing) const noexcept {
+  return {arena.total_bytes(), arena.segments * arena.slots_per_segment(), arena.segments * arena.checksums_per_segment(), tier, backing};
 }
 
 std::optional<DirectoryGeometry> DirectoryGeometry::plan_files(uint64_t segment_bytes, uint32_t segments,
@@ -78,10 +97,17 @@ std::optional<DirectoryGeometry> DirectoryGeometry::plan_files(uint64_t segment_
 Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
                      const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier, PolicyKind policy,
                      const HashSeed& seed)
+    : Directory(std::move(arena), std::move(index), geometry, epoch, tier, policy, seed, nullptr) {}
+
+Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
+                     const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier, PolicyKind policy,
+                     const HashSeed& seed, Directory* originals)
     : geometry_(geometry),
       tier_(tier),
+      originals_(originals),
       arena_mapping_(std::move(arena)),
-      table_(std::move(index), geometry.index, epoch, tier, geometry.max_chunks, records_, arena_),
+      table_(std::move(index), geometry.index, epoch, tier, geometry.max_chunks, records_, arena_,
+             originals == nullptr ? TableRegion{} : TableRegion{&originals->table_.shared(), DEVICE_REGION}),
       arena_(geometry.arena),
       records_(geometry.max_chunks),
       policy_(make_policy(policy, geometry.max_chunks, seed)),
@@ -184,7 +210,13 @@ void Directory::hide(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(!record.first_child.valid());
   if (record.state == ChunkState::READY) {
+    if (copies_ != nullptr) {
+      copies_->withdraw(record.key, departure_);
+    }
     report(record, ChangeKind::LEFT, departure_);
+    if (originals_ != nullptr) {
+      originals_->note_copy(record.key, {});
+    }
   }
   mark_outside(record, false);
   leave(record.key);

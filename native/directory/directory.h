@@ -22,7 +22,7 @@
 //   7. A tier has each of its chunks with all that precedes it: its chunks are whole prefixes.
 //
 // Several tiers are a directory each, joined by a TierSet (tier_set.h). A chunk that leaves a tier keeps its entry in the shared
-// table while another tier has it; one that returns is `promote`d into a slot and read layer by layer.
+// table while another tier has it; one that returns is `promote`d into a slot and read layer by layer. Copies: directory_copies.cpp.
 // A hold means that somebody reads; its end is a use. A pin means that hardware reads the slot, for a copy or a check, and a writer
 // that a client, a disk or a peer writes to it: only these two gate the slot's reuse. A writer that is abandoned and may still write
 // has its slots in quarantine, out of use until a fence is released.
@@ -62,11 +62,16 @@ class Directory {
   Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
             const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier = Tier::DRAM,
             PolicyKind policy = PolicyKind::LRU, const HashSeed& seed = HashSeed::random());
+  // directory_copies.cpp. Of copies of what `originals` has READY; the words of its slots are in that one's index. When it ends its
+  // copies are found no more, unreported. REQUIRES: `why_no_copies` is nullptr; both get the same namespaces; `originals` outlives it.
+  Directory(Directory& originals, const DirectoryGeometry& geometry, PolicyKind policy = PolicyKind::LRU,
+            const HashSeed& seed = HashSeed::random());
+  [[nodiscard]] static const char* why_no_copies(const Directory& originals, const DirectoryGeometry& geometry) noexcept;
+  ~Directory();
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
 
-  // At most this share of the capacity is retained: see RetentionLedger.
-  void cap_retained(double share) noexcept { retention_.cap(share); }
+  void cap_retained(double share) noexcept { retention_.cap(share); }  // at most this share of the capacity: see RetentionLedger
   // No chain gets more chunks than this, which bounds what a request about one costs. REQUIRES: not 0.
   void bound_chains(uint32_t chunks) noexcept { max_chain_ = chunks; }
   // The class of chunks of this geometry: known, new, or `instead` of one without chunks. Nothing where such a chunk cannot fit.
@@ -88,6 +93,7 @@ class Directory {
                                                  uint64_t now_ns = 0);
   [[nodiscard]] std::optional<Hold> duplicate(HoldId hold);
   [[nodiscard]] std::optional<Columns> columns(HoldId hold) const;
+  [[nodiscard]] std::optional<Columns> copies(HoldId hold) const;  // where theirs lie; generation 0: none, at NO_LEVEL
   // Which chunks each hold, pin and reservation has, for whoever asks; and how much of them a holder may protect.
   [[nodiscard]] const HoldTable& holds() const noexcept { return holds_; }
   [[nodiscard]] HolderShares& shares() noexcept { return shares_; }
@@ -106,8 +112,8 @@ class Directory {
   [[nodiscard]] Reservation reserve_more(HoldId reservation, const uint8_t* keys, size_t n, uint64_t now_ns, ReserveBounds bounds = {});
   // Makes chunks first .. first+count readable, counted from the first RESERVED one, parents before children. `checksums`:
   // [count][layers]; `tokens`, where they are stored: [count][n / count]. Committing twice is STORED twice. `sources`, of a lower
-  // tier: one that is not READY there with its generation any more is EXPIRED: what is dropped while it is copied is not
-  // published in the lower tier.
+  // tier or of copies: one that is not READY there with its generation any more is EXPIRED: what is dropped while it is copied is not
+  // published in the other tier.
   [[nodiscard]] std::vector<uint8_t> commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
                                             uint64_t now_ns = 0, std::span<const int32_t> tokens = {},
                                             CopySources sources = {});
@@ -241,6 +247,18 @@ class Directory {
   [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& of) const noexcept;
   [[nodiscard]] bool has_bytes(ChunkState of) const noexcept { return of == ChunkState::READY || of == ChunkState::PROMOTING; }
 
+  Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index, const DirectoryGeometry& geometry,
+            const uint8_t epoch[16], Tier tier, PolicyKind policy, const HashSeed& seed, Directory* originals);
+
+  // directory_copies.cpp: the first three are called by the originals, of their copies.
+  void withdraw(const ChunkKey& key, Cause cause) noexcept, follow_retention(const ChunkKey& key, uint8_t priority) noexcept;
+  void use_copies(const std::vector<RecordId>& of_originals, uint64_t now_ns) noexcept;
+  void begin_copy(RecordId id) noexcept, note_copy(const ChunkKey& key, Residency copy) noexcept;
+  [[nodiscard]] Residency residency_of(RecordId id) const noexcept;
+  [[nodiscard]] std::optional<SaveState> why_not_copied(NamespaceId owner, ClassId of, RecordId parent, const ChunkKey& key) const noexcept;
+  [[nodiscard]] uint8_t copies_bit() const noexcept { return copies_ == nullptr ? uint8_t{0} : tier_bit(copies_->tier_); }
+  [[nodiscard]] Retention retained_as(RecordId id) const noexcept;
+
   // directory_tiers.cpp: what other tiers hold.
   friend class TierSet;
   [[nodiscard]] bool is_lower() const noexcept { return upper_bits_ != 0; }  // than another one
@@ -306,9 +324,8 @@ class Directory {
                                 WindowSearch& search, const PromotionSource* source, bool may_reserve, RecordId& record) noexcept;
   [[nodiscard]] SaveState present_state(NamespaceId owner, ClassId of, RecordId parent, const TableEntry& entry) const noexcept;
   [[nodiscard]] SaveState find_room(ClassId size_class, const ChunkKey& key, bool is_known, WindowSearch& search) noexcept;
-  void occupy(RecordId id, ChunkState as) noexcept;
+  void occupy(RecordId id, ChunkState as) noexcept, abort_writing(RecordId id) noexcept;
   void note_chain(ReservationState& state, size_t from) noexcept;
-  void abort_writing(RecordId id) noexcept;
   [[nodiscard]] bool has_landed_as(const ChunkRecord& record, const uint32_t* checksums) const noexcept;
   void finish_reserve(ReservationState state, const ShareClaim& claim, Reservation& answer, size_t n, uint64_t now_ns);
   [[nodiscard]] bool begin_chain(NamespaceId owner, ClassId of, const std::optional<ChunkKey>& parent, ReservationState& state) noexcept;
@@ -341,9 +358,12 @@ class Directory {
   void verify_record(RecordId id, Broken& broken) const, verify_slot(RecordId id, Broken& broken) const;
   void verify_tree(RecordId id, Broken& broken) const, verify_queues(Broken& broken) const;
   void verify_namespaces(Broken& broken) const, verify_quarantine(Broken& broken) const;
+  void verify_copies(Broken& broken) const, verify_copy(RecordId id, Broken& broken) const;
 
   const DirectoryGeometry geometry_;
   const Tier tier_;
+  Directory* const originals_;   // of a directory of copies
+  Directory* copies_ = nullptr;  // the other way: that one's own doing
   TierSet* tiers_ = nullptr;  // that it is in; the set's own doing, as are the bits of the tiers above and below in it
   uint8_t upper_bits_ = 0, lower_bits_ = 0;
   bool protects_unsaved_ = false;

@@ -153,7 +153,7 @@ struct DirectoryStats {
   uint64_t pinned_bytes = 0;  // of READY chunks with pins that nobody holds, and of such that were dropped
   uint64_t token_id_bytes = 0;
   uint64_t token_ids_left_out = 0;  // chunks that were stored without, for lack of room
-  uint64_t stored_chunks = 0;  // these since the start: stored + promoted = chunks + evicted + shed + flushed + dropped
+  uint64_t stored_chunks = 0;  // these since the start: stored + promoted = chunks + evicted + shed + flushed + dropped + withdrawn
   uint64_t evicted_chunks = 0;  // left the pool
   uint64_t shed_chunks = 0;     // left this tier for room and are in another one
   uint64_t promoting = 0;
@@ -161,6 +161,7 @@ struct DirectoryStats {
   uint64_t promoted_chunks = 0;  // came back from a lower tier, or from an earlier life
   uint64_t flushed_chunks = 0;
   uint64_t dropped_chunks = 0;
+  uint64_t withdrawn_chunks = 0;  // copies that left with what they were copied from
   uint64_t aborted_chunks = 0;
   std::array<uint64_t, RESERVE_STATES> answers{};     // of `reserve`, by SaveState
   std::array<uint64_t, EVICTIONS> evictions{};     // by Eviction; their sum is evicted_chunks and shed_chunks

@@ -17,9 +17,9 @@ const ChunkRecord* Directory::find_ready(const ChunkKey& key) const noexcept {
   return is_ready ? &records_[entry->record] : nullptr;
 }
 
-// A chunk's priority is that of the uppermost tier that has it.
+// A chunk's priority is that of the uppermost tier that has it, but for copies.
 Change Directory::describe(const ChunkRecord& record) const noexcept {
-  const Directory& shared = is_lower() ? tiers_->owner() : *this;
+  const Directory& shared = originals_ != nullptr ? *originals_ : is_lower() ? tiers_->owner() : *this;
   const auto entry = shared.table_.find(record.key);
   Change change{};
   change.key = record.key;
@@ -30,7 +30,8 @@ Change Directory::describe(const ChunkRecord& record) const noexcept {
   change.level = static_cast<uint8_t>(tier_);
   change.tiers = entry ? entry->tiers : uint8_t{0};
   const ChunkRecord* above = is_lower() ? TierSet::uppermost(tiers_->above(*this), record.key) : nullptr;
-  change.priority = change.priority_before = above != nullptr ? above->priority : record.priority;
+  const ChunkRecord* deciding = originals_ != nullptr ? originals_->find_ready(record.key) : above;
+  change.priority = change.priority_before = deciding != nullptr ? deciding->priority : record.priority;
   return change;
 }
 
@@ -55,7 +56,7 @@ void Directory::report(const ChunkRecord& record, ChangeKind kind, Cause cause) 
 void Directory::report_priority(const ChunkRecord& record, uint8_t before) noexcept {
   const bool counts = record.state == ChunkState::READY && record.priority != before;
   const bool has_above = feed_ != nullptr && counts && is_lower() && TierSet::uppermost(tiers_->above(*this), record.key) != nullptr;
-  if (feed_ == nullptr || !counts || has_above) {
+  if (feed_ == nullptr || !counts || has_above || originals_ != nullptr) {
     return;
   }
   Change change = describe(record);

@@ -14,7 +14,7 @@ bool Directory::land_saved(HoldId reservation, size_t first, size_t count, uint3
   const size_t before = state->ancestors + state->first_reserved;
   const size_t reserved = state->records.size() - before;
   const size_t layers = count == 0 ? 0 : checksums.size() / count;
-  if (!table_.is_shared() || first_layer + 1 >= state->layers) {
+  if (!table_.has_words() || first_layer + 1 >= state->layers) {
     return true;
   }
   const auto landing = static_cast<uint32_t>(std::min<size_t>(layers, state->layers - 1 - first_layer));
@@ -24,8 +24,8 @@ bool Directory::land_saved(HoldId reservation, size_t first, size_t count, uint3
       continue;
     }
     const SlotAddress slot = table_.slot_of(record.page);
-    if (table_.shared().landed(slot) == first_layer) {
-      table_.shared().land(slot, first_layer, checksums.data() + index * layers, landing);
+    if (table_.words().landed(slot) == first_layer) {
+      table_.words().land(slot, first_layer, checksums.data() + index * layers, landing);
     }
   }
   return true;
@@ -33,13 +33,13 @@ bool Directory::land_saved(HoldId reservation, size_t first, size_t count, uint3
 
 // Whether the layers that others may have read by now are those that are committed: no chunk of two saves' layers comes to be.
 bool Directory::has_landed_as(const ChunkRecord& record, const uint32_t* checksums) const noexcept {
-  if (!table_.is_shared()) {
+  if (!table_.has_words()) {
     return true;
   }
   const SlotAddress slot = table_.slot_of(record.page);
-  const uint32_t landed = table_.shared().landed(slot);
+  const uint32_t landed = table_.words().landed(slot);
   for (uint32_t layer = 0; layer < landed; ++layer) {
-    if (table_.shared().checksum(slot, layer) != checksums[layer]) {
+    if (table_.words().checksum(slot, layer) != checksums[layer]) {
       return false;
     }
   }

@@ -18,16 +18,22 @@ struct DirectoryGeometry {
   uint64_t capacity;  // payload bytes
   uint32_t max_chunks;
   ArenaShape arena;
-  IndexShape index;  // of a tier on disk: nothing, clients do not look into it
+  IndexShape index;  // of a tier on disk, which clients do not look into, and of a device, which is a region of DRAM's: nothing
 
   // One segment more than the capacity needs, so that a second size class finds a place beside a full first one.
   // Nothing where the numbers are out of range.
-  // `further_entries`: table entries for chunks of lower tiers.
-  [[nodiscard]] static std::optional<DirectoryGeometry> plan(uint64_t capacity, uint64_t segment_bytes,
-                                                             uint32_t max_chunks, uint32_t further_entries = 0);
+  // `further_entries`: table entries for chunks of lower tiers. `device`: the tier of copies, whose slots' words are in this index.
+  [[nodiscard]] static std::optional<DirectoryGeometry> plan(uint64_t capacity, uint64_t segment_bytes, uint32_t max_chunks,
+                                                             uint32_t further_entries = 0,
+                                                             const DirectoryGeometry* device = nullptr);
+  // Of a tier of copies in the memory of a device: whole segments of exactly this size, a multiple of huge pages, none more than
+  // the capacity.
+  [[nodiscard]] static std::optional<DirectoryGeometry> plan_device(uint64_t capacity, uint64_t segment_bytes, uint32_t max_chunks);
   // Of a tier on disk: whole segments of exactly this size, none more than the capacity, no slot over two of them.
   [[nodiscard]] static std::optional<DirectoryGeometry> plan_files(uint64_t segment_bytes, uint32_t segments,
                                                                    uint32_t max_chunks);
+  // As a region of an index.
+  [[nodiscard]] RegionShape region(Tier tier, Backing backing) const noexcept;
 };
 
 }  // namespace kvpool

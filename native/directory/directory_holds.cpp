@@ -120,6 +120,9 @@ Hold Directory::make_hold(std::vector<RecordId> records) {
 // puts it behind the children that become idle here.
 void Directory::end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept {
   latest_ns_ = std::max(latest_ns_, now_ns);
+  if (copies_ != nullptr) {
+    copies_->use_copies(records, latest_ns_);
+  }
   policy_->note_uses(records_, records, latest_ns_);
   for (auto id = records.rbegin(); id != records.rend(); ++id) {
     ChunkRecord& record = records_[*id];
@@ -233,17 +236,17 @@ std::optional<Columns> Directory::columns(HoldId hold) const {
   }
   const HoldTable::Records& records = *held;
   Columns columns{std::vector<uint64_t>(records.size()), std::vector<uint64_t>(records.size()),
-                  std::vector<uint8_t>(records.size(), NO_LEVEL), std::vector<uint64_t>(table_.is_shared() ? records.size() : 0)};
+                  std::vector<uint8_t>(records.size(), NO_LEVEL), std::vector<uint64_t>(table_.has_words() ? records.size() : 0)};
   LastRun last;
   for (size_t index = 0; index < records.size(); ++index) {
     const ChunkRecord& record = records_[records[index]];
     columns.offsets[index] = record.has_slot() ? uint64_t{record.page.value()} * PAGE_BYTES : 0;
     columns.generations[index] = record.generation;
-    if (table_.is_shared()) {
+    if (table_.has_words()) {
       columns.slots[index] = table_.slot_of(record.page, last).packed();
     }
     if (record.state == ChunkState::READY) {
-      columns.levels[index] = static_cast<uint8_t>(tier_);
+      columns.levels[index] = static_cast<uint8_t>(record.has_copy ? copies_->tier_ : tier_);
     } else if (record.state == ChunkState::PROMOTING) {
       columns.levels[index] = record.source;
     }

@@ -19,7 +19,8 @@ const ChunkRecord* Directory::find_source(const ChunkKey& key, const PromotionSo
 
 // Whether a source names a tier outside, and no directory here has that tier.
 bool Directory::is_outside(const PromotionSource& source) const noexcept {
-  return source.is_external && (tier_bit(source.tier) & (lower_bits_ | upper_bits_ | tier_bit(tier_))) == 0;
+  const auto known = lower_bits_ | upper_bits_ | tier_bit(tier_) | copies_bit();
+  return source.is_external && originals_ == nullptr && (tier_bit(source.tier) & known) == 0;
 }
 
 // The bit of the tier outside that a chunk is being promoted from; 0 for any other chunk.
@@ -77,8 +78,8 @@ void Directory::begin_promotion(RecordId id, const PromotionSource& source, cons
 
 // Whether the layers that were announced for a slot are those that were expected, as far as that is known.
 bool Directory::has_expected_layers(const ChunkRecord& record, const Promotion& promotion) const noexcept {
-  for (size_t layer = 0; table_.is_shared() && layer < promotion.checksums.size(); ++layer) {
-    if (table_.shared().checksum(table_.slot_of(record.page), static_cast<uint32_t>(layer)) != promotion.checksums[layer]) {
+  for (size_t layer = 0; table_.has_words() && layer < promotion.checksums.size(); ++layer) {
+    if (table_.words().checksum(table_.slot_of(record.page), static_cast<uint32_t>(layer)) != promotion.checksums[layer]) {
       return false;
     }
   }
@@ -87,12 +88,12 @@ bool Directory::has_expected_layers(const ChunkRecord& record, const Promotion& 
 
 bool Directory::has_landed(const ChunkKey& key, uint64_t generation) const noexcept {
   const RecordId id = find_record(key);
-  if (arena_mapping_ == nullptr || !table_.is_shared() || !id.valid() || records_[id].generation != generation ||
+  if (arena_mapping_ == nullptr || !table_.has_words() || !id.valid() || records_[id].generation != generation ||
       records_[id].state != ChunkState::PROMOTING) {
     return true;
   }
   const ChunkRecord& record = records_[id];
-  return table_.shared().landed(table_.slot_of(record.page)) == arena_.size_class(record.size_class).layers;
+  return table_.words().landed(table_.slot_of(record.page)) == arena_.size_class(record.size_class).layers;
 }
 
 bool Directory::landed(const ChunkKey& key, uint64_t generation, std::span<const int32_t> tokens) {

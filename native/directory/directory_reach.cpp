@@ -74,7 +74,7 @@ void Directory::evict_for(ChunkIndex& crowded, const ChunkKey& heir, RecordId to
   }
   const ChunkKey gone = records_[top].key;
   const auto entry = crowded.find(gone);
-  if (entry && (entry->tiers & ~tier_bit(tier_)) == 0) {
+  if (entry && (entry->tiers & ~(tier_bit(tier_) | copies_bit())) == 0) {
     static_cast<void>(crowded.shared().bequeath(gone, heir));
   }
   evict(top, Eviction::INDEX_FULL);

@@ -181,6 +181,9 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
   if ((entry || is_lower()) && tiers_ != nullptr && tiers_->is_foreign(*this, owner, key)) {
     return SaveState::FOREIGN;
   }
+  if (const auto refusal = originals_ == nullptr ? std::nullopt : why_not_copied(owner, size_class, parent, key)) {
+    return *refusal;
+  }
   const ChunkRecord* const lower = source == nullptr ? nullptr : find_source(key, *source);
   if (source != nullptr && lower == nullptr && !is_outside(*source)) {
     return SaveState::NO_PARENT;  // the lower tier has lost it meanwhile

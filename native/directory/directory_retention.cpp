@@ -41,6 +41,9 @@ RetainState Directory::set_retention(RecordId id, Retention request) noexcept {
   if (retention_.released() > 0) {
     requeue_released(id);
   }
+  if (record.has_copy) {
+    copies_->follow_retention(record.key, record.priority);
+  }
   if (record.priority != before) {
     report_priority(record, before);
   }
@@ -121,6 +124,9 @@ std::vector<uint8_t> Directory::retain(NamespaceId owner, const uint8_t* keys, c
                                        uint64_t now_ns) {
   expire_retention(now_ns);
   std::vector<uint8_t> states(requests.size(), static_cast<uint8_t>(RetainState::ABSENT));
+  if (originals_ != nullptr) {
+    return states;
+  }
   if (lower_bits_ != 0) {
     states = tiers_->below(*this).front()->retain(owner, keys, requests, now_ns);
   }
@@ -135,7 +141,7 @@ std::vector<uint8_t> Directory::retain(NamespaceId owner, const uint8_t* keys, c
 
 std::optional<Retention> Directory::retention(const ChunkKey& key) const noexcept {
   const RecordId id = find_record(key);
-  return id.valid() ? std::optional(retention_.of(id)) : std::nullopt;
+  return id.valid() ? std::optional(retained_as(id)) : std::nullopt;
 }
 
 std::optional<std::vector<Retention>> Directory::retentions(HoldId hold) const {
@@ -145,7 +151,7 @@ std::optional<std::vector<Retention>> Directory::retentions(HoldId hold) const {
   }
   std::vector<Retention> retentions;
   for (const RecordId id : *held) {
-    retentions.push_back(retention_.of(id));
+    retentions.push_back(retained_as(id));
   }
   return retentions;
 }
@@ -172,6 +178,9 @@ void Directory::expire_here(RecordId id) {
 void Directory::expire_retention(uint64_t now_ns) {
   latest_ns_ = std::max(latest_ns_, now_ns);
   retention_.begin_request();
+  if (copies_ != nullptr) {
+    copies_->retention_.begin_request();
+  }
   if (tiers_ != nullptr) {
     for (Directory* lower : tiers_->below(*this)) {
       lower->retention_.begin_request();

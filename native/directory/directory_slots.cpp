@@ -27,7 +27,7 @@ void Directory::let_zombie_go(RecordId id) noexcept {
 // another chunk. Without such words, in a tier that no client maps, a hold gates the slot as a pin does.
 void Directory::vacate(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
-  if (record.holds > 0 && !record.has_io() && record.has_slot() && table_.is_shared()) {
+  if (record.holds > 0 && !record.has_io() && record.has_slot() && table_.has_words()) {
     give_slot_back(id);
     shares_.vacate(record.size_class);
     record.page = PackedPage();
@@ -134,7 +134,7 @@ void Directory::verify_slot(RecordId id, std::vector<std::string>& broken) const
   if (is_written ? !record.has_writer : record.has_writer && !is_zombie) {
     broken.push_back(name + " is wrong about its writer");
   }
-  if (is_zombie && record.has_slot() && record.holds > 0 && !record.has_io() && table_.is_shared()) {
+  if (is_zombie && record.has_slot() && record.holds > 0 && !record.has_io() && table_.has_words()) {
     broken.push_back(name + " has a slot that nobody uses");
   }
   if (record.is_abandoned && !(is_zombie && record.has_writer && record.has_slot())) {

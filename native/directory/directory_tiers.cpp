@@ -35,9 +35,9 @@ void Directory::mark_below(RecordId id, bool is_below) noexcept {
   settle(id);
 }
 
-// Whether another tier has it too.
+// Whether another tier has it too, and not merely a copy that leaves with it.
 bool Directory::is_elsewhere(const ChunkKey& key) const noexcept {
-  return tiers_ != nullptr && (tiers_->tiers_of(key) & ~tier_bit(tier_)) != 0;
+  return originals_ != nullptr || (tiers_ != nullptr && (tiers_->tiers_of(key) & ~(tier_bit(tier_) | copies_bit())) != 0);
 }
 
 std::span<Directory* const> Directory::lower_tiers() const noexcept {
@@ -160,6 +160,11 @@ void Directory::remember_evicted(uint32_t chunks) {
 // entry left for it. Clients choose keys: 256 of one home leave none once the chunk's own entry is gone.
 // `source`: the chunk's generation in the tier that it was copied from, or 0.
 std::optional<SaveState> Directory::why_unpublishable(const ChunkRecord& record, Tier from, uint64_t source) const noexcept {
+  if (originals_ != nullptr) {
+    const ChunkRecord* original = from == originals_->tier_ ? originals_->find_ready(record.key) : nullptr;
+    const bool is_copied = original != nullptr && (source == 0 || original->generation == source);
+    return is_copied ? std::nullopt : std::optional(SaveState::EXPIRED);
+  }
   if (!is_lower()) {
     return std::nullopt;
   }
@@ -230,7 +235,7 @@ bool Directory::is_restorable(NamespaceId owner, ClassId size_class, const std::
       return false;
     }
   }
-  return !is_lower() || (tiers_->can_enter(key) && !tiers_->is_foreign(*this, owner, key));
+  return originals_ == nullptr && (!is_lower() || (tiers_->can_enter(key) && !tiers_->is_foreign(*this, owner, key)));
 }
 
 bool Directory::restore(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,

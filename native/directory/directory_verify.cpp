@@ -33,6 +33,7 @@ std::vector<std::string> Directory::verify(bool with_shared) const {
   append(broken, arena_.verify());
   verify_records(broken, with_shared);
   verify_queues(broken);
+  verify_copies(broken);
   append(broken, retention_.verify());
   append(broken, holds_.verify());
   verify_sums(broken, with_shared);
@@ -96,13 +97,14 @@ void Directory::verify_record(RecordId id, std::vector<std::string>& broken) con
   if (is_found != (record.state != ChunkState::ZOMBIE)) {
     broken.push_back(name_of(id) + (is_found ? " is a zombie in the table" : " is missing in the table"));
   } else if (is_found) {
-    if (entry->generation != record.generation || entry->slot != table_.slot_of(record.page)) {
+    const SlotAddress slot = table_.is_shared() ? table_.slot_of(record.page) : SlotAddress();
+    if (entry->generation != record.generation || entry->slot != slot) {
       broken.push_back(name_of(id) + " differs from its table entry");
     }
     if ((entry->tiers & tier_bit(tier_)) != (is_ready ? tier_bit(tier_) : 0)) {
       broken.push_back(name_of(id) + " has wrong tiers in the table");
     }
-    const auto known = static_cast<uint8_t>(lower_bits_ | upper_bits_ | tier_bit(tier_));
+    const auto known = static_cast<uint8_t>(lower_bits_ | upper_bits_ | tier_bit(tier_) | copies_bit());
     if (!is_lower() && (entry->tiers & ~known) != outside_bit(record)) {
       broken.push_back(name_of(id) + " is wrong about a tier outside");
     }
@@ -123,6 +125,7 @@ void Directory::verify_record(RecordId id, std::vector<std::string>& broken) con
     broken.push_back(name_of(id) + " has a generation that was never given");
   }
   verify_slot(id, broken);
+  verify_copy(id, broken);
 }
 
 void Directory::verify_tree(RecordId id, std::vector<std::string>& broken) const {
@@ -235,13 +238,17 @@ void Directory::verify_sums(std::vector<std::string>& broken, bool with_shared) 
     for (const Directory* lower : is_lower() ? std::span<Directory* const>() : lower_tiers()) {
       expect("entries of a lower tier", lower->stats_.chunks, table_.count_in(tier_bit(lower->tier_)));
     }
+    if (copies_ != nullptr) {
+      expect("entries with a copy", copies_->stats_.chunks, table_.count_in(copies_bit()));
+      expect("slots of copies with a generation", copies_->stats_.chunks, copies_->table_.count_published());
+    }
   }
   expect("evictions", stats_.evictions[0] + stats_.evictions[1] + stats_.evictions[2],
          stats_.evicted_chunks + stats_.shed_chunks);
   expect("chunks declined below", lower_bits_ == 0 ? 0 : stats_.evicted_chunks,
          std::accumulate(stats_.declined.begin(), stats_.declined.end(), uint64_t{0}));
   expect("stored chunks",
-         sums.chunks + stats_.evicted_chunks + stats_.shed_chunks + stats_.flushed_chunks + stats_.dropped_chunks,
+         sums.chunks + stats_.evicted_chunks + stats_.shed_chunks + stats_.flushed_chunks + stats_.dropped_chunks + stats_.withdrawn_chunks,
          stats_.stored_chunks + stats_.promoted_chunks);
   for (uint32_t index = 0; index < namespaces_.size(); ++index) {
     expect("chunks of a namespace", counts[index].chunks, namespaces_[index].chunks);

@@ -50,6 +50,9 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
       shares_.note_stored(state);
       ++stats_.stored_chunks;
       become_ready(record);
+      if (originals_ != nullptr) {
+        begin_copy(id);
+      }
       report(record, ChangeKind::ARRIVED, Cause::STORED);
     }
     answers[index] = static_cast<uint8_t>(SaveState::STORED);

@@ -29,6 +29,9 @@ const char* TierSet::why_refused(const std::vector<Directory*>& tiers) noexcept 
     if (tier == nullptr || tier->tiers_ != nullptr) {
       return "a tier is in another set already, or none";
     }
+    if (tier->originals_ != nullptr) {
+      return "a directory of copies is in no set; it belongs to the one that has what they are copied from";
+    }
     if (tier->records_.alive() != 0) {
       return "a tier has chunks already; join tiers before anything is stored";
     }

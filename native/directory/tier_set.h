@@ -4,7 +4,8 @@
 //
 // The first tier owns the table that clients read. An entry there has a bit for each level that has the key; a key is found as
 // long as any tier has it. Each other tier notes what it holds. A tier's records have `is_below` set while any lower tier has the
-// chunk: one that leaves one lower tier while another lower tier has it is still below.
+// chunk: one that leaves one lower tier while another lower tier has it is still below. The entry of a chunk of the first tier may
+// have one bit more, of a directory of copies, which is in no set: a copy leaves before the chunk itself does (directory_copies.cpp).
 //
 // Retention: a request reaches all tiers. When a chunk leaves a tier, each lower tier that has it takes over its priority and
 // duration. Of the tiers that retain a chunk alike, the uppermost decides when its priority expires: then it expires in all.
@@ -40,7 +41,7 @@ class TierSet {
   TierSet& operator=(const TierSet&) = delete;
 
   [[nodiscard]] std::span<Directory* const> all() const noexcept { return tiers_; }
-  // Which tiers can be read for a chunk: a bit a level, none where no tier has it.
+  // Which tiers can be read for a chunk: a bit a level, that of a copy too; none where no tier has it.
   [[nodiscard]] uint8_t tiers_of(const ChunkKey& key) const noexcept;
 
  private:

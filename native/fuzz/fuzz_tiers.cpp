@@ -1,4 +1,5 @@
-// Any sequence of moves between three tiers, with keys that a client chooses: the invariants of all hold, and nothing stays held.
+// Any sequence of moves between three tiers and into a device, with keys that a client chooses: the invariants of all hold, and nothing
+// stays held.
 #include "fuzz_input.h"
 
 #include "tests/directory/directory_tiers.h"
@@ -22,7 +23,13 @@ std::vector<uint8_t> keys_of(const std::vector<uint64_t>& numbers) {
   return packed;
 }
 
-// Demotions and promotions under way.
+// A device with copies of a few chunks.
+const DirectoryGeometry& device_geometry() {
+  static const DirectoryGeometry planned = *DirectoryGeometry::plan_device(HUGE_PAGE_BYTES, HUGE_PAGE_BYTES, 12);
+  return planned;
+}
+
+// Demotions, copies and promotions under way.
 struct Move {
   HoldId hold;
   HoldId other;  // the reservation below, or the hold there
@@ -37,8 +44,14 @@ class Moves {
   explicit Moves(Input& input)
       : input_(input),
         tiers_(static_cast<uint32_t>(16 + 8 * input.up_to(40)), static_cast<uint32_t>(8 + input.up_to(40)),
-               input.up_to(1) != 0 ? PolicyKind::CLASS_QUEUES : PolicyKind::LRU),
+               input.up_to(1) != 0 ? PolicyKind::CLASS_QUEUES : PolicyKind::LRU, &device_geometry()),
         memory_(tiers_.memory.directory) {
+    if (input_.up_to(1) != 0) {
+      device_.emplace(memory_, device_geometry());
+      FUZZ_EXPECT(device_->add_namespace() == tiers_.memory.owner);
+      FUZZ_EXPECT(device_->add_class(kvpool::testing::CHUNK, kvpool::testing::LAYERS) == tiers_.in_files);
+      device_->mark_segment_ready(0);
+    }
     for (uint64_t number = 0; input_.up_to(1) != 0 && number < MAX_PROBE; ++number) {
       save({1000 + 2 * number});
     }
@@ -48,7 +61,7 @@ class Moves {
     for (int step = 0; step < 200 && !input_.is_empty(); ++step) {
       move();
       if (step % 16 == 0) {
-        FUZZ_EXPECT(tiers_.is_sound());
+        FUZZ_EXPECT(tiers_.is_sound() && (!device_ || device_->verify().empty()));
       }
     }
     while (!downwards_.empty()) {
@@ -62,7 +75,7 @@ class Moves {
       memory_.end_reservation(id, now());
     }
     FUZZ_EXPECT(tiers_.is_sound());
-    for (const Directory* directory : {&memory_, &tiers_.files, &tiers_.store}) {
+    for (const Directory* directory : {&memory_, &tiers_.files, &tiers_.store, device_ ? &*device_ : &memory_}) {
       const DirectoryStats stats = directory->stats();
       FUZZ_EXPECT(stats.held == 0 && stats.holds == 0 && stats.reservations == 0 && stats.pins == 0 && stats.pinned == 0);
       FUZZ_EXPECT(stats.zombies == 0 && stats.writing == 0 && stats.promoting == 0);
@@ -71,6 +84,7 @@ class Moves {
     static_cast<void>(flush(tiers_.files, std::nullopt, UINT64_MAX));
     static_cast<void>(flush(tiers_.store, std::nullopt, UINT64_MAX));
     FUZZ_EXPECT(memory_.stats().used_bytes == 0 && tiers_.files.stats().used_bytes == 0 && tiers_.store.stats().used_bytes == 0);
+    FUZZ_EXPECT(!device_ || (device_->stats().used_bytes == 0 && device_->verify().empty()));
     FUZZ_EXPECT(tiers_.is_sound());
   }
 
@@ -90,7 +104,7 @@ class Moves {
   Directory& any_lower() { return input_.up_to(1) != 0 ? tiers_.files : tiers_.store; }
 
   void move() {
-    switch (input_.up_to(14)) {
+    switch (input_.up_to(17)) {
       case 0:
       case 1:
         return save(chain());
@@ -119,6 +133,15 @@ class Moves {
         return;
       case 13:
         return copy_further();
+      case 14:
+      case 15:
+        return copy_to_device();
+      case 16:
+        if (device_) {
+          static_cast<void>(input_.up_to(1) != 0 ? kvpool::testing::drop(*device_, any_key())
+                                                 : flush(*device_, std::nullopt, UINT64_MAX).chunks);
+        }
+        return;
       default:
         static_cast<void>(flush((input_.up_to(1) != 0 ? memory_ : any_lower()), std::nullopt, UINT64_MAX));
     }
@@ -178,6 +201,15 @@ class Moves {
     const Hold hold = tiers_.files.acquire(tiers_.memory.owner, keys_of(numbers).data(), numbers.size());
     if (hold.id != 0) {
       start_writing(tiers_.files, tiers_.store, hold);
+    }
+  }
+
+  // Copies chunks of memory to the device.
+  void copy_to_device() {
+    const auto numbers = chain();
+    const Hold hold = memory_.acquire(tiers_.memory.owner, keys_of(numbers).data(), numbers.size());
+    if (hold.id != 0) {
+      start_writing(memory_, device_ ? *device_ : tiers_.files, hold);
     }
   }
 
@@ -272,6 +304,7 @@ class Moves {
   Input& input_;
   TiersOverStore tiers_;
   Directory& memory_;
+  std::optional<Directory> device_;  // of copies
   std::vector<Move> downwards_;
   std::vector<Move> upwards_;
   std::vector<HoldId> holds_;

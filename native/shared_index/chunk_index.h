@@ -2,8 +2,9 @@
 //
 // What it is: one interface to both. What it is not: a copy: a private map has record ids alone, and the other fields of an entry are
 // read from the chunk's record.
-// Only the shared table has words of slots (generations, checksums, landings) and a limited reach for each key. Without it nothing is
-// published, and every key has room. The directory names a slot by its page, readers by its number: this class converts.
+// Only a shared table has words of slots (generations, checksums, landings) and a limited reach for each key. A private map may have
+// the words of its slots in a region of another directory's table; without them nothing is published. In it every key has room. The
+// directory names a slot by its page, readers by its number: this class converts.
 // Threads: the control thread only.
 #pragma once
 
@@ -19,15 +20,22 @@
 
 namespace kvpool {
 
+// A region of a table, and the table; none where readers know no slots.
+struct TableRegion {
+  ChunkTable* table = nullptr;
+  uint32_t number = DRAM_REGION;
+};
+
 class ChunkIndex {
  public:
-  // `shared` unset: a private map of up to `max_chunks` keys. `tier`: of the chunks. REQUIRES: `records` and
-  // `arena`, from which region DRAM_REGION is cut, live as long.
+  // `shared` unset: a private map of up to `max_chunks` keys, with the words of its slots in `region`. `tier`: of the chunks.
+  // REQUIRES: `records`, `arena`, from which the slots of the region are cut, and the region's table live as long.
   ChunkIndex(std::shared_ptr<const Mapping> shared, IndexShape shape, const uint8_t epoch[16], Tier tier, uint32_t max_chunks,
-             const ChunkRecords& records, const SlotArena& arena)
-      : records_(records), arena_(arena), tier_(tier) {
+             const ChunkRecords& records, const SlotArena& arena, TableRegion region = {})
+      : records_(records), arena_(arena), tier_(tier), region_(region) {
     if (shared != nullptr) {
       table_.emplace(std::move(shared), std::move(shape), epoch);
+      region_ = {&*table_, DRAM_REGION};
     } else {
       map_.emplace(max_chunks, records);
     }
@@ -75,39 +83,46 @@ class ChunkIndex {
   }
   // See SlotArena::words_of.
   [[nodiscard]] SlotAddress slot_of(PageIndex page, LastRun& last) const noexcept {
-    return table_ && page.valid() ? SlotAddress{DRAM_REGION, arena_.words_of(page, last).number} : SlotAddress();
+    return has_words() && page.valid() ? SlotAddress{region_.number, arena_.words_of(page, last).number} : SlotAddress();
   }
   // The slot at the page is lent to a chunk: nothing can be read in it yet.
   void open_slot(PageIndex page) noexcept {
-    if (table_) {
+    if (has_words()) {
       const SlotNumbers words = arena_.words_of(page);
-      table_->open_slot({DRAM_REGION, words.number}, words.first_checksum);
+      region_.table->open_slot({region_.number, words.number}, words.first_checksum);
     }
   }
   void set_generation(PageIndex page, uint64_t generation) noexcept {
-    if (table_) {
-      table_->set_generation(slot_of(page), generation);
+    if (has_words()) {
+      region_.table->set_generation(slot_of(page), generation);
     }
   }
   // The chunk that was being written into the slot at the page is given up: wakes who follows it.
   void end_landing(PageIndex page) noexcept {
-    if (table_) {
-      table_->end_landing(slot_of(page));
+    if (has_words()) {
+      region_.table->end_landing(slot_of(page));
     }
   }
   // Publishes the chunk in the slot at the page: a reader that finds the generation finds the layers and checksums.
   void publish(PageIndex page, const uint32_t* checksums, uint32_t layers, uint64_t generation) noexcept {
-    if (table_) {
+    if (has_words()) {
       const SlotAddress slot = slot_of(page);
-      table_->set_checksums(slot, checksums, layers);
-      table_->set_landed(slot, layers);
-      table_->set_generation(slot, generation);
+      region_.table->set_checksums(slot, checksums, layers);
+      region_.table->set_landed(slot, layers);
+      region_.table->set_generation(slot, generation);
     }
   }
   // Whether readers of the slot find this generation, if there are any.
   [[nodiscard]] bool has_generation(PageIndex page, uint64_t generation) const noexcept {
-    return !table_ || table_->generation(slot_of(page)) == generation;
+    return !has_words() || words().generation(slot_of(page)) == generation;
   }
+
+  // Whether readers know its slots. REQUIRES of the others: they do.
+  [[nodiscard]] bool has_words() const noexcept { return region_.table != nullptr; }
+  [[nodiscard]] ChunkTable& words() noexcept { return *region_.table; }
+  [[nodiscard]] const ChunkTable& words() const noexcept { return *region_.table; }
+  // Slots of its region that have a generation.
+  [[nodiscard]] uint64_t count_published() const noexcept { return words().count_published(region_.number); }
 
   [[nodiscard]] bool is_shared() const noexcept { return table_.has_value(); }
   // What only a table can do. REQUIRES: there is one.
@@ -132,6 +147,7 @@ class ChunkIndex {
   const ChunkRecords& records_;
   const SlotArena& arena_;
   const Tier tier_;
+  TableRegion region_;
   std::optional<ChunkTable> table_;
   std::optional<KeyMap> map_;
 };

@@ -180,6 +180,8 @@ class ChunkTable {
   // Counted by looking at every slot: entries in no slot of the arena, and entries with one of these tiers.
   [[nodiscard]] uint64_t count_placeless() const noexcept;
   [[nodiscard]] uint64_t count_in(uint8_t tiers) const noexcept;
+  // Slots of a region that have a generation, counted alike.
+  [[nodiscard]] uint64_t count_published(uint32_t region) const noexcept;
 
   // Recounts everything; one line per broken invariant. Takes no memory for parts of the table that were never used.
   [[nodiscard]] std::vector<std::string> verify() const;

@@ -1,4 +1,6 @@
 // The words of slots, as the writer of the shared index stores them. See chunk_table.h.
+#include <algorithm>
+
 #include "base/check.h"
 #include "shared_index/chunk_table.h"
 #include "shared_index/landing_wait.h"
@@ -63,6 +65,22 @@ uint32_t ChunkTable::checksum(SlotAddress slot, uint32_t layer) const noexcept {
   const uint32_t* const sums = regions_[slot.region].find_checksums(words_at(slot), uint64_t{layer} + 1);
   KVPOOL_CHECK(sums != nullptr);
   return sums[layer];
+}
+
+// Words do not straddle pages: a part begins at a multiple of their size.
+uint64_t ChunkTable::count_published(uint32_t region) const noexcept {
+  static_assert(PART_ALIGNMENT % sizeof(SlotWords) == 0);
+  const RegionWords& words = regions_[region];
+  const auto first = static_cast<uint64_t>(reinterpret_cast<const uint8_t*>(words.slots) - mapping_->data());
+  const uint64_t last = first + words.slot_count * sizeof(SlotWords);
+  uint64_t count = 0;
+  for (Stretch pages = mapping_->next_pages(first); pages.begin < std::min(pages.end, last); pages = mapping_->next_pages(pages.end)) {
+    const uint64_t begin = (std::max(pages.begin, first) - first) / sizeof(SlotWords);
+    const uint64_t end = (std::min(pages.end, last) - first) / sizeof(SlotWords);
+    count += static_cast<uint64_t>(
+        std::count_if(words.slots + begin, words.slots + end, [](const SlotWords& slot) { return slot.generation != 0; }));
+  }
+  return count;
 }
 
 }  // namespace kvpool

@@ -27,8 +27,9 @@ inline constexpr uint64_t MIN_TABLE_SLOTS = 64;
 inline constexpr uint64_t MAX_TABLE_SLOTS = uint64_t{1} << 30;
 // Arenas of a node: one for each of eight devices, one for each of some trust domains, and DRAM's.
 inline constexpr uint32_t REGIONS_MAX = 32;
-// The region of the DRAM tier's arena, which every daemon has.
+// The region of the DRAM tier's arena, which every daemon has, and that of the memory of a device, if it has one.
 inline constexpr uint32_t DRAM_REGION = 0;
+inline constexpr uint32_t DEVICE_REGION = 1;
 inline constexpr uint32_t LANDING_FAILED = 0x80000000U;
 inline constexpr uint64_t PART_ALIGNMENT = 64;
 
@@ -109,6 +110,7 @@ struct RegionShape {
   uint64_t checksums = 0;
   Tier tier = Tier::DRAM;
   Backing backing = Backing::MEMFD;
+  friend bool operator==(const RegionShape&, const RegionShape&) noexcept = default;
 };
 
 // Where the parts of an index begin.

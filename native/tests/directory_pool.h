@@ -29,8 +29,8 @@ inline ChunkKey key_of(uint64_t id) { return ChunkKey::from_bytes(pack({id}).dat
 
 struct Pool {
   explicit Pool(uint64_t capacity, uint32_t max_chunks = 1000, bool ready = true, uint64_t segment_bytes = 64 << 20,
-                PolicyKind policy = PolicyKind::LRU, uint32_t further_entries = 0)
-      : geometry(*DirectoryGeometry::plan(capacity, segment_bytes, max_chunks, further_entries)),
+                PolicyKind policy = PolicyKind::LRU, uint32_t further_entries = 0, const DirectoryGeometry* device = nullptr)
+      : geometry(*DirectoryGeometry::plan(capacity, segment_bytes, max_chunks, further_entries, device)),
         arena(Mapping::create("arena", geometry.arena.total_bytes(), false).mapping),
         index(Mapping::create("index", geometry.index.total_bytes(), false).mapping),
         directory(arena, index, geometry, EPOCH, Tier::DRAM, policy),

@@ -42,7 +42,7 @@ def info(options: Options) -> None:
 @common_options
 @pass_options
 def stats(options: Options, section: str | None, watch: bool, interval: str, count: int | None) -> None:
-    """Print counters, all or those of one SECTION: server, index, dram, chunks, usage, events, ssd (with such a tier).
+    """Print counters, all or those of one SECTION: server, index, dram, chunks, usage, events, hbm and ssd (with such tiers).
 
     Lines are `name:value`; a name never changes its meaning. After each `…_bytes` a line `…_human` repeats the size with a
     unit; --json has the raw values alone. Slots are counted by size class, CHUNK BYTESxLAYERS. --watch prints totals, with the
@@ -70,7 +70,7 @@ def stats(options: Options, section: str | None, watch: bool, interval: str, cou
 @click.option("--all", "is_all", is_flag=True, help="Every chunk.")
 @click.option("--model", metavar="M", help="Chunks of one model.")
 @click.option("--older-than", metavar="DURATION", help="Chunks not used for this long, such as 30m.")
-@click.option("--tier", metavar="NAME", help="Only from this tier, such as dram or ssd (default: every tier).")
+@click.option("--tier", metavar="NAME", help="Only from this tier: hbm, dram, ssd (default: every tier).")
 @click.option(
     "--demote", is_flag=True, help="Write chunks that only DRAM has to the SSD tier and checkpoint; drop nothing."
 )

@@ -57,7 +57,7 @@ def check(options: Options, deep: bool) -> None:
 
 @cli.command(epilog=epilog("kvpoolctl verify --sample 1000", "kvpoolctl verify --sample 100 --tier ssd --seed 7"))
 @click.option("--sample", type=click.IntRange(min=1), required=True, metavar="N", help="How many chunks to read.")
-@click.option("--tier", metavar="NAME", help="Only from this tier, such as dram or ssd (default: every tier).")
+@click.option("--tier", metavar="NAME", help="Only from this tier: hbm, dram, ssd (default: every tier).")
 @click.option(
     "--seed", type=click.IntRange(min=0), metavar="S", help="Draw the same chunks again (default: a new seed, printed)."
 )

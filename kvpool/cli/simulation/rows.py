@@ -45,7 +45,7 @@ def make_row(name: str, workload: Workload, cell: Cell, results: dict[Work, Resu
         "hit_blocks_hbm": outcome.hits_hbm,
         "hit_rate_hbm": round(outcome.hits_hbm / references, 6),
         "hbm_blocks_promoted": outcome.hbm_blocks_promoted,
-        "hbm_blocks_returned": outcome.hbm_blocks_returned,
+        "hbm_blocks_returned": 0,  # a copy moves nothing when it leaves: the tiers below have its block
         "blocks_moved_per_hit": round(outcome.blocks_moved / hits, 6) if hits else None,
     }
 

@@ -127,7 +127,7 @@ class Publications:
         events = () if found.is_gap else found.events
         self._last = self._journal.newest if found.is_gap else found.last
         for event in events:
-            if event.kind in (EventKind.STORED, EventKind.UPDATED):
+            if event.kind in (EventKind.STORED, EventKind.UPDATED) and event.is_of_node:
                 self._take_event(event)
         return bool(events) and self._last < self._journal.newest
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kvpool.clock import NS_PER_S
+from kvpool.server.metrics.hbm_definitions import HBM_METRICS
 from kvpool.server.metrics.measurements import Scrape
 from kvpool.server.metrics.metric import Histogram, Kind, Metric, Values
 from kvpool.server.metrics.metric import counter as _counter
@@ -344,6 +345,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                  "that were not read to their end, and connections beyond "
                  "their bounds.", _labelled(_refused_by_publisher), "", "reason"),
     ),
+    "Device memory": HBM_METRICS,
     "Other nodes": PEER_METRICS,
     "Shared store": STORE_METRICS,
     "Health": (

@@ -195,5 +195,5 @@ class KeyReporter:
 
 
 def _concerns_tiers(event: Event) -> bool:
-    """Whether it is about the node's own tiers. What an engine has in its own memory nobody else can have from here."""
-    return event.kind == EventKind.CREATED or bool((event.tiers | event.tiers_before) & NODE_TIERS)
+    """Whether it is about the node's own tiers. What is in the memory of an engine or a device nobody else can have from there."""
+    return event.kind == EventKind.CREATED or event.is_of_node

@@ -134,30 +134,39 @@ class DramTier:
         return segment if segment < self.geometry.segments else None
 
 
-def plan_geometry(config: DramConfig, further_entries: int = 0) -> kvpool_native.DirectoryGeometry:
+def plan_geometry(
+    config: DramConfig, further_entries: int = 0, upper: kvpool_native.DirectoryGeometry | None = None
+) -> kvpool_native.DirectoryGeometry:
     """The sizes of arena and index for a configuration.
 
     A small arena has at least eight segments, so that several size classes fit; large segments are whole huge pages.
     `dram.max_chunks` 0 derives the index from the capacity: one entry for each 32 KiB, or for each page of a small arena.
-    `further_entries`: index entries for chunks in lower tiers.
+    `further_entries`: index entries for chunks in lower tiers. `upper`: of a tier of copies, which is a region of the index.
     """
     capacity = config.capacity
     wanted = min(config.segment, -(-capacity // SEGMENTS_MIN))
     unit = HUGE_PAGE_BYTES if wanted >= 8 * HUGE_PAGE_BYTES else PAGE_BYTES
     segment_bytes = -(-wanted // unit) * unit
     derived = max(capacity // CHUNK_BYTES_TYPICAL_MIN, min(capacity // PAGE_BYTES, CHUNKS_SMALL_ARENA), 64)
-    return kvpool_native.DirectoryGeometry.plan(capacity, segment_bytes, config.max_chunks or derived, further_entries)
+    of_copies = () if upper is None else (upper,)
+    wanted_chunks = config.max_chunks or derived
+    return kvpool_native.DirectoryGeometry.plan(capacity, segment_bytes, wanted_chunks, further_entries, *of_copies)
 
 
-def check_memory_fits(config: DramConfig, further_entries: int, root: Path = Path("/")) -> None:
+def check_memory_fits(
+    config: DramConfig,
+    further_entries: int,
+    root: Path = Path("/"),
+    upper: kvpool_native.DirectoryGeometry | None = None,
+) -> None:
     """Raises MemoryError where this machine lacks the memory that arena and index need.
 
-    `further_entries`: see `plan_geometry`. `root`: the folder that has `proc` and `sys`.
+    `further_entries`, `upper`: see `plan_geometry`. `root`: the folder that has `proc` and `sys`.
     """
     free_huge = free_huge_bytes(root) if config.huge_pages == "hugetlb" else 0
 
     def needed_by(capacity: int) -> int:
-        geometry = plan_geometry(replace(config, capacity=capacity), further_entries)
+        geometry = plan_geometry(replace(config, capacity=capacity), further_entries, upper)
         return geometry.index_bytes + (0 if geometry.arena_bytes <= free_huge else geometry.arena_bytes)
 
     check_memory(config.capacity, needed_by, allow_overcommit=config.allow_overcommit, root=root)

@@ -1,113 +1,12 @@
 // Copies between chunks and an engine's blocks, by all three methods: which bytes move, in which order, and what fails how.
 #include "device/device_stream.h"
 
-#include <algorithm>
-
-#include "tests/device/device_setting.h"
+#include "tests/device/engine_setting.h"
 
 using namespace kvpool;
 using namespace kvpool::testing;
 
 namespace {
-
-constexpr uint8_t UNTOUCHED = 0xC3;
-
-struct Shape {
-  uint32_t planes;
-  uint64_t plane_block_bytes;
-  uint64_t gap;  // between blocks
-  size_t chunks;
-  size_t chunk_blocks;
-};
-
-// An engine's layer on the device, with gaps between blocks and around planes, and what it should have.
-struct Engine {
-  static constexpr uint64_t BLOCKS = 40;
-  static constexpr uint64_t MARGIN = 300;
-
-  Engine(const std::shared_ptr<Device>& device, DeviceStream& on, Shape of) : shape(of), stream(on) {
-    const uint64_t block_stride = shape.plane_block_bytes + shape.gap;
-    const uint64_t plane_stride = BLOCKS * block_stride + MARGIN;
-    bytes = random_bytes(2 * MARGIN + shape.planes * plane_stride, 5);
-    memory = allocate(device, bytes.size());
-    write_to(stream, memory->address(), bytes);
-    view = {{nullptr, reinterpret_cast<uint8_t*>(memory->address() + MARGIN)}, shape.planes, BLOCKS, shape.plane_block_bytes,
-            plane_stride, block_stride};
-  }
-
-  [[nodiscard]] uint64_t layer_bytes() const { return view.layer_bytes(shape.chunk_blocks); }
-  [[nodiscard]] uint8_t* model(uint32_t plane, int64_t id) {
-    return bytes.data() + MARGIN + plane * view.plane_stride + static_cast<uint64_t>(id) * view.block_stride;
-  }
-  // Calls `visit(model of a block's piece, its offset in its chunk's layer, chunk)` for all that are copied.
-  template <typename Visit>
-  void visit(const std::vector<int64_t>& ids, Visit visit) {
-    for (size_t chunk = 0; chunk < shape.chunks; ++chunk) {
-      for (uint32_t plane = 0; plane < shape.planes; ++plane) {
-        for (size_t block = 0; block < shape.chunk_blocks; ++block) {
-          const int64_t id = ids[chunk * shape.chunk_blocks + block];
-          if (id != SKIP_BLOCK) {
-            visit(model(plane, id), (plane * shape.chunk_blocks + block) * shape.plane_block_bytes, chunk);
-          }
-        }
-      }
-    }
-  }
-  [[nodiscard]] bool holds() { return read_from(stream, memory->address(), bytes.size()) == bytes; }
-
-  const Shape shape;
-  DeviceStream& stream;
-  std::vector<uint8_t> bytes;
-  std::shared_ptr<DeviceMemory> memory;
-  CacheView view;
-};
-
-// Ids of distinct blocks, some of them neighbours, some skipped.
-std::vector<int64_t> some_ids(size_t count, std::mt19937& dice) {
-  std::vector<int64_t> ids(Engine::BLOCKS);
-  for (size_t id = 0; id < ids.size(); ++id) {
-    ids[id] = static_cast<int64_t>(id);
-  }
-  for (size_t swaps = 0; swaps < 10; ++swaps) {
-    std::swap(ids[dice() % ids.size()], ids[dice() % ids.size()]);
-  }
-  ids.resize(count);
-  for (int64_t& id : ids) {
-    id = dice() % 5 == 0 ? SKIP_BLOCK : id;
-  }
-  return ids;
-}
-
-// Chunks' layers one behind the other, in memory of the host or the device.
-struct Chunks {
-  Chunks(const std::shared_ptr<Device>& device, DeviceStream& on, const Engine& engine, bool on_device)
-      : stream(on), size(engine.layer_bytes()), mapping(Mapping::create("chunks", round_up(size * engine.shape.chunks + 64, 4096), false).mapping) {
-    bytes = random_bytes(mapping->size(), 7);
-    if (on_device) {
-      memory = allocate(device, bytes.size());
-      write_to(stream, memory->address(), bytes);
-    } else {
-      std::memcpy(mapping->data(), bytes.data(), bytes.size());
-      pinned = Pinned::pin(device, mapping, true);
-    }
-    for (size_t chunk = 0; chunk < engine.shape.chunks; ++chunk) {
-      addresses.push_back((on_device ? memory->address() : address_of(mapping->data())) + 13 + chunk * size);
-    }
-  }
-  [[nodiscard]] uint8_t* model(size_t chunk) { return bytes.data() + 13 + chunk * size; }
-  [[nodiscard]] bool holds() {
-    return memory != nullptr ? read_from(stream, memory->address(), bytes.size()) == bytes
-                             : std::memcmp(mapping->data(), bytes.data(), bytes.size()) == 0;
-  }
-
-  DeviceStream& stream;
-  const uint64_t size;
-  const std::shared_ptr<Mapping> mapping;
-  std::vector<uint8_t> bytes;
-  std::shared_ptr<Pinned> pinned;
-  std::shared_ptr<DeviceMemory> memory;
-  std::vector<uint64_t> addresses;
-};
 
 constexpr std::array<Shape, 5> SHAPES = {{
     {1, 1, 0, 1, 1},
@@ -258,61 +157,6 @@ TEST(an_event_is_done_when_what_was_given_before_it_is) {
   EXPECT(recorded.event->query(is_done).ok() && is_done);
 }
 
-TEST(kernels_are_not_given_what_they_cannot_reach) {
-  const auto device = open_device(CopyMethod::KERNEL);
-  const auto stream = make_stream(device);
-  Engine engine(device, *stream, {2, 100, 0, 1, 2});
-  auto chunk = random_bytes(engine.layer_bytes(), 4);
-  const std::vector<uint64_t> addresses = {address_of(chunk.data())};
-  const std::vector<int64_t> ids = {4, 9};
-  const uint64_t before = calls("cuLaunchKernel");
-  EXPECT(stream->scatter({engine.view, 1, ids, addresses, engine.layer_bytes()}).ok());
-  finish(*stream);
-  EXPECT(calls("cuLaunchKernel") == before);
-  std::memcpy(engine.model(0, 4), chunk.data(), 100);
-  std::memcpy(engine.model(0, 9), chunk.data() + 100, 100);
-  std::memcpy(engine.model(1, 4), chunk.data() + 200, 100);
-  std::memcpy(engine.model(1, 9), chunk.data() + 300, 100);
-  EXPECT(engine.holds());
-}
-
-TEST(descriptors_are_bounded_and_no_launch_reads_those_of_another) {
-  constexpr uint64_t COPIES = DescriptorRing::LAUNCHES * DescriptorRing::DESCRIPTORS * 2 + 5;
-  const auto device = open_device(CopyMethod::KERNEL);
-  const auto stream = make_stream(device);
-  const auto memory = allocate(device, COPIES * 16);
-  const auto pinned = PinnedMemory::allocate(*device, COPIES * 8);
-  const auto bytes = random_bytes(COPIES * 8, 9);
-  std::memcpy(pinned.memory->data(), bytes.data(), bytes.size());
-  std::vector<uint64_t> targets(COPIES);
-  std::vector<uint64_t> sources(COPIES);
-  const std::vector<uint64_t> sizes(COPIES, 8);
-  for (uint64_t copy = 0; copy < COPIES; ++copy) {
-    targets[copy] = memory->address() + copy * 16;
-    sources[copy] = address_of(pinned.memory->data()) + copy * 8;
-  }
-  EXPECT(stream->copy(targets, sources, sizes).ok());
-  EXPECT(live("host") == 2);  // the source, and the descriptors
-  finish(*stream);
-  const auto found = read_from(*stream, memory->address(), COPIES * 16);
-  bool same = true;
-  for (uint64_t copy = 0; copy < COPIES; ++copy) {
-    same = same && std::memcmp(&found[copy * 16], &bytes[copy * 8], 8) == 0;
-  }
-  EXPECT(same);
-}
-
-TEST(streams_pass_their_descriptors_on) {
-  const auto device = open_device(CopyMethod::KERNEL);
-  const auto memory = allocate(device, 1 << 20);
-  for (int round = 0; round < 3; ++round) {
-    const auto stream = make_stream(device);
-    EXPECT(copy_one(*stream, memory->address(), memory->address() + 4096, 100).ok());
-    finish(*stream);
-  }
-  EXPECT(live("host") == 1 && live("events") == DescriptorRing::LAUNCHES);
-}
-
 TEST(each_call_that_fails_is_named) {
   const auto pairs = std::vector<std::pair<CopyMethod, std::vector<const char*>>>{
       {CopyMethod::BATCH, {"cuMemcpyBatchAsync", "cuCtxPushCurrent_v2"}},
@@ -377,25 +221,3 @@ TEST(threads_share_a_stream) {
 }
 
 TEST(everything_was_given_back) { EXPECT(live_sum() == 0); }
-
-// Descriptors that a launch may still read are never given back: the last test.
-TEST(a_launch_without_an_event_behind_it_is_marked_before_its_descriptors_are_used_again) {
-  const auto device = open_device(CopyMethod::KERNEL);
-  const auto memory = allocate(device, 1 << 20);
-  {
-    const auto stream = make_stream(device);
-    order("fail cuEventRecord 1 999");
-    EXPECT(!copy_one(*stream, memory->address(), memory->address() + 4096, 100).ok());
-    finish(*stream);
-  }
-  EXPECT(live("host") == 1);
-  const auto stream = make_stream(device);
-  EXPECT(copy_one(*stream, memory->address(), memory->address() + 4096, 100).ok());
-  EXPECT(live("host") == 2);  // those of the first stream are not used again
-  order("fail cuEventRecord 1 999");
-  EXPECT(!copy_one(*stream, memory->address(), memory->address() + 4096, 100).ok());
-  for (size_t launch = 0; launch < 2 * DescriptorRing::LAUNCHES; ++launch) {
-    EXPECT(copy_one(*stream, memory->address(), memory->address() + 4096, 100).ok());
-  }
-  finish(*stream);
-}

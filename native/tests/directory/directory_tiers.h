@@ -13,9 +13,10 @@ inline constexpr uint64_t FILE_SLOT = CHUNK + PAGE_BYTES;
 
 // A pool of memory over a tier of files, both for one size of chunks.
 struct Tiers {
-  // `lowest`: one more tier under the files, made by the caller.
-  Tiers(uint32_t memory_chunks, uint32_t file_chunks, PolicyKind policy = PolicyKind::LRU, Directory* lowest = nullptr)
-      : memory(memory_chunks * CHUNK, std::max(2000U, memory_chunks + file_chunks), true, 64 << 20, policy),
+  // `lowest`: one more tier under the files, made by the caller. `device`: of copies, which the caller makes too.
+  Tiers(uint32_t memory_chunks, uint32_t file_chunks, PolicyKind policy = PolicyKind::LRU, Directory* lowest = nullptr,
+        const DirectoryGeometry* device = nullptr)
+      : memory(memory_chunks * CHUNK, std::max(2000U, memory_chunks + file_chunks), true, 64 << 20, policy, 0, device),
         file_geometry(*DirectoryGeometry::plan_files(8 * FILE_SLOT, (file_chunks + 7) / 8, std::max(1000U, file_chunks))),
         files(nullptr, nullptr, file_geometry, nullptr, Tier::SSD),
         set(lowest == nullptr ? std::vector<Directory*>{&memory.directory, &files}
@@ -147,8 +148,8 @@ struct Store {
   Directory store;
 };
 struct TiersOverStore : Store, Tiers {
-  TiersOverStore(uint32_t memory_chunks, uint32_t file_chunks, PolicyKind policy)
-      : Store(file_chunks), Tiers(memory_chunks, file_chunks, policy, &store) {}
+  TiersOverStore(uint32_t memory_chunks, uint32_t file_chunks, PolicyKind policy, const DirectoryGeometry* device = nullptr)
+      : Store(file_chunks), Tiers(memory_chunks, file_chunks, policy, &store, device) {}
   [[nodiscard]] bool is_sound() const { return Tiers::is_sound() && store.verify().empty(); }
 };
 

@@ -1,6 +1,6 @@
 """The emulated CUDA driver, built once for all tests, and an engine's memory on its devices.
 
-The driver is a library that exports the CUDA driver's symbols; `emulation/world.h` has its settings and `emulation/faults.h` the
+The driver is a library that exports the CUDA driver's symbols; `emulation/world.h` has its settings, `emulation/faults.h` the
 orders that it takes: failures of calls, copies that hang, delays. The product loads it by its path:
 
     hbm.driver of a daemon, KVPOOL_CUDA_DRIVER of a client, the first argument of `kvpool_native.Device`

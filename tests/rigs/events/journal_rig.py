@@ -1,4 +1,5 @@
-"""Two tiers driven by hand, and the journal over them: for tests that compare events with known operations."""
+"""Two tiers driven by hand, a device with copies where wanted, and the journal over them: for tests that compare events with
+known operations."""
 
 import os
 import random
@@ -22,7 +23,8 @@ from tests.rigs.flushing import flush_whole
 LAYOUT = Layout(layers=2, kv_heads=1, head_dim=64, dtype="float16", chunk_tokens=8)
 SLOT = 4096
 LAYERS = LAYOUT.layers
-DRAM, SSD = 1 << Level.DRAM, 1 << Level.SSD
+HBM, DRAM, SSD = 1 << Level.HBM, 1 << Level.DRAM, 1 << Level.SSD
+DEVICE_BYTES, DEVICE_CHUNKS = 2 << 20, 7
 SCOPES = (("", b""), ("", b"salt"), ("adapter", b"another"))
 
 
@@ -60,13 +62,16 @@ class RigHeaders:
 class Rig:
     """Two tiers, played by hand, and their journal."""
 
-    def __init__(self, *, chunks: int = 24, **options: str) -> None:
+    def __init__(self, *, chunks: int = 24, has_device: bool = False, **options: str) -> None:
         self.headers = RigHeaders()
         self._options = options
+        self._has_device = has_device
         self._begin(chunks)
 
     def _begin(self, chunks: int) -> None:
-        geometry = kvpool_native.DirectoryGeometry.plan(chunks * LAYOUT.chunk_bytes, 4 * SLOT, 400, 400)
+        planned = kvpool_native.DirectoryGeometry.plan_device(DEVICE_BYTES, DEVICE_BYTES, DEVICE_CHUNKS)
+        device = planned if self._has_device else None
+        geometry = kvpool_native.DirectoryGeometry.plan(chunks * LAYOUT.chunk_bytes, 4 * SLOT, 400, 400, device)
         arena = kvpool_native.Mapping.create("arena", geometry.arena_bytes)
         index = kvpool_native.Mapping.create("index", geometry.index_bytes)
         self.epoch = os.urandom(16)
@@ -84,12 +89,22 @@ class Rig:
         below = slots.size_class_of(LAYOUT)
         assert below is not None
         self.below = below
+        self.device = self._copies_in(device) if device is not None else None
         self.clock = Ticks()
         config = load_config(None, [f"events.{name}={value}" for name, value in self._options.items()]).events
         tiers = {Level.DRAM: (self.memory, 400), Level.SSD: (self.files, 400)}
+        if self.device is not None:
+            tiers[Level.HBM] = (self.device, DEVICE_CHUNKS)
         self.journal = Journal(
             self.epoch, tiers, self.namespaces, clock=self.clock, config=config, headers={Level.SSD: self.headers}
         )
+
+    def _copies_in(self, device: kvpool_native.DirectoryGeometry) -> kvpool_native.Directory:
+        copies = kvpool_native.Directory.of_copies(self.memory, device)
+        assert copies.add_namespace() == self.namespace.id
+        assert copies.add_class(LAYOUT.chunk_bytes, LAYERS) == self.namespace.size_class
+        copies.mark_segment_ready(0)
+        return copies
 
     def restart(self, *, chunks: int = 24) -> None:
         """Another life of the daemon, which finds what lay on disk; parents first, as the catalogue gives them."""
@@ -150,6 +165,26 @@ class Rig:
             self.files.end_reservation(reserved.id, self.tick())
         self.memory.unpin(pinned.id)
 
+    def copy(self, names: list[int]) -> int:
+        """Copy what memory has of a chain to the device: how many chunks came."""
+        assert self.device is not None
+        column = b"".join(key(names[: at + 1]) for at in range(len(names)))
+        made = self.device.reserve(self.namespace.id, self.namespace.size_class, b"", column, self.tick())
+        count = made.states.count(SaveState.RESERVED)
+        if count:
+            states = self.device.commit(made.id, 0, sums(count), self.tick())
+            assert states == bytes([SaveState.STORED] * count)
+        if made.id:
+            self.device.end_reservation(made.id, self.tick())
+        return count
+
+    def use(self, names: list[int]) -> None:
+        """A lease of a chain, which ends."""
+        column = b"".join(key(names[: at + 1]) for at in range(len(names)))
+        held = self.memory.acquire(self.namespace.id, column, self.tick())
+        if held.id:
+            self.memory.release(held.id, self.tick())
+
     def promote(self, names: list[int]) -> None:
         column = b"".join(key(names[: at + 1]) for at in range(len(names)))
         made = self.memory.promote(self.namespace.id, self.namespace.size_class, b"", column, self.tick())
@@ -175,9 +210,9 @@ class Rig:
     def truth(self) -> dict[bytes, int]:
         """Tiers by key, asked of the directories chunk by chunk."""
         found: dict[bytes, int] = {}
-        for bit, directory in ((DRAM, self.memory), (SSD, self.files)):
+        for bit, directory in ((HBM, self.device), (DRAM, self.memory), (SSD, self.files)):
             cursor, is_first = 0, True
-            while cursor or is_first:
+            while directory is not None and (cursor or is_first):
                 page = directory.records(cursor, 50)
                 for row in page.records:
                     found[row.key] = found.get(row.key, 0) | bit
@@ -191,7 +226,9 @@ class Rig:
         self.journal.keep_up()
         names = [chance.randrange(3), *(chance.randrange(2) for _ in range(chance.randrange(5)))]
         dice = chance.randrange(15)
-        if dice < 5:
+        if self.device is not None and chance.random() < 0.3:
+            self._device_step(self.device, names, chance)
+        elif dice < 5:
             self.store(names)
         elif dice < 7:
             self.demote()
@@ -206,6 +243,22 @@ class Rig:
         else:
             directory = chance.choice((self.memory, self.files))
             flush_whole(directory, self.clock.now_ns() - chance.randrange(40) * 10**9)
+
+    def _device_step(self, device: kvpool_native.Directory, names: list[int], chance: random.Random) -> None:
+        dice = chance.randrange(8)
+        if dice < 4:
+            self.copy(names)
+        elif dice < 6:
+            self.use(names)
+        elif dice == 6:
+            self.drop(device, key(names))
+        else:
+            flush_whole(device, self.clock.now_ns() - chance.randrange(40) * 10**9)
+
+    def verify(self) -> list[str]:
+        """Broken invariants of the directories and the journal."""
+        directories = [directory for directory in (self.device, self.memory, self.files) if directory is not None]
+        return [problem for directory in directories for problem in directory.verify()] + self.journal.verify()
 
     def demote_all(self) -> None:
         """Until the files have what memory has."""

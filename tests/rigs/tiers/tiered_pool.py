@@ -12,7 +12,7 @@ from kvpool.clock import MonotonicClock
 from kvpool.config.config import load_config
 from kvpool.index.parts import Parts
 from kvpool.layout import Layout
-from kvpool.pool.lower_tiers import Planner, RemoteMaker, TierKinds
+from kvpool.pool.lower_tiers import CopyPlanner, Planner, RemoteMaker, TierKinds
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import peers as pm
@@ -32,9 +32,10 @@ def key_of(*named: int) -> bytes:
     return key
 
 
-def payload(key: bytes) -> bytes:
+def payload(key: bytes, layout: Layout = LAYOUT) -> bytes:
     """The bytes of a key's chunk; its layers differ."""
-    return b"".join((key[layer:] + key[:layer]) * (LAYER // KEY_BYTES) for layer in range(LAYOUT.layers))
+    times = layout.layer_bytes // KEY_BYTES
+    return b"".join((key[layer:] + key[:layer]) * times for layer in range(layout.layers))
 
 
 def medium_of(chunks: int) -> Medium:
@@ -45,7 +46,8 @@ def medium_of(chunks: int) -> Medium:
 class TieredPool:
     """One life of a pool.
 
-    `tiers`: the lower tiers, one for each medium, the fastest first. `remotes`: makers of remote tiers.
+    `tiers`: the lower tiers, one for each medium, the fastest first. `remotes`: makers of remote tiers; `copies`: planners of a
+    tier of copies.
     """
 
     def __init__(
@@ -55,15 +57,23 @@ class TieredPool:
         *options: str,
         levels: Sequence[Level] = (Level.SSD,),
         remotes: Sequence[RemoteMaker] = (),
+        copies: Sequence[CopyPlanner] = (),
+        layout: Layout = LAYOUT,
     ) -> None:
+        self.layout = layout
         self.tiers: list[MemoryTier] = []
         planners: list[Planner] = [
             planner(medium, self.tiers, level=level, seed=number)
             for number, (medium, level) in enumerate(zip(media, levels, strict=True))
         ]
-        wanted = [f"dram.capacity={dram_chunks * CHUNK}B", "dram.prefault=false", "dram.connection_share=1.0", *options]
-        self.pool = Pool(load_config(None, wanted), MonotonicClock(), TierKinds(planners, remotes))
-        self.session = self.pool.open_session(ConnectionId(1), "model", LAYOUT)
+        wanted = [
+            f"dram.capacity={dram_chunks * layout.chunk_bytes}B",
+            "dram.prefault=false",
+            "dram.connection_share=1.0",
+            *options,
+        ]
+        self.pool = Pool(load_config(None, wanted), MonotonicClock(), TierKinds(planners, remotes, copies))
+        self.session = self.pool.open_session(ConnectionId(1), "model", layout)
         self.arena = self.pool._dram.arena.view()
 
     @property
@@ -108,8 +118,9 @@ class TieredPool:
         for number, state in enumerate(made.states):
             if state == SaveState.RESERVED:
                 (offset,) = struct.unpack_from("<Q", made.offsets, 8 * number)
-                self.arena[offset : offset + CHUNK] = np.frombuffer(payload(keys[number]), np.uint8)
-                sums += kvpool_native.extent_checksums(self.pool._dram.arena, offset, LAYER, LAYOUT.layers)
+                size, layers = self.layout.chunk_bytes, self.layout.layers
+                self.arena[offset : offset + size] = np.frombuffer(payload(keys[number], self.layout), np.uint8)
+                sums += kvpool_native.extent_checksums(self.pool._dram.arena, offset, size // layers, layers)
         states = list(made.states)
         if made.reservation:
             done = await self.serve(self.pool.chains.commit(self.session, m.Commit(made.reservation, sums, b"")))
@@ -134,10 +145,10 @@ class TieredPool:
         if is_patient:
             await self.until_moved(lambda: not {Level.SSD, Level.PEER} & set(self.pool._directory.columns(hold).levels))
         slots = self.pool._directory.columns(hold)
-        landed = 0
-        while landed < lease.chunks and slots.levels[landed] == Level.DRAM:
+        landed, size = 0, self.layout.chunk_bytes
+        while landed < lease.chunks and slots.levels[landed] in (Level.HBM, Level.DRAM):
             (offset,) = struct.unpack_from("<Q", slots.offsets, 8 * landed)
-            assert self.arena[offset : offset + CHUNK].tobytes() == payload(keys[landed]), "wrong bytes"
+            assert self.arena[offset : offset + size].tobytes() == payload(keys[landed], self.layout), "wrong bytes"
             landed += 1
         self.pool.leases.release(self.session, m.Release(leased.lease))
         return landed

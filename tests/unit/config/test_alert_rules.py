@@ -9,6 +9,7 @@ import yaml
 
 from kvpool.config.config import OPTIONS
 from kvpool.server.metrics.definitions import METRICS, sample_names
+from kvpool.server.metrics.hbm_definitions import STATES as HBM_STATES
 from kvpool.server.metrics.peer_definitions import STATES as PEER_STATES
 from kvpool.tiering.admission import Admitted
 from kvpool.tiers.base import TierState
@@ -45,6 +46,8 @@ def test_the_rules_follow_the_states_that_the_daemon_exports() -> None:
     states = {"starting", "ok", "readonly", "offline"}
     assert states == {state.name.lower() for state in TierState}
     assert set(re.findall(r'kvpool_ssd_state\{state="(\w+)"', expressions)) <= states
+    assert set(HBM_STATES) <= states
+    assert set(re.findall(r'kvpool_hbm_state\{state="(\w+)"', expressions)) <= set(HBM_STATES)
     assert set(re.findall(r'kvpool_peers\{state="(\w+)"', expressions)) <= set(PEER_STATES)
     assert set(re.findall(r'admitted="([^"]+)"', expressions)) <= {step.word for step in Admitted}
 
@@ -56,6 +59,7 @@ def test_the_rules_follow_the_states_that_the_daemon_exports() -> None:
         *("kvpool_checksum_failures_total", "kvpool_dram_idle_bytes", "kvpool_expired_reservations_total"),
         *("kvpool_ssd_admission", "kvpool_event_gaps_total", "kvpool_connections"),
         *("kvpool_peer_failed_looks_total", "kvpool_peers"),
+        *("kvpool_hbm_state", "kvpool_hbm_corrupt_chunks_total"),
     ],
 )
 def test_each_condition_that_operators_must_know_has_a_rule(metric: str) -> None:

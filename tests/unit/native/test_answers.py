@@ -17,7 +17,7 @@ ANSWERS = (
     "HoldColumns",
     "HolderUse",
     "NamespaceUse",
-    "Pinned",
+    "PinnedChain",
     "PinnedRecords",
     "Reserved",
     "RowLayout",

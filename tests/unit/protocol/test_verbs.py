@@ -8,6 +8,7 @@ import pytest
 
 from kvpool.clock import MonotonicClock
 from kvpool.pool.chains import Chains
+from kvpool.pool.device_copies import DeviceCopies
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.lease_verbs import LeaseVerbs
 from kvpool.pool.pool import Pool
@@ -87,6 +88,7 @@ def test_a_verb_declared_twice_is_refused() -> None:
 def test_every_verb_of_the_daemon_has_its_handler() -> None:
     """Classes alone: nothing is called."""
     parts = {"chains": Chains, "leases": LeaseVerbs, "hints": HintHandlers, "staged": StagedSaves}
+    parts["device_copies"] = DeviceCopies
     sharing = SimpleNamespace(seeking=object.__new__(Seeking))
     pool = cast(Pool, SimpleNamespace(sharing=sharing, **{name: object.__new__(part) for name, part in parts.items()}))
     served = {

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpool.tiering.promotion_budget import EARNED, PromotionBudget
+from kvpool.tiering.copies.promotion_budget import EARNED, PromotionBudget
 
 
 def test_the_room_may_be_filled_once() -> None:

@@ -1,0 +1,51 @@
+"""Device records: the memory of the daemon's device tier, and which leased chunks have a copy in it. Fields as in `messages`.
+
+A client maps the memory read-only and copies from it inside the device, without a hold: a copy may go at any time. It reads the
+generation of the copy's slot in the shared index again after its own copy has completed; where that has changed, what it has
+read is not the chunk, and it loads the chunk from the arena, where its lease holds it. Any thread."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+UUID_BYTES = 16
+# Rows of one answer: a third of a millisecond, 96 KiB.
+COPIES_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDevice:
+    """Ask for the device tier's memory, for an engine on the device of this UUID. Answered by DeviceArena, and its file
+    descriptor with it; Failure with code `device` where there is no such tier now."""
+
+    KIND: ClassVar[int] = 80
+    uuid: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceArena:
+    """The device tier's memory, always the same for the life of the daemon: `device_bytes` of it are to be mapped."""
+
+    KIND: ClassVar[int] = 81
+    uuid: bytes
+    device_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FindCopies:
+    """Ask which chunks of a lease, from number `first` on, have copies. Answered by Copies. For a session that has opened the
+    device."""
+
+    KIND: ClassVar[int] = 82
+    lease: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """The copies of the chunks from `first` on, a row each up to the last one that has a copy, COPIES_MAX at most: columns of
+    u64 offsets in the device tier's memory, u64 slots (as in Leased), and u64 generations of these slots (0: no copy)."""
+
+    KIND: ClassVar[int] = 83
+    offsets: bytes
+    slots: bytes
+    generations: bytes

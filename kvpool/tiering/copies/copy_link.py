@@ -1,0 +1,327 @@
+"""Copy link: copies of leased chunks from an arena into a tier above it.
+
+After a lease of a connection that can read the tier, the chunks after those that have copies are copied, as far as `Placement`
+allows, part by part:
+
+    due ──► reserved ──copied──► published, parents first ──► due with the next part
+                └──failed──► the slots are free again, and the prefix is forgotten
+
+While a part is copied its chunks have pins in the arena; a chunk that is dropped there meanwhile is not published here. A lease
+waits for none of this. Bounds: prefixes that are due (the oldest is forgotten: it is only not copied), chunks started in a turn
+of the control thread, and bytes under way.
+
+Control thread only; no I/O. Invariants: each chunk under way has one pin in the arena's directory; each part one reservation in
+the tier's, which ends after its last chunk was reported; a prefix has at most one part under way."""
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+import kvpool_native
+from kvpool.checks.checksum_jobs import ChecksumJobs, Stored
+from kvpool.clock import NS_PER_S, Clock
+from kvpool.index.namespaces import Namespace, Namespaces
+from kvpool.index.parts import PART_CHUNKS
+from kvpool.tiering.copies.placement import LeasedPrefix, Placement
+from kvpool.tiers.base import NOT_STARTED, ArenaTier, Counters, Finished, JobId, Outcome
+from kvpool.tiers.copies import CopyMoves, CopyTier
+from kvpool.tiers.jobs import Jobs
+from kvpool.types import HoldId, Level, ReservationId, SaveState
+
+log = logging.getLogger(__name__)
+
+# Prefixes of which more is to be copied. A guess: more than the leases of a second.
+DUE_MAX = 1024
+# Chunks whose copy starts in one turn of the control thread, at some 10 µs each for its slot, its pin and its row.
+STARTED_AT_ONCE = 32
+# At most this part of the tier is being written at a time, and of the arena is pinned for it.
+COPYING_FRACTION = 8
+# A tier that has reported nothing of a job for so long has lost it: what its device does takes seconds at most.
+LOST_S = 300
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """Chunks of a prefix that are being copied. `pins`: in the arena."""
+
+    owner: "CopyLink"
+    prefix: LeasedPrefix
+    reservation: ReservationId
+    moves: CopyMoves
+    pins: list[HoldId]
+    is_good: list[bool]
+    ready: int = 0  # leading chunks that are copied
+    stored: int = 0  # those of them that the tier's directory has accepted
+
+    def settle(self, finished: Finished, now_ns: int) -> None:  # noqa: ARG002 - a copy has no time
+        """See `Job`."""
+        self.owner.settle(self, finished)
+
+    def end(self, now_ns: int) -> None:
+        """See `Job`."""
+        self.owner.finish(self, now_ns)
+
+
+class CopyLink:
+    """See the module."""
+
+    def __init__(
+        self, arena: ArenaTier, tier: CopyTier, namespaces: Namespaces, clock: Clock, *, index: kvpool_native.IndexView
+    ) -> None:
+        """`index`: has the checksums of the arena's chunks."""
+        self.tier = tier
+        self._arena = arena.directory
+        self._copies = tier.slots.directory
+        self._index = index
+        self._namespaces = namespaces
+        self._clock = clock
+        self._placement = Placement(arena.directory, tier.slots.directory, tier.capacity_bytes)
+        self._bytes_max = max(1, min(tier.capacity_bytes, arena.capacity_bytes) // COPYING_FRACTION)
+        self._jobs = Jobs(clock)
+        self.checksum_jobs = ChecksumJobs(tier, self._check, self._jobs)
+        self._due: deque[LeasedPrefix] = deque()
+        self._turn: asyncio.Handle | None = None
+        self._walk: kvpool_native.FlushWalk | None = None  # drops all copies, where the memory is lost
+        self._pins = 0
+        self._bytes = 0
+        self.copied_chunks = self._copied_bytes = self.failed_chunks = self.corrupt_chunks = self._left_out = 0
+        namespaces.add_upper(tier.slots)
+
+    def __repr__(self) -> str:
+        return f"<CopyLink to {self.tier!r}, {len(self._due)} due, {self._bytes} bytes under way>"
+
+    @property
+    def pins(self) -> int:
+        """Pins in the arena's directory."""
+        return self._pins
+
+    def start(self) -> None:
+        """Begin to open the tier, in the background."""
+        self.tier.start(self._namespaces, self)
+
+    async def close(self) -> bool:
+        """End everything under way. False where a thread is left waiting for its device."""
+        self._due.clear()
+        has_ended = await self.tier.close()
+        self.on_completed()
+        if self._turn is not None:
+            self._turn.cancel()
+        return has_ended
+
+    def note_lease(self, namespace: Namespace, hold: HoldId) -> None:
+        """A connection that can read the tier was granted a lease with this hold in the arena."""
+        if not self.tier.can_copy:
+            return
+        prefix = self._placement.note_lease(namespace, hold)
+        if prefix.left:
+            self._add(prefix)
+            self._wake()
+
+    def find(self, hold: HoldId) -> kvpool_native.HoldColumns:
+        """Where the copies of the chunks of a hold in the arena are now, a row each; generation 0: there is none."""
+        return self._arena.copies(hold)
+
+    def on_completed(self) -> None:
+        """See `CopyOwner`: settle finished chunks, then start what is due."""
+        now_ns = self._clock.now_ns()
+        for finished in self.tier.completed():
+            self._jobs.settle(finished, now_ns)
+        if self._due:
+            self._wake()
+
+    def on_lost(self) -> None:
+        """See `CopyOwner`: drop every copy, in parts."""
+        self._due.clear()
+        self._drop_all()
+
+    def settle(self, part: _Part, finished: Finished) -> None:
+        """Note that a chunk of a part was copied, or was not."""
+        chunk = finished.chunk
+        part.is_good[chunk] = finished.outcome is Outcome.DONE
+        if finished.outcome is Outcome.BAD_SOURCE:
+            self.corrupt_chunks += 1
+            dropped = self._arena.drop(part.moves.keys[chunk], part.moves.generations[chunk])
+            log.error("chunk %s is corrupt in memory: %d chunks dropped", part.moves.keys[chunk].hex()[:16], dropped)
+        while part.ready < len(part.is_good) and part.is_good[part.ready]:
+            part.ready += 1
+
+    def finish(self, part: _Part, now_ns: int) -> None:
+        """Publish the leading copies of a part whose last chunk was reported, and go on with its climb."""
+        self._publish(part, now_ns)
+        self._end(part, now_ns)
+        self._pins -= len(part.pins)
+        self._bytes -= self._size_of(part)
+        self.failed_chunks += len(part.is_good) - part.stored
+        part.prefix.copied += part.stored
+        if not self.tier.can_copy:
+            self._drop_all()
+        elif part.stored == len(part.is_good):
+            self._add(part.prefix)
+
+    def stats(self) -> Counters:
+        """Counters, by name: of the tier and of the copies."""
+        name, placement = self.tier.name, self._placement
+        counted = self._copies.stats()
+        return {
+            f"{name}.chunks": counted["chunks"],
+            f"{name}.used_bytes": counted["used_bytes"],
+            f"{name}.capacity_bytes": self.tier.capacity_bytes,
+            f"{name}.evicted_chunks": counted["shed_chunks"] + counted["evicted_chunks"],
+            f"{name}.withdrawn_chunks": counted["withdrawn_chunks"],
+            f"{name}.promoted_chunks": self.copied_chunks,
+            f"{name}.promoted_bytes": self._copied_bytes,
+            f"{name}.promotions_failed": self.failed_chunks,
+            f"{name}.promoting_bytes": self._bytes,
+            f"{name}.waiting_prefixes": len(self._due),
+            f"{name}.left_out_prefixes": self._left_out,
+            f"{name}.served_chunks": placement.served_chunks,
+            f"{name}.served_bytes": placement.served_bytes,
+            f"{name}.checks_under_way": self.checksum_jobs.pins,
+            f"{name}.corrupt_chunks": self.checksum_jobs.corrupt_chunks,
+            f"{name}.bad_sources": self.corrupt_chunks,
+            **self.tier.stats(),
+        }
+
+    def verify(self, *, with_shared: bool = True) -> list[str]:
+        """Broken invariants of the tier, its slots, and the holds and pins on them, one line each."""
+        slots, name = self.tier.slots, self.tier.name
+        problems = slots.verify(with_shared=with_shared, holds=0, pins=self.checksum_jobs.pins)
+        parts = [job for job in self._jobs.all() if isinstance(job, _Part)]
+        if sum(len(part.pins) for part in parts) != self._pins or sum(map(self._size_of, parts)) != self._bytes:
+            problems.append(f"{name}: {self._pins} pins and {self._bytes} bytes are counted, not those under way")
+        if self._jobs.strays:
+            problems.append(f"{name}: {self._jobs.strays} reports were nobody's")
+        silence_s = self._jobs.silence_ns() // NS_PER_S
+        if silence_s > LOST_S:
+            problems.append(f"{name}: a job has had no report for {silence_s} s, expected {LOST_S} at most")
+        return problems
+
+    def _size_of(self, part: _Part) -> int:
+        return len(part.moves) * part.prefix.chunk_bytes
+
+    def _add(self, prefix: LeasedPrefix) -> None:
+        if len(self._due) >= DUE_MAX:
+            self._due.popleft()
+            self._left_out += 1
+        self._due.append(prefix)
+
+    def _wake(self) -> None:
+        if self._turn is None:
+            self._turn = asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        """Drop copies where the memory is lost, else start to copy some chunks."""
+        self._turn = None
+        if self._walk is None:
+            has_more = self._start_some(self._clock.now_ns())
+        else:
+            has_more = self._walk.advance(PART_CHUNKS)
+            self._walk = self._walk if has_more else None
+        if has_more:
+            self._wake()
+
+    def _start_some(self, now_ns: int) -> bool:
+        """Start to copy the next parts of what is due. Whether more can start now."""
+        left = STARTED_AT_ONCE
+        while left > 0 and self._due and self._has_room:
+            started = self._start_part(self._due.popleft(), left, now_ns)
+            if started is None:
+                return False
+            left -= max(1, started)
+        return bool(self._due) and self._has_room
+
+    @property
+    def _has_room(self) -> bool:
+        return self.tier.can_copy and self._bytes < self._bytes_max
+
+    def _start_part(self, prefix: LeasedPrefix, chunks_max: int, now_ns: int) -> int | None:
+        """Start to copy the next chunks of a prefix: how many. 0: no more of it is copied; None: the tier takes no more now."""
+        chunks_max = min(chunks_max, max(1, (self._bytes_max - self._bytes) // prefix.chunk_bytes))
+        size_class = self.tier.slots.size_class_of(prefix.namespace.layout)
+        made = self._placement.reserve(prefix, size_class, chunks_max, now_ns) if size_class is not None else None
+        if made is None:
+            return 0
+        first = _leading(made.states, SaveState.PRESENT)
+        taken = _leading(made.states[first:], SaveState.RESERVED)
+        prefix.copied += first
+        part = self._pinned_part(prefix, made, first, taken)
+        job_id = self.tier.copy(prefix.namespace, part.moves) if part.pins else NOT_STARTED
+        if not job_id:
+            self._end(part, now_ns)
+            if part.pins:
+                self._due.appendleft(prefix)
+                return None
+            if first == len(made.states):
+                self._add(prefix)  # others have copied all of it meanwhile
+            return 0
+        self._pins += len(part.pins)
+        self._bytes += self._size_of(part)
+        self._placement.spend(len(part.pins), prefix.chunk_bytes)
+        self._jobs.add(job_id, part, len(part.pins))
+        return len(part.pins)
+
+    def _pinned_part(self, prefix: LeasedPrefix, made: kvpool_native.Reserved, first: int, taken: int) -> _Part:
+        """Those of the `taken` reserved chunks that the arena has whole, with pins. The first one has index `first` in the
+        answer."""
+        pins: list[HoldId] = []
+        keys = prefix.keys[prefix.copied : prefix.copied + taken]
+        for key in keys:
+            pin = self._arena.pin_key(prefix.namespace.id, key)
+            if not pin:
+                break
+            pins.append(HoldId(pin))
+        columns = [self._arena.columns(pin) for pin in pins]
+        moves = CopyMoves(
+            keys=list(keys[: len(pins)]),
+            arena_offsets=[_number(one.offsets) for one in columns],
+            slots=[_number(one.slots) for one in columns],
+            generations=[_number(one.generations) for one in columns],
+            offsets=np.frombuffer(made.offsets, "<u8")[first : first + len(pins)].tolist(),
+        )
+        return _Part(self, prefix, ReservationId(made.id), moves, pins, [False] * len(pins))
+
+    def _end(self, part: _Part, now_ns: int) -> None:
+        for pin in part.pins:
+            self._arena.unpin(pin)
+        if part.reservation:
+            self._copies.end_reservation(part.reservation, now_ns)
+
+    def _check(self, chunk: Stored) -> JobId:
+        """Start to compare a copy, which has a pin, with the checksums of its slot."""
+        slot = _number(self._copies.columns(chunk.pin).slots)
+        moves = CopyMoves([chunk.key], [0], [slot], [chunk.generation], [chunk.offset])
+        return self.tier.check(self._namespaces.by_id(chunk.namespace), moves)
+
+    def _publish(self, part: _Part, now_ns: int) -> None:
+        """Commit the leading copies of a part in the tier's directory, so that they are found there."""
+        if not part.ready or not self.tier.can_copy:
+            return
+        layers, slots = part.prefix.namespace.layout.layers, part.moves.slots[: part.ready]
+        checksums = np.array(
+            [[self._index.checksum_at(slot, layer) for layer in range(layers)] for slot in slots], "<u4"
+        )
+        sources = np.array(part.moves.generations[: part.ready], "<u8").tobytes()
+        states = self._copies.commit(
+            part.reservation, 0, checksums.tobytes(), now_ns, sources=sources, source_level=Level.DRAM
+        )
+        part.stored = _leading(states, SaveState.STORED)
+        self.copied_chunks += part.stored
+        self._copied_bytes += part.stored * part.prefix.chunk_bytes
+
+    def _drop_all(self) -> None:
+        """Drop every copy that nobody holds or checks, in the next turns."""
+        self._walk = kvpool_native.FlushWalk(self._copies, None, self._clock.now_ns())
+        self._wake()
+
+
+def _leading(states: bytes, state: SaveState) -> int:
+    """How many leading chunks are in this state."""
+    return len(states) - len(states.lstrip(bytes([state])))
+
+
+def _number(column: bytes) -> int:
+    """The only word of a column."""
+    return int.from_bytes(column, "little")

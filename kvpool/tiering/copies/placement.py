@@ -1,0 +1,82 @@
+"""Placement: which chunks of a leased prefix are copied up into a tier, by its directory and a budget.
+
+The leading chunks that have copies count as served, and their bytes earn for the budget. The chunks after them are copied as
+far as the budget goes; which copies make room for them, the tier's directory decides. The daemon and the simulator share this
+code, so that what the simulator measures is what the daemon does.
+
+Metadata alone; no I/O and no clock. Control thread only. Invariant: all bytes copied are within the `PromotionBudget`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import kvpool_native
+from kvpool.index.namespaces import Namespace
+from kvpool.key_column import KeyColumn
+from kvpool.tiering.copies.promotion_budget import PromotionBudget
+from kvpool.types import HoldId, SizeClassId
+
+
+@dataclass(slots=True)
+class LeasedPrefix:
+    """A leased prefix of which the `copied` leading chunks have copies."""
+
+    namespace: Namespace
+    keys: KeyColumn
+    copied: int
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of one of its chunks."""
+        return self.namespace.layout.chunk_bytes
+
+    @property
+    def left(self) -> int:
+        """How many chunks have no copy."""
+        return len(self.keys) - self.copied
+
+
+class Placement:
+    """See the module. `arena`, `copies`: the directories of the arena and of the tier; `capacity`: the tier's bytes."""
+
+    def __init__(self, arena: kvpool_native.Directory, copies: kvpool_native.Directory, capacity: int) -> None:
+        self._arena = arena
+        self._copies = copies
+        self._budget = PromotionBudget(capacity)
+        self.served_chunks = 0
+        self.served_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Placement {self.served_chunks} chunks served, {self._budget!r}>"
+
+    def note_lease(self, namespace: Namespace, hold: HoldId) -> LeasedPrefix:
+        """The chunks of a hold in the arena are used: their copies have served them. Takes as long as a lookup of them."""
+        prefix = LeasedPrefix(namespace, KeyColumn(self._arena.keys_of(hold)), self._count_copied(hold))
+        served_bytes = prefix.copied * prefix.chunk_bytes
+        self._budget.earn(served_bytes)
+        self.served_chunks += prefix.copied
+        self.served_bytes += served_bytes
+        return prefix
+
+    def reserve(
+        self, prefix: LeasedPrefix, size_class: SizeClassId, chunks_max: int, now_ns: int
+    ) -> kvpool_native.Reserved | None:
+        """Slots for the chunks after those that have copies, `chunks_max` at most; copies that are worth less are evicted for
+        them. None where nothing is to be copied, or the budget allows nothing."""
+        chunks = min(chunks_max, self._budget.affordable(prefix.chunk_bytes), prefix.left)
+        if chunks <= 0:
+            return None
+        wanted = prefix.keys[prefix.copied : prefix.copied + chunks]
+        before = prefix.keys.before(prefix.copied)
+        return self._copies.reserve(prefix.namespace.id, size_class, before, wanted.packed, now_ns)
+
+    def spend(self, chunks: int, chunk_bytes: int) -> None:
+        """Count chunks as copied. REQUIRES: they were reserved, and nothing was spent since."""
+        self._budget.spend(chunks * chunk_bytes)
+
+    def _count_copied(self, hold: HoldId) -> int:
+        """How many leading chunks of a hold have copies."""
+        generations = np.frombuffer(self._arena.copies(hold).generations, "<u8")
+        without = np.flatnonzero(generations == 0)
+        return int(without[0]) if len(without) else len(generations)

@@ -1,0 +1,1 @@
+"""Device tier: copies of chunks in the memory of a GPU."""

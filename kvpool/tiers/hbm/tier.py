@@ -1,0 +1,255 @@
+"""Device tier: the memory of a GPU with copies of chunks that DRAM has, and what becomes of it when the device fails.
+
+    STARTING ──opened──► OK ──hangs, or fails ERRORS_UNTIL_OFFLINE times in a row──► OFFLINE, until the daemon restarts
+        └──cannot be opened──► OFFLINE ──a pause, longer each time──► opened again
+
+A device that failed after clients could map its memory is not tried again: a copy that it has left unanswered may still be
+written at any time, and clients keep what they have mapped. Nothing depends on this tier: DRAM has every chunk. The daemon
+starts and serves without waiting for the device.
+
+Control thread only, except where `CopyTier` says otherwise. Invariant: the mover has exactly the jobs in `_jobs`.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+
+from kvpool.config.config import Config
+from kvpool.index.namespaces import Namespace, Namespaces
+from kvpool.tiers.base import (
+    NOT_STARTED,
+    ArenaMemory,
+    Counters,
+    Finished,
+    Info,
+    JobId,
+    Outcome,
+    TierState,
+)
+from kvpool.tiers.copies import UNOWNED, CopyMoves, CopyOwner, MemoryExport
+from kvpool.tiers.hbm.device import DeviceUnavailable, OpenDevice, UsableDevice
+from kvpool.tiers.hbm.plan import NAME, HbmPlan
+from kvpool.tiers.slots import Slots
+from kvpool.transfer.workers import call_later
+from kvpool.types import Level
+
+log = logging.getLogger(__name__)
+
+ERRORS_UNTIL_OFFLINE = 8
+FIRST_PAUSE_S = 1.0
+LAST_PAUSE_S = 300.0
+# How long a stop waits for the device: for what is under way, and for an opening.
+STOP_TIMEOUT_S = 5.0
+
+
+class HbmTier:
+    """See the module, and `CopyTier`. `slots`: its directory, which the pool makes beside the arena's."""
+
+    name = NAME
+    level = Level.HBM
+
+    def __init__(
+        self,
+        plan: HbmPlan,
+        slots: Slots,
+        memory: ArenaMemory,
+        config: Config,
+        open_device: Callable[[HbmPlan, ArenaMemory], UsableDevice] = OpenDevice,
+    ) -> None:
+        """`open_device` blocks, and raises DeviceUnavailable."""
+        self.plan = plan
+        self._open_device = open_device
+        self.slots = slots
+        slots.directory.cap_retained(config.dram.retained_share)
+        slots.directory.bound_chains(config.server.max_chain_chunks)
+        self.capacity_bytes = plan.size
+        self._memory = memory
+        self._owner: CopyOwner = UNOWNED
+        self._device: UsableDevice | None = None
+        self._opening: asyncio.Future[UsableDevice] | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._pause_s = FIRST_PAUSE_S
+        self._state = TierState.STARTING
+        self._reason = ""
+        self._is_closing = False
+        self._jobs: dict[JobId, int] = {}  # chunks of each that have not ended
+        self._errors = 0  # in a row
+        self._failed_chunks = 0
+
+    def __repr__(self) -> str:
+        return f"<HbmTier {self.plan.config.device} {self.state.name.lower()}>"
+
+    @property
+    def state(self) -> TierState:
+        """See the module."""
+        return self._state
+
+    @property
+    def can_copy(self) -> bool:
+        """Whether chunks can be copied and checked."""
+        return self._state is TierState.OK
+
+    def start(self, namespaces: Namespaces, owner: CopyOwner) -> None:  # noqa: ARG002 - nothing is restored
+        """Open the device in the background."""
+        self._owner = owner
+        self._open()
+
+    async def close(self) -> bool:
+        """End what is under way. False: the device does not answer, and is abandoned."""
+        self._is_closing = True
+        if self._retry is not None:
+            self._retry.cancel()
+        has_opened = await self._wait_for_opening()
+        self._become(TierState.OFFLINE, "because the daemon stops")
+        if self._device is None:
+            return has_opened
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._device.fileno())
+        return await loop.run_in_executor(None, self._device.close, STOP_TIMEOUT_S)
+
+    def export(self) -> MemoryExport | None:
+        """The memory that clients map."""
+        return self._device.export if self._device is not None and self.can_copy else None
+
+    def copy(self, namespace: Namespace, moves: CopyMoves) -> JobId:
+        """Start to copy chunks of the arena."""
+        if self._device is None or not self.can_copy:
+            return NOT_STARTED
+        return self._begun(self._device.copy(moves.rows(namespace.layout)), len(moves))
+
+    def check(self, namespace: Namespace, moves: CopyMoves) -> JobId:
+        """Start to compare copies with their checksums."""
+        if self._device is None or not self.can_copy:
+            return NOT_STARTED
+        return self._begun(self._device.check(moves.rows(namespace.layout)), len(moves))
+
+    def completed(self) -> list[Finished]:
+        """Finished chunks."""
+        if self._device is None:
+            return []
+        finished = []
+        for number, chunk, code in self._device.completed():
+            job, outcome = JobId(number), Outcome(code)
+            self._jobs[job] -= 1
+            if not self._jobs[job]:
+                del self._jobs[job]
+            self._note(outcome)
+            finished.append(Finished(job, chunk, outcome))
+        if self.can_copy and (self._device.is_hung or self._errors >= ERRORS_UNTIL_OFFLINE):
+            self._give_up()
+        return finished
+
+    def stats(self) -> Counters:
+        """Counters, by name."""
+        counted = self._device.stats() if self._device is not None else {}
+        return {
+            "hbm.state": self._state.name.lower(),
+            "hbm.reason": self._reason,
+            "hbm.failed_chunks": self._failed_chunks,
+            **{f"hbm.mover_{name}": count for name, count in counted.items()},
+        }
+
+    def info(self) -> Info:
+        """The resources in use, for operators."""
+        opened = self._device.info() if self._device is not None else {"hbm_device": self.plan.config.device}
+        return {
+            **opened,
+            "hbm_state": self._state.name.lower(),
+            "hbm_reason": self._reason,
+            "hbm_capacity_bytes": self.plan.size,
+            "hbm_segment_bytes": self.plan.geometry.segment_bytes,
+            "hbm_max_chunks": self.plan.geometry.max_chunks,
+        }
+
+    def problems(self) -> list[str]:
+        """A device that was given up: a restart opens it again. Any thread."""
+        if self._state is not TierState.OFFLINE or self._device is None or self._is_closing:
+            return []
+        return [f"hbm: the device is not used until the daemon restarts: {self._reason}"]
+
+    def shortcomings(self) -> list[str]:
+        """A device that could not be opened so far. Any thread."""
+        if self._state is not TierState.OFFLINE or self._device is not None:
+            return []
+        return [f"hbm: {self.plan.config.device} could not be opened: {self._reason}"]
+
+    def _become(self, state: TierState, reason: str) -> None:
+        if state is not self._state:
+            log.log(logging.INFO if state is TierState.OK else logging.WARNING, "hbm tier %s %s", state.name, reason)
+        self._state, self._reason = state, reason
+
+    def _open(self) -> None:
+        """Open the device on a thread of its own: it may never end."""
+        self._retry = None
+        loop = asyncio.get_running_loop()
+        opening: asyncio.Future[UsableDevice] = loop.create_future()
+        opening.add_done_callback(self._note_opening)
+        self._opening = opening
+
+        def run() -> None:
+            try:
+                device = self._open_device(self.plan, self._memory)
+            except DeviceUnavailable as error:
+                call_later(loop, _settle, opening, error)
+            else:
+                call_later(loop, _settle, opening, device)
+
+        threading.Thread(target=run, name="kvpool-device-open", daemon=True).start()
+
+    def _note_opening(self, opening: "asyncio.Future[UsableDevice]") -> None:
+        """The device is open, or is tried again later."""
+        if opening.cancelled():
+            return
+        self._opening = None
+        error = opening.exception()
+        if error is not None:
+            self._become(TierState.OFFLINE, str(error))
+            if not self._is_closing:
+                self._retry = asyncio.get_running_loop().call_later(self._pause_s, self._open)
+                self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
+            return
+        self._device = opening.result()
+        asyncio.get_running_loop().add_reader(self._device.fileno(), self._owner.on_completed)
+        self._become(TierState.OK, f"on {self._device.name}: {self.plan.size} bytes")
+        self._owner.on_completed()
+
+    async def _wait_for_opening(self) -> bool:
+        """Wait until no opening is under way. False: it does not end, and is abandoned."""
+        if self._opening is None:
+            return True
+        await asyncio.wait([self._opening], timeout=STOP_TIMEOUT_S)
+        is_done = self._opening is None or self._opening.done()
+        if not is_done:
+            self._opening.cancel()
+        return is_done
+
+    def _give_up(self) -> None:
+        """Use the device no more."""
+        assert self._device is not None
+        reason = "it does not answer" if self._device.is_hung else f"{self._errors} copies failed in a row"
+        self._become(TierState.OFFLINE, f"because {reason}")
+        self._owner.on_lost()
+
+    def _note(self, outcome: Outcome) -> None:
+        if outcome is Outcome.FAILED:
+            self._errors += 1
+            self._failed_chunks += 1
+        elif outcome is not Outcome.CANCELLED:
+            self._errors = 0
+
+    def _begun(self, number: int, chunks: int) -> JobId:
+        if not number:
+            return NOT_STARTED
+        self._jobs[JobId(number)] = chunks
+        return JobId(number)
+
+
+def _settle(opening: "asyncio.Future[UsableDevice]", result: UsableDevice | DeviceUnavailable) -> None:
+    """End an opening, unless nobody waits for it any more."""
+    if opening.done():
+        return
+    if isinstance(result, DeviceUnavailable):
+        opening.set_exception(result)
+    else:
+        opening.set_result(result)

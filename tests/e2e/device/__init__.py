@@ -1,0 +1,1 @@
+"""Tests of a daemon with a device tier, on the emulated driver."""

@@ -1,0 +1,175 @@
+"""The device tier of a real daemon on the emulated driver: copies come and go, and a device that fails costs nothing else."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kvpool_client as kv
+from kvpool.errors import Refused
+from kvpool.protocol.records import device as dm
+from tests.rigs.daemon import SMALL, wait_until
+from tests.rigs.device.device_daemon import DeviceDaemon, DeviceEngine
+from tests.rigs.device.emulated import driver_path
+from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
+
+CHUNKS = 40
+ROOM = (2 << 20) // SMALL.chunk_bytes
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[DeviceDaemon]:
+    """A daemon with 2 MiB of an emulated device."""
+    with DeviceDaemon(tmp_path) as daemon:
+        daemon.wait_for_state("ok")
+        yield daemon
+
+
+def stored(daemon: DeviceDaemon, number: int, chunks: int = CHUNKS) -> list[bytes]:
+    """The keys of a chain that is stored."""
+    with daemon.connect() as pool:
+        keys = pool.keys(tokens_of(number, chunks * SMALL.chunk_tokens))
+        assert store(pool, keys).declined == 0
+        return [keys[at] for at in range(chunks)]
+
+
+def test_leased_chunks_are_copied_found_and_have_the_bytes_of_their_keys(daemon: DeviceDaemon) -> None:
+    keys = stored(daemon, 1)
+    with DeviceEngine(daemon) as engine, daemon.connect() as pool:
+        assert engine.use(keys) == 0
+        daemon.wait_for_copies(CHUNKS)
+        leased = engine.lease(keys)
+        assert set(leased.tiers) == {kv.Level.HBM}
+        assert len(engine.copies_of(leased)) == CHUNKS
+        assert engine.copies_of(leased, CHUNKS - 3) == engine.copies_of(leased)[-3:]
+        engine.release(leased)
+        assert engine.use(keys) == CHUNKS
+        chain = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
+        assert pool.lookup(chain).tiers.tolist() == [kv.Level.HBM] * CHUNKS
+        loaded, into = load_all(pool, chain)
+        assert loaded.chunks == CHUNKS
+        assert_right_bytes(chain, SMALL, loaded, into)
+    counted = daemon.stats()
+    assert counted["hbm.promoted_bytes"] == CHUNKS * SMALL.chunk_bytes
+    assert counted["hbm.served_chunks"] == 2 * CHUNKS
+    assert counted["hbm.state"] == "ok"
+    assert daemon.info()["tiers"] == ["hbm", "dram"]
+    assert daemon.problems() == []
+
+
+def test_an_engine_elsewhere_is_refused_and_a_daemon_without_a_device_has_none(
+    daemon: DeviceDaemon, tmp_path: Path
+) -> None:
+    keys = stored(daemon, 2)
+    with DeviceEngine(daemon) as engine:
+        with pytest.raises(Refused, match="device: the engine is on device"):
+            engine.connection.call_for_descriptor(dm.OpenDevice(bytes(16)), dm.DeviceArena)
+        assert engine.lease(keys).chunks == CHUNKS
+    (tmp_path / "other").mkdir()
+    with DeviceDaemon(tmp_path / "other", **{"hbm.device": "off"}) as without, without.connect() as pool:
+        assert pool.connected
+        assert "hbm_state" not in without.info()
+        assert without.info()["tiers"] == ["dram"]
+
+
+def test_more_than_the_device_has_room_for_is_evicted_there_alone(daemon: DeviceDaemon) -> None:
+    chains = [stored(daemon, 10 + number, ROOM // 2) for number in range(4)]
+    with DeviceEngine(daemon) as engine:
+        for _ in range(4):
+            for chain in chains:
+                engine.use(chain)
+                wait_until(lambda: not daemon.stats()["hbm.promoting_bytes"], "nothing is copied")
+        counted = daemon.stats()
+        assert counted["hbm.evicted_chunks"] > 0
+        assert counted["hbm.used_bytes"] <= counted["hbm.capacity_bytes"]
+        assert counted["hbm.promoted_bytes"] <= counted["hbm.capacity_bytes"] + 1.5 * counted["hbm.served_bytes"]
+        assert counted["dram.chunks"] == sum(map(len, chains))
+    assert daemon.problems() == []
+
+
+def test_a_flush_of_the_device_drops_copies_and_one_of_dram_takes_them_along(daemon: DeviceDaemon) -> None:
+    keys = stored(daemon, 3)
+    with DeviceEngine(daemon) as engine, daemon.admin() as admin:
+        engine.use(keys)
+        daemon.wait_for_copies(CHUNKS)
+        assert admin.flush(None, None, "hbm")["chunks"] == CHUNKS
+        assert engine.use(keys) == 0
+        daemon.wait_for_copies(CHUNKS)
+        assert admin.flush(None, None, "dram")["chunks"] == CHUNKS
+        assert engine.lease(keys).lease == 0
+        assert daemon.stats()["hbm.chunks"] == 0
+    assert daemon.problems() == []
+
+
+def test_a_restarted_daemon_begins_without_copies_and_serves_them_again(daemon: DeviceDaemon) -> None:
+    keys = stored(daemon, 4)
+    with DeviceEngine(daemon) as engine:
+        engine.use(keys)
+        daemon.wait_for_copies(CHUNKS)
+    assert daemon.stop() == 0
+    daemon.start()
+    daemon.wait_for_state("ok")
+    assert stored(daemon, 4) == keys
+    with DeviceEngine(daemon) as engine:
+        assert engine.use(keys) == 0
+        daemon.wait_for_copies(CHUNKS)
+        assert engine.use(keys) == CHUNKS
+
+
+def test_a_device_whose_memory_is_taken_at_the_start_is_opened_later(tmp_path: Path) -> None:
+    daemon = DeviceDaemon(tmp_path)
+    daemon.control.order("fail cuMemCreate 0 2")
+    with daemon:
+        daemon.wait_for_state("offline")
+        assert "CUDA_ERROR_OUT_OF_MEMORY" in daemon.info()["hbm_reason"]
+        assert any("could not be opened" in problem for problem in daemon.problems())
+        keys = stored(daemon, 5)
+        daemon.control.order("clear 1")
+        daemon.wait_for_state("ok")
+        with DeviceEngine(daemon) as engine:
+            engine.use(keys)
+            daemon.wait_for_copies(CHUNKS)
+        assert daemon.problems() == []
+
+
+def test_a_driver_that_is_not_there_is_named_and_the_daemon_serves(tmp_path: Path) -> None:
+    with DeviceDaemon(tmp_path, **{"hbm.driver": "libnothing-of-that-name.so.1"}) as daemon:
+        daemon.wait_for_state("offline")
+        assert "libnothing-of-that-name.so.1" in daemon.info()["hbm_reason"]
+        stored(daemon, 6)
+        assert daemon.stop() == 0
+
+
+def test_copies_that_fail_in_a_row_take_the_tier_offline_and_leave_dram_alone(daemon: DeviceDaemon) -> None:
+    keys = stored(daemon, 7)
+    with DeviceEngine(daemon) as engine:
+        daemon.control.order("fail cuEventQuery 0 719\nfail cuEventRecord 0 719")
+        engine.use(keys)
+        daemon.wait_for_state("offline")
+        assert daemon.stats()["hbm.chunks"] == 0
+        assert engine.lease(keys).chunks == CHUNKS
+        assert any("until the daemon restarts" in problem for problem in daemon.problems())
+    daemon.control.order("clear 1")
+    assert daemon.stop() == 0
+
+
+def test_a_device_that_hangs_delays_no_request_and_no_stop(daemon: DeviceDaemon) -> None:
+    keys, others = stored(daemon, 8), stored(daemon, 9)
+    with DeviceEngine(daemon) as engine, daemon.connect() as pool:
+        engine.use(keys)
+        daemon.wait_for_copies(CHUNKS)
+        daemon.control.order("hang 1")
+        leased = engine.lease(others)
+        assert leased.chunks == CHUNKS
+        wait_until(lambda: daemon.stats()["hbm.promoting_bytes"] > 0, "copies are under way")
+        chain = pool.keys(tokens_of(9, CHUNKS * SMALL.chunk_tokens))
+        loaded, into = load_all(pool, chain)
+        assert_right_bytes(chain, SMALL, loaded, into)
+        assert engine.copies_of(leased) == []
+    assert daemon.stop() == 0
+
+
+def test_the_emulated_driver_is_what_the_daemon_has_loaded(daemon: DeviceDaemon) -> None:
+    info = daemon.info()
+    assert info["hbm_copy_method"] == "batch"
+    assert driver_path() in " ".join(daemon.command())

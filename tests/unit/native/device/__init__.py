@@ -1,0 +1,1 @@
+"""Devices, on the emulated driver."""

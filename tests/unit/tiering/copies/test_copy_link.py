@@ -1,0 +1,205 @@
+"""Copies of leased chunks in device memory: made after a lease, in order, within the budget, never in anybody's way."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from kvpool.protocol.records import messages as m
+from kvpool.tiers.base import Outcome
+from kvpool.types import Level
+from tests.rigs.tiers.copies_pool import BIG, DEVICE_CHUNKS, CopiesPool
+from tests.rigs.tiers.tiered_pool import key_of, medium_of
+
+DRAM_CHUNKS = 80
+CHAIN = [key_of(0, number) for number in range(DEVICE_CHUNKS - 8)]
+OTHER = [key_of(1, number) for number in range(DEVICE_CHUNKS)]
+
+
+def in_pool(check: Callable[[CopiesPool], Awaitable[None]], *options: str) -> None:
+    """A pool with a device, and an engine on it that has stored CHAIN."""
+
+    async def run() -> None:
+        pool = CopiesPool(DRAM_CHUNKS, *options)
+        await pool.start()
+        await pool.open_device()
+        assert await pool.save(CHAIN) == len(CHAIN)
+        await check(pool)
+        await pool.stop()
+
+    asyncio.run(run())
+
+
+def test_a_lease_has_its_chunks_copied_and_the_next_one_finds_the_copies() -> None:
+    async def check(pool: CopiesPool) -> None:
+        assert await pool.read_copies(CHAIN) == 0
+        await pool.settled()
+        leased = await pool.lease(CHAIN)
+        assert set(leased.tiers) == {Level.HBM}
+        assert len(pool.copies_of(leased)) == len(CHAIN)
+        pool.pool.leases.release(pool.session, m.Release(leased.lease))
+        assert await pool.read_copies(CHAIN) == len(CHAIN)
+        counted = pool.link.stats()
+        assert (counted["hbm.promoted_chunks"], counted["hbm.chunks"]) == (len(CHAIN), len(CHAIN))
+        assert counted["hbm.served_chunks"] == 2 * len(CHAIN)
+        assert counted["hbm.served_bytes"] == 2 * len(CHAIN) * BIG.chunk_bytes
+
+    in_pool(check)
+
+
+def test_an_engine_that_has_opened_no_device_causes_no_copies_and_finds_none() -> None:
+    async def check(pool: CopiesPool) -> None:
+        await pool.read_copies(CHAIN)
+        await pool.settled()
+        pool.pool.device_copies.drop_owner(pool.session.connection)
+        assert await pool.read_copies(CHAIN) == 0
+        assert await pool.save(OTHER) == len(OTHER)
+        assert await pool.load(OTHER) == len(OTHER)
+        await pool.settled()
+        assert pool.link.stats()["hbm.chunks"] == len(CHAIN)
+
+    in_pool(check)
+
+
+def test_rows_begin_at_a_number_and_end_with_the_last_copy() -> None:
+    async def check(pool: CopiesPool) -> None:
+        await pool.read_copies(CHAIN[:3])
+        await pool.settled()
+        leased = await pool.lease(CHAIN)
+        rows = pool.copies_of(leased)
+        assert len(rows) == 3
+        assert pool.copies_of(leased, 2) == rows[2:]
+        assert pool.copies_of(leased, 3) == pool.copies_of(leased, 99) == []
+        await pool.settled()
+        assert pool.copies_of(leased)[:3] == rows
+        pool.pool.leases.release(pool.session, m.Release(leased.lease))
+        assert pool.copies_of(leased) == []
+
+    in_pool(check)
+
+
+def test_what_goes_up_is_the_room_once_and_then_what_was_earned() -> None:
+    async def check(pool: CopiesPool) -> None:
+        assert await pool.save(OTHER) == len(OTHER)
+        await pool.load(CHAIN)
+        await pool.settled()
+        await pool.load(OTHER)
+        await pool.settled()
+        assert pool.link.stats()["hbm.promoted_chunks"] == DEVICE_CHUNKS, "the room is full, and nothing was served"
+        await pool.load(CHAIN)
+        served = int(pool.link.stats()["hbm.served_chunks"])
+        assert served > 0
+        await pool.load(OTHER)
+        await pool.settled()
+        counted = pool.link.stats()
+        assert (
+            DEVICE_CHUNKS
+            < int(counted["hbm.promoted_chunks"])
+            <= DEVICE_CHUNKS + 1.5 * int(counted["hbm.served_chunks"])
+        )
+        assert int(counted["hbm.chunks"]) <= DEVICE_CHUNKS
+
+    in_pool(check)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.CANCELLED])
+def test_a_copy_that_fails_ends_the_part_before_it_and_its_slot_is_free_again(outcome: Outcome) -> None:
+    async def check(pool: CopiesPool) -> None:
+        pool.device.outcome_of = lambda _kind, number: outcome if number == 3 else Outcome.DONE
+        await pool.load(CHAIN)
+        await pool.settled()
+        counted = pool.link.stats()
+        assert (counted["hbm.chunks"], counted["hbm.promotions_failed"]) == (2, 2)  # four are a part
+        assert counted["hbm.used_bytes"] == 2 * BIG.chunk_bytes
+        await pool.load(CHAIN)
+        await pool.settled()
+        assert await pool.read_copies(CHAIN) == len(CHAIN)
+
+    in_pool(check)
+
+
+def test_bad_bytes_in_dram_are_dropped_there_and_not_copied() -> None:
+    async def check(pool: CopiesPool) -> None:
+        leased = await pool.lease(CHAIN)
+        pool.pool.leases.release(pool.session, m.Release(leased.lease))
+        await pool.settled()
+        await pool.flush("hbm")
+        offset = int.from_bytes(leased.offsets[16:24], "little")
+        pool.arena[offset] ^= 0xFF
+        leased = await pool.lease(CHAIN)
+        await pool.settled()
+        pool.pool.leases.release(pool.session, m.Release(leased.lease))
+        assert pool.link.stats()["hbm.bad_sources"] == 1
+        assert pool.pool._directory.stats()["chunks"] == 2
+        assert await pool.read_copies(CHAIN) == 2
+
+    in_pool(check)
+
+
+def test_a_chunk_that_leaves_dram_while_it_is_copied_gets_no_copy_and_one_that_has_a_copy_takes_it_along() -> None:
+    async def check(pool: CopiesPool) -> None:
+        await pool.load(CHAIN[:2])
+        await pool.settled()
+        pool.device.is_withholding = True
+        await pool.load(CHAIN)
+        await pool.until_moved(lambda: pool.link.pins > 0)
+        pool.pool.discard(CHAIN[3])
+        pool.device.is_withholding = False
+        pool.device.release()
+        await pool.settled()
+        assert pool.link.stats()["hbm.chunks"] == 3
+        await pool.flush("dram")
+        counted = pool.link.stats()
+        assert (counted["hbm.chunks"], counted["hbm.withdrawn_chunks"]) == (0, 3)
+
+    in_pool(check)
+
+
+def test_a_flush_of_the_device_leaves_dram_and_one_of_everything_takes_both() -> None:
+    async def check(pool: CopiesPool) -> None:
+        await pool.load(CHAIN)
+        await pool.settled()
+        dropped = await pool.serve(pool.pool.flush(None, None, "hbm"))
+        assert dropped == {"chunks": len(CHAIN), "bytes": len(CHAIN) * BIG.chunk_bytes, "skipped": 0}
+        assert pool.pool._directory.stats()["chunks"] == len(CHAIN)
+        await pool.load(CHAIN)
+        await pool.settled()
+        assert pool.pool.journal.explain(CHAIN[0])["tiers"] == ["hbm", "dram"]
+        dropped = await pool.serve(pool.pool.flush(None, None))
+        assert dropped["chunks"] == len(CHAIN)
+        assert pool.link.stats()["hbm.chunks"] == 0
+
+    in_pool(check)
+
+
+def test_only_so_much_is_under_way_and_a_device_that_takes_no_more_is_given_the_rest_later() -> None:
+    async def check(pool: CopiesPool) -> None:
+        pool.device.is_withholding = True
+        await pool.load(CHAIN)
+        await pool.until_moved(lambda: pool.link.pins > 0)
+        assert pool.link.pins * BIG.chunk_bytes <= pool.device.memory.size // 2
+        pool.assert_sound()
+        pool.device.is_withholding = False
+        pool.device.release()
+        await pool.settled()
+        assert await pool.read_copies(CHAIN) == len(CHAIN)
+
+    in_pool(check)
+
+
+def test_what_came_from_the_disk_is_copied_with_a_later_lease() -> None:
+    async def run() -> None:
+        pool = CopiesPool(DRAM_CHUNKS, media=[medium_of(8 * DRAM_CHUNKS * BIG.chunk_bytes // 4096)])
+        await pool.start()
+        await pool.open_device()
+        assert await pool.save(CHAIN) == len(CHAIN)
+        assert await pool.demote() == 0
+        await pool.flush("dram")
+        assert await pool.load(CHAIN) == len(CHAIN)
+        await pool.settled()
+        await pool.load(CHAIN)
+        await pool.settled()
+        assert await pool.read_copies(CHAIN) == len(CHAIN)
+        await pool.stop()
+
+    asyncio.run(run())
