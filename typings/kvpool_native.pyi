@@ -35,6 +35,8 @@ CATALOGUE_ROW: RowLayout = ...
 
 CHANGE_ROW: RowLayout = ...
 
+DEVICE_MOVE_ROW: RowLayout = ...
+
 @overload
 def hash_leaves(tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk_tokens: int) -> bytes:
     """
@@ -1454,6 +1456,47 @@ class Device:
         """
 
     def __repr__(self) -> str: ...
+
+DEVICE_RING_BYTES_MIN: int = 32768
+
+class DeviceMover:
+    """
+    Threads that copy chunks of the arena to a device, and check what is there.
+    """
+
+    def __init__(self, device: Device, memory: DeviceMemory, arena: Mapping, index: IndexView, ring_bytes: int, answer_s: float = 30.0) -> None:
+        """
+        `ring_bytes`: of pinned memory, for each direction. `answer_s`: after so long without an answer the device counts as
+        unresponsive, and everything fails until it answers. RuntimeError for a call that failed. GIL released.
+        """
+
+    def promote(self, rows: bytes) -> int:
+        """
+        A job's number, 0 where the line is full or the mover stopped. `rows` in the format of `DEVICE_MOVE_ROW`, the slot and
+        generation being the arena's. BAD_SOURCE: other bytes than the slot's checksums, or another generation.
+        """
+
+    def check(self, rows: bytes) -> int:
+        """
+        The same for copies on the device: `arena_slot` and generation are those of its own slot in the index; arena offsets are
+        not used.
+        """
+
+    def completed(self) -> list[tuple[int, int, int]]:
+        """
+        (job, chunk, outcome) of each chunk that has ended since the last call, each once; `kvpool.tiers.base.Outcome`.
+        """
+
+    def fileno(self) -> int:
+        """Readable while there is something completed."""
+
+    def stop(self, timeout_s: float) -> bool:
+        """
+        Cancels what is left. False where the device has not answered in time: everything is reported all the same, and its
+        threads and memory are left behind. GIL released.
+        """
+
+    def stats(self) -> dict[str, Any]: ...
 
 SAMPLED_SHARE: float = 0.0625
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "mover/move_jobs.h"
 #include "records/catalogue_order.h"
 #include "records/change_feed.h"
 #include "rows.h"
@@ -89,6 +90,16 @@ RowLayout change_row() {
       .KVPOOL_FIELD(Change, unused, "unused");
 }
 
+RowLayout device_move_row() {
+  return RowLayout{sizeof(DeviceMoveRow)}
+      .KVPOOL_FIELD(DeviceMoveRow, arena_offset, "arena_offset")
+      .KVPOOL_FIELD(DeviceMoveRow, arena_slot, "arena_slot")
+      .KVPOOL_FIELD(DeviceMoveRow, generation, "generation")
+      .KVPOOL_FIELD(DeviceMoveRow, device_offset, "device_offset")
+      .KVPOOL_FIELD(DeviceMoveRow, chunk_bytes, "chunk_bytes")
+      .KVPOOL_FIELD(DeviceMoveRow, layers, "layers");
+}
+
 #undef KVPOOL_FIELD
 
 }  // namespace
@@ -103,6 +114,7 @@ void bind_rows(nb::module_& module) {
   module.attr("RESTORE_ROW") = restore_row();
   module.attr("CATALOGUE_ROW") = catalogue_row();
   module.attr("CHANGE_ROW") = change_row();
+  module.attr("DEVICE_MOVE_ROW") = device_move_row();
 }
 
 }  // namespace kvpool

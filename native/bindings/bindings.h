@@ -19,6 +19,7 @@ void bind_ssd(nanobind::module_& module);
 void bind_net(nanobind::module_& module);
 void bind_near(nanobind::module_& module);
 void bind_device(nanobind::module_& module);
+void bind_mover(nanobind::module_& module);
 void bind_reuse(nanobind::module_& module);
 void bind_flush(nanobind::module_& module);
 void bind_changes(nanobind::module_& module, nanobind::class_<Directory>& directory);

@@ -20,6 +20,7 @@ NB_MODULE(kvpool_native, module) {
   kvpool::bind_net(module);
   kvpool::bind_near(module);
   kvpool::bind_device(module);
+  kvpool::bind_mover(module);
   kvpool::bind_reuse(module);
   kvpool::bind_flush(module);
 }

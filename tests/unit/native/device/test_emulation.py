@@ -1,0 +1,75 @@
+"""The emulated driver itself: what the other tests of devices rest on."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from kvpool_native import Device
+from tests.rigs.device import emulated
+
+TIMEOUT_S = 120.0
+
+
+def _run(code: str, environment: dict[str, str], fds: tuple[int, ...] = ()) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", f"import os, kvpool_native\nDRIVER = os.environ['KVPOOL_CUDA_DRIVER']\n{code}"]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, pass_fds=fds, check=False
+    )
+
+
+def test_a_host_that_touches_device_memory_dies() -> None:
+    code = "import ctypes\nctypes.string_at(kvpool_native.Device(DRIVER, 0).allocate(1).address)"
+    assert _run(code, emulated.environment()).returncode == -signal.SIGSEGV
+
+
+def test_another_process_follows_the_orders_of_a_file(tmp_path: Path) -> None:
+    control = emulated.Control(tmp_path / "control")
+    control.order("fail cuMemCreate 1 2")
+    code = """
+device = kvpool_native.Device(DRIVER, 0)
+try:
+    device.allocate(1)
+except RuntimeError as failed:
+    print(failed)
+print(device.allocate(1).size)
+"""
+    done = _run(code, {**emulated.environment(), **control.environment})
+    assert done.stdout.splitlines() == ["cuMemCreate failed: CUDA_ERROR_OUT_OF_MEMORY (2)", str(2 << 20)]
+
+
+def test_processes_number_devices_as_they_are_ordered() -> None:
+    code = "print([kvpool_native.Device(DRIVER, ordinal).uuid.decode() for ordinal in range(2)])"
+    done = _run(code, emulated.environment(order="1,0"))
+    assert done.stdout.strip() == str(["emulated-device1", "emulated-device0"])
+
+
+def test_a_seed_is_printed_and_can_be_given() -> None:
+    done = _run("kvpool_native.Device(DRIVER, 0)", emulated.environment(seed="77"))
+    assert "KVPOOL_EMULATED_SEED=77" in done.stderr
+
+
+def test_another_processs_memory_is_mapped_by_its_descriptor() -> None:
+    device = Device(emulated.driver_path(), 0)
+    memory, stream = device.allocate(1), device.stream()
+    source = emulated.EmulatedArray(np.arange(100, dtype=np.uint8))
+    columns = [np.array([number], dtype=np.uint64).tobytes() for number in (memory.address, source.address, 100)]
+    stream.copy(*columns)
+    assert stream.record().wait(TIMEOUT_S)
+    fd = memory.export()
+    code = f"""
+import ctypes
+import struct
+device = kvpool_native.Device(DRIVER, 1)
+memory = device.attach({fd}, {memory.size})
+target, stream = ctypes.create_string_buffer(100), device.stream()
+stream.copy(struct.pack("<Q", ctypes.addressof(target)), struct.pack("<Q", memory.address), struct.pack("<Q", 100))
+assert stream.record().wait({TIMEOUT_S})
+print(target.raw == bytes(range(100)))
+"""
+    done = _run(code, emulated.environment(order="1,0"), (fd,))
+    os.close(fd)
+    assert done.stdout.strip() == "True", done.stderr
