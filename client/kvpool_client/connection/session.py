@@ -28,6 +28,7 @@ from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol import versions
 from kvpool.protocol.blocking import BlockingConnection
+from kvpool.protocol.records import device as dm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.records import peers as pm
@@ -136,6 +137,14 @@ class Session:
             raise DaemonUnreachable(f"the daemon's staging memory cannot be mapped: {error}") from error
         finally:
             os.close(fd)
+
+    def open_device(self, uuid: bytes) -> tuple[dm.DeviceArena, int]:
+        """The memory of the device tier for engines on the device of this UUID; the caller closes the descriptor. One round
+        trip. Raises as `call` does."""
+        return self._round_trip(
+            self._timeout_s,
+            lambda left_s: self._connection.call_for_descriptor(dm.OpenDevice(uuid), dm.DeviceArena, left_s),
+        )
 
     def notify(self, record: object) -> bool:
         """Send a record that has no answer, before every later request; never waits. False: it will never be sent."""

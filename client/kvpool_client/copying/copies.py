@@ -24,7 +24,8 @@ from kvpool_client.copying.device.load import ArenaCheck, DeviceLoad
 from kvpool_client.copying.device.pinned_memory import PinnedBytes
 from kvpool_client.copying.device.save import DeviceSave
 from kvpool_client.copying.device.side import DeviceSide
-from kvpool_client.copying.device.sources import ArenaChunks, Sources
+from kvpool_client.copying.device.sources import ArenaChunks, DeviceCopies, Sources
+from kvpool_client.copying.device.tier import TierMemory
 from kvpool_client.copying.gather import Gatherer, HostGatherer
 from kvpool_client.copying.staged_save import StagedSave
 from kvpool_client.copying.staging_memory import StagingArea
@@ -77,6 +78,7 @@ class Copies:
         self._areas: weakref.WeakKeyDictionary[Session, StagingArea] = weakref.WeakKeyDictionary()  # guarded by _lock
         # By what was mapped: a session's arena, or its staging memory.
         self._pinned: weakref.WeakKeyDictionary[object, PinnedBytes] = weakref.WeakKeyDictionary()  # guarded by _lock
+        self._tiers: weakref.WeakKeyDictionary[Session, TierMemory] = weakref.WeakKeyDictionary()  # guarded by _lock
         self._runs: weakref.WeakSet[DeviceLoad | DeviceSave] = weakref.WeakSet()  # guarded by _lock
 
     def blocks(
@@ -109,7 +111,8 @@ class Copies:
         try:
             if blocks.side is None:
                 return self._checked_load(session, chunks, blocks.view, blocks.block_ids)
-            return self._device_load(session, chunks, blocks, blocks.side)
+            copies = self._tier_of(session).copies_of(session, lease, first_chunk, blocks.side.device)
+            return self._device_load(session, chunks, blocks, blocks.side, copies)
         except ValueError as error:  # the blocks are right: `blocks` has checked them
             log.warning("a lease names what the daemon's memory has not: %s", error)
             return None
@@ -136,10 +139,17 @@ class Copies:
             session.welcome.verify != "cold",
         )
 
-    def _device_load(self, session: Session, chunks: ArenaChunks, blocks: EngineBlocks, side: DeviceSide) -> DeviceLoad:
+    def _device_load(
+        self,
+        session: Session,
+        chunks: ArenaChunks,
+        blocks: EngineBlocks,
+        side: DeviceSide,
+        copies: DeviceCopies | None,
+    ) -> DeviceLoad:
         """Raises ValueError."""
         device_blocks = DeviceBlocks(side, self._arena_of(session, side))
-        sources = Sources(chunks, device_blocks.addresses(chunks.offsets), None, self._layout)
+        sources = Sources(chunks, device_blocks.addresses(chunks.offsets), copies, self._layout)
         checked = sources.from_arena()
         nothing = np.full((len(checked), len(blocks.block_ids) // len(chunks)), SKIP_BLOCK)
         job = self._checked_load(session, chunks.of(checked), blocks.view, nothing) if len(checked) else None
@@ -198,6 +208,10 @@ class Copies:
                 area = self._areas.setdefault(session, opened)
         return area
 
+    def _tier_of(self, session: Session) -> TierMemory:
+        with self._lock:
+            return self._tiers.setdefault(session, TierMemory())
+
     def _arena_of(self, session: Session, side: DeviceSide) -> PinnedBytes:
         return self._pinned_bytes(session, session.arena, side)
 
@@ -227,6 +241,7 @@ class Copies:
         with self._lock:
             runs, pinned = list(self._runs), list(self._pinned.values())
             self._pinned.clear()
+            self._tiers.clear()
         for run in runs:
             run.cancel()
         for memory in pinned:

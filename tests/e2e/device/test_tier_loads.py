@@ -1,0 +1,208 @@
+"""Loads onto a device out of the daemon's device tier: byte for byte what DRAM has, however copies go, without a look at DRAM.
+
+The daemon and the engine use the emulated driver in processes of their own, and share the memory of the copies.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from kvpool_client.copying.cache import Cache
+from tests.rigs.daemon import SMALL, wait_connected, wait_until
+from tests.rigs.device import emulated
+from tests.rigs.device.device_daemon import DeviceDaemon, DeviceEngine
+from tests.rigs.device.engine import DeviceKv, use_emulated_driver
+from tests.rigs.payload import payload_of, store, tokens_of
+
+CHUNKS, BLOCKS = 12, 48
+LAST_LAYER = (SMALL.layers - 1) * SMALL.layer_bytes
+
+
+class TierEngine:
+    """An engine on a device whose loads are compared with the payload of their keys."""
+
+    def __init__(self, daemon: DeviceDaemon, ordinal: int = 0) -> None:
+        self.pool = daemon.connect()
+        self.kv = DeviceKv(SMALL, "kv_first", BLOCKS, ordinal=ordinal)
+        self.cache: Cache = self.pool.register(self.kv.arrays, 16, "kv_first")
+        self.ids = np.random.default_rng(ordinal).permutation(BLOCKS)[: 2 * CHUNKS].tolist()
+
+    def keys(self, seed: int) -> kv.KeyChain:
+        return self.pool.keys(tokens_of(seed, CHUNKS * SMALL.chunk_tokens))
+
+    def lease(self, keys: kv.KeyChain) -> kv.Lease:
+        lease = self.pool.acquire(self.pool.lookup(keys))
+        assert lease.chunks == CHUNKS
+        return lease
+
+    def load(self, keys: kv.KeyChain) -> None:
+        """Load a chain, and compare its bytes."""
+        with self.lease(keys) as lease:
+            assert self.pool.load(lease, self.cache, self.ids).wait() == kv.LoadResult(
+                CHUNKS, CHUNKS * SMALL.chunk_tokens, "complete"
+            )
+        self.compare(keys)
+
+    def compare(self, keys: kv.KeyChain, chunks: int = CHUNKS) -> None:
+        expected = [row.tobytes() for row in payload_of(keys, SMALL, 0, chunks)]
+        assert self.kv.chunks(self.ids, CHUNKS)[:chunks] == expected
+
+    def clear(self) -> None:
+        """Blocks without any chunk's bytes."""
+        self.kv.write([np.zeros(self.kv.shape, np.uint16) for _ in self.kv.arrays])
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceDaemon]:
+    """A daemon with 2 MiB of an emulated device."""
+    use_emulated_driver(monkeypatch)
+    with DeviceDaemon(tmp_path) as daemon:
+        daemon.wait_for_state("ok")
+        yield daemon
+    emulated.order("clear 1")
+
+
+@pytest.fixture
+def engine(daemon: DeviceDaemon) -> Iterator[TierEngine]:
+    """An engine on the daemon's device."""
+    engine = TierEngine(daemon)
+    yield engine
+    engine.close()
+
+
+def _copied(daemon: DeviceDaemon, engine: TierEngine, seed: int) -> kv.KeyChain:
+    """A chain with a copy of each chunk: the first load opens the device, and the next lease has copies made."""
+    keys = engine.keys(seed)
+    store(engine.pool, keys)
+    engine.load(keys)
+    engine.load(keys)
+    daemon.wait_for_copies(daemon.stats()["dram.chunks"])
+    engine.clear()
+    return keys
+
+
+def _corrupt(lease: kv.Lease, chunk: int, offset: int = LAST_LAYER) -> None:
+    """Flip a bit of a chunk in DRAM."""
+    assert lease.session is not None
+    lease.session.arena.view()[int(lease.offsets[chunk]) + offset] ^= 1
+
+
+def test_chunks_with_copies_are_loaded_from_them_alone(daemon: DeviceDaemon, engine: TierEngine) -> None:
+    keys = _copied(daemon, engine, 1)
+    assert set(engine.pool.lookup(keys).tiers.tolist()) == {kv.Level.HBM}
+    with engine.lease(keys) as lease:
+        for chunk in range(CHUNKS):  # what DRAM has is not looked at
+            _corrupt(lease, chunk)
+        with engine.pool.load(lease, engine.cache, engine.ids) as load:
+            assert [load.wait_layer(layer) for layer in range(SMALL.layers)] == [True] * SMALL.layers
+            assert load.wait().chunks == CHUNKS
+        engine.compare(keys)
+        for chunk in range(CHUNKS):
+            _corrupt(lease, chunk)
+
+
+def test_a_lease_with_some_copies_takes_the_rest_from_dram(daemon: DeviceDaemon, engine: TierEngine) -> None:
+    keys = _copied(daemon, engine, 2)
+    longer = engine.pool.keys(tokens_of(2, (CHUNKS + 4) * SMALL.chunk_tokens))
+    store(engine.pool, longer, CHUNKS)
+    ids = list(range(BLOCKS))[: 2 * (CHUNKS + 4)]
+    with engine.pool.acquire(engine.pool.lookup(longer)) as lease:
+        assert lease.tiers.tolist() == [kv.Level.HBM] * CHUNKS + [kv.Level.DRAM] * 4
+        _corrupt(lease, 3)
+        _corrupt(lease, CHUNKS + 2)
+        result = engine.pool.load(lease, engine.cache, ids[4:], first_chunk=2).wait()
+    assert (result.chunks, result.reason) == (CHUNKS + 2, "checksum")
+    assert len(keys) == CHUNKS
+
+
+def test_copies_that_go_while_the_device_reads_them_are_replaced_from_dram(
+    daemon: DeviceDaemon, engine: TierEngine
+) -> None:
+    """The load's copies hang, all copies are dropped, and others are written in their place."""
+    keys = _copied(daemon, engine, 3)
+    room = (2 << 20) // SMALL.chunk_bytes
+    others = engine.pool.keys(tokens_of(4, room * SMALL.chunk_tokens))
+    store(engine.pool, others)
+    with engine.lease(keys) as lease, DeviceEngine(daemon) as other:
+        calls = emulated.calls("cuMemcpyBatchAsync")
+        emulated.order("hang 1")
+        load = engine.pool.load(lease, engine.cache, engine.ids)
+        wait_until(lambda: emulated.calls("cuMemcpyBatchAsync") > calls, "copies are queued", 5.0)
+        with daemon.admin() as admin:
+            admin.flush(None, None, "hbm")
+        leased = other.lease([others[at] for at in range(len(others))])
+        wait_until(lambda: daemon.stats()["hbm.chunks"] > room // 2, "other copies are in their place")
+        emulated.order("hang 0")
+        assert load.wait().chunks == CHUNKS
+        other.release(leased)
+    engine.compare(keys)
+
+
+def test_a_chunk_whose_copy_has_gone_is_checked_in_dram(daemon: DeviceDaemon, engine: TierEngine) -> None:
+    keys = _copied(daemon, engine, 5)
+    with engine.lease(keys) as lease:
+        _corrupt(lease, 7)
+        emulated.order("hang 1")
+        load = engine.pool.load(lease, engine.cache, engine.ids)
+        with daemon.admin() as admin:
+            admin.flush(None, None, "hbm")
+        emulated.order("hang 0")
+        assert load.wait() == kv.LoadResult(7, 7 * SMALL.chunk_tokens, "checksum")
+    engine.compare(keys, 7)
+
+
+def test_a_daemon_that_is_killed_takes_no_copy_away(daemon: DeviceDaemon, engine: TierEngine) -> None:
+    keys = _copied(daemon, engine, 6)
+    lease = engine.lease(keys)
+    emulated.order("hang 1")
+    load = engine.pool.load(lease, engine.cache, engine.ids)
+    daemon.kill()
+    emulated.order("hang 0")
+    result = load.wait()
+    engine.compare(keys, result.chunks)
+    daemon.start()
+    daemon.wait_for_state("ok")
+    wait_connected(engine.pool)
+    _copied(daemon, engine, 6)
+    engine.load(keys)
+
+
+def test_an_engine_on_another_device_loads_from_dram(daemon: DeviceDaemon, engine: TierEngine) -> None:
+    keys = _copied(daemon, engine, 7)
+    other = TierEngine(daemon, ordinal=1)
+    other.load(keys)
+    with other.lease(keys) as lease:
+        _corrupt(lease, 4)
+        assert other.pool.load(lease, other.cache, other.ids).wait().reason == "checksum"
+    other.close()
+
+
+@pytest.mark.parametrize("call", ["cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess"])
+def test_an_engine_that_cannot_map_the_copies_loads_from_dram(daemon: DeviceDaemon, call: str) -> None:
+    engine = TierEngine(daemon)
+    keys = engine.keys(8)
+    store(engine.pool, keys)
+    emulated.order(f"fail {call} 0 2")
+    engine.load(keys)
+    engine.load(keys)
+    engine.close()
+
+
+def test_nothing_stays_mapped_when_the_pool_is_closed(daemon: DeviceDaemon) -> None:
+    before = emulated.live()
+    engine = TierEngine(daemon)
+    mapped = emulated.live()["mappings"]
+    keys = _copied(daemon, engine, 9)
+    engine.load(keys)
+    assert emulated.live()["mappings"] == mapped + 1
+    engine.close()
+    assert emulated.live()["mappings"] == mapped
+    del engine, keys
+    wait_until(lambda: emulated.live()["registrations"] == before["registrations"], "nothing is registered")
+    assert emulated.live()["memory"] == before["memory"]
