@@ -5,12 +5,15 @@ The daemon and the engine use the emulated driver in processes of their own, and
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import kvpool_client as kv
+import kvpool_native
 from kvpool_client.copying.cache import Cache
+from kvpool_client.copying.device.blocks import DeviceBlocks
 from tests.rigs.daemon import SMALL, wait_connected, wait_until
 from tests.rigs.device import emulated
 from tests.rigs.device.device_daemon import DeviceDaemon, DeviceEngine
@@ -122,24 +125,34 @@ def test_a_lease_with_some_copies_takes_the_rest_from_dram(daemon: DeviceDaemon,
 
 
 def test_copies_that_go_while_the_device_reads_them_are_replaced_from_dram(
-    daemon: DeviceDaemon, engine: TierEngine
+    daemon: DeviceDaemon, engine: TierEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The load's copies hang, all copies are dropped, and others are written in their place."""
     keys = _copied(daemon, engine, 3)
     room = (2 << 20) // SMALL.chunk_bytes
     others = engine.pool.keys(tokens_of(4, room * SMALL.chunk_tokens))
     store(engine.pool, others)
+    queue = DeviceBlocks.queue_spread
+
+    def queue_and_hang(self: DeviceBlocks, *arguments: Any) -> kvpool_native.DeviceEvent:
+        emulated.order("hang 1")
+        return queue(self, *arguments)
+
+    monkeypatch.setattr(DeviceBlocks, "queue_spread", queue_and_hang)
     with engine.lease(keys) as lease, DeviceEngine(daemon) as other:
         calls = emulated.calls("cuMemcpyBatchAsync")
-        emulated.order("hang 1")
         load = engine.pool.load(lease, engine.cache, engine.ids)
-        wait_until(lambda: emulated.calls("cuMemcpyBatchAsync") > calls, "copies are queued", 5.0)
-        with daemon.admin() as admin:
-            admin.flush(None, None, "hbm")
-        leased = other.lease([others[at] for at in range(len(others))])
-        wait_until(lambda: daemon.stats()["hbm.chunks"] > room // 2, "other copies are in their place")
-        emulated.order("hang 0")
+        try:
+            wait_until(lambda: emulated.calls("cuMemcpyBatchAsync") > calls, "copies are queued")
+            with daemon.admin() as admin:
+                admin.flush(None, None, "hbm")
+            leased = other.lease([others[at] for at in range(len(others))])
+            wait_until(lambda: daemon.stats()["hbm.chunks"] >= 2 * CHUNKS, "other copies are in their place")
+        finally:
+            monkeypatch.undo()
+            emulated.order("hang 0")
         assert load.wait().chunks == CHUNKS
+        assert emulated.calls("cuMemcpyBatchAsync") > calls + SMALL.layers, "layers were copied again"
         other.release(leased)
     engine.compare(keys)
 

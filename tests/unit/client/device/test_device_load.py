@@ -150,8 +150,9 @@ def test_copies_that_have_gone_before_the_load_are_replaced_from_the_arena(
 def test_a_copy_that_goes_during_the_load_is_replaced_from_layer_0_on(
     device: kvpool_native.Device, monkeypatch: pytest.MonkeyPatch, layer: int, seed: int
 ) -> None:
-    """It goes while the device copies one of the layers."""
+    """It goes while the device copies one of the layers; it has never been the chunk's, so no layer of it may stay."""
     loading, settled = Loading(device, seed), iter(range(100))
+    loading.write_copy(3, np.full(LAYOUT.chunk_bytes, 0x77, np.uint8))
     wait_for = DeviceBlocks.wait
 
     def waited(self: DeviceBlocks, event: kvpool_native.DeviceEvent) -> None:
