@@ -514,18 +514,18 @@ class Directory:
     def take_departed(self) -> bytes:
         """The keys that left this lower tier since the last call, packed."""
 
-    def pin_unsaved(self, scan: int, order: int) -> PinnedChain:
+    def pin_unsaved(self, scan: int, order: int) -> Pinned:
         """
         Pins chunks of one chain that every lower tier lacks, ending in one of the first `scan` chunks; order 0: the coldest
         first, 1: the newest, 2: the worthiest.
         """
 
-    def pin_unsaved_prefix(self, namespace: int, keys: bytes, parent: bytes = ...) -> PinnedChain:
+    def pin_unsaved_prefix(self, namespace: int, keys: bytes, parent: bytes = ...) -> Pinned:
         """
         The same of the longest stored prefix, or of what follows a parent; worth it or not.
         """
 
-    def pin_unsaved_hold(self, hold: int) -> PinnedChain:
+    def pin_unsaved_hold(self, hold: int) -> Pinned:
         """The same of the chunks of a hold; none where it is unknown."""
 
     def pin_chunk(self, hold: int, position: int) -> int:
@@ -740,7 +740,7 @@ class Reserved:
     def slots(self) -> bytes:
         """As in `HoldColumns`, u64; anything where declined."""
 
-class PinnedChain:
+class Pinned:
     """
     Chunks of one chain that have a pin, so that they stay while they are written to a lower tier.
     """
@@ -1347,9 +1347,9 @@ class DeviceMemory:
         A new descriptor, which the caller closes; `Device.attach` of another process maps it.
         """
 
-class Pinned:
+class PinnedMapping:
     """
-    A mapping that the device copies from, and to, directly, for as long as this object lives.
+    A mapping that the device copies from, and to, directly, while this object lives.
     """
 
     @property
@@ -1378,7 +1378,8 @@ class DeviceEvent:
 
 class DeviceStream:
     """
-    Copies in the order in which they are given; what they read and write must stay until an event behind them is done.
+    Copies in the order in which they are given. What they read and write must stay until an event behind them is
+    done.
     """
 
     def wait_for(self, event: DeviceEvent) -> None:
@@ -1438,7 +1439,7 @@ class Device:
         Maps another process's export, read-only, with the size that it has there. The descriptor stays the caller's. GIL released.
         """
 
-    def pin(self, mapping: Mapping, writable: bool) -> Pinned:
+    def pin(self, mapping: Mapping, writable: bool) -> PinnedMapping:
         """`writable`: copies write to it too. GIL released."""
 
     def stream(self) -> DeviceStream: ...

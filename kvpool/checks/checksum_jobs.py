@@ -101,8 +101,8 @@ class ChecksumJobs:
         is_good = finished.outcome is Outcome.DONE
         fault = "" if is_good else finished.fault or finished.outcome.name.lower()
         if finished.outcome is Outcome.BAD_SOURCE:
-            self.corrupt_chunks += 1
             dropped = directory.drop(key, chunk.generation)
+            self.corrupt_chunks += dropped > 0
             named = (key.hex()[:16], self.tier.name, fault, dropped)
             log.error("chunk %s is bad in the %s tier (%s): %d chunks dropped", *named)
         directory.unpin(chunk.pin)

@@ -7,8 +7,8 @@ A source is one block pool of one connection; it reports whole prefixes, and may
 source ends with its connection, or begins anew; what it had is dropped in parts (`drop_some`), because it may be much.
 
 A record of what clients say, not of bytes: no chunk here can be leased, pulled or flushed, and it ends with the connection. So
-it is no tier. The daemon's own copies in the memory of a device have a directory like those of DRAM and SSD, with the same level
-in its rows: `engine_level` joins both, so that a chunk leaves level 0 when neither the directory nor a source has it.
+it is no tier. The daemon's own copies in the memory of a device have a directory like those of DRAM and SSD, with the same
+level in its rows: `engine_level` joins both, so that a chunk leaves level 0 when neither the directory nor a source has it.
 
 Bounded, because engines choose how much they report and the daemon stores token ids for readers that come later: BYTES_MAX in
 all, of which a connection has at most half of what the others leave, and a user its share. A chunk beyond that is declined: it

@@ -1,7 +1,7 @@
 """Engine level: what engines' chunks mean for the event stream, joined with what the daemon's own tiers have.
 
-A chunk's tiers in events are those of the directories, and level 0 where an engine has it. A directory of copies in device memory
-is at level 0 too: a chunk leaves that level when neither it nor an engine has the chunk.
+A chunk's tiers in events are those of the directories, and level 0 where an engine has it. A directory of copies in device
+memory is at level 0 too: a chunk leaves that level when neither it nor an engine has the chunk.
 
     an engine reports a chunk        STORED where no tier has it, else an UPDATED that gains level 0
     the last engine drops it         REMOVED where no tier has it, else an UPDATED that loses level 0

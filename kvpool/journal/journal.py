@@ -11,8 +11,7 @@ snapshot:
 Invariants: changes are taken in their order, CHANGES_PER_TURN at a time, and nothing waits for a subscriber; every answer
 is given when no change waits, or else holds nothing that a waiting change could contradict.
 
-Chunks that engines report as their own are joined in, at level 0 (`engine_level`). Copies at that level are reported too; their
-chunks are listed as those of DRAM, which has each of them.
+Chunks that engines report as their own are joined in, at level 0 (`engine_level`); copies are there too, and listed as DRAM's.
 
 Control thread only. `watch` has the event loop call it when there are changes; without it, `take_changes` does.
 """
@@ -83,7 +82,7 @@ class Journal:
         self.incarnation = incarnation
         self._headers = headers
         self._names = {level: level.name.lower() for level in Level} | dict(names)
-        self._directories = {level: directory for level, (directory, _) in tiers.items() if level is not Level.HBM}
+        self._directories = {level: directory for level, (directory, _) in tiers.items() if level > Level.HBM}
         self._namespaces = namespaces
         self._clock = clock
         self._feed = kvpool_native.ChangeFeed(FEED_CHANGES_MAX)

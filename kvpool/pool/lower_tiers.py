@@ -19,7 +19,7 @@ from kvpool.tiering.tiering import Tiering
 from kvpool.tiers.base import ArenaMemory, TierPlan
 from kvpool.tiers.copies import CopyPlan
 from kvpool.tiers.dram.tier import DramTier
-from kvpool.tiers.hbm.plan import DESCRIPTORS, RING_BYTES, plan_hbm
+from kvpool.tiers.hbm.plan import DESCRIPTORS, plan_hbm
 from kvpool.tiers.hbm.plan import NAME as HBM
 from kvpool.tiers.hbm.tier import HbmTier
 from kvpool.tiers.remote import RemoteTier
@@ -54,7 +54,7 @@ def _plan_hbm(config: Config) -> CopyPlan | None:
     plan = plan_hbm(config)
     if plan is None:
         return None
-    return CopyPlan(HBM, HbmTier.level, plan.geometry, RING_BYTES, DESCRIPTORS, partial(HbmTier, plan))
+    return CopyPlan(HBM, HbmTier.level, plan.geometry, DESCRIPTORS, partial(HbmTier, plan))
 
 
 PLANNERS: Sequence[Planner] = (_plan_ssd,)
@@ -135,14 +135,12 @@ def make_tiering(arena: DramTier, plans: TierPlans, namespaces: Namespaces, sett
     view = kvpool_native.IndexView(arena.index)
     upper = [plan.make(_slots_of_copies(arena, plan, config), memory, config) for plan in plans.copies]
     copies = [CopyLink(arena, tier, namespaces, clock, index=view) for tier in upper]
-    return Tiering(arena, links, clock, remotes, copies)
+    return Tiering(arena, links, clock, remotes, copies=copies)
 
 
 def _slots_of_copies(arena: DramTier, plan: CopyPlan, config: Config) -> Slots:
     """The slots of a tier of copies of what an arena has."""
     geometry = plan.geometry
-    sizes = SlotSizes(
-        geometry.segment_bytes, geometry.segments, geometry.max_chunks, layer_bytes_max=plan.layer_bytes_max
-    )
+    sizes = SlotSizes(geometry.segment_bytes, geometry.segments, geometry.max_chunks)
     directory = kvpool_native.Directory.of_copies(arena.directory, geometry, config.dram.policy)
     return Slots(plan.name, plan.level, sizes, directory)

@@ -13,6 +13,7 @@ from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.layout import Layout
 from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES
 from kvpool.tiering.copies.placement import LeasedPrefix, Placement
+from kvpool.tiering.copies.promotion_budget import PromotionBudget
 from kvpool.tiers.hbm.plan import DEVICE_PAGE_BYTES, NAME
 from kvpool.tiers.slots import Slots, SlotSizes
 from kvpool.types import HoldId, Level, SaveState
@@ -36,16 +37,15 @@ class DeviceTier:
         policy: str,
         seed: bytes,
         config: Config,
-        capacity: int,
+        budget: PromotionBudget,
     ) -> None:
-        """`capacity`: bytes of the blocks that it has room for."""
         directory = kvpool_native.Directory.of_copies(arena, geometry, policy, seed)
         directory.cap_retained(config.dram.retained_share)
         directory.bound_chains(config.server.max_chain_chunks)
         sizes = SlotSizes(geometry.segment_bytes, geometry.segments, geometry.max_chunks)
         self._slots = Slots(NAME, Level.HBM, sizes, directory)
         self._directory = directory
-        self._placement = Placement(arena, directory, capacity)
+        self._placement = Placement(arena, directory, budget)
         self.promoted = 0
         namespaces.add_upper(self._slots)
 

@@ -30,6 +30,7 @@ from kvpool.pool.writers.writers import ReservedSlots, Writers
 from kvpool.sim.device_tier import DeviceTier, plan_device
 from kvpool.sim.metadata_tier import MetadataTier
 from kvpool.tiering.admission import Admission
+from kvpool.tiering.copies.promotion_budget import PromotionBudget
 from kvpool.tiering.link import Link
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiers.dram.tier import plan_geometry
@@ -141,7 +142,7 @@ class SimulatedNode:
                 policy=policy,
                 seed=SEED,
                 config=config,
-                capacity=hbm_blocks * CHUNK_BYTES,
+                budget=PromotionBudget(hbm_blocks * CHUNK_BYTES, capacity),
             )
             self._devices.append(made)
         self.ssd_blocks_read = 0

@@ -281,7 +281,7 @@ class Demotions:
 
     def _begin(
         self,
-        pinned: kvpool_native.PinnedChain,
+        pinned: kvpool_native.Pinned,
         affordable: Callable[[int], int],
         now_ns: int,
         *,

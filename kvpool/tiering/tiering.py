@@ -64,6 +64,7 @@ class Tiering:
         links: Sequence[Link],
         clock: Clock,
         remotes: Sequence[RemoteLink] = (),
+        *,
         copies: Sequence[CopyLink] = (),
     ) -> None:
         self._directory = arena.directory

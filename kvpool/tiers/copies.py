@@ -163,13 +163,12 @@ class CopyTier(Protocol):
 class CopyPlan:
     """Plan of a configured tier of copies: what others need before it is made.
 
-    `geometry`: of its memory, which is a region of the arena's index. `layer_bytes_max`: of a layer that can be copied.
-    `descriptors`: file descriptors that it keeps open, and those of its driver. `make`: makes the tier over its slots, not
-    started."""
+    `geometry`: of its memory, which is a region of the arena's index. `descriptors`: file descriptors that it keeps open, and
+    those of its driver. `make`: makes the tier over its slots, not started.
+    """
 
     name: str
     level: Level
     geometry: kvpool_native.DirectoryGeometry
-    layer_bytes_max: int
     descriptors: int
     make: Callable[[Slots, ArenaMemory, Config], CopyTier]

@@ -21,15 +21,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SlotSizes:
-    """Sizes of a tier: `segments` of `segment_bytes`. `layers_max`: layers of a chunk at most, `layer_bytes_max`: bytes of one
-    at most; 0 for no bound."""
+    """Sizes of a tier: `segments` of `segment_bytes`. `layers_max`: layers of a chunk at most, 0 for no bound."""
 
     segment_bytes: int
     segments: int
     max_chunks: int
     header_bytes: int = 0
     layers_max: int = 0
-    layer_bytes_max: int = 0
 
 
 class Run(NamedTuple):
@@ -75,10 +73,8 @@ class Slots:
 
     def fits(self, layout: Layout) -> bool:
         """Whether a chunk of this layout fits a slot. Makes no size class."""
-        sizes = self.sizes
-        fits_header = not sizes.layers_max or layout.layers <= sizes.layers_max
-        fits_way = not sizes.layer_bytes_max or layout.layer_bytes <= sizes.layer_bytes_max
-        return fits_header and fits_way and self.slot_bytes(layout) <= sizes.segment_bytes
+        fits_header = not self.sizes.layers_max or layout.layers <= self.sizes.layers_max
+        return fits_header and self.slot_bytes(layout) <= self.sizes.segment_bytes
 
     def size_class_of(self, layout: Layout) -> SizeClassId | None:
         """The size class of a layout's chunks, made if it is new; None where they do not fit."""

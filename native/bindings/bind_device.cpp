@@ -87,11 +87,11 @@ int export_memory(const DeviceMemory& memory) {
   return fd;
 }
 
-std::shared_ptr<Pinned> pin(const std::shared_ptr<Device>& device, const std::shared_ptr<Mapping>& mapping, bool writable) {
+std::shared_ptr<PinnedMapping> pin(const std::shared_ptr<Device>& device, const std::shared_ptr<Mapping>& mapping, bool writable) {
   if (writable && !mapping->is_writable()) {
     throw nb::value_error("the mapping is read-only");
   }
-  return unlocked([&] { return Pinned::pin(device, mapping, writable); });
+  return unlocked([&] { return PinnedMapping::pin(device, mapping, writable); });
 }
 
 std::shared_ptr<DeviceStream> make_stream(const std::shared_ptr<Device>& device) {
@@ -179,15 +179,16 @@ void bind_handles(nb::module_& module) {
       .def_prop_ro("address", &DeviceMemory::address)
       .def_prop_ro("size", &DeviceMemory::size)
       .def("export", &export_memory, "A new descriptor, which the caller closes; `Device.attach` of another process maps it.");
-  nb::class_<Pinned>(module, "Pinned", "A mapping that the device copies from, and to, directly, for as long as this object lives.")
-      .def_prop_ro("is_pinned", &Pinned::is_pinned, "False where the driver refused: copies are right, and slower.")
-      .def_prop_ro("fault", &Pinned::fault, "Why it refused, or nothing.");
+  nb::class_<PinnedMapping>(module, "PinnedMapping", "A mapping that the device copies from, and to, directly, while this object lives.")
+      .def_prop_ro("is_pinned", &PinnedMapping::is_pinned, "False where the driver refused: copies are right, and slower.")
+      .def_prop_ro("fault", &PinnedMapping::fault, "Why it refused, or nothing.");
   nb::class_<DeviceEvent>(module, "DeviceEvent", "Done when everything is that its stream had been given before.")
       .def("hold", &hold, "stream"_a, "What a stream's raw handle, an engine's, is given from now on begins after the event.")
       .def("is_done", &is_done, "RuntimeError where the device has failed.")
       .def("wait", &wait, "timeout_s"_a, "Whether it is done within the time; RuntimeError as above. GIL released.");
   nb::class_<DeviceStream>(module, "DeviceStream",
-                           "Copies in the order in which they are given; what they read and write must stay until an event behind them is done.")
+                           "Copies in the order in which they are given. What they read and write must stay until an event behind them is\n"
+                           "done.")
       .def("wait_for", &wait_for, "event"_a, "What is given afterwards begins after the event.")
       .def("record", &record, "An event behind everything that was given so far.")
       .def("scatter", &scatter, "view"_a, "layer"_a, "block_ids"_a, "sources"_a, "layer_bytes"_a,

@@ -77,14 +77,14 @@ Failure fail_landing(Directory& directory, const nb::bytes& key, uint64_t genera
   return {failed.removed, failed.dropped_in_source, level};
 }
 
-struct PinnedChain {
+struct Pinned {
   HoldId id;
   size_t chunks;
   nb::bytes parent;
   uint32_t owner;
 };
 
-PinnedChain describe(const Directory& directory, Hold pin) {
+Pinned describe(const Directory& directory, Hold pin) {
   const auto record = pin.id == 0 ? std::nullopt : directory.holds().record_of(pin.id, 0);
   const ChunkRecord first = record ? directory.record(*record) : ChunkRecord{};
   const auto parent = directory.holds().parent_key_of(pin.id);
@@ -131,13 +131,13 @@ nb::bytes restore(Directory& directory, const nb::bytes& rows, uint64_t now_ns) 
 }
 
 void bind_pins(nb::module_& module, nb::class_<Directory>& directory) {
-  nb::class_<PinnedChain>(module, "PinnedChain", "Chunks of one chain that have a pin, so that they stay while they are written to a lower tier.")
-      .def_ro("id", &PinnedChain::id, "Ends by `unpin`; 0: nothing is pinned.")
-      .def_ro("chunks", &PinnedChain::chunks,
+  nb::class_<Pinned>(module, "Pinned", "Chunks of one chain that have a pin, so that they stay while they are written to a lower tier.")
+      .def_ro("id", &Pinned::id, "Ends by `unpin`; 0: nothing is pinned.")
+      .def_ro("chunks", &Pinned::chunks,
               "How many are pinned; without a pin how many were found to be evicted from the lower tier with those before them:\n"
               "there may be others behind.")
-      .def_ro("parent", &PinnedChain::parent, "The key before the first of them; b\"\": the root.")
-      .def_ro("namespace", &PinnedChain::owner);
+      .def_ro("parent", &Pinned::parent, "The key before the first of them; b\"\": the root.")
+      .def_ro("namespace", &Pinned::owner);
   directory
       .def(
           "pin_unsaved",

@@ -27,7 +27,8 @@ PinnedMemory::~PinnedMemory() {
   }
 }
 
-std::shared_ptr<Pinned> Pinned::pin(std::shared_ptr<const Device> device, std::shared_ptr<const Mapping> mapping, bool is_written) {
+std::shared_ptr<PinnedMapping> PinnedMapping::pin(std::shared_ptr<const Device> device, std::shared_ptr<const Mapping> mapping,
+                                                  bool is_written) {
   KVPOOL_CHECK(mapping->is_writable() || !is_written);
   DeviceStatus status;
   {
@@ -39,10 +40,10 @@ std::shared_ptr<Pinned> Pinned::pin(std::shared_ptr<const Device> device, std::s
   }
   const bool is_others = status.code == cuda::HOST_MEMORY_ALREADY_REGISTERED;
   std::string fault = status.ok() || is_others ? "" : device->text(status);
-  return std::shared_ptr<Pinned>(new Pinned(std::move(device), std::move(mapping), std::move(fault), status.ok()));
+  return std::shared_ptr<PinnedMapping>(new PinnedMapping(std::move(device), std::move(mapping), std::move(fault), status.ok()));
 }
 
-Pinned::~Pinned() {
+PinnedMapping::~PinnedMapping() {
   if (is_owner_ && !device_->is_inherited()) {
     const CurrentContext current(*device_);
     device_->note_release(device_->driver().unregister_host(mapping_->data()));

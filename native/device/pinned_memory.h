@@ -1,7 +1,7 @@
 // Host memory that a device copies from and to without another copy in between.
 //
-// What it is: memory of its own (PinnedMemory), and a shared mapping that is pinned as long as somebody holds the pin (Pinned). What it
-// is not: needed for right bytes: copies of memory that is not pinned are slower, and not made by the kernel (copier.h).
+// What it is: memory of its own (PinnedMemory), and a shared mapping, pinned as long as somebody holds the pin (PinnedMapping). What it is
+// not: needed for right bytes: copies of memory that is not pinned are slower, and not made by the kernel (copier.h).
 // A mapping that the driver refuses to pin stays usable: `is_pinned` is false, `fault` says why. One that somebody else has pinned
 // counts as pinned, and stays theirs. Both must outlive the copies that use them: nothing here waits.
 // Threads: any.
@@ -43,20 +43,21 @@ class PinnedMemory {
   const uint64_t size_;
 };
 
-class Pinned : public std::enable_shared_from_this<Pinned> {
+class PinnedMapping : public std::enable_shared_from_this<PinnedMapping> {
  public:
   // `is_written`: the device writes to it too. REQUIRES: the mapping is writable then.
-  [[nodiscard]] static std::shared_ptr<Pinned> pin(std::shared_ptr<const Device> device, std::shared_ptr<const Mapping> mapping,
-                                                   bool is_written);
-  ~Pinned();
-  Pinned(const Pinned&) = delete;
-  Pinned& operator=(const Pinned&) = delete;
+  [[nodiscard]] static std::shared_ptr<PinnedMapping> pin(std::shared_ptr<const Device> device,
+                                                          std::shared_ptr<const Mapping> mapping, bool is_written);
+  ~PinnedMapping();
+  PinnedMapping(const PinnedMapping&) = delete;
+  PinnedMapping& operator=(const PinnedMapping&) = delete;
 
   [[nodiscard]] bool is_pinned() const noexcept { return fault_.empty(); }
   [[nodiscard]] const std::string& fault() const noexcept { return fault_; }
 
  private:
-  Pinned(std::shared_ptr<const Device> device, std::shared_ptr<const Mapping> mapping, std::string fault, bool is_owner) noexcept
+  PinnedMapping(std::shared_ptr<const Device> device, std::shared_ptr<const Mapping> mapping, std::string fault,
+                bool is_owner) noexcept
       : device_(std::move(device)), mapping_(std::move(mapping)), fault_(std::move(fault)), is_owner_(is_owner) {}
 
   const std::shared_ptr<const Device> device_;

@@ -79,16 +79,15 @@ void TierSet::note(const Directory& tier, const ChunkKey& key, bool is_held) noe
   const auto others = static_cast<uint8_t>((entry ? entry->tiers : 0) & ~bit);
   const auto after = static_cast<uint8_t>(is_held ? others | bit : others);
   table.set_tiers(key, after);
-  if (after == 0 && !entry->record.valid()) {
-    table.erase(key);
-    return;
-  }
   for (Directory* upper : above(tier)) {
     const RecordId of_entry = entry ? entry->record : RecordId();
     const RecordId id = upper == tiers_.front() ? of_entry : upper->find_record(key);
     if (id.valid()) {
       upper->mark_below(id, (after & upper->lower_bits_) != 0);
     }
+  }
+  if (after == 0 && !entry->record.valid()) {
+    table.erase(key);
   }
 }
 

@@ -1,7 +1,7 @@
 // One direction of a device mover: chunks of the arena on their way to the device, or chunks of the device that are checked.
 //
-//   PROMOTE   arena ─copied and summed in one pass─► piece ─stream─► device         verdict before the stream gets the last layer
-//   CHECK     device ─stream─► piece ─summed─► nothing                              verdict behind the piece's event
+//   PROMOTE   arena ─copied and summed in one pass─► piece ─stream─► device   verdict before the stream gets the last layer
+//   CHECK     device ─stream─► piece ─summed─► nothing                        verdict behind the piece's event
 //
 // A layer counts when its CRC-32C is the index's, and the slot still has its generation afterwards: then all bytes were this chunk's.
 // Each chunk ends once, behind the event of the last piece that has bytes of it: nothing is written to its slot afterwards. With three

@@ -1,9 +1,9 @@
 """Copies in a device beside memory and files: random operations against plain dicts, and readers that hold nothing there.
 
-The model records what memory has, by key and generation, and which of it has a copy. A copy is there while its very original is,
-unless it was evicted, flushed or dropped itself; an operation on copies changes nothing in memory. A reader that was answered where
-a copy is may read it at any later time: while the slot has the generation, the bytes are those of the key. All directories recount
-themselves after each step.
+The model records what memory has, by key and generation, and which of it has a copy. A copy is there while its very original
+is, unless it was evicted, flushed or dropped itself; an operation on copies changes nothing in memory. A reader that was
+answered where a copy is may read it at any later time: while the slot has the generation, the bytes are those of the key. All
+directories recount themselves after each step.
 """
 
 import os

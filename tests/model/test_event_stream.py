@@ -1,8 +1,9 @@
 """A subscriber that adds up snapshot and events has exactly what the pool has, at every point, wherever it begins.
 
-Random operations over real directories, half of the times with copies in a device: saves, copies, demotions, promotions, changes of
-priority and their expiry, flushes, drops of bad chunks, evictions; gaps because a buffer or the feed was too small; daemons that begin anew over a warm disk; snapshots
-between whose pages all of that goes on. Compared chunk by chunk: tiers, priority, parent, namespace, token ids, adapter, salt.
+Random operations over real directories, half of the times with copies in a device: saves, copies, demotions, promotions,
+changes of priority and their expiry, flushes, drops of bad chunks, evictions; gaps because a buffer or the feed was too small;
+daemons that begin anew over a warm disk; snapshots between whose pages all of that goes on. Compared chunk by chunk: tiers,
+priority, parent, namespace, token ids, adapter, salt.
 """
 
 import random

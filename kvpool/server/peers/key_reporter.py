@@ -195,5 +195,5 @@ class KeyReporter:
 
 
 def _concerns_tiers(event: Event) -> bool:
-    """Whether it is about the node's own tiers. What is in the memory of an engine or a device nobody else can have from there."""
+    """Whether it is about the node's own tiers. What an engine or a device has at level 0 nobody else can have from there."""
     return event.kind == EventKind.CREATED or event.is_of_node

@@ -26,6 +26,7 @@ from kvpool.clock import NS_PER_S, Clock
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.parts import PART_CHUNKS
 from kvpool.tiering.copies.placement import LeasedPrefix, Placement
+from kvpool.tiering.copies.promotion_budget import PromotionBudget
 from kvpool.tiers.base import NOT_STARTED, ArenaTier, Counters, Finished, JobId, Outcome
 from kvpool.tiers.copies import CopyMoves, CopyTier
 from kvpool.tiers.jobs import Jobs
@@ -78,7 +79,8 @@ class CopyLink:
         self._index = index
         self._namespaces = namespaces
         self._clock = clock
-        self._placement = Placement(arena.directory, tier.slots.directory, tier.capacity_bytes)
+        budget = PromotionBudget(tier.capacity_bytes, arena.capacity_bytes)
+        self._placement = Placement(arena.directory, tier.slots.directory, budget)
         self._bytes_max = max(1, min(tier.capacity_bytes, arena.capacity_bytes) // COPYING_FRACTION)
         self._jobs = Jobs(clock)
         self.checksum_jobs = ChecksumJobs(tier, self._check, self._jobs)
@@ -142,9 +144,12 @@ class CopyLink:
         chunk = finished.chunk
         part.is_good[chunk] = finished.outcome is Outcome.DONE
         if finished.outcome is Outcome.BAD_SOURCE:
-            self.corrupt_chunks += 1
             dropped = self._arena.drop(part.moves.keys[chunk], part.moves.generations[chunk])
-            log.error("chunk %s is corrupt in memory: %d chunks dropped", part.moves.keys[chunk].hex()[:16], dropped)
+            if dropped:  # else it has left the arena while it was copied
+                self.corrupt_chunks += 1
+                log.error(
+                    "chunk %s is corrupt in memory: %d chunks dropped", part.moves.keys[chunk].hex()[:16], dropped
+                )
         while part.ready < len(part.is_good) and part.is_good[part.ready]:
             part.ready += 1
 
@@ -177,6 +182,8 @@ class CopyLink:
             f"{name}.promoting_bytes": self._bytes,
             f"{name}.waiting_prefixes": len(self._due),
             f"{name}.left_out_prefixes": self._left_out,
+            f"{name}.leased_chunks": placement.leased_chunks,
+            f"{name}.leased_bytes": placement.leased_bytes,
             f"{name}.served_chunks": placement.served_chunks,
             f"{name}.served_bytes": placement.served_bytes,
             f"{name}.checks_under_way": self.checksum_jobs.pins,

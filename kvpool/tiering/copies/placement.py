@@ -38,14 +38,19 @@ class LeasedPrefix:
 
 
 class Placement:
-    """See the module. `arena`, `copies`: the directories of the arena and of the tier; `capacity`: the tier's bytes."""
+    """See the module. `arena`, `copies`: the directories of the arena and of the tier; `budget`: what may be copied.
 
-    def __init__(self, arena: kvpool_native.Directory, copies: kvpool_native.Directory, capacity: int) -> None:
+    `leased_chunks`, `served_chunks`: those of leases that were noted, and those of them that had a copy; their bytes alike.
+    """
+
+    def __init__(
+        self, arena: kvpool_native.Directory, copies: kvpool_native.Directory, budget: PromotionBudget
+    ) -> None:
         self._arena = arena
         self._copies = copies
-        self._budget = PromotionBudget(capacity)
-        self.served_chunks = 0
-        self.served_bytes = 0
+        self._budget = budget
+        self.leased_chunks = self.leased_bytes = 0
+        self.served_chunks = self.served_bytes = 0
 
     def __repr__(self) -> str:
         return f"<Placement {self.served_chunks} chunks served, {self._budget!r}>"
@@ -53,8 +58,10 @@ class Placement:
     def note_lease(self, namespace: Namespace, hold: HoldId) -> LeasedPrefix:
         """The chunks of a hold in the arena are used: their copies have served them. Takes as long as a lookup of them."""
         prefix = LeasedPrefix(namespace, KeyColumn(self._arena.keys_of(hold)), self._count_copied(hold))
-        served_bytes = prefix.copied * prefix.chunk_bytes
-        self._budget.earn(served_bytes)
+        served_bytes, missed_bytes = prefix.copied * prefix.chunk_bytes, prefix.left * prefix.chunk_bytes
+        self._budget.earn(served_bytes=served_bytes, missed_bytes=missed_bytes)
+        self.leased_chunks += len(prefix.keys)
+        self.leased_bytes += served_bytes + missed_bytes
         self.served_chunks += prefix.copied
         self.served_bytes += served_bytes
         return prefix

@@ -89,7 +89,7 @@ class OpenDevice:
     @property
     def is_hung(self) -> bool:
         """Whether the device has left what it was given unanswered."""
-        return bool(self._mover.stats()["is_hung"])
+        return bool(self._mover.stats()["is_unresponsive"])
 
     def fileno(self) -> int:
         """The mover's eventfd."""

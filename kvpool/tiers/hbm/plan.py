@@ -18,9 +18,9 @@ SEGMENTS_MIN = 8
 # As for the arena: an entry for each of so many bytes.
 CHUNK_BYTES_TYPICAL_MIN = 32 << 10
 CHUNKS_MIN = 64
-# Memory that bytes pass through on their way to the device, and as much for the way back; both stay pinned. A layer of a chunk
-# that does not fit is not copied. A guess: what 32 GB/s move in half a millisecond, four times over.
-RING_BYTES = 64 << 20
+# Pinned memory that bytes pass through on their way to the device, and as much for the way back. A guess: what 32 GB/s move
+# in a millisecond.
+RING_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)

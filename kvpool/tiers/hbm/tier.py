@@ -55,6 +55,7 @@ class HbmTier:
         slots: Slots,
         memory: ArenaMemory,
         config: Config,
+        *,
         open_device: Callable[[HbmPlan, ArenaMemory], UsableDevice] = OpenDevice,
     ) -> None:
         """`open_device` blocks, and raises DeviceUnavailable."""

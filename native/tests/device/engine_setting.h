@@ -76,14 +76,16 @@ inline std::vector<int64_t> some_ids(size_t count, std::mt19937& dice) {
 // Chunks' layers one behind the other, in memory of the host or the device.
 struct Chunks {
   Chunks(const std::shared_ptr<Device>& device, DeviceStream& on, const Engine& engine, bool on_device)
-      : stream(on), size(engine.layer_bytes()), mapping(Mapping::create("chunks", round_up(size * engine.shape.chunks + 64, 4096), false).mapping) {
+      : stream(on),
+        size(engine.layer_bytes()),
+        mapping(Mapping::create("chunks", round_up(size * engine.shape.chunks + 64, 4096), false).mapping) {
     bytes = random_bytes(mapping->size(), 7);
     if (on_device) {
       memory = allocate(device, bytes.size());
       write_to(stream, memory->address(), bytes);
     } else {
       std::memcpy(mapping->data(), bytes.data(), bytes.size());
-      pinned = Pinned::pin(device, mapping, true);
+      pinned = PinnedMapping::pin(device, mapping, true);
     }
     for (size_t chunk = 0; chunk < engine.shape.chunks; ++chunk) {
       addresses.push_back((on_device ? memory->address() : address_of(mapping->data())) + 13 + chunk * size);
@@ -99,7 +101,7 @@ struct Chunks {
   const uint64_t size;
   const std::shared_ptr<Mapping> mapping;
   std::vector<uint8_t> bytes;
-  std::shared_ptr<Pinned> pinned;
+  std::shared_ptr<PinnedMapping> pinned;
   std::shared_ptr<DeviceMemory> memory;
   std::vector<uint64_t> addresses;
 };

@@ -153,11 +153,11 @@ TEST(mappings_are_pinned_as_long_as_somebody_holds_the_pin) {
   const auto mapping = Mapping::create("pinned", 1 << 20, false).mapping;
   const std::shared_ptr<const Mapping> read_only = Mapping::attach(mapping->fd(), mapping->size(), false).mapping;
   {
-    const auto written = Pinned::pin(device, mapping, true);
-    const auto read = Pinned::pin(device, read_only, false);
+    const auto written = PinnedMapping::pin(device, mapping, true);
+    const auto read = PinnedMapping::pin(device, read_only, false);
     EXPECT(written->is_pinned() && read->is_pinned());
     EXPECT(live("registrations") == 2);
-    const auto again = Pinned::pin(device, mapping, true);
+    const auto again = PinnedMapping::pin(device, mapping, true);
     EXPECT(again->is_pinned() && live("registrations") == 2);
   }
   EXPECT(live("registrations") == 0);
@@ -167,7 +167,7 @@ TEST(mappings_are_pinned_as_long_as_somebody_holds_the_pin) {
 TEST(a_mapping_that_the_driver_refuses_to_pin_says_why) {
   const auto device = open_device();
   order("fail cuMemHostRegister_v2 1 2");
-  const auto pinned = Pinned::pin(device, Mapping::create("refused", 1 << 20, false).mapping, true);
+  const auto pinned = PinnedMapping::pin(device, Mapping::create("refused", 1 << 20, false).mapping, true);
   EXPECT(!pinned->is_pinned());
   EXPECT(pinned->fault() == "cuMemHostRegister_v2 failed: CUDA_ERROR_OUT_OF_MEMORY (2)");
 }

@@ -85,7 +85,8 @@ TEST(rows_are_copied_whatever_their_sizes) {
     finish(*stream);
     for (size_t row = 0; row < sizes.size(); ++row) {
       const uint64_t from = sources[row] - address_of(pinned.memory->data());
-      const std::vector<uint8_t> expected(bytes.begin() + static_cast<int64_t>(from), bytes.begin() + static_cast<int64_t>(from + sizes[row]));
+      const auto begin = bytes.begin() + static_cast<int64_t>(from);
+      const std::vector<uint8_t> expected(begin, begin + static_cast<int64_t>(sizes[row]));
       EXPECT(sizes[row] == 0 || read_from(*stream, targets[row], sizes[row]) == expected);
     }
   }

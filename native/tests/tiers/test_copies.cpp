@@ -51,18 +51,13 @@ TEST(a_copy_is_found_at_level_0_with_its_words) {
   EXPECT(pool.memory.directory.release(hold.id, ++pool.memory.now));
 }
 
-TEST(an_index_without_a_device_has_one_region_and_no_further_lines) {
-  const Pool pool(16 * CHUNK);
-  EXPECT(pool.geometry.index.regions.size() == 1);
-  EXPECT(!pool.geometry.index.has_further_tiers());
-}
-
 TEST(a_device_is_planned_in_whole_segments) {
   const auto planned = DirectoryGeometry::plan_device(5 * HUGE_PAGE_BYTES + 1, 2 * HUGE_PAGE_BYTES, 7);
   EXPECT(planned && planned->arena.segments == 2 && planned->capacity == 4 * HUGE_PAGE_BYTES);
   EXPECT(!DirectoryGeometry::plan_device(HUGE_PAGE_BYTES, 2 * HUGE_PAGE_BYTES, 7));
   EXPECT(!DirectoryGeometry::plan_device(HUGE_PAGE_BYTES, PAGE_BYTES, 7));
   EXPECT(!DirectoryGeometry::plan_device(HUGE_PAGE_BYTES, HUGE_PAGE_BYTES, 0));
+  EXPECT(DirectoryGeometry::plan(CHUNK, CHUNK, 1)->index.regions.size() == 1);  // without a device
 }
 
 TEST(copies_need_an_index_planned_for_the_device) {

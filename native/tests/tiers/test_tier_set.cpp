@@ -171,3 +171,15 @@ TEST(tiers_that_do_not_fit_together_are_refused_by_name) {
   EXPECT(one.store({1}) == 1);
   EXPECT(refusal({&one.directory}).find("chunks already") != std::string_view::npos);
 }
+
+TEST(a_chunk_that_is_being_written_is_below_no_more_when_the_only_copy_of_it_goes) {
+  ThreeTiers tiers(8, 8, 8);
+  EXPECT(tiers.memory.store({1}) == 1);
+  EXPECT(tiers.copy(0, 2, {1}) == 1);
+  const Reservation made = tiers.files.reserve(tiers.memory.owner, tiers.memory.small, std::nullopt, pack({1}).data(), 1, ++tiers.memory.now);
+  EXPECT(drop(tiers.memory.directory, key_of(1)) == 1);
+  EXPECT(drop(tiers.store, key_of(1)) == 1);
+  EXPECT(tiers.is_sound());
+  EXPECT(tiers.files.end_reservation(made.id, ++tiers.memory.now));
+  EXPECT(tiers.is_sound());
+}

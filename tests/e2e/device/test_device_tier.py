@@ -1,5 +1,8 @@
 """The device tier of a real daemon on the emulated driver: copies come and go, and a device that fails costs nothing else."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import pytest
 import kvpool_client as kv
 from kvpool.errors import Refused
 from kvpool.protocol.records import device as dm
+from kvpool.tiering.copies.promotion_budget import EARNED, TRIED
 from tests.rigs.daemon import SMALL, wait_until
 from tests.rigs.device.device_daemon import DeviceDaemon, DeviceEngine
 from tests.rigs.device.emulated import driver_path
@@ -82,7 +86,9 @@ def test_more_than_the_device_has_room_for_is_evicted_there_alone(daemon: Device
         counted = daemon.stats()
         assert counted["hbm.evicted_chunks"] > 0
         assert counted["hbm.used_bytes"] <= counted["hbm.capacity_bytes"]
-        assert counted["hbm.promoted_bytes"] <= counted["hbm.capacity_bytes"] + 1.5 * counted["hbm.served_bytes"]
+        missed, share = counted["hbm.leased_bytes"] - counted["hbm.served_bytes"], 2 / 16
+        earned = EARNED * counted["hbm.served_bytes"] + TRIED * share * missed
+        assert counted["hbm.promoted_bytes"] <= counted["hbm.capacity_bytes"] + earned
         assert counted["dram.chunks"] == sum(map(len, chains))
     assert daemon.problems() == []
 
@@ -173,3 +179,25 @@ def test_the_emulated_driver_is_what_the_daemon_has_loaded(daemon: DeviceDaemon)
     info = daemon.info()
     assert info["hbm_copy_method"] == "batch"
     assert driver_path() in " ".join(daemon.command())
+
+
+def test_the_operators_commands_know_the_tier(daemon: DeviceDaemon) -> None:
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "--socket", daemon.socket, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    keys = stored(daemon, 10)
+    with DeviceEngine(daemon) as engine:
+        engine.use(keys)
+        daemon.wait_for_copies(CHUNKS)
+    assert "hbm_state:ok\n" in run("info")
+    assert f"hbm.chunks:{CHUNKS}\n" in run("stats", "hbm")
+    assert json.loads(run("--json", "why", keys[0].hex()))[0]["tiers"] == ["hbm", "dram"]
+    run("verify", "--sample", "10", "--tier", "hbm")
+    assert daemon.stats()["hbm.mover_checked_bytes"] == 10 * SMALL.chunk_bytes
+    run("check", "--deep")
+    run("flush", "--tier", "hbm", "--yes")
+    assert "hbm.chunks:0\n" in run("stats", "hbm")
+    assert json.loads(run("--json", "why", keys[0].hex()))[0]["tiers"] == ["dram"]

@@ -29,6 +29,10 @@ class DeviceDaemon(Daemon):
         self.control = Control(directory / "orders")
         self.environment = {**environment(), **self.control.environment}
 
+    def __enter__(self) -> "DeviceDaemon":
+        super().__enter__()
+        return self
+
     def wait_for_state(self, state: str) -> None:
         """Until the tier is in a state."""
         wait_until(lambda: self.info()["hbm_state"] == state, f"the device tier is {state}", COPIED_S)

@@ -151,6 +151,39 @@ class EmulatedArray:
         self._finalizer()
 
 
+class EmulatedStream:
+    """An engine's own stream: what it writes there arrives later, and not before what it was given first."""
+
+    def __init__(self, *, ordinal: int = 0) -> None:
+        self._context = _context_of(ordinal)
+        self._sources: list[npt.NDArray[np.generic]] = []  # of copies that may not be done
+        handle = ctypes.c_void_p()
+        with self._context:
+            _check("cuStreamCreate", _library().cuStreamCreate(ctypes.byref(handle), 1))
+        self.handle = int(handle.value or 0)
+        self._finalizer = weakref.finalize(self, _destroy, self._context, self.handle)
+
+    def write(self, target: EmulatedArray, array: npt.NDArray[np.generic]) -> None:
+        """Gives the stream a copy of an array to a device array of the same size. Returns before it is done."""
+        source = np.ascontiguousarray(array).copy()
+        self._sources.append(source)
+        pointers = ctypes.c_uint64(target.address), ctypes.c_uint64(source.ctypes.data)
+        size, stream = ctypes.c_size_t(source.nbytes), ctypes.c_void_p(self.handle)
+        with self._context:
+            _check("cuMemcpyAsync", _library().cuMemcpyAsync(*pointers, size, stream))
+
+    def synchronize(self) -> None:
+        """Waits for everything that the stream was given."""
+        with self._context:
+            _check("cuStreamSynchronize", _library().cuStreamSynchronize(ctypes.c_void_p(self.handle)))
+        self._sources.clear()
+
+    def free(self) -> None:
+        """Waits, and gives the stream back."""
+        self.synchronize()
+        self._finalizer()
+
+
 class _Context:
     """A device's primary context as the thread's current one. Retained once, for as long as the process lives."""
 
@@ -183,6 +216,11 @@ def _library() -> ctypes.CDLL:
 def _free(context: _Context, address: int) -> None:
     with context:
         _check("cuMemFree_v2", _library().cuMemFree_v2(ctypes.c_uint64(address)))
+
+
+def _destroy(context: _Context, handle: int) -> None:
+    with context:
+        _check("cuStreamDestroy_v2", _library().cuStreamDestroy_v2(ctypes.c_void_p(handle)))
 
 
 def _check(name: str, code: int) -> None:

@@ -9,6 +9,7 @@ from kvpool.layout import Layout
 from kvpool.protocol.records import device as dm
 from kvpool.protocol.records import messages as m
 from kvpool.tiering.copies.copy_link import CopyLink
+from kvpool.tiering.copies.promotion_budget import EARNED, TRIED
 from kvpool.types import Level
 from tests.rigs.tiers.memory_device import UUID, MemoryDevice, copy_planner
 from tests.rigs.tiers.memory_tier import Medium
@@ -47,6 +48,12 @@ class CopiesPool(TieredPool):
         await self.until_moved(lambda: self.link.tier.can_copy)
         answer, _ = self.pool.device_copies.open(self.session, UUID)
         assert answer == dm.DeviceArena(UUID, self.device.memory.size)
+
+    def may_have_copied(self) -> float:
+        """How many chunks may have been copied so far: the room once, what was earned, and trials."""
+        counted, share = self.link.stats(), self.device.memory.size / self.pool._config.dram.capacity
+        served = int(counted["hbm.served_chunks"])
+        return DEVICE_CHUNKS + EARNED * served + TRIED * share * (int(counted["hbm.leased_chunks"]) - served)
 
     async def settled(self) -> None:
         """Until nothing is copied."""

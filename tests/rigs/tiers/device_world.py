@@ -1,7 +1,7 @@
 """A directory of memory, one of files below it, and one of copies in a device, with bytes in memory and on the device.
 
-Played by hand: a copy takes the bytes that memory has when it is finished, as a mover would that is late. Namespaces have chunks of
-sizes of their own, of which a few fill the device.
+Played by hand: a copy takes the bytes that memory has when it is finished, as a mover would that is late. Namespaces have
+chunks of sizes of their own, of which a few fill the device.
 """
 
 from collections.abc import Iterator, Sequence

@@ -14,7 +14,7 @@ from kvpool.pool.lower_tiers import CopyPlanner
 from kvpool.tiers.base import ArenaMemory, Info, Outcome
 from kvpool.tiers.copies import CopyPlan, MemoryExport
 from kvpool.tiers.hbm.device import DeviceUnavailable, UsableDevice
-from kvpool.tiers.hbm.plan import DESCRIPTORS, NAME, RING_BYTES, HbmPlan, plan_hbm
+from kvpool.tiers.hbm.plan import DESCRIPTORS, NAME, HbmPlan, plan_hbm
 from kvpool.tiers.hbm.tier import HbmTier
 from kvpool.types import Level
 
@@ -143,6 +143,6 @@ def copy_planner(made: list[MemoryDevice], failures: list[str] | None = None) ->
         planned = plan_hbm(config)
         assert planned is not None
         make = partial(HbmTier, planned, open_device=open_device)
-        return CopyPlan(NAME, Level.HBM, planned.geometry, RING_BYTES, DESCRIPTORS, make)
+        return CopyPlan(NAME, Level.HBM, planned.geometry, DESCRIPTORS, make)
 
     return plan

@@ -17,7 +17,7 @@ ANSWERS = (
     "HoldColumns",
     "HolderUse",
     "NamespaceUse",
-    "PinnedChain",
+    "Pinned",
     "PinnedRecords",
     "Reserved",
     "RowLayout",

@@ -116,16 +116,17 @@ def test_device_memory_costs_no_hit_and_moves_no_more_than_it_serves(
     assert three.hits == two.hits
     assert three.hits <= belady_hits(workload, dram + ssd)
     assert three.hits_hbm <= three.hits
-    assert three.hbm_blocks_promoted <= hbm + 1.5 * three.hits_hbm
+    assert three.hbm_blocks_promoted <= hbm + 1.5 * three.hits_hbm + 0.1 * min(1.0, hbm / dram) * three.hits
     assert (three.ssd_blocks_read, three.ssd_blocks_written) == (two.ssd_blocks_read, two.ssd_blocks_written)
 
 
-def test_device_memory_that_serves_nothing_takes_nothing_more() -> None:
-    # Each prompt comes twice, one after the other, and never again: what goes up with the second is not used there.
+def test_device_memory_that_serves_nothing_takes_little_more() -> None:
+    # Each prompt comes twice, one after the other, and never again: what goes up with the second is not used there. A tenth of
+    # what is used is tried, in proportion to the room.
     prompts = [[f"{number // 2}.{depth}" for depth in range(20)] for number in range(400)]
     outcome = run_cell(workload_of(prompts), Cell("class-queues", 1000, 0, 10), load_config())
     assert outcome.hits == 200 * 20
-    assert (outcome.hits_hbm, outcome.hbm_blocks_promoted) == (0, 10)
+    assert (outcome.hits_hbm, outcome.hbm_blocks_promoted) == (0, 10 + outcome.hits // 1000)
 
 
 def test_a_copy_leaves_with_the_block_that_dram_evicts() -> None:
@@ -150,9 +151,9 @@ def test_device_memory_does_not_thrash_on_published_traces(name: str) -> None:
     workload = load(real_trace(name))
     dram = int(0.05 * workload.unique)
     two = run_cell(workload, Cell("class-queues", dram, 8 * dram), load_config())
-    for share in (0.005, 0.02):
+    for share in (0.001, 0.005, 0.02):
         three = run_cell(workload, Cell("class-queues", dram, 8 * dram, int(share * workload.unique)), load_config())
-        assert three.hits >= two.hits
+        assert three.hits == two.hits
         assert 0 < three.hbm_blocks_promoted <= 2 * three.hits_hbm
 
 

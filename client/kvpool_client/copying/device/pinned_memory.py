@@ -21,7 +21,7 @@ class PinnedBytes:
         self.address = int(self.bytes.ctypes.data)
         self._device = device
         self._lock = threading.Lock()
-        self._pinned: kvpool_native.Pinned | None = None  # guarded by _lock
+        self._pinned: kvpool_native.PinnedMapping | None = None  # guarded by _lock
         self._is_closed = False  # guarded by _lock
         if device is not None:
             threading.Thread(target=self._pin, args=(device,), name="kvpool-pin", daemon=True).start()

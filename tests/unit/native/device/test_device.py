@@ -77,6 +77,18 @@ def test_a_layer_goes_from_the_engine_into_chunks_and_back(device: Device) -> No
     assert (engine.read() == layers).all()
 
 
+def test_a_stream_reads_what_an_engines_stream_has_written_before_a_mark(device: Device) -> None:
+    engine, writer = emulated.EmulatedArray(np.zeros(100_000, dtype=np.uint8)), emulated.EmulatedStream()
+    copied, stream = emulated.EmulatedArray(np.zeros(100_000, dtype=np.uint8)), device.stream()
+    for value in range(1, 9):
+        writer.write(engine, np.full(100_000, value, dtype=np.uint8))
+        stream.wait_for(device.mark(writer.handle))
+        stream.copy(_packed(copied.address), _packed(engine.address), _packed(100_000))
+        assert stream.record().wait(TIMEOUT_S)
+        assert (copied.read() == value).all()
+    writer.free()
+
+
 def test_memory_is_shared_by_its_descriptor(device: Device) -> None:
     memory = device.allocate(UNIT - 1)
     assert memory.size == UNIT

@@ -53,6 +53,13 @@ SSD_COUNTS = (
 )
 
 
+HBM_COUNTS = (
+    *("chunks", "used_bytes", "capacity_bytes", "leased_bytes", "served_chunks", "served_bytes", "promoted_chunks"),
+    *("promoted_bytes", "promotions_failed", "evicted_chunks", "withdrawn_chunks", "left_out_prefixes"),
+    "corrupt_chunks",
+)
+
+
 STORE_COUNTS = (
     *(
         "questions",
@@ -119,6 +126,7 @@ def _snapshot(models: dict[str, ModelUsage] | None = None) -> Scrape:
             "peer": dict.fromkeys(PEER_COUNTS, 5),
             "store": {"store.state": "ok", **{f"store.{name}": 5 for name in STORE_COUNTS}},
         },
+        upper={"hbm": {"hbm.state": "ok", **{f"hbm.{name}": 6 for name in HBM_COUNTS}}},
         failures=ClientFailures({LoadReason.GONE.name.lower(): 1}, {"aborted": 2}, 3, 4),
     )
     times = RequestTimes(VERBS)

@@ -1,0 +1,1 @@
+"""Tests of copies above the arena."""

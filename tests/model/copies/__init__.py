@@ -1,0 +1,1 @@
+"""Models of pools with copies of chunks in device memory."""
