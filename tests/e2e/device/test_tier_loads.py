@@ -120,7 +120,8 @@ def test_a_lease_with_some_copies_takes_the_rest_from_dram(daemon: DeviceDaemon,
         _corrupt(lease, 3)
         _corrupt(lease, CHUNKS + 2)
         result = engine.pool.load(lease, engine.cache, ids[4:], first_chunk=2).wait()
-    assert (result.chunks, result.reason) == (CHUNKS + 2, "checksum")
+    assert result.chunks == CHUNKS + 2
+    assert result.reason in ("checksum", "gone"), "the daemon drops it where it was about to copy it"
     assert len(keys) == CHUNKS
 
 
@@ -142,14 +143,17 @@ def test_copies_that_go_while_the_device_reads_them_are_replaced_from_dram(
     with engine.lease(keys) as lease, DeviceEngine(daemon) as other:
         calls = emulated.calls("cuMemcpyBatchAsync")
         load = engine.pool.load(lease, engine.cache, engine.ids)
-        wait_until(lambda: emulated.calls("cuMemcpyBatchAsync") > calls, "copies are queued")
-        with daemon.admin() as admin:
-            admin.flush(None, None, "hbm")
-        leased = other.lease([others[at] for at in range(len(others))])
-        wait_until(lambda: daemon.stats()["hbm.chunks"] > room // 2, "other copies are in their place")
-        monkeypatch.undo()
-        emulated.order("hang 0")
+        try:
+            wait_until(lambda: emulated.calls("cuMemcpyBatchAsync") > calls, "copies are queued")
+            with daemon.admin() as admin:
+                admin.flush(None, None, "hbm")
+            leased = other.lease([others[at] for at in range(len(others))])
+            wait_until(lambda: daemon.stats()["hbm.chunks"] >= 2 * CHUNKS, "other copies are in their place")
+        finally:
+            monkeypatch.undo()
+            emulated.order("hang 0")
         assert load.wait().chunks == CHUNKS
+        assert emulated.calls("cuMemcpyBatchAsync") > calls + SMALL.layers, "layers were copied again"
         other.release(leased)
     engine.compare(keys)
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,12 +51,16 @@ def test_another_kind_of_device_is_refused(name: str) -> None:
         ("fail cuStreamCreate 0 2", "cuStreamCreate failed"),
     ],
 )
-def test_a_driver_that_refuses_is_the_callers_to_know(monkeypatch: pytest.MonkeyPatch, order: str, words: str) -> None:
-    use_emulated_driver(monkeypatch)
+def test_a_driver_that_refuses_is_the_callers_to_know(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, order: str, words: str
+) -> None:
+    library = tmp_path / "libcuda.so.1"  # a name of its own, under which no device is open
+    library.symlink_to(emulated.driver_path())
+    monkeypatch.setenv("KVPOOL_CUDA_DRIVER", str(library))
     arrays: list[Any] = [Tensor(), Tensor()]
     emulated.order(order)
     try:
-        with pytest.raises(InvalidArgument, match=f"{emulated.driver_path()}.*{words}.*KVPOOL_CUDA_DRIVER"):
+        with pytest.raises(InvalidArgument, match=f"{library}.*{words}.*KVPOOL_CUDA_DRIVER"):
             Cache(arrays, LAYOUT, block_tokens=16, form="kv_first")
     finally:
         emulated.order("clear 1")
