@@ -112,7 +112,7 @@ class Copies:
             if blocks.side is None:
                 return self._checked_load(session, chunks, blocks.view, blocks.block_ids)
             copies = self._tier_of(session).copies_of(session, lease, first_chunk, blocks.side.device)
-            return self._device_load(session, chunks, blocks, blocks.side, copies)
+            return self._device_load(session, chunks, blocks, side=blocks.side, copies=copies)
         except ValueError as error:  # the blocks are right: `blocks` has checked them
             log.warning("a lease names what the daemon's memory has not: %s", error)
             return None
@@ -144,6 +144,7 @@ class Copies:
         session: Session,
         chunks: ArenaChunks,
         blocks: EngineBlocks,
+        *,
         side: DeviceSide,
         copies: DeviceCopies | None,
     ) -> DeviceLoad:
