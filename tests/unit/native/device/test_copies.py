@@ -71,6 +71,22 @@ def test_copies_leave_with_their_originals_and_are_counted() -> None:
     assert world.verify() == []
 
 
+def test_copies_are_recounted_part_by_part_and_without_what_clients_map() -> None:
+    world = world_of()
+    world.save(0, CHAIN)
+    copied(world, CHAIN[:3])
+    for directory in world.directories():
+        assert directory.verify(False) == []
+        cursor, parts = 0, 0
+        lines: list[str] = []
+        while cursor or not parts:
+            cursor, found = directory.verify_shared(cursor, 2)
+            lines += found
+            parts += 1
+        assert lines == []
+        assert parts > 1 or directory is world.files
+
+
 def test_what_memory_lacks_is_not_copied() -> None:
     world = world_of()
     made = world.device.reserve(0, 0, b"", CHAIN[0], world.tick())
