@@ -126,7 +126,8 @@ def test_device_memory_that_serves_nothing_takes_little_more() -> None:
     prompts = [[f"{number // 2}.{depth}" for depth in range(20)] for number in range(400)]
     outcome = run_cell(workload_of(prompts), Cell("class-queues", 1000, 0, 10), load_config())
     assert outcome.hits == 200 * 20
-    assert (outcome.hits_hbm, outcome.hbm_blocks_promoted) == (0, 10 + outcome.hits // 1000)
+    assert outcome.hits_hbm == 0
+    assert 10 < outcome.hbm_blocks_promoted <= 10 + outcome.hits // 1000
 
 
 def test_a_copy_leaves_with_the_block_that_dram_evicts() -> None:

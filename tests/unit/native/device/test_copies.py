@@ -77,7 +77,8 @@ def test_copies_are_recounted_part_by_part_and_without_what_clients_map() -> Non
     copied(world, CHAIN[:3])
     for directory in world.directories():
         assert directory.verify(False) == []
-        cursor, lines, parts = 0, [], 0
+        cursor, parts = 0, 0
+        lines: list[str] = []
         while cursor or not parts:
             cursor, found = directory.verify_shared(cursor, 2)
             lines += found
