@@ -114,7 +114,7 @@ class RemoteChunks:
 
     def note(self, node: NodeName, event: Event) -> bool:
         """Queue what an event of a node changes. False, and nothing is done, where the queue is full: call `advance` first."""
-        if event.kind is EventKind.CREATED or not event.is_of_node:
+        if event.kind is EventKind.CREATED:
             return True
         if event.tiers & NODE_TIERS:
             return self.note_stored(node, event.column)

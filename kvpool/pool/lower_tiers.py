@@ -134,7 +134,7 @@ def make_tiering(arena: DramTier, plans: TierPlans, namespaces: Namespaces, sett
     remotes = [RemoteLink(arena.directory, tier, clock, on_settled=setting.on_settled) for tier in made if tier]
     view = kvpool_native.IndexView(arena.index)
     upper = [plan.make(_slots_of_copies(arena, plan, config), memory, config) for plan in plans.copies]
-    copies = [CopyLink(arena, tier, namespaces, clock, index=view) for tier in upper]
+    copies = [CopyLink(arena, tier, namespaces, clock, index=view, on_settled=setting.on_settled) for tier in upper]
     return Tiering(arena, links, clock, remotes, copies=copies)
 
 

@@ -182,7 +182,8 @@ class Tiering:
         """Start to demote the coldest chunks. Whether any job is under way whose end may make room."""
         moving = [link.make_room() for link in self.links]
         read_for_peers = any(link.promotions.for_peers.taken for link in self.links)
-        return any(moving) or read_for_peers or any(remote.holds for remote in self.remotes)
+        is_pinned = any(link.pins for link in self.copies)
+        return any(moving) or read_for_peers or is_pinned or any(remote.holds for remote in self.remotes)
 
     def protecting(self, is_wanted: bool) -> contextlib.AbstractContextManager[None]:
         """A context in which no chunk is evicted that only the arena has, if a lower tier can soon take it."""

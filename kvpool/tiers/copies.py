@@ -139,7 +139,10 @@ class CopyTier(Protocol):
         ...
 
     def completed(self) -> list[Finished]:
-        """The chunks that have ended since the last call, each of each job exactly once, in any order."""
+        """The chunks that have ended since the last call, at most one turn's work; `on_completed` is called again for more.
+
+        Reports each chunk of each job exactly once, in any order. After `close` all that are left.
+        """
         ...
 
     def stats(self) -> Counters:

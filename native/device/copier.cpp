@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "device/left_behind.h"
+
 namespace kvpool {
 namespace {
 
@@ -36,7 +38,7 @@ DescriptorRing::~DescriptorRing() {
       is_done = true;  // a device that has failed runs nothing more
     }
     if (!is_done) {
-      static_cast<void>(memory_.release());
+      leave_behind(std::move(memory_));
       return;
     }
   }

@@ -1,6 +1,7 @@
 #include "mover/device_mover.h"
 
 #include "base/check.h"
+#include "device/left_behind.h"
 
 namespace kvpool {
 namespace {
@@ -37,7 +38,7 @@ DeviceMoverResult DeviceMover::make(MoverMemory memory, uint64_t ring_bytes, dou
 DeviceMover::~DeviceMover() {
   const bool is_inherited = process_life() != life_;
   if (is_inherited || !stop(LAST_WAIT)) {
-    static_cast<void>(core_.release());
+    leave_behind(std::move(core_));
   }
 }
 

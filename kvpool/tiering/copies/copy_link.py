@@ -16,6 +16,7 @@ the tier's, which ends after its last chunk was reported; a prefix has at most o
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,8 +39,10 @@ log = logging.getLogger(__name__)
 DUE_MAX = 1024
 # Chunks whose copy starts in one turn of the control thread, at some 10 µs each for its slot, its pin and its row.
 STARTED_AT_ONCE = 32
-# At most this part of the tier is being written at a time, and of the arena is pinned for it.
+# At most this part of the tier is being written at a time, and pinned in the arena for it; and no more than keeps a device busy
+# for some milliseconds (a guess).
 COPYING_FRACTION = 8
+COPYING_BYTES = 128 << 20
 # A tier that has reported nothing of a job for so long has lost it: what its device does takes seconds at most.
 LOST_S = 300
 
@@ -70,18 +73,26 @@ class CopyLink:
     """See the module."""
 
     def __init__(
-        self, arena: ArenaTier, tier: CopyTier, namespaces: Namespaces, clock: Clock, *, index: kvpool_native.IndexView
+        self,
+        arena: ArenaTier,
+        tier: CopyTier,
+        namespaces: Namespaces,
+        clock: Clock,
+        *,
+        index: kvpool_native.IndexView,
+        on_settled: Callable[[], None] = lambda: None,
     ) -> None:
-        """`index`: has the checksums of the arena's chunks."""
+        """`index`: has the checksums of the arena's chunks. `on_settled`: called when pins in the arena may have ended."""
         self.tier = tier
         self._arena = arena.directory
         self._copies = tier.slots.directory
         self._index = index
+        self._on_settled = on_settled
         self._namespaces = namespaces
         self._clock = clock
         budget = PromotionBudget(tier.capacity_bytes, arena.capacity_bytes)
         self._placement = Placement(arena.directory, tier.slots.directory, budget)
-        self._bytes_max = max(1, min(tier.capacity_bytes, arena.capacity_bytes) // COPYING_FRACTION)
+        self._bytes_max = max(1, min(tier.capacity_bytes // COPYING_FRACTION, COPYING_BYTES))
         self._jobs = Jobs(clock)
         self.checksum_jobs = ChecksumJobs(tier, self._check, self._jobs)
         self._due: deque[LeasedPrefix] = deque()
@@ -129,10 +140,13 @@ class CopyLink:
     def on_completed(self) -> None:
         """See `CopyOwner`: settle finished chunks, then start what is due."""
         now_ns = self._clock.now_ns()
-        for finished in self.tier.completed():
-            self._jobs.settle(finished, now_ns)
+        finished = self.tier.completed()
+        for one in finished:
+            self._jobs.settle(one, now_ns)
         if self._due:
             self._wake()
+        if finished:
+            self._on_settled()
 
     def on_lost(self) -> None:
         """See `CopyOwner`: drop every copy, in parts."""

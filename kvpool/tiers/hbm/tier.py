@@ -13,6 +13,7 @@ Control thread only, except where `CopyTier` says otherwise. Invariant: the move
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from kvpool.config.config import Config
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 ERRORS_UNTIL_OFFLINE = 8
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 300.0
+# Chunks that are settled in one turn of the control thread, at some 10 µs each.
+SETTLED_AT_ONCE = 64
 # How long a stop waits for the device: for what is under way, and for an opening.
 STOP_TIMEOUT_S = 5.0
 
@@ -75,6 +78,7 @@ class HbmTier:
         self._reason = ""
         self._is_closing = False
         self._jobs: dict[JobId, int] = {}  # chunks of each that have not ended
+        self._ended: deque[tuple[int, int, int]] = deque()  # not reported yet
         self._errors = 0  # in a row
         self._failed_chunks = 0
 
@@ -126,11 +130,13 @@ class HbmTier:
         return self._begun(self._device.check(moves.rows(namespace.layout)), len(moves))
 
     def completed(self) -> list[Finished]:
-        """Finished chunks."""
+        """Finished chunks, at most one turn's work."""
         if self._device is None:
             return []
+        self._ended.extend(self._device.completed())
         finished = []
-        for number, chunk, code in self._device.completed():
+        for _ in range(len(self._ended) if self._is_closing else min(SETTLED_AT_ONCE, len(self._ended))):
+            number, chunk, code = self._ended.popleft()
             job, outcome = JobId(number), Outcome(code)
             self._jobs[job] -= 1
             if not self._jobs[job]:
@@ -139,6 +145,8 @@ class HbmTier:
             finished.append(Finished(job, chunk, outcome))
         if self.can_copy and (self._device.is_hung or self._errors >= ERRORS_UNTIL_OFFLINE):
             self._give_up()
+        if self._ended:
+            asyncio.get_running_loop().call_soon(self._owner.on_completed)
         return finished
 
     def stats(self) -> Counters:
@@ -164,16 +172,16 @@ class HbmTier:
         }
 
     def problems(self) -> list[str]:
-        """A device that was given up: a restart opens it again. Any thread."""
-        if self._state is not TierState.OFFLINE or self._device is None or self._is_closing:
-            return []
-        return [f"hbm: the device is not used until the daemon restarts: {self._reason}"]
+        """None: a restart opens a device again that was given up, but costs the chunks of DRAM. Any thread."""
+        return []
 
     def shortcomings(self) -> list[str]:
-        """A device that could not be opened so far. Any thread."""
-        if self._state is not TierState.OFFLINE or self._device is not None:
+        """A device that is not in use. Any thread."""
+        if self._state is not TierState.OFFLINE or self._is_closing:
             return []
-        return [f"hbm: {self.plan.config.device} could not be opened: {self._reason}"]
+        if self._device is None:
+            return [f"hbm: {self.plan.config.device} could not be opened: {self._reason}"]
+        return [f"hbm: the device is not used until the daemon restarts: {self._reason}"]
 
     def _become(self, state: TierState, reason: str) -> None:
         if state is not self._state:

@@ -82,8 +82,9 @@ def test_a_device_that_hangs_is_given_up_with_all_copies() -> None:
         await pool.until_moved(lambda: not pool.link.pins and not pool.link.stats()["hbm.chunks"])
         assert pool.copies_of(leased) == []
         assert [pool.pool._index_view.generation_at(slot) for slot in slots] == [0, 0, 0]
-        (problem,) = pool.pool.problems()
-        assert problem == "hbm: the device is not used until the daemon restarts: because it does not answer"
+        assert pool.pool.problems() == [], "a restart would cost the chunks of DRAM"
+        (line,) = pool.pool.shortcomings()
+        assert line == "hbm: the device is not used until the daemon restarts: because it does not answer"
         assert await pool.read_copies(CHAIN) == 0
         assert await pool.load(CHAIN) == len(CHAIN)
         assert len(pool.devices) == 1
@@ -111,7 +112,7 @@ def test_a_device_that_fails_again_and_again_is_given_up_and_one_that_recovers_i
         await pool.load(CHAIN)
         await pool.settled()
         assert pool.link.tier.state is TierState.OFFLINE
-        assert "copies failed in a row" in pool.pool.problems()[0]
+        assert "copies failed in a row" in pool.pool.shortcomings()[0]
         await pool.stop()
 
     asyncio.run(run())

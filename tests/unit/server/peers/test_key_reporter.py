@@ -111,6 +111,20 @@ async def test_chunks_in_engines_own_memory_are_reported_to_no_other_node(desks:
     assert (everything.stored, keys_in(everything.removed)) == (b"", {key([1])})
 
 
+async def test_copies_in_a_device_are_no_news_for_other_nodes(desks: list[Desk]) -> None:
+    rig = Rig(has_device=True)
+    desks.append(desk := Desk(rig))
+    rig.store([1, 2])
+    first = await desk.answer(r.AskChanges(-1, 10_000, 0))
+    desk.ask(r.AskChanges(first.last, 30_000, 0), 2)
+    assert rig.copy([1, 2]) == 2
+    found = await desk.answer(r.AskChanges(first.last, 0, 0))
+    assert (found.last, found.stored, found.removed) == (rig.journal.newest, b"", b"")
+    assert found.last == first.last + 2
+    await until(lambda: "1 wait" in repr(desk.reporter), "the other one still waits")
+    assert keys_in((await desk.answer(r.AskKeys(0))).keys) == {key([1]), key([1, 2])}
+
+
 async def test_a_request_without_news_waits_for_an_event_or_its_end(desks: list[Desk]) -> None:
     rig = Rig()
     desks.append(desk := Desk(rig))
