@@ -1,11 +1,9 @@
 // Bindings of the mover between the arena and a device. Checks every extent before anything runs; rows cross packed, once per job.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -57,12 +55,10 @@ uint64_t promote(DeviceMover& mover, const nb::bytes& rows) { return add(mover, 
 
 uint64_t check(DeviceMover& mover, const nb::bytes& rows) { return add(mover, MoveKind::CHECK, rows); }
 
-std::vector<std::tuple<uint64_t, uint32_t, uint8_t>> completed(DeviceMover& mover) {
-  std::vector<std::tuple<uint64_t, uint32_t, uint8_t>> ends;
-  for (const MoveEnd& end : mover.completed()) {
-    ends.emplace_back(end.job, end.chunk, static_cast<uint8_t>(end.outcome));
-  }
-  return ends;
+// So that `for job, chunk, outcome in mover.completed()` takes them apart.
+nb::typed<nb::iterator, int> fields_of(const MoveEnd& end) {
+  const nb::tuple fields = nb::make_tuple(end.job, end.chunk, static_cast<uint8_t>(end.outcome));
+  return nb::typed<nb::iterator, int>(nb::iter(fields));
 }
 
 Fields stats(const DeviceMover& mover) {
@@ -82,6 +78,11 @@ Fields stats(const DeviceMover& mover) {
 
 void bind_mover(nb::module_& module) {
   module.attr("DEVICE_RING_BYTES_MIN") = PieceRing::BYTES_MIN;
+  nb::class_<MoveEnd>(module, "MoveEnd", "The end of one chunk of a job: job, chunk, outcome.")
+      .def_ro("job", &MoveEnd::job)
+      .def_ro("chunk", &MoveEnd::chunk, "Its row in the job.")
+      .def_prop_ro("outcome", [](const MoveEnd& end) { return static_cast<uint8_t>(end.outcome); }, "A `kvpool.tiers.base.Outcome`.")
+      .def("__iter__", &fields_of);
   nb::class_<DeviceMover>(module, "DeviceMover", "Threads that copy chunks of the arena to a device, and check what is there.")
       .def(nb::new_(&make_mover), "device"_a, "memory"_a, "arena"_a, "index"_a, "ring_bytes"_a, "answer_s"_a = DEVICE_ANSWER_S,
            "`ring_bytes`: of pinned memory, for each direction. `answer_s`: after so long without an answer the device counts as\n"
@@ -92,8 +93,7 @@ void bind_mover(nb::module_& module) {
       .def("check", &check, "rows"_a,
            "The same for copies on the device: `arena_slot` and generation are those of its own slot in the index; arena offsets are\n"
            "not used.")
-      .def("completed", &completed,
-           "(job, chunk, outcome) of each chunk that has ended since the last call, each once; `kvpool.tiers.base.Outcome`.")
+      .def("completed", &DeviceMover::completed, "The chunks that have ended since the last call, each once.")
       .def("fileno", &DeviceMover::event_fd, "Readable while there is something completed.")
       .def("stop", &stop_threads<DeviceMover>, "timeout_s"_a,
            "Cancels what is left. False where the device has not answered in time: everything is reported all the same, and its\n"

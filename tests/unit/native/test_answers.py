@@ -16,6 +16,7 @@ ANSWERS = (
     "HeldRanks",
     "HoldColumns",
     "HolderUse",
+    "MoveEnd",
     "NamespaceUse",
     "Pinned",
     "PinnedRecords",
