@@ -211,7 +211,7 @@ void MoverLane::end_current(MovePiece& filling, MoveOutcome outcome) {
   chunk->spoil(outcome);
   if (!filling.parts.empty()) {
     filling.ending.push_back(chunk);
-  } else if (ring_->in_flight() > 0) {
+  } else if (chunk->at > 0 && ring_->in_flight() > 0) {
     ring_->newest().ending.push_back(chunk);
   } else {
     jobs_.end(chunk, chunk->outcome);
@@ -219,18 +219,14 @@ void MoverLane::end_current(MovePiece& filling, MoveOutcome outcome) {
 }
 
 void MoverLane::launch(MovePiece& piece) {
-  const bool is_recorded = piece.event->record(stream_->get()).ok();
+  piece.is_recorded = piece.event->record(stream_->get()).ok();
   if (ring_->in_flight() == 0) {
     progress_ = Clock::now();
   }
   ring_->queue();
   waits_for_piece_ = false;
-  if (is_recorded) {
-    return;
-  }
-  // Nobody will know when it is done: its chunks have failed, and the event, which is done since its last time, ends them at the next look.
-  for (const MovePart& part : piece.parts) {
-    part.chunk->spoil(MoveOutcome::FAILED);
+  if (!piece.is_recorded) {
+    fail(piece);
   }
 }
 
@@ -238,15 +234,13 @@ void MoverLane::launch(MovePiece& piece) {
 void MoverLane::retire() {
   while (ring_->in_flight() > 0) {
     MovePiece& piece = ring_->oldest();
-    bool is_done = false;
-    const DeviceStatus status = piece.event->query(is_done);
-    if (status.ok() && !is_done) {
+    if (!is_done(piece)) {
       if (!figures_.is_unresponsive && Clock::now() - progress_ > answer_) {
         give_up();
       }
       return;
     }
-    settle(piece, status.ok());
+    settle(piece);
     ring_->free_oldest();
     progress_ = Clock::now();
     nap_ = FIRST_NAP;
@@ -254,11 +248,26 @@ void MoverLane::retire() {
   figures_.is_unresponsive = false;
 }
 
-void MoverLane::settle(MovePiece& piece, bool is_ok) {
+// A piece without an event gets one now, behind everything that the stream was given since.
+bool MoverLane::is_done(MovePiece& piece) {
+  bool done = false;
+  DeviceStatus status;
+  if (!piece.is_recorded) {
+    status = piece.event->record(stream_->get());
+    piece.is_recorded = status.ok();
+  }
+  if (status.ok()) {
+    status = piece.event->query(done);
+  }
+  if (!status.ok()) {
+    fail(piece);
+  }
+  return done;
+}
+
+void MoverLane::settle(MovePiece& piece) {
   for (const MovePart& part : piece.parts) {
-    if (!is_ok) {
-      part.chunk->spoil(MoveOutcome::FAILED);
-    } else if (kind_ == MoveKind::CHECK) {
+    if (kind_ == MoveKind::CHECK) {
       sum(*part.chunk, piece.bytes + part.piece_at, part.size);
     }
     figures_.bytes.fetch_add(part.chunk->outcome == MoveOutcome::DONE ? part.size : 0, std::memory_order_relaxed);
@@ -268,20 +277,24 @@ void MoverLane::settle(MovePiece& piece, bool is_ok) {
   }
 }
 
+// Nobody knows what becomes of the piece: its chunks end here.
+void MoverLane::fail(MovePiece& piece) {
+  for (const MovePart& part : piece.parts) {
+    part.chunk->spoil(MoveOutcome::FAILED);
+    jobs_.end(part.chunk, part.chunk->outcome);
+  }
+  for (const auto& chunk : piece.ending) {
+    chunk->spoil(MoveOutcome::FAILED);
+    jobs_.end(chunk, chunk->outcome);
+  }
+  piece.parts.clear();
+  piece.ending.clear();
+}
+
 // The device does not answer: everything under way has failed. Its pieces stay as they are until it does.
 void MoverLane::give_up() {
   figures_.is_unresponsive = true;
-  ring_->visit_in_flight([this](MovePiece& piece) {
-    for (const MovePart& part : piece.parts) {
-      part.chunk->spoil(MoveOutcome::FAILED);
-      jobs_.end(part.chunk, MoveOutcome::FAILED);
-    }
-    for (const auto& chunk : piece.ending) {
-      jobs_.end(chunk, MoveOutcome::FAILED);
-    }
-    piece.parts.clear();
-    piece.ending.clear();
-  });
+  ring_->visit_in_flight([this](MovePiece& piece) { fail(piece); });
   if (current_ != nullptr) {
     jobs_.end(current_, MoveOutcome::FAILED);
     current_ = nullptr;

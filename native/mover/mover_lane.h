@@ -4,9 +4,9 @@
 //   CHECK     device ─stream─► piece ─summed─► nothing                        verdict behind the piece's event
 //
 // A layer counts when its CRC-32C is the index's, and the slot still has its generation afterwards: then all bytes were this chunk's.
-// Each chunk ends once, behind the event of the last piece that has bytes of it: nothing is written to its slot afterwards. With three
-// exceptions, where the stream's order has to do instead (what is written into a slot later is written by the same stream, behind it):
-// a piece whose event fails, one that gets none, and a device that does not answer.
+// Each chunk ends once, behind the event of the last piece that has bytes of it: nothing is written to its slot afterwards. Where an
+// event fails, or none comes, its chunks have FAILED at once, and may still be written to: there the stream's order has to do (what comes
+// into a slot later is written by the same stream, behind it). Their pieces are not used again before the device has answered.
 //
 //   answering ──no piece done within the time──► unresponsive: what is in flight has failed, and so does all that comes
 //       ▲────────the last of those pieces is done──────┘
@@ -64,7 +64,9 @@ class MoverLane {
   void end_current(MovePiece& filling, MoveOutcome outcome);
   void launch(MovePiece& piece);
   void retire();
-  void settle(MovePiece& piece, bool is_ok);
+  [[nodiscard]] bool is_done(MovePiece& piece);
+  void settle(MovePiece& piece);
+  void fail(MovePiece& piece);
   void give_up();
   void wait();
   void nap(std::chrono::microseconds time) const;

@@ -26,6 +26,7 @@ struct MovePart {
 struct MovePiece {
   uint8_t* bytes = nullptr;
   std::unique_ptr<EventHandle> event;
+  bool is_recorded = true;  // the event, behind what is in flight
   uint64_t filled = 0;
   std::vector<MovePart> parts;
   std::vector<std::shared_ptr<MovedChunk>> ending;  // chunks that end with this piece

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdlib>
@@ -109,8 +110,9 @@ inline std::vector<uint8_t> read_from(DeviceStream& stream, cuda::Address source
 inline std::vector<uint8_t> random_bytes(uint64_t size, uint64_t seed) {
   std::mt19937_64 dice(seed);
   std::vector<uint8_t> bytes(size);
-  for (uint8_t& byte : bytes) {
-    byte = static_cast<uint8_t>(dice());
+  for (uint64_t at = 0; at < size; at += sizeof(uint64_t)) {
+    const uint64_t word = dice();
+    std::memcpy(bytes.data() + at, &word, std::min(sizeof(word), size - at));
   }
   return bytes;
 }

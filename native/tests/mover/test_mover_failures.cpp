@@ -39,11 +39,12 @@ TEST(a_call_that_fails_costs_some_chunks_and_the_next_ones_are_right) {
 
 TEST(a_device_that_has_failed_for_good_fails_everything) {
   for (const char* const call : {"cuMemcpyAsync", "cuEventRecord", "cuEventQuery", "cuCtxPushCurrent_v2"}) {
-    const Rig rig(6, 2, 9000, PieceRing::BYTES_MIN);
+    const Rig rig(6, 2, 9000, PieceRing::BYTES_MIN, 0.5);
     order(std::string("fail ") + call + " 0 700");
     EXPECT(count(rig.move(MoveKind::PROMOTE), MoveOutcome::FAILED) == 6);
     EXPECT(count(rig.move(MoveKind::CHECK), MoveOutcome::FAILED) == 6);
     order("clear 1");
+    EXPECT(comes_true([&] { return !rig.mover->stats().is_unresponsive; }));
     EXPECT(count(rig.move(MoveKind::PROMOTE), MoveOutcome::DONE) == 6);
     EXPECT(rig.are_on_device());
   }
