@@ -2,7 +2,7 @@
 Native core of kvpool: key hashing, shared index, slot arena, checksummed copies.
 """
 
-from collections.abc import Mapping as _Mapping, Sequence
+from collections.abc import Iterator, Mapping as _Mapping, Sequence
 from typing import Annotated, Any, overload
 
 import numpy
@@ -1460,6 +1460,22 @@ class Device:
 
 DEVICE_RING_BYTES_MIN: int = 32768
 
+class MoveEnd:
+    """The end of one chunk of a job: job, chunk, outcome."""
+
+    @property
+    def job(self) -> int: ...
+
+    @property
+    def chunk(self) -> int:
+        """Its row in the job."""
+
+    @property
+    def outcome(self) -> int:
+        """A `kvpool.tiers.base.Outcome`."""
+
+    def __iter__(self) -> Iterator[int]: ...
+
 class DeviceMover:
     """
     Threads that copy chunks of the arena to a device, and check what is there.
@@ -1483,10 +1499,8 @@ class DeviceMover:
         not used.
         """
 
-    def completed(self) -> list[tuple[int, int, int]]:
-        """
-        (job, chunk, outcome) of each chunk that has ended since the last call, each once; `kvpool.tiers.base.Outcome`.
-        """
+    def completed(self) -> list[MoveEnd]:
+        """The chunks that have ended since the last call, each once."""
 
     def fileno(self) -> int:
         """Readable while there is something completed."""
