@@ -15,7 +15,6 @@ the tier's, which ends after its last chunk was reported; a prefix has at most o
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,6 +25,7 @@ from kvpool.checks.checksum_jobs import ChecksumJobs, Stored
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.parts import PART_CHUNKS
+from kvpool.tiering.copies.due_prefixes import DuePrefixes
 from kvpool.tiering.copies.placement import LeasedPrefix, Placement
 from kvpool.tiering.copies.promotion_budget import PromotionBudget
 from kvpool.tiers.base import NOT_STARTED, ArenaTier, Counters, Finished, JobId, Outcome
@@ -35,8 +35,6 @@ from kvpool.types import HoldId, Level, ReservationId, SaveState
 
 log = logging.getLogger(__name__)
 
-# Prefixes of which more is to be copied. A guess: more than the leases of a second.
-DUE_MAX = 1024
 # Chunks whose copy starts in one turn of the control thread, at some 10 µs each for its slot, its pin and its row.
 STARTED_AT_ONCE = 32
 # At most this part of the tier is being written at a time, and pinned in the arena for it; and no more than keeps a device busy
@@ -95,12 +93,12 @@ class CopyLink:
         self._bytes_max = max(1, min(tier.capacity_bytes // COPYING_FRACTION, COPYING_BYTES))
         self._jobs = Jobs(clock)
         self.checksum_jobs = ChecksumJobs(tier, self._check, self._jobs)
-        self._due: deque[LeasedPrefix] = deque()
+        self._due = DuePrefixes()
         self._turn: asyncio.Handle | None = None
         self._walk: kvpool_native.FlushWalk | None = None  # drops all copies, where the memory is lost
         self._pins = 0
         self._bytes = 0
-        self.copied_chunks = self._copied_bytes = self.failed_chunks = self.corrupt_chunks = self._left_out = 0
+        self.copied_chunks = self._copied_bytes = self.failed_chunks = self.corrupt_chunks = 0
         namespaces.add_upper(tier.slots)
 
     def __repr__(self) -> str:
@@ -130,7 +128,7 @@ class CopyLink:
             return
         prefix = self._placement.note_lease(namespace, hold)
         if prefix.left:
-            self._add(prefix)
+            self._due.add(prefix)
             self._wake()
 
     def find(self, hold: HoldId) -> kvpool_native.HoldColumns:
@@ -146,6 +144,8 @@ class CopyLink:
         if self._due:
             self._wake()
         if finished:
+            if not self.tier.can_copy and self._walk is None and self._copies.stats()["chunks"]:
+                self._drop_all()  # copies that were being checked when the others were dropped
             self._on_settled()
 
     def on_lost(self) -> None:
@@ -178,7 +178,7 @@ class CopyLink:
         if not self.tier.can_copy:
             self._drop_all()
         elif part.stored == len(part.is_good):
-            self._add(part.prefix)
+            self._due.add(part.prefix)
 
     def stats(self) -> Counters:
         """Counters, by name: of the tier and of the copies."""
@@ -195,7 +195,7 @@ class CopyLink:
             f"{name}.promotions_failed": self.failed_chunks,
             f"{name}.promoting_bytes": self._bytes,
             f"{name}.waiting_prefixes": len(self._due),
-            f"{name}.left_out_prefixes": self._left_out,
+            f"{name}.left_out_prefixes": self._due.left_out,
             f"{name}.leased_chunks": placement.leased_chunks,
             f"{name}.leased_bytes": placement.leased_bytes,
             f"{name}.served_chunks": placement.served_chunks,
@@ -223,12 +223,6 @@ class CopyLink:
     def _size_of(self, part: _Part) -> int:
         return len(part.moves) * part.prefix.chunk_bytes
 
-    def _add(self, prefix: LeasedPrefix) -> None:
-        if len(self._due) >= DUE_MAX:
-            self._due.popleft()
-            self._left_out += 1
-        self._due.append(prefix)
-
     def _wake(self) -> None:
         if self._turn is None:
             self._turn = asyncio.get_running_loop().call_soon(self._take_turn)
@@ -248,7 +242,7 @@ class CopyLink:
         """Start to copy the next parts of what is due. Whether more can start now."""
         left = STARTED_AT_ONCE
         while left > 0 and self._due and self._has_room:
-            started = self._start_part(self._due.popleft(), left, now_ns)
+            started = self._start_part(self._due.take(), left, now_ns)
             if started is None:
                 return False
             left -= max(1, started)
@@ -273,10 +267,10 @@ class CopyLink:
         if not job_id:
             self._end(part, now_ns)
             if part.pins:
-                self._due.appendleft(prefix)
+                self._due.add(prefix, is_next=True)
                 return None
             if first == len(made.states):
-                self._add(prefix)  # others have copied all of it meanwhile
+                self._due.add(prefix)  # others have copied all of it meanwhile
             return 0
         self._pins += len(part.pins)
         self._bytes += self._size_of(part)

@@ -70,7 +70,7 @@ class OpenDevice:
             index = kvpool_native.IndexView(memory.index)
             self._mover = kvpool_native.DeviceMover(self._device, self._memory, memory.arena, index, RING_BYTES)
             self._fd = self._memory.export()
-        except (OSError, RuntimeError, MemoryError) as error:
+        except (OSError, RuntimeError, ValueError, MemoryError) as error:
             raise DeviceUnavailable(str(error)) from error
 
     def __repr__(self) -> str:

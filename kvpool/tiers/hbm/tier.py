@@ -200,7 +200,8 @@ class HbmTier:
             try:
                 device = self._open_device(self.plan, self._memory)
             except DeviceUnavailable as error:
-                call_later(loop, _settle, opening, error)
+                # Without its traceback, which has what was taken of the device.
+                call_later(loop, _settle, opening, DeviceUnavailable(str(error)))
             else:
                 call_later(loop, _settle, opening, device)
 
