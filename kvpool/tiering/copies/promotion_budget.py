@@ -14,8 +14,8 @@ these bytes, a smaller one its share.
     TRIED · share for each byte missed  ┘
 
 `kvpool.sim` chose both numbers (docs/sizing.md): on three traces and for three sizes of a device fewer than two bytes are
-moved for each byte served, but for a device of 43 blocks on one of them. Metadata only; no clock. Control thread only. Invariants: 0 <= left <= capacity; all bytes spent
-are at most what the drawing says.
+moved for each byte served, but for a device of 43 blocks on one of them. Metadata only; no clock. Control thread only.
+Invariants: 0 <= left <= capacity; all bytes spent are at most what the drawing says.
 """
 
 # Below 1 a large tier fills slowly, above 2 it may move more than twice what it serves.

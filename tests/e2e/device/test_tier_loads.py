@@ -115,11 +115,13 @@ def test_a_lease_with_some_copies_takes_the_rest_from_dram(daemon: DeviceDaemon,
     longer = engine.pool.keys(tokens_of(2, (CHUNKS + 4) * SMALL.chunk_tokens))
     store(engine.pool, longer, CHUNKS)
     ids = list(range(BLOCKS))[: 2 * (CHUNKS + 4)]
+    daemon.control.order("hang 1")  # else it copies the others too, and the load takes those
     with engine.pool.acquire(engine.pool.lookup(longer)) as lease:
         assert lease.tiers.tolist() == [kv.Level.HBM] * CHUNKS + [kv.Level.DRAM] * 4
         _corrupt(lease, 3)
         _corrupt(lease, CHUNKS + 2)
         result = engine.pool.load(lease, engine.cache, ids[4:], first_chunk=2).wait()
+    daemon.control.order("hang 0")
     assert result.chunks == CHUNKS + 2
     assert result.reason in ("checksum", "gone"), "the daemon drops it where it was about to copy it"
     assert len(keys) == CHUNKS
