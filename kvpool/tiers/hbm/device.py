@@ -136,13 +136,17 @@ def _find_device(config: HbmConfig) -> "kvpool_native.Device":
     """The configured device. Raises OSError or RuntimeError."""
     if config.ordinal is not None:
         return kvpool_native.Device(config.driver, config.ordinal)
+    seen: list[str] = []
     for ordinal in range(ORDINAL_MAX + 1):
         try:
             device = kvpool_native.Device(config.driver, ordinal)
         except RuntimeError as error:
-            if _NO_SUCH_DEVICE not in str(error):
-                raise
-            break
+            if _NO_SUCH_DEVICE in str(error):
+                break
+            seen.append(f"cuda:{ordinal} cannot be opened ({error})")  # it may be another one
+            continue
         if device.uuid == config.uuid:
             return device
-    raise DeviceUnavailable(f"hbm.device is {config.device}, and the driver has no such device")
+        seen.append(format_uuid(device.uuid))
+    found = ", ".join(seen) or "no device"
+    raise DeviceUnavailable(f"the driver has no such device, but {found}: see nvidia-smi -L and CUDA_VISIBLE_DEVICES")

@@ -37,11 +37,14 @@ from kvpool.types import Level
 
 log = logging.getLogger(__name__)
 
-ERRORS_UNTIL_OFFLINE = 8
+# Jobs of which a chunk has failed. A guess: most errors of a driver stay until its process ends.
+ERRORS_UNTIL_OFFLINE = 3
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 300.0
 # Chunks that are settled in one turn of the control thread, at some 10 µs each.
 SETTLED_AT_ONCE = 64
+# How long an opening takes until operators read that it does.
+OPENING_S = 30.0
 # How long a stop waits for the device: for what is under way, and for an opening.
 STOP_TIMEOUT_S = 5.0
 
@@ -73,13 +76,15 @@ class HbmTier:
         self._device: UsableDevice | None = None
         self._opening: asyncio.Future[UsableDevice] | None = None
         self._retry: asyncio.TimerHandle | None = None
+        self._late: asyncio.TimerHandle | None = None
         self._pause_s = FIRST_PAUSE_S
         self._state = TierState.STARTING
         self._reason = ""
         self._is_closing = False
         self._jobs: dict[JobId, int] = {}  # chunks of each that have not ended
         self._ended: deque[tuple[int, int, int]] = deque()  # not reported yet
-        self._errors = 0  # in a row
+        self._errors = 0  # jobs in a row
+        self._failed_job = NOT_STARTED
         self._failed_chunks = 0
 
     def __repr__(self) -> str:
@@ -141,7 +146,7 @@ class HbmTier:
             self._jobs[job] -= 1
             if not self._jobs[job]:
                 del self._jobs[job]
-            self._note(outcome)
+            self._note(job, outcome)
             finished.append(Finished(job, chunk, outcome))
         if self.can_copy and (self._device.is_hung or self._errors >= ERRORS_UNTIL_OFFLINE):
             self._give_up()
@@ -177,6 +182,8 @@ class HbmTier:
 
     def shortcomings(self) -> list[str]:
         """A device that is not in use. Any thread."""
+        if self._state is TierState.STARTING and self._reason:
+            return [f"hbm: {self.plan.config.device} is not open yet: {self._reason}"]
         if self._state is not TierState.OFFLINE or self._is_closing:
             return []
         if self._device is None:
@@ -185,7 +192,8 @@ class HbmTier:
 
     def _become(self, state: TierState, reason: str) -> None:
         if state is not self._state:
-            log.log(logging.INFO if state is TierState.OK else logging.WARNING, "hbm tier %s %s", state.name, reason)
+            is_fault = state is TierState.OFFLINE and not self._is_closing
+            log.log(logging.WARNING if is_fault else logging.INFO, "hbm tier %s %s", state.name, reason)
         self._state, self._reason = state, reason
 
     def _open(self) -> None:
@@ -195,6 +203,7 @@ class HbmTier:
         opening: asyncio.Future[UsableDevice] = loop.create_future()
         opening.add_done_callback(self._note_opening)
         self._opening = opening
+        self._late = loop.call_later(OPENING_S, self._note_late_opening)
 
         def run() -> None:
             try:
@@ -207,8 +216,15 @@ class HbmTier:
 
         threading.Thread(target=run, name="kvpool-device-open", daemon=True).start()
 
+    def _note_late_opening(self) -> None:
+        if self._state is TierState.STARTING:
+            self._reason = f"the driver has not answered for {OPENING_S:g} s (is the device healthy? nvidia-smi)"
+            log.warning("hbm tier: %s", self._reason)
+
     def _note_opening(self, opening: "asyncio.Future[UsableDevice]") -> None:
         """The device is open, or is tried again later."""
+        if self._late is not None:
+            self._late.cancel()
         if opening.cancelled():
             return
         self._opening = None
@@ -237,13 +253,14 @@ class HbmTier:
     def _give_up(self) -> None:
         """Use the device no more."""
         assert self._device is not None
-        reason = "it does not answer" if self._device.is_hung else f"{self._errors} copies failed in a row"
+        reason = "it does not answer" if self._device.is_hung else f"{self._errors} jobs failed in a row"
         self._become(TierState.OFFLINE, f"because {reason}")
         self._owner.on_lost()
 
-    def _note(self, outcome: Outcome) -> None:
+    def _note(self, job: JobId, outcome: Outcome) -> None:
         if outcome is Outcome.FAILED:
-            self._errors += 1
+            self._errors += job != self._failed_job
+            self._failed_job = job
             self._failed_chunks += 1
         elif outcome is not Outcome.CANCELLED:
             self._errors = 0

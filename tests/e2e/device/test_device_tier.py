@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -12,6 +13,7 @@ import kvpool_client as kv
 from kvpool.errors import Refused
 from kvpool.protocol.records import device as dm
 from kvpool.tiering.copies.promotion_budget import EARNED, TRIED
+from kvpool.tiers.hbm.tier import ERRORS_UNTIL_OFFLINE
 from tests.rigs.daemon import SMALL, wait_until
 from tests.rigs.device.device_daemon import DeviceDaemon, DeviceEngine
 from tests.rigs.device.emulated import driver_path
@@ -138,6 +140,22 @@ def test_a_device_whose_memory_is_taken_at_the_start_is_opened_later(tmp_path: P
         assert daemon.problems() == []
 
 
+def test_a_device_is_found_by_its_uuid_beside_one_that_cannot_be_opened(tmp_path: Path) -> None:
+    second = "GPU-" + str(UUID(bytes=b"emulated-device1"))
+    daemon = DeviceDaemon(tmp_path, **{"hbm.device": second})
+    daemon.control.order("fail cuDevicePrimaryCtxRetain 1 2")
+    with daemon:
+        daemon.wait_for_state("ok")
+        assert daemon.info()["hbm_uuid"] == second
+        assert "OFFLINE" not in daemon.log(), "the first attempt has found it"
+
+
+def test_a_uuid_that_no_device_has_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    with DeviceDaemon(tmp_path, **{"hbm.device": "GPU-" + str(UUID(int=7))}) as daemon:
+        daemon.wait_for_state("offline")
+        assert str(UUID(bytes=b"emulated-device1")) in daemon.info()["hbm_reason"]
+
+
 def test_a_driver_that_is_not_there_is_named_and_the_daemon_serves(tmp_path: Path) -> None:
     with DeviceDaemon(tmp_path, **{"hbm.driver": "libnothing-of-that-name.so.1"}) as daemon:
         daemon.wait_for_state("offline")
@@ -150,7 +168,10 @@ def test_copies_that_fail_in_a_row_take_the_tier_offline_and_leave_dram_alone(da
     keys = stored(daemon, 7)
     with DeviceEngine(daemon) as engine:
         daemon.control.order("fail cuEventQuery 0 719\nfail cuEventRecord 0 719")
-        engine.use(keys)
+        for _ in range(ERRORS_UNTIL_OFFLINE):
+            failed = daemon.stats()["hbm.failed_chunks"]
+            engine.use(keys)
+            wait_until(lambda: daemon.stats()["hbm.failed_chunks"] > failed, "copies have failed")  # noqa: B023 - called here
         daemon.wait_for_state("offline")
         assert daemon.stats()["hbm.chunks"] == 0
         assert engine.lease(keys).chunks == CHUNKS

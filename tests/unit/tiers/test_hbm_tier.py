@@ -1,13 +1,14 @@
 """The device tier when its device is late, missing, failing or hanging: the pool serves as without it."""
 
 import asyncio
+import threading
 
 import pytest
 
 from kvpool.errors import ProtocolError, Refused
 from kvpool.protocol.records import device as dm
 from kvpool.tiers.base import Outcome, TierState
-from kvpool.tiers.hbm.tier import ERRORS_UNTIL_OFFLINE
+from kvpool.tiers.hbm.tier import ERRORS_UNTIL_OFFLINE, HbmTier
 from tests.rigs.tiers.copies_pool import CopiesPool
 from tests.rigs.tiers.memory_device import UUID
 from tests.rigs.tiers.tiered_pool import key_of
@@ -42,6 +43,27 @@ def test_a_device_that_cannot_be_opened_is_reported_and_tried_again() -> None:
         await pool.load(CHAIN)
         await pool.settled()
         assert await pool.read_copies(CHAIN) == len(CHAIN)
+        await pool.stop()
+
+    asyncio.run(run())
+
+
+def test_a_driver_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool.tiers.hbm.tier.OPENING_S", 0.001)
+
+    async def run() -> None:
+        pool = CopiesPool(DRAM_CHUNKS)
+        opens, tier = threading.Event(), pool.link.tier
+        assert isinstance(tier, HbmTier)
+        open_device = tier._open_device
+        monkeypatch.setattr(tier, "_open_device", lambda *args: opens.wait(10.0) and open_device(*args))
+        await pool.start()
+        await pool.until_moved(lambda: bool(pool.pool.shortcomings()))
+        assert tier.state is TierState.STARTING
+        assert "has not answered for 0.001 s" in pool.pool.shortcomings()[0]
+        opens.set()
+        await pool.open_device()
+        assert pool.pool.shortcomings() == []
         await pool.stop()
 
     asyncio.run(run())
@@ -107,12 +129,12 @@ def test_a_device_that_fails_again_and_again_is_given_up_and_one_that_recovers_i
         assert pool.link.tier.can_copy
         assert int(pool.link.stats()["hbm.failed_chunks"]) >= ERRORS_UNTIL_OFFLINE
         pool.device.outcome_of = lambda _kind, _number: Outcome.FAILED
-        await pool.load(CHAIN)
-        await pool.settled()
-        await pool.load(CHAIN)
-        await pool.settled()
+        for _ in range(ERRORS_UNTIL_OFFLINE):
+            assert pool.link.tier.can_copy
+            await pool.load(CHAIN)
+            await pool.settled()
         assert pool.link.tier.state is TierState.OFFLINE
-        assert "copies failed in a row" in pool.pool.shortcomings()[0]
+        assert "jobs failed in a row" in pool.pool.shortcomings()[0]
         await pool.stop()
 
     asyncio.run(run())
