@@ -20,6 +20,8 @@ from kvpool_client.copying.device.pinned_memory import PinnedBytes
 from kvpool_client.copying.device.side import DeviceSide
 
 Event = kvpool_native.DeviceEvent
+# A device that refuses so often has an error that stays, and has ended what it did; one may pass (no memory for an event).
+END_TRIES = 8
 # One look at copies that take longer; nothing depends on it.
 WAIT_SLICE_S = 1.0
 
@@ -120,7 +122,9 @@ def _queued(stream: kvpool_native.DeviceStream, lock: threading.Lock, queue: Cal
 
 
 def _end_copies(stream: kvpool_native.DeviceStream) -> None:
-    with contextlib.suppress(RuntimeError):  # a device that refuses even this has ended what it did
-        event = stream.record()
-        while not event.wait(WAIT_SLICE_S):
-            pass
+    for _ in range(END_TRIES):
+        with contextlib.suppress(RuntimeError):
+            event = stream.record()
+            while not event.wait(WAIT_SLICE_S):
+                pass
+            return

@@ -225,3 +225,19 @@ def test_an_error_of_the_driver_ends_the_load_with_reason_io(
     assert load.reason() == LoadReason.IO or seen == loading.expected()
     load.cancel()
     assert loading.loaded() == seen
+
+
+@pytest.mark.parametrize(
+    "faults", ["fail cuEventQuery 3 719\nfail cuEventRecord 4 719\nfail cuEventRecord 5 719", "fail cuEventQuery 3 719"]
+)
+def test_errors_that_pass_end_no_load_before_its_copies(device: kvpool_native.Device, faults: str, seed: int) -> None:
+    loading = Loading(device, seed)
+    emulated.order(f"delay_us 15000\n{faults}\nfail cuEventQuery 4 719")
+    load = loading.load(tuple(range(CHUNKS)))
+    assert load.wait(LONG_S)
+    assert load.reason() == LoadReason.IO
+    emulated.order("clear 1\ndelay_us 0")
+    seen = loading.loaded()
+    assert loading.cache.side is not None
+    assert loading.cache.side.load_stream.record().wait(LONG_S)
+    assert loading.loaded() == seen, "nothing was written after the load's end"
