@@ -23,6 +23,7 @@ import kvpool_native
 from kvpool.config.config import Config
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.layout import Layout
+from kvpool.packed_rows import DEVICE_MOVE_ROW
 from kvpool.tiers.base import ArenaMemory, Counters, Finished, Info, JobId, TierState
 from kvpool.tiers.slots import Slots
 from kvpool.types import Level
@@ -43,12 +44,12 @@ class CopyMoves:
         return len(self.keys)
 
     def rows(self, layout: Layout) -> bytes:
-        """Rows for native code, u64: arena offset, slot, generation, offset, bytes of the chunk, its layers."""
-        table = np.empty((len(self), 6), "<u8")
-        for column, values in enumerate((self.arena_offsets, self.slots, self.generations, self.offsets)):
-            table[:, column] = values
-        table[:, 4:] = layout.chunk_bytes, layout.layers
-        return table.tobytes()
+        """Rows for native code."""
+        rows = np.empty(len(self), DEVICE_MOVE_ROW)
+        rows["arena_offset"], rows["arena_slot"] = self.arena_offsets, self.slots
+        rows["generation"], rows["device_offset"] = self.generations, self.offsets
+        rows["chunk_bytes"], rows["layers"] = layout.chunk_bytes, layout.layers
+        return rows.tobytes()
 
 
 class MemoryExport(NamedTuple):

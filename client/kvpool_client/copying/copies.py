@@ -103,12 +103,9 @@ class Copies:
 
     def load(self, session: Session, lease: Lease, first_chunk: int, blocks: EngineBlocks) -> LoadRun | None:
         """Start a load of the lease's chunks from `first_chunk` on. None where the lease names memory that is not there."""
-        chunks = ArenaChunks(
-            session.arena,
-            session.index,
-            *(column[first_chunk:] for column in (lease.offsets, lease.slots, lease.generations)),
-        )
         try:
+            columns = (lease.offsets, lease.slots, lease.generations)
+            chunks = ArenaChunks(session.arena, session.index, *(column[first_chunk:] for column in columns))
             if blocks.side is None:
                 return self._checked_load(session, chunks, blocks.view, blocks.block_ids)
             copies = self._tier_of(session).copies_of(session, lease, first_chunk, blocks.side.device)

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvpool.packed_rows import row_type
+from kvpool.packed_rows import DEVICE_MOVE_ROW
 from kvpool.tiers.base import Outcome
 from kvpool_native import (
-    DEVICE_MOVE_ROW,
     DEVICE_RING_BYTES_MIN,
     Device,
     DeviceMover,
@@ -26,7 +25,6 @@ from tests.rigs.device import emulated
 UNIT = 2 << 20
 CHUNKS, LAYERS, LAYER_BYTES = 4, 2, 5000
 CHUNK_BYTES = LAYERS * LAYER_BYTES
-ROW = row_type(DEVICE_MOVE_ROW)
 WAIT_MS = 60_000
 
 
@@ -51,7 +49,7 @@ class Rig:
             self.arena.view()[offset : offset + CHUNK_BYTES] = chunk
         sums = b"".join(extent_checksums(self.arena, offset, LAYER_BYTES, LAYERS) for offset in offsets)
         directory.commit(reserved.id, 0, sums)
-        self.rows = np.zeros(CHUNKS, dtype=ROW)
+        self.rows = np.zeros(CHUNKS, dtype=DEVICE_MOVE_ROW)
         self.rows["arena_offset"] = offsets
         self.rows["arena_slot"] = np.frombuffer(reserved.slots, dtype=np.uint64)
         self.rows["generation"] = np.frombuffer(reserved.generations, dtype=np.uint64)
