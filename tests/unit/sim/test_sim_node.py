@@ -146,13 +146,18 @@ def test_hits_are_of_the_uppermost_tier() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["mooncake_conversation_trace.jsonl.gz", "mooncake_synthetic_trace.jsonl.gz", "agentic_cc_512.npz"]
+    ("name", "shares"),
+    [
+        ("mooncake_conversation_trace.jsonl.gz", (0.001, 0.005, 0.02)),
+        ("mooncake_synthetic_trace.jsonl.gz", (0.005, 0.02)),  # 0.001 of it is 43 blocks: docs/sizing.md
+        ("agentic_cc_512.npz", (0.005,)),  # half a minute each
+    ],
 )
-def test_device_memory_does_not_thrash_on_published_traces(name: str) -> None:
+def test_device_memory_does_not_thrash_on_published_traces(name: str, shares: tuple[float, ...]) -> None:
     workload = load(real_trace(name))
     dram = int(0.05 * workload.unique)
     two = run_cell(workload, Cell("class-queues", dram, 8 * dram), load_config())
-    for share in (0.001, 0.005, 0.02):
+    for share in shares:
         three = run_cell(workload, Cell("class-queues", dram, 8 * dram, int(share * workload.unique)), load_config())
         assert three.hits == two.hits
         assert 0 < three.hbm_blocks_promoted <= 2 * three.hits_hbm
