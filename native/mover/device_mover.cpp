@@ -37,7 +37,10 @@ DeviceMoverResult DeviceMover::make(MoverMemory memory, uint64_t ring_bytes, dou
 
 DeviceMover::~DeviceMover() {
   const bool is_inherited = process_life() != life_;
-  if (is_inherited || !stop(LAST_WAIT)) {
+  if (is_inherited) {
+    leave_behind(std::move(core_));  // its threads are the parent's
+  } else if (!stop(LAST_WAIT)) {
+    core_->threads.detach();
     leave_behind(std::move(core_));
   }
 }

@@ -54,4 +54,12 @@ bool ThreadGroup::join(std::chrono::milliseconds timeout) {
   return true;
 }
 
+void ThreadGroup::detach() {
+  for (std::thread& thread : threads_) {
+    if (thread.joinable()) {
+      thread.detach();
+    }
+  }
+}
+
 }  // namespace kvpool

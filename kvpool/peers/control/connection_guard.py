@@ -1,13 +1,14 @@
 """Connection guard: the connections below a ZMQ socket on which others connect, their bounds, and the right to end one.
 
-ZMQ accepts without a bound, keeps a connection that never says anything, reads a message of many parts into memory until its
-last part has come, and has no call that ends a connection. So the guard follows the socket's monitor, holds a duplicate of each
-accepted connection's descriptor, and shuts one down
+ZMQ accepts without a bound, keeps a connection that never says anything, reads messages and their parts into memory without
+a bound (`unread_bytes.py`), and has no call that ends a connection. So the guard follows the socket's monitor, holds a
+duplicate of each accepted connection's descriptor, and shuts one down
 
 - whose peer has not sent its Hello in time, with or without a handshake;
 - the oldest of these from one source, or from the source that has most, where there are too many;
 - where one source has more than half of all connections;
-- whose peer has sent more than `pending_bytes_max` since its last whole message;
+- of whose bytes more than `unread_bytes_max` were not read as messages;
+- over which `messages_per_look_max` messages have come between two looks, where the kernel does not count bytes;
 - that `end` names: its peer breaks the protocol or sends too much, or it is no longer served.
 
 ZMQ then sees an ordinary end of the connection. Who connects too often is kept away by the accept gate, so that neither
@@ -26,7 +27,7 @@ import os
 import socket
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import zmq
@@ -37,7 +38,7 @@ from kvpool.peers.control.accept_gate import AcceptGate, source_of
 from kvpool.peers.control.loop_socket import LoopSocket
 from kvpool.peers.loop_share import LoopShare
 from kvpool.peers.token_bucket import TokenBucket
-from kvpool.peers.unfinished_message import LOOK_S, received_bytes
+from kvpool.peers.unread_bytes import HEARTBEAT_BYTES, LOOK_S, received_bytes, wire_bytes
 
 # Connections that are looked at in a turn of the loop.
 LOOKED_AT_ONCE = 64
@@ -54,24 +55,24 @@ class GuardSettings:
     """Bounds of connections. `connections_max`: of nodes after their Hello; `strangers_max`: of others, a quarter of them
     from one source at most. `hello_s`: from the first packet to the Hello. `accepts_per_s`: from all sources and from one;
     twice and five times as many at once, for a fleet that starts. `is_greeted`: peers say Hello. Where they do not, who is
-    still connected after `hello_s` was admitted: ZMQ ends a handshake sooner. `free_bytes`: of each look, that count for no
-    message, such as heartbeats."""
+    still connected after `hello_s` was admitted: ZMQ ends a handshake sooner. `is_encrypted`: with CURVE."""
 
-    pending_bytes_max: int
+    unread_bytes_max: int
     connections_max: int = 1024
     strangers_max: int = 128
     hello_s: float = 10.0
     accepts_per_s: float = 200.0
     accepts_per_s_of_source: float = 20.0
+    messages_per_look_max: int = 1000
     is_greeted: bool = True
-    free_bytes: int = 0
+    is_encrypted: bool = False
 
 
 class _Connection:
     """One accepted connection. `hello`: until when its Hello has to come, None where it has. `route`: of its messages.
-    `mark`: bytes received when a whole message was last seen."""
+    `read`: bytes of messages that were read, and of heartbeats. `messages`: read since the last look."""
 
-    __slots__ = ("has_spoken", "hello", "is_ended", "mark", "number", "peer", "route", "source")
+    __slots__ = ("hello", "is_ended", "messages", "number", "peer", "read", "route", "source")
 
     def __init__(self, number: int, peer: socket.socket, source: bytes, hello: Deadline) -> None:
         self.number = number
@@ -79,14 +80,14 @@ class _Connection:
         self.source = source
         self.hello: Deadline | None = hello
         self.route = b""
-        self.mark = 0
-        self.has_spoken = False
+        self.read = 0
+        self.messages = 0
         self.is_ended = False
 
 
 class ConnectionGuard:
     """See the module. `ended`: connections shut down until now; `crowded`, `silent`, `ended_for_bytes`: of these, those for
-    which there was no room, those without a Hello, and those that sent too much without a message."""
+    which there was no room, those without a Hello, and those that sent more than was read."""
 
     def __init__(
         self,
@@ -126,18 +127,22 @@ class ConnectionGuard:
         """The listener's own ports, or paths of the file system, known after it was bound and before the loop's next turn."""
         self._places = places
 
-    def note_message(self, part: zmq.Frame, route: bytes) -> int:
-        """A whole message with this part has come: the number of its connection; 0 where that is unknown, or ended before
-        another one with its descriptor."""
-        found = self._connection_of(part, route)
+    def note_message(self, parts: Sequence[zmq.Frame], route: bytes) -> int:
+        """A message with these parts was read: the number of its connection; 0 where that is unknown, or ended before another
+        one with its descriptor."""
+        found = self._connection_of(parts[0], route)
         if found is None:
             self._monitor.take_all()  # what has ended or been accepted since is reported there before its first message
-            found = self._connection_of(part, route)
+            found = self._connection_of(parts[0], route)
         if found is None:
             return 0
         found.route = route
-        found.has_spoken = True
+        found.read += self.wire_bytes(map(len, parts))
         return found.number
+
+    def wire_bytes(self, sizes: Iterable[int]) -> int:
+        """Bytes that a message with parts of these sizes had on its connection."""
+        return wire_bytes(sizes, is_encrypted=self._settings.is_encrypted)
 
     def _connection_of(self, part: zmq.Frame, route: bytes) -> _Connection | None:
         found = self._connections.get(int(part.get(zmq.SRCFD)))
@@ -156,12 +161,17 @@ class ConnectionGuard:
         self._gate.note_known(found.source)
         return True
 
-    def note_spoken(self, descriptors: Iterable[int]) -> None:
-        """Whole messages have come over these connections, and were read elsewhere."""
-        for descriptor in descriptors:
+    def note_read(self, messages: Iterable[tuple[int, int]]) -> None:
+        """Messages were read elsewhere: of each the descriptor of its connection, and its bytes there."""
+        for descriptor, size in messages:
             found = self._connections.get(descriptor)
-            if found is not None:
-                found.has_spoken = True
+            if found is None:
+                continue
+            found.read += size
+            found.messages += 1
+            if found.messages > self._settings.messages_per_look_max and found.peer.family == socket.AF_UNIX:
+                self.ended_for_bytes += 1
+                self._shut_down(found)
 
     def end(self, number: int) -> None:
         """Shut a connection down, if it is one that is known."""
@@ -301,17 +311,16 @@ class ConnectionGuard:
             self._end_wait(found)
             if found.is_ended:
                 return
+        found.messages = 0
         try:
             received = received_bytes(found.peer)
         except OSError:
             return
-        if found.has_spoken:
-            found.mark, found.has_spoken = received, False
-        elif received - found.mark > self._settings.pending_bytes_max:
+        if received - found.read > self._settings.unread_bytes_max:
             self.ended_for_bytes += 1
             self._shut_down(found)
         else:
-            found.mark = min(received, found.mark + self._settings.free_bytes)
+            found.read = min(received, found.read + HEARTBEAT_BYTES)
 
     def _end_wait(self, found: _Connection) -> None:
         """The time for its Hello is over."""

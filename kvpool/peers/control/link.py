@@ -30,12 +30,12 @@ from kvpool.peers.back_off import BackOff, BackOffSettings, Uniform
 from kvpool.peers.control import records as r
 from kvpool.peers.control import wire
 from kvpool.peers.control.identity import NodeIdentity, PeerLife
-from kvpool.peers.control.listener import HIGH_WATER_MARK, ZMQ_MESSAGE_BYTES_MAX
+from kvpool.peers.control.listener import ZMQ_MESSAGE_BYTES_MAX
 from kvpool.peers.control.loop_socket import LoopSocket
 from kvpool.peers.loop_share import LoopShare
 from kvpool.peers.members.member import Member
 from kvpool.peers.token_bucket import TokenBucket
-from kvpool.peers.unfinished_message import UnfinishedMessage
+from kvpool.peers.unread_bytes import UnreadBytes, wire_bytes
 
 _FAILED_EVENTS = (
     zmq.EVENT_DISCONNECTED
@@ -118,9 +118,9 @@ class PeerLink:
         self._monitor: LoopSocket | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: dict[int, _Waiting] = {}
-        # More than all answers that a link waits for has no end.
+        # All answers that a link waits for.
         most = (settings.waiting_max + 2) * ZMQ_MESSAGE_BYTES_MAX
-        self._unfinished = UnfinishedMessage(most, lambda: self._end("a message without an end"), loop)
+        self._unread = UnreadBytes(most, lambda: self._end("more bytes than all answers that are waited for"), loop)
         self._sequence = 0
         self._pull = 0
         self._has_spoken = False
@@ -138,11 +138,9 @@ class PeerLink:
     @property
     def away_s(self) -> float | None:
         """How long ago the link was ready; None while it is, and where it never was."""
-        return (
-            None
-            if self.life is not None or self.last_life is None
-            else (self._clock.now_ns() - self._lost_ns) / NS_PER_S
-        )
+        if self.life is not None or self.last_life is None:
+            return None
+        return (self._clock.now_ns() - self._lost_ns) / NS_PER_S
 
     def next_pull(self) -> int:
         """A number for a Pull, used by no other on this link."""
@@ -207,7 +205,7 @@ class PeerLink:
         dealer.setsockopt(zmq.IMMEDIATE, 1)
         dealer.setsockopt(zmq.RECONNECT_IVL, -1)
         dealer.setsockopt(zmq.SNDHWM, 2 * self._settings.waiting_max)
-        dealer.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        dealer.setsockopt(zmq.RCVHWM, 0)  # bounded by `unread_bytes.py`, which says why
         dealer.setsockopt(zmq.MAXMSGSIZE, ZMQ_MESSAGE_BYTES_MAX)
         dealer.setsockopt(zmq.IPV6, int("[" in self.member.endpoint))
         dealer.setsockopt(zmq.HANDSHAKE_IVL, int(self._settings.connect_s * 1000))
@@ -223,7 +221,7 @@ class PeerLink:
     def _take_event(self, parts: list[zmq.Frame]) -> None:
         found = parse_monitor_message([part.bytes for part in parts])
         if (event := found["event"]) == zmq.EVENT_CONNECTED:
-            self._unfinished.watch(found["value"], self.member.endpoint)
+            self._unread.watch(found["value"], self.member.endpoint)
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED and self.state is LinkState.CONNECTING:
             self.state = LinkState.GREETING
             if self._send(self._identity.hello()) is None:
@@ -235,7 +233,8 @@ class PeerLink:
             self._end(f"it cannot be connected: {refused}" if is_handshake else "the connection ended")
 
     def _take(self, parts: list[zmq.Frame]) -> None:
-        self._has_spoken = self._unfinished.has_spoken = True
+        self._has_spoken = True
+        self._unread.note_read(wire_bytes(map(len, parts), is_encrypted=self._keys is not None))
         try:
             sequence, answer = wire.decode_answer([part.buffer for part in parts])
             if isinstance(answer, r.Refused) and self._is_of_link(sequence, answer):
@@ -378,7 +377,7 @@ class PeerLink:
         if was_ready or state is LinkState.IDLE:
             self.fault = fault
         self._cancel_timer()
-        self._unfinished.close()
+        self._unread.close()
         for made in (self._monitor, self._dealer):
             if made is not None:
                 made.close()

@@ -10,7 +10,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import zmq
 
@@ -28,10 +28,10 @@ from kvpool.peers.token_bucket import TokenBucket
 from kvpool.peers.zap import ZAP_DOMAIN, ZAP_ENDPOINT, ZAP_FRAMES, ZapHandler
 
 OPTION = "peer.listen"
-# Messages of one connection that ZMQ holds in each direction.
+# Answers that wait for a peer to read them.
 HIGH_WATER_MARK = 16
-# A connection's bytes since its last whole message: more than one message of the largest size, with its encryption.
-PENDING_BYTES_MAX = 2 * wire.MESSAGE_BYTES_MAX
+# A connection's bytes that are not read yet: more than all that a link asks at once, half a MiB for the most keys.
+UNREAD_BYTES_MAX = 8 * wire.MESSAGE_BYTES_MAX
 # ZMQ counts the encryption of a message with it.
 ZMQ_MESSAGE_BYTES_MAX = wire.MESSAGE_BYTES_MAX + 256
 HANDSHAKE_S = 5.0
@@ -47,7 +47,7 @@ class ListenerSettings:
     handshakes_per_minute: int = 60
     frames_per_s: float = 20_000.0
     heartbeat_s: float = 5.0
-    guard: GuardSettings = field(default_factory=lambda: GuardSettings(PENDING_BYTES_MAX))
+    guard: GuardSettings = field(default_factory=lambda: GuardSettings(UNREAD_BYTES_MAX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,14 @@ class PeerListener:
                 self._listen_to_zap(loop)
             router = self._make_router(keys, settings)
             self._gate = AcceptGate(self._listening, clock)
-            self._guard = ConnectionGuard(router, loop, clock, gate=self._gate, settings=settings.guard, on_end=on_end)
+            self._guard = ConnectionGuard(
+                router,
+                loop,
+                clock,
+                gate=self._gate,
+                settings=replace(settings.guard, is_encrypted=keys is not None),
+                on_end=on_end,
+            )
             self._listening += [listen(OPTION, address) for address in addresses]
             self.endpoints = tuple(accept_from(router, OPTION, listening) for listening in self._listening)
             self._guard.watch({listening.getsockname()[1] for listening in self._listening})
@@ -172,7 +179,7 @@ class PeerListener:
         router = self._context.socket(zmq.ROUTER)
         router.setsockopt(zmq.LINGER, 0)
         router.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-        router.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        router.setsockopt(zmq.RCVHWM, 0)  # bounded by the guard; `unread_bytes.py` says why
         router.setsockopt(zmq.MAXMSGSIZE, ZMQ_MESSAGE_BYTES_MAX)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
@@ -192,7 +199,7 @@ class PeerListener:
         if not body:
             return  # a ROUTER has a route and at least one part of each message
         assert self._guard is not None
-        connection = self._guard.note_message(body[0], route)
+        connection = self._guard.note_message(body, route)
         self._on_message(Arrival(route, _user_of(body[0]), connection, [part.buffer for part in body]))
 
 

@@ -2,15 +2,17 @@
 
 ZMQ accepts without a bound, and remembers each subscription, about 50 bytes for each of its own, until its connection has
 ended. So the guard of the control plane between nodes (`peers/control`) watches these sockets too. Routers say no Hello: whose
-connection outlives the time for a handshake was admitted. On TCP a subscriber may send SENT_BYTES_MAX in its life and a few for
-heartbeats, a router that asks for replays so many since its last whole request; in the file system nothing counts these bytes.
+connection outlives the time for a handshake was admitted. On TCP a subscriber may send UNREAD_BYTES_MAX in its life and a few
+for heartbeats, and of a router that asks for replays so many can wait to be read. In the file system nothing counts these
+bytes; there a router may ask REQUESTS_PER_LOOK_MAX times in a quarter of a second.
 
 Loop thread only, but `note_requests` and `end_all`: any thread.
 """
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import zmq
 
@@ -23,21 +25,20 @@ from kvpool.peers.guarded_listener import accept_from, listen
 from kvpool.peers.loop_share import LoopShare
 
 HANDSHAKE_S = 5.0
-SENT_BYTES_MAX = 64 << 10
-# Of each quarter of a second: heartbeats.
-FREE_BYTES = 16
+UNREAD_BYTES_MAX = 64 << 10
+REQUESTS_PER_LOOK_MAX = 2000
 # Of the loop's time, for connections that come and go.
 LOOP_SHARE = 0.2
 # A router that has gone without a word ends after half a minute and three of these.
 KEEPALIVE_IDLE_S, KEEPALIVE_S, KEEPALIVES = 30, 10, 3
 
 SETTINGS = GuardSettings(
-    SENT_BYTES_MAX,
+    UNREAD_BYTES_MAX,
     connections_max=ROUTERS_MAX,
     strangers_max=STRANGERS_MAX,
     hello_s=HANDSHAKE_S + 1.0,
+    messages_per_look_max=REQUESTS_PER_LOOK_MAX,
     is_greeted=False,
-    free_bytes=FREE_BYTES,
 )
 
 
@@ -56,6 +57,7 @@ class ListenerGuard:
     ) -> None:
         """`made`: not bound yet. `bind_file`: binds it at a path. Raises OSError that names the option, and what `bind_file`
         raises; then nothing is bound."""
+        made.setsockopt(zmq.RCVHWM, 0)  # bounded by the guard; `unread_bytes.py` says why
         made.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
         made.setsockopt(zmq.TCP_KEEPALIVE, 1)
         made.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S)
@@ -69,7 +71,7 @@ class ListenerGuard:
             loop,
             clock,
             gate=self._gate,
-            settings=SETTINGS,
+            settings=replace(SETTINGS, is_encrypted=bool(made.getsockopt(zmq.CURVE_SERVER))),
             on_end=lambda _: None,
             share=LoopShare(LOOP_SHARE, clock),
         )
@@ -99,9 +101,10 @@ class ListenerGuard:
         """How often connections were kept away for a moment."""
         return self._gate.closures
 
-    def note_requests(self, descriptors: list[int]) -> None:
-        """Whole requests have come over these connections."""
-        self._loop.call_soon_threadsafe(self._guard.note_spoken, descriptors)
+    def note_requests(self, requests: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """Requests were read: of each the descriptor of its connection, and the sizes of its parts."""
+        read = [(descriptor, self._guard.wire_bytes(sizes)) for descriptor, sizes in requests]
+        self._loop.call_soon_threadsafe(self._guard.note_read, read)
 
     def end_all(self) -> None:
         """Shut every connection down: routers come again by themselves."""

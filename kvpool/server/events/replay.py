@@ -3,7 +3,7 @@
 `ReplayBuffer` is bounded in messages and in bytes. `Replays` sends it piece by piece, a few messages to each peer in turn: a
 peer that does not read is skipped, and after STALLED_S without progress its replay ends. ZMQ holds at most PEER_MESSAGES_MAX
 messages for a peer, and at most PEERS_MAX peers have any: one that has stalled counts until its connection has certainly ended
-(HELD_S, by heartbeats that a peer which does not read cannot answer). Requests beyond that wait in the socket, unread.
+(HELD_S, by heartbeats that a peer which does not read cannot answer). Requests beyond that wait.
 
 One thread, the publisher's.
 """

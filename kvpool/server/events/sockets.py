@@ -7,9 +7,10 @@ high-water mark. It also reports subscriptions. ROUTER replays messages:
     answer  [b"", topic, number, payload] for each that is kept, then [b"", b"", -1 as 8 bytes, b""]
 
 With keys both use CURVE, and a ZAP handler admits exactly the keys of the clients file. Messages from outside are bounded by
-REQUEST_BYTES_MAX before they are read, and an invalid one is counted and dropped. Connections have bounds too
-(`listener_guard.py`). ZMQ remembers all subscriptions: once SUBSCRIPTIONS_BYTES_MAX of them have come, all subscribers are
-disconnected, which forgets them, and those that go on come again.
+REQUEST_BYTES_MAX before they are read, and an invalid one is counted and dropped. Requests are read as they come, whether or
+not there is room for a replay. Connections have bounds too (`listener_guard.py`). ZMQ remembers all subscriptions: once
+SUBSCRIPTIONS_BYTES_MAX of them, or of other messages, have come, all subscribers are disconnected, which forgets them, and
+those that go on come again.
 
 One thread: the maker of the sockets passes them on before it starts. What the guards do is the loop's.
 """
@@ -25,7 +26,7 @@ import zmq
 from kvpool.clock import Clock
 from kvpool.config.addresses import ZmqAddress
 from kvpool.config.curve_keys import read_allow_list, read_key_file
-from kvpool.config.event_options import EventsConfig
+from kvpool.config.event_options import ROUTERS_MAX, EventsConfig
 from kvpool.errors import ConfigError
 from kvpool.ownership import is_served, make_socket_directory
 from kvpool.peers.zap import ZAP_DOMAIN, ZAP_ENDPOINT, ZapHandler
@@ -34,7 +35,10 @@ from kvpool.server.events.replay import HEARTBEAT_S, NUMBER, PEER_MESSAGES_MAX, 
 
 END_OF_REPLAY = struct.pack(">q", -1)
 REQUEST_BYTES_MAX = 4096
-REQUESTS_WAITING_MAX = 64
+# Messages that are read from a socket before the others' turn.
+MESSAGES_PER_TURN = 64
+# Routers whose request waits until a further replay can begin, each with its latest one.
+ASKED_MAX = 2 * ROUTERS_MAX
 SUBSCRIPTIONS_BYTES_MAX = 256 << 10
 # Of the sockets that report connections to the guards: ZMQ waits for the loop beyond these and 1000 of its own.
 REPORTS_WAITING_MAX = 64
@@ -62,6 +66,7 @@ class EventSockets:
         self._access = ZapHandler(read_allow_list("events.curve_clients_file", path) if path else frozenset(), clock)
         self._zap: zmq.Socket[bytes] | None = None
         self._replay: zmq.Socket[bytes] | None = None
+        self._asked: dict[bytes, tuple[int, bytes | None]] = {}
         self.poller = zmq.Poller()
         self.bad_requests = 0
         self.buffer = ReplayBuffer(messages_max=config.replay_messages, bytes_max=config.buffer)
@@ -134,24 +139,25 @@ class EventSockets:
         if self._zap is not None:
             while self._zap.poll(0):
                 self._zap.send_multipart(self._access.answer(self._zap.recv_multipart()))
-        for _ in range(REQUESTS_WAITING_MAX):
+        for _ in range(MESSAGES_PER_TURN):
             if not self._publish.poll(0):
                 break
             self._note_subscription(self._publish.recv_multipart())
         if self._replay is None:
             return 0
-        spoken: list[int] = []
-        for _ in range(REQUESTS_WAITING_MAX):
-            if not self._replays.has_room or not self._replay.poll(0):
+        read: list[tuple[int, list[int]]] = []
+        for _ in range(MESSAGES_PER_TURN):
+            if not self._replay.poll(0):
                 break
             frames = self._replay.recv_multipart(copy=False)
+            read.append((int(frames[-1].get(zmq.SRCFD)), [len(frame) for frame in frames[1:]]))
             self._take_request([frame.bytes for frame in frames])
-            spoken.append(int(frames[-1].get(zmq.SRCFD)))
-        if spoken:
-            self._guards[zmq.ROUTER].note_requests(spoken)
-        replayed = self._replays.go_on()
-        self.poller.register(self._replay, zmq.POLLIN if self._replays.has_room else 0)
-        return replayed
+        if read:
+            self._guards[zmq.ROUTER].note_requests(read)
+        while self._asked and self._replays.has_room:
+            peer = next(iter(self._asked))
+            self._replays.begin(peer, *self._asked.pop(peer))
+        return self._replays.go_on()
 
     def end_subscribers(self) -> None:
         """Disconnect all subscribers: they come again by themselves. Any thread."""
@@ -175,7 +181,6 @@ class EventSockets:
         made = self._context.socket(kind)
         made.setsockopt(zmq.LINGER, 0)
         made.setsockopt(zmq.SNDHWM, high_water_mark)
-        made.setsockopt(zmq.RCVHWM, REQUESTS_WAITING_MAX)
         made.setsockopt(zmq.MAXMSGSIZE, REQUEST_BYTES_MAX)
         made.setsockopt(zmq.IPV6, int("[" in address.endpoint))
         if kind == zmq.ROUTER:
@@ -201,14 +206,17 @@ class EventSockets:
     def _note_subscription(self, frames: list[bytes]) -> None:
         """XPUB reports each subscription: 1, or 0 where it ends, and the topic prefix. Subscribers can send other things
         too."""
-        if len(frames) != 1 or frames[0][:1] not in (b"\0", b"\1"):
-            self.bad_requests += 1
-        elif frames[0][:1] == b"\1":
+        is_begin = len(frames) == 1 and frames[0][:1] == b"\1"
+        is_end = len(frames) == 1 and frames[0][:1] == b"\0"
+        if is_begin:
             self.subscribed.add(frames[0][1:])
-            self._subscribed_bytes += len(frames[0])
-            if self._subscribed_bytes > SUBSCRIPTIONS_BYTES_MAX:
-                self._subscribed_bytes = 0
-                self.end_subscribers()
+        elif not is_end:
+            self.bad_requests += 1
+        if not is_end:  # which makes room
+            self._subscribed_bytes += sum(map(len, frames))
+        if self._subscribed_bytes > SUBSCRIPTIONS_BYTES_MAX:
+            self._subscribed_bytes = 0
+            self.end_subscribers()
 
     def _take_request(self, request: list[bytes]) -> None:
         is_request = 3 <= len(request) <= 4 and request[1] == b"" and len(request[2]) == NUMBER.size
@@ -219,7 +227,10 @@ class EventSockets:
         topic = request[3] if len(request) == 4 else None
         if self.buffer.has_lost(first, topic):
             self.lost.add(peer)
-        self._replays.begin(peer, first, topic)
+        if peer in self._asked or len(self._asked) < ASKED_MAX:
+            self._asked[peer] = (first, topic)
+        else:
+            self._replays.unsent_replays += 1
 
     def _replay_to(self, peer: bytes, message: Message | None) -> bool:
         assert self._replay is not None

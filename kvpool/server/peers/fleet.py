@@ -21,7 +21,7 @@ from kvpool.peers.control.client import ControlClient, ControlClientSettings
 from kvpool.peers.control.connection_guard import GuardSettings
 from kvpool.peers.control.identity import NodeIdentity
 from kvpool.peers.control.link import PeerLink
-from kvpool.peers.control.listener import PENDING_BYTES_MAX, ListenerSettings
+from kvpool.peers.control.listener import UNREAD_BYTES_MAX, ListenerSettings
 from kvpool.peers.control.records import INCARNATION_BYTES, SOCKET_BYTES_MAX
 from kvpool.peers.control.server import ControlServer, ControlServerSettings
 from kvpool.peers.following.follower import FollowSettings
@@ -320,7 +320,7 @@ def engine_settings(config: PeerConfig) -> EngineSettings:
 
 
 def _server_settings(room: PeerRoom) -> ControlServerSettings:
-    guard = GuardSettings(PENDING_BYTES_MAX, connections_max=room.control, strangers_max=room.control_strangers)
+    guard = GuardSettings(UNREAD_BYTES_MAX, connections_max=room.control, strangers_max=room.control_strangers)
     return ControlServerSettings(connections_max=room.control, listener=ListenerSettings(guard=guard))
 
 

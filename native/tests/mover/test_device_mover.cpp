@@ -76,7 +76,9 @@ TEST(slots_that_change_while_they_are_read_are_never_done_with_other_bytes) {
       }
       // As a daemon does it: the generation first, then other bytes.
       rig.table->set_generation(Rig::dram(evicted), 0);
+#if !defined(__SANITIZE_THREAD__)  // a race by design, found out by the generation
       std::memset(rig.arena->data() + evicted * rig.slot_bytes, 0x5A, rig.chunk_bytes());
+#endif
     });
     const auto outcomes = rig.move(MoveKind::PROMOTE);
     evicting.join();
@@ -115,18 +117,18 @@ TEST(nothing_is_allocated_after_a_mover_is_made_and_its_ring_bounds_what_is_unde
 }
 
 TEST(a_full_line_refuses_and_the_other_one_takes) {
-  const Rig rig(1, 1, 5000);
-  const auto rows = rig.rows(MoveKind::PROMOTE);
+  const Rig rig(2, 1, 5000);
+  const std::vector<DeviceMoveRow> rows = {rig.row(MoveKind::PROMOTE, 0)};
   order("hang 1");
   for (size_t job = 0; job < MoveJobs::JOBS_MAX; ++job) {
     EXPECT(rig.mover->add(MoveKind::PROMOTE, rows) != 0);
   }
   EXPECT(rig.mover->add(MoveKind::PROMOTE, rows) == 0);
-  EXPECT(rig.mover->add(MoveKind::CHECK, rig.rows(MoveKind::CHECK)) != 0);
+  EXPECT(rig.mover->add(MoveKind::CHECK, {rig.row(MoveKind::CHECK, 1)}) != 0);
   order("clear 1");
   Rig::Ends ends;
   rig.collect(ends, MoveJobs::JOBS_MAX + 1);
-  EXPECT(count(rig.move(MoveKind::PROMOTE), MoveOutcome::DONE) == 1);
+  EXPECT(count(rig.move(MoveKind::PROMOTE), MoveOutcome::DONE) == 2);
 }
 
 TEST(rows_that_lie_outside_are_refused) {

@@ -67,13 +67,23 @@ TEST(a_device_that_does_not_answer_fails_everything_until_it_does) {
   EXPECT(count(outcomes, MoveOutcome::DONE) + count(outcomes, MoveOutcome::FAILED) == 6);
 }
 
+// Both directions at once, each with slots of its own, as a daemon has it.
+static std::vector<DeviceMoveRow> first_half(std::vector<DeviceMoveRow> rows) {
+  rows.resize(rows.size() / 2);
+  return rows;
+}
+
+static std::vector<DeviceMoveRow> second_half(const std::vector<DeviceMoveRow>& rows) {
+  return {rows.begin() + static_cast<std::ptrdiff_t>(rows.size() / 2), rows.end()};
+}
+
 TEST(a_stopped_mover_has_reported_everything_and_takes_nothing) {
   std::mt19937 dice(static_cast<unsigned>(seed()));
   size_t cancelled = 0;
   for (int round = 0; round < 12; ++round) {
-    const Rig rig(30, 3, 9000, PieceRing::BYTES_MIN);
-    const uint64_t first = rig.mover->add(MoveKind::PROMOTE, rig.rows(MoveKind::PROMOTE));
-    EXPECT(first != 0 && rig.mover->add(MoveKind::CHECK, rig.rows(MoveKind::CHECK)) != 0);
+    const Rig rig(60, 3, 9000, PieceRing::BYTES_MIN);
+    const uint64_t first = rig.mover->add(MoveKind::PROMOTE, first_half(rig.rows(MoveKind::PROMOTE)));
+    EXPECT(first != 0 && rig.mover->add(MoveKind::CHECK, second_half(rig.rows(MoveKind::CHECK))) != 0);
     std::this_thread::sleep_for(std::chrono::microseconds(dice() % 3000));
     EXPECT(rig.mover->stop(LONG));
     Rig::Ends ends;
@@ -95,10 +105,10 @@ TEST(everything_was_given_back) { EXPECT(live_sum() == 0); }
 
 // What a device may still use is left behind: the last test.
 TEST(a_mover_whose_device_hangs_is_stopped_in_time_and_reports_nothing_twice) {
-  Rig rig(30, 3, 9000, PieceRing::BYTES_MIN);
+  Rig rig(60, 3, 9000, PieceRing::BYTES_MIN);
   order("hang 1");
-  EXPECT(rig.mover->add(MoveKind::PROMOTE, rig.rows(MoveKind::PROMOTE)) != 0);
-  EXPECT(rig.mover->add(MoveKind::CHECK, rig.rows(MoveKind::CHECK)) != 0);
+  EXPECT(rig.mover->add(MoveKind::PROMOTE, first_half(rig.rows(MoveKind::PROMOTE))) != 0);
+  EXPECT(rig.mover->add(MoveKind::CHECK, second_half(rig.rows(MoveKind::CHECK))) != 0);
   EXPECT(comes_true([&] { return rig.mover->stats().ring_waits >= 2; }));
   EXPECT(!rig.mover->stop(std::chrono::milliseconds(30)));
   Rig::Ends ends;

@@ -13,7 +13,7 @@ from kvpool.clock import MonotonicClock
 from kvpool.peers.control import records as r
 from kvpool.peers.control.accept_gate import CLOSED_MAX, KNOWN_MAX, AcceptGate, filter_of, source_of
 from kvpool.peers.control.connection_guard import GuardSettings
-from kvpool.peers.control.listener import PENDING_BYTES_MAX, ListenerSettings
+from kvpool.peers.control.listener import UNREAD_BYTES_MAX, ListenerSettings
 from kvpool.peers.control.server import ControlServer, ControlServerSettings
 from tests.rigs.nodes.peers import LINK, Owner, fast, fleet, identity_of, key_pairs, pull_of, until
 
@@ -22,7 +22,7 @@ STRANGER, OTHER_STRANGER = "127.0.0.2", "127.0.0.3"
 
 def bounded(**options: float) -> ControlServerSettings:
     """Settings with these bounds of connections."""
-    guard = GuardSettings(PENDING_BYTES_MAX, **options)  # type: ignore[arg-type]
+    guard = GuardSettings(UNREAD_BYTES_MAX, **options)  # type: ignore[arg-type]
     return fast(ControlServerSettings(), listener=ListenerSettings(guard=guard))
 
 

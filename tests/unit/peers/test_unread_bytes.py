@@ -5,17 +5,19 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from random import Random
 
 import pytest
+import zmq
 
-from kvpool.peers import unfinished_message
+from kvpool.config.curve_keys import make_key_pair
+from kvpool.peers import unread_bytes
 from kvpool.peers.control.wire import encode_message
-from kvpool.peers.unfinished_message import UnfinishedMessage
+from kvpool.peers.unread_bytes import HEARTBEAT_BYTES, UnreadBytes, received_bytes, wire_bytes
 from tests.rigs.nodes.peers import Owner, fleet, identity_of, pull_of, until
+from tests.rigs.nodes.zmtp import GREETING, message_of, ready_of
 
 PART_BYTES = 1 << 20
-_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-_READY = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"ROUTER\x08Identity" + struct.pack(">I", 0)
 
 
 async def _frame_of(reader: asyncio.StreamReader) -> tuple[int, bytes]:
@@ -35,14 +37,13 @@ class Endless:
         """One connection."""
         self.connections += 1
         try:
-            writer.write(_GREETING)
+            writer.write(GREETING)
             await reader.readexactly(64)
             await _frame_of(reader)
-            writer.write(b"\x04" + bytes([len(_READY)]) + _READY)
+            writer.write(ready_of(b"ROUTER"))
             while (await _frame_of(reader))[0] & 4:
                 pass
-            hello = encode_message(identity_of("endless").hello(), 1)
-            writer.write(b"\0" + bytes([len(hello)]) + hello)
+            writer.write(message_of(encode_message(identity_of("endless").hello(), 1)))
             self.sent_bytes.append(0)
             while True:
                 writer.write(b"\x03" + struct.pack(">Q", PART_BYTES) + bytes(PART_BYTES))
@@ -64,7 +65,7 @@ async def test_a_link_ends_where_a_node_sends_a_message_without_an_end() -> None
         watcher = nodes.watch()
         honest = await nodes.watch(node=identity_of("second")).ready(nodes.serve(Owner()))
         link = watcher.link_at(f"tcp://127.0.0.1:{port}")
-        await until(lambda: link.fault == "a message without an end", "the link has ended")
+        await until(lambda: link.fault == "more bytes than all answers that are waited for", "the link has ended")
         serving.close()
         assert (await honest.request(pull_of(1), 5.0)).chunks == 2
     await until(lambda: not endless.connections, "every connection has ended")
@@ -83,20 +84,28 @@ def joined() -> Iterator[tuple[socket.socket, socket.socket, str]]:
 
 
 @pytest.mark.asyncio
-async def test_what_comes_in_whole_messages_has_no_bound(
+async def test_what_was_read_has_no_bound(
     joined: tuple[socket.socket, socket.socket, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near, far, endpoint = joined
-    monkeypatch.setattr(unfinished_message, "LOOK_S", 0.01)
+    monkeypatch.setattr(unread_bytes, "LOOK_S", 0.01)
     ended: list[str] = []
-    watch = UnfinishedMessage(1000, lambda: ended.append("ended"), asyncio.get_running_loop())
+    watch = UnreadBytes(1000, lambda: ended.append("ended"), asyncio.get_running_loop())
     watch.watch(near.fileno(), endpoint)
-    for _ in range(5):
+    looks = 0
+
+    def counted(peer: socket.socket) -> int:
+        nonlocal looks
+        looks += 1
+        return received_bytes(peer)
+
+    monkeypatch.setattr(unread_bytes, "received_bytes", counted)
+    for number in range(1, 6):
         far.send(bytes(900))
-        watch.has_spoken = True
-        await until(lambda: not watch.has_spoken, "it was looked at")
+        watch.note_read(900)
+        await until(lambda number=number: looks > 2 * number, "it was looked at")  # type: ignore[misc]
     assert not ended
-    far.send(bytes(1001))
+    far.send(bytes(1001 + 2 * looks * HEARTBEAT_BYTES))
     await until(lambda: ended, "too much has come")
     assert ended == ["ended"]
     assert "not watched" in repr(watch)
@@ -108,7 +117,7 @@ async def test_another_connection_is_not_watched(
     joined: tuple[socket.socket, socket.socket, str], endpoint: str
 ) -> None:
     near, _, right = joined
-    watch = UnfinishedMessage(1000, lambda: None, asyncio.get_running_loop())
+    watch = UnreadBytes(1000, lambda: None, asyncio.get_running_loop())
     watch.watch(near.fileno(), endpoint)
     assert "not watched" in repr(watch)
     watch.watch(near.fileno(), right.replace("127.0.0.1", "[::ffff:127.0.0.1]"))
@@ -120,7 +129,7 @@ async def test_another_connection_is_not_watched(
 @pytest.mark.parametrize("kind", ["unix socket", "unconnected socket", "pipe", "closed"])
 async def test_a_number_that_is_something_elses_by_now_is_left_alone(kind: str) -> None:
     ended: list[str] = []
-    watch = UnfinishedMessage(1000, lambda: ended.append("ended"), asyncio.get_running_loop())
+    watch = UnreadBytes(1000, lambda: ended.append("ended"), asyncio.get_running_loop())
     read_end, write_end = os.pipe()
     one, other = socket.socketpair()
     with one, other, socket.socket() as unconnected:
@@ -135,3 +144,34 @@ async def test_a_number_that_is_something_elses_by_now_is_left_alone(kind: str) 
         os.close(read_end)
     assert "not watched" in repr(watch)
     assert not ended
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_a_message_counts_for_its_bytes_on_the_wire(is_encrypted: bool) -> None:
+    context = zmq.Context()
+    server, client = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    keys = make_key_pair()
+    if is_encrypted:
+        server.curve_server, server.curve_secretkey = True, keys.secret
+        own = make_key_pair()
+        client.curve_publickey, client.curve_secretkey, client.curve_serverkey = own.public, own.secret, keys.public
+    port = server.bind_to_random_port("tcp://127.0.0.1")
+    client.connect(f"tcp://127.0.0.1:{port}")
+    handshake_bytes = None
+    chosen = Random(1)
+    edges = (0, 1, 221, 222, 223, 254, 255, 256, 257, 65_536)
+    for sizes in [
+        (0,),
+        *((size,) for size in edges),
+        *(chosen.choices(edges, k=chosen.randrange(1, 5)) for _ in range(50)),
+    ]:
+        client.send_multipart([bytes(size) for size in sizes])
+        parts = server.recv_multipart(copy=False)[1:]
+        size = wire_bytes(map(len, parts), is_encrypted=is_encrypted)
+        with socket.socket(fileno=os.dup(parts[0].get(zmq.SRCFD))) as peer:
+            received = received_bytes(peer)
+        if handshake_bytes is None:
+            handshake_bytes, read = received - size, 0
+        read += size
+        assert received - handshake_bytes == read, sizes
+    context.destroy(linger=0)

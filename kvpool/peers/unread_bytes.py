@@ -1,7 +1,10 @@
-"""Watch of a connection on which messages come: ends one that sends more than a bound without finishing a message.
+"""Unread bytes of a ZMQ connection: what has come over it and was not read as messages. A watch ends one that has too many.
 
-ZMQ reads a message of many parts into memory until its last part has come, without a bound. So a duplicate of the connection's
-descriptor is held, and now and then the kernel is asked how many bytes have come. What comes between two looks is what such a
+ZMQ reads a message of many parts into memory until its last part has come, without a bound; and a bound on messages
+(`ZMQ_RCVHWM`) must not be set: libzmq 4.3.5 stops to read a connection whose messages have no room, and then aborts the process
+if that connection ends and a heartbeat is due or waits behind them (`!_io_error`, stream_engine_base.cpp). So no socket that
+others can reach has one. A duplicate of the connection's descriptor is held instead, now and then the kernel is asked how many
+bytes have come, and each message that is read counts for as many as it had on the wire. What comes between two looks is what a
 peer can occupy. Loop thread only. Invariant: a look is due exactly while a duplicate is held.
 """
 
@@ -10,9 +13,15 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 LOOK_S = 0.25
+# Of each look, that count for no message: heartbeats, at the intervals of this project and twice as often.
+HEARTBEAT_BYTES = 32
+# Of a part: the command of CURVE around it, with its nonce, flags and authentication (CurveZMQ, rfc.zeromq.org/spec/26).
+_CURVE_BYTES = 8 + 8 + 1 + 16
+# A frame's flags and length (ZMTP 3.1, rfc.zeromq.org/spec/37).
+_SHORT_BYTES, _LONG_BYTES, _SHORT_MAX = 2, 9, 255
 # `tcpi_bytes_received` of struct tcp_info (linux/tcp.h), which Linux has had there since 4.1.
 _BYTES_RECEIVED = struct.Struct("<Q")
 _BYTES_RECEIVED_AT = 128
@@ -26,8 +35,17 @@ def received_bytes(peer: socket.socket) -> int:
     return int(_BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)[0]) if len(info) >= _TCP_INFO_BYTES else 0
 
 
-class UnfinishedMessage:
-    """See the module. `on_excess`: called once, when too much has come."""
+def wire_bytes(sizes: Iterable[int], *, is_encrypted: bool) -> int:
+    """Bytes that a message with parts of these sizes has on its connection."""
+    total = 0
+    for size in sizes:
+        body = size + _CURVE_BYTES if is_encrypted else size
+        total += body + (_SHORT_BYTES if body <= _SHORT_MAX else _LONG_BYTES)
+    return total
+
+
+class UnreadBytes:
+    """Watch of one connection. `on_excess`: called once, when more than `most` bytes of it are not read."""
 
     def __init__(self, most: int, on_excess: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
         self._most = most
@@ -35,16 +53,15 @@ class UnfinishedMessage:
         self._loop = loop
         self._held: socket.socket | None = None
         self._next: asyncio.TimerHandle | None = None
-        self._mark = 0
-        self.has_spoken = False  # set with each whole message
+        self._read = 0
 
     def __repr__(self) -> str:
-        return f"<UnfinishedMessage {'watched' if self._held is not None else 'not watched'}>"
+        return f"<UnreadBytes {'watched' if self._held is not None else 'not watched'}>"
 
     def watch(self, descriptor: int, endpoint: str) -> None:
         """Watch the connection to this endpoint, unless it has ended and its number is something else's."""
         self.close()
-        self._mark = 0
+        self._read = 0
         try:
             duplicate = os.dup(descriptor)
         except OSError:
@@ -67,6 +84,10 @@ class UnfinishedMessage:
         self._next = self._loop.call_later(LOOK_S, self._look)
         return None
 
+    def note_read(self, size: int) -> None:
+        """A message was read that had so many bytes on the wire."""
+        self._read += size
+
     def close(self) -> None:
         """Watch no more."""
         if self._next is not None:
@@ -83,11 +104,11 @@ class UnfinishedMessage:
             received = received_bytes(self._held)
         except OSError:
             return
-        if self.has_spoken:
-            self._mark, self.has_spoken = received, False
-        elif received - self._mark > self._most:
+        if received - self._read > self._most:
             self.close()
             self._on_excess()
+        else:
+            self._read = min(received, self._read + HEARTBEAT_BYTES)
 
 
 def _parts_of(endpoint: str) -> tuple[str, str]:

@@ -1,0 +1,65 @@
+"""Connections to ZMQ sockets that are reset while their messages wait to be read, with heartbeats behind them.
+
+libzmq 4.3.5 aborts its process there once messages have no room: `Assertion failed: !_io_error (src/stream_engine_base.cpp)`.
+"""
+
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kvpool.peers.control import records as r
+from kvpool.peers.control.wire import encode_message
+from tests.hostile.connections.test_event_listeners import TCP
+from tests.hostile.rigs.daemon_watch import private_bytes
+from tests.rigs.daemon import SMALL, Daemon
+from tests.rigs.events.publishing import local_events
+from tests.rigs.nodes.peers import identity_of
+from tests.rigs.nodes.zmtp import PING, greeted, message_of, reset
+from tests.rigs.payload import store, tokens_of
+from tests.rigs.store.ports import free_port
+
+Start = Callable[..., Daemon]
+CONNECTIONS = 30
+# Of one connection at once: more than any bound on messages.
+MESSAGES = 3000
+GROWN_BYTES_MAX = 64 << 20
+
+
+def _attack(daemon: Daemon, endpoint: str, kind: bytes, messages: bytes) -> None:
+    before = private_bytes(daemon)
+    for number in range(CONNECTIONS):
+        hostile = greeted(endpoint, kind)
+        with suppress(OSError):  # it was shut down, which is as good
+            hostile.sendall(messages + PING + messages[: 1000 * number] + PING)
+        reset(hostile)
+    with daemon.connect() as pool:
+        keys = pool.keys(tokens_of(1, 8 * SMALL.chunk_tokens))
+        assert store(pool, keys).stored == 8
+    assert daemon.problems() == []
+    assert private_bytes(daemon) - before < GROWN_BYTES_MAX
+
+
+@pytest.mark.parametrize("way", ["tcp", "ipc"])
+@pytest.mark.parametrize("socket", ["events", "events_replay"])
+def test_a_router_that_is_reset_while_it_asks_ends_alone(
+    start_daemon: Start, tmp_path: Path, way: str, socket: str
+) -> None:
+    daemon = start_daemon(**(TCP if way == "tcp" else local_events(tmp_path)))
+    with daemon.admin() as admin:
+        endpoint = admin.info()[socket]
+    if socket == "events":
+        messages = b"".join(message_of(b"\1" + struct.pack(">I", number)) for number in range(MESSAGES))
+    else:
+        messages = message_of(b"", struct.pack(">Q", 0)) * MESSAGES
+    _attack(daemon, endpoint, b"SUB" if socket == "events" else b"DEALER", messages)
+
+
+def test_a_node_that_is_reset_while_it_asks_ends_alone(start_daemon: Start) -> None:
+    port = free_port()
+    daemon = start_daemon(peer__listen=f"tcp://127.0.0.1:{port}", peer__stream="tcp://127.0.0.1:0")
+    hello = message_of(encode_message(identity_of("hostile").hello(), 1))
+    pings = b"".join(message_of(encode_message(r.Ping(), number)) for number in range(2, MESSAGES))
+    _attack(daemon, f"tcp://127.0.0.1:{port}", b"DEALER", hello + pings)
