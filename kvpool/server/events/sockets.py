@@ -87,6 +87,7 @@ class EventSockets:
                 self._replay = self._bound(
                     zmq.ROUTER, "events.replay", config.replay, high_water_mark=mark, socket_mode=socket_mode
                 )
+                self.poller.register(self._replay, zmq.POLLIN)
         except BaseException:
             self.close()
             raise

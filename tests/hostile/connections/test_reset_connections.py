@@ -31,10 +31,11 @@ GROWN_BYTES_MAX = 64 << 20
 def _attack(daemon: Daemon, endpoint: str, kind: bytes, messages: bytes) -> None:
     before = private_bytes(daemon)
     for number in range(CONNECTIONS):
-        hostile = greeted(endpoint, kind)
         with suppress(OSError):  # it was shut down, which is as good
-            hostile.sendall(messages + PING + messages[: 1000 * number] + PING)
-        reset(hostile)
+            hostile = greeted(endpoint, kind)
+            with suppress(OSError):
+                hostile.sendall(messages + PING + messages[: 1000 * number] + PING)
+            reset(hostile)
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, 8 * SMALL.chunk_tokens))
         assert store(pool, keys).stored == 8

@@ -33,7 +33,7 @@ def message_of(*parts: bytes) -> bytes:
 
 
 def greeted(endpoint: str, kind: bytes) -> socket.socket:
-    """A connection after its greeting, as a socket of this kind."""
+    """A connection after its greeting, as a socket of this kind. Raises OSError where it is not accepted."""
     if endpoint.startswith("ipc://"):
         made = socket.socket(socket.AF_UNIX)
         made.connect(endpoint.removeprefix("ipc://"))
@@ -42,12 +42,19 @@ def greeted(endpoint: str, kind: bytes) -> socket.socket:
         made = socket.create_connection((host, int(port)))
     made.settimeout(10.0)
     made.sendall(GREETING)
-    missing = len(GREETING)
-    while missing:
-        missing -= len(made.recv(missing))
+    _receive(made, len(GREETING))
     made.sendall(ready_of(kind))
-    made.recv(2)
+    _receive(made, 2)
     return made
+
+
+def _receive(made: socket.socket, size: int) -> None:
+    while size:
+        received = len(made.recv(size))
+        if not received:
+            made.close()
+            raise ConnectionResetError("the other side has ended the connection")
+        size -= received
 
 
 def send_until_taken(made: socket.socket, sent: bytes) -> None:
