@@ -8,7 +8,8 @@ duplicate of each accepted connection's descriptor, and shuts one down
 - the oldest of these from one source, or from the source that has most, where there are too many;
 - where one source has more than half of all connections;
 - of whose bytes more than `unread_bytes_max` were not read as messages;
-- over which `messages_per_look_max` messages have come between two looks, where the kernel does not count bytes;
+- over which more than `messages_per_look_max` messages were read between two looks, where the kernel does not count bytes;
+- over which something has come more than `arrivals_per_look_max` times between two looks, of a kind that sends little;
 - that `end` names: its peer breaks the protocol or sends too much, or it is no longer served.
 
 ZMQ then sees an ordinary end of the connection. Who connects too often is kept away by the accept gate, so that neither
@@ -35,6 +36,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from kvpool.clock import Clock, Deadline
 from kvpool.peers.control.accept_gate import AcceptGate, source_of
+from kvpool.peers.control.arrival_watch import ArrivalWatch
 from kvpool.peers.control.loop_socket import LoopSocket
 from kvpool.peers.loop_share import LoopShare
 from kvpool.peers.token_bucket import TokenBucket
@@ -45,7 +47,9 @@ LOOKED_AT_ONCE = 64
 SOURCES_KNOWN_MAX = 4096
 # So long nobody connects from a source that did so too often.
 PAUSE_S = 1.0
-EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_MONITOR_STOPPED
+# How long the end of a monitor is waited for: some hundred events, which ZMQ writes at once.
+MONITOR_END_S, MONITOR_POLL_MS = 2.0, 50
 # `struct ucred` (unix(7)).
 _CREDENTIALS = struct.Struct("iII")
 
@@ -55,7 +59,8 @@ class GuardSettings:
     """Bounds of connections. `connections_max`: of nodes after their Hello; `strangers_max`: of others, a quarter of them
     from one source at most. `hello_s`: from the first packet to the Hello. `accepts_per_s`: from all sources and from one;
     twice and five times as many at once, for a fleet that starts. `is_greeted`: peers say Hello. Where they do not, who is
-    still connected after `hello_s` was admitted: ZMQ ends a handshake sooner. `is_encrypted`: with CURVE."""
+    still connected after `hello_s` was admitted: ZMQ ends a handshake sooner. `is_encrypted`: with CURVE. `rest_s`: from an
+    arrival of bytes until the next one of that connection is seen."""
 
     unread_bytes_max: int
     connections_max: int = 1024
@@ -64,15 +69,18 @@ class GuardSettings:
     accepts_per_s: float = 200.0
     accepts_per_s_of_source: float = 20.0
     messages_per_look_max: int = 1000
+    arrivals_per_look_max: int = 1000
+    rest_s: float = 0.02
     is_greeted: bool = True
     is_encrypted: bool = False
 
 
 class _Connection:
     """One accepted connection. `hello`: until when its Hello has to come, None where it has. `route`: of its messages.
-    `read`: bytes of messages that were read, and of heartbeats. `messages`: read since the last look."""
+    `read`: bytes of messages that were read, and of heartbeats. `messages`: read since the last look; `arrivals`: of
+    bytes since then."""
 
-    __slots__ = ("hello", "is_ended", "messages", "number", "peer", "read", "route", "source")
+    __slots__ = ("arrivals", "hello", "is_ended", "messages", "number", "peer", "read", "route", "source")
 
     def __init__(self, number: int, peer: socket.socket, source: bytes, hello: Deadline) -> None:
         self.number = number
@@ -82,6 +90,7 @@ class _Connection:
         self.route = b""
         self.read = 0
         self.messages = 0
+        self.arrivals = 0
         self.is_ended = False
 
 
@@ -118,6 +127,8 @@ class ConnectionGuard:
         self._round: list[_Connection] = []
         self._next: asyncio.TimerHandle | None = None
         self.ended = self.crowded = self.silent = self.ended_for_bytes = 0
+        self._held: dict[int, _Connection] = {}  # by the duplicate's descriptor
+        self._arrivals = ArrivalWatch(loop, self._note_arrival, settings.rest_s)
         self._monitor = LoopSocket(router.get_monitor_socket(EVENTS), loop, self._take, share=share)
 
     def __len__(self) -> int:
@@ -185,13 +196,25 @@ class ConnectionGuard:
             self._shut_down(found)
 
     def close(self) -> None:
-        """Stop watching."""
-        self._monitor.close()
+        """Stop watching. `end_monitor` has to follow."""
+        self._monitor.release()
+        self._arrivals.close()
         if self._next is not None:
             self._next.cancel()
         for found in self._connections.values():
             found.peer.close()
         self._connections.clear()
+
+    def end_monitor(self) -> None:
+        """Close the monitor, once ZMQ has stopped to write to it: without a reader it would wait for ever, with all connections
+        of its context. Any thread, after `close`. REQUIRES: the watched socket is closed."""
+        monitor = self._monitor.release()
+        until = Deadline(MONITOR_END_S, self._clock)
+        while not monitor.closed and not until.has_passed():
+            if not monitor.poll(MONITOR_POLL_MS):
+                continue
+            if parse_monitor_message(monitor.recv_multipart())["event"] == zmq.EVENT_MONITOR_STOPPED:
+                monitor.close(linger=0)
 
     def _take(self, parts: list[zmq.Frame]) -> None:
         event = parse_monitor_message([part.bytes for part in parts])
@@ -212,6 +235,7 @@ class ConnectionGuard:
                 return
             source = _source_of(peer)
             held = socket.socket(fileno=os.dup(descriptor))  # Python's own `dup` would have it block, for ZMQ too
+            self._arrivals.add(held.fileno())
         except OSError:
             self._end_unheld(peer)
             return
@@ -219,7 +243,7 @@ class ConnectionGuard:
             peer.detach()
         self._numbers += 1
         made = _Connection(self._numbers, held, source, Deadline(self._settings.hello_s, self._clock))
-        self._connections[descriptor] = self._by_number[made.number] = made
+        self._connections[descriptor] = self._by_number[made.number] = self._held[held.fileno()] = made
         self._of_source[source] += 1
         self._strangers.setdefault(source, OrderedDict())[made.number] = made
         self._bound(made)
@@ -270,6 +294,8 @@ class ConnectionGuard:
     def _drop(self, former: _Connection) -> None:
         """ZMQ has closed it."""
         former.is_ended = True
+        del self._held[former.peer.fileno()]
+        self._arrivals.remove(former.peer.fileno())
         former.peer.close()
         self._no_stranger(former)
         del self._by_number[former.number]
@@ -311,16 +337,32 @@ class ConnectionGuard:
             self._end_wait(found)
             if found.is_ended:
                 return
-        found.messages = 0
-        try:
-            received = received_bytes(found.peer)
-        except OSError:
+        found.messages = found.arrivals = 0
+        received = self._check_bytes(found)
+        found.read = min(received, found.read + HEARTBEAT_BYTES)
+
+    def _note_arrival(self, held: int) -> None:
+        """Soon after a flood has begun: until it is ended, ZMQ reads it into memory."""
+        found = self._held[held]
+        if found.is_ended:
             return
-        if received - found.read > self._settings.unread_bytes_max:
+        found.arrivals += 1
+        if found.arrivals > self._settings.arrivals_per_look_max:
             self.ended_for_bytes += 1
             self._shut_down(found)
         else:
-            found.read = min(received, found.read + HEARTBEAT_BYTES)
+            self._check_bytes(found)
+
+    def _check_bytes(self, found: _Connection) -> int:
+        """The bytes that have come over a connection, 0 where nobody counts them; it ends where too many are not read."""
+        try:
+            received = received_bytes(found.peer)
+        except OSError:
+            return 0
+        if received - found.read > self._settings.unread_bytes_max:
+            self.ended_for_bytes += 1
+            self._shut_down(found)
+        return received
 
     def _end_wait(self, found: _Connection) -> None:
         """The time for its Hello is over."""

@@ -157,8 +157,7 @@ class PeerLink:
             )
         elif self._is_full_for(request):
             self._counts["full"] += 1
-            text = f"{self.member.endpoint} has {len(self._waiting)} requests without an answer already"
-            _fail(answer, PeerUnreachable(text))
+            _fail(answer, PeerUnreachable(f"{self.member.endpoint}: {len(self._waiting)} requests without an answer"))
         elif (sequence := self._send(request)) is None:
             _fail(answer, PeerUnreachable(f"{self.member.endpoint} does not read"))
         else:
@@ -378,6 +377,8 @@ class PeerLink:
             self.fault = fault
         self._cancel_timer()
         self._unread.close()
+        if self._dealer is not None:
+            self._dealer.disable_monitor()
         for made in (self._monitor, self._dealer):
             if made is not None:
                 made.close()

@@ -92,10 +92,11 @@ class PeerListener:
         self._guard: ConnectionGuard | None = None
         self._listening: list[socket.socket] = []
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        router = self._make_router(keys, settings)
+        self._router = LoopSocket(router, loop, self._take, self._pause_s, share=self._share)
         try:
             if keys is not None:
                 self._listen_to_zap(loop)
-            router = self._make_router(keys, settings)
             self._gate = AcceptGate(self._listening, clock)
             self._guard = ConnectionGuard(
                 router,
@@ -108,8 +109,6 @@ class PeerListener:
             self._listening += [listen(OPTION, address) for address in addresses]
             self.endpoints = tuple(accept_from(router, OPTION, listening) for listening in self._listening)
             self._guard.watch({listening.getsockname()[1] for listening in self._listening})
-            self._router = LoopSocket(router, loop, self._take, self._pause_s, share=self._share)
-            self._sockets.append(self._router)
         except BaseException:
             self.close()
             raise
@@ -146,8 +145,10 @@ class PeerListener:
         """Close every socket, without waiting for what is not sent."""
         if self._guard is not None:
             self._guard.close()
-        for made in self._sockets:
+        for made in (self._router, *self._sockets):
             made.close()
+        if self._guard is not None:
+            self._guard.end_monitor()
         for listening in self._listening:
             listening.close()
         self._context.destroy(linger=0)

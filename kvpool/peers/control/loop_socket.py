@@ -63,15 +63,24 @@ class LoopSocket:
             self._take_message()
         self._go_on()
 
+    def disable_monitor(self) -> None:
+        """End the monitor of this socket, before who reads it is closed: ZMQ would wait for a reader for ever, with all
+        connections of its context. REQUIRES: fewer events wait than a monitor holds."""
+        if not self._is_closed:
+            self._socket.disable_monitor()
+
+    def release(self) -> "zmq.Socket[bytes]":
+        """The socket, which is not read here any more, and the caller's to close."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._loop.remove_reader(self._fd)
+            if self._next is not None:
+                self._next.cancel()
+        return self._socket
+
     def close(self) -> None:
         """Close the socket at once; nothing is delivered afterwards."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._loop.remove_reader(self._fd)
-        if self._next is not None:
-            self._next.cancel()
-        self._socket.close(linger=0)
+        self.release().close(linger=0)
 
     def _go_on(self, wait_s: float = 0.0) -> None:
         if self._next is None:

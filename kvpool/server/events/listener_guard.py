@@ -27,6 +27,9 @@ from kvpool.peers.loop_share import LoopShare
 HANDSHAKE_S = 5.0
 UNREAD_BYTES_MAX = 64 << 10
 REQUESTS_PER_LOOK_MAX = 2000
+# Of a subscriber in a quarter of a second, REST_S or more apart: what one sends in a millisecond takes ZMQ many.
+SUBSCRIBES_PER_LOOK_MAX = 16
+REST_S = 0.002
 # Of the loop's time, for connections that come and go.
 LOOP_SHARE = 0.2
 # A router that has gone without a word ends after half a minute and three of these.
@@ -38,6 +41,7 @@ SETTINGS = GuardSettings(
     strangers_max=STRANGERS_MAX,
     hello_s=HANDSHAKE_S + 1.0,
     messages_per_look_max=REQUESTS_PER_LOOK_MAX,
+    rest_s=REST_S,
     is_greeted=False,
 )
 
@@ -71,7 +75,7 @@ class ListenerGuard:
             loop,
             clock,
             gate=self._gate,
-            settings=replace(SETTINGS, is_encrypted=bool(made.getsockopt(zmq.CURVE_SERVER))),
+            settings=_settings_of(made),
             on_end=lambda _: None,
             share=LoopShare(LOOP_SHARE, clock),
         )
@@ -110,8 +114,19 @@ class ListenerGuard:
         """Shut every connection down: routers come again by themselves."""
         self._loop.call_soon_threadsafe(self._guard.end_all)
 
+    def end_monitor(self) -> None:
+        """The last call: any thread. REQUIRES: the socket is closed."""
+        self._guard.end_monitor()
+
     def close(self) -> None:
         """Stop watching, and accept no more. The socket is its owner's to close."""
         self._guard.close()
         for listening in self._listening:
             listening.close()
+
+
+def _settings_of(made: "zmq.Socket[bytes]") -> GuardSettings:
+    settings = replace(SETTINGS, is_encrypted=bool(made.getsockopt(zmq.CURVE_SERVER)))
+    if made.getsockopt(zmq.TYPE) == zmq.XPUB:
+        return replace(settings, arrivals_per_look_max=SUBSCRIBES_PER_LOOK_MAX)
+    return settings

@@ -60,6 +60,8 @@ class EventSockets:
         self._context.setsockopt(zmq.RCVHWM, REPORTS_WAITING_MAX)
         self._clock, self._loop = clock, loop
         self._guards: dict[int, ListenerGuard] = {}  # by the kind of the socket
+        self._closed_guards: list[ListenerGuard] = []
+        self._made: list[zmq.Socket[bytes]] = []
         self._subscribed_bytes = 0
         self._secret = _secret_key_of(config.curve_secret_file) if config.curve_secret_file else b""
         path = config.curve_clients_file
@@ -167,19 +169,25 @@ class EventSockets:
 
     def close_listeners(self) -> None:
         """Accept nobody any more. On the loop; further calls do nothing."""
-        for guard in self._guards.values():
+        closed, self._guards = list(self._guards.values()), {}
+        self._closed_guards += closed
+        for guard in closed:
             guard.close()
-        self._guards = {}
 
     def close(self) -> None:
         """Close everything at once, without waiting. REQUIRES: on the loop's thread, or the listeners are closed."""
         self.close_listeners()
+        for made in self._made:
+            made.close(linger=0)
+        for guard in self._closed_guards:
+            guard.end_monitor()
         self._context.destroy(linger=0)
 
     def _bound(
         self, kind: int, option: str, address: ZmqAddress, *, high_water_mark: int, socket_mode: int
     ) -> "zmq.Socket[bytes]":
         made = self._context.socket(kind)
+        self._made.append(made)
         made.setsockopt(zmq.LINGER, 0)
         made.setsockopt(zmq.SNDHWM, high_water_mark)
         made.setsockopt(zmq.MAXMSGSIZE, REQUEST_BYTES_MAX)

@@ -41,10 +41,14 @@ def greeted(endpoint: str, kind: bytes) -> socket.socket:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         made = socket.create_connection((host, int(port)))
     made.settimeout(10.0)
-    made.sendall(GREETING)
-    _receive(made, len(GREETING))
-    made.sendall(ready_of(kind))
-    _receive(made, 2)
+    try:
+        made.sendall(GREETING)
+        _receive(made, len(GREETING))
+        made.sendall(ready_of(kind))
+        _receive(made, 2)
+    except OSError:
+        made.close()
+        raise
     return made
 
 
@@ -52,7 +56,6 @@ def _receive(made: socket.socket, size: int) -> None:
     while size:
         received = len(made.recv(size))
         if not received:
-            made.close()
             raise ConnectionResetError("the other side has ended the connection")
         size -= received
 

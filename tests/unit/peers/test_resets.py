@@ -65,7 +65,7 @@ async def test_a_node_that_resets_behind_its_answers_ends_its_link_alone() -> No
         watcher = nodes.watch()
         honest = await nodes.watch(node=identity_of("second")).ready(nodes.serve(Owner()))
         link = watcher.link_at(f"tcp://127.0.0.1:{serving.sockets[0].getsockname()[1]}")
-        for number in range(1, 6):
+        for number in range(1, 41):
             await until(lambda number=number: resets >= number and link.state is LinkState.IDLE, "it was reset")  # type: ignore[misc]
             link.hurry()
         serving.close()

@@ -203,7 +203,7 @@ async def test_an_abort_inside_the_library_ends_nothing_but_its_process(tmp_path
 async def test_an_owner_that_stages_nothing_is_late(tmp_path: Path) -> None:
     async with engine_pair(tmp_path) as pair:
         pair.link.change = lambda staged: replace(staged, checks=b"", gone=b"", address=0)
-        ends = await pair.pull(pair.order(timeout_s=0.5))
+        ends = await pair.pull(pair.order(timeout_s=1.5))
         assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "late")}
         await nothing_is_taken(pair)
 

@@ -1,0 +1,62 @@
+"""Arrival watch: tells soon that bytes have come over one of many connections that somebody else reads.
+
+An epoll of its own on duplicates of their descriptors, edge by edge: who reads them meanwhile makes no difference. After an
+arrival a connection rests for `rest_s`, so that a flood costs few turns of the loop and an idle connection none. Loop thread
+only.
+Invariant: each watched descriptor is armed, or in `_resting`.
+"""
+
+import asyncio
+import select
+from collections.abc import Callable
+
+_ARMED = select.EPOLLIN | select.EPOLLET | select.EPOLLONESHOT
+# Arrivals that are told in a turn of the loop.
+TOLD_AT_ONCE = 64
+
+
+class ArrivalWatch:
+    """See the module. `on_arrival`: called with the descriptor."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_arrival: Callable[[int], None], rest_s: float) -> None:
+        self._loop = loop
+        self._on_arrival = on_arrival
+        self._rest_s = rest_s
+        self._epoll = select.epoll()
+        self._resting: set[int] = set()
+        self._next: asyncio.TimerHandle | None = None
+        loop.add_reader(self._epoll.fileno(), self._tell)
+
+    def __repr__(self) -> str:
+        return f"<ArrivalWatch {len(self._resting)} resting>"
+
+    def add(self, descriptor: int) -> None:
+        """Watch a connection. Raises OSError where the kernel has no room."""
+        self._epoll.register(descriptor, _ARMED)
+
+    def remove(self, descriptor: int) -> None:
+        """Watch it no more. To be called before its duplicate is closed: the kernel goes by the connection."""
+        self._resting.discard(descriptor)
+        self._epoll.unregister(descriptor)
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        if self._epoll.closed:
+            return
+        self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
+        if self._next is not None:
+            self._next.cancel()
+
+    def _tell(self) -> None:
+        for descriptor, _ in self._epoll.poll(0, TOLD_AT_ONCE):
+            self._resting.add(descriptor)
+            self._on_arrival(descriptor)
+        if self._next is None and self._resting:
+            self._next = self._loop.call_later(self._rest_s, self._arm)
+
+    def _arm(self) -> None:
+        self._next = None
+        resting, self._resting = self._resting, set()
+        for descriptor in resting:
+            self._epoll.modify(descriptor, _ARMED)
