@@ -76,6 +76,8 @@ demo: setup
 # without the demonstration, beside other work: 27 and 38 s of CPU with two threads, 10 with one).
 # How often a failed test runs again. Continuous integration sets 1, for machines that others use too; see tests/rigs/runs/reruns.py.
 RERUNS ?= 0
+# Of the suites with campaigns: 1 for everything, `only` for what takes longer there than in `make test`.
+CAMPAIGN ?= 1
 PYTEST = $(RUN_TREE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --reruns $(RERUNS)
 # Runs pytest ($(1)) on a suite ($(2)), distributed in a way ($(3)). Tests that hold a bound on time run after all others and one
 # by one: nothing else of the suite is under way then. Exit code 5: a suite has none of them.
@@ -124,10 +126,10 @@ test-aarch64: $(VENV)/.tools
 	@scripts/test-aarch64 $(abspath $(BIN)/cmake) $(abspath $(BIN)/ctest) $(abspath $(BIN)/ninja)
 
 test-faults: setup
-	$(call run-suite,KVPOOL_CAMPAIGN=1 $(PYTEST),tests/faults tests/e2e/ssd/test_ssd_restart_time.py tests/e2e/life/test_stop_rate.py,worksteal)
+	$(call run-suite,KVPOOL_CAMPAIGN=$(CAMPAIGN) $(PYTEST),tests/faults tests/e2e/ssd/test_ssd_restart_time.py tests/e2e/life/test_stop_rate.py,worksteal)
 
 test-hostile: setup
-	$(call run-suite,KVPOOL_CAMPAIGN=1 $(PYTEST) -rA,tests/hostile,worksteal)
+	$(call run-suite,KVPOOL_CAMPAIGN=$(CAMPAIGN) $(PYTEST) -rA,tests/hostile,worksteal)
 
 # The wheel is no part of the set-up: without it these tests are skipped.
 test-store: setup
@@ -140,7 +142,7 @@ test-rdma: setup
 	@scripts/rdma-machine/test $(BIN)/python
 
 test-nodes: setup
-	$(call run-suite,KVPOOL_CAMPAIGN=1 $(PYTEST) -rA,tests/nodes,worksteal)
+	$(call run-suite,KVPOOL_CAMPAIGN=$(CAMPAIGN) $(PYTEST) -rA,tests/nodes,worksteal)
 
 $(ENGINES)/.tools: scripts/install-engines
 	@scripts/install-system-packages

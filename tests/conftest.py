@@ -30,13 +30,21 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the long campaigns to their own targets."""
-    if os.environ.get("KVPOOL_CAMPAIGN", "") not in ("", "0"):
+    """Leave the long campaigns to their own targets; with KVPOOL_CAMPAIGN=only leave out what is as long without."""
+    wanted = os.environ.get("KVPOOL_CAMPAIGN", "")
+    if wanted not in ("", "0", "only"):
         return
-    left_out = [item for item in items if item.get_closest_marker("campaign")]
+    is_only = wanted == "only"
+    left_out = [item for item in items if _is_campaign(item, with_counts=is_only) is not is_only]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+def _is_campaign(item: pytest.Item, *, with_counts: bool) -> bool:
+    """Whether a test belongs to a campaign alone, or with `with_counts` does more there."""
+    has_counts = with_counts and "campaign" in getattr(item, "fixturenames", ())
+    return has_counts or item.get_closest_marker("campaign") is not None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

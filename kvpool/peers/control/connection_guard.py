@@ -35,8 +35,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from kvpool.clock import Clock, Deadline
+from kvpool.peers.arrival_watch import ArrivalWatch
 from kvpool.peers.control.accept_gate import AcceptGate, source_of
-from kvpool.peers.control.arrival_watch import ArrivalWatch
 from kvpool.peers.control.loop_socket import LoopSocket
 from kvpool.peers.loop_share import LoopShare
 from kvpool.peers.token_bucket import TokenBucket

@@ -1,4 +1,4 @@
-"""Arrival watch: tells soon that bytes have come over one of many connections that somebody else reads.
+"""Arrival watch: reports soon that bytes have come over one of many connections that somebody else reads.
 
 An epoll of its own on duplicates of their descriptors, edge by edge: who reads them meanwhile makes no difference. After an
 arrival a connection rests for `rest_s`, so that a flood costs few turns of the loop and an idle connection none. Loop thread
@@ -11,8 +11,8 @@ import select
 from collections.abc import Callable
 
 _ARMED = select.EPOLLIN | select.EPOLLET | select.EPOLLONESHOT
-# Arrivals that are told in a turn of the loop.
-TOLD_AT_ONCE = 64
+# Arrivals that are reported in a turn of the loop.
+REPORTED_AT_ONCE = 64
 
 
 class ArrivalWatch:
@@ -25,7 +25,7 @@ class ArrivalWatch:
         self._epoll = select.epoll()
         self._resting: set[int] = set()
         self._next: asyncio.TimerHandle | None = None
-        loop.add_reader(self._epoll.fileno(), self._tell)
+        loop.add_reader(self._epoll.fileno(), self._report)
 
     def __repr__(self) -> str:
         return f"<ArrivalWatch {len(self._resting)} resting>"
@@ -48,8 +48,8 @@ class ArrivalWatch:
         if self._next is not None:
             self._next.cancel()
 
-    def _tell(self) -> None:
-        for descriptor, _ in self._epoll.poll(0, TOLD_AT_ONCE):
+    def _report(self) -> None:
+        for descriptor, _ in self._epoll.poll(0, REPORTED_AT_ONCE):
             self._resting.add(descriptor)
             self._on_arrival(descriptor)
         if self._next is None and self._resting:
