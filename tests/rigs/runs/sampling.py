@@ -1,14 +1,14 @@
 """Samples of long suites: of the cases of each parametrised test, one in KVPOOL_SAMPLE runs, drawn by a printed seed.
 
 Continuous integration has a bound on its time. Each test keeps one case at least, so what a sample leaves out is a repetition
-with other parameters. KVPOOL_SEED draws the same sample again; without KVPOOL_SAMPLE everything runs. The workers of one run
+with other parameters. Of tests that hold a bound on time, which run one at a time, each file keeps one at least. KVPOOL_SEED draws the same sample again; without KVPOOL_SAMPLE everything runs. The workers of one run
 draw the same sample.
 """
 
 import os
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -19,11 +19,12 @@ FROM_CONTROLLER = "workerinput"
 SEED_NAME = "kvpool_sample_seed"
 
 
-def drawn(names: Sequence[str], one_in: int, seed: int) -> set[str]:
-    """Which of these test names run: of those that differ in their parameters alone one in `one_in`, rounded up."""
+def drawn(names: Sequence[str], one_in: int, seed: int, timed: Collection[str] = ()) -> set[str]:
+    """Which of these test names run: of those that differ in their parameters alone, or are timed and of one file, one in
+    `one_in`, rounded up."""
     cases: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
-        cases[name.partition("[")[0]].append(name)
+        cases[name.partition("::" if name in timed else "[")[0]].append(name)
     draw = random.Random(seed)
     return {name for found in cases.values() for name in draw.sample(found, -(-len(found) // one_in))}
 
@@ -61,7 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave the other cases out."""
     if _one_in() == 1:
         return
-    chosen = drawn([item.nodeid for item in items], _one_in(), config.stash[SAMPLE_SEED])
+    timed = {item.nodeid for item in items if item.get_closest_marker("timed")}
+    chosen = drawn([item.nodeid for item in items], _one_in(), config.stash[SAMPLE_SEED], timed)
     left_out = [item for item in items if item.nodeid not in chosen]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
