@@ -1,8 +1,9 @@
 """Arrival watch: reports soon that bytes have come over one of many connections that somebody else reads.
 
-An epoll of its own on duplicates of their descriptors, edge by edge: who reads them meanwhile makes no difference. After an
-arrival a connection rests for `rest_s`, so that a flood costs few turns of the loop and an idle connection none. Loop thread
-only.
+An epoll of its own on duplicates of their descriptors, edge by edge. Bytes that were read at once may be missed: then nothing
+waits. After an arrival a connection rests for `rest_s`, longer where there are many, so that neither a flood nor a large fleet
+costs many turns of the loop, and an idle connection none. Loop thread only.
+
 Invariant: each watched descriptor is armed, or in `_resting`.
 """
 
@@ -13,6 +14,8 @@ from collections.abc import Callable
 _ARMED = select.EPOLLIN | select.EPOLLET | select.EPOLLONESHOT
 # Arrivals that are reported in a turn of the loop.
 REPORTED_AT_ONCE = 64
+# Of rest, for each connection: 5000 arrivals a second at most, of all together.
+REST_OF_EACH_S = 0.0002
 
 
 class ArrivalWatch:
@@ -24,20 +27,23 @@ class ArrivalWatch:
         self._rest_s = rest_s
         self._epoll = select.epoll()
         self._resting: set[int] = set()
+        self._watched = 0
         self._next: asyncio.TimerHandle | None = None
         loop.add_reader(self._epoll.fileno(), self._report)
 
     def __repr__(self) -> str:
-        return f"<ArrivalWatch {len(self._resting)} resting>"
+        return f"<ArrivalWatch {self._watched} watched, {len(self._resting)} resting>"
 
     def add(self, descriptor: int) -> None:
         """Watch a connection. Raises OSError where the kernel has no room."""
         self._epoll.register(descriptor, _ARMED)
+        self._watched += 1
 
     def remove(self, descriptor: int) -> None:
         """Watch it no more. To be called before its duplicate is closed: the kernel goes by the connection."""
         self._resting.discard(descriptor)
         self._epoll.unregister(descriptor)
+        self._watched -= 1
 
     def close(self) -> None:
         """Watch nothing any more."""
@@ -53,7 +59,7 @@ class ArrivalWatch:
             self._resting.add(descriptor)
             self._on_arrival(descriptor)
         if self._next is None and self._resting:
-            self._next = self._loop.call_later(self._rest_s, self._arm)
+            self._next = self._loop.call_later(max(self._rest_s, REST_OF_EACH_S * self._watched), self._arm)
 
     def _arm(self) -> None:
         self._next = None

@@ -46,6 +46,10 @@ def source_of(host: str) -> bytes:
     return packed if len(packed) == _V4_BYTES else packed[:8]
 
 
+# `struct ucred` (unix(7)).
+_CREDENTIALS = struct.Struct("iII")
+
+
 class AcceptGate:
     """See the module. `closures`: until now."""
 
@@ -150,3 +154,11 @@ def _matches(sources: Iterable[bytes], size: int, verdict: Instruction) -> Itera
         yield (_LOAD_WORD, 0, 0, _SOURCE_V6 + 4)
         yield (_JUMP_IF_EQUAL, 0, 1, int.from_bytes(source[4:], "big"))
         yield verdict
+
+
+def source_of_peer(peer: socket.socket) -> bytes:
+    """The source that a connection counts for: its address, or in the file system the process."""
+    if peer.family != socket.AF_UNIX:
+        return source_of(peer.getpeername()[0])
+    process, *_ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return b"process %d" % process

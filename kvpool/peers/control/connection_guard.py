@@ -26,7 +26,6 @@ Loop thread only. Invariant: `_connections` has no descriptor twice, and its dup
 import asyncio
 import os
 import socket
-import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from kvpool.clock import Clock, Deadline
 from kvpool.peers.arrival_watch import ArrivalWatch
-from kvpool.peers.control.accept_gate import AcceptGate, source_of
+from kvpool.peers.control.accept_gate import AcceptGate, source_of, source_of_peer
 from kvpool.peers.control.loop_socket import LoopSocket
 from kvpool.peers.loop_share import LoopShare
 from kvpool.peers.token_bucket import TokenBucket
@@ -50,8 +49,6 @@ PAUSE_S = 1.0
 EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_MONITOR_STOPPED
 # How long the end of a monitor is waited for: some hundred events, which ZMQ writes at once.
 MONITOR_END_S, MONITOR_POLL_MS = 2.0, 50
-# `struct ucred` (unix(7)).
-_CREDENTIALS = struct.Struct("iII")
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +230,8 @@ class ConnectionGuard:
         try:
             if not self._is_ours(peer):
                 return
-            source = _source_of(peer)
-            held = socket.socket(fileno=os.dup(descriptor))  # Python's own `dup` would have it block, for ZMQ too
-            self._arrivals.add(held.fileno())
+            source = source_of_peer(peer)
+            held = self._hold(descriptor)
         except OSError:
             self._end_unheld(peer)
             return
@@ -248,6 +244,16 @@ class ConnectionGuard:
         self._strangers.setdefault(source, OrderedDict())[made.number] = made
         self._bound(made)
         self._look_later()
+
+    def _hold(self, descriptor: int) -> socket.socket:
+        """A duplicate, watched. Raises OSError."""
+        held = socket.socket(fileno=os.dup(descriptor))  # Python's own `dup` would have it block, for ZMQ too
+        try:
+            self._arrivals.add(held.fileno())
+        except OSError:
+            held.close()
+            raise
+        return held
 
     def _end_unheld(self, peer: socket.socket) -> None:
         """It has ended already, or there is no descriptor for its duplicate: then there is no bound on it, and it ends."""
@@ -388,11 +394,3 @@ class ConnectionGuard:
         except OSError:
             return  # it has ended already
         self.ended += 1
-
-
-def _source_of(peer: socket.socket) -> bytes:
-    """The source that a connection counts for: its address, or in the file system the process."""
-    if peer.family != socket.AF_UNIX:
-        return source_of(peer.getpeername()[0])
-    process, *_ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return b"process %d" % process

@@ -1,8 +1,8 @@
 """Samples of long suites: of the cases of each parametrised test, one in KVPOOL_SAMPLE runs, drawn by a printed seed.
 
 Continuous integration has a bound on its time. Each test keeps one case at least, so what a sample leaves out is a repetition
-with other parameters. Of tests that hold a bound on time, which run one at a time, each file keeps one at least. KVPOOL_SEED draws the same sample again; without KVPOOL_SAMPLE everything runs. The workers of one run
-draw the same sample.
+with other parameters. Of tests that hold a bound on time, which run one at a time, each file keeps one at least.
+KVPOOL_SEED draws the same sample again; without KVPOOL_SAMPLE everything runs. The workers of one run draw the same sample.
 """
 
 import os
