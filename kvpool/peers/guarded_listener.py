@@ -1,9 +1,11 @@
-"""Guarded listener: the TCP socket from which ZMQ accepts, made here so that a filter can be put on it.
+"""Guarded listener: the TCP socket from which ZMQ accepts, made here so that a filter can be put on it, and its context.
 
 ZMQ makes its listening sockets itself unless it gets one; the accept gate needs one that is known. A listener is this process's
 own, ZMQ has a duplicate of it.
 """
 
+import ctypes
+import os
 import socket
 
 import zmq
@@ -12,6 +14,13 @@ from kvpool.config.addresses import ZmqAddress
 
 # Connections that the kernel holds until ZMQ accepts them: as many may come in one turn of the loop.
 BACKLOG = 128
+
+
+def context_for_others() -> "zmq.Context[zmq.Socket[bytes]]":
+    """A context whose sockets others may reach. ZMQ takes the first of the routes that it makes from the C library's `rand`,
+    which it never seeds: who claims a route before ZMQ makes it ends the process. So the seed comes from here."""
+    ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4), "little"))
+    return zmq.Context(io_threads=1)
 
 
 def listen(option: str, address: ZmqAddress) -> socket.socket:

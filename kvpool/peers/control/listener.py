@@ -22,7 +22,7 @@ from kvpool.peers.control import wire
 from kvpool.peers.control.accept_gate import AcceptGate
 from kvpool.peers.control.connection_guard import ConnectionGuard, GuardSettings
 from kvpool.peers.control.loop_socket import LoopSocket
-from kvpool.peers.guarded_listener import accept_from, listen
+from kvpool.peers.guarded_listener import accept_from, context_for_others, listen
 from kvpool.peers.loop_share import LoopShare
 from kvpool.peers.token_bucket import TokenBucket
 from kvpool.peers.zap import ZAP_DOMAIN, ZAP_ENDPOINT, ZAP_FRAMES, ZapHandler
@@ -91,7 +91,7 @@ class PeerListener:
         self._sockets: list[LoopSocket] = []
         self._guard: ConnectionGuard | None = None
         self._listening: list[socket.socket] = []
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._context = context_for_others()
         router = self._make_router(keys, settings)
         self._router = LoopSocket(router, loop, self._take, self._pause_s, share=self._share)
         try:

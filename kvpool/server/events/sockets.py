@@ -29,6 +29,7 @@ from kvpool.config.curve_keys import read_allow_list, read_key_file
 from kvpool.config.event_options import ROUTERS_MAX, EventsConfig
 from kvpool.errors import ConfigError
 from kvpool.ownership import is_served, make_socket_directory
+from kvpool.peers.guarded_listener import context_for_others
 from kvpool.peers.zap import ZAP_DOMAIN, ZAP_ENDPOINT, ZapHandler
 from kvpool.server.events.listener_guard import ListenerGuard
 from kvpool.server.events.replay import HEARTBEAT_S, NUMBER, PEER_MESSAGES_MAX, Message, ReplayBuffer, Replays
@@ -56,7 +57,7 @@ class EventSockets:
 
         Raises OSError, naming the option, when an address cannot be bound, ConfigError for keys that are none."""
         assert config.publish is not None
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._context = context_for_others()
         self._context.setsockopt(zmq.RCVHWM, REPORTS_WAITING_MAX)
         self._clock, self._loop = clock, loop
         self._guards: dict[int, ListenerGuard] = {}  # by the kind of the socket

@@ -5,6 +5,8 @@ With a bound on messages (ZMQ_RCVHWM) libzmq 4.3.5 aborts the process there: `As
 
 import asyncio
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +93,25 @@ async def test_a_router_that_is_reset_while_it_asks_ends_alone(tmp_path: Path, w
         sockets.serve()
     assert sockets.bad_requests == 0
     sockets.close()
+
+
+ROUTES = """
+import zmq
+from kvpool.peers.guarded_listener import context_for_others
+context = context_for_others()
+router = context.socket(zmq.ROUTER)
+port = router.bind_to_random_port("tcp://127.0.0.1")
+dealer = context.socket(zmq.DEALER)
+dealer.connect(f"tcp://127.0.0.1:{port}")
+dealer.send(b"")
+print(router.recv_multipart()[0].hex())
+context.destroy(linger=0)
+"""
+
+
+def test_routes_that_zmq_makes_cannot_be_foreseen() -> None:
+    routes = set()
+    for _ in range(3):
+        run = subprocess.run([sys.executable, "-c", ROUTES], capture_output=True, text=True, timeout=30, check=True)
+        routes.add(run.stdout)
+    assert len(routes) == 3
