@@ -1,7 +1,7 @@
 """Arrival watch: reports soon that bytes have come over one of many connections that somebody else reads.
 
 An epoll of its own on duplicates of their descriptors, edge by edge. Bytes that were read at once may be missed: then nothing
-waits. After an arrival a connection rests for `rest_s`, longer where there are many, so that neither a flood nor a large fleet
+waits. After an arrival a connection rests, longer where there are many, so that neither a flood nor a large fleet
 costs many turns of the loop, and an idle connection none. Loop thread only.
 
 Invariant: each watched descriptor is armed, or in `_resting`.
@@ -14,17 +14,16 @@ from collections.abc import Callable
 _ARMED = select.EPOLLIN | select.EPOLLET | select.EPOLLONESHOT
 # Arrivals that are reported in a turn of the loop.
 REPORTED_AT_ONCE = 64
-# Of rest, for each connection: 5000 arrivals a second at most, of all together.
-REST_OF_EACH_S = 0.0002
+# After an arrival of a connection; and for each connection, so that 5000 arrivals a second are reported of all together.
+REST_S, REST_OF_EACH_S = 0.002, 0.0002
 
 
 class ArrivalWatch:
     """See the module. `on_arrival`: called with the descriptor."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_arrival: Callable[[int], None], rest_s: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_arrival: Callable[[int], None]) -> None:
         self._loop = loop
         self._on_arrival = on_arrival
-        self._rest_s = rest_s
         self._epoll = select.epoll()
         self._resting: set[int] = set()
         self._watched = 0
@@ -59,7 +58,7 @@ class ArrivalWatch:
             self._resting.add(descriptor)
             self._on_arrival(descriptor)
         if self._next is None and self._resting:
-            self._next = self._loop.call_later(max(self._rest_s, REST_OF_EACH_S * self._watched), self._arm)
+            self._next = self._loop.call_later(max(REST_S, REST_OF_EACH_S * self._watched), self._arm)
 
     def _arm(self) -> None:
         self._next = None

@@ -9,10 +9,12 @@ peer can occupy. Loop thread only. Invariant: a look is due exactly while a dupl
 """
 
 import asyncio
+import fcntl
 import ipaddress
 import os
 import socket
 import struct
+import termios
 from collections.abc import Callable, Iterable
 
 LOOK_S = 0.25
@@ -26,6 +28,7 @@ _SHORT_BYTES, _LONG_BYTES, _SHORT_MAX = 2, 9, 255
 _BYTES_RECEIVED = struct.Struct("<Q")
 _BYTES_RECEIVED_AT = 128
 _TCP_INFO_BYTES = 136
+_COUNT = struct.Struct("i")
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
@@ -33,6 +36,14 @@ def received_bytes(peer: socket.socket) -> int:
     """Bytes that a TCP connection has received since it began. Raises OSError for another one."""
     info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     return int(_BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)[0]) if len(info) >= _TCP_INFO_BYTES else 0
+
+
+def unread_bytes(peer: socket.socket) -> int:
+    """Bytes that wait in the kernel until somebody reads them; 0 for a connection that has ended."""
+    try:
+        return int(_COUNT.unpack(fcntl.ioctl(peer, termios.FIONREAD, bytes(_COUNT.size)))[0])
+    except OSError:
+        return 0
 
 
 def wire_bytes(sizes: Iterable[int], *, is_encrypted: bool) -> int:

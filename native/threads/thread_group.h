@@ -29,7 +29,7 @@ class ThreadGroup {
   void add(std::function<void()> work);
   // False where one has not ended within the time; another call goes on waiting.
   [[nodiscard]] bool join(std::chrono::milliseconds timeout);
-  // Gives up to wait: each thread returns what is its own when it ends. REQUIRES: the group and all that they use stay for ever.
+  // Gives up waiting: each thread frees what is its own when it ends. REQUIRES: the group and all that they use stay for ever.
   void detach();
 
  private:

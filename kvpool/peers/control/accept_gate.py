@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 CLOSED_MAX = 256
 KNOWN_MAX = 512
+# `struct ucred` (unix(7)).
+_CREDENTIALS = struct.Struct("iII")
 # linux/asm-generic/socket.h, linux/filter.h
 _ATTACH, _DETACH = 26, 27
 _INSTRUCTION = struct.Struct("HBBI")
@@ -46,8 +48,12 @@ def source_of(host: str) -> bytes:
     return packed if len(packed) == _V4_BYTES else packed[:8]
 
 
-# `struct ucred` (unix(7)).
-_CREDENTIALS = struct.Struct("iII")
+def source_of_peer(peer: socket.socket) -> bytes:
+    """The source that a connection counts for: its address, or in the file system the process."""
+    if peer.family != socket.AF_UNIX:
+        return source_of(peer.getpeername()[0])
+    process, *_ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return b"process %d" % process
 
 
 class AcceptGate:
@@ -154,11 +160,3 @@ def _matches(sources: Iterable[bytes], size: int, verdict: Instruction) -> Itera
         yield (_LOAD_WORD, 0, 0, _SOURCE_V6 + 4)
         yield (_JUMP_IF_EQUAL, 0, 1, int.from_bytes(source[4:], "big"))
         yield verdict
-
-
-def source_of_peer(peer: socket.socket) -> bytes:
-    """The source that a connection counts for: its address, or in the file system the process."""
-    if peer.family != socket.AF_UNIX:
-        return source_of(peer.getpeername()[0])
-    process, *_ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return b"process %d" % process

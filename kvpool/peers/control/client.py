@@ -15,6 +15,7 @@ from kvpool.config.curve_keys import KeyPair
 from kvpool.peers.back_off import Uniform
 from kvpool.peers.control.identity import NodeIdentity
 from kvpool.peers.control.link import LinkSettings, PeerLink
+from kvpool.peers.guarded_listener import context_for_others
 from kvpool.peers.loop_share import LoopShare
 from kvpool.peers.members.member import Member, MembersChange
 
@@ -65,7 +66,7 @@ class ControlClient:
         self._links: dict[str, PeerLink] = {}
         self._share = LoopShare(LOOP_SHARE, clock)
         self.counts: Counter[str] = Counter()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._context = context_for_others()
         self._context.set(zmq.MAX_SOCKETS, SOCKETS_PER_LINK * settings.links_max + _SOCKETS_OF_CONTEXT)
 
     def __repr__(self) -> str:

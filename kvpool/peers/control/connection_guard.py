@@ -7,7 +7,7 @@ duplicate of each accepted connection's descriptor, and shuts one down
 - whose peer has not sent its Hello in time, with or without a handshake;
 - the oldest of these from one source, or from the source that has most, where there are too many;
 - where one source has more than half of all connections;
-- of whose bytes more than `unread_bytes_max` were not read as messages;
+- of whose bytes more than `unread_bytes_max` were not read as messages, or before its first message `first_bytes_max`;
 - over which more than `messages_per_look_max` messages were read between two looks, where the kernel does not count bytes;
 - over which something has come more than `arrivals_per_look_max` times between two looks, of a kind that sends little;
 - that `end` names: its peer breaks the protocol or sends too much, or it is no longer served.
@@ -28,7 +28,6 @@ import os
 import socket
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -36,10 +35,12 @@ from zmq.utils.monitor import parse_monitor_message
 from kvpool.clock import Clock, Deadline
 from kvpool.peers.arrival_watch import ArrivalWatch
 from kvpool.peers.control.accept_gate import AcceptGate, source_of, source_of_peer
-from kvpool.peers.control.loop_socket import LoopSocket
+from kvpool.peers.control.guarded_connection import GuardedConnection, GuardSettings
+from kvpool.peers.guarded_listener import descriptor_of
 from kvpool.peers.loop_share import LoopShare
+from kvpool.peers.loop_socket import LoopSocket
 from kvpool.peers.token_bucket import TokenBucket
-from kvpool.peers.unread_bytes import HEARTBEAT_BYTES, LOOK_S, received_bytes, wire_bytes
+from kvpool.peers.unread_bytes import HEARTBEAT_BYTES, LOOK_S, received_bytes, unread_bytes, wire_bytes
 
 # Connections that are looked at in a turn of the loop.
 LOOKED_AT_ONCE = 64
@@ -49,46 +50,6 @@ PAUSE_S = 1.0
 EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_MONITOR_STOPPED
 # How long the end of a monitor is waited for: some hundred events, which ZMQ writes at once.
 MONITOR_END_S, MONITOR_POLL_MS = 2.0, 50
-
-
-@dataclass(frozen=True, slots=True)
-class GuardSettings:
-    """Bounds of connections. `connections_max`: of nodes after their Hello; `strangers_max`: of others, a quarter of them
-    from one source at most. `hello_s`: from the first packet to the Hello. `accepts_per_s`: from all sources and from one;
-    twice and five times as many at once, for a fleet that starts. `is_greeted`: peers say Hello. Where they do not, who is
-    still connected after `hello_s` was admitted: ZMQ ends a handshake sooner. `is_encrypted`: with CURVE. `rest_s`: from an
-    arrival of bytes until the next one of that connection is seen."""
-
-    unread_bytes_max: int
-    connections_max: int = 1024
-    strangers_max: int = 128
-    hello_s: float = 10.0
-    accepts_per_s: float = 200.0
-    accepts_per_s_of_source: float = 20.0
-    messages_per_look_max: int = 1000
-    arrivals_per_look_max: int = 1000
-    rest_s: float = 0.02
-    is_greeted: bool = True
-    is_encrypted: bool = False
-
-
-class _Connection:
-    """One accepted connection. `hello`: until when its Hello has to come, None where it has. `route`: of its messages.
-    `read`: bytes of messages that were read, and of heartbeats. `messages`: read since the last look; `arrivals`: of
-    bytes since then."""
-
-    __slots__ = ("arrivals", "hello", "is_ended", "messages", "number", "peer", "read", "route", "source")
-
-    def __init__(self, number: int, peer: socket.socket, source: bytes, hello: Deadline) -> None:
-        self.number = number
-        self.peer = peer
-        self.source = source
-        self.hello: Deadline | None = hello
-        self.route = b""
-        self.read = 0
-        self.messages = 0
-        self.arrivals = 0
-        self.is_ended = False
 
 
 class ConnectionGuard:
@@ -115,18 +76,19 @@ class ConnectionGuard:
         self._on_end = on_end
         self._places: Collection[int | str] = ()
         self._numbers = 0
-        self._connections: dict[int, _Connection] = {}
-        self._by_number: dict[int, _Connection] = {}
+        self._connections: dict[int, GuardedConnection] = {}
+        self._by_number: dict[int, GuardedConnection] = {}
         self._of_source: Counter[bytes] = Counter()
-        self._strangers: dict[bytes, OrderedDict[int, _Connection]] = {}
+        self._strangers: dict[bytes, OrderedDict[int, GuardedConnection]] = {}
         self._accepts = TokenBucket(settings.accepts_per_s, 2 * settings.accepts_per_s, clock)
         self._accepts_of: OrderedDict[bytes, TokenBucket] = OrderedDict()
-        self._round: list[_Connection] = []
+        self._round: list[GuardedConnection] = []
         self._next: asyncio.TimerHandle | None = None
         self.ended = self.crowded = self.silent = self.ended_for_bytes = 0
-        self._held: dict[int, _Connection] = {}  # by the duplicate's descriptor
-        self._arrivals = ArrivalWatch(loop, self._note_arrival, settings.rest_s)
-        self._monitor = LoopSocket(router.get_monitor_socket(EVENTS), loop, self._take, share=share)
+        self._held: dict[int, GuardedConnection] = {}  # by the duplicate's descriptor
+        monitor = router.get_monitor_socket(EVENTS)
+        self._arrivals = ArrivalWatch(loop, self._note_arrival)
+        self._monitor = LoopSocket(monitor, loop, self._take, share=share)
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -145,6 +107,7 @@ class ConnectionGuard:
         if found is None:
             return 0
         found.route = route
+        found.has_spoken = True
         found.read += self.wire_bytes(map(len, parts))
         return found.number
 
@@ -152,8 +115,8 @@ class ConnectionGuard:
         """Bytes that a message with parts of these sizes had on its connection."""
         return wire_bytes(sizes, is_encrypted=self._settings.is_encrypted)
 
-    def _connection_of(self, part: zmq.Frame, route: bytes) -> _Connection | None:
-        found = self._connections.get(int(part.get(zmq.SRCFD)))
+    def _connection_of(self, part: zmq.Frame, route: bytes) -> GuardedConnection | None:
+        found = self._connections.get(descriptor_of(part))
         if found is None or found.route == route:
             return found
         is_first = not found.route and source_of(str(part.get("Peer-Address"))) == found.source
@@ -175,6 +138,7 @@ class ConnectionGuard:
             found = self._connections.get(descriptor)
             if found is None:
                 continue
+            found.has_spoken = True
             found.read += size
             found.messages += 1
             if found.messages > self._settings.messages_per_look_max and found.peer.family == socket.AF_UNIX:
@@ -238,7 +202,7 @@ class ConnectionGuard:
         finally:
             peer.detach()
         self._numbers += 1
-        made = _Connection(self._numbers, held, source, Deadline(self._settings.hello_s, self._clock))
+        made = GuardedConnection(self._numbers, held, source, Deadline(self._settings.hello_s, self._clock))
         self._connections[descriptor] = self._by_number[made.number] = self._held[held.fileno()] = made
         self._of_source[source] += 1
         self._strangers.setdefault(source, OrderedDict())[made.number] = made
@@ -264,7 +228,7 @@ class ConnectionGuard:
         except OSError:
             return
 
-    def _bound(self, made: _Connection) -> None:
+    def _bound(self, made: GuardedConnection) -> None:
         """Make room for others after a new connection."""
         settings, source = self._settings, made.source
         strangers = sum(map(len, self._strangers.values()))
@@ -292,12 +256,12 @@ class ConnectionGuard:
             self._accepts_of.popitem(last=False)
         return found
 
-    def _no_stranger(self, found: _Connection) -> None:
+    def _no_stranger(self, found: GuardedConnection) -> None:
         of_source = self._strangers.get(found.source)
         if of_source is not None and of_source.pop(found.number, None) is not None and not of_source:
             del self._strangers[found.source]
 
-    def _drop(self, former: _Connection) -> None:
+    def _drop(self, former: GuardedConnection) -> None:
         """ZMQ has closed it."""
         former.is_ended = True
         del self._held[former.peer.fileno()]
@@ -338,7 +302,7 @@ class ConnectionGuard:
             self._round = list(self._connections.values())
             self._look_later()
 
-    def _look_at(self, found: _Connection) -> None:
+    def _look_at(self, found: GuardedConnection) -> None:
         if found.hello is not None and found.hello.has_passed():
             self._end_wait(found)
             if found.is_ended:
@@ -352,25 +316,27 @@ class ConnectionGuard:
         found = self._held[held]
         if found.is_ended:
             return
-        found.arrivals += 1
+        came = self._check_bytes(found) or unread_bytes(found.peer)
+        if came != found.seen:  # ZMQ may not have read yet what was seen before
+            found.seen = came
+            found.arrivals += 1
         if found.arrivals > self._settings.arrivals_per_look_max:
             self.ended_for_bytes += 1
             self._shut_down(found)
-        else:
-            self._check_bytes(found)
 
-    def _check_bytes(self, found: _Connection) -> int:
+    def _check_bytes(self, found: GuardedConnection) -> int:
         """The bytes that have come over a connection, 0 where nobody counts them; it ends where too many are not read."""
         try:
             received = received_bytes(found.peer)
         except OSError:
             return 0
-        if received - found.read > self._settings.unread_bytes_max:
+        most = self._settings.unread_bytes_max if found.has_spoken else self._settings.first_bytes_max
+        if received - found.read > most:
             self.ended_for_bytes += 1
             self._shut_down(found)
         return received
 
-    def _end_wait(self, found: _Connection) -> None:
+    def _end_wait(self, found: GuardedConnection) -> None:
         """The time for its Hello is over."""
         if self._settings.is_greeted:
             self.silent += 1
@@ -383,7 +349,7 @@ class ConnectionGuard:
         else:
             self.note_hello(found.number)
 
-    def _shut_down(self, found: _Connection) -> None:
+    def _shut_down(self, found: GuardedConnection) -> None:
         """Once for each connection: messages that came before are still delivered, and may be as bad."""
         if found.is_ended:
             return

@@ -31,8 +31,8 @@ from kvpool.peers.control import records as r
 from kvpool.peers.control import wire
 from kvpool.peers.control.identity import NodeIdentity, PeerLife
 from kvpool.peers.control.listener import ZMQ_MESSAGE_BYTES_MAX
-from kvpool.peers.control.loop_socket import LoopSocket
 from kvpool.peers.loop_share import LoopShare
+from kvpool.peers.loop_socket import LoopSocket
 from kvpool.peers.members.member import Member
 from kvpool.peers.token_bucket import TokenBucket
 from kvpool.peers.unread_bytes import UnreadBytes, wire_bytes
@@ -117,7 +117,7 @@ class PeerLink:
         self._waiting: dict[int, _Waiting] = {}
         # All answers that a link waits for.
         most = (settings.waiting_max + 2) * ZMQ_MESSAGE_BYTES_MAX
-        self._unread = UnreadBytes(most, lambda: self._end("more bytes than all answers that are waited for"), loop)
+        self._unread = UnreadBytes(most, lambda: self._end("it has sent more bytes than this node waits for"), loop)
         self._sequence = 0
         self._pull = 0
         self._has_spoken = False

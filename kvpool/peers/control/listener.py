@@ -20,10 +20,11 @@ from kvpool.config.curve_keys import KeyPair
 from kvpool.errors import ConfigError
 from kvpool.peers.control import wire
 from kvpool.peers.control.accept_gate import AcceptGate
-from kvpool.peers.control.connection_guard import ConnectionGuard, GuardSettings
-from kvpool.peers.control.loop_socket import LoopSocket
+from kvpool.peers.control.connection_guard import ConnectionGuard
+from kvpool.peers.control.guarded_connection import GuardSettings
 from kvpool.peers.guarded_listener import accept_from, context_for_others, listen
 from kvpool.peers.loop_share import LoopShare
+from kvpool.peers.loop_socket import LoopSocket
 from kvpool.peers.token_bucket import TokenBucket
 from kvpool.peers.zap import ZAP_DOMAIN, ZAP_ENDPOINT, ZAP_FRAMES, ZapHandler
 

@@ -20,16 +20,16 @@ from kvpool.clock import Clock
 from kvpool.config.addresses import ZmqAddress
 from kvpool.config.event_options import ROUTERS_MAX, STRANGERS_MAX
 from kvpool.peers.control.accept_gate import AcceptGate
-from kvpool.peers.control.connection_guard import ConnectionGuard, GuardSettings
+from kvpool.peers.control.connection_guard import ConnectionGuard
+from kvpool.peers.control.guarded_connection import GuardSettings
 from kvpool.peers.guarded_listener import accept_from, listen
 from kvpool.peers.loop_share import LoopShare
 
 HANDSHAKE_S = 5.0
 UNREAD_BYTES_MAX = 64 << 10
 REQUESTS_PER_LOOK_MAX = 2000
-# Of a subscriber in a quarter of a second, REST_S or more apart: what one sends in a millisecond takes ZMQ many.
+# Of a subscriber in a quarter of a second: what one sends in a millisecond takes ZMQ many.
 SUBSCRIBES_PER_LOOK_MAX = 16
-REST_S = 0.002
 # Of the loop's time, for connections that come and go.
 LOOP_SHARE = 0.2
 # A router that has gone without a word ends after half a minute and three of these.
@@ -41,7 +41,6 @@ SETTINGS = GuardSettings(
     strangers_max=STRANGERS_MAX,
     hello_s=HANDSHAKE_S + 1.0,
     messages_per_look_max=REQUESTS_PER_LOOK_MAX,
-    rest_s=REST_S,
     is_greeted=False,
 )
 
@@ -128,5 +127,6 @@ class ListenerGuard:
 def _settings_of(made: "zmq.Socket[bytes]") -> GuardSettings:
     settings = replace(SETTINGS, is_encrypted=bool(made.getsockopt(zmq.CURVE_SERVER)))
     if made.getsockopt(zmq.TYPE) == zmq.XPUB:
-        return replace(settings, arrivals_per_look_max=SUBSCRIBES_PER_LOOK_MAX)
+        # A subscriber sends no messages that are read: all that it ever sends is unread.
+        return replace(settings, first_bytes_max=UNREAD_BYTES_MAX, arrivals_per_look_max=SUBSCRIBES_PER_LOOK_MAX)
     return settings

@@ -29,7 +29,7 @@ from kvpool.config.curve_keys import read_allow_list, read_key_file
 from kvpool.config.event_options import ROUTERS_MAX, EventsConfig
 from kvpool.errors import ConfigError
 from kvpool.ownership import is_served, make_socket_directory
-from kvpool.peers.guarded_listener import context_for_others
+from kvpool.peers.guarded_listener import context_for_others, descriptor_of
 from kvpool.peers.zap import ZAP_DOMAIN, ZAP_ENDPOINT, ZapHandler
 from kvpool.server.events.listener_guard import ListenerGuard
 from kvpool.server.events.replay import HEARTBEAT_S, NUMBER, PEER_MESSAGES_MAX, Message, ReplayBuffer, Replays
@@ -154,10 +154,10 @@ class EventSockets:
             if not self._replay.poll(0):
                 break
             frames = self._replay.recv_multipart(copy=False)
-            read.append((int(frames[-1].get(zmq.SRCFD)), [len(frame) for frame in frames[1:]]))
+            read.append((descriptor_of(frames[-1]), [len(frame) for frame in frames[1:]]))
             self._take_request([frame.bytes for frame in frames])
-        if read:
-            self._guards[zmq.ROUTER].note_requests(read)
+        if read and (guard := self._guards.get(zmq.ROUTER)) is not None:
+            guard.note_requests(read)
         while self._asked and self._replays.has_room:
             peer = next(iter(self._asked))
             self._replays.begin(peer, *self._asked.pop(peer))

@@ -18,7 +18,7 @@ from kvpool.config.peer_options import PeerConfig
 from kvpool.index.remote_chunks import NodeName, RemoteChunks
 from kvpool.keys import domain_tag
 from kvpool.peers.control.client import ControlClient, ControlClientSettings
-from kvpool.peers.control.connection_guard import GuardSettings
+from kvpool.peers.control.guarded_connection import GuardSettings
 from kvpool.peers.control.identity import NodeIdentity
 from kvpool.peers.control.link import PeerLink
 from kvpool.peers.control.listener import UNREAD_BYTES_MAX, ListenerSettings

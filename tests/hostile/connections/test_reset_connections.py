@@ -1,6 +1,6 @@
-"""Connections to ZMQ sockets that are reset while their messages wait to be read, with heartbeats behind them.
+"""Floods over ZMQ sockets that end in a reset, heartbeats among them: a live daemon goes on, in bounded memory.
 
-libzmq 4.3.5 aborts its process there once messages have no room: `Assertion failed: !_io_error (src/stream_engine_base.cpp)`.
+Where each one ends is left to chance here; tests/unit/peers/test_zmq_connections.py has the ends at which libzmq aborted.
 """
 
 import struct
@@ -30,12 +30,15 @@ GROWN_BYTES_MAX = 64 << 20
 
 def _attack(daemon: Daemon, endpoint: str, kind: bytes, messages: bytes) -> None:
     before = private_bytes(daemon)
+    accepted = 0
     for number in range(CONNECTIONS):
         with suppress(OSError):  # it was shut down, which is as good
             hostile = greeted(endpoint, kind)
+            accepted += 1
             with suppress(OSError):
                 hostile.sendall(messages + PING + messages[: 1000 * number] + PING)
             reset(hostile)
+    assert accepted >= CONNECTIONS // 2
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, 8 * SMALL.chunk_tokens))
         assert store(pool, keys).stored == 8

@@ -11,13 +11,16 @@ from pathlib import Path
 from kvpool.clock import Deadline, MonotonicClock
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+# ZMTP 2.0, of a DEALER without a name.
+GREETING_2 = b"\xff" + bytes(8) + b"\x7f\x01\x05" + bytes(2)
 _SIOCOUTQ = 0x5411
 PING = b"\x04\x0a\x04PING\0\0why"
 
 
-def ready_of(kind: bytes) -> bytes:
-    """The command that ends a greeting, of a socket of this kind."""
-    body = b"\x05READY\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind + b"\x08Identity" + bytes(4)
+def ready_of(kind: bytes, route: bytes = b"") -> bytes:
+    """The command that ends a greeting, of a socket of this kind that claims a route."""
+    body = b"\x05READY\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind
+    body += b"\x08Identity" + struct.pack(">I", len(route)) + route
     return b"\x04" + bytes([len(body)]) + body
 
 
@@ -32,8 +35,8 @@ def message_of(*parts: bytes) -> bytes:
     return b"".join(frames)
 
 
-def greeted(endpoint: str, kind: bytes) -> socket.socket:
-    """A connection after its greeting, as a socket of this kind. Raises OSError where it is not accepted."""
+def connection_to(endpoint: str) -> socket.socket:
+    """A bare connection."""
     if endpoint.startswith("ipc://"):
         made = socket.socket(socket.AF_UNIX)
         made.connect(endpoint.removeprefix("ipc://"))
@@ -41,10 +44,16 @@ def greeted(endpoint: str, kind: bytes) -> socket.socket:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         made = socket.create_connection((host, int(port)))
     made.settimeout(10.0)
+    return made
+
+
+def greeted(endpoint: str, kind: bytes, route: bytes = b"") -> socket.socket:
+    """A connection after its greeting, as a socket of this kind. Raises OSError where it is not accepted."""
+    made = connection_to(endpoint)
     try:
         made.sendall(GREETING)
         _receive(made, len(GREETING))
-        made.sendall(ready_of(kind))
+        made.sendall(ready_of(kind, route))
         _receive(made, 2)
     except OSError:
         made.close()

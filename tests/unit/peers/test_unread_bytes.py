@@ -65,7 +65,10 @@ async def test_a_link_ends_where_a_node_sends_a_message_without_an_end() -> None
         watcher = nodes.watch()
         honest = await nodes.watch(node=identity_of("second")).ready(nodes.serve(Owner()))
         link = watcher.link_at(f"tcp://127.0.0.1:{port}")
-        await until(lambda: link.fault == "more bytes than all answers that are waited for", "the link has ended")
+        await until(
+            lambda: link.fault == "it has sent more bytes than this node waits for",
+            "the link has ended",
+        )
         serving.close()
         assert (await honest.request(pull_of(1), 5.0)).chunks == 2
     await until(lambda: not endless.connections, "every connection has ended")

@@ -12,7 +12,7 @@ import pytest
 from kvpool.clock import MonotonicClock
 from kvpool.peers.control import records as r
 from kvpool.peers.control.accept_gate import CLOSED_MAX, KNOWN_MAX, AcceptGate, filter_of, source_of
-from kvpool.peers.control.connection_guard import GuardSettings
+from kvpool.peers.control.guarded_connection import GuardSettings
 from kvpool.peers.control.listener import UNREAD_BYTES_MAX, ListenerSettings
 from kvpool.peers.control.server import ControlServer, ControlServerSettings
 from tests.rigs.nodes.peers import LINK, Owner, fast, fleet, identity_of, key_pairs, pull_of, until

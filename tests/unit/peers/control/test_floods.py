@@ -7,8 +7,8 @@ import zmq
 
 from kvpool.peers.control import records as r
 from kvpool.peers.control import wire
-from kvpool.peers.control.loop_socket import LoopSocket
 from kvpool.peers.loop_share import PIECE_NS_MAX, SLICE_NS, LoopShare
+from kvpool.peers.loop_socket import LoopSocket
 from tests.rigs.nodes.peers import Owner, fleet, until
 
 

@@ -1,12 +1,14 @@
-"""Connections to ZMQ sockets that are reset while their messages wait to be read, with heartbeats behind them.
+"""Connections that do to libzmq 4.3.5 what no ZMQ socket would: each ends alone, in bounded memory.
 
-With a bound on messages (ZMQ_RCVHWM) libzmq 4.3.5 aborts the process there: `Assertion failed: !_io_error`.
+With a bound on messages (ZMQ_RCVHWM) libzmq aborts the process where one is reset while its messages wait to be read, with
+heartbeats behind them: `Assertion failed: !_io_error`.
 """
 
 import asyncio
 import struct
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,17 @@ from kvpool.peers.control.link import LinkState
 from kvpool.peers.control.wire import encode_message
 from kvpool.server.events.sockets import EventSockets
 from tests.rigs.nodes.peers import Owner, fleet, identity_of, pull_of, until
-from tests.rigs.nodes.zmtp import GREETING, PING, greeted, message_of, ready_of, reset, send_until_taken
+from tests.rigs.nodes.zmtp import (
+    GREETING,
+    GREETING_2,
+    PING,
+    connection_to,
+    greeted,
+    message_of,
+    ready_of,
+    reset,
+    send_until_taken,
+)
 
 PONG = message_of(encode_message(r.Pong(bytes(r.INCARNATION_BYTES)), 9))
 ASKED = message_of(encode_message(r.Ping(), 9))
@@ -74,15 +86,20 @@ async def test_a_node_that_resets_behind_its_answers_ends_its_link_alone() -> No
         assert (await honest.request(pull_of(1), 5.0)).chunks == 2
 
 
+def sockets_in(directory: Path, way: str) -> EventSockets:
+    """Event sockets without keys."""
+    places = ["tcp://127.0.0.1:0" if way == "tcp" else f"ipc://{directory}/{name}" for name in "ab"]
+    options = {name: option.parse(option.default) for name, option in EVENT_OPTIONS.items()}
+    options |= {"events.publish": parse_zmq(places[0]), "events.replay": parse_zmq(places[1])}
+    config = EventsConfig(**{name.removeprefix("events."): value for name, value in options.items()})
+    return EventSockets(config, 0o600, MonotonicClock(), asyncio.get_running_loop())
+
+
 @pytest.mark.asyncio
 @pytest.mark.parametrize("way", ["tcp", "ipc"])
 @pytest.mark.parametrize("kind", ["subscriber", "router"])
 async def test_a_router_that_is_reset_while_it_asks_ends_alone(tmp_path: Path, way: str, kind: str) -> None:
-    places = ["tcp://127.0.0.1:0" if way == "tcp" else f"ipc://{tmp_path}/{name}" for name in "ab"]
-    options = {name: option.parse(option.default) for name, option in EVENT_OPTIONS.items()}
-    options |= {"events.publish": parse_zmq(places[0]), "events.replay": parse_zmq(places[1])}
-    config = EventsConfig(**{name.removeprefix("events."): value for name, value in options.items()})
-    sockets = EventSockets(config, 0o600, MonotonicClock(), asyncio.get_running_loop())
+    sockets = sockets_in(tmp_path, way)
     endpoint = sockets.publish_endpoint if kind == "subscriber" else sockets.replay_endpoint
     message = message_of(b"\1topic") if kind == "subscriber" else message_of(b"", struct.pack(">Q", 0))
     for _ in range(5):
@@ -93,6 +110,32 @@ async def test_a_router_that_is_reset_while_it_asks_ends_alone(tmp_path: Path, w
         sockets.serve()
     assert sockets.bad_requests == 0
     sockets.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("way", ["tcp", "ipc"])
+async def test_a_router_of_an_old_protocol_is_served_like_others(tmp_path: Path, way: str) -> None:
+    sockets = sockets_in(tmp_path, way)
+    old = connection_to(sockets.replay_endpoint)
+    with old:
+        old.sendall(GREETING_2 + message_of(b"", struct.pack(">Q", 0)) + message_of(b"none"))
+        await until(lambda: sockets.serve() >= 0 and sockets.bad_requests == 1, "its requests were read")
+    sockets.close()
+
+
+@pytest.mark.asyncio
+async def test_a_connection_that_claims_a_route_that_is_taken_ends_before_it_takes_memory() -> None:
+    with fleet() as nodes:
+        server = nodes.serve(Owner())
+        endpoint = server.endpoints[0]
+        with greeted(endpoint, b"DEALER", b"taken") as first:
+            first.sendall(message_of(encode_message(identity_of("first").hello(), 1)))
+            await until(lambda: server.stats()["connections"] == 1, "it is connected")
+            for number in range(1, 4):
+                with suppress(OSError), greeted(endpoint, b"DEALER", b"taken") as second:
+                    second.sendall(ASKED * 5000)
+                    await until(lambda number=number: server.stats()["ended_connections"] >= number, "it is ended")  # type: ignore[misc]
+            assert server.stats()["connections"] >= 1
 
 
 ROUTES = """
@@ -115,3 +158,29 @@ def test_routes_that_zmq_makes_cannot_be_foreseen() -> None:
         run = subprocess.run([sys.executable, "-c", ROUTES], capture_output=True, text=True, timeout=30, check=True)
         routes.add(run.stdout)
     assert len(routes) == 3
+
+
+WAITING = """
+import socket
+from pathlib import Path
+import zmq
+from kvpool.peers.guarded_listener import context_for_others
+from tests.rigs.nodes.zmtp import greeted, message_of, send_until_taken
+context = context_for_others()
+router = context.socket(zmq.ROUTER)
+router.setsockopt(zmq.RCVHWM, 0)
+port = router.bind_to_random_port("tcp://127.0.0.1")
+with greeted(f"tcp://127.0.0.1:{port}", b"DEALER") as hostile:
+    hostile.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    before = int(Path("/proc/self/statm").read_text().split()[1])
+    for _ in range(2000):
+        send_until_taken(hostile, message_of(bytes(34)))
+    print(4096 * (int(Path("/proc/self/statm").read_text().split()[1]) - before) // 2000)
+context.destroy(linger=0)
+"""
+
+
+def test_a_small_message_that_waits_takes_little_memory() -> None:
+    run = subprocess.run([sys.executable, "-c", WAITING], capture_output=True, text=True, timeout=60, check=True)
+    print(f"{run.stdout.strip()} bytes for each message of 36")
+    assert int(run.stdout) < 3000  # of which this process's own noise is some hundred
