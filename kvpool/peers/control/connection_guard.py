@@ -8,7 +8,7 @@ duplicate of each accepted connection's descriptor, and shuts one down
 - the oldest of these from one source, or from the source that has most, where there are too many;
 - where one source has more than half of all connections;
 - of whose bytes more than `unread_bytes_max` were not read as messages, or before its first message `first_bytes_max`;
-- over which more than `messages_per_look_max` messages were read between two looks, where the kernel does not count bytes;
+- over which more than `backlog_per_look_max` messages were read between two looks with others waiting behind them;
 - over which something has come more than `arrivals_per_look_max` times between two looks, of a kind that sends little;
 - that `end` names: its peer breaks the protocol or sends too much, or it is no longer served.
 
@@ -65,15 +65,18 @@ class ConnectionGuard:
         gate: AcceptGate,
         settings: GuardSettings,
         on_end: Callable[[int], None],
+        on_flood: Callable[[], None] = lambda: None,
         share: LoopShare | None = None,
     ) -> None:
         """`router` is bound later, so that no connection is missed. `on_end`: called with the number of each that has ended.
+        `on_flood`: with each that was ended because more has come than is read.
         `share`: of the loop's time. Beyond it ZMQ waits for the loop, once some hundreds of events are not read."""
         self._loop = loop
         self._clock = clock
         self._gate = gate
         self._settings = settings
         self._on_end = on_end
+        self._on_flood = on_flood
         self._places: Collection[int | str] = ()
         self._numbers = 0
         self._connections: dict[int, GuardedConnection] = {}
@@ -132,18 +135,18 @@ class ConnectionGuard:
         self._gate.note_known(found.source)
         return True
 
-    def note_read(self, messages: Iterable[tuple[int, int]]) -> None:
-        """Messages were read elsewhere: of each the descriptor of its connection, and its bytes there."""
+    def note_read(self, messages: Iterable[tuple[int, int]], *, is_backlog: bool) -> None:
+        """Messages were read elsewhere: of each the descriptor of its connection, and its bytes there. `is_backlog`: others
+        wait behind them."""
         for descriptor, size in messages:
             found = self._connections.get(descriptor)
             if found is None:
                 continue
             found.has_spoken = True
             found.read += size
-            found.messages += 1
-            if found.messages > self._settings.messages_per_look_max and found.peer.family == socket.AF_UNIX:
-                self.ended_for_bytes += 1
-                self._shut_down(found)
+            found.backlog += is_backlog
+            if found.backlog > self._settings.backlog_per_look_max:
+                self._end_flood(found)
 
     def end(self, number: int) -> None:
         """Shut a connection down, if it is one that is known."""
@@ -307,34 +310,39 @@ class ConnectionGuard:
             self._end_wait(found)
             if found.is_ended:
                 return
-        found.messages = found.arrivals = 0
-        received = self._check_bytes(found)
-        found.read = min(received, found.read + HEARTBEAT_BYTES)
+        found.backlog = found.arrivals = 0
+        found.read = min(self._check_bytes(found), found.read + HEARTBEAT_BYTES)
 
     def _note_arrival(self, held: int) -> None:
         """Soon after a flood has begun: until it is ended, ZMQ reads it into memory."""
         found = self._held[held]
         if found.is_ended:
             return
-        came = self._check_bytes(found) or unread_bytes(found.peer)
+        came = self._check_bytes(found)
         if came != found.seen:  # ZMQ may not have read yet what was seen before
             found.seen = came
             found.arrivals += 1
         if found.arrivals > self._settings.arrivals_per_look_max:
-            self.ended_for_bytes += 1
-            self._shut_down(found)
+            self._end_flood(found)
 
     def _check_bytes(self, found: GuardedConnection) -> int:
-        """The bytes that have come over a connection, 0 where nobody counts them; it ends where too many are not read."""
+        """The bytes that have come over a connection, or where nobody counts those, that wait in the kernel. It ends where too
+        many are not read."""
+        is_counted = found.peer.family != socket.AF_UNIX
         try:
-            received = received_bytes(found.peer)
+            came = received_bytes(found.peer) if is_counted else unread_bytes(found.peer)
         except OSError:
-            return 0
+            return 0  # it has ended
         most = self._settings.unread_bytes_max if found.has_spoken else self._settings.first_bytes_max
-        if received - found.read > most:
+        if came - (found.read if is_counted else 0) > most:
+            self._end_flood(found)
+        return came
+
+    def _end_flood(self, found: GuardedConnection) -> None:
+        if not found.is_ended:
             self.ended_for_bytes += 1
             self._shut_down(found)
-        return received
+            self._on_flood()
 
     def _end_wait(self, found: GuardedConnection) -> None:
         """The time for its Hello is over."""

@@ -20,7 +20,7 @@ class GuardSettings:
     hello_s: float = 10.0
     accepts_per_s: float = 200.0
     accepts_per_s_of_source: float = 20.0
-    messages_per_look_max: int = 1000
+    backlog_per_look_max: int = 1000
     arrivals_per_look_max: int = 1000
     is_greeted: bool = True
     is_encrypted: bool = False
@@ -28,15 +28,16 @@ class GuardSettings:
 
 class GuardedConnection:
     """One accepted connection. `hello`: until when its Hello has to come, None where it has. `route`: of its messages.
-    `read`: bytes of messages that were read, and of heartbeats. `messages`: read since the last look; `arrivals`: of
+    `read`: bytes of messages that were read, and of heartbeats. `backlog`: messages read since the last look while
+    others waited behind them; `arrivals`: of
     bytes since then; `seen`: the kernel's count at the last arrival."""
 
     __slots__ = (
         "arrivals",
+        "backlog",
         "has_spoken",
         "hello",
         "is_ended",
-        "messages",
         "number",
         "peer",
         "read",
@@ -52,7 +53,7 @@ class GuardedConnection:
         self.hello: Deadline | None = hello
         self.route = b""
         self.read = 0
-        self.messages = 0
+        self.backlog = 0
         self.arrivals = 0
         self.seen = 0
         self.has_spoken = False

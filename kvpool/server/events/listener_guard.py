@@ -3,8 +3,8 @@
 ZMQ accepts without a bound, and remembers each subscription, about 50 bytes for each of its own, until its connection has
 ended. So the guard of the control plane between nodes (`peers/control`) watches these sockets too. Routers say no Hello: whose
 connection outlives the time for a handshake was admitted. On TCP a subscriber may send UNREAD_BYTES_MAX in its life and a few
-for heartbeats, and of a router that asks for replays so many can wait to be read. In the file system nothing counts these
-bytes; there a router may ask REQUESTS_PER_LOOK_MAX times in a quarter of a second.
+for heartbeats, and of a router that asks for replays so many can wait to be read. In the file system nothing counts what has
+come; there so many can wait in the kernel, and BACKLOG_PER_LOOK_MAX requests be read while others wait behind them.
 
 Loop thread only, but `note_requests` and `end_all`: any thread.
 """
@@ -13,6 +13,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import zmq
 
@@ -27,7 +28,8 @@ from kvpool.peers.loop_share import LoopShare
 
 HANDSHAKE_S = 5.0
 UNREAD_BYTES_MAX = 64 << 10
-REQUESTS_PER_LOOK_MAX = 2000
+# In a quarter of a second, with others waiting behind them: a router that waits for its answers has one or a few.
+BACKLOG_PER_LOOK_MAX = 512
 # Of a subscriber in a quarter of a second: what one sends in a millisecond takes ZMQ many.
 SUBSCRIBES_PER_LOOK_MAX = 16
 # Of the loop's time, for connections that come and go.
@@ -40,7 +42,7 @@ SETTINGS = GuardSettings(
     connections_max=ROUTERS_MAX,
     strangers_max=STRANGERS_MAX,
     hello_s=HANDSHAKE_S + 1.0,
-    messages_per_look_max=REQUESTS_PER_LOOK_MAX,
+    backlog_per_look_max=BACKLOG_PER_LOOK_MAX,
     is_greeted=False,
 )
 
@@ -55,11 +57,13 @@ class ListenerGuard:
         address: ZmqAddress,
         *,
         bind_file: Callable[[str], None],
+        on_flood: Callable[[], None],
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """`made`: not bound yet. `bind_file`: binds it at a path. Raises OSError that names the option, and what `bind_file`
-        raises; then nothing is bound."""
+        """`made`: not bound yet. `bind_file`: binds it at a path. `on_flood`: a connection that sent more than is read was ended.
+
+        Raises OSError that names the option, and what `bind_file` raises; then nothing is bound."""
         made.setsockopt(zmq.RCVHWM, 0)  # bounded by the guard; `unread_bytes.py` says why
         made.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
         made.setsockopt(zmq.TCP_KEEPALIVE, 1)
@@ -76,6 +80,7 @@ class ListenerGuard:
             gate=self._gate,
             settings=_settings_of(made),
             on_end=lambda _: None,
+            on_flood=on_flood,
             share=LoopShare(LOOP_SHARE, clock),
         )
         try:
@@ -104,10 +109,11 @@ class ListenerGuard:
         """How often connections were kept away for a moment."""
         return self._gate.closures
 
-    def note_requests(self, requests: Iterable[tuple[int, Sequence[int]]]) -> None:
-        """Requests were read: of each the descriptor of its connection, and the sizes of its parts."""
+    def note_requests(self, requests: Iterable[tuple[int, Sequence[int]]], *, is_backlog: bool) -> None:
+        """Requests were read: of each the descriptor of its connection, and the sizes of its parts. `is_backlog`: others wait
+        behind them."""
         read = [(descriptor, self._guard.wire_bytes(sizes)) for descriptor, sizes in requests]
-        self._loop.call_soon_threadsafe(self._guard.note_read, read)
+        self._loop.call_soon_threadsafe(partial(self._guard.note_read, read, is_backlog=is_backlog))
 
     def end_all(self) -> None:
         """Shut every connection down: routers come again by themselves."""

@@ -32,7 +32,16 @@ from kvpool.ownership import is_served, make_socket_directory
 from kvpool.peers.guarded_listener import context_for_others, descriptor_of
 from kvpool.peers.zap import ZAP_DOMAIN, ZAP_ENDPOINT, ZapHandler
 from kvpool.server.events.listener_guard import ListenerGuard
-from kvpool.server.events.replay import HEARTBEAT_S, NUMBER, PEER_MESSAGES_MAX, Message, ReplayBuffer, Replays
+from kvpool.server.events.local_door import LocalDoor
+from kvpool.server.events.replay import (
+    HEARTBEAT_S,
+    NUMBER,
+    PEER_MESSAGES_MAX,
+    RETRY_MS_MAX,
+    Message,
+    ReplayBuffer,
+    Replays,
+)
 
 END_OF_REPLAY = struct.pack(">q", -1)
 REQUEST_BYTES_MAX = 4096
@@ -61,6 +70,7 @@ class EventSockets:
         self._context.setsockopt(zmq.RCVHWM, REPORTS_WAITING_MAX)
         self._clock, self._loop = clock, loop
         self._guards: dict[int, ListenerGuard] = {}  # by the kind of the socket
+        self._doors: dict[int, LocalDoor] = {}  # of those in the file system
         self._closed_guards: list[ListenerGuard] = []
         self._made: list[zmq.Socket[bytes]] = []
         self._subscribed_bytes = 0
@@ -132,6 +142,8 @@ class EventSockets:
     @property
     def wait_ms(self) -> int | None:
         """Milliseconds until there may be work that the poller does not signal; None: never."""
+        if not all(door.is_open for door in self._doors.values()):
+            return RETRY_MS_MAX
         return self._replays.wait_ms
 
     def send(self, message: Message) -> None:
@@ -143,10 +155,11 @@ class EventSockets:
         if self._zap is not None:
             while self._zap.poll(0):
                 self._zap.send_multipart(self._access.answer(self._zap.recv_multipart()))
-        for _ in range(MESSAGES_PER_TURN):
-            if not self._publish.poll(0):
-                break
+        subscriptions = 0
+        while subscriptions < MESSAGES_PER_TURN and self._publish.poll(0):
             self._note_subscription(self._publish.recv_multipart())
+            subscriptions += 1
+        self._note_turn(zmq.XPUB, subscriptions)
         if self._replay is None:
             return 0
         read: list[tuple[int, list[int]]] = []
@@ -156,12 +169,17 @@ class EventSockets:
             frames = self._replay.recv_multipart(copy=False)
             read.append((descriptor_of(frames[-1]), [len(frame) for frame in frames[1:]]))
             self._take_request([frame.bytes for frame in frames])
+        self._note_turn(zmq.ROUTER, len(read))
         if read and (guard := self._guards.get(zmq.ROUTER)) is not None:
-            guard.note_requests(read)
+            guard.note_requests(read, is_backlog=len(read) == MESSAGES_PER_TURN)
         while self._asked and self._replays.has_room:
             peer = next(iter(self._asked))
             self._replays.begin(peer, *self._asked.pop(peer))
         return self._replays.go_on()
+
+    def _note_turn(self, kind: int, read: int) -> None:
+        if (door := self._doors.get(kind)) is not None:
+            door.note_turn(is_full=read == MESSAGES_PER_TURN)
 
     def end_subscribers(self) -> None:
         """Disconnect all subscribers: they come again by themselves. Any thread."""
@@ -178,6 +196,8 @@ class EventSockets:
     def close(self) -> None:
         """Close everything at once, without waiting. REQUIRES: on the loop's thread, or the listeners are closed."""
         self.close_listeners()
+        for door in self._doors.values():
+            door.open()  # the file of a daemon that has ended has its own name
         for made in self._made:
             made.close(linger=0)
         for guard in self._closed_guards:
@@ -208,9 +228,15 @@ class EventSockets:
         def bind_file(path: str) -> None:
             _bind_file(made, option, path, socket_mode, has_keys=bool(self._secret))
 
+        def note_flood() -> None:
+            if (door := self._doors.get(kind)) is not None:
+                door.close()
+
         self._guards[kind] = ListenerGuard(
-            made, option, address, bind_file=bind_file, clock=self._clock, loop=self._loop
+            made, option, address, bind_file=bind_file, on_flood=note_flood, clock=self._clock, loop=self._loop
         )
+        if address.endpoint.startswith("ipc://"):
+            self._doors[kind] = LocalDoor(address.endpoint.removeprefix("ipc://"), self._clock)
         return made
 
     def _note_subscription(self, frames: list[bytes]) -> None:

@@ -36,10 +36,14 @@ def message_of(*parts: bytes) -> bytes:
 
 
 def connection_to(endpoint: str) -> socket.socket:
-    """A bare connection."""
+    """A bare connection. Raises OSError."""
     if endpoint.startswith("ipc://"):
         made = socket.socket(socket.AF_UNIX)
-        made.connect(endpoint.removeprefix("ipc://"))
+        try:
+            made.connect(endpoint.removeprefix("ipc://"))
+        except OSError:
+            made.close()
+            raise
     else:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         made = socket.create_connection((host, int(port)))
