@@ -61,7 +61,7 @@ class ListenerGuard:
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """`made`: not bound yet. `bind_file`: binds it at a path. `on_flood`: a connection that sent more than is read was ended.
+        """`made`: not bound yet. `bind_file`: binds it at a path. `on_flood`: a connection that sends too much was ended.
 
         Raises OSError that names the option, and what `bind_file` raises; then nothing is bound."""
         made.setsockopt(zmq.RCVHWM, 0)  # bounded by the guard; `unread_bytes.py` says why
