@@ -24,7 +24,7 @@ CTEST = $(abspath $(BIN)/ctest) --output-on-failure -j $(WORKERS)
 # Bytecode is kept, whatever the environment says: the tests start a thousand daemons.
 RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client" PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help setup demo test build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-latest test-sglang test-store test-rdma fuzz check lint stubs docs native bench clean install-service uninstall-service wheel deb test-packages
+.PHONY: help setup demo test build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-latest test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-sparse clean install-service uninstall-service wheel deb test-packages
 .DEFAULT_GOAL := help
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo "make test [WORKERS=2] the whole test suite: C++ and Python (sets everything up)"
 	@echo "make check            format, lint, strict types, the rules of the tree, C++ with warnings as errors"
 	@echo "make bench            measure, against floors of the same run (bench-results/bench.json and bench.txt)"
+	@echo "make bench-sparse [SPARSE=--quick]   quality of sparse recall on structured keys and a small model that it trains: about 40 minutes (bench-results)"
 	@echo "make docs             write what is made from the code (docs/metrics.md, a table in docs/engines.md)"
 	@echo "make test-sanitizers  the C++ tests under address, undefined and thread sanitizers"
 	@echo "make test-aarch64     the C++ tests for 64-bit ARM under qemu-user, where that and the cross compiler are installed"
@@ -214,6 +215,13 @@ docs: setup
 bench: setup
 	mkdir -p bench-results
 	@$(BIN)/kvpoolctl bench all --out bench-results/bench.json >bench-results/bench.txt; status=$$?; cat bench-results/bench.txt; exit $$status
+
+# Its tables go with the document and the plots: make bench-sparse SPARSE="--seeds 41,42 --model-seed 6"
+SPARSE ?=
+
+bench-sparse: setup
+	mkdir -p bench-results
+	@$(RUN_TREE) $(BIN)/python -m kvpool.bench.sparse.study --out bench-results $(SPARSE) >bench-results/sparse.txt; status=$$?; cat bench-results/sparse.txt; exit $$status
 
 install-service:
 	@DESTDIR="$(DESTDIR)" scripts/install-service $(if $(KVPOOLD),--kvpoold "$(KVPOOLD)")

@@ -4,7 +4,7 @@ Nothing here has behaviour beyond accessors. Values that travel are wire codes: 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any, NamedTuple, NewType
 
@@ -71,6 +71,7 @@ class SaveState(IntEnum):
         └──deadline────► EXPIRED
 
     PENDING: another save is writing it, or it is on its way here from another tier, or after one that is: it may not come.
+    PART: this save's extents of it are stored, and others are not yet.
     """
 
     PRESENT = 0
@@ -89,6 +90,7 @@ class SaveState(IntEnum):
     CHECKSUM = 13
     SHARE = 14
     STOPPING = 15
+    PART = 16
     OTHER = 255  # never sent: a client's value for an unknown number
 
     @property
@@ -132,6 +134,41 @@ CLIENT_DECLINES = (SaveState.DISCONNECTED, SaveState.TIMEOUT, SaveState.TOO_LONG
 
 
 @dataclass(frozen=True, slots=True)
+class SparseUsage:
+    """Compute by lookup: steps of sparse sequences. Blocks and KV heads count for each KV head of each layer of each recall.
+
+    `kept_mass_millionths`: the sum, over query heads, of the estimated share of the middle blocks' mass that was recalled.
+    From `staging_wanted_blocks` on: steps on devices. `repeated_blocks`: of `compared_blocks`, those that the layer's step
+    before wanted as well.
+    """
+
+    recalls: int = 0
+    recalled_blocks: int = 0
+    middle_blocks: int = 0
+    kv_heads: int = 0
+    dense_kv_heads: int = 0
+    query_heads: int = 0
+    kept_mass_millionths: int = 0
+    fetched_blocks: int = 0
+    built_summaries: int = 0
+    lost_sequences: int = 0
+    reattached_sequences: int = 0
+    staging_wanted_blocks: int = 0
+    staging_hit_blocks: int = 0
+    staging_prefetched_blocks: int = 0
+    staging_copied_blocks: int = 0
+    compared_blocks: int = 0
+    repeated_blocks: int = 0
+
+
+# The names of these counts, in the order of usage reports.
+SPARSE_COUNTS = tuple(count.name for count in fields(SparseUsage))
+# How many of them there are without those of devices.
+HOST_SPARSE_COUNTS = SPARSE_COUNTS.index("staging_wanted_blocks")
+MASS_UNIT = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
 class UsageReport:
     """Usage of one client since its last report, in chunks.
 
@@ -145,6 +182,7 @@ class UsageReport:
     loaded_chunks: tuple[int, ...]
     failed_loads: tuple[int, ...]
     declined_chunks: tuple[int, ...]
+    sparse: SparseUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +200,7 @@ class ModelUsage:
     stored_chunks: int = 0
     stored_tokens: int = 0
     stored_bytes: int = 0
+    sparse: SparseUsage = SparseUsage()
 
     @property
     def missed_tokens(self) -> int:
@@ -236,6 +275,14 @@ class ChunkExtent:
     slot: int
     layer_bytes: int
     layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class CorruptChunk:
+    """A chunk in the arena whose bytes do not match their checksums; `bad`: in which extents."""
+
+    chunk: ChunkExtent
+    bad: tuple[int, ...]
 
 
 class EventKind(IntEnum):

@@ -194,6 +194,11 @@ class IndexView:
         (chunks, levels): the run of readable chunks from the first key on, and each one's level. GIL released.
         """
 
+    def last_run(self, keys: bytes, end: int, length: int) -> tuple[int, bytes]:
+        """
+        (end, levels): the largest end up to this one before which so many chunks in a row, or all, are readable on this node, and the level of each of them. GIL released.
+        """
+
     def is_being_written(self, key: bytes) -> bool:
         """
         Whether somebody is saving the chunk, or it is on its way from another tier.
@@ -202,6 +207,16 @@ class IndexView:
     def generation_at(self, slot: int) -> int:
         """
         Of the readable chunk in a slot; 0 where there is none. A slot: its region in the upper half, its number in the lower.
+        """
+
+    def count_current(self, slots: bytes, generations: bytes) -> int:
+        """
+        How many leading slots, u64, still have these generations, u64: what was read of their chunks before counts.
+        """
+
+    def landed_at(self, slot: int) -> int:
+        """
+        How many layers of the chunk in a slot are in place; bit 31: no more come.
         """
 
     def checksum_at(self, slot: int, layer: int) -> int: ...
@@ -904,7 +919,10 @@ class TierSet:
 class CacheView:
     """Where an engine has its blocks; holds a reference to `owner`."""
 
-    def __init__(self, bases: Sequence[int], *, planes: int, blocks: int, plane_block_bytes: int, plane_stride: int, block_stride: int, owner: object) -> None: ...
+    def __init__(self, bases: Sequence[int], *, planes: int, blocks: int, plane_block_bytes: int, plane_stride: int, block_stride: int, owner: object, runs: int = 1, run_stride: int = 0) -> None:
+        """
+        `runs`: of bytes in a block's plane, `run_stride` apart; plane_block_bytes is the bytes of all of them.
+        """
 
 class LoadJob:
     """A load that runs from the start."""
@@ -959,14 +977,14 @@ class CopyPool:
 
     def __init__(self, threads: int) -> None: ...
 
-    def load(self, view: CacheView, arena: Mapping, index: IndexView, offsets: bytes, slots: bytes, generations: bytes, block_ids: bytes, layers: int, layer_bytes: int, verifies: bool) -> LoadJob:
+    def load(self, view: CacheView, arena: Mapping, index: IndexView, offsets: bytes, slots: bytes, generations: bytes, block_ids: bytes, layers: int, layer_bytes: int, verifies: bool, *, extents: bytes = ..., extent_bytes: int = 0) -> LoadJob:
         """
-        Starts a load. Columns: u64 offsets, slots and generations, i64 block ids. ValueError for what lies outside.
+        Starts a load. Columns: u64 offsets, slots and generations, i64 block ids; u32 `extents`: the number of the stored extent for each layer of the view, rising, none for all from 0 on; `extent_bytes`: of each, 0 for layer_bytes. ValueError for what lies outside.
         """
 
-    def save(self, view: CacheView, arena: Mapping, offsets: bytes, block_ids: bytes, layers: int, layer_bytes: int, first_layer: int = 0) -> SaveJob:
+    def save(self, view: CacheView, arena: Mapping, offsets: bytes, block_ids: bytes, layers: int, layer_bytes: int, first_layer: int = 0, *, extents: bytes = ..., extent_bytes: int = 0) -> SaveJob:
         """
-        Prepares a save of `layers` layers from `first_layer` on; nothing is copied before it is announced.
+        Prepares a save of `layers` layers from `first_layer` on; nothing is copied before it is announced. `extents` and `extent_bytes` as in `load`.
         """
 
     def stop(self) -> None: ...
@@ -974,6 +992,35 @@ class CopyPool:
     def bytes_copied(self) -> int: ...
 
     def cpu_seconds(self) -> float: ...
+
+    def summarize(self, arena: Mapping, offsets: bytes, target: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')] | None, *, form: str, dtype: str, head_dim: int, kv_heads: int, layers: int, layer_bytes: int, chunk_tokens: int, block_tokens: int, extents: int) -> SummaryJob:
+        """
+        Starts to build the summaries of chunks at `offsets` (u64): behind their layers where `target` is None, else in [chunk][extents * layer_bytes]. ValueError for what lies outside.
+        """
+
+def summary_bytes(form: str, head_dim: int) -> int:
+    """Bytes of the summary of one block and KV head."""
+
+def build_summaries(*, form: str, dtype: str, head_dim: int, kv_heads: int, keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], values: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], token_stride: int, block_tokens: int, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """
+    Builds out [block][kv_head]. `keys`, `values`: addresses u64 of the first token's first KV head, for each block. GIL released.
+    """
+
+class SummaryJob:
+    """Summaries that are built from the start."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether all was built, or the job cancelled, within the time."""
+
+    def cancel(self) -> None: ...
+
+    def is_cancelled(self) -> bool: ...
+
+    def progress(self) -> int:
+        """Layers of chunks that are done."""
+
+    def checksums(self) -> bytes:
+        """CRC-32C as u32 [chunk][extent]; empty unless all was built."""
 
 def extent_checksums(arena: Mapping, offset: int, layer_bytes: int, layers: int) -> bytes:
     """CRC-32C of each layer in place, u32. GIL released."""
@@ -999,6 +1046,30 @@ def crc32c(data: NDArray[numpy.uint8] | bytes, init: int = 0) -> int:
 
 def crc_path() -> str:
     """How checksums are computed: avx512, sse4.2 or table."""
+
+class WorkerTeam:
+    """The caller and some threads that work on one thing at a time."""
+
+    def __init__(self, threads: int) -> None: ...
+
+    @property
+    def threads(self) -> int: ...
+
+class Recall:
+    """Chooses blocks by their summaries, one layer and step at a time."""
+
+    def __init__(self, *, form: str, head_dim: int, kv_heads: int, group: int, loose_bound: float = 8.0, loose_share: float = 0.5) -> None: ...
+
+    def run(self, team: WorkerTeam, queries: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], records: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], *, take: int, wants_tail: bool) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C')], Annotated[NDArray[numpy.bool_], dict(shape=(None,), order='C')], Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C')], Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C')], Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C')] | None, Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C')] | None]:
+        """
+        (chosen [kv_heads, take], is_dense [kv_heads], kept_mass [heads], loose_share [heads], tail_logits [heads] or None, tail_values [heads, head_dim] or None). `queries` [heads, head_dim] unscaled; `records`: addresses u64 of the first KV head's record, for each block. GIL released.
+        """
+
+def sparse_path() -> str:
+    """What builds and recalls: avx512, avx2 or portable."""
+
+def force_sparse_path(name: str) -> None:
+    """For tests: one path, or '' for the best."""
 
 def tune_copies(piece_bytes: int | None = None) -> None:
     """
@@ -1059,11 +1130,16 @@ class SlotHeader:
         """
 
 def decode_ssd_header(page: bytes) -> SlotHeader | None:
-    """The header that a page has where it is a slot's, else None."""
+    """
+    The header that whole pages begin with where they are a slot's, else None.
+    """
+
+def ssd_header_length(page: bytes) -> int:
+    """Bytes of the header that begins with this page; 0 where none does."""
 
 def encode_ssd_header(epoch: bytes, key: bytes, namespace: bytes, layer_bytes: int, checksums: bytes) -> bytes:
     """
-    The header page of a chunk outside of any slot: without parent, generation and token ids.
+    The header of a chunk outside of any slot: without parent, generation and token ids.
     """
 
 class ChunkOutcome:
@@ -1089,7 +1165,10 @@ class ChunkOutcome:
 
 SSD_HEADER_BYTES: int = 4096
 
-SSD_LAYERS_MAX: int = 986
+SSD_LAYERS_MAX: int = 4096
+
+def ssd_header_bytes(layers: int) -> int:
+    """Bytes of the header of a slot for a chunk of so many layers."""
 
 SSD_WRITE_BYTES: int = 4194304
 
@@ -1567,3 +1646,19 @@ class FlushWalk:
 
     def result(self) -> FlushResult:
         """So far; `skipped` at the end."""
+
+def attend(team: WorkerTeam, dtype: str, query: NDArray[numpy.float32], keys: NDArray[numpy.uint64], tokens: NDArray[numpy.uint64], wanted: NDArray[numpy.uint8], *, value_offset: int, token_stride: int) -> tuple[NDArray[numpy.float32], NDArray[numpy.float32]]:
+    """
+    Attention of one query token: (logit [heads], value [heads, head_dim]). `keys`: where the key of KV head 0 of each run's first token lies; its value lies `value_offset` behind it. `wanted` [run, kv_heads]. GIL released. ValueError for shapes that do not agree; the addresses are believed.
+    """
+
+def read_plainly(team: WorkerTeam, runs: NDArray[numpy.uint64], *, run_bytes: int) -> int:
+    """
+    The sum of all 64-bit words at these addresses, modulo 2^64: what reading alone costs, for benchmarks. GIL released. ValueError for a size that is no multiple of 256; the addresses are believed.
+    """
+
+def attention_path() -> str:
+    """How attention is computed: avx512, avx2 or portable."""
+
+def choose_attention_path(path: str) -> None:
+    """For tests: ValueError where the processor has no such path."""

@@ -6,9 +6,16 @@ pool = kvpool_client.connect("/run/kvpool/kvpool.sock", model="llama-3-8b", revi
 from kvpool import __version__
 from kvpool.errors import InvalidArgument, KVPoolError, LayoutMismatch
 from kvpool.layout import Layout
+from kvpool.layouts.groups import Group
+from kvpool.layouts.share import Share
 from kvpool.types import Event, EventKind, Level, StoredChunk, TokenRange
 from kvpool_client.copying.cache import Cache
+from kvpool_client.copying.leased_memory import LeasedMemory
 from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart
+from kvpool_client.grouped.leases import GroupLease
+from kvpool_client.grouped.load import GroupLoad
+from kvpool_client.grouped.lookups import GroupHit
+from kvpool_client.grouped.save import GroupSave, GroupSaveResult
 from kvpool_client.hints.envelope import HintReport
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.lease import Lease
@@ -25,6 +32,12 @@ __all__ = [
     "EventBatch",
     "EventKind",
     "EventMark",
+    "Group",
+    "GroupHit",
+    "GroupLease",
+    "GroupLoad",
+    "GroupSave",
+    "GroupSaveResult",
     "HintReport",
     "Hit",
     "InvalidArgument",
@@ -33,6 +46,7 @@ __all__ = [
     "Layout",
     "LayoutMismatch",
     "Lease",
+    "LeasedMemory",
     "Level",
     "Load",
     "LoadResult",
@@ -40,6 +54,7 @@ __all__ = [
     "RetainResult",
     "Save",
     "SaveResult",
+    "Share",
     "SnapshotPart",
     "StoredChunk",
     "TokenRange",

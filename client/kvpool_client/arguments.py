@@ -8,7 +8,9 @@ import os
 from kvpool.errors import InvalidArgument
 from kvpool.keys import namespace_name
 from kvpool.layout import Layout
+from kvpool.layouts.share import Share
 from kvpool_client.key_chain import KeyChain
+from kvpool_client.lease import Lease
 
 COPY_THREADS_MAX = 64
 PATH_BYTES_MAX = 107
@@ -35,6 +37,8 @@ def check_connect(
         )
     if not isinstance(layout, Layout):
         raise InvalidArgument(f"layout is {type(layout).__name__}, expected kvpool_client.Layout")
+    if layout.group is not None:
+        raise InvalidArgument(f"layout is that of one group ({layout.group}), expected the layout with all groups")
     if not isinstance(salt, (bytes, bytearray, memoryview)):
         raise InvalidArgument(f"salt is {type(salt).__name__}, expected bytes")
     if not isinstance(timeout_s, (int, float)) or not 0.0 < timeout_s <= TIMEOUT_S_MAX:
@@ -43,10 +47,27 @@ def check_connect(
         raise InvalidArgument(f"copy_threads is {copy_threads!r}, expected 1..{COPY_THREADS_MAX}")
 
 
+def check_share(share: Share | None, layout: Layout) -> None:
+    """Check that chunks of the layout have this part."""
+    if share is None:
+        return
+    if not isinstance(share, Share):
+        raise InvalidArgument(f"share is {type(share).__name__}, expected kvpool_client.Share")
+    share.check(layout)
+
+
 def check_keys(keys: KeyChain) -> None:
     """Check that `keys` is a KeyChain."""
     if not isinstance(keys, KeyChain):
         raise InvalidArgument(f"keys is {type(keys).__name__}, expected what Pool.keys answered")
+
+
+def check_lease(lease: Lease, layout: Layout) -> None:
+    """Check that `lease` is one on chunks of this layout."""
+    if not isinstance(lease, Lease):
+        raise InvalidArgument(f"lease is {type(lease).__name__}, expected what acquire or claim answered")
+    if lease.layout != layout:
+        raise InvalidArgument(f"lease is of another layout: {lease.layout!r}")
 
 
 def check_index(name: str, value: int, most: int) -> None:

@@ -65,6 +65,11 @@ class KeyChain:
         """Tokens that the keys cover: chunks × chunk_tokens."""
         return len(self) * self.chunk_tokens
 
+    @property
+    def has_tail(self) -> bool:
+        """Whether there are tokens behind the last chunk, as far as they were given."""
+        return len(self._tail) > 0
+
     def extend(self, tokens: object) -> None:
         """Append tokens; hashes only the chunks that become full. Raises InvalidArgument on anything but token ids."""
         new = as_tokens(tokens)

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool import failpoint
-from kvpool.errors import KVPoolError
+from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.layout import Layout
+from kvpool.protocol import versions
 from kvpool.protocol.records import messages as m
 from kvpool.types import Level
 from kvpool_client.connection.peer_pace import PeerPace
@@ -70,7 +71,7 @@ class Lease:
         """Estimated seconds to load all of it, from what this Pool has copied so far, and from what was measured of the node
         from which some of it comes; compare it with the time to compute them."""
         elsewhere = self._leased.tiers.count(Level.PEER) + self._leased.tiers.count(Level.STORE)
-        return self._estimate_s(self.chunks) + self._peer_pace.cost_s(elsewhere * self.layout.chunk_bytes)
+        return self._estimate_s(self.chunks) + self._peer_pace.cost_s(elsewhere * self.layout.stored_bytes)
 
     @property
     def tiers(self) -> npt.NDArray[np.uint8]:
@@ -118,12 +119,28 @@ class Lease:
             load.wait_watched(stall)
         return True
 
-    def ticket(self) -> bytes:
-        """A ticket that another process of the trust domain turns into a lease; empty if this lease has ended."""
+    def row_of(self, chunk: int) -> int:
+        """The row of a chunk among all that the daemon has leased with it."""
+        return chunk
+
+    def ticket(self, claims: int | None = None) -> bytes:
+        """A ticket that another process of the trust domain turns into a lease, once on each rank of the layout; empty if this
+        lease has ended.
+
+        `claims`: how often it may be claimed instead, by whatever ranks: by those of an engine of which each has a share of one
+        layout. It lasts until then, or as long as a lease that is not used; an earlier daemon gives none. Raises
+        InvalidArgument for another number than 1 to 1024.
+        """
+        if claims is not None and (
+            isinstance(claims, bool) or not isinstance(claims, int) or not 0 < claims <= m.CLAIMS_MAX
+        ):
+            raise InvalidArgument(f"claims is {claims!r}, expected 1..{m.CLAIMS_MAX}")
         if not self.is_live or self.session is None:
             return b""
+        if claims and self.session.welcome.protocol < versions.CLAIMS_SINCE:
+            return b""  # a daemon whose tickets are claimed once
         try:
-            return self.session.call(m.IssueTicket(self.id), m.Ticket).ticket
+            return self.session.call(m.IssueTicket(self.id, claims or 0), m.Ticket).ticket
         except KVPoolError:
             return b""
 

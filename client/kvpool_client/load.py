@@ -66,16 +66,19 @@ class Load:
         first_chunk: int,
         chunk_tokens: int,
         layers: int,
+        groups: int,
         timeout_s: float,
         ended_early: LoadReason = LoadReason.COMPLETE,
         on_end: Callable[["Load", LoadResult], None],
     ) -> None:
+        """`groups`: head groups of a layer, each of which the run counts as a layer."""
         self.lease = lease
         self.first_chunk = first_chunk
         self._pid = os.getpid()
         self._run = run
         self._chunk_tokens = chunk_tokens
         self._layers = layers
+        self._groups = groups
         self._timeout_s = timeout_s
         self._reason = ended_early
         self._result: LoadResult | None = None
@@ -112,11 +115,15 @@ class Load:
         run = self._run
         if run is None or self._is_inherited:
             return False
-        code = -1
         deadline = Deadline(timeout_s) if timeout_s is not None else None
         stalled = Stall(run, self._timeout_s)
+        extents = range(layer * self._groups, (layer + 1) * self._groups)
+        return all(self._wait_extent(run, extent, stalled, deadline) for extent in extents)
+
+    def _wait_extent(self, run: LoadRun, extent: int, stalled: Stall, deadline: Deadline | None) -> bool:
+        code = -1
         while code == -1:
-            code = run.wait_layer(layer, _slice_s(stalled, deadline))
+            code = run.wait_layer(extent, _slice_s(stalled, deadline))
             if code == -1 and (stalled.has_lasted() or (deadline is not None and deadline.has_passed())):
                 self._stop(LoadReason.TIMEOUT)
                 return False

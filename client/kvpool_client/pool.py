@@ -11,14 +11,13 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from kvpool import failpoint
-from kvpool.errors import InvalidArgument, KVPoolError
+from kvpool.errors import InvalidArgument
 from kvpool.key_column import KeyColumn
 from kvpool.keys import DEFAULT_DOMAIN, namespace_name, pack_scope
 from kvpool.layout import Layout
-from kvpool.protocol.records import messages as m
-from kvpool.types import LoadReason, TokenRange
-from kvpool_client.arguments import check_connect, check_index, check_keys, check_scope
+from kvpool.layouts.share import Share
+from kvpool.types import TokenRange
+from kvpool_client.arguments import check_connect, check_index, check_keys, check_lease, check_scope, check_share
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.engine_reports import EngineReports
 from kvpool_client.connection.finder import Finder
@@ -26,16 +25,21 @@ from kvpool_client.connection.lease_fetcher import LeaseFetcher
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.lookups import check_owner
 from kvpool_client.connection.roots import Roots
-from kvpool_client.connection.session import Session, SessionPlan
+from kvpool_client.connection.session import SessionPlan
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.copies import Copies
+from kvpool_client.copying.leased_memory import LeasedMemory
+from kvpool_client.copying.load_starter import LoadStarter
 from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart, read_events, read_snapshot
+from kvpool_client.grouped.leases import GroupLeaseFetcher
+from kvpool_client.grouped.lookups import GroupFinder
+from kvpool_client.grouped.verbs import GroupVerbs
 from kvpool_client.hints.envelope import HintReport, parse_hints
 from kvpool_client.hints.hint_client import HintClient
 from kvpool_client.key_chain import Extra, KeyChain
 from kvpool_client.lease import Lease
-from kvpool_client.load import Load, LoadRun
-from kvpool_client.results import AnnounceResult, Hit, LoadResult, RetainResult
+from kvpool_client.load import Load
+from kvpool_client.results import AnnounceResult, Hit, RetainResult
 from kvpool_client.retention import plan_retention
 from kvpool_client.save import Save
 from kvpool_client.save_starter import SavePlan, SaveStarter
@@ -51,13 +55,15 @@ def connect(
     salt: bytes = b"",
     timeout_s: float = 1.0,
     copy_threads: int = 1,
+    share: Share | None = None,
 ) -> "Pool":
     """A Pool on the daemon at `path`. Never raises because the daemon is away: then the Pool misses and keeps reconnecting.
 
     `revision` names the weights: chunks are shared only where model and revision are equal; a new checkpoint needs a new one.
     `timeout_s` bounds one round trip with the wait for this Pool's other threads, and for a load or save the longest time
-    without progress. `copy_threads` native threads copy for this Pool. Raises InvalidArgument, or LayoutMismatch when the
-    daemon cannot store such chunks.
+    without progress. `copy_threads` native threads copy for this Pool. `share`: the part of every chunk that this rank's engine
+    has, in a layout of the whole model; None: all of it. Only that is loaded and saved. Raises InvalidArgument, or
+    LayoutMismatch when the daemon cannot store such chunks.
     """
     return Pool(
         path,
@@ -67,6 +73,7 @@ def connect(
         salt=salt,
         timeout_s=timeout_s,
         copy_threads=copy_threads,
+        share=share,
     )
 
 
@@ -83,9 +90,12 @@ class Pool:
         timeout_s: float,
         copy_threads: int,
         revision: str = "",
+        share: Share | None = None,
     ) -> None:
         check_connect(path, model, layout, revision=revision, salt=salt, timeout_s=timeout_s, copy_threads=copy_threads)
+        check_share(share, layout)
         self.layout = layout
+        self.share = share or Share.whole(layout)
         self.model = namespace_name(model, revision)
         self._salt = bytes(salt)
         self._timeout_s = timeout_s = float(timeout_s)
@@ -94,8 +104,18 @@ class Pool:
         self._counters = counters = Counters()
         self._link = link = Link(SessionPlan(os.fspath(path), self.model, layout, timeout_s), counters)
         self._finder = Finder(layout, link, counters, timeout_s=timeout_s)
-        self._copies = copies = Copies(layout, copy_threads)
-        self._lease_fetcher = LeaseFetcher(layout, link, counters, estimate_s=copies.estimate_s, timeout_s=timeout_s)
+        self._copies = copies = Copies(layout, copy_threads, self.share)
+        self._group_finder = finder = GroupFinder(layout, link, counters) if layout.groups else None
+        self.groups = GroupVerbs(layout, link, copies=copies, finder=finder, counters=counters, timeout_s=timeout_s)
+        estimate_s = copies.estimate_s if finder is None else self.groups.estimate_s
+        self._lease_fetcher = (
+            LeaseFetcher(layout, link, counters, estimate_s=estimate_s, timeout_s=timeout_s)
+            if finder is None
+            else GroupLeaseFetcher(layout, link, counters, finder=finder, estimate_s=estimate_s, timeout_s=timeout_s)
+        )
+        self._load_starter = LoadStarter(
+            layout, self.share, link=link, copies=copies, counters=counters, timeout_s=timeout_s
+        )
         self._save_starter = SaveStarter(layout, link, copies, counters, timeout_s=timeout_s)
         self.separate = SeparateChunks(layout, copies, self._lease_fetcher, self._save_starter)
         self._hint_client = HintClient(layout, link, counters, timeout_s)
@@ -135,11 +155,15 @@ class Pool:
             self._link.close()
             self._copies.stop()
 
-    def register(self, layers: Sequence[object], block_tokens: int, form: str = "auto") -> Cache:
-        """Describe an engine's paged KV, one array for each layer (see `buffers`). Raises InvalidArgument, LayoutMismatch."""
+    def register(self, layers: Sequence[object], block_tokens: int, form: str = "auto", group: int = 0) -> Cache:
+        """Describe an engine's paged KV, one array for each layer of a group (see `buffers`). Raises InvalidArgument,
+        LayoutMismatch."""
+        check_index("group", group, max(0, len(self.layout.groups) - 1))
         if self.layout.rank is None:
             raise InvalidArgument("a Pool with rank=None looks up and acquires, it has no KV to register")
-        return Cache(layers, self.layout, block_tokens=block_tokens, form=form)
+        if self.layout.groups:
+            return Cache(layers, self.layout.of_group(group), block_tokens=block_tokens, form=form)
+        return Cache(layers, self.layout, block_tokens=block_tokens, form=form, share=self.share)
 
     def keys(
         self, tokens: object, salt: bytes | None = None, adapter: str = "", extra: Sequence[Extra] = ()
@@ -184,6 +208,10 @@ class Pool:
         """
         check_keys(keys)
         check_owner(owner)
+        if self._group_finder is not None:
+            if owner:
+                raise InvalidArgument(f"owner is {owner!r}, chunks of a layout with groups are on one node alone")
+            return self._group_finder.lookup(keys)
         return self._finder.lookup(keys, owner)
 
     def is_being_saved(self, keys: KeyChain, chunk: int) -> bool:
@@ -227,26 +255,23 @@ class Pool:
         """Copy leased chunks from `first_chunk` on into engine memory; returns at once.
 
         Either `cache` and `block_ids` (exactly the blocks of those chunks; −1 skips a block), or `into`: C-contiguous
-        uint8 [chunks, chunk_bytes]. Raises InvalidArgument for wrong lengths, even if the lease has ended.
+        uint8 [chunks, chunk_bytes], of a share only its bytes. Raises InvalidArgument for wrong lengths, even if the lease
+        has ended.
         """
-        if not isinstance(lease, Lease):
-            raise InvalidArgument(f"lease is {type(lease).__name__}, expected what acquire or claim answered")
+        check_lease(lease, self.layout)
+        self._check_plain("load")
         check_index("first_chunk", first_chunk, lease.chunks)
-        if lease.layout != self.layout:
-            raise InvalidArgument(f"lease is of another layout: {lease.layout!r}")
         chunks = lease.chunks - first_chunk
         blocks = self._copies.blocks(cache, block_ids, array=into, chunks=chunks, is_load=True)
-        session = lease.session
-        if not chunks or session is None or not lease.is_live:
-            reason = LoadReason.DISCONNECTED if chunks else LoadReason.COMPLETE
-            return self._new_load(lease, None, first_chunk, reason)
-        failpoint.reach("client.load.before")
-        run = self._copies.load(session, lease, first_chunk, blocks)
-        load = self._new_load(lease, run, first_chunk, LoadReason.COMPLETE if run is not None else LoadReason.GONE)
-        if run is not None and not lease.begin_load(load):
-            run.cancel()
-        self._link.use_lease(lease.id)
-        return load
+        return self._load_starter.begin(lease, first_chunk, blocks)
+
+    def leased_memory(self, lease: Lease) -> LeasedMemory:
+        """A lease's chunks where they lie in the pool, to be read there until it is closed. Raises InvalidArgument."""
+        check_lease(lease, self.layout)
+        self._check_plain("leased_memory")
+        if self.layout.head_groups != 1 or not self.share.is_whole(self.layout):
+            raise InvalidArgument("leased_memory has whole layers, expected a layout without head groups and no share")
+        return LeasedMemory(self._link, lease, self._load_starter.begin_check)
 
     def save(
         self,
@@ -269,6 +294,7 @@ class Pool:
         the prompt's `prompt_tokens` tokens; without `prompt_tokens` all of `keys` is prompt.
         """
         check_keys(keys)
+        self._check_plain("save")
         check_index("first_chunk", first_chunk, len(keys))
         count = len(keys) - first_chunk if chunks is None else chunks
         check_index("chunks", count, len(keys) - first_chunk)
@@ -344,37 +370,18 @@ class Pool:
         check_keys(keys)
         return self._hint_client.hint(parse_hints(envelope), keys, prompt_tokens)
 
+    @property
+    def counters(self) -> Counters:
+        """This client's counters, to which its sparse sequences add."""
+        return self._counters
+
     def engine_reports(self) -> EngineReports:
         """Reports of one more block pool over this Pool's connection."""
         return EngineReports(self._link, self.layout, self._salt, self._roots_of)
 
-    def _new_load(self, lease: Lease, run: LoadRun | None, first_chunk: int, early: LoadReason) -> Load:
-        return Load(
-            lease,
-            run,
-            first_chunk=first_chunk,
-            chunk_tokens=self.layout.chunk_tokens,
-            layers=self.layout.layers,
-            timeout_s=self._timeout_s,
-            ended_early=early,
-            on_end=self._load_ended,
-        )
-
-    def _load_ended(self, load: Load, result: LoadResult) -> None:
-        lease = load.lease
-        lease.end_load(load)
-        self._link.unuse_lease(lease.id)
-        self._counters.count_load(lease.tiers[load.first_chunk : result.chunks].tobytes(), result)
-        if result.reason == "checksum" and lease.session is not None:
-            self._report_corrupt(lease.session, m.ReportCorrupt(lease.id, result.chunks))
-
-    def _report_corrupt(self, session: Session, report: m.ReportCorrupt) -> None:
-        """Have the daemon check the chunk before the failure is returned, so that no client gets it again."""
-        try:
-            failpoint.reach("client.report_corrupt.before", failpoint.unreachable)
-            session.call(report, m.Done)
-        except KVPoolError as error:
-            self._link.note_failure(session, error)
+    def _check_plain(self, name: str) -> None:
+        if self.layout.groups:
+            raise InvalidArgument(f"{name} is of layouts without groups, expected a verb of Pool.groups")
 
     def _empty_chain(
         self, salt: bytes | None, adapter: str, extra: Sequence[Extra], adapter_name: str | None = None

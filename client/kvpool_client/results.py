@@ -10,7 +10,7 @@ from kvpool.types import Level, RetainState, SaveState
 from kvpool_client.connection.peer_pace import PeerPace
 from kvpool_client.key_chain import KeyChain
 
-STORED_STATES = (SaveState.STORED, SaveState.PRESENT)
+STORED_STATES = (SaveState.STORED, SaveState.PRESENT, SaveState.PART)
 _SAVE_STATES = {int(state): state for state in SaveState}
 _RETAIN_STATES = {int(state): state for state in RetainState}
 
@@ -60,12 +60,13 @@ class LoadResult:
 
 @dataclass(frozen=True, slots=True)
 class SaveResult:
-    """Result of a save, by chunk. `stored + present + declined` is the number of chunks asked.
+    """Result of a save, by chunk. `stored + present + part + declined` is the number of chunks asked.
 
-    `states[i]`: stored | present | declined. `reasons` counts the declined ones by reason: pending, no-parent, full, share,
-    not-ready, stopping, expired, disconnected, timeout, too-long, aborted, checksum where the daemon has stored other bytes
-    than were announced to it, and other for a reason that only a later version has. `clipped`: how many of the stored and
-    present ones have the default priority although the save asked for a higher one, because the share of chunks above the
+    `states[i]`: stored | present | part | declined. Part, of a Pool with a share: what this rank has of the chunk is stored,
+    and it is found as soon as the other ranks' parts are. `reasons` counts the declined ones by reason: pending, no-parent,
+    full, share, not-ready, stopping, expired, disconnected, timeout, too-long, aborted, checksum where the daemon has stored
+    other bytes than were announced to it, and other for a reason that only a later version has. `clipped`: how many of those
+    not declined have the default priority although the save asked for a higher one, because the share of chunks above the
     default is used up.
     """
 
@@ -75,6 +76,7 @@ class SaveResult:
     states: tuple[str, ...]
     reasons: Mapping[str, int]
     clipped: int = 0
+    part: int = 0
 
     @classmethod
     def of(cls, states: list[SaveState], retained: bytes = b"") -> "SaveResult":
@@ -87,12 +89,13 @@ class SaveResult:
             words.append(state.reason if is_kept else "declined")
             if not is_kept:
                 reasons[state.reason] = reasons.get(state.reason, 0) + 1
-        stored, present = states.count(SaveState.STORED), states.count(SaveState.PRESENT)
+        stored, present, part = (states.count(state) for state in STORED_STATES)
         clipped = sum(
             text == RetainState.CLIPPED and state in STORED_STATES
             for state, text in zip(states, retained, strict=False)
         )
-        return cls(stored, present, len(states) - stored - present, tuple(words), reasons, clipped)
+        declined = len(states) - stored - present - part
+        return cls(stored, present, declined, tuple(words), reasons, clipped, part)
 
 
 @dataclass(frozen=True, slots=True)

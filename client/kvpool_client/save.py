@@ -5,7 +5,8 @@
 
 Chunks that the pool has already, or declines, are not copied. Copies per byte: one, engine memory to arena; the
 checksum is computed in the same pass. A commit that is not answered counts as declined: absent means failed. A Save is used
-from one thread at a time. In a forked child it has ended with nothing stored, like a load (see `load`).
+from one thread at a time. In a forked child it has ended with nothing stored, like a load (see `load`). Of a Pool with a share
+all this is about its part of each chunk.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ import numpy as np
 
 from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
+from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.types import SaveState
@@ -29,6 +31,7 @@ from kvpool_client.pending import PendingChunks
 from kvpool_client.results import SaveResult, save_state_of
 
 CHECKSUM_BYTES = 4
+CommitRequest = m.Commit | gm.CommitGroup
 
 
 class SaveRun(Protocol):
@@ -55,7 +58,8 @@ class SaveRun(Protocol):
         ...
 
     def checksums(self) -> bytes:
-        """CRC-32C of every layer, u32 little endian [chunk][layer]. Only after everything was copied."""
+        """CRC-32C of every layer, and of a chunk's summaries behind them, u32 little endian [chunk][extent]. Only after
+        everything was copied."""
         ...
 
     def copied_layers(self) -> int:
@@ -86,11 +90,17 @@ class Save:
         retained: bytes,
         pending: PendingChunks,
         layers: int,
+        groups: int,
+        extents: int,
         timeout_s: float,
         on_end: Callable[[SaveResult], None],
+        group: int | None = None,
+        is_part: bool = False,
     ) -> None:
         """`tokens`: the token ids of the RESERVED chunks, i32, or none; `scope`: adapter and salt tag for events. `retained`: a
-        RetainState for each chunk, or none."""
+        RetainState for each chunk, or none. `layers`: of the engine, each to be announced; `groups`: head groups of a layer,
+        each of which the run counts as a layer; `extents`: of a stored chunk, each with a checksum. `group`: that of the
+        chunks, where the layout has groups. `is_part`: the layers, groups and extents are those of a share."""
         assert (run is None) == (SaveState.RESERVED not in states)
         self._pid = os.getpid()
         self._session = session
@@ -102,8 +112,12 @@ class Save:
         self._retained = retained
         self._pending = pending
         self._layers = layers
+        self._groups = groups
+        self._extents = extents
         self._timeout_s = timeout_s
         self._on_end = on_end
+        self._group = group
+        self._is_part = is_part
         self._announced: set[int] = set()
         self._landed = 0  # layers that were reported to the daemon, for other nodes
         self._result: SaveResult | None = None
@@ -129,7 +143,8 @@ class Save:
             raise InvalidArgument(f"layer {layer} was announced before, expected once each")
         self._announced.add(layer)
         if self._run is not None and self._result is None and not self._is_inherited:
-            self._run.announce(layer)
+            for group in range(self._groups):
+                self._run.announce(layer * self._groups + group)
             self._land_copied(self._run)
 
     @overload
@@ -229,9 +244,9 @@ class Save:
     def _land_copied(self, run: SaveRun) -> None:
         """Report the layers copied so far, which other nodes may read before the commit; the last one comes with it."""
         assert self._session is not None
-        if not self._session.welcome.remote_bytes:
-            return  # there are no other nodes
-        if self._landed >= min(run.copied_layers(), self._layers - 1):
+        if not self._session.welcome.remote_bytes or self._is_part:
+            return  # there are no other nodes, or nobody can read a chunk before its other parts are there
+        if self._landed >= min(run.copied_layers(), self._layers * self._groups - 1):
             return
         chunks = self._states.count(SaveState.RESERVED)
         sums = np.frombuffer(run.checksums_from(self._landed), "<u4").reshape(chunks, -1)
@@ -251,14 +266,19 @@ class Save:
         if self._result is None and self._run is not None and not self._is_inherited:
             self._run.announce_all()
 
-    def _as_one_commit(self) -> "tuple[Session, m.Commit] | None":
+    def _commit_of(self, checksums: bytes, tokens: bytes) -> CommitRequest:
+        if self._group is None:
+            return m.Commit(self._reservation, checksums, tokens, self._scope)
+        return gm.CommitGroup(self._group, self._reservation, checksums, tokens, self._scope)
+
+    def _as_one_commit(self) -> "tuple[Session, CommitRequest] | None":
         """The one request that publishes this save, once everything is copied; None where there is nothing to publish."""
         if self._result is not None or self._thread is not None or self._run is None or self._is_inherited:
             return None
         if not self._copied():
             return None
         assert self._session is not None
-        commit = m.Commit(self._reservation, self._run.checksums(), self._tokens, self._scope)
+        commit = self._commit_of(self._run.checksums(), self._tokens)
         fits = len(commit.checksums) + len(commit.tokens) + len(commit.scope) <= m.COMMIT_BYTES_MAX
         return (self._session, commit) if fits else None
 
@@ -276,7 +296,7 @@ class Save:
     def _commit_reserved(self, checksums: bytes) -> None:
         assert self._session is not None
         reserved = self._chunks_reserved
-        chunk_bytes = 4 * self._layers
+        chunk_bytes = CHECKSUM_BYTES * self._extents
         token_bytes = len(self._tokens) // max(1, len(reserved))
         batch = max(1, (m.COMMIT_BYTES_MAX - len(self._scope)) // (chunk_bytes + token_bytes))
         for first in range(0, len(reserved), batch):
@@ -285,7 +305,7 @@ class Save:
             tokens = self._tokens[first * token_bytes : (first + len(part)) * token_bytes]
             try:
                 failpoint.reach("client.save.before_commit", failpoint.unreachable)
-                answer = self._session.call(m.Commit(self._reservation, data, tokens, self._scope), m.Committed)
+                answer = self._session.call(self._commit_of(data, tokens), m.Committed)
                 failpoint.reach("client.save.after_commit", failpoint.unreachable)
             except KVPoolError:
                 self._give_up(SaveState.DISCONNECTED)

@@ -5,7 +5,7 @@ The Pool has checked the arguments. Every failure of the daemon gives a save tha
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from kvpool import failpoint
 from kvpool.errors import DaemonUnreachable, KVPoolError, Refused
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
+from kvpool.layouts.share import Share
+from kvpool.protocol import versions
+from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.types import SaveState
 from kvpool_client.connection.batching import call_each
@@ -27,25 +30,39 @@ from kvpool_client.results import save_state_of
 from kvpool_client.retention import RetentionColumns
 from kvpool_client.save import Save
 
+ReserveRequest = m.Reserve | gm.ReserveGroup | gm.ReserveShare
+
 
 @dataclass(frozen=True, slots=True)
 class SavePlan:
-    """Plan of a save: `count` chunks of `keys` from `first_chunk` on, out of `blocks`; `retention` is of all `keys`."""
+    """Plan of a save: `count` chunks of `keys` from `first_chunk` on, out of `blocks`; `retention` is of all `keys`.
+
+    `group`: the group of the layout whose chunks they are, if it has groups; `has_parents`: whether they form a chain. `share`:
+    the part of each that is saved, if not all of it.
+    """
 
     keys: KeyChain
     blocks: EngineBlocks
     retention: RetentionColumns
     first_chunk: int
     count: int
+    group: int | None = None
+    has_parents: bool = True
+    share: Share | None = None
 
-    def request(self) -> m.Reserve:
+    def request(self) -> ReserveRequest:
         """The request for its chunks, or for as many of them as one request may name."""
-        column = KeyColumn(self.keys.columns()[0])
-        asked = min(self.count, m.KEYS_MAX)
+        column = KeyColumn(self.keys.columns()[self.group or 0])
+        asked = min(self.count, m.KEYS_MAX if self.share is None else m.SHARE_KEYS_MAX)
         wanted = column[self.first_chunk : self.first_chunk + asked]
-        return m.Reserve(
-            column.before(self.first_chunk), wanted.packed, *self.retention.columns(self.first_chunk, asked)
-        )
+        parent = column.before(self.first_chunk) if self.has_parents else b""
+        retention = self.retention.columns(self.first_chunk, asked)
+        if (share := self.share) is not None:
+            part = (share.first_layer, share.layers, share.first_group, share.groups)
+            return gm.ReserveShare(*part, parent, wanted.packed, *retention)
+        if self.group is None:
+            return m.Reserve(parent, wanted.packed, *retention)
+        return gm.ReserveGroup(self.group, parent, wanted.packed, *retention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +84,18 @@ class SaveStarter:
         self._copies = copies
         self._counters = counters
         self._timeout_s = timeout_s
+        self._part = None if copies.is_whole else copies.share
+        self._own = copies.share.of_layout(layout)
 
     def begin(self, plan: SavePlan) -> Save:
         """The planned save. One round trip."""
         session = self._link.session
         if session is None or not plan.count:
             return self._saved_nothing([SaveState.DISCONNECTED] * plan.count)
+        if self._part is not None:
+            if not self.is_served_by(session):
+                return self.declined(plan)
+            plan = self.of_part(plan)
         request = plan.request()
         try:
             failpoint.reach("client.save.before_reserve", failpoint.unreachable)
@@ -82,31 +105,38 @@ class SaveStarter:
             return self._saved_nothing([SaveState.DISCONNECTED] * plan.count)
         return self._start(session, plan, self._reserved(session, plan, request, answer))
 
+    def is_served_by(self, session: Session) -> bool:
+        """Whether the daemon stores what these saves are of: an earlier one stores no parts."""
+        return self._part is None or session.welcome.protocol >= versions.SINCE[gm.ReserveShare]
+
+    def of_part(self, plan: SavePlan) -> SavePlan:
+        """The plan for what this Pool has of each chunk."""
+        return replace(plan, share=self._part)
+
+    def declined(self, plan: SavePlan) -> Save:
+        """A save that an earlier daemon cannot serve."""
+        return self._saved_nothing([SaveState.OTHER] * plan.count)
+
     def begin_each(self, plans: Sequence[SavePlan]) -> list[Save]:
         """All planned saves. One round trip."""
-        session = self._link.session
-        requests = [plan.request() for plan in plans]
-        answers: list[m.Reserved | None] = [None] * len(plans)
-        if session is not None and plans:
-            try:
-                failpoint.reach("client.save.before_reserve", failpoint.unreachable)
-                answers = call_each(session, requests, m.Reserved)
-            except KVPoolError as error:
-                self._link.note_failure(session, error)
-        saves = []
-        for plan, request, answer in zip(plans, requests, answers, strict=True):
-            if session is None or answer is None:
-                saves.append(self._saved_nothing([SaveState.DISCONNECTED] * plan.count))
-            else:
-                saves.append(self._start(session, plan, self._reserved(session, plan, request, answer)))
-        return saves
+        return begin_each([(self, plan) for plan in plans], self._link)
 
-    def _reserved(self, session: Session, plan: SavePlan, request: m.Reserve, answer: m.Reserved) -> _Reserved:
+    def begin_reserved(
+        self, session: Session | None, plan: SavePlan, request: ReserveRequest, answer: m.Reserved | None
+    ) -> Save:
+        """The planned save of chunks that were asked for; one that stores nothing where there is no answer."""
+        if session is None or answer is None:
+            return self._saved_nothing([SaveState.DISCONNECTED] * plan.count)
+        return self._start(session, plan, self._reserved(session, plan, request, answer))
+
+    def _reserved(self, session: Session, plan: SavePlan, request: ReserveRequest, answer: m.Reserved) -> _Reserved:
         states = [save_state_of(state) for state in answer.states]
         states += [SaveState.TOO_LONG] * (plan.count - len(states))
         chosen = [plan.first_chunk + number for number, state in enumerate(states) if state == SaveState.RESERVED]
         pending = PendingChunks(session, _chosen(request.keys, answer.states, SaveState.PENDING))
-        return _Reserved(answer, states, self._token_ids(session, plan.keys, chosen), pending)
+        # Events of chunks without a parent have no token ids: nobody would know what comes before them.
+        tokens = self._token_ids(session, plan.keys, chosen) if plan.has_parents else b""
+        return _Reserved(answer, states, tokens, pending)
 
     def _token_ids(self, session: Session, keys: KeyChain, chunks: list[int]) -> bytes:
         words = self._layout.chunk_tokens + len(keys.scope) // 4
@@ -140,9 +170,13 @@ class SaveStarter:
             scope=plan.keys.scope if reserved.tokens else b"",
             retained=answer.retained,
             pending=reserved.pending,
-            layers=self._layout.layers,
+            layers=self._own.layers,
+            groups=self._own.head_groups,
+            extents=self._own.extents,
             timeout_s=self._timeout_s,
             on_end=self._counters.count_save,
+            group=plan.group,
+            is_part=plan.share is not None,
         )
 
     def _saved_nothing(
@@ -157,10 +191,32 @@ class SaveStarter:
             scope=b"",
             retained=retained,
             pending=pending or PendingChunks(None, KeyColumn(b"")),
-            layers=self._layout.layers,
+            layers=self._own.layers,
+            groups=self._own.head_groups,
+            extents=self._own.extents,
             timeout_s=self._timeout_s,
             on_end=self._counters.count_save,
         )
+
+
+def begin_each(planned: Sequence[tuple[SaveStarter, SavePlan]], link: Link) -> list[Save]:
+    """Planned saves, each with its starter, over one connection. One round trip."""
+    session = link.session
+    if session is not None and not all(starter.is_served_by(session) for starter, _ in planned):
+        return [starter.declined(plan) for starter, plan in planned]
+    planned = [(starter, starter.of_part(plan)) for starter, plan in planned]
+    requests = [plan.request() for _, plan in planned]
+    answers: list[m.Reserved | None] = [None] * len(planned)
+    if session is not None and planned:
+        try:
+            failpoint.reach("client.save.before_reserve", failpoint.unreachable)
+            answers = call_each(session, requests, m.Reserved)
+        except KVPoolError as error:
+            link.note_failure(session, error)
+    return [
+        starter.begin_reserved(session, plan, request, answer)
+        for (starter, plan), request, answer in zip(planned, requests, answers, strict=True)
+    ]
 
 
 def _disconnected(states: list[SaveState]) -> list[SaveState]:

@@ -6,28 +6,34 @@ where the slot has another one afterwards, there is no verdict.
 
 from functools import partial
 
+import numpy as np
+
 import kvpool_native
 from kvpool import failpoint
 from kvpool.transfer.workers import Workers
-from kvpool.types import ChunkExtent
+from kvpool.types import ChunkExtent, CorruptChunk
 
 
 def find_corrupt(
     arena: kvpool_native.Mapping, index: kvpool_native.IndexView, extents: tuple[ChunkExtent, ...]
-) -> tuple[ChunkExtent, ...]:
+) -> tuple[CorruptChunk, ...]:
     """The chunks whose bytes do not match the checksums in the index."""
     failpoint.reach("daemon.verify.job")
-    return tuple(extent for extent in extents if _is_corrupt(arena, index, extent))
+    compared = (CorruptChunk(chunk, _bad_extents(arena, index, chunk)) for chunk in extents)
+    return tuple(corrupt for corrupt in compared if corrupt.bad)
 
 
 async def find_corrupt_on(
     workers: Workers, arena: kvpool_native.Mapping, index: kvpool_native.IndexView, extents: tuple[ChunkExtent, ...]
-) -> tuple[ChunkExtent, ...]:
+) -> tuple[CorruptChunk, ...]:
     """The same on the thread of checks. Raises Refused when too many checks are waiting."""
     return await workers.check(partial(find_corrupt, arena, index, extents))
 
 
-def _is_corrupt(arena: kvpool_native.Mapping, index: kvpool_native.IndexView, extent: ChunkExtent) -> bool:
-    expected = b"".join(index.checksum_at(extent.slot, layer).to_bytes(4, "little") for layer in range(extent.layers))
-    found = kvpool_native.extent_checksums(arena, extent.offset, extent.layer_bytes, extent.layers)
-    return found != expected and index.generation_at(extent.slot) == extent.generation
+def _bad_extents(arena: kvpool_native.Mapping, index: kvpool_native.IndexView, chunk: ChunkExtent) -> tuple[int, ...]:
+    """The extents of a chunk that differ; none where its slot has another generation by now."""
+    expected = b"".join(index.checksum_at(chunk.slot, extent).to_bytes(4, "little") for extent in range(chunk.layers))
+    found = kvpool_native.extent_checksums(arena, chunk.offset, chunk.layer_bytes, chunk.layers)
+    if found == expected or index.generation_at(chunk.slot) != chunk.generation:
+        return ()
+    return tuple(np.flatnonzero(np.frombuffer(found, "<u4") != np.frombuffer(expected, "<u4")).tolist())

@@ -9,14 +9,24 @@ Control thread only; `find_corrupt` runs on the transfer threads.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 import kvpool_native
-from kvpool.types import ChunkExtent, HoldId
+from kvpool.layout import Layout
+from kvpool.layouts.extent_names import where_in
+from kvpool.types import ChunkExtent, CorruptChunk, HoldId
 
 log = logging.getLogger(__name__)
 
-FindCorrupt = Callable[[tuple[ChunkExtent, ...]], Awaitable[tuple[ChunkExtent, ...]]]
+FindCorrupt = Callable[[tuple[ChunkExtent, ...]], Awaitable[tuple[CorruptChunk, ...]]]
+
+
+class Dropped(NamedTuple):
+    """What was dropped with a corrupt chunk, and where in it the wrong bytes are, in words; empty for a plain layout."""
+
+    chunks: int
+    where: str
 
 
 class DramCheck:
@@ -41,7 +51,7 @@ class DramCheck:
             "corrupt_reports_early": self.corrupt_reports_early,
         }
 
-    async def check_reported(self, hold: HoldId, chunk: int, *, chunk_bytes: int, layers: int) -> None:
+    async def check_reported(self, hold: HoldId, chunk: int, layout: Layout) -> None:
         """Read a chunk of a hold that a client found corrupt, and drop it if it is. Does nothing where it is not in DRAM."""
         self.corrupt_reports += 1
         pin = self._directory.pin_chunk(hold, chunk)
@@ -51,29 +61,34 @@ class DramCheck:
         held = self._directory.columns(pin)
         columns = (held.offsets, held.generations, held.slots)
         offset, generation, slot = (int.from_bytes(column, "little") for column in columns)
-        extent = ChunkExtent(self._directory.key_of(pin, 0), generation, offset, slot, chunk_bytes // layers, layers)
-        await asyncio.shield(self.check_pinned((extent,), lambda: self._directory.unpin(pin)))
+        key = self._directory.key_of(pin, 0)
+        extent = ChunkExtent(key, generation, offset, slot, layout.extent_bytes, layout.extents)
+        await asyncio.shield(self.check_pinned((extent,), lambda: self._directory.unpin(pin), layouts=[layout]))
 
     def check_pinned(
-        self, extents: tuple[ChunkExtent, ...], unpin: Callable[[], object]
-    ) -> "asyncio.Task[dict[bytes, int]]":
-        """Read chunks that have pins until it calls `unpin`: those that are corrupt, and how many were dropped with each.
+        self, extents: tuple[ChunkExtent, ...], unpin: Callable[[], object], *, layouts: Sequence[Layout]
+    ) -> "asyncio.Task[dict[bytes, Dropped]]":
+        """Read chunks that have pins until it calls `unpin`: those that are corrupt, and what was dropped with each.
 
-        The task continues when its awaiter is cancelled: await it through a shield.
+        `layouts`: of each. The task continues when its awaiter is cancelled: await it through a shield.
         """
         self.pins += len(extents)
-        return asyncio.ensure_future(self._read(extents, unpin))
+        by_key = {extent.key: layout for extent, layout in zip(extents, layouts, strict=True)}
+        return asyncio.ensure_future(self._read(extents, unpin, by_key))
 
-    async def _read(self, extents: tuple[ChunkExtent, ...], unpin: Callable[[], object]) -> dict[bytes, int]:
+    async def _read(
+        self, extents: tuple[ChunkExtent, ...], unpin: Callable[[], object], layouts: dict[bytes, Layout]
+    ) -> dict[bytes, Dropped]:
         try:
             corrupt = await self._find_corrupt(extents) if extents else ()
-            return {extent.key: self._drop(extent) for extent in corrupt}
+            return {found.chunk.key: self._drop(found, layouts[found.chunk.key]) for found in corrupt}
         finally:
             self.pins -= len(extents)
             unpin()
 
-    def _drop(self, extent: ChunkExtent) -> int:
+    def _drop(self, corrupt: CorruptChunk, layout: Layout) -> Dropped:
         self.checksum_failures += 1
-        dropped = self._directory.drop(extent.key, extent.generation)
-        log.error("chunk %s is corrupt: %d chunks dropped", extent.key.hex()[:16], dropped)
-        return dropped
+        key, where = corrupt.chunk.key, where_in(layout, corrupt.bad)
+        dropped = self._directory.drop(key, corrupt.chunk.generation)
+        log.error("chunk %s is corrupt%s: %d chunks dropped", key.hex()[:16], f" in {where}" if where else "", dropped)
+        return Dropped(dropped, where)

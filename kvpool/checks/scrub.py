@@ -18,9 +18,11 @@ from typing import Any
 
 import kvpool_native
 from kvpool.checks.checksum_jobs import ChecksumJobs, ChecksumResult, Stored
-from kvpool.checks.dram_check import DramCheck
+from kvpool.checks.dram_check import DramCheck, Dropped
 from kvpool.errors import Refused
 from kvpool.index.namespaces import Namespaces
+from kvpool.layout import Layout
+from kvpool.layouts.extent_names import where_in
 from kvpool.types import ChunkExtent, HoldId, Level, NamespaceId
 
 SLICE_CHUNKS = 16
@@ -32,12 +34,19 @@ SLICE_WAIT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class BadChunk:
-    """A chunk with wrong bytes, or one that could not be read. `tier`: the name."""
+    """A chunk with wrong bytes, or one that could not be read. `tier`: the name. `where`: in which extents, in words; empty for
+    a plain layout, and in lower tiers the group alone."""
 
     tier: str
     key: bytes
     fault: str
     dropped: int
+    where: str = ""
+
+    def to_report(self) -> dict[str, Any]:
+        """As plain values; `where` only where it is known."""
+        report = {"tier": self.tier, "key": self.key.hex(), "fault": self.fault, "dropped": self.dropped}
+        return report | {"where": self.where} if self.where else report
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,7 @@ class ScrubSlice:
 
     def to_report(self) -> dict[str, Any]:
         """As plain values."""
-        bad = [{"tier": one.tier, "key": one.key.hex(), "fault": one.fault, "dropped": one.dropped} for one in self.bad]
+        bad = [one.to_report() for one in self.bad]
         return {"looked_at": self.looked_at, "chunks": self.chunks, "bytes": self.bytes, "bad": bad}
 
 
@@ -125,9 +134,9 @@ class Scrub:
                 raise Refused("busy", f"the {name} tier cannot be read just now: its state is in the statistics")
         self.verified_chunks += len(pinned)
         names = self._names
-        bad = [BadChunk(names[Level.DRAM], key, "bad_checksum", dropped) for key, dropped in corrupt.items()]
+        bad = [BadChunk(names[Level.DRAM], key, "bad_checksum", *dropped) for key, dropped in corrupt.items()]
         bad += [
-            BadChunk(names[entry.level], one.key, one.fault, one.dropped)
+            BadChunk(names[entry.level], one.key, one.fault, one.dropped, where_in(self._layout_of(entry), ()))
             for entry, one in zip(below, compared, strict=True)
             if one.fault
         ]
@@ -146,7 +155,7 @@ class Scrub:
             page = directory.records(place, 1, place + 1)
             for row in page.records:
                 namespace = NamespaceId(row.namespace)
-                chunk_bytes = self._namespaces.by_id(namespace).layout.chunk_bytes
+                chunk_bytes = self._namespaces.by_id(namespace).layout.stored_bytes
                 size += chunk_bytes
                 pinned.append(
                     _Pinned(
@@ -162,7 +171,7 @@ class Scrub:
                 )
         return looked_at, pinned
 
-    def _check(self, pinned: list[_Pinned]) -> "asyncio.Task[dict[bytes, int]]":
+    def _check(self, pinned: list[_Pinned]) -> "asyncio.Task[dict[bytes, Dropped]]":
         extents = tuple(
             ChunkExtent(
                 entry.key,
@@ -174,7 +183,11 @@ class Scrub:
             )
             for entry in pinned
         )
-        return self._dram_check.check_pinned(extents, partial(self._unpin, pinned))
+        layouts = [self._layout_of(entry) for entry in pinned]
+        return self._dram_check.check_pinned(extents, partial(self._unpin, pinned), layouts=layouts)
+
+    def _layout_of(self, entry: _Pinned) -> Layout:
+        return self._namespaces.by_id(entry.namespace).layout
 
     def _slot_of(self, entry: _Pinned) -> int:
         return int.from_bytes(self._directories[entry.level].columns(entry.pin).slots, "little")
@@ -189,6 +202,6 @@ class Scrub:
 
 
 async def _settled(
-    fast: "asyncio.Future[dict[bytes, int]]", slow: "list[asyncio.Future[ChecksumResult]]"
-) -> tuple[dict[bytes, int], list[ChecksumResult]]:
+    fast: "asyncio.Future[dict[bytes, Dropped]]", slow: "list[asyncio.Future[ChecksumResult]]"
+) -> tuple[dict[bytes, Dropped], list[ChecksumResult]]:
     return await fast, [await comparison for comparison in slow]

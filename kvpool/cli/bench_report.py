@@ -32,7 +32,7 @@ class Report:
         self._out = out
         # Before anything is measured: the load shown is that of other processes, and a file that cannot be written is found
         # early.
-        self._machine = describe_machine()
+        self.machine = describe_machine()
         if out is not None:
             check_writable("--out", Path(out))
 
@@ -57,7 +57,7 @@ class Report:
         document = {
             "command": f"bench {self._command}",
             "version": __version__,
-            "machine": self._machine,
+            "machine": self.machine,
             "rows": self.rows,
             "notes": self.notes,
         }

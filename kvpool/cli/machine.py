@@ -12,7 +12,7 @@ def describe_machine() -> dict[str, object]:
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "load_average_before": os.getloadavg()[0],
+        "load_average_before": round(os.getloadavg()[0], 2),
     }
 
 

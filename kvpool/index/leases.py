@@ -2,7 +2,7 @@
 
 A chunk with a live lease is never evicted or overwritten. A lease belongs to a connection and ends with it, when it
 is released, or when it was not used for its time to live. A ticket is a hold of its own: it belongs to no connection and lasts
-until every rank has claimed it or it expires, even if its issuer ends.
+until every rank has claimed it, or as many claims as it was issued for have come, or it expires, even if its issuer ends.
 
 Control thread only. `now_ns` is an argument everywhere: no clock is read here. The chunks themselves are protected by
 holds in the native directory; this module records which holds exist for whom and returns those to release: a bounded number at
@@ -16,6 +16,7 @@ Invariant: each hold id is in exactly one lease or ticket; `_of_owner` names exa
 
 import secrets
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvpool.index.deadline_order import DeadlineOrder
@@ -31,11 +32,14 @@ ENDED_AT_ONCE = 4096
 ENDED_COST = 64
 
 
+Sizes = Mapping[int, int]
+
+
 @dataclass(slots=True)
 class Lease:
-    """A right to read `chunks` leading chunks; one hold for each rank it covers.
+    """A right to read `chunks` leading chunks; one hold for each rank it covers, and several where the layout has groups.
 
-    `least_ttl_ns`: the time to live that its owner was given.
+    `least_ttl_ns`: the time to live that its owner was given. `sizes`: chunks of the holds of less than `chunks`.
     """
 
     id: LeaseId
@@ -43,16 +47,32 @@ class Lease:
     chunks: int
     holds: dict[int, HoldId]
     least_ttl_ns: int
+    sizes: Sizes = field(default_factory=dict)
+
+    @property
+    def held(self) -> int:
+        """Chunks of all its holds together."""
+        return _held(self)
 
 
 @dataclass(slots=True)
 class TicketHold:
-    """Holds of a ticket: a hold for each rank that has not claimed it."""
+    """Holds of a ticket: those of each rank that has not claimed it. `sizes`: as in a lease.
+
+    `claims`: how many more claims of whatever ranks it is for, which leave it its holds; 0: one of each rank.
+    """
 
     identity: tuple[str, bytes]
     issuer: ConnectionId
     chunks: int
     holds: dict[int, HoldId] = field(default_factory=dict)
+    sizes: Sizes = field(default_factory=dict)
+    claims: int = 0
+
+    @property
+    def held(self) -> int:
+        """Chunks of all its holds together."""
+        return _held(self)
 
 
 class Leases:
@@ -92,14 +112,21 @@ class Leases:
         self._ttl_ns = ttl_ns
 
     def grant(
-        self, owner: ConnectionId, chunks: int, holds: dict[int, HoldId], now_ns: int, *, least_ttl_ns: int = 0
+        self,
+        owner: ConnectionId,
+        chunks: int,
+        holds: dict[int, HoldId],
+        now_ns: int,
+        *,
+        least_ttl_ns: int = 0,
+        sizes: Sizes | None = None,
     ) -> Lease:
-        """A new lease over `holds`, by rank."""
+        """A new lease over `holds`, by rank; with groups by number, see `pool.readers.group_leases`."""
         assert chunks > 0
         assert holds
-        lease = Lease(LeaseId(self._next_id), owner, chunks, holds, least_ttl_ns)
+        lease = Lease(LeaseId(self._next_id), owner, chunks, holds, least_ttl_ns, sizes or {})
         self._next_id += 1
-        self._count_chunks(owner, chunks * len(holds))
+        self._count_chunks(owner, lease.held)
         self._by_id[lease.id] = lease
         self._order.use(lease.id, max(self._ttl_ns, least_ttl_ns), now_ns)
         self._of_owner.setdefault(owner, set()).add(lease.id)
@@ -135,9 +162,9 @@ class Leases:
         holds: list[HoldId] = []
         left = ENDED_AT_ONCE
         while left > 0 and (over := self._end_next(now_ns)) is not None:
-            chunks, ended = over
+            held, ended = over
             holds.extend(ended)
-            left -= ENDED_COST + chunks * len(ended)
+            left -= ENDED_COST + held
         self.has_backlog = left <= 0
         return holds
 
@@ -167,16 +194,18 @@ class Leases:
         holds: dict[int, HoldId],
         *,
         now_ns: int,
+        sizes: Sizes | None = None,
+        claims: int = 0,
     ) -> bytes:
         """A new ticket over holds of its own. `identity`: what a claimer must have in common: model and layout but for the
-        rank."""
-        assert self.has_room_for_ticket(issuer, chunks * len(holds))
+        rank. `claims`: see `TicketHold`."""
+        entry = TicketHold(identity, issuer, chunks, holds, sizes or {}, claims)
+        assert self.has_room_for_ticket(issuer, entry.held)
         ticket = secrets.token_bytes(TICKET_BYTES)
-        entry = TicketHold(identity, issuer, chunks, holds)
         self._tickets[ticket] = entry
         self._ticket_order.use(ticket, self._ttl_ns, now_ns)
         self._issued[issuer] += 1
-        self._count_ticket(entry, len(holds))
+        self._count_ticket(entry, entry.held)
         return ticket
 
     def find_ticket(self, ticket: bytes) -> TicketHold | None:
@@ -184,10 +213,10 @@ class Leases:
         return self._tickets.get(ticket)
 
     def take_from_ticket(self, ticket: bytes, rank: int) -> HoldId:
-        """The hold of one rank, which leaves the ticket. The ticket ends with its last rank."""
+        """The hold of one rank, which leaves the ticket. The ticket ends with its last hold."""
         entry = self._tickets[ticket]
         hold = entry.holds.pop(rank)
-        self._count_ticket(entry, -1)
+        self._count_ticket(entry, -entry.sizes.get(rank, entry.chunks))
         if not entry.holds:
             del self._tickets[ticket]
             self._ticket_order.remove(ticket)
@@ -210,8 +239,8 @@ class Leases:
         holds += [hold for entry in self._tickets.values() for hold in entry.holds.values()]
         if len(holds) != len(set(holds)):
             problems.append("leases: a hold is in two leases or tickets")
-        of_tickets = sum(entry.chunks * len(entry.holds) for entry in self._tickets.values())
-        of_leases = sum(lease.chunks * len(lease.holds) for lease in self._by_id.values())
+        of_tickets = sum(entry.held for entry in self._tickets.values())
+        of_leases = sum(lease.held for lease in self._by_id.values())
         if self._issued != Counter(entry.issuer for entry in self._tickets.values()):
             problems.append("leases: the tickets of an issuer are miscounted")
         if self._ticket_chunks != of_tickets or sum(self._held_chunks.values()) != of_tickets + of_leases:
@@ -228,29 +257,29 @@ class Leases:
         return in_leases + sum(len(entry.holds) for entry in self._tickets.values())
 
     def _end_next(self, now_ns: int) -> tuple[int, list[HoldId]] | None:
-        """End one expired or ownerless lease or ticket. Returns its chunks and holds. None where there is none."""
+        """End one expired or ownerless lease or ticket. Returns how many chunks it held, and its holds; None: there is none."""
         while self._leaving:
             owned = self._of_owner.get(self._leaving[0])
             if owned:
                 lease = self._by_id[owned.pop()]
-                return lease.chunks, self._end(lease)
+                return lease.held, self._end(lease)
             self._leaving.popleft()
         if (lease_id := self._order.next_over(now_ns)) is not None:
             self.expired_leases += 1
             oldest = self._by_id[lease_id]
-            return oldest.chunks, self._end(oldest)
+            return oldest.held, self._end(oldest)
         if (ticket := self._ticket_order.next_over(now_ns)) is not None:
             entry = self._tickets.pop(ticket)
             self._ticket_order.remove(ticket)
             self._end_issued(entry.issuer)
-            self._count_ticket(entry, -len(entry.holds))
-            return entry.chunks, list(entry.holds.values())
+            self._count_ticket(entry, -entry.held)
+            return entry.held, list(entry.holds.values())
         return None
 
     def _end(self, lease: Lease) -> list[HoldId]:
         del self._by_id[lease.id]
         self._order.remove(lease.id)
-        self._count_chunks(lease.owner, -lease.chunks * len(lease.holds))
+        self._count_chunks(lease.owner, -lease.held)
         owned = self._of_owner[lease.owner]
         owned.discard(lease.id)
         if not owned:
@@ -262,9 +291,9 @@ class Leases:
         if not self._issued[issuer]:
             del self._issued[issuer]
 
-    def _count_ticket(self, entry: TicketHold, holds: int) -> None:
-        self._ticket_chunks += entry.chunks * holds
-        self._count_chunks(entry.issuer, entry.chunks * holds)
+    def _count_ticket(self, entry: TicketHold, chunks: int) -> None:
+        self._ticket_chunks += chunks
+        self._count_chunks(entry.issuer, chunks)
 
     def _count_chunks(self, owner: ConnectionId, chunks: int) -> None:
         count = self._held_chunks.get(owner, 0) + chunks
@@ -273,3 +302,7 @@ class Leases:
             self._held_chunks[owner] = count
         else:
             self._held_chunks.pop(owner, None)
+
+
+def _held(entry: Lease | TicketHold) -> int:
+    return sum(entry.sizes.get(number, entry.chunks) for number in entry.holds)

@@ -42,7 +42,7 @@ class Namespace:
     @property
     def geometry(self) -> Geometry:
         """Bytes and layers of its chunks, which name its size class."""
-        return self.layout.chunk_bytes, self.layout.layers
+        return self.layout.stored_bytes, self.layout.extents
 
 
 class TierSlots(Protocol):
@@ -148,6 +148,19 @@ class Namespaces:
             self._of_ranks[model, layout] = opened
         return opened
 
+    def open_groups(self, model: str, layout: Layout, user: int | None = None) -> list[dict[int, Namespace]]:
+        """The namespaces of each group of a layout, by rank; see `open_ranks`."""
+        opened: list[dict[int, Namespace]] = []
+        try:
+            for index in range(max(1, len(layout.groups))):
+                opened.append(self.open_ranks(model, layout.of_group(index), user))
+                # In use, so that they are not given back for the next group's, and count for the user.
+                self.join(opened[-1].values(), user)
+        finally:
+            for namespaces in opened:
+                self.leave(namespaces.values(), user)
+        return opened
+
     def join(self, namespaces: Collection[Namespace], user: int | None = None) -> None:
         """Join: a connection uses these from now on, and they count for its user's share, if it has one."""
         self._users.update(namespace.id for namespace in namespaces)
@@ -166,6 +179,12 @@ class Namespaces:
     def by_id(self, namespace_id: NamespaceId) -> Namespace:
         """The namespace of a number that the directory gave, given back or not."""
         return self._by_id[namespace_id]
+
+    def place_of(self, number: int) -> dict[str, str]:
+        """The model of a namespace, and the role of its group where it is one's, for people."""
+        found = self.by_id(NamespaceId(number))
+        role = found.layout.group
+        return {"model": found.model} if role is None else {"model": found.model, "group": str(role)}
 
     def has_room_for(self, count: int) -> bool:
         """Whether `count` further namespaces can be opened. Gives back what is needed for them."""
@@ -263,14 +282,14 @@ class Namespaces:
         )
 
     def _size_class_of(self, layout: Layout) -> SizeClassId:
-        geometry = (layout.chunk_bytes, layout.layers)
+        geometry = (layout.stored_bytes, layout.extents)
         if geometry not in self._size_classes:
             instead = self._unused_class() if len(self._size_classes) == SIZE_CLASSES_MAX else None
             fits_below = not self._lower or any(slots.fits(layout) for slots in self._lower)
             try:
                 size_class = self._directory.add_class(*geometry, fits_below, None if instead is None else instead[1])
             except ValueError as error:
-                raise LayoutMismatch(f"chunks of {layout.chunk_bytes} bytes cannot be stored: {error}") from error
+                raise LayoutMismatch(f"chunks of {layout.stored_bytes} bytes cannot be stored: {error}") from error
             for slots, _ in self._others:
                 if instead is not None:
                     slots.give_back(instead[0])
@@ -299,7 +318,7 @@ class Namespaces:
 def _geometries_of(layout: Layout) -> set[Geometry]:
     """The sizes of chunks that the ranks of a layout have: one for each length of a stage."""
     one_of_each = [layout.for_rank(rank) for rank in layout.ranks] if layout.stages else [layout]
-    return {(each.chunk_bytes, each.layers) for each in one_of_each}
+    return {(each.stored_bytes, each.extents) for each in one_of_each}
 
 
 def _too_many() -> Refused:

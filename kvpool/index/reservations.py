@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from kvpool.clock import NS_PER_S
 from kvpool.index.staged_slots import StagedSlots
+from kvpool.layout import Layout
 from kvpool.types import ConnectionId, ReservationId
 
 # A writer on a busy machine may get no processor time for a while: one that is later than this is not just slow.
@@ -22,25 +23,30 @@ OVERDUE_NS_MIN = 2 * NS_PER_S
 
 @dataclass(slots=True)
 class Reservation:
-    """`chunks` reserved slots, of which the first `committed` are published. `layers` checksums belong to a chunk.
+    """`chunks` reserved slots, of which the first `committed` are published. `layers` checksums belong to a chunk, the
+    first `kv_layers` of them to its KV; `layout`: of the chunks, where their owner saves those of several groups.
 
-    `staged`: what the daemon has copied into them, where it does that itself; `copies` of its own are under way.
+    `staged`: what the daemon has copied into them, where it does that itself; `copies` of its own are under way. `is_part`: of
+    a joint save, whose slots are not its own: the directory does not know its number.
     """
 
     id: ReservationId
     owner: ConnectionId
     chunks: int
     layers: int
+    kv_layers: int
     deadline_ns: int
     committed: int = 0
     is_expired: bool = False
     staged: StagedSlots | None = None
     copies: int = 0
     is_ending: bool = False
+    layout: Layout | None = None
+    is_part: bool = False
 
 
 class Reservations:
-    """All reservations of the daemon, by the number that the directory gave them."""
+    """All reservations of the daemon, by the number that the directory gave them; parts by their own."""
 
     def __init__(self, ttl_ns: int) -> None:
         assert ttl_ns > 0
@@ -67,14 +73,27 @@ class Reservations:
         *,
         chunks: int,
         layers: int,
+        kv_layers: int,
         now_ns: int,
         staged: StagedSlots | None = None,
+        layout: Layout | None = None,
+        is_part: bool = False,
     ) -> None:
-        """Remember a reservation that the directory has made."""
+        """Remember a reservation that the directory has made, or a part of a joint save."""
         assert chunks > 0
         assert reservation_id not in self._by_id
         deadline_ns = now_ns + self._ttl_ns
-        self._by_id[reservation_id] = Reservation(reservation_id, owner, chunks, layers, deadline_ns, staged=staged)
+        self._by_id[reservation_id] = Reservation(
+            reservation_id,
+            owner,
+            chunks,
+            layers,
+            kv_layers,
+            deadline_ns,
+            staged=staged,
+            layout=layout,
+            is_part=is_part,
+        )
         self._of_owner.setdefault(owner, set()).add(reservation_id)
 
     def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:

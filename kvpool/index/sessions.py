@@ -1,8 +1,9 @@
 """Session: an engine's connection and the namespaces it stands for. Immutable; control thread only."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvpool.errors import Refused
+from kvpool.errors import ProtocolError, Refused
 from kvpool.index.namespaces import Namespace
 from kvpool.layout import Layout
 from kvpool.types import ConnectionId
@@ -10,11 +11,12 @@ from kvpool.types import ConnectionId
 
 @dataclass(frozen=True, slots=True)
 class EngineSession:
-    """A connection, and the namespace of each rank it stands for.
+    """A connection, and the namespace of each rank it stands for; with groups, of each group's ranks, numbered on.
 
     `lease_ttl_ns`: the least time to live of a lease that the connection was given; it renews by that. `peer`: of another
     node's connection, the number by which all sessions of that node's key count together. What it asks for is never pulled
     from a third one, so that no two nodes ask one another in a circle, and is read from disk after what engines here ask for.
+    `groups`: a session of each of the layout's groups, over the same connection.
     """
 
     connection: ConnectionId
@@ -23,6 +25,7 @@ class EngineSession:
     namespaces: dict[int, Namespace]
     lease_ttl_ns: int = 0
     peer: ConnectionId | None = None
+    groups: "tuple[EngineSession, ...]" = ()
     namespace_ids: list[int] = field(init=False)
     size_classes: list[int] = field(init=False)
     chunk_sizes: list[int] = field(init=False)
@@ -32,8 +35,28 @@ class EngineSession:
         object.__setattr__(self, "namespace_ids", [namespace.id for namespace in self.namespaces.values()])
         object.__setattr__(self, "size_classes", [namespace.size_class for namespace in self.namespaces.values()])
         object.__setattr__(
-            self, "chunk_sizes", [namespace.layout.chunk_bytes for namespace in self.namespaces.values()]
+            self, "chunk_sizes", [namespace.layout.stored_bytes for namespace in self.namespaces.values()]
         )
+
+    @classmethod
+    def over(
+        cls,
+        connection: ConnectionId,
+        model: str,
+        layout: Layout,
+        *,
+        opened: Sequence[dict[int, Namespace]],
+        lease_ttl_ns: int,
+    ) -> "EngineSession":
+        """The session over the namespaces of each group of a layout, by rank."""
+        if not layout.groups:
+            return cls(connection, layout, model, opened[0], lease_ttl_ns)
+        groups = tuple(
+            cls(connection, part, model, namespaces, lease_ttl_ns)
+            for part, namespaces in zip(layout.group_layouts, opened, strict=True)
+        )
+        numbered = dict(enumerate(one for namespaces in opened for one in namespaces.values()))
+        return cls(connection, layout, model, numbered, lease_ttl_ns, groups=groups)
 
     @property
     def is_peer(self) -> bool:
@@ -50,7 +73,19 @@ class EngineSession:
         """The namespace that loads and saves go to. A scheduler has none."""
         if self.layout.rank is None:
             raise Refused("rank", "a scheduler's connection looks up and acquires, it does not load or save")
+        self.check_plain()
         return self.namespaces[self.layout.rank]
+
+    def of_group(self, index: int) -> "EngineSession":
+        """The session of one group; without groups there is one. Raises ProtocolError."""
+        if not 0 <= index < max(1, len(self.groups)):
+            raise ProtocolError(f"group is {index}, this connection's layout has {len(self.groups) or 'none'}")
+        return self.groups[index] if self.groups else self
+
+    def check_plain(self) -> None:
+        """Raises Refused where the layout has groups: a request without a group names no chunks of theirs."""
+        if self.groups:
+            raise Refused("group", "this connection's layout has groups: their chunks are named by group alone")
 
     @property
     def identity(self) -> tuple[str, bytes]:

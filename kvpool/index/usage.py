@@ -1,8 +1,9 @@
 """Usage by model: requests of engines and their results, the numbers behind a hit rate.
 
-Lookups and loads happen inside clients without a request, so clients report them; stores are counted here at commit.
-A report comes from another process and is not trusted: values are clamped, hits never exceed what was looked up, and all of it
-counts for the reporting connection's own model. Bytes and tokens derive from that connection's layout, never from the report.
+Lookups, loads and steps of sparse sequences happen inside clients without a request, so clients report them; stores are
+counted here at commit. A report comes from another process and is not trusted: values are clamped, no part exceeds its whole
+(hits what was looked up), and all of it counts for the reporting connection's own model. Bytes and tokens derive from that
+connection's layout, never from the report.
 
 Control thread only. Invariant: at most MODELS_MAX models are counted separately; later ones count together as OTHER_MODEL.
 """
@@ -10,12 +11,27 @@ Control thread only. Invariant: at most MODELS_MAX models are counted separately
 from dataclasses import replace
 
 from kvpool.index.sessions import EngineSession
-from kvpool.types import CLIENT_DECLINES, LEVELS, ClientFailures, LoadReason, ModelUsage, SaveState, UsageReport
+from kvpool.layout import Layout
+from kvpool.types import (
+    CLIENT_DECLINES,
+    LEVELS,
+    MASS_UNIT,
+    SPARSE_COUNTS,
+    ClientFailures,
+    LoadReason,
+    ModelUsage,
+    SaveState,
+    SparseUsage,
+    UsageReport,
+)
 
 MODELS_MAX = 64
 OTHER_MODEL = "other"
 # What one report may add to one counter. Sixteen threads that look 512 chunks up every 4 µs reach 2 × 10^9 in a second.
 REPORTED_MAX = 1 << 32
+# The same of blocks that recalls have chosen among. A step over 2^20 tokens of 80 layers with 8 KV heads has 5 × 10^6; a
+# sequence keeps its counts while the daemon is away: a thousand such steps a second for three minutes.
+REPORTED_BLOCKS_MAX = 1 << 40
 
 
 class UsageTable:
@@ -65,38 +81,77 @@ class UsageTable:
             loads=before.loads + self._clamped(report.loads),
             loaded_tokens=_sums(before.loaded_tokens, loaded, chunk_tokens),
             loaded_bytes=_sums(before.loaded_bytes, loaded, chunk_bytes),
+            sparse=_added(before.sparse, self._plausible(report.sparse, session.layout.kv_heads)),
         )
         for reason in self._failed_loads:
             self._failed_loads[reason] += self._clamped(report.failed_loads[reason])
         for state, count in zip(CLIENT_DECLINES, report.declined_chunks, strict=True):
             self._declined_chunks[state] += self._clamped(count)
 
-    def count_commit(self, session: EngineSession, states: bytes) -> None:
-        """Add what a commit has published: a `SaveState` for each chunk."""
-        stored = states.count(SaveState.STORED)
+    def count_commit(self, session: EngineSession, states: bytes, carried: int = 0) -> None:
+        """Add what a commit has published: a `SaveState` for each chunk, and `carried` further ones."""
+        stored = states.count(SaveState.STORED) + carried
         name, before = self._of(session.model)
         self._models[name] = replace(
             before,
             stored_chunks=before.stored_chunks + stored,
-            stored_tokens=before.stored_tokens + stored * session.layout.chunk_tokens,
-            stored_bytes=before.stored_bytes + stored * session.layout.chunk_bytes,
+            stored_tokens=before.stored_tokens + stored * _tokens_of(session.layout),
+            stored_bytes=before.stored_bytes + stored * session.layout.stored_bytes,
         )
-        if stored != len(states):
+        if SaveState.EXPIRED in states:
             self._declined_chunks[SaveState.EXPIRED] += states.count(SaveState.EXPIRED)
 
     def _of(self, model: str) -> tuple[str, ModelUsage]:
         name = model if model in self._models or len(self._models) < MODELS_MAX else OTHER_MODEL
         return name, self._models.get(name, ModelUsage())
 
+    def _plausible(self, reported: SparseUsage, layout_kv_heads: int) -> SparseUsage:
+        """What may be so: no part is more than its whole, and no recall has more KV heads than the layout."""
+        recalls, middle = self._clamped(reported.recalls), self._clamped(reported.middle_blocks, REPORTED_BLOCKS_MAX)
+        kv_heads = self._clamped(reported.kv_heads, recalls * layout_kv_heads)
+        query_heads = self._clamped(reported.query_heads)
+        wanted = self._clamped(reported.staging_wanted_blocks, REPORTED_BLOCKS_MAX)
+        hits = self._clamped(reported.staging_hit_blocks, wanted)
+        compared = self._clamped(reported.compared_blocks, wanted)
+        return SparseUsage(
+            recalls=recalls,
+            recalled_blocks=self._clamped(reported.recalled_blocks, middle),
+            middle_blocks=middle,
+            kv_heads=kv_heads,
+            dense_kv_heads=self._clamped(reported.dense_kv_heads, kv_heads),
+            query_heads=query_heads,
+            kept_mass_millionths=self._clamped(reported.kept_mass_millionths, query_heads * MASS_UNIT),
+            fetched_blocks=self._clamped(reported.fetched_blocks, REPORTED_BLOCKS_MAX),
+            built_summaries=self._clamped(reported.built_summaries),
+            lost_sequences=self._clamped(reported.lost_sequences),
+            reattached_sequences=self._clamped(reported.reattached_sequences),
+            staging_wanted_blocks=wanted,
+            staging_hit_blocks=hits,
+            staging_prefetched_blocks=self._clamped(reported.staging_prefetched_blocks, hits),
+            staging_copied_blocks=self._clamped(reported.staging_copied_blocks, REPORTED_BLOCKS_MAX),
+            compared_blocks=compared,
+            repeated_blocks=self._clamped(reported.repeated_blocks, compared),
+        )
+
     def _clamped(self, value: int, most: int = REPORTED_MAX) -> int:
         self._clamped_values += value > most
         return min(value, most)
+
+
+def _added(before: SparseUsage, more: SparseUsage) -> SparseUsage:
+    return SparseUsage(*(getattr(before, name) + getattr(more, name) for name in SPARSE_COUNTS))
 
 
 def _sums(before: tuple[int, ...], chunks: list[int], unit: int) -> tuple[int, ...]:
     return tuple(count + more * unit for count, more in zip(before, chunks, strict=True))
 
 
+def _tokens_of(layout: Layout) -> int:
+    """Tokens that a stored chunk counts for: of all groups' chunks of the same tokens those of the first full group."""
+    role = layout.group
+    return layout.chunk_tokens if role is None or (role.is_full and not role.number) else 0
+
+
 def _chunk_bytes(session: EngineSession) -> int:
-    """Payload of a chunk on every rank the session stands for: a scheduler looks all of them up at once."""
+    """KV of a chunk, without summaries, on every rank the session stands for: a scheduler looks all of them up at once."""
     return sum(namespace.layout.chunk_bytes for namespace in session.namespaces.values())

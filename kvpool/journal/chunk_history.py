@@ -90,15 +90,15 @@ class ChunkHistory:
         """The chunk's refusal, if it is known."""
         return self._refusals.get(key)
 
-    def explain(self, key: bytes, model_of: Callable[[int], str], now_ns: int) -> dict[str, Any]:
-        """Why a chunk is not stored, for people. `model_of`: the model of a namespace."""
+    def explain(self, key: bytes, place_of: Callable[[int], dict[str, str]], now_ns: int) -> dict[str, Any]:
+        """Why a chunk is not stored, for people. `place_of`: the model of a namespace, and its group where it is one's."""
         departure, refusal = self._departures.get(key), self._refusals.get(key)
         if refusal is not None and (departure is None or refusal.at_ns > departure.at_ns):
             return {
                 "fate": "declined",
                 "reason": refusal.state.reason,
                 "age_s": _age_s(refusal.at_ns, now_ns),
-                "model": model_of(refusal.namespace),
+                **place_of(refusal.namespace),
             }
         if departure is None:
             return {"fate": "unknown"}
@@ -108,7 +108,7 @@ class ChunkHistory:
             "tier": Level(departure.level).name.lower(),
             "priority": departure.priority,
             "age_s": _age_s(departure.at_ns, now_ns),
-            "model": model_of(departure.namespace),
+            **place_of(departure.namespace),
         }
 
     def _bound(self, table: OrderedDict[bytes, Entry]) -> None:

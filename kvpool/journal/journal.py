@@ -258,10 +258,10 @@ class Journal:
                 "fate": "stored",
                 "tiers": [self._names[level] for level in levels_in(stored.tiers)],
                 "priority": stored.priority,
-                "model": self._model(stored.namespace),
+                **self._namespaces.place_of(stored.namespace),
                 "has_parent": bool(stored.parent),
             }
-        return self._history.explain(key, self._model, self._clock.now_ns())
+        return self._history.explain(key, self._namespaces.place_of, self._clock.now_ns())
 
     def stats(self) -> dict[str, int]:
         """Counters, by name."""

@@ -126,7 +126,7 @@ class Announcements:
         for entry in list(self._of_owner.get(session.connection, ())):
             if entry.chunks <= len(own) and own[entry.chunks - 1] == entry.leaf:
                 self._end(entry, now_ns)  # announced again, or extended
-        chunk_bytes = sum(namespace.layout.chunk_bytes for namespace in session.namespaces.values())
+        chunk_bytes = sum(namespace.layout.stored_bytes for namespace in session.namespaces.values())
         is_full = len(self._of_owner.get(session.connection, ())) >= ANNOUNCEMENTS_MAX
         chunks = 0 if is_full else min(found, self._room_of(session.connection) // chunk_bytes)
         self.clipped_chunks += found - chunks

@@ -10,14 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvpool.clock import Clock, Deadline
-from kvpool.errors import InvalidArgument
+from kvpool.errors import InvalidArgument, ProtocolError
 from kvpool.index.parts import PART_CHUNKS, Parts, Step
 from kvpool.index.sessions import EngineSession
 from kvpool.index.usage import UsageTable
 from kvpool.journal.journal import Journal
+from kvpool.key_column import KeyColumn
+from kvpool.layouts.share import Share
 from kvpool.pool.deadlines import HoldExpiry
 from kvpool.pool.device_copies import DeviceCopies
 from kvpool.pool.hint_handlers import HintHandlers
+from kvpool.pool.readers.group_task import counts_of
 from kvpool.pool.readers.readers import NOTHING, Grant, Readers
 from kvpool.pool.sharing.sharing import Sharing
 from kvpool.pool.writers.commit_columns import CommitColumns
@@ -25,13 +28,14 @@ from kvpool.pool.writers.reserve_task import ReserveTask
 from kvpool.pool.writers.retention import RetentionColumns
 from kvpool.pool.writers.writers import Writers
 from kvpool.protocol import columns
+from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.records import peers as pm
 from kvpool.protocol.verbs import ENGINE, verb
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiering.waiting_room import Room
-from kvpool.types import RetainState, SaveState
+from kvpool.types import KEY_BYTES, RetainState, SaveState
 
 # How long a request waits for memory that is being faulted in or written down; then it continues with what there is.
 ROOM_WAIT_S = 0.5
@@ -73,6 +77,7 @@ class Chains:
         return (yield from self._acquire(session, request.keys, request.owner))
 
     def _acquire(self, session: EngineSession, packed: bytes, owner: str) -> Parts[m.Leased]:
+        session.check_plain()
         keys = columns.keys_of(packed, ranks=len(session.namespaces))
         acquire_task = self.readers.begin(session, keys, owner)
         try:
@@ -84,12 +89,27 @@ class Chains:
     @verb(m.AcquireLeaves, roles=ENGINE)
     def acquire_leaves(self, session: EngineSession, request: m.AcquireLeaves) -> m.Leased:
         """Lease whole prefixes by their last keys. Nothing for longer ones: these are leased by their keys, in parts."""
+        session.check_plain()
         ranks = len(session.namespaces)
         leaves = columns.leaves_of(request.leaves, request.chunks, ranks=ranks)
         if request.chunks * ranks > m.LEAF_CHUNKS_MAX:
             return self.lease(session, NOTHING)
         now_ns = self.clock.now_ns()
         return self.lease(session, self.readers.acquire_leaves(session, leaves, request.chunks, now_ns))
+
+    @verb(gm.AcquireGroups, roles=ENGINE)
+    def acquire_groups(self, session: EngineSession, request: gm.AcquireGroups) -> Parts[m.Leased]:
+        """Lease what a hit needs of every group of the session's layout: all of it or nothing. Waits as `acquire` does."""
+        if not session.groups or not 0 < request.chunks <= m.KEYS_MAX:
+            raise ProtocolError(f"lease of {request.chunks} chunks of {len(session.groups)} groups")
+        counts = counts_of(session, request.chunks)
+        keys = columns.keys_of_groups(request.keys, counts, ranks=len(session.layout.ranks))
+        group_task = self.readers.begin_groups(session, keys, request.chunks)
+        try:
+            yield from self._advance(lambda _: group_task.advance(self.clock.now_ns()), self.tiering.make_room)
+            return self.lease(session, self.readers.grant_groups(session, group_task, self.clock.now_ns()))
+        finally:
+            group_task.end(self.clock.now_ns())
 
     def lease(self, session: EngineSession, grant: Grant) -> m.Leased:
         """The answer with a granted lease, or without one."""
@@ -108,7 +128,7 @@ class Chains:
         """
         keys = columns.check_reserve(request)
         if self.is_stopping:
-            return _declined(SaveState.STOPPING, request, len(keys))
+            return _declined(SaveState.STOPPING, len(keys), request.priorities)
         wanted = RetentionColumns(request.priorities, request.durations)
         reserve_task = self.writers.begin(session, request.parent, keys, wanted)
 
@@ -126,21 +146,72 @@ class Chains:
         self.expiry.schedule()
         return m.Reserved(slots.reservation, slots.states, slots.offsets, slots.generations, slots.retained)
 
+    @verb(gm.ReserveShare, roles=ENGINE)
+    def reserve_share(self, session: EngineSession, request: gm.ReserveShare) -> Parts[m.Reserved]:
+        """Reserve extents of new chunks, which other connections fill as well. Waits as `reserve` does."""
+        keys = columns.check_reserve(request)
+        share = Share(request.first_layer, request.layers, request.first_group, request.groups)
+        if self.is_stopping:
+            return _declined(SaveState.STOPPING, len(keys), request.priorities)
+        wanted = RetentionColumns(request.priorities, request.durations)
+        task = self.writers.begin_part(session, share, request.parent, keys, wanted=wanted)
+
+        def advance(may_wait: bool) -> Step:
+            first = task.chunks
+            step = task.advance(self.clock.now_ns(), may_wait=may_wait)
+            self._note_refused(session, task.keys[first : task.chunks], task.declined(first))
+            return step
+
+        try:
+            yield from self._advance(advance, self._make_room)
+            slots = self.writers.make_part(session, task, self.clock.now_ns())
+        finally:
+            self.writers.give_up_part(task, self.clock.now_ns())
+        self.expiry.schedule()
+        return m.Reserved(slots.reservation, slots.states, slots.offsets, slots.generations, slots.retained)
+
+    @verb(gm.ReserveGroup, roles=ENGINE)
+    def reserve_group(self, session: EngineSession, request: gm.ReserveGroup) -> Parts[m.Reserved]:
+        """Reserve slots for new chunks of one group; of a window or a state one at a time, without a parent."""
+        own = session.of_group(request.group)
+        role = own.layout.group
+        if role is None or not (role.is_full or (not request.parent and len(request.keys) == KEY_BYTES)):
+            raise ProtocolError(f"reservation of {len(request.keys)} bytes of keys for group {request.group}")
+        return (
+            yield from self.reserve(own, m.Reserve(request.parent, request.keys, request.priorities, request.durations))
+        )
+
+    @verb(gm.CommitGroup, roles=ENGINE)
+    def commit_group(self, session: EngineSession, request: gm.CommitGroup) -> Parts[m.Committed]:
+        """Publish the next chunks of a reservation of one group."""
+        commit = m.Commit(request.reservation, request.checksums, request.tokens, request.scope)
+        return (yield from self.commit(session.of_group(request.group), commit))
+
     @verb(m.Commit, roles=ENGINE)
     def commit(self, session: EngineSession, request: m.Commit) -> Parts[m.Committed]:
         """Publish the next chunks of a reservation."""
         tokens = request.tokens if self.keeps_token_ids else b""
         asked, number = CommitColumns(request.checksums, tokens, request.scope), request.reservation
         chunks = self.writers.check_commit(session, number, asked)
-        states = b""
-        while True:
-            part = asked.part(len(states), len(states) + PART_CHUNKS, chunks=chunks)
-            states += self.writers.commit(session, number, part, self.clock.now_ns())
-            if len(states) == chunks:
-                break
-            yield None
+        joint_saves = self.writers.joint_saves
+        states, carried = b"", 0
+        try:
+            while True:
+                part = asked.part(len(states), len(states) + PART_CHUNKS, chunks=chunks)
+                before = joint_saves.carried_chunks
+                states += self.writers.commit(session, number, part, self.clock.now_ns())
+                carried += joint_saves.carried_chunks - before
+                if len(states) == chunks:
+                    break
+                yield None
+            while joint_saves.are_unpublished:
+                yield None
+                if joint_saves.are_unpublished:
+                    carried += joint_saves.publish_more(self.clock.now_ns())
+        finally:
+            joint_saves.publish_later()  # nothing, unless its connection ends now
         yield from self._end(number)
-        self.usage.count_commit(session, states)
+        self.usage.count_commit(session, states, carried)
         self.tiering.run()
         return m.Committed(states)
 
@@ -189,14 +260,15 @@ class Chains:
         return True
 
     def _note_part(self, session: EngineSession, reserve_task: ReserveTask, first: int) -> None:
-        states = bytes(reserve_task.states[first:])
+        self._note_refused(session, reserve_task.keys[first : reserve_task.chunks], bytes(reserve_task.states[first:]))
+
+    def _note_refused(self, session: EngineSession, keys: KeyColumn, states: bytes) -> None:
         if states.count(SaveState.RESERVED) + states.count(SaveState.PRESENT) < len(states):
-            refused = reserve_task.keys[first : reserve_task.chunks]
-            self.journal.note_refusals(refused, states, session.own.id)
+            self.journal.note_refusals(keys, states, session.own.id)
 
 
-def _declined(state: SaveState, request: m.Reserve, count: int) -> m.Reserved:
+def _declined(state: SaveState, count: int, priorities: bytes) -> m.Reserved:
     """An answer that declines the first chunk with this state, and the following ones as `no-parent`."""
     states = bytes([state, *[SaveState.NO_PARENT] * (count - 1)])
-    retained = bytes([RetainState.ABSENT]) * len(request.priorities)
+    retained = bytes([RetainState.ABSENT]) * len(priorities)
     return m.Reserved(0, states, bytes(WORD_BYTES * count), bytes(WORD_BYTES * count), retained)

@@ -84,7 +84,7 @@ class HoldExpiry:
             self.go_on()
             are_left = self._expire_further()
         finally:  # the next check comes even if this one fails
-            if are_left or self._readers.leases or self._readers.tickets or self._writers.reservations:
+            if are_left or self._readers.leases or self._readers.tickets or self._writers.have_deadlines:
                 self.schedule()
 
 

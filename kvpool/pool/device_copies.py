@@ -42,6 +42,8 @@ class DeviceCopies:
             raise ProtocolError(f"uuid has {len(uuid)} bytes, expected {dm.UUID_BYTES}")
         if session.is_peer:
             raise Refused("device", "another node has no device of this one")
+        if session.groups:
+            raise Refused("device", "chunks of a layout with groups have no copies in device memory")
         for link in self._links:
             memory = link.tier.export()
             if memory is None:

@@ -80,6 +80,7 @@ class HintHandlers:
     @verb(m.Demote, roles=ENGINE)
     def demote(self, session: EngineSession, request: m.Demote) -> Parts[m.Retained]:
         """Write chunks to the lower tier, and have DRAM evict them first."""
+        session.check_plain()
         ranks = len(session.namespaces)
         keys = columns.keys_of(request.keys, ranks=ranks)
         chunks = len(keys) // ranks
@@ -98,6 +99,7 @@ class HintHandlers:
     @verb(m.Announce, roles=ENGINE)
     def announce(self, session: EngineSession, request: m.Announce) -> Parts[m.Announced]:
         """Protect chunks that will be asked for soon, and have those of lower tiers come up."""
+        session.check_plain()
         keys = columns.keys_of(request.keys, ranks=len(session.namespaces))
         found = yield from self._announcements.find(session, keys)
         entry = self._announcements.announce(session, keys, found, self._clock.now_ns())
@@ -130,7 +132,7 @@ class HintHandlers:
 
     def note_lease(self, session: EngineSession, readers: Readers, lease_id: int) -> None:
         """A connection has leased chunks that it may have announced."""
-        if not self._announcements:
+        if not self._announcements or session.groups:
             return
         lease = readers.find(session, LeaseId(lease_id))
         assert lease is not None

@@ -5,6 +5,7 @@
 
 from kvpool.checks.dram_check import DramCheck
 from kvpool.clock import Clock
+from kvpool.errors import InvalidArgument
 from kvpool.index.sessions import EngineSession
 from kvpool.pool.chains import Chains
 from kvpool.pool.deadlines import HoldExpiry
@@ -49,23 +50,23 @@ class LeaseVerbs:
     @verb(m.IssueTicket, roles=ENGINE)
     def issue_ticket(self, session: EngineSession, request: m.IssueTicket) -> m.Ticket:
         """A ticket on a lease: a hold of its own for each rank."""
-        ticket = self._readers.issue_ticket(session, request.lease, self._clock.now_ns())
+        if not 0 <= request.claims <= m.CLAIMS_MAX:
+            raise InvalidArgument(f"claims is {request.claims}, expected 0..{m.CLAIMS_MAX}")
+        ticket = self._readers.issue_ticket(session, request.lease, self._clock.now_ns(), claims=request.claims)
         self._expiry.schedule()
         return m.Ticket(ticket)
 
     @verb(m.Claim, roles=ENGINE)
     def claim(self, session: EngineSession, request: m.Claim) -> m.Leased:
-        """A lease from a ticket, for the session's rank, once."""
+        """A lease from a ticket, for the session's rank."""
         return self._chains.lease(session, self._readers.claim(session, request.ticket, self._clock.now_ns()))
 
     @verb(m.ReportCorrupt, roles=ENGINE)
     async def check_reported(self, session: EngineSession, request: m.ReportCorrupt) -> m.Done:
         """Recompute the checksums of a leased chunk that a client found bad; drop it if it is."""
         lease = self._readers.find(session, request.lease)
-        rank = session.layout.rank
-        if lease is not None and rank is not None and 0 <= request.chunk < lease.chunks:
-            layout, hold = session.own.layout, lease.holds[rank]
-            await self._dram_check.check_reported(
-                hold, request.chunk, chunk_bytes=layout.chunk_bytes, layers=layout.layers
-            )
+        row = self._readers.find_row(session, lease, request.chunk) if lease is not None else None
+        if row is not None:
+            hold, chunk, layout = row
+            await self._dram_check.check_reported(hold, chunk, layout)
         return m.Done()

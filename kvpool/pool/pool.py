@@ -209,25 +209,26 @@ class Pool:
         """Whether holds of ended connections are still being released."""
         return self._readers.has_backlog or self._writers.has_backlog
 
-    def open_namespaces(self, model: str, layout: Layout, user: int | None = None) -> dict[int, Namespace]:
-        """The namespaces of a model and layout, by rank; made where they are new. Raises LayoutMismatch or Refused.
-
-        `user`: the user whose share counts them; None: no user's.
-        """
-        check_chunk_fits(layout.chunk_bytes, capacity=self._config.dram.capacity)
-        self.staged.check_layout(layout)
-        return self.namespaces.open_ranks(model, layout, user)
+    def open_namespaces(self, model: str, layout: Layout, user: int | None = None) -> list[dict[int, Namespace]]:
+        """The namespaces of a model and each group of a layout, by rank; made where new; `user`: as for a session. Raises
+        LayoutMismatch or Refused."""
+        for part in layout.group_layouts:
+            check_chunk_fits(part.stored_bytes, capacity=self._config.dram.capacity)
+            self.staged.check_layout(part)
+        return self.namespaces.open_groups(model, layout, user)
 
     def open_session(
         self, connection: ConnectionId, model: str, layout: Layout, user: int | None = None
     ) -> EngineSession:
         """The session of an engine's requests. `user`: the user whose share counts its holds; None: no user's."""
-        namespaces = self.open_namespaces(model, layout, user)
+        opened = self.open_namespaces(model, layout, user)
+        ttl_ns = int(self._config.server.lease_ttl * NS_PER_S)
+        session = EngineSession.over(connection, model, layout, opened=opened, lease_ttl_ns=ttl_ns)
         if user is not None:
             self._directory.join_user(connection, user)
-        self._joined[connection] = namespaces, user
-        self.namespaces.join(namespaces.values(), user)
-        return EngineSession(connection, layout, model, namespaces, int(self._config.server.lease_ttl * NS_PER_S))
+        self._joined[connection] = session.namespaces, user
+        self.namespaces.join(session.namespaces.values(), user)
+        return session
 
     def count_usage(self, session: EngineSession, column: bytes) -> None:
         """Add a client's usage report. Raises ProtocolError."""
@@ -259,8 +260,7 @@ class Pool:
     def info(self) -> dict[str, Any]:
         """The daemon's identity and resources."""
         info = render_info(self._config, self.geometry, self.page_use(), epoch=self.epoch, uptime_s=self._uptime_s())
-        info["tiers"] = self._tiering.names_beside("dram")
-        return info | self._tiering.info() | self.journal.info()
+        return info | {"tiers": self._tiering.names_beside("dram")} | self._tiering.info() | self.journal.info()
 
     def stats(self, connections: dict[str, int]) -> Sections:
         """Counters by section; names never change their meaning."""
@@ -325,9 +325,9 @@ class Pool:
         Takes a second for a million chunks: a daemon has a child process do it, which cannot see the memory that clients map,
         and checks that itself (`verify_shared`).
         """
-        problems = self._directory.verify(with_shared) + self._readers.verify() + self._writers.verify()
-        problems += self.hints.verify() + self.namespaces.verify() + self.journal.verify()
-        problems += self._tiering.verify(with_shared=with_shared)
+        problems = self._directory.verify(with_shared) + self._tiering.verify(with_shared=with_shared)
+        for owner in (self._readers, self._writers, self.hints, self.namespaces, self.journal):
+            problems += owner.verify()
         holds = self._readers.holds + self.hints.holds + self._tiering.holds
         pins = self._dram_check.pins + self._tiering.pins + self.sharing.pins
         problems += compare_counts(self._directory, holds=holds, pins=pins)
@@ -372,6 +372,7 @@ class Pool:
             ttl_ns=int(server.reservation_ttl * NS_PER_S),
             reservations_max=server.max_reservations,
             is_staged=server.staging_bytes > 0,
+            dram=self._config.dram,
             on_backlog=self._end_more,
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 import kvpool_native
 from kvpool.config.config import Config
 from kvpool.tiers.dram.tier import PageUse
-from kvpool.types import Measurements
+from kvpool.types import MASS_UNIT, SPARSE_COUNTS, Measurements
 
 Sections = dict[str, dict[str, int | float | str]]
 
@@ -88,6 +88,7 @@ def render_stats(config: Config, measured: Measurements) -> Sections:
         },
         "held": {**measured.held},
         "usage": _render_usage(measured),
+        **_render_sparse(measured),
         "events": {**measured.events},
         **_render_lower(measured),
         **{name: dict(counted) for name, counted in measured.remote.items()},
@@ -132,3 +133,24 @@ def _render_usage(measured: Measurements) -> dict[str, int | float | str]:
         "usage.reports": failures.usage_reports,
         "usage.clamped_values": failures.clamped_values,
     }
+
+
+def _render_sparse(measured: Measurements) -> Sections:
+    """Compute by lookup in all models, as clients report it: a section only where there was any."""
+    sums = {name: sum(getattr(model.sparse, name) for model in measured.models.values()) for name in SPARSE_COUNTS}
+    if not any(sums.values()):
+        return {}
+    mass, heads = sums.pop("kept_mass_millionths"), sums["query_heads"]
+    return {
+        "sparse": {
+            **{f"sparse.{name}": count for name, count in sums.items()},
+            "sparse.recalled_share": _share(sums["recalled_blocks"], sums["middle_blocks"]),
+            "sparse.kept_mass": _share(mass, heads * MASS_UNIT),
+            "sparse.staging_hit_rate": _share(sums["staging_hit_blocks"], sums["staging_wanted_blocks"]),
+            "sparse.overlap": _share(sums["repeated_blocks"], sums["compared_blocks"]),
+        }
+    }
+
+
+def _share(part: int, whole: int) -> float:
+    return round(part / whole, 4) if whole else 0.0

@@ -20,7 +20,6 @@ from kvpool.key_column import KeyColumn
 from kvpool.layout import WireLayout
 from kvpool.ownership import fault_of_daemon, peer_of
 from kvpool.protocol import frames, hit_curve, versions
-from kvpool.protocol.records import connections as cm
 from kvpool.protocol.records import events as em
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import operator as om
@@ -199,11 +198,11 @@ class BlockingConnection:
 
     def connections(self) -> dict[str, Any]:
         """All connections and what each holds (`connections`, those that hold the most first), and how many are `left_out`."""
-        return self.call(cm.AskConnections(), m.Report).values
+        return self.call(om.AskConnections(), m.Report).values
 
     def disconnect(self, connection: int) -> bool:
         """End a connection. False where there is none of that number."""
-        return bool(self.call(cm.Disconnect(connection), m.Report).values["disconnected"])
+        return bool(self.call(om.Disconnect(connection), m.Report).values["disconnected"])
 
     def peers(self) -> dict[str, Any]:
         """This node among others (`here`, None where it has no peers), what is wrong with its fleet (`problems`), and the known

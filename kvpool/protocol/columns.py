@@ -3,10 +3,13 @@
 Pure functions; any thread.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from kvpool.errors import ProtocolError
 from kvpool.key_column import KEY_BYTES, KeyColumn, packed_bytes
+from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.types import DURATION_BYTES, KEEP_PRIORITY, PRIORITY_MAX
 
@@ -34,6 +37,20 @@ def leaves_of(packed: bytes, chunks: int, *, ranks: int) -> KeyColumn:
     return KeyColumn(packed)
 
 
+def keys_of_groups(packed: bytes, counts: Sequence[int], *, ranks: int) -> list[KeyColumn]:
+    """The keys of each group: so many of each, on each of `ranks`. Raises ProtocolError."""
+    wanted = ranks * sum(counts)
+    if not 0 < wanted <= m.KEYS_MAX or len(packed) != packed_bytes(wanted):
+        raise ProtocolError(
+            f"keys column has {len(packed)} bytes, expected {packed_bytes(wanted)}, for at most {m.KEYS_MAX} keys"
+        )
+    keys, found = KeyColumn(packed), []
+    for count in counts:
+        found.append(keys[: ranks * count])
+        keys = keys[ranks * count :]
+    return found
+
+
 def unpack_leases(column: bytes) -> list[int]:
     """The leases of a column of u64. Raises ProtocolError unless it is one, RENEWALS_MAX at most."""
     if len(column) % LEASE_BYTES or len(column) > LEASE_BYTES * m.RENEWALS_MAX:
@@ -42,9 +59,9 @@ def unpack_leases(column: bytes) -> list[int]:
     return leases
 
 
-def check_reserve(request: m.Reserve) -> KeyColumn:
-    """The keys of a Reserve. Raises ProtocolError unless the columns fit each other."""
-    keys = keys_of(request.keys)
+def check_reserve(request: m.Reserve | gm.ReserveShare) -> KeyColumn:
+    """The keys of a Reserve or ReserveShare. Raises ProtocolError unless the columns fit each other."""
+    keys = keys_of(request.keys, keys_max=m.KEYS_MAX if isinstance(request, m.Reserve) else m.SHARE_KEYS_MAX)
     if len(request.parent) not in (0, KEY_BYTES):
         raise ProtocolError(f"parent key has {len(request.parent)} bytes, expected none or {KEY_BYTES}")
     if request.priorities or request.durations:

@@ -1,49 +1,63 @@
 """Usage report as a column: u64 little endian, in the order below.
 
     lookups, chunks looked up, loads,
-    chunks hit by level, chunks loaded by level, failed loads by `LoadReason`, declined chunks as `CLIENT_DECLINES`
+    chunks hit by level, chunks loaded by level, failed loads by `LoadReason`, declined chunks as `CLIENT_DECLINES`,
+    compute by lookup as `SPARSE_COUNTS`
 
 Every report of a version of the protocol has the same length: before version 4 there was no level STORE, whose chunks count as
-PEER's for a peer of those. Pure functions; any thread.
+PEER's for a peer of those, and before version 7 nothing of compute by lookup, before version 8 nothing of that on devices:
+a peer of those does not get it.
+Pure functions; any thread.
 """
 
 import struct
+from collections.abc import Sequence
 
 from kvpool.errors import ProtocolError
-from kvpool.types import CLIENT_DECLINES, LEVELS, Level, LoadReason, UsageReport
+from kvpool.types import (
+    CLIENT_DECLINES,
+    HOST_SPARSE_COUNTS,
+    LEVELS,
+    SPARSE_COUNTS,
+    Level,
+    LoadReason,
+    SparseUsage,
+    UsageReport,
+)
 
 LOOKUPS, LOOKUP_CHUNKS, LOADS = range(3)
 HIT_CHUNKS = 3
 LOADED_CHUNKS = HIT_CHUNKS + LEVELS
 FAILED_LOADS = LOADED_CHUNKS + LEVELS
 DECLINED_CHUNKS = FAILED_LOADS + len(LoadReason)
-COUNTS = DECLINED_CHUNKS + len(CLIENT_DECLINES)
-_COLUMN = struct.Struct(f"<{COUNTS}Q")
+SPARSE = DECLINED_CHUNKS + len(CLIENT_DECLINES)
+DEVICES = SPARSE + HOST_SPARSE_COUNTS
+COUNTS = SPARSE + len(SPARSE_COUNTS)
+_SPARSE_SINCE = 7
+_DEVICES_SINCE = 8
 _STORE_SINCE = 4
 _STORE_PLACES = (HIT_CHUNKS + Level.STORE, LOADED_CHUNKS + Level.STORE)
-_COLUMN_BEFORE = struct.Struct(f"<{COUNTS - len(_STORE_PLACES)}Q")
+_COUNTS_BEFORE_STORE = SPARSE - len(_STORE_PLACES)
+_COUNT_BYTES = 8
 
 
-def pack(counts: list[int], version: int) -> bytes:
+def pack(counts: Sequence[int], version: int) -> bytes:
     """The column of `COUNTS` counts for a peer of this version."""
-    if version >= _STORE_SINCE:
-        return _COLUMN.pack(*counts)
-    older = list(counts)
-    for place in reversed(_STORE_PLACES):
-        older[place - 1] += older.pop(place)
-    return _COLUMN_BEFORE.pack(*older)
+    assert len(counts) == COUNTS
+    known = list(counts[: COUNTS if version >= _DEVICES_SINCE else DEVICES if version >= _SPARSE_SINCE else SPARSE])
+    for place in reversed(_STORE_PLACES) if version < _STORE_SINCE else ():
+        known[place - 1] += known.pop(place)
+    return struct.pack(f"<{len(known)}Q", *known)
 
 
 def unpack(column: bytes) -> UsageReport:
     """The report in a column. Raises ProtocolError unless it has exactly the length of some version."""
-    if len(column) == _COLUMN_BEFORE.size:
-        older = list(_COLUMN_BEFORE.unpack(column))
-        for place in _STORE_PLACES:
-            older.insert(place, 0)
-        column = _COLUMN.pack(*older)
-    if len(column) != _COLUMN.size:
-        raise ProtocolError(f"usage column has {len(column)} bytes, expected {_COLUMN.size}")
-    counts = _COLUMN.unpack(column)
+    number, rest = divmod(len(column), _COUNT_BYTES)
+    if rest or number not in (_COUNTS_BEFORE_STORE, SPARSE, DEVICES, COUNTS):
+        raise ProtocolError(f"usage column has {len(column)} bytes, expected {_COUNT_BYTES * COUNTS}")
+    counts = struct.unpack(f"<{number}Q", column)
+    for place in _STORE_PLACES if number == _COUNTS_BEFORE_STORE else ():
+        counts = (*counts[:place], 0, *counts[place:])
     return UsageReport(
         lookups=counts[LOOKUPS],
         lookup_chunks=counts[LOOKUP_CHUNKS],
@@ -51,5 +65,6 @@ def unpack(column: bytes) -> UsageReport:
         hit_chunks=counts[HIT_CHUNKS:LOADED_CHUNKS],
         loaded_chunks=counts[LOADED_CHUNKS:FAILED_LOADS],
         failed_loads=counts[FAILED_LOADS:DECLINED_CHUNKS],
-        declined_chunks=counts[DECLINED_CHUNKS:],
+        declined_chunks=counts[DECLINED_CHUNKS:SPARSE],
+        sparse=SparseUsage(*counts[SPARSE:]),
     )

@@ -96,7 +96,8 @@ def problems_of(found: Mapping[str, Any], digits: int | None = None) -> list[str
 def _describe(bad: Mapping[str, Any], digits: int | None) -> str:
     followers = f" with {bad['dropped'] - 1} that follow it" if bad["dropped"] > 1 else ""
     went = f", dropped{followers}" if bad["dropped"] else ""
-    return f"{bad['tier']}: chunk {bad['key'][:digits]}: {bad['fault'].replace('_', ' ')}{went}"
+    where = f" in {bad['where']}" if bad.get("where") else ""
+    return f"{bad['tier']}: chunk {bad['key'][:digits]}: {bad['fault'].replace('_', ' ')}{where}{went}"
 
 
 def _level_of(name: str, counts: Mapping[str, int]) -> int:

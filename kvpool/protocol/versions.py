@@ -13,17 +13,22 @@ operators of every version are served. docs/protocol.md defines what makes a new
        AcquireFrom; has_store in Welcome, Seek and Sought; the level STORE in usage reports
     5  ReportChunks and ChunksTaken: chunks that engines have in block pools of their own
     6  OpenDevice, DeviceArena, FindCopies and Copies: copies of chunks in device memory
+    7  summaries in a layout; compute by lookup in usage reports
+    8  head groups in a layout; compute by lookup on devices in usage reports
+    9  groups in a layout; AcquireGroups, ReserveGroup and CommitGroup
+    10  ReserveShare and the state PART; claims in IssueTicket
 """
 
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 from kvpool.errors import Refused
+from kvpool.layout import Layout
 from kvpool.protocol import frames
 from kvpool.protocol.records import batch as bm
-from kvpool.protocol.records import connections as cm
 from kvpool.protocol.records import device as dm
 from kvpool.protocol.records import engine_chunks as ec
+from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.records import operator as om
@@ -41,8 +46,8 @@ SINCE: dict[type[Any], int] = {
     one_way.LandSaved: 4,
     bm.Batch: 2,
     bm.Batched: 2,
-    cm.AskConnections: 2,
-    cm.Disconnect: 2,
+    om.AskConnections: 2,
+    om.Disconnect: 2,
     om.LogLevel: 2,
     om.Reload: 2,
     pm.AskPeers: 4,
@@ -55,6 +60,10 @@ SINCE: dict[type[Any], int] = {
     dm.DeviceArena: 6,
     dm.FindCopies: 6,
     dm.Copies: 6,
+    gm.AcquireGroups: 9,
+    gm.ReserveGroup: 9,
+    gm.CommitGroup: 9,
+    gm.ReserveShare: 10,
 }
 # How many fields a record had up to a version, the oldest first; later fields have defaults.
 FIELDS_UP_TO: dict[type[Any], tuple[tuple[int, int], ...]] = {
@@ -62,7 +71,12 @@ FIELDS_UP_TO: dict[type[Any], tuple[tuple[int, int], ...]] = {
     m.Welcome: ((1, 10), (3, 11)),
     m.DemoteAll: ((1, 1),),
     m.Leased: ((2, 5),),
+    m.IssueTicket: ((9, 1),),
 }
+# Layouts had no summaries, no head groups, and no groups, before.
+_SUMMARIES_SINCE, _HEAD_GROUPS_SINCE, _GROUPS_SINCE = 7, 8, 9
+# Tickets for several claims.
+CLAIMS_SINCE = 10
 # Descriptors that came with a welcome before the table of other nodes' chunks did.
 _REMOTE_SINCE = 4
 _DESCRIPTORS_BEFORE = 2
@@ -73,6 +87,15 @@ Record = TypeVar("Record")
 def oldest_of(role: str) -> int:
     """The oldest version that a client of this role can speak."""
     return OLDEST if role == m.ROLE_ADMIN else OLDEST_OF_ENGINES
+
+
+def oldest_for(layout: Layout) -> int:
+    """The oldest version in which an engine can name its layout."""
+    if layout.groups or layout.group is not None:
+        return _GROUPS_SINCE
+    if layout.head_groups != 1:
+        return _HEAD_GROUPS_SINCE
+    return _SUMMARIES_SINCE if layout.summaries else OLDEST_OF_ENGINES
 
 
 def choose(oldest: int, newest: int, role: str) -> int:

@@ -70,6 +70,8 @@ class EventForm:
         """The wire events of one event; none where this form cannot express it."""
         if event.kind == EventKind.CREATED or layout.rank != 0:
             return []
+        if layout.group is not None and (not layout.group.is_full or layout.group.number):
+            return []  # a router would take a window for a prefix, and count a prefix twice
         blocks = blocks_of(layout.chunk_tokens, self.block_tokens)
         outgoing: list[WireEvent] = []
         if event.tokens:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kvpool import __version__
 from kvpool.clock import Deadline, MonotonicClock, wall_time_s
 from kvpool.config.config import Config
-from kvpool.errors import Refused
+from kvpool.errors import LayoutMismatch, Refused
 from kvpool.layout import Layout
 from kvpool.pool.pool import Pool
 from kvpool.protocol import versions
@@ -238,7 +238,10 @@ class Daemon:
             raise Refused("role", f"role is {hello.role!r}, expected {m.ROLE_ENGINE!r} or {m.ROLE_ADMIN!r}")
         if len(hello.model.encode()) > MODEL_BYTES_MAX:
             raise Refused("model", f"model name has more than {MODEL_BYTES_MAX} bytes")
-        self._pool.open_namespaces(hello.model, Layout.from_wire(hello.layout), self._user_of(peer))
+        layout = Layout.from_wire(hello.layout)
+        if layout.group is not None:
+            raise LayoutMismatch(f"layout is that of one group ({layout.group}), expected the layout with all groups")
+        self._pool.open_namespaces(hello.model, layout, self._user_of(peer))
         log.debug("engine of model %s connects: pid %d uid %d", hello.model, peer.pid, peer.uid)
         return AcceptedHello(self._welcome(), self._pool.fds())
 

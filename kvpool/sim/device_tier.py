@@ -21,7 +21,7 @@ from kvpool.types import HoldId, Level, SaveState
 
 def plan_device(blocks: int, layout: Layout) -> kvpool_native.DirectoryGeometry:
     """Whole pages of a device, in which `blocks` of this layout have records."""
-    pages = -(-blocks * layout.chunk_bytes // DEVICE_PAGE_BYTES)
+    pages = -(-blocks * layout.stored_bytes // DEVICE_PAGE_BYTES)
     return kvpool_native.DirectoryGeometry.plan_device(pages * DEVICE_PAGE_BYTES, DEVICE_PAGE_BYTES, blocks)
 
 
@@ -72,8 +72,8 @@ class DeviceTier:
             return
         count = made.states.count(SaveState.RESERVED)
         if count:
-            self._directory.commit(made.id, 0, bytes(count * layout.layers * CHECKSUM_BYTES), now_ns)
-            self._placement.spend(count, layout.chunk_bytes)
+            self._directory.commit(made.id, 0, bytes(count * layout.extents * CHECKSUM_BYTES), now_ns)
+            self._placement.spend(count, layout.stored_bytes)
             self.promoted += count
         if made.id:
             self._directory.end_reservation(made.id, now_ns)

@@ -45,7 +45,7 @@ class ManySizes:
             self.directory.mark_segment_ready(segment)
         self._clock = VirtualClock()
         namespaces = Namespaces(self.directory)
-        largest = max(layout.chunk_bytes for layout in layouts)
+        largest = max(layout.stored_bytes for layout in layouts)
         self._tier = MetadataTier(config, blocks=max_chunks // len(layouts), chunk_bytes=largest, segments=len(layouts))
         arena = SimulatedArena(self.directory, capacity, max_chunks)
         self._link = Link(arena, self._tier, namespaces, self._clock, on_settled=lambda: None)
@@ -69,7 +69,7 @@ class ManySizes:
         assert reserved_slots is not None
         reserved = reserved_slots.states.count(SaveState.RESERVED)
         if reserved:
-            checksums = bytes(CHECKSUM_BYTES * session.layout.layers * reserved)
+            checksums = bytes(CHECKSUM_BYTES * session.layout.extents * reserved)
             self._writers.commit(session, reserved_slots.reservation, CommitColumns(checksums), now_ns)
 
     def look_for_demotions(self) -> None:

@@ -30,7 +30,7 @@ class MetadataTier:
 
     def __init__(self, config: Config, *, blocks: int, chunk_bytes: int, segments: int = 1) -> None:
         slot_bytes = chunk_bytes + kvpool_native.SSD_HEADER_BYTES
-        sizes = SlotSizes(blocks * slot_bytes, segments, segments * blocks, header_bytes=kvpool_native.SSD_HEADER_BYTES)
+        sizes = SlotSizes(blocks * slot_bytes, segments, segments * blocks, header_bytes=kvpool_native.ssd_header_bytes)
         self.slots = Slots(NAME, self.level, sizes)
         self.slots.directory.cap_retained(config.dram.retained_share)
         self.slots.directory.bound_chains(config.server.max_chain_chunks)

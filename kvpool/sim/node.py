@@ -25,8 +25,9 @@ from kvpool.layout import Layout
 from kvpool.packed_rows import CHANGE_ROW
 from kvpool.pool.readers.readers import Grant, Readers
 from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
+from kvpool.pool.writers.reserve_task import ReservedSlots
 from kvpool.pool.writers.retention import Retention
-from kvpool.pool.writers.writers import ReservedSlots, Writers
+from kvpool.pool.writers.writers import Writers
 from kvpool.sim.device_tier import DeviceTier, plan_device
 from kvpool.sim.metadata_tier import MetadataTier
 from kvpool.tiering.admission import Admission
@@ -38,7 +39,7 @@ from kvpool.types import EPOCH_BYTES, ConnectionId, Level, SaveState
 
 # A simulated chunk is as small as a slot can be: sizes are counts of blocks.
 LAYOUT = Layout(layers=1, planes=1, kv_heads=1, head_dim=8, dtype="uint8", chunk_tokens=512)
-CHUNK_BYTES = LAYOUT.chunk_bytes
+CHUNK_BYTES = LAYOUT.stored_bytes
 MODEL = "simulated"
 # The eviction policies that the native directory has, its default first.
 POLICIES = ("class-queues", "lru")
@@ -235,7 +236,7 @@ class SimulatedNode:
         assert reserved_slots is not None
         reserved = reserved_slots.states.count(SaveState.RESERVED)
         if reserved:
-            checksums = bytes(reserved * LAYOUT.layers * CHECKSUM_BYTES)
+            checksums = bytes(reserved * LAYOUT.extents * CHECKSUM_BYTES)
             columns, now_ns = CommitColumns(checksums), self._clock.now_ns()
             self._writers.commit(self._session, reserved_slots.reservation, columns, now_ns)
         self._tiering.run()

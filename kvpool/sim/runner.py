@@ -21,6 +21,7 @@ from kvpool.sim.cells import Bounds, Cell, Outcome, run_bounds, run_cell, simula
 from kvpool.sim.children import start_bound, stop
 from kvpool.sim.cluster.cell import ClusterCell, ClusterOutcome
 from kvpool.sim.cluster.cluster import run_cluster
+from kvpool.sim.grouped.cell import GroupedCell, run_grouped
 from kvpool.sim.replay_times import read_times
 from kvpool.sim.traces import Trace, TraceError, TraceRequest
 from kvpool.sim.workload import NO_SESSION, Prompt, Workload, make_workload
@@ -30,8 +31,8 @@ STOP_TIMEOUT_S = 5.0
 
 # Partial blocks at the ends of prompts: asked for and never stored, as a pool does; stored like others; not there.
 TAILS = ("counted", "stored", "left-out")
-# A cell of one node or of many, or a number of blocks whose bounds are wanted.
-Work = Cell | ClusterCell | int
+# A cell of one node, of one with groups or of many, or a number of blocks whose bounds are wanted.
+Work = Cell | GroupedCell | ClusterCell | int
 Result = Outcome | ClusterOutcome | Bounds
 
 
@@ -40,6 +41,8 @@ def read_work(line: bytes) -> Work:
     asked = json.loads(line)
     if isinstance(asked, int):
         return asked
+    if "window_blocks" in asked:
+        return GroupedCell.parse(asked)
     return ClusterCell.parse(asked) if "nodes" in asked else Cell(**asked)
 
 
@@ -101,6 +104,8 @@ class Simulation:
             return run_bounds(self._workload, work)
         if isinstance(work, ClusterCell):
             return run_cluster(self._workload, work, self._config)
+        if isinstance(work, GroupedCell):
+            return run_grouped(self._workload, work, self._config)
         return run_cell(self._workload, work, self._config)
 
     def run_all(self, works: Sequence[Work], processes: int) -> Iterator[tuple[Work, Result]]:

@@ -75,7 +75,7 @@ class _Chain:
     @property
     def size(self) -> int:
         """Payload bytes of all its chunks."""
-        return len(self.places) * self.namespace.layout.chunk_bytes
+        return len(self.places) * self.namespace.layout.stored_bytes
 
 
 @dataclass(slots=True)
@@ -378,7 +378,7 @@ class Demotions:
     def _publish(self, job: _Job) -> None:
         """Commit the leading written chunks of a job in the lower tier's directory, so that they are found there."""
         failpoint.reach("daemon.demote.written")
-        checksums = bytes(4 * job.chain.namespace.layout.layers * (job.ready - job.published))
+        checksums = bytes(4 * job.chain.namespace.layout.extents * (job.ready - job.published))
         sources = np.array(job.sources[job.published : job.ready], "<u8").tobytes()
         states = self._lower.slots.directory.commit(job.reservation, job.published, checksums, sources=sources)
         failpoint.reach("daemon.demote.committed")

@@ -122,7 +122,7 @@ class Promotions:
         """
         placed, is_under_way = 0, False
         if wanted.peer is not None:
-            allowed = self.for_peers.chunks(wanted.peer, wanted.namespace.layout.chunk_bytes)
+            allowed = self.for_peers.chunks(wanted.peer, wanted.namespace.layout.stored_bytes)
             wanted = replace(wanted, keys=wanted.keys[:allowed])
         if wanted.keys:
             namespace, keys = wanted.namespace, wanted.keys.packed
@@ -177,7 +177,7 @@ class Promotions:
         if not job_id:
             self._landings.give_up(keys, fresh)
             return False
-        size = len(moves) * wanted.namespace.layout.chunk_bytes
+        size = len(moves) * wanted.namespace.layout.stored_bytes
         if wanted.peer is not None:
             self.for_peers.take(wanted.peer, size)
         promotion = _Promotion(self, HoldId(made.id), hold_below, moves, fresh, wanted.peer, size)

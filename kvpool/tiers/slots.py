@@ -1,13 +1,14 @@
 """Slots of a tier beside the arena: which slot has which chunk, and the size class of each geometry of chunks.
 
 A native directory without memory of its own: its offsets count the bytes of all segments of a tier. A slot has room for a
-chunk's payload and `header_bytes`; chunks that do not fit a segment are not stored in the tier. Control thread only.
+chunk's payload and its header; chunks that do not fit a segment are not stored in the tier. Control thread only.
 
 Invariants: a namespace has the same number here as in the arena's directory; every geometry here is one of the arena's, so
 there are no more size classes than there.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,14 +20,19 @@ from kvpool.types import HoldId, Level, NamespaceId, SizeClassId
 log = logging.getLogger(__name__)
 
 
+def _no_header(layers: int) -> int:  # noqa: ARG001 - one answer for all
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class SlotSizes:
-    """Sizes of a tier: `segments` of `segment_bytes`. `layers_max`: layers of a chunk at most, 0 for no bound."""
+    """Sizes of a tier: `segments` of `segment_bytes`. `header_bytes`: of a slot for a chunk of so many layers. `layers_max`:
+    layers of a chunk at most, 0 for no bound."""
 
     segment_bytes: int
     segments: int
     max_chunks: int
-    header_bytes: int = 0
+    header_bytes: Callable[[int], int] = _no_header
     layers_max: int = 0
 
 
@@ -69,16 +75,16 @@ class Slots:
 
     def slot_bytes(self, layout: Layout) -> int:
         """Bytes of a slot for a chunk of a layout."""
-        return layout.chunk_bytes + self.sizes.header_bytes
+        return layout.stored_bytes + self.sizes.header_bytes(layout.extents)
 
     def fits(self, layout: Layout) -> bool:
         """Whether a chunk of this layout fits a slot. Makes no size class."""
-        fits_header = not self.sizes.layers_max or layout.layers <= self.sizes.layers_max
+        fits_header = not self.sizes.layers_max or layout.extents <= self.sizes.layers_max
         return fits_header and self.slot_bytes(layout) <= self.sizes.segment_bytes
 
     def size_class_of(self, layout: Layout) -> SizeClassId | None:
         """The size class of a layout's chunks, made if it is new; None where they do not fit."""
-        geometry = (layout.chunk_bytes, layout.layers)
+        geometry = (layout.stored_bytes, layout.extents)
         if geometry not in self._by_geometry:
             self._by_geometry[geometry] = self._add(layout)
         return self._by_geometry[geometry]
@@ -115,7 +121,7 @@ class Slots:
     def classes(self) -> list[dict[str, int]]:
         """Slots by size class; `chunk_bytes` is the payload, without the header."""
         rows = self.directory.stats()["classes"]
-        return [{**row, "chunk_bytes": row["chunk_bytes"] - self.sizes.header_bytes} for row in rows]
+        return [{**row, "chunk_bytes": row["chunk_bytes"] - self.sizes.header_bytes(row["layers"])} for row in rows]
 
     def verify(self, *, with_shared: bool, holds: int, pins: int) -> list[str]:
         """Broken invariants of the directory, one line each. It should have exactly `holds` holds and `pins` pins."""
@@ -129,11 +135,11 @@ class Slots:
     def _add(self, layout: Layout) -> SizeClassId | None:
         if self.fits(layout):
             instead = self._given_back.pop() if self._given_back else None
-            return SizeClassId(self.directory.add_class(self.slot_bytes(layout), layout.layers, True, instead))
+            return SizeClassId(self.directory.add_class(self.slot_bytes(layout), layout.extents, True, instead))
         log.warning(
             "chunks of %d bytes in %d layers are not kept in the %s tier: they fit no segment or no header",
-            layout.chunk_bytes,
-            layout.layers,
+            layout.stored_bytes,
+            layout.extents,
             self.name,
         )
         return None

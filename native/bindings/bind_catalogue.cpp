@@ -42,10 +42,10 @@ struct SlotHeader {
 
 std::optional<SlotHeader> header_of(const nb::bytes& page) {
   SsdHeader header{};
-  if (page.size() != SSD_HEADER_BYTES) {
-    throw nb::value_error("a header has 4096 bytes");
+  if (page.size() < SSD_HEADER_BYTES) {
+    throw nb::value_error("a header has at least 4096 bytes");
   }
-  if (decode_ssd_header(static_cast<const uint8_t*>(page.data()), header) != SsdStatus::OK) {
+  if (decode_ssd_header(static_cast<const uint8_t*>(page.data()), page.size(), header) != SsdStatus::OK) {
     return std::nullopt;
   }
   return SlotHeader{nb::bytes(header.pool_epoch, sizeof(header.pool_epoch)),
@@ -67,7 +67,7 @@ nb::bytes page_of(const nb::bytes& epoch, const nb::bytes& key, const nb::bytes&
     throw nb::value_error("epoch must be 16 bytes, key and namespace 32");
   }
   if (checksums.size() % sizeof(uint32_t) != 0 || layers == 0 || layers > SSD_LAYERS_MAX || layer_bytes == 0) {
-    throw nb::value_error("checksums must be 1 to 986 words, layer_bytes positive");
+    throw nb::value_error("checksums must be 1 to 4096 words, layer_bytes positive");
   }
   std::memcpy(header.pool_epoch, epoch.data(), sizeof(header.pool_epoch));
   std::memcpy(header.key, key.data(), KEY_BYTES);
@@ -77,7 +77,14 @@ nb::bytes page_of(const nb::bytes& epoch, const nb::bytes& key, const nb::bytes&
   std::memcpy(header.layer_crcs.data(), checksums.data(), checksums.size());
   SsdPage page;
   encode_ssd_header(header, page.data());
-  return nb::bytes(page.data(), page.size());
+  return nb::bytes(page.data(), header.header_bytes());
+}
+
+uint64_t length_of(const nb::bytes& page) {
+  if (page.size() < SSD_HEADER_BYTES) {
+    throw nb::value_error("a header has at least 4096 bytes");
+  }
+  return ssd_header_length(static_cast<const uint8_t*>(page.data()));
 }
 
 }  // namespace
@@ -96,9 +103,11 @@ void bind_catalogue(nb::module_& module) {
       .def_ro("layers", &SlotHeader::layers)
       .def_ro("checksums", &SlotHeader::checksums, "CRC-32C of each layer, u32.")
       .def_ro("tokens", &SlotHeader::tokens, "Token ids and the scope behind them, i32; empty where they are not known.");
-  module.def("decode_ssd_header", &header_of, "page"_a, "The header that a page has where it is a slot's, else None.");
+  module.def("decode_ssd_header", &header_of, "page"_a,
+             "The header that whole pages begin with where they are a slot's, else None.");
+  module.def("ssd_header_length", &length_of, "page"_a, "Bytes of the header that begins with this page; 0 where none does.");
   module.def("encode_ssd_header", &page_of, "epoch"_a, "key"_a, "namespace"_a, "layer_bytes"_a, "checksums"_a,
-             "The header page of a chunk outside of any slot: without parent, generation and token ids.");
+             "The header of a chunk outside of any slot: without parent, generation and token ids.");
 }
 
 }  // namespace kvpool

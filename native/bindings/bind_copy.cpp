@@ -16,6 +16,7 @@
 #include "copy/load_job.h"
 #include "copy/plain_copy.h"
 #include "copy/save_job.h"
+#include "job_handle.h"
 #include "released_gil.h"
 
 namespace nb = nanobind;
@@ -30,29 +31,13 @@ using WritableBuffer = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::devic
 // More copying threads than any machine has use for; a guess that stops a mistaken argument.
 constexpr unsigned THREADS_MAX = 256;
 
-// What Python holds of a job. When it goes, the copying has stopped, so the engine's arrays may go after it.
-template <typename Job>
-struct Handle {
-  std::shared_ptr<Job> job;
-  std::shared_ptr<CopyQueue> queue;
-  Handle(std::shared_ptr<Job> made, std::shared_ptr<CopyQueue> where) : job(std::move(made)), queue(std::move(where)) {}
-  Handle(Handle&&) = default;
-  Handle(const Handle&) = delete;
-  Handle& operator=(const Handle&) = delete;
-  ~Handle() {
-    if (job != nullptr) {
-      job->cancel();
-    }
-  }
-};
-
 using LoadHandle = Handle<LoadJob>;
 using SaveHandle = Handle<SaveJob>;
 
 template <typename Word>
 std::vector<Word> column(const nb::bytes& data, const char* what) {
   if (data.size() % sizeof(Word) != 0) {
-    throw nb::value_error((std::string(what) + " is no column of 64-bit words").c_str());
+    throw nb::value_error((std::string(what) + " is no column of whole words").c_str());
   }
   std::vector<Word> words(data.size() / sizeof(Word));
   if (!words.empty()) {
@@ -68,8 +53,8 @@ void require(const char* fault) {
 }
 
 CacheView make_view(const std::vector<uint64_t>& bases, uint32_t planes, uint64_t blocks, uint64_t plane_block_bytes,
-                    uint64_t plane_stride, uint64_t block_stride, const nb::object&) {
-  CacheView view{{}, planes, blocks, plane_block_bytes, plane_stride, block_stride};
+                    uint64_t plane_stride, uint64_t block_stride, const nb::object&, uint64_t runs, uint64_t run_stride) {
+  CacheView view{{}, planes, blocks, plane_block_bytes, plane_stride, block_stride, runs, run_stride};
   require(view_fault(view));
   for (const uint64_t base : bases) {
     view.layers.push_back(reinterpret_cast<uint8_t*>(base));
@@ -79,9 +64,11 @@ CacheView make_view(const std::vector<uint64_t>& bases, uint32_t planes, uint64_
 
 LoadHandle make_load(const CopyPool& pool, const CacheView& view, const std::shared_ptr<Mapping>& arena,
                      const std::shared_ptr<IndexView>& index, const nb::bytes& offsets, const nb::bytes& slots,
-                     const nb::bytes& generations, const nb::bytes& block_ids, uint32_t layers, uint64_t layer_bytes, bool verifies) {
+                     const nb::bytes& generations, const nb::bytes& block_ids, uint32_t layers, uint64_t layer_bytes, bool verifies,
+                     const nb::bytes& extents, uint64_t extent_bytes) {
   LoadPlan plan{view, arena, index, column<uint64_t>(offsets, "offsets"), {}, column<uint64_t>(generations, "generations"),
-                column<int64_t>(block_ids, "block_ids"), layers, layer_bytes, verifies};
+                column<int64_t>(block_ids, "block_ids"), layers, layer_bytes, verifies,
+                {column<uint32_t>(extents, "extents"), extent_bytes}};
   for (const uint64_t packed : column<uint64_t>(slots, "slots")) {
     plan.slots.push_back(SlotAddress::unpacked(packed));
   }
@@ -95,9 +82,9 @@ LoadHandle make_load(const CopyPool& pool, const CacheView& view, const std::sha
 
 SaveHandle make_save(const CopyPool& pool, const CacheView& view, const std::shared_ptr<Mapping>& arena,
                      const nb::bytes& offsets, const nb::bytes& block_ids, uint32_t layers, uint64_t layer_bytes,
-                     uint32_t first_layer) {
+                     uint32_t first_layer, const nb::bytes& extents, uint64_t extent_bytes) {
   SavePlan plan{view,   arena,       column<uint64_t>(offsets, "offsets"), column<int64_t>(block_ids, "block_ids"),
-                layers, layer_bytes, first_layer};
+                layers, layer_bytes, first_layer, {column<uint32_t>(extents, "extents"), extent_bytes}};
   require(save_fault(plan));
   return {std::make_shared<SaveJob>(std::move(plan)), pool.queue()};
 }
@@ -235,9 +222,11 @@ void bind_jobs(nb::module_& module) {
 void bind_copy(nb::module_& module) {
   nb::class_<CacheView>(module, "CacheView", "Where an engine has its blocks; holds a reference to `owner`.")
       .def(nb::new_(&make_view), "bases"_a, nb::kw_only(), "planes"_a, "blocks"_a, "plane_block_bytes"_a,
-           "plane_stride"_a, "block_stride"_a, "owner"_a, nb::keep_alive<0, 8>());
+           "plane_stride"_a, "block_stride"_a, "owner"_a, "runs"_a = 1, "run_stride"_a = 0, nb::keep_alive<0, 8>(),
+           "`runs`: of bytes in a block's plane, `run_stride` apart; plane_block_bytes is the bytes of all of them.");
   bind_jobs(module);
-  nb::class_<CopyPool>(module, "CopyPool", "Native threads that copy for one client.")
+  nb::class_<CopyPool> pool(module, "CopyPool", "Native threads that copy for one client.");
+  pool
       .def(nb::new_([](unsigned threads) {
              if (threads == 0 || threads > THREADS_MAX) {
                throw nb::value_error("threads must be 1 to 256");
@@ -246,14 +235,19 @@ void bind_copy(nb::module_& module) {
            }),
            "threads"_a)
       .def("load", &make_load, "view"_a, "arena"_a, "index"_a, "offsets"_a, "slots"_a, "generations"_a, "block_ids"_a,
-           "layers"_a, "layer_bytes"_a, "verifies"_a, nb::keep_alive<0, 2>(),
-           "Starts a load. Columns: u64 offsets, slots and generations, i64 block ids. ValueError for what lies outside.")
+           "layers"_a, "layer_bytes"_a, "verifies"_a, nb::kw_only(), "extents"_a = nb::bytes("", 0), "extent_bytes"_a = 0,
+           nb::keep_alive<0, 2>(),
+           "Starts a load. Columns: u64 offsets, slots and generations, i64 block ids; u32 `extents`: the number of the "
+           "stored extent for each layer of the view, rising, none for all from 0 on; `extent_bytes`: of each, 0 for "
+           "layer_bytes. ValueError for what lies outside.")
       .def("save", &make_save, "view"_a, "arena"_a, "offsets"_a, "block_ids"_a, "layers"_a, "layer_bytes"_a,
-           "first_layer"_a = 0, nb::keep_alive<0, 2>(),
-           "Prepares a save of `layers` layers from `first_layer` on; nothing is copied before it is announced.")
+           "first_layer"_a = 0, nb::kw_only(), "extents"_a = nb::bytes("", 0), "extent_bytes"_a = 0, nb::keep_alive<0, 2>(),
+           "Prepares a save of `layers` layers from `first_layer` on; nothing is copied before it is announced. `extents` and "
+           "`extent_bytes` as in `load`.")
       .def("stop", &CopyPool::stop, nb::call_guard<ReleasedGil>())
       .def("bytes_copied", &CopyPool::bytes_copied)
       .def("cpu_seconds", &CopyPool::cpu_seconds);
+  bind_summaries(module, pool);
   module.def("extent_checksums", &extent_checksums, "arena"_a, "offset"_a, "layer_bytes"_a, "layers"_a,
              "CRC-32C of each layer in place, u32. GIL released.");
   module.def("copy_extents", &copy_extents, "target"_a, "target_offsets"_a, "source"_a, "source_offset"_a, "layers"_a,

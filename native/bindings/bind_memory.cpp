@@ -6,6 +6,8 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -65,6 +67,40 @@ std::pair<size_t, nb::bytes> lookup(const IndexView& index, const nb::bytes& key
     count = index.lookup(packed, n, reinterpret_cast<uint8_t*>(levels.data()));
   }
   return {count, nb::bytes(levels.data(), count)};
+}
+
+std::pair<size_t, nb::bytes> last_run(const IndexView& index, const nb::bytes& keys, size_t end, size_t length) {
+  if (keys.size() % KEY_BYTES != 0 || end > keys.size() / KEY_BYTES || length == 0) {
+    throw nb::value_error("keys must be a multiple of 32 bytes, end one of them or the end, length above 0");
+  }
+  std::string levels(end, '\0');
+  size_t found = 0;
+  {
+    const ReleasedGil released;
+    found = index.last_run(static_cast<const uint8_t*>(keys.data()), end, length, reinterpret_cast<uint8_t*>(levels.data()));
+  }
+  const size_t count = std::min(found, length);
+  return {found, nb::bytes(levels.data() + (found - count), count)};
+}
+
+uint64_t count_current(const IndexView& index, const nb::bytes& slots, const nb::bytes& generations) {
+  if (slots.size() != generations.size() || slots.size() % sizeof(uint64_t) != 0) {
+    throw nb::value_error("slots and generations must be u64, and as many");
+  }
+  const size_t n = slots.size() / sizeof(uint64_t);
+  std::vector<uint64_t> packed(n);
+  std::vector<uint64_t> expected(n);
+  if (n > 0) {
+    std::memcpy(packed.data(), slots.data(), slots.size());
+    std::memcpy(expected.data(), generations.data(), generations.size());
+  }
+  std::atomic_thread_fence(std::memory_order_acquire);  // what the caller has read of the chunks was read before
+  size_t current = 0;
+  while (current < n && expected[current] != 0 &&
+         index.generation_at(SlotAddress::unpacked(packed[current])) == expected[current]) {
+    ++current;
+  }
+  return current;
 }
 
 bool is_being_written(const IndexView& index, const nb::bytes& key) {
@@ -139,11 +175,20 @@ void bind_index_view(nb::module_& module) {
            "mapping"_a, "remote"_a.none() = nb::none(), "`remote`: where chunks are looked up that this node has not.")
       .def("lookup", &lookup, "keys"_a,
            "(chunks, levels): the run of readable chunks from the first key on, and each one's level. GIL released.")
+      .def("last_run", &last_run, "keys"_a, "end"_a, "length"_a,
+           "(end, levels): the largest end up to this one before which so many chunks in a row, or all, are readable on this node, "
+           "and the level of each of them. GIL released.")
       .def("is_being_written", &is_being_written, "key"_a, "Whether somebody is saving the chunk, or it is on its way from another tier.")
       .def(
           "generation_at",
           [](const IndexView& index, uint64_t slot) { return index.generation_at(SlotAddress::unpacked(slot)); }, "slot"_a,
           "Of the readable chunk in a slot; 0 where there is none. A slot: its region in the upper half, its number in the lower.")
+      .def("count_current", &count_current, "slots"_a, "generations"_a,
+           "How many leading slots, u64, still have these generations, u64: what was read of their chunks before counts.")
+      .def(
+          "landed_at",
+          [](const IndexView& index, uint64_t slot) { return index.landed_at(SlotAddress::unpacked(slot)); }, "slot"_a,
+          "How many layers of the chunk in a slot are in place; bit 31: no more come.")
       .def(
           "checksum_at",
           [](const IndexView& index, uint64_t slot, uint32_t layer) {

@@ -50,7 +50,7 @@ SsdHeader common_header(const nb::bytes& epoch, const nb::bytes& name_space, uin
     throw nb::value_error("epoch must be 16 bytes, namespace 32");
   }
   if (layers == 0 || layers > SSD_LAYERS_MAX || layer_bytes == 0) {
-    throw nb::value_error("layers must be 1 to 986, layer_bytes positive");
+    throw nb::value_error("layers must be 1 to 4096, layer_bytes positive");
   }
   std::memcpy(header.pool_epoch, epoch.data(), sizeof(header.pool_epoch));
   std::memcpy(header.name_space, name_space.data(), sizeof(header.name_space));
@@ -71,7 +71,7 @@ std::vector<MoveRow> checked_rows(const SsdQueue& queue, const nb::bytes& rows, 
   for (const MoveRow& row : unpacked) {
     if (!fits || row.offset % PAGE_BYTES != 0 || row.arena_offset % PAGE_BYTES != 0 ||
         !queue.arena().contains(row.arena_offset, round_up(bytes, PAGE_BYTES)) ||
-        !queue.files().contains(row.offset, round_up(bytes, PAGE_BYTES) + SSD_HEADER_BYTES)) {
+        !queue.files().contains(row.offset, round_up(bytes, PAGE_BYTES) + common.header_bytes())) {
       throw nb::value_error("a chunk lies outside the arena or the files");
     }
   }
@@ -192,6 +192,7 @@ void bind_ssd(nb::module_& module) {
   bind_outcome(module);
   module.attr("SSD_HEADER_BYTES") = SSD_HEADER_BYTES;
   module.attr("SSD_LAYERS_MAX") = SSD_LAYERS_MAX;
+  module.def("ssd_header_bytes", &ssd_header_bytes, "layers"_a, "Bytes of the header of a slot for a chunk of so many layers.");
   module.attr("SSD_WRITE_BYTES") = SSD_WRITE_BYTES;
   nb::class_<SsdFiles>(module, "SsdFiles", "The segment files of an SSD tier.")
       .def_static("open", &open_files, "path"_a, "segment_bytes"_a, "segments"_a, "wants_direct"_a,

@@ -5,6 +5,7 @@
 
 namespace kvpool {
 
+class CopyPool;
 class Directory;
 
 void bind_rows(nanobind::module_& module);
@@ -13,6 +14,8 @@ void bind_memory(nanobind::module_& module);
 void bind_remote_index(nanobind::module_& module);
 void bind_directory(nanobind::module_& module);
 void bind_copy(nanobind::module_& module);
+void bind_summaries(nanobind::module_& module, nanobind::class_<CopyPool>& pool);
+void bind_recall(nanobind::module_& module);
 void bind_tuning(nanobind::module_& module);
 void bind_catalogue(nanobind::module_& module);
 void bind_ssd(nanobind::module_& module);
@@ -22,6 +25,7 @@ void bind_device(nanobind::module_& module);
 void bind_mover(nanobind::module_& module);
 void bind_reuse(nanobind::module_& module);
 void bind_flush(nanobind::module_& module);
+void bind_attention(nanobind::module_& module);
 void bind_changes(nanobind::module_& module, nanobind::class_<Directory>& directory);
 void bind_tiers(nanobind::module_& module, nanobind::class_<Directory>& directory);
 void bind_tier_set(nanobind::module_& module);

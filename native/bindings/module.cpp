@@ -14,6 +14,7 @@ NB_MODULE(kvpool_native, module) {
   kvpool::bind_directory(module);
   kvpool::bind_tier_set(module);
   kvpool::bind_copy(module);
+  kvpool::bind_recall(module);
   kvpool::bind_tuning(module);
   kvpool::bind_catalogue(module);
   kvpool::bind_ssd(module);
@@ -23,4 +24,5 @@ NB_MODULE(kvpool_native, module) {
   kvpool::bind_mover(module);
   kvpool::bind_reuse(module);
   kvpool::bind_flush(module);
+  kvpool::bind_attention(module);
 }

@@ -1,6 +1,7 @@
 #include "copy/copy_checks.h"
 
 #include <algorithm>
+#include <functional>
 
 namespace kvpool {
 namespace {
@@ -35,6 +36,9 @@ const char* view_fault(const CacheView& view) noexcept {
       view.plane_block_bytes > VIEW_NUMBERS_MAX) {
     return "planes and plane_block_bytes must be positive, blocks and bytes at most 2^40";
   }
+  if (view.runs == 0 || view.plane_block_bytes % view.runs != 0) {
+    return "runs must be positive and divide plane_block_bytes";
+  }
   return nullptr;
 }
 
@@ -48,8 +52,26 @@ const char* extents_fault(const Mapping& arena, const std::vector<uint64_t>& off
   return std::any_of(offsets.begin(), offsets.end(), is_outside) ? "an extent lies outside the arena" : nullptr;
 }
 
+const char* extents_fault(const Mapping& arena, const std::vector<uint64_t>& offsets, const ExtentMap& extents,
+                          uint32_t layers, uint64_t layer_bytes) noexcept {
+  if (layer_bytes == 0 || extents.bytes_for(layer_bytes) < layer_bytes) {
+    return "layer_bytes must be positive, and an extent have as many";
+  }
+  const std::vector<uint32_t>& numbers = extents.numbers;
+  if (numbers.empty()) {
+    return extents_fault(arena, offsets, layers, extents.bytes_for(layer_bytes));
+  }
+  if (numbers.size() != layers || numbers.back() == UINT32_MAX) {
+    return "expected a number below 2^32 - 1 of an extent for each layer";
+  }
+  if (std::adjacent_find(numbers.begin(), numbers.end(), std::greater_equal<>()) != numbers.end()) {
+    return "the numbers of the extents do not rise";
+  }
+  return extents_fault(arena, offsets, numbers.back() + 1, extents.bytes_for(layer_bytes));
+}
+
 const char* load_fault(const LoadPlan& plan) noexcept {
-  if (const char* fault = extents_fault(*plan.arena, plan.offsets, plan.layers, plan.layer_bytes)) {
+  if (const char* fault = extents_fault(*plan.arena, plan.offsets, plan.extents, plan.layers, plan.layer_bytes)) {
     return fault;
   }
   const size_t chunks = plan.offsets.size();
@@ -68,7 +90,7 @@ const char* save_fault(const SavePlan& plan) noexcept {
   if (!plan.arena->is_writable()) {
     return "the arena is mapped read-only";
   }
-  if (const char* fault = extents_fault(*plan.arena, plan.offsets, plan.layers, plan.layer_bytes)) {
+  if (const char* fault = extents_fault(*plan.arena, plan.offsets, plan.extents, plan.layers, plan.layer_bytes)) {
     return fault;
   }
   return blocks_fault(plan.view, plan.block_ids, plan.offsets.size(), plan.layers, plan.layer_bytes, false,

@@ -5,7 +5,9 @@
 //
 //     extent of layer l:   | K: block 0 | block 1 | … | V: block 0 | block 1 | … |
 //
-// and block b of plane p begins at `layers[l] + p * plane_stride + b * block_stride` in engine memory.
+// and block b of plane p begins at `layers[l] + p * plane_stride + b * block_stride` in engine memory. What a copy calls a
+// layer is whatever fills one extent: a layer, or one head group of it. A block's plane is one run of bytes, or `runs` of
+// them of one length, `run_stride` apart: a head group in blocks that have all heads of a token together.
 // What a client has put into memory of its own the daemon copies in the same way, extent by extent.
 // One copy per byte; each function ends in a copy_fence. Any thread; the memory belongs to the caller.
 #pragma once
@@ -27,6 +29,8 @@ struct CacheView {
   uint64_t plane_block_bytes = 0;
   uint64_t plane_stride = 0;
   uint64_t block_stride = 0;
+  uint64_t runs = 1;  // in a block's plane; plane_block_bytes is the bytes of all of them
+  uint64_t run_stride = 0;
 
   [[nodiscard]] uint8_t* block(size_t layer, uint32_t plane, int64_t id) const noexcept {
     return layers[layer] + plane * plane_stride + static_cast<uint64_t>(id) * block_stride;
@@ -37,6 +41,16 @@ struct CacheView {
   }
 };
 
+// Which extents of a chunk a copy is about: the view's layer j is extent `numbers[j]`, or extent j where there are no numbers.
+// An extent has `bytes` bytes, which a layer fills from the first one on; the rest is zero. `bytes` 0: a layer fills it.
+struct ExtentMap {
+  std::vector<uint32_t> numbers = {};
+  uint64_t bytes = 0;
+
+  [[nodiscard]] uint32_t of(uint32_t layer) const noexcept { return numbers.empty() ? layer : numbers[layer]; }
+  [[nodiscard]] uint64_t bytes_for(uint64_t layer_bytes) const noexcept { return bytes == 0 ? layer_bytes : bytes; }
+};
+
 // Engine to extent; the CRC-32C of the extent's bytes.
 [[nodiscard]] uint32_t gather_layer(const CacheView& view, size_t layer, std::span<const int64_t> block_ids,
                                     uint8_t* extent) noexcept;
@@ -44,6 +58,13 @@ struct CacheView {
 // Extent to engine; the CRC-32C of the extent's bytes, skipped blocks included.
 [[nodiscard]] uint32_t scatter_layer(const CacheView& view, size_t layer, std::span<const int64_t> block_ids,
                                      const uint8_t* extent) noexcept;
+
+// As the two above, of an extent of `extent_bytes`: what the layer leaves of it is made zero, or read, and is part of the CRC.
+// REQUIRES: extent_bytes >= view.layer_bytes(block_ids.size()).
+[[nodiscard]] uint32_t gather_extent(const CacheView& view, size_t layer, std::span<const int64_t> block_ids,
+                                     uint8_t* extent, uint64_t extent_bytes) noexcept;
+[[nodiscard]] uint32_t scatter_extent(const CacheView& view, size_t layer, std::span<const int64_t> block_ids,
+                                      const uint8_t* extent, uint64_t extent_bytes) noexcept;
 
 // Layers that lie one behind the other, from one region into another; writes the CRC-32C of each, of the bytes that were
 // stored. Somebody else may be writing the source.

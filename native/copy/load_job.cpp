@@ -21,6 +21,7 @@ LoadJob::LoadJob(LoadPlan plan)
       chunk_count_(plan_.offsets.size()),
       chunk_blocks_(chunk_count_ == 0 ? 0 : plan_.block_ids.size() / chunk_count_),
       piece_chunks_(std::max<uint64_t>(1, PIECE_BYTES / plan_.layer_bytes)),
+      extent_bytes_(plan_.extents.bytes_for(plan_.layer_bytes)),
       fail_at_(chunk_count_),
       claimed_(chunk_count_),
       layer_left_(plan_.layers, chunk_count_),
@@ -116,7 +117,7 @@ void LoadJob::end_layer() {
 
 // Whether a layer of a chunk can be dealt with: it is there, or no more of the chunk will come. `landed`: the chunk's word.
 bool LoadJob::is_landed(uint32_t layer, uint64_t chunk, uint32_t landed) const {
-  return landed > layer || plan_.index->generation_at(plan_.slots[chunk]) != plan_.generations[chunk];
+  return landed > plan_.extents.of(layer) || plan_.index->generation_at(plan_.slots[chunk]) != plan_.generations[chunk];
 }
 
 // In the order in which the disk brings them: the chunk whose turn it is, and those behind it.
@@ -147,17 +148,18 @@ LoadReason LoadJob::copy(uint32_t layer, uint64_t chunk) const {
   if (plan_.index->generation_at(slot) != plan_.generations[chunk]) {
     return LoadReason::GONE;  // before the engine's blocks are written to
   }
-  const uint8_t* extent = plan_.arena->data() + plan_.offsets[chunk] + layer * plan_.layer_bytes;
+  const uint32_t number = plan_.extents.of(layer);
+  const uint8_t* extent = plan_.arena->data() + plan_.offsets[chunk] + number * extent_bytes_;
   const std::span<const int64_t> ids(plan_.block_ids.data() + chunk * chunk_blocks_, chunk_blocks_);
-  const uint32_t crc = scatter_layer(plan_.view, layer, ids, extent);
-  const uint32_t expected = plan_.index->checksum_at(slot, layer);
+  const uint32_t crc = scatter_extent(plan_.view, layer, ids, extent, extent_bytes_);
+  const uint32_t expected = plan_.index->checksum_at(slot, number);
   const uint32_t seen = landed(chunk);
-  // The bytes were read before the checksum (scatter_layer ends in a fence) and the checksum, with acquire, before the
+  // The bytes were read before the checksum (scatter_extent ends in a fence) and the checksum, with acquire, before the
   // generation: if that still stands, all of them were this chunk's.
   if (plan_.index->generation_at(slot) != plan_.generations[chunk]) {
     return LoadReason::GONE;
   }
-  if ((seen & LANDING_FAILED) != 0 || seen <= layer) {
+  if ((seen & LANDING_FAILED) != 0 || seen <= number) {
     return LoadReason::IO;
   }
   return !plan_.verifies || crc == expected ? LoadReason::COMPLETE : LoadReason::CHECKSUM;

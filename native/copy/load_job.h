@@ -32,7 +32,8 @@ enum class LoadReason : uint8_t { COMPLETE = 0, GONE = 1, CHECKSUM = 2, CANCELLE
 
 enum class LayerState : int8_t { TIMED_OUT = -1, ENDED = 0, IN_PLACE = 1 };
 
-// What to load. `offsets`, `slots` and `generations`: one for each chunk; `block_ids`: blocks_per_chunk for each.
+// What to load: `layers` layers of the view, of `layer_bytes` each, out of the extents that `extents` names. `offsets`,
+// `slots` and `generations`: one for each chunk; `block_ids`: blocks_per_chunk for each.
 struct LoadPlan {
   CacheView view;
   std::shared_ptr<const Mapping> arena;
@@ -44,12 +45,13 @@ struct LoadPlan {
   uint32_t layers = 0;
   uint64_t layer_bytes = 0;
   bool verifies = true;
+  ExtentMap extents = {};
 };
 
 class LoadJob final : public CopyJob {
  public:
-  // REQUIRES: every extent lies in the arena and in the index, every block id in the view or SKIP_BLOCK, and
-  // view.layer_bytes(blocks per chunk) == layer_bytes.
+  // REQUIRES: every extent lies in the arena and in the index, every block id in the view or SKIP_BLOCK,
+  // view.layer_bytes(blocks per chunk) == layer_bytes, and the numbers of the extents rise.
   explicit LoadJob(LoadPlan plan);
 
   uint64_t run_piece() override;
@@ -97,6 +99,7 @@ class LoadJob final : public CopyJob {
   const uint64_t chunk_count_;
   const uint64_t chunk_blocks_;
   const uint64_t piece_chunks_;
+  const uint64_t extent_bytes_;
 
   mutable std::mutex lock_;
   mutable std::condition_variable changed_;

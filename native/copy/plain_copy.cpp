@@ -27,16 +27,17 @@ const char* plain_fault(const CacheView& view, std::span<const int64_t> block_id
 void copy_blocks_plain(PlainCopy way, const CacheView& view, std::span<const int64_t> block_ids, uint64_t chunk_blocks,
                        uint8_t* chunks) noexcept {
   const uint64_t layer_bytes = view.layer_bytes(chunk_blocks);
+  const uint64_t run_bytes = view.plane_block_bytes / view.runs;
   const uint64_t chunk_bytes = layer_bytes * view.layers.size();
   for (size_t layer = 0; layer < view.layers.size(); ++layer) {
     for (size_t first = 0; first < block_ids.size(); first += chunk_blocks) {
       uint8_t* extent = chunks + first / chunk_blocks * chunk_bytes + layer * layer_bytes;
       for (uint32_t plane = 0; plane < view.planes; ++plane) {
         for (const int64_t id : block_ids.subspan(first, chunk_blocks)) {
-          uint8_t* block = view.block(layer, plane, id);
-          std::memcpy(way == PlainCopy::GATHER ? extent : block, way == PlainCopy::GATHER ? block : extent,
-                      view.plane_block_bytes);
-          extent += view.plane_block_bytes;
+          for (uint64_t run = 0; run < view.runs; ++run, extent += run_bytes) {
+            uint8_t* block = view.block(layer, plane, id) + run * view.run_stride;
+            std::memcpy(way == PlainCopy::GATHER ? extent : block, way == PlainCopy::GATHER ? block : extent, run_bytes);
+          }
         }
       }
     }

@@ -19,6 +19,7 @@ SaveJob::SaveJob(SavePlan plan)
       chunk_count_(plan_.offsets.size()),
       chunk_blocks_(chunk_count_ == 0 ? 0 : plan_.block_ids.size() / chunk_count_),
       piece_chunks_(std::max<uint64_t>(1, PIECE_BYTES / plan_.layer_bytes)),
+      extent_bytes_(plan_.extents.bytes_for(plan_.layer_bytes)),
       is_announced_(plan_.layers, false),
       settled_chunks_(plan_.layers),
       checksums_(chunk_count_ * plan_.layers) {
@@ -47,9 +48,10 @@ uint64_t SaveJob::run_piece() {
     ++running_;
   }
   for (uint64_t chunk = first; chunk < first + count; ++chunk) {
-    uint8_t* extent = plan_.arena->data() + plan_.offsets[chunk] + layer * plan_.layer_bytes;
+    uint8_t* extent = plan_.arena->data() + plan_.offsets[chunk] + plan_.extents.of(layer) * extent_bytes_;
     const std::span<const int64_t> ids(plan_.block_ids.data() + chunk * chunk_blocks_, chunk_blocks_);
-    checksums_[chunk * plan_.layers + layer] = gather_layer(plan_.view, plan_.first_layer + layer, ids, extent);
+    checksums_[chunk * plan_.layers + layer] =
+        gather_extent(plan_.view, plan_.first_layer + layer, ids, extent, extent_bytes_);
   }
   const std::lock_guard guard(lock_);
   KVPOOL_CHECK(running_ > 0);

@@ -20,8 +20,9 @@
 
 namespace kvpool {
 
-// What to save: `layers` layers of each chunk from `first_layer` on, all of them into reserved slots, some of them into
-// staging. `offsets`: where the first of them goes, for each chunk; `block_ids`: blocks_per_chunk for each.
+// What to save: `layers` layers of the view from `first_layer` on, all of them into reserved slots, some of them into
+// staging. `offsets`: where extent 0 begins, for each chunk; `block_ids`: blocks_per_chunk for each. `extents` counts layers
+// from `first_layer` on.
 struct SavePlan {
   CacheView view;
   std::shared_ptr<const Mapping> arena;
@@ -30,6 +31,7 @@ struct SavePlan {
   uint32_t layers = 0;
   uint64_t layer_bytes = 0;
   uint32_t first_layer = 0;
+  ExtentMap extents = {};
 };
 
 class SaveJob final : public CopyJob {
@@ -67,6 +69,7 @@ class SaveJob final : public CopyJob {
   const uint64_t chunk_count_;
   const uint64_t chunk_blocks_;
   const uint64_t piece_chunks_;
+  const uint64_t extent_bytes_;
 
   mutable std::mutex lock_;
   mutable std::condition_variable changed_;

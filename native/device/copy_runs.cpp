@@ -7,21 +7,24 @@
 namespace kvpool {
 namespace {
 
-// Calls `visit(block, part)` with the addresses of each block's piece, in the view and in its chunk.
+// Calls `visit(run, part, bytes)` with the addresses of each run of each block, in the view and in its chunk.
 template <typename Visit>
 void visit_pieces(const LayerCopy& copy, Visit visit) {
   const CacheView& view = copy.view;
   const size_t blocks = copy.block_ids.size() / std::max<size_t>(copy.chunks.size(), 1);
+  const uint64_t run_bytes = view.plane_block_bytes / view.runs;
   const auto base = reinterpret_cast<uintptr_t>(view.layers[copy.layer]);
   for (size_t chunk = 0; chunk < copy.chunks.size(); ++chunk) {
     const auto ids = copy.block_ids.subspan(chunk * blocks, blocks);
     cuda::Address part = copy.chunks[chunk];
     for (uint32_t plane = 0; plane < view.planes; ++plane) {
       for (const int64_t id : ids) {
-        if (id != SKIP_BLOCK) {
-          visit(base + plane * view.plane_stride + static_cast<uint64_t>(id) * view.block_stride, part);
+        const auto block = base + plane * view.plane_stride + static_cast<uint64_t>(id) * view.block_stride;
+        for (uint64_t run = 0; run < view.runs; ++run, part += run_bytes) {
+          if (id != SKIP_BLOCK) {
+            visit(block + run * view.run_stride, part, run_bytes);
+          }
         }
-        part += view.plane_block_bytes;
       }
     }
   }
@@ -69,11 +72,11 @@ const char* layer_fault(const LayerCopy& copy) noexcept {
 }
 
 void add_scatter(CopyRuns& runs, const LayerCopy& copy) {
-  visit_pieces(copy, [&](cuda::Address block, cuda::Address part) { runs.add(block, part, copy.view.plane_block_bytes); });
+  visit_pieces(copy, [&](cuda::Address block, cuda::Address part, uint64_t size) { runs.add(block, part, size); });
 }
 
 void add_gather(CopyRuns& runs, const LayerCopy& copy) {
-  visit_pieces(copy, [&](cuda::Address block, cuda::Address part) { runs.add(part, block, copy.view.plane_block_bytes); });
+  visit_pieces(copy, [&](cuda::Address block, cuda::Address part, uint64_t size) { runs.add(part, block, size); });
 }
 
 }  // namespace kvpool

@@ -21,6 +21,22 @@ uint64_t bend(Input& input, uint64_t right) {
   return choice < 200 ? right : choice < 220 ? right + input.number<uint8_t>() - 128 : input.awkward();
 }
 
+// Some of a chunk's extents, out of a view of as many layers; of a view with gaps between runs, where that fits the bytes.
+void bend_extents(Input& input, LoadPlan& plan) {
+  plan.extents.bytes = bend(input, plan.layer_bytes);
+  for (uint32_t number = 0; number < LAYERS; ++number) {
+    if (input.number<uint8_t>() < 150) {
+      plan.extents.numbers.push_back(static_cast<uint32_t>(bend(input, number)));
+    }
+  }
+  plan.layers = static_cast<uint32_t>(bend(input, plan.extents.numbers.size()));
+  plan.view.layers.resize(std::min<size_t>(plan.layers, LAYERS));
+  if (input.number<uint8_t>() < 60) {
+    plan.view.runs = std::min<uint64_t>(bend(input, 4), 8);
+    plan.view.run_stride = plan.view.plane_block_bytes / 8;  // they overlap, inside the block
+  }
+}
+
 LoadPlan bent_plan(Input& input, CopySetting& setting) {
   LoadPlan plan = setting.load_plan();
   const uint64_t chunks = input.up_to(CHUNKS);
@@ -42,6 +58,9 @@ LoadPlan bent_plan(Input& input, CopySetting& setting) {
   }
   plan.layers = static_cast<uint32_t>(bend(input, plan.layers));
   plan.layer_bytes = bend(input, plan.layer_bytes);
+  if (input.number<uint8_t>() < 100) {
+    bend_extents(input, plan);
+  }
   return plan;
 }
 
@@ -49,7 +68,9 @@ void run_load(const LoadPlan& plan) {
   LoadJob job(plan);
   while (job.run_piece() > 0) {
   }
-  FUZZ_EXPECT(job.is_done());
+  // An extent that no chunk has never lands, and the job waits for it.
+  const auto& numbers = plan.extents.numbers;
+  FUZZ_EXPECT(job.is_done() || (!numbers.empty() && numbers.back() >= LAYERS));
   FUZZ_EXPECT(job.chunks() <= plan.offsets.size());
   FUZZ_EXPECT(job.chunks() == plan.offsets.size() || job.reason() != LoadReason::COMPLETE);
 }
@@ -99,7 +120,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (load_fault(plan) == nullptr) {
     run_load(plan);
   }
-  SavePlan saved{plan.view, plan.arena, plan.offsets, plan.block_ids, plan.layers, plan.layer_bytes};
+  SavePlan saved{plan.view, plan.arena, plan.offsets, plan.block_ids, plan.layers, plan.layer_bytes, 0, plan.extents};
   saved.layers = static_cast<uint32_t>(bend(input, saved.layers));
   saved.first_layer = static_cast<uint32_t>(bend(input, 0));
   if (save_fault(saved) == nullptr) {

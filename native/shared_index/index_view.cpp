@@ -1,4 +1,5 @@
 // The readers' side of the shared index. See chunk_table.h for the layout and the argument.
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
@@ -218,6 +219,34 @@ size_t IndexView::lookup_here(const uint8_t* keys, size_t n, uint8_t* levels) co
     levels[index] = static_cast<uint8_t>(std::countr_zero(entry->tiers));
   }
   return n;
+}
+
+size_t IndexView::last_run(const uint8_t* keys, size_t end, size_t length, uint8_t* levels) const noexcept {
+  std::array<uint64_t, PREFETCH_AHEAD> homes{};
+  const auto prefetch = [&](size_t index) {
+    const uint64_t home = home_of(ChunkKey::from_bytes(keys + index * KEY_BYTES), seed_, shape_.slots);
+    homes[index % PREFETCH_AHEAD] = home;
+    __builtin_prefetch(&slots_[home]);
+  };
+  const size_t ahead = std::min({PREFETCH_AHEAD, length, end});
+  for (size_t index = end; index > end - ahead; --index) {
+    prefetch(index - 1);
+  }
+  size_t run_end = end;
+  for (size_t next = end; next > 0 && run_end - next < length; --next) {
+    const size_t index = next - 1;
+    const uint64_t home = homes[index % PREFETCH_AHEAD];
+    if (index >= ahead) {
+      prefetch(index - ahead);
+    }
+    const auto entry = find_from(home, ChunkKey::from_bytes(keys + index * KEY_BYTES));
+    if (!entry || entry->tiers == 0) {
+      run_end = index;
+    } else {
+      levels[index] = static_cast<uint8_t>(std::countr_zero(entry->tiers));
+    }
+  }
+  return run_end;
 }
 
 uint64_t IndexView::generation_at(SlotAddress slot) const noexcept {

@@ -18,8 +18,8 @@ namespace kvpool {
 
 class SsdBounce {
  public:
-  // Two steps of a write, each with room for a slot's header.
-  static constexpr uint64_t HALF_BYTES = (2 << 20) + 4096;
+  // Two steps of a write, each with room for the longest header of a slot.
+  static constexpr uint64_t HALF_BYTES = (2 << 20) + 9 * 4096;
   static constexpr uint64_t BYTES = 2 * HALF_BYTES;
 
   // Throws std::system_error where there is no memory.

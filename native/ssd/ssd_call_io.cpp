@@ -41,13 +41,13 @@ class CallIo final : public SsdIo {
                         [&](uint64_t done, uint64_t left, off_t at) { return pread(place.fd, bytes + done, left, at); });
   }
 
-  int read_slot(uint64_t offset, uint8_t* header, uint8_t* bytes, uint64_t size) noexcept override {
+  int read_slot(uint64_t offset, std::span<uint8_t> header, uint8_t* bytes, uint64_t size) noexcept override {
     const SsdPlace place = files_->place(offset);
-    return transfer_all(*files_, place.at, SSD_HEADER_BYTES + size, [&](uint64_t done, uint64_t left, off_t at) {
-      if (done >= SSD_HEADER_BYTES) {
-        return pread(place.fd, bytes + (done - SSD_HEADER_BYTES), left, at);
+    return transfer_all(*files_, place.at, header.size() + size, [&](uint64_t done, uint64_t left, off_t at) {
+      if (done >= header.size()) {
+        return pread(place.fd, bytes + (done - header.size()), left, at);
       }
-      const iovec parts[2] = {{header + done, SSD_HEADER_BYTES - done}, {bytes, size}};
+      const iovec parts[2] = {{header.data() + done, header.size() - done}, {bytes, size}};
       return preadv(place.fd, parts, 2, at);
     });
   }

@@ -9,17 +9,74 @@ namespace {
 // More than any chunk: numbers above are damage.
 constexpr uint64_t LAYER_BYTES_MAX = uint64_t{1} << 36;
 
-uint32_t page_crc(const uint8_t* page) noexcept {
+uint32_t crc_of(const uint8_t* bytes, uint64_t size) noexcept {
   constexpr size_t WORD = offsetof(SsdHeaderFields, header_crc);
   constexpr uint8_t ZERO[sizeof(uint32_t)] = {};
-  uint32_t crc = crc32c(0, page, WORD);
+  uint32_t crc = crc32c(0, bytes, WORD);
   crc = crc32c(crc, ZERO, sizeof(ZERO));
-  return crc32c(crc, page + WORD + sizeof(ZERO), SSD_HEADER_BYTES - WORD - sizeof(ZERO));
+  return crc32c(crc, bytes + WORD + sizeof(ZERO), size - WORD - sizeof(ZERO));
+}
+
+// What stands behind the fields: checksums and token ids, as they lie in a header of either version.
+struct Body {
+  const uint8_t* checksums;
+  size_t stride;  // of the checksums
+  const uint8_t* tokens;
+};
+
+void fill(SsdHeader& header, const SsdHeaderFields& fields, const Body& body) {
+  std::memcpy(header.pool_epoch, fields.pool_epoch, sizeof(fields.pool_epoch));
+  std::memcpy(header.key, fields.key, sizeof(fields.key));
+  std::memcpy(header.parent, fields.parent, sizeof(fields.parent));
+  std::memcpy(header.name_space, fields.name_space, sizeof(fields.name_space));
+  header.generation = fields.generation;
+  header.layer_bytes = fields.layer_bytes;
+  header.layer_crcs.resize(fields.layers);
+  for (uint32_t layer = 0; layer < fields.layers; ++layer) {
+    std::memcpy(&header.layer_crcs[layer], body.checksums + layer * body.stride, sizeof(uint32_t));
+  }
+  header.tokens.resize(fields.tokens);
+  if (fields.tokens > 0) {
+    std::memcpy(header.tokens.data(), body.tokens, fields.tokens * sizeof(int32_t));
+  }
+}
+
+SsdStatus decode_version_1(const uint8_t* page, const SsdHeaderFields& fields, SsdHeader& header) {
+  if (fields.header_crc != crc_of(page, SSD_HEADER_BYTES) || fields.layers > SSD_WORDS_1 ||
+      fields.tokens > SSD_WORDS_1 - fields.layers) {
+    return SsdStatus::BAD_HEADER;
+  }
+  if (ssd_header_bytes(fields.layers) != SSD_HEADER_BYTES) {
+    return SsdStatus::OTHER_GEOMETRY;
+  }
+  const uint8_t* const words = page + sizeof(fields);
+  fill(header, fields, {words, sizeof(uint32_t), words + fields.layers * sizeof(uint32_t)});
+  return SsdStatus::OK;
+}
+
+SsdStatus decode_version_2(const uint8_t* bytes, uint64_t size, const SsdHeaderFields& fields, SsdHeader& header) {
+  SsdTableFields table;
+  std::memcpy(&table, bytes + sizeof(fields), sizeof(table));
+  if (fields.layers > SSD_LAYERS_MAX || table.header_bytes != ssd_header_bytes(fields.layers) || table.header_bytes > size ||
+      table.entry_bytes != sizeof(SsdEntry) || fields.tokens > ssd_words_beside(fields.layers) ||
+      fields.header_crc != crc_of(bytes, table.header_bytes)) {
+    return SsdStatus::BAD_HEADER;
+  }
+  const uint8_t* const entries = bytes + sizeof(fields) + sizeof(table);
+  for (uint32_t layer = 0; layer < fields.layers; ++layer) {
+    SsdEntry entry;
+    std::memcpy(&entry, entries + layer * sizeof(entry), sizeof(entry));
+    if (entry.bytes != static_cast<uint32_t>(fields.layer_bytes)) {
+      return SsdStatus::BAD_HEADER;
+    }
+  }
+  fill(header, fields, {entries, sizeof(SsdEntry), entries + fields.layers * sizeof(SsdEntry)});
+  return SsdStatus::OK;
 }
 
 }  // namespace
 
-void encode_ssd_header(const SsdHeader& header, uint8_t* page) noexcept {
+void encode_ssd_header(const SsdHeader& header, uint8_t* bytes) noexcept {
   KVPOOL_CHECK(!header.layer_crcs.empty());
   KVPOOL_CHECK(header.layer_crcs.size() <= SSD_LAYERS_MAX);
   SsdHeaderFields fields{};
@@ -32,46 +89,49 @@ void encode_ssd_header(const SsdHeader& header, uint8_t* page) noexcept {
   fields.generation = header.generation;
   fields.layer_bytes = header.layer_bytes;
   fields.layers = static_cast<uint32_t>(header.layer_crcs.size());
-  const bool has_room = header.layer_crcs.size() + header.tokens.size() <= SSD_LAYERS_MAX;
+  const bool has_room = header.tokens.size() <= ssd_words_beside(fields.layers);
   fields.tokens = has_room ? static_cast<uint32_t>(header.tokens.size()) : 0;
-  std::memset(page, 0, SSD_HEADER_BYTES);
-  std::memcpy(page, &fields, sizeof(fields));
-  uint8_t* words = page + sizeof(fields);
-  std::memcpy(words, header.layer_crcs.data(), header.layer_crcs.size() * sizeof(uint32_t));
-  if (fields.tokens > 0) {
-    std::memcpy(words + header.layer_crcs.size() * sizeof(uint32_t), header.tokens.data(), fields.tokens * sizeof(int32_t));
+  const SsdTableFields table{static_cast<uint32_t>(header.header_bytes()), sizeof(SsdEntry), {}};
+  std::memset(bytes, 0, table.header_bytes);
+  std::memcpy(bytes, &fields, sizeof(fields));
+  std::memcpy(bytes + sizeof(fields), &table, sizeof(table));
+  uint8_t* end = bytes + sizeof(fields) + sizeof(table);
+  for (const uint32_t crc : header.layer_crcs) {
+    const SsdEntry entry{crc, static_cast<uint32_t>(header.layer_bytes)};
+    std::memcpy(end, &entry, sizeof(entry));
+    end += sizeof(entry);
   }
-  fields.header_crc = page_crc(page);
-  std::memcpy(page, &fields, sizeof(fields));
+  if (fields.tokens > 0) {
+    std::memcpy(end, header.tokens.data(), fields.tokens * sizeof(int32_t));
+  }
+  fields.header_crc = crc_of(bytes, table.header_bytes);
+  std::memcpy(bytes, &fields, sizeof(fields));
 }
 
-SsdStatus decode_ssd_header(const uint8_t* page, SsdHeader& header) {
+uint64_t ssd_header_length(const uint8_t* page) noexcept {
   SsdHeaderFields fields;
   std::memcpy(&fields, page, sizeof(fields));
+  if (std::memcmp(fields.magic, SSD_MAGIC, sizeof(fields.magic)) != 0 || fields.version == 0 ||
+      fields.version > SSD_FORMAT_VERSION || fields.layers == 0 || fields.layers > SSD_LAYERS_MAX) {
+    return 0;
+  }
+  return fields.version == 1 ? SSD_HEADER_BYTES : ssd_header_bytes(fields.layers);
+}
+
+SsdStatus decode_ssd_header(const uint8_t* bytes, uint64_t size, SsdHeader& header) {
+  KVPOOL_CHECK(size >= SSD_HEADER_BYTES);
+  SsdHeaderFields fields;
+  std::memcpy(&fields, bytes, sizeof(fields));
   if (std::memcmp(fields.magic, SSD_MAGIC, sizeof(fields.magic)) != 0) {
     return SsdStatus::BAD_MAGIC;
   }
   if (fields.version > SSD_FORMAT_VERSION) {
     return SsdStatus::NEWER_VERSION;
   }
-  if (fields.header_crc != page_crc(page) || fields.version == 0 || fields.layers == 0 ||
-      fields.layers > SSD_LAYERS_MAX || fields.tokens > SSD_LAYERS_MAX - fields.layers || fields.layer_bytes == 0 || fields.layer_bytes > LAYER_BYTES_MAX) {
+  if (fields.version == 0 || fields.layers == 0 || fields.layer_bytes == 0 || fields.layer_bytes > LAYER_BYTES_MAX) {
     return SsdStatus::BAD_HEADER;
   }
-  std::memcpy(header.pool_epoch, fields.pool_epoch, sizeof(fields.pool_epoch));
-  std::memcpy(header.key, fields.key, sizeof(fields.key));
-  std::memcpy(header.parent, fields.parent, sizeof(fields.parent));
-  std::memcpy(header.name_space, fields.name_space, sizeof(fields.name_space));
-  header.generation = fields.generation;
-  header.layer_bytes = fields.layer_bytes;
-  header.layer_crcs.resize(fields.layers);
-  std::memcpy(header.layer_crcs.data(), page + sizeof(fields), fields.layers * sizeof(uint32_t));
-  header.tokens.resize(fields.tokens);
-  if (fields.tokens > 0) {
-    std::memcpy(header.tokens.data(), page + sizeof(fields) + fields.layers * sizeof(uint32_t),
-                fields.tokens * sizeof(int32_t));
-  }
-  return SsdStatus::OK;
+  return fields.version == 1 ? decode_version_1(bytes, fields, header) : decode_version_2(bytes, size, fields, header);
 }
 
 SsdStatus compare_ssd_headers(const SsdHeader& found, const SsdHeader& expected) noexcept {

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 
 #include "ssd/ssd_files.h"
 
@@ -32,7 +33,7 @@ class SsdIo {
   [[nodiscard]] virtual int read(uint64_t offset, uint8_t* bytes, uint64_t size) noexcept = 0;
   [[nodiscard]] virtual int write(uint64_t offset, const uint8_t* bytes, uint64_t size) noexcept = 0;
   // Reads a slot's header and `size` bytes behind it, each to its own place, at once.
-  [[nodiscard]] virtual int read_slot(uint64_t offset, uint8_t* header, uint8_t* bytes, uint64_t size) noexcept = 0;
+  [[nodiscard]] virtual int read_slot(uint64_t offset, std::span<uint8_t> header, uint8_t* bytes, uint64_t size) noexcept = 0;
 
   // The bytes of a step of a longer write, `at` bytes behind its start, made in one of STEPS_AT_ONCE places; null: no more.
   // A place is asked for again when nothing is written from it any more.

@@ -34,7 +34,7 @@ namespace kvpool {
 inline constexpr uint64_t SSD_PIECE_BYTES = 1 << 20;
 inline constexpr uint64_t SSD_WRITE_BYTES = 4 << 20;
 // The most bytes that one I/O of a piece moves, beside a header.
-inline constexpr uint64_t SSD_STEP_BYTES = SsdBounce::HALF_BYTES - SSD_HEADER_BYTES;
+inline constexpr uint64_t SSD_STEP_BYTES = SsdBounce::HALF_BYTES - SSD_HEADER_BYTES_MAX;
 
 // The outcome of one chunk of a job.
 struct SsdOutcome {
@@ -127,6 +127,7 @@ class SsdReadJob final : public SsdJob {
   const std::shared_ptr<LandingBoard> board_;
   const uint32_t layers_;
   const uint64_t layer_bytes_;
+  const uint64_t header_bytes_;
   const uint32_t piece_layers_;
   const uint32_t pieces_;  // of a chunk
 

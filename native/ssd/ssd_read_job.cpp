@@ -30,6 +30,7 @@ SsdReadJob::SsdReadJob(uint64_t id, std::vector<SsdRead> chunks, std::shared_ptr
       board_(std::move(board)),
       layers_(static_cast<uint32_t>(plan_.at(0).expected.layer_crcs.size())),
       layer_bytes_(plan_.at(0).expected.layer_bytes),
+      header_bytes_(plan_.at(0).expected.header_bytes()),
       piece_layers_(layers_in_piece(layers_, layer_bytes_)),
       pieces_((layers_ + piece_layers_ - 1) / piece_layers_),
       chunks_(plan_.size()) {
@@ -90,7 +91,8 @@ bool SsdReadJob::run_piece(SsdWorker& worker, std::vector<SsdOutcome>& ended) {
 
 // Header and layers, where they belong: the header into memory of the tier's own.
 SsdStatus SsdReadJob::read(SsdIo& io, uint32_t piece, size_t chunk, SsdHeader& found, uint64_t& bytes) const {
-  alignas(PAGE_BYTES) static thread_local SsdPage page;
+  alignas(PAGE_BYTES) static thread_local SsdPage pages;
+  const std::span<uint8_t> header(pages.data(), header_bytes_);
   const SsdRead& plan = plan_[chunk];
   const uint64_t start = piece_start(piece);
   uint8_t* const target = arena_->data() + plan.arena_offset + start;
@@ -98,15 +100,15 @@ SsdStatus SsdReadJob::read(SsdIo& io, uint32_t piece, size_t chunk, SsdHeader& f
   const bool has_header = piece == 0;
   int error = 0;
   if (has_header) {
-    error = io.read_slot(plan.offset, page.data(), target, bytes);
-    bytes += page.size();
+    error = io.read_slot(plan.offset, header, target, bytes);
+    bytes += header.size();
   } else if (bytes > 0) {
-    error = io.read(plan.offset + SSD_HEADER_BYTES + start, target, bytes);
+    error = io.read(plan.offset + header_bytes_ + start, target, bytes);
   }
   if (error != 0 || !has_header) {
     return status_of(error);
   }
-  const SsdStatus decoded = decode_ssd_header(page.data(), found);
+  const SsdStatus decoded = decode_ssd_header(header.data(), header.size(), found);
   return decoded == SsdStatus::OK ? compare_ssd_headers(found, plan.expected) : decoded;
 }
 
@@ -116,8 +118,8 @@ SsdStatus SsdReadJob::read_again(SsdWorker& worker, uint32_t piece, size_t chunk
   const SsdRead& plan = plan_[chunk];
   uint8_t* const pages = worker.bounce.data();
   ++worker.second_reads;
-  SsdStatus status = status_of(worker.calls.read(plan.offset, pages, SSD_HEADER_BYTES));
-  status = status == SsdStatus::OK ? decode_ssd_header(pages, found) : status;
+  SsdStatus status = status_of(worker.calls.read(plan.offset, pages, header_bytes_));
+  status = status == SsdStatus::OK ? decode_ssd_header(pages, header_bytes_, found) : status;
   status = status == SsdStatus::OK ? compare_ssd_headers(found, plan.expected) : status;
   uint32_t crc = 0;
   uint64_t at = first_layer(piece) * layer_bytes_;
@@ -126,7 +128,7 @@ SsdStatus SsdReadJob::read_again(SsdWorker& worker, uint32_t piece, size_t chunk
     const uint64_t layer = at / layer_bytes_;
     const uint64_t page = at / PAGE_BYTES * PAGE_BYTES;
     const uint64_t until = std::min((layer + 1) * layer_bytes_, page + SSD_STEP_BYTES);
-    status = status_of(worker.calls.read(plan.offset + SSD_HEADER_BYTES + page, pages, round_up(until, PAGE_BYTES) - page));
+    status = status_of(worker.calls.read(plan.offset + header_bytes_ + page, pages, round_up(until, PAGE_BYTES) - page));
     if (status == SsdStatus::OK) {
       crc = copy_crc32c(crc, arena_->data() + plan.arena_offset + at, pages + (at - page), until - at);
       at = until;

@@ -63,13 +63,13 @@ class RingIo final : public SsdIo {
     return transfer(false, offset, 1);
   }
 
-  int read_slot(uint64_t offset, uint8_t* header, uint8_t* bytes, uint64_t size) noexcept override {
+  int read_slot(uint64_t offset, std::span<uint8_t> header, uint8_t* bytes, uint64_t size) noexcept override {
     if (by_calls(size)) {
       return calls_->read_slot(offset, header, bytes, size);
     }
     const uint64_t at = files_->place(offset).at;
-    runs_[0] = {header, at, static_cast<uint32_t>(SSD_HEADER_BYTES)};
-    runs_[1] = {bytes, at + SSD_HEADER_BYTES, static_cast<uint32_t>(size)};
+    runs_[0] = {header.data(), at, static_cast<uint32_t>(header.size())};
+    runs_[1] = {bytes, at + header.size(), static_cast<uint32_t>(size)};
     return transfer(false, offset, 2);
   }
 

@@ -24,7 +24,7 @@ class SsdStampedIo final : public SsdIo {
     stamp_();
     return io_->write(offset, bytes, size);
   }
-  int read_slot(uint64_t offset, uint8_t* header, uint8_t* bytes, uint64_t size) noexcept override {
+  int read_slot(uint64_t offset, std::span<uint8_t> header, uint8_t* bytes, uint64_t size) noexcept override {
     stamp_();
     return io_->read_slot(offset, header, bytes, size);
   }

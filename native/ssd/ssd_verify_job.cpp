@@ -25,6 +25,7 @@ SsdVerifyJob::SsdVerifyJob(uint64_t id, std::vector<SsdVerify> chunks)
       plan_(std::move(chunks)),
       layers_(static_cast<uint32_t>(plan_.at(0).expected.layer_crcs.size())),
       layer_bytes_(plan_.at(0).expected.layer_bytes),
+      header_bytes_(plan_.at(0).expected.header_bytes()),
       piece_layers_(static_cast<uint32_t>(std::clamp<uint64_t>(SSD_PIECE_BYTES / layer_bytes_, 1, layers_))),
       pieces_((layers_ + piece_layers_ - 1) / piece_layers_),
       chunks_(plan_.size()) {
@@ -81,7 +82,7 @@ SsdVerifyJob::Piece SsdVerifyJob::read(SsdIo& io, SsdBounce& bounce, size_t chun
   found.crcs.resize(std::min(piece_layers_, layers_ - first));
   if (piece == 0) {
     found.status = read_header(io, plan_[chunk], bounce.data(), found.wanted);
-    found.bytes += SSD_HEADER_BYTES;
+    found.bytes += header_bytes_;
   }
   if (found.status == SsdStatus::OK) {
     found.status = read_layers(io, plan_[chunk], first, bounce.data(), found);
@@ -91,12 +92,12 @@ SsdVerifyJob::Piece SsdVerifyJob::read(SsdIo& io, SsdBounce& bounce, size_t chun
 
 SsdStatus SsdVerifyJob::read_header(SsdIo& io, const SsdVerify& plan, uint8_t* pages,
                                     std::vector<uint32_t>& wanted) const {
-  const SsdStatus read = status_of(io.read(plan.offset, pages, SSD_HEADER_BYTES));
+  const SsdStatus read = status_of(io.read(plan.offset, pages, header_bytes_));
   if (read != SsdStatus::OK) {
     return read;
   }
   SsdHeader found;
-  const SsdStatus decoded = decode_ssd_header(pages, found);
+  const SsdStatus decoded = decode_ssd_header(pages, header_bytes_, found);
   const SsdStatus status = decoded == SsdStatus::OK ? compare_ssd_headers(found, plan.expected) : decoded;
   wanted = std::move(found.layer_crcs);
   return status;
@@ -109,7 +110,7 @@ SsdStatus SsdVerifyJob::read_layers(SsdIo& io, const SsdVerify& plan, uint32_t f
   while (at < end) {
     const uint64_t page = at / PAGE_BYTES * PAGE_BYTES;
     const uint64_t size = std::min(SSD_PIECE_BYTES, round_up(end, PAGE_BYTES) - page);
-    const SsdStatus status = status_of(io.read(plan.offset + SSD_HEADER_BYTES + page, pages, size));
+    const SsdStatus status = status_of(io.read(plan.offset + header_bytes_ + page, pages, size));
     if (status != SsdStatus::OK) {
       return status;
     }

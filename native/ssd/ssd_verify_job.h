@@ -59,6 +59,7 @@ class SsdVerifyJob final : public SsdJob {
   const std::vector<SsdVerify> plan_;
   const uint32_t layers_;
   const uint64_t layer_bytes_;
+  const uint64_t header_bytes_;
   const uint32_t piece_layers_;
   const uint32_t pieces_;  // of a chunk
 

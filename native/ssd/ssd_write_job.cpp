@@ -40,7 +40,7 @@ bool SsdWriteJob::run_piece(SsdWorker& worker, std::vector<SsdOutcome>& ended) {
   }
   worker.chunk.reset();
   const SsdStatus status = error != 0 ? SsdStatus::IO_ERROR : progress.is_good ? SsdStatus::OK : SsdStatus::BAD_SOURCE;
-  ended.push_back({id(), static_cast<uint32_t>(index), status, error == 0 ? size + SSD_HEADER_BYTES : 0});
+  ended.push_back({id(), static_cast<uint32_t>(index), status, error == 0 ? size + chunk.header.header_bytes() : 0});
   return true;
 }
 
@@ -50,7 +50,8 @@ int SsdWriteJob::write_next(SsdWorker& worker, const SsdWrite& chunk, Progress& 
   const uint64_t size = round_up(chunk.header.chunk_bytes(), PAGE_BYTES);
   const uint64_t first = progress.at;
   const uint64_t length = std::min(size - first, SSD_WRITE_BYTES);
-  const uint64_t head = length == size ? SSD_HEADER_BYTES : 0;
+  const uint64_t header_bytes = chunk.header.header_bytes();
+  const uint64_t head = length == size ? header_bytes : 0;
   uint8_t* const pages = worker.bounce.data();
   // The first step is longer by the header, and so is the place of each.
   const auto fill = [&](unsigned place, uint64_t at, uint64_t step) {
@@ -61,11 +62,11 @@ int SsdWriteJob::write_next(SsdWorker& worker, const SsdWrite& chunk, Progress& 
     }
     return copy_source(target + before, chunk, step - before, progress) ? target : nullptr;
   };
-  const uint64_t offset = chunk.offset + SSD_HEADER_BYTES + first - head;
+  const uint64_t offset = chunk.offset + header_bytes + first - head;
   int error = worker.io.write_steps(offset, head + length, SSD_STEP_BYTES + head, fill);
   if (error == 0 && progress.is_good && head == 0 && progress.at == size) {
     encode_ssd_header(chunk.header, pages);
-    error = worker.io.write(chunk.offset, pages, SSD_HEADER_BYTES);
+    error = worker.io.write(chunk.offset, pages, header_bytes);
   }
   return error;
 }

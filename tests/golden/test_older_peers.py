@@ -4,7 +4,9 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,6 +122,22 @@ def test_an_engine_of_this_version_misses_at_a_daemon_of_an_earlier_one(tmp_path
         with pytest.raises(Refused, match="update") as refusal:
             BlockingConnection(daemon.path, hello, TIMEOUT_S)
         assert refusal.value.code == "version"
+
+
+@pytest.mark.parametrize(
+    ("since", "change"), [(7, {"head_dim": 32, "summaries": "mean"}), (8, {"head_groups": 2})], ids=str
+)
+def test_a_newer_layout_is_asked_of_no_daemon_of_an_earlier_version(
+    tmp_path: Path, since: int, change: dict[str, Any]
+) -> None:
+    """It could not read the layout: the engine runs without the pool, and the reason names the daemon."""
+    layout = replace(SMALL, **change)
+    assert versions.oldest_for(layout) == since > versions.oldest_for(SMALL) == versions.oldest_of("engine")
+    with contextlib.closing(EarlierDaemon(tmp_path, 2)) as daemon:
+        with kv.connect(daemon.path, model="test-model", layout=layout, timeout_s=TIMEOUT_S) as pool:
+            assert not pool.connected
+            assert f"client speaks protocol {since} to {versions.NEWEST}" in str(pool.stats()["last_error"])
+        assert set(daemon.hellos) == {6}
 
 
 def test_a_client_and_a_daemon_without_a_common_version_refuse_by_name(daemon: Daemon) -> None:

@@ -133,7 +133,7 @@ def test_an_engine_that_cannot_read_the_index_gets_a_remedy() -> None:
 
 
 def test_states_that_a_client_does_not_know_are_declined_or_other() -> None:
-    states = [save_state_of(code) for code in (SaveState.STORED, 16, 254)]
+    states = [save_state_of(code) for code in (SaveState.STORED, 17, 254)]
     result = SaveResult.of(states)
     assert (result.stored, result.declined, dict(result.reasons)) == (1, 2, {"other": 2})
     kept = RetainResult.of(3, [0, 2], bytes([RetainState.ACCEPTED, 77]))

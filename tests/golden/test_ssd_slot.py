@@ -1,15 +1,17 @@
-"""The bytes of a slot on disk. `ssd_slot_header.bin` is the header page of the chunk below, written by format 1;
-`ssd_slot_header_tokens.bin` is that of the same chunk with its token ids."""
+"""The bytes of a slot on disk. `ssd_slot_header_2.bin` is the header of the chunk below, `ssd_slot_header_tokens_2.bin` that of
+the same chunk with its token ids; `ssd_slot_header.bin` and `ssd_slot_header_tokens.bin` were written by format 1, and read."""
 
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import kvpool_native
 from tests.rigs.daemon import wait_until
 
-GOLDEN = Path(__file__).parent / "ssd_slot_header.bin"
-GOLDEN_TOKENS = Path(__file__).parent / "ssd_slot_header_tokens.bin"
+HERE = Path(__file__).parent
+GOLDEN, GOLDEN_TOKENS = HERE / "ssd_slot_header_2.bin", HERE / "ssd_slot_header_tokens_2.bin"
+FIRST, FIRST_TOKENS = HERE / "ssd_slot_header.bin", HERE / "ssd_slot_header_tokens.bin"
 TOKENS = np.arange(100_000, 100_016, dtype="<i4").tobytes()
 LAYERS, LAYER_BYTES, PAGE = 3, 5000, 4096
 KEY, PARENT, NAMESPACE, EPOCH = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96)), bytes(range(96, 112))
@@ -58,27 +60,26 @@ def test_a_slot_has_the_bytes_of_its_format(tmp_path: Path) -> None:
 
 def test_the_golden_header_reads_as_the_document_says() -> None:
     page = GOLDEN.read_bytes()
-    assert len(page) == PAGE
-    assert page[:8] == b"KVPSLOT1"
-    assert int.from_bytes(page[8:12], "little") == 1
+    assert len(page) == PAGE == _number(page, 152)
+    assert (page[:8], _number(page, 8)) == (b"KVPSLOT1", 2)
     assert page[16:32] == EPOCH
     assert (page[32:64], page[64:96], page[96:128]) == (KEY, PARENT, NAMESPACE)
-    assert int.from_bytes(page[128:136], "little") == GENERATION
-    assert (int.from_bytes(page[136:144], "little"), int.from_bytes(page[144:148], "little")) == (LAYER_BYTES, LAYERS)
+    assert _number(page, 128, 8) == GENERATION
+    assert (_number(page, 136, 8), _number(page, 144), _number(page, 156)) == (LAYER_BYTES, LAYERS, 8)
+    assert page[160:168] == bytes(8)
+    table = [(_number(page, 168 + 8 * layer), _number(page, 172 + 8 * layer)) for layer in range(LAYERS)]
+    assert table == [(_number(FIRST.read_bytes(), 152 + 4 * layer), LAYER_BYTES) for layer in range(LAYERS)]
     without_crc = page[:12] + bytes(4) + page[16:]
-    assert int.from_bytes(page[12:16], "little") == kvpool_native.crc32c(without_crc)
-    assert page[152 + 4 * LAYERS :] == bytes(PAGE - 152 - 4 * LAYERS)
+    assert _number(page, 12) == kvpool_native.crc32c(without_crc)
+    assert page[168 + 8 * LAYERS :] == bytes(PAGE - 168 - 8 * LAYERS)
 
 
-def test_token_ids_follow_the_checksums_of_the_layers(tmp_path: Path) -> None:
+def test_token_ids_follow_the_table(tmp_path: Path) -> None:
     page = GOLDEN_TOKENS.read_bytes()
     assert _written_slot(tmp_path, TOKENS)[:PAGE] == page
-    assert int.from_bytes(page[148:152], "little") == len(TOKENS) // 4
-    end = 152 + 4 * LAYERS
-    assert (
-        page[:12] + page[16:148] + page[152:end]
-        == (GOLDEN.read_bytes()[:12] + GOLDEN.read_bytes()[16:148]) + (GOLDEN.read_bytes()[152:end])
-    )
+    assert _number(page, 148) == len(TOKENS) // 4
+    end, plain = 168 + 8 * LAYERS, GOLDEN.read_bytes()
+    assert page[:12] + page[16:148] + page[152:end] == plain[:12] + plain[16:148] + plain[152:end]
     assert page[end : end + len(TOKENS)] == TOKENS
     assert page[end + len(TOKENS) :] == bytes(PAGE - end - len(TOKENS))
     decoded = kvpool_native.decode_ssd_header(page)
@@ -86,6 +87,20 @@ def test_token_ids_follow_the_checksums_of_the_layers(tmp_path: Path) -> None:
     assert decoded.tokens == TOKENS
 
 
+@pytest.mark.parametrize(("first", "second"), [(FIRST, GOLDEN), (FIRST_TOKENS, GOLDEN_TOKENS)], ids=["plain", "tokens"])
+def test_a_header_of_the_first_version_reads_as_one_of_this(first: Path, second: Path) -> None:
+    assert _number(first.read_bytes(), 8) == 1
+    old, new = (kvpool_native.decode_ssd_header(path.read_bytes()) for path in (first, second))
+    assert old is not None
+    assert new is not None
+    names = ("epoch", "key", "parent", "namespace", "generation", "layer_bytes", "layers", "checksums", "tokens")
+    assert [getattr(old, name) for name in names] == [getattr(new, name) for name in names]
+
+
 def test_token_ids_that_do_not_fit_the_header_are_left_out(tmp_path: Path) -> None:
-    too_many = bytes(4 * (kvpool_native.SSD_LAYERS_MAX - LAYERS + 1))
-    assert _written_slot(tmp_path, too_many)[:PAGE] == GOLDEN.read_bytes()
+    most = (PAGE - 168 - 8 * LAYERS) // 4
+    assert _written_slot(tmp_path, bytes(4 * (most + 1)))[:PAGE] == GOLDEN.read_bytes()
+
+
+def _number(page: bytes, at: int, size: int = 4) -> int:
+    return int.from_bytes(page[at : at + size], "little")

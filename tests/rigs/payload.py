@@ -3,6 +3,8 @@
 Also the engine side of a test: paged arrays filled and read by chunk.
 """
 
+import ctypes
+
 import numpy as np
 import numpy.typing as npt
 
@@ -80,3 +82,8 @@ def read_chunk(layers: list[npt.NDArray[np.uint16]], form: str, block_ids: list[
                 source = array[plane, block] if form == "kv_first" else array[block, plane]
                 parts.append(np.ascontiguousarray(source).view(np.uint8).reshape(-1))
     return np.concatenate(parts)
+
+
+def bytes_at(address: int, size: int) -> Bytes:
+    """A copy of memory of this process, as native code reads it."""
+    return np.frombuffer(ctypes.string_at(address, size), np.uint8)

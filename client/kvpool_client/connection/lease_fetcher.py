@@ -14,6 +14,7 @@ from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
+from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import peers as pm
 from kvpool.types import Level
@@ -26,8 +27,8 @@ from kvpool_client.lease import Lease
 from kvpool_client.results import Hit
 
 TICKET_BYTES_MAX = 256
-_Request = m.Acquire | pm.AcquireFrom | m.AcquireLeaves | m.Claim
-_NO_LEASE = m.Leased(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
+_Request = m.Acquire | pm.AcquireFrom | m.AcquireLeaves | m.Claim | gm.AcquireGroups
+NO_LEASE = m.Leased(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
 
 
 class LeaseFetcher:
@@ -41,7 +42,9 @@ class LeaseFetcher:
         *,
         estimate_s: Callable[[int], float],
         timeout_s: float,
+        lease_type: type[Lease] = Lease,
     ) -> None:
+        self._lease_type = lease_type
         self._layout = layout
         self._link = link
         self._counters = counters
@@ -54,7 +57,7 @@ class LeaseFetcher:
         session = self._link.session
         chunks = min(hit.chunks, self._chunks_max)
         if session is None or not chunks:
-            return self._lease(None, _NO_LEASE)
+            return self._lease(None, NO_LEASE)
         columns = hit.keys.columns()
         left_s = self._timeout_s
         # A daemon that has not all of the chunks must know the key of each, to fetch the others or find those it has.
@@ -65,15 +68,15 @@ class LeaseFetcher:
             leased = self._ask(session, m.AcquireLeaves(leaves, chunks), left_s)
             left_s = deadline.remaining_s()
             if leased is None or leased.chunks or left_s < self._timeout_s / 2:
-                return self._lease(session, leased or _NO_LEASE)
-        leased = _from_store(self._ask(session, _wanted(hit, chunks), left_s) or _NO_LEASE, hit)
+                return self._lease(session, leased or NO_LEASE)
+        leased = _from_store(self._ask(session, _wanted(hit, chunks), left_s) or NO_LEASE, hit)
         return self._lease(session, leased, hit.peer_pace)
 
     def acquire_each(self, hits: Sequence[Hit]) -> list[Lease]:
         """A lease for each hit, all in one round trip."""
         session = self._link.session
         wanted = [number for number, hit in enumerate(hits) if 0 < hit.chunks <= self._chunks_max]
-        leased = dict.fromkeys(range(len(hits)), _NO_LEASE)
+        leased = dict.fromkeys(range(len(hits)), NO_LEASE)
         if session is not None and wanted:
             requests = [_acquire(hits[number]) for number in wanted]
             try:
@@ -89,8 +92,8 @@ class LeaseFetcher:
         """The lease that a ticket stands for."""
         session = self._link.session
         if session is None or not 0 < len(ticket) <= TICKET_BYTES_MAX:
-            return self._lease(None, _NO_LEASE)
-        return self._lease(session, self._ask(session, m.Claim(ticket), self._timeout_s) or _NO_LEASE)
+            return self._lease(None, NO_LEASE)
+        return self._lease(session, self._ask(session, m.Claim(ticket), self._timeout_s) or NO_LEASE)
 
     def _ask(self, session: Session, request: _Request, left_s: float) -> m.Leased | None:
         """The daemon's answer; None where it does not answer."""
@@ -104,7 +107,7 @@ class LeaseFetcher:
         return leased
 
     def _lease(self, session: Session | None, leased: m.Leased, peer_pace: PeerPace | None = None) -> Lease:
-        return Lease(
+        return self._lease_type(
             session if leased.chunks else None,
             leased,
             layout=self._layout,

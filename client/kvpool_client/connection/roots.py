@@ -21,14 +21,14 @@ class Roots:
         self._known: dict[tuple[bytes, bytes, str], tuple[bytes, ...]] = {}  # guarded by _lock
 
     def of(self, domain: bytes, salt: bytes, adapter: str) -> tuple[bytes, ...]:
-        """The root of each rank; the same object for the same arguments until the table is cleared."""
+        """The root of each column, by group and rank; the same object for the same arguments until the table is cleared."""
         wanted = (domain, salt, adapter)
         with self._lock:
             roots = self._known.get(wanted)
             if roots is None:
                 roots = tuple(
-                    root_key(domain, model=self._model, adapter=adapter, salt=salt, layout=self._layout.for_rank(rank))
-                    for rank in self._layout.ranks
+                    root_key(domain, model=self._model, adapter=adapter, salt=salt, layout=part)
+                    for part in self._layout.parts
                 )
                 if len(self._known) >= ROOTS_MAX:
                     self._known.clear()

@@ -71,7 +71,7 @@ class Session:
         """`on_end` is called once, on the thread that ends the session. Raises KVPoolError or OSError, and then leaves nothing
         open."""
         self._on_end = on_end
-        oldest = versions.oldest_of(m.ROLE_ENGINE)
+        oldest = versions.oldest_for(plan.layout)
         hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, plan.model, plan.layout.to_wire(), oldest)
         self._pid = os.getpid()
         self._timeout_s = plan.timeout_s

@@ -20,6 +20,7 @@ import numpy as np
 from kvpool.errors import InvalidArgument, LayoutMismatch
 from kvpool.layout import ITEM_BYTES, Layout
 from kvpool_client.copying.device.driver import ordinal_of
+from kvpool_client.copying.runs import Axes, GroupRuns, check_apart, group_runs, is_contiguous
 
 FORMS = ("auto", "kv_first", "block_first", "packed")
 
@@ -38,7 +39,8 @@ class ArrayBytes:
 @dataclass(frozen=True, slots=True)
 class PagedGeometry:
     """One geometry for all layers, in bytes. Block b of plane p of layer l begins at
-    `addresses[l] + p * plane_stride + b * block_stride` and has `plane_block_bytes` contiguous bytes."""
+    `addresses[l] + p * plane_stride + b * block_stride` and has `plane_block_bytes` bytes: contiguous, or in `runs` runs that
+    are `run_stride` apart. With head groups every group of every layer is a layer here, layer by layer."""
 
     addresses: tuple[int, ...]
     planes: int
@@ -49,10 +51,15 @@ class PagedGeometry:
     block_stride: int
     form: str
     device: str
+    runs: int = 1
+    run_stride: int = 0
 
 
-def describe_layers(layers: Sequence[object], layout: Layout, block_tokens: int, form: str) -> PagedGeometry:
-    """The geometry of an engine's KV, one array for each layer.
+def describe_layers(
+    layers: Sequence[object], layout: Layout, block_tokens: int, form: str, *, has_head_groups: bool = False
+) -> PagedGeometry:
+    """The geometry of an engine's KV, one array for each layer. `has_head_groups`: of chunks with head groups, though `layout`,
+    a share's, may have one alone.
 
     Raises InvalidArgument for arguments without meaning, and LayoutMismatch for arrays that do not fit the layout or are
     ambiguous.
@@ -85,7 +92,7 @@ def describe_layers(layers: Sequence[object], layout: Layout, block_tokens: int,
     if not layout.is_packed and first.item_bytes != item_bytes:
         raise LayoutMismatch(f"items have {first.item_bytes} bytes, {layout.dtype} has {item_bytes}")
     chosen = _choose_form(first, layout, block_tokens, form)
-    return _geometry(arrays, layout, block_tokens, chosen)
+    return _geometry(arrays, layout, chosen, block_tokens=block_tokens, has_head_groups=has_head_groups)
 
 
 def contiguous_address(array: object, layout: Layout, *, is_target: bool) -> tuple[int, int]:
@@ -96,7 +103,7 @@ def contiguous_address(array: object, layout: Layout, *, is_target: bool) -> tup
     shape = described.shape
     if described.item_bytes != 1 or len(shape) != 2 or shape[1] != layout.chunk_bytes:
         raise InvalidArgument(f"{name} has shape {shape} of {described.item_bytes}-byte items, expected {expected}")
-    if shape[0] and not _is_contiguous(shape, described.strides, 1):
+    if shape[0] and not is_contiguous(shape, described.strides, 1):
         raise InvalidArgument(f"{name} has strides {described.strides}, expected {expected}")
     if described.device != "cpu":
         raise InvalidArgument(f"{name} is on {described.device}, expected host memory")
@@ -200,7 +207,9 @@ def _misfit(array: ArrayBytes, layout: Layout, block_tokens: int, form: str) -> 
     return f"shape {array.shape} does not fit: expected {axes} with {layout.token_plane_bytes} bytes per token"
 
 
-def _geometry(arrays: list[ArrayBytes], layout: Layout, block_tokens: int, form: str) -> PagedGeometry:
+def _geometry(
+    arrays: list[ArrayBytes], layout: Layout, form: str, *, block_tokens: int, has_head_groups: bool
+) -> PagedGeometry:
     array = arrays[0]
     planes = 1 if form == "packed" else layout.planes
     plane_bytes = layout.planes * block_tokens * layout.token_plane_bytes // planes
@@ -215,29 +224,29 @@ def _geometry(arrays: list[ArrayBytes], layout: Layout, block_tokens: int, form:
         raise LayoutMismatch(
             f"a block has shape {inner} of {array.item_bytes}-byte items, expected {plane_bytes} bytes"
         )
-    if not _is_contiguous(inner, array.strides[inner_axis:], array.item_bytes):
-        raise LayoutMismatch(f"strides {array.strides} leave gaps inside a block's plane, expected contiguous bytes")
-    blocks, block_stride = array.shape[block_axis], array.strides[block_axis]
+    blocks, block_stride, groups = array.shape[block_axis], array.strides[block_axis], layout.head_groups
     steps = [(blocks, block_stride)] + ([(planes, plane_stride)] if planes > 1 else [])
-    if any(count > 1 and stride < plane_bytes for count, stride in steps):
+    part = GroupRuns(1, plane_bytes, 0, 0)
+    if has_head_groups:
+        axes = Axes(inner, array.strides[inner_axis:], array.item_bytes)
+        part = group_runs(axes, groups, is_packed=form == "packed")
+        steps += [(groups, part.group_stride), (part.runs, part.run_stride)]
+    elif not is_contiguous(inner, array.strides[inner_axis:], array.item_bytes):
+        raise LayoutMismatch(f"strides {array.strides} leave gaps inside a block's plane, expected contiguous bytes")
+    if has_head_groups:
+        check_apart(steps, part.run_bytes, array.strides)
+    elif any(count > 1 and stride < plane_bytes for count, stride in steps):
         raise LayoutMismatch(f"strides {array.strides} make blocks or planes overlap, expected at least {plane_bytes}")
     return PagedGeometry(
-        addresses=tuple(entry.address for entry in arrays),
+        addresses=tuple(entry.address + group * part.group_stride for entry in arrays for group in range(groups)),
         planes=planes,
         blocks=blocks,
         block_tokens=block_tokens,
-        plane_block_bytes=plane_bytes,
+        plane_block_bytes=part.runs * part.run_bytes,
         plane_stride=plane_stride,
         block_stride=block_stride,
         form=form,
         device=array.device,
+        runs=part.runs,
+        run_stride=part.run_stride,
     )
-
-
-def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> bool:
-    expected = item_bytes
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True

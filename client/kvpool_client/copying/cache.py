@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 import kvpool_native
-from kvpool.errors import InvalidArgument
+from kvpool.errors import InvalidArgument, LayoutMismatch
 from kvpool.layout import Layout
+from kvpool.layouts.share import Share
 from kvpool_client.copying.buffers import PagedGeometry, contiguous_address, describe_layers
 from kvpool_client.copying.device.blocks import DeviceBlocks, LayerLoads
 from kvpool_client.copying.device.driver import open_device, refusal
@@ -24,20 +25,31 @@ SKIP_BLOCK = -1
 class Cache:
     """Paged KV of one engine. `block_tokens`, `blocks`, `form` and `device` are what was registered."""
 
-    def __init__(self, layers: Sequence[object], layout: Layout, *, block_tokens: int, form: str) -> None:
-        """Raises InvalidArgument or LayoutMismatch, naming the layer and what was expected, or why the device cannot be used.
+    def __init__(
+        self, layers: Sequence[object], layout: Layout, *, block_tokens: int, form: str, share: Share | None = None
+    ) -> None:
+        """`share`: the part of each chunk that the arrays have; None: all of it.
 
+        Raises InvalidArgument or LayoutMismatch, naming the layer and what was expected, or why the device cannot be used.
         The first cache of a process with runs of this length measures the copy variants, about 5 ms.
         """
         if fault := kvpool_native.copy_variant_fault():
             raise InvalidArgument(fault)
         self._layers = list(layers)
         self.layout = layout
-        self.geometry: PagedGeometry = describe_layers(self._layers, layout, block_tokens, form)
+        self.share = share or Share.whole(layout)
+        own = self.share.of_layout(layout)
+        self.geometry: PagedGeometry = describe_layers(
+            self._layers, own, block_tokens, form, has_head_groups=layout.head_groups > 1
+        )
         self.view = paged_view(self.geometry, self._layers)
         self.side: DeviceSide | None = None  # None: the CPU reads and writes the arrays
         if self.device == "cpu":
-            kvpool_native.tune_copies(self.geometry.plane_block_bytes)
+            kvpool_native.tune_copies(self.geometry.plane_block_bytes // self.geometry.runs)
+        elif layout.head_groups > 1 or not self.share.is_whole(layout):
+            raise LayoutMismatch(
+                f"the arrays are on {self.device}, expected host memory for head groups and for a share"
+            )
         else:
             self.side = _side_of(self.device, self.view, self._layers[0])
 
@@ -110,6 +122,8 @@ def paged_view(geometry: PagedGeometry, owner: object) -> kvpool_native.CacheVie
         plane_stride=geometry.plane_stride,
         block_stride=geometry.block_stride,
         owner=owner,
+        runs=geometry.runs,
+        run_stride=geometry.run_stride,
     )
 
 
@@ -124,16 +138,26 @@ def _side_of(name: str, view: kvpool_native.CacheView, array: object) -> DeviceS
 def contiguous_view(array: object, layout: Layout, *, is_target: bool) -> tuple[kvpool_native.CacheView, int]:
     """The native view of an array [chunks, chunk_bytes], one block for each chunk, and its number of chunks."""
     address, chunks = contiguous_address(array, layout, is_target=is_target)
-    view = kvpool_native.CacheView(
-        bases=[address + layer * layout.layer_bytes for layer in range(layout.layers)],
+    return _rows_view(array, address, chunks, extents=layout.kv_extents, extent_bytes=layout.payload_bytes), chunks
+
+
+def extents_view(array: npt.NDArray[np.uint8], extent_bytes: int) -> kvpool_native.CacheView:
+    """The native view of a C-contiguous array [chunks, extents of this size], one block for each chunk."""
+    chunks, size = array.shape
+    address = int(array.ctypes.data)
+    return _rows_view(array, address, chunks, extents=size // extent_bytes, extent_bytes=extent_bytes)
+
+
+def _rows_view(owner: object, address: int, chunks: int, *, extents: int, extent_bytes: int) -> kvpool_native.CacheView:
+    return kvpool_native.CacheView(
+        bases=[address + extent * extent_bytes for extent in range(extents)],
         planes=1,
         blocks=chunks,
-        plane_block_bytes=layout.layer_bytes,
+        plane_block_bytes=extent_bytes,
         plane_stride=0,
-        block_stride=layout.chunk_bytes,
-        owner=array,
+        block_stride=extents * extent_bytes,
+        owner=owner,
     )
-    return view, chunks
 
 
 def _nothing_queued() -> None:

@@ -1,13 +1,16 @@
 """Copies of loads and saves between engine memory and the pool, by native threads, or by a device.
 
-Checks what the caller passed, raises InvalidArgument, and starts runs. Any thread. Lock: `_lock` guards the memory that
-devices copy from and to, and the runs on devices.
+Checks what the caller passed, raises InvalidArgument, and starts runs. Any thread. Lock: `_lock` guards the memory
+that devices copy from and to, and the runs on devices.
 """
 
 import logging
 import threading
 import weakref
+from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -16,8 +19,9 @@ import numpy.typing as npt
 import kvpool_native
 from kvpool.errors import InvalidArgument
 from kvpool.layout import Layout
+from kvpool.layouts.share import Share
 from kvpool_client.connection.session import Session
-from kvpool_client.copying.cache import SKIP_BLOCK, Cache, contiguous_view
+from kvpool_client.copying.cache import SKIP_BLOCK, Cache, contiguous_view, extents_view
 from kvpool_client.copying.device.blocks import DeviceBlocks
 from kvpool_client.copying.device.gatherer import DeviceGatherer
 from kvpool_client.copying.device.load import ArenaCheck, DeviceLoad
@@ -29,6 +33,12 @@ from kvpool_client.copying.device.tier import TierMemory
 from kvpool_client.copying.gather import Gatherer, HostGatherer
 from kvpool_client.copying.staged_save import StagedSave
 from kvpool_client.copying.staging_memory import StagingArea
+from kvpool_client.copying.summarized_save import (
+    SummarizedSave,
+    SummaryBytes,
+    SummaryRun,
+    begin_summaries,
+)
 from kvpool_client.lease import Lease
 from kvpool_client.load import LoadRun
 from kvpool_client.save import SaveRun
@@ -61,7 +71,8 @@ class EngineBlocks:
 
 @dataclass(frozen=True, slots=True)
 class ReservedSlots:
-    """Slots that a save may write: of which reservation, their offsets in the arena, and the engine's blocks for them."""
+    """Slots that a save may write: of which reservation, their offsets in the arena, and the engine's blocks for
+    them."""
 
     reservation: int
     offsets: npt.NDArray[np.uint64]
@@ -71,8 +82,15 @@ class ReservedSlots:
 class Copies:
     """The copying side of one Pool."""
 
-    def __init__(self, layout: Layout, threads: int) -> None:
+    def __init__(self, layout: Layout, threads: int, share: Share | None = None) -> None:
+        """`share`: the part of each chunk that the engine has; None: all of it."""
         self._layout = layout
+        # Of all groups: they share the session's staging memory.
+        self._staged_extent_bytes = max(part.extent_bytes for part in layout.group_layouts)
+        self._share = share or Share.whole(layout)
+        self._own = self._share.of_layout(layout)
+        numbers = () if self.is_whole else self._share.extents(layout)
+        self._extents_of_part = np.array(numbers, "<u4").tobytes()
         self._threads = kvpool_native.CopyPool(threads)
         self._lock = threading.Lock()
         self._areas: weakref.WeakKeyDictionary[Session, StagingArea] = weakref.WeakKeyDictionary()  # guarded by _lock
@@ -81,36 +99,75 @@ class Copies:
         self._tiers: weakref.WeakKeyDictionary[Session, TierMemory] = weakref.WeakKeyDictionary()  # guarded by _lock
         self._runs: weakref.WeakSet[DeviceLoad | DeviceSave] = weakref.WeakSet()  # guarded by _lock
 
+    def of_group(self, index: int) -> "Copies":
+        """The copying side of one group's chunks: with this one's threads and memory."""
+        copies = copy(self)
+        copies._layout = layout = self._layout.of_group(index)
+        copies._share = Share.whole(layout)
+        copies._own = copies._share.of_layout(layout)
+        copies._extents_of_part = b""
+        return copies
+
+    @property
+    def share(self) -> Share:
+        """The part of each chunk that the engine has."""
+        return self._share
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether that is all of it."""
+        return self._share.is_whole(self._layout)
+
     def blocks(
         self, cache: Cache | None, block_ids: object, *, array: object, chunks: int, is_load: bool
     ) -> EngineBlocks:
         """The engine memory of `chunks` chunks. Raises InvalidArgument."""
         if self._layout.rank is None:
             raise InvalidArgument("a Pool with rank=None looks up and acquires, it does not load or save")
+        if not is_load and self._layout.summaries and not self.is_whole:
+            raise InvalidArgument(
+                f"share is {self._share!r}, expected all of a chunk with summaries for a save: they are of all its layers"
+            )
         if (cache is None) == (array is None):
             raise InvalidArgument("expected either cache and block_ids, or one contiguous array")
         if cache is not None:
-            if not isinstance(cache, Cache) or cache.layout != self._layout:
-                raise InvalidArgument(f"cache is {cache!r}, expected one registered with this Pool's layout")
+            if not isinstance(cache, Cache) or (cache.layout, cache.share) != (self._layout, self._share):
+                raise InvalidArgument(f"cache is {cache!r}, expected one registered with this Pool's layout and share")
             ids = cache.checked_block_ids(() if block_ids is None else block_ids, chunks, may_skip=is_load)
             return EngineBlocks(cache.view, ids, cache)
         if block_ids is not None:
             raise InvalidArgument("block_ids are given with a contiguous array, expected none")
-        view, rows = contiguous_view(array, self._layout, is_target=is_load)
+        view, rows = contiguous_view(array, self._own, is_target=is_load)
         if rows != chunks:
             raise InvalidArgument(f"the array has {rows} rows, expected {chunks}, one for each chunk")
         return EngineBlocks(view, np.arange(chunks, dtype=np.int64), None)
 
     def load(self, session: Session, lease: Lease, first_chunk: int, blocks: EngineBlocks) -> LoadRun | None:
-        """Start a load of the lease's chunks from `first_chunk` on. None where the lease names memory that is not there."""
+        """Start a load of the lease's chunks from `first_chunk` on. None where the lease names memory that is not
+        there."""
         try:
             columns = (lease.offsets, lease.slots, lease.generations)
             chunks = ArenaChunks(session.arena, session.index, *(column[first_chunk:] for column in columns))
             if blocks.side is None:
-                return self._checked_load(session, chunks, blocks.view, blocks.block_ids)
+                return self._checked_load(session, chunks, blocks.view, blocks.block_ids, share=self._share)
             copies = self._tier_of(session).copies_of(session, lease, first_chunk, blocks.side.device)
             return self._device_load(session, chunks, blocks, side=blocks.side, copies=copies)
         except ValueError as error:  # the blocks are right: `blocks` has checked them
+            log.warning("a lease names what the daemon's memory has not: %s", error)
+            return None
+
+    def check(self, session: Session, lease: Lease, first_chunk: int) -> LoadRun | None:
+        """Start to compare the KV of a lease's chunks from `first_chunk` on with its checksums, where it lies. None
+        as for `load`."""
+        layout = self._layout
+        columns = (lease.offsets, lease.slots, lease.generations)
+        chunks = ArenaChunks(session.arena, session.index, *(column[first_chunk:] for column in columns))
+        try:
+            # Of an array without rows: no block is written.
+            view, _ = contiguous_view(np.empty((0, layout.chunk_bytes), np.uint8), layout, is_target=True)
+            ids = np.full(len(chunks), SKIP_BLOCK)
+            return self._checked_load(session, chunks, view, ids, share=Share.whole(layout))
+        except ValueError as error:
             log.warning("a lease names what the daemon's memory has not: %s", error)
             return None
 
@@ -120,9 +177,13 @@ class Copies:
         chunks: ArenaChunks,
         view: kvpool_native.CacheView,
         block_ids: npt.NDArray[np.int64],
+        *,
+        share: Share,
     ) -> kvpool_native.LoadJob:
-        """A native load, which compares every layer with its checksum and writes the blocks that are not skipped. Raises
-        ValueError."""
+        """A native load, which compares every extent of the share with its checksum and writes the blocks that are not
+        skipped. Raises ValueError."""
+        numbers = share.extents(self._layout)
+        some = b"" if share.is_whole(self._layout) else np.array(numbers, "<u4").tobytes()
         return self._threads.load(
             view,
             chunks.arena,
@@ -131,9 +192,11 @@ class Copies:
             chunks.slots.tobytes(),
             chunks.generations.tobytes(),
             block_ids.tobytes(),
-            self._layout.layers,
-            self._layout.layer_bytes,
+            len(numbers),
+            self._layout.payload_bytes,
             session.welcome.verify != "cold",
+            extents=some,
+            extent_bytes=self._layout.extent_bytes,
         )
 
     def _device_load(
@@ -150,24 +213,25 @@ class Copies:
         sources = Sources(chunks, device_blocks.addresses(chunks.offsets), copies, self._layout)
         checked = sources.from_arena()
         nothing = np.full((len(checked), len(blocks.block_ids) // len(chunks)), SKIP_BLOCK)
-        job = self._checked_load(session, chunks.of(checked), blocks.view, nothing) if len(checked) else None
-        check = ArenaCheck(job, checked) if job is not None else None
+        check = None
+        if len(checked):
+            job = self._checked_load(session, chunks.of(checked), blocks.view, nothing, share=self._share)
+            check = ArenaCheck(job, checked)
         return self._ran(DeviceLoad(device_blocks, sources, check, self._layout, block_ids=blocks.block_ids))
 
     def save(self, session: Session, blocks: EngineBlocks, reserved: ReservedSlots) -> SaveRun:
         """Prepare a save into reserved slots. Raises DaemonUnreachable or Refused."""
+        run = self._kv_save(session, blocks, reserved)
+        if not self._layout.summaries:
+            return run
+        return SummarizedSave(run, self._summary_runs(session, reserved), self._layout)
+
+    def _kv_save(self, session: Session, blocks: EngineBlocks, reserved: ReservedSlots) -> SaveRun:
         offsets, block_ids = reserved.offsets, reserved.block_ids
         if session.welcome.staging_bytes:
-            area = self._area_of(session)
-            gatherer = self._gatherer(area, block_ids.reshape(len(offsets), -1), blocks)
-            return StagedSave(
-                session,
-                area,
-                gatherer,
-                layout=self._layout,
-                reservation=reserved.reservation,
-                chunks=len(offsets),
-            )
+            gatherer = self._gatherer(self._area_of(session), block_ids.reshape(len(offsets), -1), blocks)
+            # Of a part the daemon counts the share's extents alone.
+            return self._staged_save(session, gatherer, reserved, range(self._own.kv_extents))
         if (side := blocks.side) is not None:
             device_blocks = DeviceBlocks(side, self._arena_of(session, side))
             return self._ran(
@@ -178,9 +242,45 @@ class Copies:
             session.arena,
             offsets.tobytes(),
             block_ids.tobytes(),
-            self._layout.layers,
-            self._layout.layer_bytes,
+            self._own.kv_extents,
+            self._layout.payload_bytes,
+            extents=self._extents_of_part,
+            extent_bytes=self._layout.extent_bytes,
         )
+
+    def _staged_save(self, session: Session, gatherer: Gatherer, reserved: ReservedSlots, extents: range) -> StagedSave:
+        return StagedSave(
+            session,
+            self._area_of(session),
+            gatherer,
+            layer_bytes=self._layout.extent_bytes,
+            extents=extents,
+            reservation=reserved.reservation,
+            chunks=len(reserved.offsets),
+        )
+
+    def _summary_runs(self, session: Session, reserved: ReservedSlots) -> list[Callable[[], SummaryRun]]:
+        """What builds the summaries of reserved slots once they have the KV; where only the daemon writes the arena,
+        in an array, which goes through staging."""
+        layout, arena, threads = self._layout, session.arena, self._threads
+        if not session.welcome.staging_bytes:
+            return [partial(begin_summaries, threads, arena, layout, offsets=reserved.offsets, target=None)]
+        size = layout.summary_extents * layout.layer_bytes
+        built = np.empty((len(reserved.offsets), size), np.uint8)
+        return [
+            partial(begin_summaries, threads, arena, layout, offsets=reserved.offsets, target=built),
+            partial(self._stage_summaries, session, reserved, built),
+        ]
+
+    def _stage_summaries(self, session: Session, reserved: ReservedSlots, built: SummaryBytes) -> StagedSave:
+        layout, chunks = self._layout, len(built)
+        view = extents_view(built, layout.layer_bytes)
+        block_ids = np.arange(chunks, dtype=np.int64).reshape(chunks, 1)
+        staging = self._area_of(session).mapping
+        gatherer = HostGatherer(self._threads, view, staging, layout=layout, block_ids=block_ids)
+        run = self._staged_save(session, gatherer, reserved, range(layout.layers, layout.extents))
+        run.announce_all()
+        return run
 
     def _gatherer(self, area: StagingArea, block_ids: npt.NDArray[np.int64], blocks: EngineBlocks) -> Gatherer:
         """`block_ids`: [chunk][block]."""
@@ -201,7 +301,7 @@ class Copies:
         with self._lock:
             area = self._areas.get(session)
         if area is None:
-            opened = StagingArea(session.open_staging(), self._layout.layer_bytes)
+            opened = StagingArea(session.open_staging(), self._staged_extent_bytes)
             with self._lock:
                 area = self._areas.setdefault(session, opened)
         return area
@@ -226,7 +326,7 @@ class Copies:
         seconds = self._threads.cpu_seconds()
         is_known = seconds > CPU_SECONDS_TO_TRUST and self._threads.bytes_copied() > 0
         rate = self._threads.bytes_copied() / seconds if is_known else COPY_BYTES_PER_S_GUESS
-        return chunks * self._layout.chunk_bytes / rate
+        return chunks * self._own.chunk_bytes / rate
 
     def stats(self) -> dict[str, int | float | str]:
         """Bytes copied by the native threads, the CPU time it took, and the variants that this process has chosen."""

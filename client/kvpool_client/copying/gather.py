@@ -96,8 +96,9 @@ class HostGatherer:
             window_column(offset, piece, self._layout).tobytes(),
             np.ascontiguousarray(ids).tobytes(),
             piece.layers,
-            self._layout.layer_bytes,
+            self._layout.payload_bytes,
             piece.first_layer,
+            extent_bytes=self._layout.extent_bytes,
         )
         job.announce_all()
         return job
@@ -105,4 +106,4 @@ class HostGatherer:
 
 def window_column(offset: int, piece: Piece, layout: Layout) -> npt.NDArray[np.uint64]:
     """Where each chunk's layers begin in the window, u64."""
-    return np.uint64(offset) + np.arange(piece.chunks, dtype="<u8") * np.uint64(piece.layers * layout.layer_bytes)
+    return np.uint64(offset) + np.arange(piece.chunks, dtype="<u8") * np.uint64(piece.layers * layout.extent_bytes)

@@ -14,7 +14,6 @@ from collections import deque
 from dataclasses import dataclass
 
 from kvpool.errors import KVPoolError
-from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import staging as sm
 from kvpool_client.connection.session import Session
@@ -47,16 +46,20 @@ class StagedSave:
         area: StagingArea,
         gatherer: Gatherer,
         *,
-        layout: Layout,
+        layer_bytes: int,
+        extents: range,
         reservation: int,
         chunks: int,
     ) -> None:
-        """Of the `chunks` reserved chunks of a reservation. Begins when a layer is announced."""
+        """Of the `chunks` reserved chunks of a reservation: what the gatherer counts as layers from 0 on goes to these
+        extents of each. Begins when a layer is announced."""
         self._session = session
         self._reservation = reservation
         self._area = area
         self._gatherer = gatherer
-        self._layout = layout
+        self._layer_bytes = layer_bytes
+        self._first_extent = extents.start
+        self._layers = len(extents)
         self._chunks = chunks
         self._changed = threading.Condition()
         self._announced: list[int] = []  # guarded by _changed
@@ -65,7 +68,7 @@ class StagedSave:
         self._settled = 0  # guarded by _changed
         self._gathering: Gathering | None = None  # guarded by _changed
         self._is_cancelled = False  # guarded by _changed
-        self._checksums = bytearray(chunks * layout.layers * CHECKSUM_BYTES)  # the run's thread writes it
+        self._checksums = bytearray(chunks * len(extents) * CHECKSUM_BYTES)  # the run's thread writes it
         self._thread = threading.Thread(target=self._run, name="kvpool-staged-save", daemon=True)
         self._thread.start()
 
@@ -83,7 +86,7 @@ class StagedSave:
     def announce_all(self) -> None:
         """Copy every layer that was not announced."""
         with self._changed:
-            missing = [layer for layer in range(self._layout.layers) if layer not in self._announced]
+            missing = [layer for layer in range(self._layers) if layer not in self._announced]
         for layer in missing:
             self._gatherer.announce(layer)
         with self._changed:
@@ -176,8 +179,9 @@ class StagedSave:
                 with self._changed:
                     self._is_cancelled = True
                 return
+            first = self._first_extent + piece.first_layer
             request = sm.CopyStaged(
-                self._reservation, piece.first_chunk, piece.chunks, piece.first_layer, piece.layers, window.offset
+                self._reservation, piece.first_chunk, piece.chunks, first, piece.layers, window.offset
             )
             self._session.call(request, m.Done)
             self._note(piece, gathering.checksums())
@@ -188,7 +192,7 @@ class StagedSave:
     def _note(self, piece: Piece, checksums: bytes) -> None:
         row = piece.layers * CHECKSUM_BYTES
         for number in range(piece.chunks):
-            at = ((piece.first_chunk + number) * self._layout.layers + piece.first_layer) * CHECKSUM_BYTES
+            at = ((piece.first_chunk + number) * self._layers + piece.first_layer) * CHECKSUM_BYTES
             self._checksums[at : at + row] = checksums[number * row : (number + 1) * row]
         with self._changed:
             self._settled += piece.extents
@@ -199,14 +203,14 @@ class StagedSave:
             return self._is_cancelled or self._is_settled()
 
     def _is_settled(self) -> bool:
-        return self._settled == self._layout.layers * self._chunks
+        return self._settled == self._layers * self._chunks
 
     def _has_next(self) -> bool:
         return self._position < len(self._announced)
 
     def _next_piece(self) -> Piece:
         """The next piece: layers announced one after the other, of all chunks, or some chunks of one layer."""
-        fitting = self._area.window_bytes // self._layout.layer_bytes
+        fitting = self._area.window_bytes // self._layer_bytes
         first_layer, first_chunk = self._announced[self._position], self._next_chunk
         layers = 1
         while (

@@ -40,7 +40,7 @@ class HintClient:
         self._link = link
         self._counters = counters
         self._timeout_s = timeout_s
-        ranks = len(layout.ranks)
+        ranks = len(layout.ranks) * max(1, len(layout.groups))
         self._chunks_max = m.KEYS_MAX // ranks
         self._retain_keys_max = max(1, m.RETAIN_KEYS_MAX // ranks)
 

@@ -29,6 +29,14 @@ MODEL_FIELDS = (
     "dtype",
     "kv_cache_dtype",
 )
+# Those of a draft model, beside its weights.
+DRAFT_FIELDS = (
+    "speculative_algorithm",
+    "speculative_draft_model_quantization",
+    "speculative_draft_kv_cache_dtype",
+    "speculative_draft_window_size",
+    "speculative_draft_sink_size",
+)
 _NO_SERVER = "SGLang's arguments are out of reach"
 
 
@@ -43,12 +51,30 @@ def named(
     facts: dict[str, object] = {field: str(getattr(server_args, field, None)) for field in MODEL_FIELDS}
     place = str(getattr(server_args, "model_path", None) or model_name or settings.model)
     try:
-        facts["weights"] = settings.revision or _weights(place, server_args, environment)
+        facts["weights"] = settings.revision or _weights(place, "", server_args, environment)
     except (LayoutMismatch, OSError) as error:
-        reason = str(error) if server_args is not None else f"{error} ({_NO_SERVER})"
-        remedy = "set revision in --hicache-storage-backend-extra-config to a name that changes whenever the weights do"
-        return settings, f"weights: {reason}: {remedy}"
+        return settings, _unidentified(error, server_args)
     return replace(settings, revision=digest_of(facts)), ""
+
+
+def with_draft(
+    target: Settings, revision: str, server_args: object, environment: Mapping[str, str]
+) -> tuple[Settings, str]:
+    """The settings of pools that have KV of a draft model: those of its target, with a revision that names the draft too.
+
+    `revision`: the operator's, which stands for the draft's weights as well; empty where there is none.
+    """
+    facts: dict[str, object] = {field: str(getattr(server_args, field, None)) for field in DRAFT_FIELDS}
+    facts["target"] = target.revision
+    place = getattr(server_args, "speculative_draft_model_path", None)
+    try:
+        if not revision and not place:
+            raise LayoutMismatch("SGLang names no draft model")
+        own = revision or _weights(str(place), "speculative_draft_", server_args, environment)
+        facts["weights"] = f"{own} {place}" if revision else own
+    except (LayoutMismatch, OSError) as error:
+        return target, _unidentified(error, server_args)
+    return replace(target, revision=digest_of(facts)), ""
 
 
 def server_args_of_process() -> Any:
@@ -67,7 +93,16 @@ def server_args_of_process() -> Any:
     return None
 
 
-def _weights(place: str, server_args: object, environment: Mapping[str, str]) -> str:
-    if "dummy" in str(getattr(server_args, "load_format", "")):
+def _unidentified(error: Exception, server_args: object) -> str:
+    reason = str(error) if server_args is not None else f"{error} ({_NO_SERVER})"
+    remedy = "set revision in --hicache-storage-backend-extra-config to a name that changes whenever the weights do"
+    return f"weights: {reason}: {remedy}"
+
+
+def _weights(place: str, prefix: str, server_args: object, environment: Mapping[str, str]) -> str:
+    """What identifies the weights at a place. `prefix`: of the arguments that are about them; the target's have none."""
+    load_format = getattr(server_args, f"{prefix}load_format", None) or getattr(server_args, "load_format", "")
+    if "dummy" in str(load_format):
         return f"dummy {getattr(server_args, 'random_seed', None)}"
-    return weights_of(place, str(getattr(server_args, "revision", None) or ""), environment)
+    revision = getattr(server_args, f"{prefix}model_revision" if prefix else "revision", None)
+    return weights_of(place, str(revision or ""), environment)

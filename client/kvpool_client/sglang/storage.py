@@ -1,8 +1,8 @@
 """Storage backend that SGLang's factory makes: HiCacheStorage's verbs over a PageStore.
 
-Imports sglang; nothing else in `kvpool_client` imports this module. Only the zero-copy interface (`interface_v1`) is served.
-The copying one misses, and so do models whose KV needs sidecar pools (Mamba, sliding windows, indexers): KV without its sidecar
-would be wrong, so for them nothing is found and nothing is stored.
+Imports sglang; nothing else in `kvpool_client` imports this module. Only the zero-copy interface (`interface_v1`) is served,
+the copying one misses. Models with host pools beside their KV (Mamba, sliding windows, indexers, drafts) use the second form
+of the verbs, which names pools: KV without what belongs to it would be wrong, so where one pool cannot be stored, none is.
 Threads: as SGLang calls, see PageStore.
 """
 
@@ -12,22 +12,18 @@ from typing import Any
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransferResult
 
-from kvpool_client.sglang.host_pages import Shard
-from kvpool_client.sglang.names import named, server_args_of_process
+from kvpool_client.sglang.host_pages import KV, Shard, is_logical
+from kvpool_client.sglang.names import named, server_args_of_process, with_draft
 from kvpool_client.sglang.page_store import PageStore
 from kvpool_client.sglang.settings import Settings
+from kvpool_client.sglang.sidecars import Sidecars, has_draft
 
-KV = "kv"
 _NOT_SERVED = (
     "interface: only the zero-copy interface is served: set interface_v1 to 1 in --hicache-storage-backend-extra-config"
 )
 _SPLIT_PAGES = (
     "dcp: decode context parallelism gives each rank a part of every page: run with --dcp-size 1, or without "
     "--hicache-storage-backend"
-)
-_HAS_SIDECARS = (
-    "sidecars: the model has pools beside its KV (hybrid attention, state or draft) and pages of it are not stored: "
-    "run it without --hicache-storage-backend, or without its draft model"
 )
 
 
@@ -45,54 +41,68 @@ class KVPoolStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang's class is 
             cp_size=storage_config.attn_cp_size,
             is_replicated=storage_config.is_mla_model,
         )
-        settings, refusal = named(settings, storage_config.model_name, server_args_of_process(), os.environ)
-        refusal = refusal or (_SPLIT_PAGES if getattr(storage_config, "dcp_size", 1) > 1 else "")
-        self._store = PageStore(settings, self._shard, refusal)
-        self._has_sidecars = False
+        self._given_revision = settings.revision
+        self._settings, refusal = named(settings, storage_config.model_name, server_args_of_process(), os.environ)
+        self._refusal = refusal or (_SPLIT_PAGES if getattr(storage_config, "dcp_size", 1) > 1 else "")
+        self._store = PageStore(self._settings, self._shard, self._refusal)
+        self._sidecars = Sidecars(self._shard, self._store_of)
+        self._is_logical = False
 
     def __repr__(self) -> str:
-        return f"<KVPoolStorage {self._store!r}>"
+        return f"<KVPoolStorage {self._store!r} {self._sidecars!r}>"
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """Take the host pool that pages are read from and written to."""
+        """Take the host pool of the KV. One that only counts slots has no bytes: other pools have them."""
         super().register_mem_pool_host(mem_pool_host)
+        self._is_logical = is_logical(mem_pool_host)
+        if self._is_logical:
+            return
+        if has_draft(mem_pool_host, KV):
+            self._store = self._store_of(KV, self._shard, True, "")
         self._store.register(mem_pool_host)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """A pool of a hybrid model. Any but the KV itself makes every page a miss."""
+        """Take a host pool beside the KV. The KV's own comes here a second time."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
-        self._has_sidecars = self._has_sidecars or str(host_pool_name) != KV
+        if str(host_pool_name) != KV:
+            self._sidecars.register(host_pool, str(host_pool_name))
 
     def batch_exists(self, keys: Sequence[str], extra_info: object = None) -> int:
-        """How many leading pages are there."""
-        return 0 if self._is_hybrid("batch_exists", len(keys)) else self._store.count_present(keys)
+        """How many leading pages are there, of the KV alone."""
+        return 0 if self._is_logical or self._is_refused("batch_exists", len(keys)) else self._store.count_present(keys)
 
     def batch_get_v1(self, keys: Sequence[str], host_indices: Any, extra_info: object = None) -> list[bool]:
-        """Load pages. Returns which are in place."""
-        if self._is_hybrid("batch_get_v1", len(keys)):
-            return [False] * len(keys)
+        """Load pages of the KV. Returns which are in place."""
+        if self._is_logical or self._is_refused("batch_get_v1", len(keys)):
+            return [self._is_served_elsewhere()] * len(keys)
         return self._store.load(keys, host_indices)
 
     def batch_set_v1(self, keys: Sequence[str], host_indices: Any, extra_info: object = None) -> list[bool]:
-        """Store pages. Returns which are stored."""
-        if self._is_hybrid("batch_set_v1", len(keys)):
-            return [False] * len(keys)
+        """Store pages of the KV. Returns which are stored."""
+        if self._is_logical or self._is_refused("batch_set_v1", len(keys)):
+            return [self._is_served_elsewhere()] * len(keys)
         return self._store.save(keys, host_indices, extra_info)
 
     def batch_exists_v2(self, keys: Sequence[str], pool_transfers: Any = None, extra_info: object = None) -> Any:
-        """How many leading pages are there, for models with KV alone."""
-        if pool_transfers or self._is_hybrid("batch_exists_v2", len(keys)):
-            return PoolTransferResult(0, {})
-        pages = self._store.count_present(keys)
-        return PoolTransferResult(pages, {KV: pages} if pages else {}, list(range(1, pages + 1)))
+        """The prefixes that all pools can serve, each by its hit policy."""
+        transfers = pool_transfers or ()
+        if self._is_refused("batch_exists_v2", len(keys)) or (self._is_logical and not transfers):
+            return PoolTransferResult(0, {}, [])
+        pages = len(keys) if self._is_logical else self._store.count_present(keys)
+        try:
+            prefixes, longest = self._sidecars.prefixes(transfers, keys[:pages])
+        except LookupError as error:
+            self._store.refuse("batch_exists_v2", str(error), len(keys))
+            return PoolTransferResult(0, {}, [])
+        return PoolTransferResult(prefixes[-1] if prefixes else 0, ({KV: pages} if pages else {}) | longest, prefixes)
 
     def batch_get_v2(self, transfers: Sequence[Any], extra_info: object = None) -> dict[Any, list[bool]]:
-        """Load pages pool by pool; every pool but the KV misses."""
-        return {each.name: self._transfer(each, self.batch_get_v1) for each in transfers}
+        """Load pages pool by pool. Returns which are in place, by pool."""
+        return {each.name: self._transferred("batch_get_v2", each) for each in transfers}
 
     def batch_set_v2(self, transfers: Sequence[Any], extra_info: object = None) -> dict[Any, list[bool]]:
-        """Store pages pool by pool; every pool but the KV declines."""
-        return {each.name: self._transfer(each, self.batch_set_v1) for each in transfers}
+        """Store pages pool by pool. Returns which are stored, by pool."""
+        return {each.name: self._transferred("batch_set_v2", each, extra_info) for each in transfers}
 
     def exists(self, key: str) -> bool:
         """Whether a page is there."""
@@ -120,29 +130,55 @@ class KVPoolStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang's class is 
 
     def clear(self) -> bool:
         """Drop every chunk of this model from the node's pool."""
-        return self._store.clear()
+        names = {self._store.model: self._store} | {store.model: store for store in self._sidecars.stores}
+        cleared = [store.clear() for store in names.values()]
+        return all(cleared)
 
     def get_stats(self) -> None:
         """None: SGLang takes its own histogram class here and nothing else. `counters` has the figures."""
         return
 
     def counters(self) -> dict[str, int | float | str]:
-        """Pages moved, failures by call, and the Pool's own counters."""
-        return self._store.stats()
+        """Pages moved, failures by call, and the Pool's own counters; those of the pools beside the KV by their names."""
+        return self._store.stats() | self._sidecars.stats()
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connections."""
         self._store.close()
+        self._sidecars.close()
 
-    def _is_hybrid(self, call: str, pages: int) -> bool:
-        if self._has_sidecars:
-            self._store.refuse(call, _HAS_SIDECARS, pages)
-        return self._has_sidecars
+    def _store_of(self, name: str, shard: Shard, has_draft_kv: bool, refusal: str) -> PageStore:
+        settings, unidentified = self._settings, ""
+        if has_draft_kv and not self._refusal:
+            settings, unidentified = with_draft(settings, self._given_revision, server_args_of_process(), os.environ)
+        return PageStore(settings, shard, self._refusal or refusal or unidentified, name)
 
-    def _transfer(self, transfer: Any, verb: Any) -> list[bool]:
-        keys = transfer.keys or []
-        if str(transfer.name) != KV or transfer.host_indices is None:
-            self._store.refuse("transfer", f"{_HAS_SIDECARS} (pool {transfer.name})", len(keys))
+    def _is_refused(self, call: str, pages: int) -> bool:
+        refusal = self._sidecars.refusal
+        if refusal:
+            self._store.refuse(call, refusal, pages)
+        return bool(refusal)
+
+    def _is_served_elsewhere(self) -> bool:
+        """Whether pages of the KV are in place as soon as those of the pools beside it are."""
+        return self._is_logical and len(self._sidecars) > 0 and not self._sidecars.refusal
+
+    def _transferred(self, call: str, transfer: Any, extra_info: object = None) -> list[bool]:
+        keys, name = transfer.keys or [], str(transfer.name)
+        is_get = call == "batch_get_v2"
+        if not keys:
+            return []
+        if name == KV:
+            if is_get:
+                return self.batch_get_v1(keys, transfer.host_indices)
+            return self.batch_set_v1(keys, transfer.host_indices, extra_info)
+        if self._is_refused(call, len(keys)):
             return [False] * len(keys)
-        answer: list[bool] = verb(keys, transfer.host_indices)
-        return answer
+        try:
+            store = self._sidecars.find(name)
+        except LookupError as error:
+            self._store.refuse(call, str(error), len(keys))
+            return [False] * len(keys)
+        if is_get:
+            return store.load(keys, transfer.host_indices)
+        return store.save(keys, transfer.host_indices, extra_info)

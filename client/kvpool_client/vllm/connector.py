@@ -10,29 +10,32 @@ Invariant: no call raises into the engine once the connector exists. Scheduler's
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import TypeVar
 
 from kvpool.clock import NS_PER_S, MonotonicClock
 from kvpool.errors import InvalidArgument, LayoutMismatch
 from kvpool.keys import namespace_name
 from kvpool.layout import Layout
+from kvpool.layouts.share import Share
 from kvpool_client.engines.failure_guard import FailureGuard
-from kvpool_client.pool import Pool, connect
+from kvpool_client.pool import Pool
 from kvpool_client.vllm import one_child, plugin
-from kvpool_client.vllm.event_feed import EventFeed
+from kvpool_client.vllm.event_feed import EventFeed, maker_of
 from kvpool_client.vllm.flushing import flush_model
 from kvpool_client.vllm.identity.engine_form import engine_form
+from kvpool_client.vllm.identity.engine_pool import engine_pool
 from kvpool_client.vllm.identity.engine_process import is_stepped_while_idle, worker_here
-from kvpool_client.vllm.identity.geometry import Geometry, Tensor, geometry_of, one_spec
+from kvpool_client.vllm.identity.geometry import Geometry, Tensor, geometry_of
 from kvpool_client.vllm.identity.identity import model_and_revision
+from kvpool_client.vllm.identity.parts import align_tokens, needs_groups
 from kvpool_client.vllm.identity.placement import SEVERAL_NODES, fault_of_node, node_name
 from kvpool_client.vllm.identity.role import Role
 from kvpool_client.vllm.plan import StepPlan, StepReport
 from kvpool_client.vllm.prometheus import MakeMetric, PrometheusCounters
 from kvpool_client.vllm.scheduler.scheduler import SchedulerHalf
 from kvpool_client.vllm.settings import PREFIX, Settings
-from kvpool_client.vllm.statistics import KVPoolStats, Number, Tally
+from kvpool_client.vllm.statistics import KVPoolStats, Number, Tally, engine_sources
 from kvpool_client.vllm.support import OTHER, code_of
 from kvpool_client.vllm.surface import (
     BlockPool,
@@ -55,9 +58,6 @@ LOG = logging.getLogger("vllm.kvpool")
 
 # Time spent inside the connector is reported with other numbers, or alone above this: each report costs vLLM time.
 REPORT_NS = NS_PER_S // 10
-
-# vLLM's names for where hits come from, by tier.
-HIT_SOURCES = {"hbm": "DEVICE", "dram": "HOST", "ssd": "DISK", "peer": "P2P", "store": "EXTERNAL_UNSPECIFIED"}
 
 
 def __getattr__(name: str) -> object:
@@ -92,6 +92,7 @@ class ConnectorCalls:
         self._model, self._revision = "", ""
         self._refused = Tally()
         self._rank, self._micro_batches = 0, MicroBatches(1)
+        self._has_groups = self._guard.call("reading KV cache groups", True, lambda: needs_groups(kv_cache_config))
         self._is_quiet, self._inside_ns = False, 0
         if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
             self._guard.warn_once(
@@ -105,7 +106,8 @@ class ConnectorCalls:
             one_child.release(self)
             if role.name == "WORKER":
                 # The scheduler's half may still plan, and vLLM would wait for what it has planned.
-                self._worker = AbsentWorker(str(error), getattr(vllm_config.parallel_config, "rank", 0))
+                rank = getattr(vllm_config.parallel_config, "rank", 0)
+                self._worker = AbsentWorker(str(error), rank, has_groups=self._has_groups)
 
     def _say_refusal(self, error: Exception, role: str) -> None:
         if code_of(error) != one_child.CODE:
@@ -117,13 +119,13 @@ class ConnectorCalls:
         guard = self._guard
         transfer = config.kv_transfer_config
         one_child.claim(self, getattr(transfer, "engine_id", None), role, getattr(config.parallel_config, "rank", 0))
-        settings, reason = served_loads(self._settings, config)
+        chunk_tokens = self._settings.chunk_tokens_for(align_tokens(caches))
+        geometry = geometry_of(
+            config, caches, chunk_tokens, partial(engine_form, config), head_groups=self._settings.head_groups
+        )
+        settings, reason = served_loads(self._settings, config, has_groups=geometry.has_groups)
         if reason:
             guard.warn_once("kvpool.load is 'sync', and loads run between steps ('async') nevertheless", reason)
-        groups = caches.kv_cache_groups
-        spec = one_spec(groups[0].kv_cache_spec) if groups else None
-        chunk_tokens = settings.chunk_tokens_for(spec.block_size if spec is not None else 1)
-        geometry = geometry_of(config, caches, chunk_tokens, engine_form(config, spec))
         self._model, self._revision = model_and_revision(config, settings.model)
         LOG.info("kvpool: %s of model %s, chunks of %d tokens, %r", role, self._name, chunk_tokens, settings)
         if role == "SCHEDULER":
@@ -133,29 +135,24 @@ class ConnectorCalls:
             self._scheduler = SchedulerHalf(pool, geometry, settings, guard, feed=feed, role=role_of)
             return
         rank = config.parallel_config.rank
-        shard = geometry.shard(rank)
         self._rank, self._micro_batches = rank, MicroBatches.of(config.parallel_config)
-        self._worker = WorkerHalf(lambda: self._connect(shard), geometry, settings, guard, rank=rank)
+        of_rank = partial(self._connect, geometry.shard(rank), geometry.ranks.share_of(rank, geometry.layout))
+        self._worker = WorkerHalf(of_rank, geometry, settings, guard, rank=rank)
 
     def _check_node(self, scheduler: str) -> None:
         """A rank on another node than its scheduler cannot claim the scheduler's leases: it ends its orders and logs why."""
         reason = fault_of_node(self._rank, here=node_name(), scheduler=scheduler)
         if reason and isinstance(self._worker, WorkerHalf):
             self._worker.close()
-            self._worker = AbsentWorker(reason, self._rank)
+            self._worker = AbsentWorker(reason, self._rank, has_groups=self._has_groups)
             self._refused.add(f"refusals_{SEVERAL_NODES}")
 
     def _make_feed(self, geometry: Geometry) -> EventFeed:
         """The event feed, with a connection of its own, so that no answer of a megabyte delays a lookup's."""
         from vllm.distributed import kv_events  # the engine that asks for it
 
-        def make(name: str, fields: Mapping[str, object]) -> object:
-            kind = getattr(kv_events, name)
-            known = getattr(kind, "__struct_fields__", fields)
-            event: object = kind(**{field: value for field, value in fields.items() if field in known})
-            return event
-
-        return EventFeed(self._connect(geometry.layout), make, geometry.block_tokens, self._guard)
+        pool, block_tokens = self._connect(geometry.layout), geometry.parts[0].block_tokens
+        return EventFeed(pool, maker_of(kv_events), block_tokens, self._guard)
 
     def _publishes_events(self, config: EngineConfig) -> bool:
         is_on = bool(getattr(getattr(config, "kv_events_config", None), "enable_kv_cache_events", False))
@@ -169,25 +166,19 @@ class ConnectorCalls:
     def _name(self) -> str:
         return namespace_name(self._model, self._revision)
 
-    def _connect(self, layout: Layout) -> Pool:
-        settings = self._settings
-        pool = connect(
-            settings.socket,
-            model=self._model,
-            revision=self._revision,
-            layout=layout,
-            timeout_s=settings.timeout_s,
-            copy_threads=settings.copy_threads,
-        )
-        if not pool.connected:
-            what = f"no daemon answers at kvpool.socket, {settings.socket}: {pool.stats()['last_error']}"
-            self._guard.warn_once("nothing is loaded or saved until a daemon answers", what)
-        return pool
+    def _connect(self, layout: Layout, share: Share | None = None) -> Pool:
+        return engine_pool(self._settings, self._guard, layout, share, model=self._model, revision=self._revision)
 
     @property
     def requires_kv_delivery(self) -> bool:
         """A save that is dropped is a later miss, nothing else."""
         return False
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: EngineConfig) -> str | None:
+        """A head's bytes in a row, where ranks of engines of other sizes take them one by one."""
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        return "LBHNC" if extra.get(PREFIX + "head_groups") else None
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: Mapping[str, object]) -> bool:
@@ -245,10 +236,7 @@ class ConnectorCalls:
 
         none: dict[str, int] = {}
         found = self._of_scheduler("hit sources", none, lambda half: half.hit_sources(request))
-        named = {CacheHitSource[HIT_SOURCES[name]]: tokens for name, tokens in found.items()}
-        if sum(named.values()) != num_external_tokens:
-            named = {CacheHitSource.EXTERNAL_UNSPECIFIED: num_external_tokens} if num_external_tokens else {}
-        return dict(named)
+        return {CacheHitSource[name]: tokens for name, tokens in engine_sources(found, num_external_tokens).items()}
 
     def update_state_after_alloc(self, request: EngineRequest, blocks: EngineBlocks, num_external_tokens: int) -> None:
         """See SchedulerHalf.allocated."""
@@ -351,6 +339,15 @@ class ConnectorCalls:
             return None, None
         nobody: set[str] = set()
         return None, self._of_worker("ended loads", nobody, lambda half: half.take_finished()) or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> object:
+        """As `get_finished`, with the requests whose loads have failed; vLLM computes all of their tokens."""
+        from vllm.distributed.kv_transfer.kv_connector.v1 import base  # the engine that asks for it
+
+        _, received = self.get_finished(finished_req_ids)
+        nobody: set[str] = set()
+        failed = nobody if self._is_quiet else self._of_worker("failed loads", nobody, lambda half: half.take_failed())
+        return base.KVConnectorTransferResults(finished_recving=received or nobody, failed_recving=failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """See WorkerHalf.take_bad_blocks."""

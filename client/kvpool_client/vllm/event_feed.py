@@ -41,6 +41,18 @@ ORPHANS_MAX = 1 << 16
 MakeEvent = Callable[[str, Mapping[str, object]], object]
 
 
+def maker_of(events: object) -> MakeEvent:
+    """What builds the events of vLLM's module of them, with the fields that this release has."""
+
+    def make(name: str, fields: Mapping[str, object]) -> object:
+        kind = getattr(events, name)
+        known = getattr(kind, "__struct_fields__", fields)
+        event: object = kind(**{field: value for field, value in fields.items() if field in known})
+        return event
+
+    return make
+
+
 class EventFeed:
     """See the module. `pool` is the feed's own, and closed by its thread."""
 

@@ -13,15 +13,16 @@ from kvpool.types import TokenRange
 class LoadOrder:
     """Load leased chunks `first_chunk` up to `chunks` into blocks.
 
-    `tickets`: one for each rank that holds the same KV, each claimed once on every shard; none: report the blocks as failed.
-    `block_ids`: the blocks of those chunks, −1 where a block is not to be written. `tiers`: the level of each chunk.
+    `tickets`: see `Ranks`; none: report the blocks as failed.
+    `block_ids`: by part of the engine (see `parts`) the blocks of those chunks, of one that is not full those of the last
+    chunks, −1 where a block is not to be written. `tiers`: the level of each chunk.
     """
 
     request_id: str
     tickets: tuple[bytes, ...]
     first_chunk: int
     chunks: int
-    block_ids: tuple[int, ...]
+    block_ids: tuple[tuple[int, ...], ...]
     tiers: bytes
     is_async: bool
 
@@ -40,7 +41,8 @@ class SaveRetention:
 class SaveOrder:
     """Save chunks `first_chunk` on, which are whole when this step's forward pass has run.
 
-    `hashes`: the engine's hash for each chunk from the root of the prompt on; `block_ids`: the blocks of the saved ones.
+    `hashes`: the engine's hash for each chunk from the root of the prompt on; `block_ids`: by part of the engine the blocks of
+    the saved ones. `windows`: by part the chunks to save of those that are not full; none in an engine of one full part.
     `tokens`: the token ids of the saved ones, i32, or none where their KV depends on more than those. `lora_name`: the
     adapter's name in events. `retention`: what the request asks for, if anything. `pin`: the number under which their blocks
     are held until every rank has reported that it has ended; 0: they are read by no rank after the step.
@@ -51,7 +53,8 @@ class SaveOrder:
     salt: bytes
     adapter: str
     first_chunk: int
-    block_ids: tuple[int, ...]
+    block_ids: tuple[tuple[int, ...], ...]
+    windows: tuple[tuple[int, ...], ...] = ()
     tokens: bytes = b""
     lora_name: str = ""
     retention: SaveRetention | None = None
@@ -75,9 +78,6 @@ class StepPlan:
     is_idle: bool = False
     node: str = ""
     board: str = ""
-
-
-NO_PLAN = StepPlan(0)
 
 
 NO_PLAN = StepPlan(0)

@@ -18,6 +18,7 @@ MODEL_BYTES_MAX = 300
 SECONDS_MAX = 3600.0
 THREADS_MAX = 64
 SIGHTINGS_WANTED_MAX = 1000
+HEAD_GROUPS_WANTED_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class Settings:
     commit identifies the weights, this name alone does. `save`: "prompt", or "all" with what is generated; a request may choose
     otherwise. `save_after`: store a chunk when so many requests have had it. `events`: publish the pool's chunks in vLLM's own
     stream of KV events. `reset`: the scope of vLLM's reset of the cache: "engine": for itself alone, "node": the model's
-    chunks, for all.
+    chunks, for all. `head_groups`: engines of any tensor-parallel size up to this one, and of any pipeline stages, share
+    chunks; 0: only those of the same sizes do.
     """
 
     socket: str = SERVICE_SOCKET
@@ -50,6 +52,7 @@ class Settings:
     events: bool = False
     model: str = ""
     reset: str = "engine"
+    head_groups: int = 0
 
     @property
     def is_async(self) -> bool:
@@ -104,10 +107,10 @@ def _fault(name: str, value: object) -> str:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         is_right = is_number and (0 < value <= SECONDS_MAX or (lowest_is_in and value == 0))  # type: ignore[operator]  # a number
         return "" if is_right else text + f"seconds above 0 and at most {SECONDS_MAX:.0f}"
-    most = {"chunk_tokens": 1 << 20, "save_after": SIGHTINGS_WANTED_MAX}.get(name, THREADS_MAX)
-    least = 0 if name == "chunk_tokens" else 1
-    is_count = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-    return "" if is_count else text + f"an integer {least}..{most}"
+    most = {"chunk_tokens": 1 << 20, "save_after": SIGHTINGS_WANTED_MAX, "head_groups": HEAD_GROUPS_WANTED_MAX}
+    least = 0 if name in ("chunk_tokens", "head_groups") else 1
+    is_count = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most.get(name, THREADS_MAX)
+    return "" if is_count else text + f"an integer {least}..{most.get(name, THREADS_MAX)}"
 
 
 def _is_path(text: str) -> bool:

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 
 Number = int | float
 
+# vLLM's names for where hits come from, by tier.
+HIT_SOURCES = {"hbm": "DEVICE", "dram": "HOST", "ssd": "DISK", "peer": "P2P", "store": "EXTERNAL_UNSPECIFIED"}
+
 
 class KVPoolStats:
     """Numbers of one interval. Has the methods of vLLM's `KVConnectorStats`. Invariant: no number is negative."""
@@ -90,3 +93,10 @@ def sources_of(tiers: bytes, tokens: int, skipped: int, chunk_tokens: int) -> di
 
 
 LEVEL_NAMES = ("hbm", "dram", "ssd", "peer", "store")
+
+
+def engine_sources(found: Mapping[str, int], tokens: int) -> dict[str, int]:
+    """The tokens of a load by vLLM's names of where hits come from; of an unknown place where they are not all of them."""
+    if sum(found.values()) != tokens:
+        return {"EXTERNAL_UNSPECIFIED": tokens} if tokens else {}
+    return {HIT_SOURCES[name]: count for name, count in found.items()}

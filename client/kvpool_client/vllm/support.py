@@ -29,6 +29,23 @@ TABLE = (
     Entry(
         "tensor parallel", "yes, on one node: each rank stores its shard, a prefix counts as far as every rank has it"
     ),
+    Entry(
+        "engines of other tensor-parallel sizes and pipeline stages",
+        "yes, with `kvpool.head_groups` ([Sizes that share](engines/vllm.md#sizes-that-share)): full attention in the layout "
+        "LBHNC",
+    ),
+    Entry(
+        "`kvpool.head_groups` that do not divide the KV heads, or not the ranks",
+        "no",
+        "uneven_heads",
+        "set kvpool.head_groups to the largest tensor-parallel size that is to share, a divisor of the model's KV heads",
+    ),
+    Entry(
+        "`kvpool.head_groups` where an attention backend has the heads of a token together",
+        "no",
+        "token_major",
+        "choose another backend with --attention-backend, or leave kvpool.head_groups out",
+    ),
     Entry("KV that several ranks hold identically (MLA; fewer KV heads than ranks)", "yes, stored once"),
     Entry(
         "pipeline parallel",
@@ -82,20 +99,21 @@ TABLE = (
         "set kvpool.model to a name that changes whenever the weights do",
     ),
     Entry(
-        "models with several KV cache groups (sliding windows beside full attention, Mamba)",
-        "no",
-        "several_groups",
-        "start vLLM with --disable-hybrid-kv-cache-manager, which helps where all layers are attention; models with Mamba or "
-        "linear attention run without the pool",
+        "sliding windows, beside full attention (Gemma 3, GPT-OSS) or alone",
+        "yes: windows are stored before the ends at which a prompt can go on ([Hybrid models](engines/vllm.md#hybrid-models)); "
+        "loads run between steps; chunks of other nodes are not used",
     ),
     Entry(
-        "the same with `--disable-hybrid-kv-cache-manager`", "yes where vLLM keeps one full-attention group; not tested"
-    ),
-    Entry(
-        "one group that is no full attention (a sliding window alone, chunked local attention)",
+        "Mamba, linear attention, chunked local attention, encoders",
         "no",
         "other_attention",
-        "start vLLM with --disable-sliding-window, which limits prompts to the window; other kinds run without the pool",
+        "serve a model whose layers have full attention or sliding windows; others run without the pool",
+    ),
+    Entry(
+        "sliding windows or several kinds of blocks in an engine of several pipeline stages",
+        "no",
+        "staged_groups",
+        "start vLLM without --pipeline-parallel-size, or with --tensor-parallel-size in its place",
     ),
     Entry(
         "MLA where vLLM computes it without prefix caching (CPUs without AMX)",
@@ -111,7 +129,11 @@ TABLE = (
         "serve a model that brings its KV scales, or start vLLM with --kv-cache-dtype auto",
     ),
     Entry(
-        "blocks that differ from layer to layer, or have gaps",
+        "layers of other shapes in one group (other numbers of heads, a draft model's layers, an indexer's)",
+        "yes, where vLLM shows how its layers lie: a group of the layout for each size of blocks; not tested on vLLM itself",
+    ),
+    Entry(
+        "blocks that have gaps, or differ from layer to layer where vLLM does not show how they lie",
         "no",
         "odd_blocks",
         "choose another backend with --attention-backend, or another --block-size",

@@ -122,7 +122,7 @@ class CacheGroup(Protocol):
 
 
 class CacheConfig(Protocol):
-    """vLLM's `KVCacheConfig`."""
+    """vLLM's `KVCacheConfig`. Later releases have `kv_cache_tensors` too: where each layer's blocks lie."""
 
     num_blocks: int
     kv_cache_groups: list[CacheGroup]

@@ -16,6 +16,7 @@ from kvpool.bench.daemon import MeasuredDaemon, found_daemon, own_daemon
 from kvpool.bench.disk import has_disk
 from kvpool.bench.footprint import bench_footprint, default_capacity
 from kvpool.bench.lookup import bench_lookup
+from kvpool.bench.lookup_attention.steps import bench_sparse
 from kvpool.bench.peer.engine_ways import EngineChoice
 from kvpool.bench.peer.peer import bench_peer
 from kvpool.bench.replay.client import replay_layout
@@ -35,6 +36,7 @@ from kvpool.cli.bench_report import Advance, Report, Row
 from kvpool.cli.kvpoolctl import EXIT_CODES, Options, cli, common_options
 from kvpool.cli.number_range import NumberRange
 from kvpool.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, EXIT_USAGE, fail
+from kvpool.cli.sparse_bench import sparse_choice, sparse_options
 from kvpool.errors import DaemonUnreachable, InvalidArgument, KVPoolError
 from kvpool.sim.traces import Trace, TraceError
 from kvpool.transfer.child.mooncake import INFINIBAND, has_rdma_devices
@@ -169,6 +171,22 @@ def peer(options: Options, rdma_protocol: str | None, rdma_devices: str, quick: 
         fail(f"--rdma-protocol is rdma, and {INFINIBAND} has no device", EXIT_USAGE)
     with _reporting(options, "peer", out) as report:
         _measure_peer(report, EngineChoice(protocol, rdma_devices), is_quick=quick)
+
+
+@bench.command(epilog=_epilog("kvpoolctl bench sparse", "kvpoolctl bench sparse --tokens 64k --threads 1 --paths"))
+@sparse_options
+@bench_options
+def sparse(options: Options, quick: bool, out: str | None, **asked: Any) -> None:
+    """A decoding step by lookup and its parts, against full attention and plain reading of the same KV.
+
+    Summaries first, then recall, attention and the whole step for each number of threads, resident set and budget. KV is made
+    up, in memory of this process; --socket has no meaning here.
+    """
+    if options.socket is not None:
+        fail("sparse uses no daemon: leave --socket out", EXIT_USAGE)
+    with _reporting(options, "sparse", out) as report:
+        bench_sparse(sparse_choice(asked, is_quick=quick), report.measure, report.note)
+        report.note("{processor}, {cores} cores, load average {load_average_before} before".format(**report.machine))
 
 
 path_option = click.option(

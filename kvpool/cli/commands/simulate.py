@@ -19,6 +19,7 @@ from kvpool.cli.kvpoolctl import Options, cli, common_options, epilog
 from kvpool.cli.machine import describe_machine
 from kvpool.cli.number_range import NumberRange
 from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_table
+from kvpool.cli.simulation.group_options import GroupOptions, readable_groups
 from kvpool.cli.simulation.node_options import NODE_OPTIONS, NodeOptions, add_options
 from kvpool.cli.simulation.nodes import print_node_rows, simulate_nodes
 from kvpool.cli.simulation.nodes_plot import plot_nodes
@@ -27,7 +28,8 @@ from kvpool.cli.simulation.rows import COLUMNS_MAX, Row, make_row, readable
 from kvpool.cli.simulation.tiers_option import DEFAULT_CAPACITIES, DEFAULT_SSD_RATIO, parse_tiers
 from kvpool.config.path_options import check_writable
 from kvpool.errors import ConfigError, InvalidArgument, KVPoolError
-from kvpool.sim.cells import Cell
+from kvpool.layouts.groups import WINDOW_MAX
+from kvpool.sim.cells import Cell, Outcome
 from kvpool.sim.node import POLICIES
 from kvpool.sim.runner import TAILS, Result, Simulation, Work
 from kvpool.sim.traces import BLOCK_TOKENS, Trace, TraceError
@@ -49,12 +51,19 @@ def simulate_trace(path: str, wanted: SimulateOptions, progress: Progress) -> li
     workload = settings.workload()
     cells = _cells(wanted, workload)
     works: list[Work] = [*cells, *dict.fromkeys(cell.blocks for cell in cells)]
+    works += [wanted.groups.cell(cell.policy, cell.dram_blocks) for cell in cells] if wanted.groups is not None else []
     progress.update(task, description=f"simulate {name}", total=len(works))
     results: dict[Work, Result] = {}
     for work, result in Simulation(settings, workload).run_all(works, wanted.processes):
         results[work] = result
         progress.update(task, advance=1)
-    return [make_row(name, workload, cell, results, share=share) for cell, share in cells.items()]
+    rows = [make_row(name, workload, cell, results, share=share) for cell, share in cells.items()]
+    for cell, row in zip(cells, rows, strict=True):
+        if wanted.groups is not None:
+            outcome = results[wanted.groups.cell(cell.policy, cell.dram_blocks)]
+            assert isinstance(outcome, Outcome)
+            row.update(wanted.groups.columns(outcome, workload.references))
+    return rows
 
 
 def _cells(wanted: SimulateOptions, workload: Workload) -> dict[Cell, float]:
@@ -78,6 +87,10 @@ def _print_rows(rows: list[Row], block_bytes: int) -> None:
         f"{first['unique_blocks']} unique blocks of {format_size(block_bytes)}"
     )
     print_table(title, [readable(row, block_bytes) for row in rows], columns_max=COLUMNS_MAX)
+    if "full_share" in first:
+        shown = [{**_place_of(row, block_bytes), **readable_groups(row)} for row in rows]
+        what = f"{100 * first['full_share']:.3g} % of the layers full, the others with a window of {first['window_tokens']}"
+        print_table(f"{what} tokens", shown, columns_max=COLUMNS_MAX)
     for policy in dict.fromkeys(row["policy"] for row in rows):
         shares = [row["of_belady"] for row in rows if row["policy"] == policy and row["of_belady"] is not None]
         if shares:
@@ -85,11 +98,16 @@ def _print_rows(rows: list[Row], block_bytes: int) -> None:
             click.echo(f"{policy}: {score:.1f} % of the optimum's hits, mean of {len(shares)} capacities")
 
 
+def _place_of(row: Row, block_bytes: int) -> Row:
+    return {"policy": row["policy"], "size": format_size(row["capacity_blocks"] * block_bytes)}
+
+
 @cli.command(
     epilog=epilog(
         "kvpoolctl simulate conversation_trace.jsonl.gz --capacity 1%,2%,5% --png hits.png",
         "kvpoolctl simulate ours.jsonl --capacity 64GiB,128GiB --token-bytes 160KiB --tiers dram,ssd --json",
         "kvpoolctl simulate ours.jsonl --tiers hbm:8GiB,dram:64GiB,ssd:1TiB --policy class-queues",
+        "kvpoolctl simulate ours.jsonl --capacity 64GiB --window 1024 --full-share 0.25",
         "kvpoolctl simulate ours.jsonl --capacity 256GiB --nodes 1,2,4,8,16 --router session-affine,round-robin",
     )
 )
@@ -129,6 +147,13 @@ def _print_rows(rows: list[Row], block_bytes: int) -> None:
     default=TAILS[0],
     help=f"Partial blocks at the ends of prompts: asked for and never stored, stored, or left out (default: {TAILS[0]}).",
 )
+@click.option(
+    "--window",
+    type=click.IntRange(1, WINDOW_MAX),
+    metavar="TOKENS",
+    help="Layers beside the full ones attend to the last TOKENS tokens: compare storing by groups with storing everything.",
+)
+@click.option("--full-share", type=NumberRange(0.0, 1.0), metavar="F", help="Share of the layers that are full.")
 @click.option("--requests", type=click.IntRange(min=1), metavar="N", help="The first N requests alone (default: all).")
 @click.option(
     "--times", metavar="FILE", help="When requests come: a file of bench replay --times (default: the trace's)."
@@ -155,6 +180,8 @@ def simulate(
     policy: str | None,
     token_bytes: str,
     tails: str,
+    window: int | None,
+    full_share: float | None,
     requests: int | None,
     times: str | None,
     overrides: tuple[str, ...],
@@ -184,7 +211,13 @@ def simulate(
         sizes = parse_tiers(tiers, capacity=capacity, ssd_ratio=ssd_ratio, ssd_capacity=ssd_capacity)
         if nodes is not None and sizes.hbm_capacity is not None:
             raise InvalidArgument(f"--tiers {tiers} has hbm, which has no meaning with --nodes")
+        others = {
+            "--nodes": nodes,
+            "--tiers ssd": sizes.ssd_ratio or sizes.ssd_capacity,
+            "--tiers hbm": sizes.hbm_capacity,
+        }
         wanted = SimulateOptions(
+            groups=GroupOptions.parse(window, full_share, **others),
             capacities=sizes.capacities,
             policies=_policies(policy, POLICIES if nodes is None else POLICIES[:1]),
             ssd_ratio=sizes.ssd_ratio,
@@ -204,7 +237,7 @@ def simulate(
         fail(str(error), EXIT_USAGE)
     except KVPoolError as error:
         fail(str(error), EXIT_FAILURE)
-    if any(row["holes"] for row in rows):
+    if any(row["holes"] or row.get("holes_groups") for row in rows):
         fail("the index was found broken: see holes", EXIT_FAILURE)
 
 

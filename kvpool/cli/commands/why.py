@@ -16,6 +16,7 @@ from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_
 from kvpool.key_column import KEY_BYTES, KEY_DIGITS
 from kvpool.keys import root_key
 from kvpool.layout import Layout
+from kvpool.layouts.groups import FULL
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool_client.key_chain import KeyChain
 
@@ -107,12 +108,16 @@ def _rows(connection: BlockingConnection, prompt: _Prompt, model: str, layout: L
     chain = KeyChain(layout.chunk_tokens, lambda: (root,))
     chain.extend(prompt.tokens)
     history = connection.chunk_history([chain[number] for number in range(len(chain))])
-    place = {"rank": layout.rank, "chunk_tokens": layout.chunk_tokens}
+    place: dict[str, Any] = {"rank": layout.rank, "chunk_tokens": layout.chunk_tokens}
+    if layout.group is not None:
+        place["group"] = str(layout.group)
     return [{"chunk": number, **place, **entry, "model": model} for number, entry in enumerate(history)]
 
 
 def _line(row: dict[str, Any]) -> str:
     first = f"chunk {row['chunk']} of {row['chunk_tokens']} tokens, " if "chunk" in row else ""
+    if "group" in row:
+        first = f"{row['group']}, {first}"
     where = f"{first}{row['key'][:16]}"
     if row.get("model"):
         where += f" ({row['model']}" + (f", rank {row['rank']})" if row.get("rank") else ")")
@@ -124,6 +129,8 @@ def _line(row: dict[str, Any]) -> str:
 def _history_line(row: dict[str, Any]) -> str:
     if row["fate"] == "stored":
         return f"stored in {' and '.join(row['tiers'])}, priority {row['priority']}"
+    if row["fate"] == "unknown" and row.get("group", FULL) != FULL:
+        return "not stored, or removed too long ago to be known: windows and states are stored at boundaries only"
     if row["fate"] == "unknown":
         return "never stored, or removed too long ago to be known"
     reason = REASONS.get(row["reason"], row["reason"])

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvpool.cli.simulation.group_options import GroupOptions
 from kvpool.errors import InvalidArgument
 from kvpool.sim.runner import SimulationSettings
 from kvpool.units import format_size, parse_size
@@ -14,7 +15,7 @@ SHARE_MAX = 10.0
 @dataclass(frozen=True, slots=True)
 class SimulateOptions:
     """Options for every trace. `ssd_capacity` is used where it is given, else `ssd_ratio`; 0: no such tier. `hbm_capacity`
-    None: no device memory."""
+    None: no device memory. `groups`: the model has windows."""
 
     capacities: tuple[str, ...]
     policies: tuple[str, ...]
@@ -27,6 +28,7 @@ class SimulateOptions:
     overrides: tuple[str, ...]
     times: str | None = None
     hbm_capacity: str | None = None
+    groups: GroupOptions | None = None
 
     def settings(self, path: str) -> SimulationSettings:
         """What every process needs for a trace."""

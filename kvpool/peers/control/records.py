@@ -12,9 +12,13 @@ from kvpool.keys import DOMAIN_TAG_BYTES as DOMAIN_TAG_BYTES
 MAGIC = b"KVPC"
 # The versions that this node speaks. Which one a connection uses is the owner's choice, the newest that both speak.
 OLDEST_VERSION = 1
-NEWEST_VERSION = 2
+NEWEST_VERSION = 4
 # The first version with Stage, and with AskNear.
 STAGE_VERSION = NEAR_VERSION = 2
+# The first version in which a layout may have summaries.
+SUMMARIES_VERSION = 3
+# The first version in which it may have head groups.
+HEAD_GROUPS_VERSION = 4
 INCARNATION_BYTES = 16
 TICKET_BYTES = 32
 NAME_BYTES_MAX = 256

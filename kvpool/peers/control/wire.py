@@ -70,11 +70,11 @@ def choose_version(hello: r.Hello) -> int:
 
 def check_offer(pull: r.Pull, offer: r.Offer) -> None:
     """Raises WireFault unless the offer is one to this pull."""
-    layers, asked = pull.layout[0], len(KeyColumn(pull.keys)) - pull.first
+    extents, asked = Layout.from_wire(pull.layout).extents, len(KeyColumn(pull.keys)) - pull.first
     if offer.pull != pull.pull or offer.chunks > asked:
         _refuse(f"Offer has {offer.chunks} chunks for pull {offer.pull}, expected at most {asked} for {pull.pull}")
-    if len(offer.checks) not in (0, r.CHECKSUM_BYTES * layers * offer.chunks):
-        _refuse(f"Offer has checks of {len(offer.checks)} bytes for {offer.chunks} chunks of {layers} layers")
+    if len(offer.checks) not in (0, r.CHECKSUM_BYTES * extents * offer.chunks):
+        _refuse(f"Offer has checks of {len(offer.checks)} bytes for {offer.chunks} chunks of {extents} layers")
 
 
 def check_staged(stage: r.Stage, staged: r.Staged) -> None:

@@ -53,7 +53,7 @@ def count_held(directory: Directory, namespaces: Namespaces) -> dict[str, int]:
     holders = [(use.holder, *_bytes_of(use)) for use in directory.holders()]
     by_namespace = []
     for kept in directory.held_namespaces():
-        size = namespaces.by_id(NamespaceId(kept.namespace)).layout.chunk_bytes
+        size = namespaces.by_id(NamespaceId(kept.namespace)).layout.stored_bytes
         by_namespace.append((kept.namespace, kept.writing * size, kept.zombies * size, kept.held * size))
     rows = {
         "held.connections": len(holders),

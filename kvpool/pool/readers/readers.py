@@ -10,7 +10,7 @@ outlive their issuers.
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -19,12 +19,14 @@ import numpy as np
 import kvpool_native
 from kvpool import failpoint
 from kvpool.errors import Refused
-from kvpool.index.leases import ENDED_AT_ONCE, ENDED_COST, HELD_CHUNKS_MAX, Lease, Leases
+from kvpool.index.leases import ENDED_AT_ONCE, ENDED_COST, HELD_CHUNKS_MAX, Lease, Leases, TicketHold
 from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.parts import Step
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
+from kvpool.layout import Layout
 from kvpool.pool.readers.acquire_task import AcquireTask
+from kvpool.pool.readers.group_task import HOLDS_MAX, GroupTask, chains_of
 from kvpool.pool.readers.hold_bounds import PEERS_USER
 from kvpool.tiering.tiering import Tiering
 from kvpool.types import ConnectionId, HoldId, LeaseId
@@ -66,7 +68,7 @@ class Readers:
         self._leases = Leases(ttl_ns)
         self._leases_max = leases_max
         self._on_backlog = on_backlog
-        self._acquiring: WeakSet[AcquireTask] = WeakSet()
+        self._acquiring: WeakSet[AcquireTask | GroupTask] = WeakSet()
         self._ending: deque[HoldId] = deque()
 
     def __repr__(self) -> str:
@@ -122,6 +124,32 @@ class Readers:
         """A lease of what has been taken."""
         return self._grant_acquired(session, acquire_task.chunks, list(acquire_task.take()), now_ns)
 
+    def begin_groups(self, session: EngineSession, keys: list[KeyColumn], chunks: int) -> GroupTask:
+        """A lease of what a hit of `chunks` chunks needs of every group, to be taken in parts. Raises Refused."""
+        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
+        self._check_room(session)
+        holds = len(chains_of(session, chunks)) * len(session.layout.ranks)
+        if holds > HOLDS_MAX:
+            raise Refused(
+                "full", f"{chunks} chunks of this layout's groups need {holds} holds, at most {HOLDS_MAX} are given"
+            )
+        group_task = GroupTask(self._directory, self._tiering, session, keys, chunks=chunks)
+        self._acquiring.add(group_task)
+        return group_task
+
+    def grant_groups(self, session: EngineSession, group_task: GroupTask, now_ns: int) -> Grant:
+        """A lease of what has been taken; nothing unless all of it was."""
+        if not group_task.is_whole():
+            return NOTHING
+        holds, sizes = group_task.take()
+        if self._hit_curve is not None:
+            chains = chains_of(session, group_task.chunks)
+            sizes_of = [one for chain in chains for one in chain.chunk_sizes]
+            self._hit_curve.note_lease(list(zip(holds.values(), sizes_of, strict=True)), now_ns)
+        grant = self._grant(session, group_task.chunks, holds, now_ns, sizes=sizes)
+        failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
+        return grant
+
     def acquire(self, session: EngineSession, keys: KeyColumn, now_ns: int, *, may_wait: bool) -> Grant | None:
         """All parts at once. None where DRAM has no room for all that a lower tier has (and `may_wait`). Raises Refused."""
         acquire_task = self.begin(session, keys)
@@ -142,6 +170,16 @@ class Readers:
             return NOTHING
         return self._grant_acquired(session, held.chunks, held.ids, now_ns)
 
+    def find_row(self, session: EngineSession, lease: Lease, row: int) -> tuple[HoldId, int, Layout] | None:
+        """The hold of a row of a rank's lease, the chunk's index in it, and its layout; None where there is none."""
+        chains, world = chains_of(session, lease.chunks), session.layout.world
+        for number, hold in _of_rank(session.layout.rank, lease.holds, world).items():
+            size = lease.sizes.get(number, lease.chunks)
+            if 0 <= row < size:
+                return hold, row, chains[number // world].layout
+            row -= size
+        return None
+
     def release(self, session: EngineSession, lease: int, now_ns: int) -> None:
         """End a lease; nothing where it had ended before."""
         failpoint.reach("daemon.release.before", failpoint.refused)
@@ -152,21 +190,25 @@ class Readers:
         for lease in leases:
             self._leases.renew(LeaseId(lease), session.connection, now_ns)
 
-    def issue_ticket(self, session: EngineSession, lease_id: int, now_ns: int) -> bytes:
-        """A ticket on a lease, a hold of its own for each rank; empty where the lease has ended or there is no room."""
+    def issue_ticket(self, session: EngineSession, lease_id: int, now_ns: int, *, claims: int = 0) -> bytes:
+        """A ticket on a lease, a hold of its own for each rank; empty where the lease has ended or there is no room. `claims`:
+        how often it may be claimed; 0: once on each rank."""
         failpoint.reach("daemon.ticket.before_issue", failpoint.refused)
         lease = self.find(session, lease_id)
-        if lease is None or not self._leases.has_room_for_ticket(lease.owner, lease.chunks * len(lease.holds)):
+        if lease is None or not self._leases.has_room_for_ticket(lease.owner, lease.held):
             return b""
         self._leases.renew(lease.id, session.connection, now_ns)
-        if self._affordable(TICKETS, session, list(lease.holds.values()), lease.chunks) < lease.chunks:
+        if not self._can_hold(TICKETS, session, lease.holds, lease):
             return b""
         holds = {rank: HoldId(self._directory.duplicate(hold)) for rank, hold in lease.holds.items()}
         self._directory.charge(list(holds.values()), TICKETS)
-        return self._leases.issue_ticket(session.identity, lease.owner, lease.chunks, holds, now_ns=now_ns)
+        return self._leases.issue_ticket(
+            session.identity, lease.owner, lease.chunks, holds, now_ns=now_ns, sizes=lease.sizes, claims=claims
+        )
 
     def claim(self, session: EngineSession, ticket: bytes, now_ns: int) -> Grant:
-        """A lease from a ticket, for the session's rank, once; a scheduler, which has none, ends it. Raises Refused."""
+        """A lease from a ticket, for the session's rank, as often as it may be claimed; a scheduler, which has none, ends it.
+        Raises Refused."""
         failpoint.reach("daemon.ticket.before_claim", failpoint.refused)
         entry = self._leases.find_ticket(ticket)
         rank = session.layout.rank
@@ -175,17 +217,21 @@ class Readers:
         if rank is None:
             self._end_holds(self._leases.end_ticket(ticket), now_ns)
             return NOTHING
-        if rank not in entry.holds:
+        held = _of_rank(rank, entry.holds, session.layout.world)
+        if not held:
             return NOTHING
         self._check_room(session)
-        chunks = entry.chunks
-        held = [entry.holds[rank]]
-        if self._directory.affordable(session.holder, held, [session.own.size_class], chunks) < chunks:
+        if not self._can_hold(session.holder, session, held, entry):
             return NOTHING
-        of_ticket = self._leases.take_from_ticket(ticket, rank)
-        hold = HoldId(self._directory.duplicate(of_ticket))
-        self._directory.release(of_ticket, now_ns)
-        return self._grant(session, chunks, {rank: hold}, now_ns)
+        holds = {number: HoldId(self._directory.duplicate(hold)) for number, hold in held.items()}
+        if entry.claims > 1:
+            entry.claims -= 1
+        else:
+            taken = held if not entry.claims else list(entry.holds)
+            for hold in [self._leases.take_from_ticket(ticket, number) for number in taken]:
+                self._directory.release(hold, now_ns)
+        sizes = {number: size for number, size in entry.sizes.items() if number in held}
+        return self._grant(session, entry.chunks, holds, now_ns, sizes=sizes)
 
     def join_peers(self, holder: ConnectionId) -> None:
         """What sessions of another node lease counts for all other nodes together too, from now on."""
@@ -223,15 +269,60 @@ class Readers:
         failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
         return grant
 
-    def _grant(self, session: EngineSession, chunks: int, holds: dict[int, HoldId], now_ns: int) -> Grant:
-        lease = self._leases.grant(session.connection, chunks, holds, now_ns, least_ttl_ns=session.lease_ttl_ns)
+    def _grant(
+        self,
+        session: EngineSession,
+        chunks: int,
+        holds: dict[int, HoldId],
+        now_ns: int,
+        *,
+        sizes: Mapping[int, int] | None = None,
+    ) -> Grant:
+        lease = self._leases.grant(
+            session.connection, chunks, holds, now_ns, least_ttl_ns=session.lease_ttl_ns, sizes=sizes
+        )
         self._directory.charge(list(holds.values()), session.holder)
+        if session.groups:
+            return self._grant_rows(session, lease)
         rank = session.layout.rank
         if rank is None:
             levels = [np.frombuffer(self._directory.columns(hold).levels, np.uint8) for hold in holds.values()]
             return Grant(lease.id, chunks, b"", b"", np.maximum.reduce(levels).tobytes(), b"")
         columns = self._directory.columns(holds[rank])
         return Grant(lease.id, chunks, columns.offsets, columns.generations, columns.levels, columns.slots)
+
+    def _grant_rows(self, session: EngineSession, lease: Lease) -> Grant:
+        """A lease with the rows of each group; a scheduler's has the levels alone, the worst of the ranks'."""
+        rows = [
+            [self._directory.columns(hold) for hold in _of_rank(rank, lease.holds, session.layout.world).values()]
+            for rank in session.layout.ranks
+        ]
+        levels = [np.frombuffer(b"".join(one.levels for one in columns), np.uint8) for columns in rows]
+        if session.layout.rank is None:
+            return Grant(lease.id, lease.chunks, b"", b"", np.maximum.reduce(levels).tobytes(), b"")
+        (columns,) = rows
+        return Grant(
+            lease.id,
+            lease.chunks,
+            b"".join(one.offsets for one in columns),
+            b"".join(one.generations for one in columns),
+            levels[0].tobytes(),
+            b"".join(one.slots for one in columns),
+        )
+
+    def _can_hold(
+        self, holder: int, session: EngineSession, holds: Mapping[int, HoldId], of: Lease | TicketHold
+    ) -> bool:
+        """Whether a holder may have these holds of a lease or ticket too."""
+        chains, world = chains_of(session, of.chunks), session.layout.world
+        by_size: dict[int, list[tuple[int, int]]] = {}
+        for number, hold in holds.items():
+            size_class = chains[number // world].namespaces[number % world].size_class
+            by_size.setdefault(of.sizes.get(number, of.chunks), []).append((hold, size_class))
+        return all(
+            self._directory.affordable(holder, [hold for hold, _ in these], [one for _, one in these], size) >= size
+            for size, these in by_size.items()
+        )
 
     def _affordable(self, holder: int, session: EngineSession, holds: Sequence[int], chunks: int) -> int:
         return self._directory.affordable(holder, holds, session.size_classes, chunks)
@@ -253,3 +344,8 @@ class Readers:
             raise Refused("full", f"this connection has server.max_leases = {self._leases_max} leases")
         if not self._leases.has_room_for(session.connection):
             raise Refused("full", f"this connection's leases and tickets hold {HELD_CHUNKS_MAX} chunks or more")
+
+
+def _of_rank(rank: int | None, holds: Mapping[int, HoldId], world: int) -> dict[int, HoldId]:
+    """A rank's holds of a lease or ticket, by number, in the order of the lease's rows."""
+    return {number: hold for number, hold in holds.items() if number % world == rank}

@@ -165,6 +165,8 @@ class Publications:
             self._make_due(namespace, key)
 
     def _make_due(self, namespace: NamespaceId, key: bytes) -> None:
+        if self._namespaces.by_id(namespace).layout.group is not None:
+            return  # nobody seeks chunks of groups there
         if key in self._published or key in self._due:
             return
         if len(self._due) >= DUE_MAX:

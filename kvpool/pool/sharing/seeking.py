@@ -22,6 +22,7 @@ class Seeking:
     @verb(sk.Seek, roles=ENGINE)
     async def seek(self, session: EngineSession, request: sk.Seek) -> sk.Sought:
         """How many leading ones of these chunks the store has, on every rank."""
+        session.check_plain()
         ranks = len(session.namespaces)
         keys = columns.keys_of(request.keys, ranks=ranks, keys_max=sk.SEEK_KEYS_MAX)
         if self._store is None or session.is_peer or not request.timeout_s > 0:

@@ -47,7 +47,7 @@ class Sharing:
     def note_lease(self, session: EngineSession, readers: Readers, lease_id: int) -> None:
         """A connection was granted a lease."""
         lease = readers.find(session, lease_id) if self._publications else None
-        if lease is None:
-            return
+        if lease is None or session.groups:
+            return  # chunks of groups are on one node alone
         for one in self._publications:
             one.note_lease([(session.namespaces[rank], hold) for rank, hold in lease.holds.items()])

@@ -10,15 +10,17 @@ CHECKSUM_BYTES = 4
 
 
 class CommitColumns(NamedTuple):
-    """`checksums`: u32 [chunk][layer]; `tokens`: ids of all chunks, or none; `scope`: is stored after those of each."""
+    """`checksums`: u32 [chunk][layer], of parts [chunk][extent of the part]; `tokens`: ids of all chunks, or none; `scope`: is
+    stored after those of each."""
 
     checksums: bytes
     tokens: bytes = b""
     scope: bytes = b""
 
-    def count(self, layout: Layout) -> int:
-        """How many chunks they are about. Raises ProtocolError for columns that do not fit each other."""
-        row = CHECKSUM_BYTES * layout.layers
+    def count(self, layout: Layout, extents: int | None = None) -> int:
+        """How many chunks they are about. `extents`: checksums of each, if not one for each extent. Raises ProtocolError for
+        columns that do not fit each other."""
+        row = CHECKSUM_BYTES * (layout.extents if extents is None else extents)
         chunks, rest = divmod(len(self.checksums), row)
         if rest or not chunks:
             raise ProtocolError(f"checksums have {len(self.checksums)} bytes, expected a multiple of {row}")

@@ -3,9 +3,9 @@
     reserved ──first layer lands──► followed ──commit──► stored
                                        └──abort, deadline──► lost
 
-The last layer of a chunk lands with its commit: nobody has a whole chunk that was not stored. What is followed is not held: a
-save that is given up has its slots back at once, and who follows it sees that in the slot's generation. Without a listener
-nothing is noted. Control thread only.
+The last layer of a chunk's KV, and its summaries, land with its commit: nobody has all KV of a chunk that was not stored. What
+is followed is not held: a save that is given up has its slots back at once, and who follows it sees that in the slot's
+generation. Without a listener nothing is noted. Control thread only.
 
 Invariant: `_saves` has exactly the reservations with chunks that are not committed, made since there is a listener.
 """
@@ -75,10 +75,13 @@ class FollowedSaves:
         save = self._saves.get(reservation.id)
         if save is None or not checksums:
             return
-        chunks, layers = extents.chunks, extents.layers
-        self._directory.land_saved(reservation.id, chunks.start, len(chunks), layers.start, checksums)
-        can_be_followed = layers.start == 0 and reservation.layers > 1
-        if can_be_followed and not save.is_followed and self._listener is not None:
+        chunks, first = extents.chunks, extents.layers.start
+        landing = min(extents.layers.stop, reservation.kv_layers - 1) - first
+        if landing <= 0:
+            return
+        shown = first_columns(checksums, len(extents.layers), landing)
+        self._directory.land_saved(reservation.id, chunks.start, len(chunks), first, shown)
+        if first == 0 and not save.is_followed and self._listener is not None:
             save.is_followed = True
             self._listener.note_save(save.keys)
 
@@ -102,6 +105,14 @@ class FollowedSaves:
         """Broken invariants, one line each."""
         unknown = set(self._saves) - reservations
         return [f"followed saves: {len(unknown)} of no reservation"] if unknown else []
+
+
+def first_columns(checksums: bytes, columns: int, wanted: int) -> bytes:
+    """Of checksums [chunk][layer] with so many columns, the first `wanted`."""
+    if wanted == columns:
+        return checksums
+    row, kept = columns * CHECKSUM_BYTES, wanted * CHECKSUM_BYTES
+    return b"".join(checksums[at : at + kept] for at in range(0, len(checksums), row))
 
 
 def extents_of(reservation: Reservation, first_layer: int, checksums: bytes) -> Extents:

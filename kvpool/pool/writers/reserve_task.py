@@ -5,6 +5,8 @@ argument. Invariant: `reservation` is the directory's, or 0 while it holds nothi
 `chunks` keys.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 import kvpool_native
@@ -14,6 +16,20 @@ from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.pool.writers.retention import Retention, RetentionColumns
 from kvpool.types import ReservationId, SaveState
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedSlots:
+    """A reservation as its holder sees it: u8 states, columns of u64 offsets and generations. Id 0: nothing to write.
+
+    `retained`: a `RetainState` for each chunk where the request has retention, else empty.
+    """
+
+    reservation: int
+    states: bytes
+    offsets: bytes
+    generations: bytes
+    retained: bytes
 
 
 class ReserveTask:
@@ -87,7 +103,13 @@ class ReserveTask:
     def _retain(self, first: int, made: kvpool_native.Reserved, now_ns: int) -> bytes:
         end = first + len(made.states)
         wanted = self._wanted.part(first, end)
-        states = np.frombuffer(made.states, np.uint8).copy()
-        # Pending with a slot: on its way here from another tier.
-        states[(states == SaveState.PENDING) & (np.frombuffer(made.generations, "<u8") != 0)] = SaveState.PRESENT
-        return self._retention.of_save(self._own, self.keys[first:end], states.tobytes(), wanted, now_ns=now_ns)
+        states = states_for_retention(made.states, made.generations)
+        return self._retention.of_save(self._own, self.keys[first:end], states, wanted, now_ns=now_ns)
+
+
+def states_for_retention(states: bytes, generations: bytes) -> bytes:
+    """The same states; PRESENT for chunks that are not this save's to write and have a slot."""
+    found = np.frombuffer(states, np.uint8).copy()
+    # Pending with a slot: on its way here from another tier, or another one's part of a chunk is being written.
+    found[(found != SaveState.RESERVED) & (np.frombuffer(generations, "<u8") != 0)] = SaveState.PRESENT
+    return found.tobytes()

@@ -62,12 +62,17 @@ class Retention:
         self._on_retained = on_retained
 
     def retain(self, session: EngineSession, keys: KeyColumn, wanted: RetentionColumns, now_ns: int) -> bytes:
-        """Set the retention of chunks on every rank of the session: a `RetainState` for each, the worst of the ranks'."""
+        """Set the retention of chunks on every rank of the session: a `RetainState` for each, the worst of the ranks'.
+
+        With groups it is that of the full ones: what windows and states have stored of the chunks is retained too.
+        """
         failpoint.reach("daemon.retain.before", failpoint.refused)
         states = []
         for namespace, column in _by_rank(session, keys):
             states.append(self.retain_in(namespace, column, wanted, now_ns))
-        return _worst(states)
+        roles = [namespace.layout.group for namespace in session.namespaces.values()]
+        full = [column for column, role in zip(states, roles, strict=True) if role is None or role.is_full]
+        return _worst(full) if full else _best(states)
 
     def of_save(
         self, namespace: Namespace, keys: KeyColumn, states: bytes, wanted: RetentionColumns, *, now_ns: int
@@ -143,6 +148,11 @@ def keep(
 
 def _by_rank(session: EngineSession, keys: KeyColumn) -> list[tuple[Namespace, KeyColumn]]:
     return list(zip(session.namespaces.values(), keys.by_rank(len(session.namespaces)), strict=True))
+
+
+def _best(states: list[bytes]) -> bytes:
+    best: bytes = np.minimum.reduce([np.frombuffer(column, np.uint8) for column in states]).tobytes()
+    return best
 
 
 def _worst(states: list[bytes]) -> bytes:

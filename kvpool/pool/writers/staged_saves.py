@@ -48,9 +48,9 @@ class StagedSaves:
 
     def check_layout(self, layout: Layout) -> None:
         """Raises LayoutMismatch where not even one layer of a chunk fits staging."""
-        if self.staging_bytes and layout.layer_bytes > self.staging_bytes:
+        if self.staging_bytes and layout.extent_bytes > self.staging_bytes:
             raise LayoutMismatch(
-                f"a layer of a chunk of this layout has {layout.layer_bytes} bytes, "
+                f"a layer of a chunk of this layout has {layout.extent_bytes} bytes, "
                 f"server.staging is {self.staging_bytes}: no chunk can be saved"
             )
 
@@ -70,12 +70,14 @@ class StagedSaves:
         area = self._areas.find(session.connection)
         if area is None:
             raise Refused("staging", "this connection has no staging memory: ask for it first")
-        layout = session.own.layout
-        if not 0 < request.chunks <= m.KEYS_MAX or not 0 < request.layers <= layout.layers:
+        layout = self._writers.layout_of(session, request.reservation)
+        if layout is None:
+            return m.Done()
+        if not 0 < request.chunks <= m.KEYS_MAX or not 0 < request.layers <= layout.extents:
             raise ProtocolError(f"copy of {request.chunks} chunks and {request.layers} layers")
         chunks = range(request.first_chunk, request.first_chunk + request.chunks)
         layers = range(request.first_layer, request.first_layer + request.layers)
-        if not 0 <= request.offset <= area.size - len(chunks) * len(layers) * layout.layer_bytes:
+        if not 0 <= request.offset <= area.size - len(chunks) * len(layers) * layout.extent_bytes:
             raise ProtocolError(
                 f"copy of {len(chunks)} chunks from offset {request.offset} of {area.size} bytes of staging"
             )
@@ -83,8 +85,11 @@ class StagedSaves:
         if begun is None:
             return m.Done()
         reservation, slots = begun
-        targets = tuple(slot + layers.start * layout.layer_bytes for slot in slots)
-        job = StagedCopy(self._arena, targets, area, request.offset, len(layers), layout.layer_bytes)
+        at_once, targets = len(layers), tuple(slot + layers.start * layout.extent_bytes for slot in slots)
+        if reservation.is_part:
+            # Its extents lie apart in the slots, and in staging one behind the other.
+            at_once, targets = 1, self._writers.part_targets(reservation, slots, layers, layout.extent_bytes)
+        job = StagedCopy(self._arena, targets, area, request.offset, at_once, layout.extent_bytes)
         return self._start(job, partial(self._writers.end_copy, reservation, Extents(chunks, layers)))
 
     def drop_owner(self, connection: ConnectionId) -> None:

@@ -8,37 +8,30 @@ Invariant: every reservation in the directory is in `Reservations`, with the sam
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import kvpool_native
 from kvpool import failpoint
-from kvpool.errors import ProtocolError, Refused
+from kvpool.config.config import DramConfig
+from kvpool.errors import InvalidArgument, ProtocolError, Refused
 from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.parts import Step
 from kvpool.index.reservations import Reservation, Reservations
 from kvpool.index.sessions import EngineSession
 from kvpool.index.staged_slots import Extents, StagedSlots
 from kvpool.key_column import KeyColumn
+from kvpool.layout import Layout
+from kvpool.layouts.share import Share
 from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
 from kvpool.pool.writers.ending_reservations import EndingReservations
 from kvpool.pool.writers.followed_saves import FollowedSaves, extents_of
-from kvpool.pool.writers.reserve_task import ReserveTask
+from kvpool.pool.writers.joint_saves import JointSaves
+from kvpool.pool.writers.part_task import PartTask
+from kvpool.pool.writers.reserve_task import ReservedSlots, ReserveTask
 from kvpool.pool.writers.retention import NO_RETENTION, Retention, RetentionColumns
 from kvpool.types import ConnectionId, ReservationId, SaveState
 
-
-@dataclass(frozen=True, slots=True)
-class ReservedSlots:
-    """A reservation as its holder sees it: u8 states, columns of u64 offsets and generations. Id 0: nothing to write.
-
-    `retained`: a `RetainState` for each chunk where the request has retention, else empty.
-    """
-
-    reservation: int
-    states: bytes
-    offsets: bytes
-    generations: bytes
-    retained: bytes
+# A save of a layout with groups has one for each chunk of its windows: so many of them count as one.
+RESERVATIONS_OF_A_SAVE = 64
 
 
 class Writers:
@@ -53,9 +46,11 @@ class Writers:
         ttl_ns: int,
         reservations_max: int,
         is_staged: bool = False,
+        dram: DramConfig | None = None,
         on_backlog: Callable[[], None] | None = None,
     ) -> None:
-        """`retention`: sets that of the chunks that a save names. `on_backlog`: see `EndingReservations`.
+        """`retention`: sets that of the chunks that a save names. `dram`: of which joint saves may have a part.
+        `on_backlog`: see `EndingReservations`.
 
         `is_staged`: clients write staging memory, the daemon copies from there.
         """
@@ -65,6 +60,9 @@ class Writers:
         self._reservations = Reservations(ttl_ns)
         self._reservations_max = reservations_max
         self._ending_reservations = EndingReservations(directory, on_backlog)
+        self.joint_saves = JointSaves(
+            directory, self._ending_reservations, ttl_ns=ttl_ns, dram=dram, on_backlog=on_backlog
+        )
         self._is_staged = is_staged
         self.followed = FollowedSaves(directory)
         self.on_overdue: Callable[[ConnectionId], None] = lambda _connection: (
@@ -78,30 +76,90 @@ class Writers:
     def change_ttl(self, ttl_ns: int) -> None:
         """Change the time to live of reservations made from now on."""
         self._reservations.change_ttl(ttl_ns)
+        self.joint_saves.change_ttl(ttl_ns)
 
     @property
     def reservations(self) -> int:
         """Reservations under way, with expired ones whose writer has not acknowledged the loss."""
         return len(self._reservations)
 
+    @property
+    def have_deadlines(self) -> bool:
+        """Whether something may expire."""
+        return len(self._reservations) > 0 or len(self.joint_saves) > 0
+
     def stats(self) -> dict[str, int]:
         """Counters, by name."""
-        return {"reservations": self.reservations, "expired_reservations": self.expired_reservations}
+        counts = {"reservations": self.reservations, "expired_reservations": self.expired_reservations}
+        return counts | self.joint_saves.stats()
 
     @property
     def has_backlog(self) -> bool:
         """Whether `go_on` has more to end than it ends at once."""
-        return self._ending_reservations.are_left
+        return self._ending_reservations.are_left or self.joint_saves.has_backlog
 
     def begin(
         self, session: EngineSession, parent: bytes, keys: KeyColumn, wanted: RetentionColumns = NO_RETENTION
     ) -> ReserveTask:
         """Slots for new chunks, to be reserved in parts, and with what they are retained. Raises Refused."""
-        if self._reservations.count_of(session.connection) >= self._reservations_max:
+        self._check_room(session)
+        return ReserveTask(self._directory, self._retention, session, keys, parent=parent, wanted=wanted)
+
+    def begin_part(
+        self,
+        session: EngineSession,
+        share: Share,
+        parent: bytes,
+        keys: KeyColumn,
+        *,
+        wanted: RetentionColumns = NO_RETENTION,
+    ) -> PartTask:
+        """Extents of a share of new chunks, to be reserved in parts. Raises InvalidArgument for a share that chunks of the
+        layout do not have, Refused."""
+        layout = session.own.layout
+        share.check(layout)
+        if layout.summaries:
+            raise InvalidArgument(
+                "a part of chunks with summaries is saved, expected all of each: summaries are of all layers"
+            )
+        self._check_room(session)
+        part = self.joint_saves.begin(session, share)
+        return PartTask(self.joint_saves, self._retention, session, keys, part=part, parent=parent, wanted=wanted)
+
+    def _check_room(self, session: EngineSession) -> None:
+        most = self._reservations_max * (RESERVATIONS_OF_A_SAVE if session.layout.group is not None else 1)
+        if self._reservations.count_of(session.connection) >= most:
             limit = self._reservations_max
             raise Refused("full", f"this connection has server.max_reservations = {limit} saves under way")
         failpoint.reach("daemon.reserve.before", failpoint.refused)
-        return ReserveTask(self._directory, self._retention, session, keys, parent=parent, wanted=wanted)
+
+    def make_part(self, session: EngineSession, task: PartTask, now_ns: int) -> ReservedSlots:
+        """A reservation of the extents that have been reserved."""
+        states, offsets = bytes(task.states), bytes(task.offsets)
+        reserved = states.count(SaveState.RESERVED)
+        number = ReservationId(0)
+        if not reserved:
+            self.give_up_part(task, now_ns)
+        elif (part := task.take()) is not None:
+            number, extents = part.id, len(part.numbers)
+            staged = StagedSlots(states=states, offsets=offsets, layers=extents) if self._is_staged else None
+            self._reservations.add(
+                number,
+                session.connection,
+                chunks=reserved,
+                layers=extents,
+                kv_layers=extents,
+                now_ns=now_ns,
+                staged=staged,
+                is_part=True,
+            )
+        return ReservedSlots(number, states, offsets, bytes(task.generations), bytes(task.retained))
+
+    def give_up_part(self, task: PartTask, now_ns: int) -> None:
+        """End a part task whose requester is gone."""
+        part = task.take()
+        if part is not None:
+            self.joint_saves.end(part.id, now_ns)
 
     def make(self, session: EngineSession, reserve_task: ReserveTask, now_ns: int) -> ReservedSlots:
         """A reservation of what has been reserved."""
@@ -109,7 +167,7 @@ class Writers:
         reserved = reserve_task.states.count(SaveState.RESERVED)
         states, offsets = bytes(reserve_task.states), bytes(reserve_task.offsets)
         if self._hit_curve is not None:
-            self._hit_curve.note_save(reserve_task.keys, layout.chunk_bytes, now_ns)
+            self._hit_curve.note_save(reserve_task.keys, layout.stored_bytes, now_ns)
         if not reserved:
             self.give_up(reserve_task, now_ns)  # present chunks were only touched
         reservation = reserve_task.take()
@@ -121,9 +179,11 @@ class Writers:
                 reservation,
                 session.connection,
                 chunks=reserved,
-                layers=layout.layers,
+                layers=layout.extents,
+                kv_layers=layout.kv_extents,
                 now_ns=now_ns,
-                staged=StagedSlots(states=states, offsets=offsets, layers=layout.layers) if self._is_staged else None,
+                staged=StagedSlots(states=states, offsets=offsets, layers=layout.extents) if self._is_staged else None,
+                layout=layout if layout.group is not None else None,
             )
         return ReservedSlots(
             reservation, states, offsets, bytes(reserve_task.generations), bytes(reserve_task.retained)
@@ -156,8 +216,12 @@ class Writers:
 
     def check_commit(self, session: EngineSession, reservation_id: int, columns: CommitColumns) -> int:
         """How many chunks a commit is about. Raises ProtocolError for columns that do not fit, or fit no reservation."""
-        count = columns.count(session.own.layout)
         reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
+        layout = session.own.layout
+        is_part = reservation is not None and reservation.is_part
+        count = columns.count(layout, reservation.layers if is_part and reservation is not None else layout.extents)
+        if reservation is not None and reservation.layout not in (None, session.own.layout):
+            raise ProtocolError("commit of a reservation that is of another group")
         if reservation is not None and reservation.committed + count > reservation.chunks:
             raise ProtocolError(f"commit of {reservation.committed + count} chunks, {reservation.chunks} are reserved")
         return count
@@ -186,8 +250,17 @@ class Writers:
     def land(self, session: EngineSession, reservation_id: int, first_layer: int, checksums: bytes) -> None:
         """Layers of all chunks of a save have been copied by its client, for who follows it. Raises ProtocolError."""
         reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
-        if reservation is not None and not reservation.is_expired and reservation.staged is None:
+        if reservation is None or reservation.is_part:
+            return  # of a part nothing can be followed
+        if not reservation.is_expired and reservation.staged is None:
             self.followed.land(reservation, extents_of(reservation, first_layer, checksums), checksums)
+
+    def layout_of(self, session: EngineSession, reservation_id: int) -> Layout | None:
+        """The layout of a reservation's chunks; None where it has ended and the session saves chunks of several groups."""
+        if not session.groups:
+            return session.own.layout
+        reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
+        return reservation.layout if reservation is not None else None
 
     def begin_copy(
         self, session: EngineSession, reservation_id: int, extents: Extents, now_ns: int
@@ -215,6 +288,12 @@ class Writers:
         reservation.copies += 1
         reservation.staged.clear(extents)
         return reservation, reservation.staged.offsets(chunks)
+
+    def part_targets(
+        self, reservation: Reservation, slots: tuple[int, ...], layers: range, extent_bytes: int
+    ) -> tuple[int, ...]:
+        """Where extents of a part lie in these slots, counted among its own."""
+        return tuple(self.joint_saves.offsets(reservation.id, slots, layers, extent_bytes))
 
     def end_copy(self, reservation: Reservation, extents: Extents, checksums: bytes, now_ns: int) -> None:
         """A copy is over; `checksums` of what it stored, u32 [chunk][layer], or none where it failed."""
@@ -244,8 +323,10 @@ class Writers:
         acknowledgement."""
         for reservation in self._reservations.expire(now_ns):
             self.followed.end(reservation)
-            self._ending_reservations.expire(reservation.id, reservation.chunks, now_ns)
+            if not reservation.is_part:
+                self._ending_reservations.expire(reservation.id, reservation.chunks, now_ns)
             self.expired_reservations += 1
+        self.joint_saves.expire(now_ns)
 
     def end_overdue(self, now_ns: int) -> None:
         """End the connections whose writers have not acknowledged long after the deadline. Not from within a request of
@@ -255,14 +336,18 @@ class Writers:
 
     def is_ending(self, reservation_id: int) -> bool:
         """Whether a reservation has ended, and its slots are not free yet."""
-        return self._ending_reservations.is_ending(ReservationId(reservation_id))
+        number = ReservationId(reservation_id)
+        return self._ending_reservations.is_ending(number) or self.joint_saves.is_ending(number)
 
     def go_on_with(self, reservation_id: int, now_ns: int) -> None:
         """End more of one that has ended."""
         self._ending_reservations.go_on_with(ReservationId(reservation_id), now_ns)
+        self.joint_saves.go_on_with(ReservationId(reservation_id), now_ns)
 
     def go_on(self, now_ns: int) -> None:
         """End more of what has ended or expired."""
+        if self.joint_saves.has_backlog:
+            self.joint_saves.go_on(now_ns)
         self._ending_reservations.go_on(now_ns)
 
     def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
@@ -271,29 +356,42 @@ class Writers:
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
-        return self._reservations.verify() + self.followed.verify(self._reservations.ids())
+        ids = self._reservations.ids()
+        return self._reservations.verify() + self.followed.verify(ids) + self.joint_saves.verify(ids)
 
     def _publish(self, reservation: Reservation, columns: CommitColumns, now_ns: int) -> bytes:
         """Publish the next chunks; of slots that the daemon fills, those that were copied whole, with its own checksums."""
         first, staged = reservation.committed, reservation.staged
         checksums = columns.checksums
         if staged is None:
-            return self._directory.commit(reservation.id, first, checksums, now_ns, columns.tokens)
+            return self._store(reservation, columns, now_ns)
         count = len(checksums) // (CHECKSUM_BYTES * reservation.layers)
         # Behind a chunk that is not whole nothing can be found: it would have no parent.
         whole = staged.count_whole(first, checksums)
         states = b""
         if whole:
-            part = columns.part(0, whole, chunks=count)
-            states = self._directory.commit(reservation.id, first, part.checksums, now_ns, part.tokens)
+            states = self._store(reservation, columns.part(0, whole, chunks=count), now_ns)
+        if whole < count and reservation.is_part:
+            self.joint_saves.skip(reservation.id, count - whole, now_ns)
         behind = count - whole - 1
         return states + bytes([SaveState.CHECKSUM] * (whole < count) + [SaveState.NO_PARENT] * max(0, behind))
+
+    def _store(self, reservation: Reservation, columns: CommitColumns, now_ns: int) -> bytes:
+        """Publish the next chunks, or count parts of them as stored."""
+        if reservation.is_part:
+            return self.joint_saves.commit(reservation.id, columns, now_ns)
+        first = reservation.committed
+        return self._directory.commit(reservation.id, first, columns.checksums, now_ns, columns.tokens)
 
     def _end(self, reservation: Reservation, now_ns: int, *, is_asked: bool = True) -> None:
         self.followed.end(reservation)
         if reservation.copies:
             reservation.is_ending = reservation.is_expired = True
-            self._ending_reservations.expire(reservation.id, reservation.chunks, now_ns)
+            if not reservation.is_part:
+                self._ending_reservations.expire(reservation.id, reservation.chunks, now_ns)
             return
         self._reservations.end(reservation)
+        if reservation.is_part:
+            self.joint_saves.end(reservation.id, now_ns, is_asked=is_asked)
+            return
         self._ending_reservations.end(reservation.id, reservation.chunks, now_ns, is_asked=is_asked)

@@ -6,6 +6,7 @@ Requests and answers are as in `messages`; a refused one does not affect the oth
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 
 BATCH_MAX = 256  # requests in one Batch
@@ -29,4 +30,16 @@ class Batched:
     answers: list[Any]
 
 
-BATCHED = frozenset(record.KIND for record in (m.Acquire, m.AcquireLeaves, m.Reserve, m.Commit, m.End))
+BATCHED = frozenset(
+    record.KIND
+    for record in (
+        m.Acquire,
+        m.AcquireLeaves,
+        m.Reserve,
+        m.Commit,
+        m.End,
+        gm.ReserveGroup,
+        gm.CommitGroup,
+        gm.ReserveShare,
+    )
+)

@@ -14,11 +14,13 @@ from kvpool.protocol.records.codec import encode as encode
 from kvpool.protocol.records.codec import values_of as values_of
 
 MAGIC = b"KVPL"
-PROTOCOL_VERSION = 6  # the newest version; see `versions`
+PROTOCOL_VERSION = 10  # the newest version; see `versions`
 KEYS_MAX = 28_000  # with the retention of each they still fit a frame
 LEAF_CHUNKS_MAX = 4096  # chunks, of all ranks, that are leased at once by their leaves
 RETAIN_KEYS_MAX = 4096  # chunks in one Retain, RetainKeys or Demote: each takes time on the control thread
 RENEWALS_MAX = 4096
+CLAIMS_MAX = 1024
+SHARE_KEYS_MAX = 4096  # chunks in one ReserveShare
 COMMIT_BYTES_MAX = 900_000
 RECORDS_MAX = 512
 
@@ -133,10 +135,11 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class IssueTicket:
-    """Ask for a ticket on a lease."""
+    """Ask for a ticket on a lease. `claims`: how often it may be claimed, CLAIMS_MAX at most; 0: once on each rank."""
 
     KIND: ClassVar[int] = 14
     lease: int
+    claims: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +204,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A `SaveState` for each chunk of the Commit: STORED, EXPIRED, NO_PARENT or CHECKSUM."""
+    """A `SaveState` for each chunk of the Commit: STORED, PART, EXPIRED, NO_PARENT or CHECKSUM."""
 
     KIND: ClassVar[int] = 23
     states: bytes

@@ -1,4 +1,4 @@
-"""Operator records: steering a running daemon, its log level and its configuration. See `messages`."""
+"""Operator records: steering a running daemon, its connections, its log level and its configuration. See `messages`."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,3 +17,18 @@ class Reload:
     """Read the configuration again and change what can be changed. Answered by Report, or by Failure with every fault."""
 
     KIND: ClassVar[int] = 71
+
+
+@dataclass(frozen=True, slots=True)
+class AskConnections:
+    """List all connections and what each holds. Answered by Report."""
+
+    KIND: ClassVar[int] = 72
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """End a connection. Answered by Report: whether there was one (`disconnected`)."""
+
+    KIND: ClassVar[int] = 73
+    connection: int

@@ -8,8 +8,8 @@ from typing import Any
 
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.pool.pool import Pool
-from kvpool.protocol.records import connections as cm
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import operator as om
 from kvpool.protocol.verbs import OPERATOR, verb
 from kvpool.server.connections.audit import audited
 from kvpool.server.connections.input_budget import InputBudget
@@ -33,17 +33,17 @@ class ConnectionVerbs:
         self._clock = clock
         self.peer = peer
 
-    @verb(cm.AskConnections, roles=OPERATOR)
-    def list_connections(self, _request: cm.AskConnections) -> m.Report:
+    @verb(om.AskConnections, roles=OPERATOR)
+    def list_connections(self, _request: om.AskConnections) -> m.Report:
         """List all connections, and what each holds."""
         held, now_ns = self._pool.held_by_connection(), self._clock.now_ns()
         rows = [_row(member, held, self._budget, now_ns) for member in self._roster]
         rows.sort(key=lambda row: (-row["held_bytes"], row["id"]))
         return m.Report({"connections": rows[:ROWS_MAX], "left_out": max(0, len(rows) - ROWS_MAX)})
 
-    @verb(cm.Disconnect, roles=OPERATOR)
+    @verb(om.Disconnect, roles=OPERATOR)
     @audited("disconnect", "connection")
-    def disconnect(self, request: cm.Disconnect) -> m.Report:
+    def disconnect(self, request: om.Disconnect) -> m.Report:
         """End a connection, where there is one of that number."""
         member = self._roster.find(ConnectionId(request.connection))
         if member is not None:

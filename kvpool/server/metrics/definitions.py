@@ -18,6 +18,7 @@ from kvpool.server.metrics.metric import counter as _counter
 from kvpool.server.metrics.metric import gauge as _gauge
 from kvpool.server.metrics.peer_definitions import PEER_METRICS
 from kvpool.server.metrics.request_times import BOUNDS_NS
+from kvpool.server.metrics.sparse_definitions import SPARSE_METRICS
 from kvpool.server.metrics.store_definitions import STORE_METRICS
 from kvpool.tiering.admission import DECLINED, Admitted
 from kvpool.types import Level, ModelUsage
@@ -186,11 +187,12 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                  _by_model(lambda c: c.stored_tokens), "tokens", "model"),
         _counter("kvpool_saved_bytes", "Bytes of the chunks committed.",
                  _by_model(lambda c: c.stored_bytes), "bytes", "model"),
-        _counter("kvpool_usage_reports", "Reports that clients sent of their lookups and loads.",
+        _counter("kvpool_usage_reports", "Reports that clients sent of their lookups, loads and recalls.",
                  lambda now: now.pool.failures.usage_reports),
         _counter("kvpool_usage_clamped_values", "Values in such reports that were implausibly large, and were cut.",
                  lambda now: now.pool.failures.clamped_values),
     ),
+    "Compute by lookup (of models that use it)": SPARSE_METRICS,
     "Chunks": (
         _gauge("kvpool_chunks", "Chunks that can be loaded.", _directory("chunks"), "chunks"),
         _gauge("kvpool_writing_chunks", "Chunks reserved and not yet committed.", _directory("writing"), "chunks"),
@@ -241,6 +243,13 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                _index("staging_bytes"), "bytes"),
         _counter("kvpool_expired_reservations", "Saves that took too long.",
                  _index("expired_reservations"), "reservations"),
+        _gauge("kvpool_joint_chunks", "Chunks of joint saves that lack the part of a rank, and those behind such a chunk.",
+               _index("joint_chunks"), "chunks"),
+        _gauge("kvpool_joint_bytes", "Memory of those chunks' slots; a half of DRAM at most.", _index("joint_bytes"), "bytes"),
+        _counter("kvpool_joint_stored_chunks", "Chunks of joint saves that every part was stored of.",
+                 _index("joint_stored_chunks"), "chunks"),
+        _counter("kvpool_joint_expired_chunks", "Chunks of joint saves of which a part never came, or came too late.",
+                 _index("joint_expired_chunks"), "chunks"),
         _gauge("kvpool_namespaces", "Models and layouts, by rank, seen since the start.",
                _index("namespaces"), "namespaces"),
     ),
@@ -285,6 +294,9 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _counter("kvpool_ssd_declined_chunks", "Chunks evicted from DRAM and not written to it: too unlikely to "
                  "be used again, used once, no budget, written before and not used since, not written in time.",
                  _ssd_by(**{reason: f"ssd.declined_{reason}" for reason in DECLINED}), "chunks", "reason"),
+        _counter("kvpool_ssd_set_aside_chunks", "Chunks of earlier daemons that were not restored: their slots fit no layout "
+                 "now.",
+                 _ssd("ssd.set_aside_chunks"), "chunks"),
         _counter("kvpool_ssd_lost_chunks", "Chunks dropped because a failed sync had covered them.",
                  _ssd("ssd.lost_chunks"), "chunks"),
         _counter("kvpool_ssd_checkpoints", "Checkpoints of the catalogue.", _ssd("ssd.checkpoints")),

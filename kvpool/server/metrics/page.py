@@ -43,7 +43,8 @@ Lookups and loads happen inside engines without a request, but for lookups that 
 what a client did in the last second before it was killed is missing. Reports are another process's word: what cannot be
 is cut and counted as such, and all of it counts for the reporting connection's own model. At most 64 models are counted
 separately; later ones count as `other`. With several ranks, each rank counts its own chunks; a scheduler's lookup counts once,
-with the bytes of all ranks.
+with the bytes of all ranks. Sparse sequences add what they did to their client's reports at the first step after each, and when
+they close.
 """
 
 TAIL = f"""\

@@ -268,7 +268,7 @@ class Offers:
         behind = keys[leased.chunks :] if here == leased.chunks and self._has_thread_for_saves else keys[:0]
         saved = self._pool.chains.writers.followed.find(session, keys[here - 1] if here else b"", behind)
         layout = session.own.layout
-        end = min(here + len(saved.offsets) // _WORD, pull.first + r.offered_chunks_max(layout.layers))
+        end = min(here + len(saved.offsets) // _WORD, pull.first + r.offered_chunks_max(layout.extents))
         chunks = end - pull.first
         if chunks <= 0:
             self._end_lease(session, leased.lease)
@@ -282,13 +282,13 @@ class Offers:
         ticket = os.urandom(r.TICKET_BYTES)
         # A stream that waits for an engine's layers is given one thread, not several.
         connections = 1 if saved.offsets else min(self._settings.connections, chunks)
-        layer_bytes = layout.chunk_bytes // layout.layers
+        layer_bytes = layout.extent_bytes
         timeout_s = max(0.001, min(deadline.remaining_s(), session.lease_ttl_ns / 1e9 / 2))
         number, refusal = self._server.offer(
             ticket,
             self._index,
             *columns,
-            layers=layout.layers,
+            layers=layout.extents,
             layer_bytes=layer_bytes,
             connections=connections,
             peer=connection.peer.number,
@@ -302,7 +302,7 @@ class Offers:
         self._offered[number] = _Offered(puller.number, pull.pull, ticket, session, leased.lease, unleased)
         connection.peer.offers += 1
         connection.offered[pull.pull] = number
-        offered = OfferedChunks(columns, layout.layers, layer_bytes)
+        offered = OfferedChunks(columns, layout.extents, layer_bytes)
         checks = self._checks_of(offered)
         if self._parts is not None:
             self._parts.add(number, connection.name, offered, checks)

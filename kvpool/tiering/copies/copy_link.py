@@ -314,7 +314,7 @@ class CopyLink:
         """Commit the leading copies of a part in the tier's directory, so that they are found there."""
         if not part.ready or not self.tier.can_copy:
             return
-        layers, slots = part.prefix.namespace.layout.layers, part.moves.slots[: part.ready]
+        layers, slots = part.prefix.namespace.layout.extents, part.moves.slots[: part.ready]
         checksums = np.array(
             [[self._index.checksum_at(slot, layer) for layer in range(layers)] for slot in slots], "<u4"
         )

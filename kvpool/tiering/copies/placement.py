@@ -29,7 +29,7 @@ class LeasedPrefix:
     @property
     def chunk_bytes(self) -> int:
         """Bytes of one of its chunks."""
-        return self.namespace.layout.chunk_bytes
+        return self.namespace.layout.stored_bytes
 
     @property
     def left(self) -> int:

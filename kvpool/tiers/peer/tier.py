@@ -20,6 +20,7 @@ from kvpool.errors import KVPoolError, PeerUnreachable
 from kvpool.index.namespaces import Namespace
 from kvpool.index.remote_chunks import NodeName, RemoteChunks
 from kvpool.key_column import KeyColumn
+from kvpool.layout import Layout
 from kvpool.peers.asking import Asking, share_of
 from kvpool.peers.back_off import Uniform
 from kvpool.peers.circuit_breaker import BreakerState, Permit
@@ -149,7 +150,7 @@ class PeerTier:
         if self._is_closed or len(keys) <= first:
             return RemoteRun(first)
         run = self._chunks.find(keys, first, _Silent(self), namespace=namespace.id, now_ns=self._clock.now_ns())
-        return RemoteRun(first + min(run.chunks, r.offered_chunks_max(namespace.layout.layers)), run.node)
+        return RemoteRun(first + min(run.chunks, r.offered_chunks_max(namespace.layout.extents)), run.node)
 
     def find_at(self, asker: Asker, keys: KeyColumn, first: int) -> RemoteRun:
         """See `RemoteTier`."""
@@ -175,6 +176,8 @@ class PeerTier:
         chain = len(order.before) + len(moves)
         if self._is_closed or link is None or chain > r.PULL_KEYS_MAX or not self._has_room_for(order.asker):
             return NOT_STARTED
+        if (link.life.version if link.life is not None else r.OLDEST_VERSION) < _oldest_version_for(namespace.layout):
+            return NOT_STARTED  # the node could not read the request, and has no such chunks
         record = self.nodes.of(order.run.node)
         permit = record.breaker.ask()
         if permit is None:
@@ -240,7 +243,7 @@ class PeerTier:
 
     async def _ask(self, pull: Pull, link: PeerLink, permit: Permit, *, before: KeyColumn) -> None:
         """Ask for the chunks of a pull, and begin to receive what is offered."""
-        record, size = self.nodes.of(pull.node), len(pull.moves) * pull.layout.chunk_bytes
+        record, size = self.nodes.of(pull.node), len(pull.moves) * pull.layout.stored_bytes
         timeout_s = self._settings.timeout_s(size)
         keys = before.packed + KeyColumn.of(pull.moves.keys).packed
         deadline_ms = int((self._settings.answer_s + timeout_s) * 1000)
@@ -299,8 +302,8 @@ class PeerTier:
             offer=offer,
             address=address,
             into=Region(*pull.columns(offer.chunks)),
-            layers=pull.layout.layers,
-            layer_bytes=pull.layout.chunk_bytes // pull.layout.layers,
+            layers=pull.layout.extents,
+            layer_bytes=pull.layout.extent_bytes,
             stall_s=self._settings.stall_s,
             timeout_s=timeout_s,
         )
@@ -372,9 +375,16 @@ class PeerTier:
             pull.is_broken |= one.fault in BROKEN and not is_not_there_yet
             if outcome is Outcome.BAD_SOURCE or (is_not_there_yet and not pull.fault):
                 self._decline(pull, one.chunk)
-            size = pull.layout.chunk_bytes if outcome is Outcome.DONE else 0
+            size = pull.layout.stored_bytes if outcome is Outcome.DONE else 0
             self._read_bytes += size
             pull.received_bytes += size
             pull.fault = pull.fault or one.fault
             self._pulls.report(pull, Finished(pull.job, one.chunk, outcome, one.fault))
         self._owner.on_completed()
+
+
+def _oldest_version_for(layout: Layout) -> int:
+    """The oldest version in which a node can read a request for chunks of this layout; none of an earlier one has any."""
+    if layout.head_groups != 1:
+        return r.HEAD_GROUPS_VERSION
+    return r.SUMMARIES_VERSION if layout.summaries else r.OLDEST_VERSION

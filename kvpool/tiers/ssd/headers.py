@@ -1,8 +1,8 @@
 """SSD headers: reads token ids and scopes from the headers of slots, for chunks that only the disk has.
 
-Snapshots of events need them and can wait; no engine waits for them. Headers are read one page at a time, so that they never
-take more of the disk than one read, and past the page cache if the tier's I/O is. A header certifies itself: if the slot was
-used again meanwhile, the header is another chunk's, and the answer is empty.
+Snapshots of events need them and can wait; no engine waits for them. Headers are read one at a time, of which few have more
+than a page, so that they never take more of the disk than one read, and past the page cache if the tier's I/O is. A header
+certifies itself: if the slot was used again meanwhile, the header is another chunk's, and the answer is empty.
 
 Threads: `ask` from any thread, and it never waits. The thread `kvpool-headers` reads; it starts at the first request and has no
 other work, so that a disk that hangs blocks no other thread. Bounds: QUESTIONS_MAX requests wait; a further one is answered
@@ -23,6 +23,7 @@ import kvpool_native
 from kvpool.tiers.ssd.plan import SsdPlan, segment_name
 
 PAGE_BYTES = kvpool_native.SSD_HEADER_BYTES
+HEADER_BYTES_MAX = kvpool_native.ssd_header_bytes(kvpool_native.SSD_LAYERS_MAX)
 QUESTIONS_MAX = 16
 THREAD_NAME = "kvpool-headers"
 
@@ -104,7 +105,7 @@ class SsdHeaders:
         """Read headers in the order of their offsets on disk; those of a file that cannot be read are empty."""
         found = [b""] * len(places)
         order = sorted(range(len(places)), key=lambda number: places[number].offset)
-        with mmap.mmap(-1, PAGE_BYTES) as buffer, contextlib.ExitStack() as files:
+        with mmap.mmap(-1, HEADER_BYTES_MAX) as buffer, contextlib.ExitStack() as files:
             number, fd = -1, -1
             for at in order:
                 segment, offset = divmod(places[at].offset, self._plan.segment_bytes)
@@ -133,11 +134,18 @@ class SsdHeaders:
 
     def _words_of(self, place: SlotAddress, fd: int, offset: int, buffer: mmap.mmap) -> bytes:
         page = b""
-        with contextlib.suppress(OSError), memoryview(buffer) as view:  # the tier's own I/O notices a failing disk
-            page = bytes(view[: os.preadv(fd, [view], offset)])
-        header = kvpool_native.decode_ssd_header(page) if len(page) == PAGE_BYTES else None
+        with contextlib.suppress(OSError):  # the tier's own I/O notices a failing disk
+            page = _read(fd, offset, buffer, PAGE_BYTES)
+            size = kvpool_native.ssd_header_length(page) if len(page) == PAGE_BYTES else 0
+            page = _read(fd, offset, buffer, size) if size > PAGE_BYTES else page
+        header = kvpool_native.decode_ssd_header(page) if len(page) >= PAGE_BYTES else None
         if header is None:
             return b""
         found = (header.epoch, header.key, header.namespace, header.generation)
         is_asked = found == (self.epoch, place.key, place.namespace, place.generation)
         return header.tokens if is_asked else b""
+
+
+def _read(fd: int, at: int, buffer: mmap.mmap, size: int) -> bytes:
+    with memoryview(buffer)[:size] as view:
+        return bytes(view[: os.preadv(fd, [view], at)])

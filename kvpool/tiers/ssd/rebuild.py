@@ -4,7 +4,7 @@ Each segment is walked from its start. A valid header has its slot's length, and
 next page that begins like a header is searched for. Ranges that were never written are skipped. Chunks that were evicted are
 found too, which is harmless: their bytes are right, and the newest slot of a key counts.
 
-Reads one page for each chunk, several segments at a time. Blocks: for an executor.
+Reads the header of each chunk, several segments at a time. Blocks: for an executor.
 """
 
 import logging
@@ -121,8 +121,8 @@ def _walk(file: Path, base: int, epoch: bytes, numbers: dict[bytes, int]) -> lis
         with mmap.mmap(-1, BLOCK_BYTES) as buffer:
             at = _next_header(fd, 0, size, buffer)
             while at is not None:
-                page = _read(fd, at, buffer, PAGE_BYTES)
-                slot = _slot_of(page, base + at, epoch, numbers) if len(page) == PAGE_BYTES else None
+                header = _read_header(fd, at, buffer)
+                slot = _slot_of(header, base + at, epoch, numbers) if header else None
                 if slot is not None:
                     found.append(slot)
                 following = at + PAGE_BYTES if slot is None else slot.end - base
@@ -130,6 +130,14 @@ def _walk(file: Path, base: int, epoch: bytes, numbers: dict[bytes, int]) -> lis
     finally:
         os.close(fd)
     return found
+
+
+def _read_header(fd: int, at: int, buffer: mmap.mmap) -> bytes:
+    """The header that begins at a page; empty where the file ends before it does."""
+    page = _read(fd, at, buffer, PAGE_BYTES)
+    size = kvpool_native.ssd_header_length(page) if len(page) == PAGE_BYTES else 0
+    header = _read(fd, at, buffer, size) if size > PAGE_BYTES else page
+    return header if size and len(header) == size else b""
 
 
 def _slot_of(page: bytes, offset: int, epoch: bytes, numbers: dict[bytes, int]) -> _Slot | None:
@@ -148,8 +156,8 @@ def _slot_of(page: bytes, offset: int, epoch: bytes, numbers: dict[bytes, int]) 
         layers=header.layers,
         namespace=numbers[header.namespace],
     )
-    pages = -(-header.layer_bytes * header.layers // PAGE_BYTES) + 1
-    return _Slot(row, header.namespace, offset + pages * PAGE_BYTES)
+    pages = -(-header.layer_bytes * header.layers // PAGE_BYTES)
+    return _Slot(row, header.namespace, offset + len(page) + pages * PAGE_BYTES)
 
 
 def _next_header(fd: int, at: int, size: int, buffer: mmap.mmap) -> int | None:

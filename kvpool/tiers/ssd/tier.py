@@ -86,7 +86,7 @@ class SsdTier:
                 plan.segment_bytes,
                 plan.segments,
                 plan.max_chunks,
-                header_bytes=kvpool_native.SSD_HEADER_BYTES,
+                header_bytes=kvpool_native.ssd_header_bytes,
                 layers_max=kvpool_native.SSD_LAYERS_MAX,
             ),
         )
@@ -276,7 +276,7 @@ class SsdTier:
         return {
             "ssd.state": self.state.name.lower(),
             "ssd.reason": self.state_reason,
-            "ssd.restored_chunks": self._book.restored_chunks,
+            **self._book.stats(),
             "ssd.lost_chunks": self._lost_chunks,
             "ssd.io_errors": self._io_errors,
             "ssd.unanswered_s": round(self._disk.unanswered_s, 3),
@@ -397,4 +397,4 @@ def _fingerprint(namespace: Namespace) -> bytes:
 
 def _geometry(namespace: Namespace) -> Geometry:
     layout = namespace.layout
-    return _fingerprint(namespace), layout.layers, layout.chunk_bytes // layout.layers
+    return _fingerprint(namespace), layout.extents, layout.extent_bytes

@@ -1,7 +1,7 @@
 """Objects of the shared store: the name and the value of a chunk.
 
     name  := "kvpool/1/" namespace (16 hex digits) "/" key (64 hex digits)
-    value := header (one page, as of a slot on disk: docs/ssd-format.md) chunk (its layers one after another)
+    value := header (as of a slot on disk: docs/ssd-format.md) chunk (its layers one after another)
 
 Everybody who reaches the store can put anything under any name, so a value counts only where its header is this chunk's and
 every layer's checksum fits. Nothing here leaves out a comparison. Pure functions; any thread.
@@ -11,7 +11,6 @@ import kvpool_native
 from kvpool.index.namespaces import Namespace
 from kvpool.keys import namespace_fingerprint
 
-HEADER_BYTES = kvpool_native.SSD_HEADER_BYTES
 # In the place of a pool's epoch: the chunks of a store belong to no set of segment files.
 EPOCH = b"kvpool store 1\0\0"
 _PREFIX = "kvpool/1/"
@@ -21,16 +20,17 @@ _NAMESPACE_DIGITS = 16
 class ObjectForm:
     """The objects of one namespace's chunks."""
 
-    __slots__ = ("_fingerprint", "_prefix", "layer_bytes", "layers", "namespace", "object_bytes")
+    __slots__ = ("_fingerprint", "_prefix", "header_bytes", "layer_bytes", "layers", "namespace", "object_bytes")
 
     def __init__(self, namespace: Namespace) -> None:
         self.namespace = namespace
         layout = namespace.layout
         self._fingerprint = namespace_fingerprint(namespace.model, layout)
         self._prefix = f"{_PREFIX}{self._fingerprint.hex()[:_NAMESPACE_DIGITS]}/"
-        self.layers = layout.layers
-        self.layer_bytes = layout.chunk_bytes // layout.layers
-        self.object_bytes = HEADER_BYTES + layout.chunk_bytes
+        self.layers = layout.extents
+        self.layer_bytes = layout.extent_bytes
+        self.header_bytes = kvpool_native.ssd_header_bytes(layout.extents)
+        self.object_bytes = self.header_bytes + layout.stored_bytes
 
     def name_of(self, key: bytes) -> str:
         """The name of a chunk's object."""

@@ -13,6 +13,7 @@ life that it is from.
 """
 
 import asyncio
+import mmap
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ import kvpool_native
 from kvpool.peers.circuit_breaker import Permit
 from kvpool.tiers.base import ArenaMemory, Moves, Outcome
 from kvpool.tiers.store import wire
-from kvpool.tiers.store.objects import HEADER_BYTES, ObjectForm
+from kvpool.tiers.store.objects import ObjectForm
 from kvpool.transfer.child.process import ChildProcess, Codes
 from kvpool.transfer.ranges import Ranges
 
@@ -101,7 +102,7 @@ class Transfers:
         self._index = kvpool_native.IndexView(memory.index)
         self._landings = kvpool_native.LandingBoard(memory.index)
         self._process = process
-        self._half = buffer_bytes // 2 // HEADER_BYTES * HEADER_BYTES
+        self._half = buffer_bytes // 2 // mmap.PAGESIZE * mmap.PAGESIZE
         self._threads = ThreadPoolExecutor(threads, "kvpool-store")
         self._on_codes = on_codes
         self._on_late = on_late
@@ -257,12 +258,12 @@ class Transfers:
     def _fetch_one(self, place: _Place) -> bool:
         """Copy an object's layers into the slot and announce them, if they are this chunk's. On a thread."""
         form, moves, chunk = place.transfer.form, place.transfer.moves, place.chunk
-        page = place.memory.view()[place.offset : place.offset + HEADER_BYTES].tobytes()
+        page = place.memory.view()[place.offset : place.offset + form.header_bytes].tobytes()
         expected = form.checksums_in(page, moves.keys[chunk])
         if not expected:
             return False
         target = np.array([moves.arena_offsets[chunk]], "<u8").tobytes()
-        source = place.offset + HEADER_BYTES
+        source = place.offset + form.header_bytes
         found = kvpool_native.copy_extents(self._arena, target, place.memory, source, form.layers, form.layer_bytes)
         if found != expected:
             return False
@@ -272,7 +273,7 @@ class Transfers:
     def _publish_one(self, place: _Place) -> bool:
         """Copy a chunk with its header into the memory, if it has its checksums. On a thread."""
         form, moves, chunk = place.transfer.form, place.transfer.moves, place.chunk
-        target = np.array([place.offset + HEADER_BYTES], "<u8").tobytes()
+        target = np.array([place.offset + form.header_bytes], "<u8").tobytes()
         found = kvpool_native.copy_extents(
             place.memory, target, self._arena, moves.arena_offsets[chunk], form.layers, form.layer_bytes
         )
@@ -282,7 +283,7 @@ class Transfers:
         if found != expected.tobytes():
             return False
         header = np.frombuffer(form.header_of(moves.keys[chunk], found), np.uint8)
-        place.memory.view()[place.offset : place.offset + HEADER_BYTES] = header
+        place.memory.view()[place.offset : place.offset + form.header_bytes] = header
         return True
 
     def _end(self, place: _Place, outcome: Outcome, fault: str) -> None:

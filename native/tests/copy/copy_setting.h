@@ -73,6 +73,23 @@ class CopySetting {
     return plan;
   }
 
+  // Of some extents, of which each layer fills the first `payload` bytes.
+  [[nodiscard]] LoadPlan load_plan_of(const std::vector<uint32_t>& numbers, uint64_t payload) {
+    LoadPlan plan = load_plan();
+    plan.view = view_of(numbers, payload);
+    plan.layers = static_cast<uint32_t>(numbers.size());
+    plan.layer_bytes = payload;
+    plan.extents = {numbers, layer_bytes};
+    return plan;
+  }
+  [[nodiscard]] CacheView view_of(const std::vector<uint32_t>& numbers, uint64_t payload) {
+    CacheView made{{}, 1, chunks_, payload, 0, layer_bytes};
+    for (const uint32_t number : numbers) {
+      made.layers.push_back(block(0, number));
+    }
+    return made;
+  }
+
   [[nodiscard]] SavePlan save_plan() {
     const LoadPlan plan = load_plan();
     return {plan.view, arena, plan.offsets, plan.block_ids, layers, layer_bytes};

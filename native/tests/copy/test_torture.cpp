@@ -149,6 +149,10 @@ TEST(a_load_that_calls_itself_complete_has_the_bytes_of_its_generations) {
   // On a busy machine one of the two may have to wait for its turn.
   while (!has_lasted(DURATION) || ((complete == 0 || shortened == 0) && !has_lasted(20 * DURATION))) {
     LoadPlan plan = setting.load_plan();
+    const uint32_t first = (complete + shortened) % 2;  // every other load is of the second extent alone
+    if (first == 1) {
+      plan = setting.load_plan_of({1}, setting.layer_bytes);
+    }
     plan.verifies = false;
     for (size_t chunk = 0; chunk < CHUNKS; ++chunk) {
       plan.generations[chunk] = current[chunk];
@@ -160,7 +164,7 @@ TEST(a_load_that_calls_itself_complete_has_the_bytes_of_its_generations) {
     (good == CHUNKS ? complete : shortened) += 1;
     EXPECT(good == CHUNKS || job->reason() == LoadReason::GONE);
     for (size_t chunk = 0; chunk < good; ++chunk) {
-      for (uint32_t layer = 0; layer < setting.layers; ++layer) {
+      for (uint32_t layer = first; layer < setting.layers; ++layer) {
         const uint8_t* block = setting.block(chunk, layer);
         EXPECT(std::all_of(block, block + setting.layer_bytes,
                            [&](uint8_t byte) { return byte == byte_of(wanted[chunk]); }));

@@ -212,6 +212,13 @@ TEST(a_chain_is_written_from_its_root_whatever_end_is_looked_at_first) {
 
 TEST(the_next_chunk_is_found_with_many_classes_and_priorities_as_with_few) {
   for (const bool newest_first : {false, true}) {
-    EXPECT(look_us(60, 101, newest_first) < 20 * look_us(2, 1, newest_first) + 20);
+    const double many_us = look_us(60, 101, newest_first);
+    const double few_us = look_us(2, 1, newest_first);
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)  // whose own work rules the time
+    EXPECT(many_us < 20 * few_us + 20);
+#else
+    static_cast<void>(many_us);
+    static_cast<void>(few_us);
+#endif
   }
 }

@@ -1,4 +1,5 @@
-// The header page: what is written is read, and anything else is refused with its reason.
+// The header of a slot: what is written is read, and anything else is refused with its reason.
+#include <algorithm>
 #include <random>
 
 #include "tests/harness.h"
@@ -17,73 +18,165 @@ SsdHeader sample(uint32_t layers) {
   return made;
 }
 
+// Makes the checksum of a changed header fit again.
+void seal(SsdPage& bytes) {
+  SsdHeaderFields fields;
+  std::memcpy(&fields, bytes.data(), sizeof(fields));
+  fields.header_crc = 0;
+  std::memcpy(bytes.data(), &fields, sizeof(fields));
+  fields.header_crc = crc32c(0, bytes.data(), std::max(PAGE_BYTES, ssd_header_length(bytes.data())));
+  std::memcpy(bytes.data(), &fields, sizeof(fields));
+}
+
+// As the first release has written it: the checksums behind the fields, then the token ids.
+SsdPage version_1_of(const SsdHeader& header) {
+  SsdPage page{};
+  SsdHeaderFields fields{};
+  std::memcpy(fields.magic, SSD_MAGIC, sizeof(fields.magic));
+  fields.version = 1;
+  std::memcpy(fields.pool_epoch, header.pool_epoch, sizeof(fields.pool_epoch));
+  std::memcpy(fields.key, header.key, sizeof(fields.key));
+  std::memcpy(fields.parent, header.parent, sizeof(fields.parent));
+  std::memcpy(fields.name_space, header.name_space, sizeof(fields.name_space));
+  fields.generation = header.generation;
+  fields.layer_bytes = header.layer_bytes;
+  fields.layers = static_cast<uint32_t>(header.layer_crcs.size());
+  fields.tokens = static_cast<uint32_t>(header.tokens.size());
+  std::memcpy(page.data(), &fields, sizeof(fields));
+  uint8_t* const words = page.data() + sizeof(fields);
+  std::memcpy(words, header.layer_crcs.data(), fields.layers * sizeof(uint32_t));
+  if (fields.tokens > 0) {
+    std::memcpy(words + fields.layers * sizeof(uint32_t), header.tokens.data(), fields.tokens * sizeof(int32_t));
+  }
+  seal(page);
+  return page;
+}
+
+template <typename Change>
+SsdStatus with_fields(SsdPage bytes, Change change, SsdHeader& found) {
+  SsdHeaderFields fields;
+  std::memcpy(&fields, bytes.data(), sizeof(fields));
+  change(fields);
+  std::memcpy(bytes.data(), &fields, sizeof(fields));
+  seal(bytes);
+  return decode_ssd_header(bytes.data(), bytes.size(), found);
+}
+
 }  // namespace
 
 TEST(a_header_reads_as_it_was_written) {
-  for (const uint32_t layers : {1U, 32U, SSD_LAYERS_MAX}) {
-    SsdPage page;
-    encode_ssd_header(sample(layers), page.data());
+  for (const uint32_t layers : {1U, 32U, 491U, 492U, 1008U, SSD_LAYERS_MAX}) {
+    SsdPage bytes{};
+    bytes.fill(0xEE);
+    encode_ssd_header(sample(layers), bytes.data());
+    const uint64_t size = ssd_header_bytes(layers);
+    EXPECT(std::all_of(bytes.begin() + static_cast<std::ptrdiff_t>(size), bytes.end(), [](uint8_t byte) { return byte == 0xEE; }));
+    EXPECT(ssd_header_length(bytes.data()) == size);
     SsdHeader found;
-    EXPECT(decode_ssd_header(page.data(), found) == SsdStatus::OK);
+    EXPECT(decode_ssd_header(bytes.data(), size, found) == SsdStatus::OK);
     EXPECT(compare_ssd_headers(found, sample(layers)) == SsdStatus::OK);
     EXPECT(found.layer_crcs == sample(layers).layer_crcs);
     EXPECT(found.chunk_bytes() == layers * uint64_t{8192});
+    EXPECT(size == PAGE_BYTES || decode_ssd_header(bytes.data(), size - PAGE_BYTES, found) == SsdStatus::BAD_HEADER);
   }
 }
 
 TEST(token_ids_are_kept_where_there_is_room) {
-  for (const size_t tokens : {size_t{0}, size_t{1}, size_t{256}, size_t{SSD_LAYERS_MAX - 32}, size_t{SSD_LAYERS_MAX - 31}}) {
-    SsdHeader made = sample(32);
-    for (size_t token = 0; token < tokens; ++token) {
-      made.tokens.push_back(static_cast<int32_t>(token * 77777) - 5);
+  for (const uint32_t layers : {32U, 490U, 500U}) {
+    const size_t most = ssd_words_beside(layers);
+    for (const size_t tokens : {size_t{0}, size_t{1}, std::min<size_t>(most, 256), most, most + 1}) {
+      SsdHeader made = sample(layers);
+      for (size_t token = 0; token < tokens; ++token) {
+        made.tokens.push_back(static_cast<int32_t>(token * 77777) - 5);
+      }
+      SsdPage bytes;
+      encode_ssd_header(made, bytes.data());
+      SsdHeader found;
+      EXPECT(decode_ssd_header(bytes.data(), bytes.size(), found) == SsdStatus::OK);
+      EXPECT(found.layer_crcs == made.layer_crcs);
+      EXPECT(found.tokens == (tokens <= most ? made.tokens : std::vector<int32_t>{}));
     }
-    SsdPage page;
-    encode_ssd_header(made, page.data());
-    SsdHeader found;
-    EXPECT(decode_ssd_header(page.data(), found) == SsdStatus::OK);
-    EXPECT(found.layer_crcs == made.layer_crcs);
-    EXPECT(found.tokens == (tokens <= SSD_LAYERS_MAX - 32 ? made.tokens : std::vector<int32_t>{}));
   }
 }
 
-TEST(more_words_than_a_page_holds_are_a_bad_header) {
-  SsdPage page;
-  encode_ssd_header(sample(980), page.data());
-  SsdHeaderFields fields;
-  std::memcpy(&fields, page.data(), sizeof(fields));
-  fields.tokens = 7;
-  fields.header_crc = 0;
-  std::memcpy(page.data(), &fields, sizeof(fields));
-  fields.header_crc = crc32c(0, page.data(), page.size());
-  std::memcpy(page.data(), &fields, sizeof(fields));
+TEST(a_header_of_the_first_version_is_read) {
+  for (const uint32_t layers : {1U, 32U, 491U}) {
+    SsdHeader made = sample(layers);
+    made.tokens = {7, -7, 9};
+    const SsdPage page = version_1_of(made);
+    EXPECT(ssd_header_length(page.data()) == PAGE_BYTES);
+    SsdHeader found;
+    EXPECT(decode_ssd_header(page.data(), PAGE_BYTES, found) == SsdStatus::OK);
+    EXPECT(compare_ssd_headers(found, made) == SsdStatus::OK);
+    EXPECT(found.layer_crcs == made.layer_crcs && found.tokens == made.tokens);
+  }
+}
+
+TEST(a_header_of_the_first_version_whose_chunk_begins_elsewhere_now_is_of_another_geometry) {
   SsdHeader found;
-  EXPECT(decode_ssd_header(page.data(), found) == SsdStatus::BAD_HEADER);
+  for (const uint32_t layers : {492U, SSD_WORDS_1}) {
+    EXPECT(decode_ssd_header(version_1_of(sample(layers)).data(), PAGE_BYTES, found) == SsdStatus::OTHER_GEOMETRY);
+  }
+}
+
+TEST(more_words_than_a_header_holds_are_a_bad_header) {
+  SsdHeader found;
+  for (const uint32_t version : {1U, 2U}) {
+    SsdHeader made = sample(400);
+    SsdPage bytes = version == 1 ? version_1_of(made) : SsdPage{};
+    if (version == 2) {
+      encode_ssd_header(made, bytes.data());
+    }
+    const auto most = static_cast<uint32_t>(version == 1 ? SSD_WORDS_1 - 400 : ssd_words_beside(400));
+    EXPECT(with_fields(bytes, [&](SsdHeaderFields& fields) { fields.tokens = most; }, found) == SsdStatus::OK);
+    EXPECT(with_fields(bytes, [&](SsdHeaderFields& fields) { fields.tokens = most + 1; }, found) == SsdStatus::BAD_HEADER);
+    EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.layers = 0; }, found) == SsdStatus::BAD_HEADER);
+    EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.layers = UINT32_MAX; }, found) == SsdStatus::BAD_HEADER);
+    EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.layer_bytes = 0; }, found) == SsdStatus::BAD_HEADER);
+    EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.version = 0; }, found) == SsdStatus::BAD_HEADER);
+    EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.version = 3; }, found) == SsdStatus::NEWER_VERSION);
+  }
+}
+
+TEST(a_table_with_another_length_is_a_bad_header) {
+  SsdPage bytes{};
+  encode_ssd_header(sample(4), bytes.data());
+  constexpr size_t TABLE = sizeof(SsdHeaderFields);
+  for (const size_t word : {TABLE, TABLE + 4, TABLE + 16 + 4, TABLE + 16 + 3 * 8 + 4}) {
+    SsdPage changed = bytes;
+    ++changed[word];
+    SsdHeader found;
+    EXPECT(with_fields(changed, [](SsdHeaderFields&) {}, found) == SsdStatus::BAD_HEADER);
+  }
 }
 
 TEST(any_flipped_bit_of_a_header_is_noticed) {
-  SsdPage page;
-  encode_ssd_header(sample(32), page.data());
-  SsdHeader found;
-  for (size_t bit = 0; bit < page.size() * 8; bit += 7) {
-    page[bit / 8] = static_cast<uint8_t>(page[bit / 8] ^ (1U << (bit % 8)));
-    EXPECT(decode_ssd_header(page.data(), found) != SsdStatus::OK);
-    page[bit / 8] = static_cast<uint8_t>(page[bit / 8] ^ (1U << (bit % 8)));
+  for (const uint32_t layers : {32U, 600U}) {
+    SsdPage bytes;
+    encode_ssd_header(sample(layers), bytes.data());
+    const uint64_t size = ssd_header_bytes(layers);
+    SsdHeader found;
+    for (size_t bit = 0; bit < size * 8; bit += 7) {
+      bytes[bit / 8] = static_cast<uint8_t>(bytes[bit / 8] ^ (1U << (bit % 8)));
+      EXPECT(decode_ssd_header(bytes.data(), size, found) != SsdStatus::OK);
+      bytes[bit / 8] = static_cast<uint8_t>(bytes[bit / 8] ^ (1U << (bit % 8)));
+    }
+    EXPECT(decode_ssd_header(bytes.data(), size, found) == SsdStatus::OK);
   }
-  EXPECT(decode_ssd_header(page.data(), found) == SsdStatus::OK);
 }
 
 TEST(pages_of_noise_are_no_headers) {
   std::mt19937_64 random(5);
   SsdPage page{};
   SsdHeader found;
-  EXPECT(decode_ssd_header(page.data(), found) == SsdStatus::BAD_MAGIC);
+  EXPECT(decode_ssd_header(page.data(), page.size(), found) == SsdStatus::BAD_MAGIC);
   for (int round = 0; round < 200; ++round) {
     for (uint8_t& byte : page) {
       byte = static_cast<uint8_t>(random());
     }
-    EXPECT(decode_ssd_header(page.data(), found) == SsdStatus::BAD_MAGIC);
+    EXPECT(decode_ssd_header(page.data(), page.size(), found) == SsdStatus::BAD_MAGIC);
     std::memcpy(page.data(), SSD_MAGIC, sizeof(SSD_MAGIC));
-    const SsdStatus status = decode_ssd_header(page.data(), found);
+    const SsdStatus status = decode_ssd_header(page.data(), page.size(), found);
     EXPECT(status == SsdStatus::BAD_HEADER || status == SsdStatus::NEWER_VERSION);
   }
 }

@@ -82,9 +82,9 @@ void expect_right_bytes(SsdIo& io, const IoSetting& setting, uint64_t size) {
   EXPECT(io.write(SEGMENT_BYTES + MIB, source, size) == 0);
   expect_written();
   if (size > SSD_HEADER_BYTES) {
-    alignas(PAGE_BYTES) static SsdPage page;
+    alignas(PAGE_BYTES) static std::array<uint8_t, PAGE_BYTES> page;
     std::memset(target, 0, size);
-    EXPECT(io.read_slot(SEGMENT_BYTES + MIB, page.data(), target, size - page.size()) == 0);
+    EXPECT(io.read_slot(SEGMENT_BYTES + MIB, page, target, size - page.size()) == 0);
     EXPECT(std::memcmp(page.data(), source, page.size()) == 0);
     EXPECT(std::memcmp(target, source + page.size(), size - page.size()) == 0);
   }
@@ -197,7 +197,7 @@ TEST(a_file_that_was_cut_short_has_no_more_bytes) {
         const auto io = make_io(setting, kind);
         EXPECT(truncate(setting.segment(0).c_str(), size) == 0);
         EXPECT(io->read(0, setting.memory->data(), MIB) == SsdIo::NO_MORE_BYTES);
-        EXPECT(io->read_slot(0, setting.memory->data(), setting.memory->data() + MIB, MIB) == SsdIo::NO_MORE_BYTES);
+        EXPECT(io->read_slot(0, {setting.memory->data(), PAGE_BYTES}, setting.memory->data() + MIB, MIB) == SsdIo::NO_MORE_BYTES);
       });
     }
   }

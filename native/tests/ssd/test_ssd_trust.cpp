@@ -31,11 +31,11 @@ class LyingIo final : public SsdIo {
     }
     return error;
   }
-  int read_slot(uint64_t offset, uint8_t* header, uint8_t* bytes, uint64_t size) noexcept override {
+  int read_slot(uint64_t offset, std::span<uint8_t> header, uint8_t* bytes, uint64_t size) noexcept override {
     const int error = calls_->read_slot(offset, header, bytes, size);
     if (lies > 0) {
       --lies;
-      (spoiled < SSD_HEADER_BYTES ? header[spoiled] : bytes[spoiled - SSD_HEADER_BYTES]) ^= 1;
+      (spoiled < header.size() ? header[spoiled] : bytes[spoiled - header.size()]) ^= 1;
     }
     return error;
   }

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -47,13 +48,41 @@ class ExtraInfo:
     extra_info: dict[str, Any] | None = None
 
 
+class PoolName(str, Enum):
+    """Some of PoolName's."""
+
+    KV = "kv"
+    MAMBA = "mamba"
+    SWA = "swa"
+    INDEXER = "indexer"
+    DRAFT = "draft"
+    DRAFT_SWA = "draft_swa"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class PoolHitPolicy(str, Enum):
+    """PoolHitPolicy."""
+
+    ALL_PAGES = "all_pages"
+    TRAILING_PAGES = "trailing_pages"
+    BLOCK_GROUPS = "block_groups"
+
+
 @dataclass
 class PoolTransfer:
     """PoolTransfer: one pool's part of a transfer."""
 
     name: str
     host_indices: Any = None
+    device_indices: Any = None
     keys: list[str] | None = None
+    hit_policy: PoolHitPolicy = PoolHitPolicy.ALL_PAGES
+    nodes_to_load: list[Any] | None = None
+    indices_from_pool: str | None = None
+    block_pages: int = 0
+    group_pages: int = 0
 
 
 @dataclass
@@ -112,6 +141,19 @@ class Injector:
     def batch_set_v1(self, keys: Sequence[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         return [False] * len(keys) if self._fails() else self._backend.batch_set_v1(keys, host_indices, extra_info)
 
+    def batch_exists_v2(self, keys: Sequence[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
+        return PoolTransferResult(0, {}) if self._fails() else self._backend.batch_exists_v2(keys, pool_transfers)
+
+    def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> Any:
+        return self._none_of(transfers) if self._fails() else self._backend.batch_get_v2(transfers, extra_info)
+
+    def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> Any:
+        return self._none_of(transfers) if self._fails() else self._backend.batch_set_v2(transfers, extra_info)
+
+    @staticmethod
+    def _none_of(transfers: Sequence[Any]) -> dict[Any, list[bool]]:
+        return {each.name: [False] * len(each.keys or []) for each in transfers}
+
     def _fails(self) -> bool:
         return self._random.random() < self._failure
 
@@ -139,8 +181,17 @@ class HostPool:
     """A HostKVCache of numpy memory: pages in one of SGLang's layouts, filled by tests."""
 
     def __init__(
-        self, *, layout: str = "page_first", pages: int = 16, page_size: int = 4, layer_num: int = 3, heads: int = 2
+        self,
+        *,
+        layout: str = "page_first",
+        pages: int = 16,
+        page_size: int = 4,
+        layer_num: int = 3,
+        heads: int = 2,
+        seed: int = 0,
     ) -> None:
+        """`seed`: of its contents, where a test has several pools."""
+        self._seed = seed
         self.layout = layout
         self.page_size = page_size
         self.size = pages * page_size
@@ -185,18 +236,24 @@ class HostPool:
     def fill(self, number: int, key: str, rank: int = 0) -> None:
         """Give a page the content that belongs to its key."""
         page = self.page(number)
-        seed = int.from_bytes(bytes.fromhex(key)[:8], "little") + rank
-        page[...] = np.random.default_rng(seed).integers(0, 1 << 16, page.shape, dtype=np.uint16)
+        page[...] = self._content(key, rank, page.shape)
 
     def holds(self, number: int, key: str, rank: int = 0) -> bool:
         """True if a page has the content of its key."""
         page = self.page(number)
-        seed = int.from_bytes(bytes.fromhex(key)[:8], "little") + rank
-        return bool((page == np.random.default_rng(seed).integers(0, 1 << 16, page.shape, dtype=np.uint16)).all())
+        return bool((page == self._content(key, rank, page.shape)).all())
+
+    def clear(self) -> None:
+        """Zeros in every page."""
+        self.kv_buffer[...] = 0
 
     def slots(self, pages: Sequence[int]) -> Any:
         """The host indices of pages."""
         return np.concatenate([np.arange(page * self.page_size, (page + 1) * self.page_size) for page in pages])
+
+    def _content(self, key: str, rank: int, shape: tuple[int, ...]) -> Any:
+        seed = [int.from_bytes(bytes.fromhex(key)[:8], "little"), rank, self._seed]
+        return np.random.default_rng(seed).integers(0, 1 << 16, shape, dtype=np.uint16)
 
 
 def page_keys(seed: int, count: int, salt: str | None = None) -> list[str]:

@@ -106,7 +106,7 @@ def test_a_batch_that_breaks_the_protocol_ends_only_its_connection(
     from kvpool_client.sglang import Shard, describe_host_pool
 
     controller, keys = start_sglang(daemon), page_keys(4, 2)
-    layout = describe_host_pool(HostPool(), Shard()).layout
+    layout = describe_host_pool(HostPool(), Shard())[0].layout
     hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, "tiny", layout.to_wire())
     connection = BlockingConnection(daemon.socket, hello, 5.0)
     try:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvpool_client.sglang import Settings
-from kvpool_client.sglang.names import MODEL_FIELDS, named, server_args_of_process
+from kvpool_client.sglang.names import DRAFT_FIELDS, MODEL_FIELDS, named, server_args_of_process, with_draft
 from tests.engines.sglang.standin import Controller, HostPool, PoolTransfer, page_keys
 from tests.rigs.daemon import Daemon
 
@@ -56,6 +56,28 @@ def test_arguments_that_change_no_kv_are_not_in_the_name(field: str) -> None:
 def test_random_weights_are_named_by_their_seed() -> None:
     assert _revision(load_format="dummy", random_seed=1) == _revision(load_format="dummy", random_seed=1)
     assert _revision(load_format="dummy", random_seed=1) != _revision(load_format="dummy", random_seed=2)
+
+
+def _draft_revision(operator: str = "", **fields: Any) -> str:
+    given = {"speculative_draft_model_path": "org/draft", "speculative_draft_model_revision": COMMIT, **fields}
+    target = Settings.read({"interface_v1": 1, "revision": "target"}, "served")
+    found, refusal = with_draft(target, operator, types.SimpleNamespace(**given), {"HF_HOME": "/no/such"})
+    return refusal or found.revision
+
+
+@pytest.mark.parametrize("field", [*DRAFT_FIELDS, "speculative_draft_model_revision"])
+def test_arguments_that_change_a_drafts_kv_are_in_its_name(field: str) -> None:
+    assert _draft_revision(**{field: COMMIT[::-1]}) != _draft_revision() == _draft_revision()
+
+
+def test_a_draft_that_nothing_identifies_needs_the_operators_revision(tmp_path: Path) -> None:
+    assert "set revision" in _draft_revision(speculative_draft_model_path=None)
+    assert "set revision" in _draft_revision(speculative_draft_model_revision=None)
+    assert "set revision" not in _draft_revision("7", speculative_draft_model_revision=None)
+    of_files = _draft_revision(speculative_draft_model_path=_model(tmp_path / "a", 0))
+    assert of_files != _draft_revision(speculative_draft_model_path=_model(tmp_path / "a", 1))
+    dummy: dict[str, Any] = {"speculative_draft_load_format": "dummy", "load_format": "auto"}
+    assert _draft_revision(**dummy, random_seed=1) != _draft_revision(**dummy, random_seed=2)
 
 
 def test_the_arguments_are_read_from_sglangs_own_object(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +140,7 @@ def test_every_refusal_has_a_remedy_and_is_in_the_registry(
     controller, keys = start_sglang(daemon), page_keys(2, 3)
     with caplog.at_level(logging.WARNING):
         controller.backend.batch_get(keys)
-        controller.backend.batch_set_v2([PoolTransfer("mamba", controller.pool.slots(range(3)), keys)])
+        controller.backend.batch_set_v2([PoolTransfer("mamba", controller.pool.slots(range(3)), keys=keys)])
         pool = HostPool()
         pool.get_page_buffer_meta = lambda indices: ([], [])  # type: ignore[method-assign]
         nothing = start_sglang(daemon, pool, waits=False)

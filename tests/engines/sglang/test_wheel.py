@@ -21,6 +21,7 @@ MODULES = (
     "sglang/srt/mem_cache/hicache_storage.py",
     "sglang/srt/mem_cache/storage/backend_factory.py",
 )
+POOLS = ("hicache_storage", "memory_pool_host", *(f"pool_host/{kind}" for kind in ("base", "mamba", "dsa", "mha")))
 TURNS = 40
 
 pytest.importorskip("torch", reason="the torch extra is not installed")
@@ -31,12 +32,17 @@ pytestmark = [
 
 
 def _drive(daemon: Daemon, directory: Path, **environment: str) -> dict[str, Any]:
+    return _run("wheel_driver", MODULES, directory, daemon.socket, str(TURNS), **environment)
+
+
+def _run(driver: str, modules: tuple[str, ...], directory: Path, *arguments: str, **environment: str) -> dict[str, Any]:
+    """What a driver prints, in a process that has these modules of the wheel."""
     with zipfile.ZipFile(WHEEL) as wheel:
-        for module in MODULES:
+        for module in modules:
             wheel.extract(module, directory)
     root = Path(__file__).parents[3]
     paths = os.pathsep.join([str(root), str(root / "client"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "tests.engines.sglang.wheel_driver", str(directory), daemon.socket, str(TURNS)]
+    command = [sys.executable, "-m", f"tests.engines.sglang.{driver}", str(directory), *arguments]
     variables = {**os.environ, "PYTHONPATH": paths, **environment}
     done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -46,7 +52,8 @@ def _drive(daemon: Daemon, directory: Path, **environment: str) -> dict[str, Any
 
 def test_the_factory_loads_the_backend_and_pages_come_back(daemon: Daemon, tmp_path: Path) -> None:
     seen = _drive(daemon, tmp_path)
-    assert seen == {"wrapper": "KVPoolStorage", "fetched": TURNS * 8, "stored": TURNS * 8, "left": 0}
+    of_kv = {"wrapper": "KVPoolStorage", "fetched": TURNS * 8, "stored": TURNS * 8, "left": 0}
+    assert seen == of_kv | {"hybrid_fetched": TURNS * 8, "hybrid_stored": TURNS, "hybrid_left": 0}
 
 
 def test_sglangs_own_delays_and_failures_bring_no_wrong_byte(daemon: Daemon, tmp_path: Path) -> None:
@@ -59,4 +66,13 @@ def test_sglangs_own_delays_and_failures_bring_no_wrong_byte(daemon: Daemon, tmp
     assert seen["wrapper"] == "HiCacheStorageFailureInjector"
     assert 0 < seen["fetched"] < TURNS * 8
     assert 0 < seen["stored"] < TURNS * 8
+    assert 0 < seen["hybrid_fetched"] < TURNS * 8
     assert daemon.stats()["leases"] == 0
+
+
+def test_pages_of_sglangs_own_host_pools_come_back(daemon: Daemon, tmp_path: Path) -> None:
+    """The addresses of pages are those that SGLang's classes compute: states, indexers, compressed KV, wide keys."""
+    modules = tuple(f"sglang/srt/mem_cache/{name}.py" for name in POOLS)
+    seen = _run("wheel_pools", modules, tmp_path, daemon.socket)
+    names = ("mamba", "indexer", "deepseek_v4_c4", "deepseek_v4_c128", "deepseek_v4_c4_state", "swa")
+    assert seen == {"came_back": dict.fromkeys(names, 2), "hits": 2}

@@ -2,7 +2,8 @@
 
 DIRECTORY has the wheel's storage modules; stubs stand for the packages around them, whose own imports want a GPU build.
 SGLang's factory makes the backend by its dynamic configuration and wraps it into its failure injector where the
-environment says so. Prints a JSON object of what was seen; exits 1 at the first wrong byte.
+environment says so: once for a model of KV alone, and once for one with a sliding window, states of Mamba, an indexer and a
+draft, with the wheel's own names and policies of pools. Prints a JSON object of what was seen; exits 1 at the first wrong byte.
 """
 
 import importlib
@@ -12,9 +13,9 @@ import types
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
+from tests.engines.sglang.hybrid import HybridController, IndexerPool, MambaPool, Sidecar
 from tests.engines.sglang.standin import Controller, HostPool, page_keys
 from tests.rigs.daemon import wait_until
 
@@ -39,8 +40,7 @@ def _storage_layer(directory: Path) -> tuple[Any, Any]:
     return storage, factory.StorageBackendFactory
 
 
-def main(directory: Path, socket: str, turns: int) -> int:
-    storage, factory = _storage_layer(directory)
+def _config(storage: Any, socket: str, model: str) -> Any:
     extra = {
         "backend_name": "kvpool",
         "module_path": "kvpool_client.sglang",
@@ -49,7 +49,7 @@ def main(directory: Path, socket: str, turns: int) -> int:
         "socket": socket,
         "revision": "1",
     }
-    config = storage.HiCacheStorageConfig(
+    return storage.HiCacheStorageConfig(
         tp_rank=0,
         tp_size=1,
         pp_rank=0,
@@ -59,11 +59,15 @@ def main(directory: Path, socket: str, turns: int) -> int:
         is_mla_model=False,
         enable_storage_metrics=False,
         is_page_first_layout=True,
-        model_name="tiny",
+        model_name=model,
         extra_config=extra,
     )
+
+
+def _drive_kv(storage: Any, factory: Any, socket: str, turns: int) -> dict[str, Any]:
+    """A model of KV alone."""
     pool = TorchPool()
-    backend = factory.create_backend("dynamic", config, pool)
+    backend = factory.create_backend("dynamic", _config(storage, socket, "tiny"), pool)
     assert isinstance(backend, storage.HiCacheStorage)
     backend.register_mem_pool_host(pool)
     backend.on_host_pools_registered()
@@ -76,16 +80,50 @@ def main(directory: Path, socket: str, turns: int) -> int:
         for number, key in enumerate(keys):
             pool.fill(number, key)
         stored += controller.backup(keys, range(PAGES))
-        pool.kv_buffer[...] = np.uint16(0)
+        pool.clear()
         got = controller.prefetch(keys, range(PAGES))
-        if not all(pool.holds(number, keys[number]) for number in range(got)):
-            return 1
+        assert all(pool.holds(number, keys[number]) for number in range(got)), "other bytes in a page"
         fetched += got
     assert backend.get_stats() is None
     backend.clear()
     left = inner.batch_exists(page_keys(0, PAGES))
     backend.close()
-    print(json.dumps({"wrapper": type(backend).__name__, "fetched": fetched, "stored": stored, "left": left}))
+    return {"wrapper": type(backend).__name__, "fetched": fetched, "stored": stored, "left": left}
+
+
+def _drive_hybrid(storage: Any, factory: Any, socket: str, turns: int) -> dict[str, Any]:
+    """A model with pools beside its KV; a wrong byte is an AssertionError of the controller."""
+    pool = TorchPool()
+    sidecars = {
+        "swa": Sidecar(TorchPool(layer_num=2, seed=1), trailing=2),
+        "mamba": Sidecar(MambaPool(), trailing=1),
+        "indexer": Sidecar(IndexerPool()),
+        "draft": Sidecar(TorchPool(seed=2)),
+    }
+    backend = factory.create_backend("dynamic", _config(storage, socket, "hybrid"), pool)
+    inner = getattr(backend, "_backend", backend)
+    controller = HybridController(backend, pool, sidecars, storage)
+    names = ["connected", *(f"{name}.connected" for name in sidecars)]
+    wait_until(lambda: all(inner.counters()[name] == 1 for name in names), "all pools are connected")
+    fetched, stored = 0, 0
+    for turn in range(turns):
+        keys = page_keys(10 + turn % 5, PAGES)
+        stored += controller.backup(keys)
+        fetched += controller.prefetch(keys)
+    backend.clear()
+    left = inner.batch_exists(page_keys(10, PAGES))
+    backend.close()
+    return {"hybrid_fetched": fetched, "hybrid_stored": stored, "hybrid_left": left}
+
+
+def main(directory: Path, socket: str, turns: int) -> int:
+    storage, factory = _storage_layer(directory)
+    try:
+        seen = _drive_kv(storage, factory, socket, turns) | _drive_hybrid(storage, factory, socket, turns)
+    except AssertionError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(json.dumps(seen))
     return 0
 
 

@@ -3,9 +3,10 @@
 Written after TensorRT-LLM main in autumn 2026: one lookup for each allocation, positions that leave a claim out in its first
 step, cumulative blocks, plans that are broadcast, no report about loads. Both cache managers: the first (`v1`, alone in
 release 1.2.1) registers one pool tensor and passes priorities; the second (`v2`) registers a page layout, hands over requests
-whose flags are methods, and passes none. An owner of attention data parallelism is an executor of its own. The executor
-computes KV from the tokens before it and checks every KV that it attends to, on every rank: a wrong byte fails the test
-where it is read.
+whose flags are methods, and passes none. With several layer groups its flat forms are not called and flat lists are empty:
+pages come by group, with -1 in place of blocks that a group's window has passed. An owner of attention data parallelism is an
+executor of its own. The executor computes KV from the tokens before it and checks every KV that it attends to, on every rank: a
+wrong byte fails the test where it is read.
 """
 
 import pickle
@@ -91,7 +92,8 @@ class Executor:
         from kvpool_client.trtllm import KVPoolScheduler, KVPoolWorker
 
         arguments = llm_args(**{"tensor_parallel_size": ranks, "enable_attention_dp": owner is not None, **args})
-        self._is_v2, self._groups, self._owner = manager != "v1", len(windows), owner
+        self._is_v2, self._windows, self._owner = manager != "v1", tuple(windows), owner
+        self.finished_pages: list[list[list[int]]] = []  # by group, of each request that ended
         self.block_tokens, self.layers, self._planes = arguments.kv_cache_config.tokens_per_block, 3, planes
         self._step_tokens = step_tokens
         is_apart = manager == "v2-apart"
@@ -165,12 +167,12 @@ class Executor:
             data = RequestData(
                 request.request_id,
                 request.tokens[request.sent_tokens :],
-                fresh if self._groups == 1 else [],
+                fresh if len(self._windows) == 1 else [],
                 request.computed - hidden,
                 count,
                 priorities=None if self._is_v2 else self._priorities(request),
                 cache_salt=request.cache_salt,
-                new_block_ids_by_layer_group=[fresh] * self._groups if self._is_v2 else [],
+                new_block_ids_by_layer_group=[pages[request.sent_blocks :] for pages in self._by_group(request)],
             )
             (output.cached_requests if request.was_sent else output.new_requests).append(data)
             request.was_sent, request.sent_tokens, request.sent_blocks = True, len(request.tokens), len(request.blocks)
@@ -216,11 +218,12 @@ class Executor:
             assert all(type(half).supports_attention_dp is True for half in (self.scheduler, self.workers[0]))
         for name in ("update_state_after_alloc_by_layer_group", "request_finished_by_layer_group"):
             is_flat = getattr(type(self.scheduler), name) is getattr(KvCacheConnectorScheduler, name)
-            assert self._groups == 1 or not is_flat, f"{name} is wanted with several layer groups"
+            assert len(self._windows) == 1 or not is_flat, f"{name} is wanted with several layer groups"
 
     def _finish(self, request: Request) -> bool:
         if self._is_v2:
-            return bool(self.scheduler.request_finished_by_layer_group(request, [list(request.blocks)] * self._groups))
+            self.finished_pages.append(self._by_group(request))
+            return bool(self.scheduler.request_finished_by_layer_group(request, self.finished_pages[-1]))
         return bool(self.scheduler.request_finished(request, list(request.blocks)))
 
     def _admit(self, request: Request, held: int = 0) -> Request:
@@ -232,12 +235,22 @@ class Executor:
         assert 0 <= claimed < len(request.tokens) - held
         assert claimed % self.block_tokens == 0
         request.claimed, request.computed = claimed, held + claimed
-        if self._groups > 1:
-            self.scheduler.update_state_after_alloc_by_layer_group(request, [list(request.blocks)] * self._groups)
+        if len(self._windows) > 1:
+            self.scheduler.update_state_after_alloc_by_layer_group(request, self._by_group(request))
         else:
             self.scheduler.update_state_after_alloc(request, list(request.blocks))
         self._active.append(request)
         return request
+
+    def _by_group(self, request: Request) -> list[list[int]]:
+        """get_page_indices_by_layer_group: each block's page in each group, -1 for blocks that its window has passed."""
+        if not self._is_v2:
+            return []
+        passed = [
+            0 if window is None else max(0, request.computed + 1 - window) // self.block_tokens
+            for window in self._windows
+        ]
+        return [[-1] * min(count, len(request.blocks)) + request.blocks[count:] for count in passed]
 
     def _priorities(self, request: Request) -> list[int] | None:
         """The result of KVCacheManager.get_priority_by_block_id for the blocks that are sent."""

@@ -65,6 +65,27 @@ def test_layer_groups_start_the_engine_and_one_line_explains_why_they_are_not_se
     assert daemon.stats()["dram.chunks"] == 0
 
 
+@pytest.mark.parametrize("windows", [(8, None), (8,)])
+def test_pages_that_a_window_has_passed_are_neither_read_nor_stored(
+    daemon: Daemon, start_trtllm: Start, windows: tuple[int | None, ...]
+) -> None:
+    """Chunked prefill, decoding, an abort and a replay, with the calls and the page lists of layer groups."""
+    cold = start_trtllm(daemon, manager="v2").answer(PROMPT, 9)[1]
+    stored = daemon.stats()["dram.chunks"]
+    engine = start_trtllm(daemon, warm=False, manager="v2", windows=windows, step_tokens=8)
+    assert engine.answer(PROMPT, 9) == (0, cold)
+    assert engine.finished_pages[-1][0][:7] == [-1] * 7, "all but the window's last tokens"
+    assert all(-1 not in pages for pages in engine.finished_pages[-1][1:])
+    request = engine.ask(PROMPT, 9)
+    engine.step()
+    engine.abort(request)
+    engine.replay(request)
+    engine.run()
+    assert request.tokens[len(PROMPT) :] == cold
+    assert daemon.stats()["dram.chunks"] == stored
+    assert daemon.problems() == []
+
+
 def test_owners_of_attention_data_parallelism_share_what_each_computed(daemon: Daemon, start_trtllm: Start) -> None:
     owners = [start_trtllm(daemon, manager="v2", owner=rank, tensor_parallel_size=2) for rank in range(2)]
     claimed, cold = owners[1].answer(PROMPT, 6)

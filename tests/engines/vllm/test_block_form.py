@@ -69,3 +69,32 @@ def test_the_form_of_latent_attention_follows_its_backends_code(parts: tuple[Any
     config, spec = parts
     latent: Any = MLAAttentionSpec(spec.dtype)
     assert "/code-" in engine_form(config, latent)
+
+
+@pytest.mark.parametrize("head_size", [64, 128])
+def test_a_heads_bytes_are_the_same_beside_others_and_alone(parts: tuple[Any, Any], head_size: int) -> None:
+    """What engines of other tensor-parallel sizes rely on: a block is its heads' bytes, one behind the other."""
+    import torch
+    from vllm import _custom_ops as operations
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    tokens, heads, dtype = 32, 4, torch.bfloat16
+    numbers = torch.randn((2, tokens, heads, head_size), generator=torch.Generator().manual_seed(5)).to(dtype)
+
+    def block_of(chosen: list[int]) -> Any:
+        block = torch.zeros((1, len(chosen), 2 * tokens, head_size), dtype=dtype)
+        keys, values = (plane[:, chosen].contiguous() for plane in numbers)
+        operations.cpu_attn_reshape_and_cache(
+            keys,
+            values,
+            *block.chunk(2, dim=2),
+            torch.arange(tokens),
+            _get_attn_isa(dtype, tokens, head_size, "auto"),
+            kv_cache_dtype="auto",
+        )
+        return block.view(torch.uint8)
+
+    whole = block_of(list(range(heads)))
+    for head in range(heads):
+        assert torch.equal(whole[0, head], block_of([head])[0, 0])
+    assert torch.equal(whole[0, 2:], block_of([2, 3])[0])

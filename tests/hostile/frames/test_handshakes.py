@@ -125,6 +125,13 @@ def test_requests_in_front_of_a_bad_frame_are_still_answered(shared_daemon: Daem
             ),
             "layout",
         ),
+        *(
+            (
+                m.encode(m.Hello(m.MAGIC, m.PROTOCOL_VERSION, "engine", "m", [*SMALL.to_wire(), [], "", entries]), 0),
+                "layout",
+            )
+            for entries in ([], [[1, 1]], [[1, 3]], [[1, 1 << 40]], [[2, 2]], [[1, 2], [1, 2]], [[[1]] * 2])
+        ),
     ],
 )
 def test_a_first_frame_that_is_no_valid_hello_is_refused_by_name(shared_daemon: Daemon, data: bytes, code: str) -> None:

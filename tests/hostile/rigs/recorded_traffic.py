@@ -7,7 +7,6 @@ import pytest
 import kvpool_client as kv
 from kvpool.key_column import KeyColumn
 from kvpool.protocol import verify_walk
-from kvpool.protocol.records import connections as cm
 from kvpool.protocol.records import events as em
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
@@ -65,8 +64,8 @@ SENT = (
     em.AskNamespaces(0),
     m.AskLayouts(""),
     m.RetainKeys(b"", 0, 0.0),
-    cm.AskConnections(),
-    cm.Disconnect(0),
+    om.AskConnections(),
+    om.Disconnect(0),
     pm.AskPeers(0),
     pm.AcquireFrom(b"", ""),
     om.LogLevel(""),

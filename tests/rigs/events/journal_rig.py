@@ -76,7 +76,7 @@ class Rig:
         index = kvpool_native.Mapping.create("index", geometry.index_bytes)
         self.epoch = os.urandom(16)
         self.memory = kvpool_native.Directory(arena, index, geometry, self.epoch)
-        slots = Slots("ssd", Level.SSD, SlotSizes(8 * 2 * SLOT, 8, 400, header_bytes=SLOT))
+        slots = Slots("ssd", Level.SSD, SlotSizes(8 * 2 * SLOT, 8, 400, header_bytes=lambda _: SLOT))
         self.files = slots.directory
         self.tiers = kvpool_native.TierSet((self.memory, self.files))
         for directory in (self.memory, self.files):

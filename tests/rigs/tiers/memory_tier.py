@@ -316,7 +316,7 @@ class MemoryTier:
             finished = Finished(job.number, chunk, Outcome.FAILED)
         elif fault in (Fault.UNLANDED, Fault.DISORDERED):
             if fault is Fault.DISORDERED:
-                last, crc = job.layout.layers - 1, self._expected(job, chunk)[-CRC_BYTES:]
+                last, crc = job.layout.extents - 1, self._expected(job, chunk)[-CRC_BYTES:]
                 self._landings.land(job.moves.arena_slots[chunk], last, crc)
             finished = Finished(job.number, chunk, Outcome.DONE)
         else:
@@ -324,7 +324,7 @@ class MemoryTier:
             is_good = move(job, chunk)
             outcome = Outcome.DONE if is_good else Outcome.BAD_SOURCE
             finished = Finished(job.number, chunk, outcome, "" if is_good else "bad_checksum")
-            self._bytes[job.kind] += job.layout.chunk_bytes
+            self._bytes[job.kind] += job.layout.stored_bytes
         with self._lock:
             (self._withheld if fault is Fault.WITHHELD else self._ended).append(finished)
         if self.state == TierState.OK:
@@ -332,7 +332,7 @@ class MemoryTier:
 
     def _write(self, job: _Job, chunk: int) -> bool:
         """Copy, and compare the stored bytes with the index's checksums."""
-        moves, layers = job.moves, job.layout.layers
+        moves, layers = job.moves, job.layout.extents
         offset, arena_offset = moves.offsets[chunk], moves.arena_offsets[chunk]
         stored = self._copy(self.medium.memory, offset, self._memory.arena, arena_offset, job.layout)
         expected = b"".join(
@@ -344,9 +344,9 @@ class MemoryTier:
 
     def _read(self, job: _Job, chunk: int) -> bool:
         """Layer after layer: copy, compare the bytes in the arena, announce the layer."""
-        moves, layer_bytes = job.moves, job.layout.chunk_bytes // job.layout.layers
+        moves, layer_bytes = job.moves, job.layout.layer_bytes
         expected, target = self._expected(job, chunk), moves.arena_offsets[chunk]
-        for layer in range(job.layout.layers if expected else 0):
+        for layer in range(job.layout.extents if expected else 0):
             at, crc = layer * layer_bytes, expected[layer * CRC_BYTES : (layer + 1) * CRC_BYTES]
             view = self._memory.arena.view()[target + at : target + at + layer_bytes]
             view[:] = self.medium.memory.view()[moves.offsets[chunk] + at : moves.offsets[chunk] + at + layer_bytes]
@@ -360,8 +360,8 @@ class MemoryTier:
         return False
 
     def _check(self, job: _Job, chunk: int) -> bool:
-        layer_bytes, offset = job.layout.chunk_bytes // job.layout.layers, job.moves.offsets[chunk]
-        found = kvpool_native.extent_checksums(self.medium.memory, offset, layer_bytes, job.layout.layers)
+        layer_bytes, offset = job.layout.layer_bytes, job.moves.offsets[chunk]
+        found = kvpool_native.extent_checksums(self.medium.memory, offset, layer_bytes, job.layout.extents)
         return found == self._expected(job, chunk)
 
     def _expected(self, job: _Job, chunk: int) -> bytes:
@@ -372,8 +372,8 @@ class MemoryTier:
     def _copy(
         self, target: kvpool_native.Mapping, at: int, source: kvpool_native.Mapping, start: int, layout: Layout
     ) -> bytes:
-        layer_bytes = layout.chunk_bytes // layout.layers
-        return kvpool_native.copy_extents(target, at.to_bytes(8, "little"), source, start, layout.layers, layer_bytes)
+        layer_bytes = layout.layer_bytes
+        return kvpool_native.copy_extents(target, at.to_bytes(8, "little"), source, start, layout.extents, layer_bytes)
 
 
 def planner(

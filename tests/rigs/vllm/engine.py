@@ -19,7 +19,7 @@ from tests.rigs.vllm.blocks import ScriptedBlocks
 from tests.rigs.vllm.config import caches_of, config_of, stage_spans
 from tests.rigs.vllm.fake_vllm import KVConnectorRole
 from tests.rigs.vllm.request import BLOCK, Request
-from tests.rigs.vllm.specs import HEADS, LAYERS, NAMES, TOKEN_BYTES, WIDTH
+from tests.rigs.vllm.specs import HEADS, LAYERS, NAMES, TOKEN_BYTES, WIDTH, FullAttentionSpec
 
 
 class Blocks:
@@ -31,9 +31,8 @@ class Blocks:
 
 
 class ScriptedEngine:
-    """One engine with `ranks` workers for each of its `stages`, of so many layers. `budget`: tokens of a step; `on_layer` is
-    called before each layer of a forward pass.
-    """
+    """One engine with `ranks` workers for each of its `stages`. `budget`: tokens of a step; `on_layer` is called before each
+    layer of a forward pass."""
 
     def __init__(
         self,
@@ -48,13 +47,16 @@ class ScriptedEngine:
         worker_specs: Mapping[int, Any] | None = None,
         holds_blocks: bool = True,
         is_speculative: bool = False,
+        heads: int = 0,
         **extra: Any,
     ) -> None:
-        """`worker_specs`: what single workers are shown as the KV cache's spec in place of the scheduler's. `holds_blocks`: the
-        connector can hold blocks. `is_speculative`: workers are asked what became of loads before the forward pass has ended.
-        """
+        """`heads`: of the whole model; 0: HEADS on each rank. `worker_specs`: what single workers are shown as the spec.
+        `holds_blocks`: the connector can hold blocks. `is_speculative`: loads are asked about before a forward pass ends."""
         spans = [range(first, end) for first, end in stage_spans(stages)]
-        caches = caches_of(blocks, replicas, layers=spans[0])
+        self.heads = heads // (ranks // replicas)  # of a rank
+        here = self.heads or HEADS
+        spec = FullAttentionSpec(num_kv_heads=here, page_size_bytes=BLOCK * here * WIDTH)
+        caches = caches_of(blocks, replicas, spec, layers=spans[0])
         self.budget = budget
         self.on_layer: Callable[[int], None] = lambda _layer: None
         self.on_asked: Callable[[], None] = lambda: None
@@ -65,10 +67,10 @@ class ScriptedEngine:
         self.shards = [rank % ranks // replicas for rank in range(ranks * len(stages))]
         for rank in range(ranks * len(stages)):
             layers = spans[rank // ranks]
-            shown = caches_of(blocks, replicas, (worker_specs or {}).get(rank), layers=layers)
+            shown = caches_of(blocks, replicas, (worker_specs or {}).get(rank, spec), layers=layers)
             config = config_of(socket, ranks, rank, stages=stages, **extra)
             worker = connector(config, KVConnectorRole.WORKER, shown)
-            kv = {layer: torch.full((blocks, HEADS, BLOCK, WIDTH), 255, dtype=torch.uint8) for layer in layers}
+            kv = {layer: torch.full((blocks, here, BLOCK, WIDTH), 255, dtype=torch.uint8) for layer in layers}
             worker.register_kv_caches({NAMES[layer]: tensor for layer, tensor in kv.items()})
             self.workers.append(worker)
             self.kv.append(kv)
@@ -97,8 +99,7 @@ class ScriptedEngine:
         assert self.blocks.reset_prefix_cache()
 
     @property
-    def arrived_loads(self) -> set[str]:
-        """Requests whose asynchronous load has ended, and that wait for their turn."""
+    def arrived_loads(self) -> set[str]:  # of requests that wait for their turn
         return self._arrived
 
     def new_weights(self) -> bool:
@@ -273,13 +274,13 @@ class ScriptedEngine:
                 worker.start_load_kv(None)
             if not self.is_speculative:
                 worker.wait_for_save()
-            _, received = worker.get_finished(set())
+            transfers = worker.get_transfer_results(set())
             bad = worker.get_block_ids_with_load_errors()
             meta = pickle.loads(pickle.dumps(worker.build_connector_worker_meta()))
             if self.is_speculative:
                 worker.wait_for_save()
             worker.clear_connector_metadata()
-            results.append((received or set(), bad, meta))
+            results.append((transfers.finished_recving, bad, meta))
         return results
 
     def _update(self, scheduled: dict[Request, int], results: list[Any]) -> None:
@@ -385,9 +386,12 @@ class ScriptedEngine:
         return self.kv[rank][layer][request.table[position // BLOCK], :, position % BLOCK]
 
     def _kv_of(self, rank: int, layer: int, request: Request, position: int) -> torch.Tensor:
-        return kv_of(
-            layer, self.shards[rank], request.tokens[: position + 1], getattr(request.lora_request, "lora_name", "")
-        )
+        shard, tokens = self.shards[rank], request.tokens[: position + 1]
+        adapter = getattr(request.lora_request, "lora_name", "")
+        if not self.heads:
+            return kv_of(layer, shard, tokens, adapter)
+        heads = range(shard * self.heads, (shard + 1) * self.heads)
+        return torch.stack([kv_of(layer, 1000 + head, tokens, adapter)[0] for head in heads])
 
 
 def kv_of(layer: int, shard: int, tokens: Sequence[int], adapter: str) -> torch.Tensor:

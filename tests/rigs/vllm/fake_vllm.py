@@ -8,7 +8,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -25,6 +25,13 @@ class KVConnectorMetadata(ABC):  # noqa: B024 - as in vLLM
 class KVConnectorWorkerMetadata(ABC):
     @abstractmethod
     def aggregate(self, other: Any) -> Any: ...
+
+
+@dataclass
+class KVConnectorTransferResults:
+    finished_sending: set[str] = field(default_factory=set)
+    finished_recving: set[str] = field(default_factory=set)
+    failed_recving: set[str] = field(default_factory=set)
 
 
 class SupportsHMA(ABC):
@@ -140,6 +147,7 @@ _CONTENTS: dict[str, dict[str, Any]] = {
     "vllm.distributed.kv_transfer.kv_connector.v1.base": {
         "KVConnectorMetadata": KVConnectorMetadata,
         "KVConnectorWorkerMetadata": KVConnectorWorkerMetadata,
+        "KVConnectorTransferResults": KVConnectorTransferResults,
         "SupportsHMA": SupportsHMA,
         "KVConnectorBase_V1": KVConnectorBase_V1,
     },

@@ -20,6 +20,13 @@ class FullAttentionSpec:
 
 
 @dataclass
+class SlidingWindowSpec(FullAttentionSpec):
+    """Layers that attend to the last tokens, this one included."""
+
+    sliding_window: int = BLOCK
+
+
+@dataclass
 class UniformTypeKVCacheSpecs:
     """A spec for each layer, as vLLM shows them to workers alone."""
 

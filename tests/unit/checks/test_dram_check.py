@@ -3,8 +3,8 @@
 import asyncio
 
 from kvpool.checks.dram_check import DramCheck
-from kvpool.types import ChunkExtent, HoldId
-from tests.rigs.events.journal_rig import LAYERS, LAYOUT, Rig, key
+from kvpool.types import ChunkExtent, CorruptChunk, HoldId
+from tests.rigs.events.journal_rig import LAYOUT, Rig, key
 from tests.rigs.flushing import flush_whole
 
 
@@ -15,10 +15,10 @@ class Readers:
         self.asked: list[ChunkExtent] = []
         self.go_on = asyncio.Event()
 
-    async def find_corrupt(self, extents: tuple[ChunkExtent, ...]) -> tuple[ChunkExtent, ...]:
+    async def find_corrupt(self, extents: tuple[ChunkExtent, ...]) -> tuple[CorruptChunk, ...]:
         self.asked += extents
         await self.go_on.wait()
-        return extents
+        return tuple(CorruptChunk(extent, (0,)) for extent in extents)
 
 
 def _acquire(rig: Rig, names: list[int]) -> HoldId:
@@ -35,7 +35,7 @@ def test_a_report_drops_chunks_that_were_read_and_found_bad() -> None:
         rig.store([1, 2, 3])
         hold = _acquire(rig, [1, 2, 3])
         reading.go_on.set()
-        await dram_check.check_reported(hold, 1, chunk_bytes=LAYOUT.chunk_bytes, layers=LAYERS)
+        await dram_check.check_reported(hold, 1, LAYOUT)
         rig.memory.release(hold, rig.tick())
         assert reading.asked[0].key == key([1, 2])
         assert dram_check.stats() == {"checksum_failures": 1, "corrupt_reports": 1, "corrupt_reports_early": 0}
@@ -51,9 +51,7 @@ def test_a_late_verdict_does_not_drop_a_chunk_saved_again() -> None:
         dram_check = DramCheck(rig.memory, reading.find_corrupt)
         rig.store([1, 2, 3])
         hold = _acquire(rig, [1, 2, 3])
-        report = asyncio.ensure_future(
-            dram_check.check_reported(hold, 0, chunk_bytes=LAYOUT.chunk_bytes, layers=LAYERS)
-        )
+        report = asyncio.ensure_future(dram_check.check_reported(hold, 0, LAYOUT))
         while not reading.asked:
             await asyncio.sleep(0)
         rig.memory.discard(key([1]))
@@ -79,7 +77,7 @@ def test_a_report_about_chunks_that_have_not_landed_reads_and_drops_nothing() ->
         column = key([1]) + key([1, 2])
         made = rig.memory.promote(rig.namespace.id, rig.namespace.size_class, b"", column, rig.tick())
         hold = _acquire(rig, [1, 2])
-        await dram_check.check_reported(hold, 0, chunk_bytes=LAYOUT.chunk_bytes, layers=LAYERS)
+        await dram_check.check_reported(hold, 0, LAYOUT)
         assert reading.asked == []
         assert dram_check.stats()["corrupt_reports_early"] == 1
         for at in range(2):

@@ -244,3 +244,15 @@ def test_no_hold_is_lost_or_returned_twice(seed: int) -> None:
         live -= set(back)
         assert leases.hold_count() == len(live)
         assert leases.verify() == []
+
+
+def test_a_ticket_for_several_claims_keeps_its_holds_until_it_ends() -> None:
+    leases = Leases(TTL_NS)
+    ticket = leases.issue_ticket(IDENTITY, ANN, 4, _holds(10), now_ns=0, claims=3)
+    entry = leases.find_ticket(ticket)
+    assert entry is not None
+    assert (entry.claims, entry.held) == (3, 4)
+    entry.claims -= 1
+    assert leases.verify() == []
+    assert leases.expire(TTL_NS) == [10]
+    assert (leases.tickets, leases.find_ticket(ticket), leases.verify()) == (0, None, [])

@@ -39,7 +39,7 @@ class Tiers:
 
     def store(self, namespace: Namespace, key: bytes) -> None:
         made = self.directory.reserve(namespace.id, namespace.size_class, b"", key, 1)
-        self.directory.commit(made.id, 0, bytes(4 * namespace.layout.layers))
+        self.directory.commit(made.id, 0, bytes(4 * namespace.layout.extents))
         self.directory.end_reservation(made.id, 1)
 
 
@@ -176,3 +176,20 @@ def test_all_sizes_of_a_users_stages_count_for_its_share() -> None:
     with pytest.raises(Refused, match="chunk sizes"):
         namespaces.open_ranks("m", STAGED, user)
     namespaces.open_ranks("m", replace(STAGED, stages=(3, 3)), user)
+
+
+def test_slots_have_room_for_summaries() -> None:
+    tiers = Tiers()
+    plain = Layout(layers=2, kv_heads=1, head_dim=32, dtype="float16", chunk_tokens=32)
+    layout = replace(plain, summaries="mean")
+    namespace = tiers.namespaces.open("m", layout)
+    assert namespace.geometry == (layout.stored_bytes, layout.extents) == (3 * plain.layer_bytes, 3)
+    assert tiers.namespaces.open("m", plain).size_class != namespace.size_class
+    assert tiers.slots.slot_bytes(layout) == layout.stored_bytes
+
+
+def test_a_header_has_room_for_the_checksums_of_summaries_too() -> None:
+    layout = Layout(layers=3, kv_heads=1, head_dim=32, dtype="float16", chunk_tokens=32, summaries="mean")
+    assert layout.extents == 4
+    for layers_max, fits in ((3, False), (4, True)):
+        assert Slots("files", Level.SSD, SlotSizes(SEGMENT_BYTES, 1, 32, layers_max=layers_max)).fits(layout) is fits

@@ -12,7 +12,7 @@ ANN, BOB = ConnectionId(1), ConnectionId(2)
 def _with(*numbers: int, owner: ConnectionId = ANN, now_ns: int = 0) -> Reservations:
     reservations = Reservations(TTL_NS)
     for number in numbers:
-        reservations.add(ReservationId(number), owner, chunks=4, layers=2, now_ns=now_ns)
+        reservations.add(ReservationId(number), owner, chunks=4, layers=2, kv_layers=2, now_ns=now_ns)
     return reservations
 
 
@@ -28,12 +28,12 @@ def test_a_reservation_belongs_to_its_owner_alone() -> None:
 def test_a_number_is_used_once_at_a_time() -> None:
     reservations = _with(5)
     with pytest.raises(AssertionError):
-        reservations.add(ReservationId(5), BOB, chunks=1, layers=1, now_ns=0)
+        reservations.add(ReservationId(5), BOB, chunks=1, layers=1, kv_layers=1, now_ns=0)
 
 
 def test_an_empty_reservation_is_refused() -> None:
     with pytest.raises(AssertionError):
-        _with().add(ReservationId(1), ANN, chunks=0, layers=1, now_ns=0)
+        _with().add(ReservationId(1), ANN, chunks=0, layers=1, kv_layers=1, now_ns=0)
 
 
 def test_an_ended_reservation_is_forgotten() -> None:
@@ -49,7 +49,7 @@ def test_an_ended_reservation_is_forgotten() -> None:
 
 def test_owners_have_their_own() -> None:
     reservations = _with(1, 2)
-    reservations.add(ReservationId(3), BOB, chunks=1, layers=1, now_ns=0)
+    reservations.add(ReservationId(3), BOB, chunks=1, layers=1, kv_layers=1, now_ns=0)
     assert sorted(entry.id for entry in reservations.of_owner(ANN)) == [1, 2]
     assert [entry.id for entry in reservations.of_owner(BOB)] == [3]
     assert reservations.of_owner(ConnectionId(9)) == []

@@ -1,6 +1,7 @@
 """Usage reports: their columns, the plausible bounds of their values, and the model for which they count."""
 
 import struct
+from dataclasses import astuple
 
 import pytest
 
@@ -8,17 +9,20 @@ import kvpool_client as kv
 from kvpool.errors import ProtocolError
 from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
-from kvpool.index.usage import MODELS_MAX, OTHER_MODEL, REPORTED_MAX, UsageTable
+from kvpool.index.usage import MODELS_MAX, OTHER_MODEL, REPORTED_BLOCKS_MAX, REPORTED_MAX, UsageTable
 from kvpool.protocol import usage, versions
 from kvpool.types import (
     CLIENT_DECLINES,
     LEVELS,
+    MASS_UNIT,
+    SPARSE_COUNTS,
     ConnectionId,
     Level,
     LoadReason,
     NamespaceId,
     SaveState,
     SizeClassId,
+    SparseUsage,
 )
 from kvpool_client.connection.counters import Counters
 from kvpool_client.results import LoadResult, SaveResult
@@ -50,8 +54,15 @@ def _report(table: UsageTable, session: EngineSession, **counts: int) -> None:
 def test_a_column_holds_every_level_reason_and_state() -> None:
     report = usage.unpack(struct.pack(f"<{usage.COUNTS}Q", *range(usage.COUNTS)))
     assert (report.lookups, report.lookup_chunks, report.loads) == (0, 1, 2)
-    columns = (report.hit_chunks, report.loaded_chunks, report.failed_loads, report.declined_chunks)
-    assert [len(column) for column in columns] == [LEVELS, LEVELS, len(LoadReason), len(CLIENT_DECLINES)]
+    columns = (
+        report.hit_chunks,
+        report.loaded_chunks,
+        report.failed_loads,
+        report.declined_chunks,
+        astuple(report.sparse),
+    )
+    lengths = [LEVELS, LEVELS, len(LoadReason), len(CLIENT_DECLINES), len(SPARSE_COUNTS)]
+    assert [len(column) for column in columns] == lengths
     assert [value for column in columns for value in column] == list(range(3, usage.COUNTS))
 
 
@@ -98,9 +109,64 @@ def test_implausibly_large_values_are_cut_and_counted() -> None:
     found = table.models()["m"]
     assert found.lookups == found.loads == REPORTED_MAX
     assert sum(found.hit_tokens) == found.lookup_tokens == REPORTED_MAX * TOKENS
+    assert astuple(found.sparse) == (
+        *(REPORTED_MAX, REPORTED_BLOCKS_MAX, REPORTED_BLOCKS_MAX, REPORTED_MAX * SMALL.kv_heads),
+        *(REPORTED_MAX * SMALL.kv_heads, REPORTED_MAX, REPORTED_MAX * MASS_UNIT, REPORTED_BLOCKS_MAX),
+        *(REPORTED_MAX, REPORTED_MAX, REPORTED_MAX),
+        *(REPORTED_BLOCKS_MAX for _ in range(6)),
+    )
     # COMPLETE is no failure: its place is not read.
     assert table.failures().clamped_values == usage.COUNTS - 1
     assert set(table.failures().failed_loads.values()) == {REPORTED_MAX}
+
+
+def _sparse_report(table: UsageTable, session: EngineSession, sparse: SparseUsage) -> None:
+    values = [0] * usage.SPARSE + list(astuple(sparse))
+    table.count_report(session, usage.unpack(usage.pack(values, versions.NEWEST)))
+
+
+def test_compute_by_lookup_adds_up_for_the_connections_own_model() -> None:
+    table = UsageTable()
+    most = SparseUsage(3, 12, 30, 3 * SMALL.kv_heads, 1, 24, 24 * MASS_UNIT, 9, 8, 7, 6)
+    _sparse_report(table, _session("m"), most)
+    _sparse_report(table, _session("m"), SparseUsage(recalls=2, lost_sequences=1))
+    _sparse_report(table, _session("other-model"), SparseUsage(built_summaries=4))
+    found = table.models()
+    assert found["m"].sparse == SparseUsage(5, 12, 30, 3 * SMALL.kv_heads, 1, 24, 24 * MASS_UNIT, 9, 8, 8, 6)
+    assert found["other-model"].sparse == SparseUsage(built_summaries=4)
+    assert table.failures().clamped_values == 0
+
+
+@pytest.mark.parametrize(
+    ("reported", "counted"),
+    [
+        (SparseUsage(recalls=1, recalled_blocks=11, middle_blocks=10), SparseUsage(1, 10, 10)),
+        (SparseUsage(recalls=1, kv_heads=SMALL.kv_heads + 1), SparseUsage(1, 0, 0, SMALL.kv_heads)),
+        (SparseUsage(recalls=1, kv_heads=1, dense_kv_heads=2), SparseUsage(1, 0, 0, 1, 1)),
+        (
+            SparseUsage(query_heads=2, kept_mass_millionths=2 * MASS_UNIT + 1),
+            SparseUsage(0, 0, 0, 0, 0, 2, 2 * MASS_UNIT),
+        ),
+        (SparseUsage(fetched_blocks=REPORTED_BLOCKS_MAX + 1), SparseUsage(fetched_blocks=REPORTED_BLOCKS_MAX)),
+        (
+            SparseUsage(staging_wanted_blocks=5, staging_hit_blocks=6, staging_prefetched_blocks=5),
+            SparseUsage(staging_wanted_blocks=5, staging_hit_blocks=5, staging_prefetched_blocks=5),
+        ),
+        (
+            SparseUsage(staging_wanted_blocks=5, staging_hit_blocks=3, staging_prefetched_blocks=4),
+            SparseUsage(staging_wanted_blocks=5, staging_hit_blocks=3, staging_prefetched_blocks=3),
+        ),
+        (
+            SparseUsage(staging_wanted_blocks=5, compared_blocks=5, repeated_blocks=6),
+            SparseUsage(staging_wanted_blocks=5, compared_blocks=5, repeated_blocks=5),
+        ),
+    ],
+)
+def test_no_part_of_compute_by_lookup_is_more_than_its_whole(reported: SparseUsage, counted: SparseUsage) -> None:
+    table = UsageTable()
+    _sparse_report(table, _session(), reported)
+    assert table.models()["m"].sparse == counted
+    assert table.failures().clamped_values == 1
 
 
 def test_models_are_counted_separately_up_to_a_bound() -> None:
@@ -169,7 +235,7 @@ def test_a_peer_without_the_level_store_counts_its_chunks_as_another_nodes() -> 
     values = list(range(usage.COUNTS))
     store_hits, store_loads = values[usage.HIT_CHUNKS + Level.STORE], values[usage.LOADED_CHUNKS + Level.STORE]
     report, older = usage.unpack(usage.pack(values, 4)), usage.unpack(usage.pack(values, 3))
-    assert len(usage.pack(values, 3)) == 8 * (usage.COUNTS - 2)
+    assert len(usage.pack(values, 3)) == 8 * (usage.SPARSE - 2)
     assert (older.hit_chunks[Level.STORE], older.loaded_chunks[Level.STORE]) == (0, 0)
     assert older.hit_chunks[Level.PEER] == report.hit_chunks[Level.PEER] + store_hits
     assert older.loaded_chunks[Level.PEER] == report.loaded_chunks[Level.PEER] + store_loads

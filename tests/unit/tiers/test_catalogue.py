@@ -17,13 +17,13 @@ from kvpool.tiers.ssd.catalogue import check as catalogue_check
 from kvpool.tiers.ssd.catalogue import opening as catalogue_open
 from kvpool.tiers.ssd.catalogue import rows as catalogue_rows
 from kvpool.tiers.ssd.catalogue.catalogue import Catalogue
-from kvpool.tiers.ssd.catalogue.identity import Identity, new_epoch, read_identity, write_identity
+from kvpool.tiers.ssd.catalogue.identity import Identity, NamespaceRecord, new_epoch, read_identity, write_identity
 from kvpool.tiers.ssd.catalogue.rows import ROW_BYTES, Row, Touch
 from tests.rigs.daemon import wait_until
 
 MAP_BYTES = 1 << 20
 WAIT_S = 10.0
-NAMESPACE: tuple[str, list[int | str | list[int]]] = ("model", [1, 2, "bfloat16"])
+NAMESPACE: NamespaceRecord = ("model", [1, 2, "bfloat16"])
 
 
 def key_of(number: int) -> bytes:
@@ -373,9 +373,7 @@ def test_an_identity_with_any_bit_changed_is_invalid(tmp_path: Path) -> None:
 
 
 def test_an_identity_keeps_the_newest_namespaces_when_there_are_too_many(tmp_path: Path) -> None:
-    many: dict[int, tuple[str, list[int | str | list[int]]]] = {
-        number: ("m" * 200, [number]) for number in range(1, 2000)
-    }
+    many: dict[int, NamespaceRecord] = {number: ("m" * 200, [number]) for number in range(1, 2000)}
     write_identity(tmp_path, Identity(new_epoch(), many))
     found = read_identity(tmp_path)
     assert found is not None

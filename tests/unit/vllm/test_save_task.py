@@ -22,7 +22,7 @@ def committed(task: SaveTask, states: Sequence[SaveState]) -> bool:
 def task_of(first_chunk: int) -> SaveTask:
     order: Any = SimpleNamespace(first_chunk=first_chunk, request_id="a")
     unused: Any = None
-    return SaveTask(order, unused, unused, unused, wait_budget_s=10.0, clock=MonotonicClock())
+    return SaveTask(order, unused, wait_budget_s=10.0, clock=MonotonicClock())
 
 
 def test_chunks_stored_behind_pending_ones_are_counted_once() -> None:

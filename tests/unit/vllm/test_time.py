@@ -17,7 +17,7 @@ from tests.rigs.vllm.setting import StartEngine, start_engine  # noqa: E402 - li
 
 __all__ = ["start_engine"]
 
-ORDER = LoadOrder("request", (b"ticket",), 0, 2, (1, 2), bytes([1, 1]), is_async=False)
+ORDER = LoadOrder("request", (b"ticket",), 0, 2, ((1, 2),), bytes([1, 1]), is_async=False)
 
 
 class Clock:
@@ -61,9 +61,10 @@ class SlowPool:
 
 def test_computing_between_two_layers_is_not_counted_as_load_time() -> None:
     clock = Clock()
-    fetch = Fetch(ORDER, replica=0, clock=clock)
+    fetch = Fetch(ORDER, ticket=0, clock=clock)
     pool: Any = SlowPool(clock)
-    fetch.begin(pool, pool)
+    memory: Any = SimpleNamespace(pool=pool, load=lambda lease, _order: pool.load(lease))
+    fetch.begin(memory)
     for layer in range(2):
         clock.now += 100 * 10**9
         assert fetch.wait_layer(layer)
@@ -101,7 +102,7 @@ def test_a_step_without_tokens_waits_a_moment_for_the_loads_of_others(
 
     monkeypatch.setattr(saver_module, "wait_for_futures", wait)
     half.begin(StepPlan(1, is_idle=is_idle))
-    half._running.append((Fetch(ORDER, replica=0, clock=Clock()), future))
+    half._running.append((Fetch(ORDER, ticket=0, clock=Clock()), future))
     assert half.take_finished() == ({"request"} if is_idle else set())
     assert waited == ([saver_module.LOOK_S] if is_idle else [])
     half._running.clear()
@@ -116,7 +117,7 @@ def test_the_plan_records_whether_a_step_computes(start_engine: StartEngine) -> 
 
 
 def test_a_load_that_is_never_reported_delays_nobody_for_ever() -> None:
-    loads, hashes, entry = UnverifiedLoads(), [b"zero", b"one", b"two"], SimpleNamespace(table=None)
+    loads, hashes, entry = UnverifiedLoads(), [b"zero", b"one", b"two"], SimpleNamespace(tables=None)
     loads.add(UnverifiedLoad(1, 1, b"one", entry))  # type: ignore[arg-type]  # not looked into
     assert not loads.has_any_of(hashes, 1)
     assert loads.has_any_of(hashes, 2)

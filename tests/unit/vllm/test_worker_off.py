@@ -58,7 +58,7 @@ def test_a_worker_whose_tensors_do_not_fit_fails_its_loads(start_engine: StartEn
     engine = start_engine(kvpool__load=load)
     odd = {name: torch.zeros((64, 3), dtype=torch.uint8) for name in engine.workers[0]._worker._layers}
     engine.workers[0].register_kv_caches(odd)
-    engine.workers[0]._worker.pool, engine.workers[0]._worker._cache = None, None
+    engine.workers[0]._worker.pool, engine.workers[0]._worker._memory = None, None
     request = Request("first", list(TOKENS), new_tokens=3)
     run_with_a_lease_promise(engine, request)
     assert request.offers[0] == 5 * CHUNK

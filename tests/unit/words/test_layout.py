@@ -7,9 +7,11 @@ import pytest
 
 from kvpool.errors import InvalidArgument, LayoutMismatch
 from kvpool.layout import CHUNK_BYTES_MAX, ITEM_BYTES, STAGES_MAX, Layout
+from kvpool.layouts.groups import GroupRole
 
 PLAIN = Layout(layers=32, kv_heads=8, head_dim=128)
 STAGED = Layout(layers=3, kv_heads=8, head_dim=128, rank=None, world=6, stages=(3, 1, 2))
+SUMMARIZED = replace(PLAIN, summaries="clusters7")
 PACKED = Layout(layers=4, kv_heads=2, head_dim=64, format="vllm-fp8", block_tokens=16, rank=1, world=2)
 
 
@@ -49,6 +51,9 @@ def test_one_plane_halves_a_chunk() -> None:
         ("block_tokens", 0),
         ("block_tokens", 48),
         ("block_tokens", 512),
+        ("head_groups", 0),
+        ("head_groups", 2),
+        ("head_groups", True),
     ],
 )
 def test_a_field_out_of_range_is_refused_by_name_and_value(field: str, value: object) -> None:
@@ -94,6 +99,9 @@ def test_a_scheduler_has_the_layout_of_every_rank() -> None:
         {"block_tokens": 32},
         {"format": "", "block_tokens": None},
         {"stages": (4, 4)},
+        {"format": "", "block_tokens": None, "summaries": "mean"},
+        {"head_groups": 2},
+        {"group": GroupRole("window", 64, 0)},
     ],
     ids=str,
 )
@@ -114,6 +122,10 @@ def test_no_field_is_left_out_of_the_fingerprint_cases() -> None:
         "format",
         "block_tokens",
         "stages",
+        "summaries",
+        "head_groups",
+        "groups",  # never of a layout with a fingerprint of its own
+        "group",
     }
 
 
@@ -126,8 +138,11 @@ def test_the_fingerprint_has_fixed_bytes() -> None:
 
 @pytest.mark.parametrize(
     "layout",
-    [PLAIN, PACKED, replace(PLAIN, rank=None, world=4), STAGED, STAGED.for_rank(3)],
-    ids=["plain", "packed", "all", "stages", "stage"],
+    [
+        *(PLAIN, PACKED, replace(PLAIN, rank=None, world=4), STAGED, STAGED.for_rank(3), SUMMARIZED),
+        *(replace(layout, summaries="mean") for layout in (STAGED, STAGED.for_rank(3))),
+    ],
+    ids=["plain", "packed", "all", "stages", "stage", "summaries", "summaries-stages", "summaries-stage"],
 )
 def test_the_wire_form_reads_back(layout: Layout) -> None:
     assert Layout.from_wire(layout.to_wire()) == layout
@@ -201,7 +216,96 @@ def test_equal_numbers_of_other_layers_are_different_chunks() -> None:
     assert one.for_rank(2).layers == other.for_rank(2).layers
 
 
-@pytest.mark.parametrize("wire", [None, [], (1,) * 10, [1] * 9, [1] * 11, [1] * 12, {"layers": 1}, b"0123456789"])
+@pytest.mark.parametrize(
+    "wire", [None, [], (1,) * 10, [1] * 9, [1] * 11, [1] * 12, [1] * 13, {"layers": 1}, b"0123456789"]
+)
 def test_a_wire_form_that_is_no_list_of_ten_is_refused(wire: object) -> None:
     with pytest.raises(LayoutMismatch):
         Layout.from_wire(wire)
+
+
+def test_the_fingerprint_with_summaries_has_fixed_bytes() -> None:
+    """Behind the number of stages, which is 0 without any: no stages are taken for summaries, nor the other way round."""
+    assert SUMMARIZED.fingerprint() == PLAIN.fingerprint() + bytes(4) + b"\x09\x00\x00\x00clusters7"
+    staged = replace(STAGED.for_rank(4), summaries="mean")
+    assert staged.fingerprint() == STAGED.for_rank(4).fingerprint() + b"\x04\x00\x00\x00mean"
+    ending = b"".join(number.to_bytes(4, "little") for number in (3, 3, 1, 2))
+    assert staged.fingerprint().endswith(ending + b"\x04\x00\x00\x00mean")
+
+
+def test_the_wire_form_with_summaries_has_fixed_fields() -> None:
+    assert SUMMARIZED.to_wire() == [32, 8, 128, "bfloat16", 256, 2, 0, 1, "", 0, [], "clusters7"]
+    assert replace(STAGED, summaries="mean").to_wire()[10:] == [[3, 1, 2], "mean"]
+
+
+@pytest.mark.parametrize(
+    "later", [[[]], [[], ""], [[], None], [[], b"mean"], [[], "means"], [None, "mean"], ["mean", []]]
+)
+def test_a_wire_form_with_bad_summaries_is_refused(later: list[object]) -> None:
+    assert Layout.from_wire([*PLAIN.to_wire(), [], "mean"]).summaries == "mean"
+    with pytest.raises(LayoutMismatch):
+        Layout.from_wire([*PLAIN.to_wire(), *later])
+
+
+@pytest.mark.parametrize(
+    ("form", "head_dim", "size"),
+    [("clusters7", 128, 1677), ("clusters7", 64, 849), ("clusters7", 256, 3333), ("mean", 128, 256), ("mean", 32, 64)],
+)
+def test_a_summary_has_its_size(form: str, head_dim: int, size: int) -> None:
+    assert replace(PLAIN, summaries=form, head_dim=head_dim).summary_bytes == size
+    assert replace(PLAIN, head_dim=head_dim).summary_bytes == 0
+
+
+@pytest.mark.parametrize(("chunk_tokens", "block_tokens"), [(256, 128), (128, 128), (64, 64), (96, 32), (16, 16)])
+def test_summaries_fill_extents_behind_the_layers(chunk_tokens: int, block_tokens: int) -> None:
+    layout = replace(SUMMARIZED, chunk_tokens=chunk_tokens)
+    assert layout.summary_block_tokens == block_tokens
+    needed = 32 * (chunk_tokens // block_tokens) * 8 * 1677
+    assert (layout.summary_extents - 1) * layout.layer_bytes < needed <= layout.summary_extents * layout.layer_bytes
+    assert (layout.extents, layout.layers) == (32 + layout.summary_extents, 32)
+    assert layout.stored_bytes == layout.extents * layout.layer_bytes
+    assert layout.chunk_bytes == replace(layout, summaries="").chunk_bytes == 32 * layout.layer_bytes
+
+
+def test_without_summaries_what_is_stored_is_the_kv() -> None:
+    for layout in (PLAIN, PACKED, STAGED):
+        assert (layout.extents, layout.summary_extents) == (layout.layers, 0)
+        assert layout.stored_bytes == layout.chunk_bytes
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"summaries": "clusters"}, "summaries is 'clusters', expected one of mean, clusters7"),
+        ({"summaries": None}, "summaries is None"),
+        ({"planes": 1}, "planes is 1 with summaries 'clusters7', expected 2"),
+        ({"format": "vllm", "block_tokens": 16}, "block_tokens is 16 with summaries 'clusters7', expected None"),
+        ({"block_tokens": 16}, "block_tokens is 16 with summaries"),
+        ({"dtype": "float8_e5m2"}, "dtype is 'float8_e5m2' with summaries 'clusters7', expected one of float32"),
+        ({"head_dim": 80}, "head_dim is 80 with summaries 'clusters7', expected a multiple of 32, at most 256"),
+        ({"head_dim": 288}, "head_dim is 288 with summaries"),
+        ({"kv_heads": 1025, "head_dim": 32}, "kv_heads is 1025 with summaries 'clusters7', expected at most 1024"),
+        ({"chunk_tokens": 24}, "chunk_tokens is 24 with summaries 'clusters7', expected a multiple of 16"),
+        ({"layers": 1024}, "layers is 1024 with summaries 'clusters7', expected 1024 at most with the 27 behind them"),
+    ],
+    ids=str,
+)
+def test_summaries_that_do_not_fit_are_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        replace(SUMMARIZED, **change)
+
+
+def test_the_greatest_size_is_that_of_what_is_stored() -> None:
+    largest = Layout(layers=128, kv_heads=1 << 6, head_dim=256, dtype="float16", chunk_tokens=512)
+    assert largest.chunk_bytes == CHUNK_BYTES_MAX
+    with pytest.raises(InvalidArgument, match="makes chunks of"):
+        replace(largest, summaries="clusters7")
+
+
+def test_a_scheduler_and_its_ranks_have_the_same_summaries() -> None:
+    scheduler = replace(STAGED, summaries="clusters7")
+    for rank in scheduler.ranks:
+        own = scheduler.for_rank(rank)
+        assert (own.summaries, own.layers) == ("clusters7", scheduler.stages[rank // 2])
+        assert own.extents == own.layers + own.summary_extents
+    assert scheduler.extents == scheduler.for_rank(0).extents

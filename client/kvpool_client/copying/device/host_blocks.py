@@ -30,6 +30,8 @@ class HostBlocks:
                 plane_stride=geometry.plane_stride,
                 block_stride=geometry.block_stride,
                 owner=owner,
+                runs=geometry.runs,
+                run_stride=geometry.run_stride,
             )
             for address in geometry.addresses
         ]

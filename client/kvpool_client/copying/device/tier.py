@@ -51,7 +51,7 @@ class TierMemory:
         except (KVPoolError, ValueError):  # the session has ended, or columns that are none
             return None
         # A copy from beyond the memory would end the engine's context.
-        generations[offsets > max(0, memory.size - lease.layout.chunk_bytes)] = 0
+        generations[offsets > max(0, memory.size - lease.layout.stored_bytes)] = 0
         if not generations.any():
             return None
         return DeviceCopies(memory, offsets + np.uint64(memory.address), slots, generations)

@@ -21,21 +21,21 @@ from kvpool_client.vllm.surface import CacheSpec, EngineConfig
 
 DIGEST_HEX = 16
 CPU_FEATURES = ("_is_amx_tile_supported", "_is_avx512_supported", "_is_avx2_supported")
+# Kinds of layers whose blocks that operation fills.
+FILLED = ("FullAttentionSpec", "SlidingWindowSpec")
 LAYOUTS = "v1/kv_cache_layout.py"
 BACKENDS = "v1/attention/backends"
 # Functions whose names contain one of these shape or write a cache.
 CACHE_WORDS = ("kv_cache", "reshape_and_cache")
 
 
-def engine_form(config: EngineConfig, spec: CacheSpec | None) -> str:
-    """A name for the order of bytes inside this engine's blocks, which are of `spec`."""
+def engine_form(config: EngineConfig, spec: CacheSpec | None, heads: int | None = None) -> str:
+    """A name for the order of bytes inside this engine's blocks, which are of `spec`, or of so many heads of it."""
     device = str(getattr(getattr(config, "device_config", None), "device_type", "cpu"))
     backend = getattr(getattr(config, "attention_config", None), "backend", None)
     parts = [device, str(getattr(backend, "name", backend))]
     filled = (
-        _found(lambda: _filled_block(config, spec))
-        if device == "cpu" and type(spec).__name__ == "FullAttentionSpec"
-        else ""
+        _found(lambda: _filled_block(config, spec, heads)) if device == "cpu" and type(spec).__name__ in FILLED else ""
     )
     if filled:
         return "/".join([*parts, platform.machine(), f"bytes-{filled}"])
@@ -65,13 +65,14 @@ def _is_docstring(entry: ast.stmt) -> bool:
     return isinstance(entry, ast.Expr) and isinstance(entry.value, ast.Constant)
 
 
-def _filled_block(config: EngineConfig, spec: CacheSpec | None) -> str:
+def _filled_block(config: EngineConfig, spec: CacheSpec | None, of_heads: int | None) -> str:
     """A digest of a block that vLLM's CPU operation has filled. Raises where this vLLM has no such operation."""
     import torch  # the engine's, and only where it runs
     from vllm import _custom_ops as operations
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     tokens, heads, width = (getattr(spec, name) for name in ("block_size", "num_kv_heads", "head_size"))
+    heads = of_heads or heads
     dtype, item = getattr(config.model_config, "dtype", None), getattr(spec, "dtype", None)
     kind = str(getattr(config.cache_config, "cache_dtype", "auto"))
     numbers = torch.arange(2 * tokens * heads * width).remainder(251).div(16).to(dtype).view(2, tokens, heads, width)

@@ -8,21 +8,28 @@ Raises LayoutMismatch for KV that kvpool cannot store; the caller runs without a
 any thread.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import pairwise
+from typing import Any, Protocol
 
+import kvpool_native
 from kvpool.layout import Layout
+from kvpool.layouts.groups import Group
+from kvpool_client.vllm.identity.parts import KindOfLayers, Part, difference, kinds_of
 from kvpool_client.vllm.identity.placement import check_placement
-from kvpool_client.vllm.identity.stages import PIPELINE, stages_of
-from kvpool_client.vllm.support import REMEDIES, Unserved
+from kvpool_client.vllm.identity.ranks import Ranks, heads_of_model, stage_layers
+from kvpool_client.vllm.identity.stages import stages_of
+from kvpool_client.vllm.support import Unserved
 from kvpool_client.vllm.surface import CacheConfig, CacheSpec, EngineConfig
 
-# Only these kinds keep every block of every token for the whole life of a request.
-WHOLE_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
 AXIS_MAX = 65536
-# Fields that must be equal in all layers for one spec to stand for them.
-SPEC_FACTS = ("block_size", "page_size_bytes", "num_kv_heads", "head_size", "dtype")
+# Of the digest of a group's layer names.
+DIGEST_HEX = 16
+# The name of an engine's order of bytes in blocks of a spec, or of so many heads of it, beyond the configuration.
+FormOf = Callable[[CacheSpec, int | None], str]
+# The number of a layer's part, and its own number there.
+LayerPlace = tuple[int, int]
 
 
 class Tensor(Protocol):
@@ -51,17 +58,22 @@ class Tensor(Protocol):
 class Geometry:
     """Mapping of an engine's KV to chunks.
 
-    `layout`: of a scheduler, standing for all shards of all pipeline stages. `layer_names`: this process's stage's. `replicas`:
-    ranks in a row that hold the same KV; one of them saves. `hash_tokens`: tokens behind each of the engine's block hashes.
+    `layout`: of a scheduler, standing for all shards of all pipeline stages; with groups where there are several parts, or
+    one that does not need every chunk. `parts`: this process's stage's, in the order of the layout's groups. `tables`: how many
+    block tables a request has. `hash_tokens`: tokens behind each of the engine's block hashes.
     """
 
     layout: Layout
-    layer_names: tuple[str, ...]
+    parts: tuple[Part, ...]
+    tables: int
     blocks: int
-    block_tokens: int
-    block_bytes: int
     hash_tokens: int
-    replicas: int
+    ranks: Ranks
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether the layout has groups."""
+        return bool(self.layout.groups)
 
     @property
     def chunk_tokens(self) -> int:
@@ -69,140 +81,207 @@ class Geometry:
         return self.layout.chunk_tokens
 
     @property
-    def chunk_blocks(self) -> int:
-        """Blocks that a chunk covers."""
-        return self.layout.chunk_tokens // self.block_tokens
+    def chunk_bytes(self) -> int:
+        """Bytes that a chunk in the middle of a prompt has: of the parts that need every chunk, or of all where none does."""
+        counted = [part for part in self.parts if part.is_full] or self.parts
+        return sum(len(part.layer_names) * part.block_bytes * self.blocks_of(part) for part in counted)
+
+    def blocks_of(self, part: Part) -> int:
+        """Blocks that a chunk covers in a part."""
+        return self.layout.chunk_tokens // part.block_tokens
+
+    @property
+    def layer_places(self) -> dict[str, LayerPlace]:
+        """Where each layer is: its part, and its number there."""
+        return {
+            name: (number, layer)
+            for number, part in enumerate(self.parts)
+            for layer, name in enumerate(part.layer_names)
+        }
 
     def shard(self, rank: int) -> Layout:
         """The layout of one worker's rank."""
-        return self.layout.for_rank(rank % (self.layout.world * self.replicas) // self.replicas)
+        return self.layout.for_rank(self.ranks.shard_of(rank))
 
 
-def geometry_of(config: EngineConfig, caches: CacheConfig, chunk_tokens: int, form: str) -> Geometry:
-    """The geometry of an engine. `form` names the order of bytes inside a block, beyond the configuration."""
+def geometry_of(
+    config: EngineConfig, caches: CacheConfig, chunk_tokens: int, form_of: FormOf, *, head_groups: int = 0
+) -> Geometry:
+    """The geometry of an engine. `head_groups`: of a joint engine's chunks; 0: its ranks have chunks apart. Raises Unserved."""
     parallel = config.parallel_config
     check_placement(parallel)
-    if len(caches.kv_cache_groups) != 1:
-        raise Unserved(
-            "several_groups",
-            f"the model has {len(caches.kv_cache_groups)} KV cache groups, expected one (a hybrid model)",
-        )
     if getattr(config.cache_config, "calculate_kv_scales", False):
         raise Unserved(
             "calculated_scales", "KV scales are calculated while serving, expected scales that are part of the model"
         )
-    group = caches.kv_cache_groups[0]
-    spec = one_spec(group.kv_cache_spec)
-    kind = type(spec).__name__
-    if kind not in WHOLE_ATTENTION:
-        raise Unserved(
-            "other_attention", f"the KV cache is of kind {kind}, expected one of {', '.join(WHOLE_ATTENTION)}"
-        )
-    if kind == "MLAAttentionSpec" and _computes_prefixes_anew(config):
-        raise Unserved(
-            "mla_without_prefixes",
-            "the engine computes MLA without prefix caching on this processor, and would attend wrongly to a prefix that is "
-            "loaded",
-        )
-    hash_tokens = getattr(caches, "hash_block_size", None) or spec.block_size
+    kinds = kinds_of(caches)
+    parts = tuple(kind.part(chunk_tokens) for kind in kinds)
+    _check_parts(config, kinds)
+    hash_tokens = getattr(caches, "hash_block_size", None) or min(part.block_tokens for part in parts)
     if chunk_tokens % hash_tokens:
         raise Unserved(
             "coarse_hashes",
             f"block hashes cover {hash_tokens} tokens, expected a divisor of the chunk's {chunk_tokens}",
         )
-    stages = stages_of(config, group.layer_names)
-    if stages and spec is not group.kv_cache_spec:
+    stages = stages_of(config, [name for kind in kinds for name in kind.layer_names])
+    has_groups = len(parts) > 1 or not parts[0].is_full
+    if stages and (has_groups or kinds[0].spec is not caches.kv_cache_groups[0].kv_cache_spec):
         # A stage with equal layers may still differ from other stages, which no process can see.
-        raise Unserved(
-            "odd_blocks", "layers have blocks of several kinds in an engine of several stages", REMEDIES[PIPELINE]
+        raise Unserved("staged_groups", "layers have blocks of several kinds in an engine of several stages")
+    replicas = _replicas(caches, kinds, parallel.tensor_parallel_size)
+    is_joint = bool(head_groups) and not has_groups and type(kinds[0].spec).__name__ == "FullAttentionSpec"
+    ranks = Ranks(parallel.tensor_parallel_size, replicas, stages, is_joint)
+    shapes = [_shape_of(config, caches, kind, form_of) for kind in kinds]
+    if has_groups:
+        groups = tuple(_group_of(kind, shape) for kind, shape in zip(kinds, shapes, strict=True))
+        layout = Layout(groups=groups, chunk_tokens=chunk_tokens, rank=None, world=ranks.shards)
+    elif is_joint:
+        layout = joint_layout(
+            config, caches, kinds[0], ranks, head_groups=head_groups, chunk_tokens=chunk_tokens, form_of=form_of
         )
-    tensor_ranks = parallel.tensor_parallel_size
-    replicas = _replicas(caches, kind, tensor_ranks)
-    heads, width = _token_shape(spec.page_size_bytes, spec.block_size)
-    layout = Layout(
-        layers=max(stages, default=len(group.layer_names)),
-        kv_heads=heads,
-        head_dim=width,
+    else:
+        layout = Layout(
+            layers=max(stages, default=len(parts[0].layer_names)),
+            chunk_tokens=chunk_tokens,
+            rank=None,
+            world=ranks.shards,
+            stages=stages,
+            **shapes[0],
+        )
+    return Geometry(layout, parts, len(caches.kv_cache_groups), caches.num_blocks, hash_tokens, ranks)
+
+
+def _check_parts(config: EngineConfig, kinds: Sequence[KindOfLayers]) -> None:
+    """Raises Unserved where an engine has no part, or one that it must not load, or whose blocks the scheduler does not
+    see."""
+    if not kinds:
+        raise Unserved("other_attention", "the model has no KV cache, expected one of attention")
+    for first, other in pairwise(kinds):
+        if first.table == other.table and not first.is_seen:
+            raise Unserved("odd_blocks", difference(first, other))
+    is_latent = any(type(kind.spec).__name__ == "MLAAttentionSpec" for kind in kinds)
+    if is_latent and _computes_prefixes_anew(config):
+        raise Unserved(
+            "mla_without_prefixes",
+            "the engine computes MLA without prefix caching on this processor, and would attend wrongly to a prefix that is "
+            "loaded",
+        )
+
+
+def joint_layout(
+    config: EngineConfig,
+    caches: CacheConfig,
+    kind: KindOfLayers,
+    ranks: Ranks,
+    *,
+    head_groups: int,
+    chunk_tokens: int,
+    form_of: FormOf,
+) -> Layout:
+    """The layout of chunks of which each rank has a part: the model's, whatever the engine's sizes are."""
+    spec = kind.spec
+    heads = int(getattr(spec, "num_kv_heads", 1))
+    total = heads_of_model(heads, ranks, head_groups)
+    head_bytes, rest = divmod(spec.page_size_bytes, spec.block_size * heads)
+    if rest:
+        raise Unserved(
+            "uneven_heads",
+            f"a block of {heads} heads has {spec.page_size_bytes} bytes, expected whole bytes per token and head",
+        )
+    return Layout(
+        layers=stage_layers(ranks.stages, len(kind.layer_names)),
+        kv_heads=total,
+        head_dim=head_bytes,
         dtype="uint8",
         chunk_tokens=chunk_tokens,
         planes=1,
         rank=None,
-        world=tensor_ranks // replicas * max(1, len(stages)),
-        format=_format(config, caches, spec, form),
+        world=1,
+        format=_format(config, caches, spec, form_of(spec, 1), heads=total),
         block_tokens=spec.block_size,
-        stages=stages,
-    )
-    return Geometry(
-        layout=layout,
-        layer_names=tuple(group.layer_names),
-        blocks=caches.num_blocks,
-        block_tokens=spec.block_size,
-        block_bytes=spec.page_size_bytes,
-        hash_tokens=hash_tokens,
-        replicas=replicas,
+        head_groups=head_groups,
     )
 
 
-def one_spec(spec: CacheSpec) -> CacheSpec:
-    """The spec that stands for every layer of a group: of a spec for each layer (`UniformTypeKVCacheSpecs`) the first, if all
-    are equal.
-
-    Workers are shown a spec for each layer where the scheduler is shown the first one alone. Raises LayoutMismatch where the
-    layers differ, which only workers can see.
-    """
-    by_layer: Mapping[str, CacheSpec] = getattr(spec, "kv_cache_specs", {})
-    if not by_layer:
-        return spec
-    (first_name, first), *others = by_layer.items()
-    for name, other in others:
-        for fact in SPEC_FACTS:
-            here, there = getattr(first, fact, None), getattr(other, fact, None)
-            if here != there or type(first) is not type(other):
-                what = f"{fact} {there}" if here != there else f"the kind {type(other).__name__}"
-                raise Unserved(
-                    "odd_blocks", f"layer {name!r} has {what}, expected what layer {first_name!r} has: {first}"
-                )
-    return first
+def _group_of(kind: KindOfLayers, shape: dict[str, Any]) -> Group:
+    """A group of the layout. Its format names its layers: releases of vLLM divide a model's layers of one kind differently,
+    into groups of the same shape."""
+    layers = kvpool_native.blake3("\n".join(kind.layer_names).encode()).hex()[:DIGEST_HEX]
+    named = shape | {"format": f"{shape['format']}/layers-{layers}"}
+    return Group(kind=kind.kind, window=kind.window, layers=len(kind.layer_names), **named)
 
 
-def block_views(geometry: Geometry, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+def _shape_of(config: EngineConfig, caches: CacheConfig, kind: KindOfLayers, form_of: FormOf) -> dict[str, Any]:
+    """The geometry of a part's chunks: opaque blocks."""
+    spec = kind.spec
+    heads, width = _token_shape(kind.block_bytes, spec.block_size)
+    return {
+        "kv_heads": heads,
+        "head_dim": width,
+        "dtype": "uint8",
+        "planes": 1,
+        "format": _format(config, caches, spec, form_of(spec, None)),
+        "block_tokens": spec.block_size,
+    }
+
+
+def block_views(geometry: Geometry, part: Part, tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """Each layer's tensor as [blocks, items of a block in the order of memory]. Raises LayoutMismatch on another shape."""
-    missing = [name for name in geometry.layer_names if name not in tensors]
+    missing = [name for name in part.layer_names if name not in tensors]
     if missing:
+        raise Unserved("odd_blocks", f"layer {missing[0]!r} was not registered, expected all {len(part.layer_names)}")
+    if geometry.ranks.is_joint:
+        return [_heads_view(name, tensors[name], geometry.blocks, part.block_bytes) for name in part.layer_names]
+    return [_block_view(name, tensors[name], geometry.blocks, part.block_bytes) for name in part.layer_names]
+
+
+def _heads_view(name: str, tensor: Tensor, blocks: int, block_bytes: int) -> Tensor:
+    """A layer's tensor as [blocks, heads, items of a head]: each head's bytes in a row, inside a block one behind the other."""
+    shape, steps = [int(size) for size in tensor.shape], [int(step) for step in tensor.stride()]
+    item, heads = tensor.element_size(), shape[1] if len(shape) > 1 else 0
+    dense = 1
+    for size, step in sorted(zip(shape[2:], steps[2:], strict=True), key=lambda axis: (axis[1], axis[0])):
+        if size > 1 and step != dense:
+            dense = 0
+        dense *= size
+    if not dense or shape[0] != blocks or heads * dense * item != block_bytes or (heads > 1 and steps[1] != dense):
         raise Unserved(
-            "odd_blocks", f"layer {missing[0]!r} was not registered, expected all {len(geometry.layer_names)}"
+            "token_major",
+            f"layer {name!r} has shape {tuple(shape)} and strides {steps}, expected [{blocks} blocks, heads, …] with each "
+            f"head's bytes in a row and {block_bytes} bytes in a block",
         )
-    return [_block_view(name, tensors[name], geometry) for name in geometry.layer_names]
+    return tensor.as_strided((blocks, heads, dense), (steps[0], dense, 1), tensor.storage_offset())
 
 
-def _block_view(name: str, tensor: Tensor, geometry: Geometry) -> Tensor:
+def _block_view(name: str, tensor: Tensor, blocks: int, block_bytes: int) -> Tensor:
     """Dimension 0 counts blocks (or their equal parts, where the backend's blocks are smaller); inside there are no gaps."""
     item = tensor.element_size()
     rows, inner = int(tensor.shape[0]), [int(size) for size in tensor.shape[1:]]
     steps = [int(step) for step in tensor.stride()]
-    parts, rest = divmod(rows, geometry.blocks)
+    parts, rest = divmod(rows, blocks)
     dense = 1
     for size, step in sorted(zip(inner, steps[1:], strict=True), key=lambda axis: (axis[1], axis[0])):
         if size > 1 and step != dense:
             raise Unserved("odd_blocks", f"layer {name!r} has strides {steps}, expected blocks without gaps")
         dense *= size
-    if rest or not parts or parts * dense * item != geometry.block_bytes:
+    if rest or not parts or parts * dense * item != block_bytes:
         raise Unserved(
             "odd_blocks",
-            f"layer {name!r} has shape {tuple(tensor.shape)} of {item}-byte items, expected {geometry.blocks} blocks of "
-            f"{geometry.block_bytes} bytes",
+            f"layer {name!r} has shape {tuple(tensor.shape)} of {item}-byte items, expected {blocks} blocks of "
+            f"{block_bytes} bytes",
         )
     if parts > 1 and steps[0] != dense:
         raise Unserved(
             "odd_blocks", f"layer {name!r} has strides {steps}, expected the parts of a block one behind the other"
         )
     block_items = parts * dense
-    return tensor.as_strided((geometry.blocks, block_items), (steps[0] * parts, 1), tensor.storage_offset())
+    return tensor.as_strided((blocks, block_items), (steps[0] * parts, 1), tensor.storage_offset())
 
 
-def _replicas(caches: CacheConfig, kind: str, tensor_ranks: int) -> int:
+def _replicas(caches: CacheConfig, kinds: Sequence[KindOfLayers], tensor_ranks: int) -> int:
     known = getattr(caches, "kv_tp_replicas", None)
-    replicas = int(known) if known else (tensor_ranks if kind == "MLAAttentionSpec" else 1)
+    are_latent = all("MLA" in type(kind.spec).__name__ for kind in kinds)
+    replicas = int(known) if known else (tensor_ranks if are_latent else 1)
     if tensor_ranks % replicas:
         raise Unserved("odd_blocks", f"{replicas} of {tensor_ranks} ranks hold the same KV, expected a divisor")
     return replicas
@@ -230,14 +309,14 @@ def _token_shape(block_bytes: int, block_tokens: int) -> tuple[int, int]:
     return heads, width
 
 
-def _format(config: EngineConfig, caches: CacheConfig, spec: CacheSpec, form: str) -> str:
+def _format(config: EngineConfig, caches: CacheConfig, spec: CacheSpec, form: str, *, heads: int | None = None) -> str:
     facts = (
         form,
         type(spec).__name__.removesuffix("Spec"),
         getattr(caches, "kv_cache_layout", None),
         getattr(spec, "dtype", None),
         getattr(config.cache_config, "cache_dtype", None),
-        getattr(spec, "num_kv_heads", None),
+        getattr(spec, "num_kv_heads", None) if heads is None else f"{heads} heads apart",
         getattr(spec, "head_size", None),
     )
     return "vllm/" + "/".join(str(fact).removeprefix("torch.") for fact in facts)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.pool import Pool
 from kvpool_client.results import Hit
+from kvpool_client.vllm.identity.ranks import Ranks
 from kvpool_client.vllm.scheduler.background_queue import BackgroundQueue
 
 # Requests for promises, and tickets that are given back.
@@ -22,7 +23,7 @@ QUESTIONS_MAX = 128
 
 @dataclass(frozen=True, slots=True)
 class LeasePromise:
-    """Leading chunks that can be loaded with `tickets`, one for each replica. `tiers`: the level of each chunk."""
+    """Leading chunks that can be loaded with `tickets` (see `Ranks`). `tiers`: the level of each chunk."""
 
     chunks: int
     tickets: tuple[bytes, ...]
@@ -36,9 +37,9 @@ Answer = Future[LeasePromise]
 class LeasePromiseFetcher:
     """Fetches lease promises through a scheduler's Pool."""
 
-    def __init__(self, pool: Pool, replicas: int, guard: FailureGuard) -> None:
+    def __init__(self, pool: Pool, ranks: Ranks, guard: FailureGuard) -> None:
         self._pool = pool
-        self._replicas = replicas
+        self._ranks = ranks
         self._queue = BackgroundQueue("kvpool-ask", "fetching leases", QUESTIONS_MAX, guard)
 
     def ask(self, hit: Hit) -> Answer:
@@ -59,7 +60,8 @@ class LeasePromiseFetcher:
         promise = NOTHING
         try:
             with self._pool.acquire(hit) as lease:
-                tickets = tuple(lease.ticket() for _ in range(self._replicas)) if lease.chunks else ()
+                count, claims = self._ranks.tickets if lease.chunks else 0, self._ranks.claims
+                tickets = tuple(lease.ticket(claims) for _ in range(count))
                 if tickets and all(tickets):
                     promise = LeasePromise(lease.chunks, tickets, lease.tiers.tobytes())
         finally:

@@ -19,13 +19,14 @@ class Tracked:
     """One request. Invariant: `keys` has a key for each whole chunk whose block hashes were known at the last look.
 
     `chunks_planned`: leading chunks that the pool has or that were put into a plan; `chunks_unplanned`: whole ones behind those
-    that a step with a load left for a later one. `table`: its blocks in order, None while
-    they are not known. `save_wait` and `answer_wait` run from the first time that the request was held back for that reason.
-    `asked_tokens`: tokens that the pending answer covers, after `held_tokens`. `has_given_up`: no more lookups for this
-    request. `hints`: its hints, `hint_reply` the reply to them; `announced` runs while it need not be announced again.
-    `save_chunks`: how many of its chunks may be saved at most. `retry`: runs while chunks that another save was writing are
-    planned again. `epoch`: of the weights that compute it (see `weight_epoch`); `is_stale`: it may have KV of others, nothing
-    of it is saved. `has_had_blocks`: vLLM has given it blocks once, and what is in them may come from anywhere.
+    that a step with a load left for a later one. `tables`: its blocks in order, by vLLM's group, None while they are not known.
+    `boundaries`: numbers of chunks before which windows are stored. `save_wait` and `answer_wait` run from the first time that
+    the request was held back for that reason. `asked_tokens`: tokens that the pending answer covers, after `held_tokens`.
+    `has_given_up`: no more lookups for this request. `hints`: its hints, `hint_reply` the reply to them; `announced` runs while
+    it need not be announced again. `save_chunks`: how many of its chunks may be saved at most. `retry`: runs while chunks that
+    another save was writing are planned again. `epoch`: of the weights that compute it (see `weight_epoch`); `is_stale`: it may
+    have KV of others, nothing of it is saved. `has_had_blocks`: vLLM has given it blocks once, and what is in them may come
+    from anywhere.
     """
 
     def __init__(
@@ -47,7 +48,8 @@ class Tracked:
         self.salt = salt
         self.adapter = adapter
         self.hashes: list[bytes] = []
-        self.table: list[int] | None = None
+        self.tables: tuple[list[int], ...] | None = None
+        self.boundaries: set[int] = set()
         self.chunks_planned = 0
         self.chunks_unplanned = 0
         self.save_chunks = save_chunks
@@ -126,6 +128,12 @@ class Tracked:
         self.answer = None
         self.is_offered = False
         self.save_wait = self.answer_wait = None
+
+
+def boundaries_of(prompt_tokens: int, chunk_tokens: int) -> set[int]:
+    """Numbers of chunks before which windows are stored: where an equal prompt goes on, with a token left to be computed, and
+    where a longer one does."""
+    return {(prompt_tokens - 1) // chunk_tokens, prompt_tokens // chunk_tokens} - {0}
 
 
 def is_looked_up(request: EngineRequest) -> bool:

@@ -10,11 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kvpool.clock import Clock, Deadline, MonotonicClock
-from kvpool_client.connection.peer_pace import PeerPace
 from kvpool_client.engines.failure_guard import FailureGuard
-from kvpool_client.engines.load_cost import RateEstimator, wait_limit_s
+from kvpool_client.engines.load_cost import RateEstimator
 from kvpool_client.pool import Pool
-from kvpool_client.results import Hit
 from kvpool_client.vllm.event_feed import EventFeed
 from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.identity.identity import AdapterNames
@@ -24,17 +22,19 @@ from kvpool_client.vllm.identity.weight_epoch import FIRST_EPOCH, new_epoch
 from kvpool_client.vllm.plan import LoadOrder, SaveOrder, StepPlan, StepReport
 from kvpool_client.vllm.scheduler.forgetting import OwnPrefixes, watch_resets
 from kvpool_client.vllm.scheduler.hint_sender import HintSender
+from kvpool_client.vllm.scheduler.hit_finder import HitFinder
 from kvpool_client.vllm.scheduler.lease_promise import NOTHING, LeasePromiseFetcher
+from kvpool_client.vllm.scheduler.load_plan import failing_order, load_order
 from kvpool_client.vllm.scheduler.offers import Offers
 from kvpool_client.vllm.scheduler.request_hints import NO_HINTS, request_hints_of
-from kvpool_client.vllm.scheduler.requests import Tracked, is_looked_up
+from kvpool_client.vllm.scheduler.requests import Tracked, boundaries_of, is_looked_up
 from kvpool_client.vllm.scheduler.saves.pins import Drain, Pins, can_be_held
 from kvpool_client.vllm.scheduler.saves.save_plan import SavePlanner, has_foreign_loads
 from kvpool_client.vllm.scheduler.saves.sightings import SightingCounts
 from kvpool_client.vllm.scheduler.step_times import StepTimes
 from kvpool_client.vllm.scheduler.unverified_loads import UnverifiedLoad, UnverifiedLoads, blocks_from_the_first_bad
 from kvpool_client.vllm.settings import Settings
-from kvpool_client.vllm.statistics import Tally, by_level, sources_of
+from kvpool_client.vllm.statistics import Tally, sources_of
 from kvpool_client.vllm.surface import BlockPool, EngineBlocks, EngineOutput, EngineRequest, EngineStep
 
 
@@ -59,9 +59,18 @@ class SchedulerHalf:
         self._guard = guard
         self._role = role
         self._clock = clock or MonotonicClock()
-        self._promise_fetcher = LeasePromiseFetcher(pool, geometry.replicas, guard)
+        self._promise_fetcher = LeasePromiseFetcher(pool, geometry.ranks, guard)
         self._offers = Offers(self._promise_fetcher, settings.wait_s, self.tally, self._clock)
         self._rates = RateEstimator()
+        self._hits = HitFinder(
+            pool,
+            geometry,
+            settings=settings,
+            rates=self._rates,
+            offers=self._offers,
+            tally=self.tally,
+            clock=self._clock,
+        )
         self._times = StepTimes(self._rates, self._clock)
         self._feed = feed
         self._hint_sender = HintSender(pool, self.tally, guard, self._clock)
@@ -73,7 +82,7 @@ class SchedulerHalf:
         self._asked: dict[str, int] = {}
         self._epoch = FIRST_EPOCH
         self._own_prefixes = OwnPrefixes()
-        self._pins = Pins(geometry.layout.world * geometry.replicas, self._clock, settings.timeout_s)
+        self._pins = Pins(geometry.ranks.count, self._clock, settings.timeout_s)
         self._sightings = SightingCounts(settings.save_after)
         self._planner = SavePlanner(geometry, self._pins, self._sightings)
         self._unverified_loads = UnverifiedLoads()
@@ -118,12 +127,11 @@ class SchedulerHalf:
         entry = self._track(request)
         if entry.has_come_back(request):
             return nothing
-        # At least one token is left to compute, and the load ends with a block.
-        usable = (request.num_tokens - 1) // self._geometry.block_tokens * self._geometry.block_tokens
+        usable = self._hits.usable_tokens(request.num_tokens)
         if entry.has_given_up or entry.hints.load == "none" or usable <= held_tokens:
             return nothing
         if not self._offers.is_known(entry, held_tokens):
-            hit = self._hit(entry, held_tokens, usable)
+            hit = self._hits.find(entry, held_tokens, usable)
             if hit is None:
                 return None, False
             if not self._offers.ask(entry, hit, held_tokens):
@@ -139,8 +147,7 @@ class SchedulerHalf:
         is_done = self._guard.call("allocation", False, lambda: self._note_allocation(request, blocks, tokens))
         if not is_done and tokens > 0:
             # vLLM waits for this load: the worker has to report that none of the blocks came.
-            table = tuple(blocks.get_block_ids()[0])
-            self._loads.append(LoadOrder(request.request_id, (), 0, 1, table, b"", self._settings.is_async))
+            self._loads.append(failing_order(request.request_id, blocks, is_async=self._settings.is_async))
 
     def _note_allocation(self, request: EngineRequest, blocks: EngineBlocks, tokens: int) -> bool:
         entry = self._track(request)
@@ -155,21 +162,13 @@ class SchedulerHalf:
         self._offers.note_taken(entry)
         entry.chunks_planned = max(entry.chunks_planned, promise.chunks)  # on this node once they are loaded
         entry.is_loading = self._settings.is_async
-        first, end = entry.held_tokens, entry.held_tokens + tokens
-        size = self._geometry.chunk_tokens
-        # Without a promise the order still names every block, so that the worker can report that they never came.
-        chunks = promise.chunks or -(-end // size)
-        table = blocks.get_block_ids()[0]
-        low, high = first // self._geometry.block_tokens, end // self._geometry.block_tokens
-        places = range(first // size * self._geometry.chunk_blocks, chunks * self._geometry.chunk_blocks)
-        tiers = promise.tiers[first // size :]
-        order = LoadOrder(
-            request_id=request.request_id,
-            tickets=promise.tickets,
-            first_chunk=first // size,
-            chunks=chunks,
-            block_ids=tuple(table[place] if low <= place < high else -1 for place in places),
-            tiers=tiers,
+        first, size = entry.held_tokens, self._geometry.chunk_tokens
+        order = load_order(
+            request.request_id,
+            blocks,
+            promise,
+            geometry=self._geometry,
+            tokens=range(first, first + tokens),
             is_async=self._settings.is_async,
         )
         self._loads.append(order)
@@ -177,7 +176,7 @@ class SchedulerHalf:
             place = first // self._geometry.hash_tokens
             self._unverified_loads.add(UnverifiedLoad(self._step + 1, place, bytes(request.block_hashes[place]), entry))
         self.tally.add("hit_tokens", tokens)
-        entry.hit_sources = sources_of(tiers, tokens, first % size, size)
+        entry.hit_sources = sources_of(order.tiers, tokens, first % size, size)
         for name, amount in entry.hit_sources.items():
             self.tally.add(f"hit_tokens_{name}", amount)
         return True
@@ -236,7 +235,7 @@ class SchedulerHalf:
             self.tally.add("dropped_saves", self._planner.give_up())
             self._guard.warn_once("the workers have no pool", report.off)
         for request_id, outcome in report.loads.items():
-            size = self._geometry.layout.chunk_bytes
+            size = self._geometry.chunk_bytes
             if outcome.is_complete or outcome.reason == "timeout":
                 # A load that came too late still measures how slow it was.
                 self._rates.add_load(outcome.tiers, size, outcome.seconds)
@@ -311,47 +310,6 @@ class SchedulerHalf:
         self._pins.close()
         self.pool.close()
 
-    def _hit(self, entry: Tracked, held_tokens: int, usable: int) -> Hit | None:
-        """The hit to load; None while it is better to wait for chunks that are just being saved."""
-        size = self._geometry.chunk_tokens
-        wanted = -(-usable // size)
-        hit = self.pool.lookup(entry.keys, entry.hints.owner)
-        chunks = min(hit.chunks, wanted)
-        self.tally.add("lookups")
-        if chunks < min(wanted, len(entry.keys)) and self._is_worth_waiting(entry, chunks, usable):
-            return None
-        entry.chunks_planned = hit.chunks_here  # what is computed of the others is saved
-        first = held_tokens // size
-        offered = hit.tiers[first:chunks].tobytes()
-        taken = len(offered) if self._settings.always_load else self._chunks_to_load(offered, hit.peer_pace)
-        for name, tokens in by_level("declined_tokens_slower_than_computing", offered[taken:], size):
-            self.tally.add(name, tokens)
-        chunks = first + taken if taken else 0
-        return Hit(chunks, min(chunks * size, usable), hit.tiers[:chunks], hit.keys, hit.peer_pace)
-
-    def _chunks_to_load(self, levels: bytes, peer_pace: PeerPace | None) -> int:
-        layout = self._geometry.layout
-        return self._rates.plan_load(
-            levels,
-            chunk_bytes=layout.chunk_bytes,
-            chunk_tokens=layout.chunk_tokens,
-            now_ns=self._clock.now_ns(),
-            peer_pace=peer_pace,
-        )
-
-    def _is_worth_waiting(self, entry: Tracked, chunks: int, usable: int) -> bool:
-        is_expected = entry.hints.load == "wait" and self.pool.connected
-        if self._offers.are_declined or not (is_expected or self.pool.is_being_saved(entry.keys, chunks)):
-            return False
-        if entry.save_wait is None:
-            limit_s = self._settings.wait_s / 2
-            if not (is_expected or self._settings.always_load):
-                missing = usable - chunks * self._geometry.chunk_tokens
-                limit_s = wait_limit_s(missing, rates=self._rates.rates(), longest_s=limit_s)
-            entry.save_wait = Deadline(limit_s, self._clock)
-            self.tally.add("waits_for_another_save")
-        return not entry.save_wait.has_passed()
-
     def _before_reset(self) -> None:
         self._guard.call("a reset of prefixes", None, self._free_for_reset)
 
@@ -389,6 +347,7 @@ class SchedulerHalf:
                 save_chunks=save_chunks,
             )
             entry.epoch, entry.is_stale = self._epoch, self._own_prefixes.are_old
+            entry.boundaries |= boundaries_of(request.num_prompt_tokens, self._geometry.chunk_tokens)
             self._requests[request.request_id] = entry
             entry.extend_keys()
             self._sightings.see(entry.take_unseen())

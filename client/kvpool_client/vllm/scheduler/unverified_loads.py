@@ -61,7 +61,7 @@ def blocks_from_the_first_bad(entries: Iterable[Tracked], bad: set[int]) -> set[
     """The bad blocks, and in each request that has one of them all blocks after the first one, which depend on it."""
     blocks = set(bad)
     for entry in entries:
-        table = entry.table or []
+        table = entry.tables[0] if entry.tables else []  # vLLM names bad blocks where there is one table
         first = next((index for index, block in enumerate(table) if block in bad), len(table))
         blocks.update(table[first:])
     return blocks

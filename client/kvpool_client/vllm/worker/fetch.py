@@ -12,24 +12,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kvpool.clock import NS_PER_S, Clock
-from kvpool_client.copying.cache import Cache
+from kvpool_client.grouped.load import GroupLoad
 from kvpool_client.lease import Lease
 from kvpool_client.load import Load
-from kvpool_client.pool import Pool
 from kvpool_client.vllm.plan import LoadOrder, LoadOutcome
+from kvpool_client.vllm.worker.engine_memory import EngineMemory
 
 
 class Fetch:
     """See the module."""
 
-    def __init__(self, order: LoadOrder, *, replica: int, clock: Clock) -> None:
+    def __init__(self, order: LoadOrder, *, ticket: int, clock: Clock) -> None:
+        """`ticket`: the number of the order's ticket that this rank claims."""
         self.order = order
-        self._ticket = order.tickets[replica] if replica < len(order.tickets) else b""
+        self._ticket = order.tickets[ticket] if ticket < len(order.tickets) else b""
         self._clock = clock
         self._spent_ns = 0
         self._lease: Lease | None = None
         self._lock = threading.Lock()
-        self._load: Load | None = None  # guarded by _lock
+        self._load: Load | GroupLoad | None = None  # guarded by _lock
         self._is_wanted = True  # guarded by _lock
         self._waited: set[int] = set()
 
@@ -41,15 +42,15 @@ class Fetch:
         """The id of the request."""
         return self.order.request_id
 
-    def begin(self, pool: Pool, cache: Cache) -> None:
+    def begin(self, memory: EngineMemory) -> None:
         """Claim the lease and start copying; returns when the copy runs. With an empty claim there is nothing to wait for."""
         if not self._ticket:
             return
         with self._spending():
-            self._lease = pool.claim(self._ticket)
+            self._lease = memory.pool.claim(self._ticket)
             if self._lease.chunks != self.order.chunks:
                 return
-            load = pool.load(self._lease, cache, self.order.block_ids, first_chunk=self.order.first_chunk)
+            load = memory.load(self._lease, self.order)
         with self._lock:
             self._load = load
             is_wanted = self._is_wanted
@@ -57,11 +58,14 @@ class Fetch:
             load.cancel()
 
     def wait_layer(self, layer: int) -> bool:
-        """Wait until the layer is in place in every block; False where it will not come."""
+        """Wait until the layer is in place in every block; False where it will not come. Of an engine without groups: others
+        load between steps alone."""
         load = self._load
         self._waited.add(layer)
         with self._spending():
-            return load is not None and load.wait_layer(layer) and load.chunks_so_far >= self.order.chunks
+            if load is None or isinstance(load, GroupLoad):
+                return False
+            return load.wait_layer(layer) and load.chunks_so_far >= self.order.chunks
 
     def has_waited_for(self, layers: int) -> bool:
         """Whether every layer has been waited for."""
@@ -102,10 +106,12 @@ class Fetch:
             self._lease.release()
 
     def blocks_without(self, outcome: LoadOutcome) -> set[int]:
-        """The blocks that should have been written and are invalid: the first failed chunk's and all after it."""
-        chunk_blocks = len(self.order.block_ids) // max(1, self.order.chunks - self.order.first_chunk)
+        """The blocks that should have been written and are invalid: the first failed chunk's and all after it. Of an engine
+        without groups: with them a load that fails is reported by its request."""
+        block_ids = self.order.block_ids[0]
+        chunk_blocks = len(block_ids) // max(1, self.order.chunks - self.order.first_chunk)
         good = max(0, outcome.chunks - self.order.first_chunk) * chunk_blocks
-        return {block for block in self.order.block_ids[good:] if block >= 0}
+        return {block for block in block_ids[good:] if block >= 0}
 
 
 def failed(order: LoadOrder, reason: str) -> LoadOutcome:

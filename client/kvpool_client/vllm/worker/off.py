@@ -19,7 +19,8 @@ class AbsentWorker:
 
     loads_by_layer = saves_by_layer = is_quiet = False
 
-    def __init__(self, off: str, rank: int) -> None:
+    def __init__(self, off: str, rank: int, *, has_groups: bool = False) -> None:
+        """`has_groups`: vLLM is notified of a failed load by its request alone, not by its blocks."""
         self.tally = Tally()
         self._rank = rank
         self._board = RankSaves()
@@ -27,6 +28,8 @@ class AbsentWorker:
         self._plan = NO_PLAN
         self._outcomes: dict[str, LoadOutcome] = {}
         self._finished: set[str] = set()
+        self._has_groups = has_groups
+        self._failed_loads: set[str] = set()
         self._bad_blocks: set[int] = set()
         self._failed_step = 0
         self._ended: dict[int, int] = {}
@@ -47,7 +50,10 @@ class AbsentWorker:
                 self._board.attach(plan.board, self._rank)
         for order in plan.loads:
             self._outcomes[order.request_id] = LoadOutcome(order.chunks, 0, "no-pool", 0.0, order.tiers)
-            self._bad_blocks.update(block for block in order.block_ids if block >= 0)
+            if self._has_groups:
+                self._failed_loads.add(order.request_id)
+            else:
+                self._bad_blocks.update(block for block in order.block_ids[0] if block >= 0)
             self._failed_step = plan.step
             self.tally.add("short_loads_no-pool")
             if order.is_async:
@@ -80,6 +86,11 @@ class AbsentWorker:
     def take_finished(self) -> set[str]:
         """Requests whose asynchronous load was ordered since the last call."""
         taken, self._finished = self._finished, set()
+        return taken
+
+    def take_failed(self) -> set[str]:
+        """The same, in an engine whose layout has groups."""
+        taken, self._failed_loads = self._failed_loads, set()
         return taken
 
     def take_bad_blocks(self) -> set[int]:

@@ -13,12 +13,12 @@ by its final outcome. One thread at a time.
 import numpy as np
 
 from kvpool.clock import Clock, Deadline
-from kvpool_client.copying.cache import Cache
-from kvpool_client.pool import Pool
+from kvpool_client.key_chain import KeyChain
 from kvpool_client.results import SaveResult
 from kvpool_client.save import Save
-from kvpool_client.vllm.identity.geometry import Geometry
+from kvpool_client.vllm.identity.geometry import LayerPlace
 from kvpool_client.vllm.plan import SaveOrder, SaveRetention
+from kvpool_client.vllm.worker.engine_memory import EngineMemory
 
 NO_RETENTION = SaveRetention((), 0)
 # Reasons that another writer causes: its own chunks, and those after them.
@@ -28,14 +28,10 @@ WAITS_FOR_ANOTHER = {"pending", "no-parent"}
 class SaveTask:
     """See the module. `wait_budget_s`: from now on, how long to wait for another writer and for the order's turn."""
 
-    def __init__(
-        self, order: SaveOrder, geometry: Geometry, pool: Pool, cache: Cache, *, wait_budget_s: float, clock: Clock
-    ) -> None:
+    def __init__(self, order: SaveOrder, memory: EngineMemory, *, wait_budget_s: float, clock: Clock) -> None:
         self.order = order
         self.counts: dict[str, int] = {}
-        self._geometry = geometry
-        self._pool = pool
-        self._cache = cache
+        self._memory = memory
         self._deadline = Deadline(wait_budget_s, clock)
         self._settled = 0
         self._stored_behind: set[int] = set()  # chunks stored behind pending ones: the next save finds them present
@@ -57,41 +53,38 @@ class SaveTask:
 
     def open(self) -> None:
         """Reserve slots for what is not settled. One round trip."""
-        order, size, first = self.order, self._geometry.chunk_tokens, self.next_chunk
-        retention = order.retention or NO_RETENTION
-        keys = self._pool.keys_from_hashes(
-            order.hashes[:first], size, salt=order.salt, adapter=order.adapter, adapter_name=order.lora_name or None
-        )
-        ids = np.frombuffer(order.tokens, "<i4")[self._settled * size :] if order.tokens else None
-        keys.append_hashes(order.hashes[first:], ids)
-        self._save = self._pool.save(
-            keys,
-            self._cache,
-            order.block_ids[self._settled * self._geometry.chunk_blocks :],
-            first_chunk=first,
+        memory, part = self._memory, self._memory.geometry.parts[0]
+        retention = self.order.retention or NO_RETENTION
+        self._save = memory.pool.save(
+            keys_of(self.order, memory, self.next_chunk),
+            memory.caches[0],
+            self.order.block_ids[0][self._settled * memory.geometry.blocks_of(part) :],
+            first_chunk=self.next_chunk,
             retention=retention.ranges,
             prompt_tokens=retention.prompt_tokens,
             decode_priority=retention.decode_priority,
             decode_duration_s=retention.decode_duration_s,
         )
 
-    def layer(self, layer: int) -> None:
+    def layer(self, place: LayerPlace) -> None:
         """The engine has written a layer of an order that is open: its bytes may be read."""
         assert self._save is not None
-        self._save.layer(layer)
+        self._save.layer(place[1])
 
     def commit(self) -> bool:
         """Copy what is not copied, and publish. False where another writer has to end before the rest can be stored."""
         assert self._save is not None
         result = self._save.commit()
         assert result is not None
-        self._count("saved_chunks", result.stored)
+        self._count("saved_chunks", result.stored + result.part)
         found = {number for number, state in enumerate(result.states, self._settled) if state == "present"}
         self._count("present_chunks", len(found - self._stored_behind))
         self._count("clipped_chunks", result.clipped)
         self._declined = dict(result.reasons)
         if "pending" in self._declined and self._declined.keys() <= WAITS_FOR_ANOTHER:
-            stored = {number for number, state in enumerate(result.states, self._settled) if state == "stored"}
+            stored = {
+                number for number, state in enumerate(result.states, self._settled) if state in ("stored", "part")
+            }
             self._stored_behind |= stored
             self._settled += _kept(result)
             return False
@@ -120,6 +113,17 @@ class SaveTask:
 
     def _count(self, name: str, amount: int) -> None:
         self.counts[name] = self.counts.get(name, 0) + amount
+
+
+def keys_of(order: SaveOrder, memory: EngineMemory, first: int) -> KeyChain:
+    """The keys of an order's chunks, with the token ids of those from `first` on."""
+    size = memory.geometry.chunk_tokens
+    keys = memory.pool.keys_from_hashes(
+        order.hashes[:first], size, salt=order.salt, adapter=order.adapter, adapter_name=order.lora_name or None
+    )
+    ids = np.frombuffer(order.tokens, "<i4")[(first - order.first_chunk) * size :] if order.tokens else None
+    keys.append_hashes(order.hashes[first:], ids)
+    return keys
 
 
 def _kept(result: SaveResult) -> int:

@@ -16,13 +16,13 @@ from concurrent.futures import wait as wait_for_futures
 from typing import Any
 
 from kvpool.clock import Clock, Deadline
-from kvpool_client.copying.cache import Cache
 from kvpool_client.engines.failure_guard import FailureGuard
-from kvpool_client.pool import Pool
-from kvpool_client.vllm.identity.geometry import Geometry
+from kvpool_client.vllm.identity.geometry import LayerPlace
 from kvpool_client.vllm.plan import SaveOrder
 from kvpool_client.vllm.save_board import RankSaves
 from kvpool_client.vllm.statistics import Tally
+from kvpool_client.vllm.worker.engine_memory import EngineMemory
+from kvpool_client.vllm.worker.group_save_task import GroupSaveTask
 from kvpool_client.vllm.worker.save_task import SaveTask
 
 # Saves under way at once: one copies while another one asks the daemon.
@@ -35,7 +35,6 @@ class Saver:
 
     def __init__(
         self,
-        geometry: Geometry,
         tally: Tally,
         guard: FailureGuard,
         *,
@@ -43,7 +42,6 @@ class Saver:
         wait_budget_s: float,
         clock: Clock,
     ) -> None:
-        self._geometry = geometry
         self._tally = tally
         self._guard = guard
         self._is_writer = is_writer
@@ -51,7 +49,7 @@ class Saver:
         self._clock = clock
         self._threads = ThreadPoolExecutor(SAVE_THREADS, thread_name_prefix="kvpool-save")
         self.board = RankSaves()
-        self._memory: tuple[Pool, Cache] | None = None
+        self._memory: EngineMemory | None = None
         self._orders: Sequence[SaveOrder] = ()
         self._open: list[SaveTask] | None = None
         self._running: list[tuple[SaveTask, Future[bool]]] = []
@@ -73,19 +71,19 @@ class Saver:
         """Whether orders are under way, or have ended and were not reported yet."""
         return bool(self._orders or self._open or self.is_busy or self._ended or self._unsaved)
 
-    def use(self, pool: Pool, cache: Cache) -> None:
+    def use(self, memory: EngineMemory) -> None:
         """Set where blocks are read and stored from now on."""
-        self._memory = (pool, cache)
+        self._memory = memory
 
     def begin(self, orders: Sequence[SaveOrder]) -> None:
         """A step begins. Give up what an unfinished step has left."""
         self.drop()
         self._orders = orders
 
-    def layer(self, layer: int, *, may_save: bool) -> None:
+    def layer(self, place: LayerPlace, *, may_save: bool) -> None:
         """The forward pass has written a layer."""
         for task in self._opened(may_save=may_save):
-            task.layer(layer)
+            task.layer(place)
 
     def end_step(self, *, may_save: bool) -> None:
         """The forward pass has ended: publish the step's own saves and start the pinned ones, or give all of them up."""
@@ -185,8 +183,8 @@ class Saver:
     def _new(self, order: SaveOrder) -> SaveTask | None:
         if self._memory is None:
             return None
-        pool, cache = self._memory
-        return SaveTask(order, self._geometry, pool, cache, wait_budget_s=self._wait_budget_s, clock=self._clock)
+        kind = GroupSaveTask if self._memory.geometry.has_groups else SaveTask
+        return kind(order, self._memory, wait_budget_s=self._wait_budget_s, clock=self._clock)
 
     def _commit(self, task: SaveTask) -> bool:
         """Commit a save of this step. Whether it has ended."""
@@ -253,7 +251,7 @@ class Saver:
         """A call that waits for everything the engine has queued so far; None where there is none."""
         if self._memory is None:
             return None
-        return self._guard.call("marking the device's work", None, self._memory[1].engine_mark)
+        return self._guard.call("marking the device's work", None, self._memory.engine_mark)
 
     def _did(self, what: str, function: Callable[[], None]) -> bool:
         """Whether the call came back."""

@@ -14,14 +14,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from kvpool.clock import Clock, MonotonicClock
 from kvpool.errors import KVPoolError
-from kvpool_client.copying.cache import Cache
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.pool import Pool
-from kvpool_client.vllm.identity.geometry import Geometry, Tensor, block_views
+from kvpool_client.vllm.identity.geometry import Geometry, Tensor
 from kvpool_client.vllm.plan import NO_PLAN, LoadOutcome, StepPlan, StepReport
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.statistics import Tally
 from kvpool_client.vllm.support import code_of
+from kvpool_client.vllm.worker.engine_memory import EngineMemory
 from kvpool_client.vllm.worker.fetch import Fetch, failed
 from kvpool_client.vllm.worker.saver import Saver
 
@@ -45,18 +45,19 @@ class WorkerHalf:
         self._geometry = geometry
         self._settings = settings
         self._guard = guard
-        self._rank = rank % (geometry.layout.world * geometry.replicas)
-        self._replica = rank % geometry.replicas
+        self._rank = rank % geometry.ranks.count
+        self._ticket = geometry.ranks.ticket_of(rank)
         self._clock = clock or MonotonicClock()
-        self._cache: Cache | None = None
+        self._memory: EngineMemory | None = None
         self._off = "no KV caches were registered"
-        self._layers = {name: number for number, name in enumerate(geometry.layer_names)}
+        self._layers = geometry.layer_places
         self._threads = ThreadPoolExecutor(settings.load_threads, thread_name_prefix="kvpool-load")
         self._plan = NO_PLAN
         self._running: list[tuple[Fetch, Future[LoadOutcome]]] = []
         self._sync: list[Fetch] = []
         self._outcomes: dict[str, LoadOutcome] = {}
         self._bad_blocks: set[int] = set()
+        self._failed_loads: set[str] = set()
         self._failed_step = 0
         # Layers for which the model was seen to wait before a load is settled; the others are waited for at once.
         self._trusted: set[int] = set()
@@ -67,10 +68,9 @@ class WorkerHalf:
         # Whether this step has no work, and nothing is under way or to be reported: as in most decoding steps.
         self.is_quiet = False
         self._saver = Saver(
-            geometry,
             self.tally,
             guard,
-            is_writer=self._replica == 0,
+            is_writer=geometry.ranks.is_writer(rank),
             wait_budget_s=settings.timeout_s,
             clock=self._clock,
         )
@@ -84,10 +84,9 @@ class WorkerHalf:
         Returns True: the outcome was logged and counted.
         """
         try:
-            views = block_views(self._geometry, tensors)
             self.pool = self.pool or self._connect()
-            self._cache = self.pool.register(views, block_tokens=self._geometry.block_tokens)
-            self._saver.use(self.pool, self._cache)
+            self._memory = EngineMemory(self.pool, self._geometry, tensors)
+            self._saver.use(self._memory)
             self._off = ""
         except KVPoolError as error:
             self._off = str(error)
@@ -111,7 +110,12 @@ class WorkerHalf:
         self.loads_by_layer = not self._settings.is_async or any(not order.is_async for order in plan.loads)
         # With synchronous loads, each step also shows which layers the model waits for before loads are settled.
         if self._settings.is_async and not (
-            is_asked or self._running or self._outcomes or self._bad_blocks or self._saver.has_work
+            is_asked
+            or self._running
+            or self._outcomes
+            or self._bad_blocks
+            or self._failed_loads
+            or self._saver.has_work
         ):
             self.is_quiet = True
             return
@@ -124,7 +128,7 @@ class WorkerHalf:
     def start_loads(self) -> None:
         """Begin the plan's loads: synchronous ones run when this returns, asynchronous ones are queued."""
         for order in self._plan.loads:
-            fetch = Fetch(order, replica=self._replica, clock=self._clock)
+            fetch = Fetch(order, ticket=self._ticket, clock=self._clock)
             if order.is_async:
                 self._running.append((fetch, self._threads.submit(self._carry_out, fetch)))
                 continue
@@ -136,18 +140,19 @@ class WorkerHalf:
 
     def wait_layer(self, name: str) -> None:
         """Before the forward pass reads a layer: wait until the synchronous loads have brought it, or have failed."""
-        layer = self._layers.get(name)
-        if layer is None:
+        place = self._layers.get(name)
+        if place is None:
             return
+        layer = place[1]
         self._seen.add(layer)
         for fetch in self._sync:
             self._wait(fetch, layer)
 
     def save_layer(self, name: str) -> None:
         """The forward pass has written a layer: its bytes may be read."""
-        layer = self._layers.get(name)
-        if layer is not None and self._plan.saves:
-            self._saver.layer(layer, may_save=self._may_save())
+        place = self._layers.get(name)
+        if place is not None and self._plan.saves:
+            self._saver.layer(place, may_save=self._may_save())
 
     def end_forward(self) -> None:
         """The forward pass has ended: publish its saves, or give them up."""
@@ -172,6 +177,11 @@ class WorkerHalf:
                 fetch.release()
             self._settle(fetch, failed(fetch.order, "error") if error is not None else future.result())
         return {fetch.request_id for fetch, _ in ended}
+
+    def take_failed(self) -> set[str]:
+        """Requests whose load has failed since the last call, in an engine whose layout has groups."""
+        taken, self._failed_loads = self._failed_loads, set()
+        return taken
 
     def take_bad_blocks(self) -> set[int]:
         """Blocks that a load should have filled and did not, since the last call."""
@@ -214,8 +224,8 @@ class WorkerHalf:
             self.pool.close()
 
     def _begin(self, fetch: Fetch) -> None:
-        if self.pool is not None and self._cache is not None:
-            fetch.begin(self.pool, self._cache)
+        if self._memory is not None:
+            fetch.begin(self._memory)
 
     def _carry_out(self, fetch: Fetch) -> LoadOutcome:
         self._begin(fetch)
@@ -249,7 +259,10 @@ class WorkerHalf:
         self.tally.add("load_seconds", outcome.seconds)
         if not outcome.is_complete:
             self.tally.add(f"short_loads_{outcome.reason}")
-            self._bad_blocks |= fetch.blocks_without(outcome)
+            if self._geometry.has_groups:
+                self._failed_loads.add(fetch.request_id)
+            else:
+                self._bad_blocks |= fetch.blocks_without(outcome)
             self._failed_step = self._plan.step
 
     def _may_save(self) -> bool:

@@ -7,6 +7,7 @@ Invariant: the row of every key that has left the directory is removed before an
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,36 +25,44 @@ from kvpool.tiers.ssd.opened import ClosedSsd, OpenSsd
 from kvpool.tiers.ssd.opening import Recovered
 from kvpool.types import DEFAULT_PRIORITY
 
+log = logging.getLogger(__name__)
+
 RESTORE_ROWS = 2048
 MS_PER_S = 1000
 Disk = OpenSsd | ClosedSsd
 
 
 class CatalogueBook:
-    """See the module. `restored_chunks`: chunks of earlier processes that were restored."""
+    """See the module. `restored_chunks`: chunks of earlier processes that were restored; `set_aside_chunks`: those that were
+    not, as their slots do not fit the layouts and sizes of now."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._numbers = NamespaceNumbers()
         self._recency = 0  # the greatest one in use
         self.restored_chunks = 0
+        self.set_aside_chunks = 0
 
     def __repr__(self) -> str:
         return f"<CatalogueBook of {self._slots!r}, {self.restored_chunks} chunks restored>"
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name."""
+        return {"ssd.restored_chunks": self.restored_chunks, "ssd.set_aside_chunks": self.set_aside_chunks}
 
     def remember(self, disk: Disk, namespace: Namespace, moves: Moves, chunks: Sequence[int]) -> None:
         """Write the rows of published chunks of a job."""
         if not chunks:
             return
         self.forget_departed(disk)
-        layers, chunk_bytes = namespace.layout.layers, namespace.layout.chunk_bytes
+        extents, layer_bytes = namespace.layout.extents, namespace.layout.extent_bytes
         number = self._numbers.find(namespace)
         if number is None:
             number = self._numbers.give(namespace)
             disk.remember_namespace(number, (namespace.model, namespace.layout.to_wire()))
         for chunk in chunks:
             key, recency = moves.keys[chunk], self._next_recency()
-            place = (moves.offsets[chunk], moves.generations[chunk], recency, chunk_bytes // layers, layers, number)
+            place = (moves.offsets[chunk], moves.generations[chunk], recency, layer_bytes, extents, number)
             disk.remember(Row(key, moves.parents[chunk], *place, *self._retained(key)))
 
     def touch(self, disk: Disk, key: bytes) -> None:
@@ -93,10 +102,17 @@ class CatalogueBook:
                 answer = self._slots.directory.restore(part.tobytes(), clock.now_ns())
                 is_restored = np.frombuffer(answer, np.uint8)
                 self.restored_chunks += int(is_restored.sum())
+                self.set_aside_chunks += int((is_restored == 0).sum())
                 for lost in np.flatnonzero(is_restored == 0):
                     disk.forget(bytes(part["key"][lost]))
                 await asyncio.sleep(0)
             self._slots.directory.finish_restore(recovered.generation)
+            if self.set_aside_chunks:
+                log.warning(
+                    "%d chunks on disk are set aside: their slots do not fit the layouts and sizes of now, or what is before "
+                    "them in their prompts is not there",
+                    self.set_aside_chunks,
+                )
         finally:
             namespaces.leave(numbers.values())
 

@@ -49,7 +49,8 @@ class Driver:
         )
         self._spent = ConnectorTime()
         self._unplugged: tuple[Any, Any] = (None, None)
-        self._is_spoiled = self._has_struck = False
+        self._is_spoiled = self._has_struck = self._counts_blocks = False
+        self._blocks_most = 0
         self._restore_waits: Callable[[], Any] = lambda: None
 
     def generate(
@@ -154,6 +155,21 @@ class Driver:
         once = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
         self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], once, use_tqdm=False)
         return {"done": bool(self._llm.reset_prefix_cache(reset_running_requests=True))}
+
+    def blocks_in_use(self) -> Answer:
+        """The most blocks that had a reference at once, since the call before; the first one begins to count."""
+        pool = self._llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+        most, self._blocks_most = self._blocks_most, 0
+        if not self._counts_blocks:
+            self._counts_blocks, give = True, pool.get_new_blocks
+
+            def counting(*args: Any, **more: Any) -> Any:
+                blocks = give(*args, **more)
+                self._blocks_most = max(self._blocks_most, pool.num_gpu_blocks - 1 - pool.get_num_free_blocks())
+                return blocks
+
+            pool.get_new_blocks = counting
+        return {"most": most}
 
     def preemptions(self) -> Answer:
         """The number of preemptions so far."""

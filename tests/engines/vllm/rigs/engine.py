@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.engines.vllm.rigs.tiny_models import Geometry
+from tests.engines.vllm.rigs.tiny_models import HYBRIDS, Geometry
 
 START_TIMEOUT_S = 240.0
 ANSWER_TIMEOUT_S = 180.0
@@ -71,7 +71,9 @@ class Engine:
                 "dtype": geometry.dtype,
                 "block_size": BLOCK_TOKENS,
                 "max_model_len": 2048,
-                "num_gpu_blocks_override": 256,
+                "num_gpu_blocks_override": 256
+                if geometry.architecture not in HYBRIDS
+                else 1024,  # a table for each group
                 "seed": 0,
                 **engine,
             },

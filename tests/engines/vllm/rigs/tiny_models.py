@@ -45,7 +45,27 @@ DEEP = Geometry("deep", "LlamaForCausalLM", 12, 1024, 16, 4, 64, 2816, 0.1, "bfl
 # Latent attention (MLA), dense layers alone: one latent vector of 512 and one rotary of 64 for each token, of all heads.
 LATENT = Geometry("latent", "DeepseekV2ForCausalLM", 3, 256, 4, 4, 64, 512, 0.1, "float32", 6)
 LATENT_RANK, ROTARY = 512, 64
-MODEL_TYPES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "DeepseekV2ForCausalLM": "deepseek_v2"}
+
+# One layer that attends to all tokens, to three that attend to the last WINDOW ones.
+HYBRID = Geometry("hybrid", "Gemma3ForCausalLM", 8, 256, 4, 2, 64, 512, 0.08, "float32", 7)
+# The same shape with other weights.
+HYBRID_STRANGER = Geometry("hybrid-stranger", "Gemma3ForCausalLM", 8, 256, 4, 2, 64, 512, 0.08, "float32", 8)
+# Every layer attends to the last WINDOW tokens.
+WINDOWED = Geometry("windowed", "MistralForCausalLM", 4, 256, 4, 2, 64, 512, 0.2, "float32", 9)
+# Layers of a window and of full attention in turns, sinks, biases, experts.
+EXPERTS = Geometry("experts", "GptOssForCausalLM", 4, 256, 4, 2, 64, 128, 0.15, "float32", 10)
+EXPERT_COUNT, EXPERT_WINDOW = 4, 128
+WINDOW, WINDOWS_TO_ONE_FULL = 64, 3
+# Architectures whose layers vLLM divides into several groups.
+HYBRIDS = ("Gemma3ForCausalLM", "GptOssForCausalLM")
+MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "Gemma3ForCausalLM": "gemma3_text",
+    "MistralForCausalLM": "mistral",
+    "GptOssForCausalLM": "gpt_oss",
+}
 
 
 def write_model(geometry: Geometry, directory: Path) -> Path:
@@ -68,8 +88,28 @@ def _config(geometry: Geometry) -> dict[str, object]:
         "num_experts_per_tok": 1,
         "first_k_dense_replace": geometry.layers,
     }
+    windows = {"sliding_window": WINDOW} if geometry.architecture.startswith(("Gemma3", "Mistral")) else {}
+    hybrid = {
+        "layer_types": [
+            "full_attention" if layer % (WINDOWS_TO_ONE_FULL + 1) == WINDOWS_TO_ONE_FULL else "sliding_attention"
+            for layer in range(geometry.layers)
+        ],
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": geometry.head_dim,
+        "rope_local_base_freq": 10000.0,
+    }
+    experts = {
+        "layer_types": ["sliding_attention", "full_attention"] * (geometry.layers // 2),
+        "sliding_window": EXPERT_WINDOW,
+        "num_local_experts": EXPERT_COUNT,
+        "num_experts_per_tok": 2,
+        "attention_bias": True,
+    }
     return {
         **(latent if geometry is LATENT else {"head_dim": geometry.head_dim}),
+        **(experts if geometry.architecture.startswith("GptOss") else {}),
+        **windows,
+        **(hybrid if geometry.architecture.startswith("Gemma3") else {}),
         "architectures": [geometry.architecture],
         "model_type": MODEL_TYPES[geometry.architecture],
         "vocab_size": VOCABULARY,
@@ -81,7 +121,7 @@ def _config(geometry: Geometry) -> dict[str, object]:
         "hidden_act": "silu",
         "max_position_embeddings": CONTEXT,
         "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
+        **({} if geometry.architecture.startswith("GptOss") else {"rope_theta": 10000.0}),
         "tie_word_embeddings": False,
         "bos_token_id": 1,
         "eos_token_id": 2,
@@ -99,17 +139,36 @@ def _shapes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
             shapes |= _latent_shapes(f"{here}.self_attn", geometry)
         for name, width in (("q", query), ("k", kv), ("v", kv)) if geometry is not LATENT else ():
             shapes[f"{here}.self_attn.{name}_proj.weight"] = (width, geometry.hidden)
-            if geometry.architecture.startswith("Qwen2"):
+            if geometry.architecture.startswith(("Qwen2", "GptOss")):
                 shapes[f"{here}.self_attn.{name}_proj.bias"] = (width,)
         shapes[f"{here}.self_attn.o_proj.weight"] = (geometry.hidden, query)
-        for name in ("gate", "up"):
-            shapes[f"{here}.mlp.{name}_proj.weight"] = (geometry.inner, geometry.hidden)
-        shapes[f"{here}.mlp.down_proj.weight"] = (geometry.hidden, geometry.inner)
-        for name in ("input", "post_attention"):
+        shapes |= _feed_forward_shapes(here, geometry)
+        is_hybrid = geometry.architecture.startswith("Gemma3")
+        for name in ("q_norm", "k_norm") if is_hybrid else ():
+            shapes[f"{here}.self_attn.{name}.weight"] = (geometry.head_dim,)
+        for name in ("input", "post_attention", *(("pre_feedforward", "post_feedforward") if is_hybrid else ())):
             shapes[f"{here}.{name}_layernorm.weight"] = (geometry.hidden,)
     shapes["model.norm.weight"] = (geometry.hidden,)
     shapes["lm_head.weight"] = (VOCABULARY, geometry.hidden)
     return shapes
+
+
+def _feed_forward_shapes(layer: str, geometry: Geometry) -> dict[str, tuple[int, ...]]:
+    """Of a layer with or without experts."""
+    hidden, inner = geometry.hidden, geometry.inner
+    if not geometry.architecture.startswith("GptOss"):
+        up = {f"{layer}.mlp.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
+        return {**up, f"{layer}.mlp.down_proj.weight": (hidden, inner)}
+    return {
+        f"{layer}.self_attn.o_proj.bias": (hidden,),
+        f"{layer}.self_attn.sinks": (geometry.heads,),
+        f"{layer}.mlp.router.weight": (EXPERT_COUNT, hidden),
+        f"{layer}.mlp.router.bias": (EXPERT_COUNT,),
+        f"{layer}.mlp.experts.gate_up_proj": (EXPERT_COUNT, hidden, 2 * inner),
+        f"{layer}.mlp.experts.gate_up_proj_bias": (EXPERT_COUNT, 2 * inner),
+        f"{layer}.mlp.experts.down_proj": (EXPERT_COUNT, inner, hidden),
+        f"{layer}.mlp.experts.down_proj_bias": (EXPERT_COUNT, hidden),
+    }
 
 
 def _latent_shapes(attention: str, geometry: Geometry) -> dict[str, tuple[int, ...]]:

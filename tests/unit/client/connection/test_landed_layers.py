@@ -45,7 +45,7 @@ class Session:
         return self.is_there
 
 
-def save_of(session: Session, run: Run) -> Save:
+def save_of(session: Session, run: Run, extents: int = LAYERS) -> Save:
     """A save of reserved chunks under way."""
     states = [SaveState.RESERVED] * len(run.sums)
     return Save(
@@ -58,6 +58,8 @@ def save_of(session: Session, run: Run) -> Save:
         retained=b"",
         pending=cast(Any, None),
         layers=LAYERS,
+        groups=1,
+        extents=extents,
         timeout_s=1.0,
         on_end=lambda _: None,
     )
@@ -91,3 +93,13 @@ def test_layers_that_could_not_be_sent_are_not_passed_over() -> None:
     run.copied = 4
     save.layer(1)
     assert [(record.first_layer, len(record.checksums)) for record in session.sent] == [(0, 4 * 4 * 3)]
+
+
+def test_summaries_are_not_reported_before_the_commit() -> None:
+    session, run = Session(), Run(3)
+    save = save_of(session, run, LAYERS + 1)
+    run.copied = LAYERS - 1
+    save.layer(0)
+    run.copied = LAYERS
+    save.layer(1)
+    assert [(record.first_layer, len(record.checksums)) for record in session.sent] == [(0, 4 * (LAYERS - 1) * 3)]

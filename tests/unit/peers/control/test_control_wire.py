@@ -66,7 +66,7 @@ def test_the_wire_is_as_documented() -> None:
     [
         (HELLO, {"magic": b"KVPL"}),
         (HELLO, {"version": 0}),
-        (HELLO, {"oldest": 3}),
+        (HELLO, {"oldest": r.NEWEST_VERSION + 1}),
         (HELLO, {"node": ""}),
         (HELLO, {"node": "n" * 257}),
         (HELLO, {"node": "a\nb"}),
@@ -252,3 +252,13 @@ def test_random_and_damaged_messages_are_refused_or_valid_and_nothing_else(seed:
                 assert str(fault).isprintable()
                 wire.encode_message(r.Refused(fault.code, str(fault)), fault.sequence)
     assert refused > 5_000
+
+
+def test_an_offer_has_checksums_of_summaries_too() -> None:
+    layout = replace(LAYOUT, head_dim=32, summaries="mean")
+    assert layout.extents == layout.layers + 1
+    pull, chunks = replace(PULL, layout=layout.to_wire()), 1
+    offer = replace(OFFER, pull=PULL.pull, chunks=chunks, checks=bytes(4 * layout.extents * chunks))
+    wire.check_offer(pull, offer)
+    with pytest.raises(wire.WireFault, match="checks"):
+        wire.check_offer(pull, replace(offer, checks=bytes(4 * layout.layers * chunks)))

@@ -383,7 +383,7 @@ def test_a_pin_by_key_protects_a_stored_chunk_of_its_namespace_alone() -> None:
         await pool.start()
         await pool.save(KEYS[:1])
         directory, own = pool.pool._directory, pool.session.own.id
-        other = pool.pool.open_namespaces("another model", pool.session.layout)[0].id
+        other = pool.pool.open_namespaces("another model", pool.session.layout)[0][0].id
         assert directory.pin_key(own, KEYS[1]) == 0
         assert directory.pin_key(other, KEYS[0]) == 0
         pin = directory.pin_key(own, KEYS[0])

@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import zmq
@@ -14,6 +15,7 @@ from kvpool.clock import MonotonicClock, wall_time_s
 from kvpool.config.config import load_config
 from kvpool.config.event_options import EventsConfig
 from kvpool.layout import Layout
+from kvpool.layouts.groups import Group
 from kvpool.router_events.columns import NamespaceNames
 from kvpool.router_events.snapshot_order import SnapshotOrder
 from kvpool.router_events.vllm_format import EventForm, batches
@@ -227,6 +229,13 @@ def test_messages_are_bounded_by_bytes_events_topics_and_repetition() -> None:
     assert max(len(batch.payload(0.0)) for batch in cut) <= 64 << 10
     assert max(len(batch.events) for batch in cut) <= 256
     assert batches([]) == batches([("a", [])]) == []
+
+
+def test_of_several_groups_the_first_full_one_is_published() -> None:
+    full = Group(layers=2, kv_heads=1, head_dim=64, dtype="float16")
+    layout = Layout(chunk_tokens=8, groups=(full, full, replace(full, kind="window", window=8)))
+    event = Event(0, EventKind.STORED, keys=key([1]), tokens=bytes(32), tiers=2)
+    assert [len(EventForm().events_of(event, part)) for part in layout.group_layouts] == [1, 0, 0]
 
 
 def test_ranks_beyond_the_first_are_not_published() -> None:

@@ -22,14 +22,19 @@ from kvpool.server.metrics.peer_definitions import NODES_MAX
 from kvpool.server.metrics.request_times import RequestTimes
 from kvpool.server.service import VERBS
 from kvpool.tiering.admission import DECLINED
-from kvpool.types import ClientFailures, LoadReason, Measurements, ModelUsage
+from kvpool.types import ClientFailures, LoadReason, Measurements, ModelUsage, SparseUsage
 from kvpool_native import Directory, DirectoryGeometry, Mapping
 
 ROOT = Path(__file__).parents[4]
 UNITS = {"seconds", "bytes", "tokens", "chunks", "slots", "segments", "leases", "tickets", "reservations"}
 UNITS |= {"connections", "namespaces", "jobs", "events", "messages"}
 _COUNTS = ModelUsage(
-    lookups=3, lookup_tokens=20, lookup_bytes=20, hit_tokens=(0, 5, 7, 0, 0), hit_bytes=(0, 5, 7, 0, 0)
+    lookups=3,
+    lookup_tokens=20,
+    lookup_bytes=20,
+    hit_tokens=(0, 5, 7, 0, 0),
+    hit_bytes=(0, 5, 7, 0, 0),
+    sparse=SparseUsage(recalls=2, kv_heads=4, query_heads=8, kept_mass_millionths=7_500_000),
 )
 
 
@@ -49,7 +54,7 @@ SSD_COUNTS = (
     *("demotions_failed", "promotions_failed", "ssd.waiting_reads", "ssd.waiting_writes", "ssd.waiting_checks"),
     *("ssd.catalogue_waiting", "ssd.catalogue_dropped", "ssd.budget_left_bytes", "ssd.admission_tightened"),
     *(f"ssd.declined_{reason}" for reason in DECLINED),
-    *("ssd.lost_chunks", "ssd.checkpoints"),
+    *("ssd.set_aside_chunks", "ssd.lost_chunks", "ssd.checkpoints"),
 )
 
 
@@ -107,7 +112,8 @@ PEER_COUNTS = (
 
 def _snapshot(models: dict[str, ModelUsage] | None = None) -> Scrape:
     held = ("leases", "tickets", "reservations", "namespaces", "staging_bytes")
-    index = dict.fromkeys((*held, "expired_leases", "expired_reservations"), 1)
+    joint = ("joint_chunks", "joint_bytes", "joint_stored_chunks", "joint_expired_chunks")
+    index = dict.fromkeys((*held, *joint, "expired_leases", "expired_reservations"), 1)
     announced = dict.fromkeys(("announced_bytes", "announced_chunks", "announced_chunks_clipped"), 1)
     server = ("connections_accepted", "connections_refused", "protocol_errors", "transfer_waiting", "uptime_s")
     measured = Measurements(
@@ -192,6 +198,8 @@ def test_the_text_shows_the_counters() -> None:
         'kvpool_hit_tokens_total{model="m",tier="dram"} 5.0',
         'kvpool_hit_tokens_total{model="m",tier="ssd"} 7.0',
         'kvpool_declined_chunks_total{reason="aborted"} 2.0',
+        'kvpool_sparse_recalls_total{model="m"} 2.0',
+        'kvpool_sparse_kept_mass_total{model="m"} 7.5',
         'kvpool_request_duration_seconds_bucket{le="5e-06",verb="acquire"} 0.0',
         'kvpool_request_duration_seconds_bucket{le="1e-05",verb="acquire"} 1.0',
         'kvpool_request_duration_seconds_bucket{le="2.0",verb="acquire"} 1.0',
@@ -203,6 +211,11 @@ def test_the_text_shows_the_counters() -> None:
     ):
         assert line in lines
     assert not [line for line in lines if 'tier="hbm"' in line]
+
+
+def test_a_model_without_compute_by_lookup_has_no_metrics_of_it() -> None:
+    text = _text(_snapshot(models={"plain": ModelUsage(lookups=3)}))
+    assert not [line for line in text.splitlines() if line.startswith("kvpool_sparse_")]
 
 
 def test_a_model_may_have_any_name() -> None:

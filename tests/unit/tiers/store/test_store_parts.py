@@ -10,7 +10,7 @@ from kvpool.errors import ProtocolError
 from kvpool.index.namespaces import Namespace
 from kvpool.keys import namespace_fingerprint
 from kvpool.tiers.store import wire
-from kvpool.tiers.store.objects import EPOCH, HEADER_BYTES, ObjectForm
+from kvpool.tiers.store.objects import EPOCH, ObjectForm
 from kvpool.tiers.store.presence import Presence
 from kvpool.transfer.child import process
 from kvpool.transfer.child.frames import Frames, pack
@@ -88,7 +88,7 @@ def test_a_name_has_the_namespace_and_the_key() -> None:
 
 def test_a_header_is_believed_for_its_own_chunk_alone() -> None:
     page = FORM.header_of(KEY, CHECKSUMS)
-    assert len(page) == HEADER_BYTES
+    assert len(page) == FORM.header_bytes
     assert len(EPOCH) == 16
     assert FORM.checksums_in(page, KEY) == CHECKSUMS
     assert FORM.checksums_in(page, KEY[::-1]) == b""

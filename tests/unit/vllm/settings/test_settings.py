@@ -10,6 +10,7 @@ from kvpool.errors import ConfigError
 from kvpool_client.vllm.identity.geometry import block_views, geometry_of
 from kvpool_client.vllm.plan import LoadOutcome, StepReport
 from kvpool_client.vllm.settings import Settings
+from kvpool_client.vllm.support import code_of
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
@@ -20,8 +21,8 @@ from tests.rigs.vllm.specs import HEADS, NAMES, TOKEN_BYTES, WIDTH, FullAttentio
 pytestmark = pytest.mark.torch
 
 
-class SlidingWindowSpec(FullAttentionSpec):
-    """Blocks out of the window go away."""
+class ChunkedLocalAttentionSpec(FullAttentionSpec):
+    """Tokens attend to those since the last multiple of a number."""
 
 
 class MLAAttentionSpec(FullAttentionSpec):
@@ -78,7 +79,7 @@ def shape(caches: Any = None, **config: Any) -> Any:
     made = config_of("/x", ranks=config.pop("ranks", 1))
     for name, value in config.items():
         setattr(made.parallel_config if "parallel" in name else made.cache_config, name, value)
-    return geometry_of(made, caches or caches_of(8), 2 * BLOCK, "form")
+    return geometry_of(made, caches or caches_of(8), 2 * BLOCK, lambda _spec, _heads: "form")
 
 
 def test_scheduler_and_workers_see_one_layout() -> None:
@@ -87,13 +88,13 @@ def test_scheduler_and_workers_see_one_layout() -> None:
     assert geometry.layout.world == 4
     assert [geometry.shard(rank) for rank in range(4)] == [geometry.layout.for_rank(rank) for rank in range(4)]
     assert geometry.layout.chunk_bytes == len(NAMES) * 2 * BLOCK * TOKEN_BYTES
-    assert geometry.chunk_blocks == 2
+    assert geometry.blocks_of(geometry.parts[0]) == 2
 
 
 def test_replicated_kv_has_one_shard() -> None:
     latent = caches_of(8, replicas=0, spec=MLAAttentionSpec())
     geometry = shape(latent, ranks=4)
-    assert (geometry.replicas, geometry.layout.world) == (4, 1)
+    assert (geometry.ranks.replicas, geometry.layout.world) == (4, 1)
     assert {geometry.shard(rank).rank for rank in range(4)} == {0}
     grouped = shape(caches_of(8, replicas=2), ranks=4)
     assert [grouped.shard(rank).rank for rank in range(4)] == [0, 0, 1, 1]
@@ -104,11 +105,11 @@ def test_latents_are_refused_where_the_engine_would_not_attend_to_them_alone(dev
     config, latent = config_of("/x"), caches_of(8, replicas=0, spec=MLAAttentionSpec())
     config.device_config = SimpleNamespace(device_type=device)
     config.scheduler_config = SimpleNamespace(enable_chunked_prefill=chunked)
-    assert geometry_of(config, latent, 2 * BLOCK, "form").replicas == 1
+    assert geometry_of(config, latent, 2 * BLOCK, lambda _spec, _heads: "form").ranks.replicas == 1
     config.device_config.device_type, config.scheduler_config.enable_chunked_prefill = "cpu", False
-    assert geometry_of(config, caches_of(8), 2 * BLOCK, "form").replicas == 1
+    assert geometry_of(config, caches_of(8), 2 * BLOCK, lambda _spec, _heads: "form").ranks.replicas == 1
     with pytest.raises(kv.LayoutMismatch, match="without prefix caching on this processor"):
-        geometry_of(config, latent, 2 * BLOCK, "form")
+        geometry_of(config, latent, 2 * BLOCK, lambda _spec, _heads: "form")
 
 
 def test_everything_that_changes_bytes_is_in_the_format() -> None:
@@ -116,14 +117,17 @@ def test_everything_that_changes_bytes_is_in_the_format() -> None:
     other = shape(cache_dtype="fp8")
     assert geometry.layout.format != other.layout.format
     assert geometry.layout.fingerprint is not None
-    assert geometry_of(config_of("/x"), caches_of(8), 2 * BLOCK, "amx").layout.format != geometry.layout.format
+    assert (
+        geometry_of(config_of("/x"), caches_of(8), 2 * BLOCK, lambda _spec, _heads: "amx").layout.format
+        != geometry.layout.format
+    )
 
 
 @pytest.mark.parametrize(
     ("caches", "config", "message"),
     [
-        (caches_of(8, spec=SlidingWindowSpec()), {}, "SlidingWindowSpec"),
-        (SimpleNamespace(num_blocks=8, kv_cache_groups=caches_of(8).kv_cache_groups * 2), {}, "hybrid"),
+        (caches_of(8, spec=ChunkedLocalAttentionSpec()), {}, "ChunkedLocalAttentionSpec"),
+        (SimpleNamespace(num_blocks=8, kv_cache_groups=[]), {}, "no KV cache"),
         (None, {"prefill_context_parallel_size": 2}, "prefill_context_parallel_size is 2"),
         (None, {"calculate_kv_scales": True}, "KV scales"),
     ],
@@ -139,13 +143,13 @@ def test_blocks_are_seen_in_the_order_of_memory() -> None:
     permuted = heads_inside.view(8, BLOCK, HEADS, WIDTH).transpose(
         1, 2
     )  # logical [B, H, N, C], tokens outermost in memory
-    views: Any = block_views(geometry, dict.fromkeys(NAMES, permuted))
+    views: Any = block_views(geometry, geometry.parts[0], dict.fromkeys(NAMES, permuted))
     assert torch.equal(views[0].reshape(-1), heads_inside)
     halves = heads_inside.view(16, HEADS, BLOCK // 2, WIDTH)  # the backend's blocks are half as large
-    halved: Any = block_views(geometry, dict.fromkeys(NAMES, halves))
+    halved: Any = block_views(geometry, geometry.parts[0], dict.fromkeys(NAMES, halves))
     assert torch.equal(halved[0].reshape(-1), heads_inside)
     layers_inside = torch.zeros((8, 3, HEADS, BLOCK, WIDTH), dtype=torch.uint8)
-    inner = block_views(geometry, dict.fromkeys(NAMES, layers_inside[:, 1]))[0]
+    inner = block_views(geometry, geometry.parts[0], dict.fromkeys(NAMES, layers_inside[:, 1]))[0]
     assert inner.stride()[0] == 3 * BLOCK * TOKEN_BYTES
 
 
@@ -159,8 +163,20 @@ def test_blocks_are_seen_in_the_order_of_memory() -> None:
     ],
 )
 def test_tensors_of_another_shape_are_refused(tensor: Any) -> None:
+    geometry = shape()
     with pytest.raises(kv.LayoutMismatch, match=r"layer .model\.layers\.0"):
-        block_views(shape(), dict.fromkeys(NAMES, tensor))
+        block_views(geometry, geometry.parts[0], dict.fromkeys(NAMES, tensor))
+
+
+def test_heads_that_are_together_in_a_token_are_refused_where_sizes_share() -> None:
+    geometry = geometry_of(config_of("/x"), caches_of(8), 2 * BLOCK, lambda _spec, _heads: "form", head_groups=2)
+    apart = torch.zeros((8, HEADS, BLOCK, WIDTH), dtype=torch.uint8)
+    views: Any = block_views(geometry, geometry.parts[0], dict.fromkeys(NAMES, apart))
+    assert views[0].shape == (8, HEADS, BLOCK * WIDTH)
+    together = torch.zeros((8, BLOCK, HEADS, WIDTH), dtype=torch.uint8).transpose(1, 2)
+    with pytest.raises(kv.LayoutMismatch, match="each head's bytes in a row") as caught:
+        block_views(geometry, geometry.parts[0], dict.fromkeys(NAMES, together))
+    assert code_of(caught.value) == "token_major"
 
 
 def test_the_report_of_two_ranks_is_the_shorter_load_and_the_slower_one() -> None:

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.torch
 PAGE = Path(__file__).parents[4] / "docs" / "engines.md"
 
 
-class SlidingWindowSpec(FullAttentionSpec):
-    """Blocks out of the window go away."""
+class MambaSpec(FullAttentionSpec):
+    """A recurrent state."""
 
 
 class MLAAttentionSpec(FullAttentionSpec):
@@ -50,6 +50,13 @@ def with_a_draft_beside_the_last_stage(config: Any, _caches: Any) -> None:
     config.model_config.get_layers_start_end_indices = lambda parallel: (parallel.rank, 1 + 2 * parallel.rank)
 
 
+def with_two_groups_in_stages(config: Any, caches: Any) -> None:
+    vars(config.parallel_config).update(pipeline_parallel_size=2)
+    config.model_config.get_layers_start_end_indices = lambda parallel: (2 * parallel.rank, 2 + 2 * parallel.rank)
+    groups = [caches_of(8, layers=[layer]).kv_cache_groups[0] for layer in (0, 1)]
+    vars(caches).update(kv_cache_groups=groups)
+
+
 class Other:
     """A connector that the engine has already."""
 
@@ -68,14 +75,21 @@ REFUSED: dict[str, Callable[[Any, Any], None]] = {
     "context_parallel": on("parallel_config", decode_context_parallel_size=2),
     "several_nodes": on("parallel_config", tensor_parallel_size=16, nnodes=2),
     "unknown_weights": on("model_config", revision="main"),
-    "several_groups": lambda _config, caches: vars(caches).update(kv_cache_groups=caches_of(8).kv_cache_groups * 2),
-    "other_attention": with_spec(SlidingWindowSpec()),
+    "other_attention": with_spec(MambaSpec()),
+    "staged_groups": with_two_groups_in_stages,
     "mla_without_prefixes": latent_on_a_plain_processor,
     "calculated_scales": on("cache_config", calculate_kv_scales=True),
+    "uneven_heads": lambda config, _caches: vars(config.kv_transfer_config)["kv_connector_extra_config"].update(
+        {"kvpool.head_groups": 3}
+    ),
     "odd_blocks": with_spec(specs_by_layer(num_kv_heads=1)),
     "second_child": beside_another,
     "coarse_hashes": lambda _config, caches: vars(caches).update(hash_block_size=5),
 }
+
+
+# What only the tensors show: `test_settings` has it.
+OF_TENSORS = "token_major"
 
 
 def test_the_page_has_the_table_of_the_code() -> None:
@@ -85,7 +99,7 @@ def test_the_page_has_the_table_of_the_code() -> None:
 
 def test_every_row_that_is_not_served_has_a_code_and_a_remedy() -> None:
     refused = [entry for entry in TABLE if entry.text == "no"]
-    assert {entry.code for entry in refused} == set(REFUSED) == set(REMEDIES)
+    assert {entry.code for entry in refused} == set(REFUSED) | {OF_TENSORS} == set(REMEDIES)
     assert len(refused) == len(REMEDIES)
     assert all(entry.remedy for entry in refused)
     assert not any(entry.code or entry.remedy for entry in TABLE if entry.text != "no")

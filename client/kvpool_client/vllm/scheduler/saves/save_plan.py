@@ -12,6 +12,7 @@ from collections.abc import Container, Mapping, Sequence
 
 from kvpool.clock import Deadline
 from kvpool_client.vllm.identity.geometry import Geometry
+from kvpool_client.vllm.identity.parts import NULL_BLOCK, Part
 from kvpool_client.vllm.plan import LoadOrder, SaveOrder
 from kvpool_client.vllm.scheduler.requests import Tracked
 from kvpool_client.vllm.scheduler.saves.pins import Pins
@@ -29,7 +30,8 @@ class SavePlanner:
         self._geometry = geometry
         self._pins = pins
         self._sightings = sightings
-        self._is_sharded = geometry.layout.world * geometry.replicas > 1
+        self._chunk_blocks = sum(map(geometry.blocks_of, geometry.parts))
+        self._is_sharded = geometry.ranks.count > 1
         self._unconfirmed: set[int] = set()
         self._held_back: list[SaveOrder] = []
         self._open: set[str] = set()
@@ -38,16 +40,16 @@ class SavePlanner:
         self, number: int, step: EngineStep, requests: Mapping[str, Tracked], loads: Sequence[LoadOrder]
     ) -> tuple[SaveOrder, ...]:
         """The saves of step `number`, and those of earlier steps that were held back until now."""
-        computed = self._computed_tokens(step, requests)
+        steps = self._computed_tokens(step, requests)
         if self._is_sharded and any(not order.is_async for order in loads):
             self._unconfirmed.add(number)
         if self._unconfirmed and not self._pins.are_possible:
-            for request_id, tokens in computed.items():
+            for request_id, tokens in steps.items():
                 entry = requests[request_id]
-                entry.chunks_unplanned = max(0, self._chunks_whole(entry, tokens) - entry.chunks_planned)
+                entry.chunks_unplanned = max(0, self._chunks_whole(entry, tokens.stop) - entry.chunks_planned)
             return ()
         orders = [
-            order for name, tokens in computed.items() if (order := self._order(requests[name], tokens)) is not None
+            order for name, tokens in steps.items() if (order := self._order(requests[name], tokens, step)) is not None
         ]
         if self._unconfirmed:
             self._held_back += orders
@@ -96,10 +98,10 @@ class SavePlanner:
     def forget_tables(self, requests: Mapping[str, Tracked]) -> None:
         """Drop the block tables: a step's could not be read, so that the changed ones are outdated."""
         for entry in requests.values():
-            entry.table = None
+            entry.tables = None
 
-    def _computed_tokens(self, step: EngineStep, requests: Mapping[str, Tracked]) -> dict[str, int]:
-        """Brings the block tables up to date; how many tokens each scheduled request with chunks to save will have computed.
+    def _computed_tokens(self, step: EngineStep, requests: Mapping[str, Tracked]) -> dict[str, range]:
+        """Brings the block tables up to date; the tokens that each scheduled request with chunks to save computes.
 
         Others are not touched: a forward pass has evicted them from the processor's caches, which costs more than the work.
         """
@@ -107,9 +109,9 @@ class SavePlanner:
         for fresh in step.scheduled_new_reqs:
             entry = requests.get(fresh.req_id)
             if entry is not None:
-                entry.table = list(fresh.block_ids[0])
+                entry.tables = tuple(list(table) for table in fresh.block_ids)
                 self._open.add(fresh.req_id)
-                computed[fresh.req_id] = fresh.num_computed_tokens + step.num_scheduled_tokens.get(fresh.req_id, 0)
+                computed[fresh.req_id] = _step_of(fresh.req_id, fresh.num_computed_tokens, step)
         running = step.scheduled_cached_reqs
         self._extend_tables(running, requests)
         if not self._open:
@@ -120,8 +122,7 @@ class SavePlanner:
                 continue
             entry = requests[request_id]
             if entry.chunks_planned < entry.save_chunks:
-                known = running.num_computed_tokens[place]
-                computed[request_id] = known + step.num_scheduled_tokens.get(request_id, 0)
+                computed[request_id] = _step_of(request_id, running.num_computed_tokens[place], step)
             else:
                 self._open.discard(request_id)
         return computed
@@ -137,42 +138,91 @@ class SavePlanner:
             if entry is None:
                 continue
             if request_id in resumed:
-                entry.table = list(blocks[0]) if blocks is not None else None
-            elif blocks is not None and entry.table is not None:
-                entry.table += blocks[0]
+                entry.tables = tuple(list(table) for table in blocks) if blocks is not None else None
+            elif blocks is not None and entry.tables is not None:
+                for table, more in zip(entry.tables, blocks, strict=True):
+                    table += more
 
-    def _order(self, entry: Tracked, computed: int) -> SaveOrder | None:
-        first, last = entry.chunks_planned, self._chunks_whole(entry, computed)
-        if entry.table is None or last <= first:
+    def _order(self, entry: Tracked, tokens: range, step: EngineStep) -> SaveOrder | None:
+        """The order to save what is whole when `tokens` are computed in this step, and is not planned yet."""
+        first, last = entry.chunks_planned, self._chunks_whole(entry, tokens.stop)
+        if entry.tables is None or last <= first:
             return None
         entry.extend_keys()
         self._sightings.see(entry.take_unseen())
         end = first + self._sightings.ready(entry.hashes[first:last])
-        size = self._geometry.chunk_blocks
         if self._pins.are_possible:
-            end = min(end, first + self._pins.room() // size)
-        blocks = entry.table[first * size : end * size]
-        if end <= first or len(blocks) < (end - first) * size:
+            end = min(end, first + self._pins.room() // self._chunk_blocks)
+        if end <= first:
             return None
-        pin = self._pins.take(blocks) if self._pins.are_possible else 0
+        if self._geometry.has_groups and (tables := _shown_tables(step, entry)) is not None:
+            entry.tables = tuple(list(table) for table in tables)
+        windows = tuple(self._windows(part, entry, range(first, end), tokens.start) for part in self._geometry.parts)
+        blocks = tuple(
+            self._blocks(part, entry.tables[part.table], range(first, end) if part.is_full else chunks)
+            for part, chunks in zip(self._geometry.parts, windows, strict=True)
+        )
+        if any(
+            part.is_full and len(named) < (end - first) * self._geometry.blocks_of(part)
+            for part, named in zip(self._geometry.parts, blocks, strict=True)
+        ):
+            return None
+        size = self._geometry.chunk_tokens
         entry.chunks_planned, entry.chunks_unplanned = end, 0
+        if not any(blocks):
+            return None
         return SaveOrder(
             request_id=entry.request.request_id,
             hashes=tuple(entry.hashes[:end]),
             salt=entry.salt,
             adapter=entry.adapter,
             first_chunk=first,
-            block_ids=tuple(blocks),
-            tokens=entry.token_ids(first * self._geometry.chunk_tokens, end * self._geometry.chunk_tokens),
-            retention=entry.hints.retention_of(first * self._geometry.chunk_tokens, end * self._geometry.chunk_tokens),
+            block_ids=blocks,
+            windows=windows if self._geometry.has_groups else (),
+            tokens=entry.token_ids(first * size, end * size),
+            retention=entry.hints.retention_of(first * size, end * size),
             lora_name=str(getattr(getattr(entry.request, "lora_request", None), "lora_name", "")),
-            pin=pin,
+            pin=self._pins.take([block for named in blocks for block in named]) if self._pins.are_possible else 0,
+        )
+
+    def _blocks(self, part: Part, table: Sequence[int], chunks: Sequence[int]) -> tuple[int, ...]:
+        count = self._geometry.blocks_of(part)
+        return tuple(block for chunk in chunks for block in table[chunk * count : (chunk + 1) * count])
+
+    def _windows(self, part: Part, entry: Tracked, chunks: range, computed: int) -> tuple[int, ...]:
+        """The chunks of a part with a window that a boundary needs, and whose blocks the request has in this step.
+
+        `computed`: tokens before the step. What lies further back than the window was let go before it, and may be another
+        request's by now. Chunks that are decoded are all stored: where decoding ends is not known.
+        """
+        if part.is_full or entry.tables is None:
+            return ()
+        prompt_chunks = entry.request.num_prompt_tokens // self._geometry.chunk_tokens
+        count, table = self._geometry.blocks_of(part), entry.tables[part.table]
+        oldest = max(0, computed - part.window + 1) // part.block_tokens
+        return tuple(
+            chunk
+            for chunk in chunks
+            if chunk >= prompt_chunks or any(end - part.run <= chunk < end for end in entry.boundaries)
+            if chunk * count >= oldest
+            and len(named := table[chunk * count : (chunk + 1) * count]) == count
+            and NULL_BLOCK not in named
         )
 
     def _chunks_whole(self, entry: Tracked, computed: int) -> int:
         """Chunks to save that are computed; none where they must not be saved."""
-        can_be_saved = entry.table is not None and not entry.is_stale
+        can_be_saved = entry.tables is not None and not entry.is_stale
         return min(computed // self._geometry.chunk_tokens, entry.save_chunks) if can_be_saved else 0
+
+
+def _shown_tables(step: EngineStep, entry: Tracked) -> tuple[list[int], ...] | None:
+    """A request's block tables as they are in this step; None where vLLM does not show them."""
+    state = getattr(step, "kv_connector_block_state", None)
+    return state.get_block_ids(entry.request.request_id) if state is not None else None
+
+
+def _step_of(request_id: str, computed: int, step: EngineStep) -> range:
+    return range(computed, computed + step.num_scheduled_tokens.get(request_id, 0))
 
 
 def has_foreign_loads(step: EngineStep, asked: Mapping[str, int], own: Container[str]) -> bool:

@@ -1,0 +1,1 @@
+"""Verbs of a Pool whose layout has groups."""

@@ -1,0 +1,141 @@
+"""Leases over all groups of a layout: one lease of the daemon, with rows for the chunks of each group. Any thread."""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from kvpool.clock import Deadline
+from kvpool.layout import Layout
+from kvpool.protocol.records import groups as gm
+from kvpool.protocol.records import messages as m
+from kvpool.types import Level
+from kvpool_client.connection.counters import Counters
+from kvpool_client.connection.lease_fetcher import NO_LEASE, LeaseFetcher
+from kvpool_client.connection.link import Link
+from kvpool_client.connection.peer_pace import PeerPace
+from kvpool_client.connection.session import Session
+from kvpool_client.grouped.lookups import GroupFinder
+from kvpool_client.lease import Lease
+from kvpool_client.load import Load
+from kvpool_client.results import Hit
+
+_WORD_BYTES = 8
+
+
+class GroupLease(Lease):
+    """Lease of a hit's chunks in every group. `ranges`: the chunks of each group that it has, which are those a load needs."""
+
+    def __init__(
+        self,
+        session: Session | None,
+        leased: m.Leased,
+        *,
+        layout: Layout,
+        estimate_s: Callable[[int], float],
+        peer_pace: PeerPace,
+    ) -> None:
+        super().__init__(session, leased, layout=layout, estimate_s=estimate_s, peer_pace=peer_pace)
+        self.ranges = chunk_ranges(layout, leased.chunks)
+
+    @property
+    def tiers(self) -> npt.NDArray[np.uint8]:
+        """The level of each chunk when it was leased: the slowest of its groups', DRAM where none needs it."""
+        rows = np.frombuffer(self._leased.tiers, np.uint8)
+        found = np.full(self.chunks, Level.DRAM, np.uint8)
+        for chunks in self.ranges:
+            of_group, rows = rows[: len(chunks)], rows[len(chunks) :]
+            found[chunks.start : chunks.stop] = np.maximum(found[chunks.start : chunks.stop], of_group)
+        return found
+
+    def rows_of(self, group: int) -> "LeaseRows":
+        """The rows of one group, as a lease on its chunks."""
+        return LeaseRows(self, group)
+
+
+class LeaseRows(Lease):
+    """The rows of one group of a lease: a lease on the last chunks of its range, counted from their first one.
+
+    It lives and ends with the whole lease.
+    """
+
+    def __init__(self, whole: GroupLease, group: int) -> None:
+        chunks = whole.ranges[group]
+        self._first = sum(len(before) for before in whole.ranges[:group])
+        words = slice(self._first * _WORD_BYTES, (self._first + len(chunks)) * _WORD_BYTES)
+        leased = whole._leased
+        rows = m.Leased(
+            leased.lease,
+            len(chunks),
+            leased.offsets[words],
+            leased.generations[words],
+            leased.tiers[self._first : self._first + len(chunks)],
+            leased.slots[words],
+        )
+        super().__init__(
+            whole.session,
+            rows,
+            layout=whole.layout.of_group(group),
+            estimate_s=whole._estimate_s,
+            peer_pace=whole._peer_pace,
+        )
+        self._whole = whole
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the whole lease lives."""
+        return self._whole.is_live
+
+    def row_of(self, chunk: int) -> int:
+        """The row of a chunk, counted from the first of these rows, among all of the lease."""
+        return self._first + chunk
+
+    def begin_load(self, load: Load) -> bool:
+        """Have the whole lease's release wait for this load."""
+        return self._whole.begin_load(load)
+
+    def end_load(self, load: Load) -> None:
+        """The load has ended."""
+        self._whole.end_load(load)
+
+
+class GroupLeaseFetcher(LeaseFetcher):
+    """Fetches the leases of one Pool whose layout has groups."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        link: Link,
+        counters: Counters,
+        *,
+        finder: GroupFinder,
+        estimate_s: Callable[[int], float],
+        timeout_s: float,
+    ) -> None:
+        super().__init__(layout, link, counters, estimate_s=estimate_s, timeout_s=timeout_s, lease_type=GroupLease)
+        self._finder = finder
+
+    def acquire(self, hit: Hit) -> Lease:
+        """Lease what a hit needs of every group; where some of it was evicted since, what is a hit now, if anything is."""
+        session = self._link.session
+        if session is None or not hit.chunks:
+            return self._lease(None, NO_LEASE)
+        deadline = Deadline(self._timeout_s)
+        leased = self._ask(session, self._request(hit), self._timeout_s)
+        left_s = deadline.remaining_s()
+        if leased is not None and not leased.chunks and left_s >= self._timeout_s / 2:
+            now = self._finder.find(session, hit.keys, hit.chunks)
+            if now.chunks > 0:
+                leased = self._ask(session, self._request(now), left_s)
+        return self._lease(session, leased or NO_LEASE)
+
+    def _request(self, hit: Hit) -> gm.AcquireGroups:
+        return gm.AcquireGroups(self._finder.keys_of(hit.keys, hit.chunks), hit.chunks)
+
+
+def chunk_ranges(layout: Layout, chunks: int) -> tuple[range, ...]:
+    """The chunks of each group that a hit of so many needs."""
+    roles = [part.group for part in layout.group_layouts]
+    return tuple(
+        range(chunks - role.chunks_of(chunks, layout.chunk_tokens), chunks) for role in roles if role is not None
+    )

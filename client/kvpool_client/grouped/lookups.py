@@ -1,0 +1,105 @@
+"""Lookups of prompts whose layout has groups: the longest hit that every group can serve, in shared memory. Nothing is sent.
+
+A full group serves any prefix of its leading run. A window or a state serves an end before which its last chunks are all there.
+The search begins at the end of the shortest full run, and has each window and state lower it to the last end that it can serve,
+until none does: the greatest end that suits all, because each answer is the greatest one below.
+
+Counts what this node has alone: chunks of groups are not fetched from others. Any thread.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvpool.key_column import KeyColumn
+from kvpool.layout import Layout
+from kvpool.protocol.records import messages as m
+from kvpool.types import Level
+from kvpool_client.connection.counters import Counters
+from kvpool_client.connection.link import Link
+from kvpool_client.connection.session import Session
+from kvpool_client.key_chain import KeyChain
+from kvpool_client.results import Hit
+
+_NO_TIERS = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHit(Hit):
+    """A hit of a layout with groups. `full_chunks`: what the full groups alone have; where that is more than `chunks`, windows
+    and states stored at that end would make it a hit."""
+
+    full_chunks: int = 0
+
+
+class GroupFinder:
+    """Looks prompts up for one Pool."""
+
+    def __init__(self, layout: Layout, link: Link, counters: Counters) -> None:
+        self._layout = layout
+        self._link = link
+        self._counters = counters
+        ranks = len(layout.ranks)
+        roles = [part.group for part in layout.group_layouts for _ in range(ranks)]
+        # By column: None for a full group, else how many chunks before a hit's end it needs.
+        self._runs = [
+            None if role is None or role.is_full else role.chunks_of(m.KEYS_MAX, layout.chunk_tokens) for role in roles
+        ]
+        others = sum(run for run in self._runs if run is not None)
+        chains = sum(run is None for run in self._runs)
+        self._chunks_max = max(0, m.KEYS_MAX - others) // max(1, chains)  # what one request can name
+
+    def lookup(self, keys: KeyChain, chunks_max: int | None = None) -> GroupHit:
+        """See `Pool.lookup`; of `chunks_max` chunks at most."""
+        session = self._link.session
+        hit = self.find(session, keys, chunks_max)
+        if session is not None:
+            self._counters.count_lookup(len(keys), hit.tiers.tobytes())
+        return hit
+
+    def find(self, session: Session | None, keys: KeyChain, chunks_max: int | None = None) -> GroupHit:
+        """The hit, which is not counted. A miss while the daemon is away."""
+        most = self._chunks_max if chunks_max is None else min(chunks_max, self._chunks_max)
+        end = full = min(len(keys), most) if session is not None else 0
+        if session is None or not end:
+            return self._hit(_NO_TIERS, keys, 0)
+        columns = keys.columns()
+        runs: list[npt.NDArray[np.uint8]] = []
+        for column, run in zip(columns, self._runs, strict=True):
+            if run is None:
+                runs.append(_run_here(session, column))
+                end = full = min(end, len(runs[-1]))
+                if not end:
+                    return self._hit(_NO_TIERS, keys, 0)
+        tiers = np.maximum.reduce([run[:end] for run in runs]) if runs else np.full(end, Level.DRAM, np.uint8)
+        others = [(column, run) for column, run in zip(columns, self._runs, strict=True) if run is not None]
+        found, before = [b""] * len(others), -1
+        while end and end != before:
+            before = end
+            for number, (column, run) in enumerate(others):
+                end, found[number] = session.index.last_run(column, end, run)
+        tiers = tiers[:end].copy()
+        for levels in found if end else ():
+            of_run = slice(end - len(levels), end)
+            tiers[of_run] = np.maximum(tiers[of_run], np.frombuffer(levels, np.uint8))
+        return self._hit(tiers, keys, full)
+
+    def keys_of(self, keys: KeyChain, chunks: int) -> bytes:
+        """The keys that a hit of so many chunks needs of each group, as a request names them."""
+        columns = [KeyColumn(column) for column in keys.columns()]
+        counts = [chunks if run is None else min(run, chunks) for run in self._runs]
+        return b"".join(column[chunks - count : chunks].packed for column, count in zip(columns, counts, strict=True))
+
+    def _hit(self, tiers: npt.NDArray[np.uint8], keys: KeyChain, full: int) -> GroupHit:
+        return GroupHit(len(tiers), len(tiers) * self._layout.chunk_tokens, tiers, keys, full_chunks=full)
+
+
+def _run_here(session: Session, column: bytes) -> npt.NDArray[np.uint8]:
+    """The level of each chunk of the leading run that this node has."""
+    count, levels = session.index.lookup(column)
+    if not count:
+        return _NO_TIERS
+    tiers = np.frombuffer(levels, np.uint8)
+    elsewhere = np.flatnonzero(tiers >= Level.PEER)
+    return tiers[: elsewhere[0]] if len(elsewhere) else tiers

@@ -1,0 +1,26 @@
+"""Pool of an engine: a connection under its model's name, of the scheduler's half or of a rank. Any thread."""
+
+from kvpool.layout import Layout
+from kvpool.layouts.share import Share
+from kvpool_client.engines.failure_guard import FailureGuard
+from kvpool_client.pool import Pool, connect
+from kvpool_client.vllm.settings import Settings
+
+
+def engine_pool(
+    settings: Settings, guard: FailureGuard, layout: Layout, share: Share | None, *, model: str, revision: str
+) -> Pool:
+    """A Pool at the daemon that the settings name; warns where none answers yet."""
+    pool = connect(
+        settings.socket,
+        model=model,
+        revision=revision,
+        layout=layout,
+        timeout_s=settings.timeout_s,
+        copy_threads=settings.copy_threads,
+        share=share,
+    )
+    if not pool.connected:
+        what = f"no daemon answers at kvpool.socket, {settings.socket}: {pool.stats()['last_error']}"
+        guard.warn_once("nothing is loaded or saved until a daemon answers", what)
+    return pool

@@ -1,0 +1,155 @@
+"""Parts of an engine's KV: layers of one kind, window and block size that share a block table, each one group of the layout.
+
+vLLM divides the layers of a hybrid model into KV cache groups, each with a block table; where the layers of a group differ in
+their blocks, it is several parts. An engine of one part that needs every chunk has a plain layout.
+
+    full      attention to all tokens        every chunk
+    window    a sliding window               the last chunks before a hit's end
+
+Raises Unserved for kinds that no chunk can hold. Pure but for reading attributes; any thread.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import lcm
+
+from kvpool.layouts.groups import FULL, WINDOW
+from kvpool_client.vllm.support import Unserved
+from kvpool_client.vllm.surface import CacheConfig, CacheGroup, CacheSpec
+
+# Kinds that keep every block of every token for the whole life of a request.
+WHOLE_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
+WINDOW_ATTENTION = ("SlidingWindowSpec", "SlidingWindowMLASpec")
+# The block that stands in a table for those that vLLM has let go; nothing is ever written there that is read.
+NULL_BLOCK = 0
+# Fields that must be equal in all layers of a part.
+SPEC_FACTS = ("block_size", "page_size_bytes", "num_kv_heads", "head_size", "dtype", "sliding_window")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Layers that are one group of the layout, or all layers. `table`: the number of vLLM's group, whose block table they have;
+    `window`: tokens that they attend to, 0: all; `run`: how many chunks before a hit's end that needs."""
+
+    table: int
+    layer_names: tuple[str, ...]
+    block_tokens: int
+    block_bytes: int
+    window: int
+    run: int
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it needs every chunk."""
+        return not self.run
+
+
+@dataclass(frozen=True, slots=True)
+class KindOfLayers:
+    """Layers with equal blocks in one of vLLM's groups, of whose first layer `spec` is. `is_seen`: whether the scheduler sees
+    these blocks as workers do."""
+
+    table: int
+    spec: CacheSpec
+    layer_names: tuple[str, ...]
+    block_bytes: int
+    is_seen: bool = True
+
+    @property
+    def kind(self) -> str:
+        """The kind of the layout's group."""
+        name = type(self.spec).__name__
+        if name in WHOLE_ATTENTION:
+            return FULL
+        if name in WINDOW_ATTENTION:
+            return WINDOW
+        raise Unserved(
+            "other_attention",
+            f"a KV cache group is of kind {name}, expected one of {', '.join((*WHOLE_ATTENTION, *WINDOW_ATTENTION))}",
+        )
+
+    @property
+    def window(self) -> int:
+        """Tokens of a sliding window; 0 without one."""
+        return int(getattr(self.spec, "sliding_window", 0) or 0) if self.kind == WINDOW else 0
+
+    def part(self, chunk_tokens: int) -> Part:
+        """The part that these layers are with such chunks."""
+        return Part(
+            table=self.table,
+            layer_names=self.layer_names,
+            block_tokens=self.spec.block_size,
+            block_bytes=self.block_bytes,
+            window=self.window,
+            run=-(-self.window // chunk_tokens),
+        )
+
+
+def needs_groups(caches: CacheConfig) -> bool:
+    """Whether an engine's layout has groups, if it can be served at all."""
+    kinds = kinds_of(caches)
+    if not all(kind.is_seen for kind in kinds):  # the scheduler sees one kind in each of vLLM's groups
+        kinds = kinds[: len(caches.kv_cache_groups)]
+    return len(kinds) != 1 or type(kinds[0].spec).__name__ not in WHOLE_ATTENTION
+
+
+def align_tokens(caches: CacheConfig) -> int:
+    """Tokens of which a block's end is the end of a block in every part."""
+    return lcm(*(kind.spec.block_size for kind in kinds_of(caches)))
+
+
+def kinds_of(caches: CacheConfig) -> list[KindOfLayers]:
+    """The kinds of layers of an engine, in the order of vLLM's groups.
+
+    Workers are shown a spec for each layer where the scheduler is shown the first one alone. Both are shown where each layer's
+    blocks lie (`kv_cache_tensors`), and find the same kinds in that.
+    """
+    pages = _block_bytes_of(caches)
+    return [found for table, group in enumerate(caches.kv_cache_groups) for found in _kinds_in(table, group, pages)]
+
+
+def _block_bytes_of(caches: CacheConfig) -> dict[str, int]:
+    """Bytes of a block of each layer, where vLLM shows how its layers lie: one behind the other, or inside each block."""
+    tensors = getattr(caches, "kv_cache_tensors", None) or ()
+    return {
+        name: min(int(tensor.layer_stride), int(tensor.block_stride))
+        for tensor in tensors
+        for name in getattr(tensor, "layers", ())
+    }
+
+
+def _kinds_in(table: int, group: CacheGroup, pages: Mapping[str, int]) -> Iterator[KindOfLayers]:
+    """The kinds in one of vLLM's groups, by the first layer of each."""
+    first = first_spec(group)
+    if len({pages.get(name) for name in group.layer_names}) > 1 and all(name in pages for name in group.layer_names):
+        sizes = dict.fromkeys(pages[name] for name in group.layer_names)
+        for size in sizes:
+            yield KindOfLayers(table, first, tuple(name for name in group.layer_names if pages[name] == size), size)
+        return
+    by_layer: Mapping[str, CacheSpec] = getattr(group.kv_cache_spec, "kv_cache_specs", {})
+    kinds: dict[tuple[object, ...], tuple[CacheSpec, list[str]]] = {}
+    for name in group.layer_names:
+        spec = by_layer.get(name, group.kv_cache_spec)
+        kinds.setdefault(_facts(spec), (spec, []))[1].append(name)
+    for spec, layers in kinds.values():
+        yield KindOfLayers(table, spec, tuple(layers), spec.page_size_bytes, is_seen=len(kinds) == 1)
+
+
+def first_spec(group: CacheGroup) -> CacheSpec:
+    """The spec of a group's first layer, which is all that the scheduler is shown."""
+    by_layer: Mapping[str, CacheSpec] = getattr(group.kv_cache_spec, "kv_cache_specs", {})
+    return next(iter(by_layer.values()), group.kv_cache_spec)
+
+
+def difference(first: KindOfLayers, other: KindOfLayers) -> str:
+    """What the layers of two kinds in one of vLLM's groups differ in, for people."""
+    names = ("kind", *SPEC_FACTS)
+    pairs = zip(names, _facts(first.spec), _facts(other.spec), strict=True)
+    name, known, found = next(pair for pair in pairs if pair[1] != pair[2])
+    return (
+        f"layer {other.layer_names[0]!r} has {name} {found}, expected what layer {first.layer_names[0]!r} has: {known}"
+    )
+
+
+def _facts(spec: CacheSpec) -> tuple[object, ...]:
+    return (type(spec).__name__, *(getattr(spec, fact, None) for fact in SPEC_FACTS))

@@ -1,0 +1,96 @@
+"""Hit finder: what of a prompt is worth loading, and whether to wait for chunks that another engine is just saving.
+
+A hit of an engine of one full part may be cut anywhere, also inside its last chunk. With groups a hit has an end that windows
+were stored for: it is loaded whole or not at all. The scheduler's thread.
+"""
+
+from kvpool.clock import Clock, Deadline
+from kvpool_client.connection.peer_pace import PeerPace
+from kvpool_client.engines.load_cost import RateEstimator, wait_limit_s
+from kvpool_client.pool import Pool
+from kvpool_client.results import Hit
+from kvpool_client.vllm.identity.geometry import Geometry
+from kvpool_client.vllm.scheduler.offers import Offers
+from kvpool_client.vllm.scheduler.requests import Tracked
+from kvpool_client.vllm.settings import Settings
+from kvpool_client.vllm.statistics import Tally, by_level
+
+
+class HitFinder:
+    """See the module. `rates`: measured by others."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        geometry: Geometry,
+        *,
+        settings: Settings,
+        rates: RateEstimator,
+        offers: Offers,
+        tally: Tally,
+        clock: Clock,
+    ) -> None:
+        self._pool = pool
+        self._geometry = geometry
+        self._settings = settings
+        self._rates = rates
+        self._offers = offers
+        self._tally = tally
+        self._clock = clock
+
+    def usable_tokens(self, tokens: int) -> int:
+        """The most that a load may bring of a prompt: one token is left to compute, and the load ends with a block."""
+        geometry = self._geometry
+        align = geometry.chunk_tokens if geometry.has_groups else geometry.parts[0].block_tokens
+        return (tokens - 1) // align * align
+
+    def find(self, entry: Tracked, held_tokens: int, usable: int) -> Hit | None:
+        """The hit to load; None while it is better to wait for chunks that are just being saved."""
+        size = self._geometry.chunk_tokens
+        wanted = -(-usable // size)
+        hit = self._look_up(entry, wanted)
+        chunks = min(hit.chunks, wanted)
+        self._tally.add("lookups")
+        if chunks < min(wanted, len(entry.keys)) and self._is_worth_waiting(entry, chunks, usable):
+            return None
+        entry.chunks_planned = hit.chunks_here  # what is computed of the others is saved
+        first = held_tokens // size
+        offered = hit.tiers[first:chunks].tobytes()
+        taken = len(offered) if self._settings.always_load else self._chunks_to_load(offered, hit.peer_pace)
+        if self._geometry.has_groups and taken < len(offered):
+            taken = 0
+        for name, tokens in by_level("declined_tokens_slower_than_computing", offered[taken:], size):
+            self._tally.add(name, tokens)
+        chunks = first + taken if taken else 0
+        return Hit(chunks, min(chunks * size, usable), hit.tiers[:chunks], hit.keys, hit.peer_pace)
+
+    def _look_up(self, entry: Tracked, wanted: int) -> Hit:
+        if not self._geometry.has_groups:
+            return self._pool.lookup(entry.keys, entry.hints.owner)
+        hit = self._pool.groups.lookup(entry.keys, min(wanted, len(entry.keys)))
+        if hit.full_chunks > hit.chunks:
+            entry.boundaries.add(hit.full_chunks)  # others have gone that way: with the windows there it is a hit
+        return hit
+
+    def _chunks_to_load(self, levels: bytes, peer_pace: PeerPace | None) -> int:
+        layout = self._geometry.layout
+        return self._rates.plan_load(
+            levels,
+            chunk_bytes=self._geometry.chunk_bytes,
+            chunk_tokens=layout.chunk_tokens,
+            now_ns=self._clock.now_ns(),
+            peer_pace=peer_pace,
+        )
+
+    def _is_worth_waiting(self, entry: Tracked, chunks: int, usable: int) -> bool:
+        is_expected = entry.hints.load == "wait" and self._pool.connected
+        if self._offers.are_declined or not (is_expected or self._pool.is_being_saved(entry.keys, chunks)):
+            return False
+        if entry.save_wait is None:
+            limit_s = self._settings.wait_s / 2
+            if not (is_expected or self._settings.always_load):
+                missing = usable - chunks * self._geometry.chunk_tokens
+                limit_s = wait_limit_s(missing, rates=self._rates.rates(), longest_s=limit_s)
+            entry.save_wait = Deadline(limit_s, self._clock)
+            self._tally.add("waits_for_another_save")
+        return not entry.save_wait.has_passed()

@@ -1,0 +1,1 @@
+"""Parts of layouts: groups of layers, shares of ranks, summaries of blocks."""

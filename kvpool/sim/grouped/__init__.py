@@ -1,0 +1,1 @@
+"""Simulation of layouts with groups: full layers beside layers with a window."""

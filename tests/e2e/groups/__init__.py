@@ -1,0 +1,1 @@
+"""Layouts with groups over the real socket."""

@@ -1,0 +1,375 @@
+"""Prompts of a hybrid model over the real socket: what is stored of each group, found, leased and loaded."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from kvpool.protocol.records import messages as m
+from kvpool.router_events.vllm_format import EventForm
+from kvpool.types import KEY_BYTES
+from kvpool_client.grouped.lookups import GroupFinder
+from tests.rigs.daemon import Daemon, in_both_write_modes, wait_until
+from tests.rigs.groups.hybrid import (
+    CHUNK,
+    FULL,
+    HYBRID,
+    STATE,
+    WINDOW,
+    WINDOW_CHUNKS,
+    assert_served,
+    load,
+    payloads,
+    store,
+)
+from tests.rigs.payload import chunk_bytes_of, paged_layers, read_chunk, tokens_of, write_chunk
+
+ROLES = [part.group for part in HYBRID.group_layouts]
+SIZES = [part.stored_bytes for part in HYBRID.group_layouts]
+
+
+@pytest.mark.parametrize(
+    ("tail", "boundaries", "windows", "states"),
+    [
+        (1, None, [8, 9], [9]),
+        (0, None, [7, 8, 9], [8, 9]),  # one token must be left to be computed
+        (1, [4, 10], [2, 3, 8, 9], [3, 9]),
+        (1, [1], [0], [0]),
+        (1, [], [], []),
+    ],
+)
+def test_windows_and_states_are_stored_at_boundaries_alone(
+    daemon: Daemon, tail: int, boundaries: list[int] | None, windows: list[int], states: list[int]
+) -> None:
+    with daemon.connect(HYBRID) as pool:
+        keys = pool.keys(tokens_of(1, 10 * CHUNK + tail))
+        assert pool.groups.chunks_to_save(keys, 0, None, boundaries) == (
+            tuple(range(10)),
+            tuple(windows),
+            tuple(states),
+        )
+        result = store(pool, keys, boundaries)
+        assert [entry.stored for entry in result.groups] == [10, len(windows), len(states)]
+        assert (result.declined, result.reasons) == (0, {})
+        stored = 10 * SIZES[FULL] + len(windows) * SIZES[WINDOW] + len(states) * SIZES[STATE]
+        stats = daemon.stats()
+        assert (stats["dram.used_bytes"], stats["dram.chunks"]) == (stored, 10 + len(windows) + len(states))
+        ends = [10, 9] if boundaries is None and not tail else [10] if boundaries is None else boundaries
+        for end in ends:
+            assert_served(pool, pool.keys(tokens_of(1, 10 * CHUNK + tail)[: end * CHUNK]), end)
+        assert pool.lookup(keys).chunks == max(ends, default=0)
+        wait_until(lambda: daemon.stats()["leases"] == 0, "all leases have ended")
+    assert daemon.problems() == []
+
+
+def test_a_long_prompt_stores_a_fraction_of_all_layers_of_all_chunks(daemon: Daemon) -> None:
+    """One full layer to three with a window of a chunk: 1500 tokens, the bar is 0.6 of all layers of all chunks."""
+    shape: dict[str, Any] = {"kv_heads": 1, "head_dim": 16, "dtype": "float16"}
+    layout = kv.Layout(
+        chunk_tokens=64,
+        groups=(kv.Group(layers=1, **shape), kv.Group(kind="window", window=64, layers=3, **shape)),
+    )
+    with daemon.connect(layout) as pool:
+        keys = pool.keys(tokens_of(1, 1500))
+        store(pool, keys, [len(keys) - 1, len(keys)])
+        everything = len(keys) * sum(part.stored_bytes for part in layout.group_layouts)
+        assert daemon.stats()["dram.used_bytes"] / everything == pytest.approx((23 + 3 * 2) / (4 * 23))
+        assert_served(pool, keys, 23)
+
+
+def test_chunks_of_each_group_can_be_chosen(daemon: Daemon) -> None:
+    """As an engine that computes a prompt in pieces stores it."""
+    with daemon.connect(HYBRID) as pool:
+        keys = pool.keys(tokens_of(1, 6 * CHUNK + 1))
+        for chosen in ([(0, 1, 2), (1, 2), ()], [(3, 4, 5), (4, 5), (5,)]):
+            result = pool.groups.save(keys, chosen=chosen, from_=payloads(keys, HYBRID, chosen)).commit()
+            assert [entry.stored for entry in result.groups] == [len(chunks) for chunks in chosen]
+        assert pool.lookup(keys).chunks == 6
+        assert pool.groups.lookup(keys, 5).chunks == 0, "no state was stored before"
+        assert pool.groups.lookup(keys, 5).full_chunks == 5
+        assert_served(pool, keys, 6)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ([(0,)], "expected the chunks of each of 3 groups"),
+        ([(0, 2), (), ()], "a full one"),
+        ([(), (2, 1), ()], "ascending"),
+        ([(), (True,), ()], "ascending"),
+        ([(), (6,), ()], "below 6"),
+        ([(), (-1,), ()], "below 6"),
+        (7, "expected the chunks of each of 3 groups"),
+    ],
+)
+def test_chosen_chunks_that_do_not_fit_are_refused_by_group(daemon: Daemon, chosen: Any, message: str) -> None:
+    with daemon.connect(HYBRID) as pool:
+        keys = pool.keys(tokens_of(1, 6 * CHUNK + 1))
+        arrays = payloads(keys, HYBRID, [(), (), ()])
+        with pytest.raises(kv.InvalidArgument, match=message):
+            pool.groups.save(keys, chosen=chosen, from_=arrays)
+        with pytest.raises(kv.InvalidArgument, match="without first_chunk"):
+            pool.groups.save(keys, chosen=[(), (), ()], first_chunk=1, from_=arrays)
+        with pytest.raises(kv.InvalidArgument, match="chunks_max"):
+            pool.groups.lookup(keys, 7)
+
+
+def test_a_junction_of_two_prompts_is_stored_by_who_computes_past_it(daemon: Daemon) -> None:
+    with daemon.connect(HYBRID) as pool:
+        shared, rest = tokens_of(1, 6 * CHUNK), tokens_of(2, 4 * CHUNK + 1)
+        store(pool, pool.keys(np.concatenate([shared, tokens_of(3, 4 * CHUNK + 1)])))
+        keys = pool.keys(np.concatenate([shared, rest]))
+        hit = pool.lookup(keys)
+        assert isinstance(hit, kv.GroupHit)
+        assert (hit.chunks, hit.full_chunks) == (0, 6)
+        result = store(pool, keys, [hit.full_chunks, len(keys)])
+        assert result.groups[FULL].present == 6
+        third = pool.keys(np.concatenate([shared, tokens_of(4, CHUNK)]))
+        assert_served(pool, third, 6)
+
+
+@in_both_write_modes
+def test_a_save_by_layers_and_a_load_into_paged_memory(daemon: Daemon) -> None:
+    """The engine's blocks of each group have tables of their own; a state has one block a chunk."""
+    with daemon.connect(HYBRID) as pool:
+        keys = pool.keys(tokens_of(1, 6 * CHUNK + 1))
+        named = pool.groups.chunks_to_save(keys)
+        rows = payloads(keys, HYBRID, named)
+        full, window, state = HYBRID.group_layouts
+        memory: list[list[Any]] = [
+            paged_layers(full, 32, 8, "block_first"),
+            paged_layers(window, 32, 16, "kv_first"),
+            [np.zeros((8, state.layer_bytes), np.uint8) for _ in range(state.layers)],
+        ]
+        forms = ["block_first", "kv_first", "packed"]
+        caches = [
+            pool.register(arrays, tokens, form, group)
+            for group, (arrays, tokens, form) in enumerate(zip(memory, (8, 16, CHUNK), forms, strict=True))
+        ]
+        tables: list[list[int]] = [list(range(31, 7, -1)), [3, 1, 4, 15], [5]]
+        for group, (arrays, form, layout) in enumerate(zip(memory[:2], forms, (full, window), strict=False)):
+            per_chunk = len(tables[group]) // len(named[group])
+            for at, row in enumerate(rows[group]):
+                write_chunk(arrays, form, tables[group][at * per_chunk : (at + 1) * per_chunk], layout, row)
+        for layer, array in enumerate(memory[STATE]):
+            array[5] = rows[STATE][0].reshape(state.layers, -1)[layer]
+        with pool.groups.save(keys, caches, tables) as save:
+            save.layer(WINDOW, 3)
+            save.layer(FULL, 1)
+            save.layer(STATE, 0)
+            with pytest.raises(kv.InvalidArgument, match="group is 3"):
+                save.layer(3, 0)
+            with pytest.raises(kv.InvalidArgument, match="layer is 2"):
+                save.layer(FULL, 2)
+            assert save.commit().declined == 0
+            assert save.done()
+        for arrays in memory:
+            for array in arrays:
+                array[...] = 0
+        tables = [list(range(24)), [8, 9, -1, 11], [2]]
+        with pool.acquire(pool.lookup(keys)) as lease:
+            loaded = pool.groups.load(lease, caches, tables)
+            assert all(loaded.wait_layer(WINDOW, layer) for layer in range(window.layers))
+            assert loaded.wait() == kv.LoadResult(6, 6 * CHUNK, "complete")
+            assert loaded.done()
+        assert np.array_equal(read_chunk(memory[FULL], "block_first", [20, 21, 22, 23], full), rows[FULL][5])
+        assert np.array_equal(read_chunk(memory[WINDOW], "kv_first", [8, 9], window), rows[WINDOW][0])
+        assert not any(array[:, 10].any() for array in memory[WINDOW])
+        assert np.array_equal(np.concatenate([array[2] for array in memory[STATE]]), rows[STATE][0])
+
+
+HYBRID_OF_16 = (
+    kv.Group(layers=1, kv_heads=1, head_dim=8),
+    kv.Group(kind="window", window=64, layers=1, kv_heads=1, head_dim=8),
+    kv.Group(kind="state", layers=1, state_bytes=1024),
+)
+
+
+def test_a_load_begins_behind_what_the_engine_holds_but_for_windows(daemon: Daemon) -> None:
+    with daemon.connect(HYBRID) as pool:
+        keys = pool.keys(tokens_of(1, 6 * CHUNK + 1))
+        store(pool, keys)
+        with pool.acquire(pool.lookup(keys)) as lease:
+            assert isinstance(lease, kv.GroupLease)
+            assert lease.ranges == (range(6), range(4, 6), range(5, 6))
+            assert lease.tiers.tolist() == [kv.Level.DRAM] * 6
+            assert lease.cost_s > 0
+            parts = zip((1, 2, 1), HYBRID.group_layouts, strict=True)
+            into = [np.zeros((count, part.chunk_bytes), np.uint8) for count, part in parts]
+            assert pool.groups.load(lease, into=into, first_chunk=5).wait().chunks == 6
+            for found, right in zip(into, payloads(keys, HYBRID, [[5], [4, 5], [5]]), strict=True):
+                assert np.array_equal(found, right)
+            nothing_full = [into[FULL][:0], *into[1:]]
+            load = pool.groups.load(lease, into=nothing_full, first_chunk=6)
+            layers = [(group, layer) for group, part in enumerate(HYBRID.group_layouts) for layer in range(part.layers)]
+            assert all(load.wait_layer(group, layer) for group, layer in layers)
+            assert load.wait().reason == "complete"
+            for group, layer, message in ((-1, 0, "group is -1"), (3, 0, "group is 3"), (FULL, 99, "layer is 99")):
+                with pytest.raises(kv.InvalidArgument, match=message):
+                    load.wait_layer(group, layer)
+
+
+def test_a_scheduler_of_many_ranks_finds_long_prompts() -> None:
+    layout = kv.Layout(chunk_tokens=16, rank=None, world=8, groups=HYBRID_OF_16)
+    finder = GroupFinder(layout, None, None)  # type: ignore[arg-type]  # nothing is looked up
+    assert finder._chunks_max * 8 + 8 * (4 + 1) <= m.KEYS_MAX < (finder._chunks_max + 1) * 8 + 8 * (4 + 1)
+
+
+def test_the_layout_of_a_group_is_no_layout_to_connect_with(daemon: Daemon) -> None:
+    with pytest.raises(kv.InvalidArgument, match="that of one group \\(window"):
+        daemon.connect(HYBRID.of_group(WINDOW))
+
+
+def test_a_ticket_hands_all_groups_over_once(daemon: Daemon) -> None:
+    with daemon.connect(HYBRID) as scheduler, daemon.connect(HYBRID) as worker, daemon.connect() as stranger:
+        keys = scheduler.keys(tokens_of(1, 6 * CHUNK + 1))
+        store(scheduler, keys)
+        lease = scheduler.acquire(scheduler.lookup(keys))
+        ticket = lease.ticket()
+        lease.release()
+        assert stranger.claim(ticket).chunks == 0
+        with daemon.admin() as operator:
+            assert operator.flush("test-model", None)["skipped"] == 6 + WINDOW_CHUNKS + 1
+        with worker.claim(ticket) as claimed:
+            assert claimed.chunks == 6
+            result, found = load(worker, claimed)
+            assert result.chunks == 6
+            assert isinstance(claimed, kv.GroupLease)
+            for here, right in zip(found, payloads(keys, HYBRID, claimed.ranges), strict=True):
+                assert np.array_equal(here, right)
+        assert worker.claim(ticket).chunks == 0
+        assert (daemon.stats()["leases"], daemon.stats()["tickets"]) == (0, 0)
+    assert daemon.problems() == []
+
+
+def test_a_scheduler_finds_what_all_ranks_have_and_each_claims_its_own(daemon: Daemon) -> None:
+    ranks = [replace(HYBRID, world=2, rank=rank) for rank in (0, 1)]
+    tokens = tokens_of(1, 5 * CHUNK + 1)
+    with daemon.connect(replace(HYBRID, world=2, rank=None)) as scheduler:
+        keys = scheduler.keys(tokens)
+        workers = [daemon.connect(layout) for layout in ranks]
+        store(workers[0], workers[0].keys(tokens))
+        assert scheduler.lookup(keys).chunks == 0
+        store(workers[1], workers[1].keys(tokens))
+        hit = scheduler.lookup(keys)
+        assert hit.chunks == 5
+        ticket = scheduler.acquire(hit).ticket()
+        for worker in workers:
+            own = worker.keys(tokens)
+            with worker.claim(ticket) as claimed:
+                result, found = load(worker, claimed)
+                assert result.chunks == 5
+                assert isinstance(claimed, kv.GroupLease)
+                for here, right in zip(found, payloads(own, HYBRID, claimed.ranges), strict=True):
+                    assert np.array_equal(here, right)
+            worker.close()
+    assert daemon.problems() == []
+
+
+def test_retention_reaches_what_each_group_has_stored(daemon: Daemon) -> None:
+    with daemon.connect(HYBRID) as pool:
+        keys = pool.keys(tokens_of(1, 4 * CHUNK + 1))
+        store(pool, keys)
+        assert pool.retain(keys, [kv.TokenRange(0, None, 35)]).states == ("accepted",) * 4
+        assert pool.announce(keys).absent == 4  # not for groups
+        assert pool.demote(keys).absent == 4
+
+
+def test_events_name_the_group(daemon: Daemon) -> None:
+    with daemon.connect(HYBRID) as pool:
+        keys = pool.keys(tokens_of(1, 4 * CHUNK + 1))
+        store(pool, keys)
+        batch = pool.events()
+        layouts = {number: layout for number, (_, layout) in batch.namespaces.items()}
+        stored = [event for event in batch.events if event.gained]
+        by_group = [sum(len(one.keys) for one in stored if layouts[one.namespace].group == role) for role in ROLES]
+        assert by_group == [4 * KEY_BYTES, WINDOW_CHUNKS * KEY_BYTES, KEY_BYTES]
+        form = EventForm()
+        shown = [wire for one in stored for wire in form.events_of(one, layouts[one.namespace])]
+        assert len(shown) == sum(layouts[one.namespace].group == ROLES[FULL] for one in stored)
+
+
+def test_why_names_the_group_and_where_windows_are_stored(daemon: Daemon, tmp_path: Path) -> None:
+    with daemon.connect(HYBRID) as pool:
+        tokens = tokens_of(1, 4 * CHUNK + 1)
+        store(pool, pool.keys(tokens))
+    prompt = tmp_path / "prompt.json"
+    prompt.write_text(json.dumps(tokens.tolist()))
+    command = [
+        sys.executable,
+        "-m",
+        "kvpool.cli.kvpoolctl",
+        "--socket",
+        daemon.socket,
+        "why",
+        "--tokens-file",
+        str(prompt),
+    ]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(lines) == 3 * 4
+    assert sum(line.startswith("full, chunk") and "stored in dram" in line for line in lines) == 4
+    windows = [line for line in lines if line.startswith("window 59, chunk")]
+    assert [("stored at boundaries only" in line, "stored in dram" in line) for line in windows] == [
+        *[(True, False)] * 2,
+        *[(False, True)] * 2,
+    ]
+
+
+def test_what_does_not_fit_is_refused_by_name(daemon: Daemon) -> None:
+    with daemon.connect(HYBRID) as pool, daemon.connect() as plain:
+        keys = pool.keys(tokens_of(1, 4 * CHUNK + 1))
+        rows = payloads(keys, HYBRID, pool.groups.chunks_to_save(keys))
+        for call, message in (
+            (lambda: pool.save(keys, from_=rows[0]), "save is of layouts without groups"),
+            (lambda: plain.groups.save(keys, from_=rows), "layout has no groups"),
+            (lambda: pool.groups.save(keys, from_=rows[:2]), "expected a sequence of 3"),
+            (lambda: pool.groups.save(keys, from_=[rows[0][:3], *rows[1:]]), "3 rows, expected 4"),
+            (lambda: pool.groups.save(keys, from_=rows, boundaries=[5]), "boundaries has 5"),
+            (lambda: pool.groups.save(keys, from_=rows, boundaries=[0]), "boundaries has 0"),
+            (lambda: pool.groups.save(keys), "either caches and block_ids"),
+            (lambda: pool.register([], 8, "auto", 3), "group is 3"),
+            (lambda: pool.lookup(keys, owner="node-b"), "on one node alone"),
+            (lambda: plain.groups.load(pool.acquire(pool.lookup(keys)), into=rows), "no groups"),
+            (lambda: pool.groups.load(plain.acquire(plain.lookup(plain.keys([1]))), into=rows), "of this layout"),
+        ):
+            with pytest.raises(kv.InvalidArgument, match=message):
+                call()
+        wait_until(lambda: daemon.stats()["reservations"] == 0, "nothing is reserved")
+
+
+def test_a_model_of_windows_alone_is_served(daemon: Daemon) -> None:
+    layout = kv.Layout(chunk_tokens=CHUNK, groups=(HYBRID.groups[WINDOW], HYBRID.groups[STATE]))
+    with daemon.connect(layout) as pool:
+        keys = pool.keys(tokens_of(1, 6 * CHUNK + 1))
+        assert store(pool, keys).stored == WINDOW_CHUNKS + 1
+        assert_served(pool, keys, 6)
+        assert pool.lookup(pool.keys(tokens_of(1, 5 * CHUNK))).chunks == 0
+
+
+def test_a_wide_window_is_saved_and_leased_whole(daemon: Daemon) -> None:
+    """More chunks than a connection may have saves under way."""
+    groups = (HYBRID.groups[FULL], kv.Group(kind="window", window=150 * CHUNK, layers=1, kv_heads=1, head_dim=8))
+    layout = kv.Layout(chunk_tokens=CHUNK, groups=groups)
+    with daemon.connect(layout) as pool:
+        keys = pool.keys(tokens_of(1, 200 * CHUNK + 1))
+        result = store(pool, keys)
+        assert [entry.stored for entry in result.groups] == [200, 150]
+        assert_served(pool, keys, 200)
+    assert daemon.problems() == []
+
+
+def test_plain_chunks_and_those_of_one_full_group_are_the_same(daemon: Daemon) -> None:
+    plain = HYBRID.groups[FULL]
+    grouped = kv.Layout(chunk_tokens=CHUNK, groups=(plain,))
+    with daemon.connect(grouped) as pool:
+        keys = pool.keys(tokens_of(1, 3 * CHUNK))
+        row = np.stack([chunk_bytes_of(keys[at], grouped.chunk_bytes) for at in range(3)])
+        assert pool.save(keys, from_=row).commit().stored == 3
+    with daemon.connect(kv.Layout(chunk_tokens=CHUNK, layers=2, kv_heads=2, head_dim=16, dtype="float16")) as pool:
+        assert pool.lookup(pool.keys(tokens_of(1, 3 * CHUNK))).chunks == 3

@@ -1,0 +1,331 @@
+"""Sparse sequences over a real daemon: exact where they say so, bounded, shared, and never wrong when the pool loses
+something."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import kvpool_client as kv
+from kvpool_client.sparse import SequenceLost, SparseConfig, SparseSequence
+from kvpool_client.sparse.results import Floats
+from tests.rigs.daemon import Daemon, in_both_write_modes, wait_until
+from tests.rigs.payload import tokens_of
+
+if TYPE_CHECKING:
+    from kvpool_client.sparse.device import DeviceSequence  # imports torch
+
+LAYOUT = kv.Layout(layers=2, kv_heads=2, head_dim=32, dtype="bfloat16", chunk_tokens=64, summaries="clusters7")
+CONFIG = SparseConfig(
+    init_tokens=64, local_tokens=96, topk_share=0.25, block_tokens=64, dense_boundary=256, offload_boundary=512
+)
+EVERYTHING = SparseConfig(
+    init_tokens=64, local_tokens=96, topk_share=1.0, block_tokens=64, dense_boundary=0, offload_boundary=512
+)
+NOTHING = SparseConfig(
+    init_tokens=64, local_tokens=96, topk_share=0.0, block_tokens=64, dense_boundary=0, offload_boundary=512
+)
+DENSE = SparseConfig(init_tokens=64, local_tokens=96, block_tokens=64, dense_boundary=1 << 20, offload_boundary=1 << 20)
+HEADS = 6
+Bits = npt.NDArray[np.uint16]
+
+
+def bits_of(numbers: Floats) -> Bits:
+    """The bfloat16 of floats, rounded towards zero."""
+    return (numbers.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def floats_of(bits: Bits) -> Floats:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+class Text:
+    """KV and queries of a sequence that derive from its seed and the position alone."""
+
+    def __init__(self, seed: int, tokens: int) -> None:
+        random = np.random.default_rng(seed)
+        shape = (LAYOUT.layers, tokens, LAYOUT.kv_heads, LAYOUT.head_dim)
+        self.ids = tokens_of(seed, tokens)
+        self.keys = bits_of(random.standard_normal(shape, np.float32))
+        self.values = bits_of(random.standard_normal(shape, np.float32))
+        self.query = random.standard_normal((HEADS, LAYOUT.head_dim), np.float32) * np.float32(2)
+
+    def append_to(self, sequence: "SparseSequence | DeviceSequence", end: int, step: int = 100) -> None:
+        """Append everything from what the sequence has up to `end`, in pieces, layer by layer."""
+        for first in range(sequence.tokens, end, step):
+            rows = slice(first, min(end, first + step))
+            for layer in range(LAYOUT.layers):
+                sequence.append(layer, self.keys[layer, rows], self.values[layer, rows])
+
+    def exact(self, layer: int, tokens: int, query: Floats | None = None) -> Floats:
+        """Full attention, in double precision."""
+        chosen = self.query if query is None else query
+        grouped = chosen.reshape(LAYOUT.kv_heads, -1, LAYOUT.head_dim).astype(np.float64)
+        keys = floats_of(self.keys[layer, :tokens]).astype(np.float64)
+        values = floats_of(self.values[layer, :tokens]).astype(np.float64)
+        logits = np.einsum("grd,tgd->grt", grouped, keys) / np.sqrt(LAYOUT.head_dim)
+        weights = np.exp(logits - logits.max(axis=2, keepdims=True))
+        weights /= weights.sum(axis=2, keepdims=True)
+        found: Floats = np.einsum("grt,tgd->grd", weights, values).reshape(HEADS, LAYOUT.head_dim).astype(np.float32)
+        return found
+
+
+def bits_equal(one: Floats, other: Floats) -> bool:
+    return np.array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
+@pytest.fixture
+def pool(daemon: Daemon) -> Iterator[kv.Pool]:
+    with daemon.connect(layout=LAYOUT) as connected:
+        yield connected
+
+
+@contextlib.contextmanager
+def sequence_of(
+    pool: kv.Pool, text: Text, config: SparseConfig, end: int, *, is_shared: bool = False
+) -> Iterator[SparseSequence]:
+    with SparseSequence(pool, config, tokens=text.ids[:end] if is_shared else None, threads=2) as sequence:
+        text.append_to(sequence, end)
+        yield sequence
+
+
+def due_chunks(tokens: int) -> int:
+    """The chunks of a sequence that have left the window."""
+    return (CONFIG.init_tokens + 64 * CONFIG.middle_blocks(tokens)) // LAYOUT.chunk_tokens
+
+
+def test_below_the_dense_boundary_attention_is_full(pool: kv.Pool) -> None:
+    text = Text(1, 300)
+    with sequence_of(pool, text, CONFIG, 255) as sequence:
+        for layer in range(LAYOUT.layers):
+            np.testing.assert_allclose(sequence.attend(layer, text.query), text.exact(layer, 255), atol=2e-5)
+            found = sequence.recall(layer, text.query)
+            assert found.tail is None
+            assert found.blocks.tolist() == [[0], [0]]
+
+
+@in_both_write_modes
+@pytest.mark.parametrize("end", [300, 511, 900, 1501])
+def test_a_budget_of_everything_has_the_bits_of_full_attention(pool: kv.Pool, end: int) -> None:
+    text = Text(2, end)
+    with sequence_of(pool, text, EVERYTHING, end) as sparse, sequence_of(pool, text, DENSE, end) as dense:
+        for layer in range(LAYOUT.layers):
+            one, other = sparse.attend(layer, text.query), dense.attend(layer, text.query)
+            assert bits_equal(one, other)
+            np.testing.assert_allclose(one, text.exact(layer, end), atol=2e-5)
+
+
+def test_what_lies_in_the_arena_changes_no_bit(pool: kv.Pool) -> None:
+    text = Text(3, 1400)
+    resident = SparseConfig(64, 96, 0.25, 64, dense_boundary=256, offload_boundary=1 << 20)
+    with sequence_of(pool, text, CONFIG, 1300) as moved, sequence_of(pool, text, resident, 1300) as held:
+        assert moved.stats()["chunks_in_arena"] > 4
+        for layer in range(LAYOUT.layers):
+            assert bits_equal(moved.attend(layer, text.query), held.attend(layer, text.query))
+            one, other = moved.recall(layer, text.query), held.recall(layer, text.query)
+            assert np.array_equal(one.blocks, other.blocks)
+
+
+def test_own_memory_is_bounded_whatever_the_length(pool: kv.Pool) -> None:
+    text = Text(4, 2500)
+    pages = -(-CONFIG.local_tokens // LAYOUT.chunk_tokens) + 2  # one that fills, one that the window cuts
+    with SparseSequence(pool, CONFIG, threads=1) as sequence:
+        for end in range(700, 2501, 300):
+            text.append_to(sequence, end, step=64)
+            assert sequence.settle() == due_chunks(end)
+            assert sequence.own_bytes <= pages * LAYOUT.chunk_bytes * 1.5  # with summaries, here a third of the KV
+        attended = [sequence.attend(layer, text.query) for layer in range(LAYOUT.layers)]
+    with SparseSequence(pool, replace(CONFIG, offload_boundary=1 << 20), threads=1) as whole:
+        text.append_to(whole, 2500)
+        for layer in range(LAYOUT.layers):
+            assert bits_equal(attended[layer], whole.attend(layer, text.query))
+
+
+@in_both_write_modes
+def test_another_sequence_with_the_prefix_builds_no_summary(pool: kv.Pool, daemon: Daemon) -> None:
+    text = Text(5, 1400)
+    with sequence_of(pool, text, CONFIG, 1300, is_shared=True) as first:
+        assert first.settle() == due_chunks(1300)
+        expected = [first.attend(layer, text.query) for layer in range(LAYOUT.layers)]
+        end = first.tokens
+    with (
+        daemon.connect(layout=LAYOUT) as other,
+        SparseSequence(other, CONFIG, tokens=text.ids[:end], threads=2) as second,
+    ):
+        assert second.prefix_tokens >= 18 * 64
+        assert second.stats()["summaries_built"] == 0
+        before = second.tokens
+        text.append_to(second, end)
+        left = CONFIG.middle_blocks(end) - CONFIG.middle_blocks(before)
+        assert second.stats()["summaries_built"] <= left * LAYOUT.layers
+        for layer in range(LAYOUT.layers):
+            assert bits_equal(second.attend(layer, text.query), expected[layer])
+
+
+def test_a_sequence_of_its_own_is_found_by_nobody(pool: kv.Pool) -> None:
+    text = Text(6, 900)
+    with sequence_of(pool, text, CONFIG, 900) as sequence:
+        assert sequence.stats()["chunks_in_arena"] > 0
+        assert pool.lookup(pool.keys(text.ids)).chunks == 0
+        with pytest.raises(kv.InvalidArgument, match="without tokens"):
+            sequence.extend([1])
+
+
+@pytest.mark.parametrize("config", [CONFIG, NOTHING, EVERYTHING])
+def test_a_query_of_zeros_estimates_the_count_and_the_mean(pool: kv.Pool, config: SparseConfig) -> None:
+    text, end = Text(7, 800), 777
+    with sequence_of(pool, text, config, end) as sequence:
+        found = sequence.recall(1, np.zeros((HEADS, LAYOUT.head_dim), np.float32))
+        blocks = config.middle_blocks(end)
+        assert found.blocks.shape == (LAYOUT.kv_heads, config.blocks_to_take(blocks))
+        assert found.tail is not None
+        left = blocks - found.blocks.shape[1]
+        if not left:
+            assert np.isneginf(found.tail[0]).all()
+            return
+        np.testing.assert_allclose(found.tail[0], np.log(left * 64), rtol=1e-5)
+        values = floats_of(text.values[1])
+        for head in range(HEADS):
+            group = head // (HEADS // LAYOUT.kv_heads)
+            rest = [number for number in range(blocks) if number not in found.blocks[group]]
+            tokens = np.concatenate([np.arange(64 + 64 * number, 128 + 64 * number) for number in rest])
+            np.testing.assert_allclose(found.tail[1][head], values[tokens, group].mean(axis=0), atol=0.05)
+
+
+def test_fetched_blocks_are_what_was_appended(pool: kv.Pool) -> None:
+    text, end = Text(8, 1200), 1200
+    with sequence_of(pool, text, CONFIG, end) as sequence:
+        found = sequence.recall(0, text.query)
+        keys, values = sequence.fetch(0, found.blocks)
+        for group in range(LAYOUT.kv_heads):
+            tokens = np.concatenate([np.arange(64 + 64 * b, 128 + 64 * b) for b in found.blocks[group]])
+            assert np.array_equal(np.asarray(keys)[group], text.keys[0, tokens, group])
+            assert np.array_equal(np.asarray(values)[group], text.values[0, tokens, group])
+        with pytest.raises(kv.InvalidArgument, match="blocks reach"):
+            sequence.fetch(0, np.full((2, 1), CONFIG.middle_blocks(end)))
+        none, _ = sequence.fetch(0, np.empty((2, 0), np.int64))
+        assert np.asarray(none).shape == (2, 0, LAYOUT.head_dim)
+
+
+def test_forks_go_their_own_ways(pool: kv.Pool) -> None:
+    text, other = Text(9, 1500), Text(10, 1500)
+    other.keys[:, :1010], other.values[:, :1010] = text.keys[:, :1010], text.values[:, :1010]
+    with sequence_of(pool, text, EVERYTHING, 1010) as parent:
+        child = parent.fork()
+        other.append_to(child, 1400)
+        text.append_to(parent, 1300)
+        np.testing.assert_allclose(child.attend(0, text.query), other.exact(0, 1400, text.query), atol=2e-5)
+        np.testing.assert_allclose(parent.attend(0, text.query), text.exact(0, 1300), atol=2e-5)
+    np.testing.assert_allclose(child.attend(1, text.query), other.exact(1, 1400, text.query), atol=2e-5)
+    grandchild = child.fork()
+    child.close()
+    np.testing.assert_allclose(grandchild.attend(1, text.query), other.exact(1, 1400, text.query), atol=2e-5)
+    grandchild.close()
+
+
+def test_a_closed_sequence_raises_and_closes_again(pool: kv.Pool, daemon: Daemon) -> None:
+    text = Text(11, 900)
+    with sequence_of(pool, text, CONFIG, 900) as sequence:
+        pass
+    sequence.close()
+    with pytest.raises(kv.KVPoolError, match="closed"):
+        sequence.attend(0, text.query)
+    wait_until(lambda: daemon.stats()["leases"] == 0, "its lease has ended")
+
+
+def test_a_killed_daemon_loses_nothing_of_a_sequence(pool: kv.Pool, daemon: Daemon) -> None:
+    text = Text(12, 2000)
+    with sequence_of(pool, text, EVERYTHING, 1300) as sequence:
+        daemon.kill()
+        text.append_to(sequence, 1400)
+        np.testing.assert_allclose(sequence.attend(0, text.query), text.exact(0, 1400), atol=2e-5)
+        daemon.start()
+        wait_until(lambda: pool.connected, "the pool has connected again")
+        text.append_to(sequence, 2000)
+        for layer in range(LAYOUT.layers):
+            np.testing.assert_allclose(sequence.attend(layer, text.query), text.exact(layer, 2000), atol=2e-5)
+        assert sequence.settle() == due_chunks(2000)  # saved again, out of the former daemon's memory
+        assert pool.lookup(sequence._offload.source.keys).chunks >= due_chunks(2000)
+        np.testing.assert_allclose(sequence.attend(0, text.query), text.exact(0, 2000), atol=2e-5)
+
+
+def test_chunks_that_are_gone_are_an_error_and_never_wrong(pool: kv.Pool, daemon: Daemon) -> None:
+    text = Text(13, 1300)
+    with sequence_of(pool, text, EVERYTHING, 1300) as sequence, daemon.admin() as admin:
+        assert sequence.stats()["chunks_in_arena"] > 0
+        sequence.attend(0, text.query)
+        end_connection_of(pool)
+        wait_until(lambda: pool.connected and daemon.stats()["leases"] == 0, "its lease has ended with the connection")
+        admin.flush(None, None)
+        with pytest.raises(SequenceLost, match="first 0 tokens"):
+            sequence.attend(0, text.query)
+        with pytest.raises(kv.KVPoolError, match="closed"):
+            sequence.attend(0, text.query)
+
+
+def test_a_lost_connection_alone_is_mended(pool: kv.Pool, daemon: Daemon) -> None:
+    text = Text(14, 1300)
+    with sequence_of(pool, text, EVERYTHING, 1300) as sequence:
+        end_connection_of(pool)
+        wait_until(lambda: pool.connected, "the pool has connected again")
+        np.testing.assert_allclose(sequence.attend(1, text.query), text.exact(1, 1300), atol=2e-5)
+
+
+def test_damaged_summaries_are_built_again(pool: kv.Pool, daemon: Daemon) -> None:
+    text = Text(15, 1400)
+    with sequence_of(pool, text, CONFIG, 1300, is_shared=True) as first:
+        assert first.settle() == due_chunks(1300)
+        end = first.tokens
+        expected = first.attend(0, text.query)
+    with pool.leased_memory(pool.acquire(pool.lookup(pool.keys(text.ids[:end])))) as memory:
+        session = memory.lease.session
+        assert session is not None
+        session.arena.view()[int(memory.lease.offsets[3]) + LAYOUT.chunk_bytes + 40] ^= 0x55
+    with SparseSequence(pool, CONFIG, tokens=text.ids[:end], threads=2) as second:
+        assert second.prefix_tokens >= 18 * 64
+        assert second.stats()["summaries_built"] == LAYOUT.layers
+        text.append_to(second, end)
+        assert bits_equal(second.attend(0, text.query), expected)
+
+
+def test_without_a_daemon_everything_stays_and_is_right(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon()
+    text = Text(16, 1100)
+    with daemon.connect(layout=LAYOUT) as pool:
+        daemon.kill()
+        wait_until(lambda: not pool.connected, "the pool has noticed")
+        with sequence_of(pool, text, EVERYTHING, 1100) as sequence:
+            assert sequence.stats()["chunks_in_arena"] == 0
+            np.testing.assert_allclose(sequence.attend(0, text.query), text.exact(0, 1100), atol=2e-5)
+
+
+def test_a_full_pool_leaves_pages_where_they_are(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon(dram__capacity="256KiB", dram__segment="64KiB")
+    text = Text(17, 2500)
+    with daemon.connect(layout=LAYOUT) as pool, sequence_of(pool, text, EVERYTHING, 2500) as sequence:
+        assert sequence.stats()["chunks_in_arena"] < 20
+        for layer in range(LAYOUT.layers):
+            np.testing.assert_allclose(sequence.attend(layer, text.query), text.exact(layer, 2500), atol=2e-5)
+
+
+def test_nan_keys_are_always_read(pool: kv.Pool) -> None:
+    text = Text(18, 1000)
+    text.keys[0, 500, 0, 5] = 0x7FC0
+    with sequence_of(pool, text, NOTHING, 1000) as sequence:
+        found = sequence.recall(0, text.query)
+        assert found.is_dense[0]
+        assert not found.is_dense[1]
+        assert np.isnan(sequence.attend(0, text.query)[:3]).all()
+        assert np.isfinite(sequence.attend(0, text.query)[3:]).all()
+
+
+def end_connection_of(pool: kv.Pool) -> None:
+    """End the pool's connection from within, as a lost answer does."""
+    session = pool._link.session
+    assert session is not None
+    session.end()
+    pool._link.lost()

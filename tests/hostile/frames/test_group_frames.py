@@ -1,0 +1,112 @@
+"""Requests about groups that the client library would never send: refused by name, and nothing is held or reserved."""
+
+from collections.abc import Callable
+
+import pytest
+
+import kvpool_client as kv
+from kvpool.errors import Refused
+from kvpool.protocol.records import groups as gm
+from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import seeking as sk
+from kvpool.types import KEY_BYTES, SaveState
+from tests.hostile.rigs.raw_clients import engine, keys_of
+from tests.rigs.daemon import Daemon
+from tests.rigs.groups.hybrid import CHUNK, FULL, HYBRID, STATE, WINDOW
+
+KEY = keys_of(1, 1)
+WIDE = kv.Layout(
+    chunk_tokens=CHUNK,
+    groups=(HYBRID.groups[FULL], kv.Group(kind="window", window=1 << 30, layers=1, kv_heads=1, head_dim=8)),
+)
+ENDING: dict[str, object] = {
+    "no chunks": gm.AcquireGroups(b"", 0),
+    "fewer than no chunks": gm.AcquireGroups(KEY, -1),
+    "more chunks than keys": gm.AcquireGroups(keys_of(1, 5), 3),
+    "keys behind the last": gm.AcquireGroups(keys_of(1, 7), 3),
+    "keys that are not whole": gm.AcquireGroups(keys_of(1, 6)[:-1], 3),
+    "too many chunks": gm.AcquireGroups(b"", 1 << 40),
+    "a group before the first": gm.ReserveGroup(-1, b"", KEY, b"", b""),
+    "a group behind the last": gm.ReserveGroup(3, b"", KEY, b"", b""),
+    "a window with a parent": gm.ReserveGroup(WINDOW, bytes(KEY_BYTES), KEY, b"", b""),
+    "a chain of states": gm.ReserveGroup(STATE, b"", keys_of(1, 2), b"", b""),
+    "no keys": gm.ReserveGroup(FULL, b"", b"", b"", b""),
+    "a commit of a group behind the last": gm.CommitGroup(3, 1, bytes(8), b"", b""),
+    "a commit of half a chunk": gm.CommitGroup(FULL, 1, bytes(4), b"", b""),
+}
+REFUSED: dict[str, object] = {
+    "Acquire": m.Acquire(keys_of(1, 3)),
+    "AcquireLeaves": m.AcquireLeaves(keys_of(1, 3), 1),
+    "Reserve": m.Reserve(b"", KEY),
+    "Commit": m.Commit(1, bytes(8), b""),
+    "Announce": m.Announce(keys_of(1, 3)),
+    "Demote": m.Demote(keys_of(1, 3), 0),
+    "Seek": sk.Seek(keys_of(1, 3), 0.1),
+}
+
+
+@pytest.fixture
+def sound(daemon: Daemon) -> Callable[[], None]:
+    def check() -> None:
+        stats = daemon.stats()
+        assert (stats["leases"], stats["reservations"]) == (0, 0)
+        assert daemon.problems() == []
+
+    return check
+
+
+def test_a_hello_with_the_layout_of_one_group_is_refused(daemon: Daemon, sound: Callable[[], None]) -> None:
+    with pytest.raises(Refused, match="that of one group"), engine(daemon, HYBRID.of_group(WINDOW)):
+        pass
+    sound()
+
+
+@pytest.mark.parametrize("name", ENDING)
+def test_an_invalid_request_ends_its_connection(daemon: Daemon, sound: Callable[[], None], name: str) -> None:
+    with engine(daemon, HYBRID) as bad:
+        with pytest.raises(Refused) as refused:
+            bad.call(ENDING[name], m.Done)
+        assert refused.value.code == "protocol"
+    sound()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_request_without_a_group_is_refused_where_there_are_groups(
+    daemon: Daemon, sound: Callable[[], None], name: str
+) -> None:
+    with engine(daemon, HYBRID) as bad:
+        with pytest.raises(Refused) as refused:
+            bad.call(REFUSED[name], m.Done)
+        assert refused.value.code == "group"
+    sound()
+
+
+def test_a_request_with_groups_is_invalid_without_any(daemon: Daemon, sound: Callable[[], None]) -> None:
+    for request in (
+        gm.AcquireGroups(KEY, 1),
+        gm.ReserveGroup(0, b"", KEY, b"", b""),
+        gm.ReserveGroup(1, b"", KEY, b"", b""),
+    ):
+        with engine(daemon) as bad, pytest.raises(Refused, match="group"):
+            bad.call(request, m.Done)
+    sound()
+
+
+def test_a_commit_names_the_group_of_its_reservation(daemon: Daemon, sound: Callable[[], None]) -> None:
+    """Layers of another group's size would be published as whole chunks."""
+    with engine(daemon, HYBRID) as bad:
+        made = bad.call(gm.ReserveGroup(STATE, b"", KEY, b"", b""), m.Reserved)
+        assert made.states == bytes([SaveState.RESERVED])
+        sums = bytes(4 * HYBRID.of_group(WINDOW).extents)
+        with pytest.raises(Refused, match="another group"):
+            bad.call(gm.CommitGroup(WINDOW, made.reservation, sums, b"", b""), m.Committed)
+    sound()
+
+
+def test_a_lease_of_more_windows_than_a_turn_can_grant_is_refused(daemon: Daemon, sound: Callable[[], None]) -> None:
+    with engine(daemon, WIDE) as greedy:
+        with pytest.raises(Refused, match="5001 holds, at most 1024") as refused:
+            greedy.call(gm.AcquireGroups(keys_of(1, 10_000), 5000), m.Leased)
+        assert refused.value.code == "full"
+        assert greedy.call(gm.AcquireGroups(keys_of(1, 2), 1), m.Leased).lease == 0
+    sound()

@@ -1,0 +1,102 @@
+"""Lookups of prompts whose layout has groups, against a search of every end by each group's rule."""
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvpool_native
+from kvpool.key_column import KeyColumn
+from kvpool.layout import Layout
+from kvpool.layouts.groups import Group, GroupRole
+from kvpool_client.connection.counters import Counters
+from kvpool_client.grouped.lookups import GroupFinder
+from kvpool_client.key_chain import KeyChain
+
+CHUNK = 16
+SHAPE: dict[str, Any] = {"layers": 1, "kv_heads": 1, "head_dim": 8}
+
+
+class Index:
+    """The shared index as a set of keys."""
+
+    def __init__(self) -> None:
+        self.levels: dict[bytes, int] = {}
+
+    def lookup(self, column: bytes) -> tuple[int, bytes]:
+        found = []
+        for key in KeyColumn(column):
+            if key not in self.levels:
+                break
+            found.append(self.levels[key])
+        return len(found), bytes(found)
+
+    def last_run(self, column: bytes, end: int, length: int) -> tuple[int, bytes]:
+        keys = KeyColumn(column)
+        for last in range(end, 0, -1):
+            run = range(max(0, last - length), last)
+            if all(keys[at] in self.levels for at in run):
+                return last, bytes(self.levels[keys[at]] for at in run)
+        return 0, b""
+
+
+def needed(role: GroupRole, end: int) -> range:
+    return range(end - role.chunks_of(end, CHUNK), end)
+
+
+def random_layout(chance: random.Random) -> Layout:
+    makers = [
+        lambda: Group(**SHAPE),
+        lambda: Group(kind="window", window=chance.randrange(1, 8 * CHUNK), **SHAPE),
+        lambda: Group(kind="state", layers=1, state_bytes=CHUNK),
+    ]
+    while True:
+        groups = tuple(chance.choice(makers)() for _ in range(chance.randrange(1, 5)))
+        layout = Layout(chunk_tokens=CHUNK, groups=groups, rank=chance.choice((None, 0)), world=chance.randrange(1, 3))
+        if layout.groups:
+            return layout
+
+
+def chain_of(layout: Layout) -> KeyChain:
+    return KeyChain(CHUNK, lambda: tuple(kvpool_native.blake3(part.fingerprint()) for part in layout.parts))
+
+
+@pytest.mark.parametrize("round_", range(4))
+def test_lookups_agree_with_a_search_of_every_end(round_: int) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}, round {round_}")
+    chance = random.Random(seed)
+    for _ in range(300):
+        layout, index = random_layout(chance), Index()
+        chain = chain_of(layout)
+        count = chance.randrange(0, 24)
+        chain.extend(np.arange(count * CHUNK, dtype=np.int32))
+        columns = [KeyColumn(column) for column in chain.columns()]
+        share = chance.choice((0.5, 0.8, 0.95, 1.0))
+        for column in columns:
+            index.levels |= {key: chance.choice((0, 1, 2)) for key in column if chance.random() < share}
+        roles = [part.group for part in layout.parts]
+
+        def serves(
+            end: int, columns: list[KeyColumn] = columns, roles: list[Any] = roles, index: Index = index
+        ) -> bool:
+            return all(
+                column[at] in index.levels
+                for role, column in zip(roles, columns, strict=True)
+                for at in needed(role, end)
+            )
+
+        session: Any = SimpleNamespace(index=index)
+        hit = GroupFinder(layout, SimpleNamespace(session=session), Counters()).find(session, chain)  # type: ignore[arg-type]  # the link is not asked
+        assert hit.chunks == max((end for end in range(count + 1) if serves(end)), default=0)
+        assert len(hit.tiers) == hit.chunks
+        for at in range(hit.chunks):
+            known = [
+                index.levels[column[at]]
+                for role, column in zip(roles, columns, strict=True)
+                if role is not None and at in needed(role, hit.chunks)
+            ]
+            if known and any(role is not None and role.is_full for role in roles):
+                assert hit.tiers[at] == max(known)

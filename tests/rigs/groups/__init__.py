@@ -1,0 +1,1 @@
+"""Rigs of layouts with groups."""

@@ -1,0 +1,73 @@
+"""A hybrid model's prompts for a test: saved and loaded by group, with bytes that derive from each group's own keys."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+import kvpool_client as kv
+from kvpool.key_column import KeyColumn
+from tests.rigs.payload import Bytes, chunk_bytes_of
+
+CHUNK = 32
+WINDOW_CHUNKS = 2
+FULL, WINDOW, STATE = range(3)
+HYBRID = kv.Layout(
+    chunk_tokens=CHUNK,
+    groups=(
+        kv.Group(layers=2, kv_heads=2, head_dim=16, dtype="float16"),
+        kv.Group(kind="window", window=CHUNK * WINDOW_CHUNKS - 5, layers=6, kv_heads=1, head_dim=16, dtype="float16"),
+        kv.Group(kind="state", layers=3, state_bytes=CHUNK * 24),
+    ),
+)
+
+
+def key_of(keys: kv.KeyChain, group: int, chunk: int) -> bytes:
+    """The key of one group's chunk."""
+    return KeyColumn(keys.columns()[group])[chunk]
+
+
+def payloads(keys: kv.KeyChain, layout: kv.Layout, chosen: Sequence[Sequence[int]]) -> list[Bytes]:
+    """The bytes that the chosen chunks of each group must have, [chunks, chunk_bytes]."""
+    found = []
+    for group, (part, chunks) in enumerate(zip(layout.group_layouts, chosen, strict=True)):
+        rows = [chunk_bytes_of(key_of(keys, group, chunk), part.chunk_bytes) for chunk in chunks]
+        found.append(np.stack(rows) if rows else np.empty((0, part.chunk_bytes), np.uint8))
+    return found
+
+
+def begin_store(
+    pool: kv.Pool, keys: kv.KeyChain, boundaries: Sequence[int] | None = None, *, chunks: int | None = None
+) -> kv.GroupSave:
+    """A save of the first chunks, with windows and states at these boundaries."""
+    named = pool.groups.chunks_to_save(keys, 0, chunks, boundaries)
+    return pool.groups.save(keys, from_=payloads(keys, pool.layout, named), boundaries=boundaries, chunks=chunks)
+
+
+def store(
+    pool: kv.Pool, keys: kv.KeyChain, boundaries: Sequence[int] | None = None, *, chunks: int | None = None
+) -> kv.GroupSaveResult:
+    """The same, published."""
+    return begin_store(pool, keys, boundaries, chunks=chunks).commit()
+
+
+def load(pool: kv.Pool, lease: kv.Lease) -> tuple[kv.LoadResult, list[Bytes]]:
+    """Load all that a lease has; the result and the bytes by group."""
+    assert isinstance(lease, kv.GroupLease)
+    into = [
+        np.zeros((len(chunks), part.chunk_bytes), np.uint8)
+        for chunks, part in zip(lease.ranges, pool.layout.group_layouts, strict=True)
+    ]
+    return pool.groups.load(lease, into=into).wait(), into
+
+
+def assert_served(pool: kv.Pool, keys: kv.KeyChain, chunks: int) -> None:
+    """A lookup finds so many chunks, and a load brings the right bytes of every group."""
+    hit = pool.lookup(keys)
+    assert hit.chunks == chunks
+    with pool.acquire(hit) as lease:
+        assert lease.chunks == chunks
+        result, found = load(pool, lease)
+        assert result == kv.LoadResult(chunks, chunks * pool.layout.chunk_tokens, "complete")
+        assert isinstance(lease, kv.GroupLease)
+        for right, here in zip(payloads(keys, pool.layout, lease.ranges), found, strict=True):
+            assert np.array_equal(right, here)

@@ -1,0 +1,1 @@
+"""Ranks of engines that have a part of every chunk."""

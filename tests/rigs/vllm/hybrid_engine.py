@@ -1,0 +1,286 @@
+"""A scripted engine whose layers are in several KV cache groups, as vLLM's hybrid manager has them.
+
+A block table for each group, out of one pool of blocks; a layer's tensor is shared with the layers of the other groups. In
+place of blocks that a window has left the table has the null block, and they are overwritten at once. One worker, no prefix
+cache of its own.
+`wrong_reads` counts KV that a layer would attend to and that is not what the tokens make it: it must stay 0.
+"""
+
+import pickle
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from tests.rigs.daemon import wait_until
+from tests.rigs.vllm.blocks import ScriptedBlocks
+from tests.rigs.vllm.config import config_of
+from tests.rigs.vllm.engine import kv_of
+from tests.rigs.vllm.fake_vllm import KVConnectorRole
+from tests.rigs.vllm.request import BLOCK, Request
+from tests.rigs.vllm.specs import HEADS, WIDTH, FullAttentionSpec, SlidingWindowSpec, UniformTypeKVCacheSpecs
+
+# Windows of the groups, 0 for one that attends to all tokens.
+MIXED = (0, 12, 12)
+LAYERS = 2
+NULL = 0
+
+
+class Tables:
+    """The block tables of a request, as vLLM passes them."""
+
+    def __init__(self, tables: Sequence[list[int]]) -> None:
+        self._tables = tables
+
+    def get_block_ids(self) -> tuple[list[int], ...]:
+        return tuple(list(table) for table in self._tables)
+
+
+class HybridEngine:
+    """See the module. `windows`: of each group; `budget`: tokens of a step."""
+
+    def __init__(
+        self,
+        connector: Any,
+        socket: str,
+        *,
+        windows: Sequence[int] = MIXED,
+        blocks: int = 200,
+        budget: int = 4096,
+        shows_tables: bool = False,
+        is_odd: bool = False,
+        layers: Sequence[Sequence[int]] = (),
+        **extra: Any,
+    ) -> None:
+        """`shows_tables`: the plan's step has the tables as they are, as in later releases of vLLM. `is_odd`: the second layer
+        of a group has twice as many heads, which only workers see in its spec. `layers`: the numbers of the model's layers in
+        each group, LAYERS each; none: in a row."""
+        self.windows = windows
+        self.budget = budget
+        self.heads = [HEADS * (1 + is_odd * layer) for layer in range(LAYERS)]
+        self.kv = [torch.full((blocks, heads, BLOCK, WIDTH), 255, dtype=torch.uint8) for heads in self.heads]
+        self.layers = layers or [range(LAYERS * group, LAYERS * (group + 1)) for group in range(len(windows))]
+        self.names = [[f"model.layers.{number}.attn" for number in numbers] for numbers in self.layers]
+        self.scheduler = connector(config_of(socket, **extra), KVConnectorRole.SCHEDULER, self._caches(blocks))
+        worker_caches = self._caches(blocks, shows_each=is_odd)
+        self.worker = connector(config_of(socket, **extra), KVConnectorRole.WORKER, worker_caches)
+        self.worker.register_kv_caches({name: self.kv[at] for names in self.names for at, name in enumerate(names)})
+        self.requests: list[Request] = []
+        self.tables: dict[Request, list[list[int]]] = {}
+        self.blocks = ScriptedBlocks(blocks, self._overwrite, self._blocks_in_use)
+        self.scheduler.bind_gpu_block_pool(self.blocks)
+        self.shows_tables = shows_tables
+        self.wrong_reads = self.failed = self.blocks_most = 0
+        self._arrived: set[str] = set()
+        self._failed: set[str] = set()
+
+    def _caches(self, blocks: int, *, shows_each: bool = False) -> Any:
+        """vLLM's KVCacheConfig; `shows_each`: with a spec for each layer, as workers alone are shown."""
+        groups, tensors = [], []
+        for names, window in zip(self.names, self.windows, strict=True):
+            made = [
+                SlidingWindowSpec(page_size_bytes=page, num_kv_heads=heads, sliding_window=window)
+                if window
+                else FullAttentionSpec(page_size_bytes=page, num_kv_heads=heads)
+                for heads, page in ((heads, heads * BLOCK * WIDTH) for heads in self.heads)
+            ]
+            spec: Any = UniformTypeKVCacheSpecs(dict(zip(names, made, strict=True))) if shows_each else made[0]
+            groups.append(SimpleNamespace(layer_names=names, kv_cache_spec=spec))
+            for name, one in zip(names, made, strict=True):
+                page = one.page_size_bytes
+                tensors.append(SimpleNamespace(layers=[name], layer_stride=page * blocks, block_stride=page))
+        return SimpleNamespace(num_blocks=blocks, kv_cache_groups=groups, kv_tp_replicas=1, kv_cache_tensors=tensors)
+
+    def close(self) -> None:
+        for half in (self.worker, self.scheduler):
+            half.shutdown()
+
+    def ask(self, name: str, tokens: list[int], **more: Any) -> Request:
+        """Run one request to its end; the request."""
+        request = Request(name, list(tokens), **more)
+        self.run(request)
+        return request
+
+    def run(self, *requests: Request) -> None:
+        """Until these requests have ended, and what the connector does behind them."""
+        for request in requests:
+            self.requests.append(request)
+            self.scheduler.on_new_request(request)
+        self.step_until(lambda: not any(request in self.requests for request in requests), "the requests have ended")
+        self.settle()
+
+    def settle(self) -> None:
+        """Step on for as long as the connector has work, where no request is left."""
+        if not self.requests:
+            self.step_until(lambda: not self.scheduler.has_pending_push_work(), "the connector's work has ended")
+
+    def step_until(self, condition: Callable[[], bool], what: str) -> None:
+        def has_come() -> bool:
+            self.step()
+            return condition()
+
+        wait_until(has_come, what, 30.0)
+
+    def preempt(self, request: Request) -> None:
+        self._release(request)
+        request.state, request.num_computed = "preempted", 0
+
+    def step(self) -> None:
+        scheduled: dict[Request, int] = {}
+        new, cached = [], SimpleNamespace(req_ids=[], resumed_req_ids=set(), new_block_ids=[], num_computed_tokens=[])
+        budget = self.budget
+        for request in list(self.requests):
+            if request.state != "running" and not self._admit(request):
+                continue
+            count = min(budget, request.num_tokens - request.num_computed)
+            if not count:
+                continue
+            self._slide(request)
+            fresh = self._allocate(request, request.num_computed + count)
+            budget -= count
+            scheduled[request] = count
+            tables = tuple(list(table) for table in self.tables[request])
+            if request.is_fresh:
+                new.append(
+                    SimpleNamespace(
+                        req_id=request.request_id, block_ids=tables, num_computed_tokens=request.num_computed
+                    )
+                )
+                request.is_fresh = False
+            else:
+                cached.req_ids.append(request.request_id)
+                cached.num_computed_tokens.append(request.num_computed)
+                if request.state == "resumed":
+                    cached.resumed_req_ids.add(request.request_id)
+                    cached.new_block_ids.append(tables)
+                else:
+                    cached.new_block_ids.append(tuple(fresh) if any(fresh) else None)
+            request.state = "running"
+        step = SimpleNamespace(
+            scheduled_new_reqs=new,
+            scheduled_cached_reqs=cached,
+            num_scheduled_tokens={request.request_id: count for request, count in scheduled.items()},
+        )
+        if self.shows_tables:
+            by_id = {request.request_id: Tables(self.tables[request]).get_block_ids() for request in scheduled}
+            step.kv_connector_block_state = SimpleNamespace(get_block_ids=by_id.get)
+        self.blocks_most = max(self.blocks_most, len(self._blocks_in_use() | set(self.blocks.held)))
+        self._forward(pickle.dumps(self.scheduler.build_connector_meta(step)), scheduled)
+
+    def _admit(self, request: Request) -> bool:
+        """Whether a request that does not run can begin in this step."""
+        if request.state == "loading":
+            if request.request_id not in self._arrived:
+                return False
+            self._arrived.discard(request.request_id)
+            request.state = "waiting" if request.is_fresh else "resumed"
+            if request.request_id in self._failed:
+                self._failed.discard(request.request_id)
+                self.failed += 1
+                self._release(request)
+                request.num_computed = 0
+        if request.num_computed:
+            self.scheduler.update_state_after_alloc(request, Tables(self.tables[request]), 0)
+            return True
+        external, is_async = self.scheduler.get_num_new_matched_tokens(request, 0)
+        if external is None:
+            return False
+        assert 0 <= external < request.num_tokens
+        assert external % BLOCK == 0
+        assert is_async == (external > 0)
+        request.offers.append(external)
+        request.external = external
+        self.tables[request] = [[] for _ in self.windows]
+        request.num_computed = external
+        if external:
+            self._slide(request, external)
+            self._allocate(request, external)
+        self.scheduler.update_state_after_alloc(request, Tables(self.tables[request]), external)
+        if external:
+            request.state = "loading"
+            return False
+        request.state = "waiting" if request.is_fresh else "resumed"
+        return True
+
+    def _slide(self, request: Request, ahead: int = 0) -> None:
+        """Let go of the blocks that no window reaches back to; `ahead`: or begin the tables without them."""
+        for window, table in zip(self.windows, self.tables[request], strict=True):
+            gone = max(0, request.num_computed - window + 1) // BLOCK if window else 0
+            if ahead:
+                table += [NULL] * (gone - len(table))
+            for place in range(min(gone, len(table))):
+                if table[place] != NULL:
+                    block, table[place] = table[place], NULL
+                    self.blocks.give_back([block], overwrite=True)
+
+    def _allocate(self, request: Request, tokens: int) -> list[list[int]]:
+        fresh = []
+        for table in self.tables[request]:
+            blocks = [self.blocks.free.pop() for _ in range(-(-tokens // BLOCK) - len(table))]
+            table += blocks
+            fresh.append(blocks)
+        return fresh
+
+    def _forward(self, plan: bytes, scheduled: dict[Request, int]) -> None:
+        worker = self.worker
+        worker.handle_preemptions(pickle.loads(plan))
+        worker.bind_connector_metadata(pickle.loads(plan))
+        for group, names in enumerate(self.names):
+            for layer, name in enumerate(names if scheduled else ()):
+                worker.wait_for_layer_load(name)
+                for request, count in scheduled.items():
+                    self.wrong_reads += not self._is_right(request, group, layer)
+                    for position in range(request.num_computed, request.num_computed + count):
+                        self._slot(request, group, layer, position).copy_(self._kv_of(request, group, layer, position))
+                worker.save_kv_layer(name, self.kv[layer], None)
+        worker.start_load_kv(None)
+        worker.wait_for_save()
+        transfers = worker.get_transfer_results(set())
+        assert not worker.get_block_ids_with_load_errors(), "vLLM cannot know whose they are"
+        assert transfers.failed_recving <= transfers.finished_recving
+        report = pickle.loads(pickle.dumps(worker.build_connector_worker_meta()))
+        worker.clear_connector_metadata()
+        self._failed |= transfers.failed_recving
+        self._arrived |= transfers.finished_recving
+        self.scheduler.update_connector_output(
+            SimpleNamespace(
+                kv_connector_worker_meta=report, finished_recving=transfers.finished_recving, invalid_block_ids=set()
+            )
+        )
+        for request, count in scheduled.items():
+            request.num_computed += count
+            if request.num_computed == request.num_tokens:
+                request.generated += 1
+                if request.generated < request.new_tokens:
+                    request.tokens.append(sum(request.tokens) * 31 % 997)
+                    continue
+                self.scheduler.request_finished_all_groups(request, Tables(self.tables[request]).get_block_ids())
+                self.requests.remove(request)
+                self._release(request)
+
+    def _release(self, request: Request) -> None:
+        left = [block for table in self.tables.pop(request, []) for block in table if block != NULL]
+        self.blocks.give_back(left, overwrite=True)
+
+    def _overwrite(self, blocks: list[int]) -> None:
+        for tensor in self.kv:
+            tensor[blocks] = 254
+
+    def _blocks_in_use(self) -> set[int]:
+        return {block for tables in self.tables.values() for table in tables for block in table if block != NULL}
+
+    def _is_right(self, request: Request, group: int, layer: int) -> bool:
+        window = self.windows[group]
+        first = max(0, request.num_computed - window + 1) if window else 0
+        return all(
+            torch.equal(self._slot(request, group, layer, position), self._kv_of(request, group, layer, position))
+            for position in range(first, request.num_computed)
+        )
+
+    def _slot(self, request: Request, group: int, layer: int, position: int) -> torch.Tensor:
+        return self.kv[layer][self.tables[request][group][position // BLOCK], :, position % BLOCK]
+
+    def _kv_of(self, request: Request, group: int, layer: int, position: int) -> torch.Tensor:
+        value = kv_of(self.layers[group][layer], 0, request.tokens[: position + 1], "")
+        return torch.cat([value] * (self.heads[layer] // HEADS))

@@ -1,0 +1,1 @@
+"""Summaries of blocks, and recall by them."""

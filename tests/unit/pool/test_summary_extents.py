@@ -1,0 +1,89 @@
+"""Extents of summaries in saves: each has a checksum in the commit, and none is read by others before it."""
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from kvpool.errors import ProtocolError
+from kvpool.index.reservations import Reservation
+from kvpool.index.staged_slots import Extents
+from kvpool.key_column import KeyColumn
+from kvpool.layout import Layout
+from kvpool.pool.writers.commit_columns import CommitColumns
+from kvpool.pool.writers.followed_saves import FollowedSaves, extents_of
+from kvpool.types import ConnectionId, ReservationId
+
+LAYOUT = Layout(layers=3, kv_heads=1, head_dim=32, dtype="float16", chunk_tokens=32, summaries="clusters7")
+CHUNKS = 4
+
+
+class Directory:
+    """Has what was landed: the first layer, and the checksums."""
+
+    def __init__(self) -> None:
+        self.landed: list[tuple[int, list[list[int]]]] = []
+
+    def land_saved(self, _reservation: int, _first: int, chunks: int, layer: int, checksums: bytes) -> None:
+        self.landed.append((layer, np.frombuffer(checksums, "<u4").reshape(chunks, -1).tolist()))
+
+
+class Listener:
+    """Has how many saves were noted."""
+
+    def __init__(self) -> None:
+        self.noted = 0
+
+    def note_save(self, keys: KeyColumn) -> None:
+        self.noted += 1
+
+    def end_save(self, keys: KeyColumn, stored: int) -> None:
+        """Nothing is asked about it."""
+
+
+def landed(layers: range, *, kv_layers: int = LAYOUT.layers) -> tuple[Directory, Listener]:
+    """After these layers of all chunks have landed, with checksums 10 · chunk + layer."""
+    directory, listener = Directory(), Listener()
+    saves = FollowedSaves(cast(Any, directory))
+    saves.listen(listener)
+    reservation = Reservation(ReservationId(1), ConnectionId(1), CHUNKS, LAYOUT.extents, kv_layers, 0)
+    saves.begin(reservation.id, KeyColumn(bytes(32 * CHUNKS)))
+    sums = np.array([[10 * chunk + layer for layer in layers] for chunk in range(CHUNKS)], "<u4")
+    saves.land(reservation, Extents(range(CHUNKS), layers), sums.tobytes())
+    return directory, listener
+
+
+def test_the_layout_of_these_tests_has_summaries() -> None:
+    assert LAYOUT.extents > LAYOUT.layers
+
+
+@pytest.mark.parametrize("end", [LAYOUT.layers - 1, LAYOUT.layers, LAYOUT.extents])
+def test_others_read_all_layers_but_the_last_before_the_commit(end: int) -> None:
+    directory, listener = landed(range(end))
+    assert directory.landed == [(0, [[10 * chunk, 10 * chunk + 1] for chunk in range(CHUNKS)])]
+    assert listener.noted == 1
+
+
+@pytest.mark.parametrize("layers", [range(2, 3), range(2, LAYOUT.extents), range(3, LAYOUT.extents)])
+def test_the_last_layer_and_the_summaries_are_not_shown(layers: range) -> None:
+    directory, listener = landed(layers)
+    assert (directory.landed, listener.noted) == ([], 0)
+
+
+def test_a_layout_of_one_layer_is_not_followed() -> None:
+    directory, listener = landed(range(1), kv_layers=1)
+    assert (directory.landed, listener.noted) == ([], 0)
+
+
+def test_landed_layers_are_those_of_a_stored_chunk() -> None:
+    reservation = Reservation(ReservationId(1), ConnectionId(1), CHUNKS, LAYOUT.extents, LAYOUT.layers, 0)
+    whole = bytes(4 * CHUNKS * LAYOUT.extents)
+    assert extents_of(reservation, 0, whole).layers == range(LAYOUT.extents)
+    with pytest.raises(ProtocolError, match="a chunk has 4"):
+        extents_of(reservation, 1, whole)
+
+
+def test_a_commit_has_a_checksum_for_each_extent() -> None:
+    assert CommitColumns(bytes(4 * LAYOUT.extents * 5)).count(LAYOUT) == 5
+    with pytest.raises(ProtocolError, match=f"expected a multiple of {4 * LAYOUT.extents}"):
+        CommitColumns(bytes(4 * LAYOUT.layers * 5)).count(LAYOUT)

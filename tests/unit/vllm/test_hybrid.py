@@ -1,0 +1,189 @@
+"""Hybrid models through the vLLM connector: layers with sliding windows beside full attention, or alone."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.rigs.daemon import Daemon, wait_until
+
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from tests.rigs.vllm import fake_vllm
+from tests.rigs.vllm.hybrid_engine import HybridEngine
+from tests.rigs.vllm.request import BLOCK, Request
+from tests.rigs.vllm.setting import CHUNK, prompt
+
+pytestmark = pytest.mark.torch
+StartEngine = Callable[..., Any]
+PROMPT = 9 * CHUNK + 3
+WINDOW = 12
+RUN = -(-WINDOW // CHUNK)
+
+
+@pytest.fixture
+def start(daemon: Daemon) -> Iterator[StartEngine]:
+    """Starts engines on the test's daemon; none of them has attended to a wrong byte at its end."""
+    engines: list[Any] = []
+    with ExitStack() as stack:
+        stack.enter_context(fake_vllm.installed())
+        from kvpool_client.vllm import connector
+
+        def start_engine(**options: Any) -> Any:
+            settings = {"kvpool__always_load": True, "kvpool__wait_s": 5.0, "kvpool__timeout_s": 10.0, **options}
+            engine = HybridEngine(connector.KVPoolConnector, daemon.socket, **settings)
+            stack.callback(engine.close)
+            engines.append(engine)
+            return engine
+
+        yield start_engine
+        assert [engine.wrong_reads for engine in engines] == [0] * len(engines)
+
+
+def tokens_of(number: int, count: int = PROMPT) -> list[int]:
+    return prompt(number, count)
+
+
+@pytest.mark.parametrize("windows", [(0, 12, 12), (12, 0), (0, 8, 20), (12,)], ids=str)
+@pytest.mark.parametrize("shows_tables", [False, True], ids=["tables-kept", "tables-shown"])
+def test_a_prompt_is_loaded_up_to_its_last_chunk(
+    windows: tuple[int, ...], shows_tables: bool, start: StartEngine, daemon: Daemon
+) -> None:
+    engine = start(windows=windows, shows_tables=shows_tables)
+    assert engine.ask("cold", tokens_of(1)).offers == [0]
+    whole = PROMPT // CHUNK
+    runs = [whole if not window else min(whole, -(-window // CHUNK)) for window in windows]
+    assert int(daemon.stats()["dram.chunks"]) == sum(runs), "windows are stored before the prompt's end alone"
+    assert engine.ask("warm", tokens_of(1)).offers == [whole * CHUNK]
+    assert engine.scheduler._scheduler.tally.totals.data["hit_tokens_dram"] == whole * CHUNK
+    assert start(windows=windows).ask("elsewhere", tokens_of(1)).offers == [whole * CHUNK]
+    assert engine.ask("other", tokens_of(2)).offers == [0]
+
+
+@pytest.mark.parametrize("windows", [(0,), (12,), (0, 12)], ids=str)
+def test_layers_of_other_shapes_in_a_group_are_groups_of_the_layout(
+    windows: tuple[int, ...], start: StartEngine, daemon: Daemon
+) -> None:
+    engine = start(windows=windows, is_odd=True)
+    engine.ask("cold", tokens_of(1))
+    runs = [PROMPT // CHUNK if not window else RUN for window in windows]
+    assert int(daemon.stats()["dram.chunks"]) == 2 * sum(runs), "two sizes of blocks in each group"
+    assert start(windows=windows, is_odd=True).ask("warm", tokens_of(1)).offers == [PROMPT // CHUNK * CHUNK]
+    assert start(windows=windows).ask("even", tokens_of(1)).offers == [0]
+
+
+def test_engines_that_divide_the_layers_otherwise_share_nothing(start: StartEngine) -> None:
+    in_a_row, in_turn = [[0, 1], [2, 3], [4, 5]], [[0, 1], [2, 4], [3, 5]]
+    start(layers=in_a_row).ask("cold", tokens_of(1))
+    assert start(layers=in_turn).ask("divided otherwise", tokens_of(1)).offers == [0]
+    assert start(layers=in_a_row).ask("divided alike", tokens_of(1)).offers == [PROMPT // CHUNK * CHUNK]
+
+
+def test_a_prompt_of_whole_chunks_goes_on_before_its_last_one(start: StartEngine) -> None:
+    engine = start()
+    engine.ask("cold", tokens_of(1, 6 * CHUNK))
+    assert engine.ask("warm", tokens_of(1, 6 * CHUNK)).offers == [5 * CHUNK]
+    assert engine.ask("longer", [*tokens_of(1, 6 * CHUNK), *tokens_of(2, 5)]).offers == [6 * CHUNK]
+
+
+@pytest.mark.parametrize("budget", [BLOCK - 1, 7, CHUNK, 3 * CHUNK + 1])
+def test_windows_of_a_prompt_computed_in_pieces_are_stored_while_they_are_there(
+    budget: int, start: StartEngine
+) -> None:
+    engine = start(budget=budget)
+    engine.ask("cold", tokens_of(1))
+    assert engine.ask("warm", tokens_of(1)).offers == [PROMPT // CHUNK * CHUNK]
+    many = [Request(f"r{number}", tokens_of(number), new_tokens=4) for number in range(3, 7)]
+    engine.run(*many)
+    again = [Request(f"a{number}", tokens_of(number), new_tokens=4) for number in range(3, 7)]
+    engine.run(*again)
+    assert [request.offers for request in again] == [[PROMPT // CHUNK * CHUNK]] * 4
+
+
+def test_a_shared_prefix_is_a_hit_from_the_third_prompt_on(start: StartEngine) -> None:
+    engine, shared = start(), tokens_of(1, 5 * CHUNK)
+    assert engine.ask("first", shared + tokens_of(2)).offers == [0]
+    assert engine.ask("second", shared + tokens_of(3)).offers == [0], "no windows were stored at the junction"
+    assert engine.ask("third", shared + tokens_of(4)).offers == [5 * CHUNK]
+
+
+def test_what_is_decoded_is_loaded_where_everything_is_saved(start: StartEngine) -> None:
+    engine = start(kvpool__save="all")
+    request = engine.ask("cold", tokens_of(1), new_tokens=3 * CHUNK)
+    known = [*request.tokens[: len(request.tokens) // CHUNK * CHUNK], 5]
+    assert engine.ask("next", known).offers == [len(known) - 1]
+
+
+def test_fewer_blocks_are_used_with_the_pool_than_to_compute(start: StartEngine) -> None:
+    computing, loading = start(), start()
+    computing.ask("cold", tokens_of(1))
+    loading.ask("warm", tokens_of(1))
+    assert loading.blocks_most < computing.blocks_most
+    many = start(blocks=2 * computing.blocks_most)
+    requests = [Request(f"r{number}", tokens_of(1 + number), new_tokens=3) for number in range(4)]
+    for request in requests:
+        many.run(request)
+    assert many.blocks_most <= computing.blocks_most
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_a_preempted_request_comes_back_with_the_right_bytes(pieces: int, start: StartEngine) -> None:
+    engine = start(budget=2 * CHUNK)
+    engine.ask("cold", tokens_of(1))
+    request = Request("preempted", tokens_of(1 + pieces), new_tokens=3)
+    engine.requests.append(request)
+    engine.scheduler.on_new_request(request)
+    engine.step_until(lambda: request.num_computed >= pieces * 2 * CHUNK, "it runs")
+    engine.preempt(request)
+    engine.step_until(lambda: request not in engine.requests, "it has ended")
+    engine.settle()
+    assert engine.ask("again", tokens_of(1 + pieces)).offers == [PROMPT // CHUNK * CHUNK]
+
+
+@pytest.mark.parametrize("row", [0, 5, -1], ids=["full", "full-late", "window"])
+def test_a_flipped_bit_fails_the_load_and_the_request_computes(row: int, start: StartEngine, daemon: Daemon) -> None:
+    engine = start()
+    engine.ask("cold", tokens_of(1))
+    _flip_at_the_next_load(engine, row)
+    failed = engine.ask("failed", tokens_of(1), new_tokens=3)
+    assert failed.offers == [PROMPT // CHUNK * CHUNK, 0]
+    assert engine.failed == 1
+    wait_until(lambda: int(daemon.stats()["checksum_failures"]) > 0, "the daemon knows of the bad chunk")
+    engine.ask("once more", tokens_of(1))
+    assert engine.ask("whole", tokens_of(1)).offers == [PROMPT // CHUNK * CHUNK]
+    assert engine.failed == 1
+
+
+def test_a_daemon_that_dies_between_lookup_and_load_costs_a_computation(start: StartEngine, daemon: Daemon) -> None:
+    engine = start()
+    engine.ask("cold", tokens_of(1))
+    request = Request("warm", tokens_of(1), new_tokens=3)
+    engine.requests.append(request)
+    engine.scheduler.on_new_request(request)
+    kill, half = daemon.kill, engine.worker._worker
+    begin = half._begin
+
+    def strike(fetch: Any) -> None:
+        half._begin = begin
+        kill()
+        begin(fetch)
+
+    half._begin = strike
+    engine.step_until(lambda: request not in engine.requests, "it has ended")
+    assert request.offers == [PROMPT // CHUNK * CHUNK, 0]
+    assert engine.failed == 1
+
+
+def _flip_at_the_next_load(engine: Any, row: int) -> None:
+    """Change a bit of a leased chunk in the arena when the next load begins."""
+    memory = engine.worker._worker._memory
+    load = memory.load
+
+    def spoiling(lease: Any, order: Any) -> Any:
+        memory.load = load
+        np.asarray(lease.session.arena.view())[int(lease.offsets[row]) + 13] ^= 16
+        return load(lease, order)
+
+    memory.load = spoiling
