@@ -28,7 +28,7 @@ from kvpool_client.vllm.identity.engine_pool import engine_pool
 from kvpool_client.vllm.identity.engine_process import is_stepped_while_idle, worker_here
 from kvpool_client.vllm.identity.geometry import Geometry, Tensor, geometry_of
 from kvpool_client.vllm.identity.identity import model_and_revision
-from kvpool_client.vllm.identity.parts import align_tokens, needs_groups
+from kvpool_client.vllm.identity.parts import align_tokens, has_states, needs_groups
 from kvpool_client.vllm.identity.placement import SEVERAL_NODES, fault_of_node, node_name
 from kvpool_client.vllm.identity.role import Role
 from kvpool_client.vllm.plan import StepPlan, StepReport
@@ -119,7 +119,7 @@ class ConnectorCalls:
         guard = self._guard
         transfer = config.kv_transfer_config
         one_child.claim(self, getattr(transfer, "engine_id", None), role, getattr(config.parallel_config, "rank", 0))
-        chunk_tokens = self._settings.chunk_tokens_for(align_tokens(caches))
+        chunk_tokens = self._settings.chunk_tokens_for(align_tokens(caches), has_states=has_states(caches))
         geometry = geometry_of(
             config, caches, chunk_tokens, partial(engine_form, config), head_groups=self._settings.head_groups
         )

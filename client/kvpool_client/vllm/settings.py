@@ -74,10 +74,13 @@ class Settings:
             raise ConfigError(faults)
         return cls(**values)  # type: ignore[arg-type]  # every value was checked above
 
-    def chunk_tokens_for(self, block_tokens: int) -> int:
-        """Tokens of a chunk for an engine with such blocks. Raises ConfigError unless they are whole blocks."""
+    def chunk_tokens_for(self, block_tokens: int, *, has_states: bool = False) -> int:
+        """Tokens of a chunk for an engine with such blocks. Raises ConfigError unless they are whole blocks.
+
+        With recurrent states it is one block: vLLM keeps the state at the end of a prompt's last whole block alone.
+        """
         if not self.chunk_tokens:
-            return max(1, CHUNK_TOKENS_WANTED // block_tokens) * block_tokens
+            return block_tokens if has_states else max(1, CHUNK_TOKENS_WANTED // block_tokens) * block_tokens
         if self.chunk_tokens % block_tokens:
             raise ConfigError(
                 [

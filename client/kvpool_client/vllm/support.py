@@ -104,10 +104,27 @@ TABLE = (
         "loads run between steps; chunks of other nodes are not used",
     ),
     Entry(
-        "Mamba, linear attention, chunked local attention, encoders",
+        "recurrent states (Mamba, linear attention) beside full attention (Qwen3-Next, Nemotron-H), with prefix caching",
+        "yes: the states at the ends at which a prompt can go on ([Recurrent states](engines/vllm.md#recurrent-states)); loads "
+        "run between steps; chunks of other nodes are not used",
+    ),
+    Entry(
+        "recurrent states without prefix caching",
+        "no",
+        "passing_states",
+        "start vLLM with --enable-prefix-caching, so that it keeps states at the ends of blocks (--mamba-cache-mode align)",
+    ),
+    Entry(
+        "recurrent states with speculative decoding",
+        "no",
+        "speculative_states",
+        "start vLLM without --speculative-config",
+    ),
+    Entry(
+        "chunked local attention, encoders",
         "no",
         "other_attention",
-        "serve a model whose layers have full attention or sliding windows; others run without the pool",
+        "serve a model whose layers have full attention, sliding windows or recurrent states; others run without the pool",
     ),
     Entry(
         "sliding windows or several kinds of blocks in an engine of several pipeline stages",

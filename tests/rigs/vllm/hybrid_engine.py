@@ -3,6 +3,10 @@
 A block table for each group, out of one pool of blocks; a layer's tensor is shared with the layers of the other groups. In
 place of blocks that a window has left the table has the null block, and they are overwritten at once. One worker, no prefix
 cache of its own.
+
+A group of recurrent states has a block at the end of its table alone. Steps of a prompt end at ends of blocks, and the next one
+writes the state into another block; vLLM names the blocks of the states that it keeps itself (`boundary_state_offloads`), those
+at the last ends of prompts.
 `wrong_reads` counts KV that a layer would attend to and that is not what the tokens make it: it must stay 0.
 """
 
@@ -11,6 +15,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 from tests.rigs.daemon import wait_until
@@ -19,10 +24,19 @@ from tests.rigs.vllm.config import config_of
 from tests.rigs.vllm.engine import kv_of
 from tests.rigs.vllm.fake_vllm import KVConnectorRole
 from tests.rigs.vllm.request import BLOCK, Request
-from tests.rigs.vllm.specs import HEADS, WIDTH, FullAttentionSpec, SlidingWindowSpec, UniformTypeKVCacheSpecs
+from tests.rigs.vllm.specs import (
+    HEADS,
+    STATE_PADDING,
+    WIDTH,
+    FullAttentionSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
 
-# Windows of the groups, 0 for one that attends to all tokens.
+# Windows of the groups, 0 for one that attends to all tokens; STATE has none.
 MIXED = (0, 12, 12)
+STATE = -1
 LAYERS = 2
 NULL = 0
 
@@ -51,11 +65,13 @@ class HybridEngine:
         shows_tables: bool = False,
         is_odd: bool = False,
         layers: Sequence[Sequence[int]] = (),
+        of_states: dict[str, Any] | None = None,
         **extra: Any,
     ) -> None:
         """`shows_tables`: the plan's step has the tables as they are, as in later releases of vLLM. `is_odd`: the second layer
         of a group has twice as many heads, which only workers see in its spec. `layers`: the numbers of the model's layers in
-        each group, LAYERS each; none: in a row."""
+        each group, LAYERS each; none: in a row. `of_states`: fields of the specs of states."""
+        self.of_states = of_states or {}
         self.windows = windows
         self.budget = budget
         self.heads = [HEADS * (1 + is_odd * layer) for layer in range(LAYERS)]
@@ -65,7 +81,13 @@ class HybridEngine:
         self.scheduler = connector(config_of(socket, **extra), KVConnectorRole.SCHEDULER, self._caches(blocks))
         worker_caches = self._caches(blocks, shows_each=is_odd)
         self.worker = connector(config_of(socket, **extra), KVConnectorRole.WORKER, worker_caches)
-        self.worker.register_kv_caches({name: self.kv[at] for names in self.names for at, name in enumerate(names)})
+        self.worker.register_kv_caches(
+            {
+                name: self.kv[at] if window != STATE else self._states(at)
+                for names, window in zip(self.names, windows, strict=True)
+                for at, name in enumerate(names)
+            }
+        )
         self.requests: list[Request] = []
         self.tables: dict[Request, list[list[int]]] = {}
         self.blocks = ScriptedBlocks(blocks, self._overwrite, self._blocks_in_use)
@@ -75,12 +97,20 @@ class HybridEngine:
         self._arrived: set[str] = set()
         self._failed: set[str] = set()
 
+    def _states(self, layer: int) -> torch.Tensor:
+        """A layer's blocks as states, without their padding."""
+        blocks = self.kv[layer].flatten(1)
+        states: torch.Tensor = blocks[:, : blocks.shape[1] - STATE_PADDING].unflatten(1, (1, 1, -1))
+        return states
+
     def _caches(self, blocks: int, *, shows_each: bool = False) -> Any:
         """vLLM's KVCacheConfig; `shows_each`: with a spec for each layer, as workers alone are shown."""
         groups, tensors = [], []
         for names, window in zip(self.names, self.windows, strict=True):
-            made = [
-                SlidingWindowSpec(page_size_bytes=page, num_kv_heads=heads, sliding_window=window)
+            made: list[Any] = [
+                MambaSpec(**self.of_states)
+                if window == STATE
+                else SlidingWindowSpec(page_size_bytes=page, num_kv_heads=heads, sliding_window=window)
                 if window
                 else FullAttentionSpec(page_size_bytes=page, num_kv_heads=heads)
                 for heads, page in ((heads, heads * BLOCK * WIDTH) for heads in self.heads)
@@ -133,7 +163,7 @@ class HybridEngine:
         for request in list(self.requests):
             if request.state != "running" and not self._admit(request):
                 continue
-            count = min(budget, request.num_tokens - request.num_computed)
+            count = self._cut(request, min(budget, request.num_tokens - request.num_computed))
             if not count:
                 continue
             self._slide(request)
@@ -162,11 +192,33 @@ class HybridEngine:
             scheduled_cached_reqs=cached,
             num_scheduled_tokens={request.request_id: count for request, count in scheduled.items()},
         )
-        if self.shows_tables:
+        if self.shows_tables or STATE in self.windows:
             by_id = {request.request_id: Tables(self.tables[request]).get_block_ids() for request in scheduled}
-            step.kv_connector_block_state = SimpleNamespace(get_block_ids=by_id.get)
+            offers = {request.request_id: self._offers(request, count) for request, count in scheduled.items()}
+            step.kv_connector_block_state = SimpleNamespace(get_block_ids=by_id.get, boundary_state_offloads=offers)
         self.blocks_most = max(self.blocks_most, len(self._blocks_in_use() | set(self.blocks.held)))
         self._forward(pickle.dumps(self.scheduler.build_connector_meta(step)), scheduled)
+
+    def _cut(self, request: Request, count: int) -> int:
+        """Tokens of a step of so many at most: with states a prompt's steps end at ends of blocks, and one at its last."""
+        last = (request.num_tokens - 1) // BLOCK * BLOCK
+        begun = request.num_computed
+        if STATE not in self.windows or begun >= last:
+            return count
+        end = min(begun + count, last)
+        aligned = end // BLOCK * BLOCK
+        return (aligned if aligned > begun else end) - begun
+
+    def _offers(self, request: Request, count: int) -> list[tuple[int, int, int]]:
+        """The states at a prompt's last end of a block that a step makes: group, block, tokens."""
+        end = request.num_computed + count
+        if end != (len(request.tokens) - 1) // BLOCK * BLOCK:
+            return []
+        return [
+            (group, self.tables[request][group][end // BLOCK - 1], end)
+            for group, window in enumerate(self.windows)
+            if window == STATE and end % BLOCK == 0
+        ]
 
     def _admit(self, request: Request) -> bool:
         """Whether a request that does not run can begin in this step."""
@@ -206,7 +258,7 @@ class HybridEngine:
     def _slide(self, request: Request, ahead: int = 0) -> None:
         """Let go of the blocks that no window reaches back to; `ahead`: or begin the tables without them."""
         for window, table in zip(self.windows, self.tables[request], strict=True):
-            gone = max(0, request.num_computed - window + 1) // BLOCK if window else 0
+            gone = max(0, request.num_computed - (window if window != STATE else 2) + 1) // BLOCK if window else 0
             if ahead:
                 table += [NULL] * (gone - len(table))
             for place in range(min(gone, len(table))):
@@ -216,8 +268,10 @@ class HybridEngine:
 
     def _allocate(self, request: Request, tokens: int) -> list[list[int]]:
         fresh = []
-        for table in self.tables[request]:
-            blocks = [self.blocks.free.pop() for _ in range(-(-tokens // BLOCK) - len(table))]
+        for window, table in zip(self.windows, self.tables[request], strict=True):
+            count = max(0, -(-tokens // BLOCK) - len(table))
+            null = max(0, count - 1) if window == STATE else 0
+            blocks = [NULL] * null + [self.blocks.free.pop() for _ in range(count - null)]
             table += blocks
             fresh.append(blocks)
         return fresh
@@ -231,6 +285,9 @@ class HybridEngine:
                 worker.wait_for_layer_load(name)
                 for request, count in scheduled.items():
                     self.wrong_reads += not self._is_right(request, group, layer)
+                    if self.windows[group] == STATE:
+                        self._write_state(request, group, layer, request.num_computed + count)
+                        continue
                     for position in range(request.num_computed, request.num_computed + count):
                         self._slot(request, group, layer, position).copy_(self._kv_of(request, group, layer, position))
                 worker.save_kv_layer(name, self.kv[layer], None)
@@ -272,6 +329,11 @@ class HybridEngine:
 
     def _is_right(self, request: Request, group: int, layer: int) -> bool:
         window = self.windows[group]
+        if window == STATE:
+            computed = request.num_computed
+            return not computed or torch.equal(
+                self._state(request, group, layer, computed), self._state_of(request, group, layer, computed)
+            )
         first = max(0, request.num_computed - window + 1) if window else 0
         return all(
             torch.equal(self._slot(request, group, layer, position), self._kv_of(request, group, layer, position))
@@ -284,3 +346,27 @@ class HybridEngine:
     def _kv_of(self, request: Request, group: int, layer: int, position: int) -> torch.Tensor:
         value = kv_of(self.layers[group][layer], 0, request.tokens[: position + 1], "")
         return torch.cat([value] * (self.heads[layer] // HEADS))
+
+    def _state(self, request: Request, group: int, layer: int, tokens: int) -> torch.Tensor:
+        return self._states(layer)[self.tables[request][group][(tokens - 1) // BLOCK]].flatten()
+
+    def _state_of(self, request: Request, group: int, layer: int, tokens: int) -> torch.Tensor:
+        """The right state after so many tokens."""
+        value = self._kv_of(request, group, layer, tokens - 1).flatten()
+        return value.repeat(BLOCK)[: self._states(layer).shape[-1]]
+
+    def _write_state(self, request: Request, group: int, layer: int, tokens: int) -> None:
+        self._state(request, group, layer, tokens).copy_(self._state_of(request, group, layer, tokens))
+
+
+def flip_at_the_next_load(engine: Any, row: int) -> None:
+    """Change a bit of a leased chunk in the arena when the next load begins."""
+    memory = engine.worker._worker._memory
+    load = memory.load
+
+    def spoiling(lease: Any, order: Any) -> Any:
+        memory.load = load
+        np.asarray(lease.session.arena.view())[int(lease.offsets[row]) + 13] ^= 16
+        return load(lease, order)
+
+    memory.load = spoiling

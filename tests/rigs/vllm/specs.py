@@ -7,6 +7,7 @@ from tests.rigs.vllm.request import BLOCK
 
 LAYERS, HEADS, WIDTH = 3, 2, 8
 TOKEN_BYTES = HEADS * WIDTH
+STATE_PADDING = 8
 NAMES = [f"model.layers.{number}.self_attn.attn" for number in range(LAYERS)]
 
 
@@ -24,6 +25,19 @@ class SlidingWindowSpec(FullAttentionSpec):
     """Layers that attend to the last tokens, this one included."""
 
     sliding_window: int = BLOCK
+
+
+@dataclass
+class MambaSpec:
+    """Layers with a recurrent state, a block for each, padded to the blocks of attention."""
+
+    block_size: int = BLOCK
+    page_size_bytes: int = BLOCK * TOKEN_BYTES
+    shapes: tuple[tuple[int, ...], ...] = ((BLOCK * TOKEN_BYTES - STATE_PADDING,),)
+    dtypes: tuple[str, ...] = ("torch.uint8",)
+    mamba_type: str = "gdn_attention"
+    mamba_cache_mode: str = "align"
+    num_speculative_blocks: int = 0
 
 
 @dataclass

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import kvpool_native
 from kvpool.layout import Layout
-from kvpool.layouts.groups import Group
-from kvpool_client.vllm.identity.parts import KindOfLayers, Part, difference, kinds_of
+from kvpool.layouts.groups import STATE, Group
+from kvpool_client.vllm.identity.parts import STATE_FACTS, KindOfLayers, Part, difference, kinds_of
 from kvpool_client.vllm.identity.placement import check_placement
 from kvpool_client.vllm.identity.ranks import Ranks, heads_of_model, stage_layers
 from kvpool_client.vllm.identity.stages import stages_of
@@ -87,8 +87,13 @@ class Geometry:
         return sum(len(part.layer_names) * part.block_bytes * self.blocks_of(part) for part in counted)
 
     def blocks_of(self, part: Part) -> int:
-        """Blocks that a chunk covers in a part."""
-        return self.layout.chunk_tokens // part.block_tokens
+        """Blocks that a chunk has in a part."""
+        return 1 if part.is_state else self.layout.chunk_tokens // part.block_tokens
+
+    def places_of(self, part: Part, chunk: int) -> range:
+        """Where a chunk's blocks are in a part's block table: of a state the last one of its tokens alone."""
+        end = (chunk + 1) * (self.layout.chunk_tokens // part.block_tokens)
+        return range(end - self.blocks_of(part), end)
 
     @property
     def layer_places(self) -> dict[str, LayerPlace]:
@@ -117,6 +122,7 @@ def geometry_of(
     kinds = kinds_of(caches)
     parts = tuple(kind.part(chunk_tokens) for kind in kinds)
     _check_parts(config, kinds)
+    _check_states(parts, chunk_tokens)
     hash_tokens = getattr(caches, "hash_block_size", None) or min(part.block_tokens for part in parts)
     if chunk_tokens % hash_tokens:
         raise Unserved(
@@ -168,6 +174,17 @@ def _check_parts(config: EngineConfig, kinds: Sequence[KindOfLayers]) -> None:
         )
 
 
+def _check_states(parts: Sequence[Part], chunk_tokens: int) -> None:
+    """Raises Unserved where a state's bytes are no bytes for each token of a chunk, as the layout counts them."""
+    for part in parts:
+        if part.is_state and part.block_bytes % chunk_tokens:
+            raise Unserved(
+                "odd_blocks",
+                f"a state has {part.block_bytes} bytes, expected a multiple of the chunk's {chunk_tokens} tokens",
+                remedy=f"set kvpool.chunk_tokens to {part.block_tokens}, or another multiple of it that divides the state",
+            )
+
+
 def joint_layout(
     config: EngineConfig,
     caches: CacheConfig,
@@ -212,8 +229,12 @@ def _group_of(kind: KindOfLayers, shape: dict[str, Any]) -> Group:
 
 
 def _shape_of(config: EngineConfig, caches: CacheConfig, kind: KindOfLayers, form_of: FormOf) -> dict[str, Any]:
-    """The geometry of a part's chunks: opaque blocks."""
+    """The geometry of a part's chunks: opaque blocks, of which one is a state."""
     spec = kind.spec
+    if kind.kind == STATE:
+        facts = "/".join(str(getattr(spec, name, None)) for name in STATE_FACTS)
+        digest = kvpool_native.blake3(facts.encode()).hex()[:DIGEST_HEX]
+        return {"state_bytes": kind.block_bytes, "format": f"vllm/{form_of(spec, None)}/state-{digest}"}
     heads, width = _token_shape(kind.block_bytes, spec.block_size)
     return {
         "kv_heads": heads,
@@ -232,7 +253,8 @@ def block_views(geometry: Geometry, part: Part, tensors: Mapping[str, Tensor]) -
         raise Unserved("odd_blocks", f"layer {missing[0]!r} was not registered, expected all {len(part.layer_names)}")
     if geometry.ranks.is_joint:
         return [_heads_view(name, tensors[name], geometry.blocks, part.block_bytes) for name in part.layer_names]
-    return [_block_view(name, tensors[name], geometry.blocks, part.block_bytes) for name in part.layer_names]
+    view = _state_view if part.is_state else _block_view
+    return [view(name, tensors[name], geometry.blocks, part.block_bytes) for name in part.layer_names]
 
 
 def _heads_view(name: str, tensor: Tensor, blocks: int, block_bytes: int) -> Tensor:
@@ -276,6 +298,21 @@ def _block_view(name: str, tensor: Tensor, blocks: int, block_bytes: int) -> Ten
         )
     block_items = parts * dense
     return tensor.as_strided((blocks, block_items), (steps[0] * parts, 1), tensor.storage_offset())
+
+
+def _state_view(name: str, tensor: Tensor, blocks: int, block_bytes: int) -> Tensor:
+    """States as whole blocks: vLLM shows a state's own bytes, and the rest of its block is no other layer's."""
+    item, steps = tensor.element_size(), [int(step) for step in tensor.stride()]
+    inner = 1
+    for size in tensor.shape[1:]:
+        inner *= int(size)
+    if item != 1 or int(tensor.shape[0]) != blocks or not inner <= block_bytes <= steps[0] or steps[-1] != 1:
+        raise Unserved(
+            "odd_blocks",
+            f"layer {name!r} has shape {tuple(tensor.shape)} of {item}-byte items and strides {steps}, expected {blocks} "
+            f"blocks of {block_bytes} bytes with a state in each",
+        )
+    return tensor.as_strided((blocks, block_bytes), (steps[0], 1), tensor.storage_offset())
 
 
 def _replicas(caches: CacheConfig, kinds: Sequence[KindOfLayers], tensor_ranks: int) -> int:

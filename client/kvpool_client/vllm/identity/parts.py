@@ -5,6 +5,7 @@ their blocks, it is several parts. An engine of one part that needs every chunk 
 
     full      attention to all tokens        every chunk
     window    a sliding window               the last chunks before a hit's end
+    state     a recurrent state (Mamba, linear attention)   the last chunk: the block at its end
 
 Raises Unserved for kinds that no chunk can hold. Pure but for reading attributes; any thread.
 """
@@ -13,17 +14,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import lcm
 
-from kvpool.layouts.groups import FULL, WINDOW
+from kvpool.layouts.groups import FULL, STATE, WINDOW
 from kvpool_client.vllm.support import Unserved
 from kvpool_client.vllm.surface import CacheConfig, CacheGroup, CacheSpec
 
 # Kinds that keep every block of every token for the whole life of a request.
 WHOLE_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
 WINDOW_ATTENTION = ("SlidingWindowSpec", "SlidingWindowMLASpec")
+STATES = ("MambaSpec",)
+# How vLLM keeps states where it keeps those at ends of blocks, and hands over which blocks they are in.
+KEPT_STATES = "align"
 # The block that stands in a table for those that vLLM has let go; nothing is ever written there that is read.
 NULL_BLOCK = 0
+# What a state's bytes are.
+STATE_FACTS = ("mamba_type", "shapes", "dtypes")
 # Fields that must be equal in all layers of a part.
-SPEC_FACTS = ("block_size", "page_size_bytes", "num_kv_heads", "head_size", "dtype", "sliding_window")
+SPEC_FACTS = ("block_size", "page_size_bytes", "num_kv_heads", "head_size", "dtype", "sliding_window", *STATE_FACTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +41,19 @@ class Part:
     layer_names: tuple[str, ...]
     block_tokens: int
     block_bytes: int
+    kind: str
     window: int
     run: int
 
     @property
     def is_full(self) -> bool:
         """Whether it needs every chunk."""
-        return not self.run
+        return self.kind == FULL
+
+    @property
+    def is_state(self) -> bool:
+        """Whether a chunk is the state at its end, in one block."""
+        return self.kind == STATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +75,21 @@ class KindOfLayers:
             return FULL
         if name in WINDOW_ATTENTION:
             return WINDOW
+        if name in STATES:
+            self._check_states()
+            return STATE
         raise Unserved(
             "other_attention",
-            f"a KV cache group is of kind {name}, expected one of {', '.join((*WHOLE_ATTENTION, *WINDOW_ATTENTION))}",
+            f"a KV cache group is of kind {name}, expected one of "
+            f"{', '.join((*WHOLE_ATTENTION, *WINDOW_ATTENTION, *STATES))}",
         )
+
+    def _check_states(self) -> None:
+        mode = getattr(self.spec, "mamba_cache_mode", None)
+        if mode != KEPT_STATES:
+            raise Unserved("passing_states", f"mamba_cache_mode is {mode!r}, expected {KEPT_STATES!r}")
+        if getattr(self.spec, "num_speculative_blocks", 0):
+            raise Unserved("speculative_states", "states have tokens in them that a draft only proposes")
 
     @property
     def window(self) -> int:
@@ -80,8 +103,9 @@ class KindOfLayers:
             layer_names=self.layer_names,
             block_tokens=self.spec.block_size,
             block_bytes=self.block_bytes,
+            kind=self.kind,
             window=self.window,
-            run=-(-self.window // chunk_tokens),
+            run=1 if self.kind == STATE else -(-self.window // chunk_tokens),
         )
 
 
@@ -91,6 +115,11 @@ def needs_groups(caches: CacheConfig) -> bool:
     if not all(kind.is_seen for kind in kinds):  # the scheduler sees one kind in each of vLLM's groups
         kinds = kinds[: len(caches.kv_cache_groups)]
     return len(kinds) != 1 or type(kinds[0].spec).__name__ not in WHOLE_ATTENTION
+
+
+def has_states(caches: CacheConfig) -> bool:
+    """Whether layers of an engine have recurrent states."""
+    return any(type(kind.spec).__name__ in STATES for kind in kinds_of(caches))
 
 
 def align_tokens(caches: CacheConfig) -> int:

@@ -70,6 +70,7 @@ class HitFinder:
         hit = self._pool.groups.lookup(entry.keys, min(wanted, len(entry.keys)))
         if hit.full_chunks > hit.chunks:
             entry.boundaries.add(hit.full_chunks)  # others have gone that way: with the windows there it is a hit
+            entry.shared = hit.full_chunks
         return hit
 
     def _chunks_to_load(self, levels: bytes, peer_pace: PeerPace | None) -> int:

@@ -50,9 +50,9 @@ def _chunks_of(part: Part, first: int, chunks: int) -> range:
 
 def _targets(part: Part, table: list[int], chunks: range, *, geometry: Geometry, tokens: range) -> tuple[int, ...]:
     """The block for each block of the chunks, −1 where vLLM has it, or has let it go because no window reaches back to it."""
-    count = geometry.blocks_of(part)
     low, high = tokens.start // part.block_tokens, tokens.stop // part.block_tokens
-    places = range(chunks.start * count, chunks.stop * count)
     return tuple(
-        table[place] if low <= place < high and (part.is_full or table[place] != NULL_BLOCK) else -1 for place in places
+        table[place] if low <= place < high and (part.is_full or table[place] != NULL_BLOCK) else -1
+        for chunk in chunks
+        for place in geometry.places_of(part, chunk)
     )

@@ -20,8 +20,9 @@ class Tracked:
 
     `chunks_planned`: leading chunks that the pool has or that were put into a plan; `chunks_unplanned`: whole ones behind those
     that a step with a load left for a later one. `tables`: its blocks in order, by vLLM's group, None while they are not known.
-    `boundaries`: numbers of chunks before which windows are stored. `save_wait` and `answer_wait` run from the first time that
-    the request was held back for that reason. `asked_tokens`: tokens that the pending answer covers, after `held_tokens`.
+    `boundaries`: numbers of chunks before which windows and states are stored; `shared`: how many chunks other prompts have
+    begun with, too. `save_wait` and `answer_wait` run from the first time that the request was held back for that reason.
+    `asked_tokens`: tokens that the pending answer covers, after `held_tokens`.
     `has_given_up`: no more lookups for this request. `hints`: its hints, `hint_reply` the reply to them; `announced` runs while
     it need not be announced again. `save_chunks`: how many of its chunks may be saved at most. `retry`: runs while chunks that
     another save was writing are planned again. `epoch`: of the weights that compute it (see `weight_epoch`); `is_stale`: it may
@@ -50,6 +51,7 @@ class Tracked:
         self.hashes: list[bytes] = []
         self.tables: tuple[list[int], ...] | None = None
         self.boundaries: set[int] = set()
+        self.shared = 0
         self.chunks_planned = 0
         self.chunks_unplanned = 0
         self.save_chunks = save_chunks

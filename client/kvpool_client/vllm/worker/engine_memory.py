@@ -18,7 +18,11 @@ class EngineMemory:
         self.pool = pool
         self.geometry = geometry
         self.caches = [
-            pool.register(block_views(geometry, part, tensors), block_tokens=part.block_tokens, group=number)
+            pool.register(
+                block_views(geometry, part, tensors),
+                block_tokens=geometry.chunk_tokens if part.is_state else part.block_tokens,
+                group=number,
+            )
             for number, part in enumerate(geometry.parts)
         ]
 

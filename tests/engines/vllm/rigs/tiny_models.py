@@ -56,8 +56,16 @@ WINDOWED = Geometry("windowed", "MistralForCausalLM", 4, 256, 4, 2, 64, 512, 0.2
 EXPERTS = Geometry("experts", "GptOssForCausalLM", 4, 256, 4, 2, 64, 128, 0.15, "float32", 10)
 EXPERT_COUNT, EXPERT_WINDOW = 4, 128
 WINDOW, WINDOWS_TO_ONE_FULL = 64, 3
+# Three layers with a recurrent state (the gated delta rule, which vLLM computes on a CPU in bfloat16 alone) to one of full
+# attention.
+RECURRENT = Geometry("recurrent", "Qwen3NextForCausalLM", 4, 256, 4, 2, 64, 512, 0.1, "bfloat16", 11)
+KEY_HEADS, VALUE_HEADS, CONVOLVED = 4, 8, 4
+# vLLM makes its blocks of attention as large as a state.
+RECURRENT_BLOCK = 288
+# The logarithm of how fast a state decays: slowly, so that all of the prompt is seen in the tokens.
+DECAY = -5.0
 # Architectures whose layers vLLM divides into several groups.
-HYBRIDS = ("Gemma3ForCausalLM", "GptOssForCausalLM")
+HYBRIDS = ("Gemma3ForCausalLM", "GptOssForCausalLM", "Qwen3NextForCausalLM")
 MODEL_TYPES = {
     "LlamaForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
@@ -65,6 +73,7 @@ MODEL_TYPES = {
     "Gemma3ForCausalLM": "gemma3_text",
     "MistralForCausalLM": "mistral",
     "GptOssForCausalLM": "gpt_oss",
+    "Qwen3NextForCausalLM": "qwen3_next",
 }
 
 
@@ -105,8 +114,22 @@ def _config(geometry: Geometry) -> dict[str, object]:
         "num_experts_per_tok": 2,
         "attention_bias": True,
     }
+    recurrent = {
+        "layer_types": ["linear_attention"] * (geometry.layers - 1) + ["full_attention"],
+        "linear_conv_kernel_dim": CONVOLVED,
+        "linear_key_head_dim": geometry.head_dim,
+        "linear_value_head_dim": geometry.head_dim,
+        "linear_num_key_heads": KEY_HEADS,
+        "linear_num_value_heads": VALUE_HEADS,
+        "num_experts": EXPERT_COUNT,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": geometry.inner // EXPERT_COUNT,
+        "shared_expert_intermediate_size": geometry.inner,
+        "mlp_only_layers": list(range(geometry.layers - 1)),
+    }
     return {
         **(latent if geometry is LATENT else {"head_dim": geometry.head_dim}),
+        **(recurrent if geometry is RECURRENT else {}),
         **(experts if geometry.architecture.startswith("GptOss") else {}),
         **windows,
         **(hybrid if geometry.architecture.startswith("Gemma3") else {}),
@@ -135,6 +158,9 @@ def _shapes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, geometry.hidden)}
     for layer in range(geometry.layers):
         here = f"model.layers.{layer}"
+        if geometry is RECURRENT:
+            shapes |= _recurrent_shapes(here, geometry)
+            continue
         if geometry is LATENT:
             shapes |= _latent_shapes(f"{here}.self_attn", geometry)
         for name, width in (("q", query), ("k", kv), ("v", kv)) if geometry is not LATENT else ():
@@ -171,6 +197,55 @@ def _feed_forward_shapes(layer: str, geometry: Geometry) -> dict[str, tuple[int,
     }
 
 
+def _is_last(layer: str, geometry: Geometry) -> bool:
+    return layer.endswith(f".{geometry.layers - 1}")
+
+
+def _recurrent_shapes(layer: str, geometry: Geometry) -> dict[str, tuple[int, ...]]:
+    """Of a layer in the names of Qwen3-Next: the last one attends to all tokens, with gates beside its queries, and has
+    experts."""
+    hidden, width = geometry.hidden, geometry.head_dim
+    query, kv = geometry.heads * width, geometry.kv_heads * width
+    keys, values = KEY_HEADS * width, VALUE_HEADS * width
+    norms: dict[str, tuple[int, ...]] = {
+        f"{layer}.{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")
+    }
+    if _is_last(layer, geometry):
+        widths = {"q": (2 * query, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, query)}
+        attention = f"{layer}.self_attn"
+        return {
+            **{f"{attention}.{name}_proj.weight": shape for name, shape in widths.items()},
+            **{f"{attention}.{name}_norm.weight": (width,) for name in ("q", "k")},
+            **_mixture_shapes(f"{layer}.mlp", geometry),
+            **norms,
+        }
+    return {
+        f"{layer}.linear_attn.dt_bias": (VALUE_HEADS,),
+        f"{layer}.linear_attn.A_log": (VALUE_HEADS,),
+        f"{layer}.linear_attn.conv1d.weight": (2 * keys + values, 1, CONVOLVED),
+        f"{layer}.linear_attn.in_proj_qkvz.weight": (2 * keys + 2 * values, hidden),
+        f"{layer}.linear_attn.in_proj_ba.weight": (2 * VALUE_HEADS, hidden),
+        f"{layer}.linear_attn.norm.weight": (width,),
+        f"{layer}.linear_attn.out_proj.weight": (hidden, values),
+        **_feed_forward_shapes(layer, geometry),
+        **norms,
+    }
+
+
+def _mixture_shapes(experts: str, geometry: Geometry) -> dict[str, tuple[int, ...]]:
+    """Of experts beside a shared one, in the names of Qwen3-Next."""
+    hidden, inner = geometry.hidden, geometry.inner
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{experts}.gate.weight": (EXPERT_COUNT, hidden),
+        f"{experts}.shared_expert_gate.weight": (1, hidden),
+    }
+    sizes = {f"experts.{number}": inner // EXPERT_COUNT for number in range(EXPERT_COUNT)} | {"shared_expert": inner}
+    for name, width in sizes.items():
+        shapes |= {f"{experts}.{name}.{which}_proj.weight": (width, hidden) for which in ("gate", "up")}
+        shapes[f"{experts}.{name}.down_proj.weight"] = (hidden, width)
+    return shapes
+
+
 def _latent_shapes(attention: str, geometry: Geometry) -> dict[str, tuple[int, ...]]:
     """In the names of the DeepSeek family."""
     return {
@@ -198,4 +273,6 @@ def _write_safetensors(path: Path, shapes: dict[str, tuple[int, ...]], geometry:
             values = np.ones(shape, np.float32) if is_norm else generator.standard_normal(shape, np.float32)
             if not is_norm:
                 values *= geometry.spread
+            if name.endswith("A_log"):
+                values += np.float32(DECAY)
             file.write((values.view(np.uint32) >> 16).astype(np.uint16).tobytes())

@@ -14,14 +14,14 @@ from tests.rigs.vllm import fake_vllm
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
 from tests.rigs.vllm.config import caches_of, config_of  # noqa: E402 - only where torch is
-from tests.rigs.vllm.specs import FullAttentionSpec, specs_by_layer  # noqa: E402 - likewise
+from tests.rigs.vllm.specs import FullAttentionSpec, MambaSpec, specs_by_layer  # noqa: E402 - likewise
 
 pytestmark = pytest.mark.torch
 PAGE = Path(__file__).parents[4] / "docs" / "engines.md"
 
 
-class MambaSpec(FullAttentionSpec):
-    """A recurrent state."""
+class ChunkedLocalAttentionSpec(FullAttentionSpec):
+    """Attention to the tokens of one piece."""
 
 
 class MLAAttentionSpec(FullAttentionSpec):
@@ -75,7 +75,9 @@ REFUSED: dict[str, Callable[[Any, Any], None]] = {
     "context_parallel": on("parallel_config", decode_context_parallel_size=2),
     "several_nodes": on("parallel_config", tensor_parallel_size=16, nnodes=2),
     "unknown_weights": on("model_config", revision="main"),
-    "other_attention": with_spec(MambaSpec()),
+    "other_attention": with_spec(ChunkedLocalAttentionSpec()),
+    "passing_states": with_spec(MambaSpec(mamba_cache_mode="none")),
+    "speculative_states": with_spec(MambaSpec(num_speculative_blocks=1)),
     "staged_groups": with_two_groups_in_stages,
     "mla_without_prefixes": latent_on_a_plain_processor,
     "calculated_scales": on("cache_config", calculate_kv_scales=True),

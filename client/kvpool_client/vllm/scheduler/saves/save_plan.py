@@ -155,12 +155,24 @@ class SavePlanner:
             end = min(end, first + self._pins.room() // self._chunk_blocks)
         if end <= first:
             return None
-        if self._geometry.has_groups and (tables := _shown_tables(step, entry)) is not None:
+        tables = _shown_tables(step, entry) if self._geometry.has_groups else None
+        if tables is not None:
             entry.tables = tuple(list(table) for table in tables)
-        windows = tuple(self._windows(part, entry, range(first, end), tokens.start) for part in self._geometry.parts)
+        states = [
+            self._kept_states(part, step, entry, tokens.stop) if part.is_state and tables is not None else {}
+            for part in self._geometry.parts
+        ]
+        windows = tuple(
+            self._states(entry, range(first, end), kept)
+            if part.is_state
+            else self._windows(part, entry, range(first, end), tokens.start)
+            for part, kept in zip(self._geometry.parts, states, strict=True)
+        )
         blocks = tuple(
-            self._blocks(part, entry.tables[part.table], range(first, end) if part.is_full else chunks)
-            for part, chunks in zip(self._geometry.parts, windows, strict=True)
+            tuple(kept[chunk] for chunk in chunks)
+            if part.is_state
+            else self._blocks(part, entry.tables[part.table], range(first, end) if part.is_full else chunks)
+            for part, chunks, kept in zip(self._geometry.parts, windows, states, strict=True)
         )
         if any(
             part.is_full and len(named) < (end - first) * self._geometry.blocks_of(part)
@@ -207,6 +219,35 @@ class SavePlanner:
             if chunk * count >= oldest
             and len(named := table[chunk * count : (chunk + 1) * count]) == count
             and NULL_BLOCK not in named
+        )
+
+    def _kept_states(self, part: Part, step: EngineStep, entry: Tracked, end: int) -> dict[int, int]:
+        """The blocks in which a request's states at ends of chunks are when this step has run, by chunk.
+
+        vLLM names those that it keeps itself. Beside them there is the one that the step ends with: it is computed into the
+        last block of the table, and the next step writes into another one.
+        """
+        size, kept = self._geometry.chunk_tokens, {}
+        if end % size == 0 and entry.tables is not None:
+            place = end // part.block_tokens - 1
+            table = entry.tables[part.table]
+            if place < len(table) and table[place] != NULL_BLOCK:
+                kept[end // size - 1] = table[place]
+        state = getattr(step, "kv_connector_block_state", None)
+        offers = getattr(state, "boundary_state_offloads", None) or {}
+        for group, block, tokens in offers.get(entry.request.request_id, ()):
+            if group == part.table and tokens % size == 0:
+                kept[tokens // size - 1] = block
+        return kept
+
+    def _states(self, entry: Tracked, chunks: range, kept: Mapping[int, int]) -> tuple[int, ...]:
+        """The chunks whose state at their end is kept in this step, and that a later prompt may go on from: at a boundary,
+        anywhere on the way that another prompt has gone, and behind the prompt."""
+        prompt_chunks = entry.request.num_prompt_tokens // self._geometry.chunk_tokens
+        return tuple(
+            chunk
+            for chunk in chunks
+            if chunk in kept and (chunk >= prompt_chunks or chunk < entry.shared or chunk + 1 in entry.boundaries)
         )
 
     def _chunks_whole(self, entry: Tracked, computed: int) -> int:

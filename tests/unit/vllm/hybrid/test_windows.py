@@ -1,18 +1,15 @@
 """Hybrid models through the vLLM connector: layers with sliding windows beside full attention, or alone."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.rigs.daemon import Daemon, wait_until
 
 pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from tests.rigs.vllm import fake_vllm
-from tests.rigs.vllm.hybrid_engine import HybridEngine
+from tests.rigs.vllm.hybrid_engine import flip_at_the_next_load
 from tests.rigs.vllm.request import BLOCK, Request
 from tests.rigs.vllm.setting import CHUNK, prompt
 
@@ -21,25 +18,6 @@ StartEngine = Callable[..., Any]
 PROMPT = 9 * CHUNK + 3
 WINDOW = 12
 RUN = -(-WINDOW // CHUNK)
-
-
-@pytest.fixture
-def start(daemon: Daemon) -> Iterator[StartEngine]:
-    """Starts engines on the test's daemon; none of them has attended to a wrong byte at its end."""
-    engines: list[Any] = []
-    with ExitStack() as stack:
-        stack.enter_context(fake_vllm.installed())
-        from kvpool_client.vllm import connector
-
-        def start_engine(**options: Any) -> Any:
-            settings = {"kvpool__always_load": True, "kvpool__wait_s": 5.0, "kvpool__timeout_s": 10.0, **options}
-            engine = HybridEngine(connector.KVPoolConnector, daemon.socket, **settings)
-            stack.callback(engine.close)
-            engines.append(engine)
-            return engine
-
-        yield start_engine
-        assert [engine.wrong_reads for engine in engines] == [0] * len(engines)
 
 
 def tokens_of(number: int, count: int = PROMPT) -> list[int]:
@@ -146,7 +124,7 @@ def test_a_preempted_request_comes_back_with_the_right_bytes(pieces: int, start:
 def test_a_flipped_bit_fails_the_load_and_the_request_computes(row: int, start: StartEngine, daemon: Daemon) -> None:
     engine = start()
     engine.ask("cold", tokens_of(1))
-    _flip_at_the_next_load(engine, row)
+    flip_at_the_next_load(engine, row)
     failed = engine.ask("failed", tokens_of(1), new_tokens=3)
     assert failed.offers == [PROMPT // CHUNK * CHUNK, 0]
     assert engine.failed == 1
@@ -174,16 +152,3 @@ def test_a_daemon_that_dies_between_lookup_and_load_costs_a_computation(start: S
     engine.step_until(lambda: request not in engine.requests, "it has ended")
     assert request.offers == [PROMPT // CHUNK * CHUNK, 0]
     assert engine.failed == 1
-
-
-def _flip_at_the_next_load(engine: Any, row: int) -> None:
-    """Change a bit of a leased chunk in the arena when the next load begins."""
-    memory = engine.worker._worker._memory
-    load = memory.load
-
-    def spoiling(lease: Any, order: Any) -> Any:
-        memory.load = load
-        np.asarray(lease.session.arena.view())[int(lease.offsets[row]) + 13] ^= 16
-        return load(lease, order)
-
-    memory.load = spoiling

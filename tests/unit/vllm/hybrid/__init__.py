@@ -1,0 +1,1 @@
+"""Hybrid models through the vLLM connector."""
