@@ -24,12 +24,13 @@ CTEST = $(abspath $(BIN)/ctest) --output-on-failure -j $(WORKERS)
 # Bytecode is kept, whatever the environment says: the tests start a thousand daemons.
 RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client" PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help setup demo test build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-latest test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-sparse clean install-service uninstall-service wheel deb test-packages
+.PHONY: help setup demo test test-slow build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-latest test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-sparse clean install-service uninstall-service wheel deb test-packages
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo             conversations through the pool with a real torch engine, on two nodes at the end (sets everything up)"
-	@echo "make test [WORKERS=2] the whole test suite: C++ and Python (sets everything up)"
+	@echo "make test [WORKERS=2] the test suite: C++ and Python, without what is slow (sets everything up); seven minutes on two cores"
+	@echo "make test-slow        the tests of the suite that take seconds each: long random lives, figures of traces, floods; about ten minutes"
 	@echo "make check            format, lint, strict types, the rules of the tree, C++ with warnings as errors"
 	@echo "make bench            measure, against floors of the same run (bench-results/bench.json and bench.txt)"
 	@echo "make bench-sparse [SPARSE=--quick]   quality of sparse recall on structured keys and a small model that it trains: about 40 minutes (bench-results)"
@@ -80,20 +81,27 @@ RERUNS ?= 0
 # Of the suites with campaigns: 1 for everything, `only` for what takes longer there than in `make test`.
 CAMPAIGN ?= 1
 PYTEST = $(RUN_TREE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --reruns $(RERUNS)
-# Runs pytest ($(1)) on a suite ($(2)), distributed in a way ($(3)). Tests that hold a bound on time run after all others and one
-# by one: nothing else of the suite is under way then. Exit code 5: a suite has none of them.
-# The trap: an interrupted pytest ends what it has started before make does.
+# Seconds after which no further test begins, 0: no limit; of tests that hold a bound on time, and of the others. Continuous
+# integration sets them for the long suites; see tests/rigs/runs/time_limit.py.
+LIMIT_S ?= 0
+TIMED_LIMIT_S ?= 0
+# Runs pytest ($(1)) on a suite ($(2)), distributed in a way ($(3)), and of it what is marked in a way ($(4)). Tests that hold a
+# bound on time run after all others and one by one: nothing else of the suite is under way then. Exit code 5: a suite has none of
+# them. The trap: an interrupted pytest ends what it has started before make does.
 define run-suite
 	@status=0; trap 'exit 130' INT; \
 	echo "python tests, $(WORKERS) at once"; \
-	$(1) -m "not timed" -n $(WORKERS) --dist $(3) $(2) || status=1; \
+	KVPOOL_TIME_S=$(LIMIT_S) $(1) -m "not timed $(4)" -n $(WORKERS) --dist $(3) $(2) || status=1; \
 	echo "python tests that hold a bound on time, one at a time"; \
-	$(1) -m timed $(2) || [ $$? -eq 5 ] || status=1; \
+	KVPOOL_TIME_S=$(TIMED_LIMIT_S) $(1) -m "timed $(4)" $(2) || [ $$? -eq 5 ] || status=1; \
 	exit $$status
 endef
 
 test: setup test-native
-	$(call run-suite,$(PYTEST),,worksteal)
+	$(call run-suite,$(PYTEST),,worksteal,and not slow)
+
+test-slow: setup
+	$(call run-suite,$(PYTEST),,worksteal,and slow)
 
 native: $(VENV)/.tools
 	$(CMAKE) -S native -B build/native -DCMAKE_BUILD_TYPE=Release >/dev/null
@@ -116,8 +124,10 @@ test-native: build-native-tests
 # Less optimized than RelWithDebInfo is: address and undefined compile in a third less time, with the same checks.
 SANITIZED = "-O1 -g -DNDEBUG"
 
+SANITIZERS ?= address,undefined thread
+
 test-sanitizers: $(VENV)/.tools
-	for kind in address,undefined thread; do \
+	for kind in $(SANITIZERS); do \
 	  $(CMAKE) -S native -B build/$$kind -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVPOOL_TESTS=ON -DKVPOOL_PYTHON=OFF -DKVPOOL_SANITIZE=$$kind \
 	    -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=$(SANITIZED) >/dev/null && \
 	  $(BIN)/cmake --build build/$$kind && (cd build/$$kind && $(CTEST)) || exit 1; \

@@ -13,12 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.rigs.daemon import WRITE_MODES, Daemon
+from tests.rigs.runs.forking import Starts
 
-pytest_plugins = ["tests.rigs.runs.reruns", "tests.rigs.runs.sampling"]
+pytest_plugins = ["tests.rigs.runs.reruns", "tests.rigs.runs.sampling", "tests.rigs.runs.time_limit"]
 
 # A test's property whose value is one line of the section `campaigns`. Properties reach the end of a run from every worker.
 CAMPAIGN_LINE = "campaign"
 SLOWEST_MODULES = 10
+ROOT = Path(__file__).parent
+# Directories and files whose tests are about a daemon's process: its start, its death, its memory, its host.
+EXECUTED = ("faults", "nodes", "life", "operators", "test_bench_footprint.py", "test_short_of_memory.py")
 # A shorter run lists no slow modules.
 SLOW_RUN_S = 30.0
 
@@ -39,6 +43,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let daemons be executed where their start is what is tested, and forked elsewhere."""
+    is_of_starts = any(part in EXECUTED for part in item.path.relative_to(ROOT).parts)
+    Starts.are_executed = is_of_starts or item.get_closest_marker("timed") is not None
 
 
 def _is_campaign(item: pytest.Item, *, with_counts: bool) -> bool:

@@ -64,6 +64,7 @@ def _expect_nothing_left_but_tickets(daemon: Daemon) -> None:
     wait_until(is_free, "what dead clients held is free", FREED_WITHIN_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deaths", [pytest.param(30, id="some"), *batches(200, of=1000)])
 def test_killed_clients_leave_nothing(daemon: Daemon, seed: int, deaths: int) -> None:
     dice = random.Random(seed)
@@ -84,6 +85,7 @@ def test_killed_clients_leave_nothing(daemon: Daemon, seed: int, deaths: int) ->
     assert daemon.problems() == []
 
 
+@pytest.mark.slow
 def test_a_worker_process_killed_outright_leaves_nothing(daemon: Daemon, seed: int) -> None:
     dice = random.Random(seed)
     workers = [_start_worker(daemon) for _ in range(2)]

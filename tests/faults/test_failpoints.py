@@ -156,6 +156,7 @@ def make_daemon(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Callable
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "action"), list(_cases()))
 def test_a_failure_here_costs_misses_and_nothing_else(
     make_daemon: Callable[..., Daemon], name: str, action: str

@@ -12,6 +12,7 @@ from tests.rigs.payload import assert_right_bytes, store, tokens_of
 POINT = "daemon.pull.before_read"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", ["crash", "delay(200ms)"], ids=["crash", "delay"])
 def test_a_failure_before_a_pull_costs_misses_and_nothing_else(tmp_path: Path, action: str) -> None:
     with two_daemons(tmp_path) as (owner, here), owner.connect() as there:

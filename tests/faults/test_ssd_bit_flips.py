@@ -95,6 +95,7 @@ def _times_closed(daemon: Daemon) -> int:
     return daemon.log().count("ssd tier OFFLINE")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [pytest.param(2, id="some"), *batches(20, of=80)])
 def test_flips_in_the_catalogue_are_misses_and_stop_no_daemon_for_long(
     start_daemon: StartDaemon, tmp_path: Path, seed: int, summary: Callable[[str], None], rounds: int

@@ -84,6 +84,7 @@ def _expect_healed(daemon: Daemon, path: Path) -> None:
     assert_sound(daemon)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "place"), _cases(LENGTHS, ("catalogue/data.mdb", "segment-000003.kvs")))
 def test_a_file_that_ends_too_soon_costs_misses(filled: Daemon, tmp_path: Path, length: str, place: str) -> None:
     path = tmp_path / "ssd"
@@ -96,6 +97,7 @@ def test_a_file_that_ends_too_soon_costs_misses(filled: Daemon, tmp_path: Path, 
     _expect_healed(filled, path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "place"), _cases(KINDS, tuple(PLACES)))
 def test_another_kind_of_file_in_a_files_place_costs_misses(
     filled: Daemon, tmp_path: Path, kind: str, place: str
@@ -117,6 +119,7 @@ def test_another_kind_of_file_in_a_files_place_costs_misses(
     assert place in info["ssd_reason"] or str(path) in info["ssd_reason"]
 
 
+@pytest.mark.slow
 def test_segment_files_cut_and_removed_under_a_daemon_cost_misses(
     start_daemon: StartDaemon, tmp_path: Path, seed: int, summary: Callable[[str], None]
 ) -> None:
@@ -142,6 +145,7 @@ def test_segment_files_cut_and_removed_under_a_daemon_cost_misses(
     _expect_healed(daemon, path)
 
 
+@pytest.mark.slow
 def test_a_catalogue_damaged_under_a_daemon_is_made_anew(start_daemon: StartDaemon, tmp_path: Path) -> None:
     path = tmp_path / "ssd"
     daemon = start_daemon(**tier_options(path))

@@ -86,6 +86,7 @@ def _expect_all_well(daemon: Daemon) -> Tally:
     return load_chains(daemon, CHAINS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", list(_cases(FAILURES)))
 def test_a_failing_disk_does_not_affect_dram_and_is_probed_again(
     fault_filesystem: FaultFilesystem,
@@ -184,6 +185,7 @@ def test_a_slow_disk_costs_misses(
     assert client.slowest_s <= TURN_S_MAX
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "match",
     [
@@ -210,6 +212,7 @@ def test_a_daemon_that_starts_on_a_failing_disk_serves_from_dram(
     _expect_all_well(tiered)
 
 
+@pytest.mark.slow
 def test_a_disk_that_hangs_delays_nobody_for_long(
     fault_filesystem: FaultFilesystem, tiered: Daemon, summary: Callable[[str], None]
 ) -> None:
@@ -227,6 +230,7 @@ def test_a_disk_that_hangs_delays_nobody_for_long(
     assert client.slowest_s <= TURN_S_MAX
 
 
+@pytest.mark.slow
 def test_an_unresponsive_disk_is_not_used_until_it_answers(
     fault_filesystem: FaultFilesystem, start_daemon: StartDaemon, summary: Callable[[str], None]
 ) -> None:
@@ -273,6 +277,7 @@ def test_a_daemon_stops_although_its_disk_never_answers(
     assert daemon.process.wait(END_S_MAX) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cuts", [pytest.param(2, id="some"), *batches(10, of=40)])
 def test_a_power_cut_that_keeps_any_part_of_unsynced_writes_costs_no_checkpoint(
     fault_filesystem: FaultFilesystem, tiered: Daemon, seed: int, summary: Callable[[str], None], cuts: int

@@ -44,6 +44,7 @@ def _expect_offline_for_lack_of_room(daemon: Daemon, ssd: Path) -> None:
     assert_sound(daemon)
 
 
+@pytest.mark.slow
 def test_a_tier_that_does_not_fit_its_disk_stays_off_until_there_is_room(start_daemon: StartDaemon) -> None:
     with small_disk(CAPACITY + CAPACITY // 32) as disk:
         other = disk.path / "other"
@@ -59,6 +60,7 @@ def test_a_tier_that_does_not_fit_its_disk_stays_off_until_there_is_room(start_d
             daemon.kill()
 
 
+@pytest.mark.slow
 def test_a_tier_whose_catalogue_meets_a_full_disk_is_suspended_until_there_is_room(
     start_daemon: StartDaemon, tmp_path: Path, seed: int
 ) -> None:
@@ -89,6 +91,7 @@ def test_a_tier_whose_catalogue_meets_a_full_disk_is_suspended_until_there_is_ro
             daemon.kill()
 
 
+@pytest.mark.slow
 def test_a_smaller_capacity_takes_less_of_the_disk(start_daemon: StartDaemon, tmp_path: Path) -> None:
     """With segments of one size, what is configured decides how many there are."""
     path = tmp_path / "ssd"

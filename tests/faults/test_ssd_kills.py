@@ -47,6 +47,7 @@ def _kill_somewhere(daemon: Daemon, dice: random.Random) -> str:
     return "serving"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [pytest.param(8, id="some"), *batches(40, of=200)])
 def test_kills_of_the_daemon_leave_right_bytes_or_none(
     start_daemon: StartDaemon, tmp_path: Path, seed: int, summary: Callable[[str], None], kills: int

@@ -19,6 +19,7 @@ from tests.faults.rigs.traffic import Tally
 CAPACITY = 64 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "cuts"),
     [

@@ -147,6 +147,7 @@ def _faketime() -> list[str]:
     return ["faketime", "-f", "+0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jump", ["+10d", "-10d"])
 def test_a_jump_of_the_wall_clock_has_no_effect(daemon: Daemon, tmp_path: Path, jump: str) -> None:
     _faketime()

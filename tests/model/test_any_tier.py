@@ -99,6 +99,7 @@ def run_lives(media: Sequence[Medium], levels: Sequence[Level]) -> None:
     assert promoted[0] > 0, "nothing has come back from below"
 
 
+@pytest.mark.slow
 def test_a_tier_instead_of_the_disk_serves_right_bytes_or_none_under_random_failures() -> None:
     run_lives([medium_of(3 * DRAM_CHUNKS)], [Level.SSD])
 

@@ -180,6 +180,7 @@ async def _compare(chance: random.Random) -> int:
         return gaps
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32))
 def test_at_rest_a_follower_knows_exactly_what_its_peer_has(seed: int) -> None:

@@ -16,6 +16,7 @@ SEEDS = 24
 BATCHES = 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("may_preempt", [False, True], ids=["guaranteed", "preempting"])
 def test_no_block_is_leaked_and_no_shared_block_is_written(may_preempt: bool) -> None:
     totals: dict[str, int] = {}

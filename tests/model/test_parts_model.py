@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import kvpool_client as kv
 import kvpool_native
@@ -259,6 +260,7 @@ async def _play(folder: Path, seed: int) -> int:
     return world.checked
 
 
+@pytest.mark.slow
 def test_bytes_and_counts_are_right_with_any_operation_between_two_parts(tmp_path: Path) -> None:
     seed = int(os.environ.get("KVPOOL_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"KVPOOL_SEED={seed}")

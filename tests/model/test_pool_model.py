@@ -162,6 +162,7 @@ class Player:
             pool.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("round_number", "namespaces"),
     [(0, ONE_MODEL), (1, ONE_MODEL), (2, SEVERAL_MODELS), (3, SEVERAL_MODELS)],

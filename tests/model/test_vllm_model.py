@@ -139,6 +139,7 @@ def end(player: Player) -> None:
     assert engine.wrong_reads == 0
 
 
+@pytest.mark.slow
 def test_no_byte_is_wrong_under_random_engine_operations(
     start_engine: StartEngine, daemon: Daemon, gate: threading.Event, seed: int
 ) -> None:

@@ -94,6 +94,7 @@ def pair(both: Pair) -> Iterator[Pair]:
     both.clear_up()
 
 
+@pytest.mark.slow
 def test_a_stream_that_stalls_ends_by_its_deadline(pair: Pair) -> None:
     keys = pair.known_chain()
     pair.stream.is_stalled = True

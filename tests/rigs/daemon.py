@@ -21,6 +21,7 @@ import kvpool_client as kv
 from kvpool.errors import KVPoolError
 from kvpool.protocol import verify_walk
 from kvpool.protocol.blocking import BlockingConnection
+from tests.rigs.runs.forking import ForkedDaemon, Starts
 
 START_TIMEOUT_S = 20.0
 SMALL = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=32)
@@ -29,6 +30,7 @@ UNFORESEEN = ("Traceback (most recent call last)", "Exception in callback", "nev
 # Options of a daemon by its write mode. Staging is so small that most saves go through it in several pieces.
 WRITE_MODES = {"in-place": {}, "copy": {"server.write_mode": "copy", "server.staging": "64KiB"}}
 LOG_SHOWN = 3000
+PROGRAM = (sys.executable, "-m", "kvpool.cli.kvpoold")
 in_both_write_modes = pytest.mark.parametrize("write_mode", WRITE_MODES, indirect=True)
 
 
@@ -50,7 +52,7 @@ class Daemon:
             "ssd.create": "true",
             **options,
         }
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | ForkedDaemon | None = None
 
     def __enter__(self) -> "Daemon":
         self.start()
@@ -87,11 +89,16 @@ class Daemon:
     def command(self) -> list[str]:
         """The command line."""
         sets = [f"--set=server.socket={self.socket}", *(f"--set={key}={value}" for key, value in self._options.items())]
-        return [sys.executable, "-m", "kvpool.cli.kvpoold", *sets]
+        return [*PROGRAM, *sets]
 
     def launch(self, *arguments: str) -> None:
         """Start with further arguments for this life, and wait for nothing."""
+        is_plain = not self.environment and type(self).command is Daemon.command
+        fork = Starts.fork() if is_plain else None
         with self._log.open("ab") as log:
+            if fork is not None:
+                self.process = fork.start([*self.command()[len(PROGRAM) :], *arguments], log.fileno())
+                return
             self.process = subprocess.Popen(
                 [*self.command(), *arguments],
                 stderr=log,

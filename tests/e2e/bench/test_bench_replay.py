@@ -101,6 +101,7 @@ def test_one_client_with_room_for_all_hits_what_an_infinite_cache_would(tmp_path
     assert row["cpu_seconds"] == pytest.approx(row["daemon_cpu_seconds"] + row["client_cpu_seconds"], abs=0.011)
 
 
+@pytest.mark.slow
 def test_several_clients_in_a_tight_arena_lose_chunks_and_no_bytes(tmp_path: Path) -> None:
     trace = _conversations(tmp_path / "chat.jsonl", 12, 8)
     run = _run(trace, "--json", "--clients", 3, "--capacity", "20%", *SMALL)
@@ -112,6 +113,7 @@ def test_several_clients_in_a_tight_arena_lose_chunks_and_no_bytes(tmp_path: Pat
     assert 0 < row["hit_rate"] < row["ideal_hit_rate"]
 
 
+@pytest.mark.slow
 def test_an_ssd_tier_serves_chunks_that_dram_has_no_room_for(tmp_path: Path) -> None:
     if not has_disk(str(tmp_path)):
         pytest.skip("the folder for temporary files is on no disk")
@@ -133,6 +135,7 @@ def test_an_ssd_tier_serves_chunks_that_dram_has_no_room_for(tmp_path: Path) -> 
     assert list(disk.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_table_has_the_measurements(tmp_path: Path) -> None:
     traces = [_conversations(tmp_path / f"{name}.jsonl", 2, 2) for name in ("one", "two")]
     run = _run("--requests", 3, *SMALL, KVPOOL_TRACES=str(tmp_path))
@@ -144,6 +147,7 @@ def test_the_table_has_the_measurements(tmp_path: Path) -> None:
     assert "ideal_hit_rate" in run.stdout
 
 
+@pytest.mark.slow
 def test_a_corrupted_chunk_shortens_a_load_and_never_gives_wrong_bytes(daemon: Daemon, tmp_path: Path) -> None:
     trace = _trace(tmp_path / "t.jsonl", [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5])
     arguments = (trace, "--json", "--socket", daemon.socket, "--salt", SALT, "--clients", 1, *SMALL)
@@ -165,6 +169,7 @@ def test_a_corrupted_chunk_shortens_a_load_and_never_gives_wrong_bytes(daemon: D
     assert daemon.problems() == []
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_that_no_checksum_catches_is_found_by_comparing_contents(
     start_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
@@ -202,6 +207,7 @@ def test_wrong_bytes_exit_with_1_and_print_the_key(daemon: Daemon, tmp_path: Pat
     assert f"{key} layer 1" in run.stderr
 
 
+@pytest.mark.slow
 def test_a_run_leaves_no_chunks_in_a_shared_daemon(daemon: Daemon, tmp_path: Path) -> None:
     trace = _conversations(tmp_path / "chat.jsonl", 2, 2)
     for _ in range(2):
@@ -212,6 +218,7 @@ def test_a_run_leaves_no_chunks_in_a_shared_daemon(daemon: Daemon, tmp_path: Pat
         assert daemon.stats()["dram.chunks"] == 0
 
 
+@pytest.mark.slow
 def test_wrong_usage_is_refused_with_a_remedy(tmp_path: Path) -> None:
     trace = _conversations(tmp_path / "chat.jsonl", 1, 1)
     for arguments, message in (
@@ -311,6 +318,7 @@ def running(short: Path, tmp_path: Path) -> Iterator[Callable[[], "subprocess.Po
         process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_no_process_outlives_the_command(
     running: Callable[[], "subprocess.Popen[bytes]"], short: Path, number: signal.Signals
@@ -336,8 +344,9 @@ def test_a_client_that_is_killed_fails_the_run(running: Callable[[], "subprocess
 def test_a_client_that_sends_nothing_is_given_up(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ReplaySettings(daemon.socket, SALT, CHUNK_BYTES, BLOCK_TOKENS, 4)
     served: list[RequestResult] = []
+    others = _descendants(os.getpid())
     with Clients(settings, 1) as clients:
-        (child,) = _descendants(os.getpid()) - {daemon.process.pid if daemon.process is not None else 0}
+        (child,) = _descendants(os.getpid()) - others
         os.kill(child, signal.SIGSTOP)
         monkeypatch.setattr(bench_clients, "ANSWER_TIMEOUT_S", 0.2)
         monkeypatch.setattr(bench_clients, "STOP_TIMEOUT_S", 0.2)
@@ -347,6 +356,7 @@ def test_a_client_that_sends_nothing_is_given_up(daemon: Daemon, monkeypatch: py
     assert not _runs(child)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(real_traces() is None, reason="no traces: name their folder by KVPOOL_TRACES")
 def test_real_traces_load_right_bytes() -> None:
     run = _run("--quick", "--json", KVPOOL_TRACES=str(real_traces()))

@@ -35,6 +35,7 @@ def _run(*arguments: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(_command(*arguments), capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_every_part_is_measured_with_no_wrong_byte(disk: Path) -> None:
     run = _run("--quick", "--json", "--path", disk)
     assert run.returncode == 0, run.stderr

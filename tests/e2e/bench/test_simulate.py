@@ -84,6 +84,7 @@ def test_one_process_finds_what_two_find(tmp_path: Path) -> None:
     assert runs[0] == runs[1]
 
 
+@pytest.mark.slow
 def test_sizes_in_tiers_are_those_of_the_other_options(tmp_path: Path) -> None:
     trace = _trace(tmp_path / "chat.jsonl", random_prompts(2, 60))
     asked = ("simulate", trace, "--json", "--policy", "class-queues")
@@ -102,6 +103,7 @@ def test_sizes_in_tiers_are_those_of_the_other_options(tmp_path: Path) -> None:
         assert word in shown
 
 
+@pytest.mark.slow
 def test_partial_blocks_are_counted_and_not_stored_unless_asked(tmp_path: Path) -> None:
     trace = _trace(tmp_path / "chat.jsonl", random_prompts(3, 30), tail=True)
     of = {
@@ -253,12 +255,14 @@ def _replayed_and_simulated(trace: Path, disk: Path | None, *options: object) ->
     return [live, (cell["hit_blocks_dram"], cell["hit_blocks_ssd"], cell["ssd_blocks_written"])]
 
 
+@pytest.mark.slow
 def test_a_daemon_hits_what_its_simulation_hits(tmp_path: Path) -> None:
     live, simulated = _replayed_and_simulated(_trace(tmp_path / "chat.jsonl", random_prompts(6, 300, window=60)), None)
     assert live == simulated
     assert live[0] > 0
 
 
+@pytest.mark.slow
 def test_a_daemon_with_two_tiers_hits_what_its_simulation_hits(tmp_path: Path) -> None:
     # Write-through, so that the writes do not depend on the speed of the disk.
     if not has_disk(str(tmp_path)):
@@ -269,6 +273,7 @@ def test_a_daemon_with_two_tiers_hits_what_its_simulation_hits(tmp_path: Path) -
     assert min(live) > 0
 
 
+@pytest.mark.slow
 def test_a_daemon_that_demotes_as_dram_fills_hits_what_its_simulation_hits(tmp_path: Path) -> None:
     if not has_disk(str(tmp_path)):
         pytest.skip("the folder for temporary files is on no disk")

@@ -180,6 +180,7 @@ def test_copies_that_fail_in_a_row_take_the_tier_offline_and_leave_dram_alone(da
     assert daemon.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_device_that_hangs_delays_no_request_and_no_stop(daemon: DeviceDaemon) -> None:
     keys, others = stored(daemon, 8), stored(daemon, 9)
     with DeviceEngine(daemon) as engine, daemon.connect() as pool:
@@ -202,6 +203,7 @@ def test_the_emulated_driver_is_what_the_daemon_has_loaded(daemon: DeviceDaemon)
     assert driver_path() in " ".join(daemon.command())
 
 
+@pytest.mark.slow
 def test_the_operators_commands_know_the_tier(daemon: DeviceDaemon) -> None:
     def run(*arguments: str) -> str:
         command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "--socket", daemon.socket, *arguments]

@@ -173,6 +173,7 @@ def test_a_chunk_whose_copy_has_gone_is_checked_in_dram(daemon: DeviceDaemon, en
     engine.compare(keys, 7)
 
 
+@pytest.mark.slow
 def test_a_daemon_that_is_killed_takes_no_copy_away(daemon: DeviceDaemon, engine: TierEngine) -> None:
     keys = _copied(daemon, engine, 6)
     lease = engine.lease(keys)

@@ -174,6 +174,7 @@ def test_two_block_pools_over_one_connection_are_counted_apart(node: Node) -> No
     node.assert_converged([first])
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_killed_takes_its_chunks_with_it(node: Node) -> None:
     engine = node.engine()
     engine.run("b", OTHER)

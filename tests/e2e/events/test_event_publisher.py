@@ -304,6 +304,7 @@ def test_a_unix_socket_for_events_has_the_rights_of_the_daemons_socket(
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_invalid_keys_are_refused_at_the_start(tmp_path: Path, curve: dict[str, tuple[bytes, bytes]]) -> None:
     options = {key.replace("__", "."): value for key, value in _with_keys(tmp_path).items()}
     command = Daemon(tmp_path, **{"events.publish": "tcp://127.0.0.1:0", **options}).command()

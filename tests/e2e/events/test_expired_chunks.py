@@ -49,6 +49,7 @@ def kept(daemon: Daemon) -> tuple[int | float | str, int | float | str]:
     return stats["dram.kept_chunks"], stats["ssd.kept_chunks"]
 
 
+@pytest.mark.slow
 def test_an_expiry_is_published_though_no_request_comes(tiered: Daemon) -> None:
     with tiered.connect() as pool:
         mark = pool.events().mark
@@ -75,6 +76,7 @@ def test_the_priority_of_chunks_on_ssd_alone_expires_too(tiered: Daemon) -> None
     assert tiered.problems() == []
 
 
+@pytest.mark.slow
 def test_a_use_in_dram_extends_retention_in_both_tiers(tiered: Daemon) -> None:
     with tiered.connect() as pool:
         keys = save(tiered, pool, 1, 3.0)
@@ -125,6 +127,7 @@ def test_expired_retention_stays_expired_after_a_restart(tiered: Daemon, is_plan
     assert tiered.problems() == []
 
 
+@pytest.mark.slow
 def test_retention_time_starts_again_at_a_restart(tiered: Daemon) -> None:
     with tiered.connect() as pool:
         save(tiered, pool, 1, 3.0)

@@ -135,6 +135,7 @@ def test_the_workload_is_as_large_as_its_page_states(seed: int) -> None:
     assert len(heads) == 3_365
 
 
+@pytest.mark.slow
 def test_a_restarted_engine_and_one_behind_a_killed_daemon_answer_from_the_pool(
     tmp_path: Path, plain: dict[int, list[int]]
 ) -> None:

@@ -32,6 +32,7 @@ def _run(socket: str, device: str) -> tuple[int, str]:
     return int(found[1]), found[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_the_second_run_reuses_what_the_first_computed(daemon: Daemon, device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
@@ -54,6 +55,7 @@ def _run_blocks(socket: str, *arguments: str) -> tuple[list[int], list[str]]:
     return reused, re.findall("tokens: .+", done.stdout)
 
 
+@pytest.mark.slow
 def test_an_engine_over_a_block_pool_reuses_blocks_and_after_a_restart_chunks(daemon: Daemon) -> None:
     cold = _run_blocks(daemon.socket)
     warm = _run_blocks(daemon.socket)

@@ -58,6 +58,7 @@ def _health(path: Path) -> tuple[int, list[str]]:
     return int(head.split()[1]), json.loads(body)["problems"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thread", ["catalogue", "publisher", "headers"])
 def test_a_dead_thread_is_unhealthy_everywhere(tmp_path: Path, thread: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {

@@ -29,6 +29,7 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_the_package_declares_its_dependencies(staged: Path) -> None:
     control = dict(
         line.split(": ", 1) for line in (staged / "DEBIAN/control").read_text().splitlines() if line[0] != " "

@@ -174,6 +174,7 @@ def test_an_expired_lease_and_a_flush_do_not_fail_the_probe(
     probe.run()
 
 
+@pytest.mark.slow
 def test_a_daemon_that_hangs_dies_or_recovers_is_reported_as_it_is(
     daemon: Daemon, make_probe: Callable[[Daemon], Probe], monkeypatch: pytest.MonkeyPatch
 ) -> None:

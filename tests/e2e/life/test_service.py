@@ -177,6 +177,7 @@ def test_a_stopped_daemon_sends_no_watchdog_messages_until_it_continues(manager:
     manager.wait_for("WATCHDOG=1", times=2)
 
 
+@pytest.mark.slow
 def test_a_hung_control_thread_stops_the_watchdog_messages(
     manager: NotifySocket, start_service: Callable[..., Service]
 ) -> None:
@@ -242,6 +243,7 @@ def _allowed_calls() -> set[str]:
     return allowed
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_the_unit_allows_every_system_call_of_the_daemon(

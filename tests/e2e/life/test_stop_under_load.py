@@ -61,6 +61,7 @@ class Engine(threading.Thread):
                     return
 
 
+@pytest.mark.slow
 def test_every_chunk_acknowledged_under_load_is_stored_after_the_stop(tiered: Daemon) -> None:
     engines = [Engine(tiered, number) for number in range(ENGINES)]
     for one in engines:
@@ -81,6 +82,7 @@ def test_every_chunk_acknowledged_under_load_is_stored_after_the_stop(tiered: Da
     assert tiered.problems() == []
 
 
+@pytest.mark.slow
 def test_a_save_that_never_ends_does_not_delay_the_stop(tiered: Daemon) -> None:
     with tiered.connect() as pool, engine(tiered) as idle:
         keys = pool.keys(tokens_of(7, 100 * SMALL.chunk_tokens))

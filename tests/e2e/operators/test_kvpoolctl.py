@@ -34,6 +34,7 @@ def test_info_lists_what_is_in_use(daemon: Daemon) -> None:
     assert (values["health"], values["problems"]) == ("ready", [])
 
 
+@pytest.mark.slow
 def test_info_names_the_copy_variants_chosen_for_this_processor(daemon: Daemon) -> None:
     def values() -> dict[str, str]:
         info: dict[str, str] = json.loads(_run("info", "--json", "--socket", daemon.socket).stdout)
@@ -126,6 +127,7 @@ RATE = {"save_gb_per_s", "load_gb_per_s", "memcpy_gb_per_s", "load_ratio", "save
 FLOORS = {"gather_gb_per_s", "scatter_gb_per_s", "save_gather_ratio", "load_scatter_ratio", "save_gather_ratio_spread"}
 
 
+@pytest.mark.slow
 def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -> None:
     trace, out = tmp_path / "one.jsonl", tmp_path / "bench.json"
     trace.write_text('{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}\n')
@@ -148,6 +150,7 @@ def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -
     assert [sorted(keys - set(row)) for row, keys in zip(rows, expected, strict=True)] == [[]] * len(rows)
 
 
+@pytest.mark.slow
 def test_bench_measures_a_shared_daemon_time_and_again_and_leaves_nothing_there(
     start_daemon: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
 ) -> None:

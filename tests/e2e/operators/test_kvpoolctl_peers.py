@@ -34,6 +34,7 @@ def scrape(path: str) -> str:
             return answer.read().decode()
 
 
+@pytest.mark.slow
 def test_peers_are_shown_with_what_was_taken_from_them(tmp_path: Path) -> None:
     path = str(tmp_path / "metrics")
     with (
@@ -134,6 +135,7 @@ def test_an_address_that_cannot_be_bound_is_named_with_its_option(tmp_path: Path
             assert f"peer.{name} {address} cannot be bound: Address already in use" in daemon.log()
 
 
+@pytest.mark.slow
 def test_a_source_that_cannot_be_asked_is_shown(tmp_path: Path) -> None:
     options = {**options_of("alone", free_port()), "peer.members": "etcd:http://127.0.0.1:1"}
     with Daemon(tmp_path, **options) as daemon:

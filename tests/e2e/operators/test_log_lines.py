@@ -19,6 +19,7 @@ from tests.rigs.daemon import SMALL, Daemon, wait_until
 REFUSALS = 50
 
 
+@pytest.mark.slow
 def test_lines_for_the_journal_begin_with_a_priority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Standard error is a pipe here, named as systemd names its own."""
     read, write = os.pipe()

@@ -73,6 +73,7 @@ def _wait_for(address: str, name: str, value: float) -> dict[str, float]:
     return _metrics(address)
 
 
+@pytest.mark.slow
 def test_hits_misses_loads_and_saves_of_a_client_appear(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(server__metrics=ON, server__probe_interval="0s")
     address = _address(daemon)
@@ -169,6 +170,7 @@ def test_a_full_index_is_a_reason_of_its_own(start_daemon: Callable[..., Daemon]
     assert _metrics(_address(daemon))['kvpool_removed_chunks_total{reason="index_full"}'] == 4
 
 
+@pytest.mark.slow
 def test_declined_saves_show_their_reason(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(server__metrics=ON, server__probe_interval="0s", dram__capacity=CAPACITY)
     with daemon.connect() as pool:
@@ -210,6 +212,7 @@ def test_a_hostile_report_is_cut_and_counted(start_daemon: Callable[..., Daemon]
     assert daemon.problems() == []
 
 
+@pytest.mark.slow
 def test_port_zero_takes_a_free_port_and_info_shows_it(start_daemon: Callable[..., Daemon]) -> None:
     first, second = (
         start_daemon(server__metrics=ON, server__probe_interval="0s"),
@@ -227,6 +230,7 @@ def test_a_port_in_use_refuses_the_start_by_name(start_daemon: Callable[..., Dae
         start_daemon(server__metrics=_address(daemon))
 
 
+@pytest.mark.slow
 def test_garbage_and_slow_clients_do_no_harm(start_daemon: Callable[..., Daemon], seed: int) -> None:
     noise = random.Random(seed)
     daemon = start_daemon(server__metrics=ON, server__probe_interval="0s")

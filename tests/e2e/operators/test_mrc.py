@@ -41,6 +41,7 @@ def tight(start_daemon: Callable[..., Daemon]) -> Daemon:
     return start_daemon(dram__capacity=f"{ROOM * LAYOUT.chunk_bytes}B")
 
 
+@pytest.mark.slow
 def test_the_curve_shows_the_gain_of_more_memory(tight: Daemon, tmp_path: Path) -> None:
     # Rounds over twice as many chunks as fit: LRU hits nothing, and with twice the capacity everything.
     with tight.connect(LAYOUT) as pool:

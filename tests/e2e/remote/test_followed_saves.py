@@ -72,6 +72,7 @@ def test_a_save_that_is_given_up_is_a_miss_on_the_other_node(tmp_path: Path) -> 
             assert here.stats()["dram.chunks"] == 0
 
 
+@pytest.mark.slow
 def test_saves_that_take_long_delay_no_other_pull_and_are_no_fault_of_their_node(tmp_path: Path) -> None:
     with (
         two_daemons(tmp_path, here__peer__pull_timeout="3s") as (owner, here),

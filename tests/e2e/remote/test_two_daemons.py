@@ -163,6 +163,7 @@ def test_only_nodes_with_allowed_keys_are_served(tmp_path: Path, is_allowed: boo
             assert pool.lookup(chain).chunks == 0
 
 
+@pytest.mark.slow
 def test_the_measured_pace_of_a_node_is_what_a_lease_says_it_costs(tmp_path: Path) -> None:
     """The owner sends 256 KiB in a second: loading from it is estimated to take long once that is known."""
     with (
@@ -211,6 +212,7 @@ def test_a_node_that_is_named_is_asked_at_once_and_an_unknown_one_is_a_miss(tmp_
             pool.lookup(keys, owner="x" * 257)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("comes", [True, False], ids=["it comes", "its owner dies"])
 def test_a_save_of_what_is_on_its_way_is_answered_for_what_is_certain(tmp_path: Path, comes: bool) -> None:
     """The owner sends 128 KiB in a second."""

@@ -4,6 +4,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import kvpool_client as kv
 from kvpool.types import Level
 from tests.e2e.remote.test_two_daemons import two_daemons
@@ -79,6 +81,7 @@ def test_who_finds_a_chunk_incomplete_can_wait_for_its_parts(daemon: Daemon) -> 
         assert store(whole, keys).present == CHUNKS
 
 
+@pytest.mark.slow
 def test_ranks_that_save_more_than_memory_has_store_right_bytes_or_none(
     start_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ class DeviceWorld(World):
                 life.sequence._staging.table.verify()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", range(3))
 def test_random_lives_on_a_device_are_right_or_lost(device: torch.device, daemon: Daemon, case: int) -> None:
     seed = random.SystemRandom().randrange(1 << 30) if case else 21

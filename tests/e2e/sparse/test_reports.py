@@ -72,6 +72,7 @@ def test_what_sequences_did_appears_by_model(measured: Daemon) -> None:
         assert stats["usage.clamped_values"] == 0
 
 
+@pytest.mark.slow
 def test_a_sequence_in_use_is_seen_before_it_closes(measured: Daemon) -> None:
     text = Text(2, TOKENS)
     with measured.connect(layout=LAYOUT) as pool, sequence_of(pool, text, CONFIG, TOKENS) as sequence:

@@ -151,6 +151,7 @@ def test_a_catalogue_of_another_program_is_set_aside(tiered: Daemon, ssd: Path) 
     assert (ssd / "catalogue.bad" / "data.mdb").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["daemon.ssd.open_files", "daemon.ssd.open_catalogue"])
 def test_an_opening_that_fails_once_is_retried(tiered: Daemon, point: str) -> None:
     tiered.environment = {"KVPOOL_FAILPOINT": f"{point}:1:error"}

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import kvpool_client as kv
 from kvpool.protocol.blocking import BlockingConnection
 from tests.rigs.daemon import Daemon, wait_connected, wait_until
@@ -50,6 +52,7 @@ def _has_restored_some(admin: BlockingConnection, seen: list[tuple[str, int]]) -
     return seen[-1][1] > 0
 
 
+@pytest.mark.slow
 def test_an_engine_is_served_while_chunks_are_restored(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     daemon = _tiered(start_daemon, tmp_path / "ssd")
     with daemon.connect(layout=TINY) as pool, daemon.admin() as admin:

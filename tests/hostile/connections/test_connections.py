@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import pytest
+
 from kvpool.errors import DaemonUnreachable, Refused
 from kvpool.protocol import frames
 from kvpool.protocol.records import messages as m
@@ -51,6 +53,7 @@ def test_unfinished_requests_take_bounded_memory_and_the_oldest_are_disconnected
     assert daemon.problems() == []
 
 
+@pytest.mark.slow
 def test_a_long_overdue_writer_is_disconnected_and_holds_its_slots_until_it_closes(
     start_daemon: Callable[..., Daemon],
 ) -> None:
@@ -128,6 +131,7 @@ def test_two_hundred_connections_and_more_can_be_listed(start_daemon: Callable[.
         assert len(report["connections"]) + report["left_out"] == 231
 
 
+@pytest.mark.slow
 def test_an_operator_may_end_his_own_connection_and_an_overdue_writer_is_logged_once(
     start_daemon: Callable[..., Daemon],
 ) -> None:

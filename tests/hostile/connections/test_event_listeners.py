@@ -180,6 +180,7 @@ def _hears(daemon: Daemon) -> None:
         assert known(router) == expected(daemon)
 
 
+@pytest.mark.slow
 def test_who_connects_without_end_takes_a_bounded_number_of_descriptors(publishing: Daemon) -> None:
     daemon = publishing
     at_rest = open_fds(daemon)
@@ -200,6 +201,7 @@ def test_who_connects_without_end_takes_a_bounded_number_of_descriptors(publishi
     _hears(daemon)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subscribers", [1, 4])
 def test_a_router_that_subscribes_without_end_is_disconnected_and_takes_bounded_memory(
     publishing: Daemon, subscribers: int

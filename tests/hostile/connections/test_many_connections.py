@@ -99,6 +99,7 @@ def test_a_thousand_connections_work_at_once(
     assert_never_internal(daemon)
 
 
+@pytest.mark.slow
 def test_ten_thousand_idle_connections_cost_little(
     start_daemon: Callable[..., Daemon], room_for: Callable[[int], int]
 ) -> None:

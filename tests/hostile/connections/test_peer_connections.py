@@ -149,6 +149,7 @@ def _p99(times: list[float]) -> float:
     return sorted(times)[int(0.99 * (len(times) - 1))]
 
 
+@pytest.mark.slow
 def test_connections_without_end_lock_out_nobody(attacked: Attacked, campaign: Campaign) -> None:
     daemon = attacked.daemon
     with daemon.connect() as pool:

@@ -72,6 +72,7 @@ def test_a_node_that_is_reset_while_it_asks_ends_alone(start_daemon: Start) -> N
     _attack(daemon, f"tcp://127.0.0.1:{port}", b"DEALER", hello + pings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["tcp", "ipc"])
 @pytest.mark.parametrize("socket", ["events", "events_replay"])
 def test_a_router_that_floods_and_connects_again_takes_bounded_memory(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import msgpack
+import pytest
 
 from kvpool.errors import ProtocolError
 from kvpool.protocol import frames
@@ -49,6 +50,7 @@ def _garbage_left_alone() -> Iterator[None]:
         gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_every_generated_frame_is_a_record_or_a_protocol_error(
     shared_daemon: Daemon, campaign: Campaign, seed: int
 ) -> None:

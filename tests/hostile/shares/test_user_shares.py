@@ -64,6 +64,7 @@ def _says(process: "subprocess.Popen[str]") -> str:
     return process.stdout.readline().strip()
 
 
+@pytest.mark.slow
 def test_another_users_engine_connects_though_a_user_opens_every_chunk_size(daemon: Daemon) -> None:
     folder = str(Path(daemon.socket).parent)
     os.chown(daemon.socket, 0, GROUP)

@@ -54,6 +54,7 @@ def test_a_pull_brings_every_byte_and_counts_time_of_all_processes(tmp_path: Pat
     assert _children() == before
 
 
+@pytest.mark.slow
 def test_a_read_that_never_ends_is_late_and_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvpool.bench.peer.engine_ways.LONG_S", 2.0)
     before = _children()

@@ -23,6 +23,7 @@ def _collected(suite: str, campaign: str) -> set[str]:
     return {line for line in run.stdout.splitlines() if "::" in line}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", ["tests/faults", "tests/hostile", "tests/nodes"])
 def test_what_is_left_out_of_one_run_is_in_the_other(suite: str) -> None:
     everything, quick, longer = (_collected(suite, campaign) for campaign in ("1", "", "only"))

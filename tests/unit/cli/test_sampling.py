@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.rigs.runs.sampling import drawn
 
 ROOT = Path(__file__).parents[3]
@@ -68,6 +70,7 @@ def test_timed_tests_keep_some_of_each_file() -> None:
         assert [sum(name.startswith(f"{file}::test_") for name in chosen) for file in "ab"] == [2, 2]
 
 
+@pytest.mark.slow
 def test_a_seed_draws_the_same_sample_again_and_is_printed(tmp_path: Path) -> None:
     first = _run(tmp_path, "3", "7")
     assert first.returncode == 0, first.stdout
@@ -77,6 +80,7 @@ def test_a_seed_draws_the_same_sample_again_and_is_printed(tmp_path: Path) -> No
     assert len(_passed(_run(tmp_path, ""))) == 10
 
 
+@pytest.mark.slow
 def test_workers_run_one_sample_together(tmp_path: Path) -> None:
     shared = _run(tmp_path, "3", "7", workers=2)
     assert shared.returncode == 0, shared.stdout

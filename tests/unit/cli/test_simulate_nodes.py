@@ -134,6 +134,7 @@ def test_the_table_names_the_seed_and_what_is_between_the_nodes(
     assert "no peers, no store, seed 0" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_picture_is_drawn(trace: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "nodes.png"

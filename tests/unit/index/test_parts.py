@@ -19,9 +19,11 @@ from tests.rigs.daemon import SMALL
 
 CHAIN = 16384  # server.max_chain_chunks
 T = TypeVar("T")
-# A turn is one millisecond; load on the machine makes one longer, so the best of a few rounds counts, with twice the turn.
+# A turn is one millisecond; load on the machine makes one longer, so the best of a few rounds counts, with twice the turn, and as
+# much more as this processor needs for plain Python than those that the millisecond was measured on.
 TURN_S = 0.001
 ROUNDS = 3
+YARDSTICK_S = 0.0035
 
 
 class Clock:
@@ -112,6 +114,18 @@ def in_setting(check: Callable[[Setting], None]) -> float:
     return min(longest_s)
 
 
+def slowness() -> float:
+    """How much longer than YARDSTICK_S a loop of plain Python takes here, in the best of some rounds; 1 at least."""
+    taken_s = []
+    for _ in range(5):
+        begun_s = time.thread_time()
+        found: dict[int, int] = {}
+        for number in range(50_000):
+            found[number % 1000] = number
+        taken_s.append(time.thread_time() - begun_s)
+    return max(1.0, min(taken_s) / YARDSTICK_S)
+
+
 def new_ones(setting: Setting) -> None:
     setting.store(chain(1))
 
@@ -166,11 +180,14 @@ def orders(setting: Setting) -> None:
     assert setting.serve(setting.pool.flush("model", None))["chunks"] == CHAIN
 
 
+@pytest.mark.slow
+@pytest.mark.timed
 @pytest.mark.parametrize("check", [new_ones, over_others, kept_ones, leases, retention, ends, orders])
 def test_each_part_of_a_request_ends_within_a_turn(check: Callable[[Setting], None]) -> None:
     longest_s = in_setting(check)
-    print(f"{check.__name__}: longest part {longest_s * 1e3:.2f} ms")
-    assert longest_s < 2 * TURN_S
+    bound_s = 2 * TURN_S * slowness()
+    print(f"{check.__name__}: longest part {longest_s * 1e3:.2f} ms, bound {bound_s * 1e3:.2f} ms")
+    assert longest_s < bound_s
 
 
 def test_a_request_that_ends_under_way_leaves_nothing_behind() -> None:

@@ -234,6 +234,7 @@ def test_chunks_that_another_engine_is_saving_are_waited_for(start_engine: Start
     engine.scheduler.request_finished_all_groups(request, ([],))
 
 
+@pytest.mark.slow
 def test_the_wait_for_a_slow_save_is_bounded_by_the_setting(start_engine: StartEngine) -> None:
     engine = start_engine(kvpool__wait_s=2.0)
     ask(engine, "part", TOKENS[: 3 * CHUNK + 1])

@@ -256,6 +256,7 @@ async def test_a_node_that_connects_again_replaces_its_former_connection() -> No
         assert server.stats()["pullers"] == 1
 
 
+@pytest.mark.slow
 async def test_a_silent_connection_is_forgotten_and_a_pinging_one_is_not() -> None:
     owner = Owner()
     with fleet() as nodes:
