@@ -19,8 +19,8 @@ from tests.rigs.daemon import SMALL
 
 CHAIN = 16384  # server.max_chain_chunks
 T = TypeVar("T")
-# A turn is one millisecond; load on the machine makes one longer, so the best of a few rounds counts, with twice the turn, and as
-# much more as this processor needs for plain Python than those that the millisecond was measured on.
+# A turn is one millisecond; load on the machine makes one longer, so the best of a few rounds counts, with twice the turn, and
+# with as much more as this processor needs for plain Python than those that the millisecond was measured on.
 TURN_S = 0.001
 ROUNDS = 3
 YARDSTICK_S = 0.0035
