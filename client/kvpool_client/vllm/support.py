@@ -147,7 +147,8 @@ TABLE = (
     ),
     Entry(
         "layers of other shapes in one group (other numbers of heads, a draft model's layers, an indexer's)",
-        "yes, where vLLM shows how its layers lie: a group of the layout for each size of blocks; not tested on vLLM itself",
+        "yes, where vLLM shows how its layers lie: a group of the layout for each size of blocks (tested with other numbers of "
+        "heads)",
     ),
     Entry(
         "blocks that have gaps, or differ from layer to layer where vLLM does not show how they lie",

@@ -56,6 +56,28 @@ WINDOWED = Geometry("windowed", "MistralForCausalLM", 4, 256, 4, 2, 64, 512, 0.2
 EXPERTS = Geometry("experts", "GptOssForCausalLM", 4, 256, 4, 2, 64, 128, 0.15, "float32", 10)
 EXPERT_COUNT, EXPERT_WINDOW = 4, 128
 WINDOW, WINDOWS_TO_ONE_FULL = 64, 3
+# Layers of full attention with other numbers of KV heads; its configuration is code beside its weights, as this family's is.
+UNEVEN = Geometry("uneven", "DeciLMForCausalLM", 4, 256, 4, 2, 64, 512, 0.2, "float32", 12)
+UNEVEN_KV_HEADS = (2, 1, 2, 4)
+UNEVEN_CODE = """
+from types import SimpleNamespace
+from transformers import LlamaConfig
+
+class UnevenConfig(LlamaConfig):
+    model_type = "nemotron-nas"
+
+    def __init__(self, heads_in_groups=(), **rest):
+        super().__init__(**rest)
+        self.heads_in_groups = heads_in_groups
+
+    @property
+    def block_configs(self):
+        ffn = SimpleNamespace(no_op=False, intermediate_size=self.intermediate_size, hidden_act=self.hidden_act)
+        return [
+            SimpleNamespace(attention=SimpleNamespace(no_op=False, n_heads_in_group=heads), ffn=ffn)
+            for heads in self.heads_in_groups
+        ]
+"""
 # Three layers with a recurrent state (the gated delta rule, which vLLM computes on a CPU in bfloat16 alone) to one of full
 # attention.
 RECURRENT = Geometry("recurrent", "Qwen3NextForCausalLM", 4, 256, 4, 2, 64, 512, 0.1, "bfloat16", 11)
@@ -74,6 +96,7 @@ MODEL_TYPES = {
     "MistralForCausalLM": "mistral",
     "GptOssForCausalLM": "gpt_oss",
     "Qwen3NextForCausalLM": "qwen3_next",
+    "DeciLMForCausalLM": "nemotron-nas",
 }
 
 
@@ -82,6 +105,8 @@ def write_model(geometry: Geometry, directory: Path) -> Path:
     path = directory / geometry.name
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(_config(geometry), indent=1))
+    if geometry is UNEVEN:
+        (path / "configuration_uneven.py").write_text(UNEVEN_CODE)
     _write_safetensors(path / "model.safetensors", _shapes(geometry), geometry)
     return path
 
@@ -127,7 +152,12 @@ def _config(geometry: Geometry) -> dict[str, object]:
         "shared_expert_intermediate_size": geometry.inner,
         "mlp_only_layers": list(range(geometry.layers - 1)),
     }
+    uneven = {
+        "auto_map": {"AutoConfig": "configuration_uneven.UnevenConfig"},
+        "heads_in_groups": [geometry.heads // heads for heads in UNEVEN_KV_HEADS],
+    }
     return {
+        **(uneven if geometry is UNEVEN else {}),
         **(latent if geometry is LATENT else {"head_dim": geometry.head_dim}),
         **(recurrent if geometry is RECURRENT else {}),
         **(experts if geometry.architecture.startswith("GptOss") else {}),
@@ -158,6 +188,8 @@ def _shapes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, geometry.hidden)}
     for layer in range(geometry.layers):
         here = f"model.layers.{layer}"
+        if geometry is UNEVEN:
+            kv = UNEVEN_KV_HEADS[layer] * geometry.head_dim
         if geometry is RECURRENT:
             shapes |= _recurrent_shapes(here, geometry)
             continue
