@@ -151,8 +151,9 @@ class ConnectorCalls:
         """The event feed, with a connection of its own, so that no answer of a megabyte delays a lookup's."""
         from vllm.distributed import kv_events  # the engine that asks for it
 
-        pool, block_tokens = self._connect(geometry.layout), geometry.parts[0].block_tokens
-        return EventFeed(pool, maker_of(kv_events), block_tokens, self._guard)
+        pool, part = self._connect(geometry.layout), geometry.event_part
+        make = maker_of(kv_events, part.table if geometry.has_groups else None)
+        return EventFeed(pool, make, part.block_tokens, self._guard)
 
     def _publishes_events(self, config: EngineConfig) -> bool:
         is_on = bool(getattr(getattr(config, "kv_events_config", None), "enable_kv_cache_events", False))

@@ -41,11 +41,14 @@ ORPHANS_MAX = 1 << 16
 MakeEvent = Callable[[str, Mapping[str, object]], object]
 
 
-def maker_of(events: object) -> MakeEvent:
-    """What builds the events of vLLM's module of them, with the fields that this release has."""
+def maker_of(events: object, group: int | None = None) -> MakeEvent:
+    """What builds the events of vLLM's module of them, with the fields that this release has. `group`: the number of vLLM's KV
+    cache group whose chunks they are, in an engine that has several."""
+    of_group = {} if group is None else {"group_idx": group}
 
     def make(name: str, fields: Mapping[str, object]) -> object:
         kind = getattr(events, name)
+        fields = {**fields, **of_group} if fields else fields  # those of no chunk have none
         known = getattr(kind, "__struct_fields__", fields)
         event: object = kind(**{field: value for field, value in fields.items() if field in known})
         return event

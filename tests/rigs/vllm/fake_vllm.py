@@ -95,6 +95,7 @@ class BlockStored:
     medium: str | None
     lora_name: str | None
     extra_keys: Any = None
+    group_idx: int | None = None
     locality: str | None = None
     ownership: str | None = None
 
@@ -103,6 +104,7 @@ class BlockStored:
 class BlockRemoved:
     block_hashes: list[int]
     medium: str | None
+    group_idx: int | None = None
     locality: str | None = None
     ownership: str | None = None
 

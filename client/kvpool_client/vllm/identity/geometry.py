@@ -86,6 +86,11 @@ class Geometry:
         counted = [part for part in self.parts if part.is_full] or self.parts
         return sum(len(part.layer_names) * part.block_bytes * self.blocks_of(part) for part in counted)
 
+    @property
+    def event_part(self) -> Part:
+        """The part whose chunks are in events: the first one that needs every chunk, if any does."""
+        return next((part for part in self.parts if part.is_full), self.parts[0])
+
     def blocks_of(self, part: Part) -> int:
         """Blocks that a chunk has in a part."""
         return 1 if part.is_state else self.layout.chunk_tokens // part.block_tokens

@@ -94,6 +94,28 @@ def test_what_is_decoded_is_loaded_where_everything_is_saved(start: StartEngine)
     assert engine.ask("next", known).offers == [len(known) - 1]
 
 
+@pytest.mark.parametrize(("windows", "group"), [((0, 12, 12), 0), ((12, 0), 1)], ids=str)
+def test_events_have_the_chunks_of_full_attention_and_name_their_group(
+    windows: tuple[int, ...], group: int, start: StartEngine, daemon: Daemon
+) -> None:
+    engine = start(windows=windows, kvpool__events=True)
+    engine.ask("cold", tokens_of(1))
+    events: list[Any] = []
+
+    def have_come(name: str) -> bool:
+        engine.step()
+        events.extend(event for event in engine.scheduler.take_events() if type(event).__name__ == name)
+        return sum(len(event.block_hashes) for event in events) == PROMPT // CHUNK * CHUNK // BLOCK
+
+    wait_until(lambda: have_come("BlockStored"), "every block is published once")
+    assert {event.group_idx for event in events} == {group}
+    events.clear()
+    with daemon.admin() as admin:
+        admin.flush(None, None)
+    wait_until(lambda: have_come("BlockRemoved"), "and removed")
+    assert {event.group_idx for event in events} == {group}
+
+
 def test_fewer_blocks_are_used_with_the_pool_than_to_compute(start: StartEngine) -> None:
     computing, loading = start(), start()
     computing.ask("cold", tokens_of(1))
