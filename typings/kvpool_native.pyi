@@ -194,9 +194,9 @@ class IndexView:
         (chunks, levels): the run of readable chunks from the first key on, and each one's level. GIL released.
         """
 
-    def last_run(self, keys: bytes, end: int, length: int) -> tuple[int, bytes]:
+    def last_run(self, keys: bytes, end: int, length: int, here: bool = True) -> tuple[int, bytes]:
         """
-        (end, levels): the largest end up to this one before which so many chunks in a row, or all, are readable on this node, and the level of each of them. GIL released.
+        (end, levels): the largest end up to this one before which so many chunks in a row, or all, are readable, and the level of each of them; here: on this node, otherwise on another one, too. GIL released.
         """
 
     def is_being_written(self, key: bytes) -> bool:

@@ -69,7 +69,7 @@ std::pair<size_t, nb::bytes> lookup(const IndexView& index, const nb::bytes& key
   return {count, nb::bytes(levels.data(), count)};
 }
 
-std::pair<size_t, nb::bytes> last_run(const IndexView& index, const nb::bytes& keys, size_t end, size_t length) {
+std::pair<size_t, nb::bytes> last_run(const IndexView& index, const nb::bytes& keys, size_t end, size_t length, bool here) {
   if (keys.size() % KEY_BYTES != 0 || end > keys.size() / KEY_BYTES || length == 0) {
     throw nb::value_error("keys must be a multiple of 32 bytes, end one of them or the end, length above 0");
   }
@@ -77,7 +77,7 @@ std::pair<size_t, nb::bytes> last_run(const IndexView& index, const nb::bytes& k
   size_t found = 0;
   {
     const ReleasedGil released;
-    found = index.last_run(static_cast<const uint8_t*>(keys.data()), end, length, reinterpret_cast<uint8_t*>(levels.data()));
+    found = index.last_run(static_cast<const uint8_t*>(keys.data()), end, length, here, reinterpret_cast<uint8_t*>(levels.data()));
   }
   const size_t count = std::min(found, length);
   return {found, nb::bytes(levels.data() + (found - count), count)};
@@ -175,9 +175,9 @@ void bind_index_view(nb::module_& module) {
            "mapping"_a, "remote"_a.none() = nb::none(), "`remote`: where chunks are looked up that this node has not.")
       .def("lookup", &lookup, "keys"_a,
            "(chunks, levels): the run of readable chunks from the first key on, and each one's level. GIL released.")
-      .def("last_run", &last_run, "keys"_a, "end"_a, "length"_a,
-           "(end, levels): the largest end up to this one before which so many chunks in a row, or all, are readable on this node, "
-           "and the level of each of them. GIL released.")
+      .def("last_run", &last_run, "keys"_a, "end"_a, "length"_a, "here"_a = true,
+           "(end, levels): the largest end up to this one before which so many chunks in a row, or all, are readable, and the level "
+           "of each of them; here: on this node, otherwise on another one, too. GIL released.")
       .def("is_being_written", &is_being_written, "key"_a, "Whether somebody is saving the chunk, or it is on its way from another tier.")
       .def(
           "generation_at",

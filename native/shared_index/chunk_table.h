@@ -72,10 +72,10 @@ class IndexView : public std::enable_shared_from_this<IndexView> {
   // `keys` are n packed keys, `levels` has room for n.
   [[nodiscard]] size_t lookup(const uint8_t* keys, size_t n, uint8_t* levels) const noexcept;
 
-  // The largest end <= `end` before which `length` chunks in a row are readable on this node, or all where there are fewer; 0 where
-  // there is none. `levels[i]` = fastest tier of each chunk of that run.
+  // The largest end <= `end` before which `length` chunks in a row are readable, or all where there are fewer; 0 where there is
+  // none. `levels[i]` = fastest tier of each chunk of that run. `here`: on this node alone; otherwise as `lookup` counts them.
   // REQUIRES: `keys` are at least `end` packed keys, `levels` has room for `end`, `length` > 0.
-  [[nodiscard]] size_t last_run(const uint8_t* keys, size_t end, size_t length, uint8_t* levels) const noexcept;
+  [[nodiscard]] size_t last_run(const uint8_t* keys, size_t end, size_t length, bool here, uint8_t* levels) const noexcept;
 
   [[nodiscard]] std::optional<TableEntry> find(const ChunkKey& key) const noexcept;
 

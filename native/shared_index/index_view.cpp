@@ -221,7 +221,8 @@ size_t IndexView::lookup_here(const uint8_t* keys, size_t n, uint8_t* levels) co
   return n;
 }
 
-size_t IndexView::last_run(const uint8_t* keys, size_t end, size_t length, uint8_t* levels) const noexcept {
+size_t IndexView::last_run(const uint8_t* keys, size_t end, size_t length, bool here, uint8_t* levels) const noexcept {
+  const RemoteView* const remote = here ? nullptr : remote_.get();
   std::array<uint64_t, PREFETCH_AHEAD> homes{};
   const auto prefetch = [&](size_t index) {
     const uint64_t home = home_of(ChunkKey::from_bytes(keys + index * KEY_BYTES), seed_, shape_.slots);
@@ -239,11 +240,14 @@ size_t IndexView::last_run(const uint8_t* keys, size_t end, size_t length, uint8
     if (index >= ahead) {
       prefetch(index - ahead);
     }
-    const auto entry = find_from(home, ChunkKey::from_bytes(keys + index * KEY_BYTES));
-    if (!entry || entry->tiers == 0) {
-      run_end = index;
-    } else {
+    const ChunkKey key = ChunkKey::from_bytes(keys + index * KEY_BYTES);
+    const auto entry = find_from(home, key);
+    if (entry && entry->tiers != 0) {
       levels[index] = static_cast<uint8_t>(std::countr_zero(entry->tiers));
+    } else if (remote != nullptr && remote->has(remote->place_of(key))) {
+      levels[index] = static_cast<uint8_t>(Tier::PEER);
+    } else {
+      run_end = index;
     }
   }
   return run_end;

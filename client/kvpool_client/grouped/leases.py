@@ -116,7 +116,10 @@ class GroupLeaseFetcher(LeaseFetcher):
         self._finder = finder
 
     def acquire(self, hit: Hit) -> Lease:
-        """Lease what a hit needs of every group; where some of it was evicted since, what is a hit now, if anything is."""
+        """Lease what a hit needs of every group; where some of it was evicted since, what is a hit now, if anything is.
+
+        What other nodes were known to have may be gone, or they do not answer: then what is a hit on this node alone.
+        """
         session = self._link.session
         if session is None or not hit.chunks:
             return self._lease(None, NO_LEASE)
@@ -124,7 +127,7 @@ class GroupLeaseFetcher(LeaseFetcher):
         leased = self._ask(session, self._request(hit), self._timeout_s)
         left_s = deadline.remaining_s()
         if leased is not None and not leased.chunks and left_s >= self._timeout_s / 2:
-            now = self._finder.find(session, hit.keys, hit.chunks)
+            now = self._finder.find(session, hit.keys, hit.chunks, is_here=bool((hit.tiers >= Level.PEER).any()))
             if now.chunks > 0:
                 leased = self._ask(session, self._request(now), left_s)
         return self._lease(session, leased or NO_LEASE)

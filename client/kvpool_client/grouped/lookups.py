@@ -4,7 +4,7 @@ A full group serves any prefix of its leading run. A window or a state serves an
 The search begins at the end of the shortest full run, and has each window and state lower it to the last end that it can serve,
 until none does: the greatest end that suits all, because each answer is the greatest one below.
 
-Counts what this node has alone: chunks of groups are not fetched from others. Any thread.
+Chunks that other nodes are known to have count, and are fetched with a lease. Those of a shared store do not. Any thread.
 """
 
 from dataclasses import dataclass
@@ -58,32 +58,34 @@ class GroupFinder:
             self._counters.count_lookup(len(keys), hit.tiers.tobytes())
         return hit
 
-    def find(self, session: Session | None, keys: KeyChain, chunks_max: int | None = None) -> GroupHit:
-        """The hit, which is not counted. A miss while the daemon is away."""
+    def find(
+        self, session: Session | None, keys: KeyChain, chunks_max: int | None = None, *, is_here: bool = False
+    ) -> GroupHit:
+        """The hit, which is not counted; `is_here`: of this node's chunks alone. A miss while the daemon is away."""
         most = self._chunks_max if chunks_max is None else min(chunks_max, self._chunks_max)
         end = full = min(len(keys), most) if session is not None else 0
         if session is None or not end:
-            return self._hit(_NO_TIERS, keys, 0)
+            return self._hit(session, _NO_TIERS, keys, 0)
         columns = keys.columns()
         runs: list[npt.NDArray[np.uint8]] = []
         for column, run in zip(columns, self._runs, strict=True):
             if run is None:
-                runs.append(_run_here(session, column))
+                runs.append(_run(session, column, is_here=is_here))
                 end = full = min(end, len(runs[-1]))
                 if not end:
-                    return self._hit(_NO_TIERS, keys, 0)
+                    return self._hit(session, _NO_TIERS, keys, 0)
         tiers = np.maximum.reduce([run[:end] for run in runs]) if runs else np.full(end, Level.DRAM, np.uint8)
         others = [(column, run) for column, run in zip(columns, self._runs, strict=True) if run is not None]
         found, before = [b""] * len(others), -1
         while end and end != before:
             before = end
             for number, (column, run) in enumerate(others):
-                end, found[number] = session.index.last_run(column, end, run)
+                end, found[number] = session.index.last_run(column, end, run, is_here)
         tiers = tiers[:end].copy()
         for levels in found if end else ():
             of_run = slice(end - len(levels), end)
             tiers[of_run] = np.maximum(tiers[of_run], np.frombuffer(levels, np.uint8))
-        return self._hit(tiers, keys, full)
+        return self._hit(session, tiers, keys, full)
 
     def keys_of(self, keys: KeyChain, chunks: int) -> bytes:
         """The keys that a hit of so many chunks needs of each group, as a request names them."""
@@ -91,15 +93,18 @@ class GroupFinder:
         counts = [chunks if run is None else min(run, chunks) for run in self._runs]
         return b"".join(column[chunks - count : chunks].packed for column, count in zip(columns, counts, strict=True))
 
-    def _hit(self, tiers: npt.NDArray[np.uint8], keys: KeyChain, full: int) -> GroupHit:
-        return GroupHit(len(tiers), len(tiers) * self._layout.chunk_tokens, tiers, keys, full_chunks=full)
+    def _hit(self, session: Session | None, tiers: npt.NDArray[np.uint8], keys: KeyChain, full: int) -> GroupHit:
+        pace = None
+        if session is not None and len(tiers) and tiers[-1] == Level.PEER:
+            pace = session.peer_pace(keys.columns()[0], len(tiers) - 1)
+        return GroupHit(len(tiers), len(tiers) * self._layout.chunk_tokens, tiers, keys, pace, full_chunks=full)
 
 
-def _run_here(session: Session, column: bytes) -> npt.NDArray[np.uint8]:
-    """The level of each chunk of the leading run that this node has."""
+def _run(session: Session, column: bytes, *, is_here: bool) -> npt.NDArray[np.uint8]:
+    """The level of each chunk of the leading run, of this node's chunks alone or of other nodes', too."""
     count, levels = session.index.lookup(column)
     if not count:
         return _NO_TIERS
     tiers = np.frombuffer(levels, np.uint8)
     elsewhere = np.flatnonzero(tiers >= Level.PEER)
-    return tiers[: elsewhere[0]] if len(elsewhere) else tiers
+    return tiers[: elsewhere[0]] if is_here and len(elsewhere) else tiers

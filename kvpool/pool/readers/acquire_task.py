@@ -39,7 +39,7 @@ class AcquireTask:
         self._length = len(self._columns[0])
         self._is_urgent = is_urgent and not session.is_peer
         self._peer = session.peer
-        self._may_pull = bool(tiering.remotes) and not session.is_peer and session.layout.group is None
+        self._may_pull = bool(tiering.remotes) and not session.is_peer
         self._holder = holder
         self._asker = Asker(session.connection, owner)
         self.holds: list[HoldId] = []

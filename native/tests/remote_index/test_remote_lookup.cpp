@@ -77,6 +77,30 @@ TEST(chunks_of_this_node_come_first_and_the_others_are_at_a_peer) {
   EXPECT(BothTables::lookup(*tables.reader, 20).size() == 2);
 }
 
+TEST(a_last_run_goes_on_over_chunks_of_other_nodes) {
+  BothTables tables;
+  tables.store(2, Tier::DRAM);
+  tables.store(6, Tier::SSD);
+  for (const uint64_t id : {1U, 3U, 5U, 8U}) {
+    tables.elsewhere.insert(tables.owner, remote_key(id));
+  }
+  std::vector<ChunkKey> ids;
+  for (uint64_t id = 0; id < 10; ++id) {
+    ids.push_back(remote_key(id));
+  }
+  const auto keys = packed(ids);
+  std::vector<uint8_t> levels(10, NO_LEVEL);
+  EXPECT(tables.reader->last_run(keys.data(), 10, 2, false, levels.data()) == 7);
+  EXPECT(levels[5] == PEER_LEVEL && levels[6] == static_cast<uint8_t>(Tier::SSD));
+  EXPECT(tables.reader->last_run(keys.data(), 10, 3, false, levels.data()) == 4);
+  EXPECT(levels[1] == PEER_LEVEL && levels[2] == static_cast<uint8_t>(Tier::DRAM) && levels[3] == PEER_LEVEL);
+  EXPECT(tables.reader->last_run(keys.data(), 10, 1, true, levels.data()) == 7);
+  EXPECT(tables.reader->last_run(keys.data(), 10, 2, true, levels.data()) == 0);
+  EXPECT(tables.plain->last_run(keys.data(), 10, 2, false, levels.data()) == 0);
+  tables.elsewhere.index.retire(tables.owner);
+  EXPECT(tables.reader->last_run(keys.data(), 10, 2, false, levels.data()) == 0);
+}
+
 TEST(random_lookups_agree_with_sets) {
   std::mt19937_64 random(kvpool::testing::seed());
   for (int round = 0; round < 200; ++round) {

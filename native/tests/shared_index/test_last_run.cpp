@@ -60,9 +60,9 @@ std::vector<uint8_t> packed(size_t count) {
 
 TEST(nothing_has_no_run) {
   Table table;
-  EXPECT(table.reader->last_run(nullptr, 0, 3, nullptr) == 0);
+  EXPECT(table.reader->last_run(nullptr, 0, 3, true, nullptr) == 0);
   std::vector<uint8_t> levels(20);
-  EXPECT(table.reader->last_run(packed(20).data(), 20, 3, levels.data()) == 0);
+  EXPECT(table.reader->last_run(packed(20).data(), 20, 3, true, levels.data()) == 0);
 }
 
 TEST(random_runs_agree_with_a_search_of_every_end) {
@@ -82,7 +82,7 @@ TEST(random_runs_agree_with_a_search_of_every_end) {
     const size_t end = count == 0 ? 0 : random() % (count + 1);
     const auto keys = packed(count);
     std::vector<uint8_t> levels(count, NO_LEVEL);
-    const size_t found = table.reader->last_run(keys.data(), end, length, levels.data());
+    const size_t found = table.reader->last_run(keys.data(), end, length, false, levels.data());
     EXPECT(found == searched(tiers, end, length));
     for (size_t index = found - std::min(found, length); index < found; ++index) {
       EXPECT(tier_bit(static_cast<Tier>(levels[index])) == tiers[index]);

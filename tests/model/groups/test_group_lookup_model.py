@@ -11,6 +11,7 @@ import kvpool_native
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.layouts.groups import Group, GroupRole
+from kvpool.types import Level
 from kvpool_client.connection.counters import Counters
 from kvpool_client.grouped.lookups import GroupFinder
 from kvpool_client.key_chain import KeyChain
@@ -33,11 +34,11 @@ class Index:
             found.append(self.levels[key])
         return len(found), bytes(found)
 
-    def last_run(self, column: bytes, end: int, length: int) -> tuple[int, bytes]:
+    def last_run(self, column: bytes, end: int, length: int, here: bool) -> tuple[int, bytes]:
         keys = KeyColumn(column)
         for last in range(end, 0, -1):
             run = range(max(0, last - length), last)
-            if all(keys[at] in self.levels for at in run):
+            if all(keys[at] in self.levels and not (here and self.levels[keys[at]] >= Level.PEER) for at in run):
                 return last, bytes(self.levels[keys[at]] for at in run)
         return 0, b""
 
@@ -76,20 +77,21 @@ def test_lookups_agree_with_a_search_of_every_end(round_: int) -> None:
         columns = [KeyColumn(column) for column in chain.columns()]
         share = chance.choice((0.5, 0.8, 0.95, 1.0))
         for column in columns:
-            index.levels |= {key: chance.choice((0, 1, 2)) for key in column if chance.random() < share}
+            index.levels |= {key: chance.choice((0, 1, 2, 3)) for key in column if chance.random() < share}
         roles = [part.group for part in layout.parts]
+        is_here = chance.random() < 0.5
+        counted = {key for key, level in index.levels.items() if not (is_here and level >= Level.PEER)}
 
         def serves(
-            end: int, columns: list[KeyColumn] = columns, roles: list[Any] = roles, index: Index = index
+            end: int, columns: list[KeyColumn] = columns, roles: list[Any] = roles, counted: set[bytes] = counted
         ) -> bool:
             return all(
-                column[at] in index.levels
-                for role, column in zip(roles, columns, strict=True)
-                for at in needed(role, end)
+                column[at] in counted for role, column in zip(roles, columns, strict=True) for at in needed(role, end)
             )
 
-        session: Any = SimpleNamespace(index=index)
-        hit = GroupFinder(layout, SimpleNamespace(session=session), Counters()).find(session, chain)  # type: ignore[arg-type]  # the link is not asked
+        session: Any = SimpleNamespace(index=index, peer_pace=lambda *_: None)
+        finder = GroupFinder(layout, SimpleNamespace(session=session), Counters())  # type: ignore[arg-type]  # it is not asked
+        hit = finder.find(session, chain, is_here=is_here)
         assert hit.chunks == max((end for end in range(count + 1) if serves(end)), default=0)
         assert len(hit.tiers) == hit.chunks
         for at in range(hit.chunks):

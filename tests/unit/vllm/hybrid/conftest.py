@@ -26,7 +26,7 @@ def start(daemon: Daemon) -> Iterator[StartEngine]:
 
         def start_engine(**options: Any) -> Any:
             settings = {"kvpool__always_load": True, "kvpool__wait_s": 5.0, "kvpool__timeout_s": 10.0, **options}
-            engine = HybridEngine(connector.KVPoolConnector, daemon.socket, **settings)
+            engine = HybridEngine(connector.KVPoolConnector, settings.pop("socket", daemon.socket), **settings)
             stack.callback(engine.close)
             engines.append(engine)
             return engine

@@ -1,0 +1,108 @@
+"""Chunks of groups on other nodes: a hit over both, fetched with the lease, and a shorter one or none where they are gone."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+import kvpool_client as kv
+from kvpool.types import Level
+from tests.e2e.remote.test_two_daemons import two_daemons
+from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.groups.hybrid import CHUNK, HYBRID, WINDOW_CHUNKS, assert_served, load, store
+from tests.rigs.payload import tokens_of
+
+
+def wait_known(pool: kv.Pool, keys: kv.KeyChain, chunks: int) -> None:
+    wait_until(lambda: pool.lookup(keys).chunks == chunks, f"{chunks} chunks are known")
+
+
+def flush(daemon: Daemon) -> None:
+    with daemon.admin() as operator:
+        operator.flush("test-model", None)
+
+
+def test_what_one_node_has_stored_is_a_hit_on_the_other(tmp_path: Path) -> None:
+    with two_daemons(tmp_path) as (owner, here), owner.connect(HYBRID) as there, here.connect(HYBRID) as pool:
+        keys = pool.keys(tokens_of(1, 10 * CHUNK + 1))
+        store(there, keys)
+        wait_known(pool, keys, 10)
+        hit = pool.lookup(keys)
+        assert set(hit.tiers.tolist()) == {Level.PEER}
+        assert hit.chunks_here == 0
+        assert_served(pool, keys, 10)
+        wait_until(lambda: set(pool.lookup(keys).tiers.tolist()) == {Level.DRAM}, "all of it is here")
+        assert here.stats()["peer.pulled_chunks"] == 10 + WINDOW_CHUNKS + 1
+        flush(owner)
+        assert_served(pool, keys, 10)
+        wait_until(lambda: owner.stats()["leases"] == 0, "the owner's leases have ended")
+
+
+@pytest.mark.parametrize("boundary", [4, 10])
+def test_a_hit_goes_on_over_both_nodes(boundary: int, tmp_path: Path) -> None:
+    """Each node has what the other one lacks."""
+    with two_daemons(tmp_path) as (owner, here), owner.connect(HYBRID) as there, here.connect(HYBRID) as pool:
+        keys = pool.keys(tokens_of(2, 10 * CHUNK + 1))
+        store(pool, keys, [4], chunks=4)
+        store(there, keys, [boundary])
+        wait_known(pool, keys, boundary)
+        assert_served(pool, keys, boundary)
+
+
+def test_a_node_that_ends_between_lookup_and_acquire_leaves_the_hit_on_this_one(tmp_path: Path) -> None:
+    with two_daemons(tmp_path) as (owner, here), owner.connect(HYBRID) as there, here.connect(HYBRID) as pool:
+        keys = pool.keys(tokens_of(3, 10 * CHUNK + 1))
+        store(pool, keys, [4], chunks=4)
+        store(there, keys, [10])
+        wait_known(pool, keys, 10)
+        hit = pool.lookup(keys)
+        owner.kill()
+        with pool.acquire(hit) as lease:
+            assert lease.chunks in (4, 10)  # 10 where the node seems to be there still: then the load ends short
+            result = load(pool, lease)[0]
+        assert result.chunks <= lease.chunks
+
+        def is_served_here() -> bool:
+            with pool.acquire(pool.lookup(keys)) as lease:
+                return lease.chunks == 4 and load(pool, lease)[0].reason == "complete"
+
+        wait_until(is_served_here, "what is here is leased, though more is thought to be elsewhere")
+
+
+def test_what_is_dropped_on_its_node_after_the_lookup_is_no_wrong_byte(tmp_path: Path) -> None:
+    with two_daemons(tmp_path) as (owner, here), owner.connect(HYBRID) as there, here.connect(HYBRID) as pool:
+        keys = pool.keys(tokens_of(4, 10 * CHUNK + 1))
+        store(there, keys)
+        wait_known(pool, keys, 10)
+        hit = pool.lookup(keys)
+        flush(owner)
+        with pool.acquire(hit) as lease:
+            assert load(pool, lease)[0].chunks in (0, lease.chunks)
+        wait_until(lambda: pool.lookup(keys).chunks == 0, "it is known that they are gone")
+        store(pool, keys)
+        assert_served(pool, keys, 10)
+
+
+def test_random_prompts_over_two_nodes_have_right_bytes(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    with two_daemons(tmp_path) as nodes:
+        pools = [node.connect(HYBRID) for node in nodes]
+        chains = [pools[0].keys(tokens_of(10 + number, 12 * CHUNK + 1)) for number in range(6)]
+        loaded = 0
+        for _ in range(60):
+            pool, keys = chance.choice(pools), chance.choice(chains)
+            hit = pool.lookup(keys)
+            if hit.chunks and chance.random() < 0.6:
+                with pool.acquire(hit) as lease:
+                    result, _ = load(pool, lease)
+                    if result.reason == "complete" and lease.chunks == hit.chunks:
+                        loaded += 1
+                        assert_served(pool, keys, pool.lookup(keys).chunks)
+            else:
+                end = chance.randrange(1, 13)
+                store(pool, keys, [end, chance.randrange(1, end + 1)], chunks=end)
+            if chance.random() < 0.05:
+                flush(chance.choice(nodes))
+        print(f"{loaded} loads")
+        for pool in pools:
+            pool.close()
