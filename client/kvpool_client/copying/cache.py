@@ -46,9 +46,10 @@ class Cache:
         self.side: DeviceSide | None = None  # None: the CPU reads and writes the arrays
         if self.device == "cpu":
             kvpool_native.tune_copies(self.geometry.plane_block_bytes // self.geometry.runs)
-        elif layout.head_groups > 1 or not self.share.is_whole(layout):
+        elif self.geometry.runs > 1:
             raise LayoutMismatch(
-                f"the arrays are on {self.device}, expected host memory for head groups and for a share"
+                f"the arrays are on {self.device} and have the heads of a token together, expected each head group's bytes of "
+                "a block in a row there"
             )
         else:
             self.side = _side_of(self.device, self.view, self._layers[0])

@@ -23,6 +23,7 @@ from kvpool.layouts.share import Share
 from kvpool_client.connection.session import Session
 from kvpool_client.copying.cache import SKIP_BLOCK, Cache, contiguous_view, extents_view
 from kvpool_client.copying.device.blocks import DeviceBlocks
+from kvpool_client.copying.device.extents import OwnExtents
 from kvpool_client.copying.device.gatherer import DeviceGatherer
 from kvpool_client.copying.device.load import ArenaCheck, DeviceLoad
 from kvpool_client.copying.device.pinned_memory import PinnedBytes
@@ -210,14 +211,15 @@ class Copies:
     ) -> DeviceLoad:
         """Raises ValueError."""
         device_blocks = DeviceBlocks(side, self._arena_of(session, side))
-        sources = Sources(chunks, device_blocks.addresses(chunks.offsets), copies, self._layout)
+        extents = OwnExtents.of(self._layout, self._share)
+        sources = Sources(chunks, device_blocks.addresses(chunks.offsets), copies, extents)
         checked = sources.from_arena()
         nothing = np.full((len(checked), len(blocks.block_ids) // len(chunks)), SKIP_BLOCK)
         check = None
         if len(checked):
             job = self._checked_load(session, chunks.of(checked), blocks.view, nothing, share=self._share)
             check = ArenaCheck(job, checked)
-        return self._ran(DeviceLoad(device_blocks, sources, check, self._layout, block_ids=blocks.block_ids))
+        return self._ran(DeviceLoad(device_blocks, sources, check, extents, block_ids=blocks.block_ids))
 
     def save(self, session: Session, blocks: EngineBlocks, reserved: ReservedSlots) -> SaveRun:
         """Prepare a save into reserved slots. Raises DaemonUnreachable or Refused."""
@@ -234,9 +236,8 @@ class Copies:
             return self._staged_save(session, gatherer, reserved, range(self._own.kv_extents))
         if (side := blocks.side) is not None:
             device_blocks = DeviceBlocks(side, self._arena_of(session, side))
-            return self._ran(
-                DeviceSave(device_blocks, session.arena, self._layout, offsets=offsets, block_ids=block_ids)
-            )
+            extents = OwnExtents.of(self._layout, self._share)
+            return self._ran(DeviceSave(device_blocks, session.arena, extents, offsets=offsets, block_ids=block_ids))
         return self._threads.save(
             blocks.view,
             session.arena,
@@ -288,7 +289,8 @@ class Copies:
         if side is None:
             return HostGatherer(self._threads, blocks.view, staging, layout=self._layout, block_ids=block_ids)
         device_blocks = DeviceBlocks(side, self._pinned_bytes(area, staging, side))
-        return DeviceGatherer(device_blocks, staging, layout=self._layout, block_ids=block_ids)
+        extents = OwnExtents.of(self._layout, self._share)
+        return DeviceGatherer(device_blocks, staging, extents=extents, block_ids=block_ids)
 
     def _ran(self, run: Run) -> Run:
         """The run, which `stop` ends."""

@@ -93,7 +93,7 @@ class HostGatherer:
         job = self._threads.save(
             self._view,
             self._staging,
-            window_column(offset, piece, self._layout).tobytes(),
+            window_column(offset, piece, self._layout.extent_bytes).tobytes(),
             np.ascontiguousarray(ids).tobytes(),
             piece.layers,
             self._layout.payload_bytes,
@@ -104,6 +104,6 @@ class HostGatherer:
         return job
 
 
-def window_column(offset: int, piece: Piece, layout: Layout) -> npt.NDArray[np.uint64]:
+def window_column(offset: int, piece: Piece, extent_bytes: int) -> npt.NDArray[np.uint64]:
     """Where each chunk's layers begin in the window, u64."""
-    return np.uint64(offset) + np.arange(piece.chunks, dtype="<u8") * np.uint64(piece.layers * layout.extent_bytes)
+    return np.uint64(offset) + np.arange(piece.chunks, dtype="<u8") * np.uint64(piece.layers * extent_bytes)

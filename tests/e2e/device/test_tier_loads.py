@@ -137,9 +137,9 @@ def test_copies_that_go_while_the_device_reads_them_are_replaced_from_dram(
     store(engine.pool, others)
     queue = DeviceBlocks.queue_spread
 
-    def queue_and_hang(self: DeviceBlocks, *arguments: Any) -> kvpool_native.DeviceEvent:
+    def queue_and_hang(self: DeviceBlocks, *arguments: Any, **named: Any) -> kvpool_native.DeviceEvent:
         emulated.order("hang 1")
-        return queue(self, *arguments)
+        return queue(self, *arguments, **named)
 
     monkeypatch.setattr(DeviceBlocks, "queue_spread", queue_and_hang)
     with engine.lease(keys) as lease, DeviceEngine(daemon) as other:

@@ -76,10 +76,13 @@ class DeviceBlocks:
         """See `LayerLoads`."""
         return Spread.of(self.addresses(offsets), block_ids)
 
-    def queue_spread(self, layer: int, spread: Spread, layer_bytes: int, mark: Event | None = None) -> Event:
-        """See `LayerLoads`; chunks may begin at addresses of the device, too."""
+    def queue_spread(
+        self, layer: int, spread: Spread, layer_bytes: int, mark: Event | None = None, *, start: int | None = None
+    ) -> Event:
+        """See `LayerLoads`; chunks may begin at addresses of the device, too. `start`: where in a chunk the layer begins; None:
+        layers of `layer_bytes` lie one behind the other."""
         side, stream = self._side, self._side.load_stream
-        sources = (spread.addresses + np.uint64(layer * layer_bytes)).tobytes()
+        sources = (spread.addresses + np.uint64(layer * layer_bytes if start is None else start)).tobytes()
 
         def queue() -> None:
             if mark is not None:

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 import kvpool_native
-from kvpool.layout import Layout
 from kvpool_client.copying.device.blocks import DeviceBlocks, Event
+from kvpool_client.copying.device.extents import OwnExtents
 from kvpool_client.copying.gather import Gathering, Piece, window_column
 
 
@@ -21,13 +21,13 @@ class DeviceGatherer:
         blocks: DeviceBlocks,
         staging: kvpool_native.Mapping,
         *,
-        layout: Layout,
+        extents: OwnExtents,
         block_ids: npt.NDArray[np.int64],
     ) -> None:
         """`block_ids`: [chunk][block]."""
         self._blocks = blocks
         self._staging = staging
-        self._layout = layout
+        self._extents = extents
         self._block_ids = block_ids
         self._marks: dict[int, Event | None] = {}  # each is written before its layer is announced to the save's thread
 
@@ -42,9 +42,9 @@ class DeviceGatherer:
         """Start on a piece, into the window at `offset`, once the device has done what the engine had queued."""
         ids = np.ascontiguousarray(self._block_ids[piece.first_chunk : piece.first_chunk + piece.chunks]).tobytes()
         marks = [self._marks[piece.first_layer + number] for number in range(piece.layers)]
-        starts = window_column(offset, piece, self._layout)
+        starts = window_column(offset, piece, self._extents.extent_bytes)
         return _DeviceGathering(
-            self._blocks, self._staging, piece, marks, starts=starts, block_ids=ids, layout=self._layout
+            self._blocks, self._staging, piece, marks, starts=starts, block_ids=ids, extents=self._extents
         )
 
 
@@ -64,7 +64,7 @@ class _DeviceGathering:
         *,
         starts: npt.NDArray[np.uint64],
         block_ids: bytes,
-        layout: Layout,
+        extents: OwnExtents,
     ) -> None:
         self._blocks = blocks
         self._staging = staging
@@ -72,7 +72,7 @@ class _DeviceGathering:
         self._marks = marks
         self._starts = starts
         self._block_ids = block_ids
-        self._layout = layout
+        self._extents = extents
         self._event: Event | None = None
         self._is_gathered = self._is_cancelled = False
         self.wait(0.0)
@@ -107,9 +107,11 @@ class _DeviceGathering:
     def checksums(self) -> bytes:
         """CRC-32C of the bytes in the window."""
         assert self._is_gathered
-        size, layers = self._layout.layer_bytes, self._piece.layers
-        starts = self._starts.tolist()
-        return b"".join(kvpool_native.extent_checksums(self._staging, start, size, layers) for start in starts)
+        sums = []
+        for start in self._starts.tolist():
+            self._extents.fill(self._staging, start, self._piece.layers)
+            sums.append(self._extents.checksums(self._staging, start, self._piece.layers))
+        return b"".join(sums)
 
     def _is_engine_done(self, timeout_s: float) -> bool:
         while self._marks:
@@ -122,8 +124,8 @@ class _DeviceGathering:
         return True
 
     def _queue(self) -> Event:
-        size, first = self._layout.layer_bytes, self._piece.first_layer
+        extents, first = self._extents, self._piece.first_layer
         for number in range(self._piece.layers):
-            starts = self._starts + np.uint64(number * size)
-            event = self._blocks.queue_gather(first + number, starts, self._block_ids, size)
+            starts = self._starts + np.uint64(number * extents.extent_bytes)
+            event = self._blocks.queue_gather(first + number, starts, self._block_ids, extents.payload_bytes)
         return event

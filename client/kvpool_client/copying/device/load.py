@@ -1,4 +1,4 @@
-"""Load of an engine whose KV is on a device, layer by layer.
+"""Load of an engine whose KV is on a device, layer by layer; with head groups each group of a layer counts as one.
 
 The native threads first check each layer in the arena (generation and checksum, nothing written). The load then queues the
 copies to the device's blocks, a few layers ahead, and reads the generations again when the device has the bytes: only then is
@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 import kvpool_native
-from kvpool.layout import Layout
 from kvpool.types import LoadReason
 from kvpool_client.copying.device.blocks import DeviceBlocks, Event, Spread
+from kvpool_client.copying.device.extents import OwnExtents
 from kvpool_client.copying.device.sources import Sources
 
 CHECK_SLICE_S = 0.05
@@ -55,7 +55,7 @@ class DeviceLoad:
         blocks: DeviceBlocks,
         sources: Sources,
         check: ArenaCheck | None,
-        layout: Layout,
+        extents: OwnExtents,
         *,
         block_ids: npt.NDArray[np.int64],
     ) -> None:
@@ -63,7 +63,7 @@ class DeviceLoad:
         self._blocks = blocks
         self._sources = sources
         self._check = check
-        self._layout = layout
+        self._extents = extents
         self._block_ids = block_ids.reshape(len(sources), -1)
         self._replaced = np.zeros(len(sources), np.int64)  # layers that were copied again; the run's thread alone
         self._changed = threading.Condition()
@@ -108,7 +108,7 @@ class DeviceLoad:
     def chunks(self) -> int:
         """Leading chunks that have not failed; of an ended load, those of which every layer is in place."""
         with self._changed:
-            return self._good if not self._has_ended or self._layers_done == self._layout.layers else 0
+            return self._good if not self._has_ended or self._layers_done == len(self._extents) else 0
 
     def reason(self) -> int:
         """A `LoadReason` code."""
@@ -135,7 +135,7 @@ class DeviceLoad:
 
     def _end(self) -> None:
         with self._changed:
-            if self._is_cancelled and self._layers_done < self._layout.layers and self._reason != LoadReason.IO:
+            if self._is_cancelled and self._layers_done < len(self._extents) and self._reason != LoadReason.IO:
                 self._reason = LoadReason.CANCELLED
             self._has_ended = True
             self._changed.notify_all()
@@ -150,7 +150,7 @@ class DeviceLoad:
 
     def _copy(self) -> None:
         queued: deque[_Queued] = deque()
-        for layer in range(self._layout.layers):
+        for layer in range(len(self._extents)):
             count = self._checked(layer, queued)
             if not count:
                 break
@@ -178,7 +178,11 @@ class DeviceLoad:
     def _queue(self, layer: int, count: int) -> _Queued:
         spread = Spread.of(self._sources.addresses(count), self._block_ids[:count])
         from_copies = self._sources.from_copies(count)
-        return _Queued(layer, count, from_copies, self._blocks.queue_spread(layer, spread, self._layout.layer_bytes))
+        return _Queued(layer, count, from_copies, self._spread(layer, spread))
+
+    def _spread(self, layer: int, spread: Spread) -> Event:
+        extents = self._extents
+        return self._blocks.queue_spread(layer, spread, extents.payload_bytes, start=extents.start(layer))
 
     def _settle(self, queued: _Queued) -> None:
         """Wait until the device has the layer's bytes: those of slots that still stand are in place."""
@@ -203,7 +207,7 @@ class DeviceLoad:
             chosen = lost[self._replaced[lost] <= layer]
             if len(chosen):
                 spread = Spread.of(self._sources.arena_addresses(chosen), self._block_ids[chosen])
-                event = self._blocks.queue_spread(layer, spread, self._layout.layer_bytes)
+                event = self._spread(layer, spread)
         self._replaced[lost] = queued.layer + 1
         if event is not None:
             self._blocks.wait(event)

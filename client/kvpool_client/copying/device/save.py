@@ -1,4 +1,5 @@
-"""Save of an engine whose KV is on a device: straight from its blocks into the reserved slots, layer by layer.
+"""Save of an engine whose KV is on a device: straight from its blocks into the reserved slots, layer by layer; with head groups
+each group of a layer counts as one.
 
 A layer is copied when it was announced and the device has done what the engine had queued until then; its checksum is computed
 from the bytes in the slots, while the device copies the next one. Copies per byte: one, across the bus. A refusal of the driver
@@ -16,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 import kvpool_native
-from kvpool.layout import Layout
 from kvpool_client.copying.device.blocks import DeviceBlocks, Event
+from kvpool_client.copying.device.extents import OwnExtents
 
 # One look for a cancelled save, while the engine computes what is announced.
 MARK_SLICE_S = 0.05
@@ -39,14 +40,14 @@ class DeviceSave:
         self,
         blocks: DeviceBlocks,
         arena: kvpool_native.Mapping,
-        layout: Layout,
+        extents: OwnExtents,
         *,
         offsets: npt.NDArray[np.uint64],
         block_ids: npt.NDArray[np.int64],
     ) -> None:
         self._blocks = blocks
         self._arena = arena
-        self._layout = layout
+        self._extents = extents
         self._offsets = offsets
         self._block_ids = np.ascontiguousarray(block_ids).tobytes()
         self._changed = threading.Condition()
@@ -65,7 +66,7 @@ class DeviceSave:
         """Copy every layer that was not announced."""
         with self._changed:
             known = {layer for layer, _ in self._announced}
-        self._announce([layer for layer in range(self._layout.layers) if layer not in known])
+        self._announce([layer for layer in range(len(self._extents)) if layer not in known])
 
     def wait(self, timeout_s: float) -> bool:
         """Whether everything announced was copied, or the save cancelled, within the time."""
@@ -131,7 +132,7 @@ class DeviceSave:
 
     def _copy(self) -> None:
         ahead: _Queued | None = None
-        for position in range(self._layout.layers):
+        for position in range(len(self._extents)):
             queued = ahead or self._begin(position, waits=True)
             if queued is None:
                 return
@@ -155,12 +156,15 @@ class DeviceSave:
         while not mark.wait(MARK_SLICE_S if waits else 0.0):
             if not waits or self.is_cancelled():
                 return None
-        size = self._layout.layer_bytes
-        starts = self._offsets + np.uint64(layer * size)
-        return _Queued(layer, starts, self._blocks.queue_gather(layer, starts, self._block_ids, size))
+        extents = self._extents
+        starts = extents.starts(self._offsets, layer)
+        event = self._blocks.queue_gather(layer, starts, self._block_ids, extents.payload_bytes)
+        return _Queued(layer, starts, event)
 
     def _checksums_of(self, starts: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
         """CRC-32C of one layer of every chunk, as it lies in its slot."""
-        size = self._layout.layer_bytes
-        sums = b"".join(kvpool_native.extent_checksums(self._arena, start, size, 1) for start in starts.tolist())
-        return np.frombuffer(sums, "<u4")
+        sums = []
+        for start in starts.tolist():
+            self._extents.fill(self._arena, start)
+            sums.append(self._extents.checksums(self._arena, start))
+        return np.frombuffer(b"".join(sums), "<u4")

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 import kvpool_native
-from kvpool.layout import Layout
 from kvpool.types import LoadReason
+from kvpool_client.copying.device.extents import OwnExtents
 
 Words = npt.NDArray[np.uint64]
 
@@ -50,13 +50,13 @@ class Sources:
     """See the module. Invariant: a chunk that is taken from the arena once is never taken from its copy again."""
 
     def __init__(
-        self, chunks: ArenaChunks, arena_addresses: Words, copies: DeviceCopies | None, layout: Layout
+        self, chunks: ArenaChunks, arena_addresses: Words, copies: DeviceCopies | None, extents: OwnExtents
     ) -> None:
         """`arena_addresses`: where the arena has the chunks in this process."""
         self._chunks = chunks
         self._arena_addresses = arena_addresses
         self._copies = copies
-        self._layout = layout
+        self._extents = extents
         self._from_copy = np.zeros(len(chunks), np.bool_) if copies is None else copies.generations != 0
         self._verified = np.zeros(len(chunks), np.int64)  # leading layers of a lost copy's chunk that the arena gave
 
@@ -109,14 +109,11 @@ class Sources:
         return chunks.index.generation_at(int(chunks.slots[number])) == int(chunks.generations[number])
 
     def _is_good(self, number: int, layer: int) -> bool:
-        first, size = int(self._verified[number]), self._layout.layer_bytes
-        if first > layer:
-            return True
-        chunks = self._chunks
-        start, slot = int(chunks.offsets[number]) + first * size, int(chunks.slots[number])
-        sums = np.frombuffer(kvpool_native.extent_checksums(chunks.arena, start, size, layer + 1 - first), "<u4")
-        expected = [chunks.index.checksum_at(slot, first + i) for i in range(len(sums))]
-        if sums.tolist() != expected:
-            return False
-        self._verified[number] = layer + 1
+        chunks, extents = self._chunks, self._extents
+        start, slot = int(chunks.offsets[number]), int(chunks.slots[number])
+        for own in range(int(self._verified[number]), layer + 1):
+            found = int.from_bytes(extents.checksums(chunks.arena, start + extents.start(own)), "little")
+            if found != chunks.index.checksum_at(slot, extents.numbers[own]):
+                return False
+            self._verified[number] = own + 1
         return True

@@ -12,6 +12,7 @@ from kvpool.types import LoadReason
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.device.blocks import DeviceBlocks
 from kvpool_client.copying.device.driver import open_device
+from kvpool_client.copying.device.extents import OwnExtents
 from kvpool_client.copying.device.load import ArenaCheck, DeviceLoad
 from kvpool_client.copying.device.pinned_memory import PinnedBytes
 from kvpool_client.copying.device.sources import ArenaChunks, DeviceCopies, Sources
@@ -20,6 +21,7 @@ from tests.rigs.device.engine import DeviceKv, use_emulated_driver
 from tests.rigs.native_copies import Store
 
 LAYOUT = kv.Layout(layers=5, kv_heads=2, head_dim=16, dtype="bfloat16", chunk_tokens=32)
+EXTENTS = OwnExtents.of(LAYOUT, kv.Share.whole(LAYOUT))
 BLOCKS, CHUNKS = 40, 8
 LONG_S = 20.0
 
@@ -74,8 +76,8 @@ class Loading:
         has_copy = np.isin(np.arange(CHUNKS), with_copies)
         addresses = np.array([self.copy_address(row) for row in range(CHUNKS)], np.uint64)
         copies = DeviceCopies(self.tier, addresses, self.copy_slots, np.where(has_copy, self.copy_generations, 0))
-        sources = Sources(chunks, blocks.addresses(self.offsets), copies, LAYOUT)
-        return DeviceLoad(blocks, sources, self._check(chunks, sources.from_arena()), LAYOUT, block_ids=self.ids)
+        sources = Sources(chunks, blocks.addresses(self.offsets), copies, EXTENTS)
+        return DeviceLoad(blocks, sources, self._check(chunks, sources.from_arena()), EXTENTS, block_ids=self.ids)
 
     def loaded(self) -> list[bytes]:
         return self.engine.chunks(self.ids.tolist(), CHUNKS)

@@ -9,9 +9,11 @@ import pytest
 import kvpool_client as kv
 import kvpool_native
 from kvpool_client.copying.cache import Cache
+from kvpool_client.copying.device import extents
 from kvpool_client.copying.device import save as device_save
 from kvpool_client.copying.device.blocks import DeviceBlocks
 from kvpool_client.copying.device.driver import open_device
+from kvpool_client.copying.device.extents import OwnExtents
 from kvpool_client.copying.device.gatherer import DeviceGatherer
 from kvpool_client.copying.device.pinned_memory import PinnedBytes
 from kvpool_client.copying.gather import Piece
@@ -45,10 +47,11 @@ class Saving:
         self.offsets = (dice.permutation(CHUNKS) * self.layout.chunk_bytes).astype(np.uint64)
         self.ids = dice.permutation(BLOCKS)[: 2 * CHUNKS].astype(np.int64)
         assert self.cache.side is not None
+        self.extents = OwnExtents.of(self.layout, kv.Share.whole(self.layout))
         self.blocks = DeviceBlocks(self.cache.side, PinnedBytes(self.memory, device))
 
     def save(self) -> device_save.DeviceSave:
-        return device_save.DeviceSave(self.blocks, self.memory, self.layout, offsets=self.offsets, block_ids=self.ids)
+        return device_save.DeviceSave(self.blocks, self.memory, self.extents, offsets=self.offsets, block_ids=self.ids)
 
     def expected(self) -> list[bytes]:
         rows = self.ids.reshape(CHUNKS, 2).tolist()
@@ -101,7 +104,7 @@ def test_a_save_sums_each_byte_once_however_often_its_checksums_are_read(
             summed.append(size * layers)
             return kvpool_native.extent_checksums(mapping, start, size, layers)
 
-    monkeypatch.setattr(device_save, "kvpool_native", Counted())
+    monkeypatch.setattr(extents, "kvpool_native", Counted())
     save = saving.save()
     for layer in range(3):
         save.announce(layer)
@@ -154,7 +157,7 @@ def test_a_piece_is_gathered_into_its_window(device: kvpool_native.Device, form:
     saving = Saving(device, form, seed)
     saving.engine.write(saving.layers)
     gatherer = DeviceGatherer(
-        saving.blocks, saving.memory, layout=saving.layout, block_ids=saving.ids.reshape(CHUNKS, 2)
+        saving.blocks, saving.memory, extents=saving.extents, block_ids=saving.ids.reshape(CHUNKS, 2)
     )
     for layer in (2, 1):
         gatherer.announce(layer)
@@ -173,7 +176,7 @@ def test_a_piece_is_gathered_into_its_window(device: kvpool_native.Device, form:
 def test_a_piece_that_the_device_refuses_is_given_up(device: kvpool_native.Device, order: str, seed: int) -> None:
     saving = Saving(device, "kv_first", seed)
     gatherer = DeviceGatherer(
-        saving.blocks, saving.memory, layout=saving.layout, block_ids=saving.ids.reshape(CHUNKS, 2)
+        saving.blocks, saving.memory, extents=saving.extents, block_ids=saving.ids.reshape(CHUNKS, 2)
     )
     emulated.order(order)
     gatherer.announce(0)

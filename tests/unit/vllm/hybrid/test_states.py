@@ -62,6 +62,14 @@ def test_a_prompt_whose_last_block_ends_within_a_chunk_is_no_hit(start: StartEng
     assert blocks.ask("warm", tokens).offers == [9 * CHUNK + BLOCK]
 
 
+@pytest.mark.parametrize("budget", [4096, 2 * CHUNK])
+def test_the_state_of_a_long_step_is_stored_in_a_pool_with_little_room(budget: int, start: StartEngine) -> None:
+    """Half of the blocks are held for saves at most: fewer than all parts' of all chunks, more than what is saved."""
+    engine = start(windows=(STATE, STATE, STATE, 0), blocks=80, budget=budget)
+    offers = [engine.ask(f"r{number}", prompt(1, PROMPT)).offers for number in range(3)]
+    assert offers == [[0], [WHOLE * CHUNK], [WHOLE * CHUNK]]
+
+
 def test_what_is_decoded_is_loaded_where_everything_is_saved(start: StartEngine) -> None:
     engine = start(windows=MIXED, kvpool__save="all")
     request = engine.ask("cold", prompt(1, PROMPT), new_tokens=3 * CHUNK)

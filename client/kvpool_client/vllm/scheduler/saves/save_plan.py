@@ -31,6 +31,10 @@ class SavePlanner:
         self._pins = pins
         self._sightings = sightings
         self._chunk_blocks = sum(map(geometry.blocks_of, geometry.parts))
+        self._full_blocks = sum(geometry.blocks_of(part) for part in geometry.parts if part.is_full)
+        self._end_blocks = sum(part.run * geometry.blocks_of(part) for part in geometry.parts)
+        self._longest_run = max(part.run for part in geometry.parts)
+        self._has_states = any(part.is_state for part in geometry.parts)
         self._is_sharded = geometry.ranks.count > 1
         self._unconfirmed: set[int] = set()
         self._held_back: list[SaveOrder] = []
@@ -152,7 +156,7 @@ class SavePlanner:
         self._sightings.see(entry.take_unseen())
         end = first + self._sightings.ready(entry.hashes[first:last])
         if self._pins.are_possible:
-            end = min(end, first + self._pins.room() // self._chunk_blocks)
+            end = self._fitting(entry, first, end)
         if end <= first:
             return None
         tables = _shown_tables(step, entry) if self._geometry.has_groups else None
@@ -196,6 +200,17 @@ class SavePlanner:
             lora_name=str(getattr(getattr(entry.request, "lora_request", None), "lora_name", "")),
             pin=self._pins.take([block for named in blocks for block in named]) if self._pins.are_possible else 0,
         )
+
+    def _fitting(self, entry: Tracked, first: int, end: int) -> int:
+        """Up to where chunks from `first` on may be pinned now. A state that is not saved in this step is lost: what windows
+        and states need is counted at the ends where they need it, and with every chunk only where there is no room for that."""
+        room = self._pins.room()
+        prompt_chunks = entry.request.num_prompt_tokens // self._geometry.chunk_tokens
+        ends = sum(first < boundary < end + self._longest_run for boundary in entry.boundaries)
+        ends += max(0, end - max(first, prompt_chunks)) + self._has_states
+        if self._full_blocks * (end - first) + self._end_blocks * ends <= room:
+            return end
+        return min(end, first + room // self._chunk_blocks)
 
     def _blocks(self, part: Part, table: Sequence[int], chunks: Sequence[int]) -> tuple[int, ...]:
         count = self._geometry.blocks_of(part)

@@ -1,0 +1,135 @@
+"""Engines of several tensor-parallel sizes whose KV is on a device: each rank stores and loads its extents alone.
+
+The device is the emulated driver's.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+import kvpool_native
+from kvpool.errors import LayoutMismatch
+from kvpool_client.copying.device.driver import open_device
+from tests.e2e.shares.test_joint_saves import BLOCK_TOKENS, BLOCKS, CHUNKS, IDS, LAYOUT, assert_loads, shares_of
+from tests.rigs.daemon import Daemon, in_both_write_modes
+from tests.rigs.device import emulated
+from tests.rigs.device.engine import EngineArray, use_emulated_driver
+from tests.rigs.payload import store, tokens_of
+from tests.rigs.shares.rank_memory import Items, RankMemory, expected_part
+
+SIZES = (1, 2, 4, 8)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[kvpool_native.Device]:
+    """An emulated device. When the test has ended, nothing is left of what it took."""
+    use_emulated_driver(monkeypatch)
+    yield open_device("cuda:0")
+    emulated.order("clear 1")
+
+
+class Seen:
+    """An array of the device, seen with other axes."""
+
+    def __init__(self, array: EngineArray, host: Any) -> None:
+        self._array, self._host = array, host
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        described = self._array.__cuda_array_interface__
+        return {**described, "shape": self._host.shape, "strides": self._host.strides}
+
+
+class DeviceRank:
+    """A rank's paged KV on the device, in the bytes of a `RankMemory`, which shows how they lie."""
+
+    def __init__(self, layout: kv.Layout, share: kv.Share, memory: str = "head_major") -> None:
+        self.host = RankMemory(layout, share, blocks=BLOCKS, block_tokens=BLOCK_TOKENS, memory=memory)
+        self.share, self.form = share, self.host.form
+        owned = [array if array.base is None else array.base for array in self.host.arrays]
+        self._arrays = [EngineArray(array) for array in owned]
+        self._owned = owned
+        self.arrays = [Seen(array, host) for array, host in zip(self._arrays, self.host.arrays, strict=True)]
+
+    def fill(self, keys: kv.KeyChain) -> None:
+        """Write its part of every chunk."""
+        for chunk in range(len(keys)):
+            self.host.fill(IDS[chunk].tolist(), expected_part(keys[chunk], self.host.layout, self.share))
+        for array, owned in zip(self._arrays, self._owned, strict=True):
+            array.write(owned)
+
+    def chunk(self, ids: Sequence[int]) -> Items:
+        """The KV in these blocks on the device now."""
+        for array, owned in zip(self._arrays, self._owned, strict=True):
+            owned[...] = array.read()
+        return self.host.chunk(ids)
+
+
+def load_all(pool: kv.Pool, rank: DeviceRank, keys: kv.KeyChain) -> kv.LoadResult:
+    cache = pool.register(rank.arrays, block_tokens=BLOCK_TOKENS, form=rank.form)
+    assert cache.device == "cuda:0"
+    with pool.acquire(pool.lookup(keys)) as lease, pool.load(lease, cache, IDS[: lease.chunks].reshape(-1)) as load:
+        assert all(load.wait_layer(layer) for layer in range(rank.share.layers))
+        return load.wait()
+
+
+def save_all(pool: kv.Pool, keys: kv.KeyChain) -> kv.SaveResult:
+    rank = DeviceRank(pool.layout, pool.share)
+    rank.fill(keys)
+    cache = pool.register(rank.arrays, block_tokens=BLOCK_TOKENS, form=rank.form)
+    with pool.save(keys, cache, IDS[: len(keys)].reshape(-1)) as save:
+        for layer in reversed(range(pool.share.layers)):
+            save.layer(layer)
+        return save.commit()
+
+
+@in_both_write_modes
+def test_every_size_loads_what_any_other_stored(device: kvpool_native.Device, daemon: Daemon) -> None:
+    assert device is not None
+    for seed, size in enumerate((*SIZES, 0)):
+        for share in shares_of(size):
+            with daemon.connect(layout=LAYOUT, share=share) as pool:
+                keys = pool.keys(tokens_of(seed, CHUNKS * LAYOUT.chunk_tokens))
+                result = save_all(pool, keys)
+                assert result.stored + result.part == CHUNKS
+        for share in (one for other in (1, 4, 0) for one in shares_of(other)):
+            with daemon.connect(layout=LAYOUT, share=share) as pool:
+                keys = pool.keys(tokens_of(seed, CHUNKS * LAYOUT.chunk_tokens))
+                rank = DeviceRank(LAYOUT, share)
+                assert load_all(pool, rank, keys) == kv.LoadResult(CHUNKS, CHUNKS * LAYOUT.chunk_tokens, "complete")
+                for chunk in range(CHUNKS):
+                    assert np.array_equal(rank.chunk(IDS[chunk].tolist()), expected_part(keys[chunk], LAYOUT, share))
+        for share in shares_of(2):
+            assert_loads(daemon, LAYOUT, share, seed)
+    assert daemon.problems() == []
+
+
+@pytest.mark.parametrize("extent", [2, 3, 30])
+def test_a_flipped_bit_in_its_own_extents_alone_ends_a_ranks_load(
+    device: kvpool_native.Device, daemon: Daemon, extent: int
+) -> None:
+    assert device is not None
+    share = shares_of(4)[1]
+    with daemon.connect(layout=LAYOUT) as writer, daemon.connect(layout=LAYOUT, share=share) as pool:
+        keys = pool.keys(tokens_of(20, CHUNKS * LAYOUT.chunk_tokens))
+        store(writer, keys)
+        lease = pool.acquire(pool.lookup(keys))
+        assert lease.session is not None
+        lease.session.arena.view()[int(lease.offsets[3]) + extent * LAYOUT.extent_bytes] ^= 1
+        rank = DeviceRank(LAYOUT, share)
+        cache = pool.register(rank.arrays, block_tokens=BLOCK_TOKENS, form=rank.form)
+        result = pool.load(lease, cache, IDS.reshape(-1)).wait()
+        is_its_own = extent in share.extents(LAYOUT)
+        assert (result.chunks, result.reason) == ((3, "checksum") if is_its_own else (CHUNKS, "complete"))
+
+
+def test_heads_that_lie_together_on_a_device_are_refused(device: kvpool_native.Device, daemon: Daemon) -> None:
+    assert device is not None
+    share = shares_of(2)[0]
+    with daemon.connect(layout=LAYOUT, share=share) as pool:
+        rank = DeviceRank(LAYOUT, share, "kv_first")
+        with pytest.raises(LayoutMismatch, match="expected each head group's bytes of a block in a row there"):
+            pool.register(rank.arrays, block_tokens=BLOCK_TOKENS, form=rank.form)
