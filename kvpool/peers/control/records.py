@@ -17,7 +17,7 @@ NEWEST_VERSION = 4
 STAGE_VERSION = NEAR_VERSION = 2
 # The first version in which a layout may have summaries.
 SUMMARIES_VERSION = 3
-# The first version in which it may have head groups.
+# The first version in which it may have head groups, or be that of one group.
 HEAD_GROUPS_VERSION = 4
 INCARNATION_BYTES = 16
 TICKET_BYTES = 32

@@ -385,6 +385,6 @@ class PeerTier:
 
 def _oldest_version_for(layout: Layout) -> int:
     """The oldest version in which a node can read a request for chunks of this layout; none of an earlier one has any."""
-    if layout.head_groups != 1:
+    if layout.head_groups != 1 or layout.group is not None:
         return r.HEAD_GROUPS_VERSION
     return r.SUMMARIES_VERSION if layout.summaries else r.OLDEST_VERSION

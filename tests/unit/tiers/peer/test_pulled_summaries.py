@@ -1,10 +1,11 @@
-"""Layouts with summaries or head groups between nodes: a node that cannot read such a layout is not asked."""
+"""Layouts with summaries, head groups or a role between nodes: a node that cannot read such a layout is not asked."""
 
 from dataclasses import replace
 
 import pytest
 
 from kvpool.index.remote_chunks import NodeName
+from kvpool.layouts.groups import WINDOW, GroupRole
 from kvpool.peers.control import records as r
 from kvpool.protocol.records import messages as m
 from kvpool.types import ConnectionId
@@ -25,6 +26,8 @@ GROUPED = replace(LAYOUT, kv_heads=2, head_groups=2)
         (r.SUMMARIES_VERSION - 1, replace(SUMMARIZED, summaries=""), 1),
         (r.HEAD_GROUPS_VERSION - 1, GROUPED, 0),
         (r.HEAD_GROUPS_VERSION, GROUPED, 1),
+        (r.HEAD_GROUPS_VERSION - 1, replace(LAYOUT, group=GroupRole(WINDOW, 64, 0)), 0),
+        (r.HEAD_GROUPS_VERSION, replace(LAYOUT, group=GroupRole(WINDOW, 64, 0)), 1),
     ],
 )
 def test_a_node_of_an_earlier_version_is_asked_for_no_layout_that_it_cannot_read(
