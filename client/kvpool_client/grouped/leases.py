@@ -1,6 +1,6 @@
 """Leases over all groups of a layout: one lease of the daemon, with rows for the chunks of each group. Any thread."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -118,19 +118,29 @@ class GroupLeaseFetcher(LeaseFetcher):
     def acquire(self, hit: Hit) -> Lease:
         """Lease what a hit needs of every group; where some of it was evicted since, what is a hit now, if anything is.
 
-        What other nodes were known to have may be gone, or they do not answer: then what is a hit on this node alone.
+        What other nodes were known to have may be gone, or they do not answer: then a shorter hit, and at last what is one on
+        this node alone.
         """
         session = self._link.session
         if session is None or not hit.chunks:
             return self._lease(None, NO_LEASE)
         deadline = Deadline(self._timeout_s)
         leased = self._ask(session, self._request(hit), self._timeout_s)
-        left_s = deadline.remaining_s()
-        if leased is not None and not leased.chunks and left_s >= self._timeout_s / 2:
-            now = self._finder.find(session, hit.keys, hit.chunks, is_here=bool((hit.tiers >= Level.PEER).any()))
+        for now in self._other_hits(session, hit):
+            left_s = deadline.remaining_s()
+            if leased is None or leased.chunks or left_s < self._timeout_s / 2:
+                break
             if now.chunks > 0:
                 leased = self._ask(session, self._request(now), left_s)
         return self._lease(session, leased or NO_LEASE)
+
+    def _other_hits(self, session: Session, hit: Hit) -> Iterator[Hit]:
+        """What may be leased where a hit could not be."""
+        if not (hit.tiers >= Level.PEER).any():
+            yield self._finder.find(session, hit.keys, hit.chunks)
+            return
+        yield self._finder.find(session, hit.keys, hit.chunks - 1)
+        yield self._finder.find(session, hit.keys, hit.chunks, is_here=True)
 
     def _request(self, hit: Hit) -> gm.AcquireGroups:
         return gm.AcquireGroups(self._finder.keys_of(hit.keys, hit.chunks), hit.chunks)

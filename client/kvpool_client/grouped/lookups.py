@@ -23,6 +23,9 @@ from kvpool_client.key_chain import KeyChain
 from kvpool_client.results import Hit
 
 _NO_TIERS = np.empty(0, np.uint8)
+# Chunks of windows and states that a hit may have on other nodes. Each is a pull of its own, of which a node is asked for 150 a
+# second by one connection, and a lease waits half a second for them.
+ELSEWHERE_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,9 @@ class GroupFinder:
             before = end
             for number, (column, run) in enumerate(others):
                 end, found[number] = session.index.last_run(column, end, run, is_here)
+        elsewhere = sum(int((np.frombuffer(levels, np.uint8) >= Level.PEER).sum()) for levels in found) if end else 0
+        if elsewhere > ELSEWHERE_MAX:
+            return self.find(session, keys, chunks_max, is_here=True)
         tiers = tiers[:end].copy()
         for levels in found if end else ():
             of_run = slice(end - len(levels), end)

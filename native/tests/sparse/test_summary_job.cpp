@@ -92,6 +92,7 @@ TEST(summaries_go_to_other_memory_where_it_is_given) {
   EXPECT(std::memcmp(arena->data(), before.data(), before.size()) == 0);
 }
 
+// A job may be whole before it is cancelled, on a quick machine or one that stops for a moment: not every time.
 TEST(a_cancelled_job_ends_without_checksums) {
   std::mt19937_64 random(seed());
   const auto arena = random_arena(random, 4);
@@ -100,14 +101,18 @@ TEST(a_cancelled_job_ends_without_checksums) {
   SummaryPlan plan = plan_of(arena, std::vector<uint64_t>(200, SLOT_BYTES));
   plan.target = target.data();  // one slot read 200 times: each reading writes a place of its own
   plan.target_bytes = target.size();
-  for (int round = 0; round < 20; ++round) {
+  size_t ended_before = 0;
+  for (int round = 0; round < 50; ++round) {
     const auto job = std::make_shared<SummaryJob>(plan);
     EXPECT(pool.queue()->add(job));
     job->cancel();
     EXPECT(job->wait(LONG_S));
     EXPECT(job->is_cancelled());
-    EXPECT(job->checksums().empty());
+    const size_t sums = job->checksums().size();
+    EXPECT(sums == 0 || sums == 200 * EXTENTS);
+    ended_before += sums == 0 ? 1 : 0;
   }
+  EXPECT(ended_before > 0);
   const auto nothing = std::make_shared<SummaryJob>(plan_of(arena, {}));
   EXPECT(nothing->wait(0));
 }

@@ -7,6 +7,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.types import Level
+from kvpool_client.grouped.lookups import ELSEWHERE_MAX
 from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.groups.hybrid import CHUNK, HYBRID, WINDOW_CHUNKS, assert_served, load, store
@@ -67,6 +68,43 @@ def test_a_node_that_ends_between_lookup_and_acquire_leaves_the_hit_on_this_one(
                 return lease.chunks == 4 and load(pool, lease)[0].reason == "complete"
 
         wait_until(is_served_here, "what is here is leased, though more is thought to be elsewhere")
+
+
+def test_a_bad_chunk_on_another_node_leaves_the_boundary_before_it(tmp_path: Path) -> None:
+    with two_daemons(tmp_path) as (owner, here), owner.connect(HYBRID) as there, here.connect(HYBRID) as pool:
+        keys = pool.keys(tokens_of(5, 10 * CHUNK + 1))
+        store(there, keys, [4, 10])
+        wait_known(pool, keys, 10)
+        with there.acquire(there.lookup(keys)) as lease:  # the last row is the state's
+            assert lease.session is not None
+            lease.session.arena.view()[int(lease.offsets[-1]) + 7] ^= 1
+
+        def is_shorter() -> bool:
+            with pool.acquire(pool.lookup(keys)) as lease:
+                return lease.chunks == 4 and load(pool, lease)[0].chunks == 4
+
+        wait_until(is_shorter, "the boundary before is leased and loaded")
+        assert len(owner.problems()) == 1, "its own check finds and drops it"
+
+
+def test_a_hit_of_many_windows_elsewhere_is_of_this_nodes_chunks(tmp_path: Path) -> None:
+    """Each would be a pull of its own, and the lease would wait for all of them."""
+    windows = ELSEWHERE_MAX + 1
+    many = kv.Layout(
+        chunk_tokens=CHUNK,
+        groups=(
+            kv.Group(layers=1, kv_heads=1, head_dim=16, dtype="float16"),
+            kv.Group(kind="window", window=windows * CHUNK, layers=1, kv_heads=1, head_dim=16, dtype="float16"),
+        ),
+    )
+    with two_daemons(tmp_path) as (owner, here), owner.connect(many) as there, here.connect(many) as pool:
+        keys = pool.keys(tokens_of(6, windows * CHUNK + 1))
+        store(there, keys, [windows])
+        wait_until(lambda: int(here.stats()["peer.known_chunks"]) == 2 * windows, "they are known")
+        assert pool.lookup(keys).chunks == 0
+        store(pool, keys, [1], chunks=1)
+        assert pool.lookup(keys).chunks == windows, "one of them is here now"
+        assert_served(pool, keys, windows)
 
 
 def test_what_is_dropped_on_its_node_after_the_lookup_is_no_wrong_byte(tmp_path: Path) -> None:
