@@ -24,7 +24,7 @@ CTEST = $(abspath $(BIN)/ctest) --output-on-failure -j $(WORKERS)
 # Bytecode is kept, whatever the environment says: the tests start a thousand daemons.
 RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client" PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help setup demo test test-slow build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-latest test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-sparse clean install-service uninstall-service wheel deb test-packages
+.PHONY: help setup demo test test-python test-slow build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-latest test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-sparse clean install-service uninstall-service wheel deb test-packages
 .DEFAULT_GOAL := help
 
 help:
@@ -97,7 +97,14 @@ define run-suite
 	exit $$status
 endef
 
-test: setup test-native
+# Both parts run, whatever becomes of the first.
+test: setup build-native-tests
+	@trap 'exit 130' INT; status=0; \
+	(cd build/tests && $(CTEST)) || status=1; \
+	$(MAKE) --no-print-directory test-python || status=1; \
+	exit $$status
+
+test-python: setup
 	$(call run-suite,$(PYTEST),,worksteal,and not slow)
 
 test-slow: setup
