@@ -149,11 +149,18 @@ def test_marks_repeat_a_number_and_change_nothing(publish: Publish) -> None:
     with daemon.connect() as pool, router_of(daemon) as router:
         connected(daemon, router, pool)
         (topic,) = router.topics
-        newest = router.replay(0)[-1][1]
-        with router_of(daemon) as late:
-            sub = late._sub
-            assert sub.poll(5000)
-            frames = sub.recv_multipart()
+
+        def is_a_mark_at_rest() -> bool:
+            """False where something was published meanwhile: chunks stored while the router subscribed."""
+            newest = router.replay(0)[-1][1]
+            with router_of(daemon) as late:
+                assert late._sub.poll(5000)
+                frames = late._sub.recv_multipart()
+            if router.replay(0)[-1][1] != newest:
+                return False
             assert frames[0].decode() == topic
             assert struct.unpack(">Q", frames[1])[0] == newest
             assert decode(frames[2])[1] == []
+            return True
+
+        wait_until(is_a_mark_at_rest, "nothing is published any more, and the number is repeated")
