@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.remote.test_two_daemons import CHUNKS, free_port, load, options_of, two_daemons
+from tests.e2e.remote.test_two_daemons import CHUNKS, load, options_of, two_daemons
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.payload import store, tokens_of
+from tests.rigs.runs.ports import free_port
 
 
 def run(daemon: Daemon, *arguments: str) -> str:

@@ -1,6 +1,5 @@
 """Two daemons that are peers: what one has stored is a hit on the other, and whatever fails is a miss."""
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,14 +13,9 @@ from kvpool.types import Level
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.nodes.two_nodes import assert_converged
 from tests.rigs.payload import assert_right_bytes, payload_of, store, tokens_of
+from tests.rigs.runs.ports import free_port
 
 CHUNKS = 40
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def options_of(name: str, port: int, *others: int) -> dict[str, str]:

@@ -12,12 +12,12 @@ import zmq
 from kvpool.config.curve_keys import KeyPair, make_key_pair, write_key_file
 from kvpool.peers.control import records as r
 from kvpool.peers.control.wire import decode_answer, encode_message
-from tests.e2e.remote.test_two_daemons import free_port
 from tests.hostile.conftest import Campaign
 from tests.hostile.rigs.daemon_watch import assert_never_internal, open_fds
 from tests.rigs.daemon import SMALL, Daemon, spawn, wait_until
 from tests.rigs.nodes.peers import identity_of
 from tests.rigs.payload import store, tokens_of
+from tests.rigs.runs.ports import free_port
 
 # Beyond those at rest: two for each of 128 strangers and of the admitted ones, and for what is accepted in a turn of the loop.
 FDS_MAX = 2 * (128 + 64 + 512)

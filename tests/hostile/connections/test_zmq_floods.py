@@ -20,7 +20,7 @@ from tests.rigs.events.publishing import connected, local_events, router_of
 from tests.rigs.nodes.peers import identity_of
 from tests.rigs.nodes.zmtp import PING, greeted, message_of, reset
 from tests.rigs.payload import store, tokens_of
-from tests.rigs.store.ports import free_port
+from tests.rigs.runs.ports import free_port
 
 Start = Callable[..., Daemon]
 KINDS = {"events": b"SUB", "events_replay": b"DEALER"}

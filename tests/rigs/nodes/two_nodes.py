@@ -5,7 +5,6 @@ Engines reach their daemon over its unix socket, which is in no namespace: only 
 
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -20,6 +19,7 @@ from kvpool.router_events.columns import unpack_chunks
 from kvpool.types import NODE_TIERS
 from kvpool_native import Mapping, RemoteView
 from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.runs.ports import free_port
 
 NAMES = ("one", "other")
 ADDRESSES = ("192.0.2.1", "192.0.2.2")
@@ -87,11 +87,7 @@ def assert_converged(*daemons: Daemon) -> None:
 
 def free_addresses(count: int) -> list[str]:
     """Loopback addresses with ports that are free now."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
+    return [f"127.0.0.1:{free_port()}" for _ in range(count)]
 
 
 def pulled_chunks(daemon: Daemon) -> int:

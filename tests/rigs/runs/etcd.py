@@ -13,14 +13,10 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.rigs.daemon import wait_until
+from tests.rigs.runs.ports import free_port
 
 PROGRAM = shutil.which("etcd")
 REASON = "needs etcd: apt-get install etcd-server"
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 class Etcd:
@@ -31,8 +27,8 @@ class Etcd:
         self._directory = directory
         self._is_tls = is_tls
         self.certificate = directory / "etcd" / "fixtures" / "client" / "cert.pem"
-        self.url = f"http{'s' * is_tls}://127.0.0.1:{_free_port()}"
-        self._peer_url = f"http://127.0.0.1:{_free_port()}"
+        self.url = f"http{'s' * is_tls}://127.0.0.1:{free_port()}"
+        self._peer_url = f"http://127.0.0.1:{free_port()}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Etcd":

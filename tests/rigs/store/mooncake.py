@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.rigs.daemon import wait_until
-from tests.rigs.store.ports import free_port, is_listening
+from tests.rigs.runs.ports import free_port
+from tests.rigs.store.ports import is_listening
 
 MASTER = Path(sysconfig.get_path("scripts")) / "mooncake_master"
 HOST = "127.0.0.1"

@@ -6,7 +6,6 @@ is RDMA. The package is optional: `needs_engine` skips where it is missing, with
 
 import importlib.util
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ import kvpool_client as kv
 from kvpool.config.curve_keys import make_key_pair, write_key_file
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.payload import assert_right_bytes
+from tests.rigs.runs.ports import free_port
 
 PROTOCOL = os.environ.get("KVPOOL_RDMA_PROTOCOL", "tcp")
 DEVICES = os.environ.get("KVPOOL_RDMA_DEVICE", "")
@@ -41,20 +41,13 @@ REASON = _missing()
 needs_engine = pytest.mark.skipif(bool(REASON), reason=REASON or "it is there")
 
 
-def free_port() -> int:
-    """A port of the host that nobody listens on now."""
-    with socket.socket(socket.AF_INET6 if ":" in HOST else socket.AF_INET) as one:
-        one.bind((HOST, 0))
-        return int(one.getsockname()[1])
-
-
 @contextmanager
 def engine_daemons(directory: Path, **further: str) -> Iterator[tuple[Daemon, Daemon]]:
     """Two peers, owner and puller, both with TransferEngine. Options that differ: `owner__NAME`, `here__NAME`."""
     pair = make_key_pair()
     write_key_file(str(directory / "key"), pair)
     (directory / "allow").write_text(pair.public.decode() + "\n")
-    ports = {"owner": free_port(), "here": free_port()}
+    ports = {"owner": free_port(HOST), "here": free_port(HOST)}
     made = {}
     for name in ("owner", "here"):
         (directory / name).mkdir()

