@@ -111,7 +111,7 @@ TABLE = (
     Entry(
         "recurrent states without prefix caching",
         "no",
-        "passing_states",
+        "states_not_kept",
         "start vLLM with --enable-prefix-caching, so that it keeps states at the ends of blocks (--mamba-cache-mode align)",
     ),
     Entry(

@@ -17,14 +17,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import kvpool_native
+from kvpool_client.vllm.identity.parts import STATES
 from kvpool_client.vllm.surface import CacheSpec, EngineConfig
 
 DIGEST_HEX = 16
 CPU_FEATURES = ("_is_amx_tile_supported", "_is_avx512_supported", "_is_avx2_supported")
 # Kinds of layers whose blocks that operation fills.
 FILLED = ("FullAttentionSpec", "SlidingWindowSpec")
-# Kinds whose bytes are a model's own code's, wherever that is: they are shared by engines of one release.
-OF_THE_MODEL = ("MambaSpec",)
 LAYOUTS = "v1/kv_cache_layout.py"
 BACKENDS = "v1/attention/backends"
 # Functions whose names contain one of these shape or write a cache.
@@ -42,7 +41,7 @@ def engine_form(config: EngineConfig, spec: CacheSpec | None, heads: int | None 
     if filled:
         return "/".join([*parts, platform.machine(), f"bytes-{filled}"])
     parts.append(_cpu_features() if device == "cpu" else _device_name())
-    if type(spec).__name__ in OF_THE_MODEL:
+    if type(spec).__name__ in STATES:  # ordered by each model's own code, which the release names
         return "/".join([*parts, _version()])
     code = _found(lambda: cache_code(Path(str(find_spec("vllm").origin)).parent))  # type: ignore[union-attr]  # a miss is caught
     return "/".join([*parts, f"code-{code}" if code else _version()])

@@ -127,7 +127,7 @@ def geometry_of(
     kinds = kinds_of(caches)
     parts = tuple(kind.part(chunk_tokens) for kind in kinds)
     _check_parts(config, kinds)
-    _check_states(parts, chunk_tokens)
+    _check_state_bytes(parts, chunk_tokens)
     hash_tokens = getattr(caches, "hash_block_size", None) or min(part.block_tokens for part in parts)
     if chunk_tokens % hash_tokens:
         raise Unserved(
@@ -179,7 +179,7 @@ def _check_parts(config: EngineConfig, kinds: Sequence[KindOfLayers]) -> None:
         )
 
 
-def _check_states(parts: Sequence[Part], chunk_tokens: int) -> None:
+def _check_state_bytes(parts: Sequence[Part], chunk_tokens: int) -> None:
     """Raises Unserved where a state's bytes are no bytes for each token of a chunk, as the layout counts them."""
     for part in parts:
         if part.is_state and part.block_bytes % chunk_tokens:

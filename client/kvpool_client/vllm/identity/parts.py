@@ -22,7 +22,7 @@ from kvpool_client.vllm.surface import CacheConfig, CacheGroup, CacheSpec
 WHOLE_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
 WINDOW_ATTENTION = ("SlidingWindowSpec", "SlidingWindowMLASpec")
 STATES = ("MambaSpec",)
-# How vLLM keeps states where it keeps those at ends of blocks, and hands over which blocks they are in.
+# The mode in which vLLM keeps the states at ends of blocks, and names the blocks that they are in.
 KEPT_STATES = "align"
 # The block that stands in a table for those that vLLM has let go; nothing is ever written there that is read.
 NULL_BLOCK = 0
@@ -87,7 +87,7 @@ class KindOfLayers:
     def _check_states(self) -> None:
         mode = getattr(self.spec, "mamba_cache_mode", None)
         if mode != KEPT_STATES:
-            raise Unserved("passing_states", f"mamba_cache_mode is {mode!r}, expected {KEPT_STATES!r}")
+            raise Unserved("states_not_kept", f"mamba_cache_mode is {mode!r}, expected {KEPT_STATES!r}")
         if getattr(self.spec, "num_speculative_blocks", 0):
             raise Unserved("speculative_states", "states have tokens in them that a draft only proposes")
 

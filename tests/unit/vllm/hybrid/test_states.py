@@ -113,7 +113,7 @@ def test_states_of_other_shapes_share_nothing(start: StartEngine) -> None:
 @pytest.mark.parametrize(
     ("of_states", "code"),
     [
-        ({"mamba_cache_mode": "none"}, "passing_states"),
+        ({"mamba_cache_mode": "none"}, "states_not_kept"),
         ({"num_speculative_blocks": 1}, "speculative_states"),
     ],
 )

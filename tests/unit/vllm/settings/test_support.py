@@ -76,7 +76,7 @@ REFUSED: dict[str, Callable[[Any, Any], None]] = {
     "several_nodes": on("parallel_config", tensor_parallel_size=16, nnodes=2),
     "unknown_weights": on("model_config", revision="main"),
     "other_attention": with_spec(ChunkedLocalAttentionSpec()),
-    "passing_states": with_spec(MambaSpec(mamba_cache_mode="none")),
+    "states_not_kept": with_spec(MambaSpec(mamba_cache_mode="none")),
     "speculative_states": with_spec(MambaSpec(num_speculative_blocks=1)),
     "staged_groups": with_two_groups_in_stages,
     "mla_without_prefixes": latent_on_a_plain_processor,
