@@ -16,6 +16,7 @@ from tests.rigs.daemon import Daemon, wait_until
 
 TOKENS = 16
 LONG = 1900
+PROMPTS_MAX = 12
 HIT_TOKENS = "vllm:kvpool_hit_tokens_total"
 
 
@@ -93,29 +94,42 @@ def test_a_first_engine_that_dies_amid_a_prompt_costs_its_rest(
     model: Callable[[Geometry], Path],
 ) -> None:
     proxy, prefill, _ = served
-    asked, answers = prompt(950, LONG), []
-    before = int(module_daemon.stats()["stored_chunks"])
-    client = threading.Thread(
-        target=lambda: answers.append(proxy.complete(str(model(GROUPED)), asked, TOKENS)), daemon=True
-    )
+    for number in range(PROMPTS_MAX):  # an engine can be through a prompt before a test on a busy processor stops it
+        asked, answers = prompt(950 + number, LONG), []
+        client, stored = _asked_until_a_chunk_is_stored(proxy, prefill, module_daemon, str(model(GROUPED)), asked, answers)
+        if amid := 0 < stored < LONG // CHUNK_TOKENS:
+            prefill.signal(signal.SIGKILL)
+        else:
+            prefill.signal(signal.SIGCONT)
+        client.join(120)
+        assert answers == plain(GROUPED).tokens([asked], TOKENS)
+        if amid:
+            break
+    else:
+        pytest.fail(f"the first engine was through each of {PROMPTS_MAX} prompts before it could be stopped")
+    again = prompt(949, 333)
+    assert proxy.complete(str(model(GROUPED)), again, TOKENS) == plain(GROUPED).tokens([again], TOKENS)[0]
+    assert module_daemon.problems() == []
+
+
+def _asked_until_a_chunk_is_stored(
+    proxy: Server, prefill: Server, daemon: Daemon, model: str, asked: list[int], answers: list[list[int]]
+) -> tuple[threading.Thread, int]:
+    """The client that asks, and how many chunks are stored when the first engine has been stopped."""
+    before = int(daemon.stats()["stored_chunks"])
+    client = threading.Thread(target=lambda: answers.append(proxy.complete(model, asked, TOKENS)), daemon=True)
     client.start()
 
     def stored_chunks() -> int:
-        return int(module_daemon.stats()["stored_chunks"]) - before
+        return int(daemon.stats()["stored_chunks"]) - before
 
     def stopped_with_a_chunk_stored() -> bool:
-        """True once it is; the engine else runs on for a moment, however fast it is beside who watches it."""
+        """True once it is, or once all is answered; the engine else runs on for a moment."""
         prefill.signal(signal.SIGSTOP)
-        if stored_chunks() > 0:
+        if stored_chunks() > 0 or not client.is_alive():
             return True
         prefill.signal(signal.SIGCONT)
         return False
 
     wait_until(stopped_with_a_chunk_stored, "the first chunk is stored")
-    assert stored_chunks() < LONG // CHUNK_TOKENS, "the first engine is stopped amid the prompt"
-    prefill.signal(signal.SIGKILL)
-    client.join(120)
-    assert answers == plain(GROUPED).tokens([asked], TOKENS)
-    again = prompt(951, 333)
-    assert proxy.complete(str(model(GROUPED)), again, TOKENS) == plain(GROUPED).tokens([again], TOKENS)[0]
-    assert module_daemon.problems() == []
+    return client, stored_chunks()
