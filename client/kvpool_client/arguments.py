@@ -4,6 +4,7 @@ Pure functions; any thread.
 """
 
 import os
+from collections.abc import Sequence
 
 from kvpool.errors import InvalidArgument
 from kvpool.keys import namespace_name
@@ -47,13 +48,20 @@ def check_connect(
         raise InvalidArgument(f"copy_threads is {copy_threads!r}, expected 1..{COPY_THREADS_MAX}")
 
 
-def check_share(share: Share | None, layout: Layout) -> None:
-    """Check that chunks of the layout have this part."""
+def checked_shares(share: Share | Sequence[Share] | None, layout: Layout) -> tuple[Share, ...]:
+    """The part of the chunks of each of a layout's groups that an engine has; without groups there is one."""
+    parts = layout.group_layouts
     if share is None:
-        return
-    if not isinstance(share, Share):
-        raise InvalidArgument(f"share is {type(share).__name__}, expected kvpool_client.Share")
-    share.check(layout)
+        return tuple(map(Share.whole, parts))
+    if layout.groups and (not isinstance(share, Sequence) or len(share) != len(parts)):
+        raise InvalidArgument(f"share is {share!r:.80}, expected a kvpool_client.Share for each of {len(parts)} groups")
+    shares = []
+    for one, part in zip(share if layout.groups else [share], parts, strict=True):  # type: ignore[arg-type]  # a sequence
+        if not isinstance(one, Share):
+            raise InvalidArgument(f"share is {type(one).__name__}, expected kvpool_client.Share")
+        one.check(part)
+        shares.append(one)
+    return tuple(shares)
 
 
 def check_keys(keys: KeyChain) -> None:

@@ -17,7 +17,7 @@ from kvpool.keys import DEFAULT_DOMAIN, namespace_name, pack_scope
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
 from kvpool.types import TokenRange
-from kvpool_client.arguments import check_connect, check_index, check_keys, check_lease, check_scope, check_share
+from kvpool_client.arguments import check_connect, check_index, check_keys, check_lease, check_scope, checked_shares
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.engine_reports import EngineReports
 from kvpool_client.connection.finder import Finder
@@ -55,15 +55,15 @@ def connect(
     salt: bytes = b"",
     timeout_s: float = 1.0,
     copy_threads: int = 1,
-    share: Share | None = None,
+    share: Share | Sequence[Share] | None = None,
 ) -> "Pool":
     """A Pool on the daemon at `path`. Never raises because the daemon is away: then the Pool misses and keeps reconnecting.
 
     `revision` names the weights: chunks are shared only where model and revision are equal; a new checkpoint needs a new one.
     `timeout_s` bounds one round trip with the wait for this Pool's other threads, and for a load or save the longest time
     without progress. `copy_threads` native threads copy for this Pool. `share`: the part of every chunk that this rank's engine
-    has, in a layout of the whole model; None: all of it. Only that is loaded and saved. Raises InvalidArgument, or
-    LayoutMismatch when the daemon cannot store such chunks.
+    has, in a layout of the whole model, with groups one for each; None: all of it. Only that is loaded and saved. Raises
+    InvalidArgument, or LayoutMismatch when the daemon cannot store such chunks.
     """
     return Pool(
         path,
@@ -90,12 +90,11 @@ class Pool:
         timeout_s: float,
         copy_threads: int,
         revision: str = "",
-        share: Share | None = None,
+        share: Share | Sequence[Share] | None = None,
     ) -> None:
         check_connect(path, model, layout, revision=revision, salt=salt, timeout_s=timeout_s, copy_threads=copy_threads)
-        check_share(share, layout)
+        self.shares = checked_shares(share, layout)
         self.layout = layout
-        self.share = share or Share.whole(layout)
         self.model = namespace_name(model, revision)
         self._salt = bytes(salt)
         self._timeout_s = timeout_s = float(timeout_s)
@@ -104,7 +103,7 @@ class Pool:
         self._counters = counters = Counters()
         self._link = link = Link(SessionPlan(os.fspath(path), self.model, layout, timeout_s), counters)
         self._finder = Finder(layout, link, counters, timeout_s=timeout_s)
-        self._copies = copies = Copies(layout, copy_threads, self.share)
+        self._copies = copies = Copies(layout, copy_threads, self.shares)
         self._group_finder = finder = GroupFinder(layout, link, counters) if layout.groups else None
         self.groups = GroupVerbs(layout, link, copies=copies, finder=finder, counters=counters, timeout_s=timeout_s)
         estimate_s = copies.estimate_s if finder is None else self.groups.estimate_s
@@ -113,10 +112,11 @@ class Pool:
             if finder is None
             else GroupLeaseFetcher(layout, link, counters, finder=finder, estimate_s=estimate_s, timeout_s=timeout_s)
         )
+        plain = layout.of_group(0)  # with groups, `groups` starts the loads and saves of each
         self._load_starter = LoadStarter(
-            layout, self.share, link=link, copies=copies, counters=counters, timeout_s=timeout_s
+            plain, self.shares[0], link=link, copies=copies, counters=counters, timeout_s=timeout_s
         )
-        self._save_starter = SaveStarter(layout, link, copies, counters, timeout_s=timeout_s)
+        self._save_starter = SaveStarter(plain, link, copies, counters, timeout_s=timeout_s)
         self.separate = SeparateChunks(layout, copies, self._lease_fetcher, self._save_starter)
         self._hint_client = HintClient(layout, link, counters, timeout_s)
 
@@ -161,9 +161,8 @@ class Pool:
         check_index("group", group, max(0, len(self.layout.groups) - 1))
         if self.layout.rank is None:
             raise InvalidArgument("a Pool with rank=None looks up and acquires, it has no KV to register")
-        if self.layout.groups:
-            return Cache(layers, self.layout.of_group(group), block_tokens=block_tokens, form=form)
-        return Cache(layers, self.layout, block_tokens=block_tokens, form=form, share=self.share)
+        layout, share = self.layout.of_group(group), self.shares[group]
+        return Cache(layers, layout, block_tokens=block_tokens, form=form, share=share)
 
     def keys(
         self, tokens: object, salt: bytes | None = None, adapter: str = "", extra: Sequence[Extra] = ()
@@ -269,7 +268,7 @@ class Pool:
         """A lease's chunks where they lie in the pool, to be read there until it is closed. Raises InvalidArgument."""
         check_lease(lease, self.layout)
         self._check_plain("leased_memory")
-        if self.layout.head_groups != 1 or not self.share.is_whole(self.layout):
+        if self.layout.head_groups != 1 or not self.shares[0].is_whole(self.layout):
             raise InvalidArgument("leased_memory has whole layers, expected a layout without head groups and no share")
         return LeasedMemory(self._link, lease, self._load_starter.begin_check)
 

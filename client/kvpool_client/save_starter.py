@@ -30,7 +30,7 @@ from kvpool_client.results import save_state_of
 from kvpool_client.retention import RetentionColumns
 from kvpool_client.save import Save
 
-ReserveRequest = m.Reserve | gm.ReserveGroup | gm.ReserveShare
+ReserveRequest = m.Reserve | gm.ReserveGroup | gm.ReserveShare | gm.ReserveGroupShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,8 @@ class SavePlan:
         retention = self.retention.columns(self.first_chunk, asked)
         if (share := self.share) is not None:
             part = (share.first_layer, share.layers, share.first_group, share.groups)
+            if self.group is not None:
+                return gm.ReserveGroupShare(self.group, *part, parent, wanted.packed, *retention)
             return gm.ReserveShare(*part, parent, wanted.packed, *retention)
         if self.group is None:
             return m.Reserve(parent, wanted.packed, *retention)
@@ -107,7 +109,8 @@ class SaveStarter:
 
     def is_served_by(self, session: Session) -> bool:
         """Whether the daemon stores what these saves are of: an earlier one stores no parts."""
-        return self._part is None or session.welcome.protocol >= versions.SINCE[gm.ReserveShare]
+        request = gm.ReserveShare if self._layout.group is None else gm.ReserveGroupShare
+        return self._part is None or session.welcome.protocol >= versions.SINCE[request]
 
     def of_part(self, plan: SavePlan) -> SavePlan:
         """The plan for what this Pool has of each chunk."""

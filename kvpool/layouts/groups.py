@@ -9,7 +9,7 @@ Chunks of windows and states have no parent: each is stored, evicted and found b
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import gcd
 from typing import Any
 
@@ -21,7 +21,8 @@ GROUPS_MAX = 16
 WINDOW_MAX = 1 << 30
 STATE_BYTES_MAX = 1 << 30
 # Tags of the entries of a layout's wire form, and of its fingerprint's tail.
-HEAD_GROUPS_TAG, ROLE_TAG, GROUPS_TAG = 1, 2, 3
+HEAD_GROUPS_TAG, ROLE_TAG, GROUPS_TAG, GROUP_HEADS_TAG = 1, 2, 3, 4
+_GROUP_HEADS = "head_groups of groups"
 _DIM_MAX = 65536  # of heads, and of a head
 
 
@@ -30,7 +31,8 @@ class Group:
     """Layers that need the same chunks of a prompt, with the geometry that a Layout has of its own.
 
     `window`: tokens that a layer of kind "window" attends to. `state_bytes`: of a layer of kind "state", at the end of a chunk;
-    opaque, and a multiple of chunk_tokens. The geometry is checked by the Layout that has the group.
+    opaque, and a multiple of chunk_tokens. `head_groups`: as a Layout's, of layers with KV heads. The geometry is checked by
+    the Layout that has the group.
     """
 
     kind: str = FULL
@@ -43,20 +45,25 @@ class Group:
     format: str = ""
     block_tokens: int | None = None
     state_bytes: int = 0
+    head_groups: int = 1
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise InvalidArgument(f"group kind is {self.kind!r}, expected one of {', '.join(KINDS)}")
         _check_of_kind(self, "window", WINDOW, WINDOW_MAX)
         _check_of_kind(self, "state_bytes", STATE, STATE_BYTES_MAX)
-        if self.kind == STATE and (self.kv_heads or self.head_dim or self.block_tokens is not None):
-            raise InvalidArgument("group of kind 'state' has KV heads or blocks, expected state_bytes alone")
+        if self.kind != STATE:
+            return
+        if self.kv_heads or self.head_dim or self.block_tokens is not None or self.head_groups != 1:
+            raise InvalidArgument(
+                "group of kind 'state' has KV heads, head groups or blocks, expected state_bytes alone"
+            )
 
     def geometry(self, chunk_tokens: int) -> dict[str, Any]:
         """The fields of the group's own Layout."""
         own = {name: getattr(self, name) for name in ("layers", "kv_heads", "head_dim", "dtype", "planes")}
         if self.kind != STATE:
-            return own | {"format": self.format, "block_tokens": self.block_tokens}
+            return own | {name: getattr(self, name) for name in ("format", "block_tokens", "head_groups")}
         size, rest = divmod(self.state_bytes, chunk_tokens)
         if rest:
             raise InvalidArgument(
@@ -98,6 +105,10 @@ class GroupRole:
         return struct.pack("<3I", KINDS.index(self.kind), self.window, self.number)
 
 
+# The fields of a group as it is sent in its own entry: those of later versions have entries of theirs.
+_ROW = tuple(field.name for field in fields(Group) if field.name != "head_groups")
+
+
 def checked_groups(groups: object) -> tuple[Group, ...]:
     """The groups of a layout as a tuple. Raises InvalidArgument."""
     is_sequence = isinstance(groups, Sequence) and not isinstance(groups, (str, bytes))
@@ -129,8 +140,10 @@ def entries_of(groups: Sequence[Group], role: GroupRole | None, head_groups: int
     if role is not None:
         entries.append([ROLE_TAG, KINDS.index(role.kind), role.window, role.number])
     if groups:
-        rows = [[getattr(group, field.name) or _empty(field.name) for field in fields(Group)] for group in groups]
+        rows = [[getattr(group, name) or _empty(name) for name in _ROW] for group in groups]
         entries.append([GROUPS_TAG, *rows])
+        if any(group.head_groups != 1 for group in groups):
+            entries.append([GROUP_HEADS_TAG, *(group.head_groups for group in groups)])
     return entries
 
 
@@ -160,6 +173,23 @@ def read_entries(entries: object) -> dict[str, Any]:
         found[name] = read(entry[1:])
     if not found:
         raise LayoutMismatch("layout in the handshake has a list of entries without any")
+    return _with_head_groups(found)
+
+
+def _with_head_groups(found: dict[str, Any]) -> dict[str, Any]:
+    """The fields, with the head groups of each group in it."""
+    counts: tuple[int, ...] | None = found.pop(_GROUP_HEADS, None)
+    if counts is None:
+        return found
+    groups: tuple[Group, ...] = found.get("groups", ())
+    if len(counts) != len(groups):
+        raise LayoutMismatch(
+            f"layout in the handshake has head groups of {len(counts)} groups, and {len(groups)} groups"
+        )
+    try:
+        found["groups"] = tuple(replace(group, head_groups=count) for group, count in zip(groups, counts, strict=True))
+    except InvalidArgument as error:
+        raise LayoutMismatch(str(error)) from error
     return found
 
 
@@ -175,11 +205,11 @@ def _read_role(values: list[Any]) -> GroupRole:
 
 def _read_groups(rows: list[Any]) -> tuple[Group, ...]:
     """Groups as they are sent: each field with the type of its default."""
-    if not rows or not all(isinstance(row, list) and len(row) == len(fields(Group)) for row in rows):
-        raise LayoutMismatch(f"layout in the handshake has groups that are no lists of {len(fields(Group))} fields")
+    if not rows or not all(isinstance(row, list) and len(row) == len(_ROW) for row in rows):
+        raise LayoutMismatch(f"layout in the handshake has groups that are no lists of {len(_ROW)} fields")
     groups = []
     for row in rows:
-        named = {field.name: value for field, value in zip(fields(Group), row, strict=True)}
+        named = dict(zip(_ROW, row, strict=True))
         if any(type(value) is not type(_empty(name)) for name, value in named.items()):
             raise LayoutMismatch("layout in the handshake has a group with a field of another type")
         try:
@@ -195,11 +225,18 @@ def _read_head_groups(values: list[Any]) -> int:
     return int(values[0])
 
 
-# By tag: the field of a Layout, and what reads it.
+def _read_group_heads(values: list[Any]) -> tuple[int, ...]:
+    if not all(type(value) is int and value >= 1 for value in values) or set(values) <= {1}:
+        raise LayoutMismatch("layout in the handshake has head groups of groups that are no numbers, some from 2 on")
+    return tuple(values)
+
+
+# By tag: the field of a Layout, or of its groups, and what reads it.
 _READERS: dict[int, tuple[str, Callable[[list[Any]], object]]] = {
     HEAD_GROUPS_TAG: ("head_groups", _read_head_groups),
     ROLE_TAG: ("group", _read_role),
     GROUPS_TAG: ("groups", _read_groups),
+    GROUP_HEADS_TAG: (_GROUP_HEADS, _read_group_heads),
 }
 
 

@@ -149,6 +149,11 @@ class Chains:
     @verb(gm.ReserveShare, roles=ENGINE)
     def reserve_share(self, session: EngineSession, request: gm.ReserveShare) -> Parts[m.Reserved]:
         """Reserve extents of new chunks, which other connections fill as well. Waits as `reserve` does."""
+        return (yield from self._reserve_share(session, request))
+
+    def _reserve_share(
+        self, session: EngineSession, request: gm.ReserveShare | gm.ReserveGroupShare
+    ) -> Parts[m.Reserved]:
         keys = columns.check_reserve(request)
         share = Share(request.first_layer, request.layers, request.first_group, request.groups)
         if self.is_stopping:
@@ -173,13 +178,15 @@ class Chains:
     @verb(gm.ReserveGroup, roles=ENGINE)
     def reserve_group(self, session: EngineSession, request: gm.ReserveGroup) -> Parts[m.Reserved]:
         """Reserve slots for new chunks of one group; of a window or a state one at a time, without a parent."""
-        own = session.of_group(request.group)
-        role = own.layout.group
-        if role is None or not (role.is_full or (not request.parent and len(request.keys) == KEY_BYTES)):
-            raise ProtocolError(f"reservation of {len(request.keys)} bytes of keys for group {request.group}")
+        own = _group_of(session, request)
         return (
             yield from self.reserve(own, m.Reserve(request.parent, request.keys, request.priorities, request.durations))
         )
+
+    @verb(gm.ReserveGroupShare, roles=ENGINE)
+    def reserve_group_share(self, session: EngineSession, request: gm.ReserveGroupShare) -> Parts[m.Reserved]:
+        """Reserve extents of new chunks of one group, which other connections fill as well."""
+        return (yield from self._reserve_share(_group_of(session, request), request))
 
     @verb(gm.CommitGroup, roles=ENGINE)
     def commit_group(self, session: EngineSession, request: gm.CommitGroup) -> Parts[m.Committed]:
@@ -265,6 +272,16 @@ class Chains:
     def _note_refused(self, session: EngineSession, keys: KeyColumn, states: bytes) -> None:
         if states.count(SaveState.RESERVED) + states.count(SaveState.PRESENT) < len(states):
             self.journal.note_refusals(keys, states, session.own.id)
+
+
+def _group_of(session: EngineSession, request: gm.ReserveGroup | gm.ReserveGroupShare) -> EngineSession:
+    """The session of the group that a request names, whose chunks form a chain or are one without a parent. Raises
+    ProtocolError."""
+    own = session.of_group(request.group)
+    role = own.layout.group
+    if role is None or not (role.is_full or (not request.parent and len(request.keys) == KEY_BYTES)):
+        raise ProtocolError(f"reservation of {len(request.keys)} bytes of keys for group {request.group}")
+    return own
 
 
 def _declined(state: SaveState, count: int, priorities: bytes) -> m.Reserved:

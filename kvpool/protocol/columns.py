@@ -59,8 +59,8 @@ def unpack_leases(column: bytes) -> list[int]:
     return leases
 
 
-def check_reserve(request: m.Reserve | gm.ReserveShare) -> KeyColumn:
-    """The keys of a Reserve or ReserveShare. Raises ProtocolError unless the columns fit each other."""
+def check_reserve(request: m.Reserve | gm.ReserveShare | gm.ReserveGroupShare) -> KeyColumn:
+    """The keys of a request for slots. Raises ProtocolError unless the columns fit each other."""
     keys = keys_of(request.keys, keys_max=m.KEYS_MAX if isinstance(request, m.Reserve) else m.SHARE_KEYS_MAX)
     if len(request.parent) not in (0, KEY_BYTES):
         raise ProtocolError(f"parent key has {len(request.parent)} bytes, expected none or {KEY_BYTES}")

@@ -17,6 +17,7 @@ operators of every version are served. docs/protocol.md defines what makes a new
     8  head groups in a layout; compute by lookup on devices in usage reports
     9  groups in a layout; AcquireGroups, ReserveGroup and CommitGroup
     10  ReserveShare and the state PART; claims in IssueTicket
+    11  head groups in a layout's groups; ReserveGroupShare
 """
 
 from dataclasses import MISSING, fields
@@ -64,6 +65,7 @@ SINCE: dict[type[Any], int] = {
     gm.ReserveGroup: 9,
     gm.CommitGroup: 9,
     gm.ReserveShare: 10,
+    gm.ReserveGroupShare: 11,
 }
 # How many fields a record had up to a version, the oldest first; later fields have defaults.
 FIELDS_UP_TO: dict[type[Any], tuple[tuple[int, int], ...]] = {
@@ -73,8 +75,8 @@ FIELDS_UP_TO: dict[type[Any], tuple[tuple[int, int], ...]] = {
     m.Leased: ((2, 5),),
     m.IssueTicket: ((9, 1),),
 }
-# Layouts had no summaries, no head groups, and no groups, before.
-_SUMMARIES_SINCE, _HEAD_GROUPS_SINCE, _GROUPS_SINCE = 7, 8, 9
+# Layouts had no summaries, no head groups, no groups, and no groups with head groups, before.
+_SUMMARIES_SINCE, _HEAD_GROUPS_SINCE, _GROUPS_SINCE, _GROUP_HEADS_SINCE = 7, 8, 9, 11
 # Tickets for several claims.
 CLAIMS_SINCE = 10
 # Descriptors that came with a welcome before the table of other nodes' chunks did.
@@ -91,6 +93,8 @@ def oldest_of(role: str) -> int:
 
 def oldest_for(layout: Layout) -> int:
     """The oldest version in which an engine can name its layout."""
+    if any(group.head_groups != 1 for group in layout.groups):
+        return _GROUP_HEADS_SINCE
     if layout.groups or layout.group is not None:
         return _GROUPS_SINCE
     if layout.head_groups != 1:

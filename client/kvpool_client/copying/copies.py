@@ -7,7 +7,7 @@ that devices copy from and to, and the runs on devices.
 import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -83,15 +83,12 @@ class ReservedSlots:
 class Copies:
     """The copying side of one Pool."""
 
-    def __init__(self, layout: Layout, threads: int, share: Share | None = None) -> None:
-        """`share`: the part of each chunk that the engine has; None: all of it."""
-        self._layout = layout
+    def __init__(self, layout: Layout, threads: int, shares: Sequence[Share]) -> None:
+        """`shares`: the part of the chunks of each group that the engine has; of a layout without groups there is one."""
+        self._layout, self._shares = layout, tuple(shares)
         # Of all groups: they share the session's staging memory.
         self._staged_extent_bytes = max(part.extent_bytes for part in layout.group_layouts)
-        self._share = share or Share.whole(layout)
-        self._own = self._share.of_layout(layout)
-        numbers = () if self.is_whole else self._share.extents(layout)
-        self._extents_of_part = np.array(numbers, "<u4").tobytes()
+        self._take_part(layout.group_layouts[0], self._shares[0])
         self._threads = kvpool_native.CopyPool(threads)
         self._lock = threading.Lock()
         self._areas: weakref.WeakKeyDictionary[Session, StagingArea] = weakref.WeakKeyDictionary()  # guarded by _lock
@@ -103,11 +100,14 @@ class Copies:
     def of_group(self, index: int) -> "Copies":
         """The copying side of one group's chunks: with this one's threads and memory."""
         copies = copy(self)
-        copies._layout = layout = self._layout.of_group(index)
-        copies._share = Share.whole(layout)
-        copies._own = copies._share.of_layout(layout)
-        copies._extents_of_part = b""
+        copies._layout = self._layout.of_group(index)
+        copies._take_part(copies._layout, self._shares[index])
         return copies
+
+    def _take_part(self, layout: Layout, share: Share) -> None:
+        self._share = share
+        self._own = share.of_layout(layout)
+        self._extents_of_part = b"" if share.is_whole(layout) else np.array(share.extents(layout), "<u4").tobytes()
 
     @property
     def share(self) -> Share:

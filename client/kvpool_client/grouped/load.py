@@ -12,12 +12,14 @@ from kvpool_client.results import LoadResult
 
 
 class GroupLoad:
-    """A running or ended load. `loads`: of each group, from `first_chunk` on where it is full."""
+    """A running or ended load. `loads`: of each group, from `first_chunk` on where it is full; `layers`: how many the
+    engine has of each."""
 
     def __init__(
         self,
         lease: GroupLease,
         loads: Sequence[Load],
+        layers: Sequence[int],
         *,
         first_chunk: int,
         on_end: Callable[[GroupLease, LoadResult], None],
@@ -25,6 +27,7 @@ class GroupLoad:
         self.lease = lease
         self.first_chunk = first_chunk
         self._loads = tuple(loads)
+        self._layers = layers
         self._on_end = on_end
         self._result: LoadResult | None = None
 
@@ -44,7 +47,7 @@ class GroupLoad:
     def wait_layer(self, group: int, layer: int, timeout_s: float | None = None) -> bool:
         """True when all of a group's layer is in place and verified, False when some of it failed."""
         check_index("group", group, len(self._loads) - 1)
-        check_index("layer", layer, self.lease.layout.of_group(group).layers - 1)
+        check_index("layer", layer, self._layers[group] - 1)
         load = self._loads[group]
         if load.done() and load.wait().reason == "complete":  # also where the engine had all of it
             return True

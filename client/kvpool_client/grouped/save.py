@@ -33,6 +33,11 @@ class GroupSaveResult:
         return sum(result.present for result in self.groups)
 
     @property
+    def part(self) -> int:
+        """Chunks of which this rank's part was stored, or was there before, and others' are missing."""
+        return sum(result.part for result in self.groups)
+
+    @property
     def declined(self) -> int:
         """Chunks that were not stored."""
         return sum(result.declined for result in self.groups)
@@ -48,11 +53,11 @@ class GroupSaveResult:
 
 
 class GroupSave:
-    """A save under way. `saves`: of each group, in the order of its chunks."""
+    """A save under way. `saves`: of each group, in the order of its chunks; `layers`: how many the engine has of each."""
 
-    def __init__(self, saves: Sequence[Sequence[Save]], layouts: Sequence[Layout]) -> None:
+    def __init__(self, saves: Sequence[Sequence[Save]], layers: Sequence[int]) -> None:
         self._saves = saves
-        self._layouts = layouts
+        self._layers = layers
         self._result: GroupSaveResult | None = None
 
     def __repr__(self) -> str:
@@ -71,8 +76,8 @@ class GroupSave:
         """The engine's bytes of a group's layer may be read from now on. Any order, once each."""
         if not isinstance(group, int) or not 0 <= group < len(self._saves):
             raise InvalidArgument(f"group is {group!r}, expected 0..{len(self._saves) - 1}")
-        if not isinstance(layer, int) or not 0 <= layer < self._layouts[group].layers:
-            raise InvalidArgument(f"layer is {layer!r}, expected 0..{self._layouts[group].layers - 1}")
+        if not isinstance(layer, int) or not 0 <= layer < self._layers[group]:
+            raise InvalidArgument(f"layer is {layer!r}, expected 0..{self._layers[group] - 1}")
         for save in self._saves[group]:
             save.layer(layer)
 

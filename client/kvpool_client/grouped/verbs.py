@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from kvpool.errors import InvalidArgument
 from kvpool.layout import Layout
-from kvpool.layouts.share import Share
 from kvpool.types import TokenRange
 from kvpool_client.arguments import check_index, check_keys
 from kvpool_client.connection.counters import Counters
@@ -49,9 +48,10 @@ class GroupVerbs:
         self._parts = [(part, copies.of_group(index)) for index, part in parts]
         # A load of all groups counts once, by its result.
         self._loads = [
-            LoadStarter(part, Share.whole(part), link=link, copies=own, counters=Counters(), timeout_s=timeout_s)
+            LoadStarter(part, own.share, link=link, copies=own, counters=Counters(), timeout_s=timeout_s)
             for part, own in self._parts
         ]
+        self._layers = [own.share.layers for _, own in self._parts]
         self._saves = [SaveStarter(part, link, own, counters, timeout_s=timeout_s) for part, own in self._parts]
 
     def __repr__(self) -> str:
@@ -125,7 +125,7 @@ class GroupVerbs:
         order = sorted(range(len(plans)), key=lambda group: self._parts[group][0].group.is_full)  # type: ignore[union-attr]
         begun = iter(begin_each([(self._saves[group], plan) for group in order for plan in plans[group]], self._link))
         of_group = {group: [next(begun) for _ in plans[group]] for group in order}
-        return GroupSave([of_group[group] for group in range(len(plans))], [part for part, _ in self._parts])
+        return GroupSave([of_group[group] for group in range(len(plans))], self._layers)
 
     def load(
         self,
@@ -149,7 +149,7 @@ class GroupVerbs:
             starter.begin(lease.rows_of(group), first, of_group)
             for group, (starter, first, of_group) in enumerate(zip(self._loads, firsts, blocks, strict=True))
         ]
-        return GroupLoad(lease, loads, first_chunk=first_chunk, on_end=self._load_ended)
+        return GroupLoad(lease, loads, self._layers, first_chunk=first_chunk, on_end=self._load_ended)
 
     def estimate_s(self, chunks: int) -> float:
         """Seconds to load what a hit of so many chunks needs of each group."""

@@ -167,7 +167,7 @@ class ConnectorCalls:
     def _name(self) -> str:
         return namespace_name(self._model, self._revision)
 
-    def _connect(self, layout: Layout, share: Share | None = None) -> Pool:
+    def _connect(self, layout: Layout, share: Share | tuple[Share, ...] | None = None) -> Pool:
         return engine_pool(self._settings, self._guard, layout, share, model=self._model, revision=self._revision)
 
     @property

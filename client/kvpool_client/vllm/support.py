@@ -31,8 +31,8 @@ TABLE = (
     ),
     Entry(
         "engines of other tensor-parallel sizes and pipeline stages",
-        "yes, with `kvpool.head_groups` ([Sizes that share](engines/vllm.md#sizes-that-share)): full attention in the layout "
-        "LBHNC",
+        "yes, with `kvpool.head_groups` ([Sizes that share](engines/vllm.md#sizes-that-share)): full attention and sliding "
+        "windows in the layout LBHNC",
     ),
     Entry(
         "`kvpool.head_groups` that do not divide the KV heads, or not the ranks",

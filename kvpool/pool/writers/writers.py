@@ -135,6 +135,7 @@ class Writers:
 
     def make_part(self, session: EngineSession, task: PartTask, now_ns: int) -> ReservedSlots:
         """A reservation of the extents that have been reserved."""
+        layout = session.own.layout
         states, offsets = bytes(task.states), bytes(task.offsets)
         reserved = states.count(SaveState.RESERVED)
         number = ReservationId(0)
@@ -151,6 +152,7 @@ class Writers:
                 kv_layers=extents,
                 now_ns=now_ns,
                 staged=staged,
+                layout=layout if layout.group is not None else None,
                 is_part=True,
             )
         return ReservedSlots(number, states, offsets, bytes(task.generations), bytes(task.retained))

@@ -41,5 +41,6 @@ BATCHED = frozenset(
         gm.ReserveGroup,
         gm.CommitGroup,
         gm.ReserveShare,
+        gm.ReserveGroupShare,
     )
 )

@@ -60,3 +60,19 @@ class ReserveShare:
     keys: bytes
     priorities: bytes
     durations: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveGroupShare:
+    """As ReserveShare, for chunks of one group, which are named as for ReserveGroup. Answered by Reserved."""
+
+    KIND: ClassVar[int] = 88
+    group: int
+    first_layer: int
+    layers: int
+    first_group: int
+    groups: int
+    parent: bytes
+    keys: bytes
+    priorities: bytes
+    durations: bytes

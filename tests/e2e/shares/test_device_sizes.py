@@ -77,11 +77,11 @@ def load_all(pool: kv.Pool, rank: DeviceRank, keys: kv.KeyChain) -> kv.LoadResul
 
 
 def save_all(pool: kv.Pool, keys: kv.KeyChain) -> kv.SaveResult:
-    rank = DeviceRank(pool.layout, pool.share)
+    rank = DeviceRank(pool.layout, pool.shares[0])
     rank.fill(keys)
     cache = pool.register(rank.arrays, block_tokens=BLOCK_TOKENS, form=rank.form)
     with pool.save(keys, cache, IDS[: len(keys)].reshape(-1)) as save:
-        for layer in reversed(range(pool.share.layers)):
+        for layer in reversed(range(pool.shares[0].layers)):
             save.layer(layer)
         return save.commit()
 

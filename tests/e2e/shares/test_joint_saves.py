@@ -44,12 +44,12 @@ def save_part(daemon: Daemon, layout: kv.Layout, share: kv.Share, seed: int) -> 
 
 def save_paged(pool: kv.Pool, keys: kv.KeyChain) -> kv.SaveResult:
     """Save a rank's part out of paged memory, layer by layer, the last one first."""
-    memory = RankMemory(pool.layout, pool.share, blocks=BLOCKS, block_tokens=BLOCK_TOKENS, memory="kv_first")
+    memory = RankMemory(pool.layout, pool.shares[0], blocks=BLOCKS, block_tokens=BLOCK_TOKENS, memory="kv_first")
     for chunk in range(len(keys)):
-        memory.fill(IDS[chunk].tolist(), expected_part(keys[chunk], pool.layout, pool.share))
+        memory.fill(IDS[chunk].tolist(), expected_part(keys[chunk], pool.layout, pool.shares[0]))
     cache = pool.register(memory.arrays, block_tokens=BLOCK_TOKENS, form=memory.form)
     save = pool.save(keys, cache, IDS[: len(keys)].reshape(-1))
-    for layer in reversed(range(pool.share.layers)):
+    for layer in reversed(range(pool.shares[0].layers)):
         save.layer(layer)
     return save.commit()
 
@@ -237,7 +237,7 @@ def test_one_ticket_is_claimed_by_each_rank_of_one_namespace(daemon: Daemon) -> 
         assert pools[0].claim(ticket).chunks == 0
         assert [pool.claim(single).chunks for pool in pools] == [CHUNKS, 0, 0, 0]
         for pool, one in zip(pools, leases, strict=True):
-            expected = part_rows(keys, LAYOUT, pool.share)
+            expected = part_rows(keys, LAYOUT, pool.shares[0])
             into = np.zeros_like(expected)
             assert pool.load(one, into=into).wait().chunks == CHUNKS
             assert np.array_equal(into, expected)
@@ -260,7 +260,7 @@ def test_an_earlier_daemon_stores_no_parts_and_gives_no_ticket_for_several_claim
         for session in (pool._link.session, whole._link.session):
             assert session is not None
             session.welcome = replace(session.welcome, protocol=9)
-        result = pool.save(keys, from_=part_rows(keys, LAYOUT, pool.share)).commit()
+        result = pool.save(keys, from_=part_rows(keys, LAYOUT, pool.shares[0])).commit()
         assert (result.declined, result.reasons) == (CHUNKS, {"other": CHUNKS})
         assert store(whole, keys).stored == CHUNKS
         with whole.acquire(whole.lookup(keys)) as lease:

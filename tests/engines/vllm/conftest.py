@@ -92,6 +92,12 @@ def module_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield daemon
 
 
+def external_tokens(engine: Engine) -> int:
+    """Tokens that vLLM took from the pool so far."""
+    shown = engine.ask("counters")
+    return int(sum(shown.get(f"kvpool_hit_tokens/{tier}", 0) for tier in ("dram", "ssd")))
+
+
 def loaded_tokens(daemon: Daemon) -> int:
     """Tokens that engines have loaded from the pool, as they reported so far."""
     return int(daemon.stats()["usage.loaded_tokens"])

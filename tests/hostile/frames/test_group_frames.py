@@ -15,6 +15,7 @@ from tests.rigs.daemon import Daemon
 from tests.rigs.groups.hybrid import CHUNK, FULL, HYBRID, STATE, WINDOW
 
 KEY = keys_of(1, 1)
+PART = (0, 1, 0, 1)
 WIDE = kv.Layout(
     chunk_tokens=CHUNK,
     groups=(HYBRID.groups[FULL], kv.Group(kind="window", window=1 << 30, layers=1, kv_heads=1, head_dim=8)),
@@ -31,10 +32,16 @@ ENDING: dict[str, object] = {
     "a window with a parent": gm.ReserveGroup(WINDOW, bytes(KEY_BYTES), KEY, b"", b""),
     "a chain of states": gm.ReserveGroup(STATE, b"", keys_of(1, 2), b"", b""),
     "no keys": gm.ReserveGroup(FULL, b"", b"", b"", b""),
+    "a part of a group behind the last": gm.ReserveGroupShare(3, *PART, b"", KEY, b"", b""),
+    "a part of a window with a parent": gm.ReserveGroupShare(WINDOW, *PART, bytes(KEY_BYTES), KEY, b"", b""),
+    "a part of a chain of states": gm.ReserveGroupShare(STATE, *PART, b"", keys_of(1, 2), b"", b""),
+    "a part of no keys": gm.ReserveGroupShare(FULL, *PART, b"", b"", b"", b""),
+    "a part of too many keys": gm.ReserveGroupShare(FULL, *PART, b"", keys_of(1, m.SHARE_KEYS_MAX + 1), b"", b""),
     "a commit of a group behind the last": gm.CommitGroup(3, 1, bytes(8), b"", b""),
     "a commit of half a chunk": gm.CommitGroup(FULL, 1, bytes(4), b"", b""),
 }
 REFUSED: dict[str, object] = {
+    "ReserveShare": gm.ReserveShare(*PART, b"", KEY, b"", b""),
     "Acquire": m.Acquire(keys_of(1, 3)),
     "AcquireLeaves": m.AcquireLeaves(keys_of(1, 3), 1),
     "Reserve": m.Reserve(b"", KEY),

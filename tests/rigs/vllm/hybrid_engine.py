@@ -1,8 +1,8 @@
 """A scripted engine whose layers are in several KV cache groups, as vLLM's hybrid manager has them.
 
 A block table for each group, out of one pool of blocks; a layer's tensor is shared with the layers of the other groups. In
-place of blocks that a window has left the table has the null block, and they are overwritten at once. One worker, no prefix
-cache of its own.
+place of blocks that a window has left the table has the null block, and they are overwritten at once. No prefix cache of its
+own.
 
 A group of recurrent states has a block at the end of its table alone. Steps of a prompt end at ends of blocks, and the next one
 writes the state into another block; vLLM names the blocks of the states that it keeps itself (`boundary_state_offloads`), those
@@ -11,22 +11,21 @@ at the last ends of prompts.
 """
 
 import pickle
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 
 from tests.rigs.daemon import wait_until
 from tests.rigs.vllm.blocks import ScriptedBlocks
 from tests.rigs.vllm.config import config_of
-from tests.rigs.vllm.engine import kv_of
 from tests.rigs.vllm.fake_vllm import KVConnectorRole
+from tests.rigs.vllm.hybrid_memory import HybridMemory
 from tests.rigs.vllm.request import BLOCK, Request
 from tests.rigs.vllm.specs import (
     HEADS,
-    STATE_PADDING,
     WIDTH,
     FullAttentionSpec,
     MambaSpec,
@@ -52,7 +51,8 @@ class Tables:
 
 
 class HybridEngine:
-    """See the module. `windows`: of each group; `budget`: tokens of a step."""
+    """See the module. `windows`: of each group; `ranks`: workers, each with its heads of every layer; `budget`: tokens of a
+    step."""
 
     def __init__(
         self,
@@ -60,6 +60,8 @@ class HybridEngine:
         socket: str,
         *,
         windows: Sequence[int] = MIXED,
+        ranks: int = 1,
+        heads: int = HEADS,
         blocks: int = 200,
         budget: int = 4096,
         shows_tables: bool = False,
@@ -68,40 +70,45 @@ class HybridEngine:
         of_states: dict[str, Any] | None = None,
         **extra: Any,
     ) -> None:
-        """`shows_tables`: the plan's step has the tables as they are, as in later releases of vLLM. `is_odd`: the second layer
-        of a group has twice as many heads, which only workers see in its spec. `layers`: the numbers of the model's layers in
-        each group, LAYERS each; none: in a row. `of_states`: fields of the specs of states."""
+        """`heads`: of the whole model. `shows_tables`: the plan's step has the tables as they are, as in later releases of
+        vLLM. `is_odd`: the second layer of a group has twice as many heads, which only workers see in its spec. `layers`: the
+        numbers of the model's layers in each group, LAYERS each; none: in a row. `of_states`: fields of the specs of states."""
         self.of_states = of_states or {}
         self.windows = windows
         self.budget = budget
-        self.heads = [HEADS * (1 + is_odd * layer) for layer in range(LAYERS)]
-        self.kv = [torch.full((blocks, heads, BLOCK, WIDTH), 255, dtype=torch.uint8) for heads in self.heads]
+        here = max(1, heads // ranks)
+        self.heads = [here * (1 + is_odd * layer) for layer in range(LAYERS)]  # of a rank
         self.layers = layers or [range(LAYERS * group, LAYERS * (group + 1)) for group in range(len(windows))]
+        self.memory = HybridMemory(self.layers, self.heads, ranks=ranks, heads=heads, blocks=blocks)
         self.names = [[f"model.layers.{number}.attn" for number in numbers] for numbers in self.layers]
-        self.scheduler = connector(config_of(socket, **extra), KVConnectorRole.SCHEDULER, self._caches(blocks))
+        self.scheduler = connector(config_of(socket, ranks, **extra), KVConnectorRole.SCHEDULER, self._caches(blocks))
         worker_caches = self._caches(blocks, shows_each=is_odd)
-        self.worker = connector(config_of(socket, **extra), KVConnectorRole.WORKER, worker_caches)
-        self.worker.register_kv_caches(
-            {
-                name: self.kv[at] if window != STATE else self._states(at)
-                for names, window in zip(self.names, windows, strict=True)
-                for at, name in enumerate(names)
-            }
-        )
+        self.workers = [
+            connector(config_of(socket, ranks, rank, **extra), KVConnectorRole.WORKER, worker_caches)
+            for rank in range(ranks)
+        ]
+        for rank, worker in enumerate(self.workers):
+            worker.register_kv_caches(
+                {
+                    name: self.memory.kv[rank][at] if window != STATE else self.memory.states(rank, at)
+                    for names, window in zip(self.names, windows, strict=True)
+                    for at, name in enumerate(names)
+                }
+            )
         self.requests: list[Request] = []
         self.tables: dict[Request, list[list[int]]] = {}
-        self.blocks = ScriptedBlocks(blocks, self._overwrite, self._blocks_in_use)
+        self.blocks = ScriptedBlocks(blocks, self.memory.overwrite, self._blocks_in_use)
         self.scheduler.bind_gpu_block_pool(self.blocks)
         self.shows_tables = shows_tables
         self.wrong_reads = self.failed = self.blocks_most = 0
         self._arrived: set[str] = set()
+        self._received: Counter[str] = Counter()
         self._failed: set[str] = set()
 
-    def _states(self, layer: int) -> torch.Tensor:
-        """A layer's blocks as states, without their padding."""
-        blocks = self.kv[layer].flatten(1)
-        states: torch.Tensor = blocks[:, : blocks.shape[1] - STATE_PADDING].unflatten(1, (1, 1, -1))
-        return states
+    @property
+    def worker(self) -> Any:
+        """The first rank's half of the connector."""
+        return self.workers[0]
 
     def _caches(self, blocks: int, *, shows_each: bool = False) -> Any:
         """vLLM's KVCacheConfig; `shows_each`: with a spec for each layer, as workers alone are shown."""
@@ -120,10 +127,12 @@ class HybridEngine:
             for name, one in zip(names, made, strict=True):
                 page = one.page_size_bytes
                 tensors.append(SimpleNamespace(layers=[name], layer_stride=page * blocks, block_stride=page))
-        return SimpleNamespace(num_blocks=blocks, kv_cache_groups=groups, kv_tp_replicas=1, kv_cache_tensors=tensors)
+        return SimpleNamespace(
+            num_blocks=blocks, kv_cache_groups=groups, kv_tp_replicas=self.memory.replicas, kv_cache_tensors=tensors
+        )
 
     def close(self) -> None:
-        for half in (self.worker, self.scheduler):
+        for half in (*self.workers, self.scheduler):
             half.shutdown()
 
     def ask(self, name: str, tokens: list[int], **more: Any) -> Request:
@@ -277,33 +286,31 @@ class HybridEngine:
         return fresh
 
     def _forward(self, plan: bytes, scheduled: dict[Request, int]) -> None:
-        worker = self.worker
-        worker.handle_preemptions(pickle.loads(plan))
-        worker.bind_connector_metadata(pickle.loads(plan))
-        for group, names in enumerate(self.names):
-            for layer, name in enumerate(names if scheduled else ()):
-                worker.wait_for_layer_load(name)
-                for request, count in scheduled.items():
-                    self.wrong_reads += not self._is_right(request, group, layer)
-                    if self.windows[group] == STATE:
-                        self._write_state(request, group, layer, request.num_computed + count)
-                        continue
-                    for position in range(request.num_computed, request.num_computed + count):
-                        self._slot(request, group, layer, position).copy_(self._kv_of(request, group, layer, position))
-                worker.save_kv_layer(name, self.kv[layer], None)
-        worker.start_load_kv(None)
-        worker.wait_for_save()
-        transfers = worker.get_transfer_results(set())
-        assert not worker.get_block_ids_with_load_errors(), "vLLM cannot know whose they are"
-        assert transfers.failed_recving <= transfers.finished_recving
-        report = pickle.loads(pickle.dumps(worker.build_connector_worker_meta()))
-        worker.clear_connector_metadata()
-        self._failed |= transfers.failed_recving
-        self._arrived |= transfers.finished_recving
+        report: Any = None
+        for rank, worker in enumerate(self.workers):
+            worker.handle_preemptions(pickle.loads(plan))
+            worker.bind_connector_metadata(pickle.loads(plan))
+            for group, names in enumerate(self.names):
+                for layer, name in enumerate(names if scheduled else ()):
+                    worker.wait_for_layer_load(name)
+                    self._compute(rank, group, layer, scheduled)
+                    worker.save_kv_layer(name, self.memory.kv[rank][layer], None)
+            worker.start_load_kv(None)
+            worker.wait_for_save()
+            transfers = worker.get_transfer_results(set())
+            assert not worker.get_block_ids_with_load_errors(), "vLLM cannot know whose they are"
+            assert transfers.failed_recving <= transfers.finished_recving
+            meta = pickle.loads(pickle.dumps(worker.build_connector_worker_meta()))
+            report = meta if report is None else report.aggregate(meta)
+            worker.clear_connector_metadata()
+            self._failed |= transfers.failed_recving
+            self._received.update(transfers.finished_recving)
+        finished = {request_id for request_id, ranks in self._received.items() if ranks == len(self.workers)}
+        for request_id in finished:
+            del self._received[request_id]
+        self._arrived |= finished
         self.scheduler.update_connector_output(
-            SimpleNamespace(
-                kv_connector_worker_meta=report, finished_recving=transfers.finished_recving, invalid_block_ids=set()
-            )
+            SimpleNamespace(kv_connector_worker_meta=report, finished_recving=finished, invalid_block_ids=set())
         )
         for request, count in scheduled.items():
             request.num_computed += count
@@ -316,47 +323,26 @@ class HybridEngine:
                 self.requests.remove(request)
                 self._release(request)
 
+    def _compute(self, rank: int, group: int, layer: int, scheduled: dict[Request, int]) -> None:
+        """A rank's part of a layer: it reads what came before, and writes."""
+        window, memory = self.windows[group], self.memory
+        for request, count in scheduled.items():
+            table, computed = self.tables[request][group], request.num_computed
+            before, tokens = request.tokens[:computed], request.tokens[: computed + count]
+            if window == STATE:
+                self.wrong_reads += not memory.is_right_state(rank, group, layer, table=table, tokens=before)
+                memory.write_state(rank, group, layer, table=table, tokens=tokens)
+                continue
+            first = max(0, computed - window + 1) if window else 0
+            self.wrong_reads += not memory.is_right(rank, group, layer, table=table, tokens=before, first=first)
+            memory.write(rank, group, layer, table=table, tokens=tokens, first=computed)
+
     def _release(self, request: Request) -> None:
         left = [block for table in self.tables.pop(request, []) for block in table if block != NULL]
         self.blocks.give_back(left, overwrite=True)
 
-    def _overwrite(self, blocks: list[int]) -> None:
-        for tensor in self.kv:
-            tensor[blocks] = 254
-
     def _blocks_in_use(self) -> set[int]:
         return {block for tables in self.tables.values() for table in tables for block in table if block != NULL}
-
-    def _is_right(self, request: Request, group: int, layer: int) -> bool:
-        window = self.windows[group]
-        if window == STATE:
-            computed = request.num_computed
-            return not computed or torch.equal(
-                self._state(request, group, layer, computed), self._state_of(request, group, layer, computed)
-            )
-        first = max(0, request.num_computed - window + 1) if window else 0
-        return all(
-            torch.equal(self._slot(request, group, layer, position), self._kv_of(request, group, layer, position))
-            for position in range(first, request.num_computed)
-        )
-
-    def _slot(self, request: Request, group: int, layer: int, position: int) -> torch.Tensor:
-        return self.kv[layer][self.tables[request][group][position // BLOCK], :, position % BLOCK]
-
-    def _kv_of(self, request: Request, group: int, layer: int, position: int) -> torch.Tensor:
-        value = kv_of(self.layers[group][layer], 0, request.tokens[: position + 1], "")
-        return torch.cat([value] * (self.heads[layer] // HEADS))
-
-    def _state(self, request: Request, group: int, layer: int, tokens: int) -> torch.Tensor:
-        return self._states(layer)[self.tables[request][group][(tokens - 1) // BLOCK]].flatten()
-
-    def _state_of(self, request: Request, group: int, layer: int, tokens: int) -> torch.Tensor:
-        """The right state after so many tokens."""
-        value = self._kv_of(request, group, layer, tokens - 1).flatten()
-        return value.repeat(BLOCK)[: self._states(layer).shape[-1]]
-
-    def _write_state(self, request: Request, group: int, layer: int, tokens: int) -> None:
-        self._state(request, group, layer, tokens).copy_(self._state_of(request, group, layer, tokens))
 
 
 def flip_at_the_next_load(engine: Any, row: int) -> None:

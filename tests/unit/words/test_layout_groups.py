@@ -10,7 +10,7 @@ from kvpool.keys import DEFAULT_DOMAIN, root_key
 from kvpool.layout import Layout
 from kvpool.layouts.groups import GROUPS_MAX, Group, GroupRole
 from kvpool.protocol import versions
-from kvpool.protocol.records.groups import AcquireGroups
+from kvpool.protocol.records.groups import AcquireGroups, ReserveGroupShare
 
 SHAPE: dict[str, Any] = {"layers": 2, "kv_heads": 2, "head_dim": 16, "dtype": "float16"}
 FULL = Group(**SHAPE)
@@ -105,7 +105,8 @@ def test_the_wire_form_reads_back(layout: Layout) -> None:
     [
         *(None, 0, [], [[]], [[1]], [[2, 1, 100, 0], [2, 1, 100, 0]], [[2, 3, 0, 0]], [[2, 1, 0, 0]], [[2, 0, 5, 0]]),
         *([[2, 1, 100]], [[2, True, 100, 0]], [[2, 1, 100, GROUPS_MAX]], [[2, 1, 1 << 70, 0]], [[3]], [[3, 1]]),
-        *([[True, 1, 100, 0]], [[3, []]], [[3, ["full"] * 10]], [[4, 1]], [["2", 1, 100, 0]], [[3, [[]] * 10]]),
+        *([[True, 1, 100, 0]], [[3, []]], [[3, ["full"] * 10]], [[5, 1]], [["2", 1, 100, 0]], [[3, [[]] * 10]]),
+        *([[4, 2]], [[2, 1, 100, 0], [4, 2]]),
     ],
     ids=str,
 )
@@ -113,6 +114,43 @@ def test_a_wire_form_with_bad_entries_is_refused(entries: object) -> None:
     for layout in (HYBRID, HYBRID.of_group(1)):
         with pytest.raises(LayoutMismatch):
             Layout.from_wire([*layout.to_wire()[:-1], entries])
+
+
+def test_head_groups_of_groups_have_an_entry_of_their_own() -> None:
+    """Layouts without them are sent as they were."""
+    divided = replace(HYBRID, groups=(replace(FULL, head_groups=2), WINDOW, replace(WINDOW, head_groups=2), STATE))
+    wire: list[Any] = HYBRID.to_wire()
+    assert divided.to_wire() == [*wire[:-1], [*wire[-1], [4, 2, 1, 2, 1]]]
+    assert Layout.from_wire(divided.to_wire()) == divided
+    assert [part.head_groups for part in divided.group_layouts] == [2, 1, 2, 1]
+    assert versions.oldest_for(divided) == versions.SINCE[ReserveGroupShare]
+    for part in divided.group_layouts:
+        assert Layout.from_wire(part.to_wire()) == part
+        assert versions.oldest_for(part) == versions.SINCE[AcquireGroups]
+    plain, own = HYBRID.of_group(2).fingerprint(), divided.of_group(2).fingerprint()
+    assert own == plain[:-20] + b"".join(number.to_bytes(4, "little") for number in (1, 4, 2)) + plain[-20:]
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        (),
+        (2,),
+        (2, 1, 1, 1, 1),
+        (1, 1, 1, 1),
+        (0, 2, 1, 1),
+        (True, 2, 1, 1),
+        (3, 1, 1, 1),
+        (4, 1, 1, 1),
+        (1, 1, 1, 2),
+        "2111",
+    ],
+    ids=str,
+)
+def test_bad_head_groups_of_groups_are_refused(counts: Any) -> None:
+    wire: list[Any] = HYBRID.to_wire()
+    with pytest.raises(LayoutMismatch):
+        Layout.from_wire([*wire[:-1], [*wire[-1], [4, *counts]]])
 
 
 @pytest.mark.parametrize("position", range(10))
@@ -159,7 +197,8 @@ def test_a_layout_whose_groups_do_not_fit_is_refused_by_name(change: dict[str, A
         ({"kind": "window", "window": True}, "window is True"),
         ({"kind": "window", "window": 8, "state_bytes": 8}, "state_bytes is 8 of kind 'window'"),
         ({"kind": "state"}, "state_bytes is 0 of kind 'state'"),
-        ({"kind": "state", "state_bytes": 64}, "KV heads or blocks"),
+        ({"kind": "state", "state_bytes": 64, "kv_heads": 0, "head_dim": 0, "head_groups": 2}, "head groups"),
+        ({"kind": "state", "state_bytes": 64}, "KV heads, head groups or blocks"),
     ],
     ids=str,
 )

@@ -8,7 +8,13 @@ from kvpool_client.vllm.settings import Settings
 
 
 def engine_pool(
-    settings: Settings, guard: FailureGuard, layout: Layout, share: Share | None, *, model: str, revision: str
+    settings: Settings,
+    guard: FailureGuard,
+    layout: Layout,
+    share: Share | tuple[Share, ...] | None,
+    *,
+    model: str,
+    revision: str,
 ) -> Pool:
     """A Pool at the daemon that the settings name; warns where none answers yet."""
     pool = connect(

@@ -140,23 +140,25 @@ def geometry_of(
         # A stage with equal layers may still differ from other stages, which no process can see.
         raise Unserved("staged_groups", "layers have blocks of several kinds in an engine of several stages")
     replicas = _replicas(caches, kinds, parallel.tensor_parallel_size)
-    is_joint = bool(head_groups) and not has_groups and type(kinds[0].spec).__name__ == "FullAttentionSpec"
+    is_joint = bool(head_groups) and all(kind.is_divided_by_heads for kind in kinds)
     ranks = Ranks(parallel.tensor_parallel_size, replicas, stages, is_joint)
-    shapes = [_shape_of(config, caches, kind, form_of) for kind in kinds]
+    shapes = [
+        _joint_shape(config, caches, kind, ranks, head_groups=head_groups, form_of=form_of)
+        if is_joint
+        else _shape_of(config, caches, kind, form_of)
+        for kind in kinds
+    ]
     if has_groups:
         groups = tuple(_group_of(kind, shape) for kind, shape in zip(kinds, shapes, strict=True))
         layout = Layout(groups=groups, chunk_tokens=chunk_tokens, rank=None, world=ranks.shards)
-    elif is_joint:
-        layout = joint_layout(
-            config, caches, kinds[0], ranks, head_groups=head_groups, chunk_tokens=chunk_tokens, form_of=form_of
-        )
     else:
+        own = len(parts[0].layer_names)
         layout = Layout(
-            layers=max(stages, default=len(parts[0].layer_names)),
+            layers=stage_layers(stages, own) if is_joint else max(stages, default=own),
             chunk_tokens=chunk_tokens,
             rank=None,
             world=ranks.shards,
-            stages=stages,
+            stages=() if is_joint else stages,
             **shapes[0],
         )
     return Geometry(layout, parts, len(caches.kv_cache_groups), caches.num_blocks, hash_tokens, ranks)
@@ -190,17 +192,16 @@ def _check_state_bytes(parts: Sequence[Part], chunk_tokens: int) -> None:
             )
 
 
-def joint_layout(
+def _joint_shape(
     config: EngineConfig,
     caches: CacheConfig,
     kind: KindOfLayers,
     ranks: Ranks,
     *,
     head_groups: int,
-    chunk_tokens: int,
     form_of: FormOf,
-) -> Layout:
-    """The layout of chunks of which each rank has a part: the model's, whatever the engine's sizes are."""
+) -> dict[str, Any]:
+    """The geometry of a part's chunks of which each rank has some heads: the model's, whatever the engine's sizes are."""
     spec = kind.spec
     heads = int(getattr(spec, "num_kv_heads", 1))
     total = heads_of_model(heads, ranks, head_groups)
@@ -210,19 +211,15 @@ def joint_layout(
             "uneven_heads",
             f"a block of {heads} heads has {spec.page_size_bytes} bytes, expected whole bytes per token and head",
         )
-    return Layout(
-        layers=stage_layers(ranks.stages, len(kind.layer_names)),
-        kv_heads=total,
-        head_dim=head_bytes,
-        dtype="uint8",
-        chunk_tokens=chunk_tokens,
-        planes=1,
-        rank=None,
-        world=1,
-        format=_format(config, caches, spec, form_of(spec, 1), heads=total),
-        block_tokens=spec.block_size,
-        head_groups=head_groups,
-    )
+    return {
+        "kv_heads": total,
+        "head_dim": head_bytes,
+        "dtype": "uint8",
+        "planes": 1,
+        "format": _format(config, caches, spec, form_of(spec, 1), heads=total),
+        "block_tokens": spec.block_size,
+        "head_groups": head_groups,
+    }
 
 
 def _group_of(kind: KindOfLayers, shape: dict[str, Any]) -> Group:

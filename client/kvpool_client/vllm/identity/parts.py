@@ -22,6 +22,8 @@ from kvpool_client.vllm.surface import CacheConfig, CacheGroup, CacheSpec
 WHOLE_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
 WINDOW_ATTENTION = ("SlidingWindowSpec", "SlidingWindowMLASpec")
 STATES = ("MambaSpec",)
+# Kinds whose KV ranks of a tensor-parallel engine divide by heads.
+DIVIDED_BY_HEADS = ("FullAttentionSpec", "SlidingWindowSpec")
 # The mode in which vLLM keeps the states at ends of blocks, and names the blocks that they are in.
 KEPT_STATES = "align"
 # The block that stands in a table for those that vLLM has let go; nothing is ever written there that is read.
@@ -90,6 +92,12 @@ class KindOfLayers:
             raise Unserved("states_not_kept", f"mamba_cache_mode is {mode!r}, expected {KEPT_STATES!r}")
         if getattr(self.spec, "num_speculative_blocks", 0):
             raise Unserved("speculative_states", "states have tokens in them that a draft only proposes")
+
+    @property
+    def is_divided_by_heads(self) -> bool:
+        """Whether ranks of a tensor-parallel engine have heads each, whose number is known: that of layers with other blocks
+        than the first one's is shown to workers alone."""
+        return type(self.spec).__name__ in DIVIDED_BY_HEADS and self.block_bytes == self.spec.page_size_bytes
 
     @property
     def window(self) -> int:

@@ -61,16 +61,19 @@ class Ranks:
         """Ranks of a tensor-parallel group with different heads."""
         return self.tensor // self.replicas
 
-    def share_of(self, rank: int, layout: Layout) -> Share | None:
-        """What a rank has of a chunk; None where its chunks are its own. Requires: a layout for which `heads_of_model` came
-        back."""
+    def share_of(self, rank: int, layout: Layout) -> Share | tuple[Share, ...] | None:
+        """What a rank has of a chunk, with groups of each one's; None where its chunks are its own. Requires: a layout for
+        which `heads_of_model` came back; of one stage where it has groups."""
         if not self.is_joint:
             return None
         stage, tensor_rank = divmod(rank % self.count, self.tensor)
-        share = Share.of_rank(layout, tensor_rank // self.replicas, self.distinct)
+        shares = [Share.of_rank(part, tensor_rank // self.replicas, self.distinct) for part in layout.group_layouts]
+        if layout.groups:
+            assert not self.stages
+            return tuple(shares)
         if not self.stages:
-            return share
-        return Share(sum(self.stages[:stage]), self.stages[stage], share.first_group, share.groups)
+            return shares[0]
+        return Share(sum(self.stages[:stage]), self.stages[stage], shares[0].first_group, shares[0].groups)
 
 
 def heads_of_model(heads: int, ranks: Ranks, head_groups: int) -> int:

@@ -88,10 +88,10 @@ class GroupSaveTask(SaveTask):
         """Count what has an outcome, and leave the rest: of a full part all from the first declined chunk on."""
         states = dict(zip(list(left), result.states, strict=True))
         present = {chunk for chunk, state in states.items() if state == "present"}
-        self._count("saved_chunks", result.stored)
+        self._count("saved_chunks", result.stored + result.part)
         self._count("present_chunks", len(present - stored))
         self._count("clipped_chunks", result.clipped)
-        stored |= {chunk for chunk, state in states.items() if state == "stored"}
+        stored |= {chunk for chunk, state in states.items() if state in ("stored", "part")}
         for chunk, state in states.items():
             if state == "declined":
                 if part.is_full:

@@ -95,8 +95,11 @@ def test_a_first_engine_that_dies_amid_a_prompt_costs_its_rest(
 ) -> None:
     proxy, prefill, _ = served
     for number in range(PROMPTS_MAX):  # an engine can be through a prompt before a test on a busy processor stops it
-        asked, answers = prompt(950 + number, LONG), []
-        client, stored = _asked_until_a_chunk_is_stored(proxy, prefill, module_daemon, str(model(GROUPED)), asked, answers)
+        asked = prompt(950 + number, LONG)
+        answers: list[list[int]] = []
+        client, stored = _asked_until_a_chunk_is_stored(
+            proxy, prefill, module_daemon, str(model(GROUPED)), asked, answers
+        )
         if amid := 0 < stored < LONG // CHUNK_TOKENS:
             prefill.signal(signal.SIGKILL)
         else:

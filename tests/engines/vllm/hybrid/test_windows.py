@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.engines.vllm.conftest import StartEngine, wait_restored, wait_served
+from tests.engines.vllm.conftest import StartEngine, external_tokens, wait_restored, wait_served
 from tests.engines.vllm.rigs.arena_bits import turn_bits
 from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine, tokens_of_answer
 from tests.engines.vllm.rigs.prompts import prompt
@@ -16,12 +16,6 @@ LONG = 1500
 # Of all layers of all chunks of a prompt of LONG tokens: a full layer in four, and windows of a chunk before its end.
 STORED_SHARE_MAX = 0.6
 LITTLE_ROOM = {"hybrid": 70, "experts": 50, "windowed": 30}
-
-
-def external_tokens(engine: Engine) -> int:
-    """Tokens that vLLM took from the pool so far."""
-    shown = engine.ask("counters")
-    return int(sum(shown.get(f"kvpool_hit_tokens/{tier}", 0) for tier in ("dram", "ssd")))
 
 
 @pytest.fixture(scope="module", params=[HYBRID, EXPERTS, WINDOWED], ids=lambda geometry: geometry.name)

@@ -1,0 +1,239 @@
+"""Hybrid models whose ranks store parts of the same chunks: full layers and windows, each with head groups, of any size."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from kvpool.protocol.records import groups as gm
+from kvpool_client.save import Save
+from tests.rigs.daemon import Daemon, in_both_write_modes, wait_until
+from tests.rigs.groups.hybrid import CHUNK, assert_served, key_of, payloads
+from tests.rigs.payload import Bytes, tokens_of
+from tests.rigs.shares.rank_memory import RankMemory, expected_part
+
+FULL, WINDOW = 0, 1
+LAYOUT = kv.Layout(
+    chunk_tokens=CHUNK,
+    groups=(
+        kv.Group(layers=2, kv_heads=4, head_dim=16, dtype="float16", head_groups=4),
+        kv.Group(kind="window", window=2 * CHUNK - 5, layers=3, kv_heads=8, head_dim=8, dtype="float16", head_groups=4),
+    ),
+)
+CHUNKS, BLOCK_TOKENS = 5, 16
+WINDOWS = (3, 4)  # the chunks of the window that the only boundary needs
+SHAPE = {"layers": 1, "kv_heads": 4, "head_dim": 16}
+
+
+def shares_of(size: int, layout: kv.Layout = LAYOUT) -> list[list[kv.Share]]:
+    """The shares of an engine of this tensor-parallel size, by rank and group; of two pipeline stages where it is 0."""
+    if not size:
+        return [[kv.Share(0, 1, 0, 4), kv.Share(0, 2, 0, 4)], [kv.Share(1, 1, 0, 4), kv.Share(2, 1, 0, 4)]]
+    return [[kv.Share.of_rank(part, rank, size) for part in layout.group_layouts] for rank in range(size)]
+
+
+def connect(daemon: Daemon, shares: Sequence[kv.Share] | None, layout: kv.Layout = LAYOUT) -> kv.Pool:
+    return kv.connect(daemon.socket, model="test-model", layout=layout, share=shares, timeout_s=10.0)
+
+
+def keys_of(pool: kv.Pool, seed: int) -> kv.KeyChain:
+    return pool.keys(tokens_of(seed, CHUNKS * pool.layout.chunk_tokens + 1))
+
+
+def part_rows(keys: kv.KeyChain, shares: Sequence[kv.Share], chosen: Sequence[Sequence[int]]) -> list[Bytes]:
+    """What a rank's shares have of the chosen chunks of each group, contiguous."""
+    found = []
+    for rows, part, share in zip(payloads(keys, LAYOUT, chosen), LAYOUT.group_layouts, shares, strict=True):
+        extents = rows.reshape(len(rows), part.kv_extents, part.payload_bytes)[:, list(share.extents(part))]
+        found.append(np.ascontiguousarray(extents.reshape(len(rows), share.of_layout(part).chunk_bytes)))
+    return found
+
+
+def begin_part(pool: kv.Pool, seed: int) -> kv.GroupSave:
+    keys = keys_of(pool, seed)
+    return pool.groups.save(keys, from_=part_rows(keys, pool.shares, pool.groups.chunks_to_save(keys)))
+
+
+def save_part(daemon: Daemon, shares: Sequence[kv.Share], seed: int) -> kv.GroupSaveResult:
+    """A rank connects and saves its part of a prompt's chunks."""
+    with connect(daemon, shares) as pool:
+        return begin_part(pool, seed).commit()
+
+
+def save_paged(pool: kv.Pool, seed: int) -> kv.GroupSaveResult:
+    """Save a rank's part out of paged memory, layer by layer, the last one first."""
+    keys = keys_of(pool, seed)
+    named = pool.groups.chunks_to_save(keys)
+    caches, ids = [], []
+    for group, (part, share) in enumerate(zip(pool.layout.group_layouts, pool.shares, strict=True)):
+        memory = RankMemory(part, share, blocks=2 * CHUNKS, block_tokens=BLOCK_TOKENS, memory="kv_first")
+        of_group = np.random.default_rng(group).permutation(2 * CHUNKS).reshape(CHUNKS, 2)
+        for chunk in named[group]:
+            memory.fill(of_group[chunk].tolist(), expected_part(key_of(keys, group, chunk), part, share))
+        caches.append(pool.register(memory.arrays, block_tokens=BLOCK_TOKENS, form=memory.form, group=group))
+        ids.append(of_group[list(named[group])].reshape(-1))
+    save = pool.groups.save(keys, caches, ids)
+    for group, share in enumerate(pool.shares):
+        for layer in reversed(range(share.layers)):
+            save.layer(group, layer)
+    return save.commit()
+
+
+def assert_part_loads(daemon: Daemon, shares: Sequence[kv.Share], seed: int) -> None:
+    """A rank finds and loads its part of all that a hit needs."""
+    with connect(daemon, shares) as pool:
+        keys = keys_of(pool, seed)
+        hit = pool.lookup(keys)
+        assert hit.chunks == CHUNKS
+        with pool.acquire(hit) as lease:
+            assert isinstance(lease, kv.GroupLease)
+            expected = part_rows(keys, shares, lease.ranges)
+            into = [np.zeros_like(rows) for rows in expected]
+            load = pool.groups.load(lease, into=into)
+            assert all(
+                load.wait_layer(group, layer) for group, share in enumerate(shares) for layer in range(share.layers)
+            )
+            assert load.wait() == kv.LoadResult(CHUNKS, CHUNKS * CHUNK, "complete")
+        for right, here in zip(expected, into, strict=True):
+            assert np.array_equal(right, here)
+
+
+@in_both_write_modes
+@pytest.mark.parametrize("written", [1, 2, 4, 8, 0])
+def test_every_size_loads_what_the_ranks_of_another_stored(daemon: Daemon, written: int) -> None:
+    pools = [connect(daemon, shares) for shares in shares_of(written)]
+    results = [save_paged(pool, 1) for pool in pools]
+    writers = [result for result in results if not result.present]
+    for result in writers[:-1]:
+        assert result.stored == 0
+        assert result.part
+        assert result.declined == 0
+    assert [entry.stored for entry in writers[-1].groups] == [CHUNKS, len(WINDOWS)]
+    assert sum(result.stored for result in results) == CHUNKS + len(WINDOWS)
+    for pool in pools:
+        pool.close()
+    for shares in itertools.chain.from_iterable(shares_of(size) for size in (1, 2, 4, 8, 0)):
+        assert_part_loads(daemon, shares, 1)
+    with connect(daemon, None) as whole:
+        assert_served(whole, keys_of(whole, 1), CHUNKS)
+    assert daemon.problems() == []
+    assert daemon.stats()["joint_chunks"] == 0
+
+
+@pytest.mark.parametrize("group", [FULL, WINDOW])
+def test_a_rank_that_gives_one_group_up_leaves_a_miss_until_it_comes_again(daemon: Daemon, group: int) -> None:
+    left, right = shares_of(2)
+    assert save_part(daemon, left, 2).part == CHUNKS + len(WINDOWS)
+    with connect(daemon, right) as pool:
+        keys = keys_of(pool, 2)
+        chosen: list[Sequence[int]] = [range(CHUNKS), WINDOWS]
+        chosen[group] = ()
+        stored = pool.groups.save(keys, chosen=chosen, from_=part_rows(keys, right, chosen)).commit()
+        assert stored.groups[group].stored == 0
+        assert stored.groups[1 - group].declined == 0
+        assert pool.lookup(keys).chunks == 0
+        again = begin_part(pool, 2).commit()
+        assert again.groups[group].stored == [CHUNKS, len(WINDOWS)][group]
+        assert again.groups[1 - group].present == [CHUNKS, len(WINDOWS)][1 - group]
+    for shares in shares_of(4):
+        assert_part_loads(daemon, shares, 2)
+
+
+def test_a_connection_that_ends_amid_its_part_leaves_others_whole(daemon: Daemon) -> None:
+    left, right = shares_of(2)
+    pool = connect(daemon, right)
+    begin_part(pool, 3)
+    assert save_part(daemon, left, 3).part == CHUNKS + len(WINDOWS)
+    assert save_part(daemon, right, 3).reasons["pending"] == CHUNKS + len(WINDOWS)
+    pool.close()
+    wait_until(lambda: daemon.stats()["reservations"] == 0, "its reservations end")
+    assert save_part(daemon, right, 3).stored == CHUNKS + len(WINDOWS)
+    assert_part_loads(daemon, shares_of(1)[0], 3)
+
+
+def test_incomplete_chunks_of_every_group_expire(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon(server__reservation_ttl="300ms")
+    left, right = shares_of(2)
+    assert save_part(daemon, left, 4).part == CHUNKS + len(WINDOWS)
+    wait_until(lambda: daemon.stats()["joint_chunks"] == 0, "the incomplete chunks expire")
+    assert daemon.stats()["joint_expired_chunks"] == CHUNKS + len(WINDOWS)
+    for shares in (right, left):
+        result = save_part(daemon, shares, 4)
+    assert result.stored == CHUNKS + len(WINDOWS)
+    assert_part_loads(daemon, right, 4)
+
+
+def test_what_was_stored_in_parts_is_served_from_disk(start_daemon: Callable[..., Daemon], tmp_path: object) -> None:
+    daemon = start_daemon(ssd__path=f"{tmp_path}/ssd", ssd__capacity="64MiB", ssd__write_through="true")
+    for shares in shares_of(4):
+        save_part(daemon, shares, 5)
+    wait_until(lambda: daemon.stats()["ssd.chunks"] == CHUNKS + len(WINDOWS), "all chunks are on disk")
+    daemon.stop()
+    daemon.start()
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    for shares in shares_of(2):
+        assert_part_loads(daemon, shares, 5)
+    assert daemon.problems() == []
+
+
+def test_one_ticket_is_claimed_by_each_rank(daemon: Daemon) -> None:
+    save_part(daemon, shares_of(1)[0], 6)
+    with connect(daemon, None, replace(LAYOUT, rank=None)) as scheduler:
+        keys = keys_of(scheduler, 6)
+        with scheduler.acquire(scheduler.lookup(keys)) as lease:
+            ticket = lease.ticket(claims=2)
+    pools = [connect(daemon, shares) for shares in shares_of(2)]
+    for pool in pools:
+        with pool.claim(ticket) as lease:
+            assert isinstance(lease, kv.GroupLease)
+            expected = part_rows(keys, pool.shares, lease.ranges)
+            into = [np.zeros_like(rows) for rows in expected]
+            assert pool.groups.load(lease, into=into).wait().chunks == CHUNKS
+        assert all(np.array_equal(right, here) for right, here in zip(expected, into, strict=True))
+    assert pools[0].claim(ticket).chunks == 0
+    for pool in pools:
+        pool.close()
+    wait_until(lambda: daemon.stats()["tickets"] == 0, "no ticket is left")
+
+
+def test_an_earlier_daemon_stores_no_parts_of_groups(daemon: Daemon) -> None:
+    with connect(daemon, shares_of(2)[0]) as pool:
+        session = pool._link.session
+        assert session is not None
+        session.welcome = replace(session.welcome, protocol=10)
+        assert begin_part(pool, 7).commit().reasons == {"other": CHUNKS + len(WINDOWS)}
+
+
+def test_a_commit_names_the_group_of_its_reservation(daemon: Daemon) -> None:
+    """A part of one group's chunks is never counted as one of another's."""
+    with connect(daemon, shares_of(2)[0]) as pool:
+        session = pool._link.session
+        assert session is not None
+        save: Save = begin_part(pool, 8)._saves[FULL][0]
+        with pytest.raises(kv.KVPoolError, match="of another group"):
+            session.call(gm.CommitGroup(WINDOW, save._reservation, bytes(4 * 4), b"", b""), gm.CommitGroup)
+
+
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [
+        (kv.Share(0, 2), r"share is Share.* expected a kvpool_client.Share for each of 2 groups"),
+        ([kv.Share(0, 2)], "for each of 2 groups"),
+        ([kv.Share(0, 2, 0, 4), None], "share is NoneType"),
+        ([kv.Share(0, 2, 0, 4), kv.Share(0, 4)], "expected some of the layout's 3"),
+        ([kv.Share(0, 2, 0, 4), kv.Share(0, 3, 2, 4)], "expected some of the layout's 4"),
+    ],
+    ids=str,
+)
+def test_shares_that_do_not_fit_the_groups_are_refused_by_name(daemon: Daemon, share: object, message: str) -> None:
+    with pytest.raises(kv.InvalidArgument, match=message):
+        kv.connect(daemon.socket, model="test-model", layout=LAYOUT, share=share)  # type: ignore[arg-type]
+
+
+def test_a_plain_layout_takes_one_share(daemon: Daemon) -> None:
+    layout = kv.Layout(**SHAPE, dtype="float16", chunk_tokens=32, head_groups=4)  # type: ignore[arg-type]
+    with pytest.raises(kv.InvalidArgument, match="share is list"):
+        kv.connect(daemon.socket, model="test-model", layout=layout, share=[kv.Share(0, 1)])

@@ -1,0 +1,104 @@
+"""Hybrid models on engines of different tensor-parallel sizes that share chunks through the vLLM connector."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.rigs.daemon import Daemon, wait_until
+
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from tests.rigs.vllm.hybrid_engine import STATE, flip_at_the_next_load
+from tests.rigs.vllm.request import BLOCK, Request
+from tests.rigs.vllm.setting import CHUNK, prompt
+from tests.rigs.vllm.specs import STATE_PADDING, WIDTH
+
+pytestmark = pytest.mark.torch
+StartEngine = Callable[..., Any]
+HEADS = 4
+WINDOW = 12
+WINDOWS = (0, WINDOW, WINDOW)
+RUN = -(-WINDOW // CHUNK)
+WHOLE = 5
+TOKENS = prompt(1, WHOLE * CHUNK + 3)
+STATE_BYTES = BLOCK * WIDTH  # as many as a block of one head has
+CHUNKS = WHOLE + 2 * RUN
+SIZES = (1, 2, 4, 8)
+
+
+def joint(start: StartEngine, ranks: int, **more: Any) -> Any:
+    options: dict[str, Any] = {"windows": WINDOWS, "heads": HEADS, "kvpool__head_groups": HEADS, **more}
+    return start(ranks=ranks, **options)
+
+
+@pytest.mark.parametrize("writer", SIZES)
+def test_every_size_reads_what_another_one_has_stored(writer: int, start: StartEngine, daemon: Daemon) -> None:
+    assert joint(start, writer).ask("cold", TOKENS).offers == [0]
+    wait_until(lambda: int(daemon.stats()["dram.chunks"]) == CHUNKS, "every chunk is whole, and stored once")
+    for reader in SIZES:
+        assert joint(start, reader).ask(f"of {reader}", TOKENS).offers == [WHOLE * CHUNK]
+    assert int(daemon.stats()["dram.chunks"]) == CHUNKS
+    assert not daemon.problems()
+
+
+@pytest.mark.parametrize("windows", [(WINDOW,), (0, 8, 20)], ids=str)
+def test_windows_alone_or_of_several_lengths_are_shared(windows: tuple[int, ...], start: StartEngine) -> None:
+    joint(start, 2, windows=windows).ask("cold", TOKENS)
+    for reader in (1, 4):
+        assert joint(start, reader, windows=windows).ask("warm", TOKENS).offers == [WHOLE * CHUNK]
+
+
+@pytest.mark.parametrize("budget", [7, BLOCK - 1, 3 * CHUNK + 1])
+def test_prompts_in_pieces_are_stored_by_ranks_and_loaded_by_another_size(budget: int, start: StartEngine) -> None:
+    for engine in (joint(start, 4, budget=budget), joint(start, 2, budget=budget)):
+        requests = [Request(f"r{number}", prompt(number, 4 * CHUNK + number), new_tokens=3) for number in range(1, 5)]
+        engine.run(*requests)
+    assert [request.offers for request in requests] == [[4 * CHUNK]] * 4
+
+
+@pytest.mark.parametrize("row", [0, WHOLE, WHOLE + RUN], ids=["full", "window", "other-window"])
+def test_a_flipped_bit_fails_the_load_of_all_ranks(row: int, start: StartEngine) -> None:
+    joint(start, 1).ask("cold", TOKENS)
+    engine = joint(start, 2)
+    flip_at_the_next_load(engine, row)
+    assert engine.ask("spoilt", TOKENS).offers == [WHOLE * CHUNK, 0]
+    assert engine.failed == 1
+    assert joint(start, 4).ask("again", TOKENS).offers == [WHOLE * CHUNK]
+
+
+def test_engines_without_head_groups_share_with_their_own_size_alone(start: StartEngine) -> None:
+    joint(start, 2).ask("cold", TOKENS)
+    assert start(windows=WINDOWS, heads=HEADS, ranks=2).ask("apart", TOKENS).offers == [0]
+    assert joint(start, 2, kvpool__head_groups=2).ask("fewer groups", TOKENS).offers == [0]
+    assert start(windows=WINDOWS, heads=HEADS, ranks=2).ask("apart again", TOKENS).offers == [WHOLE * CHUNK]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"is_odd": True},  # the scheduler does not see how many heads the second layer of a group has
+        {
+            "windows": (STATE, 0),
+            "of_states": {"page_size_bytes": STATE_BYTES, "shapes": ((STATE_BYTES - STATE_PADDING,),)},
+        },
+    ],
+    ids=["uneven-layers", "states"],
+)
+def test_layers_that_are_not_divided_by_known_heads_share_with_their_own_size_alone(
+    model: dict[str, Any], start: StartEngine
+) -> None:
+    """A rank has one head in both sizes: of models of 2 and 4 heads."""
+    two, four = {"heads": 2, "kvpool__head_groups": 2, **model}, {"heads": 4, "kvpool__head_groups": 4, **model}
+    joint(start, 2, **two).ask("cold", TOKENS)
+    assert joint(start, 2, **two).ask("of the same size", TOKENS).offers == [WHOLE * CHUNK]
+    assert joint(start, 4, **four).ask("of another size", TOKENS).offers == [0]
+
+
+@pytest.mark.parametrize(("ranks", "groups"), [(2, 3), (2, 1), (4, 2), (1, 8)], ids=str)
+def test_head_groups_that_ranks_or_heads_cannot_be_divided_for_are_refused(
+    ranks: int, groups: int, start: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = joint(start, ranks, kvpool__head_groups=groups)
+    assert engine.ask("cold", TOKENS).offers == [0]
+    assert f"kvpool.head_groups is {groups}, expected a divisor of 4 KV heads" in caplog.text
