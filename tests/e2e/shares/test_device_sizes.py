@@ -12,11 +12,14 @@ import pytest
 import kvpool_client as kv
 import kvpool_native
 from kvpool.errors import LayoutMismatch
+from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.device.driver import open_device
+from tests.e2e.shares import test_group_sizes as group_sizes
 from tests.e2e.shares.test_joint_saves import BLOCK_TOKENS, BLOCKS, CHUNKS, IDS, LAYOUT, assert_loads, shares_of
 from tests.rigs.daemon import Daemon, in_both_write_modes
 from tests.rigs.device import emulated
 from tests.rigs.device.engine import EngineArray, use_emulated_driver
+from tests.rigs.groups.hybrid import key_of
 from tests.rigs.payload import store, tokens_of
 from tests.rigs.shares.rank_memory import Items, RankMemory, expected_part
 
@@ -54,10 +57,10 @@ class DeviceRank:
         self._owned = owned
         self.arrays = [Seen(array, host) for array, host in zip(self._arrays, self.host.arrays, strict=True)]
 
-    def fill(self, keys: kv.KeyChain) -> None:
-        """Write its part of every chunk."""
-        for chunk in range(len(keys)):
-            self.host.fill(IDS[chunk].tolist(), expected_part(keys[chunk], self.host.layout, self.share))
+    def fill(self, keys: Sequence[bytes]) -> None:
+        """Write its part of the chunks with these keys."""
+        for chunk, key in enumerate(keys):
+            self.host.fill(IDS[chunk].tolist(), expected_part(key, self.host.layout, self.share))
         for array, owned in zip(self._arrays, self._owned, strict=True):
             array.write(owned)
 
@@ -78,7 +81,7 @@ def load_all(pool: kv.Pool, rank: DeviceRank, keys: kv.KeyChain) -> kv.LoadResul
 
 def save_all(pool: kv.Pool, keys: kv.KeyChain) -> kv.SaveResult:
     rank = DeviceRank(pool.layout, pool.shares[0])
-    rank.fill(keys)
+    rank.fill([keys[chunk] for chunk in range(len(keys))])
     cache = pool.register(rank.arrays, block_tokens=BLOCK_TOKENS, form=rank.form)
     with pool.save(keys, cache, IDS[: len(keys)].reshape(-1)) as save:
         for layer in reversed(range(pool.shares[0].layers)):
@@ -105,6 +108,43 @@ def test_every_size_loads_what_any_other_stored(device: kvpool_native.Device, da
         for share in shares_of(2):
             assert_loads(daemon, LAYOUT, share, seed)
     assert daemon.problems() == []
+
+
+@in_both_write_modes
+def test_ranks_of_a_hybrid_model_load_what_another_size_stored(device: kvpool_native.Device, daemon: Daemon) -> None:
+    assert device is not None
+    for shares in group_sizes.shares_of(2):
+        with group_sizes.connect(daemon, shares) as pool:
+            keys = group_sizes.keys_of(pool, 30)
+            named = pool.groups.chunks_to_save(keys)
+            ranks, caches = _group_caches(pool)
+            for group, (rank, chunks) in enumerate(zip(ranks, named, strict=True)):
+                rank.fill([key_of(keys, group, chunk) for chunk in chunks])
+            result = pool.groups.save(keys, caches, [IDS[: len(chunks)].reshape(-1) for chunks in named]).commit()
+            assert result.stored + result.part == CHUNKS + len(group_sizes.WINDOWS)
+    for shares in group_sizes.shares_of(4):
+        with group_sizes.connect(daemon, shares) as pool:
+            keys = group_sizes.keys_of(pool, 30)
+            ranks, caches = _group_caches(pool)
+            with pool.acquire(pool.lookup(keys)) as lease:
+                assert isinstance(lease, kv.GroupLease)
+                ids = [IDS[: len(chunks)].reshape(-1) for chunks in lease.ranges]
+                assert pool.groups.load(lease, caches, ids).wait().chunks == CHUNKS
+                for group, (rank, leased) in enumerate(zip(ranks, lease.ranges, strict=True)):
+                    for place, chunk in enumerate(leased):
+                        right = expected_part(key_of(keys, group, chunk), rank.host.layout, rank.share)
+                        assert np.array_equal(rank.chunk(IDS[place].tolist()), right)
+    assert daemon.problems() == []
+
+
+def _group_caches(pool: kv.Pool) -> tuple[list[DeviceRank], list[Cache]]:
+    """A rank's memory of each group, and its registration."""
+    ranks = [DeviceRank(part, share) for part, share in zip(pool.layout.group_layouts, pool.shares, strict=True)]
+    caches = [
+        pool.register(rank.arrays, block_tokens=BLOCK_TOKENS, form=rank.form, group=group)
+        for group, rank in enumerate(ranks)
+    ]
+    return ranks, caches
 
 
 @pytest.mark.parametrize("extent", [2, 3, 30])

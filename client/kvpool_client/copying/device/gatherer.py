@@ -84,7 +84,9 @@ class _DeviceGathering:
         try:
             if self._event is None and self._is_engine_done(timeout_s):
                 self._event = self._queue()
-            self._is_gathered = self._event is not None and self._event.wait(timeout_s)
+            if self._event is not None and self._event.wait(timeout_s):
+                self._fill()  # before the daemon copies: the window may have held extents of other payloads
+                self._is_gathered = True
         except RuntimeError:  # the device refuses: the save is given up, nothing is published
             self._blocks.end_saves()
             self._is_cancelled = True
@@ -107,11 +109,12 @@ class _DeviceGathering:
     def checksums(self) -> bytes:
         """CRC-32C of the bytes in the window."""
         assert self._is_gathered
-        sums = []
+        starts = self._starts.tolist()
+        return b"".join(self._extents.checksums(self._staging, start, self._piece.layers) for start in starts)
+
+    def _fill(self) -> None:
         for start in self._starts.tolist():
             self._extents.fill(self._staging, start, self._piece.layers)
-            sums.append(self._extents.checksums(self._staging, start, self._piece.layers))
-        return b"".join(sums)
 
     def _is_engine_done(self, timeout_s: float) -> bool:
         while self._marks:
