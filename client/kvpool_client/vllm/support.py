@@ -120,11 +120,13 @@ TABLE = (
         "speculative_states",
         "start vLLM without --speculative-config",
     ),
+    Entry("chunked local attention (Llama 4)", "yes: as a window of one of its pieces"),
     Entry(
-        "chunked local attention, encoders",
+        "encoders, cross attention",
         "no",
         "other_attention",
-        "serve a model whose layers have full attention, sliding windows or recurrent states; others run without the pool",
+        "serve a model whose layers have full or local attention, sliding windows or recurrent states; others run without "
+        "the pool",
     ),
     Entry(
         "sliding windows or several kinds of blocks in an engine of several pipeline stages",

@@ -27,6 +27,7 @@ from tests.rigs.vllm.request import BLOCK, Request
 from tests.rigs.vllm.specs import (
     HEADS,
     WIDTH,
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     MambaSpec,
     SlidingWindowSpec,
@@ -65,16 +66,18 @@ class HybridEngine:
         blocks: int = 200,
         budget: int = 4096,
         shows_tables: bool = False,
+        is_local: bool = False,
         is_odd: bool = False,
         layers: Sequence[Sequence[int]] = (),
         of_states: dict[str, Any] | None = None,
         **extra: Any,
     ) -> None:
         """`heads`: of the whole model. `shows_tables`: the plan's step has the tables as they are, as in later releases of
-        vLLM. `is_odd`: the second layer of a group has twice as many heads, which only workers see in its spec. `layers`: the
-        numbers of the model's layers in each group, LAYERS each; none: in a row. `of_states`: fields of the specs of states."""
+        vLLM. `is_local`: windows are pieces of a prompt. `is_odd`: the second layer of a group has twice as many heads, which
+        only workers see in its spec. `layers`: the numbers of the model's layers in each group, LAYERS each; none: in a row.
+        `of_states`: fields of the specs of states."""
         self.of_states = of_states or {}
-        self.windows = windows
+        self.windows, self.is_local = windows, is_local
         self.budget = budget
         here = max(1, heads // ranks)
         self.heads = [here * (1 + is_odd * layer) for layer in range(LAYERS)]  # of a rank
@@ -117,6 +120,8 @@ class HybridEngine:
             made: list[Any] = [
                 MambaSpec(**self.of_states)
                 if window == STATE
+                else ChunkedLocalAttentionSpec(page_size_bytes=page, num_kv_heads=heads, attention_chunk_size=window)
+                if window and self.is_local
                 else SlidingWindowSpec(page_size_bytes=page, num_kv_heads=heads, sliding_window=window)
                 if window
                 else FullAttentionSpec(page_size_bytes=page, num_kv_heads=heads)
@@ -264,10 +269,18 @@ class HybridEngine:
         request.state = "waiting" if request.is_fresh else "resumed"
         return True
 
+    def _first_read(self, window: int, computed: int) -> int:
+        """The first token that the next one attends to."""
+        if window == STATE:
+            return max(0, computed - 1)
+        if self.is_local and window:
+            return computed // window * window
+        return max(0, computed - window + 1) if window else 0
+
     def _slide(self, request: Request, ahead: int = 0) -> None:
         """Let go of the blocks that no window reaches back to; `ahead`: or begin the tables without them."""
         for window, table in zip(self.windows, self.tables[request], strict=True):
-            gone = max(0, request.num_computed - (window if window != STATE else 2) + 1) // BLOCK if window else 0
+            gone = self._first_read(window, request.num_computed) // BLOCK
             if ahead:
                 table += [NULL] * (gone - len(table))
             for place in range(min(gone, len(table))):
@@ -333,7 +346,7 @@ class HybridEngine:
                 self.wrong_reads += not memory.is_right_state(rank, group, layer, table=table, tokens=before)
                 memory.write_state(rank, group, layer, table=table, tokens=tokens)
                 continue
-            first = max(0, computed - window + 1) if window else 0
+            first = self._first_read(window, computed)
             self.wrong_reads += not memory.is_right(rank, group, layer, table=table, tokens=before, first=first)
             memory.write(rank, group, layer, table=table, tokens=tokens, first=computed)
 

@@ -28,6 +28,13 @@ class SlidingWindowSpec(FullAttentionSpec):
 
 
 @dataclass
+class ChunkedLocalAttentionSpec(FullAttentionSpec):
+    """Layers that attend to the tokens of the same piece of the prompt."""
+
+    attention_chunk_size: int = BLOCK
+
+
+@dataclass
 class MambaSpec:
     """Layers with a recurrent state, a block for each, padded to the blocks of attention."""
 

@@ -5,6 +5,7 @@ their blocks, it is several parts. An engine of one part that needs every chunk 
 
     full      attention to all tokens        every chunk
     window    a sliding window               the last chunks before a hit's end
+              attention within pieces of a prompt (chunked local attention): no further back than a window of a piece
     state     a recurrent state (Mamba, linear attention)   the last chunk: the block at its end
 
 Raises Unserved for kinds that no chunk can hold. Pure but for reading attributes; any thread.
@@ -21,9 +22,10 @@ from kvpool_client.vllm.surface import CacheConfig, CacheGroup, CacheSpec
 # Kinds that keep every block of every token for the whole life of a request.
 WHOLE_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
 WINDOW_ATTENTION = ("SlidingWindowSpec", "SlidingWindowMLASpec")
+LOCAL_ATTENTION = ("ChunkedLocalAttentionSpec",)
 STATES = ("MambaSpec",)
 # Kinds whose KV ranks of a tensor-parallel engine divide by heads.
-DIVIDED_BY_HEADS = ("FullAttentionSpec", "SlidingWindowSpec")
+DIVIDED_BY_HEADS = ("FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec")
 # The mode in which vLLM keeps the states at ends of blocks, and names the blocks that they are in.
 KEPT_STATES = "align"
 # The block that stands in a table for those that vLLM has let go; nothing is ever written there that is read.
@@ -31,13 +33,17 @@ NULL_BLOCK = 0
 # What a state's bytes are.
 STATE_FACTS = ("mamba_type", "shapes", "dtypes")
 # Fields that must be equal in all layers of a part.
-SPEC_FACTS = ("block_size", "page_size_bytes", "num_kv_heads", "head_size", "dtype", "sliding_window", *STATE_FACTS)
+SPEC_FACTS = (
+    *("block_size", "page_size_bytes", "num_kv_heads", "head_size", "dtype", "sliding_window", "attention_chunk_size"),
+    *STATE_FACTS,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """Layers that are one group of the layout, or all layers. `table`: the number of vLLM's group, whose block table they have;
-    `window`: tokens that they attend to, 0: all; `run`: how many chunks before a hit's end that needs."""
+    `window`: tokens that they attend to, 0: all; `run`: how many chunks before a hit's end that needs; `is_local`: the window
+    is the piece of the prompt that a token is in, which is let go as a whole."""
 
     table: int
     layer_names: tuple[str, ...]
@@ -46,6 +52,7 @@ class Part:
     kind: str
     window: int
     run: int
+    is_local: bool = False
 
     @property
     def is_full(self) -> bool:
@@ -56,6 +63,13 @@ class Part:
     def is_state(self) -> bool:
         """Whether a chunk is the state at its end, in one block."""
         return self.kind == STATE
+
+    def oldest_token(self, computed: int) -> int:
+        """The first token whose block a request with so many computed ones still has: vLLM lets go of those that the next one
+        does not attend to."""
+        if self.is_local:
+            return computed // self.window * self.window
+        return max(0, computed - self.window + 1) if self.window else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +89,7 @@ class KindOfLayers:
         name = type(self.spec).__name__
         if name in WHOLE_ATTENTION:
             return FULL
-        if name in WINDOW_ATTENTION:
+        if name in WINDOW_ATTENTION + LOCAL_ATTENTION:
             return WINDOW
         if name in STATES:
             self._check_states()
@@ -83,7 +97,7 @@ class KindOfLayers:
         raise Unserved(
             "other_attention",
             f"a KV cache group is of kind {name}, expected one of "
-            f"{', '.join((*WHOLE_ATTENTION, *WINDOW_ATTENTION, *STATES))}",
+            f"{', '.join((*WHOLE_ATTENTION, *WINDOW_ATTENTION, *LOCAL_ATTENTION, *STATES))}",
         )
 
     def _check_states(self) -> None:
@@ -100,9 +114,15 @@ class KindOfLayers:
         return type(self.spec).__name__ in DIVIDED_BY_HEADS and self.block_bytes == self.spec.page_size_bytes
 
     @property
+    def is_local(self) -> bool:
+        """Whether these layers attend within pieces of a prompt."""
+        return type(self.spec).__name__ in LOCAL_ATTENTION
+
+    @property
     def window(self) -> int:
-        """Tokens of a sliding window; 0 without one."""
-        return int(getattr(self.spec, "sliding_window", 0) or 0) if self.kind == WINDOW else 0
+        """Tokens of a sliding window, or of a piece; 0 without one."""
+        name = "attention_chunk_size" if self.is_local else "sliding_window"
+        return int(getattr(self.spec, name, 0) or 0) if self.kind == WINDOW else 0
 
     def part(self, chunk_tokens: int) -> Part:
         """The part that these layers are with such chunks."""
@@ -114,6 +134,7 @@ class KindOfLayers:
             kind=self.kind,
             window=self.window,
             run=1 if self.kind == STATE else -(-self.window // chunk_tokens),
+            is_local=self.is_local,
         )
 
 

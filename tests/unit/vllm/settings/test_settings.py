@@ -21,7 +21,7 @@ from tests.rigs.vllm.specs import HEADS, NAMES, TOKEN_BYTES, WIDTH, FullAttentio
 pytestmark = pytest.mark.torch
 
 
-class ChunkedLocalAttentionSpec(FullAttentionSpec):
+class CrossAttentionSpec(FullAttentionSpec):
     """Tokens attend to those since the last multiple of a number."""
 
 
@@ -126,7 +126,7 @@ def test_everything_that_changes_bytes_is_in_the_format() -> None:
 @pytest.mark.parametrize(
     ("caches", "config", "message"),
     [
-        (caches_of(8, spec=ChunkedLocalAttentionSpec()), {}, "ChunkedLocalAttentionSpec"),
+        (caches_of(8, spec=CrossAttentionSpec()), {}, "CrossAttentionSpec"),
         (SimpleNamespace(num_blocks=8, kv_cache_groups=[]), {}, "no KV cache"),
         (None, {"prefill_context_parallel_size": 2}, "prefill_context_parallel_size is 2"),
         (None, {"calculate_kv_scales": True}, "KV scales"),

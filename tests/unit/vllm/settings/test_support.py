@@ -20,7 +20,7 @@ pytestmark = pytest.mark.torch
 PAGE = Path(__file__).parents[4] / "docs" / "engines.md"
 
 
-class ChunkedLocalAttentionSpec(FullAttentionSpec):
+class CrossAttentionSpec(FullAttentionSpec):
     """Attention to the tokens of one piece."""
 
 
@@ -75,7 +75,7 @@ REFUSED: dict[str, Callable[[Any, Any], None]] = {
     "context_parallel": on("parallel_config", decode_context_parallel_size=2),
     "several_nodes": on("parallel_config", tensor_parallel_size=16, nnodes=2),
     "unknown_weights": on("model_config", revision="main"),
-    "other_attention": with_spec(ChunkedLocalAttentionSpec()),
+    "other_attention": with_spec(CrossAttentionSpec()),
     "states_not_kept": with_spec(MambaSpec(mamba_cache_mode="none")),
     "speculative_states": with_spec(MambaSpec(num_speculative_blocks=1)),
     "staged_groups": with_two_groups_in_stages,

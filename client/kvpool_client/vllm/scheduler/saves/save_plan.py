@@ -226,7 +226,7 @@ class SavePlanner:
             return ()
         prompt_chunks = entry.request.num_prompt_tokens // self._geometry.chunk_tokens
         count, table = self._geometry.blocks_of(part), entry.tables[part.table]
-        oldest = max(0, computed - part.window + 1) // part.block_tokens
+        oldest = part.oldest_token(computed) // part.block_tokens
         return tuple(
             chunk
             for chunk in chunks
