@@ -8,17 +8,17 @@ from tests.engines.vllm.conftest import StartEngine, external_tokens, wait_resto
 from tests.engines.vllm.rigs.arena_bits import turn_bits
 from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine, tokens_of_answer
 from tests.engines.vllm.rigs.prompts import prompt
-from tests.engines.vllm.rigs.tiny_models import EXPERTS, HYBRID, WINDOWED, Geometry
+from tests.engines.vllm.rigs.tiny_models import EXPERTS, HYBRID, LOCAL, WINDOWED, Geometry
 from tests.rigs.daemon import Daemon, wait_until
 
 Plain = Callable[[Geometry], Engine]
 LONG = 1500
 # Of all layers of all chunks of a prompt of LONG tokens: a full layer in four, and windows of a chunk before its end.
 STORED_SHARE_MAX = 0.6
-LITTLE_ROOM = {"hybrid": 70, "experts": 50, "windowed": 30}
+LITTLE_ROOM = {"hybrid": 70, "experts": 50, "windowed": 30, "local": 80}
 
 
-@pytest.fixture(scope="module", params=[HYBRID, EXPERTS, WINDOWED], ids=lambda geometry: geometry.name)
+@pytest.fixture(scope="module", params=[HYBRID, EXPERTS, WINDOWED, LOCAL], ids=lambda geometry: geometry.name)
 def geometry(request: pytest.FixtureRequest) -> Geometry:
     found: Geometry = request.param
     return found

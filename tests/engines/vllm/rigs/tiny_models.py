@@ -86,8 +86,11 @@ KEY_HEADS, VALUE_HEADS, CONVOLVED = 4, 8, 4
 RECURRENT_BLOCK = 288
 # The logarithm of how fast a state decays: slowly, so that all of the prompt is seen in the tokens.
 DECAY = -5.0
+# Layers that attend within pieces of PIECE tokens, and every fourth to all tokens, without positions.
+LOCAL = Geometry("local", "Llama4ForCausalLM", 4, 256, 4, 2, 64, 512, 0.2, "float32", 13)
+PIECE = 256
 # Architectures whose layers vLLM divides into several groups.
-HYBRIDS = ("Gemma3ForCausalLM", "GptOssForCausalLM", "Qwen3NextForCausalLM")
+HYBRIDS = ("Gemma3ForCausalLM", "GptOssForCausalLM", "Qwen3NextForCausalLM", "Llama4ForCausalLM")
 MODEL_TYPES = {
     "LlamaForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
@@ -97,6 +100,7 @@ MODEL_TYPES = {
     "GptOssForCausalLM": "gpt_oss",
     "Qwen3NextForCausalLM": "qwen3_next",
     "DeciLMForCausalLM": "nemotron-nas",
+    "Llama4ForCausalLM": "llama4_text",
 }
 
 
@@ -156,8 +160,17 @@ def _config(geometry: Geometry) -> dict[str, object]:
         "auto_map": {"AutoConfig": "configuration_uneven.UnevenConfig"},
         "heads_in_groups": [geometry.heads // heads for heads in UNEVEN_KV_HEADS],
     }
+    local = {
+        "no_rope_layers": [int((layer + 1) % 4 != 0) for layer in range(geometry.layers)],
+        "attention_chunk_size": PIECE,
+        "interleave_moe_layer_step": geometry.layers + 1,
+        "intermediate_size_mlp": geometry.inner,
+        "use_qk_norm": False,
+        "attn_temperature_tuning": False,
+    }
     return {
         **(uneven if geometry is UNEVEN else {}),
+        **(local if geometry is LOCAL else {}),
         **(latent if geometry is LATENT else {"head_dim": geometry.head_dim}),
         **(recurrent if geometry is RECURRENT else {}),
         **(experts if geometry.architecture.startswith("GptOss") else {}),
@@ -215,8 +228,9 @@ def _feed_forward_shapes(layer: str, geometry: Geometry) -> dict[str, tuple[int,
     """Of a layer with or without experts."""
     hidden, inner = geometry.hidden, geometry.inner
     if not geometry.architecture.startswith("GptOss"):
-        up = {f"{layer}.mlp.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
-        return {**up, f"{layer}.mlp.down_proj.weight": (hidden, inner)}
+        part = f"{layer}.feed_forward" if geometry is LOCAL else f"{layer}.mlp"
+        up = {f"{part}.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
+        return {**up, f"{part}.down_proj.weight": (hidden, inner)}
     return {
         f"{layer}.self_attn.o_proj.bias": (hidden,),
         f"{layer}.self_attn.sinks": (geometry.heads,),
