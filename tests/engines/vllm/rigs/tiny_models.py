@@ -156,21 +156,8 @@ def _config(geometry: Geometry) -> dict[str, object]:
         "shared_expert_intermediate_size": geometry.inner,
         "mlp_only_layers": list(range(geometry.layers - 1)),
     }
-    uneven = {
-        "auto_map": {"AutoConfig": "configuration_uneven.UnevenConfig"},
-        "heads_in_groups": [geometry.heads // heads for heads in UNEVEN_KV_HEADS],
-    }
-    local = {
-        "no_rope_layers": [int((layer + 1) % 4 != 0) for layer in range(geometry.layers)],
-        "attention_chunk_size": PIECE,
-        "interleave_moe_layer_step": geometry.layers + 1,
-        "intermediate_size_mlp": geometry.inner,
-        "use_qk_norm": False,
-        "attn_temperature_tuning": False,
-    }
     return {
-        **(uneven if geometry is UNEVEN else {}),
-        **(local if geometry is LOCAL else {}),
+        **_own_fields(geometry),
         **(latent if geometry is LATENT else {"head_dim": geometry.head_dim}),
         **(recurrent if geometry is RECURRENT else {}),
         **(experts if geometry.architecture.startswith("GptOss") else {}),
@@ -193,6 +180,25 @@ def _config(geometry: Geometry) -> dict[str, object]:
         "eos_token_id": 2,
         "torch_dtype": "bfloat16",
     }
+
+
+def _own_fields(geometry: Geometry) -> dict[str, object]:
+    """Fields that the configuration of one family alone has."""
+    if geometry is UNEVEN:
+        return {
+            "auto_map": {"AutoConfig": "configuration_uneven.UnevenConfig"},
+            "heads_in_groups": [geometry.heads // heads for heads in UNEVEN_KV_HEADS],
+        }
+    if geometry is LOCAL:
+        return {
+            "no_rope_layers": [int((layer + 1) % 4 != 0) for layer in range(geometry.layers)],
+            "attention_chunk_size": PIECE,
+            "interleave_moe_layer_step": geometry.layers + 1,
+            "intermediate_size_mlp": geometry.inner,
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+        }
+    return {}
 
 
 def _shapes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
