@@ -35,7 +35,9 @@ def test_what_the_named_node_has_is_loaded_and_what_it_lacks_is_computed(
     assert ask(prefill, "prefill", TOKENS).external == 0
     wait_until(lambda: NODES[0].stats()["dram.chunks"] == 5, "the prompt is stored")
     named = {"kv_transfer_params": {"owner": "owner"}}
-    assert ask(decode, "decode", TOKENS, **named).external == 5 * CHUNK
+    decoded = ask(decode, "decode", TOKENS, **named)
+    peers = {name: count for name, count in daemon.stats().items() if name.startswith("peer.") and count}
+    assert decoded.external == 5 * CHUNK, f"offers {decoded.offers}, at the second node {peers}"
     assert daemon.stats()["peer.read_bytes"] > 0
     other = prompt(2, 3 * CHUNK + 1)
     assert ask(decode, "unknown there", other, **named).external == 0
