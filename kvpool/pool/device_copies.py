@@ -42,8 +42,6 @@ class DeviceCopies:
             raise ProtocolError(f"uuid has {len(uuid)} bytes, expected {dm.UUID_BYTES}")
         if session.is_peer:
             raise Refused("device", "another node has no device of this one")
-        if session.groups:
-            raise Refused("device", "chunks of a layout with groups have no copies in device memory")
         for link in self._links:
             memory = link.tier.export()
             if memory is None:
@@ -58,35 +56,56 @@ class DeviceCopies:
     def find_copies(self, session: EngineSession, request: dm.FindCopies) -> dm.Copies:
         """Where the copies of a lease's chunks are now. Nothing where the lease has ended, or the engine has opened no
         device."""
+        session.check_plain()
+        return self._copies_of(session, request)
+
+    @verb(dm.FindGroupCopies, roles=ENGINE)
+    def find_group_copies(self, session: EngineSession, request: dm.FindGroupCopies) -> dm.Copies:
+        """The same of a lease over the groups of a layout."""
+        if not session.groups:
+            raise ProtocolError("copies of groups, which this connection's layout has not")
+        return self._copies_of(session, request)
+
+    def _copies_of(self, session: EngineSession, request: dm.FindCopies | dm.FindGroupCopies) -> dm.Copies:
         if request.first < 0:
             raise ProtocolError(f"first is {request.first}, expected 0 or more")
-        lease = self._readers.find(session, request.lease)
-        if lease is None or session.connection not in self._connections or session.layout.rank not in lease.holds:
-            return NOTHING
+        holds = self._holds_of(session, request.lease)
         for link in self._links:
-            if link.tier.can_copy:
-                return _rows(link, lease.holds[session.layout.rank], request.first)
+            if link.tier.can_copy and holds:
+                return _rows(link, [(hold, size) for _, hold, size in holds], request.first)
         return NOTHING
 
     def note_lease(self, session: EngineSession, lease_id: int) -> None:
         """A connection was granted a lease: what has no copy of it is copied, if its engine is on the device."""
+        for chain, hold, _ in self._holds_of(session, lease_id):
+            for link in self._links:
+                link.note_lease(chain.own, hold)
+
+    def _holds_of(self, session: EngineSession, lease_id: int) -> list[tuple[EngineSession, HoldId, int]]:
+        """The holds of a rank's lease, where its engine is on the device."""
         if session.connection not in self._connections:
-            return
+            return []
         lease = self._readers.find(session, lease_id)
-        if lease is None or session.layout.rank not in lease.holds:
-            return
-        for link in self._links:
-            link.note_lease(session.own, lease.holds[session.layout.rank])
+        return self._readers.holds_of(session, lease) if lease is not None else []
 
     def drop_owner(self, connection: ConnectionId) -> None:
         """A connection has ended."""
         self._connections.discard(connection)
 
 
-def _rows(link: CopyLink, hold: HoldId, first: int) -> dm.Copies:
-    """The rows of a hold's chunks from number `first` on, up to the last one that has a copy."""
-    found = link.find(hold)
-    part = slice(first * WORD_BYTES, (first + dm.COPIES_MAX) * WORD_BYTES)
-    with_copies = np.flatnonzero(np.frombuffer(found.generations[part], "<u8"))
-    rows = slice(part.start, part.start + (int(with_copies[-1]) + 1) * WORD_BYTES if len(with_copies) else part.start)
-    return dm.Copies(found.offsets[rows], found.slots[rows], found.generations[rows])
+def _rows(link: CopyLink, holds: Sequence[tuple[HoldId, int]], first: int) -> dm.Copies:
+    """The rows of these holds' chunks, of one hold after the other, from row `first` on up to the last one with a copy."""
+    offsets, slots, generations = bytearray(), bytearray(), bytearray()
+    left = dm.COPIES_MAX
+    for hold, size in holds:
+        if first < size and left > 0:
+            found = link.find(hold)
+            rows = slice(first * WORD_BYTES, (first + left) * WORD_BYTES)
+            offsets += found.offsets[rows]
+            slots += found.slots[rows]
+            generations += found.generations[rows]
+            left -= min(size - first, left)
+        first = max(0, first - size)
+    with_copies = np.flatnonzero(np.frombuffer(generations, "<u8"))
+    end = (int(with_copies[-1]) + 1) * WORD_BYTES if len(with_copies) else 0
+    return dm.Copies(bytes(offsets[:end]), bytes(slots[:end]), bytes(generations[:end]))

@@ -17,7 +17,7 @@ operators of every version are served. docs/protocol.md defines what makes a new
     8  head groups in a layout; compute by lookup on devices in usage reports
     9  groups in a layout; AcquireGroups, ReserveGroup and CommitGroup
     10  ReserveShare and the state PART; claims in IssueTicket
-    11  head groups in a layout's groups; ReserveGroupShare
+    11  head groups in a layout's groups; ReserveGroupShare; FindGroupCopies
 """
 
 from dataclasses import MISSING, fields
@@ -61,6 +61,7 @@ SINCE: dict[type[Any], int] = {
     dm.DeviceArena: 6,
     dm.FindCopies: 6,
     dm.Copies: 6,
+    dm.FindGroupCopies: 11,
     gm.AcquireGroups: 9,
     gm.ReserveGroup: 9,
     gm.CommitGroup: 9,

@@ -42,10 +42,12 @@ class GroupLease(Lease):
     def tiers(self) -> npt.NDArray[np.uint8]:
         """The level of each chunk when it was leased: the slowest of its groups', DRAM where none needs it."""
         rows = np.frombuffer(self._leased.tiers, np.uint8)
-        found = np.full(self.chunks, Level.DRAM, np.uint8)
+        found, is_needed = np.full(self.chunks, Level.HBM, np.uint8), np.zeros(self.chunks, np.bool_)
         for chunks in self.ranges:
             of_group, rows = rows[: len(chunks)], rows[len(chunks) :]
             found[chunks.start : chunks.stop] = np.maximum(found[chunks.start : chunks.stop], of_group)
+            is_needed[chunks.start : chunks.stop] = True
+        found[~is_needed] = Level.DRAM
         return found
 
     def rows_of(self, group: int) -> "LeaseRows":

@@ -172,13 +172,19 @@ class Readers:
 
     def find_row(self, session: EngineSession, lease: Lease, row: int) -> tuple[HoldId, int, Layout] | None:
         """The hold of a row of a rank's lease, the chunk's index in it, and its layout; None where there is none."""
-        chains, world = chains_of(session, lease.chunks), session.layout.world
-        for number, hold in _of_rank(session.layout.rank, lease.holds, world).items():
-            size = lease.sizes.get(number, lease.chunks)
+        for chain, hold, size in self.holds_of(session, lease):
             if 0 <= row < size:
-                return hold, row, chains[number // world].layout
+                return hold, row, chain.layout
             row -= size
         return None
+
+    def holds_of(self, session: EngineSession, lease: Lease) -> list[tuple[EngineSession, HoldId, int]]:
+        """The holds of a rank's lease in the order of its rows, each with its group's session and how many chunks it has."""
+        chains, world = chains_of(session, lease.chunks), session.layout.world
+        return [
+            (chains[number // world], hold, lease.sizes.get(number, lease.chunks))
+            for number, hold in _of_rank(session.layout.rank, lease.holds, world).items()
+        ]
 
     def release(self, session: EngineSession, lease: int, now_ns: int) -> None:
         """End a lease; nothing where it had ended before."""

@@ -41,6 +41,15 @@ class FindCopies:
 
 
 @dataclass(frozen=True, slots=True)
+class FindGroupCopies:
+    """As FindCopies, of a lease over groups: `first` counts its rows, those of one group after the other as in Leased."""
+
+    KIND: ClassVar[int] = 89
+    lease: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
 class Copies:
     """The copies of the chunks from `first` on, a row each up to the last one that has a copy, COPIES_MAX at most: columns of
     u64 offsets in the device tier's memory, u64 slots (as in Leased), and u64 generations of these slots (0: no copy)."""

@@ -41,7 +41,7 @@ class TierMemory:
     ) -> DeviceCopies | None:
         """The copies of a lease's chunks from `first_chunk` on, on this device; None where there are none. Two round trips at
         most, more for thousands of chunks. Never raises: without copies everything comes from the arena."""
-        if session.welcome.protocol < versions.SINCE[dm.FindCopies]:
+        if session.welcome.protocol < versions.SINCE[_request_for(lease)]:
             return None
         memory = self._memory_on(session, device)
         if memory is None or Level.HBM not in lease.tiers[first_chunk:]:
@@ -71,14 +71,20 @@ class TierMemory:
             return self._memory.setdefault(number, memory)
 
 
+def _request_for(lease: Lease) -> type[dm.FindCopies] | type[dm.FindGroupCopies]:
+    return dm.FindCopies if lease.layout.group is None else dm.FindGroupCopies
+
+
 def _found(session: Session, lease: Lease, first_chunk: int) -> npt.NDArray[np.uint64]:
     """Columns of offsets, slots and generations, a row for each chunk. Raises KVPoolError or ValueError."""
     chunks = lease.chunks - first_chunk
     columns = np.zeros((3, chunks), np.uint64)
+    ask = _request_for(lease)
     for first in range(0, chunks, dm.COPIES_MAX):
-        answer = session.call(dm.FindCopies(lease.id, first_chunk + first), dm.Copies)
+        answer = session.call(ask(lease.id, lease.row_of(first_chunk + first)), dm.Copies)
         rows = np.array([np.frombuffer(words, "<u8") for words in (answer.offsets, answer.slots, answer.generations)])
-        columns[:, first : first + rows.shape[1]] = rows
+        own = rows[:, : chunks - first]  # behind them are rows of the next group
+        columns[:, first : first + own.shape[1]] = own
     return columns
 
 

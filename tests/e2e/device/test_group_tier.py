@@ -1,0 +1,140 @@
+"""Loads of a hybrid model onto a device out of the daemon's device tier: windows are copied there as full chunks are."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from kvpool.errors import Refused
+from kvpool.protocol.records import device as dm
+from kvpool_client.copying.cache import Cache
+from tests.e2e.shares import test_group_sizes as group_sizes
+from tests.e2e.shares.test_device_sizes import DeviceRank
+from tests.e2e.shares.test_joint_saves import BLOCK_TOKENS, IDS
+from tests.rigs.device import emulated
+from tests.rigs.device.device_daemon import DeviceDaemon
+from tests.rigs.device.engine import use_emulated_driver
+from tests.rigs.groups.hybrid import key_of
+from tests.rigs.shares.rank_memory import expected_part
+
+CHUNKS, WINDOWS = group_sizes.CHUNKS, len(group_sizes.WINDOWS)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceDaemon]:
+    """A daemon with memory of an emulated device."""
+    use_emulated_driver(monkeypatch)
+    with DeviceDaemon(tmp_path, **{"hbm.capacity": "8MiB"}) as daemon:
+        daemon.wait_for_state("ok")
+        yield daemon
+    emulated.order("clear 1")
+
+
+class GroupEngine:
+    """A rank of a hybrid model on the daemon's device; its loads are compared with the payload of their keys."""
+
+    def __init__(self, daemon: DeviceDaemon, shares: list[kv.Share]) -> None:
+        self.pool = group_sizes.connect(daemon, shares)
+        self.ranks = [
+            DeviceRank(part, share) for part, share in zip(self.pool.layout.group_layouts, shares, strict=True)
+        ]
+        self.caches: list[Cache] = [
+            self.pool.register(rank.arrays, block_tokens=BLOCK_TOKENS, form=rank.form, group=group)
+            for group, rank in enumerate(self.ranks)
+        ]
+
+    def lease(self, keys: kv.KeyChain) -> kv.GroupLease:
+        lease = self.pool.acquire(self.pool.lookup(keys))
+        assert isinstance(lease, kv.GroupLease)
+        assert lease.chunks == CHUNKS
+        return lease
+
+    def load(self, lease: kv.GroupLease) -> kv.LoadResult:
+        ids = [IDS[: len(chunks)].reshape(-1) for chunks in lease.ranges]
+        return self.pool.groups.load(lease, self.caches, ids).wait()
+
+    def assert_loads(self, keys: kv.KeyChain, lease: kv.GroupLease) -> None:
+        for rank in self.ranks:
+            for array in rank.host.arrays:
+                array[...] = 0
+            rank.fill([])
+        assert self.load(lease).chunks == CHUNKS
+        for group, (rank, leased) in enumerate(zip(self.ranks, lease.ranges, strict=True)):
+            for place, chunk in enumerate(leased):
+                right = expected_part(key_of(keys, group, chunk), rank.host.layout, rank.share)
+                assert np.array_equal(rank.chunk(IDS[place].tolist()), right), (group, chunk)
+
+
+def _copied(daemon: DeviceDaemon, engine: GroupEngine, seed: int) -> kv.KeyChain:
+    """A prompt with a copy of all that a hit needs: the first load opens the device, and the next lease has copies made."""
+    assert group_sizes.save_part(daemon, group_sizes.shares_of(1)[0], seed).stored == CHUNKS + WINDOWS
+    keys = group_sizes.keys_of(engine.pool, seed)
+    for _ in range(2):
+        lease = engine.lease(keys)
+        with lease:
+            engine.assert_loads(keys, lease)
+    daemon.wait_for_copies(CHUNKS + WINDOWS)
+    return keys
+
+
+def _corrupt(lease: kv.GroupLease) -> None:
+    """Flip a bit of every leased chunk in DRAM; the second time they are as they were."""
+    assert lease.session is not None
+    arena = lease.session.arena.view()
+    for group in range(2):
+        for offset in lease.rows_of(group).offsets:
+            arena[int(offset)] ^= 1
+
+
+@pytest.mark.parametrize(("size", "rank"), [(1, 0), (2, 0), (4, 2)])
+def test_what_a_hit_needs_is_loaded_from_copies_alone(daemon: DeviceDaemon, size: int, rank: int) -> None:
+    engine = GroupEngine(daemon, group_sizes.shares_of(size)[rank])
+    keys = _copied(daemon, engine, 1)
+    lease = engine.lease(keys)
+    with lease:
+        assert set(lease.tiers.tolist()) == {kv.Level.HBM}
+        _corrupt(lease)
+        engine.assert_loads(keys, lease)
+        _corrupt(lease)
+    engine.pool.close()
+    assert daemon.problems() == []
+
+
+def test_an_engine_of_an_earlier_protocol_loads_from_dram(daemon: DeviceDaemon) -> None:
+    """It would count a group's rows as those of the whole lease: the daemon refuses that request, and it sends none."""
+    engine = GroupEngine(daemon, group_sizes.shares_of(1)[0])
+    keys = _copied(daemon, engine, 2)
+    session = engine.pool._link.session
+    assert session is not None
+    lease = engine.lease(keys)
+    with lease:
+        with pytest.raises(Refused, match="group"):
+            session.call(dm.FindCopies(lease.id, 0), dm.Copies)
+        session.welcome = replace(session.welcome, protocol=10)
+        engine.assert_loads(keys, lease)
+        _corrupt(lease)
+        assert engine.load(lease).reason == "checksum"
+        _corrupt(lease)
+    engine.pool.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "rows"), [(0, CHUNKS + WINDOWS), (CHUNKS - 1, 1 + WINDOWS), (CHUNKS + 1, 1), (CHUNKS + WINDOWS, 0)]
+)
+def test_copies_are_asked_for_by_row_of_the_lease(daemon: DeviceDaemon, first: int, rows: int) -> None:
+    engine = GroupEngine(daemon, group_sizes.shares_of(1)[0])
+    keys = _copied(daemon, engine, 3)
+    session = engine.pool._link.session
+    assert session is not None
+    lease = engine.lease(keys)
+    with lease:
+        whole = session.call(dm.FindGroupCopies(lease.id, 0), dm.Copies)
+        found = session.call(dm.FindGroupCopies(lease.id, first), dm.Copies)
+        assert len(found.generations) == 8 * rows
+        assert found.offsets == whole.offsets[8 * first :]
+        assert session.call(dm.FindGroupCopies(lease.id + 1, 0), dm.Copies).offsets == b""
+        assert session.call(dm.FindGroupCopies(lease.id, 1 << 62), dm.Copies).offsets == b""
+    engine.pool.close()
