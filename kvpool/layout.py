@@ -250,6 +250,11 @@ class Layout:
         return self.block_tokens is not None
 
     @property
+    def is_chained(self) -> bool:
+        """Whether a chunk follows the one before it. Those of windows and states have no parent."""
+        return self.group is None or self.group.is_full
+
+    @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that this layout stands for."""
         return tuple(range(self.world)) if self.rank is None else (self.rank,)

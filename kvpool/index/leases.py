@@ -37,7 +37,8 @@ Sizes = Mapping[int, int]
 
 @dataclass(slots=True)
 class Lease:
-    """A right to read `chunks` leading chunks; one hold for each rank it covers, and several where the layout has groups.
+    """A right to read `chunks` leading chunks; one hold for each rank it covers, and several where the layout has groups,
+    or is one of chunks without a parent.
 
     `least_ttl_ns`: the time to live that its owner was given. `sizes`: chunks of the holds of less than `chunks`.
     """

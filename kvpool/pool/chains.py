@@ -86,6 +86,20 @@ class Chains:
         finally:
             acquire_task.end(self.clock.now_ns())
 
+    def acquire_for_peer(self, session: EngineSession, keys: KeyColumn) -> Parts[m.Leased]:
+        """Lease for another node the longest prefix of `keys` that is present: of a chain, or of chunks without a parent."""
+        if session.layout.is_chained:
+            return (yield from self.acquire(session, m.Acquire(keys.packed)))
+        run_task = self.readers.begin_run(session, keys)
+        try:
+            yield from self._advance(lambda _: run_task.advance(self.clock.now_ns()), self.tiering.make_room)
+            grant = self.readers.grant_run(session, run_task, self.clock.now_ns())
+        finally:
+            run_task.end(self.clock.now_ns())
+        if grant.lease:
+            self.expiry.schedule()
+        return _leased(grant)
+
     @verb(m.AcquireLeaves, roles=ENGINE)
     def acquire_leaves(self, session: EngineSession, request: m.AcquireLeaves) -> m.Leased:
         """Lease whole prefixes by their last keys. Nothing for longer ones: these are leased by their keys, in parts."""
@@ -118,7 +132,7 @@ class Chains:
             self.hints.note_lease(session, self.readers, grant.lease)
             self.sharing.note_lease(session, self.readers, grant.lease)
             self.device_copies.note_lease(session, grant.lease)
-        return m.Leased(grant.lease, grant.chunks, grant.offsets, grant.generations, grant.tiers, grant.slots)
+        return _leased(grant)
 
     @verb(m.Reserve, roles=ENGINE)
     def reserve(self, session: EngineSession, request: m.Reserve) -> Parts[m.Reserved]:
@@ -282,6 +296,11 @@ def _group_of(session: EngineSession, request: gm.ReserveGroup | gm.ReserveGroup
     if role is None or not (role.is_full or (not request.parent and len(request.keys) == KEY_BYTES)):
         raise ProtocolError(f"reservation of {len(request.keys)} bytes of keys for group {request.group}")
     return own
+
+
+def _leased(grant: Grant) -> m.Leased:
+    """The answer with a grant."""
+    return m.Leased(grant.lease, grant.chunks, grant.offsets, grant.generations, grant.tiers, grant.slots)
 
 
 def _declined(state: SaveState, count: int, priorities: bytes) -> m.Reserved:

@@ -6,12 +6,13 @@ state PROMOTING, which every connection may lease at once; each layer is loaded 
     RESERVED ──pull──► LANDED
         └──failed──► dropped with its descendants: the prefix ends before it
 
-Control thread only; no I/O. Invariant: each pull under way has one hold in the arena's directory, released after its last chunk
-was reported.
+Control thread only; no I/O. Invariant: each pull under way has one hold in the arena's directory, and where its chunks have no
+parent one for each, released after its last chunk was reported.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class _Pull:
     """One pull. `generations`: of the slots in the arena."""
 
     owner: "RemoteLink"
-    hold: HoldId
+    holds: list[HoldId]
     moves: Moves
     generations: list[int]
 
@@ -46,7 +47,27 @@ class _Pull:
 
     def end(self, now_ns: int) -> None:
         """See `Job`."""
-        self.owner.end(self.hold, now_ns)
+        self.owner.end(self.holds, now_ns)
+
+
+@dataclass(slots=True)
+class _Placed:
+    """Chunks that may have a slot in the arena, and the holds on them; the columns are of the chunks, as in the directory's
+    answers."""
+
+    holds: list[HoldId] = field(default_factory=list)
+    states: bytes = b""
+    offsets: bytes = b""
+    slots: bytes = b""
+    generations: bytes = b""
+
+    def add(self, made: kvpool_native.Reserved) -> None:
+        """The next chunks."""
+        self.holds += [HoldId(made.id)] if made.id else []
+        self.states += made.states
+        self.offsets += made.offsets
+        self.slots += made.slots
+        self.generations += made.generations
 
 
 class RemoteLink:
@@ -62,7 +83,7 @@ class RemoteLink:
         self._on_settled = on_settled
         self._jobs = Jobs(clock)
         self._landings = Landings(directory, remote.name)
-        self._under_way = 0
+        self._under_way = self._holds = 0
 
     def __repr__(self) -> str:
         return f"<RemoteLink to {self.remote!r}, {self._under_way} pulls>"
@@ -70,7 +91,7 @@ class RemoteLink:
     @property
     def holds(self) -> int:
         """Holds that pulls have in the arena's directory."""
-        return self._under_way
+        return self._holds
 
     def start(self) -> None:
         """Begin to serve, in the background."""
@@ -95,29 +116,25 @@ class RemoteLink:
 
     def pull(self, wanted: Wanted, order: PullOrder, now_ns: int) -> int:
         """Start to pull the wanted chunks: how many leading ones are in the arena or being pulled."""
-        namespace, keys = wanted.namespace, wanted.keys
-        # Readers of the shared index know no level beyond PEER: on its way, a chunk of a store is one of another node.
-        levels = bytes([min(self.remote.level, Level.PEER)]) * len(keys)
-        made = self._directory.promote(
-            namespace.id, namespace.size_class, wanted.parent, keys.packed, now_ns, levels, is_external=True
-        )
+        made = self._place(wanted, now_ns)
         placed = leading(made.states)
         reserved = [number for number in range(placed) if made.states[number] == SaveState.RESERVED]
         if reserved and not self._read(wanted, order, reserved, made):
             placed = reserved[0]
             reserved = []
-        if made.id and not reserved:
-            self._directory.release(made.id, now_ns)
+        if not reserved:
+            self._release(made.holds, now_ns)
         return placed
 
     def settle(self, key: bytes, generation: int, finished: Finished) -> None:
         """Note that a chunk has landed or failed. `generation`: of its slot in the arena."""
         self._landings.settle(key, generation, finished)
 
-    def end(self, hold: HoldId, now_ns: int) -> None:
-        """A pull has ended: release its hold."""
+    def end(self, holds: list[HoldId], now_ns: int) -> None:
+        """A pull has ended: release its holds."""
         self._under_way -= 1
-        self._directory.release(hold, now_ns)
+        self._holds -= len(holds)
+        self._release(holds, now_ns)
 
     def stats(self) -> Counters:
         """Counters, by name."""
@@ -141,27 +158,45 @@ class RemoteLink:
             wrong.append(f"{name}: {self._under_way} pulls have holds, {len(self._jobs)} are under way")
         return self.remote.verify() + wrong
 
-    def _read(self, wanted: Wanted, order: PullOrder, reserved: list[int], made: kvpool_native.Reserved) -> bool:
+    def _place(self, wanted: Wanted, now_ns: int) -> _Placed:
+        """Give the wanted chunks slots, up to one that gets none. A chunk without a parent is a chain of its own."""
+        namespace, placed = wanted.namespace, _Placed()
+        # Readers of the shared index know no level beyond PEER: on its way, a chunk of a store is one of another node.
+        level = bytes([min(self.remote.level, Level.PEER)])
+        place = partial(self._directory.promote, namespace.id, namespace.size_class, wanted.parent)
+        for chain in [wanted.keys] if namespace.layout.is_chained else wanted.keys.parts(1):
+            made = place(chain.packed, now_ns, level * len(chain), is_external=True)
+            placed.add(made)
+            if leading(made.states) < len(made.states):
+                break
+        return placed
+
+    def _release(self, holds: list[HoldId], now_ns: int) -> None:
+        for hold in holds:
+            self._directory.release(hold, now_ns)
+
+    def _read(self, wanted: Wanted, order: PullOrder, reserved: list[int], made: _Placed) -> bool:
         """Start to pull the reserved chunks. False when the tier takes no job now: then their slots are given up."""
         chosen = np.array(reserved)
         fresh: list[int] = np.frombuffer(made.generations, "<u8")[chosen].tolist()
-        keys = list(wanted.keys.chosen(reserved))
+        keys, is_chained = list(wanted.keys.chosen(reserved)), wanted.namespace.layout.is_chained
         moves = Moves(
             keys=keys,
-            parents=[wanted.keys.before(number, wanted.parent) for number in reserved],
+            parents=[wanted.keys.before(number, wanted.parent) if is_chained else b"" for number in reserved],
             offsets=[0] * len(keys),
             generations=[0] * len(keys),
             arena_offsets=np.frombuffer(made.offsets, "<u8")[chosen].tolist(),
             arena_slots=np.frombuffer(made.slots, "<u8")[chosen].tolist(),
         )
-        present = wanted.keys[: reserved[0]]
+        present = wanted.keys[: reserved[0] if is_chained else 0]
         before = KeyColumn(order.before.packed + present.packed) if present else order.before
         job_id = self._start(wanted.namespace, moves, replace(order, before=before))
         if not job_id:
             self._landings.give_up(keys, fresh)
             return False
-        self._jobs.add(job_id, _Pull(self, HoldId(made.id), moves, fresh), len(moves))
+        self._jobs.add(job_id, _Pull(self, made.holds, moves, fresh), len(moves))
         self._under_way += 1
+        self._holds += len(made.holds)
         return True
 
     def _start(self, namespace: Namespace, moves: Moves, order: PullOrder) -> JobId:

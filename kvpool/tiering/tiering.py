@@ -147,6 +147,12 @@ class Tiering:
             self.give_up(given_up)
         return found
 
+    def missing(self, keys: KeyColumn) -> KeyColumn:
+        """Those of these chunks that neither the arena has nor a lower tier that can be read."""
+        for directory in (self._directory, *(link.lower.slots.directory for link in self.links if link.lower.can_read)):
+            keys = KeyColumn.of([key for key in keys if not directory.place_of(key)[1]])
+        return keys
+
     def give_up(self, run: RunBelow | None) -> None:
         """Release the hold of a run that is not promoted."""
         if run is not None and run.hold:

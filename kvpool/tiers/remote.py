@@ -34,8 +34,8 @@ NOBODY = Asker(ConnectionId(0))
 
 @dataclass(frozen=True, slots=True)
 class RemoteRun:
-    """The chunks that one node seems to have: those of a chain up to number `end`. `node`: its name in the tier. `is_named`: it
-    may have none of them; a request names it."""
+    """The chunks that one node seems to have: those of a chain up to number `end`, or of chunks without a parent. `node`: its
+    name in the tier. `is_named`: it may have none of them; a request names it."""
 
     end: int
     node: str = ""

@@ -23,9 +23,9 @@ from kvpool_client.key_chain import KeyChain
 from kvpool_client.results import Hit
 
 _NO_TIERS = np.empty(0, np.uint8)
-# Chunks of windows and states that a hit may have on other nodes. Each is a pull of its own, of which a node is asked for 150 a
-# second by one connection, and a lease waits half a second for them.
-ELSEWHERE_MAX = 64
+# Chunks of windows and states that a hit may have on other nodes: of 16 leases at once with so many, all are served; with twice
+# as many the last ones wait longer than a lease does (measured: two daemons on two cores, small chunks).
+ELSEWHERE_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,23 +8,28 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kvpool.keys import DOMAIN_TAG_BYTES as DOMAIN_TAG_BYTES
+from kvpool.layout import Layout
 
 MAGIC = b"KVPC"
 # The versions that this node speaks. Which one a connection uses is the owner's choice, the newest that both speak.
 OLDEST_VERSION = 1
-NEWEST_VERSION = 4
+NEWEST_VERSION = 5
 # The first version with Stage, and with AskNear.
 STAGE_VERSION = NEAR_VERSION = 2
 # The first version in which a layout may have summaries.
 SUMMARIES_VERSION = 3
 # The first version in which it may have head groups, or be that of one group.
 HEAD_GROUPS_VERSION = 4
+# The first version in which a Pull may name several chunks without a parent.
+RUNS_VERSION = 5
 INCARNATION_BYTES = 16
 TICKET_BYTES = 32
 NAME_BYTES_MAX = 256
 ADDRESS_BYTES_MAX = 128
 TEXT_BYTES_MAX = 512
 PULL_KEYS_MAX = 16_384
+# Of a Pull of chunks without a parent: each is a hold of its own.
+RUN_KEYS_MAX = 128
 DEADLINE_MS_MAX = 600_000
 CONNECTIONS_MAX = 16  # of one pull: the stream's own bound
 # Of an Offer: an owner offers fewer chunks where the checksums of all would not fit a frame.
@@ -69,6 +74,7 @@ class Hello:
 @dataclass(frozen=True, slots=True)
 class Pull:
     """Ask for the chunks of a chain from number `first` on; `keys`: of the whole chain, of the namespace (model, layout).
+    Chunks of a window or a state have no parent: there `keys` are a run of them, each once, and `first` is 0.
 
     `pull`: the puller's number for it, which rises on a connection. `layout`: in wire form, of one rank. `scope`: as in the
     local protocol's Commit, empty where the puller does not know it. `deadline_ms`: from the arrival on. Answered by Offer or
@@ -277,3 +283,24 @@ REFUSAL_CODES = tuple(sorted(value for name, value in vars(RefusalCode).items() 
 def offered_chunks_max(layers: int) -> int:
     """The most chunks of so many layers that an Offer has room for the checksums of."""
     return CHECKS_BYTES_MAX // (CHECKSUM_BYTES * layers)
+
+
+def oldest_version_for(layout: Layout, chunks: int = 1) -> int:
+    """The oldest version in which a node can read a Pull of so many chunks of this layout."""
+    if chunks > 1 and not layout.is_chained:
+        return RUNS_VERSION
+    if layout.head_groups != 1 or layout.group is not None:
+        return HEAD_GROUPS_VERSION
+    return SUMMARIES_VERSION if layout.summaries else OLDEST_VERSION
+
+
+def keys_max(layout: Layout) -> int:
+    """The most keys of a Pull."""
+    return PULL_KEYS_MAX if layout.is_chained else RUN_KEYS_MAX
+
+
+def pulled_chunks_max(version: int, layout: Layout) -> int:
+    """The most chunks that one Pull brings from a node of this version."""
+    if not layout.is_chained:
+        return min(RUN_KEYS_MAX if version >= RUNS_VERSION else 1, offered_chunks_max(layout.extents))
+    return offered_chunks_max(layout.extents)

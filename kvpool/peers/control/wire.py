@@ -146,12 +146,15 @@ def _check_hello(hello: r.Hello) -> None:
 def _check_pull(pull: r.Pull) -> None:
     _check_range("Pull pull", pull.pull, 1, SEQUENCE_MAX)
     _check_text("Pull model", pull.model, r.NAME_BYTES_MAX)
-    if Layout.from_wire(pull.layout).rank is None:
+    layout = Layout.from_wire(pull.layout)
+    if layout.rank is None:
         _refuse("Pull layout stands for all ranks, expected that of one")
     if not is_scope(pull.scope):
         _refuse(f"Pull scope of {len(pull.scope)} bytes is none")
-    keys = keys_of(pull.keys, keys_max=r.PULL_KEYS_MAX)
-    _check_range("Pull first", pull.first, 0, len(keys) - 1)
+    keys = keys_of(pull.keys, keys_max=r.keys_max(layout))
+    _check_range("Pull first", pull.first, 0, len(keys) - 1 if layout.is_chained else 0)
+    if not layout.is_chained and len(set(keys)) < len(keys):
+        _refuse("Pull names a chunk without a parent twice")
     _check_range("Pull deadline_ms", pull.deadline_ms, 1, r.DEADLINE_MS_MAX)
 
 

@@ -26,6 +26,7 @@ from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.pool.readers.acquire_task import AcquireTask
+from kvpool.pool.readers.chains_task import Chain, ChainsTask
 from kvpool.pool.readers.group_task import HOLDS_MAX, GroupTask, chains_of
 from kvpool.pool.readers.hold_bounds import PEERS_USER
 from kvpool.tiering.tiering import Tiering
@@ -68,7 +69,7 @@ class Readers:
         self._leases = Leases(ttl_ns)
         self._leases_max = leases_max
         self._on_backlog = on_backlog
-        self._acquiring: WeakSet[AcquireTask | GroupTask] = WeakSet()
+        self._acquiring: WeakSet[AcquireTask | ChainsTask | GroupTask] = WeakSet()
         self._ending: deque[HoldId] = deque()
 
     def __repr__(self) -> str:
@@ -147,6 +148,29 @@ class Readers:
             sizes_of = [one for chain in chains for one in chain.chunk_sizes]
             self._hit_curve.note_lease(list(zip(holds.values(), sizes_of, strict=True)), now_ns)
         grant = self._grant(session, group_task.chunks, holds, now_ns, sizes=sizes)
+        failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
+        return grant
+
+    def begin_run(self, session: EngineSession, keys: KeyColumn) -> ChainsTask:
+        """A lease of the leading ones of chunks without a parent, to be taken in parts, for a session of one rank. Raises
+        Refused."""
+        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
+        self._check_room(session)
+        run_task = ChainsTask(self._directory, self._tiering, session, [Chain(session, key) for key in keys.parts(1)])
+        self._acquiring.add(run_task)
+        return run_task
+
+    def grant_run(self, session: EngineSession, run_task: ChainsTask, now_ns: int) -> Grant:
+        """A lease of the leading chunks that have been taken and are still whole, a hold each."""
+        chunks = run_task.count_whole()
+        if not chunks:
+            return NOTHING
+        held = [hold for (hold,) in run_task.take(chunks)]
+        if self._hit_curve is not None:
+            self._hit_curve.note_lease([(hold, session.chunk_sizes[0]) for hold in held], now_ns)
+        (rank,) = session.layout.ranks
+        holds = {position * session.layout.world + rank: hold for position, hold in enumerate(held)}
+        grant = self._grant(session, chunks, holds, now_ns, sizes=dict.fromkeys(holds, 1))
         failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
         return grant
 
@@ -288,7 +312,7 @@ class Readers:
             session.connection, chunks, holds, now_ns, least_ttl_ns=session.lease_ttl_ns, sizes=sizes
         )
         self._directory.charge(list(holds.values()), session.holder)
-        if session.groups:
+        if session.groups or lease.sizes:
             return self._grant_rows(session, lease)
         rank = session.layout.rank
         if rank is None:
@@ -298,7 +322,7 @@ class Readers:
         return Grant(lease.id, chunks, columns.offsets, columns.generations, columns.levels, columns.slots)
 
     def _grant_rows(self, session: EngineSession, lease: Lease) -> Grant:
-        """A lease with the rows of each group; a scheduler's has the levels alone, the worst of the ranks'."""
+        """A lease with the rows of each hold; a scheduler's has the levels alone, the worst of the ranks'."""
         rows = [
             [self._directory.columns(hold) for hold in _of_rank(rank, lease.holds, session.layout.world).values()]
             for rank in session.layout.ranks

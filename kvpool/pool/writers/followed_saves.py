@@ -11,7 +11,7 @@ Invariant: `_saves` has exactly the reservations with chunks that are not commit
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import kvpool_native
 from kvpool.errors import ProtocolError
@@ -43,6 +43,14 @@ class _Save:
     keys: KeyColumn
     is_followed: bool = False
     stored: int = 0
+
+
+class SavedRun(NamedTuple):
+    """Where consecutive chunks lie that are being saved: columns of u64."""
+
+    offsets: bytes
+    slots: bytes
+    generations: bytes
 
 
 class FollowedSaves:
@@ -97,9 +105,18 @@ class FollowedSaves:
         if save is not None and save.is_followed and self._listener is not None:
             self._listener.end_save(save.keys, save.stored)
 
-    def find(self, session: EngineSession, parent: bytes, keys: KeyColumn) -> kvpool_native.HoldColumns:
-        """Where the chunks lie that are being saved after `parent`, a column each. Nothing is held."""
-        return self._directory.follow_saves(session.own.id, parent, keys.packed)
+    def find(self, session: EngineSession, parent: bytes, keys: KeyColumn) -> SavedRun:
+        """Where the chunks lie that are being saved after `parent`, or at the beginning of a run of chunks without one. Nothing
+        is held."""
+        is_chained, found = session.layout.is_chained, SavedRun(b"", b"", b"")
+        for chain in [keys] if is_chained else keys.parts(1):
+            saved = self._directory.follow_saves(session.own.id, parent if is_chained else b"", chain.packed)
+            if not saved.offsets:
+                break
+            found = SavedRun(
+                found.offsets + saved.offsets, found.slots + saved.slots, found.generations + saved.generations
+            )
+        return found
 
     def verify(self, reservations: set[ReservationId]) -> list[str]:
         """Broken invariants, one line each."""

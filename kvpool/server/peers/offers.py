@@ -245,7 +245,7 @@ class Offers:
         """Lease what is here of a chain, and have its chunks from the first one asked for sent to who has the ticket."""
         if connection.peer.offers >= self._settings.offers_max // PEER_PART:
             raise KVPoolError("the node has as many offers for this one as one node may have")
-        leased = await self._drive(self._pool.chains.acquire(session, m.Acquire(pull.keys)))
+        leased = await self._drive(self._pool.chains.acquire_for_peer(session, KeyColumn(pull.keys)))
         with self._share.used():
             return self._offer_leased(puller, connection, session, pull, leased=leased, deadline=deadline)
 
@@ -344,7 +344,7 @@ class Offers:
             self._connections.drop_where_over(offered.puller)
 
     async def _exchange_lease(self, number: int, offered: _Offered) -> None:
-        leased = await self._drive(self._pool.chains.acquire(offered.session, m.Acquire(offered.unleased.packed)))
+        leased = await self._drive(self._pool.chains.acquire_for_peer(offered.session, offered.unleased))
         if number not in self._offered:
             self._end_lease(offered.session, leased.lease)
             return

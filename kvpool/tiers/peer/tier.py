@@ -20,7 +20,6 @@ from kvpool.errors import KVPoolError, PeerUnreachable
 from kvpool.index.namespaces import Namespace
 from kvpool.index.remote_chunks import NodeName, RemoteChunks
 from kvpool.key_column import KeyColumn
-from kvpool.layout import Layout
 from kvpool.peers.asking import Asking, share_of
 from kvpool.peers.back_off import Uniform
 from kvpool.peers.circuit_breaker import BreakerState, Permit
@@ -150,7 +149,8 @@ class PeerTier:
         if self._is_closed or len(keys) <= first:
             return RemoteRun(first)
         run = self._chunks.find(keys, first, _Silent(self), namespace=namespace.id, now_ns=self._clock.now_ns())
-        return RemoteRun(first + min(run.chunks, r.offered_chunks_max(namespace.layout.extents)), run.node)
+        version = _version_of(self._link_of(run.node))
+        return RemoteRun(first + min(run.chunks, r.pulled_chunks_max(version, namespace.layout)), run.node)
 
     def find_at(self, asker: Asker, keys: KeyColumn, first: int) -> RemoteRun:
         """See `RemoteTier`."""
@@ -173,11 +173,11 @@ class PeerTier:
     def read(self, namespace: Namespace, moves: Moves, order: PullOrder) -> JobId:
         """See `RemoteTier`."""
         link = self._link_of(NodeName(order.run.node))
-        chain = len(order.before) + len(moves)
-        if self._is_closed or link is None or chain > r.PULL_KEYS_MAX or not self._has_room_for(order.asker):
+        keys, layout = len(order.before) + len(moves), namespace.layout
+        if self._is_closed or link is None or keys > r.keys_max(layout) or not self._has_room_for(order.asker):
             return NOT_STARTED
-        if (link.life.version if link.life is not None else r.OLDEST_VERSION) < _oldest_version_for(namespace.layout):
-            return NOT_STARTED  # the node could not read the request, and has no such chunks
+        if _version_of(link) < r.oldest_version_for(layout, keys):
+            return NOT_STARTED  # the node could not read the request
         record = self.nodes.of(order.run.node)
         permit = record.breaker.ask()
         if permit is None:
@@ -369,9 +369,8 @@ class PeerTier:
             if pull is None:
                 continue
             outcome = Outcome(one.ending)
-            is_not_there_yet = (
-                pull.is_coming and one.fault == "late"
-            )  # no fault of the node: what it waits for takes longer
+            # No fault of the node: what it waits for takes longer.
+            is_not_there_yet = pull.is_coming and one.fault == "late"
             pull.is_broken |= one.fault in BROKEN and not is_not_there_yet
             if outcome is Outcome.BAD_SOURCE or (is_not_there_yet and not pull.fault):
                 self._decline(pull, one.chunk)
@@ -383,8 +382,6 @@ class PeerTier:
         self._owner.on_completed()
 
 
-def _oldest_version_for(layout: Layout) -> int:
-    """The oldest version in which a node can read a request for chunks of this layout; none of an earlier one has any."""
-    if layout.head_groups != 1 or layout.group is not None:
-        return r.HEAD_GROUPS_VERSION
-    return r.SUMMARIES_VERSION if layout.summaries else r.OLDEST_VERSION
+def _version_of(link: PeerLink | None) -> int:
+    """The version that a node is asked in."""
+    return r.OLDEST_VERSION if link is None or link.life is None else link.life.version

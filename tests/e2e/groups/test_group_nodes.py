@@ -88,7 +88,7 @@ def test_a_bad_chunk_on_another_node_leaves_the_boundary_before_it(tmp_path: Pat
 
 
 def test_a_hit_of_many_windows_elsewhere_is_of_this_nodes_chunks(tmp_path: Path) -> None:
-    """Each would be a pull of its own, and the lease would wait for all of them."""
+    """The lease would wait too long for all of them."""
     windows = ELSEWHERE_MAX + 1
     many = kv.Layout(
         chunk_tokens=CHUNK,

@@ -8,6 +8,8 @@ from typing import Any
 import msgpack
 import pytest
 
+from kvpool.layout import Layout
+from kvpool.layouts.groups import WINDOW, GroupRole
 from kvpool.peers.control import records as r
 from kvpool.peers.control import wire
 from kvpool.protocol import frames
@@ -15,12 +17,13 @@ from tests.rigs.nodes.peers import LAYOUT, identity_of, offer_to, pull_of, stage
 
 HELLO = identity_of("node").hello()
 PULL = pull_of(7, 3)
+RUN = replace(PULL, layout=replace(LAYOUT, group=GroupRole(WINDOW, 64, 0)).to_wire())
 OFFER = offer_to(PULL)
 STAGE = stage_of(7, 3)
 STAGED = staged_of(STAGE)
 ASK_NEAR = r.AskNear(7, bytes(16))
 NEAR = r.Near(7, "/run/kvpool/kvpool.sock", bytes(16), bytes(24), bytes(24), bytes(24))
-REQUESTS: list[Any] = [HELLO, PULL, STAGE, stage_of(7, 0, 0), ASK_NEAR, r.Release(7), r.Ping()]
+REQUESTS: list[Any] = [HELLO, PULL, RUN, STAGE, stage_of(7, 0, 0), ASK_NEAR, r.Release(7), r.Ping()]
 ANSWERS: list[Any] = [
     HELLO,
     OFFER,
@@ -87,6 +90,9 @@ def test_the_wire_is_as_documented() -> None:
         (PULL, {"keys": b""}),
         (PULL, {"keys": b"x" * 33}),
         (PULL, {"keys": bytes(32 * (r.PULL_KEYS_MAX + 1))}),
+        (RUN, {"first": 1}),
+        (RUN, {"keys": pull_of(7, r.RUN_KEYS_MAX + 1).keys}),
+        (RUN, {"keys": PULL.keys + PULL.keys[:32]}),
         (PULL, {"deadline_ms": 0}),
         (PULL, {"deadline_ms": r.DEADLINE_MS_MAX + 1}),
         (STAGE, {"pull": 0}),
@@ -107,6 +113,22 @@ def test_the_wire_is_as_documented() -> None:
 def test_impossible_values_are_refused(record: Any, change: dict[str, Any]) -> None:
     fault = _fault([wire.encode_message(replace(record, **change), 4)])
     assert (fault.code, fault.sequence) == (r.RefusalCode.PROTOCOL, 4)
+
+
+def test_a_run_may_name_as_many_keys_as_its_bound_says() -> None:
+    full = replace(RUN, keys=pull_of(7, r.RUN_KEYS_MAX).keys)
+    assert _request(full).record == full
+
+
+@pytest.mark.parametrize(
+    ("version", "chunks"),
+    [(r.RUNS_VERSION - 1, 1), (r.RUNS_VERSION, r.RUN_KEYS_MAX), (r.NEWEST_VERSION, r.RUN_KEYS_MAX)],
+)
+def test_a_node_is_asked_for_as_many_chunks_of_a_run_as_its_version_can_read(version: int, chunks: int) -> None:
+    layout = Layout.from_wire(RUN.layout)
+    assert r.pulled_chunks_max(version, layout) == chunks
+    assert r.oldest_version_for(layout, chunks) <= version
+    assert r.pulled_chunks_max(version, LAYOUT) == r.offered_chunks_max(LAYOUT.extents)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""Tests of what an owner offers of chunks without a parent, to peers that ask for what no honest one asks for."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvpool.index.sessions import EngineSession
+from kvpool.key_column import KeyColumn
+from kvpool.layouts.groups import FULL, STATE, GroupRole
+from kvpool.protocol.records import messages as m
+from kvpool.types import ConnectionId
+from tests.rigs.tiers.tiered_pool import LAYOUT
+from tests.unit.tiers.peer.test_pulled_runs import DRAM_CHUNKS, KEYS, WINDOWED, Rig, run
+
+
+@pytest.mark.parametrize("role", [GroupRole(FULL, 0, 0), GroupRole(STATE, 0, 0)])
+def test_a_peer_gets_no_chunks_of_another_group_than_it_names(role: GroupRole) -> None:
+    """Chunks that have no parent, asked for as those of a full group, or of another one that is in use here."""
+
+    async def act(rig: Rig) -> None:
+        other = replace(LAYOUT, group=role)
+        await rig.save(rig.there, KEYS)
+        in_use = rig.there.pool.pool.open_session(ConnectionId(40), "model", other)
+        assert (await rig.ask(rig.there, KEYS, layout=other)).chunks == 0
+        assert (await rig.ask(rig.there, KEYS)).chunks == len(KEYS)
+        rig.there.pool.pool.drop_connection(in_use.connection)
+
+    run(act)
+
+
+def test_keys_of_a_full_group_that_are_no_chain_are_offered_up_to_the_first() -> None:
+    async def act(rig: Rig) -> None:
+        full = replace(LAYOUT, group=GroupRole(FULL, 0, 0))
+        pool = rig.there.pool
+        windowed, pool.session = pool.session, pool.pool.open_session(ConnectionId(41), "model", full)
+        for key in KEYS[:4]:
+            assert await pool.save([key]) == 1
+        assert (await rig.ask(rig.there, KEYS[:4], layout=full)).chunks == 1
+        pool.pool.drop_connection(pool.session.connection)
+        pool.session = windowed
+
+    run(act)
+
+
+def test_a_chunk_that_has_a_parent_in_a_windows_namespace_is_not_offered() -> None:
+    """An engine can store anything under its own layout: what follows another chunk is no chunk of a run."""
+
+    async def act(rig: Rig) -> None:
+        assert await rig.there.pool.save(KEYS[:3]) == 3  # a chain
+        assert (await rig.ask(rig.there, KEYS[:3])).chunks == 1
+        assert (await rig.ask(rig.there, KEYS[1:3])).chunks == 0
+
+    run(act)
+
+
+def test_peers_together_hold_no_more_of_memory_than_their_share() -> None:
+    async def act(rig: Rig) -> None:
+        await rig.save(rig.there, KEYS)
+        pool = rig.there.pool.pool
+        session = EngineSession(
+            ConnectionId(77), WINDOWED, "model", dict(rig.there.pool.session.namespaces), 0, ConnectionId(78)
+        )
+        pool._directory.share_among_holders(8 / DRAM_CHUNKS)
+        leased = await rig.there.pool.serve(pool.chains.acquire_for_peer(session, KeyColumn.of(KEYS)))
+        assert leased.chunks == 8
+        pool.leases.release(session, m.Release(leased.lease))
+        pool._directory.share_among_holders(1.0)
+
+    run(act)
