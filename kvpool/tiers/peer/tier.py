@@ -39,12 +39,12 @@ from kvpool.tiers.base import (
 )
 from kvpool.tiers.peer.node_records import NodeRecords
 from kvpool.tiers.peer.pulls import Pull, Pulls
-from kvpool.tiers.peer.recent_misses import RecentMisses
+from kvpool.tiers.peer.recent_misses import WRONG_S, RecentMisses
 from kvpool.tiers.peer.settings import PeerTierSettings
 from kvpool.tiers.remote import Asker, PullOrder, RemoteRun
 from kvpool.transfer.stream_address import StreamAddress, stream_of
 from kvpool.transfer.stream_transport import StreamTransport
-from kvpool.transfer.transport import Order, Region, Transport
+from kvpool.transfer.transport import ChunkEnd, Order, Region, Transport
 from kvpool.types import Level
 
 log = logging.getLogger(__name__)
@@ -97,6 +97,7 @@ class PeerTier:
         self.nodes = NodeRecords(settings.breaker, settings.pace, clock=clock, random=random)
         self._publishing: asyncio.TimerHandle | None = None
         self._asking, self._misses = Asking(clock), RecentMisses(clock)
+        self._wrong = RecentMisses(clock, WRONG_S)
         self._answers: set[asyncio.Task[None]] = set()
         self._owner: TierOwner = UNOWNED
         self.fleet_stats: Callable[[], dict[str, int]] = dict  # counters of what serves others and follows them
@@ -371,7 +372,8 @@ class PeerTier:
             outcome = Outcome(one.ending)
             # No fault of the node: what it waits for takes longer.
             is_not_there_yet = pull.is_coming and one.fault == "late"
-            pull.is_broken |= one.fault in BROKEN and not is_not_there_yet
+            is_excused = is_not_there_yet or self._was_wrong(pull, one)
+            pull.is_broken |= one.fault in BROKEN and not is_excused
             if outcome is Outcome.BAD_SOURCE or (is_not_there_yet and not pull.fault):
                 self._decline(pull, one.chunk)
             size = pull.layout.stored_bytes if outcome is Outcome.DONE else 0
@@ -380,6 +382,15 @@ class PeerTier:
             pull.fault = pull.fault or one.fault
             self._pulls.report(pull, Finished(pull.job, one.chunk, outcome, one.fault))
         self._owner.on_completed()
+
+    def _was_wrong(self, pull: Pull, one: ChunkEnd) -> bool:
+        """Whether a chunk has come with wrong bytes from its node as it has before."""
+        if one.fault != "checksum":
+            return False
+        key = pull.moves.keys[one.chunk]
+        is_known = self._wrong.has(pull.node, key)
+        self._wrong.note(pull.node, key)
+        return is_known
 
 
 def _version_of(link: PeerLink | None) -> int:

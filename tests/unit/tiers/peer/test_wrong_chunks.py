@@ -1,0 +1,38 @@
+"""Tests of chunks that have wrong bytes on their node: one of them is no fault of the node, several are."""
+
+from kvpool.peers.circuit_breaker import BreakerState
+from tests.unit.tiers.peer.test_pulled_runs import KEYS, Rig, run
+
+
+def test_a_chunk_that_is_wrong_again_and_again_is_no_fault_of_its_node() -> None:
+    async def act(rig: Rig) -> None:
+        await rig.save(rig.there, KEYS[:3])
+        there = rig.there.pool
+        (offset, _) = there.pool._directory.place_of(KEYS[1])
+        there.arena[offset] ^= 1
+        record = rig.here.tier.nodes.of(rig.there.name)
+        for _ in range(6):
+            assert (await rig.load([KEYS[1]]))[1] == 0
+            rig.here.believe(rig.there, [KEYS[1]])  # announced again: asked for at once
+        assert record.failures == 6
+        assert record.breaker.state is BreakerState.CLOSED
+        assert await rig.load([KEYS[0], KEYS[2]]) == (2, 2)
+        there.arena[offset] ^= 1
+
+    run(act)
+
+
+def test_several_chunks_that_are_wrong_are_a_fault_of_their_node() -> None:
+    async def act(rig: Rig) -> None:
+        await rig.save(rig.there, KEYS[:3])
+        there = rig.there.pool
+        for key in KEYS[:3]:
+            (offset, _) = there.pool._directory.place_of(key)
+            there.arena[offset] ^= 1
+            assert (await rig.load([key]))[1] == 0
+        assert rig.here.tier.nodes.of(rig.there.name).breaker.state is BreakerState.OPEN
+        for key in KEYS[:3]:
+            (offset, _) = there.pool._directory.place_of(key)
+            there.arena[offset] ^= 1
+
+    run(act)
