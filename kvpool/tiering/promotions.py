@@ -35,7 +35,8 @@ GENERATION_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Chunks to promote: `keys` after `parent` (empty: the root). The first one has index `first` in the lower tier's run.
+    """Chunks to promote: `keys` after `parent` (empty: the root), or each after it where they are a run of chunks without a
+    parent (`is_run`, to be pulled). The first one has index `first` in the lower tier's run.
     `peer`: the other node that has asked for them, within `PeerAllowance`. `asker`: the request, where they are pulled."""
 
     namespace: Namespace
@@ -45,6 +46,7 @@ class Wanted:
     is_urgent: bool = True
     peer: ConnectionId | None = None
     asker: Asker = NOBODY
+    is_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)

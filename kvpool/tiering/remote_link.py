@@ -159,12 +159,12 @@ class RemoteLink:
         return self.remote.verify() + wrong
 
     def _place(self, wanted: Wanted, now_ns: int) -> _Placed:
-        """Give the wanted chunks slots, up to one that gets none. A chunk without a parent is a chain of its own."""
+        """Give the wanted chunks slots, up to one that gets none."""
         namespace, placed = wanted.namespace, _Placed()
         # Readers of the shared index know no level beyond PEER: on its way, a chunk of a store is one of another node.
         level = bytes([min(self.remote.level, Level.PEER)])
         place = partial(self._directory.promote, namespace.id, namespace.size_class, wanted.parent)
-        for chain in [wanted.keys] if namespace.layout.is_chained else wanted.keys.parts(1):
+        for chain in wanted.keys.parts(1 if wanted.is_run else len(wanted.keys)):
             made = place(chain.packed, now_ns, level * len(chain), is_external=True)
             placed.add(made)
             if leading(made.states) < len(made.states):
@@ -179,16 +179,16 @@ class RemoteLink:
         """Start to pull the reserved chunks. False when the tier takes no job now: then their slots are given up."""
         chosen = np.array(reserved)
         fresh: list[int] = np.frombuffer(made.generations, "<u8")[chosen].tolist()
-        keys, is_chained = list(wanted.keys.chosen(reserved)), wanted.namespace.layout.is_chained
+        keys = list(wanted.keys.chosen(reserved))
         moves = Moves(
             keys=keys,
-            parents=[wanted.keys.before(number, wanted.parent) if is_chained else b"" for number in reserved],
+            parents=[b"" if wanted.is_run else wanted.keys.before(number, wanted.parent) for number in reserved],
             offsets=[0] * len(keys),
             generations=[0] * len(keys),
             arena_offsets=np.frombuffer(made.offsets, "<u8")[chosen].tolist(),
             arena_slots=np.frombuffer(made.slots, "<u8")[chosen].tolist(),
         )
-        present = wanted.keys[: reserved[0] if is_chained else 0]
+        present = wanted.keys[: 0 if wanted.is_run else reserved[0]]
         before = KeyColumn(order.before.packed + present.packed) if present else order.before
         job_id = self._start(wanted.namespace, moves, replace(order, before=before))
         if not job_id:

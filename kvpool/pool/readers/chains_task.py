@@ -154,5 +154,5 @@ class ChainsTask:
             elsewhere = self._tiering.find_elsewhere(namespace, missing, 0) if missing else None
             if elsewhere is not None:
                 asker = Asker(session.connection)
-                wanted = Wanted(namespace, b"", missing[: elsewhere.run.end], asker=asker)
+                wanted = Wanted(namespace, b"", missing[: elsewhere.run.end], asker=asker, is_run=True)
                 self._tiering.pull(elsewhere, _ROOT, wanted)

@@ -177,8 +177,8 @@ class PeerTier:
         keys, layout = len(order.before) + len(moves), namespace.layout
         if self._is_closed or link is None or keys > r.keys_max(layout) or not self._has_room_for(order.asker):
             return NOT_STARTED
-        if _version_of(link) < r.oldest_version_for(layout, keys):
-            return NOT_STARTED  # the node could not read the request
+        if _version_of(link) < r.oldest_version_for(layout, keys) or (order.before and not layout.is_chained):
+            return NOT_STARTED  # the node could not read the request, or would refuse it
         record = self.nodes.of(order.run.node)
         permit = record.breaker.ask()
         if permit is None:

@@ -70,9 +70,12 @@ def readers(here: Daemon, there: kv.Pool, connections: int) -> Iterator[Reader]:
 
 
 @pytest.mark.parametrize("connections", [1, LEASES])
-def test_all_of_many_leases_at_once_are_served(connections: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("same_host", ["false", "true"])
+def test_all_of_many_leases_at_once_are_served(connections: int, same_host: str, tmp_path: Path) -> None:
+    """Over the stream, and out of the owner's memory."""
+    options = {f"{node}__peer__same_host": same_host for node in ("owner", "here")}
     with (
-        two_daemons(tmp_path) as (owner, here),
+        two_daemons(tmp_path, **options) as (owner, here),
         owner.connect(WINDOWED) as there,
         readers(here, there, connections) as reader,
     ):

@@ -67,3 +67,21 @@ def test_peers_together_hold_no_more_of_memory_than_their_share() -> None:
         pool._directory.share_among_holders(1.0)
 
     run(act)
+
+
+def test_an_engine_that_takes_a_windows_chunks_for_a_chain_harms_no_link() -> None:
+    """Chunks without a parent, and such behind one that is here, asked for as a chain: the owner refuses nothing."""
+
+    async def act(rig: Rig) -> None:
+        pool = rig.here.pool
+        await rig.save(rig.there, KEYS[:6])
+        await rig.save(rig.here, KEYS[:1])
+        for chain in (KEYS[3:6], KEYS[:3], [*KEYS[1:3], *KEYS[1:3]]):
+            leased = await pool.serve(pool.pool.chains.acquire(pool.session, m.Acquire(b"".join(chain))))
+            assert leased.chunks <= len(chain)
+            await pool.until_moved(lambda: pool.pool._tiering.holds == 0)
+            if leased.lease:
+                pool.pool.leases.release(pool.session, m.Release(leased.lease))
+        assert rig.here.links[rig.there.name].life is not None
+
+    run(act)
