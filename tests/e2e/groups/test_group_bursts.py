@@ -15,6 +15,8 @@ from tests.rigs.groups.hybrid import CHUNK, load, payloads, store
 from tests.rigs.payload import tokens_of
 
 LEASES, CHUNKS, WINDOW_CHUNKS = 16, 24, 18
+# Of a load, and of an answer of the other node: what is tested is whether leases are granted, on a busy machine too.
+TIMEOUT_S = 20.0
 WINDOWED = kv.Layout(
     chunk_tokens=CHUNK,
     groups=(
@@ -65,15 +67,17 @@ class Reader:
 @contextmanager
 def readers(here: Daemon, there: kv.Pool, connections: int) -> Iterator[Reader]:
     with ExitStack() as stack:
-        pools = [stack.enter_context(here.connect(WINDOWED)) for _ in range(connections)]
+        pools = [stack.enter_context(here.connect(WINDOWED, timeout_s=TIMEOUT_S)) for _ in range(connections)]
         yield Reader(pools, [there.keys(tokens_of(number, CHUNKS * CHUNK + 1)) for number in range(LEASES)])
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("connections", [1, LEASES])
 @pytest.mark.parametrize("same_host", ["false", "true"])
 def test_all_of_many_leases_at_once_are_served(connections: int, same_host: str, tmp_path: Path) -> None:
     """Over the stream, and out of the owner's memory."""
     options = {f"{node}__peer__same_host": same_host for node in ("owner", "here")}
+    options |= {f"here__peer__{bound}_timeout": f"{TIMEOUT_S:g}s" for bound in ("answer", "stall")}
     with (
         two_daemons(tmp_path, **options) as (owner, here),
         owner.connect(WINDOWED) as there,
