@@ -104,7 +104,7 @@ class Pool:
         self._link = link = Link(SessionPlan(os.fspath(path), self.model, layout, timeout_s), counters)
         self._finder = Finder(layout, link, counters, timeout_s=timeout_s)
         self._copies = copies = Copies(layout, copy_threads, self.shares)
-        self._group_finder = finder = GroupFinder(layout, link, counters) if layout.groups else None
+        self._group_finder = finder = GroupFinder(layout, link, counters, timeout_s) if layout.groups else None
         self.groups = GroupVerbs(layout, link, copies=copies, finder=finder, counters=counters, timeout_s=timeout_s)
         estimate_s = copies.estimate_s if finder is None else self.groups.estimate_s
         self._lease_fetcher = (
@@ -118,7 +118,7 @@ class Pool:
         )
         self._save_starter = SaveStarter(plain, link, copies, counters, timeout_s=timeout_s)
         self.separate = SeparateChunks(layout, copies, self._lease_fetcher, self._save_starter)
-        self._hint_client = HintClient(layout, link, counters, timeout_s)
+        self._hint_client = HintClient(layout, link, counters, timeout_s, finder=finder)
 
     def __repr__(self) -> str:
         return f"<Pool {self.model} {'connected' if self.connected else 'away'}>"
@@ -209,7 +209,7 @@ class Pool:
         check_owner(owner)
         if self._group_finder is not None:
             if owner:
-                raise InvalidArgument(f"owner is {owner!r}, chunks of a layout with groups are on one node alone")
+                raise InvalidArgument(f"owner is {owner!r}, a lookup of a layout with groups names no node")
             return self._group_finder.lookup(keys)
         return self._finder.lookup(keys, owner)
 
@@ -346,13 +346,13 @@ class Pool:
         )
         return self._hint_client.retain(keys, retention_columns)
 
-    def announce(self, keys: KeyChain) -> AnnounceResult:
+    def announce(self, keys: KeyChain, chunks_max: int | None = None) -> AnnounceResult:
         """Announce chunks that will be requested soon: they stay in DRAM, or are promoted to it, until this Pool acquires them.
 
-        Bounded in bytes (`dram.announced_share`) and time (`dram.announced_ttl`). One round trip.
+        `chunks_max`: of the first ones alone. Bounded in bytes (`dram.announced_share`) and time (`dram.announced_ttl`).
         """
         check_keys(keys)
-        return self._hint_client.announce(keys)
+        return self._hint_client.announce(keys, chunks_max)
 
     def demote(self, keys: KeyChain) -> RetainResult:
         """Hint that these chunks will not be requested soon: write them to the SSD tier, and evict them first from DRAM."""

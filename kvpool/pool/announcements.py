@@ -10,6 +10,7 @@ announces everything leaves room for the others. Control thread only; `now_ns` i
 Invariant: `_of_owner` names every announcement; `_bytes` is the sum of their sizes; each of its holds is in exactly one.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import kvpool_native
@@ -20,6 +21,7 @@ from kvpool.index.parts import Parts, Step
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.pool.readers.acquire_task import AcquireTask
+from kvpool.pool.readers.group_task import HOLDS_MAX, GroupTask, counts_of, hold_count, naming_group
 from kvpool.tiering.tiering import Tiering
 from kvpool.types import ConnectionId, HoldId
 
@@ -33,14 +35,17 @@ FOUND_AT_ONCE = 4096
 
 @dataclass(slots=True, eq=False)
 class Announcement:
-    """`chunks` leading chunks of `keys` (rank-major) for `session`; `is_whole`: all of them are in DRAM or being promoted."""
+    """`chunks` leading chunks for `owner`; `is_whole`: all that they need is in DRAM or being promoted.
 
-    session: EngineSession
-    keys: KeyColumn
+    `names`: keys of the first rank that end with them, of the group that names a hit where the layout has groups.
+    """
+
+    owner: ConnectionId
+    names: KeyColumn
     chunks: int
     size: int
     deadline_ns: int
-    acquire_task: AcquireTask
+    acquire_task: AcquireTask | GroupTask
     is_whole: bool = False
     is_over: bool = False
 
@@ -52,7 +57,14 @@ class Announcement:
     @property
     def leaf(self) -> bytes:
         """The first rank's last key: it names all that precede it."""
-        return self.keys[self.chunks - 1]
+        return self.names[-1]
+
+    @property
+    def held_chunks(self) -> int:
+        """How many of its chunks it holds. With groups it is all or none."""
+        if isinstance(self.acquire_task, AcquireTask):
+            return self.acquire_task.chunks
+        return self.chunks if self.acquire_task.is_whole() else 0
 
 
 class Announcements:
@@ -122,23 +134,34 @@ class Announcements:
         """Protect the first `found` chunks of `keys`, as far as the bounds go, beginning with `take_part`. None: no room."""
         failpoint.reach("daemon.announce.before", failpoint.refused)
         ranks = len(session.namespaces)
-        own = keys.of_rank(0, ranks)
-        for entry in list(self._of_owner.get(session.connection, ())):
-            if entry.chunks <= len(own) and own[entry.chunks - 1] == entry.leaf:
-                self._end(entry, now_ns)  # announced again, or extended
+        names = keys.of_rank(0, ranks)
+        self._end_prefixes(session.connection, names, len(names), now_ns)
         chunk_bytes = sum(namespace.layout.stored_bytes for namespace in session.namespaces.values())
-        is_full = len(self._of_owner.get(session.connection, ())) >= ANNOUNCEMENTS_MAX
-        chunks = 0 if is_full else min(found, self._room_of(session.connection) // chunk_bytes)
+        chunks = min(found, self._room_of(session.connection) // chunk_bytes)
         self.clipped_chunks += found - chunks
         if not chunks:
             return None
         wanted = keys.part_of_ranks(ranks, first=0, end=chunks)
         acquire_task = AcquireTask(self._directory, self._tiering, session, wanted, is_urgent=False)
-        entry = Announcement(session, wanted, chunks, chunks * chunk_bytes, now_ns + self._ttl_ns, acquire_task)
-        self._of_owner.setdefault(session.connection, []).append(entry)
-        self._bytes += entry.size
-        self.announced_chunks += chunks
-        return entry
+        deadline_ns = now_ns + self._ttl_ns
+        return self._add(
+            Announcement(session.connection, names[:chunks], chunks, chunks * chunk_bytes, deadline_ns, acquire_task)
+        )
+
+    def announce_groups(
+        self, session: EngineSession, keys: list[KeyColumn], chunks: int, now_ns: int
+    ) -> Announcement | None:
+        """Protect what a hit of so many chunks needs of each group, `keys`, where the bounds allow all of it; as `announce`."""
+        failpoint.reach("daemon.announce.before", failpoint.refused)
+        names = keys[naming_group(session)].of_rank(0, len(session.layout.ranks))
+        self._end_prefixes(session.connection, names, chunks, now_ns)
+        sizes = [sum(group.chunk_sizes) for group in session.groups]
+        size = sum(count * one for count, one in zip(counts_of(session, chunks), sizes, strict=True))
+        if size > self._room_of(session.connection) or hold_count(session, chunks) > HOLDS_MAX:
+            self.clipped_chunks += chunks
+            return None
+        task = GroupTask(self._directory, self._tiering, session, keys, chunks=chunks, is_announced=True)
+        return self._add(Announcement(session.connection, names, chunks, size, now_ns + self._ttl_ns, task))
 
     def take_part(self, entry: Announcement, now_ns: int) -> Step:
         """Hold the next part of an announcement. WAIT where DRAM has no room for it now.
@@ -150,18 +173,18 @@ class Announcements:
         step = entry.acquire_task.advance(now_ns)
         if step is Step.DONE:
             entry.is_whole = True
-            if entry.acquire_task.chunks < entry.chunks:
-                self._cut(entry, entry.acquire_task.chunks, now_ns)
+            if (held := entry.held_chunks) < entry.chunks:
+                self._cut(entry, held, now_ns)
         return step
 
     def to_advance(self) -> list[Announcement]:
         """Announcements to be retried when room was made."""
         return [entry for entries in self._of_owner.values() for entry in entries if not entry.is_whole][:RETRIES]
 
-    def note_use(self, owner: ConnectionId, hold: HoldId, chunks: int, now_ns: int) -> None:
-        """A connection has leased `chunks` chunks under this hold: its announcements of them end."""
+    def note_use(self, owner: ConnectionId, chunks: int, key_at: Callable[[int], bytes], now_ns: int) -> None:
+        """A connection has leased `chunks` chunks, which have these names: its announcements of them end."""
         for entry in [entry for entry in self._of_owner.get(owner, ()) if entry.chunks <= chunks]:
-            if self._directory.key_of(hold, entry.chunks - 1) == entry.leaf:
+            if key_at(entry.chunks - 1) == entry.leaf:
                 self._end(entry, now_ns)
 
     def drop_owner(self, owner: ConnectionId, now_ns: int) -> None:
@@ -196,22 +219,38 @@ class Announcements:
         return problems
 
     def _room_of(self, owner: ConnectionId) -> int:
-        """Bytes that a connection may still announce: half of what the others leave is its own."""
-        own = sum(entry.size for entry in self._of_owner.get(owner, ()))
+        """Bytes that a connection may still announce: half of what the others leave is its own; none where it has too many."""
+        entries = self._of_owner.get(owner, ())
+        if len(entries) >= ANNOUNCEMENTS_MAX:
+            return 0
+        own = sum(entry.size for entry in entries)
         return max(0, (self._bytes_max - (self._bytes - own)) // 2 - own)
+
+    def _end_prefixes(self, owner: ConnectionId, names: KeyColumn, chunks: int, now_ns: int) -> None:
+        """End a connection's announcements of prefixes of a hit with these names: it is announced again, or extended."""
+        first = chunks - len(names)
+        for entry in list(self._of_owner.get(owner, ())):
+            if first < entry.chunks <= chunks and names[entry.chunks - first - 1] == entry.leaf:
+                self._end(entry, now_ns)
+
+    def _add(self, entry: Announcement) -> Announcement:
+        self._of_owner.setdefault(entry.owner, []).append(entry)
+        self._bytes += entry.size
+        self.announced_chunks += entry.chunks
+        return entry
 
     def _cut(self, entry: Announcement, chunks: int, now_ns: int) -> None:
         """Shorten an announcement to this many chunks."""
         size = entry.size // entry.chunks * chunks
         self._bytes -= entry.size - size
         self.announced_chunks -= entry.chunks - chunks
-        entry.keys = entry.keys.part_of_ranks(len(entry.session.namespaces), first=0, end=chunks)
+        entry.names = entry.names[:chunks]
         entry.chunks, entry.size = chunks, size
         if not chunks:
             self._end(entry, now_ns)
 
     def _end(self, entry: Announcement, now_ns: int) -> None:
-        owner = entry.session.connection
+        owner = entry.owner
         self._of_owner[owner].remove(entry)
         if not self._of_owner[owner]:
             del self._of_owner[owner]

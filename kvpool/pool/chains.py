@@ -20,7 +20,7 @@ from kvpool.layouts.share import Share
 from kvpool.pool.deadlines import HoldExpiry
 from kvpool.pool.device_copies import DeviceCopies
 from kvpool.pool.hint_handlers import HintHandlers
-from kvpool.pool.readers.group_task import counts_of
+from kvpool.pool.readers.group_task import keys_of_hit
 from kvpool.pool.readers.readers import NOTHING, Grant, Readers
 from kvpool.pool.sharing.sharing import Sharing
 from kvpool.pool.writers.commit_columns import CommitColumns
@@ -114,10 +114,7 @@ class Chains:
     @verb(gm.AcquireGroups, roles=ENGINE)
     def acquire_groups(self, session: EngineSession, request: gm.AcquireGroups) -> Parts[m.Leased]:
         """Lease what a hit needs of every group of the session's layout: all of it or nothing. Waits as `acquire` does."""
-        if not session.groups or not 0 < request.chunks <= m.KEYS_MAX:
-            raise ProtocolError(f"lease of {request.chunks} chunks of {len(session.groups)} groups")
-        counts = counts_of(session, request.chunks)
-        keys = columns.keys_of_groups(request.keys, counts, ranks=len(session.layout.ranks))
+        keys = keys_of_hit(session, request.keys, request.chunks)
         group_task = self.readers.begin_groups(session, keys, request.chunks)
         try:
             yield from self._advance(lambda _: group_task.advance(self.clock.now_ns()), self.tiering.make_room)

@@ -8,6 +8,7 @@ Invariant: while an announcement lives, the pool's expiry is scheduled.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from kvpool.clock import Clock
 from kvpool.errors import ProtocolError
@@ -17,9 +18,11 @@ from kvpool.index.sessions import EngineSession
 from kvpool.journal.journal import Journal
 from kvpool.key_column import KeyColumn
 from kvpool.pool.announcements import Announcement, Announcements
+from kvpool.pool.readers.group_task import keys_of_hit
 from kvpool.pool.readers.readers import Readers
 from kvpool.pool.writers.retention import Retention, RetentionColumns
 from kvpool.protocol import columns
+from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.verbs import ENGINE, OPERATOR, verb
 from kvpool.tiering.tiering import Tiering
@@ -79,8 +82,7 @@ class HintHandlers:
 
     @verb(m.Demote, roles=ENGINE)
     def demote(self, session: EngineSession, request: m.Demote) -> Parts[m.Retained]:
-        """Write chunks to the lower tier, and have DRAM evict them first."""
-        session.check_plain()
+        """Write chunks to the lower tier, and have DRAM evict them first; with groups what is stored of them in each."""
         ranks = len(session.namespaces)
         keys = columns.keys_of(request.keys, ranks=ranks)
         chunks = len(keys) // ranks
@@ -103,9 +105,20 @@ class HintHandlers:
         keys = columns.keys_of(request.keys, ranks=len(session.namespaces))
         found = yield from self._announcements.find(session, keys)
         entry = self._announcements.announce(session, keys, found, self._clock.now_ns())
+        return (yield from self._announced(entry, found))
+
+    @verb(gm.AnnounceGroups, roles=ENGINE)
+    def announce_groups(self, session: EngineSession, request: gm.AnnounceGroups) -> Parts[m.Announced]:
+        """The same for what a hit needs of each group of the session's layout."""
+        keys = keys_of_hit(session, request.keys, request.chunks)
+        entry = self._announcements.announce_groups(session, keys, request.chunks, self._clock.now_ns())
+        return (yield from self._announced(entry, request.chunks))
+
+    def _announced(self, entry: Announcement | None, wanted: int) -> Parts[m.Announced]:
+        """Have what is announced come up."""
         if entry is None:
-            return m.Announced(0, found)
-        clipped = found - entry.chunks
+            return m.Announced(0, wanted)
+        clipped = wanted - entry.chunks
         self._on_due()
         while self._take_part(entry) is Step.MORE:
             yield None
@@ -132,12 +145,12 @@ class HintHandlers:
 
     def note_lease(self, session: EngineSession, readers: Readers, lease_id: int) -> None:
         """A connection has leased chunks that it may have announced."""
-        if not self._announcements or session.groups:
+        if not self._announcements:
             return
         lease = readers.find(session, LeaseId(lease_id))
         assert lease is not None
-        hold = next(iter(lease.holds.values()))
-        self._announcements.note_use(session.connection, hold, lease.chunks, self._clock.now_ns())
+        key_at = partial(readers.key_at, session, lease)
+        self._announcements.note_use(session.connection, lease.chunks, key_at, self._clock.now_ns())
 
     def note_room(self) -> None:
         """Chunks have moved between the tiers, or memory has become ready."""

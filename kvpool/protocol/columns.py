@@ -14,6 +14,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.types import DURATION_BYTES, KEEP_PRIORITY, PRIORITY_MAX
 
 LEASE_BYTES = 8
+COUNT_BYTES = 4
 _KEEP = bytes([KEEP_PRIORITY])
 
 
@@ -48,6 +49,21 @@ def keys_of_groups(packed: bytes, counts: Sequence[int], *, ranks: int) -> list[
     for count in counts:
         found.append(keys[: ranks * count])
         keys = keys[ranks * count :]
+    return found
+
+
+def keys_of_each(counts: bytes, packed: bytes, *, namespaces: int, keys_max: int) -> list[KeyColumn]:
+    """The keys of each namespace: so many of each, `keys_max` at most, from a column of u32. Raises ProtocolError."""
+    if len(counts) != namespaces * COUNT_BYTES:
+        raise ProtocolError(f"counts column has {len(counts)} bytes, expected {namespaces * COUNT_BYTES}")
+    numbers: list[int] = np.frombuffer(counts, "<u4").tolist()
+    wanted = sum(numbers)
+    if not 0 < wanted <= keys_max or len(packed) != packed_bytes(wanted):
+        raise ProtocolError(f"keys column has {len(packed)} bytes for {wanted} keys, expected 1..{keys_max} keys")
+    keys, found = KeyColumn(packed), []
+    for number in numbers:
+        found.append(keys[:number])
+        keys = keys[number:]
     return found
 
 

@@ -17,7 +17,8 @@ operators of every version are served. docs/protocol.md defines what makes a new
     8  head groups in a layout; compute by lookup on devices in usage reports
     9  groups in a layout; AcquireGroups, ReserveGroup and CommitGroup
     10  ReserveShare and the state PART; claims in IssueTicket
-    11  head groups in a layout's groups; ReserveGroupShare; FindGroupCopies
+    11  head groups in a layout's groups; ReserveGroupShare; FindGroupCopies; SeekEach and SoughtEach: chunks of groups in the
+        shared store; AnnounceGroups, and Demote of groups
 """
 
 from dataclasses import MISSING, fields
@@ -67,6 +68,9 @@ SINCE: dict[type[Any], int] = {
     gm.CommitGroup: 9,
     gm.ReserveShare: 10,
     gm.ReserveGroupShare: 11,
+    sk.SeekEach: 11,
+    sk.SoughtEach: 11,
+    gm.AnnounceGroups: 11,
 }
 # How many fields a record had up to a version, the oldest first; later fields have defaults.
 FIELDS_UP_TO: dict[type[Any], tuple[tuple[int, int], ...]] = {

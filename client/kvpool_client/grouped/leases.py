@@ -1,6 +1,7 @@
 """Leases over all groups of a layout: one lease of the daemon, with rows for the chunks of each group. Any thread."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -120,32 +121,47 @@ class GroupLeaseFetcher(LeaseFetcher):
     def acquire(self, hit: Hit) -> Lease:
         """Lease what a hit needs of every group; where some of it was evicted since, what is a hit now, if anything is.
 
-        What other nodes were known to have may be gone, or they do not answer: then a shorter hit, and at last what is one on
-        this node alone.
+        What other nodes or the store were known to have may be gone, or they do not answer: then a shorter hit, and at last
+        what is one on this node alone.
         """
         session = self._link.session
         if session is None or not hit.chunks:
             return self._lease(None, NO_LEASE)
         deadline = Deadline(self._timeout_s)
-        leased = self._ask(session, self._request(hit), self._timeout_s)
-        for now in self._other_hits(session, hit):
+        wanted, others = hit, self._other_hits(session, hit)
+        leased = self._ask(session, self._request(wanted), self._timeout_s)
+        while leased is not None and not leased.chunks and (now := next(others, None)) is not None:
             left_s = deadline.remaining_s()
-            if leased is None or leased.chunks or left_s < self._timeout_s / 2:
+            if left_s < self._timeout_s / 2:
                 break
             if now.chunks > 0:
-                leased = self._ask(session, self._request(now), left_s)
-        return self._lease(session, leased or NO_LEASE)
+                wanted = now
+                leased = self._ask(session, self._request(wanted), left_s)
+        return self._lease(session, _from_store(self._layout, leased or NO_LEASE, wanted))
 
     def _other_hits(self, session: Session, hit: Hit) -> Iterator[Hit]:
         """What may be leased where a hit could not be."""
         if not (hit.tiers >= Level.PEER).any():
             yield self._finder.find(session, hit.keys, hit.chunks)
             return
-        yield self._finder.find(session, hit.keys, hit.chunks - 1)
+        if (hit.tiers == Level.STORE).any():  # it may have all of it still: the daemon remembers an answer briefly
+            yield self._finder.find_or_seek(session, hit.keys, hit.chunks)
+        else:
+            yield self._finder.find(session, hit.keys, hit.chunks - 1)
         yield self._finder.find(session, hit.keys, hit.chunks, is_here=True)
 
     def _request(self, hit: Hit) -> gm.AcquireGroups:
         return gm.AcquireGroups(self._finder.keys_of(hit.keys, hit.chunks), hit.chunks)
+
+
+def _from_store(layout: Layout, leased: m.Leased, hit: Hit) -> m.Leased:
+    """The lease with the level of chunks that the shared store was to give: on their way they count as another node's."""
+    if Level.STORE not in hit.tiers[: leased.chunks]:
+        return leased
+    wanted = np.concatenate([hit.tiers[chunks.start : chunks.stop] for chunks in chunk_ranges(layout, leased.chunks)])
+    found = np.frombuffer(leased.tiers, np.uint8).copy()
+    found[(found == Level.PEER) & (wanted == Level.STORE)] = Level.STORE
+    return replace(leased, tiers=found.tobytes())
 
 
 def chunk_ranges(layout: Layout, chunks: int) -> tuple[range, ...]:

@@ -1,10 +1,11 @@
-"""Lookups of prompts whose layout has groups: the longest hit that every group can serve, in shared memory. Nothing is sent.
+"""Lookups of prompts whose layout has groups: the longest hit that every group can serve, in shared memory.
 
 A full group serves any prefix of its leading run. A window or a state serves an end before which its last chunks are all there.
 The search begins at the end of the shortest full run, and has each window and state lower it to the last end that it can serve,
 until none does: the greatest end that suits all, because each answer is the greatest one below.
 
-Chunks that other nodes are known to have count, and are fetched with a lease. Those of a shared store do not. Any thread.
+Chunks that other nodes are known to have count, and are fetched with a lease. Nothing is sent, unless there is a shared store
+to ask for more (`store_search.py`). Any thread.
 """
 
 from dataclasses import dataclass
@@ -19,13 +20,11 @@ from kvpool.types import Level
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.session import Session
+from kvpool_client.grouped.store_search import ELSEWHERE_MAX, StoreSearch
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.results import Hit
 
 _NO_TIERS = np.empty(0, np.uint8)
-# Chunks of windows and states that a hit may have on other nodes: of 16 leases at once with so many, all are served; with twice
-# as many the last ones wait longer than a lease does (measured: two daemons on two cores, small chunks).
-ELSEWHERE_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,8 @@ class GroupHit(Hit):
 class GroupFinder:
     """Looks prompts up for one Pool."""
 
-    def __init__(self, layout: Layout, link: Link, counters: Counters) -> None:
+    def __init__(self, layout: Layout, link: Link, counters: Counters, timeout_s: float) -> None:
+        """`timeout_s`: of a round trip."""
         self._layout = layout
         self._link = link
         self._counters = counters
@@ -52,21 +52,32 @@ class GroupFinder:
         others = sum(run for run in self._runs if run is not None)
         chains = sum(run is None for run in self._runs)
         self._chunks_max = max(0, m.KEYS_MAX - others) // max(1, chains)  # what one request can name
+        self._store = StoreSearch(self._runs, link, timeout_s=timeout_s)
 
     def lookup(self, keys: KeyChain, chunks_max: int | None = None) -> GroupHit:
         """See `Pool.lookup`; of `chunks_max` chunks at most."""
         session = self._link.session
-        hit = self.find(session, keys, chunks_max)
-        if session is not None:
-            self._counters.count_lookup(len(keys), hit.tiers.tobytes())
+        if session is None:
+            return self.find(None, keys)
+        hit = self.find_or_seek(session, keys, chunks_max)
+        self._counters.count_lookup(len(keys), hit.tiers.tobytes())
         return hit
+
+    def find_or_seek(self, session: Session, keys: KeyChain, chunks_max: int | None = None) -> GroupHit:
+        """The hit with what the shared store has, where there is one. Not counted."""
+        hit = self.find(session, keys, chunks_max)
+        most = self._most(keys, chunks_max)
+        if hit.chunks >= most:
+            return hit
+        columns = [KeyColumn(column)[:most] for column in keys.columns()]
+        tiers, full = self._store.search(session, columns, hit.tiers, hit.full_chunks)
+        return hit if (len(tiers), full) == (hit.chunks, hit.full_chunks) else self._hit(session, tiers, keys, full)
 
     def find(
         self, session: Session | None, keys: KeyChain, chunks_max: int | None = None, *, is_here: bool = False
     ) -> GroupHit:
         """The hit, which is not counted; `is_here`: of this node's chunks alone. A miss while the daemon is away."""
-        most = self._chunks_max if chunks_max is None else min(chunks_max, self._chunks_max)
-        end = full = min(len(keys), most) if session is not None else 0
+        end = full = self._most(keys, chunks_max) if session is not None else 0
         if session is None or not end:
             return self._hit(session, _NO_TIERS, keys, 0)
         columns = keys.columns()
@@ -98,6 +109,10 @@ class GroupFinder:
         columns = [KeyColumn(column) for column in keys.columns()]
         counts = [chunks if run is None else min(run, chunks) for run in self._runs]
         return b"".join(column[chunks - count : chunks].packed for column, count in zip(columns, counts, strict=True))
+
+    def _most(self, keys: KeyChain, chunks_max: int | None) -> int:
+        """How many chunks a hit may have."""
+        return min(len(keys), self._chunks_max, len(keys) if chunks_max is None else chunks_max)
 
     def _hit(self, session: Session | None, tiers: npt.NDArray[np.uint8], keys: KeyChain, full: int) -> GroupHit:
         pace = None

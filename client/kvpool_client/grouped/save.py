@@ -4,10 +4,12 @@ Windows and states are stored at boundaries alone, the ends of chunks at which a
 group stores the chunks that its window covers, a state group the last one. Used from one thread at a time, as a Save is.
 """
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import TracebackType
+from typing import Literal, overload
 
 from kvpool.errors import InvalidArgument
 from kvpool.layout import Layout
@@ -59,6 +61,7 @@ class GroupSave:
         self._saves = saves
         self._layers = layers
         self._result: GroupSaveResult | None = None
+        self._thread: threading.Thread | None = None
 
     def __repr__(self) -> str:
         return f"<GroupSave of {len(self._saves)} groups, {'ended' if self._result else 'under way'}>"
@@ -69,7 +72,7 @@ class GroupSave:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._result is None:
+        if self._result is None and self._thread is None:
             self.abort()
 
     def layer(self, group: int, layer: int) -> None:
@@ -81,12 +84,35 @@ class GroupSave:
         for save in self._saves[group]:
             save.layer(layer)
 
-    def commit(self) -> GroupSaveResult:
-        """Copy the layers not announced and publish, in one round trip. Every client then sees the stored chunks."""
+    @overload
+    def commit(self, wait: Literal[True] = True) -> GroupSaveResult:
+        """Copy, publish and wait."""
+
+    @overload
+    def commit(self, wait: bool) -> GroupSaveResult | None:
+        """Copy and publish; wait if that is asked for."""
+
+    def commit(self, wait: bool = True) -> GroupSaveResult | None:
+        """Copy the layers not announced and publish, in one round trip. When it returns a result, every client sees the stored
+        chunks.
+
+        With `wait=False` it returns None at once, or the result where the save has ended, and the rest goes on in the
+        background, as of a Save.
+        """
+        if wait or self._result is not None:
+            return self.wait()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._publish, name="kvpool-commit", daemon=True)
+            self._thread.start()
+        return None
+
+    def wait(self) -> GroupSaveResult:
+        """Wait for the result of a commit."""
+        if self._thread is not None:
+            self._thread.join()
         if self._result is None:
-            # Full groups come last: a hit ends where windows and states are, so these are never late.
-            publish_each([save for saves in reversed(self._saves) for save in saves])
-            self._result = self._collected()
+            self._publish()
+        assert self._result is not None
         return self._result
 
     def has_pending(self) -> bool:
@@ -99,10 +125,17 @@ class GroupSave:
 
     def abort(self) -> None:
         """Give the save up: nothing more is read or written, nothing is stored. Idempotent."""
+        if self._thread is not None:
+            self._thread.join()
         if self._result is None:
             for save in (save for saves in self._saves for save in saves):
                 save.abort()
             self._result = self._collected()
+
+    def _publish(self) -> None:
+        # Full groups come last: a hit ends where windows and states are, so these are never late.
+        publish_each([save for saves in reversed(self._saves) for save in saves])
+        self._result = self._collected()
 
     def _collected(self) -> GroupSaveResult:
         return GroupSaveResult(tuple(_joined([save.wait() for save in saves]) for saves in self._saves))

@@ -9,10 +9,14 @@ from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
+from kvpool.protocol import versions
+from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.types import RetainState, TokenRange
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
+from kvpool_client.connection.session import Session
+from kvpool_client.grouped.lookups import GroupFinder
 from kvpool_client.hints.envelope import (
     ACCEPTED,
     CLIPPED,
@@ -35,7 +39,17 @@ _LATE = "the daemon did not answer in time"
 class HintClient:
     """Sends the hints of one Pool to the daemon, for every rank that the Pool stands for."""
 
-    def __init__(self, layout: Layout, link: Link, counters: Counters, timeout_s: float) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        link: Link,
+        counters: Counters,
+        timeout_s: float,
+        *,
+        finder: GroupFinder | None = None,
+    ) -> None:
+        """`finder`: of a layout with groups."""
+        self._finder = finder
         self._layout = layout
         self._link = link
         self._counters = counters
@@ -84,7 +98,8 @@ class HintClient:
     def announce(
         self, keys: KeyChain, end_chunk: int | None = None, deadline: Deadline | None = None
     ) -> AnnounceResult:
-        """Announce that the chunks before `end_chunk` will be requested soon."""
+        """Announce that the chunks before `end_chunk` will be requested soon; with groups, what the hit before it needs that
+        this node has."""
         named = len(keys) if end_chunk is None else min(end_chunk, len(keys))
         asked = min(named, self._chunks_max)
         session = self._link.session
@@ -93,7 +108,8 @@ class HintClient:
             return AnnounceResult(0, 0, named)
         try:
             failpoint.reach("client.announce.before", failpoint.unreachable)
-            answer = session.call(m.Announce(keys.leading(asked).packed), m.Announced, left_s)
+            request = self._announcement(session, keys, asked)
+            answer = session.call(request, m.Announced, left_s) if request is not None else m.Announced(0, 0)
         except KVPoolError as error:
             self._link.note_failure(session, error)
             return AnnounceResult(0, 0, named)
@@ -152,6 +168,14 @@ class HintClient:
         size = self._layout.chunk_tokens
         end = len(keys) if span.end is None else min(len(keys), -(-span.end // size))
         return span.start // size, end
+
+    def _announcement(self, session: Session, keys: KeyChain, chunks: int) -> m.Announce | gm.AnnounceGroups | None:
+        if self._finder is None:
+            return m.Announce(keys.leading(chunks).packed)
+        hit = self._finder.find(session, keys, chunks, is_here=True)
+        if not hit.chunks or session.welcome.protocol < versions.SINCE[gm.AnnounceGroups]:
+            return None
+        return gm.AnnounceGroups(self._finder.keys_of(keys, hit.chunks), hit.chunks)
 
     def _ask(self, request: m.Retain | m.Demote, count: int, deadline: Deadline) -> bytes:
         absent = bytes([RetainState.ABSENT]) * count

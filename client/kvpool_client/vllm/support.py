@@ -101,12 +101,12 @@ TABLE = (
     Entry(
         "sliding windows, beside full attention (Gemma 3, GPT-OSS) or alone",
         "yes: windows are stored before the ends at which a prompt can go on ([Hybrid models](engines/vllm.md#hybrid-models)); "
-        "loads run between steps; chunks of a shared store are not used",
+        "loads run between steps",
     ),
     Entry(
         "recurrent states (Mamba, linear attention) beside full attention (Qwen3-Next, Nemotron-H), with prefix caching",
         "yes: the states at the ends at which a prompt can go on ([Recurrent states](engines/vllm.md#recurrent-states)); loads "
-        "run between steps; chunks of a shared store are not used",
+        "run between steps",
     ),
     Entry(
         "recurrent states without prefix caching",

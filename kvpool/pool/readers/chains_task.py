@@ -45,7 +45,8 @@ class Chain:
 
 
 class ChainsTask:
-    """See the module. `chains`: at least one. What is held counts for the session's holder."""
+    """See the module. `chains`: at least one. What is held counts for the session's holder, unless it is announced: then it is
+    no reader's, nothing is urgent, and other nodes are not asked."""
 
     def __init__(
         self,
@@ -53,11 +54,14 @@ class ChainsTask:
         tiering: Tiering,
         session: EngineSession,
         chains: Sequence[Chain],
+        *,
+        is_announced: bool = False,
     ) -> None:
         assert chains
         self._directory = directory
         self._tiering = tiering
         self._session = session
+        self._holder = None if is_announced else session.holder
         self.chains = chains
         self.held: list[list[HoldId]] = []
         self._task: AcquireTask | None = None  # of the next chain, where DRAM has not all of it
@@ -83,8 +87,8 @@ class ChainsTask:
                 if self._task.chunks < chain.chunks:
                     return Step.DONE
                 holds, self._task = self._task.take(), None
-            # Its chunks count for the holder before the next ones are asked for.
-            self._directory.charge(holds, self._session.holder)
+            if self._holder is not None:  # its chunks count for the holder before the next ones are asked for
+                self._directory.charge(holds, self._holder)
             self.held.append(holds)
             if len(self.held) == len(self.chains):
                 return Step.DONE
@@ -120,7 +124,9 @@ class ChainsTask:
         leaves = KeyColumn.of(column[-1] for column in chain.keys.by_rank(chain.ranks))
         held = self._directory.acquire_leaves(session.namespace_ids, leaves.packed, size, now_ns)
         holds = [HoldId(hold) for hold in held.ids]
-        is_allowed = self._directory.affordable(self._session.holder, holds, session.size_classes, size) >= size
+        is_allowed = (
+            self._holder is None or self._directory.affordable(self._holder, holds, session.size_classes, size) >= size
+        )
         if held.chunks == size and is_allowed:
             return holds
         for hold in holds:
@@ -132,8 +138,14 @@ class ChainsTask:
         if self._task is None:
             if not chain.session.layout.is_chained:
                 self._pull_run(chain.session)
-            holder = self._session.holder
-            self._task = AcquireTask(self._directory, self._tiering, chain.session, chain.keys, holder=holder)
+            self._task = AcquireTask(
+                self._directory,
+                self._tiering,
+                chain.session,
+                chain.keys,
+                is_urgent=self._holder is not None,
+                holder=self._holder,
+            )
         step = self._task.advance(now_ns)
         if step is Step.WAIT and not chain.session.layout.is_chained:
             # Begun anew after the wait, so that the run behind it is pulled with it.
@@ -143,12 +155,12 @@ class ChainsTask:
 
     def _pull_run(self, session: EngineSession) -> None:
         """Begin to pull what is missing here of the next chunks without a parent, as far as one node has it."""
-        if session.is_peer or not self._tiering.remotes:
+        if session.is_peer or self._holder is None or not self._tiering.remotes:
             return
         left = self.chains[len(self.held) : len(self.held) + max(1, PART_CHUNKS // len(session.namespaces))]
         run = [chain.keys for chain in takewhile(lambda chain: chain.session is session, left)]
         free = [HoldId(0)] * len(session.namespaces)
-        allowed = self._directory.affordable(self._session.holder, free, session.size_classes, len(run))
+        allowed = self._directory.affordable(self._holder, free, session.size_classes, len(run))
         for rank, namespace in enumerate(session.namespaces.values()):
             missing = self._tiering.missing(KeyColumn.of([keys[rank] for keys in run[:allowed]]))
             elsewhere = self._tiering.find_elsewhere(namespace, missing, 0) if missing else None

@@ -6,10 +6,13 @@ the ones whose number has it as the rest by `world`, in the order of the lease's
 """
 
 import kvpool_native
+from kvpool.errors import ProtocolError
 from kvpool.index.parts import Step
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.pool.readers.chains_task import Chain, ChainsTask
+from kvpool.protocol import columns
+from kvpool.protocol.records import messages as m
 from kvpool.tiering.tiering import Tiering
 from kvpool.types import HoldId
 
@@ -28,7 +31,9 @@ class GroupTask:
         keys: list[KeyColumn],
         *,
         chunks: int,
+        is_announced: bool = False,
     ) -> None:
+        """`is_announced`: the holds are not of a reader, whose share they would count for, and nothing is urgent."""
         self._session = session
         self.chunks = chunks
         chains = [
@@ -36,7 +41,7 @@ class GroupTask:
             for group, column in zip(session.groups, keys, strict=True)
             for chain in ([column] if group.layout.is_chained else alone(column, len(group.namespaces)))
         ]
-        self._task = ChainsTask(directory, tiering, session, chains)
+        self._task = ChainsTask(directory, tiering, session, chains, is_announced=is_announced)
 
     def __repr__(self) -> str:
         return f"<GroupTask {self._task!r}>"
@@ -71,6 +76,38 @@ class GroupTask:
     def end(self, now_ns: int) -> None:
         """Release the remaining holds."""
         self._task.end(now_ns)
+
+
+def keys_of_hit(session: EngineSession, packed: bytes, chunks: int) -> list[KeyColumn]:
+    """The keys of a request about what a hit of so many chunks needs, by group. Raises ProtocolError."""
+    if not session.groups or not 0 < chunks <= m.KEYS_MAX:
+        raise ProtocolError(f"request about {chunks} chunks of {len(session.groups)} groups")
+    return columns.keys_of_groups(packed, counts_of(session, chunks), ranks=len(session.layout.ranks))
+
+
+def hold_count(session: EngineSession, chunks: int) -> int:
+    """How many holds a hit of so many chunks needs."""
+    return len(chains_of(session, chunks)) * len(session.layout.ranks)
+
+
+def naming_group(session: EngineSession) -> int:
+    """The group by whose chunks a hit is named: the first full one, which has a key for each of them, or the first of all."""
+    roles = [group.layout.group for group in session.groups]
+    return next((number for number, role in enumerate(roles) if role is not None and role.is_full), 0)
+
+
+def place_of(session: EngineSession, chunks: int, chunk: int) -> tuple[int, int] | None:
+    """Where a lease of so many chunks has the naming group's chunk of this number: the position of its chain and the index in
+    that. None: it does not have it."""
+    if not session.groups:
+        return (0, chunk) if session.layout.is_chained else (chunk, 0)
+    counts, named = counts_of(session, chunks), naming_group(session)
+    role = session.groups[named].layout.group
+    position = sum(counts[:named])  # those before a full one are of windows and states
+    if role is not None and role.is_full:
+        return position, chunk
+    first = chunks - counts[named]
+    return (position + chunk - first, 0) if chunk >= first else None
 
 
 def counts_of(session: EngineSession, chunks: int) -> list[int]:

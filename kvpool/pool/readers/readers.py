@@ -21,13 +21,14 @@ from kvpool import failpoint
 from kvpool.errors import Refused
 from kvpool.index.leases import ENDED_AT_ONCE, ENDED_COST, HELD_CHUNKS_MAX, Lease, Leases, TicketHold
 from kvpool.index.miss_ratio_curve import MissRatioCurve
+from kvpool.index.namespaces import Namespace
 from kvpool.index.parts import Step
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.pool.readers.acquire_task import AcquireTask
 from kvpool.pool.readers.chains_task import Chain, ChainsTask
-from kvpool.pool.readers.group_task import HOLDS_MAX, GroupTask, chains_of
+from kvpool.pool.readers.group_task import HOLDS_MAX, GroupTask, chains_of, hold_count, place_of
 from kvpool.pool.readers.hold_bounds import PEERS_USER
 from kvpool.tiering.tiering import Tiering
 from kvpool.types import ConnectionId, HoldId, LeaseId
@@ -129,7 +130,7 @@ class Readers:
         """A lease of what a hit of `chunks` chunks needs of every group, to be taken in parts. Raises Refused."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session)
-        holds = len(chains_of(session, chunks)) * len(session.layout.ranks)
+        holds = hold_count(session, chunks)
         if holds > HOLDS_MAX:
             raise Refused(
                 "full", f"{chunks} chunks of this layout's groups need {holds} holds, at most {HOLDS_MAX} are given"
@@ -209,6 +210,15 @@ class Readers:
             (chains[number // world], hold, lease.sizes.get(number, lease.chunks))
             for number, hold in _of_rank(session.layout.rank, lease.holds, world).items()
         ]
+
+    def key_at(self, session: EngineSession, lease: Lease, chunk: int) -> bytes:
+        """The key of a leased chunk on the first rank, of the group that names it; empty where the lease does not have it."""
+        place = place_of(session, lease.chunks, chunk) if chunk < lease.chunks else None
+        if place is None:
+            return b""
+        position, index = place
+        number = position * session.layout.world + session.layout.ranks[0]
+        return self._directory.key_of(lease.holds[number], index)
 
     def release(self, session: EngineSession, lease: int, now_ns: int) -> None:
         """End a lease; nothing where it had ended before."""
@@ -374,6 +384,12 @@ class Readers:
             raise Refused("full", f"this connection has server.max_leases = {self._leases_max} leases")
         if not self._leases.has_room_for(session.connection):
             raise Refused("full", f"this connection's leases and tickets hold {HELD_CHUNKS_MAX} chunks or more")
+
+
+def namespaces_of(session: EngineSession, lease: Lease) -> list[tuple[Namespace, HoldId]]:
+    """The holds of a session's lease, each with the namespace of its chunks."""
+    chains, world = chains_of(session, lease.chunks), session.layout.world
+    return [(chains[number // world].namespaces[number % world], hold) for number, hold in lease.holds.items()]
 
 
 def _of_rank(rank: int | None, holds: Mapping[int, HoldId], world: int) -> dict[int, HoldId]:

@@ -101,8 +101,10 @@ class Publications:
         """A lease with these holds was granted: its chunks are used again."""
         if self._policy == "off":
             return
+        used: dict[NamespaceId, list[bytes]] = {}  # a window or a state has a hold for each chunk
         for namespace, hold in holds:
-            self._uses.append((namespace.id, KeyColumn(self._directory.keys_of(hold))))
+            used.setdefault(namespace.id, []).append(self._directory.keys_of(hold))
+        self._uses.extend((number, KeyColumn(b"".join(keys))) for number, keys in used.items())
         self._wake()
 
     def stats(self) -> dict[str, int]:
@@ -165,8 +167,6 @@ class Publications:
             self._make_due(namespace, key)
 
     def _make_due(self, namespace: NamespaceId, key: bytes) -> None:
-        if self._namespaces.by_id(namespace).layout.group is not None:
-            return  # nobody seeks chunks of groups there
         if key in self._published or key in self._due:
             return
         if len(self._due) >= DUE_MAX:

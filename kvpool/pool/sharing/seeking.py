@@ -30,3 +30,13 @@ class Seeking:
         columns_of_ranks = zip(session.namespaces.values(), keys.by_rank(ranks), strict=True)
         found = await asyncio.gather(*(self._store.ask(*one, request.timeout_s) for one in columns_of_ranks))
         return sk.Sought(min(found), self._remember_s)
+
+    @verb(sk.SeekEach, roles=ENGINE)
+    async def seek_each(self, session: EngineSession, request: sk.SeekEach) -> sk.SoughtEach:
+        """Which of these chunks the store has, of every group and rank."""
+        namespaces = session.namespaces.values()
+        keys = columns.keys_of_each(request.counts, request.keys, namespaces=len(namespaces), keys_max=sk.SEEK_KEYS_MAX)
+        if self._store is None or session.is_peer or not request.timeout_s > 0:
+            return sk.SoughtEach(bytes(sum(len(column) for column in keys)), self._remember_s)
+        there = await self._store.ask_each(list(zip(namespaces, keys, strict=True)), request.timeout_s)
+        return sk.SoughtEach(there, self._remember_s)

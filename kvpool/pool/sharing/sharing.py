@@ -7,7 +7,7 @@ from kvpool.config.store_options import StoreConfig
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.sessions import EngineSession
 from kvpool.journal.journal import Journal
-from kvpool.pool.readers.readers import Readers
+from kvpool.pool.readers.readers import Readers, namespaces_of
 from kvpool.pool.sharing.publications import Publications
 from kvpool.pool.sharing.seeking import Seeking
 from kvpool.tiering.tiering import Tiering
@@ -47,7 +47,7 @@ class Sharing:
     def note_lease(self, session: EngineSession, readers: Readers, lease_id: int) -> None:
         """A connection was granted a lease."""
         lease = readers.find(session, lease_id) if self._publications else None
-        if lease is None or session.groups:
-            return  # chunks of groups are on one node alone
+        if lease is None:
+            return
         for one in self._publications:
-            one.note_lease([(session.namespaces[rank], hold) for rank, hold in lease.holds.items()])
+            one.note_lease(namespaces_of(session, lease))

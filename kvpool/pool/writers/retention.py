@@ -70,9 +70,7 @@ class Retention:
         states = []
         for namespace, column in _by_rank(session, keys):
             states.append(self.retain_in(namespace, column, wanted, now_ns))
-        roles = [namespace.layout.group for namespace in session.namespaces.values()]
-        full = [column for column, role in zip(states, roles, strict=True) if role is None or role.is_full]
-        return _worst(full) if full else _best(states)
+        return _of_chunks(session, states)
 
     def of_save(
         self, namespace: Namespace, keys: KeyColumn, states: bytes, wanted: RetentionColumns, *, now_ns: int
@@ -100,7 +98,8 @@ class Retention:
         """Write chunks after `parents` to the lower tier, and have DRAM evict them first from `first` on, on every rank.
 
         `parents` has a key for each rank, or none at the root. `first` may be before the chunks or behind. Answers a
-        `RetainState` for each that is given up, the worst of the ranks'.
+        `RetainState` for each that is given up, the worst of the ranks'; with groups as `retain`, and of windows and states
+        chunks from `first` on alone are written, each by itself.
         """
         failpoint.reach("daemon.demote.asked", failpoint.refused)
         count = len(keys) // len(session.namespaces)
@@ -109,13 +108,18 @@ class Retention:
         wanted = RetentionColumns.of_each(count - first, 0, duration_ms=DEMOTED_MS)
         states = []
         for (namespace, column), parent in zip(_by_rank(session, keys), above, strict=True):
-            self._tiering.demote(namespace, parent, column, now_ns)
             chosen = column[first:]
+            role = namespace.layout.group
+            if role is None or role.is_full:
+                self._tiering.demote(namespace, parent, column, now_ns)
+            else:
+                for key in chosen:
+                    self._tiering.demote(namespace, b"", KeyColumn(key), now_ns)
             lower = self._tiering.retained(chosen)
             states.append(self._directory.retain(namespace.id, chosen.packed, *wanted, now_ns))
             self._tiering.restore_retention(namespace, lower, now_ns)
         self._on_retained()
-        return _worst(states)
+        return _of_chunks(session, states)
 
 
 def keep(
@@ -148,6 +152,13 @@ def keep(
 
 def _by_rank(session: EngineSession, keys: KeyColumn) -> list[tuple[Namespace, KeyColumn]]:
     return list(zip(session.namespaces.values(), keys.by_rank(len(session.namespaces)), strict=True))
+
+
+def _of_chunks(session: EngineSession, states: list[bytes]) -> bytes:
+    """The state of each chunk, of those of each namespace: of the full groups where there are groups."""
+    roles = [namespace.layout.group for namespace in session.namespaces.values()]
+    full = [column for column, role in zip(states, roles, strict=True) if role is None or role.is_full]
+    return _worst(full) if full else _best(states)
 
 
 def _best(states: list[bytes]) -> bytes:

@@ -76,3 +76,13 @@ class ReserveGroupShare:
     keys: bytes
     priorities: bytes
     durations: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceGroups:
+    """As Announce, for what a hit of `chunks` chunks needs of each group, with the keys of AcquireGroups: all of it or nothing.
+    Answered by Announced."""
+
+    KIND: ClassVar[int] = 92
+    keys: bytes
+    chunks: int

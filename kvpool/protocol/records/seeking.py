@@ -26,3 +26,28 @@ class Sought:
     KIND: ClassVar[int] = 77
     chunks: int
     remember_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SeekEach:
+    """Which of these chunks the shared store has, each by itself: of every group and rank so many, one after the other.
+
+    `counts`: u32, how many keys of each namespace of the connection, by group and rank; SEEK_KEYS_MAX in all at most.
+
+    For daemons with `has_store` in the Welcome. Answered by SoughtEach, after `timeout_s` or `store.answer_timeout` at the
+    latest.
+    """
+
+    KIND: ClassVar[int] = 90
+    counts: bytes
+    keys: bytes
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SoughtEach:
+    """`there`: 1 for each chunk that it has, else 0; a hint. `remember_s`: as in Sought."""
+
+    KIND: ClassVar[int] = 91
+    there: bytes
+    remember_s: float

@@ -157,24 +157,19 @@ class StoreTier:
         known = self._presence.leading(keys, now_ns)
         if known == len(keys) or self._presence.of(keys[known], now_ns) is False:
             return known
-        if not self.is_usable or self._questions >= QUESTIONS_MAX:
-            return known
-        permit = self._breaker.ask()
-        if permit is None:
-            return known
-        unknown = [key for key in keys[known : known + ASKED_CHUNKS_MAX] if not self._presence.of(key, now_ns)]
-        answered = asyncio.get_running_loop().create_future()
-        self._questions += 1
-        self._counts["questions"] += 1
-        form = self._form_of(namespace)
-        names = [form.name_of(key) for key in unknown]
-        self.process.ask((wire.EXIST, names, [], []), partial(self._take_found, unknown, permit, answered))
-        try:
-            await asyncio.wait_for(answered, min(timeout_s, self._config.answer_timeout))
-        except asyncio.TimeoutError:
-            self._counts["late_answers"] += 1
-            self._breaker.fail(permit)
+        await self._learn([(namespace, keys[known : known + ASKED_CHUNKS_MAX])], timeout_s)
         return self._presence.leading(keys, self._clock.now_ns())
+
+    async def ask_each(self, columns: Sequence[tuple[Namespace, KeyColumn]], timeout_s: float) -> bytes:
+        """For each of these chunks 1 where the store has it and it can be read now, else 0; ASKED_CHUNKS_MAX at most, in one
+        question. As `ask` otherwise."""
+        can_read = [self._transfers.fits(self._form_of(namespace)) for namespace, _ in columns]
+        await self._learn([column for column, may in zip(columns, can_read, strict=True) if may], timeout_s)
+        now_ns, is_usable = self._clock.now_ns(), self.is_usable
+        pairs = zip(columns, can_read, strict=True)
+        return bytes(
+            may and is_usable and bool(self._presence.of(key, now_ns)) for (_, keys), may in pairs for key in keys
+        )
 
     def find(self, namespace: Namespace, keys: KeyColumn, first: int) -> RemoteRun:
         """See `RemoteTier`: what the store has answered for a moment ago."""
@@ -264,6 +259,29 @@ class StoreTier:
                 self._forms.clear()
             form = self._forms[namespace.id] = ObjectForm(namespace)
         return form
+
+    async def _learn(self, columns: Sequence[tuple[Namespace, KeyColumn]], timeout_s: float) -> None:
+        """Ask for those of these chunks of which nothing is known, and wait for the answer while there is time."""
+        now_ns = self._clock.now_ns()
+        unknown: list[bytes] = []
+        names: list[str] = []
+        for namespace, keys in columns:
+            form, first = self._form_of(namespace), len(unknown)
+            unknown += [key for key in keys if self._presence.of(key, now_ns) is None]
+            names += [form.name_of(key) for key in unknown[first:]]
+        may_ask = unknown and self.is_usable and self._questions < QUESTIONS_MAX
+        permit = self._breaker.ask() if may_ask else None
+        if permit is None:
+            return
+        answered = asyncio.get_running_loop().create_future()
+        self._questions += 1
+        self._counts["questions"] += 1
+        self.process.ask((wire.EXIST, names, [], []), partial(self._take_found, unknown, permit, answered))
+        try:
+            await asyncio.wait_for(answered, min(timeout_s, self._config.answer_timeout))
+        except asyncio.TimeoutError:
+            self._counts["late_answers"] += 1
+            self._breaker.fail(permit)
 
     def _begin(self, transfer: Transfer) -> None:
         """Start a transfer, which has the time of those before it too."""

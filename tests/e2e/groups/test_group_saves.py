@@ -217,7 +217,7 @@ def test_a_load_begins_behind_what_the_engine_holds_but_for_windows(daemon: Daem
 
 def test_a_scheduler_of_many_ranks_finds_long_prompts() -> None:
     layout = kv.Layout(chunk_tokens=16, rank=None, world=8, groups=HYBRID_OF_16)
-    finder = GroupFinder(layout, None, None)  # type: ignore[arg-type]  # nothing is looked up
+    finder = GroupFinder(layout, None, None, 1.0)  # type: ignore[arg-type]  # nothing is looked up
     assert finder._chunks_max * 8 + 8 * (4 + 1) <= m.KEYS_MAX < (finder._chunks_max + 1) * 8 + 8 * (4 + 1)
 
 
@@ -277,8 +277,6 @@ def test_retention_reaches_what_each_group_has_stored(daemon: Daemon) -> None:
         keys = pool.keys(tokens_of(1, 4 * CHUNK + 1))
         store(pool, keys)
         assert pool.retain(keys, [kv.TokenRange(0, None, 35)]).states == ("accepted",) * 4
-        assert pool.announce(keys).absent == 4  # not for groups
-        assert pool.demote(keys).absent == 4
 
 
 def test_events_name_the_group(daemon: Daemon) -> None:
@@ -334,7 +332,7 @@ def test_what_does_not_fit_is_refused_by_name(daemon: Daemon) -> None:
             (lambda: pool.groups.save(keys, from_=rows, boundaries=[0]), "boundaries has 0"),
             (lambda: pool.groups.save(keys), "either caches and block_ids"),
             (lambda: pool.register([], 8, "auto", 3), "group is 3"),
-            (lambda: pool.lookup(keys, owner="node-b"), "on one node alone"),
+            (lambda: pool.lookup(keys, owner="node-b"), "names no node"),
             (lambda: plain.groups.load(pool.acquire(pool.lookup(keys)), into=rows), "no groups"),
             (lambda: pool.groups.load(plain.acquire(plain.lookup(plain.keys([1]))), into=rows), "of this layout"),
         ):

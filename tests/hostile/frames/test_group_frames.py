@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 import kvpool_client as kv
@@ -16,6 +17,7 @@ from tests.rigs.groups.hybrid import CHUNK, FULL, HYBRID, STATE, WINDOW
 
 KEY = keys_of(1, 1)
 PART = (0, 1, 0, 1)
+COUNTS = np.ones(3, "<u4").tobytes()
 WIDE = kv.Layout(
     chunk_tokens=CHUNK,
     groups=(HYBRID.groups[FULL], kv.Group(kind="window", window=1 << 30, layers=1, kv_heads=1, head_dim=8)),
@@ -38,7 +40,20 @@ ENDING: dict[str, object] = {
     "a part of no keys": gm.ReserveGroupShare(FULL, *PART, b"", b"", b"", b""),
     "a part of too many keys": gm.ReserveGroupShare(FULL, *PART, b"", keys_of(1, m.SHARE_KEYS_MAX + 1), b"", b""),
     "a commit of a group behind the last": gm.CommitGroup(3, 1, bytes(8), b"", b""),
+    "an announcement of no chunks": gm.AnnounceGroups(b"", 0),
+    "an announcement of more chunks than keys": gm.AnnounceGroups(keys_of(1, 5), 3),
+    "an announcement of keys that are not whole": gm.AnnounceGroups(keys_of(1, 6)[:-1], 3),
+    "a demote hint about one group alone": m.Demote(keys_of(1, 4), 0),
+    "a demote hint from behind its chunks on": m.Demote(keys_of(1, 3), 1),
+    "a demote hint from before its chunks on": m.Demote(keys_of(1, 3), -1),
     "a commit of half a chunk": gm.CommitGroup(FULL, 1, bytes(4), b"", b""),
+}
+INVALID_QUESTIONS: dict[str, object] = {
+    "no keys": sk.SeekEach(bytes(12), b"", 0.1),
+    "fewer keys than it counts": sk.SeekEach(COUNTS, keys_of(1, 2), 0.1),
+    "more keys than it counts": sk.SeekEach(COUNTS, keys_of(1, 4), 0.1),
+    "one group": sk.SeekEach(COUNTS[:4], KEY, 0.1),
+    "too many keys": sk.SeekEach(bytes([0, 0, 0, 255, *bytes(8)]), KEY, 0.1),
 }
 REFUSED: dict[str, object] = {
     "ReserveShare": gm.ReserveShare(*PART, b"", KEY, b"", b""),
@@ -47,7 +62,6 @@ REFUSED: dict[str, object] = {
     "Reserve": m.Reserve(b"", KEY),
     "Commit": m.Commit(1, bytes(8), b""),
     "Announce": m.Announce(keys_of(1, 3)),
-    "Demote": m.Demote(keys_of(1, 3), 0),
     "Seek": sk.Seek(keys_of(1, 3), 0.1),
 }
 
@@ -91,11 +105,31 @@ def test_a_request_without_a_group_is_refused_where_there_are_groups(
 def test_a_request_with_groups_is_invalid_without_any(daemon: Daemon, sound: Callable[[], None]) -> None:
     for request in (
         gm.AcquireGroups(KEY, 1),
+        gm.AnnounceGroups(KEY, 1),
         gm.ReserveGroup(0, b"", KEY, b"", b""),
         gm.ReserveGroup(1, b"", KEY, b"", b""),
     ):
         with engine(daemon) as bad, pytest.raises(Refused, match="group"):
             bad.call(request, m.Done)
+    sound()
+
+
+@pytest.mark.parametrize("name", INVALID_QUESTIONS)
+def test_an_invalid_question_about_a_shared_store_is_refused(
+    daemon: Daemon, sound: Callable[[], None], name: str
+) -> None:
+    with engine(daemon, HYBRID) as bad, pytest.raises(Refused, match="column"):
+        bad.call(INVALID_QUESTIONS[name], sk.SoughtEach)
+    sound()
+
+
+def test_a_question_about_a_shared_store_finds_nothing_where_there_is_none(
+    daemon: Daemon, sound: Callable[[], None]
+) -> None:
+    with engine(daemon, HYBRID) as asking:
+        for timeout_s in (0.1, 0.0, -1.0, float("nan"), float("inf")):
+            answer = asking.call(sk.SeekEach(COUNTS, keys_of(1, 3), timeout_s), sk.SoughtEach)
+            assert answer.there == bytes(3)
     sound()
 
 
@@ -116,4 +150,6 @@ def test_a_lease_of_more_windows_than_a_turn_can_grant_is_refused(daemon: Daemon
             greedy.call(gm.AcquireGroups(keys_of(1, 10_000), 5000), m.Leased)
         assert refused.value.code == "full"
         assert greedy.call(gm.AcquireGroups(keys_of(1, 2), 1), m.Leased).lease == 0
+        assert greedy.call(gm.AnnounceGroups(keys_of(1, 10_000), 5000), m.Announced) == m.Announced(0, 5000)
+        assert greedy.call(gm.AnnounceGroups(keys_of(1, 2), 1), m.Announced) == m.Announced(0, 0), "nothing is stored"
     sound()

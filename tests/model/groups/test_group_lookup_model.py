@@ -90,7 +90,8 @@ def test_lookups_agree_with_a_search_of_every_end(round_: int) -> None:
             )
 
         session: Any = SimpleNamespace(index=index, peer_pace=lambda *_: None)
-        finder = GroupFinder(layout, SimpleNamespace(session=session), Counters())  # type: ignore[arg-type]  # it is not asked
+        link: Any = SimpleNamespace(session=session)
+        finder = GroupFinder(layout, link, Counters(), 1.0)
         hit = finder.find(session, chain, is_here=is_here)
         assert hit.chunks == max((end for end in range(count + 1) if serves(end)), default=0)
         assert len(hit.tiers) == hit.chunks

@@ -11,6 +11,7 @@ Invariant: the answer of each call is set, or cancelled, even if the daemon fail
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from itertools import islice
 
 from kvpool.clock import Clock, Deadline
@@ -59,7 +60,7 @@ class HintSender:
         for entry in islice(waiting, ANNOUNCED_MAX):
             if len(entry.keys) and entry.announced.has_passed():
                 entry.announced = Deadline(ANNOUNCED_S, self._clock)
-                self._send(lambda keys=entry.keys: self._announce(keys))  # type: ignore[misc]  # bound now
+                self._send(partial(self._announce, entry.keys, entry.request.num_tokens))
 
     def end(self, entry: Tracked, when_saved: Callable[[Callable[[], None]], None]) -> dict[str, object] | None:
         """End a request. Returns the answer to its hints. `when_saved` calls back when its saves have ended too."""
@@ -121,8 +122,10 @@ class HintSender:
         absent = f"{result.absent} chunks are not stored yet" if result.absent else ""
         return Outcome("", BESIDE, ACCEPTED, absent)
 
-    def _announce(self, keys: KeyChain) -> None:
-        self._add("announced_chunks", self._pool.announce(keys).announced)
+    def _announce(self, keys: KeyChain, tokens: int) -> None:
+        # A hit of groups is not cut: it ends before the token that is computed in any case.
+        most = (tokens - 1) // keys.chunk_tokens if self._pool.layout.groups else None
+        self._add("announced_chunks", self._pool.announce(keys, most).announced)
 
     def _note(self, outcomes: Outcomes) -> None:
         for outcome in outcomes:

@@ -191,3 +191,20 @@ def test_a_daemon_that_dies_between_lookup_and_load_costs_a_computation(start: S
     engine.step_until(lambda: request not in engine.requests, "it has ended")
     assert request.offers == [PROMPT // CHUNK * CHUNK, 0]
     assert engine.failed == 1
+
+
+@pytest.mark.parametrize("count", [6 * CHUNK, 6 * CHUNK + 1])
+def test_a_waiting_request_is_announced_up_to_the_end_that_it_can_load(
+    count: int, start: StartEngine, daemon: Daemon
+) -> None:
+    engine, usable = start(), (count - 1) // CHUNK
+    engine.ask("cold", tokens_of(1, count))
+    waiting = Request("waiting", tokens_of(1, count))
+    engine.scheduler.on_new_request(waiting)
+    counts = engine.scheduler._scheduler.tally.totals.data
+    engine.step_until(lambda: counts.get("announced_chunks", 0) == usable, "it is announced")
+    assert daemon.stats()["announcements"] == 1
+    engine.run(waiting)
+    assert waiting.offers == [usable * CHUNK]
+    assert daemon.stats()["announcements"] == 0, "its lease has used it"
+    assert daemon.problems() == []

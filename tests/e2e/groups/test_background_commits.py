@@ -1,0 +1,123 @@
+"""Commits of groups in the background: the result comes later, once, and what ends in between leaves nothing half stored."""
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.rigs.daemon import Daemon, in_both_write_modes, spawn, wait_until
+from tests.rigs.groups.hybrid import CHUNK, HYBRID, WINDOW_CHUNKS, assert_served, begin_store
+from tests.rigs.payload import tokens_of
+
+CHUNKS = 4
+STORED = CHUNKS + WINDOW_CHUNKS + 1
+
+# Forks while a commit is under way: it waits for a second before its request.
+FORKED = """
+import os, signal, sys, warnings
+os.environ["KVPOOL_FAILPOINT"] = "client.save.before_commit:1:delay(1s)"
+import kvpool_client as kv
+from tests.rigs.groups.hybrid import CHUNK, HYBRID, assert_served, begin_store
+from tests.rigs.payload import tokens_of
+warnings.simplefilter("ignore", DeprecationWarning)
+
+with kv.connect(sys.argv[1], model="m", layout=HYBRID, timeout_s=8.0) as pool:
+    keys = pool.keys(tokens_of(1, 4 * CHUNK + 1))
+    save = begin_store(pool, keys, [4])
+    assert save.commit(wait=False) is None
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        result = save.wait()
+        save.abort()
+        os._exit(0 if (result.stored, set(result.reasons)) == (0, {"disconnected"}) else 1)
+    print(os.waitpid(child, 0)[1], save.wait().stored)
+    assert_served(pool, keys, 4)
+"""
+ENDING = """
+import sys
+import kvpool_client as kv
+from tests.rigs.groups.hybrid import CHUNK, HYBRID, begin_store
+from tests.rigs.payload import tokens_of
+
+pool = kv.connect(sys.argv[1], model="m", layout=HYBRID)
+begin_store(pool, pool.keys(tokens_of(int(sys.argv[2]), 64 * CHUNK + 1))).commit(wait=False)
+print("ended")
+"""
+
+
+@in_both_write_modes
+def test_a_commit_in_the_background_gives_its_result_later(daemon: Daemon) -> None:
+    with daemon.connect(HYBRID) as pool:
+        keys = pool.keys(tokens_of(1, CHUNKS * CHUNK + 1))
+        save = begin_store(pool, keys, [CHUNKS])
+        with save:
+            save.layer(0, 0)
+            assert save.commit(wait=False) is None
+            save.commit(wait=False)
+        result = save.wait()
+        assert (result.stored, result.declined) == (STORED, 0)
+        assert save.done()
+        assert save.commit() is save.commit(wait=False) is result
+        save.abort()
+        assert save.wait() is result
+        assert_served(pool, keys, CHUNKS)
+        again = begin_store(pool, keys, [CHUNKS])
+        assert again.commit(wait=False) is None
+        assert again.wait().present == STORED
+        assert daemon.stats()["dram.chunks"] == STORED
+    assert daemon.problems() == []
+
+
+def test_a_save_that_was_given_up_is_not_committed(daemon: Daemon) -> None:
+    with daemon.connect(HYBRID) as pool:
+        keys = pool.keys(tokens_of(1, CHUNKS * CHUNK + 1))
+        save = begin_store(pool, keys, [CHUNKS])
+        save.abort()
+        result = save.commit(wait=False)
+        assert result is not None
+        assert (result.stored, result.reasons) == (0, {"aborted": STORED})
+        assert pool.lookup(keys).chunks == 0
+    assert daemon.problems() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_commit_whose_daemon_does_not_answer_is_declined(daemon: Daemon, number: int) -> None:
+    with daemon.connect(HYBRID, timeout_s=1.0) as pool:
+        keys = pool.keys(tokens_of(1, CHUNKS * CHUNK + 1))
+        save = begin_store(pool, keys, [CHUNKS])
+        daemon.signal(number)
+        save.commit(wait=False)
+        result = save.wait()
+        assert (result.stored, result.reasons) == (0, {"disconnected": STORED})
+        assert pool.lookup(keys).chunks == 0
+
+
+def test_a_pool_that_is_closed_ends_its_commits(daemon: Daemon) -> None:
+    with daemon.connect(HYBRID) as pool:
+        saves = [begin_store(pool, pool.keys(tokens_of(seed, CHUNKS * CHUNK + 1))) for seed in range(8)]
+        for save in saves:
+            save.commit(wait=False)
+    results = [save.wait() for save in saves]
+    assert all(result.stored + result.declined == sum(len(one.states) for one in result.groups) for result in results)
+    wait_until(lambda: daemon.stats()["reservations"] == 0, "nothing is reserved")
+    assert daemon.problems() == []
+
+
+def test_a_fork_ends_a_commit_in_the_child_alone(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon()
+    with spawn(FORKED, daemon.socket) as process:
+        assert process.stdout is not None
+        printed = process.stdout.read()
+    assert printed == f"0 {STORED}\n"
+    assert daemon.problems() == []
+
+
+def test_a_process_that_ends_while_a_commit_goes_on_is_not_aborted(daemon: Daemon) -> None:
+    for seed in range(3):
+        with spawn(ENDING, daemon.socket, str(seed)) as engine:
+            assert engine.stdout is not None
+            printed = engine.stdout.read()
+        assert (printed, engine.returncode) == ("ended\n", 0)
+    wait_until(lambda: daemon.stats()["reservations"] == 0, "nothing is reserved")
+    assert daemon.problems() == []
