@@ -140,10 +140,10 @@ def _other_chunk(path: Path) -> None:
     [
         (FULL, _flip, "wrong_objects"),
         (WINDOW, _flip, "wrong_objects"),
-        (STATE, _flip, "wrong_objects"),
-        (STATE, _other_chunk, "wrong_objects"),
-        (WINDOW, _other_group, "absent_objects"),
-        (STATE, _shorten, "absent_objects"),
+        pytest.param(STATE, _flip, "wrong_objects", marks=pytest.mark.slow),
+        pytest.param(STATE, _other_chunk, "wrong_objects", marks=pytest.mark.slow),
+        pytest.param(WINDOW, _other_group, "absent_objects", marks=pytest.mark.slow),
+        pytest.param(STATE, _shorten, "absent_objects", marks=pytest.mark.slow),
     ],
 )
 def test_wrong_bytes_in_the_store_are_refused_and_the_boundary_before_serves(
@@ -160,6 +160,7 @@ def test_wrong_bytes_in_the_store_are_refused_and_the_boundary_before_serves(
         assert_served(pool, keys, 4)
 
 
+@pytest.mark.slow
 def test_a_chunk_that_leaves_the_store_after_the_lookup_is_no_wrong_byte(shared: SharedDirectory) -> None:
     publish(shared, 4, CHUNKS)
     with node(shared) as (_, pool):
@@ -184,6 +185,7 @@ def test_a_false_exists_is_a_miss_and_the_prompt_is_saved(shared: SharedDirector
         assert_served(pool, keys, CHUNKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [{"exist_code": -900}, {"get_code": -800}, {"aborts": True}])
 def test_a_store_that_fails_is_a_miss_and_serves_later(shared: SharedDirectory, script: dict[str, object]) -> None:
     publish(shared, CHUNKS)
@@ -213,6 +215,7 @@ def test_a_late_answer_is_a_miss_now_and_counts_for_the_next_lookup(shared: Shar
         assert_served(pool, keys, CHUNKS)
 
 
+@pytest.mark.slow
 def test_a_node_killed_while_it_fetches_leaves_nothing_wrong(shared: SharedDirectory) -> None:
     publish(shared, CHUNKS)
     with node(shared) as (daemon, pool):
@@ -229,6 +232,7 @@ def test_a_node_killed_while_it_fetches_leaves_nothing_wrong(shared: SharedDirec
         assert_served(pool, keys, CHUNKS)
 
 
+@pytest.mark.slow
 def test_chunks_that_do_not_fit_the_stores_memory_are_a_miss(shared: SharedDirectory) -> None:
     """No lease could fetch them."""
     shared.play(exists=True)

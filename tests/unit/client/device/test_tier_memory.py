@@ -54,7 +54,9 @@ class Daemon:
 
 
 def _lease(tiers: list[kv.Level]) -> Any:
-    return SimpleNamespace(id=7, chunks=len(tiers), layout=LAYOUT, tiers=np.array(tiers, np.uint8))
+    return SimpleNamespace(
+        id=7, chunks=len(tiers), layout=LAYOUT, tiers=np.array(tiers, np.uint8), row_of=lambda chunk: chunk
+    )
 
 
 def _copies(daemon: Daemon, device: kvpool_native.Device, lease: Any, first: int = 0) -> DeviceCopies | None:

@@ -59,8 +59,8 @@ def test_engines_that_divide_the_layers_otherwise_share_nothing(start: StartEngi
     assert start(layers=in_a_row).ask("divided alike", tokens_of(1)).offers == [PROMPT // CHUNK * CHUNK]
 
 
-@pytest.mark.parametrize("piece", [CHUNK, 2 * CHUNK, 5 * CHUNK, 100 * CHUNK, 12, 5], ids=str)
-@pytest.mark.parametrize("budget", [4096, 7, 3 * CHUNK + 1], ids=str)
+@pytest.mark.parametrize("piece", [CHUNK, 5 * CHUNK, 100 * CHUNK, 12], ids=str)
+@pytest.mark.parametrize("budget", [4096, 7], ids=str)
 def test_layers_that_attend_within_pieces_of_a_prompt_are_loaded(piece: int, budget: int, start: StartEngine) -> None:
     """Where a chunk lies across an end of a piece, and was not computed in one step, its first part is let go too early."""
     engine = start(windows=(0, piece), is_local=True, budget=budget)
