@@ -98,6 +98,11 @@ class Load:
         self.wait()
 
     @property
+    def is_begun(self) -> bool:
+        """Whether it copies, or has copied: else there was nothing to load."""
+        return self._run is not None
+
+    @property
     def chunks_so_far(self) -> int:
         """Leading chunks, counted from the root, that no check has failed yet."""
         if self._result is not None:

@@ -11,10 +11,10 @@ import kvpool_native
 
 @dataclass(frozen=True, slots=True)
 class StagedCopy:
-    """Copy of `layers` layers to each of `targets`, offsets in the arena. Their bytes begin at `offset` of `staging`."""
+    """Copy of `layers` layers to each of `targets`, u64 offsets in the arena. Their bytes begin at `offset` of `staging`."""
 
     arena: kvpool_native.Mapping
-    targets: tuple[int, ...]
+    targets: bytes
     staging: kvpool_native.Mapping
     offset: int
     layers: int
@@ -22,5 +22,6 @@ class StagedCopy:
 
     def __call__(self) -> bytes:
         """The CRC-32C of what was stored, u32 [target][layer]."""
-        targets = b"".join(target.to_bytes(8, "little") for target in self.targets)
-        return kvpool_native.copy_extents(self.arena, targets, self.staging, self.offset, self.layers, self.layer_bytes)
+        return kvpool_native.copy_extents(
+            self.arena, self.targets, self.staging, self.offset, self.layers, self.layer_bytes
+        )

@@ -50,9 +50,10 @@ class LoadStarter:
         failpoint.reach("client.load.before")
         run = start(session)
         load = self._new_load(lease, run, first_chunk, LoadReason.COMPLETE if run is not None else LoadReason.GONE)
-        if run is not None and not lease.begin_load(load):
-            run.cancel()
-        self._link.use_lease(lease.id)
+        if run is not None:
+            if not lease.begin_load(load):
+                run.cancel()
+            self._link.use_lease(lease.id)
         return load
 
     def _new_load(self, lease: Lease, run: LoadRun | None, first_chunk: int, early: LoadReason) -> Load:
@@ -71,7 +72,8 @@ class LoadStarter:
     def _load_ended(self, load: Load, result: LoadResult) -> None:
         lease = load.lease
         lease.end_load(load)
-        self._link.unuse_lease(lease.id)
+        if load.is_begun:
+            self._link.unuse_lease(lease.id)
         self._counters.count_load(lease.tiers[load.first_chunk : result.chunks].tobytes(), result)
         if result.reason == "checksum" and lease.session is not None:
             self._report_corrupt(lease.session, m.ReportCorrupt(lease.id, lease.row_of(result.chunks)))

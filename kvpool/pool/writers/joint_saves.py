@@ -15,7 +15,7 @@ complete than was published at once.
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from itertools import groupby, takewhile
 from typing import NamedTuple
 
@@ -176,10 +176,11 @@ class JointSaves:
         part.committed += len(chunks)
         self._give_up(part, chunks, now_ns)
 
-    def offsets(self, part_id: ReservationId, offsets: Iterable[int], extents: range, extent_bytes: int) -> list[int]:
-        """Where these extents of a part lie, counted among its own, in the slots at `offsets`."""
-        numbers = [int(number) * extent_bytes for number in self._parts[part_id].numbers[extents.start : extents.stop]]
-        return [offset + number for offset in offsets for number in numbers]
+    def offsets(self, part_id: ReservationId, offsets: Sequence[int], extents: range, extent_bytes: int) -> bytes:
+        """Where these extents of a part lie, counted among its own, in the slots at `offsets`: u64 [slot][extent]."""
+        numbers = self._parts[part_id].numbers[extents.start : extents.stop].astype("<u8") * np.uint64(extent_bytes)
+        targets: bytes = np.add.outer(np.array(offsets, "<u8"), numbers).tobytes()
+        return targets
 
     def end(self, part_id: ReservationId, now_ns: int, *, is_asked: bool = True) -> None:
         """End a part, whose writer no longer writes: what it has not stored is free for others. A short one that is asked for

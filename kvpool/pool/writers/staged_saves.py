@@ -75,6 +75,10 @@ class StagedSaves:
             return m.Done()
         if not 0 < request.chunks <= m.KEYS_MAX or not 0 < request.layers <= layout.extents:
             raise ProtocolError(f"copy of {request.chunks} chunks and {request.layers} layers")
+        if request.chunks * request.layers > sm.COPIED_LAYERS_MAX:
+            raise ProtocolError(
+                f"copy of {request.chunks} chunks with {request.layers} layers each, at most {sm.COPIED_LAYERS_MAX} in all"
+            )
         chunks = range(request.first_chunk, request.first_chunk + request.chunks)
         layers = range(request.first_layer, request.first_layer + request.layers)
         if not 0 <= request.offset <= area.size - len(chunks) * len(layers) * layout.extent_bytes:
@@ -85,7 +89,8 @@ class StagedSaves:
         if begun is None:
             return m.Done()
         reservation, slots = begun
-        at_once, targets = len(layers), tuple(slot + layers.start * layout.extent_bytes for slot in slots)
+        first = layers.start * layout.extent_bytes
+        at_once, targets = len(layers), b"".join((slot + first).to_bytes(8, "little") for slot in slots)
         if reservation.is_part:
             # Its extents lie apart in the slots, and in staging one behind the other.
             at_once, targets = 1, self._writers.part_targets(reservation, slots, layers, layout.extent_bytes)

@@ -291,11 +291,9 @@ class Writers:
         reservation.staged.clear(extents)
         return reservation, reservation.staged.offsets(chunks)
 
-    def part_targets(
-        self, reservation: Reservation, slots: tuple[int, ...], layers: range, extent_bytes: int
-    ) -> tuple[int, ...]:
-        """Where extents of a part lie in these slots, counted among its own."""
-        return tuple(self.joint_saves.offsets(reservation.id, slots, layers, extent_bytes))
+    def part_targets(self, reservation: Reservation, slots: tuple[int, ...], layers: range, extent_bytes: int) -> bytes:
+        """Where extents of a part lie in these slots, counted among its own: u64 [slot][extent]."""
+        return self.joint_saves.offsets(reservation.id, slots, layers, extent_bytes)
 
     def end_copy(self, reservation: Reservation, extents: Extents, checksums: bytes, now_ns: int) -> None:
         """A copy is over; `checksums` of what it stored, u32 [chunk][layer], or none where it failed."""

@@ -8,6 +8,9 @@ Any thread.
 from dataclasses import dataclass
 from typing import ClassVar
 
+# Layers of all chunks of one CopyStaged: of a part each has a place of its own in the arena.
+COPIED_LAYERS_MAX = 1 << 17
+
 
 @dataclass(frozen=True, slots=True)
 class OpenStaging:
@@ -28,7 +31,7 @@ class Staging:
 class CopyStaged:
     """Have the daemon copy layers of reserved chunks out of staging: of each chunk `layers` one after the other, chunk by chunk
     from `offset` on. Chunks are counted among the reserved ones. Answered by Done when staging may be written again; also where
-    the reservation has ended, which the answer to Commit shows.
+    the reservation has ended, which the answer to Commit shows. At most COPIED_LAYERS_MAX layers in all.
     """
 
     KIND: ClassVar[int] = 29

@@ -30,6 +30,20 @@ def test_lookup_misses_what_was_never_stored(daemon: Daemon) -> None:
         )
 
 
+def test_a_load_of_nothing_leaves_the_lease_to_the_others(daemon: Daemon) -> None:
+    """The client renews a lease for as long as a load of it goes on."""
+    with daemon.connect() as pool:
+        keys = pool.keys(tokens_of(3, 10 * 32))
+        store(pool, keys)
+        with pool.acquire(pool.lookup(keys)) as lease:
+            load = pool.load(lease, into=np.zeros((10, SMALL.chunk_bytes), np.uint8))
+            nothing = pool.load(lease, into=np.zeros((0, SMALL.chunk_bytes), np.uint8), first_chunk=10)
+            assert nothing.wait().reason == "complete"
+            assert pool._link._leases_in_use == {lease.id: 1}
+            assert load.wait().chunks == 10
+            assert pool._link._leases_in_use == {}
+
+
 @in_both_write_modes
 def test_saved_chunks_are_loaded_by_another_pool(daemon: Daemon) -> None:
     with daemon.connect() as writer, daemon.connect() as reader:

@@ -216,6 +216,16 @@ def test_a_copy_from_or_to_outside_ends_the_connection(by_copy: Daemon, name: st
         assert read_back(other, HONEST) == [True] * 4
 
 
+def test_a_copy_of_more_layers_than_one_request_may_name_ends_the_connection(by_copy: Daemon) -> None:
+    """As many as bytes of staging, were they of a byte each: all others would wait for them."""
+    tiny = kv.Layout(layers=1024, kv_heads=1, head_dim=1, dtype="uint8", planes=1, chunk_tokens=1)
+    chunks = sm.COPIED_LAYERS_MAX // tiny.layers + 1
+    with engine(by_copy, tiny) as hostile, staging_fd(hostile):
+        made = reserve(hostile, keys_of(2550, 1))
+        with pytest.raises(Refused, match=f"at most {sm.COPIED_LAYERS_MAX} in all"):
+            hostile.call(sm.CopyStaged(made.reservation, 0, chunks, 0, tiny.layers, 0), m.Done)
+
+
 def test_anothers_reservation_is_not_written(by_copy: Daemon, hostile: BlockingConnection) -> None:
     with engine(by_copy) as victim, mapped_staging(hostile) as garbage, mapped_staging(victim) as staging:
         made = reserve(victim, keys_of(2600, 2))
