@@ -168,8 +168,12 @@ class Save:
         if wait:
             return self.wait()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._publish, name="kvpool-commit", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._publish, name="kvpool-commit", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # this process may have no further thread
+                return self.wait()
+            self._thread = thread
         return None
 
     def wait(self) -> SaveResult:

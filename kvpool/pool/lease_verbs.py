@@ -37,8 +37,7 @@ class LeaseVerbs:
     @verb(one_way.DropLeases, roles=ENGINE)
     def release_each(self, session: EngineSession, request: one_way.DropLeases) -> m.Done:
         """End the leases of a column."""
-        for lease in columns.unpack_leases(request.leases):
-            self._readers.release(session, lease, self._clock.now_ns())
+        self._readers.release_each(session, columns.unpack_leases(request.leases), self._clock.now_ns())
         return m.Done()
 
     @verb(m.Renew, roles=ENGINE)

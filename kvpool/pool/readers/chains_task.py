@@ -108,10 +108,11 @@ class ChainsTask:
         self.chains = self.chains[chains:]
         return taken
 
-    def end(self, now_ns: int) -> None:
-        """Release the remaining holds."""
+    def let_go(self, now_ns: int) -> None:
+        """Release the remaining holds. It may begin anew."""
         if self._task is not None:
             self._task.end(now_ns)
+            self._task = None
         for hold in (hold for holds in self.held for hold in holds):
             self._directory.release(hold, now_ns)
         self.held = []

@@ -1,5 +1,8 @@
 """Group task: holds on what a hit needs of every group of a layout, taken one after the other: all of it, or none.
 
+Tasks that wait for room at once would keep from each other what each of them has: only the first one that waits keeps its
+holds, the others let theirs go and begin anew.
+
 A full group is one chain. Each chunk of a window or a state has no parent: a chain of its own, and a hold of its own. Control
 thread only; `now_ns` is an argument. Invariant: its holds are numbered by group, rank and chunk, so that those of a rank are
 the ones whose number has it as the rest by `world`, in the order of the lease's rows.
@@ -20,6 +23,10 @@ from kvpool.types import HoldId
 HOLDS_MAX = 1024
 
 
+# The tasks that wait for room, the one that waits longest first.
+WaitingGroups = dict["GroupTask", None]
+
+
 class GroupTask:
     """See the module. `keys`: of each group those that a hit of `chunks` chunks needs, of one rank after those of another."""
 
@@ -32,9 +39,12 @@ class GroupTask:
         *,
         chunks: int,
         is_announced: bool = False,
+        waiting: WaitingGroups | None = None,
     ) -> None:
-        """`is_announced`: the holds are not of a reader, whose share they would count for, and nothing is urgent."""
+        """`is_announced`: the holds are not of a reader, whose share they would count for, and nothing is urgent. `waiting`:
+        all that wait; None: it keeps its holds while it waits."""
         self._session = session
+        self._waiting = waiting
         self.chunks = chunks
         chains = [
             Chain(group, chain)
@@ -53,7 +63,12 @@ class GroupTask:
 
     def advance(self, now_ns: int) -> Step:
         """Hold the next part. DONE where all is held, or something is not stored, or not allowed, any longer."""
-        return self._task.advance(now_ns)
+        step = self._task.advance(now_ns)
+        if step is Step.WAIT and self._waiting is not None:
+            self._waiting.setdefault(self)
+            if next(iter(self._waiting)) is not self:
+                self._task.let_go(now_ns)
+        return step
 
     def is_whole(self) -> bool:
         """Whether all of it is held, and nothing of it was dropped since."""
@@ -75,7 +90,9 @@ class GroupTask:
 
     def end(self, now_ns: int) -> None:
         """Release the remaining holds."""
-        self._task.end(now_ns)
+        if self._waiting is not None:
+            self._waiting.pop(self, None)
+        self._task.let_go(now_ns)
 
 
 def keys_of_hit(session: EngineSession, packed: bytes, chunks: int) -> list[KeyColumn]:

@@ -8,8 +8,6 @@ just ending. Those of leases and tickets count there for the connection of the l
 outlive their issuers.
 """
 
-import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from weakref import WeakSet
@@ -19,7 +17,7 @@ import numpy as np
 import kvpool_native
 from kvpool import failpoint
 from kvpool.errors import Refused
-from kvpool.index.leases import ENDED_AT_ONCE, ENDED_COST, HELD_CHUNKS_MAX, Lease, Leases, TicketHold
+from kvpool.index.leases import HELD_CHUNKS_MAX, Lease, Leases, TicketHold
 from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.namespaces import Namespace
 from kvpool.index.parts import Step
@@ -28,7 +26,8 @@ from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.pool.readers.acquire_task import AcquireTask
 from kvpool.pool.readers.chains_task import Chain, ChainsTask
-from kvpool.pool.readers.group_task import HOLDS_MAX, GroupTask, chains_of, hold_count, place_of
+from kvpool.pool.readers.ending_holds import EndingHolds
+from kvpool.pool.readers.group_task import HOLDS_MAX, GroupTask, WaitingGroups, chains_of, hold_count, place_of
 from kvpool.pool.readers.hold_bounds import PEERS_USER
 from kvpool.tiering.tiering import Tiering
 from kvpool.types import ConnectionId, HoldId, LeaseId
@@ -69,9 +68,9 @@ class Readers:
         self._hit_curve = hit_curve
         self._leases = Leases(ttl_ns)
         self._leases_max = leases_max
-        self._on_backlog = on_backlog
         self._acquiring: WeakSet[AcquireTask | ChainsTask | GroupTask] = WeakSet()
-        self._ending: deque[HoldId] = deque()
+        self._waiting_groups: WaitingGroups = {}
+        self._ending = EndingHolds(directory, on_backlog)
 
     def __repr__(self) -> str:
         return f"<Readers {self.leases} leases, {self.tickets} tickets>"
@@ -135,7 +134,9 @@ class Readers:
             raise Refused(
                 "full", f"{chunks} chunks of this layout's groups need {holds} holds, at most {HOLDS_MAX} are given"
             )
-        group_task = GroupTask(self._directory, self._tiering, session, keys, chunks=chunks)
+        group_task = GroupTask(
+            self._directory, self._tiering, session, keys, chunks=chunks, waiting=self._waiting_groups
+        )
         self._acquiring.add(group_task)
         return group_task
 
@@ -191,7 +192,7 @@ class Readers:
         self._check_room(session)
         held = self._directory.acquire_leaves(session.namespace_ids, leaves.packed, chunks, now_ns)
         if self._affordable(session.holder, session, held.ids, held.chunks) < held.chunks:
-            self._end_holds([HoldId(hold) for hold in held.ids], now_ns)
+            self._ending.end([HoldId(hold) for hold in held.ids], now_ns)
             return NOTHING
         return self._grant_acquired(session, held.chunks, held.ids, now_ns)
 
@@ -222,8 +223,15 @@ class Readers:
 
     def release(self, session: EngineSession, lease: int, now_ns: int) -> None:
         """End a lease; nothing where it had ended before."""
-        failpoint.reach("daemon.release.before", failpoint.refused)
-        self._end_holds(self._leases.release(LeaseId(lease), session.connection), now_ns)
+        self.release_each(session, [lease], now_ns)
+
+    def release_each(self, session: EngineSession, leases: Sequence[int], now_ns: int) -> None:
+        """End leases; a bounded number of their holds at once."""
+        holds: list[HoldId] = []
+        for lease in leases:
+            failpoint.reach("daemon.release.before", failpoint.refused)
+            holds += self._leases.release(LeaseId(lease), session.connection)
+        self._ending.end(holds, now_ns)
 
     def renew(self, session: EngineSession, leases: list[int], now_ns: int) -> None:
         """Count leases as used now."""
@@ -255,7 +263,7 @@ class Readers:
         if entry is None or entry.identity != session.identity:
             return NOTHING
         if rank is None:
-            self._end_holds(self._leases.end_ticket(ticket), now_ns)
+            self._ending.end(self._leases.end_ticket(ticket), now_ns)
             return NOTHING
         held = _of_rank(rank, entry.holds, session.layout.world)
         if not held:
@@ -283,13 +291,13 @@ class Readers:
 
     def drop_owner(self, connection: ConnectionId, now_ns: int) -> None:
         """End every lease of a connection; where there are many (`has_backlog`), `expire` ends the others."""
-        self._end_holds(self._leases.drop_owner(connection), now_ns)
+        self._ending.end(self._leases.drop_owner(connection), now_ns)
 
     def expire(self, now_ns: int) -> None:
         """End leases and tickets that have expired or lost their connection, a bounded number."""
-        self._end_holds([], now_ns)
+        self._ending.end([], now_ns)
         if not self._ending:
-            self._end_holds(self._leases.expire(now_ns), now_ns)
+            self._ending.end(self._leases.expire(now_ns), now_ns)
 
     def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
         """Counts of each connection, by name."""
@@ -366,18 +374,6 @@ class Readers:
 
     def _affordable(self, holder: int, session: EngineSession, holds: Sequence[int], chunks: int) -> int:
         return self._directory.affordable(holder, holds, session.size_classes, chunks)
-
-    def _end_holds(self, holds: list[HoldId], now_ns: int) -> None:
-        """End these after those that are already waiting, as many as fit one call."""
-        self._ending.extend(holds)
-        left = ENDED_AT_ONCE if self._on_backlog else sys.maxsize
-        while self._ending and left > 0:
-            ended = self._directory.release_part(self._ending[0], left, now_ns)
-            if ended < left:
-                self._ending.popleft()
-            left -= ended + ENDED_COST
-        if self._ending and self._on_backlog is not None:
-            self._on_backlog()
 
     def _check_room(self, session: EngineSession) -> None:
         if self._leases.count_of(session.connection) >= self._leases_max:

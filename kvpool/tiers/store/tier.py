@@ -9,9 +9,11 @@ A store that fails several times in a row, or answers late, is left alone for a 
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -66,6 +68,17 @@ COUNTED = (
     *("read_bytes", "questions", "late_answers", "wrong_objects", "absent_objects"),
     *("published_chunks", "published_bytes", "refused_full", "publishing_failed", "late_transfers"),
 )
+
+
+@dataclass(slots=True)
+class _Question:
+    """Chunks that the store was asked for. `answered`: for who waits, if anybody does still; `timer`: ends its time."""
+
+    keys: list[bytes]
+    permit: Permit
+    answered: "asyncio.Future[None]"
+    timer: asyncio.TimerHandle | None = None
+    is_late: bool = False
 
 
 class StoreTier:
@@ -273,37 +286,44 @@ class StoreTier:
         permit = self._breaker.ask() if may_ask else None
         if permit is None:
             return
-        answered = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        question = _Question(unknown, permit, loop.create_future())
         self._questions += 1
         self._counts["questions"] += 1
-        self.process.ask((wire.EXIST, names, [], []), partial(self._take_found, unknown, permit, answered))
-        try:
-            await asyncio.wait_for(answered, min(timeout_s, self._config.answer_timeout))
-        except asyncio.TimeoutError:
-            self._counts["late_answers"] += 1
-            self._breaker.fail(permit)
+        # The store is judged by its own time: whoever asks may have less, or leave.
+        question.timer = loop.call_later(self._config.answer_timeout, self._note_unanswered, question)
+        self.process.ask((wire.EXIST, names, [], []), partial(self._take_found, question))
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(question.answered, min(timeout_s, self._config.answer_timeout))
+
+    def _note_unanswered(self, question: "_Question") -> None:
+        question.is_late = True
+        self._counts["late_answers"] += 1
+        self._breaker.fail(question.permit)
 
     def _begin(self, transfer: Transfer) -> None:
         """Start a transfer, which has the time of those before it too."""
         self._moving_bytes += transfer.left * transfer.form.object_bytes
         self._transfers.begin(transfer, self._config.transfer_timeout + self._moving_bytes / LEAST_BYTES_PER_S)
 
-    def _take_found(self, keys: list[bytes], permit: Permit, answered: "asyncio.Future[None]", codes: Codes) -> None:
+    def _take_found(self, question: "_Question", codes: Codes) -> None:
         """The answer to a question. A late one is no success, and its news count all the same."""
         self._questions -= 1
-        is_late = answered.done()
+        if question.timer is not None:
+            question.timer.cancel()
+        keys = question.keys
         if codes is not None and len(codes) == len(keys):
             if any(code < 0 for code in codes):
-                self._breaker.fail(permit)
-            elif not is_late:
-                self._breaker.succeed(permit)
+                self._breaker.fail(question.permit)
+            elif not question.is_late:
+                self._breaker.succeed(question.permit)
             now_ns = self._clock.now_ns()
             there_ns, absent_ns = now_ns + int(THERE_S * NS_PER_S), now_ns + int(self._config.remember * NS_PER_S)
             for key, code in zip(keys, codes, strict=True):
                 if code >= 0:
                     self._presence.note(key, there_ns if code == 1 else absent_ns, is_there=code == 1)
-        if not is_late:
-            answered.set_result(None)
+        if not question.answered.done():
+            question.answered.set_result(None)
 
     def _end_fetched(self, transfer: Transfer, finished: Finished) -> None:
         key, outcome = transfer.moves.keys[finished.chunk], finished.outcome

@@ -1,13 +1,14 @@
 """Commits of groups in the background: the result comes later, once, and what ends in between leaves nothing half stored."""
 
 import signal
+import threading
 from collections.abc import Callable
 
 import pytest
 
-from tests.rigs.daemon import Daemon, in_both_write_modes, spawn, wait_until
+from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, spawn, wait_until
 from tests.rigs.groups.hybrid import CHUNK, HYBRID, WINDOW_CHUNKS, assert_served, begin_store
-from tests.rigs.payload import tokens_of
+from tests.rigs.payload import payload_of, tokens_of
 
 CHUNKS = 4
 STORED = CHUNKS + WINDOW_CHUNKS + 1
@@ -44,6 +45,23 @@ pool = kv.connect(sys.argv[1], model="m", layout=HYBRID)
 begin_store(pool, pool.keys(tokens_of(int(sys.argv[2]), 64 * CHUNK + 1))).commit(wait=False)
 print("ended")
 """
+
+
+def test_a_process_without_room_for_a_thread_commits_at_once(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    with daemon.connect(HYBRID) as pool, daemon.connect() as plain:
+        keys, plain_keys = pool.keys(tokens_of(8, CHUNKS * CHUNK + 1)), plain.keys(tokens_of(8, 64))
+        saves = begin_store(pool, keys, [CHUNKS]), plain.save(plain_keys, from_=payload_of(plain_keys, SMALL))
+
+        def refuse(_thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as without:
+            without.setattr(threading.Thread, "start", refuse)
+            results = [save.commit(wait=False) for save in saves]
+        assert [result.stored for result in results if result is not None] == [STORED, 2]
+        for save in saves:
+            save.abort()
+        assert_served(pool, keys, CHUNKS)
 
 
 @in_both_write_modes

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
+from kvpool.protocol.records import seeking as sk
 from kvpool.types import Level
 from tests.e2e.remote.test_two_daemons import options_of
 from tests.rigs.daemon import Daemon, wait_until
@@ -213,6 +214,19 @@ def test_a_late_answer_is_a_miss_now_and_counts_for_the_next_lookup(shared: Shar
         shared.play()
         wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the answers have come")
         assert_served(pool, keys, CHUNKS)
+
+
+def test_a_client_with_less_time_than_the_store_has_suspends_it_for_nobody(shared: SharedDirectory) -> None:
+    publish(shared, CHUNKS)
+    with node(shared) as (daemon, pool), daemon.connect(HYBRID) as hasty:
+        session = hasty._link.session
+        assert session is not None
+        counts = np.ones(len(HYBRID.parts), "<u4").tobytes()
+        for number in range(8):
+            asked = hasty.keys(tokens_of(100 + number, CHUNK))
+            session.call(sk.SeekEach(counts, b"".join(asked.columns()), 1e-9), sk.SoughtEach)
+        assert (daemon.stats()["store.state"], daemon.stats()["store.late_answers"]) == ("ok", 0)
+        assert pool.lookup(prompt(pool)).chunks == CHUNKS
 
 
 @pytest.mark.slow
