@@ -10,7 +10,7 @@ from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.groups.hybrid import load, store
 from tests.rigs.payload import tokens_of
 
-CHUNKS, WINDOW, PROMPTS, ROUNDS = 60, 40, 8, 3
+CHUNKS, WINDOW, PROMPTS, ROUNDS = 60, 40, 8, 10
 SHAPE = {"head_dim": 16, "dtype": "float16", "layers": 2}
 LAYOUT = kv.Layout(
     chunk_tokens=32,
