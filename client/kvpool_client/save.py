@@ -168,13 +168,8 @@ class Save:
         if wait:
             return self.wait()
         if self._thread is None:
-            thread = threading.Thread(target=self._publish, name="kvpool-commit", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # this process may have no further thread
-                return self.wait()
-            self._thread = thread
-        return None
+            self._thread = started_commit(self._publish)
+        return None if self._thread is not None else self.wait()
 
     def wait(self) -> SaveResult:
         """Wait for the result of a commit."""
@@ -340,6 +335,16 @@ class Save:
     def _end(self) -> None:
         self._result = SaveResult.of(self._states, self._retained)
         self._on_end(self._result)
+
+
+def started_commit(publish: Callable[[], None]) -> threading.Thread | None:
+    """The thread that publishes a save in the background; None where this process may have no further thread."""
+    thread = threading.Thread(target=publish, name="kvpool-commit", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
 
 
 def publish_each(saves: Sequence[Save]) -> list[SaveResult]:

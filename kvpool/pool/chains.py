@@ -95,7 +95,7 @@ class Chains:
             yield from self._advance(lambda _: run_task.advance(self.clock.now_ns()), self.tiering.make_room)
             grant = self.readers.grant_run(session, run_task, self.clock.now_ns())
         finally:
-            run_task.let_go(self.clock.now_ns())
+            run_task.release(self.clock.now_ns())
         if grant.lease:
             self.expiry.schedule()
         return _leased(grant)

@@ -15,7 +15,7 @@ from kvpool.errors import InvalidArgument
 from kvpool.layout import Layout
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.results import SaveResult
-from kvpool_client.save import Save, publish_each
+from kvpool_client.save import Save, publish_each, started_commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +102,8 @@ class GroupSave:
         if wait or self._result is not None:
             return self.wait()
         if self._thread is None:
-            thread = threading.Thread(target=self._publish, name="kvpool-commit", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # this process may have no further thread
-                return self.wait()
-            self._thread = thread
-        return None
+            self._thread = started_commit(self._publish)
+        return None if self._thread is not None else self.wait()
 
     def wait(self) -> GroupSaveResult:
         """Wait for the result of a commit."""

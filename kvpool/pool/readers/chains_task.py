@@ -108,7 +108,7 @@ class ChainsTask:
         self.chains = self.chains[chains:]
         return taken
 
-    def let_go(self, now_ns: int) -> None:
+    def release(self, now_ns: int) -> None:
         """Release the remaining holds. It may begin anew."""
         if self._task is not None:
             self._task.end(now_ns)

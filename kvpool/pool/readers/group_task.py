@@ -1,7 +1,7 @@
 """Group task: holds on what a hit needs of every group of a layout, taken one after the other: all of it, or none.
 
 Tasks that wait for room at once would keep from each other what each of them has: only the first one that waits keeps its
-holds, the others let theirs go and begin anew.
+holds, the others release theirs and begin anew.
 
 A full group is one chain. Each chunk of a window or a state has no parent: a chain of its own, and a hold of its own. Control
 thread only; `now_ns` is an argument. Invariant: its holds are numbered by group, rank and chunk, so that those of a rank are
@@ -21,8 +21,6 @@ from kvpool.types import HoldId
 
 # Holds of one lease: beyond, granting it would take longer than a turn.
 HOLDS_MAX = 1024
-
-
 # The tasks that wait for room, the one that waits longest first.
 WaitingGroups = dict["GroupTask", None]
 
@@ -67,7 +65,7 @@ class GroupTask:
         if step is Step.WAIT and self._waiting is not None:
             self._waiting.setdefault(self)
             if next(iter(self._waiting)) is not self:
-                self._task.let_go(now_ns)
+                self._task.release(now_ns)
         return step
 
     def is_whole(self) -> bool:
@@ -92,7 +90,7 @@ class GroupTask:
         """Release the remaining holds."""
         if self._waiting is not None:
             self._waiting.pop(self, None)
-        self._task.let_go(now_ns)
+        self._task.release(now_ns)
 
 
 def keys_of_hit(session: EngineSession, packed: bytes, chunks: int) -> list[KeyColumn]:
