@@ -289,8 +289,8 @@ def _group_of(session: EngineSession, request: gm.ReserveGroup | gm.ReserveGroup
     """The session of the group that a request names, whose chunks form a chain or are one without a parent. Raises
     ProtocolError."""
     own = session.of_group(request.group)
-    role = own.layout.group
-    if role is None or not (role.is_full or (not request.parent and len(request.keys) == KEY_BYTES)):
+    is_alone = not request.parent and len(request.keys) == KEY_BYTES
+    if own.layout.group is None or not (own.layout.is_chained or is_alone):
         raise ProtocolError(f"reservation of {len(request.keys)} bytes of keys for group {request.group}")
     return own
 

@@ -107,8 +107,7 @@ def hold_count(session: EngineSession, chunks: int) -> int:
 
 def naming_group(session: EngineSession) -> int:
     """The group by whose chunks a hit is named: the first full one, which has a key for each of them, or the first of all."""
-    roles = [group.layout.group for group in session.groups]
-    return next((number for number, role in enumerate(roles) if role is not None and role.is_full), 0)
+    return next((number for number, group in enumerate(session.groups) if group.layout.is_chained), 0)
 
 
 def place_of(session: EngineSession, chunks: int, chunk: int) -> tuple[int, int] | None:
@@ -117,9 +116,8 @@ def place_of(session: EngineSession, chunks: int, chunk: int) -> tuple[int, int]
     if not session.groups:
         return (0, chunk) if session.layout.is_chained else (chunk, 0)
     counts, named = counts_of(session, chunks), naming_group(session)
-    role = session.groups[named].layout.group
     position = sum(counts[:named])  # those before a full one are of windows and states
-    if role is not None and role.is_full:
+    if session.groups[named].layout.is_chained:
         return position, chunk
     first = chunks - counts[named]
     return (position + chunk - first, 0) if chunk >= first else None

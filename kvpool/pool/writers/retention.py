@@ -109,8 +109,7 @@ class Retention:
         states = []
         for (namespace, column), parent in zip(_by_rank(session, keys), above, strict=True):
             chosen = column[first:]
-            role = namespace.layout.group
-            if role is None or role.is_full:
+            if namespace.layout.is_chained:
                 self._tiering.demote(namespace, parent, column, now_ns)
             else:
                 for key in chosen:
@@ -156,8 +155,8 @@ def _by_rank(session: EngineSession, keys: KeyColumn) -> list[tuple[Namespace, K
 
 def _of_chunks(session: EngineSession, states: list[bytes]) -> bytes:
     """The state of each chunk, of those of each namespace: of the full groups where there are groups."""
-    roles = [namespace.layout.group for namespace in session.namespaces.values()]
-    full = [column for column, role in zip(states, roles, strict=True) if role is None or role.is_full]
+    namespaces = session.namespaces.values()
+    full = [column for column, one in zip(states, namespaces, strict=True) if one.layout.is_chained]
     return _worst(full) if full else _best(states)
 
 
