@@ -13,7 +13,7 @@ from math import gcd
 from typing import Any
 
 from kvpool.errors import InvalidArgument, LayoutMismatch
-from kvpool.layouts.groups import Group, GroupRole, checked_groups, entries_of, read_further, role_of, tail_of
+from kvpool.layouts.groups import STATE, Group, GroupRole, checked_groups, entries_of, read_further, role_of, tail_of
 from kvpool.layouts.summaries import SUMMARY_BLOCK_TOKENS_MAX, check_summaries, summary_bytes_of, unfit_for_summaries
 
 ITEM_BYTES = {
@@ -186,13 +186,17 @@ class Layout:
 
     @property
     def token_plane_bytes(self) -> int:
-        """Bytes of one token in one plane of one layer."""
+        """Bytes of one token in one plane of one layer; of a state all."""
         return self.kv_heads * self.head_dim * ITEM_BYTES[self.dtype]
+
+    def plane_bytes(self, tokens: int) -> int:
+        """Bytes of so many tokens in one plane of one layer. A state has as many for any."""
+        return self.token_plane_bytes * (1 if self.is_state else tokens)
 
     @property
     def layer_bytes(self) -> int:
         """Bytes of one layer of a chunk: what an engine gives and gets."""
-        return self.planes * self.chunk_tokens * self.token_plane_bytes
+        return self.planes * self.plane_bytes(self.chunk_tokens)
 
     @property
     def payload_bytes(self) -> int:
@@ -253,6 +257,11 @@ class Layout:
     def is_chained(self) -> bool:
         """Whether a chunk follows the one before it. Those of windows and states have no parent."""
         return self.group is None or self.group.is_full
+
+    @property
+    def is_state(self) -> bool:
+        """Whether a chunk is the state at its end, whose bytes are not those of tokens."""
+        return self.group is not None and self.group.kind == STATE
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -10,14 +10,13 @@ Chunks of windows and states have no parent: each is stored, evicted and found b
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from math import gcd
 from typing import Any
 
 from kvpool.errors import InvalidArgument, LayoutMismatch
 
 FULL, WINDOW, STATE = "full", "window", "state"
 KINDS = (FULL, WINDOW, STATE)
-GROUPS_MAX = 16
+GROUPS_MAX = 64
 WINDOW_MAX = 1 << 30
 STATE_BYTES_MAX = 1 << 30
 # Tags of the entries of a layout's wire form, and of its fingerprint's tail.
@@ -30,9 +29,9 @@ _DIM_MAX = 65536  # of heads, and of a head
 class Group:
     """Layers that need the same chunks of a prompt, with the geometry that a Layout has of its own.
 
-    `window`: tokens that a layer of kind "window" attends to. `state_bytes`: of a layer of kind "state", at the end of a chunk;
-    opaque, and a multiple of chunk_tokens. `head_groups`: as a Layout's, of layers with KV heads. The geometry is checked by
-    the Layout that has the group.
+    `window`: tokens that a layer of kind "window" attends to. `state_bytes`: of a layer of kind "state", at the end of a chunk,
+    opaque. `head_groups`: as a Layout's; of a state they divide its bytes, which are then those of all ranks, one rank's behind
+    the other's. The geometry is checked by the Layout that has the group.
     """
 
     kind: str = FULL
@@ -54,28 +53,33 @@ class Group:
         _check_of_kind(self, "state_bytes", STATE, STATE_BYTES_MAX)
         if self.kind != STATE:
             return
-        if self.kv_heads or self.head_dim or self.block_tokens is not None or self.head_groups != 1:
-            raise InvalidArgument(
-                "group of kind 'state' has KV heads, head groups or blocks, expected state_bytes alone"
-            )
+        if self.kv_heads or self.head_dim or self.block_tokens is not None:
+            raise InvalidArgument("group of kind 'state' has KV heads or blocks, expected state_bytes alone")
 
     def geometry(self, chunk_tokens: int) -> dict[str, Any]:
         """The fields of the group's own Layout."""
         own = {name: getattr(self, name) for name in ("layers", "kv_heads", "head_dim", "dtype", "planes")}
         if self.kind != STATE:
             return own | {name: getattr(self, name) for name in ("format", "block_tokens", "head_groups")}
-        size, rest = divmod(self.state_bytes, chunk_tokens)
-        if rest:
+        shape = {"dtype": "uint8", "planes": 1, "format": self.format or STATE, "block_tokens": chunk_tokens}
+        return own | shape | self._state_shape() | {"head_groups": self.head_groups}
+
+    def _state_shape(self) -> dict[str, int]:
+        """A state's bytes as heads of equally many, which head groups divide."""
+        is_count = isinstance(self.head_groups, int) and not isinstance(self.head_groups, bool) and self.head_groups > 0
+        if not is_count or self.state_bytes % self.head_groups:
             raise InvalidArgument(
-                f"group state_bytes is {self.state_bytes}, expected a multiple of chunk_tokens {chunk_tokens}"
+                f"group head_groups is {self.head_groups!r}, expected a divisor of state_bytes {self.state_bytes}"
             )
-        heads = gcd(size, _DIM_MAX)
-        if size // heads > _DIM_MAX:
+        heads, width = self.head_groups, self.state_bytes // self.head_groups
+        while width > _DIM_MAX and width % 2 == 0:
+            heads, width = heads * 2, width // 2
+        if width > _DIM_MAX:
             raise InvalidArgument(
-                f"group state_bytes is {self.state_bytes}, expected more powers of two in the {size} bytes of a token"
+                f"group state_bytes is {self.state_bytes}, expected more powers of two in the "
+                f"{self.state_bytes // self.head_groups} bytes of a head group"
             )
-        shape = {"kv_heads": heads, "head_dim": size // heads, "dtype": "uint8", "planes": 1}
-        return own | shape | {"format": self.format or STATE, "block_tokens": chunk_tokens}
+        return {"kv_heads": heads, "head_dim": width}
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,7 +212,7 @@ def _geometry(
 ) -> PagedGeometry:
     array = arrays[0]
     planes = 1 if form == "packed" else layout.planes
-    plane_bytes = layout.planes * block_tokens * layout.token_plane_bytes // planes
+    plane_bytes = layout.planes * layout.plane_bytes(block_tokens) // planes
     if form == "packed" or planes == 1:
         block_axis, inner_axis, plane_stride = 0, 1, 0
     elif form == "kv_first":

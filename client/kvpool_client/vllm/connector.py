@@ -26,13 +26,13 @@ from kvpool_client.vllm.flushing import flush_model
 from kvpool_client.vllm.identity.engine_form import engine_form
 from kvpool_client.vllm.identity.engine_pool import engine_pool
 from kvpool_client.vllm.identity.engine_process import is_stepped_while_idle, worker_here
-from kvpool_client.vllm.identity.geometry import Geometry, Tensor, geometry_of
+from kvpool_client.vllm.identity.geometry import Geometry, geometry_of
 from kvpool_client.vllm.identity.identity import model_and_revision
 from kvpool_client.vllm.identity.parts import align_tokens, has_states, needs_groups
-from kvpool_client.vllm.identity.placement import SEVERAL_NODES, fault_of_node, node_name
 from kvpool_client.vllm.identity.role import Role
 from kvpool_client.vllm.plan import StepPlan, StepReport
 from kvpool_client.vllm.prometheus import MakeMetric, PrometheusCounters
+from kvpool_client.vllm.ranks.placement import SEVERAL_NODES, fault_of_node, node_name
 from kvpool_client.vllm.scheduler.scheduler import SchedulerHalf
 from kvpool_client.vllm.settings import PREFIX, Settings
 from kvpool_client.vllm.statistics import KVPoolStats, Number, Tally, engine_sources
@@ -49,6 +49,7 @@ from kvpool_client.vllm.surface import (
 from kvpool_client.vllm.worker.micro_batches import MicroBatches
 from kvpool_client.vllm.worker.off import AbsentWorker
 from kvpool_client.vllm.worker.sync_loads import served_loads
+from kvpool_client.vllm.worker.tensor_views import Tensor
 from kvpool_client.vllm.worker.worker import WorkerHalf
 
 Answer = TypeVar("Answer")
@@ -136,7 +137,7 @@ class ConnectorCalls:
             return
         rank = config.parallel_config.rank
         self._rank, self._micro_batches = rank, MicroBatches.of(config.parallel_config)
-        of_rank = partial(self._connect, geometry.shard(rank), geometry.ranks.share_of(rank, geometry.layout))
+        of_rank = partial(self._connect, geometry.shard(rank), geometry.share_of(rank))
         self._worker = WorkerHalf(of_rank, geometry, settings, guard, rank=rank)
 
     def _check_node(self, scheduler: str) -> None:

@@ -32,7 +32,7 @@ TABLE = (
     Entry(
         "engines of other tensor-parallel sizes and pipeline stages",
         "yes, with `kvpool.head_groups` ([Sizes that share](engines/vllm.md#sizes-that-share)): full attention and sliding "
-        "windows in the layout LBHNC",
+        "windows in the layout LBHNC, recurrent states",
     ),
     Entry(
         "`kvpool.head_groups` that do not divide the KV heads, or not the ranks",
@@ -46,7 +46,10 @@ TABLE = (
         "token_major",
         "choose another backend with --attention-backend, or leave kvpool.head_groups out",
     ),
-    Entry("KV that several ranks hold identically (MLA; fewer KV heads than ranks)", "yes, stored once"),
+    Entry(
+        "KV that several ranks hold identically (MLA; fewer KV heads than ranks)",
+        "yes, stored once; of KV heads where the model's configuration has one number of them for all layers",
+    ),
     Entry(
         "pipeline parallel",
         "yes, on one node: each rank of each stage stores its layers, a prefix counts as far as every rank of every stage "

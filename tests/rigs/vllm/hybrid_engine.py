@@ -21,6 +21,7 @@ import numpy as np
 from tests.rigs.daemon import wait_until
 from tests.rigs.vllm.blocks import ScriptedBlocks
 from tests.rigs.vllm.config import config_of
+from tests.rigs.vllm.divided_states import DividedStates
 from tests.rigs.vllm.fake_vllm import KVConnectorRole
 from tests.rigs.vllm.hybrid_memory import HybridMemory
 from tests.rigs.vllm.request import BLOCK, Request
@@ -70,26 +71,34 @@ class HybridEngine:
         is_odd: bool = False,
         layers: Sequence[Sequence[int]] = (),
         of_states: dict[str, Any] | None = None,
+        divided: DividedStates | None = None,
         **extra: Any,
     ) -> None:
         """`heads`: of the whole model. `shows_tables`: the plan's step has the tables as they are, as in later releases of
         vLLM. `is_local`: windows are pieces of a prompt. `is_odd`: the second layer of a group has twice as many heads, which
         only workers see in its spec. `layers`: the numbers of the model's layers in each group, LAYERS each; none: in a row.
-        `of_states`: fields of the specs of states."""
+        `of_states`: fields of the specs of states; `divided`: states of which each rank has its part."""
         self.of_states = of_states or {}
+        if divided is not None:
+            self.of_states = {"page_size_bytes": max(1, heads // ranks) * BLOCK * WIDTH, **divided.spec(ranks)}
         self.windows, self.is_local = windows, is_local
         self.budget = budget
         here = max(1, heads // ranks)
         self.heads = [here * (1 + is_odd * layer) for layer in range(LAYERS)]  # of a rank
         self.layers = layers or [range(LAYERS * group, LAYERS * (group + 1)) for group in range(len(windows))]
-        self.memory = HybridMemory(self.layers, self.heads, ranks=ranks, heads=heads, blocks=blocks)
+        self.memory = HybridMemory(self.layers, self.heads, ranks=ranks, heads=heads, blocks=blocks, divided=divided)
         self.names = [[f"model.layers.{number}.attn" for number in numbers] for numbers in self.layers]
-        self.scheduler = connector(config_of(socket, ranks, **extra), KVConnectorRole.SCHEDULER, self._caches(blocks))
+
+        def config(rank: int = 0) -> Any:
+            made = config_of(socket, ranks, rank, **extra)
+            made.model_config.get_total_num_kv_heads = lambda: heads
+            described = {"num_key_value_heads": heads, "linear": {"num_heads": 3}}
+            made.model_config.hf_text_config = SimpleNamespace(to_dict=lambda: described)
+            return made
+
+        self.scheduler = connector(config(), KVConnectorRole.SCHEDULER, self._caches(blocks))
         worker_caches = self._caches(blocks, shows_each=is_odd)
-        self.workers = [
-            connector(config_of(socket, ranks, rank, **extra), KVConnectorRole.WORKER, worker_caches)
-            for rank in range(ranks)
-        ]
+        self.workers = [connector(config(rank), KVConnectorRole.WORKER, worker_caches) for rank in range(ranks)]
         for rank, worker in enumerate(self.workers):
             worker.register_kv_caches(
                 {
@@ -132,9 +141,7 @@ class HybridEngine:
             for name, one in zip(names, made, strict=True):
                 page = one.page_size_bytes
                 tensors.append(SimpleNamespace(layers=[name], layer_stride=page * blocks, block_stride=page))
-        return SimpleNamespace(
-            num_blocks=blocks, kv_cache_groups=groups, kv_tp_replicas=self.memory.replicas, kv_cache_tensors=tensors
-        )
+        return SimpleNamespace(num_blocks=blocks, kv_cache_groups=groups, kv_tp_replicas=1, kv_cache_tensors=tensors)
 
     def close(self) -> None:
         for half in (*self.workers, self.scheduler):

@@ -8,18 +8,27 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from tests.rigs.vllm.divided_states import DividedStates
 from tests.rigs.vllm.engine import kv_of
 from tests.rigs.vllm.request import BLOCK
 from tests.rigs.vllm.specs import STATE_PADDING, WIDTH
 
 
 class HybridMemory:
-    """See the module. `numbers`: of the model's layers in each group; `heads_of`: heads of each layer of a group on a rank."""
+    """See the module. `numbers`: of the model's layers in each group; `heads_of`: heads of each layer of a group on a rank;
+    `divided`: how states are divided, each rank's its own without."""
 
     def __init__(
-        self, numbers: Sequence[Sequence[int]], heads_of: Sequence[int], *, ranks: int, heads: int, blocks: int
+        self,
+        numbers: Sequence[Sequence[int]],
+        heads_of: Sequence[int],
+        *,
+        ranks: int,
+        heads: int,
+        blocks: int,
+        divided: DividedStates | None = None,
     ) -> None:
-        self.ranks, self.replicas = range(ranks), max(1, ranks // heads)
+        self.ranks, self.replicas, self._divided = range(ranks), max(1, ranks // heads), divided
         self._numbers, self._heads_of = numbers, heads_of
         self._first_heads = [rank * heads // ranks for rank in self.ranks]
         self.kv = [
@@ -30,7 +39,8 @@ class HybridMemory:
     def states(self, rank: int, layer: int) -> torch.Tensor:
         """A layer's blocks as states, without their padding."""
         blocks = self.kv[rank][layer].flatten(1)
-        states: torch.Tensor = blocks[:, : blocks.shape[1] - STATE_PADDING].unflatten(1, (1, 1, -1))
+        size = self._divided.size(len(self.ranks)) if self._divided else blocks.shape[1] - STATE_PADDING
+        states: torch.Tensor = blocks[:, :size].unflatten(1, (1, 1, -1))
         return states
 
     def overwrite(self, blocks: Iterable[int]) -> None:
@@ -75,5 +85,7 @@ class HybridMemory:
         return self.states(rank, layer)[table[(count - 1) // BLOCK]].flatten()
 
     def _state_of(self, rank: int, group: int, layer: int, tokens: list[int]) -> torch.Tensor:
+        if self._divided is not None:
+            return self._divided.of_rank(self._numbers[group][layer], tokens, rank, len(self.ranks))
         value = self._kv_of(rank, group, layer, tokens).flatten()
         return value.repeat(BLOCK)[: self.states(rank, layer).shape[-1]]

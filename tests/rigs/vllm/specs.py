@@ -45,6 +45,7 @@ class MambaSpec:
     mamba_type: str = "gdn_attention"
     mamba_cache_mode: str = "align"
     num_speculative_blocks: int = 0
+    tp_replicated: bool = False
 
 
 @dataclass

@@ -9,13 +9,14 @@ from kvpool.errors import InvalidArgument, LayoutMismatch
 from kvpool.keys import DEFAULT_DOMAIN, root_key
 from kvpool.layout import Layout
 from kvpool.layouts.groups import GROUPS_MAX, Group, GroupRole
+from kvpool.layouts.share import Share
 from kvpool.protocol import versions
 from kvpool.protocol.records.groups import AcquireGroups, ReserveGroupShare
 
 SHAPE: dict[str, Any] = {"layers": 2, "kv_heads": 2, "head_dim": 16, "dtype": "float16"}
 FULL = Group(**SHAPE)
 WINDOW = Group(kind="window", window=100, **SHAPE)
-STATE = Group(kind="state", layers=3, state_bytes=32 * 40)
+STATE = Group(kind="state", layers=3, state_bytes=1283)
 HYBRID = Layout(chunk_tokens=32, groups=(FULL, WINDOW, WINDOW, STATE))
 
 
@@ -37,7 +38,7 @@ def test_each_group_has_a_plain_layout_of_its_own_geometry() -> None:
     full, window, second, state = HYBRID.group_layouts
     assert replace(full, group=None) == Layout(chunk_tokens=32, **SHAPE)
     assert (window.group, second.group) == (GroupRole("window", 100, 0), GroupRole("window", 100, 1))
-    assert (state.layers, state.layer_bytes, state.block_tokens, state.format) == (3, 32 * 40, 32, "state")
+    assert (state.layers, state.layer_bytes, state.block_tokens, state.format) == (3, 1283, 32, "state")
     assert all(part.groups == () and part.of_group(0) == part for part in HYBRID.group_layouts)
 
 
@@ -46,6 +47,17 @@ def test_a_large_state_has_a_layout_where_its_bytes_have_factors() -> None:
     assert large.of_group(1).layer_bytes == 4 << 20
     with pytest.raises(InvalidArgument, match="group 1: group state_bytes is 67108879, expected more powers of two"):
         Layout(chunk_tokens=1, groups=(FULL, Group(kind="state", layers=1, state_bytes=67_108_879)))  # a prime
+
+
+def test_head_groups_divide_a_state_of_any_bytes_and_tokens() -> None:
+    divided = Group(kind="state", layers=2, state_bytes=6 * 700_001, head_groups=6)
+    state = Layout(chunk_tokens=544, groups=(FULL, replace(divided, state_bytes=6 * 7001))).of_group(1)
+    assert (state.extents, state.payload_bytes, state.extent_bytes) == (12, 7001, 8192)
+    assert Share.of_rank(state, 1, 3).of_layout(state).layer_bytes == 2 * 7001
+    with pytest.raises(InvalidArgument, match="the 700001 bytes of a head group"):
+        Layout(chunk_tokens=544, groups=(FULL, divided))
+    with pytest.raises(InvalidArgument, match="group head_groups is 5, expected a divisor of state_bytes 4200006"):
+        Layout(chunk_tokens=544, groups=(FULL, replace(divided, head_groups=5)))
 
 
 def test_no_two_groups_ranks_or_models_share_a_key() -> None:
@@ -143,6 +155,7 @@ def test_head_groups_of_groups_have_an_entry_of_their_own() -> None:
         (3, 1, 1, 1),
         (4, 1, 1, 1),
         (1, 1, 1, 2),
+        (2, 1, 1, 3),
         "2111",
     ],
     ids=str,
@@ -169,17 +182,15 @@ def test_a_wire_form_with_one_bad_field_of_a_group_is_refused(position: int, val
         ({"groups": ()}, "layers is 0"),
         ({"groups": (3,)}, "groups has 3"),
         ({"groups": "full"}, "groups is 'full'"),
-        ({"groups": (FULL,) * (GROUPS_MAX + 1)}, r"expected 1\.\.16 Groups"),
+        ({"groups": (FULL,) * (GROUPS_MAX + 1)}, r"expected 1\.\.64 Groups"),
         ({"layers": 2}, "layers is 2 beside groups"),
         ({"dtype": "int8"}, "dtype is 'int8' beside groups"),
         ({"summaries": "mean"}, "summaries is 'mean' beside groups"),
         ({"stages": (1, 1), "world": 2}, "stages is .* beside groups"),
         ({"rank": 1}, "rank is 1"),
         ({"groups": (FULL, replace(WINDOW, head_dim=0))}, "group 1: layout head_dim is 0"),
-        (
-            {"groups": (FULL, replace(STATE, state_bytes=33))},
-            "state_bytes is 33, expected a multiple of chunk_tokens 32",
-        ),
+        ({"groups": (FULL, replace(STATE, head_groups=2))}, "head_groups is 2, expected a divisor of state_bytes 1283"),
+        ({"groups": (FULL, replace(STATE, head_groups=0))}, "head_groups is 0, expected a divisor"),
     ],
     ids=str,
 )
@@ -197,8 +208,7 @@ def test_a_layout_whose_groups_do_not_fit_is_refused_by_name(change: dict[str, A
         ({"kind": "window", "window": True}, "window is True"),
         ({"kind": "window", "window": 8, "state_bytes": 8}, "state_bytes is 8 of kind 'window'"),
         ({"kind": "state"}, "state_bytes is 0 of kind 'state'"),
-        ({"kind": "state", "state_bytes": 64, "kv_heads": 0, "head_dim": 0, "head_groups": 2}, "head groups"),
-        ({"kind": "state", "state_bytes": 64}, "KV heads, head groups or blocks"),
+        ({"kind": "state", "state_bytes": 64}, "KV heads or blocks"),
     ],
     ids=str,
 )

@@ -8,18 +8,20 @@ Raises LayoutMismatch for KV that kvpool cannot store; the caller runs without a
 any thread.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import kvpool_native
 from kvpool.layout import Layout
 from kvpool.layouts.groups import STATE, Group
+from kvpool.layouts.share import Share
 from kvpool_client.vllm.identity.parts import STATE_FACTS, KindOfLayers, Part, difference, kinds_of
-from kvpool_client.vllm.identity.placement import check_placement
-from kvpool_client.vllm.identity.ranks import Ranks, heads_of_model, stage_layers
-from kvpool_client.vllm.identity.stages import stages_of
+from kvpool_client.vllm.ranks.placement import check_placement
+from kvpool_client.vllm.ranks.ranks import Ranks, check_groups, groups_of_heads, stage_layers
+from kvpool_client.vllm.ranks.replicas import of_all, replicas_by_kind
+from kvpool_client.vllm.ranks.stages import stages_of
 from kvpool_client.vllm.support import Unserved
 from kvpool_client.vllm.surface import CacheConfig, CacheSpec, EngineConfig
 
@@ -30,28 +32,6 @@ DIGEST_HEX = 16
 FormOf = Callable[[CacheSpec, int | None], str]
 # The number of a layer's part, and its own number there.
 LayerPlace = tuple[int, int]
-
-
-class Tensor(Protocol):
-    """The part of a torch tensor that describes its memory; `as_strided` makes a view and copies nothing."""
-
-    shape: Sequence[int]
-
-    def stride(self) -> Sequence[int]:
-        """Steps of each dimension, in items."""
-        ...
-
-    def element_size(self) -> int:
-        """Bytes of an item."""
-        ...
-
-    def storage_offset(self) -> int:
-        """Where the view begins in its storage, in items."""
-        ...
-
-    def as_strided(self, size: Sequence[int], stride: Sequence[int], storage_offset: int) -> "Tensor":
-        """A view of the same storage."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +64,7 @@ class Geometry:
     def chunk_bytes(self) -> int:
         """Bytes that a chunk in the middle of a prompt has: of the parts that need every chunk, or of all where none does."""
         counted = [part for part in self.parts if part.is_full] or self.parts
-        return sum(len(part.layer_names) * part.block_bytes * self.blocks_of(part) for part in counted)
+        return sum(part.layers * part.block_bytes * self.blocks_of(part) for part in counted)
 
     @property
     def event_part(self) -> Part:
@@ -101,13 +81,41 @@ class Geometry:
         return range(end - self.blocks_of(part), end)
 
     @property
-    def layer_places(self) -> dict[str, LayerPlace]:
-        """Where each layer is: its part, and its number there."""
-        return {
-            name: (number, layer)
-            for number, part in enumerate(self.parts)
-            for layer, name in enumerate(part.layer_names)
-        }
+    def layer_places(self) -> dict[str, tuple[LayerPlace, ...]]:
+        """Where each layer is: one place, or of a state in a joint engine one for each run."""
+        found: dict[str, tuple[LayerPlace, ...]] = {}
+        for number, part in enumerate(self.parts):
+            runs = part.runs_of_layer
+            for layer, name in enumerate(part.layer_names):
+                places = ((number, place) for place in range(layer * runs, (layer + 1) * runs))
+                found[name] = (*found.get(name, ()), *places)
+        return found
+
+    @property
+    def tables_kept(self) -> tuple[Part, ...]:
+        """A part of each block table and kind of block: sections of a state are in the same blocks."""
+        return tuple({(part.table, part.layer_names): part for part in self.parts}.values())
+
+    def is_writer_of(self, part: Part, rank: int) -> bool:
+        """Whether a rank saves its KV of a part."""
+        return rank % (part.replicas if self.ranks.is_joint else self.ranks.replicas) == 0
+
+    def share_of(self, rank: int) -> Share | tuple[Share, ...] | None:
+        """What a rank has of a chunk, with groups of each one's; None where its chunks are its own."""
+        ranks = self.ranks
+        if not ranks.is_joint:
+            return None
+        stage, place = divmod(rank % ranks.count, ranks.tensor)
+        shares = [
+            Share.of_rank(layout, place // part.replicas, ranks.tensor // part.replicas)
+            for part, layout in zip(self.parts, self.layout.group_layouts, strict=True)
+        ]
+        if self.has_groups:
+            assert not ranks.stages
+            return tuple(shares)
+        if not ranks.stages:
+            return shares[0]
+        return Share(sum(ranks.stages[:stage]), ranks.stages[stage], shares[0].first_group, shares[0].groups)
 
     def shard(self, rank: int) -> Layout:
         """The layout of one worker's rank."""
@@ -125,9 +133,11 @@ def geometry_of(
             "calculated_scales", "KV scales are calculated while serving, expected scales that are part of the model"
         )
     kinds = kinds_of(caches)
-    parts = tuple(kind.part(chunk_tokens) for kind in kinds)
     _check_parts(config, kinds)
-    _check_state_bytes(parts, chunk_tokens)
+    replicas = replicas_by_kind(config, caches, kinds)
+    is_joint = bool(head_groups) and all(kind.is_divided for kind in kinds)
+    of_kinds = [kind.parts(chunk_tokens, same, is_joint=is_joint) for kind, same in zip(kinds, replicas, strict=True)]
+    parts = tuple(part for of_kind in of_kinds for part in of_kind)
     hash_tokens = getattr(caches, "hash_block_size", None) or min(part.block_tokens for part in parts)
     if chunk_tokens % hash_tokens:
         raise Unserved(
@@ -139,17 +149,15 @@ def geometry_of(
     if stages and (has_groups or kinds[0].spec is not caches.kv_cache_groups[0].kv_cache_spec):
         # A stage with equal layers may still differ from other stages, which no process can see.
         raise Unserved("staged_groups", "layers have blocks of several kinds in an engine of several stages")
-    replicas = _replicas(caches, kinds, parallel.tensor_parallel_size)
-    is_joint = bool(head_groups) and all(kind.is_divided_by_heads for kind in kinds)
-    ranks = Ranks(parallel.tensor_parallel_size, replicas, stages, is_joint)
+    ranks = Ranks(parallel.tensor_parallel_size, of_all(replicas), stages, is_joint)
+    form = _Form(config, caches, form_of)
     shapes = [
-        _joint_shape(config, caches, kind, ranks, head_groups=head_groups, form_of=form_of)
-        if is_joint
-        else _shape_of(config, caches, kind, form_of)
-        for kind in kinds
+        form.joint_shape(kind, part, ranks, head_groups) if is_joint else form.shape(kind)
+        for kind, of_kind in zip(kinds, of_kinds, strict=True)
+        for part in of_kind
     ]
     if has_groups:
-        groups = tuple(_group_of(kind, shape) for kind, shape in zip(kinds, shapes, strict=True))
+        groups = tuple(_group_of(part, shape) for part, shape in zip(parts, shapes, strict=True))
         layout = Layout(groups=groups, chunk_tokens=chunk_tokens, rank=None, world=ranks.shards)
     else:
         own = len(parts[0].layer_names)
@@ -181,149 +189,81 @@ def _check_parts(config: EngineConfig, kinds: Sequence[KindOfLayers]) -> None:
         )
 
 
-def _check_state_bytes(parts: Sequence[Part], chunk_tokens: int) -> None:
-    """Raises Unserved where a state's bytes are no bytes for each token of a chunk, as the layout counts them."""
-    for part in parts:
-        if part.is_state and part.block_bytes % chunk_tokens:
-            raise Unserved(
-                "odd_blocks",
-                f"a state has {part.block_bytes} bytes, expected a multiple of the chunk's {chunk_tokens} tokens",
-                remedy=f"set kvpool.chunk_tokens to {part.block_tokens}, or another multiple of it that divides the state",
-            )
-
-
-def _joint_shape(
-    config: EngineConfig,
-    caches: CacheConfig,
-    kind: KindOfLayers,
-    ranks: Ranks,
-    *,
-    head_groups: int,
-    form_of: FormOf,
-) -> dict[str, Any]:
-    """The geometry of a part's chunks of which each rank has some heads: the model's, whatever the engine's sizes are."""
-    spec = kind.spec
-    heads = int(getattr(spec, "num_kv_heads", 1))
-    total = heads_of_model(heads, ranks, head_groups)
-    head_bytes, rest = divmod(spec.page_size_bytes, spec.block_size * heads)
-    if rest:
-        raise Unserved(
-            "uneven_heads",
-            f"a block of {heads} heads has {spec.page_size_bytes} bytes, expected whole bytes per token and head",
-        )
-    return {
-        "kv_heads": total,
-        "head_dim": head_bytes,
-        "dtype": "uint8",
-        "planes": 1,
-        "format": _format(config, caches, spec, form_of(spec, 1), heads=total),
-        "block_tokens": spec.block_size,
-        "head_groups": head_groups,
-    }
-
-
-def _group_of(kind: KindOfLayers, shape: dict[str, Any]) -> Group:
+def _group_of(part: Part, shape: dict[str, Any]) -> Group:
     """A group of the layout. Its format names its layers: releases of vLLM divide a model's layers of one kind differently,
     into groups of the same shape."""
-    layers = kvpool_native.blake3("\n".join(kind.layer_names).encode()).hex()[:DIGEST_HEX]
+    layers = kvpool_native.blake3("\n".join(part.layer_names).encode()).hex()[:DIGEST_HEX]
     named = shape | {"format": f"{shape['format']}/layers-{layers}"}
-    return Group(kind=kind.kind, window=kind.window, layers=len(kind.layer_names), **named)
+    return Group(kind=part.kind, window=part.window, layers=part.layers, **named)
 
 
-def _shape_of(config: EngineConfig, caches: CacheConfig, kind: KindOfLayers, form_of: FormOf) -> dict[str, Any]:
-    """The geometry of a part's chunks: opaque blocks, of which one is a state."""
-    spec = kind.spec
-    if kind.kind == STATE:
-        facts = "/".join(str(getattr(spec, name, None)) for name in STATE_FACTS)
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What the blocks of an engine's parts are in the layout, with formats that name all that orders the bytes in them."""
+
+    config: EngineConfig
+    caches: CacheConfig
+    form_of: FormOf
+
+    def shape(self, kind: KindOfLayers) -> dict[str, Any]:
+        """The geometry of a part's chunks: opaque blocks, of which one is a state."""
+        spec = kind.spec
+        if kind.kind == STATE:
+            facts = "/".join(str(getattr(spec, name, None)) for name in STATE_FACTS)
+            return {"state_bytes": kind.block_bytes, "format": self._state_format(spec, facts)}
+        heads, width = _token_shape(kind.block_bytes, spec.block_size)
+        return {
+            "kv_heads": heads,
+            "head_dim": width,
+            "dtype": "uint8",
+            "planes": 1,
+            "format": self._format(spec, None),
+            "block_tokens": spec.block_size,
+        }
+
+    def joint_shape(self, kind: KindOfLayers, part: Part, ranks: Ranks, head_groups: int) -> dict[str, Any]:
+        """The geometry of a part's chunks of which each rank has some head groups: the model's, whatever the engine's sizes
+        are."""
+        spec, distinct = kind.spec, ranks.tensor // part.replicas
+        if part.section is not None:
+            size, facts = part.section.run_bytes * distinct, part.section.facts
+            check_groups(head_groups, distinct, size, "bytes of a state's run")
+            return {"state_bytes": size, "head_groups": head_groups, "format": self._state_format(spec, facts)}
+        heads = int(getattr(spec, "num_kv_heads", 1))
+        total = heads * distinct
+        groups = groups_of_heads(total, distinct, head_groups)
+        head_bytes, rest = divmod(spec.page_size_bytes, spec.block_size * heads)
+        if rest:
+            raise Unserved(
+                "uneven_heads",
+                f"a block of {heads} heads has {spec.page_size_bytes} bytes, expected whole bytes per token and head",
+            )
+        return {
+            "kv_heads": total,
+            "head_dim": head_bytes,
+            "dtype": "uint8",
+            "planes": 1,
+            "format": self._format(spec, total),
+            "block_tokens": spec.block_size,
+            "head_groups": groups,
+        }
+
+    def _state_format(self, spec: CacheSpec, facts: str) -> str:
         digest = kvpool_native.blake3(facts.encode()).hex()[:DIGEST_HEX]
-        return {"state_bytes": kind.block_bytes, "format": f"vllm/{form_of(spec, None)}/state-{digest}"}
-    heads, width = _token_shape(kind.block_bytes, spec.block_size)
-    return {
-        "kv_heads": heads,
-        "head_dim": width,
-        "dtype": "uint8",
-        "planes": 1,
-        "format": _format(config, caches, spec, form_of(spec, None)),
-        "block_tokens": spec.block_size,
-    }
+        return f"vllm/{self.form_of(spec, None)}/state-{digest}"
 
-
-def block_views(geometry: Geometry, part: Part, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    """Each layer's tensor as [blocks, items of a block in the order of memory]. Raises LayoutMismatch on another shape."""
-    missing = [name for name in part.layer_names if name not in tensors]
-    if missing:
-        raise Unserved("odd_blocks", f"layer {missing[0]!r} was not registered, expected all {len(part.layer_names)}")
-    if geometry.ranks.is_joint:
-        return [_heads_view(name, tensors[name], geometry.blocks, part.block_bytes) for name in part.layer_names]
-    view = _state_view if part.is_state else _block_view
-    return [view(name, tensors[name], geometry.blocks, part.block_bytes) for name in part.layer_names]
-
-
-def _heads_view(name: str, tensor: Tensor, blocks: int, block_bytes: int) -> Tensor:
-    """A layer's tensor as [blocks, heads, items of a head]: each head's bytes in a row, inside a block one behind the other."""
-    shape, steps = [int(size) for size in tensor.shape], [int(step) for step in tensor.stride()]
-    item, heads = tensor.element_size(), shape[1] if len(shape) > 1 else 0
-    dense = 1
-    for size, step in sorted(zip(shape[2:], steps[2:], strict=True), key=lambda axis: (axis[1], axis[0])):
-        if size > 1 and step != dense:
-            dense = 0
-        dense *= size
-    if not dense or shape[0] != blocks or heads * dense * item != block_bytes or (heads > 1 and steps[1] != dense):
-        raise Unserved(
-            "token_major",
-            f"layer {name!r} has shape {tuple(shape)} and strides {steps}, expected [{blocks} blocks, heads, …] with each "
-            f"head's bytes in a row and {block_bytes} bytes in a block",
+    def _format(self, spec: CacheSpec, heads_apart: int | None) -> str:
+        """`heads_apart`: the model's heads, where each has bytes of its own; None: a block's bytes are those of a rank."""
+        facts = (
+            self.form_of(spec, None if heads_apart is None else 1),
+            type(spec).__name__.removesuffix("Spec"),
+            getattr(self.caches, "kv_cache_layout", None),
+            getattr(spec, "dtype", None),
+            getattr(self.config.cache_config, "cache_dtype", None),
+            getattr(spec, "num_kv_heads", None) if heads_apart is None else f"{heads_apart} heads apart",
+            getattr(spec, "head_size", None),
         )
-    return tensor.as_strided((blocks, heads, dense), (steps[0], dense, 1), tensor.storage_offset())
-
-
-def _block_view(name: str, tensor: Tensor, blocks: int, block_bytes: int) -> Tensor:
-    """Dimension 0 counts blocks (or their equal parts, where the backend's blocks are smaller); inside there are no gaps."""
-    item = tensor.element_size()
-    rows, inner = int(tensor.shape[0]), [int(size) for size in tensor.shape[1:]]
-    steps = [int(step) for step in tensor.stride()]
-    parts, rest = divmod(rows, blocks)
-    dense = 1
-    for size, step in sorted(zip(inner, steps[1:], strict=True), key=lambda axis: (axis[1], axis[0])):
-        if size > 1 and step != dense:
-            raise Unserved("odd_blocks", f"layer {name!r} has strides {steps}, expected blocks without gaps")
-        dense *= size
-    if rest or not parts or parts * dense * item != block_bytes:
-        raise Unserved(
-            "odd_blocks",
-            f"layer {name!r} has shape {tuple(tensor.shape)} of {item}-byte items, expected {blocks} blocks of "
-            f"{block_bytes} bytes",
-        )
-    if parts > 1 and steps[0] != dense:
-        raise Unserved(
-            "odd_blocks", f"layer {name!r} has strides {steps}, expected the parts of a block one behind the other"
-        )
-    block_items = parts * dense
-    return tensor.as_strided((blocks, block_items), (steps[0] * parts, 1), tensor.storage_offset())
-
-
-def _state_view(name: str, tensor: Tensor, blocks: int, block_bytes: int) -> Tensor:
-    """States as whole blocks: vLLM shows a state's own bytes, and the rest of its block is no other layer's."""
-    item, steps = tensor.element_size(), [int(step) for step in tensor.stride()]
-    inner = 1
-    for size in tensor.shape[1:]:
-        inner *= int(size)
-    if item != 1 or int(tensor.shape[0]) != blocks or not inner <= block_bytes <= steps[0] or steps[-1] != 1:
-        raise Unserved(
-            "odd_blocks",
-            f"layer {name!r} has shape {tuple(tensor.shape)} of {item}-byte items and strides {steps}, expected {blocks} "
-            f"blocks of {block_bytes} bytes with a state in each",
-        )
-    return tensor.as_strided((blocks, block_bytes), (steps[0], 1), tensor.storage_offset())
-
-
-def _replicas(caches: CacheConfig, kinds: Sequence[KindOfLayers], tensor_ranks: int) -> int:
-    known = getattr(caches, "kv_tp_replicas", None)
-    are_latent = all("MLA" in type(kind.spec).__name__ for kind in kinds)
-    replicas = int(known) if known else (tensor_ranks if are_latent else 1)
-    if tensor_ranks % replicas:
-        raise Unserved("odd_blocks", f"{replicas} of {tensor_ranks} ranks hold the same KV, expected a divisor")
-    return replicas
+        return "vllm/" + "/".join(str(fact).removeprefix("torch.") for fact in facts)
 
 
 def _computes_prefixes_anew(config: EngineConfig) -> bool:
@@ -346,16 +286,3 @@ def _token_shape(block_bytes: int, block_tokens: int) -> tuple[int, int]:
             raise Unserved("odd_blocks", f"a token has {heads * width} bytes in a layer, expected at most {AXIS_MAX}")
         heads, width = heads * 2, width // 2
     return heads, width
-
-
-def _format(config: EngineConfig, caches: CacheConfig, spec: CacheSpec, form: str, *, heads: int | None = None) -> str:
-    facts = (
-        form,
-        type(spec).__name__.removesuffix("Spec"),
-        getattr(caches, "kv_cache_layout", None),
-        getattr(spec, "dtype", None),
-        getattr(config.cache_config, "cache_dtype", None),
-        getattr(spec, "num_kv_heads", None) if heads is None else f"{heads} heads apart",
-        getattr(spec, "head_size", None),
-    )
-    return "vllm/" + "/".join(str(fact).removeprefix("torch.") for fact in facts)

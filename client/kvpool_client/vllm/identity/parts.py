@@ -12,10 +12,11 @@ Raises Unserved for kinds that no chunk can hold. Pure but for reading attribute
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 from kvpool.layouts.groups import FULL, STATE, WINDOW
+from kvpool_client.vllm.identity.state_sections import Section, sections_of
 from kvpool_client.vllm.support import Unserved
 from kvpool_client.vllm.surface import CacheConfig, CacheGroup, CacheSpec
 
@@ -43,7 +44,9 @@ SPEC_FACTS = (
 class Part:
     """Layers that are one group of the layout, or all layers. `table`: the number of vLLM's group, whose block table they have;
     `window`: tokens that they attend to, 0: all; `run`: how many chunks before a hit's end that needs; `is_local`: the window
-    is the piece of the prompt that a token is in, which is let go as a whole."""
+    is the piece of the prompt that a token is in, which is let go as a whole; `replicas`: ranks in a row that hold the same.
+
+    `section`: of a state, the runs that are a part of their own in a joint engine, each of which counts as a layer."""
 
     table: int
     layer_names: tuple[str, ...]
@@ -53,6 +56,18 @@ class Part:
     window: int
     run: int
     is_local: bool = False
+    replicas: int = 1
+    section: Section | None = None
+
+    @property
+    def layers(self) -> int:
+        """Layers of the layout's group."""
+        return len(self.layer_names) * self.runs_of_layer
+
+    @property
+    def runs_of_layer(self) -> int:
+        """How many layers of the layout's group one of the model's is."""
+        return len(self.section.offsets) if self.section is not None else 1
 
     @property
     def is_full(self) -> bool:
@@ -108,10 +123,20 @@ class KindOfLayers:
             raise Unserved("speculative_states", "states have tokens in them that a draft only proposes")
 
     @property
-    def is_divided_by_heads(self) -> bool:
+    def has_heads(self) -> bool:
         """Whether ranks of a tensor-parallel engine have heads each, whose number is known: that of layers with other blocks
         than the first one's is shown to workers alone."""
         return type(self.spec).__name__ in DIVIDED_BY_HEADS and self.block_bytes == self.spec.page_size_bytes
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether every rank has the same KV, of all heads."""
+        return "MLA" in type(self.spec).__name__
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether it is known what each rank of a tensor-parallel engine of any size has: heads, or runs of a state."""
+        return self.has_heads or (self.kind == STATE and bool(sections_of(self.spec)))
 
     @property
     def is_local(self) -> bool:
@@ -124,9 +149,9 @@ class KindOfLayers:
         name = "attention_chunk_size" if self.is_local else "sliding_window"
         return int(getattr(self.spec, name, 0) or 0) if self.kind == WINDOW else 0
 
-    def part(self, chunk_tokens: int) -> Part:
-        """The part that these layers are with such chunks."""
-        return Part(
+    def parts(self, chunk_tokens: int, replicas: int, *, is_joint: bool) -> tuple[Part, ...]:
+        """The part that these layers are with such chunks; of states in a joint engine one for each section."""
+        whole = Part(
             table=self.table,
             layer_names=self.layer_names,
             block_tokens=self.spec.block_size,
@@ -135,7 +160,11 @@ class KindOfLayers:
             window=self.window,
             run=1 if self.kind == STATE else -(-self.window // chunk_tokens),
             is_local=self.is_local,
+            replicas=replicas,
         )
+        if not is_joint or self.kind != STATE:
+            return (whole,)
+        return tuple(replace(whole, section=one, block_bytes=one.run_bytes) for one in sections_of(self.spec))
 
 
 def needs_groups(caches: CacheConfig) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.pool import Pool
 from kvpool_client.results import Hit
-from kvpool_client.vllm.identity.ranks import Ranks
+from kvpool_client.vllm.ranks.ranks import Ranks
 from kvpool_client.vllm.scheduler.background_queue import BackgroundQueue
 
 # Requests for promises, and tickets that are given back.

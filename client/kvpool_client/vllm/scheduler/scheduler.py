@@ -16,10 +16,10 @@ from kvpool_client.pool import Pool
 from kvpool_client.vllm.event_feed import EventFeed
 from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.identity.identity import AdapterNames
-from kvpool_client.vllm.identity.placement import node_name
 from kvpool_client.vllm.identity.role import BOTH, Role
 from kvpool_client.vllm.identity.weight_epoch import FIRST_EPOCH, new_epoch
 from kvpool_client.vllm.plan import LoadOrder, SaveOrder, StepPlan, StepReport
+from kvpool_client.vllm.ranks.placement import node_name
 from kvpool_client.vllm.scheduler.forgetting import OwnPrefixes, watch_resets
 from kvpool_client.vllm.scheduler.hint_sender import HintSender
 from kvpool_client.vllm.scheduler.hit_finder import HitFinder

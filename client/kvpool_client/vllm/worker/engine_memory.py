@@ -6,17 +6,19 @@ from kvpool_client.grouped.load import GroupLoad
 from kvpool_client.lease import Lease
 from kvpool_client.load import Load
 from kvpool_client.pool import Pool
-from kvpool_client.vllm.identity.geometry import Geometry, Tensor, block_views
+from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.plan import LoadOrder
+from kvpool_client.vllm.worker.tensor_views import Tensor, block_views
 
 
 class EngineMemory:
     """See the module."""
 
-    def __init__(self, pool: Pool, geometry: Geometry, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, pool: Pool, geometry: Geometry, tensors: Mapping[str, Tensor], *, rank: int) -> None:
         """Raises LayoutMismatch for tensors that are not the geometry's."""
         self.pool = pool
         self.geometry = geometry
+        self.is_writer_of = [geometry.is_writer_of(part, rank) for part in geometry.parts]
         self.caches = [
             pool.register(
                 block_views(geometry, part, tensors),

@@ -23,8 +23,10 @@ class GroupSaveTask(SaveTask):
         every = range(order.first_chunk, len(order.hashes))
         # By part, the block ids of each chunk that has no outcome yet.
         self._left = [
-            _blocks_by_chunk(part, list(every) if part.is_full else list(windows), blocks, memory)
-            for part, windows, blocks in zip(memory.geometry.parts, order.windows, order.block_ids, strict=True)
+            _blocks_by_chunk(part, list(every) if part.is_full else list(windows), blocks, memory) if is_writer else {}
+            for part, windows, blocks, is_writer in zip(
+                memory.geometry.parts, order.windows, order.block_ids, memory.is_writer_of, strict=True
+            )
         ]
         self._stored: list[set[int]] = [
             set() for _ in self._left

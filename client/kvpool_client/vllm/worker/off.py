@@ -8,10 +8,10 @@ Has the methods of `worker.WorkerHalf`. The thread that runs the model.
 import contextlib
 from collections.abc import Mapping
 
-from kvpool_client.vllm.identity.geometry import Tensor
 from kvpool_client.vllm.plan import NO_PLAN, LoadOutcome, StepPlan, StepReport
 from kvpool_client.vllm.save_board import RankSaves
 from kvpool_client.vllm.statistics import Tally
+from kvpool_client.vllm.worker.tensor_views import Tensor
 
 
 class AbsentWorker:

@@ -9,7 +9,7 @@ thread.
 
 from dataclasses import replace
 
-from kvpool_client.vllm.identity.stages import stage_count
+from kvpool_client.vllm.ranks.stages import stage_count
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.surface import EngineConfig
 

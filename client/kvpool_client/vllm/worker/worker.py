@@ -16,7 +16,7 @@ from kvpool.clock import Clock, MonotonicClock
 from kvpool.errors import KVPoolError
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.pool import Pool
-from kvpool_client.vllm.identity.geometry import Geometry, Tensor
+from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.plan import NO_PLAN, LoadOutcome, StepPlan, StepReport
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.statistics import Tally
@@ -24,6 +24,7 @@ from kvpool_client.vllm.support import code_of
 from kvpool_client.vllm.worker.engine_memory import EngineMemory
 from kvpool_client.vllm.worker.fetch import Fetch, failed
 from kvpool_client.vllm.worker.saver import Saver
+from kvpool_client.vllm.worker.tensor_views import Tensor
 
 
 class WorkerHalf:
@@ -85,7 +86,7 @@ class WorkerHalf:
         """
         try:
             self.pool = self.pool or self._connect()
-            self._memory = EngineMemory(self.pool, self._geometry, tensors)
+            self._memory = EngineMemory(self.pool, self._geometry, tensors, rank=self._rank)
             self._saver.use(self._memory)
             self._off = ""
         except KVPoolError as error:
@@ -140,19 +141,19 @@ class WorkerHalf:
 
     def wait_layer(self, name: str) -> None:
         """Before the forward pass reads a layer: wait until the synchronous loads have brought it, or have failed."""
-        place = self._layers.get(name)
-        if place is None:
+        places = self._layers.get(name)
+        if places is None:
             return
-        layer = place[1]
+        layer = places[0][1]
         self._seen.add(layer)
         for fetch in self._sync:
             self._wait(fetch, layer)
 
     def save_layer(self, name: str) -> None:
         """The forward pass has written a layer: its bytes may be read."""
-        place = self._layers.get(name)
-        if place is not None and self._plan.saves:
-            self._saver.layer(place, may_save=self._may_save())
+        if self._plan.saves:
+            for place in self._layers.get(name, ()):
+                self._saver.layer(place, may_save=self._may_save())
 
     def end_forward(self) -> None:
         """The forward pass has ended: publish its saves, or give them up."""

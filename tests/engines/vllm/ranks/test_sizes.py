@@ -8,14 +8,14 @@ from tests.engines.vllm.conftest import StartEngine, chunks_in_dram, external_to
 from tests.engines.vllm.rigs.arena_bits import turn_bits
 from tests.engines.vllm.rigs.engine import Engine
 from tests.engines.vllm.rigs.prompts import loadable_tokens, prompts
-from tests.engines.vllm.rigs.tiny_models import GROUPED, HYBRID, Geometry
+from tests.engines.vllm.rigs.tiny_models import GROUPED, HYBRID, SINGLE, Geometry
 from tests.rigs.daemon import Daemon, wait_until
 
 JOINT = {"kvpool.head_groups": 2}
 STORED_TIMEOUT_S = 120.0
 
 
-@pytest.fixture(scope="module", params=[GROUPED, HYBRID], ids=lambda geometry: geometry.name)
+@pytest.fixture(scope="module", params=[GROUPED, SINGLE, HYBRID], ids=lambda geometry: geometry.name)
 def geometry(request: pytest.FixtureRequest) -> Geometry:
     found: Geometry = request.param
     return found

@@ -35,6 +35,8 @@ class Geometry:
 GROUPED = Geometry("grouped", "LlamaForCausalLM", 4, 256, 4, 2, 64, 512, 0.2, "float32", 1)
 # The same shape as GROUPED, other weights.
 STRANGER = Geometry("stranger", "LlamaForCausalLM", 4, 256, 4, 2, 64, 512, 0.2, "float32", 2)
+# One KV head for all query heads: every rank of several has it.
+SINGLE = Geometry("single", "LlamaForCausalLM", 4, 256, 4, 1, 64, 512, 0.2, "float32", 14)
 # Every head has KV of its own, biases, another head size, another depth.
 FULL = Geometry("full", "Qwen2ForCausalLM", 6, 384, 4, 4, 96, 768, 0.15, "float32", 3)
 # The usual data type of engines. Its last bits depend on the batch.

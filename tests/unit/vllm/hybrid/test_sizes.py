@@ -9,6 +9,7 @@ from tests.rigs.daemon import Daemon, wait_until
 
 pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
+from tests.rigs.vllm.divided_states import DividedStates
 from tests.rigs.vllm.hybrid_engine import STATE, flip_at_the_next_load
 from tests.rigs.vllm.request import BLOCK, Request
 from tests.rigs.vllm.setting import CHUNK, prompt
@@ -95,7 +96,66 @@ def test_layers_that_are_not_divided_by_known_heads_share_with_their_own_size_al
     assert joint(start, 4, **four).ask("of another size", TOKENS).offers == [0]
 
 
-@pytest.mark.parametrize(("ranks", "groups"), [(2, 3), (2, 1), (4, 2), (1, 8)], ids=str)
+DIVIDED = [
+    DividedStates(kind, is_by_channel) for kind in ("gdn_attention", "mamba2") for is_by_channel in (False, True)
+]
+STATES = (STATE, 0, STATE)
+
+
+def joint_states(start: StartEngine, ranks: int, **more: Any) -> Any:
+    """Of a model whose states are divided for up to eight ranks, and whose KV heads for four."""
+    options: dict[str, Any] = {"windows": STATES, "divided": DIVIDED[0], "kvpool__head_groups": max(SIZES), **more}
+    return joint(start, ranks, **options)
+
+
+@pytest.mark.parametrize(
+    ("writer", "divided"), [*((size, DIVIDED[0]) for size in SIZES), *((4, other) for other in DIVIDED[1:])], ids=str
+)
+def test_every_size_reads_the_states_that_another_one_has_stored(
+    writer: int, divided: DividedStates, start: StartEngine, daemon: Daemon
+) -> None:
+    sections = 3  # the two narrow projections, the wide one, the recurrent tensor
+    assert joint_states(start, writer, divided=divided).ask("cold", TOKENS).offers == [0]
+    wait_until(lambda: int(daemon.stats()["dram.chunks"]) == WHOLE + 2 * sections, "each chunk is stored once")
+    for reader in SIZES:
+        assert joint_states(start, reader, divided=divided).ask(f"of {reader}", TOKENS).offers == [WHOLE * CHUNK]
+    assert int(daemon.stats()["dram.chunks"]) == WHOLE + 2 * sections
+    other = DIVIDED[(DIVIDED.index(divided) + 1) % len(DIVIDED)]
+    assert joint_states(start, writer, divided=other).ask("ordered otherwise", TOKENS).offers == [0]
+    assert not daemon.problems()
+
+
+@pytest.mark.parametrize("budget", [7, BLOCK, 3 * CHUNK + 1])
+def test_states_of_prompts_in_pieces_are_stored_by_ranks_and_loaded_by_another_size(
+    budget: int, start: StartEngine
+) -> None:
+    for engine in (joint_states(start, 4, budget=budget), joint_states(start, 8, budget=budget)):
+        requests = [Request(f"r{number}", prompt(number, 4 * CHUNK + number), new_tokens=3) for number in range(1, 5)]
+        engine.run(*requests)
+    assert [request.offers for request in requests] == [[4 * CHUNK]] * 4
+
+
+@pytest.mark.parametrize("row", range(1, 7), ids=lambda row: f"section {row}")
+def test_a_flipped_bit_of_a_state_fails_the_load_of_all_ranks(row: int, start: StartEngine) -> None:
+    """Leased are the sections of the first group of states, the full chunks, then those of the second."""
+    joint_states(start, 1).ask("cold", TOKENS)
+    engine = joint_states(start, 2)
+    flip_at_the_next_load(engine, row - 1 if row <= 3 else row - 1 + WHOLE)
+    assert engine.ask("spoilt", TOKENS).offers == [WHOLE * CHUNK, 0]
+    assert engine.failed == 1
+    assert joint_states(start, 4).ask("again", TOKENS).offers == [WHOLE * CHUNK]
+
+
+@pytest.mark.parametrize(("ranks", "groups"), [(8, 4), (2, 5)], ids=str)
+def test_states_that_ranks_or_groups_cannot_be_divided_for_are_refused(
+    ranks: int, groups: int, start: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = joint_states(start, ranks, kvpool__head_groups=groups)
+    assert engine.ask("cold", TOKENS).offers == [0]
+    assert f"kvpool.head_groups is {groups}, expected a divisor of" in caplog.text
+
+
+@pytest.mark.parametrize(("ranks", "groups"), [(2, 3), (2, 1), (4, 2)], ids=str)
 def test_head_groups_that_ranks_or_heads_cannot_be_divided_for_are_refused(
     ranks: int, groups: int, start: StartEngine, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from kvpool_client.vllm.identity.placement import check_placement, fault_of_node, node_name
+from kvpool_client.vllm.ranks.placement import check_placement, fault_of_node, node_name
 from kvpool_client.vllm.worker.micro_batches import MicroBatches
 from tests.rigs.daemon import Daemon, wait_until
 

@@ -7,10 +7,11 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.errors import ConfigError
-from kvpool_client.vllm.identity.geometry import block_views, geometry_of
+from kvpool_client.vllm.identity.geometry import geometry_of
 from kvpool_client.vllm.plan import LoadOutcome, StepReport
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.support import code_of
+from kvpool_client.vllm.worker.tensor_views import block_views
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 

@@ -30,9 +30,9 @@ class SavePlanner:
         self._geometry = geometry
         self._pins = pins
         self._sightings = sightings
-        self._chunk_blocks = sum(map(geometry.blocks_of, geometry.parts))
+        self._chunk_blocks = sum(map(geometry.blocks_of, geometry.tables_kept))
         self._full_blocks = sum(geometry.blocks_of(part) for part in geometry.parts if part.is_full)
-        self._end_blocks = sum(part.run * geometry.blocks_of(part) for part in geometry.parts)
+        self._end_blocks = sum(part.run * geometry.blocks_of(part) for part in geometry.tables_kept)
         self._longest_run = max(part.run for part in geometry.parts)
         self._has_states = any(part.is_state for part in geometry.parts)
         self._is_sharded = geometry.ranks.count > 1
@@ -198,7 +198,9 @@ class SavePlanner:
             tokens=entry.token_ids(first * size, end * size),
             retention=entry.hints.retention_of(first * size, end * size),
             lora_name=str(getattr(getattr(entry.request, "lora_request", None), "lora_name", "")),
-            pin=self._pins.take([block for named in blocks for block in named]) if self._pins.are_possible else 0,
+            pin=self._pins.take(list(dict.fromkeys(block for named in blocks for block in named)))
+            if self._pins.are_possible
+            else 0,
         )
 
     def _fitting(self, entry: Tracked, first: int, end: int) -> int:

@@ -9,8 +9,6 @@ Immutable; any thread.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvpool.layout import Layout
-from kvpool.layouts.share import Share
 from kvpool_client.vllm.support import Unserved
 
 
@@ -56,37 +54,23 @@ class Ranks:
         """A rank's number in the layout."""
         return 0 if self.is_joint else rank % self.count // self.replicas
 
-    @property
-    def distinct(self) -> int:
-        """Ranks of a tensor-parallel group with different heads."""
-        return self.tensor // self.replicas
 
-    def share_of(self, rank: int, layout: Layout) -> Share | tuple[Share, ...] | None:
-        """What a rank has of a chunk, with groups of each one's; None where its chunks are its own. Requires: a layout for
-        which `heads_of_model` came back; of one stage where it has groups."""
-        if not self.is_joint:
-            return None
-        stage, tensor_rank = divmod(rank % self.count, self.tensor)
-        shares = [Share.of_rank(part, tensor_rank // self.replicas, self.distinct) for part in layout.group_layouts]
-        if layout.groups:
-            assert not self.stages
-            return tuple(shares)
-        if not self.stages:
-            return shares[0]
-        return Share(sum(self.stages[:stage]), self.stages[stage], shares[0].first_group, shares[0].groups)
+def groups_of_heads(total: int, distinct: int, head_groups: int) -> int:
+    """Head groups of layers with `total` KV heads, of which `distinct` ranks have different ones; at most one for each head.
+    Raises Unserved where groups cannot have equally many heads, or ranks equally many groups."""
+    groups = total if head_groups % total == 0 else head_groups
+    check_groups(groups, distinct, total, "KV heads")
+    return groups
 
 
-def heads_of_model(heads: int, ranks: Ranks, head_groups: int) -> int:
-    """KV heads of the whole model, of which a rank has `heads`. Raises Unserved where head groups cannot have equally many, or
-    ranks equally many groups."""
-    total = heads * ranks.distinct
-    if total % head_groups or head_groups % ranks.distinct:
+def check_groups(groups: int, distinct: int, count: int, what: str) -> None:
+    """Check that groups divide what all ranks have together, and ranks the groups. Raises Unserved."""
+    if count % groups or groups % distinct:
         raise Unserved(
             "uneven_heads",
-            f"kvpool.head_groups is {head_groups}, expected a divisor of {total} KV heads and a multiple of {ranks.distinct} "
-            "ranks with different heads",
+            f"kvpool.head_groups is {groups}, expected a divisor of {count} {what} and a multiple of {distinct} ranks with "
+            "different heads",
         )
-    return total
 
 
 def stage_layers(stages: Sequence[int], own: int) -> int:

@@ -1,0 +1,49 @@
+"""Recurrent states as vLLM divides them among ranks: a model's whole state, and what each rank of a size has of it.
+
+A convolution's last inputs, by step or by channel, of three projections, then a recurrent tensor by heads; bytes are items.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+STEPS, HEADS, WIDTH, DEPTH = 2, 8, 2, 3
+# The projections' channels in their order, of the whole model: two are as wide as each other, one as the heads of the state.
+PROJECTIONS = {"gdn_attention": (8, 8, HEADS * WIDTH), "mamba2": (HEADS * WIDTH, 8, 8)}
+
+
+@dataclass(frozen=True)
+class DividedStates:
+    """`kind`: vLLM's mamba_type; `is_by_channel`: a convolution's inputs are [channels, steps] in memory."""
+
+    kind: str = "gdn_attention"
+    is_by_channel: bool = False
+
+    def spec(self, ranks: int) -> dict[str, Any]:
+        """Fields of vLLM's spec on a rank."""
+        channels = sum(PROJECTIONS[self.kind]) // ranks
+        inputs = (channels, STEPS) if self.is_by_channel else (STEPS, channels)
+        shapes = (inputs, (HEADS // ranks, WIDTH, DEPTH))
+        return {"mamba_type": self.kind, "shapes": shapes, "dtypes": ("torch.uint8", "torch.int8")}
+
+    def size(self, ranks: int) -> int:
+        """Bytes of a rank's state."""
+        return (sum(PROJECTIONS[self.kind]) * STEPS + HEADS * WIDTH * DEPTH) // ranks
+
+    def of_rank(self, layer: int, tokens: Sequence[int], rank: int, ranks: int) -> torch.Tensor:
+        """A rank's state behind these tokens."""
+        inputs = [
+            _bytes_of(layer, tokens, name, STEPS * count).view(STEPS, count).chunk(ranks, dim=1)[rank]
+            for name, count in enumerate(PROJECTIONS[self.kind])
+        ]
+        convolved = torch.cat(inputs, dim=1)
+        recurrent = _bytes_of(layer, tokens, "recurrent", HEADS * WIDTH * DEPTH).chunk(ranks)[rank]
+        return torch.cat([(convolved.T if self.is_by_channel else convolved).flatten(), recurrent])
+
+
+def _bytes_of(layer: int, tokens: Sequence[int], name: object, count: int) -> torch.Tensor:
+    digest = hashlib.shake_128(repr((layer, list(tokens), name)).encode()).digest(count)
+    return torch.frombuffer(bytearray(digest), dtype=torch.uint8)
