@@ -29,6 +29,7 @@ from kvpool.bench.replay.replay import (
     parse_capacity,
 )
 from kvpool.bench.rpc import bench_rpc
+from kvpool.bench.shares import bench_shares
 from kvpool.bench.ssd.footprint import bench_ssd_chunks, parse_chunks
 from kvpool.bench.ssd.parts import DEFAULT_SIZE, bench_ssd, parse_total
 from kvpool.bench.turns.turns import bench_turns
@@ -52,6 +53,7 @@ Bench = Callable[[MeasuredDaemon, bool, Advance], Sequence[Row]]
 # What runs on one daemon, one kind after the other.
 KINDS: dict[str, tuple[Bench, str]] = {
     "copy": (bench_copy, "save and load, per copying thread, against memcpy of the same bytes"),
+    "shares": (bench_shares, "a rank of two loads its heads of chunks of another size, against shards of its own"),
     "lookup": (bench_lookup, "keys and lookup of a 128k-token prompt"),
     "rpc": (bench_rpc, "acquire and commit of 512 chunks and a hit of 8192 tokens against a raw socket's round trip"),
 }
@@ -96,6 +98,14 @@ def copy(options: Options, quick: bool, out: str | None) -> None:
     """Save and load, for each copying thread, against memcpy of the same bytes."""
     with _reporting(options, "copy", out) as report:
         _measure_kinds(report, options, ["copy"], is_quick=quick)
+
+
+@bench.command(epilog=_epilog("kvpoolctl bench shares", "kvpoolctl bench shares --quick --json"))
+@bench_options
+def shares(options: Options, quick: bool, out: str | None) -> None:
+    """Load a rank's heads of chunks that engines of other tensor-parallel sizes have stored, against shards of its own."""
+    with _reporting(options, "shares", out) as report:
+        _measure_kinds(report, options, ["shares"], is_quick=quick)
 
 
 @bench.command(epilog=_epilog("kvpoolctl bench lookup", "kvpoolctl bench lookup --quick --json"))

@@ -124,6 +124,7 @@ def test_help_reads_like_a_manual_page(command: str) -> None:
 LATENCY = {"p50_us", "p99_us", "spread_us", "ratio", "cpu_seconds"}
 RATE = {"save_gb_per_s", "load_gb_per_s", "memcpy_gb_per_s", "load_ratio", "save_ratio", "cpu_seconds"}
 
+SHARES = {"memcpy_gb_per_s", "shards_gb_per_s", "by_one_ratio", "by_two_ratio_spread", "by_two_cpu_seconds_per_gb"}
 FLOORS = {"gather_gb_per_s", "scatter_gb_per_s", "save_gather_ratio", "load_scatter_ratio", "save_gather_ratio_spread"}
 
 
@@ -141,6 +142,7 @@ def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -
     peer_rows = len([*ways, *([] if REASON else ENGINE_WAYS)]) * len(QUICK_SIZES) * len(STREAMS)
     expected = [
         *[RATE | FLOORS | {"write_mode", "ratio", "load_ratio_spread", "save_daemon_cpu_seconds_per_gb"}] * 6,
+        *[SHARES] * 4,
         *[LATENCY] * 12,
         {"ready_s", "ready_spread_s", "rss_mib", "idle_cpu_seconds", "arena_mib"},
         *([{"part", "wrong_bytes"}] * 11 if has_disk(None) else []),
