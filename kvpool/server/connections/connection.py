@@ -326,8 +326,7 @@ class Connection(asyncio.Protocol):
         try:
             failpoint.reach("daemon.answer.before_send")
         except OSError as error:
-            log.warning("connection %d ends: %s", self.id, error)
-            self._transport.abort()
+            self._end_unanswered(error)
             return
         if isinstance(answer, AnswerWithDescriptor):
             self._pass_descriptor(self._transport, answer, sequence)
@@ -342,12 +341,17 @@ class Connection(asyncio.Protocol):
         frame = m.encode(answer.record, sequence)
         try:
             with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as sender:
-                is_sent = socket.send_fds(sender, [frame], [answer.fd]) == len(frame)
+                sent = socket.send_fds(sender, [frame], [answer.fd])
+            if sent != len(frame):
+                raise OSError(f"{sent} of {len(frame)} bytes of an answer with a descriptor were sent")
         except OSError as error:
-            log.warning("connection %d ends: %s", self.id, error)
-            is_sent = False
-        if not is_sent:
-            transport.abort()
+            self._end_unanswered(error)
+
+    def _end_unanswered(self, error: OSError) -> None:
+        """End after an answer that cannot be sent, or was in part: without further bytes, and as after a bad frame, since the
+        peer may still write into slots."""
+        log.warning("connection %d ends: %s", self.id, error)
+        self._begin_draining()
 
     def _drain(self, error: ProtocolError) -> None:
         self._on_protocol_error()
@@ -356,7 +360,13 @@ class Connection(asyncio.Protocol):
 
     def _drain_with(self, failure: m.Failure) -> None:
         self._send(failure, 0)
-        self._is_draining = True  # nothing is sent behind that
+        self._begin_draining()
+
+    def _begin_draining(self) -> None:
+        """Nothing is sent any more, and what is read is no request."""
+        if self._is_draining:
+            return
+        self._is_draining = True
         self._reader = FrameReader()
         self._note_unfinished()
         self._read(is_wanted=True)

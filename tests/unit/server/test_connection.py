@@ -1,6 +1,8 @@
 """One connection's protocol over a recording transport: turns, waiting, a peer that does not read, a lack of memory."""
 
 import asyncio
+import errno
+import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -10,7 +12,7 @@ from kvpool.errors import ProtocolError, Refused
 from kvpool.protocol.frames import FrameReader
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
-from kvpool.server.connections.connection import Connection
+from kvpool.server.connections.connection import AnswerWithDescriptor, Connection
 from kvpool.server.connections.turns import SLICE_NS, TURN_NS, Turns
 from kvpool.server.metrics.request_times import RequestTimes
 from kvpool.server.service import VERBS
@@ -25,6 +27,20 @@ class Transport(asyncio.Transport):
         self.written = bytearray()
         self.reads = True
         self.has_ended = False
+        self.was_aborted = False
+        self.socket: socket.socket | None = None
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        """Its socket, where the test has given it one."""
+        return self.socket if name == "socket" else default
+
+    def get_write_buffer_size(self) -> int:
+        """Nothing is ever buffered."""
+        return 0
+
+    def abort(self) -> None:
+        """Ends at once."""
+        self.was_aborted = True
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Nothing is ever buffered."""
@@ -328,17 +344,38 @@ def test_a_connection_whose_request_raises_ends_alone_and_the_others_are_served(
     assert "AttributeError" in caplog.text
 
 
+@pytest.mark.parametrize("sent", [None, 5])
+def test_a_peer_that_cannot_be_passed_a_descriptor_keeps_its_slots_until_it_has_closed(
+    sent: int | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be writing into slots meanwhile, which would be another one's the moment that the connection is closed here."""
+
+    def send_fds(*_: object) -> int:
+        if sent is None:
+            raise OSError(errno.ETOOMANYREFS, "too many descriptors are on their way")
+        return sent
+
+    async def run() -> None:
+        connection, transport = _connection(lambda _: AnswerWithDescriptor(m.Done(), 0))
+        transport.socket = ours
+        monkeypatch.setattr(socket, "send_fds", send_fds)
+        connection.data_received(_requests(1, 2))
+        assert connection.state == "ending"
+        assert (transport.has_ended, transport.reads, transport.was_aborted) == (True, True, False)
+        assert not transport.answers, "nothing behind what may be a part of an answer"
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        asyncio.run(run())
+    assert "connection 1 ends" in caplog.text
+
+
 def test_a_connection_that_cannot_receive_the_error_is_aborted(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Transport):
         """A transport that takes nothing."""
 
-        was_aborted = False
-
         def write(self, data: bytes | bytearray | memoryview) -> None:
             raise RuntimeError("nothing can be written")
-
-        def abort(self) -> None:
-            self.was_aborted = True
 
     async def run() -> None:
         connection, _ = _connection(lambda _: m.Done())

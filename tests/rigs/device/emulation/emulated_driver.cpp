@@ -7,6 +7,7 @@
 //   kvpool_emulated_live(kind)        what lives now: contexts memory reservations mappings host registrations streams events modules
 //   kvpool_emulated_calls(name)       how often a call was made
 #include <cstring>
+#include <optional>
 
 #include "calls.h"
 
@@ -70,17 +71,27 @@ CUresult synchronize(const std::shared_ptr<Stream>& stream) {
   return wait_until_done(event, 1);
 }
 
+// A copy to be queued; nullopt where its addresses are nowhere.
+std::optional<QueuedCopy> queued(CUdeviceptr target, CUdeviceptr source, size_t size) {
+  const int device = current()->physical;
+  const Place into = world().memory.find(target, size, 0, device, false);
+  const Place from = world().memory.find(source, size, 0, device, false);
+  if (into.bytes == nullptr || from.bytes == nullptr) {
+    return std::nullopt;
+  }
+  return QueuedCopy{{target, source, size}, into.memory(), from.memory()};
+}
+
 CUresult queue_copy(CUdeviceptr target, CUdeviceptr source, size_t size, CUstream handle) {
   const auto stream = world().find(handle, current());
   if (stream == nullptr || &stream->device() != current()) {
     return INVALID_HANDLE;
   }
-  const int device = current()->physical;
-  if (world().memory.find(target, size, 0, device, false).bytes == nullptr ||
-      world().memory.find(source, size, 0, device, false).bytes == nullptr) {
+  const auto copy = queued(target, source, size);
+  if (!copy) {
     return INVALID_VALUE;
   }
-  stream->add([copy = Copy{target, source, size}](Stream& on) { on.copy_one(copy, false); });
+  stream->add([copy = *copy](Stream& on) { on.copy_one(copy); });
   return SUCCESS;
 }
 
@@ -99,17 +110,16 @@ CUresult copy_batch(CUdeviceptr* targets, CUdeviceptr* sources, size_t* sizes, s
       return INVALID_VALUE;
     }
   }
-  std::vector<Copy> copies;
+  std::vector<QueuedCopy> copies;
   for (size_t number = 0; number < count; ++number) {
-    const int device = current()->physical;
-    if (world().memory.find(targets[number], sizes[number], 0, device, false).bytes == nullptr ||
-        world().memory.find(sources[number], sizes[number], 0, device, false).bytes == nullptr) {
+    const auto copy = queued(targets[number], sources[number], sizes[number]);
+    if (!copy) {
       *failed = number;
       return INVALID_VALUE;
     }
-    copies.push_back({targets[number], sources[number], sizes[number]});
+    copies.push_back(*copy);
   }
-  stream->add([copies](Stream& on) { on.copy_all(copies, false); });
+  stream->add([copies](Stream& on) { on.copy_all(copies); });
   return SUCCESS;
 }
 
@@ -123,7 +133,7 @@ void gather(Stream& stream, CUdeviceptr descriptors, unsigned count) {
   std::vector<Copy> copies(count);
   std::memcpy(copies.data(), place.bytes, count * sizeof(Copy));
   stream.pause();
-  stream.copy_all(std::move(copies), true);
+  stream.copy_all(std::move(copies));
 }
 
 }  // namespace

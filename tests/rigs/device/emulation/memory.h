@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <map>
@@ -36,6 +37,8 @@ struct Physical {
   Physical(const Physical&) = delete;
   Physical& operator=(const Physical&) = delete;
 
+  static inline std::atomic<uint64_t> last_number = 0;
+  const uint64_t number = ++last_number;  // never that of another one of this process
   const int fd;
   const size_t size;
   const int device;  // the physical one, whatever ordinal a process gives it
@@ -95,6 +98,9 @@ struct HostRange {
 struct Place {
   uint8_t* bytes = nullptr;  // nullptr: it may not
   std::shared_ptr<Physical> held;
+
+  // Which memory it is; 0: the host's.
+  [[nodiscard]] uint64_t memory() const { return held ? held->number : 0; }
 };
 
 template <typename Range>

@@ -1,7 +1,8 @@
 // Devices, streams and events: work that is queued now and done later, each stream on a thread of its own.
 //
 // Work of one stream is done in its order; between streams the order is as the dice fall, and every copy may wait before it begins. A copy
-// beyond what its device may touch ends the device: every call on its context answers ILLEGAL_ADDRESS from then on.
+// beyond what its device may touch ends the device: every call on its context answers ILLEGAL_ADDRESS from then on. So does a copy whose
+// memory was freed before it was done, also where other memory has its addresses since: it is nobody's who frees too early.
 #pragma once
 
 #include <algorithm>
@@ -23,6 +24,13 @@ struct Copy {
   CUdeviceptr target;
   CUdeviceptr source;
   size_t size;
+};
+
+// A copy and the memory that its addresses were in when it was queued: 0 for the host's.
+struct QueuedCopy {
+  Copy copy;
+  uint64_t target_memory = 0;
+  uint64_t source_memory = 0;
 };
 
 #if defined(__SANITIZE_THREAD__)
@@ -102,21 +110,38 @@ class Stream {
   }
 
   // Copies in any order.
-  void copy_all(std::vector<Copy> copies, bool is_kernel) {
+  template <typename One>
+  void copy_all(std::vector<One> copies) {
     std::shuffle(copies.begin(), copies.end(), dice_);
-    for (const Copy& copy : copies) {
-      copy_one(copy, is_kernel);
+    for (const One& copy : copies) {
+      copy_one(copy);
     }
   }
 
-  void copy_one(const Copy& copy, bool is_kernel) {
-    const Place target = memory_.find(copy.target, copy.size, WRITES, device_.physical, is_kernel);
-    const Place source = memory_.find(copy.source, copy.size, READS, device_.physical, is_kernel);
+  void copy_one(const QueuedCopy& queued) {
+    const Copy& copy = queued.copy;
+    const Place target = memory_.find(copy.target, copy.size, WRITES, device_.physical, false);
+    const Place source = memory_.find(copy.source, copy.size, READS, device_.physical, false);
+    if (target.memory() != queued.target_memory || source.memory() != queued.source_memory) {
+      std::fprintf(stderr, "emulated device: memory was freed before a copy of it was done\n");
+      device_.failure = ILLEGAL_ADDRESS;
+    }
+    move_checked(target, source, copy.size);
+  }
+
+  // One of a kernel's.
+  void copy_one(const Copy& copy) {
+    const Place target = memory_.find(copy.target, copy.size, WRITES, device_.physical, true);
+    const Place source = memory_.find(copy.source, copy.size, READS, device_.physical, true);
+    move_checked(target, source, copy.size);
+  }
+
+  void move_checked(const Place& target, const Place& source, size_t size) {
     if (target.bytes == nullptr || source.bytes == nullptr) {
       device_.failure = ILLEGAL_ADDRESS;
     }
     if (device_.failure == SUCCESS) {
-      move(target, source, copy.size);
+      move(target, source, size);
     }
   }
 
