@@ -185,14 +185,16 @@ class DeviceLoad:
         return self._blocks.queue_spread(layer, spread, extents.payload_bytes, start=extents.start(layer))
 
     def _settle(self, queued: _Queued) -> None:
-        """Wait until the device has the layer's bytes: those of slots that still stand are in place."""
+        """Wait until the device has the layer's bytes: those of slots that still stand are in place, if all layers before it
+        are. In a cancelled load one of them may not be: chunks of later layers came from the arena already."""
         self._blocks.wait(queued.event)
         if not self._is_replaced(queued):
             return
         self._limit(self._standing(min(queued.count, self._count())), LoadReason.GONE)
         with self._changed:
-            self._layers_done = queued.layer + 1
-            self._changed.notify_all()
+            if self._layers_done == queued.layer:
+                self._layers_done += 1
+                self._changed.notify_all()
 
     def _is_replaced(self, queued: _Queued) -> bool:
         """Copy the layers so far of chunks whose copies have gone, from the arena. False: the load was cancelled instead."""

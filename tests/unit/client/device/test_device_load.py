@@ -6,105 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import kvpool_client as kv
 import kvpool_native
 from kvpool.types import LoadReason
-from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.device.blocks import DeviceBlocks
 from kvpool_client.copying.device.driver import open_device
-from kvpool_client.copying.device.extents import OwnExtents
-from kvpool_client.copying.device.load import ArenaCheck, DeviceLoad
-from kvpool_client.copying.device.pinned_memory import PinnedBytes
-from kvpool_client.copying.device.sources import ArenaChunks, DeviceCopies, Sources
+from kvpool_client.copying.device.load import DeviceLoad
 from tests.rigs.device import emulated
-from tests.rigs.device.engine import DeviceKv, use_emulated_driver
-from tests.rigs.native_copies import Store
-
-LAYOUT = kv.Layout(layers=5, kv_heads=2, head_dim=16, dtype="bfloat16", chunk_tokens=32)
-EXTENTS = OwnExtents.of(LAYOUT, kv.Share.whole(LAYOUT))
-BLOCKS, CHUNKS = 40, 8
-LONG_S = 20.0
-
-
-class Loading:
-    """Chunks in an arena, their copies in a device's memory, and an engine there."""
-
-    def __init__(self, device: kvpool_native.Device, seed: int) -> None:
-        self.device = device
-        self.store = Store(LAYOUT.chunk_bytes, LAYOUT.layers)
-        dice = np.random.default_rng(seed)
-        self.rows = dice.integers(0, 256, (CHUNKS, LAYOUT.chunk_bytes), dtype=np.uint8)
-        self.offsets, self.slots, self.generations = self._stored(self.rows)
-        self.tier = device.allocate(self.rows.nbytes)
-        self._places = dice.permutation(CHUNKS)
-        self._stream = device.stream()
-        for row in range(CHUNKS):
-            self.write_copy(row, self.rows[row])
-        # The index has the words of the copies' slots too: here they are those of other chunks.
-        _, self.copy_slots, self.copy_generations = self._stored(np.zeros_like(self.rows))
-        self.engine = DeviceKv(LAYOUT, "kv_first", BLOCKS)
-        self.cache = Cache(self.engine.arrays, LAYOUT, block_tokens=16, form="kv_first")
-        self.ids = dice.permutation(BLOCKS)[: 2 * CHUNKS].astype(np.int64)
-        self._threads = kvpool_native.CopyPool(1)
-
-    def write_copy(self, row: int, values: Any) -> None:
-        """Write other bytes where a chunk's copy is."""
-        source = np.ascontiguousarray(values)
-        self._stream.copy(
-            *(np.uint64(word).tobytes() for word in (self.copy_address(row), source.ctypes.data, source.nbytes))
-        )
-        assert self._stream.record().wait(LONG_S)
-
-    def copy_address(self, row: int) -> int:
-        return int(self.tier.address) + int(self._places[row]) * LAYOUT.chunk_bytes
-
-    def drop_copies(self, first: int) -> None:
-        """The copies of this chunk and of those behind it go, and their room has other bytes."""
-        self.store.drop(CHUNKS + first)
-        for row in range(first, CHUNKS):
-            self.write_copy(row, np.full(LAYOUT.chunk_bytes, 0xEE, np.uint8))
-
-    def corrupt(self, row: int, layer: int) -> None:
-        """Flip a bit of a chunk in the arena."""
-        self.store.bytes[int(self.offsets[row]) + layer * LAYOUT.layer_bytes + 5] ^= 1
-
-    def load(self, with_copies: tuple[int, ...]) -> DeviceLoad:
-        arena, index = self.store.arena, self.store.index
-        chunks = ArenaChunks(arena, index, self.offsets, self.slots, self.generations)
-        assert self.cache.side is not None
-        blocks = DeviceBlocks(self.cache.side, PinnedBytes(arena, self.device))
-        has_copy = np.isin(np.arange(CHUNKS), with_copies)
-        addresses = np.array([self.copy_address(row) for row in range(CHUNKS)], np.uint64)
-        copies = DeviceCopies(self.tier, addresses, self.copy_slots, np.where(has_copy, self.copy_generations, 0))
-        sources = Sources(chunks, blocks.addresses(self.offsets), copies, EXTENTS)
-        return DeviceLoad(blocks, sources, self._check(chunks, sources.from_arena()), EXTENTS, block_ids=self.ids)
-
-    def loaded(self) -> list[bytes]:
-        return self.engine.chunks(self.ids.tolist(), CHUNKS)
-
-    def expected(self) -> list[bytes]:
-        return [row.tobytes() for row in self.rows]
-
-    def _check(self, chunks: ArenaChunks, chosen: Any) -> ArenaCheck | None:
-        some = chunks.of(chosen)
-        if not len(some):
-            return None
-        columns = (some.offsets.tobytes(), some.slots.tobytes(), some.generations.tobytes())
-        nothing = np.full(2 * len(some), -1, np.int64).tobytes()
-        sizes = (LAYOUT.layers, LAYOUT.layer_bytes)
-        view, index = self.cache.view, self.store.index
-        job = self._threads.load(view, self.store.arena, index, *columns, nothing, *sizes, True)
-        return ArenaCheck(job, chosen)
-
-    def _stored(self, rows: Any) -> tuple[Any, Any, Any]:
-        offsets = np.frombuffer(self.store.reserve(len(rows)), "<u8")
-        for offset, row in zip(offsets.tolist(), rows, strict=True):
-            self.store.bytes[offset : offset + len(row)] = row
-        size, layers = LAYOUT.layer_bytes, LAYOUT.layers
-        sums = [kvpool_native.extent_checksums(self.store.arena, offset, size, layers) for offset in offsets.tolist()]
-        self.store.commit(b"".join(sums))
-        slots, generations = np.frombuffer(self.store.slots, "<u8"), np.frombuffer(self.store.generations, "<u8")
-        return offsets, slots, generations
+from tests.rigs.device.engine import use_emulated_driver
+from tests.rigs.device.loading import CHUNKS, LAYOUT, LONG_S, Loading
 
 
 @pytest.fixture
@@ -209,6 +118,42 @@ def test_a_load_that_is_cancelled_counts_no_layer_of_a_lost_copy(
     emulated.order("hang 0")
     assert load[0].wait(LONG_S)
     assert (load[0].chunks(), load[0].reason(), load[0].wait_layer(0, 0.0)) == (0, LoadReason.CANCELLED, 0)
+
+
+@pytest.mark.parametrize("cancelled_at", range(9))
+@pytest.mark.parametrize("lost_at", range(LAYOUT.layers))
+def test_a_cancelled_load_counts_nothing_behind_a_layer_of_a_lost_copy(
+    device: kvpool_native.Device, monkeypatch: pytest.MonkeyPatch, lost_at: int, cancelled_at: int, seed: int
+) -> None:
+    """What was queued before the loss is seen comes from the copy, what is queued afterwards from the arena: that is in place,
+    but a layer before it may have been left as it is."""
+    loading, waits = Loading(device, seed), iter(range(100))
+    is_cancelled = False
+    queue, wait_for, has_cancelled = DeviceBlocks.queue_spread, DeviceBlocks.wait, DeviceLoad._has_cancelled
+
+    def queued(self: DeviceBlocks, layer: int, *arguments: Any, **named: Any) -> kvpool_native.DeviceEvent:
+        if layer == lost_at and layer not in seen:
+            loading.drop_copies(0)
+        seen.add(layer)
+        return queue(self, layer, *arguments, **named)
+
+    def waited(self: DeviceBlocks, event: kvpool_native.DeviceEvent) -> None:
+        nonlocal is_cancelled
+        wait_for(self, event)
+        is_cancelled = is_cancelled or next(waits) == cancelled_at
+
+    seen: set[int] = set()
+    monkeypatch.setattr(DeviceBlocks, "queue_spread", queued)
+    monkeypatch.setattr(DeviceBlocks, "wait", waited)
+    monkeypatch.setattr(DeviceLoad, "_has_cancelled", lambda self: is_cancelled or has_cancelled(self))
+    load = loading.load((0,))
+    assert load.wait(LONG_S)
+    chunks, found, expected = load.chunks(), loading.loaded(), loading.expected()
+    assert found[:chunks] == expected[:chunks]
+    assert chunks in (0, CHUNKS)
+    for layer in range(LAYOUT.layers):
+        part = slice(layer * LAYOUT.layer_bytes, (layer + 1) * LAYOUT.layer_bytes)
+        assert load.wait_layer(layer, 0.0) == 0 or found[0][part] == expected[0][part]
 
 
 @pytest.mark.parametrize("number", range(1, 12, 2))
