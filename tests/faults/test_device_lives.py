@@ -50,7 +50,7 @@ class Life:
             end = time.monotonic() + seconds
             self._engines = [self._start(seconds) for _ in range(ENGINES)]
             while time.monotonic() < end:
-                time.sleep(self._dice.uniform(0.0, 0.5))
+                time.sleep(self._dice.uniform(0.0, 0.3))
                 self._trouble(end - time.monotonic())
             for engine in self._engines:
                 self._take_counts(engine)
@@ -66,10 +66,11 @@ class Life:
         paths = os.pathsep.join([str(ROOT), str(ROOT / "client"), os.environ.get("PYTHONPATH", "")])
         # Some engines' devices hang with the daemon's.
         orders = self.daemon.control.environment if self._dice.random() < 0.5 else {}
+        driver = environment(self._method, delay_us=str(self._dice.choice(DELAYS_US[:4])))
         arguments = [self.daemon.socket, str(self._dice.randrange(1 << 32)), str(max(1.0, seconds))]
         return subprocess.Popen(
             [sys.executable, "-m", "tests.faults.rigs.device_engine", *arguments],
-            env={**os.environ, **environment(self._method), **orders, "PYTHONPATH": paths},
+            env={**os.environ, **driver, **orders, "PYTHONPATH": paths},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -83,18 +84,18 @@ class Life:
     def _trouble(self, left_s: float) -> None:
         """One thing that happens."""
         engine, drawn = self._dice.randrange(ENGINES), self._dice.random()
-        if drawn < 0.3:
+        if drawn < 0.2:
             self._stop(self._engines[engine].send_signal)
-        elif drawn < 0.45:
+        elif drawn < 0.3:
             self._stop(self.daemon.signal)
-        elif drawn < 0.6:
+        elif drawn < 0.4:
             self.daemon.control.order("hang 1")
             time.sleep(self._dice.choice(STOPS_S))
             self.daemon.control.order(f"hang 0\ndelay_us {self._dice.choice(DELAYS_US)}")
-        elif drawn < 0.7:
+        elif drawn < 0.8:
             with self.daemon.admin() as admin:
-                admin.flush(None, None, self._dice.choice(("hbm", "dram")))
-        elif drawn < 0.75 and self._engines[engine].poll() is None:
+                admin.flush(None, None, self._dice.choice(("hbm", "hbm", "hbm", "dram")))
+        elif drawn < 0.83 and self._engines[engine].poll() is None:
             self._engines[engine].kill()
             self._engines[engine].communicate()
             self.counts["killed"] += 1
@@ -107,7 +108,7 @@ class Life:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lives", [pytest.param(1, id="one"), *batches(5, of=30)])
+@pytest.mark.parametrize("lives", [pytest.param(1, id="one"), *batches(5, of=20)])
 def test_engines_on_a_device_get_their_own_bytes_whatever_stops(
     tmp_path: Path, seed: int, summary: Callable[[str], None], lives: int
 ) -> None:

@@ -21,7 +21,7 @@ from kvpool_client.copying.cache import Cache
 from tests.rigs.device.engine import DeviceKv
 from tests.rigs.payload import chunk_bytes_of, tokens_of
 
-LAYOUT = kv.Layout(layers=4, kv_heads=2, head_dim=32, dtype="float16", chunk_tokens=64)
+LAYOUT = kv.Layout(layers=8, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=64)
 MODEL = "device-lives"
 CHAINS, CHUNKS = 15, 6
 SHARED = 2  # leading chunks that chains have in common, three of them each
@@ -145,9 +145,10 @@ class Engine:
             memory.clear(ids, self._dice)
             time.sleep(EXPIRED_S if self._dice.random() < 0.02 else 0.0)
             load = self._pool.load(lease, memory.cache, ids, first_chunk=first)
-            is_cancelled = self._dice.random() < 0.25
+            is_cancelled = self._dice.random() < 0.4
             if is_cancelled:
-                time.sleep(self._dice.random() ** 2 * 0.02)
+                if self._dice.random() < 0.7:
+                    load.wait_layer(self._dice.randrange(LAYOUT.layers))
                 load.cancel()
             before = memory.arrays.read() if is_cancelled else []
             result = load.wait()

@@ -1,6 +1,6 @@
-"""Steps of a thread that copies: something happens at one of them, before or after a call."""
+"""Steps of a thread that copies: something happens at some of them, before or after a call."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,14 +9,15 @@ Methods = Sequence[tuple[type, Sequence[str]]]
 
 
 @contextmanager
-def at_step(methods: Methods, number: int, act: Callable[[], object]) -> Iterator[list[str]]:
-    """Has something happen at the step with this number, on the thread that takes it. The list has the names of all that were
-    taken."""
+def at_steps(methods: Methods, acts: Mapping[int, Callable[[], object]]) -> Iterator[list[str]]:
+    """Has something happen at the steps with these numbers, on the thread that takes them. The list has the names of all that
+    were taken."""
     names: list[str] = []
 
     def take(name: str) -> None:
         names.append(name)
-        if len(names) == number + 1:
+        act = acts.get(len(names) - 1)
+        if act is not None:
             act()
 
     def watched(name: str, real: Any) -> Any:

@@ -14,7 +14,7 @@ from tests.rigs.daemon import wait_until
 from tests.rigs.device import emulated
 from tests.rigs.device.engine import use_emulated_driver
 from tests.rigs.device.saving import LONG_S, Saving
-from tests.rigs.device.steps import at_step
+from tests.rigs.device.steps import at_steps
 
 STEPS = ((DeviceBlocks, ("queue_gather", "wait")), (DeviceSave, ("_begin", "_checksums_of")))
 OTHERS = 0x55
@@ -56,7 +56,7 @@ def _cancelled(device: kvpool_native.Device, seed: int, number: int) -> int:
     saving = Saving(device, "kv_first", seed)
     saving.engine.write(saving.layers)
     cancelled = _Cancelled(saving)
-    with at_step(STEPS, number, cancelled.begin) as names:
+    with at_steps(STEPS, {number: cancelled.begin}) as names:
         cancelled.save.announce_all()
         assert cancelled.save.wait(LONG_S)
         if number < 0:

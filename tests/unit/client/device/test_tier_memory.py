@@ -122,4 +122,4 @@ def test_memory_that_the_driver_does_not_map_is_left_alone(device: kvpool_native
     daemon, descriptors = Daemon(device, ([0], [1], [1])), len(os.listdir("/proc/self/fd"))
     emulated.order(order)
     assert _copies(daemon, device, _lease([kv.Level.HBM])) is None
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors, "what earlier tests have left may be closed meanwhile"
