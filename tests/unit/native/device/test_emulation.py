@@ -52,6 +52,31 @@ def test_a_seed_is_printed_and_can_be_given() -> None:
     assert "KVPOOL_EMULATED_SEED=77" in done.stderr
 
 
+def test_a_copy_whose_memory_is_freed_before_it_is_done_ends_the_device() -> None:
+    """Other memory has the same addresses then."""
+    code = """
+import ctypes
+import struct
+device = kvpool_native.Device(DRIVER, 0)
+memory, stream = device.allocate(1), device.stream()
+target, address = ctypes.create_string_buffer(100), memory.address
+order = ctypes.CDLL(DRIVER).kvpool_emulated_control
+order(b"hang 1")
+stream.copy(*(struct.pack("<Q", word) for word in (ctypes.addressof(target), address, 100)))
+event = stream.record()
+del memory
+others = [device.allocate(1) for _ in range(4)]
+order(b"hang 0")
+try:
+    event.wait(60.0)
+except RuntimeError as failed:
+    print(failed)
+"""
+    done = _run(code, emulated.environment())
+    assert done.stdout.strip() == "cuEventQuery failed: CUDA_ERROR_ILLEGAL_ADDRESS (700)"
+    assert "memory was freed before a copy of it was done" in done.stderr
+
+
 def test_another_processs_memory_is_mapped_by_its_descriptor() -> None:
     device = Device(emulated.driver_path(), 0)
     memory, stream = device.allocate(1), device.stream()
