@@ -4,6 +4,7 @@ The engine's device hangs with copies under way while the daemon's deadlines pas
 the room that there is.
 """
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -215,6 +216,25 @@ def test_a_session_that_ends_by_a_late_answer_ends_behind_the_device(
     assert save.wait().stored == 0
     wait_until(lambda: _zombies(daemon) == 0, "the slots are free")
     others.compare()
+
+
+def test_a_session_ends_behind_the_device_of_a_save_that_nobody_has_any_more(daemon: DeviceDaemon) -> None:
+    """Also of one with summaries, which is made of two runs: its KV is still copied by a thread of its own."""
+    layout = kv.Layout(layers=3, kv_heads=2, head_dim=32, dtype="bfloat16", chunk_tokens=64, summaries="clusters7")
+    pool = daemon.connect(layout=layout)
+    arrays = DeviceKv(layout, "kv_first", 4)
+    cache = pool.register(arrays.arrays, 16, "kv_first")
+    save = pool.save(pool.keys(tokens_of(1, layout.chunk_tokens)), cache=cache, block_ids=[0, 1, 2, 3])
+    with _hanging_from("queue_gather") as is_queued:
+        save.layer(0)
+        assert is_queued.wait(ENDED_S)
+        del save
+        gc.collect()
+        closing = _Waiting(pool.close)
+        assert not closing.has_ended
+        assert daemon.stats()["reservations"] == 1
+    closing.join()
+    wait_until(lambda: daemon.stats()["reservations"] == 0, "the connection has ended")
 
 
 def _loaded(engine: LateEngine) -> int:
