@@ -3,8 +3,8 @@ shards of its own size.
 
 A round is a load of shards, one of what one rank stored whole and one of what two ranks stored in parts, each first in turn and
 with a memcpy behind it, so that disturbances of the machine affect all equally; the first round is not counted. A ratio is to
-the load of shards in the same round. Blocks have each head's bytes in a row, as vLLM's layout LBHNC. Every load is compared with
-what was stored, outside the measured time.
+the load of shards in the same round. Blocks have each head's bytes in a row, as vLLM's layout LBHNC. Every load is compared
+with what was stored, outside the measured time.
 
     full      all layers attend to all tokens
     hybrid    one layer in four does, the others to a window of four chunks, which is all that is stored and loaded of them
