@@ -11,20 +11,30 @@ from tests.rigs.daemon import Daemon, wait_until
 
 @pytest.fixture
 def start_trtllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """Starts TensorRT-LLM's executors on a daemon; `warm=False` leaves out the engine's own warm-up."""
+    """Starts TensorRT-LLM's executors on a daemon; `warm=False` leaves out the engine's own warm-up, `kind="windowed"` has
+    layer groups."""
     pytest.importorskip("torch", reason="the torch extra is not installed")
     from tests.engines.trtllm.interface import installed
     from tests.engines.trtllm.standin import Executor
+    from tests.engines.trtllm.windowed import WindowedExecutor
 
     engines = []
     with installed() as tools:
 
-        def make(daemon: Daemon, *, warm: bool = True, settings: dict[str, str] | None = None, **args: Any) -> Executor:
+        def make(
+            daemon: Daemon,
+            *,
+            warm: bool = True,
+            settings: dict[str, str] | None = None,
+            kind: str = "plain",
+            **args: Any,
+        ) -> Executor:
+            made = {"plain": Executor, "windowed": WindowedExecutor}[kind]
             given = {"SOCKET": daemon.socket, "STAGING_MIB": "1", "TIMEOUT_S": "0.5", **(settings or {})}
             with monkeypatch.context() as patch:
                 for name, value in given.items():
                     patch.setenv(f"TLLM_KVPOOL_{name}", value)
-                engines.append(Executor(tools, **args))
+                engines.append(made(tools, **args))
             if warm:
                 engines[-1].warm_up()
             return engines[-1]

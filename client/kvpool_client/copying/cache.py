@@ -13,7 +13,7 @@ from kvpool.errors import InvalidArgument, LayoutMismatch
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
 from kvpool_client.copying.buffers import PagedGeometry, contiguous_address, describe_layers
-from kvpool_client.copying.device.blocks import DeviceBlocks, LayerLoads
+from kvpool_client.copying.device.blocks import DeviceBlocks, LayerLoads, LayerSaves
 from kvpool_client.copying.device.driver import open_device, refusal
 from kvpool_client.copying.device.host_blocks import HostBlocks
 from kvpool_client.copying.device.pinned_memory import PinnedBytes
@@ -89,6 +89,13 @@ class Cache:
 
     def layer_loads(self, memory: PinnedBytes) -> LayerLoads:
         """Copies of layers from host memory with chunks at offsets to this cache's blocks."""
+        return self._blocks_beside(memory)
+
+    def layer_saves(self, memory: PinnedBytes) -> LayerSaves:
+        """Copies of layers from this cache's blocks to host memory with chunks at offsets."""
+        return self._blocks_beside(memory)
+
+    def _blocks_beside(self, memory: PinnedBytes) -> HostBlocks | DeviceBlocks:
         if self.side is None:
             return HostBlocks(self.geometry, memory, self._layers)
         return DeviceBlocks(self.side, memory)

@@ -7,7 +7,8 @@ The rest of the configuration is in the environment (`settings`). The two classe
 their base classes are TensorRT-LLM's: importing this package imports no engine.
 """
 
-from kvpool_client.trtllm.plan import Geometry, LoadOrder, Plan, SaveOrder
+from kvpool_client.trtllm.geometry import Geometry
+from kvpool_client.trtllm.plan import LoadOrder, Plan, SaveOrder
 from kvpool_client.trtllm.scheduler_half import SchedulerHalf
 from kvpool_client.trtllm.settings import Settings
 from kvpool_client.trtllm.worker_half import WorkerHalf

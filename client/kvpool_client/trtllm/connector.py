@@ -54,7 +54,7 @@ class KVPoolScheduler(_engine.KvCacheConnectorScheduler):  # type: ignore[misc, 
         """Do nothing: blocks are read from the scheduler's output, which is complete in every version."""
 
     def update_state_after_alloc_by_layer_group(self, request: Any, block_ids_by_layer_group: list[list[int]]) -> None:
-        """Do nothing, so that an engine with several groups starts; `register_kv_cache_layout` logs why they are not served."""
+        """Do nothing: as `update_state_after_alloc`."""
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         """The step's plan for the workers."""
@@ -73,7 +73,10 @@ class KVPoolScheduler(_engine.KvCacheConnectorScheduler):  # type: ignore[misc, 
         self.half.reset(request)
 
     def cancel_load(self, request: Any, start: int, end: int) -> None:
-        """The runtime rejects a part of the claimed tokens, `start` up to `end`: the first of them, or the last."""
+        """The runtime rejects a part of the claimed tokens, `start` up to `end`: the first of them, or the last.
+
+        Raises BrokenClaim where layer groups with a window have nothing staged for the end that is left.
+        """
         self.half.cancel(request, start, end)
 
 
@@ -114,8 +117,8 @@ class KVPoolWorker(_engine.KvCacheConnectorWorker):  # type: ignore[misc, name-d
         self.half.save_layer(layer_idx)
 
     def wait_for_save(self, stream: Any) -> None:
-        """The step was queued; its saves go on in the background."""
-        self.half.finish_step()
+        """The step was queued; its saves go on in the background, and `stream` waits for copies of windows."""
+        self.half.finish_step(stream)
 
     def get_finished(
         self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]

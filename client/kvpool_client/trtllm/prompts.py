@@ -12,7 +12,8 @@ import numpy as np
 
 from kvpool.types import DEFAULT_PRIORITY
 from kvpool_client.trtllm.adapters import Adapters
-from kvpool_client.trtllm.claims import NO_CLAIM, Claim
+from kvpool_client.trtllm.claims.claim import NO_CLAIM, Claim
+from kvpool_client.trtllm.geometry import Geometry
 from kvpool_client.trtllm.plan import NO_BLOCK, SaveOrder
 
 REQUESTS_MAX = 1 << 16
@@ -32,19 +33,23 @@ _OTHER_SALT = "salt: the step has another salt than the request; this TensorRT-L
 
 @dataclass(slots=True)
 class Prompt:
-    """One request. `refusal` begins with the word under which it is counted.
+    """One request. `refusal` begins with the word under which it is counted. `tables`: its blocks by layer group; `promised`:
+    the token behind the claim; `junction`: the chunk up to which full groups had it at its lookup, 0 where that was its hit.
 
     Invariant: `saved` chunks were ordered to be saved, or are in the pool because they were claimed.
     """
 
+    request: Any
     request_id: int
     salt: bytes | None
     adapter: str
     refusal: str
     is_prompt: bool = True
     claim: Claim = NO_CLAIM
+    promised: int = 0
+    junction: int = 0
     tokens: list[int] = field(default_factory=list)
-    block_ids: list[int] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)
     priorities: list[int] = field(default_factory=list)
     saved: int = 0
     has_saves: bool = False
@@ -59,6 +64,7 @@ class Prompt:
             refusal = f"inputs: {further} is set and its KV depends on more than tokens; send prompts of text alone"
         is_dummy = bool(getattr(request, "is_dummy_request", False))
         return cls(
+            request=request,
             request_id=int(request.request_id),
             salt=salt,
             adapter=adapter,
@@ -69,35 +75,92 @@ class Prompt:
     def begin(self, first_saved: int) -> None:
         """The request is scheduled for the first time, or again from its start."""
         self.tokens.clear()
-        self.block_ids.clear()
+        self.tables.clear()
         self.priorities.clear()
         self.saved = first_saved
 
     def advance(self, data: Any) -> None:
         """Add a step's RequestData. A salt other than the request's own ends the sharing."""
         self.tokens += [int(token) for token in data.new_tokens]
-        new_blocks = [int(block) for block in data.new_block_ids]
-        self.block_ids += new_blocks
-        self.priorities += _priorities_of(data, len(new_blocks))
+        new_blocks = tables_of(data)
+        self.tables += [[] for _ in range(len(new_blocks) - len(self.tables))]
+        for table, blocks in zip(self.tables, new_blocks, strict=True):
+            table += blocks
+        self.priorities += _priorities_of(data, len(new_blocks[0]))
         if hasattr(data, "cache_salt") and self.salt is not None and not self.salt.startswith(b"id:"):
             text = None if data.cache_salt is None else str(data.cache_salt).encode()
             self.refusal = self.refusal or ("" if text == self.salt else _OTHER_SALT)
         elif getattr(data, "cache_salt", None) is not None and self.salt is None:
             self.refusal = self.refusal or _OTHER_SALT
 
-    def order_save(self, computed_tokens: int, tokens_per_block: int) -> SaveOrder | None:
-        """The chunks that are whole once this step has run and were not saved, up to a block that has no page."""
-        whole = min(computed_tokens, len(self.tokens)) // tokens_per_block
-        blocks = self.block_ids[self.saved : whole]
-        if NO_BLOCK in blocks:
-            blocks = blocks[: blocks.index(NO_BLOCK)]
-        if self.refusal or not self.is_prompt or not blocks:
+    def position(self, data: Any) -> int:
+        """How many tokens are computed before a request's first step, as far as the engine shows it.
+
+        The position that it passes leaves out what was promised. Too low is safe: the next step catches up.
+        """
+        position, matched = int(data.computed_position), self.matched
+        return position + matched if matched and position + matched == self.promised else position
+
+    @property
+    def matched(self) -> int | None:
+        """Tokens of the promise that the engine takes, where this version shows it."""
+        matched = getattr(self.request, "py_num_connector_matched_tokens", None)
+        return None if matched is None else int(matched)
+
+    def order_save(self, computed: range, geometry: Geometry) -> SaveOrder | None:
+        """The chunks that are whole once this step has computed these tokens and were not saved, up to a block that has no
+        page."""
+        size = geometry.tokens_per_block
+        whole = min(computed.stop, len(self.tokens)) // size
+        if self.refusal or not self.is_prompt or len(self.tables) != len(geometry.groups):
             return None
-        first, self.saved = self.saved, self.saved + len(blocks)
+        for group, table in zip(geometry.groups, self.tables, strict=True):
+            blocks = table[self.saved : whole]
+            whole = self.saved + len(blocks)
+            if group.is_full and NO_BLOCK in blocks:
+                whole = self.saved + blocks.index(NO_BLOCK)
+        if whole <= self.saved:
+            return None
+        windows = tuple(self._window(number, computed.start, whole, geometry) for number in range(len(self.tables)))
+        first, self.saved = self.saved, whole
         self.has_saves = True
-        tokens = np.array(self.tokens[: self.saved * tokens_per_block], dtype=np.int32).tobytes()
-        kept = tuple(self.priorities[first : self.saved])
-        return SaveOrder(self.request_id, tokens, self.salt or b"", self.adapter, first, tuple(blocks), kept)
+        return SaveOrder(
+            request_id=self.request_id,
+            tokens=np.array(self.tokens[: whole * size], dtype=np.int32).tobytes(),
+            salt=self.salt or b"",
+            adapter=self.adapter,
+            first_chunk=first,
+            end=whole,
+            block_ids=tuple(
+                tuple(table[first:whole]) if group.is_full else tuple(table[chunk] for chunk in chunks)
+                for group, table, chunks in zip(geometry.groups, self.tables, windows, strict=True)
+            ),
+            priorities=tuple(self.priorities[first:whole]),
+            windows=windows if geometry.has_groups else (),
+        )
+
+    def _window(self, number: int, position: int, whole: int, geometry: Geometry) -> tuple[int, ...]:
+        """The chunks of a group with a window that a later prompt needs at the step's end, or where others have left this
+        prompt's way; those before the chunks of this step were saved in earlier ones.
+
+        The engine still has what a request attends to that has computed `position` tokens.
+        """
+        group, table = geometry.groups[number], self.tables[number]
+        if group.is_full:
+            return ()
+        ends = [end for end in (self.junction, whole) if self.saved < end <= whole]
+        return tuple(
+            chunk
+            for chunk in range(max(self.saved, group.oldest_block(position)), whole)
+            if any(group.needed_from(end) <= chunk < end for end in ends) and table[chunk] != NO_BLOCK
+        )
+
+
+def tables_of(data: Any) -> list[list[int]]:
+    """The blocks that a step's RequestData adds to each layer group."""
+    by_group = getattr(data, "new_block_ids_by_layer_group", None) or []
+    lists = by_group if len(by_group) > 1 else [data.new_block_ids]
+    return [[int(block) for block in blocks] for blocks in lists]
 
 
 def _salt_of(request: Any) -> tuple[bytes | None, str]:

@@ -2,10 +2,10 @@
 
     START ──every rank has posted its KV──► MAPPING ──every rank has mapped the staging──► SERVING
 
-Before SERVING nothing is claimed; saves are ordered from the first step on. The engine asks once and an answer cannot be
-withdrawn, so the half claims staged and verified chunks only (`claims`), always leaves one token to compute, and loads before
-the forward. Failures are misses, counted and logged once. The executor's thread only; rank 0, or an owner of attention data
-parallelism.
+Before SERVING nothing is claimed; saves are ordered from the first step on, those of layer groups from MAPPING on. The engine
+asks once and an answer cannot be withdrawn, so the half claims staged and verified chunks only (`claims`), always leaves one
+token to compute, and loads before the forward. Failures are misses, counted and logged once; a promise that the engine breaks
+where it cannot be served in part is an error. The executor's thread only; rank 0, or an owner of attention data parallelism.
 """
 
 import logging
@@ -16,9 +16,11 @@ import numpy as np
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.engines.refusals import Refusals
 from kvpool_client.trtllm.adapters import Adapters
-from kvpool_client.trtllm.claims import NO_CLAIM, Claim, Claims
+from kvpool_client.trtllm.claims.claim import NO_CLAIM, BrokenClaim
+from kvpool_client.trtllm.claims.claims import Claims
+from kvpool_client.trtllm.geometry import Geometry, GroupGeometry
 from kvpool_client.trtllm.plan import LoadOrder, Plan, SaveOrder
-from kvpool_client.trtllm.prompts import REQUESTS_MAX, Prompt
+from kvpool_client.trtllm.prompts import REQUESTS_MAX, Prompt, tables_of
 from kvpool_client.trtllm.settings import Settings
 from kvpool_client.trtllm.shared import Board
 
@@ -32,6 +34,9 @@ class SchedulerHalf:
         self._settings = settings
         self._guard = FailureGuard(_log)
         self._board = Board.create(settings.ranks)
+        self._geometry: Geometry | None = None
+        # Until all ranks have posted theirs: what an engine with one group of full attention is to save.
+        self._plain = Geometry((GroupGeometry(1, 1, 1, settings.tokens_per_block, "", is_replicated=False),))
         self._claims: Claims | None = None
         self._is_serving = False
         self._cannot_claim = False
@@ -65,8 +70,10 @@ class SchedulerHalf:
         loads = [order for data in scheduled.new_requests for order in self._begin(data)]
         try:
             self._look_at_board()
-            for data in [*scheduled.new_requests, *scheduled.cached_requests]:
-                saves += self._saves_of(data)
+            for data in scheduled.new_requests:
+                saves += self._saves_of(data, is_new=True)
+            for data in scheduled.cached_requests:
+                saves += self._saves_of(data, is_new=False)
         except ENGINE_FAILURES as error:
             self._guard.miss("build_connector_meta", error)
         memory = self._claims.memory if self._claims is not None else None
@@ -75,6 +82,7 @@ class SchedulerHalf:
             board=self._board.path,
             staging=memory.path if memory is not None else "",
             staging_bytes=memory.view.size if memory is not None else 0,
+            staging_slots=self._claims.slots if self._claims is not None else (),
             loads=tuple(loads),
             saves=tuple(saves),
             dropped=dropped,
@@ -84,21 +92,30 @@ class SchedulerHalf:
         """The runtime rejects tokens `start` up to `end` of what was claimed of this request.
 
         It has the first of them itself, or has no pages for the last. The others stay promised, and blocks that are partly
-        among them are loaded whole.
+        among them are loaded whole. Raises BrokenClaim where a window's blocks before `start` were not staged.
         """
         prompt = self._prompts.get(int(request.request_id))
-        if prompt is None or self._claims is None or not prompt.claim.slots:
+        if prompt is None or self._claims is None or self._geometry is None or not prompt.claim.chunks:
             return
         claim, block = prompt.claim, self._settings.tokens_per_block
-        first, last = claim.first_chunk, claim.first_chunk + len(claim.slots)
+        first, last = claim.first_chunk, claim.end
+        if end > start > first * block and not claim.can_end_at(start, self._geometry):
+            raise BrokenClaim(
+                f"request {prompt.request_id}: tokens {start} to {end} of the promised {first * block} to {prompt.promised} "
+                "are handed back, expected the first of them or all: layer groups with a window have their blocks before the "
+                "promise's end alone"
+            )
         gone_from, gone_to = max(first, -(-start // block)), min(last, end // block)
         is_head = gone_from == first
+        if end >= prompt.promised and not is_head:
+            prompt.promised = min(prompt.promised, start)
         # Nothing is removed from the middle: a block loaded without need is computed over, a missing one would be wrong.
         if gone_from >= gone_to or not (is_head or gone_to == last):
             return
-        kept = claim.slots[gone_to - first :] if is_head else claim.slots[: gone_from - first]
-        self._claims.give_up(Claim(gone_from, claim.slots[gone_from - first : gone_to - first]))
-        prompt.claim = Claim(gone_to if is_head else first, kept) if kept else NO_CLAIM
+        before, after = claim.split(gone_to if is_head else gone_from)
+        gone, kept = (before, after) if is_head else (after, before)
+        self._claims.give_up(gone)
+        prompt.claim = kept if kept.chunks else NO_CLAIM
 
     def reset(self, request: Any) -> None:
         """The request's blocks were freed and it runs again from its start."""
@@ -144,8 +161,10 @@ class SchedulerHalf:
             return 0
         # The last token is left out: the runtime needs its logits.
         tokens = np.asarray(request.get_tokens(0), dtype=np.int32)[:-1]
-        prompt.claim = self._claims.claim(tokens, prompt.salt, prompt.adapter, computed_tokens // block)
-        claimed = len(prompt.claim.slots) * block
+        first_chunk = computed_tokens // block
+        prompt.claim, prompt.junction = self._claims.claim(tokens, prompt.salt, prompt.adapter, first_chunk)
+        claimed = prompt.claim.chunks * block
+        prompt.promised = computed_tokens + claimed
         self._counts["claimed_tokens"] += claimed
         return claimed
 
@@ -161,46 +180,63 @@ class SchedulerHalf:
     def _look_at_board(self) -> None:
         """Go from START to MAPPING to SERVING, and take back the slots of orders that every rank has carried out."""
         ranks = range(self._settings.ranks)
-        if self._claims is None and not self._settings.refusal:
-            geometry = self._board.geometry(ranks)
-            if geometry is not None and not self._cannot_claim:
-                try:
-                    self._claims = Claims(self._settings, geometry)
-                except ENGINE_FAILURES as error:  # it would fail again: the engine goes on without claims
-                    self._cannot_claim = True
-                    self._guard.miss("claims", error)
+        if self._geometry is None and not self._settings.refusal:
+            self._geometry = self._board.geometry(ranks)
+        if self._claims is None and self._geometry is not None and not self._cannot_claim:
+            try:
+                self._claims = Claims(self._settings, self._geometry)
+            except ENGINE_FAILURES as error:  # it would fail again: the engine goes on without claims
+                self._cannot_claim = True
+                self._guard.miss("claims", error)
         if self._claims is not None:
             self._is_serving = self._is_serving or self._board.has_mapped(ranks)
             self._claims.reclaim(self._board.done(ranks))
 
     def _begin(self, data: Any) -> list[LoadOrder]:
-        """The order that carries a new request's claim out, as far as the engine has given blocks for it."""
+        """The order that carries a new request's claim out, as far as the engine has given blocks for it. Raises
+        BrokenClaim."""
         prompt = self._prompts.get(int(data.request_id))
         if prompt is None:
             return []
         claim, prompt.claim = prompt.claim, NO_CLAIM
         prompt.begin(0)
-        if not claim.slots:
+        if not claim.chunks:
             return []
         assert self._claims is not None
-        block_ids = tuple(int(block) for block in data.new_block_ids)[claim.first_chunk :][: len(claim.slots)]
-        held = Claim(claim.first_chunk, claim.slots[: len(block_ids)])
-        self._claims.give_up(Claim(claim.first_chunk, claim.slots[len(block_ids) :]))
-        prompt.begin(held.first_chunk + len(held.slots))
-        return [LoadOrder(self._claims.order(held), held.slots, block_ids)] if held.slots else []
+        assert self._geometry is not None
+        tables = tuple(tuple(table) for table in tables_of(data))
+        taken = int(data.computed_position) + (prompt.matched or 0)
+        held, rest = claim.split(max(claim.first_chunk, min(claim.end, *(len(table) for table in tables))))
+        try:
+            if prompt.matched and taken < prompt.promised and not claim.can_end_at(taken, self._geometry):
+                raise BrokenClaim(f"the engine goes on behind token {taken}, expected {prompt.promised}, as promised")
+            block_ids = held.blocks(tables)
+        except BrokenClaim as error:
+            self._claims.give_up(claim)
+            if prompt.matched == 0 and claim.is_untaken(tables, self._geometry):
+                return []
+            raise BrokenClaim(f"request {prompt.request_id}: {error}") from error
+        self._claims.give_up(rest)
+        if not held.chunks:
+            return []
+        prompt.begin(held.end)
+        return [LoadOrder(self._claims.order(held), held.slots, block_ids)]
 
-    def _saves_of(self, data: Any) -> list[SaveOrder]:
+    def _saves_of(self, data: Any, *, is_new: bool) -> list[SaveOrder]:
         prompt = self._prompts.get(int(data.request_id))
         if prompt is None:
             return []
         prompt.advance(data)
-        # In a claimed request's first step the position leaves the claim out: too low is safe, the next step catches up.
-        computed = int(data.computed_position) + int(data.num_scheduled_tokens)
-        order = None if self._settings.refusal else prompt.order_save(computed, self._settings.tokens_per_block)
+        if self._settings.refusal:
+            return []
+        position = prompt.position(data) if is_new else int(data.computed_position)
+        order = prompt.order_save(
+            range(position, position + int(data.num_scheduled_tokens)), self._geometry or self._plain
+        )
         return [] if order is None else [order]
 
     def _give_up(self, prompt: Prompt) -> None:
-        if self._claims is not None and prompt.claim.slots:
+        if self._claims is not None and prompt.claim.chunks:
             self._claims.give_up(prompt.claim)
         prompt.claim = NO_CLAIM
 

@@ -21,9 +21,11 @@ class Settings:
     """`refusal`: why nothing is shared with this engine; empty where it is.
 
     `timeout_s` bounds a round trip and `claim_timeout_s` all of one lookup, both on the executor's thread;
-    `staging_bytes` is the memory in which claimed chunks wait for their ranks. `retention_s`: how long after its last use a
-    chunk retains the engine's priority, whose own duration the engine does not pass on. `ranks` share a prompt's KV: under
-    attention data parallelism every owner has a scheduler and all of its prompts' KV, and is one rank of one.
+    `staging_bytes` is the memory in which claimed chunks wait for their ranks, `window_bytes` that of each rank in which blocks
+    of windows wait to be stored. `has_scratch_pages`: the engine may share pages between such blocks. `retention_s`: how long
+    after its last use a chunk retains the engine's priority, whose own duration the engine does not pass on. `ranks` share a
+    prompt's KV: under attention data parallelism every owner has a scheduler and all of its prompts' KV, and is one rank of
+    one.
     """
 
     model: str
@@ -36,10 +38,12 @@ class Settings:
     timeout_s: float = 0.5
     claim_timeout_s: float = 1.0
     staging_bytes: int = 1 << 30
+    window_bytes: int = 1 << 28
     copy_threads: int = 2
     retention_s: float = 3600.0
     is_layerwise: bool = True
     is_attention_dp: bool = False
+    has_scratch_pages: bool = False
     refusal: str = ""
 
     @classmethod
@@ -73,10 +77,12 @@ class Settings:
             timeout_s=numbers.get("timeout_s", 0.5),
             claim_timeout_s=numbers.get("claim_timeout_s", 1.0),
             staging_bytes=int(numbers.get("staging_mib", 1024)) << 20,
+            window_bytes=int(numbers.get("window_mib", 256)) << 20,
             copy_threads=int(numbers.get("copy_threads", 2)),
             retention_s=numbers.get("retention_s", 3600.0),
             is_layerwise=is_eager,
             is_attention_dp=is_attention_dp,
+            has_scratch_pages=bool(getattr(llm_args.kv_cache_config, "enable_swa_scratch_reuse", False)),
             refusal=_refusal(llm_args) or unknown,
             **texts,
         )
@@ -87,6 +93,7 @@ _NUMBERS = {
     "TIMEOUT_S": ("timeout_s", 0.001, 3600.0),
     "CLAIM_TIMEOUT_S": ("claim_timeout_s", 0.001, 3600.0),
     "STAGING_MIB": ("staging_mib", 1, 1 << 20),
+    "WINDOW_MIB": ("window_mib", 1, 1 << 20),
     "COPY_THREADS": ("copy_threads", 1, 64),
     "RETENTION_S": ("retention_s", 0.001, 4_000_000.0),
 }

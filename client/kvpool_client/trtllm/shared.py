@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool_client.engines.shared_bytes import SharedBytes
-from kvpool_client.trtllm.plan import Geometry
+from kvpool_client.trtllm.geometry import Geometry
 
-BOARD_PAGE_BYTES = 4096
+BOARD_PAGE_BYTES = 16384
 _GEOMETRY_AT = 64
 _LENGTH, _HAS_MAPPED, _DONE = range(3)
 

@@ -88,6 +88,13 @@ def pages_apart(tensor: Any, tokens_per_block: int) -> PageLayout:
     return PageLayout(tokens_per_block, (_full(layers, regions),))
 
 
+def group_region(tensor: Any, layers: Sequence[int]) -> Region:
+    """A layer group's pool tensor [blocks, layers, planes, …] as one region: K and V of these layers of the model, in order."""
+    roles = roles_of(int(tensor.shape[2]))
+    buffers = tuple(Buffer(layer, role) for layer in layers for role in roles)
+    return Region(tensor.view(torch.uint8).reshape(tensor.shape[0], -1), buffers)
+
+
 def in_windows(layout: PageLayout, windows: Sequence[int | None]) -> PageLayout:
     """The same pages as layer groups with these attention windows."""
     group = layout.groups[0]

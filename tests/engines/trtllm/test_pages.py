@@ -154,14 +154,14 @@ def _layout(*regions: Region) -> PageLayout:
 
 def test_pages_with_layers_in_order_are_recognised() -> None:
     both = [Buffer(layer, role) for layer in range(2) for role in ("key", "value")]
-    pages = pages_of_layout(_layout(_region(64, tuple(both))), 4, "w")
+    (pages,) = pages_of_layout(_layout(_region(64, tuple(both))), 4, "w")
     assert (pages.is_by_layer, pages.geometry.layers, pages.geometry.planes, len(pages.layers)) == (True, 2, 2, 2)
-    pages = pages_of_layout(_layout(_region(64, tuple(reversed(both)))), 4, "w")
+    (pages,) = pages_of_layout(_layout(_region(64, tuple(reversed(both)))), 4, "w")
     assert (pages.is_by_layer, pages.geometry.layers, len(pages.layers)) == (False, 1, 1)
-    latent = pages_of_layout(_layout(_region(32, (Buffer(0, "key"), Buffer(1, "key")))), 4, "w")
+    (latent,) = pages_of_layout(_layout(_region(32, (Buffer(0, "key"), Buffer(1, "key")))), 4, "w")
     assert (latent.is_by_layer, latent.geometry.is_replicated) == (True, True)
     assert not pages.geometry.is_replicated
-    assert pages.geometry.format != pages_of_layout(_layout(_region(64, tuple(both))), 4, "w").geometry.format
+    assert pages.geometry.format != pages_of_layout(_layout(_region(64, tuple(both))), 4, "w")[0].geometry.format
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,31 @@ class LayerLoads(Protocol):
         ...
 
 
+class LayerSaves(Protocol):
+    """Copies of layers from the blocks of one cache to chunks at offsets of host memory. Events as of `LayerLoads`."""
+
+    def after_engine(self) -> Event | None:
+        """See `LayerLoads`."""
+        ...
+
+    def queue_gather(
+        self,
+        layer: int,
+        starts: Sequence[int] | npt.NDArray[np.uint64],
+        block_ids: bytes,
+        layer_bytes: int,
+        *,
+        mark: Event | None = None,
+    ) -> Event | None:
+        """Queue the copy of `layer` of one chunk from its blocks to each of `starts` in host memory, behind `mark`. Returns its
+        event: after that the bytes have arrived. `block_ids` as in `Spread`, none of them skipped."""
+        ...
+
+    def end_saves(self) -> None:
+        """Wait for what is queued, after a refusal of the driver. Never raises."""
+        ...
+
+
 class DeviceBlocks:
     """One cache on one device, and host memory with chunks at offsets: the shared arena, or staging of the same form."""
 
@@ -92,16 +117,23 @@ class DeviceBlocks:
         return _queued(stream, side.load_lock, queue)
 
     def queue_gather(
-        self, layer: int, starts: Sequence[int] | npt.NDArray[np.uint64], block_ids: bytes, layer_bytes: int
+        self,
+        layer: int,
+        starts: Sequence[int] | npt.NDArray[np.uint64],
+        block_ids: bytes,
+        layer_bytes: int,
+        *,
+        mark: Event | None = None,
     ) -> Event:
-        """Queue the copy of `layer` of one chunk from its blocks to each of `starts` in host memory. Returns its event: after
-        that the bytes have arrived. `block_ids` as in `Spread`, none of them skipped."""
-        side, targets = self._side, self.addresses(starts).tobytes()
-        return _queued(
-            side.save_stream,
-            side.save_lock,
-            lambda: side.save_stream.gather(side.view, layer, block_ids, targets, layer_bytes),
-        )
+        """See `LayerSaves`."""
+        side, stream, targets = self._side, self._side.save_stream, self.addresses(starts).tobytes()
+
+        def queue() -> None:
+            if mark is not None:
+                stream.wait_for(mark)
+            stream.gather(side.view, layer, block_ids, targets, layer_bytes)
+
+        return _queued(stream, side.save_lock, queue)
 
     def wait(self, event: Event) -> None:
         """Wait until everything queued before the event is done. A device that neither answers nor fails is waited for: what

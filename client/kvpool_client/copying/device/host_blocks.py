@@ -16,7 +16,8 @@ from kvpool_client.copying.device.pinned_memory import PinnedBytes
 
 
 class HostBlocks:
-    """One cache in host memory, and memory with chunks at offsets. Has the methods of `LayerLoads`; no block is skipped."""
+    """One cache in host memory, and memory with chunks at offsets. Has the methods of `LayerLoads` and `LayerSaves`; no
+    block is skipped."""
 
     def __init__(self, geometry: PagedGeometry, memory: PinnedBytes, owner: object) -> None:
         """`owner` keeps the cache's arrays alive."""
@@ -51,3 +52,22 @@ class HostBlocks:
             start = offset + layer * layer_bytes
             extent = self._memory.bytes[start : start + layer_bytes]
             kvpool_native.scatter_plain(self._views[layer], row.tobytes(), len(row), extent)
+
+    def queue_gather(
+        self,
+        layer: int,
+        starts: Sequence[int] | npt.NDArray[np.uint64],
+        block_ids: bytes,
+        layer_bytes: int,
+        *,
+        mark: Event | None = None,
+    ) -> None:
+        """See `LayerSaves`."""
+        del mark
+        ids = np.frombuffer(block_ids, np.int64).reshape(len(starts), -1)
+        for row, start in zip(ids, starts, strict=True):
+            extent = self._memory.bytes[int(start) : int(start) + layer_bytes]
+            kvpool_native.gather_plain(self._views[layer], row.tobytes(), len(row), extent)
+
+    def end_saves(self) -> None:
+        """See `LayerSaves`: nothing is queued."""

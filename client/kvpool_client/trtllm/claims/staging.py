@@ -1,0 +1,68 @@
+"""Staging: the host memory in which claimed chunks wait for the ranks, and how layer groups divide it.
+
+    shard 0: slots of group 0 │ slots of group 1 │ …   shard 1: …          a slot: a chunk, layer by layer
+
+A group with a window needs few chunks of every claim, one of full attention all of them: each has slots for as many claims of a
+length that is a guess. Pure; any thread.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from kvpool.errors import InvalidArgument
+from kvpool_client.trtllm.geometry import Geometry
+
+# A claim of so many tokens, or of so many windows where that is more, has its chunks of all groups staged.
+CLAIM_TOKENS = 8192
+CLAIM_WINDOWS = 4
+
+
+def staging_slots(geometry: Geometry, shard_bytes: int) -> tuple[int, ...]:
+    """Slots of each group in one shard's part of the staging. Raises InvalidArgument where a window does not fit."""
+    groups = geometry.groups
+    if not geometry.has_groups:
+        return (max(1, shard_bytes // groups[0].chunk_bytes),)
+    windows = max(group.run for group in groups)
+    chunks = max(CLAIM_WINDOWS * windows, -(-CLAIM_TOKENS // geometry.tokens_per_block))
+    of_claim = [group.run or chunks for group in groups]
+    share = shard_bytes / sum(count * group.chunk_bytes for count, group in zip(of_claim, groups, strict=True))
+    slots = [max(group.run or 1, int(count * share)) for count, group in zip(of_claim, groups, strict=True)]
+    excess = shard_bytes_of(geometry, slots) - shard_bytes
+    if excess > 0:  # a whole window has taken the room of full groups
+        full_bytes = sum(group.chunk_bytes for group in groups if group.is_full)
+        fewer = -(-excess // full_bytes) if full_bytes else 0
+        slots = [count - fewer if group.is_full else count for count, group in zip(slots, groups, strict=True)]
+    if min(slots) < 1 or shard_bytes_of(geometry, slots) > shard_bytes:
+        least = sum((group.run or 1) * group.chunk_bytes for group in groups)
+        raise InvalidArgument(
+            f"the staging has {shard_bytes} bytes for each shard, expected at least {least}, a window's blocks: set "
+            "TLLM_KVPOOL_STAGING_MIB to a larger number"
+        )
+    return tuple(slots)
+
+
+def shard_bytes_of(geometry: Geometry, slots: Sequence[int]) -> int:
+    """Bytes of one shard's slots."""
+    return sum(count * group.chunk_bytes for count, group in zip(slots, geometry.groups, strict=True))
+
+
+def group_offsets(geometry: Geometry, slots: tuple[int, ...]) -> tuple[int, ...]:
+    """Where each group's slots begin in a shard."""
+    sizes = [count * group.chunk_bytes for count, group in zip(slots, geometry.groups, strict=True)]
+    return (0, *accumulate(sizes[:-1]))
+
+
+def staged_layers(
+    memory: npt.NDArray[np.uint8], geometry: Geometry, shard: int, slots: tuple[int, ...]
+) -> list[list[npt.NDArray[np.uint8]]]:
+    """One shard's slots by group, layer by layer: uint8 [slots, layer_bytes] each."""
+    size = shard_bytes_of(geometry, slots)
+    own = memory[shard * size : (shard + 1) * size]
+    found = []
+    for group, count, offset in zip(geometry.groups, slots, group_offsets(geometry, slots), strict=True):
+        rows = own[offset : offset + count * group.chunk_bytes].reshape(count, group.layers, group.layer_bytes)
+        found.append([rows[:, layer] for layer in range(group.layers)])
+    return found

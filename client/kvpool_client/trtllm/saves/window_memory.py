@@ -1,0 +1,130 @@
+"""Window memory: host memory of one rank in which blocks of windows wait to be stored.
+
+The engine takes a window's page back when the window has passed it, perhaps right after the step, and no call reports it. So
+the pages that a step is to save are copied out before anything that comes after the step: on a device by copies behind the
+step's work, for which the engine's stream waits; in host memory at once.
+
+    FREE ──copy_out──► COPYING ──its event──► COPIED ──stored, or given up──► FREE
+
+Invariant: a slot is given back only when nothing is copied into it any more and no save reads it. The executor's thread of one
+rank. Copies per byte: one (engine to this memory).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvpool.errors import LayoutMismatch
+from kvpool.layout import Layout
+from kvpool_client.copying.cache import Cache
+from kvpool_client.copying.device.blocks import Event, LayerSaves
+from kvpool_client.copying.device.pinned_memory import PinnedBytes
+from kvpool_client.engines.shared_bytes import SharedBytes
+from kvpool_client.trtllm.geometry import Geometry, GroupGeometry
+from kvpool_client.trtllm.plan import ByGroup
+
+CLOSE_WAIT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The slots of one layer group. `cache`: over them, from which saves read; `copies`: from the engine's blocks to them."""
+
+    geometry: GroupGeometry
+    offset: int
+    free: list[int]
+    cache: Cache
+    copies: LayerSaves
+
+
+class WindowMemory:
+    """See the module. `caches`: the engine's, of each layer group."""
+
+    def __init__(self, geometry: Geometry, layout: Layout, caches: Sequence[Cache], size: int) -> None:
+        """Raises LayoutMismatch where `size` bytes have no room for a window's blocks of each group, or OSError."""
+        numbers = [number for number, group in enumerate(geometry.groups) if not group.is_full]
+        groups = {number: geometry.groups[number] for number in numbers}
+        least = sum(group.run * group.chunk_bytes for group in groups.values())
+        if least > size:
+            raise LayoutMismatch(
+                f"blocks of windows have {size} bytes to wait in, expected at least {least}, a window of each layer group: set "
+                "TLLM_KVPOOL_WINDOW_MIB to a larger number"
+            )
+        windows = size // least if least else 0
+        memory = SharedBytes.create("kvpool-windows", max(1, windows * least))
+        side = caches[0].side
+        self._memory = PinnedBytes(memory.mapping(), side.device if side is not None else None)
+        memory.close()
+        self._windows: dict[int, _Window] = {}
+        self._last: list[Event] = []
+        offset = 0
+        for number, group in groups.items():
+            count = windows * group.run
+            rows = self._memory.bytes[offset : offset + count * group.chunk_bytes]
+            layers = rows.reshape(count, group.layers, group.layer_bytes)
+            own = Cache(
+                [layers[:, layer] for layer in range(group.layers)],
+                layout.of_group(number),
+                block_tokens=group.tokens_per_block,
+                form="packed",
+            )
+            copies = caches[number].layer_saves(self._memory)
+            self._windows[number] = _Window(group, offset, list(range(count)), own, copies)
+            offset += count * group.chunk_bytes
+
+    def __repr__(self) -> str:
+        return f"<WindowMemory {sum(len(window.free) for window in self._windows.values())} slots free>"
+
+    def cache(self, number: int) -> Cache:
+        """The slots of a layer group, as blocks that saves read."""
+        return self._windows[number].cache
+
+    def take(self, number: int, count: int) -> tuple[int, ...] | None:
+        """So many free slots of a layer group; None where there are fewer."""
+        free = self._windows[number].free
+        return tuple(free.pop() for _ in range(count)) if count <= len(free) else None
+
+    def give_back(self, slots: ByGroup) -> None:
+        """Free slots that nothing is copied into and that no save reads."""
+        for number, window in self._windows.items():
+            window.free.extend(slots[number])
+
+    def copy_out(self, pairs: Sequence[Sequence[tuple[int, int]]], stream: Any) -> list[Event]:
+        """Copy blocks to slots, (slot, block) by layer group, behind all that the engine has queued; what is queued on its
+        `stream` from now on comes after these copies. Returns the events behind which the bytes are here.
+
+        Raises what a device that refuses raises; then nothing is copied any more.
+        """
+        events: list[Event] = []
+        try:
+            for number, window in self._windows.items():
+                if pairs[number]:
+                    events += self._queue(window, pairs[number])
+            for event in events:
+                event.hold(stream.cuda_stream)
+        except BaseException:
+            for window in self._windows.values():
+                window.copies.end_saves()
+            raise
+        self._last = events or self._last
+        return events
+
+    def close(self) -> None:
+        """Give the memory back to the driver. Requires: no save reads it."""
+        if all(
+            event.wait(CLOSE_WAIT_S) for event in self._last
+        ):  # memory that a device may still write stays registered
+            self._memory.close()
+
+    def _queue(self, window: _Window, pairs: Sequence[tuple[int, int]]) -> list[Event]:
+        group, copies = window.geometry, window.copies
+        slots = np.array([slot for slot, _ in pairs], dtype=np.uint64)
+        block_ids = np.array([block for _, block in pairs], dtype=np.int64).tobytes()
+        first = slots * np.uint64(group.chunk_bytes) + np.uint64(window.offset)
+        mark, event = copies.after_engine(), None
+        for layer in range(group.layers):
+            starts = first + np.uint64(layer * group.layer_bytes)
+            event = copies.queue_gather(layer, starts, block_ids, group.layer_bytes, mark=mark)
+        return [] if event is None else [event]
