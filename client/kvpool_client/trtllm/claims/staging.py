@@ -18,6 +18,8 @@ from kvpool_client.trtllm.geometry import Geometry
 # A claim of so many tokens, or of so many windows where that is more, has its chunks of all groups staged.
 CLAIM_TOKENS = 8192
 CLAIM_WINDOWS = 4
+# The part of the staging that windows have at least: many short prompts need a whole window each.
+WINDOW_SHARE_MIN = 0.25
 
 
 def staging_slots(geometry: Geometry, shard_bytes: int) -> tuple[int, ...]:
@@ -25,23 +27,20 @@ def staging_slots(geometry: Geometry, shard_bytes: int) -> tuple[int, ...]:
     groups = geometry.groups
     if not geometry.has_groups:
         return (max(1, shard_bytes // groups[0].chunk_bytes),)
-    windows = max(group.run for group in groups)
-    chunks = max(CLAIM_WINDOWS * windows, -(-CLAIM_TOKENS // geometry.tokens_per_block))
-    of_claim = [group.run or chunks for group in groups]
-    share = shard_bytes / sum(count * group.chunk_bytes for count, group in zip(of_claim, groups, strict=True))
-    slots = [max(group.run or 1, int(count * share)) for count, group in zip(of_claim, groups, strict=True)]
-    excess = shard_bytes_of(geometry, slots) - shard_bytes
-    if excess > 0:  # a whole window has taken the room of full groups
-        full_bytes = sum(group.chunk_bytes for group in groups if group.is_full)
-        fewer = -(-excess // full_bytes) if full_bytes else 0
-        slots = [count - fewer if group.is_full else count for count, group in zip(slots, groups, strict=True)]
-    if min(slots) < 1 or shard_bytes_of(geometry, slots) > shard_bytes:
-        least = sum((group.run or 1) * group.chunk_bytes for group in groups)
+    chunks = max(CLAIM_WINDOWS * max(group.run for group in groups), -(-CLAIM_TOKENS // geometry.tokens_per_block))
+    window_bytes = sum(group.run * group.chunk_bytes for group in groups)
+    full_bytes = sum(group.chunk_bytes for group in groups if group.is_full)
+    share = max(WINDOW_SHARE_MIN, window_bytes / (window_bytes + chunks * full_bytes))
+    windows = max(1.0, share * shard_bytes / window_bytes) if window_bytes else 0.0
+    counts = [int(group.run * windows) for group in groups]
+    left = shard_bytes - shard_bytes_of(geometry, counts)
+    slots = tuple(left // full_bytes if group.is_full else count for group, count in zip(groups, counts, strict=True))
+    if left < full_bytes:
         raise InvalidArgument(
-            f"the staging has {shard_bytes} bytes for each shard, expected at least {least}, a window's blocks: set "
-            "TLLM_KVPOOL_STAGING_MIB to a larger number"
+            f"the staging has {shard_bytes} bytes for each shard, expected at least {window_bytes + full_bytes}, the blocks of "
+            "a window: set TLLM_KVPOOL_STAGING_MIB to a larger number"
         )
-    return tuple(slots)
+    return slots
 
 
 def shard_bytes_of(geometry: Geometry, slots: Sequence[int]) -> int:
