@@ -95,12 +95,5 @@ def group_region(tensor: Any, layers: Sequence[int]) -> Region:
     return Region(tensor.view(torch.uint8).reshape(tensor.shape[0], -1), buffers)
 
 
-def in_windows(layout: PageLayout, windows: Sequence[int | None]) -> PageLayout:
-    """The same pages as layer groups with these attention windows."""
-    group = layout.groups[0]
-    groups = [Group(number, group.layer_ids, window, group.regions) for number, window in enumerate(windows)]
-    return PageLayout(layout.tokens_per_block, tuple(groups))
-
-
 def _full(layers: int, regions: list[Region]) -> Group:
     return Group(0, tuple(reversed(range(layers))), None, tuple(regions))

@@ -3,10 +3,9 @@
 Written after TensorRT-LLM main in autumn 2026: one lookup for each allocation, positions that leave a claim out in its first
 step, cumulative blocks, plans that are broadcast, no report about loads. Both cache managers: the first (`v1`, alone in
 release 1.2.1) registers one pool tensor and passes priorities; the second (`v2`) registers a page layout, hands over requests
-whose flags are methods, and passes none. With several layer groups its flat forms are not called and flat lists are empty:
-pages come by group, with -1 in place of blocks that a group's window has passed. An owner of attention data parallelism is an
-executor of its own. The executor computes KV from the tokens before it and checks every KV that it attends to, on every rank: a
-wrong byte fails the test where it is read.
+whose flags are methods, and passes none; `windowed` has it with several layer groups. An owner of attention data parallelism is
+an executor of its own. The executor computes KV from the tokens before it and checks every KV that it attends to, on every
+rank: a wrong byte fails the test where it is read.
 """
 
 import pickle
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 
 from tests.engines.trtllm.interface import KvCacheConnectorScheduler, RequestData, SchedulerOutput, llm_args
-from tests.engines.trtllm.pages_rig import in_windows, pages_apart, pages_together
+from tests.engines.trtllm.pages_rig import pages_apart, pages_together
 from tests.rigs.daemon import wait_until
 
 WIDTH = 8
@@ -84,7 +83,6 @@ class Executor:
         step_tokens: int = 1 << 20,
         device: str = "cpu",
         manager: str = "v1",
-        windows: Sequence[int | None] = (None,),
         owner: int | None = None,
         **args: Any,
     ) -> None:
@@ -92,7 +90,7 @@ class Executor:
         from kvpool_client.trtllm import KVPoolScheduler, KVPoolWorker
 
         arguments = llm_args(**{"tensor_parallel_size": ranks, "enable_attention_dp": owner is not None, **args})
-        self._is_v2, self._windows, self._owner = manager != "v1", tuple(windows), owner
+        self._is_v2, self._owner, self._layer_groups = manager != "v1", owner, 1
         self.finished_pages: list[list[list[int]]] = []  # by group, of each request that ended
         self.block_tokens, self.layers, self._planes = arguments.kv_cache_config.tokens_per_block, 3, planes
         self._step_tokens = step_tokens
@@ -109,8 +107,7 @@ class Executor:
             self.workers.append(KVPoolWorker(arguments))  # type: ignore[operator]
             if self._is_v2:
                 describe = pages_apart if is_apart else pages_together
-                layout = in_windows(describe(self.tensors[rank], self.block_tokens), windows)
-                self.workers[-1].register_kv_cache_layout(layout)
+                self.workers[-1].register_kv_cache_layout(describe(self.tensors[rank], self.block_tokens))
             else:
                 self.workers[-1].register_kv_caches(self.tensors[rank])
         self._check_bring_up()
@@ -167,7 +164,7 @@ class Executor:
             data = RequestData(
                 request.request_id,
                 request.tokens[request.sent_tokens :],
-                fresh if len(self._windows) == 1 else [],
+                fresh,
                 request.computed - hidden,
                 count,
                 priorities=None if self._is_v2 else self._priorities(request),
@@ -218,7 +215,7 @@ class Executor:
             assert all(type(half).supports_attention_dp is True for half in (self.scheduler, self.workers[0]))
         for name in ("update_state_after_alloc_by_layer_group", "request_finished_by_layer_group"):
             is_flat = getattr(type(self.scheduler), name) is getattr(KvCacheConnectorScheduler, name)
-            assert len(self._windows) == 1 or not is_flat, f"{name} is wanted with several layer groups"
+            assert self._layer_groups == 1 or not is_flat, f"{name} is wanted with several layer groups"
 
     def _finish(self, request: Request) -> bool:
         if self._is_v2:
@@ -235,22 +232,13 @@ class Executor:
         assert 0 <= claimed < len(request.tokens) - held
         assert claimed % self.block_tokens == 0
         request.claimed, request.computed = claimed, held + claimed
-        if len(self._windows) > 1:
-            self.scheduler.update_state_after_alloc_by_layer_group(request, self._by_group(request))
-        else:
-            self.scheduler.update_state_after_alloc(request, list(request.blocks))
+        self.scheduler.update_state_after_alloc(request, list(request.blocks))
         self._active.append(request)
         return request
 
     def _by_group(self, request: Request) -> list[list[int]]:
-        """get_page_indices_by_layer_group: each block's page in each group, -1 for blocks that its window has passed."""
-        if not self._is_v2:
-            return []
-        passed = [
-            0 if window is None else max(0, request.computed + 1 - window) // self.block_tokens
-            for window in self._windows
-        ]
-        return [[-1] * min(count, len(request.blocks)) + request.blocks[count:] for count in passed]
+        """get_page_indices_by_layer_group, of one group."""
+        return [list(request.blocks)] if self._is_v2 else []
 
     def _priorities(self, request: Request) -> list[int] | None:
         """The result of KVCacheManager.get_priority_by_block_id for the blocks that are sent."""

@@ -140,16 +140,17 @@ def test_a_copy_of_a_window_that_came_after_the_step_would_be_noticed(
     from kvpool_client.trtllm.saves.window_memory import WindowMemory
 
     engine = start(daemon)
-    copy_out, late = WindowMemory.copy_out, []
+    copy_out: Any = WindowMemory.copy_out
+    late: list[Any] = []
     with monkeypatch.context() as patch:
-        patch.setattr(WindowMemory, "copy_out", lambda self, pairs, stream: late.append((self, pairs, stream)) or [])
+        patch.setattr(WindowMemory, "copy_out", lambda *given: late.extend([given]) or [])  # type: ignore[func-returns-value]
         request = engine.ask(PROMPT, 9)
         saves = engine.workers[0].half._saves
         patch.setattr(type(saves), "go_on", lambda self: None)
         while request.to_generate:
             engine.step()
-    for memory, pairs, stream in late:
-        copy_out(memory, pairs, stream)
+    for given in late:
+        copy_out(*given)
     engine.run()
     with pytest.raises(AssertionError, match="group 1"):
         engine.answer(PROMPT, 9)

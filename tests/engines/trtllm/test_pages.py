@@ -1,6 +1,5 @@
 """TensorRT-LLM's second cache manager and attention data parallelism, driven by a scripted executor (trtllm_standin)."""
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
 from kvpool.errors import LayoutMismatch  # noqa: E402
 from kvpool_client.trtllm.pages import pages_of_layout, pages_of_tensor  # noqa: E402
-from tests.engines.trtllm.pages_rig import Buffer, Group, PageLayout, Region, in_windows, pages_together  # noqa: E402
+from tests.engines.trtllm.pages_rig import Buffer, Group, PageLayout, Region  # noqa: E402
 from tests.engines.trtllm.standin import Executor  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -48,42 +47,6 @@ def test_a_generation_only_request_is_not_served(daemon: Daemon, start_trtllm: S
         engine.answer(PROMPT)
         assert engine.answer(PROMPT, is_generation_only=True)[0] == 0
         assert engine.answer(PROMPT)[0] == 28
-
-
-@pytest.mark.parametrize("windows", [(None, 128), (128,), (128, 512, None)])
-def test_layer_groups_start_the_engine_and_one_line_explains_why_they_are_not_served(
-    daemon: Daemon, start_trtllm: Start, caplog: pytest.LogCaptureFixture, windows: tuple[int | None, ...]
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        engine = start_trtllm(daemon, warm=False, manager="v2", windows=windows)
-        assert [engine.answer(PROMPT)[0] for _ in range(2)] == [0, 0]
-    logged = [record.message for record in caplog.records if "shares nothing" in record.message]
-    assert len(logged) == 1
-    assert "max_attention_window" in logged[0]
-    assert "128" in logged[0]
-    assert engine.workers[0].half.stats()["refused_layout"] == 1
-    assert daemon.stats()["dram.chunks"] == 0
-
-
-@pytest.mark.parametrize("windows", [(8, None), (8,)])
-def test_pages_that_a_window_has_passed_are_neither_read_nor_stored(
-    daemon: Daemon, start_trtllm: Start, windows: tuple[int | None, ...]
-) -> None:
-    """Chunked prefill, decoding, an abort and a replay, with the calls and the page lists of layer groups."""
-    cold = start_trtllm(daemon, manager="v2").answer(PROMPT, 9)[1]
-    stored = daemon.stats()["dram.chunks"]
-    engine = start_trtllm(daemon, warm=False, manager="v2", windows=windows, step_tokens=8)
-    assert engine.answer(PROMPT, 9) == (0, cold)
-    assert engine.finished_pages[-1][0][:7] == [-1] * 7, "all but the window's last tokens"
-    assert all(-1 not in pages for pages in engine.finished_pages[-1][1:])
-    request = engine.ask(PROMPT, 9)
-    engine.step()
-    engine.abort(request)
-    engine.replay(request)
-    engine.run()
-    assert request.tokens[len(PROMPT) :] == cold
-    assert daemon.stats()["dram.chunks"] == stored
-    assert daemon.problems() == []
 
 
 def test_owners_of_attention_data_parallelism_share_what_each_computed(daemon: Daemon, start_trtllm: Start) -> None:
@@ -168,7 +131,9 @@ def test_pages_with_layers_in_order_are_recognised() -> None:
     ("layout", "word"),
     [
         (PageLayout(4, ()), "0 layer groups"),
-        (in_windows(pages_together(torch.zeros(3, 2, 2, 32, dtype=torch.int16), 4), (64,)), "max_attention_window"),
+        (PageLayout(4, (Group(1, (0,), None, (_region(64, (Buffer(0, "key"),)),)),)), "numbers from 0 on"),
+        (PageLayout(4, (Group(0, (0,), 0, (_region(64, (Buffer(0, "key"),)),)),)), "window of 0 tokens"),
+        (_layout(_region(64, (Buffer(0, "ssm_state"), Buffer(1, "conv_state")))), "recurrent states"),
         (PageLayout(8, _layout(_region(64, (Buffer(0, "key"),))).groups), "tokens_per_block"),
         (_layout(_region(64, (Buffer(0, "key", 2),))), "page size"),
         (_layout(_region(64, (Buffer(0, "key"),)), _region(8, (Buffer(0, "key_scale"),))), "kv_cache_config.dtype"),

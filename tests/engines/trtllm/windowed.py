@@ -55,7 +55,7 @@ class WindowedExecutor(Executor):
         scratch = args.pop("enable_swa_scratch_reuse", False)
         arguments = llm_args(**{"tensor_parallel_size": ranks, "enable_attention_dp": owner is not None, **args})
         arguments.kv_cache_config.enable_swa_scratch_reuse = scratch
-        self.windows, self._windows, self._owner, self._is_v2 = tuple(windows), tuple(windows), owner, True
+        self.windows, self._owner, self._is_v2, self._layer_groups = tuple(windows), owner, True, len(windows)
         self.shows_matched = shows_matched
         self.block_tokens, self._planes, self._step_tokens = (
             arguments.kv_cache_config.tokens_per_block,
@@ -78,6 +78,7 @@ class WindowedExecutor(Executor):
             self.workers[-1].register_kv_cache_layout(self._layout(rank))
         self._check_bring_up()
         self.free = [list(range(blocks)) for _ in windows]
+        self._lost: list[tuple[int, int]] = []
         self._active: list[Request] = []
         self._saving: dict[int, Request] = {}
         self._next_id = 1
@@ -87,14 +88,15 @@ class WindowedExecutor(Executor):
 
     def ask(self, tokens: Sequence[int], generate: int = 1, held: int = 0, **fields: Any) -> Request:
         self._next_id += 1
-        request = self._admit(WindowedRequest(self._next_id, list(tokens), generate, **fields), held)
+        request: WindowedRequest = self._admit(WindowedRequest(self._next_id, list(tokens), generate, **fields), held)
         self.after_match()
         return request
 
     def step(self) -> None:
         """One iteration: pages that it leaves behind are others' in the next one."""
         output, scheduled = SchedulerOutput(attention_dp_rank=self._owner), []
-        for request in self._active:
+        active: list[Any] = self._active
+        for request in active:
             count = min(len(request.tokens) - request.computed, self._step_tokens)
             self._allocate(request, request.computed + count)
             hidden = request.claimed if not request.was_sent else 0
@@ -122,14 +124,14 @@ class WindowedExecutor(Executor):
 
     def abort(self, request: Any) -> None:
         self.scheduler.request_reset(request)
-        self._release(request)
+        self._lose(request)
         request.begin(len(self.windows))
         request.computed, request.claimed, request.was_sent, request.sent_tokens = 0, 0, False, 0
         request.py_num_connector_matched_tokens = 0
 
     def replay(self, request: Any) -> None:
         self._active.remove(request)
-        self._release(request)
+        self._lose(request)
         request.was_sent, request.sent_tokens = False, 0
         self._admit(request)
 
@@ -238,6 +240,18 @@ class WindowedExecutor(Executor):
             for block in range(len(table)):
                 self._take_page(number, table, block)
 
+    def _lose(self, request: Any) -> None:
+        """A request's pages are taken away between two steps: nothing overwrites them before the next forward pass."""
+        self._lost += [
+            (number, page) for number, table in enumerate(request.pages) for page in table if page != NO_PAGE
+        ]
+        request.pages = [[] for _ in self.windows]
+
+    def _overwrite_lost(self) -> None:
+        for number, page in self._lost:
+            self._take_page(number, [page], 0)
+        self._lost.clear()
+
     def _release(self, request: Any) -> None:
         self._take_pages(request)
         request.pages = [[] for _ in self.windows]
@@ -245,8 +259,10 @@ class WindowedExecutor(Executor):
     def _forward(self, plan: bytes, scheduled: list[tuple[Request, int]]) -> None:
         group_of = {layer: number for number, layers in enumerate(self.layer_groups) for layer in layers}
         stream = Stream()
-        for rank, worker in enumerate(self.workers):
+        for worker in self.workers:
             worker.bind_connector_meta(pickle.loads(plan))
+        self._overwrite_lost()
+        for rank, worker in enumerate(self.workers):
             worker.start_load_kv(stream)
             for layer in sorted(group_of):
                 worker.wait_for_layer_load(layer, stream)

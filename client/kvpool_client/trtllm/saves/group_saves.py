@@ -32,11 +32,13 @@ class _Copied:
     events: tuple[Event, ...]
 
     def followed_by(self, later: "_Copied") -> "_Copied":
+        """One for both; `later` is of the same request."""
         slots = tuple(one + other for one, other in zip(self.slots, later.slots, strict=True))
         events = tuple(event for event in self.events if not event.is_done()) + later.events
         return _Copied(self.order.followed_by(later.order), slots, events)
 
     def is_here(self) -> bool:
+        """Whether its windows have arrived."""
         return all(event.is_done() for event in self.events)
 
 
