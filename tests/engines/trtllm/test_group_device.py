@@ -204,41 +204,70 @@ def test_a_device_that_refuses_a_copy_costs_the_window_alone(rank: Rank, call: s
     assert rank.stored()[WINDOW] == _expected(written)[WINDOW]
 
 
-def test_claims_arrive_in_the_blocks_of_each_group_before_the_forward(rank: Rank) -> None:
-    written = rank.step(1)
-    _wait_saved(rank)
+def _slots_free(claims: Any) -> int:
+    free: list[list[int]] = claims._free
+    return sum(len(of_group) for of_group in free)
+
+
+def _claimed(rank: Rank, request_id: int) -> Plan:
+    """The plan of a step that loads the prompt's chunks: five of the full group, the last two of the window."""
     request = SimpleNamespace(
-        request_id=9, get_tokens=lambda _: [*TOKENS.tolist(), 5], cache_salt=None, py_num_connector_matched_tokens=20
+        request_id=request_id,
+        get_tokens=lambda _: [*TOKENS.tolist(), 5],
+        cache_salt=None,
+        py_num_connector_matched_tokens=20,
     )
     assert rank.scheduler.match(request, 0) == 20
-    tables = [[2, 21, 4, 11, 8, 0], [-1, -1, -1, 6, 22, 1]]
     data = SimpleNamespace(
-        request_id=9,
+        request_id=request_id,
         new_tokens=request.get_tokens(0),
         new_block_ids=[],
-        new_block_ids_by_layer_group=tables,
+        new_block_ids_by_layer_group=[[2, 21, 4, 11, 8, 0], [-1, -1, -1, 6, 22, 1]],
         computed_position=0,
         num_scheduled_tokens=2,
         cache_salt=None,
     )
-    plan = rank.scheduler.plan(SimpleNamespace(new_requests=[data], cached_requests=[]))
-    rank.half.bind(plan)
+    return rank.scheduler.plan(SimpleNamespace(new_requests=[data], cached_requests=[]))
+
+
+def test_claims_arrive_in_the_blocks_of_each_group_before_the_forward(rank: Rank) -> None:
+    expected = _expected(rank.step(1))
+    _wait_saved(rank)
+    rank.half.bind(_claimed(rank, 9))
+    claims: Any = rank.scheduler._claims
+    emulated.order("hang 1")
     rank.half.start_loads(rank.handle)
+    rank.half.finished([])
+    rank.scheduler._look_at_board()
+    slots: tuple[int, ...] = claims.slots
+    assert _slots_free(claims) == sum(slots) - 7, "the device may still read the staged chunks"
+    emulated.order("hang 0")
     rank.stream.wait()  # whatever the forward reads comes behind the loads
-    expected = _expected(written)
     for group, blocks in enumerate(([2, 21, 4, 11, 8], [6, 22])):
         found = [array.read() for array in rank.arrays[group]]
         assert [b"".join(array[block].tobytes() for array in found) for block in blocks] == expected[group]
     rank.half.finish_step(rank.handle)
-    claims: Any = rank.scheduler._claims
 
     def are_reclaimed() -> bool:
         rank.half.finished([])
         rank.scheduler._look_at_board()
-        return bool(claims.slots_free == sum(claims.slots))
+        return _slots_free(claims) == sum(slots)
 
     wait_until(are_reclaimed, "every staged slot is free")
     assert rank.half.stats()["loaded_blocks"] == 7
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_the_forward_writes_comes_after_the_loads_of_all_groups(rank: Rank, seed: int) -> None:
+    rank.step(seed)
+    _wait_saved(rank)
+    rank.half.bind(_claimed(rank, 9))
+    rank.half.start_loads(rank.handle)
+    written = rank.write(seed + 50)
+    rank.stream.wait()
+    assert all(event is None or event.wait(10) for event in rank.half._arrivals)
+    for arrays, values in zip(rank.arrays, written, strict=True):
+        assert all(np.array_equal(array.read(), wanted) for array, wanted in zip(arrays, values, strict=True))
 
 
 def test_levels_of_what_was_stored_are_dram(rank: Rank) -> None:

@@ -106,6 +106,17 @@ def test_what_is_computed_behind_a_claim_is_stored(daemon: Daemon, start: Start,
     assert engine.answer([*longer, 1, 2], 3)[0] == (48 if shows_matched else 28)
 
 
+def test_a_page_that_a_window_has_passed_is_not_read_where_the_position_came_late(daemon: Daemon, start: Start) -> None:
+    """The first step behind a claim stores nothing, and in the second one the window has passed block 10."""
+    engine = start(daemon, windows=(None, 6), shows_matched=False)
+    engine.answer(PROMPT)
+    longer = [*PROMPT, *range(40, 60)]
+    assert engine.answer(longer, 2)[0] == 28
+    other = [*longer, 1, 2]
+    assert engine.answer(other, 3)[0] == 28
+    assert daemon.problems() == []
+
+
 def test_where_prompts_part_is_an_end_after_the_second_one(daemon: Daemon, start: Start) -> None:
     engine = start(daemon, blocks=128)
     shared = PROMPT[:16]

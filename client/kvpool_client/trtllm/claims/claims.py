@@ -76,8 +76,8 @@ class Claims:
 
     @property
     def slots_free(self) -> int:
-        """Slots that a claim may take, of all groups."""
-        return sum(len(free) for free in self._free)
+        """Slots that a claim may take, of the layer group that has the fewest."""
+        return min(len(free) for free in self._free)
 
     def claim(
         self, tokens: npt.NDArray[np.int32], salt: bytes | None, adapter: str, first_chunk: int

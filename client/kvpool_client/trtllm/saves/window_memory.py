@@ -58,7 +58,7 @@ class WindowMemory:
         self._memory = PinnedBytes(memory.mapping(), side.device if side is not None else None)
         memory.close()
         self._windows: dict[int, _Window] = {}
-        self._last: list[Event] = []
+        self._last: dict[int, Event] = {}  # by layer group, whose copies are on a stream of their own
         offset = 0
         for number, group in groups.items():
             count = windows * group.run
@@ -97,28 +97,29 @@ class WindowMemory:
 
         Raises what a device that refuses raises; then nothing is copied any more.
         """
-        events: list[Event] = []
+        events: dict[int, Event] = {}
         try:
             for number, window in self._windows.items():
-                if pairs[number]:
-                    events += self._queue(window, pairs[number])
-            for event in events:
+                event = self._queue(window, pairs[number]) if pairs[number] else None
+                if event is not None:
+                    events[number] = event
+            for event in events.values():
                 event.hold(stream.cuda_stream)
         except BaseException:
             for window in self._windows.values():
                 window.copies.end_saves()
             raise
-        self._last = events or self._last
-        return events
+        self._last |= events
+        return list(events.values())
 
     def close(self) -> None:
         """Give the memory back to the driver. Requires: no save reads it."""
         if all(
-            event.wait(CLOSE_WAIT_S) for event in self._last
+            event.wait(CLOSE_WAIT_S) for event in self._last.values()
         ):  # memory that a device may still write stays registered
             self._memory.close()
 
-    def _queue(self, window: _Window, pairs: Sequence[tuple[int, int]]) -> list[Event]:
+    def _queue(self, window: _Window, pairs: Sequence[tuple[int, int]]) -> Event | None:
         group, copies = window.geometry, window.copies
         slots = np.array([slot for slot, _ in pairs], dtype=np.uint64)
         block_ids = np.array([block for _, block in pairs], dtype=np.int64).tobytes()
@@ -127,4 +128,4 @@ class WindowMemory:
         for layer in range(group.layers):
             starts = first + np.uint64(layer * group.layer_bytes)
             event = copies.queue_gather(layer, starts, block_ids, group.layer_bytes, mark=mark)
-        return [] if event is None else [event]
+        return event
