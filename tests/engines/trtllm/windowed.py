@@ -29,6 +29,7 @@ class WindowedRequest(PythonRequest):
         self.pages: list[list[int]] = [[] for _ in range(groups)]
         self.sent: list[int] = [0] * groups
         self.history = 0
+        self.prompt_tokens = len(self.tokens)
 
 
 class WindowedExecutor(Executor):
@@ -46,17 +47,19 @@ class WindowedExecutor(Executor):
         layer_groups: Sequence[Sequence[int]] | None = None,
         owner: int | None = None,
         shows_matched: bool = True,
+        overlaps: bool = False,
         **args: Any,
     ) -> None:
         """`layer_groups`: the model's layers of each group; None: in turns. `shows_matched`: requests have the number of tokens
-        that the runtime has taken of a promise."""
+        that the runtime has taken of a promise. `overlaps`: a step is scheduled before the last one's token is known, so that
+        decoding is reported, and pages are taken back, one token late."""
         from kvpool_client.trtllm import KVPoolScheduler, KVPoolWorker
 
         scratch = args.pop("enable_swa_scratch_reuse", False)
         arguments = llm_args(**{"tensor_parallel_size": ranks, "enable_attention_dp": owner is not None, **args})
         arguments.kv_cache_config.enable_swa_scratch_reuse = scratch
         self.windows, self._owner, self._is_v2, self._layer_groups = tuple(windows), owner, True, len(windows)
-        self.shows_matched = shows_matched
+        self.shows_matched, self.overlaps = shows_matched, overlaps
         self.block_tokens, self._planes, self._step_tokens = (
             arguments.kv_cache_config.tokens_per_block,
             planes,
@@ -99,11 +102,12 @@ class WindowedExecutor(Executor):
         for request in active:
             count = min(len(request.tokens) - request.computed, self._step_tokens)
             self._allocate(request, request.computed + count)
-            hidden = request.claimed if not request.was_sent else 0
+            hidden = request.claimed if not request.was_sent else self._late(request)
+            known = len(request.tokens) - self._late(request)
             fresh = [table[sent:] for table, sent in zip(request.pages, request.sent, strict=True)]
             data = RequestData(
                 request.request_id,
-                request.tokens[request.sent_tokens :],
+                request.tokens[request.sent_tokens : known],
                 list(fresh[0]) if len(self.windows) == 1 else [],
                 request.computed - hidden,
                 count,
@@ -111,13 +115,14 @@ class WindowedExecutor(Executor):
                 new_block_ids_by_layer_group=fresh,
             )
             (output.cached_requests if request.was_sent else output.new_requests).append(data)
-            request.was_sent, request.sent_tokens = True, len(request.tokens)
+            request.was_sent, request.sent_tokens = True, known
             request.sent = [len(table) for table in request.pages]
             scheduled.append((request, count))
         self._forward(pickle.dumps(self.scheduler.build_connector_meta(output)), scheduled)
         for request, count in scheduled:
+            late = self._late(request)
             request.computed += count
-            self._move_history(request, request.computed)
+            self._move_history(request, request.computed - late)
             if request.computed == len(request.tokens):
                 self._generate(request)
         self._nothing_is_saved()
@@ -167,6 +172,10 @@ class WindowedExecutor(Executor):
         if self.shows_matched:
             request.py_num_connector_matched_tokens = request.claimed
         self.scheduler.cancel_load(request, start, end)
+
+    def _late(self, request: Any) -> int:
+        is_decoding = request.computed == len(request.tokens) - 1 and request.sent_tokens > 0
+        return int(self.overlaps and is_decoding and request.computed >= request.prompt_tokens)
 
     def oldest(self, number: int, history: int) -> int:
         """The first block that a group's window has not passed."""
