@@ -229,10 +229,10 @@ class SchedulerHalf:
         prompt.advance(data)
         if self._settings.refusal:
             return []
-        position = prompt.position(data) if is_new else int(data.computed_position)
-        order = prompt.order_save(
-            range(position, position + int(data.num_scheduled_tokens)), self._geometry or self._plain
-        )
+        geometry = self._geometry or self._plain
+        # Without windows a position that is too low costs nothing: the next step catches up.
+        position = prompt.position(data) if is_new and geometry.has_groups else int(data.computed_position)
+        order = prompt.order_save(range(position, position + int(data.num_scheduled_tokens)), geometry)
         return [] if order is None else [order]
 
     def _give_up(self, prompt: Prompt) -> None:

@@ -38,7 +38,7 @@ class Settings:
     timeout_s: float = 0.5
     claim_timeout_s: float = 1.0
     staging_bytes: int = 1 << 30
-    window_bytes: int = 1 << 28
+    window_bytes: int = 1 << 30
     copy_threads: int = 2
     retention_s: float = 3600.0
     is_layerwise: bool = True
@@ -77,7 +77,7 @@ class Settings:
             timeout_s=numbers.get("timeout_s", 0.5),
             claim_timeout_s=numbers.get("claim_timeout_s", 1.0),
             staging_bytes=int(numbers.get("staging_mib", 1024)) << 20,
-            window_bytes=int(numbers.get("window_mib", 256)) << 20,
+            window_bytes=int(numbers.get("window_mib", 1024)) << 20,
             copy_threads=int(numbers.get("copy_threads", 2)),
             retention_s=numbers.get("retention_s", 3600.0),
             is_layerwise=is_eager,
