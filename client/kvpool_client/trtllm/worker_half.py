@@ -62,6 +62,7 @@ class WorkerHalf:
         self._arrivals: list[Event | None] = []
         self._loading = 0
         self._stream: Any = None
+        self._forward_stream: Any = None  # on which the hooks of a step's layers were called
         self._layers_run: set[int] = set()
         self._is_layerwise = False
         self._has_all_hooks = False
@@ -149,6 +150,8 @@ class WorkerHalf:
 
         `layer` counts the model's layers. Where some have no KV the pool's number is lower, and its event comes before.
         """
+        if self._plan is not None:  # no warm-up, and no graph that is captured
+            self._forward_stream = stream
         if self._events and self._is_layerwise:
             _hold(stream, self._events[min(layer, len(self._events) - 1)])
 
@@ -168,7 +171,7 @@ class WorkerHalf:
         overwrite."""
         if self._saves is not None:
             with self._on_stream():
-                self._saves.finish_step(stream)
+                self._saves.finish_step(stream, self._forward_stream)
         self._plan, self._events = None, self._events[-1:]
         if self._layers_run and self._geometry is not None:
             self._has_all_hooks = self._layers_run == set(range(self._geometry.groups[0].layers))

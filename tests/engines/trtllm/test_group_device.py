@@ -59,22 +59,29 @@ class Rank:
 
         wait_until(is_ready, "the halves serve")
 
-    def write(self, seed: int, groups: tuple[int, ...] = (FULL, WINDOW)) -> list[list[Any]]:
+    def write(
+        self, seed: int, groups: tuple[int, ...] = (FULL, WINDOW), stream: EngineStream | None = None
+    ) -> list[list[Any]]:
         """The engine queues random bytes for every array of these groups."""
         dice, written = np.random.default_rng(seed), []
         for group in groups:
             written.append([dice.integers(0, 256, (BLOCKS, LAYER_BYTES), dtype=np.uint8) for _ in self.arrays[group]])
             for array, values in zip(self.arrays[group], written[-1], strict=True):
-                self.stream.write(array, values)
+                (stream or self.stream).write(array, values)
         return written
 
-    def step(self, seed: int, tokens: Any = TOKENS) -> list[list[Any]]:
-        """A step that computes the prompt and overwrites its windows at once. What it had written."""
+    def step(
+        self, seed: int, tokens: Any = TOKENS, *, forward: EngineStream | None = None, then: EngineStream | None = None
+    ) -> list[list[Any]]:
+        """A step that computes the prompt; its windows are overwritten at once. What it had written. `forward`: the stream of
+        the layers' hooks, `then`: that of what comes after the step."""
         self.half.bind(Plan(self.scheduler._board.path, "", 0, saves=(_order(tokens),)))
         self.half.start_loads(self.handle)
+        if forward is not None:
+            self.half.wait_layer(0, SimpleNamespace(cuda_stream=forward.handle))
         written = self.write(seed)
         self.half.finish_step(self.handle)
-        self.write(seed + 1000, (WINDOW,))
+        self.write(seed + 1000, (WINDOW,), then or self.stream)
         return written
 
     def close(self) -> None:
@@ -136,9 +143,21 @@ def _wait_saved(rank: Rank) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_windows_are_stored_as_the_step_wrote_them_and_not_as_the_next_one_does(rank: Rank, seed: int) -> None:
-    written = rank.step(seed)
+    written = rank.step(seed, forward=rank.stream)
     _wait_saved(rank)
     assert rank.stored() == _expected(written)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_the_cache_manager_copies_between_steps_comes_after_them_too(rank: Rank, *, is_known: bool) -> None:
+    """On the stream of forward passes, which has not waited for the loop's yet; where no hook has shown it, the host waits."""
+    with engine_stream() as forward:
+        for seed in range(4):
+            tokens = TOKENS + seed
+            written = rank.step(seed, tokens, forward=forward if is_known else None, then=forward)
+            _wait_saved(rank)
+            assert rank.stored(tokens) == _expected(written)
+            forward.wait()
 
 
 def test_without_the_engines_stream_waiting_it_would_be_the_next_steps(
@@ -148,7 +167,9 @@ def test_without_the_engines_stream_waiting_it_would_be_the_next_steps(
     copy_out = WindowMemory.copy_out
     with engine_stream() as other:
         elsewhere = SimpleNamespace(cuda_stream=other.handle)
-        monkeypatch.setattr(WindowMemory, "copy_out", lambda self, pairs, stream: copy_out(self, pairs, elsewhere))
+        monkeypatch.setattr(
+            WindowMemory, "copy_out", lambda self, pairs, *_: copy_out(self, pairs, elsewhere, elsewhere)
+        )
         differ = 0
         for seed in range(5):
             tokens = TOKENS + seed
@@ -163,7 +184,7 @@ def test_without_the_engines_stream_waiting_it_would_be_the_next_steps(
 def test_a_step_does_not_wait_for_its_copies(rank: Rank) -> None:
     emulated.order("hang 1")
     begun = time.monotonic()
-    written = rank.step(1)
+    written = rank.step(1, forward=rank.stream)
     assert rank.half.finished([7]) == []
     assert time.monotonic() - begun < 10, "the host went on while the device hung"
     assert rank.half.finished([]) == []
@@ -177,7 +198,7 @@ def test_a_dropped_request_gives_its_slots_back_when_nothing_is_copied_into_them
     free = saves._memory._windows[WINDOW].free
     before = len(free)
     emulated.order("hang 1")
-    rank.step(1)
+    rank.step(1, forward=rank.stream)
     rank.half.bind(Plan(rank.scheduler._board.path, "", 0, dropped=(7,)))
     rank.half.start_loads(rank.handle)
     assert (rank.half.finished([7]), len(free)) == ([7], before - 2)

@@ -66,8 +66,8 @@ class GroupSaves:
     def layer(self, layer: int) -> None:
         """See `RankSaves`: steps are saved whole."""
 
-    def finish_step(self, stream: Any) -> None:
-        """Copy the windows out; what the engine queues on `stream` from now on comes after that."""
+    def finish_step(self, stream: Any, forward_stream: Any) -> None:
+        """Copy the windows out; what the engine queues on its streams from now on comes after that."""
         taken, self._taken = self._taken, []
         if not taken:
             return
@@ -81,7 +81,7 @@ class GroupSaves:
             for number in range(len(self._geometry.groups))
         ]
         try:
-            events = tuple(self._memory.copy_out(pairs, stream))
+            events = tuple(self._memory.copy_out(pairs, stream, forward_stream))
         except ENGINE_FAILURES as error:
             self._source.guard.miss("wait_for_save", error)
             for _, slots in found:

@@ -27,8 +27,9 @@ class RankSaves(Protocol):
         """A layer's KV of the step has been queued."""
         ...
 
-    def finish_step(self, stream: Any) -> None:
-        """The step's forward pass has been queued whole on the engine's `stream`."""
+    def finish_step(self, stream: Any, forward_stream: Any) -> None:
+        """The step's forward pass has been queued whole, behind which the engine's `stream` goes on. `forward_stream`: on which
+        forward passes run; None where that is not known."""
         ...
 
     def go_on(self) -> None:
@@ -78,9 +79,9 @@ class StepSaves:
         for _, save in self._open:
             self._guarded("save_kv_layer", save.layer, layer)
 
-    def finish_step(self, stream: Any) -> None:
+    def finish_step(self, stream: Any, forward_stream: Any) -> None:
         """Finish the step's saves in the background."""
-        del stream
+        del stream, forward_stream
         for request_id, save in self._open:
             self._guarded("wait_for_save", save.commit, False)
             self._under_way[request_id] = save

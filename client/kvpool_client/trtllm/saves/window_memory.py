@@ -2,7 +2,11 @@
 
 The engine takes a window's page back when the window has passed it, perhaps right after the step, and no call reports it. So
 the pages that a step is to save are copied out before anything that comes after the step: on a device by copies behind the
-step's work, for which the engine's stream waits; in host memory at once.
+step's work, for which the engine's streams wait; in host memory at once.
+
+The engine has two: its loop's, and the one of its forward passes, which waits for the other before each of them. But between
+two steps its cache manager copies partly reused blocks on the latter, perhaps to a page that was just taken back. Where that
+stream is not known, because no layer's hook was ever called, the host waits for the copies.
 
     FREE ──copy_out──► COPYING ──its event──► COPIED ──stored, or given up──► FREE
 
@@ -19,7 +23,7 @@ import numpy as np
 from kvpool.errors import LayoutMismatch
 from kvpool.layout import Layout
 from kvpool_client.copying.cache import Cache
-from kvpool_client.copying.device.blocks import Event, LayerSaves
+from kvpool_client.copying.device.blocks import WAIT_SLICE_S, Event, LayerSaves
 from kvpool_client.copying.device.pinned_memory import PinnedBytes
 from kvpool_client.engines.shared_bytes import SharedBytes
 from kvpool_client.trtllm.geometry import Geometry, GroupGeometry
@@ -91,9 +95,9 @@ class WindowMemory:
         for number, window in self._windows.items():
             window.free.extend(slots[number])
 
-    def copy_out(self, pairs: Sequence[Sequence[tuple[int, int]]], stream: Any) -> list[Event]:
+    def copy_out(self, pairs: Sequence[Sequence[tuple[int, int]]], stream: Any, forward_stream: Any) -> list[Event]:
         """Copy blocks to slots, (slot, block) by layer group, behind all that the engine has queued; what is queued on its
-        `stream` from now on comes after these copies. Returns the events behind which the bytes are here.
+        streams from now on comes after these copies. Returns the events behind which the bytes are here.
 
         Raises what a device that refuses raises; then nothing is copied any more.
         """
@@ -105,6 +109,10 @@ class WindowMemory:
                     events[number] = event
             for event in events.values():
                 event.hold(stream.cuda_stream)
+                if forward_stream is not None:
+                    event.hold(forward_stream.cuda_stream)
+                while forward_stream is None and not event.wait(WAIT_SLICE_S):
+                    pass
         except BaseException:
             for window in self._windows.values():
                 window.copies.end_saves()
