@@ -61,13 +61,20 @@ def test_engines_without_head_groups_share_with_their_own_size_alone(start_engin
     assert ask(start_engine(heads=HEADS, ranks=2, kvpool__head_groups=2), "fewer groups", TOKENS).external == 0
 
 
-@pytest.mark.parametrize(("size", "groups"), [("two", 3), ("two", 1), ("four", 2), ("one", 8)], ids=str)
+@pytest.mark.parametrize(("size", "groups"), [("two", 3), ("two", 1), ("four", 2), ("one", 6)], ids=str)
 def test_head_groups_that_ranks_or_heads_cannot_be_divided_for_are_refused(
     size: str, groups: int, start_engine: StartEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = start_engine(heads=HEADS, kvpool__head_groups=groups, **SIZES[size])
     assert ask(engine, "cold", TOKENS).external == 0
     assert f"kvpool.head_groups is {groups}, expected a divisor of 4 KV heads" in caplog.text
+
+
+def test_more_groups_than_heads_are_a_group_for_each_head(start_engine: StartEngine) -> None:
+    """As of a model whose other layers have more heads."""
+    ask(joint(start_engine, "two"), "cold", TOKENS)
+    more = start_engine(heads=HEADS, kvpool__head_groups=2 * HEADS, **SIZES["four"])
+    assert ask(more, "of eight groups", TOKENS).external == 5 * CHUNK
 
 
 def test_the_layout_in_which_a_heads_bytes_are_in_a_row_is_asked_for() -> None:
