@@ -73,7 +73,7 @@ class _Rank:
     """One rank's connection and memory: of each group of the layout an array a layer, [blocks, heads, bytes of a head]."""
 
     def __init__(
-        self, socket: str, layout: kv.Layout, shares: Sequence[kv.Share] | None, salt: bytes, chunks: int
+        self, socket: str, layout: kv.Layout, shares: Sequence[kv.Share] | None, *, salt: bytes, chunks: int
     ) -> None:
         share = None if shares is None else list(shares) if layout.groups else shares[0]
         self.pool = kv.connect(socket, model=MODEL, layout=layout, share=share, salt=salt, timeout_s=10.0)
@@ -180,11 +180,11 @@ def _measure(
     ):
         salt = run + way.encode()
         for rank, share in enumerate(written):
-            writer = _Rank(daemon.socket, layout, share, salt, chunks)
+            writer = _Rank(daemon.socket, layout, share, salt=salt, chunks=chunks)
             writer.fill(rank * HEADS // SIZE)
             writer.save()
             writer.pool.close()
-        ranks[way] = _Rank(daemon.socket, layout, None if way == "shards" else shares[0], salt, chunks)
+        ranks[way] = _Rank(daemon.socket, layout, None if way == "shards" else shares[0], salt=salt, chunks=chunks)
     counted, flat = _Rounds(), np.ones((2, ranks["shards"].bytes_loaded), np.uint8)
     for number in range(rounds):
         floors_s, taken = [], {}
