@@ -28,7 +28,8 @@ from kvpool.protocol.records import messages as m
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
-HELLO_BYTES_MAX = 4096
+# A layout of 64 groups whose formats have 256 bytes each is one of some 20 KiB.
+HELLO_BYTES_MAX = 32 << 10
 _SO_PEERGROUPS = 59  # Python has no name for it
 _GROUPS_BYTES_MAX = 1024  # as much as Python asks the kernel for
 _ACCEPT_PAUSE_S = 0.1

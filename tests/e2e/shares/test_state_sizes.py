@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
+from kvpool.layouts.groups import GROUPS_MAX
 from tests.rigs.daemon import Daemon, in_both_write_modes, wait_until
-from tests.rigs.groups.hybrid import CHUNK, assert_served, key_of
+from tests.rigs.groups.hybrid import CHUNK, assert_served, key_of, store
 from tests.rigs.payload import Bytes, chunk_bytes_of, tokens_of
 
 FULL, STATE = 0, 1
@@ -92,6 +93,18 @@ def test_every_size_loads_the_states_that_the_ranks_of_another_stored(daemon: Da
     with kv.connect(daemon.socket, model="test-model", layout=LAYOUT) as whole:
         assert_served(whole, whole.keys(tokens_of(1, CHUNKS * CHUNK + 1)), CHUNKS)
     assert daemon.problems() == []
+
+
+def test_as_many_groups_with_as_long_formats_as_there_may_be_are_served(daemon: Daemon) -> None:
+    full = kv.Group(layers=1, kv_heads=1, head_dim=8, planes=1, dtype="uint8")
+    states = [
+        kv.Group(kind="state", layers=1, state_bytes=8, format=f"{number:02}" * 128) for number in range(GROUPS_MAX - 1)
+    ]
+    layout = kv.Layout(chunk_tokens=CHUNK, groups=(full, *states))
+    with kv.connect(daemon.socket, model="m" * 200, layout=layout) as pool:
+        keys = pool.keys(tokens_of(4, 2 * CHUNK + 1))
+        store(pool, keys)
+        assert_served(pool, keys, 2)
 
 
 def test_a_state_of_which_a_rank_lacks_its_part_is_a_miss(daemon: Daemon) -> None:

@@ -17,31 +17,44 @@ PROJECTIONS = {"gdn_attention": (8, 8, HEADS * WIDTH), "mamba2": (HEADS * WIDTH,
 
 @dataclass(frozen=True)
 class DividedStates:
-    """`kind`: vLLM's mamba_type; `is_by_channel`: a convolution's inputs are [channels, steps] in memory."""
+    """`kind`: vLLM's mamba_type; `is_by_channel`: a convolution's inputs are [channels, steps] in memory; `has_one_group`: the
+    two narrow projections are DEPTH channels, the same on every rank. `item`: the data type that is shown."""
 
     kind: str = "gdn_attention"
     is_by_channel: bool = False
+    has_one_group: bool = False
+    item: str = "torch.uint8"
+
+    def described(self) -> dict[str, Any]:
+        """What the model's configuration says."""
+        return {"mamba_n_groups": 1} if self.has_one_group else {}
 
     def spec(self, ranks: int) -> dict[str, Any]:
         """Fields of vLLM's spec on a rank."""
-        channels = sum(PROJECTIONS[self.kind]) // ranks
+        channels = sum(width for width, _ in self._projections(ranks))
         inputs = (channels, STEPS) if self.is_by_channel else (STEPS, channels)
         shapes = (inputs, (HEADS // ranks, WIDTH, DEPTH))
-        return {"mamba_type": self.kind, "shapes": shapes, "dtypes": ("torch.uint8", "torch.int8")}
+        return {"mamba_type": self.kind, "shapes": shapes, "dtypes": (self.item, "torch.int8")}
 
     def size(self, ranks: int) -> int:
         """Bytes of a rank's state."""
-        return (sum(PROJECTIONS[self.kind]) * STEPS + HEADS * WIDTH * DEPTH) // ranks
+        return sum(width for width, _ in self._projections(ranks)) * STEPS + HEADS * WIDTH * DEPTH // ranks
 
     def of_rank(self, layer: int, tokens: Sequence[int], rank: int, ranks: int) -> torch.Tensor:
         """A rank's state behind these tokens."""
         inputs = [
-            _bytes_of(layer, tokens, name, STEPS * count).view(STEPS, count).chunk(ranks, dim=1)[rank]
-            for name, count in enumerate(PROJECTIONS[self.kind])
+            _bytes_of(layer, tokens, name, STEPS * width * parts).view(STEPS, -1).chunk(parts, dim=1)[rank % parts]
+            for name, (width, parts) in enumerate(self._projections(ranks))
         ]
         convolved = torch.cat(inputs, dim=1)
         recurrent = _bytes_of(layer, tokens, "recurrent", HEADS * WIDTH * DEPTH).chunk(ranks)[rank]
         return torch.cat([(convolved.T if self.is_by_channel else convolved).flatten(), recurrent])
+
+    def _projections(self, ranks: int) -> list[tuple[int, int]]:
+        """The channels of each projection on a rank, and how many ranks have other ones."""
+        if self.has_one_group:
+            return [(HEADS * WIDTH // ranks, ranks), (DEPTH, 1), (DEPTH, 1)]
+        return [(width // ranks, ranks) for width in PROJECTIONS[self.kind]]
 
 
 def _bytes_of(layer: int, tokens: Sequence[int], name: object, count: int) -> torch.Tensor:

@@ -93,6 +93,7 @@ class HybridEngine:
             made = config_of(socket, ranks, rank, **extra)
             made.model_config.get_total_num_kv_heads = lambda: heads
             described = {"num_key_value_heads": heads, "linear": {"num_heads": 3}}
+            described |= divided.described() if divided is not None else {}
             made.model_config.hf_text_config = SimpleNamespace(to_dict=lambda: described)
             return made
 

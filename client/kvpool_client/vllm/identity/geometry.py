@@ -17,10 +17,10 @@ import kvpool_native
 from kvpool.layout import Layout
 from kvpool.layouts.groups import STATE, Group
 from kvpool.layouts.share import Share
-from kvpool_client.vllm.identity.parts import STATE_FACTS, KindOfLayers, Part, difference, kinds_of
+from kvpool_client.vllm.identity.parts import STATE_FACTS, JointStates, KindOfLayers, Part, difference, kinds_of
 from kvpool_client.vllm.ranks.placement import check_placement
 from kvpool_client.vllm.ranks.ranks import Ranks, check_groups, groups_of_heads, stage_layers
-from kvpool_client.vllm.ranks.replicas import of_all, replicas_by_kind
+from kvpool_client.vllm.ranks.replicas import groups_of_states, of_all, replicas_by_kind
 from kvpool_client.vllm.ranks.stages import stages_of
 from kvpool_client.vllm.support import Unserved
 from kvpool_client.vllm.surface import CacheConfig, CacheSpec, EngineConfig
@@ -136,7 +136,8 @@ def geometry_of(
     _check_parts(config, kinds)
     replicas = replicas_by_kind(config, caches, kinds)
     is_joint = bool(head_groups) and all(kind.is_divided for kind in kinds)
-    of_kinds = [kind.parts(chunk_tokens, same, is_joint=is_joint) for kind, same in zip(kinds, replicas, strict=True)]
+    joint = JointStates(parallel.tensor_parallel_size, groups_of_states(config)) if is_joint else None
+    of_kinds = [kind.parts(chunk_tokens, same, joint=joint) for kind, same in zip(kinds, replicas, strict=True)]
     parts = tuple(part for of_kind in of_kinds for part in of_kind)
     hash_tokens = getattr(caches, "hash_block_size", None) or min(part.block_tokens for part in parts)
     if chunk_tokens % hash_tokens:
@@ -227,8 +228,9 @@ class _Form:
         spec, distinct = kind.spec, ranks.tensor // part.replicas
         if part.section is not None:
             size, facts = part.section.run_bytes * distinct, part.section.facts
-            check_groups(head_groups, distinct, size, "bytes of a state's run")
-            return {"state_bytes": size, "head_groups": head_groups, "format": self._state_format(spec, facts)}
+            groups = 1 if part.section.is_whole else head_groups
+            check_groups(groups, distinct, size, "bytes of a state's run")
+            return {"state_bytes": size, "head_groups": groups, "format": self._state_format(spec, facts)}
         heads = int(getattr(spec, "num_kv_heads", 1))
         total = heads * distinct
         groups = groups_of_heads(total, distinct, head_groups)

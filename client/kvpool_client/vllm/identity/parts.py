@@ -88,6 +88,14 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class JointStates:
+    """What states of a joint engine are divided for: `ranks` of a tensor-parallel group, `groups` of B and C (0: not known)."""
+
+    ranks: int
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
 class KindOfLayers:
     """Layers with equal blocks in one of vLLM's groups, of whose first layer `spec` is. `is_seen`: whether the scheduler sees
     these blocks as workers do."""
@@ -149,7 +157,7 @@ class KindOfLayers:
         name = "attention_chunk_size" if self.is_local else "sliding_window"
         return int(getattr(self.spec, name, 0) or 0) if self.kind == WINDOW else 0
 
-    def parts(self, chunk_tokens: int, replicas: int, *, is_joint: bool) -> tuple[Part, ...]:
+    def parts(self, chunk_tokens: int, replicas: int, *, joint: JointStates | None) -> tuple[Part, ...]:
         """The part that these layers are with such chunks; of states in a joint engine one for each section."""
         whole = Part(
             table=self.table,
@@ -162,9 +170,12 @@ class KindOfLayers:
             is_local=self.is_local,
             replicas=replicas,
         )
-        if not is_joint or self.kind != STATE:
+        if joint is None or self.kind != STATE:
             return (whole,)
-        return tuple(replace(whole, section=one, block_bytes=one.run_bytes) for one in sections_of(self.spec))
+        return tuple(
+            replace(whole, section=one, block_bytes=one.run_bytes, replicas=joint.ranks if one.is_whole else replicas)
+            for one in sections_of(self.spec, joint.groups)
+        )
 
 
 def needs_groups(caches: CacheConfig) -> bool:

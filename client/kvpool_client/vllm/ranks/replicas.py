@@ -15,7 +15,12 @@ from kvpool_client.vllm.support import Unserved
 from kvpool_client.vllm.surface import CacheConfig, EngineConfig
 
 # Names of fields about numbers of KV heads in models' configurations have one of these in them.
-HEAD_WORDS = ("kv_head", "key_value_head", "head_kv", "query_group", "heads_in_group", "block_configs", "per_layer")
+HEAD_WORDS = (
+    *("kv_head", "key_value_head", "head_kv", "query_group", "attention_group", "heads_in_group"),
+    *("block_configs", "per_layer_config"),
+)
+# Names of the number of groups of B and C in configurations of Mamba 2's models.
+STATE_GROUPS = ("n_groups", "mamba_n_groups", "mamba_ngroups")
 
 
 def replicas_by_kind(config: EngineConfig, caches: CacheConfig, kinds: Iterable[KindOfLayers]) -> list[int]:
@@ -44,14 +49,27 @@ def of_all(replicas: Iterable[int]) -> int:
 
 def heads_of_all_layers(config: EngineConfig) -> int:
     """The number of KV heads that every layer of the model has, of all ranks; 0 where it is not certain."""
-    model = config.model_config
-    count = getattr(model, "get_total_num_kv_heads", None)
-    described = getattr(getattr(model, "hf_text_config", None), "to_dict", None)
-    if count is None or described is None or getattr(config, "speculative_config", None) is not None:
+    count = getattr(config.model_config, "get_total_num_kv_heads", None)
+    described = _described(config)
+    if count is None or not described or getattr(config, "speculative_config", None) is not None:
         return 0
     heads = int(count())
-    named = list(_named_numbers(described()))
+    named = [value for one in described for value in _named_numbers(one)]
     return heads if named and all(type(value) is int and value == heads for value in named) else 0
+
+
+def groups_of_states(config: EngineConfig) -> int:
+    """The number of groups of B and C that the layers of a Mamba 2 model have, of all ranks; 0 where it is not certain."""
+    named = {one[name] for one in _described(config) for name in STATE_GROUPS if name in one}
+    found = named.pop() if len(named) == 1 else 0
+    return found if type(found) is int else 0
+
+
+def _described(config: EngineConfig) -> list[Mapping[object, object]]:
+    """The model's configuration and that of its language model, as far as they are shown."""
+    of_model = (getattr(config.model_config, name, None) for name in ("hf_config", "hf_text_config"))
+    shown = (getattr(one, "to_dict", None) for one in of_model)
+    return [show() for show in shown if callable(show)]
 
 
 def _named_numbers(described: Mapping[object, object]) -> Iterable[object]:

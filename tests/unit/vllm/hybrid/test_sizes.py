@@ -1,6 +1,7 @@
 """Hybrid models on engines of different tensor-parallel sizes that share chunks through the vLLM connector."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,6 +100,7 @@ def test_layers_that_are_not_divided_by_known_heads_share_with_their_own_size_al
 DIVIDED = [
     DividedStates(kind, is_by_channel) for kind in ("gdn_attention", "mamba2") for is_by_channel in (False, True)
 ]
+ONE_GROUP = DividedStates("mamba2", has_one_group=True)
 STATES = (STATE, 0, STATE)
 
 
@@ -123,6 +125,23 @@ def test_every_size_reads_the_states_that_another_one_has_stored(
     other = DIVIDED[(DIVIDED.index(divided) + 1) % len(DIVIDED)]
     assert joint_states(start, writer, divided=other).ask("ordered otherwise", TOKENS).offers == [0]
     assert not daemon.problems()
+
+
+@pytest.mark.parametrize("writer", [1, 4])
+def test_one_group_of_b_and_c_is_stored_once_and_found_by_every_size(
+    writer: int, start: StartEngine, daemon: Daemon
+) -> None:
+    joint_states(start, writer, divided=ONE_GROUP).ask("cold", TOKENS)
+    wait_until(lambda: int(daemon.stats()["dram.chunks"]) == WHOLE + 2 * 3, "each chunk is stored once")
+    for reader in SIZES:
+        assert joint_states(start, reader, divided=ONE_GROUP).ask(f"of {reader}", TOKENS).offers == [WHOLE * CHUNK]
+    assert int(daemon.stats()["dram.chunks"]) == WHOLE + 2 * 3
+
+
+def test_states_of_another_data_type_of_the_same_size_are_others(start: StartEngine) -> None:
+    joint_states(start, 2).ask("cold", TOKENS)
+    other = joint_states(start, 2, divided=replace(DIVIDED[0], item="torch.int8"))
+    assert other.ask("of another type", TOKENS).offers == [0]
 
 
 @pytest.mark.parametrize("budget", [7, BLOCK, 3 * CHUNK + 1])

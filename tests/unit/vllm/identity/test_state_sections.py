@@ -26,9 +26,20 @@ def test_channels_before_steps_are_one_run_for_each_projection() -> None:
     assert found == [((0,), 16 * 6), ((16 * 6, 24 * 6), 8 * 6), ((32 * 6,), 4 * 4 * 6 * 2)]
 
 
-def test_equally_wide_projections_are_one_section() -> None:
+def test_a_size_at_which_all_projections_are_equally_wide_has_the_sections_of_others() -> None:
     found = runs_of(mamba_type="gdn_attention", shapes=((2, 24), (2, 4, 4)), dtypes=(BRAIN, BRAIN))
-    assert found == [((0, 16, 32, 48, 64, 80), 16), ((96,), 64)]
+    assert found == [((0, 16, 48, 64), 16), ((32, 80), 16), ((96,), 64)]
+
+
+@pytest.mark.parametrize(("groups", "is_whole"), [(0, False), (1, True), (2, False)])
+def test_one_group_of_b_and_c_is_on_every_rank(groups: int, is_whole: bool) -> None:
+    spec = MambaSpec(mamba_type="mamba2", shapes=((3, 28), (4, 4, 6)), dtypes=(BRAIN, BRAIN))
+    assert [section.is_whole for section in sections_of(spec, groups)] == [False, is_whole, False]
+
+
+def test_two_groups_on_a_rank_are_not_one() -> None:
+    spec = MambaSpec(mamba_type="mamba2", shapes=((3, 40), (4, 4, 6)), dtypes=(BRAIN, BRAIN))
+    assert not any(section.is_whole for section in sections_of(spec, 1))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +73,10 @@ def test_facts_name_what_the_size_does_not_change() -> None:
     other = MambaSpec(mamba_type="gdn_attention", shapes=((16, 3), (2, 4, 6)), dtypes=(BRAIN, SINGLE))
     assert [section.facts for section in sections_of(whole)] == [section.facts for section in sections_of(half)]
     assert sections_of(half)[0].facts != sections_of(other)[0].facts
+    for dtypes in (("torch.float16", SINGLE), (BRAIN, "torch.float64")):  # the first one has items of the same size
+        alike = sections_of(replace(half, dtypes=dtypes))
+        facts = [one.facts == two.facts for one, two in zip(alike, sections_of(half), strict=True)]
+        assert facts == ([False, False, True] if dtypes[1] == SINGLE else [True, True, False])
     assert len({section.facts for section in sections_of(whole)}) == 3
 
 
