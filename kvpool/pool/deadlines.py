@@ -26,7 +26,8 @@ BACKLOG_NS = 1_000_000
 
 
 class HoldExpiry:
-    """Checks deadlines of leases and reservations. `expire_further`: ends other expired entries; whether any are left there."""
+    """Checks deadlines of leases and reservations, and has the lower tiers take what leases kept from them. `expire_further`:
+    ends other expired entries; whether any are left there."""
 
     def __init__(
         self,
@@ -34,6 +35,7 @@ class HoldExpiry:
         writers: Writers,
         clock: Clock,
         *,
+        tiering: Tiering,
         shortest_s: float,
         expire_further: Callable[[], bool],
     ) -> None:
@@ -41,6 +43,7 @@ class HoldExpiry:
         self._readers = readers
         self._writers = writers
         self._clock = clock
+        self._tiering = tiering
         self._expire_further = expire_further
         self._next: asyncio.TimerHandle | None = None
         self._more: asyncio.Handle | None = None
@@ -82,6 +85,7 @@ class HoldExpiry:
             self._writers.expire(now_ns)
             self._writers.end_overdue(now_ns)
             self.go_on()
+            self._tiering.run()
             are_left = self._expire_further()
         finally:  # the next check comes even if this one fails
             if are_left or self._readers.leases or self._readers.tickets or self._writers.have_deadlines:

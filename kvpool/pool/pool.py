@@ -64,8 +64,7 @@ class Pool:
     """The pool of one daemon: its chunks, and for whom they are stored."""
 
     def __init__(self, config: Config, clock: Clock, kinds: TierKinds = ALL_KINDS) -> None:
-        self._clock = clock
-        self._config = config
+        self._clock, self._config = clock, config
         self._started_ns = clock.now_ns()
         self.epoch = os.urandom(EPOCH_BYTES)
         plans = plan_tiers(config, kinds)
@@ -103,6 +102,7 @@ class Pool:
             self._readers,
             self._writers,
             clock,
+            tiering=self._tiering,
             shortest_s=config.shortest_ttl,
             expire_further=lambda: self.hints.expire(),
         )

@@ -175,6 +175,25 @@ def test_a_directory_that_appears_later_is_used(start_daemon: Callable[..., Daem
     assert daemon.stop() == 0
 
 
+def test_chunks_that_a_lease_kept_from_a_tier_are_written_when_it_ends(
+    start_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    blocked = tmp_path / "mount"
+    blocked.write_text("not mounted yet")
+    daemon = start_daemon(ssd__path=str(blocked / "ssd"), ssd__capacity="64MiB", ssd__write_through="true")
+    with daemon.connect() as pool:
+        wait_connected(pool)
+        keys = chains(pool, 1)[0]
+        assert store(pool, keys).stored == CHAIN
+        with pool.acquire(pool.lookup(keys)):
+            blocked.unlink()
+            blocked.mkdir()
+            wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier was tried again")
+            assert daemon.stats()["ssd.chunks"] == 0
+        wait_until(lambda: daemon.stats()["ssd.chunks"] == CHAIN, "all chunks are on disk")
+    assert daemon.stop() == 0
+
+
 def test_a_directory_in_use_is_refused_and_left_alone(
     start_daemon: Callable[..., Daemon], tiered: Daemon, ssd: Path
 ) -> None:
