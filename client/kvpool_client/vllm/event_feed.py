@@ -24,6 +24,8 @@ from kvpool.types import Event, StoredChunk
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.events import BEGINNING, EventMark
 from kvpool_client.pool import Pool
+from kvpool_client.vllm.identity.geometry import Geometry
+from kvpool_client.vllm.surface import EngineConfig
 
 # A batch is 64 KiB at most (`event_frames`): up to 4 MiB are ready here, the rest waits in the daemon's log.
 BATCHES_MAX = 64
@@ -193,3 +195,18 @@ class EventFeed:
         fields = {name: value.tolist() if isinstance(value, TokenIds) else value for name, value in event.items()}
         kind = str(fields.pop("type"))
         return self._make(kind, fields)
+
+
+def feed_of(
+    config: EngineConfig, geometry: Geometry, guard: FailureGuard, connect: Callable[[Layout], Pool]
+) -> EventFeed | None:
+    """The feed of an engine that publishes events, with a connection of its own, so that no answer of a megabyte delays a
+    lookup's; None where vLLM publishes none."""
+    if not getattr(getattr(config, "kv_events_config", None), "enable_kv_cache_events", False):
+        guard.warn_once("kvpool.events is on and vLLM's KV events are not", "the pool's are published to nobody")
+        return None
+    from vllm.distributed import kv_events  # the engine that asks for it
+
+    part = geometry.event_part
+    make = maker_of(kv_events, part.table if geometry.has_groups else None)
+    return EventFeed(connect(geometry.layout), make, part.block_tokens, guard)

@@ -7,6 +7,7 @@ for its step; of earlier plans a worker retains only running orders. Immutable; 
 from dataclasses import dataclass, field
 
 from kvpool.types import TokenRange
+from kvpool_client.vllm.ranks.stage_layers import StageLayers
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class StepPlan:
     `acknowledged`: the last step of which the scheduler knows that a load failed in it. What a worker computes between a
     failure and its acknowledgement may depend on KV that never came, and is not saved. `is_idle`: the step computes nothing.
     `node`: where the scheduler runs. `board`: where save threads post what they read (see `save_board`), if anywhere.
+    `stage_layers`: of a hybrid model in several stages, until every worker has them.
     """
 
     step: int
@@ -78,6 +80,7 @@ class StepPlan:
     is_idle: bool = False
     node: str = ""
     board: str = ""
+    stage_layers: StageLayers | None = None
 
 
 NO_PLAN = StepPlan(0)

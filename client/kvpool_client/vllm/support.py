@@ -132,10 +132,15 @@ TABLE = (
         "the pool",
     ),
     Entry(
-        "sliding windows or several kinds of blocks in an engine of several pipeline stages",
+        "sliding windows, states or several kinds of blocks in an engine of several pipeline stages",
+        "yes, with `kvpool.head_groups`, where every stage has layers of every kind",
+    ),
+    Entry(
+        "the same without `kvpool.head_groups`, with other kinds in a stage, or where vLLM's stages do not show their layers",
         "no",
         "staged_groups",
-        "start vLLM without --pipeline-parallel-size, or with --tensor-parallel-size in its place",
+        "set kvpool.head_groups, 1 at least, and divide the layers so that each stage has every kind, or start vLLM without "
+        "--pipeline-parallel-size",
     ),
     Entry(
         "MLA where vLLM computes it without prefix caching (CPUs without AMX)",

@@ -126,3 +126,25 @@ class CacheConfig(Protocol):
 
     num_blocks: int
     kv_cache_groups: list[CacheGroup]
+
+
+class Tensor(Protocol):
+    """The part of a torch tensor that describes its memory; `as_strided` makes a view and copies nothing."""
+
+    shape: Sequence[int]
+
+    def stride(self) -> Sequence[int]:
+        """Steps of each dimension, in items."""
+        ...
+
+    def element_size(self) -> int:
+        """Bytes of an item."""
+        ...
+
+    def storage_offset(self) -> int:
+        """Where the view begins in its storage, in items."""
+        ...
+
+    def as_strided(self, size: Sequence[int], stride: Sequence[int], storage_offset: int) -> "Tensor":
+        """A view of the same storage."""
+        ...

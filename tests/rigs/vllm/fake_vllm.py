@@ -56,6 +56,12 @@ class KVConnectorBase_V1(ABC):
     def has_pending_block_frees(self) -> bool:
         return False
 
+    def get_handshake_metadata(self) -> Any:
+        return None
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: Any) -> None:
+        raise AssertionError("a connector of several stages has its own")
+
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         assert isinstance(connector_metadata, KVConnectorMetadata)
         self._connector_metadata = connector_metadata

@@ -20,7 +20,7 @@ import numpy as np
 
 from tests.rigs.daemon import wait_until
 from tests.rigs.vllm.blocks import ScriptedBlocks
-from tests.rigs.vllm.config import config_of
+from tests.rigs.vllm.config import config_of, stage_spans
 from tests.rigs.vllm.divided_states import DividedStates
 from tests.rigs.vllm.fake_vllm import KVConnectorRole
 from tests.rigs.vllm.hybrid_memory import HybridMemory
@@ -70,6 +70,7 @@ class HybridEngine:
         is_local: bool = False,
         is_odd: bool = False,
         layers: Sequence[Sequence[int]] = (),
+        stages: Sequence[int] = (),
         of_states: dict[str, Any] | None = None,
         divided: DividedStates | None = None,
         **extra: Any,
@@ -77,6 +78,7 @@ class HybridEngine:
         """`heads`: of the whole model. `shows_tables`: the plan's step has the tables as they are, as in later releases of
         vLLM. `is_local`: windows are pieces of a prompt. `is_odd`: the second layer of a group has twice as many heads, which
         only workers see in its spec. `layers`: the numbers of the model's layers in each group, LAYERS each; none: in a row.
+        `stages`: the model's layers in each pipeline stage.
         `of_states`: fields of the specs of states; `divided`: states of which each rank has its part."""
         self.of_states = of_states or {}
         if divided is not None:
@@ -88,9 +90,10 @@ class HybridEngine:
         self.layers = layers or [range(LAYERS * group, LAYERS * (group + 1)) for group in range(len(windows))]
         self.memory = HybridMemory(self.layers, self.heads, ranks=ranks, heads=heads, blocks=blocks, divided=divided)
         self.names = [[f"model.layers.{number}.attn" for number in numbers] for numbers in self.layers]
+        self.stages, self.ranks = tuple(stages) or (LAYERS * len(windows),), ranks
 
         def config(rank: int = 0) -> Any:
-            made = config_of(socket, ranks, rank, **extra)
+            made = config_of(socket, ranks, rank, stages=self.stages, **extra)
             made.model_config.get_total_num_kv_heads = lambda: heads
             described = {"num_key_value_heads": heads, "linear": {"num_heads": 3}}
             described |= divided.described() if divided is not None else {}
@@ -98,20 +101,25 @@ class HybridEngine:
             return made
 
         self.scheduler = connector(config(), KVConnectorRole.SCHEDULER, self._caches(blocks))
-        worker_caches = self._caches(blocks, shows_each=is_odd)
-        self.workers = [connector(config(rank), KVConnectorRole.WORKER, worker_caches) for rank in range(ranks)]
-        for rank, worker in enumerate(self.workers):
-            worker.register_kv_caches(
+        self.workers = []
+        for worker in range(ranks * len(self.stages)):
+            stage, rank = divmod(worker, ranks)
+            caches = self._caches(blocks, shows_each=is_odd, stage=stage)
+            self.workers.append(connector(config(worker), KVConnectorRole.WORKER, caches))
+            self.workers[-1].register_kv_caches(
                 {
-                    name: self.memory.kv[rank][at] if window != STATE else self.memory.states(rank, at)
-                    for names, window in zip(self.names, windows, strict=True)
-                    for at, name in enumerate(names)
+                    names[at]: self.memory.kv[rank][at] if window != STATE else self.memory.states(rank, at)
+                    for group, (names, window) in enumerate(zip(self.names, windows, strict=True))
+                    for at in self._layers_of(group, stage)
                 }
             )
         self.requests: list[Request] = []
         self.tables: dict[Request, list[list[int]]] = {}
         self.blocks = ScriptedBlocks(blocks, self.memory.overwrite, self._blocks_in_use)
         self.scheduler.bind_gpu_block_pool(self.blocks)
+        shown = {divmod(at, ranks): worker.get_handshake_metadata() for at, worker in enumerate(self.workers)}
+        if any(each is not None for each in shown.values()):
+            self.scheduler.set_xfer_handshake_metadata_pp_aware(pickle.loads(pickle.dumps(shown)))
         self.shows_tables = shows_tables
         self.wrong_reads = self.failed = self.blocks_most = 0
         self._arrived: set[str] = set()
@@ -123,10 +131,16 @@ class HybridEngine:
         """The first rank's half of the connector."""
         return self.workers[0]
 
-    def _caches(self, blocks: int, *, shows_each: bool = False) -> Any:
-        """vLLM's KVCacheConfig; `shows_each`: with a spec for each layer, as workers alone are shown."""
+    def _layers_of(self, group: int, stage: int) -> list[int]:
+        """Which of a group's layers a stage has."""
+        first, end = stage_spans(self.stages)[stage]
+        return [at for at, number in enumerate(self.layers[group]) if first <= number < end]
+
+    def _caches(self, blocks: int, *, shows_each: bool = False, stage: int = 0) -> Any:
+        """vLLM's KVCacheConfig of a stage; `shows_each`: with a spec for each layer, as workers alone are shown."""
         groups, tensors = [], []
-        for names, window in zip(self.names, self.windows, strict=True):
+        for group, (of_model, window) in enumerate(zip(self.names, self.windows, strict=True)):
+            names = [of_model[at] for at in self._layers_of(group, stage)]
             made: list[Any] = [
                 MambaSpec(**self.of_states)
                 if window == STATE
@@ -135,11 +149,11 @@ class HybridEngine:
                 else SlidingWindowSpec(page_size_bytes=page, num_kv_heads=heads, sliding_window=window)
                 if window
                 else FullAttentionSpec(page_size_bytes=page, num_kv_heads=heads)
-                for heads, page in ((heads, heads * BLOCK * WIDTH) for heads in self.heads)
+                for heads, page in ((heads, heads * BLOCK * WIDTH) for heads in self.heads[: len(names) or 1])
             ]
             spec: Any = UniformTypeKVCacheSpecs(dict(zip(names, made, strict=True))) if shows_each else made[0]
             groups.append(SimpleNamespace(layer_names=names, kv_cache_spec=spec))
-            for name, one in zip(names, made, strict=True):
+            for name, one in zip(names, made, strict=False):  # a stage may have none
                 page = one.page_size_bytes
                 tensors.append(SimpleNamespace(layers=[name], layer_stride=page * blocks, block_stride=page))
         return SimpleNamespace(num_blocks=blocks, kv_cache_groups=groups, kv_tp_replicas=1, kv_cache_tensors=tensors)
@@ -308,14 +322,15 @@ class HybridEngine:
 
     def _forward(self, plan: bytes, scheduled: dict[Request, int]) -> None:
         report: Any = None
-        for rank, worker in enumerate(self.workers):
+        for number, worker in enumerate(self.workers):
+            stage, rank = divmod(number, self.ranks)
             worker.handle_preemptions(pickle.loads(plan))
             worker.bind_connector_metadata(pickle.loads(plan))
             for group, names in enumerate(self.names):
-                for layer, name in enumerate(names if scheduled else ()):
-                    worker.wait_for_layer_load(name)
+                for layer in self._layers_of(group, stage) if scheduled else ():
+                    worker.wait_for_layer_load(names[layer])
                     self._compute(rank, group, layer, scheduled)
-                    worker.save_kv_layer(name, self.memory.kv[rank][layer], None)
+                    worker.save_kv_layer(names[layer], self.memory.kv[rank][layer], None)
             worker.start_load_kv(None)
             worker.wait_for_save()
             transfers = worker.get_transfer_results(set())

@@ -9,7 +9,7 @@ any thread.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,9 +19,10 @@ from kvpool.layouts.groups import STATE, Group
 from kvpool.layouts.share import Share
 from kvpool_client.vllm.identity.parts import STATE_FACTS, JointStates, KindOfLayers, Part, difference, kinds_of
 from kvpool_client.vllm.ranks.placement import check_placement
-from kvpool_client.vllm.ranks.ranks import Ranks, check_groups, groups_of_heads, stage_layers
+from kvpool_client.vllm.ranks.ranks import Ranks, check_groups, groups_of_heads, layers_of_model
 from kvpool_client.vllm.ranks.replicas import groups_of_states, of_all, replicas_by_kind
-from kvpool_client.vllm.ranks.stages import stages_of
+from kvpool_client.vllm.ranks.stage_layers import STAGED_GROUPS, StageLayers
+from kvpool_client.vllm.ranks.stages import own_stage, stages_of
 from kvpool_client.vllm.support import Unserved
 from kvpool_client.vllm.surface import CacheConfig, CacheSpec, EngineConfig
 
@@ -111,8 +112,10 @@ class Geometry:
             for part, layout in zip(self.parts, self.layout.group_layouts, strict=True)
         ]
         if self.has_groups:
-            assert not ranks.stages
-            return tuple(shares)
+            spans = [part.stage_span(stage) for part in self.parts]
+            return tuple(
+                Share(*span, share.first_group, share.groups) for span, share in zip(spans, shares, strict=True)
+            )
         if not ranks.stages:
             return shares[0]
         return Share(sum(ranks.stages[:stage]), ranks.stages[stage], shares[0].first_group, shares[0].groups)
@@ -123,9 +126,16 @@ class Geometry:
 
 
 def geometry_of(
-    config: EngineConfig, caches: CacheConfig, chunk_tokens: int, form_of: FormOf, *, head_groups: int = 0
+    config: EngineConfig,
+    caches: CacheConfig,
+    chunk_tokens: int,
+    form_of: FormOf,
+    *,
+    head_groups: int = 0,
+    stage_layers: StageLayers | None = None,
 ) -> Geometry:
-    """The geometry of an engine. `head_groups`: of a joint engine's chunks; 0: its ranks have chunks apart. Raises Unserved."""
+    """The geometry of an engine. `head_groups`: of a joint engine's chunks; 0: its ranks have chunks apart. `stage_layers`: of
+    a hybrid model in several stages. Raises Unserved."""
     parallel = config.parallel_config
     check_placement(parallel)
     if getattr(config.cache_config, "calculate_kv_scales", False):
@@ -138,6 +148,16 @@ def geometry_of(
     is_joint = bool(head_groups) and all(kind.is_divided for kind in kinds)
     joint = JointStates(parallel.tensor_parallel_size, groups_of_states(config)) if is_joint else None
     of_kinds = [kind.parts(chunk_tokens, same, joint=joint) for kind, same in zip(kinds, replicas, strict=True)]
+    stages = stages_of(config, [name for kind in kinds for name in kind.layer_names])
+    has_groups = len(of_kinds) > 1 or not of_kinds[0][0].is_full
+    if stages and (has_groups or kinds[0].spec is not caches.kv_cache_groups[0].kv_cache_spec):
+        _check_staged_groups(kinds, caches, is_known=has_groups and is_joint and stage_layers is not None)
+        assert stage_layers is not None
+        names = stage_layers.of_kinds(kinds, own_stage(parallel))
+        of_kinds = [
+            tuple(replace(part, stage_names=of_stages) for part in of_kind)
+            for of_kind, of_stages in zip(of_kinds, names, strict=True)
+        ]
     parts = tuple(part for of_kind in of_kinds for part in of_kind)
     hash_tokens = getattr(caches, "hash_block_size", None) or min(part.block_tokens for part in parts)
     if chunk_tokens % hash_tokens:
@@ -145,11 +165,6 @@ def geometry_of(
             "coarse_hashes",
             f"block hashes cover {hash_tokens} tokens, expected a divisor of the chunk's {chunk_tokens}",
         )
-    stages = stages_of(config, [name for kind in kinds for name in kind.layer_names])
-    has_groups = len(parts) > 1 or not parts[0].is_full
-    if stages and (has_groups or kinds[0].spec is not caches.kv_cache_groups[0].kv_cache_spec):
-        # A stage with equal layers may still differ from other stages, which no process can see.
-        raise Unserved("staged_groups", "layers have blocks of several kinds in an engine of several stages")
     ranks = Ranks(parallel.tensor_parallel_size, of_all(replicas), stages, is_joint)
     form = _Form(config, caches, form_of)
     shapes = [
@@ -163,7 +178,7 @@ def geometry_of(
     else:
         own = len(parts[0].layer_names)
         layout = Layout(
-            layers=stage_layers(stages, own) if is_joint else max(stages, default=own),
+            layers=layers_of_model(stages, own) if is_joint else max(stages, default=own),
             chunk_tokens=chunk_tokens,
             rank=None,
             world=ranks.shards,
@@ -171,6 +186,14 @@ def geometry_of(
             **shapes[0],
         )
     return Geometry(layout, parts, len(caches.kv_cache_groups), caches.num_blocks, hash_tokens, ranks)
+
+
+def _check_staged_groups(kinds: Sequence[KindOfLayers], caches: CacheConfig, *, is_known: bool) -> None:
+    """Raises Unserved where layers of an engine of several stages are of kinds that not every process knows."""
+    # A stage with a spec for each layer may still differ from other stages, which no process can see.
+    are_equal = all(kind.spec is caches.kv_cache_groups[kind.table].kv_cache_spec for kind in kinds)
+    if not is_known or not are_equal:
+        raise Unserved(STAGED_GROUPS, "layers have blocks of several kinds in an engine of several stages")
 
 
 def _check_parts(config: EngineConfig, kinds: Sequence[KindOfLayers]) -> None:
@@ -193,9 +216,9 @@ def _check_parts(config: EngineConfig, kinds: Sequence[KindOfLayers]) -> None:
 def _group_of(part: Part, shape: dict[str, Any]) -> Group:
     """A group of the layout. Its format names its layers: releases of vLLM divide a model's layers of one kind differently,
     into groups of the same shape."""
-    layers = kvpool_native.blake3("\n".join(part.layer_names).encode()).hex()[:DIGEST_HEX]
+    layers = kvpool_native.blake3("\n".join(part.model_names).encode()).hex()[:DIGEST_HEX]
     named = shape | {"format": f"{shape['format']}/layers-{layers}"}
-    return Group(kind=part.kind, window=part.window, layers=part.layers, **named)
+    return Group(kind=part.kind, window=part.window, layers=len(part.model_names) * part.runs_of_layer, **named)
 
 
 @dataclass(frozen=True, slots=True)

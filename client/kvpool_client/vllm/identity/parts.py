@@ -13,6 +13,7 @@ Raises Unserved for kinds that no chunk can hold. Pure but for reading attribute
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import lcm
 
 from kvpool.layouts.groups import FULL, STATE, WINDOW
@@ -46,7 +47,8 @@ class Part:
     `window`: tokens that they attend to, 0: all; `run`: how many chunks before a hit's end that needs; `is_local`: the window
     is the piece of the prompt that a token is in, which is let go as a whole; `replicas`: ranks in a row that hold the same.
 
-    `section`: of a state, the runs that are a part of their own in a joint engine, each of which counts as a layer."""
+    `section`: of a state, the runs that are a part of their own in a joint engine, each of which counts as a layer.
+    `stage_names`: the layers of each pipeline stage, none where there is one alone."""
 
     table: int
     layer_names: tuple[str, ...]
@@ -58,11 +60,24 @@ class Part:
     is_local: bool = False
     replicas: int = 1
     section: Section | None = None
+    stage_names: tuple[tuple[str, ...], ...] = ()
 
     @property
     def layers(self) -> int:
-        """Layers of the layout's group."""
+        """Layers of the layout's group that this process's stage has."""
         return len(self.layer_names) * self.runs_of_layer
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The layers of all stages."""
+        return tuple(chain.from_iterable(self.stage_names)) or self.layer_names
+
+    def stage_span(self, stage: int) -> tuple[int, int]:
+        """The first layer of the layout's group that a stage has, and how many."""
+        if not self.stage_names:
+            return 0, self.layers
+        counts = [len(names) * self.runs_of_layer for names in self.stage_names]
+        return sum(counts[:stage]), counts[stage]
 
     @property
     def runs_of_layer(self) -> int:

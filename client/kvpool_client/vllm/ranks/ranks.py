@@ -73,6 +73,6 @@ def check_groups(groups: int, distinct: int, count: int, what: str) -> None:
         )
 
 
-def stage_layers(stages: Sequence[int], own: int) -> int:
+def layers_of_model(stages: Sequence[int], own: int) -> int:
     """Layers of the whole model: those of all stages, or of the one that there is."""
     return sum(stages) if stages else own

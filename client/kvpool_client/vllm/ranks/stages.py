@@ -24,6 +24,11 @@ def stage_count(parallel: ParallelConfig) -> int:
     return int(getattr(parallel, "pipeline_parallel_size", 1))
 
 
+def own_stage(parallel: ParallelConfig) -> int:
+    """The stage whose layers this process was given."""
+    return parallel.rank // parallel.tensor_parallel_size % stage_count(parallel)
+
+
 def stages_of(config: EngineConfig, layer_names: Sequence[str]) -> tuple[int, ...]:
     """The layers of each stage, none where there is one stage alone. `layer_names`: those that this process was given.
 
@@ -34,7 +39,7 @@ def stages_of(config: EngineConfig, layer_names: Sequence[str]) -> tuple[int, ..
     if count == 1:
         return ()
     spans = _spans(config, count)
-    own = parallel.rank // parallel.tensor_parallel_size % count
+    own = own_stage(parallel)
     first, end = spans[own]
     strange = [name for name in layer_names if not _is_within(name, first, end)]
     if strange or len(layer_names) != end - first:

@@ -8,7 +8,8 @@ from kvpool_client.load import Load
 from kvpool_client.pool import Pool
 from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.plan import LoadOrder
-from kvpool_client.vllm.worker.tensor_views import Tensor, block_views
+from kvpool_client.vllm.surface import Tensor
+from kvpool_client.vllm.worker.tensor_views import block_views
 
 
 class EngineMemory:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from kvpool_client.vllm.plan import NO_PLAN, LoadOutcome, StepPlan, StepReport
 from kvpool_client.vllm.save_board import RankSaves
 from kvpool_client.vllm.statistics import Tally
-from kvpool_client.vllm.worker.tensor_views import Tensor
+from kvpool_client.vllm.surface import Tensor
 
 
 class AbsentWorker:

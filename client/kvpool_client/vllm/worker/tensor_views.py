@@ -3,35 +3,13 @@
 Raises LayoutMismatch for tensors that are not what the geometry expects. Reads attributes alone; any thread.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
-from typing import Protocol
 
 from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.identity.parts import Part
 from kvpool_client.vllm.support import Unserved
-
-
-class Tensor(Protocol):
-    """The part of a torch tensor that describes its memory; `as_strided` makes a view and copies nothing."""
-
-    shape: Sequence[int]
-
-    def stride(self) -> Sequence[int]:
-        """Steps of each dimension, in items."""
-        ...
-
-    def element_size(self) -> int:
-        """Bytes of an item."""
-        ...
-
-    def storage_offset(self) -> int:
-        """Where the view begins in its storage, in items."""
-        ...
-
-    def as_strided(self, size: Sequence[int], stride: Sequence[int], storage_offset: int) -> "Tensor":
-        """A view of the same storage."""
-        ...
+from kvpool_client.vllm.surface import Tensor
 
 
 def block_views(geometry: Geometry, part: Part, tensors: Mapping[str, Tensor]) -> list[Tensor]:

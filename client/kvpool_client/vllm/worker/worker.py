@@ -21,10 +21,10 @@ from kvpool_client.vllm.plan import NO_PLAN, LoadOutcome, StepPlan, StepReport
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.statistics import Tally
 from kvpool_client.vllm.support import code_of
+from kvpool_client.vllm.surface import Tensor
 from kvpool_client.vllm.worker.engine_memory import EngineMemory
 from kvpool_client.vllm.worker.fetch import Fetch, failed
 from kvpool_client.vllm.worker.saver import Saver
-from kvpool_client.vllm.worker.tensor_views import Tensor
 
 
 class WorkerHalf:

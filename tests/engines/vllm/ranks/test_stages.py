@@ -13,7 +13,7 @@ from tests.engines.vllm.conftest import StartEngine, chunks_in_dram, loaded_toke
 from tests.engines.vllm.rigs.arena_bits import turn_bits
 from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine
 from tests.engines.vllm.rigs.prompts import loadable_tokens, prompts
-from tests.engines.vllm.rigs.tiny_models import GROUPED, Geometry
+from tests.engines.vllm.rigs.tiny_models import GROUPED, HYBRID, Geometry
 from tests.rigs.daemon import Daemon, wait_until
 
 STAGES = 2
@@ -76,3 +76,33 @@ def test_stages_generate_the_tokens_of_an_engine_without_a_pool(
     for _ in range(2):
         assert second.tokens(ASKED, 16) == expected
     wait_until(lambda: int(module_daemon.stats()["checksum_failures"]) > failures, "the daemon has heard of bad chunks")
+
+
+def test_stages_of_a_hybrid_model_share_with_an_engine_of_one(
+    start_engine: StartEngine, plain: Callable[[Geometry], Engine], module_daemon: Daemon
+) -> None:
+    """Each stage has one layer of full attention and three of a window."""
+    joint = {"kvpool.head_groups": 1, "kvpool.always_load": True, "kvpool.wait_s": 10.0, "kvpool.timeout_s": 10.0}
+    asked, others = prompts(first=2150), prompts(first=2170)
+    expected = [plain(HYBRID).tokens(ids, 16) for ids in (asked, others)]
+    one = start_engine(HYBRID, socket=module_daemon.socket, settings=joint)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("VLLM_PP_LAYER_PARTITION", "4,4")
+        staged = start_engine(
+            HYBRID,
+            socket=module_daemon.socket,
+            settings=joint,
+            in_process=False,
+            pipeline_parallel_size=STAGES,
+            distributed_executor_backend="mp",
+            enforce_eager=False,
+            compilation_config={"mode": 2, "backend": "eager"},
+        )
+    for writer, reader, ids, right in ((one, staged, asked, expected[0]), (staged, one, others, expected[1])):
+        assert writer.tokens(ids, 16) == right
+        wait_until(lambda: int(module_daemon.stats()["joint_chunks"]) == 0, "no chunk is incomplete")
+        before = loaded_tokens(module_daemon)
+        assert reader.tokens(ids, 16) == right
+        wait_loaded(module_daemon, before + loadable_tokens(ids))
+    assert not module_daemon.problems()
+    staged.close()

@@ -10,6 +10,7 @@ from tests.rigs.daemon import Daemon, wait_until
 
 pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
+from tests.rigs.vllm import fake_vllm
 from tests.rigs.vllm.divided_states import DividedStates
 from tests.rigs.vllm.hybrid_engine import STATE, flip_at_the_next_load
 from tests.rigs.vllm.request import BLOCK, Request
@@ -181,3 +182,66 @@ def test_head_groups_that_ranks_or_heads_cannot_be_divided_for_are_refused(
     engine = joint(start, ranks, kvpool__head_groups=groups)
     assert engine.ask("cold", TOKENS).offers == [0]
     assert f"kvpool.head_groups is {groups}, expected a divisor of 4 KV heads" in caplog.text
+
+
+# The model's layers in three groups, of each of which two stages have one.
+STAGED = ((0, 3), (1, 4), (2, 5))
+
+
+@pytest.mark.parametrize("states", [False, True], ids=["windows", "states"])
+@pytest.mark.parametrize(("writer", "stages"), [(1, (3, 3)), (2, (3, 3)), (2, ()), (4, (3, 3))], ids=str)
+def test_stages_share_with_every_other_engine(
+    writer: int, stages: tuple[int, ...], states: bool, start: StartEngine, daemon: Daemon
+) -> None:
+    of_model: dict[str, Any] = {"layers": STAGED, "kvpool__head_groups": max(SIZES) if states else HEADS}
+    make = joint_states if states else joint
+    assert make(start, writer, stages=stages, **of_model).ask("cold", TOKENS).offers == [0]
+    chunks = WHOLE + 2 * 3 if states else CHUNKS
+    wait_until(lambda: int(daemon.stats()["dram.chunks"]) == chunks, "every chunk is whole, and stored once")
+    for reader, other in ((1, ()), (1, (3, 3)), (4, ()), (2, (3, 3))):
+        assert make(start, reader, stages=other, **of_model).ask("warm", TOKENS).offers == [WHOLE * CHUNK]
+    assert int(daemon.stats()["dram.chunks"]) == chunks
+    assert not daemon.problems()
+
+
+@pytest.mark.parametrize("budget", [7, 3 * CHUNK + 1])
+def test_prompts_in_pieces_are_stored_by_stages_and_loaded_by_them(budget: int, start: StartEngine) -> None:
+    for engine in (joint(start, 2, layers=STAGED, stages=(3, 3), budget=budget), joint(start, 2, layers=STAGED)):
+        requests = [Request(f"r{number}", prompt(number, 4 * CHUNK + number), new_tokens=3) for number in range(1, 5)]
+        engine.run(*requests)
+    assert [request.offers for request in requests] == [[4 * CHUNK]] * 4
+
+
+def test_a_flipped_bit_of_one_stage_fails_the_load_of_all(start: StartEngine) -> None:
+    joint(start, 1, layers=STAGED).ask("cold", TOKENS)
+    engine = joint(start, 1, layers=STAGED, stages=(3, 3))
+    engine.ask("begins", prompt(2, 3))
+    flip_at_the_next_load(engine, 0)
+    assert engine.ask("spoilt", TOKENS).offers == [WHOLE * CHUNK, 0]
+    assert engine.failed == 1
+
+
+def test_a_vllm_without_a_handshake_by_stage_is_refused(
+    start: StartEngine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(fake_vllm.KVConnectorBase_V1, "set_xfer_handshake_metadata_pp_aware")
+    engine = joint(start, 1, layers=STAGED, stages=(3, 3))
+    assert [engine.ask(name, TOKENS).offers for name in ("cold", "again")] == [[0], [0]]
+    assert "have no set_xfer_handshake_metadata_pp_aware" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"kvpool__head_groups": 0}, "in an engine of several stages"),
+        ({"layers": ((0, 3), (1, 2), (4, 5))}, "stages have layers of vLLM's groups [0, 1], [0, 2]"),
+    ],
+    ids=["apart", "other-kinds"],
+)
+def test_stages_that_do_not_know_each_other_are_refused(
+    options: dict[str, Any], why: str, start: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = joint(start, 1, **{"layers": STAGED, "stages": (3, 3), **options})
+    assert engine.ask("cold", TOKENS).offers == [0]
+    assert engine.ask("again", TOKENS).offers == [0]
+    assert why in caplog.text

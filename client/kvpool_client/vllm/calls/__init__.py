@@ -1,0 +1,1 @@
+"""vLLM's calls to its connector, by the side that they are for."""

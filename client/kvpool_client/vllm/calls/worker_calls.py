@@ -1,0 +1,135 @@
+"""Worker calls: vLLM's calls to the connector of a worker, each handed to its half. The thread that runs the model."""
+
+from collections.abc import Callable, Mapping
+
+from kvpool_client.vllm.calls.timed_calls import Answer, TimedCalls
+from kvpool_client.vllm.plan import StepPlan, StepReport
+from kvpool_client.vllm.ranks.placement import SEVERAL_NODES, fault_of_node, node_name
+from kvpool_client.vllm.ranks.stage_layers import OwnLayers, StagedStart, StageLayers
+from kvpool_client.vllm.statistics import Tally
+from kvpool_client.vllm.support import OTHER
+from kvpool_client.vllm.surface import Tensor
+from kvpool_client.vllm.worker.micro_batches import MicroBatches
+from kvpool_client.vllm.worker.off import AbsentWorker
+from kvpool_client.vllm.worker.worker import WorkerHalf
+
+
+class WorkerCalls(TimedCalls):
+    """See the module. Without a half each answers as an empty pool does."""
+
+    def __init__(self, **of_engine: object) -> None:
+        super().__init__(**of_engine)
+        self._worker: WorkerHalf | AbsentWorker | None = None
+        self._refused = Tally()
+        self._rank, self._micro_batches = 0, MicroBatches(1)
+        self._has_groups = True
+        self._is_quiet = False
+        # Of a hybrid model in several stages, until it has the layers of all.
+        self._awaited: StagedStart | None = None
+
+    @property
+    def has_worker(self) -> bool:
+        """Whether this is the half of a worker that has KV."""
+        return isinstance(self._worker, WorkerHalf)
+
+    def drain_saves(self, timeout_s: float) -> Mapping[int, int]:
+        """See WorkerHalf.drain. Not called by vLLM, but by the scheduler's half where both are in one process."""
+        none: dict[int, int] = {}
+        return self._of_worker("ending saves", none, lambda half: half.drain(timeout_s))
+
+    def get_handshake_metadata(self) -> OwnLayers | None:
+        """The layers of a stage of a hybrid model, for the scheduler."""
+        return self._awaited.own if self._awaited is not None else None
+
+    def register_kv_caches(self, kv_caches: Mapping[str, Tensor]) -> None:
+        """See WorkerHalf.register."""
+        if self._awaited is not None:
+            self._awaited.tensors = kv_caches
+        is_registered = self._of_worker("registering KV caches", False, lambda half: half.register(kv_caches))
+        if self._worker is not None and not is_registered:
+            self._refused.add(f"refusals_{OTHER}")
+
+    def handle_preemptions(self, kv_connector_metadata: object) -> None:  # noqa: ARG002 - vLLM's interface
+        """Other requests are about to write to blocks: no copy of the step before may read them."""
+        if not self._is_quiet:
+            self._of_worker("preemption", None, lambda half: half.drop_saves())
+
+    def bind_connector_metadata(self, connector_metadata: object) -> None:
+        """A step begins."""
+        super().bind_connector_metadata(connector_metadata)  # type: ignore[misc]  # vLLM's base
+        if isinstance(connector_metadata, StepPlan):
+            self._micro_batches.begin()
+            if self._awaited is not None:
+                self._take_stages(self._awaited, connector_metadata.stage_layers)
+            self._check_node(connector_metadata.node)
+            self._of_worker("begin of a step", None, lambda half: half.begin(connector_metadata))
+            self._is_quiet = self._worker is not None and self._worker.is_quiet
+
+    def _take_stages(self, awaited: StagedStart, layers: StageLayers | None) -> None:
+        """Begin with the layers of all stages, which the first plans have."""
+        if layers is None:
+            return
+        self._awaited = None
+        awaited.begin(lambda: layers)
+        if awaited.tensors is not None:
+            self.register_kv_caches(awaited.tensors)
+
+    def start_load_kv(self, forward_context: object, **_kwargs: object) -> None:  # noqa: ARG002 - vLLM's interface
+        """See WorkerHalf.start_loads."""
+        if not self._is_quiet:
+            self._of_worker("starting loads", None, lambda half: half.start_loads())
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """See WorkerHalf.wait_layer."""
+        if self._worker is not None and self._worker.loads_by_layer:
+            self._of_worker("waiting for a layer", None, lambda half: half.wait_layer(layer_name))
+
+    def save_kv_layer(self, layer_name: str, kv_layer: object, attn_metadata: object, **_kwargs: object) -> None:  # noqa: ARG002 - vLLM's interface
+        """See WorkerHalf.save_layer, once for all micro-batches."""
+        if self._worker is None or not self._worker.saves_by_layer or not self._micro_batches.has_written(layer_name):
+            return
+        self._of_worker("saving a layer", None, lambda half: half.save_layer(layer_name))
+
+    def wait_for_save(self) -> None:
+        """See WorkerHalf.end_forward."""
+        if not self._is_quiet:
+            self._of_worker("end of a forward pass", None, lambda half: half.end_forward())
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str] | None]:  # noqa: ARG002 - vLLM's interface
+        """Loads that have ended since the last call; no request waits for its saves."""
+        if self._is_quiet:
+            return None, None
+        nobody: set[str] = set()
+        return None, self._of_worker("ended loads", nobody, lambda half: half.take_finished()) or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> object:
+        """As `get_finished`, with the requests whose loads have failed; vLLM computes all of their tokens."""
+        from vllm.distributed.kv_transfer.kv_connector.v1 import base  # the engine that asks for it
+
+        _, received = self.get_finished(finished_req_ids)
+        nobody: set[str] = set()
+        failed = nobody if self._is_quiet else self._of_worker("failed loads", nobody, lambda half: half.take_failed())
+        return base.KVConnectorTransferResults(finished_recving=received or nobody, failed_recving=failed)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """See WorkerHalf.take_bad_blocks."""
+        none: set[int] = set()
+        return none if self._is_quiet else self._of_worker("load errors", none, lambda half: half.take_bad_blocks())
+
+    def build_connector_worker_meta(self) -> StepReport | None:
+        """The report of the step for the scheduler's half."""
+        if self._is_quiet and self._worker is not None:
+            return self._worker.report()
+        return self._of_worker("report", None, lambda half: half.report())
+
+    def _check_node(self, scheduler: str) -> None:
+        """A rank on another node than its scheduler cannot claim the scheduler's leases: it ends its orders and logs why."""
+        reason = fault_of_node(self._rank, here=node_name(), scheduler=scheduler)
+        if reason and isinstance(self._worker, WorkerHalf):
+            self._worker.close()
+            self._worker = AbsentWorker(reason, self._rank, has_groups=self._has_groups)
+            self._refused.add(f"refusals_{SEVERAL_NODES}")
+
+    def _of_worker(self, what: str, default: Answer, ask: Callable[[WorkerHalf | AbsentWorker], Answer]) -> Answer:
+        half = self._worker
+        return default if half is None else self._timed(what, default, lambda: ask(half))
