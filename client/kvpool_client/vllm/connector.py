@@ -20,7 +20,7 @@ from kvpool.layouts.share import Share
 from kvpool_client.pool import Pool
 from kvpool_client.vllm import one_child, plugin
 from kvpool_client.vllm.calls.timed_calls import LOG, Answer
-from kvpool_client.vllm.calls.worker_calls import WorkerCalls
+from kvpool_client.vllm.calls.worker_calls import BEGIN, WorkerCalls
 from kvpool_client.vllm.event_feed import feed_of
 from kvpool_client.vllm.flushing import flush_model
 from kvpool_client.vllm.identity.engine_form import engine_form
@@ -216,7 +216,7 @@ class ConnectorCalls(WorkerCalls):
         if awaited is None or self._worker is not None:
             return
         count = stage_count(self._vllm_config.parallel_config)  # type: ignore[attr-defined]  # vLLM's base has it
-        awaited.begin(partial(StageLayers.of_workers, metadata, count))
+        self._timed(BEGIN, None, lambda: awaited.begin(partial(StageLayers.of_workers, metadata, count)))
         if awaited.blocks is not None:
             self.bind_gpu_block_pool(awaited.blocks)
 

@@ -13,6 +13,8 @@ from kvpool_client.vllm.worker.micro_batches import MicroBatches
 from kvpool_client.vllm.worker.off import AbsentWorker
 from kvpool_client.vllm.worker.worker import WorkerHalf
 
+BEGIN = "beginning with the layers of all stages"
+
 
 class WorkerCalls(TimedCalls):
     """See the module. Without a half each answers as an empty pool does."""
@@ -70,7 +72,7 @@ class WorkerCalls(TimedCalls):
         if layers is None:
             return
         self._awaited = None
-        awaited.begin(lambda: layers)
+        self._timed(BEGIN, None, lambda: awaited.begin(lambda: layers))
         if awaited.tensors is not None:
             self.register_kv_caches(awaited.tensors)
 

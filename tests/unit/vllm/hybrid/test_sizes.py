@@ -230,6 +230,21 @@ def test_a_vllm_without_a_handshake_by_stage_is_refused(
     assert "have no set_xfer_handshake_metadata_pp_aware" in caplog.text
 
 
+def test_a_start_that_fails_with_all_stages_known_is_a_miss(
+    start: StartEngine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a way that no engine was seen to fail in: it is in the middle of its first step."""
+    from kvpool_client.vllm import connector
+
+    def fail(*_arguments: Any, **_options: Any) -> None:
+        raise TypeError("nobody knows why")
+
+    monkeypatch.setattr(connector, "geometry_of", fail)
+    engine = joint(start, 1, layers=STAGED, stages=(3, 3))
+    assert [engine.ask(name, TOKENS).offers for name in ("cold", "again")] == [[0], [0]]
+    assert "beginning with the layers of all stages" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
