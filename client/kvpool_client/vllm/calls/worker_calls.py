@@ -24,6 +24,7 @@ class WorkerCalls(TimedCalls):
         self._worker: WorkerHalf | AbsentWorker | None = None
         self._refused = Tally()
         self._rank, self._micro_batches = 0, MicroBatches(1)
+        self._scheduler_node = ""  # as it was checked last
         self._has_groups = True
         self._is_quiet = False
         # Of a hybrid model in several stages, until it has the layers of all.
@@ -63,7 +64,8 @@ class WorkerCalls(TimedCalls):
             self._micro_batches.begin()
             if self._awaited is not None:
                 self._take_stages(self._awaited, connector_metadata.stage_layers)
-            self._check_node(connector_metadata.node)
+            if connector_metadata.node != self._scheduler_node:
+                self._check_node(connector_metadata.node)
             self._of_worker("begin of a step", None, lambda half: half.begin(connector_metadata))
             self._is_quiet = self._worker is not None and self._worker.is_quiet
 
@@ -126,6 +128,7 @@ class WorkerCalls(TimedCalls):
 
     def _check_node(self, scheduler: str) -> None:
         """A rank on another node than its scheduler cannot claim the scheduler's leases: it ends its orders and logs why."""
+        self._scheduler_node = scheduler
         reason = fault_of_node(self._rank, here=node_name(), scheduler=scheduler)
         if reason and isinstance(self._worker, WorkerHalf):
             self._worker.close()
