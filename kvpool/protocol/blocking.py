@@ -54,7 +54,7 @@ class BlockingConnection:
             # A daemon of version 1 takes a hello with a range for a bad frame.
             if hello.oldest > 1:
                 spoken = f"this client speaks protocol {hello.oldest} to {hello.version}, the daemon at {path} 1"
-                raise Refused("version", f"{spoken}, or it answers: {error}: update the daemon") from error
+                raise Refused("version", f"{spoken} (it answered: {error}): update the daemon") from error
             self._greet(path, replace(hello, version=1), 1, deadline)
 
     def _greet(self, path: str, hello: m.Hello, version: int, deadline: Deadline) -> None:

@@ -111,6 +111,8 @@ class WindowMemory:
                 event.hold(stream.cuda_stream)
                 if forward_stream is not None:
                     event.hold(forward_stream.cuda_stream)
+                # No deadline: a page that is written before it was copied would be stored wrong, and a device that hangs ends
+                # no step of its engine either.
                 while forward_stream is None and not event.wait(WAIT_SLICE_S):
                     pass
         except BaseException:

@@ -1,1 +1,1 @@
-"""Identity of the KV: the model, its geometry, the ranks that share it."""
+"""Identity of the KV: the model, and its geometry."""
