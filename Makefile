@@ -3,8 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Everything the installed package is made of: a change installs it anew.
-SOURCES := $(shell find kvpool client native pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
+# What the native module is made of. Python is run from the tree: an edit of it needs no installation.
+NATIVE := $(shell find native -path native/tests -prune -o -path native/fuzz -prune -o -path native/bench -prune -o -type f -print 2>/dev/null)
 TORCH ?= torch==2.13.0
 # The client of Mooncake Store whose behaviour was measured.
 MOONCAKE ?= mooncake-transfer-engine-non-cuda==0.3.13.post1
@@ -16,7 +16,13 @@ ENGINES ?= .venv-engines
 # Where install-service puts its files (empty: this machine), and the daemon that the service runs.
 DESTDIR ?=
 KVPOOLD ?=
-CMAKE = $(BIN)/cmake --no-warn-unused-cli -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
+# Modules are compiled when they are imported first: most of torch's never are.
+PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation --no-compile
+QUIETLY = scripts/quietly
+# The one build of the core, made by pip as pyproject.toml says: the module, tests, fuzz targets and benchmarks link the same objects.
+NATIVE_BUILD := build/native
+# Builds beside it: under a sanitizer, for fuzzing.
+CMAKE = $(BIN)/cmake --no-warn-unused-cli -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DKVPOOL_PYTHON=OFF -S native
 # How many tests run at once, of C++ and of Python.
 WORKERS ?= 2
 CTEST = $(abspath $(BIN)/ctest) --output-on-failure -j $(WORKERS)
@@ -54,24 +60,34 @@ help:
 	@echo "make test-packages    builds both, installs them aside without a compiler, and starts their daemons"
 	@echo "make clean            remove builds, $(VENV), $(ENGINES) and $(ENGINES_LATEST)"
 
-setup: $(VENV)/.installed
+setup: $(NATIVE_BUILD)/.current $(VENV)/.development
 
 $(VENV)/.tools:
-	@scripts/install-system-packages
 	@echo "setting up $(VENV)"
-	$(PYTHON) -m venv $(VENV)
+	@scripts/install-system-packages
+	@$(QUIETLY) "making $(VENV)" $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip 2>/dev/null || true
-	@echo "installing build and test tools, and torch for the CPU (about a minute)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.10" "$(NANOBIND)" "cmake>=3.18" "ninja>=1.11"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	@$(QUIETLY) "installing the build tools" $(PIP) "scikit-build-core>=0.10" "$(NANOBIND)" "cmake>=3.18" "ninja>=1.11"
+	@$(QUIETLY) "installing torch for the CPU" $(PIP) "$(TORCH)"
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.tools $(SOURCES)
-	@echo "building and installing kvpool (about half a minute)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation ".[daemon,etcd,plot,demo,test,lint]"
+# What the pool and the demonstration need. Editable: the packages are those of the tree.
+$(VENV)/.pool: $(VENV)/.tools pyproject.toml
+	@$(QUIETLY) "building the core with all processors, and installing kvpool" $(PIP) --editable ".[daemon,demo]"
 	@touch $@
 
-demo: setup
+# What tests, linters and plots need.
+$(VENV)/.development: pyproject.toml | $(VENV)/.pool
+	@$(QUIETLY) "installing the tools of tests and checks" $(PIP) --editable ".[etcd,plot,test,lint]"
+	@touch $@
+
+# The module of an edited core, put where pip put the first.
+$(NATIVE_BUILD)/.current: $(VENV)/.pool $(NATIVE)
+	@$(BIN)/cmake --build $(NATIVE_BUILD)
+	@for built in $(NATIVE_BUILD)/kvpool_native*.so; do cp $$built $(BIN)/kvpool_native.new && mv $(BIN)/kvpool_native.new "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["platlib"])')/$$(basename $$built)"; done
+	@touch $@
+
+demo: $(NATIVE_BUILD)/.current
 	$(BIN)/python -m demo
 
 # Torch computes in one thread a process: more of them than cores wait for one another (test_demo.py and test_torch_engine.py
@@ -100,7 +116,7 @@ endef
 # Both parts run, whatever becomes of the first.
 test: setup build-native-tests
 	@trap 'exit 130' INT; status=0; \
-	(cd build/tests && $(CTEST)) || status=1; \
+	(cd $(NATIVE_BUILD) && $(CTEST)) || status=1; \
 	$(MAKE) --no-print-directory test-python || status=1; \
 	exit $$status
 
@@ -110,10 +126,7 @@ test-python: setup
 test-slow: setup
 	$(call run-suite,$(PYTEST),,worksteal,and slow)
 
-native: $(VENV)/.tools
-	$(CMAKE) -S native -B build/native -DCMAKE_BUILD_TYPE=Release >/dev/null
-	$(BIN)/cmake --build build/native
-	for built in build/native/kvpool_native*.so; do cp $$built $(BIN)/kvpool_native.new && mv $(BIN)/kvpool_native.new "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["platlib"])')/$$(basename $$built)"; done
+native: $(NATIVE_BUILD)/.current
 	$(STUBGEN) typings/kvpool_native.pyi
 
 stubs: setup
@@ -121,12 +134,11 @@ stubs: setup
 	@$(STUBGEN) build/kvpool_native.pyi
 	@diff -u typings/kvpool_native.pyi build/kvpool_native.pyi || { echo "typings/kvpool_native.pyi is not what the bindings say: run make native"; exit 1; }
 
-build-native-tests: $(VENV)/.tools
-	$(CMAKE) -S native -B build/tests -DCMAKE_BUILD_TYPE=Release -DKVPOOL_TESTS=ON -DKVPOOL_PYTHON=OFF >/dev/null
-	$(BIN)/cmake --build build/tests
+build-native-tests: $(NATIVE_BUILD)/.current
+	@$(BIN)/cmake --build $(NATIVE_BUILD) --target native_tests
 
 test-native: build-native-tests
-	cd build/tests && $(CTEST)
+	cd $(NATIVE_BUILD) && $(CTEST)
 
 # Less optimized than RelWithDebInfo is: address and undefined compile in a third less time, with the same checks.
 SANITIZED = "-O1 -g -DNDEBUG"
@@ -135,9 +147,9 @@ SANITIZERS ?= address,undefined thread
 
 test-sanitizers: $(VENV)/.tools
 	for kind in $(SANITIZERS); do \
-	  $(CMAKE) -S native -B build/$$kind -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVPOOL_TESTS=ON -DKVPOOL_PYTHON=OFF -DKVPOOL_SANITIZE=$$kind \
+	  $(CMAKE) -B build/$$kind -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVPOOL_SANITIZE=$$kind \
 	    -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=$(SANITIZED) >/dev/null && \
-	  $(BIN)/cmake --build build/$$kind && (cd build/$$kind && $(CTEST)) || exit 1; \
+	  $(BIN)/cmake --build build/$$kind --target native_tests && (cd build/$$kind && $(CTEST)) || exit 1; \
 	done
 
 test-aarch64: $(VENV)/.tools
@@ -167,10 +179,12 @@ $(ENGINES)/.tools: scripts/install-engines
 	@PYTHON="$(PYTHON)" scripts/install-engines "$(ENGINES)"
 	@touch $@
 
-$(ENGINES)/.installed: $(ENGINES)/.tools $(SOURCES)
-	@echo "building and installing kvpool into $(ENGINES)"
-	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-	  --config-settings=build-dir=build/wheel-engines ".[daemon,test]"
+# The wheel of the one build: both environments have the same Python.
+$(ENGINES)/.installed: $(ENGINES)/.tools $(NATIVE_BUILD)/.current
+	@$(QUIETLY) "installing kvpool into $(ENGINES)" sh -ec 'rm -rf build/engines; \
+	  $(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir build/engines .; \
+	  $(ENGINES)/bin/python -m pip install --disable-pip-version-check --force-reinstall --no-deps build/engines/*.whl; \
+	  $(ENGINES)/bin/python -m pip install --disable-pip-version-check "$$(ls build/engines/*.whl)[daemon,test]"'
 	@touch $@
 
 # Those that start no engine take seconds: make test-engines ENGINE_TESTS=tests/engines/vllm/test_pages.py
@@ -208,8 +222,8 @@ FUZZ_BUILD := build/fuzz$(if $(CLANG),,-standalone)
 
 fuzz: $(VENV)/.tools
 	@echo "$(if $(CLANG),libFuzzer of $(CLANG),no clang: random inputs without guidance by coverage)"
-	$(if $(CLANG),CXX=$(CLANG)) $(CMAKE) -S native -B $(FUZZ_BUILD) -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVPOOL_PYTHON=OFF \
-	  -DKVPOOL_SANITIZE=address,undefined -D$(if $(CLANG),KVPOOL_FUZZ,KVPOOL_TESTS)=ON >/dev/null
+	$(if $(CLANG),CXX=$(CLANG)) $(CMAKE) -B $(FUZZ_BUILD) -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	  -DKVPOOL_SANITIZE=address,undefined -DKVPOOL_FUZZ=$(if $(CLANG),ON,OFF) >/dev/null
 	$(BIN)/cmake --build $(FUZZ_BUILD) --target $(FUZZ_TARGETS:%=fuzz_%)
 	for name in $(FUZZ_TARGETS); do \
 	  mkdir -p $(FUZZ_BUILD)/corpus/$$name && echo "fuzz_$$name for $(SECONDS) s" && \

@@ -1,7 +1,7 @@
 // Gathers and scatters of paged KV with checksum, against plain memcpy of the same pieces.
 //
-//     cmake -S native -B build/bench -DCMAKE_BUILD_TYPE=Release -DKVPOOL_BENCH=ON -DKVPOOL_PYTHON=OFF
-//     cmake --build build/bench --target bench_copy && build/bench/bench_copy [region_mib] [block_plane_kib]
+//     make setup && .venv/bin/cmake --build build/native --target bench_copy
+//     build/native/bench_copy [region_mib] [block_plane_kib]
 //
 // Both sides lie in DRAM: regions must be several times the last-level cache, hence 1 GiB each by default. One thread;
 // rates are by its CPU time, so that a busy neighbour shows as spread and not as a slower copy. The ways alternate in

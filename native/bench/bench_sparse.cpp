@@ -1,7 +1,7 @@
 // Summaries and recall against the time that reading their bytes takes.
 //
-//     cmake -S native -B build/bench -DCMAKE_BUILD_TYPE=Release -DKVPOOL_BENCH=ON -DKVPOOL_PYTHON=OFF
-//     cmake --build build/bench --target bench_sparse && build/bench/bench_sparse [layers] [rounds] [blocks] [path]
+//     make setup && .venv/bin/cmake --build build/native --target bench_sparse
+//     build/native/bench_sparse [layers] [rounds] [blocks] [path]
 //
 // One layer and step at 8 KV heads of 128 and groups of 4. Records of many layers are used in turn, so that no cache holds them
 // when they come again. The floor is a sum over the same records on as many threads, in the same round. Printed: median, and the

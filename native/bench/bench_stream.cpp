@@ -1,7 +1,7 @@
 // Chunks over the stream between nodes, against plain sockets with as many connections, on the loopback.
 //
-//     cmake -S native -B build/bench -DCMAKE_BUILD_TYPE=Release -DKVPOOL_BENCH=ON -DKVPOOL_PYTHON=OFF
-//     cmake --build build/bench --target bench_stream && build/bench/bench_stream [total_mib] [rounds] [chunk_kib]
+//     make setup && .venv/bin/cmake --build build/native --target bench_stream
+//     build/native/bench_stream [total_mib] [rounds] [chunk_kib]
 //
 // Both sides are threads of this process, so that its CPU time is that of both. The plain socket sends the same bytes from the same
 // memory into the same memory, without marks or checksums. The two alternate in rounds over the same bytes, and the median

@@ -41,6 +41,9 @@ class CopyJob {
   [[nodiscard]] virtual bool is_load() const noexcept = 0;
 
  protected:
+  // Bytes handed out at a time: enough to make the lock cheap, little enough for several threads and quick cancelling.
+  static constexpr uint64_t PIECE_BYTES = 256 << 10;
+
   // Whether this is a forked child's copy of the job: its pieces are not running here, whatever it says.
   [[nodiscard]] bool is_inherited() const noexcept { return process_life() != life_; }
 

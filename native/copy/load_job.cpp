@@ -9,8 +9,6 @@
 namespace kvpool {
 namespace {
 
-// Bytes handed out at a time: enough to make the lock cheap, little enough for several threads and quick cancelling.
-constexpr uint64_t PIECE_BYTES = 256 << 10;
 // Chunks awaited at once. The disk brings a load's chunks in their order but for what its threads, four by default, have under way.
 constexpr size_t AWAITED_MAX = 8;
 

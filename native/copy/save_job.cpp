@@ -7,12 +7,6 @@
 #include "base/wait.h"
 
 namespace kvpool {
-namespace {
-
-// As in load_job.cpp.
-constexpr uint64_t PIECE_BYTES = 256 << 10;
-
-}  // namespace
 
 SaveJob::SaveJob(SavePlan plan)
     : plan_(std::move(plan)),

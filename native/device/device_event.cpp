@@ -11,8 +11,8 @@ namespace kvpool {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::microseconds FIRST_NAP{10};
-constexpr std::chrono::microseconds LONGEST_NAP{200};
+constexpr std::chrono::microseconds FIRST_POLL_NAP{10};
+constexpr std::chrono::microseconds LONGEST_POLL_NAP{200};
 
 }  // namespace
 
@@ -49,7 +49,7 @@ DeviceStatus EventHandle::query(bool& is_done) const {
 DeviceStatus EventHandle::wait(double timeout_s, bool& is_done) const {
   const std::chrono::duration<double> bounded(std::clamp(timeout_s, 0.0, WAIT_S_MAX));
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(bounded);
-  auto nap = FIRST_NAP;
+  auto nap = FIRST_POLL_NAP;
   while (true) {
     const DeviceStatus status = query(is_done);
     const auto now = Clock::now();
@@ -57,7 +57,7 @@ DeviceStatus EventHandle::wait(double timeout_s, bool& is_done) const {
       return status;
     }
     std::this_thread::sleep_for(std::min<Clock::duration>(nap, deadline - now));
-    nap = std::min(nap * 2, LONGEST_NAP);
+    nap = std::min(nap * 2, LONGEST_POLL_NAP);
   }
 }
 

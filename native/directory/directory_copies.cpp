@@ -15,11 +15,6 @@
 #include "directory/directory.h"
 
 namespace kvpool {
-namespace {
-
-std::string name_of(RecordId id) { return "chunk record " + std::to_string(id.value()); }
-
-}  // namespace
 
 const char* Directory::why_no_copies(const Directory& originals, const DirectoryGeometry& geometry) noexcept {
   if (!originals.table_.is_shared() || originals.tier_ <= Tier::HBM) {

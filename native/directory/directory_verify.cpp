@@ -11,8 +11,6 @@ namespace {
 // Cursors of `verify_shared` from here on are positions in the table.
 constexpr uint64_t TABLE_CURSOR = uint64_t{1} << 32;
 
-std::string name_of(RecordId id) { return "chunk record " + std::to_string(id.value()); }
-
 void compare(const char* what, uint64_t truth, uint64_t count, std::vector<std::string>& broken) {
   if (truth != count) {
     broken.push_back(std::string(what) + ": " + std::to_string(truth) + ", counted " + std::to_string(count));

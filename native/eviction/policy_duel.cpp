@@ -14,7 +14,7 @@ namespace {
 constexpr uint32_t WHOLE_CHUNKS = 8192;
 constexpr uint32_t SAMPLED_CHUNKS = 4096;
 // Of a request's hits this much counts after the next one.
-constexpr double DECAY = 0.998;
+constexpr double HITS_DECAY = 0.998;
 // The other one must lead by this much, or a tie would be decided anew all the time.
 constexpr double LEAD = 0.01;
 // And by so many standard deviations of what chance would have made of as many requests: one long prompt is no proof.
@@ -123,9 +123,9 @@ void PolicyDuel::note_uses(const std::vector<SampledUse>& chain, uint64_t chunks
   const auto limit = static_cast<uint32_t>(std::max<uint64_t>(1, chunks / (mask_ + 1)));
   const auto by_age = static_cast<double>(oldest_.use(chain, limit, now_ns));
   const auto by_worth = static_cast<double>(cheapest_.use(chain, limit, now_ns));
-  oldest_hits_ = oldest_hits_ * DECAY + by_age;
-  cheapest_hits_ = cheapest_hits_ * DECAY + by_worth;
-  variance_ = variance_ * DECAY + (by_age - by_worth) * (by_age - by_worth);
+  oldest_hits_ = oldest_hits_ * HITS_DECAY + by_age;
+  cheapest_hits_ = cheapest_hits_ * HITS_DECAY + by_worth;
+  variance_ = variance_ * HITS_DECAY + (by_age - by_worth) * (by_age - by_worth);
   const double lead = is_by_age_ ? cheapest_hits_ - oldest_hits_ : oldest_hits_ - cheapest_hits_;
   const double needed = LEAD * (is_by_age_ ? oldest_hits_ : cheapest_hits_);
   const bool is_overtaken = lead > needed && lead > DEVIATIONS * std::sqrt(variance_);

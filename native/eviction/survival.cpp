@@ -7,7 +7,7 @@ namespace kvpool {
 namespace {
 
 // Of what was learned, this much is left after the next learning: half of it after 7,000 requests.
-constexpr double DECAY = 0.99;
+constexpr double COUNTS_DECAY = 0.99;
 // Beyond so many learnings the oldest starts are taken for as young as the next.
 constexpr size_t EPOCHS = 256;
 // As many intervals as a class takes from all classes together, and a bin of these from the bin before.
@@ -52,7 +52,7 @@ SurvivalModel::SurvivalModel() : reuses_(CLASSES, Row{}), worth_(CLASSES), chanc
 void SurvivalModel::close_epoch(uint64_t now_ns) {
   for (Epoch& epoch : epochs_) {
     for (float& count : epoch.started) {
-      count *= static_cast<float>(DECAY);
+      count *= static_cast<float>(COUNTS_DECAY);
     }
   }
   if (epochs_.size() == EPOCHS) {
@@ -66,7 +66,7 @@ void SurvivalModel::close_epoch(uint64_t now_ns) {
     epochs_.back().started[number] = static_cast<float>(started_[number]);
     started_[number] = 0;
     for (uint32_t bin = 0; bin < BINS; ++bin) {
-      reuses_[number][bin] = reuses_[number][bin] * DECAY + ended_[number][bin];
+      reuses_[number][bin] = reuses_[number][bin] * COUNTS_DECAY + ended_[number][bin];
     }
     ended_[number].fill(0);
   }

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/lazy_array.h"
@@ -95,6 +96,9 @@ struct alignas(64) ChunkRecord {
 };
 static_assert(sizeof(ChunkRecord) == 128);
 static_assert(offsetof(ChunkRecord, key) <= 64);
+
+// What a finding about a record calls it.
+[[nodiscard]] inline std::string name_of(RecordId id) { return "chunk record " + std::to_string(id.value()); }
 
 // Times in 32 bits: ticks of 67 ms, of which differences are taken modulo 9 years.
 inline constexpr unsigned TICK_SHIFT = 26;

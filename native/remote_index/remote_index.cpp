@@ -10,7 +10,7 @@ namespace kvpool {
 namespace {
 
 // As in the shared index (guess).
-constexpr size_t PREFETCH_AHEAD = 8;
+constexpr size_t REMOTE_AHEAD = 8;
 
 constexpr uint64_t owner_bits(RemoteOwner owner) noexcept { return uint64_t{owner} << OWNER_SHIFT; }
 
@@ -99,10 +99,10 @@ RemotePlace RemoteIndex::prefetched(const uint8_t* key) const noexcept {
 
 void RemoteIndex::insert(RemoteOwner owner, const uint8_t* keys, size_t n) noexcept {
   KVPOOL_CHECK(is_live(owner));
-  std::array<RemotePlace, PREFETCH_AHEAD> places;
-  for (size_t index = 0; index < n + PREFETCH_AHEAD; ++index) {
-    RemotePlace& place = places[index % PREFETCH_AHEAD];
-    if (index >= PREFETCH_AHEAD) {
+  std::array<RemotePlace, REMOTE_AHEAD> places;
+  for (size_t index = 0; index < n + REMOTE_AHEAD; ++index) {
+    RemotePlace& place = places[index % REMOTE_AHEAD];
+    if (index >= REMOTE_AHEAD) {
       insert_one(owner, place);
     }
     if (index < n) {
@@ -113,10 +113,10 @@ void RemoteIndex::insert(RemoteOwner owner, const uint8_t* keys, size_t n) noexc
 
 void RemoteIndex::remove(RemoteOwner owner, const uint8_t* keys, size_t n) noexcept {
   KVPOOL_CHECK(is_live(owner));
-  std::array<RemotePlace, PREFETCH_AHEAD> places;
-  for (size_t index = 0; index < n + PREFETCH_AHEAD; ++index) {
-    RemotePlace& place = places[index % PREFETCH_AHEAD];
-    if (index >= PREFETCH_AHEAD) {
+  std::array<RemotePlace, REMOTE_AHEAD> places;
+  for (size_t index = 0; index < n + REMOTE_AHEAD; ++index) {
+    RemotePlace& place = places[index % REMOTE_AHEAD];
+    if (index >= REMOTE_AHEAD) {
       remove_one(owner, place);
     }
     if (index < n) {
@@ -207,17 +207,17 @@ size_t RemoteIndex::owners_at(const RemotePlace& place, Owners& owners) const no
 
 std::vector<RemoteRun> RemoteIndex::runs(const uint8_t* keys, size_t n) const {
   std::vector<RemoteRun> runs;
-  std::array<RemotePlace, PREFETCH_AHEAD> places;
-  for (size_t index = 0; index < std::min(n, PREFETCH_AHEAD); ++index) {
+  std::array<RemotePlace, REMOTE_AHEAD> places;
+  for (size_t index = 0; index < std::min(n, REMOTE_AHEAD); ++index) {
     places[index] = prefetched(keys + index * KEY_BYTES);
   }
   Owners owners;
   bool is_growing = true;
   for (size_t index = 0; index < n && is_growing; ++index) {
-    RemotePlace& place = places[index % PREFETCH_AHEAD];
+    RemotePlace& place = places[index % REMOTE_AHEAD];
     const size_t count = owners_at(place, owners);
-    if (index + PREFETCH_AHEAD < n) {
-      place = prefetched(keys + (index + PREFETCH_AHEAD) * KEY_BYTES);
+    if (index + REMOTE_AHEAD < n) {
+      place = prefetched(keys + (index + REMOTE_AHEAD) * KEY_BYTES);
     }
     for (size_t number = 0; index == 0 && number < count; ++number) {
       runs.push_back({owners[number], 0});

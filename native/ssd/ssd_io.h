@@ -17,6 +17,7 @@
 #include <span>
 
 #include "ssd/ssd_files.h"
+#include "ssd/ssd_format.h"
 
 namespace kvpool {
 
@@ -44,6 +45,14 @@ class SsdIo {
 
   [[nodiscard]] virtual bool is_ring() const noexcept { return false; }
 };
+
+// What became of a read that returned this.
+[[nodiscard]] constexpr SsdStatus read_status_of(int error) noexcept {
+  if (error == 0) {
+    return SsdStatus::OK;
+  }
+  return error == SsdIo::NO_MORE_BYTES ? SsdStatus::SHORT_READ : SsdStatus::IO_ERROR;
+}
 
 // Plain calls.
 [[nodiscard]] std::unique_ptr<SsdIo> make_call_io(std::shared_ptr<SsdFiles> files);

@@ -13,13 +13,6 @@ uint32_t layers_in_piece(uint32_t layers, uint64_t layer_bytes) {
   return static_cast<uint32_t>(std::max<uint64_t>(1, layers / pieces));
 }
 
-SsdStatus status_of(int error) {
-  if (error == 0) {
-    return SsdStatus::OK;
-  }
-  return error == SsdIo::NO_MORE_BYTES ? SsdStatus::SHORT_READ : SsdStatus::IO_ERROR;
-}
-
 }  // namespace
 
 SsdReadJob::SsdReadJob(uint64_t id, std::vector<SsdRead> chunks, std::shared_ptr<const Mapping> arena,
@@ -106,7 +99,7 @@ SsdStatus SsdReadJob::read(SsdIo& io, uint32_t piece, size_t chunk, SsdHeader& f
     error = io.read(plan.offset + header_bytes_ + start, target, bytes);
   }
   if (error != 0 || !has_header) {
-    return status_of(error);
+    return read_status_of(error);
   }
   const SsdStatus decoded = decode_ssd_header(header.data(), header.size(), found);
   return decoded == SsdStatus::OK ? compare_ssd_headers(found, plan.expected) : decoded;
@@ -118,7 +111,7 @@ SsdStatus SsdReadJob::read_again(SsdWorker& worker, uint32_t piece, size_t chunk
   const SsdRead& plan = plan_[chunk];
   uint8_t* const pages = worker.bounce.data();
   ++worker.second_reads;
-  SsdStatus status = status_of(worker.calls.read(plan.offset, pages, header_bytes_));
+  SsdStatus status = read_status_of(worker.calls.read(plan.offset, pages, header_bytes_));
   status = status == SsdStatus::OK ? decode_ssd_header(pages, header_bytes_, found) : status;
   status = status == SsdStatus::OK ? compare_ssd_headers(found, plan.expected) : status;
   uint32_t crc = 0;
@@ -128,7 +121,7 @@ SsdStatus SsdReadJob::read_again(SsdWorker& worker, uint32_t piece, size_t chunk
     const uint64_t layer = at / layer_bytes_;
     const uint64_t page = at / PAGE_BYTES * PAGE_BYTES;
     const uint64_t until = std::min((layer + 1) * layer_bytes_, page + SSD_STEP_BYTES);
-    status = status_of(worker.calls.read(plan.offset + header_bytes_ + page, pages, round_up(until, PAGE_BYTES) - page));
+    status = read_status_of(worker.calls.read(plan.offset + header_bytes_ + page, pages, round_up(until, PAGE_BYTES) - page));
     if (status == SsdStatus::OK) {
       crc = copy_crc32c(crc, arena_->data() + plan.arena_offset + at, pages + (at - page), until - at);
       at = until;

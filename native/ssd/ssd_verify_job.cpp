@@ -11,13 +11,6 @@ namespace {
 
 static_assert(SSD_PIECE_BYTES % PAGE_BYTES == 0 && SSD_PIECE_BYTES > PAGE_BYTES && SSD_PIECE_BYTES <= SsdBounce::BYTES);
 
-SsdStatus status_of(int error) {
-  if (error == 0) {
-    return SsdStatus::OK;
-  }
-  return error == SsdIo::NO_MORE_BYTES ? SsdStatus::SHORT_READ : SsdStatus::IO_ERROR;
-}
-
 }  // namespace
 
 SsdVerifyJob::SsdVerifyJob(uint64_t id, std::vector<SsdVerify> chunks)
@@ -92,7 +85,7 @@ SsdVerifyJob::Piece SsdVerifyJob::read(SsdIo& io, SsdBounce& bounce, size_t chun
 
 SsdStatus SsdVerifyJob::read_header(SsdIo& io, const SsdVerify& plan, uint8_t* pages,
                                     std::vector<uint32_t>& wanted) const {
-  const SsdStatus read = status_of(io.read(plan.offset, pages, header_bytes_));
+  const SsdStatus read = read_status_of(io.read(plan.offset, pages, header_bytes_));
   if (read != SsdStatus::OK) {
     return read;
   }
@@ -110,7 +103,7 @@ SsdStatus SsdVerifyJob::read_layers(SsdIo& io, const SsdVerify& plan, uint32_t f
   while (at < end) {
     const uint64_t page = at / PAGE_BYTES * PAGE_BYTES;
     const uint64_t size = std::min(SSD_PIECE_BYTES, round_up(end, PAGE_BYTES) - page);
-    const SsdStatus status = status_of(io.read(plan.offset + header_bytes_ + page, pages, size));
+    const SsdStatus status = read_status_of(io.read(plan.offset + header_bytes_ + page, pages, size));
     if (status != SsdStatus::OK) {
       return status;
     }

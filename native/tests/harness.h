@@ -1,5 +1,5 @@
-// A test harness of one screen: TEST(name) registers a function, EXPECT(...) reports and counts, main() runs all, or those
-// whose names contain its argument.
+// A test harness of one screen: TEST(name) registers a function, EXPECT(...) reports and counts, main() (harness.cpp) runs all of
+// the program, those of the file that its argument names, or those whose names contain it.
 //
 // Not a framework: no fixtures, no mocks. It exists so that the C++ tests need nothing but a compiler.
 // A random test prints its seed through `seed()`; KVPOOL_SEED in the environment replays it.
@@ -15,6 +15,7 @@
 namespace kvpool::testing {
 
 struct Case {
+  const char* file;
   const char* name;
   void (*run)();
 };
@@ -37,14 +38,14 @@ inline uint64_t seed() {
 }
 
 struct Register {
-  Register(const char* name, void (*run)()) { cases().push_back({name, run}); }
+  Register(const char* file, const char* name, void (*run)()) { cases().push_back({file, name, run}); }
 };
 
 }  // namespace kvpool::testing
 
-#define TEST(name)                                                          \
-  static void test_##name();                                                \
-  static const kvpool::testing::Register register_##name(#name, test_##name); \
+#define TEST(name)                                                                      \
+  static void test_##name();                                                            \
+  static const kvpool::testing::Register register_##name(__FILE__, #name, test_##name); \
   static void test_##name()
 
 #define EXPECT(...)                                                              \
@@ -54,16 +55,3 @@ struct Register {
       std::printf("  %s:%d: expected %s\n", __FILE__, __LINE__, #__VA_ARGS__); \
     }                                                                            \
   } while (false)
-
-int main(int argc, char** argv) {
-  size_t runs = 0;
-  for (const auto& test : kvpool::testing::cases()) {
-    if (argc < 2 || std::string_view(test.name).find(argv[1]) != std::string_view::npos) {
-      std::printf("%s\n", test.name);
-      test.run();
-      ++runs;
-    }
-  }
-  std::printf("%zu tests, %d failures\n", runs, kvpool::testing::failures());
-  return kvpool::testing::failures() == 0 ? 0 : 1;
-}

@@ -29,7 +29,7 @@ AttentionPath best_path() noexcept {
   return AttentionPath::PORTABLE;
 }
 
-std::atomic<AttentionPath>& chosen_path() noexcept {
+std::atomic<AttentionPath>& chosen_attention() noexcept {
   static std::atomic<AttentionPath> path = best_path();
   return path;
 }
@@ -150,7 +150,7 @@ bool attention_supports(AttentionPath path) noexcept {
   }
 }
 
-AttentionPath attention_path() noexcept { return chosen_path().load(std::memory_order_relaxed); }
+AttentionPath attention_path() noexcept { return chosen_attention().load(std::memory_order_relaxed); }
 
 const char* attention_path_name(AttentionPath path) noexcept {
   switch (path) {
@@ -165,7 +165,7 @@ const char* attention_path_name(AttentionPath path) noexcept {
 
 void set_attention_path(AttentionPath path) noexcept {
   KVPOOL_CHECK(attention_supports(path));
-  chosen_path().store(path, std::memory_order_relaxed);
+  chosen_attention().store(path, std::memory_order_relaxed);
 }
 
 }  // namespace kvpool

@@ -1,0 +1,22 @@
+// The main program of every room's tests. No match is a failure: a misspelt name must not look like a pass.
+#include "tests/harness.h"
+
+#include <filesystem>
+#include <string>
+
+int main(int argc, char** argv) {
+  const std::string wanted = argc < 2 ? "" : argv[1];
+  const auto is_wanted = [&](const kvpool::testing::Case& test) {
+    return wanted.empty() || std::filesystem::path(test.file).stem() == wanted || std::string_view(test.name).find(wanted) != std::string_view::npos;
+  };
+  size_t runs = 0;
+  for (const auto& test : kvpool::testing::cases()) {
+    if (is_wanted(test)) {
+      std::printf("%s\n", test.name);
+      test.run();
+      ++runs;
+    }
+  }
+  std::printf("%zu tests, %d failures\n", runs, kvpool::testing::failures());
+  return runs > 0 && kvpool::testing::failures() == 0 ? 0 : 1;
+}
