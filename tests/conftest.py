@@ -10,12 +10,13 @@ from heapq import nlargest
 from operator import itemgetter
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.rigs.daemon import WRITE_MODES, Daemon
 from tests.rigs.runs.forking import Starts
 
-pytest_plugins = ["tests.rigs.runs.reruns", "tests.rigs.runs.sampling", "tests.rigs.runs.time_limit"]
+pytest_plugins = ["tests.rigs.runs.sampling", "tests.rigs.runs.time_limit", "tests.rigs.runs.verdicts"]
 
 # A test's property whose value is one line of the section `campaigns`. Properties reach the end of a run from every worker.
 CAMPAIGN_LINE = "campaign"
@@ -25,6 +26,9 @@ ROOT = Path(__file__).parent
 EXECUTED = ("faults", "nodes", "life", "operators", "test_bench_footprint.py", "test_short_of_memory.py")
 # A shorter run lists no slow modules.
 SLOW_RUN_S = 30.0
+# No example has a bound on its time.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 
 def pytest_configure() -> None:
@@ -34,7 +38,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the long campaigns to their own targets; with KVPOOL_CAMPAIGN=only leave out what is as long without."""
+    """Leave the long campaigns to their own targets; with KVPOOL_CAMPAIGN=only leave out what `make test` runs."""
     wanted = os.environ.get("KVPOOL_CAMPAIGN", "")
     if wanted not in ("", "0", "only"):
         return
@@ -53,9 +57,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _is_campaign(item: pytest.Item, *, with_counts: bool) -> bool:
-    """Whether a test belongs to a campaign alone, or with `with_counts` does more there."""
-    has_counts = with_counts and "campaign" in getattr(item, "fixturenames", ())
-    return has_counts or item.get_closest_marker("campaign") is not None
+    """Whether a test belongs to a campaign alone; with `with_counts` also whether it does more there, or is slow."""
+    does_more = with_counts and (
+        "campaign" in getattr(item, "fixturenames", ()) or item.get_closest_marker("slow") is not None
+    )
+    return does_more or item.get_closest_marker("campaign") is not None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -8,9 +8,19 @@ import pytest
 from tests.engines.sglang import standin as sglang_standin
 from tests.rigs.daemon import Daemon, wait_until
 
+# No deadline that a busy machine passes: a test of one sets its own.
+TIMEOUT_S = 60
+SETTINGS = {"STAGING_MIB": "1", "WINDOW_MIB": "1", "TIMEOUT_S": f"{TIMEOUT_S}", "CLAIM_TIMEOUT_S": f"{TIMEOUT_S}"}
+
 
 @pytest.fixture
-def start_trtllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+def weights(request: pytest.FixtureRequest) -> str:
+    """The test's own name for its weights: it shares a daemon with others, and no chunk."""
+    return str(request.node.nodeid)
+
+
+@pytest.fixture
+def start_trtllm(monkeypatch: pytest.MonkeyPatch, weights: str) -> Iterator[Callable[..., Any]]:
     """Starts TensorRT-LLM's executors on a daemon; `warm=False` leaves out the engine's own warm-up, `kind="windowed"` has
     layer groups."""
     pytest.importorskip("torch", reason="the torch extra is not installed")
@@ -30,7 +40,7 @@ def start_trtllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]
             **args: Any,
         ) -> Executor:
             made = {"plain": Executor, "windowed": WindowedExecutor}[kind]
-            given = {"SOCKET": daemon.socket, "STAGING_MIB": "1", "TIMEOUT_S": "0.5", **(settings or {})}
+            given = {**SETTINGS, "SOCKET": daemon.socket, "REVISION": weights, **(settings or {})}
             with monkeypatch.context() as patch:
                 for name, value in given.items():
                     patch.setenv(f"TLLM_KVPOOL_{name}", value)
@@ -45,7 +55,7 @@ def start_trtllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]
 
 
 @pytest.fixture
-def start_sglang() -> Iterator[Callable[..., Any]]:
+def start_sglang(weights: str) -> Iterator[Callable[..., Any]]:
     """Makes a backend as SGLang's factory does, registers a pool and hands both to a controller."""
     made = []
     with sglang_standin.installed():
@@ -55,7 +65,7 @@ def start_sglang() -> Iterator[Callable[..., Any]]:
         ) -> sglang_standin.Controller:
             from kvpool_client.sglang import KVPoolStorage
 
-            extra = {"interface_v1": 1, "socket": daemon.socket, "timeout_s": 0.5, "revision": "1"}
+            extra = {"interface_v1": 1, "socket": daemon.socket, "timeout_s": TIMEOUT_S, "revision": weights}
             extra |= fields.pop("extra", {})
             config = sglang_standin.StorageConfig(extra_config=extra, **fields)
             backend = KVPoolStorage(config, {})  # type: ignore[operator]

@@ -30,7 +30,7 @@ def test_sglang_fetches_pages_that_another_node_has(
 ) -> None:
     there, here = nodes
     keys = page_keys(own + 1, PAGES)
-    owner, fetcher = (start_sglang(daemon, HostPool(pages=PAGES), extra={"timeout_s": 5.0}) for daemon in (there, here))
+    owner, fetcher = (start_sglang(daemon, HostPool(pages=PAGES)) for daemon in (there, here))
     for number, key in enumerate(keys):
         owner.pool.fill(number, key)
     fetcher.pool.kv_buffer[...] = owner.pool.kv_buffer

@@ -24,8 +24,8 @@ from tests.faults.rigs.tiered import (
 from tests.faults.rigs.traffic import CHAIN, Tally, WrongBytes, fill, load_chains
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 
-CHAINS = 60
-FLIPS_A_ROUND = 40
+CHAINS = 30
+FLIPS_A_ROUND = 20
 SLOT_BYTES = SMALL.chunk_bytes + 4096
 FAILURES_IN_A_ROUND_MAX = 4
 

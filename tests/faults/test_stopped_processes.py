@@ -23,7 +23,7 @@ READER = """
 import sys, numpy as np, kvpool_client as kv
 from tests.rigs.daemon import SMALL
 from tests.rigs.payload import assert_right_bytes, tokens_of
-pool = kv.connect(sys.argv[1], model="test-model", layout=SMALL, timeout_s=2.0)
+pool = kv.connect(sys.argv[1], model="test-model", layout=SMALL, timeout_s=60.0)
 keys = pool.keys(tokens_of(1, 6 * 32))
 lease = pool.acquire(pool.lookup(keys))
 print(lease.chunks)
@@ -38,7 +38,7 @@ WRITER = """
 import sys, kvpool_client as kv
 from tests.rigs.daemon import SMALL
 from tests.rigs.payload import payload_of, tokens_of
-pool = kv.connect(sys.argv[1], model="test-model", layout=SMALL, timeout_s=2.0)
+pool = kv.connect(sys.argv[1], model="test-model", layout=SMALL, timeout_s=60.0)
 keys = pool.keys(tokens_of(1, 6 * 32))
 save = pool.save(keys, from_=payload_of(keys, SMALL))
 save.layer(0)
@@ -83,7 +83,7 @@ def test_a_lease_holder_that_was_stopped_reads_right_bytes_or_none(start_daemon:
 
 
 def test_a_writer_that_was_stopped_changes_no_other_bytes(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon(dram__capacity=CAPACITY, server__reservation_ttl="100ms")
+    daemon = start_daemon(dram__capacity=CAPACITY, server__reservation_ttl="2s")
     with daemon.connect() as pool:
         with spawn(WRITER, daemon.socket) as writer:
             assert _read_line(writer) == "reserved"

@@ -40,8 +40,13 @@ class UsageTable:
         return KeyColumn.of(block.to_bytes(8, "little") * 4 for block in base)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("ssd_blocks", [400, 20])
+@pytest.mark.parametrize(
+    ("policy", "ssd_blocks"),
+    [
+        *zip(POLICIES, (400, 20), strict=True),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in zip(POLICIES, (20, 400), strict=True)),
+    ],
+)
 def test_steps_keep_their_order_and_no_more_is_written_than_the_budget(policy: str, ssd_blocks: int, seed: int) -> None:
     hourly = 30
     budget = f"ssd.write_budget={24 * hourly * SLOT_BYTES}B"

@@ -22,6 +22,8 @@ from tests.rigs.tiers.tiered_pool import MOVED_S, TieredPool, key_of, medium_of
 DRAM_CHUNKS = 24
 LONGEST = 12
 LIVES, STEPS = 4, 90
+# Of the lives that every run of the tests plays.
+FEW_LIVES, FEW_STEPS = 2, 60
 CHAIN = [key_of(0, number) for number in range(8)]
 OTHER = [key_of(1, number) for number in range(8)]
 
@@ -32,7 +34,7 @@ def chain_of(chance: random.Random) -> list[bytes]:
     return [key_of(family, branch if number >= LONGEST // 2 else -1, number) for number in range(length)]
 
 
-async def play(pool: TieredPool, chance: random.Random, stored: set[bytes]) -> None:
+async def play(pool: TieredPool, chance: random.Random, stored: set[bytes], steps: int) -> None:
     """One life. Failures start and end, chunk by chunk; withheld chunks are reported later, or never."""
     faults = {"rate": 0.0, "withheld": 0.0}
     dice = random.Random(chance.random())  # of the tiers' threads
@@ -45,7 +47,7 @@ async def play(pool: TieredPool, chance: random.Random, stored: set[bytes]) -> N
 
     for tier in pool.tiers:
         tier.fault_of = fault_of
-    for _ in range(STEPS):
+    for _ in range(steps):
         keys, drawn = chain_of(chance), chance.random()
         if drawn < 0.4:
             stored.update(await pool.saved(keys))
@@ -78,7 +80,8 @@ def moving(pool: TieredPool) -> int:
     return sum(len(link.promotions) + len(link.demotions) for link in links)
 
 
-def run_lives(media: Sequence[Medium], levels: Sequence[Level]) -> None:
+def run_lives(media: Sequence[Medium], levels: Sequence[Level], lives: int = FEW_LIVES, steps: int = FEW_STEPS) -> int:
+    """Lives over the same media; how many chunks have come back from below."""
     seed = int(os.environ.get("KVPOOL_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"KVPOOL_SEED={seed}")
     chance, stored, promoted = random.Random(seed), set[bytes](), [0]
@@ -88,20 +91,30 @@ def run_lives(media: Sequence[Medium], levels: Sequence[Level]) -> None:
         await pool.start()
         kept = {key for medium in media for key in medium.rows}
         assert stored.issuperset(kept)
-        await play(pool, chance, stored)
+        await play(pool, chance, stored, steps)
         left = await pool.demote()
         assert left == pool.pool._directory.count_unsaved()
         promoted[0] += pool.pool.measure({}).directory["promoted_chunks"]
         await pool.stop()
 
-    for _ in range(LIVES):
+    for _ in range(lives):
         asyncio.run(live())
-    assert promoted[0] > 0, "nothing has come back from below"
+    return promoted[0]
 
 
 @pytest.mark.slow
-def test_a_tier_instead_of_the_disk_serves_right_bytes_or_none_under_random_failures() -> None:
-    run_lives([medium_of(3 * DRAM_CHUNKS)], [Level.SSD])
+@pytest.mark.parametrize(
+    "tiers",
+    [
+        [(3 * DRAM_CHUNKS, Level.SSD)],
+        [(DRAM_CHUNKS // 2, Level.SSD)],
+        [(DRAM_CHUNKS, Level.SSD), (2 * DRAM_CHUNKS, Level.PEER)],
+    ],
+    ids=["instead-of-the-disk", "smaller-than-dram", "two"],
+)
+def test_tiers_serve_right_bytes_or_none_over_long_lives(tiers: list[tuple[int, Level]]) -> None:
+    promoted = run_lives([medium_of(chunks) for chunks, _ in tiers], [level for _, level in tiers], LIVES, STEPS)
+    assert promoted > 0, "nothing has come back from below"
 
 
 def test_a_tier_smaller_than_dram_is_used_up_to_its_capacity() -> None:

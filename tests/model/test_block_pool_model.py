@@ -6,7 +6,7 @@ The bytes of each token derive from its prefix, so any wrong sharing is a wrong 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
@@ -135,10 +135,21 @@ class RoomyMachine(BlockPoolMachine):
         self._remember(request)
 
 
-CHECKED = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, print_blob=True, suppress_health_check=[*HealthCheck]
+@pytest.mark.parametrize(
+    ("machine", "examples"),
+    [
+        (BlockPoolMachine, 12),
+        (RoomyMachine, 6),
+        pytest.param(BlockPoolMachine, 60, marks=pytest.mark.slow),
+        pytest.param(RoomyMachine, 30, marks=pytest.mark.slow),
+    ],
 )
-TestBlockPool = BlockPoolMachine.TestCase
-TestBlockPool.settings = CHECKED
-TestRoomyBlockPool = RoomyMachine.TestCase
-TestRoomyBlockPool.settings = settings(CHECKED, max_examples=30)
+def test_random_requests_share_what_was_computed_alone(machine: type[BlockPoolMachine], examples: int) -> None:
+    checked = settings(
+        max_examples=examples,
+        stateful_step_count=40,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=[*HealthCheck],
+    )
+    run_state_machine_as_test(machine, settings=checked)

@@ -107,7 +107,7 @@ def random_rows(chance: random.Random, keys: list[bytes]) -> list[Change]:
     return rows
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32))
 def test_runs_equal_joining_change_by_change(seed: int) -> None:
     note(f"seed {seed}")

@@ -42,7 +42,7 @@ def catch_up(rig: Rig, replica: Replica, incarnation: bytes, chance: random.Rand
             replica.apply(found.events)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_subscriber_is_right_over_gaps_restarts_and_random_operations(seed: int) -> None:
     """A small buffer and feed, so that there are gaps; daemons that restart over a warm disk; pages of a few chunks."""
@@ -107,7 +107,7 @@ def test_token_ids_in_memory_are_not_read_from_disk() -> None:
     assert rig.headers.questions == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32))
 def test_events_add_up_to_what_is_stored_after_every_step(seed: int) -> None:
     rig, chance, replica = Rig(has_device=seed % 2 == 0), random.Random(seed), Replica()
@@ -118,7 +118,7 @@ def test_events_add_up_to_what_is_stored_after_every_step(seed: int) -> None:
     assert rig.verify() == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_snapshot_taken_while_events_go_on_leads_to_what_is_stored(seed: int) -> None:
     rig, chance, replica = Rig(has_device=seed % 2 == 0), random.Random(seed), Replica()

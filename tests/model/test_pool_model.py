@@ -16,7 +16,7 @@ from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.payload import assert_right_bytes, load_all, payload_of, tokens_of
 
 CHUNKS = 40
-STEPS = 120
+STEPS, HINTS = 120, 40
 ONE_MODEL = (("test-model", SMALL),)
 # Chunks of one, a half, three and three times SMALL's size: three models and three size classes in one arena.
 SEVERAL_MODELS = (
@@ -194,7 +194,7 @@ def test_hints_over_two_tiers_change_no_byte(start_daemon: Callable[..., Daemon]
     )
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
     player = Player(daemon, np.random.default_rng([seed, 77]), SEVERAL_MODELS)
-    for _ in range(STEPS):
+    for _ in range(HINTS):
         pool = player.pool()
         keys = player.chain(pool)
         dice = player.random.random()

@@ -100,7 +100,7 @@ def _compare(chance: random.Random) -> None:
     assert remote.verify() == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 100))
 def test_random_events_agree_with_sets(seed: int, keys_a_turn: int) -> None:
     note(f"seed {seed}")

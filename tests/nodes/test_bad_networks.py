@@ -27,7 +27,6 @@ from tests.rigs.payload import assert_right_bytes, store
 
 CHUNKS = 24
 CHAIN_BYTES = CHUNKS * SMALL.chunk_bytes
-MBIT_BYTES_PER_S = 1e6 / 8
 
 
 @dataclass
@@ -64,7 +63,7 @@ class Pair:
         for weather in (self.stream, self.control):
             vars(weather).update(vars(Weather()))
         keys = self.known_chain()
-        wait_until(lambda: load(self.pool, keys).reason == "complete", "the node pulls again", 15.0)
+        wait_until(lambda: load(self.pool, keys).reason == "complete", "the node pulls again", 60.0)
         with self.here.admin() as admin:
             admin.flush(None, None, "")
         for daemon in (self.owner, self.here):
@@ -82,7 +81,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         net["owner"].daemon() as owner,
         net["here"].daemon() as here,
         owner.connect() as there,
-        here.connect(timeout_s=30.0) as pool,
+        here.connect(timeout_s=120.0) as pool,
     ):
         yield Pair(net, owner, here, there, pool)
 
@@ -109,9 +108,9 @@ def test_an_owner_that_does_not_answer_is_a_miss_by_its_deadline(pair: Pair) -> 
         assert load(pair.pool, keys).chunks == 0
 
 
-def test_a_peer_of_one_mbit_brings_what_it_can_and_ends_by_its_deadline(pair: Pair) -> None:
+def test_a_slow_peer_brings_what_it_can_and_ends_by_its_deadline(pair: Pair) -> None:
     keys = pair.known_chain()
-    pair.stream.bytes_per_s = MBIT_BYTES_PER_S
+    pair.stream.bytes_per_s = CHAIN_BYTES / (2 * PULL_S)
     with ends_within(PULL_S, "peer.pull_timeout"):
         # Layer 0 of all chunks comes first: no chunk is whole before all of them are nearly so.
         assert load(pair.pool, keys).chunks < CHUNKS
@@ -161,7 +160,7 @@ def test_a_stream_that_is_cut_ends_at_once(pair: Pair, after: int) -> None:
 
 def test_changed_bytes_are_never_served(pair: Pair, seed: int) -> None:
     chance = random.Random(seed)
-    for _ in range(6):
+    for _ in range(2):
         keys = pair.known_chain()
         pair.stream.flip_at = chance.randrange(CHAIN_BYTES // 2 - 1)
         flipped = pair.net.middle.counts["flipped"]

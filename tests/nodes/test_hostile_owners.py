@@ -71,7 +71,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
         network(tmp_path_factory.mktemp("nodes"), ("owner", "here")) as net,
         hostile_owner(net["owner"], net["here"]) as owner,
         net["here"].daemon() as here,
-        here.connect(timeout_s=30.0) as pool,
+        here.connect(timeout_s=120.0) as pool,
     ):
         yield Victim(net, owner, here, pool)
 
@@ -82,8 +82,8 @@ def victim(both: Victim) -> Iterator[Victim]:
     before = private_bytes(both.here)
     yield both
     both.liar.twist, both.liar.stream = lambda offer: offer, honest
-    wait_until(lambda: both.here.stats()["peer.links.ready"] == 1, "the nodes are linked", 15.0)
-    wait_until(lambda: load(both.pool, both.known_chain()).reason == "complete", "the owner is asked again", 15.0)
+    wait_until(lambda: both.here.stats()["peer.links.ready"] == 1, "the nodes are linked", 60.0)
+    wait_until(lambda: load(both.pool, both.known_chain()).reason == "complete", "the owner is asked again", 60.0)
     with both.here.admin() as admin:
         admin.flush(None, None, "")
     wait_until(lambda: both.here.stats()["peer.pulls_under_way"] == 0, "no pull is left")

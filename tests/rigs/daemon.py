@@ -18,18 +18,22 @@ from typing import Any
 import pytest
 
 import kvpool_client as kv
+from kvpool import failpoint
 from kvpool.errors import KVPoolError
 from kvpool.protocol import verify_walk
 from kvpool.protocol.blocking import BlockingConnection
 from tests.rigs.runs.forking import ForkedDaemon, Starts
 
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
+# What an answer may take where other work has the processors: a test of a daemon that gives none says less.
+ANSWER_TIMEOUT_S = 30.0
 SMALL = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=32)
 # What Python and asyncio log where an exception was not foreseen.
 UNFORESEEN = ("Traceback (most recent call last)", "Exception in callback", "never retrieved", "Task was destroyed")
 # Options of a daemon by its write mode. Staging is so small that most saves go through it in several pieces.
 WRITE_MODES = {"in-place": {}, "copy": {"server.write_mode": "copy", "server.staging": "64KiB"}}
 LOG_SHOWN = 3000
+LOOK_S, LOOK_MAX_S = 0.004, 0.04
 PROGRAM = (sys.executable, "-m", "kvpool.cli.kvpoold")
 in_both_write_modes = pytest.mark.parametrize("write_mode", WRITE_MODES, indirect=True)
 
@@ -93,11 +97,12 @@ class Daemon:
 
     def launch(self, *arguments: str) -> None:
         """Start with further arguments for this life, and wait for nothing."""
-        is_plain = not self.environment and type(self).command is Daemon.command
+        is_plain = set(self.environment) <= {failpoint.VARIABLE} and type(self).command is Daemon.command
         fork = Starts.fork() if is_plain else None
         with self._log.open("ab") as log:
             if fork is not None:
-                self.process = fork.start([*self.command()[len(PROGRAM) :], *arguments], log.fileno())
+                failpoints = self.environment.get(failpoint.VARIABLE, "")
+                self.process = fork.start([*self.command()[len(PROGRAM) :], *arguments], log.fileno(), failpoints)
                 return
             self.process = subprocess.Popen(
                 [*self.command(), *arguments],
@@ -142,11 +147,12 @@ class Daemon:
 
     def connect(self, layout: kv.Layout = SMALL, **arguments: Any) -> kv.Pool:
         """A Pool on this daemon."""
-        return kv.connect(self.socket, **{"model": "test-model", "layout": layout, **arguments})
+        defaults = {"model": "test-model", "layout": layout, "timeout_s": ANSWER_TIMEOUT_S}
+        return kv.connect(self.socket, **{**defaults, **arguments})
 
     def admin(self) -> BlockingConnection:
         """An operator's connection."""
-        return BlockingConnection.admin(self.socket, 5.0)
+        return BlockingConnection.admin(self.socket, ANSWER_TIMEOUT_S)
 
     def stats(self) -> dict[str, Any]:
         """All statistics, sections joined."""
@@ -182,11 +188,12 @@ class Daemon:
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
-    """Until the condition holds; fails with `what` after the time."""
-    deadline = time.monotonic() + timeout_s
+    """Until the condition holds; fails with `what` after the time. It looks less often as time passes: a look costs CPU."""
+    deadline, pause_s = time.monotonic() + timeout_s, LOOK_S
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        select.select([], [], [], 0.005)
+        select.select([], [], [], pause_s)
+        pause_s = min(1.25 * pause_s, LOOK_MAX_S)
 
 
 def wait_connected(pool: kv.Pool) -> None:

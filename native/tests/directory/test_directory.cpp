@@ -330,7 +330,7 @@ TEST(records_are_paged_and_pinned) {
   EXPECT(seen.size() == 10);
 }
 
-TEST(acquire_of_a_long_prefix_is_quick) {
+TIMED_TEST(acquire_of_a_long_prefix_is_quick) {
   Pool pool(4000 * CHUNK, 4000);
   for (uint64_t chain = 0; chain < 7; ++chain) {
     EXPECT(pool.store(range(1 + chain * 512, 512)) == 512);

@@ -58,14 +58,14 @@ TEST(a_wrong_length_is_refused_without_a_walk) {
     EXPECT(chain.directory.acquire_leaves({chain.owner}, leaf.data(), LONG - 1)[0].id == 0);
   });
   std::printf("  a wrong length at depth %llu: %.2f us\n", static_cast<unsigned long long>(LONG), micros);
-  EXPECT(micros < 20);
+  EXPECT_TIME(micros < 20);
   const Hold hold = chain.directory.acquire_leaves({chain.owner}, leaf.data(), LONG)[0];
   EXPECT(hold.chunks == LONG);
   EXPECT(chain.directory.release(hold.id, ++chain.now));
   EXPECT(chain.is_sound());
 }
 
-TEST(a_chunk_behind_a_long_chain_costs_what_it_costs_behind_a_short_one) {
+TIMED_TEST(a_chunk_behind_a_long_chain_costs_what_it_costs_behind_a_short_one) {
   const auto micros_at = [](Chain& chain, uint64_t parent) {
     return micros_of([&] {
       const Reservation made = chain.reserve({parent + 1'000'000}, parent);
@@ -79,7 +79,7 @@ TEST(a_chunk_behind_a_long_chain_costs_what_it_costs_behind_a_short_one) {
   const double at_end = micros_at(deep, LONG);
   std::printf("  reserve and end of one chunk: %.1f us at depth 1000, %.1f us at depth %llu\n", at_1000, at_end,
               static_cast<unsigned long long>(LONG));
-  EXPECT(at_end < 4 * at_1000 + 20);
+  EXPECT_TIME(at_end < 4 * at_1000 + 20);
   EXPECT(deep.is_sound());
 }
 

@@ -184,7 +184,7 @@ TEST(chunks_refused_by_the_lower_tier_are_not_examined_again_at_each_arrival) {
   for (int step = 0; step < 100; ++step) {
     next_ns = std::min(next_ns, look_ns());
   }
-  EXPECT(next_ns < first_ns / 4);
+  EXPECT_TIME(next_ns < first_ns / 4);
   // What is worth a place is found as soon as there is any of it.
   tiers.memory.directory.admit(Admitted::ALL);
   EXPECT(tiers.demote().has_value());
@@ -210,12 +210,12 @@ TEST(a_chain_is_written_from_its_root_whatever_end_is_looked_at_first) {
   }
 }
 
-TEST(the_next_chunk_is_found_with_many_classes_and_priorities_as_with_few) {
+TIMED_TEST(the_next_chunk_is_found_with_many_classes_and_priorities_as_with_few) {
   for (const bool newest_first : {false, true}) {
     const double many_us = look_us(60, 101, newest_first);
     const double few_us = look_us(2, 1, newest_first);
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)  // whose own work rules the time
-    EXPECT(many_us < 20 * few_us + 20);
+    EXPECT_TIME(many_us < 20 * few_us + 20);
 #else
     static_cast<void>(many_us);
     static_cast<void>(few_us);

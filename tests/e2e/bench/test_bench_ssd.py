@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
 from kvpool.bench.disk import file_system, has_disk
+from kvpool.cli.kvpoolctl import cli
 from tests.rigs.daemon import wait_until
 
 BOTH = ("demote", "promote")
@@ -32,7 +34,12 @@ def _command(*arguments: object) -> list[str]:
 
 
 def _run(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(_command(*arguments), capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(_command(*arguments), capture_output=True, text=True, timeout=600, check=False)
+
+
+def _refusal(*arguments: object) -> Result:
+    """Of a run in this process, which ends before it starts others."""
+    return CliRunner().invoke(cli, ["bench", "ssd", *map(str, arguments)], catch_exceptions=False)
 
 
 @pytest.mark.slow
@@ -72,24 +79,24 @@ def test_wrong_usage_is_refused_with_a_remedy(disk: Path) -> None:
         (("--path", disk / "absent"), "is no folder that can be written"),
         (("--socket", "/nowhere/kvpool.sock"), "ssd starts daemons of its own"),
     ):
-        refused = _run("--quick", *arguments)
-        assert (refused.returncode, refused.stdout) == (2, ""), refused.stderr
+        refused = _refusal("--quick", *arguments)
+        assert (refused.exit_code, refused.stdout) == (2, ""), refused.stderr
         assert message in refused.stderr
 
 
 @pytest.mark.skipif(not MEMORY.is_dir() or file_system(MEMORY) != "tmpfs", reason="/dev/shm is no tmpfs here")
 def test_a_file_system_in_memory_is_refused() -> None:
-    refused = _run("--quick", "--path", MEMORY)
-    assert refused.returncode == 2
+    refused = _refusal("--quick", "--path", MEMORY)
+    assert refused.exit_code == 2
     assert "/dev/shm is on tmpfs, which is memory and no disk" in refused.stderr
 
 
 def test_a_terminated_command_leaves_no_folder(disk: Path) -> None:
     process = subprocess.Popen(_command("--path", disk), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: any(disk.glob("*/queue/raw-*")), "it has begun", 30.0)
+        wait_until(lambda: any(disk.glob("*/queue/raw-*")), "it has begun", 120.0)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30.0) == 1
+        assert process.wait(120.0) == 1
         assert os.listdir(disk) == []
     finally:
         process.kill()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
 import kvpool_native
 from kvpool.bench.disk import has_disk
@@ -43,11 +44,17 @@ def _trace(path: Path, prompts: list[list[str]], tail: bool = False) -> Path:
 
 def _ctl(*arguments: object) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
-def _rows(run: "subprocess.CompletedProcess[str]", command: str = "simulate") -> list[dict[str, Any]]:
-    assert run.returncode == 0, run.stderr
+def _simulate(*arguments: object) -> Result:
+    """In this process, and in no other one."""
+    alone = () if "--processes" in arguments else ("--processes", 1)
+    return CliRunner().invoke(cli, ["simulate", *map(str, (*arguments, *alone))], catch_exceptions=False)
+
+
+def _rows(run: "subprocess.CompletedProcess[str] | Result", command: str = "simulate") -> list[dict[str, Any]]:
+    assert (run.exit_code if isinstance(run, Result) else run.returncode) == 0, run.stderr
     document = json.loads(run.stdout)
     assert set(document) - {"notes"} == {"command", "version", "machine", "rows"}  # a replay has notes too
     assert document["command"] == command
@@ -57,7 +64,7 @@ def _rows(run: "subprocess.CompletedProcess[str]", command: str = "simulate") ->
 
 def test_json_has_a_row_for_each_capacity_and_policy(tmp_path: Path) -> None:
     trace = _trace(tmp_path / "chat.jsonl", random_prompts(1, 60))
-    rows = _rows(_ctl("simulate", trace, "--json", "--capacity", "10%,0.5,20", "--processes", 2))
+    rows = _rows(_ctl("simulate", trace, "--json", "--capacity", "10%,0.5,20", "--processes", 1))
     assert [(row["policy"], row["capacity_fraction"]) for row in rows[: len(POLICIES)]] == [(n, 0.1) for n in POLICIES]
     assert len(rows) == 3 * len(POLICIES)
     for row in rows:
@@ -75,8 +82,9 @@ def test_json_has_a_row_for_each_capacity_and_policy(tmp_path: Path) -> None:
 
 
 def test_one_process_finds_what_two_find(tmp_path: Path) -> None:
-    trace = _trace(tmp_path / "chat.jsonl", random_prompts(2, 60))
-    runs = [_rows(_ctl("simulate", trace, "--json", "--tiers", "dram,ssd", "--processes", count)) for count in (1, 2)]
+    trace = _trace(tmp_path / "chat.jsonl", random_prompts(2, 40))
+    asked = (trace, "--json", "--tiers", "dram,ssd", "--policy", "lru,class-queues")
+    runs = [_rows(_simulate(*asked, "--processes", count)) for count in (1, 2)]
     for row in (*runs[0], *runs[1]):
         row.pop("us_per_reference")
         assert row["hit_rate"] == pytest.approx(row["hit_rate_dram"] + row["hit_rate_ssd"], abs=2e-6)
@@ -124,8 +132,8 @@ def test_partial_blocks_are_counted_and_not_stored_unless_asked(tmp_path: Path) 
 def test_the_human_readable_output_is_a_table_and_a_document(tmp_path: Path) -> None:
     trace = _trace(tmp_path / "chat.jsonl", random_prompts(4, 30))
     out = tmp_path / "rows.json"
-    run = _ctl("simulate", trace, "--capacity", "50%", "--tiers", "dram,ssd", "--ssd-capacity", "200%", "--out", out)
-    assert run.returncode == 0, run.stderr
+    run = _simulate(trace, "--capacity", "50%", "--tiers", "dram,ssd", "--ssd-capacity", "200%", "--out", out)
+    assert run.exit_code == 0, run.stderr
     for word in ("chat: 31 requests", "from DRAM", "from SSD", "of optimum", "to LRU, points", "holes"):
         assert word in run.stdout
     for policy in POLICIES:
@@ -136,21 +144,22 @@ def test_the_human_readable_output_is_a_table_and_a_document(tmp_path: Path) -> 
 def test_a_picture_is_drawn_or_the_extra_is_named(tmp_path: Path) -> None:
     trace = _trace(tmp_path / "chat.jsonl", random_prompts(5, 30))
     picture = tmp_path / "hits.png"
-    run = _ctl("simulate", trace, "--tiers", "dram,ssd", "--png", picture)
+    run = _simulate(trace, "--tiers", "dram,ssd", "--policy", "lru", "--capacity", "10%,50%", "--png", picture)
     if importlib.util.find_spec("matplotlib") is None:
-        assert run.returncode == 2
+        assert run.exit_code == 2
         assert "pip install 'kvpool[plot]'" in run.stderr
     else:
-        assert run.returncode == 0, run.stderr
+        assert run.exit_code == 0, run.stderr
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
+def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = _trace(tmp_path / "chat.jsonl", random_prompts(5, 5))
-    hide = "import sys; sys.modules['matplotlib'] = None; from kvpool.cli.kvpoolctl import main; main()"
-    command = [sys.executable, "-c", hide, "simulate", str(trace), "--png", str(tmp_path / "hits.png")]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (run.returncode, run.stdout) == (2, "")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    run = _simulate(trace, "--png", tmp_path / "hits.png")
+    assert (run.exit_code, run.stdout) == (2, "")
     assert "--png needs matplotlib, which is not installed: pip install 'kvpool[plot]'" in run.stderr
 
 
@@ -203,8 +212,8 @@ def test_wrong_input_is_named(
 def test_a_bad_line_is_named(tmp_path: Path) -> None:
     trace = _trace(tmp_path / "chat.jsonl", random_prompts(5, 5))
     trace.write_text(trace.read_text() + "{broken\n")
-    run = _ctl("simulate", trace)
-    assert run.returncode == 2
+    run = _simulate(trace)
+    assert run.exit_code == 2
     assert f"{trace}: line 7: no JSON" in run.stderr
 
 
@@ -291,8 +300,8 @@ def test_invalid_times_are_refused(tmp_path: Path, written: str, message: str) -
     trace = _trace(tmp_path / "chat.jsonl", random_prompts(5, 6))
     times = tmp_path / "times"
     times.write_text(written)
-    run = _ctl("simulate", trace, "--times", times)
-    assert (run.returncode, run.stdout) == (2, "")
+    run = _simulate(trace, "--times", times)
+    assert (run.exit_code, run.stdout) == (2, "")
     assert message in run.stderr
 
 
@@ -300,5 +309,5 @@ def test_a_simulation_at_the_times_of_a_replay_has_its_requests_alone(tmp_path: 
     trace = _trace(tmp_path / "chat.jsonl", random_prompts(5, 6))
     times = tmp_path / "times"
     times.write_text("1\n2\n9.5\n")
-    (row,) = _rows(_ctl("simulate", trace, "--times", times, "--capacity", "50%", "--policy", "lru", "--json"))
+    (row,) = _rows(_simulate(trace, "--times", times, "--capacity", "50%", "--policy", "lru", "--json"))
     assert row["requests"] == 3

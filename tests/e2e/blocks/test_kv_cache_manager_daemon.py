@@ -16,7 +16,7 @@ LAYOUT = kv.Layout(layers=LAYERS, kv_heads=1, head_dim=KV_BYTES, dtype="uint8", 
 
 
 def _start(daemon: Daemon, max_tokens: int) -> tuple[kv.Pool, KVCacheManager]:
-    pool = daemon.connect(LAYOUT)
+    pool = daemon.connect(LAYOUT, timeout_s=60.0)
     wait_connected(pool)
     return pool, manager_of(max_tokens, pool=pool)
 
@@ -44,14 +44,22 @@ def test_an_executor_that_restarts_reuses_what_the_first_computed(daemon: Daemon
     pool.close()
 
 
-@pytest.mark.parametrize("is_killed", [False, True], ids=["alive", "killed"])
-def test_random_batches_offload_and_load_and_no_byte_is_wrong(daemon: Daemon, is_killed: bool) -> None:
+@pytest.mark.parametrize(
+    ("batches", "is_killed"),
+    [
+        pytest.param(100, False, id="alive"),
+        pytest.param(140, True, id="killed"),
+        pytest.param(300, False, id="alive-for-long", marks=pytest.mark.slow),
+        pytest.param(300, True, id="killed-after-long", marks=pytest.mark.slow),
+    ],
+)
+def test_random_batches_offload_and_load_and_no_byte_is_wrong(daemon: Daemon, batches: int, is_killed: bool) -> None:
     pool, manager = _start(daemon, 4 * 20)
     executor = ScriptedExecutor(manager, 7, may_preempt=True)
-    for number in range(300):
+    for number in range(batches):
         executor.submit()
         executor.step()
-        if is_killed and number == 150:
+        if is_killed and number == batches // 2:
             daemon.kill()
     assert manager.verify() == []
     executor.drain()

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from tests.e2e.shares import test_group_sizes as group_sizes
 from tests.e2e.shares.test_device_sizes import DeviceRank
 from tests.e2e.shares.test_joint_saves import BLOCK_TOKENS, IDS
 from tests.rigs.device import emulated
-from tests.rigs.device.device_daemon import DeviceDaemon
+from tests.rigs.device.device_daemon import DeviceDaemon, ForkedDeviceDaemon
 from tests.rigs.device.engine import use_emulated_driver
 from tests.rigs.groups.hybrid import key_of
 from tests.rigs.shares.rank_memory import expected_part
@@ -23,13 +22,20 @@ from tests.rigs.shares.rank_memory import expected_part
 CHUNKS, WINDOWS = group_sizes.CHUNKS, len(group_sizes.WINDOWS)
 
 
-@pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceDaemon]:
-    """A daemon with memory of an emulated device."""
-    use_emulated_driver(monkeypatch)
-    with DeviceDaemon(tmp_path, **{"hbm.capacity": "8MiB"}) as daemon:
+@pytest.fixture(scope="module")
+def module_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceDaemon]:
+    """A daemon with memory of an emulated device, for all tests."""
+    with ForkedDeviceDaemon(tmp_path_factory.mktemp("daemon"), **{"hbm.capacity": "16MiB"}) as daemon:
         daemon.wait_for_state("ok")
         yield daemon
+
+
+@pytest.fixture
+def daemon(module_daemon: DeviceDaemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceDaemon]:
+    """The module's daemon, empty."""
+    use_emulated_driver(monkeypatch)
+    module_daemon.empty()
+    yield module_daemon
     emulated.order("clear 1")
 
 

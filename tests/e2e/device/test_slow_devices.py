@@ -8,7 +8,6 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from signal import SIGCONT, SIGSTOP
 from typing import Any
 
@@ -22,7 +21,7 @@ from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.device.blocks import DeviceBlocks
 from tests.rigs.daemon import SMALL, wait_until
 from tests.rigs.device import emulated
-from tests.rigs.device.device_daemon import DeviceDaemon, DeviceEngine
+from tests.rigs.device.device_daemon import DeviceDaemon, DeviceEngine, ForkedDeviceDaemon
 from tests.rigs.device.engine import DeviceKv, use_emulated_driver
 from tests.rigs.payload import assert_right_bytes, chunk_bytes_of, load_all, payload_of, store, tokens_of
 
@@ -31,7 +30,7 @@ CHUNKS, BLOCKS = 8, 32
 ROOM, CHAIN = 180, 20
 TTL = "1s"
 TIMEOUT_S = 1.0
-LATE_S, ENDED_S = 0.05, 20.0
+LATE_S, ENDED_S = 0.05, 60.0
 
 
 class LateEngine:
@@ -98,14 +97,21 @@ class Others:
         assert loaded > ROOM // 2
 
 
-@pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceDaemon]:
-    """A daemon whose reservations and leases expire soon."""
-    use_emulated_driver(monkeypatch)
-    ttls = {"server.reservation_ttl": TTL, "server.lease_ttl": TTL}
-    with DeviceDaemon(tmp_path, **{"dram.capacity": f"{ROOM * SMALL.chunk_bytes}B", **ttls}) as daemon:
+@pytest.fixture(scope="module")
+def module_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceDaemon]:
+    """A daemon whose reservations and leases expire soon, for all tests."""
+    options = {"dram.capacity": f"{ROOM * SMALL.chunk_bytes}B", "server.reservation_ttl": TTL, "server.lease_ttl": TTL}
+    with ForkedDeviceDaemon(tmp_path_factory.mktemp("daemon"), **options) as daemon:
         daemon.wait_for_state("ok")
         yield daemon
+
+
+@pytest.fixture
+def daemon(module_daemon: DeviceDaemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceDaemon]:
+    """The module's daemon, empty."""
+    use_emulated_driver(monkeypatch)
+    module_daemon.empty()
+    yield module_daemon
     emulated.order("clear 1")
 
 

@@ -61,8 +61,25 @@ class TierEngine:
         self.pool.close()
 
 
+@pytest.fixture(scope="module")
+def module_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceDaemon]:
+    """A daemon with memory of an emulated device, for all tests."""
+    with DeviceDaemon(tmp_path_factory.mktemp("daemon"), **{"hbm.capacity": "16MiB"}) as daemon:
+        daemon.wait_for_state("ok")
+        yield daemon
+
+
 @pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceDaemon]:
+def daemon(module_daemon: DeviceDaemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceDaemon]:
+    """The module's daemon, empty."""
+    use_emulated_driver(monkeypatch)
+    module_daemon.empty()
+    yield module_daemon
+    emulated.order("clear 1")
+
+
+@pytest.fixture
+def small_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceDaemon]:
     """A daemon with 2 MiB of an emulated device."""
     use_emulated_driver(monkeypatch)
     with DeviceDaemon(tmp_path) as daemon:
@@ -128,9 +145,10 @@ def test_a_lease_with_some_copies_takes_the_rest_from_dram(daemon: DeviceDaemon,
 
 
 def test_copies_that_go_while_the_device_reads_them_are_replaced_from_dram(
-    daemon: DeviceDaemon, engine: TierEngine, monkeypatch: pytest.MonkeyPatch
+    small_daemon: DeviceDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The load's copies hang, all copies are dropped, and others are written in their place."""
+    daemon, engine = small_daemon, TierEngine(small_daemon)
     keys = _copied(daemon, engine, 3)
     room = (2 << 20) // SMALL.chunk_bytes
     others = engine.pool.keys(tokens_of(4, room * SMALL.chunk_tokens))
@@ -158,6 +176,7 @@ def test_copies_that_go_while_the_device_reads_them_are_replaced_from_dram(
         assert emulated.calls("cuMemcpyBatchAsync") > calls + SMALL.layers, "layers were copied again"
         other.release(leased)
     engine.compare(keys)
+    engine.close()
 
 
 def test_a_chunk_whose_copy_has_gone_is_checked_in_dram(daemon: DeviceDaemon, engine: TierEngine) -> None:
@@ -174,7 +193,8 @@ def test_a_chunk_whose_copy_has_gone_is_checked_in_dram(daemon: DeviceDaemon, en
 
 
 @pytest.mark.slow
-def test_a_daemon_that_is_killed_takes_no_copy_away(daemon: DeviceDaemon, engine: TierEngine) -> None:
+def test_a_daemon_that_is_killed_takes_no_copy_away(small_daemon: DeviceDaemon) -> None:
+    daemon, engine = small_daemon, TierEngine(small_daemon)
     keys = _copied(daemon, engine, 6)
     lease = engine.lease(keys)
     emulated.order("hang 1")
@@ -188,6 +208,7 @@ def test_a_daemon_that_is_killed_takes_no_copy_away(daemon: DeviceDaemon, engine
     wait_connected(engine.pool)
     _copied(daemon, engine, 6)
     engine.load(keys)
+    engine.close()
 
 
 def test_an_engine_on_another_device_loads_from_dram(daemon: DeviceDaemon, engine: TierEngine) -> None:

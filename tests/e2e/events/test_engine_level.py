@@ -112,7 +112,7 @@ def node(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Iterator[Node]:
 
 
 def test_a_router_knows_the_chunks_in_a_block_pool_as_they_come_and_go(node: Node) -> None:
-    engine = node.engine(num_blocks=24, offload_wait_s=5.0)
+    engine = node.engine(num_blocks=24, offload_wait_s=10.0)
     for number in range(8):
         prompt = [1000 * number + at for at in range(3 * CHUNK + 5)]
         assert engine.run(number, prompt, salt=b"tenant" if number % 2 else None) == 0

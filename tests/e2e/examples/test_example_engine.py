@@ -30,7 +30,7 @@ FOLDER = Path(report.__file__).parent
 pytestmark = pytest.mark.torch
 
 SEED = 3
-REQUESTS = make_requests(24, seed=SEED, vocabulary=SMALL.vocabulary, lengths=SHORT)
+REQUESTS = make_requests(12, seed=SEED, vocabulary=SMALL.vocabulary, lengths=SHORT)
 PLAN = Plan(SMALL, REQUESTS, 400, SEED)
 
 
@@ -55,17 +55,20 @@ def plain() -> dict[int, list[int]]:
 def test_tokens_are_the_same_in_every_order_with_and_without_a_cache(
     scheduler: str, plain: dict[int, list[int]]
 ) -> None:
-    assert run(scheduler, reuse=False).answers == plain
+    if scheduler != "naive":  # which is the plain one
+        assert run(scheduler, reuse=False).answers == plain
     cached = run(scheduler)
     assert cached.answers == plain
     assert cached.counts.reused_tokens > cached.counts.prompt_tokens / 2
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize(
+    "scheduler", [pytest.param(name, marks=[] if name == "online" else pytest.mark.slow) for name in SCHEDULERS]
+)
 def test_tokens_are_the_same_where_requests_wait_for_blocks_and_prefixes_are_evicted(
     scheduler: str, plain: dict[int, list[int]]
 ) -> None:
-    engine = run(scheduler, num_blocks=32)
+    engine = run(scheduler, num_blocks=20)
     assert engine.answers == plain
     assert engine.blocks.stats()["evicted_blocks"] > 0
 
@@ -124,7 +127,7 @@ def test_top_p_chooses_from_the_nucleus_by_the_requests_own_numbers() -> None:
     assert Sampler(top_p=1e-6, seed=1).choose(logits) == Sampler(top_p=0.0, seed=1).choose(logits) == 1
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_workload_is_as_large_as_its_page_states(seed: int) -> None:
     requests = make_requests(GROUP, seed=seed, vocabulary=2048, lengths=Lengths())
     prompts = [tuple(request.prompt) for request in requests]

@@ -66,7 +66,10 @@ def test_a_second_worker_reuses_what_the_first_computed(workers: tuple[Worker, W
     assert daemon.problems() == []
 
 
-@pytest.mark.parametrize(("chunk", "layer"), [(0, 0), (4, 3), (8, 7)])
+@pytest.mark.parametrize(
+    ("chunk", "layer"),
+    [pytest.param(0, 0, marks=pytest.mark.slow), (4, 3), pytest.param(8, 7, marks=pytest.mark.slow)],
+)
 def test_a_flipped_bit_is_recomputed_from_its_chunk(workers: tuple[Worker, Worker], chunk: int, layer: int) -> None:
     first, second = workers
     cold = first.answer()

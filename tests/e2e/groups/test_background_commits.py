@@ -1,11 +1,14 @@
 """Commits of groups in the background: the result comes later, once, and what ends in between leaves nothing half stored."""
 
+import os
 import signal
 import threading
-from collections.abc import Callable
+import warnings
+from typing import Any
 
 import pytest
 
+from kvpool import failpoint
 from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, spawn, wait_until
 from tests.rigs.groups.hybrid import CHUNK, HYBRID, WINDOW_CHUNKS, assert_served, begin_store
 from tests.rigs.payload import payload_of, tokens_of
@@ -13,28 +16,6 @@ from tests.rigs.payload import payload_of, tokens_of
 CHUNKS = 4
 STORED = CHUNKS + WINDOW_CHUNKS + 1
 
-# Forks while a commit is under way: it waits for a second before its request.
-FORKED = """
-import os, signal, sys, warnings
-os.environ["KVPOOL_FAILPOINT"] = "client.save.before_commit:1:delay(1s)"
-import kvpool_client as kv
-from tests.rigs.groups.hybrid import CHUNK, HYBRID, assert_served, begin_store
-from tests.rigs.payload import tokens_of
-warnings.simplefilter("ignore", DeprecationWarning)
-
-with kv.connect(sys.argv[1], model="m", layout=HYBRID, timeout_s=8.0) as pool:
-    keys = pool.keys(tokens_of(1, 4 * CHUNK + 1))
-    save = begin_store(pool, keys, [4])
-    assert save.commit(wait=False) is None
-    child = os.fork()
-    if child == 0:
-        signal.alarm(10)
-        result = save.wait()
-        save.abort()
-        os._exit(0 if (result.stored, set(result.reasons)) == (0, {"disconnected"}) else 1)
-    print(os.waitpid(child, 0)[1], save.wait().stored)
-    assert_served(pool, keys, 4)
-"""
 ENDING = """
 import sys
 import kvpool_client as kv
@@ -101,7 +82,7 @@ def test_a_save_that_was_given_up_is_not_committed(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_commit_whose_daemon_does_not_answer_is_declined(daemon: Daemon, number: int) -> None:
-    with daemon.connect(HYBRID, timeout_s=1.0) as pool:
+    with daemon.connect(HYBRID, timeout_s=30.0 if number == signal.SIGKILL else 3.0) as pool:
         keys = pool.keys(tokens_of(1, CHUNKS * CHUNK + 1))
         save = begin_store(pool, keys, [CHUNKS])
         daemon.signal(number)
@@ -122,17 +103,41 @@ def test_a_pool_that_is_closed_ends_its_commits(daemon: Daemon) -> None:
     assert daemon.problems() == []
 
 
-def test_a_fork_ends_a_commit_in_the_child_alone(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon()
-    with spawn(FORKED, daemon.socket) as process:
-        assert process.stdout is not None
-        printed = process.stdout.read()
-    assert printed == f"0 {STORED}\n"
+def test_a_fork_ends_a_commit_in_the_child_alone(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the commit is under way: it waits before its request until the child has ended."""
+    reach, may_go_on = failpoint.reach, threading.Event()
+
+    def wait_before_the_request(name: str, *rest: Any) -> None:
+        if name == "client.save.before_commit":
+            may_go_on.wait()
+        reach(name, *rest)
+
+    monkeypatch.setattr(failpoint, "reach", wait_before_the_request)
+    with daemon.connect(HYBRID, timeout_s=30.0) as pool:
+        keys = pool.keys(tokens_of(1, CHUNKS * CHUNK + 1))
+        save = begin_store(pool, keys, [CHUNKS])
+        assert save.commit(wait=False) is None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                child = os.fork()
+            if child == 0:
+                signal.alarm(60)
+                result = save.wait()
+                save.abort()
+                os._exit(0 if (result.stored, set(result.reasons)) == (0, {"disconnected"}) else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert not save.done()
+        finally:
+            may_go_on.set()
+        assert save.wait().stored == STORED
+        assert_served(pool, keys, CHUNKS)
     assert daemon.problems() == []
 
 
-def test_a_process_that_ends_while_a_commit_goes_on_is_not_aborted(daemon: Daemon) -> None:
-    for seed in range(3):
+@pytest.mark.parametrize("processes", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_process_that_ends_while_a_commit_goes_on_is_not_aborted(daemon: Daemon, processes: int) -> None:
+    for seed in range(processes):
         with spawn(ENDING, daemon.socket, str(seed)) as engine:
             assert engine.stdout is not None
             printed = engine.stdout.read()

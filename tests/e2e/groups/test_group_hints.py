@@ -4,7 +4,7 @@ What a hit needs of each group is in DRAM when its request runs, all of it or no
 disk, and is evicted first.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,24 +26,44 @@ PROMPTS = 8  # in DRAM
 Start = Callable[..., Daemon]
 
 
+OPTIONS = {
+    "dram.capacity": f"{PROMPTS * PROMPT_BYTES}B",
+    "dram.announced_share": "1.0",
+    "dram.announced_ttl": "1h",
+    "ssd.capacity": "64MiB",
+}
+
+
 @pytest.fixture
 def start(start_daemon: Start, tmp_path: Path) -> Start:
     """Starts a daemon with little DRAM over an SSD tier."""
 
     def make(**options: str) -> Daemon:
-        given = {
-            "dram__capacity": f"{PROMPTS * PROMPT_BYTES}B",
-            "dram__announced_share": "1.0",
-            "dram__announced_ttl": "1h",
-            "ssd__path": str(tmp_path / "ssd"),
-            "ssd__capacity": "64MiB",
-            **options,
-        }
-        daemon = start_daemon(**given)
+        given = {name.replace(".", "__"): value for name, value in OPTIONS.items()}
+        daemon = start_daemon(**{**given, "ssd__path": str(tmp_path / "ssd"), **options})
         wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
         return daemon
 
     return make
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One such daemon for tests that leave it as it is."""
+    directory = tmp_path_factory.mktemp("started")
+    with Daemon(directory, **{**OPTIONS, "ssd.path": str(directory / "ssd")}) as daemon:
+        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+        yield daemon
+
+
+@pytest.fixture
+def emptied(started: Daemon) -> Daemon:
+    """The same, with nothing in it."""
+    wait_until(lambda: started.stats()["announcements"] == 0, "the connections of other tests have ended")
+    wait_until(lambda: started.stats()["promotions_under_way"] == 0, "so have their promotions")
+    with started.admin() as admin:
+        admin.flush(None, None)
+    return started
 
 
 def prompt(pool: kv.Pool, number: int, chunks: int = CHUNKS) -> kv.KeyChain:
@@ -65,7 +85,7 @@ def levels(pool: kv.Pool, keys: kv.KeyChain) -> list[int]:
 
 def demote_all(daemon: Daemon) -> None:
     with daemon.admin() as admin:
-        assert admin.demote_all(10.0)["left"] == 0
+        assert admin.demote_all(60.0)["left"] == 0
         admin.flush(None, None, "dram")
 
 
@@ -103,61 +123,57 @@ def test_an_announced_hit_is_promoted_and_survives_pressure_until_it_is_used(sta
     assert daemon.problems() == []
 
 
-def test_the_boundary_that_serves_is_announced(start: Start) -> None:
-    daemon = start()
-    with daemon.connect(HYBRID) as pool:
+def test_the_boundary_that_serves_is_announced(emptied: Daemon) -> None:
+    with emptied.connect(HYBRID) as pool:
         keys = prompt(pool, 1, 8)
         assert store(pool, keys, [3], chunks=6).declined == 0
         assert pool.announce(keys) == kv.AnnounceResult(3, 0, 5)
         assert pool.announce(keys, 2) == kv.AnnounceResult(0, 0, 2), "no boundary is before it"
         assert pool.announce(prompt(pool, 2)) == kv.AnnounceResult(0, 0, CHUNKS)
-        assert announcements(daemon)[0] == 1
+        assert announcements(emptied)[0] == 1
 
 
-def test_an_announcement_is_renewed_and_extended(start: Start) -> None:
-    daemon = start()
-    with daemon.connect(HYBRID) as pool:
+def test_an_announcement_is_renewed_and_extended(emptied: Daemon) -> None:
+    with emptied.connect(HYBRID) as pool:
         keys = prompt(pool, 1, 8)
         store(pool, keys, [3, 8])
         assert pool.announce(keys, 3).announced == 3
         assert pool.announce(keys, 3).announced == 3
-        assert announcements(daemon)[0] == 1
+        assert announcements(emptied)[0] == 1
         assert pool.announce(keys).announced == 8
-        assert announcements(daemon)[0] == 1
+        assert announcements(emptied)[0] == 1
         with pool.acquire(pool.groups.lookup(keys, 3)) as lease:
             assert lease.chunks == 3
-            assert announcements(daemon)[0] == 1, "more is announced than was used"
+            assert announcements(emptied)[0] == 1, "more is announced than was used"
         assert_served(pool, keys, 8)
-        assert announcements(daemon) == (0, 0)
-    assert daemon.problems() == []
+        assert announcements(emptied) == (0, 0)
+    assert emptied.problems() == []
 
 
-def test_a_longer_hit_uses_what_was_announced(start: Start) -> None:
-    daemon = start()
-    with daemon.connect(HYBRID) as pool:
+def test_a_longer_hit_uses_what_was_announced(emptied: Daemon) -> None:
+    with emptied.connect(HYBRID) as pool:
         keys = prompt(pool, 1, 8)
         store(pool, keys, [3, 8])
         assert pool.announce(keys, 3).announced == 3
         assert_served(pool, keys, 8)
-        assert announcements(daemon) == (0, 0)
+        assert announcements(emptied) == (0, 0)
 
 
 @pytest.mark.parametrize("order", [(WINDOW, STATE), (STATE, WINDOW), (WINDOW, FULL), (STATE, WINDOW, FULL)])
-def test_groups_of_any_order_are_announced_and_used(start: Start, order: tuple[int, ...]) -> None:
-    daemon = start()
+def test_groups_of_any_order_are_announced_and_used(emptied: Daemon, order: tuple[int, ...]) -> None:
     layout = replace(HYBRID, groups=tuple(HYBRID.groups[number] for number in order))
-    with daemon.connect(layout) as pool:
+    with emptied.connect(layout) as pool:
         keys = pool.keys(tokens_of(1, 8 * CHUNK + 1))
         store(pool, keys, [3, 8])
         assert pool.announce(keys, 3) == kv.AnnounceResult(3, 0, 0)
         assert pool.announce(keys) == kv.AnnounceResult(8, 0, 0)
         # Without a full group nothing names a boundary that is further back than the first group reaches.
-        assert announcements(daemon)[0] == (1 if FULL in order else 2)
+        assert announcements(emptied)[0] == (1 if FULL in order else 2)
         for chunks in (3, 8):
             with pool.acquire(pool.groups.lookup(keys, chunks)) as lease:
                 assert load(pool, lease)[0].reason == "complete"
-        assert announcements(daemon) == (0, 0)
-    assert daemon.problems() == []
+        assert announcements(emptied) == (0, 0)
+    assert emptied.problems() == []
 
 
 def test_an_unused_announcement_expires(start: Start) -> None:
@@ -172,16 +188,15 @@ def test_an_unused_announcement_expires(start: Start) -> None:
     assert daemon.problems() == []
 
 
-def test_an_announcement_ends_with_its_connection_and_not_with_others_use(start: Start) -> None:
-    daemon = start()
-    with daemon.connect(HYBRID) as pool:
-        (keys,) = only_on_ssd(daemon, pool, 1)
-        with daemon.connect(HYBRID) as other:
+def test_an_announcement_ends_with_its_connection_and_not_with_others_use(emptied: Daemon) -> None:
+    with emptied.connect(HYBRID) as pool:
+        (keys,) = only_on_ssd(emptied, pool, 1)
+        with emptied.connect(HYBRID) as other:
             assert other.announce(keys).announced == CHUNKS
             assert_served(pool, keys, CHUNKS)
-            assert announcements(daemon)[0] == 1
-        wait_until(lambda: announcements(daemon) == (0, 0), "the connection has ended")
-    assert daemon.problems() == []
+            assert announcements(emptied)[0] == 1
+        wait_until(lambda: announcements(emptied) == (0, 0), "the connection has ended")
+    assert emptied.problems() == []
 
 
 def test_a_hit_beyond_the_bounds_is_clipped_whole(start: Start) -> None:
@@ -213,22 +228,21 @@ def test_a_hit_without_room_is_promoted_once_there_is_room(start: Start) -> None
     assert daemon.problems() == []
 
 
-def test_a_scheduler_announces_for_all_ranks(start: Start) -> None:
-    daemon = start()
-    ranks = [daemon.connect(replace(HYBRID, rank=rank, world=2)) for rank in range(2)]
-    with daemon.connect(replace(HYBRID, rank=None, world=2)) as scheduler:
+def test_a_scheduler_announces_for_all_ranks(emptied: Daemon) -> None:
+    ranks = [emptied.connect(replace(HYBRID, rank=rank, world=2)) for rank in range(2)]
+    with emptied.connect(replace(HYBRID, rank=None, world=2)) as scheduler:
         keys = prompt(scheduler, 1)
         store(ranks[0], prompt(ranks[0], 1))
         assert scheduler.announce(keys) == kv.AnnounceResult(0, 0, CHUNKS)
         store(ranks[1], prompt(ranks[1], 1))
         assert scheduler.announce(keys) == kv.AnnounceResult(CHUNKS, 0, 0)
-        assert announcements(daemon) == (1, 2 * PROMPT_BYTES)
+        assert announcements(emptied) == (1, 2 * PROMPT_BYTES)
         with scheduler.acquire(scheduler.lookup(keys)) as lease:
             assert lease.chunks == CHUNKS
-            assert announcements(daemon) == (0, 0)
+            assert announcements(emptied) == (0, 0)
     for pool in ranks:
         pool.close()
-    assert daemon.problems() == []
+    assert emptied.problems() == []
 
 
 def test_a_daemon_that_is_away_or_without_memory_for_it_announces_nothing(daemon: Daemon) -> None:
@@ -280,13 +294,12 @@ def test_a_demote_hint_answers_for_full_chunks_and_repeats_nothing(start: Start)
     assert daemon.problems() == []
 
 
-def test_a_daemon_of_an_earlier_version_is_asked_for_no_announcement(start: Start) -> None:
-    daemon = start()
-    with daemon.connect(HYBRID) as pool:
+def test_a_daemon_of_an_earlier_version_is_asked_for_no_announcement(emptied: Daemon) -> None:
+    with emptied.connect(HYBRID) as pool:
         (keys,) = fill(pool, range(1))
         session = pool._link.session
         assert session is not None
         session.welcome = replace(session.welcome, protocol=versions.SINCE[gm.AnnounceGroups] - 1)
         assert pool.announce(keys) == kv.AnnounceResult(0, 0, CHUNKS)
-        assert announcements(daemon) == (0, 0)
+        assert announcements(emptied) == (0, 0)
         assert pool.connected

@@ -1,21 +1,22 @@
 """Prompts of a hybrid model over the real socket: what is stored of each group, found, leased and loaded."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import kvpool_client as kv
+from kvpool.cli.kvpoolctl import cli
 from kvpool.protocol.records import messages as m
 from kvpool.router_events.vllm_format import EventForm
 from kvpool.types import KEY_BYTES
 from kvpool_client.grouped.lookups import GroupFinder
-from tests.rigs.daemon import Daemon, in_both_write_modes, wait_until
+from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_until
 from tests.rigs.groups.hybrid import (
     CHUNK,
     FULL,
@@ -29,6 +30,24 @@ from tests.rigs.groups.hybrid import (
     store,
 )
 from tests.rigs.payload import chunk_bytes_of, paged_layers, read_chunk, tokens_of, write_chunk
+
+NUMBERS = count()
+
+
+class Grouped:
+    """A namespace of one test on a daemon that the tests of this module share."""
+
+    def __init__(self, daemon: Daemon, model: str) -> None:
+        self.daemon, self.model = daemon, model
+
+    def connect(self, layout: kv.Layout = SMALL) -> kv.Pool:
+        return self.daemon.connect(layout, model=self.model, timeout_s=20.0)
+
+
+@pytest.fixture
+def grouped(shared_daemon: Daemon) -> Grouped:
+    return Grouped(shared_daemon, f"model-{next(NUMBERS)}")
+
 
 ROLES = [part.group for part in HYBRID.group_layouts]
 SIZES = [part.stored_bytes for part in HYBRID.group_layouts]
@@ -45,47 +64,50 @@ SIZES = [part.stored_bytes for part in HYBRID.group_layouts]
     ],
 )
 def test_windows_and_states_are_stored_at_boundaries_alone(
-    daemon: Daemon, tail: int, boundaries: list[int] | None, windows: list[int], states: list[int]
+    grouped: Grouped, tail: int, boundaries: list[int] | None, windows: list[int], states: list[int]
 ) -> None:
-    with daemon.connect(HYBRID) as pool:
+    with grouped.connect(HYBRID) as pool:
         keys = pool.keys(tokens_of(1, 10 * CHUNK + tail))
         assert pool.groups.chunks_to_save(keys, 0, None, boundaries) == (
             tuple(range(10)),
             tuple(windows),
             tuple(states),
         )
+        before = grouped.daemon.stats()
         result = store(pool, keys, boundaries)
         assert [entry.stored for entry in result.groups] == [10, len(windows), len(states)]
         assert (result.declined, result.reasons) == (0, {})
         stored = 10 * SIZES[FULL] + len(windows) * SIZES[WINDOW] + len(states) * SIZES[STATE]
-        stats = daemon.stats()
-        assert (stats["dram.used_bytes"], stats["dram.chunks"]) == (stored, 10 + len(windows) + len(states))
+        stats = grouped.daemon.stats()
+        grown = [stats[name] - before[name] for name in ("dram.used_bytes", "dram.chunks")]
+        assert grown == [stored, 10 + len(windows) + len(states)]
         ends = [10, 9] if boundaries is None and not tail else [10] if boundaries is None else boundaries
         for end in ends:
             assert_served(pool, pool.keys(tokens_of(1, 10 * CHUNK + tail)[: end * CHUNK]), end)
         assert pool.lookup(keys).chunks == max(ends, default=0)
-        wait_until(lambda: daemon.stats()["leases"] == 0, "all leases have ended")
-    assert daemon.problems() == []
+        wait_until(lambda: grouped.daemon.stats()["leases"] == 0, "all leases have ended")
 
 
-def test_a_long_prompt_stores_a_fraction_of_all_layers_of_all_chunks(daemon: Daemon) -> None:
+def test_a_long_prompt_stores_a_fraction_of_all_layers_of_all_chunks(grouped: Grouped) -> None:
     """One full layer to three with a window of a chunk: 1500 tokens, the bar is 0.6 of all layers of all chunks."""
     shape: dict[str, Any] = {"kv_heads": 1, "head_dim": 16, "dtype": "float16"}
     layout = kv.Layout(
         chunk_tokens=64,
         groups=(kv.Group(layers=1, **shape), kv.Group(kind="window", window=64, layers=3, **shape)),
     )
-    with daemon.connect(layout) as pool:
+    with grouped.connect(layout) as pool:
         keys = pool.keys(tokens_of(1, 1500))
+        before = grouped.daemon.stats()["dram.used_bytes"]
         store(pool, keys, [len(keys) - 1, len(keys)])
         everything = len(keys) * sum(part.stored_bytes for part in layout.group_layouts)
-        assert daemon.stats()["dram.used_bytes"] / everything == pytest.approx((23 + 3 * 2) / (4 * 23))
+        used = grouped.daemon.stats()["dram.used_bytes"] - before
+        assert used / everything == pytest.approx((23 + 3 * 2) / (4 * 23))
         assert_served(pool, keys, 23)
 
 
-def test_chunks_of_each_group_can_be_chosen(daemon: Daemon) -> None:
+def test_chunks_of_each_group_can_be_chosen(grouped: Grouped) -> None:
     """As an engine that computes a prompt in pieces stores it."""
-    with daemon.connect(HYBRID) as pool:
+    with grouped.connect(HYBRID) as pool:
         keys = pool.keys(tokens_of(1, 6 * CHUNK + 1))
         for chosen in ([(0, 1, 2), (1, 2), ()], [(3, 4, 5), (4, 5), (5,)]):
             result = pool.groups.save(keys, chosen=chosen, from_=payloads(keys, HYBRID, chosen)).commit()
@@ -108,8 +130,8 @@ def test_chunks_of_each_group_can_be_chosen(daemon: Daemon) -> None:
         (7, "expected the chunks of each of 3 groups"),
     ],
 )
-def test_chosen_chunks_that_do_not_fit_are_refused_by_group(daemon: Daemon, chosen: Any, message: str) -> None:
-    with daemon.connect(HYBRID) as pool:
+def test_chosen_chunks_that_do_not_fit_are_refused_by_group(grouped: Grouped, chosen: Any, message: str) -> None:
+    with grouped.connect(HYBRID) as pool:
         keys = pool.keys(tokens_of(1, 6 * CHUNK + 1))
         arrays = payloads(keys, HYBRID, [(), (), ()])
         with pytest.raises(kv.InvalidArgument, match=message):
@@ -120,8 +142,8 @@ def test_chosen_chunks_that_do_not_fit_are_refused_by_group(daemon: Daemon, chos
             pool.groups.lookup(keys, 7)
 
 
-def test_a_junction_of_two_prompts_is_stored_by_who_computes_past_it(daemon: Daemon) -> None:
-    with daemon.connect(HYBRID) as pool:
+def test_a_junction_of_two_prompts_is_stored_by_who_computes_past_it(grouped: Grouped) -> None:
+    with grouped.connect(HYBRID) as pool:
         shared, rest = tokens_of(1, 6 * CHUNK), tokens_of(2, 4 * CHUNK + 1)
         store(pool, pool.keys(np.concatenate([shared, tokens_of(3, 4 * CHUNK + 1)])))
         keys = pool.keys(np.concatenate([shared, rest]))
@@ -191,8 +213,8 @@ HYBRID_OF_16 = (
 )
 
 
-def test_a_load_begins_behind_what_the_engine_holds_but_for_windows(daemon: Daemon) -> None:
-    with daemon.connect(HYBRID) as pool:
+def test_a_load_begins_behind_what_the_engine_holds_but_for_windows(grouped: Grouped) -> None:
+    with grouped.connect(HYBRID) as pool:
         keys = pool.keys(tokens_of(1, 6 * CHUNK + 1))
         store(pool, keys)
         with pool.acquire(pool.lookup(keys)) as lease:
@@ -221,21 +243,21 @@ def test_a_scheduler_of_many_ranks_finds_long_prompts() -> None:
     assert finder._chunks_max * 8 + 8 * (4 + 1) <= m.KEYS_MAX < (finder._chunks_max + 1) * 8 + 8 * (4 + 1)
 
 
-def test_the_layout_of_a_group_is_no_layout_to_connect_with(daemon: Daemon) -> None:
+def test_the_layout_of_a_group_is_no_layout_to_connect_with(grouped: Grouped) -> None:
     with pytest.raises(kv.InvalidArgument, match="that of one group \\(window"):
-        daemon.connect(HYBRID.of_group(WINDOW))
+        grouped.connect(HYBRID.of_group(WINDOW))
 
 
-def test_a_ticket_hands_all_groups_over_once(daemon: Daemon) -> None:
-    with daemon.connect(HYBRID) as scheduler, daemon.connect(HYBRID) as worker, daemon.connect() as stranger:
+def test_a_ticket_hands_all_groups_over_once(grouped: Grouped) -> None:
+    with grouped.connect(HYBRID) as scheduler, grouped.connect(HYBRID) as worker, grouped.connect() as stranger:
         keys = scheduler.keys(tokens_of(1, 6 * CHUNK + 1))
         store(scheduler, keys)
         lease = scheduler.acquire(scheduler.lookup(keys))
         ticket = lease.ticket()
         lease.release()
         assert stranger.claim(ticket).chunks == 0
-        with daemon.admin() as operator:
-            assert operator.flush("test-model", None)["skipped"] == 6 + WINDOW_CHUNKS + 1
+        with grouped.daemon.admin() as operator:
+            assert operator.flush(grouped.model, None)["skipped"] == 6 + WINDOW_CHUNKS + 1
         with worker.claim(ticket) as claimed:
             assert claimed.chunks == 6
             result, found = load(worker, claimed)
@@ -244,16 +266,15 @@ def test_a_ticket_hands_all_groups_over_once(daemon: Daemon) -> None:
             for here, right in zip(found, payloads(keys, HYBRID, claimed.ranges), strict=True):
                 assert np.array_equal(here, right)
         assert worker.claim(ticket).chunks == 0
-        assert (daemon.stats()["leases"], daemon.stats()["tickets"]) == (0, 0)
-    assert daemon.problems() == []
+        assert (grouped.daemon.stats()["leases"], grouped.daemon.stats()["tickets"]) == (0, 0)
 
 
-def test_a_scheduler_finds_what_all_ranks_have_and_each_claims_its_own(daemon: Daemon) -> None:
+def test_a_scheduler_finds_what_all_ranks_have_and_each_claims_its_own(grouped: Grouped) -> None:
     ranks = [replace(HYBRID, world=2, rank=rank) for rank in (0, 1)]
     tokens = tokens_of(1, 5 * CHUNK + 1)
-    with daemon.connect(replace(HYBRID, world=2, rank=None)) as scheduler:
+    with grouped.connect(replace(HYBRID, world=2, rank=None)) as scheduler:
         keys = scheduler.keys(tokens)
-        workers = [daemon.connect(layout) for layout in ranks]
+        workers = [grouped.connect(layout) for layout in ranks]
         store(workers[0], workers[0].keys(tokens))
         assert scheduler.lookup(keys).chunks == 0
         store(workers[1], workers[1].keys(tokens))
@@ -269,11 +290,10 @@ def test_a_scheduler_finds_what_all_ranks_have_and_each_claims_its_own(daemon: D
                 for here, right in zip(found, payloads(own, HYBRID, claimed.ranges), strict=True):
                     assert np.array_equal(here, right)
             worker.close()
-    assert daemon.problems() == []
 
 
-def test_retention_reaches_what_each_group_has_stored(daemon: Daemon) -> None:
-    with daemon.connect(HYBRID) as pool:
+def test_retention_reaches_what_each_group_has_stored(grouped: Grouped) -> None:
+    with grouped.connect(HYBRID) as pool:
         keys = pool.keys(tokens_of(1, 4 * CHUNK + 1))
         store(pool, keys)
         assert pool.retain(keys, [kv.TokenRange(0, None, 35)]).states == ("accepted",) * 4
@@ -299,17 +319,9 @@ def test_why_names_the_group_and_where_windows_are_stored(daemon: Daemon, tmp_pa
         store(pool, pool.keys(tokens))
     prompt = tmp_path / "prompt.json"
     prompt.write_text(json.dumps(tokens.tolist()))
-    command = [
-        sys.executable,
-        "-m",
-        "kvpool.cli.kvpoolctl",
-        "--socket",
-        daemon.socket,
-        "why",
-        "--tokens-file",
-        str(prompt),
-    ]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    done = CliRunner().invoke(cli, ["--socket", daemon.socket, "why", "--tokens-file", str(prompt)])
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
     assert len(lines) == 3 * 4
     assert sum(line.startswith("full, chunk") and "stored in dram" in line for line in lines) == 4
     windows = [line for line in lines if line.startswith("window 59, chunk")]
@@ -319,8 +331,8 @@ def test_why_names_the_group_and_where_windows_are_stored(daemon: Daemon, tmp_pa
     ]
 
 
-def test_what_does_not_fit_is_refused_by_name(daemon: Daemon) -> None:
-    with daemon.connect(HYBRID) as pool, daemon.connect() as plain:
+def test_what_does_not_fit_is_refused_by_name(grouped: Grouped) -> None:
+    with grouped.connect(HYBRID) as pool, grouped.connect() as plain:
         keys = pool.keys(tokens_of(1, 4 * CHUNK + 1))
         rows = payloads(keys, HYBRID, pool.groups.chunks_to_save(keys))
         for call, message in (
@@ -338,36 +350,35 @@ def test_what_does_not_fit_is_refused_by_name(daemon: Daemon) -> None:
         ):
             with pytest.raises(kv.InvalidArgument, match=message):
                 call()
-        wait_until(lambda: daemon.stats()["reservations"] == 0, "nothing is reserved")
+        wait_until(lambda: grouped.daemon.stats()["reservations"] == 0, "nothing is reserved")
 
 
-def test_a_model_of_windows_alone_is_served(daemon: Daemon) -> None:
+def test_a_model_of_windows_alone_is_served(grouped: Grouped) -> None:
     layout = kv.Layout(chunk_tokens=CHUNK, groups=(HYBRID.groups[WINDOW], HYBRID.groups[STATE]))
-    with daemon.connect(layout) as pool:
+    with grouped.connect(layout) as pool:
         keys = pool.keys(tokens_of(1, 6 * CHUNK + 1))
         assert store(pool, keys).stored == WINDOW_CHUNKS + 1
         assert_served(pool, keys, 6)
         assert pool.lookup(pool.keys(tokens_of(1, 5 * CHUNK))).chunks == 0
 
 
-def test_a_wide_window_is_saved_and_leased_whole(daemon: Daemon) -> None:
+def test_a_wide_window_is_saved_and_leased_whole(grouped: Grouped) -> None:
     """More chunks than a connection may have saves under way."""
     groups = (HYBRID.groups[FULL], kv.Group(kind="window", window=150 * CHUNK, layers=1, kv_heads=1, head_dim=8))
     layout = kv.Layout(chunk_tokens=CHUNK, groups=groups)
-    with daemon.connect(layout) as pool:
+    with grouped.connect(layout) as pool:
         keys = pool.keys(tokens_of(1, 200 * CHUNK + 1))
         result = store(pool, keys)
         assert [entry.stored for entry in result.groups] == [200, 150]
         assert_served(pool, keys, 200)
-    assert daemon.problems() == []
 
 
-def test_plain_chunks_and_those_of_one_full_group_are_the_same(daemon: Daemon) -> None:
+def test_plain_chunks_and_those_of_one_full_group_are_the_same(grouped: Grouped) -> None:
     plain = HYBRID.groups[FULL]
-    grouped = kv.Layout(chunk_tokens=CHUNK, groups=(plain,))
-    with daemon.connect(grouped) as pool:
+    of_one_group = kv.Layout(chunk_tokens=CHUNK, groups=(plain,))
+    with grouped.connect(of_one_group) as pool:
         keys = pool.keys(tokens_of(1, 3 * CHUNK))
-        row = np.stack([chunk_bytes_of(keys[at], grouped.chunk_bytes) for at in range(3)])
+        row = np.stack([chunk_bytes_of(keys[at], of_one_group.chunk_bytes) for at in range(3)])
         assert pool.save(keys, from_=row).commit().stored == 3
-    with daemon.connect(kv.Layout(chunk_tokens=CHUNK, layers=2, kv_heads=2, head_dim=16, dtype="float16")) as pool:
+    with grouped.connect(kv.Layout(chunk_tokens=CHUNK, layers=2, kv_heads=2, head_dim=16, dtype="float16")) as pool:
         assert pool.lookup(pool.keys(tokens_of(1, 3 * CHUNK))).chunks == 3

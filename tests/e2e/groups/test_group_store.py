@@ -33,6 +33,10 @@ from tests.rigs.store.scripted_store import SharedDirectory
 from tests.rigs.store.store_daemon import StoreDaemon
 
 CHUNKS = 10
+# Of a load, which waits for the store.
+TIMEOUT_S = 30.0
+
+Published = tuple[StoreDaemon, kv.Pool]
 
 
 @pytest.fixture
@@ -44,10 +48,57 @@ def shared(tmp_path: Path) -> SharedDirectory:
 def node(shared: SharedDirectory, name: str = "here", **options: str) -> Iterator[tuple[StoreDaemon, kv.Pool]]:
     with (
         StoreDaemon(shared.path / name, shared, **options) as daemon,
-        daemon.connect(HYBRID, timeout_s=10.0) as pool,
+        daemon.connect(HYBRID, timeout_s=TIMEOUT_S) as pool,
     ):
         yield daemon, pool
         assert daemon.problems() == []
+
+
+class Nodes:
+    """A store of this module's, a node that has published prompts there, and one that never met them.
+
+    Each test has a prompt of its own; what the store does is that of all.
+    """
+
+    def __init__(self, shared: SharedDirectory, there: Published, here: StoreDaemon, pool: kv.Pool) -> None:
+        self.shared, self.here, self.pool = shared, here, pool
+        self.there, self.other = there
+        self._prompts = 0
+        self._before: dict[str, int] = {}
+
+    def prompt(self) -> kv.KeyChain:
+        """One that nobody has, to be asked of the node that has met no prompt of the store."""
+        self.shared.play()
+        self._prompts += 1
+        wait_until(lambda: self.here.stats()["store.state"] == "ok", "the store is in use")
+        self._before = self.here.stats()
+        return prompt(self.pool, self._prompts)
+
+    def published(self, *boundaries: int) -> kv.KeyChain:
+        """One that the other node has published with these boundaries."""
+        keys = self.prompt()
+        before = int(self.there.stats()["store.published_chunks"])
+        stored = store(self.other, keys, boundaries).stored
+        for boundary in boundaries:
+            self.use_there(keys, boundary)
+        self.there.wait_published(before + stored)
+        return keys
+
+    def use_there(self, keys: kv.KeyChain, boundary: int) -> None:
+        """Lease so many chunks of the node that publishes: what is used again is published."""
+        with self.other.acquire(self.other.groups.lookup(keys, boundary)) as lease:
+            assert lease.chunks == boundary
+
+    def counted(self, name: str) -> int:
+        """How much a statistic of the node has grown since the prompt was made."""
+        return int(self.here.stats()[name]) - int(self._before[name])
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    shared = SharedDirectory(tmp_path_factory.mktemp("store"))
+    with node(shared, "there", **{"store.publish": "reused"}) as there, node(shared) as (here, pool):
+        yield Nodes(shared, there, here, pool)
 
 
 def prompt(pool: kv.Pool, seed: int = 1) -> kv.KeyChain:
@@ -65,52 +116,43 @@ def object_of(shared: SharedDirectory, keys: kv.KeyChain, group: int, chunk: int
     return shared.objects()[key_of(keys, group, chunk).hex()]
 
 
-def test_what_one_node_has_published_is_a_hit_on_a_node_that_never_met_it(shared: SharedDirectory) -> None:
-    publish(shared, CHUNKS)
-    assert len(shared.objects()) == CHUNKS + WINDOW_CHUNKS + 1
-    with node(shared) as (daemon, pool):
-        keys = prompt(pool)
-        hit = pool.lookup(keys)
-        assert (hit.chunks, hit.chunks_here) == (CHUNKS, 0)
-        assert set(hit.tiers.tolist()) == {Level.STORE}
-        assert_served(pool, keys, CHUNKS)
-        wait_until(lambda: set(pool.lookup(keys).tiers.tolist()) == {Level.DRAM}, "the chunks have landed")
-        assert daemon.stats()["store.pulled_chunks"] == CHUNKS + WINDOW_CHUNKS + 1
+def test_what_one_node_has_published_is_a_hit_on_a_node_that_never_met_it(nodes: Nodes) -> None:
+    before = set(nodes.shared.objects())
+    keys, pool = nodes.published(CHUNKS), nodes.pool
+    assert len(set(nodes.shared.objects()) - before) == CHUNKS + WINDOW_CHUNKS + 1
+    hit = pool.lookup(keys)
+    assert (hit.chunks, hit.chunks_here) == (CHUNKS, 0)
+    assert set(hit.tiers.tolist()) == {Level.STORE}
+    assert_served(pool, keys, CHUNKS)
+    wait_until(lambda: set(pool.lookup(keys).tiers.tolist()) == {Level.DRAM}, "the chunks have landed")
+    assert nodes.counted("store.pulled_chunks") == CHUNKS + WINDOW_CHUNKS + 1
 
 
 @pytest.mark.parametrize("boundary", [4, CHUNKS])
-def test_a_hit_goes_on_over_what_is_here_and_the_store(shared: SharedDirectory, boundary: int) -> None:
-    publish(shared, 4, CHUNKS)
-    with node(shared) as (daemon, pool):
-        keys = prompt(pool)
-        store(pool, keys, [boundary], chunks=boundary)
-        assert_served(pool, keys, CHUNKS)
-        if boundary == CHUNKS:
-            assert daemon.stats()["store.questions"] == 0, "all of it is here"
+def test_a_hit_goes_on_over_what_is_here_and_the_store(nodes: Nodes, boundary: int) -> None:
+    keys = nodes.published(4, CHUNKS)
+    store(nodes.pool, keys, [boundary], chunks=boundary)
+    assert_served(nodes.pool, keys, CHUNKS)
+    if boundary == CHUNKS:
+        assert nodes.counted("store.questions") == 0, "all of it is here"
 
 
-def test_windows_of_the_store_serve_full_chunks_that_are_here(shared: SharedDirectory) -> None:
-    publish(shared, CHUNKS)
-    with node(shared) as (daemon, pool):
-        keys = prompt(pool)
-        store(pool, keys, [4])
-        assert pool.groups.lookup(keys, 4).chunks == 4
-        assert_served(pool, keys, CHUNKS)
-        assert daemon.stats()["store.pulled_chunks"] == WINDOW_CHUNKS + 1
+def test_windows_of_the_store_serve_full_chunks_that_are_here(nodes: Nodes) -> None:
+    keys = nodes.published(CHUNKS)
+    store(nodes.pool, keys, [4])
+    assert nodes.pool.groups.lookup(keys, 4).chunks == 4
+    assert_served(nodes.pool, keys, CHUNKS)
+    assert nodes.counted("store.pulled_chunks") == WINDOW_CHUNKS + 1
 
 
 @pytest.mark.parametrize(("group", "chunk"), [(FULL, 8), (WINDOW, 8), (STATE, 9)])
-def test_what_is_there_in_part_is_the_hit_of_the_boundary_before(
-    shared: SharedDirectory, group: int, chunk: int
-) -> None:
-    publish(shared, 4, CHUNKS)
-    with node(shared) as (_, pool):
-        keys = prompt(pool)
-        object_of(shared, keys, group, chunk).unlink()
-        hit = pool.lookup(keys)
-        assert isinstance(hit, kv.GroupHit)
-        assert (hit.chunks, hit.full_chunks) == (4, 8 if group == FULL else CHUNKS)
-        assert_served(pool, keys, 4)
+def test_what_is_there_in_part_is_the_hit_of_the_boundary_before(nodes: Nodes, group: int, chunk: int) -> None:
+    keys = nodes.published(4, CHUNKS)
+    object_of(nodes.shared, keys, group, chunk).unlink()
+    hit = nodes.pool.lookup(keys)
+    assert isinstance(hit, kv.GroupHit)
+    assert (hit.chunks, hit.full_chunks) == (4, 8 if group == FULL else CHUNKS)
+    assert_served(nodes.pool, keys, 4)
 
 
 def _flip(path: Path) -> None:
@@ -148,17 +190,15 @@ def _other_chunk(path: Path) -> None:
     ],
 )
 def test_wrong_bytes_in_the_store_are_refused_and_the_boundary_before_serves(
-    shared: SharedDirectory, group: int, spoil: Callable[[Path], None], count: str
+    nodes: Nodes, group: int, spoil: Callable[[Path], None], count: str
 ) -> None:
-    publish(shared, 4, CHUNKS)
-    with node(shared) as (daemon, pool):
-        keys = prompt(pool)
-        spoil(object_of(shared, keys, group, 9))
-        with pool.acquire(pool.lookup(keys)) as lease:
-            if lease:
-                assert load(pool, lease)[0].chunks in (0, 4)
-        wait_until(lambda: daemon.stats()[f"store.{count}"] > 0, "the object is refused")
-        assert_served(pool, keys, 4)
+    keys, pool = nodes.published(4, CHUNKS), nodes.pool
+    spoil(object_of(nodes.shared, keys, group, 9))
+    with pool.acquire(pool.lookup(keys)) as lease:
+        if lease:
+            assert load(pool, lease)[0].chunks in (0, 4)
+    wait_until(lambda: nodes.counted(f"store.{count}") > 0, "the object is refused")
+    assert_served(pool, keys, 4)
 
 
 @pytest.mark.slow
@@ -175,15 +215,14 @@ def test_a_chunk_that_leaves_the_store_after_the_lookup_is_no_wrong_byte(shared:
         assert_served(pool, keys, 4)
 
 
-def test_a_false_exists_is_a_miss_and_the_prompt_is_saved(shared: SharedDirectory) -> None:
-    shared.play(exists=True)
-    with node(shared) as (_, pool):
-        keys = prompt(pool)
-        with pool.acquire(pool.lookup(keys)) as lease:
-            assert load(pool, lease)[0].chunks == 0
-        shared.play()
-        assert store(pool, keys).declined == 0
-        assert_served(pool, keys, CHUNKS)
+def test_a_false_exists_is_a_miss_and_the_prompt_is_saved(nodes: Nodes) -> None:
+    keys, pool = nodes.prompt(), nodes.pool
+    nodes.shared.play(exists=True)
+    with pool.acquire(pool.lookup(keys)) as lease:
+        assert load(pool, lease)[0].chunks == 0
+    nodes.shared.play()
+    assert store(pool, keys).declined == 0
+    assert_served(pool, keys, CHUNKS)
 
 
 @pytest.mark.slow
@@ -204,29 +243,29 @@ def test_a_store_that_fails_is_a_miss_and_serves_later(shared: SharedDirectory, 
         wait_until(is_served, "the store serves again")
 
 
-def test_a_late_answer_is_a_miss_now_and_counts_for_the_next_lookup(shared: SharedDirectory) -> None:
-    publish(shared, CHUNKS)
-    with node(shared, **{"store.answer_timeout": "1ms"}) as (daemon, pool):
-        keys = prompt(pool)
-        shared.play(exist_delay_s=0.2)
+@pytest.mark.slow
+def test_a_late_answer_is_a_miss_now_and_counts_for_the_next_lookup(nodes: Nodes) -> None:
+    keys = nodes.published(CHUNKS)
+    with node(nodes.shared, "hasty", **{"store.answer_timeout": "1ms"}) as (daemon, pool):
+        nodes.shared.play(exist_delay_s=0.2)
         assert pool.lookup(keys).chunks == 0
         assert daemon.stats()["store.late_answers"] > 0
-        shared.play()
+        nodes.shared.play()
         wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the answers have come")
         assert_served(pool, keys, CHUNKS)
 
 
-def test_a_client_with_less_time_than_the_store_has_suspends_it_for_nobody(shared: SharedDirectory) -> None:
-    publish(shared, CHUNKS)
-    with node(shared) as (daemon, pool), daemon.connect(HYBRID) as hasty:
+def test_a_client_with_less_time_than_the_store_has_suspends_it_for_nobody(nodes: Nodes) -> None:
+    keys = nodes.published(CHUNKS)
+    with nodes.here.connect(HYBRID) as hasty:
         session = hasty._link.session
         assert session is not None
         counts = np.ones(len(HYBRID.parts), "<u4").tobytes()
         for number in range(8):
             asked = hasty.keys(tokens_of(100 + number, CHUNK))
             session.call(sk.SeekEach(counts, b"".join(asked.columns()), 1e-9), sk.SoughtEach)
-        assert (daemon.stats()["store.state"], daemon.stats()["store.late_answers"]) == ("ok", 0)
-        assert pool.lookup(prompt(pool)).chunks == CHUNKS
+        assert (nodes.here.stats()["store.state"], nodes.counted("store.late_answers")) == ("ok", 0)
+        assert nodes.pool.lookup(keys).chunks == CHUNKS
 
 
 @pytest.mark.slow
@@ -251,37 +290,34 @@ def test_chunks_that_do_not_fit_the_stores_memory_are_a_miss(shared: SharedDirec
     """No lease could fetch them."""
     shared.play(exists=True)
     large = replace(HYBRID, groups=(*HYBRID.groups[:STATE], kv.Group(kind="state", layers=1, state_bytes=2 << 20)))
-    with node(shared, **{"store.buffer": "1MiB"}) as (daemon, _), daemon.connect(large) as pool:
+    with node(shared, **{"store.buffer": "1MiB"}) as (daemon, _), daemon.connect(large, timeout_s=TIMEOUT_S) as pool:
         hit = pool.lookup(prompt(pool))
         assert isinstance(hit, kv.GroupHit)
         assert (hit.chunks, hit.full_chunks) == (0, CHUNKS)
 
 
-def test_reused_chunks_of_groups_are_published_after_their_lease_and_no_others(shared: SharedDirectory) -> None:
-    with node(shared, **{"store.publish": "reused"}) as (daemon, pool):
-        keys = prompt(pool)
-        store(pool, keys, [4, CHUNKS])
-        with pool.acquire(pool.groups.lookup(keys, 4)) as lease:
-            assert lease.chunks == 4
-        daemon.wait_published(4 + WINDOW_CHUNKS + 1)
-        named = {key_of(keys, FULL, chunk).hex() for chunk in range(4)}
-        named |= {key_of(keys, group, chunk).hex() for group, chunk in ((WINDOW, 2), (WINDOW, 3), (STATE, 3))}
-        assert set(shared.objects()) == named
+def test_reused_chunks_of_groups_are_published_after_their_lease_and_no_others(nodes: Nodes) -> None:
+    keys, before = nodes.prompt(), set(nodes.shared.objects())
+    published = int(nodes.there.stats()["store.published_chunks"])
+    store(nodes.other, keys, [4, CHUNKS])
+    nodes.use_there(keys, 4)
+    nodes.there.wait_published(published + 4 + WINDOW_CHUNKS + 1)
+    named = {key_of(keys, FULL, chunk).hex() for chunk in range(4)}
+    named |= {key_of(keys, group, chunk).hex() for group, chunk in ((WINDOW, 2), (WINDOW, 3), (STATE, 3))}
+    assert set(nodes.shared.objects()) - before == named
 
 
-def test_a_hit_is_joined_from_another_node_and_the_store(shared: SharedDirectory) -> None:
+def test_a_hit_is_joined_from_another_node_and_the_store(nodes: Nodes, tmp_path: Path) -> None:
     """The other node has full chunks, the store windows and states."""
-    publish(shared, CHUNKS)
+    keys = nodes.published(CHUNKS)
+    for chunk in range(CHUNKS):
+        object_of(nodes.shared, keys, FULL, chunk).unlink()
     ports = free_port(), free_port()
-    (shared.path / "owner").mkdir()
     with (
-        Daemon(shared.path / "owner", **options_of("owner", *ports)) as owner,
+        Daemon(tmp_path, **options_of("owner", *ports)) as owner,
         owner.connect(HYBRID) as other,
-        node(shared, **options_of("here", *reversed(ports))) as (daemon, pool),
+        node(nodes.shared, "joining", **options_of("here", *reversed(ports))) as (daemon, pool),
     ):
-        keys = prompt(pool)
-        for chunk in range(CHUNKS):
-            object_of(shared, keys, FULL, chunk).unlink()
         store(other, keys, [4])
         wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the other node's chunks are known")
         assert set(pool.lookup(keys).tiers.tolist()) == {Level.PEER, Level.STORE}
@@ -290,13 +326,12 @@ def test_a_hit_is_joined_from_another_node_and_the_store(shared: SharedDirectory
         assert daemon.stats()["store.pulled_chunks"] == WINDOW_CHUNKS + 1
 
 
-def test_a_prompt_that_is_here_is_not_asked_of_the_store(shared: SharedDirectory) -> None:
-    with node(shared) as (daemon, pool):
-        keys = prompt(pool)
-        store(pool, keys)
-        for _ in range(3):
-            assert_served(pool, keys, CHUNKS)
-        assert daemon.stats()["store.questions"] == 0
+def test_a_prompt_that_is_here_is_not_asked_of_the_store(nodes: Nodes) -> None:
+    keys = nodes.prompt()
+    store(nodes.pool, keys)
+    for _ in range(3):
+        assert_served(nodes.pool, keys, CHUNKS)
+    assert nodes.counted("store.questions") == 0
 
 
 @pytest.mark.slow

@@ -15,26 +15,26 @@ from kvpool_client.save import publish_each
 from tests.rigs.daemon import SMALL
 from tests.rigs.payload import assert_right_bytes, payload_of, store, tokens_of
 warnings.simplefilter("ignore", DeprecationWarning)
-CHUNKS = 400
+CHUNKS = 100
 
 def forked(act):
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        signal.alarm(10)
+        signal.alarm(120)
         os.write(writer, repr(act()).encode())
         os._exit(0)
     os.close(writer)
     seen = os.read(reader, 65536).decode()
     print(os.waitpid(child, 0)[1], seen)
 
-with kv.connect(sys.argv[1], model="m", layout=SMALL, timeout_s=8.0) as pool:
+with kv.connect(sys.argv[1], model="m", layout=SMALL, timeout_s=60.0) as pool:
     keys = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
     save = pool.save(keys, from_=payload_of(keys, SMALL))
 
     def in_child_of_save():
         save.layer(0)
-        return save.commit().reasons, save.wait_pending(5.0), save.done()
+        return save.commit().reasons, save.wait_pending(60.0), save.done()
 
     forked(in_child_of_save)
     print(save.commit().stored)
@@ -73,12 +73,12 @@ def test_loads_and_saves_under_way_at_a_fork_end_in_the_child_and_go_on_in_the_p
         assert process.stdout is not None
         lines = process.stdout.read().splitlines()
     assert lines == [
-        "0 ({'disconnected': 400}, True, True)",
-        "400",
+        "0 ({'disconnected': 100}, True, True)",
+        "100",
         "0 ((False, True, 0), 0, 'disconnected', 0)",
-        "400 complete",
+        "100 complete",
         "0 (0, None)",
-        "400",
+        "100",
         "0 [{'disconnected': 1}]",
         "1",
     ]

@@ -29,8 +29,8 @@ class Filed(Daemon):
         super().__enter__()
         return self
 
-    def command(self) -> list[str]:
-        return [*super().command(), f"--config={self.file}"]
+    def launch(self, *arguments: str) -> None:
+        super().launch(*arguments, f"--config={self.file}")
 
     def hang_up(self, awaited: str, times: int = 1) -> str:
         """SIGHUP; what has been logged since, which contains `awaited`."""
@@ -192,7 +192,7 @@ def _may_ask(folder: Path, server: bytes, name: str) -> bool:
             poller = zmq.Poller()
             poller.register(router, zmq.POLLIN)
             poller.register(monitor, zmq.POLLIN)
-            while ready := dict(poller.poll(10_000)):
+            while ready := dict(poller.poll(60_000)):
                 if router in ready:
                     return True
                 event = int.from_bytes(monitor.recv_multipart()[0][:2], "little")

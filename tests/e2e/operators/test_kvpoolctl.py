@@ -7,23 +7,30 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
 import kvpool_native
 from kvpool.bench.disk import has_disk
 from kvpool.bench.peer.engine_ways import ENGINE_WAYS
 from kvpool.bench.peer.peer import QUICK_SIZES, STREAMS
+from kvpool.cli.kvpoolctl import cli
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.payload import store, tokens_of
 from tests.rigs.transfer.engine_daemons import REASON
 
 
-def _run(*arguments: str, answer: str = "") -> "subprocess.CompletedProcess[str]":
+def _run(*arguments: str, answer: str = "") -> Result:
+    return CliRunner().invoke(cli, arguments, input=answer, prog_name="kvpoolctl", catch_exceptions=False)
+
+
+def _execute(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, input=answer, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
-def test_info_lists_what_is_in_use(daemon: Daemon) -> None:
-    plain = _run("--socket", daemon.socket, "info")
+def test_info_lists_what_is_in_use(shared_daemon: Daemon) -> None:
+    daemon = shared_daemon
+    plain = _execute("--socket", daemon.socket, "info")
     assert plain.returncode == 0, plain.stderr
     assert plain.stdout.startswith("# Info\n")
     values = json.loads(_run("info", "--json", "--socket", daemon.socket).stdout)
@@ -56,14 +63,14 @@ def test_stats_count_what_was_stored(daemon: Daemon) -> None:
         assert "# Chunks" not in plain
 
 
-def test_stats_refuse_an_unknown_section(daemon: Daemon) -> None:
-    refused = _run("--socket", daemon.socket, "stats", "tape")
-    assert refused.returncode == 2
+def test_stats_refuse_an_unknown_section(shared_daemon: Daemon) -> None:
+    refused = _run("--socket", shared_daemon.socket, "stats", "tape")
+    assert refused.exit_code == 2
     assert "'tape' is no section, expected one of server" in refused.stderr
 
 
-def test_watch_prints_totals_with_deltas(daemon: Daemon) -> None:
-    watched = _run("--socket", daemon.socket, "stats", "--watch", "--interval", "10ms", "--count", "22").stdout
+def test_watch_prints_totals_with_deltas(shared_daemon: Daemon) -> None:
+    watched = _run("--socket", shared_daemon.socket, "stats", "--watch", "--interval", "10ms", "--count", "22").stdout
     lines = watched.splitlines()
     assert len(lines) == 24
     assert "dram.chunks" in lines[0]
@@ -71,25 +78,31 @@ def test_watch_prints_totals_with_deltas(daemon: Daemon) -> None:
     assert "0 [+0]" in lines[1]
 
 
-def test_flush_asks_and_prints_what_it_did(daemon: Daemon) -> None:
+def test_flush_asks_and_prints_what_it_did(shared_daemon: Daemon) -> None:
+    daemon = shared_daemon
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, 3 * 32))
         store(pool, keys)
         refused = _run("--socket", daemon.socket, "flush", "--all", answer="n\n")
-        assert refused.returncode == 1
+        assert refused.exit_code == 1
         assert pool.lookup(keys).chunks == 3
         assert _run("--socket", daemon.socket, "flush", "--older-than", "1h", "--yes").stdout.startswith("dropped 0 ")
         done = _run("--socket", daemon.socket, "flush", "--model", "test-model", answer="y\n")
-        assert done.returncode == 0
-        assert done.stdout == f"dropped 3 chunks, {3 * SMALL.chunk_bytes / 1024:.1f} KiB; 0 are held and stay\n"
+        assert done.exit_code == 0
+        assert (
+            done.stdout.splitlines()[-1]
+            == f"dropped 3 chunks, {3 * SMALL.chunk_bytes / 1024:.1f} KiB; 0 are held and stay"
+        )
         assert pool.lookup(keys).chunks == 0
 
 
 @pytest.mark.parametrize(
     "arguments", [["flush"], ["flush", "--all", "--model", "m"], ["flush", "--older-than", "soon"], ["nonsense"], []]
 )
-def test_wrong_usage_exits_with_2(daemon: Daemon, arguments: list[str]) -> None:
-    assert _run("--socket", daemon.socket, *arguments, "--yes" if "flush" in arguments else "--bad").returncode == 2
+def test_wrong_usage_exits_with_2(shared_daemon: Daemon, arguments: list[str]) -> None:
+    assert (
+        _run("--socket", shared_daemon.socket, *arguments, "--yes" if "flush" in arguments else "--bad").exit_code == 2
+    )
 
 
 def test_check_finds_no_fault_and_then_a_flipped_bit(daemon: Daemon) -> None:
@@ -97,19 +110,19 @@ def test_check_finds_no_fault_and_then_a_flipped_bit(daemon: Daemon) -> None:
         keys = pool.keys(tokens_of(1, 3 * 32))
         store(pool, keys)
         good = _run("--socket", daemon.socket, "check", "--deep")
-        assert (good.returncode, good.stdout) == (0, "0 problems, 3 chunks, 3 verified by their bytes\n")
+        assert (good.exit_code, good.stdout) == (0, "0 problems, 3 chunks, 3 verified by their bytes\n")
         lease = pool.acquire(pool.lookup(keys))
         assert lease.session is not None
         lease.session.arena.view()[int(lease.offsets[1])] ^= 1
         bad = _run("--socket", daemon.socket, "--json", "check", "--deep")
-        assert bad.returncode == 1
+        assert bad.exit_code == 1
         assert keys[1].hex() in json.loads(bad.stdout)["problems"][0]
 
 
 @pytest.mark.parametrize("command", ["info", "stats", "check"])
 def test_an_unreachable_daemon_exits_with_3_and_a_remedy(command: str) -> None:
     refused = _run("--socket", "/nowhere/kvpool.sock", command)
-    assert refused.returncode == 3
+    assert refused.exit_code == 3
     assert "is kvpoold running?" in refused.stderr
 
 
@@ -132,7 +145,7 @@ FLOORS = {"gather_gb_per_s", "scatter_gb_per_s", "save_gather_ratio", "load_scat
 def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -> None:
     trace, out = tmp_path / "one.jsonl", tmp_path / "bench.json"
     trace.write_text('{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}\n')
-    run = _run("--json", "bench", "all", str(trace), "--quick", "--out", str(out))
+    run = _execute("--json", "bench", "all", str(trace), "--quick", "--out", str(out))
     assert run.returncode == 0, run.stderr
     document = json.loads(run.stdout)
     assert document == json.loads(out.read_text())
@@ -159,7 +172,7 @@ def test_bench_measures_a_shared_daemon_time_and_again_and_leaves_nothing_there(
     monkeypatch.delenv("KVPOOL_TRACES", raising=False)
     daemon = start_daemon(dram__capacity="256MiB")
     for _ in range(2):
-        run = _run("bench", "all", "--quick", "--socket", daemon.socket)
+        run = _execute("bench", "all", "--quick", "--socket", daemon.socket)
         assert run.returncode == 0, run.stderr
         assert "footprint, ssd and peer are left out: they do not measure the daemon that --socket names" in run.stdout
         assert "replay is left out: name traces" in run.stdout
@@ -168,7 +181,7 @@ def test_bench_measures_a_shared_daemon_time_and_again_and_leaves_nothing_there(
 
 @pytest.mark.timed
 def test_an_idle_daemon_is_small_and_sleeps() -> None:
-    run = _run("bench", "footprint", "--quick", "--json", "--capacity", "256MiB")
+    run = _execute("bench", "footprint", "--quick", "--json", "--capacity", "256MiB")
     assert run.returncode == 0, run.stderr
     (row,) = json.loads(run.stdout)["rows"]
     assert row["rss_mib"] <= row["rss_bar_mib"] == 100
@@ -176,11 +189,11 @@ def test_an_idle_daemon_is_small_and_sleeps() -> None:
     assert row["arena_mib"] >= 256
 
 
-def test_an_empty_model_is_no_order_to_drop_everything(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon()
+def test_an_empty_model_is_no_order_to_drop_everything(shared_daemon: Daemon) -> None:
+    daemon = shared_daemon
     refused = _run("--socket", daemon.socket, "flush", "--model", "", "--yes")
-    assert refused.returncode == 2
+    assert refused.exit_code == 2
     assert "--model is empty" in refused.stderr
     unknown = _run("--socket", daemon.socket, "flush", "--model", "nobody", "--yes")
-    assert unknown.returncode == 0
+    assert unknown.exit_code == 0
     assert "model@revision" in unknown.stderr

@@ -3,14 +3,14 @@
 import contextlib
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
-from kvpool.cli.kvpoolctl import cli
+from kvpool.cli.kvpoolctl import cli, main
 from kvpool.errors import DaemonUnresponsive
 from kvpool.protocol.blocking import BlockingConnection
 from tests.rigs.daemon import Daemon
@@ -54,14 +54,19 @@ def test_nonsensical_values_are_wrong_usage(shared_daemon: Daemon, arguments: li
 
 
 @pytest.mark.parametrize("arguments", PRINTING)
-def test_a_closed_standard_output_is_one_line_and_a_failure(shared_daemon: Daemon, arguments: str) -> None:
-    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "--socket", shared_daemon.socket, *arguments.split()]
+def test_a_closed_standard_output_is_one_line_and_a_failure(
+    shared_daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str
+) -> None:
+    """Run in this process; `tests/unit/cli/test_standard_output.py` executes the command."""
+    monkeypatch.setattr(sys, "argv", ["kvpoolctl", "--socket", shared_daemon.socket, *arguments.split()])
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (
-        1,
-        "kvpoolctl: standard output cannot be written: No space left on device\n",
-    )
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        with contextlib.suppress(click.ClickException):
+            sys.stdout.close()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "kvpoolctl: standard output cannot be written: No space left on device\n"
 
 
 def test_a_stopped_daemon_is_named_with_a_remedy(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import random
+import select
 import signal
 import socket
 import threading
@@ -53,7 +54,7 @@ def _address(daemon: Daemon) -> str:
         return str(admin.info()["metrics"])
 
 
-def _get(address: str, path: str = "/metrics", timeout_s: float = 10.0) -> tuple[int, str]:
+def _get(address: str, path: str = "/metrics", timeout_s: float = 60.0) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(f"http://{address}{path}", timeout=timeout_s) as answer:
             return answer.status, answer.read().decode()
@@ -123,6 +124,7 @@ def test_reports_come_at_most_once_a_second(start_daemon: Callable[..., Daemon])
 
         def has_reported_twice() -> bool:
             load_all(pool, keys)  # its lease wakes the thread that reports
+            select.select([], [], [], 0.05)
             return _metrics(address)["kvpool_usage_reports_total"] >= 2
 
         wait_until(has_reported_twice, "a second report")
@@ -283,7 +285,7 @@ def test_a_hung_control_thread_is_503_within_the_deadline(tmp_path: Path) -> Non
 
 
 def test_not_ready_while_draining(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon(server__metrics=ON, server__probe_interval="0s", server__stop_timeout="20s")
+    daemon = start_daemon(server__metrics=ON, server__probe_interval="0s", server__stop_timeout="600s")
     address = _address(daemon)
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, 3 * 32))
@@ -295,7 +297,7 @@ def test_not_ready_while_draining(start_daemon: Callable[..., Daemon]) -> None:
         assert result is not None
         assert result.stored == 3
     assert daemon.process is not None
-    assert daemon.process.wait(20.0) == 0
+    assert daemon.process.wait(60.0) == 0
 
 
 def test_scrapes_under_load_are_each_of_one_moment(start_daemon: Callable[..., Daemon]) -> None:
@@ -316,7 +318,7 @@ def test_scrapes_under_load_are_each_of_one_moment(start_daemon: Callable[..., D
     with ThreadPoolExecutor(2) as threads:
         workers = [threads.submit(work, seed) for seed in (1, 2)]
         try:
-            for _ in range(40):
+            for _ in range(15):
                 now = _metrics(address)
                 removed = sum(value for name, value in now.items() if name.startswith("kvpool_removed_chunks_total"))
                 saved = sum(value for name, value in now.items() if name.startswith("kvpool_saved_chunks_total"))
@@ -324,5 +326,5 @@ def test_scrapes_under_load_are_each_of_one_moment(start_daemon: Callable[..., D
                 assert now["kvpool_dram_used_bytes"] <= now["kvpool_dram_capacity_bytes"]
         finally:
             is_over.set()
-        assert all(worker.result(20.0) > 0 for worker in workers)
+        assert all(worker.result(60.0) > 0 for worker in workers)
     assert daemon.problems() == []

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,53 +18,41 @@ from tests.rigs.payload import assert_right_bytes, load_all, payload_of, store, 
 CHUNKS = 24
 CAPACITY = f"{CHUNKS * SMALL.chunk_bytes}B"
 
+# Is killed with a load and a save under way.
 CLIENT = """
 import sys, numpy as np, kvpool_client as kv
 from tests.rigs.daemon import SMALL
 from tests.rigs.payload import payload_of, tokens_of
-pool = kv.connect(sys.argv[1], model="test-model", layout=SMALL)
-keys = pool.keys(tokens_of(int(sys.argv[3]), 6 * 32))
-if sys.argv[2] == "save":
-    save = pool.save(keys, from_=payload_of(keys, SMALL))
-    save.layer(0)
-else:
-    lease = pool.acquire(pool.lookup(keys))
-    into = np.zeros((lease.chunks, SMALL.chunk_bytes), np.uint8)
-    load = pool.load(lease, into=into)
-print("ready")
+pool = kv.connect(sys.argv[1], model="test-model", layout=SMALL, timeout_s=20.0)
+lease = pool.acquire(pool.lookup(pool.keys(tokens_of(1, 6 * 32))))
+load = pool.load(lease, into=np.zeros((lease.chunks, SMALL.chunk_bytes), np.uint8))
+keys = pool.keys(tokens_of(2, 6 * 32))
+save = pool.save(keys, from_=payload_of(keys, SMALL))
+save.layer(0)
+print(lease.chunks)
 sys.stdin.readline()
 """
 
 
-def _kill_client(daemon: Daemon, what: str, seed: int) -> None:
-    with spawn(CLIENT, daemon.socket, what, str(seed)) as process:
-        assert process.stdout is not None
-        ready = process.stdout.readline()
-        process.kill()
-    assert ready == "ready\n"
-
-
 @in_both_write_modes
-def test_a_client_killed_in_a_save_leaves_nothing(daemon: Daemon) -> None:
-    with daemon.connect() as pool:
-        keys = pool.keys(tokens_of(1, 6 * 32))
-        _kill_client(daemon, "save", 1)
+def test_a_client_killed_in_a_load_and_a_save_holds_and_leaves_nothing(daemon: Daemon) -> None:
+    with daemon.connect(timeout_s=20.0) as pool:
+        loaded, saved = (pool.keys(tokens_of(seed, 6 * 32)) for seed in (1, 2))
+        store(pool, loaded)
+        with spawn(CLIENT, daemon.socket) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "6\n"
+            assert daemon.stats()["reservations"] == 1
+            process.kill()
         wait_until(lambda: daemon.stats()["reservations"] == 0, "the dead client's reservation ends")
-        assert daemon.stats()["dram.used_bytes"] == 0
-        assert pool.lookup(keys).chunks == 0
-        assert store(pool, keys).stored == 6
-    assert daemon.problems() == []
-
-
-def test_a_client_killed_in_a_load_holds_nothing(daemon: Daemon) -> None:
-    with daemon.connect() as pool:
-        keys = pool.keys(tokens_of(1, 6 * 32))
-        store(pool, keys)
-        _kill_client(daemon, "load", 1)
         wait_until(lambda: daemon.stats()["leases"] == 0, "the dead client's lease ends")
         assert daemon.stats()["pins"] == 0
-        result, into = load_all(pool, keys)
-        assert_right_bytes(keys, SMALL, result, into)
+        assert daemon.stats()["dram.used_bytes"] == 6 * SMALL.chunk_bytes
+        assert pool.lookup(saved).chunks == 0
+        assert store(pool, saved).stored == 6
+        result, into = load_all(pool, loaded)
+        assert result.chunks == 6
+        assert_right_bytes(loaded, SMALL, result, into)
     assert daemon.problems() == []
 
 
@@ -73,7 +62,6 @@ def test_an_expired_lease_shortens_the_load(start_daemon: Callable[..., Daemon])
         keys = pool.keys(tokens_of(1, CHUNKS * 32))
         store(pool, keys)
         lease = pool.acquire(pool.lookup(keys))
-        assert store(pool, pool.keys(tokens_of(2, 4 * 32))).stored == 0
         wait_until(lambda: daemon.stats()["leases"] == 0, "the unused lease ends")
         replaced = pool.keys(tokens_of(3, 10 * 32))
         assert store(pool, replaced).stored == 10
@@ -161,19 +149,17 @@ def test_connect_without_a_daemon_misses_until_one_appears(start_daemon: Callabl
         assert store(pool, keys).stored == 2
 
 
-@in_both_write_modes
 def test_a_stopped_daemon_costs_one_timeout(daemon: Daemon) -> None:
-    with daemon.connect(timeout_s=0.3) as pool:
+    with daemon.connect(timeout_s=20.0) as patient, daemon.connect(timeout_s=0.3) as pool:
         keys = pool.keys(tokens_of(1, 2 * 32))
-        store(pool, keys)
+        store(patient, keys)
         hit = pool.lookup(keys)
         daemon.signal(signal.SIGSTOP)
         assert pool.acquire(hit).chunks == 0
         assert not pool.connected
         assert pool.acquire(hit).chunks == 0
         daemon.signal(signal.SIGCONT)
-        wait_connected(pool)
-        assert pool.acquire(pool.lookup(keys)).chunks == 2
+        wait_until(lambda: pool.acquire(pool.lookup(keys)).chunks == 2, "the pool is served again")
 
 
 def test_a_flipped_bit_ends_the_load_and_drops_the_chunk(daemon: Daemon) -> None:
@@ -256,15 +242,16 @@ def test_a_save_under_way_is_committed_during_the_drain(daemon: Daemon) -> None:
         assert result is not None
         assert result.stored == 2
         assert daemon.process is not None
-        assert daemon.process.wait(10) == 0
+        assert daemon.process.wait(60) == 0
 
 
-def test_a_second_daemon_on_a_live_socket_refuses(daemon: Daemon) -> None:
-    import subprocess
-
-    second = subprocess.run(daemon.command(), capture_output=True, text=True, timeout=20, check=False)
-    assert second.returncode == 1
-    assert "already serves" in second.stderr
+def test_a_second_daemon_on_a_live_socket_refuses(daemon: Daemon, tmp_path: Path) -> None:
+    second = Daemon(tmp_path)
+    second.socket = daemon.socket
+    second.launch()
+    assert second.process is not None
+    assert second.process.wait(60) == 1
+    assert "already serves" in second.log()
     with daemon.connect() as pool:
         assert pool.connected
 
@@ -295,16 +282,16 @@ def test_a_wrong_hello_is_refused_by_name(shared_daemon: Daemon, hello: m.Hello,
     from kvpool.protocol.blocking import BlockingConnection
 
     with pytest.raises(Refused) as refusal:
-        BlockingConnection(shared_daemon.socket, hello, 2.0)
+        BlockingConnection(shared_daemon.socket, hello, 60.0)
     assert refusal.value.code == code
 
 
 def test_garbage_ends_the_connection_and_nothing_else(daemon: Daemon, seed: int) -> None:
     random = np.random.default_rng(seed)
     with daemon.connect() as pool:
-        for _ in range(50):
+        for _ in range(20):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as raw:
-                raw.settimeout(5.0)
+                raw.settimeout(60.0)
                 raw.connect(daemon.socket)
                 raw.sendall(random.bytes(int(random.integers(1, 200))))
                 with contextlib.suppress(ConnectionResetError):  # the daemon need not read what it refuses

@@ -18,18 +18,27 @@ LAYOUTS = [
 ]
 
 
-def save_and_load(daemon: Daemon, layout: kv.Layout, model: str) -> bool:
-    """True if one chunk of a model is or can be stored, and loads with the right bytes."""
-    payload = np.full((1, layout.chunk_bytes), layout.chunk_bytes % 251, np.uint8)
-    with daemon.connect(layout, model=model) as pool:
+def save(daemon: Daemon, layout: kv.Layout, model: str) -> bool:
+    """True if one chunk of a model is or can be stored."""
+    with daemon.connect(layout, model=model, timeout_s=20.0) as pool:
         wait_connected(pool)
         keys = pool.keys(list(range(layout.chunk_tokens)))
-        with pool.save(keys, from_=payload) as save:
-            if save.commit().declined:
-                return False
-        found = np.zeros_like(payload)
-        with pool.acquire(pool.lookup(keys)) as lease, pool.load(lease, into=found) as load:
-            return load.wait().chunks == 1 and bool((found == payload).all())
+        return not pool.save(keys, from_=payload_of(layout)).commit().declined
+
+
+def save_and_load(daemon: Daemon, layout: kv.Layout, model: str) -> bool:
+    """The same, and it loads with the right bytes."""
+    if not save(daemon, layout, model):
+        return False
+    with daemon.connect(layout, model=model, timeout_s=20.0) as pool:
+        wait_connected(pool)
+        found = np.zeros((1, layout.chunk_bytes), np.uint8)
+        with pool.acquire(pool.lookup(pool.keys(list(range(layout.chunk_tokens))))) as lease:
+            return pool.load(lease, into=found).wait().chunks == 1 and bool((found == payload_of(layout)).all())
+
+
+def payload_of(layout: kv.Layout) -> np.ndarray:
+    return np.full((1, layout.chunk_bytes), layout.chunk_bytes % 251, np.uint8)
 
 
 def test_chunk_sizes_are_given_back_by_a_flush_and_over_restarts(
@@ -39,7 +48,7 @@ def test_chunk_sizes_are_given_back_by_a_flush_and_over_restarts(
     daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="32MiB", **small)
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
     for number, layout in enumerate(LAYOUTS[:-1]):
-        assert save_and_load(daemon, layout, f"model-{number}")
+        assert save(daemon, layout, f"model-{number}")
     daemon.stop()
     daemon.start()
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open again")
@@ -64,7 +73,7 @@ def test_models_without_chunks_are_not_restored_by_a_restart(
     for model in ("stays", "goes"):
         with engine(daemon, SMALL, model) as one, daemon.admin() as admin:
             store(one, keys_of(1 if model == "stays" else 10, 3))
-            assert admin.demote_all(10.0)["left"] == 0
+            assert admin.demote_all(60.0)["left"] == 0
     with daemon.admin() as admin:
         admin.flush("goes", None, "")
     assert daemon.stats()["namespaces"] == 2

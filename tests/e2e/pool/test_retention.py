@@ -1,16 +1,16 @@
 """Retention through a daemon: retained and clipped chunks and their reports, by engines, schedulers, operators and hints."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
 import kvpool_client as kv
+from kvpool.cli.kvpoolctl import cli
 from kvpool.types import Level
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.payload import payload_of, store, tokens_of
@@ -163,8 +163,8 @@ def test_a_retention_request_without_a_daemon_retains_nothing(daemon: Daemon) ->
 
 
 @pytest.mark.parametrize("call", ["save", "retain"])
-def test_a_callers_mistake_is_named(daemon: Daemon, call: str) -> None:
-    with daemon.connect() as pool:
+def test_a_callers_mistake_is_named(shared_daemon: Daemon, call: str) -> None:
+    with shared_daemon.connect(model="another") as pool:
         keys = keys_of(pool, 1)
         wrong = [kv.TokenRange(0, None, 101)]
         verb = pool.retain if call == "retain" else partial(pool.save, from_=payload_of(keys, SMALL))
@@ -249,9 +249,8 @@ def test_chunks_with_a_demote_hint_are_written_and_evicted_from_dram_first(start
     assert daemon.problems() == []
 
 
-def _run(daemon: Daemon, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "--socket", daemon.socket, "retain", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+def _run(daemon: Daemon, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["--socket", daemon.socket, "retain", *arguments])
 
 
 def test_operators_retain_by_key_and_by_tokens(small: Daemon, tmp_path: Path) -> None:
@@ -260,13 +259,13 @@ def test_operators_retain_by_key_and_by_tokens(small: Daemon, tmp_path: Path) ->
         keys = keys_of(pool, 1)
         save(pool, keys)
         by_key = _run(small, keys[0].hex(), "00" * 32, "--priority", "100", "--duration", "1h", "--json")
-        assert by_key.returncode == 0, by_key.stderr
+        assert by_key.exit_code == 0, by_key.stderr
         assert json.loads(by_key.stdout) == {
             "accepted": 1, "clipped": 0, "absent": 1, "priority": 100, "duration_s": 3600.0
         }  # fmt: skip
         prompt.write_text(json.dumps(tokens_of(6001, CHAIN * CHUNK_TOKENS).tolist()))
         by_tokens = _run(small, "--tokens-file", str(prompt), "--model", "test-model")
-        assert by_tokens.returncode == 0, by_tokens.stderr
+        assert by_tokens.exit_code == 0, by_tokens.stderr
         assert by_tokens.stdout == f"{CHAIN} chunks are kept at priority 100; 0 are not stored\n"
         press(pool, 2 * DRAM_CHUNKS // CHAIN)
         assert present(pool, keys) == CHAIN
@@ -274,7 +273,7 @@ def test_operators_retain_by_key_and_by_tokens(small: Daemon, tmp_path: Path) ->
         save(pool, many)
         prompt.write_text(" ".join(str(token) for token in tokens_of(6002, 20 * CHUNK_TOKENS)))
         clipped = _run(small, "--tokens-file", str(prompt), "--model", "test-model", "--priority", "60")
-        assert clipped.returncode == 1
+        assert clipped.exit_code == 1
         assert "12 clipped to the default" in clipped.stdout
 
 
@@ -293,7 +292,7 @@ def test_operators_retain_by_key_and_by_tokens(small: Daemon, tmp_path: Path) ->
 )
 def test_wrong_orders_are_named(shared_daemon: Daemon, arguments: list[str], code: int, message: str) -> None:
     done = _run(shared_daemon, *arguments)
-    assert done.returncode == code, done.stderr
+    assert done.exit_code == code, done.stderr
     assert message in done.stderr
 
 
@@ -309,14 +308,14 @@ def test_retention_is_demoted_and_promoted_and_survives_a_restart(start_daemon: 
         save(pool, first, retention=[kv.TokenRange(0, None, 80, 3600.0)])
         save(pool, second)
         with daemon.admin() as admin:
-            assert admin.demote_all(10.0)["left"] == 0
+            assert admin.demote_all(60.0)["left"] == 0
         assert daemon.stats()["ssd.kept_chunks"] == CHAIN
         assert pool.retain(second, [kv.TokenRange(0, 2 * CHUNK_TOKENS, 90)]).accepted == 2
         assert daemon.stats()["ssd.kept_chunks"] == CHAIN + 2
         third = keys_of(pool, 3)
         save(pool, third)
         with daemon.admin() as admin:
-            assert admin.demote_all(10.0)["left"] == 0
+            assert admin.demote_all(60.0)["left"] == 0
         assert save(pool, third, retention=[kv.TokenRange(0, 1, 70)]).present == CHAIN
         assert daemon.stats()["ssd.kept_chunks"] == CHAIN + 3
     assert daemon.stop() == 0

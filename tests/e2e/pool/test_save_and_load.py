@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes
+from tests.e2e.pool.conftest import Shared
+from tests.rigs.daemon import SMALL, in_both_write_modes
 from tests.rigs.payload import (
     assert_right_bytes,
     load_all,
@@ -19,8 +20,8 @@ from tests.rigs.payload import (
 )
 
 
-def test_lookup_misses_what_was_never_stored(daemon: Daemon) -> None:
-    with daemon.connect() as pool:
+def test_lookup_misses_what_was_never_stored(shared: Shared) -> None:
+    with shared.connect() as pool:
         hit = pool.lookup(pool.keys(tokens_of(1, 100)))
         assert (hit.chunks, hit.tokens, len(hit.tiers)) == (0, 0, 0)
         lease = pool.acquire(hit)
@@ -30,9 +31,9 @@ def test_lookup_misses_what_was_never_stored(daemon: Daemon) -> None:
         )
 
 
-def test_a_load_of_nothing_leaves_the_lease_to_the_others(daemon: Daemon) -> None:
+def test_a_load_of_nothing_leaves_the_lease_to_the_others(shared: Shared) -> None:
     """The client renews a lease for as long as a load of it goes on."""
-    with daemon.connect() as pool:
+    with shared.connect() as pool:
         keys = pool.keys(tokens_of(3, 10 * 32))
         store(pool, keys)
         with pool.acquire(pool.lookup(keys)) as lease:
@@ -45,8 +46,8 @@ def test_a_load_of_nothing_leaves_the_lease_to_the_others(daemon: Daemon) -> Non
 
 
 @in_both_write_modes
-def test_saved_chunks_are_loaded_by_another_pool(daemon: Daemon) -> None:
-    with daemon.connect() as writer, daemon.connect() as reader:
+def test_saved_chunks_are_loaded_by_another_pool(shared: Shared) -> None:
+    with shared.connect() as writer, shared.connect() as reader:
         keys = writer.keys(tokens_of(2, 10 * 32 + 5))
         assert len(keys) == 10
         result = store(writer, keys)
@@ -60,11 +61,10 @@ def test_saved_chunks_are_loaded_by_another_pool(daemon: Daemon) -> None:
         assert loaded == kv.LoadResult(10, 320, "complete")
         assert_right_bytes(again, SMALL, loaded, into)
         assert store(reader, again).present == 10
-    assert daemon.problems() == []
 
 
-def test_a_lease_estimates_its_load_by_its_bytes(daemon: Daemon) -> None:
-    with daemon.connect() as pool:
+def test_a_lease_estimates_its_load_by_its_bytes(shared: Shared) -> None:
+    with shared.connect() as pool:
         tokens = tokens_of(9, 8 * 32)
         keys = pool.keys(tokens)
         store(pool, keys)
@@ -74,8 +74,8 @@ def test_a_lease_estimates_its_load_by_its_bytes(daemon: Daemon) -> None:
             assert short.cost_s > 0
 
 
-def test_lookup_finds_the_longest_prefix(daemon: Daemon) -> None:
-    with daemon.connect() as pool:
+def test_lookup_finds_the_longest_prefix(shared: Shared) -> None:
+    with shared.connect() as pool:
         tokens = tokens_of(3, 8 * 32)
         store(pool, pool.keys(tokens[: 5 * 32]))
         other = tokens.copy()
@@ -84,14 +84,25 @@ def test_lookup_finds_the_longest_prefix(daemon: Daemon) -> None:
         assert pool.lookup(pool.keys(other)).chunks == 3
 
 
-@in_both_write_modes
-@pytest.mark.parametrize("save_form", ["kv_first", "block_first"])
-@pytest.mark.parametrize(("save_block", "load_block"), [(16, 16), (32, 8)])
+@pytest.mark.parametrize(
+    ("write_mode", "save_form", "save_block", "load_block"),
+    [
+        ("in-place", "kv_first", 16, 16),
+        ("in-place", "block_first", 32, 8),
+        ("copy", "kv_first", 32, 8),
+        ("copy", "block_first", 16, 16),
+        pytest.param("in-place", "kv_first", 32, 8, marks=pytest.mark.slow),
+        pytest.param("in-place", "block_first", 16, 16, marks=pytest.mark.slow),
+        pytest.param("copy", "kv_first", 16, 16, marks=pytest.mark.slow),
+        pytest.param("copy", "block_first", 32, 8, marks=pytest.mark.slow),
+    ],
+    indirect=["write_mode"],
+)
 def test_engines_with_other_paging_share_chunks(
-    daemon: Daemon, save_form: str, save_block: int, load_block: int
+    shared: Shared, save_form: str, save_block: int, load_block: int
 ) -> None:
     load_form = "block_first" if save_form == "kv_first" else "kv_first"
-    with daemon.connect(copy_threads=2) as pool:
+    with shared.connect(copy_threads=2) as pool:
         keys = pool.keys(tokens_of(4, 4 * 32))
         rows = payload_of(keys, SMALL)
         source = paged_layers(SMALL, 40, save_block, save_form)
@@ -116,8 +127,8 @@ def test_engines_with_other_paging_share_chunks(
 
 
 @in_both_write_modes
-def test_load_from_first_chunk_skips_blocks_the_engine_holds(daemon: Daemon) -> None:
-    with daemon.connect() as pool:
+def test_load_from_first_chunk_skips_blocks_the_engine_holds(shared: Shared) -> None:
+    with shared.connect() as pool:
         keys = pool.keys(tokens_of(7, 4 * 32))
         store(pool, keys)
         target = paged_layers(SMALL, 16, 16, "kv_first")
@@ -131,8 +142,8 @@ def test_load_from_first_chunk_skips_blocks_the_engine_holds(daemon: Daemon) -> 
 
 
 @in_both_write_modes
-def test_save_of_a_suffix_needs_its_parent(daemon: Daemon) -> None:
-    with daemon.connect() as pool:
+def test_save_of_a_suffix_needs_its_parent(shared: Shared) -> None:
+    with shared.connect() as pool:
         keys = pool.keys(tokens_of(8, 6 * 32))
         orphan = store(pool, keys, first=2)
         assert (orphan.stored, orphan.declined, dict(orphan.reasons)) == (0, 4, {"no-parent": 4})
@@ -141,8 +152,8 @@ def test_save_of_a_suffix_needs_its_parent(daemon: Daemon) -> None:
         assert pool.lookup(keys).chunks == 6
 
 
-def test_extend_hashes_only_new_tokens_to_the_same_keys(daemon: Daemon) -> None:
-    with daemon.connect() as pool:
+def test_extend_hashes_only_new_tokens_to_the_same_keys(shared: Shared) -> None:
+    with shared.connect() as pool:
         tokens = tokens_of(9, 300)
         grown = pool.keys(tokens[:70].tolist())
         grown.extend(tokens[70:71])
@@ -153,32 +164,33 @@ def test_extend_hashes_only_new_tokens_to_the_same_keys(daemon: Daemon) -> None:
 
 
 @in_both_write_modes
-def test_a_pending_chunk_is_declined_and_aborting_frees_it(daemon: Daemon) -> None:
-    with daemon.connect() as first, daemon.connect() as second:
+def test_a_pending_chunk_is_declined_and_aborting_frees_it(shared: Shared) -> None:
+    with shared.connect() as first, shared.connect() as second:
         keys = first.keys(tokens_of(10, 3 * 32))
         under_way = first.save(keys, from_=payload_of(keys, SMALL))
         declined = store(second, keys)
         assert dict(declined.reasons) == {"pending": 1, "no-parent": 2}
         assert second.lookup(keys).chunks == 0
         under_way.abort()
-        assert daemon.stats()["reservations"] == 0
+        assert shared.daemon.stats()["reservations"] == 0
         assert store(second, keys).stored == 3
 
 
 @in_both_write_modes
-def test_leaving_a_save_without_commit_stores_nothing(daemon: Daemon) -> None:
-    with daemon.connect() as pool:
+def test_leaving_a_save_without_commit_stores_nothing(shared: Shared) -> None:
+    with shared.connect() as pool:
         keys = pool.keys(tokens_of(11, 2 * 32))
+        before = shared.daemon.stats()["dram.used_bytes"]
         with pool.save(keys, from_=payload_of(keys, SMALL)) as save:
             save.layer(0)
         assert save.done()
         assert pool.lookup(keys).chunks == 0
-        assert daemon.stats()["dram.used_bytes"] == 0
+        assert shared.daemon.stats()["dram.used_bytes"] == before
 
 
 @in_both_write_modes
-def test_commit_in_the_background_gives_its_result_later(daemon: Daemon) -> None:
-    with daemon.connect() as pool:
+def test_commit_in_the_background_gives_its_result_later(shared: Shared) -> None:
+    with shared.connect() as pool:
         keys = pool.keys(tokens_of(12, 2 * 32))
         save = pool.save(keys, from_=payload_of(keys, SMALL))
         assert save.commit(wait=False) is None
@@ -186,9 +198,9 @@ def test_commit_in_the_background_gives_its_result_later(daemon: Daemon) -> None
         assert pool.lookup(keys).chunks == 2
 
 
-def test_namespaces_never_meet(daemon: Daemon) -> None:
+def test_namespaces_never_meet(shared: Shared) -> None:
     tokens = tokens_of(13, 3 * 32)
-    with daemon.connect() as pool, daemon.connect(model="other") as other, daemon.connect(salt=b"tenant") as salted:
+    with shared.connect() as pool, shared.connect(model="other") as other, shared.connect(salt=b"tenant") as salted:
         store(pool, pool.keys(tokens))
         assert other.lookup(other.keys(tokens)).chunks == 0
         assert salted.lookup(salted.keys(tokens)).chunks == 0
@@ -197,10 +209,10 @@ def test_namespaces_never_meet(daemon: Daemon) -> None:
         assert pool.lookup(pool.keys(tokens, extra=[(40, 50, b"image")])).chunks == 1
 
 
-def test_a_key_of_another_namespace_is_not_served(daemon: Daemon) -> None:
+def test_a_key_of_another_namespace_is_not_served(shared: Shared) -> None:
     """A client that asks with another model's keys gets no lease, whatever the index contains."""
     tokens = tokens_of(14, 3 * 32)
-    with daemon.connect() as pool, daemon.connect(model="other") as other:
+    with shared.connect() as pool, shared.connect(model="other") as other:
         keys = pool.keys(tokens)
         store(pool, keys)
         hit = other.lookup(keys)
@@ -208,16 +220,16 @@ def test_a_key_of_another_namespace_is_not_served(daemon: Daemon) -> None:
 
 
 @in_both_write_modes
-def test_a_scheduler_sees_the_minimum_over_ranks_and_hands_tickets(daemon: Daemon) -> None:
+def test_a_scheduler_sees_the_minimum_over_ranks_and_hands_tickets(shared: Shared) -> None:
     tokens = tokens_of(15, 5 * 32)
 
     def layout(rank: int | None) -> kv.Layout:
         return kv.Layout(layers=2, kv_heads=1, head_dim=32, dtype="float16", chunk_tokens=32, rank=rank, world=2)
 
     with (
-        daemon.connect(layout(None)) as scheduler,
-        daemon.connect(layout(0)) as first,
-        daemon.connect(layout(1)) as second,
+        shared.connect(layout(None)) as scheduler,
+        shared.connect(layout(0)) as first,
+        shared.connect(layout(1)) as second,
     ):
         store(first, first.keys(tokens))
         assert scheduler.lookup(scheduler.keys(tokens)).chunks == 0
@@ -238,12 +250,11 @@ def test_a_scheduler_sees_the_minimum_over_ranks_and_hands_tickets(daemon: Daemo
             assert pool.claim(ticket).chunks == 0
             claimed.release()
         assert first.claim(b"forged" * 5).chunks == 0
-    assert daemon.stats()["leases"] == 0
-    assert daemon.problems() == []
+    assert shared.daemon.stats()["leases"] == 0
 
 
-def test_keys_from_engine_hashes_use_the_last_hash_of_each_chunk(daemon: Daemon) -> None:
-    with daemon.connect() as pool:
+def test_keys_from_engine_hashes_use_the_last_hash_of_each_chunk(shared: Shared) -> None:
+    with shared.connect() as pool:
         hashes = [bytes([number]) * 32 for number in range(7)]
         keys = pool.keys_from_hashes(hashes, block_tokens=16)
         assert len(keys) == 3
@@ -257,13 +268,13 @@ def test_keys_from_engine_hashes_use_the_last_hash_of_each_chunk(daemon: Daemon)
 
 
 @pytest.mark.parametrize("tokens", [[1.5, 2.5], [[1, 2]], "text", [1 << 40], None])
-def test_invalid_token_ids_raise_at_the_call(shared_daemon: Daemon, tokens: object) -> None:
-    with shared_daemon.connect() as pool, pytest.raises(kv.InvalidArgument):
+def test_invalid_token_ids_raise_at_the_call(shared: Shared, tokens: object) -> None:
+    with shared.connect() as pool, pytest.raises(kv.InvalidArgument):
         pool.keys(tokens)
 
 
-def test_wrong_block_ids_raise_at_the_call(daemon: Daemon) -> None:
-    with daemon.connect() as pool:
+def test_wrong_block_ids_raise_at_the_call(shared: Shared) -> None:
+    with shared.connect() as pool:
         keys = pool.keys(tokens_of(16, 2 * 32))
         cache = pool.register(paged_layers(SMALL, 8, 16, "kv_first"), 16)
         attempts: list[Callable[[], object]] = [
@@ -282,8 +293,8 @@ def test_wrong_block_ids_raise_at_the_call(daemon: Daemon) -> None:
         assert store(pool, keys).stored == 2
 
 
-def test_an_ambiguous_cache_must_name_its_form(daemon: Daemon) -> None:
-    with daemon.connect() as pool:
+def test_an_ambiguous_cache_must_name_its_form(shared: Shared) -> None:
+    with shared.connect() as pool:
         layers = paged_layers(SMALL, 2, 16, "kv_first")
         with pytest.raises(kv.LayoutMismatch, match="form"):
             pool.register(layers, 16)

@@ -25,7 +25,7 @@ def test_the_second_writer_waits_and_the_chunks_are_stored_once(daemon: Daemon) 
         assert second.is_being_saved(keys, 0)
         assert not late.wait_pending(0.01)
         found: list[bool] = []
-        waiter = threading.Thread(target=lambda: found.append(late.wait_pending(10.0)))
+        waiter = threading.Thread(target=lambda: found.append(late.wait_pending(60.0)))
         waiter.start()
         assert under_way.commit() is not None
         waiter.join()
@@ -44,7 +44,7 @@ def test_a_writer_that_gives_up_leaves_the_chunk_to_the_second(daemon: Daemon) -
         under_way = first.save(keys, from_=payload_of(keys, SMALL))
         late = second.save(keys, from_=payload_of(keys, SMALL))
         under_way.abort()
-        assert not late.wait_pending(10.0)
+        assert not late.wait_pending(60.0)
         assert store(second, keys).stored == CHAIN
 
 
@@ -56,7 +56,7 @@ def test_a_writer_that_dies_leaves_the_chunk_to_the_second(daemon: Daemon) -> No
             late = second.save(keys, from_=payload_of(keys, SMALL))
         assert under_way is not None
         wait_until(lambda: not second.is_being_saved(keys, 0), "the writer's slots are given up")
-        assert not late.wait_pending(10.0)
+        assert not late.wait_pending(60.0)
         assert store(second, keys).stored == CHAIN
 
 

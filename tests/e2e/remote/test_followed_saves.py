@@ -21,7 +21,7 @@ def announce_all_but_the_last(save: kv.Save) -> None:
         save.layer(layer)
         run = save._run
         assert run is not None
-        assert run.wait(20.0)
+        assert run.wait(60.0)
     assert not save.done()
 
 
@@ -40,7 +40,7 @@ def test_layers_of_a_save_are_read_on_another_node_before_its_commit(tmp_path: P
                 assert set(lease.tiers) == {Level.PEER}
                 into = np.zeros((CHUNKS, SMALL.chunk_bytes), np.uint8)
                 load = pool.load(lease, into=into)
-                assert load.wait_layer(LAST - 1, 20.0)
+                assert load.wait_layer(LAST - 1, 60.0)
                 assert load.chunks_so_far == CHUNKS
                 assert not load.wait_layer(LAST, 0.2) or load.chunks_so_far == len(half), (
                     "the last layer lands with the commit"
@@ -65,7 +65,7 @@ def test_a_save_that_is_given_up_is_a_miss_on_the_other_node(tmp_path: Path) -> 
             with reader.acquire(reader.lookup(keys)) as lease:
                 assert lease.chunks == CHUNKS
                 load = reader.load(lease, into=np.zeros((CHUNKS, SMALL.chunk_bytes), np.uint8))
-                assert load.wait_layer(0, 20.0)
+                assert load.wait_layer(0, 60.0)
                 save.abort()
                 assert load.wait().chunks == 0
             wait_until(lambda: reader.lookup(keys).chunks == 0, "the hint has gone")

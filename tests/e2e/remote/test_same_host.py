@@ -3,7 +3,7 @@
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from kvpool.config.curve_keys import make_key_pair, write_key_file
 from kvpool.errors import Refused
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
+from kvpool.transfer.near.owners import NearFailed, map_owner
 from tests.e2e.remote.test_followed_saves import announce_all_but_the_last
 from tests.e2e.remote.test_two_daemons import two_daemons
 from tests.rigs.daemon import SMALL, Daemon, wait_until
@@ -26,7 +27,8 @@ from tests.rigs.transfer.impostor import Impostor, peer_hello
 CHUNKS = 40
 # Layers so large that a copy takes a while.
 LARGE = kv.Layout(layers=8, kv_heads=8, head_dim=128, dtype="float16", chunk_tokens=64)
-LARGE_CHUNKS = 32
+LARGE_CHUNKS = 16
+PATIENT_S = 60.0
 ROOM = {"owner__dram__capacity": "128MiB", "here__dram__capacity": "128MiB"}
 
 
@@ -65,39 +67,53 @@ def load_later(owner: Daemon, pool: kv.Pool) -> int:
     return load(pool, saved(owner, pool, seed=99))
 
 
-def test_what_one_has_stored_is_copied_out_of_its_memory(tmp_path: Path) -> None:
-    with near_daemons(tmp_path) as (owner, here), here.connect() as pool:
-        keys = saved(owner, pool)
-        assert load(pool, keys) == CHUNKS
-        assert pulls(here) == (1, 0)
-        stats = here.stats()
-        assert stats["peer.shm.copied_bytes"] == stats["peer.read_bytes"] == CHUNKS * SMALL.chunk_bytes
-        assert stats["peer.shm.owners"] == 1
-        wait_until(lambda: owner.stats()["leases"] == 0, "the owner's lease has ended")
-        there = owner.stats()
-        assert (there["peer.offers.near"], there["peer.offers.sent_bytes"]) == (1, 0)
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Daemon]]:
+    """An owner and a node on its host, for all tests that leave both as they were."""
+    with near_daemons(tmp_path_factory.mktemp("pair"), **ROOM) as daemons:
+        yield daemons
+
+
+def counted(owner: Daemon, here: Daemon) -> np.ndarray:
+    """What one copy out of the owner's memory changes."""
+    mine, theirs = here.stats(), owner.stats()
+    names = ("peer.shm.pulls", "peer.tcp.pulls", "peer.shm.copied_bytes", "peer.read_bytes")
+    return np.array(
+        [*(mine[name] for name in names), *(theirs[f"peer.offers.{name}"] for name in ("near", "sent_bytes"))]
+    )
+
+
+def test_what_one_has_stored_is_copied_out_of_its_memory(pair: tuple[Daemon, Daemon]) -> None:
+    owner, here = pair
+    with here.connect() as pool:
+        for seed in (1, 2):
+            keys, before = saved(owner, pool, seed=seed), counted(owner, here)
+            assert load(pool, keys) == CHUNKS
+            wait_until(lambda: owner.stats()["leases"] == 0, "the owner's lease has ended")
+            size = CHUNKS * SMALL.chunk_bytes
+            assert (counted(owner, here) - before).tolist() == [1, 0, size, size, 1, 0]
+            assert here.stats()["peer.shm.owners"] == 1
         with owner.admin() as admin:
             assert [row["role"] for row in admin.connections()["connections"]].count("peer") == 1
         with here.admin() as admin:
             assert admin.info()["peer_shm_owners"] == 1
-        assert load(pool, saved(owner, pool, seed=2)) == CHUNKS
-        assert pulls(here) == (2, 0)
-        assert here.stats()["peer.shm.owners"] == 1
 
 
-def test_layers_land_in_order_and_all_bytes_are_right(tmp_path: Path) -> None:
-    with near_daemons(tmp_path, **ROOM) as (owner, here), here.connect(LARGE) as pool:
+def test_layers_land_in_order_and_all_bytes_are_right(pair: tuple[Daemon, Daemon]) -> None:
+    owner, here = pair
+    before = pulls(here)
+    with here.connect(LARGE, timeout_s=PATIENT_S) as pool:
         keys = saved(owner, pool, chunks=LARGE_CHUNKS)
         into = np.zeros((LARGE_CHUNKS, LARGE.chunk_bytes), np.uint8)
         with pool.acquire(pool.lookup(keys)) as lease:
             running = pool.load(lease, into=into)
             for layer in range(LARGE.layers):
-                assert running.wait_layer(layer, 20.0)
+                assert running.wait_layer(layer, PATIENT_S)
                 assert running.chunks_so_far == LARGE_CHUNKS
             result = running.wait()
         assert result.reason == "complete"
         assert_right_bytes(keys, LARGE, result, into)
-        assert pulls(here) == (1, 0)
+        assert pulls(here) == (before[0] + 1, before[1])
 
 
 def test_an_owner_that_encrypts_is_read_by_shared_memory_too(tmp_path: Path) -> None:
@@ -111,33 +127,35 @@ def test_an_owner_that_encrypts_is_read_by_shared_memory_too(tmp_path: Path) -> 
         assert pulls(here) == (1, 0)
 
 
-def test_chunks_that_are_still_being_saved_come_over_the_stream(tmp_path: Path) -> None:
-    with near_daemons(tmp_path) as (owner, here), owner.connect() as there, here.connect() as pool:
-        keys = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
+def test_chunks_that_are_still_being_saved_come_over_the_stream(pair: tuple[Daemon, Daemon]) -> None:
+    owner, here = pair
+    with owner.connect() as there, here.connect(timeout_s=PATIENT_S) as pool:
+        (near, streamed), asked = pulls(here), owner.stats()["peer.asked.near"]
+        keys = pool.keys(tokens_of(5, CHUNKS * SMALL.chunk_tokens))
         with there.save(keys, from_=payload_of(keys, SMALL)) as save:
             announce_all_but_the_last(save)
             wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the save has been reported")
             with pool.acquire(pool.lookup(keys)) as lease:
                 into = np.zeros((CHUNKS, SMALL.chunk_bytes), np.uint8)
                 load = pool.load(lease, into=into)
-                assert load.wait_layer(0, 20.0)
-                assert pulls(here) == (0, 1)
+                assert load.wait_layer(0, PATIENT_S)
+                assert pulls(here) == (near, streamed + 1)
                 assert save.commit() is not None
                 result = load.wait()
         assert_right_bytes(keys, SMALL, result, into)
-        assert owner.stats()["peer.asked.near"] == 0
+        assert owner.stats()["peer.asked.near"] == asked
         assert load_later(owner, pool) == CHUNKS
-        assert pulls(here) == (1, 1), "what is whole is copied out of its memory"
+        assert pulls(here) == (near + 1, streamed + 1), "what is whole is copied out of its memory"
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"owner__peer__same_host": "false"},
-        {"here__peer__same_host": "false"},
         {"here__peer__transport": "tcp"},
-        {"owner__peer__transport": "tcp"},
         {"owner__peer__rate": "1GiB"},
+        pytest.param({"here__peer__same_host": "false"}, marks=pytest.mark.slow),
+        pytest.param({"owner__peer__transport": "tcp"}, marks=pytest.mark.slow),
     ],
     ids=lambda options: "-".join(options),
 )
@@ -151,12 +169,12 @@ def test_the_stream_is_used_where_a_node_is_configured_so(tmp_path: Path, option
 
 
 def test_an_owner_that_is_killed_in_mid_transfer_is_no_wrong_byte_and_its_memory_is_let_go(tmp_path: Path) -> None:
-    with near_daemons(tmp_path, **ROOM) as (owner, here), here.connect(LARGE) as pool:
+    with near_daemons(tmp_path, **ROOM) as (owner, here), here.connect(LARGE, timeout_s=PATIENT_S) as pool:
         keys = saved(owner, pool, chunks=LARGE_CHUNKS)
         into = np.zeros((LARGE_CHUNKS, LARGE.chunk_bytes), np.uint8)
         with pool.acquire(pool.lookup(keys)) as lease:
             running = pool.load(lease, into=into)
-            assert running.wait_layer(0, 20.0)
+            assert running.wait_layer(0, PATIENT_S)
             owner.kill()
             result = running.wait()
         assert result.reason == "complete", "nobody changes the memory of who has ended"
@@ -170,17 +188,20 @@ def test_an_owner_that_is_killed_in_mid_transfer_is_no_wrong_byte_and_its_memory
         assert here.stats()["peer.shm.owners"] == 1
 
 
-def test_an_owner_that_is_stopped_in_mid_transfer_delays_nothing(tmp_path: Path) -> None:
-    with near_daemons(tmp_path, **ROOM) as (owner, here), here.connect(LARGE) as pool:
-        keys = saved(owner, pool, chunks=LARGE_CHUNKS)
+def test_an_owner_that_is_stopped_in_mid_transfer_delays_nothing(pair: tuple[Daemon, Daemon]) -> None:
+    owner, here = pair
+    with here.connect(LARGE, timeout_s=PATIENT_S) as pool:
+        keys = saved(owner, pool, seed=6, chunks=LARGE_CHUNKS)
         into = np.zeros((LARGE_CHUNKS, LARGE.chunk_bytes), np.uint8)
         assert owner.process is not None
         with pool.acquire(pool.lookup(keys)) as lease:
             running = pool.load(lease, into=into)
-            assert running.wait_layer(0, 20.0)
+            assert running.wait_layer(0, PATIENT_S)
             owner.process.send_signal(signal.SIGSTOP)
-            result = running.wait()
-            owner.process.send_signal(signal.SIGCONT)
+            try:
+                result = running.wait()
+            finally:
+                owner.process.send_signal(signal.SIGCONT)
         assert result.reason == "complete"
         assert_right_bytes(keys, LARGE, result, into)
         wait_until(lambda: owner.stats()["leases"] == 0, "the owner's lease has ended")
@@ -229,7 +250,39 @@ def no_index(welcome: m.Welcome, fds: list[int]) -> tuple[m.Welcome, list[int]]:
 _KEPT: list[kvpool_native.Mapping] = []
 
 
-@pytest.mark.parametrize("twist", [other_epoch, no_descriptors, too_large, unsealed, shorter_arena, no_index])
+@pytest.mark.parametrize(
+    ("twist", "fault"),
+    [
+        (other_epoch, "another daemon answers"),
+        (no_descriptors, "0 descriptors"),
+        (too_large, "seal|size|bytes"),
+        (unsealed, "seal|size|bytes"),
+        (no_index, "index"),
+    ],
+)
+def test_who_answers_with_something_else_is_not_mapped(
+    pair: tuple[Daemon, Daemon],
+    twist: Callable[[m.Welcome, list[int]], tuple[m.Welcome, list[int]]],
+    fault: str,
+) -> None:
+    owner, _ = pair
+    with closing(BlockingConnection(owner.socket, peer_hello(), PATIENT_S)) as connection:
+        epoch = connection.welcome.epoch
+    with Impostor(owner, twist), pytest.raises(NearFailed, match=fault):
+        map_owner(owner.socket, epoch, PATIENT_S)
+    connection, memory = map_owner(owner.socket, epoch, PATIENT_S)
+    assert memory.epoch == epoch
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "twist",
+    [
+        unsealed,
+        shorter_arena,
+        *(pytest.param(twist, marks=pytest.mark.slow) for twist in (other_epoch, no_descriptors, too_large, no_index)),
+    ],
+)
 def test_who_answers_with_something_else_than_the_owners_memory_is_passed_over_for_the_stream(
     tmp_path: Path, twist: Callable[[m.Welcome, list[int]], tuple[m.Welcome, list[int]]]
 ) -> None:
@@ -294,15 +347,15 @@ def test_a_node_on_another_host_is_read_by_the_stream(tmp_path: Path) -> None:
         assert owner.stats()["peer.asked.near"] == 1
 
 
-def test_a_connection_of_a_peer_gets_memory_and_may_ask_nothing(tmp_path: Path) -> None:
-    with near_daemons(tmp_path) as (owner, here):
-        with closing(BlockingConnection(owner.socket, peer_hello(), 5.0)) as connection:
-            assert len(connection.fds) == 2
-            assert connection.welcome.remote_bytes == 0
-            with pytest.raises(Refused, match="not allowed on this connection"):
-                connection.info()
-        wait_until(lambda: owner.stats()["protocol_errors"] == 1, "it is counted")
-        del here
+def test_a_connection_of_a_peer_gets_memory_and_may_ask_nothing(pair: tuple[Daemon, Daemon]) -> None:
+    owner, _ = pair
+    before = owner.stats()["protocol_errors"]
+    with closing(BlockingConnection(owner.socket, peer_hello(), PATIENT_S)) as connection:
+        assert len(connection.fds) == 2
+        assert connection.welcome.remote_bytes == 0
+        with pytest.raises(Refused, match="not allowed on this connection"):
+            connection.info()
+    wait_until(lambda: owner.stats()["protocol_errors"] == before + 1, "it is counted")
 
 
 def test_a_daemon_without_peers_hands_its_memory_to_no_other_daemon(tmp_path: Path) -> None:

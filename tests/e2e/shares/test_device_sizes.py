@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 import kvpool_client as kv
 import kvpool_native
@@ -16,19 +17,21 @@ from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.device.driver import open_device
 from tests.e2e.shares import test_group_sizes as group_sizes
 from tests.e2e.shares.test_joint_saves import BLOCK_TOKENS, BLOCKS, CHUNKS, IDS, LAYOUT, assert_loads, shares_of
-from tests.rigs.daemon import Daemon, in_both_write_modes
+from tests.rigs.daemon import Daemon
 from tests.rigs.device import emulated
 from tests.rigs.device.engine import EngineArray, use_emulated_driver
 from tests.rigs.groups.hybrid import key_of
+from tests.rigs.module_daemons import module_daemon, module_daemons
 from tests.rigs.payload import store, tokens_of
 from tests.rigs.shares.rank_memory import Items, RankMemory, expected_part
 
-SIZES = (1, 2, 4, 8)
+__all__ = ["module_daemon", "module_daemons"]  # fixtures
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[kvpool_native.Device]:
-    """An emulated device. When the test has ended, nothing is left of what it took."""
+def device(module_daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[kvpool_native.Device]:
+    """An emulated device, of which the daemon knows nothing. When the test has ended, nothing is left of what it took."""
+    assert module_daemon.is_running
     use_emulated_driver(monkeypatch)
     yield open_device("cuda:0")
     emulated.order("clear 1")
@@ -89,32 +92,51 @@ def save_all(pool: kv.Pool, keys: kv.KeyChain) -> kv.SaveResult:
         return save.commit()
 
 
-@in_both_write_modes
-def test_every_size_loads_what_any_other_stored(device: kvpool_native.Device, daemon: Daemon) -> None:
+def _slow(*values: object) -> ParameterSet:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("written", "read", "write_mode"),
+    [
+        (1, 4, "in-place"),
+        (2, 0, "copy"),
+        (4, 1, "in-place"),
+        (8, 2, "copy"),
+        (0, 8, "in-place"),
+        *(_slow(size, 4, "copy") for size in (1, 2, 8, 0)),
+        *(_slow(size, 0, "in-place") for size in (1, 4, 8, 0)),
+        *(_slow(size, 1, "copy") for size in (1, 2, 8, 0)),
+    ],
+    indirect=["write_mode"],
+)
+def test_every_size_loads_what_any_other_stored(
+    device: kvpool_native.Device, module_daemon: Daemon, written: int, read: int
+) -> None:
+    """What ranks load has been tested on the host for all sizes: here it is each size's way to a device and from one."""
     assert device is not None
-    for seed, size in enumerate((*SIZES, 0)):
-        for share in shares_of(size):
-            with daemon.connect(layout=LAYOUT, share=share) as pool:
-                keys = pool.keys(tokens_of(seed, CHUNKS * LAYOUT.chunk_tokens))
-                result = save_all(pool, keys)
-                assert result.stored + result.part == CHUNKS
-        for share in (one for other in (1, 4, 0) for one in shares_of(other)):
-            with daemon.connect(layout=LAYOUT, share=share) as pool:
-                keys = pool.keys(tokens_of(seed, CHUNKS * LAYOUT.chunk_tokens))
-                rank = DeviceRank(LAYOUT, share)
-                assert load_all(pool, rank, keys) == kv.LoadResult(CHUNKS, CHUNKS * LAYOUT.chunk_tokens, "complete")
-                for chunk in range(CHUNKS):
-                    assert np.array_equal(rank.chunk(IDS[chunk].tolist()), expected_part(keys[chunk], LAYOUT, share))
-        for share in shares_of(2):
-            assert_loads(daemon, LAYOUT, share, seed)
-    assert daemon.problems() == []
+    seed = 100 + 10 * written + read
+    for share in shares_of(written):
+        with module_daemon.connect(layout=LAYOUT, share=share) as pool:
+            keys = pool.keys(tokens_of(seed, CHUNKS * LAYOUT.chunk_tokens))
+            result = save_all(pool, keys)
+            assert result.stored + result.part == CHUNKS
+    for share in shares_of(read):
+        with module_daemon.connect(layout=LAYOUT, share=share) as pool:
+            rank = DeviceRank(LAYOUT, share)
+            assert load_all(pool, rank, keys) == kv.LoadResult(CHUNKS, CHUNKS * LAYOUT.chunk_tokens, "complete")
+            for chunk in range(CHUNKS):
+                assert np.array_equal(rank.chunk(IDS[chunk].tolist()), expected_part(keys[chunk], LAYOUT, share))
+    assert_loads(module_daemon, LAYOUT, kv.Share.whole(LAYOUT), seed)
 
 
-@in_both_write_modes
-def test_ranks_of_a_hybrid_model_load_what_another_size_stored(device: kvpool_native.Device, daemon: Daemon) -> None:
+@pytest.mark.parametrize("write_mode", ["in-place", _slow("copy")], indirect=["write_mode"])
+def test_ranks_of_a_hybrid_model_load_what_another_size_stored(
+    device: kvpool_native.Device, module_daemon: Daemon
+) -> None:
     assert device is not None
     for shares in group_sizes.shares_of(2):
-        with group_sizes.connect(daemon, shares) as pool:
+        with group_sizes.connect(module_daemon, shares) as pool:
             keys = group_sizes.keys_of(pool, 30)
             named = pool.groups.chunks_to_save(keys)
             ranks, caches = _group_caches(pool)
@@ -123,7 +145,7 @@ def test_ranks_of_a_hybrid_model_load_what_another_size_stored(device: kvpool_na
             result = pool.groups.save(keys, caches, [IDS[: len(chunks)].reshape(-1) for chunks in named]).commit()
             assert result.stored + result.part == CHUNKS + len(group_sizes.WINDOWS)
     for shares in group_sizes.shares_of(4):
-        with group_sizes.connect(daemon, shares) as pool:
+        with group_sizes.connect(module_daemon, shares) as pool:
             keys = group_sizes.keys_of(pool, 30)
             ranks, caches = _group_caches(pool)
             with pool.acquire(pool.lookup(keys)) as lease:
@@ -134,7 +156,7 @@ def test_ranks_of_a_hybrid_model_load_what_another_size_stored(device: kvpool_na
                     for place, chunk in enumerate(leased):
                         right = expected_part(key_of(keys, group, chunk), rank.host.layout, rank.share)
                         assert np.array_equal(rank.chunk(IDS[place].tolist()), right)
-    assert daemon.problems() == []
+    assert module_daemon.problems() == []
 
 
 def _group_caches(pool: kv.Pool) -> tuple[list[DeviceRank], list[Cache]]:
@@ -149,12 +171,12 @@ def _group_caches(pool: kv.Pool) -> tuple[list[DeviceRank], list[Cache]]:
 
 @pytest.mark.parametrize("extent", [2, 3, 30])
 def test_a_flipped_bit_in_its_own_extents_alone_ends_a_ranks_load(
-    device: kvpool_native.Device, daemon: Daemon, extent: int
+    device: kvpool_native.Device, module_daemon: Daemon, extent: int
 ) -> None:
     assert device is not None
     share = shares_of(4)[1]
-    with daemon.connect(layout=LAYOUT) as writer, daemon.connect(layout=LAYOUT, share=share) as pool:
-        keys = pool.keys(tokens_of(20, CHUNKS * LAYOUT.chunk_tokens))
+    with module_daemon.connect(layout=LAYOUT) as writer, module_daemon.connect(layout=LAYOUT, share=share) as pool:
+        keys = pool.keys(tokens_of(20 + extent, CHUNKS * LAYOUT.chunk_tokens))
         store(writer, keys)
         lease = pool.acquire(pool.lookup(keys))
         assert lease.session is not None
@@ -164,12 +186,14 @@ def test_a_flipped_bit_in_its_own_extents_alone_ends_a_ranks_load(
         result = pool.load(lease, cache, IDS.reshape(-1)).wait()
         is_its_own = extent in share.extents(LAYOUT)
         assert (result.chunks, result.reason) == ((3, "checksum") if is_its_own else (CHUNKS, "complete"))
+        lease.release()
+    assert len(module_daemon.problems()) == (0 if is_its_own else 1), "what nobody has found is found by a deep check"
 
 
-def test_heads_that_lie_together_on_a_device_are_refused(device: kvpool_native.Device, daemon: Daemon) -> None:
+def test_heads_that_lie_together_on_a_device_are_refused(device: kvpool_native.Device, module_daemon: Daemon) -> None:
     assert device is not None
     share = shares_of(2)[0]
-    with daemon.connect(layout=LAYOUT, share=share) as pool:
+    with module_daemon.connect(layout=LAYOUT, share=share) as pool:
         rank = DeviceRank(LAYOUT, share, "kv_first")
         with pytest.raises(LayoutMismatch, match="expected each head group's bytes of a block in a row there"):
             pool.register(rank.arrays, block_tokens=BLOCK_TOKENS, form=rank.form)

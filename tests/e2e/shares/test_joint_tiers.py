@@ -24,7 +24,7 @@ def test_only_complete_chunks_go_to_the_disk_and_come_back_for_every_size(
     assert save_part(daemon, LAYOUT, right, 1).stored == CHUNKS
     assert save_part(daemon, LAYOUT, left, 2).part == CHUNKS
     with daemon.admin() as admin:
-        assert admin.demote_all(10.0)["left"] == 0
+        assert admin.demote_all(60.0)["left"] == 0
     daemon.kill()
     daemon.start()
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
@@ -42,7 +42,7 @@ def test_another_node_fetches_only_complete_chunks(tmp_path: Path) -> None:
     with two_daemons(tmp_path) as (owner, here):
         left, right = shares_of(2)
         assert save_part(owner, LAYOUT, left, 3).part == CHUNKS
-        with here.connect(layout=LAYOUT, timeout_s=10.0) as pool:
+        with here.connect(layout=LAYOUT, timeout_s=60.0) as pool:
             keys = pool.keys(tokens_of(3, CHUNKS * LAYOUT.chunk_tokens))
             assert save_part(owner, LAYOUT, right, 3).stored == CHUNKS
             wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the chunks are known")
@@ -76,7 +76,7 @@ def test_who_finds_a_chunk_incomplete_can_wait_for_its_parts(daemon: Daemon) -> 
         assert save.commit().reasons == {"pending": 1, "no-parent": CHUNKS - 1}
         other = threading.Thread(target=save_part, args=(daemon, LAYOUT, right, 5))
         other.start()
-        assert save.wait_pending(20.0)
+        assert save.wait_pending(60.0)
         other.join()
         assert store(whole, keys).present == CHUNKS
 

@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from tests.rigs.daemon import Daemon, in_both_write_modes
+from tests.e2e.shares.test_joint_saves import in_alternate_modes
+from tests.rigs.daemon import Daemon
+from tests.rigs.module_daemons import module_daemon, module_daemons
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 from tests.rigs.shares.rank_memory import FORMS, RankMemory, expected_part
+
+__all__ = ["module_daemon", "module_daemons"]  # fixtures
 
 LAYOUT = kv.Layout(layers=3, kv_heads=8, head_dim=16, dtype="float16", chunk_tokens=32, head_groups=8)
 CHUNKS, BLOCK_TOKENS = 5, 16
@@ -31,13 +35,13 @@ def _assert_has(memory: RankMemory, keys: kv.KeyChain, chunks: int = CHUNKS) -> 
         assert np.array_equal(memory.chunk(IDS[chunk].tolist()), expected), f"chunk {chunk}"
 
 
-@in_both_write_modes
-@pytest.mark.parametrize("written", FORMS)
-def test_every_size_loads_what_size_one_stored(daemon: Daemon, written: str) -> None:
+@in_alternate_modes(range(len(FORMS)))
+def test_every_size_loads_what_size_one_stored(module_daemon: Daemon, written: int) -> None:
+    """Each of the forms is read by one rank of each size, and each rank reads some of them."""
     whole = kv.Share.whole(LAYOUT)
-    with daemon.connect(layout=LAYOUT) as writer:
-        keys = writer.keys(tokens_of(1, CHUNKS * LAYOUT.chunk_tokens))
-        memory = RankMemory(LAYOUT, whole, blocks=BLOCKS, block_tokens=BLOCK_TOKENS, memory=written)
+    with module_daemon.connect(layout=LAYOUT) as writer:
+        keys = writer.keys(tokens_of(100 + written, CHUNKS * LAYOUT.chunk_tokens))
+        memory = RankMemory(LAYOUT, whole, blocks=BLOCKS, block_tokens=BLOCK_TOKENS, memory=FORMS[written])
         for chunk in range(CHUNKS):
             memory.fill(IDS[chunk].tolist(), expected_part(keys[chunk], LAYOUT, whole))
         cache = writer.register(memory.arrays, block_tokens=BLOCK_TOKENS, form=memory.form)
@@ -48,51 +52,53 @@ def test_every_size_loads_what_size_one_stored(daemon: Daemon, written: str) -> 
         loaded, into = load_all(writer, keys)
         assert_right_bytes(keys, LAYOUT, loaded, into)
         assert loaded.chunks == CHUNKS
-    for size, read in itertools.product((1, 2, 4, 8), FORMS):
-        for rank in range(size):
-            share = kv.Share.of_rank(LAYOUT, rank, size)
-            with daemon.connect(layout=LAYOUT, share=share) as reader:
-                mine = RankMemory(LAYOUT, share, blocks=BLOCKS, block_tokens=BLOCK_TOKENS, memory=read)
-                assert _loaded(reader, mine, keys) == kv.LoadResult(CHUNKS, CHUNKS * 32, "complete")
-                _assert_has(mine, keys)
-    assert daemon.problems() == []
+    for size, (number, read) in itertools.product((1, 2, 4, 8), enumerate(FORMS)):
+        share = kv.Share.of_rank(LAYOUT, (written * len(FORMS) + number) % size, size)
+        with module_daemon.connect(layout=LAYOUT, share=share) as reader:
+            mine = RankMemory(LAYOUT, share, blocks=BLOCKS, block_tokens=BLOCK_TOKENS, memory=read)
+            assert _loaded(reader, mine, keys) == kv.LoadResult(CHUNKS, CHUNKS * 32, "complete")
+            _assert_has(mine, keys)
+    assert module_daemon.problems() == []
 
 
-def test_ranks_with_the_same_heads_and_stages_load_their_own_part(daemon: Daemon) -> None:
+def test_ranks_with_the_same_heads_and_stages_load_their_own_part(module_daemon: Daemon) -> None:
     layout = replace(LAYOUT, kv_heads=4, head_groups=2)
-    with daemon.connect(layout=layout) as writer:
+    with module_daemon.connect(layout=layout) as writer:
         keys = writer.keys(tokens_of(2, CHUNKS * 32))
         assert store(writer, keys).stored == CHUNKS
     shares = [kv.Share.of_rank(layout, rank, 4) for rank in range(4)]
     assert [share.first_group for share in shares] == [0, 0, 1, 1]
     shares += [kv.Share(0, 1, 0, 2), kv.Share(1, 2, 0, 2), kv.Share(1, 2, 1, 1)]
     for share in shares:
-        with daemon.connect(layout=layout, share=share) as reader:
+        with module_daemon.connect(layout=layout, share=share) as reader:
             mine = RankMemory(layout, share, blocks=BLOCKS, block_tokens=BLOCK_TOKENS, memory="kv_first")
             assert _loaded(reader, mine, keys).reason == "complete"
             _assert_has(mine, keys)
 
 
-def test_a_stage_of_a_plain_layout_loads_its_layers(daemon: Daemon) -> None:
+def test_a_stage_of_a_plain_layout_loads_its_layers(module_daemon: Daemon) -> None:
     layout, share = replace(LAYOUT, head_groups=1), kv.Share(1, 2)
-    with daemon.connect(layout=layout) as writer, daemon.connect(layout=layout, share=share) as reader:
+    with module_daemon.connect(layout=layout) as writer, module_daemon.connect(layout=layout, share=share) as reader:
         keys = writer.keys(tokens_of(3, CHUNKS * 32))
         store(writer, keys)
         with reader.acquire(reader.lookup(keys)) as lease:
             part = layout.chunk_bytes * 2 // 3
             into = np.zeros((CHUNKS, part), np.uint8)
             assert reader.load(lease, into=into).wait().chunks == CHUNKS
-    assert np.array_equal(into, load_all(daemon.connect(layout=layout), keys)[1][:, -part:])
+    assert np.array_equal(into, load_all(module_daemon.connect(layout=layout), keys)[1][:, -part:])
 
 
-def test_a_bad_extent_ends_the_loads_of_its_ranks_alone(daemon: Daemon) -> None:
+def test_a_bad_extent_ends_the_loads_of_its_ranks_alone(module_daemon: Daemon) -> None:
     shares = [kv.Share.of_rank(LAYOUT, rank, 2) for rank in range(2)]
-    with daemon.connect(layout=LAYOUT) as writer:
+    with module_daemon.connect(layout=LAYOUT) as writer:
         keys = writer.keys(tokens_of(4, CHUNKS * 32))
         store(writer, keys)
         results = {}
         for share in reversed(shares):
-            with daemon.connect(layout=LAYOUT, share=share) as reader, reader.acquire(reader.lookup(keys)) as lease:
+            with (
+                module_daemon.connect(layout=LAYOUT, share=share) as reader,
+                reader.acquire(reader.lookup(keys)) as lease,
+            ):
                 if share == shares[1]:
                     session = lease.session
                     assert session is not None
@@ -106,30 +112,30 @@ def test_a_bad_extent_ends_the_loads_of_its_ranks_alone(daemon: Daemon) -> None:
     assert results[shares[0]].chunks == 3  # the daemon has dropped the chunk when the failure is returned
 
 
-def test_whole_layers_are_not_read_in_place_of_head_groups(daemon: Daemon) -> None:
+def test_whole_layers_are_not_read_in_place_of_head_groups(module_daemon: Daemon) -> None:
     plain = replace(LAYOUT, head_groups=1)
     for layout, share in ((LAYOUT, None), (plain, kv.Share(0, 2))):
         with (
-            daemon.connect(layout=layout, share=share) as pool,
+            module_daemon.connect(layout=layout, share=share) as pool,
             pool.acquire(pool.lookup(pool.keys([1]))) as lease,
             pytest.raises(kv.InvalidArgument, match="leased_memory has whole layers"),
         ):
             pool.leased_memory(lease)
 
 
-def test_a_share_is_checked(daemon: Daemon) -> None:
+def test_a_share_is_checked(module_daemon: Daemon) -> None:
     for wrong in (kv.Share(0, 4, 0, 8), kv.Share(-1, 1, 0, 8), kv.Share(0, 3, 7, 2), kv.Share(0, 0), kv.Share(0, True)):
         with pytest.raises(kv.InvalidArgument, match="share"):
-            daemon.connect(layout=LAYOUT, share=wrong)
+            module_daemon.connect(layout=LAYOUT, share=wrong)
     with pytest.raises(kv.InvalidArgument, match="share is int"):
-        daemon.connect(layout=LAYOUT, share=3)
+        module_daemon.connect(layout=LAYOUT, share=3)
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("is_head_major", [False, True])
-def test_torch_tensors_of_ranks_are_loaded(daemon: Daemon, is_head_major: bool) -> None:
+def test_torch_tensors_of_ranks_are_loaded(module_daemon: Daemon, is_head_major: bool) -> None:
     torch = pytest.importorskip("torch", reason="the torch extra is not installed")
-    with daemon.connect(layout=LAYOUT) as writer:
+    with module_daemon.connect(layout=LAYOUT) as writer:
         keys = writer.keys(tokens_of(6, CHUNKS * 32))
         store(writer, keys)
     for rank in range(4):
@@ -139,7 +145,7 @@ def test_torch_tensors_of_ranks_are_loaded(daemon: Daemon, is_head_major: bool) 
         seen = [tensor.permute(0, 1, 3, 2, 4) if is_head_major else tensor for tensor in owned]
         mine = RankMemory(LAYOUT, share, blocks=BLOCKS, block_tokens=BLOCK_TOKENS, memory="kv_first")
         mine.arrays = [tensor.view(torch.int16).numpy().view(np.uint16) for tensor in seen]
-        with daemon.connect(layout=LAYOUT, share=share) as reader:
+        with module_daemon.connect(layout=LAYOUT, share=share) as reader:
             cache = reader.register(seen, block_tokens=BLOCK_TOKENS, form="kv_first")
             with reader.acquire(reader.lookup(keys)) as lease:
                 assert reader.load(lease, cache, IDS.reshape(-1)).wait().chunks == CHUNKS

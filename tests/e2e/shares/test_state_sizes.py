@@ -1,16 +1,18 @@
 """Recurrent states whose ranks store parts of the same chunks: a state's bytes divided by head groups, of any length."""
 
-import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import pytest
 
 import kvpool_client as kv
 from kvpool.layouts.groups import GROUPS_MAX
-from tests.rigs.daemon import Daemon, in_both_write_modes, wait_until
+from tests.e2e.shares.test_joint_saves import ends_of, in_alternate_modes
+from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.groups.hybrid import CHUNK, assert_served, key_of, store
+from tests.rigs.module_daemons import module_daemon, module_daemons
 from tests.rigs.payload import Bytes, chunk_bytes_of, tokens_of
+
+__all__ = ["module_daemon", "module_daemons"]  # fixtures
 
 FULL, STATE = 0, 1
 PART = 1001  # bytes of a head group of a state: no whole words, and no multiple of a chunk's tokens
@@ -35,7 +37,7 @@ class RankStates:
     """A rank's memory: KV of a block a chunk, and states that begin at an odd byte of a padded block."""
 
     def __init__(self, daemon: Daemon, shares: Sequence[kv.Share], seed: int) -> None:
-        self.pool = kv.connect(daemon.socket, model="test-model", layout=LAYOUT, share=shares, timeout_s=10.0)
+        self.pool = kv.connect(daemon.socket, model="test-model", layout=LAYOUT, share=shares, timeout_s=60.0)
         self.keys = self.pool.keys(tokens_of(seed, CHUNKS * CHUNK + 1))
         self.share = shares[STATE]
         self.kv = np.zeros((CHUNKS, CHUNK, shares[FULL].groups, 16), np.uint8)
@@ -81,34 +83,34 @@ class RankStates:
         assert all((whole[:, :3] == 7).all() and (whole[:, -5:] == 7).all() for whole in self.blocks)
 
 
-@in_both_write_modes
-@pytest.mark.parametrize("written", SIZES)
-def test_every_size_loads_the_states_that_the_ranks_of_another_stored(daemon: Daemon, written: int) -> None:
-    writers = [RankStates(daemon, shares, 1) for shares in shares_of(written)]
+@in_alternate_modes(SIZES)
+def test_every_size_loads_the_states_that_the_ranks_of_another_stored(module_daemon: Daemon, written: int) -> None:
+    writers = [RankStates(module_daemon, shares, 100 + written) for shares in shares_of(written)]
     results = [writer.save() for writer in writers]
     assert [result.declined for result in results] == [0] * written
     assert sum(result.groups[STATE].stored for result in results) == len(BLOCK_OF)
-    for shares in itertools.chain.from_iterable(shares_of(size) for size in SIZES):
-        RankStates(daemon, shares, 1).assert_loads()
-    with kv.connect(daemon.socket, model="test-model", layout=LAYOUT) as whole:
-        assert_served(whole, whole.keys(tokens_of(1, CHUNKS * CHUNK + 1)), CHUNKS)
-    assert daemon.problems() == []
+    for size in SIZES:
+        for shares in ends_of(shares_of(size)):
+            RankStates(module_daemon, shares, 100 + written).assert_loads()
+    with kv.connect(module_daemon.socket, model="test-model", layout=LAYOUT) as whole:
+        assert_served(whole, whole.keys(tokens_of(100 + written, CHUNKS * CHUNK + 1)), CHUNKS)
+    assert module_daemon.problems() == []
 
 
-def test_as_many_groups_with_as_long_formats_as_there_may_be_are_served(daemon: Daemon) -> None:
+def test_as_many_groups_with_as_long_formats_as_there_may_be_are_served(module_daemon: Daemon) -> None:
     full = kv.Group(layers=1, kv_heads=1, head_dim=8, planes=1, dtype="uint8")
     states = [
         kv.Group(kind="state", layers=1, state_bytes=8, format=f"{number:02}" * 128) for number in range(GROUPS_MAX - 1)
     ]
     layout = kv.Layout(chunk_tokens=CHUNK, groups=(full, *states))
-    with kv.connect(daemon.socket, model="m" * 200, layout=layout) as pool:
+    with kv.connect(module_daemon.socket, model="m" * 200, layout=layout) as pool:
         keys = pool.keys(tokens_of(4, 2 * CHUNK + 1))
         store(pool, keys)
         assert_served(pool, keys, 2)
 
 
-def test_a_state_of_which_a_rank_lacks_its_part_is_a_miss(daemon: Daemon) -> None:
-    left, right = (RankStates(daemon, shares, 2) for shares in shares_of(2))
+def test_a_state_of_which_a_rank_lacks_its_part_is_a_miss(module_daemon: Daemon) -> None:
+    left, right = (RankStates(module_daemon, shares, 2) for shares in shares_of(2))
     assert left.save().groups[STATE].part == len(BLOCK_OF)
     assert right.pool.lookup(right.keys).chunks == 0
     assert right.save().groups[STATE].stored == len(BLOCK_OF)

@@ -20,7 +20,7 @@ def _load_each_rank(daemon: Daemon, keys: kv.KeyChain, level: Level) -> None:
     """Every rank of an engine of size 4 loads its part; the first one brings the chunks here."""
     for rank in range(4):
         share = kv.Share.of_rank(LAYOUT, rank, 4)
-        with daemon.connect(layout=LAYOUT, share=share, timeout_s=10.0) as pool:
+        with daemon.connect(layout=LAYOUT, share=share, timeout_s=60.0) as pool:
             wait_until(lambda: pool.lookup(keys).chunks == CHUNKS, "the chunks are known")
             hit = pool.lookup(keys)
             assert rank or set(hit.tiers.tolist()) == {level}
@@ -47,7 +47,7 @@ def test_shares_are_loaded_from_the_disk(start_daemon: Callable[..., Daemon], tm
     with daemon.connect(layout=LAYOUT) as pool, daemon.admin() as admin:
         keys = pool.keys(tokens_of(2, CHUNKS * LAYOUT.chunk_tokens))
         assert store(pool, keys).stored == CHUNKS
-        assert admin.demote_all(10.0)["left"] == 0
+        assert admin.demote_all(60.0)["left"] == 0
     daemon.kill()
     daemon.start()
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")

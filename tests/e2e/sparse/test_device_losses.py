@@ -19,8 +19,9 @@ from kvpool_client.sparse.device.tensors import Items
 from tests.e2e.sparse.test_device_sequences import CLOSE, append_to, attended, device, pool, prefetch_threads, queries
 from tests.e2e.sparse.test_sequences import EVERYTHING, LAYOUT, Text, end_connection_of, sequence_of
 from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.module_daemons import module_daemon, module_daemons
 
-__all__ = ["device", "pool"]  # fixtures
+__all__ = ["device", "module_daemon", "module_daemons", "pool"]  # fixtures
 
 END = 1300
 
@@ -48,12 +49,12 @@ def check_exact(sequence: DeviceSequence, text: Text) -> None:
         np.testing.assert_allclose(attended(sequence, layer, text.query), text.exact(layer, END), atol=CLOSE)
 
 
-def test_nothing_staged_is_served_after_a_loss(pool: kv.Pool, daemon: Daemon, device: torch.device) -> None:
+def test_nothing_staged_is_served_after_a_loss(pool: kv.Pool, module_daemon: Daemon, device: torch.device) -> None:
     text, before = Text(61, END), prefetch_threads()
     with on_device(pool, text, device) as there:
         check_exact(there, text)
         assert there.stats()["staged_blocks"] > 0
-        lose_chunks(daemon, pool)
+        lose_chunks(module_daemon, pool)
         with pytest.raises(SequenceLost, match="first 0 tokens"):
             there.attend(0, text.query)
         assert there.stats()["staged_blocks"] == 0
@@ -66,17 +67,17 @@ def test_nothing_staged_is_served_after_a_loss(pool: kv.Pool, daemon: Daemon, de
 
 @pytest.mark.parametrize("call", [1, 3])
 def test_blocks_of_chunks_that_are_lost_while_they_are_read_enter_no_slot(
-    pool: kv.Pool, daemon: Daemon, device: torch.device, monkeypatch: pytest.MonkeyPatch, call: int
+    pool: kv.Pool, module_daemon: Daemon, device: torch.device, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
     """The slots belong to another sequence before they are read, as if the copy had been slow."""
     text, calls = Text(62, END), []
-    with on_device(pool, text, device, staging_blocks=40) as there, daemon.connect(layout=LAYOUT) as other:
+    with on_device(pool, text, device, staging_blocks=40) as there, module_daemon.connect(layout=LAYOUT) as other:
         read = BlockReader.read
 
         def slowly(self: BlockReader, layer: int, blocks: Numbers, heads: Numbers, out: Items) -> None:
             calls.append(layer)
             if len(calls) == call:
-                lose_chunks(daemon, pool)
+                lose_chunks(module_daemon, pool)
                 with sequence_of(other, Text(63, END), EVERYTHING, END) as taker:
                     taker.settle()
                     read(self, layer, blocks, heads, out)
@@ -112,7 +113,7 @@ def test_a_lease_that_is_lost_while_blocks_are_read_is_mended(
 
 
 def test_a_prefetch_of_lost_chunks_stages_nothing(
-    pool: kv.Pool, daemon: Daemon, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    pool: kv.Pool, module_daemon: Daemon, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, is_armed = Text(65, END), []
     with on_device(pool, text, device, staging_blocks=200) as there:
@@ -125,7 +126,7 @@ def test_a_prefetch_of_lost_chunks_stages_nothing(
         def slowly(self: BlockReader, layer: int, query: np.ndarray) -> object:
             wanted = foreseen(self, layer, query)
             is_armed.append(layer)
-            lose_chunks(daemon, pool)
+            lose_chunks(module_daemon, pool)
             return wanted
 
         monkeypatch.setattr(BlockReader, "foreseen", slowly)
@@ -162,9 +163,9 @@ def test_chunks_that_come_back_to_other_slots_are_staged_anew(
             assert there.stats()["staging_copies"] > copies
 
 
-def test_a_killed_daemon_loses_nothing(pool: kv.Pool, daemon: Daemon, device: torch.device) -> None:
+def test_a_killed_daemon_loses_nothing(daemon: Daemon, device: torch.device) -> None:
     text = Text(68, END)
-    with on_device(pool, text, device, staging_blocks=20) as there:
+    with daemon.connect(layout=LAYOUT) as pool, on_device(pool, text, device, staging_blocks=20) as there:
         daemon.kill()
         check_exact(there, text)
         daemon.start()
@@ -234,11 +235,11 @@ def test_a_wait_for_a_prefetch_that_is_interrupted_forgets_no_job(monkeypatch: p
 
 
 def _wait_for(event: threading.Event) -> None:
-    assert event.wait(10)
+    assert event.wait(60)
 
 
 def test_a_device_without_room_for_a_fork_keeps_nothing_of_it(
-    pool: kv.Pool, device: torch.device, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+    pool: kv.Pool, device: torch.device, module_daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = Text(52, END)
     with on_device(pool, text, device) as sequence:
@@ -249,7 +250,7 @@ def test_a_device_without_room_for_a_fork_keeps_nothing_of_it(
             with pytest.raises(MemoryError):
                 sequence.fork()
         assert [page.references for page in pages] == before
-    wait_until(lambda: daemon.stats()["leases"] == 0, "its lease has ended")
+    wait_until(lambda: module_daemon.stats()["leases"] == 0, "its lease has ended")
 
 
 def _without_memory(*args: object, **kwargs: object) -> None:

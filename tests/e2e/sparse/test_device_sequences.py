@@ -20,8 +20,9 @@ from kvpool_client.sparse.results import Floats
 from tests.e2e.sparse.test_reports import measured, wait_for
 from tests.e2e.sparse.test_sequences import CONFIG, DENSE, EVERYTHING, HEADS, LAYOUT, NOTHING, Text, bits_of
 from tests.rigs.daemon import Daemon
+from tests.rigs.module_daemons import module_daemon, module_daemons
 
-__all__ = ["measured"]  # a fixture
+__all__ = ["measured", "module_daemon", "module_daemons"]  # fixtures
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # Against the host's kernels: both accumulate in float32, in other orders.
@@ -41,7 +42,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture
 def pool(device: torch.device, request: pytest.FixtureRequest) -> Iterator[kv.Pool]:
     """Started only where there is such a device."""
-    daemon: Daemon = request.getfixturevalue("daemon")
+    daemon: Daemon = request.getfixturevalue("module_daemon")
     with daemon.connect(layout=LAYOUT) as connected:
         yield connected
 
@@ -99,8 +100,19 @@ def prefetch_threads() -> int:
     return sum(thread.name.startswith(THREAD_NAME) for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize("config", [CONFIG, NOTHING, EVERYTHING, DENSE], ids=["some", "nothing", "everything", "dense"])
-@pytest.mark.parametrize("first", [30, 700])
+@pytest.mark.parametrize(
+    ("config", "first"),
+    [
+        pytest.param(CONFIG, 30, id="some-30"),
+        pytest.param(NOTHING, 700, id="nothing-700"),
+        pytest.param(EVERYTHING, 700, id="everything-700"),
+        pytest.param(DENSE, 30, id="dense-30"),
+        pytest.param(CONFIG, 700, id="some-700", marks=pytest.mark.slow),
+        pytest.param(NOTHING, 30, id="nothing-30", marks=pytest.mark.slow),
+        pytest.param(EVERYTHING, 30, id="everything-30", marks=pytest.mark.slow),
+        pytest.param(DENSE, 700, id="dense-700", marks=pytest.mark.slow),
+    ],
+)
 def test_a_device_attends_as_the_host_does(
     pool: kv.Pool, config: SparseConfig, first: int, device: torch.device
 ) -> None:
@@ -115,7 +127,9 @@ def test_a_device_attends_as_the_host_does(
                 np.testing.assert_allclose(attended(there, 1, text.query), text.exact(1, there.tokens), atol=2e-5)
 
 
-@pytest.mark.parametrize("staging_blocks", [2, 3, 9, 40])
+@pytest.mark.parametrize(
+    "staging_blocks", [2, 9, *(pytest.param(blocks, marks=pytest.mark.slow) for blocks in (3, 40))]
+)
 def test_a_step_that_wants_more_than_there_is_room_for_goes_in_pieces(
     pool: kv.Pool, device: torch.device, staging_blocks: int
 ) -> None:
@@ -236,13 +250,13 @@ def test_all_tokens_come_to_the_device_for_prompts(pool: kv.Pool, device: torch.
             assert np.array_equal(bits, expected[1].transpose(1, 0, 2))
 
 
-def test_a_sequence_is_taken_over_with_its_tokens(pool: kv.Pool, daemon: Daemon, device: torch.device) -> None:
+def test_a_sequence_is_taken_over_with_its_tokens(pool: kv.Pool, module_daemon: Daemon, device: torch.device) -> None:
     text, end = Text(40, 1400), 1300
     with SparseSequence(pool, CONFIG, tokens=text.ids[:end], threads=1) as first:
         text.append_to(first, end)
         first.settle()
         expected = [first.attend(layer, text.query) for layer in range(LAYOUT.layers)]
-    with daemon.connect(layout=LAYOUT) as other:
+    with module_daemon.connect(layout=LAYOUT) as other:
         host = SparseSequence(other, CONFIG, tokens=text.ids[:end], threads=1)
         with DeviceSequence(host, device=device, staging_blocks=PLENTY) as second:
             assert second.prefix_tokens >= 18 * 64

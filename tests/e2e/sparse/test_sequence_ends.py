@@ -21,9 +21,10 @@ from tests.e2e.sparse.test_sequences import (
     sequence_of,
 )
 from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.module_daemons import module_daemon, module_daemons
 from tests.rigs.payload import tokens_of
 
-__all__ = ["pool"]  # a fixture
+__all__ = ["module_daemon", "module_daemons", "pool"]  # fixtures
 
 
 def test_chunks_that_come_back_to_other_slots_are_read_there(start_daemon: Callable[..., Daemon]) -> None:
@@ -75,7 +76,7 @@ def test_a_lost_place_is_never_saved_from(start_daemon: Callable[..., Daemon]) -
                 np.testing.assert_allclose(again.attend(0, text.query), text.exact(0, 1700), atol=2e-5)
 
 
-def test_nothing_is_saved_before_it_is_full(pool: kv.Pool, daemon: Daemon) -> None:
+def test_nothing_is_saved_before_it_is_full(pool: kv.Pool, module_daemon: Daemon) -> None:
     config = SparseConfig(128, 64, 1.0, 64, dense_boundary=0, offload_boundary=0)
     text = Text(21, 400)
     with SparseSequence(pool, config, tokens=text.ids[:300], threads=1) as sequence:
@@ -84,7 +85,7 @@ def test_nothing_is_saved_before_it_is_full(pool: kv.Pool, daemon: Daemon) -> No
         sequence.settle()
         np.testing.assert_allclose(sequence.attend(0, text.query), text.exact(0, 300), atol=2e-5)
     with (
-        daemon.connect(layout=LAYOUT) as other,
+        module_daemon.connect(layout=LAYOUT) as other,
         SparseSequence(other, config, tokens=text.ids[:300], threads=1) as again,
     ):
         text.append_to(again, 300)
@@ -107,16 +108,17 @@ def test_a_fork_keeps_the_ids_of_tokens_that_are_still_to_come(pool: kv.Pool) ->
     child.close()
 
 
-def test_a_sequence_that_is_dropped_gives_its_lease_back(pool: kv.Pool, daemon: Daemon) -> None:
+def test_a_sequence_that_is_dropped_gives_its_lease_back(pool: kv.Pool, module_daemon: Daemon) -> None:
     text = Text(24, 1000)
+    wait_until(lambda: module_daemon.stats()["leases"] == 0, "those of other tests have ended")
     sequence = SparseSequence(pool, CONFIG, threads=1)
     text.append_to(sequence, 1000)
     assert sequence.settle() > 0
     child = sequence.fork()
     del sequence
-    assert daemon.stats()["leases"] == 1
+    assert module_daemon.stats()["leases"] == 1
     del child
-    wait_until(lambda: daemon.stats()["leases"] == 0, "the last one has given it back")
+    wait_until(lambda: module_daemon.stats()["leases"] == 0, "the last one has given it back")
 
 
 def test_a_forked_process_has_no_sequences(pool: kv.Pool) -> None:

@@ -14,10 +14,13 @@ import kvpool_client as kv
 from kvpool_client.sparse import SequenceLost, SparseConfig, SparseSequence
 from kvpool_client.sparse.results import Floats
 from tests.rigs.daemon import Daemon, in_both_write_modes, wait_until
+from tests.rigs.module_daemons import module_daemon, module_daemons
 from tests.rigs.payload import tokens_of
 
 if TYPE_CHECKING:
     from kvpool_client.sparse.device import DeviceSequence  # imports torch
+
+__all__ = ["module_daemon", "module_daemons"]  # fixtures
 
 LAYOUT = kv.Layout(layers=2, kv_heads=2, head_dim=32, dtype="bfloat16", chunk_tokens=64, summaries="clusters7")
 CONFIG = SparseConfig(
@@ -79,8 +82,9 @@ def bits_equal(one: Floats, other: Floats) -> bool:
 
 
 @pytest.fixture
-def pool(daemon: Daemon) -> Iterator[kv.Pool]:
-    with daemon.connect(layout=LAYOUT) as connected:
+def pool(module_daemon: Daemon) -> Iterator[kv.Pool]:
+    """On the module's daemon: the texts of its tests differ."""
+    with module_daemon.connect(layout=LAYOUT) as connected:
         yield connected
 
 
@@ -108,8 +112,11 @@ def test_below_the_dense_boundary_attention_is_full(pool: kv.Pool) -> None:
             assert found.blocks.tolist() == [[0], [0]]
 
 
-@in_both_write_modes
-@pytest.mark.parametrize("end", [300, 511, 900, 1501])
+@pytest.mark.parametrize(
+    ("end", "write_mode"),
+    [(300, "in-place"), (511, "in-place"), (900, "in-place"), (1501, "copy")],
+    indirect=["write_mode"],
+)
 def test_a_budget_of_everything_has_the_bits_of_full_attention(pool: kv.Pool, end: int) -> None:
     text = Text(2, end)
     with sequence_of(pool, text, EVERYTHING, end) as sparse, sequence_of(pool, text, DENSE, end) as dense:
@@ -146,14 +153,14 @@ def test_own_memory_is_bounded_whatever_the_length(pool: kv.Pool) -> None:
 
 
 @in_both_write_modes
-def test_another_sequence_with_the_prefix_builds_no_summary(pool: kv.Pool, daemon: Daemon) -> None:
+def test_another_sequence_with_the_prefix_builds_no_summary(pool: kv.Pool, module_daemon: Daemon) -> None:
     text = Text(5, 1400)
     with sequence_of(pool, text, CONFIG, 1300, is_shared=True) as first:
         assert first.settle() == due_chunks(1300)
         expected = [first.attend(layer, text.query) for layer in range(LAYOUT.layers)]
         end = first.tokens
     with (
-        daemon.connect(layout=LAYOUT) as other,
+        module_daemon.connect(layout=LAYOUT) as other,
         SparseSequence(other, CONFIG, tokens=text.ids[:end], threads=2) as second,
     ):
         assert second.prefix_tokens >= 18 * 64
@@ -227,19 +234,19 @@ def test_forks_go_their_own_ways(pool: kv.Pool) -> None:
     grandchild.close()
 
 
-def test_a_closed_sequence_raises_and_closes_again(pool: kv.Pool, daemon: Daemon) -> None:
+def test_a_closed_sequence_raises_and_closes_again(pool: kv.Pool, module_daemon: Daemon) -> None:
     text = Text(11, 900)
     with sequence_of(pool, text, CONFIG, 900) as sequence:
         pass
     sequence.close()
     with pytest.raises(kv.KVPoolError, match="closed"):
         sequence.attend(0, text.query)
-    wait_until(lambda: daemon.stats()["leases"] == 0, "its lease has ended")
+    wait_until(lambda: module_daemon.stats()["leases"] == 0, "its lease has ended")
 
 
-def test_a_killed_daemon_loses_nothing_of_a_sequence(pool: kv.Pool, daemon: Daemon) -> None:
+def test_a_killed_daemon_loses_nothing_of_a_sequence(daemon: Daemon) -> None:
     text = Text(12, 2000)
-    with sequence_of(pool, text, EVERYTHING, 1300) as sequence:
+    with daemon.connect(layout=LAYOUT) as pool, sequence_of(pool, text, EVERYTHING, 1300) as sequence:
         daemon.kill()
         text.append_to(sequence, 1400)
         np.testing.assert_allclose(sequence.attend(0, text.query), text.exact(0, 1400), atol=2e-5)
@@ -253,13 +260,15 @@ def test_a_killed_daemon_loses_nothing_of_a_sequence(pool: kv.Pool, daemon: Daem
         np.testing.assert_allclose(sequence.attend(0, text.query), text.exact(0, 2000), atol=2e-5)
 
 
-def test_chunks_that_are_gone_are_an_error_and_never_wrong(pool: kv.Pool, daemon: Daemon) -> None:
+def test_chunks_that_are_gone_are_an_error_and_never_wrong(pool: kv.Pool, module_daemon: Daemon) -> None:
     text = Text(13, 1300)
-    with sequence_of(pool, text, EVERYTHING, 1300) as sequence, daemon.admin() as admin:
+    with sequence_of(pool, text, EVERYTHING, 1300) as sequence, module_daemon.admin() as admin:
         assert sequence.stats()["chunks_in_arena"] > 0
         sequence.attend(0, text.query)
         end_connection_of(pool)
-        wait_until(lambda: pool.connected and daemon.stats()["leases"] == 0, "its lease has ended with the connection")
+        wait_until(
+            lambda: pool.connected and module_daemon.stats()["leases"] == 0, "its lease has ended with the connection"
+        )
         admin.flush(None, None)
         with pytest.raises(SequenceLost, match="first 0 tokens"):
             sequence.attend(0, text.query)
@@ -267,7 +276,7 @@ def test_chunks_that_are_gone_are_an_error_and_never_wrong(pool: kv.Pool, daemon
             sequence.attend(0, text.query)
 
 
-def test_a_lost_connection_alone_is_mended(pool: kv.Pool, daemon: Daemon) -> None:
+def test_a_lost_connection_alone_is_mended(pool: kv.Pool) -> None:
     text = Text(14, 1300)
     with sequence_of(pool, text, EVERYTHING, 1300) as sequence:
         end_connection_of(pool)
@@ -275,7 +284,7 @@ def test_a_lost_connection_alone_is_mended(pool: kv.Pool, daemon: Daemon) -> Non
         np.testing.assert_allclose(sequence.attend(1, text.query), text.exact(1, 1300), atol=2e-5)
 
 
-def test_damaged_summaries_are_built_again(pool: kv.Pool, daemon: Daemon) -> None:
+def test_damaged_summaries_are_built_again(pool: kv.Pool, module_daemon: Daemon) -> None:
     text = Text(15, 1400)
     with sequence_of(pool, text, CONFIG, 1300, is_shared=True) as first:
         assert first.settle() == due_chunks(1300)
@@ -290,6 +299,7 @@ def test_damaged_summaries_are_built_again(pool: kv.Pool, daemon: Daemon) -> Non
         assert second.stats()["summaries_built"] == LAYOUT.layers
         text.append_to(second, end)
         assert bits_equal(second.attend(0, text.query), expected)
+    assert len(module_daemon.problems()) == 1, "a deep check finds and drops it"
 
 
 def test_without_a_daemon_everything_stays_and_is_right(start_daemon: Callable[..., Daemon]) -> None:

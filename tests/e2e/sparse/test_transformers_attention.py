@@ -2,7 +2,9 @@
 everything."""
 
 import contextlib
+import copy
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -14,6 +16,9 @@ from kvpool_client.sparse import SparseConfig, SparseSequence
 from kvpool_client.sparse.device import DeviceSequence
 from kvpool_client.sparse.transformers_attention import ATTENTION, SparseCache, layout_of, register
 from tests.rigs.daemon import Daemon
+from tests.rigs.module_daemons import module_daemon, module_daemons
+
+__all__ = ["module_daemon", "module_daemons"]  # fixtures
 
 SIZES: dict[str, Any] = {
     "vocab_size": 199,
@@ -32,6 +37,7 @@ EVERYTHING = SparseConfig(
 NEW_TOKENS = 6
 
 
+@cache
 def model_of(kind: str) -> PreTrainedModel:
     torch.manual_seed(7)
     model: PreTrainedModel = (
@@ -74,19 +80,31 @@ def attending(model: PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-@pytest.fixture(params=["qwen2", "llama"])
+@pytest.fixture(params=["qwen2", pytest.param("llama", marks=pytest.mark.slow)])
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    """One model for all tests: none changes it for longer than it attends."""
     return model_of(request.param)
 
 
 @pytest.fixture
-def pool(daemon: Daemon, model: PreTrainedModel) -> Iterator[kv.Pool]:
+def pool(module_daemon: Daemon, model: PreTrainedModel) -> Iterator[kv.Pool]:
     layout = layout_of(model.config, chunk_tokens=64, dtype="float32")
-    with daemon.connect(layout=layout) as connected:
+    with module_daemon.connect(layout=layout, model=model.config.model_type) as connected:
         yield connected
 
 
-@pytest.mark.parametrize("tokens", [100, 700])
+in_each_model = pytest.mark.parametrize(
+    ("model", "tokens"),
+    [
+        ("qwen2", 700),
+        ("llama", 100),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("qwen2", 100), ("llama", 700))),
+    ],
+    indirect=["model"],
+)
+
+
+@in_each_model
 def test_greedy_tokens_are_those_of_full_attention(model: PreTrainedModel, pool: kv.Pool, tokens: int) -> None:
     ids = prompt_of(tokens, tokens)
     expected = generated(model, ids, None)
@@ -95,7 +113,7 @@ def test_greedy_tokens_are_those_of_full_attention(model: PreTrainedModel, pool:
         assert cache.rows[0].tokens == tokens + NEW_TOKENS - 1
 
 
-@pytest.mark.parametrize("tokens", [100, 700])
+@in_each_model
 def test_rows_that_are_staged_give_the_same_tokens(model: PreTrainedModel, pool: kv.Pool, tokens: int) -> None:
     ids = prompt_of(tokens + 1, tokens)
     expected = generated(model, ids, None)
@@ -112,6 +130,7 @@ def test_a_model_on_a_gpu_attends_there(model: PreTrainedModel, pool: kv.Pool) -
         pytest.skip("torch sees no CUDA device here")
     ids = prompt_of(700, 700)
     expected = generated(model, ids, None)
+    model = copy.deepcopy(model)
     torch.nn.Module.to(model, "cuda")
     with attending(model), SparseCache(pool, EVERYTHING) as cache:
         assert generated(model, ids.to("cuda"), cache) == expected

@@ -18,7 +18,7 @@ def test_several_corrupt_reads_in_a_minute_make_the_tier_readonly_and_unhealthy(
         keys = [pool.keys(tokens_of(number, 32)) for number in range(1, CHUNKS + 3)]
         for prompt in keys:
             assert store(pool, prompt).stored == 1
-        assert admin.demote_all(10.0)["left"] == 0
+        assert admin.demote_all(60.0)["left"] == 0
         admin.flush(None, None, "dram")
         for segment in (tmp_path / "ssd").glob("segment-*.kvs"):
             content = bytearray(segment.read_bytes())

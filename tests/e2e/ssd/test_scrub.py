@@ -2,15 +2,16 @@
 
 import json
 import os
-import subprocess
-import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
 import kvpool_client as kv
 import kvpool_native
+from kvpool.cli.kvpoolctl import cli
 from kvpool.protocol import verify_walk
 from kvpool.protocol.records import messages as m
 from kvpool.types import Level
@@ -21,6 +22,15 @@ CHAIN = 6
 MAGIC = b"KVPSLOT1"
 KEY_AT, LAYERS_AT = 32, 152
 PAGE = 4096
+# Bytes of a slot, counted from its header, and what a check says where one of them has changed.
+FAULTS = {
+    PAGE + SMALL.chunk_bytes - 1: "bad checksum",
+    PAGE: "bad checksum",
+    LAYERS_AT: "bad header",
+    0: "bad magic",
+}
+# At least so many rounds of loads and saves beside checks.
+ROUNDS = 8
 
 
 def start_tiered(start_daemon: Callable[..., Daemon], tmp_path: Path, **options: str) -> Daemon:
@@ -43,7 +53,7 @@ def fill(daemon: Daemon, pool: kv.Pool, chains: int) -> list[kv.KeyChain]:
     for keys in stored:
         assert store(pool, keys).stored == CHAIN
     with daemon.admin() as admin:
-        assert admin.demote_all(10.0)["left"] == 0
+        assert admin.demote_all(60.0)["left"] == 0
     return stored
 
 
@@ -62,44 +72,32 @@ def flip_on_disk(directory: Path, key: bytes, at: int) -> None:
     pytest.fail(f"no slot has key {key.hex()}")
 
 
-def run(daemon: Daemon, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "--socket", daemon.socket, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def run(daemon: Daemon, *arguments: str) -> Result:
+    """The operator's command, in this process."""
+    return CliRunner().invoke(cli, ["--socket", daemon.socket, *arguments])
 
 
-@pytest.mark.parametrize(
-    ("at", "fault"),
-    [
-        (PAGE + SMALL.chunk_bytes - 1, "bad checksum"),
-        (PAGE, "bad checksum"),
-        (LAYERS_AT, "bad header"),
-        (0, "bad magic"),
-    ],
-)
-def test_a_byte_changed_on_disk_is_found_named_and_dropped_once(
-    tiered: Daemon, tmp_path: Path, at: int, fault: str
-) -> None:
+def test_bytes_changed_on_disk_are_found_named_and_dropped_once(tiered: Daemon, tmp_path: Path) -> None:
     with tiered.connect() as pool:
-        stored = fill(tiered, pool, 4)
-        last = stored[2][CHAIN - 1]
-        flip_on_disk(tmp_path / "ssd", last, at)
+        stored = fill(tiered, pool, len(FAULTS) + 1)
+        for keys, at in zip(stored, FAULTS, strict=False):
+            flip_on_disk(tmp_path / "ssd", keys[CHAIN - 1], at)
         bad = run(tiered, "check", "--deep")
-        assert bad.returncode == 1
-        chunks = 4 * CHAIN
-        assert bad.stdout == (
-            f"ssd: chunk {last.hex()[:16]}: {fault}, dropped\n"
-            f"1 problems, {2 * chunks} chunks, {2 * chunks} verified by their bytes\n"
+        assert bad.exit_code == 1
+        chunks, faults = len(stored) * CHAIN, len(FAULTS)
+        *named, total = bad.stdout.splitlines()
+        assert sorted(named) == sorted(
+            f"ssd: chunk {keys[CHAIN - 1].hex()[:16]}: {fault}, dropped"
+            for keys, fault in zip(stored, FAULTS.values(), strict=False)
         )
+        assert total == f"{faults} problems, {2 * chunks} chunks, {2 * chunks} verified by their bytes"
         assert bad.stderr == ""
-        clean = run(tiered, "check", "--deep")
-        assert (clean.returncode, clean.stdout) == (
-            0,
-            f"0 problems, {2 * chunks - 1} chunks, {2 * chunks - 1} verified by their bytes\n",
-        )
+        clean, left = run(tiered, "check", "--deep"), 2 * chunks - faults
+        assert (clean.exit_code, clean.stdout) == (0, f"0 problems, {left} chunks, {left} verified by their bytes\n")
         stats = tiered.stats()
-        assert (stats["ssd.corrupt_chunks"], stats["checksum_failures"], stats["ssd.chunks"]) == (1, 0, chunks - 1)
-        assert stats["verified_chunks"] == 4 * chunks - 1
-        assert [pool.lookup(keys).tiers.tolist() for keys in stored] == [[Level.DRAM] * CHAIN] * 4
+        assert (stats["ssd.corrupt_chunks"], stats["checksum_failures"]) == (faults, 0)
+        assert (stats["ssd.chunks"], stats["verified_chunks"]) == (chunks - faults, 2 * chunks + left)
+        assert [pool.lookup(keys).tiers.tolist() for keys in stored] == [[Level.DRAM] * CHAIN] * len(stored)
 
 
 def test_what_follows_a_bad_chunk_goes_with_it(tiered: Daemon, tmp_path: Path) -> None:
@@ -137,7 +135,7 @@ def test_a_chunk_with_a_flipped_bit_in_dram_is_dropped_there_and_still_found_on_
             assert lease.session is not None
             lease.session.arena.view()[int(lease.offsets[CHAIN - 1]) + 5] ^= 1
         found = run(tiered, "check", "--deep")
-        assert found.returncode == 1
+        assert found.exit_code == 1
         assert found.stdout.startswith(f"dram: chunk {keys[CHAIN - 1].hex()[:16]}: bad checksum, dropped\n")
         assert pool.lookup(keys).tiers.tolist() == [Level.DRAM] * (CHAIN - 1) + [Level.SSD]
         assert tiered.stats()["checksum_failures"] == 1
@@ -153,7 +151,7 @@ def test_a_sample_reads_as_many_chunks_as_asked_and_finds_bad_ones(tiered: Daemo
         stored = fill(tiered, pool, 5)
         total = 2 * 5 * CHAIN
         good = run(tiered, "verify", "--sample", "7")
-        assert good.returncode == 0, good.stderr
+        assert good.exit_code == 0, good.stderr
         assert good.stdout.startswith(f"0 problems, 7 of {total} chunks verified by their bytes, ")
         seed = good.stdout.rsplit("seed ", 1)[1].strip()
         assert json.loads(run(tiered, "--json", "verify", "--sample", "7", "--seed", seed).stdout)["seed"] == int(seed)
@@ -164,38 +162,36 @@ def test_a_sample_reads_as_many_chunks_as_asked_and_finds_bad_ones(tiered: Daemo
         assert everything["verified"] == everything["chunks"] == total // 2
         assert [entry["key"] for entry in everything["corrupt"]] == [stored[3][CHAIN - 1].hex()]
         again = run(tiered, "verify", "--sample", "1000")
-        assert (again.returncode, again.stdout.split(" chunks")[0]) == (0, f"0 problems, {total - 1} of {total - 1}")
+        assert (again.exit_code, again.stdout.split(" chunks")[0]) == (0, f"0 problems, {total - 1} of {total - 1}")
+        flip_on_disk(tmp_path / "ssd", stored[2][CHAIN - 1], PAGE + 9)
+        found = run(tiered, "verify", "--sample", str(total))
+        assert found.exit_code == 1
+        assert f"ssd: chunk {stored[2][CHAIN - 1].hex()[:16]}: bad checksum, dropped\n1 problems, " in found.stdout
 
 
-def test_a_sample_with_a_bad_chunk_exits_with_1(tiered: Daemon, tmp_path: Path) -> None:
-    with tiered.connect() as pool:
-        (keys,) = fill(tiered, pool, 1)
-        flip_on_disk(tmp_path / "ssd", keys[CHAIN - 1], PAGE + 9)
-        found = run(tiered, "verify", "--sample", str(2 * CHAIN))
-        assert found.returncode == 1
-        assert f"ssd: chunk {keys[CHAIN - 1].hex()[:16]}: bad checksum, dropped\n1 problems, " in found.stdout
-
-
-def test_a_missing_tier_cannot_be_sampled(daemon: Daemon) -> None:
-    refused = run(daemon, "verify", "--sample", "5", "--tier", "ssd")
-    assert refused.returncode == 2
+def test_a_missing_tier_cannot_be_sampled(shared_daemon: Daemon) -> None:
+    refused = run(shared_daemon, "verify", "--sample", "5", "--tier", "ssd")
+    assert refused.exit_code == 2
     assert "there is no tier ssd, only dram" in refused.stderr
-    assert run(daemon, "verify").returncode == 2
+    assert run(shared_daemon, "verify").exit_code == 2
 
 
 def test_a_check_does_not_change_the_order_of_eviction(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
-    tiered = start_tiered(start_daemon, tmp_path, dram__policy="lru")
+    chains = 8
+    capacity = (chains + 2) * CHAIN * SMALL.chunk_bytes
+    tiered = start_tiered(start_daemon, tmp_path, dram__policy="lru", dram__capacity=f"{capacity}B")
     with tiered.connect() as pool:
-        stored = fill(tiered, pool, 8)
+        stored = fill(tiered, pool, chains)
         for keys in (stored[5], stored[1]):
             load_all(pool, keys)
         assert tiered.problems() == []
         assert tiered.stats()["pins"] == 0
-        for number in range(400):
+        for number in range(2 * chains):
             assert store(pool, pool.keys(tokens_of(9000 + number, CHAIN * SMALL.chunk_tokens))).declined == 0
             tiers = [pool.lookup(keys).tiers.tolist() for keys in stored]
             if Level.SSD in tiers[7]:
                 break
+        assert Level.SSD in tiers[7]
         assert Level.SSD in tiers[0], "the oldest has gone"
         assert tiers[5] == [Level.DRAM] * CHAIN, "used last but one"
         assert tiers[1] == [Level.DRAM] * CHAIN, "used last"
@@ -204,44 +200,46 @@ def test_a_check_does_not_change_the_order_of_eviction(start_daemon: Callable[..
 def test_loads_and_saves_go_on_during_checks(tiered: Daemon) -> None:
     with tiered.connect() as pool:
         stored = fill(tiered, pool, 6)
-        checking = [
-            subprocess.Popen(
-                [sys.executable, "-m", "kvpool.cli.kvpoolctl", "--socket", tiered.socket, "check", "--deep"],
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for _ in range(2)
-        ]
-        rounds = 0
-        while any(process.poll() is None for process in checking) or rounds < 20:
-            with tiered.admin() as admin:
-                admin.flush(None, None, "dram")
-            for keys in stored:
-                result, into = load_all(pool, keys)
-                assert (result.chunks, result.reason) == (CHAIN, "complete")
-                assert_right_bytes(keys, SMALL, result, into)
-            fresh = pool.keys(tokens_of(5000 + rounds, CHAIN * SMALL.chunk_tokens))
-            assert store(pool, fresh).stored == CHAIN
-            rounds += 1
-        for process in checking:
-            out, _ = process.communicate(timeout=30)
-            assert process.returncode == 0, out
-            assert out.startswith("0 problems, ")
+        checked: list[list[str]] = []
+        ended = threading.Event()
+
+        def check() -> None:
+            while not ended.is_set():
+                checked.append(tiered.problems())
+
+        checking = threading.Thread(target=check)
+        checking.start()
+        try:
+            rounds = 0
+            while rounds < ROUNDS or not checked:
+                with tiered.admin() as admin:
+                    admin.flush(None, None, "dram")
+                for keys in stored:
+                    result, into = load_all(pool, keys)
+                    assert (result.chunks, result.reason) == (CHAIN, "complete")
+                    assert_right_bytes(keys, SMALL, result, into)
+                fresh = pool.keys(tokens_of(5000 + rounds, CHAIN * SMALL.chunk_tokens))
+                assert store(pool, fresh).stored == CHAIN
+                rounds += 1
+        finally:
+            ended.set()
+            checking.join()
+        assert checked == [[]] * len(checked)
     wait_until(lambda: tiered.stats()["demotions_under_way"] == 0, "what was demoted has been written")
     assert tiered.problems() == []
 
 
-@pytest.mark.parametrize("level", [Level.DRAM, Level.SSD])
-def test_a_connection_that_ends_during_a_check_leaves_no_holds(tiered: Daemon, level: Level) -> None:
+def test_connections_that_end_during_a_check_leave_no_holds(tiered: Daemon) -> None:
     with tiered.connect() as pool:
         fill(tiered, pool, 6)
-        column = verify_walk.pack([int(level) << 32 | number for number in range(6 * CHAIN)])
-        for _ in range(20):
-            with tiered.admin() as admin:
-                assert admin.notify(m.encode(m.VerifyBytes(column, 16), 0))
-        wait_until(lambda: tiered.stats()["pins"] == 0, "DRAM chunks are free again")
-        wait_until(lambda: tiered.stats()["ssd.checks_under_way"] == 0, "SSD chunks are free again")
-        wait_until(lambda: tiered.stats()["connections"] == 2, "the connections have ended")
+        for level in (Level.DRAM, Level.SSD):
+            column = verify_walk.pack([int(level) << 32 | number for number in range(6 * CHAIN)])
+            for _ in range(10):
+                with tiered.admin() as admin:
+                    assert admin.notify(m.encode(m.VerifyBytes(column, 16), 0))
+            wait_until(lambda: tiered.stats()["pins"] == 0, "DRAM chunks are free again")
+            wait_until(lambda: tiered.stats()["ssd.checks_under_way"] == 0, "SSD chunks are free again")
+            wait_until(lambda: tiered.stats()["connections"] == 2, "the connections have ended")
         with tiered.admin() as admin:
             assert admin.check()["problems"] == []
             dropped = admin.flush(None, None)

@@ -10,13 +10,13 @@ import pytest
 
 import kvpool_client as kv
 import kvpool_native
-from tests.e2e.ssd.test_ssd_tier import CHAIN, DRAM_CHUNKS, chains, fill, load_right
-from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.e2e.ssd.conftest import STORED
+from tests.e2e.ssd.test_ssd_tier import CHAIN, chains, load_right
+from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 from tests.rigs.shares.rank_memory import RankMemory, expected_part
 
 PAGE = kvpool_native.SSD_HEADER_BYTES
-STORED = 6
 # 600 extents: a header of two pages.
 MANY = kv.Layout(layers=75, kv_heads=8, head_dim=2, dtype="float16", chunk_tokens=16, head_groups=8)
 CHUNKS = 3
@@ -44,27 +44,17 @@ def _rewrite_headers(ssd: Path, changed: Callable[[bytes], bytes]) -> int:
 
 
 @pytest.mark.parametrize("loses_catalogue", [False, True])
-def test_slots_of_the_first_version_are_served(
-    start_daemon: Callable[..., Daemon], tmp_path: Path, loses_catalogue: bool
-) -> None:
-    ssd = tmp_path / "ssd"
-    daemon = start_daemon(
-        dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B", ssd__path=str(ssd), ssd__capacity="64MiB"
-    )
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
-    with daemon.connect() as pool:
-        fill(pool, STORED)
-    assert daemon.stop() == 0
+def test_slots_of_the_first_version_are_served(stopped: Daemon, ssd: Path, loses_catalogue: bool) -> None:
     assert _rewrite_headers(ssd, _first_version_of) >= STORED * CHAIN
     if loses_catalogue:
         shutil.rmtree(ssd / "catalogue")
-    daemon.start()
-    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
-    with daemon.connect() as pool:
+    stopped.start()
+    wait_until(lambda: stopped.stats()["ssd.state"] == "ok", "the tier is open")
+    with stopped.connect(timeout_s=20.0) as pool:
         assert sum(load_right(pool, keys).chunks for keys in chains(pool, STORED)) == STORED * CHAIN
-    stats = daemon.stats()
+    stats = stopped.stats()
     assert (stats["ssd.set_aside_chunks"], stats["ssd.corrupt_chunks"]) == (0, 0)
-    assert daemon.problems() == []
+    assert stopped.problems() == []
 
 
 def _served(daemon: Daemon) -> None:
@@ -95,7 +85,7 @@ def test_chunks_with_more_extents_than_a_page_describes_survive_restarts(
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
     with daemon.connect(layout=MANY) as pool, daemon.admin() as admin:
         assert store(pool, pool.keys(tokens_of(1, CHUNKS * MANY.chunk_tokens))).stored == CHUNKS
-        assert admin.demote_all(10.0)["left"] == 0
+        assert admin.demote_all(60.0)["left"] == 0
     daemon.kill()
     daemon.start()
     _served(daemon)
@@ -127,7 +117,7 @@ def test_slots_that_fit_no_layout_now_are_set_aside_with_one_message(
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
     with daemon.connect(layout=MANY) as pool, daemon.admin() as admin:
         assert store(pool, pool.keys(tokens_of(1, CHUNKS * MANY.chunk_tokens))).stored == CHUNKS
-        assert admin.demote_all(10.0)["left"] == 0
+        assert admin.demote_all(60.0)["left"] == 0
     assert daemon.stop() == 0
     _move_rows(ssd)
     daemon.start()

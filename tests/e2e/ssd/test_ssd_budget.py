@@ -91,7 +91,7 @@ def test_a_budget_in_drive_writes_is_that_of_the_tier(start_daemon: Start, tmp_p
 
 
 def test_a_tier_smaller_than_dram_is_written_once_and_reported_to_be_small(start_daemon: Start, tmp_path: Path) -> None:
-    chains = 110  # of 48 KiB: more than the disk has slots for, fewer than a search for an unwritten chunk examines
+    chains = 28  # of 192 KiB: more than the disk has slots for, fewer than a search for an unwritten chunk examines
     daemon = start_daemon(
         dram__capacity="64MiB", ssd__path=str(tmp_path / "ssd"), ssd__capacity="16MiB", ssd__watermark="0"
     )
@@ -100,7 +100,7 @@ def test_a_tier_smaller_than_dram_is_written_once_and_reported_to_be_small(start
     assert named in daemon.log()
     with daemon.admin() as admin:
         assert named in admin.info()["ssd_warning"]
-    layout = kv.Layout(layers=3, kv_heads=2, head_dim=64, dtype="float16", chunk_tokens=SMALL.chunk_tokens)
+    layout = kv.Layout(layers=3, kv_heads=2, head_dim=256, dtype="float16", chunk_tokens=SMALL.chunk_tokens)
     with daemon.connect(layout) as pool:
         for number in range(chains):
             assert store(pool, keys_of(pool, number)).stored == CHAIN

@@ -11,8 +11,11 @@ from tests.rigs.daemon import Daemon, wait_connected, wait_until
 from tests.rigs.large_catalogue import CHAIN, SEGMENT_BYTES, SLOT_BYTES, TINY, add_records
 from tests.rigs.payload import payload_of, store, tokens_of
 
-RECORDS = 24_000
+RECORDS = 16_000
 CHAINS = 6
+# Before each batch, longer and longer until this process comes while batches are left.
+DELAYS = ("100ms", "800ms", "5s")
+ALL_RESTORED_S = 120.0
 KEPT = (kv.TokenRange(0, None, 80),)
 
 
@@ -20,8 +23,8 @@ def _keys(pool: kv.Pool, seed: int) -> kv.KeyChain:
     return pool.keys(tokens_of(seed, CHAIN * TINY.chunk_tokens))
 
 
-def _tiered(start_daemon: Callable[..., Daemon], ssd: Path) -> Daemon:
-    """A daemon that restores RECORDS chunks slowly, after CHAINS chains of an engine's."""
+def _restoring(start_daemon: Callable[..., Daemon], ssd: Path) -> Daemon:
+    """A daemon that has restored some of RECORDS chunks and CHAINS chains of an engine's, slowly, and not yet all."""
     capacity = (RECORDS + 40_000) * SLOT_BYTES + 4 * 640 * RECORDS + 8 * SEGMENT_BYTES
     daemon = start_daemon(
         ssd__path=str(ssd),
@@ -33,12 +36,17 @@ def _tiered(start_daemon: Callable[..., Daemon], ssd: Path) -> Daemon:
     with daemon.connect(layout=TINY) as pool, daemon.admin() as admin:
         for seed in range(CHAINS):
             store(pool, _keys(pool, seed))
-        assert admin.demote_all(10.0)["chunks"] == CHAINS * CHAIN
+        assert admin.demote_all(60.0)["chunks"] == CHAINS * CHAIN
     assert daemon.stop() == 0
     add_records(ssd, RECORDS, is_old=True)
-    daemon.environment["KVPOOL_FAILPOINT"] = "daemon.ssd.restore:*:delay(60ms)"
-    daemon.start()
-    return daemon
+    for delay in DELAYS:
+        daemon.environment["KVPOOL_FAILPOINT"] = f"daemon.ssd.restore:*:delay({delay})"
+        daemon.start()
+        with daemon.admin() as admin:
+            if _state_after_a_batch(admin) == "starting":
+                return daemon
+        daemon.kill()
+    pytest.fail("all batches were restored before anything else could be asked")
 
 
 def _restored(admin: BlockingConnection) -> tuple[str, int]:
@@ -47,26 +55,35 @@ def _restored(admin: BlockingConnection) -> tuple[str, int]:
     return str(stats["ssd.state"]), int(stats["ssd.restored_chunks"])
 
 
-def _has_restored_some(admin: BlockingConnection, seen: list[tuple[str, int]]) -> bool:
-    seen.append(_restored(admin))
-    return seen[-1][1] > 0
+def _state_after_a_batch(admin: BlockingConnection) -> str:
+    """The tier's state when it was seen first that chunks are back."""
+    seen = ("", 0)
+
+    def has_some() -> bool:
+        nonlocal seen
+        seen = _restored(admin)
+        return seen[1] > 0
+
+    wait_until(has_some, "the first batch is restored")
+    return seen[0]
+
+
+def _wait_restored(admin: BlockingConnection) -> None:
+    wait_until(lambda: _restored(admin)[0] == "ok", "all batches are restored", ALL_RESTORED_S)
 
 
 @pytest.mark.slow
 def test_an_engine_is_served_while_chunks_are_restored(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
-    daemon = _tiered(start_daemon, tmp_path / "ssd")
-    with daemon.connect(layout=TINY) as pool, daemon.admin() as admin:
+    daemon = _restoring(start_daemon, tmp_path / "ssd")
+    with daemon.connect(layout=TINY, timeout_s=20.0) as pool, daemon.admin() as admin:
         wait_connected(pool)
-        seen: list[tuple[str, int]] = []
-        wait_until(lambda: _has_restored_some(admin, seen), "the first batch is restored")
-        assert seen[-1][0] == "starting"
         assert pool.retain(_keys(pool, 0), KEPT).accepted == CHAIN
         save = pool.save(_keys(pool, 1), from_=payload_of(_keys(pool, 1), TINY), retention=KEPT)
         assert save.commit().stored == CHAIN
         assert pool.retain(_keys(pool, 2), (kv.TokenRange(0, None, 0),)).accepted == CHAIN
         assert daemon.problems(deep=False) == []
         daemon.problems()  # finds that the made-up records have no bytes
-        wait_until(lambda: _restored(admin)[0] == "ok", "all batches are restored")
+        _wait_restored(admin)
         assert _restored(admin)[1] == RECORDS + CHAINS * CHAIN
         assert pool.lookup(_keys(pool, 0)).chunks == CHAIN
     assert daemon.problems(deep=False) == []
@@ -74,16 +91,13 @@ def test_an_engine_is_served_while_chunks_are_restored(start_daemon: Callable[..
 
 
 def test_chunks_flushed_during_a_restore_are_gone(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
-    daemon = _tiered(start_daemon, tmp_path / "ssd")
-    with daemon.connect(layout=TINY) as pool, daemon.admin() as admin:
+    daemon = _restoring(start_daemon, tmp_path / "ssd")
+    with daemon.connect(layout=TINY, timeout_s=20.0) as pool, daemon.admin() as admin:
         wait_connected(pool)
-        seen: list[tuple[str, int]] = []
-        wait_until(lambda: _has_restored_some(admin, seen), "the first batch is restored")
-        assert seen[-1][0] == "starting"
         flushed = int(admin.flush(None, None)["chunks"])
         assert flushed >= CHAINS * CHAIN
         assert pool.lookup(_keys(pool, 0)).chunks == 0
-        wait_until(lambda: _restored(admin)[0] == "ok", "all batches are restored")
+        _wait_restored(admin)
         assert int(admin.stats()["ssd"]["ssd.chunks"]) <= RECORDS + CHAINS * CHAIN - flushed
         assert store(pool, _keys(pool, 0)).stored == CHAIN
     assert daemon.problems(deep=False) == []

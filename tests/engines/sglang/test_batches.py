@@ -9,6 +9,7 @@ from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
+from tests.engines.conftest import TIMEOUT_S
 from tests.engines.sglang.standin import Controller, HostPool, page_keys
 from tests.rigs.daemon import Daemon, wait_until
 
@@ -100,15 +101,15 @@ def test_pages_beyond_a_connections_saves_are_declined_and_the_others_stored(
     ],
 )
 def test_a_batch_that_breaks_the_protocol_ends_only_its_connection(
-    daemon: Daemon, start_sglang: Start, requests: list[Any], word: str
+    shared_daemon: Daemon, start_sglang: Start, requests: list[Any], word: str
 ) -> None:
     from kvpool.errors import Refused
     from kvpool_client.sglang import Shard, describe_host_pool
 
-    controller, keys = start_sglang(daemon), page_keys(4, 2)
+    controller, keys = start_sglang(shared_daemon), page_keys(4, 2)
     layout = describe_host_pool(HostPool(), Shard())[0].layout
     hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, "tiny", layout.to_wire())
-    connection = BlockingConnection(daemon.socket, hello, 5.0)
+    connection = BlockingConnection(shared_daemon.socket, hello, TIMEOUT_S)
     try:
         with pytest.raises(Refused, match=word):
             connection.call(bm.Batch(requests), bm.Batched)
@@ -116,4 +117,4 @@ def test_a_batch_that_breaks_the_protocol_ends_only_its_connection(
         connection.close()
     _filled(controller, keys)
     assert controller.backup(keys, range(2)) == 2
-    assert daemon.problems() == []
+    assert shared_daemon.problems() == []

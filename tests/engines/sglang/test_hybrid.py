@@ -11,6 +11,7 @@ import pytest
 from kvpool_client.sglang import Shard, describe_host_pool
 from kvpool_client.sglang.hit_policy import prefixes_of
 from kvpool_client.sglang.sidecars import shard_of
+from tests.engines.conftest import TIMEOUT_S
 from tests.engines.sglang import standin
 from tests.engines.sglang.hybrid import HybridController, IndexerPool, LogicalPool, MambaPool, OpaquePool, Sidecar
 from tests.engines.sglang.standin import HostPool, Injector, PoolHitPolicy, PoolName, PoolTransfer, page_keys
@@ -37,7 +38,7 @@ def _draft(pool: Any = None) -> Sidecar:
 
 
 @pytest.fixture
-def start_hybrid() -> Any:
+def start_hybrid(weights: str) -> Any:
     """Makes a backend, registers a model's host pools and hands all to a hybrid controller."""
     made = []
     with standin.installed():
@@ -47,7 +48,7 @@ def start_hybrid() -> Any:
         ) -> HybridController:
             from kvpool_client.sglang import KVPoolStorage
 
-            extra = {"interface_v1": 1, "socket": daemon.socket, "timeout_s": 0.5, "revision": "1"}
+            extra = {"interface_v1": 1, "socket": daemon.socket, "timeout_s": TIMEOUT_S, "revision": weights}
             config = standin.StorageConfig(extra_config=extra | fields.pop("extra", {}), **fields)
             backend = KVPoolStorage(config, {})  # type: ignore[operator]
             made.append(backend)
@@ -72,31 +73,36 @@ MODELS: dict[str, Callable[[], dict[str, Sidecar]]] = {
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_second_engine_gets_every_pool_of_the_first(daemon: Daemon, start_hybrid: StartHybrid, model: str) -> None:
-    first, keys = start_hybrid(daemon, MODELS[model]()), page_keys(1, 9)
+def test_a_second_engine_gets_every_pool_of_the_first(
+    shared_daemon: Daemon, start_hybrid: StartHybrid, model: str
+) -> None:
+    first, keys = start_hybrid(shared_daemon, MODELS[model]()), page_keys(1, 9)
     assert first.prefetch(keys) == 0
     assert first.backup(keys)
-    second = start_hybrid(daemon, MODELS[model]())
+    second = start_hybrid(shared_daemon, MODELS[model]())
     assert second.prefetch(keys) == 9
     for name, sidecar in second.sidecars.items():
         pages = sidecar.trailing or 9
         assert first.backend.counters()[f"{name}.saved_pages"] == pages, "what SGLang asked for and nothing else"
         assert second.backend.counters()[f"{name}.loaded_pages"] == pages
-    wait_until(lambda: daemon.stats()["leases"] == 0, "the leases have ended")
-    assert daemon.problems() == []
+    wait_until(lambda: shared_daemon.stats()["leases"] == 0, "the leases have ended")
+    assert shared_daemon.problems() == []
 
 
 def test_pages_of_windows_and_states_are_stored_at_ends_of_nodes_alone(
-    daemon: Daemon, start_hybrid: StartHybrid
+    shared_daemon: Daemon, start_hybrid: StartHybrid
 ) -> None:
-    controller, keys = start_hybrid(daemon, {"swa": _window(), "mamba": _mamba()}), page_keys(2, 8)
+    controller, keys = start_hybrid(shared_daemon, {"swa": _window(), "mamba": _mamba()}), page_keys(2, 8)
+    before = shared_daemon.stats()["stored_chunks"]
     assert controller.backup(keys)
     parts_of_a_state = 3
-    assert daemon.stats()["dram.chunks"] == 8 + WINDOW_PAGES + parts_of_a_state
+    assert shared_daemon.stats()["stored_chunks"] - before == 8 + WINDOW_PAGES + parts_of_a_state
 
 
-def test_a_prompt_goes_on_at_the_stored_ends_and_nowhere_between(daemon: Daemon, start_hybrid: StartHybrid) -> None:
-    controller, keys = start_hybrid(daemon, {"swa": _window(), "mamba": _mamba()}), page_keys(3, 8)
+def test_a_prompt_goes_on_at_the_stored_ends_and_nowhere_between(
+    shared_daemon: Daemon, start_hybrid: StartHybrid
+) -> None:
+    controller, keys = start_hybrid(shared_daemon, {"swa": _window(), "mamba": _mamba()}), page_keys(3, 8)
     assert controller.backup(keys[:3])
     assert controller.backup(keys[:6])
     found = controller.query(keys)
@@ -108,16 +114,18 @@ def test_a_prompt_goes_on_at_the_stored_ends_and_nowhere_between(daemon: Daemon,
     assert controller.prefetch(other) == 6
 
 
-def test_a_window_longer_than_the_prompt_needs_all_of_it(daemon: Daemon, start_hybrid: StartHybrid) -> None:
-    controller, keys = start_hybrid(daemon, {"swa": Sidecar(HostPool(seed=1), trailing=5)}), page_keys(5, 7)
+def test_a_window_longer_than_the_prompt_needs_all_of_it(shared_daemon: Daemon, start_hybrid: StartHybrid) -> None:
+    controller, keys = start_hybrid(shared_daemon, {"swa": Sidecar(HostPool(seed=1), trailing=5)}), page_keys(5, 7)
     assert controller.backup(keys[:3])
     assert controller.query(keys[:3]).restorable_prefix_pages == [1, 2, 3]
     assert controller.backup(keys)
     assert controller.query(keys).restorable_prefix_pages == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_an_evicted_page_of_a_full_pool_ends_the_prefix_before_it(daemon: Daemon, start_hybrid: StartHybrid) -> None:
-    controller, keys = start_hybrid(daemon, {"indexer": Sidecar(IndexerPool())}), page_keys(6, 6)
+def test_an_evicted_page_of_a_full_pool_ends_the_prefix_before_it(
+    shared_daemon: Daemon, start_hybrid: StartHybrid
+) -> None:
+    controller, keys = start_hybrid(shared_daemon, {"indexer": Sidecar(IndexerPool())}), page_keys(6, 6)
     assert controller.backup(keys[:4])
     for page, key in enumerate(keys):
         controller.pool.fill(page, key)
@@ -128,12 +136,12 @@ def test_an_evicted_page_of_a_full_pool_ends_the_prefix_before_it(daemon: Daemon
     assert controller.prefetch(keys) == 4
 
 
-def test_a_flipped_bit_in_a_state_is_a_miss_of_its_prefix(daemon: Daemon, start_hybrid: StartHybrid) -> None:
-    controller, keys = start_hybrid(daemon, {"mamba": _mamba()}), page_keys(7, 4)
+def test_a_flipped_bit_in_a_state_is_a_miss_of_its_prefix(shared_daemon: Daemon, start_hybrid: StartHybrid) -> None:
+    controller, keys = start_hybrid(shared_daemon, {"mamba": _mamba()}), page_keys(7, 4)
     assert controller.backup(keys[:2])
     assert controller.backup(keys)
     pages = describe_host_pool(controller.sidecars["mamba"].pool, Shard(), "mamba")[2]
-    with daemon.connect(pages.layout, model=controller.backend._store.model) as pool:
+    with shared_daemon.connect(pages.layout, model=controller.backend._store.model, timeout_s=TIMEOUT_S) as pool:
         wait_until(lambda: pool.connected, "connected")
         chain = pool.keys_from_hashes([bytes.fromhex(keys[3])], block_tokens=1)
         with pool.acquire(pool.lookup(chain)) as lease:
@@ -145,29 +153,29 @@ def test_a_flipped_bit_in_a_state_is_a_miss_of_its_prefix(daemon: Daemon, start_
     assert controller.prefetch(keys) == 2
 
 
-def test_a_logical_pool_of_kv_has_what_the_others_have(daemon: Daemon, start_hybrid: StartHybrid) -> None:
+def test_a_logical_pool_of_kv_has_what_the_others_have(shared_daemon: Daemon, start_hybrid: StartHybrid) -> None:
     """DeepSeek V4: the KV's host pool counts slots, and compressed pools have the bytes."""
     sidecars = {"indexer": Sidecar(IndexerPool()), "swa": _window()}
-    controller, keys = start_hybrid(daemon, sidecars, LogicalPool()), page_keys(8, 6)
+    controller, keys = start_hybrid(shared_daemon, sidecars, LogicalPool()), page_keys(8, 6)
     assert controller.query(keys).kv_hit_pages == 0
     assert controller.backup(keys)
     assert controller.query(keys).kv_hit_pages == 6
     assert controller.prefetch(keys) == 6
     assert controller.backend.batch_exists(keys) == 0
     assert controller.backend.batch_exists_v2(keys).kv_hit_pages == 0
-    bare = start_hybrid(daemon, {}, LogicalPool())
+    bare = start_hybrid(shared_daemon, {}, LogicalPool())
     assert bare.backend.batch_set_v1(keys, bare.pool.slots(range(6))) == [False] * 6
     assert bare.backend.batch_get_v1(keys, bare.pool.slots(range(6))) == [False] * 6
 
 
 def test_states_are_each_ranks_own_and_replicated_pools_are_stored_once(
-    daemon: Daemon, start_hybrid: StartHybrid
+    shared_daemon: Daemon, start_hybrid: StartHybrid
 ) -> None:
     """Kimi: replicated MLA KV beside states of Mamba that are divided among the ranks."""
     keys, of_both = page_keys(9, 4), {"tp_size": 2, "is_mla_model": True}
     ranks = [
         start_hybrid(
-            daemon,
+            shared_daemon,
             {"mamba": _mamba(), "indexer": Sidecar(IndexerPool())},
             HostPool(layout="mla"),
             tp_rank=rank,
@@ -187,14 +195,14 @@ def test_states_are_each_ranks_own_and_replicated_pools_are_stored_once(
     assert mamba.holds(0, keys[3], rank=1)
 
 
-def test_a_draft_with_heads_beside_replicated_kv_is_refused(daemon: Daemon, start_hybrid: StartHybrid) -> None:
+def test_a_draft_with_heads_beside_replicated_kv_is_refused(shared_daemon: Daemon, start_hybrid: StartHybrid) -> None:
     keys, fields = page_keys(10, 3), {"tp_size": 2, "is_mla_model": True}
-    refused = start_hybrid(daemon, {"draft": _draft()}, HostPool(layout="mla"), waits=False, **fields)
+    refused = start_hybrid(shared_daemon, {"draft": _draft()}, HostPool(layout="mla"), waits=False, **fields)
     assert not refused.backup(keys)
     assert refused.prefetch(keys) == 0
     assert refused.backend.counters()["refused_draft"] >= 3
     replicated = {"draft": _draft(MLATokenToKVPoolHost(layout="mla", seed=3))}
-    served = start_hybrid(daemon, replicated, HostPool(layout="mla"), **fields)
+    served = start_hybrid(shared_daemon, replicated, HostPool(layout="mla"), **fields)
     assert served.backup(keys)
     assert served.prefetch(keys) == 3
 
@@ -209,7 +217,7 @@ def test_pools_are_divided_as_sglang_divides_them() -> None:
 
 
 def test_drafts_and_their_targets_are_names_of_their_own(
-    daemon: Daemon, start_hybrid: StartHybrid, monkeypatch: pytest.MonkeyPatch
+    shared_daemon: Daemon, start_hybrid: StartHybrid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pools with KV of a draft are shared where the draft is the same; those of the target where the target is."""
     storage = importlib.import_module("kvpool_client.sglang.storage")
@@ -217,7 +225,7 @@ def test_drafts_and_their_targets_are_names_of_their_own(
     def engine(draft: str | None, **fields: Any) -> HybridController:
         args = types.SimpleNamespace(model_path="m", speculative_draft_model_path=draft, speculative_algorithm="EAGLE")
         monkeypatch.setattr(storage, "server_args_of_process", lambda: args)
-        return start_hybrid(daemon, {"draft": _draft()}, **fields)
+        return start_hybrid(shared_daemon, {"draft": _draft()}, **fields)
 
     keys = page_keys(11, 3)
     first = engine("draft-1")
@@ -233,17 +241,20 @@ def test_drafts_and_their_targets_are_names_of_their_own(
     assert (first.backend.batch_exists(keys), engine("draft-1").query(keys).kv_hit_pages) == (0, 0)
 
 
-def test_kv_with_a_packed_draft_is_named_after_both(daemon: Daemon, start_hybrid: StartHybrid) -> None:
+def test_kv_with_a_packed_draft_is_named_after_both(shared_daemon: Daemon, start_hybrid: StartHybrid) -> None:
     packed = HostPool()
     packed.target_layer_num = packed.layer_num - 1  # type: ignore[attr-defined]  # of SGLang's class alone
-    plain, drafting = start_hybrid(daemon, {"swa": _window()}), start_hybrid(daemon, {"swa": _window()}, packed)
+    plain, drafting = (
+        start_hybrid(shared_daemon, {"swa": _window()}),
+        start_hybrid(shared_daemon, {"swa": _window()}, packed),
+    )
     assert drafting.backend._store.model != plain.backend._store.model
     assert drafting.backup(page_keys(12, 2))
     assert plain.backend.batch_exists(page_keys(12, 2)) == 0
 
 
-def test_a_pool_that_sglang_adds_later_is_served_from_then_on(daemon: Daemon, start_hybrid: StartHybrid) -> None:
-    controller, keys = start_hybrid(daemon, {}), page_keys(13, 4)
+def test_a_pool_that_sglang_adds_later_is_served_from_then_on(shared_daemon: Daemon, start_hybrid: StartHybrid) -> None:
+    controller, keys = start_hybrid(shared_daemon, {}), page_keys(13, 4)
     late = _draft()
     transfer = PoolTransfer(PoolName.DRAFT, late.pool.slots(range(4)), keys=keys)
     assert controller.backup(keys)
@@ -259,21 +270,22 @@ def test_a_pool_that_sglang_adds_later_is_served_from_then_on(daemon: Daemon, st
 
 
 def test_a_pool_that_cannot_be_described_leaves_the_whole_model_without_the_pool(
-    daemon: Daemon, start_hybrid: StartHybrid
+    shared_daemon: Daemon, start_hybrid: StartHybrid
 ) -> None:
     class Shared(IndexerPool):
         shared_allocation_domain = object()
 
-    controller, keys = start_hybrid(daemon, {"indexer": Sidecar(Shared())}, waits=False), page_keys(14, 3)
+    before = shared_daemon.stats()["stored_chunks"]
+    controller, keys = start_hybrid(shared_daemon, {"indexer": Sidecar(Shared())}, waits=False), page_keys(14, 3)
     assert not controller.backup(keys)
     assert controller.prefetch(keys) == 0
     assert controller.backend.batch_exists(keys) == 0
     assert controller.backend.counters()["refused_layout"] > 0
-    assert daemon.stats()["dram.chunks"] == 0
+    assert shared_daemon.stats()["stored_chunks"] == before
 
 
-def test_block_groups_never_decide_and_unknown_policies_do(daemon: Daemon, start_hybrid: StartHybrid) -> None:
-    controller, keys = start_hybrid(daemon, {"indexer": Sidecar(IndexerPool())}), page_keys(15, 3)
+def test_block_groups_never_decide_and_unknown_policies_do(shared_daemon: Daemon, start_hybrid: StartHybrid) -> None:
+    controller, keys = start_hybrid(shared_daemon, {"indexer": Sidecar(IndexerPool())}), page_keys(15, 3)
     assert controller.backup(keys)
     transfer = PoolTransfer(PoolName.SWA, None, keys=keys, hit_policy=PoolHitPolicy.BLOCK_GROUPS)
     assert controller.backend.batch_exists_v2(keys, [transfer]).kv_hit_pages == 3
@@ -325,8 +337,8 @@ def test_parts_of_one_stride_are_stored_together_and_others_apart() -> None:
 
 
 @pytest.mark.parametrize("slots", [None, np.arange(5), np.array([[0]]), "slots"])
-def test_slots_that_are_none_of_a_pool_are_misses(daemon: Daemon, start_hybrid: StartHybrid, slots: Any) -> None:
-    controller, keys = start_hybrid(daemon, {"mamba": _mamba()}), page_keys(18, 3)
+def test_slots_that_are_none_of_a_pool_are_misses(shared_daemon: Daemon, start_hybrid: StartHybrid, slots: Any) -> None:
+    controller, keys = start_hybrid(shared_daemon, {"mamba": _mamba()}), page_keys(18, 3)
     assert controller.backup(keys)
     transfer = PoolTransfer(PoolName.MAMBA, slots, keys=keys, hit_policy=PoolHitPolicy.TRAILING_PAGES)
     assert controller.backend.batch_get_v2([transfer]) == {"mamba": [False] * 3}
@@ -334,9 +346,9 @@ def test_slots_that_are_none_of_a_pool_are_misses(daemon: Daemon, start_hybrid: 
     assert controller.prefetch(keys) == 3
 
 
-def test_a_page_whose_parts_are_not_all_there_is_none(daemon: Daemon, start_hybrid: StartHybrid) -> None:
+def test_a_page_whose_parts_are_not_all_there_is_none(shared_daemon: Daemon, start_hybrid: StartHybrid) -> None:
     """The state of the last page is there, one of its convolutions is not."""
-    controller, keys = start_hybrid(daemon, {"mamba": _mamba()}), page_keys(19, 3)
+    controller, keys = start_hybrid(shared_daemon, {"mamba": _mamba()}), page_keys(19, 3)
     assert controller.backup(keys)
     last = controller.backend._sidecars.find("mamba")._parts[1]
     chain = last._pool.keys_from_hashes([bytes.fromhex(keys[2])], block_tokens=1)
@@ -349,9 +361,9 @@ def test_a_page_whose_parts_are_not_all_there_is_none(daemon: Daemon, start_hybr
     assert controller.prefetch(keys) == 3
 
 
-def test_keys_and_values_of_other_sizes_come_back(daemon: Daemon, start_hybrid: StartHybrid) -> None:
+def test_keys_and_values_of_other_sizes_come_back(shared_daemon: Daemon, start_hybrid: StartHybrid) -> None:
     """Models whose heads are wider for keys than for values."""
-    first = start_hybrid(daemon, {}, OpaquePool([3 * 768, 3 * 512], pages=8, page_size=4))
+    first = start_hybrid(shared_daemon, {}, OpaquePool([3 * 768, 3 * 512], pages=8, page_size=4))
     keys = page_keys(16, 5)
     wait_until(lambda: first.backend.counters()["connected"] == 1, "connected")
     assert first.backup(keys)
@@ -361,20 +373,20 @@ def test_keys_and_values_of_other_sizes_come_back(daemon: Daemon, start_hybrid: 
 
 @pytest.mark.parametrize("part_bytes", [[4096, 0], [], [66, 64]])
 def test_pages_whose_parts_are_none_are_refused(
-    daemon: Daemon, start_hybrid: StartHybrid, part_bytes: list[int]
+    shared_daemon: Daemon, start_hybrid: StartHybrid, part_bytes: list[int]
 ) -> None:
     odd = Sidecar(OpaquePool(part_bytes, pages=4, page_size=4))
-    controller = start_hybrid(daemon, {"indexer": odd}, waits=False)
+    controller = start_hybrid(shared_daemon, {"indexer": odd}, waits=False)
     assert not controller.backup(page_keys(16, 2))
     assert controller.backend.counters()["refused_layout"] > 0
 
 
-def test_injected_failures_bring_no_other_bytes(daemon: Daemon, start_hybrid: StartHybrid, seed: int) -> None:
-    controller = start_hybrid(daemon, MODELS["all"]())
+def test_injected_failures_bring_no_other_bytes(shared_daemon: Daemon, start_hybrid: StartHybrid, seed: int) -> None:
+    controller = start_hybrid(shared_daemon, MODELS["all"]())
     controller.backend = Injector(controller.backend, failure=0.2, seed=seed)
     fetched = 0
-    for turn in range(40):
-        keys = page_keys(100 + turn % 7, 3 + turn % 5)
+    for turn in range(24):
+        keys = page_keys(100 + turn % 5, 3 + turn % 5)
         controller.backup(keys)
         fetched += controller.prefetch(keys)
     assert fetched > 0

@@ -97,11 +97,11 @@ def test_the_arguments_are_read_from_sglangs_own_object(monkeypatch: pytest.Monk
 
 
 def test_weights_without_an_identity_are_refused_in_one_line_and_counted(
-    daemon: Daemon, start_sglang: Start, caplog: pytest.LogCaptureFixture
+    shared_daemon: Daemon, start_sglang: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = page_keys(1, 3)
     with caplog.at_level(logging.WARNING):
-        controller = start_sglang(daemon, waits=False, extra={"revision": ""}, model_name="no-such/model")
+        controller = start_sglang(shared_daemon, waits=False, extra={"revision": ""}, model_name="no-such/model")
         for _ in range(2):
             assert controller.backup(keys, range(3)) == 0
             assert controller.backend.batch_exists(keys) == 0
@@ -111,10 +111,10 @@ def test_weights_without_an_identity_are_refused_in_one_line_and_counted(
     assert controller.backend.counters()["refused_weights"] == 12
 
 
-def test_pages_that_are_split_over_ranks_are_refused(daemon: Daemon, start_sglang: Start) -> None:
+def test_pages_that_are_split_over_ranks_are_refused(shared_daemon: Daemon, start_sglang: Start) -> None:
     for rank in range(2):
         ranks = start_sglang(
-            daemon,
+            shared_daemon,
             HostPool(layout="mla"),
             waits=False,
             is_mla_model=True,

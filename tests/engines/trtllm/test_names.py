@@ -74,9 +74,9 @@ def test_an_operators_name_identifies_weights_without_an_identity() -> None:
 
 
 def test_two_engines_number_one_adapter_differently_and_share_it(
-    daemon: Daemon, start_trtllm: Start, tmp_path: Path
+    shared_daemon: Daemon, start_trtllm: Start, tmp_path: Path
 ) -> None:
-    first, second = start_trtllm(daemon), start_trtllm(daemon, manager="v1")
+    first, second = start_trtllm(shared_daemon), start_trtllm(shared_daemon, manager="v1")
     weights, others = np.arange(64, dtype=np.float32), np.arange(1, 65, dtype=np.float32)
     assert first.answer(PROMPT, lora_task_id=1, lora_weights=torch.from_numpy(weights))[0] == 0
     assert second.answer(PROMPT, lora_task_id=1, lora_weights=others)[0] == 0
@@ -101,20 +101,20 @@ def test_an_adapter_in_a_directory_is_named_by_weights_and_scale(tmp_path: Path)
 
 
 def test_an_adapter_without_visible_weights_is_not_served_and_logged_once(
-    daemon: Daemon, start_trtllm: Start, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    shared_daemon: Daemon, start_trtllm: Start, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    engine = start_trtllm(daemon)
+    engine, before = start_trtllm(shared_daemon), shared_daemon.stats()["stored_chunks"]
     with caplog.at_level(logging.WARNING):
         engines: tuple[dict[str, Any], ...] = ({}, {}, {"py_lora_path": str(tmp_path)}, {"py_lora_path": "/no/such"})
         for fields in engines:
             assert engine.answer(PROMPT, lora_task_id=3, **fields)[0] == 0
-    assert daemon.stats()["dram.chunks"] == 0
+    assert shared_daemon.stats()["stored_chunks"] == before
     assert engine.scheduler.half.stats()["refused_lora"] == 4
     logged = [record.message for record in caplog.records if "LoRARequest" in record.message]
     assert len(logged) == 1
 
 
-def test_refusals_are_counted_in_the_registry_that_the_engine_shows(daemon: Daemon, start_trtllm: Start) -> None:
+def test_refusals_are_counted_in_the_registry_that_the_engine_shows(shared_daemon: Daemon, start_trtllm: Start) -> None:
     registry = pytest.importorskip("prometheus_client").REGISTRY
 
     def shown(reason: str) -> float:
@@ -122,8 +122,8 @@ def test_refusals_are_counted_in_the_registry_that_the_engine_shows(daemon: Daem
         return float(registry.get_sample_value("kvpool_engine_refused_total", labels) or 0)
 
     before = {reason: shown(reason) for reason in ("inputs", "engine")}
-    start_trtllm(daemon).answer(PROMPT, multimodal_hashes=[[1]])
-    start_trtllm(daemon, warm=False, pipeline_parallel_size=2).answer(PROMPT)
+    start_trtllm(shared_daemon).answer(PROMPT, multimodal_hashes=[[1]])
+    start_trtllm(shared_daemon, warm=False, pipeline_parallel_size=2).answer(PROMPT)
     assert {reason: shown(reason) - before[reason] for reason in before} == {"inputs": 1, "engine": 1}
 
 

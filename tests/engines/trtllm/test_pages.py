@@ -21,36 +21,45 @@ PROMPT = np.random.default_rng(5).integers(0, 900, 30).tolist()
 Start = Callable[..., Executor]
 
 
-@pytest.mark.parametrize("manager", ["v2", "v2-apart"])
-@pytest.mark.parametrize(("ranks", "planes"), [(1, 2), (2, 2), (2, 1)])
+@pytest.mark.parametrize(
+    ("manager", "ranks", "planes"),
+    [
+        ("v2", 2, 2),
+        ("v2-apart", 1, 2),
+        ("v2-apart", 2, 1),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("v2", 1, 2), ("v2", 2, 1), ("v2-apart", 2, 2)]),
+    ],
+)
 def test_pages_come_back_into_another_engine(
-    daemon: Daemon, start_trtllm: Start, manager: str, ranks: int, planes: int
+    shared_daemon: Daemon, start_trtllm: Start, manager: str, ranks: int, planes: int
 ) -> None:
-    first = start_trtllm(daemon, manager=manager, ranks=ranks, planes=planes, step_tokens=8)
+    first = start_trtllm(shared_daemon, manager=manager, ranks=ranks, planes=planes, step_tokens=8)
     claimed, cold = first.answer(PROMPT, 6)
     assert claimed == 0
-    second = start_trtllm(daemon, manager=manager, ranks=ranks, planes=planes)
+    second = start_trtllm(shared_daemon, manager=manager, ranks=ranks, planes=planes)
     assert second.answer(PROMPT, 6) == (28, cold)
     assert second.workers[0].half.stats()["loaded_blocks"] == 7
-    assert daemon.stats()["leases"] == 0
+    wait_until(lambda: shared_daemon.stats()["leases"] == 0, "no leases are left")
 
 
-def test_the_two_managers_never_share_bytes(daemon: Daemon, start_trtllm: Start) -> None:
-    start_trtllm(daemon).answer(PROMPT)
+def test_the_two_managers_never_share_bytes(shared_daemon: Daemon, start_trtllm: Start) -> None:
+    start_trtllm(shared_daemon).answer(PROMPT)
     for manager in ("v2", "v2-apart"):
-        assert start_trtllm(daemon, manager=manager).answer(PROMPT)[0] == 0, manager
+        assert start_trtllm(shared_daemon, manager=manager).answer(PROMPT)[0] == 0, manager
 
 
-def test_a_generation_only_request_is_not_served(daemon: Daemon, start_trtllm: Start) -> None:
+def test_a_generation_only_request_is_not_served(shared_daemon: Daemon, start_trtllm: Start) -> None:
     for manager in ("v1", "v2"):
-        engine = start_trtllm(daemon, manager=manager)
+        engine = start_trtllm(shared_daemon, manager=manager)
         engine.answer(PROMPT)
         assert engine.answer(PROMPT, is_generation_only=True)[0] == 0
         assert engine.answer(PROMPT)[0] == 28
 
 
-def test_owners_of_attention_data_parallelism_share_what_each_computed(daemon: Daemon, start_trtllm: Start) -> None:
-    owners = [start_trtllm(daemon, manager="v2", owner=rank, tensor_parallel_size=2) for rank in range(2)]
+def test_owners_of_attention_data_parallelism_share_what_each_computed(
+    shared_daemon: Daemon, start_trtllm: Start
+) -> None:
+    owners = [start_trtllm(shared_daemon, manager="v2", owner=rank, tensor_parallel_size=2) for rank in range(2)]
     claimed, cold = owners[1].answer(PROMPT, 6)
     assert claimed == 0
     assert owners[0].answer(PROMPT, 6) == (28, cold)
@@ -58,11 +67,11 @@ def test_owners_of_attention_data_parallelism_share_what_each_computed(daemon: D
     owners[0].run()
     paths = {owner.scheduler.half._board.path for owner in owners}
     assert len(paths) == 2, "each owner has a board of its own"
-    assert daemon.problems() == []
+    assert shared_daemon.problems() == []
 
 
-def test_an_owner_that_ends_leaves_the_others_served(daemon: Daemon, start_trtllm: Start) -> None:
-    owners = [start_trtllm(daemon, manager="v2", owner=rank, tensor_parallel_size=2) for rank in range(2)]
+def test_an_owner_that_ends_leaves_the_others_served(shared_daemon: Daemon, start_trtllm: Start) -> None:
+    owners = [start_trtllm(shared_daemon, manager="v2", owner=rank, tensor_parallel_size=2) for rank in range(2)]
     cold = owners[0].answer(PROMPT, 6)[1]
     owners[0].close()
     assert owners[1].answer(PROMPT, 6) == (28, cold)
@@ -72,9 +81,9 @@ def test_an_owner_that_ends_leaves_the_others_served(daemon: Daemon, start_trtll
     ("start", "end", "left"), [(0, 8, 5), (0, 10, 5), (0, 28, 0), (13, 28, 4), (8, 20, 7), (28, 40, 7)]
 )
 def test_blocks_that_the_runtime_found_itself_leave_the_claim_and_the_rest_stays(
-    daemon: Daemon, start_trtllm: Start, start: int, end: int, left: int
+    shared_daemon: Daemon, start_trtllm: Start, start: int, end: int, left: int
 ) -> None:
-    engine = start_trtllm(daemon, manager="v2")
+    engine = start_trtllm(shared_daemon, manager="v2")
     cold = engine.answer(PROMPT, 6)[1]
     request = engine.ask(PROMPT, 6)
     assert request.claimed == 28
@@ -88,12 +97,12 @@ def test_blocks_that_the_runtime_found_itself_leave_the_claim_and_the_rest_stays
 
 
 def test_a_replayed_request_never_saves_from_blocks_that_others_have_taken(
-    daemon: Daemon, start_trtllm: Start, monkeypatch: pytest.MonkeyPatch
+    shared_daemon: Daemon, start_trtllm: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runtime takes a request's pages away and looks it up again, without a notification."""
     import kvpool_client as kv
 
-    engine = start_trtllm(daemon, manager="v2", step_tokens=8)
+    engine = start_trtllm(shared_daemon, manager="v2", step_tokens=8)
     engine.layer_number = lambda layer: layer + 1  # so that nothing is copied before the commit
     engine.answer([1, 2, 3])
     request = engine.ask(PROMPT, 3)
@@ -102,9 +111,9 @@ def test_a_replayed_request_never_saves_from_blocks_that_others_have_taken(
         engine.step()
     engine.replay(request)
     engine.run()
-    wait_until(lambda: daemon.stats()["reservations"] == 0, "no save is left")
+    wait_until(lambda: shared_daemon.stats()["reservations"] == 0, "no save is left")
     assert engine.answer(PROMPT, 3)[0] == 28
-    assert daemon.problems() == []
+    assert shared_daemon.problems() == []
 
 
 def _region(size: int, buffers: tuple[Buffer, ...], slots: int = 3) -> Region:

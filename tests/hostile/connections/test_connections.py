@@ -2,12 +2,12 @@
 
 import contextlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
+from click.testing import CliRunner, Result
 
+from kvpool.cli.kvpoolctl import cli
 from kvpool.errors import DaemonUnreachable, Refused
 from kvpool.protocol import frames
 from kvpool.protocol.records import messages as m
@@ -28,9 +28,8 @@ from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
 UNFINISHED = frames.LENGTH.pack(frames.FRAME_BYTES_MAX) + bytes(frames.FRAME_BYTES_MAX - 1)
 
 
-def kvpoolctl(daemon: Daemon, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", *arguments, "--socket", daemon.socket]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def kvpoolctl(daemon: Daemon, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, [*arguments, "--socket", daemon.socket], prog_name="kvpoolctl")
 
 
 def test_unfinished_requests_take_bounded_memory_and_the_oldest_are_disconnected(
@@ -93,13 +92,13 @@ def test_an_operator_sees_who_holds_what_and_ends_it(start_daemon: Callable[...,
         assert "test-model" in table
         assert "\nforged" not in table
         done = kvpoolctl(daemon, "disconnect", str(first["id"]))
-        assert (done.returncode, done.stdout) == (0, f"connection {first['id']} ends\n")
+        assert (done.exit_code, done.stdout) == (0, f"connection {first['id']} ends\n")
         assert answers_until_eof(greedy._socket)[0][2][0] == "disconnected"
         mine = next(row["id"] for row in rows if row["model"].startswith("engine"))
-        assert kvpoolctl(daemon, "disconnect", str(mine)).returncode == 0
+        assert kvpoolctl(daemon, "disconnect", str(mine)).exit_code == 0
         wait_until(lambda: pool.connected and _ids(daemon).isdisjoint({mine}), "the library has connected again")
     gone = kvpoolctl(daemon, "disconnect", "4711")
-    assert (gone.returncode, gone.stderr[:38]) == (1, "kvpoolctl: there is no connection 4711")
+    assert (gone.exit_code, gone.stderr[:38]) == (1, "kvpoolctl: there is no connection 4711")
     assert daemon.problems() == []
 
 

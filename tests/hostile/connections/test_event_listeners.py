@@ -16,9 +16,9 @@ from tests.rigs.events.publishing import connected, expected, known, local_event
 from tests.rigs.payload import store, tokens_of
 
 CHUNK = SMALL.chunk_tokens
-SLEEPERS = 24
-# The bound is 32 peers with 8 messages of 64 KiB; what ZMQ keeps for each connection comes on top.
-SLEEPERS_BYTES_MAX = 24 << 20
+SLEEPERS = 8
+# Of each peer 8 messages of 64 KiB may wait; what ZMQ keeps for each connection comes on top. Unbounded: ten times that.
+SLEEPERS_BYTES_MAX = 10 << 20
 
 # Both sockets' connections with their duplicates, and what ZMQ accepts before it waits for the loop.
 CROWD_FDS_MAX = 2 * 2 * (64 + 256 + 600)
@@ -58,6 +58,8 @@ while True:
     subscriber.send(b"\\1" + os.urandom(3500))
 """
 
+LONG_TOPIC = "x" * 2000
+
 Start = Callable[..., Daemon]
 
 
@@ -67,9 +69,9 @@ def test_peers_that_do_not_read_replays_are_bounded_in_bytes_and_starve_nobody(
     daemon = start_daemon(**local_events(tmp_path), events__retell_interval="0s", dram__token_ids="64MiB")
     tokens = SMALL.chunk_tokens * 20
     with daemon.connect() as pool, ExitStack() as stack:
-        for number in range(300):
+        for number in range(100):
             store(pool, pool.keys(tokens_of(number, tokens)))
-        wait_until(lambda: int(daemon.stats()["events.published"]) >= 300, "they are published")
+        wait_until(lambda: int(daemon.stats()["events.published"]) >= 100, "they are published")
         sleepers = [stack.enter_context(router_of(daemon, "none", hwm=1)) for _ in range(SLEEPERS)]
         before = private_bytes(daemon)
         for sleeper in sleepers:
@@ -91,7 +93,7 @@ def test_a_request_for_lost_messages_republishes_to_all_only_once(start_daemon: 
     with daemon.connect() as pool, router_of(daemon, "none") as hostile:
         store(pool, pool.keys(tokens_of(1, CHUNK * 4)))
         wait_until(lambda: int(daemon.stats()["events.published_messages"]) == 2, "it is published")
-        for _ in range(200):
+        for _ in range(40):
             hostile.replay(0)
         wait_until(lambda: int(daemon.stats()["events.resyncs"]) == 1, "everything is republished once")
         for _ in range(20):
@@ -99,16 +101,17 @@ def test_a_request_for_lost_messages_republishes_to_all_only_once(start_daemon: 
         assert daemon.stats()["events.resyncs"] == 1
 
 
-@pytest.mark.parametrize("rights", [0o777, 0o1777, 0o775])
+@pytest.mark.parametrize("rights", [0o1777, 0o775])
 def test_a_directory_where_others_may_write_is_refused_for_events(tmp_path: Path, rights: int) -> None:
     place = tmp_path / "place"
     place.mkdir()
     place.chmod(rights)
     daemon = Daemon(tmp_path, **{"events.publish": f"ipc://{place}/events"})
-    ended = subprocess.run(daemon.command(), capture_output=True, text=True, timeout=20)
-    assert ended.returncode == 2
-    assert f"events.publish is ipc://{place}/events" in ended.stderr
-    assert f"chmod go-w {place}" in ended.stderr
+    daemon.launch()
+    assert daemon.process is not None
+    assert daemon.process.wait(60.0) == 2
+    assert f"events.publish is ipc://{place}/events" in daemon.log()
+    assert f"chmod go-w {place}" in daemon.log()
     assert not (place / "events").exists()
 
 
@@ -130,7 +133,7 @@ for name in ("events", "events-replay"):
 """
         for path in (tmp_path, *tmp_path.parents[:2]):
             path.chmod(path.stat().st_mode | 0o011)
-        done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=20, cwd="/")
+        done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60, cwd="/")
         assert done.stdout.split() == ["refused", "refused"], done.stderr
         store(pool, pool.keys(tokens_of(1, CHUNK)))
         friend.receive_until(lambda: known(friend) == expected(daemon), "who may, does")
@@ -143,7 +146,7 @@ def test_a_publisher_replaces_only_a_dead_socket(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     refused.launch()
     assert refused.process is not None
-    assert refused.process.wait(20.0) != 0
+    assert refused.process.wait(60.0) != 0
     assert "exists and is no socket" in refused.log()
     assert precious.read_text() == "kept"
     (tmp_path / "two").mkdir()
@@ -153,7 +156,7 @@ def test_a_publisher_replaces_only_a_dead_socket(tmp_path: Path) -> None:
         second = Daemon(tmp_path / "three", **{"events.publish": place})
         second.launch()
         assert second.process is not None
-        assert second.process.wait(20.0) != 0
+        assert second.process.wait(60.0) != 0
         assert "is served by another process" in second.log()
         first.kill()
         first.start()  # what a killed one has left is taken
@@ -197,7 +200,7 @@ def test_who_connects_without_end_takes_a_bounded_number_of_descriptors(publishi
         stranger.kill()
     print(f"descriptors {at_rest} + {max(fds) - at_rest}")
     assert max(fds) - at_rest <= CROWD_FDS_MAX
-    wait_until(lambda: open_fds(daemon) <= at_rest + 4, "what it opened is closed again", 30.0)
+    wait_until(lambda: open_fds(daemon) <= at_rest + 4, "what it opened is closed again")
     _hears(daemon)
 
 
@@ -229,6 +232,7 @@ def test_a_router_that_asks_often_in_whole_requests_stays_connected(publishing: 
     with daemon.connect() as pool, router_of(daemon, "none") as router:
         store(pool, pool.keys(tokens_of(1, CHUNK * 4)))
         wait_until(lambda: int(daemon.stats()["events.published_messages"]) >= 1, "it is published")
-        for _ in range(3000):  # more bytes than one unfinished request may have
+        for _ in range(60):  # more bytes than one unfinished request may have, by half
+            assert router.replay(0, LONG_TOPIC) == []
             assert len(router.replay(0)) >= 1
         assert daemon.stats()["events.ended_connections"] == 0

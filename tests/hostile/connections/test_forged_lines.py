@@ -66,7 +66,7 @@ def test_no_name_forges_a_line_of_the_log(start_daemon: Callable[..., Daemon]) -
     daemon = start_daemon(log__level="debug")
     daemon.connect(model=EVIL).close()
     with pytest.raises(Refused):
-        BlockingConnection(daemon.socket, hello_of(role=EVIL), 5.0)
+        BlockingConnection(daemon.socket, hello_of(role=EVIL), 60.0)
     with daemon.admin() as admin, pytest.raises(Refused):
         admin.call(m.Flush(EVIL, -1.0, EVIL), m.Report)
     _assert_clean(daemon.log())

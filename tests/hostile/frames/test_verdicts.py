@@ -8,7 +8,7 @@ from kvpool.types import Level
 from tests.hostile.rigs.raw_clients import engine, keys_of, mapped_arena, next_answer, raw_engine, read_back, store
 from tests.rigs.daemon import Daemon, wait_until
 
-CHUNKS = 400
+CHUNKS = 150
 
 
 def test_a_report_about_chunks_under_promotion_drops_nothing(
@@ -19,7 +19,7 @@ def test_a_report_about_chunks_under_promotion_drops_nothing(
     keys = keys_of(0, CHUNKS)
     with engine(daemon) as good, daemon.admin() as admin, raw_engine(daemon) as hostile:
         store(good, keys)
-        assert admin.demote_all(10.0)["left"] == 0
+        assert admin.demote_all(60.0)["left"] == 0
         admin.flush(None, None, "dram")
         assert daemon.stats()["dram.chunks"] == 0
         with mapped_arena(good) as arena:

@@ -257,7 +257,7 @@ def test_published_bytes_match_their_checksums_while_staging_is_written(by_copy:
         writer = threading.Thread(target=flip)
         writer.start()
         try:
-            for number in range(campaign.pick(300, 20_000)):
+            for number in range(campaign.pick(100, 20_000)):
                 made = reserve(hostile, key_of(3000 + number % 400))
                 if made.states[0] == SaveState.PRESENT:
                     continue  # stored before

@@ -21,7 +21,7 @@ from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 PUNCH_HOLE = 0x03  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
-CHUNKS = 12
+CHUNKS = 5
 TIMEOUT_S = 30.0
 ROUNDS = 3
 PAUSE_S = 0.002

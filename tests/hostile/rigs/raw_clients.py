@@ -23,7 +23,7 @@ from kvpool.protocol.records import staging as sm
 from kvpool.types import SaveState
 from tests.rigs.daemon import SMALL, Daemon
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 MODEL = "test-model"
 
 

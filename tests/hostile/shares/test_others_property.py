@@ -149,8 +149,8 @@ def test_anothers_lease_cannot_be_renewed(start_daemon: Callable[..., Daemon]) -
 
 
 @pytest.mark.parametrize("ticket", [b"", b"\0" * 32, b"t" * 31, b"t" * 33, b"t" * 100_000])
-def test_a_forged_ticket_gives_no_lease(daemon: Daemon, ticket: bytes) -> None:
-    with engine(daemon) as hostile:
+def test_a_forged_ticket_gives_no_lease(shared_daemon: Daemon, ticket: bytes) -> None:
+    with engine(shared_daemon) as hostile:
         store(hostile, keys_of(0, 2))
         lease = hostile.call(m.Acquire(keys_of(0, 2)), m.Leased).lease
         hostile.call(m.IssueTicket(lease), m.Ticket)
@@ -178,8 +178,10 @@ def test_a_ticket_gives_one_lease(daemon: Daemon) -> None:
     ],
     ids=["model", "dtype", "world", "scheduler"],
 )
-def test_a_ticket_of_another_model_or_layout_is_not_claimed(daemon: Daemon, model: str, layout: kv.Layout) -> None:
-    with engine(daemon) as issuer, engine(daemon, layout, model) as hostile:
+def test_a_ticket_of_another_model_or_layout_is_not_claimed(
+    shared_daemon: Daemon, model: str, layout: kv.Layout
+) -> None:
+    with engine(shared_daemon) as issuer, engine(shared_daemon, layout, model) as hostile:
         store(issuer, keys_of(0, 2))
         lease = issuer.call(m.Acquire(keys_of(0, 2)), m.Leased).lease
         ticket = issuer.call(m.IssueTicket(lease), m.Ticket).ticket
@@ -219,7 +221,7 @@ def test_answers_and_a_second_hello_are_no_requests(shared_daemon: Daemon, role:
 def _assert_has_no_place(daemon: Daemon, hello: m.Hello, request_: object) -> None:
     with engine(daemon) as good:
         store(good, keys_of(0, 2))
-        with BlockingConnection(daemon.socket, hello, 5.0) as hostile:
+        with BlockingConnection(daemon.socket, hello, 60.0) as hostile:
             with pytest.raises(Refused, match="is not allowed on this connection") as refusal:
                 hostile.call(request_, m.Done)
             assert refusal.value.code == "protocol"
@@ -274,8 +276,8 @@ def test_impossible_columns_are_refused(daemon: Daemon) -> None:
     ],
     ids=lambda request: f"{request.priority}-{request.duration_s}" if isinstance(request, m.RetainKeys) else None,
 )
-def test_impossible_orders_of_an_operator_are_refused(daemon: Daemon, request_: m.RetainKeys) -> None:
-    with daemon.admin() as hostile, pytest.raises(Refused) as refusal:
+def test_impossible_orders_of_an_operator_are_refused(shared_daemon: Daemon, request_: m.RetainKeys) -> None:
+    with shared_daemon.admin() as hostile, pytest.raises(Refused) as refusal:
         hostile.call(request_, m.Retained)
     assert refusal.value.code == "protocol"
 
@@ -303,11 +305,11 @@ def test_one_request_may_name_a_key_many_times(daemon: Daemon) -> None:
     assert daemon.problems() == []
 
 
-@pytest.mark.parametrize("older_than_s", [float("inf"), 1e300, -float("inf"), 5e-324])
-def test_a_flush_takes_any_number_of_seconds(daemon: Daemon, older_than_s: float) -> None:
+def test_a_flush_takes_any_number_of_seconds(daemon: Daemon) -> None:
     with engine(daemon) as good, daemon.admin() as admin:
-        store(good, keys_of(0, 2))
-        expected = 2 if older_than_s < 1 else 0
-        assert admin.flush(None, older_than_s)["chunks"] == expected
+        for older_than_s in (float("inf"), 1e300, -float("inf"), 5e-324):
+            store(good, keys_of(0, 2))
+            expected = 2 if older_than_s < 1 else 0
+            assert admin.flush(None, older_than_s)["chunks"] == expected, older_than_s
         with pytest.raises(Refused, match="not a number"):
             admin.flush(None, float("nan"))

@@ -17,7 +17,7 @@ from tests.rigs.tiers.tiered_pool import key_of, medium_of
 
 DRAM_CHUNKS = 64
 LONGEST = 24
-LIVES, STEPS = 4, 120
+LIVES, STEPS = 2, 120
 
 
 def chain_of(chance: random.Random) -> list[bytes]:

@@ -52,7 +52,7 @@ class Node:
         return sk.SoughtEach(bytes(key in self.store for key in keys), 1.0)
 
 
-@pytest.mark.parametrize("round_", range(4))
+@pytest.mark.parametrize("round_", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 4))])
 def test_hits_with_a_store_agree_with_a_search_of_every_end(round_: int) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}, round {round_}")

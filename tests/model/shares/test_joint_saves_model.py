@@ -16,7 +16,7 @@ from tests.rigs.shares.joint_pool import LAYOUT, TTL_NS, WHOLE, JointPool, PartS
 SHARES = [kv.Share.of_rank(LAYOUT, rank, size) for size in (1, 2, 4, 8) for rank in range(size)]
 SHARES += [kv.Share(stage, 1, 0, 8) for stage in range(2)]
 PATHS = ["abcdef", "abcxyz", "abq", "mnop", "mnrstu"]
-STEPS = 150
+STEPS = 100
 SAVES_MAX = 6
 DECLINED = (SaveState.PENDING, SaveState.NO_PARENT, SaveState.FULL, SaveState.SHARE)
 
@@ -164,8 +164,14 @@ class Player:
             assert self.pool.visible(self.sessions[1], path) == len(path)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("capacity", ["1MiB", "4MiB"])
+@pytest.mark.parametrize(
+    ("seed", "capacity"),
+    [
+        (0, "1MiB"),
+        (1, "4MiB"),
+        *(pytest.param(seed, capacity, marks=pytest.mark.slow) for capacity in ("1MiB", "4MiB") for seed in (2, 3, 4)),
+    ],
+)
 def test_random_parts_store_whole_chunks_or_none(seed: int, capacity: str) -> None:
     def check(pool: JointPool) -> None:
         player = Player(pool, seed)

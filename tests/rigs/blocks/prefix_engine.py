@@ -3,6 +3,7 @@
 It writes only what it is to compute, and asserts before each write that no other request and no prefix tree has the block.
 """
 
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -14,13 +15,18 @@ KV_BYTES = 8
 LAYERS = 2
 
 
-def kv_rows(tokens: list[int], layer: int, plane: int) -> list[bytes]:
+def kv_rows(tokens: list[int], layer: int, plane: int) -> tuple[bytes, ...]:
     """The KV that each token must have in a layer's plane."""
+    return _rows(tuple(tokens), layer, plane)
+
+
+@lru_cache(maxsize=8192)
+def _rows(tokens: tuple[int, ...], layer: int, plane: int) -> tuple[bytes, ...]:
     rows, state = [], b""
     for token in tokens:
         state = blake2b(state + token.to_bytes(4, "little"), digest_size=KV_BYTES).digest()
         rows.append(bytes(byte ^ (31 * layer + plane + 1) for byte in state))
-    return rows
+    return tuple(rows)
 
 
 class PrefixEngine:
@@ -123,9 +129,11 @@ class PrefixEngine:
             for layer in range(LAYERS):
                 buffer = self.blocks.buffers(layer)
                 for plane in range(2):
-                    for at, row in enumerate(kv_rows(self.tokens[request][:end], layer, plane)):
-                        found = bytes(buffer[table[at // self.size], plane, at % self.size, 0].tolist())
-                        assert found == row, f"request {request!r}, layer {layer}, plane {plane}, token {at}"
+                    items = buffer[table, plane, :, 0].reshape(-1, KV_BYTES).tolist()[:end]
+                    for at, (row, found) in enumerate(
+                        zip(kv_rows(self.tokens[request][:end], layer, plane), items, strict=True)
+                    ):
+                        assert bytes(found) == row, f"request {request!r}, layer {layer}, plane {plane}, token {at}"
 
     def verify(self) -> None:
         """Nothing is counted wrongly, and every byte is right."""

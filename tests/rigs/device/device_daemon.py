@@ -47,10 +47,31 @@ class DeviceDaemon(Daemon):
 
         wait_until(are_there, f"{chunks} copies", COPIED_S)
 
+    def empty(self) -> None:
+        """As it was at its start, but for what it has counted: for the next test of a module."""
+        self.control.order("clear 1")
+        with self.admin() as admin:
+            wait_until(lambda: not self._in_use(), "nothing of another test is under way", COPIED_S)
+            admin.flush(None, None, "")
+        assert (self.stats()["hbm.chunks"], self.stats()["dram.chunks"]) == (0, 0)
+
+    def _in_use(self) -> int:
+        counted = self.stats()
+        names = ("leases", "reservations", "dram.zombie_slots", "hbm.promoting_bytes", "hbm.waiting_prefixes")
+        return sum(int(counted[name]) for name in names)
+
     @property
     def uuid(self) -> bytes:
         """The UUID of its device."""
         return bytes.fromhex(self.info()["hbm_uuid"].removeprefix("GPU-").replace("-", ""))
+
+
+class ForkedDeviceDaemon(DeviceDaemon):
+    """One whose driver has its defaults and takes no orders: it starts as quickly as a daemon without a device."""
+
+    def __init__(self, directory: Path, **options: str) -> None:
+        super().__init__(directory, **options)
+        self.environment = {}
 
 
 class DeviceEngine:

@@ -18,7 +18,7 @@ from tests.rigs.native_copies import Store
 LAYOUT = kv.Layout(layers=5, kv_heads=2, head_dim=16, dtype="bfloat16", chunk_tokens=32)
 EXTENTS = OwnExtents.of(LAYOUT, kv.Share.whole(LAYOUT))
 BLOCKS, CHUNKS = 40, 8
-LONG_S = 20.0
+LONG_S = 60.0
 
 
 class Loading:

@@ -11,7 +11,7 @@ from kvpool_client.copying.device.extents import OwnExtents
 from kvpool_client.copying.device.pinned_memory import PinnedBytes
 from tests.rigs.device.engine import DeviceKv, EngineStream
 
-LONG_S = 20.0
+LONG_S = 60.0
 BLOCKS, CHUNKS = 64, 24
 
 

@@ -20,10 +20,14 @@ from tests.rigs.payload import assert_right_bytes, tokens_of
 
 CONTROL_PORT, STREAM_PORT = 9470, 9471
 # Short enough for tests, long enough for a busy machine.
-ANSWER_S, STALL_S, PULL_S = 1.0, 0.5, 1.5
-TIMES = {"peer.answer_timeout": "1s", "peer.stall_timeout": "500ms", "peer.pull_timeout": "1500ms"}
+ANSWER_S, STALL_S, PULL_S = 2.0, 1.0, 4.0
+TIMES = {
+    "peer.answer_timeout": f"{1000 * ANSWER_S:.0f}ms",
+    "peer.stall_timeout": f"{1000 * STALL_S:.0f}ms",
+    "peer.pull_timeout": f"{1000 * PULL_S:.0f}ms",
+}
 # Beyond a deadline, until a client knows: the machine may be busy.
-GRACE_S = 3.0
+GRACE_S = 60.0
 
 
 class HostedDaemon(Daemon):

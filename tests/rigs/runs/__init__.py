@@ -1,1 +1,1 @@
-"""Options of a run of tests: second runs and samples."""
+"""Options of a run of tests: samples, a limit on the time, verdicts."""

@@ -16,10 +16,13 @@ import socket
 import subprocess
 import sys
 
+from kvpool import failpoint
+
 REQUEST_BYTES_MAX = 1 << 20
 STATUS_BYTES = 4
 # Set by pytest itself for each test.
 NOT_COMPARED = "PYTEST_CURRENT_TEST"
+AT_IMPORT = frozenset(os.environ)
 
 
 class ForkedDaemon:
@@ -84,11 +87,11 @@ class DaemonFork:
         """Whether a daemon would have the environment that the modules were imported in."""
         return self._environment == _compared_environment()
 
-    def start(self, arguments: list[str], log: int) -> ForkedDaemon:
-        """A daemon with these arguments and that log."""
+    def start(self, arguments: list[str], log: int, failpoints: str = "") -> ForkedDaemon:
+        """A daemon with these arguments and that log, whose failpoints are these."""
         reading, writing = os.pipe()
         try:
-            request = json.dumps({"arguments": arguments, "directory": os.getcwd()}).encode()
+            request = json.dumps({"arguments": arguments, "directory": os.getcwd(), "failpoints": failpoints}).encode()
             assert len(request) <= REQUEST_BYTES_MAX
             socket.send_fds(self._socket, [request], [log, writing])
             pid = int.from_bytes(self._socket.recv(STATUS_BYTES), "little")
@@ -106,10 +109,15 @@ class Starts:
     @classmethod
     def fork(cls) -> DaemonFork | None:
         """The forking process, where daemons may be forked."""
-        if cls.are_executed:
+        if cls.are_executed or (cls._fork is None and _has_settings_of_a_test()):
             return None
         cls._fork = cls._fork or DaemonFork()
         return cls._fork if cls._fork.fits() else None
+
+
+def _has_settings_of_a_test() -> bool:
+    """Whether a test has set variables of kvpool: a fork that is begun meanwhile would fit no other test."""
+    return any(name.startswith("KVPOOL_") and name not in AT_IMPORT for name in os.environ)
 
 
 def _compared_environment() -> dict[str, str]:
@@ -164,6 +172,9 @@ def _become(request: dict[str, object], log: int) -> list[str]:
     os.dup2(log, 2)
     os.close(log)
     os.chdir(str(request["directory"]))
+    if request["failpoints"]:
+        os.environ[failpoint.VARIABLE] = str(request["failpoints"])
+        failpoint.reach = failpoint.arm_from_environment()
     arguments = request["arguments"]
     assert isinstance(arguments, list)
     return arguments

@@ -50,11 +50,13 @@ def pytest_configure_node(node: Any) -> None:
     getattr(node, FROM_CONTROLLER)[SEED_NAME] = node.config.stash[SAMPLE_SEED]
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    """Name the sample and its seed."""
-    if _one_in() == 1:
-        return None
-    return f"a sample: one case in {_one_in()} of each test, KVPOOL_SEED={config.stash[SAMPLE_SEED]}"
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name the sample, and how to draw it again."""
+    if _one_in() > 1:
+        terminalreporter.section("sample")
+        terminalreporter.write_line(
+            f"one case in {_one_in()} of each test; the same again: KVPOOL_SEED={config.stash[SAMPLE_SEED]}"
+        )
 
 
 @pytest.hookimpl(trylast=True)

@@ -30,13 +30,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[DEADLINE_S] = time.monotonic() + _limit_s()
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    """Name the limit and the seed of the order."""
-    if math.isinf(_limit_s()):
-        return None
-    return f"tests begin within {_limit_s():.0f} s, files in an order drawn by KVPOOL_SEED={config.stash[SAMPLE_SEED]}"
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Draw the order of the files; the tests of one stay together, in their order. Every worker draws the same."""

@@ -33,12 +33,12 @@ OFFER = 1
 PULL = 7
 
 
-async def until(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
     """Until the condition holds; fails with `what` after the time."""
     deadline = time.monotonic() + timeout_s * PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(0.005)
 
 
 @dataclass
@@ -118,9 +118,11 @@ class Pair:
         )
 
     async def pull(self, order: Order) -> list[ChunkEnd]:
-        """Submit an order; the ends of its chunks, in their order."""
+        """Submit an order; the ends of its chunks, in their order, once the job itself has ended."""
         assert self.here.transport.submit(order)
-        return await self.ends()
+        ends = await self.ends()
+        await until(lambda: not self.here.transport._running, "the job has ended")
+        return ends
 
     async def ends(self) -> list[ChunkEnd]:
         """The ends of all chunks."""
@@ -134,11 +136,10 @@ class Pair:
         return sorted(found, key=lambda one: one.chunk)
 
 
-def _side(directory: Path, chunks: int, *, is_owner: bool, is_real: bool, buffer_bytes: int, rate: int) -> Side:
+def _engine(directory: Path, *, is_real: bool, buffer_bytes: int) -> Engine:
     directory.mkdir()
     Script().write(directory)
-    node, clock = Node(chunks, is_owner=is_owner), MonotonicClock()
-    engine = Engine(
+    return Engine(
         EngineSettings(
             host=HOST,
             protocol=PROTOCOL if is_real else "tcp",
@@ -150,6 +151,10 @@ def _side(directory: Path, chunks: int, *, is_owner: bool, is_real: bool, buffer
         ),
         random.Random(1),
     )
+
+
+def _side(directory: Path, engine: Engine, chunks: int, *, is_owner: bool, rate: int) -> Side:
+    node, clock = Node(chunks, is_owner=is_owner), MonotonicClock()
     server = node.serve()
 
     def checks_of(offered: OfferedChunks) -> bytes:
@@ -165,21 +170,31 @@ def _side(directory: Path, chunks: int, *, is_owner: bool, is_real: bool, buffer
     return Side(node, engine, parts, transport, directory)
 
 
+def _pair(owner: Side, here: Side, chunks: int) -> Pair:
+    slots = owner.node.slots
+    server = owner.node.serve()
+    checks = server.checks(
+        owner.node.store.view, slots.offsets, slots.slots, slots.generations, layers=LAYERS, layer_bytes=LAYER_BYTES
+    )
+    return Pair(owner, here, Link(owner.parts), checks, chunks)
+
+
 @asynccontextmanager
 async def engine_pair(
     directory: Path, *, chunks: int = 5, is_real: bool = False, buffer_bytes: int = 128 << 10, rate: int = 0
 ) -> AsyncIterator[Pair]:
     """A pair whose engines serve. `is_real`: with the library."""
     owner, here = (
-        _side(directory / name, chunks, is_owner=name == "owner", is_real=is_real, buffer_bytes=buffer_bytes, rate=rate)
+        _side(
+            directory / name,
+            _engine(directory / name, is_real=is_real, buffer_bytes=buffer_bytes),
+            chunks,
+            is_owner=name == "owner",
+            rate=rate,
+        )
         for name in ("owner", "here")
     )
-    slots = owner.node.slots
-    server = owner.node.serve()
-    checks = server.checks(
-        owner.node.store.view, slots.offsets, slots.slots, slots.generations, layers=LAYERS, layer_bytes=LAYER_BYTES
-    )
-    pair = Pair(owner, here, Link(owner.parts), checks, chunks)
+    pair = _pair(owner, here, chunks)
     try:
         for side in (owner, here):
             side.transport.start(lambda: None)
@@ -195,3 +210,30 @@ async def engine_pair(
             owner.parts.drop(OFFER)
         for side in (here, owner):
             side.parts.close()
+
+
+@asynccontextmanager
+async def on_engines_of(serving: Pair, *, chunks: int = 5, rate: int = 0) -> AsyncIterator[Pair]:
+    """A pair with nodes, parts and transports of its own on the engines of one that goes on to serve."""
+    for former in (serving.owner, serving.here):
+        assert former.engine.is_serving, "a test has ended the process of engines that others share"
+        former.engine.counts.clear()
+    owner, here = (
+        _side(former.directory, former.engine, chunks, is_owner=former is serving.owner, rate=rate)
+        for former in (serving.owner, serving.here)
+    )
+    try:
+        yield _pair(owner, here, chunks)
+    finally:
+        for side in (here, owner):
+            side.follow(Script())
+            await side.transport._connector.close()
+            side.engine.on_change.remove(side.transport._connector._note_change)
+            await until(lambda side=side: not side.transport._running, "no job is left")  # type: ignore[misc]  # bound now
+        if OFFER in owner.parts._offers:
+            owner.parts.drop(OFFER)
+        for side in (here, owner):
+            side.parts.close()
+            side.transport._threads.shutdown()
+            await until(lambda side=side: side.engine.quarantined_bytes == 0, "all reads have ended")  # type: ignore[misc]
+            assert side.engine.verify() == []

@@ -6,6 +6,7 @@ A convolution's last inputs, by step or by channel, of three projections, then a
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -42,12 +43,13 @@ class DividedStates:
 
     def of_rank(self, layer: int, tokens: Sequence[int], rank: int, ranks: int) -> torch.Tensor:
         """A rank's state behind these tokens."""
+        known = tuple(tokens)
         inputs = [
-            _bytes_of(layer, tokens, name, STEPS * width * parts).view(STEPS, -1).chunk(parts, dim=1)[rank % parts]
+            _bytes_of(layer, known, name, STEPS * width * parts).view(STEPS, -1).chunk(parts, dim=1)[rank % parts]
             for name, (width, parts) in enumerate(self._projections(ranks))
         ]
         convolved = torch.cat(inputs, dim=1)
-        recurrent = _bytes_of(layer, tokens, "recurrent", HEADS * WIDTH * DEPTH).chunk(ranks)[rank]
+        recurrent = _bytes_of(layer, known, "recurrent", HEADS * WIDTH * DEPTH).chunk(ranks)[rank]
         return torch.cat([(convolved.T if self.is_by_channel else convolved).flatten(), recurrent])
 
     def _projections(self, ranks: int) -> list[tuple[int, int]]:
@@ -57,6 +59,7 @@ class DividedStates:
         return [(width // ranks, ranks) for width in PROJECTIONS[self.kind]]
 
 
-def _bytes_of(layer: int, tokens: Sequence[int], name: object, count: int) -> torch.Tensor:
-    digest = hashlib.shake_128(repr((layer, list(tokens), name)).encode()).digest(count)
+@lru_cache(maxsize=1024)
+def _bytes_of(layer: int, tokens: tuple[int, ...], name: object, count: int) -> torch.Tensor:
+    digest = hashlib.shake_128(repr((layer, tokens, name)).encode()).digest(count)
     return torch.frombuffer(bytearray(digest), dtype=torch.uint8)

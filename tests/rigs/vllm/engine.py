@@ -6,20 +6,21 @@ wrong bytes that no load error of the same step explains: it must stay 0. Plans 
 between processes.
 """
 
-import hashlib
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 from tests.rigs.daemon import wait_until
+from tests.rigs.vllm import token_kv
 from tests.rigs.vllm.blocks import ScriptedBlocks
 from tests.rigs.vllm.config import caches_of, config_of, stage_spans
 from tests.rigs.vllm.fake_vllm import KVConnectorRole
 from tests.rigs.vllm.request import BLOCK, Request
-from tests.rigs.vllm.specs import HEADS, LAYERS, NAMES, TOKEN_BYTES, WIDTH, FullAttentionSpec
+from tests.rigs.vllm.specs import HEADS, LAYERS, NAMES, WIDTH, FullAttentionSpec
 
 
 class Blocks:
@@ -372,29 +373,19 @@ class ScriptedEngine:
         return {block for request in self.requests for block in request.table}
 
     def _is_right(self, rank: int, layer: int, request: Request) -> bool:
-        return all(
-            torch.equal(self._slot(rank, layer, request, position), self._kv_of(rank, layer, request, position))
-            for position in range(request.num_computed)
-        )
+        end = request.num_computed
+        found = token_kv.read(self.kv[rank][layer].numpy(), request.table, 0, end)
+        return np.array_equal(found, self._kv_of(rank, layer, request, 0, end))
 
     def _write(self, rank: int, layer: int, request: Request, count: int, *, spoiled: bool) -> None:
-        for position in range(request.num_computed, request.num_computed + count):
-            value = self._kv_of(rank, layer, request, position)
-            self._slot(rank, layer, request, position).copy_(255 - value if spoiled else value)
+        first = request.num_computed
+        values = self._kv_of(rank, layer, request, first, first + count)
+        token_kv.write(self.kv[rank][layer].numpy(), request.table, first, 255 - values if spoiled else values)
 
-    def _slot(self, rank: int, layer: int, request: Request, position: int) -> torch.Tensor:
-        return self.kv[rank][layer][request.table[position // BLOCK], :, position % BLOCK]
-
-    def _kv_of(self, rank: int, layer: int, request: Request, position: int) -> torch.Tensor:
-        shard, tokens = self.shards[rank], request.tokens[: position + 1]
+    def _kv_of(self, rank: int, layer: int, request: Request, first: int, end: int) -> token_kv.Bytes:
+        """The right KV of a span of a request's tokens on a rank."""
+        count = self.heads or HEADS
+        # Heads of a whole model have other numbers than those that each rank has of its own.
+        lowest = self.shards[rank] * count + (1000 if self.heads else 0)
         adapter = getattr(request.lora_request, "lora_name", "")
-        if not self.heads:
-            return kv_of(layer, shard, tokens, adapter)
-        heads = range(shard * self.heads, (shard + 1) * self.heads)
-        return torch.stack([kv_of(layer, 1000 + head, tokens, adapter)[0] for head in heads])
-
-
-def kv_of(layer: int, shard: int, tokens: Sequence[int], adapter: str) -> torch.Tensor:
-    """The right KV of a token."""
-    digest = hashlib.blake2b(repr((layer, shard, list(tokens), adapter)).encode(), digest_size=TOKEN_BYTES).digest()
-    return torch.frombuffer(bytearray(digest), dtype=torch.uint8).view(HEADS, WIDTH)
+        return token_kv.kv_of(layer, range(lowest, lowest + count), request.tokens[:end], adapter, first=first)

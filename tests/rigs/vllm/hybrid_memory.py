@@ -6,10 +6,11 @@ the other groups.
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 
+from tests.rigs.vllm import token_kv
 from tests.rigs.vllm.divided_states import DividedStates
-from tests.rigs.vllm.engine import kv_of
 from tests.rigs.vllm.request import BLOCK
 from tests.rigs.vllm.specs import STATE_PADDING, WIDTH
 
@@ -35,6 +36,7 @@ class HybridMemory:
             [torch.full((blocks, count, BLOCK, WIDTH), 255, dtype=torch.uint8) for count in heads_of]
             for _ in self.ranks
         ]
+        self._arrays = [[tensor.numpy() for tensor in layers] for layers in self.kv]  # the same memory
 
     def states(self, rank: int, layer: int) -> torch.Tensor:
         """A layer's blocks as states, without their padding."""
@@ -45,23 +47,22 @@ class HybridMemory:
 
     def overwrite(self, blocks: Iterable[int]) -> None:
         """Fill blocks with bytes that belong to no token."""
-        for layers in self.kv:
-            for tensor in layers:
-                tensor[list(blocks)] = 254
+        places = list(blocks)
+        for layers in self._arrays:
+            for array in layers:
+                array[places] = 254
 
     def is_right(
         self, rank: int, group: int, layer: int, *, table: Sequence[int], tokens: list[int], first: int
     ) -> bool:
         """Whether the KV of `tokens` is in place from the first one on that is read."""
-        return all(
-            torch.equal(self._slot(rank, layer, table, place), self._kv_of(rank, group, layer, tokens[: place + 1]))
-            for place in range(first, len(tokens))
-        )
+        end = len(tokens)
+        found = token_kv.read(self._arrays[rank][layer], table, first, end)
+        return np.array_equal(found, self._kv_of(rank, group, layer, tokens, first))
 
     def write(self, rank: int, group: int, layer: int, *, table: Sequence[int], tokens: list[int], first: int) -> None:
         """Compute the KV of `tokens` from the first one on."""
-        for place in range(first, len(tokens)):
-            self._slot(rank, layer, table, place).copy_(self._kv_of(rank, group, layer, tokens[: place + 1]))
+        token_kv.write(self._arrays[rank][layer], table, first, self._kv_of(rank, group, layer, tokens, first))
 
     def is_right_state(self, rank: int, group: int, layer: int, *, table: Sequence[int], tokens: list[int]) -> bool:
         """Whether the state behind `tokens` is in place; behind none nothing must be."""
@@ -74,12 +75,10 @@ class HybridMemory:
         """Compute the state behind `tokens`."""
         self._state(rank, layer, table, len(tokens)).copy_(self._state_of(rank, group, layer, tokens))
 
-    def _slot(self, rank: int, layer: int, table: Sequence[int], place: int) -> torch.Tensor:
-        return self.kv[rank][layer][table[place // BLOCK], :, place % BLOCK]
-
-    def _kv_of(self, rank: int, group: int, layer: int, tokens: list[int]) -> torch.Tensor:
-        number, first = self._numbers[group][layer], self._first_heads[rank]
-        return torch.stack([kv_of(number, first + head, tokens, "")[0] for head in range(self._heads_of[layer])])
+    def _kv_of(self, rank: int, group: int, layer: int, tokens: list[int], first: int) -> token_kv.Bytes:
+        """The right KV of `tokens` from the first one on, in the heads that a rank has."""
+        number, lowest = self._numbers[group][layer], self._first_heads[rank]
+        return token_kv.kv_of(number, range(lowest, lowest + self._heads_of[layer]), tokens, first=first)
 
     def _state(self, rank: int, layer: int, table: Sequence[int], count: int) -> torch.Tensor:
         return self.states(rank, layer)[table[(count - 1) // BLOCK]].flatten()
@@ -87,5 +86,5 @@ class HybridMemory:
     def _state_of(self, rank: int, group: int, layer: int, tokens: list[int]) -> torch.Tensor:
         if self._divided is not None:
             return self._divided.of_rank(self._numbers[group][layer], tokens, rank, len(self.ranks))
-        value = self._kv_of(rank, group, layer, tokens).flatten()
+        value = torch.from_numpy(self._kv_of(rank, group, layer, tokens, len(tokens) - 1)).flatten()
         return value.repeat(BLOCK)[: self.states(rank, layer).shape[-1]]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvpool.clock import NS_PER_S, MonotonicClock
 from tests.rigs.daemon import Daemon
 from tests.rigs.vllm import fake_vllm
 from tests.rigs.vllm.engine import ScriptedEngine
@@ -24,8 +25,9 @@ def start_engine(daemon: Daemon) -> Iterator[StartEngine]:
         from kvpool_client.vllm import connector
 
         def start(**options: Any) -> ScriptedEngine:
-            arguments: dict[str, Any] = {"kvpool__load": "async", "kvpool__always_load": True, "kvpool__wait_s": 5.0}
-            arguments.update({"kvpool__save": "all", **options})
+            arguments: dict[str, Any] = {"kvpool__load": "async", "kvpool__always_load": True, "kvpool__save": "all"}
+            # No test fails where the machine has other things to do for some seconds.
+            arguments.update({"kvpool__wait_s": 60.0, "kvpool__timeout_s": 60.0, **options})
             engine = ScriptedEngine(connector.KVPoolConnector, arguments.pop("socket", daemon.socket), **arguments)
             stack.callback(engine.close)
             engines.append(engine)
@@ -51,3 +53,39 @@ def ask(engine: ScriptedEngine, name: str, tokens: list[int], **more: Any) -> Re
     request = Request(name, list(tokens), **more)
     engine.run(request)
     return request
+
+
+class LaterClock(MonotonicClock):
+    """The time of day, or later on command."""
+
+    def __init__(self) -> None:
+        self._later_ns = 0
+
+    def now_ns(self) -> int:
+        return super().now_ns() + self._later_ns
+
+    def pass_s(self, seconds: float) -> None:
+        """So much time is over."""
+        self._later_ns += int(seconds * NS_PER_S)
+
+
+def later_clock(engine: ScriptedEngine) -> LaterClock:
+    """A clock of the test's for what an engine waits from now on: for saves of others, for answers, for its own saves."""
+    clock, half = LaterClock(), engine.scheduler._scheduler
+    for waiting in (half, half._hits, half._offers, *(worker._worker._saver for worker in engine.workers)):
+        assert isinstance(waiting._clock, MonotonicClock)
+        waiting._clock = clock
+    return clock
+
+
+def lose_next_lease(engine: ScriptedEngine, rank: int = 0) -> None:
+    """Make the next ticket of this rank unknown; every chunk stays stored."""
+    pool = engine.workers[rank]._worker.pool
+    claim = pool.claim
+
+    def lost(ticket: bytes) -> Any:
+        pool.claim = claim
+        claim(ticket).release()  # unclaimed it would hold its chunks until its time is over
+        return claim(b"forged" + ticket)
+
+    pool.claim = lost

@@ -176,11 +176,11 @@ def _reads_or_refuses(trace: Trace) -> None:
             assert request.at_s >= 0
 
 
-any_file = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+any_file = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text('aZ07 "\\\n\0é漢🙂', max_size=5),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(sorted(GOOD)), inner),
-    max_leaves=8,
+    max_leaves=4,
 )
 
 
@@ -201,7 +201,7 @@ def test_any_damage_is_read_or_refused(tmp_path: Path, name: str, at: int, bits:
     _reads_or_refuses(trace)
 
 
-@pytest.mark.parametrize("kept", [0.2, 0.5, 0.9])
+@pytest.mark.parametrize("kept", [0.2, 0.9])
 def test_a_gzip_file_that_is_cut_off_is_refused(tmp_path: Path, kept: float) -> None:
     trace = _write(tmp_path / "t.jsonl.gz", *({**GOOD, "timestamp": number} for number in range(500)))
     data = trace.path.read_bytes()

@@ -110,12 +110,13 @@ def test_the_head_of_a_block_is_copied_also_of_the_last_part_block(common: int, 
     engine.verify()
 
 
-def test_the_longest_head_among_many_siblings_is_found() -> None:
-    engine = PrefixEngine(4096)
-    for number in range(1500):
+def test_the_longest_head_among_many_siblings_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool_client.blocks.tree.child_order.RUN_MAX", 32)
+    engine = PrefixEngine(512)
+    for number in range(150):
         engine.run(number, [1, number, number % 7, 3, 9])
-    assert engine.run("x", [1, 700, 0, 8, 8]) == 3
-    assert engine.run("y", [1, 1499, 1, 3, 8]) == 4
+    assert engine.run("x", [1, 70, 0, 8, 8]) == 3
+    assert engine.run("y", [1, 149, 2, 3, 8]) == 4
     assert engine.run("z", [1, 5000, 1, 3, 8]) == 1
     assert engine.blocks.verify() == []
 

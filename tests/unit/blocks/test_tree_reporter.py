@@ -63,7 +63,7 @@ class Desk:
             listener()
 
     def send(self, session: object, removed: list[bytes], stored: list[ReportedChunk], *, is_anew: bool) -> bytes:
-        assert self.gate.wait(10.0)
+        assert self.gate.wait(60.0)
         assert session is self.session
         assert len(removed) + len(stored) <= ec.REPORT_CHUNKS_MAX
         self.reports.append((len(removed), len(stored), is_anew))
@@ -149,7 +149,7 @@ def reporter(desk: Desk, tree: Tree) -> Iterator[TreeReporter]:
 
 
 def converged(desk: Desk, tree: Tree) -> None:
-    wait_until(lambda: set(desk.has) == tree.keys(), "the daemon has what the tree has", 10.0)
+    wait_until(lambda: set(desk.has) == tree.keys(), "the daemon has what the tree has")
 
 
 def test_whole_chunks_are_reported_when_their_last_block_is_there_and_removed_when_the_first_leaves(

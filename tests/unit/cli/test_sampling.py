@@ -44,7 +44,7 @@ def _run(directory: Path, sample: str, seed: str = "", workers: int = 0) -> subp
         env={**os.environ, "KVPOOL_SAMPLE": sample, "KVPOOL_SEED": seed},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

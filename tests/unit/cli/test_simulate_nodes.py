@@ -108,6 +108,7 @@ def test_one_node_has_the_hits_of_the_simulation_without_nodes(trace: Path, caps
     assert alone == [[row[name] for name in same] for row in _rows(capsys, *more, "--nodes", 1)]
 
 
+@pytest.mark.slow
 def test_two_processes_find_what_one_finds(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [_rows(capsys, trace, "--nodes", "1,2,5", "--router", "kv-aware", "--processes", count) for count in (1, 2)]
     for row in (*runs[0], *runs[1]):

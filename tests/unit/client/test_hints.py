@@ -191,6 +191,7 @@ def test_directives_are_bounded_over_all_actions_whether_they_are_good_or_not() 
     assert beyond.reason == f"1 directives where 0 are left, expected at most {DIRECTIVES_MAX} in all"
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("name", ["retention", "decode_priority", "kv_hints"])
 def test_the_largest_transfer_params_are_read_within_little_time(name: str) -> None:
     many = [{"start": at, "end": at + 1, "priority": 50, "duration": 3.0} for at in range(256)]

@@ -25,6 +25,8 @@ from kvpool_client.engines.load_cost import (
 DRAM, SSD = int(Level.DRAM), int(Level.SSD)
 CHUNK_BYTES, CHUNK_TOKENS = 1 << 20, 256
 
+SOME = settings(max_examples=30, deadline=None)
+
 hits = st.lists(st.sampled_from([DRAM, SSD]), max_size=60).map(bytes)
 rates = st.floats(1e5, 1e11)
 prefills = st.floats(1.0, 1e7)
@@ -41,7 +43,7 @@ def saved_s(levels: bytes, count: int, dram: float, ssd: float, prefill: float) 
 
 
 @given(hits, rates, rates, prefills)
-@settings(deadline=None)
+@SOME
 def test_the_chosen_prefix_saves_the_most_time(levels: bytes, dram: float, ssd: float, prefill: float) -> None:
     count = taken(levels, dram, ssd, prefill)
     assert 0 <= count <= len(levels)
@@ -52,7 +54,7 @@ def test_the_chosen_prefix_saves_the_most_time(levels: bytes, dram: float, ssd: 
 
 
 @given(hits, rates, rates, prefills, st.floats(1.0, 1e3))
-@settings(deadline=None)
+@SOME
 def test_faster_loads_or_slower_computing_never_load_less(
     levels: bytes, dram: float, ssd: float, prefill: float, factor: float
 ) -> None:
@@ -63,12 +65,14 @@ def test_faster_loads_or_slower_computing_never_load_less(
 
 
 @given(hits, prefills)
+@SOME
 def test_every_chunk_is_loaded_where_loading_is_always_faster(levels: bytes, prefill: float) -> None:
     quick = CHUNK_BYTES / (CHUNK_TOKENS / prefill) * 1.01
     assert taken(levels, quick, quick, prefill) == len(levels)
 
 
 @given(hits, prefills)
+@SOME
 def test_no_chunk_is_loaded_where_computing_is_always_faster(levels: bytes, prefill: float) -> None:
     slow = CHUNK_BYTES / (CHUNK_TOKENS / prefill) * 0.99
     assert taken(levels, slow, slow, prefill) == 0
@@ -86,6 +90,7 @@ def test_chunks_are_loaded_while_no_rate_is_known() -> None:
 
 
 @given(st.integers(0, 1 << 20), st.floats(0.0, 1e7), st.floats(0.0, 10.0))
+@SOME
 def test_a_wait_is_no_longer_than_computing_and_than_the_limit(tokens: int, prefill: float, longest: float) -> None:
     limit = wait_limit_s(tokens, rates=Rates({}, prefill), longest_s=longest)
     assert 0.0 <= limit <= longest
@@ -94,6 +99,7 @@ def test_a_wait_is_no_longer_than_computing_and_than_the_limit(tokens: int, pref
 
 
 @given(st.lists(st.tuples(st.floats(1, 1e15), st.floats(1e-9, 1e6)), min_size=1, max_size=30))
+@SOME
 def test_a_rate_stays_within_its_bounds(samples: list[tuple[float, float]]) -> None:
     rate = MedianRate(1e9, least=RATE_MIN, most=RATE_MAX)
     for amount, seconds in samples:
@@ -109,6 +115,7 @@ def test_invalid_measurements_change_no_rate() -> None:
 
 
 @given(st.lists(st.floats(0.9, 1.1), max_size=20), st.floats(1e-6, 0.5), st.integers(0, 20))
+@SOME
 def test_one_stalled_load_declines_no_tier(steady: list[float], stalled: float, after: int) -> None:
     """Whenever it comes, the very first load included."""
     rate = MedianRate(1e9, least=RATE_MIN, most=RATE_MAX)
@@ -118,6 +125,7 @@ def test_one_stalled_load_declines_no_tier(steady: list[float], stalled: float, 
 
 
 @given(st.integers(0, 20), st.floats(1e-3, 0.5))
+@SOME
 def test_three_slow_loads_change_the_rate(before: int, slow: float) -> None:
     rate = MedianRate(1e9, least=RATE_MIN, most=RATE_MAX)
     for factor in [1.0] * before + [slow] * 3:

@@ -33,7 +33,7 @@ def _observed(
     return distances
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**32), st.integers(14, 200))
 def test_a_sample_of_everything_is_exact_but_for_the_width_of_a_bin(seed: int, blocks: int) -> None:
     workload = workload_of(random_prompts(seed, 80))
@@ -43,7 +43,7 @@ def test_a_sample_of_everything_is_exact_but_for_the_width_of_a_bin(seed: int, b
     assert low - 1e-9 <= lru_hits(workload, blocks) / workload.references <= high + 1e-9
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**32), st.integers(16, 64), st.floats(0.05, 1.0), st.floats(0.05, 1.0))
 def test_however_small_the_sample_its_books_are_right(seed: int, samples: int, rate: float, horizon: float) -> None:
     distances = _observed(workload_of(random_prompts(seed, 300)), samples=samples, rate_max=rate, horizon=horizon)

@@ -97,13 +97,15 @@ def test_every_user_may_keep_one_open() -> None:
         assert len(fill(names, user, (("m", layout) for layout in SIZES[8 * user :]))) == 1
 
 
-def test_unused_namespaces_are_released_before_a_user_is_refused() -> None:
+def test_unused_namespaces_are_released_before_a_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 512
+    monkeypatch.setattr("kvpool.index.namespaces.NAMESPACES_MAX", most)
     names = namespaces()
     for layout in SIZES[:SIZE_CLASSES_MAX]:
         names.open("left behind", layout)
-    for number in range(NAMESPACES_MAX // 2):
-        names.open(f"left behind {number}", LAYOUT)
     assert len(fill(names, GREEDY, (("m", layout) for layout in SIZES))) == 48
-    for number in range(3000):
+    for number in range(most // 2):
+        names.open(f"left behind {number}", SIZES[0])
+    for number in range(int(SHARE * most) - 60):
         names.join(names.open_ranks(f"m{number}", SIZES[0], GREEDY).values(), GREEDY)
     assert names.verify() == []

@@ -13,11 +13,13 @@ from kvpool.clock import NS_PER_S
 from kvpool.config.config import load_config
 from kvpool.index.parts import PART_CHUNKS, Parts
 from kvpool.pool.pool import Pool
+from kvpool.pool.writers.ending_reservations import ENDED_AT_ONCE
 from kvpool.protocol.records import messages as m
 from kvpool.types import KEY_BYTES, ConnectionId, SaveState
 from tests.rigs.daemon import SMALL
 
 CHAIN = 16384  # server.max_chain_chunks
+SHORT = 2048  # enough for several calls and parts
 T = TypeVar("T")
 # A turn is one millisecond; load on the machine makes one longer, so the best of a few rounds counts, with twice the turn, and
 # with as much more as this processor needs for plain Python than those that the millisecond was measured on.
@@ -37,10 +39,11 @@ class Clock:
 
 
 class Setting:
-    """A pool with room for two of the longest chains, and one engine."""
+    """A pool with room for two chains of `chain` chunks, and one engine."""
 
-    def __init__(self) -> None:
-        chunks = 2 * CHAIN
+    def __init__(self, chain: int = CHAIN) -> None:
+        self.chain = chain
+        chunks = 2 * chain
         options = (
             f"dram.capacity={chunks * SMALL.chunk_bytes}B",
             f"dram.max_chunks={chunks}",
@@ -76,28 +79,47 @@ class Setting:
 
     def store(self, keys: bytes) -> None:
         made = self.reserve(keys)
-        assert made.states == bytes([SaveState.RESERVED]) * CHAIN
-        assert self.commit(made, CHAIN).states == bytes([SaveState.STORED]) * CHAIN
+        assert made.states == bytes([SaveState.RESERVED]) * self.chain
+        assert self.commit(made, self.chain).states == bytes([SaveState.STORED]) * self.chain
 
     def acquire(self, keys: bytes) -> m.Leased:
         return self.serve(self.pool.chains.acquire(self.session, m.Acquire(keys)))
+
+    def keys(self, seed: int) -> bytes:
+        """Keys of a chain."""
+        return chain(seed, self.chain)
+
+    def writing(self) -> int:
+        """Chunks of reservations."""
+        return int(self.pool.measure({}).directory["writing"])
+
+    def end_rest(self, begun: int) -> tuple[int, int]:
+        """End the chunks that were `begun` and are to end: in how many more calls, and how many in one of all calls at most."""
+        calls, most, left = 0, begun - self.writing(), self.writing()
+        while self.pool._writers.has_backlog:
+            begun_s = time.thread_time()
+            self.pool._writers.go_on(self.clock.now_ns())
+            self.longest_s = max(self.longest_s, time.thread_time() - begun_s)
+            calls, most, left = calls + 1, max(most, left - self.writing()), self.writing()
+        assert left == 0
+        return calls, most
 
     def problems(self) -> list[str]:
         problems: list[str] = self.pool.verify()["problems"]
         return problems
 
 
-def chain(seed: int) -> bytes:
-    """Keys of the longest chain; the pool never checks their derivation."""
-    return np.random.default_rng(seed).bytes(CHAIN * KEY_BYTES)
+def chain(seed: int, chunks: int = CHAIN) -> bytes:
+    """Keys of a chain; the pool never checks their derivation."""
+    return np.random.default_rng(seed).bytes(chunks * KEY_BYTES)
 
 
-def in_setting(check: Callable[[Setting], None]) -> float:
+def in_setting(check: Callable[[Setting], None], *, chain: int = SHORT, rounds: int = 1) -> float:
     """The longest part of any request in `check`, in the best of some rounds."""
     longest_s = []
 
     async def run() -> None:
-        setting = Setting()
+        setting = Setting(chain)
         await setting.pool.start()
         gc.collect()
         gc.disable()
@@ -109,7 +131,7 @@ def in_setting(check: Callable[[Setting], None]) -> float:
         longest_s.append(setting.longest_s)
         await setting.pool.stop()
 
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         asyncio.run(run())
     return min(longest_s)
 
@@ -180,25 +202,74 @@ def orders(setting: Setting) -> None:
     assert setting.serve(setting.pool.flush("model", None))["chunks"] == CHAIN
 
 
+def closed(setting: Setting) -> None:
+    """What a closed connection has reserved ends in parts."""
+    for seed in (1, 2):
+        setting.reserve(setting.keys(seed))
+    begun, begun_s = setting.writing(), time.thread_time()
+    setting.pool.drop_connection(setting.session.connection)
+    setting.longest_s = max(setting.longest_s, time.thread_time() - begun_s)
+    calls, most = setting.end_rest(begun)
+    assert begun == 2 * setting.chain
+    assert 0 < most <= ENDED_AT_ONCE
+    assert calls >= begun // ENDED_AT_ONCE - 1
+    assert setting.pool.measure({}).directory["zombies"] == 0
+
+
+def expired(setting: Setting) -> None:
+    """What is reserved for too long ends in parts, and its slots are not used until their connection has ended."""
+    for seed in (1, 2):
+        setting.reserve(setting.keys(seed))
+    begun, begun_s = setting.writing(), time.thread_time()
+    setting.clock.ns += 2 * NS_PER_S
+    setting.pool._expiry._look()
+    setting.longest_s = max(setting.longest_s, time.thread_time() - begun_s)
+    calls, most = setting.end_rest(begun)
+    assert begun == 2 * setting.chain
+    assert 0 < most <= ENDED_AT_ONCE
+    assert calls >= begun // ENDED_AT_ONCE - 1
+    assert setting.pool.measure({}).directory["zombies"] == 2 * setting.chain
+
+
+def short_ones(setting: Setting) -> None:
+    """Many short saves of a closed connection end in parts."""
+    for number in range(20):
+        setting.reserve(chain(number, 100))
+    begun, begun_s = setting.writing(), time.thread_time()
+    setting.pool.drop_connection(setting.session.connection)
+    setting.longest_s = max(setting.longest_s, time.thread_time() - begun_s)
+    _, most = setting.end_rest(begun)
+    assert begun == 20 * 100
+    assert 0 < most <= ENDED_AT_ONCE
+    assert setting.pool.measure({}).directory["used_bytes"] == 0
+
+
 @pytest.mark.slow
 @pytest.mark.timed
-@pytest.mark.parametrize("check", [new_ones, over_others, kept_ones, leases, retention, ends, orders])
+@pytest.mark.parametrize(
+    "check", [new_ones, over_others, kept_ones, leases, retention, ends, orders, closed, expired, short_ones]
+)
 def test_each_part_of_a_request_ends_within_a_turn(check: Callable[[Setting], None]) -> None:
-    longest_s = in_setting(check)
+    longest_s = in_setting(check, chain=CHAIN, rounds=ROUNDS)
     bound_s = 2 * TURN_S * slowness()
     print(f"{check.__name__}: longest part {longest_s * 1e3:.2f} ms, bound {bound_s * 1e3:.2f} ms")
     assert longest_s < bound_s
 
 
+@pytest.mark.parametrize("check", [closed, expired, short_ones])
+def test_leases_and_reservations_end_in_parts(check: Callable[[Setting], None]) -> None:
+    in_setting(check)
+
+
 def test_a_request_that_ends_under_way_leaves_nothing_behind() -> None:
     def check(setting: Setting) -> None:
-        keys = chain(1)
+        keys = setting.keys(1)
         parts = setting.pool.chains.reserve(setting.session, m.Reserve(b"", keys))
         for _ in range(3):
             next(parts)
-        assert setting.pool.measure({}).directory["writing"] == 3 * PART_CHUNKS
+        assert setting.writing() == 3 * PART_CHUNKS
         parts.close()
-        assert setting.pool.measure({}).directory["writing"] == 0
+        assert setting.writing() == 0
         setting.pool._writers.go_on(setting.clock.now_ns())
         assert setting.pool.measure({}).directory["used_bytes"] == 0
         setting.store(keys)
@@ -211,60 +282,14 @@ def test_a_request_that_ends_under_way_leaves_nothing_behind() -> None:
     in_setting(check)
 
 
-@pytest.mark.parametrize("how", ["the connection ends", "its time is over"])
-def test_leases_and_reservations_of_a_closed_connection_end_in_parts(how: str) -> None:
-    def check(setting: Setting) -> None:
-        for seed in (1, 2):
-            setting.reserve(chain(seed))
-        begun_s = time.thread_time()
-        if how == "its time is over":
-            setting.clock.ns += 2 * NS_PER_S
-            setting.pool._expiry._look()
-        else:
-            setting.pool.drop_connection(setting.session.connection)
-        rounds = 0
-        while setting.pool._writers.has_backlog:
-            setting.longest_s = max(setting.longest_s, time.thread_time() - begun_s)
-            rounds += 1
-            begun_s = time.thread_time()
-            setting.pool._writers.go_on(setting.clock.now_ns())
-        assert rounds > 2 * CHAIN // 1024
-        counts = setting.pool.measure({}).directory
-        assert (counts["writing"], counts["zombies"]) == (0, 2 * CHAIN if how == "its time is over" else 0)
-
-    longest_s = in_setting(check)
-    print(f"{how}: longest part {longest_s * 1e3:.2f} ms")
-    assert longest_s < 2 * TURN_S
-
-
 def test_a_short_save_ends_beside_a_slow_end_of_others() -> None:
     def check(setting: Setting) -> None:
-        made = setting.reserve(chain(1))
-        short = setting.reserve(chain(2)[: 4 * KEY_BYTES])
+        made = setting.reserve(setting.keys(1))
+        short = setting.reserve(chain(2, 4))
         setting.pool._writers.end(setting.session, made.reservation, setting.clock.now_ns())
         assert setting.pool._writers.has_backlog
         assert setting.commit(short, 4).states == bytes([SaveState.STORED]) * 4
         assert not setting.pool._writers.is_ending(short.reservation)
-        while setting.pool._writers.has_backlog:
-            setting.pool._writers.go_on(setting.clock.now_ns())
-        assert setting.pool.measure({}).directory["writing"] == 0
+        setting.end_rest(setting.writing())
 
     in_setting(check)
-
-
-def test_many_short_saves_of_a_closed_connection_end_in_parts() -> None:
-    def check(setting: Setting) -> None:
-        keys = chain(1)
-        for number in range(60):
-            setting.reserve(keys[number * 256 * KEY_BYTES : number * 256 * KEY_BYTES + 200 * KEY_BYTES])
-        begun_s = time.thread_time()
-        setting.pool.drop_connection(setting.session.connection)
-        setting.longest_s = time.thread_time() - begun_s
-        rounds = 0
-        while setting.pool._writers.has_backlog:
-            rounds += 1
-            setting.pool._writers.go_on(setting.clock.now_ns())
-        assert rounds > 60 * 200 // 1024
-        assert setting.pool.measure({}).directory["used_bytes"] == 0
-
-    assert in_setting(check) < 2 * TURN_S

@@ -342,7 +342,7 @@ def test_records_are_walked_in_pages_while_pinned() -> None:
     store.verify()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 300)), min_size=20, max_size=120))
 def test_random_requests_agree_with_a_dict(steps: list[tuple[int, int]]) -> None:
     """Names form trees: the parent of `name` is `name // 3`. Whatever was stored is found unless it was evicted."""

@@ -70,7 +70,7 @@ async def test_a_link_ends_where_a_node_sends_a_message_without_an_end() -> None
             "the link has ended",
         )
         serving.close()
-        assert (await honest.request(pull_of(1), 5.0)).chunks == 2
+        assert (await honest.request(pull_of(1), 60.0)).chunks == 2
     await until(lambda: not endless.connections, "every connection has ended")
     await asyncio.sleep(0)  # the transports are closed in the next turn
 

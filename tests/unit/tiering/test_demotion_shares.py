@@ -27,7 +27,7 @@ SMALL = Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=
 AS_LARGE = Layout(layers=4, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=16)
 LARGER = Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=128)
 SEGMENT_BLOCKS = (1 << 20) // (SMALL.chunk_bytes + kvpool_native.SSD_HEADER_BYTES)
-TICKS = 8000
+TICKS = 4000
 TICK_NS = 10_000_000
 BYTES_PER_TICK = 0.8 * SMALL.chunk_bytes  # of both models together
 
@@ -112,7 +112,7 @@ class TwoModels:
 @pytest.mark.parametrize(
     ("layouts", "is_write_through", "is_protected"),
     [
-        ((SMALL, LARGER), False, False),
+        pytest.param((SMALL, LARGER), False, False, marks=pytest.mark.slow),
         ((SMALL, LARGER), True, False),
         ((SMALL, AS_LARGE), False, False),
         ((SMALL, AS_LARGE), False, True),

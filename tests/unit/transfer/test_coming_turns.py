@@ -6,7 +6,7 @@ import pytest
 
 from kvpool.transfer.coming_turns import ComingTurns
 
-LONG_S = 20.0
+LONG_S = 60.0
 
 
 @pytest.mark.asyncio

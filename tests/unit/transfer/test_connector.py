@@ -1,20 +1,35 @@
 """Connections made before chunks are wanted, with a scripted library: when, how often, and what pulls do meanwhile."""
 
 import os
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
+import pytest_asyncio
 
 from kvpool.peers.control.link import PeerLink
 from kvpool.transfer.engine.connector import AGAIN_S, READ_BYTES
 from kvpool.transfer.engine.engine import Half
 from kvpool.transfer.transport import Ending
-from tests.rigs.transfer.engine_pair import Pair, engine_pair, until
+from tests.rigs.transfer.engine_pair import Pair, engine_pair, on_engines_of, until
 from tests.rigs.transfer.scripted_engine import Script
 
-pytestmark = pytest.mark.asyncio
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+    """Engines that serve all tests which end none of their processes."""
+    async with engine_pair(tmp_path_factory.mktemp("engines")) as serving:
+        yield serving
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def pair(engines: Pair) -> AsyncIterator[Pair]:
+    async with on_engines_of(engines) as made:
+        yield made
 
 
 def meet(pair: Pair) -> None:
@@ -25,34 +40,32 @@ def connections(pair: Pair) -> int:
     return pair.here.engine.stats()["connections"]
 
 
-async def test_a_node_that_is_met_is_connected_before_its_chunks_are_wanted(tmp_path: Path) -> None:
-    async with engine_pair(tmp_path) as pair:
-        meet(pair)
-        await until(lambda: connections(pair) == 1, "it is connected")
-        stats = pair.here.engine.stats()
-        assert (stats["pulls"], stats["read_bytes"], stats["quarantined_bytes"]) == (0, 0, 0)
-        (asked,) = pair.link.asked
-        assert asked.rows == 0
-        assert await pair.here.transport.accepts(pair.order())
-        assert len(pair.link.asked) == 1, "its answer is known"
-        assert {one.ending for one in await pair.pull(pair.order())} == {Ending.DONE}
+async def test_a_node_that_is_met_is_connected_before_its_chunks_are_wanted(pair: Pair) -> None:
+    meet(pair)
+    await until(lambda: connections(pair) == 1, "it is connected")
+    stats = pair.here.engine.stats()
+    assert (stats["pulls"], stats["read_bytes"], stats["quarantined_bytes"]) == (0, 0, 0)
+    (asked,) = pair.link.asked
+    assert asked.rows == 0
+    assert await pair.here.transport.accepts(pair.order())
+    assert len(pair.link.asked) == 1, "its answer is known"
+    assert {one.ending for one in await pair.pull(pair.order())} == {Ending.DONE}
 
 
-async def test_a_node_is_not_pulled_from_while_the_library_connects(tmp_path: Path) -> None:
+async def test_a_node_is_not_pulled_from_while_the_library_connects(pair: Pair) -> None:
     """The library would keep the pull waiting; the stream does not."""
-    async with engine_pair(tmp_path) as pair:
-        engine = pair.here.engine
-        pair.here.follow(Script(is_stuck=True))
-        meet(pair)
-        await until(lambda: pair.here.transport._connector.is_connecting("owner"), "it connects")
-        assert not await pair.here.transport.accepts(pair.order())
-        # One page of the node's part of the buffer is taken, no more.
-        rest = engine.take(Half.READ, engine.layer_bytes_max - READ_BYTES, "owner")
-        assert rest is not None
-        engine.give(rest)
-        pair.here.follow(Script())
-        await until(lambda: connections(pair) == 1, "it is connected")
-        assert await pair.here.transport.accepts(pair.order())
+    engine = pair.here.engine
+    pair.here.follow(Script(is_stuck=True))
+    meet(pair)
+    await until(lambda: pair.here.transport._connector.is_connecting("owner"), "it connects")
+    assert not await pair.here.transport.accepts(pair.order())
+    # One page of the node's part of the buffer is taken, no more.
+    rest = engine.take(Half.READ, engine.layer_bytes_max - READ_BYTES, "owner")
+    assert rest is not None
+    engine.give(rest)
+    pair.here.follow(Script())
+    await until(lambda: connections(pair) == 1, "it is connected")
+    assert await pair.here.transport.accepts(pair.order())
 
 
 async def test_a_node_that_serves_later_is_asked_again(tmp_path: Path) -> None:
@@ -79,30 +92,27 @@ async def test_a_new_life_of_the_process_connects_again(tmp_path: Path) -> None:
         assert process.lives == 2
 
 
-async def test_where_no_connection_can_be_made_the_stream_is_used_and_no_pull_fails(tmp_path: Path) -> None:
-    async with engine_pair(tmp_path) as pair:
-        pair.here.follow(Script(fails=True))
-        meet(pair)
-        await until(lambda: pair.here.engine.stats()["failed_reads"] == 1, "the read has failed")
-        assert connections(pair) == 0
-        pair.here.follow(Script())
-        assert not await pair.here.transport.accepts(pair.order())
+async def test_where_no_connection_can_be_made_the_stream_is_used_and_no_pull_fails(pair: Pair) -> None:
+    pair.here.follow(Script(fails=True))
+    meet(pair)
+    await until(lambda: pair.here.engine.stats()["failed_reads"] == 1, "the read has failed")
+    assert connections(pair) == 0
+    pair.here.follow(Script())
+    assert not await pair.here.transport.accepts(pair.order())
 
 
-async def test_a_node_that_names_no_address_is_connected_with_its_first_pull(tmp_path: Path) -> None:
-    async with engine_pair(tmp_path) as pair:
-        pair.link.change = lambda staged: replace(staged, address=0) if not staged.gone else staged
-        meet(pair)
-        await until(lambda: pair.link.asked, "it is asked")
-        assert await pair.here.transport.accepts(pair.order())
-        assert {one.ending for one in await pair.pull(pair.order())} == {Ending.DONE}
-        assert connections(pair) == 0
+async def test_a_node_that_names_no_address_is_connected_with_its_first_pull(pair: Pair) -> None:
+    pair.link.change = lambda staged: replace(staged, address=0) if not staged.gone else staged
+    meet(pair)
+    await until(lambda: pair.link.asked, "it is asked")
+    assert await pair.here.transport.accepts(pair.order())
+    assert {one.ending for one in await pair.pull(pair.order())} == {Ending.DONE}
+    assert connections(pair) == 0
 
 
-async def test_another_hosts_address_is_not_read(tmp_path: Path) -> None:
-    async with engine_pair(tmp_path) as pair:
-        pair.link.change = lambda staged: replace(staged, server="192.0.2.1:15000")
-        meet(pair)
-        await until(lambda: len(pair.link.asked) > 1, "it is asked again")
-        assert connections(pair) == 0
-        assert pair.here.engine.stats()["failed_reads"] == 0
+async def test_another_hosts_address_is_not_read(pair: Pair) -> None:
+    pair.link.change = lambda staged: replace(staged, server="192.0.2.1:15000")
+    meet(pair)
+    await until(lambda: len(pair.link.asked) > 1, "it is asked again")
+    assert connections(pair) == 0
+    assert pair.here.engine.stats()["failed_reads"] == 0

@@ -3,20 +3,35 @@
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from kvpool.peers.control import records as r
 from kvpool.transfer.engine.engine import Half, ReadEnd
 from kvpool.transfer.transport import Ending
-from tests.rigs.transfer.engine_pair import Pair, engine_pair, until
+from tests.rigs.transfer.engine_pair import Pair, engine_pair, on_engines_of, until
 from tests.rigs.transfer.scripted_engine import Script
 from tests.unit.native.test_directory import LAYERS
 from tests.unit.transfer.test_streams import LAYER_BYTES, payload
 
-pytestmark = pytest.mark.asyncio
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+    """Engines that serve all tests which end none of their processes."""
+    async with engine_pair(tmp_path_factory.mktemp("engines")) as serving:
+        yield serving
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def pair(engines: Pair) -> AsyncIterator[Pair]:
+    async with on_engines_of(engines) as made:
+        yield made
 
 
 def arrived(pair: Pair) -> None:
@@ -36,59 +51,54 @@ async def nothing_is_taken(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("has_checks", [True, False])
-async def test_chunks_arrive_with_their_bytes_layer_by_layer(tmp_path: Path, has_checks: bool) -> None:
-    async with engine_pair(tmp_path) as pair:
-        ends = await pair.pull(pair.order(has_checks=has_checks))
-        assert [(one.chunk, one.ending, one.fault) for one in ends] == [(n, Ending.DONE, "") for n in range(5)]
-        arrived(pair)
-        rows = [row for stage in pair.link.asked for row in range(stage.first, stage.first + stage.rows)]
-        assert rows == list(range(5 * LAYERS))  # layer 0 of all chunks, then layer 1, …
-        assert len(pair.link.asked) > 1
-        size = 5 * LAYERS * LAYER_BYTES
-        assert pair.here.engine.stats()["read_bytes"] == pair.owner.engine.stats()["served_bytes"] == size
-        await nothing_is_taken(pair)
+async def test_chunks_arrive_with_their_bytes_layer_by_layer(pair: Pair, has_checks: bool) -> None:
+    ends = await pair.pull(pair.order(has_checks=has_checks))
+    assert [(one.chunk, one.ending, one.fault) for one in ends] == [(n, Ending.DONE, "") for n in range(5)]
+    arrived(pair)
+    rows = [row for stage in pair.link.asked for row in range(stage.first, stage.first + stage.rows)]
+    assert rows == list(range(5 * LAYERS))  # layer 0 of all chunks, then layer 1, …
+    assert len(pair.link.asked) > 1
+    size = 5 * LAYERS * LAYER_BYTES
+    assert pair.here.engine.stats()["read_bytes"] == pair.owner.engine.stats()["served_bytes"] == size
+    await nothing_is_taken(pair)
 
 
-async def test_bytes_that_a_stranger_put_into_the_owners_buffer_never_land(tmp_path: Path) -> None:
+async def test_bytes_that_a_stranger_put_into_the_owners_buffer_never_land(pair: Pair) -> None:
     """Whoever reaches the port can write there: here between the copy and the read."""
+    memory = pair.owner.engine.process.memory
+    assert memory is not None
+    half = memory.size // 2
 
-    async with engine_pair(tmp_path) as pair:
-        memory = pair.owner.engine.process.memory
-        assert memory is not None
-        half = memory.size // 2
+    def strike(staged: r.Staged) -> r.Staged:
+        memory.view()[half:] = 0x5A
+        return staged
 
-        def strike(staged: r.Staged) -> r.Staged:
-            memory.view()[half:] = 0x5A
-            return staged
-
-        pair.link.change = strike
-        ends = await pair.pull(pair.order())
-        assert {(one.ending, one.fault) for one in ends} == {(Ending.WRONG, "checksum")}
-        await nothing_is_taken(pair)
+    pair.link.change = strike
+    ends = await pair.pull(pair.order())
+    assert {(one.ending, one.fault) for one in ends} == {(Ending.WRONG, "checksum")}
+    await nothing_is_taken(pair)
 
 
-async def test_one_wrong_layer_ends_its_chunk_alone(tmp_path: Path) -> None:
-    async with engine_pair(tmp_path) as pair:
-        memory = pair.owner.engine.process.memory
-        assert memory is not None
+async def test_one_wrong_layer_ends_its_chunk_alone(pair: Pair) -> None:
+    memory = pair.owner.engine.process.memory
+    assert memory is not None
 
-        def strike(staged: r.Staged) -> r.Staged:
-            if staged.part == 1:
-                memory.view()[memory.size // 2 + 2 * LAYER_BYTES] ^= 255
-            return staged
+    def strike(staged: r.Staged) -> r.Staged:
+        if staged.part == 1:
+            memory.view()[memory.size // 2 + 2 * LAYER_BYTES] ^= 255
+        return staged
 
-        pair.link.change = strike
-        ends = await pair.pull(pair.order())
-        assert [one.ending for one in ends] == [Ending.DONE, Ending.DONE, Ending.WRONG, Ending.DONE, Ending.DONE]
+    pair.link.change = strike
+    ends = await pair.pull(pair.order())
+    assert [one.ending for one in ends] == [Ending.DONE, Ending.DONE, Ending.WRONG, Ending.DONE, Ending.DONE]
 
 
 @pytest.mark.parametrize("has_checks", [True, False])
-async def test_checksums_of_another_chunk_are_no_proof(tmp_path: Path, has_checks: bool) -> None:
+async def test_checksums_of_another_chunk_are_no_proof(pair: Pair, has_checks: bool) -> None:
     """The owner's answer has other checksums than were promised, or than its bytes."""
-    async with engine_pair(tmp_path) as pair:
-        pair.link.change = lambda staged: replace(staged, checks=bytes(len(staged.checks)))
-        ends = await pair.pull(pair.order(has_checks=has_checks))
-        assert {(one.ending, one.fault) for one in ends} == {(Ending.WRONG, "checksum")}
+    pair.link.change = lambda staged: replace(staged, checks=bytes(len(staged.checks)))
+    ends = await pair.pull(pair.order(has_checks=has_checks))
+    assert {(one.ending, one.fault) for one in ends} == {(Ending.WRONG, "checksum")}
 
 
 @pytest.mark.parametrize(
@@ -100,14 +110,11 @@ async def test_checksums_of_another_chunk_are_no_proof(tmp_path: Path, has_check
         ({"server": "127.0.0.1:9"}, "broken"),
     ],
 )
-async def test_places_that_are_not_the_owners_are_not_read(
-    tmp_path: Path, change: dict[str, object], fault: str
-) -> None:
-    async with engine_pair(tmp_path) as pair:
-        pair.link.change = lambda staged: replace(staged, **change)  # type: ignore[arg-type]
-        ends = await pair.pull(pair.order())
-        assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, fault)}
-        assert not await pair.here.transport.accepts(pair.order())  # the stream is used for a while
+async def test_places_that_are_not_the_owners_are_not_read(pair: Pair, change: dict[str, object], fault: str) -> None:
+    pair.link.change = lambda staged: replace(staged, **change)  # type: ignore[arg-type]
+    ends = await pair.pull(pair.order())
+    assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, fault)}
+    assert not await pair.here.transport.accepts(pair.order())  # the stream is used for a while
 
 
 async def test_an_address_of_a_former_life_is_not_read(tmp_path: Path) -> None:
@@ -119,18 +126,17 @@ async def test_an_address_of_a_former_life_is_not_read(tmp_path: Path) -> None:
         assert pair.here.engine.process.lives == lives  # not for one such claim within a minute
 
 
-async def test_chunks_that_left_their_slots_are_gone(tmp_path: Path) -> None:
-    async with engine_pair(tmp_path) as pair:
-        pair.link.change = lambda staged: replace(staged, gone=bytes([1]) + staged.gone[1:])
-        ends = await pair.pull(pair.order())
-        assert ends[0].fault == "gone"
-        assert ends[0].ending is Ending.WRONG
+async def test_chunks_that_left_their_slots_are_gone(pair: Pair) -> None:
+    pair.link.change = lambda staged: replace(staged, gone=bytes([1]) + staged.gone[1:])
+    ends = await pair.pull(pair.order())
+    assert ends[0].fault == "gone"
+    assert ends[0].ending is Ending.WRONG
 
 
 async def test_a_read_that_hangs_ends_in_time_and_its_range_stays_in_quarantine(tmp_path: Path) -> None:
     async with engine_pair(tmp_path) as pair:
         pair.here.follow(Script(is_stuck=True))
-        ends = await pair.pull(pair.order(stall_s=0.2, timeout_s=1.0))
+        ends = await pair.pull(pair.order(stall_s=1.0, timeout_s=10.0))
         assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "late")}
         engine = pair.here.engine
         held = engine.quarantined_bytes
@@ -159,13 +165,12 @@ async def test_too_much_in_quarantine_ends_the_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("script", [Script(fails=True), Script(refuses=True)])
-async def test_reads_that_fail_are_failures_and_the_stream_is_used_next(tmp_path: Path, script: Script) -> None:
-    async with engine_pair(tmp_path) as pair:
-        assert await pair.here.transport.accepts(pair.order())
-        pair.here.follow(script)
-        ends = await pair.pull(pair.order())
-        assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "broken")}
-        assert not await pair.here.transport.accepts(pair.order())
+async def test_reads_that_fail_are_failures_and_the_stream_is_used_next(pair: Pair, script: Script) -> None:
+    assert await pair.here.transport.accepts(pair.order())
+    pair.here.follow(script)
+    ends = await pair.pull(pair.order())
+    assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "broken")}
+    assert not await pair.here.transport.accepts(pair.order())
 
 
 @pytest.mark.parametrize("side", ["owner", "here"])
@@ -182,7 +187,7 @@ async def test_an_end_of_either_process_fails_the_pull_and_is_survived(tmp_path:
             return staged
 
         pair.link.change = kill
-        ends = await pair.pull(pair.order(stall_s=5.0))
+        ends = await pair.pull(pair.order())
         assert {one.ending for one in ends} == {Ending.FAILED}
         await until(lambda: ended.engine.process.lives == 2 and ended.engine.is_serving, "it was started again")
         pair.link.change = lambda staged: staged
@@ -200,24 +205,22 @@ async def test_an_abort_inside_the_library_ends_nothing_but_its_process(tmp_path
         await until(lambda: pair.here.engine.is_serving, "it was started again")
 
 
-async def test_an_owner_that_stages_nothing_is_late(tmp_path: Path) -> None:
-    async with engine_pair(tmp_path) as pair:
-        pair.link.change = lambda staged: replace(staged, checks=b"", gone=b"", address=0)
-        ends = await pair.pull(pair.order(timeout_s=1.5))
-        assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "late")}
-        await nothing_is_taken(pair)
+async def test_an_owner_that_stages_nothing_is_late(pair: Pair) -> None:
+    pair.link.change = lambda staged: replace(staged, checks=b"", gone=b"", address=0)
+    ends = await pair.pull(pair.order(timeout_s=0.3))
+    assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "late")}
+    await nothing_is_taken(pair)
 
 
-async def test_parts_may_come_with_fewer_rows_than_were_asked_for(tmp_path: Path) -> None:
+async def test_parts_may_come_with_fewer_rows_than_were_asked_for(pair: Pair) -> None:
     def shorten(staged: r.Staged) -> r.Staged:
         rows = max(1, len(staged.gone) - 2)
         return replace(staged, checks=staged.checks[: 4 * rows], gone=staged.gone[:rows])
 
-    async with engine_pair(tmp_path) as pair:
-        pair.link.change = shorten
-        assert [one.ending for one in await pair.pull(pair.order())] == [Ending.DONE] * 5
-        arrived(pair)
-        await nothing_is_taken(pair)
+    pair.link.change = shorten
+    assert [one.ending for one in await pair.pull(pair.order())] == [Ending.DONE] * 5
+    arrived(pair)
+    await nothing_is_taken(pair)
 
 
 async def test_a_closed_transport_reports_what_it_drops(tmp_path: Path) -> None:
@@ -232,25 +235,24 @@ async def test_a_closed_transport_reports_what_it_drops(tmp_path: Path) -> None:
         assert pair.here.transport.submit(pair.order()) == 0
 
 
-async def test_one_node_has_a_part_of_the_buffer_and_others_the_rest(tmp_path: Path) -> None:
-    async with engine_pair(tmp_path) as pair:
-        engine = pair.here.engine
-        most = engine.layer_bytes_max
-        first = engine.take(Half.SERVED, most, "a")
-        assert first is not None
-        assert engine.take(Half.SERVED, 1, "a") is None
-        second = engine.take(Half.SERVED, most, "b")
-        assert second is not None
-        assert engine.take(Half.SERVED, 1, "c") is None
-        engine.give(first)
-        third = engine.take(Half.SERVED, most, "a")
-        assert third is not None
-        assert first.offset == third.offset
-        assert {first.offset, second.offset} == {memory_half(pair), memory_half(pair) + most}
-        for one in (second, third):
-            engine.give(one)
-        assert engine.part_bytes(most) == most
-        assert engine.part_bytes(most + 1) == 0
+async def test_one_node_has_a_part_of_the_buffer_and_others_the_rest(pair: Pair) -> None:
+    engine = pair.here.engine
+    most = engine.layer_bytes_max
+    first = engine.take(Half.SERVED, most, "a")
+    assert first is not None
+    assert engine.take(Half.SERVED, 1, "a") is None
+    second = engine.take(Half.SERVED, most, "b")
+    assert second is not None
+    assert engine.take(Half.SERVED, 1, "c") is None
+    engine.give(first)
+    third = engine.take(Half.SERVED, most, "a")
+    assert third is not None
+    assert first.offset == third.offset
+    assert {first.offset, second.offset} == {memory_half(pair), memory_half(pair) + most}
+    for one in (second, third):
+        engine.give(one)
+    assert engine.part_bytes(most) == most
+    assert engine.part_bytes(most + 1) == 0
 
 
 def memory_half(pair: Pair) -> int:
@@ -259,30 +261,29 @@ def memory_half(pair: Pair) -> int:
     return memory.size // 2
 
 
-async def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    async with engine_pair(tmp_path) as pair:
-        answers: list[r.Staged | r.Refused] = []
+async def test_what_cannot_be_is_refused(pair: Pair) -> None:
+    answers: list[r.Staged | r.Refused] = []
 
-        def ask(offer: int | None, stage: r.Stage) -> str:
-            def answer(found: r.Staged | r.Refused) -> bool:
-                answers.append(found)
-                return True
+    def ask(offer: int | None, stage: r.Stage) -> str:
+        def answer(found: r.Staged | r.Refused) -> bool:
+            answers.append(found)
+            return True
 
-            pair.owner.parts.serve(offer, stage, answer)
-            found = answers.pop()
-            assert isinstance(found, r.Refused)
-            return found.code
+        pair.owner.parts.serve(offer, stage, answer)
+        found = answers.pop()
+        assert isinstance(found, r.Refused)
+        return found.code
 
-        stage = r.Stage(7, 1, b"", 0, 2, "tcp", 100)
-        assert ask(1, replace(stage, protocol="rdma")) == "transport"
-        assert ask(None, stage) == "failed"
-        assert ask(2, stage) == "failed"
-        assert ask(1, replace(stage, first=5 * LAYERS - 1)) == "protocol"
+    stage = r.Stage(7, 1, b"", 0, 2, "tcp", 100)
+    assert ask(1, replace(stage, protocol="rdma")) == "transport"
+    assert ask(None, stage) == "failed"
+    assert ask(2, stage) == "failed"
+    assert ask(1, replace(stage, first=5 * LAYERS - 1)) == "protocol"
 
 
-async def test_a_part_has_one_range_and_an_offer_that_is_over_has_none(tmp_path: Path) -> None:
+async def test_a_part_has_one_range_and_an_offer_that_is_over_has_none(engines: Pair) -> None:
     """Also while the owner waits for the puller's rate, when the copy is made and the answer is not."""
-    async with engine_pair(tmp_path, rate=1) as pair:
+    async with on_engines_of(engines, rate=1) as pair:
         parts, engine = pair.owner.parts, pair.owner.engine
         answers: list[r.Staged | r.Refused] = []
 
@@ -314,42 +315,41 @@ async def test_a_part_has_one_range_and_an_offer_that_is_over_has_none(tmp_path:
         assert isinstance(answers[-1], r.Refused)
 
 
-async def test_a_part_that_was_given_up_before_it_was_served_takes_no_room(tmp_path: Path) -> None:
+async def test_a_part_that_was_given_up_before_it_was_served_takes_no_room(pair: Pair) -> None:
     """Several pulls of a node share its room: a part may still wait for it when its puller no longer does."""
-    async with engine_pair(tmp_path) as pair:
-        parts, engine = pair.owner.parts, pair.owner.engine
-        rows = engine.part_bytes(LAYER_BYTES) // LAYER_BYTES
-        fitting = engine.layer_bytes_max // (rows * LAYER_BYTES)
-        answers: dict[int, r.Staged | r.Refused] = {}
+    parts, engine = pair.owner.parts, pair.owner.engine
+    rows = engine.part_bytes(LAYER_BYTES) // LAYER_BYTES
+    fitting = engine.layer_bytes_max // (rows * LAYER_BYTES)
+    answers: dict[int, r.Staged | r.Refused] = {}
 
-        def stage(part: int, *ended: int, count: int = rows) -> None:
-            def answer(found: r.Staged | r.Refused) -> bool:
-                answers[part] = found
-                return True
+    def stage(part: int, *ended: int, count: int = rows) -> None:
+        def answer(found: r.Staged | r.Refused) -> bool:
+            answers[part] = found
+            return True
 
-            over = b"".join(one.to_bytes(4, "little") for one in ended)
-            parts.serve(1, r.Stage(7, part, over, 0, count, "tcp", 20_000), answer)
+        over = b"".join(one.to_bytes(4, "little") for one in ended)
+        parts.serve(1, r.Stage(7, part, over, 0, count, "tcp", 20_000), answer)
 
-        def served(part: int) -> bool:
-            found = answers[part]
-            return isinstance(found, r.Staged) and bool(found.gone)
+    def served(part: int) -> bool:
+        found = answers[part]
+        return isinstance(found, r.Staged) and bool(found.gone)
 
-        for part in range(fitting):
-            stage(part)
-        await until(lambda: len(answers) == fitting, "the room is full")
-        given_up, last = fitting, fitting + 1
-        stage(given_up)
-        await asyncio.sleep(0)
-        assert given_up not in answers
-        stage(last, given_up, 0)
-        await until(lambda: last in answers, "there is room again")
-        assert not served(given_up)
-        assert served(last)
-        stage(last + 1, *range(1, fitting), last, count=0)
-        held = [engine.take(Half.SERVED, engine.layer_bytes_max, name) for name in ("a", "b")]
-        for one in held:
-            assert one is not None
-            engine.give(one)
+    for part in range(fitting):
+        stage(part)
+    await until(lambda: len(answers) == fitting, "the room is full")
+    given_up, last = fitting, fitting + 1
+    stage(given_up)
+    await asyncio.sleep(0)
+    assert given_up not in answers
+    stage(last, given_up, 0)
+    await until(lambda: last in answers, "there is room again")
+    assert not served(given_up)
+    assert served(last)
+    stage(last + 1, *range(1, fitting), last, count=0)
+    held = [engine.take(Half.SERVED, engine.layer_bytes_max, name) for name in ("a", "b")]
+    for one in held:
+        assert one is not None
+        engine.give(one)
 
 
 async def test_nodes_without_the_protocol_are_not_asked_again_for_a_while(tmp_path: Path) -> None:
@@ -372,9 +372,9 @@ async def test_nodes_without_the_protocol_are_not_asked_again_for_a_while(tmp_pa
         assert pair.owner.engine.problem() == "TransferEngine does not serve: no device"
 
 
-async def test_what_one_node_reads_has_a_rate(tmp_path: Path) -> None:
+async def test_what_one_node_reads_has_a_rate(engines: Pair) -> None:
     size = 5 * LAYERS * LAYER_BYTES
-    async with engine_pair(tmp_path, rate=4 * size) as pair:
+    async with on_engines_of(engines, rate=4 * size) as pair:
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         assert [one.ending for one in await pair.pull(pair.order())] == [Ending.DONE] * 5

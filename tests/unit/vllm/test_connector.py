@@ -115,13 +115,15 @@ def test_adapters_share_neither_with_the_base_nor_with_others_of_their_name(star
     assert ask(engine, "salt", tokens, cache_salt="tuned").external == 0
 
 
-def test_saved_chunks_are_published_with_token_ids_adapter_and_salt(start_engine: StartEngine, daemon: Daemon) -> None:
+def test_saved_chunks_are_published_with_token_ids_adapter_and_salt(
+    start_engine: StartEngine, new_daemon: Daemon
+) -> None:
     engine = start_engine(budget=2 * CHUNK + 3)
     tokens = prompt(1, 4 * CHUNK + 1)
     lora = SimpleNamespace(lora_name="tuned", lora_path="/here")
     ask(engine, "all", tokens, lora_request=lora, cache_salt="tenant")
     ask(engine, "seen", tokens, mm_features=["an image"])
-    with daemon.admin() as admin:
+    with new_daemon.admin() as admin:
         chunks = [event for event in unpack_events(admin.events(b"", 0).events) if event.kind == EventKind.STORED]
     with_ids = [event for event in chunks if event.tokens]
     published = np.frombuffer(b"".join(event.tokens for event in with_ids), "<i4").tolist()

@@ -19,7 +19,16 @@ torch = pytest.importorskip("torch", reason="needs the torch extra: pip install 
 
 from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
 from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - only where torch is
+from tests.rigs.vllm.setting import (  # noqa: E402 - likewise
+    CHUNK,
+    StartEngine,
+    ask,
+    counted,
+    later_clock,
+    lose_next_lease,
+    prompt,
+    start_engine,
+)
 
 __all__ = ["start_engine"]
 pytestmark = pytest.mark.torch
@@ -67,18 +76,6 @@ def _has_other_epoch(pool: kv.Pool, epoch: bytes) -> bool:
     return pool.connected and pool.epoch != epoch
 
 
-def lose_next_lease(engine: ScriptedEngine, rank: int = 0) -> None:
-    """Make the next ticket of this rank invalid; every chunk stays stored."""
-    pool = engine.workers[rank]._worker.pool
-    claim = pool.claim
-
-    def lost(ticket: bytes) -> Any:
-        pool.claim = claim
-        return claim(b"forged" + ticket)
-
-    pool.claim = lost
-
-
 @pytest.mark.parametrize("load", ["async", "sync"])
 @pytest.mark.parametrize("is_corrupt", [False, True])
 def test_chunks_stored_after_a_failed_load_are_right(start_engine: StartEngine, load: str, is_corrupt: bool) -> None:
@@ -115,7 +112,12 @@ def test_a_failing_request_is_not_asked_for_again(start_engine: StartEngine, loa
     ask(engine, "cold", TOKENS)
     pool = engine.workers[0]._worker.pool
     claim = pool.claim
-    pool.claim = lambda ticket: claim(b"forged" + ticket)
+
+    def lost(ticket: bytes) -> Any:
+        claim(ticket).release()
+        return claim(b"forged" + ticket)
+
+    pool.claim = lost
     request = ask(engine, "warm", TOKENS)
     assert request.offers == ([5 * CHUNK, 0] if load == "async" else [5 * CHUNK])
     assert engine.recomputed == 1
@@ -137,7 +139,7 @@ def test_an_engine_without_a_daemon_computes_and_picks_the_pool_up(start_engine:
 def test_a_daemon_killed_between_lookup_and_load_is_a_miss(
     start_engine: StartEngine, daemon: Daemon, load: str
 ) -> None:
-    engine = start_engine(kvpool__load=load, kvpool__timeout_s=0.5)
+    engine = start_engine(kvpool__load=load)
     ask(engine, "cold", TOKENS)
     engine.on_allocated = daemon.kill
     assert ask(engine, "warm", TOKENS, new_tokens=3).offers[0] == 5 * CHUNK
@@ -148,7 +150,7 @@ def test_a_daemon_killed_between_lookup_and_load_is_a_miss(
 def test_a_daemon_restarted_between_lookup_and_load_gets_no_wrong_bytes(
     start_engine: StartEngine, daemon: Daemon, load: str
 ) -> None:
-    engine = start_engine(kvpool__load=load, kvpool__timeout_s=0.5)
+    engine = start_engine(kvpool__load=load)
     ask(engine, "cold", TOKENS)
 
     def restart() -> None:
@@ -170,24 +172,28 @@ def test_a_daemon_restarted_between_lookup_and_load_gets_no_wrong_bytes(
 def test_a_daemon_killed_while_saving_leaves_the_engine_alive(
     start_engine: StartEngine, daemon: Daemon, layer: int
 ) -> None:
-    engine = start_engine(kvpool__timeout_s=0.5)
+    engine = start_engine()
     engine.on_layer = lambda number: daemon.kill() if number == layer and daemon.process.poll() is None else None  # type: ignore[union-attr]
     assert ask(engine, "cold", TOKENS, new_tokens=3).generated == 3
 
 
 def test_a_hung_daemon_delays_no_request_longer_than_the_setting(start_engine: StartEngine, daemon: Daemon) -> None:
-    engine = start_engine(kvpool__wait_s=0.05, kvpool__timeout_s=0.3)
+    engine = start_engine(kvpool__wait_s=0.05)
     ask(engine, "cold", TOKENS)
+    engine.forget()
     daemon.signal(signal.SIGSTOP)
-    request = ask(engine, "late", TOKENS)
+    request = Request("late", list(TOKENS))
+    engine.arrive(request)
+    engine.step_until(lambda: request not in engine.requests, "it has ended")
     daemon.signal(signal.SIGCONT)
+    engine.idle()
     assert request.external == 0
     assert counted(engine, "waits_for_the_daemon") == 1
     assert counted(engine, "declined_tokens_late_answer") == 5 * CHUNK
 
 
 def test_a_scheduler_is_asked_to_retry_while_the_answer_is_missing(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__wait_s=5.0)
+    engine = start_engine()
     ask(engine, "cold", TOKENS)
     half = engine.scheduler._scheduler
     ask_daemon = half._promise_fetcher.ask
@@ -201,7 +207,7 @@ def test_a_scheduler_is_asked_to_retry_while_the_answer_is_missing(start_engine:
     request = Request("late", list(TOKENS))
     assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
     assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
-    answers[0][1].set_result(ask_daemon(answers[0][0]).result(5.0))
+    answers[0][1].set_result(ask_daemon(answers[0][0]).result(60.0))
     assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (5 * CHUNK, True)
     assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (5 * CHUNK, True)
     assert len(answers) == 1
@@ -219,7 +225,7 @@ def reserved_by_another(engine: ScriptedEngine, keys_of: list[int], have: int) -
 
 
 def test_chunks_that_another_engine_is_saving_are_waited_for(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__wait_s=10.0)
+    engine = start_engine(kvpool__wait_s=600.0)
     ask(engine, "part", TOKENS[: 3 * CHUNK + 1])
     engine.scheduler._scheduler._rates = type(engine.scheduler._scheduler._rates)()  # its prefill is not known
     with reserved_by_another(engine, TOKENS, 3) as save:
@@ -234,12 +240,20 @@ def test_chunks_that_another_engine_is_saving_are_waited_for(start_engine: Start
     engine.scheduler.request_finished_all_groups(request, ([],))
 
 
-@pytest.mark.slow
 def test_the_wait_for_a_slow_save_is_bounded_by_the_setting(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__wait_s=2.0)
+    engine = start_engine(kvpool__wait_s=600.0)
+    clock = later_clock(engine)
     ask(engine, "part", TOKENS[: 3 * CHUNK + 1])
+    engine.forget()
     with reserved_by_another(engine, TOKENS, 3):
-        assert ask(engine, "waiting", TOKENS).external == 3 * CHUNK
+        request = Request("waiting", list(TOKENS))
+        engine.arrive(request)
+        engine.step_until(lambda: counted(engine, "waits_for_another_save") == 1, "it waits")
+        clock.pass_s(601.0)
+        engine.step_until(lambda: request not in engine.requests, "it has ended")
+        clock.pass_s(601.0)
+        engine.idle()
+    assert request.external == 3 * CHUNK
 
 
 def failing_load(engine: ScriptedEngine, chunk: int) -> Request:

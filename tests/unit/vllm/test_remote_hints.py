@@ -1,13 +1,12 @@
 """The vLLM connector and chunks of other nodes: pulled ones are loaded and not saved, others computed and saved here."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from kvpool.key_column import KeyColumn
 from tests.rigs.nodes.remote_daemon import RemoteDaemon
-from tests.rigs.nodes.two_nodes import pulled_chunks, two_nodes, wait_known
+from tests.rigs.nodes.two_nodes import PeerDaemon, pulled_chunks, two_nodes, wait_known
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
@@ -21,10 +20,18 @@ pytestmark = pytest.mark.torch
 TOKENS = prompt(1, 5 * CHUNK + 1)
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[RemoteDaemon]:
-    with RemoteDaemon(tmp_path) as started:
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteDaemon]:
+    """For all tests: each has weights of its own."""
+    with RemoteDaemon(tmp_path_factory.mktemp("remote")) as started:
         yield started
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PeerDaemon, PeerDaemon]]:
+    """Likewise."""
+    with two_nodes(tmp_path_factory.mktemp("pair")) as nodes:
+        yield nodes
 
 
 def keys_of(engine: ScriptedEngine) -> KeyColumn:
@@ -34,7 +41,7 @@ def keys_of(engine: ScriptedEngine) -> KeyColumn:
 
 @pytest.mark.parametrize("load", ["async", "sync"])
 def test_stale_hints_are_computed_and_saved(start_engine: StartEngine, daemon: RemoteDaemon, load: str) -> None:
-    engine = start_engine(kvpool__load=load)
+    engine = start_engine(kvpool__load=load, weights=f"stale {load}")
     daemon.announce(keys_of(engine))
     assert (
         engine.scheduler._scheduler.pool.lookup(
@@ -48,7 +55,7 @@ def test_stale_hints_are_computed_and_saved(start_engine: StartEngine, daemon: R
 
 
 def test_chunks_of_both_nodes_are_loaded_and_computed(start_engine: StartEngine, daemon: RemoteDaemon) -> None:
-    engine = start_engine()
+    engine = start_engine(weights="both")
     keys = keys_of(engine)
     assert ask(engine, "first", TOKENS[: 2 * CHUNK + 1]).external == 0
     daemon.announce(keys)
@@ -61,7 +68,7 @@ def test_chunks_of_both_nodes_are_loaded_and_computed(start_engine: StartEngine,
 def test_a_request_that_names_a_node_which_nobody_knows_is_computed(
     start_engine: StartEngine, daemon: RemoteDaemon
 ) -> None:
-    engine = start_engine()
+    engine = start_engine(weights="named")
     named = {"kv_transfer_params": {"owner": "nobody"}}
     assert ask(engine, "cold", TOKENS, **named).external == 0
     engine.forget()
@@ -70,15 +77,17 @@ def test_a_request_that_names_a_node_which_nobody_knows_is_computed(
 
 @pytest.mark.parametrize(("load", "ranks"), [("async", 1), ("sync", 2)])
 def test_chunks_that_were_pulled_are_loaded_and_not_saved_again(
-    start_engine: StartEngine, tmp_path: Path, load: str, ranks: int
+    start_engine: StartEngine, pair: tuple[PeerDaemon, PeerDaemon], load: str, ranks: int
 ) -> None:
-    (tmp_path / "pair").mkdir()
-    with two_nodes(tmp_path / "pair") as (there, here):
-        owner, engine = (start_engine(kvpool__load=load, ranks=ranks, socket=daemon.socket) for daemon in (there, here))
-        assert ask(engine, "first", TOKENS[: 2 * CHUNK + 1]).external == 0
-        assert ask(owner, "there", TOKENS).external in (0, 2 * CHUNK)
-        wait_known(here, 5 * ranks)
-        assert ask(engine, "warm", TOKENS).external == 5 * CHUNK
-        assert pulled_chunks(here) == 3 * ranks
-        asked = {name: counted(engine, name) for name in ("saved_chunks", "present_chunks")}
-        assert asked == {"saved_chunks": 2 * ranks, "present_chunks": 0}
+    here = pair[1]
+    owner, engine = (
+        start_engine(kvpool__load=load, ranks=ranks, socket=node.socket, weights=f"pulled {load}") for node in pair
+    )
+    known, pulled = int(here.stats()["peer.known_chunks"]), pulled_chunks(here)
+    assert ask(engine, "first", TOKENS[: 2 * CHUNK + 1]).external == 0
+    assert ask(owner, "there", TOKENS).external in (0, 2 * CHUNK)
+    wait_known(here, known + 5 * ranks)
+    assert ask(engine, "warm", TOKENS).external == 5 * CHUNK
+    assert pulled_chunks(here) - pulled == 3 * ranks
+    asked = {name: counted(engine, name) for name in ("saved_chunks", "present_chunks")}
+    assert asked == {"saved_chunks": 2 * ranks, "present_chunks": 0}

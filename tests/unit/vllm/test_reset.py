@@ -19,7 +19,7 @@ from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
 from tests.rigs.vllm.request import Request  # noqa: E402 - likewise
 from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - likewise
 from tests.rigs.vllm.specs import specs_by_layer  # noqa: E402 - likewise
-from tests.unit.vllm.scheduler.test_saves import gate  # noqa: E402 - only where torch is
+from tests.unit.vllm.scheduler.test_saves import Gate, gate  # noqa: E402 - only where torch is
 
 __all__ = ["gate", "start_engine"]
 pytestmark = pytest.mark.torch
@@ -27,27 +27,28 @@ pytestmark = pytest.mark.torch
 REQUESTS = 5
 
 
-def saves_under_way(engine: ScriptedEngine) -> list[Request]:
-    """Ended requests whose saves wait at the gate: two have begun, the others not."""
+def saves_under_way(engine: ScriptedEngine, gate: Gate, ranks: int = 1) -> list[Request]:
+    """Ended requests whose saves wait at the gate: two of each rank have begun, the others not."""
     requests = [Request(f"cold-{number}", prompt(number, 3 * CHUNK + 1), new_tokens=2) for number in range(REQUESTS)]
     engine.arrive(*requests)
     engine.step_until(lambda: not engine.requests, "they have ended")
+    wait_until(lambda: len(gate.waiting) == 2 * ranks, "two of each rank have begun")
     assert engine.blocks.held
     return requests
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_reset_waits_for_saves_that_read_and_drops_the_others(
-    start_engine: StartEngine, gate: threading.Event, ranks: int
+    start_engine: StartEngine, gate: Gate, ranks: int
 ) -> None:
-    engine = start_engine(ranks=ranks, kvpool__timeout_s=20.0, kvpool__save="prompt")
-    requests = saves_under_way(engine)
+    engine = start_engine(ranks=ranks, kvpool__timeout_s=600.0, kvpool__save="prompt")
+    requests = saves_under_way(engine, gate, ranks)
     resets: list[bool] = []
     thread = threading.Thread(target=lambda: resets.append(engine.blocks.reset_prefix_cache()))
     thread.start()
     assert not resets, "two saves of each rank read"
     gate.set()
-    thread.join(20.0)
+    thread.join(60.0)
     assert resets == [True], "without a step between"
     assert not engine.blocks.held
     engine.idle()
@@ -59,26 +60,24 @@ def test_a_reset_waits_for_saves_that_read_and_drops_the_others(
     assert 0 < loaded <= (kept / ranks - 3) * CHUNK
 
 
-def test_a_reset_beside_saves_does_not_fail_for_a_rank_without_a_pool(
-    start_engine: StartEngine, gate: threading.Event
-) -> None:
+def test_a_reset_beside_saves_does_not_fail_for_a_rank_without_a_pool(start_engine: StartEngine, gate: Gate) -> None:
     odd = specs_by_layer(num_kv_heads=1)
-    engine = start_engine(ranks=2, worker_specs={1: odd}, kvpool__timeout_s=20.0, kvpool__save="prompt")
-    saves_under_way(engine)
+    engine = start_engine(ranks=2, worker_specs={1: odd}, kvpool__timeout_s=600.0, kvpool__save="prompt")
+    saves_under_way(engine, gate)
     resets: list[bool] = []
     thread = threading.Thread(target=lambda: resets.append(engine.blocks.reset_prefix_cache()))
     thread.start()
     gate.set()
-    thread.join(20.0)
+    thread.join(60.0)
     assert resets == [True]
     assert not engine.blocks.held
 
 
 def test_the_wait_of_a_reset_for_a_reading_save_is_bounded_by_the_setting(
-    start_engine: StartEngine, gate: threading.Event
+    start_engine: StartEngine, gate: Gate
 ) -> None:
     engine = start_engine(kvpool__timeout_s=0.2, kvpool__save="prompt")
-    saves_under_way(engine)
+    saves_under_way(engine, gate)
     assert not engine.blocks.reset_prefix_cache()
     assert engine.blocks.held
     gate.set()
@@ -86,9 +85,9 @@ def test_the_wait_of_a_reset_for_a_reading_save_is_bounded_by_the_setting(
     assert not engine.blocks.held
 
 
-def test_a_reset_beside_requests_drops_no_save(start_engine: StartEngine, gate: threading.Event) -> None:
-    engine = start_engine(blocks=256, kvpool__timeout_s=20.0, kvpool__save="prompt")
-    requests = saves_under_way(engine)
+def test_a_reset_beside_requests_drops_no_save(start_engine: StartEngine, gate: Gate) -> None:
+    engine = start_engine(blocks=256, kvpool__timeout_s=600.0, kvpool__save="prompt")
+    requests = saves_under_way(engine, gate)
     running = Request("running", prompt(60, 2 * CHUNK + 1), new_tokens=50)
     engine.arrive(running)
     engine.step_until(lambda: running.generated > 0, "it computes")

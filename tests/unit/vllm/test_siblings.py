@@ -13,7 +13,7 @@ import pytest
 import kvpool_client as kv
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.payload import store
-from tests.rigs.vllm import fake_vllm
+from tests.rigs.vllm import fake_vllm, token_kv
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -120,7 +120,7 @@ def test_a_repeated_lookup_keeps_the_ticket_of_the_first(start_engine: StartEngi
 
 
 def test_a_daemon_that_comes_back_has_no_ticket_to_end(start_engine: StartEngine, daemon: Daemon) -> None:
-    engine = start_engine(kvpool__timeout_s=0.5)
+    engine = start_engine()
     ask(engine, "cold", TOKENS)
     request = Request("taken", list(TOKENS))
     assert offered(engine, request) == 5 * CHUNK
@@ -229,8 +229,7 @@ def filling(engine: ScriptedEngine, request: Request, taken: int) -> Callable[[R
     def ask_and_fill(asked: Request) -> bool:
         is_in = admit(asked)
         for layer in range(LAYERS):
-            for position in range(taken):
-                engine._slot(0, layer, asked, position).copy_(engine._kv_of(0, layer, asked, position))
+            token_kv.write(engine.kv[0][layer].numpy(), asked.table, 0, engine._kv_of(0, layer, asked, 0, taken))
         return is_in
 
     return ask_and_fill

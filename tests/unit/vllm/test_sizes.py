@@ -25,17 +25,30 @@ SIZES: dict[str, dict[str, Any]] = {
     "stages": {"stages": (2, 1)},
     "two-by-stages": {"ranks": 2, "stages": (1, 2)},
 }
+# A size that stores, and those that read it: each size once of both, in the long form all with all.
+RING: list[tuple[str, list[str]]] = [
+    ("one", ["eight"]),
+    ("two", ["stages"]),
+    ("four", ["two"]),
+    ("eight", ["one"]),
+    ("stages", ["two-by-stages"]),
+    ("two-by-stages", ["four"]),
+]
+LONG = [pytest.param(size, list(SIZES), marks=pytest.mark.slow) for size in SIZES]
+REQUESTS = 3
 
 
 def joint(start: StartEngine, size: str, **more: Any) -> Any:
     return start(heads=HEADS, kvpool__head_groups=HEADS, **SIZES[size], **more)
 
 
-@pytest.mark.parametrize("writer", SIZES)
-def test_every_size_reads_what_another_one_has_stored(writer: str, start_engine: StartEngine, daemon: Daemon) -> None:
+@pytest.mark.parametrize(("writer", "readers"), [*RING, *LONG], ids=str)
+def test_every_size_reads_what_another_one_has_stored(
+    writer: str, readers: list[str], start_engine: StartEngine, daemon: Daemon
+) -> None:
     assert ask(joint(start_engine, writer), "cold", TOKENS).external == 0
     wait_until(lambda: int(daemon.stats()["dram.chunks"]) == 5, "every chunk is whole, and stored once")
-    for reader in SIZES:
+    for reader in readers:
         engine = joint(start_engine, reader)
         assert ask(engine, reader, TOKENS).external == 5 * CHUNK, reader
         assert counted(engine, "saved_chunks") == 0
@@ -48,11 +61,12 @@ def test_many_prompts_of_an_engine_in_parts_are_stored_and_loaded_whole(size: st
     engine = joint(start_engine, size, blocks=160)
     for name in ("cold", "warm"):
         requests = [
-            Request(f"{name} {number}", prompt(number, 4 * CHUNK + number), new_tokens=3) for number in range(1, 6)
+            Request(f"{name} {number}", prompt(number, 4 * CHUNK + number), new_tokens=3)
+            for number in range(1, 1 + REQUESTS)
         ]
         engine.run(*requests)
         engine.forget()
-    assert [request.external for request in requests] == [4 * CHUNK] * 5
+    assert [request.external for request in requests] == [4 * CHUNK] * REQUESTS
 
 
 def test_engines_without_head_groups_share_with_their_own_size_alone(start_engine: StartEngine) -> None:

@@ -98,7 +98,7 @@ def test_a_reset_does_not_fail_for_a_rank_without_a_pool_and_nothing_is_saved(
 def test_a_socket_without_a_daemon_is_named_in_the_log(
     start_engine: StartEngine, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = start_engine(socket=path, kvpool__timeout_s=0.2)
+    engine = start_engine(socket=path)
     assert ask(engine, "alone", TOKENS).external == 0
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert any(path in line and "nothing is loaded or saved until a daemon answers" in line for line in warnings), (

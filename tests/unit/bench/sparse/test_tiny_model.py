@@ -25,7 +25,7 @@ def _loss(model: TinyModel) -> float:
 
 
 def test_a_few_steps_lower_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "STEP_TOKENS", 512)
+    monkeypatch.setattr(training, "STEP_TOKENS", 256)
     monkeypatch.setattr(training, "WARM_UP_STEPS", 1)
     monkeypatch.setattr(training, "LENGTHS", (128,))
     model = TinyModel(Shape(), seed=1)
@@ -59,7 +59,7 @@ def test_questions_on_kept_keys_are_answered_as_in_one_pass() -> None:
 
 def test_all_blocks_answer_as_dense_attention_does() -> None:
     model = TinyModel(Shape(), seed=1)
-    read = task_accuracy.read_context(model, 1, "keys", 2048)
+    read = task_accuracy.read_context(model, 1, "keys", 1024)
     dense = task_accuracy.trained_samples(model, read)
     assert len(dense) == 3
     assert dense[0].queries.shape == (64, 8, 64)

@@ -90,7 +90,7 @@ async def test_a_connection_without_a_hello_ends_whatever_it_does_before(dialler
         assert has_ended(greeting)
         shaken.close()
         await until(lambda: server.stats()["connections"] == 1, "the honest one is left")
-        assert (await honest.request(pull_of(1), 5.0)).chunks == 2
+        assert (await honest.request(pull_of(1), 60.0)).chunks == 2
 
 
 @pytest.mark.asyncio
@@ -130,7 +130,7 @@ async def test_strangers_take_a_bounded_number_and_the_latest_have_room(dialler:
         await until(lambda: server.stats()["crowded_connections"] >= 120 - 16, "most are shut down")
         await until(lambda: server.stats()["connections"] <= 1 + 16, "few are left")
         assert (await nodes.watch(node=identity_of("second")).ready(server)).life is not None, "an honest one has room"
-        assert (await honest.request(pull_of(1), 5.0)).chunks == 2
+        assert (await honest.request(pull_of(1), 60.0)).chunks == 2
         assert honest.fault == ""
 
 
@@ -144,7 +144,7 @@ async def test_a_source_that_connects_without_end_is_kept_away_and_others_are_no
         await until(lambda: server.stats()["accept_closures"] >= 1, "the gate is closed for it")
         late = dialler.begin(server)
         honest = await nodes.watch().ready(server)
-        assert (await honest.request(pull_of(1), 5.0)).chunks == 2
+        assert (await honest.request(pull_of(1), 60.0)).chunks == 2
         assert not is_through(late)
         await until(lambda: server._listener._gate.is_open, "its time is over", 10.0)
         await until(lambda: is_through(late) or has_ended(late), "it gets through by its own repetition", 20.0)
@@ -161,8 +161,8 @@ async def test_many_sources_together_leave_known_ones_their_way(dialler: Dialler
         await until(lambda: server.stats()["accept_closures"] >= 1, "the gate is closed for strangers")
         late = dialler.begin(server, "127.0.2.1")
         second = await nodes.watch(node=identity_of("second")).ready(server)
-        assert (await second.request(pull_of(1), 5.0)).chunks == 2
-        assert (await honest.request(pull_of(2), 5.0)).chunks == 2
+        assert (await second.request(pull_of(1), 60.0)).chunks == 2
+        assert (await honest.request(pull_of(2), 60.0)).chunks == 2
         assert not is_through(late)
 
 
@@ -180,7 +180,7 @@ async def test_without_descriptors_for_duplicates_connections_end(
         monkeypatch.setattr(os, "dup", none_left)
         one = dialler.begin(server)
         await until(lambda: has_ended(one), "it is not kept without a bound")
-        assert (await honest.request(pull_of(1), 5.0)).chunks == 2
+        assert (await honest.request(pull_of(1), 60.0)).chunks == 2
 
 
 @pytest.mark.parametrize(

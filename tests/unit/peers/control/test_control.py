@@ -54,7 +54,7 @@ async def test_rows_of_a_pull_are_staged() -> None:
         link = await nodes.watch().ready(nodes.serve(owner))
         assert link.life is not None
         assert link.life.version == r.NEWEST_VERSION >= r.STAGE_VERSION
-        await link.request(pull_of(1), 5.0)
+        await link.request(pull_of(1), 60.0)
         stage = stage_of(1)
         assert await link.request(stage, 5.0) == staged_of(stage)
         assert [(puller.node, one) for puller, one, _ in owner.stages] == [("puller", stage)]
@@ -107,7 +107,7 @@ async def test_with_keys_the_owner_knows_who_asks() -> None:
     with fleet() as nodes:
         server = nodes.serve(owner, keys=there, allowed=frozenset({here.public_bytes, fleet_key.public_bytes}))
         link = await nodes.watch(keys=here).ready(server, there.public)
-        await link.request(pull_of(1), 5.0)
+        await link.request(pull_of(1), 60.0)
         assert owner.pulls[0][0].key == here.public_bytes.hex()
     with fleet() as nodes:
         server = nodes.serve(owner, keys=fleet_key, allowed=frozenset({fleet_key.public_bytes}))
@@ -118,7 +118,7 @@ async def test_a_refusal_of_the_owner_is_raised_with_its_code() -> None:
     owner = Owner(is_slow=True)
     with fleet() as nodes:
         link = await nodes.watch().ready(nodes.serve(owner))
-        asked = link.request(pull_of(1), 5.0)
+        asked = link.request(pull_of(1), 60.0)
         await until(lambda: owner.pulls, "the pull has come")
         assert owner.pulls[0][2](r.Refused("disk", "its disk is busy"))
         with pytest.raises(Refused, match="its disk is busy") as refusal:
@@ -136,7 +136,7 @@ async def test_a_late_answer_is_dropped_and_its_chunks_are_released() -> None:
         with pytest.raises(PeerUnreachable, match="did not answer in time"):
             await link.request(pull_of(1), 0.05)
         await until(lambda: owner.released == [1], "the pull is released at its deadline")
-        asked = link.request(pull_of(2), 5.0)
+        asked = link.request(pull_of(2), 60.0)
         await until(lambda: len(owner.pulls) == 2, "the second pull has come")
         asked.cancel()
         await until(lambda: owner.released == [1, 2], "a cancelled pull is released")
@@ -161,7 +161,7 @@ async def test_a_service_that_fails_is_a_refusal_and_logged_once(caplog: pytest.
         link = await nodes.watch().ready(server)
         for number in (1, 2, 3):
             with pytest.raises(Refused, match="failed"):
-                await link.request(pull_of(number), 5.0)
+                await link.request(pull_of(number), 60.0)
         assert server.stats()["errors"] == 3
         assert len([one for one in caplog.records if one.exc_info]) == 1
 
@@ -201,7 +201,7 @@ async def test_a_restarted_peer_is_a_new_life_and_waiting_requests_fail_at_once(
         assert link.life is not None
         assert link.life.is_new
         assert watcher.client.stats()["new_lives"] == 1
-        assert (await link.request(pull_of(3), 5.0)).chunks == 2
+        assert (await link.request(pull_of(3), 60.0)).chunks == 2
         assert [is_ready for _, is_ready in watcher.changes] == [True, False, True]
 
 
@@ -267,7 +267,7 @@ async def test_a_silent_connection_is_forgotten_and_a_pinging_one_is_not() -> No
         await until(lambda: silent.fault == "the connection ended", "its connection is shut down")
         assert lively.state is LinkState.READY
         await until(lambda: silent.state is LinkState.READY, "it greets again")
-        assert (await silent.request(pull_of(2), 5.0)).chunks == 2
+        assert (await silent.request(pull_of(2), 60.0)).chunks == 2
 
 
 async def test_a_stopping_node_refuses_pulls() -> None:
@@ -276,7 +276,7 @@ async def test_a_stopping_node_refuses_pulls() -> None:
         link = await nodes.watch().ready(server)
         server.is_stopping = True
         with pytest.raises(Refused, match="stopping"):
-            await link.request(pull_of(1), 5.0)
+            await link.request(pull_of(1), 60.0)
 
 
 async def test_keys_are_needed_beyond_loopback() -> None:
@@ -304,7 +304,7 @@ async def test_a_key_that_is_no_longer_allowed_is_disconnected() -> None:
         await until(lambda: server.stats()["refused_handshakes"] >= 1, "it is refused")
         await until(lambda: second.state is LinkState.READY, "the second is connected again")
         assert first.life is None
-        assert (await second.request(pull_of(1), 5.0)).chunks == 2
+        assert (await second.request(pull_of(1), 60.0)).chunks == 2
 
 
 async def test_links_follow_the_members() -> None:

@@ -82,7 +82,7 @@ async def test_garbage_is_refused_counted_and_ends_the_connection(seed: int) -> 
             raw.send(chance.randbytes(chance.randrange(2, 200)))
         await until(lambda: server.stats()["ended_connections"] == 1, "the connection is shut down")
         assert server.counts["refused.protocol"] + server.counts["refused.kind"] >= 16
-        assert (await honest.request(pull_of(1), 5.0)).chunks == 2
+        assert (await honest.request(pull_of(1), 60.0)).chunks == 2
         assert honest.state is LinkState.READY
 
 
@@ -147,7 +147,7 @@ async def test_a_message_without_end_does_not_fill_the_memory(dialled: Callable[
             await _send_parts_without_end(peer)
         assert server.stats()["ended_connections"] == 1
         assert _rss_bytes() - before < RSS_GROWTH_MAX
-        assert (await honest.request(pull_of(1), 5.0)).chunks == 2
+        assert (await honest.request(pull_of(1), 60.0)).chunks == 2
 
 
 async def test_an_announced_size_is_refused_before_its_bytes_have_come(dialled: Callable[[str], socket.socket]) -> None:
@@ -172,7 +172,7 @@ async def test_half_open_and_foreign_connections_are_harmless(dialled: Callable[
         ):
             dialled(server.endpoints[0]).send(greeting)
         honest = await nodes.watch().ready(server)
-        assert (await honest.request(pull_of(1), 5.0)).chunks == 2
+        assert (await honest.request(pull_of(1), 60.0)).chunks == 2
 
 
 async def test_wrong_keys_and_no_keys_are_not_let_in(dialled: Callable[[str], socket.socket]) -> None:
@@ -191,7 +191,7 @@ async def test_wrong_keys_and_no_keys_are_not_let_in(dialled: Callable[[str], so
             raw.say(identity_of("raw").hello(), 1)
         honest = await nodes.watch(keys=here).ready(server, there.public)
         await until(lambda: server.stats()["refused_handshakes"] >= 1, "the stranger is refused")
-        assert (await honest.request(pull_of(1), 5.0)).chunks == 2
+        assert (await honest.request(pull_of(1), 60.0)).chunks == 2
         assert not any(raw.has_answer() for raw in outsiders)
         assert {one.key for one, _, _ in owner.pulls} == {here.public_bytes.hex()}
         assert server.counts["hellos"] == 1
@@ -253,7 +253,7 @@ async def test_a_chosen_routing_id_takes_nobodys_place() -> None:
             if not number:
                 assert isinstance((await raw.answer()).record, r.Hello)
         honest = await nodes.watch().ready(server)
-        asked = honest.request(pull_of(1), 5.0)
+        asked = honest.request(pull_of(1), 60.0)
         await until(lambda: owner.pulls, "the pull has come")
         owner.pulls[0][2](offer_to(owner.pulls[0][1]))
         assert (await asked).chunks == 2
@@ -275,7 +275,7 @@ async def test_a_flood_is_bounded_and_others_are_served(seed: int) -> None:
             for _ in range(200):
                 sequence += 1
                 sent += raw.say(r.Ping(), sequence)
-            assert (await honest.request(pull_of(number), 5.0)).chunks == 2
+            assert (await honest.request(pull_of(number), 60.0)).chunks == 2
         await until(lambda: server.counts["ended_for_messages"] > 0, "the flood is refused, and its connection ended")
         assert server.counts["refused.rate"] > 0
         assert sent > 1000
@@ -303,7 +303,7 @@ async def test_a_peer_that_does_not_read_loses_its_answers_and_what_they_held() 
         assert answered[0]
         assert not answered[-1]
         assert [one.node for one in owner.forgotten] == ["raw"]
-        asked = honest.request(pull_of(1), 5.0)
+        asked = honest.request(pull_of(1), 60.0)
         await until(lambda: owner.pulls[-1][0].node == "puller", "the pull has come")
         owner.pulls[-1][2](offer_to(owner.pulls[-1][1]))
         assert (await asked).chunks == 2

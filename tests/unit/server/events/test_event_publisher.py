@@ -118,7 +118,7 @@ def _assert_right(publisher: EventPublisher) -> None:
         assert found.get(medium, set()) == stored
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(0, 2**32))
 def test_routers_know_the_stored_chunks_after_gaps_too(seed: int) -> None:
     chance = random.Random(seed)

@@ -32,7 +32,7 @@ class Sockets:
         self.may_answer.set()
 
     def connect(self, _path: str, epoch: bytes, _timeout_s: float) -> tuple[Any, Any]:
-        assert self.may_answer.wait(20.0)
+        assert self.may_answer.wait(60.0)
         if self.fault:
             raise NearFailed(self.fault)
         one, other = socket.socketpair()

@@ -25,7 +25,7 @@ def start(daemon: Daemon) -> Iterator[StartEngine]:
         from kvpool_client.vllm import connector
 
         def start_engine(**options: Any) -> Any:
-            settings = {"kvpool__always_load": True, "kvpool__wait_s": 5.0, "kvpool__timeout_s": 10.0, **options}
+            settings = {"kvpool__always_load": True, "kvpool__wait_s": 60.0, "kvpool__timeout_s": 60.0, **options}
             engine = HybridEngine(connector.KVPoolConnector, settings.pop("socket", daemon.socket), **settings)
             stack.callback(engine.close)
             engines.append(engine)

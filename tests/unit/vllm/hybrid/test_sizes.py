@@ -28,6 +28,14 @@ TOKENS = prompt(1, WHOLE * CHUNK + 3)
 STATE_BYTES = BLOCK * WIDTH  # as many as a block of one head has
 CHUNKS = WHOLE + 2 * RUN
 SIZES = (1, 2, 4, 8)
+# A size that stores, and those that read it: each size once of both, in the long form all with all.
+RING: list[tuple[int, tuple[int, ...]]] = [(1, (8,)), (2, (1,)), (4, (2,)), (8, (4,))]
+REQUESTS = 2
+
+
+def slow(*values: Any) -> Any:
+    """A case of the long form."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def joint(start: StartEngine, ranks: int, **more: Any) -> Any:
@@ -35,11 +43,13 @@ def joint(start: StartEngine, ranks: int, **more: Any) -> Any:
     return start(ranks=ranks, **options)
 
 
-@pytest.mark.parametrize("writer", SIZES)
-def test_every_size_reads_what_another_one_has_stored(writer: int, start: StartEngine, daemon: Daemon) -> None:
+@pytest.mark.parametrize(("writer", "readers"), [*RING, *(slow(size, SIZES) for size in SIZES)], ids=str)
+def test_every_size_reads_what_another_one_has_stored(
+    writer: int, readers: tuple[int, ...], start: StartEngine, daemon: Daemon
+) -> None:
     assert joint(start, writer).ask("cold", TOKENS).offers == [0]
     wait_until(lambda: int(daemon.stats()["dram.chunks"]) == CHUNKS, "every chunk is whole, and stored once")
-    for reader in SIZES:
+    for reader in readers:
         assert joint(start, reader).ask(f"of {reader}", TOKENS).offers == [WHOLE * CHUNK]
     assert int(daemon.stats()["dram.chunks"]) == CHUNKS
     assert not daemon.problems()
@@ -52,12 +62,14 @@ def test_windows_alone_or_of_several_lengths_are_shared(windows: tuple[int, ...]
         assert joint(start, reader, windows=windows).ask("warm", TOKENS).offers == [WHOLE * CHUNK]
 
 
-@pytest.mark.parametrize("budget", [7, BLOCK - 1, 3 * CHUNK + 1])
+@pytest.mark.parametrize("budget", [slow(7), BLOCK - 1, 3 * CHUNK + 1])
 def test_prompts_in_pieces_are_stored_by_ranks_and_loaded_by_another_size(budget: int, start: StartEngine) -> None:
     for engine in (joint(start, 4, budget=budget), joint(start, 2, budget=budget)):
-        requests = [Request(f"r{number}", prompt(number, 4 * CHUNK + number), new_tokens=3) for number in range(1, 5)]
+        requests = [
+            Request(f"r{number}", prompt(number, 4 * CHUNK + number), new_tokens=3) for number in range(1, 1 + REQUESTS)
+        ]
         engine.run(*requests)
-    assert [request.offers for request in requests] == [[4 * CHUNK]] * 4
+    assert [request.offers for request in requests] == [[4 * CHUNK]] * REQUESTS
 
 
 @pytest.mark.parametrize("row", [0, WHOLE, WHOLE + RUN], ids=["full", "window", "other-window"])
@@ -112,29 +124,36 @@ def joint_states(start: StartEngine, ranks: int, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("writer", "divided"), [*((size, DIVIDED[0]) for size in SIZES), *((4, other) for other in DIVIDED[1:])], ids=str
+    ("writer", "readers", "divided"),
+    [
+        *((writer, readers, DIVIDED[0]) for writer, readers in RING),
+        *((4, (2,), other) for other in DIVIDED[1:]),
+        *(slow(size, SIZES, DIVIDED[0]) for size in SIZES),
+        *(slow(4, SIZES, other) for other in DIVIDED[1:]),
+    ],
+    ids=str,
 )
 def test_every_size_reads_the_states_that_another_one_has_stored(
-    writer: int, divided: DividedStates, start: StartEngine, daemon: Daemon
+    writer: int, readers: tuple[int, ...], divided: DividedStates, start: StartEngine, daemon: Daemon
 ) -> None:
     sections = 3  # the two narrow projections, the wide one, the recurrent tensor
     assert joint_states(start, writer, divided=divided).ask("cold", TOKENS).offers == [0]
     wait_until(lambda: int(daemon.stats()["dram.chunks"]) == WHOLE + 2 * sections, "each chunk is stored once")
-    for reader in SIZES:
+    for reader in readers:
         assert joint_states(start, reader, divided=divided).ask(f"of {reader}", TOKENS).offers == [WHOLE * CHUNK]
     assert int(daemon.stats()["dram.chunks"]) == WHOLE + 2 * sections
     other = DIVIDED[(DIVIDED.index(divided) + 1) % len(DIVIDED)]
-    assert joint_states(start, writer, divided=other).ask("ordered otherwise", TOKENS).offers == [0]
+    assert joint_states(start, 2, divided=other).ask("ordered otherwise", TOKENS).offers == [0]
     assert not daemon.problems()
 
 
-@pytest.mark.parametrize("writer", [1, 4])
+@pytest.mark.parametrize(("writer", "readers"), [(1, (4,)), (4, (2, 8)), slow(1, SIZES), slow(4, SIZES)], ids=str)
 def test_one_group_of_b_and_c_is_stored_once_and_found_by_every_size(
-    writer: int, start: StartEngine, daemon: Daemon
+    writer: int, readers: tuple[int, ...], start: StartEngine, daemon: Daemon
 ) -> None:
     joint_states(start, writer, divided=ONE_GROUP).ask("cold", TOKENS)
     wait_until(lambda: int(daemon.stats()["dram.chunks"]) == WHOLE + 2 * 3, "each chunk is stored once")
-    for reader in SIZES:
+    for reader in readers:
         assert joint_states(start, reader, divided=ONE_GROUP).ask(f"of {reader}", TOKENS).offers == [WHOLE * CHUNK]
     assert int(daemon.stats()["dram.chunks"]) == WHOLE + 2 * 3
 
@@ -145,17 +164,19 @@ def test_states_of_another_data_type_of_the_same_size_are_others(start: StartEng
     assert other.ask("of another type", TOKENS).offers == [0]
 
 
-@pytest.mark.parametrize("budget", [7, BLOCK, 3 * CHUNK + 1])
+@pytest.mark.parametrize("budget", [7, slow(BLOCK), 3 * CHUNK + 1])
 def test_states_of_prompts_in_pieces_are_stored_by_ranks_and_loaded_by_another_size(
     budget: int, start: StartEngine
 ) -> None:
     for engine in (joint_states(start, 4, budget=budget), joint_states(start, 8, budget=budget)):
-        requests = [Request(f"r{number}", prompt(number, 4 * CHUNK + number), new_tokens=3) for number in range(1, 5)]
+        requests = [
+            Request(f"r{number}", prompt(number, 4 * CHUNK + number), new_tokens=3) for number in range(1, 1 + REQUESTS)
+        ]
         engine.run(*requests)
-    assert [request.offers for request in requests] == [[4 * CHUNK]] * 4
+    assert [request.offers for request in requests] == [[4 * CHUNK]] * REQUESTS
 
 
-@pytest.mark.parametrize("row", range(1, 7), ids=lambda row: f"section {row}")
+@pytest.mark.parametrize("row", [1, slow(2), 3, slow(4), slow(5), 6], ids=lambda row: f"section {row}")
 def test_a_flipped_bit_of_a_state_fails_the_load_of_all_ranks(row: int, start: StartEngine) -> None:
     """Leased are the sections of the first group of states, the full chunks, then those of the second."""
     joint_states(start, 1).ask("cold", TOKENS)
@@ -188,17 +209,30 @@ def test_head_groups_that_ranks_or_heads_cannot_be_divided_for_are_refused(
 STAGED = ((0, 3), (1, 4), (2, 5))
 
 
+# Ranks and stages of an engine that stores, and of one that reads; in the long form all with all.
+STAGED_WRITERS: list[tuple[int, tuple[int, ...]]] = [(1, (3, 3)), (2, (3, 3)), (2, ()), (4, (3, 3))]
+STAGED_READERS: list[tuple[int, tuple[int, ...]]] = [(4, ()), (1, ()), (1, (3, 3)), (2, (3, 3))]
+STAGED_RING = [(writer, (reader,)) for writer, reader in zip(STAGED_WRITERS, STAGED_READERS, strict=True)]
+
+
 @pytest.mark.parametrize("states", [False, True], ids=["windows", "states"])
-@pytest.mark.parametrize(("writer", "stages"), [(1, (3, 3)), (2, (3, 3)), (2, ()), (4, (3, 3))], ids=str)
+@pytest.mark.parametrize(
+    ("writer", "readers"), [*STAGED_RING, *(slow(writer, STAGED_READERS) for writer in STAGED_WRITERS)], ids=str
+)
 def test_stages_share_with_every_other_engine(
-    writer: int, stages: tuple[int, ...], states: bool, start: StartEngine, daemon: Daemon
+    writer: tuple[int, tuple[int, ...]],
+    readers: list[tuple[int, tuple[int, ...]]],
+    states: bool,
+    start: StartEngine,
+    daemon: Daemon,
 ) -> None:
     of_model: dict[str, Any] = {"layers": STAGED, "kvpool__head_groups": max(SIZES) if states else HEADS}
     make = joint_states if states else joint
-    assert make(start, writer, stages=stages, **of_model).ask("cold", TOKENS).offers == [0]
+    ranks, stages = writer
+    assert make(start, ranks, stages=stages, **of_model).ask("cold", TOKENS).offers == [0]
     chunks = WHOLE + 2 * 3 if states else CHUNKS
     wait_until(lambda: int(daemon.stats()["dram.chunks"]) == chunks, "every chunk is whole, and stored once")
-    for reader, other in ((1, ()), (1, (3, 3)), (4, ()), (2, (3, 3))):
+    for reader, other in readers:
         assert make(start, reader, stages=other, **of_model).ask("warm", TOKENS).offers == [WHOLE * CHUNK]
     assert int(daemon.stats()["dram.chunks"]) == chunks
     assert not daemon.problems()
@@ -207,9 +241,11 @@ def test_stages_share_with_every_other_engine(
 @pytest.mark.parametrize("budget", [7, 3 * CHUNK + 1])
 def test_prompts_in_pieces_are_stored_by_stages_and_loaded_by_them(budget: int, start: StartEngine) -> None:
     for engine in (joint(start, 2, layers=STAGED, stages=(3, 3), budget=budget), joint(start, 2, layers=STAGED)):
-        requests = [Request(f"r{number}", prompt(number, 4 * CHUNK + number), new_tokens=3) for number in range(1, 5)]
+        requests = [
+            Request(f"r{number}", prompt(number, 4 * CHUNK + number), new_tokens=3) for number in range(1, 1 + REQUESTS)
+        ]
         engine.run(*requests)
-    assert [request.offers for request in requests] == [[4 * CHUNK]] * 4
+    assert [request.offers for request in requests] == [[4 * CHUNK]] * REQUESTS
 
 
 def test_a_flipped_bit_of_one_stage_fails_the_load_of_all(start: StartEngine) -> None:

@@ -42,13 +42,15 @@ def test_states_in_the_middle_are_stored_where_other_prompts_have_gone(start: St
     assert engine.ask("short", [*shared[: 3 * CHUNK], *prompt(5, 3)]).offers == [3 * CHUNK]
 
 
-@pytest.mark.parametrize("budget", [BLOCK - 1, 7, CHUNK, 3 * CHUNK + 1])
+@pytest.mark.parametrize(
+    "budget", [BLOCK - 1, 7, pytest.param(CHUNK, marks=pytest.mark.slow), pytest.param(25, marks=pytest.mark.slow)]
+)
 def test_prompts_in_pieces_are_loaded(budget: int, start: StartEngine) -> None:
     engine = start(windows=MIXED, budget=budget)
     for name in ("cold", "warm"):
-        many = [Request(f"{name}-{number}", prompt(number, PROMPT), new_tokens=4) for number in range(1, 5)]
+        many = [Request(f"{name}-{number}", prompt(number, PROMPT), new_tokens=4) for number in range(1, 3)]
         engine.run(*many)
-    assert [request.offers for request in many] == [[WHOLE * CHUNK]] * 4
+    assert [request.offers for request in many] == [[WHOLE * CHUNK]] * 2
 
 
 def test_a_prompt_whose_last_block_ends_within_a_chunk_is_no_hit(start: StartEngine) -> None:
@@ -95,10 +97,11 @@ def test_a_flipped_bit_fails_the_load_and_the_request_computes(row: int, start: 
     engine = start(windows=MIXED)
     engine.ask("cold", prompt(1, PROMPT))
     flip_at_the_next_load(engine, row)
+    known = int(daemon.stats()["checksum_failures"])
     failed = engine.ask("failed", prompt(1, PROMPT), new_tokens=3)
     assert failed.offers == [WHOLE * CHUNK, 0]
     assert engine.failed == 1
-    wait_until(lambda: int(daemon.stats()["checksum_failures"]) > 0, "the daemon knows of the bad chunk")
+    wait_until(lambda: int(daemon.stats()["checksum_failures"]) > known, "the daemon knows of the bad chunk")
     engine.ask("once more", prompt(1, PROMPT))
     assert engine.ask("whole", prompt(1, PROMPT)).offers == [WHOLE * CHUNK]
     assert engine.failed == 1

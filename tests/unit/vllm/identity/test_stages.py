@@ -21,7 +21,15 @@ torch = pytest.importorskip("torch", reason="needs the torch extra: pip install 
 from tests.rigs.vllm.config import caches_of, config_of  # noqa: E402 - likewise
 from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
 from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - only where torch is
+from tests.rigs.vllm.setting import (  # noqa: E402 - likewise
+    CHUNK,
+    StartEngine,
+    ask,
+    counted,
+    lose_next_lease,
+    prompt,
+    start_engine,
+)
 from tests.rigs.vllm.specs import specs_by_layer  # noqa: E402 - likewise
 
 __all__ = ["start_engine"]
@@ -73,7 +81,7 @@ def test_stages_are_found_on_disk_after_a_restart_of_the_daemon(
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
     ask(start_engine(socket=daemon.socket, stages=STAGES), "cold", TOKENS)
     with daemon.admin() as admin:
-        assert admin.demote_all(10.0)["left"] == 0
+        assert admin.demote_all(60.0)["left"] == 0
     daemon.kill()
     daemon.start()
     wait_until(lambda: daemon.stats().get("ssd.chunks", 0) >= 5 * len(STAGES), "all chunks are found on disk")
@@ -143,15 +151,7 @@ def test_a_load_that_fails_at_one_stage_is_reported_and_computed(
     if is_corrupt:
         corrupt(engine, rank, 2)
     else:
-        pool = engine.workers[rank]._worker.pool
-        claim = pool.claim
-
-        def lost(ticket: bytes) -> kv.Lease:
-            pool.claim = claim
-            lease: kv.Lease = claim(b"forged" + ticket)
-            return lease
-
-        pool.claim = lost
+        lose_next_lease(engine, rank)
     longer = TOKENS + prompt(2, 3 * CHUNK)
     request = ask(engine, "failing", longer, new_tokens=2 * CHUNK + 2)
     assert request.offers[0] == 5 * CHUNK
@@ -163,7 +163,7 @@ def test_a_load_that_fails_at_one_stage_is_reported_and_computed(
 def test_a_daemon_killed_between_lookup_and_load_is_a_miss_of_all_stages(
     start_engine: StartEngine, daemon: Daemon
 ) -> None:
-    engine = start_engine(stages=STAGES, kvpool__timeout_s=0.5)
+    engine = start_engine(stages=STAGES)
     ask(engine, "cold", TOKENS)
     engine.on_allocated = daemon.kill
     assert ask(engine, "warm", TOKENS, new_tokens=3).offers[0] == 5 * CHUNK

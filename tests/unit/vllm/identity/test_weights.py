@@ -15,7 +15,7 @@ pytestmark = pytest.mark.torch
 TOKENS = prompt(1, 5 * CHUNK + 1)
 
 
-def test_a_reset_drops_prefixes_of_this_engine_alone(start_engine: StartEngine, daemon: Daemon) -> None:
+def test_a_reset_drops_prefixes_of_this_engine_alone(start_engine: StartEngine, new_daemon: Daemon) -> None:
     engine, other = start_engine(), start_engine()
     ask(engine, "cold", TOKENS)
     assert engine.new_weights()
@@ -23,7 +23,7 @@ def test_a_reset_drops_prefixes_of_this_engine_alone(start_engine: StartEngine, 
     assert ask(engine, "again", TOKENS).external == 5 * CHUNK
     assert ask(other, "other", TOKENS).external == 5 * CHUNK
     assert counted(engine, "saved_chunks") == 10
-    assert daemon.stats()["stored_chunks"] == 10
+    assert new_daemon.stats()["stored_chunks"] == 10
 
 
 def test_chunks_stored_by_replicas_with_the_old_weights_are_not_found(start_engine: StartEngine) -> None:
@@ -39,7 +39,7 @@ def test_chunks_stored_by_replicas_with_the_old_weights_are_not_found(start_engi
 
 @pytest.mark.parametrize("reset", ["engine", "node"])
 def test_a_reset_needs_no_daemon(start_engine: StartEngine, daemon: Daemon, reset: str) -> None:
-    engine = start_engine(kvpool__reset=reset, kvpool__timeout_s=0.2)
+    engine = start_engine(kvpool__reset=reset)
     ask(engine, "cold", TOKENS)
     daemon.kill()
     assert engine.new_weights()

@@ -9,7 +9,7 @@ import pytest
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.vllm.scheduler.background_queue import BackgroundQueue
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 WAITING_MAX = 3
 
 

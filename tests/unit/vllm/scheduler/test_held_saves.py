@@ -1,8 +1,6 @@
 """Saves of a step that loads synchronously on several ranks: held back until the load is verified, then stored, also
 those of requests that end with the step. A fresh engine then reads the stored chunks, and every byte of them is checked."""
 
-from typing import Any
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
@@ -10,7 +8,15 @@ torch = pytest.importorskip("torch", reason="needs the torch extra: pip install 
 from tests.rigs.daemon import wait_until  # noqa: E402 - only where torch is
 from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
 from tests.rigs.vllm.request import Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - likewise
+from tests.rigs.vllm.setting import (  # noqa: E402 - likewise
+    CHUNK,
+    StartEngine,
+    ask,
+    counted,
+    lose_next_lease,
+    prompt,
+    start_engine,
+)
 
 __all__ = ["start_engine"]
 pytestmark = pytest.mark.torch
@@ -30,18 +36,6 @@ def step_with_a_load(engine: ScriptedEngine) -> tuple[Request, Request]:
     engine.arrive(computing)
     engine.step()
     return loading, computing
-
-
-def fail_next_load(engine: ScriptedEngine, rank: int) -> None:
-    """The next load of a rank finds its ticket unknown."""
-    pool = engine.workers[rank]._worker.pool
-    claim = pool.claim
-
-    def lost(ticket: bytes) -> Any:
-        pool.claim = claim
-        return claim(b"forged" + ticket)
-
-    pool.claim = lost
 
 
 def test_requests_that_end_in_a_step_with_a_load_are_saved_once_the_load_is_verified(
@@ -64,7 +58,7 @@ def test_requests_that_end_in_a_step_with_a_load_are_saved_once_the_load_is_veri
 def test_saves_based_on_a_failed_load_are_dropped_and_counted(start_engine: StartEngine, rank: int) -> None:
     engine = start_engine(ranks=2, kvpool__load="sync", kvpool__save="prompt")
     ask(engine, "cold", LOADED)
-    fail_next_load(engine, rank)
+    lose_next_lease(engine, rank)
     loading, computing = step_with_a_load(engine)
     assert engine.recomputed == 1
     assert computing not in engine.requests

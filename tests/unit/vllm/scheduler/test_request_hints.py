@@ -108,7 +108,7 @@ def test_stored_chunks_carry_the_prompts_token_ids(start_engine: StartEngine) ->
     engine = start_engine(budget=CHUNK + 3)
     tokens = prompt(1, 4 * CHUNK + 1)
     request = ask(engine, "published", tokens, new_tokens=CHUNK)
-    assert list(stored(engine)) == chunks_of(request.tokens)
+    assert set(stored(engine)) == set(chunks_of(request.tokens))
     branch = ask(engine, "branch", [*tokens[: 2 * CHUNK], *prompt(2, 2 * CHUNK)])
     assert set(chunks_of(branch.tokens)) <= set(stored(engine))
     assert request.answer is None
@@ -260,7 +260,7 @@ class TestWaiting:
         tokens = prompt(1, 4 * CHUNK + 1)
         ask(engine, "cold", tokens)
         with disk.admin() as admin:
-            assert admin.demote_all(10.0)["left"] == 0
+            assert admin.demote_all(60.0)["left"] == 0
             admin.flush(None, None, "dram")
         engine.forget()
         engine.running_max = 1

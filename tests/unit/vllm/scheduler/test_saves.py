@@ -5,7 +5,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,23 +18,40 @@ torch = pytest.importorskip("torch", reason="needs the torch extra: pip install 
 from kvpool_client.vllm.worker.save_task import SaveTask  # noqa: E402 - only where torch is
 from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
 from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - likewise
+from tests.rigs.vllm.setting import (  # noqa: E402 - likewise
+    CHUNK,
+    StartEngine,
+    ask,
+    counted,
+    later_clock,
+    lose_next_lease,
+    prompt,
+    start_engine,
+)
 
 __all__ = ["start_engine"]
 pytestmark = pytest.mark.torch
 
 TOKENS = prompt(1, 5 * CHUNK + 1)
 SHARED = prompt(2, 3 * CHUNK)
-Gate = Callable[[], None]
+
+
+class Gate(threading.Event):
+    """What saves wait for; `waiting`: those that have come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[SaveTask] = []
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """No save begins before it is set."""
-    opened, begin = threading.Event(), SaveTask.open
+    opened, begin = Gate(), SaveTask.open
 
     def wait(task: SaveTask) -> None:
-        opened.wait(20.0)
+        opened.waiting.append(task)
+        opened.wait(600.0)
         begin(task)
 
     monkeypatch.setattr(SaveTask, "open", wait)
@@ -83,7 +99,7 @@ def reserved_by_another(engine: ScriptedEngine) -> kv.Save:
 def test_chunks_that_another_engine_writes_are_stored_when_it_gives_up(
     start_engine: StartEngine, holds_blocks: bool
 ) -> None:
-    engine = start_engine(holds_blocks=holds_blocks, kvpool__wait_s=0.0, kvpool__timeout_s=20.0, kvpool__save="prompt")
+    engine = start_engine(holds_blocks=holds_blocks, kvpool__wait_s=0.0, kvpool__timeout_s=600.0, kvpool__save="prompt")
     request = Request("cold", list(TOKENS), new_tokens=200)
     with reserved_by_another(engine) as save:
         engine.arrive(request)
@@ -100,18 +116,23 @@ def test_chunks_that_another_engine_writes_are_stored_when_it_gives_up(
 def test_the_wait_for_another_engines_save_is_bounded_by_the_setting(
     start_engine: StartEngine, holds_blocks: bool
 ) -> None:
-    engine = start_engine(holds_blocks=holds_blocks, kvpool__wait_s=0.0, kvpool__timeout_s=0.2)
+    engine = start_engine(holds_blocks=holds_blocks, kvpool__wait_s=0.0, kvpool__timeout_s=600.0)
+    clock, saver = later_clock(engine), engine.workers[0]._worker._saver
     with reserved_by_another(engine):
-        ask(engine, "cold", TOKENS, new_tokens=2)
+        request = Request("cold", list(TOKENS), new_tokens=2)
+        engine.arrive(request)
+        engine.step_until(lambda: request not in engine.requests, "it has ended")
+        if holds_blocks:
+            engine.step_until(lambda: bool(saver._waiting), "its save waits for the other one")
+        clock.pass_s(601.0)
+        engine.idle()
         assert not engine.scheduler.has_pending_push_work()
         assert not engine.blocks.held
     assert counted(engine, "saved_chunks") == 0
 
 
-def test_a_request_computes_and_ends_while_its_save_is_under_way(
-    start_engine: StartEngine, gate: threading.Event
-) -> None:
-    engine = start_engine(kvpool__timeout_s=20.0)
+def test_a_request_computes_and_ends_while_its_save_is_under_way(start_engine: StartEngine, gate: Gate) -> None:
+    engine = start_engine(kvpool__timeout_s=600.0)
     request = Request("cold", list(TOKENS), new_tokens=3)
     engine.arrive(request)
     engine.step_until(lambda: request not in engine.requests, "it has ended")
@@ -126,11 +147,9 @@ def test_a_request_computes_and_ends_while_its_save_is_under_way(
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("how", ["preempt", "abort", "end"])
-def test_blocks_of_a_save_under_way_are_not_reused(
-    start_engine: StartEngine, gate: threading.Event, how: str, ranks: int
-) -> None:
+def test_blocks_of_a_save_under_way_are_not_reused(start_engine: StartEngine, gate: Gate, how: str, ranks: int) -> None:
     """Blocks are so few that others need those of the ended request; a wrong save would store their bytes."""
-    engine = start_engine(kvpool__timeout_s=20.0, blocks=24, ranks=ranks, kvpool__save="prompt")
+    engine = start_engine(kvpool__timeout_s=600.0, blocks=24, ranks=ranks, kvpool__save="prompt")
     request = Request("gone", list(TOKENS), new_tokens=1 if how == "end" else 9)
     engine.arrive(request)
     engine.step_until(lambda: request.num_computed + request.generated > 0, "it computes")
@@ -152,13 +171,14 @@ def test_blocks_of_a_save_under_way_are_not_reused(
     assert ask(start_engine(ranks=ranks), "warm", TOKENS).external == 5 * CHUNK
 
 
-def test_a_save_that_is_slow_is_dropped_and_counted(start_engine: StartEngine, gate: threading.Event) -> None:
-    engine = start_engine(kvpool__timeout_s=0.2, kvpool__save="prompt")
+def test_a_save_that_is_slow_is_dropped_and_counted(start_engine: StartEngine, gate: Gate) -> None:
+    engine = start_engine(kvpool__timeout_s=600.0, kvpool__save="prompt")
+    clock = later_clock(engine)
     requests = [Request(f"cold-{number}", prompt(number, 3 * CHUNK + 1), new_tokens=2) for number in range(4)]
     engine.arrive(*requests)
     engine.step_until(lambda: not engine.requests, "they have ended")
-    late = [task for task, _ in engine.workers[0]._worker._saver._running]
-    wait_until(lambda: all(task.is_late for task in late), "the saves are late")
+    wait_until(lambda: len(gate.waiting) == 2, "the threads have taken up two")
+    clock.pass_s(601.0)
     gate.set()
     engine.idle()
     # Two had been taken up by the threads; the others are not begun.
@@ -178,9 +198,9 @@ def test_a_hung_daemon_holds_no_block_longer_than_the_setting(start_engine: Star
 
 
 def test_no_more_blocks_are_held_than_a_share_and_the_rest_is_saved_later(
-    start_engine: StartEngine, gate: threading.Event
+    start_engine: StartEngine, gate: Gate
 ) -> None:
-    engine = start_engine(blocks=14, kvpool__timeout_s=20.0, kvpool__save="prompt")
+    engine = start_engine(blocks=14, kvpool__timeout_s=600.0, kvpool__save="prompt")
     request = Request("cold", list(TOKENS), new_tokens=6)
     engine.arrive(request)
     engine.step_until(lambda: request.generated > 0, "its prompt is computed")
@@ -274,14 +294,7 @@ def test_a_speculative_engine_gets_a_failed_load_in_its_step(start_engine: Start
     engine = start_engine(is_speculative=True, kvpool__load=load)
     ask(engine, "cold", TOKENS)
     assert ask(engine, "warm", TOKENS, new_tokens=3).external == 5 * CHUNK
-    pool = engine.workers[0]._worker.pool
-    claim = pool.claim
-
-    def lost(ticket: bytes) -> Any:
-        pool.claim = claim
-        return claim(b"forged" + ticket)
-
-    pool.claim = lost
+    lose_next_lease(engine)
     longer = TOKENS + prompt(2, 3 * CHUNK)
     ask(engine, "failing", longer, new_tokens=2 * CHUNK + 2)
     assert engine.recomputed == 1

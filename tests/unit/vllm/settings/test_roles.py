@@ -15,7 +15,15 @@ from tests.rigs.daemon import Daemon, wait_until
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
 from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - only where torch is
+from tests.rigs.vllm.setting import (  # noqa: E402 - likewise
+    CHUNK,
+    StartEngine,
+    ask,
+    counted,
+    later_clock,
+    prompt,
+    start_engine,
+)
 from tests.rigs.vllm.specs import LAYERS, NAMES  # noqa: E402 - likewise
 
 __all__ = ["start_engine"]
@@ -66,12 +74,20 @@ def test_a_prompt_announced_as_saved_elsewhere_is_waited_for_before_any_of_it_is
 def test_the_wait_for_a_prompt_that_nobody_saves_is_bounded_by_the_setting(
     start_engine: StartEngine, daemon: Daemon
 ) -> None:
-    engine = start_engine(kvpool__wait_s=0.1)
+    engine = start_engine(kvpool__wait_s=600.0)
+    clock = later_clock(engine)
     ask(engine, "part", TOKENS[: 3 * CHUNK + 1])
     waits = {"load": "wait"}
-    assert ask(engine, "waits", TOKENS[: 4 * CHUNK + 1], kv_transfer_params=waits).external == 3 * CHUNK
-    assert ask(engine, "nothing", prompt(7, 3 * CHUNK), kv_transfer_params=waits).external == 0
-    assert counted(engine, "waits_for_another_save") == 2
+    for number, (tokens, expected) in enumerate([(TOKENS[: 4 * CHUNK + 1], 3 * CHUNK), (prompt(7, 3 * CHUNK), 0)]):
+        engine.forget()
+        request = Request(f"waits-{number}", list(tokens), kv_transfer_params=waits)
+        engine.arrive(request)
+        engine.step()
+        assert counted(engine, "waits_for_another_save") == number + 1
+        assert request.offers == []
+        clock.pass_s(601.0)
+        engine.run(request)
+        assert request.external == expected
     assert ask(engine, "short", prompt(8, CHUNK // 2), kv_transfer_params=waits).external == 0
     engine.forget()
     assert ask(engine, "all", TOKENS[: 4 * CHUNK + 1], kv_transfer_params=waits).external == 4 * CHUNK

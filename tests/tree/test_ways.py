@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from tests.test_tidy import ROOT, text_of
+from tests.tree.test_tidy import ROOT, text_of
 
 
 def _is_defined(name: str, path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The rules of the tree, as tests: layers, sizes, names, what must not appear. The rule and its check are one thing."""
+"""The rules of the tree, as tests: layers, names, what must not appear. The rule and its check are one thing."""
 
 import ast
 import re
@@ -12,9 +12,7 @@ import pytest
 
 from tests.rigs.runs.for_each import for_each
 
-ROOT = Path(__file__).parent.parent
-FILE_LINES_MAX = 400
-FUNCTION_LINES_MAX = 70
+ROOT = Path(__file__).parents[2]
 POSITIONAL_MAX = 4
 # Functions with more positional parameters than that: their signatures are the client library's public contract.
 MANY_PARAMETERS = {
@@ -31,7 +29,6 @@ PYTHON = sorted(
 NATIVE = sorted(path for path in (ROOT / "native").rglob("*") if path.suffix in (".cpp", ".h"))
 PRODUCT = [path for path in PYTHON if path.is_relative_to(ROOT / "kvpool") or path.is_relative_to(ROOT / "client")]
 
-FOLDER_FILES_MAX = 12
 BASE = {
     *("types", "errors", "units", "layout", "layouts", "keys", "clock", "failpoint", "ownership", "escaping"),
     *("key_column", "packed_rows"),
@@ -92,9 +89,6 @@ BROAD_EXCEPT_ALLOWED = {
     "kvpool/server/events/publisher.py",
     "kvpool/peers/control/server.py",
 }
-NATIVE_FUNCTION = re.compile(
-    r"\s*(?!namespace|struct|class|enum|union|extern|if|for|while|switch|else|do\b|\}).*\).*\{"
-)
 CLOCK_ALLOWED = {"kvpool/clock.py", "kvpool/failpoint.py"}
 
 
@@ -201,19 +195,6 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert not needs, "these import one another"
 
 
-def _folders() -> list[Path]:
-    return sorted({path.parent for path in [*PYTHON, *NATIVE]})
-
-
-@for_each(_folders(), name_of)
-def test_a_folder_is_seen_at_a_glance(folder: Path) -> None:
-    """At most twelve files; in the core twelve headers, each with the sources that implement it."""
-    names = {path.name for path in [*PYTHON, *NATIVE] if path.parent == folder} - {"__init__.py"}
-    headers = {name for name in names if name.endswith(".h")}
-    counted = headers if len(headers) > 2 else {name for name in names if not name.startswith("bind_")}
-    assert len(counted) <= FOLDER_FILES_MAX, f"{len(counted)} files"
-
-
 def test_headers_stand_beside_their_sources() -> None:
     sources = {path.stem: path.parent for path in NATIVE if path.suffix == ".cpp"}
     for path in NATIVE:
@@ -230,9 +211,7 @@ def test_unit_tests_are_found_by_package() -> None:
 
 
 @for_each([*PYTHON, *NATIVE], name_of)
-def test_files_are_small_and_named_for_one_thing(path: Path) -> None:
-    lines = text_of(path).count("\n")
-    assert lines <= FILE_LINES_MAX, f"{lines} lines"
+def test_files_are_named_for_one_thing(path: Path) -> None:
     assert not NAMES_REFUSED & set(path.relative_to(ROOT).with_suffix("").parts)
     assert not re.search(r"_v\d+$|\d$", path.stem) or path.stem in {
         "blake3",
@@ -249,14 +228,8 @@ def test_files_are_small_and_named_for_one_thing(path: Path) -> None:
 
 
 @for_each(PYTHON, name_of)
-def test_functions_are_short_and_modules_say_what_they_are(path: Path) -> None:
-    for node in nodes_of(path):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            assert node.end_lineno is not None
-            assert node.end_lineno - node.lineno < FUNCTION_LINES_MAX, f"{node.name} in line {node.lineno}"
-    module = nodes_of(path)[0]
-    assert isinstance(module, ast.Module)
-    docstring = ast.get_docstring(module)
+def test_modules_say_what_they_are(path: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(text_of(path)))
     assert docstring, "no module docstring"
     is_question = re.match(r"(What|Who|Whose|Whether|How|Where|Which|When|Why)\b", docstring)
     assert not is_question, "the docstring begins with a question word"
@@ -272,21 +245,6 @@ def test_what_could_be_mistaken_is_passed_by_name(path: Path) -> None:
             is_command = any(".command(" in ast.unparse(decorator) for decorator in node.decorator_list)
             is_public = (name_of(path), node.name) in MANY_PARAMETERS
             assert (count > POSITIONAL_MAX and not is_command) == is_public, f"{node.name} in line {node.lineno}"
-
-
-@for_each(NATIVE, name_of)
-def test_native_functions_are_short(path: Path) -> None:
-    lines = text_of(path).splitlines()
-    for number, line in enumerate(lines, 1):
-        if not NATIVE_FUNCTION.fullmatch(line):
-            continue
-        depth, length = 0, 0
-        for inner in lines[number - 1 :]:
-            depth += inner.count("{") - inner.count("}")
-            length += 1
-            if depth <= 0:
-                break
-        assert length <= FUNCTION_LINES_MAX, f"{length} lines from line {number}: {line.strip()}"
 
 
 @for_each(PRODUCT, name_of)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.rigs.runs.for_each import for_each
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 # Where a kind of tier may be named: its own rooms, its options and where they are set, its place in the composition, and names
 # that are public: levels, events, metrics, failpoints, commands.
 SSD_NAMED_IN = (

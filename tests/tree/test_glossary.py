@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.rigs.runs.for_each import for_each
-from tests.test_tidy import NATIVE, PAGES, PRODUCT, PYTHON, ROOT
+from tests.tree.test_tidy import NATIVE, PAGES, PRODUCT, PYTHON, ROOT
 
 # This file names the refused words as its examples.
 OTHERS = [path for path in PYTHON if path not in PRODUCT and path != Path(__file__)]

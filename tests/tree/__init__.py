@@ -1,0 +1,1 @@
+"""The rules of the tree: `make check` runs them."""
