@@ -10,7 +10,7 @@ import pytest
 import kvpool_client as kv
 from kvpool.router_events.columns import unpack_chunks
 from tests.e2e.remote.test_two_daemons import two_daemons
-from tests.rigs.daemon import Daemon, spawn, wait_connected, wait_until
+from tests.rigs.daemon import ANSWER_TIMEOUT_S, Daemon, spawn, wait_connected, wait_until
 from tests.rigs.events.publishing import local_events, router_of
 from tests.rigs.events.router import Router
 from tests.rigs.nodes.two_nodes import assert_converged
@@ -48,9 +48,9 @@ class Node:
         self.pools: list[kv.Pool] = []
         self.engines: list[PrefixEngine] = []
 
-    def engine(self, num_blocks: int = 64, **options: Any) -> PrefixEngine:
+    def engine(self, num_blocks: int = 64, timeout_s: float = ANSWER_TIMEOUT_S, **options: Any) -> PrefixEngine:
         """A fresh engine with a connection of its own."""
-        pool = self.daemon.connect(LAYOUT)
+        pool = self.daemon.connect(LAYOUT, timeout_s=timeout_s)
         wait_connected(pool)
         self.pools.append(pool)
         self.engines.append(PrefixEngine(num_blocks, pool=pool, **options))
@@ -204,7 +204,7 @@ def test_everything_is_reported_anew_to_the_next_daemon(node: Node) -> None:
 
 
 def test_a_daemon_that_hangs_costs_the_engine_nothing_and_gets_everything_when_it_goes_on(node: Node) -> None:
-    engine = node.engine(num_blocks=24)
+    engine = node.engine(num_blocks=24, timeout_s=2.0)
     engine.run("a", PROMPT)
     node.assert_converged()
     node.daemon.signal(signal.SIGSTOP)
