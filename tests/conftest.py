@@ -22,8 +22,8 @@ pytest_plugins = ["tests.rigs.runs.sampling", "tests.rigs.runs.time_limit", "tes
 CAMPAIGN_LINE = "campaign"
 SLOWEST_MODULES = 10
 ROOT = Path(__file__).parent
-# Directories and files whose tests are about a daemon's process: its start, its death, its memory, its host.
-EXECUTED = ("faults", "nodes", "life", "operators", "test_bench_footprint.py", "test_short_of_memory.py")
+# Directories and files whose tests are about a daemon's process: its start by a shell, its memory, its host.
+EXECUTED = ("nodes", "test_hang_ups.py", "test_bench_footprint.py", "test_short_of_memory.py")
 # A shorter run lists no slow modules.
 SLOW_RUN_S = 30.0
 # No example has a bound on its time.

@@ -7,12 +7,6 @@ import pytest
 
 from tests.conftest import CAMPAIGN_LINE
 from tests.faults.rigs import fault_filesystem as faulty
-from tests.rigs.runs.forking import Starts
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Let daemons be forked where no failpoint is in their environment, but for bounds on time."""
-    Starts.are_executed = item.get_closest_marker("timed") is not None
 
 
 @pytest.fixture

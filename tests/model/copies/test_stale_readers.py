@@ -1,11 +1,10 @@
-"""Readers of copies in a device hold nothing there: what they were told is either still so, with the bytes of the key, or is
+"""Readers of copies in a device hold nothing there: what they have seen is either still so, with the bytes of the key, or is
 seen to be no more.
 
 What the directories have is the matter of the model in `native/tests/tiers/test_copies_model.cpp`. Here are bytes, of chunks of
 several sizes that take one another's places.
 """
 
-import os
 import random
 
 from tests.rigs.flushing import flush_whole
@@ -15,9 +14,7 @@ PROMPTS, LONGEST = 2, 6
 ROUNDS = 40
 
 
-def test_who_was_told_of_a_copy_reads_the_bytes_of_its_key_or_finds_another_generation() -> None:
-    seed = int(os.environ.get("KVPOOL_SEED", random.SystemRandom().randrange(1 << 32)))
-    print(f"KVPOOL_SEED={seed}")
+def test_who_has_seen_a_copy_reads_the_bytes_of_its_key_or_finds_another_generation(seed: int) -> None:
     chance = random.Random(seed)
     world = DeviceWorld(memory_bytes=10 << 20, device_segments=3, file_chunks=1)
     seen: list[Seen] = []
@@ -32,8 +29,8 @@ def test_who_was_told_of_a_copy_reads_the_bytes_of_its_key_or_finds_another_gene
             world.save(namespace, keys)
         if copying is not None:
             world.end_copy(copying, succeeds=chance.random() < 0.85)
-        hold, told = world.lease(namespace, keys)
-        seen += told
+        hold, found = world.lease(namespace, keys)
+        seen += found
         if hold:
             world.memory.release(hold, world.tick())
         if chance.random() < 0.1:

@@ -109,14 +109,6 @@ class DeviceWorld:
                 self._bytes(self._arena, offsets[number], namespace)[:] = word_of(keys[number])
         self._publish(self.memory, made, made.states.count(reserved))
 
-    def demote(self, namespace: int, keys: Sequence[bytes]) -> None:
-        """Copy what memory has of a chain to the files."""
-        held = self.memory.acquire(namespace, b"".join(keys), self.tick())
-        if held.id:
-            made = self.files.reserve(namespace, namespace, b"", b"".join(keys[: held.chunks]), self.tick())
-            self._publish(self.files, made, made.states.count(SaveState.RESERVED))
-            self.memory.release(held.id, self.tick())
-
     def begin_copy(self, namespace: int, keys: Sequence[bytes]) -> Copying | None:
         """Slots in the device for what memory has of a chain; None where nothing is to be copied."""
         made = self.device.reserve(namespace, namespace, b"", b"".join(keys), self.tick())
