@@ -21,7 +21,7 @@ from demo.node import Daemon, Member, ProcessFailed, Worker, make_fleet
 from demo.plan import Plan, make_plan
 from demo.report import Act, Event, Row, Screen, compare, judge, make_console, show
 
-DOCUMENTS = 3
+DOCUMENTS = 2
 CHUNK_TOKENS = 128
 PREFIX_TOKENS = 16 * CHUNK_TOKENS
 ANSWER_TOKENS = 24

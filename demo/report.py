@@ -1,8 +1,9 @@
 """Output of the demonstration: progress while it runs, then the table and the verdict.
 
-With a terminal a bar moves; without one the same lines are printed plainly. One thread.
+With a terminal a bar moves; without one the same lines are printed plainly, and some of progress between them. One thread.
 """
 
+import time
 from dataclasses import dataclass
 from enum import Enum
 from statistics import median
@@ -15,6 +16,8 @@ from rich.table import Table
 from demo.node import Worker
 
 PLAIN_WIDTH = 118
+# Without a terminal: seconds from one line of progress to the next.
+PLAIN_PROGRESS_S = 3.0
 SPEED_UP_WANTED = 4.0
 TIERS = {"dram": "DRAM", "ssd": "SSD", "peer": "another node"}
 Event = dict[str, Any]
@@ -67,8 +70,9 @@ class Screen:
         self.console = console
         self._titles = titles
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} tokens"))
-        is_silent = not console.is_terminal
-        self._bar = Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=is_silent)
+        self._is_plain = not console.is_terminal
+        self._printed_s = time.monotonic()
+        self._bar = Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=self._is_plain)
         self._task = self._bar.add_task("starting", total=None)
 
     def __enter__(self) -> "Screen":
@@ -80,7 +84,9 @@ class Screen:
 
     def start(self, worker: Worker) -> None:
         """Wait until a worker is ready."""
-        self._bar.reset(self._task, total=None, description=f"{worker.name} builds its model")
+        what = f"{worker.name} builds its model"
+        self._bar.reset(self._task, total=None, description=what)
+        self._print_plainly(what)
         for event in worker.get_ready():
             self.console.print(f"{worker.name} is ready: a Llama of {event['parameters'] / 1e6:.0f}M random weights")
 
@@ -92,13 +98,22 @@ class Screen:
         for event in worker.ask(conversation, turn):
             if event["event"] == "step":
                 self._bar.update(self._task, completed=event["done"], total=event["total"])
+                if time.monotonic() - self._printed_s >= PLAIN_PROGRESS_S:
+                    self._print_plainly(f"{what}: {event['done']} of {event['total']} tokens")
             else:
                 answer = event
         self.console.print(
             f"{what}: {answer['prompt_tokens']} tokens, {_reused(answer)}, "
             f"{answer['stored_chunks']} chunks stored, first token after {answer['ttft_s'] * 1e3:.0f} ms"
         )
+        self._printed_s = time.monotonic()
         return answer
+
+    def _print_plainly(self, line: str) -> None:
+        """A line of progress, where no bar shows it."""
+        if self._is_plain:
+            self.console.print(line)
+            self._printed_s = time.monotonic()
 
 
 def compare(title: str, turn: int, cold: Event, warm: Event, act: Act) -> Row:
