@@ -140,7 +140,7 @@ test-under-load: setup build-native-tests
 
 # Bounds on time, one at a time: by hand, on a machine that has nothing else to do.
 bench-bounds: setup build-native-tests
-	@status=0; for program in $(NATIVE_BUILD)/test_*; do $$program --timed >build/bounds.txt 2>&1 || { cat build/bounds.txt; status=1; }; done; \
+	@status=0; (cd $(NATIVE_BUILD) && KVPOOL_TIMED=1 $(CTEST) -j 1) || status=1; \
 	KVPOOL_CAMPAIGN=1 $(PYTEST) -m timed || status=1; exit $$status
 
 # Everything that `make test` leaves out but bounds on time, or a sample of it: make test-campaigns SAMPLE=4 LIMIT_S=240

@@ -1,7 +1,7 @@
 // A test harness of one screen: TEST(name) registers a function, EXPECT(...) reports and counts, main() (harness.cpp) runs all of
 // the program, those of the file that its argument names, or those whose names contain it.
 //
-// TIMED_TEST(name) and EXPECT_TIME(...) hold bounds on time, which a busy machine breaks: they run and count with --timed alone,
+// TIMED_TEST(name) and EXPECT_TIME(...) hold bounds on time, which a busy machine breaks: they run and count with KVPOOL_TIMED alone,
 // on a machine that has nothing else to do (make bench-bounds).
 //
 // Not a framework: no fixtures, no mocks. It exists so that the C++ tests need nothing but a compiler.
