@@ -7,7 +7,8 @@ A chunk qualifies by the policy `store.publish`, and is published once it is on 
     all        every chunk
 
 What qualifies is known from the journal's events and from leases. A chunk that a lease named before it was on disk is
-remembered. Published chunks are remembered too, so that they are not sent again; the store would keep its first value.
+remembered. Chunks under way and published ones are remembered too, so that none is sent again; the store would keep its first
+value.
 
 Every queue and memory is bounded, the oldest out first: what is left out is published at its next use. Nothing waits for a
 publication. Control thread only, in turns of TURN_KEYS. Invariant: each chunk under way has one pin in the arena's directory.
@@ -82,7 +83,7 @@ class Publications:
         self._used = _Memory()
         self._published = _Memory()
         self._turn: asyncio.Handle | None = None
-        self._pins: set[HoldId] = set()
+        self._pins: dict[bytes, HoldId] = {}  # of the chunks under way
         self._left_out = 0
         if policy != "off":
             journal.listen(self._wake, dict, list)
@@ -167,7 +168,7 @@ class Publications:
             self._make_due(namespace, key)
 
     def _make_due(self, namespace: NamespaceId, key: bytes) -> None:
-        if key in self._published or key in self._due:
+        if key in self._published or key in self._pins or key in self._due:
             return
         if len(self._due) >= DUE_MAX:
             self._due.popitem(last=False)
@@ -197,25 +198,24 @@ class Publications:
         places = [[int(np.frombuffer(one, "<u8")[0]) for one in (c.offsets, c.slots, c.generations)] for c in columns]
         offsets, slots, generations = (list(column) for column in zip(*places, strict=True))
         none = [0] * len(pinned)
-        keys, pins = [key for key, _ in pinned], [pin for _, pin in pinned]
+        keys = [key for key, _ in pinned]
         moves = Moves(keys, [b""] * len(keys), none, generations, offsets, slots)
-        self._pins.update(pins)
+        self._pins.update(pinned)
 
         def on_ended(chunk: int, outcome: Outcome, fault: str) -> None:  # noqa: ARG001 - the tier counts faults
-            self._end(keys[chunk], pins[chunk], generations[chunk], outcome)
+            self._end(keys[chunk], generations[chunk], outcome)
 
         if not self._store.publish(namespace, moves, on_ended):
-            for pin in pins:
-                self._unpin(pin)
+            for key in keys:
+                self._unpin(key)
 
-    def _end(self, key: bytes, pin: HoldId, generation: int, outcome: Outcome) -> None:
+    def _end(self, key: bytes, generation: int, outcome: Outcome) -> None:
         if outcome is Outcome.DONE:
             self._published.add(key)
             self._used.discard(key)
-        self._unpin(pin)
+        self._unpin(key)
         if outcome is Outcome.BAD_SOURCE:
             self._directory.drop(key, generation)
 
-    def _unpin(self, pin: HoldId) -> None:
-        self._pins.discard(pin)
-        self._directory.unpin(pin)
+    def _unpin(self, key: bytes) -> None:
+        self._directory.unpin(self._pins.pop(key))
