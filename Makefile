@@ -70,7 +70,6 @@ $(VENV)/.tools:
 	@echo "setting up $(VENV)"
 	@scripts/install-system-packages
 	@$(QUIETLY) "making $(VENV)" $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip 2>/dev/null || true
 	@$(QUIETLY) "installing the build tools" $(PIP) "scikit-build-core>=0.10" "$(NANOBIND)" "cmake>=3.18" "ninja>=1.11"
 	@$(QUIETLY) "installing torch for the CPU" $(PIP) "$(TORCH)"
 	@touch $@
@@ -81,8 +80,8 @@ $(VENV)/.pool: $(VENV)/.tools pyproject.toml
 	@touch $@
 
 # What tests, linters and plots need.
-$(VENV)/.development: pyproject.toml | $(VENV)/.pool
-	@$(QUIETLY) "installing the tools of tests and checks" $(PIP) --editable ".[etcd,plot,test,lint]"
+$(VENV)/.development: $(VENV)/.pool
+	@$(QUIETLY) "installing the tools of tests and checks" $(PIP) "kvpool[etcd,plot,test,lint]"
 	@touch $@
 
 # The module of an edited core, put where pip put the first.
@@ -136,7 +135,7 @@ test-slow: setup
 LOAD ?= 8
 TIMES ?= 3
 test-under-load: setup build-native-tests
-	scripts/beside-load $(LOAD) sh -ec 'for time in $$(seq $(TIMES)); do echo "time $$time of $(TIMES)"; $(MAKE) --no-print-directory test; done'
+	scripts/beside-load $(LOAD) sh -c 'status=0; for time in $$(seq $(TIMES)); do echo "time $$time of $(TIMES)"; $(MAKE) --no-print-directory test || status=1; done; exit $$status'
 
 # Bounds on time, one at a time: by hand, on a machine that has nothing else to do.
 bench-bounds: setup build-native-tests

@@ -28,8 +28,8 @@ namespace {
 using Buffer = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using WritableBuffer = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// More copying threads than any machine has use for; a guess that stops a mistaken argument.
-constexpr unsigned THREADS_MAX = 256;
+// Copying threads: more than any machine has use for; a guess that stops a mistaken argument.
+constexpr unsigned COPY_THREADS_MAX = 256;
 
 using LoadHandle = Handle<LoadJob>;
 using SaveHandle = Handle<SaveJob>;
@@ -228,7 +228,7 @@ void bind_copy(nb::module_& module) {
   nb::class_<CopyPool> pool(module, "CopyPool", "Native threads that copy for one client.");
   pool
       .def(nb::new_([](unsigned threads) {
-             if (threads == 0 || threads > THREADS_MAX) {
+             if (threads == 0 || threads > COPY_THREADS_MAX) {
                throw nb::value_error("threads must be 1 to 256");
              }
              return std::make_shared<CopyPool>(threads);

@@ -134,7 +134,7 @@ void add_reasons(Fields& result, const DirectoryStats& counts) {
   }
 }
 
-Fields stats(const Directory& directory) {
+Fields stats_of_directory(const Directory& directory) {
   const DirectoryStats counts = directory.stats();
   Fields result;
   result["chunks"] = counts.chunks;
@@ -323,7 +323,7 @@ void bind_directory(nb::module_& module) {
           "key"_a, "Token ids of a chunk, i32; empty where none are known here.")
       .def("limit_token_ids", &Directory::limit_token_ids, "bytes"_a,
            "At most so many bytes of token ids from now on; chunks beyond that are stored without them, and counted.")
-      .def("stats", &stats)
+      .def("stats", &stats_of_directory)
       .def_prop_ro("evicted_chunks", &Directory::evicted_chunks, "How many have left the pool; `stats` has it too, with all else.")
       .def("bound_chains", &Directory::bound_chains, "chunks"_a, "No chain gets more chunks than this from now on.");
   bind_records(module, directory);

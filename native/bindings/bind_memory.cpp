@@ -45,13 +45,13 @@ void require_pages(const Mapping& mapping, uint64_t offset, uint64_t length) {
   }
 }
 
-using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
+using MappedBytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 
 // The array keeps the mapping alive. A read-only view of numpy is not enforced by the kernel; the mapping's is.
-Bytes view(const std::shared_ptr<Mapping>& mapping) {
+MappedBytes view(const std::shared_ptr<Mapping>& mapping) {
   auto* held = new std::shared_ptr<Mapping>(mapping);
   nb::capsule owner(held, [](void* pointer) noexcept { delete static_cast<std::shared_ptr<Mapping>*>(pointer); });
-  return Bytes(mapping->data(), {mapping->size()}, owner);
+  return MappedBytes(mapping->data(), {mapping->size()}, owner);
 }
 
 std::pair<size_t, nb::bytes> lookup(const IndexView& index, const nb::bytes& keys) {

@@ -61,7 +61,7 @@ nb::typed<nb::iterator, int> fields_of(const MoveEnd& end) {
   return nb::typed<nb::iterator, int>(nb::iter(fields));
 }
 
-Fields stats(const DeviceMover& mover) {
+Fields stats_of_mover(const DeviceMover& mover) {
   const DeviceMoverStats found = mover.stats();
   Fields result;
   result["promoted_bytes"] = found.promoted_bytes;
@@ -98,7 +98,7 @@ void bind_mover(nb::module_& module) {
       .def("stop", &stop_threads<DeviceMover>, "timeout_s"_a,
            "Cancels what is left. False where the device has not answered in time: everything is reported all the same, and its\n"
            "threads and memory are left behind. GIL released.")
-      .def("stats", &stats);
+      .def("stats", &stats_of_mover);
 }
 
 }  // namespace kvpool

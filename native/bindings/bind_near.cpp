@@ -44,9 +44,9 @@ std::shared_ptr<NearQueue> make_queue(std::shared_ptr<Mapping> arena, std::share
   return std::make_shared<NearQueue>(std::move(arena), std::move(board), threads, jobs_max);
 }
 
-uint64_t pull(NearQueue& queue, const NearMemory& source, const nb::bytes& source_offsets, const nb::bytes& source_slots,
-              const nb::bytes& generations, const IndexView& index, const nb::bytes& offsets, const nb::bytes& slots,
-              uint32_t layers, uint64_t layer_bytes, const nb::bytes& checks, uint32_t parts, double timeout_s) {
+uint64_t pull_near(NearQueue& queue, const NearMemory& source, const nb::bytes& source_offsets, const nb::bytes& source_slots,
+                   const nb::bytes& generations, const IndexView& index, const nb::bytes& offsets, const nb::bytes& slots,
+                   uint32_t layers, uint64_t layer_bytes, const nb::bytes& checks, uint32_t parts, double timeout_s) {
   const auto from = checked_rows(*source.arena, *source.index, source_offsets, source_slots, layers, layer_bytes, parts);
   const auto into = checked_rows(queue.arena(), index, offsets, slots, layers, layer_bytes, parts);
   const auto numbers = column(generations, from.size(), "generations");
@@ -73,7 +73,7 @@ uint64_t pull(NearQueue& queue, const NearMemory& source, const nb::bytes& sourc
   return queue.pull(std::move(plan));
 }
 
-Counts stats(const NearQueue& queue) {
+Counts stats_of_near(const NearQueue& queue) {
   const NearQueueStats counts = queue.stats();
   Counts result;
   result["jobs"] = counts.jobs;
@@ -93,7 +93,7 @@ void bind_near(nb::module_& module) {
       });
   nb::class_<NearQueue>(module, "NearQueue", "Threads that copy chunks of other daemons of this host into the arena.")
       .def(nb::new_(&make_queue), "arena"_a, "index"_a, "threads"_a, "jobs_max"_a, nb::call_guard<ReleasedGil>())
-      .def("pull", &pull, "source"_a, "source_offsets"_a, "source_slots"_a, "generations"_a, "index"_a, "offsets"_a, "slots"_a,
+      .def("pull", &pull_near, "source"_a, "source_offsets"_a, "source_slots"_a, "generations"_a, "index"_a, "offsets"_a, "slots"_a,
            nb::kw_only(), "layers"_a, "layer_bytes"_a, "checks"_a, "parts"_a, "timeout_s"_a,
            "A job's number, 0 where the queue is full or stopped. Columns of u64: where each chunk is in the owner's memory and under\n"
            "which generation, and where it goes: a slot in which no layer may have landed. `checks`: CRC-32C u32 [chunk][layer] as the\n"
@@ -104,7 +104,7 @@ void bind_near(nb::module_& module) {
       .def("fileno", &NearQueue::event_fd, "Readable while there are outcomes.")
       .def("stop", &stop_threads<NearQueue>, "timeout_s"_a,
            "Ends all jobs and threads; False where one has not ended in time. GIL released.")
-      .def("stats", &stats);
+      .def("stats", &stats_of_near);
 }
 
 }  // namespace kvpool

@@ -37,7 +37,6 @@ using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Queries = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using SummaryHandle = Handle<SummaryJob>;
 
-constexpr unsigned TEAM_THREADS_MAX = 64;
 constexpr uint32_t KV_HEADS_MAX = 1024;
 
 SummaryForm form_of(std::string_view name) {
@@ -222,7 +221,7 @@ void bind_summaries(nb::module_& module, nb::class_<CopyPool>& pool) {
 void bind_recall(nb::module_& module) {
   nb::class_<WorkerTeam>(module, "WorkerTeam", "The caller and some threads that work on one thing at a time.")
       .def(nb::new_([](unsigned threads) {
-             if (threads == 0 || threads > TEAM_THREADS_MAX) {
+             if (threads == 0 || threads > THREADS_MAX) {
                throw nb::value_error("threads must be 1 to 64");
              }
              return std::make_shared<WorkerTeam>(threads);

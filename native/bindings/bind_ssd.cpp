@@ -19,7 +19,6 @@ using namespace nb::literals;
 namespace kvpool {
 namespace {
 
-constexpr unsigned THREADS_MAX = 64;
 constexpr double STOP_SECONDS_MAX = 3600;
 
 [[noreturn]] void raise_os_error(int error, const std::string& what) {

@@ -8,6 +8,9 @@ namespace kvpool {
 class CopyPool;
 class Directory;
 
+// Of a queue or a team: more than any machine has use for; a guess that stops a mistaken argument.
+inline constexpr unsigned THREADS_MAX = 64;
+
 void bind_rows(nanobind::module_& module);
 void bind_keys(nanobind::module_& module);
 void bind_memory(nanobind::module_& module);

@@ -14,7 +14,6 @@
 
 namespace kvpool {
 
-inline constexpr unsigned THREADS_MAX = 64;
 inline constexpr double SECONDS_MAX = 3600;
 
 [[nodiscard]] inline std::chrono::milliseconds milliseconds_of(double seconds, const char* name) {
