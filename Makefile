@@ -27,7 +27,7 @@ CMAKE = $(BIN)/cmake --no-warn-unused-cli -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspat
 WORKERS ?= 2
 CTEST = $(abspath $(BIN)/ctest) --output-on-failure -j $(WORKERS)
 # Tests, and the daemons they start, import the tree; the native module is the installed one.
-# Bytecode is kept, whatever the environment says: the tests start a thousand daemons.
+# Bytecode is kept, whatever the environment says: the tests start a thousand daemons, and torch's takes longer than the demonstration.
 RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client" PYTHONDONTWRITEBYTECODE=
 
 .PHONY: help setup demo test test-python test-slow test-under-load test-campaigns build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-smoke test-engines-latest test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-bounds bench-sparse clean install-service uninstall-service wheel deb test-packages
@@ -91,7 +91,7 @@ $(NATIVE_BUILD)/.current: $(VENV)/.pool $(NATIVE)
 	@touch $@
 
 demo: $(NATIVE_BUILD)/.current
-	$(BIN)/python -m demo
+	$(RUN_TREE) $(BIN)/python -m demo
 
 # Torch computes in one thread a process: more of them than cores wait for one another (test_demo.py and test_torch_engine.py
 # without the demonstration, beside other work: 27 and 38 s of CPU with two threads, 10 with one).

@@ -20,7 +20,6 @@ SYSTEM = "You are a careful assistant. Answer from the document below and quote 
 QUESTIONS = (
     "\n\nUser: Summarise the document in two sentences for somebody who has never heard of it.\nAssistant:",
     "\n\nUser: Which of its parts would surprise a reader the most, and what does the text say there?\nAssistant:",
-    "\n\nUser: I have to explain this to my team tomorrow. Give me three points, the most important one first.\nAssistant:",
 )
 
 

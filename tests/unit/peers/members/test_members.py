@@ -4,6 +4,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from kvpool.peers.members.member_watch import MemberWatch, WatchSettings
 from kvpool.peers.members.static_members import StaticMembers
 from tests.rigs.daemon import wait_until
 
-WATCH = WatchSettings(refresh_s=0.01, look_s=0.1, back_off=BackOffSettings(first_s=0.01, most_s=0.05))
+WATCH = WatchSettings(refresh_s=0.01, look_s=60.0, back_off=BackOffSettings(first_s=0.01, most_s=0.05))
 
 
 class _Clock:
@@ -184,13 +185,13 @@ def watch_dns() -> Iterator[Callable[..., tuple[DnsMembers, list[MembersChange]]
     """Watches names with a resolver of the test's own."""
     with ExitStack() as stack:
 
-        def watch(resolve: Callable[[str], list[str]], text: str = "dns:kvpool.local:5600") -> Any:
+        def watch(resolve: Callable[[str], list[str]], look_s: float = WATCH.look_s) -> Any:
             changes: list[MembersChange] = []
             members = DnsMembers(
-                text,
+                "dns:kvpool.local:5600",
                 changes.append,
                 book=BookSettings(linger_s=0.0),
-                watch=WATCH,
+                watch=replace(WATCH, look_s=look_s),
                 clock=MonotonicClock(),
                 random=random.Random(1),
                 resolve=resolve,
@@ -255,7 +256,7 @@ def test_a_resolver_that_hangs_is_waited_for_once_and_each_look_ends(watch_dns: 
         assert release.wait(60)
         return ["10.0.0.1"]
 
-    members, _ = watch_dns(resolve)
+    members, _ = watch_dns(resolve, look_s=0.1)
     wait_until(lambda: members.stats()["failed_looks"] >= 2, "looks have failed")
     assert (
         "dns:kvpool.local:5600 gives no members, 0 known ones stay: no whole answer within 0.1 s" in members.problem()
