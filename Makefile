@@ -23,8 +23,8 @@ QUIETLY = scripts/quietly
 NATIVE_BUILD := build/native
 # Builds beside it: under a sanitizer, for fuzzing.
 CMAKE = $(BIN)/cmake --no-warn-unused-cli -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DKVPOOL_PYTHON=OFF -S native
-# How many tests run at once, of C++ and of Python.
-WORKERS ?= 2
+# How many tests run at once, of C++ and of Python: more than the two cores of a small machine, since tests wait for daemons.
+WORKERS ?= 3
 CTEST = $(abspath $(BIN)/ctest) --output-on-failure -j $(WORKERS)
 # Tests, and the daemons they start, import the tree; the native module is the installed one.
 # Bytecode is kept, whatever the environment says: the tests start a thousand daemons, and torch's takes longer than the demonstration.
@@ -35,7 +35,7 @@ RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client" PYTHONDONTWRITEBYTECODE=
 
 help:
 	@echo "make demo             conversations through the pool with a real torch engine, on two nodes at the end (sets everything up)"
-	@echo "make test [WORKERS=2] the test suite: C++ and Python, without what is slow (sets everything up); it says how long it takes"
+	@echo "make test [WORKERS=3] the test suite: C++ and Python, without what is slow (sets everything up); it says how long it takes"
 	@echo "make test-slow        the long forms of its tests: random lives, full products of parameters, floods; about ten minutes"
 	@echo "make test-under-load [LOAD=8] [TIMES=3]   the suite, again and again beside a load on processors and disk"
 	@echo "make test-campaigns [SAMPLE=4] [LIMIT_S=240]   a sample of all that make test leaves out; KVPOOL_SEED draws it again"
@@ -124,7 +124,7 @@ test: setup build-native-tests
 
 # The seconds of the last run here: what the next one will take.
 test-python: setup
-	@echo "python tests, $(WORKERS) at once: about six minutes on two cores that do nothing else$(if $(wildcard build/test-seconds),; the last run here took $(shell cat build/test-seconds) s)"
+	@echo "python tests, $(WORKERS) at once: about five minutes on two cores that do nothing else$(if $(wildcard build/test-seconds),; the last run here took $(shell cat build/test-seconds) s)"
 	@trap 'exit 130' INT; started=$$(date +%s); \
 	$(PYTEST) -m "not timed and not slow" $(SUITE) || exit 1; echo $$(($$(date +%s) - started)) >build/test-seconds
 

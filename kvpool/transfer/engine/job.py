@@ -234,7 +234,7 @@ async def ask_stage(asking: Asking, order: Order, stage: r.Stage, deadline: Dead
         fault = "other_transport" if refused.code == r.RefusalCode.TRANSPORT else "refused"
         raise PartFailed(fault, str(refused)) from refused
     except KVPoolError as error:
-        raise PartFailed("unreachable", str(error)) from error
+        raise PartFailed("late" if deadline.has_passed() else "unreachable", str(error)) from error
     return staged
 
 
