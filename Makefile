@@ -219,6 +219,9 @@ ENGINES_PYTEST = $(RUN_TREE) nice $(ENGINES)/bin/python -m pytest -q
 
 engines: $(ENGINES)/.installed
 
+# A real engine has several processes, each with a model.
+test-engines test-engines-smoke test-engines-latest: WORKERS = 2
+
 test-engines: engines
 	$(call run-suite,KVPOOL_ENGINES=1 $(ENGINES_PYTEST),$(ENGINE_TESTS),loadfile)
 

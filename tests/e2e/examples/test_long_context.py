@@ -5,15 +5,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
 
-pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
-pytest.importorskip("transformers", reason="needs the demo extra: pip install kvpool[demo]")
-
-from examples.long_context import QUESTIONS, SMALL, Bytes, asked, config_for, document_ids, main
 from tests.rigs.daemon import Daemon
+from tests.rigs.late_module import LateModule
+
+pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+if TYPE_CHECKING:
+    from examples import long_context
+else:
+    long_context = LateModule("examples.long_context", needs="transformers")
 
 pytestmark = pytest.mark.torch
 
@@ -23,7 +27,7 @@ SHORT = ("--tokens", str(TOKENS), "--questions", "2", "--answer-tokens", "6")
 
 
 def run(*options: str) -> str:
-    done = CliRunner().invoke(main, [*SHORT, *options])
+    done = CliRunner().invoke(long_context.main, [*SHORT, *options])
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -42,7 +46,7 @@ def test_it_starts_its_daemon_and_answers_both_ways() -> None:
     for row in rows:
         assert all(float(cell) > 0 for cell in row[1:5])
         assert 0 < float(row[6]) < 1
-    assert QUESTIONS[1] in done.stdout
+    assert long_context.QUESTIONS[1] in done.stdout
 
 
 @pytest.mark.slow
@@ -64,25 +68,25 @@ def test_at_a_budget_of_everything_tokens_are_equal_and_a_second_run_finds_the_d
 
 def test_questions_are_typed_until_an_empty_line() -> None:
     with CliRunner().isolation(input="first\nsecond\n\nthird\n"):
-        assert list(asked(None)) == ["first", "second"]
+        assert list(long_context.asked(None)) == ["first", "second"]
     with CliRunner().isolation(input="first\n"):
-        assert list(asked(None)) == ["first"]
-    assert list(asked(4)) == [*QUESTIONS, QUESTIONS[0]]
+        assert list(long_context.asked(None)) == ["first"]
+    assert list(long_context.asked(4)) == [*long_context.QUESTIONS, long_context.QUESTIONS[0]]
 
 
 def test_the_document_is_cut_to_its_tokens_or_refused(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("a long text")
-    assert Bytes().decode(document_ids(str(text), Bytes(), 6)) == "a long"
-    done = CliRunner().invoke(main, ["--document", str(text), "--questions", "1"])
+    assert long_context.Bytes().decode(long_context.document_ids(str(text), long_context.Bytes(), 6)) == "a long"
+    done = CliRunner().invoke(long_context.main, ["--document", str(text), "--questions", "1"])
     assert done.exit_code == 2
     assert "the document has 11 tokens" in done.output
-    assert max(document_ids(None, Bytes(), 2000)) < SMALL["vocab_size"]
+    assert max(long_context.document_ids(None, long_context.Bytes(), 2000)) < long_context.SMALL["vocab_size"]
 
 
 @pytest.mark.parametrize("tokens", [1024, 3072, 65536, 131072])
 def test_window_and_first_tokens_are_in_proportion(tokens: int) -> None:
-    config = config_for(tokens, 5.0)
+    config = long_context.config_for(tokens, 5.0)
     assert config.middle_blocks(tokens) > tokens // 2 // config.block_tokens
     assert config.dense_boundary < tokens
     if tokens == 65536:

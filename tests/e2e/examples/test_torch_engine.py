@@ -6,25 +6,29 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import kvpool_client as kv
 from tests.rigs.daemon import Daemon, wait_connected
+from tests.rigs.late_module import LateModule
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
-transformers = pytest.importorskip("transformers", reason="needs the demo extra: pip install kvpool[demo]")
 
-from demo.engine import Answer, Engine, Shape, build_model  # noqa: E402
-from demo.paged_kv import PagedKV  # noqa: E402
 from kvpool_client.torch import PagedPrefixCache, layout_of  # noqa: E402
+
+if TYPE_CHECKING:
+    from demo import engine, paged_kv
+else:
+    engine = LateModule("demo.engine", needs="transformers")
+    paged_kv = LateModule("demo.paged_kv", needs="transformers")
 
 pytestmark = pytest.mark.torch
 
 CHUNK, BLOCK = 32, 16
-SHAPE = Shape(vocabulary=300, layers=8, hidden=64, heads=4, kv_heads=2, head_dim=16, feed_forward=128, positions=1024)
+SIZES = dict(vocabulary=300, layers=8, hidden=64, heads=4, kv_heads=2, head_dim=16, feed_forward=128, positions=1024)  # noqa: C408
 CONNECT = kv.connect
 DOCUMENT = Path(__file__).parents[3] / "docs" / "torch.md"
 PROMPT = np.random.default_rng(3).integers(0, 300, 9 * CHUNK + 7).tolist()
@@ -34,19 +38,20 @@ class Worker:
     """An engine with a Pool, blocks and KV of its own."""
 
     def __init__(self, daemon: Daemon, model: Any, seed: int) -> None:
-        paged = PagedKV(layers=8, blocks=40, block_tokens=BLOCK, kv_heads=2, head_dim=16, seed=seed)
+        paged = paged_kv.PagedKV(layers=8, blocks=40, block_tokens=BLOCK, kv_heads=2, head_dim=16, seed=seed)
         self.layout = layout_of(paged.layers, CHUNK)
         self.pool = daemon.connect(self.layout)
         wait_connected(self.pool)
-        self._engine = Engine(model, paged, PagedPrefixCache(self.pool, paged.layers, BLOCK), step_tokens=CHUNK)
+        prefix = PagedPrefixCache(self.pool, paged.layers, BLOCK)
+        self._engine = engine.Engine(model, paged, prefix, step_tokens=CHUNK)
 
-    def answer(self) -> Answer:
+    def answer(self) -> "engine.Answer":
         return self._engine.answer(PROMPT, 12)
 
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return build_model(SHAPE, 1)
+    return engine.build_model(engine.Shape(**SIZES), 1)
 
 
 @pytest.fixture

@@ -5,19 +5,29 @@ import contextlib
 import copy
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 import kvpool_client as kv
 from kvpool_client.sparse import SparseConfig, SparseSequence
 from kvpool_client.sparse.device import DeviceSequence
-from kvpool_client.sparse.transformers_attention import ATTENTION, SparseCache, layout_of, register
 from tests.rigs.daemon import Daemon
+from tests.rigs.late_module import LateModule
 from tests.rigs.module_daemons import module_daemon, module_daemons
 
+if TYPE_CHECKING:
+    import transformers
+    from transformers import PreTrainedModel
+
+    from kvpool_client.sparse import transformers_attention
+    from kvpool_client.sparse.transformers_attention import SparseCache
+else:
+    transformers = LateModule("transformers", needs="transformers")
+    transformers_attention = LateModule("kvpool_client.sparse.transformers_attention", needs="transformers")
+
+pytestmark = pytest.mark.torch
 __all__ = ["module_daemon", "module_daemons"]  # fixtures
 
 SIZES: dict[str, Any] = {
@@ -38,10 +48,12 @@ NEW_TOKENS = 6
 
 
 @cache
-def model_of(kind: str) -> PreTrainedModel:
+def model_of(kind: str) -> "PreTrainedModel":
     torch.manual_seed(7)
     model: PreTrainedModel = (
-        Qwen2ForCausalLM(Qwen2Config(**SIZES)) if kind == "qwen2" else LlamaForCausalLM(LlamaConfig(**SIZES))
+        transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES))
+        if kind == "qwen2"
+        else transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
     )
     model.train(False)
     return model
@@ -53,7 +65,7 @@ def prompt_of(seed: int, tokens: int) -> torch.Tensor:
 
 
 def generated(
-    model: PreTrainedModel, ids: torch.Tensor, cache: SparseCache | None, **arguments: object
+    model: "PreTrainedModel", ids: torch.Tensor, cache: "SparseCache | None", **arguments: object
 ) -> list[list[int]]:
     with torch.inference_mode():
         generate: Any = model.generate
@@ -69,11 +81,11 @@ def generated(
 
 
 @contextlib.contextmanager
-def attending(model: PreTrainedModel) -> Iterator[None]:
+def attending(model: "PreTrainedModel") -> Iterator[None]:
     """The model attends by lookup meanwhile."""
-    register()
+    transformers_attention.register()
     before = model.config._attn_implementation
-    model.set_attn_implementation(ATTENTION)
+    model.set_attn_implementation(transformers_attention.ATTENTION)
     try:
         yield
     finally:
@@ -81,14 +93,14 @@ def attending(model: PreTrainedModel) -> Iterator[None]:
 
 
 @pytest.fixture(params=["qwen2", pytest.param("llama", marks=pytest.mark.slow)])
-def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+def model(request: pytest.FixtureRequest) -> "PreTrainedModel":
     """One model for all tests: none changes it for longer than it attends."""
     return model_of(request.param)
 
 
 @pytest.fixture
-def pool(module_daemon: Daemon, model: PreTrainedModel) -> Iterator[kv.Pool]:
-    layout = layout_of(model.config, chunk_tokens=64, dtype="float32")
+def pool(module_daemon: Daemon, model: "PreTrainedModel") -> Iterator[kv.Pool]:
+    layout = transformers_attention.layout_of(model.config, chunk_tokens=64, dtype="float32")
     with module_daemon.connect(layout=layout, model=model.config.model_type) as connected:
         yield connected
 
@@ -105,19 +117,22 @@ in_each_model = pytest.mark.parametrize(
 
 
 @in_each_model
-def test_greedy_tokens_are_those_of_full_attention(model: PreTrainedModel, pool: kv.Pool, tokens: int) -> None:
+def test_greedy_tokens_are_those_of_full_attention(model: "PreTrainedModel", pool: kv.Pool, tokens: int) -> None:
     ids = prompt_of(tokens, tokens)
     expected = generated(model, ids, None)
-    with attending(model), SparseCache(pool, EVERYTHING) as cache:
+    with attending(model), transformers_attention.SparseCache(pool, EVERYTHING) as cache:
         assert generated(model, ids, cache) == expected
         assert cache.rows[0].tokens == tokens + NEW_TOKENS - 1
 
 
 @in_each_model
-def test_rows_that_are_staged_give_the_same_tokens(model: PreTrainedModel, pool: kv.Pool, tokens: int) -> None:
+def test_rows_that_are_staged_give_the_same_tokens(model: "PreTrainedModel", pool: kv.Pool, tokens: int) -> None:
     ids = prompt_of(tokens + 1, tokens)
     expected = generated(model, ids, None)
-    with attending(model), SparseCache(pool, EVERYTHING, device="cpu", staging_blocks=30) as cache:
+    with (
+        attending(model),
+        transformers_attention.SparseCache(pool, EVERYTHING, device="cpu", staging_blocks=30) as cache,
+    ):
         assert generated(model, ids, cache) == expected
         row = cache.rows[0]
         assert isinstance(row, DeviceSequence)
@@ -125,24 +140,24 @@ def test_rows_that_are_staged_give_the_same_tokens(model: PreTrainedModel, pool:
 
 
 @pytest.mark.gpu
-def test_a_model_on_a_gpu_attends_there(model: PreTrainedModel, pool: kv.Pool) -> None:
+def test_a_model_on_a_gpu_attends_there(model: "PreTrainedModel", pool: kv.Pool) -> None:
     if not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device here")
     ids = prompt_of(700, 700)
     expected = generated(model, ids, None)
     model = copy.deepcopy(model)
     torch.nn.Module.to(model, "cuda")
-    with attending(model), SparseCache(pool, EVERYTHING) as cache:
+    with attending(model), transformers_attention.SparseCache(pool, EVERYTHING) as cache:
         assert generated(model, ids.to("cuda"), cache) == expected
         assert isinstance(cache.rows[0], DeviceSequence)
         assert cache.rows[0].device.type == "cuda"
 
 
 def test_a_step_that_failed_in_the_middle_is_not_repeated(
-    model: PreTrainedModel, pool: kv.Pool, monkeypatch: pytest.MonkeyPatch
+    model: "PreTrainedModel", pool: kv.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = prompt_of(4, 120)
-    with attending(model), SparseCache(pool, EVERYTHING) as cache, torch.inference_mode():
+    with attending(model), transformers_attention.SparseCache(pool, EVERYTHING) as cache, torch.inference_mode():
         model(ids, cache=cache)
         append = SparseSequence.append
 
@@ -159,78 +174,90 @@ def test_a_step_that_failed_in_the_middle_is_not_repeated(
             model(ids[:, :1], cache=cache)
 
 
-def test_a_chunked_prompt_is_the_same_prompt(model: PreTrainedModel, pool: kv.Pool) -> None:
+def test_a_chunked_prompt_is_the_same_prompt(model: "PreTrainedModel", pool: kv.Pool) -> None:
     ids = prompt_of(3, 500)
     expected = generated(model, ids, None)
-    with attending(model), SparseCache(pool, EVERYTHING) as cache:
+    with attending(model), transformers_attention.SparseCache(pool, EVERYTHING) as cache:
         with torch.inference_mode():
             for part in ids.split(170, dim=1)[:-1]:
                 model(part, cache=cache)
         assert generated(model, ids, cache) == expected
 
 
-def test_rows_of_different_lengths_are_dense_and_sparse_side_by_side(model: PreTrainedModel, pool: kv.Pool) -> None:
+def test_rows_of_different_lengths_are_dense_and_sparse_side_by_side(model: "PreTrainedModel", pool: kv.Pool) -> None:
     lengths = [70, 300, 240]
     longest = max(lengths)
     rows = [prompt_of(length, length) for length in lengths]
     expected = [generated(model, row, None)[0] for row in rows]
     padded = torch.cat([torch.nn.functional.pad(row, (longest - row.shape[1], 0)) for row in rows])
-    with attending(model), SparseCache(pool, EVERYTHING, rows=3, padding=[longest - n for n in lengths]) as cache:
+    with (
+        attending(model),
+        transformers_attention.SparseCache(pool, EVERYTHING, rows=3, padding=[longest - n for n in lengths]) as cache,
+    ):
         assert generated(model, padded, cache, attention_mask=(padded != 0).long()) == expected
         assert [row.tokens for row in cache.rows] == [length + NEW_TOKENS - 1 for length in lengths]
         assert [row.stats()["recalls"] > 0 for row in cache.rows] == [False, True, True]
 
 
-def test_a_prompt_that_the_pool_has_is_not_computed_again(model: PreTrainedModel, pool: kv.Pool) -> None:
+def test_a_prompt_that_the_pool_has_is_not_computed_again(model: "PreTrainedModel", pool: kv.Pool) -> None:
     ids = prompt_of(5, 700)
     expected = generated(model, ids, None)
     with attending(model):
-        with SparseCache(pool, EVERYTHING, tokens=ids[0].numpy()) as cache:
+        with transformers_attention.SparseCache(pool, EVERYTHING, tokens=ids[0].numpy()) as cache:
             assert generated(model, ids, cache) == expected
             cache.rows[0].settle()
-        with SparseCache(pool, EVERYTHING, tokens=ids[0].numpy()) as again:
+        with transformers_attention.SparseCache(pool, EVERYTHING, tokens=ids[0].numpy()) as again:
             assert again.prefix_tokens >= 512
             assert generated(model, ids, again) == expected
             assert again.rows[0].stats()["summaries_built"] == 0
 
 
-def test_forks_answer_questions_on_one_document(model: PreTrainedModel, pool: kv.Pool) -> None:
+def test_forks_answer_questions_on_one_document(model: "PreTrainedModel", pool: kv.Pool) -> None:
     document = prompt_of(6, 600)
-    with attending(model), SparseCache(pool, EVERYTHING) as cache:
+    with attending(model), transformers_attention.SparseCache(pool, EVERYTHING) as cache:
         with torch.inference_mode():
             model(document, cache=cache)
         for seed in (11, 12):
             question = torch.cat([document, prompt_of(seed, 20)], dim=1)
-            with SparseCache.of([cache.rows[0].fork()]) as fork:
+            with transformers_attention.SparseCache.of([cache.rows[0].fork()]) as fork:
                 found = generated(model, question, fork)
             model.set_attn_implementation("sdpa")
             assert found == generated(model, question, None)
-            model.set_attn_implementation(ATTENTION)
+            model.set_attn_implementation(transformers_attention.ATTENTION)
 
 
-def test_what_it_does_not_compute_is_refused(model: PreTrainedModel, pool: kv.Pool) -> None:
+def test_what_it_does_not_compute_is_refused(model: "PreTrainedModel", pool: kv.Pool) -> None:
     ids = prompt_of(8, 80)
     with attending(model):
         with pytest.raises(kv.InvalidArgument, match="expected a SparseCache"):
             generated(model, ids, None)
-        with SparseCache(pool, EVERYTHING, rows=2) as cache, pytest.raises(kv.InvalidArgument, match="1 rows"):
+        with (
+            transformers_attention.SparseCache(pool, EVERYTHING, rows=2) as cache,
+            pytest.raises(kv.InvalidArgument, match="1 rows"),
+        ):
             generated(model, ids, cache)
         holes = torch.ones_like(ids)
         holes[0, 20:40] = 0
         with (
-            SparseCache(pool, EVERYTHING) as cache,
+            transformers_attention.SparseCache(pool, EVERYTHING) as cache,
             pytest.raises(kv.InvalidArgument, match="attention_mask leaves out"),
         ):
             generated(model, ids, cache, attention_mask=holes)
-        with SparseCache(pool, EVERYTHING) as cache, pytest.raises(kv.InvalidArgument, match="gradients are on"):
+        with (
+            transformers_attention.SparseCache(pool, EVERYTHING) as cache,
+            pytest.raises(kv.InvalidArgument, match="gradients are on"),
+        ):
             model(ids, cache=cache)
-        with SparseCache(pool, EVERYTHING, rows=2) as cache, pytest.raises(kv.InvalidArgument, match="without beams"):
+        with (
+            transformers_attention.SparseCache(pool, EVERYTHING, rows=2) as cache,
+            pytest.raises(kv.InvalidArgument, match="without beams"),
+        ):
             generated(model, ids, cache, num_beams=2)
     with pytest.raises(kv.InvalidArgument, match="padding is"):
-        SparseCache(pool, EVERYTHING, rows=2, padding=[1])
+        transformers_attention.SparseCache(pool, EVERYTHING, rows=2, padding=[1])
     with SparseSequence(pool, EVERYTHING) as one:
         two = one.fork()
         for layer in range(2):
             two.append(layer, torch.zeros(1, 2, 32), torch.zeros(1, 2, 32))
         with pytest.raises(kv.InvalidArgument, match="same number"):
-            SparseCache.of([one, two])
+            transformers_attention.SparseCache.of([one, two])

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -15,34 +15,38 @@ import kvpool_client as kv
 from kvpool_client import Pool
 from tests.rigs.daemon import wait_connected
 from tests.rigs.fake_pool import FakePool
+from tests.rigs.late_module import LateModule
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
-transformers = pytest.importorskip("transformers", reason="needs the demo extra: pip install kvpool[demo]")
 
 from demo.conversation import QUESTIONS, SYSTEM, WordTokenizer, cut_prefix, read_documents  # noqa: E402
-from demo.engine import Answer, Engine, Shape, build_model  # noqa: E402
 from demo.node import Daemon, make_fleet  # noqa: E402
-from demo.paged_kv import PagedKV  # noqa: E402
 from demo.plan import Plan, make_plan  # noqa: E402
 from demo.report import Act, Row, judge, make_console, show  # noqa: E402
-from demo.worker import tiers_of  # noqa: E402
 from kvpool_client.torch import PagedPrefixCache, layout_of  # noqa: E402
+
+if TYPE_CHECKING:
+    from demo import engine, paged_kv, worker
+else:
+    engine = LateModule("demo.engine", needs="transformers")
+    paged_kv = LateModule("demo.paged_kv", needs="transformers")
+    worker = LateModule("demo.worker", needs="transformers")
 
 pytestmark = pytest.mark.torch
 
 CHUNK, BLOCK = 32, 16
-SHAPE = Shape(vocabulary=300, layers=8, hidden=64, heads=4, kv_heads=2, head_dim=16, feed_forward=128, positions=1024)
+SIZES = dict(vocabulary=300, layers=8, hidden=64, heads=4, kv_heads=2, head_dim=16, feed_forward=128, positions=1024)  # noqa: C408
 PROMPT = np.random.default_rng(3).integers(0, 300, 5 * CHUNK + 7).tolist()
 
 
-def _paged_kv(seed: int) -> PagedKV:
-    return PagedKV(layers=8, blocks=40, block_tokens=BLOCK, kv_heads=2, head_dim=16, seed=seed)
+def _paged_kv(seed: int) -> "paged_kv.PagedKV":
+    return paged_kv.PagedKV(layers=8, blocks=40, block_tokens=BLOCK, kv_heads=2, head_dim=16, seed=seed)
 
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return build_model(SHAPE, 1)
+    return engine.build_model(engine.Shape(**SIZES), 1)
 
 
 @pytest.fixture
@@ -53,11 +57,11 @@ def pool() -> Iterator[FakePool]:
     fake.close()
 
 
-def _answer(model: Any, pool: FakePool, prompt: list[int] = PROMPT, seed: int = 1, count: int = 12) -> Answer:
+def _answer(model: Any, pool: FakePool, prompt: list[int] = PROMPT, seed: int = 1, count: int = 12) -> "engine.Answer":
     """A fresh engine's answer: other blocks, nothing in them."""
     kv = _paged_kv(seed)
-    engine = Engine(model, kv, PagedPrefixCache(cast(Pool, pool), kv.layers, BLOCK), step_tokens=CHUNK)
-    return engine.answer(prompt, count)
+    prefix = PagedPrefixCache(cast(Pool, pool), kv.layers, BLOCK)
+    return engine.Engine(model, kv, prefix, step_tokens=CHUNK).answer(prompt, count)
 
 
 def test_the_paged_engine_agrees_with_the_model_on_its_own(model: Any, pool: FakePool) -> None:
@@ -132,8 +136,8 @@ def test_one_flipped_bit_would_change_the_logits(model: Any, pool: FakePool) -> 
 
 
 def test_the_same_seed_gives_the_same_weights() -> None:
-    small = Shape(vocabulary=300, layers=1, hidden=64, heads=4, kv_heads=2, head_dim=16, feed_forward=128)
-    first, second, other = (build_model(small, seed).state_dict() for seed in (5, 5, 6))
+    small = engine.Shape(vocabulary=300, layers=1, hidden=64, heads=4, kv_heads=2, head_dim=16, feed_forward=128)
+    first, second, other = (engine.build_model(small, seed).state_dict() for seed in (5, 5, 6))
     assert all(torch.equal(weights, second[name]) for name, weights in first.items())
     assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
 
@@ -231,7 +235,7 @@ def test_a_second_node_has_what_the_first_one_stored_and_that_one_when_it_was_ki
         keys = pool.keys(tokens_of(1, 5 * 32))
         assert store(there, keys).stored == 5
         other.wait_known(5)
-        assert tiers_of(pool, tokens_of(1, 5 * 32).tolist()) == ["peer"]
+        assert worker.tiers_of(pool, tokens_of(1, 5 * 32).tolist()) == ["peer"]
         result, into = load_all(pool, keys)
         assert result.chunks == 5
         assert_right_bytes(keys, layout, result, into)
@@ -242,7 +246,7 @@ def test_a_second_node_has_what_the_first_one_stored_and_that_one_when_it_was_ki
         daemon.start()
         with kv.connect(str(daemon.socket), model="m", layout=layout) as again:
             wait_connected(again)
-            assert tiers_of(again, tokens_of(1, 5 * 32).tolist()) == ["ssd"]
+            assert worker.tiers_of(again, tokens_of(1, 5 * 32).tolist()) == ["ssd"]
             result, into = load_all(again, keys)
             assert result.chunks == 5
             assert_right_bytes(keys, layout, result, into)

@@ -9,15 +9,15 @@ import pytest
 
 from kvpool.clock import MonotonicClock
 from kvpool.errors import PeerUnreachable
-from kvpool.peers.asking import AT_ONCE, NAMED_WAITING_MAX, SHARE, Asking, Turns
+from kvpool.peers.asking import AT_ONCE, NAMED_WAITING_MAX, PULLS, SHARE, Asking, Turns
 from kvpool.peers.control.link import PeerLink
 from kvpool.tiers.remote import Asker
 from kvpool.types import ConnectionId
 from tests.rigs.nodes.peers import TICKET, pull_of
 
-PULLS = 3 * AT_ONCE
+REQUESTS = 3 * AT_ONCE
 # Of engines that have a turn each.
-ASKERS = [Asker(ConnectionId(1 + number)) for number in range(PULLS)]
+ASKERS = [Asker(ConnectionId(1 + number)) for number in range(REQUESTS)]
 
 
 @dataclass
@@ -46,8 +46,8 @@ class Owner:
             answer.set_result((pull, TICKET))
 
 
-async def _ask_all(owner: Owner, answer_s: float) -> list[Any]:
-    asking = Asking(MonotonicClock())
+async def _ask_all(owner: Owner, answer_s: float, turns: Turns = PULLS) -> list[Any]:
+    asking = Asking(MonotonicClock(), turns)
     link = cast(PeerLink, owner)
     calls = [
         asking.ask(link, "one", partial(pull_of, number), answer_s, asker=asker) for number, asker in enumerate(ASKERS)
@@ -58,13 +58,13 @@ async def _ask_all(owner: Owner, answer_s: float) -> list[Any]:
 def test_pulls_beyond_the_nodes_bound_wait_for_their_turn() -> None:
     owner = Owner()
     answers = asyncio.run(_ask_all(owner, 30.0))
-    assert [answer[0] for answer in answers] == list(range(PULLS))
+    assert [answer[0] for answer in answers] == list(range(REQUESTS))
     assert owner.waiting_most <= AT_ONCE
 
 
 def test_a_silent_node_is_asked_once_for_each_turn_and_no_more() -> None:
     owner = Owner(is_silent=True)
-    answers = asyncio.run(_ask_all(owner, 0.05))
+    answers = asyncio.run(_ask_all(owner, 0.05, Turns(AT_ONCE, AT_ONCE // 12, SHARE)))  # a turn lasts 12 s
     assert all(isinstance(answer, PeerUnreachable) for answer in answers)
     assert owner.asked == list(range(AT_ONCE))
 
@@ -126,7 +126,7 @@ def test_a_connection_that_asks_without_end_leaves_others_their_turns_at_once() 
         link, greedy, other = cast(PeerLink, owner), Asker(ConnectionId(1)), Asker(ConnectionId(2))
         tasks = [
             asyncio.ensure_future(asking.ask(link, "one", partial(pull_of, number), 30.0, asker=greedy))
-            for number in range(PULLS)
+            for number in range(REQUESTS)
         ]
         while owner.waiting < int(SHARE * AT_ONCE):
             await asyncio.sleep(0)
@@ -151,7 +151,7 @@ def test_connections_take_turns_however_many_pulls_each_has() -> None:
         link = cast(PeerLink, owner)
         greedy = [
             asking.ask(link, "one", partial(pull_of, number), 30.0, asker=ASKERS[number % 6])
-            for number in range(4 * PULLS)
+            for number in range(4 * REQUESTS)
         ]
         last = asking.ask(link, "one", partial(pull_of, 9999), 30.0, asker=ASKERS[7])
         await asyncio.gather(*greedy, last)
