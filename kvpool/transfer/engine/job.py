@@ -98,7 +98,8 @@ class EngineJob:
         try:
             await self._fetch_all(window, deadline)
         except PartFailed as failed:
-            fault = self.fault = failed.fault
+            # Who waits for an answer until the order's deadline ends with it.
+            fault = self.fault = "late" if deadline.has_passed() else failed.fault
         except asyncio.CancelledError:
             ending, fault = Ending.CANCELLED, "cancelled"
         finally:
@@ -234,7 +235,7 @@ async def ask_stage(asking: Asking, order: Order, stage: r.Stage, deadline: Dead
         fault = "other_transport" if refused.code == r.RefusalCode.TRANSPORT else "refused"
         raise PartFailed(fault, str(refused)) from refused
     except KVPoolError as error:
-        raise PartFailed("late" if deadline.has_passed() else "unreachable", str(error)) from error
+        raise PartFailed("unreachable", str(error)) from error
     return staged
 
 

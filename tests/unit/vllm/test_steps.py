@@ -41,6 +41,19 @@ def calls_of_a_step(engine: ScriptedEngine) -> int:
     return calls
 
 
+def calls_without_work(engine: ScriptedEngine) -> float:
+    """Of most steps, when what was saved before them has been reported: a busy machine is late with it."""
+    calls = 0.0
+
+    def are_few() -> bool:
+        nonlocal calls
+        calls = statistics.median(calls_of_a_step(engine) for _ in range(9))
+        return calls <= CALLS_MAX
+
+    wait_until(are_few, f"most steps cost {CALLS_MAX} calls at most")
+    return calls
+
+
 def decoding(engine: ScriptedEngine, first: int, count: int) -> list[Request]:
     """Requests that have been computed and saved, and have many tokens to decode."""
     requests = [
@@ -62,11 +75,10 @@ def test_a_step_without_chunks_to_save_costs_few_calls_however_many_requests_run
     found = []
     for first, count in ((0, 1), (1, 6)):
         requests = decoding(engine, first, count)
-        found.append(statistics.median(calls_of_a_step(engine) for _ in range(9)))
+        found.append(calls_without_work(engine))
         for request in requests:
             engine.abort(request)
     alone, together = found
-    assert alone <= CALLS_MAX
     assert together == pytest.approx(alone, abs=2)
 
 
@@ -74,7 +86,7 @@ def test_a_save_after_a_step_without_work_is_reported(start_engine: StartEngine)
     """A request that comes while others decode is saved, and its blocks are released."""
     engine = start_engine(kvpool__save="prompt", blocks=BLOCKS)
     requests = decoding(engine, 0, 1)
-    calls_of_a_step(engine)
+    calls_without_work(engine)
     assert all(worker._is_quiet for worker in engine.workers)
     requests += decoding(engine, 1, 1)
     for request in requests:
