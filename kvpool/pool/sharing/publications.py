@@ -7,8 +7,8 @@ A chunk qualifies by the policy `store.publish`, and is published once it is on 
     all        every chunk
 
 What qualifies is known from the journal's events and from leases. A chunk that a lease named before it was on disk is
-remembered. Chunks under way and published ones are remembered too, so that none is sent again; the store would keep its first
-value.
+remembered. Published chunks are remembered too, so that they are not sent again; the store would keep its first value. A chunk
+that is used again while it is under way is sent again only if that fails.
 
 Every queue and memory is bounded, the oldest out first: what is left out is published at its next use. Nothing waits for a
 publication. Control thread only, in turns of TURN_KEYS. Invariant: each chunk under way has one pin in the arena's directory.
@@ -168,7 +168,7 @@ class Publications:
             self._make_due(namespace, key)
 
     def _make_due(self, namespace: NamespaceId, key: bytes) -> None:
-        if key in self._published or key in self._pins or key in self._due:
+        if key in self._published or key in self._due:
             return
         if len(self._due) >= DUE_MAX:
             self._due.popitem(last=False)
@@ -179,12 +179,17 @@ class Publications:
         """Start to publish chunks of one namespace, the first that are due. Whether more can start now."""
         if not self._due or not self._store.can_publish:
             return False
-        first = next(iter(self._due.values()))
         keys: list[bytes] = []
+        first = NamespaceId(0)
         for key, number in self._due.items():
+            if key in self._pins:
+                continue  # it is due again if that fails
+            first = first if keys else number
             if number != first or len(keys) == AT_ONCE:
                 break
             keys.append(key)
+        if not keys:
+            return False
         for key in keys:
             del self._due[key]
         pinned = [(key, HoldId(self._directory.pin_key(first, key))) for key in keys]
@@ -213,6 +218,7 @@ class Publications:
         if outcome is Outcome.DONE:
             self._published.add(key)
             self._used.discard(key)
+            self._due.pop(key, None)
         self._unpin(key)
         if outcome is Outcome.BAD_SOURCE:
             self._directory.drop(key, generation)

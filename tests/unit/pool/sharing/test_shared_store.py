@@ -150,6 +150,21 @@ def test_a_chunk_that_is_used_again_while_it_is_published_is_published_once(shar
     run(act())
 
 
+def test_a_chunk_that_is_used_again_while_it_is_refused_is_published_after_all(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        shared.play(put_code=-200, delay_s=0.3)
+        async with Node(shared, "store.publish=reused") as node:
+            await node.pool.save(KEYS)
+            assert await node.pool.load(KEYS[:4]) == 4
+            await node.pool.until_moved(lambda: node.counted("publishing_chunks") == 4)
+            assert await node.pool.load(KEYS[:5]) == 5
+            shared.play()
+            await node.published(5)
+            assert set(shared.objects()) == {key.hex() for key in KEYS[:5]}
+
+    run(act())
+
+
 def test_retained_chunks_are_published_and_no_others(shared: SharedDirectory) -> None:
     async def act() -> None:
         async with Node(shared, "store.publish=retained") as node:
