@@ -150,7 +150,7 @@ def test_a_chunk_that_is_used_again_while_it_is_published_is_published_once(shar
     run(act())
 
 
-def test_a_chunk_that_is_used_again_while_it_is_refused_is_published_after_all(shared: SharedDirectory) -> None:
+def test_a_chunk_that_is_used_again_while_it_is_refused_is_tried_again(shared: SharedDirectory) -> None:
     async def act() -> None:
         shared.play(put_code=-200, delay_s=0.3)
         async with Node(shared, "store.publish=reused") as node:
@@ -158,9 +158,8 @@ def test_a_chunk_that_is_used_again_while_it_is_refused_is_published_after_all(s
             assert await node.pool.load(KEYS[:4]) == 4
             await node.pool.until_moved(lambda: node.counted("publishing_chunks") == 4)
             assert await node.pool.load(KEYS[:5]) == 5
-            shared.play()
-            await node.published(5)
-            assert set(shared.objects()) == {key.hex() for key in KEYS[:5]}
+            await node.pool.until_moved(lambda: node.counted("refused_full") == 4 + 5)
+            assert node.counted("due_chunks") == 0
 
     run(act())
 
