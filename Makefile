@@ -27,7 +27,8 @@ CMAKE = $(BIN)/cmake --no-warn-unused-cli -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspat
 WORKERS ?= 3
 CTEST = $(abspath $(BIN)/ctest) --output-on-failure -j $(WORKERS)
 # Tests, and the daemons they start, import the tree; the native module is the installed one.
-# Bytecode is kept, whatever the environment says: the tests start a thousand daemons, and torch's takes longer than the demonstration.
+# Bytecode is kept, whatever the environment says: the tests start a thousand daemons, and compiling torch's takes 20 s of each worker
+# of the demonstration.
 RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client" PYTHONDONTWRITEBYTECODE=
 
 .PHONY: help setup demo test test-python test-slow test-under-load test-campaigns build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-smoke test-engines-latest test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-bounds bench-sparse clean install-service uninstall-service wheel deb test-packages
@@ -220,7 +221,7 @@ ENGINES_PYTEST = $(RUN_TREE) nice $(ENGINES)/bin/python -m pytest -q
 engines: $(ENGINES)/.installed
 
 # A real engine has several processes, each with a model.
-test-engines test-engines-smoke test-engines-latest: WORKERS = 2
+test-engines test-engines-smoke: WORKERS = 2
 
 test-engines: engines
 	$(call run-suite,KVPOOL_ENGINES=1 $(ENGINES_PYTEST),$(ENGINE_TESTS),loadfile)

@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[t
 if TYPE_CHECKING:
     from examples import long_context
 else:
-    long_context = LateModule("examples.long_context", needs="transformers")
+    long_context = LateModule("examples.long_context")
 
 pytestmark = pytest.mark.torch
 

@@ -22,8 +22,8 @@ from kvpool_client.torch import PagedPrefixCache, layout_of  # noqa: E402
 if TYPE_CHECKING:
     from demo import engine, paged_kv
 else:
-    engine = LateModule("demo.engine", needs="transformers")
-    paged_kv = LateModule("demo.paged_kv", needs="transformers")
+    engine = LateModule("demo.engine")
+    paged_kv = LateModule("demo.paged_kv")
 
 pytestmark = pytest.mark.torch
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from kvpool_client.sparse import transformers_attention
     from kvpool_client.sparse.transformers_attention import SparseCache
 else:
-    transformers = LateModule("transformers", needs="transformers")
-    transformers_attention = LateModule("kvpool_client.sparse.transformers_attention", needs="transformers")
+    transformers = LateModule("transformers")
+    transformers_attention = LateModule("kvpool_client.sparse.transformers_attention")
 
 pytestmark = pytest.mark.torch
 __all__ = ["module_daemon", "module_daemons"]  # fixtures

@@ -29,9 +29,9 @@ from kvpool_client.torch import PagedPrefixCache, layout_of  # noqa: E402
 if TYPE_CHECKING:
     from demo import engine, paged_kv, worker
 else:
-    engine = LateModule("demo.engine", needs="transformers")
-    paged_kv = LateModule("demo.paged_kv", needs="transformers")
-    worker = LateModule("demo.worker", needs="transformers")
+    engine = LateModule("demo.engine")
+    paged_kv = LateModule("demo.paged_kv")
+    worker = LateModule("demo.worker")
 
 pytestmark = pytest.mark.torch
 
