@@ -8,7 +8,7 @@ Invariant: two Layouts with the same fingerprint store the same bytes for the sa
 """
 
 import struct
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import gcd
 from typing import Any
 
@@ -76,10 +76,11 @@ class Layout:
     head_groups: int = 1
     groups: tuple[Group, ...] = ()
     group: GroupRole | None = None
+    # Of each group, made once: engines and the pool ask for them in every call. Empty for a plain layout.
+    _group_layouts: "tuple[Layout, ...]" = field(default=(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.groups:
-            self._take_groups()
+        object.__setattr__(self, "_group_layouts", self._take_groups() if self.groups else ())
         if self.groups:
             return
         _check_count("layers", self.layers, LAYERS_MAX)
@@ -101,12 +102,12 @@ class Layout:
                 f"layout makes chunks of {self.stored_bytes} bytes, expected at most {CHUNK_BYTES_MAX}"
             )
 
-    def _take_groups(self) -> None:
-        """Check the groups and each one's geometry; one full group is this layout's own geometry."""
-        for field in fields(Layout):
-            value = getattr(self, field.name)
-            if field.name not in _OF_ALL_GROUPS and value != field.default:
-                raise InvalidArgument(f"layout {field.name} is {value!r} beside groups, expected it in each group")
+    def _take_groups(self) -> "tuple[Layout, ...]":
+        """Check the groups and each one's geometry, and make their layouts; one full group is this layout's own geometry."""
+        for each in fields(Layout):
+            value = getattr(self, each.name)
+            if each.init and each.name not in _OF_ALL_GROUPS and value != each.default:
+                raise InvalidArgument(f"layout {each.name} is {value!r} beside groups, expected it in each group")
         groups = checked_groups(self.groups)
         self._check_ranks()
         _check_count("chunk_tokens", self.chunk_tokens, 1 << 20)
@@ -115,13 +116,14 @@ class Layout:
             own = groups[0].geometry(self.chunk_tokens) | {"groups": ()}
             for name, value in own.items():
                 object.__setattr__(self, name, value)
-            return
-        for index in range(len(groups)):
-            self._check_group(index)
+            return ()
+        return tuple(self._make_group(index) for index in range(len(groups)))
 
-    def _check_group(self, index: int) -> None:
+    def _make_group(self, index: int) -> "Layout":
         try:
-            self.of_group(index)
+            own = self.groups[index].geometry(self.chunk_tokens)
+            role = role_of(self.groups, index)
+            return Layout(chunk_tokens=self.chunk_tokens, rank=self.rank, world=self.world, group=role, **own)
         except InvalidArgument as error:
             raise InvalidArgument(f"group {index}: {error}") from error
 
@@ -277,14 +279,12 @@ class Layout:
         if not self.groups:
             assert index == 0
             return self
-        own = self.groups[index].geometry(self.chunk_tokens)
-        role = role_of(self.groups, index)
-        return Layout(chunk_tokens=self.chunk_tokens, rank=self.rank, world=self.world, group=role, **own)
+        return self._group_layouts[index]
 
     @property
     def group_layouts(self) -> "tuple[Layout, ...]":
         """The plain layout of each group; a plain layout is its own only one."""
-        return tuple(self.of_group(index) for index in range(max(1, len(self.groups))))
+        return self._group_layouts or (self,)
 
     @property
     def parts(self) -> "tuple[Layout, ...]":
