@@ -21,8 +21,8 @@ _ZERO_COPY_RECV = 10
 def context_for_others() -> "zmq.Context[zmq.Socket[bytes]]":
     """A context whose sockets others may reach.
 
-    ZMQ takes the first of the routes that it makes from the C library's `rand`, which it never seeds: who claims a route before
-    ZMQ makes it ends the process. So the seed comes from here. And a message is copied out of the buffer it was read into: ZMQ
+    The routes that ZMQ makes shall not be foreseen by others; it takes the first from the C library's `rand`, so the seed comes
+    from here. And a message is copied out of the buffer it was read into: ZMQ
     would keep 8 KiB for each message of 36 bytes that waits.
     """
     ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4), "little"))

@@ -1,9 +1,8 @@
 """Unread bytes of a ZMQ connection: what has come over it and was not read as messages. A watch ends one that has too many.
 
 ZMQ reads a message of many parts into memory until its last part has come, without a bound; and a bound on messages
-(`ZMQ_RCVHWM`) must not be set: libzmq 4.3.5 stops to read a connection whose messages have no room, and then aborts the process
-if that connection ends and a heartbeat is due or waits behind them (`!_io_error`, stream_engine_base.cpp). So no socket that
-others can reach has one. A duplicate of the connection's descriptor is held instead, now and then the kernel is asked how many
+(`ZMQ_RCVHWM`) must not be set on a socket that others can reach: with one, libzmq 4.3.5 has ended the process for what one
+connection did. A duplicate of the connection's descriptor is held instead, now and then the kernel is asked how many
 bytes have come, and each message that is read counts for as many as it had on the wire. What comes between two looks is what a
 peer can occupy. Loop thread only. Invariant: a look is due exactly while a duplicate is held.
 """

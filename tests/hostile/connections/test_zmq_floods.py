@@ -1,7 +1,4 @@
-"""Floods over ZMQ sockets, some that end in a reset, heartbeats among them: a live daemon goes on, in bounded memory.
-
-Where each one ends is left to chance here; tests/unit/peers/test_zmq_connections.py has the ends at which libzmq aborted.
-"""
+"""Floods over ZMQ sockets: a live daemon goes on, in bounded memory."""
 
 import struct
 from collections.abc import Callable
@@ -18,7 +15,7 @@ from tests.hostile.rigs.daemon_watch import private_bytes
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.events.publishing import connected, local_events, router_of
 from tests.rigs.nodes.peers import identity_of
-from tests.rigs.nodes.zmtp import PING, greeted, message_of, reset
+from tests.rigs.nodes.zmtp import greeted, message_of
 from tests.rigs.payload import store, tokens_of
 from tests.rigs.runs.ports import free_port
 
@@ -36,11 +33,9 @@ def _attack(daemon: Daemon, endpoint: str, kind: bytes, messages: bytes) -> None
     accepted = 0
     for number in range(CONNECTIONS):
         with suppress(OSError):  # it was shut down, which is as good
-            hostile = greeted(endpoint, kind)
-            accepted += 1
-            with suppress(OSError):
-                hostile.sendall(messages + PING + messages[: 1000 * number] + PING)
-            reset(hostile)
+            with greeted(endpoint, kind) as hostile:
+                accepted += 1
+                hostile.sendall(messages + messages[: 1000 * number])
     assert accepted >= 1  # in the file system nobody is, once it floods
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, 8 * SMALL.chunk_tokens))
@@ -51,7 +46,7 @@ def _attack(daemon: Daemon, endpoint: str, kind: bytes, messages: bytes) -> None
 
 @pytest.mark.parametrize("way", ["tcp", "ipc"])
 @pytest.mark.parametrize("socket", ["events", "events_replay"])
-def test_a_router_that_is_reset_while_it_asks_ends_alone(
+def test_a_router_that_floods_and_ends_ends_alone(
     start_daemon: Start, tmp_path: Path, way: str, socket: str
 ) -> None:
     daemon = start_daemon(**(TCP if way == "tcp" else local_events(tmp_path)))
@@ -64,7 +59,7 @@ def test_a_router_that_is_reset_while_it_asks_ends_alone(
     _attack(daemon, endpoint, KINDS[socket], messages)
 
 
-def test_a_node_that_is_reset_while_it_asks_ends_alone(start_daemon: Start) -> None:
+def test_a_node_that_floods_and_ends_ends_alone(start_daemon: Start) -> None:
     port = free_port()
     daemon = start_daemon(peer__listen=f"tcp://127.0.0.1:{port}", peer__stream="tcp://127.0.0.1:0")
     hello = message_of(encode_message(identity_of("hostile").hello(), 1))

@@ -1,4 +1,4 @@
-"""ZMTP without keys, spoken by a test itself: what no ZMQ socket would send, and ends that none would make.
+"""ZMTP without keys, spoken by a test itself.
 
 The protocol is ZMTP 3.1 (rfc.zeromq.org/spec/37).
 """
@@ -14,7 +14,6 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + byt
 # ZMTP 2.0, of a DEALER without a name.
 GREETING_2 = b"\xff" + bytes(8) + b"\x7f\x01\x05" + bytes(2)
 _SIOCOUTQ = 0x5411
-PING = b"\x04\x0a\x04PING\0\0why"
 
 
 def ready_of(kind: bytes, route: bytes = b"") -> bytes:
@@ -92,9 +91,3 @@ def _unread_of(made: socket.socket) -> int:
         if f"{local} ".endswith(ends[0]) and f"{remote} ".endswith(ends[1]):
             return int(queues.partition(":")[2], 16)
     return 0
-
-
-def reset(made: socket.socket) -> None:
-    """End a connection with a reset, at once."""
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    made.close()

@@ -1,8 +1,5 @@
-"""Connections that do to libzmq 4.3.5 what no ZMQ socket would: each ends alone, in bounded memory.
-
-With a bound on messages (ZMQ_RCVHWM) libzmq aborts the process where one is reset while its messages wait to be read, with
-heartbeats behind them: `Assertion failed: !_io_error`.
-"""
+"""Connections that speak ZMTP by themselves and end early: each ends alone, in bounded memory, and no socket that others reach has
+a bound on messages."""
 
 import asyncio
 import struct
@@ -12,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import zmq
 
 from kvpool.clock import MonotonicClock
 from kvpool.config.addresses import parse_zmq
@@ -24,63 +22,59 @@ from tests.rigs.nodes.peers import Owner, fleet, identity_of, pull_of, until
 from tests.rigs.nodes.zmtp import (
     GREETING,
     GREETING_2,
-    PING,
     connection_to,
     greeted,
     message_of,
     ready_of,
-    reset,
-    send_until_taken,
 )
 
 PONG = message_of(encode_message(r.Pong(bytes(r.INCARNATION_BYTES)), 9))
 ASKED = message_of(encode_message(r.Ping(), 9))
 
 
-def with_heartbeats(message: bytes) -> bytes:
-    """So many of a message that they wait beyond any bound, with heartbeats between them."""
-    return (message * 40 + PING) * 20
+def has_no_bound(made: "zmq.Socket[bytes]") -> bool:
+    """Whether any number of messages may wait: bytes are bounded instead (`unread_bytes.py`)."""
+    return made.getsockopt(zmq.RCVHWM) == 0
 
 
 @pytest.mark.asyncio
-async def test_a_node_that_is_reset_while_it_asks_ends_alone() -> None:
+async def test_a_node_that_ends_while_it_asks_ends_alone() -> None:
     with fleet() as nodes:
         server = nodes.serve(Owner())
         honest = await nodes.watch(node=identity_of("honest")).ready(server)
+        assert has_no_bound(server._listener._router._socket)
         for number in range(5):
-            hostile = greeted(server.endpoints[0], b"DEALER")
-            hello = message_of(encode_message(identity_of(f"hostile-{number}").hello(), 1))
-            send_until_taken(hostile, hello + with_heartbeats(ASKED))
-            reset(hostile)
+            with greeted(server.endpoints[0], b"DEALER") as early:
+                hello = message_of(encode_message(identity_of(f"early-{number}").hello(), 1))
+                early.sendall(hello + ASKED * 40)
             assert (await honest.request(pull_of(number + 1), 60.0)).chunks == 2
         await until(lambda: server.stats()["connections"] == 1, "the honest one is left")
 
 
 @pytest.mark.asyncio
-async def test_a_node_that_resets_behind_its_answers_ends_its_link_alone() -> None:
-    resets = 0
+async def test_a_node_that_ends_behind_its_answers_ends_its_link_alone() -> None:
+    ends = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal resets
+        nonlocal ends
         writer.write(GREETING)
         await reader.readexactly(len(GREETING))
         writer.write(ready_of(b"ROUTER"))
         await reader.readexactly(60)  # its READY, and a part of its Hello
-        hello = message_of(encode_message(identity_of("hostile").hello(), 1))
-        made = writer.get_extra_info("socket")._sock.dup()  # asyncio's own may not be written to
-        made.setblocking(True)
-        writer.transport.abort()
-        send_until_taken(made, hello + with_heartbeats(PONG))
-        reset(made)
-        resets += 1
+        writer.write(message_of(encode_message(identity_of("early").hello(), 1)) + PONG * 40)
+        await writer.drain()
+        writer.close()
+        ends += 1
 
     serving = await asyncio.start_server(serve, "127.0.0.1", 0)
     with fleet() as nodes:
         watcher = nodes.watch()
         honest = await nodes.watch(node=identity_of("second")).ready(nodes.serve(Owner()))
         link = watcher.link_at(f"tcp://127.0.0.1:{serving.sockets[0].getsockname()[1]}")
+        assert honest._dealer is not None
+        assert has_no_bound(honest._dealer._socket)
         for number in range(1, 11):
-            await until(lambda number=number: resets >= number and link.state is LinkState.IDLE, "it was reset")  # type: ignore[misc]
+            await until(lambda number=number: ends >= number and link.state is LinkState.IDLE, "it has ended")  # type: ignore[misc]
             link.hurry()
         serving.close()
         assert (await honest.request(pull_of(1), 60.0)).chunks == 2
@@ -98,14 +92,16 @@ def sockets_in(directory: Path, way: str) -> EventSockets:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("way", ["tcp", "ipc"])
 @pytest.mark.parametrize("kind", ["subscriber", "router"])
-async def test_a_router_that_is_reset_while_it_asks_ends_alone(tmp_path: Path, way: str, kind: str) -> None:
+async def test_a_router_that_ends_while_it_asks_ends_alone(tmp_path: Path, way: str, kind: str) -> None:
     sockets = sockets_in(tmp_path, way)
+    assert sockets._replay is not None
+    assert has_no_bound(sockets._publish)
+    assert has_no_bound(sockets._replay)
     endpoint = sockets.publish_endpoint if kind == "subscriber" else sockets.replay_endpoint
     message = message_of(b"\1topic") if kind == "subscriber" else message_of(b"", struct.pack(">Q", 0))
     for _ in range(5):
-        hostile = greeted(endpoint, b"SUB" if kind == "subscriber" else b"DEALER")
-        send_until_taken(hostile, with_heartbeats(message))
-        reset(hostile)
+        with greeted(endpoint, b"SUB" if kind == "subscriber" else b"DEALER") as early:
+            early.sendall(message * 40)
         await asyncio.sleep(0)
         sockets.serve()
     assert sockets.bad_requests == 0
