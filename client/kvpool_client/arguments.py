@@ -64,6 +64,19 @@ def checked_shares(share: Share | Sequence[Share] | None, layout: Layout) -> tup
     return tuple(shares)
 
 
+def check_no_groups(layout: Layout) -> None:
+    """Check that a Pool's chunks are all of one kind."""
+    if layout.groups:
+        raise InvalidArgument(f"the layout of pool has {len(layout.groups)} groups, expected one without groups")
+
+
+def check_whole_chunks(layout: Layout, shares: Sequence[Share]) -> None:
+    """Check that a Pool has whole chunks, all of one kind."""
+    check_no_groups(layout)
+    if not shares[0].is_whole(layout):
+        raise InvalidArgument(f"the share of pool is {shares[0]!r}, expected a Pool without share, of whole chunks")
+
+
 def check_keys(keys: KeyChain) -> None:
     """Check that `keys` is a KeyChain."""
     if not isinstance(keys, KeyChain):

@@ -24,7 +24,7 @@ class FakePool:
 
     def __init__(self, layout: kv.Layout) -> None:
         self._real = kv.connect(AWAY, model="fake", layout=layout)
-        self.layout = layout
+        self.layout, self.shares = layout, self._real.shares
         self.stored: Stored = {}
         self.fail_at: tuple[int, int] | None = None
         self.fail_reason = "checksum"

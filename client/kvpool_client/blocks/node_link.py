@@ -21,6 +21,7 @@ from enum import Enum, auto
 import numpy as np
 
 from kvpool.clock import Deadline
+from kvpool_client.arguments import check_whole_chunks
 from kvpool_client.blocks.block_memory import BlockMemory
 from kvpool_client.blocks.restoring import Restoring
 from kvpool_client.blocks.sequence import Sequence, ranges_of
@@ -81,7 +82,8 @@ class NodeLink:
         tokens_per_block: int,
         on_unpinned: Callable[[], None],
     ) -> None:
-        """`on_unpinned` is called when pins have ended. Raises LayoutMismatch for blocks that do not fit the Pool's layout."""
+        """`on_unpinned` is called when pins have ended. Raises LayoutMismatch for blocks that do not fit the Pool's layout,
+        InvalidArgument for a Pool with groups or a share."""
         self._pool = pool
         self._tree = tree
         self._on_unpinned = on_unpinned
@@ -91,6 +93,7 @@ class NodeLink:
         self._has_news = False  # a path waits, or an offload has ended, since waiting ones were last tried
         self._counts = {"loaded_tokens": 0, "offloaded_chunks": 0, "declined_chunks": 0}
         if pool is not None:
+            check_whole_chunks(pool.layout, pool.shares)
             self._cache = pool.register(memory.layers, block_tokens=tokens_per_block, form="block_first")
             self._chunk_tokens = pool.layout.chunk_tokens
             self._chunk_blocks = self._chunk_tokens // tokens_per_block

@@ -12,7 +12,7 @@ reading the arrays' attributes, and for asking the driver which device has an ad
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -27,13 +27,14 @@ FORMS = ("auto", "kv_first", "block_first", "packed")
 
 @dataclass(frozen=True, slots=True)
 class ArrayBytes:
-    """An array's memory: address, shape, strides in bytes, item size, and device."""
+    """An array's memory: address, shape, strides in bytes, item size, device, and the name of its dtype."""
 
     address: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     item_bytes: int
     device: str
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +80,12 @@ def describe_layers(
         raise LayoutMismatch(f"{len(arrays)} layers are registered, the layout has {layout.layers}")
     first = arrays[0]
     for number, array in enumerate(arrays):
-        if (array.shape, array.strides, array.item_bytes, array.device) != (
-            first.shape,
-            first.strides,
-            first.item_bytes,
-            first.device,
-        ):
+        if replace(array, address=first.address) != first:
             raise LayoutMismatch(
-                f"layer {number} has shape {array.shape}, layer 0 has {first.shape}: expected all alike"
+                f"layer {number} has shape {array.shape} of {array.dtype}, layer 0 has {first.shape} of {first.dtype}: "
+                "expected all alike"
             )
+    _check_dtype(first, layout)
     item_bytes = ITEM_BYTES[layout.dtype]
     if not layout.is_packed and first.item_bytes != item_bytes:
         raise LayoutMismatch(f"items have {first.item_bytes} bytes, {layout.dtype} has {item_bytes}")
@@ -110,6 +108,14 @@ def contiguous_address(array: object, layout: Layout, *, is_target: bool) -> tup
     return described.address, shape[0]
 
 
+def _check_dtype(array: ArrayBytes, layout: Layout) -> None:
+    """Items of another kind would be loaded as other numbers, all of them there. Unsigned integers are anybody's bits, as numpy
+    holds bfloat16 and engines hold 8-bit floats, and so are the bytes of a packed layout of uint8."""
+    is_of_bits = array.dtype.startswith(("uint", "void")) or (layout.is_packed and layout.dtype == "uint8")
+    if array.dtype != layout.dtype and not is_of_bits:
+        raise LayoutMismatch(f"items are {array.dtype}, expected the layout's {layout.dtype}, or unsigned integers for its bits")
+
+
 def _array_bytes(array: object, name: str, *, needs_write: bool = True) -> ArrayBytes:
     if hasattr(array, "data_ptr") and hasattr(array, "element_size"):
         return _tensor_bytes(array)
@@ -121,7 +127,7 @@ def _array_bytes(array: object, name: str, *, needs_write: bool = True) -> Array
         raise InvalidArgument(f"{name} is {type(array).__name__}, expected an array or tensor: {error}") from error
     if needs_write and not view.flags.writeable:
         raise InvalidArgument(f"{name} is read-only, expected memory that a load may write")
-    return ArrayBytes(view.ctypes.data, view.shape, view.strides, view.itemsize, "cpu")
+    return ArrayBytes(view.ctypes.data, view.shape, view.strides, view.itemsize, "cpu", view.dtype.name)
 
 
 def _from_exchange(array: object) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":
@@ -138,7 +144,8 @@ def _tensor_bytes(tensor: object) -> ArrayBytes:
     strides = tuple(int(stride) * item_bytes for stride in tensor.stride())  # type: ignore[attr-defined]  # likewise
     shape = tuple(int(size) for size in tensor.shape)  # type: ignore[attr-defined]  # likewise
     device = str(tensor.device)  # type: ignore[attr-defined]  # likewise
-    return ArrayBytes(int(tensor.data_ptr()), shape, strides, item_bytes, device)  # type: ignore[attr-defined]  # likewise
+    dtype = str(tensor.dtype).removeprefix("torch.")  # type: ignore[attr-defined]  # likewise
+    return ArrayBytes(int(tensor.data_ptr()), shape, strides, item_bytes, device, dtype)  # type: ignore[attr-defined]  # likewise
 
 
 def _device_bytes(interface: object, name: str) -> ArrayBytes:
@@ -147,7 +154,8 @@ def _device_bytes(interface: object, name: str) -> ArrayBytes:
         assert isinstance(interface, dict)
         shape = tuple(int(size) for size in interface["shape"])
         address, is_read_only = interface["data"]
-        item_bytes = np.dtype(interface["typestr"]).itemsize
+        dtype = np.dtype(interface["typestr"])
+        item_bytes = dtype.itemsize
         given = interface.get("strides")
         strides = _packed_strides(shape, item_bytes) if given is None else tuple(int(stride) for stride in given)
         has_mask = interface.get("mask") is not None
@@ -162,7 +170,7 @@ def _device_bytes(interface: object, name: str) -> ArrayBytes:
     ordinal = ordinal_of(int(address))
     if ordinal is None:
         raise InvalidArgument(f"{name} begins at {address:#x}, which is no device memory to the CUDA driver")
-    return ArrayBytes(int(address), shape, strides, item_bytes, f"cuda:{ordinal}")
+    return ArrayBytes(int(address), shape, strides, item_bytes, f"cuda:{ordinal}", dtype.name)
 
 
 def _packed_strides(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 import kvpool_native
 from kvpool.errors import InvalidArgument, KVPoolError
+from kvpool_client.arguments import check_whole_chunks
 from kvpool_client.pool import Pool
 from kvpool_client.sparse.arrays import as_blocks, as_given, as_items, as_query, check_layout, is_tensor
 from kvpool_client.sparse.config import SparseConfig
@@ -70,10 +71,11 @@ class SparseSequence:
         the prompt, all but its last token at most, and what it saves is found by others; without them its chunks are
         its own. `threads`: native threads of each step, all of the process's processors by default.
 
-        Raises InvalidArgument for a layout whose KV cannot be attended to: packed, of one plane, of integers, or of a
-        head_dim that is no multiple of 32.
+        Raises InvalidArgument for a Pool with groups or a share, and for a layout whose KV cannot be attended to: packed,
+        of one plane, of integers, or of a head_dim that is no multiple of 32.
         """
         self.config = config if config is not None else SparseConfig()
+        check_whole_chunks(pool.layout, pool.shares)
         check_layout(pool.layout, self.config.block_tokens)
         self.pool = pool
         self.layout = pool.layout

@@ -13,6 +13,7 @@ import torch
 
 from kvpool.errors import InvalidArgument, LayoutMismatch
 from kvpool.layout import Layout
+from kvpool_client.arguments import check_no_groups
 from kvpool_client.key_chain import Extra
 from kvpool_client.pool import Pool
 from kvpool_client.save import Save
@@ -48,7 +49,8 @@ class PagedPrefixCache:
     """One engine's paged KV and the pool behind it."""
 
     def __init__(self, pool: Pool, layers: Sequence[torch.Tensor], block_tokens: int, form: str = "auto") -> None:
-        """Raises LayoutMismatch for tensors that do not fit the Pool's layout."""
+        """Raises LayoutMismatch for tensors that do not fit the Pool's layout, InvalidArgument for a Pool with groups."""
+        check_no_groups(pool.layout)
         self._pool = pool
         self._cache = pool.register(layers, block_tokens=block_tokens, form=form)
         self._block_tokens = block_tokens

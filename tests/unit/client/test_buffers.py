@@ -148,6 +148,40 @@ def test_arrays_that_do_not_fit_are_refused(layers: list[Array]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("stored", "named", "is_taken"),
+    [
+        ("bfloat16", "float16", False),  # 1.5 would be loaded as 0.125
+        ("bfloat16", "int16", False),
+        ("bfloat16", "uint16", True),
+        ("bfloat16", "V2", True),
+        ("float16", "float16", True),
+        ("float8_e4m3fn", "int8", False),
+        ("float8_e4m3fn", "uint8", True),
+        ("int8", "uint8", True),
+        ("uint8", "int8", False),
+        ("float32", "int32", False),
+    ],
+)
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_items_are_those_of_the_layout_or_its_bits(stored: str, named: str, is_taken: bool, is_packed: bool) -> None:
+    layout = replace(PACKED if is_packed else LAYOUT, dtype=stored)
+    layers = [np.zeros((2, BLOCKS, TOKENS, 12), named) for _ in range(2)]
+    if is_packed:
+        layers = [layer.reshape(BLOCKS, -1) for layer in layers]
+    if is_taken or (is_packed and stored == "uint8"):  # bytes of anything
+        assert describe_layers(layers, layout, TOKENS, "auto").blocks == BLOCKS
+    else:
+        with pytest.raises(LayoutMismatch, match=rf"items are {named}, expected the layout's {stored}"):
+            describe_layers(layers, layout, TOKENS, "auto")
+
+
+def test_layers_of_two_dtypes_are_refused() -> None:
+    layers = [np.zeros((2, BLOCKS, TOKENS, 12), dtype) for dtype in ("float16", "uint16")]
+    with pytest.raises(LayoutMismatch, match="layer 1 has shape .* of uint16, layer 0 has .* of float16"):
+        describe_layers(layers, LAYOUT, TOKENS, "auto")
+
+
+@pytest.mark.parametrize(
     ("layout", "block_tokens", "form"),
     [
         (LAYOUT, 5, "auto"),

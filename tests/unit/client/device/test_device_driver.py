@@ -95,6 +95,7 @@ class Tensor:
 
     shape = (2, 4, 16, 2, 16)
     device = "cuda:0"
+    dtype = "torch.uint16"
 
     def data_ptr(self) -> int:
         return 1 << 40

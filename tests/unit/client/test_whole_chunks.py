@@ -1,0 +1,84 @@
+"""What stores all layers of every chunk refuses a Pool whose chunks it has not: with groups, of a share, of another dtype."""
+
+from collections.abc import Callable
+
+import pytest
+
+import kvpool_client as kv
+from kvpool_client.sparse import SparseConfig, SparseSequence
+from tests.rigs.fake_pool import AWAY
+
+torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from kvpool_client.blocks import BlockPool  # noqa: E402 - only where torch is there
+from kvpool_client.torch import PagedPrefixCache  # noqa: E402
+from tests.rigs.blocks.executor import manager_of  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+LAYERS, HEADS, DIM, BLOCK = 2, 2, 32, 4
+SHAPE = {"layers": LAYERS, "kv_heads": HEADS, "head_dim": DIM, "dtype": "bfloat16"}
+PLAIN = kv.Layout(**SHAPE, chunk_tokens=8)
+DEEP = kv.Layout(**{**SHAPE, "layers": 2 * LAYERS}, chunk_tokens=8)
+GROUPED = kv.Layout(chunk_tokens=8, groups=(kv.Group(**SHAPE), kv.Group(kind="window", window=8, **SHAPE)))
+
+
+def block_pool(pool: kv.Pool, dtype: str) -> None:
+    BlockPool(
+        layers=LAYERS,
+        num_blocks=4,
+        tokens_per_block=BLOCK,
+        kv_heads=HEADS,
+        head_dim=DIM,
+        dtype=dtype,
+        device="cpu",
+        pool=pool,
+    ).close()
+
+
+def kv_cache_manager(pool: kv.Pool, dtype: str) -> None:
+    manager_of(16, BLOCK, num_layers=LAYERS, num_kv_heads=HEADS, head_dim=DIM, dtype=dtype, pool=pool).shutdown()
+
+
+def prefix_cache(pool: kv.Pool, dtype: str) -> None:
+    shape = (4, 2, BLOCK, HEADS, DIM)
+    PagedPrefixCache(pool, [torch.zeros(shape, dtype=getattr(torch, dtype)) for _ in range(LAYERS)], BLOCK)
+
+
+def sparse_sequence(pool: kv.Pool, dtype: str) -> None:
+    with SparseSequence(pool, SparseConfig(block_tokens=BLOCK, init_tokens=BLOCK)) as sequence:
+        rows = torch.zeros(1, HEADS, DIM, dtype=getattr(torch, dtype))
+        sequence.append(0, rows, rows)
+
+
+Make = Callable[[kv.Pool, str], None]
+ALL: list[Make] = [block_pool, kv_cache_manager, prefix_cache, sparse_sequence]
+# An engine of one stage of a pipeline registers its own layers with any Pool, and stores these alone.
+WHOLE: list[Make] = [block_pool, kv_cache_manager, sparse_sequence]
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_a_pool_of_its_geometry_is_taken_and_one_of_another_dtype_is_not(make: Make) -> None:
+    with kv.connect(AWAY, model="m", layout=PLAIN) as pool:
+        make(pool, "bfloat16")
+        with pytest.raises((kv.LayoutMismatch, kv.InvalidArgument), match=r"float16, expected the layout's bfloat16"):
+            make(pool, "float16")
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_a_pool_with_groups_is_refused(make: Make) -> None:
+    with (
+        kv.connect(AWAY, model="m", layout=GROUPED) as pool,
+        pytest.raises(kv.InvalidArgument, match="the layout of pool has 2 groups, expected one without groups"),
+    ):
+        make(pool, "bfloat16")
+
+
+@pytest.mark.parametrize("make", WHOLE)
+def test_a_pool_of_one_stage_is_refused(make: Make) -> None:
+    share = kv.Share(LAYERS, LAYERS, 0, 1)
+    with (
+        kv.connect(AWAY, model="m", layout=DEEP, share=share) as pool,
+        pytest.raises(kv.InvalidArgument, match="the share of pool is Share.*expected a Pool without share"),
+    ):
+        make(pool, "bfloat16")
