@@ -35,7 +35,7 @@ WORD = r.CHECKSUM_BYTES
 
 
 class PartFailed(KVPoolError):
-    """The rows of a part do not come. `fault`: a word for why."""
+    """The rows of a part do not come. `fault`: a word for why; "full" and "away" are of this node."""
 
     def __init__(self, fault: str, text: str) -> None:
         super().__init__(text)
@@ -85,6 +85,7 @@ class EngineJob:
         self._is_reported = bytearray(self._chunks)
         self._parts = 0
         self._over: list[int] = []  # parts that the owner may forget
+        self._without_room: set[int] = set()  # first rows of parts that wait for this node's own buffer
         self.fault = ""  # why the path failed
 
     def __repr__(self) -> str:
@@ -98,8 +99,9 @@ class EngineJob:
         try:
             await self._fetch_all(window, deadline)
         except PartFailed as failed:
-            # Who waits for an answer until the order's deadline ends with it.
-            fault = self.fault = "late" if deadline.has_passed() else failed.fault
+            # Whether who asks or who waits for the part notices the deadline first is chance.
+            is_late = failed.fault == "unreachable" and deadline.has_passed()
+            fault = self.fault = "late" if is_late else failed.fault
         except asyncio.CancelledError:
             ending, fault = Ending.CANCELLED, "cancelled"
         finally:
@@ -108,7 +110,7 @@ class EngineJob:
                 self._end_chunk(chunk, ending, fault)
 
     async def _fetch_all(self, window: "deque[asyncio.Task[_Part]]", deadline: Deadline) -> None:
-        cursor, loop = 0, asyncio.get_running_loop()
+        cursor, taken, loop = 0, 0, asyncio.get_running_loop()
         ahead = PARTS_AHEAD if self.order.offer.checks else 1
         while (cursor < self._rows or window) and len(self._faults) < self._chunks:
             while cursor < self._rows and len(window) < ahead:
@@ -117,19 +119,24 @@ class EngineJob:
                 cursor += rows
             done, _ = await asyncio.wait({window[0]}, timeout=deadline.remaining_s())
             if not done:
-                self.fault = "late"
-                return
+                fault = "full" if taken in self._without_room else "late"
+                raise PartFailed(fault, "a part was not there by the deadline")
             part = window.popleft().result()
             await self._take(part)
+            taken = part.first + part.rows
             if part.rows < part.asked:
                 await _end_all(window, self._around.engine)
                 window.clear()
-                cursor = part.first + part.rows
+                cursor = taken
 
     async def _fetch(self, first: int, rows: int, deadline: Deadline) -> _Part:
         """Have rows staged, and read them. Raises PartFailed."""
         engine, size = self._around.engine, self.order.layer_bytes
-        taken = await self._room(rows * size, deadline)
+        self._without_room.add(first)
+        try:
+            taken = await self._room(rows * size, deadline)
+        finally:
+            self._without_room.remove(first)
         self._parts += 1
         number, over = self._parts, self._over[: r.STAGE_PARTS_MAX]
         del self._over[: len(over)]

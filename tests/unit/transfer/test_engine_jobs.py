@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from kvpool.clock import Deadline
 from kvpool.peers.control import records as r
 from kvpool.transfer.engine.engine import Half, ReadEnd
+from kvpool.transfer.engine.job import EngineJob, PartFailed
 from kvpool.transfer.transport import Ending
 from tests.rigs.transfer.engine_pair import Pair, engine_pair, on_engines_of, until
 from tests.rigs.transfer.scripted_engine import Script
@@ -210,6 +212,43 @@ async def test_an_owner_that_stages_nothing_is_late(pair: Pair) -> None:
     ends = await pair.pull(pair.order(timeout_s=0.3))
     assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "late")}
     await nothing_is_taken(pair)
+
+
+async def test_a_buffer_that_others_have_taken_is_no_fault_of_the_node(pair: Pair) -> None:
+    engine = pair.here.engine
+    for timeout_s in (0.1, 0.11, 0.12, 0.13, 0.14):
+        held = [engine.take(Half.READ, engine.layer_bytes_max, name) for name in ("a", "b")]
+        ends = await pair.pull(pair.order(timeout_s=timeout_s))
+        assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "full")}
+        assert await pair.here.transport.accepts(pair.order())
+        for one in held:
+            assert one is not None
+            engine.give(one)
+    assert not [stage for stage in pair.link.asked if stage.part], "no part was asked for"
+    await nothing_is_taken(pair)
+
+
+@pytest.mark.parametrize(
+    ("raised", "told", "is_of_path"),
+    [
+        ("unreachable", "late", True),
+        ("refused", "refused", False),
+        ("full", "full", False),
+        ("away", "away", True),  # no part can be read for a while, whosever fault it is
+        ("other_transport", "other_transport", True),
+    ],
+)
+async def test_only_an_answer_that_does_not_come_is_late_at_the_deadline(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, raised: str, told: str, is_of_path: bool
+) -> None:
+    async def fail_at_the_end(job: EngineJob, window: object, deadline: Deadline) -> None:
+        await until(deadline.has_passed, "the deadline has passed")
+        raise PartFailed(raised, "scripted")
+
+    monkeypatch.setattr(EngineJob, "_fetch_all", fail_at_the_end)
+    ends = await pair.pull(pair.order(timeout_s=0.01))
+    assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, told)}
+    assert await pair.here.transport.accepts(pair.order()) is not is_of_path
 
 
 async def test_parts_may_come_with_fewer_rows_than_were_asked_for(pair: Pair) -> None:
