@@ -7,8 +7,9 @@ A chunk qualifies by the policy `store.publish`, and is published once it is on 
     all        every chunk
 
 What qualifies is known from the journal's events and from leases. A chunk that a lease named before it was on disk is
-remembered. Published chunks are remembered too, so that they are not sent again; the store would keep its first value. A chunk
-that is used again while it is under way is sent again only if that fails.
+remembered. Published chunks are remembered too, so that they are not sent again; the store would keep its first value. A new life
+of the store's process begins without the objects of the one before: nothing counts as published then. A chunk that is used again
+while it is under way is sent again only if that fails.
 
 Every queue and memory is bounded, the oldest out first: what is left out is published at its next use. Nothing waits for a
 publication. Control thread only, in turns of TURN_KEYS. Invariant: each chunk under way has one pin in the arena's directory.
@@ -82,6 +83,7 @@ class Publications:
         self._due: OrderedDict[bytes, NamespaceId] = OrderedDict()
         self._used = _Memory()
         self._published = _Memory()
+        self._life = store.process.lives  # of the store, in which they were published
         self._turn: asyncio.Handle | None = None
         self._pins: dict[bytes, HoldId] = {}  # of the chunks under way
         self._left_out = 0
@@ -119,6 +121,8 @@ class Publications:
     def _take_turn(self) -> None:
         """Look at some of what has happened, and start some of what is due."""
         self._turn = None
+        if (life := self._store.process.lives) != self._life:
+            self._life, self._published = life, _Memory()
         has_more = self._take_events()
         has_more |= self._take_uses()
         has_more |= self._start_some()
@@ -211,6 +215,7 @@ class Publications:
             self._end(keys[chunk], generations[chunk], outcome)
 
         if not self._store.publish(namespace, moves, on_ended):
+            self._left_out += len(keys)
             for key in keys:
                 self._unpin(key)
 

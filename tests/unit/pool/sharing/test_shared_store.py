@@ -166,6 +166,42 @@ def test_a_chunk_that_is_used_again_while_it_is_refused_is_tried_again(shared: S
     run(act())
 
 
+def test_a_store_that_has_come_back_empty_gets_what_is_used_again(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        async with Node(shared, "store.publish=reused") as node:
+            await node.pool.save(KEYS)
+            assert await node.pool.load(KEYS) == len(KEYS)
+            await node.published(len(KEYS))
+            for file in shared.objects().values():
+                file.unlink()
+            node.store.process.kill("its segment is lost")
+            await node.pool.until_moved(lambda: node.store.process.lives == 2 and node.store.is_usable)
+            assert await node.pool.load(KEYS[:5]) == 5
+            await node.published(len(KEYS) + 5)
+            assert set(shared.objects()) == {key.hex() for key in KEYS[:5]}
+
+    run(act())
+
+
+def test_what_the_store_does_not_take_is_counted_and_sent_at_the_next_use(
+    shared: SharedDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A breaker that opens between the look and the attempt."""
+
+    async def act() -> None:
+        async with Node(shared, "store.publish=reused") as node:
+            await node.pool.save(KEYS)
+            monkeypatch.setattr(node.store, "publish", lambda *_: False)
+            assert await node.pool.load(KEYS) == len(KEYS)
+            await node.pool.until_moved(lambda: node.counted("left_out_chunks") == len(KEYS))
+            assert (node.counted("due_chunks"), node.counted("publishing_chunks")) == (0, 0)
+            monkeypatch.undo()
+            assert await node.pool.load(KEYS[:5]) == 5
+            await node.published(5)
+
+    run(act())
+
+
 def test_retained_chunks_are_published_and_no_others(shared: SharedDirectory) -> None:
     async def act() -> None:
         async with Node(shared, "store.publish=retained") as node:
