@@ -69,7 +69,10 @@ def test_a_corrupt_chunk_and_all_behind_it_are_computed_again(start_engine: Star
     engine.run(request)
     assert engine.recomputed == 1
     assert sorted(bad) == sorted(table[chunk * 2 : 5 * 2])
+    assert counted(engine, "hit_tokens") == counted(engine, "hit_tokens_dram") == chunk * CHUNK, "what came before it"
     assert ask(engine, "again", TOKENS).external == 5 * CHUNK
+    assert counted(engine, "hit_tokens") == (chunk + 5) * CHUNK
+    assert engine.scheduler._scheduler._hits_under_way == {}
 
 
 def _has_other_epoch(pool: kv.Pool, epoch: bytes) -> bool:
@@ -101,6 +104,7 @@ def test_one_shards_failure_does_not_affect_the_other(start_engine: StartEngine,
     longer = TOKENS + prompt(2, 3 * CHUNK)
     ask(engine, "failing", longer, new_tokens=2 * CHUNK + 2)
     assert engine.recomputed == 1
+    assert counted(engine, "hit_tokens") == 0, "one shard's KV spares nothing"
     fresh = start_engine(ranks=2)
     assert ask(fresh, "fresh", longer + prompt(3, 1)).external == 8 * CHUNK
 
@@ -122,6 +126,7 @@ def test_a_failing_request_is_not_asked_for_again(start_engine: StartEngine, loa
     assert request.offers == ([5 * CHUNK, 0] if load == "async" else [5 * CHUNK])
     assert engine.recomputed == 1
     assert counted(engine, "short_loads_gone") == 1
+    assert counted(engine, "hit_tokens") == 0
 
 
 def test_an_engine_without_a_daemon_computes_and_picks_the_pool_up(start_engine: StartEngine, daemon: Daemon) -> None:

@@ -184,6 +184,7 @@ def test_a_flipped_bit_fails_the_load_and_the_request_computes(row: int, start: 
     failed = engine.ask("failed", tokens_of(1), new_tokens=3)
     assert failed.offers == [PROMPT // CHUNK * CHUNK, 0]
     assert engine.failed == 1
+    assert "hit_tokens" not in engine.scheduler._scheduler.tally.totals.data, "the whole prompt is computed"
     wait_until(lambda: int(daemon.stats()["checksum_failures"]) > known, "the daemon knows of the bad chunk")
     engine.ask("once more", tokens_of(1))
     assert engine.ask("whole", tokens_of(1)).offers == [PROMPT // CHUNK * CHUNK]
