@@ -62,6 +62,11 @@ def namespace_name(model: str, revision: str) -> str:
     return f"{model}@{revision}" if revision else model
 
 
+def name_without_revision(namespace: str) -> str:
+    """The model's own name in that of its namespace: what is before the last @."""
+    return namespace.rpartition("@")[0] or namespace
+
+
 def namespace_fingerprint(model: str, layout: Layout) -> bytes:
     """32 bytes over model and layout: how a slot on disk names the namespace of its chunk."""
     return kvpool_native.derive_root([b"kvpool namespace", model.encode(), layout.fingerprint()])

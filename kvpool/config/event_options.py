@@ -60,7 +60,7 @@ EVENT_OPTIONS: dict[str, Option] = {
     "events.publish": Option(parse_zmq, "off", _ZMQ_EXPECTED),
     "events.replay": Option(parse_zmq, "off", _ZMQ_EXPECTED),
     "events.topic": Option(
-        topic, "kv@{host}@{model}", "printable text in which only {host} and {model} stand in braces"
+        topic, "kv@{host}@{model}", "printable text in which only {host}, {model} and {name} stand in braces"
     ),
     "events.format": choice_option("map", "positional"),
     "events.block_tokens": count_option(0, 4096, 0),

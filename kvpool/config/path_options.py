@@ -47,11 +47,13 @@ def mode(value: Any) -> int:
 
 
 def topic(value: Any) -> str:
-    """A topic with {host} and {model} in braces alone. Raises InvalidArgument."""
+    """A topic with {host}, {model} and {name} in braces alone. Raises InvalidArgument."""
     if not isinstance(value, str) or len(value.encode()) > TOPIC_BYTES_MAX or not value.isprintable():
         raise InvalidArgument(repr(value))
     parts = list(string.Formatter().parse(value))  # ValueError where braces do not fit
-    if any(name is not None and (name not in ("host", "model") or form or kind) for _, name, form, kind in parts):
+    if any(
+        name is not None and (name not in ("host", "model", "name") or form or kind) for _, name, form, kind in parts
+    ):
         raise InvalidArgument(repr(value))
     return value
 

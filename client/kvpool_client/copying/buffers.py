@@ -113,7 +113,9 @@ def _check_dtype(array: ArrayBytes, layout: Layout) -> None:
     holds bfloat16 and engines hold 8-bit floats, and so are the bytes of a packed layout of uint8."""
     is_of_bits = array.dtype.startswith(("uint", "void")) or (layout.is_packed and layout.dtype == "uint8")
     if array.dtype != layout.dtype and not is_of_bits:
-        raise LayoutMismatch(f"items are {array.dtype}, expected the layout's {layout.dtype}, or unsigned integers for its bits")
+        raise LayoutMismatch(
+            f"items are {array.dtype}, expected the layout's {layout.dtype}, or unsigned integers for its bits"
+        )
 
 
 def _array_bytes(array: object, name: str, *, needs_write: bool = True) -> ArrayBytes:

@@ -7,8 +7,8 @@ A chunk qualifies by the policy `store.publish`, and is published once it is on 
     all        every chunk
 
 What qualifies is known from the journal's events and from leases. A chunk that a lease named before it was on disk is
-remembered. Published chunks are remembered too, so that they are not sent again; the store would keep its first value. A new life
-of the store's process begins without the objects of the one before: nothing counts as published then. A chunk that is used again
+remembered. Published chunks are remembered too, so that they are not sent again; the store would keep its first value. A new
+life of the store's process lacks the objects of the one before: nothing counts as published then. A chunk that is used again
 while it is under way is sent again only if that fails.
 
 Every queue and memory is bounded, the oldest out first: what is left out is published at its next use. Nothing waits for a

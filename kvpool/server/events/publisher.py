@@ -26,6 +26,7 @@ import zmq
 
 from kvpool.clock import Clock
 from kvpool.config.event_options import EventsConfig
+from kvpool.keys import name_without_revision
 from kvpool.router_events.columns import NamespaceNames
 from kvpool.router_events.snapshot_order import SnapshotOrder
 from kvpool.router_events.vllm_format import Batch, EventForm, WireEvent, batches
@@ -258,7 +259,7 @@ class EventPublisher:
         self._send(outgoing)
 
     def _topic_of(self, model: str) -> str:
-        return self._topic.format(host=self._host, model=model)
+        return self._topic.format(host=self._host, model=model, name=name_without_revision(model))
 
     def _read_events(self) -> NamedEvents:
         """New events, after the topics of their models have begun."""

@@ -122,6 +122,27 @@ def test_a_late_router_gets_earlier_messages_by_replay(publish: Callable[..., Da
             assert known(router) == expected(daemon)
 
 
+def _llm_d_names(topic: str) -> tuple[str, str]:
+    """Pod and model as llm-d's router reads them (llm-d-kv-cache, parseTopic): three parts, or no model at all."""
+    parts = topic.split("@")
+    return (parts[1], parts[2]) if len(parts) == 3 else (topic, "")
+
+
+def test_the_documented_topic_for_llm_d_names_the_served_model(publish: Callable[..., Daemon]) -> None:
+    daemon = publish(events__topic="kv@node-7@{name}", events__format="positional", events__block_tokens="16")
+    with (
+        daemon.connect(model="meta-llama/Llama-3.1-8B", revision="5206a32e") as pool,
+        daemon.connect(model="plain") as plain,
+        router_of(daemon) as router,
+    ):
+        for number in range(2):
+            store(pool, pool.keys(tokens_of(number, CHUNK)))
+            store(plain, plain.keys(tokens_of(number, CHUNK)))
+        router.receive_until(lambda: len(router.topics) == 2, "both models are published")
+        found = {_llm_d_names(topic) for topic in router.topics}
+        assert found == {("node-7", "meta-llama/Llama-3.1-8B"), ("node-7", "plain")}
+
+
 def test_retained_messages_are_bounded_and_missing_ones_show_as_a_gap(publish: Callable[..., Daemon]) -> None:
     daemon = publish(events__replay_messages="3", events__retell_interval="0s")
     with daemon.connect() as pool, router_of(daemon, topic="none") as router:

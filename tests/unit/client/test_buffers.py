@@ -177,7 +177,7 @@ def test_items_are_those_of_the_layout_or_its_bits(stored: str, named: str, is_t
 
 def test_layers_of_two_dtypes_are_refused() -> None:
     layers = [np.zeros((2, BLOCKS, TOKENS, 12), dtype) for dtype in ("float16", "uint16")]
-    with pytest.raises(LayoutMismatch, match="layer 1 has shape .* of uint16, layer 0 has .* of float16"):
+    with pytest.raises(LayoutMismatch, match=r"layer 1 has shape .* of uint16, layer 0 has .* of float16"):
         describe_layers(layers, LAYOUT, TOKENS, "auto")
 
 

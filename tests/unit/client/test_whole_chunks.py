@@ -79,6 +79,6 @@ def test_a_pool_of_one_stage_is_refused(make: Make) -> None:
     share = kv.Share(LAYERS, LAYERS, 0, 1)
     with (
         kv.connect(AWAY, model="m", layout=DEEP, share=share) as pool,
-        pytest.raises(kv.InvalidArgument, match="the share of pool is Share.*expected a Pool without share"),
+        pytest.raises(kv.InvalidArgument, match=r"the share of pool is Share.*expected a Pool without share"),
     ):
         make(pool, "bfloat16")

@@ -101,6 +101,8 @@ def test_the_last_override_wins_over_the_file(tmp_path: Path) -> None:
         "events.publish=tcp://[2001:db8::1]:5557",
         "events.replay=tcp://127.0.0.1:5558",
         "events.topic=kv@{pod}",
+        "events.topic=kv@{name.x}",
+        "events.topic=kv@{name!r}",
         "events.topic={",
         "events.topic={0}",
         "events.topic=" + "x" * 201,

@@ -1,4 +1,4 @@
-"""Connections that speak ZMTP by themselves and end early: each ends alone, in bounded memory, and no socket that others reach has
+"""Connections that speak ZMTP by themselves and end early: each ends alone, in bounded memory. No socket that others reach has
 a bound on messages."""
 
 import asyncio
