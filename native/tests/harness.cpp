@@ -2,11 +2,12 @@
 //
 //     test_ROOM [FILE | PART_OF_A_NAME]
 //
-// ctest runs each file in a process of its own, which some files need. No match is a failure: a misspelt name must not look like a
-// pass. With KVPOOL_TIMED in the environment bounds on time are judged too.
+// FILE as it is called, or as ctest names it: test_ssd_queue, ssd_queue. ctest runs each file in a process of its own, which some
+// files need. No match is a failure that lists the files: a misspelt name must not look like a pass. With KVPOOL_TIMED in the environment bounds on time are judged too.
 #include "tests/harness.h"
 
 #include <filesystem>
+#include <set>
 #include <string>
 
 int main(int argc, char** argv) {
@@ -14,7 +15,8 @@ int main(int argc, char** argv) {
   const bool judges = std::getenv("KVPOOL_TIMED") != nullptr;
   kvpool::testing::judges_time() = judges;
   const auto is_wanted = [&](const kvpool::testing::Case& test) {
-    const bool is_named = wanted.empty() || std::filesystem::path(test.file).stem() == wanted ||
+    const std::string file = std::filesystem::path(test.file).stem();
+    const bool is_named = wanted.empty() || file == wanted || file == "test_" + wanted ||
                           std::string_view(test.name).find(wanted) != std::string_view::npos;
     return is_named && (judges || !test.is_timed);
   };
@@ -24,6 +26,16 @@ int main(int argc, char** argv) {
       std::printf("%s\n", test.name);
       test.run();
       ++runs;
+    }
+  }
+  if (runs == 0) {
+    std::set<std::string> files;
+    for (const auto& test : kvpool::testing::cases()) {
+      files.insert(std::filesystem::path(test.file).stem());
+    }
+    std::printf("no test's file is %s, and no test's name has it in it; the files:\n", wanted.c_str());
+    for (const auto& file : files) {
+      std::printf("  %s\n", file.c_str());
     }
   }
   std::printf("%zu tests, %d failures\n", runs, kvpool::testing::failures());

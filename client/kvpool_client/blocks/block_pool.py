@@ -69,8 +69,8 @@ class BlockPool:
         clock: Clock | None = None,
         offload_wait_s: float = 0.02,
     ) -> None:
-        """`dtype`: torch's, or its name. `pool`: a Pool whose layout has this geometry and a multiple of `tokens_per_block`
-        as `chunk_tokens`, without groups and share. Raises InvalidArgument, or LayoutMismatch where the two differ."""
+        """`dtype`: torch's, or its name. `pool`: a Pool whose layout, or share of it, has this geometry, without groups, and a
+        multiple of `tokens_per_block` as `chunk_tokens`. Raises InvalidArgument, or LayoutMismatch where the two differ."""
         if (
             isinstance(offload_wait_s, bool)
             or not isinstance(offload_wait_s, (int, float))

@@ -21,7 +21,7 @@ from enum import Enum, auto
 import numpy as np
 
 from kvpool.clock import Deadline
-from kvpool_client.arguments import check_whole_chunks
+from kvpool_client.arguments import check_no_groups
 from kvpool_client.blocks.block_memory import BlockMemory
 from kvpool_client.blocks.restoring import Restoring
 from kvpool_client.blocks.sequence import Sequence, ranges_of
@@ -83,7 +83,7 @@ class NodeLink:
         on_unpinned: Callable[[], None],
     ) -> None:
         """`on_unpinned` is called when pins have ended. Raises LayoutMismatch for blocks that do not fit the Pool's layout,
-        InvalidArgument for a Pool with groups or a share."""
+        InvalidArgument for a Pool with groups."""
         self._pool = pool
         self._tree = tree
         self._on_unpinned = on_unpinned
@@ -93,7 +93,7 @@ class NodeLink:
         self._has_news = False  # a path waits, or an offload has ended, since waiting ones were last tried
         self._counts = {"loaded_tokens": 0, "offloaded_chunks": 0, "declined_chunks": 0}
         if pool is not None:
-            check_whole_chunks(pool.layout, pool.shares)
+            check_no_groups(pool.layout)
             self._cache = pool.register(memory.layers, block_tokens=tokens_per_block, form="block_first")
             self._chunk_tokens = pool.layout.chunk_tokens
             self._chunk_blocks = self._chunk_tokens // tokens_per_block
@@ -256,7 +256,7 @@ class NodeLink:
             chunks=len(nodes) // self._chunk_blocks,
             retention=ranges_of(nodes, self._chunk_blocks, first=first, chunk_tokens=self._chunk_tokens),
         )
-        for layer in range(self._pool.layout.layers):
+        for layer in range(self._pool.shares[0].layers):
             save.layer(layer)
         return save
 
@@ -280,9 +280,9 @@ class NodeLink:
         states = result.states if result is not None else ("declined",) * len(ends)
         is_orphan = result is not None and "no-parent" in result.reasons
         for node, state in zip(ends, states, strict=True):
-            if state in ("stored", "present"):
+            if state in ("stored", "present", "part"):
                 node.saved_epoch = offload.epoch
-                self._counts["offloaded_chunks"] += state == "stored"
+                self._counts["offloaded_chunks"] += state != "present"
             else:
                 _note_declined(node, offload.epoch, 1 if is_orphan else TRIES_MAX)
                 self._counts["declined_chunks"] += 1

@@ -23,11 +23,14 @@ from kvpool_client.copying.device.driver import ordinal_of
 from kvpool_client.copying.runs import Axes, GroupRuns, check_apart, group_runs, is_contiguous
 
 FORMS = ("auto", "kv_first", "block_first", "packed")
+# Data types of layouts that numpy does not know by itself.
+_WITHOUT_NAME = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayBytes:
-    """An array's memory: address, shape, strides in bytes, item size, device, and the name of its dtype."""
+    """An array's memory: address, shape, strides in bytes, item size, device, and the name of its dtype, with a byte order
+    where that is not the machine's."""
 
     address: int
     shape: tuple[int, ...]
@@ -109,13 +112,18 @@ def contiguous_address(array: object, layout: Layout, *, is_target: bool) -> tup
 
 
 def _check_dtype(array: ArrayBytes, layout: Layout) -> None:
-    """Items of another kind would be loaded as other numbers, all of them there. Unsigned integers are anybody's bits, as numpy
-    holds bfloat16 and engines hold 8-bit floats, and so are the bytes of a packed layout of uint8."""
-    is_of_bits = array.dtype.startswith(("uint", "void")) or (layout.is_packed and layout.dtype == "uint8")
+    """Items of another kind would be loaded as other numbers, all of them there.
+
+    Bits alone are: unsigned integers, as numpy holds bfloat16 and engines 8-bit floats; what numpy has no name for (`<V2`, as
+    array interfaces show bfloat16) where it has none for the layout's either; all of a layout of uint8; integers of packed
+    blocks.
+    """
+    is_of_bits = layout.dtype == "uint8" or array.dtype.startswith(("uint", "bits"))
+    is_of_bits |= array.dtype.startswith("void") and (layout.is_packed or layout.dtype in _WITHOUT_NAME)
+    is_of_bits |= array.dtype.startswith("int") and layout.is_packed
     if array.dtype != layout.dtype and not is_of_bits:
-        raise LayoutMismatch(
-            f"items are {array.dtype}, expected the layout's {layout.dtype}, or unsigned integers for its bits"
-        )
+        bits = f"uint{8 * ITEM_BYTES[layout.dtype]}"
+        raise LayoutMismatch(f"items are {array.dtype}, expected the layout's {layout.dtype}, or {bits} for its bits")
 
 
 def _array_bytes(array: object, name: str, *, needs_write: bool = True) -> ArrayBytes:
@@ -129,7 +137,7 @@ def _array_bytes(array: object, name: str, *, needs_write: bool = True) -> Array
         raise InvalidArgument(f"{name} is {type(array).__name__}, expected an array or tensor: {error}") from error
     if needs_write and not view.flags.writeable:
         raise InvalidArgument(f"{name} is read-only, expected memory that a load may write")
-    return ArrayBytes(view.ctypes.data, view.shape, view.strides, view.itemsize, "cpu", view.dtype.name)
+    return ArrayBytes(view.ctypes.data, view.shape, view.strides, view.itemsize, "cpu", _name_of(view.dtype))
 
 
 def _from_exchange(array: object) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":
@@ -146,7 +154,7 @@ def _tensor_bytes(tensor: object) -> ArrayBytes:
     strides = tuple(int(stride) * item_bytes for stride in tensor.stride())  # type: ignore[attr-defined]  # likewise
     shape = tuple(int(size) for size in tensor.shape)  # type: ignore[attr-defined]  # likewise
     device = str(tensor.device)  # type: ignore[attr-defined]  # likewise
-    dtype = str(tensor.dtype).removeprefix("torch.")  # type: ignore[attr-defined]  # likewise
+    dtype = str(tensor.dtype).rpartition(".")[2]  # type: ignore[attr-defined]  # likewise
     return ArrayBytes(int(tensor.data_ptr()), shape, strides, item_bytes, device, dtype)  # type: ignore[attr-defined]  # likewise
 
 
@@ -172,7 +180,13 @@ def _device_bytes(interface: object, name: str) -> ArrayBytes:
     ordinal = ordinal_of(int(address))
     if ordinal is None:
         raise InvalidArgument(f"{name} begins at {address:#x}, which is no device memory to the CUDA driver")
-    return ArrayBytes(int(address), shape, strides, item_bytes, f"cuda:{ordinal}", dtype.name)
+    return ArrayBytes(int(address), shape, strides, item_bytes, f"cuda:{ordinal}", _name_of(dtype))
+
+
+def _name_of(dtype: "np.dtype[np.generic]") -> str:
+    if not dtype.isnative:
+        return f"{dtype.name} of the other byte order"
+    return "a structure" if dtype.names else dtype.name
 
 
 def _packed_strides(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:

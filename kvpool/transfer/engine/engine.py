@@ -124,6 +124,7 @@ class Engine:
         self.life = b""  # names a life of this node's process
         self.counts: Counter[str] = Counter()
         self.quarantined_bytes = 0
+        self._late: Counter[str] = Counter()  # ranges in quarantine, by node
 
     def __repr__(self) -> str:
         return f"<Engine {self.settings.protocol} {self.process!r}, {self.quarantined_bytes} bytes in quarantine>"
@@ -187,6 +188,7 @@ class Engine:
         taken.is_given = True
         if taken.is_reading:
             self.quarantined_bytes += taken.size
+            self._late[taken.peer] += 1
             if self.quarantined_bytes > self._half_bytes // QUARANTINE_PART:
                 self.process.kill("too many reads that were given up have not ended")
         else:
@@ -200,6 +202,10 @@ class Engine:
         if asyncio.get_running_loop().time() - self._begun_s >= RENEWAL_S:
             self.process.kill(f"{server} has begun a new life at a former address")
         return False
+
+    def has_late_reads(self, peer: str) -> bool:
+        """Whether reads of a node that were given up have not ended: they have room that it lacks."""
+        return self._late[peer] > 0
 
     def blames(self, peer: str) -> bool:
         """Whether a node has kept the library from all others, not long ago."""
@@ -224,6 +230,7 @@ class Engine:
             into.is_reading = False
             if into.is_given:
                 self.quarantined_bytes -= into.size
+                self._late[into.peer] -= 1
                 self._free(into)
             if codes == [HUNG]:
                 self._blame(into.peer)

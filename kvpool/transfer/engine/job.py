@@ -119,7 +119,7 @@ class EngineJob:
                 cursor += rows
             done, _ = await asyncio.wait({window[0]}, timeout=deadline.remaining_s())
             if not done:
-                fault = "full" if taken in self._without_room else "late"
+                fault = self._fullness() if taken in self._without_room else "late"
                 raise PartFailed(fault, "a part was not there by the deadline")
             part = window.popleft().result()
             await self._take(part)
@@ -173,8 +173,12 @@ class EngineJob:
             if taken is not None:
                 return taken
             if not engine.is_serving or deadline.has_passed():
-                raise PartFailed("full" if engine.is_serving else "away", "there is no room for a part")
+                raise PartFailed(self._fullness() if engine.is_serving else "away", "there is no room for a part")
             await engine.room(Half.READ, deadline.remaining_s())
+
+    def _fullness(self) -> str:
+        """Whose fault it is that there is no room: late reads of the node itself may have it."""
+        return "late" if self._around.engine.has_late_reads(self.order.node) else "full"
 
     async def _take(self, part: _Part) -> None:
         """Copy a part's rows into the slots, and announce those that are right."""

@@ -3,6 +3,7 @@
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.rigs.module_daemons import module_daemon, module_daemons
 
 pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
+from kvpool_client.blocks import BlockPool
 from tests.rigs.blocks.prefix_engine import KV_BYTES, LAYERS, PrefixEngine
 
 __all__ = ["module_daemon", "module_daemons"]  # fixtures
@@ -301,6 +303,64 @@ def _flip(pool: kv.Pool, chunk: int, layer: int) -> None:
     with pool.acquire(pool.lookup(pool.keys(PROMPT))) as lease:
         assert lease.session is not None
         lease.session.arena.view()[int(lease.offsets[chunk]) + layer * LAYOUT.layer_bytes + 5] ^= 16
+
+
+WIDE = kv.Layout(layers=2, kv_heads=2, head_dim=4096, dtype="uint8", chunk_tokens=CHUNK)
+
+
+@pytest.mark.parametrize(
+    ("layout", "shares"),
+    [
+        (WIDE, [kv.Share(0, 1), kv.Share(1, 1)]),
+        (replace(WIDE, head_groups=2), [kv.Share(0, 2, 0, 1), kv.Share(0, 2, 1, 1)]),
+    ],
+    ids=["stages", "head groups"],
+)
+def test_ranks_with_a_share_offload_their_parts_and_load_them(
+    module_daemon: Daemon, layout: kv.Layout, shares: list[kv.Share]
+) -> None:
+    prompt = list(range(4 * CHUNK + 1))
+
+    def of_rank(rank: int) -> tuple[kv.Pool, BlockPool]:
+        share = shares[rank]
+        pool = module_daemon.connect(layout, model=f"{layout.head_groups} head groups", share=share)
+        wait_connected(pool)
+        heads = layout.kv_heads // layout.head_groups * share.groups
+        return pool, BlockPool(
+            layers=share.layers,
+            num_blocks=16,
+            tokens_per_block=4,
+            kv_heads=heads,
+            head_dim=layout.head_dim,
+            dtype="uint8",
+            device="cpu",
+            pool=pool,
+        )
+
+    def value(rank: int, layer: int, number: int) -> int:
+        return 100 * rank + 20 * layer + number
+
+    for is_first in (True, False):
+        ranks = [of_rank(rank) for rank in range(2)]
+        for rank, (_, blocks) in enumerate(ranks):
+            allocation = blocks.allocate("a", prompt)
+            assert allocation is not None
+            assert allocation.settle() == (0 if is_first else 4 * CHUNK)
+            for layer in range(blocks.shape.layers):
+                for number, block in enumerate(blocks.block_ids("a")[:-1]):
+                    rows = blocks.buffers(layer)[block]
+                    if is_first:
+                        rows[:] = value(rank, layer, number)
+                    assert bool((rows == value(rank, layer, number)).all())
+            blocks.computed("a", 0, len(prompt))
+            blocks.free("a")
+        for _, blocks in ranks:
+            blocks.close()
+            assert blocks.stats()["offloaded_chunks"] == (4 if is_first else 0)
+            assert blocks.stats()["declined_chunks"] == 0
+        for pool, _ in ranks:  # a part that others lack ends with its connection
+            pool.close()
+    assert module_daemon.stats()["reservations"] == 0
 
 
 def test_a_long_prompt_is_offloaded_part_by_part_beside_others(engines: Engines) -> None:

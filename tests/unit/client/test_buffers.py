@@ -147,32 +147,52 @@ def test_arrays_that_do_not_fit_are_refused(layers: list[Array]) -> None:
         describe_layers(layers, LAYOUT, TOKENS, "auto")
 
 
+PACKED_ONLY, BOTH, NEITHER = (False, True), (True, True), (False, False)
+
+
 @pytest.mark.parametrize(
-    ("stored", "named", "is_taken"),
+    ("stored", "named", "is_taken"),  # by a plain and by a packed layout
     [
-        ("bfloat16", "float16", False),  # 1.5 would be loaded as 0.125
-        ("bfloat16", "int16", False),
-        ("bfloat16", "uint16", True),
-        ("bfloat16", "V2", True),
-        ("float16", "float16", True),
-        ("float8_e4m3fn", "int8", False),
-        ("float8_e4m3fn", "uint8", True),
-        ("int8", "uint8", True),
-        ("uint8", "int8", False),
-        ("float32", "int32", False),
+        ("bfloat16", "float16", NEITHER),  # 1.5 would be loaded as 0.125
+        ("bfloat16", "int16", PACKED_ONLY),
+        ("bfloat16", "uint16", BOTH),
+        ("bfloat16", "V2", BOTH),  # so array interfaces show it
+        ("float16", "V2", PACKED_ONLY),
+        ("float16", "float16", BOTH),
+        ("float16", ">f2", NEITHER),
+        ("float8_e4m3fn", "int8", PACKED_ONLY),
+        ("float8_e4m3fn", "uint8", BOTH),
+        ("float8_e5m2", "V1", BOTH),
+        ("int8", "uint8", BOTH),
+        ("uint8", "int8", BOTH),
+        ("float32", "int32", PACKED_ONLY),
+        ("float32", [("key", "f2"), ("value", "f2")], NEITHER),
     ],
 )
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_items_are_those_of_the_layout_or_its_bits(stored: str, named: str, is_taken: bool, is_packed: bool) -> None:
+def test_items_are_those_of_the_layout_or_its_bits(
+    stored: str, named: Any, is_taken: tuple[bool, bool], is_packed: bool
+) -> None:
     layout = replace(PACKED if is_packed else LAYOUT, dtype=stored)
     layers = [np.zeros((2, BLOCKS, TOKENS, 12), named) for _ in range(2)]
     if is_packed:
         layers = [layer.reshape(BLOCKS, -1) for layer in layers]
-    if is_taken or (is_packed and stored == "uint8"):  # bytes of anything
+    if is_taken[is_packed]:
         assert describe_layers(layers, layout, TOKENS, "auto").blocks == BLOCKS
     else:
-        with pytest.raises(LayoutMismatch, match=rf"items are {named}, expected the layout's {stored}"):
+        bits = f"uint{8 * np.dtype(named).itemsize}"
+        with pytest.raises(
+            LayoutMismatch, match=f"items are .*, expected the layout's {stored}, or {bits} for its bits"
+        ):
             describe_layers(layers, layout, TOKENS, "auto")
+
+
+def test_a_dtype_is_named_with_its_byte_order() -> None:
+    layers = [np.zeros((2, BLOCKS, TOKENS, 12), ">f2")] * 2
+    with pytest.raises(
+        LayoutMismatch, match="items are float16 of the other byte order, expected the layout's float16"
+    ):
+        describe_layers(layers, LAYOUT, TOKENS, "auto")
 
 
 def test_layers_of_two_dtypes_are_refused() -> None:
@@ -279,7 +299,8 @@ def test_an_array_on_a_device_has_the_geometry_of_one_in_host_memory(form: str, 
 def test_arrays_of_a_type_that_numpy_lacks_count_by_their_size() -> None:
     """bfloat16 of other libraries is two opaque bytes."""
     layers = [OnDevice(array, typestr="|V2") for array in _layers((BLOCKS, 2, TOKENS, 3, 4))]
-    assert describe_layers(layers, LAYOUT, TOKENS, "auto").plane_block_bytes == 192
+    layout = replace(LAYOUT, dtype="bfloat16")
+    assert describe_layers(layers, layout, TOKENS, "auto").plane_block_bytes == 192
 
 
 @pytest.mark.usefixtures("_device_one")

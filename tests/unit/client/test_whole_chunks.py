@@ -1,6 +1,7 @@
-"""What stores all layers of every chunk refuses a Pool whose chunks it has not: with groups, of a share, of another dtype."""
+"""Block pools, prefix caches and sparse sequences refuse a Pool whose chunks they have not: groups, other layers, another dtype."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.rigs.blocks.executor import manager_of  # noqa: E402
 pytestmark = pytest.mark.torch
 
 LAYERS, HEADS, DIM, BLOCK = 2, 2, 32, 4
-SHAPE = {"layers": LAYERS, "kv_heads": HEADS, "head_dim": DIM, "dtype": "bfloat16"}
+SHAPE: dict[str, Any] = {"layers": LAYERS, "kv_heads": HEADS, "head_dim": DIM, "dtype": "bfloat16"}
 PLAIN = kv.Layout(**SHAPE, chunk_tokens=8)
 DEEP = kv.Layout(**{**SHAPE, "layers": 2 * LAYERS}, chunk_tokens=8)
 GROUPED = kv.Layout(chunk_tokens=8, groups=(kv.Group(**SHAPE), kv.Group(kind="window", window=8, **SHAPE)))
@@ -53,8 +54,6 @@ def sparse_sequence(pool: kv.Pool, dtype: str) -> None:
 
 Make = Callable[[kv.Pool, str], None]
 ALL: list[Make] = [block_pool, kv_cache_manager, prefix_cache, sparse_sequence]
-# An engine of one stage of a pipeline registers its own layers with any Pool, and stores these alone.
-WHOLE: list[Make] = [block_pool, kv_cache_manager, sparse_sequence]
 
 
 @pytest.mark.parametrize("make", ALL)
@@ -74,11 +73,18 @@ def test_a_pool_with_groups_is_refused(make: Make) -> None:
         make(pool, "bfloat16")
 
 
-@pytest.mark.parametrize("make", WHOLE)
-def test_a_pool_of_one_stage_is_refused(make: Make) -> None:
-    share = kv.Share(LAYERS, LAYERS, 0, 1)
-    with (
-        kv.connect(AWAY, model="m", layout=DEEP, share=share) as pool,
-        pytest.raises(kv.InvalidArgument, match=r"the share of pool is Share.*expected a Pool without share"),
-    ):
-        make(pool, "bfloat16")
+@pytest.mark.parametrize("make", ALL)
+def test_a_pool_of_one_stage_is_taken_by_who_has_its_layers(make: Make) -> None:
+    with kv.connect(AWAY, model="m", layout=DEEP, share=kv.Share(LAYERS, LAYERS, 0, 1)) as pool:
+        if make is sparse_sequence:
+            with pytest.raises(kv.InvalidArgument, match=r"the share of pool is Share.*expected a Pool without share"):
+                make(pool, "bfloat16")
+        else:
+            make(pool, "bfloat16")
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_a_pool_of_more_layers_is_refused(make: Make) -> None:
+    if make is not sparse_sequence:  # it has the layout's
+        with kv.connect(AWAY, model="m", layout=DEEP) as pool, pytest.raises(kv.LayoutMismatch, match="2 layers"):
+            make(pool, "bfloat16")

@@ -144,6 +144,11 @@ async def test_a_read_that_hangs_ends_in_time_and_its_range_stays_in_quarantine(
         held = engine.quarantined_bytes
         assert held > 0
         assert engine.take(Half.READ, engine.layer_bytes_max, "owner") is None  # it counts as the node's
+        rest = list(iter(lambda: engine.take(Half.READ, LAYER_BYTES, "owner"), None))
+        ends = await pair.pull(pair.order(timeout_s=0.1))
+        assert {one.fault for one in ends} == {"late"}, "what has its room is its own"
+        for one in rest:
+            engine.give(one)
         pair.here.follow(Script())
         await until(lambda: engine.quarantined_bytes == 0, "the late reads have ended, and the ranges are back")
         await nothing_is_taken(pair)
@@ -229,7 +234,7 @@ async def test_a_buffer_that_others_have_taken_is_no_fault_of_the_node(pair: Pai
 
 
 @pytest.mark.parametrize(
-    ("raised", "told", "is_of_path"),
+    ("raised", "reported", "is_of_path"),
     [
         ("unreachable", "late", True),
         ("refused", "refused", False),
@@ -239,7 +244,7 @@ async def test_a_buffer_that_others_have_taken_is_no_fault_of_the_node(pair: Pai
     ],
 )
 async def test_only_an_answer_that_does_not_come_is_late_at_the_deadline(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, raised: str, told: str, is_of_path: bool
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, raised: str, reported: str, is_of_path: bool
 ) -> None:
     async def fail_at_the_end(job: EngineJob, window: object, deadline: Deadline) -> None:
         await until(deadline.has_passed, "the deadline has passed")
@@ -247,7 +252,7 @@ async def test_only_an_answer_that_does_not_come_is_late_at_the_deadline(
 
     monkeypatch.setattr(EngineJob, "_fetch_all", fail_at_the_end)
     ends = await pair.pull(pair.order(timeout_s=0.01))
-    assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, told)}
+    assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, reported)}
     assert await pair.here.transport.accepts(pair.order()) is not is_of_path
 
 

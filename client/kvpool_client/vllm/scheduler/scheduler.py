@@ -183,7 +183,7 @@ class SchedulerHalf:
         return True
 
     def _count_hit(self, request_id: str, outcome: LoadOutcome) -> None:
-        """Count what a load that has ended spared: nothing of one that vLLM was told was not there."""
+        """Count what a load that has ended spared: nothing of one that vLLM computes again."""
         under_way = self._hits_under_way.get(request_id)
         if under_way is None:  # an order that was to fail
             return
