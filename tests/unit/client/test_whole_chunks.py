@@ -1,4 +1,4 @@
-"""Block pools, prefix caches and sparse sequences refuse a Pool whose chunks they have not: groups, other layers, another dtype."""
+"""Block pools, prefix caches and sparse sequences refuse Pools whose chunks they have not: groups, other layers or dtypes."""
 
 from collections.abc import Callable
 from typing import Any
