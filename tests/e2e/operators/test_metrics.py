@@ -328,3 +328,8 @@ def test_scrapes_under_load_are_each_of_one_moment(start_daemon: Callable[..., D
             is_over.set()
         assert all(worker.result(60.0) > 0 for worker in workers)
     assert daemon.problems() == []
+
+
+def test_a_connection_counts_once(daemon: Daemon) -> None:
+    accepted = [daemon.stats()["connections_accepted"] for _ in range(3)]
+    assert accepted == [accepted[0], accepted[0] + 1, accepted[0] + 2], "each look is one connection"

@@ -1,4 +1,4 @@
-"""Imports of a start of `kvpoolctl`: the command that is asked for, and none of the others."""
+"""Start of `kvpoolctl`: it imports the command that is asked for and no other, and refuses what contradicts itself."""
 
 import importlib
 import subprocess
@@ -42,3 +42,25 @@ def test_an_unknown_command_is_wrong_usage() -> None:
     refused = CliRunner().invoke(cli, ["defragment"])
     assert refused.exit_code == 2
     assert "No such command 'defragment'" in refused.output
+
+
+FLUSHES = [
+    (["--force"], "--force goes with --demote"),
+    (["--model", ""], "--model is empty"),
+    ([], "name what to drop"),
+    (["--all", "--model", "m"], "--all goes with neither"),
+    (["--all", "--older-than", "1h"], "--all goes with neither"),
+    (["--demote", "--model", "m"], "it goes with no other choice than --all"),
+    (["--demote", "--older-than", "1h"], "it goes with no other choice than --all"),
+    (["--demote", "--tier", "dram"], "it goes with no other choice than --all"),
+]
+
+
+@pytest.mark.parametrize(("choices", "words"), FLUSHES, ids=[" ".join(choices) or "none" for choices, _ in FLUSHES])
+def test_choices_of_flush_that_contradict_one_another_are_refused_before_anything_is_asked(
+    choices: list[str], words: str
+) -> None:
+    refused = CliRunner().invoke(cli, ["--socket", "/nonexistent/kvpool.sock", "flush", *choices, "--yes"])
+    assert refused.exit_code == 2
+    assert words in refused.output
+    assert "/nonexistent" not in refused.output
