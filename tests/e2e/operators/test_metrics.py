@@ -333,3 +333,7 @@ def test_scrapes_under_load_are_each_of_one_moment(start_daemon: Callable[..., D
 def test_a_connection_counts_once(daemon: Daemon) -> None:
     accepted = [daemon.stats()["connections_accepted"] for _ in range(3)]
     assert accepted == [accepted[0], accepted[0] + 1, accepted[0] + 2], "each look is one connection"
+
+
+def test_an_uptime_begins_with_the_daemon(daemon: Daemon) -> None:
+    assert 0 < daemon.info()["uptime_s"] < time.monotonic(), "not with the machine"
