@@ -3,7 +3,8 @@
 //     test_ROOM [FILE | PART_OF_A_NAME]
 //
 // FILE as it is called, or as ctest names it: test_ssd_queue, ssd_queue. ctest runs each file in a process of its own, which some
-// files need. No match is a failure that lists the files: a misspelt name must not look like a pass. With KVPOOL_TIMED in the environment bounds on time are judged too.
+// files need. No match is a failure that lists the files: a misspelt name must not look like a pass. With KVPOOL_TIMED in the
+// environment bounds on time are judged too.
 #include "tests/harness.h"
 
 #include <filesystem>

@@ -123,11 +123,15 @@ class Engine:
         self._blamed: dict[str, float] = {}  # when each node is used again
         self.life = b""  # names a life of this node's process
         self.counts: Counter[str] = Counter()
-        self.quarantined_bytes = 0
-        self._late: Counter[str] = Counter()  # ranges in quarantine, by node
+        self._quarantined: Counter[str] = Counter()  # bytes by node
 
     def __repr__(self) -> str:
         return f"<Engine {self.settings.protocol} {self.process!r}, {self.quarantined_bytes} bytes in quarantine>"
+
+    @property
+    def quarantined_bytes(self) -> int:
+        """Bytes of ranges that were given back while they were read into."""
+        return self._quarantined.total()
 
     @property
     def is_serving(self) -> bool:
@@ -187,8 +191,7 @@ class Engine:
         assert not taken.is_given
         taken.is_given = True
         if taken.is_reading:
-            self.quarantined_bytes += taken.size
-            self._late[taken.peer] += 1
+            self._quarantined[taken.peer] += taken.size
             if self.quarantined_bytes > self._half_bytes // QUARANTINE_PART:
                 self.process.kill("too many reads that were given up have not ended")
         else:
@@ -205,7 +208,7 @@ class Engine:
 
     def has_late_reads(self, peer: str) -> bool:
         """Whether reads of a node that were given up have not ended: they have room that it lacks."""
-        return self._late[peer] > 0
+        return peer in self._quarantined
 
     def blames(self, peer: str) -> bool:
         """Whether a node has kept the library from all others, not long ago."""
@@ -229,8 +232,9 @@ class Engine:
             timer.cancel()
             into.is_reading = False
             if into.is_given:
-                self.quarantined_bytes -= into.size
-                self._late[into.peer] -= 1
+                self._quarantined[into.peer] -= into.size
+                if not self._quarantined[into.peer]:
+                    del self._quarantined[into.peer]
                 self._free(into)
             if codes == [HUNG]:
                 self._blame(into.peer)
