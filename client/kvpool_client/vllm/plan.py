@@ -122,8 +122,7 @@ class StepReport:
         """The combined report of two ranks: of each load the shorter one, then the slower one; ended saves are counted."""
         loads = dict(self.loads)
         for request_id, outcome in other.loads.items():
-            known = loads.get(request_id)
-            loads[request_id] = outcome if known is None else min(known, outcome, key=_goodness)
+            loads[request_id] = shorter_outcome(loads.get(request_id, outcome), outcome)
         ended = dict(self.ended_saves)
         for pin, ranks in other.ended_saves.items():
             ended[pin] = ended.get(pin, 0) + ranks
@@ -145,5 +144,6 @@ def _joined(*reasons: str) -> str:
     return "; ".join(dict.fromkeys(filter(None, reasons)))
 
 
-def _goodness(outcome: LoadOutcome) -> tuple[int, float]:
-    return outcome.chunks, -outcome.seconds
+def shorter_outcome(one: LoadOutcome, other: LoadOutcome) -> LoadOutcome:
+    """Of two ranks' outcomes the one with fewer chunks, of equal ones the slower."""
+    return min(one, other, key=lambda outcome: (outcome.chunks, -outcome.seconds))

@@ -103,6 +103,10 @@ class ScriptedEngine:
     def arrived_loads(self) -> set[str]:  # of requests that wait for their turn
         return self._arrived
 
+    def ranks_with_load(self, request: Request) -> int:
+        """How many ranks have reported that the request's load has ended, while not all have."""
+        return self._received.get(request.request_id, 0)
+
     def new_weights(self) -> bool:
         """vLLM's `reset_prefix_cache(reset_connector=True)`: its own blocks first, if nobody holds any, then the connector."""
         self.blocks.reset_prefix_cache()

@@ -4,6 +4,7 @@ import logging
 import signal
 from concurrent.futures import Future
 from functools import partial
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ def test_a_corrupt_chunk_and_all_behind_it_are_computed_again(start_engine: Star
     assert counted(engine, "hit_tokens") == counted(engine, "hit_tokens_dram") == chunk * CHUNK, "what came before it"
     assert ask(engine, "again", TOKENS).external == 5 * CHUNK
     assert counted(engine, "hit_tokens") == (chunk + 5) * CHUNK
-    assert engine.scheduler._scheduler._hits_under_way == {}
+    assert len(engine.scheduler._scheduler._hits_under_way) == 0
 
 
 def _has_other_epoch(pool: kv.Pool, epoch: bytes) -> bool:
@@ -107,6 +108,32 @@ def test_one_shards_failure_does_not_affect_the_other(start_engine: StartEngine,
     assert counted(engine, "hit_tokens") == 0, "one shard's KV spares nothing"
     fresh = start_engine(ranks=2)
     assert ask(fresh, "fresh", longer + prompt(3, 1)).external == 8 * CHUNK
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("failing", [0, 1, None])
+def test_a_load_counts_when_its_last_shard_has_ended(start_engine: StartEngine, late: int, failing: int | None) -> None:
+    engine = start_engine(ranks=2)
+    ask(engine, "cold", TOKENS)
+    if failing is not None:
+        lose_next_lease(engine, failing)
+    pool, other_has_ended = engine.workers[late]._worker.pool, Event()
+    claim = pool.claim
+
+    def claim_late(ticket: bytes) -> Any:
+        assert other_has_ended.wait(30.0)
+        return claim(ticket)
+
+    pool.claim = claim_late
+    engine.forget()
+    request = Request("warm", list(TOKENS))
+    engine.arrive(request)
+    engine.step_until(lambda: engine.ranks_with_load(request) == 1, "one shard has ended")
+    assert counted(engine, "hit_tokens") == 0
+    other_has_ended.set()
+    engine.run(request)
+    assert counted(engine, "hit_tokens") == counted(engine, "hit_tokens_dram") == (5 * CHUNK if failing is None else 0)
+    assert len(engine.scheduler._scheduler._hits_under_way) == 0
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])

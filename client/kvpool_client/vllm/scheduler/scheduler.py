@@ -6,7 +6,6 @@ only as far as every shard has it. Invariant: every hit that was reported to vLL
 lost since. The scheduler's thread.
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -19,11 +18,12 @@ from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.identity.identity import AdapterNames
 from kvpool_client.vllm.identity.role import BOTH, Role
 from kvpool_client.vllm.identity.weight_epoch import FIRST_EPOCH, new_epoch
-from kvpool_client.vllm.plan import LoadOrder, LoadOutcome, SaveOrder, StepPlan, StepReport
+from kvpool_client.vllm.plan import LoadOrder, SaveOrder, StepPlan, StepReport
 from kvpool_client.vllm.ranks.placement import node_name
 from kvpool_client.vllm.scheduler.forgetting import OwnPrefixes, watch_resets
 from kvpool_client.vllm.scheduler.hint_sender import HintSender
 from kvpool_client.vllm.scheduler.hit_finder import HitFinder
+from kvpool_client.vllm.scheduler.hits_under_way import HitsUnderWay
 from kvpool_client.vllm.scheduler.lease_promise import NOTHING, LeasePromiseFetcher
 from kvpool_client.vllm.scheduler.load_plan import failing_order, load_order
 from kvpool_client.vllm.scheduler.offers import Offers
@@ -79,8 +79,7 @@ class SchedulerHalf:
         self._waiting: dict[str, Tracked] = {}
         self._adapters = AdapterNames()
         self._loads: list[LoadOrder] = []
-        # Tokens that loads are to bring, by request: its loads end in their order.
-        self._hits_under_way: dict[str, deque[range]] = {}
+        self._hits_under_way = HitsUnderWay(self.tally, geometry.chunk_tokens, has_groups=geometry.has_groups)
         self._cancelled: list[str] = []
         self._asked: dict[str, int] = {}
         self._epoch = FIRST_EPOCH
@@ -178,24 +177,9 @@ class SchedulerHalf:
         if not order.is_async:
             place = first // self._geometry.hash_tokens
             self._unverified_loads.add(UnverifiedLoad(self._step + 1, place, bytes(request.block_hashes[place]), entry))
-        self._hits_under_way.setdefault(request.request_id, deque()).append(range(first, first + tokens))
+        self._hits_under_way.begin(request.request_id, range(first, first + tokens))
         entry.hit_sources = sources_of(order.tiers, tokens, first % size, size)
         return True
-
-    def _count_hit(self, request_id: str, outcome: LoadOutcome) -> None:
-        """Count what a load that has ended spared: nothing of one that vLLM computes again."""
-        under_way = self._hits_under_way.get(request_id)
-        if under_way is None:  # an order that was to fail
-            return
-        promised, size = under_way.popleft(), self._geometry.chunk_tokens
-        if not under_way:
-            del self._hits_under_way[request_id]
-        chunks = 0 if self._geometry.has_groups and not outcome.is_complete else outcome.chunks
-        tokens = min(promised.stop, chunks * size) - promised.start
-        if tokens > 0:
-            self.tally.add("hit_tokens", tokens)
-            for name, amount in sources_of(outcome.tiers, tokens, promised.start % size, size).items():
-                self.tally.add(f"hit_tokens_{name}", amount)
 
     def hit_sources(self, request: EngineRequest) -> dict[str, int]:
         """Tokens of the last load by the name of the tier that they come from."""
@@ -251,7 +235,7 @@ class SchedulerHalf:
             self.tally.add("dropped_saves", self._planner.give_up())
             self._guard.warn_once("the workers have no pool", report.off)
         for request_id, outcome in report.loads.items():
-            self._count_hit(request_id, outcome)
+            self._hits_under_way.note(request_id, outcome)
             size = self._geometry.chunk_bytes
             if outcome.is_complete or outcome.reason == "timeout":
                 # A load that came too late still measures how slow it was.
@@ -266,6 +250,8 @@ class SchedulerHalf:
             if entry is not None:
                 # A second attempt would fail again: this request computes from here on.
                 entry.has_given_up = True
+        for request_id in (output.finished_recving or ()) if self._settings.is_async else report.loads:
+            self._hits_under_way.end(request_id)
         self._acknowledged = max(self._acknowledged, report.failed_step)
 
     def finished(self, request: EngineRequest) -> dict[str, object] | None:

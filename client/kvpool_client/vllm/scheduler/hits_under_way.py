@@ -1,0 +1,55 @@
+"""Tokens that loads are to bring, and how many of them came. The scheduler's thread.
+
+A load's ranks may end in different steps; it counts once, when the last one has ended, and for as many chunks as every rank
+has loaded.
+"""
+
+from collections import deque
+
+from kvpool_client.vllm.plan import LoadOutcome, shorter_outcome
+from kvpool_client.vllm.statistics import Tally, sources_of
+
+
+class HitsUnderWay:
+    """See the module. `has_groups`: a load that failed in part brings nothing. Invariant: a request's loads end in their
+    order."""
+
+    def __init__(self, tally: Tally, chunk_tokens: int, *, has_groups: bool) -> None:
+        self._tally = tally
+        self._chunk_tokens = chunk_tokens
+        self._has_groups = has_groups
+        self._promised: dict[str, deque[range]] = {}
+        self._outcomes: dict[str, LoadOutcome] = {}
+
+    def __repr__(self) -> str:
+        return f"<HitsUnderWay of {len(self._promised)} requests>"
+
+    def __len__(self) -> int:
+        """Requests with loads that have not ended."""
+        return len(self._promised)
+
+    def begin(self, request_id: str, tokens: range) -> None:
+        """A load that is to bring the request's `tokens`."""
+        self._promised.setdefault(request_id, deque()).append(tokens)
+
+    def note(self, request_id: str, outcome: LoadOutcome) -> None:
+        """Some of the load's ranks have ended."""
+        if request_id in self._promised:  # not an order that was to fail
+            known = self._outcomes.get(request_id, outcome)
+            self._outcomes[request_id] = shorter_outcome(known, outcome)
+
+    def end(self, request_id: str) -> None:
+        """Every rank has ended: count what the load spared, nothing of what the engine computes again."""
+        outcome, promised = self._outcomes.pop(request_id, None), self._promised.get(request_id)
+        if promised is None:
+            return
+        tokens, size = promised.popleft(), self._chunk_tokens
+        if not promised:
+            del self._promised[request_id]
+        if outcome is None or (self._has_groups and not outcome.is_complete):
+            return
+        count = min(tokens.stop, outcome.chunks * size) - tokens.start
+        if count > 0:
+            self._tally.add("hit_tokens", count)
+            for name, amount in sources_of(outcome.tiers, count, tokens.start % size, size).items():
+                self._tally.add(f"hit_tokens_{name}", amount)
