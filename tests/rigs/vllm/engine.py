@@ -140,6 +140,22 @@ class ScriptedEngine:
                 self.requests.append(request)
                 self.scheduler.on_new_request(request)
 
+    def give_input(self, session: Request, tokens: list[int], *, new_tokens: int = 1) -> None:
+        """The next input of a paused session: what was generated belongs to its prompt, but for the last token, which was not
+        computed."""
+        assert session.state == "paused"
+        session.tokens = [*session.tokens[: session.num_computed], *tokens]
+        session.num_prompt_tokens = len(session.tokens)
+        session.generated, session.new_tokens = 0, new_tokens
+        session.state, session.is_fresh = "waiting", True
+        self.run(session)
+
+    def end_session(self, session: Request) -> None:
+        """No more input comes."""
+        assert session.state == "paused"
+        self.abort(session)
+        self.idle()
+
     def abort(self, request: Request) -> None:
         self.scheduler.request_finished_all_groups(request, (request.table,))
         if request.state == "loading" and request.request_id not in self._arrived:
@@ -164,9 +180,9 @@ class ScriptedEngine:
     def _has_stepped_to_the_end(self, requests: Sequence[Request]) -> bool:
         """One step, and on while there is something to compute."""
         self.step()
-        while self._spoiled and any(request in self.requests for request in requests):
+        while self._spoiled and any(request in self.requests and request.state != "paused" for request in requests):
             self.step()
-        return not any(request in self.requests for request in requests)
+        return not any(request in self.requests and request.state != "paused" for request in requests)
 
     def _schedule(self) -> tuple[dict[Request, int], Any]:
         budget = self.budget
@@ -174,6 +190,8 @@ class ScriptedEngine:
         new, cached = [], SimpleNamespace(req_ids=[], resumed_req_ids=set(), new_block_ids=[], num_computed_tokens=[])
         self._just_allocated: list[tuple[Request, bool]] = []
         for request in list(self.requests):
+            if request.state == "paused":
+                continue
             is_admitted = request.state not in ("waiting", "preempted", "loading")
             if not is_admitted and len(scheduled) >= self.running_max:
                 continue
@@ -340,6 +358,10 @@ class ScriptedEngine:
         if request.num_computed < request.num_tokens:
             return
         request.generated += 1
+        if request.generated >= request.new_tokens and request.is_session:
+            request.tokens.append(sum(request.tokens) * 31 % 997)
+            request.state = "paused"
+            return
         if request.generated >= request.new_tokens:
             _, request.answer = self.scheduler.request_finished_all_groups(request, (request.table,))
             self._remove(request)

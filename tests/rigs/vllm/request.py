@@ -9,7 +9,7 @@ BLOCK = 4
 
 @dataclass(eq=False)
 class Request:
-    """A request; `block_hashes` grows with its tokens as in vLLM."""
+    """A request; `block_hashes` grows with its tokens as in vLLM. `is_session`: it pauses at its end, for more input."""
 
     request_id: str
     tokens: list[int]
@@ -25,6 +25,7 @@ class Request:
     table: list[int] = field(default_factory=list)
     generated: int = 0
     is_fresh: bool = True
+    is_session: bool = False
     kv_transfer_params: Any = None
     answer: Any = None
 

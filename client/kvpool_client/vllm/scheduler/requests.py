@@ -1,6 +1,6 @@
 """Record of one request in the scheduler's half, from its first lookup to its end. One thread."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -33,16 +33,15 @@ class Tracked:
     def __init__(
         self,
         request: EngineRequest,
-        keys: KeyChain,
+        new_keys: Callable[[], KeyChain],
         *,
         salt: bytes,
         adapter: str,
         chunk_hashes: int,
         hints: RequestHints,
-        save_chunks: int,
     ) -> None:
         self.request = request
-        self.keys = keys
+        self.keys = new_keys()
         self.hints = hints
         self.hint_reply: HintReply | None = None
         self.announced = Deadline(0.0)
@@ -54,7 +53,7 @@ class Tracked:
         self.shared = 0
         self.chunks_planned = 0
         self.chunks_unplanned = 0
-        self.save_chunks = save_chunks
+        self.save_chunks = 0
         self.retry: Deadline | None = None
         self.held_tokens = 0
         self.asked_tokens = 0
@@ -70,6 +69,8 @@ class Tracked:
         self.is_stale = self.has_had_blocks = False
         self._preemptions_at_allocation: int | None = None
         self._chunk_hashes = chunk_hashes
+        self._new_keys = new_keys
+        self._prompt_tokens = 0
         self._seen = 0
 
     def __repr__(self) -> str:
@@ -77,18 +78,32 @@ class Tracked:
 
     def extend_keys(self) -> None:
         """Add the chunks that have become whole: the last block hash of each stands for it."""
-        known = self.request.block_hashes
-        fresh = [
-            hash_in_epoch(self.epoch, bytes(known[place]))
-            for place in range(
-                (len(self.hashes) + 1) * self._chunk_hashes - 1,
-                len(known) // self._chunk_hashes * self._chunk_hashes,
-                self._chunk_hashes,
-            )
-        ]
+        fresh = self._hashes_from(len(self.hashes))
         if fresh:
             self.keys.append_hashes(fresh)
             self.hashes += fresh
+
+    def has_new_input(self) -> bool:
+        """Whether the prompt has another length than at the last call: the request is new, or a session with its next input.
+
+        Before that input the engine drops a token that it has not computed: hashes that depend on it are dropped here.
+        """
+        last, self._prompt_tokens = self._prompt_tokens, self.request.num_prompt_tokens
+        if last == self._prompt_tokens:
+            return False
+        known = self._hashes_from(0)
+        kept = next(
+            (place for place, value in enumerate(self.hashes) if known[place : place + 1] != [value]), len(self.hashes)
+        )
+        if kept < len(self.hashes):
+            self.keys, self.hashes = self._new_keys(), []
+            self.chunks_planned, self._seen = min(self.chunks_planned, kept), min(self._seen, kept)
+        return True
+
+    def _hashes_from(self, chunk: int) -> list[bytes]:
+        known, size = self.request.block_hashes, self._chunk_hashes
+        places = range((chunk + 1) * size - 1, len(known) // size * size, size)
+        return [hash_in_epoch(self.epoch, bytes(known[place])) for place in places]
 
     def take_unseen(self) -> list[bytes]:
         """The chunks' hashes that were not taken before."""

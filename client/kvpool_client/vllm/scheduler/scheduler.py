@@ -8,6 +8,7 @@ lost since. The scheduler's thread.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from kvpool.clock import Clock, Deadline, MonotonicClock
 from kvpool_client.engines.failure_guard import FailureGuard
@@ -330,31 +331,30 @@ class SchedulerHalf:
 
     def _track(self, request: EngineRequest) -> Tracked:
         entry = self._requests.get(request.request_id)
+        is_new = entry is None
         if entry is None:
             salt = str(getattr(request, "cache_salt", None) or "").encode("utf-8", "surrogatepass")
             adapter = self._adapters.of(getattr(request, "lora_request", None))
-            keys = self.pool.keys_from_hashes([], self._geometry.hash_tokens, salt=salt, adapter=adapter)
-            hints = self._guard.call("reading hints", NO_HINTS, lambda: request_hints_of(request))
-            chunk_hashes = self._geometry.chunk_tokens // self._geometry.hash_tokens
-            save_tokens = (
-                hints.save_tokens(self._settings.save, request.num_prompt_tokens) if self._role.may_save else 0
-            )
-            save_chunks = save_tokens // self._geometry.chunk_tokens
             entry = Tracked(
                 request,
-                keys,
+                partial(self.pool.keys_from_hashes, [], self._geometry.hash_tokens, salt=salt, adapter=adapter),
                 salt=salt,
                 adapter=adapter,
-                chunk_hashes=chunk_hashes,
-                hints=hints,
-                save_chunks=save_chunks,
+                chunk_hashes=self._geometry.chunk_tokens // self._geometry.hash_tokens,
+                hints=self._guard.call("reading hints", NO_HINTS, lambda: request_hints_of(request)),
             )
             entry.epoch, entry.is_stale = self._epoch, self._own_prefixes.are_old
-            entry.boundaries |= boundaries_of(request.num_prompt_tokens, self._geometry.chunk_tokens)
             self._requests[request.request_id] = entry
-            entry.extend_keys()
+        entry.request = request
+        if entry.has_new_input():
+            size, prompt = self._geometry.chunk_tokens, request.num_prompt_tokens
+            entry.hints = entry.hints if is_new else replace(entry.hints, prompt_tokens=prompt)
+            entry.save_chunks = (
+                entry.hints.save_tokens(self._settings.save, prompt) // size if self._role.may_save else 0
+            )
+            entry.boundaries |= boundaries_of(prompt, size)
+        entry.extend_keys()
+        if is_new:
             self._sightings.see(entry.take_unseen())
             self._hint_sender.begin(entry)
-        entry.request = request
-        entry.extend_keys()
         return entry
