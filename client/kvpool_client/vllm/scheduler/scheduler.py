@@ -351,6 +351,9 @@ class SchedulerHalf:
             )
             entry.epoch, entry.is_stale = self._epoch, self._own_prefixes.are_old
             entry.boundaries |= boundaries_of(request.num_prompt_tokens, self._geometry.chunk_tokens)
+            if self._geometry.has_groups:
+                end = self.pool.groups.chunks_max  # of hits
+                entry.boundaries |= {end} if request.num_prompt_tokens > end * self._geometry.chunk_tokens else set()
             self._requests[request.request_id] = entry
             entry.extend_keys()
             self._sightings.see(entry.take_unseen())
