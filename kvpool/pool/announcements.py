@@ -21,7 +21,8 @@ from kvpool.index.parts import Parts, Step
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.pool.readers.acquire_task import AcquireTask
-from kvpool.pool.readers.group_task import HOLDS_MAX, GroupTask, counts_of, hold_count, naming_group
+from kvpool.pool.readers.group_task import GroupTask, counts_of, hold_count, naming_group
+from kvpool.protocol.records.groups import HOLDS_MAX
 from kvpool.tiering.tiering import Tiering
 from kvpool.types import ConnectionId, HoldId
 

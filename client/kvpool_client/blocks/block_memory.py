@@ -43,6 +43,7 @@ class BlockMemory:
     """The tensors. See the module."""
 
     def __init__(self, shape: BlockShape, device: str | torch.device) -> None:
+        device = checked_device(device)
         size = (shape.num_blocks, 2, shape.tokens_per_block, shape.kv_heads, shape.head_dim)
         dtype = getattr(torch, shape.dtype)
         self.layers = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.layers)]
@@ -52,6 +53,20 @@ class BlockMemory:
         assert source != target
         for layer in self.layers:
             layer[target, :, :tokens].copy_(layer[source, :, :tokens], non_blocking=True)
+
+
+def checked_device(device: str | torch.device | None) -> torch.device:
+    """The device of this name; None: CUDA, or the CPU where torch has no CUDA device. Raises InvalidArgument for another than
+    those that torch has here."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (AssertionError, RuntimeError, TypeError) as error:  # torch raises the first where it is built without
+        words = str(error).split("\n")[0]
+        raise InvalidArgument(f"device is {str(device)!r}, expected one that torch has here: {words}") from error
+    return found
 
 
 def dtype_name(dtype: object) -> str:

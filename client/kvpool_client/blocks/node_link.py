@@ -5,7 +5,7 @@ announces on the engine's thread (its copies are behind the work queued on that 
 thread of its own; meanwhile its blocks are pinned: readable, not evictable. Bounds: OFFLOADS_MAX under way, CHUNKS_MAX
 chunks each, PATHS_MAX paths waiting, beyond which the oldest is forgotten and offloaded only when it is to be evicted. A
 round trip is bounded by the Pool's timeout, and a daemon that is away costs nothing. A chunk that was declined is dropped
-like one that is stored.
+like one that is stored. A save that failed is a try, of which a chunk has TRIES_MAX.
 
 Without a Pool nothing is found and nothing is worth an offload. Engine's thread, but for `_commit`.
 """
@@ -42,6 +42,8 @@ OFFLOADS_MAX = 4
 CHUNKS_MAX = 8
 PATHS_MAX = 256
 TRIES_MAX = 2
+# Reasons of chunks that were not declined for what they are: another try may store them.
+FAILED = frozenset(("no-parent", "disconnected", "timeout", "expired"))
 
 
 class _Begun(Enum):
@@ -137,8 +139,9 @@ class NodeLink:
             return
         blocks = len(sequence.path) // self._chunk_blocks * self._chunk_blocks
         if blocks and any(self.is_worth_saving(node) for node in sequence.path[:blocks]):
-            last = sequence.path[blocks - 1]
-            keys = self._keys_of(sequence, blocks * self._tokens_per_chunk_block)
+            last, tokens = sequence.path[blocks - 1], blocks * self._tokens_per_chunk_block
+            # The path's last block may have tokens that the request has taken back.
+            keys = self._keys_of(sequence, tokens) if tokens <= sequence.length else self._keys_of_path(last)
             self._waiting.append(_Path(last, last.block, keys))
             self._has_news = True
             self.advance()
@@ -155,9 +158,7 @@ class NodeLink:
         """Begin to save the chunk that ends with this block, ancestors first. False: as many as may be are under way."""
         if self._pool is None or len(self._under_way) >= OFFLOADS_MAX:
             return False
-        tokens = np.frombuffer(b"".join(part.tokens for part in node.path()), dtype="<i4")
-        keys = self._pool.keys(tokens, salt=node.scope.salt, adapter=node.scope.adapter)
-        return self._begin(node, keys) == _Begun.STARTED
+        return self._begin(node, self._keys_of_path(node)) == _Begun.STARTED
 
     def advance(self) -> None:
         """Take the results of ended offloads, and begin waiting ones. Never waits, but for the round trips that begin them."""
@@ -223,6 +224,12 @@ class NodeLink:
             sequence.chain_tokens = tokens
         return sequence.chain
 
+    def _keys_of_path(self, last: Node) -> KeyChain:
+        """The chunk keys of a path's own tokens; hashes all of them."""
+        assert self._pool is not None
+        tokens = np.frombuffer(b"".join(node.tokens for node in last.path()), dtype="<i4")
+        return self._pool.keys(tokens, salt=last.scope.salt, adapter=last.scope.adapter)
+
     def _begin(self, last: Node, keys: KeyChain) -> _Begun:
         """Save the path's next chunks. A chunk can be committed when its ancestors are, so one part follows another."""
         path, size = last.path(), self._chunk_blocks
@@ -239,7 +246,7 @@ class NodeLink:
         save = self._guard.call("offload", None, lambda: self._reserve(nodes, keys, first))
         if save is None:
             for node in nodes[size - 1 :: size]:
-                _note_declined(node, epoch, TRIES_MAX)
+                _note_declined(node, epoch, 1)
             return _Begun.NOTHING
         for node in nodes:
             self._tree.pin(node)
@@ -256,12 +263,20 @@ class NodeLink:
             chunks=len(nodes) // self._chunk_blocks,
             retention=ranges_of(nodes, self._chunk_blocks, first=first, chunk_tokens=self._chunk_tokens),
         )
-        for layer in range(self._pool.shares[0].layers):
-            save.layer(layer)
+        try:
+            for layer in range(self._pool.shares[0].layers):
+                save.layer(layer)
+        except BaseException:
+            save.abort()
+            raise
         return save
 
     def _commit(self, save: Save) -> SaveResult | None:
-        return self._guard.call("commit", None, save.commit)
+        def commit() -> SaveResult:
+            with save:  # one that raises keeps no slots
+                return save.commit()
+
+        return self._guard.call("commit", None, commit)
 
     def _collect(self) -> None:
         ended = [offload for offload in self._under_way if offload.commit.done()]
@@ -278,15 +293,15 @@ class NodeLink:
     def _settle(self, offload: _Offload, result: SaveResult | None) -> None:
         ends = offload.nodes[self._chunk_blocks - 1 :: self._chunk_blocks]
         states = result.states if result is not None else ("declined",) * len(ends)
-        is_orphan = result is not None and "no-parent" in result.reasons
+        has_failed = result is None or not FAILED.isdisjoint(result.reasons)
         for node, state in zip(ends, states, strict=True):
             if state in ("stored", "present", "part"):
                 node.saved_epoch = offload.epoch
                 self._counts["offloaded_chunks"] += state != "present"
             else:
-                _note_declined(node, offload.epoch, 1 if is_orphan else TRIES_MAX)
+                _note_declined(node, offload.epoch, 1 if has_failed else TRIES_MAX)
                 self._counts["declined_chunks"] += 1
-        if is_orphan:
+        if result is not None and "no-parent" in result.reasons:
             # The pool has dropped an ancestor that it had: the next try begins at the root.
             for node in offload.nodes[0].path()[self._chunk_blocks - 1 :: self._chunk_blocks]:
                 if node not in ends:

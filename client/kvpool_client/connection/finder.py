@@ -20,7 +20,7 @@ from kvpool.protocol.records import seeking as sk
 from kvpool.types import Level
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
-from kvpool_client.connection.lookups import look_up
+from kvpool_client.connection.lookups import look_up, most_chunks
 from kvpool_client.connection.session import Session
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.results import Hit
@@ -51,8 +51,9 @@ class Finder:
         if session is None:
             return hit
         chunks = hit.chunks
-        if chunks < len(keys) and session.welcome.has_store:
-            more = self._seek(session, [KeyColumn(column)[chunks:] for column in keys.columns()])
+        most = most_chunks(keys, self._layout)
+        if chunks < most and session.welcome.has_store:
+            more = self._seek(session, [KeyColumn(column)[chunks:most] for column in keys.columns()])
             if more:
                 tiers = np.concatenate([hit.tiers, np.full(more, Level.STORE, np.uint8)])
                 chunks += more

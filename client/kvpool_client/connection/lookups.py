@@ -8,6 +8,7 @@ import numpy as np
 
 from kvpool.errors import InvalidArgument
 from kvpool.layout import Layout
+from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import peers as pm
 from kvpool.types import Level
 from kvpool_client.connection.session import Session
@@ -25,17 +26,23 @@ def check_owner(owner: object) -> None:
         )
 
 
+def most_chunks(keys: KeyChain, layout: Layout) -> int:
+    """How many chunks a hit of these keys may have: no more than one request names, of all ranks, when it is leased."""
+    return min(len(keys), m.KEYS_MAX // len(layout.ranks))
+
+
 def look_up(session: Session | None, keys: KeyChain, layout: Layout, owner: str = "") -> Hit:
     """The longest run of present chunks, and where an `owner` is named all of them. A miss while the daemon is away."""
     if session is None:
         return Hit(0, 0, _NO_TIERS, keys)
     found = [session.index.lookup(column) for column in keys.columns()]
-    chunks = min(count for count, _ in found)
+    most = most_chunks(keys, layout)
+    chunks = min(most, *(count for count, _ in found))
     levels = [np.frombuffer(tiers, dtype=np.uint8)[:chunks] for _, tiers in found]
     tiers = levels[0] if len(levels) == 1 else np.maximum.reduce(levels)
     pace = session.peer_pace(keys.columns()[0], chunks - 1) if chunks and tiers[-1] == Level.PEER else None
-    owner = owner if chunks < len(keys) and session.has_peers else ""
+    owner = owner if chunks < most and session.has_peers else ""
     if owner:
-        tiers = np.concatenate([tiers, np.full(len(keys) - chunks, Level.PEER, np.uint8)])
-        chunks, pace = len(keys), None
+        tiers = np.concatenate([tiers, np.full(most - chunks, Level.PEER, np.uint8)])
+        chunks, pace = most, None
     return Hit(chunks, chunks * layout.chunk_tokens, tiers, keys, pace, owner)

@@ -5,9 +5,10 @@ The search begins at the end of the shortest full run, and has each window and s
 until none does: the greatest end that suits all, because each answer is the greatest one below.
 
 Chunks that other nodes are known to have count, and are fetched with a lease. Nothing is sent, unless there is a shared store
-to ask for more (`store_search.py`). Any thread.
+to ask for more (`store_search.py`). A hit is never longer than one lease holds. Any thread.
 """
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,13 +17,17 @@ import numpy.typing as npt
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records.groups import HOLDS_MAX
 from kvpool.types import Level
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.session import Session
+from kvpool_client.grouped.lease_bound import chunks_held, chunks_named
 from kvpool_client.grouped.store_search import ELSEWHERE_MAX, StoreSearch
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.results import Hit
+
+log = logging.getLogger(__name__)
 
 _NO_TIERS = np.empty(0, np.uint8)
 
@@ -39,7 +44,7 @@ class GroupFinder:
     """Looks prompts up for one Pool."""
 
     def __init__(self, layout: Layout, link: Link, counters: Counters, timeout_s: float) -> None:
-        """`timeout_s`: of a round trip."""
+        """`timeout_s`: of a round trip. Warns where leases have fewer holds than the windows of a long prompt need."""
         self._layout = layout
         self._link = link
         self._counters = counters
@@ -49,9 +54,21 @@ class GroupFinder:
         self._runs = [
             None if role is None or role.is_full else role.chunks_of(m.KEYS_MAX, layout.chunk_tokens) for role in roles
         ]
-        others = sum(run for run in self._runs if run is not None)
-        chains = sum(run is None for run in self._runs)
-        self._chunks_max = max(0, m.KEYS_MAX - others) // max(1, chains)  # what one request can name
+        named, held = chunks_named(layout, ranks), chunks_held(layout, ranks)
+        self.chunks_max = min(named, held)  # what one request can name, and one lease holds
+        if held < named:
+            log.warning(
+                "kvpool: hits end at %d tokens (%d chunks of %d): a lease has %d holds, one for each rank of a full group and "
+                "one for each chunk of windows and states, which are up to %d in %d groups on %d ranks. Larger chunks, and "
+                "head groups, which all ranks share, have longer hits",
+                self.chunks_max * layout.chunk_tokens,
+                self.chunks_max,
+                layout.chunk_tokens,
+                HOLDS_MAX,
+                sum(run for run in self._runs if run is not None),
+                len(layout.groups),
+                ranks,
+            )
         self._store = StoreSearch(self._runs, link, timeout_s=timeout_s)
 
     def lookup(self, keys: KeyChain, chunks_max: int | None = None) -> GroupHit:
@@ -112,7 +129,7 @@ class GroupFinder:
 
     def _most(self, keys: KeyChain, chunks_max: int | None) -> int:
         """How many chunks a hit may have."""
-        return min(len(keys), self._chunks_max, len(keys) if chunks_max is None else chunks_max)
+        return min(len(keys), self.chunks_max, len(keys) if chunks_max is None else chunks_max)
 
     def _hit(self, session: Session | None, tiers: npt.NDArray[np.uint8], keys: KeyChain, full: int) -> GroupHit:
         pace = None

@@ -141,16 +141,18 @@ class GroupSave:
 
 
 def chunks_to_save(
-    layout: Layout, keys: KeyChain, *, first_chunk: int, end: int, boundaries: Sequence[int] | None
+    layout: Layout, keys: KeyChain, *, first_chunk: int, end: int, boundaries: Sequence[int] | None, held: int
 ) -> tuple[tuple[int, ...], ...]:
     """The chunks of each group that a save of chunks `first_chunk` up to `end` stores. Raises InvalidArgument.
 
     `boundaries`: how many chunks each boundary has before it. None: the last one at which a token of the prompt is left to be
-    computed, and the prompt's end.
+    computed, the prompt's end, and the end of the longest hit that a lease of all ranks holds (`held` chunks) where the save
+    goes on behind it.
     """
     if boundaries is None:
         boundaries = [end - 1, end] if end == len(keys) and not keys.has_tail else [end]
         boundaries = [boundary for boundary in boundaries if boundary > 0]
+        boundaries += [held] if first_chunk < held < end else []
     for boundary in boundaries:
         if isinstance(boundary, bool) or not isinstance(boundary, int) or not 1 <= boundary <= end:
             raise InvalidArgument(f"boundaries has {boundary!r}, expected numbers of chunks, 1..{end}")

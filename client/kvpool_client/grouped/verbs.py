@@ -16,6 +16,7 @@ from kvpool_client.connection.link import Link
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.copies import Copies, EngineBlocks
 from kvpool_client.copying.load_starter import LoadStarter
+from kvpool_client.grouped.lease_bound import chunks_held
 from kvpool_client.grouped.leases import GroupLease
 from kvpool_client.grouped.load import GroupLoad
 from kvpool_client.grouped.lookups import GroupFinder, GroupHit
@@ -44,6 +45,7 @@ class GroupVerbs:
         self._link = link
         self._finder = finder
         self._counters = counters
+        self._chunks_held = chunks_held(layout, layout.world) if layout.groups else 0
         parts = enumerate(layout.group_layouts if layout.groups else ())
         self._parts = [(part, copies.of_group(index)) for index, part in parts]
         # A load of all groups counts once, by its result.
@@ -56,6 +58,13 @@ class GroupVerbs:
 
     def __repr__(self) -> str:
         return f"<GroupVerbs of {len(self._parts)} groups>"
+
+    @property
+    def chunks_max(self) -> int:
+        """The most chunks that a hit has: those that one request names and one lease holds."""
+        self._check()
+        assert self._finder is not None
+        return self._finder.chunks_max
 
     def lookup(self, keys: KeyChain, chunks_max: int) -> GroupHit:
         """The longest hit of `chunks_max` chunks at most: an engine that computes the last token again goes on before it."""
@@ -75,7 +84,12 @@ class GroupVerbs:
         count = len(keys) - first_chunk if chunks is None else chunks
         check_index("chunks", count, len(keys) - first_chunk)
         return chunks_to_save(
-            self._layout, keys, first_chunk=first_chunk, end=first_chunk + count, boundaries=boundaries
+            self._layout,
+            keys,
+            first_chunk=first_chunk,
+            end=first_chunk + count,
+            boundaries=boundaries,
+            held=self._chunks_held,
         )
 
     def save(

@@ -19,8 +19,6 @@ from kvpool.protocol.records import messages as m
 from kvpool.tiering.tiering import Tiering
 from kvpool.types import HoldId
 
-# Holds of one lease: beyond, granting it would take longer than a turn.
-HOLDS_MAX = 1024
 # The tasks that wait for room, the one that waits longest first.
 WaitingGroups = dict["GroupTask", None]
 

@@ -27,8 +27,9 @@ from kvpool.layout import Layout
 from kvpool.pool.readers.acquire_task import AcquireTask
 from kvpool.pool.readers.chains_task import Chain, ChainsTask
 from kvpool.pool.readers.ending_holds import EndingHolds
-from kvpool.pool.readers.group_task import HOLDS_MAX, GroupTask, WaitingGroups, chains_of, hold_count, place_of
+from kvpool.pool.readers.group_task import GroupTask, WaitingGroups, chains_of, hold_count, place_of
 from kvpool.pool.readers.hold_bounds import PEERS_USER
+from kvpool.protocol.records.groups import HOLDS_MAX
 from kvpool.tiering.tiering import Tiering
 from kvpool.types import ConnectionId, HoldId, LeaseId
 

@@ -4,6 +4,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+# Holds of one lease: beyond, granting it would take longer than a turn.
+HOLDS_MAX = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class AcquireGroups:

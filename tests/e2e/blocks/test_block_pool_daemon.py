@@ -11,6 +11,7 @@ import pytest
 import kvpool_client as kv
 from kvpool.errors import LayoutMismatch
 from kvpool_client.connection.session import Session
+from kvpool_client.save import Save
 from tests.rigs.daemon import Daemon, wait_connected, wait_until
 from tests.rigs.module_daemons import module_daemon, module_daemons
 
@@ -83,6 +84,56 @@ def test_a_restarted_engine_loads_what_the_first_offloaded(engines: Engines, mod
     assert second.blocks.stats()["offloaded_chunks"] == 0
     wait_until(lambda: module_daemon.stats()["leases"] == 0, "all leases are released")
     assert module_daemon.problems() == []
+
+
+def test_a_request_that_took_tokens_back_offloads_the_blocks_that_the_tree_has(engines: Engines) -> None:
+    first = engines.start()
+    first.run("a", PROMPT[: 5 * CHUNK])
+    first.rewind("a", 1)
+    stop(first)
+    assert first.blocks.stats()["offloaded_chunks"] == 5
+    assert first.blocks.stats()["declined_chunks"] == first.blocks.stats()["failures"] == 0
+    second = engines.start()
+    assert second.run("a", PROMPT) == 5 * CHUNK
+    second.verify()
+
+
+def test_what_is_computed_behind_tokens_taken_back_is_offloaded_with_its_own_tokens(engines: Engines) -> None:
+    first = engines.start()
+    first.run("a", PROMPT[: 4 * CHUNK])
+    first.rewind("a", 3)
+    assert first.append("a", [7] * 11)
+    tokens = first.tokens["a"]
+    stop(first)
+    assert first.blocks.stats()["declined_chunks"] == first.blocks.stats()["failures"] == 0
+    second = engines.start()
+    assert second.run("a", [*tokens, 1]) == len(tokens) == 5 * CHUNK
+    second.verify()
+
+
+@pytest.mark.parametrize(("raising", "stored"), [(1, 3), (2, 0)])
+@pytest.mark.parametrize("verb", ["save", "layer", "commit"])
+def test_a_save_that_raises_is_tried_once_more(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, module_daemon: Daemon, verb: str, raising: int, stored: int
+) -> None:
+    target: Any = kv.Pool if verb == "save" else Save
+    works, failures = getattr(target, verb), [RuntimeError("can't start new thread")] * raising
+
+    def fails(*arguments: Any, **others: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return works(*arguments, **others)
+
+    monkeypatch.setattr(target, verb, fails)
+    engine = engines.start()
+    for _ in range(3):
+        engine.run("a", PROMPT[: 3 * CHUNK])
+        engine.free("a")
+        wait_until(lambda: _saves(engine) == 0, "no save is under way")
+    stop(engine)
+    stats = engine.blocks.stats()
+    assert (stats["failures"], stats["offloaded_chunks"]) == (raising, stored)
+    wait_until(lambda: module_daemon.stats()["reservations"] == 0, "no slots are reserved")
 
 
 def test_with_logits_a_prompt_of_whole_chunks_comes_whole_from_the_node(engines: Engines) -> None:
@@ -296,6 +347,12 @@ def test_blocks_that_do_not_fit_the_pools_layout_are_refused(engines: Engines) -
     engines.start()
     with pytest.raises(LayoutMismatch):
         PrefixEngine(8, size=3, pool=engines.pools[0])
+
+
+def _saves(engine: PrefixEngine) -> int:
+    """Saves under way, after those that have ended were taken."""
+    engine.blocks._link.advance()
+    return engine.blocks.stats()["offloads_under_way"]
 
 
 def _flip(pool: kv.Pool, chunk: int, layer: int) -> None:

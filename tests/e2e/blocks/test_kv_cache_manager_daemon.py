@@ -1,5 +1,7 @@
 """KV cache manager over a real daemon: an executor that restarts, a daemon that dies, random batches with offloads."""
 
+from types import SimpleNamespace
+
 import pytest
 
 import kvpool_client as kv
@@ -8,6 +10,7 @@ from tests.rigs.daemon import Daemon, wait_connected
 pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
 from kvpool_client.blocks import KVCacheManager
+from kvpool_client.blocks.executor import RequestState
 from tests.rigs.blocks.executor import KV_BYTES, LAYERS, ScriptedExecutor, ScriptedRequest, manager_of
 
 pytestmark = pytest.mark.torch
@@ -41,6 +44,33 @@ def test_an_executor_that_restarts_reuses_what_the_first_computed(daemon: Daemon
     pool, manager = _start(daemon, 400)
     assert _run_one(manager).reused == 0
     manager.shutdown()
+    pool.close()
+
+
+def test_dummy_requests_that_are_freed_leave_nothing_here_and_on_the_node(daemon: Daemon) -> None:
+    pool, manager = _start(daemon, 400)
+    for is_complete in (False, True):
+        dummies = manager.add_dummy_requests([1, 2], [17, 33], is_gen=True, max_num_draft_tokens=2)
+        assert dummies is not None
+        for _ in range(9):
+            batch = SimpleNamespace(context_requests=[], generation_requests=dummies)
+            assert manager.prepare_resources(batch) == []
+            for request in dummies:
+                request.tokens.append(1)
+                request.py_rewind_len = 1
+            manager.update_resources(batch)
+        for request in dummies:
+            if is_complete:
+                request.state = RequestState.GENERATION_COMPLETE
+            manager.free_resources(request)
+        stats = manager.blocks.stats()
+        assert [stats[name] for name in ("requests", "tree_blocks", "offloads_under_way", "offloaded_chunks")] == [
+            0
+        ] * 4
+        assert manager.get_num_free_blocks() == manager.get_max_resource_count()
+    manager.shutdown()
+    assert daemon.stats()["reservations"] == 0
+    assert [chunk for part in pool.snapshot() for chunk in part.chunks] == []
     pool.close()
 
 

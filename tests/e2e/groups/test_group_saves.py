@@ -15,6 +15,7 @@ from kvpool.cli.kvpoolctl import cli
 from kvpool.protocol.records import messages as m
 from kvpool.router_events.vllm_format import EventForm
 from kvpool.types import KEY_BYTES
+from kvpool_client.grouped.lease_bound import chunks_held, chunks_named
 from kvpool_client.grouped.lookups import GroupFinder
 from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_until
 from tests.rigs.groups.hybrid import (
@@ -240,7 +241,83 @@ def test_a_load_begins_behind_what_the_engine_holds_but_for_windows(grouped: Gro
 def test_a_scheduler_of_many_ranks_finds_long_prompts() -> None:
     layout = kv.Layout(chunk_tokens=16, rank=None, world=8, groups=HYBRID_OF_16)
     finder = GroupFinder(layout, None, None, 1.0)  # type: ignore[arg-type]  # nothing is looked up
-    assert finder._chunks_max * 8 + 8 * (4 + 1) <= m.KEYS_MAX < (finder._chunks_max + 1) * 8 + 8 * (4 + 1)
+    assert finder.chunks_max * 8 + 8 * (4 + 1) <= m.KEYS_MAX < (finder.chunks_max + 1) * 8 + 8 * (4 + 1)
+
+
+MANY_RANKS = kv.Layout(
+    chunk_tokens=16,
+    rank=None,
+    world=8,
+    groups=(
+        kv.Group(layers=1, kv_heads=1, head_dim=8, dtype="uint8", planes=1),
+        kv.Group(kind="window", window=16 * 140, layers=1, kv_heads=1, head_dim=8, dtype="uint8", planes=1),
+    ),
+)
+
+
+def test_a_hit_of_many_ranks_ends_where_a_lease_has_no_more_holds_and_each_rank_loads_it(
+    grouped: Grouped, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = tokens_of(1, 150 * 16 + 1)
+    with grouped.connect(MANY_RANKS) as scheduler:
+        (warning,) = [record.getMessage() for record in caplog.records if "hits end" in record.getMessage()]
+        assert "hits end at 2032 tokens (127 chunks of 16): a lease has 1024 holds" in warning
+        assert "up to 1120 in 2 groups on 8 ranks" in warning
+        keys = scheduler.keys(tokens)
+        workers = [grouped.connect(replace(MANY_RANKS, rank=rank)) for rank in range(8)]
+        for worker in workers:
+            named = worker.groups.chunks_to_save(worker.keys(tokens))
+            assert named == (tuple(range(150)), tuple(range(150))), "150 and 127 are boundaries"
+            assert store(worker, worker.keys(tokens)).declined == 0
+        hit = scheduler.lookup(keys)
+        assert (hit.chunks, hit.tokens) == (scheduler.groups.chunks_max, 127 * 16)
+        assert scheduler.groups.lookup(keys, 150).chunks == 127
+        announced = scheduler.announce(keys)
+        assert (announced.announced, announced.clipped) == (127, 0)
+        lease = scheduler.acquire(hit)
+        assert lease.chunks == 127
+        ticket = lease.ticket()
+        lease.release()
+        for worker in workers:
+            with worker.claim(ticket) as claimed:
+                result, found = load(worker, claimed)
+                assert result == kv.LoadResult(127, 127 * 16, "complete")
+                assert isinstance(claimed, kv.GroupLease)
+                for here, right in zip(
+                    found, payloads(worker.keys(tokens), worker.layout, claimed.ranges), strict=True
+                ):
+                    assert np.array_equal(here, right)
+            worker.close()
+
+
+@pytest.mark.parametrize(
+    ("window", "chunk_tokens", "ranks", "chunks"),
+    [
+        (8192, 64, 8, 127),  # Llama 4 at tensor-parallel size 8
+        (8128, 64, 8, m.KEYS_MAX),
+        (8192, 128, 8, m.KEYS_MAX),
+        (8192, 64, 1, m.KEYS_MAX),
+        (1 << 20, 16, 1, 1023),
+        (1 << 20, 16, 512, 1),
+        (1 << 20, 16, 513, 0),
+    ],
+)
+def test_the_longest_hit_is_that_whose_holds_one_lease_has(
+    window: int, chunk_tokens: int, ranks: int, chunks: int
+) -> None:
+    layout = kv.Layout(
+        chunk_tokens=chunk_tokens,
+        rank=None,
+        world=ranks,
+        groups=(
+            kv.Group(layers=1, kv_heads=1, head_dim=8),
+            kv.Group(kind="window", window=window, layers=1, kv_heads=1, head_dim=8),
+        ),
+    )
+    assert chunks_held(layout, ranks) == chunks
+    finder = GroupFinder(layout, None, None, 1.0)  # type: ignore[arg-type]  # nothing is looked up
+    assert finder.chunks_max == min(chunks, chunks_named(layout, ranks))
+    assert (finder.chunks_max == chunks) == (chunks < m.KEYS_MAX)
 
 
 def test_the_layout_of_a_group_is_no_layout_to_connect_with(grouped: Grouped) -> None:

@@ -1,5 +1,6 @@
 """KV cache manager: what TensorRT-LLM's executor, capacity scheduler and model engine ask of it."""
 
+import re
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -149,7 +150,23 @@ def test_block_ids_come_by_request_and_in_order() -> None:
     padded = manager.get_block_ids_per_seq([5, 11])
     assert padded.dtype == torch.int32
     assert padded.tolist() == [[*ids[0], 0, 0], ids[1]]
-    assert manager.get_last_block_id(11) == ids[1][-1]
+    assert manager.get_last_block_id(11) == padded[1].tolist()[-1]
+
+
+def test_block_ids_of_requests_come_by_their_ids() -> None:
+    manager = manager_of(80)
+    first, second = request_of(11, 9), request_of(5, 3)
+    prefill(manager, first)
+    prefill(manager, second)
+    ids = manager.get_batch_cache_indices([second, first], layer_idx=1)
+    assert ids == {5: manager.get_cache_indices(second), 11: manager.get_cache_indices(first)}
+    for entries, words in (
+        ([5, first], "request_ids has ids and requests, expected one of both"),
+        ([5, 6], "request 6 is not allocated"),
+        ([first, request_of(6, 3)], "request 6 is not allocated"),
+    ):
+        with pytest.raises(InvalidArgument, match=words):
+            manager.get_batch_cache_indices(entries)
 
 
 def test_buffers_have_the_engines_shapes() -> None:
@@ -191,6 +208,29 @@ def test_dummy_requests_without_room_are_none_and_take_nothing() -> None:
     assert manager.add_dummy_requests([1], [16]) is not None
     assert manager.add_dummy_requests([2], [1], prepare_resource=False) is None
     assert manager.add_padding_request(2) is None
+
+
+@pytest.mark.parametrize(
+    ("ids", "tokens", "others", "words"),
+    [
+        ([70, 70], [9, 9], {}, "request 70 is allocated already"),
+        ([70, 1], [9, 9], {}, "request 1 is allocated already"),
+        ([70, 71], [9], {}, "have 2 and 1 entries, expected the same"),
+        ([70, 71], [9, 0], {}, "request 71 has no tokens"),
+        ([70, 71], [9, 9], {"num_extra_decoding_steps": -1}, "tokens is -1, expected a number from 0"),
+    ],
+)
+def test_dummy_requests_that_are_refused_take_nothing(
+    ids: list[int], tokens: list[int], others: dict[str, Any], words: str
+) -> None:
+    manager = manager_of(80)
+    prefill(manager, request_of(1, 8))
+    before = manager.get_num_free_blocks()
+    with pytest.raises(InvalidArgument, match=words):
+        manager.add_dummy_requests(ids, tokens, **others)
+    assert manager.get_num_free_blocks() == before
+    assert manager.blocks.stats()["requests"] == 1
+    assert manager.verify() == []
 
 
 def test_salts_adapters_and_multimodal_content_separate_prefixes() -> None:
@@ -305,13 +345,141 @@ def test_other_kinds_of_cache_and_wide_beams_are_refused() -> None:
             mapping=None,
             device="cpu",
         )
-    wide = request_of(1, 4, sampling_config=SimpleNamespace(beam_width=2))
-    with pytest.raises(InvalidArgument, match="request 1 has beam width 2, expected 1"):
-        manager.prepare_resources(batch([wide]))
     with pytest.raises(InvalidArgument, match="pin_on_release is True"):
-        manager.free_resources(wide, pin_on_release=True)
-    with pytest.raises(InvalidArgument, match="request 1 has no blocks"):
-        manager.prepare_resources(batch([], [wide]))
+        manager.free_resources(request_of(1, 4), pin_on_release=True)
+
+
+def retention_of(milliseconds: object, priority: object = 80) -> SimpleNamespace:
+    """A KvCacheRetentionConfig that keeps the first four tokens."""
+    entry = SimpleNamespace(token_start=0, token_end=4, priority=priority, duration_ms=milliseconds)
+    return SimpleNamespace(
+        token_range_retention_configs=[entry], decode_retention_priority=None, decode_duration_ms=None
+    )
+
+
+@pytest.mark.parametrize(
+    ("odd", "reason"),
+    [
+        (
+            {"kv_cache_retention_config": retention_of(timedelta(0))},
+            r"retention\[0\].duration_s is 0.0, expected None or",
+        ),
+        (
+            {"kv_cache_retention_config": retention_of(timedelta(days=60))},
+            "duration_s is 5184000.0, .* at most 4294967",
+        ),
+        ({"kv_cache_retention_config": retention_of("soon")}, "TypeError: "),
+        ({"kv_cache_retention_config": retention_of(None, 101)}, "priority is 101, expected 0..100"),
+        ({"kv_cache_retention_config": SimpleNamespace()}, "AttributeError: "),
+        ({"sampling_config": SimpleNamespace(beam_width=2)}, "the beam width is 2, expected 1"),
+        ({"tokens": [1.5] * 9}, "expected one dimension of integers"),
+        ({"tokens": [1] * 8}, "prompt_len is 9 with 8 tokens"),
+        ({"set_prepopulated_prompt_len": None}, "TypeError: 'NoneType' object is not callable"),
+        ({"context_current_position": 4}, "py_request_id is 1, expected a request with blocks"),
+        ({"py_draft_tokens": [1] * 56}, "positions are 65, expected at most max_seq_len 64"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused_with_a_reason_and_the_others_are_prepared(
+    odd: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = manager_of(160, max_seq_len=64)
+    generating = request_of(9, 6)
+    prefill(manager, generating)
+    before = manager.get_num_free_blocks()
+    refused = request_of(1, 9, **odd)
+    for step in range(3):
+        served = request_of(2, 8, tokens=[90 + step] * 8)
+        assert manager.prepare_resources(batch([refused, served], [generating])) == [refused]
+        assert list(manager.refusals) == [1]
+        assert re.search(reason, manager.refusals[1])
+        assert served.reused == 0
+        assert len(manager.get_cache_indices(generating)) == 2 + (step > 1)
+        served.context_current_position = 8
+        generating.tokens.append(7)
+        manager.update_resources(batch([refused, served], [generating]))
+        assert manager.verify() == []
+        manager.free_resources(served)
+    assert manager.get_num_free_blocks() == before - 1
+    assert len([record for record in caplog.records if "request 1 is refused" in record.getMessage()]) == 1
+    assert manager.prepare_resources(batch([request_of(1, 9)], [generating])) == []
+    assert manager.refusals == {}
+
+
+def test_an_unknown_generating_request_is_refused_and_the_others_have_their_room() -> None:
+    manager = manager_of(80)
+    known, unknown = request_of(1, 8), request_of(2, 8)
+    prefill(manager, known)
+    assert manager.prepare_resources(batch([], [unknown, known])) == [unknown]
+    assert manager.refusals == {2: "py_request_id is 2, expected a request with blocks: after its first context chunk"}
+    assert len(manager.get_cache_indices(known)) == 3
+    with pytest.raises(InvalidArgument, match="py_request_id is 2, expected a request with blocks"):
+        manager.rewind_kv_cache(unknown, 1)
+
+
+@pytest.mark.parametrize("rewound", [9, -1, "two"])
+def test_a_step_that_cannot_be_confirmed_ends_its_request_alone(rewound: Any) -> None:
+    manager = manager_of(80)
+    odd, other = request_of(1, 6), request_of(2, 6, tokens=[3] * 6)
+    prefill(manager, odd)
+    prefill(manager, other)
+    odd.py_draft_tokens = other.py_draft_tokens = [5]
+    assert manager.prepare_resources(batch([], [odd, other])) == []
+    odd.py_rewind_len, other.py_rewind_len = rewound, 0
+    odd.tokens += [5, 7]
+    other.tokens += [5, 7]
+    manager.update_resources(batch([], [odd, other]))
+    assert manager.get_priority_by_block_id(manager.get_cache_indices(other)[1]) == 35
+    assert manager.blocks.priority_of(manager.get_cache_indices(other)[1]) is not None
+    assert manager.blocks.priority_of(manager.get_cache_indices(odd)[1]) is None
+    assert manager.prepare_resources(batch([], [odd, other])) == [odd]
+    assert manager.refusals[1].startswith("its last step was not confirmed: ")
+    manager.free_resources(odd)
+    assert manager.verify() == []
+
+
+def test_no_request_is_longer_than_max_seq_len() -> None:
+    manager = manager_of(160, max_seq_len=10)
+    assert (manager.max_seq_len, manager.max_batch_size) == (10, 8)
+    longer = request_of(1, 11)
+    assert manager.prepare_resources(batch([longer])) == [longer]
+    assert manager.refusals == {1: "positions are 11, expected at most max_seq_len 10"}
+    request = request_of(2, 9)
+    prefill(manager, request)
+    decode(manager, request)
+    assert manager.prepare_resources(batch([], [request])) == [request]
+    assert manager.refusals == {2: "positions are 11, expected at most max_seq_len 10"}
+    with pytest.raises(InvalidArgument, match="positions are 11, expected at most max_seq_len 10"):
+        manager.add_dummy_requests([3], [11])
+    assert manager.verify() == []
+
+
+def test_no_batch_has_more_than_max_batch_size_requests() -> None:
+    manager = manager_of(160, max_batch_size=2)
+    generating = request_of(1, 4)
+    prefill(manager, generating)
+    odd = request_of(2, 4, sampling_config=SimpleNamespace(beam_width=2))
+    third, fourth = request_of(3, 4), request_of(4, 4)
+    assert manager.prepare_resources(batch([odd, third, fourth], [generating])) == [odd, generating]
+    assert manager.refusals[1] == "it is one more than max_batch_size 2"
+    manager.update_resources(batch([third, fourth]))
+    assert manager.prepare_resources(batch([], [generating])) == []
+    with pytest.raises(InvalidArgument, match="have 3 and 3 entries, expected the same, at most max_batch_size 2"):
+        manager.add_dummy_requests([5, 6, 7])
+
+
+@pytest.mark.parametrize("name", ["max_seq_len", "max_batch_size"])
+@pytest.mark.parametrize("value", [0, -1, True, 2.0, None])
+def test_bounds_that_are_no_numbers_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(InvalidArgument, match=f"{name} is {value!r}, expected a number from 1"):
+        manager_of(40, 4, **{name: value})
+
+
+def test_without_cuda_the_device_is_the_cpu_and_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert manager_of(40, device=None).get_buffers(0).device.type == "cpu"
+    for device in ("cuda:99", torch.device("cuda", 99), "gpu"):
+        with pytest.raises(InvalidArgument, match=f"device is '{device}', expected one that torch has here: "):
+            manager_of(40, device=device)
 
 
 @pytest.mark.parametrize(("dtype", "name"), [("HALF", "float16"), ("BF16", "bfloat16"), ("FP8", "float8_e4m3fn")])

@@ -57,6 +57,13 @@ def local_layers(num_layers: int, mapping: Any) -> list[int]:
     return list(pp_layers(num_layers)) if pp_layers is not None else list(range(num_layers))
 
 
+def check_counts(**counts: object) -> None:
+    """Raises InvalidArgument for anything but numbers from 1."""
+    for name, value in counts.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InvalidArgument(f"{name} is {value!r}, expected a number from 1")
+
+
 def check_config(config: Any, max_seq_len: int) -> None:
     """Raises InvalidArgument for what a block pool does not do, naming the setting."""
     windows = getattr(config, "max_attention_window", None)

@@ -8,25 +8,33 @@ A block becomes reusable in `update_resources`, or when a request that is comple
 that is freed in the middle of a step. Prompts that the node's pool has are loaded when they are prepared, because an
 LlmRequest's position must be final then: bounded by the Pool's timeout without progress. A request without room is left out
 and returned, never raised: an executor whose capacity scheduler counts with `get_needed_resource_to_completion` meets that
-only while blocks are being offloaded. Requests, batches and settings are duck-typed.
-Engine's thread.
+only while blocks are being offloaded. One that cannot be served (a beam, a retention, a length that is none) is returned too,
+and `refusals` has the reason: it never keeps the others of its batch from their step. Requests, batches and settings are
+duck-typed. Engine's thread.
 """
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from kvpool.errors import InvalidArgument
+from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.types import DEFAULT_PRIORITY
-from kvpool_client.blocks.block_memory import BlockShape
+from kvpool_client.blocks.block_memory import BlockShape, checked_device
 from kvpool_client.blocks.block_pool import BlockPool
 from kvpool_client.blocks.executor import cache_settings
 from kvpool_client.blocks.executor.dummy_request import DummyRequest, state_of
 from kvpool_client.blocks.executor.request_terms import RequestTerms
 from kvpool_client.pool import Pool
+
+log = logging.getLogger(__name__)
+
+# What a duck-typed request raises that lacks a field, or has another value in it than any executor gives it.
+ODD_REQUEST = (KVPoolError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 class BaseResourceManager(ABC):
@@ -66,7 +74,8 @@ class _Served:
     """A request's positions in the cache.
 
     `positions`: those that are computed or prepared; `computed`: those that a step has confirmed; `step_end`: where the
-    prepared step ends, None in between; `is_reusable`: False for dummies.
+    prepared step ends, None in between; `is_reusable`: False for dummies. `fault`: why its last step could not be confirmed,
+    which leaves its positions unknown.
     """
 
     positions: int
@@ -74,6 +83,7 @@ class _Served:
     is_reusable: bool
     step_end: int | None = None
     is_generating: bool = False
+    fault: str = ""
 
 
 class KVCacheManager(BaseResourceManager):
@@ -97,12 +107,14 @@ class KVCacheManager(BaseResourceManager):
         device: str | torch.device | None = None,
         **others: object,
     ) -> None:
-        """TensorRT-LLM's arguments, and `pool`: the node's pool, whose layout is that of this rank; `device`: None: CUDA.
+        """TensorRT-LLM's arguments, and `pool`: the node's pool, whose layout is that of this rank; `device`: None: CUDA, or
+        the CPU where there is none.
 
         `others`: its further arguments. `max_num_tokens` and `model_config` size what a block pool has not; any other must
         be absent, None or False. Raises InvalidArgument, LayoutMismatch.
         """
         cache_settings.check_cache_type(kv_cache_type)
+        cache_settings.check_counts(max_seq_len=max_seq_len, max_batch_size=max_batch_size)
         cache_settings.check_config(kv_cache_config, max_seq_len)
         _check_beams(max_beam_width)
         _refuse({name: value for name, value in others.items() if name not in ("max_num_tokens", "model_config")})
@@ -115,7 +127,7 @@ class KVCacheManager(BaseResourceManager):
         heads = cache_settings.local_heads(num_kv_heads, mapping)
         name = cache_settings.layout_dtype(dtype)
         shape = BlockShape(len(self.pp_layers), 1, tokens_per_block, heads, head_dim, name)
-        place = torch.device("cuda" if device is None else device)
+        place = checked_device(device)
         shape = replace(shape, num_blocks=cache_settings.block_count(kv_cache_config, shape, place))
         self.blocks = BlockPool(
             layers=shape.layers,
@@ -127,6 +139,7 @@ class KVCacheManager(BaseResourceManager):
             device=place,
             pool=pool if self.enable_block_reuse else None,
         )
+        self.refusals: dict[Hashable, str] = {}
         self._terms = RequestTerms()
         self._served: dict[int, _Served] = {}
 
@@ -170,10 +183,31 @@ class KVCacheManager(BaseResourceManager):
         return self.get_num_kv_blocks(context + request.max_new_tokens + len(_drafts(request)))
 
     def prepare_resources(self, scheduled_batch: Any) -> list[Any]:
-        """Room for the batch's next step. Returns the requests that there is no room for now: they must not run in it."""
-        refused = [request for request in scheduled_batch.context_requests if not self._prepare_context(request)]
-        generating = scheduled_batch.generation_requests
-        return refused + [request for request in generating if not self._prepare_generation(request)]
+        """Room for the batch's next step. Returns the requests that must not run in it.
+
+        `refusals` has those of them that cannot be served as they are, each by its id with the reason; for the others there
+        is no room now.
+        """
+        before, self.refusals = self.refusals, {}
+        steps = [(request, self._prepare_context) for request in scheduled_batch.context_requests]
+        steps += [(request, self._prepare_generation) for request in scheduled_batch.generation_requests]
+        left_out: list[Any] = []
+        for number, (request, prepare) in enumerate(steps):
+            request_id = getattr(request, "py_request_id", None)
+            is_new = request_id not in self._served
+            try:
+                if number - len(left_out) == self.max_batch_size:
+                    raise InvalidArgument(f"it is one more than max_batch_size {self.max_batch_size}")
+                if not prepare(request):
+                    left_out.append(request)
+            except ODD_REQUEST as error:
+                left_out.append(request)
+                self.refusals[request_id] = reason = _words(error)
+                if is_new:
+                    self._end(request_id)
+                if before.get(request_id) != reason:
+                    log.warning("kvpool: request %s is refused: %s", request_id, reason)
+        return left_out
 
     def update_resources(
         self,
@@ -183,7 +217,8 @@ class KVCacheManager(BaseResourceManager):
     ) -> None:
         """The batch's step has run: rejected drafts are taken back, and what was computed is reusable.
 
-        Requests that were freed since, or refused, are passed over.
+        Requests that were freed since, or refused, are passed over. One whose step cannot be confirmed (more drafts are taken
+        back than it has) is refused from then on.
         """
         for request in scheduled_batch.generation_requests:
             if state_of(request) != "CONTEXT_INIT":
@@ -197,30 +232,37 @@ class KVCacheManager(BaseResourceManager):
             raise InvalidArgument("pin_on_release is True, expected False: blocks for reuse are not pinned")
         if state_of(request) == "GENERATION_COMPLETE":
             self._confirm(request)
-        if self._served.pop(request.py_request_id, None) is not None:
-            self.blocks.free(request.py_request_id)
+        self._end(request.py_request_id)
 
     def rewind_kv_cache(self, request: Any, rewind_len: int) -> None:
         """Take the last positions of a request back."""
-        served = self._served_as(request)
-        if not 0 <= rewind_len <= served.positions:
-            raise InvalidArgument(f"rewind_len is {rewind_len!r}, expected 0..{served.positions}")
-        self._rewind(request.py_request_id, served, served.positions - rewind_len)
+        self._rewind(request.py_request_id, self._served_as(request), rewind_len)
 
     def get_cache_indices(self, request: Any, window_size: int | None = None) -> list[int]:
         """A request's block ids, in the order of its tokens."""
         self._check_window(window_size)
         return list(self.blocks.block_ids(request.py_request_id))
 
-    def get_batch_cache_indices(self, request_ids: Sequence[int], layer_idx: int | None = None) -> list[list[int]]:
-        """The block ids of each request, in the order asked for and of its tokens; the same in every layer."""
+    def get_batch_cache_indices(
+        self, request_ids: Sequence[Any], layer_idx: int | None = None
+    ) -> list[list[int]] | dict[int, list[int]]:
+        """The block ids of each request, in the order of its tokens; the same in every layer.
+
+        For ids, as TensorRT-LLM's code has it, a list in the order asked for; for requests, as its documentation has it, a
+        dict by their ids. Raises InvalidArgument for a request without blocks, and where both are mixed.
+        """
         if layer_idx is not None:
             self._offset(layer_idx)
-        return [list(self.blocks.block_ids(request_id)) for request_id in request_ids]
+        are_requests = [hasattr(entry, "py_request_id") for entry in request_ids]
+        if not any(are_requests):
+            return [list(self.blocks.block_ids(request_id)) for request_id in request_ids]
+        if not all(are_requests):
+            raise InvalidArgument(f"request_ids has ids and requests, expected one of both: {request_ids!r:.200}")
+        return {request.py_request_id: self.get_cache_indices(request) for request in request_ids}
 
     def get_block_ids_per_seq(self, request_ids: Sequence[int]) -> torch.Tensor:
-        """`get_batch_cache_indices` as one int32 tensor, padded with 0."""
-        rows = [torch.tensor(row, dtype=torch.int32) for row in self.get_batch_cache_indices(request_ids)]
+        """The block ids of each request as one int32 tensor, [requests, longest], padded with 0."""
+        rows = [torch.tensor(self.blocks.block_ids(request_id), dtype=torch.int32) for request_id in request_ids]
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0)
 
     def get_last_block_id(self, request_id: int) -> int:
@@ -252,21 +294,30 @@ class KVCacheManager(BaseResourceManager):
         num_extra_decoding_steps: int = 0,
         **others: object,
     ) -> list[DummyRequest] | None:
-        """Requests that warm up captured graphs; None, and no block is taken, where there is no room for all of them."""
+        """Requests that warm up captured graphs; None, and no block is taken, where there is no room for all of them.
+
+        Raises InvalidArgument, and no block is taken, for more requests than a batch has, or longer ones than a request may be.
+        """
         _refuse(others)
         _check_beams(max_beam_width)
         if self.get_num_free_blocks() < 1:
             return None
-        requests: list[DummyRequest] = []
-        for number, request_id in enumerate(request_ids):
-            tokens = token_nums[number] if token_nums is not None else 1 + max_num_draft_tokens
-            request = DummyRequest.of(request_id, tokens, is_generating=is_gen, draft_tokens=max_num_draft_tokens)
-            extra = num_extra_decoding_steps + len(request.py_draft_tokens)
-            if prepare_resource and not self._allocate(request, request.tokens, extra):
-                for prepared in requests:
-                    self.free_resources(prepared)
-                return None
-            requests.append(request)
+        counts = [1 + max_num_draft_tokens] * len(request_ids) if token_nums is None else token_nums
+        if len(counts) != len(request_ids) or len(request_ids) > self.max_batch_size:
+            raise InvalidArgument(
+                f"request_ids and token_nums have {len(request_ids)} and {len(counts)} entries, "
+                f"expected the same, at most max_batch_size {self.max_batch_size}"
+            )
+        requests = [
+            DummyRequest.of(request_id, tokens, is_generating=is_gen, draft_tokens=max_num_draft_tokens)
+            for request_id, tokens in zip(request_ids, counts, strict=True)
+        ]
+        with ExitStack() as unless_all:
+            for request in requests if prepare_resource else ():
+                if not self._allocate(request, request.tokens, num_extra_decoding_steps + len(_drafts(request))):
+                    return None
+                unless_all.callback(self._end, request.py_request_id)
+            unless_all.pop_all()
         return requests
 
     def add_padding_request(self, request_id: int, *, max_num_draft_tokens: int = 0) -> DummyRequest | None:
@@ -288,8 +339,11 @@ class KVCacheManager(BaseResourceManager):
         if request.is_first_context_chunk and request.py_request_id not in self._served:
             beams = getattr(getattr(request, "sampling_config", None), "beam_width", 1)
             if beams != 1:
-                raise InvalidArgument(f"request {request.py_request_id} has beam width {beams}, expected 1")
-            if not self._allocate(request, request.get_tokens(0)[: request.prompt_len], len(_drafts(request))):
+                raise InvalidArgument(f"the beam width is {beams!r}, expected 1")
+            tokens = request.get_tokens(0)[: request.prompt_len]
+            if len(tokens) < request.prompt_len:
+                raise InvalidArgument(f"prompt_len is {request.prompt_len} with {len(tokens)} tokens, expected no more")
+            if not self._allocate(request, tokens, len(_drafts(request))):
                 return False
         served = self._served_as(request)
         served.step_end = min(request.prompt_len, request.context_current_position + request.context_chunk_size)
@@ -299,12 +353,23 @@ class KVCacheManager(BaseResourceManager):
         served = self._served.get(request.py_request_id)
         if served is None:
             raise InvalidArgument(
-                f"request {request.py_request_id} has no blocks, expected its first context chunk first"
+                f"py_request_id is {request.py_request_id!r}, expected a request with blocks: after its first context chunk"
             )
+        if served.fault:
+            raise InvalidArgument(served.fault)
         return served
+
+    def _end(self, request_id: Any) -> None:
+        if self._served.pop(request_id, None) is not None:
+            self.blocks.free(request_id)
+
+    def _check_length(self, positions: int) -> None:
+        if positions > self.max_seq_len:
+            raise InvalidArgument(f"positions are {positions}, expected at most max_seq_len {self.max_seq_len}")
 
     def _allocate(self, request: Any, tokens: Sequence[int], extra: int) -> bool:
         request_id, scope, retention = request.py_request_id, self._terms.scope(request), self._terms.retention(request)
+        self._check_length(len(tokens) + extra)
         allocation = self.blocks.allocate(
             request_id,
             tokens,
@@ -316,13 +381,15 @@ class KVCacheManager(BaseResourceManager):
         )
         if allocation is None:
             return False
-        if extra and not self.blocks.reserve(request_id, extra):
-            self.blocks.free(request_id)
-            return False
-        reused = allocation.settle()
-        request.set_prepopulated_prompt_len(reused, self.tokens_per_block)
-        is_reusable = self.enable_block_reuse and not getattr(request, "is_dummy_request", False)
-        self._served[request_id] = _Served(len(tokens), reused, is_reusable)
+        with ExitStack() as unless_served:
+            unless_served.callback(self.blocks.free, request_id)
+            if extra and not self.blocks.reserve(request_id, extra):
+                return False
+            reused = allocation.settle()
+            request.set_prepopulated_prompt_len(reused, self.tokens_per_block)
+            is_reusable = self.enable_block_reuse and not getattr(request, "is_dummy_request", False)
+            self._served[request_id] = _Served(len(tokens), reused, is_reusable)
+            unless_served.pop_all()
         return True
 
     def _prepare_generation(self, request: Any) -> bool:
@@ -330,6 +397,7 @@ class KVCacheManager(BaseResourceManager):
         request_id = request.py_request_id
         served = self._served_as(request)
         positions = served.positions + 1 + len(_drafts(request))
+        self._check_length(positions)
         if not self.blocks.reserve(request_id, positions - self.blocks.length(request_id)):
             return False
         served.positions = served.step_end = positions
@@ -338,13 +406,20 @@ class KVCacheManager(BaseResourceManager):
 
     def _confirm(self, request: Any) -> None:
         """The prepared step of a request has run."""
-        request_id = request.py_request_id
-        served = self._served.get(request_id)
+        served = self._served.get(request.py_request_id)
         if served is None or served.step_end is None:
             return
+        try:
+            self._take_step(request, served, served.step_end)
+        except ODD_REQUEST as error:
+            served.fault = f"its last step was not confirmed: {_words(error)}"
+        served.step_end = None
+
+    def _take_step(self, request: Any, served: _Served, end: int) -> None:
+        request_id = request.py_request_id
         if served.is_generating and (rewound := getattr(request, "py_rewind_len", 0)):
-            self._rewind(request_id, served, served.positions - rewound)
-        end, served.step_end = served.step_end, None
+            self._rewind(request_id, served, rewound)
+            end = min(end, served.positions)
         if not served.is_reusable:
             return
         known = self.blocks.length(request_id)
@@ -354,8 +429,10 @@ class KVCacheManager(BaseResourceManager):
         if end > served.computed and self.blocks.computed(request_id, served.computed, end):
             served.computed = end
 
-    def _rewind(self, request_id: int, served: _Served, positions: int) -> None:
-        known = self.blocks.length(request_id)
+    def _rewind(self, request_id: int, served: _Served, rewind_len: int) -> None:
+        if not 0 <= rewind_len <= served.positions:
+            raise InvalidArgument(f"rewind_len is {rewind_len!r}, expected 0..{served.positions}")
+        positions, known = served.positions - rewind_len, self.blocks.length(request_id)
         self.blocks.rewind(request_id, max(0, known - positions))
         if positions > known:
             is_there = self.blocks.reserve(request_id, positions - known)
@@ -368,6 +445,11 @@ class KVCacheManager(BaseResourceManager):
 def _drafts(request: Any) -> Sequence[int]:
     """The draft tokens that the request's next step verifies."""
     return getattr(request, "py_draft_tokens", None) or ()
+
+
+def _words(error: Exception) -> str:
+    """What an error says; its kind too where it was not meant to be read."""
+    return str(error) if isinstance(error, KVPoolError) else f"{type(error).__name__}: {error}"
 
 
 def _check_beams(max_beam_width: int) -> None:

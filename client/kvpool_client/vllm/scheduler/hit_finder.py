@@ -48,6 +48,8 @@ class HitFinder:
         """The hit to load; None while it is better to wait for chunks that are just being saved."""
         size = self._geometry.chunk_tokens
         wanted = -(-usable // size)
+        if self._geometry.has_groups:
+            wanted = min(wanted, self._pool.groups.chunks_max)  # no lease has more
         hit = self._look_up(entry, wanted)
         chunks = min(hit.chunks, wanted)
         self._tally.add("lookups")

@@ -353,6 +353,8 @@ class SchedulerHalf:
                 entry.hints.save_tokens(self._settings.save, prompt) // size if self._role.may_save else 0
             )
             entry.boundaries |= boundaries_of(prompt, size)
+            if self._geometry.has_groups and prompt > (end := self.pool.groups.chunks_max) * size:
+                entry.boundaries.add(end)  # of the longest hit
         entry.extend_keys()
         if is_new:
             self._sightings.see(entry.take_unseen())

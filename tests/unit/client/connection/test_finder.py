@@ -9,6 +9,7 @@ import pytest
 
 from kvpool.errors import DaemonUnreachable
 from kvpool.key_column import KeyColumn
+from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import seeking as sk
 from kvpool.types import Level
 from kvpool_client.connection.counters import Counters
@@ -69,6 +70,18 @@ def test_nobody_is_asked_without_need_or_without_a_store(here: int, has_store: b
     rig = Rig(here, 6, has_store=has_store)
     assert rig.finder.lookup(rig.keys()).chunks == here
     assert rig.asked == []
+
+
+@pytest.mark.parametrize(("here", "owner"), [(6, ""), (1, ""), (1, "node-b")])
+def test_a_hit_has_no_more_chunks_than_one_request_names_of_all_ranks(
+    here: int, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(m, "KEYS_MAX", 9)
+    rig = Rig(here, 5, has_store=not owner, ranks=2)
+    rig.session.has_peers = True
+    hit = rig.finder.lookup(rig.keys(), owner)
+    assert (hit.chunks, hit.tokens, len(hit.tiers)) == (4, 4 * SMALL.chunk_tokens, 4)
+    assert [len(KeyColumn(asked.keys)) for asked in rig.asked] == ([] if here == 6 or owner else [2 * 3])
 
 
 def test_what_the_store_lacks_is_not_sought_again_for_a_while() -> None:

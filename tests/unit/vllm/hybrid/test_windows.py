@@ -90,6 +90,22 @@ def test_a_chunk_across_an_end_of_a_piece_is_stored_where_one_step_computes_it(
     assert engine.ask("warm", tokens_of(1)).offers == [PROMPT // CHUNK * CHUNK if is_stored else 0]
 
 
+@pytest.mark.parametrize("budget", [7, 4096])
+def test_a_hit_ends_where_a_lease_has_no_more_holds_and_windows_are_stored_there(
+    budget: int, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = 4
+    monkeypatch.setattr("kvpool_client.grouped.lease_bound.HOLDS_MAX", 2 * (1 + held))
+    engine = start(windows=(0, 6 * CHUNK), ranks=2, budget=budget)
+    engine.ask("cold", tokens_of(1))
+    # Whoever saves the chunks behind it: none of them would be leased.
+    monkeypatch.setattr(engine.scheduler._scheduler.pool, "is_being_saved", lambda *_: True)
+    assert engine.ask("warm", tokens_of(1)).offers == [held * CHUNK]
+    counts = engine.scheduler._scheduler.tally.totals.data
+    assert counts["hit_tokens_dram"] == held * CHUNK
+    assert counts.get("waits_for_another_save", 0) == 0
+
+
 def test_a_prompt_of_whole_chunks_goes_on_before_its_last_one(start: StartEngine) -> None:
     engine = start()
     engine.ask("cold", tokens_of(1, 6 * CHUNK))
