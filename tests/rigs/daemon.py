@@ -187,7 +187,7 @@ class Daemon:
         return True
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 180.0) -> None:
     """Until the condition holds; fails with `what` after the time. It looks less often as time passes: a look costs CPU."""
     deadline, pause_s = time.monotonic() + timeout_s, LOOK_S
     while not condition():

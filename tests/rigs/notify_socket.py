@@ -37,7 +37,7 @@ class NotifySocket:
         self.take()
         return sum(line in lines for lines in self.received)
 
-    def wait_for(self, line: str, times: int = 1, timeout_s: float = 60.0) -> None:
+    def wait_for(self, line: str, times: int = 1, timeout_s: float = 180.0) -> None:
         """Wait until `line` has been received `times` more times."""
         before = self.count(line)
         wait_until(lambda: self.count(line) >= before + times, f"{line} is received {times} times", timeout_s)

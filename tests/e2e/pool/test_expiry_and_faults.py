@@ -88,7 +88,8 @@ def test_an_expired_reservation_is_declined_and_its_slots_wait(start_daemon: Cal
         assert (result.stored, dict(result.reasons)) == (0, {"expired": CHUNKS})
         assert daemon.stats()["dram.zombie_slots"] == 0
         assert pool.lookup(late).chunks == 0
-        assert store(other, keys).stored == 3
+        # Its own reservations expire as fast, where the machine is slow.
+        wait_until(lambda: store(other, keys).declined == 0, "the slots are used again")
     assert daemon.problems() == []
 
 

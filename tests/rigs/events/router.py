@@ -168,14 +168,14 @@ class Router:
         self._take(topic, number, payload)
         return True
 
-    def receive_until(self, condition: Any, what: str, timeout_s: float = 60.0) -> None:
+    def receive_until(self, condition: Any, what: str, timeout_s: float = 180.0) -> None:
         """Take messages until the condition holds."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             self.receive(0.05)
             assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
 
-    def catch_up(self, topic: str, timeout_s: float = 60.0, only: bool = False) -> int:
+    def catch_up(self, topic: str, timeout_s: float = 180.0, only: bool = False) -> int:
         """Ask for everything from the next number on; how many messages came."""
         first, taken = self.next.get(topic, 0), 0
         for name, number, payload in self.replay(first, topic if only else None, timeout_s):
@@ -184,7 +184,7 @@ class Router:
                 taken += 1
         return taken
 
-    def replay(self, first: int, topic: str | None = None, timeout_s: float = 60.0) -> list[tuple[str, int, bytes]]:
+    def replay(self, first: int, topic: str | None = None, timeout_s: float = 180.0) -> list[tuple[str, int, bytes]]:
         """The retained messages from a number on."""
         assert self._dealer is not None
         request = [b"", struct.pack(">Q", first)]

@@ -31,7 +31,7 @@ LINK = LinkSettings(connect_s=5.0, ping_s=10.0, back_off=BackOffSettings(first_s
 TICKET = bytes(range(r.TICKET_BYTES))
 
 
-async def until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+async def until(condition: Callable[[], object], what: str, timeout_s: float = 180.0) -> None:
     """Until the condition holds; fails with `what` after the time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -234,7 +234,7 @@ class RawPeer:
         """Send a record."""
         return self.send(wire.encode_message(record, sequence))
 
-    async def answer(self, timeout_s: float = 20.0) -> wire.Message:
+    async def answer(self, timeout_s: float = 180.0) -> wire.Message:
         """The next answer."""
         await until(lambda: self.socket.poll(0), "an answer has come", timeout_s)
         return wire.decode_answer([memoryview(part) for part in self.socket.recv_multipart()])

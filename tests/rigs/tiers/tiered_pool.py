@@ -22,7 +22,7 @@ from tests.rigs.tiers.memory_tier import Medium, MemoryTier, planner
 
 LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=32)
 CHUNK, LAYER = LAYOUT.chunk_bytes, LAYOUT.chunk_bytes // LAYOUT.layers
-MOVED_S = 20.0
+MOVED_S = 180.0
 T = TypeVar("T")
 
 

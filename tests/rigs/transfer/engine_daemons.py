@@ -89,7 +89,7 @@ def connected(owner: Daemon, here: Daemon) -> None:
     until(lambda: here.stats()["peer.rdma.connections"] > 0, "it is connected")
 
 
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 180.0) -> None:
     """Until the condition holds, as long as it takes with this protocol."""
     wait_until(condition, what, timeout_s * PATIENCE)
 

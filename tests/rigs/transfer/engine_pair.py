@@ -33,7 +33,7 @@ OFFER = 1
 PULL = 7
 
 
-async def until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+async def until(condition: Callable[[], object], what: str, timeout_s: float = 180.0) -> None:
     """Until the condition holds; fails with `what` after the time."""
     deadline = time.monotonic() + timeout_s * PATIENCE
     while not condition():

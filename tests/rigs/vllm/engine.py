@@ -117,7 +117,7 @@ class ScriptedEngine:
         if self.scheduler.has_pending_push_work():
             self.step_until(lambda: not self.scheduler.has_pending_push_work(), "the connector's work has ended")
 
-    def step_until(self, condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+    def step_until(self, condition: Callable[[], bool], what: str, timeout_s: float = 180.0) -> None:
         """Step, and on until the condition holds; fails with `what` after the time."""
 
         def has_come() -> bool:
