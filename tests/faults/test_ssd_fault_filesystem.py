@@ -173,7 +173,7 @@ def test_a_slow_disk_costs_misses(
             stats = tiered.stats()
             return int(stats["demoted_chunks"]) > 4 * CHAIN and int(stats["ssd.read_bytes"]) > 0
 
-        wait_until(has_moved_much, "chunks move to the disk and back", 20.0)
+        wait_until(has_moved_much, "chunks move to the disk and back")
         for _ in range(TURNS):
             client.turn()
         fault_filesystem.clear()

@@ -129,7 +129,7 @@ class ScriptedEngine:
     def run(self, *requests: Request) -> None:
         """Until the requests have ended, and without others what the connector does behind them."""
         self.arrive(*requests)
-        wait_until(lambda: self._has_stepped_to_the_end(requests), f"the requests have ended: {requests}", 30.0)
+        wait_until(lambda: self._has_stepped_to_the_end(requests), f"the requests have ended: {requests}")
         if not self.requests:
             self.idle()
 

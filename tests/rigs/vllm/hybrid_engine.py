@@ -186,7 +186,7 @@ class HybridEngine:
             self.step()
             return condition()
 
-        wait_until(has_come, what, 30.0)
+        wait_until(has_come, what)
 
     def preempt(self, request: Request) -> None:
         self._release(request)
