@@ -8,7 +8,8 @@ read where it lies in the arena, under a lease. Summaries choose blocks and esti
 to first tokens, chosen blocks and window in their order, and both are merged in float32. Nothing is copied.
 
 Bytes in the arena count only while their chunks have the generation under which they were verified, which is checked
-after each step: a sequence whose chunks are gone leases them again, or raises SequenceLost.
+after each step. A sequence whose chunks are gone, or whose lease has ended with the connection, leases them again, or
+raises SequenceLost.
 
 Invariant: block b of the middle has its summary for layer l exactly when b < `_summarised[l]`; pages before
 `_offload.chunks` lie in the arena. One thread at a time; forks share pages and lease, and belong to the same thread.
@@ -202,8 +203,9 @@ class SparseSequence:
     @in_turn
     def fork(self) -> "SparseSequence":
         """A sequence with the same tokens, which goes its own way from here: pages are shared until one of both
-        writes them."""
+        writes them. Raises SequenceLost."""
         self._check_open()
+        self._renew_lease()
         child = object.__new__(SparseSequence)
         child.__dict__.update(self.__dict__)
         child.turns = Turns()
@@ -332,6 +334,7 @@ class SparseSequence:
     def _offload_full_pages(self, backlog: int) -> None:
         """Save pages that have left the window, and read those that are stored in the arena from now on. Waits while
         more than `backlog` of them are not stored."""
+        self._renew_lease()
         tokens, offload = self.tokens, self._offload
         blocks = self.config.middle_blocks(tokens)
         if tokens < self.config.offload_boundary or not blocks:
@@ -361,6 +364,7 @@ class SparseSequence:
     def _steadily(self, read: Callable[[], Answer]) -> Answer:
         """What `read` returns, where all that it read from the arena is what was verified. Raises SequenceLost."""
         for _ in range(READS_MAX):
+            self._renew_lease()
             found = read()
             if self._offload.are_current():
                 if self._reports.are_due:
@@ -369,12 +373,19 @@ class SparseSequence:
             self._lease_again()
         raise self._lost(0)
 
+    def _renew_lease(self) -> None:
+        """Lease the chunks anew where their lease has ended with its session and there is another. Raises SequenceLost."""
+        if self._offload.must_renew:
+            self._lease_again()
+
     def _lease_again(self) -> None:
-        """Lease the chunks anew that this sequence has lost."""
-        needed = self._offload.chunks
+        """Lease the chunks anew that this sequence has lost. Raises SequenceLost."""
+        needed, before = self._offload.chunks, self._offload.lease
         found = self._offload.reattach()
         if found < needed:
             raise self._lost(found)
+        if self._offload.lease is before:
+            return
         self.tally.reattached += 1
         self._table.adopt(self._offload.lease, range(needed))
         self._summarise_arena()

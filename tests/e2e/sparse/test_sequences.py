@@ -276,12 +276,61 @@ def test_chunks_that_are_gone_are_an_error_and_never_wrong(pool: kv.Pool, module
             sequence.attend(0, text.query)
 
 
-def test_a_lost_connection_alone_is_mended(pool: kv.Pool) -> None:
+@pytest.mark.parametrize("call", ["attend", "append", "settle", "fork"])
+def test_a_lost_connection_alone_is_mended_by_the_next_call(pool: kv.Pool, module_daemon: Daemon, call: str) -> None:
     text = Text(14, 1300)
     with sequence_of(pool, text, EVERYTHING, 1300) as sequence:
+        chunks = sequence.settle()
+        end_connection_of(pool)
+        wait_until(
+            lambda: pool.connected and module_daemon.stats()["leases"] == 0, "its lease has ended with the connection"
+        )
+        if call == "attend":
+            sequence.attend(1, text.query)
+        elif call == "settle":
+            assert sequence.settle() == chunks
+        elif call == "append":
+            sequence.append(0, text.keys[0, :0], text.values[0, :0])
+        else:
+            sequence.fork().close()
+        assert module_daemon.stats()["leases"] == 1
+        np.testing.assert_allclose(sequence.attend(1, text.query), text.exact(1, 1300), atol=2e-5)
+        assert sequence.stats()["reattached"] == 1
+        assert sequence.stats()["chunks_in_arena"] == chunks
+
+
+def test_what_cannot_be_leased_again_is_lost_though_nobody_has_evicted_it(
+    pool: kv.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = Text(29, 1300)
+    with sequence_of(pool, text, EVERYTHING, 1300) as sequence:
+        assert sequence.settle() > 2
         end_connection_of(pool)
         wait_until(lambda: pool.connected, "the pool has connected again")
-        np.testing.assert_allclose(sequence.attend(1, text.query), text.exact(1, 1300), atol=2e-5)
+        lookup = kv.Pool.lookup
+        monkeypatch.setattr(kv.Pool, "lookup", lambda self, keys: replace(lookup(self, keys), chunks=2))
+        with pytest.raises(SequenceLost, match="first 128 tokens"):
+            sequence.attend(0, text.query)
+
+
+def test_a_new_daemon_without_the_chunks_is_asked_once(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, asked = Text(30, 1300), []
+    with daemon.connect(layout=LAYOUT) as pool, sequence_of(pool, text, EVERYTHING, 1300) as sequence:
+        assert sequence.settle() > 2
+        daemon.kill()
+        daemon.start()
+        wait_until(lambda: pool.connected, "the pool has connected again")
+        lookup = kv.Pool.lookup
+
+        def counted(self: kv.Pool, keys: kv.KeyChain) -> kv.Hit:
+            asked.append(1)
+            return lookup(self, keys)
+
+        monkeypatch.setattr(kv.Pool, "lookup", counted)
+        for _ in range(3):
+            np.testing.assert_allclose(sequence.attend(0, text.query), text.exact(0, 1300), atol=2e-5)
+        assert len(asked) == 1
+        assert sequence.stats()["reattached"] == 0
 
 
 def test_damaged_summaries_are_built_again(pool: kv.Pool, module_daemon: Daemon) -> None:

@@ -202,7 +202,8 @@ class DeviceSequence:
         """A sequence with the same tokens, which goes its own way from here: pages on the host are shared as
         `SparseSequence.fork` says, nothing on the device. Raises SequenceLost."""
         self._ready()
-        child = self.sequence.fork()
+        with self._closed_where_lost():
+            child = self.sequence.fork()
         try:
             return DeviceSequence(child, device=self.device, staging_blocks=self.staging_blocks)
         except BaseException:
