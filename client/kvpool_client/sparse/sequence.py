@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 import kvpool_native
 from kvpool.errors import InvalidArgument, KVPoolError
+from kvpool.layout import Layout
 from kvpool_client.arguments import check_whole_chunks
 from kvpool_client.pool import Pool
 from kvpool_client.sparse.arrays import as_blocks, as_given, as_items, as_query, check_layout, is_tensor
@@ -75,11 +76,11 @@ class SparseSequence:
         Raises InvalidArgument for a Pool with groups or a share, and for a layout whose KV cannot be attended to: packed,
         of one plane, of integers, or of a head_dim that is no multiple of 32.
         """
-        self.config = config if config is not None else SparseConfig()
+        self._config = config if config is not None else SparseConfig()
         check_whole_chunks(pool.layout, pool.shares)
         check_layout(pool.layout, self.config.block_tokens)
         self.pool = pool
-        self.layout = pool.layout
+        self._layout = pool.layout
         self.turns = Turns()
         form = PageForm(pool.layout, self.config.block_tokens, pool.layout.summaries or DEFAULT_SUMMARIES)
         self._team = team_of(pool, threads)
@@ -107,6 +108,16 @@ class SparseSequence:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def config(self) -> SparseConfig:
+        """Its settings: `fork` takes others."""
+        return self._config
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of its Pool."""
+        return self._layout
 
     @property
     def tokens(self) -> int:
@@ -201,21 +212,30 @@ class SparseSequence:
         return self._offload.chunks
 
     @in_turn
-    def fork(self) -> "SparseSequence":
+    def fork(self, config: SparseConfig | None = None) -> "SparseSequence":
         """A sequence with the same tokens, which goes its own way from here: pages are shared until one of both
-        writes them. Raises SequenceLost."""
+        writes them.
+
+        `config`: its settings, those of this sequence by default; other ones have the same `init_tokens` and
+        `block_tokens`. Raises InvalidArgument, SequenceLost.
+        """
         self._check_open()
+        chosen = self._checked_config(config)
         self._renew_lease()
         child = object.__new__(SparseSequence)
         child.__dict__.update(self.__dict__)
+        child._config = chosen
         child.turns = Turns()
         child._table = self._table.fork()
         child._offload = self._offload.fork(self.tokens)
         child._end = closing_aside(child, child._offload)
         child._tokens = list(self._tokens)
-        child._summarised = list(self._summarised)
         child.tally = Tally()
         child._reports = TallyReports(self.pool.counters, child.tally)
+        middle = map(chosen.middle_blocks, self._tokens)
+        child._summarised = [min(both) for both in zip(self._summarised, middle, strict=True)]
+        for layer in range(self.layout.layers):
+            child._summarise(layer)  # what has left a shorter window
         return child
 
     def stats(self) -> dict[str, int | float]:
@@ -405,6 +425,18 @@ class SparseSequence:
             raise KVPoolError(
                 "the sequence is closed" if self._is_closed else "the sequence is that of the parent process"
             )
+
+    def _checked_config(self, config: SparseConfig | None) -> SparseConfig:
+        """The settings of a fork: the summaries that there are fit them. Raises InvalidArgument."""
+        if config is None:
+            return self._config
+        if not isinstance(config, SparseConfig):
+            raise InvalidArgument(f"config is {type(config).__name__}, expected a SparseConfig")
+        for name in ("init_tokens", "block_tokens"):
+            own, wanted = getattr(self._config, name), getattr(config, name)
+            if wanted != own:
+                raise InvalidArgument(f"config {name} is {wanted}, expected that of the sequence to fork, {own}")
+        return config
 
     def _check_layer(self, layer: int) -> None:
         if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < self.layout.layers:

@@ -6,6 +6,7 @@ Here the device is the processor, where staging is forced; tests marked `gpu` ru
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -278,6 +279,21 @@ def test_forks_go_their_own_ways(pool: kv.Pool, device: torch.device) -> None:
             np.testing.assert_allclose(attended(parent, 0, text.query), text.exact(0, 1300), atol=2e-5)
             parent.close()
             np.testing.assert_allclose(attended(child, 1, text.query), other.exact(1, 1400, text.query), atol=2e-5)
+
+
+@pytest.mark.parametrize("local_tokens", [0, 500])
+def test_a_fork_attends_by_its_own_settings(pool: kv.Pool, device: torch.device, local_tokens: int) -> None:
+    text, settings = Text(44, 1500), replace(CONFIG, local_tokens=local_tokens, topk_share=0.5)
+    with both_of(pool, text, CONFIG, 1300, device=device) as (host, there):
+        there.settle()
+        with there.fork(settings) as child, host.fork(settings) as expected:
+            assert (child.config, there.config) == (settings, CONFIG)
+            for end in (1300, 1500):
+                append_to(child, text, end)
+                text.append_to(expected, end)
+                check_same(expected, child, text.query)
+        with pytest.raises(AttributeError, match=r"'config'.*no setter"):
+            there.config = settings  # type: ignore[misc]  # what is refused
 
 
 def test_a_closed_sequence_raises_and_leaves_no_thread(pool: kv.Pool, device: torch.device) -> None:

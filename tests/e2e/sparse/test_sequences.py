@@ -234,6 +234,46 @@ def test_forks_go_their_own_ways(pool: kv.Pool) -> None:
     grandchild.close()
 
 
+@pytest.mark.parametrize("layout_summaries", ["clusters7", ""])
+@pytest.mark.parametrize("local_tokens", [0, 32, 500])
+def test_a_fork_attends_by_its_own_settings(module_daemon: Daemon, layout_summaries: str, local_tokens: int) -> None:
+    text, settings = Text(31, 1900), replace(CONFIG, local_tokens=local_tokens, topk_share=0.5, dense_boundary=128)
+    layout = replace(LAYOUT, summaries=layout_summaries)
+    with (
+        module_daemon.connect(layout=layout) as pool,
+        sequence_of(pool, text, CONFIG, 1300) as parent,
+        sequence_of(pool, text, settings, 1300) as other,
+    ):
+        assert parent.settle() > 2
+        before = parent.attend(0, text.query)
+        with parent.fork(settings) as fork:
+            assert (fork.config, parent.config) == (settings, CONFIG)
+            for end in (1300, 1900):
+                for each in (fork, other):
+                    text.append_to(each, end)
+                    each.settle()
+                for layer in range(LAYOUT.layers):
+                    found, expected = (each.recall(layer, text.query) for each in (fork, other))
+                    assert np.array_equal(found.blocks, expected.blocks)
+                    assert bits_equal(fork.attend(layer, text.query), other.attend(layer, text.query))
+        assert bits_equal(parent.attend(0, text.query), before)
+
+
+def test_settings_are_not_assigned_and_those_of_other_blocks_are_refused(pool: kv.Pool) -> None:
+    text = Text(32, 600)
+    with sequence_of(pool, text, CONFIG, 600) as sequence:
+        for name, value in (("config", EVERYTHING), ("layout", LAYOUT)):
+            with pytest.raises(AttributeError, match=rf"'{name}'.*no setter"):
+                setattr(sequence, name, value)
+        with pytest.raises(kv.InvalidArgument, match="init_tokens is 128, expected that of the sequence to fork, 64"):
+            sequence.fork(replace(CONFIG, init_tokens=128))
+        with pytest.raises(kv.InvalidArgument, match="block_tokens is 32, expected that of the sequence to fork, 64"):
+            sequence.fork(replace(CONFIG, block_tokens=32))
+        with pytest.raises(kv.InvalidArgument, match="config is dict, expected a SparseConfig"):
+            sequence.fork({})  # type: ignore[arg-type]
+        assert sequence.fork().config is CONFIG
+
+
 def test_a_closed_sequence_raises_and_closes_again(pool: kv.Pool, module_daemon: Daemon) -> None:
     text = Text(11, 900)
     with sequence_of(pool, text, CONFIG, 900) as sequence:
