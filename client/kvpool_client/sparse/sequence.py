@@ -125,6 +125,11 @@ class SparseSequence:
         return min(self._tokens)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether others find what it saves, under the keys of its tokens."""
+        return not self._offload.source.is_private
+
+    @property
     def own_bytes(self) -> int:
         """Bytes of KV and summaries in this process's own memory, those shared with forks included."""
         return self._table.own_bytes

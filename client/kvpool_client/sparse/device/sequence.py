@@ -111,6 +111,11 @@ class DeviceSequence:
         return self.sequence.prefix_tokens
 
     @property
+    def is_shared(self) -> bool:
+        """As `SparseSequence.is_shared`."""
+        return self.sequence.is_shared
+
+    @property
     def own_bytes(self) -> int:
         """As `SparseSequence.own_bytes`: memory of the host."""
         return self.sequence.own_bytes
