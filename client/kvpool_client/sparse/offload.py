@@ -174,6 +174,11 @@ class Offload:
         """Leading chunks that are known to be stored."""
         return self._saved
 
+    def end_exact(self, tokens: int) -> None:
+        """Have nobody find what is saved from now on of other tokens than the first `tokens`."""
+        begun = max(self._saved + (self._save is not None), self.chunks)
+        self.source.end_exact(max(tokens, begun * self.pool.layout.chunk_tokens))
+
     def fork(self, tokens: int) -> "Offload":
         """The offload of a sequence that has the first `tokens` tokens in common with this one."""
         if self.lease is not None:

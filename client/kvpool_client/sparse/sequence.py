@@ -70,7 +70,8 @@ class SparseSequence:
         threads: int | None = None,
     ) -> None:
         """`tokens`: the prompt's token ids (int32 or int64). With them the sequence begins with what the pool has of
-        the prompt, all but its last token at most, and what it saves is found by others; without them its chunks are
+        the prompt, all but its last token at most, and what it saves is found by others, up to the token that is the
+        newest one in its first step that estimates attention: KV from there on is approximate. Without them its chunks are
         its own. `threads`: native threads of each step, all of the process's processors by default.
 
         Raises InvalidArgument for a Pool with groups or a share, and for a layout whose KV cannot be attended to: packed,
@@ -298,6 +299,10 @@ class SparseSequence:
             none = np.zeros(kv_heads, np.bool_)
             return Recall(every, None, np.ones(heads, np.float32), none, none)
         take = self.config.blocks_to_take(blocks)
+        if (
+            take < blocks
+        ):  # of the newest token, later layers have approximate KV from now on, and so have all tokens behind
+            self._offload.end_exact(self._tokens[layer] - 1)
         records = self._table.records(layer, self._init_runs, blocks)
         has_tail = self._table.form.summary_form in WITH_TAIL
         chosen, is_dense, kept_mass, loose, logits, values = self._native_recall(heads // kv_heads).run(

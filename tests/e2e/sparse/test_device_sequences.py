@@ -281,6 +281,19 @@ def test_forks_go_their_own_ways(pool: kv.Pool, device: torch.device) -> None:
             np.testing.assert_allclose(attended(child, 1, text.query), other.exact(1, 1400, text.query), atol=2e-5)
 
 
+def test_what_was_computed_from_an_estimate_is_found_by_nobody(pool: kv.Pool, device: torch.device) -> None:
+    text = Text(45, 900)
+    host = SparseSequence(pool, CONFIG, tokens=text.ids[:600], threads=1)
+    with DeviceSequence(host, device=device, staging_blocks=PLENTY) as there:
+        append_to(there, text, 600)
+        for token in range(600, 900):
+            there.extend(text.ids[token : token + 1])
+            append_to(there, text, token + 1)
+            there.attend(0, text.query)
+        assert there.settle() > 600 // LAYOUT.chunk_tokens
+        assert pool.lookup(pool.keys(text.ids)).chunks == 600 // LAYOUT.chunk_tokens
+
+
 @pytest.mark.parametrize("local_tokens", [0, 500])
 def test_a_fork_attends_by_its_own_settings(pool: kv.Pool, device: torch.device, local_tokens: int) -> None:
     text, settings = Text(44, 1500), replace(CONFIG, local_tokens=local_tokens, topk_share=0.5)

@@ -182,6 +182,59 @@ def test_a_sequence_of_its_own_is_found_by_nobody(pool: kv.Pool) -> None:
             sequence.extend([1])
 
 
+def decode(sequence: "SparseSequence | DeviceSequence", text: Text, end: int) -> None:
+    """Append tokens one by one as a model does: each layer attends before the next one has the token's KV."""
+    for token in range(sequence.tokens, end):
+        sequence.extend(text.ids[token : token + 1])
+        for layer in range(LAYOUT.layers):
+            sequence.append(layer, text.keys[layer, token : token + 1], text.values[layer, token : token + 1])
+            sequence.attend(layer, text.query)
+
+
+@pytest.mark.parametrize(
+    ("config", "exact_tokens"),
+    [
+        (CONFIG, 600),
+        (replace(CONFIG, local_tokens=0), 600),
+        (replace(CONFIG, dense_boundary=700, offload_boundary=700), 699),
+        (EVERYTHING, 900),
+    ],
+)
+def test_what_was_computed_from_an_estimate_is_found_by_nobody(
+    pool: kv.Pool, module_daemon: Daemon, config: SparseConfig, exact_tokens: int
+) -> None:
+    """The token of the first estimated step is approximate in later layers, and so is all behind it."""
+    seed = 33 + exact_tokens + config.local_tokens
+    text = Text(seed, 1000)
+    with sequence_of(pool, text, config, 600, is_shared=True) as sequence:
+        decode(sequence, text, 900)
+        due = (config.init_tokens + 64 * config.middle_blocks(900)) // LAYOUT.chunk_tokens
+        assert sequence.settle() == due
+        found = min(exact_tokens // LAYOUT.chunk_tokens, due)
+        assert pool.lookup(pool.keys(text.ids)).chunks == found
+        with sequence.fork() as fork:
+            decode(fork, text, 1000)
+            in_fork = fork.settle()
+            assert in_fork > due
+        end_connection_of(pool)
+        wait_until(lambda: pool.connected, "the pool has connected again")
+        np.testing.assert_array_equal(np.asarray(sequence.dense(1)[0]), text.keys[1, :900].transpose(1, 0, 2))
+        assert pool.lookup(pool.keys(text.ids)).chunks == (in_fork if config is EVERYTHING else found)
+
+
+def test_a_prefix_stays_found_when_its_last_token_is_asked_about(pool: kv.Pool) -> None:
+    text = Text(34, 900)
+    with sequence_of(pool, text, EVERYTHING, 900, is_shared=True) as first:
+        chunks = first.settle()
+    with SparseSequence(pool, replace(CONFIG, local_tokens=0), tokens=text.ids, threads=1) as second:
+        assert second.prefix_tokens == chunks * LAYOUT.chunk_tokens
+        second.attend(0, text.query)
+        end_connection_of(pool)
+        wait_until(lambda: pool.connected, "the pool has connected again")
+        second.attend(0, text.query)
+        assert second.stats()["reattached"] == 1
+
+
 @pytest.mark.parametrize("config", [CONFIG, NOTHING, EVERYTHING])
 def test_a_query_of_zeros_estimates_the_count_and_the_mean(pool: kv.Pool, config: SparseConfig) -> None:
     text, end = Text(7, 800), 777
