@@ -13,6 +13,8 @@ the length (LongRoPE, dynamic NTK) has other KV for equal tokens in longer promp
 
 Rows whose model is on a device attend there, each in a DeviceSequence; on the processor KV is read where it lies.
 
+`torch.compile` of a whole model compiles what is around each layer's cache and attention, which run as they are.
+
 Imports torch and transformers, so nothing else in `kvpool_client` imports this module. One thread at a time.
 """
 
@@ -89,6 +91,7 @@ class SparseLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # of the l
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing to do: sequences grow by themselves."""
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no annotations for it
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -269,6 +272,7 @@ class SparseCache(Cache):
                 self.rows[number] = DeviceSequence(row, device=device, staging_blocks=self._staging_blocks)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no annotations for it
 def sparse_attention(
     module: torch.nn.Module,
     query: torch.Tensor,

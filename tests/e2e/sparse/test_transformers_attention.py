@@ -247,6 +247,30 @@ def test_kv_that_depends_on_the_length_is_served_and_not_shared(module_daemon: D
                 generated(scaled, ids, shared)
 
 
+@pytest.mark.slow
+def test_a_compiled_model_attends_by_lookup(module_daemon: Daemon) -> None:
+    model = model_of("llama")
+    ids = prompt_of(14, 300)
+    expected = generated(model, ids, None)[0][:3]
+    layout = transformers_attention.layout_of(model.config, chunk_tokens=64, dtype="float32")
+    with (
+        module_daemon.connect(layout=layout, model="compiled") as pool,
+        attending(model),
+        transformers_attention.SparseCache(pool, EVERYTHING) as cache,
+        torch.inference_mode(),
+    ):
+        compiled: Any = torch.compile(model, backend="eager")
+        try:
+            found, step = [], ids
+            for _ in expected:
+                step = compiled(step, cache=cache).logits[:, -1:].argmax(-1)
+                found.append(int(step))
+            assert cache.rows[0].stats()["recalls"] > 0
+        finally:
+            torch._dynamo.reset()
+    assert found == expected
+
+
 def test_forks_answer_questions_on_one_document(model: "PreTrainedModel", pool: kv.Pool) -> None:
     document = prompt_of(6, 600)
     with attending(model), transformers_attention.SparseCache(pool, EVERYTHING) as cache:
