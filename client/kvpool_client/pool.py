@@ -258,8 +258,8 @@ class Pool:
         """Copy leased chunks from `first_chunk` on into engine memory; returns at once.
 
         Either `cache` and `block_ids` (exactly the blocks of those chunks; −1 skips a block), or `into`: C-contiguous
-        uint8 [chunks, chunk_bytes], of a share only its bytes. Raises InvalidArgument for wrong lengths, even if the lease
-        has ended.
+        uint8 [chunks, chunk_bytes], of a share only its bytes, head group by head group (docs/layouts.md). Raises
+        InvalidArgument for wrong lengths, even if the lease has ended.
         """
         check_lease(lease, self.layout)
         self._check_plain("load")
@@ -292,9 +292,10 @@ class Pool:
     ) -> Save:
         """Reserve slots for chunks `first_chunk` up to `first_chunk + chunks` (None: all further keys) and copy.
 
-        Either `cache` and `block_ids`, or `from_`: C-contiguous uint8 [chunks, chunk_bytes]. See `Save` for the next steps.
-        `retention`: priorities of the chunks that its ranges touch (see `retention`); `decode_priority`: that of chunks behind
-        the prompt's `prompt_tokens` tokens; without `prompt_tokens` all of `keys` is prompt.
+        Either `cache` and `block_ids`, or `from_`: C-contiguous uint8 [chunks, chunk_bytes], as `into` of a load. See
+        `Save` for the next steps. `retention`: priorities of the chunks that its ranges touch (see `retention`);
+        `decode_priority`: that of chunks behind the prompt's `prompt_tokens` tokens; without `prompt_tokens` all of
+        `keys` is prompt.
         """
         check_keys(keys, self._namespace)
         self._check_plain("save")
