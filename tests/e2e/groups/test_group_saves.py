@@ -95,9 +95,11 @@ def test_the_boundaries_of_the_documentation_serve_the_first_prompt_too(grouped:
         for _ in range(2):
             keys = pool.keys(tokens_of(2, tokens))
             hit = pool.lookup(keys)
-            result = store(pool, keys, [hit.full_chunks, len(keys)])
+            assert isinstance(hit, kv.GroupHit)
+            found = hit.full_chunks
+            result = store(pool, keys, [found, len(keys)])
             assert (result.declined, result.reasons) == (0, {})
-        assert len(keys) == hit.full_chunks == tokens // CHUNK
+        assert len(keys) == found == tokens // CHUNK
         assert pool.lookup(keys).chunks == len(keys)
         assert pool.groups.chunks_to_save(keys, boundaries=[0]) == (tuple(range(len(keys))), (), ())
 
