@@ -118,10 +118,7 @@ class Reader:
 
     def answer(self, document: SparseSequence, question: Sequence[int], count: int, config: SparseConfig) -> Answer:
         """Answer a question about the document with so many tokens, by a fork that attends as `config` says."""
-        fork = document.fork()
-        fork.config = (
-            config  # with the document's blocks: only from where on a sequence is sparse, and its budget, may differ
-        )
+        fork = document.fork(config)
         with SparseCache.of([fork]) as cache:
             began = time.perf_counter()
             ids = [self.forward(question, cache)]

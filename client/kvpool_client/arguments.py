@@ -10,7 +10,7 @@ from kvpool.errors import InvalidArgument
 from kvpool.keys import namespace_name
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
-from kvpool_client.key_chain import KeyChain
+from kvpool_client.key_chain import KeyChain, Namespace
 from kvpool_client.lease import Lease
 
 COPY_THREADS_MAX = 64
@@ -77,10 +77,15 @@ def check_whole_chunks(layout: Layout, shares: Sequence[Share]) -> None:
         raise InvalidArgument(f"the share of pool is {shares[0]!r}, expected a Pool without share, of whole chunks")
 
 
-def check_keys(keys: KeyChain) -> None:
-    """Check that `keys` is a KeyChain."""
+def check_keys(keys: KeyChain, namespace: Namespace) -> None:
+    """Check that `keys` is a KeyChain of the Pool's namespace: another one's names other KV."""
     if not isinstance(keys, KeyChain):
         raise InvalidArgument(f"keys is {type(keys).__name__}, expected what Pool.keys answered")
+    if keys.namespace is None:
+        raise InvalidArgument(f"keys are {keys!r} of no Pool, expected what Pool.keys answered")
+    for what, found, expected in zip(("model", "layout"), keys.namespace, namespace, strict=True):
+        if found != expected:
+            raise InvalidArgument(f"keys are of {what} {found!r}, expected those of this Pool, of {expected!r}")
 
 
 def check_lease(lease: Lease, layout: Layout) -> None:

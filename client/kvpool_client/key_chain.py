@@ -16,9 +16,12 @@ import numpy.typing as npt
 import kvpool_native
 from kvpool.errors import InvalidArgument
 from kvpool.key_column import KeyColumn
+from kvpool.layout import Layout
 from kvpool.types import TOKEN_BYTES
 
 Extra = tuple[int, int, bytes]
+# A model's name with its revision, and the layout of its chunks.
+Namespace = tuple[str, Layout]
 Roots = Callable[[], tuple[bytes, ...]]
 
 _INT32 = np.iinfo(np.int32)
@@ -31,9 +34,19 @@ class KeyChain:
     all leaves from number `_ids_begin` on.
     """
 
-    def __init__(self, chunk_tokens: int, roots: Roots, extra: Sequence[Extra] = (), scope: bytes = b"") -> None:
-        """`scope`: adapter and salt tag for events (see `kvpool.keys`); no part of the keys."""
+    def __init__(
+        self,
+        chunk_tokens: int,
+        roots: Roots,
+        extra: Sequence[Extra] = (),
+        scope: bytes = b"",
+        *,
+        namespace: Namespace | None = None,
+    ) -> None:
+        """`scope`: adapter and salt tag for events (see `kvpool.keys`); no part of the keys. `namespace`: that of the Pool
+        whose verbs take it; None: no Pool's do."""
         self.chunk_tokens = chunk_tokens
+        self.namespace = namespace
         self.scope = scope
         self._current_roots = roots
         self._extra = _checked_extra(extra)

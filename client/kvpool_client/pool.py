@@ -36,7 +36,7 @@ from kvpool_client.grouped.lookups import GroupFinder
 from kvpool_client.grouped.verbs import GroupVerbs
 from kvpool_client.hints.envelope import HintReport, parse_hints
 from kvpool_client.hints.hint_client import HintClient
-from kvpool_client.key_chain import Extra, KeyChain
+from kvpool_client.key_chain import Extra, KeyChain, Namespace
 from kvpool_client.lease import Lease
 from kvpool_client.load import Load
 from kvpool_client.results import AnnounceResult, Hit, RetainResult
@@ -96,6 +96,7 @@ class Pool:
         self.shares = checked_shares(share, layout)
         self.layout = layout
         self.model = namespace_name(model, revision)
+        self._namespace: Namespace = (self.model, layout)
         self._salt = bytes(salt)
         self._timeout_s = timeout_s = float(timeout_s)
         self._pid = os.getpid()
@@ -105,7 +106,9 @@ class Pool:
         self._finder = Finder(layout, link, counters, timeout_s=timeout_s)
         self._copies = copies = Copies(layout, copy_threads, self.shares)
         self._group_finder = finder = GroupFinder(layout, link, counters, timeout_s) if layout.groups else None
-        self.groups = GroupVerbs(layout, link, copies=copies, finder=finder, counters=counters, timeout_s=timeout_s)
+        self.groups = GroupVerbs(
+            self._namespace, link, copies=copies, finder=finder, counters=counters, timeout_s=timeout_s
+        )
         estimate_s = copies.estimate_s if finder is None else self.groups.estimate_s
         self._lease_fetcher = (
             LeaseFetcher(layout, link, counters, estimate_s=estimate_s, timeout_s=timeout_s)
@@ -117,7 +120,7 @@ class Pool:
             plain, self.shares[0], link=link, copies=copies, counters=counters, timeout_s=timeout_s
         )
         self._save_starter = SaveStarter(plain, link, copies, counters, timeout_s=timeout_s)
-        self.separate = SeparateChunks(layout, copies, self._lease_fetcher, self._save_starter)
+        self.separate = SeparateChunks(self._namespace, copies, self._lease_fetcher, self._save_starter)
         self._hint_client = HintClient(layout, link, counters, timeout_s, finder=finder)
 
     def __repr__(self) -> str:
@@ -205,7 +208,7 @@ class Pool:
         `owner`: the name of another node that has, or is asked for, those that are not known to be present anywhere. Where the
         daemon has a shared store, a hit that is shorter than `keys` costs one round trip (`connection/finder.py`).
         """
-        check_keys(keys)
+        check_keys(keys, self._namespace)
         check_owner(owner)
         if self._group_finder is not None:
             if owner:
@@ -216,7 +219,7 @@ class Pool:
     def is_being_saved(self, keys: KeyChain, chunk: int) -> bool:
         """Whether a writer is just saving this chunk, or it is on its way here from another tier, on some rank. Reads shared
         memory as `lookup` does."""
-        check_keys(keys)
+        check_keys(keys, self._namespace)
         check_index("chunk", chunk, len(keys) - 1)
         session = self._link.session
         columns = keys.columns() if session is not None else ()
@@ -231,6 +234,7 @@ class Pool:
         """
         if not isinstance(hit, Hit):
             raise InvalidArgument(f"hit is {type(hit).__name__}, expected what lookup answered")
+        check_keys(hit.keys, self._namespace)
         return self._lease_fetcher.acquire(hit)
 
     def claim(self, ticket: bytes) -> Lease:
@@ -254,8 +258,8 @@ class Pool:
         """Copy leased chunks from `first_chunk` on into engine memory; returns at once.
 
         Either `cache` and `block_ids` (exactly the blocks of those chunks; −1 skips a block), or `into`: C-contiguous
-        uint8 [chunks, chunk_bytes], of a share only its bytes. Raises InvalidArgument for wrong lengths, even if the lease
-        has ended.
+        uint8 [chunks, chunk_bytes], of a share only its bytes, head group by head group (docs/layouts.md). Raises
+        InvalidArgument for wrong lengths, even if the lease has ended.
         """
         check_lease(lease, self.layout)
         self._check_plain("load")
@@ -288,11 +292,12 @@ class Pool:
     ) -> Save:
         """Reserve slots for chunks `first_chunk` up to `first_chunk + chunks` (None: all further keys) and copy.
 
-        Either `cache` and `block_ids`, or `from_`: C-contiguous uint8 [chunks, chunk_bytes]. See `Save` for the next steps.
-        `retention`: priorities of the chunks that its ranges touch (see `retention`); `decode_priority`: that of chunks behind
-        the prompt's `prompt_tokens` tokens; without `prompt_tokens` all of `keys` is prompt.
+        Either `cache` and `block_ids`, or `from_`: C-contiguous uint8 [chunks, chunk_bytes], as `into` of a load. See
+        `Save` for the next steps. `retention`: priorities of the chunks that its ranges touch (see `retention`);
+        `decode_priority`: that of chunks behind the prompt's `prompt_tokens` tokens; without `prompt_tokens` all of
+        `keys` is prompt.
         """
-        check_keys(keys)
+        check_keys(keys, self._namespace)
         self._check_plain("save")
         check_index("first_chunk", first_chunk, len(keys))
         count = len(keys) - first_chunk if chunks is None else chunks
@@ -335,7 +340,7 @@ class Pool:
 
         Chunks that no range covers are left as they are. One round trip for each 4096 chunks and rank.
         """
-        check_keys(keys)
+        check_keys(keys, self._namespace)
         retention_columns = plan_retention(
             retention,
             chunks=len(keys),
@@ -351,12 +356,12 @@ class Pool:
 
         `chunks_max`: of the first ones alone. Bounded in bytes (`dram.announced_share`) and time (`dram.announced_ttl`).
         """
-        check_keys(keys)
+        check_keys(keys, self._namespace)
         return self._hint_client.announce(keys, chunks_max)
 
     def demote(self, keys: KeyChain) -> RetainResult:
         """Hint that these chunks will not be requested soon: write them to the SSD tier, and evict them first from DRAM."""
-        check_keys(keys)
+        check_keys(keys, self._namespace)
         return self._hint_client.demote(keys)
 
     def hint(self, envelope: object, keys: KeyChain, *, prompt_tokens: int | None = None) -> HintReport:
@@ -366,7 +371,7 @@ class Pool:
         `prompt_tokens`: where decoding begins, for directives that cover the output. Hints that are parsed already (`hints`)
         are used as they are.
         """
-        check_keys(keys)
+        check_keys(keys, self._namespace)
         return self._hint_client.hint(parse_hints(envelope), keys, prompt_tokens)
 
     @property
@@ -389,7 +394,8 @@ class Pool:
         check_scope(chosen, adapter)
         fixed = bytes(chosen)
         roots, named = partial(self._roots_of, fixed, adapter), adapter if adapter_name is None else adapter_name
-        return KeyChain(self.layout.chunk_tokens, roots, extra, pack_scope(named, fixed))
+        scope = pack_scope(named, fixed)
+        return KeyChain(self.layout.chunk_tokens, roots, extra, scope, namespace=self._namespace)
 
     def _roots_of(self, salt: bytes, adapter: str) -> tuple[bytes, ...]:
         return self._roots.of(self._domain(), salt, adapter)

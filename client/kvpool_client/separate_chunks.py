@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 from kvpool import failpoint
 from kvpool.errors import KVPoolError
-from kvpool.layout import Layout
 from kvpool.types import TokenRange
+from kvpool_client.arguments import check_keys
 from kvpool_client.connection.batching import drop_leases
 from kvpool_client.connection.lease_fetcher import LeaseFetcher
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.copies import Copies
-from kvpool_client.key_chain import KeyChain
+from kvpool_client.key_chain import KeyChain, Namespace
 from kvpool_client.lease import Lease
 from kvpool_client.results import Hit, SaveResult
 from kvpool_client.retention import plan_retention
@@ -26,14 +26,19 @@ from kvpool_client.save_starter import SavePlan, SaveStarter
 class SeparateChunks:
     """See the module; `Pool.separate`."""
 
-    def __init__(self, layout: Layout, copies: Copies, lease_fetcher: LeaseFetcher, save_starter: SaveStarter) -> None:
-        self._layout = layout
+    def __init__(
+        self, namespace: Namespace, copies: Copies, lease_fetcher: LeaseFetcher, save_starter: SaveStarter
+    ) -> None:
+        self._namespace = namespace
         self._copies = copies
         self._lease_fetcher = lease_fetcher
         self._save_starter = save_starter
 
     def acquire(self, hits: Sequence[Hit]) -> list[Lease]:
-        """A lease for each hit, as `Pool.acquire` gives it. What is leased last counts as used last."""
+        """A lease for each hit, as `Pool.acquire` gives it. What is leased last counts as used last. Raises
+        InvalidArgument for a hit of another Pool's keys."""
+        for hit in hits:
+            check_keys(hit.keys, self._namespace)
         return self._lease_fetcher.acquire_each(hits)
 
     def release(self, leases: Sequence[Lease]) -> None:
@@ -52,10 +57,12 @@ class SeparateChunks:
         block_ids: Sequence[Sequence[int]],
         retention: Sequence[Sequence[TokenRange]],
     ) -> list[Save]:
-        """A save of every chunk of each chain, as `Pool.save` begins it, out of its blocks of `cache`."""
-        planned = []
+        """A save of every chunk of each chain, as `Pool.save` begins it, out of its blocks of `cache`. Raises
+        InvalidArgument."""
+        planned, chunk_tokens = [], self._namespace[1].chunk_tokens
         for chain, ids, ranges in zip(chains, block_ids, retention, strict=True):
-            retention_columns = plan_retention(ranges, chunks=len(chain), chunk_tokens=self._layout.chunk_tokens)
+            check_keys(chain, self._namespace)
+            retention_columns = plan_retention(ranges, chunks=len(chain), chunk_tokens=chunk_tokens)
             blocks = self._copies.blocks(cache, ids, array=None, chunks=len(chain), is_load=False)
             planned.append(SavePlan(chain, blocks, retention_columns, first_chunk=0, count=len(chain)))
         return self._save_starter.begin_each(planned)

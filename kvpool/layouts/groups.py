@@ -75,11 +75,19 @@ class Group:
         while width > _DIM_MAX and width % 2 == 0:
             heads, width = heads * 2, width // 2
         if width > _DIM_MAX:
-            raise InvalidArgument(
-                f"group state_bytes is {self.state_bytes}, expected more powers of two in the "
-                f"{self.state_bytes // self.head_groups} bytes of a head group"
-            )
+            heads, width = self._odd_state_shape()
         return {"kv_heads": heads, "head_dim": width}
+
+    def _odd_state_shape(self) -> tuple[int, int]:
+        """The fewest heads of a state whose bytes are not halved often enough. Raises InvalidArgument."""
+        part = self.state_bytes // self.head_groups
+        for heads in range(-(-part // _DIM_MAX), _DIM_MAX // self.head_groups + 1):
+            if part % heads == 0:
+                return heads * self.head_groups, part // heads
+        raise InvalidArgument(
+            f"group state_bytes is {self.state_bytes}, expected so many that the {part} bytes of a head group are a product of "
+            f"two numbers, up to {_DIM_MAX} and {_DIM_MAX // self.head_groups}: pad the state, to whole pages say"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,17 +145,16 @@ def chunks_to_save(
 ) -> tuple[tuple[int, ...], ...]:
     """The chunks of each group that a save of chunks `first_chunk` up to `end` stores. Raises InvalidArgument.
 
-    `boundaries`: how many chunks each boundary has before it. None: the last one at which a token of the prompt is left to be
-    computed, the prompt's end, and the end of the longest hit that a lease of all ranks holds (`held` chunks) where the save
-    goes on behind it.
+    `boundaries`: how many chunks each boundary has before it; one with none stores nothing. None: the last one at which a
+    token of the prompt is left to be computed, the prompt's end, and the end of the longest hit that a lease of all ranks
+    holds (`held` chunks) where the save goes on behind it.
     """
     if boundaries is None:
-        boundaries = [end - 1, end] if end == len(keys) and not keys.has_tail else [end]
-        boundaries = [boundary for boundary in boundaries if boundary > 0]
+        boundaries = [max(0, end - 1), end] if end == len(keys) and not keys.has_tail else [end]
         boundaries += [held] if first_chunk < held < end else []
     for boundary in boundaries:
-        if isinstance(boundary, bool) or not isinstance(boundary, int) or not 1 <= boundary <= end:
-            raise InvalidArgument(f"boundaries has {boundary!r}, expected numbers of chunks, 1..{end}")
+        if isinstance(boundary, bool) or not isinstance(boundary, int) or not 0 <= boundary <= end:
+            raise InvalidArgument(f"boundaries has {boundary!r}, expected numbers of chunks, 0..{end}")
     found: list[tuple[int, ...]] = []
     for role in (part.group for part in layout.group_layouts):
         assert role is not None

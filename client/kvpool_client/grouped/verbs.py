@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvpool.errors import InvalidArgument
-from kvpool.layout import Layout
 from kvpool.types import TokenRange
 from kvpool_client.arguments import check_index, check_keys
 from kvpool_client.connection.counters import Counters
@@ -21,7 +20,7 @@ from kvpool_client.grouped.leases import GroupLease
 from kvpool_client.grouped.load import GroupLoad
 from kvpool_client.grouped.lookups import GroupFinder, GroupHit
 from kvpool_client.grouped.save import GroupSave, checked_chunks, chunks_to_save
-from kvpool_client.key_chain import KeyChain
+from kvpool_client.key_chain import KeyChain, Namespace
 from kvpool_client.lease import Lease
 from kvpool_client.results import LoadResult
 from kvpool_client.retention import RetentionColumns, plan_retention
@@ -33,7 +32,7 @@ class GroupVerbs:
 
     def __init__(
         self,
-        layout: Layout,
+        namespace: Namespace,
         link: Link,
         *,
         copies: Copies,
@@ -41,7 +40,8 @@ class GroupVerbs:
         counters: Counters,
         timeout_s: float,
     ) -> None:
-        self._layout = layout
+        self._namespace = namespace
+        self._layout = layout = namespace[1]
         self._link = link
         self._finder = finder
         self._counters = counters
@@ -69,7 +69,7 @@ class GroupVerbs:
     def lookup(self, keys: KeyChain, chunks_max: int) -> GroupHit:
         """The longest hit of `chunks_max` chunks at most: an engine that computes the last token again goes on before it."""
         self._check()
-        check_keys(keys)
+        check_keys(keys, self._namespace)
         check_index("chunks_max", chunks_max, len(keys))
         assert self._finder is not None
         return self._finder.lookup(keys, chunks_max)
@@ -79,7 +79,7 @@ class GroupVerbs:
     ) -> tuple[tuple[int, ...], ...]:
         """The chunks of each group that `save` stores with these arguments: those whose blocks it is to be given."""
         self._check()
-        check_keys(keys)
+        check_keys(keys, self._namespace)
         check_index("first_chunk", first_chunk, len(keys))
         count = len(keys) - first_chunk if chunks is None else chunks
         check_index("chunks", count, len(keys) - first_chunk)
@@ -120,7 +120,7 @@ class GroupVerbs:
             if first_chunk or chunks is not None or boundaries is not None:
                 raise InvalidArgument("expected chosen without first_chunk, chunks and boundaries")
             self._check()
-            check_keys(keys)
+            check_keys(keys, self._namespace)
             named = checked_chunks(chosen, self._layout, len(keys))
         retained = plan_retention(
             retention,

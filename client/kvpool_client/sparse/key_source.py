@@ -2,7 +2,9 @@
 
 A sequence without token ids gets random ones under a random salt: its chunks are found by it and its forks alone. One
 with ids gets random ones behind those that it knows once a chunk is to be saved whose ids did not come in time; what
-comes later is not looked at. One thread at a time.
+comes later is not looked at. So it does behind the last token whose KV full attention gives: what a model computes after
+a step that estimated some of its attention is near that, and not the KV that others expect under the tokens' keys.
+One thread at a time.
 """
 
 import os
@@ -11,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool.types import TokenRange
-from kvpool_client.key_chain import KeyChain
+from kvpool_client.key_chain import KeyChain, as_tokens
 from kvpool_client.pool import Pool
+from kvpool_client.sparse.config import TOKENS_MAX
 
 SALT_BYTES = 16
 GIVEN_UP_PRIORITY = 0
@@ -25,6 +28,7 @@ class KeySource:
         """`tokens` None: private keys. Raises InvalidArgument on anything but token ids."""
         self.is_private = tokens is None
         self._known: int | None = None  # ids before random ones, of a sequence with ids that did not come in time
+        self._exact = TOKENS_MAX  # tokens before one whose KV may be approximate
         self._pool = pool
         self._salt = os.urandom(SALT_BYTES) if self.is_private else salt
         self._adapter = adapter
@@ -43,8 +47,22 @@ class KeySource:
 
     def extend(self, tokens: object) -> None:
         """Append token ids, of tokens that are to be found by others. Raises InvalidArgument."""
+        new = as_tokens(tokens)
         if self._known is None:
-            self._append(tokens)
+            self._append(new[: max(0, self._exact - self._count)])
+
+    def end_exact(self, tokens: int) -> None:
+        """Have nobody find chunks with other tokens than the first `tokens`: those behind have approximate KV."""
+        self._exact = min(self._exact, tokens)
+        if not self.is_private and self._known is None and self._count > self._exact:
+            common = np.concatenate(self._ids)[: self._exact]
+            self.keys, self._ids = self._pool.keys([], salt=self._salt, adapter=self._adapter), []
+            self._append(common)
+
+    @property
+    def _count(self) -> int:
+        """Ids that there are, random ones included."""
+        return sum(map(len, self._ids))
 
     def _append(self, tokens: object) -> None:
         self.keys.extend(tokens)
@@ -54,7 +72,7 @@ class KeySource:
         """Make sure that there are keys for so many chunks: random ones where ids are missing. How many there are."""
         missing = chunks - len(self.keys)
         if missing > 0:
-            count = sum(map(len, self._ids))
+            count = self._count
             if not self.is_private and self._known is None:
                 self._known = count
             wanted = chunks * self.keys.chunk_tokens - count
@@ -66,7 +84,7 @@ class KeySource:
         are known, or, of random ones, those of the chunks that are whole."""
         child = KeySource(self._pool, None, self._salt, self._adapter)
         child.is_private = self.is_private
-        child._known = self._known
+        child._known, child._exact = self._known, self._exact
         child._salt = self._salt
         child.keys = self._pool.keys([], salt=self._salt, adapter=self._adapter)
         common = np.concatenate(self._ids) if self._ids else np.empty(0, np.int32)

@@ -4,10 +4,10 @@ sequence lives.
     page full ──save──► stored ──lease, verify──► read where it lies
                   └──declined, daemon away──► the page stays; tried again with the next one
 
-Chunks are saved and leased in their order, one save at a time. A lease that ends against its will (the daemon has
-lost this connection) shows in the generations of its chunks; then the chunks are looked up and leased again. A daemon
-that has ended leaves its memory mapped, unchanged, and is no loss. One thread at a time; a save's own thread touches
-nothing here.
+Chunks are saved and leased in their order, one save at a time. A lease ends with its session: once there is another
+one, the chunks are looked up and leased again in it, and so they are where their generations show that they are gone.
+A daemon that has ended leaves its memory mapped, unchanged: what the next one lacks is no loss. One thread at a time; a
+save's own thread touches nothing here.
 """
 
 import contextlib
@@ -39,6 +39,16 @@ class SharedLease:
     good_summaries: npt.NDArray[np.bool_]
     holders: int = field(default=1)
 
+    @property
+    def epoch(self) -> bytes:
+        """The epoch of the daemon that has leased them."""
+        session = self.memory.lease.session
+        return session.epoch if session is not None else b""
+
+    def are_current(self) -> bool:
+        """Whether all of them are still what was verified."""
+        return self.memory.are_current() >= self.chunks
+
     def let_go(self) -> None:
         """One holder fewer; the last one ends the lease."""
         self.holders -= 1
@@ -58,6 +68,7 @@ class Offload:
         self._page: Page | None = None  # keeps the memory mapped that is being saved
         self._saved = lease.chunks if lease is not None else 0  # leading chunks that are stored
         self._declined_at = -1  # pages that were due when a save was declined
+        self._epoch_without = b""  # of a daemon that lacks some of what is leased from the one before
 
     @property
     def chunks(self) -> int:
@@ -96,19 +107,31 @@ class Offload:
         return range(first, good)
 
     def reattach(self) -> int:
-        """Lease anew what was lost. How many leading chunks are leased now."""
+        """Lease anew what was lost, or what was leased in a session that has ended. How many leading chunks are leased
+        now; all of them, as before, where those of a daemon that has ended are read on."""
         lost, self.lease = self.lease, None
         if lost is None:
             return 0
-        wanted = lost.chunks
-        lost.let_go()
         self._saved = 0
-        self.attach(wanted)
+        self.attach(lost.chunks)
+        epoch = self.pool.epoch
+        if self.chunks < lost.chunks and epoch != lost.epoch and lost.are_current():
+            self._epoch_without = epoch
+            lost, self.lease = self.lease, lost
+        if lost is not None:
+            lost.let_go()
         return self.chunks
+
+    @property
+    def must_renew(self) -> bool:
+        """Whether the lease has ended with its session, and there is another session that may have the chunks."""
+        if self.lease is None or self.lease.memory.lease.is_live:
+            return False
+        return self.pool.connected and self.pool.epoch != self._epoch_without
 
     def are_current(self) -> bool:
         """Whether all leased chunks are still what was verified."""
-        return self.lease is None or self.lease.memory.are_current() >= self.lease.chunks
+        return self.lease is None or self.lease.are_current()
 
     def wants(self, due: int) -> int | None:
         """The chunk whose page is to be saved next, of `due` leading ones; None while one is under way, or none may
@@ -150,6 +173,11 @@ class Offload:
     def stored(self) -> int:
         """Leading chunks that are known to be stored."""
         return self._saved
+
+    def end_exact(self, tokens: int) -> None:
+        """Have nobody find what is saved from now on of other tokens than the first `tokens`."""
+        begun = max(self._saved + (self._save is not None), self.chunks)
+        self.source.end_exact(max(tokens, begun * self.pool.layout.chunk_tokens))
 
     def fork(self, tokens: int) -> "Offload":
         """The offload of a sequence that has the first `tokens` tokens in common with this one."""

@@ -8,7 +8,8 @@ read where it lies in the arena, under a lease. Summaries choose blocks and esti
 to first tokens, chosen blocks and window in their order, and both are merged in float32. Nothing is copied.
 
 Bytes in the arena count only while their chunks have the generation under which they were verified, which is checked
-after each step: a sequence whose chunks are gone leases them again, or raises SequenceLost.
+after each step. A sequence whose chunks are gone, or whose lease has ended with the connection, leases them again, or
+raises SequenceLost.
 
 Invariant: block b of the middle has its summary for layer l exactly when b < `_summarised[l]`; pages before
 `_offload.chunks` lie in the arena. One thread at a time; forks share pages and lease, and belong to the same thread.
@@ -24,6 +25,7 @@ import numpy.typing as npt
 
 import kvpool_native
 from kvpool.errors import InvalidArgument, KVPoolError
+from kvpool.layout import Layout
 from kvpool_client.arguments import check_whole_chunks
 from kvpool_client.pool import Pool
 from kvpool_client.sparse.arrays import as_blocks, as_given, as_items, as_query, check_layout, is_tensor
@@ -68,17 +70,18 @@ class SparseSequence:
         threads: int | None = None,
     ) -> None:
         """`tokens`: the prompt's token ids (int32 or int64). With them the sequence begins with what the pool has of
-        the prompt, all but its last token at most, and what it saves is found by others; without them its chunks are
+        the prompt, all but its last token at most, and what it saves is found by others, up to the token that is the
+        newest one in its first step that estimates attention: KV from there on is approximate. Without them its chunks are
         its own. `threads`: native threads of each step, all of the process's processors by default.
 
         Raises InvalidArgument for a Pool with groups or a share, and for a layout whose KV cannot be attended to: packed,
         of one plane, of integers, or of a head_dim that is no multiple of 32.
         """
-        self.config = config if config is not None else SparseConfig()
+        self._config = config if config is not None else SparseConfig()
         check_whole_chunks(pool.layout, pool.shares)
         check_layout(pool.layout, self.config.block_tokens)
         self.pool = pool
-        self.layout = pool.layout
+        self._layout = pool.layout
         self.turns = Turns()
         form = PageForm(pool.layout, self.config.block_tokens, pool.layout.summaries or DEFAULT_SUMMARIES)
         self._team = team_of(pool, threads)
@@ -108,9 +111,24 @@ class SparseSequence:
         self.close()
 
     @property
+    def config(self) -> SparseConfig:
+        """Its settings: `fork` takes others."""
+        return self._config
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of its Pool."""
+        return self._layout
+
+    @property
     def tokens(self) -> int:
         """Tokens whose KV every layer has."""
         return min(self._tokens)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others find what it saves, under the keys of its tokens."""
+        return not self._offload.source.is_private
 
     @property
     def own_bytes(self) -> int:
@@ -200,20 +218,30 @@ class SparseSequence:
         return self._offload.chunks
 
     @in_turn
-    def fork(self) -> "SparseSequence":
+    def fork(self, config: SparseConfig | None = None) -> "SparseSequence":
         """A sequence with the same tokens, which goes its own way from here: pages are shared until one of both
-        writes them."""
+        writes them.
+
+        `config`: its settings, those of this sequence by default; other ones have the same `init_tokens` and
+        `block_tokens`. Raises InvalidArgument, SequenceLost.
+        """
         self._check_open()
+        chosen = self._checked_config(config)
+        self._renew_lease()
         child = object.__new__(SparseSequence)
         child.__dict__.update(self.__dict__)
+        child._config = chosen
         child.turns = Turns()
         child._table = self._table.fork()
         child._offload = self._offload.fork(self.tokens)
         child._end = closing_aside(child, child._offload)
         child._tokens = list(self._tokens)
-        child._summarised = list(self._summarised)
         child.tally = Tally()
         child._reports = TallyReports(self.pool.counters, child.tally)
+        middle = map(chosen.middle_blocks, self._tokens)
+        child._summarised = [min(both) for both in zip(self._summarised, middle, strict=True)]
+        for layer in range(self.layout.layers):
+            child._summarise(layer)  # what has left a shorter window
         return child
 
     def stats(self) -> dict[str, int | float]:
@@ -271,6 +299,10 @@ class SparseSequence:
             none = np.zeros(kv_heads, np.bool_)
             return Recall(every, None, np.ones(heads, np.float32), none, none)
         take = self.config.blocks_to_take(blocks)
+        if (
+            take < blocks
+        ):  # of the newest token, later layers have approximate KV from now on, and so have all tokens behind
+            self._offload.end_exact(self._tokens[layer] - 1)
         records = self._table.records(layer, self._init_runs, blocks)
         has_tail = self._table.form.summary_form in WITH_TAIL
         chosen, is_dense, kept_mass, loose, logits, values = self._native_recall(heads // kv_heads).run(
@@ -332,6 +364,7 @@ class SparseSequence:
     def _offload_full_pages(self, backlog: int) -> None:
         """Save pages that have left the window, and read those that are stored in the arena from now on. Waits while
         more than `backlog` of them are not stored."""
+        self._renew_lease()
         tokens, offload = self.tokens, self._offload
         blocks = self.config.middle_blocks(tokens)
         if tokens < self.config.offload_boundary or not blocks:
@@ -361,6 +394,7 @@ class SparseSequence:
     def _steadily(self, read: Callable[[], Answer]) -> Answer:
         """What `read` returns, where all that it read from the arena is what was verified. Raises SequenceLost."""
         for _ in range(READS_MAX):
+            self._renew_lease()
             found = read()
             if self._offload.are_current():
                 if self._reports.are_due:
@@ -369,12 +403,19 @@ class SparseSequence:
             self._lease_again()
         raise self._lost(0)
 
+    def _renew_lease(self) -> None:
+        """Lease the chunks anew where their lease has ended with its session and there is another. Raises SequenceLost."""
+        if self._offload.must_renew:
+            self._lease_again()
+
     def _lease_again(self) -> None:
-        """Lease the chunks anew that this sequence has lost."""
-        needed = self._offload.chunks
+        """Lease the chunks anew that this sequence has lost. Raises SequenceLost."""
+        needed, before = self._offload.chunks, self._offload.lease
         found = self._offload.reattach()
         if found < needed:
             raise self._lost(found)
+        if self._offload.lease is before:
+            return
         self.tally.reattached += 1
         self._table.adopt(self._offload.lease, range(needed))
         self._summarise_arena()
@@ -394,6 +435,18 @@ class SparseSequence:
             raise KVPoolError(
                 "the sequence is closed" if self._is_closed else "the sequence is that of the parent process"
             )
+
+    def _checked_config(self, config: SparseConfig | None) -> SparseConfig:
+        """The settings of a fork: the summaries that there are fit them. Raises InvalidArgument."""
+        if config is None:
+            return self._config
+        if not isinstance(config, SparseConfig):
+            raise InvalidArgument(f"config is {type(config).__name__}, expected a SparseConfig")
+        for name in ("init_tokens", "block_tokens"):
+            own, wanted = getattr(self._config, name), getattr(config, name)
+            if wanted != own:
+                raise InvalidArgument(f"config {name} is {wanted}, expected that of the sequence to fork, {own}")
+        return config
 
     def _check_layer(self, layer: int) -> None:
         if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < self.layout.layers:

@@ -8,9 +8,12 @@
 For grouped-query models with RoPE and full attention in every layer: Qwen2, Llama and what is built like them.
 Prompts are computed with full causal attention; a single new token attends by `SparseSequence.attend`. Rows of a
 batch may have different lengths, padded on the left as `generate` wants it, and each is dense or sparse by its own
-length. What models do beyond a scaled product (windows, sinks, soft caps) raises.
+length. What models do beyond a scaled product (windows, sinks, soft caps) raises. A model whose rotary scaling depends on
+the length (LongRoPE, dynamic NTK) has other KV for equal tokens in longer prompts: its sequences are not shared.
 
 Rows whose model is on a device attend there, each in a DeviceSequence; on the processor KV is read where it lies.
+
+`torch.compile` of a whole model compiles what is around each layer's cache and attention, which run as they are.
 
 Imports torch and transformers, so nothing else in `kvpool_client` imports this module. One thread at a time.
 """
@@ -28,6 +31,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from kvpool.errors import InvalidArgument
 from kvpool.layout import Layout
+from kvpool_client.engines.length_facts import configuration_of, length_scalings
 from kvpool_client.pool import Pool
 from kvpool_client.sparse.arrays import GROUP_MAX
 from kvpool_client.sparse.config import SparseConfig
@@ -49,9 +53,20 @@ def register() -> None:
 
 
 def layout_of(
-    config: object, *, chunk_tokens: int = 256, dtype: str = "bfloat16", summaries: str = "clusters7"
+    config: object,
+    *,
+    chunk_tokens: int = 256,
+    dtype: str = "bfloat16",
+    summaries: str = "clusters7",
+    is_shared: bool = True,
 ) -> Layout:
-    """The layout of a model's KV, from its transformers configuration."""
+    """The layout of a model's KV, from its transformers configuration.
+
+    `is_shared`: whether prompts find each other's KV by their tokens. Raises InvalidArgument for a model that allows only
+    sequences without tokens, unless it is False.
+    """
+    if is_shared:
+        _check_sharing(config, "is_shared=False, and sequences without tokens")
     heads, hidden = config.num_attention_heads, config.hidden_size  # type: ignore[attr-defined]  # any model's configuration
     return Layout(
         layers=config.num_hidden_layers,  # type: ignore[attr-defined]  # likewise
@@ -76,6 +91,7 @@ class SparseLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # of the l
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing to do: sequences grow by themselves."""
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no annotations for it
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,9 +154,11 @@ class SparseLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # of the l
             )
 
     def check_model(self, module: torch.nn.Module, heads: int) -> None:
-        """Check that the model has the layers and heads that the layout can serve. Raises InvalidArgument."""
-        layout = self._cache.rows[0].layout
-        layers = getattr(getattr(module, "config", None), "num_hidden_layers", layout.layers)
+        """Check that the model has the layers and heads that the layout can serve, and KV that may be shared where it is.
+        Raises InvalidArgument."""
+        layout, config = self._cache.rows[0].layout, getattr(module, "config", None)
+        self._cache.check_sharing(config)
+        layers = getattr(config, "num_hidden_layers", layout.layers)
         if layers != layout.layers:
             raise InvalidArgument(f"the model has {layers} layers, the layout has {layout.layers}: expected the same")
         if heads > GROUP_MAX * layout.kv_heads:
@@ -229,10 +247,17 @@ class SparseCache(Cache):
             row.close()
 
     def _begin(self) -> None:
+        self._checked_config: object = None  # of the model, once it was found to fit
         self.device: torch.device | None = None
         self.prefix_tokens = self.rows[0].tokens  # at the start, not computed again
         layers: list[Any] = [SparseLayer(self, layer) for layer in range(self.rows[0].layout.layers)]
         super().__init__(layers=layers)
+
+    def check_sharing(self, config: object) -> None:
+        """Check that a model's KV may be found by tokens where that of a row is. Raises InvalidArgument."""
+        if config is not self._checked_config and any(row.is_shared for row in self.rows):
+            _check_sharing(config, "a cache without tokens")
+        self._checked_config = config
 
     def place(self, device: torch.device) -> None:
         """Have the rows attend where the model is: on the processor where KV lies, on a device there. Once."""
@@ -247,6 +272,7 @@ class SparseCache(Cache):
                 self.rows[number] = DeviceSequence(row, device=device, staging_blocks=self._staging_blocks)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no annotations for it
 def sparse_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -275,6 +301,16 @@ def sparse_attention(
     layer.check_model(module, query.shape[1])
     layer.check_mask(mask)
     return layer.attended(query), None
+
+
+def _check_sharing(config: object, expected: str) -> None:
+    """Check that a model has the same KV for equal tokens, however long the prompt. Raises InvalidArgument."""
+    found = length_scalings(configuration_of(config))
+    if found:
+        raise InvalidArgument(
+            f"the model's rotary scaling is {', '.join(found)}, by which equal tokens have other KV in longer prompts, "
+            f"expected {expected}"
+        )
 
 
 def _padding_mask(

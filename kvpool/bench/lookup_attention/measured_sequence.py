@@ -111,7 +111,7 @@ class MeasuredSequence(SparseSequence):
 
     def become(self, config: SparseConfig, threads: int) -> None:
         """Have this resident set and budget from now on, and so many threads."""
-        self.config = config
+        self._config = config  # every page has summaries of all its blocks
         self._team = team_of(self.pool, threads)
         self._summarised = [config.middle_blocks(self.tokens)] * self.layout.layers
         self.tally = Tally()

@@ -89,6 +89,22 @@ def test_windows_and_states_are_stored_at_boundaries_alone(
         wait_until(lambda: grouped.daemon.stats()["leases"] == 0, "all leases have ended")
 
 
+@pytest.mark.parametrize("tokens", [10 * CHUNK + 1, CHUNK - 1])
+def test_the_boundaries_of_the_documentation_serve_the_first_prompt_too(grouped: Grouped, tokens: int) -> None:
+    """`boundaries=[hit.full_chunks, len(keys)]` of docs/groups.md: nothing is there yet, and nothing of a short prompt."""
+    with grouped.connect(HYBRID) as pool:
+        for _ in range(2):
+            keys = pool.keys(tokens_of(2, tokens))
+            hit = pool.lookup(keys)
+            assert isinstance(hit, kv.GroupHit)
+            found = hit.full_chunks
+            result = store(pool, keys, [found, len(keys)])
+            assert (result.declined, result.reasons) == (0, {})
+        assert len(keys) == found == tokens // CHUNK
+        assert pool.lookup(keys).chunks == len(keys)
+        assert pool.groups.chunks_to_save(keys, boundaries=[0]) == (tuple(range(len(keys))), (), ())
+
+
 def test_a_long_prompt_stores_a_fraction_of_all_layers_of_all_chunks(grouped: Grouped) -> None:
     """One full layer to three with a window of a chunk: 1500 tokens, the bar is 0.6 of all layers of all chunks."""
     shape: dict[str, Any] = {"kv_heads": 1, "head_dim": 16, "dtype": "float16"}
@@ -418,7 +434,7 @@ def test_what_does_not_fit_is_refused_by_name(grouped: Grouped) -> None:
             (lambda: pool.groups.save(keys, from_=rows[:2]), "expected a sequence of 3"),
             (lambda: pool.groups.save(keys, from_=[rows[0][:3], *rows[1:]]), "3 rows, expected 4"),
             (lambda: pool.groups.save(keys, from_=rows, boundaries=[5]), "boundaries has 5"),
-            (lambda: pool.groups.save(keys, from_=rows, boundaries=[0]), "boundaries has 0"),
+            (lambda: pool.groups.save(keys, from_=rows, boundaries=[-1]), "boundaries has -1, expected .* 0..4"),
             (lambda: pool.groups.save(keys), "either caches and block_ids"),
             (lambda: pool.register([], 8, "auto", 3), "group is 3"),
             (lambda: pool.lookup(keys, owner="node-b"), "names no node"),

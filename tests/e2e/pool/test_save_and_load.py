@@ -1,11 +1,13 @@
 """The main path over the real socket: miss, save, hit, load, in every form an engine's memory may have."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import kvpool_client as kv
+from kvpool_client.key_chain import KeyChain
 from tests.e2e.pool.conftest import Shared
 from tests.rigs.daemon import SMALL, in_both_write_modes
 from tests.rigs.payload import (
@@ -215,8 +217,9 @@ def test_a_key_of_another_namespace_is_not_served(shared: Shared) -> None:
     with shared.connect() as pool, shared.connect(model="other") as other:
         keys = pool.keys(tokens)
         store(pool, keys)
-        hit = other.lookup(keys)
-        assert other.acquire(hit).chunks == 0
+        hit = other._finder.lookup(keys, "")  # past the checks of a caller's mistakes
+        assert hit.chunks == 3
+        assert other._lease_fetcher.acquire(hit).chunks == 0
 
 
 @in_both_write_modes
@@ -291,6 +294,52 @@ def test_wrong_block_ids_raise_at_the_call(shared: Shared) -> None:
             with pytest.raises(kv.InvalidArgument):
                 attempt()
         assert store(pool, keys).stored == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "named"),
+    [
+        ("another", SMALL, "keys are of model 'another', expected those of this Pool, of 'model-"),
+        (
+            None,
+            replace(SMALL, chunk_tokens=64),
+            "chunk_tokens=64.*, expected those of this Pool, of .* chunk_tokens=32",
+        ),
+        (None, replace(SMALL, rank=None, world=2), "rank=None, world=2.*, expected those of this Pool"),
+    ],
+)
+def test_keys_of_another_pool_are_refused_unless_they_are_the_same_keys(
+    shared: Shared, model: str | None, layout: kv.Layout, named: str
+) -> None:
+    tokens = tokens_of(17, 6 * 32)
+    with (
+        shared.connect() as pool,
+        shared.connect() as twin,
+        shared.connect(layout, model=model or shared.model) as other,
+    ):
+        assert store(pool, twin.keys(tokens)).stored == 6
+        foreign = other.keys(tokens)
+        hit = other.lookup(foreign)
+        rows = np.zeros((len(foreign), SMALL.chunk_bytes), np.uint8)
+        cache = pool.register(paged_layers(SMALL, 4, 16, "kv_first"), block_tokens=16)
+        for attempt in (
+            lambda: pool.lookup(foreign),
+            lambda: pool.acquire(hit),
+            lambda: pool.separate.acquire([hit]),
+            lambda: pool.save(foreign, from_=rows),
+            lambda: pool.separate.save([foreign], cache, [[0, 1]], [()]),
+            lambda: pool.is_being_saved(foreign, 0),
+            lambda: pool.retain(foreign, [kv.TokenRange(0)]),
+            lambda: pool.announce(foreign),
+            lambda: pool.demote(foreign),
+            lambda: pool.hint({}, foreign),
+            lambda: pool.lookup(KeyChain(SMALL.chunk_tokens, lambda: (bytes(32),))),
+        ):
+            with pytest.raises(kv.InvalidArgument, match="keys are "):
+                attempt()
+        with pytest.raises(kv.InvalidArgument, match=named):
+            pool.lookup(foreign)
+        assert pool.lookup(twin.keys(tokens)).chunks == 6
 
 
 def test_an_ambiguous_cache_must_name_its_form(shared: Shared) -> None:

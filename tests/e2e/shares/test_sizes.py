@@ -61,6 +61,31 @@ def test_every_size_loads_what_size_one_stored(module_daemon: Daemon, written: i
     assert module_daemon.problems() == []
 
 
+def test_the_contiguous_form_has_one_head_group_after_the_other(module_daemon: Daemon) -> None:
+    """As docs/layouts.md draws it: its lines of numpy, against the memory of an engine with all heads of a token together."""
+    layout = replace(LAYOUT, head_groups=4)
+    planes, groups, tokens = layout.planes, layout.head_groups, layout.chunk_tokens
+    shape = (CHUNKS, layout.layers, planes, tokens, layout.kv_heads, layout.head_dim)
+    whole = np.arange(np.prod(shape), dtype=np.uint32).astype(np.uint16).reshape(shape)
+    divided = whole.reshape(*shape[:4], groups, layout.kv_heads // groups, layout.head_dim).transpose(
+        0, 1, 4, 2, 3, 5, 6
+    )
+    rows = np.ascontiguousarray(divided).view(np.uint8).reshape(CHUNKS, layout.chunk_bytes)
+    arrays = [
+        np.zeros((planes, CHUNKS, tokens, layout.kv_heads, layout.head_dim), np.uint16) for _ in range(layout.layers)
+    ]
+    with module_daemon.connect(layout=layout) as pool:
+        keys = pool.keys(tokens_of(5, CHUNKS * tokens))
+        assert pool.save(keys, from_=rows).commit().stored == CHUNKS
+        into = np.zeros_like(rows)
+        with pool.acquire(pool.lookup(keys)) as lease:
+            cache = pool.register(arrays, block_tokens=tokens, form="kv_first")
+            assert pool.load(lease, cache, range(CHUNKS)).wait().chunks == CHUNKS
+            assert pool.load(lease, into=into).wait().chunks == CHUNKS
+    assert np.array_equal(np.stack(arrays).transpose(2, 0, 1, 3, 4, 5), whole)
+    assert np.array_equal(into, rows)
+
+
 def test_ranks_with_the_same_heads_and_stages_load_their_own_part(module_daemon: Daemon) -> None:
     layout = replace(LAYOUT, kv_heads=4, head_groups=2)
     with module_daemon.connect(layout=layout) as writer:

@@ -6,6 +6,7 @@ Here the device is the processor, where staging is forced; tests marked `gpu` ru
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -278,6 +279,34 @@ def test_forks_go_their_own_ways(pool: kv.Pool, device: torch.device) -> None:
             np.testing.assert_allclose(attended(parent, 0, text.query), text.exact(0, 1300), atol=2e-5)
             parent.close()
             np.testing.assert_allclose(attended(child, 1, text.query), other.exact(1, 1400, text.query), atol=2e-5)
+
+
+def test_what_was_computed_from_an_estimate_is_found_by_nobody(pool: kv.Pool, device: torch.device) -> None:
+    text = Text(45, 900)
+    host = SparseSequence(pool, CONFIG, tokens=text.ids[:600], threads=1)
+    with DeviceSequence(host, device=device, staging_blocks=PLENTY) as there:
+        append_to(there, text, 600)
+        for token in range(600, 900):
+            there.extend(text.ids[token : token + 1])
+            append_to(there, text, token + 1)
+            there.attend(0, text.query)
+        assert there.settle() > 600 // LAYOUT.chunk_tokens
+        assert pool.lookup(pool.keys(text.ids)).chunks == 600 // LAYOUT.chunk_tokens
+
+
+@pytest.mark.parametrize("local_tokens", [0, 500])
+def test_a_fork_attends_by_its_own_settings(pool: kv.Pool, device: torch.device, local_tokens: int) -> None:
+    text, settings = Text(44, 1500), replace(CONFIG, local_tokens=local_tokens, topk_share=0.5)
+    with both_of(pool, text, CONFIG, 1300, device=device) as (host, there):
+        there.settle()
+        with there.fork(settings) as child, host.fork(settings) as expected:
+            assert (child.config, there.config) == (settings, CONFIG)
+            for end in (1300, 1500):
+                append_to(child, text, end)
+                text.append_to(expected, end)
+                check_same(expected, child, text.query)
+        with pytest.raises(AttributeError, match=r"'config'.*no setter"):
+            there.config = settings  # type: ignore[misc]  # what is refused
 
 
 def test_a_closed_sequence_raises_and_leaves_no_thread(pool: kv.Pool, device: torch.device) -> None:

@@ -182,6 +182,59 @@ def test_a_sequence_of_its_own_is_found_by_nobody(pool: kv.Pool) -> None:
             sequence.extend([1])
 
 
+def decode(sequence: "SparseSequence | DeviceSequence", text: Text, end: int) -> None:
+    """Append tokens one by one as a model does: each layer attends before the next one has the token's KV."""
+    for token in range(sequence.tokens, end):
+        sequence.extend(text.ids[token : token + 1])
+        for layer in range(LAYOUT.layers):
+            sequence.append(layer, text.keys[layer, token : token + 1], text.values[layer, token : token + 1])
+            sequence.attend(layer, text.query)
+
+
+@pytest.mark.parametrize(
+    ("config", "exact_tokens"),
+    [
+        (CONFIG, 600),
+        (replace(CONFIG, local_tokens=0), 600),
+        (replace(CONFIG, dense_boundary=700, offload_boundary=700), 699),
+        (EVERYTHING, 900),
+    ],
+)
+def test_what_was_computed_from_an_estimate_is_found_by_nobody(
+    pool: kv.Pool, module_daemon: Daemon, config: SparseConfig, exact_tokens: int
+) -> None:
+    """The token of the first estimated step is approximate in later layers, and so is all behind it."""
+    seed = 33 + exact_tokens + config.local_tokens
+    text = Text(seed, 1000)
+    with sequence_of(pool, text, config, 600, is_shared=True) as sequence:
+        decode(sequence, text, 900)
+        due = (config.init_tokens + 64 * config.middle_blocks(900)) // LAYOUT.chunk_tokens
+        assert sequence.settle() == due
+        found = min(exact_tokens // LAYOUT.chunk_tokens, due)
+        assert pool.lookup(pool.keys(text.ids)).chunks == found
+        with sequence.fork() as fork:
+            decode(fork, text, 1000)
+            in_fork = fork.settle()
+            assert in_fork > due
+        end_connection_of(pool)
+        wait_until(lambda: pool.connected, "the pool has connected again")
+        np.testing.assert_array_equal(np.asarray(sequence.dense(1)[0]), text.keys[1, :900].transpose(1, 0, 2))
+        assert pool.lookup(pool.keys(text.ids)).chunks == (in_fork if config is EVERYTHING else found)
+
+
+def test_a_prefix_stays_found_when_its_last_token_is_asked_about(pool: kv.Pool) -> None:
+    text = Text(34, 900)
+    with sequence_of(pool, text, EVERYTHING, 900, is_shared=True) as first:
+        chunks = first.settle()
+    with SparseSequence(pool, replace(CONFIG, local_tokens=0), tokens=text.ids, threads=1) as second:
+        assert second.prefix_tokens == chunks * LAYOUT.chunk_tokens
+        second.attend(0, text.query)
+        end_connection_of(pool)
+        wait_until(lambda: pool.connected, "the pool has connected again")
+        second.attend(0, text.query)
+        assert second.stats()["reattached"] == 1
+
+
 @pytest.mark.parametrize("config", [CONFIG, NOTHING, EVERYTHING])
 def test_a_query_of_zeros_estimates_the_count_and_the_mean(pool: kv.Pool, config: SparseConfig) -> None:
     text, end = Text(7, 800), 777
@@ -234,6 +287,46 @@ def test_forks_go_their_own_ways(pool: kv.Pool) -> None:
     grandchild.close()
 
 
+@pytest.mark.parametrize("layout_summaries", ["clusters7", ""])
+@pytest.mark.parametrize("local_tokens", [0, 32, 500])
+def test_a_fork_attends_by_its_own_settings(module_daemon: Daemon, layout_summaries: str, local_tokens: int) -> None:
+    text, settings = Text(31, 1900), replace(CONFIG, local_tokens=local_tokens, topk_share=0.5, dense_boundary=128)
+    layout = replace(LAYOUT, summaries=layout_summaries)
+    with (
+        module_daemon.connect(layout=layout) as pool,
+        sequence_of(pool, text, CONFIG, 1300) as parent,
+        sequence_of(pool, text, settings, 1300) as other,
+    ):
+        assert parent.settle() > 2
+        before = parent.attend(0, text.query)
+        with parent.fork(settings) as fork:
+            assert (fork.config, parent.config) == (settings, CONFIG)
+            for end in (1300, 1900):
+                for each in (fork, other):
+                    text.append_to(each, end)
+                    each.settle()
+                for layer in range(LAYOUT.layers):
+                    found, expected = (each.recall(layer, text.query) for each in (fork, other))
+                    assert np.array_equal(found.blocks, expected.blocks)
+                    assert bits_equal(fork.attend(layer, text.query), other.attend(layer, text.query))
+        assert bits_equal(parent.attend(0, text.query), before)
+
+
+def test_settings_are_not_assigned_and_those_of_other_blocks_are_refused(pool: kv.Pool) -> None:
+    text = Text(32, 600)
+    with sequence_of(pool, text, CONFIG, 600) as sequence:
+        for name, value in (("config", EVERYTHING), ("layout", LAYOUT)):
+            with pytest.raises(AttributeError, match=rf"'{name}'.*no setter"):
+                setattr(sequence, name, value)
+        with pytest.raises(kv.InvalidArgument, match="init_tokens is 128, expected that of the sequence to fork, 64"):
+            sequence.fork(replace(CONFIG, init_tokens=128))
+        with pytest.raises(kv.InvalidArgument, match="block_tokens is 32, expected that of the sequence to fork, 64"):
+            sequence.fork(replace(CONFIG, block_tokens=32))
+        with pytest.raises(kv.InvalidArgument, match="config is dict, expected a SparseConfig"):
+            sequence.fork({})  # type: ignore[arg-type]
+        assert sequence.fork().config is CONFIG
+
+
 def test_a_closed_sequence_raises_and_closes_again(pool: kv.Pool, module_daemon: Daemon) -> None:
     text = Text(11, 900)
     with sequence_of(pool, text, CONFIG, 900) as sequence:
@@ -276,12 +369,61 @@ def test_chunks_that_are_gone_are_an_error_and_never_wrong(pool: kv.Pool, module
             sequence.attend(0, text.query)
 
 
-def test_a_lost_connection_alone_is_mended(pool: kv.Pool) -> None:
+@pytest.mark.parametrize("call", ["attend", "append", "settle", "fork"])
+def test_a_lost_connection_alone_is_mended_by_the_next_call(pool: kv.Pool, module_daemon: Daemon, call: str) -> None:
     text = Text(14, 1300)
     with sequence_of(pool, text, EVERYTHING, 1300) as sequence:
+        chunks = sequence.settle()
+        end_connection_of(pool)
+        wait_until(
+            lambda: pool.connected and module_daemon.stats()["leases"] == 0, "its lease has ended with the connection"
+        )
+        if call == "attend":
+            sequence.attend(1, text.query)
+        elif call == "settle":
+            assert sequence.settle() == chunks
+        elif call == "append":
+            sequence.append(0, text.keys[0, :0], text.values[0, :0])
+        else:
+            sequence.fork().close()
+        assert module_daemon.stats()["leases"] == 1
+        np.testing.assert_allclose(sequence.attend(1, text.query), text.exact(1, 1300), atol=2e-5)
+        assert sequence.stats()["reattached"] == 1
+        assert sequence.stats()["chunks_in_arena"] == chunks
+
+
+def test_what_cannot_be_leased_again_is_lost_though_nobody_has_evicted_it(
+    pool: kv.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = Text(29, 1300)
+    with sequence_of(pool, text, EVERYTHING, 1300) as sequence:
+        assert sequence.settle() > 2
         end_connection_of(pool)
         wait_until(lambda: pool.connected, "the pool has connected again")
-        np.testing.assert_allclose(sequence.attend(1, text.query), text.exact(1, 1300), atol=2e-5)
+        lookup = kv.Pool.lookup
+        monkeypatch.setattr(kv.Pool, "lookup", lambda self, keys: replace(lookup(self, keys), chunks=2))
+        with pytest.raises(SequenceLost, match="first 128 tokens"):
+            sequence.attend(0, text.query)
+
+
+def test_a_new_daemon_without_the_chunks_is_asked_once(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, asked = Text(30, 1300), []
+    with daemon.connect(layout=LAYOUT) as pool, sequence_of(pool, text, EVERYTHING, 1300) as sequence:
+        assert sequence.settle() > 2
+        daemon.kill()
+        daemon.start()
+        wait_until(lambda: pool.connected, "the pool has connected again")
+        lookup = kv.Pool.lookup
+
+        def counted(self: kv.Pool, keys: kv.KeyChain) -> kv.Hit:
+            asked.append(1)
+            return lookup(self, keys)
+
+        monkeypatch.setattr(kv.Pool, "lookup", counted)
+        for _ in range(3):
+            np.testing.assert_allclose(sequence.attend(0, text.query), text.exact(0, 1300), atol=2e-5)
+        assert len(asked) == 1
+        assert sequence.stats()["reattached"] == 0
 
 
 def test_damaged_summaries_are_built_again(pool: kv.Pool, module_daemon: Daemon) -> None:

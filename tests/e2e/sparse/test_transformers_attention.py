@@ -59,6 +59,19 @@ def model_of(kind: str) -> "PreTrainedModel":
     return model
 
 
+@cache
+def scaled_model_of(kind: str) -> "PreTrainedModel":
+    """A model whose rotary scaling depends on the length, from 256 tokens on."""
+    torch.manual_seed(7)
+    half = SIZES["hidden_size"] // SIZES["num_attention_heads"] // 2
+    factors = {"short_factor": [1.0] * half, "long_factor": [4.0] * half, "original_max_position_embeddings": 256}
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0} | (factors if kind == "longrope" else {})
+    sizes = SIZES | {"max_position_embeddings": 1024 if kind == "longrope" else 256}
+    model: PreTrainedModel = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, rope_parameters=rope))
+    model.train(False)
+    return model
+
+
 def prompt_of(seed: int, tokens: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(1, 199, (1, tokens), generator=generator)
@@ -210,6 +223,52 @@ def test_a_prompt_that_the_pool_has_is_not_computed_again(model: "PreTrainedMode
             assert again.prefix_tokens >= 512
             assert generated(model, ids, again) == expected
             assert again.rows[0].stats()["summaries_built"] == 0
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_kv_that_depends_on_the_length_is_served_and_not_shared(module_daemon: Daemon, kind: str) -> None:
+    """A prompt of more tokens than those that the scaling begins behind has other keys for the same first tokens."""
+    scaled = scaled_model_of(kind)
+    ids = prompt_of(13, 400)
+    expected = generated(scaled, ids, None)
+    with pytest.raises(kv.InvalidArgument, match=f"rotary scaling is {kind}.*, expected is_shared=False"):
+        transformers_attention.layout_of(scaled.config)
+    layout = transformers_attention.layout_of(scaled.config, chunk_tokens=64, dtype="float32", is_shared=False)
+    with module_daemon.connect(layout=layout, model=kind) as pool, attending(scaled):
+        with transformers_attention.SparseCache(pool, EVERYTHING) as cache:
+            assert generated(scaled, ids, cache) == expected
+        rows = [SparseSequence(pool, EVERYTHING, tokens=ids[0].numpy())]
+        for shared in (
+            transformers_attention.SparseCache(pool, EVERYTHING, tokens=ids[0].numpy()),
+            transformers_attention.SparseCache(pool, EVERYTHING, tokens=ids[0].numpy(), device="cpu"),
+            transformers_attention.SparseCache.of(rows),
+        ):
+            with shared, pytest.raises(kv.InvalidArgument, match=f"{kind}.*, expected a cache without tokens"):
+                generated(scaled, ids, shared)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_attends_by_lookup(module_daemon: Daemon) -> None:
+    model = model_of("llama")
+    ids = prompt_of(14, 300)
+    expected = generated(model, ids, None)[0][:3]
+    layout = transformers_attention.layout_of(model.config, chunk_tokens=64, dtype="float32")
+    with (
+        module_daemon.connect(layout=layout, model="compiled") as pool,
+        attending(model),
+        transformers_attention.SparseCache(pool, EVERYTHING) as cache,
+        torch.inference_mode(),
+    ):
+        compiled: Any = torch.compile(model, backend="eager")
+        try:
+            found, step = [], ids
+            for _ in expected:
+                step = compiled(step, cache=cache).logits[:, -1:].argmax(-1)
+                found.append(int(step))
+            assert cache.rows[0].stats()["recalls"] > 0
+        finally:
+            torch._dynamo.reset()
+    assert found == expected
 
 
 def test_forks_answer_questions_on_one_document(model: "PreTrainedModel", pool: kv.Pool) -> None:

@@ -45,8 +45,23 @@ def test_each_group_has_a_plain_layout_of_its_own_geometry() -> None:
 def test_a_large_state_has_a_layout_where_its_bytes_have_factors() -> None:
     large = Layout(chunk_tokens=16, groups=(FULL, Group(kind="state", layers=1, state_bytes=4 << 20)))
     assert large.of_group(1).layer_bytes == 4 << 20
-    with pytest.raises(InvalidArgument, match="group 1: group state_bytes is 67108879, expected more powers of two"):
+    with pytest.raises(
+        InvalidArgument, match="group 1: group state_bytes is 67108879, expected so many that the 67108879 bytes"
+    ):
         Layout(chunk_tokens=1, groups=(FULL, Group(kind="state", layers=1, state_bytes=67_108_879)))  # a prime
+
+
+@pytest.mark.parametrize(
+    ("size", "head_groups", "shape"),
+    [(65_521 * 15, 1, (15, 65_521)), (3 * 65_521 * 5, 3, (15, 65_521)), (4 << 20, 1, (64, 65_536)), (6, 1, (1, 6))],
+)
+def test_a_state_without_enough_powers_of_two_is_divided_by_what_there_is(
+    size: int, head_groups: int, shape: tuple[int, int]
+) -> None:
+    group = Group(kind="state", layers=1, state_bytes=size, head_groups=head_groups)
+    state = Layout(chunk_tokens=16, groups=(FULL, group)).of_group(1)
+    assert (state.kv_heads, state.head_dim) == shape
+    assert (state.layer_bytes, state.head_groups) == (size, head_groups)
 
 
 def test_head_groups_divide_a_state_of_any_bytes_and_tokens() -> None:

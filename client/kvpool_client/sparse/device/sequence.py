@@ -24,6 +24,7 @@ import torch
 from kvpool.errors import InvalidArgument
 from kvpool.layout import Layout
 from kvpool_client.sparse.arrays import as_blocks, as_items
+from kvpool_client.sparse.config import SparseConfig
 from kvpool_client.sparse.device.block_reader import BlockReader, Mask
 from kvpool_client.sparse.device.partial_attention import (
     Part,
@@ -63,8 +64,7 @@ class DeviceSequence:
         self._reader.check_open()
         self.turns = Turns()
         self.sequence = sequence
-        self.layout = sequence.layout
-        self.config = config = sequence.config
+        config = sequence.config
         self.device = _checked_device(device)
         if staging_blocks is None:
             resident = (config.init_tokens + config.local_tokens) // config.block_tokens
@@ -91,6 +91,16 @@ class DeviceSequence:
         self.close()
 
     @property
+    def config(self) -> SparseConfig:
+        """As `SparseSequence.config`."""
+        return self.sequence.config
+
+    @property
+    def layout(self) -> Layout:
+        """As `SparseSequence.layout`."""
+        return self.sequence.layout
+
+    @property
     def tokens(self) -> int:
         """Tokens whose KV every layer has."""
         return self.sequence.tokens
@@ -99,6 +109,11 @@ class DeviceSequence:
     def prefix_tokens(self) -> int:
         """As `SparseSequence.prefix_tokens`."""
         return self.sequence.prefix_tokens
+
+    @property
+    def is_shared(self) -> bool:
+        """As `SparseSequence.is_shared`."""
+        return self.sequence.is_shared
 
     @property
     def own_bytes(self) -> int:
@@ -198,11 +213,12 @@ class DeviceSequence:
             return self.sequence.settle()
 
     @in_turn
-    def fork(self) -> "DeviceSequence":
+    def fork(self, config: SparseConfig | None = None) -> "DeviceSequence":
         """A sequence with the same tokens, which goes its own way from here: pages on the host are shared as
-        `SparseSequence.fork` says, nothing on the device. Raises SequenceLost."""
+        `SparseSequence.fork` says, which takes `config`, nothing on the device. Raises InvalidArgument, SequenceLost."""
         self._ready()
-        child = self.sequence.fork()
+        with self._closed_where_lost():
+            child = self.sequence.fork(config)
         try:
             return DeviceSequence(child, device=self.device, staging_blocks=self.staging_blocks)
         except BaseException:

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import kvpool_native
+from kvpool_client.engines.length_facts import configuration_of, length_facts
 from kvpool_client.engines.weights import digest_of, directory_digest
-from kvpool_client.vllm.identity.length_facts import length_facts
 from kvpool_client.vllm.support import REMEDIES, Unserved
 from kvpool_client.vllm.surface import EngineConfig, LoraRequest
 
@@ -73,7 +73,7 @@ def model_and_revision(config: EngineConfig, named: str = "") -> tuple[str, str]
     """
     model = config.model_config
     name = str(getattr(model, "model", ""))
-    values = _configuration_of(getattr(model, "hf_config", None))
+    values = configuration_of(getattr(model, "hf_config", None))
     overrides, media = getattr(model, "hf_overrides", None), getattr(model, "multimodal_config", None)
     facts: dict[str, object] = {
         **{field: str(getattr(model, field, None)) for field in MODEL_FIELDS},
@@ -206,14 +206,6 @@ def _draft_of(config: EngineConfig) -> str:
     if draft is None or name == str(getattr(config.model_config, "model", "")):
         return ""
     return directory_digest(Path(name)) or f"{name} {_commit_of(draft)}"
-
-
-def _configuration_of(hf_config: object) -> Mapping[str, object]:
-    if hf_config is None:
-        return {}
-    as_dict = getattr(hf_config, "to_dict", None)
-    values: Mapping[str, object] = as_dict() if callable(as_dict) else vars(hf_config)
-    return values
 
 
 def _kept(value: object, *, is_model: bool = True) -> object:
