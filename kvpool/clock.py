@@ -1,7 +1,8 @@
 """Clock: monotonic time as an object, so that tests control it.
 
 This is the only module that reads a clock. It is not a scheduler and never sleeps.
-Wall-clock time decides nothing in kvpool: a jump of the system clock only changes a number in outgoing messages.
+Wall-clock time decides nothing in the daemon: a jump of the system clock only changes a number in outgoing messages. Engine
+adapters compare it with the times of files.
 Any thread may call it.
 """
 
@@ -67,7 +68,7 @@ class Deadline:
 
 
 def wall_time_s() -> float:
-    """Seconds since 1970, for outgoing messages that carry a time. Nothing in kvpool is decided by it."""
+    """Seconds since 1970, for outgoing messages that carry a time, and for the age of files."""
     return time.time()
 
 

@@ -91,8 +91,8 @@ TABLE = (
     Entry("tenants (`cache_salt`)", "yes, apart by construction"),
     Entry(
         "LoRA",
-        "yes, identified by name, path, weights and configuration; chunks of an adapter without files here (a name on the "
-        "Hub) are this start's alone",
+        "yes, identified by name, path, weights and configuration, once they were read; chunks of an adapter without files "
+        "here (a name on the Hub) are this start's alone",
     ),
     Entry("multimodal", "by vLLM's block hashes; not tested"),
     Entry(

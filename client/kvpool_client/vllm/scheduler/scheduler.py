@@ -6,16 +6,21 @@ only as far as every shard has it. Invariant: every hit that was reported to vLL
 lost since. The scheduler's thread.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 
 from kvpool.clock import Clock, Deadline, MonotonicClock
+from kvpool.errors import LayoutMismatch
+from kvpool_client.engines.digest_memory import DigestMemory
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.engines.load_cost import RateEstimator
+from kvpool_client.engines.weights_reading import WeightsReader
 from kvpool_client.pool import Pool
+from kvpool_client.vllm.calls.timed_calls import LOG
 from kvpool_client.vllm.event_feed import EventFeed
 from kvpool_client.vllm.identity.geometry import Geometry
-from kvpool_client.vllm.identity.identity import AdapterNames
+from kvpool_client.vllm.identity.identity import UNNAMED_ADAPTER, AdapterNames
 from kvpool_client.vllm.identity.role import BOTH, Role
 from kvpool_client.vllm.identity.weight_epoch import FIRST_EPOCH, new_epoch
 from kvpool_client.vllm.plan import LoadOrder, SaveOrder, StepPlan, StepReport
@@ -77,7 +82,7 @@ class SchedulerHalf:
         self._hint_sender = HintSender(pool, self.tally, guard, self._clock)
         self._requests: dict[str, Tracked] = {}
         self._waiting: dict[str, Tracked] = {}
-        self._adapters = AdapterNames()
+        self._adapters = AdapterNames(WeightsReader(DigestMemory.of_user(os.environ), LOG))
         self._loads: list[LoadOrder] = []
         self._hits_under_way = HitsUnderWay(self.tally, geometry.chunk_tokens, has_groups=geometry.has_groups)
         self._cancelled: list[str] = []
@@ -311,6 +316,7 @@ class SchedulerHalf:
         self._hint_sender.stop()
         self._promise_fetcher.stop()
         self._pins.close()
+        self._adapters.stop()
         self.pool.close()
 
     def _before_reset(self) -> None:
@@ -332,12 +338,15 @@ class SchedulerHalf:
         entry = self._requests.get(request.request_id)
         if entry is None:
             salt = str(getattr(request, "cache_salt", None) or "").encode("utf-8", "surrogatepass")
-            adapter = self._adapters.of(getattr(request, "lora_request", None))
+            named = self._adapter_of(request)
+            adapter = UNNAMED_ADAPTER if named is None else named
             keys = self.pool.keys_from_hashes([], self._geometry.hash_tokens, salt=salt, adapter=adapter)
             hints = self._guard.call("reading hints", NO_HINTS, lambda: request_hints_of(request))
             chunk_hashes = self._geometry.chunk_tokens // self._geometry.hash_tokens
             save_tokens = (
-                hints.save_tokens(self._settings.save, request.num_prompt_tokens) if self._role.may_save else 0
+                hints.save_tokens(self._settings.save, request.num_prompt_tokens)
+                if self._role.may_save and named is not None
+                else 0
             )
             save_chunks = save_tokens // self._geometry.chunk_tokens
             entry = Tracked(
@@ -358,3 +367,11 @@ class SchedulerHalf:
         entry.request = request
         entry.extend_keys()
         return entry
+
+    def _adapter_of(self, request: EngineRequest) -> str | None:
+        """The adapter's name; None where it has none yet, or none any more."""
+        try:
+            return self._adapters.of(getattr(request, "lora_request", None))
+        except LayoutMismatch as error:
+            self._guard.warn_once("requests with an adapter are neither loaded nor saved", str(error))
+            return None
