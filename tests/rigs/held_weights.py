@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvpool.clock import NS_PER_S, wall_time_s
 from kvpool_client.engines import weights
 from kvpool_client.engines.digest_memory import DigestMemory
 from kvpool_client.engines.file_stamps import stamps_of
@@ -44,12 +45,24 @@ class HeldWeights:
 
 
 @pytest.fixture
+def begun_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """See begin_now."""
+    begin_now(monkeypatch)
+
+
+def begin_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each engine's process begins with its connector: what a test has written before is older."""
+    monkeypatch.setattr(weights, "process_began_ns", lambda: int(wall_time_s() * NS_PER_S))
+
+
+@pytest.fixture
 def held_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[HeldWeights]:
     """Weights of this test's own, whose reading waits; no engine's start waits for it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(weights, "START_WAIT_S", 0.0)
+    begin_now(monkeypatch)
     held = HeldWeights(tmp_path / "weights", request.node.nodeid.encode())
     held.hold()
     yield held

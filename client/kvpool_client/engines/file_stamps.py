@@ -14,6 +14,8 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 # Beside the weights: which files of them are loaded, the model's own code, how its weights are quantized.
 FURTHER_SUFFIXES = (".index.json", ".py")
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+# As many as the kernel follows.
+LINKS_MAX = 40
 _PART_OF_GGUF = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 
 
@@ -57,6 +59,41 @@ def first_difference(before: Mapping[str, FileStamp], now: Mapping[str, FileStam
         if one != other:
             return (one or other or FileStamp(name, 0, 0, 0, 0, 0)).path
     return ""
+
+
+def first_younger(place: Path, stamps: Mapping[str, FileStamp], since_ns: int) -> str:
+    """The path of something that has come to its place, or has changed, after `since_ns` (nanoseconds since 1970): a file, a
+    link on the way to it, or the directory itself, which another one may have replaced. Empty where nothing has.
+
+    A directory further up is not looked at: others have changed it when a neighbour came. Raises OSError.
+    """
+    entries = [str(place / name) for name in stamps] if place.is_dir() else []
+    links = [link for path in (str(place), *entries) for link in _links_on(path)]
+    found = [FileStamp.of(link, os.lstat(link)) for link in links]
+    if place.is_dir():
+        found.append(FileStamp.of(str(place), place.stat()))
+    return next((each.path for each in (*stamps.values(), *found) if each.ctime_ns > since_ns), "")
+
+
+def _links_on(path: str) -> Iterator[str]:
+    """The symbolic links that are followed on the way to a file, whose own links of directories are followed too."""
+    left, real, followed = list(reversed(os.path.join(os.getcwd(), path).split("/"))), "/", 0
+    while left and followed < LINKS_MAX:
+        name = left.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            real = os.path.dirname(real)
+            continue
+        here = os.path.join(real, name)
+        if not os.path.islink(here):
+            real = here
+            continue
+        yield here
+        followed += 1
+        target = os.readlink(here)
+        left += reversed(target.split("/"))
+        real = "/" if target.startswith("/") else real
 
 
 def _weights_in(place: Path) -> Iterator[Path]:

@@ -9,10 +9,10 @@ Any thread.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kvpool.clock import Deadline
+from kvpool.clock import Deadline, process_began_ns
 from kvpool.errors import LayoutMismatch
 from kvpool_client.engines.weights_reading import WeightsReader, WeightsReading, digest_of
 
@@ -87,7 +87,7 @@ def weights_of(name: str, revision: str, environment: Mapping[str, str]) -> Weig
     """
     path = Path(name)
     if path.exists():
-        reading = WeightsReading(path, (CONFIGURATION,))
+        reading = loaded_files(path, (CONFIGURATION,))
         if not reading.has_files:
             raise LayoutMismatch(f"no weights in {name!r} distinguish one version of the model from another")
         return reading
@@ -97,6 +97,12 @@ def weights_of(name: str, revision: str, environment: Mapping[str, str]) -> Weig
             f"nothing identifies the version of {name!r} that is served, expected a commit or a directory"
         )
     return commit
+
+
+def loaded_files(place: Path, further: Sequence[str] = ()) -> WeightsReading:
+    """A reading of files that this process's engine has loaded: none of them may have changed since the process began. Raises
+    LayoutMismatch, also where something that led to them has."""
+    return WeightsReading(place, further, since_ns=process_began_ns())
 
 
 def cached_commit(name: str, revision: str, environment: Mapping[str, str]) -> str:

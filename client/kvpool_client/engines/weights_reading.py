@@ -4,8 +4,9 @@
         └──a file cannot be read, or is no longer what it was──► refused
 
 A reading takes the files' stamps when it is made, and compares them when it has ended: its digest is that of the files as they
-were then, or there is none. A file's digest is SHA-256 (1.4 GB/s on a thread with the processor's instructions for it, where
-BLAKE2b had 0.6 GB/s), and is remembered (`digest_memory`), so that processes of one node read each file once.
+were then, or there is none. An engine has read its weights before, so nothing may have changed since its process began. A
+file's digest is SHA-256 (1.4 GB/s on a thread with the processor's instructions for it, where BLAKE2b had 0.6 GB/s), and is
+remembered (`digest_memory`), so that processes of one node read each file once.
 
 Any thread; the files are read on the reader's own, without the interpreter's lock. Lock: `_changed` guards the queue.
 """
@@ -23,7 +24,7 @@ import kvpool_native
 from kvpool.clock import NS_PER_S, Deadline, MonotonicClock, wall_time_s
 from kvpool.errors import LayoutMismatch
 from kvpool_client.engines.digest_memory import DigestMemory
-from kvpool_client.engines.file_stamps import FileStamp, first_difference, stamps_of
+from kvpool_client.engines.file_stamps import FileStamp, first_difference, first_younger, stamps_of
 
 # Bytes of one read: long enough that the calls around it do not count, short enough that a stop is seen soon.
 READ_BYTES = 8 << 20
@@ -40,11 +41,14 @@ STOP_TIMEOUT_S = 2.0
 class WeightsReading:
     """The digest of the weights in one place, once it is known. `size`: bytes of all files; `done`: those read so far."""
 
-    def __init__(self, place: Path, further: Sequence[str] = ()) -> None:
-        """`further`: names of other files there that count. Raises LayoutMismatch where the files cannot be looked at."""
+    def __init__(self, place: Path, further: Sequence[str] = (), *, since_ns: int | None = None) -> None:
+        """`further`: names of other files there that count. `since_ns`: nothing there may have changed since then, in
+        nanoseconds since 1970. Raises LayoutMismatch where something has, or the files cannot be looked at."""
         self.place = place
         self._further = tuple(further)
         self._stamps = self._look()
+        if self._stamps and since_ns is not None and (younger := self._younger_than(since_ns)):
+            raise _changed(younger)
         self.size = sum(stamp.size for stamp in self._stamps.values())
         self.done = 0
         self.is_begun = False  # guarded by the reader's lock
@@ -95,6 +99,12 @@ class WeightsReading:
     def _look(self) -> dict[str, FileStamp]:
         try:
             return stamps_of(self.place, self._further)
+        except OSError as error:
+            raise LayoutMismatch(f"the weights in {str(self.place)!r} cannot be read: {error}") from error
+
+    def _younger_than(self, since_ns: int) -> str:
+        try:
+            return first_younger(self.place, self._stamps, since_ns + TICK_NS)
         except OSError as error:
             raise LayoutMismatch(f"the weights in {str(self.place)!r} cannot be read: {error}") from error
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvpool.clock import NS_PER_S
 from kvpool_client.engines.digest_memory import DigestMemory
 from kvpool_client.engines.weights import Revision
 from kvpool_client.engines.weights_reading import WeightsReader
@@ -17,9 +18,10 @@ from kvpool_client.sglang import Settings
 from kvpool_client.sglang.names import DRAFT_FIELDS, MODEL_FIELDS, named, server_args_of_process, with_draft
 from tests.engines.sglang.standin import Controller, HostPool, PoolTransfer, page_keys
 from tests.rigs.daemon import Daemon, wait_until
-from tests.rigs.held_weights import HeldWeights, held_weights
+from tests.rigs.held_weights import HeldWeights, begun_now, held_weights
 
-__all__ = ["held_weights"]
+__all__ = ["begun_now", "held_weights"]
+pytestmark = pytest.mark.usefixtures("begun_now")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 Start = Callable[..., Controller]
 READER = WeightsReader(DigestMemory(None), logging.getLogger(__name__))
@@ -52,6 +54,18 @@ def test_equal_engines_have_one_name_and_other_weights_another(tmp_path: Path) -
     assert here == _revision(model_path=str(tmp_path / "a"))
     assert here != _revision(model_path=_model(tmp_path / "a", 1))
     assert _revision() == _revision() != _revision(revision=COMMIT[::-1])
+
+
+def test_weights_that_have_changed_since_the_process_began_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, clock = _model(tmp_path / "a", 0), "kvpool_client.engines.weights.process_began_ns"
+    monkeypatch.setattr(clock, lambda: (tmp_path / "a" / "model.bin").stat().st_ctime_ns - NS_PER_S)
+    for refusal in (_revision(model_path=place), _draft_revision(speculative_draft_model_path=place)):
+        assert refusal.startswith("weights: ")
+        assert "model.bin' has changed since the engine started" in refusal
+        assert "set revision" in refusal
+    assert "changed" not in _revision({"revision": "7"}, model_path=place)
 
 
 @pytest.mark.parametrize("field", MODEL_FIELDS)

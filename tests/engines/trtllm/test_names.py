@@ -10,20 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvpool.clock import NS_PER_S
 from kvpool_client.engines.digest_memory import DigestMemory
 from kvpool_client.engines.weights_reading import WeightsReader
 from kvpool_client.trtllm import Settings
 from kvpool_client.trtllm.adapters import Adapters
 from tests.rigs.daemon import Daemon, wait_until
-from tests.rigs.held_weights import HeldWeights, held_weights
+from tests.rigs.held_weights import HeldWeights, begun_now, held_weights
 
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
 from tests.engines.trtllm.interface import COMMIT, llm_args  # noqa: E402
 from tests.engines.trtllm.standin import Executor  # noqa: E402
 
-__all__ = ["held_weights"]
-pytestmark = pytest.mark.torch
+__all__ = ["begun_now", "held_weights"]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("begun_now")]
 
 PROMPT = np.random.default_rng(5).integers(0, 900, 30).tolist()
 Start = Callable[..., Executor]
@@ -54,6 +55,17 @@ def test_a_model_directory_is_named_by_its_weights(tmp_path: Path) -> None:
     assert tuned.revision != here.revision
     scaled = _settings(model=_model(tmp_path / "a", seed=1, configuration='{"rope_theta": 1}'), revision=None)
     assert scaled.revision != tuned.revision
+
+
+def test_weights_that_have_changed_since_the_process_began_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, clock = _model(tmp_path / "a"), "kvpool_client.engines.weights.process_began_ns"
+    monkeypatch.setattr(clock, lambda: (tmp_path / "a" / "model.bin").stat().st_ctime_ns - NS_PER_S)
+    refusal = _settings(model=place, revision=None).refusal
+    assert "has changed since the engine started" in refusal
+    assert "TLLM_KVPOOL_REVISION" in refusal
+    assert _settings({"TLLM_KVPOOL_REVISION": "7"}, model=place).refusal == ""
 
 
 @pytest.mark.parametrize("field", ["dtype", "quant_config", "model_kwargs", "kv_dtype"])

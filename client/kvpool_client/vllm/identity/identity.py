@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kvpool.errors import LayoutMismatch
-from kvpool_client.engines.weights import Revision, Weights
+from kvpool_client.engines.weights import Revision, Weights, loaded_files
 from kvpool_client.engines.weights_reading import WeightsReader, WeightsReading
 from kvpool_client.vllm.identity.length_facts import length_facts
 from kvpool_client.vllm.support import REMEDIES, Unserved
@@ -176,7 +176,7 @@ def _weights_of(config: EngineConfig, named: str) -> Weights:
         raise Unserved(UNKNOWN, f"the weights come from {elsewhere[0]!r}, where they may change unseen")
     path = Path(name)
     if path.exists():
-        reading = WeightsReading(path)
+        reading = loaded_files(path)
         if not reading.has_files and not named:
             raise Unserved(UNKNOWN, f"no weights in {name!r} distinguish one version of the model from another")
         return reading if reading.has_files else ""
@@ -215,7 +215,7 @@ def _draft_of(config: EngineConfig) -> Weights:
     name = str(getattr(draft, "model", ""))
     if draft is None or name == str(getattr(config.model_config, "model", "")):
         return ""
-    reading = WeightsReading(Path(name))
+    reading = loaded_files(Path(name))
     return reading if reading.has_files else f"{name} {_commit_of(draft)}"
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 
 from kvpool.errors import LayoutMismatch
 from kvpool_client.engines.digest_memory import DigestMemory
-from kvpool_client.engines.weights_reading import READ_BYTES, WeightsReader, WeightsReading, digest_of
+from kvpool_client.engines.weights_reading import READ_BYTES, TICK_NS, WeightsReader, WeightsReading, digest_of
+from tests.rigs.daemon import wait_until
 
 SIZE = 3000
 LOG = logging.getLogger(__name__)
@@ -184,3 +186,81 @@ def test_a_reader_that_is_stopped_leaves_its_place(model: Path) -> None:
     reading.read(DigestMemory(None), stop, stop.set)
     with pytest.raises(LayoutMismatch, match="was ended"):
         reading.find()
+
+
+def later(tmp_path: Path) -> int:
+    """Nanoseconds since 1970, when everything that was made until now is older, and what is made from now on is younger."""
+    path = tmp_path / "time"
+    path.touch()
+    now_ns = path.stat().st_ctime_ns
+
+    def has_passed() -> bool:
+        path.touch()
+        return path.stat().st_ctime_ns > now_ns + 2 * TICK_NS
+
+    wait_until(has_passed, "time has passed")
+    return now_ns
+
+
+def rewritten(model: Path) -> str:
+    rewrite(model / "b.bin")
+    return "b.bin"
+
+
+def with_another_inode(model: Path) -> str:
+    replace(model / "b.bin")
+    return "b.bin"
+
+
+def exchanged(model: Path) -> str:
+    """Another directory, whose files are as old, is in its place."""
+    model.rename(model.parent / "before")
+    (model.parent / "successor").rename(model)
+    return "further"
+
+
+def linked_anew(model: Path) -> str:
+    (model.parent / "link").unlink()
+    (model.parent / "link").symlink_to("successor")
+    return "link"
+
+
+def linked_anew_inside(model: Path) -> str:
+    (model / "b.bin").unlink()
+    (model / "b.bin").symlink_to("../successor/b.bin")
+    return "b.bin"
+
+
+@pytest.mark.parametrize("change", [rewritten, with_another_inode, exchanged, linked_anew, linked_anew_inside])
+def test_weights_are_as_old_as_the_process_that_has_loaded_them(
+    model: Path, tmp_path: Path, change: Callable[[Path], str]
+) -> None:
+    shutil.copytree(model, tmp_path / "successor")
+    (tmp_path / "link").symlink_to("model")
+    (tmp_path / "further").symlink_to(tmp_path / "link")
+    since_ns = later(tmp_path)
+    place = tmp_path / "further"
+    WeightsReading(place, since_ns=since_ns)
+    (tmp_path / "neighbour").mkdir()
+    WeightsReading(place, since_ns=since_ns)
+    changed = change(model)
+    with pytest.raises(LayoutMismatch, match=f"{changed}' has changed since the engine started"):
+        WeightsReading(place, since_ns=since_ns)
+    WeightsReading(place)
+
+
+def test_a_file_alone_may_have_younger_neighbours(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"weights")
+    since_ns = later(tmp_path)
+    (tmp_path / "other.gguf").write_bytes(b"another")
+    assert WeightsReading(path, since_ns=since_ns).has_files
+    path.touch()
+    with pytest.raises(LayoutMismatch, match=r"model\.gguf"):
+        WeightsReading(path, since_ns=since_ns)
+
+
+def test_links_in_a_circle_end(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert not WeightsReading(tmp_path / "a", since_ns=0).has_files

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import kvpool_client as kv
+from kvpool.clock import NS_PER_S
 from kvpool_client.engines.digest_memory import DigestMemory
 from kvpool_client.engines.weights_reading import WeightsReader
 from kvpool_client.vllm.identity.identity import AdapterNames, model_name
@@ -18,9 +19,11 @@ from kvpool_client.vllm.support import Unserved
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
 from tests.rigs.daemon import wait_until  # noqa: E402 - only where torch is
+from tests.rigs.held_weights import begun_now  # noqa: E402 - likewise
 from tests.rigs.vllm.config import config_of  # noqa: E402 - only where torch is
 
-pytestmark = pytest.mark.torch
+__all__ = ["begun_now"]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("begun_now")]
 
 COMMIT = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 OTHER_COMMIT = "11c5a3d5811f50298f278a704980280950aedb10"
@@ -187,6 +190,23 @@ def test_the_models_own_code_is_in_the_name(tmp_path: Path) -> None:
     before = named(with_model(model=place))
     (tmp_path / "model" / "modeling_own.py").write_text("scale = 2")
     assert named(with_model(model=place)) != before
+
+
+def test_files_that_have_changed_since_the_process_began_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine has read its weights in between: those before, or these."""
+    place = write_weights(tmp_path / "model")
+    began_ns = (tmp_path / "model" / "model.safetensors").stat().st_ctime_ns
+    monkeypatch.setattr("kvpool_client.engines.weights.process_began_ns", lambda: began_ns)
+    assert named(with_model(model=place))
+    monkeypatch.setattr("kvpool_client.engines.weights.process_began_ns", lambda: began_ns - NS_PER_S)
+    draft = SimpleNamespace(draft_model_config=SimpleNamespace(model=place, revision=None))
+    for change in (with_model(model=place), lambda config: setattr(config, "speculative_config", draft)):
+        with pytest.raises(Unserved, match=r"model\.safetensors' has changed since the engine started"):
+            named(change)
+        with pytest.raises(Unserved, match="has changed"):
+            named(change, "an operator's name")
 
 
 def test_files_that_change_while_they_are_read_are_refused_by_name(tmp_path: Path) -> None:
