@@ -64,10 +64,9 @@ class WeightsReading:
         """Whether there are weights in that place."""
         return bool(self._stamps)
 
-    @property
-    def facts(self) -> tuple[tuple[object, ...], ...]:
-        """What changes when one of the files does."""
-        return tuple((name, *stamp.facts) for name, stamp in self._stamps.items())
+    def first_changed(self) -> str:
+        """The path of a file that is not what it was when this was made; empty where all are. Raises LayoutMismatch."""
+        return first_difference(self._stamps, self._look())
 
     def find(self) -> str | None:
         """The digest; None while the files are read. Raises LayoutMismatch where there is none, with the reason."""
@@ -86,7 +85,7 @@ class WeightsReading:
         try:
             by_name = self._stamps.items()
             digests = {name: self._digest_of(stamp, memory, stop=stop, show=show) for name, stamp in by_name}
-            changed = first_difference(self._stamps, self._look())
+            changed = self.first_changed()
             if changed:
                 raise _changed(changed)
             self._digest = digest_of(digests)

@@ -17,14 +17,20 @@ import kvpool_native
 from kvpool.errors import LayoutMismatch
 from kvpool_client.engines.weights_reading import WeightsReader, WeightsReading, digest_of
 
-ADAPTERS_MAX = 4096
+# One that was forgotten would be taken for what its files are now: so none is, and there is no name for more.
+ADAPTERS_MAX = 16384
 CONFIGURATION = "adapter_config.json"
 _UNKNOWN = "lora: the weights of its adapter cannot be read; give LoRARequest a directory that this node can read"
+_TOO_MANY = f"lora: its adapter is one more than the {ADAPTERS_MAX} that are remembered; start the engine again"
 _READING = "lora: the files of its adapter are being read; nothing is loaded or saved until their digest is known"
 
 
 class Adapters:
-    """Names by the engine's number and directory; the oldest is forgotten beyond ADAPTERS_MAX."""
+    """Names by the engine's number and directory, ADAPTERS_MAX at most.
+
+    An adapter is what its files were at its first request, or the weights that the engine was sent last: it has these in
+    memory.
+    """
 
     def __init__(self, reader: WeightsReader) -> None:
         self._reader = reader
@@ -49,7 +55,8 @@ class Adapters:
             return "", f"lora: {error}"
         if digest is None:
             return "", _READING
-        return (f"lora:{digest}", "") if digest else ("", _UNKNOWN)
+        unknown = _UNKNOWN if len(self._known) < ADAPTERS_MAX else _TOO_MANY
+        return (f"lora:{digest}", "") if digest else ("", unknown)
 
     def _begin(self, place: tuple[int, str], path: Path) -> None:
         """Begin to read an adapter's weights and its configuration, which scales them, where there are any."""
@@ -59,13 +66,12 @@ class Adapters:
             return
         if reading.has_files:
             self._note(place, reading)
+        if place in self._known:
             self._reader.begin(reading)
 
     def _note(self, place: tuple[int, str], known: str | WeightsReading) -> None:
-        self._known.pop(place, None)
-        if len(self._known) >= ADAPTERS_MAX:
-            self._known.pop(next(iter(self._known)))
-        self._known[place] = known
+        if place in self._known or len(self._known) < ADAPTERS_MAX:
+            self._known[place] = known
 
 
 def _digest_of_arrays(*arrays: Any) -> str:

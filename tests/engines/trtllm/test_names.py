@@ -12,7 +12,7 @@ import pytest
 
 from kvpool.clock import NS_PER_S
 from kvpool_client.engines.digest_memory import DigestMemory
-from kvpool_client.engines.weights_reading import WeightsReader
+from kvpool_client.engines.weights_reading import WeightsReader, WeightsReading
 from kvpool_client.trtllm import Settings
 from kvpool_client.trtllm.adapters import Adapters
 from tests.rigs.daemon import Daemon, wait_until
@@ -121,6 +121,45 @@ def test_an_adapter_in_a_directory_is_named_by_weights_and_scale(tmp_path: Path)
     assert names[0] == names[1]
     assert len(set(names)) == 3
     assert all(names)
+
+
+def _adapter(tmp_path: Path, number: int = 1) -> SimpleNamespace:
+    (tmp_path / "adapter_model.bin").write_bytes(b"weights")
+    return SimpleNamespace(lora_task_id=number, py_lora_path=str(tmp_path))
+
+
+def test_an_adapter_is_what_its_files_were_at_its_first_request(tmp_path: Path) -> None:
+    adapters, request = Adapters(READER), _adapter(tmp_path)
+    wait_until(lambda: bool(adapters.name_of(request)[0]), "the adapter's files are read")
+    before = adapters.name_of(request)
+    (tmp_path / "adapter_model.bin").write_bytes(b"those that were trained since")
+    assert adapters.name_of(request) == before, "the engine has it in memory"
+    other = SimpleNamespace(lora_task_id=2, py_lora_path=str(tmp_path))
+    wait_until(lambda: bool(adapters.name_of(other)[0]), "the adapter's files are read")
+    assert adapters.name_of(other) != before
+
+
+def test_an_adapter_whose_files_change_while_they_are_read_has_no_name(tmp_path: Path) -> None:
+    reader = WeightsReader(DigestMemory(None), logging.getLogger(__name__))
+
+    def change_and_begin(reading: WeightsReading) -> None:
+        (tmp_path / "adapter_config.json").touch()
+        READER.begin(reading)
+
+    reader.begin = change_and_begin  # type: ignore[method-assign]
+    adapters, request = Adapters(reader), _adapter(tmp_path)
+    assert adapters.name_of(request)[0] == ""
+    wait_until(lambda: "has changed" in adapters.name_of(request)[1], "the adapter is refused")
+    assert adapters.name_of(request)[0] == ""
+
+
+def test_an_adapter_is_not_forgotten_for_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool_client.trtllm.adapters.ADAPTERS_MAX", 1)
+    adapters, request = Adapters(READER), _adapter(tmp_path)
+    wait_until(lambda: bool(adapters.name_of(request)[0]), "the adapter's files are read")
+    name, refusal = adapters.name_of(_adapter(tmp_path, 2))
+    assert (name, "one more than" in refusal) == ("", True)
+    assert adapters.name_of(request)[0]
 
 
 def test_an_adapter_without_visible_weights_is_not_served_and_logged_once(

@@ -132,3 +132,19 @@ def test_requests_of_an_adapter_are_neither_loaded_nor_saved_until_its_files_wer
     adapters = engine.scheduler._scheduler._adapters
     wait_until(lambda: adapters.of(lora) is not None, "its files were read")
     assert [run(engine, "cold", lora), run(engine, "warm", lora)] == [0, 4 * CHUNK]
+
+
+def test_an_engine_with_the_weights_before_stores_nothing_under_the_name_of_an_adapters_successor(
+    start_engine: StartEngine, held_weights: HeldWeights, daemon: Daemon
+) -> None:
+    held_weights.release()
+    lora = SimpleNamespace(lora_name="tuned", lora_path=held_weights.path, lora_int_id=1)
+    before, after = start_engine(), start_engine()
+    wait_until(lambda: before.scheduler._scheduler._adapters.of(lora) is not None, "its files were read")
+    assert [run(before, "cold", lora), run(before, "warm", lora)] == [0, 4 * CHUNK]
+    held_weights.file.write_bytes(b"those that were trained since")
+    stored = daemon.stats()["stored_chunks"]
+    assert [run(before, "late", lora), run(before, "later", lora)] == [0, 0]
+    assert daemon.stats()["stored_chunks"] == stored
+    wait_until(lambda: after.scheduler._scheduler._adapters.of(lora) is not None, "its files were read")
+    assert [run(after, "new", lora), run(after, "again", lora)] == [0, 4 * CHUNK]

@@ -59,7 +59,9 @@ IRRELEVANT = {
 # A sub-model's configuration is recognized by this end of its key. The same words elsewhere (as in quantization) may mean KV.
 SUB_MODEL, NO_SUB_MODEL = "_config", "quantization_config"
 ADAPTER_CONFIGURATION = "adapter_config.json"
-ADAPTERS_MAX = 4096
+# One that was forgotten would be taken for what its files are now: so none is, and there is no name for more. Of each some 1500
+# bytes are remembered.
+ADAPTERS_MAX = 16384
 LIFE = os.urandom(16).hex()
 # Stands for an adapter that has no name: no chunk is stored under it.
 UNNAMED_ADAPTER = f"{LIFE} unnamed"
@@ -129,32 +131,45 @@ def _generation_tuning(model: object) -> list[object]:
 class AdapterNames:
     """The names that separate the chunks of LoRA adapters: made of name, path, weights and scaling. One thread.
 
-    An adapter whose files are not on this node shares chunks only within this process: nothing identifies its weights.
+    An adapter is what its files were at its first request: vLLM has it in memory from then on, whatever happens to them. Once
+    they have changed it is not known which of them vLLM has, because it reads them again where it had no room for the adapter:
+    it has no name until vLLM loads it under another number. An adapter whose files are not on this node shares chunks only
+    within this process: nothing identifies its weights.
     """
 
     def __init__(self, reader: WeightsReader) -> None:
         self._reader = reader
-        self._known: dict[tuple[object, ...], Revision] = {}
+        self._known: dict[tuple[object, ...], tuple[WeightsReading, Revision]] = {}
 
     def __repr__(self) -> str:
         return f"<AdapterNames of {len(self._known)}>"
 
     def of(self, lora: LoraRequest | None) -> str | None:
         """The adapter's name, empty without one; None while its files are read. Raises LayoutMismatch where they cannot be
-        read, or have changed meanwhile."""
+        read, or have changed."""
         if lora is None:
             return ""
         path, number = str(getattr(lora, "lora_path", "")), getattr(lora, "lora_int_id", 0)
-        reading = WeightsReading(Path(path), (ADAPTER_CONFIGURATION,))
-        place = (lora.lora_name, path, number, *reading.facts)
-        if place not in self._known:
+        place = (lora.lora_name, path, number)
+        known = self._known.get(place)
+        if known is None:
             if len(self._known) >= ADAPTERS_MAX:
-                self._known.clear()
-            weights = reading if reading.has_files else f"{LIFE} {number}"
-            self._known[place] = Revision({"name": lora.lora_name, "path": path}, weights=weights)
-            if reading.has_files:
-                self._reader.begin(reading)
-        return self._known[place].find()
+                raise LayoutMismatch(
+                    f"adapter {lora.lora_name!r} is one more than the {ADAPTERS_MAX} that are remembered"
+                )
+            files = WeightsReading(Path(path), (ADAPTER_CONFIGURATION,))
+            weights = files if files.has_files else f"{LIFE} {number}"
+            known = files, Revision({"name": lora.lora_name, "path": path}, weights=weights)
+            self._known[place] = known
+            if files.has_files:
+                self._reader.begin(files)
+        files, name = known
+        if changed := files.first_changed():
+            raise LayoutMismatch(
+                f"{changed!r} has changed since the adapter's first request, expected the files that vLLM has loaded: "
+                "load the adapter again (/v1/unload_lora_adapter, /v1/load_lora_adapter)"
+            )
+        return name.find()
 
     def stop(self) -> None:
         """End the reader."""

@@ -334,13 +334,49 @@ def test_what_scales_an_adapter_is_part_of_its_name(tmp_path: Path) -> None:
     assert len(set(names)) == 3
 
 
-def test_an_adapter_loaded_again_from_its_path_has_another_name(tmp_path: Path) -> None:
-    known, lora = AdapterNames(READER), SimpleNamespace(lora_name="tuned", lora_path=write_weights(tmp_path / "lora"))
-    before = known_name(known, lora)
-    assert known.of(lora) == before
+def successor(tmp_path: Path) -> None:
+    """Other weights are in the place of the adapter's, as those that were trained since."""
     write_weights(tmp_path / "other", middle=1)
     (tmp_path / "other" / "model.safetensors").rename(tmp_path / "lora" / "model.safetensors")
-    assert known_name(known, lora) == adapter_name(lora) != before
+
+
+def lora_of(path: str, number: int = 1) -> Any:
+    return SimpleNamespace(lora_name="tuned", lora_path=path, lora_int_id=number)
+
+
+def test_an_adapter_whose_files_have_changed_has_no_name_until_it_is_loaded_again(tmp_path: Path) -> None:
+    known, lora = AdapterNames(READER), lora_of(write_weights(tmp_path / "lora"))
+    before = known_name(known, lora)
+    assert known.of(lora) == before
+    files = (tmp_path / "lora" / "model.safetensors").read_bytes()
+    successor(tmp_path)
+    for _ in range(2):
+        with pytest.raises(kv.LayoutMismatch, match=r"model\.safetensors' has changed.*load the adapter again"):
+            known.of(lora)
+    again = lora_of(lora.lora_path, number=2)
+    assert known_name(known, again) == adapter_name(again) != before
+    (tmp_path / "lora" / "model.safetensors").write_bytes(files)
+    with pytest.raises(kv.LayoutMismatch, match="has changed"):
+        known.of(lora)
+
+
+def test_an_adapter_whose_files_change_while_they_are_read_has_no_name(tmp_path: Path) -> None:
+    unread = WeightsReader(DigestMemory(None), logging.getLogger(__name__))
+    unread.stop()
+    known, lora = AdapterNames(unread), lora_of(write_weights(tmp_path / "lora"))
+    assert known.of(lora) is None
+    (tmp_path / "lora" / "adapter_config.json").write_text("{}")
+    with pytest.raises(kv.LayoutMismatch, match=r"adapter_config\.json' has changed"):
+        known.of(lora)
+
+
+def test_an_adapter_is_not_forgotten_for_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool_client.vllm.identity.identity.ADAPTERS_MAX", 1)
+    known, lora = AdapterNames(READER), lora_of(write_weights(tmp_path / "lora"))
+    before = known_name(known, lora)
+    with pytest.raises(kv.LayoutMismatch, match="'tuned' is one more than the 1 that are remembered"):
+        known.of(lora_of(lora.lora_path, number=2))
+    assert known.of(lora) == before
 
 
 def test_an_adapter_without_local_files_is_identified_by_the_engines_number_too() -> None:
