@@ -331,6 +331,8 @@ class SchedulerHalf:
         if not is_done:
             return
         self._own_prefixes.note_reset()
+        if self._feed is not None:
+            self._feed.republish()
         for entry in self._requests.values():
             entry.is_stale = entry.is_stale and entry.has_had_blocks
 
