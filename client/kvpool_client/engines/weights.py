@@ -1,45 +1,96 @@
-"""Identity of an engine's weights: digests of files that distinguish one model from another, and a fine-tuned one from its
-origin.
+"""Identity of an engine's weights: what distinguishes one model from another, and a fine-tuned one from its origin.
 
-Of a directory (or one file) with weights: sizes, headers and a sample of every tensor, so that two random models of one shape
-differ, and a model and its successor in the same place. Of a model of the Hub: the commit that lies in the local cache. What is
-not here: which other settings of an engine change its KV; each adapter knows its own.
+Of a directory (or one file) with weights: the digest of every byte, found in the background (`weights_reading`). Of a model of
+the Hub: the commit that lies in the local cache. A Revision is made of that and of an engine's other settings; which of them
+change its KV, each adapter knows itself.
 
-Reads files once, at an engine's start. Any thread.
+Any thread.
 """
 
-import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
-import kvpool_native
+from kvpool.clock import Deadline, process_began_ns
 from kvpool.errors import LayoutMismatch
+from kvpool_client.engines.weights_reading import WeightsReader, WeightsReading, digest_of
 
-DIGEST_HEX = 32
-SAMPLE_BYTES = 4096
-SAMPLES_MAX = 4096
-HEADER_BYTES_MAX = 100 << 20
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 CONFIGURATION = "config.json"
+# How long an engine's start waits for weights: long enough for those that are remembered, and for small ones (guess).
+START_WAIT_S = 1.0
+# The refusal that ends on its own.
+READING = (
+    "reading: the files of the weights are being read for their digest; nothing is loaded or saved until it is known"
+)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
+# What identifies weights: known words, or a reading of their files.
+Weights = str | WeightsReading
 
-def weights_of(name: str, revision: str, environment: Mapping[str, str]) -> str:
-    """The identity of the weights `name`, a directory, a file or a model of the Hub: a digest, or a commit.
 
-    A directory's configuration, which changes KV as weights do, is in the digest. Raises LayoutMismatch where nothing does.
+class Revision:
+    """A digest of an engine's weights and settings. Invariant: it is known when all of its readings have ended."""
+
+    def __init__(self, facts: Mapping[str, object], **weights: "Weights | Revision") -> None:
+        """`facts` are known; `weights` are, or will be, and stand under their names beside them."""
+        self._facts = facts
+        self._weights = weights
+
+    def __repr__(self) -> str:
+        return f"<Revision {', '.join(map(repr, self.readings)) or 'known'}>"
+
+    @property
+    def readings(self) -> tuple[WeightsReading, ...]:
+        """What is to be read, or was: none where everything was known at once."""
+        found: list[WeightsReading] = []
+        for weights in self._weights.values():
+            if isinstance(weights, Revision):
+                found += weights.readings
+            elif isinstance(weights, WeightsReading):
+                found.append(weights)
+        return tuple(found)
+
+    @property
+    def size(self) -> int:
+        """Bytes that are to be read, or were."""
+        return sum(reading.size for reading in self.readings)
+
+    @property
+    def done(self) -> int:
+        """Bytes of them that were read, or whose digest was remembered."""
+        return sum(reading.done for reading in self.readings)
+
+    def counts(self) -> dict[str, int]:
+        """How far the reading is, for an adapter's counters; nothing where nothing is read."""
+        return {"weights_bytes": self.size, "weights_bytes_read": self.done} if self.readings else {}
+
+    def begin(self, reader: WeightsReader) -> None:
+        """Have the files read. Waits for at most START_WAIT_S: those of a small model, and those that were read before, are
+        known then."""
+        deadline = Deadline(START_WAIT_S)
+        for reading in self.readings:
+            reader.begin(reading)
+        for reading in self.readings:
+            reading.wait(deadline.remaining_s())
+
+    def find(self) -> str | None:
+        """The digest; None while files are read. Raises LayoutMismatch where they cannot be read, or have changed."""
+        words = {name: each if isinstance(each, str) else each.find() for name, each in self._weights.items()}
+        return None if None in words.values() else digest_of({**self._facts, **words})
+
+
+def weights_of(name: str, revision: str, environment: Mapping[str, str]) -> Weights:
+    """The identity of the weights `name`, a directory, a file or a model of the Hub: a reading to begin, or a commit.
+
+    A directory's configuration, which changes KV as weights do, is read too. Raises LayoutMismatch where nothing does.
     """
     path = Path(name)
     if path.exists():
-        digest = directory_digest(path)
-        if not digest:
+        reading = loaded_files(path, (CONFIGURATION,))
+        if not reading.has_files:
             raise LayoutMismatch(f"no weights in {name!r} distinguish one version of the model from another")
-        configuration = path / CONFIGURATION
-        words = configuration.read_bytes() if configuration.is_file() else b""
-        return digest_of({"weights": digest, "configuration": _hex(words)})
+        return reading
     commit = cached_commit(name, revision, environment)
     if not commit:
         raise LayoutMismatch(
@@ -48,12 +99,10 @@ def weights_of(name: str, revision: str, environment: Mapping[str, str]) -> str:
     return commit
 
 
-def directory_digest(path: Path) -> str:
-    """A digest of the weights in a directory (or of one file); empty where there are none."""
-    files = sorted(entry for entry in _files_of(path) if entry.suffix in WEIGHT_SUFFIXES)
-    if not files:
-        return ""
-    return digest_of({entry.name: "".join(_file_facts(entry)) for entry in files})
+def loaded_files(place: Path, further: Sequence[str] = ()) -> WeightsReading:
+    """A reading of files that this process's engine has loaded: none of them may have changed since the process began. Raises
+    LayoutMismatch, also where something that led to them has."""
+    return WeightsReading(place, further, since_ns=process_began_ns())
 
 
 def cached_commit(name: str, revision: str, environment: Mapping[str, str]) -> str:
@@ -68,54 +117,3 @@ def cached_commit(name: str, revision: str, environment: Mapping[str, str]) -> s
     except (OSError, ValueError):
         return ""
     return commit if _COMMIT.fullmatch(commit) else ""
-
-
-def digest_of(facts: Mapping[str, object]) -> str:
-    """A short digest of named facts, in any order."""
-    return _hex(json.dumps(facts, sort_keys=True, default=str).encode())[:DIGEST_HEX]
-
-
-def _files_of(path: Path) -> Iterator[Path]:
-    if path.is_file():
-        yield path
-    elif path.is_dir():
-        yield from (entry for entry in path.iterdir() if entry.is_file())
-
-
-def _file_facts(path: Path) -> Iterator[str]:
-    """Size and samples: of a safetensors file its header and the middle of each tensor, of others evenly and by date."""
-    with path.open("rb") as file:
-        status = os.fstat(file.fileno())
-        size = status.st_size
-        yield f"{size} "
-        header = _header_of(file, size) if path.suffix == ".safetensors" else b""
-        middles = _tensor_middles(header)
-        if middles:
-            yield _hex(header)
-        else:
-            yield f"{status.st_mtime_ns} "
-            middles = list(range(0, size, max(SAMPLE_BYTES, size // SAMPLES_MAX)))
-        for offset in middles:
-            file.seek(offset)
-            yield _hex(file.read(SAMPLE_BYTES))
-
-
-def _header_of(file: BinaryIO, size: int) -> bytes:
-    """The header of a safetensors file, empty where it has none."""
-    header_bytes = int.from_bytes(file.read(8), "little")
-    return file.read(header_bytes) if 0 < header_bytes <= min(HEADER_BYTES_MAX, size) else b""
-
-
-def _tensor_middles(header: bytes) -> list[int]:
-    """Where to sample each tensor that the header names; empty where it is no header."""
-    try:
-        named = json.loads(header)
-        spans = [entry["data_offsets"] for key, entry in sorted(named.items()) if key != "__metadata__"]
-        begins = 8 + len(header)
-        return [begins + max(first, (first + last - SAMPLE_BYTES) // 2) for first, last in spans]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return []
-
-
-def _hex(data: bytes) -> str:
-    return kvpool_native.blake3(data).hex()

@@ -1,20 +1,19 @@
 """Identity of SGLang's model: the revision under which pages are stored, made of its weights and arguments.
 
-SGLang passes a backend the served model name, which does not identify the weights. So weights in a directory are sampled, a
-model of the Hub is named by its commit, and everything else that changes KV is included: overrides of the model's
+SGLang passes a backend the served model name, which does not identify the weights. So weights in a directory are read, a model
+of the Hub is named by its commit, and everything else that changes KV is included: overrides of the model's
 configuration, quantization, data types. What shapes pages (layout, KV type, ranks) is in the layout's format, see `host_pages`.
 The length of a context is not here: it changes no KV.
 
-Reads files once, at SGLang's start. Any thread.
+Files are read in the background, once (`engines/weights`). Any thread.
 """
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from kvpool.errors import LayoutMismatch
-from kvpool_client.engines.weights import digest_of, weights_of
+from kvpool_client.engines.weights import Revision, Weights, weights_of
 from kvpool_client.sglang.settings import Settings
 
 # SGLang's arguments that change KV without changing the weights' files or the pages' shapes.
@@ -42,39 +41,38 @@ _NO_SERVER = "SGLang's arguments are out of reach"
 
 def named(
     settings: Settings, model_name: str | None, server_args: object, environment: Mapping[str, str]
-) -> tuple[Settings, str]:
-    """The settings with a revision that names the weights, and why nothing may be shared where the weights cannot be
-    identified.
+) -> tuple[Revision | None, str]:
+    """The revision that names the weights, and why nothing may be shared where the weights cannot be identified.
 
     A `revision` set by the operator stands for the weights; everything else that changes KV is included as well.
     """
-    facts: dict[str, object] = {field: str(getattr(server_args, field, None)) for field in MODEL_FIELDS}
+    facts = {field: str(getattr(server_args, field, None)) for field in MODEL_FIELDS}
     place = str(getattr(server_args, "model_path", None) or model_name or settings.model)
     try:
-        facts["weights"] = settings.revision or _weights(place, "", server_args, environment)
+        weights = settings.revision or _weights(place, "", server_args, environment)
     except (LayoutMismatch, OSError) as error:
-        return settings, _unidentified(error, server_args)
-    return replace(settings, revision=digest_of(facts)), ""
+        return None, _unidentified(error, server_args)
+    return Revision(facts, weights=weights), ""
 
 
 def with_draft(
-    target: Settings, revision: str, server_args: object, environment: Mapping[str, str]
-) -> tuple[Settings, str]:
-    """The settings of pools that have KV of a draft model: those of its target, with a revision that names the draft too.
+    target: Revision, revision: str, server_args: object, environment: Mapping[str, str]
+) -> tuple[Revision | None, str]:
+    """The revision of pools that have KV of a draft model: made of their target's, and of what names the draft.
 
     `revision`: the operator's, which stands for the draft's weights as well; empty where there is none.
     """
-    facts: dict[str, object] = {field: str(getattr(server_args, field, None)) for field in DRAFT_FIELDS}
-    facts["target"] = target.revision
+    facts = {field: str(getattr(server_args, field, None)) for field in DRAFT_FIELDS}
     place = getattr(server_args, "speculative_draft_model_path", None)
     try:
         if not revision and not place:
             raise LayoutMismatch("SGLang names no draft model")
-        own = revision or _weights(str(place), "speculative_draft_", server_args, environment)
-        facts["weights"] = f"{own} {place}" if revision else own
+        weights = (
+            f"{revision} {place}" if revision else _weights(str(place), "speculative_draft_", server_args, environment)
+        )
     except (LayoutMismatch, OSError) as error:
-        return target, _unidentified(error, server_args)
-    return replace(target, revision=digest_of(facts)), ""
+        return None, _unidentified(error, server_args)
+    return Revision(facts, target=target, weights=weights), ""
 
 
 def server_args_of_process() -> Any:
@@ -93,13 +91,17 @@ def server_args_of_process() -> Any:
     return None
 
 
-def _unidentified(error: Exception, server_args: object) -> str:
-    reason = str(error) if server_args is not None else f"{error} ({_NO_SERVER})"
+def unidentified(error: object) -> str:
+    """The refusal of an engine whose weights have no name because of `error`."""
     remedy = "set revision in --hicache-storage-backend-extra-config to a name that changes whenever the weights do"
-    return f"weights: {reason}: {remedy}"
+    return f"weights: {error}: {remedy}"
 
 
-def _weights(place: str, prefix: str, server_args: object, environment: Mapping[str, str]) -> str:
+def _unidentified(error: Exception, server_args: object) -> str:
+    return unidentified(error if server_args is not None else f"{error} ({_NO_SERVER})")
+
+
+def _weights(place: str, prefix: str, server_args: object, environment: Mapping[str, str]) -> Weights:
     """What identifies the weights at a place. `prefix`: of the arguments that are about them; the target's have none."""
     load_format = getattr(server_args, f"{prefix}load_format", None) or getattr(server_args, "load_format", "")
     if "dummy" in str(load_format):

@@ -9,14 +9,18 @@ backup threads.
 """
 
 import logging
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from kvpool.errors import KVPoolError
+from kvpool.errors import KVPoolError, LayoutMismatch
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.engines.refusals import Refusals
-from kvpool_client.sglang.host_pages import KV, Shard, describe_host_pool
+from kvpool_client.engines.weights import READING, Revision
+from kvpool_client.sglang.host_pages import KV, HostPages, Shard, describe_host_pool
+from kvpool_client.sglang.names import unidentified
 from kvpool_client.sglang.part_store import PartStore
 from kvpool_client.sglang.settings import Settings
 
@@ -26,9 +30,13 @@ _log = logging.getLogger(__name__)
 class PageStore:
     """One rank's pages of one host pool. Until `register` has accepted it, everything is a miss."""
 
-    def __init__(self, settings: Settings, shard: Shard, refusal: str = "", name: str = KV) -> None:
-        """`refusal`: why nothing may be stored for this engine; empty where it may. `name`: SGLang's name of the host pool."""
+    def __init__(
+        self, settings: Settings, shard: Shard, revision: Revision | None, *, refusal: str = "", name: str = KV
+    ) -> None:
+        """`revision`: what names the weights. `refusal`: why nothing may be stored for this engine; empty where it may.
+        `name`: SGLang's name of the host pool."""
         self._settings = settings
+        self._revision = revision
         self._name = name
         self._refusal = refusal
         self._refusals = Refusals("sglang")
@@ -37,14 +45,17 @@ class PageStore:
         self._host_pool: Any = None  # keeps the host memory alive
         self._page_tokens = 1
         self._parts: tuple[PartStore, ...] = ()
+        self._described: tuple[HostPages, ...] = ()
+        self._is_beginning = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<PageStore {self._name} {list(self._parts)}>"
 
     @property
     def model(self) -> str:
-        """The model's name in the daemon's pool."""
-        return self._settings.identity
+        """The model's name in the daemon's pool; empty while it is not known."""
+        revision = self._found_revision()
+        return replace(self._settings, revision=revision).identity if revision else ""
 
     @property
     def refusal(self) -> str:
@@ -52,23 +63,19 @@ class PageStore:
         return self._refusal
 
     def register(self, host_pool: Any) -> None:
-        """Take SGLang's host pool and connect. With a pool that cannot be described, everything stays a miss."""
+        """Take SGLang's host pool and connect, as soon as the model has a name. With a pool that cannot be described,
+        everything stays a miss."""
         if self._refusal:
             self._guard.warn_once(f"kvpool shares nothing with this engine: {self._refusal}")
             return
-        made: list[PartStore] = []
         try:
-            for pages in describe_host_pool(host_pool, self._shard, self._name):
-                made.append(PartStore(self._settings, pages, self._guard))
-                self._page_tokens = pages.page_tokens
+            described = describe_host_pool(host_pool, self._shard, self._name)
         except ENGINE_FAILURES as error:
-            self._refusal = f"layout: {error}"
-            self._guard.miss("register", f"kvpool shares nothing with this engine: {error}")
-            for part in made:
-                part.close()
+            self._refuse_layout(error)
             return
-        self.close()
-        self._host_pool, self._parts = host_pool, tuple(made)
+        self._close_parts()
+        self._host_pool, self._described = host_pool, described
+        self._connect()
 
     def count_present(self, keys: Sequence[str]) -> int:
         """How many leading pages the pool has. No request, but one for each page that a shared store is asked for."""
@@ -110,9 +117,13 @@ class PageStore:
 
     def clear(self) -> bool:
         """Drop every chunk of this model, all ranks' and all engines', as SGLang's own backends do."""
+        model = self.model
+        if not model:
+            self._guard.miss("clear", self._refusal or READING)
+            return False
         try:
             with BlockingConnection.admin(self._settings.socket, self._settings.timeout_s) as connection:
-                connection.flush(self._settings.identity, None)
+                connection.flush(model, None)
         except (KVPoolError, OSError) as error:
             self._guard.miss("clear", error)
             return False
@@ -128,6 +139,10 @@ class PageStore:
 
     def close(self) -> None:
         """End the connections. Idempotent; everything is a miss afterwards."""
+        self._described = ()
+        self._close_parts()
+
+    def _close_parts(self) -> None:
         parts, self._parts = self._parts, ()
         for part in parts:
             part.close()
@@ -138,9 +153,48 @@ class PageStore:
         self._guard.miss(call, refusal)
 
     def _is_refused(self, pages: int) -> bool:
-        if self._refusal and not self._parts:
-            self._refusals.count(self._refusal, pages)
+        if not self._parts and self._described:
+            self._connect()
+        if not self._parts:
+            refusal = self._refusal or (READING if self._described else "")
+            if refusal:
+                self._refusals.count(refusal, pages)
         return not self._parts
+
+    def _connect(self) -> None:
+        """Connect, if the model has a name by now; one thread does, for others everything is a miss meanwhile."""
+        revision = self._found_revision()
+        if revision is None or not self._is_beginning.acquire(blocking=False):
+            return
+        described, made = self._described, list[PartStore]()
+        try:
+            if self._parts:
+                return
+            for pages in described:
+                made.append(PartStore(replace(self._settings, revision=revision), pages, self._guard))
+                self._page_tokens = pages.page_tokens
+            if self._described is described:
+                self._parts, made = tuple(made), []
+        except ENGINE_FAILURES as error:
+            self._refuse_layout(error)
+        finally:
+            self._is_beginning.release()
+            for part in made:  # it has failed, or the store was closed meanwhile
+                part.close()
+
+    def _found_revision(self) -> str | None:
+        """The revision; None while it is not known. A failure to find it is the refusal from then on."""
+        try:
+            return self._revision.find() if self._revision is not None else None
+        except LayoutMismatch as error:
+            if not self._refusal:
+                self._refusal = unidentified(error)
+                self._guard.warn_once(f"kvpool shares nothing with this engine: {self._refusal}")
+            return None
+
+    def _refuse_layout(self, error: Exception) -> None:
+        self._refusal = f"layout: {error}"
+        self._guard.miss("register", f"kvpool shares nothing with this engine: {error}")
 
 
 def _joined(name: str, one: int | float | str, other: int | float | str) -> int | float | str:

@@ -6,18 +6,23 @@ of the verbs, which names pools: KV without what belongs to it would be wrong, s
 Threads: as SGLang calls, see PageStore.
 """
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransferResult
 
+from kvpool_client.engines.digest_memory import DigestMemory
+from kvpool_client.engines.weights import Revision
+from kvpool_client.engines.weights_reading import WeightsReader
 from kvpool_client.sglang.host_pages import KV, Shard, is_logical
 from kvpool_client.sglang.names import named, server_args_of_process, with_draft
 from kvpool_client.sglang.page_store import PageStore
 from kvpool_client.sglang.settings import Settings
 from kvpool_client.sglang.sidecars import Sidecars, has_draft
 
+_log = logging.getLogger(__name__)
 _NOT_SERVED = (
     "interface: only the zero-copy interface is served: set interface_v1 to 1 in --hicache-storage-backend-extra-config"
 )
@@ -41,10 +46,14 @@ class KVPoolStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang's class is 
             cp_size=storage_config.attn_cp_size,
             is_replicated=storage_config.is_mla_model,
         )
-        self._given_revision = settings.revision
-        self._settings, refusal = named(settings, storage_config.model_name, server_args_of_process(), os.environ)
+        self._settings = settings
+        self._reader = WeightsReader(DigestMemory.of_user(os.environ), _log)
+        self._revision, refusal = named(settings, storage_config.model_name, server_args_of_process(), os.environ)
+        self._draft_revision: Revision | None = None
+        if self._revision is not None:
+            self._revision.begin(self._reader)
         self._refusal = refusal or (_SPLIT_PAGES if getattr(storage_config, "dcp_size", 1) > 1 else "")
-        self._store = PageStore(self._settings, self._shard, self._refusal)
+        self._store = PageStore(settings, self._shard, self._revision, refusal=self._refusal)
         self._sidecars = Sidecars(self._shard, self._store_of)
         self._is_logical = False
 
@@ -130,7 +139,7 @@ class KVPoolStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang's class is 
 
     def clear(self) -> bool:
         """Drop every chunk of this model from the node's pool."""
-        names = {self._store.model: self._store} | {store.model: store for store in self._sidecars.stores}
+        names = {store.model: store for store in (self._store, *self._sidecars.stores)}
         cleared = [store.clear() for store in names.values()]
         return all(cleared)
 
@@ -139,19 +148,27 @@ class KVPoolStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang's class is 
         return
 
     def counters(self) -> dict[str, int | float | str]:
-        """Pages moved, failures by call, and the Pool's own counters; those of the pools beside the KV by their names."""
-        return self._store.stats() | self._sidecars.stats()
+        """Pages moved, failures by call, and the Pool's own counters; those of the pools beside the KV by their names. Of
+        weights in files how many bytes they have, and how many were read."""
+        revision = self._draft_revision or self._revision
+        return (revision.counts() if revision is not None else {}) | self._store.stats() | self._sidecars.stats()
 
     def close(self) -> None:
         """End the connections."""
+        self._reader.stop()
         self._store.close()
         self._sidecars.close()
 
     def _store_of(self, name: str, shard: Shard, has_draft_kv: bool, refusal: str) -> PageStore:
-        settings, unidentified = self._settings, ""
-        if has_draft_kv and not self._refusal:
-            settings, unidentified = with_draft(settings, self._given_revision, server_args_of_process(), os.environ)
-        return PageStore(settings, shard, self._refusal or refusal or unidentified, name)
+        revision, unidentified = self._revision, ""
+        if has_draft_kv and not self._refusal and revision is not None:
+            if self._draft_revision is None:
+                given, args = self._settings.revision, server_args_of_process()
+                self._draft_revision, unidentified = with_draft(revision, given, args, os.environ)
+            if self._draft_revision is not None:
+                self._draft_revision.begin(self._reader)
+            revision = self._draft_revision
+        return PageStore(self._settings, shard, revision, refusal=self._refusal or refusal or unidentified, name=name)
 
     def _is_refused(self, call: str, pages: int) -> bool:
         refusal = self._sidecars.refusal

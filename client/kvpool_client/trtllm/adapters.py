@@ -2,10 +2,10 @@
 
 The engine's own number of an adapter is local to it: two engines can give one number to different adapters. The weights are in
 the directory that a request names, or in the request itself; the engine sends them once, so digests are remembered by the
-engine's number, as the engine itself does. An adapter whose weights were never seen has no name, and its requests are neither
-loaded nor saved.
+engine's number, as the engine itself does. An adapter whose weights were never seen, or whose files are being read, has no
+name, and its requests are neither loaded nor saved.
 
-Reads an adapter's files once. The executor's thread only.
+An adapter's files are read once, in the background (`engines/weights_reading`). The executor's thread only.
 """
 
 from pathlib import Path
@@ -14,18 +14,27 @@ from typing import Any
 import numpy as np
 
 import kvpool_native
-from kvpool_client.engines.weights import digest_of, directory_digest
+from kvpool.errors import LayoutMismatch
+from kvpool_client.engines.weights_reading import WeightsReader, WeightsReading, digest_of
 
-ADAPTERS_MAX = 4096
+# One that was forgotten would be taken for what its files are now: so none is, and there is no name for more.
+ADAPTERS_MAX = 16384
 CONFIGURATION = "adapter_config.json"
 _UNKNOWN = "lora: the weights of its adapter cannot be read; give LoRARequest a directory that this node can read"
+_TOO_MANY = f"lora: its adapter is one more than the {ADAPTERS_MAX} that are remembered; start the engine again"
+_READING = "lora: the files of its adapter are being read; nothing is loaded or saved until their digest is known"
 
 
 class Adapters:
-    """Digests by the engine's number and directory; the oldest is forgotten beyond ADAPTERS_MAX."""
+    """Names by the engine's number and directory, ADAPTERS_MAX at most.
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, str], str] = {}
+    An adapter is what its files were at its first request, or the weights that the engine was sent last: it has these in
+    memory.
+    """
+
+    def __init__(self, reader: WeightsReader) -> None:
+        self._reader = reader
+        self._known: dict[tuple[int, str], str | WeightsReading] = {}
 
     def name_of(self, request: Any) -> tuple[str, str]:
         """The adapter's name, empty where there is none; and the reason, where a name is missing."""
@@ -36,32 +45,33 @@ class Adapters:
         weights = getattr(request, "lora_weights", None)
         place = (int(number), path)
         if weights is not None:
-            return self._note(place, _digest_of_arrays(weights, getattr(request, "lora_config", None))), ""
+            self._note(place, _digest_of_arrays(weights, getattr(request, "lora_config", None)))
         if place not in self._known and path:
-            digest = _digest_of_directory(Path(path))
-            return (self._note(place, digest), "") if digest else ("", _UNKNOWN)
-        known = self._known.get(place)
-        return (known, "") if known else ("", _UNKNOWN)
+            self._begin(place, Path(path))
+        known = self._known.get(place, "")
+        try:
+            digest = known if isinstance(known, str) else known.find()
+        except LayoutMismatch as error:
+            return "", f"lora: {error}"
+        if digest is None:
+            return "", _READING
+        unknown = _UNKNOWN if len(self._known) < ADAPTERS_MAX else _TOO_MANY
+        return (f"lora:{digest}", "") if digest else ("", unknown)
 
-    def _note(self, place: tuple[int, str], digest: str) -> str:
-        self._known.pop(place, None)
-        if len(self._known) >= ADAPTERS_MAX:
-            self._known.pop(next(iter(self._known)))
-        self._known[place] = digest
-        return digest
+    def _begin(self, place: tuple[int, str], path: Path) -> None:
+        """Begin to read an adapter's weights and its configuration, which scales them, where there are any."""
+        try:
+            reading = WeightsReading(path, (CONFIGURATION,))
+        except LayoutMismatch:
+            return
+        if reading.has_files:
+            self._note(place, reading)
+        if place in self._known:
+            self._reader.begin(reading)
 
-
-def _digest_of_directory(path: Path) -> str:
-    """Of an adapter's weights and its configuration, which scales them; empty where there are no weights."""
-    try:
-        weights = directory_digest(path)
-        configuration = path / CONFIGURATION
-        words = configuration.read_bytes() if configuration.is_file() else b""
-    except OSError:
-        return ""
-    return (
-        "lora:" + digest_of({"weights": weights, "configuration": kvpool_native.blake3(words).hex()}) if weights else ""
-    )
+    def _note(self, place: tuple[int, str], known: str | WeightsReading) -> None:
+        if place in self._known or len(self._known) < ADAPTERS_MAX:
+            self._known[place] = known
 
 
 def _digest_of_arrays(*arrays: Any) -> str:
@@ -71,4 +81,4 @@ def _digest_of_arrays(*arrays: Any) -> str:
         if array is not None:
             view = array.cpu().contiguous().view(-1).numpy() if hasattr(array, "cpu") else np.ascontiguousarray(array)
             parts.append([str(view.dtype), kvpool_native.blake3(view.tobytes()).hex()])
-    return "lora:" + digest_of({"arrays": parts})
+    return digest_of({"arrays": parts})

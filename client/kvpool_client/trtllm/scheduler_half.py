@@ -9,12 +9,15 @@ where it cannot be served in part is an error. The executor's thread only; rank 
 """
 
 import logging
+import os
 from typing import Any
 
 import numpy as np
 
+from kvpool_client.engines.digest_memory import DigestMemory
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.engines.refusals import Refusals
+from kvpool_client.engines.weights_reading import WeightsReader
 from kvpool_client.trtllm.adapters import Adapters
 from kvpool_client.trtllm.claims.claim import NO_CLAIM, BrokenClaim
 from kvpool_client.trtllm.claims.claims import Claims
@@ -31,7 +34,9 @@ class SchedulerHalf:
     """See the module. Invariant: a slot of a claim is given up, or ordered, before its prompt is removed."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self._reader = WeightsReader(DigestMemory.of_user(os.environ), _log)
+        self._weights = settings.later
+        self._settings = settings = settings.begun(self._reader)
         self._guard = FailureGuard(_log)
         self._board = Board.create(settings.ranks)
         self._geometry: Geometry | None = None
@@ -42,11 +47,10 @@ class SchedulerHalf:
         self._cannot_claim = False
         self._prompts: dict[int, Prompt] = {}
         self._dropped: list[int] = []
-        self._adapters = Adapters()
+        self._adapters = Adapters(self._reader)
         self._refusals = Refusals("trtllm")
         self._counts = {"claimed_tokens": 0, "asked_requests": 0, "refused_requests": 0}
-        if settings.refusal:
-            _log.warning("kvpool shares nothing with this engine: %s", settings.refusal)
+        self._show_refusal()
 
     def __repr__(self) -> str:
         return f"<SchedulerHalf {'serving' if self._is_serving else 'starting'}, {len(self._prompts)} prompts>"
@@ -59,6 +63,7 @@ class SchedulerHalf:
     def match(self, request: Any, computed_tokens: int) -> int:
         """How many tokens beyond `computed_tokens` are promised; they are staged and cannot be lost."""
         try:
+            self._take_name()
             return self._match(request, computed_tokens)
         except ENGINE_FAILURES as error:
             self._guard.miss("get_num_new_matched_tokens", error)
@@ -69,6 +74,7 @@ class SchedulerHalf:
         saves: list[SaveOrder] = []
         loads = [order for data in scheduled.new_requests for order in self._begin(data)]
         try:
+            self._take_name()
             self._look_at_board()
             for data in scheduled.new_requests:
                 saves += self._saves_of(data, is_new=True)
@@ -137,13 +143,25 @@ class SchedulerHalf:
     def stats(self) -> dict[str, int | float | str]:
         """Requests asked and refused (by reason too), tokens claimed, failures by call, staging slots free."""
         free = self._claims.slots_free if self._claims is not None else 0
-        return {**self._counts, **self._refusals.counts(), **self._guard.counts(), "staging_slots_free": free}
+        read = self._weights.counts() if self._weights is not None else {}
+        return {**read, **self._counts, **self._refusals.counts(), **self._guard.counts(), "staging_slots_free": free}
 
     def close(self) -> None:
         """End the connections and the shared memory."""
+        self._reader.stop()
         if self._claims is not None:
             self._claims.close()
         self._board.close()
+
+    def _take_name(self) -> None:
+        """Begin to share once the files of the weights were read."""
+        if self._settings.later is not None:
+            self._settings = self._settings.named()
+            self._show_refusal()
+
+    def _show_refusal(self) -> None:
+        if self._settings.refusal and self._settings.later is None:
+            _log.warning("kvpool shares nothing with this engine: %s", self._settings.refusal)
 
     def _match(self, request: Any, computed_tokens: int) -> int:
         prompt = Prompt.of(request, self._adapters)
@@ -173,7 +191,8 @@ class SchedulerHalf:
         logged."""
         self._counts["refused_requests"] += 1
         if prompt.is_prompt:
-            self._refusals.count("engine" if self._settings.refusal else refusal)
+            is_refused = self._settings.refusal and self._settings.later is None
+            self._refusals.count("engine" if is_refused else refusal)
             if not self._settings.refusal:
                 self._guard.warn_once(f"a request is neither loaded nor saved: {refusal}")
 

@@ -1,24 +1,26 @@
 """Settings of the TensorRT-LLM connector, from the environment and the engine's own arguments.
 
 The connector's configuration in TensorRT-LLM has no room for options, and of the environment only names that begin with
-TLLM or TRTLLM reach the processes of the ranks: hence TLLM_KVPOOL_…. Read once, checked whole; reads the files of the weights.
-Any thread.
+TLLM or TRTLLM reach the processes of the ranks: hence TLLM_KVPOOL_…. Read once, checked whole; the files of the weights are
+read in the background (`engines/weights`). Any thread.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvpool.errors import InvalidArgument, LayoutMismatch
 from kvpool.types import SERVICE_SOCKET
-from kvpool_client.engines.weights import digest_of, weights_of
+from kvpool_client.engines.weights import READING, Revision, weights_of
+from kvpool_client.engines.weights_reading import WeightsReader
 
 PREFIX = "TLLM_KVPOOL_"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`refusal`: why nothing is shared with this engine; empty where it is.
+    """`refusal`: why nothing is shared with this engine; empty where it is. `later`: what names the weights when their files
+    were read, until when that is the refusal; None where the revision is known.
 
     `timeout_s` bounds a round trip and `claim_timeout_s` all of one lookup, both on the executor's thread;
     `staging_bytes` is the memory in which claimed chunks wait for their ranks, `window_bytes` that of each rank in which blocks
@@ -45,6 +47,7 @@ class Settings:
     is_attention_dp: bool = False
     has_scratch_pages: bool = False
     refusal: str = ""
+    later: Revision | None = None
 
     @classmethod
     def read(cls, llm_args: Any, environment: Mapping[str, str], version: str) -> "Settings":
@@ -62,15 +65,15 @@ class Settings:
             raise InvalidArgument("; ".join(faults))
         model = texts.pop("model", "") or str(llm_args.model)
         revision, unknown = _revision(llm_args, texts.pop("revision", ""), environment)
+        refusal = _refusal(llm_args) or unknown
         is_attention_dp = bool(getattr(llm_args, "enable_attention_dp", False))
         backend = getattr(llm_args, "attn_backend", "")
         is_eager = (
             getattr(llm_args, "cuda_graph_config", None) is None
             and getattr(llm_args, "torch_compile_config", None) is None
         )
-        return cls(
+        settings = cls(
             model=model,
-            revision=revision,
             tokens_per_block=int(llm_args.kv_cache_config.tokens_per_block),
             ranks=1 if is_attention_dp else int(getattr(llm_args, "tensor_parallel_size", 1)),
             format=f"trtllm-1 {version} {backend}",
@@ -83,9 +86,27 @@ class Settings:
             is_layerwise=is_eager,
             is_attention_dp=is_attention_dp,
             has_scratch_pages=bool(getattr(llm_args.kv_cache_config, "enable_swa_scratch_reuse", False)),
-            refusal=_refusal(llm_args) or unknown,
+            refusal=refusal or READING,
+            later=None if refusal else revision,
             **texts,
         )
+        return settings.named()
+
+    def begun(self, reader: WeightsReader) -> "Settings":
+        """`named`, after the files of the weights have begun to be read; small and remembered ones have been then."""
+        if self.later is not None:
+            self.later.begin(reader)
+        return self.named()
+
+    def named(self) -> "Settings":
+        """These settings, with the revision where it is known by now, or a refusal where the weights have none."""
+        if self.later is None:
+            return self
+        try:
+            revision = self.later.find()
+        except LayoutMismatch as error:
+            return replace(self, refusal=_unidentified(error), later=None)
+        return self if revision is None else replace(self, revision=revision, refusal="", later=None)
 
 
 _TEXTS = {"SOCKET": "socket", "SALT": "salt", "MODEL": "model", "REVISION": "revision"}
@@ -106,9 +127,9 @@ def _number(text: str) -> float:
         return float("nan")
 
 
-def _revision(llm_args: Any, given: str, environment: Mapping[str, str]) -> tuple[str, str]:
-    """A digest of the weights and of everything else that changes their KV; or, where the weights cannot be identified, why
-    nothing is shared.
+def _revision(llm_args: Any, given: str, environment: Mapping[str, str]) -> tuple[Revision | None, str]:
+    """What names the weights and everything else that changes their KV; or, where the weights cannot be identified, why nothing
+    is shared.
 
     `given`: the operator's name for the weights.
     """
@@ -116,10 +137,14 @@ def _revision(llm_args: Any, given: str, environment: Mapping[str, str]) -> tupl
     try:
         weights = given or weights_of(name, asked, environment)
     except (LayoutMismatch, OSError) as error:
-        return "", f"{error}: set {PREFIX}REVISION to a name that changes whenever the weights do"
+        return None, _unidentified(error)
     cache = llm_args.kv_cache_config
     facts = {field: str(getattr(llm_args, field, None)) for field in _MODEL_FIELDS}
-    return digest_of({"weights": weights, "kv_dtype": str(getattr(cache, "dtype", "auto")), **facts}), ""
+    return Revision({"kv_dtype": str(getattr(cache, "dtype", "auto")), **facts}, weights=weights), ""
+
+
+def _unidentified(error: Exception) -> str:
+    return f"{error}: set {PREFIX}REVISION to a name that changes whenever the weights do"
 
 
 # The engine's arguments that change KV without changing weights or shapes.

@@ -9,6 +9,7 @@ The executor's thread of this rank only. Copies per byte: one in each direction,
 """
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -19,9 +20,11 @@ import numpy as np
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.device.blocks import Event, LayerLoads
 from kvpool_client.copying.device.pinned_memory import PinnedBytes
+from kvpool_client.engines.digest_memory import DigestMemory
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.engines.refusals import Refusals
 from kvpool_client.engines.shared_bytes import SharedBytes
+from kvpool_client.engines.weights_reading import WeightsReader
 from kvpool_client.pool import Pool
 from kvpool_client.trtllm.claims.claims import connect
 from kvpool_client.trtllm.claims.staging import group_offsets
@@ -45,7 +48,9 @@ class WorkerHalf:
     behind which the last loads have, of each layer group."""
 
     def __init__(self, settings: Settings, rank: int) -> None:
-        self._settings = settings
+        self._reader = WeightsReader(DigestMemory.of_user(os.environ), _log)
+        self._settings = settings.begun(self._reader)
+        self._describe: Callable[[], tuple[EnginePages, ...]] | None = None  # until the weights have a name
         self._rank = rank
         self._guard = FailureGuard(_log)
         self._refusals = Refusals("trtllm")
@@ -89,6 +94,8 @@ class WorkerHalf:
     def _register(self, describe: Callable[[], tuple[EnginePages, ...]]) -> None:
         """Connect with this geometry. With a pool that cannot be stored everything stays a miss, and one log line has the
         reason."""
+        if self._settings.later is not None:
+            self._describe = describe
         if self._settings.refusal:
             return
         try:
@@ -96,6 +103,14 @@ class WorkerHalf:
         except ENGINE_FAILURES as error:
             self._refusals.count("layout")
             self._guard.miss("register_kv_caches", f"kvpool shares nothing with this engine: {error}")
+
+    def _take_name(self) -> None:
+        """Connect once the files of the weights were read."""
+        if self._settings.later is None:
+            return
+        self._settings = self._settings.named()
+        if self._settings.later is None and self._describe is not None:
+            self._register(self._describe)
 
     def _serve(self, pages: Sequence[EnginePages]) -> None:
         geometry = Geometry(tuple(group.geometry for group in pages))
@@ -120,6 +135,7 @@ class WorkerHalf:
     def bind(self, plan: Plan | None) -> None:
         """Take the step's plan; map what it names; end the saves of requests whose blocks were freed."""
         self._refusals.show()
+        self._take_name()
         self._plan = plan
         if plan is None or self._geometry is None:
             return
@@ -196,6 +212,7 @@ class WorkerHalf:
 
     def close(self) -> None:
         """End the saves and the connection."""
+        self._reader.stop()
         if self._saves is not None:
             self._saves.close()
         if self._pool is not None:

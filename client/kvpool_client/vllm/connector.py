@@ -7,6 +7,7 @@ records that cross between processes are declared to vLLM's abstract classes the
 Invariant: no call raises into the engine once the connector exists. Scheduler's and workers' threads, each its own object.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -17,6 +18,8 @@ from kvpool.errors import InvalidArgument, LayoutMismatch
 from kvpool.keys import namespace_name
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
+from kvpool_client.engines.digest_memory import DigestMemory
+from kvpool_client.engines.weights_reading import WeightsReader
 from kvpool_client.pool import Pool
 from kvpool_client.vllm import one_child, plugin
 from kvpool_client.vllm.calls.timed_calls import LOG, Answer
@@ -27,14 +30,14 @@ from kvpool_client.vllm.identity.engine_form import engine_form
 from kvpool_client.vllm.identity.engine_pool import engine_pool
 from kvpool_client.vllm.identity.engine_process import is_stepped_while_idle, worker_here
 from kvpool_client.vllm.identity.geometry import geometry_of
-from kvpool_client.vllm.identity.identity import model_and_revision
+from kvpool_client.vllm.identity.identity import model_name
 from kvpool_client.vllm.identity.parts import align_tokens, has_states, needs_groups
 from kvpool_client.vllm.identity.role import Role
+from kvpool_client.vllm.late_start import NamedStart, StagedStart
 from kvpool_client.vllm.plan import StepPlan, StepReport
 from kvpool_client.vllm.prometheus import MakeMetric, PrometheusCounters
 from kvpool_client.vllm.ranks.stage_layers import (
     STAGED_GROUPS,
-    StagedStart,
     StageLayers,
     needs_stage_layers,
     own_layers,
@@ -62,6 +65,8 @@ from kvpool_client.vllm.worker.worker import WorkerHalf
 REPORT_NS = NS_PER_S // 10
 # The call by which vLLM hands what the workers show to the scheduler.
 HANDSHAKE = "set_xfer_handshake_metadata_pp_aware"
+# Gives the model's name and its revision, once they are known.
+FindName = Callable[[], tuple[str, str] | None]
 UNKNOWN_STAGES = "the layers of all pipeline stages are not known yet"
 
 
@@ -92,20 +97,30 @@ class ConnectorCalls(WorkerCalls):
         self._scheduler: SchedulerHalf | None = None
         self._settings = Settings.of(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._model, self._revision = "", ""
+        self._reader = WeightsReader(DigestMemory.of_user(os.environ), LOG)
         self._has_groups = self._guard.call("reading KV cache groups", True, lambda: needs_groups(kv_cache_config))
         if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
             self._guard.warn_once(
                 "kv_load_failure_policy is not 'recompute'", "a load that fails will fail its request"
             )
-        self._unsent: StageLayers | None = None
+        # What plans have for the workers until these report.
+        self._unsent_layers: StageLayers | None = None
+        self._unsent_name: tuple[str, str] | None = None
         self._start(vllm_config, role.name, kv_cache_config)
 
     def _start(
-        self, config: EngineConfig, role: str, caches: CacheConfig, find: Callable[[], StageLayers] | None = None
+        self,
+        config: EngineConfig,
+        role: str,
+        caches: CacheConfig,
+        *,
+        find: Callable[[], StageLayers] | None = None,
+        name: FindName | None = None,
     ) -> None:
-        """Make the half of this process, or have it wait for the layers of all stages, which `find` then finds."""
+        """Make the half of this process, or have it wait: for the layers of all stages, which `find` then finds, and for the
+        model's name, which `name` does."""
         try:
-            self._make_half(config, role, caches, find)
+            self._make_half(config, role, caches, find=find, name=name)
         except (LayoutMismatch, InvalidArgument, OSError) as error:
             self._say_refusal(error, role)
             self._refused.add(f"refusals_{code_of(error)}")
@@ -122,7 +137,13 @@ class ConnectorCalls(WorkerCalls):
             self._guard.warn_once("a second connector of kvpool's does nothing", str(error))
 
     def _make_half(
-        self, config: EngineConfig, role: str, caches: CacheConfig, find: Callable[[], StageLayers] | None
+        self,
+        config: EngineConfig,
+        role: str,
+        caches: CacheConfig,
+        *,
+        find: Callable[[], StageLayers] | None,
+        name: FindName | None,
     ) -> None:
         guard = self._guard
         transfer = config.kv_transfer_config
@@ -145,14 +166,18 @@ class ConnectorCalls(WorkerCalls):
         settings, reason = served_loads(self._settings, config, has_groups=geometry.has_groups)
         if reason:
             guard.warn_once("kvpool.load is 'sync', and loads run between steps ('async') nevertheless", reason)
-        self._model, self._revision = model_and_revision(config, settings.model)
+        begin = partial(self._start, config, role, caches, find=find)
+        known = name() if name is not None else self._name_now(config, role, begin)
+        if known is None:
+            return
+        self._model, self._revision = known
         LOG.info("kvpool: %s of model %s, chunks of %d tokens, %r", role, self._name, chunk_tokens, settings)
         if role == "SCHEDULER":
             feed = feed_of(config, geometry, guard, self._connect) if settings.events else None
             role_of = Role.of(transfer.kv_role)
             pool = self._connect(geometry.layout)
             self._scheduler = SchedulerHalf(pool, geometry, settings, guard, feed=feed, role=role_of)
-            self._unsent = layers
+            self._unsent_layers = layers
             return
         rank = config.parallel_config.rank
         self._rank, self._micro_batches = rank, MicroBatches.of(config.parallel_config)
@@ -165,9 +190,47 @@ class ConnectorCalls(WorkerCalls):
             raise Unserved(
                 STAGED_GROUPS, f"this vLLM's connectors have no {HANDSHAKE}, by which stages show their layers"
             )
-        self._awaited = StagedStart(own_layers(caches), partial(self._start, config, role, caches))
+        self._late = StagedStart(own_layers(caches), partial(self._start, config, role, caches))
         if role == "WORKER":
             self._worker = AbsentWorker(UNKNOWN_STAGES, config.parallel_config.rank, has_groups=True)
+
+    def _name_now(self, config: EngineConfig, role: str, begin: Callable[..., None]) -> tuple[str, str] | None:
+        """The model's name, if it is known soon: else None, and the start waits for it. Raises Unserved.
+
+        Only the scheduler's process reads files: workers take the name from its plans.
+        """
+        name = model_name(config, self._settings.model)
+        if not name.revision.readings:
+            return name.find()
+        if role == "WORKER":
+            self._late = NamedStart(name, begin)
+            self._worker = AbsentWorker("", config.parallel_config.rank, has_groups=self._has_groups)
+            return None
+        name.revision.begin(self._reader)
+        known = self._unsent_name = name.find()
+        if known is None:
+            self._late = NamedStart(name, begin)
+            size = name.revision.size
+            LOG.info(
+                "kvpool: reading %d bytes of weights, nothing is loaded or saved until their digest is known", size
+            )
+        return known
+
+    def _take_name(self) -> None:
+        """Begin once the scheduler's process has read the files of the weights."""
+        late = self._late
+        if not isinstance(late, NamedStart) or not late.is_ready:
+            return
+        self._late = None
+        self._refused.add("weights_bytes_read", late.take_read_bytes())
+        self._timed(BEGIN, None, lambda: late.begin(name=late.name.find))
+        if self._scheduler is None:
+            return
+        self._unsent_name = self._model, self._revision
+        if late.blocks is not None:
+            self.bind_gpu_block_pool(late.blocks)
+        if late.has_new_weights:
+            self.reset_cache()
 
     @property
     def _name(self) -> str:
@@ -212,18 +275,19 @@ class ConnectorCalls(WorkerCalls):
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], object]) -> None:
         """What the workers have shown: with the layers of all stages a hybrid model's scheduler begins."""
-        awaited, self._awaited = self._awaited, None
-        if awaited is None or self._worker is not None:
+        awaited = self._late
+        if not isinstance(awaited, StagedStart) or self._worker is not None:
             return
+        self._late = None
         count = stage_count(self._vllm_config.parallel_config)  # type: ignore[attr-defined]  # vLLM's base has it
-        self._timed(BEGIN, None, lambda: awaited.begin(partial(StageLayers.of_workers, metadata, count)))
+        self._timed(BEGIN, None, lambda: awaited.begin(find=partial(StageLayers.of_workers, metadata, count)))
         if awaited.blocks is not None:
             self.bind_gpu_block_pool(awaited.blocks)
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         """vLLM's blocks: the scheduler's half holds what is being saved, and evicts what a failed load has left without KV."""
-        if self._awaited is not None:
-            self._awaited.blocks = gpu_block_pool
+        if self._late is not None:
+            self._late.blocks = gpu_block_pool
         idle = is_stepped_while_idle() and hasattr(super(), "has_pending_push_work")
         drain = self._drain_worker_here if worker_here() is not None else None
         self._of_scheduler(
@@ -263,13 +327,17 @@ class ConnectorCalls(WorkerCalls):
 
     def build_connector_meta(self, scheduler_output: EngineStep) -> StepPlan:
         """See SchedulerHalf.plan."""
+        if self._late is not None:
+            self._take_name()
         plan = self._of_scheduler("plan", StepPlan(0), lambda half: half.plan(scheduler_output))
-        return plan if self._unsent is None else replace(plan, stage_layers=self._unsent)
+        if self._unsent_layers is None and self._unsent_name is None:
+            return plan
+        return replace(plan, stage_layers=self._unsent_layers, name=self._unsent_name)
 
     def update_connector_output(self, connector_output: EngineOutput) -> None:
         """See SchedulerHalf.ended."""
         if connector_output.kv_connector_worker_meta is not None:
-            self._unsent = None
+            self._unsent_layers = self._unsent_name = None
         self._of_scheduler("end of a step", None, lambda half: half.ended(connector_output))
 
     def request_finished(self, request: EngineRequest, block_ids: object) -> tuple[bool, dict[str, object] | None]:  # noqa: ARG002 - vLLM's interface
@@ -292,6 +360,8 @@ class ConnectorCalls(WorkerCalls):
         """Find no chunk that was stored before, and drop the model's chunks for all engines where `kvpool.reset` asks for
         it."""
         if self._scheduler is None:
+            if isinstance(self._late, NamedStart):
+                self._late.has_new_weights = True
             return True
         is_new = self._of_scheduler("new weights", False, lambda half: half.renew())
         if self._settings.reset == "node":
@@ -306,6 +376,8 @@ class ConnectorCalls(WorkerCalls):
 
     def get_kv_connector_stats(self) -> KVPoolStats | None:
         """Counts since the last call."""
+        if isinstance(self._late, NamedStart) and self._worker is None:
+            self._refused.add("weights_bytes_read", self._late.take_read_bytes())
         half, refused = self._scheduler or self._worker, self._refused.take()
         if half is None or not (half.tally.has_news or self._inside_ns >= REPORT_NS):
             return refused
@@ -318,6 +390,7 @@ class ConnectorCalls(WorkerCalls):
         """End threads and connections."""
         self._of_scheduler("shutdown", None, lambda half: half.close())
         self._of_worker("shutdown", None, lambda half: half.close())
+        self._reader.stop()
         one_child.release(self)
 
     def _drain_worker_here(self, timeout_s: float) -> Mapping[int, int]:

@@ -2,6 +2,7 @@
 
     daemon's log ──a thread asks──► cut into batches ──`take`, one a step──► vLLM's publisher
        a gap ──► AllBlocksCleared (if anything was published before), then all stored chunks, parents before children
+    vLLM's own AllBlocksCleared, after a reset of its prefix cache ──► all stored chunks again
 
 The scheduler takes what is ready and never waits. At most BATCHES_MAX batches are ready: then the thread stops reading, and an
 engine that is idle for long gets a gap. Blocks are the engine's, named as the daemon's own publisher names them
@@ -69,6 +70,7 @@ class EventFeed:
         self._changed = threading.Condition()
         self._ready: deque[list[object]] = deque()  # guarded by _changed
         self._is_stopping = False  # guarded by _changed
+        self._is_cleared = False  # guarded by _changed
         self._mark = BEGINNING
         self._unread: deque[Event] = deque()
         self._names: NamespaceNames = {}
@@ -86,6 +88,13 @@ class EventFeed:
                 return []
             self._changed.notify()
             return self._ready.popleft()
+
+    def republish(self) -> None:
+        """vLLM has published that all blocks are cleared, its own and the pool's: everything is published again behind that."""
+        with self._changed:
+            self._ready.clear()
+            self._is_cleared = True
+            self._changed.notify()
 
     def stop(self) -> None:
         """End the thread, which closes the Pool. Waits for at most STOP_TIMEOUT_S; a running call ends on its own."""
@@ -111,7 +120,11 @@ class EventFeed:
 
     def _turn(self) -> bool:
         """Publish some new events; whether there may be more."""
-        if self._is_lost or not self._read():
+        with self._changed:
+            is_cleared, self._is_cleared = self._is_cleared, False
+        if is_cleared:
+            self._has_published = False
+        if is_cleared or self._is_lost or not self._read():
             self._is_lost = not self._queue_snapshot()
             return not self._is_lost
         return self._queue_unread(self._mark)
@@ -184,8 +197,8 @@ class EventFeed:
         for batch in batches([("", list(events))]):
             made = [self._made(event) for event in batch.events]
             with self._changed:
-                self._changed.wait_for(lambda: self._is_stopping or len(self._ready) < BATCHES_MAX)
-                if self._is_stopping:
+                self._changed.wait_for(lambda: self._is_stopping or self._is_cleared or len(self._ready) < BATCHES_MAX)
+                if self._is_stopping or self._is_cleared:
                     return
                 self._ready.append(made)
             self._has_published = True

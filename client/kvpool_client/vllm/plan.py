@@ -69,7 +69,8 @@ class StepPlan:
     `acknowledged`: the last step of which the scheduler knows that a load failed in it. What a worker computes between a
     failure and its acknowledgement may depend on KV that never came, and is not saved. `is_idle`: the step computes nothing.
     `node`: where the scheduler runs. `board`: where save threads post what they read (see `save_board`), if anywhere.
-    `stage_layers`: of a hybrid model in several stages, until every worker has them.
+    `stage_layers`: of a hybrid model in several stages, and `name`: the model's with its revision, where its files had to be
+    read; each until every worker has it.
     """
 
     step: int
@@ -81,6 +82,7 @@ class StepPlan:
     node: str = ""
     board: str = ""
     stage_layers: StageLayers | None = None
+    name: tuple[str, str] | None = None
 
 
 NO_PLAN = StepPlan(0)

@@ -48,6 +48,7 @@ COUNTERS = {
     "retained_chunks": "Stored chunks whose retention a later request has set",
     "announced_chunks": "Chunks of waiting requests that were announced and are in DRAM or are promoted to it",
     "dropped_errands": "Hints and announcements that were not sent because too many waited",
+    "weights_bytes_read": "Bytes of the weights' files that were read for their digest; until it is known, nothing is loaded",
     "engine_seconds": "Time that vLLM spent in the connector",
 }
 # The sum of its family, which has it by tier.

@@ -91,8 +91,9 @@ TABLE = (
     Entry("tenants (`cache_salt`)", "yes, apart by construction"),
     Entry(
         "LoRA",
-        "yes, identified by name, path, weights and configuration; chunks of an adapter without files here (a name on the "
-        "Hub) are this start's alone",
+        "yes, identified by name, path, weights and configuration, as they were at its first request, once they were read "
+        "([vLLM](engines/vllm.md#which-chunks-are-shared)); chunks of an adapter without files here (a name on the Hub) are "
+        "this start's alone",
     ),
     Entry("multimodal", "by vLLM's block hashes; not tested"),
     Entry(

@@ -10,13 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvpool.clock import NS_PER_S
+from kvpool_client.engines.digest_memory import DigestMemory
+from kvpool_client.engines.weights import Revision
+from kvpool_client.engines.weights_reading import WeightsReader
 from kvpool_client.sglang import Settings
 from kvpool_client.sglang.names import DRAFT_FIELDS, MODEL_FIELDS, named, server_args_of_process, with_draft
 from tests.engines.sglang.standin import Controller, HostPool, PoolTransfer, page_keys
-from tests.rigs.daemon import Daemon
+from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.held_weights import HeldWeights, begun_now, held_weights
 
+__all__ = ["begun_now", "held_weights"]
+pytestmark = pytest.mark.usefixtures("begun_now")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 Start = Callable[..., Controller]
+READER = WeightsReader(DigestMemory(None), logging.getLogger(__name__))
 
 
 def _revision(settings: dict[str, Any] | None = None, environment: dict[str, str] | None = None, **fields: Any) -> str:
@@ -24,7 +32,15 @@ def _revision(settings: dict[str, Any] | None = None, environment: dict[str, str
     args = types.SimpleNamespace(**{"model_path": "org/tiny", "revision": COMMIT, **fields})
     read = Settings.read({"interface_v1": 1, **(settings or {})}, "served")
     found, refusal = named(read, "served", args, environment or {"HF_HOME": "/no/such"})
-    return refusal or found.revision
+    return refusal or known(found)
+
+
+def known(revision: Revision | None) -> str:
+    """The revision, once the files were read."""
+    assert revision is not None
+    revision.begin(READER)
+    assert all(reading.wait(60) for reading in revision.readings)
+    return revision.find() or ""
 
 
 def _model(directory: Path, seed: int) -> str:
@@ -38,6 +54,18 @@ def test_equal_engines_have_one_name_and_other_weights_another(tmp_path: Path) -
     assert here == _revision(model_path=str(tmp_path / "a"))
     assert here != _revision(model_path=_model(tmp_path / "a", 1))
     assert _revision() == _revision() != _revision(revision=COMMIT[::-1])
+
+
+def test_weights_that_have_changed_since_the_process_began_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, clock = _model(tmp_path / "a", 0), "kvpool_client.engines.weights.process_began_ns"
+    monkeypatch.setattr(clock, lambda: (tmp_path / "a" / "model.bin").stat().st_ctime_ns - NS_PER_S)
+    for refusal in (_revision(model_path=place), _draft_revision(speculative_draft_model_path=place)):
+        assert refusal.startswith("weights: ")
+        assert "model.bin' has changed since the engine started" in refusal
+        assert "set revision" in refusal
+    assert "changed" not in _revision({"revision": "7"}, model_path=place)
 
 
 @pytest.mark.parametrize("field", MODEL_FIELDS)
@@ -60,9 +88,9 @@ def test_random_weights_are_named_by_their_seed() -> None:
 
 def _draft_revision(operator: str = "", **fields: Any) -> str:
     given = {"speculative_draft_model_path": "org/draft", "speculative_draft_model_revision": COMMIT, **fields}
-    target = Settings.read({"interface_v1": 1, "revision": "target"}, "served")
+    target = Revision({}, weights="target")
     found, refusal = with_draft(target, operator, types.SimpleNamespace(**given), {"HF_HOME": "/no/such"})
-    return refusal or found.revision
+    return refusal or known(found)
 
 
 @pytest.mark.parametrize("field", [*DRAFT_FIELDS, "speculative_draft_model_revision"])
@@ -109,6 +137,48 @@ def test_weights_without_an_identity_are_refused_in_one_line_and_counted(
     assert len(logged) == 1
     assert "set revision in --hicache-storage-backend-extra-config" in logged[0]
     assert controller.backend.counters()["refused_weights"] == 12
+
+
+def _serves(monkeypatch: pytest.MonkeyPatch, **args: Any) -> None:
+    """SGLang's arguments, where it keeps them in a scheduler's process."""
+    module = types.ModuleType("sglang.srt.server_args")
+    vars(module).update(get_global_server_args=lambda: types.SimpleNamespace(**args))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def test_while_weights_are_read_everything_is_a_miss_and_then_pages_are_shared(
+    daemon: Daemon, start_sglang: Start, held_weights: HeldWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _serves(monkeypatch, model_path=held_weights.path)
+    keys, size = page_keys(3, 4), held_weights.file.stat().st_size + len("{}")
+    controller = start_sglang(daemon, waits=False, extra={"revision": ""})
+    assert controller.backup(keys, range(4)) == 0
+    assert controller.backend.batch_exists(keys) == 0
+    assert not controller.backend.clear(), "it has no name yet"
+    counters = controller.backend.counters()
+    assert counters["refused_reading"] == 8
+    assert counters["weights_bytes_read"] < counters["weights_bytes"] == size
+    held_weights.release()
+    wait_until(lambda: controller.backup(keys, range(4)) == 4, "the weights are read")
+    assert controller.backend.counters()["weights_bytes_read"] == size
+    other = start_sglang(daemon, waits=False, extra={"revision": ""})
+    wait_until(lambda: other.prefetch(keys, range(4)) == 4, "another engine has the same weights")
+    assert other.backend.clear()
+    assert controller.backend.batch_exists(keys) == 0
+
+
+def test_weights_that_changed_while_they_were_read_are_refused_for_good(
+    daemon: Daemon, start_sglang: Start, held_weights: HeldWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _serves(monkeypatch, model_path=held_weights.path)
+    controller, keys = start_sglang(daemon, waits=False, extra={"revision": ""}), page_keys(3, 4)
+    held_weights.file.write_bytes(b"other weights")
+    held_weights.release()
+    wait_until(lambda: not controller.backend.batch_exists(keys) and bool(controller.backend._store.refusal), "refused")
+    assert "model.safetensors' has changed" in controller.backend._store.refusal
+    assert "set revision" in controller.backend._store.refusal
+    assert controller.backup(keys, range(4)) == 0
+    assert controller.backend.counters()["refused_weights"] >= 4
 
 
 def test_pages_that_are_split_over_ranks_are_refused(shared_daemon: Daemon, start_sglang: Start) -> None:

@@ -18,6 +18,7 @@ class ScriptedBlocks:
         self._overwrite = overwrite
         self._in_use = in_use
         self._left: set[int] = set()
+        self.on_reset: Callable[[], None] = lambda: None
         self.reset()
 
     def reset(self) -> None:
@@ -42,6 +43,7 @@ class ScriptedBlocks:
             return False
         self._left.clear()
         self.reset()
+        self.on_reset()
         return True
 
     def touch(self, blocks: Sequence[int]) -> None:

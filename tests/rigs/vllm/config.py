@@ -28,10 +28,11 @@ def config_of(
     *,
     stages: Sequence[int] = (LAYERS,),
     weights: str = "seven",
+    path: str = "",
     kv_role: str = "kv_both",
     **extra: Any,
 ) -> Any:
-    """vLLM's VllmConfig, as far as it is read."""
+    """vLLM's VllmConfig, as far as it is read. `weights`: of the Hub; `path`: of a directory that is in their place."""
 
     def spans_by_rank(parallel: Any) -> tuple[int, int]:
         """Asked as vLLM's own is, with what it reads alone."""
@@ -50,7 +51,7 @@ def config_of(
         ),
         parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=ranks, pipeline_parallel_size=len(stages)),
         model_config=SimpleNamespace(
-            model="org/model",
+            model=path or "org/model",
             revision=commit,
             dtype="torch.uint8",
             hf_config=hub,

@@ -18,7 +18,7 @@ from tests.rigs.daemon import wait_until
 from tests.rigs.vllm import token_kv
 from tests.rigs.vllm.blocks import ScriptedBlocks
 from tests.rigs.vllm.config import caches_of, config_of, stage_spans
-from tests.rigs.vllm.fake_vllm import KVConnectorRole
+from tests.rigs.vllm.fake_vllm import AllBlocksCleared, KVConnectorRole
 from tests.rigs.vllm.request import BLOCK, Request
 from tests.rigs.vllm.specs import HEADS, LAYERS, NAMES, WIDTH, FullAttentionSpec
 
@@ -83,6 +83,8 @@ class ScriptedEngine:
         self.steps = 0
         self.running_max = 1 << 16
         self.events: list[Any] = []
+        if extra.get("kvpool__events"):
+            self.blocks.on_reset = lambda: self.events.append(AllBlocksCleared())
         bound = self.blocks if holds_blocks else SimpleNamespace(evict_blocks=self.blocks.evict_blocks)
         self.scheduler.bind_gpu_block_pool(bound)
         self._arrived: set[str] = set()

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping
 
 from kvpool_client.vllm.calls.timed_calls import Answer, TimedCalls
+from kvpool_client.vllm.late_start import LateStart
 from kvpool_client.vllm.plan import StepPlan, StepReport
 from kvpool_client.vllm.ranks.placement import SEVERAL_NODES, fault_of_node, node_name
-from kvpool_client.vllm.ranks.stage_layers import OwnLayers, StagedStart, StageLayers
+from kvpool_client.vllm.ranks.stage_layers import OwnLayers
 from kvpool_client.vllm.statistics import Tally
 from kvpool_client.vllm.support import OTHER
 from kvpool_client.vllm.surface import Tensor
@@ -13,7 +14,7 @@ from kvpool_client.vllm.worker.micro_batches import MicroBatches
 from kvpool_client.vllm.worker.off import AbsentWorker
 from kvpool_client.vllm.worker.worker import WorkerHalf
 
-BEGIN = "beginning with the layers of all stages"
+BEGIN = "a late start"
 
 
 class WorkerCalls(TimedCalls):
@@ -27,8 +28,7 @@ class WorkerCalls(TimedCalls):
         self._scheduler_node = ""  # as it was checked last
         self._has_groups = True
         self._is_quiet = False
-        # Of a hybrid model in several stages, until it has the layers of all.
-        self._awaited: StagedStart | None = None
+        self._late: LateStart | None = None
 
     @property
     def has_worker(self) -> bool:
@@ -42,12 +42,12 @@ class WorkerCalls(TimedCalls):
 
     def get_handshake_metadata(self) -> OwnLayers | None:
         """The layers of a stage of a hybrid model, for the scheduler."""
-        return self._awaited.own if self._awaited is not None else None
+        return self._late.own if self._late is not None else None
 
     def register_kv_caches(self, kv_caches: Mapping[str, Tensor]) -> None:
         """See WorkerHalf.register."""
-        if self._awaited is not None:
-            self._awaited.tensors = kv_caches
+        if self._late is not None:
+            self._late.tensors = kv_caches
         is_registered = self._of_worker("registering KV caches", False, lambda half: half.register(kv_caches))
         if self._worker is not None and not is_registered:
             self._refused.add(f"refusals_{OTHER}")
@@ -62,21 +62,20 @@ class WorkerCalls(TimedCalls):
         super().bind_connector_metadata(connector_metadata)  # type: ignore[misc]  # vLLM's base
         if isinstance(connector_metadata, StepPlan):
             self._micro_batches.begin()
-            if self._awaited is not None:
-                self._take_stages(self._awaited, connector_metadata.stage_layers)
+            if self._late is not None:
+                self._begin_late(connector_metadata)
             if connector_metadata.node != self._scheduler_node:
                 self._check_node(connector_metadata.node)
             self._of_worker("begin of a step", None, lambda half: half.begin(connector_metadata))
             self._is_quiet = self._worker is not None and self._worker.is_quiet
 
-    def _take_stages(self, awaited: StagedStart, layers: StageLayers | None) -> None:
-        """Begin with the layers of all stages, which the first plans have."""
-        if layers is None:
-            return
-        self._awaited = None
-        self._timed(BEGIN, None, lambda: awaited.begin(lambda: layers))
-        if awaited.tensors is not None:
-            self.register_kv_caches(awaited.tensors)
+    def _begin_late(self, plan: StepPlan) -> None:
+        """Begin with what the plan has, if that was awaited."""
+        while (late := self._late) is not None and (begin := late.begin_with(plan)) is not None:
+            self._late = None
+            self._timed(BEGIN, None, begin)
+            if late.tensors is not None:
+                self.register_kv_caches(late.tensors)
 
     def start_load_kv(self, forward_context: object, **_kwargs: object) -> None:  # noqa: ARG002 - vLLM's interface
         """See WorkerHalf.start_loads."""

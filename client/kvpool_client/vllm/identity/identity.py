@@ -1,12 +1,12 @@
 """Identity of the model: the name and the revision under which its chunks are stored.
 
 KV of equal tokens differs with the weights, so beside the model's own name stands a digest of all that changes it: the model's
-configuration, and its weights, by a sample of every tensor where they are in a directory, by the commit where they come from
-the Hub, or by the operator's name. Two random models of one shape therefore never share, nor do a model and its fine-tuned
-successor in the same directory. What changes no KV is not included: paths, branches, lengths, how tokens are generated.
-Hardware, block sizes and formats are not here either; these are the layout's.
+configuration, and its weights, by every byte where they are in a directory, by the commit where they come from the Hub, or by
+the operator's name. Two random models of one shape therefore never share, nor do a model and its fine-tuned successor in the
+same directory. What changes no KV is not included: paths, branches, lengths, how tokens are generated. Hardware, block sizes
+and formats are not here either; these are the layout's.
 
-Reads files once, at the engine's start. Any thread.
+The files of weights are read in the background, once (`weights_reading`), the others at the engine's start. Any thread.
 """
 
 import json
@@ -15,9 +15,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import kvpool_native
+from kvpool.errors import LayoutMismatch
 from kvpool_client.engines.length_facts import configuration_of, length_facts
-from kvpool_client.engines.weights import digest_of, directory_digest
+from kvpool_client.engines.weights import Revision, Weights, loaded_files
+from kvpool_client.engines.weights_reading import WeightsReader, WeightsReading
 from kvpool_client.vllm.support import REMEDIES, Unserved
 from kvpool_client.vllm.surface import EngineConfig, LoraRequest
 
@@ -58,18 +59,41 @@ IRRELEVANT = {
 # A sub-model's configuration is recognized by this end of its key. The same words elsewhere (as in quantization) may mean KV.
 SUB_MODEL, NO_SUB_MODEL = "_config", "quantization_config"
 ADAPTER_CONFIGURATION = "adapter_config.json"
-ADAPTERS_MAX = 4096
+# One that was forgotten would be taken for what its files are now: so none is, and there is no name for more. Of each some 1500
+# bytes are remembered.
+ADAPTERS_MAX = 16384
 LIFE = os.urandom(16).hex()
+# Stands for an adapter that has no name: no chunk is stored under it.
+UNNAMED_ADAPTER = f"{LIFE} unnamed"
 COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 # Load formats whose weights come from elsewhere, regardless of the model's name.
 ELSEWHERE = ("tensorizer_uri",)
 UNKNOWN = "unknown_weights"
 
 
-def model_and_revision(config: EngineConfig, named: str = "") -> tuple[str, str]:
-    """The pool's name for the model, and a digest of its weights and settings.
+class ModelName:
+    """The pool's name for a model, and the revision of its weights and settings, which is known when its files were read."""
 
-    `named`: the operator's name for it (`kvpool.model`). Raises LayoutMismatch where nothing identifies the weights.
+    def __init__(self, name: str, revision: Revision) -> None:
+        self._name = name
+        self.revision = revision
+
+    def __repr__(self) -> str:
+        return f"<ModelName {self._name} {self.revision!r}>"
+
+    def find(self) -> tuple[str, str] | None:
+        """Name and revision; None while files are read. Raises Unserved where they cannot be read, or have changed."""
+        try:
+            revision = self.revision.find()
+        except LayoutMismatch as error:
+            raise Unserved(UNKNOWN, str(error)) from error
+        return None if revision is None else (self._name, revision)
+
+
+def model_name(config: EngineConfig, named: str = "") -> ModelName:
+    """The pool's name for the model, whose readings are to be begun.
+
+    `named`: the operator's name for it (`kvpool.model`). Raises Unserved where nothing identifies the weights.
     """
     model = config.model_config
     name = str(getattr(model, "model", ""))
@@ -82,12 +106,14 @@ def model_and_revision(config: EngineConfig, named: str = "") -> tuple[str, str]
         "overrides": _kept(overrides) if isinstance(overrides, Mapping) else "",
         "length": length_facts(values, getattr(model, "max_model_len", None)),
         "tuning": _generation_tuning(model),
-        "weights": _weights_of(config, named),
-        "draft": _draft_of(config),
         "hashes": str(getattr(config.cache_config, "prefix_caching_hash_algo", "")),
     }
     short = "/".join(name.rstrip("/").rsplit("/", 2)[-2:])
-    return (named or short)[-NAME_CHARACTERS_MAX:], digest_of(facts)
+    try:
+        weights, draft = _weights_of(config, named), _draft_of(config)
+    except LayoutMismatch as error:
+        raise error if isinstance(error, Unserved) else Unserved(UNKNOWN, str(error)) from error
+    return ModelName((named or short)[-NAME_CHARACTERS_MAX:], Revision(facts, weights=weights, draft=draft))
 
 
 def _generation_tuning(model: object) -> list[object]:
@@ -102,57 +128,56 @@ def _generation_tuning(model: object) -> list[object]:
     return [value for value in text if value is not None]
 
 
-def adapter_name(lora: LoraRequest | None) -> str:
-    """The name that separates the chunks of a LoRA adapter: made of its name, path, weights and scaling; empty without one.
-
-    An adapter whose files are not on this node shares chunks only within this process: nothing identifies its weights.
-    """
-    if lora is None:
-        return ""
-    path = Path(str(getattr(lora, "lora_path", "")))
-    weights, scaled = directory_digest(path), path / ADAPTER_CONFIGURATION
-    facts = {
-        "name": lora.lora_name,
-        "path": str(path),
-        "weights": weights or f"{LIFE} {getattr(lora, 'lora_int_id', 0)}",
-        "configuration": kvpool_native.blake3(scaled.read_bytes()).hex() if scaled.is_file() else "",
-    }
-    return digest_of(facts)
-
-
 class AdapterNames:
-    """The names of adapters, each read again when its files have changed. One thread."""
+    """The names that separate the chunks of LoRA adapters: made of name, path, weights and scaling. One thread.
 
-    def __init__(self) -> None:
-        self._names: dict[tuple[object, ...], str] = {}
+    An adapter is what its files were at its first request: vLLM has it in memory from then on, whatever happens to them. Once
+    they have changed it is not known which of them vLLM has, because it reads them again where it had no room for the adapter:
+    it has no name until vLLM loads it under another number. An adapter whose files are not on this node shares chunks only
+    within this process: nothing identifies its weights.
+    """
+
+    def __init__(self, reader: WeightsReader) -> None:
+        self._reader = reader
+        self._known: dict[tuple[object, ...], tuple[WeightsReading, Revision]] = {}
 
     def __repr__(self) -> str:
-        return f"<AdapterNames of {len(self._names)}>"
+        return f"<AdapterNames of {len(self._known)}>"
 
-    def of(self, lora: LoraRequest | None) -> str:
-        """See `adapter_name`."""
+    def of(self, lora: LoraRequest | None) -> str | None:
+        """The adapter's name, empty without one; None while its files are read. Raises LayoutMismatch where they cannot be
+        read, or have changed."""
         if lora is None:
             return ""
-        path = str(getattr(lora, "lora_path", ""))
-        known = (lora.lora_name, path, getattr(lora, "lora_int_id", 0), *_stamps(Path(path)))
-        if known not in self._names:
-            if len(self._names) >= ADAPTERS_MAX:
-                self._names.clear()
-            self._names[known] = adapter_name(lora)
-        return self._names[known]
+        path, number = str(getattr(lora, "lora_path", "")), getattr(lora, "lora_int_id", 0)
+        place = (lora.lora_name, path, number)
+        known = self._known.get(place)
+        if known is None:
+            if len(self._known) >= ADAPTERS_MAX:
+                raise LayoutMismatch(
+                    f"adapter {lora.lora_name!r} is one more than the {ADAPTERS_MAX} that are remembered"
+                )
+            files = WeightsReading(Path(path), (ADAPTER_CONFIGURATION,))
+            weights = files if files.has_files else f"{LIFE} {number}"
+            known = files, Revision({"name": lora.lora_name, "path": path}, weights=weights)
+            self._known[place] = known
+            if files.has_files:
+                self._reader.begin(files)
+        files, name = known
+        if changed := files.first_changed():
+            raise LayoutMismatch(
+                f"{changed!r} has changed since the adapter's first request, expected the files that vLLM has loaded: "
+                "load the adapter again (/v1/unload_lora_adapter, /v1/load_lora_adapter)"
+            )
+        return name.find()
+
+    def stop(self) -> None:
+        """End the reader."""
+        self._reader.stop()
 
 
-def _stamps(path: Path) -> list[tuple[str, int, int]]:
-    """Stamps that change when an adapter's files change."""
-    try:
-        found = [entry for entry in os.scandir(path) if entry.is_file()]
-        return sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in found)
-    except OSError:
-        return []
-
-
-def _weights_of(config: EngineConfig, named: str) -> str:
-    """The identity of the weights: a sample of them, or their commit, or the operator's name."""
+def _weights_of(config: EngineConfig, named: str) -> Weights:
+    """The identity of the weights: a reading of them, or their commit, or the operator's name."""
     model, load = config.model_config, getattr(config, "load_config", None)
     name = str(getattr(model, "model", ""))
     if str(getattr(load, "load_format", "")).endswith("dummy"):
@@ -166,10 +191,10 @@ def _weights_of(config: EngineConfig, named: str) -> str:
         raise Unserved(UNKNOWN, f"the weights come from {elsewhere[0]!r}, where they may change unseen")
     path = Path(name)
     if path.exists():
-        digest = directory_digest(path)
-        if not digest and not named:
+        reading = loaded_files(path)
+        if not reading.has_files and not named:
             raise Unserved(UNKNOWN, f"no weights in {name!r} distinguish one version of the model from another")
-        return digest
+        return reading if reading.has_files else ""
     commit = _commit_of(model)
     if not commit and not named:
         revision = getattr(model, "revision", None)
@@ -198,14 +223,15 @@ def _commit_of(model: object) -> str:
     return next((str(commit) for commit in known if COMMIT.fullmatch(str(commit))), "")
 
 
-def _draft_of(config: EngineConfig) -> str:
+def _draft_of(config: EngineConfig) -> Weights:
     """The draft model whose KV may be beside the model's. A wrong one costs accepted guesses and changes no token: its path is
-    enough."""
+    enough where nothing else identifies it."""
     draft = getattr(getattr(config, "speculative_config", None), "draft_model_config", None)
     name = str(getattr(draft, "model", ""))
     if draft is None or name == str(getattr(config.model_config, "model", "")):
         return ""
-    return directory_digest(Path(name)) or f"{name} {_commit_of(draft)}"
+    reading = loaded_files(Path(name))
+    return reading if reading.has_files else f"{name} {_commit_of(draft)}"
 
 
 def _kept(value: object, *, is_model: bool = True) -> object:

@@ -10,13 +10,13 @@ plans have all of them for the workers.
 Immutable; any thread.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvpool_client.vllm.identity.parts import KindOfLayers, kinds_of
 from kvpool_client.vllm.ranks.stages import stage_count
 from kvpool_client.vllm.support import Unserved
-from kvpool_client.vllm.surface import BlockPool, CacheConfig, EngineConfig, Tensor
+from kvpool_client.vllm.surface import CacheConfig, EngineConfig
 
 STAGED_GROUPS = "staged_groups"
 
@@ -63,19 +63,6 @@ class StageLayers:
         if self.stages[own_stage].names != tuple(kind.layer_names for kind in kinds):
             raise Unserved(STAGED_GROUPS, f"stage {own_stage} has shown other layers than this process was given")
         return [tuple(stage.names[number] for stage in self.stages) for number in range(len(kinds))]
-
-
-class StagedStart:
-    """A connector that begins once it has the layers of all stages. `own`: what it shows; `begin`: with what finds all.
-
-    `tensors` and `blocks`: what vLLM has given it meanwhile. One thread at a time.
-    """
-
-    def __init__(self, own: OwnLayers, begin: Callable[[Callable[[], StageLayers]], None]) -> None:
-        self.own = own
-        self.begin = begin
-        self.tensors: Mapping[str, Tensor] | None = None
-        self.blocks: BlockPool | None = None
 
 
 def own_layers(caches: CacheConfig) -> OwnLayers:

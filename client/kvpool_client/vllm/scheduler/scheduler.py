@@ -6,17 +6,22 @@ only as far as every shard has it. Invariant: every hit that was reported to vLL
 lost since. The scheduler's thread.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from kvpool.clock import Clock, Deadline, MonotonicClock
+from kvpool.errors import LayoutMismatch
+from kvpool_client.engines.digest_memory import DigestMemory
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.engines.load_cost import RateEstimator
+from kvpool_client.engines.weights_reading import WeightsReader
 from kvpool_client.pool import Pool
+from kvpool_client.vllm.calls.timed_calls import LOG
 from kvpool_client.vllm.event_feed import EventFeed
 from kvpool_client.vllm.identity.geometry import Geometry
-from kvpool_client.vllm.identity.identity import AdapterNames
+from kvpool_client.vllm.identity.identity import UNNAMED_ADAPTER, AdapterNames
 from kvpool_client.vllm.identity.role import BOTH, Role
 from kvpool_client.vllm.identity.weight_epoch import FIRST_EPOCH, new_epoch
 from kvpool_client.vllm.plan import LoadOrder, SaveOrder, StepPlan, StepReport
@@ -78,7 +83,7 @@ class SchedulerHalf:
         self._hint_sender = HintSender(pool, self.tally, guard, self._clock)
         self._requests: dict[str, Tracked] = {}
         self._waiting: dict[str, Tracked] = {}
-        self._adapters = AdapterNames()
+        self._adapters = AdapterNames(WeightsReader(DigestMemory.of_user(os.environ), LOG))
         self._loads: list[LoadOrder] = []
         self._hits_under_way = HitsUnderWay(self.tally, geometry.chunk_tokens, has_groups=geometry.has_groups)
         self._cancelled: list[str] = []
@@ -312,6 +317,7 @@ class SchedulerHalf:
         self._hint_sender.stop()
         self._promise_fetcher.stop()
         self._pins.close()
+        self._adapters.stop()
         self.pool.close()
 
     def _before_reset(self) -> None:
@@ -326,6 +332,8 @@ class SchedulerHalf:
         if not is_done:
             return
         self._own_prefixes.note_reset()
+        if self._feed is not None:
+            self._feed.republish()
         for entry in self._requests.values():
             entry.is_stale = entry.is_stale and entry.has_had_blocks
 
@@ -334,7 +342,8 @@ class SchedulerHalf:
         is_new = entry is None
         if entry is None:
             salt = str(getattr(request, "cache_salt", None) or "").encode("utf-8", "surrogatepass")
-            adapter = self._adapters.of(getattr(request, "lora_request", None))
+            named = self._adapter_of(request)
+            adapter = UNNAMED_ADAPTER if named is None else named
             entry = Tracked(
                 request,
                 partial(self.pool.keys_from_hashes, [], self._geometry.hash_tokens, salt=salt, adapter=adapter),
@@ -349,9 +358,8 @@ class SchedulerHalf:
         if entry.has_new_input():
             size, prompt = self._geometry.chunk_tokens, request.num_prompt_tokens
             entry.hints = entry.hints if is_new else replace(entry.hints, prompt_tokens=prompt)
-            entry.save_chunks = (
-                entry.hints.save_tokens(self._settings.save, prompt) // size if self._role.may_save else 0
-            )
+            may_save = self._role.may_save and entry.adapter != UNNAMED_ADAPTER
+            entry.save_chunks = entry.hints.save_tokens(self._settings.save, prompt) // size if may_save else 0
             entry.boundaries |= boundaries_of(prompt, size)
             if self._geometry.has_groups and prompt > (end := self.pool.groups.chunks_max) * size:
                 entry.boundaries.add(end)  # of the longest hit
@@ -360,3 +368,11 @@ class SchedulerHalf:
             self._sightings.see(entry.take_unseen())
             self._hint_sender.begin(entry)
         return entry
+
+    def _adapter_of(self, request: EngineRequest) -> str | None:
+        """The adapter's name; None where it has none yet, or none any more."""
+        try:
+            return self._adapters.of(getattr(request, "lora_request", None))
+        except LayoutMismatch as error:
+            self._guard.warn_once("requests with an adapter are neither loaded nor saved", str(error))
+            return None

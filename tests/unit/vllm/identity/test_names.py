@@ -1,6 +1,7 @@
 """The model name in the vLLM connector's keys: weights or commit, everything that changes KV, and nothing else."""
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,14 +10,20 @@ from typing import Any
 import pytest
 
 import kvpool_client as kv
-from kvpool_client.engines.weights import directory_digest
-from kvpool_client.vllm.identity.identity import AdapterNames, adapter_name, model_and_revision
+from kvpool.clock import NS_PER_S
+from kvpool_client.engines.digest_memory import DigestMemory
+from kvpool_client.engines.weights_reading import WeightsReader
+from kvpool_client.vllm.identity.identity import AdapterNames, model_name
+from kvpool_client.vllm.support import Unserved
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
+from tests.rigs.daemon import wait_until  # noqa: E402 - only where torch is
+from tests.rigs.held_weights import begun_now  # noqa: E402 - likewise
 from tests.rigs.vllm.config import config_of  # noqa: E402 - only where torch is
 
-pytestmark = pytest.mark.torch
+__all__ = ["begun_now"]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("begun_now")]
 
 COMMIT = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 OTHER_COMMIT = "11c5a3d5811f50298f278a704980280950aedb10"
@@ -58,10 +65,29 @@ def write_weights(directory: Path, middle: int = 0) -> str:
     return str(directory)
 
 
+READER = WeightsReader(DigestMemory(None), logging.getLogger(__name__))
+
+
 def named(change: Callable[[Any], None], model: str = "") -> str:
+    """The name and the revision, once the files were read."""
     config = config_of("/x")
     change(config)
-    return "@".join(model_and_revision(config, model))
+    name = model_name(config, model)
+    name.revision.begin(READER)
+    assert all(reading.wait(60) for reading in name.revision.readings)
+    found = name.find()
+    assert found
+    return "@".join(found)
+
+
+def adapter_name(lora: Any) -> str:
+    """The name of an adapter that was never seen before."""
+    return known_name(AdapterNames(READER), lora)
+
+
+def known_name(names: AdapterNames, lora: Any) -> str:
+    wait_until(lambda: names.of(lora) is not None, "the adapter's files are read")
+    return names.of(lora) or ""
 
 
 def with_model(**values: Any) -> Callable[[Any], None]:
@@ -144,10 +170,55 @@ def test_the_name_follows_the_weights_and_not_their_path(tmp_path: Path) -> None
     for place in ("here", "there"):
         (tmp_path / place / "org").mkdir(parents=True)
     here, there = (write_weights(tmp_path / place / "org" / "model") for place in ("here", "there"))
-    assert directory_digest(Path(here)) == directory_digest(Path(there))
     assert named(with_model(model=here)) == named(with_model(model=there))
     write_weights(Path(there), middle=1)
     assert named(with_model(model=here)) != named(with_model(model=there))
+
+
+@pytest.mark.parametrize("offset", [0, 100, 1 << 16, (2 << 16) - 1])
+def test_every_byte_of_the_weights_is_in_the_name(tmp_path: Path, offset: int) -> None:
+    place = write_weights(tmp_path / "model")
+    before = named(with_model(model=place))
+    with (tmp_path / "model" / "model.safetensors").open("r+b") as file:
+        file.seek(-1 - offset, 2)
+        file.write(b"!")
+    assert named(with_model(model=place)) != before
+
+
+def test_the_models_own_code_is_in_the_name(tmp_path: Path) -> None:
+    place = write_weights(tmp_path / "model")
+    before = named(with_model(model=place))
+    (tmp_path / "model" / "modeling_own.py").write_text("scale = 2")
+    assert named(with_model(model=place)) != before
+
+
+def test_files_that_have_changed_since_the_process_began_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine has read its weights in between: those before, or these."""
+    place = write_weights(tmp_path / "model")
+    began_ns = (tmp_path / "model" / "model.safetensors").stat().st_ctime_ns
+    monkeypatch.setattr("kvpool_client.engines.weights.process_began_ns", lambda: began_ns)
+    assert named(with_model(model=place))
+    monkeypatch.setattr("kvpool_client.engines.weights.process_began_ns", lambda: began_ns - NS_PER_S)
+    draft = SimpleNamespace(draft_model_config=SimpleNamespace(model=place, revision=None))
+    for change in (with_model(model=place), lambda config: setattr(config, "speculative_config", draft)):
+        with pytest.raises(Unserved, match=r"model\.safetensors' has changed since the engine started"):
+            named(change)
+        with pytest.raises(Unserved, match="has changed"):
+            named(change, "an operator's name")
+
+
+def test_files_that_change_while_they_are_read_are_refused_by_name(tmp_path: Path) -> None:
+    config = config_of("/x")
+    config.model_config.model = write_weights(tmp_path / "model")
+    name = model_name(config)
+    assert name.find() is None, "nothing was read"
+    write_weights(tmp_path / "model", middle=1)
+    name.revision.begin(READER)
+    with pytest.raises(Unserved, match=r"model\.safetensors.* has changed.*start the engine again") as caught:
+        name.find()
+    assert caught.value.code == "unknown_weights"
 
 
 OTHERS = {
@@ -248,7 +319,7 @@ def test_an_adapter_is_identified_by_name_path_and_weights(tmp_path: Path) -> No
     path = write_weights(tmp_path / "lora")
     lora = SimpleNamespace(lora_name="tuned", lora_path=path)
     before = adapter_name(lora)
-    assert adapter_name(None) == ""
+    assert AdapterNames(READER).of(None) == ""
     assert adapter_name(SimpleNamespace(lora_name="other", lora_path=path)) != before
     write_weights(tmp_path / "lora", middle=1)
     assert adapter_name(lora) != before
@@ -263,13 +334,49 @@ def test_what_scales_an_adapter_is_part_of_its_name(tmp_path: Path) -> None:
     assert len(set(names)) == 3
 
 
-def test_an_adapter_loaded_again_from_its_path_has_another_name(tmp_path: Path) -> None:
-    known, lora = AdapterNames(), SimpleNamespace(lora_name="tuned", lora_path=write_weights(tmp_path / "lora"))
-    before = known.of(lora)
-    assert known.of(lora) == before
+def successor(tmp_path: Path) -> None:
+    """Other weights are in the place of the adapter's, as those that were trained since."""
     write_weights(tmp_path / "other", middle=1)
     (tmp_path / "other" / "model.safetensors").rename(tmp_path / "lora" / "model.safetensors")
-    assert known.of(lora) == adapter_name(lora) != before
+
+
+def lora_of(path: str, number: int = 1) -> Any:
+    return SimpleNamespace(lora_name="tuned", lora_path=path, lora_int_id=number)
+
+
+def test_an_adapter_whose_files_have_changed_has_no_name_until_it_is_loaded_again(tmp_path: Path) -> None:
+    known, lora = AdapterNames(READER), lora_of(write_weights(tmp_path / "lora"))
+    before = known_name(known, lora)
+    assert known.of(lora) == before
+    files = (tmp_path / "lora" / "model.safetensors").read_bytes()
+    successor(tmp_path)
+    for _ in range(2):
+        with pytest.raises(kv.LayoutMismatch, match=r"model\.safetensors' has changed.*load the adapter again"):
+            known.of(lora)
+    again = lora_of(lora.lora_path, number=2)
+    assert known_name(known, again) == adapter_name(again) != before
+    (tmp_path / "lora" / "model.safetensors").write_bytes(files)
+    with pytest.raises(kv.LayoutMismatch, match="has changed"):
+        known.of(lora)
+
+
+def test_an_adapter_whose_files_change_while_they_are_read_has_no_name(tmp_path: Path) -> None:
+    unread = WeightsReader(DigestMemory(None), logging.getLogger(__name__))
+    unread.stop()
+    known, lora = AdapterNames(unread), lora_of(write_weights(tmp_path / "lora"))
+    assert known.of(lora) is None
+    (tmp_path / "lora" / "adapter_config.json").write_text("{}")
+    with pytest.raises(kv.LayoutMismatch, match=r"adapter_config\.json' has changed"):
+        known.of(lora)
+
+
+def test_an_adapter_is_not_forgotten_for_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool_client.vllm.identity.identity.ADAPTERS_MAX", 1)
+    known, lora = AdapterNames(READER), lora_of(write_weights(tmp_path / "lora"))
+    before = known_name(known, lora)
+    with pytest.raises(kv.LayoutMismatch, match="'tuned' is one more than the 1 that are remembered"):
+        known.of(lora_of(lora.lora_path, number=2))
+    assert known.of(lora) == before
 
 
 def test_an_adapter_without_local_files_is_identified_by_the_engines_number_too() -> None:

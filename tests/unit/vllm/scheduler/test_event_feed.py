@@ -13,6 +13,7 @@ import pytest
 import kvpool_client as kv
 from kvpool.router_events.block_hashes import block_hashes
 from kvpool.router_events.columns import NamespaceNames
+from kvpool.router_events.vllm_format import Batch
 from kvpool.types import Event, EventKind, StoredChunk, levels_in
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart
@@ -42,6 +43,7 @@ class Listener:
         self.engine = engine
         self.index = Index(is_strict=is_strict)
         self.kinds: list[str] = []
+        self.stored_blocks = 0  # since everything was cleared
 
     def listen(self) -> None:
         """One step of an engine that has nothing to compute, and the events that it published."""
@@ -49,6 +51,9 @@ class Listener:
         events, self.engine.events = self.engine.events, []
         for event in events:
             self.kinds.append(type(event).__name__)
+            self.stored_blocks = (
+                0 if self.kinds[-1] == "AllBlocksCleared" else self.stored_blocks + len(event.block_hashes)
+            )
             self.index.apply({"type": self.kinds[-1], **dataclasses.asdict(event)})
 
     def knows_what_is_stored(self) -> bool:
@@ -77,7 +82,7 @@ def test_a_listener_knows_chunks_stored_by_any_engine(start_engine: StartEngine,
     other = start_engine(ranks=ranks)
     ask(other, "before", prompt(1, 3 * CHUNK + 1))
     listener = Listener(start_engine(ranks=ranks, kvpool__events=True))
-    ask(listener.engine, "own", prompt(2, 2 * CHUNK + 1), new_tokens=CHUNK)
+    listener.engine.run(Request("own", prompt(2, 2 * CHUNK + 1), new_tokens=CHUNK))
     listener.wait()
     ask(other, "after", prompt(1, 3 * CHUNK) + prompt(3, 2 * CHUNK))
     listener.wait()
@@ -98,16 +103,52 @@ def test_dropped_chunks_are_published_as_removed(start_engine: StartEngine, daem
 
 def test_everything_is_republished_after_a_restart_of_the_daemon(start_engine: StartEngine, daemon: Daemon) -> None:
     listener = Listener(start_engine(kvpool__events=True))
-    ask(listener.engine, "own", prompt(2, 2 * CHUNK + 1))
+    listener.engine.run(Request("own", prompt(2, 2 * CHUNK + 1)))
     listener.wait()
     daemon.kill()
     daemon.start()
     wait_until(lambda: listener.engine.scheduler._scheduler.pool.connected, "the engine is served again")
     wait_until(lambda: all(worker._worker.pool.connected for worker in listener.engine.workers), "its worker too")
-    ask(listener.engine, "again", prompt(3, 3 * CHUNK + 1))
+    listener.engine.run(Request("again", prompt(3, 3 * CHUNK + 1)))
     listener.wait()
     assert listener.kinds.count("AllBlocksCleared") == 1
     assert len(listener.index.media["CPU"]) == 3 * CHUNK // BLOCK
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_pools_blocks_are_published_again_behind_vllms_own_reset(start_engine: StartEngine, waits: bool) -> None:
+    """vLLM's event of it has no medium: a router forgets the pool's blocks too."""
+    ask(start_engine(), "before", prompt(1, 3 * CHUNK + 1))
+    listener = Listener(start_engine(kvpool__events=True))
+    for _ in range(2):
+        if waits:
+            listener.wait()
+        listener.engine.forget()
+        listener.wait()
+        assert len(listener.index.media["CPU"]) == 3 * CHUNK // BLOCK
+    assert listener.kinds.count("AllBlocksCleared") == 2, "vLLM's own"
+
+
+def test_what_was_ready_before_a_reset_is_not_published_behind_it(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is part of what is published again: one batch is ready, the next one waits for its place."""
+    monkeypatch.setattr(event_feed, "BATCHES_MAX", 1)
+    monkeypatch.setattr(
+        event_feed, "batches", lambda groups: [Batch("", (event,)) for _, all_of in groups for event in all_of]
+    )
+    listener = Listener(start_engine(kvpool__events=True))
+    listener.wait()
+    other = start_engine()
+    for number in range(3):
+        ask(other, f"before-{number}", prompt(number, 3 * CHUNK + 1))
+    feed = listener.engine.scheduler._scheduler._feed
+    wait_until(lambda: bool(feed._ready), "a batch is ready")
+    listener.engine.forget()
+    listener.wait()
+    ask(other, "after", prompt(3, 3 * CHUNK + 1))
+    listener.wait()
+    assert listener.stored_blocks == len(listener.index.media["CPU"]) == 4 * 3 * CHUNK // BLOCK
 
 
 def test_for_an_idle_engine_waiting_events_are_bounded_and_it_catches_up(
@@ -151,7 +192,7 @@ def test_events_of_a_failed_turn_are_published_again(
     start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listener = Listener(start_engine(kvpool__events=True))
-    ask(listener.engine, "own", prompt(2, 2 * CHUNK + 1))
+    listener.engine.run(Request("own", prompt(2, 2 * CHUNK + 1)))
     listener.wait()
     feed = listener.engine.scheduler._scheduler._feed
     failures = iter([RuntimeError("spilt")])

@@ -1,0 +1,200 @@
+"""The memory of digests: what is believed, what is not, and that processes read a file one after another."""
+
+import json
+import os
+import stat
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvpool_client.engines import digest_memory, weights_reading
+from kvpool_client.engines.digest_memory import DigestMemory
+from kvpool_client.engines.file_stamps import FileStamp
+from kvpool_client.engines.weights_reading import WeightsReading
+from tests.rigs.daemon import wait_until
+
+STAMP = FileStamp("/models/one.safetensors", 1, 2, 3, 4, 5)
+DIGEST = "ab" * 32
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> DigestMemory:
+    return DigestMemory(tmp_path / "digests")
+
+
+@pytest.fixture
+def entry(memory: DigestMemory, tmp_path: Path) -> Path:
+    """The one entry of the memory."""
+    memory.note(STAMP, DIGEST)
+    (found,) = (tmp_path / "digests").iterdir()
+    return found
+
+
+def test_a_noted_digest_is_found_by_every_part_of_its_stamp(memory: DigestMemory, entry: Path) -> None:
+    assert memory.find(STAMP) == memory.find(replace(STAMP, path="/a/link/to/it")) == DIGEST
+    for field in ("device", "inode", "size", "mtime_ns", "ctime_ns"):
+        changed: dict[str, Any] = {field: 77}
+        assert memory.find(replace(STAMP, **changed)) == ""
+
+
+def test_the_memory_is_its_users_alone(entry: Path) -> None:
+    assert stat.S_IMODE(entry.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(entry.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702])
+def test_a_directory_that_others_may_write_is_not_believed(memory: DigestMemory, entry: Path, mode: int) -> None:
+    entry.parent.chmod(mode)
+    assert memory.find(STAMP) == ""
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_an_entry_that_others_may_write_is_not_believed(memory: DigestMemory, entry: Path, mode: int) -> None:
+    entry.chmod(mode)
+    assert memory.find(STAMP) == ""
+
+
+def test_what_belongs_to_another_user_is_not_believed(
+    memory: DigestMemory, entry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert memory.find(STAMP) == ""
+
+
+@pytest.mark.parametrize("what", ["entry", "directory"])
+def test_links_are_not_followed(memory: DigestMemory, entry: Path, tmp_path: Path, what: str) -> None:
+    path = entry if what == "entry" else entry.parent
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert memory.find(STAMP) == ""
+
+
+@pytest.mark.parametrize("broken", [b"", b"{", b"[]", b"{}", b"\xff", b"[" * 4000, b'{"digest": 7, "checksum": "x"}'])
+def test_a_broken_entry_is_none_and_is_replaced(memory: DigestMemory, entry: Path, broken: bytes) -> None:
+    entry.write_bytes(broken)
+    assert memory.find(STAMP) == ""
+    memory.note(STAMP, DIGEST)
+    assert memory.find(STAMP) == DIGEST
+
+
+def test_a_flipped_digit_is_seen(memory: DigestMemory, entry: Path) -> None:
+    values: dict[str, Any] = json.loads(entry.read_bytes())
+    entry.write_text(json.dumps({**values, "digest": "b" + values["digest"][1:]}))
+    assert memory.find(STAMP) == ""
+
+
+def test_an_entry_of_another_file_is_none(memory: DigestMemory, entry: Path) -> None:
+    memory.note(replace(STAMP, inode=9), "cd" * 32)
+    (other,) = {*entry.parent.iterdir()} - {entry}
+    other.rename(entry)
+    assert memory.find(STAMP) == ""
+
+
+def test_a_memory_without_a_directory_remembers_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for memory in (DigestMemory(None), DigestMemory(tmp_path / "file" / "digests"), DigestMemory(tmp_path / "file")):
+        memory.note(STAMP, DIGEST)
+        assert memory.find(STAMP) == ""
+        with memory.turn(STAMP, threading.Event()):
+            pass
+
+
+def test_the_directory_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    DigestMemory.of_user({"XDG_CACHE_HOME": str(tmp_path / "x")}).note(STAMP, DIGEST)
+    assert len(list((tmp_path / "x/kvpool/digests").iterdir())) == 1
+    monkeypatch.setenv("HOME", str(tmp_path))
+    DigestMemory.of_user({}).note(STAMP, DIGEST)
+    assert len(list((tmp_path / ".cache/kvpool/digests").iterdir())) == 1
+    assert "None" in repr(DigestMemory.of_user({"XDG_CACHE_HOME": "relative"}))
+
+
+def test_the_oldest_entries_go(memory: DigestMemory, entry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digest_memory, "ENTRIES_MAX", 3)
+    os.utime(entry, (1, 1))
+    for inode in range(10, 13):
+        memory.note(replace(STAMP, inode=inode), DIGEST)
+    assert memory.find(STAMP) == ""
+    assert all(memory.find(replace(STAMP, inode=inode)) for inode in range(10, 13))
+
+
+def weights_at(place: Path, age_ns: int, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of weights that has last changed so long ago."""
+    place.write_bytes(b"weights")
+    now_s = (place.stat().st_ctime_ns + age_ns) / 1e9
+    monkeypatch.setattr(weights_reading, "wall_time_s", lambda: now_s)
+    return place
+
+
+def test_a_file_is_read_once(memory: DigestMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = weights_at(tmp_path / "model.bin", 10**10, monkeypatch)
+    for reads in (1, 0):
+        reading = WeightsReading(place)
+        seen: list[int] = []
+        reading.read(memory, threading.Event(), lambda seen=seen: seen.append(1))  # type: ignore[misc]  # bound now
+        assert len(seen) == reads
+        assert reading.done == len(b"weights")
+    assert len(list((tmp_path / "digests").iterdir())) == 1, "the lock is gone"
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_remembered_as_it_was(
+    memory: DigestMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = weights_at(tmp_path / "model.bin", 10**10, monkeypatch)
+    before = FileStamp.of(str(place), place.stat())
+
+    def change() -> None:
+        place.write_bytes(b"changed")
+
+    WeightsReading(place).read(memory, threading.Event(), change)
+    assert memory.find(before) == ""
+
+
+def test_another_file_in_a_files_place_is_not_remembered_as_that_file(
+    memory: DigestMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = weights_at(tmp_path / "model.bin", 10**10, monkeypatch)
+    before, reading = FileStamp.of(str(place), place.stat()), WeightsReading(place)
+    (tmp_path / "other").write_bytes(b"another")
+    (tmp_path / "other").rename(place)
+    reading.read(memory, threading.Event())
+    assert memory.find(before) == ""
+
+
+def test_a_file_that_may_change_again_without_a_new_time_is_not_remembered(
+    memory: DigestMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = WeightsReading(weights_at(tmp_path / "model.bin", 10**9, monkeypatch))
+    reading.read(memory, threading.Event())
+    assert reading.find()
+    assert not list((tmp_path / "digests").iterdir())
+
+
+def test_processes_wait_for_whoever_reads_the_file(
+    memory: DigestMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = weights_at(tmp_path / "model.bin", 10**10, monkeypatch)
+    stamp = FileStamp.of(str(place), place.stat())
+    reading = WeightsReading(place)
+    seen: list[int] = []
+    thread = threading.Thread(target=lambda: reading.read(memory, threading.Event(), lambda: seen.append(1)))
+    with memory.turn(stamp, threading.Event()):
+        thread.start()
+        assert not reading.wait(0.3)
+        memory.note(stamp, DIGEST)
+    thread.join(60)
+    assert (reading.done, seen) == (len(b"weights"), []), "it took what the other has found"
+
+
+def test_waiting_for_another_process_ends_with_the_stop(memory: DigestMemory, tmp_path: Path) -> None:
+    place, stop = tmp_path / "model.bin", threading.Event()
+    place.write_bytes(b"weights")
+    reading = WeightsReading(place)
+    thread = threading.Thread(target=lambda: reading.read(memory, stop))
+    with memory.turn(FileStamp.of(str(place), place.stat()), threading.Event()):
+        thread.start()
+        stop.set()
+        wait_until(lambda: reading.wait(0), "the reading has ended")
+    thread.join(60)
