@@ -327,7 +327,7 @@ class SsdTier:
             try:
                 disk, recovered = await loop.run_in_executor(None, self._open_disk)
                 break
-            except SsdUnavailable as error:
+            except (SsdUnavailable, RuntimeError) as error:  # RuntimeError: no thread can be started for it
                 self.become(TierState.OFFLINE, str(error))
                 if self._is_stopping.is_set():
                     return
