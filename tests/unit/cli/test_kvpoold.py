@@ -85,6 +85,18 @@ def test_too_little_address_space_for_the_libraries_ends_the_start_without_a_tra
     assert f"the process may have {limit_mib}.0 MiB of address space" in ended.stderr
 
 
+def test_a_start_without_peers_imports_nothing_of_them_and_collects_no_garbage() -> None:
+    code = """
+import gc, sys
+from kvpool.cli import kvpoold, serving
+serving.serve = lambda *_: print(gc.isenabled(), *sorted({"zmq", "kvpool.server.peers.fleet"} & set(sys.modules))) or 0
+sys.argv = ["kvpoold"]
+kvpoold.main()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    assert ended.stdout == "False\n"
+
+
 def test_help_and_version_are_printed_and_exit_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"kvpoold {__version__}\n"
