@@ -141,13 +141,19 @@ class Pool:
         self._tiering.reconfigure(config)
 
     async def start(self) -> None:
-        """Give the first segment its pages, so that a save can be served at once; the rest follow in the background."""
+        """Give the first segment its pages, so that a save can be served at once; the rest follow in the background.
+
+        The tiers begin to open when the caller next waits: reading a catalogue must not delay the socket.
+        """
         self.journal.watch(asyncio.get_running_loop())
-        self._tiering.start()
-        if not self._config.dram.prefault:
+        if self._config.dram.prefault:
+            await self._begin_prefault()
+        else:
             for segment in range(self.geometry.segments):
                 self._directory.mark_segment_ready(segment)
-            return
+        self._tiering.start()
+
+    async def _begin_prefault(self) -> None:
         loop = asyncio.get_running_loop()
         first = await loop.run_in_executor(None, self._dram.prefault_next)
         assert first == 0
