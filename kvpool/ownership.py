@@ -1,13 +1,16 @@
-"""Ownership of directories: whether the directory of a socket can be trusted.
+"""Ownership of directories and sockets: whether the directory of a socket can be trusted, and what a user lacks to connect.
 
 A directory is made by its owner, and its files by users who may write there. Where anybody may write in a parent directory,
 anybody can have made it: then its owner decides whether it is trusted. Any thread.
 """
 
+import grp
 import os
+import pwd
 import socket
 import stat
 import struct
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT_UID = 0
@@ -73,6 +76,37 @@ def fault_of_directory(path: str) -> str:
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"{path} has rights {mode:04o}, expected no more than 0755: chmod go-w {path}"
     return ""
+
+
+def missing_right(path: str) -> str:
+    """What keeps this user from connecting to a socket, and what to do about it; empty where its rights do not."""
+    for place in (*reversed(Path(path).parents), Path(path)):
+        try:
+            found = os.stat(place)
+        except OSError:
+            return ""
+        is_directory = stat.S_ISDIR(found.st_mode)
+        if not os.access(place, os.X_OK if is_directory else os.W_OK, effective_ids=True):
+            return _remedy(place, found, stat.S_IXGRP if is_directory else stat.S_IWGRP)
+    return ""
+
+
+def _remedy(place: Path, found: os.stat_result, group_right: int) -> str:
+    user, group = _name_of(pwd.getpwuid, found.st_uid), _name_of(grp.getgrgid, found.st_gid)
+    owned = f"{place} belongs to user {user} and group {group} with rights {stat.S_IMODE(found.st_mode):04o}"
+    if not found.st_mode & group_right:
+        help_from_owner = f"chmod g+x {place}" if stat.S_ISDIR(found.st_mode) else "set server.socket_mode to 0660"
+        return f"{owned}: be user {user}, or have that user {help_from_owner} and join group {group}"
+    me = _name_of(pwd.getpwuid, os.geteuid())
+    return f"{owned}: be user {user}, or join the group (usermod --append --groups {group} {me}) and log in again"
+
+
+def _name_of(find: Callable[[int], Sequence[object]], number: int) -> str:
+    """The name of a user or a group; its number where it has none here."""
+    try:
+        return str(find(number)[0])
+    except KeyError:
+        return str(number)
 
 
 def peer_of(connected: socket.socket) -> tuple[int, int, int]:

@@ -18,6 +18,8 @@ DURATION_BYTES = 4
 PAGE_BYTES = 4096
 # The socket of a node's service, and the default of engines.
 SERVICE_SOCKET = "/run/kvpool/kvpool.sock"
+# The model of the daemon's own probe: neither events nor the counts of leases and pins have it.
+PROBE_MODEL = "kvpool-probe"
 
 # The priority of a chunk without a retention request: the default of TensorRT-LLM's KvCacheRetentionConfig.
 DEFAULT_PRIORITY: int = kvpool_native.DEFAULT_PRIORITY

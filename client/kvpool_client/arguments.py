@@ -3,18 +3,17 @@
 Pure functions; any thread.
 """
 
-import os
 from collections.abc import Sequence
 
 from kvpool.errors import InvalidArgument
 from kvpool.keys import namespace_name
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
+from kvpool.protocol.blocking import fault_of_path
 from kvpool_client.key_chain import KeyChain, Namespace
 from kvpool_client.lease import Lease
 
 COPY_THREADS_MAX = 64
-PATH_BYTES_MAX = 107
 MODEL_BYTES_MAX = 512
 REVISION_SEPARATOR = "@"
 TIMEOUT_S_MAX = 3600.0
@@ -24,8 +23,8 @@ def check_connect(
     path: str, model: str, layout: Layout, *, revision: str, salt: bytes, timeout_s: float, copy_threads: int
 ) -> None:
     """Check the arguments of `connect`."""
-    if not isinstance(path, (str, os.PathLike)) or len(os.fsencode(path)) > PATH_BYTES_MAX:
-        raise InvalidArgument(f"path is {path!r}, expected a socket path of at most {PATH_BYTES_MAX} bytes")
+    if fault := fault_of_path(path):
+        raise InvalidArgument(f"path is {path!r}, expected {fault}")
     if not isinstance(model, str) or not 0 < len(model.encode()) <= MODEL_BYTES_MAX:
         raise InvalidArgument(f"model is {model!r}, expected a name of 1 to {MODEL_BYTES_MAX} bytes")
     if not isinstance(revision, str) or REVISION_SEPARATOR in revision:

@@ -6,6 +6,7 @@ The commands themselves are in modules of their own. Exit codes: 0 ok, 1 failure
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,7 +16,8 @@ from kvpool.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, fail
 from kvpool.cli.standard_output import end_with
 from kvpool.config.path_options import default_socket
 from kvpool.errors import DaemonUnreachable, DaemonUnresponsive, KVPoolError
-from kvpool.protocol.blocking import BlockingConnection
+from kvpool.ownership import missing_right
+from kvpool.protocol.blocking import BlockingConnection, fault_of_path
 from kvpool.types import SERVICE_SOCKET
 
 TIMEOUT_S = 10.0
@@ -65,9 +67,19 @@ class Options:
         except DaemonUnresponsive as error:
             fail(str(error), EXIT_UNREACHABLE)
         except DaemonUnreachable as error:
-            fail(f"{error}; is kvpoold running? name another socket with --socket PATH", EXIT_UNREACHABLE)
+            fail(f"{error}{self._hint(error)}", EXIT_UNREACHABLE)
         except KVPoolError as error:
             fail(str(error), EXIT_FAILURE)
+
+    def _hint(self, error: DaemonUnreachable) -> str:
+        """What to do where nothing listens; empty where the error itself says it."""
+        if not isinstance(error.__cause__, (FileNotFoundError, ConnectionRefusedError)):
+            return ""
+        if self.socket is None and self.socket_path != SERVICE_SOCKET and Path(SERVICE_SOCKET).parent.is_dir():
+            right = missing_right(SERVICE_SOCKET)
+            service = f"it cannot be used: {right}" if right else f"name it with --socket {SERVICE_SOCKET}"
+            return f"; the service's socket is {SERVICE_SOCKET}: {service}"
+        return "; is kvpoold running? name another socket with --socket PATH"
 
 
 def epilog(*examples: str) -> str:
@@ -81,13 +93,19 @@ def _note(context: click.Context, parameter: click.Parameter, value: Any) -> Non
         setattr(context.ensure_object(Options), str(parameter.name), value)
 
 
+def _note_socket(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None and (fault := fault_of_path(value)):
+        raise click.BadParameter(f"{value!r}, expected {fault}")
+    _note(context, parameter, value)
+
+
 def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds --socket and --json, which may be given before or after the command."""
     socket = click.option(
         "--socket",
         metavar="PATH",
         expose_value=False,
-        callback=_note,
+        callback=_note_socket,
         help=f"The daemon's socket (default: {SERVICE_SOCKET}, or this user's own).",
     )
     as_json = click.option(

@@ -6,12 +6,14 @@ takes a third of a second, until `server.app` serves it, and again from there to
 Exit codes: 0 stopped by a signal, 1 could not serve, 2 wrong usage or configuration.
 """
 
+import gc
 import signal
 import sys
 
 import click
 
 from kvpool import __version__
+from kvpool.cli.memory_limit import limit_note
 
 EPILOG = """\b
 Examples:
@@ -27,6 +29,7 @@ Exit codes:
 
 def main() -> None:
     """The console script."""
+    gc.disable()  # a tenth of a start: what the imports make stays; enabled when the socket is there
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a start reads the configuration in any case
     sys.exit(run(sys.argv[1:]))
 
@@ -62,9 +65,21 @@ def command(config: str | None, overrides: tuple[str, ...], rebuild: bool) -> in
     """The KV cache pool daemon of a node: stores KV chunks of LLM engines in shared memory and serves them over a unix socket.
     Without a configuration file the built-in defaults serve a plain user.
     """
-    from kvpool.cli.serving import serve  # takes a third of a second, which `kvpoold --help` has no use for
+    try:
+        from kvpool.cli.serving import serve  # takes a third of a second, which `kvpoold --help` has no use for
+    except (ImportError, MemoryError) as error:
+        note = limit_note()
+        if not note:
+            raise
+        raise click.ClickException(f"cannot serve: {_innermost(error)}{note}") from error
 
     return serve(config, [*overrides, *(["ssd.rebuild=true"] if rebuild else [])])
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The error behind an error: numpy wraps that of a library in a page of advice."""
+    cause = error.__cause__ or error.__context__
+    return error if cause is None else _innermost(cause)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 Main thread only.
 """
 
+import errno
 import logging
 import os
 import sys
@@ -13,6 +14,7 @@ import uvloop
 
 import kvpool_native
 from kvpool import failpoint
+from kvpool.cli.memory_limit import NO_THREAD, limit_note
 from kvpool.config.config import Config, load_config
 from kvpool.errors import ConfigError, SocketInUse
 from kvpool.escaping import escaped
@@ -50,8 +52,14 @@ def serve(file: str | None, overrides: list[str]) -> int:
     except ConfigError as error:
         _print_faults(error)
         return 2
-    except (SocketInUse, OSError, MemoryError) as error:
+    except SocketInUse as error:
         log.error("cannot serve: %s", error)
+        return 1
+    except (OSError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and str(error) != NO_THREAD:
+            raise
+        is_of_memory = not isinstance(error, OSError) or error.errno == errno.ENOMEM
+        log.error("cannot serve: %s%s", error, limit_note() if is_of_memory else "")
         return 1
     return 0
 

@@ -225,7 +225,7 @@ def _content_of(path: str) -> str:
         content = file.read(CONFIG_BYTES_MAX + 1)
     if len(content) > CONFIG_BYTES_MAX:
         raise OSError(errno.EFBIG, f"it has more than {CONFIG_BYTES_MAX} bytes")
-    return content.decode()
+    return content.decode("utf-8-sig")  # editors of other systems begin a file with a byte order mark
 
 
 def _read_overrides(overrides: Sequence[str], faults: list[str]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ from kvpool.tiers.base import ArenaMemory
 from kvpool.tiers.dram.prefault import Prefault
 from kvpool.tiers.dram.tier import DramTier, PageUse, check_chunk_fits, check_memory_fits, plan_geometry
 from kvpool.transfer.workers import Workers, call_later
-from kvpool.types import EPOCH_BYTES, ConnectionId, Level, Measurements
+from kvpool.types import EPOCH_BYTES, PROBE_MODEL, ConnectionId, Level, Measurements, NamespaceId
 
 log = logging.getLogger(__name__)
 
@@ -141,13 +141,19 @@ class Pool:
         self._tiering.reconfigure(config)
 
     async def start(self) -> None:
-        """Give the first segment its pages, so that a save can be served at once; the rest follow in the background."""
+        """Give the first segment its pages, so that a save can be served at once; the rest follow in the background.
+
+        The tiers begin to open when the caller next waits: reading a catalogue must not delay the socket.
+        """
         self.journal.watch(asyncio.get_running_loop())
-        self._tiering.start()
-        if not self._config.dram.prefault:
+        if self._config.dram.prefault:
+            await self._begin_prefault()
+        else:
             for segment in range(self.geometry.segments):
                 self._directory.mark_segment_ready(segment)
-            return
+        self._tiering.start()
+
+    async def _begin_prefault(self) -> None:
         loop = asyncio.get_running_loop()
         first = await loop.run_in_executor(None, self._dram.prefault_next)
         assert first == 0
@@ -270,7 +276,7 @@ class Pool:
         """All counters, at one moment; the result does not change afterwards."""
         server = {**connections, "uptime_s": int(self._uptime_s()), "transfer_waiting": self._workers.waiting}
         index = {
-            **self._readers.stats(),
+            **self._readers.stats(self._probing()),
             **self._writers.stats(),
             **self.staged.stats(),
             **self._dram_check.stats(),
@@ -278,11 +284,11 @@ class Pool:
             "verified_chunks": self._scrub.verified_chunks,
             **self.hints.stats(),
         }
-        pages = self.page_use()
+        pages, directory = self.page_use(), self._directory.stats()
         return Measurements(
             server=server,
             index=index,
-            directory=self._directory.stats(),
+            directory=directory | {"held": directory["held"] - self._held_by_probe()},
             capacity_bytes=self._config.dram.capacity,
             resident_bytes=pages.resident_bytes,
             huge_bytes=pages.huge_bytes,
@@ -295,6 +301,21 @@ class Pool:
             remote=self._tiering.remote_stats(),
             lower_classes={link.lower.name: link.lower.slots.classes() for link in self._tiering.links},
             held=count_held(self._directory, self.namespaces),
+        )
+
+    def _probing(self) -> list[ConnectionId]:
+        """Connections of the daemon's own probe."""
+        return [
+            connection
+            for connection, (namespaces, _) in self._joined.items()
+            if any(namespace.model == PROBE_MODEL for namespace in namespaces.values())
+        ]
+
+    def _held_by_probe(self) -> int:
+        return sum(
+            kept.held
+            for kept in self._directory.held_namespaces()
+            if self.namespaces.by_id(NamespaceId(kept.namespace)).model == PROBE_MODEL
         )
 
     def flush(self, model: str | None, older_than_s: float | None, tier: str = "") -> Parts[dict[str, int]]:

@@ -6,6 +6,7 @@ but Refused the connection is unusable and must be closed: an answer may still b
 
 import array
 import contextlib
+import os
 import select
 import socket
 import struct
@@ -18,15 +19,17 @@ from kvpool.clock import Deadline
 from kvpool.errors import DaemonUnreachable, DaemonUnresponsive, ProtocolError, Refused
 from kvpool.key_column import KeyColumn
 from kvpool.layout import WireLayout
-from kvpool.ownership import fault_of_daemon, peer_of
+from kvpool.ownership import fault_of_daemon, missing_right, peer_of
 from kvpool.protocol import frames, hit_curve, versions
 from kvpool.protocol.records import events as em
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import operator as om
 from kvpool.protocol.records import peers as pm
 from kvpool.router_events.columns import NamespaceNames, unpack_namespaces
+from kvpool.types import SERVICE_SOCKET
 
 Answer = TypeVar("Answer")
+PATH_BYTES_MAX = 107  # of a unix socket, by the kernel
 # The daemon's own limit for a slice is shorter.
 SLICE_TIMEOUT_S = 30.0
 _FDS_MAX = 3
@@ -76,6 +79,9 @@ class BlockingConnection:
             pid = peer_of(self._socket)[0]  # the listening process; 0 where nobody accepts
             self.close()
             raise DaemonUnresponsive(_silence(path, pid, self._timeout_s)) from error
+        except PermissionError as error:
+            self.close()
+            raise DaemonUnreachable(f"no right to connect to {path}: {missing_right(path) or error}") from error
         except OSError as error:
             self.close()
             raise DaemonUnreachable(f"no daemon answers at {path}: {error}") from error
@@ -348,6 +354,19 @@ class BlockingConnection:
         if seconds != self._waits_s:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
             self._waits_s = seconds
+
+
+def fault_of_path(path: object) -> str:
+    """What is expected of a socket's path (str or PathLike), where this cannot be one; empty where it can."""
+    try:
+        encoded = os.fsencode(path) if isinstance(path, (str, os.PathLike)) else b""
+    except UnicodeEncodeError:
+        encoded = b""
+    if b"://" in encoded:
+        return f"a path without a scheme, such as {SERVICE_SOCKET}"
+    return (
+        "" if 0 < len(encoded) <= PATH_BYTES_MAX and b"\0" not in encoded else f"a path of 1 to {PATH_BYTES_MAX} bytes"
+    )
 
 
 def _silence(path: str, pid: int, timeout_s: float) -> str:

@@ -14,6 +14,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import kvpool_native
 from kvpool import __version__, failpoint
@@ -28,10 +29,11 @@ from kvpool.server.connections.refusal_log import RefusalLog
 from kvpool.server.daemon import DRAIN_POLL_S, Daemon, Terms
 from kvpool.server.descriptor_room import PeerRoom, plan_descriptors, raise_limit
 from kvpool.server.operators import Operators
-from kvpool.server.peers.fleet import Fleet
-from kvpool.server.peers.trust import read_trust
 from kvpool.server.signals import Signals
 from kvpool.units import format_size
+
+if TYPE_CHECKING:
+    from kvpool.server.peers.fleet import Fleet
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +56,9 @@ class App:
         self._signals = Signals()
         self.has_ended = True
 
-    def _make_fleets(self, domain: bytes, room: PeerRoom) -> list[Fleet]:
+    def _make_fleets(self, domain: bytes, room: PeerRoom) -> "list[Fleet]":
+        from kvpool.server.peers.fleet import Fleet  # a fifth of a start, which a node without peers has no use for
+
         config = self._config
         return [Fleet(config.peer, domain, room, self._clock, socket=config.server.socket)]
 
@@ -102,6 +106,7 @@ class App:
             daemon.serve()
             # What exists now lives as long as the process: a full collection need not walk it (50 ms of the control thread).
             gc.freeze()
+            gc.enable()  # `kvpoold` has disabled it for the imports
             self._begin_serving(daemon, pool, started_ns)
             await daemon.stopping.wait()
             daemon.reload.cancel()
@@ -154,6 +159,8 @@ class App:
 def _with_usable_peers(config: Config) -> Config:
     """A configuration that a start would take. Raises ConfigError for members and keys that it would not."""
     if config.peer.is_used:
+        from kvpool.server.peers.trust import read_trust  # as above
+
         read_trust(config.peer)
     return config
 

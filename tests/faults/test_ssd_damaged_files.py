@@ -27,7 +27,6 @@ KINDS = ("nothing", "directory", "symlink", "dangling", "fifo", "text", "empty")
 # Names in the tier's directory, and the kinds of damage that the tier repairs by itself.
 PLACES = {
     "catalogue/data.mdb": KINDS,
-    "catalogue/lock.mdb": KINDS,
     "catalogue": KINDS,
     "segment-000003.kvs": ("nothing", "text", "empty"),
     "lock": ("nothing", "fifo", "text", "empty"),

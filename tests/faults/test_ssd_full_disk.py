@@ -1,10 +1,13 @@
-"""Disks without room: a tier that does not fit stays off, a full catalogue suspends the tier until it can grow."""
+"""Disks without room: a tier that does not fit stays off, one that has its room keeps it, whatever others fill."""
 
 import itertools
+import os
 from pathlib import Path
 
+import lmdb
 import pytest
 
+from tests.faults.rigs.damage import PAGE_BYTES
 from tests.faults.rigs.disks import loop_disk, small_disk
 from tests.faults.rigs.tiered import (
     CAPACITY,
@@ -15,11 +18,12 @@ from tests.faults.rigs.tiered import (
     tier_options,
     wait_open,
 )
-from tests.faults.rigs.traffic import DramClient, Traffic, load_chains
+from tests.faults.rigs.traffic import DramClient, Traffic, fill, load_chains
 from tests.rigs.daemon import Daemon, wait_until
 
 CHAINS = 480
-BACK_WITHIN_S = 20.0
+FITTING_CHAINS = 75
+BACK_WITHIN_S = 60.0
 FILLING_BYTES = 1 << 20
 
 
@@ -61,31 +65,82 @@ def test_a_tier_that_does_not_fit_its_disk_stays_off_until_there_is_room(start_d
 
 
 @pytest.mark.slow
-def test_a_tier_whose_catalogue_meets_a_full_disk_is_suspended_until_there_is_room(
-    start_daemon: StartDaemon, tmp_path: Path, seed: int
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+def test_a_disk_that_others_fill_takes_nothing_from_a_tier(
+    start_daemon: StartDaemon, tmp_path: Path, kind: str
 ) -> None:
-    with loop_disk("ext4", tmp_path / "image") as disk:
+    with small_disk(2 * CAPACITY) if kind == "tmpfs" else loop_disk(kind, tmp_path / "image") as disk:
         daemon = start_daemon(**tier_options(disk.path / "ssd", policy="lru"))
         try:
             wait_open(daemon)
             _fill_up(disk.path / "filler")
-            with Traffic(daemon, seed, chains=CHAINS), DramClient(daemon, first_chain=5000) as client:
+            fill(daemon, FITTING_CHAINS)
+            assert (daemon.stats()["ssd.state"], daemon.stats()["ssd.catalogue_dropped"]) == ("ok", 0)
+            for _ in range(2):
+                daemon.kill()
+                restart(daemon)
+                wait_open(daemon)
+                assert load_chains(daemon, FITTING_CHAINS).missed == 0
+            assert_sound(daemon)
+            assert daemon.stop() == 0
+            assert "durable: yes" in daemon.log()
+        finally:
+            daemon.kill()
 
-                def has_given_up() -> bool:
+
+@pytest.mark.slow
+def test_a_damaged_catalogue_is_rebuilt_on_a_full_disk(start_daemon: StartDaemon) -> None:
+    with small_disk(2 * CAPACITY) as disk:
+        ssd = disk.path / "ssd"
+        daemon = start_daemon(**tier_options(ssd, policy="lru"))
+        try:
+            wait_open(daemon)
+            fill(daemon, FITTING_CHAINS)
+            daemon.kill()
+            _fill_up(disk.path / "filler")
+            with (ssd / "catalogue" / "data.mdb").open("r+b") as file:
+                file.write(bytes(2 * PAGE_BYTES))
+            restart(daemon)
+            wait_open(daemon)
+            assert load_chains(daemon, FITTING_CHAINS).missed == 0
+            assert not (ssd / "catalogue.bad").exists(), "it has given its room to the new one"
+            assert_sound(daemon)
+        finally:
+            daemon.kill()
+
+
+@pytest.mark.slow
+def test_a_catalogue_without_all_its_room_on_a_full_disk_is_served_and_gets_it_later(
+    start_daemon: StartDaemon,
+) -> None:
+    """As a version has left it that did not allocate its catalogue."""
+    with small_disk(2 * CAPACITY) as disk:
+        data = disk.path / "ssd" / "catalogue" / "data.mdb"
+        daemon = start_daemon(**tier_options(disk.path / "ssd", policy="lru"))
+        try:
+            wait_open(daemon)
+            fill(daemon, FITTING_CHAINS)
+            assert daemon.stop() == 0
+            with lmdb.open(str(data.parent), readonly=True, lock=False) as environment:
+                used = (environment.info()["last_pgno"] + 1) * PAGE_BYTES
+            os.truncate(data, used)
+            _fill_up(disk.path / "filler")
+            daemon.start()
+            wait_until(lambda: daemon.stats()["ssd.state"] == "readonly", "it says that it has no room")
+            with daemon.admin() as admin:
+                assert "the catalogue cannot be given its" in admin.info()["ssd_reason"]
+            assert load_chains(daemon, FITTING_CHAINS).missed == 0
+            with DramClient(daemon, first_chain=5000) as client, daemon.admin() as admin:
+                for _ in range(4):
                     client.turn()
-                    return bool(daemon.stats()["ssd.state"] == "readonly")
-
-                wait_until(has_given_up, "the catalogue cannot grow", BACK_WITHIN_S)
-                with daemon.admin() as admin:
-                    assert "catalogue" in admin.info()["ssd_reason"]
+                assert admin.demote_all(1.0)["left"] > 0, "nothing is admitted"
                 (disk.path / "filler").unlink()
                 wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is tried again", BACK_WITHIN_S)
-            with daemon.admin() as admin:
-                assert admin.demote_all(10.0)["left"] == 0
+                wait_until(lambda: admin.demote_all(10.0)["left"] == 0, "chunks are admitted", BACK_WITHIN_S)
             daemon.kill()
             restart(daemon)
             wait_open(daemon)
-            assert load_chains(daemon, CHAINS).served > 0
+            assert load_chains(daemon, FITTING_CHAINS).missed == 0
             assert_sound(daemon)
         finally:
             daemon.kill()

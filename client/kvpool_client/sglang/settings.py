@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kvpool.errors import InvalidArgument
 from kvpool.keys import namespace_name
+from kvpool.protocol.blocking import fault_of_path
 from kvpool.types import PRIORITY_MAX, SERVICE_SOCKET
 
 # The keys by which SGLang itself finds the backend; it removes its own prefetch keys before.
@@ -50,6 +51,8 @@ class Settings:
             for key, kind in expected.items()
             if key in given and not isinstance(given[key], kind)
         ]
+        if isinstance(given.get("socket"), str) and (fault := fault_of_path(given["socket"])):
+            faults.append(f"socket is {given['socket']!r}, expected {fault}")
         for key, (least, most) in numbers.items():
             value = given.get(key, least)
             kinds = int if key in ("copy_threads", "priority") else (int, float)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvpool.errors import InvalidArgument, LayoutMismatch
+from kvpool.protocol.blocking import fault_of_path
 from kvpool.types import SERVICE_SOCKET
 from kvpool_client.engines.weights import READING, Revision, weights_of
 from kvpool_client.engines.weights_reading import WeightsReader
@@ -55,6 +56,8 @@ class Settings:
         given = {key.removeprefix(PREFIX): value for key, value in environment.items() if key.startswith(PREFIX)}
         faults = [f"{PREFIX}{key} is no setting" for key in given if key not in {*_TEXTS, *_NUMBERS}]
         texts = {name: given[key] for key, name in _TEXTS.items() if key in given}
+        if "socket" in texts and (fault := fault_of_path(texts["socket"])):
+            faults.append(f"{PREFIX}SOCKET is {texts['socket']!r}, expected {fault}")
         numbers = {}
         for key, (name, least, most) in _NUMBERS.items():
             if key in given:

@@ -4,11 +4,11 @@ A wrong value refuses the engine's start and names the key, the value and what w
 the one moment at which raising is right. Immutable; any thread.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from kvpool.errors import ConfigError
+from kvpool.protocol.blocking import fault_of_path
 from kvpool.types import SERVICE_SOCKET
 
 PREFIX = "kvpool."
@@ -93,7 +93,8 @@ class Settings:
 def _fault(name: str, value: object) -> str:
     text = f"{PREFIX}{name} is {value!r}, expected "
     if name == "socket":
-        return "" if isinstance(value, str) and _is_path(value) else text + "a path"
+        fault = fault_of_path(value)
+        return text + fault if fault else ""
     if name == "model":
         is_name = isinstance(value, str) and value.isprintable() and 0 < len(value.encode()) <= MODEL_BYTES_MAX
         return "" if is_name else text + f"a name of 1 to {MODEL_BYTES_MAX} bytes"
@@ -114,10 +115,3 @@ def _fault(name: str, value: object) -> str:
     least = 0 if name in ("chunk_tokens", "head_groups") else 1
     is_count = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most.get(name, THREADS_MAX)
     return "" if is_count else text + f"an integer {least}..{most.get(name, THREADS_MAX)}"
-
-
-def _is_path(text: str) -> bool:
-    try:
-        return bool(text) and b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        return False

@@ -17,7 +17,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import zmq
@@ -31,6 +30,7 @@ from kvpool.peers.control import records as r
 from kvpool.peers.control import wire
 from kvpool.peers.control.identity import NodeIdentity, PeerLife
 from kvpool.peers.control.listener import ZMQ_MESSAGE_BYTES_MAX
+from kvpool.peers.link_state import REFUSED, LinkState
 from kvpool.peers.loop_share import LoopShare
 from kvpool.peers.loop_socket import LoopSocket
 from kvpool.peers.members.member import Member
@@ -42,8 +42,6 @@ _FAILED_EVENTS = (
     zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 _EVENTS = _FAILED_EVENTS | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CONNECTED
-# A fault begins so where the peer has refused the connection; a code follows.
-REFUSED = "refused: "
 # Of a smoothed round trip, the weight of the latest one: TCP's.
 _RTT_WEIGHT = 0.125
 # Answers that nobody waits for, at once and then in each UNASKED_S, before the link ends: twice as many as can be late.
@@ -59,16 +57,6 @@ class LinkSettings:
     connect_s: float = 3.0
     ping_s: float = 5.0
     back_off: BackOffSettings = field(default_factory=BackOffSettings)
-
-
-class LinkState(Enum):
-    """State of a link."""
-
-    IDLE = "idle"
-    CONNECTING = "connecting"
-    GREETING = "greeting"
-    READY = "ready"
-    CLOSED = "closed"
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ just ending. Those of leases and tickets count there for the connection of the l
 outlive their issuers.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -105,9 +105,10 @@ class Readers:
         """The holds of the leases that live now."""
         return iter(self._leases.holds())
 
-    def stats(self) -> dict[str, int]:
-        """Counters, by name."""
-        return {"leases": self.leases, "tickets": self.tickets, "expired_leases": self._leases.expired_leases}
+    def stats(self, left_out: Collection[ConnectionId] = ()) -> dict[str, int]:
+        """Counters, by name, without the leases of some connections."""
+        leases = self.leases - sum(map(self._leases.count_of, left_out))
+        return {"leases": leases, "tickets": self.tickets, "expired_leases": self._leases.expired_leases}
 
     def find(self, session: EngineSession, lease: int) -> Lease | None:
         """The lease, if it lives and is the session's."""

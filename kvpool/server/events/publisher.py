@@ -35,9 +35,8 @@ from kvpool.server.events.republish_schedule import Republish, RepublishSchedule
 from kvpool.server.events.sockets import EventSockets
 from kvpool.server.events.source import EventSource, NamedEvents
 from kvpool.server.events.step_watch import StepWatch
-from kvpool.server.health.probe import PROBE_MODEL
 from kvpool.server.metrics.measurements import LoopStalled
-from kvpool.types import StoredChunk
+from kvpool.types import PROBE_MODEL, StoredChunk
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ held, whose memory is still being faulted in, or whose connections are all in us
 the last probe is read again instead, where it is still there.
 
 What it costs: a connection and one 1 KiB chunk, whose lease keeps the segment of its size class from being taken back and
-forth; the chunk before goes with each new one. Operators see them: one of `connections`, one of `leases` and `pins`, one
-of `chunks`, and `stored_chunks` and `flushed_chunks` rise by one with each probe. `flush` may take the chunk once its
-lease has ended (where `server.lease_ttl` is shorter than the interval), which is no failure.
+forth; the chunk before goes with each new one. Operators see them: one of `connections`, one of `chunks`, and
+`stored_chunks` and `flushed_chunks` rise by one with each probe; `leases` and `pins` leave it out. `flush` may take the chunk
+once its lease has ended (where `server.lease_ttl` is shorter than the interval), which is no failure.
 
 Threads: a Probe belongs to one thread; SelfProbe is that thread, owned by whoever made it.
 """
@@ -33,9 +33,8 @@ from kvpool.layout import Layout
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import staging as sm
-from kvpool.types import KEY_BYTES, SaveState
+from kvpool.types import KEY_BYTES, PROBE_MODEL, SaveState
 
-PROBE_MODEL = "kvpool-probe"
 PROBE_LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="uint8", chunk_tokens=16)
 STEP_TIMEOUT_S = 2.0
 # The most round trips of one probe: connect, staging, release, and reserve, copy, commit, acquire for each attempt.

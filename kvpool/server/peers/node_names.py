@@ -11,8 +11,9 @@ Invariant: a name belongs to a key only while a known member of that key has sho
 from collections.abc import Collection
 
 from kvpool.index.remote_chunks import NodeName
-from kvpool.peers.control.link import REFUSED, PeerLink
+from kvpool.peers.control.link import PeerLink
 from kvpool.peers.control.records import RefusalCode
+from kvpool.peers.link_state import REFUSED
 
 _REMEDY = "give each node a peer.name of its own, and restart the one that has the wrong name"
 _PROBLEMS_MAX = 8

@@ -1,17 +1,20 @@
 """Peer list: what an operator is shown of each known member, and the request for it. Control thread only; nothing waits."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvpool.errors import InvalidArgument
 from kvpool.index.remote_chunks import NodeName
 from kvpool.peers.circuit_breaker import BreakerState
-from kvpool.peers.control.link import REFUSED, LinkState, PeerLink
-from kvpool.peers.following.followers import Followers
+from kvpool.peers.link_state import REFUSED, LinkState
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import peers as pm
 from kvpool.protocol.verbs import OPERATOR, verb
 from kvpool.tiers.peer.node_records import NodeRecord
+
+if TYPE_CHECKING:  # links and followers load ZMQ, which a node without peers does without
+    from kvpool.peers.control.link import PeerLink
+    from kvpool.peers.following.followers import Followers
 
 # A row has 15 names and values: a hundred rows fit the items of a frame (`frames.ITEMS_MAX`).
 ROWS_MAX = 100
@@ -29,15 +32,15 @@ class PeerLister(Protocol):
         """What is wrong with the fleet as this node sees it, in a line each."""
         ...
 
-    def peer_links(self) -> list[PeerLink]:
+    def peer_links(self) -> "list[PeerLink]":
         """The link to each known member."""
         ...
 
-    def former_links(self) -> list[PeerLink]:
+    def former_links(self) -> "list[PeerLink]":
         """The closed links to members that have left a while ago at most."""
         ...
 
-    def peer_row(self, link: PeerLink) -> dict[str, Any]:
+    def peer_row(self, link: "PeerLink") -> dict[str, Any]:
         """What an operator is shown of a member."""
         ...
 
@@ -71,19 +74,19 @@ def peer_rows(fleets: Sequence[PeerLister]) -> tuple[dict[str, Any], ...]:
     return tuple(fleet.peer_row(link) for fleet, link in _ordered(fleets, has_former=False))
 
 
-def name_of(link: PeerLink) -> NodeName:
+def name_of(link: "PeerLink") -> NodeName:
     """The name of a member: the one that it has shown last, or else the one that its source reports; it may be empty."""
     return NodeName(link.last_life.node if link.last_life is not None else link.member.node)
 
 
-def _ordered(fleets: Sequence[PeerLister], *, has_former: bool) -> list[tuple[PeerLister, PeerLink]]:
+def _ordered(fleets: Sequence[PeerLister], *, has_former: bool) -> "list[tuple[PeerLister, PeerLink]]":
     found = [(fleet, link) for fleet in fleets for link in fleet.peer_links()]
     if has_former:
         found += [(fleet, link) for fleet in fleets for link in fleet.former_links()]
     return sorted(found, key=lambda one: one[1].member.endpoint)
 
 
-def describe(link: PeerLink, followers: Followers, record: NodeRecord | None) -> dict[str, Any]:
+def describe(link: "PeerLink", followers: "Followers", record: NodeRecord | None) -> dict[str, Any]:
     """The row of one member. `record`: of pulls from it, None before the first.
 
     `state`: following | snapshot | waiting (until the next attempt to follow it) | refused | suspended | connecting | away |
@@ -112,7 +115,7 @@ def describe(link: PeerLink, followers: Followers, record: NodeRecord | None) ->
     }
 
 
-def _state_of(link: PeerLink, followers: Followers, name: NodeName, record: NodeRecord | None) -> str:
+def _state_of(link: "PeerLink", followers: "Followers", name: NodeName, record: NodeRecord | None) -> str:
     if link.state is LinkState.CLOSED:
         return "left"
     if link.life is None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgpack
 
 import kvpool_native
+from kvpool.tiers.ssd.catalogue.identity import sync_directory
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +88,4 @@ def _write(directory: Path, floors: dict[bytes, int]) -> None:
         file.flush()
         os.fsync(file.fileno())
     fresh.rename(directory / FILE_NAME)
-    directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory_fd)
-    finally:
-        os.close(directory_fd)
+    sync_directory(directory)

@@ -34,6 +34,7 @@ class ClosedSsd:
     """Null object: the tier is not open."""
 
     is_open = False
+    may_write = False
     backend = "none"
     unanswered_s = 0.0
     is_distrusted = False
@@ -151,6 +152,11 @@ class OpenSsd:
     def is_distrusted(self) -> bool:
         """Whether bytes have changed on their way once: I/O is by plain calls since then, and reads back what it writes."""
         return bool(self._queue.io()["is_distrusted"])
+
+    @property
+    def may_write(self) -> bool:
+        """Whether a restart knows which generations this process may give to slots: none is written before."""
+        return self._catalogue.has_begun
 
     @property
     def has_failed_catalogue(self) -> bool:

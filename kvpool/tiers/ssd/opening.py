@@ -25,7 +25,7 @@ from kvpool.tiers.ssd.catalogue.identity import FILE_NAME as IDENTITY_NAME
 from kvpool.tiers.ssd.catalogue.identity import Identity, NamespaceRecord, new_epoch, read_identity
 from kvpool.tiers.ssd.directory import SsdUnavailable, check_directory
 from kvpool.tiers.ssd.opened import CLOSE_TIMEOUT_S, OpenSsd
-from kvpool.tiers.ssd.plan import SsdPlan
+from kvpool.tiers.ssd.plan import CATALOGUE_NAME, SsdPlan
 from kvpool.tiers.ssd.rebuild import find_chunks
 from kvpool.tiers.ssd.segments import (
     check_room,
@@ -37,8 +37,6 @@ from kvpool.tiers.ssd.segments import (
 )
 
 log = logging.getLogger(__name__)
-
-CATALOGUE_NAME = "catalogue"
 
 
 @dataclass(frozen=True, slots=True)

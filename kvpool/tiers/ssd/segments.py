@@ -9,11 +9,11 @@ import fcntl
 import logging
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import kvpool_native
-from kvpool.tiers.ssd.plan import SEGMENT_PREFIX, SEGMENT_SUFFIX, SsdPlan
+from kvpool.tiers.ssd.plan import CATALOGUE_NAME, SEGMENT_PREFIX, SEGMENT_SUFFIX, SsdPlan
 from kvpool.units import format_size
 
 log = logging.getLogger(__name__)
@@ -48,9 +48,10 @@ def check_room(plan: SsdPlan) -> None:
     """
     disk = os.statvfs(plan.path)
     size, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
-    taken = sum(file.lstat().st_blocks * STAT_BLOCK_BYTES for file in _ours(plan.path))
+    taken = _allocated(_ours(plan.path))
     if taken >= plan.segments * plan.segment_bytes or not size:
         return  # where the file system reports no size, allocating the files shows it
+    taken += _allocated((plan.path / CATALOGUE_NAME).glob("*"))
     spared = min(size // SPARED_PART, SPARED_BYTES_MAX)
     missing = plan.capacity - (taken + free - spared)
     if missing > 0:
@@ -97,6 +98,10 @@ def remove_segments(path: Path) -> None:
     """Remove all segment files."""
     for file in _ours(path):
         file.unlink()
+
+
+def _allocated(files: Iterable[Path]) -> int:
+    return sum(file.lstat().st_blocks * STAT_BLOCK_BYTES for file in files)
 
 
 def _ours(path: Path) -> list[Path]:

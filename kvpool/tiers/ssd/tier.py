@@ -137,10 +137,8 @@ class SsdTier:
     @property
     def can_write(self) -> bool:
         """Whether chunks can be written."""
-        if self._disk.has_failed_catalogue and self.state == TierState.OK:
-            self.become(TierState.READONLY, f"because its catalogue cannot be written: {self._disk.failure}")
-            self._watch.see_to_it()
-        return self._disk.is_open and self.state == TierState.OK
+        self._see_to_catalogue()
+        return self._disk.may_write and self.state == TierState.OK
 
     @property
     def has_jobs(self) -> bool:
@@ -256,6 +254,7 @@ class SsdTier:
 
     def keep_up(self) -> None:
         """Delete the catalogue's rows of chunks that have left the directory, and record which priorities have expired."""
+        self._see_to_catalogue()
         self._book.keep_up(self._disk)
 
     def checkpoint(self, timeout_s: float) -> bool:
@@ -328,7 +327,7 @@ class SsdTier:
             try:
                 disk, recovered = await loop.run_in_executor(None, self._open_disk)
                 break
-            except SsdUnavailable as error:
+            except (SsdUnavailable, RuntimeError) as error:  # RuntimeError: no thread can be started for it
                 self.become(TierState.OFFLINE, str(error))
                 if self._is_stopping.is_set():
                     return
@@ -344,7 +343,14 @@ class SsdTier:
         self.become(TierState.OK, f"at {self.plan.path}: {found}")
         if self._disk_warning:
             log.warning("%s", self._disk_warning)
+        self._see_to_catalogue()
         self._owner.on_completed()
+
+    def _see_to_catalogue(self) -> None:
+        """Write nothing while the catalogue cannot be written."""
+        if self._disk.has_failed_catalogue and self.state == TierState.OK:
+            self.become(TierState.READONLY, f"because its catalogue cannot be written: {self._disk.failure}")
+            self._watch.see_to_it()
 
     def _open_disk(self) -> tuple[OpenSsd, Recovered]:
         """Open the disk, on an executor's thread. Closes it again if the daemon stops meanwhile."""

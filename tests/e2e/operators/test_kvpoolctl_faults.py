@@ -1,15 +1,18 @@
 """`kvpoolctl` with nonsensical values, and with a closed standard output: usage errors and one line."""
 
 import contextlib
+import os
 import signal
 import socket
 import sys
+import tempfile
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
+from kvpool.cli import kvpoolctl
 from kvpool.cli.kvpoolctl import cli, main
 from kvpool.errors import DaemonUnresponsive
 from kvpool.protocol.blocking import BlockingConnection
@@ -51,6 +54,53 @@ def test_nonsensical_values_are_wrong_usage(shared_daemon: Daemon, arguments: li
     assert refused.exit_code == 2, refused.output
     assert message in refused.output
     assert isinstance(refused.exception, SystemExit)
+
+
+@pytest.mark.parametrize("given", ["unix:///run/kvpool/kvpool.sock", "file:///x", "", "a" * 108])
+def test_a_socket_that_is_no_path_is_wrong_usage(given: str) -> None:
+    refused = CliRunner().invoke(cli, ["--socket", given, "info"])
+    assert refused.exit_code == 2, refused.output
+    assert "expected a path" in refused.output
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_socket_without_the_right_to_it_is_reported_with_the_right_remedy() -> None:
+    with tempfile.TemporaryDirectory(prefix="kvpool-test-") as directory:
+        os.chmod(directory, 0o755)
+        path = f"{directory}/kvpool.sock"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(path)
+            os.chmod(path, 0o660)
+            os.chown(path, 0, 4242)
+            listener.listen()
+            os.seteuid(65534)
+            try:
+                refused = CliRunner().invoke(cli, ["--socket", path, "info"])
+            finally:
+                os.seteuid(0)
+    assert refused.exit_code == 3
+    assert f"no right to connect to {path}: {path} belongs to user root" in refused.output
+    assert "--socket" not in refused.output
+
+
+def test_a_socket_that_is_not_there_is_reported_with_the_option(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(cli, ["--socket", str(tmp_path / "none.sock"), "info"])
+    assert refused.exit_code == 3
+    assert "is kvpoold running? name another socket with --socket PATH" in refused.output
+
+
+def test_without_an_option_the_services_socket_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the service's directory is there, and this user's default is another one because it may not write there."""
+    service, own = tmp_path / "service" / "kvpool.sock", tmp_path / "own.sock"
+    service.parent.mkdir()
+    monkeypatch.setattr(kvpoolctl, "SERVICE_SOCKET", str(service))
+    monkeypatch.setattr(kvpoolctl, "default_socket", lambda: str(own))
+    refused = CliRunner().invoke(cli, ["info"])
+    assert f"no daemon answers at {own}" in refused.output
+    assert f"the service's socket is {service}: name it with --socket {service}" in refused.output
+    monkeypatch.setattr(kvpoolctl, "missing_right", lambda path: f"{path} is another's")
+    refused = CliRunner().invoke(cli, ["info"])
+    assert f"the service's socket is {service}: it cannot be used: {service} is another's" in refused.output
 
 
 @pytest.mark.parametrize("arguments", PRINTING)

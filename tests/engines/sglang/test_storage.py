@@ -334,6 +334,7 @@ def test_bad_hints_are_counted_and_do_not_stop_the_save(shared_daemon: Daemon, s
         ({"interface_v1": 1, "priority": 5.5}, "priority"),
         ({}, "interface_v1"),
         ({"interface_v1": 1, "sokcet": "x"}, "sokcet"),
+        ({"interface_v1": 1, "socket": "unix:///x"}, "socket is 'unix:///x', expected a path without a scheme"),
         ({"interface_v1": 1, "timeout_s": 0}, "timeout_s"),
         ({"interface_v1": 1, "salt": 3}, "salt"),
         ({"interface_v1": 1, "copy_threads": 2.5}, "copy_threads"),

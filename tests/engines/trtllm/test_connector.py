@@ -387,7 +387,14 @@ def test_priorities_beyond_the_share_are_clipped_and_counted(start_daemon: Calla
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("RETENTION_S", "0"), ("SOKCET", "x"), ("TIMEOUT_S", "soon"), ("STAGING_MIB", "0"), ("COPY_THREADS", "65")],
+    [
+        ("RETENTION_S", "0"),
+        ("SOKCET", "x"),
+        ("SOCKET", "unix:///x"),
+        ("TIMEOUT_S", "soon"),
+        ("STAGING_MIB", "0"),
+        ("COPY_THREADS", "65"),
+    ],
 )
 def test_a_wrong_setting_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(kv.InvalidArgument, match=name):

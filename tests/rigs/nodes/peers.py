@@ -20,10 +20,11 @@ from kvpool.peers.control import records as r
 from kvpool.peers.control import wire
 from kvpool.peers.control.client import ControlClient, ControlClientSettings
 from kvpool.peers.control.identity import NodeIdentity
-from kvpool.peers.control.link import LinkSettings, LinkState, PeerLink
+from kvpool.peers.control.link import LinkSettings, PeerLink
 from kvpool.peers.control.pullers import Puller
 from kvpool.peers.control.server import ControlServer, ControlServerSettings
 from kvpool.peers.control.services import FollowService
+from kvpool.peers.link_state import LinkState
 from kvpool.peers.members.member import Member
 
 LAYOUT = Layout(layers=2, kv_heads=1, head_dim=8, chunk_tokens=16)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from kvpool.errors import DaemonUnreachable, KVPoolError, Refused
+from kvpool.errors import DaemonUnreachable, InvalidArgument, KVPoolError, Refused
+from kvpool_client import connect
 from kvpool_client.connection import link as module
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import REFUSED_RETRY_S_MAX, RETRY_S, Link
@@ -48,3 +49,9 @@ def test_a_refused_client_backs_off_and_one_without_a_daemon_retries_soon(answer
     doubled = [min(RETRY_S * 2**power, REFUSED_RETRY_S_MAX) for power in range(1, 11)]
     assert answers.pauses[:16] == [*doubled, RETRY_S, 0.2, 0.4, RETRY_S, 0.2, 0.4]
     assert max(answers.pauses) == REFUSED_RETRY_S_MAX == 5.0
+
+
+@pytest.mark.parametrize("path", ["unix:///run/kvpool/kvpool.sock", "", "a" * 108, "a\0b", b"/run/kvpool.sock", None])
+def test_what_is_no_path_of_a_socket_is_refused_by_name(path: object) -> None:
+    with pytest.raises(InvalidArgument, match=r"path is .*, expected a path"):
+        connect(path, model="m", layout=SMALL)  # type: ignore[arg-type]

@@ -223,6 +223,12 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: str
         load_config(str(path))
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "marked.toml"
+    path.write_text('[dram]\ncapacity = "128MiB"\n', encoding="utf-8-sig")
+    assert load_config(str(path)).dram.capacity == 128 << 20
+
+
 def test_a_missing_file_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="/nowhere/kvpool"):
         load_config("/nowhere/kvpool.toml")

@@ -7,8 +7,9 @@ import pytest
 from kvpool.errors import PeerUnreachable, Refused
 from kvpool.peers.control import records as r
 from kvpool.peers.control import server as server_module
-from kvpool.peers.control.link import LinkSettings, LinkState
+from kvpool.peers.control.link import LinkSettings
 from kvpool.peers.control.server import ControlServerSettings
+from kvpool.peers.link_state import LinkState
 from tests.rigs.nodes.peers import KeyOwner, Owner, fast, fleet, identity_of, pull_of, until
 
 pytestmark = pytest.mark.asyncio

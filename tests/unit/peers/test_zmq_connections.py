@@ -15,8 +15,8 @@ from kvpool.clock import MonotonicClock
 from kvpool.config.addresses import parse_zmq
 from kvpool.config.event_options import EVENT_OPTIONS, EventsConfig
 from kvpool.peers.control import records as r
-from kvpool.peers.control.link import LinkState
 from kvpool.peers.control.wire import encode_message
+from kvpool.peers.link_state import LinkState
 from kvpool.server.events.sockets import EventSockets
 from tests.rigs.nodes.peers import Owner, fleet, identity_of, pull_of, until
 from tests.rigs.nodes.zmtp import (

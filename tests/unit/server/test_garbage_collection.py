@@ -13,7 +13,7 @@ from kvpool.server.app import App
 
 def count():
     if sys.stdin.readline():
-        print(gc.get_freeze_count(), len(gc.get_objects()), flush=True)
+        print(gc.get_freeze_count(), len(gc.get_objects()), int(gc.isenabled()), flush=True)
     else:
         sys.exit(0)
 
@@ -22,6 +22,7 @@ async def main():
     config = load_config(None, sys.argv[1:])
     await App(config, lambda: config).run()
 
+gc.disable()
 asyncio.run(main())
 """
 
@@ -38,7 +39,8 @@ def test_a_full_collection_walks_what_came_after_the_start_alone(tmp_path: Path)
             assert process.stdout is not None
             process.stdin.write("count\n")
             process.stdin.flush()
-            frozen, walked = map(int, process.stdout.readline().split())
+            frozen, walked, is_enabled = map(int, process.stdout.readline().split())
+        assert is_enabled == 1, "it rests for the start alone"
         assert frozen > 10_000, "modules, configuration, tables"
         assert walked < frozen // 4
         process.kill()

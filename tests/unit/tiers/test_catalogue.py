@@ -1,6 +1,7 @@
 """The catalogue: its rows, its behaviour after failures, and its treatment of files that are not its own."""
 
 import ast
+import errno
 import os
 import shutil
 import subprocess
@@ -77,6 +78,30 @@ def keys_found(path: Path) -> list[bytes]:
     rows, bad = catalogue_rows.restorable(found.rows)
     assert bad == 0
     return [bytes(key) for key in rows["key"]]
+
+
+def used_bytes(catalogue: Path) -> int:
+    """The part of the file that has pages, as all of it had in older versions."""
+    with lmdb.open(str(catalogue), readonly=True, lock=False) as environment:
+        return int((environment.info()["last_pgno"] + 1) * environment.stat()["psize"])
+
+
+def allocated_bytes(tmp_path: Path) -> int:
+    return (tmp_path / "catalogue" / "data.mdb").stat().st_blocks * 512
+
+
+class FullDisk:
+    """A disk without room to allocate, until it is freed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._allocate = os.posix_fallocate
+        self.is_freed = False
+        monkeypatch.setattr(os, "posix_fallocate", self._fail)
+
+    def _fail(self, fd: int, offset: int, size: int) -> None:
+        if not self.is_freed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._allocate(fd, offset, size)
 
 
 def test_stored_rows_are_found_and_deleted_ones_are_not(
@@ -233,7 +258,7 @@ def test_a_truncated_catalogue_is_set_aside(
         catalogue.put(row_of(number))
     assert catalogue.close(10.0)
     data = tmp_path / "catalogue" / "data.mdb"
-    os.truncate(data, int(data.stat().st_size * share))
+    os.truncate(data, int(used_bytes(data.parent) * share))
     examined = catalogue_open.examine(tmp_path / "catalogue", MAP_BYTES)
     assert examined.found is None
     assert examined.problem
@@ -278,14 +303,191 @@ def test_a_catalogue_that_kills_its_reader_is_not_retried_for_ever(
     examined = catalogue_open.examine(path, MAP_BYTES)
     assert examined.found is None
     assert "3 openings" in examined.problem
-    assert not list(tmp_path.glob("*.opening"))
+    assert (tmp_path / "catalogue.opening").read_text() == "0"
 
 
-def test_the_first_checkpoint_removes_the_mark(open_catalogue: Callable[..., Catalogue], tmp_path: Path) -> None:
+def test_the_first_checkpoint_sets_the_mark_back_in_place(
+    open_catalogue: Callable[..., Catalogue], tmp_path: Path
+) -> None:
+    catalogue_open.mark_opening(tmp_path / "catalogue")
+    mark = tmp_path / "catalogue.opening"
+    file = mark.stat().st_ino
     catalogue = open_catalogue()
     assert catalogue.checkpoint(WAIT_S)
-    assert not list(tmp_path.glob("*.opening"))
+    assert (mark.read_text(), mark.stat().st_ino) == ("0", file), "a full disk has no room for another one"
     assert catalogue.close(10.0)
+
+
+def test_a_catalogue_has_all_its_room_from_the_beginning(
+    open_catalogue: Callable[..., Catalogue], tmp_path: Path
+) -> None:
+    catalogue = open_catalogue()
+    assert allocated_bytes(tmp_path) >= MAP_BYTES
+    assert [file.name for file in (tmp_path / "catalogue").iterdir()] == ["data.mdb"]
+    catalogue.put(row_of(1))
+    assert catalogue.close(10.0)
+    assert list(tmp_path.glob("*.new")) == []
+
+
+def test_an_older_versions_catalogue_gets_all_its_room_and_keeps_its_rows(
+    open_catalogue: Callable[..., Catalogue], tmp_path: Path
+) -> None:
+    catalogue = open_catalogue()
+    catalogue.put(row_of(1))
+    assert catalogue.close(10.0)
+    os.truncate(tmp_path / "catalogue" / "data.mdb", used_bytes(tmp_path / "catalogue"))
+    assert allocated_bytes(tmp_path) < MAP_BYTES
+    assert open_catalogue().close(10.0)
+    assert allocated_bytes(tmp_path) >= MAP_BYTES
+    assert keys_found(tmp_path) == [key_of(1)]
+
+
+def test_an_opening_without_room_keeps_the_rows_and_waits(
+    open_catalogue: Callable[..., Catalogue], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalogue = open_catalogue()
+    for number in (1, 2):
+        catalogue.put(row_of(number))
+    assert catalogue.close(10.0)
+    os.truncate(tmp_path / "catalogue" / "data.mdb", used_bytes(tmp_path / "catalogue"))
+    disk = FullDisk(monkeypatch)
+    catalogue = open_catalogue()
+    assert "the catalogue cannot be given its 1048576 bytes: No space left on device" in str(catalogue.failure)
+    assert not catalogue.has_begun
+    catalogue.delete(key_of(1))
+    assert not catalogue.checkpoint(WAIT_S)
+    for _ in range(catalogue_open.OPENINGS_MAX):
+        catalogue.resume(checkpoint_s=WAIT_S)
+        wait_until(lambda: catalogue.failure is not None, "the disk is still full")
+    assert catalogue.take_lost() == []
+    disk.is_freed = True
+    catalogue.resume(checkpoint_s=WAIT_S)
+    assert catalogue.checkpoint(WAIT_S)
+    assert catalogue.has_begun
+    assert catalogue.close(10.0)
+    assert keys_found(tmp_path) == [key_of(2)]
+
+
+def test_a_new_catalogue_without_room_leaves_nothing_half_made(
+    open_catalogue: Callable[..., Catalogue], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FullDisk(monkeypatch)
+    catalogue = open_catalogue()
+    assert catalogue.failure is not None
+    assert list(tmp_path.glob("catalogue*")) == []
+    catalogue.put(row_of(1))
+    disk.is_freed = True
+    catalogue.resume(checkpoint_s=WAIT_S)
+    assert catalogue.checkpoint(WAIT_S)
+    assert catalogue.close(10.0)
+    assert keys_found(tmp_path) == [key_of(1)]
+
+
+def test_rebuilt_rows_that_had_no_room_are_looked_for_again_at_the_next_opening(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = FullDisk(monkeypatch)
+    catalogue = Catalogue(tmp_path / "catalogue", MAP_BYTES, Identity(new_epoch(), {}), sync_data=disk.sync)
+    catalogue.fill(np.frombuffer(row_of(1).encode(), CATALOGUE_ROW))
+    catalogue.start(checkpoint_s=WAIT_S)
+    full.is_freed = True
+    catalogue.resume(checkpoint_s=WAIT_S)
+    assert catalogue.checkpoint(WAIT_S)
+    assert catalogue.close(10.0)
+    examined = catalogue_open.examine(tmp_path / "catalogue", MAP_BYTES)
+    assert (examined.found, "lacks earlier rows" in examined.problem) == (None, True)
+
+
+def test_a_catalogue_that_was_set_aside_gives_its_room_to_a_new_one(
+    open_catalogue: Callable[..., Catalogue], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert open_catalogue().close(10.0)
+    catalogue_open.set_aside(tmp_path / "catalogue", MAP_BYTES)
+    aside = tmp_path / "catalogue.bad"
+    assert aside.is_dir()
+    allocate = os.posix_fallocate
+
+    def allocate_once_free(fd: int, offset: int, size: int) -> None:
+        if aside.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(fd, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate_once_free)
+    catalogue = open_catalogue()
+    assert catalogue.failure is None
+    assert catalogue.checkpoint(WAIT_S)
+    assert catalogue.close(10.0)
+
+
+def test_a_transaction_without_room_loses_nothing(
+    open_catalogue: Callable[..., Catalogue], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalogue = open_catalogue()
+    catalogue.put(row_of(1))
+    assert catalogue.checkpoint(WAIT_S)
+
+    def reach(name: str) -> None:
+        if name == "daemon.catalogue.before_commit":
+            raise lmdb.DiskError("No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr("kvpool.tiers.ssd.catalogue.catalogue.failpoint.reach", reach)
+        catalogue.put(row_of(2))
+        assert not catalogue.checkpoint(WAIT_S)
+        assert catalogue.put(row_of(3))
+        assert (catalogue.waiting, catalogue.dropped_rows, catalogue.take_lost()) == (2, 0, [])
+    catalogue.resume(checkpoint_s=WAIT_S)
+    assert catalogue.checkpoint(WAIT_S)
+    assert catalogue.close(10.0)
+    assert sorted(keys_found(tmp_path)) == [key_of(number) for number in (1, 2, 3)]
+
+
+def test_a_catalogue_damaged_before_a_failure_stays_known_as_incomplete(
+    open_catalogue: Callable[..., Catalogue], tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalogue = open_catalogue()
+    catalogue.put(row_of(1))
+    assert catalogue.checkpoint(WAIT_S)
+    full = FullDisk(monkeypatch)
+    disk.damage = lmdb.CorruptedError("found by a test")
+    catalogue.put(row_of(2))
+    assert not catalogue.checkpoint(WAIT_S)
+    full.is_freed = True
+    catalogue.resume(checkpoint_s=WAIT_S)
+    assert catalogue.checkpoint(WAIT_S)
+    assert catalogue.close(10.0)
+    assert "lacks earlier rows" in catalogue_open.examine(tmp_path / "catalogue", MAP_BYTES).problem
+
+
+def test_an_identity_without_room_is_written_at_a_later_checkpoint(
+    open_catalogue: Callable[..., Catalogue], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(directory: Path, identity: Identity) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    catalogue = open_catalogue()
+    assert catalogue.checkpoint(WAIT_S)
+    with monkeypatch.context() as full:
+        full.setattr("kvpool.tiers.ssd.catalogue.catalogue.write_identity", write)
+        catalogue.put_namespace(1, NAMESPACE)
+        catalogue.put(row_of(1))
+        assert catalogue.checkpoint(WAIT_S), "the catalogue itself has all its room"
+    catalogue.put(row_of(2))
+    assert catalogue.checkpoint(WAIT_S)
+    found = read_identity(tmp_path)
+    assert found is not None
+    assert found.namespaces == {1: NAMESPACE}
+    assert catalogue.close(10.0)
+
+
+def test_an_identity_that_has_not_changed_is_not_written(tmp_path: Path) -> None:
+    identity = Identity(new_epoch(), {1: NAMESPACE})
+    write_identity(tmp_path, identity)
+    file = (tmp_path / "identity").stat().st_ino
+    write_identity(tmp_path, identity)
+    assert (tmp_path / "identity").stat().st_ino == file
+    write_identity(tmp_path, Identity(identity.epoch, {}))
+    assert read_identity(tmp_path) == Identity(identity.epoch, {})
 
 
 def test_the_child_writes_every_row_and_reports_the_end(
@@ -346,7 +548,8 @@ def test_the_time_to_read_a_catalogue_grows_with_its_size_and_a_stop_ends_it(
     assert catalogue.close(10.0)
     path = tmp_path / "catalogue"
     monkeypatch.setattr(catalogue_open, "CHECK_TIMEOUT_S", 0.0)
-    assert catalogue_open.examine(path, MAP_BYTES).found is None  # 0.02 s for its size are too little to begin with
+    monkeypatch.setattr(catalogue_open, "CHECK_BYTES_PER_S", 1e9)
+    assert catalogue_open.examine(path, MAP_BYTES).found is None  # 1 ms for its size is too little to begin with
     (tmp_path / "catalogue.bad").rename(path)
     monkeypatch.setattr(catalogue_open, "CHECK_BYTES_PER_S", 1e3)
     assert catalogue_open.examine(path, MAP_BYTES).found is not None

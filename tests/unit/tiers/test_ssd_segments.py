@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvpool.config.config import load_config
+from kvpool.tiers.ssd.catalogue.room import provide
 from kvpool.tiers.ssd.plan import SsdPlan, plan_ssd
 from kvpool.tiers.ssd.segments import check_room, locked, open_segments, remove_segments
 
@@ -67,6 +68,20 @@ def test_files_that_are_there_need_no_room_on_a_full_disk(tmp_path: Path, monkey
     remove_segments(tmp_path)
     with pytest.raises(OSError, match=r"ssd\.capacity is 16\.0 MiB"):
         check_room(plan)
+
+
+def test_what_the_catalogue_has_already_is_not_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    plan = _plan(tmp_path, "16MiB")
+    open_segments(plan)
+    (tmp_path / "segment-000000.kvs").unlink()
+    missing = plan.capacity - (plan.segments - 1) * plan.segment_bytes
+    spared = DISK_BYTES // 64
+    _say_free(monkeypatch, missing + spared - plan.catalogue_bytes)
+    with pytest.raises(OSError, match=r"ssd\.capacity is 16\.0 MiB"):
+        check_room(plan)
+    provide(tmp_path / "catalogue", plan.catalogue_bytes)
+    check_room(plan)
 
 
 def test_a_large_disk_keeps_no_more_than_a_gibibyte_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

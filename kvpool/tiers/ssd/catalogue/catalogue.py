@@ -9,11 +9,14 @@ Guarantees:
 3. A failed sync is not repeated: chunks put since the last good checkpoint are reported by `take_lost`, and forgotten.
 4. When the map or the queue is full, chunks are left out: they are found until the daemon ends, not after a restart. The
    catalogue stays usable. While chunks are left out, no checkpoint counts as complete.
+5. Its file has all its room from the opening on (`room.py`). Where the disk has none for it, or for what a transaction writes,
+   nothing is lost: the changes wait for `resume`.
 
 Threads: changes and `take_lost` from the control thread; one thread of its own writes; opening, `checkpoint` and `close` block
 and belong in an executor. Lock order: `_lock` guards the queue and is never held during I/O.
 """
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -29,6 +32,7 @@ from kvpool.tiers.ssd.catalogue import opening as catalogue_open
 from kvpool.tiers.ssd.catalogue import rows as catalogue_rows
 from kvpool.tiers.ssd.catalogue.check import TABLES_MAX
 from kvpool.tiers.ssd.catalogue.identity import Identity, NamespaceRecord, pack_namespace, write_identity
+from kvpool.tiers.ssd.catalogue.room import lacks_room, provide
 from kvpool.tiers.ssd.catalogue.rows import Row, Touch
 from kvpool.types import KEY_BYTES
 
@@ -47,7 +51,7 @@ Change = tuple[bytes, bytes | Touch | None]
 
 
 class Catalogue:
-    """One open catalogue. Invariant: `_pending` holds at most QUEUE_ROWS_MAX changes, in the order they came."""
+    """One open catalogue. Invariant: `_pending`, in the order of coming, and the batch have at most QUEUE_ROWS_MAX changes."""
 
     def __init__(
         self,
@@ -60,7 +64,7 @@ class Catalogue:
     ) -> None:
         """Opens or makes the catalogue at `path` for segment files of this identity. Raises lmdb.Error or OSError.
 
-        `generations_end` is above all generations of this process, and is durable on return.
+        `generations_end` is above all generations of this process. Without room on the disk `failure` is set on return.
         """
         self._path = path
         self._epoch = identity.epoch
@@ -68,8 +72,10 @@ class Catalogue:
         self._known = dict(identity.namespaces)  # guarded by _lock
         self._sync_data = sync_data
         self._map_bytes = map_bytes
-        self._open()
-        write_identity(path.parent, identity)
+        self._environment: lmdb.Environment | None = None
+        self._lacks_rows = False  # whether rows of earlier processes are missing
+        self._is_identity_due = True  # whether the file of the identity may lack namespaces
+        self._identity_error = ""
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._pending: list[Change] = []  # guarded by _lock
@@ -83,19 +89,27 @@ class Catalogue:
         self._left_out: set[bytes] = set()  # keys without a row until they are deleted; guarded by _lock
         self._uncertain: list[tuple[bytes, int]] = []  # put since the last checkpoint; the writer's alone
         self.failure: BaseException | None = None
+        self.has_begun = False  # whether `generations_end` is durable
         self.dropped_rows = 0
         self.checkpoints = 0
         self._thread: threading.Thread | None = None
+        try:
+            self._open()
+        except (lmdb.Error, OSError) as error:
+            if not lacks_room(error):
+                raise
+            self._wait_for_room(error, [])
+        self._renew_identity()
 
     def __repr__(self) -> str:
         return f"<Catalogue {self._path}, {self.waiting} waiting>"
 
-    def _open(self, *, is_incomplete: bool = False) -> None:
-        self._path.mkdir(mode=0o700, exist_ok=True)
+    def _open(self) -> None:
+        provide(self._path, self._map_bytes)
         catalogue_open.mark_opening(self._path)
         # Each commit syncs its pages before it writes the page that makes them valid: a power cut on a disk that writes in
         # any order could otherwise take the last checkpoint too. That page itself is certain with the next sync.
-        self._environment = lmdb.open(
+        environment = self._environment = lmdb.open(
             str(self._path),
             map_size=self._map_bytes,
             max_dbs=TABLES_MAX,
@@ -103,21 +117,28 @@ class Catalogue:
             sync=True,
             metasync=False,
             writemap=False,
+            lock=False,
         )
-        self._chunks = self._environment.open_db(b"chunks")
-        self._namespaces = self._environment.open_db(b"namespaces")
-        meta = self._environment.open_db(b"meta")
-        with self._environment.begin(write=True) as transaction:
+        self._chunks = environment.open_db(b"chunks")
+        self._namespaces = environment.open_db(b"namespaces")
+        meta = environment.open_db(b"meta")
+        with environment.begin(write=True) as transaction:
             transaction.put(catalogue_open.META_KEY, catalogue_open.meta_record(self._epoch), db=meta)
             generations = catalogue_open.generations_record(self._generations_end)
             transaction.put(catalogue_open.GENERATIONS_KEY, generations, db=meta)
-            if is_incomplete:
+            if self._lacks_rows:
                 transaction.put(catalogue_open.INCOMPLETE_KEY, b"", db=meta)
             for number, record in self._known.items():
                 transaction.put(_number_key(number), pack_namespace(record), db=self._namespaces)
-        self._environment.sync(True)
-        self._environment.set_mapsize(self._map_bytes - HEADROOM_BYTES)
+        environment.sync(True)
+        environment.set_mapsize(self._map_bytes - HEADROOM_BYTES)
+        self.has_begun = True
         failpoint.reach("daemon.catalogue.opened")
+
+    @property
+    def _opened(self) -> lmdb.Environment:
+        assert self._environment is not None
+        return self._environment
 
     @property
     def waiting(self) -> int:
@@ -126,18 +147,25 @@ class Catalogue:
             return len(self._pending) + self._writing
 
     def fill(self, rows: "npt.NDArray[np.void]") -> None:
-        """Write many rows in one transaction. REQUIRES: before `start`. Raises lmdb.Error."""
+        """Write many rows at once. Without room the next opening looks for them again. REQUIRES: before `start`.
+
+        Raises lmdb.Error.
+        """
         assert self._thread is None
+        if self.failure is not None:
+            self._lacks_rows = True
+            return
         for first in range(0, len(rows), _FILL_ROWS):
-            with self._environment.begin(write=True) as transaction:
+            with self._opened.begin(write=True) as transaction:
                 for row in rows[first : first + _FILL_ROWS]:
                     packed = row.tobytes()
                     transaction.put(packed[catalogue_rows.KEY], packed, db=self._chunks)
 
     def start(self, *, checkpoint_s: float) -> None:
-        """Start the writing thread. It takes a checkpoint at least this often while there are changes."""
+        """Start the writing thread, if there is room. It takes a checkpoint at least this often while there are changes."""
         assert self._thread is None
-        self._start(checkpoint_s, must_reopen=False)
+        if self.failure is None:
+            self._start(checkpoint_s, must_reopen=False)
 
     def resume(self, *, checkpoint_s: float) -> None:
         """Write again after a failure. REQUIRES: `take_lost` was called."""
@@ -207,7 +235,7 @@ class Catalogue:
             if self._thread.is_alive():
                 log.error("the catalogue is left as it is: the disk does not answer within %g s", timeout_s)
                 return False
-        self._environment.close()
+        self._close_environment()
         return True
 
     def _start(self, checkpoint_s: float, *, must_reopen: bool) -> None:
@@ -220,11 +248,12 @@ class Catalogue:
         with self._lock:
             if not isinstance(value, Touch):
                 self._left_out.discard(key)
-            if self.failure is not None or len(self._pending) >= QUEUE_ROWS_MAX:
+            waits = self.failure is None or lacks_room(self.failure)
+            if not waits or len(self._pending) + self._writing >= QUEUE_ROWS_MAX:
                 self.dropped_rows += 1
                 # After a failure no restart finds the chunk, and its data may be among the lost.
                 refused = _chunks_in([(key, value)])
-                if self.failure is None:
+                if waits:
                     self._left_out.update(chunk for chunk, _ in refused)
                 else:
                     self._lost += refused
@@ -248,7 +277,7 @@ class Catalogue:
         dirty_bytes = 0
         is_dirty = False
         if must_reopen:
-            self._reopen(is_damaged=False)
+            self._reopen()
         while self.failure is None:
             batch, batch_bytes, asked, is_last = self._next_batch(due if is_dirty else None)
             due = due if is_dirty else Deadline(checkpoint_s)
@@ -257,12 +286,13 @@ class Catalogue:
                 is_dirty = self._write(batch) or is_dirty
                 dirty_bytes += batch_bytes
                 is_due = is_dirty and (is_last or due.has_passed() or dirty_bytes >= CHECKPOINT_BYTES)
-                if asked > self._checkpoint_done or is_due:
+                if self.failure is None and (asked > self._checkpoint_done or is_due):
                     self._checkpoint()
                     is_dirty, dirty_bytes, done = False, 0, asked
             except catalogue_open.DAMAGE as error:
                 log.error("the catalogue is damaged and begins empty: %s", error)
                 self.dropped_rows += len(batch)
+                self._lacks_rows = True
                 self._reopen(is_damaged=True)
             except (lmdb.Error, OSError) as error:
                 self._fail(error)
@@ -273,25 +303,63 @@ class Catalogue:
             if is_last:
                 return
 
-    def _reopen(self, *, is_damaged: bool) -> None:
+    def _reopen(self, *, is_damaged: bool = False) -> None:
         """Open a new environment: after some failures the old one refuses every call."""
         try:
-            self._environment.close()
+            self._close_environment()
             if is_damaged:
                 catalogue_open.set_aside(self._path, self._map_bytes)
-            self._open(is_incomplete=is_damaged)
+            self._open()
         except (lmdb.Error, OSError) as error:
-            self._fail(error)
+            if lacks_room(error):
+                self._wait_for_room(error, [])
+            else:
+                self._fail(error)
+
+    def _close_environment(self) -> None:
+        if self._environment is not None:
+            self._environment.close()
+            self._environment = None
 
     def _checkpoint(self) -> None:
         failpoint.reach("daemon.checkpoint.before_data")
         self._sync_data()
         failpoint.reach("daemon.checkpoint.before_catalogue")
-        self._environment.sync(True)
+        self._opened.sync(True)
         failpoint.reach("daemon.checkpoint.after")
         catalogue_open.unmark_opening(self._path)
         self._uncertain = []
         self.checkpoints += 1
+        self._renew_identity()
+
+    def _renew_identity(self) -> None:
+        """Write the identity's file if it is due. Without room it stays so: the catalogue has the namespaces too."""
+        if not self._is_identity_due:
+            return
+        with self._lock:
+            identity = Identity(self._epoch, dict(self._known))
+        try:
+            write_identity(self._path.parent, identity)
+        except OSError as error:
+            if not lacks_room(error):
+                raise
+            if str(error) != self._identity_error:
+                log.error(
+                    "the file of the tier's namespaces waits for room, a rebuild would lack the newest: %s", error
+                )
+            self._identity_error = str(error)
+        else:
+            self._is_identity_due, self._identity_error = False, ""
+
+    def _wait_for_room(self, error: Exception, batch: list[Change]) -> None:
+        """Keep what waits, and the batch that was not written, for `resume`."""
+        log.error("the catalogue waits for room: %s", error)
+        with contextlib.suppress(OSError):  # the mark counts openings that died, and this one did not
+            catalogue_open.unmark_opening(self._path)
+        with self._lock:
+            self._pending[:0] = batch
+            self._writing = 0
+            self.failure = error
 
     def _fail(self, error: Exception) -> None:
         log.error("the catalogue cannot be written: %s", error)
@@ -322,13 +390,13 @@ class Catalogue:
         if not batch:
             return False
         # The keys are listed before the attempt: a failure makes all of them uncertain.
+        listed_before = len(self._uncertain)
         self._uncertain += _chunks_in(batch)
         if any(len(key) != KEY_BYTES for key, _ in batch):
-            with self._lock:
-                identity = Identity(self._epoch, dict(self._known))
-            write_identity(self._path.parent, identity)
+            self._is_identity_due = True
+            self._renew_identity()
         try:
-            with self._environment.begin(write=True) as transaction:
+            with self._opened.begin(write=True) as transaction:
                 for key, value in batch:
                     self._apply(transaction, key, value)
                 failpoint.reach("daemon.catalogue.before_commit")
@@ -340,6 +408,9 @@ class Catalogue:
             with self._lock:
                 self._left_out |= {key for key, value in batch if value is not None and len(key) == KEY_BYTES}
             self._delete_all([key for key, _ in batch if len(key) == KEY_BYTES])
+        except lmdb.DiskError as error:
+            del self._uncertain[listed_before:]
+            self._wait_for_room(error, batch)
         return True
 
     def _delete_all(self, keys: list[bytes]) -> None:
@@ -347,12 +418,12 @@ class Catalogue:
 
         A chunk that was left out must not be found later by an older row either.
         """
-        self._environment.set_mapsize(self._map_bytes)
+        self._opened.set_mapsize(self._map_bytes)
         for first in range(0, len(keys), _DELETED_AT_ONCE):
-            with self._environment.begin(write=True) as transaction:
+            with self._opened.begin(write=True) as transaction:
                 for key in keys[first : first + _DELETED_AT_ONCE]:
                     transaction.delete(key, db=self._chunks)
-        self._environment.set_mapsize(self._map_bytes - HEADROOM_BYTES)
+        self._opened.set_mapsize(self._map_bytes - HEADROOM_BYTES)
 
     def _apply(self, transaction: lmdb.Transaction, key: bytes, value: bytes | Touch | None) -> None:
         table = self._chunks if len(key) == KEY_BYTES else self._namespaces

@@ -43,33 +43,27 @@ def new_epoch() -> bytes:
 
 
 def write_identity(directory: Path, identity: Identity) -> None:
-    """Replace the file durably. Of too many namespaces the newest are kept. Raises OSError."""
+    """Replace the file durably, if it has another identity. Of too many namespaces the newest are kept. Raises OSError."""
     body = _pack_body(identity)
     crc = kvpool_native.crc32c(body)
+    content = MAGIC + len(body).to_bytes(4, "little") + crc.to_bytes(4, "little") + body
     target = directory / FILE_NAME
+    if _content_of(target) == content:
+        return  # it needs no room of a full disk
     fresh = directory / f"{FILE_NAME}.new"
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file:
-        file.write(MAGIC + len(body).to_bytes(4, "little") + crc.to_bytes(4, "little") + body)
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     failpoint.reach("daemon.ssd.identity")
     fresh.rename(target)
-    directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory_fd)
-    finally:
-        os.close(directory_fd)
+    sync_directory(directory)
 
 
 def read_identity(directory: Path) -> Identity | None:
     """The file's identity; None where there is no complete file."""
-    try:
-        fd = os.open(directory / FILE_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(fd, "rb") as file:
-            content = file.read(FILE_BYTES_MAX + 1)
-    except OSError:
-        return None
+    content = _content_of(directory / FILE_NAME)
     body = content[_HEAD_BYTES:]
     head = MAGIC + len(body).to_bytes(4, "little") + kvpool_native.crc32c(body).to_bytes(4, "little")
     if len(content) > FILE_BYTES_MAX or content[:_HEAD_BYTES] != head:
@@ -80,6 +74,25 @@ def read_identity(directory: Path) -> Identity | None:
     except (ValueError, TypeError, AttributeError):
         return None
     return Identity(epoch, namespaces) if isinstance(epoch, bytes) and len(epoch) == EPOCH_BYTES else None
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable. Raises OSError."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _content_of(path: Path) -> bytes:
+    """The file's bytes, up to one more than it may have; empty where it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            return file.read(FILE_BYTES_MAX + 1)
+    except OSError:
+        return b""
 
 
 def _pack_body(identity: Identity) -> bytes:

@@ -27,6 +27,7 @@ from kvpool.errors import KVPoolError
 from kvpool.tiers.ssd.catalogue import check as catalogue_check
 from kvpool.tiers.ssd.catalogue.check import TABLES_MAX
 from kvpool.tiers.ssd.catalogue.identity import NamespaceRecord, unpack_namespace
+from kvpool.tiers.ssd.catalogue.room import FILE_NAME, aside_of
 from kvpool.tiers.ssd.catalogue.rows import ROW_BYTES
 from kvpool.types import EPOCH_BYTES
 
@@ -65,6 +66,8 @@ del sys.argv[1:3]
 sys.path.append(library)
 runpy.run_path(script, run_name="__main__")
 """
+# What a catalogue that is set aside may take beside its map: an older version's lock file, and what the file system adds.
+BESIDE_MAP_BYTES = 16 << 10
 _MARKER = "catalogue.opening"
 _BLOCK_BYTES = 512
 
@@ -123,14 +126,13 @@ def examine(path: Path, bytes_max: int, is_stopping: Callable[[], bool] = lambda
 
 def mark_opening(path: Path) -> None:
     """Mark that the catalogue is about to be opened in this process."""
-    openings = _openings(path)
-    with open(path.with_name(_MARKER), "w", opener=_opener) as file:
-        file.write(str(openings + 1))
+    _write_openings(path, _openings(path) + 1)
 
 
 def unmark_opening(path: Path) -> None:
-    """Remove the mark, after the opening has succeeded and the first checkpoint is complete."""
-    path.with_name(_MARKER).unlink(missing_ok=True)
+    """Set the mark back, after the opening has succeeded and the first checkpoint is complete."""
+    if _openings(path):
+        _write_openings(path, 0)
 
 
 def meta_record(epoch: bytes, version: int = FORMAT_VERSION) -> bytes:
@@ -147,9 +149,9 @@ def generations_record(end: int) -> bytes:
 
 def set_aside(path: Path, bytes_max: int) -> None:
     """Move a catalogue aside for examination. The last one is kept, unless it is too large."""
-    aside = path.with_name(f"{path.name}.bad")
+    aside = aside_of(path)
     _remove(aside)
-    if _blocks_in(path) * _BLOCK_BYTES <= bytes_max:
+    if _blocks_in(path) * _BLOCK_BYTES <= bytes_max + BESIDE_MAP_BYTES:
         path.rename(aside)
     else:
         _remove(path)
@@ -176,7 +178,7 @@ def _foreign_in(path: Path) -> str:
     odd = sorted(file.name for file in path.iterdir() if not stat.S_ISREG(file.lstat().st_mode))
     if odd:
         return f"{odd[0]} is no regular file"
-    return "" if (path / "data.mdb").exists() else "it has no data.mdb"
+    return "" if (path / FILE_NAME).exists() else f"it has no {FILE_NAME}"
 
 
 def _read_in_child(path: Path, is_stopping: Callable[[], bool]) -> tuple[bytes, str]:
@@ -276,5 +278,10 @@ def _openings(path: Path) -> int:
         return 0
 
 
-def _opener(name: str, flags: int) -> int:
-    return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def _write_openings(path: Path, openings: int) -> None:
+    """Write the mark in place and never remove it: a full disk has no room for a new one."""
+    fd = os.open(path.with_name(_MARKER), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(fd, os.pwrite(fd, str(openings).encode(), 0))
+    finally:
+        os.close(fd)

@@ -8,8 +8,9 @@ import zmq
 from kvpool.config.addresses import ZmqAddress
 from kvpool.errors import ConfigError, PeerUnreachable, Refused
 from kvpool.peers.control import records as r
-from kvpool.peers.control.link import LinkSettings, LinkState
+from kvpool.peers.control.link import LinkSettings
 from kvpool.peers.control.server import ControlServerSettings
+from kvpool.peers.link_state import LinkState
 from kvpool.peers.members.member import Member, MembersChange
 from tests.rigs.nodes.peers import (
     LINK,

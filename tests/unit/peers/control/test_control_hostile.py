@@ -16,9 +16,10 @@ from kvpool.config.curve_keys import KeyPair
 from kvpool.errors import PeerUnreachable, Refused
 from kvpool.peers.control import records as r
 from kvpool.peers.control import wire
-from kvpool.peers.control.link import LinkSettings, LinkState
+from kvpool.peers.control.link import LinkSettings
 from kvpool.peers.control.listener import ListenerSettings
 from kvpool.peers.control.server import ControlServerSettings
+from kvpool.peers.link_state import LinkState
 from tests.rigs.nodes.peers import LINK, Owner, RawPeer, fast, fleet, identity_of, key_pairs, offer_to, pull_of, until
 
 pytestmark = pytest.mark.asyncio

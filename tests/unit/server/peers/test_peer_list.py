@@ -11,8 +11,9 @@ from kvpool.errors import InvalidArgument
 from kvpool.peers.back_off import BackOffSettings
 from kvpool.peers.circuit_breaker import BreakerSettings
 from kvpool.peers.control.identity import PeerLife
-from kvpool.peers.control.link import LinkState, PeerLink
+from kvpool.peers.control.link import PeerLink
 from kvpool.peers.following.followers import Followers
+from kvpool.peers.link_state import LinkState
 from kvpool.peers.members.member import Member
 from kvpool.protocol import frames
 from kvpool.protocol.records import messages as m

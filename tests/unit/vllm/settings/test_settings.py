@@ -42,6 +42,8 @@ def test_defaults_need_no_key() -> None:
         ("kvpool.socket", ""),
         ("kvpool.socket", "a\0b"),
         ("kvpool.socket", "\ud800"),
+        ("kvpool.socket", b"/run/kvpool.sock"),
+        ("kvpool.socket", "unix:///run/kvpool/kvpool.sock"),
         ("kvpool.load", "eager"),
         ("kvpool.timeout_s", 0),
         ("kvpool.timeout_s", True),

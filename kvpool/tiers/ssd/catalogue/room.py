@@ -1,0 +1,81 @@
+"""Room of the catalogue: its file is allocated whole, so that it never asks a disk for more that others have filled.
+
+A new one is made and allocated under another name before it gets its own, so that no catalogue is half made. LMDB's lock file
+is not used: it is a sparse file in a memory map, and a write to a page that finds no room kills the process. The tier's own
+lock keeps other daemons away. A file system that copies on each write (btrfs, ZFS) reserves nothing.
+
+Blocks: for the catalogue's thread or an executor.
+"""
+
+import errno
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import lmdb
+
+from kvpool.tiers.ssd.catalogue.identity import sync_directory
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "data.mdb"
+_BLOCK_BYTES = 512
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+def lacks_room(error: BaseException) -> bool:
+    """Whether an error means that the disk, or a quota, has no room."""
+    return isinstance(error, lmdb.DiskError) or (isinstance(error, OSError) and error.errno in _NO_ROOM)
+
+
+def provide(path: Path, map_bytes: int) -> None:
+    """Make the catalogue's directory and file if there are none, and allocate all of its map.
+
+    Without room the catalogue that was set aside is removed for it. Raises OSError and lmdb.Error.
+    """
+    try:
+        _provide(path, map_bytes)
+    except (OSError, lmdb.Error) as error:
+        aside = aside_of(path)
+        if not lacks_room(error) or not aside.is_dir() or aside.is_symlink():
+            raise
+        log.warning("%s is removed: its room is needed for the catalogue", aside)
+        shutil.rmtree(aside)
+        _provide(path, map_bytes)
+
+
+def aside_of(path: Path) -> Path:
+    """The place to which a catalogue is moved for examination."""
+    return path.with_name(f"{path.name}.bad")
+
+
+def _provide(path: Path, map_bytes: int) -> None:
+    if (path / FILE_NAME).exists():
+        _allocate(path / FILE_NAME, map_bytes)
+        return
+    fresh = path.with_name(f"{path.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        fresh.mkdir(mode=0o700)
+        lmdb.open(str(fresh), map_size=map_bytes, mode=0o600, lock=False).close()
+        _allocate(fresh / FILE_NAME, map_bytes)
+        fresh.rename(path)
+        sync_directory(path.parent)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+
+
+def _allocate(file: Path, size: int) -> None:
+    fd = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(fd).st_blocks * _BLOCK_BYTES < size:
+            os.posix_fallocate(fd, 0, size)
+            os.fsync(fd)
+    except OSError as error:
+        raise OSError(
+            error.errno, f"the catalogue cannot be given its {size} bytes: {os.strerror(error.errno or 0)}"
+        ) from error
+    finally:
+        os.close(fd)
