@@ -69,11 +69,11 @@ class LoadFault(IntEnum):
 class SaveState(IntEnum):
     """State of one chunk of a save.
 
-    RESERVED ──commit──► STORED
+    RESERVED ──commit──► STORED, or PART
         └──deadline────► EXPIRED
 
     PENDING: another save is writing it, or it is on its way here from another tier, or after one that is: it may not come.
-    PART: this save's extents of it are stored, and others are not yet.
+    PART: what this save has of it is stored; other extents, or a chunk before it that another save writes, are not yet.
     """
 
     PRESENT = 0

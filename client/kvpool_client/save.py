@@ -186,8 +186,9 @@ class Save:
         """Wait until the chunks that were pending when this save began are here or have failed, or the time is over: others
         were saving them, or they were on their way from another tier.
 
-        True: all of them are stored, also where there were none; what was declined behind them (`no-parent`) can be saved
-        by a new save. False: late, given up, or the daemon is away. Reads shared memory; no request.
+        True: all of them are stored, also where there were none, and with them what this save has stored behind them. False:
+        late, given up, or the daemon is away; what was given up takes along what follows it, which can be saved by a new save.
+        Reads shared memory; no request.
         """
         return self._pending.wait(timeout_s)
 

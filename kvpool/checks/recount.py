@@ -16,8 +16,11 @@ def compare_counts(directory: Directory, *, holds: int, pins: int) -> list[str]:
     """Differences between the holds and pins that DRAM's directory counts and those of their owners, one line each."""
     found = directory.stats()
     problems = []
-    if found["holds"] != holds:
-        problems.append(f"index: {found['holds']} holds, {holds} of leases, tickets, hints and promotions")
+    if found["holds"] != holds + found["waiting_runs"]:
+        users = (
+            f"{holds} of leases, tickets, hints and promotions, {found['waiting_runs']} of what waits for its parent"
+        )
+        problems.append(f"index: {found['holds']} holds, {users}")
     if found["pins"] != pins:
         problems.append(f"index: {found['pins']} pins, {pins} of demotions and checks")
     return problems

@@ -28,7 +28,8 @@ _WORD = 8
 @dataclass(slots=True, eq=False)
 class JointChunk:
     """A chunk that is not published. `place`: in its chain; `owner`: whose part was its first. `checksums`: u32, of the extents
-    that are stored; `tokens`: its token ids and scope, of the first part that has given them."""
+    that are stored; `tokens`: its token ids and scope, of the first part that has given them. `is_waiting`: it is committed, and
+    found when the chunk before its chain is."""
 
     key: bytes
     chain: "JointChain"
@@ -40,6 +41,7 @@ class JointChunk:
     stored: int = 0
     checksums: npt.NDArray[np.uint32] | None = None
     tokens: bytes = b""
+    is_waiting: bool = False
 
     def store(self, part: "Part", checksums: npt.NDArray[np.uint32], tokens: bytes) -> None:
         """Count a part's extents as stored, with a checksum for each."""

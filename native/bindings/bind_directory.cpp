@@ -154,6 +154,7 @@ Fields stats_of_directory(const Directory& directory) {
   result["token_ids_left_out"] = counts.token_ids_left_out;
   result["stored_chunks"] = counts.stored_chunks;
   result["promoting"] = counts.promoting;
+  result["waiting_runs"] = counts.waiting_runs;
   result["promoted_chunks"] = counts.promoted_chunks;
   result["evicted_chunks"] = counts.evicted_chunks;
   result["shed_chunks"] = counts.shed_chunks;

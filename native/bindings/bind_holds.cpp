@@ -70,10 +70,10 @@ Reserved reserve(Directory& directory, uint32_t owner, uint32_t size_class, cons
 }
 
 Reserved reserve_more(Directory& directory, HoldId reservation, const nb::bytes& keys, uint64_t now_ns, size_t first,
-                       size_t limit, bool may_wait) {
+                       size_t limit, bool may_wait, bool is_run) {
   const uint8_t* const packed = keys_from(keys, first);
   return reserved(
-      directory.reserve_more(reservation, packed, keys.size() / KEY_BYTES - first, now_ns, {limit, may_wait}));
+      directory.reserve_more(reservation, packed, keys.size() / KEY_BYTES - first, now_ns, {limit, may_wait, is_run}));
 }
 
 nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const nb::bytes& checksums, uint64_t now_ns,
@@ -205,7 +205,9 @@ void bind_reservations(nb::module_& module, nb::class_<Directory>& directory) {
            "states than keys: the `limit` was reached, or (`may_wait`) the next chunk would be NOT_READY; then `reserve_more`\n"
            "goes on.")
       .def("reserve_more", &reserve_more, "reservation"_a, "keys"_a, "now_ns"_a, "first"_a = 0, "limit"_a = SIZE_MAX,
-           "may_wait"_a = false, "The same for keys that follow a reservation's last chunk.")
+           "may_wait"_a = false, "is_run"_a = false, 
+           "The same for keys that follow a reservation's last chunk. `is_run`: no other reservation's chunk is to be between those\n"
+           "of this one: it is pending without a slot, and ends the run.")
       .def("commit", &commit, "reservation"_a, "first"_a, "checksums"_a, "now_ns"_a = 0,
            "tokens"_a = nb::bytes(""), "sources"_a = nb::bytes(""), "source_level"_a = static_cast<uint8_t>(Tier::DRAM),
            "States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][layer]; token ids i32\n"

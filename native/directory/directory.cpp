@@ -152,6 +152,7 @@ DirectoryStats Directory::stats() const noexcept {
   stats.holds = holds_.holds();
   stats.pins = holds_.pins();
   stats.reservations = holds_.reservations().size();
+  stats.waiting_runs = waiting_.size();
   stats.token_id_bytes = tokens_.bytes();
   stats.token_ids_left_out = tokens_.left_out();
   stats.policy = policy_->counts();
@@ -294,12 +295,16 @@ void Directory::make_zombie(RecordId id) noexcept {
   if (is_listed(record)) {
     queues_.remove(id);
   }
+  stats_.aborted_chunks += record.state == ChunkState::WRITING ? 1U : 0U;
   hide(id);
   record.state = ChunkState::ZOMBIE;
   record.is_below = false;
   ++stats_.zombies;
   ++namespaces_[record.owner.value()].zombies;
   vacate(id);
+  if (const auto run = waiting_.extract(id.value()); !run.empty()) {
+    release(run.mapped().hold, latest_ns_);  // what followed it in the run went before it
+  }
 }
 
 RecordId Directory::leftmost_leaf(RecordId top) const noexcept {

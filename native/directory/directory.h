@@ -103,14 +103,15 @@ class Directory {
   size_t release_part(HoldId hold, size_t limit, uint64_t now_ns);
 
   // Makes room for the chunks that follow `parent` (absent: the root), and gives them slots. The reservation holds the ancestors, the
-  // present chunks and its own. Evicts exactly what is missing, or nothing for a chunk that cannot be placed. It counts for
+  // chunks that are there or that others write, and its own. Evicts exactly what is missing, or nothing for a chunk that cannot be placed. It counts for
   // `holder`, where one is named: SHARE, once it protects all that it may. Where `bounds` end it, the answer has fewer states.
   [[nodiscard]] Reservation reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                     const uint8_t* keys, size_t n, uint64_t now_ns, HolderId holder = {},
                                     ReserveBounds bounds = {});
   // The same for the chunks that follow a reservation's last one; NO_PARENT where it is unknown or has expired.
   [[nodiscard]] Reservation reserve_more(HoldId reservation, const uint8_t* keys, size_t n, uint64_t now_ns, ReserveBounds bounds = {});
-  // Makes chunks first .. first+count readable, counted from the first RESERVED one, parents before children. `checksums`:
+  // Makes chunks first .. first+count readable, of the RESERVED ones, parents before children; PART where one that another reservation
+  // writes precedes it: it is readable when that is, or is lost with that. `checksums`:
   // [count][layers]; `tokens`, where they are stored: [count][n / count]. Committing twice is STORED twice. `sources`, of a lower
   // tier or of copies: one that is not READY there with its generation any more is EXPIRED: what is dropped while it is copied is not
   // published in the other tier.
@@ -321,14 +322,22 @@ class Directory {
   [[nodiscard]] std::vector<RecordId> whole_chain(NamespaceId owner, const uint8_t* leaf, size_t n) const;
   // directory_reserve.cpp, directory_writing.cpp
   [[nodiscard]] SaveState place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
-                                WindowSearch& search, const PromotionSource* source, bool may_reserve, RecordId& record) noexcept;
+                                WindowSearch& search, const PromotionSource* source, bool may_reserve, bool may_pass,
+                                RecordId& record) noexcept;
   [[nodiscard]] SaveState present_state(NamespaceId owner, ClassId of, RecordId parent, const TableEntry& entry) const noexcept;
   [[nodiscard]] SaveState find_room(ClassId size_class, const ChunkKey& key, bool is_known, WindowSearch& search) noexcept;
   void occupy(RecordId id, ChunkState as) noexcept, abort_writing(RecordId id) noexcept;
+  // Copied whole, and out of sight until the chunk before it is READY.
+  [[nodiscard]] static bool is_waiting(const ChunkRecord& of) noexcept { return of.state == ChunkState::WRITING && !of.has_writer; }
+  // Chunks of lower tiers and copies are committed in their order: what is dropped meanwhile has been dropped in its source.
+  [[nodiscard]] bool has_clients() const noexcept { return originals_ == nullptr && !is_lower(); }
+  [[nodiscard]] bool may_follow(const ChunkRecord& of) const noexcept { return of.state == ChunkState::WRITING && has_clients(); }
+  void publish(RecordId id, const uint32_t* checksums) noexcept, publish_waiting(RecordId parent, uint64_t now_ns);
   void note_chain(ReservationState& state, size_t from) noexcept;
   [[nodiscard]] bool has_landed_as(const ChunkRecord& record, const uint32_t* checksums) const noexcept;
   void finish_reserve(ReservationState state, const ShareClaim& claim, Reservation& answer, size_t n, uint64_t now_ns);
-  [[nodiscard]] bool begin_chain(NamespaceId owner, ClassId of, const std::optional<ChunkKey>& parent, ReservationState& state) noexcept;
+  [[nodiscard]] bool begin_chain(NamespaceId owner, ClassId of, const std::optional<ChunkKey>& parent, ReservationState& state,
+                                 bool is_promotion = false) noexcept;
   void place_chain(ReservationState& state, const uint8_t* keys, size_t n, std::span<const PromotionSource> sources,
                    ReserveBounds bounds, ShareClaim& claim, Reservation& answer);
   [[nodiscard]] const ChunkRecord* find_source(const ChunkKey& key, const PromotionSource& source) const noexcept;
@@ -391,6 +400,12 @@ class Directory {
   std::vector<NamespaceCounts> namespaces_;
   std::deque<Quarantined> quarantine_;  // in the order of their fences
   FenceId last_fence_ = 0;
+  // Runs of chunks that wait for the one before them, by their first record: with the hold that keeps them, and their checksums.
+  struct WaitingRun {
+    HoldId hold = 0;
+    std::vector<uint32_t> checksums;
+  };
+  std::unordered_map<uint32_t, WaitingRun> waiting_;
   std::unordered_map<uint64_t, Promotion> promotions_;  // under way, by the generation that the chunk has here
   DirectoryStats stats_;
   uint64_t last_generation_ = 0, counted_from_ = 0, counted_ = 0;

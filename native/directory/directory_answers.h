@@ -33,6 +33,7 @@ enum class SaveState : uint8_t {
   TOO_LONG = 11,  // its chain would have more chunks than one may have; further numbers between are clients' own
   CHECKSUM = 13,  // layers that were announced before the commit have other checksums in it
   SHARE = 14,     // its writer protects as much as it may already
+  PART = 16,      // committed, and out of sight until the chunk before it is: another reservation writes that
 };
 inline constexpr size_t RESERVE_STATES = 15;
 
@@ -148,6 +149,7 @@ struct DirectoryStats {
   uint64_t pinned = 0;  // chunks with pins that nobody holds
   uint64_t pins = 0;
   uint64_t reservations = 0;
+  uint64_t waiting_runs = 0;  // of chunks that are committed behind one that is being written: a hold each
   uint64_t used_bytes = 0;
   uint64_t idle_bytes = 0;
   uint64_t pinned_bytes = 0;  // of READY chunks with pins that nobody holds, and of such that were dropped

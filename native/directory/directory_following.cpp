@@ -11,16 +11,15 @@ bool Directory::land_saved(HoldId reservation, size_t first, size_t count, uint3
   if (state == nullptr || state->expired) {
     return false;
   }
-  const size_t before = state->ancestors + state->first_reserved;
-  const size_t reserved = state->records.size() - before;
+  const size_t reserved = state->written.size();
   const size_t layers = count == 0 ? 0 : checksums.size() / count;
   if (!table_.has_words() || first_layer + 1 >= state->layers) {
     return true;
   }
   const auto landing = static_cast<uint32_t>(std::min<size_t>(layers, state->layers - 1 - first_layer));
   for (size_t index = 0; index < count && first < reserved && index < reserved - first; ++index) {
-    const ChunkRecord& record = records_[state->records[before + first + index]];
-    if (record.state != ChunkState::WRITING || landing == 0) {
+    const ChunkRecord& record = records_[state->records[state->written[first + index]]];
+    if (record.state != ChunkState::WRITING || !record.has_writer || landing == 0) {
       continue;
     }
     const SlotAddress slot = table_.slot_of(record.page);

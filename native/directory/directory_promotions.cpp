@@ -49,7 +49,7 @@ Reservation Directory::promote(NamespaceId owner, ClassId size_class, const std:
   }
   ShareClaim claim;
   ReservationState state;
-  if (begin_chain(owner, size_class, parent, state)) {
+  if (begin_chain(owner, size_class, parent, state, true)) {
     place_chain(state, keys, n, sources.empty() ? uppermost : sources, {}, claim, answer);
   } else {
     answer.states.assign(n, static_cast<uint8_t>(SaveState::NO_PARENT));

@@ -48,9 +48,9 @@ Reservation Directory::reserve_more(HoldId reservation, const uint8_t* keys, siz
   return answer;
 }
 
-// Holds what precedes the chain. False where that is not stored.
+// Holds what precedes the chain. False where that is not stored, and is not being stored.
 bool Directory::begin_chain(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
-                            ReservationState& state) noexcept {
+                            ReservationState& state, bool is_promotion) noexcept {
   KVPOOL_CHECK(owner.value() < namespaces_.size());
   KVPOOL_CHECK(size_class.value() < arena_.class_count());
   state.owner = owner;
@@ -61,7 +61,8 @@ bool Directory::begin_chain(NamespaceId owner, ClassId size_class, const std::op
     return true;
   }
   const auto entry = table_.find(*parent);
-  if (!entry || !entry->record.valid() || !has_bytes(records_[entry->record].state) ||
+  if (!entry || !entry->record.valid() ||
+      !(has_bytes(records_[entry->record].state) || (!is_promotion && may_follow(records_[entry->record]))) ||
       records_[entry->record].owner != owner || records_[entry->record].size_class != size_class) {
     return false;
   }
@@ -71,14 +72,14 @@ bool Directory::begin_chain(NamespaceId owner, ClassId size_class, const std::op
   state.ancestors = state.records.size();
   for (const RecordId id : state.records) {
     add_hold(id);
-    state.is_uncertain = state.is_uncertain || records_[id].state == ChunkState::PROMOTING;
+    state.is_uncertain = state.is_uncertain || records_[id].state != ChunkState::READY;
   }
   return true;
 }
 
 // Holds what is present of the keys, and makes records for the others, as far as that goes without a gap: to be written, or
 // read from `sources`, one a key. Answers all keys once there is one, else as many as the bounds allow. To a writer a chunk that
-// is on its way from another tier is PENDING, and held: what follows it can be reserved.
+// is on its way from another tier, or that another one writes, is PENDING, and held: what follows it can be reserved.
 void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t n, std::span<const PromotionSource> sources,
                             ReserveBounds bounds, ShareClaim& claim, Reservation& answer) {
   const size_t before = state.records.size();
@@ -101,14 +102,20 @@ void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t
     const ChunkKey key = ChunkKey::from_bytes(keys + answer.states.size() * KEY_BYTES);
     const bool may_reserve = shares_.has_share(claim, state.records, state.taken_bytes);
     const PromotionSource* source = sources.empty() ? nullptr : &sources[answer.states.size()];
-    SaveState result = place(state.owner, state.size_class, above, key, search, source, may_reserve, record);
+    const bool may_pass = !bounds.is_run || state.written.empty();
+    SaveState result = place(state.owner, state.size_class, above, key, search, source, may_reserve, may_pass, record);
     if (result == SaveState::NOT_READY && bounds.may_wait) {
       break;
     }
     is_open = record.valid();
     if (is_open) {
       state.records.push_back(record);
-      state.first_reserved += result == SaveState::PRESENT ? 1U : 0U;
+      if (result == SaveState::RESERVED) {
+        state.written.push_back(static_cast<uint32_t>(state.records.size() - 1));
+      } else {
+        state.first_reserved += state.written.empty() ? 1U : 0U;
+        state.is_uncertain = state.is_uncertain || records_[record].state != ChunkState::READY;
+      }
       state.is_uncertain = state.is_uncertain || records_[record].state == ChunkState::PROMOTING;
     }
     if (result == SaveState::PRESENT && source == nullptr && state.is_uncertain) {
@@ -141,11 +148,11 @@ void Directory::complete(Reservation& answer) noexcept {
 void Directory::finish_reserve(ReservationState state, const ShareClaim& claim, Reservation& answer, size_t n, uint64_t now_ns) {
   complete(answer);
   const bool is_whole = answer.states.size() == n;
-  if (state.records.empty() || (is_whole && state.records.size() == state.ancestors + state.first_reserved)) {
+  if (state.records.empty() || (is_whole && state.written.empty())) {
     end_holds(state.records, now_ns);  // nothing to write: what is present was merely touched
     return;
   }
-  state.writing = state.records.size() - state.ancestors - state.first_reserved;
+  state.writing = state.written.size();
   state.holder = claim.holder;
   state.is_compared = claim.is_compared;
   const auto [id, opened] = holds_.open_reservation(std::move(state));
@@ -159,20 +166,22 @@ SaveState Directory::present_state(NamespaceId owner, ClassId size_class, Record
   if (record.owner != owner || record.size_class != size_class) {
     return SaveState::FOREIGN;
   }
-  if (record.state == ChunkState::WRITING) {
-    return SaveState::PENDING;
-  }
   // A key names its whole prefix; a caller that names another parent has a wrong chain.
-  return record.parent == parent ? SaveState::PRESENT : SaveState::NO_PARENT;
+  if (record.parent != parent) {
+    return SaveState::NO_PARENT;
+  }
+  return record.state == ChunkState::WRITING ? SaveState::PENDING : SaveState::PRESENT;
 }
 
-// Decides one chunk; `record` is set where it is PRESENT or RESERVED, and is then held once more.
+// Decides one chunk; `record` is set where it is PRESENT or RESERVED, or PENDING and `may_pass`, and is then held once more.
 SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
-                           WindowSearch& search, const PromotionSource* source, bool may_reserve, RecordId& record) noexcept {
+                           WindowSearch& search, const PromotionSource* source, bool may_reserve, bool may_pass,
+                           RecordId& record) noexcept {
   const auto entry = table_.find(key);
   if (entry && entry->record.valid()) {
     const SaveState state = present_state(owner, size_class, parent, *entry);
-    if (state == SaveState::PRESENT) {
+    const bool is_coming = state == SaveState::PENDING && source == nullptr && may_pass && may_follow(records_[entry->record]);
+    if (state == SaveState::PRESENT || is_coming) {
       record = entry->record;
       add_hold(record);
     }

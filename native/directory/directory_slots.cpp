@@ -130,7 +130,7 @@ void Directory::verify_slot(RecordId id, std::vector<std::string>& broken) const
   if (record.has_slot() ? arena_.owner(record.page) != id : !is_zombie || record.has_io()) {
     broken.push_back(name + " does not own its slot");
   }
-  const bool is_written = record.state == ChunkState::WRITING || record.state == ChunkState::PROMOTING;
+  const bool is_written = (record.state == ChunkState::WRITING && !is_waiting(record)) || record.state == ChunkState::PROMOTING;
   if (is_written ? !record.has_writer : record.has_writer && !is_zombie) {
     broken.push_back(name + " is wrong about its writer");
   }

@@ -62,8 +62,10 @@ uint64_t Directory::verify_shared(uint64_t cursor, uint32_t limit, std::vector<s
 void Directory::verify_records(std::vector<std::string>& broken, bool with_shared) const {
   uint32_t alive = 0;
   uint64_t counted = 0;
+  uint64_t waiting = 0;
   for (uint32_t index = 0; index < records_.end(); ++index) {
     const ChunkRecord& record = records_[RecordId(index)];
+    waiting += is_waiting(record) ? 1U : 0U;
     counted += record.state == ChunkState::READY && record.generation > counted_from_ ? 1U : 0U;
     if (record.state != ChunkState::FREE) {
       ++alive;
@@ -72,6 +74,12 @@ void Directory::verify_records(std::vector<std::string>& broken, bool with_share
       }
       verify_tree(RecordId(index), broken);
     }
+  }
+  const uint64_t in_runs = std::accumulate(waiting_.begin(), waiting_.end(), uint64_t{0}, [this](uint64_t sum, const auto& run) {
+    return sum + holds_.chain_of(run.second.hold).size();
+  });
+  if (waiting != in_runs) {
+    broken.push_back("chunks that wait for the one before them: " + std::to_string(waiting) + ", in runs " + std::to_string(in_runs));
   }
   if (counted != counted_) {
     broken.push_back("chunks since counting began: " + std::to_string(counted) + ", counted " + std::to_string(counted_));
@@ -139,6 +147,9 @@ void Directory::verify_tree(RecordId id, std::vector<std::string>& broken) const
     }
     previous = child;
   }
+  if (is_waiting(record) && !record.parent.valid()) {
+    broken.push_back(name_of(id) + " waits for nothing");
+  }
   if (!record.parent.valid()) {
     if (record.depth != 0 && record.state != ChunkState::ZOMBIE) {
       broken.push_back(name_of(id) + " is a root and deep in a chain");
@@ -152,6 +163,9 @@ void Directory::verify_tree(RecordId id, std::vector<std::string>& broken) const
   const bool both_writing = parent.state == ChunkState::WRITING && record.state == ChunkState::WRITING;
   if (!has_bytes(parent.state) && !both_writing) {
     broken.push_back(name_of(id) + " has a parent that is not stored");
+  }
+  if (is_waiting(record) && !both_writing) {
+    broken.push_back(name_of(id) + " waits for a parent that is there");
   }
 }
 

@@ -1,5 +1,10 @@
 // Commit, end and expiry of reservations. See directory.h.
+//
+// A chunk that is committed behind one that another reservation still writes waits, out of sight and held, and is published with that
+// one; when that one is given up, it goes with it.
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "base/check.h"
 #include "directory/directory.h"
@@ -18,17 +23,23 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
     return answers;
   }
   ReservationState& state = *found;
-  const size_t before = state.ancestors + state.first_reserved;
-  const size_t reserved = state.records.size() - before;
+  const size_t reserved = state.written.size();
+  std::vector<RecordId> waiting;
+  WaitingRun run;
   for (size_t index = 0; index < count && first < reserved && index < reserved - first; ++index) {
-    const RecordId id = state.records[before + first + index];
+    const RecordId id = state.records[state.written[first + index]];
     ChunkRecord& record = records_[id];
     if (record.state == ChunkState::ZOMBIE) {
+      if (has_clients()) {
+        answers[index] = static_cast<uint8_t>(SaveState::NO_PARENT);  // it was dropped with what precedes it
+      }
       continue;
     }
-    if (record.state == ChunkState::WRITING) {
-      if (record.parent.valid() && !has_bytes(records_[record.parent].state)) {
-        answers[index] = static_cast<uint8_t>(SaveState::NO_PARENT);
+    if (record.state == ChunkState::WRITING && record.has_writer) {
+      const bool has_parent = !record.parent.valid() || has_bytes(records_[record.parent].state);
+      const bool is_own = first + index > 0 && state.records[state.written[first + index - 1]] == record.parent;
+      if (!has_parent && (!may_follow(records_[record.parent]) || (is_own && records_[record.parent].has_writer))) {
+        answers[index] = static_cast<uint8_t>(SaveState::NO_PARENT);  // the one before it is to be committed first
         continue;
       }
       const uint64_t source = sources.generations.empty() ? 0 : sources.generations[index];
@@ -41,23 +52,69 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
         continue;
       }
       tokens_.store(id, tokens.subspan(index * chunk_tokens, chunk_tokens));
-      // Before its tiers are set: who finds the key finds its generation.
-      table_.publish(record.page, checksums + index * state.layers, state.layers, record.generation);
-      --stats_.writing;
-      --namespaces_[record.owner.value()].writing;
       --state.writing;
       record.has_writer = false;
       shares_.note_stored(state);
-      ++stats_.stored_chunks;
-      become_ready(record);
-      if (originals_ != nullptr) {
-        begin_copy(id);
+      if (has_parent) {
+        publish(id, checksums + index * state.layers);
+        publish_waiting(id, now_ns);
+      } else {
+        waiting.push_back(id);
+        run.checksums.insert(run.checksums.end(), checksums + index * state.layers, checksums + (index + 1) * state.layers);
       }
-      report(record, ChangeKind::ARRIVED, Cause::STORED);
     }
-    answers[index] = static_cast<uint8_t>(SaveState::STORED);
+    answers[index] = static_cast<uint8_t>(is_waiting(record) ? SaveState::PART : SaveState::STORED);
+  }
+  if (!waiting.empty()) {
+    const RecordId leading = waiting.front();
+    const HolderId holder = state.holder;
+    run.hold = make_hold(std::move(waiting)).id;
+    shares_.charge({run.hold}, holder);
+    waiting_.emplace(leading.value(), std::move(run));
   }
   return answers;
+}
+
+// REQUIRES: nobody writes the chunk any more, and the one before it can be found.
+void Directory::publish(RecordId id, const uint32_t* checksums) noexcept {
+  ChunkRecord& record = records_[id];
+  // Before its tiers are set: who finds the key finds its generation.
+  table_.publish(record.page, checksums, arena_.size_class(record.size_class).layers, record.generation);
+  --stats_.writing;
+  --namespaces_[record.owner.value()].writing;
+  ++stats_.stored_chunks;
+  become_ready(record);
+  if (originals_ != nullptr) {
+    begin_copy(id);
+  }
+  report(record, ChangeKind::ARRIVED, Cause::STORED);
+}
+
+// What waits for this chunk, and for that in turn.
+void Directory::publish_waiting(RecordId parent, uint64_t now_ns) {
+  if (waiting_.empty()) {
+    return;
+  }
+  std::vector<RecordId> published{parent};
+  std::vector<HoldId> ended;
+  for (size_t next = 0; next < published.size() && !waiting_.empty(); ++next) {
+    for (RecordId child = records_[published[next]].first_child; child.valid(); child = records_[child].next_sibling) {
+      const auto found = waiting_.extract(child.value());
+      if (found.empty()) {
+        continue;
+      }
+      const WaitingRun& run = found.mapped();
+      const HoldTable::Records& records = *holds_.find_hold(run.hold);
+      for (size_t index = 0; index < records.size(); ++index) {
+        publish(records[index], run.checksums.data() + index * (run.checksums.size() / records.size()));
+      }
+      published.insert(published.end(), records.begin(), records.end());
+      ended.push_back(run.hold);
+    }
+  }
+  for (auto hold = ended.rbegin(); hold != ended.rend(); ++hold) {
+    release(*hold, now_ns);
+  }
 }
 
 void Directory::abort_writing(RecordId id) noexcept {
@@ -88,11 +145,20 @@ bool Directory::end_part(HoldId reservation, size_t limit, uint64_t now_ns) {
   const auto cut = state.records.begin() + static_cast<std::ptrdiff_t>(left);
   std::vector<RecordId> ending(cut, state.records.end());
   state.records.erase(cut, state.records.end());
-  for (auto id = ending.rbegin(); id != ending.rend(); ++id) {
-    if (records_[*id].state == ChunkState::WRITING) {
-      abort_writing(*id);
-      --state.writing;
+  for (; !state.written.empty() && state.written.back() >= left; state.written.pop_back()) {
+    const RecordId id = ending[state.written.back() - left];
+    if (!records_[id].has_writer || records_[id].is_abandoned) {
+      continue;
     }
+    if (records_[id].state == ChunkState::WRITING) {
+      --state.writing;
+      if (records_[id].holds == 1 && !records_[id].first_child.valid()) {
+        abort_writing(id);
+        continue;
+      }
+      remove_subtree(id);  // others wait for it
+    }
+    end_writer(id);
   }
   state.writing = std::min(state.writing, left);  // what was dropped meanwhile counts in it too
   shares_.shorten(reservation, state, before, ending.size());
@@ -125,18 +191,28 @@ bool Directory::expire_part(HoldId reservation, size_t limit, uint64_t now_ns) {
     state.unexpired = state.records.size();
   }
   const size_t first = state.unexpired - std::min(limit, state.unexpired);
+  std::vector<uint32_t> written(state.written.begin(), std::ranges::lower_bound(state.written, state.unexpired));
   while (state.unexpired > first) {
     const RecordId id = state.records[--state.unexpired];
-    if (records_[id].state == ChunkState::WRITING) {
-      make_zombie(id);
-      ++stats_.aborted_chunks;
+    if (written.empty() || written.back() != state.unexpired) {
+      continue;
+    }
+    written.pop_back();
+    if (records_[id].state == ChunkState::WRITING && records_[id].has_writer) {
+      remove_subtree(id);
     }
   }
   if (first == 0) {
-    const auto is_zombie = [this](RecordId id) { return records_[id].state == ChunkState::ZOMBIE; };
-    const auto split = std::stable_partition(state.records.begin(), state.records.end(), is_zombie);
-    end_holds(std::vector<RecordId>(split, state.records.end()), now_ns);
-    state.records.erase(split, state.records.end());
+    std::vector<RecordId> left;
+    for (const uint32_t place : state.written) {
+      if (records_[state.records[place]].state == ChunkState::ZOMBIE) {
+        left.push_back(std::exchange(state.records[place], RecordId()));
+      }
+    }
+    std::erase_if(state.records, [](RecordId id) { return !id.valid(); });
+    end_holds(std::exchange(state.records, std::move(left)), now_ns);
+    state.written.resize(state.records.size());
+    std::iota(state.written.begin(), state.written.end(), 0U);
     state.ancestors = state.first_reserved = 0;
   }
   shares_.change(state, before);

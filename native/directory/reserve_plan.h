@@ -31,6 +31,7 @@ struct Quarantined {
 struct ReserveBounds {
   size_t limit = SIZE_MAX;  // chunks
   bool may_wait = false;    // stop before a chunk that would be NOT_READY
+  bool is_run = false;      // what is reserved has no other's chunk in between: such a one declines what follows it
 };
 
 // The window a reservation would clear, searched once and used while it is still good.

@@ -80,8 +80,8 @@ void ClassQueuePolicy::note_uses(ChunkRecords& records, const std::vector<Record
   RecordId parent = chain.empty() ? RecordId() : records[chain.front()].parent;
   for (const RecordId id : chain) {
     ChunkRecord& record = records[id];
-    if (record.state == ChunkState::ZOMBIE || record.parent != parent) {
-      break;  // dropped meanwhile, as is what follows; or the holder of several chains, which is no request
+    if (record.state == ChunkState::WRITING || record.state == ChunkState::ZOMBIE || record.parent != parent) {
+      break;  // not stored yet; dropped meanwhile, as is what follows; or the holder of several chains, which is no request
     }
     parent = id;
     const uint8_t own_class = queue_of(record);

@@ -11,7 +11,7 @@ namespace kvpool {
 
 struct ReservationState {
   size_t ancestors = 0;       // records before the first key's
-  size_t first_reserved = 0;  // keys before this had records already
+  size_t first_reserved = 0;  // leading keys that had records already
   size_t writing = 0;         // not stored yet, those that were dropped meanwhile among them
   bool is_uncertain = false;  // a record before the next one was still on its way from another tier
   bool is_compared = false;   // with the other chunks that its holder holds
@@ -23,7 +23,8 @@ struct ReservationState {
   NamespaceId owner;
   ClassId size_class;
   HolderId holder;
-  std::vector<RecordId> records;  // ancestors, present, reserved; once expired: the zombies
+  std::vector<RecordId> records;  // ancestors, and of the keys those that are here, others write, or are reserved; once expired: the zombies
+  std::vector<uint32_t> written;  // of the records, the places of the reserved ones, rising; once expired: all
 };
 
 }  // namespace kvpool

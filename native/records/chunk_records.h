@@ -19,7 +19,7 @@
 
 namespace kvpool {
 
-//   FREE --reserve--> WRITING --commit--> READY --evict, flush, drop--> FREE
+//   FREE --reserve--> WRITING --commit (with its parent)--> READY --evict, flush, drop--> FREE
 //                        |                  |
 //                        +--expire, drop----+--drop while held--> ZOMBIE --last hold ends--> FREE
 //                        +--abort--> FREE

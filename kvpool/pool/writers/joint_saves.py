@@ -165,9 +165,9 @@ class JointSaves:
         for chain in chains.values():
             self._publish(chain, now_ns)
             self._look(chain, now_ns)
-        states = bytes(_state_of(chunk) for chunk in chunks)
-        self.carried_chunks += self.published_chunks - before - states.count(SaveState.STORED)
-        return states
+        own = sum(chunk.place < chunk.chain.published for chunk in chunks)
+        self.carried_chunks += self.published_chunks - before - own
+        return bytes(_state_of(chunk) for chunk in chunks)
 
     def skip(self, part_id: ReservationId, count: int, now_ns: int) -> None:
         """Give up the next `count` chunks of a part, into which nothing is written any more."""
@@ -260,8 +260,7 @@ class JointSaves:
             return
         for key, chunk in zip(keys, chain.chunks[first.place : first.place + len(keys)], strict=False):
             if chunk.key != key:
-                placed.add(SaveState.NO_PARENT, 0, 0)  # another prompt, behind a chunk that is not there yet
-                return
+                return  # another prompt: a chain of its own, behind a chunk that is not there yet
             state = chunk.ask(part)
             if state == SaveState.RESERVED:
                 self._chains.note_active(chain, now_ns)
@@ -280,34 +279,36 @@ class JointSaves:
     ) -> bool:
         """Slots for chunks that no chain has: of a new chain, or of the one that they follow. Whether it must wait for room."""
         before = self._chains.find(own.id, above)
-        chain = before.chain if before is not None else None
+        chain = before.chain if before is not None and before.chain.chunks[-1] is before else None
         room = CHAIN_CHUNKS_MAX - (len(chain.chunks) if chain is not None else 0)
-        asked = keys[: min(room, self._room_for(part, own, keys))]
-        if not asked or (chain is not None and chain.chunks[-1] is not before):
-            is_beyond = bool(room) and not asked
-            placed.add(SaveState.SHARE if is_beyond else SaveState.NO_PARENT, 0, 0)
+        known = sum(1 for _ in takewhile(lambda key: self._chains.find(own.id, key) is None, keys))
+        asked = keys[: min(room, known, self._room_for(part, own, keys))]
+        if not asked:
+            placed.add(SaveState.SHARE if room else SaveState.NO_PARENT, 0, 0)
             return False
+        made = None
         if chain is not None:
-            made = self._directory.reserve_more(chain.reservation, asked.packed, now_ns, may_wait=may_wait)
-        else:
+            made = self._directory.reserve_more(chain.reservation, asked.packed, now_ns, may_wait=may_wait, is_run=True)
+            if made.states[:1] == bytes([SaveState.PENDING]):  # a whole save goes on behind this chain
+                chain = made = None
+        if made is None:
             made = self._directory.reserve(
                 own.id, own.size_class, above, asked.packed, now_ns, part.owner, may_wait=may_wait
             )
         for row in _rows_of(asked, made):
             if row.state == SaveState.RESERVED:
-                dropped = self._chains.find(own.id, row.key)
-                if dropped is not None:
-                    self._expire(dropped.chain, now_ns)  # the directory has it no more
                 chain = chain or self._chains.open(made.id, own, above, now_ns, slot_bytes=self._slot_bytes_of(own))
                 added = self._chains.add(chain, row.key, part.owner, offset=row.offset, generation=row.generation)
                 added.ask(part)
                 self._chains.note_active(chain, now_ns)
-            elif row.state == SaveState.PENDING and not row.generation and self._chains.find(own.id, row.key):
-                break  # joined next
             placed.add(row.state, row.offset, row.generation)
             above = row.key
             if placed.is_closed:
                 break
+        if len(placed) < len(keys) and made.states[-1:] == bytes([SaveState.RESERVED]):
+            dropped = self._chains.find(own.id, keys[len(made.states)])
+            if dropped is not None:
+                self._expire(dropped.chain, now_ns)  # the directory has it no more: it would have what precedes it
         if chain is None and made.id:
             self._directory.end_reservation(made.id, now_ns)  # what is present was merely touched
         return len(made.states) < len(asked)
@@ -349,7 +350,9 @@ class JointSaves:
             assert len(sums) == len(chunks) * chain.extents * CHECKSUM_BYTES
             tokens = b"".join(chunk.tokens for chunk in chunks)
             states = self._directory.commit(chain.reservation, chain.published, sums, now_ns, tokens)
-            stored = len(states) - len(states.lstrip(bytes([SaveState.STORED])))
+            stored = len(states) - len(states.lstrip(bytes([SaveState.STORED, SaveState.PART])))
+            for chunk, state in zip(chunks, states, strict=True):
+                chunk.is_waiting = state == SaveState.PART
             self._chains.publish(chain, stored, now_ns)
             self.published_chunks += stored
             if stored < len(states):
@@ -378,7 +381,7 @@ class JointSaves:
 def _state_of(chunk: JointChunk) -> SaveState:
     """The state of a chunk of which a part has just been committed."""
     if chunk.place < chunk.chain.published:
-        return SaveState.STORED
+        return SaveState.PART if chunk.is_waiting else SaveState.STORED
     return SaveState.EXPIRED if chunk.chain.is_expired else SaveState.PART
 
 

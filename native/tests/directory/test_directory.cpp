@@ -43,7 +43,6 @@ TEST(reserved_chunks_are_invisible_until_committed_in_order) {
   EXPECT(pool.view->generation_at(SlotAddress::unpacked(made.slots[1])) == made.generations[1]);
   EXPECT(pool.view->checksum_at(SlotAddress::unpacked(made.slots[1]), 2) == 6);
   EXPECT(all_are(pool.reserve({3}, 2).states, SaveState::PENDING));
-  EXPECT(all_are(pool.reserve({4, 5}, 3).states, SaveState::NO_PARENT));
   EXPECT(pool.directory.end_reservation(made.id, ++pool.now));
   EXPECT(!pool.directory.end_reservation(made.id, ++pool.now));
   EXPECT(pool.directory.stats().aborted_chunks == 1);
@@ -53,6 +52,81 @@ TEST(reserved_chunks_are_invisible_until_committed_in_order) {
   EXPECT(again.generations[2] > made.generations[2]);
   EXPECT(pool.commit(again, 1, 1)[0] == static_cast<uint8_t>(SaveState::EXPIRED));
   EXPECT(pool.commit(again, 0, 1)[0] == static_cast<uint8_t>(SaveState::STORED));
+  EXPECT(pool.is_sound());
+}
+
+TEST(chunks_behind_another_writers_are_published_with_those) {
+  Pool pool(20 * CHUNK);
+  EXPECT(pool.store({1}) == 1);
+  const Reservation front = pool.reserve({1, 2, 3});
+  const Reservation tail = pool.reserve({1, 2, 3, 4, 5});
+  EXPECT(tail.states == std::vector<uint8_t>({0, 2, 2, 1, 1}));
+  const Reservation branch = pool.reserve({24}, 3);  // it begins behind a chunk of another's
+  EXPECT(branch.states == std::vector<uint8_t>({1}));
+  EXPECT(pool.commit(tail, 0, 2) == std::vector<uint8_t>({16, 16}));
+  EXPECT(pool.commit(tail, 1, 1) == std::vector<uint8_t>({16}));
+  EXPECT(pool.directory.end_reservation(tail.id, ++pool.now));
+  EXPECT(pool.commit(branch, 0, 1) == std::vector<uint8_t>({16}));
+  EXPECT(pool.directory.end_reservation(branch.id, ++pool.now));
+  EXPECT(pool.is_sound());
+  EXPECT(pool.reserve({1, 2, 3, 4, 5}).id == 0);  // all are on their way
+  EXPECT(pool.lookup({1, 2, 3, 4}) == 1);
+  EXPECT(pool.directory.stats().writing == 5);
+  EXPECT(pool.commit(front, 0, 1) == std::vector<uint8_t>({7}));
+  EXPECT(pool.lookup({1, 2, 3, 4}) == 2);
+  EXPECT(pool.commit(front, 1, 1) == std::vector<uint8_t>({7}));
+  EXPECT(pool.lookup({1, 2, 3, 4, 5}) == 5);
+  EXPECT(pool.acquire({1, 2, 3, 24}).chunks == 4);
+  EXPECT(pool.view->checksum_at(SlotAddress::unpacked(tail.slots[4]), 2) == 6);
+  EXPECT(pool.directory.end_reservation(front.id, ++pool.now));
+  EXPECT(pool.directory.stats().writing == 0);
+  EXPECT(pool.is_sound());
+}
+
+TEST(chunks_behind_a_save_that_is_given_up_go_with_it) {
+  for (const bool expires : {false, true}) {
+    Pool pool(20 * CHUNK);
+    const Reservation front = pool.reserve({1, 2});
+    const Reservation tail = pool.reserve({1, 2, 3, 4});
+    const Reservation late = pool.reserve({1, 2, 3, 4, 5});
+    EXPECT(late.states == std::vector<uint8_t>({2, 2, 2, 2, 1}));
+    EXPECT(pool.commit(tail, 0, 2) == std::vector<uint8_t>({16, 16}));
+    EXPECT(pool.directory.end_reservation(tail.id, ++pool.now));
+    EXPECT(pool.commit(front, 0, 1) == std::vector<uint8_t>({7}));
+    if (expires) {
+      EXPECT(pool.directory.expire_reservation(front.id, ++pool.now));
+      EXPECT(pool.directory.stats().zombies == 4);  // 2 and 5 may still be written, 3 and 4 are held by `late`
+    } else {
+      EXPECT(pool.directory.end_reservation(front.id, ++pool.now));
+    }
+    EXPECT(pool.is_sound());
+    EXPECT(pool.commit(late, 0, 1) == std::vector<uint8_t>({static_cast<uint8_t>(SaveState::NO_PARENT)}));
+    EXPECT(pool.directory.end_reservation(late.id, ++pool.now));
+    EXPECT(pool.is_sound());
+    EXPECT(pool.directory.end_reservation(front.id, ++pool.now) == expires);
+    EXPECT(pool.lookup({1, 2}) == 1);
+    EXPECT(pool.directory.stats().used_bytes == CHUNK);
+    EXPECT(pool.directory.stats().aborted_chunks == 4);
+    EXPECT(pool.directory.stats().zombies == 0);
+    EXPECT(pool.store({1, 2, 3, 4}) == 4);
+    EXPECT(pool.is_sound());
+  }
+}
+
+TEST(what_waits_counts_for_its_writer_until_it_is_found) {
+  Pool pool(20 * CHUNK);
+  const HolderId holder(1);
+  HolderAccounts& accounts = pool.directory.shares().accounts();
+  accounts.join(holder, 7);
+  const Reservation front = pool.reserve({1});
+  const Reservation tail = pool.directory.reserve(pool.owner, pool.small, std::nullopt, pack({1, 2, 3}).data(), 3, ++pool.now, holder);
+  EXPECT(pool.commit(tail, 0, 2) == std::vector<uint8_t>({16, 16}));
+  EXPECT(pool.directory.end_reservation(tail.id, ++pool.now));
+  accounts.leave(holder);
+  EXPECT(accounts.find(holder) != nullptr && accounts.find(holder)->bytes.leased == 2 * pool.directory.shares().taken_bytes(pool.small));
+  EXPECT(pool.is_sound());
+  EXPECT(pool.commit(front, 0, 1) == std::vector<uint8_t>({7}));
+  EXPECT(accounts.find(holder) == nullptr);
   EXPECT(pool.is_sound());
 }
 
@@ -95,7 +169,7 @@ TEST(prefix_must_be_a_chain_of_one_namespace_from_the_root) {
   EXPECT(all_are(pool.reserve({12}, 99).states, SaveState::NO_PARENT));
   EXPECT(all_are(pool.reserve({2}, 11).states, SaveState::NO_PARENT));
   const Reservation twice = pool.reserve({21, 21});
-  EXPECT(twice.states == std::vector<uint8_t>({1, 2}));
+  EXPECT(twice.states == std::vector<uint8_t>({1, 3}));
   EXPECT(pool.is_sound());
 }
 
@@ -152,7 +226,7 @@ TEST(a_dropped_chunk_is_gone_at_once_and_its_slot_is_free_unless_somebody_writes
   EXPECT(pool.lookup({1, 2}) == 1);
   EXPECT(pool.view->generation_at(SlotAddress::unpacked(before->slots[1])) == 0);
   EXPECT(pool.directory.columns(hold.id)->levels == std::vector<uint8_t>({1, NO_LEVEL, NO_LEVEL}));
-  EXPECT(pool.commit(made, 0, 1)[0] == static_cast<uint8_t>(SaveState::EXPIRED));
+  EXPECT(pool.commit(made, 0, 1)[0] == static_cast<uint8_t>(SaveState::NO_PARENT));
   EXPECT(pool.is_sound());
   EXPECT(pool.store({2, 3}, 1) == 2);  // stored anew beside the old bytes
   EXPECT(pool.directory.stats().used_bytes == 4 * CHUNK);  // 24 may still be written to

@@ -12,12 +12,20 @@ using namespace kvpool::testing;
 
 namespace {
 
-// The model: a tree of ids (the parent of id is id / 4, roots are 1..3), and who holds what.
+// What a reservation names: all its chunks from the root on, and those of them that it writes.
+struct Written {
+  std::vector<uint64_t> ids;
+  std::vector<uint64_t> reserved;
+};
+
+// The model: a tree of ids (the parent of id is id / 4, roots are 1..3), and who holds what. `writing`: by which reservation;
+// `waiting`: committed behind one that another reservation writes.
 struct Model {
   std::set<uint64_t> stored;
+  std::map<uint64_t, HoldId> writing;
+  std::set<uint64_t> waiting;
   std::map<HoldId, std::vector<uint64_t>> holds;
-  std::map<HoldId, std::vector<uint64_t>> reservations;  // chain from the root
-  std::map<HoldId, size_t> first_reserved;
+  std::map<HoldId, Written> reservations;
   std::set<HoldId> expired;
 };
 
@@ -69,23 +77,27 @@ class RandomRun {
     const std::vector<uint64_t> asked(ids.begin() + static_cast<std::ptrdiff_t>(skip), ids.end());
     const auto made = pool_.directory.reserve(pool_.owner, class_of(ids[0]), parent, pack(asked).data(), asked.size(),
                                               ++pool_.now);
-    size_t present = 0;
-    std::vector<uint64_t> placed(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(skip));
-    uint8_t before = 0;
+    Written placed{{ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(skip)}, {}};
+    bool is_open = skip == 0 || is_known(ids[skip - 1]);
     for (size_t index = 0; index < asked.size(); ++index) {
-      EXPECT(made.states[index] >= before);
-      before = std::min<uint8_t>(made.states[index], 2);
-      present += made.states[index] == 0 ? 1U : 0U;
-      EXPECT(made.states[index] != 0 || model_.stored.count(asked[index]) != 0);
-      EXPECT(made.states[index] != 1 || model_.stored.count(asked[index]) == 0);
-      if (made.states[index] <= 1) {
-        placed.push_back(asked[index]);
+      const auto state = static_cast<SaveState>(made.states[index]);
+      const uint64_t id = asked[index];
+      EXPECT(is_open || state == SaveState::NO_PARENT);
+      EXPECT((state == SaveState::PRESENT) == (is_open && model_.stored.contains(id)));
+      EXPECT((state == SaveState::PENDING) == (is_open && is_known(id) && !model_.stored.contains(id)));
+      if (state == SaveState::RESERVED) {
+        EXPECT(!is_known(id));
+        placed.reserved.push_back(id);
+        model_.writing[id] = made.id;
+      }
+      is_open = state == SaveState::PRESENT || state == SaveState::PENDING || state == SaveState::RESERVED;
+      if (is_open) {
+        placed.ids.push_back(id);
       }
     }
-    EXPECT((made.id != 0) == (placed.size() > skip + present));
+    EXPECT((made.id != 0) == !placed.reserved.empty());
     if (made.id != 0) {
       model_.reservations[made.id] = placed;
-      model_.first_reserved[made.id] = skip + present;
     }
   }
 
@@ -94,20 +106,75 @@ class RandomRun {
     if (found == model_.reservations.end()) {
       return;
     }
-    const auto& ids = found->second;
-    const size_t before = model_.first_reserved[found->first];
-    const size_t first = random_() % (ids.size() - before);
-    const size_t count = ids.size() - before - first;
+    const auto& [reservation, placed] = *found;
+    const size_t first = random_() % placed.reserved.size();
+    const size_t count = placed.reserved.size() - first;
     const std::vector<uint32_t> sums((count + 1) * 7, 5);
-    const auto answers = pool_.directory.commit(found->first, first, count + 1, sums.data());
+    const auto answers = pool_.directory.commit(reservation, first, count + 1, sums.data(), ++pool_.now);
     EXPECT(answers[count] == static_cast<uint8_t>(SaveState::EXPIRED));  // one more than reserved
-    for (size_t index = 0; index < count; ++index) {
-      const auto answer = static_cast<SaveState>(answers[index]);
-      EXPECT(model_.expired.count(found->first) == 0 || answer == SaveState::EXPIRED);
-      if (answer == SaveState::STORED) {
-        model_.stored.insert(ids[before + first + index]);
+    for (size_t index = first; index < first + count; ++index) {
+      EXPECT(answers[index - first] == static_cast<uint8_t>(committed(reservation, placed.reserved, index)));
+    }
+  }
+
+  // Commits a chunk in the model.
+  SaveState committed(HoldId reservation, const std::vector<uint64_t>& reserved, size_t index) {
+    const uint64_t id = reserved[index];
+    if (model_.expired.contains(reservation)) {
+      return SaveState::EXPIRED;
+    }
+    if (is_dropped(reservation, id)) {
+      return SaveState::NO_PARENT;
+    }
+    if (model_.stored.contains(id) || model_.waiting.contains(id)) {
+      return model_.stored.contains(id) ? SaveState::STORED : SaveState::PART;
+    }
+    const uint64_t parent = id / 4;
+    if (parent == 0 || model_.stored.contains(parent)) {
+      model_.writing.erase(id);
+      publish(id);
+      return SaveState::STORED;
+    }
+    if (index > 0 && reserved[index - 1] == parent && model_.writing.contains(parent)) {
+      return SaveState::NO_PARENT;
+    }
+    model_.writing.erase(id);
+    model_.waiting.insert(id);
+    return SaveState::PART;
+  }
+
+  void publish(uint64_t id) {
+    model_.stored.insert(id);
+    for (uint64_t child = id * 4; child < id * 4 + 4; ++child) {
+      if (model_.waiting.erase(child) != 0) {
+        publish(child);
       }
     }
+  }
+
+  // Stored, waiting or being written.
+  bool is_known(uint64_t id) const { return model_.stored.contains(id) || model_.waiting.contains(id) || model_.writing.contains(id); }
+
+  // Takes a chunk and all behind it out of the model; how many were stored.
+  uint64_t lose(uint64_t top) {
+    const auto is_behind = [top](uint64_t id) {
+      const auto chain = chain_to(id);
+      return std::find(chain.begin(), chain.end(), top) != chain.end();
+    };
+    std::erase_if(model_.writing, [&](const auto& entry) { return is_behind(entry.first); });
+    std::erase_if(model_.waiting, is_behind);
+    for (const auto& [id, ids] : model_.holds) {
+      dropped_[id].insert(top);
+    }
+    for (const auto& [id, placed] : model_.reservations) {
+      dropped_[id].insert(top);
+    }
+    return std::erase_if(model_.stored, is_behind);
+  }
+
+  bool is_dropped(HoldId hold, uint64_t id) {
+    const auto chain = chain_to(id);
+    return std::any_of(chain.begin(), chain.end(), [&](uint64_t each) { return dropped_[hold].contains(each); });
   }
 
   void end() {
@@ -115,13 +182,23 @@ class RandomRun {
     if (found == model_.reservations.end()) {
       return;
     }
-    if (random_() % 3 == 0) {
-      EXPECT(pool_.directory.expire_reservation(found->first, ++pool_.now) !=
-             (model_.expired.count(found->first) != 0));
-      model_.expired.insert(found->first);
+    const HoldId reservation = found->first;
+    const bool is_expiry = random_() % 3 == 0;
+    if (is_expiry) {
+      EXPECT(pool_.directory.expire_reservation(reservation, ++pool_.now) != model_.expired.contains(reservation));
     } else {
-      EXPECT(pool_.directory.end_reservation(found->first, ++pool_.now));
-      model_.expired.erase(found->first);
+      EXPECT(pool_.directory.end_reservation(reservation, ++pool_.now));
+    }
+    for (const uint64_t id : found->second.reserved) {
+      const auto writer = model_.writing.find(id);
+      if (writer != model_.writing.end() && writer->second == reservation) {
+        EXPECT(lose(id) == 0);
+      }
+    }
+    if (is_expiry) {
+      model_.expired.insert(reservation);
+    } else {
+      model_.expired.erase(reservation);
       model_.reservations.erase(found);
     }
   }
@@ -169,19 +246,7 @@ class RandomRun {
     const uint64_t top = 1 + random_() % 255;
     const bool was_stored = model_.stored.count(top) != 0;
     const uint64_t dropped = drop(pool_.directory, key_of(top));
-    uint64_t expected = 0;
-    if (was_stored) {
-      expected = std::erase_if(model_.stored, [top](uint64_t id) {
-        const auto chain = chain_to(id);
-        return std::find(chain.begin(), chain.end(), top) != chain.end();
-      });
-      for (auto* kept : {&model_.holds, &model_.reservations}) {
-        for (auto& [id, ids] : *kept) {
-          dropped_[id].insert(top);
-        }
-      }
-    }
-    EXPECT(dropped == expected);
+    EXPECT(dropped == (was_stored ? lose(top) : 0));
   }
 
   // Chunks that vanished must be as many as were evicted, and nobody may hold them.
@@ -198,25 +263,17 @@ class RandomRun {
     }
     EXPECT(vanished == evicted);
     EXPECT(pool_.directory.stats().chunks == model_.stored.size());
+    EXPECT(pool_.directory.stats().writing == model_.writing.size() + model_.waiting.size());
   }
 
   bool is_held(uint64_t id) {
-    for (const auto* kept : {&model_.holds, &model_.reservations}) {
-      for (const auto& [hold, ids] : *kept) {
-        if (model_.expired.count(hold) != 0) {
-          continue;
-        }
-        for (const uint64_t held : ids) {
-          if (dropped_[hold].count(held) != 0) {
-            break;  // this one and what follows were dropped while held: they are other chunks now
-          }
-          if (held == id) {
-            return true;
-          }
-        }
-      }
-    }
-    return false;
+    const auto names = [&](HoldId hold, const std::vector<uint64_t>& ids) {
+      return !is_dropped(hold, id) && std::find(ids.begin(), ids.end(), id) != ids.end();
+    };
+    return std::any_of(model_.holds.begin(), model_.holds.end(), [&](const auto& entry) { return names(entry.first, entry.second); }) ||
+           std::any_of(model_.reservations.begin(), model_.reservations.end(), [&](const auto& entry) {
+             return !model_.expired.contains(entry.first) && names(entry.first, entry.second.ids);
+           });
   }
 
   template <typename Map>

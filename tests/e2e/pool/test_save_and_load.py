@@ -171,7 +171,7 @@ def test_a_pending_chunk_is_declined_and_aborting_frees_it(shared: Shared) -> No
         keys = first.keys(tokens_of(10, 3 * 32))
         under_way = first.save(keys, from_=payload_of(keys, SMALL))
         declined = store(second, keys)
-        assert dict(declined.reasons) == {"pending": 1, "no-parent": 2}
+        assert dict(declined.reasons) == {"pending": 3}
         assert second.lookup(keys).chunks == 0
         under_way.abort()
         assert shared.daemon.stats()["reservations"] == 0

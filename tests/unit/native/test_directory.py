@@ -236,13 +236,13 @@ def test_zombie_slots_are_not_reused_before_their_writer_has_stopped() -> None:
 def test_pending_missing_parent_and_foreign_chunks_are_distinguished() -> None:
     store = Store(8 * CHUNK)
     store.reserve([1, 2])
-    assert store.reserve([1, 2]).states == bytes([PENDING, NO_PARENT])
-    assert store.reserve([9], parent=1).states == bytes([NO_PARENT])
+    assert store.reserve([1, 2]).states == bytes([PENDING] * 2)
+    assert store.reserve([9], parent=3).states == bytes([NO_PARENT])
     other = store.directory.add_namespace()
     answer = store.directory.reserve(other, store.size_class, b"", key(1), store.tick())
     assert answer.states == bytes([FOREIGN])
     stats = store.directory.stats()
-    assert (stats["answered_pending"], stats["answered_no_parent"], stats["answered_foreign"]) == (1, 2, 1)
+    assert (stats["answered_pending"], stats["answered_no_parent"], stats["answered_foreign"]) == (2, 1, 1)
     store.verify()
 
 

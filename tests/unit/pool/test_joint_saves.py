@@ -90,16 +90,58 @@ def test_a_complete_chunk_waits_for_its_parent_and_comes_with_it() -> None:
     in_joint_pool(check)
 
 
-def test_a_longer_save_extends_the_chain_and_another_branch_waits() -> None:
+def test_a_longer_save_extends_the_chain_and_another_branch_is_a_chain_behind_it() -> None:
     def check(pool: JointPool) -> None:
         one, two = pool.connect(), pool.connect()
         pool.store(one, LEFT, "ab")
         assert pool.store(two, RIGHT, "a") == [STORED]
         assert pool.store(one, LEFT, "abcd") == [PRESENT, PART, PART, PART]
-        assert pool.reserve(one, LEFT, "abx").states == [PRESENT, PART, NO_PARENT]
+        assert pool.store(one, LEFT, "abx") == [PRESENT, PART, PART]
         assert pool.reserve(one, LEFT, "ax").states == [PRESENT, RESERVED]  # behind what is there
+        assert pool.commit(pool.reserve(two, RIGHT, "abx", first=2)) == [PART]
+        assert pool.visible(one, "abx") == 1
         assert pool.store(two, RIGHT, "abcd") == [PRESENT, STORED, STORED, STORED]
-        assert pool.store(one, LEFT, "abx") == [PRESENT, PRESENT, PART]
+        assert pool.visible(one, "abx") == 3
+        assert pool.counts()["joint_chunks"] == 1
+
+    in_joint_pool(check)
+
+
+def test_parts_and_whole_saves_follow_each_other() -> None:
+    """What is saved behind another one's save comes with it, whichever of the two is of parts; or is lost with it."""
+
+    def check(pool: JointPool) -> None:
+        one, two, three = pool.connect(), pool.connect(), pool.connect()
+        whole = pool.reserve(one, WHOLE, "ab")
+        assert pool.store(two, LEFT, "abc") == [PENDING, PENDING, PART]
+        assert pool.store(three, RIGHT, "abc") == [PENDING, PENDING, PART]
+        assert pool.store(three, WHOLE, "abcd") == [PENDING, PENDING, PENDING, PART]
+        assert pool.visible(one, "abcd") == 0
+        assert pool.commit(whole) == [STORED] * 2
+        assert pool.visible(one, "abcd") == 4
+        parts = pool.reserve(one, LEFT, "x")
+        assert pool.store(two, WHOLE, "xy") == [PENDING, PART]
+        assert pool.store(three, LEFT, "xz") == [PENDING, PART]
+        pool.end(parts)
+        assert pool.store(three, LEFT, "xz") == [PART, PART]
+        assert pool.store(two, RIGHT, "xz") == [STORED, STORED]
+        assert pool.visible(one, "xy") == 2  # x was given up by one of three
+
+    in_joint_pool(check)
+
+
+def test_a_run_of_parts_has_no_gap() -> None:
+    """A whole save went on behind the chain: further parts join behind that, in a chain of their own."""
+
+    def check(pool: JointPool) -> None:
+        one, two, three = pool.connect(), pool.connect(), pool.connect()
+        pool.store(one, LEFT, "a")
+        whole = pool.reserve(two, WHOLE, "ab")
+        assert whole.states == [PENDING, RESERVED]
+        assert pool.store(one, LEFT, "abcd") == [PART, PENDING, PART, PART]
+        assert pool.commit(whole) == [PART]
+        assert pool.store(three, RIGHT, "abcd") == [STORED, PENDING, STORED, STORED]
+        assert pool.visible(one, "abcd") == 4
 
     in_joint_pool(check)
 
@@ -148,7 +190,7 @@ def test_an_incomplete_chunk_expires_and_a_whole_save_can_store_it() -> None:
         one, two = pool.connect(), pool.connect()
         pool.store(one, LEFT, "ab")
         pool.pass_time(TTL_NS - 1)
-        assert pool.reserve(two, WHOLE, "ab").states == [PENDING, NO_PARENT]
+        assert pool.reserve(two, WHOLE, "ab").states == [PENDING] * 2
         pool.pass_time(1)
         assert pool.counts() == {"reservations": 0, "joint_chunks": 0, "expired": 2, "writing": 0, "zombies": 0}
         assert pool.store(two, WHOLE, "ab") == [STORED] * 2

@@ -39,5 +39,5 @@ def test_chunks_that_went_with_what_failed_are_stored_again() -> None:
     task = task_of(0)
     assert not committed(task, [PENDING, STORED])
     assert committed(task, [STORED, STORED])
-    assert (task.counts["saved_chunks"], task.counts["present_chunks"]) == (3, 0)
+    assert (task.counts["saved_chunks"], task.counts["present_chunks"]) == (2, 0)
     assert not any(name.startswith("declined") for name in task.counts)

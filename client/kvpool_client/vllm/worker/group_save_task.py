@@ -89,17 +89,15 @@ class GroupSaveTask(SaveTask):
     def _settle(self, part: Part, left: dict[int, tuple[int, ...]], stored: set[int], result: SaveResult) -> None:
         """Count what has an outcome, and leave the rest: of a full part all from the first declined chunk on."""
         states = dict(zip(list(left), result.states, strict=True))
-        present = {chunk for chunk, state in states.items() if state == "present"}
-        self._count("saved_chunks", result.stored + result.part)
-        self._count("present_chunks", len(present - stored))
         self._count("clipped_chunks", result.clipped)
-        stored |= {chunk for chunk, state in states.items() if state in ("stored", "part")}
         for chunk, state in states.items():
             if state == "declined":
                 if part.is_full:
                     break
                 continue
+            self._count("present_chunks" if state == "present" and chunk not in stored else "saved_chunks", 1)
             del left[chunk]
+        stored |= {chunk for chunk, state in states.items() if state in ("stored", "part")}
 
 
 def _blocks_by_chunk(

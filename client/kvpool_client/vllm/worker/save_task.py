@@ -76,17 +76,16 @@ class SaveTask:
         assert self._save is not None
         result = self._save.commit()
         assert result is not None
-        self._count("saved_chunks", result.stored + result.part)
-        found = {number for number, state in enumerate(result.states, self._settled) if state == "present"}
-        self._count("present_chunks", len(found - self._stored_behind))
+        states = dict(enumerate(result.states, self._settled))
+        kept = dict(enumerate(result.states[: _kept(result)], self._settled))
+        present = {number for number, state in kept.items() if state == "present"} - self._stored_behind
+        self._count("saved_chunks", len(kept) - len(present))
+        self._count("present_chunks", len(present))
         self._count("clipped_chunks", result.clipped)
         self._declined = dict(result.reasons)
         if "pending" in self._declined and self._declined.keys() <= WAITS_FOR_ANOTHER:
-            stored = {
-                number for number, state in enumerate(result.states, self._settled) if state in ("stored", "part")
-            }
-            self._stored_behind |= stored
-            self._settled += _kept(result)
+            self._stored_behind |= {number for number, state in states.items() if state in ("stored", "part")}
+            self._settled += len(kept)
             return False
         self._end()
         return True
