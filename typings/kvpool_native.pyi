@@ -402,8 +402,11 @@ class Directory:
         goes on.
         """
 
-    def reserve_more(self, reservation: int, keys: bytes, now_ns: int, first: int = 0, limit: int = 18446744073709551615, may_wait: bool = False) -> Reserved:
-        """The same for keys that follow a reservation's last chunk."""
+    def reserve_more(self, reservation: int, keys: bytes, now_ns: int, first: int = 0, limit: int = 18446744073709551615, may_wait: bool = False, is_run: bool = False) -> Reserved:
+        """
+        The same for keys that follow a reservation's last chunk. `is_run`: no other reservation's chunk is to be between those
+        of this one: it is pending without a slot, and ends the run.
+        """
 
     def commit(self, reservation: int, first: int, checksums: bytes, now_ns: int = 0, tokens: bytes = ..., sources: bytes = ..., source_level: int = 1) -> bytes:
         """

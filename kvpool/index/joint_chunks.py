@@ -28,8 +28,8 @@ _WORD = 8
 @dataclass(slots=True, eq=False)
 class JointChunk:
     """A chunk that is not published. `place`: in its chain; `owner`: whose part was its first. `checksums`: u32, of the extents
-    that are stored; `tokens`: its token ids and scope, of the first part that has given them. `is_waiting`: it is committed, and
-    found when the chunk before its chain is."""
+    that are stored; `tokens`: its token ids and scope, of the first part that has given them. `is_waiting`: it is committed,
+    and found when the chunk before its chain is."""
 
     key: bytes
     chain: "JointChain"
