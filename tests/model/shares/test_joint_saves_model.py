@@ -178,7 +178,7 @@ def test_random_parts_store_whole_chunks_or_none(seed: int, capacity: str) -> No
         for _ in range(STEPS):
             player.step()
         assert player.complete
-        assert {SaveState.PART, SaveState.STORED, SaveState.PENDING, SaveState.RESERVED} <= player.seen
+        assert {SaveState.PART, SaveState.STORED, SaveState.RESERVED} <= player.seen
         player.end()
 
     in_joint_pool(check, **{"dram.capacity": capacity})
