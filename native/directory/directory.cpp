@@ -220,6 +220,7 @@ void Directory::hide(RecordId id) noexcept {
     }
   }
   mark_outside(record, false);
+  end_following(record);
   leave(record.key);
   forget_retention(id);
   if (record.state == ChunkState::WRITING && table_.has_generation(record.page, record.generation)) {

@@ -243,6 +243,8 @@ class Directory {
   [[nodiscard]] uint64_t verify_shared(uint64_t cursor, uint32_t limit, std::vector<std::string>& broken) const;
 
  private:
+  // Chunks of all reservations that follow chunks which others write: all of them are published, or given up, in one call.
+  static constexpr size_t FOLLOWING_MAX = 2048;
   // Ancestors that a writer holds: those of a long prompt; what is added to a longer one does not cost its length.
   static constexpr size_t HELD_ANCESTORS = 2048;
   [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& of) const noexcept;
@@ -333,6 +335,8 @@ class Directory {
   [[nodiscard]] bool has_clients() const noexcept { return originals_ == nullptr && !is_lower(); }
   [[nodiscard]] bool may_follow(const ChunkRecord& of) const noexcept { return of.state == ChunkState::WRITING && has_clients(); }
   void publish(RecordId id, const uint32_t* checksums) noexcept, publish_waiting(RecordId parent, uint64_t now_ns);
+  void keep_waiting(std::vector<RecordId>& run, std::vector<uint32_t>& checksums, HolderId holder);
+  void end_following(ChunkRecord& record) noexcept;
   void note_chain(ReservationState& state, size_t from) noexcept;
   [[nodiscard]] bool has_landed_as(const ChunkRecord& record, const uint32_t* checksums) const noexcept;
   void finish_reserve(ReservationState state, const ShareClaim& claim, Reservation& answer, size_t n, uint64_t now_ns);
@@ -406,6 +410,7 @@ class Directory {
     std::vector<uint32_t> checksums;
   };
   std::unordered_map<uint32_t, WaitingRun> waiting_;
+  size_t following_ = 0;  // chunks being written behind another reservation's, or waiting: see FOLLOWING_MAX
   std::unordered_map<uint64_t, Promotion> promotions_;  // under way, by the generation that the chunk has here
   DirectoryStats stats_;
   uint64_t last_generation_ = 0, counted_from_ = 0, counted_ = 0;

@@ -100,7 +100,13 @@ void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t
     }
     RecordId record;
     const ChunkKey key = ChunkKey::from_bytes(keys + answer.states.size() * KEY_BYTES);
+    const bool is_following = above.valid() && records_[above].state == ChunkState::WRITING &&
+                              (records_[above].is_following || state.written.empty() || state.written.back() + 1 != state.records.size());
     const bool may_reserve = shares_.has_share(claim, state.records, state.taken_bytes);
+    if (is_following && following_ >= FOLLOWING_MAX && !find_record(key).valid()) {
+      is_open = false;  // as if nothing could follow
+      break;
+    }
     const PromotionSource* source = sources.empty() ? nullptr : &sources[answer.states.size()];
     const bool may_pass = !bounds.is_run || state.written.empty();
     SaveState result = place(state.owner, state.size_class, above, key, search, source, may_reserve, may_pass, record);
@@ -108,6 +114,10 @@ void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t
       break;
     }
     is_open = record.valid();
+    if (result == SaveState::RESERVED && is_following) {
+      records_[record].is_following = true;
+      ++following_;
+    }
     if (is_open) {
       state.records.push_back(record);
       if (result == SaveState::RESERVED) {

@@ -63,9 +63,11 @@ void Directory::verify_records(std::vector<std::string>& broken, bool with_share
   uint32_t alive = 0;
   uint64_t counted = 0;
   uint64_t waiting = 0;
+  size_t following = 0;
   for (uint32_t index = 0; index < records_.end(); ++index) {
     const ChunkRecord& record = records_[RecordId(index)];
     waiting += is_waiting(record) ? 1U : 0U;
+    following += record.is_following ? 1U : 0U;
     counted += record.state == ChunkState::READY && record.generation > counted_from_ ? 1U : 0U;
     if (record.state != ChunkState::FREE) {
       ++alive;
@@ -78,6 +80,9 @@ void Directory::verify_records(std::vector<std::string>& broken, bool with_share
   const uint64_t in_runs = std::accumulate(waiting_.begin(), waiting_.end(), uint64_t{0}, [this](uint64_t sum, const auto& run) {
     return sum + holds_.chain_of(run.second.hold).size();
   });
+  if (following != following_) {
+    broken.push_back("chunks behind others' that are written: " + std::to_string(following) + ", counted " + std::to_string(following_));
+  }
   if (waiting != in_runs) {
     broken.push_back("chunks that wait for the one before them: " + std::to_string(waiting) + ", in runs " + std::to_string(in_runs));
   }

@@ -25,7 +25,7 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
   ReservationState& state = *found;
   const size_t reserved = state.written.size();
   std::vector<RecordId> waiting;
-  WaitingRun run;
+  std::vector<uint32_t> sums;
   for (size_t index = 0; index < count && first < reserved && index < reserved - first; ++index) {
     const RecordId id = state.records[state.written[first + index]];
     ChunkRecord& record = records_[id];
@@ -59,25 +59,34 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
         publish(id, checksums + index * state.layers);
         publish_waiting(id, now_ns);
       } else {
+        if (!waiting.empty() && waiting.back() != record.parent) {
+          keep_waiting(waiting, sums, state.holder);  // another's chunk is in between
+        }
         waiting.push_back(id);
-        run.checksums.insert(run.checksums.end(), checksums + index * state.layers, checksums + (index + 1) * state.layers);
+        sums.insert(sums.end(), checksums + index * state.layers, checksums + (index + 1) * state.layers);
       }
     }
     answers[index] = static_cast<uint8_t>(is_waiting(record) ? SaveState::PART : SaveState::STORED);
   }
-  if (!waiting.empty()) {
-    const RecordId leading = waiting.front();
-    const HolderId holder = state.holder;
-    run.hold = make_hold(std::move(waiting)).id;
-    shares_.charge({run.hold}, holder);
-    waiting_.emplace(leading.value(), std::move(run));
-  }
+  keep_waiting(waiting, sums, state.holder);
   return answers;
+}
+
+// Holds a run of chunks, each the parent of the next, until the chunk before them can be found. Leaves both arguments empty.
+void Directory::keep_waiting(std::vector<RecordId>& run, std::vector<uint32_t>& checksums, HolderId holder) {
+  if (run.empty()) {
+    return;
+  }
+  const RecordId leading = run.front();
+  const HoldId hold = make_hold(std::exchange(run, {})).id;
+  shares_.charge({hold}, holder);
+  waiting_.emplace(leading.value(), WaitingRun{hold, std::exchange(checksums, {})});
 }
 
 // REQUIRES: nobody writes the chunk any more, and the one before it can be found.
 void Directory::publish(RecordId id, const uint32_t* checksums) noexcept {
   ChunkRecord& record = records_[id];
+  end_following(record);
   // Before its tiers are set: who finds the key finds its generation.
   table_.publish(record.page, checksums, arena_.size_class(record.size_class).layers, record.generation);
   --stats_.writing;
@@ -88,6 +97,12 @@ void Directory::publish(RecordId id, const uint32_t* checksums) noexcept {
     begin_copy(id);
   }
   report(record, ChangeKind::ARRIVED, Cause::STORED);
+}
+
+// The chunk can be found, or is given up.
+void Directory::end_following(ChunkRecord& record) noexcept {
+  following_ -= record.is_following ? 1U : 0U;
+  record.is_following = false;
 }
 
 // What waits for this chunk, and for that in turn.

@@ -138,6 +138,9 @@ class JointSaves:
         while len(placed) < len(keys) and not placed.is_closed:
             above, rest = keys.before(len(placed), parent), keys[len(placed) :]
             found = self._chains.find(own.id, rest[0])
+            if found is not None and self._is_dropped(found.chain, rest[:1], now_ns):
+                self._expire(found.chain, now_ns)  # with a chunk before it that was given up
+                continue
             if found is not None:
                 self._join(part, found, above, rest, placed=placed, now_ns=now_ns)
             elif self._reserve(part, own, above, rest, placed=placed, now_ns=now_ns, may_wait=may_wait):
@@ -265,6 +268,10 @@ class JointSaves:
             if state == SaveState.RESERVED:
                 self._chains.note_active(chain, now_ns)
             placed.add(state, chunk.offset, chunk.generation)
+
+    def _is_dropped(self, chain: JointChain, key: KeyColumn, now_ns: int) -> bool:
+        """Whether the directory has none of a chain's chunks any more: it refuses whatever would follow them."""
+        return bool(self._directory.reserve_more(chain.reservation, key.packed, now_ns, 0, 0).states)
 
     def _reserve(
         self,

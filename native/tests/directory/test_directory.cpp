@@ -113,6 +113,47 @@ TEST(chunks_behind_a_save_that_is_given_up_go_with_it) {
   }
 }
 
+TEST(chunks_wait_for_another_writers_that_lie_between_them) {
+  for (const bool is_given_up : {false, true}) {
+    Pool pool(20 * CHUNK);
+    const Reservation front = pool.reserve({1});
+    const Reservation made = pool.reserve({1, 2});
+    const Reservation between = pool.reserve({3}, 2);
+    const auto more = pool.directory.reserve_more(made.id, pack({3, 4}).data(), 2, ++pool.now);
+    EXPECT(more.states == std::vector<uint8_t>({2, 1}));
+    EXPECT(pool.commit(made, 0, 2) == std::vector<uint8_t>({16, 16}));
+    EXPECT(pool.directory.end_reservation(made.id, ++pool.now));
+    EXPECT(pool.is_sound());
+    if (is_given_up) {
+      EXPECT(pool.directory.end_reservation(between.id, ++pool.now));
+      EXPECT(pool.is_sound());
+    }
+    EXPECT(pool.commit(front, 0, 1) == std::vector<uint8_t>({7}));
+    EXPECT(pool.is_sound());
+    EXPECT(pool.lookup({1, 2, 3, 4}) == 2);
+    if (!is_given_up) {
+      EXPECT(pool.commit(between, 0, 1) == std::vector<uint8_t>({7}));
+      EXPECT(pool.lookup({1, 2, 3, 4}) == 4);
+    }
+    EXPECT(pool.is_sound());
+  }
+}
+
+TEST(so_many_chunks_follow_those_of_others_that_one_call_can_publish_them) {
+  constexpr size_t MOST = 2048;
+  Pool pool(3000 * CHUNK, 3000);
+  const Reservation front = pool.reserve({1});
+  const auto states = pool.reserve(range(1, 2600)).states;
+  EXPECT(states[0] == static_cast<uint8_t>(SaveState::PENDING));
+  EXPECT(std::count(states.begin(), states.end(), static_cast<uint8_t>(SaveState::RESERVED)) == MOST);
+  EXPECT(states.back() == static_cast<uint8_t>(SaveState::NO_PARENT));
+  EXPECT(pool.is_sound());
+  EXPECT(pool.reserve({4000}, 2).states == std::vector<uint8_t>({static_cast<uint8_t>(SaveState::NO_PARENT)}));
+  EXPECT(pool.directory.end_reservation(front.id, ++pool.now));
+  EXPECT(pool.reserve({1, 2, 3}).states == std::vector<uint8_t>({1, 1, 1}));
+  EXPECT(pool.is_sound());
+}
+
 TEST(what_waits_counts_for_its_writer_until_it_is_found) {
   Pool pool(20 * CHUNK);
   const HolderId holder(1);

@@ -12,10 +12,11 @@ using namespace kvpool::testing;
 
 namespace {
 
-// What a reservation names: all its chunks from the root on, and those of them that it writes.
+// What a reservation names: all its chunks from the root on, and those of them that it writes. `is_uncertain`: one was not stored.
 struct Written {
   std::vector<uint64_t> ids;
   std::vector<uint64_t> reserved;
+  bool is_uncertain = false;
 };
 
 // The model: a tree of ids (the parent of id is id / 4, roots are 1..3), and who holds what. `writing`: by which reservation;
@@ -45,8 +46,10 @@ class RandomRun {
 
   void step() {
     const uint64_t before = pool_.directory.stats().evicted_chunks;
-    const uint64_t choice = random_() % 12;
-    if (choice < 4) {
+    const uint64_t choice = random_() % 13;
+    if (choice == 12) {
+      reserve_more();
+    } else if (choice < 4) {
       reserve();
     } else if (choice < 6) {
       commit();
@@ -77,14 +80,42 @@ class RandomRun {
     const std::vector<uint64_t> asked(ids.begin() + static_cast<std::ptrdiff_t>(skip), ids.end());
     const auto made = pool_.directory.reserve(pool_.owner, class_of(ids[0]), parent, pack(asked).data(), asked.size(),
                                               ++pool_.now);
-    Written placed{{ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(skip)}, {}};
-    bool is_open = skip == 0 || is_known(ids[skip - 1]);
+    Written placed{{ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(skip)}, {}, false};
+    placed.is_uncertain = !std::all_of(placed.ids.begin(), placed.ids.end(), [this](uint64_t id) { return model_.stored.contains(id); });
+    place(made, asked, skip == 0 || is_known(ids[skip - 1]), placed);
+    EXPECT((made.id != 0) == !placed.reserved.empty());
+    if (made.id != 0) {
+      model_.reservations[made.id] = placed;
+    }
+  }
+
+  // Others may have gone on behind the reservation's chunks meanwhile.
+  void reserve_more() {
+    const auto found = pick(model_.reservations);
+    if (found == model_.reservations.end() || model_.expired.contains(found->first)) {
+      return;
+    }
+    const uint64_t last = found->second.ids.back();
+    std::vector<uint64_t> asked;
+    for (uint64_t id = last; id < 64 && asked.size() < 3; asked.push_back(id)) {
+      id = id * 4 + random_() % 4;
+    }
+    if (!asked.empty()) {
+      const auto made = pool_.directory.reserve_more(found->first, pack(asked).data(), asked.size(), ++pool_.now);
+      place(made, asked, !is_dropped(found->first, last), found->second);
+    }
+  }
+
+  // Checks the states of what was asked for, and adds what has a slot to the reservation.
+  void place(const Reservation& made, const std::vector<uint64_t>& asked, bool is_open, Written& placed) {
     for (size_t index = 0; index < asked.size(); ++index) {
       const auto state = static_cast<SaveState>(made.states[index]);
       const uint64_t id = asked[index];
       EXPECT(is_open || state == SaveState::NO_PARENT);
-      EXPECT((state == SaveState::PRESENT) == (is_open && model_.stored.contains(id)));
-      EXPECT((state == SaveState::PENDING) == (is_open && is_known(id) && !model_.stored.contains(id)));
+      const bool is_sure = model_.stored.contains(id) && !placed.is_uncertain;
+      EXPECT((state == SaveState::PRESENT) == (is_open && is_sure));
+      EXPECT((state == SaveState::PENDING) == (is_open && is_known(id) && !is_sure));
+      placed.is_uncertain = placed.is_uncertain || state == SaveState::PENDING;
       if (state == SaveState::RESERVED) {
         EXPECT(!is_known(id));
         placed.reserved.push_back(id);
@@ -94,10 +125,6 @@ class RandomRun {
       if (is_open) {
         placed.ids.push_back(id);
       }
-    }
-    EXPECT((made.id != 0) == !placed.reserved.empty());
-    if (made.id != 0) {
-      model_.reservations[made.id] = placed;
     }
   }
 
@@ -163,11 +190,16 @@ class RandomRun {
     };
     std::erase_if(model_.writing, [&](const auto& entry) { return is_behind(entry.first); });
     std::erase_if(model_.waiting, is_behind);
+    const auto note = [&](HoldId hold, const std::vector<uint64_t>& ids) {
+      if (std::any_of(ids.begin(), ids.end(), is_behind)) {
+        dropped_[hold].insert(top);
+      }
+    };
     for (const auto& [id, ids] : model_.holds) {
-      dropped_[id].insert(top);
+      note(id, ids);
     }
     for (const auto& [id, placed] : model_.reservations) {
-      dropped_[id].insert(top);
+      note(id, placed.ids);
     }
     return std::erase_if(model_.stored, is_behind);
   }

@@ -292,6 +292,25 @@ def test_a_chain_that_is_dropped_with_its_parent_is_saved_anew() -> None:
     in_joint_pool(check)
 
 
+def test_a_chain_that_went_with_a_save_that_was_given_up_is_joined_by_nobody() -> None:
+    def check(pool: JointPool) -> None:
+        one, two, three = pool.connect(), pool.connect(), pool.connect()
+        whole = pool.reserve(one, WHOLE, "a")
+        assert pool.store(two, LEFT, "abc") == [PENDING, PART, PART]
+        pool.end(whole)
+        assert pool.store(one, WHOLE, "a") == [STORED]
+        assert pool.store(three, RIGHT, "abc") == [PRESENT, PART, PART]
+        assert pool.store(two, LEFT, "abc") == [PRESENT, STORED, STORED]
+        assert pool.visible(one, "abc") == 3
+        whole = pool.reserve(one, WHOLE, "x")
+        assert pool.store(two, LEFT, "xy") == [PENDING, PART]
+        pool.end(whole)
+        assert pool.store(one, WHOLE, "xy") == [STORED] * 2
+        assert pool.store(three, RIGHT, "xy") == [PRESENT] * 2
+
+    in_joint_pool(check)
+
+
 def test_a_part_of_a_chain_that_was_dropped_is_not_stored() -> None:
     def check(pool: JointPool) -> None:
         one, two = pool.connect(), pool.connect()
