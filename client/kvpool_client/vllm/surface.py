@@ -20,6 +20,7 @@ class EngineRequest(Protocol):
     request_id: str
     num_tokens: int
     num_prompt_tokens: int
+    num_computed_tokens: int
     all_token_ids: Sequence[int]
     block_hashes: Sequence[bytes]
 

@@ -9,7 +9,8 @@ BLOCK = 4
 
 @dataclass(eq=False)
 class Request:
-    """A request; `block_hashes` grows with its tokens as in vLLM. `is_session`: it pauses at its end, for more input."""
+    """A request; `block_hashes` grows with its tokens as in vLLM. `is_session`: it pauses at its end, for more input; then
+    `is_rehashed`, vLLM takes back the hash of the token that it drops."""
 
     request_id: str
     tokens: list[int]
@@ -26,11 +27,13 @@ class Request:
     generated: int = 0
     is_fresh: bool = True
     is_session: bool = False
+    is_rehashed: bool = True
     kv_transfer_params: Any = None
     answer: Any = None
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.tokens)
+        self._hashes: list[bytes] = []
 
     @property
     def all_token_ids(self) -> list[int]:
@@ -41,9 +44,14 @@ class Request:
         return len(self.tokens)
 
     @property
+    def num_computed_tokens(self) -> int:
+        return self.num_computed
+
+    @property
     def block_hashes(self) -> list[bytes]:
-        parent, hashes = b"root", []
-        for end in range(BLOCK, len(self.tokens) + 1, BLOCK):
+        hashes = [] if self.is_rehashed else self._hashes
+        parent = hashes[-1] if hashes else b"root"
+        for end in range((len(hashes) + 1) * BLOCK, len(self.tokens) + 1, BLOCK):
             name = getattr(self.lora_request, "lora_name", "")
             salt = self.cache_salt if end == BLOCK else None
             extra = (name, salt, *self.mm_features)

@@ -71,6 +71,7 @@ class Tracked:
         self._chunk_hashes = chunk_hashes
         self._new_keys = new_keys
         self._prompt_tokens = 0
+        self._hashes_max: int | None = None  # leading block hashes that are of the tokens; None: all
         self._seen = 0
 
     def __repr__(self) -> str:
@@ -83,14 +84,19 @@ class Tracked:
             self.keys.append_hashes(fresh)
             self.hashes += fresh
 
-    def has_new_input(self) -> bool:
+    def has_new_input(self, *, is_rehashed: bool) -> bool:
         """Whether the prompt has another length than at the last call: the request is new, or a session with its next input.
 
         Before that input the engine drops a token that it has not computed: hashes that depend on it are dropped here.
+        `is_rehashed`: see `rehashes_sessions`; where the engine does not, no later block's hash counts any more.
         """
         last, self._prompt_tokens = self._prompt_tokens, self.request.num_prompt_tokens
         if last == self._prompt_tokens:
             return False
+        if last and not is_rehashed and self._hashes_max is None:
+            held, size = self.request.num_computed_tokens, self.keys.chunk_tokens // self._chunk_hashes
+            if not held or (held + 1) % size == 0:  # 0: it was preempted meanwhile
+                self._hashes_max = held // size
         known = self._hashes_from(0)
         kept = next(
             (place for place, value in enumerate(self.hashes) if known[place : place + 1] != [value]), len(self.hashes)
@@ -101,7 +107,7 @@ class Tracked:
         return True
 
     def _hashes_from(self, chunk: int) -> list[bytes]:
-        known, size = self.request.block_hashes, self._chunk_hashes
+        known, size = self.request.block_hashes[: self._hashes_max], self._chunk_hashes
         places = range((chunk + 1) * size - 1, len(known) // size * size, size)
         return [hash_in_epoch(self.epoch, bytes(known[place])) for place in places]
 
@@ -145,6 +151,19 @@ class Tracked:
         self.answer = None
         self.is_offered = False
         self.save_wait = self.answer_wait = None
+
+
+def rehashes_sessions() -> bool:
+    """Whether this vLLM takes back the hash of a block whose last token it drops before a session's next input.
+
+    0.32 does. Before, that hash stayed, and stood for the KV of other tokens (vllm-project/vllm, issues 49377 and 49449).
+    """
+    try:
+        from vllm.v1.core.sched.scheduler import Scheduler  # the engine that asks
+    except ImportError:
+        return True
+    update = getattr(Scheduler, "_update_request_as_session", None)
+    return update is None or "block_hashes" in update.__code__.co_names
 
 
 def boundaries_of(prompt_tokens: int, chunk_tokens: int) -> set[int]:

@@ -34,7 +34,7 @@ from kvpool_client.vllm.scheduler.lease_promise import NOTHING, LeasePromiseFetc
 from kvpool_client.vllm.scheduler.load_plan import failing_order, load_order
 from kvpool_client.vllm.scheduler.offers import Offers
 from kvpool_client.vllm.scheduler.request_hints import NO_HINTS, request_hints_of
-from kvpool_client.vllm.scheduler.requests import Tracked, boundaries_of, is_looked_up
+from kvpool_client.vllm.scheduler.requests import Tracked, boundaries_of, is_looked_up, rehashes_sessions
 from kvpool_client.vllm.scheduler.saves.pins import Drain, Pins, can_be_held
 from kvpool_client.vllm.scheduler.saves.save_plan import SavePlanner, has_foreign_loads
 from kvpool_client.vllm.scheduler.saves.sightings import SightingCounts
@@ -81,6 +81,7 @@ class SchedulerHalf:
         self._times = StepTimes(self._rates, self._clock)
         self._feed = feed
         self._hint_sender = HintSender(pool, self.tally, guard, self._clock)
+        self._is_rehashed = rehashes_sessions()
         self._requests: dict[str, Tracked] = {}
         self._waiting: dict[str, Tracked] = {}
         self._adapters = AdapterNames(WeightsReader(DigestMemory.of_user(os.environ), LOG))
@@ -355,7 +356,7 @@ class SchedulerHalf:
             entry.epoch, entry.is_stale = self._epoch, self._own_prefixes.are_old
             self._requests[request.request_id] = entry
         entry.request = request
-        if entry.has_new_input():
+        if entry.has_new_input(is_rehashed=self._is_rehashed):
             size, prompt = self._geometry.chunk_tokens, request.num_prompt_tokens
             entry.hints = entry.hints if is_new else replace(entry.hints, prompt_tokens=prompt)
             may_save = self._role.may_save and entry.adapter != UNNAMED_ADAPTER

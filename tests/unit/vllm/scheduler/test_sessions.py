@@ -1,6 +1,12 @@
 """Streaming sessions: a request whose prompt grows with each input, and goes on from what it has generated."""
 
+import sys
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+
+from kvpool_client.vllm.scheduler.requests import rehashes_sessions
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
@@ -33,11 +39,13 @@ def test_every_input_of_a_session_is_saved(start_engine: StartEngine, daemon: Da
     assert ask(start_engine(), "fresh", [*session.tokens[: stored * CHUNK], 1]).external == stored * CHUNK
 
 
-def test_a_token_that_a_session_drops_stands_for_no_chunk(start_engine: StartEngine) -> None:
+@pytest.mark.parametrize("is_rehashed", [True, False])
+def test_a_token_that_a_session_drops_stands_for_no_chunk(start_engine: StartEngine, is_rehashed: bool) -> None:
     """The last token before an input ends a chunk, and was hashed; the chunk that is saved has the input's token there."""
     engine = start_engine(kvpool__save="all")
+    engine.scheduler._scheduler._is_rehashed = is_rehashed
     engine.forget()
-    session = Request("session", prompt(1, 2 * CHUNK - 1), is_session=True)
+    session = Request("session", prompt(1, 2 * CHUNK - 1), is_session=True, is_rehashed=is_rehashed)
     engine.run(session)
     engine.scheduler._scheduler._requests["session"].extend_keys()  # as a step that is scheduled ahead does
     dropped = list(session.tokens)
@@ -46,7 +54,29 @@ def test_a_token_that_a_session_drops_stands_for_no_chunk(start_engine: StartEng
     engine.give_input(session, given)
     engine.end_session(session)
     assert ask(start_engine(), "dropped", [*dropped, *prompt(2, 1)]).external == CHUNK
-    assert ask(start_engine(), "given", [*dropped[:-1], *given, 1]).external == 3 * CHUNK
+    # Where vLLM keeps the wrong hash, nothing from there on has a key.
+    found = 3 if is_rehashed else 1
+    assert ask(start_engine(), "given", [*dropped[:-1], *given, 1]).external == found * CHUNK
+
+
+@pytest.mark.parametrize(
+    ("update", "is_rehashed"),
+    [
+        (lambda session: session.update_block_hashes(), False),
+        (lambda session: (session.block_hashes.clear(), session.update_block_hashes()), True),
+        (None, True),
+    ],
+)
+def test_what_vllm_does_with_the_hash_is_seen_in_its_code(
+    monkeypatch: pytest.MonkeyPatch, update: Any, is_rehashed: bool
+) -> None:
+    class Scheduler:
+        pass
+
+    if update is not None:
+        Scheduler._update_request_as_session = update  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm.v1.core.sched.scheduler", SimpleNamespace(Scheduler=Scheduler))
+    assert rehashes_sessions() == is_rehashed
 
 
 def test_what_a_session_was_given_is_not_decoded(start_engine: StartEngine) -> None:
