@@ -433,10 +433,10 @@ class KVCacheManager(BaseResourceManager):
         if not 0 <= rewind_len <= served.positions:
             raise InvalidArgument(f"rewind_len is {rewind_len!r}, expected 0..{served.positions}")
         positions, known = served.positions - rewind_len, self.blocks.length(request_id)
-        self.blocks.rewind(request_id, max(0, known - positions))
         if positions > known:
-            is_there = self.blocks.reserve(request_id, positions - known)
-            assert is_there, "blocks that were just given back are not there"
+            self.blocks.keep_room(request_id, positions - known)
+        else:
+            self.blocks.rewind(request_id, known - positions)
         served.positions, served.computed = positions, min(served.computed, positions)
         if served.step_end is not None:
             served.step_end = min(served.step_end, positions)
