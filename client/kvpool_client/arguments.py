@@ -82,17 +82,14 @@ def check_keys(keys: KeyChain, namespace: Namespace) -> None:
         raise InvalidArgument(f"keys is {type(keys).__name__}, expected what Pool.keys answered")
     if keys.namespace is None:
         raise InvalidArgument(f"keys are {keys!r} of no Pool, expected what Pool.keys answered")
-    for what, found, expected in zip(("model", "layout"), keys.namespace, namespace, strict=True):
-        if found != expected:
-            raise InvalidArgument(f"keys are of {what} {found!r}, expected those of this Pool, of {expected!r}")
+    _check_namespace("keys are", keys.namespace, "those", namespace)
 
 
-def check_lease(lease: Lease, layout: Layout) -> None:
-    """Check that `lease` is one on chunks of this layout."""
+def check_lease(lease: Lease, namespace: Namespace) -> None:
+    """Check that `lease` is one on chunks of the Pool's namespace: another one's are other KV."""
     if not isinstance(lease, Lease):
         raise InvalidArgument(f"lease is {type(lease).__name__}, expected what acquire or claim answered")
-    if lease.layout != layout:
-        raise InvalidArgument(f"lease is of another layout: {lease.layout!r}")
+    _check_namespace("lease is", lease.namespace, "one", namespace)
 
 
 def check_index(name: str, value: int, most: int) -> None:
@@ -107,3 +104,9 @@ def check_scope(salt: bytes, adapter: str) -> None:
         raise InvalidArgument(f"salt is {type(salt).__name__}, expected bytes")
     if not isinstance(adapter, str):
         raise InvalidArgument(f"adapter is {type(adapter).__name__}, expected str")
+
+
+def _check_namespace(subject: str, found: Namespace, wanted: str, namespace: Namespace) -> None:
+    for what, own, expected in zip(("model", "layout"), found, namespace, strict=True):
+        if own != expected:
+            raise InvalidArgument(f"{subject} of {what} {own!r}, expected {wanted} of this Pool, of {expected!r}")

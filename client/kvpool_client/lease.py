@@ -17,12 +17,12 @@ import numpy.typing as npt
 
 from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
-from kvpool.layout import Layout
 from kvpool.protocol import versions
 from kvpool.protocol.records import messages as m
 from kvpool.types import Level
 from kvpool_client.connection.peer_pace import PeerPace
 from kvpool_client.connection.session import Session
+from kvpool_client.key_chain import Namespace
 
 if TYPE_CHECKING:
     from kvpool_client.load import Load
@@ -36,16 +36,18 @@ class Lease:
         session: Session | None,
         leased: m.Leased,
         *,
-        layout: Layout,
+        namespace: Namespace,
         estimate_s: Callable[[int], float],
         peer_pace: PeerPace,
     ) -> None:
-        """`estimate_s`: how long so many chunks take to copy. `peer_pace`: of the node from which some of them come."""
+        """`namespace`: that of the Pool whose verbs take it. `estimate_s`: how long so many chunks take to copy. `peer_pace`:
+        of the node from which some of them come."""
         self.session = session
         self.id = leased.lease
+        self.namespace = namespace
+        self.layout = namespace[1]
         self.chunks = leased.chunks
-        self.tokens = leased.chunks * layout.chunk_tokens
-        self.layout = layout
+        self.tokens = leased.chunks * self.layout.chunk_tokens
         self._estimate_s = estimate_s
         self._peer_pace = peer_pace
         self._leased = leased

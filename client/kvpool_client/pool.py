@@ -111,9 +111,11 @@ class Pool:
         )
         estimate_s = copies.estimate_s if finder is None else self.groups.estimate_s
         self._lease_fetcher = (
-            LeaseFetcher(layout, link, counters, estimate_s=estimate_s, timeout_s=timeout_s)
+            LeaseFetcher(self._namespace, link, counters, estimate_s=estimate_s, timeout_s=timeout_s)
             if finder is None
-            else GroupLeaseFetcher(layout, link, counters, finder=finder, estimate_s=estimate_s, timeout_s=timeout_s)
+            else GroupLeaseFetcher(
+                self._namespace, link, counters, finder=finder, estimate_s=estimate_s, timeout_s=timeout_s
+            )
         )
         plain = layout.of_group(0)  # with groups, `groups` starts the loads and saves of each
         self._load_starter = LoadStarter(
@@ -259,9 +261,9 @@ class Pool:
 
         Either `cache` and `block_ids` (exactly the blocks of those chunks; −1 skips a block), or `into`: C-contiguous
         uint8 [chunks, chunk_bytes], of a share only its bytes, head group by head group (docs/layouts.md). Raises
-        InvalidArgument for wrong lengths, even if the lease has ended.
+        InvalidArgument for wrong lengths and another model's lease, even if the lease has ended.
         """
-        check_lease(lease, self.layout)
+        check_lease(lease, self._namespace)
         self._check_plain("load")
         check_index("first_chunk", first_chunk, lease.chunks)
         chunks = lease.chunks - first_chunk
@@ -270,7 +272,7 @@ class Pool:
 
     def leased_memory(self, lease: Lease) -> LeasedMemory:
         """A lease's chunks where they lie in the pool, to be read there until it is closed. Raises InvalidArgument."""
-        check_lease(lease, self.layout)
+        check_lease(lease, self._namespace)
         self._check_plain("leased_memory")
         if self.layout.head_groups != 1 or not self.shares[0].is_whole(self.layout):
             raise InvalidArgument("leased_memory has whole layers, expected a layout without head groups and no share")

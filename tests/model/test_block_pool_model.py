@@ -103,6 +103,16 @@ class BlockPoolMachine(RuleBasedStateMachine):
         self.engine.blocks.reserve(self._chosen(number), count)
 
     @precondition(lambda self: self.engine.tokens)
+    @rule(number=SOME, count=st.integers(0, 6), kept=st.integers(0, 6))
+    def keep_room(self, number: int, count: int, kept: int) -> None:
+        request = self._chosen(number)
+        if self.engine.blocks.reserve(request, count):
+            before = self.engine.blocks.block_ids(request)
+            self.engine.blocks.keep_room(request, min(count, kept))
+            slots = self.engine.blocks.length(request) + min(count, kept)
+            assert self.engine.blocks.block_ids(request) == before[: -(-slots // 4)]
+
+    @precondition(lambda self: self.engine.tokens)
     @rule(number=SOME)
     def free(self, number: int) -> None:
         self.engine.free(self._chosen(number))

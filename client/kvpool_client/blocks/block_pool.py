@@ -160,6 +160,17 @@ class BlockPool:
         _check_tokens(tokens, None)
         return self._make_slots(sequence, sequence.length + tokens)
 
+    def keep_room(self, request_id: Hashable, tokens: int) -> None:
+        """Of the room behind the known tokens, keep that of the first `tokens` positions and give the rest back.
+
+        The blocks that are kept stay where they are, with the KV of drafts that is in them. Raises InvalidArgument for more
+        than there is.
+        """
+        sequence = self._sequence(request_id)
+        _check_tokens(tokens, sequence.slots - sequence.length)
+        sequence.slots = sequence.length + tokens
+        self._drop_blocks(sequence, -(-sequence.slots // self._size))
+
     def computed(self, request_id: Hashable, start: int, end: int) -> bool:
         """The engine has computed the KV of tokens `start` up to `end`: their full blocks are reusable from now on.
 
@@ -179,7 +190,7 @@ class BlockPool:
         return True
 
     def rewind(self, request_id: Hashable, tokens: int) -> None:
-        """Take the last `tokens` tokens back, and all room behind them."""
+        """Take the last `tokens` tokens back, and all room behind them, with what is computed there (`keep_room` keeps it)."""
         sequence = self._sequence(request_id)
         _check_tokens(tokens, sequence.length)
         self._settle(sequence)
@@ -190,9 +201,7 @@ class BlockPool:
         # A part block that the tree has keeps its node, until `append` copies it.
         self._paths.cut(sequence, blocks if not rest or is_own else blocks - 1)
         sequence.truncate(length)
-        for block in sequence.blocks[blocks:]:
-            self._paths.drop_reference(block)
-        del sequence.blocks[blocks:]
+        self._drop_blocks(sequence, blocks)
 
     def fork(self, request_id: Hashable, new_id: Hashable) -> Allocation | None:
         """A second request with the same tokens, which shares the computed blocks; None where there is no room now.
@@ -376,6 +385,11 @@ class BlockPool:
         sequence.blocks += fresh
         sequence.slots = slots
         return True
+
+    def _drop_blocks(self, sequence: Sequence, first: int) -> None:
+        for block in sequence.blocks[first:]:
+            self._paths.drop_reference(block)
+        del sequence.blocks[first:]
 
     def _may_write(self, block: int) -> bool:
         return self._references.count(block) == 1 and self._tree.node_of(block) is None

@@ -13,7 +13,6 @@ from kvpool import failpoint
 from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError
 from kvpool.key_column import KeyColumn
-from kvpool.layout import Layout
 from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import peers as pm
@@ -23,6 +22,7 @@ from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.peer_pace import FIRST_PEER_PACE, PeerPace
 from kvpool_client.connection.session import Session
+from kvpool_client.key_chain import Namespace
 from kvpool_client.lease import Lease
 from kvpool_client.results import Hit
 
@@ -36,7 +36,7 @@ class LeaseFetcher:
 
     def __init__(
         self,
-        layout: Layout,
+        namespace: Namespace,
         link: Link,
         counters: Counters,
         *,
@@ -45,12 +45,12 @@ class LeaseFetcher:
         lease_type: type[Lease] = Lease,
     ) -> None:
         self._lease_type = lease_type
-        self._layout = layout
+        self._namespace = namespace
         self._link = link
         self._counters = counters
         self._estimate_s = estimate_s
         self._timeout_s = timeout_s
-        self._chunks_max = m.KEYS_MAX // len(layout.ranks)
+        self._chunks_max = m.KEYS_MAX // len(namespace[1].ranks)
 
     def acquire(self, hit: Hit) -> Lease:
         """Lease a hit's chunks, or the longest prefix of them that is still stored; see `Pool.acquire`."""
@@ -110,7 +110,7 @@ class LeaseFetcher:
         return self._lease_type(
             session if leased.chunks else None,
             leased,
-            layout=self._layout,
+            namespace=self._namespace,
             estimate_s=self._estimate_s,
             peer_pace=peer_pace or FIRST_PEER_PACE,
         )

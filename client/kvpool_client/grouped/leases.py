@@ -17,6 +17,7 @@ from kvpool_client.connection.link import Link
 from kvpool_client.connection.peer_pace import PeerPace
 from kvpool_client.connection.session import Session
 from kvpool_client.grouped.lookups import GroupFinder
+from kvpool_client.key_chain import Namespace
 from kvpool_client.lease import Lease
 from kvpool_client.load import Load
 from kvpool_client.results import Hit
@@ -32,12 +33,12 @@ class GroupLease(Lease):
         session: Session | None,
         leased: m.Leased,
         *,
-        layout: Layout,
+        namespace: Namespace,
         estimate_s: Callable[[int], float],
         peer_pace: PeerPace,
     ) -> None:
-        super().__init__(session, leased, layout=layout, estimate_s=estimate_s, peer_pace=peer_pace)
-        self.ranges = chunk_ranges(layout, leased.chunks)
+        super().__init__(session, leased, namespace=namespace, estimate_s=estimate_s, peer_pace=peer_pace)
+        self.ranges = chunk_ranges(self.layout, leased.chunks)
 
     @property
     def tiers(self) -> npt.NDArray[np.uint8]:
@@ -78,7 +79,7 @@ class LeaseRows(Lease):
         super().__init__(
             whole.session,
             rows,
-            layout=whole.layout.of_group(group),
+            namespace=(whole.namespace[0], whole.layout.of_group(group)),
             estimate_s=whole._estimate_s,
             peer_pace=whole._peer_pace,
         )
@@ -107,7 +108,7 @@ class GroupLeaseFetcher(LeaseFetcher):
 
     def __init__(
         self,
-        layout: Layout,
+        namespace: Namespace,
         link: Link,
         counters: Counters,
         *,
@@ -115,7 +116,7 @@ class GroupLeaseFetcher(LeaseFetcher):
         estimate_s: Callable[[int], float],
         timeout_s: float,
     ) -> None:
-        super().__init__(layout, link, counters, estimate_s=estimate_s, timeout_s=timeout_s, lease_type=GroupLease)
+        super().__init__(namespace, link, counters, estimate_s=estimate_s, timeout_s=timeout_s, lease_type=GroupLease)
         self._finder = finder
 
     def acquire(self, hit: Hit) -> Lease:
@@ -137,7 +138,7 @@ class GroupLeaseFetcher(LeaseFetcher):
             if now.chunks > 0:
                 wanted = now
                 leased = self._ask(session, self._request(wanted), left_s)
-        return self._lease(session, _from_store(self._layout, leased or NO_LEASE, wanted))
+        return self._lease(session, _from_store(self._namespace[1], leased or NO_LEASE, wanted))
 
     def _other_hits(self, session: Session, hit: Hit) -> Iterator[Hit]:
         """What may be leased where a hit could not be."""

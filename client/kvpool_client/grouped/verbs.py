@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from kvpool.errors import InvalidArgument
 from kvpool.types import TokenRange
-from kvpool_client.arguments import check_index, check_keys
+from kvpool_client.arguments import check_index, check_keys, check_lease
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.copying.cache import Cache
@@ -153,8 +153,8 @@ class GroupVerbs:
         """Copy leased chunks into engine memory: of full groups from `first_chunk` on, of windows and states all that
         `lease.ranges` names; returns at once. `block_ids` or `into`: of these chunks; −1 skips a block."""
         self._check()
-        if not isinstance(lease, GroupLease) or lease.layout != self._layout:
-            raise InvalidArgument(f"lease is {lease!r}, expected what acquire or claim answered of this layout")
+        check_lease(lease, self._namespace)
+        assert isinstance(lease, GroupLease)
         check_index("first_chunk", first_chunk, lease.chunks)
         firsts = [min(first_chunk, len(chunks)) if self._is_full(at) else 0 for at, chunks in enumerate(lease.ranges)]
         counts = [len(chunks) - first for chunks, first in zip(lease.ranges, firsts, strict=True)]

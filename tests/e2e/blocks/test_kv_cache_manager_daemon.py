@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import kvpool_client as kv
-from tests.rigs.daemon import Daemon, wait_connected
+from tests.rigs.daemon import Daemon, wait_connected, wait_until
 
 pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
@@ -71,6 +71,40 @@ def test_dummy_requests_that_are_freed_leave_nothing_here_and_on_the_node(daemon
     manager.shutdown()
     assert daemon.stats()["reservations"] == 0
     assert [chunk for part in pool.snapshot() for chunk in part.chunks] == []
+    pool.close()
+
+
+@pytest.mark.parametrize("is_by_verb", [False, True])
+def test_accepted_drafts_keep_their_kv_when_an_offload_ends_before_the_update(daemon: Daemon, is_by_verb: bool) -> None:
+    pool, manager = _start(daemon, 160)
+    ended, drafting = (ScriptedRequest(number, list(range(1, 9)), 20, context_chunk_size=8) for number in (1, 2))
+    prompts = SimpleNamespace(context_requests=[ended, drafting], generation_requests=[])
+    assert manager.prepare_resources(prompts) == []
+    manager.update_resources(prompts)
+    for request in (ended, drafting):
+        request.state = RequestState.GENERATION_IN_PROGRESS
+        request.tokens.append(9)
+    drafting.py_draft_tokens = [10, 11]
+    step = SimpleNamespace(context_requests=[], generation_requests=[drafting])
+    assert manager.prepare_resources(step) == []
+    blocks = manager.get_cache_indices(drafting)
+    buffers = [manager.get_buffers(layer) for layer in range(LAYERS)]
+    for buffer in buffers:
+        buffer[blocks[2], :, :3] = 77
+    manager.free_resources(ended)
+    (offload,) = manager.blocks._link._under_way
+    wait_until(offload.commit.done, "the offload of the request that has ended")  # its blocks are free at the next call
+    if is_by_verb:
+        manager.rewind_kv_cache(drafting, 1)
+    else:
+        drafting.py_rewind_len = 1
+    drafting.tokens += [10, 12]
+    manager.update_resources(step)
+    assert manager.get_cache_indices(drafting) == blocks
+    for buffer in buffers:
+        assert buffer[blocks[2], :, :2].eq(77).all()
+    assert manager.verify() == []
+    manager.shutdown()
     pool.close()
 
 

@@ -254,6 +254,20 @@ def test_a_load_begins_behind_what_the_engine_holds_but_for_windows(grouped: Gro
                     load.wait_layer(group, layer)
 
 
+def test_a_lease_of_another_model_or_of_one_group_is_refused(grouped: Grouped) -> None:
+    with grouped.connect(HYBRID) as pool, grouped.daemon.connect(HYBRID, model="another") as other:
+        keys = pool.keys(tokens_of(1, 6 * CHUNK + 1))
+        store(pool, keys)
+        with pool.acquire(pool.lookup(keys)) as lease:
+            assert isinstance(lease, kv.GroupLease)
+            with pytest.raises(kv.InvalidArgument, match=r"lease is of model 'model-.*', expected one of .*'another'"):
+                load(other, lease)
+            for part in (lease.rows_of(FULL), None):
+                with pytest.raises(kv.InvalidArgument, match=r"lease is (of layout .*, expected one|NoneType)"):
+                    pool.groups.load(part, into=[])  # type: ignore[arg-type]  # the mistake
+        assert_served(pool, keys, 6)
+
+
 def test_a_scheduler_of_many_ranks_finds_long_prompts() -> None:
     layout = kv.Layout(chunk_tokens=16, rank=None, world=8, groups=HYBRID_OF_16)
     finder = GroupFinder(layout, None, None, 1.0)  # type: ignore[arg-type]  # nothing is looked up
@@ -439,7 +453,7 @@ def test_what_does_not_fit_is_refused_by_name(grouped: Grouped) -> None:
             (lambda: pool.register([], 8, "auto", 3), "group is 3"),
             (lambda: pool.lookup(keys, owner="node-b"), "names no node"),
             (lambda: plain.groups.load(pool.acquire(pool.lookup(keys)), into=rows), "no groups"),
-            (lambda: pool.groups.load(plain.acquire(plain.lookup(plain.keys([1]))), into=rows), "of this layout"),
+            (lambda: pool.groups.load(plain.acquire(plain.lookup(plain.keys([1]))), into=rows), "lease is of layout"),
         ):
             with pytest.raises(kv.InvalidArgument, match=message):
                 call()

@@ -342,6 +342,25 @@ def test_keys_of_another_pool_are_refused_unless_they_are_the_same_keys(
         assert pool.lookup(twin.keys(tokens)).chunks == 6
 
 
+def test_a_lease_of_another_model_is_refused_and_nothing_is_loaded(shared: Shared) -> None:
+    tokens = tokens_of(18, 2 * 32)
+    with shared.connect() as pool, shared.connect() as twin, shared.connect(model="another") as other:
+        keys = pool.keys(tokens)
+        store(pool, keys)
+        into = np.zeros((2, SMALL.chunk_bytes), np.uint8)
+        with pool.acquire(pool.lookup(keys)) as lease:
+            for attempt in (lambda: other.load(lease, into=into), lambda: other.leased_memory(lease)):
+                with pytest.raises(
+                    kv.InvalidArgument, match=r"lease is of model 'model-.*', expected one of .*'another'"
+                ):
+                    attempt()
+            assert other.claim(lease.ticket()).chunks == 0
+            with twin.claim(lease.ticket()) as claimed:
+                assert not into.any()
+                result = pool.load(claimed, into=into).wait()
+            assert_right_bytes(keys, SMALL, result, into)
+
+
 def test_an_ambiguous_cache_must_name_its_form(shared: Shared) -> None:
     with shared.connect() as pool:
         layers = paged_layers(SMALL, 2, 16, "kv_first")

@@ -203,6 +203,7 @@ def test_a_callers_mistakes_raise_and_name_the_value() -> None:
         (lambda: engine.blocks.fork("a", "a"), "'a' is allocated already"),
         (lambda: engine.blocks.rewind("a", 5), "tokens is 5, expected 0..4"),
         (lambda: engine.blocks.reserve("a", -1), "tokens is -1, expected a number from 0"),
+        (lambda: engine.blocks.keep_room("a", 1), "tokens is 1, expected 0..0"),
         (lambda: engine.blocks.allocate("b", [1], salt="tenant"), "salt is str, expected bytes"),  # type: ignore[arg-type]
         (lambda: engine.blocks.allocate("b", [1], adapter=b"a"), "adapter is bytes, expected str"),  # type: ignore[arg-type]
         (lambda: engine.blocks.computed("a", 0, 5), "0 to 5"),

@@ -1,6 +1,7 @@
 """KV cache manager: what TensorRT-LLM's executor, capacity scheduler and model engine ask of it."""
 
 import re
+from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -113,6 +114,53 @@ def test_rejected_drafts_are_taken_back() -> None:
     manager.rewind_kv_cache(request, 5)
     assert len(manager.get_cache_indices(request)) == 2
     assert manager.verify() == []
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_a_step_that_is_prepared_again_is_one_step(times: int, drafts: int) -> None:
+    manager = manager_of(80)
+    request = request_of(1, 5)
+    prefill(manager, request)
+    for step in range(1, 5):
+        request.py_draft_tokens = [5] * drafts
+        for _ in range(times - 1):
+            assert manager.prepare_resources(batch([], [request])) == []
+            assert len(manager.get_cache_indices(request)) == -(-(4 + step + 1 + drafts) // 4)
+        decode(manager, request, drafts)
+        assert len(manager.get_cache_indices(request)) == -(-(5 + step) // 4)
+    manager.rewind_kv_cache(request, 3)
+    assert len(manager.get_cache_indices(request)) == 2
+    assert manager.verify() == []
+
+
+def test_a_step_that_is_prepared_again_has_the_drafts_of_now() -> None:
+    manager = manager_of(80, max_seq_len=16)
+    request = request_of(1, 7)
+    prefill(manager, request)
+    for drafts in (1, 5, 8, 8):
+        request.py_draft_tokens = [5] * drafts
+        assert manager.prepare_resources(batch([], [request])) == []
+        assert len(manager.get_cache_indices(request)) == -(-(8 + drafts) // 4)
+    request.py_draft_tokens = [5] * 9
+    assert manager.prepare_resources(batch([], [request])) == [request]
+    assert manager.refusals == {1: "positions are 17, expected at most max_seq_len 16"}
+
+
+def test_kv_of_a_token_that_is_sampled_and_not_computed_is_not_reusable() -> None:
+    manager = manager_of(80)
+    request = request_of(1, 5)
+    prefill(manager, request)
+    for _ in range(3):
+        assert manager.prepare_resources(batch([], [request])) == []
+    request.tokens.append(8)
+    manager.update_resources(batch([], [request]))
+    decode(manager, request)
+    manager.free_resources(request)
+    following = request_of(2, 9, tokens=[*request.tokens, 9])
+    assert following.tokens == [0, 1, 2, 3, 4, 7, 8, 7, 9]
+    assert manager.prepare_resources(batch([following])) == []
+    assert following.reused == 7
 
 
 def test_without_room_a_request_is_returned_and_keeps_what_it_has() -> None:
@@ -357,6 +405,15 @@ def retention_of(milliseconds: object, priority: object = 80) -> SimpleNamespace
     )
 
 
+def raising(error: Exception) -> Callable[..., Any]:
+    """A request's method that fails."""
+
+    def fail(*_: object) -> Any:
+        raise error
+
+    return fail
+
+
 @pytest.mark.parametrize(
     ("odd", "reason"),
     [
@@ -377,6 +434,14 @@ def retention_of(milliseconds: object, priority: object = 80) -> SimpleNamespace
         ({"set_prepopulated_prompt_len": None}, "TypeError: 'NoneType' object is not callable"),
         ({"context_current_position": 4}, "py_request_id is 1, expected a request with blocks"),
         ({"py_draft_tokens": [1] * 56}, "positions are 65, expected at most max_seq_len 64"),
+        ({"prompt_len": -1}, "prompt_len is -1, expected a number of tokens from 0"),
+        ({"prompt_len": 4.0}, "prompt_len is 4.0, expected a number of tokens from 0"),
+        ({"context_chunk_size": 5.0}, "context_chunk_size is 5.0, expected a number of tokens from 0"),
+        ({"context_chunk_size": -4}, "context_chunk_size is -4, expected a number of tokens from 0"),
+        ({"get_tokens": raising(RuntimeError("TLLM_CHECK failed"))}, "RuntimeError: TLLM_CHECK failed"),
+        ({"get_tokens": raising(AssertionError("one beam"))}, "AssertionError: one beam"),
+        ({"set_prepopulated_prompt_len": raising(RuntimeError("no context"))}, "RuntimeError: no context"),
+        ({"set_prepopulated_prompt_len": raising(AssertionError("no context"))}, "AssertionError: no context"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_refused_with_a_reason_and_the_others_are_prepared(
@@ -405,6 +470,32 @@ def test_a_request_that_cannot_be_served_is_refused_with_a_reason_and_the_others
     assert manager.refusals == {}
 
 
+@pytest.mark.parametrize("state", [RequestState.CONTEXT_INIT, RequestState.GENERATION_IN_PROGRESS])
+def test_a_request_whose_id_is_no_key_is_refused_by_the_ids_repr(state: RequestState) -> None:
+    manager = manager_of(80)
+    odd, other = request_of(1, 6, py_request_id=[1], state=state), request_of(2, 8, tokens=[3] * 8)
+    both = batch([odd, other]) if state == RequestState.CONTEXT_INIT else batch([other], [odd])
+    assert manager.prepare_resources(both) == [odd]
+    assert list(manager.refusals) == ["[1]"]
+    assert re.search(r"unhashable type: 'list'|py_request_id is \[1\], expected", manager.refusals["[1]"])
+    other.context_current_position = 8
+    manager.update_resources(both)
+    manager.free_resources(odd)
+    assert manager.blocks.priority_of(manager.get_cache_indices(other)[1]) is not None
+    assert manager.get_num_free_blocks() == manager.get_max_resource_count() - 2
+    assert manager.verify() == []
+
+
+def test_a_failed_assertion_of_the_pool_itself_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = manager_of(80)
+    request, odd = request_of(1, 6), request_of(2, 6, get_tokens=raising(AssertionError("one beam")))
+    prefill(manager, request)
+    monkeypatch.setattr(manager._served[1], "positions", 9)
+    assert manager.verify() == ["request 1 has 9 positions in room for 8"]
+    with pytest.raises(AssertionError, match="one beam"):
+        manager.prepare_resources(batch([odd]))
+
+
 def test_an_unknown_generating_request_is_refused_and_the_others_have_their_room() -> None:
     manager = manager_of(80)
     known, unknown = request_of(1, 8), request_of(2, 8)
@@ -416,7 +507,7 @@ def test_an_unknown_generating_request_is_refused_and_the_others_have_their_room
         manager.rewind_kv_cache(unknown, 1)
 
 
-@pytest.mark.parametrize("rewound", [9, -1, "two"])
+@pytest.mark.parametrize("rewound", [9, -1, "two", RuntimeError("TLLM_CHECK failed"), AssertionError("one beam")])
 def test_a_step_that_cannot_be_confirmed_ends_its_request_alone(rewound: Any) -> None:
     manager = manager_of(80)
     odd, other = request_of(1, 6), request_of(2, 6, tokens=[3] * 6)
@@ -424,7 +515,10 @@ def test_a_step_that_cannot_be_confirmed_ends_its_request_alone(rewound: Any) ->
     prefill(manager, other)
     odd.py_draft_tokens = other.py_draft_tokens = [5]
     assert manager.prepare_resources(batch([], [odd, other])) == []
-    odd.py_rewind_len, other.py_rewind_len = rewound, 0
+    if isinstance(rewound, Exception):
+        odd.get_tokens = raising(rewound)  # type: ignore[method-assign]  # a request that is odd
+    else:
+        odd.py_rewind_len = rewound
     odd.tokens += [5, 7]
     other.tokens += [5, 7]
     manager.update_resources(batch([], [odd, other]))

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -34,7 +35,16 @@ from kvpool_client.pool import Pool
 log = logging.getLogger(__name__)
 
 # What a duck-typed request raises that lacks a field, or has another value in it than any executor gives it.
-ODD_REQUEST = (KVPoolError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+ODD_REQUEST = (
+    KVPoolError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class BaseResourceManager(ABC):
@@ -74,14 +84,15 @@ class _Served:
     """A request's positions in the cache.
 
     `positions`: those that are computed or prepared; `computed`: those that a step has confirmed; `step_end`: where the
-    prepared step ends, None in between; `is_reusable`: False for dummies. `fault`: why its last step could not be confirmed,
-    which leaves its positions unknown.
+    prepared step ends, None in between; `step_start`: where a generating one begins, however often it is prepared;
+    `is_reusable`: False for dummies. `fault`: why its last step could not be confirmed, which leaves its positions unknown.
     """
 
     positions: int
     computed: int
     is_reusable: bool
     step_end: int | None = None
+    step_start: int = 0
     is_generating: bool = False
     fault: str = ""
 
@@ -186,14 +197,15 @@ class KVCacheManager(BaseResourceManager):
         """Room for the batch's next step. Returns the requests that must not run in it.
 
         `refusals` has those of them that cannot be served as they are, each by its id with the reason; for the others there
-        is no room now.
+        is no room now. A step that is prepared again before its update, since it did not run, is the same step, with the
+        drafts of now.
         """
         before, self.refusals = self.refusals, {}
         steps = [(request, self._prepare_context) for request in scheduled_batch.context_requests]
         steps += [(request, self._prepare_generation) for request in scheduled_batch.generation_requests]
         left_out: list[Any] = []
         for number, (request, prepare) in enumerate(steps):
-            request_id = getattr(request, "py_request_id", None)
+            request_id = _id_of(request)
             is_new = request_id not in self._served
             try:
                 if number - len(left_out) == self.max_batch_size:
@@ -202,7 +214,7 @@ class KVCacheManager(BaseResourceManager):
                     left_out.append(request)
             except ODD_REQUEST as error:
                 left_out.append(request)
-                self.refusals[request_id] = reason = _words(error)
+                self.refusals[request_id] = reason = self._fault(error)
                 if is_new:
                     self._end(request_id)
                 if before.get(request_id) != reason:
@@ -232,7 +244,7 @@ class KVCacheManager(BaseResourceManager):
             raise InvalidArgument("pin_on_release is True, expected False: blocks for reuse are not pinned")
         if state_of(request) == "GENERATION_COMPLETE":
             self._confirm(request)
-        self._end(request.py_request_id)
+        self._end(_id_of(request))
 
     def rewind_kv_cache(self, request: Any, rewind_len: int) -> None:
         """Take the last positions of a request back."""
@@ -336,6 +348,8 @@ class KVCacheManager(BaseResourceManager):
         return offset
 
     def _prepare_context(self, request: Any) -> bool:
+        for name in ("prompt_len", "context_current_position", "context_chunk_size"):
+            _check_count(request, name)
         if request.is_first_context_chunk and request.py_request_id not in self._served:
             beams = getattr(getattr(request, "sampling_config", None), "beam_width", 1)
             if beams != 1:
@@ -350,7 +364,7 @@ class KVCacheManager(BaseResourceManager):
         return True
 
     def _served_as(self, request: Any) -> _Served:
-        served = self._served.get(request.py_request_id)
+        served = self._served.get(_id_of(request))
         if served is None:
             raise InvalidArgument(
                 f"py_request_id is {request.py_request_id!r}, expected a request with blocks: after its first context chunk"
@@ -396,7 +410,9 @@ class KVCacheManager(BaseResourceManager):
         """Room for the token that is computed next, and its drafts. Nothing is taken while the last block has it."""
         request_id = request.py_request_id
         served = self._served_as(request)
-        positions = served.positions + 1 + len(_drafts(request))
+        if served.step_end is None or not served.is_generating:
+            served.step_start = served.positions
+        positions = min(served.step_start, served.positions) + 1 + len(_drafts(request))
         self._check_length(positions)
         if not self.blocks.reserve(request_id, positions - self.blocks.length(request_id)):
             return False
@@ -406,13 +422,13 @@ class KVCacheManager(BaseResourceManager):
 
     def _confirm(self, request: Any) -> None:
         """The prepared step of a request has run."""
-        served = self._served.get(request.py_request_id)
+        served = self._served.get(_id_of(request))
         if served is None or served.step_end is None:
             return
         try:
             self._take_step(request, served, served.step_end)
         except ODD_REQUEST as error:
-            served.fault = f"its last step was not confirmed: {_words(error)}"
+            served.fault = f"its last step was not confirmed: {self._fault(error)}"
         served.step_end = None
 
     def _take_step(self, request: Any, served: _Served, end: int) -> None:
@@ -423,20 +439,29 @@ class KVCacheManager(BaseResourceManager):
         if not served.is_reusable:
             return
         known = self.blocks.length(request_id)
+        if served.is_generating:
+            end = min(end, len(request.get_tokens(0)) - 1)  # the newest token is sampled, and computed by the next step
         if known < end:
             self.blocks.append(request_id, request.get_tokens(0)[known:end])
         end = min(end, self.blocks.length(request_id))
         if end > served.computed and self.blocks.computed(request_id, served.computed, end):
             served.computed = end
 
+    def _fault(self, error: Exception) -> str:
+        """What an error says; its kind too where it was not meant to be read. An assertion of this pool is raised again: after
+        one that a request has made the recount is right."""
+        if isinstance(error, AssertionError) and self.verify():
+            raise error
+        return str(error) if isinstance(error, KVPoolError) else f"{type(error).__name__}: {error}"
+
     def _rewind(self, request_id: int, served: _Served, rewind_len: int) -> None:
         if not 0 <= rewind_len <= served.positions:
             raise InvalidArgument(f"rewind_len is {rewind_len!r}, expected 0..{served.positions}")
         positions, known = served.positions - rewind_len, self.blocks.length(request_id)
-        self.blocks.rewind(request_id, max(0, known - positions))
         if positions > known:
-            is_there = self.blocks.reserve(request_id, positions - known)
-            assert is_there, "blocks that were just given back are not there"
+            self.blocks.keep_room(request_id, positions - known)
+        else:
+            self.blocks.rewind(request_id, known - positions)
         served.positions, served.computed = positions, min(served.computed, positions)
         if served.step_end is not None:
             served.step_end = min(served.step_end, positions)
@@ -447,9 +472,21 @@ def _drafts(request: Any) -> Sequence[int]:
     return getattr(request, "py_draft_tokens", None) or ()
 
 
-def _words(error: Exception) -> str:
-    """What an error says; its kind too where it was not meant to be read."""
-    return str(error) if isinstance(error, KVPoolError) else f"{type(error).__name__}: {error}"
+def _id_of(request: Any) -> Any:
+    """A request's id; the repr of one that is no key, by which nothing is served."""
+    request_id = getattr(request, "py_request_id", None)
+    try:
+        hash(request_id)
+    except TypeError:
+        return repr(request_id)
+    return request_id
+
+
+def _check_count(request: Any, name: str) -> None:
+    """A request's field that counts tokens."""
+    value = getattr(request, name)
+    if not isinstance(value, Integral) or value < 0:
+        raise InvalidArgument(f"{name} is {value!r}, expected a number of tokens from 0")
 
 
 def _check_beams(max_beam_width: int) -> None:

@@ -243,7 +243,7 @@ def test_a_lease_that_the_daemon_cannot_give_is_sought_once_more(left: int) -> N
 
     rig.session.call, rig.session.is_alive, rig.session.drop_lease = call, True, lambda _: None
     fetcher = GroupLeaseFetcher(
-        rig.layout, rig.link, Counters(), finder=rig.finder, estimate_s=lambda _: 0.0, timeout_s=1.0
+        ("m", rig.layout), rig.link, Counters(), finder=rig.finder, estimate_s=lambda _: 0.0, timeout_s=1.0
     )
     with fetcher.acquire(hit) as lease:
         assert lease.chunks == left
