@@ -116,37 +116,6 @@ def test_rejected_drafts_are_taken_back() -> None:
     assert manager.verify() == []
 
 
-@pytest.mark.parametrize("times", [1, 2, 3])
-@pytest.mark.parametrize("drafts", [0, 2])
-def test_a_step_that_is_prepared_again_is_one_step(times: int, drafts: int) -> None:
-    manager = manager_of(80)
-    request = request_of(1, 5)
-    prefill(manager, request)
-    for step in range(1, 5):
-        request.py_draft_tokens = [5] * drafts
-        for _ in range(times - 1):
-            assert manager.prepare_resources(batch([], [request])) == []
-            assert len(manager.get_cache_indices(request)) == -(-(4 + step + 1 + drafts) // 4)
-        decode(manager, request, drafts)
-        assert len(manager.get_cache_indices(request)) == -(-(5 + step) // 4)
-    manager.rewind_kv_cache(request, 3)
-    assert len(manager.get_cache_indices(request)) == 2
-    assert manager.verify() == []
-
-
-def test_a_step_that_is_prepared_again_has_the_drafts_of_now() -> None:
-    manager = manager_of(80, max_seq_len=16)
-    request = request_of(1, 7)
-    prefill(manager, request)
-    for drafts in (1, 5, 8, 8):
-        request.py_draft_tokens = [5] * drafts
-        assert manager.prepare_resources(batch([], [request])) == []
-        assert len(manager.get_cache_indices(request)) == -(-(8 + drafts) // 4)
-    request.py_draft_tokens = [5] * 9
-    assert manager.prepare_resources(batch([], [request])) == [request]
-    assert manager.refusals == {1: "positions are 17, expected at most max_seq_len 16"}
-
-
 def test_kv_of_a_token_that_is_sampled_and_not_computed_is_not_reusable() -> None:
     manager = manager_of(80)
     request = request_of(1, 5)

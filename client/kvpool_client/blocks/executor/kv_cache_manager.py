@@ -84,15 +84,14 @@ class _Served:
     """A request's positions in the cache.
 
     `positions`: those that are computed or prepared; `computed`: those that a step has confirmed; `step_end`: where the
-    prepared step ends, None in between; `step_start`: where a generating one begins, however often it is prepared;
-    `is_reusable`: False for dummies. `fault`: why its last step could not be confirmed, which leaves its positions unknown.
+    prepared step ends, None in between; `is_reusable`: False for dummies. `fault`: why its last step could not be confirmed,
+    which leaves its positions unknown.
     """
 
     positions: int
     computed: int
     is_reusable: bool
     step_end: int | None = None
-    step_start: int = 0
     is_generating: bool = False
     fault: str = ""
 
@@ -197,8 +196,8 @@ class KVCacheManager(BaseResourceManager):
         """Room for the batch's next step. Returns the requests that must not run in it.
 
         `refusals` has those of them that cannot be served as they are, each by its id with the reason; for the others there
-        is no room now. A step that is prepared again before its update, since it did not run, is the same step, with the
-        drafts of now.
+        is no room now. A generating request that is prepared again before its update gets room for one more token: an
+        executor may be a step ahead.
         """
         before, self.refusals = self.refusals, {}
         steps = [(request, self._prepare_context) for request in scheduled_batch.context_requests]
@@ -410,9 +409,7 @@ class KVCacheManager(BaseResourceManager):
         """Room for the token that is computed next, and its drafts. Nothing is taken while the last block has it."""
         request_id = request.py_request_id
         served = self._served_as(request)
-        if served.step_end is None or not served.is_generating:
-            served.step_start = served.positions
-        positions = min(served.step_start, served.positions) + 1 + len(_drafts(request))
+        positions = served.positions + 1 + len(_drafts(request))
         self._check_length(positions)
         if not self.blocks.reserve(request_id, positions - self.blocks.length(request_id)):
             return False
