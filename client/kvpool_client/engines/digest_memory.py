@@ -1,7 +1,7 @@
 """Digest memory: the digests of files that a user's processes have read on this machine, so that each is read once.
 
     $XDG_CACHE_HOME/kvpool/digests/   (~/.cache where that is not set), 0700
-        <name>        digest of one file, JSON, replaced as a whole; the name is made of the file's stamp
+        <name>        digest of one file, JSON, replaced as a whole; the name is made of machine and stamp
         <name>.turn   whoever has this locked reads the file, the others wait for what it finds
 
 An entry is believed only in a directory of this user that nobody else may write, and only where it is this user's file as
@@ -27,6 +27,7 @@ from kvpool_client.engines.file_stamps import FileStamp
 ENTRIES_MAX = 4096
 ENTRY_BYTES_MAX = 4096
 POLL_S = 0.1
+MACHINE_IDS = ("/etc/machine-id", "/proc/sys/kernel/random/boot_id")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -95,7 +96,16 @@ def _is_own(status: os.stat_result) -> bool:
 
 
 def _name_of(stamp: FileStamp) -> str:
-    return hashlib.sha256(repr(stamp.facts).encode()).hexdigest()[:40]
+    return hashlib.sha256(f"{_machine()} {stamp.facts}".encode()).hexdigest()[:40]
+
+
+def _machine() -> str:
+    """What distinguishes this machine from others with the same home: its id, or this boot's where it has none."""
+    for place in MACHINE_IDS:
+        with contextlib.suppress(OSError, ValueError):
+            if name := Path(place).read_text().strip():
+                return name
+    return ""
 
 
 def _turn_of(stamp: FileStamp) -> str:
@@ -103,7 +113,7 @@ def _turn_of(stamp: FileStamp) -> str:
 
 
 def _sum_of(stamp: FileStamp, digest: str) -> str:
-    return hashlib.sha256(f"{stamp.facts} {digest}".encode()).hexdigest()
+    return hashlib.sha256(f"{_machine()} {stamp.facts} {digest}".encode()).hexdigest()
 
 
 def _read(directory: int, stamp: FileStamp) -> str:

@@ -24,15 +24,18 @@ import kvpool_native
 from kvpool.clock import NS_PER_S, Deadline, MonotonicClock, wall_time_s
 from kvpool.errors import LayoutMismatch
 from kvpool_client.engines.digest_memory import DigestMemory
-from kvpool_client.engines.file_stamps import FileStamp, first_difference, first_younger, stamps_of
+from kvpool_client.engines.file_stamps import FileStamp, first_difference, first_younger, keeps_times, stamps_of
 
 # Bytes of one read: long enough that the calls around it do not count, short enough that a stop is seen soon.
 READ_BYTES = 8 << 20
 DIGEST_HEX = 32
 # Two changes within a tick of a filesystem's clock have one time. Most have ticks of up to 10 ms, so a file that has just
-# changed is read a moment later; some have ticks of 2 s, so the digest of one that has changed before is not remembered.
+# changed is read a moment later.
 TICK_NS = 20_000_000
-REMEMBERED_AGE_NS = 3 * NS_PER_S
+# The digest of a file that has changed since then is not remembered. Some filesystems have ticks of 2 s. And of the writes to
+# a page through a shared mapping only the first changes the times, until the page is on disk: for some 35 s at most by Linux's
+# defaults (vm.dirty_expire_centisecs and vm.dirty_writeback_centisecs). The rest is a guess.
+REMEMBERED_AGE_NS = 60 * NS_PER_S
 # How often the log shows how far a reading is.
 PROGRESS_S = 10.0
 STOP_TIMEOUT_S = 2.0
@@ -112,6 +115,8 @@ class WeightsReading:
     ) -> str:
         begun = self.done
         with open(stamp.path, "rb", buffering=0) as file:
+            if not keeps_times(file.fileno()):
+                memory = DigestMemory(None)
             digest = memory.find(stamp)
             if not digest:
                 with memory.turn(stamp, stop):
@@ -132,7 +137,7 @@ class WeightsReading:
             show()
             if stop.is_set():
                 raise LayoutMismatch(f"reading {stamp.path!r} was ended")
-        if FileStamp.of(stamp.path, os.fstat(file)) != stamp:
+        if FileStamp.at(stamp.path, file) != stamp:
             raise _changed(stamp.path)
         if age_ns >= REMEMBERED_AGE_NS:
             memory.note(stamp, whole.hexdigest())

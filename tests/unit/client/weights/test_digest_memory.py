@@ -1,5 +1,7 @@
 """The memory of digests: what is believed, what is not, and that processes read a file one after another."""
 
+import hashlib
+import io
 import json
 import os
 import stat
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvpool_client.engines import digest_memory, weights_reading
+from kvpool_client.engines import digest_memory, file_stamps, weights_reading
 from kvpool_client.engines.digest_memory import DigestMemory
 from kvpool_client.engines.file_stamps import FileStamp
 from kvpool_client.engines.weights_reading import WeightsReading
@@ -35,7 +37,7 @@ def entry(memory: DigestMemory, tmp_path: Path) -> Path:
 
 def test_a_noted_digest_is_found_by_every_part_of_its_stamp(memory: DigestMemory, entry: Path) -> None:
     assert memory.find(STAMP) == memory.find(replace(STAMP, path="/a/link/to/it")) == DIGEST
-    for field in ("device", "inode", "size", "mtime_ns", "ctime_ns"):
+    for field in ("device", "inode", "size", "mtime_ns", "ctime_ns", "filesystem"):
         changed: dict[str, Any] = {field: 77}
         assert memory.find(replace(STAMP, **changed)) == ""
 
@@ -125,11 +127,12 @@ def weights_at(place: Path, age_ns: int, monkeypatch: pytest.MonkeyPatch) -> Pat
     place.write_bytes(b"weights")
     now_s = (place.stat().st_ctime_ns + age_ns) / 1e9
     monkeypatch.setattr(weights_reading, "wall_time_s", lambda: now_s)
+    monkeypatch.setattr(weights_reading, "keeps_times", lambda _: True)
     return place
 
 
 def test_a_file_is_read_once(memory: DigestMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = weights_at(tmp_path / "model.bin", 10**10, monkeypatch)
+    place = weights_at(tmp_path / "model.bin", 10**11, monkeypatch)
     for reads in (1, 0):
         reading = WeightsReading(place)
         seen: list[int] = []
@@ -142,8 +145,8 @@ def test_a_file_is_read_once(memory: DigestMemory, tmp_path: Path, monkeypatch: 
 def test_a_file_that_changes_while_it_is_read_is_not_remembered_as_it_was(
     memory: DigestMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = weights_at(tmp_path / "model.bin", 10**10, monkeypatch)
-    before = FileStamp.of(str(place), place.stat())
+    place = weights_at(tmp_path / "model.bin", 10**11, monkeypatch)
+    before = FileStamp.at(str(place))
 
     def change() -> None:
         place.write_bytes(b"changed")
@@ -155,8 +158,8 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered_as_it_was(
 def test_another_file_in_a_files_place_is_not_remembered_as_that_file(
     memory: DigestMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = weights_at(tmp_path / "model.bin", 10**10, monkeypatch)
-    before, reading = FileStamp.of(str(place), place.stat()), WeightsReading(place)
+    place = weights_at(tmp_path / "model.bin", 10**11, monkeypatch)
+    before, reading = FileStamp.at(str(place)), WeightsReading(place)
     (tmp_path / "other").write_bytes(b"another")
     (tmp_path / "other").rename(place)
     reading.read(memory, threading.Event())
@@ -166,17 +169,77 @@ def test_another_file_in_a_files_place_is_not_remembered_as_that_file(
 def test_a_file_that_may_change_again_without_a_new_time_is_not_remembered(
     memory: DigestMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reading = WeightsReading(weights_at(tmp_path / "model.bin", 10**9, monkeypatch))
+    reading = WeightsReading(weights_at(tmp_path / "model.bin", 59 * 10**9, monkeypatch))
     reading.read(memory, threading.Event())
     assert reading.find()
     assert not list((tmp_path / "digests").iterdir())
 
 
+@pytest.mark.parametrize("has_id", [True, False])
+def test_a_digest_is_of_one_machine(
+    memory: DigestMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_id: bool
+) -> None:
+    own, boot = tmp_path / "machine-id", tmp_path / "boot-id"
+    monkeypatch.setattr(digest_memory, "MACHINE_IDS", (str(own), str(boot)))
+    for path in (own, boot):
+        path.write_text("one" if path == boot or has_id else "")
+    memory.note(STAMP, DIGEST)
+    assert memory.find(STAMP) == DIGEST
+    boot.write_text("two")
+    assert memory.find(STAMP) == (DIGEST if has_id else "")
+    own.write_text("two")
+    assert memory.find(STAMP) == ""
+
+
+def test_no_digest_is_taken_or_remembered_where_times_are_not_kept(
+    memory: DigestMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = weights_at(tmp_path / "model.bin", 10**11, monkeypatch)
+    memory.note(FileStamp.at(str(place)), DIGEST)
+    monkeypatch.setattr(weights_reading, "keeps_times", lambda _: False)
+    reading = WeightsReading(place)
+    reading.read(memory, threading.Event())
+    assert reading.find() == weights_reading.digest_of({"model.bin": hashlib.sha256(b"weights").hexdigest()})
+    (entry,) = (tmp_path / "digests").iterdir()
+    entry.unlink()
+    WeightsReading(place).read(memory, threading.Event())
+    assert not list((tmp_path / "digests").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("mount", "keeps"),
+    [
+        ("ext4 /dev/loop0 rw,relatime", True),
+        ("ext4 /dev/loop0 ro,relatime", False),
+        ("tmpfs tmpfs rw,size=1k", False),
+        ("ramfs none rw", False),
+    ],
+)
+def test_times_are_kept_on_a_disk_that_is_written(monkeypatch: pytest.MonkeyPatch, mount: str, keeps: bool) -> None:
+    texts = {
+        "/proc/self/fdinfo/5": "pos:\t0\nmnt_id:\t31\n",
+        "/proc/self/mountinfo": f"3 1 8:1 / / rw - xfs /dev/sda rw\n31 3 7:0 / /m ro,x shared:1 - {mount}\n",
+    }
+    monkeypatch.setattr(file_stamps, "open", lambda path: io.StringIO(texts[path]), raising=False)
+    assert file_stamps.keeps_times(5) is keeps
+    texts["/proc/self/mountinfo"] = ""
+    assert not file_stamps.keeps_times(5), "an unknown filesystem"
+
+
+def test_an_unknown_descriptor_keeps_no_times() -> None:
+    assert not file_stamps.keeps_times(1 << 20)
+
+
+def test_a_filesystem_in_memory_keeps_no_times() -> None:
+    with os.fdopen(os.memfd_create("memory"), "rb") as file:
+        assert not file_stamps.keeps_times(file.fileno())
+
+
 def test_processes_wait_for_whoever_reads_the_file(
     memory: DigestMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = weights_at(tmp_path / "model.bin", 10**10, monkeypatch)
-    stamp = FileStamp.of(str(place), place.stat())
+    place = weights_at(tmp_path / "model.bin", 10**11, monkeypatch)
+    stamp = FileStamp.at(str(place))
     reading = WeightsReading(place)
     seen: list[int] = []
     thread = threading.Thread(target=lambda: reading.read(memory, threading.Event(), lambda: seen.append(1)))
@@ -193,7 +256,7 @@ def test_waiting_for_another_process_ends_with_the_stop(memory: DigestMemory, tm
     place.write_bytes(b"weights")
     reading = WeightsReading(place)
     thread = threading.Thread(target=lambda: reading.read(memory, stop))
-    with memory.turn(FileStamp.of(str(place), place.stat()), threading.Event()):
+    with memory.turn(FileStamp.at(str(place)), threading.Event()):
         thread.start()
         stop.set()
         wait_until(lambda: reading.wait(0), "the reading has ended")

@@ -260,6 +260,19 @@ def test_a_file_alone_may_have_younger_neighbours(tmp_path: Path) -> None:
         WeightsReading(path, since_ns=since_ns)
 
 
+def test_a_link_to_a_later_part_may_not_be_younger(tmp_path: Path) -> None:
+    first, second = tmp_path / "m-00001-of-00002.gguf", tmp_path / "m-00002-of-00002.gguf"
+    for path in (first, tmp_path / "a", tmp_path / "b"):
+        path.write_bytes(b"weights")
+    second.symlink_to("a")
+    since_ns = later(tmp_path)
+    assert WeightsReading(first, since_ns=since_ns).has_files
+    second.unlink()
+    second.symlink_to("b")
+    with pytest.raises(LayoutMismatch, match="m-00002-of-00002"):
+        WeightsReading(first, since_ns=since_ns)
+
+
 def test_links_in_a_circle_end(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
