@@ -18,6 +18,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import kvpool_native
@@ -83,11 +84,18 @@ class WeightsReading:
         """Wait for the end, `timeout_s` at most. Whether it has come."""
         return self._ended.wait(timeout_s)
 
-    def read(self, memory: DigestMemory, stop: threading.Event, show: Callable[[], None] = lambda: None) -> None:
-        """Read the files, until `stop`; `show` is called after every READ_BYTES. The reader's thread."""
+    def read(
+        self,
+        memory: DigestMemory,
+        stop: threading.Event,
+        show: Callable[[], None] = lambda: None,
+        wait: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Read the files, until `stop`; `show` is called after every READ_BYTES, `wait` while another process reads a file. The
+        reader's thread."""
+        way = _Way(memory, stop, show, wait)
         try:
-            by_name = self._stamps.items()
-            digests = {name: self._digest_of(stamp, memory, stop=stop, show=show) for name, stamp in by_name}
+            digests = {name: self._digest_of(stamp, way) for name, stamp in self._stamps.items()}
             changed = self.first_changed()
             if changed:
                 raise _changed(changed)
@@ -110,38 +118,46 @@ class WeightsReading:
         except OSError as error:
             raise LayoutMismatch(f"the weights in {str(self.place)!r} cannot be read: {error}") from error
 
-    def _digest_of(
-        self, stamp: FileStamp, memory: DigestMemory, *, stop: threading.Event, show: Callable[[], None]
-    ) -> str:
+    def _digest_of(self, stamp: FileStamp, way: "_Way") -> str:
         begun = self.done
         with open(stamp.path, "rb", buffering=0) as file:
-            if not keeps_times(file.fileno()):
-                memory = DigestMemory(None)
+            memory = way.memory if keeps_times(file.fileno()) else DigestMemory(None)
             digest = memory.find(stamp)
             if not digest:
-                with memory.turn(stamp, stop):
-                    digest = memory.find(stamp) or self._read_whole(file.fileno(), stamp, memory, stop=stop, show=show)
+                with memory.turn(stamp, way.stop, way.wait) as advance:
+                    digest = memory.find(stamp) or self._read_whole(file.fileno(), stamp, memory, way, advance)
         self.done = begun + stamp.size
         return digest
 
     def _read_whole(
-        self, file: int, stamp: FileStamp, memory: DigestMemory, *, stop: threading.Event, show: Callable[[], None]
+        self, file: int, stamp: FileStamp, memory: DigestMemory, way: "_Way", advance: Callable[[], None]
     ) -> str:
         if _age_ns(stamp) < TICK_NS:
-            stop.wait(TICK_NS / NS_PER_S)
+            way.stop.wait(TICK_NS / NS_PER_S)
         age_ns = _age_ns(stamp)
         whole, room = hashlib.sha256(), memoryview(bytearray(READ_BYTES))
         while size := os.readv(file, [room]):
             whole.update(room[:size])
             self.done += size
-            show()
-            if stop.is_set():
+            advance()
+            way.show()
+            if way.stop.is_set():
                 raise LayoutMismatch(f"reading {stamp.path!r} was ended")
         if FileStamp.at(stamp.path, file) != stamp:
             raise _changed(stamp.path)
         if age_ns >= REMEMBERED_AGE_NS:
             memory.note(stamp, whole.hexdigest())
         return whole.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a reading goes. Its arguments are those of `WeightsReading.read`."""
+
+    memory: DigestMemory
+    stop: threading.Event
+    show: Callable[[], None]
+    wait: Callable[[], None]
 
 
 class WeightsReader:
@@ -180,7 +196,7 @@ class WeightsReader:
     def _run(self) -> None:
         while (reading := self._next()) is not None:
             shown = _Shown(reading, self._logger)
-            reading.read(self._memory, self._stop, shown.note)
+            reading.read(self._memory, self._stop, shown.note, shown.wait)
             shown.end()
 
     def _next(self) -> WeightsReading | None:
@@ -200,13 +216,20 @@ class _Shown:
         self._clock = MonotonicClock()
         self._begun_ns = self._clock.now_ns()
         self._next = Deadline(PROGRESS_S, self._clock)
-        self._has_shown = False
+        self._has_shown = self._has_waited = False
 
     def note(self) -> None:
         """Show how far it is, now and then."""
         if self._next.has_passed():
             self._has_shown, self._next = True, Deadline(PROGRESS_S, self._clock)
             self._log("until all are, nothing of them is loaded or saved")
+
+    def wait(self) -> None:
+        """Show that it waits, the first time at once."""
+        if not self._has_waited:
+            self._has_shown = self._has_waited = True
+            self._log("waits for another process of this user that reads them")
+        self.note()
 
     def end(self) -> None:
         """It has ended."""

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import logging
 import os
 import stat
 import threading
@@ -15,7 +16,7 @@ import pytest
 from kvpool_client.engines import digest_memory, file_stamps, weights_reading
 from kvpool_client.engines.digest_memory import DigestMemory
 from kvpool_client.engines.file_stamps import FileStamp
-from kvpool_client.engines.weights_reading import WeightsReading
+from kvpool_client.engines.weights_reading import WeightsReader, WeightsReading
 from tests.rigs.daemon import wait_until
 
 STAMP = FileStamp("/models/one.safetensors", 1, 2, 3, 4, 5)
@@ -261,3 +262,43 @@ def test_waiting_for_another_process_ends_with_the_stop(memory: DigestMemory, tm
         stop.set()
         wait_until(lambda: reading.wait(0), "the reading has ended")
     thread.join(60)
+
+
+def test_nobody_waits_for_a_process_that_reads_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = weights_at(tmp_path / "model.bin", 10**11, monkeypatch)
+    memory, reading = DigestMemory(tmp_path / "digests", stalled_s=0.2), WeightsReading(place)
+    reader = WeightsReader(memory, logging.getLogger("reader"))
+    with caplog.at_level(logging.INFO, "reader"), memory.turn(FileStamp.at(str(place)), threading.Event()):
+        reader.begin(reading)
+        assert reading.wait(60)
+    reader.stop()
+    assert reading.find() == weights_reading.digest_of({"model.bin": hashlib.sha256(b"weights").hexdigest()})
+    assert sum("waits for another process" in line for line in caplog.messages) == 1
+
+
+def test_a_process_that_reads_on_is_waited_for(memory: DigestMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time is that of a clock that stands while the other one reads on."""
+    begun: list[float] = []
+
+    class Stalled:
+        def __init__(self, timeout_s: float) -> None:
+            begun.append(timeout_s)
+
+        def has_passed(self) -> bool:
+            return False
+
+    monkeypatch.setattr(digest_memory, "Deadline", Stalled)
+    stop = threading.Event()
+    with memory.turn(STAMP, threading.Event()) as advance:
+
+        def wait() -> None:
+            advance()
+            if len(begun) > 4:
+                stop.set()
+
+        with memory.turn(STAMP, stop, wait):
+            pass
+    assert set(begun) == {digest_memory.STALLED_S}
+    assert len(begun) > 4
