@@ -104,6 +104,14 @@ class WeightsReading:
             self._refusal = str(error)
         except OSError as error:
             self._refusal = f"the weights in {str(self.place)!r} cannot be read: {error}"
+        except Exception as error:  # the places after it are read, whatever fails here: memory, a codec, a logger
+            self._refusal = f"reading the weights in {str(self.place)!r} has failed: {error!r}"
+        finally:
+            self._ended.set()
+
+    def refuse(self, reason: str) -> None:
+        """End it unread."""
+        self._refusal = reason
         self._ended.set()
 
     def _look(self) -> dict[str, FileStamp]:
@@ -182,8 +190,14 @@ class WeightsReader:
             reading.is_begun = True
             self._queue.append(reading)
             if self._thread is None and not self._stop.is_set():
-                self._thread = threading.Thread(target=self._run, name="kvpool-weights", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="kvpool-weights", daemon=True)
+                try:
+                    thread.start()
+                except (RuntimeError, MemoryError) as error:  # no more threads for this user
+                    self._queue.remove(reading)
+                    reading.refuse(f"the weights in {str(reading.place)!r} cannot be read: {error!r}")
+                else:
+                    self._thread = thread
 
     def stop(self) -> None:
         """End the thread. Waits for at most STOP_TIMEOUT_S: a disk may not answer."""
