@@ -148,7 +148,9 @@ def _sum_of(stamp: FileStamp, digest: str) -> str:
 def _read(directory: int, stamp: FileStamp) -> str:
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with os.fdopen(os.open(_name_of(stamp), flags, dir_fd=directory), "rb") as file:
+        with open(
+            _name_of(stamp), "rb", opener=lambda name, _: os.open(name, flags, dir_fd=directory)
+        ) as file:  # closes a directory too
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or not _is_own(status):
                 return ""

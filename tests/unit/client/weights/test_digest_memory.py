@@ -83,6 +83,14 @@ def test_a_broken_entry_is_none_and_is_replaced(memory: DigestMemory, entry: Pat
     assert memory.find(STAMP) == DIGEST
 
 
+def test_a_directory_in_an_entrys_place_is_none_and_leaves_no_descriptor(memory: DigestMemory, entry: Path) -> None:
+    entry.unlink()
+    entry.mkdir()
+    before = os.listdir("/proc/self/fd")
+    assert memory.find(STAMP) == ""
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_a_flipped_digit_is_seen(memory: DigestMemory, entry: Path) -> None:
     values: dict[str, Any] = json.loads(entry.read_bytes())
     entry.write_text(json.dumps({**values, "digest": "b" + values["digest"][1:]}))
