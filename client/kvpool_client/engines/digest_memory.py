@@ -9,7 +9,7 @@ An entry is believed only in a directory of this user that nobody else may write
 well. One that is torn or of another stamp is no entry, and a directory that cannot be used is an empty memory: nothing here
 raises.
 
-Any thread and process. At most ENTRIES_MAX files are in the directory, then the oldest go.
+Any thread and process. At most ENTRIES_MAX files are in the directory, then the oldest quarter goes.
 """
 
 import contextlib
@@ -26,7 +26,8 @@ from pathlib import Path
 from kvpool.clock import Deadline
 from kvpool_client.engines.file_stamps import FileStamp
 
-ENTRIES_MAX = 4096
+# More than the largest checkpoints have files, several times; of each some 400 bytes are remembered.
+ENTRIES_MAX = 32768
 ENTRY_BYTES_MAX = 4096
 POLL_S = 0.1
 # Longer than a busy disk takes for one read, shorter than anybody waits for a process that hangs (guess).
@@ -162,7 +163,7 @@ def _read(directory: int, stamp: FileStamp) -> str:
 
 
 def _write(directory: int, stamp: FileStamp, digest: str) -> None:
-    entry = {"path": stamp.path, "stamp": stamp.facts, "digest": digest, "checksum": _sum_of(stamp, digest)}
+    entry = {"stamp": stamp.facts, "digest": digest, "checksum": _sum_of(stamp, digest)}
     fresh = f"{_name_of(stamp)}.{os.getpid()}.{threading.get_ident()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(fresh, flags, 0o600, dir_fd=directory), "w") as file:
@@ -171,12 +172,21 @@ def _write(directory: int, stamp: FileStamp, digest: str) -> None:
 
 
 def _forget_oldest(directory: int) -> None:
+    """Forget down to three quarters, so that it is seldom done."""
     names = os.listdir(directory)
     if len(names) <= ENTRIES_MAX:
         return
-    by_age = sorted(names, key=lambda name: os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime_ns)
-    for name in by_age[: len(names) - ENTRIES_MAX]:
-        os.unlink(name, dir_fd=directory)
+    names.sort(key=lambda name: _changed_ns(directory, name))
+    for name in names[: len(names) - ENTRIES_MAX * 3 // 4]:
+        with contextlib.suppress(OSError):  # another process has removed it, or it is a directory
+            os.unlink(name, dir_fd=directory)
+
+
+def _changed_ns(directory: int, name: str) -> int:
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime_ns
+    except OSError:  # another process has removed it
+        return 0
 
 
 def _advance(lock: int | None) -> None:

@@ -122,13 +122,33 @@ def test_the_directory_follows_the_environment(tmp_path: Path, monkeypatch: pyte
     assert "None" in repr(DigestMemory.of_user({"XDG_CACHE_HOME": "relative"}))
 
 
-def test_the_oldest_entries_go(memory: DigestMemory, entry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest_memory, "ENTRIES_MAX", 3)
-    os.utime(entry, (1, 1))
-    for inode in range(10, 13):
+def test_the_oldest_entries_go_a_quarter_at_once(
+    memory: DigestMemory, entry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digest_memory, "ENTRIES_MAX", 8)
+    (entry.parent / "directory").mkdir()
+    os.utime(entry.parent / "directory", (1, 1))
+    os.utime(entry, (2, 2))
+    for inode in range(10, 16):
         memory.note(replace(STAMP, inode=inode), DIGEST)
-    assert memory.find(STAMP) == ""
-    assert all(memory.find(replace(STAMP, inode=inode)) for inode in range(10, 13))
+        os.utime(next(path for path in entry.parent.iterdir() if path.stat().st_mtime > 100), (inode, inode))
+    assert memory.find(STAMP) == DIGEST
+    memory.note(replace(STAMP, inode=16), DIGEST)
+    assert [bool(memory.find(replace(STAMP, inode=inode))) for inode in (STAMP.inode, *range(10, 17))] == [
+        False,
+        False,
+        *[True] * 6,
+    ], "of nine names the directory, which stays, and the two oldest entries were to go"
+
+
+def test_a_file_with_a_long_path_is_remembered(memory: DigestMemory) -> None:
+    stamp = replace(STAMP, path="/\N{CJK UNIFIED IDEOGRAPH-6A21}" * 2000)
+    memory.note(stamp, DIGEST)
+    assert memory.find(stamp) == DIGEST
+
+
+def test_more_files_are_remembered_than_a_checkpoint_has() -> None:
+    assert digest_memory.ENTRIES_MAX == 32768
 
 
 def weights_at(place: Path, age_ns: int, monkeypatch: pytest.MonkeyPatch) -> Path:
