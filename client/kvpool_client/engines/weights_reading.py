@@ -52,7 +52,7 @@ class WeightsReading:
         self._further = tuple(further)
         self._stamps = self._look()
         if self._stamps and since_ns is not None and (younger := self._younger_than(since_ns)):
-            raise _changed(younger)
+            raise changed_since_start(younger)
         self.size = sum(stamp.size for stamp in self._stamps.values())
         self.done = 0
         self.is_begun = False  # guarded by the reader's lock
@@ -98,7 +98,7 @@ class WeightsReading:
             digests = {name: self._digest_of(stamp, way) for name, stamp in self._stamps.items()}
             changed = self.first_changed()
             if changed:
-                raise _changed(changed)
+                raise changed_since_start(changed)
             self._digest = digest_of(digests)
         except LayoutMismatch as error:
             self._refusal = str(error)
@@ -152,7 +152,7 @@ class WeightsReading:
             if way.stop.is_set():
                 raise LayoutMismatch(f"reading {stamp.path!r} was ended")
         if FileStamp.at(stamp.path, file) != stamp:
-            raise _changed(stamp.path)
+            raise changed_since_start(stamp.path)
         if age_ns >= REMEMBERED_AGE_NS:
             memory.note(stamp, whole.hexdigest())
         return whole.hexdigest()
@@ -262,12 +262,13 @@ def digest_of(facts: Mapping[str, object]) -> str:
     return kvpool_native.blake3(json.dumps(facts, sort_keys=True, default=str).encode()).hex()[:DIGEST_HEX]
 
 
-def _age_ns(stamp: FileStamp) -> int:
-    """How long ago the file has changed."""
-    return int(wall_time_s() * NS_PER_S) - stamp.ctime_ns
-
-
-def _changed(path: str) -> LayoutMismatch:
+def changed_since_start(path: str) -> LayoutMismatch:
+    """The refusal of a file that may not be the one that the engine has loaded."""
     return LayoutMismatch(
         f"{path!r} has changed since the engine started, expected the files that it has loaded: start the engine again"
     )
+
+
+def _age_ns(stamp: FileStamp) -> int:
+    """How long ago the file has changed."""
+    return int(wall_time_s() * NS_PER_S) - stamp.ctime_ns
