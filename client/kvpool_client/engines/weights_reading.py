@@ -133,12 +133,12 @@ class WeightsReading:
             digest = memory.find(stamp)
             if not digest:
                 with memory.turn(stamp, way.stop, way.wait) as advance:
-                    digest = memory.find(stamp) or self._read_whole(file.fileno(), stamp, memory, way, advance)
+                    digest = memory.find(stamp) or self._read_whole(file.fileno(), stamp, memory, way, advance=advance)
         self.done = begun + stamp.size
         return digest
 
     def _read_whole(
-        self, file: int, stamp: FileStamp, memory: DigestMemory, way: "_Way", advance: Callable[[], None]
+        self, file: int, stamp: FileStamp, memory: DigestMemory, way: "_Way", *, advance: Callable[[], None]
     ) -> str:
         if _age_ns(stamp) < TICK_NS:
             way.stop.wait(TICK_NS / NS_PER_S)

@@ -189,7 +189,7 @@ def test_a_reader_that_is_stopped_leaves_its_place(model: Path) -> None:
 
 
 def failing(error: BaseException) -> Callable[..., None]:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise error
 
     return fail
