@@ -218,7 +218,8 @@ def _read_file(path: str | None, faults: list[str]) -> dict[str, Any]:
 def _content_of(path: str) -> str:
     """The content of a file. Raises OSError, also for anything that is no regular file or far too large: nothing may delay a
     reload."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:  # closes a directory too
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")

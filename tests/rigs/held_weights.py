@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvpool.clock import NS_PER_S, wall_time_s
-from kvpool_client.engines import weights
+from kvpool_client.engines import weights, weights_reading
 from kvpool_client.engines.digest_memory import DigestMemory
 from kvpool_client.engines.file_stamps import stamps_of
 
@@ -62,6 +62,7 @@ def held_weights(
     """Weights of this test's own, whose reading waits; no engine's start waits for it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(weights, "START_WAIT_S", 0.0)
+    monkeypatch.setattr(weights_reading, "keeps_times", lambda _: True)
     begin_now(monkeypatch)
     held = HeldWeights(tmp_path / "weights", request.node.nodeid.encode())
     held.hold()

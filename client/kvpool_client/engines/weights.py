@@ -14,7 +14,14 @@ from pathlib import Path
 
 from kvpool.clock import Deadline, process_began_ns
 from kvpool.errors import LayoutMismatch
-from kvpool_client.engines.weights_reading import WeightsReader, WeightsReading, digest_of
+from kvpool_client.engines.file_stamps import FileStamp, first_younger
+from kvpool_client.engines.weights_reading import (
+    TICK_NS,
+    WeightsReader,
+    WeightsReading,
+    changed_since_start,
+    digest_of,
+)
 
 CONFIGURATION = "config.json"
 # How long an engine's start waits for weights: long enough for those that are remembered, and for small ones (guess).
@@ -106,14 +113,26 @@ def loaded_files(place: Path, further: Sequence[str] = ()) -> WeightsReading:
 
 
 def cached_commit(name: str, revision: str, environment: Mapping[str, str]) -> str:
-    """The commit of a model of the Hub: `revision` where it is one, else what the local cache has for it; else empty."""
+    """The commit of a model of the Hub: `revision` where it is one, else what the local cache has for it; else empty. Raises
+    LayoutMismatch where the cache's has changed since the process began: which of them the engine has loaded is not known."""
     if _COMMIT.fullmatch(revision):
         return revision
-    home = environment.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
-    cache = environment.get("HF_HUB_CACHE") or os.path.join(home, "hub")
-    reference = Path(cache) / f"models--{name.replace('/', '--')}" / "refs" / (revision or "main")
+    reference = _hub_cache(environment) / f"models--{name.replace('/', '--')}" / "refs" / (revision or "main")
     try:
         commit = reference.read_text().strip()
+        stamps = {reference.name: FileStamp.at(str(reference))}
+        younger = first_younger(reference, stamps, process_began_ns() + TICK_NS)
     except (OSError, ValueError):
         return ""
+    if younger:
+        raise changed_since_start(younger)
     return commit if _COMMIT.fullmatch(commit) else ""
+
+
+def _hub_cache(environment: Mapping[str, str]) -> Path:
+    """The Hub's local cache, which is found as huggingface_hub finds it."""
+    cache = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE")
+    if not cache:
+        home = os.path.join(environment.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+        cache = os.path.join(environment.get("HF_HOME") or home, "hub")
+    return Path(os.path.expandvars(os.path.expanduser(cache)))

@@ -18,21 +18,25 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import kvpool_native
 from kvpool.clock import NS_PER_S, Deadline, MonotonicClock, wall_time_s
 from kvpool.errors import LayoutMismatch
 from kvpool_client.engines.digest_memory import DigestMemory
-from kvpool_client.engines.file_stamps import FileStamp, first_difference, first_younger, stamps_of
+from kvpool_client.engines.file_stamps import FileStamp, first_difference, first_younger, keeps_times, stamps_of
 
 # Bytes of one read: long enough that the calls around it do not count, short enough that a stop is seen soon.
 READ_BYTES = 8 << 20
 DIGEST_HEX = 32
 # Two changes within a tick of a filesystem's clock have one time. Most have ticks of up to 10 ms, so a file that has just
-# changed is read a moment later; some have ticks of 2 s, so the digest of one that has changed before is not remembered.
+# changed is read a moment later.
 TICK_NS = 20_000_000
-REMEMBERED_AGE_NS = 3 * NS_PER_S
+# The digest of a file that has changed since then is not remembered. Some filesystems have ticks of 2 s. And of the writes to
+# a page through a shared mapping only the first changes the times, until the page is on disk: for some 35 s at most by Linux's
+# defaults (vm.dirty_expire_centisecs and vm.dirty_writeback_centisecs). The rest is a guess.
+REMEMBERED_AGE_NS = 60 * NS_PER_S
 # How often the log shows how far a reading is.
 PROGRESS_S = 10.0
 STOP_TIMEOUT_S = 2.0
@@ -48,7 +52,7 @@ class WeightsReading:
         self._further = tuple(further)
         self._stamps = self._look()
         if self._stamps and since_ns is not None and (younger := self._younger_than(since_ns)):
-            raise _changed(younger)
+            raise changed_since_start(younger)
         self.size = sum(stamp.size for stamp in self._stamps.values())
         self.done = 0
         self.is_begun = False  # guarded by the reader's lock
@@ -80,19 +84,34 @@ class WeightsReading:
         """Wait for the end, `timeout_s` at most. Whether it has come."""
         return self._ended.wait(timeout_s)
 
-    def read(self, memory: DigestMemory, stop: threading.Event, show: Callable[[], None] = lambda: None) -> None:
-        """Read the files, until `stop`; `show` is called after every READ_BYTES. The reader's thread."""
+    def read(
+        self,
+        memory: DigestMemory,
+        stop: threading.Event,
+        show: Callable[[], None] = lambda: None,
+        wait: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Read the files, until `stop`; `show` is called after every READ_BYTES, `wait` while another process reads a file. The
+        reader's thread."""
+        way = _Way(memory, stop, show, wait)
         try:
-            by_name = self._stamps.items()
-            digests = {name: self._digest_of(stamp, memory, stop=stop, show=show) for name, stamp in by_name}
+            digests = {name: self._digest_of(stamp, way) for name, stamp in self._stamps.items()}
             changed = self.first_changed()
             if changed:
-                raise _changed(changed)
+                raise changed_since_start(changed)
             self._digest = digest_of(digests)
         except LayoutMismatch as error:
             self._refusal = str(error)
         except OSError as error:
             self._refusal = f"the weights in {str(self.place)!r} cannot be read: {error}"
+        except Exception as error:  # the places after it are read, whatever fails here: memory, a codec, a logger
+            self._refusal = f"reading the weights in {str(self.place)!r} has failed: {error!r}"
+        finally:
+            self._ended.set()
+
+    def refuse(self, reason: str) -> None:
+        """End it unread."""
+        self._refusal = reason
         self._ended.set()
 
     def _look(self) -> dict[str, FileStamp]:
@@ -107,36 +126,46 @@ class WeightsReading:
         except OSError as error:
             raise LayoutMismatch(f"the weights in {str(self.place)!r} cannot be read: {error}") from error
 
-    def _digest_of(
-        self, stamp: FileStamp, memory: DigestMemory, *, stop: threading.Event, show: Callable[[], None]
-    ) -> str:
+    def _digest_of(self, stamp: FileStamp, way: "_Way") -> str:
         begun = self.done
         with open(stamp.path, "rb", buffering=0) as file:
+            memory = way.memory if keeps_times(file.fileno()) else DigestMemory(None)
             digest = memory.find(stamp)
             if not digest:
-                with memory.turn(stamp, stop):
-                    digest = memory.find(stamp) or self._read_whole(file.fileno(), stamp, memory, stop=stop, show=show)
+                with memory.turn(stamp, way.stop, way.wait) as advance:
+                    digest = memory.find(stamp) or self._read_whole(file.fileno(), stamp, memory, way, advance=advance)
         self.done = begun + stamp.size
         return digest
 
     def _read_whole(
-        self, file: int, stamp: FileStamp, memory: DigestMemory, *, stop: threading.Event, show: Callable[[], None]
+        self, file: int, stamp: FileStamp, memory: DigestMemory, way: "_Way", *, advance: Callable[[], None]
     ) -> str:
         if _age_ns(stamp) < TICK_NS:
-            stop.wait(TICK_NS / NS_PER_S)
+            way.stop.wait(TICK_NS / NS_PER_S)
         age_ns = _age_ns(stamp)
         whole, room = hashlib.sha256(), memoryview(bytearray(READ_BYTES))
         while size := os.readv(file, [room]):
             whole.update(room[:size])
             self.done += size
-            show()
-            if stop.is_set():
+            advance()
+            way.show()
+            if way.stop.is_set():
                 raise LayoutMismatch(f"reading {stamp.path!r} was ended")
-        if FileStamp.of(stamp.path, os.fstat(file)) != stamp:
-            raise _changed(stamp.path)
+        if FileStamp.at(stamp.path, file) != stamp:
+            raise changed_since_start(stamp.path)
         if age_ns >= REMEMBERED_AGE_NS:
             memory.note(stamp, whole.hexdigest())
         return whole.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a reading goes. Its arguments are those of `WeightsReading.read`."""
+
+    memory: DigestMemory
+    stop: threading.Event
+    show: Callable[[], None]
+    wait: Callable[[], None]
 
 
 class WeightsReader:
@@ -161,8 +190,14 @@ class WeightsReader:
             reading.is_begun = True
             self._queue.append(reading)
             if self._thread is None and not self._stop.is_set():
-                self._thread = threading.Thread(target=self._run, name="kvpool-weights", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="kvpool-weights", daemon=True)
+                try:
+                    thread.start()
+                except (RuntimeError, MemoryError) as error:  # no more threads for this user
+                    self._queue.remove(reading)
+                    reading.refuse(f"the weights in {str(reading.place)!r} cannot be read: {error!r}")
+                else:
+                    self._thread = thread
 
     def stop(self) -> None:
         """End the thread. Waits for at most STOP_TIMEOUT_S: a disk may not answer."""
@@ -175,7 +210,7 @@ class WeightsReader:
     def _run(self) -> None:
         while (reading := self._next()) is not None:
             shown = _Shown(reading, self._logger)
-            reading.read(self._memory, self._stop, shown.note)
+            reading.read(self._memory, self._stop, shown.note, shown.wait)
             shown.end()
 
     def _next(self) -> WeightsReading | None:
@@ -195,13 +230,20 @@ class _Shown:
         self._clock = MonotonicClock()
         self._begun_ns = self._clock.now_ns()
         self._next = Deadline(PROGRESS_S, self._clock)
-        self._has_shown = False
+        self._has_shown = self._has_waited = False
 
     def note(self) -> None:
         """Show how far it is, now and then."""
         if self._next.has_passed():
             self._has_shown, self._next = True, Deadline(PROGRESS_S, self._clock)
             self._log("until all are, nothing of them is loaded or saved")
+
+    def wait(self) -> None:
+        """Show that it waits, the first time at once."""
+        if not self._has_waited:
+            self._has_shown = self._has_waited = True
+            self._log("waits for another process of this user that reads them")
+        self.note()
 
     def end(self) -> None:
         """It has ended."""
@@ -220,12 +262,13 @@ def digest_of(facts: Mapping[str, object]) -> str:
     return kvpool_native.blake3(json.dumps(facts, sort_keys=True, default=str).encode()).hex()[:DIGEST_HEX]
 
 
-def _age_ns(stamp: FileStamp) -> int:
-    """How long ago the file has changed."""
-    return int(wall_time_s() * NS_PER_S) - stamp.ctime_ns
-
-
-def _changed(path: str) -> LayoutMismatch:
+def changed_since_start(path: str) -> LayoutMismatch:
+    """The refusal of a file that may not be the one that the engine has loaded."""
     return LayoutMismatch(
         f"{path!r} has changed since the engine started, expected the files that it has loaded: start the engine again"
     )
+
+
+def _age_ns(stamp: FileStamp) -> int:
+    """How long ago the file has changed."""
+    return int(wall_time_s() * NS_PER_S) - stamp.ctime_ns

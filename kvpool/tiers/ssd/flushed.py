@@ -51,8 +51,10 @@ def note_flushed(directory: Path, fingerprints: Sequence[bytes] | None, generati
 def read_floors(directory: Path) -> dict[bytes, int]:
     """The file's content; empty where there is no complete file."""
     try:
-        fd = os.open(directory / FILE_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(fd, "rb") as file:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        with open(
+            directory / FILE_NAME, "rb", opener=lambda name, _: os.open(name, flags)
+        ) as file:  # closes a directory too
             content = file.read(FILE_BYTES_MAX + 1)
     except OSError:
         return {}

@@ -205,6 +205,13 @@ def test_a_unix_socket_needs_no_keys() -> None:
     assert (str(publish), publish.is_local) == (address, True)
 
 
+def test_a_directory_in_the_configurations_place_leaves_no_descriptor(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(ConfigError):
+        load_config(str(tmp_path), [])
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_a_secret_file_must_be_its_owners_alone(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.write_bytes(b"secret")

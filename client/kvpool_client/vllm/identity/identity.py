@@ -66,8 +66,9 @@ LIFE = os.urandom(16).hex()
 # Stands for an adapter that has no name: no chunk is stored under it.
 UNNAMED_ADAPTER = f"{LIFE} unnamed"
 COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
-# Load formats whose weights come from elsewhere, regardless of the model's name.
-ELSEWHERE = ("tensorizer_uri",)
+# Settings of load formats that name the weights' own place, which may be another one than the model's, and that hold such ones.
+PLACES = ("tensorizer_uri", "tensorizer_dir")
+NESTED = "tensorizer_config"
 UNKNOWN = "unknown_weights"
 
 
@@ -182,8 +183,7 @@ def _weights_of(config: EngineConfig, named: str) -> Weights:
     name = str(getattr(model, "model", ""))
     if str(getattr(load, "load_format", "")).endswith("dummy"):
         return f"dummy {getattr(model, 'seed', None)}"
-    extra = getattr(load, "model_loader_extra_config", None)
-    elsewhere = [extra[key] for key in ELSEWHERE if key in extra] if isinstance(extra, Mapping) else []
+    elsewhere = _places_beside(name, getattr(load, "model_loader_extra_config", None))
     elsewhere += [uri] if (uri := getattr(model, "model_weights", "")) else []
     if elsewhere:
         if named:
@@ -205,6 +205,21 @@ def _weights_of(config: EngineConfig, named: str) -> Weights:
             f"give vLLM --revision with the commit's 40 digits, or {REMEDIES[UNKNOWN]}",
         )
     return f"{name} {commit}"
+
+
+def _places_beside(name: str, extra: object) -> list[str]:
+    """The places of weights that a load format's settings name, without the model's directory and files in it."""
+    settings = _settings_of(extra)
+    nested = _settings_of(settings.get(NESTED))
+    named = [str(each[key]) for each in (settings, nested) for key in PLACES if each.get(key)]
+    is_read = Path(name).is_dir()
+    return [place for place in named if not is_read or Path(name) not in (Path(place), Path(place).parent)]
+
+
+def _settings_of(value: object) -> Mapping[str, object]:
+    """Those of a mapping, or of an object, as vLLM has some."""
+    found: object = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+    return found if isinstance(found, Mapping) else {}
 
 
 def _commit_of(model: object) -> str:

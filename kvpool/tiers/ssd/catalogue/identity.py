@@ -88,8 +88,8 @@ def sync_directory(directory: Path) -> None:
 def _content_of(path: Path) -> bytes:
     """The file's bytes, up to one more than it may have; empty where it cannot be read."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(fd, "rb") as file:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:  # closes a directory too
             return file.read(FILE_BYTES_MAX + 1)
     except OSError:
         return b""

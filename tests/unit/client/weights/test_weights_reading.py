@@ -188,6 +188,52 @@ def test_a_reader_that_is_stopped_leaves_its_place(model: Path) -> None:
         reading.find()
 
 
+def failing(error: BaseException) -> Callable[..., None]:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("of no kind that is known")])
+def test_a_reading_that_fails_is_refused_and_the_next_one_is_read(
+    model: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    reader, failed = WeightsReader(DigestMemory(None), LOG), WeightsReading(model)
+    monkeypatch.setattr(WeightsReading, "_read_whole", failing(error))
+    reader.begin(failed)
+    assert failed.wait(60)
+    with pytest.raises(LayoutMismatch, match=type(error).__name__):
+        failed.find()
+    monkeypatch.undo()
+    following = WeightsReading(model)
+    reader.begin(following)
+    assert following.wait(60)
+    assert following.find() == digest(model)
+    reader.stop()
+
+
+def test_a_reading_without_a_thread_is_refused_and_the_next_one_is_read(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, refused, following = WeightsReader(DigestMemory(None), LOG), WeightsReading(model), WeightsReading(model)
+    monkeypatch.setattr(threading.Thread, "start", failing(RuntimeError("can't start new thread")))
+    reader.begin(refused)
+    assert refused.wait(0)
+    with pytest.raises(LayoutMismatch, match="can't start new thread"):
+        refused.find()
+    reader.stop()
+    monkeypatch.undo()
+    reader = WeightsReader(DigestMemory(None), LOG)
+    monkeypatch.setattr(threading.Thread, "start", failing(RuntimeError("can't start new thread")))
+    reader.begin(WeightsReading(model))
+    monkeypatch.undo()
+    reader.begin(following)
+    assert following.wait(60)
+    assert following.find() == digest(model)
+    reader.stop()
+
+
 def later(tmp_path: Path) -> int:
     """Nanoseconds since 1970, when everything that was made until now is older, and what is made from now on is younger."""
     path = tmp_path / "time"
@@ -258,6 +304,19 @@ def test_a_file_alone_may_have_younger_neighbours(tmp_path: Path) -> None:
     path.touch()
     with pytest.raises(LayoutMismatch, match=r"model\.gguf"):
         WeightsReading(path, since_ns=since_ns)
+
+
+def test_a_link_to_a_later_part_may_not_be_younger(tmp_path: Path) -> None:
+    first, second = tmp_path / "m-00001-of-00002.gguf", tmp_path / "m-00002-of-00002.gguf"
+    for path in (first, tmp_path / "a", tmp_path / "b"):
+        path.write_bytes(b"weights")
+    second.symlink_to("a")
+    since_ns = later(tmp_path)
+    assert WeightsReading(first, since_ns=since_ns).has_files
+    second.unlink()
+    second.symlink_to("b")
+    with pytest.raises(LayoutMismatch, match="m-00002-of-00002"):
+        WeightsReading(first, since_ns=since_ns)
 
 
 def test_links_in_a_circle_end(tmp_path: Path) -> None:

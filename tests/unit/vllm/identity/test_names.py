@@ -147,16 +147,58 @@ def test_weights_without_an_identity_need_an_operators_name(tmp_path: Path) -> N
     assert named(place, "one") == named(place, "one") != named(place, "two")
 
 
-def test_weights_from_elsewhere_need_an_operators_name_whatever_the_commit_says() -> None:
-    def tensorizer(config: Any) -> None:
-        config.load_config = SimpleNamespace(
-            load_format="tensorizer", model_loader_extra_config={"tensorizer_uri": "s3://bucket/one"}
-        )
+def tensorizer(extra: object, **model: Any) -> Callable[[Any], None]:
+    """The weights are in `.tensors`, where these settings have them."""
 
-    for change in (tensorizer, with_model(model_weights="s3://bucket/one")):
-        with pytest.raises(kv.LayoutMismatch, match=r"s3://bucket/one.*kvpool\.model"):
-            named(change)
-        assert named(change, "one") != named(lambda _: None, "one")
+    def change(config: Any) -> None:
+        with_model(**model)(config)
+        config.load_config = SimpleNamespace(load_format="tensorizer", model_loader_extra_config=extra)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        with_model(model_weights="s3://bucket/one"),
+        tensorizer({"tensorizer_dir": "s3://bucket/one"}, model="s3://bucket/one", revision=COMMIT),
+        *(
+            tensorizer(extra)
+            for key in ("tensorizer_uri", "tensorizer_dir")
+            for extra in (
+                {key: "s3://bucket/one"},
+                {"tensorizer_config": {key: "s3://bucket/one"}},
+                {"tensorizer_config": SimpleNamespace(**{key: "s3://bucket/one"})},
+                SimpleNamespace(**{key: "s3://bucket/one"}),
+            )
+        ),
+    ],
+)
+def test_weights_from_elsewhere_need_an_operators_name_whatever_the_commit_says(change: Callable[[Any], None]) -> None:
+    with pytest.raises(kv.LayoutMismatch, match=r"s3://bucket/one.*kvpool\.model"):
+        named(change)
+    assert named(change, "one") != named(lambda _: None, "one")
+
+
+def test_tensors_in_the_models_directory_are_its_weights(tmp_path: Path) -> None:
+    place = write_weights(tmp_path / "model")
+    tensors = tmp_path / "model" / "model.tensors"
+    names = set()
+    for content in (b"one", b"two"):
+        tensors.write_bytes(content)
+        found = {
+            named(tensorizer({"tensorizer_config": extra}, model=place))
+            for extra in (
+                {"tensorizer_dir": place},
+                {"tensorizer_dir": f"{place}/"},
+                {"tensorizer_uri": str(tensors), "tensorizer_dir": None},
+            )
+        }
+        assert len(found) == 1
+        names |= found
+    assert len(names) == 2
+    with pytest.raises(kv.LayoutMismatch, match="the weights come from"):
+        named(tensorizer({"tensorizer_dir": str(tmp_path)}, model=place))
 
 
 def test_an_operators_name_joins_paths_and_never_different_weights(tmp_path: Path) -> None:
