@@ -24,9 +24,10 @@ from kvpool.tiers.ssd.catalogue.catalogue import Catalogue
 from kvpool.tiers.ssd.catalogue.identity import FILE_NAME as IDENTITY_NAME
 from kvpool.tiers.ssd.catalogue.identity import Identity, NamespaceRecord, new_epoch, read_identity
 from kvpool.tiers.ssd.directory import SsdUnavailable, check_directory
+from kvpool.tiers.ssd.flushed import FlushFloors
 from kvpool.tiers.ssd.opened import CLOSE_TIMEOUT_S, OpenSsd
 from kvpool.tiers.ssd.plan import CATALOGUE_NAME, SsdPlan
-from kvpool.tiers.ssd.rebuild import find_chunks
+from kvpool.tiers.ssd.rebuild import are_flushed, find_chunks
 from kvpool.tiers.ssd.segments import (
     check_room,
     have_other_sizes,
@@ -78,15 +79,22 @@ def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warn
     is_rebuilt = identity.namespaces != {} and (found is None or plan.wants_rebuild)
     if is_rebuilt:
         rows = _rebuild(plan, identity, catalogue_path, is_stopping)
+    floors = FlushFloors(plan.path, found.flushes if found else 0)
+    flushed = are_flushed(rows, identity, floors.floors if floors.is_ahead and not is_rebuilt else {})
     last = found.generations_end if found else ssd_flushed.highest_floor(plan.path)
     generation = max(last, int(rows["generation"].max()) if len(rows) else 0)
     failpoint.reach("daemon.ssd.open_catalogue")
+
+    def sync_data() -> None:
+        files.sync()
+        floors.write()
+
     try:
         catalogue = Catalogue(
             catalogue_path,
             plan.catalogue_bytes,
             identity,
-            sync_data=files.sync,
+            sync_data=sync_data,
             generations_end=generation + catalogue_open.GENERATIONS_OF_A_LIFE,
         )
     except catalogue_open.DAMAGE as error:
@@ -96,12 +104,15 @@ def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warn
     try:
         if is_rebuilt:
             catalogue.fill(rows)
+        for key in rows["key"][flushed]:
+            catalogue.delete(bytes(key))
+        catalogue.put_flushes(floors.sequence)
         catalogue.start(checkpoint_s=plan.checkpoint_s)
-        opened = OpenSsd(plan, memory, files=files, catalogue=catalogue, epoch=identity.epoch)
+        opened = OpenSsd(plan, memory, files=files, catalogue=catalogue, floors=floors, epoch=identity.epoch)
     except BaseException:
         catalogue.close(CLOSE_TIMEOUT_S)
         raise
-    return opened, Recovered(rows, identity.namespaces, bad, generation, identity.epoch, warning)
+    return opened, Recovered(rows[~flushed], identity.namespaces, bad, generation, identity.epoch, warning)
 
 
 def _look(

@@ -41,7 +41,6 @@ from kvpool.tiers.slots import Slots, SlotSizes
 from kvpool.tiers.ssd.catalogue.book import CatalogueBook
 from kvpool.tiers.ssd.corruption import CorruptionGuard
 from kvpool.tiers.ssd.directory import SsdUnavailable
-from kvpool.tiers.ssd.flushed import remember_flushed
 from kvpool.tiers.ssd.headers import SsdHeaders
 from kvpool.tiers.ssd.opened import ClosedSsd, Geometry, OpenSsd
 from kvpool.tiers.ssd.opening import Recovered, open_ssd
@@ -265,10 +264,13 @@ class SsdTier:
         """Delete the catalogue's record of a namespace without chunks."""
         self._book.forget_namespace(self._disk, namespace)
 
-    async def note_flushed(self, namespaces: Sequence[Namespace] | None, generation: int) -> None:
-        """Have later rebuilds of the catalogue skip the chunks that an operator has dropped."""
+    async def note_flushed(self, namespaces: Sequence[Namespace] | None, generation: int | None) -> bool:
+        """Have later starts skip the chunks that an operator has dropped. False: that is not durable."""
         fingerprints = None if namespaces is None else [_fingerprint(namespace) for namespace in namespaces]
-        await remember_flushed(self.plan.path, fingerprints, generation)
+        loop = asyncio.get_running_loop()
+        is_durable = await loop.run_in_executor(None, self._disk.note_flushed, fingerprints, generation)
+        self._disk.settle_flushed()
+        return is_durable
 
     def stats(self) -> Counters:
         """Counters, by name."""

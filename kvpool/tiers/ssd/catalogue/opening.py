@@ -47,6 +47,8 @@ INCOMPLETE_KEY = b"incomplete"
 # Every generation of this process is below this number, and every one of the next process above it.
 GENERATIONS_KEY = b"generations"
 GENERATIONS_OF_A_LIFE = 1 << 40
+# The count of flushes whose removals the catalogue has (`flushed.py`).
+FLUSHES_KEY = b"flushes"
 NUMBER_BYTES = 4
 # LMDB's errors for a file with wrong bytes: a retry would not help.
 DAMAGE = (
@@ -76,13 +78,15 @@ _BLOCK_BYTES = 512
 class Found:
     """A readable catalogue: the epoch of its segment files, its packed rows unchecked, namespaces by number.
 
-    `generations_end`: above all generations of the process that wrote it; 0: unknown.
+    `generations_end`: above all generations of the process that wrote it; 0: unknown. `flushes`: the last flush whose removals
+    it has.
     """
 
     epoch: bytes
     rows: bytes
     namespaces: dict[int, NamespaceRecord]
     generations_end: int = 0
+    flushes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +145,9 @@ def meta_record(epoch: bytes, version: int = FORMAT_VERSION) -> bytes:
     return checked + kvpool_native.crc32c(checked).to_bytes(4, "little")
 
 
-def generations_record(end: int) -> bytes:
-    """The catalogue's record of its process's generations."""
-    checked = end.to_bytes(8, "little")
+def number_record(number: int) -> bytes:
+    """A number in the catalogue's meta table: the end of its process's generations, or the last flush it has."""
+    checked = number.to_bytes(8, "little")
     return checked + kvpool_native.crc32c(checked).to_bytes(4, "little")
 
 
@@ -240,6 +244,7 @@ def _read_the_rest(path: Path, rows: bytes) -> tuple[Found | None, str]:
             meta = environment.open_db(b"meta", transaction, create=False)
             record = transaction.get(META_KEY, db=meta)
             generations = bytes(transaction.get(GENERATIONS_KEY, db=meta) or b"")
+            flushes = bytes(transaction.get(FLUSHES_KEY, db=meta) or b"")
             is_incomplete = transaction.get(INCOMPLETE_KEY, db=meta) is not None
             with transaction.cursor(environment.open_db(b"namespaces", transaction, create=False)) as cursor:
                 packed = [(bytes(key), bytes(value)) for key, value in cursor]
@@ -260,15 +265,20 @@ def _read_the_rest(path: Path, rows: bytes) -> tuple[Found | None, str]:
         for key, value in packed
         if len(key) == NUMBER_BYTES and (entry := unpack_namespace(value)) is not None
     }
-    end = int.from_bytes(generations[:8], "little")
-    is_known = end < kvpool_native.GENERATION_END and generations == generations_record(end)
-    return Found(epoch, rows, namespaces, end if is_known else 0), ""
+    end = _parse_number(generations)
+    return Found(epoch, rows, namespaces, end if end < kvpool_native.GENERATION_END else 0, _parse_number(flushes)), ""
 
 
 def _parse_meta(record: bytes) -> tuple[int, bytes]:
     """Format version and epoch; version 0 for a damaged record."""
     version, epoch = int.from_bytes(record[:4], "little"), record[4 : 4 + EPOCH_BYTES]
     return (version, epoch) if len(epoch) == EPOCH_BYTES and meta_record(epoch, version) == record else (0, b"")
+
+
+def _parse_number(record: bytes) -> int:
+    """The number; 0 for a damaged or missing record."""
+    number = int.from_bytes(record[:8], "little")
+    return number if record == number_record(number) else 0
 
 
 def _openings(path: Path) -> int:
