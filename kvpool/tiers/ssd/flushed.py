@@ -22,7 +22,7 @@ from pathlib import Path
 import msgpack
 
 import kvpool_native
-from kvpool.tiers.ssd.catalogue.identity import sync_directory
+from kvpool.tiers.ssd.catalogue.identity import remove, sync_directory
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +163,7 @@ def _older_head_of(body: bytes) -> bytes:
 def _make(directory: Path, content: bytes) -> None:
     """Replace the file by one that has all its room, and this slot."""
     fresh = directory / f"{FILE_NAME}.new"
+    remove(fresh)
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, 2 * SLOT_BYTES)

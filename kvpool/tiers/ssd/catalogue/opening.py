@@ -11,7 +11,6 @@ marker beside the catalogue keeps a daemon from dying of the same catalogue agai
 import contextlib
 import logging
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError
 from kvpool.tiers.ssd.catalogue import check as catalogue_check
 from kvpool.tiers.ssd.catalogue.check import TABLES_MAX
-from kvpool.tiers.ssd.catalogue.identity import NamespaceRecord, unpack_namespace
+from kvpool.tiers.ssd.catalogue.identity import NamespaceRecord, remove, unpack_namespace
 from kvpool.tiers.ssd.catalogue.room import FILE_NAME, aside_of
 from kvpool.tiers.ssd.catalogue.rows import ROW_BYTES
 from kvpool.types import EPOCH_BYTES
@@ -154,19 +153,17 @@ def number_record(number: int) -> bytes:
 def set_aside(path: Path, bytes_max: int) -> None:
     """Move a catalogue aside for examination. The last one is kept, unless it is too large."""
     aside = aside_of(path)
-    _remove(aside)
-    if _blocks_in(path) * _BLOCK_BYTES <= bytes_max + BESIDE_MAP_BYTES:
-        path.rename(aside)
-    else:
-        _remove(path)
+    remove(aside)
+    path.rename(aside)
+    bound_aside(path, bytes_max)
     unmark_opening(path)
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def bound_aside(path: Path, bytes_max: int) -> None:
+    """Remove the catalogue that was set aside if it is too large, which it may be for a capacity that was lowered."""
+    aside = aside_of(path)
+    if os.path.lexists(aside) and _blocks_in(aside) * _BLOCK_BYTES > bytes_max + BESIDE_MAP_BYTES:
+        remove(aside)
 
 
 def _blocks_in(path: Path) -> int:
