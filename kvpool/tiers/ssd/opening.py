@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from kvpool import failpoint
 from kvpool.errors import KVPoolError
+from kvpool.memory_limit import describe
 from kvpool.tiers.base import ArenaMemory
 from kvpool.tiers.ssd import flushed as ssd_flushed
 from kvpool.tiers.ssd.catalogue import opening as catalogue_open
@@ -66,8 +67,8 @@ def open_ssd(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event) -
     try:
         warning = check_directory(plan.path, is_made=plan.is_made)
         return _open(plan, memory, is_stopping, warning)
-    except (OSError, RuntimeError, ValueError, KVPoolError, lmdb.Error) as error:
-        raise SsdUnavailable(f"{plan.path}: {error}") from error
+    except (OSError, RuntimeError, ValueError, MemoryError, KVPoolError, lmdb.Error) as error:
+        raise SsdUnavailable(f"{plan.path}: {describe(error)}") from error
 
 
 def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warning: str) -> tuple[OpenSsd, Recovered]:

@@ -24,6 +24,7 @@ from kvpool.clock import Clock
 from kvpool.config.config import Config
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.keys import namespace_fingerprint
+from kvpool.memory_limit import describe
 from kvpool.tiers.base import (
     NOT_STARTED,
     UNOWNED,
@@ -329,10 +330,13 @@ class SsdTier:
             try:
                 disk, recovered = await loop.run_in_executor(None, self._open_disk)
                 break
-            except (SsdUnavailable, RuntimeError) as error:  # RuntimeError: no thread can be started for it
-                self.become(TierState.OFFLINE, str(error))
-                if self._is_stopping.is_set():
-                    return
+            except SsdUnavailable as error:
+                reason = str(error)
+            except (RuntimeError, MemoryError) as error:  # no thread can be started for it
+                reason = describe(error)
+            self.become(TierState.OFFLINE, reason)
+            if self._is_stopping.is_set():
+                return
             await asyncio.sleep(self._watch.next_pause_s())
         self._disk, self._disk_warning = disk, recovered.disk_warning
         self.headers.epoch = recovered.epoch
