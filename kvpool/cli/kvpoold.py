@@ -13,7 +13,7 @@ import sys
 import click
 
 from kvpool import __version__
-from kvpool.cli.memory_limit import limit_note
+from kvpool.memory_limit import limit_note
 
 EPILOG = """\b
 Examples:
@@ -71,7 +71,7 @@ def command(config: str | None, overrides: tuple[str, ...], rebuild: bool) -> in
         note = limit_note()
         if not note:
             raise
-        raise click.ClickException(f"cannot serve: {_innermost(error)}{note}") from error
+        raise click.ClickException(f"cannot serve: {str(_innermost(error)) or 'out of memory'}{note}") from error
 
     return serve(config, [*overrides, *(["ssd.rebuild=true"] if rebuild else [])])
 

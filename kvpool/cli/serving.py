@@ -3,7 +3,6 @@
 Main thread only.
 """
 
-import errno
 import logging
 import os
 import sys
@@ -14,10 +13,10 @@ import uvloop
 
 import kvpool_native
 from kvpool import failpoint
-from kvpool.cli.memory_limit import NO_THREAD, limit_note
 from kvpool.config.config import Config, load_config
 from kvpool.errors import ConfigError, SocketInUse
 from kvpool.escaping import escaped
+from kvpool.memory_limit import NO_THREAD, describe
 from kvpool.protocol.frames import FRAME_BYTES_MAX
 from kvpool.server.app import App
 from kvpool.server.logs import ERROR_PRIORITY, begin_logging, is_journal
@@ -58,8 +57,7 @@ def serve(file: str | None, overrides: list[str]) -> int:
     except (OSError, MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and str(error) != NO_THREAD:
             raise
-        is_of_memory = not isinstance(error, OSError) or error.errno == errno.ENOMEM
-        log.error("cannot serve: %s%s", error, limit_note() if is_of_memory else "")
+        log.error("cannot serve: %s", describe(error))
         return 1
     return 0
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from kvpool.clock import Clock, Deadline
 from kvpool.tiering.link import Link
 from kvpool.tiering.tiering import Tiering
+from kvpool.tiers.base import TierState
 from kvpool.types import HoldId, WriteOrder
 
 log = logging.getLogger(__name__)
@@ -27,13 +28,15 @@ class DemoteOrder:
     """Order to demote all chunks, with its time limit.
 
     `is_more_coming`: of a stop, which writes the worthiest first, and goes on while saves are still ending; None: of an
-    operator. `is_forced`: beyond the write budget. `leased`: the holds on chunks that engines read.
+    operator. `is_forced`: beyond the write budget. `leased`: the holds on chunks that engines read. `unsaved`: how many chunks
+    DRAM alone has, for which a tier that is being opened is waited for.
     """
 
     timeout_s: float
     is_more_coming: Callable[[], bool] | None = None
     is_forced: bool = True
     leased: Callable[[], Iterator[HoldId]] = lambda: iter(())
+    unsaved: Callable[[], int] = lambda: 0
 
 
 async def demote_all(tiering: Tiering, clock: Clock, order: DemoteOrder) -> tuple[int, bool]:
@@ -54,6 +57,10 @@ async def _demote_to(link: Link, clock: Clock, order: DemoteOrder) -> tuple[int,
 
 async def _demote_all(link: Link, clock: Clock, order: DemoteOrder) -> None:
     demotions, is_more_coming, deadline = link.demotions, order.is_more_coming, Deadline(order.timeout_s, clock)
+    while link.lower.state == TierState.STARTING and not deadline.has_passed():
+        if not order.unsaved() and not (is_more_coming is not None and is_more_coming()):
+            break
+        await asyncio.sleep(LOOK_S)
     demotions.forget_written()
     first = WriteOrder.COLDEST if is_more_coming is None else WriteOrder.WORTHIEST
     while link.lower.can_write and not link.has_lost_job and not deadline.has_passed():

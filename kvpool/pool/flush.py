@@ -3,15 +3,16 @@
 Control thread only. Holds no state.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import kvpool_native
 from kvpool.clock import NS_PER_S
 from kvpool.errors import Refused
-from kvpool.index.namespaces import Namespaces
+from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.parts import PART_CHUNKS, Parts
 from kvpool.tiering.tiering import Tiering
+from kvpool.tiers.base import BackingTier
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,11 @@ def flush(
 ) -> Parts[dict[str, int]]:
     """Drop what an order says and nobody holds. `directory`: DRAM's. `on_part` is called behind each part.
 
-    A lower tier knows before the answer of namespaces that were dropped whole, and when.
+    A lower tier knows before the answer what was dropped.
 
     Chunks stored or used meanwhile stay. `chunks` counts those that left the tier, or without a tier those that `view` no
     longer finds; `bytes` in every tier; `skipped` those that are held. Raises Refused for an unknown tier.
+    `durable`: no restart brings one back.
     """
     lower = {link.lower.name: link.lower for link in tiering.links}
     tiers = {link.tier.name: link.tier.slots.directory for link in tiering.copies}
@@ -49,6 +51,7 @@ def flush(
     of_model = None if order.model is None else namespaces.of_model(order.model)
     owners = None if of_model is None else [int(entry.id) for entry in of_model]
     left_tier = left_pool = size = skipped = 0
+    certain: list[bool] = []
     for name in [order.tier] if order.tier else tiers:
         walk, has_more = kvpool_native.FlushWalk(tiers[name], owners, order.now_ns - age_ns), True
         while has_more:
@@ -60,6 +63,13 @@ def flush(
         dropped = walk.result()
         size, skipped = size + dropped.bytes, skipped + dropped.skipped
         left_tier += dropped.chunks
-        if name in lower and order.older_than_s is None:
-            yield lower[name].note_flushed(of_model, walk.generation)
-    return {"chunks": left_tier if order.tier else left_pool, "bytes": size, "skipped": skipped}
+        if name in lower:
+            yield _note(lower[name], of_model, walk.generation if order.older_than_s is None else None, certain)
+    left = left_tier if order.tier else left_pool
+    return {"chunks": left, "bytes": size, "skipped": skipped, "durable": all(certain)}
+
+
+async def _note(
+    tier: BackingTier, namespaces: Sequence[Namespace] | None, generation: int | None, certain: list[bool]
+) -> None:
+    certain.append(await tier.note_flushed(namespaces, generation))

@@ -188,7 +188,10 @@ class BlockingConnection:
         return self.call(m.AskStats(), m.Report).values
 
     def flush(self, model: str | None, older_than_s: float | None, tier: str = "") -> dict[str, Any]:
-        """Drop chunks; answers `chunks` and `bytes` dropped and chunks `skipped` because they are held."""
+        """Drop chunks; answers `chunks` and `bytes` dropped and chunks `skipped` because they are held.
+
+        `durable`: no restart brings one back.
+        """
         request = m.Flush(model or "", -1.0 if older_than_s is None else float(older_than_s), tier)
         return self.call(request, m.Report).values
 

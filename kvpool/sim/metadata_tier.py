@@ -90,8 +90,9 @@ class MetadataTier:
     def forget_namespace(self, namespace: Namespace) -> None:
         """Do nothing: there are no records."""
 
-    async def note_flushed(self, namespaces: Sequence[Namespace] | None, generation: int) -> None:
+    async def note_flushed(self, namespaces: Sequence[Namespace] | None, generation: int | None) -> bool:  # noqa: ARG002
         """Do nothing: there are no records."""
+        return True
 
     def stats(self) -> Counters:
         """It moves no bytes."""

@@ -298,8 +298,11 @@ class BackingTier(Protocol):
         """Forget a namespace without chunks; another one gets its number."""
         ...
 
-    async def note_flushed(self, namespaces: Sequence[Namespace] | None, generation: int) -> None:
-        """An operator has dropped the chunks of these namespaces (None: all) up to a generation: no restart may find them."""
+    async def note_flushed(self, namespaces: Sequence[Namespace] | None, generation: int | None) -> bool:
+        """An operator has dropped the chunks of these namespaces (None: all) up to a generation (None: some of them).
+
+        Whether no restart finds them.
+        """
         ...
 
     def stats(self) -> Counters:

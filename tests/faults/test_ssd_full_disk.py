@@ -23,6 +23,7 @@ from tests.rigs.daemon import Daemon, wait_until
 
 CHAINS = 480
 FITTING_CHAINS = 75
+FLUSHED_CHAINS = 40
 BACK_WITHIN_S = 60.0
 FILLING_BYTES = 1 << 20
 
@@ -167,3 +168,33 @@ def test_a_smaller_capacity_takes_less_of_the_disk(start_daemon: StartDaemon, tm
     assert directory_bytes(path) <= CAPACITY
     load_chains(small, CHAINS)
     assert small.problems() == []
+
+
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+def test_flushed_chunks_do_not_come_back_after_a_flush_on_a_full_disk(
+    start_daemon: StartDaemon, *, is_rebuilt: bool
+) -> None:
+    """The catalogue has not all its room, so that it waits, and the removals of its rows with it."""
+    with small_disk(2 * CAPACITY) as disk:
+        data = disk.path / "ssd" / "catalogue" / "data.mdb"
+        daemon = start_daemon(**tier_options(disk.path / "ssd", policy="lru"))
+        try:
+            wait_open(daemon)
+            fill(daemon, FLUSHED_CHAINS)
+            assert daemon.stop() == 0
+            with lmdb.open(str(data.parent), readonly=True, lock=False) as environment:
+                used = (environment.info()["last_pgno"] + 1) * PAGE_BYTES
+            os.truncate(data, used)
+            _fill_up(disk.path / "filler")
+            restart(daemon)
+            wait_until(lambda: daemon.stats()["ssd.state"] == "readonly", "the catalogue waits for room")
+            assert load_chains(daemon, FLUSHED_CHAINS).served > 0
+            with daemon.admin() as admin:
+                assert admin.flush(None, None)["durable"]
+            daemon.kill()
+            daemon.start(*(["--rebuild"] if is_rebuilt else []))
+            wait_until(lambda: daemon.stats()["ssd.state"] != "starting", "the tier is open")
+            assert load_chains(daemon, FLUSHED_CHAINS).served == 0
+            assert_sound(daemon)
+        finally:
+            daemon.kill()

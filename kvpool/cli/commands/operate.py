@@ -88,7 +88,8 @@ def flush(
     force: bool,
     yes: bool,
 ) -> None:
-    """Drop chunks from every tier, or one. Chunks that are held stay. Prints what was dropped.
+    """Drop chunks from every tier, or one. Chunks that are held stay. Prints what was dropped. Fails where a restart may bring
+    some back (`durable` with --json), because the SSD tier is not open or could not write it down.
 
     With --demote nothing is dropped: chunks that only DRAM has are written to the SSD tier and synced. Fails where a power cut
     could still lose chunks (`durable` with --json): some are left in DRAM alone, because ssd.write_budget is used up (--force
@@ -124,6 +125,8 @@ def flush(
                 err=True,
             )
         print_line(f"dropped {report['chunks']} chunks, {size}; {report['skipped']} are held and stay")
+    if not report["durable"]:
+        fail("a restart may bring back some of what the SSD tier had: kvpoolctl info has its state", EXIT_FAILURE)
 
 
 def _demote_all(options: Options, *, is_alone: bool, is_forced: bool) -> None:

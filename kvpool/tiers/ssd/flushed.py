@@ -1,13 +1,18 @@
 """Flush floors: for each namespace, the generation up to which an operator has dropped all chunks on disk.
 
-    file := "KVPFLUSH" length:u32 crc:u32 body     body: msgpack {namespace fingerprint (empty: all): generation}
+    file := slot slot       slot := "KVPFLSH2" sequence:u64 length:u32 crc:u32 body, of SLOT_BYTES
+    body: msgpack {namespace fingerprint (empty: all): generation}; the CRC-32C is that of sequence and body
+    older form, which is read and replaced: "KVPFLUSH" length:u32 crc:u32 body
 
 The header of a dropped chunk stays in its slot until the slot is written again. A rebuild of the catalogue from headers would
 find it, so the rebuild skips the slots of a namespace up to its floor. It also skips chunks that were held during the flush and
-therefore not dropped: these are misses. The file is written whole and renamed. Blocks: for an executor.
+therefore not dropped: these are misses. So does a start whose catalogue lacks removals of the last flush: it has the `sequence`
+up to which it has them.
+
+The file is allocated when the tier opens, and the older slot is written in place: a flush needs no room of a full disk. The
+newer valid slot counts. Blocks: for the catalogue's thread or an executor.
 """
 
-import asyncio
 import logging
 import os
 import threading
@@ -17,52 +22,84 @@ from pathlib import Path
 import msgpack
 
 import kvpool_native
-from kvpool.tiers.ssd.catalogue.identity import sync_directory
+from kvpool.tiers.ssd.catalogue.identity import remove, sync_directory
 
 log = logging.getLogger(__name__)
 
-MAGIC = b"KVPFLUSH"
+MAGIC, OLDER_MAGIC = b"KVPFLSH2", b"KVPFLUSH"
 FILE_NAME = "flushed"
-FILE_BYTES_MAX = 1 << 20
+SLOT_BYTES = 16 << 10
 ALL = b""  # a floor of every namespace
-_HEAD_BYTES = len(MAGIC) + 8
+OLDER_BYTES_MAX = 1 << 20
+_HEAD_BYTES, _OLDER_HEAD_BYTES = len(MAGIC) + 16, len(OLDER_MAGIC) + 8
+_FLOOR_BYTES_MAX = 2 + 32 + 9
+FLOORS_MAX = (SLOT_BYTES - _HEAD_BYTES - 8) // _FLOOR_BYTES_MAX
 
 
-_writing = threading.Lock()  # one writer of a file at a time
+class FlushFloors:
+    """The floors of an open tier, and their file. What could not be written stays due. Any thread.
 
+    `sequence` counts flushes. `is_ahead`: the catalogue may lack removals of the last ones before this process.
+    """
 
-async def remember_flushed(directory: Path, fingerprints: Sequence[bytes] | None, generation: int) -> None:
-    """Record that the chunks of these namespaces (None: all) up to `generation` were dropped. A failure is logged."""
-    try:
-        await asyncio.get_running_loop().run_in_executor(None, note_flushed, directory, fingerprints, generation)
-    except OSError as error:
-        log.error("%s: a rebuild of the catalogue may bring back what was flushed: %s", directory, error)
+    def __init__(self, directory: Path, sequence: int = 0) -> None:
+        """Reads the file and gives it all its room. `sequence`: of the last flush whose removals the catalogue has."""
+        self._directory = directory
+        self._lock = threading.Lock()  # one writer at a time
+        self._slot, found, self.floors = _read(directory)  # guarded by _lock
+        self.is_ahead = found > sequence or (self._slot is None and bool(self.floors))
+        self.sequence = max(found, sequence)
+        self._is_due = self._slot is None  # guarded by _lock
+        self._failure = ""
+        self.write()
 
+    def __repr__(self) -> str:
+        return f"<FlushFloors of {self._directory}, {len(self.floors)}, flush {self.sequence}>"
 
-def note_flushed(directory: Path, fingerprints: Sequence[bytes] | None, generation: int) -> None:
-    """The same, on this thread. Any thread. Raises OSError."""
-    with _writing:
-        floors = {} if fingerprints is None else read_floors(directory)
-        for fingerprint in [ALL] if fingerprints is None else fingerprints:
-            floors[fingerprint] = max(generation, floors.get(fingerprint, 0))
-        _write(directory, floors)
+    def note(self, fingerprints: Sequence[bytes] | None, generation: int) -> bool:
+        """Record that the chunks of these namespaces (None: all) up to `generation` were dropped. Whether that is durable."""
+        with self._lock:
+            floors = {} if fingerprints is None else dict(self.floors)
+            for fingerprint in [ALL] if fingerprints is None else fingerprints:
+                floors[fingerprint] = max(generation, floors.get(fingerprint, 0))
+            self.floors = _bounded(floors)
+            self.sequence += 1
+            self._is_due = True
+        return self.write()
+
+    def write(self) -> bool:
+        """Write what is due; whether nothing is left. A failure is logged, and tried again by the next call."""
+        with self._lock:
+            if not self._is_due:
+                return True
+            try:
+                body: bytes = msgpack.packb(self.floors)
+                self._write(_head_of(self.sequence, body) + body)
+            except OSError as error:
+                if str(error) != self._failure:
+                    log.error("%s: a restart may bring back what was flushed: %s", self._directory, error)
+                self._failure = str(error)
+                return False
+            self._is_due, self._failure = False, ""
+            return True
+
+    def _write(self, content: bytes) -> None:
+        if self._slot is None:
+            _make(self._directory, content)
+            self._slot = 0
+            return
+        fd = os.open(self._directory / FILE_NAME, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.pwrite(fd, content, (1 - self._slot) * SLOT_BYTES)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        self._slot = 1 - self._slot
 
 
 def read_floors(directory: Path) -> dict[bytes, int]:
-    """The file's content; empty where there is no complete file."""
-    try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        with open(
-            directory / FILE_NAME, "rb", opener=lambda name, _: os.open(name, flags)
-        ) as file:  # closes a directory too
-            content = file.read(FILE_BYTES_MAX + 1)
-    except OSError:
-        return {}
-    body = content[_HEAD_BYTES:]
-    if len(content) > FILE_BYTES_MAX or content[:_HEAD_BYTES] != _head_of(body):
-        return {}
-    floors: dict[bytes, int] = msgpack.unpackb(body, strict_map_key=False)
-    return floors
+    """The file's content, in either form; empty where nothing of it is valid."""
+    return _read(directory)[2]
 
 
 def highest_floor(directory: Path) -> int:
@@ -75,19 +112,64 @@ def floor_of(floors: dict[bytes, int], fingerprint: bytes) -> int:
     return max(floors.get(ALL, 0), floors.get(fingerprint, 0))
 
 
-def _head_of(body: bytes) -> bytes:
-    return MAGIC + len(body).to_bytes(4, "little") + kvpool_native.crc32c(body).to_bytes(4, "little")
+def _bounded(floors: dict[bytes, int]) -> dict[bytes, int]:
+    """The floors that a slot holds and that count: of more, the lowest ones become one floor of all namespaces."""
+    heights = sorted(floors.values())
+    everyones = max(floors.get(ALL, 0), heights[-FLOORS_MAX] if len(heights) >= FLOORS_MAX else 0)
+    above = {fingerprint: floor for fingerprint, floor in floors.items() if floor > everyones}
+    return {ALL: everyones, **above} if everyones else above
 
 
-def _write(directory: Path, floors: dict[bytes, int]) -> None:
-    body: bytes = msgpack.packb(floors)
-    if _HEAD_BYTES + len(body) > FILE_BYTES_MAX:  # more namespaces than a daemon has in many lives: one floor for all
-        body = msgpack.packb({ALL: max(floors.values())})
+def _read(directory: Path) -> tuple[int | None, int, dict[bytes, int]]:
+    """The newer valid slot, its sequence and floors. Without one None, 0 and the floors of the older form."""
+    try:
+        fd = os.open(directory / FILE_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            content = file.read(OLDER_BYTES_MAX + 1)
+    except OSError:
+        return None, 0, {}
+    if content[: len(OLDER_MAGIC)] == OLDER_MAGIC:
+        body = content[_OLDER_HEAD_BYTES:]
+        is_valid = len(content) <= OLDER_BYTES_MAX and content[:_OLDER_HEAD_BYTES] == _older_head_of(body)
+        return None, 0, _bounded(msgpack.unpackb(body)) if is_valid else {}
+    valid = []
+    for slot in (0, 1):
+        sequence, body = _parse_slot(content[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES])
+        if body:
+            valid.append((sequence, slot, body))
+    if not valid:
+        return None, 0, {}
+    sequence, slot, body = max(valid)
+    return slot, sequence, msgpack.unpackb(body)
+
+
+def _parse_slot(content: bytes) -> tuple[int, bytes]:
+    """Sequence and body; an empty body where the slot is not valid."""
+    sequence = int.from_bytes(content[8:16], "little")
+    body = content[_HEAD_BYTES : _HEAD_BYTES + int.from_bytes(content[16:20], "little")]
+    return (sequence, body) if content[:_HEAD_BYTES] == _head_of(sequence, body) else (0, b"")
+
+
+def _head_of(sequence: int, body: bytes) -> bytes:
+    number = sequence.to_bytes(8, "little")
+    crc = kvpool_native.crc32c(number + body)
+    return MAGIC + number + len(body).to_bytes(4, "little") + crc.to_bytes(4, "little")
+
+
+def _older_head_of(body: bytes) -> bytes:
+    return OLDER_MAGIC + len(body).to_bytes(4, "little") + kvpool_native.crc32c(body).to_bytes(4, "little")
+
+
+def _make(directory: Path, content: bytes) -> None:
+    """Replace the file by one that has all its room, and this slot."""
     fresh = directory / f"{FILE_NAME}.new"
+    remove(fresh)
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb") as file:
-        file.write(_head_of(body) + body)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        os.posix_fallocate(fd, 0, 2 * SLOT_BYTES)
+        os.pwrite(fd, content, 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
     fresh.rename(directory / FILE_NAME)
     sync_directory(directory)

@@ -3,11 +3,12 @@
 `OpenSsd` exists from the moment when everything is usable until the daemon ends, whatever the disk does meanwhile. Before that
 `ClosedSsd` takes its place: it starts no job and stores nothing. The tier (`tier.py`) interprets errors.
 
-Control thread only, except `checkpoint` and `close`, which block and belong in an executor.
+Control thread only, except `checkpoint`, `note_flushed` and `close`, which block and belong in an executor.
 """
 
 import logging
 import os
+from collections.abc import Sequence
 
 import kvpool_native
 from kvpool.clock import NS_PER_S
@@ -15,6 +16,7 @@ from kvpool.tiers.base import NOT_STARTED, ArenaMemory, Counters, JobId, Moves
 from kvpool.tiers.ssd.catalogue.catalogue import Catalogue
 from kvpool.tiers.ssd.catalogue.identity import NamespaceRecord
 from kvpool.tiers.ssd.catalogue.rows import Row, Touch
+from kvpool.tiers.ssd.flushed import FlushFloors
 from kvpool.tiers.ssd.plan import OUTCOMES_AT_ONCE, SsdPlan
 from kvpool.tiers.ssd.status import SsdStatus
 
@@ -73,6 +75,13 @@ class ClosedSsd:
     def forget_namespace(self, number: int) -> None:
         """There are no rows."""
 
+    def note_flushed(self, fingerprints: Sequence[bytes] | None, generation: int | None) -> bool:  # noqa: ARG002
+        """Nothing is stored: what is on the disk comes back."""
+        return False
+
+    def settle_flushed(self) -> None:
+        """There are no rows."""
+
     def take_lost(self) -> list[tuple[bytes, int]]:
         """Nothing was written."""
         return []
@@ -109,11 +118,13 @@ class OpenSsd:
         *,
         files: kvpool_native.SsdFiles,
         catalogue: Catalogue,
+        floors: FlushFloors,
         epoch: bytes,
     ) -> None:
         self._plan = plan
         self._files = files
         self._catalogue = catalogue
+        self._floors = floors
         self._epoch = epoch
         self._index_view = kvpool_native.IndexView(memory.index)
         wants_rings = plan.io == "io_uring" or (plan.io == "auto" and files.is_direct)
@@ -205,6 +216,16 @@ class OpenSsd:
         """Queue the removal of the record of a namespace without chunks."""
         self._catalogue.delete_namespace(number)
 
+    def note_flushed(self, fingerprints: Sequence[bytes] | None, generation: int | None) -> bool:
+        """Record that an operator has dropped chunks; whether that is durable. Blocks; any thread."""
+        if generation is None:
+            return self._catalogue.checkpoint(CLOSE_TIMEOUT_S)
+        return self._floors.note(fingerprints, generation)
+
+    def settle_flushed(self) -> None:
+        """Queue the number of the last flush, behind its removals."""
+        self._catalogue.put_flushes(self._floors.sequence)
+
     def take_lost(self) -> list[tuple[bytes, int]]:
         """Keys and generations of chunks that a failed sync may have lost; each is returned once."""
         return self._catalogue.take_lost()
@@ -240,6 +261,7 @@ class OpenSsd:
         has_ended = self._queue.stop(CLOSE_TIMEOUT_S)
         if not has_ended:
             log.error("I/O of the ssd tier is left under way: the disk does not answer within %g s", CLOSE_TIMEOUT_S)
+        self._floors.write()
         return self._catalogue.close(CLOSE_TIMEOUT_S) and has_ended
 
 

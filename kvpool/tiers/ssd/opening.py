@@ -16,17 +16,20 @@ import numpy.typing as npt
 
 from kvpool import failpoint
 from kvpool.errors import KVPoolError
+from kvpool.memory_limit import describe
 from kvpool.tiers.base import ArenaMemory
 from kvpool.tiers.ssd import flushed as ssd_flushed
 from kvpool.tiers.ssd.catalogue import opening as catalogue_open
+from kvpool.tiers.ssd.catalogue import room as catalogue_room
 from kvpool.tiers.ssd.catalogue import rows as catalogue_rows
 from kvpool.tiers.ssd.catalogue.catalogue import Catalogue
 from kvpool.tiers.ssd.catalogue.identity import FILE_NAME as IDENTITY_NAME
-from kvpool.tiers.ssd.catalogue.identity import Identity, NamespaceRecord, new_epoch, read_identity
+from kvpool.tiers.ssd.catalogue.identity import Identity, NamespaceRecord, new_epoch, read_identity, remove
 from kvpool.tiers.ssd.directory import SsdUnavailable, check_directory
+from kvpool.tiers.ssd.flushed import FlushFloors
 from kvpool.tiers.ssd.opened import CLOSE_TIMEOUT_S, OpenSsd
 from kvpool.tiers.ssd.plan import CATALOGUE_NAME, SsdPlan
-from kvpool.tiers.ssd.rebuild import find_chunks
+from kvpool.tiers.ssd.rebuild import are_flushed, find_chunks
 from kvpool.tiers.ssd.segments import (
     check_room,
     have_other_sizes,
@@ -64,8 +67,8 @@ def open_ssd(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event) -
     try:
         warning = check_directory(plan.path, is_made=plan.is_made)
         return _open(plan, memory, is_stopping, warning)
-    except (OSError, RuntimeError, ValueError, KVPoolError, lmdb.Error) as error:
-        raise SsdUnavailable(f"{plan.path}: {error}") from error
+    except (OSError, RuntimeError, ValueError, MemoryError, KVPoolError, lmdb.Error) as error:
+        raise SsdUnavailable(f"{plan.path}: {describe(error)}") from error
 
 
 def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warning: str) -> tuple[OpenSsd, Recovered]:
@@ -78,15 +81,27 @@ def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warn
     is_rebuilt = identity.namespaces != {} and (found is None or plan.wants_rebuild)
     if is_rebuilt:
         rows = _rebuild(plan, identity, catalogue_path, is_stopping)
+    is_outgrown = found is not None and not is_rebuilt and not catalogue_room.fits(catalogue_path, plan.catalogue_bytes)
+    if is_outgrown:
+        rows = rows[rows["offset"] < plan.segments * plan.segment_bytes][: plan.max_chunks]
+        log.info("the catalogue is made anew for %d chunks: it was of a larger ssd.capacity", len(rows))
+        remove(catalogue_path)
+    floors = FlushFloors(plan.path, found.flushes if found else 0)
+    flushed = are_flushed(rows, identity, floors.floors if floors.is_ahead and not is_rebuilt else {})
     last = found.generations_end if found else ssd_flushed.highest_floor(plan.path)
     generation = max(last, int(rows["generation"].max()) if len(rows) else 0)
     failpoint.reach("daemon.ssd.open_catalogue")
+
+    def sync_data() -> None:
+        files.sync()
+        floors.write()
+
     try:
         catalogue = Catalogue(
             catalogue_path,
             plan.catalogue_bytes,
             identity,
-            sync_data=files.sync,
+            sync_data=sync_data,
             generations_end=generation + catalogue_open.GENERATIONS_OF_A_LIFE,
         )
     except catalogue_open.DAMAGE as error:
@@ -94,14 +109,17 @@ def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warn
         catalogue_open.set_aside(catalogue_path, plan.catalogue_bytes)
         raise  # the next attempt finds none
     try:
-        if is_rebuilt:
+        if is_rebuilt or is_outgrown:
             catalogue.fill(rows)
+        for key in rows["key"][flushed]:
+            catalogue.delete(bytes(key))
+        catalogue.put_flushes(floors.sequence)
         catalogue.start(checkpoint_s=plan.checkpoint_s)
-        opened = OpenSsd(plan, memory, files=files, catalogue=catalogue, epoch=identity.epoch)
+        opened = OpenSsd(plan, memory, files=files, catalogue=catalogue, floors=floors, epoch=identity.epoch)
     except BaseException:
         catalogue.close(CLOSE_TIMEOUT_S)
         raise
-    return opened, Recovered(rows, identity.namespaces, bad, generation, identity.epoch, warning)
+    return opened, Recovered(rows[~flushed], identity.namespaces, bad, generation, identity.epoch, warning)
 
 
 def _look(
@@ -112,6 +130,7 @@ def _look(
     if have_other_sizes(plan):
         log.warning("the ssd tier begins empty: its files are of another ssd.segment or ssd.capacity")
         _forget_everything(plan.path)
+    catalogue_open.bound_aside(catalogue_path, plan.catalogue_bytes)
     found = catalogue_open.examine(catalogue_path, plan.catalogue_bytes, is_stopping.is_set).found
     identity = Identity(found.epoch, found.namespaces) if found else read_identity(plan.path)
     if identity is None:

@@ -17,7 +17,7 @@ NAME = "ssd"
 # A record takes about 150 bytes in LMDB; the map has room for four times what is needed, because full maps are slow.
 CATALOGUE_BYTES_PER_CHUNK = 640
 CATALOGUE_BYTES_MIN = 1 << 20
-# Lock files, the marker of an opening, and the directories themselves.
+# Lock files, the marker of an opening, the floors of flushes (32 KiB), and the directories themselves.
 OTHER_BYTES = 64 << 10
 SEGMENTS_MIN = 8
 CATALOGUE_NAME = "catalogue"

@@ -26,7 +26,7 @@ from kvpool.keys import namespace_fingerprint
 from kvpool.layout import Layout, WireLayout
 from kvpool.tiers.ssd.catalogue.identity import Identity
 from kvpool.tiers.ssd.catalogue.rows import Row
-from kvpool.tiers.ssd.flushed import floor_of, read_floors
+from kvpool.tiers.ssd.flushed import ALL, floor_of, read_floors
 from kvpool.tiers.ssd.plan import SsdPlan, segment_name
 
 log = logging.getLogger(__name__)
@@ -81,6 +81,15 @@ def find_chunks(plan: SsdPlan, identity: Identity, is_stopping: threading.Event)
                 )
     log.warning("the catalogue was rebuilt from the headers of slots: %d chunks", len(newest))
     return b"".join(slot.row.encode() for slot in newest.values())
+
+
+def are_flushed(rows: "npt.NDArray[np.void]", identity: Identity, floors: dict[bytes, int]) -> "npt.NDArray[np.bool_]":
+    """Which of a catalogue's rows are of chunks that an operator has dropped, or could not drop as they were held."""
+    floor = np.full(len(rows), floor_of(floors, ALL), np.uint64)
+    for fingerprint, number in _numbers_by_fingerprint(identity).items():
+        floor[rows["namespace"] == number] = floor_of(floors, fingerprint)
+    flushed: npt.NDArray[np.bool_] = rows["generation"] <= floor
+    return flushed
 
 
 def _numbers_by_fingerprint(identity: Identity) -> dict[bytes, int]:

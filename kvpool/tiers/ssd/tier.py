@@ -24,6 +24,7 @@ from kvpool.clock import Clock
 from kvpool.config.config import Config
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.keys import namespace_fingerprint
+from kvpool.memory_limit import describe
 from kvpool.tiers.base import (
     NOT_STARTED,
     UNOWNED,
@@ -41,7 +42,6 @@ from kvpool.tiers.slots import Slots, SlotSizes
 from kvpool.tiers.ssd.catalogue.book import CatalogueBook
 from kvpool.tiers.ssd.corruption import CorruptionGuard
 from kvpool.tiers.ssd.directory import SsdUnavailable
-from kvpool.tiers.ssd.flushed import remember_flushed
 from kvpool.tiers.ssd.headers import SsdHeaders
 from kvpool.tiers.ssd.opened import ClosedSsd, Geometry, OpenSsd
 from kvpool.tiers.ssd.opening import Recovered, open_ssd
@@ -265,10 +265,13 @@ class SsdTier:
         """Delete the catalogue's record of a namespace without chunks."""
         self._book.forget_namespace(self._disk, namespace)
 
-    async def note_flushed(self, namespaces: Sequence[Namespace] | None, generation: int) -> None:
-        """Have later rebuilds of the catalogue skip the chunks that an operator has dropped."""
+    async def note_flushed(self, namespaces: Sequence[Namespace] | None, generation: int | None) -> bool:
+        """Have later starts skip the chunks that an operator has dropped. False: that is not durable."""
         fingerprints = None if namespaces is None else [_fingerprint(namespace) for namespace in namespaces]
-        await remember_flushed(self.plan.path, fingerprints, generation)
+        loop = asyncio.get_running_loop()
+        is_durable = await loop.run_in_executor(None, self._disk.note_flushed, fingerprints, generation)
+        self._disk.settle_flushed()
+        return is_durable
 
     def stats(self) -> Counters:
         """Counters, by name."""
@@ -327,10 +330,13 @@ class SsdTier:
             try:
                 disk, recovered = await loop.run_in_executor(None, self._open_disk)
                 break
-            except (SsdUnavailable, RuntimeError) as error:  # RuntimeError: no thread can be started for it
-                self.become(TierState.OFFLINE, str(error))
-                if self._is_stopping.is_set():
-                    return
+            except SsdUnavailable as error:
+                reason = str(error)
+            except (RuntimeError, MemoryError) as error:  # no thread can be started for it
+                reason = describe(error)
+            self.become(TierState.OFFLINE, reason)
+            if self._is_stopping.is_set():
+                return
             await asyncio.sleep(self._watch.next_pause_s())
         self._disk, self._disk_warning = disk, recovered.disk_warning
         self.headers.epoch = recovered.epoch

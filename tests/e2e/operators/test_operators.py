@@ -83,7 +83,7 @@ def test_an_engines_user_may_save_and_load_and_not_give_orders(folder: Path, ask
             f"role: uid {ENGINE_UID} is no operator of this daemon; root, uid 0 and no group"
         )
         assert "flush by" not in daemon.log()
-        assert ask(daemon, [], 0, 0)["admin"] == {"chunks": 0, "bytes": 0, "skipped": 0}
+        assert ask(daemon, [], 0, 0)["admin"] == {"chunks": 0, "bytes": 0, "skipped": 0, "durable": True}
         assert "flush by pid " in daemon.log()
         assert " uid 0: model='' older_than_s=-1.0 tier=''" in daemon.log()
 
@@ -91,5 +91,10 @@ def test_an_engines_user_may_save_and_load_and_not_give_orders(folder: Path, ask
 def test_members_of_the_operators_group_may_give_orders(folder: Path, ask: Ask) -> None:
     with Daemon(folder, **{"server.admin_group": str(OPERATORS_GID)}) as daemon:
         assert "add the user to that group" in str(ask(daemon, [])["admin"])
-        assert ask(daemon, [OPERATORS_GID, ENGINE_GID])["admin"] == {"chunks": 0, "bytes": 0, "skipped": 0}
+        assert ask(daemon, [OPERATORS_GID, ENGINE_GID])["admin"] == {
+            "chunks": 0,
+            "bytes": 0,
+            "skipped": 0,
+            "durable": True,
+        }
         assert f" uid {ENGINE_UID}: model=''" in daemon.log()

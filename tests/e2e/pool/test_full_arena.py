@@ -119,7 +119,7 @@ def test_flush_drops_chunks_that_are_not_held(daemon: Daemon) -> None:
         lease = pool.acquire(pool.lookup(held))
         with daemon.admin() as admin:
             report = admin.flush("test-model", None)
-        assert report == {"chunks": 4, "bytes": 4 * SMALL.chunk_bytes, "skipped": 3}
+        assert report == {"chunks": 4, "bytes": 4 * SMALL.chunk_bytes, "skipped": 3, "durable": True}
         assert (pool.lookup(held).chunks, pool.lookup(free).chunks, other.lookup(kept).chunks) == (3, 0, 2)
         lease.release()
         with daemon.admin() as admin:

@@ -3,6 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from kvpool.cli.kvpoolctl import cli
 from kvpool.protocol.records import messages as m
 from tests.hostile.rigs.raw_clients import engine, keys_of, store
 from tests.rigs.daemon import SMALL, Daemon, wait_until
@@ -69,3 +73,57 @@ def test_a_flush_of_all_outlives_rebuilds_as_do_chunks_stored_after_it(
     with engine(daemon, SMALL, "goes") as goes:
         assert goes.call(m.Acquire(later), m.Leased).chunks == 6
     assert daemon.problems() == []
+
+
+@pytest.mark.parametrize("older_than_s", [None, 0.0])
+def test_a_flush_that_is_answered_as_durable_outlives_a_kill(
+    start_daemon: Callable[..., Daemon], tmp_path: Path, older_than_s: float | None
+) -> None:
+    daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", ssd__checkpoint_interval="1h")
+    wait_open(daemon)
+    with engine(daemon, SMALL, "goes") as goes, daemon.admin() as admin:
+        store(goes, keys_of(0, 6))
+        assert admin.demote_all(60.0)["left"] == 0
+        assert admin.flush(None, older_than_s) | {"bytes": 0} == {
+            "chunks": 6,
+            "bytes": 0,
+            "skipped": 0,
+            "durable": True,
+        }
+    daemon.kill()
+    daemon.start()
+    wait_open(daemon)
+    with engine(daemon, SMALL, "goes") as goes:
+        assert goes.call(m.Acquire(keys_of(0, 6)), m.Leased).chunks == 0
+    assert daemon.problems() == []
+
+
+def test_a_flush_of_a_tier_that_is_not_open_is_not_answered_as_durable(
+    start_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("no directory")
+    daemon = start_daemon(ssd__path=str(tmp_path / "file"), ssd__capacity="64MiB")
+    wait_until(lambda: daemon.stats()["ssd.state"] == "offline", "the tier cannot be opened")
+    with daemon.admin() as admin:
+        assert not admin.flush(None, None)["durable"]
+        assert admin.flush(None, None, "dram")["durable"], "nothing of the tier was to be dropped"
+    done = CliRunner().invoke(cli, ["--socket", daemon.socket, "flush", "--all", "--yes"])
+    assert done.exit_code == 1
+    assert "a restart may bring back some of what the SSD tier had" in done.output
+
+
+def test_chunks_held_during_a_flush_outlive_a_restart(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
+    wait_open(daemon)
+    with engine(daemon, SMALL, "goes") as goes, daemon.admin() as admin:
+        store(goes, keys_of(0, 6))
+        assert admin.demote_all(60.0)["left"] == 0
+        leased = goes.call(m.Acquire(keys_of(0, 6)), m.Leased)
+        assert admin.flush(None, None)["durable"]
+        goes.call(m.Release(leased.lease), m.Done)
+        assert admin.demote_all(60.0)["left"] == 0
+    assert daemon.stop() == 0
+    daemon.start()
+    wait_open(daemon)
+    with engine(daemon, SMALL, "goes") as goes:
+        assert goes.call(m.Acquire(keys_of(0, 6)), m.Leased).chunks == 6

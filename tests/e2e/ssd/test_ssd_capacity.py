@@ -1,8 +1,14 @@
-"""SSD tiers of unusual size: the largest that the core takes, without a disk of that size, and one smaller than a chain."""
+"""SSD tiers of unusual size: the largest that the core takes, without a disk of that size, and one smaller than a chain; and
+those whose capacity was lowered.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
 
+import lmdb
+import pytest
+
+from tests.e2e.ssd.test_ssd_tier import load_right
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.payload import store, tokens_of
 
@@ -34,3 +40,34 @@ def test_of_chains_longer_than_the_tier_only_what_fits_is_written(
     assert not report["durable"]
     assert int(daemon.stats()["demoted_chunks"]) <= 4 * 2 * 20  # each chain twice: by watermark, and by order
     assert daemon.problems() == []
+
+
+@pytest.mark.parametrize("is_outgrown", [False, True], ids=["cut", "made anew"])
+def test_a_lowered_capacity_is_kept_and_loses_no_chunk_that_fits(
+    start_daemon: Callable[..., Daemon], tmp_path: Path, *, is_outgrown: bool
+) -> None:
+    ssd, lowered = tmp_path / "ssd", 16 << 20
+    daemon = start_daemon(ssd__path=str(ssd), ssd__capacity="256MiB", ssd__segment="1MiB")
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    with daemon.connect() as pool, daemon.admin() as admin:
+        assert store(pool, pool.keys(tokens_of(1, 8 * 32))).stored == 8
+        assert admin.demote_all(60.0)["durable"]
+    assert daemon.stop() == 0
+    (ssd / "catalogue.bad").mkdir()
+    (ssd / "catalogue.bad" / "data.mdb").write_bytes(bytes(lowered))  # set aside when there was room for it
+    if is_outgrown:
+        with (
+            lmdb.open(str(ssd / "catalogue"), map_size=lowered, max_dbs=3, lock=False) as environment,
+            environment.begin(write=True) as transaction,
+        ):
+            ignored = environment.open_db(b"namespaces", transaction)
+            for number in range(1000):
+                transaction.put(b"ignored %d" % number, bytes(2000), db=ignored)
+    for _ in range(2):
+        daemon.start(f"--set=ssd.capacity={lowered}B")
+        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+        assert sum(file.stat().st_size for file in ssd.rglob("*") if file.is_file()) <= lowered
+        with daemon.connect() as pool:
+            assert load_right(pool, pool.keys(tokens_of(1, 8 * 32))).chunks == 8
+        assert daemon.problems() == []
+        assert daemon.stop() == 0

@@ -188,3 +188,21 @@ def test_another_capacity_begins_the_tier_anew(start_daemon: Callable[..., Daemo
     assert other.stats()["ssd.chunks"] == 0
     assert "the ssd tier begins empty" in other.log()
     assert sum(file.stat().st_size for file in ssd.glob("segment-*")) <= 32 << 20
+
+
+@pytest.mark.parametrize("point", ["daemon.ssd.look", "daemon.ssd.open_catalogue"])
+def test_a_stop_while_the_tier_is_being_opened_writes_down_what_was_stored(
+    stopped: Daemon, ssd: Path, point: str
+) -> None:
+    stopped.environment = {"KVPOOL_FAILPOINT": f"{point}:*:delay(1s)"}
+    stopped.start()
+    with stopped.connect(timeout_s=20.0) as pool:
+        keys = pool.keys(tokens_of(70, CHAIN * SMALL.chunk_tokens))
+        assert store(pool, keys).stored == CHAIN
+    assert stopped.stop() == 0
+    assert f"{CHAIN} chunks written down, 0 dropped with the DRAM tier, durable: yes" in stopped.log()
+    stopped.environment = {}
+    stopped.start()
+    wait_until(lambda: stopped.stats()["ssd.state"] == "ok", "the tier is open")
+    with stopped.connect(timeout_s=20.0) as pool:
+        assert load_right(pool, pool.keys(tokens_of(70, CHAIN * SMALL.chunk_tokens))).chunks == CHAIN

@@ -249,8 +249,9 @@ class MemoryTier:
     def forget_namespace(self, namespace: Namespace) -> None:
         """Rows name their namespace by model and layout."""
 
-    async def note_flushed(self, namespaces: Sequence[Namespace] | None, generation: int) -> None:
+    async def note_flushed(self, namespaces: Sequence[Namespace] | None, generation: int | None) -> bool:
         """Dropped chunks leave the rows with the next `keep_up`."""
+        return True
 
     def stats(self) -> Counters:
         return {

@@ -1,5 +1,6 @@
 """The daemon's command line: the options that reach `serve`, and exits without serving."""
 
+import os
 import resource
 import subprocess
 import sys
@@ -41,7 +42,8 @@ def test_wrong_usage_exits_with_2_and_serves_nothing(
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("can't start new thread"), OSError(12, "mmap"), MemoryError("bad_alloc")]
+    "error",
+    [RuntimeError("can't start new thread"), OSError(12, os.strerror(12)), MemoryError("bad_alloc"), MemoryError()],
 )
 def test_a_start_that_fails_for_lack_of_address_space_is_one_line(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -54,8 +56,23 @@ def test_a_start_that_fails_for_lack_of_address_space_is_one_line(
     assert run([]) == 1
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 1
-    assert "cannot serve: " in lines[0]
+    assert f"cannot serve: {str(error) or 'out of memory'}; " in lines[0]
     assert "; the process may have 512.0 MiB of address space: raise or remove the limit (ulimit -v" in lines[0]
+
+
+def test_a_start_without_memory_for_the_libraries_says_so(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Finder:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == serving.__name__:
+                raise MemoryError
+
+    monkeypatch.delitem(sys.modules, serving.__name__)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (512 << 20, 512 << 20))
+    assert run([]) == 1
+    assert capfd.readouterr().err.startswith("Error: cannot serve: out of memory; the process may have 512.0 MiB of ")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a mistake in the program"), ZeroDivisionError()])

@@ -342,6 +342,38 @@ def test_an_older_versions_catalogue_gets_all_its_room_and_keeps_its_rows(
     assert keys_found(tmp_path) == [key_of(1)]
 
 
+def test_a_catalogue_is_cut_to_a_smaller_map(open_catalogue: Callable[..., Catalogue], tmp_path: Path) -> None:
+    catalogue = open_catalogue(map_bytes=4 * MAP_BYTES)
+    catalogue.put(row_of(1))
+    assert catalogue.close(10.0)
+    assert allocated_bytes(tmp_path) >= 4 * MAP_BYTES
+    assert open_catalogue().close(10.0)
+    assert (tmp_path / "catalogue" / "data.mdb").stat().st_size == MAP_BYTES
+    assert keys_found(tmp_path) == [key_of(1)]
+
+
+@pytest.mark.parametrize("name", ["catalogue.new", "identity.new"])
+@pytest.mark.parametrize("kind", ["file", "link", "directory"])
+def test_what_has_the_name_of_an_unfinished_file_is_removed(
+    open_catalogue: Callable[..., Catalogue], tmp_path: Path, name: str, kind: str
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").write_text("kept")
+    if kind == "file":
+        (tmp_path / name).write_text("left")
+    elif kind == "link":
+        (tmp_path / name).symlink_to(elsewhere)
+    else:
+        (tmp_path / name).mkdir()
+    catalogue = open_catalogue()
+    catalogue.put(row_of(1))
+    assert catalogue.close(10.0)
+    assert keys_found(tmp_path) == [key_of(1)]
+    assert not os.path.lexists(tmp_path / name)
+    assert (elsewhere / "kept").read_text() == "kept"
+
+
 def test_an_opening_without_room_keeps_the_rows_and_waits(
     open_catalogue: Callable[..., Catalogue], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,13 +121,13 @@ class Catalogue:
         )
         self._chunks = environment.open_db(b"chunks")
         self._namespaces = environment.open_db(b"namespaces")
-        meta = environment.open_db(b"meta")
+        self._meta = environment.open_db(b"meta")
         with environment.begin(write=True) as transaction:
-            transaction.put(catalogue_open.META_KEY, catalogue_open.meta_record(self._epoch), db=meta)
-            generations = catalogue_open.generations_record(self._generations_end)
-            transaction.put(catalogue_open.GENERATIONS_KEY, generations, db=meta)
+            transaction.put(catalogue_open.META_KEY, catalogue_open.meta_record(self._epoch), db=self._meta)
+            generations = catalogue_open.number_record(self._generations_end)
+            transaction.put(catalogue_open.GENERATIONS_KEY, generations, db=self._meta)
             if self._lacks_rows:
-                transaction.put(catalogue_open.INCOMPLETE_KEY, b"", db=meta)
+                transaction.put(catalogue_open.INCOMPLETE_KEY, b"", db=self._meta)
             for number, record in self._known.items():
                 transaction.put(_number_key(number), pack_namespace(record), db=self._namespaces)
         environment.sync(True)
@@ -187,6 +187,10 @@ class Catalogue:
         with self._lock:
             self._known.pop(number, None)
         return self._queue(_number_key(number), None)
+
+    def put_flushes(self, sequence: int) -> bool:
+        """Queue the number of the last flush. REQUIRES: after the removals of all flushes up to it."""
+        return self._queue(catalogue_open.FLUSHES_KEY, catalogue_open.number_record(sequence))
 
     def put(self, row: Row) -> bool:
         """Queue a row. False when the queue is full: the chunk will not be found after a restart."""
@@ -426,7 +430,8 @@ class Catalogue:
         self._opened.set_mapsize(self._map_bytes - HEADROOM_BYTES)
 
     def _apply(self, transaction: lmdb.Transaction, key: bytes, value: bytes | Touch | None) -> None:
-        table = self._chunks if len(key) == KEY_BYTES else self._namespaces
+        others = self._meta if key == catalogue_open.FLUSHES_KEY else self._namespaces
+        table = self._chunks if len(key) == KEY_BYTES else others
         if value is None:
             transaction.delete(key, db=table)
         elif isinstance(value, bytes):

@@ -8,6 +8,7 @@ catalogue's thread or an executor.
 """
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def write_identity(directory: Path, identity: Identity) -> None:
     if _content_of(target) == content:
         return  # it needs no room of a full disk
     fresh = directory / f"{FILE_NAME}.new"
+    remove(fresh)
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file:
         file.write(content)
@@ -83,6 +85,14 @@ def sync_directory(directory: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def remove(path: Path) -> None:
+    """Remove what has this name, if anything: a file, a link itself, or a directory with its content. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _content_of(path: Path) -> bytes:

@@ -11,7 +11,6 @@ marker beside the catalogue keeps a daemon from dying of the same catalogue agai
 import contextlib
 import logging
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError
 from kvpool.tiers.ssd.catalogue import check as catalogue_check
 from kvpool.tiers.ssd.catalogue.check import TABLES_MAX
-from kvpool.tiers.ssd.catalogue.identity import NamespaceRecord, unpack_namespace
+from kvpool.tiers.ssd.catalogue.identity import NamespaceRecord, remove, unpack_namespace
 from kvpool.tiers.ssd.catalogue.room import FILE_NAME, aside_of
 from kvpool.tiers.ssd.catalogue.rows import ROW_BYTES
 from kvpool.types import EPOCH_BYTES
@@ -47,6 +46,8 @@ INCOMPLETE_KEY = b"incomplete"
 # Every generation of this process is below this number, and every one of the next process above it.
 GENERATIONS_KEY = b"generations"
 GENERATIONS_OF_A_LIFE = 1 << 40
+# The count of flushes whose removals the catalogue has (`flushed.py`).
+FLUSHES_KEY = b"flushes"
 NUMBER_BYTES = 4
 # LMDB's errors for a file with wrong bytes: a retry would not help.
 DAMAGE = (
@@ -76,13 +77,15 @@ _BLOCK_BYTES = 512
 class Found:
     """A readable catalogue: the epoch of its segment files, its packed rows unchecked, namespaces by number.
 
-    `generations_end`: above all generations of the process that wrote it; 0: unknown.
+    `generations_end`: above all generations of the process that wrote it; 0: unknown. `flushes`: the last flush whose removals
+    it has.
     """
 
     epoch: bytes
     rows: bytes
     namespaces: dict[int, NamespaceRecord]
     generations_end: int = 0
+    flushes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,28 +144,26 @@ def meta_record(epoch: bytes, version: int = FORMAT_VERSION) -> bytes:
     return checked + kvpool_native.crc32c(checked).to_bytes(4, "little")
 
 
-def generations_record(end: int) -> bytes:
-    """The catalogue's record of its process's generations."""
-    checked = end.to_bytes(8, "little")
+def number_record(number: int) -> bytes:
+    """A number in the catalogue's meta table: the end of its process's generations, or the last flush it has."""
+    checked = number.to_bytes(8, "little")
     return checked + kvpool_native.crc32c(checked).to_bytes(4, "little")
 
 
 def set_aside(path: Path, bytes_max: int) -> None:
     """Move a catalogue aside for examination. The last one is kept, unless it is too large."""
     aside = aside_of(path)
-    _remove(aside)
-    if _blocks_in(path) * _BLOCK_BYTES <= bytes_max + BESIDE_MAP_BYTES:
-        path.rename(aside)
-    else:
-        _remove(path)
+    remove(aside)
+    path.rename(aside)
+    bound_aside(path, bytes_max)
     unmark_opening(path)
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def bound_aside(path: Path, bytes_max: int) -> None:
+    """Remove the catalogue that was set aside if it is too large, which it may be for a capacity that was lowered."""
+    aside = aside_of(path)
+    if os.path.lexists(aside) and _blocks_in(aside) * _BLOCK_BYTES > bytes_max + BESIDE_MAP_BYTES:
+        remove(aside)
 
 
 def _blocks_in(path: Path) -> int:
@@ -240,6 +241,7 @@ def _read_the_rest(path: Path, rows: bytes) -> tuple[Found | None, str]:
             meta = environment.open_db(b"meta", transaction, create=False)
             record = transaction.get(META_KEY, db=meta)
             generations = bytes(transaction.get(GENERATIONS_KEY, db=meta) or b"")
+            flushes = bytes(transaction.get(FLUSHES_KEY, db=meta) or b"")
             is_incomplete = transaction.get(INCOMPLETE_KEY, db=meta) is not None
             with transaction.cursor(environment.open_db(b"namespaces", transaction, create=False)) as cursor:
                 packed = [(bytes(key), bytes(value)) for key, value in cursor]
@@ -260,15 +262,20 @@ def _read_the_rest(path: Path, rows: bytes) -> tuple[Found | None, str]:
         for key, value in packed
         if len(key) == NUMBER_BYTES and (entry := unpack_namespace(value)) is not None
     }
-    end = int.from_bytes(generations[:8], "little")
-    is_known = end < kvpool_native.GENERATION_END and generations == generations_record(end)
-    return Found(epoch, rows, namespaces, end if is_known else 0), ""
+    end = _parse_number(generations)
+    return Found(epoch, rows, namespaces, end if end < kvpool_native.GENERATION_END else 0, _parse_number(flushes)), ""
 
 
 def _parse_meta(record: bytes) -> tuple[int, bytes]:
     """Format version and epoch; version 0 for a damaged record."""
     version, epoch = int.from_bytes(record[:4], "little"), record[4 : 4 + EPOCH_BYTES]
     return (version, epoch) if len(epoch) == EPOCH_BYTES and meta_record(epoch, version) == record else (0, b"")
+
+
+def _parse_number(record: bytes) -> int:
+    """The number; 0 for a damaged or missing record."""
+    number = int.from_bytes(record[:8], "little")
+    return number if record == number_record(number) else 0
 
 
 def _openings(path: Path) -> int:

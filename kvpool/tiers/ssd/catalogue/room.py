@@ -3,6 +3,7 @@
 A new one is made and allocated under another name before it gets its own, so that no catalogue is half made. LMDB's lock file
 is not used: it is a sparse file in a memory map, and a write to a page that finds no room kills the process. The tier's own
 lock keeps other daemons away. A file system that copies on each write (btrfs, ZFS) reserves nothing.
+A file that is larger than its map, because `ssd.capacity` was lowered, is cut.
 
 Blocks: for the catalogue's thread or an executor.
 """
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import lmdb
 
-from kvpool.tiers.ssd.catalogue.identity import sync_directory
+from kvpool.tiers.ssd.catalogue.identity import remove, sync_directory
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +51,21 @@ def aside_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.bad")
 
 
+def fits(path: Path, map_bytes: int) -> bool:
+    """Whether all pages of a catalogue are within a map of this size. Raises lmdb.Error."""
+    with lmdb.open(str(path), readonly=True, lock=False) as environment:
+        used = (int(environment.info()["last_pgno"]) + 1) * int(environment.stat()["psize"])
+    return used <= map_bytes
+
+
 def _provide(path: Path, map_bytes: int) -> None:
     if (path / FILE_NAME).exists():
+        if (path / FILE_NAME).stat().st_size > map_bytes and fits(path, map_bytes):
+            os.truncate(path / FILE_NAME, map_bytes)
         _allocate(path / FILE_NAME, map_bytes)
         return
     fresh = path.with_name(f"{path.name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
+    remove(fresh)
     try:
         fresh.mkdir(mode=0o700)
         lmdb.open(str(fresh), map_size=map_bytes, mode=0o600, lock=False).close()

@@ -156,7 +156,7 @@ def test_a_flush_of_the_device_leaves_dram_and_one_of_everything_takes_both() ->
         await pool.load(CHAIN)
         await pool.settled()
         dropped = await pool.serve(pool.pool.flush(None, None, "hbm"))
-        assert dropped == {"chunks": len(CHAIN), "bytes": len(CHAIN) * BIG.chunk_bytes, "skipped": 0}
+        assert dropped == {"chunks": len(CHAIN), "bytes": len(CHAIN) * BIG.chunk_bytes, "skipped": 0, "durable": True}
         assert pool.pool._directory.stats()["chunks"] == len(CHAIN)
         await pool.load(CHAIN)
         await pool.settled()

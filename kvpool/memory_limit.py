@@ -3,12 +3,24 @@
 Pure but for reading the limit. Any thread.
 """
 
+import errno
+import os
 import resource
 
 from kvpool.units import format_size
 
 # Python's text where the kernel refuses a thread: it raises a plain RuntimeError.
 NO_THREAD = "can't start new thread"
+
+
+_MEMORY_TEXTS = (NO_THREAD, os.strerror(errno.ENOMEM), os.strerror(errno.EAGAIN))
+
+
+def describe(error: BaseException) -> str:
+    """An error's text, with the note about the limit where it may be for want of memory or threads."""
+    is_memory_error = isinstance(error, MemoryError)
+    text = str(error) or ("out of memory" if is_memory_error else type(error).__name__)
+    return text + limit_note() if is_memory_error or any(one in text for one in _MEMORY_TEXTS) else text
 
 
 def limit_note() -> str:
