@@ -123,8 +123,9 @@ def _bounded(floors: dict[bytes, int]) -> dict[bytes, int]:
 def _read(directory: Path) -> tuple[int | None, int, dict[bytes, int]]:
     """The newer valid slot, its sequence and floors. Without one None, 0 and the floors of the older form."""
     try:
-        fd = os.open(directory / FILE_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(fd, "rb") as file:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        name = directory / FILE_NAME
+        with open(name, "rb", opener=lambda path, _: os.open(path, flags)) as file:  # closes a directory too
             content = file.read(OLDER_BYTES_MAX + 1)
     except OSError:
         return None, 0, {}
