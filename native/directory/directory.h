@@ -103,18 +103,18 @@ class Directory {
   size_t release_part(HoldId hold, size_t limit, uint64_t now_ns);
 
   // Makes room for the chunks that follow `parent` (absent: the root), and gives them slots. The reservation holds the ancestors, the
-  // chunks that are there or that others write, and its own. Evicts exactly what is missing, or nothing for a chunk that cannot be placed. It counts for
-  // `holder`, where one is named: SHARE, once it protects all that it may. Where `bounds` end it, the answer has fewer states.
+  // chunks that are there or that others write, and its own. Evicts exactly what is missing, or nothing for a chunk that cannot be
+  // placed. It counts for `holder`, where one is named: SHARE, once it protects all that it may. Where `bounds` end it, the answer
+  // has fewer states.
   [[nodiscard]] Reservation reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                     const uint8_t* keys, size_t n, uint64_t now_ns, HolderId holder = {},
                                     ReserveBounds bounds = {});
   // The same for the chunks that follow a reservation's last one; NO_PARENT where it is unknown or has expired.
   [[nodiscard]] Reservation reserve_more(HoldId reservation, const uint8_t* keys, size_t n, uint64_t now_ns, ReserveBounds bounds = {});
-  // Makes chunks first .. first+count readable, of the RESERVED ones, parents before children; PART where one that another reservation
-  // writes precedes it: it is readable when that is, or is lost with that. `checksums`:
-  // [count][layers]; `tokens`, where they are stored: [count][n / count]. Committing twice is STORED twice. `sources`, of a lower
-  // tier or of copies: one that is not READY there with its generation any more is EXPIRED: what is dropped while it is copied is not
-  // published in the other tier.
+  // Makes chunks first .. first+count readable, of the RESERVED ones, parents before children. PART where one that another
+  // reservation writes precedes it: it is readable when that is, or is lost with that. `checksums`: [count][layers]; `tokens`, where
+  // they are stored: [count][n / count]. Committing twice is STORED twice. `sources`, of a lower tier or of copies: one that is not
+  // READY there with its generation any more is EXPIRED: what is dropped while it is copied is not published in the other tier.
   [[nodiscard]] std::vector<uint8_t> commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
                                             uint64_t now_ns = 0, std::span<const int32_t> tokens = {},
                                             CopySources sources = {});

@@ -23,8 +23,8 @@ struct ReservationState {
   NamespaceId owner;
   ClassId size_class;
   HolderId holder;
-  std::vector<RecordId> records;  // ancestors, and of the keys those that are here, others write, or are reserved; once expired: the zombies
-  std::vector<uint32_t> written;  // of the records, the places of the reserved ones, rising; once expired: all
+  std::vector<RecordId> records;  // ancestors; of the keys what is present, others write, or is reserved; once expired: the zombies
+  std::vector<uint32_t> written;  // places in `records` of what is reserved, rising; once expired: all
 };
 
 }  // namespace kvpool

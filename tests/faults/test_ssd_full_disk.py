@@ -36,6 +36,13 @@ def _fill_up(file: Path) -> None:
                 filler.writelines(itertools.repeat(bytes(size)))
 
 
+def _take_room_of(data: Path) -> None:
+    """Leave a catalogue the pages that it uses, as a version has left it that did not allocate it."""
+    with lmdb.open(str(data.parent), readonly=True, lock=False) as environment:
+        used = (environment.info()["last_pgno"] + 1) * PAGE_BYTES
+    os.truncate(data, used)
+
+
 def _expect_offline_for_lack_of_room(daemon: Daemon, ssd: Path) -> None:
     wait_until(lambda: daemon.stats()["ssd.state"] != "starting", "the tier is given up")
     with daemon.admin() as admin:
@@ -116,15 +123,12 @@ def test_a_catalogue_without_all_its_room_on_a_full_disk_is_served_and_gets_it_l
 ) -> None:
     """As a version has left it that did not allocate its catalogue."""
     with small_disk(2 * CAPACITY) as disk:
-        data = disk.path / "ssd" / "catalogue" / "data.mdb"
         daemon = start_daemon(**tier_options(disk.path / "ssd", policy="lru"))
         try:
             wait_open(daemon)
             fill(daemon, FITTING_CHAINS)
             assert daemon.stop() == 0
-            with lmdb.open(str(data.parent), readonly=True, lock=False) as environment:
-                used = (environment.info()["last_pgno"] + 1) * PAGE_BYTES
-            os.truncate(data, used)
+            _take_room_of(disk.path / "ssd" / "catalogue" / "data.mdb")
             _fill_up(disk.path / "filler")
             daemon.start()
             wait_until(lambda: daemon.stats()["ssd.state"] == "readonly", "it says that it has no room")
@@ -176,15 +180,12 @@ def test_flushed_chunks_do_not_come_back_after_a_flush_on_a_full_disk(
 ) -> None:
     """The catalogue has not all its room, so that it waits, and the removals of its rows with it."""
     with small_disk(2 * CAPACITY) as disk:
-        data = disk.path / "ssd" / "catalogue" / "data.mdb"
         daemon = start_daemon(**tier_options(disk.path / "ssd", policy="lru"))
         try:
             wait_open(daemon)
             fill(daemon, FLUSHED_CHAINS)
             assert daemon.stop() == 0
-            with lmdb.open(str(data.parent), readonly=True, lock=False) as environment:
-                used = (environment.info()["last_pgno"] + 1) * PAGE_BYTES
-            os.truncate(data, used)
+            _take_room_of(disk.path / "ssd" / "catalogue" / "data.mdb")
             _fill_up(disk.path / "filler")
             restart(daemon)
             wait_until(lambda: daemon.stats()["ssd.state"] == "readonly", "the catalogue waits for room")
