@@ -116,6 +116,7 @@ void Directory::renew(RecordId id) noexcept {
     queues_.remove(id);
     record.last_access_ns = latest_ns_;
     record.is_cut = record.parent.valid();
+    record.standing = standing_of(record);  // what was set aside has not followed its copies below
     queues_.add(id);
   }
 }

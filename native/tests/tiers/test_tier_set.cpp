@@ -183,3 +183,19 @@ TEST(a_chunk_that_is_being_written_is_below_no_more_when_the_only_copy_of_it_goe
   EXPECT(tiers.files.end_reservation(made.id, ++tiers.memory.now));
   EXPECT(tiers.is_sound());
 }
+
+// A chunk of the files that a search has set aside for its child gets a copy in the store, and is used again after memory has
+// evicted it: it comes back to the list of those that need no copy.
+TEST(a_chunk_that_was_set_aside_and_is_renewed_stands_among_those_that_have_a_copy_below) {
+  ThreeTiers tiers(2, 2, 4);
+  EXPECT(tiers.memory.store({1, 2}) == 2 && tiers.copy(0, 1, {1, 2}) == 2 && drop(tiers.memory.directory, key_of(2)) == 1);
+  const Hold use = tiers.memory.acquire({1});
+  EXPECT(tiers.memory.directory.release(use.id, ++tiers.memory.now));
+  const auto pin = tiers.files.pin_key(tiers.memory.owner, key_of(2));
+  EXPECT(all_are(tiers.files.reserve(tiers.memory.owner, tiers.memory.small, std::nullopt, pack({3}).data(), 1, ++tiers.memory.now).states,
+                 SaveState::NOT_READY));  // 1 has been set aside by this search
+  EXPECT(tiers.copy(0, 2, {1}) == 1 && tiers.is_sound());
+  EXPECT(tiers.memory.store({4, 5}) == 2 && tiers.shown(key_of(1)) == (IN_FILES | IN_STORE));  // which evicts it from memory
+  EXPECT(tiers.is_sound());
+  EXPECT(pin && tiers.files.unpin(*pin) && tiers.is_sound());
+}
