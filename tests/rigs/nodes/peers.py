@@ -45,8 +45,8 @@ def identity_of(node: str, life: int = 1, *, domain: bytes = DEFAULT_DOMAIN) -> 
     return NodeIdentity(node, life.to_bytes(r.INCARNATION_BYTES, "big"), domain_tag(domain), "tcp://127.0.0.1:9")
 
 
-def pull_of(number: int, chunks: int = 2, deadline_ms: int = 5000) -> r.Pull:
-    """A pull of keys that derive from its number."""
+def pull_of(number: int, chunks: int = 2, deadline_ms: int = r.DEADLINE_MS_MAX) -> r.Pull:
+    """A pull of keys that derive from its number; its deadline comes in no test that does not say so."""
     keys = b"".join((number << 16 | at).to_bytes(32, "big") for at in range(chunks))
     return r.Pull(number, "llama", LAYOUT.to_wire(), b"", 0, keys, deadline_ms)
 

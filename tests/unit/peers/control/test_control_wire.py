@@ -16,7 +16,7 @@ from kvpool.protocol import frames
 from tests.rigs.nodes.peers import LAYOUT, identity_of, offer_to, pull_of, stage_of, staged_of
 
 HELLO = identity_of("node").hello()
-PULL = pull_of(7, 3)
+PULL = pull_of(7, 3, 5000)
 RUN = replace(PULL, layout=replace(LAYOUT, group=GroupRole(WINDOW, 64, 0)).to_wire())
 OFFER = offer_to(PULL)
 STAGE = stage_of(7, 3)

@@ -92,7 +92,9 @@ class Rig:
         """The offer to a pull as any peer can send it; what is offered is released."""
         link = self.here.links[node.name]
         wire = list(layout.to_wire())  # type: ignore[attr-defined]
-        offer: r.Offer = await link.request(r.Pull(link.next_pull(), "model", wire, b"", 0, b"".join(keys), 5000), 5.0)
+        offer: r.Offer = await link.request(
+            r.Pull(link.next_pull(), "model", wire, b"", 0, b"".join(keys), r.DEADLINE_MS_MAX), 180.0
+        )
         link.release(offer.pull)
         return offer
 
