@@ -131,6 +131,7 @@ def test_retention_is_set_for_chunks_that_are_stored_already(start_engine: Start
     later = ask(engine, "later", tokens, kv_transfer_params={"retention": [{"end": 2 * CHUNK, "priority": 80}]})
     wait_until(lambda: priorities(engine, later) == [80, 80, DEFAULT_PRIORITY, DEFAULT_PRIORITY], "they are kept")
     engine.run(Request("next", prompt(2, 3)))
+    engine.step_until(lambda: counted(engine, "wishes_accepted") >= 1, "its request is counted")
     assert counted(engine, "retained_chunks") == 2
     assert counted(engine, "wishes_accepted") == 1
 
@@ -280,7 +281,7 @@ class TestWaiting:
     ) -> None:
         engine, busy, waiting = self._engine_with_one_that_waits(start_engine, disk)
         wait_until(lambda: self._levels(engine, waiting) == [Level.DRAM] * 4, "its chunks are in DRAM")
-        engine.step()
+        engine.step_until(lambda: counted(engine, "announced_chunks") >= 4, "they count as announced")
         assert counted(engine, "announced_chunks") == 4
         assert (waiting.state, waiting.offers) == ("waiting", [])
         engine.running_max = 2
