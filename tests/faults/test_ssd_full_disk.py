@@ -2,6 +2,8 @@
 
 import itertools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import lmdb
@@ -41,6 +43,24 @@ def _take_room_of(data: Path) -> None:
     with lmdb.open(str(data.parent), readonly=True, lock=False) as environment:
         used = (environment.info()["last_pgno"] + 1) * PAGE_BYTES
     os.truncate(data, used)
+
+
+@contextmanager
+def served_without_room(start_daemon: StartDaemon, chains: int) -> Iterator[tuple[Daemon, Path]]:
+    """A daemon with so many chains on a full disk, whose catalogue has not all its room; and the file that fills the disk."""
+    with small_disk(2 * CAPACITY) as disk:
+        daemon = start_daemon(**tier_options(disk.path / "ssd", policy="lru"))
+        try:
+            wait_open(daemon)
+            fill(daemon, chains)
+            assert daemon.stop() == 0
+            _take_room_of(disk.path / "ssd" / "catalogue" / "data.mdb")
+            _fill_up(disk.path / "filler")
+            daemon.start()
+            wait_until(lambda: daemon.stats()["ssd.state"] == "readonly", "it says that it has no room")
+            yield daemon, disk.path / "filler"
+        finally:
+            daemon.kill()
 
 
 def _expect_offline_for_lack_of_room(daemon: Daemon, ssd: Path) -> None:
@@ -122,33 +142,22 @@ def test_a_catalogue_without_all_its_room_on_a_full_disk_is_served_and_gets_it_l
     start_daemon: StartDaemon,
 ) -> None:
     """As a version has left it that did not allocate its catalogue."""
-    with small_disk(2 * CAPACITY) as disk:
-        daemon = start_daemon(**tier_options(disk.path / "ssd", policy="lru"))
-        try:
-            wait_open(daemon)
-            fill(daemon, FITTING_CHAINS)
-            assert daemon.stop() == 0
-            _take_room_of(disk.path / "ssd" / "catalogue" / "data.mdb")
-            _fill_up(disk.path / "filler")
-            daemon.start()
-            wait_until(lambda: daemon.stats()["ssd.state"] == "readonly", "it says that it has no room")
-            with daemon.admin() as admin:
-                assert "the catalogue cannot be given its" in admin.info()["ssd_reason"]
-            assert load_chains(daemon, FITTING_CHAINS).missed == 0
-            with DramClient(daemon, first_chain=5000) as client, daemon.admin() as admin:
-                for _ in range(4):
-                    client.turn()
-                assert admin.demote_all(1.0)["left"] > 0, "nothing is admitted"
-                (disk.path / "filler").unlink()
-                wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is tried again", BACK_WITHIN_S)
-                wait_until(lambda: admin.demote_all(10.0)["left"] == 0, "chunks are admitted", BACK_WITHIN_S)
-            daemon.kill()
-            restart(daemon)
-            wait_open(daemon)
-            assert load_chains(daemon, FITTING_CHAINS).missed == 0
-            assert_sound(daemon)
-        finally:
-            daemon.kill()
+    with served_without_room(start_daemon, FITTING_CHAINS) as (daemon, filler):
+        with daemon.admin() as admin:
+            assert "the catalogue cannot be given its" in admin.info()["ssd_reason"]
+        assert load_chains(daemon, FITTING_CHAINS).missed == 0
+        with DramClient(daemon, first_chain=5000) as client, daemon.admin() as admin:
+            for _ in range(4):
+                client.turn()
+            assert admin.demote_all(1.0)["left"] > 0, "nothing is admitted"
+            filler.unlink()
+            wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is tried again", BACK_WITHIN_S)
+            wait_until(lambda: admin.demote_all(10.0)["left"] == 0, "chunks are admitted", BACK_WITHIN_S)
+        daemon.kill()
+        restart(daemon)
+        wait_open(daemon)
+        assert load_chains(daemon, FITTING_CHAINS).missed == 0
+        assert_sound(daemon)
 
 
 @pytest.mark.slow
@@ -178,24 +187,13 @@ def test_a_smaller_capacity_takes_less_of_the_disk(start_daemon: StartDaemon, tm
 def test_flushed_chunks_do_not_come_back_after_a_flush_on_a_full_disk(
     start_daemon: StartDaemon, *, is_rebuilt: bool
 ) -> None:
-    """The catalogue has not all its room, so that it waits, and the removals of its rows with it."""
-    with small_disk(2 * CAPACITY) as disk:
-        daemon = start_daemon(**tier_options(disk.path / "ssd", policy="lru"))
-        try:
-            wait_open(daemon)
-            fill(daemon, FLUSHED_CHAINS)
-            assert daemon.stop() == 0
-            _take_room_of(disk.path / "ssd" / "catalogue" / "data.mdb")
-            _fill_up(disk.path / "filler")
-            restart(daemon)
-            wait_until(lambda: daemon.stats()["ssd.state"] == "readonly", "the catalogue waits for room")
-            assert load_chains(daemon, FLUSHED_CHAINS).served > 0
-            with daemon.admin() as admin:
-                assert admin.flush(None, None)["durable"]
-            daemon.kill()
-            daemon.start(*(["--rebuild"] if is_rebuilt else []))
-            wait_until(lambda: daemon.stats()["ssd.state"] != "starting", "the tier is open")
-            assert load_chains(daemon, FLUSHED_CHAINS).served == 0
-            assert_sound(daemon)
-        finally:
-            daemon.kill()
+    """The catalogue waits for room, and the removals of its rows with it."""
+    with served_without_room(start_daemon, FLUSHED_CHAINS) as (daemon, _):
+        assert load_chains(daemon, FLUSHED_CHAINS).served > 0
+        with daemon.admin() as admin:
+            assert admin.flush(None, None)["durable"]
+        daemon.kill()
+        daemon.start(*(["--rebuild"] if is_rebuilt else []))
+        wait_until(lambda: daemon.stats()["ssd.state"] != "starting", "the tier is open")
+        assert load_chains(daemon, FLUSHED_CHAINS).served == 0
+        assert_sound(daemon)
