@@ -361,8 +361,8 @@ class Directory:
         Adds what is stored of the keys behind a hold's last chunk to it: how many chunks.
         """
 
-    def count_whole(self, hold: int) -> int:
-        """How many leading chunks of a hold are not dropped."""
+    def count_whole(self, holds: Sequence[int]) -> list[int]:
+        """How many leading chunks of each hold are not dropped."""
 
     def shorten(self, hold: int, chunks: int, now_ns: int) -> bool:
         """Leaves a hold its leading chunks."""
@@ -373,13 +373,13 @@ class Directory:
         stored whole.
         """
 
-    def duplicate(self, hold: int) -> int:
-        """A new hold on the same chunks."""
+    def duplicate(self, holds: Sequence[int]) -> list[int]:
+        """A new hold on the same chunks for each of these."""
 
-    def columns(self, hold: int) -> HoldColumns:
-        """Where the chunks of a hold or pin lie."""
+    def columns(self, holds: Sequence[int]) -> HoldColumns:
+        """Where the chunks of holds and pins lie, of one after the other."""
 
-    def copies(self, hold: int) -> HoldColumns:
+    def copies(self, holds: Sequence[int]) -> HoldColumns:
         """
         Where their copies lie, in the memory of a device; generation 0 and level 255: there is none.
         """
@@ -504,8 +504,8 @@ class Directory:
     def count_unsaved(self) -> int:
         """Stored chunks that every lower tier lacks."""
 
-    def keys_of(self, hold: int) -> bytes:
-        """The keys of a hold, packed."""
+    def keys_of(self, holds: Sequence[int]) -> bytes:
+        """The keys of holds and pins, of one after the other, packed."""
 
     def protect_unsaved(self, is_protected: bool) -> None:
         """
@@ -709,7 +709,7 @@ class HeldRanks:
         """How many each of them holds."""
 
 class HoldColumns:
-    """A row for each chunk of a hold or pin, by column."""
+    """A row for each chunk of holds or pins, by column."""
 
     @property
     def offsets(self) -> bytes:
@@ -1605,8 +1605,8 @@ class ReuseDistances:
     def observe(self, keys: bytes, chunk_bytes: int, now_ns: int) -> None:
         """A request used these chunks, the root first."""
 
-    def observe_hold(self, directory: Directory, hold: int, chunk_bytes: int, now_ns: int) -> None:
-        """The same for the chunks of a hold."""
+    def observe_holds(self, directory: Directory, holds: Sequence[int], chunk_bytes: int, now_ns: int) -> None:
+        """The same for the chunks of holds."""
 
     def hit_share(self, capacity: int) -> float: ...
 

@@ -58,7 +58,7 @@ class DramCheck:
         if not pin:
             self.corrupt_reports_early += 1
             return
-        held = self._directory.columns(pin)
+        held = self._directory.columns([pin])
         columns = (held.offsets, held.generations, held.slots)
         offset, generation, slot = (int.from_bytes(column, "little") for column in columns)
         key = self._directory.key_of(pin, 0)

@@ -190,7 +190,7 @@ class Scrub:
         return self._namespaces.by_id(entry.namespace).layout
 
     def _slot_of(self, entry: _Pinned) -> int:
-        return int.from_bytes(self._directories[entry.level].columns(entry.pin).slots, "little")
+        return int.from_bytes(self._directories[entry.level].columns([entry.pin]).slots, "little")
 
     def _start(self, entry: _Pinned) -> "asyncio.Future[ChecksumResult] | None":
         chunk = Stored(entry.key, entry.pin, entry.offset, entry.generation, entry.namespace)

@@ -16,8 +16,9 @@ Invariant: each hold id is in exactly one lease or ticket; `_of_owner` names exa
 
 import secrets
 from collections import Counter, deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 from kvpool.index.deadline_order import DeadlineOrder
 from kvpool.types import ConnectionId, HoldId, LeaseId
@@ -32,33 +33,34 @@ ENDED_AT_ONCE = 4096
 ENDED_COST = 64
 
 
-Sizes = Mapping[int, int]
+# The holds of each rank, in the order of a lease's rows.
+HoldsByRank = Mapping[int, Sequence[HoldId]]
 
 
 @dataclass(slots=True)
 class Lease:
-    """A right to read `chunks` leading chunks; one hold for each rank it covers, and several where the layout has groups,
-    or is one of chunks without a parent.
+    """A right to read `chunks` leading chunks: for each rank it covers one hold, and several where the layout has groups, or is
+    one of chunks without a parent.
 
-    `least_ttl_ns`: the time to live that its owner was given. `sizes`: chunks of the holds of less than `chunks`.
+    `least_ttl_ns`: the time to live that its owner was given. `rows`: chunks of the holds of one rank together.
     """
 
     id: LeaseId
     owner: ConnectionId
     chunks: int
-    holds: dict[int, HoldId]
+    holds: HoldsByRank
+    rows: int
     least_ttl_ns: int
-    sizes: Sizes = field(default_factory=dict)
 
     @property
     def held(self) -> int:
         """Chunks of all its holds together."""
-        return _held(self)
+        return len(self.holds) * self.rows
 
 
 @dataclass(slots=True)
 class TicketHold:
-    """Holds of a ticket: those of each rank that has not claimed it. `sizes`: as in a lease.
+    """Holds of a ticket: those of each rank that has not claimed it. `rows`: as in a lease.
 
     `claims`: how many more claims of whatever ranks it is for, which leave it its holds; 0: one of each rank.
     """
@@ -66,14 +68,14 @@ class TicketHold:
     identity: tuple[str, bytes]
     issuer: ConnectionId
     chunks: int
-    holds: dict[int, HoldId] = field(default_factory=dict)
-    sizes: Sizes = field(default_factory=dict)
+    holds: dict[int, Sequence[HoldId]]
+    rows: int
     claims: int = 0
 
     @property
     def held(self) -> int:
         """Chunks of all its holds together."""
-        return _held(self)
+        return len(self.holds) * self.rows
 
 
 class Leases:
@@ -116,16 +118,16 @@ class Leases:
         self,
         owner: ConnectionId,
         chunks: int,
-        holds: dict[int, HoldId],
+        holds: HoldsByRank,
         now_ns: int,
         *,
         least_ttl_ns: int = 0,
-        sizes: Sizes | None = None,
+        rows: int | None = None,
     ) -> Lease:
-        """A new lease over `holds`, by rank; with groups by number, see `pool.readers.group_leases`."""
+        """A new lease over `holds`. `rows`: of each rank; None: `chunks`."""
         assert chunks > 0
         assert holds
-        lease = Lease(LeaseId(self._next_id), owner, chunks, holds, least_ttl_ns, sizes or {})
+        lease = Lease(LeaseId(self._next_id), owner, chunks, holds, chunks if rows is None else rows, least_ttl_ns)
         self._next_id += 1
         self._count_chunks(owner, lease.held)
         self._by_id[lease.id] = lease
@@ -192,15 +194,15 @@ class Leases:
         identity: tuple[str, bytes],
         issuer: ConnectionId,
         chunks: int,
-        holds: dict[int, HoldId],
+        holds: HoldsByRank,
         *,
         now_ns: int,
-        sizes: Sizes | None = None,
+        rows: int | None = None,
         claims: int = 0,
     ) -> bytes:
         """A new ticket over holds of its own. `identity`: what a claimer must have in common: model and layout but for the
-        rank. `claims`: see `TicketHold`."""
-        entry = TicketHold(identity, issuer, chunks, holds, sizes or {}, claims)
+        rank. `rows`: as in `grant`; `claims`: see `TicketHold`."""
+        entry = TicketHold(identity, issuer, chunks, dict(holds), chunks if rows is None else rows, claims)
         assert self.has_room_for_ticket(issuer, entry.held)
         ticket = secrets.token_bytes(TICKET_BYTES)
         self._tickets[ticket] = entry
@@ -213,20 +215,20 @@ class Leases:
         """The holds of a ticket; None for a used, expired or forged one."""
         return self._tickets.get(ticket)
 
-    def take_from_ticket(self, ticket: bytes, rank: int) -> HoldId:
-        """The hold of one rank, which leaves the ticket. The ticket ends with its last hold."""
+    def take_from_ticket(self, ticket: bytes, rank: int) -> Sequence[HoldId]:
+        """The holds of one rank, which leave the ticket. The ticket ends with its last ones."""
         entry = self._tickets[ticket]
-        hold = entry.holds.pop(rank)
-        self._count_ticket(entry, -entry.sizes.get(rank, entry.chunks))
+        holds = entry.holds.pop(rank)
+        self._count_ticket(entry, -entry.rows)
         if not entry.holds:
             del self._tickets[ticket]
             self._ticket_order.remove(ticket)
             self._end_issued(entry.issuer)
-        return hold
+        return holds
 
     def end_ticket(self, ticket: bytes) -> list[HoldId]:
         """End a ticket that will not be claimed. Returns the holds to release."""
-        return [self.take_from_ticket(ticket, rank) for rank in list(self._tickets[ticket].holds)]
+        return [hold for rank in list(self._tickets[ticket].holds) for hold in self.take_from_ticket(ticket, rank)]
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
@@ -236,8 +238,7 @@ class Leases:
             problems.append("leases: there are more or fewer deadlines than leases and tickets")
         if owned != set(self._by_id):
             problems.append(f"leases: owners name {len(owned)} leases, {len(self._by_id)} exist")
-        holds = [hold for lease in self._by_id.values() for hold in lease.holds.values()]
-        holds += [hold for entry in self._tickets.values() for hold in entry.holds.values()]
+        holds = self.holds() + [hold for entry in self._tickets.values() for hold in _all_of(entry)]
         if len(holds) != len(set(holds)):
             problems.append("leases: a hold is in two leases or tickets")
         of_tickets = sum(entry.held for entry in self._tickets.values())
@@ -250,12 +251,12 @@ class Leases:
 
     def holds(self) -> list[HoldId]:
         """The holds of leases in the directory, the oldest lease first."""
-        return [hold for lease in self._by_id.values() for hold in lease.holds.values()]
+        return [hold for lease in self._by_id.values() for hold in _all_of(lease)]
 
     def hold_count(self) -> int:
         """Holds that leases and tickets have in the directory."""
-        in_leases = sum(len(lease.holds) for lease in self._by_id.values())
-        return in_leases + sum(len(entry.holds) for entry in self._tickets.values())
+        entries: list[Lease | TicketHold] = [*self._by_id.values(), *self._tickets.values()]
+        return sum(len(of_rank) for entry in entries for of_rank in entry.holds.values())
 
     def _end_next(self, now_ns: int) -> tuple[int, list[HoldId]] | None:
         """End one expired or ownerless lease or ticket. Returns how many chunks it held, and its holds; None: there is none."""
@@ -274,7 +275,7 @@ class Leases:
             self._ticket_order.remove(ticket)
             self._end_issued(entry.issuer)
             self._count_ticket(entry, -entry.held)
-            return entry.held, list(entry.holds.values())
+            return entry.held, _all_of(entry)
         return None
 
     def _end(self, lease: Lease) -> list[HoldId]:
@@ -285,7 +286,7 @@ class Leases:
         owned.discard(lease.id)
         if not owned:
             del self._of_owner[lease.owner]
-        return list(lease.holds.values())
+        return _all_of(lease)
 
     def _end_issued(self, issuer: ConnectionId) -> None:
         self._issued[issuer] -= 1
@@ -305,5 +306,6 @@ class Leases:
             self._held_chunks.pop(owner, None)
 
 
-def _held(entry: Lease | TicketHold) -> int:
-    return sum(entry.sizes.get(number, entry.chunks) for number in entry.holds)
+def _all_of(entry: Lease | TicketHold) -> list[HoldId]:
+    """The holds of all its ranks."""
+    return list(chain.from_iterable(entry.holds.values()))

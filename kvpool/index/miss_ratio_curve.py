@@ -36,10 +36,9 @@ class MissRatioCurve:
     def __repr__(self) -> str:
         return f"<MissRatioCurve {self._distances.sampled} chunks, one in {1 / self._distances.rate:.0f}>"
 
-    def note_lease(self, holds: Sequence[tuple[HoldId, int]], now_ns: int) -> None:
-        """Chunks were leased: (a hold in the DRAM directory, bytes of a chunk) for each rank."""
-        for hold, chunk_bytes in holds:
-            self._distances.observe_hold(self._directory, hold, chunk_bytes, now_ns)
+    def note_lease(self, holds: Sequence[HoldId], chunk_bytes: int, now_ns: int) -> None:
+        """Chunks of so many bytes each were leased, with these holds in the DRAM directory."""
+        self._distances.observe_holds(self._directory, holds, chunk_bytes, now_ns)
 
     def note_save(self, keys: KeyColumn, chunk_bytes: int, now_ns: int) -> None:
         """Chunks are to be saved. `keys`: the nearest to the root first."""

@@ -21,6 +21,7 @@ from kvpool.index.parts import Parts, Step
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.pool.readers.acquire_task import AcquireTask
+from kvpool.pool.readers.ending_holds import EndingHolds
 from kvpool.pool.readers.group_task import GroupTask, counts_of, hold_count, naming_group
 from kvpool.protocol.records.groups import HOLDS_MAX
 from kvpool.tiering.tiering import Tiering
@@ -77,10 +78,14 @@ class Announcements:
         view: kvpool_native.IndexView,
         tiering: Tiering,
         config: DramConfig,
+        *,
+        ending: EndingHolds,
     ) -> None:
+        """`ending`: ends holds of windows and states."""
         self._directory = directory
         self._view = view
         self._tiering = tiering
+        self._ending = ending
         self._bytes_max = int(config.capacity * config.announced_share)
         self._ttl_ns = int(config.announced_ttl * NS_PER_S)
         self._of_owner: dict[ConnectionId, list[Announcement]] = {}
@@ -161,7 +166,9 @@ class Announcements:
         if size > self._room_of(session.connection) or hold_count(session, chunks) > HOLDS_MAX:
             self.clipped_chunks += chunks
             return None
-        task = GroupTask(self._directory, self._tiering, session, keys, chunks=chunks, is_announced=True)
+        task = GroupTask(
+            self._directory, self._tiering, session, keys, chunks=chunks, ending=self._ending, is_announced=True
+        )
         return self._add(Announcement(session.connection, names, chunks, size, now_ns + self._ttl_ns, task))
 
     def take_part(self, entry: Announcement, now_ns: int) -> Step:

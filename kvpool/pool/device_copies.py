@@ -9,7 +9,7 @@ import numpy as np
 
 from kvpool.errors import ProtocolError, Refused
 from kvpool.index.sessions import EngineSession
-from kvpool.pool.readers.readers import Readers
+from kvpool.pool.readers.readers import Readers, holds_of
 from kvpool.protocol.records import device as dm
 from kvpool.protocol.verbs import ENGINE, verb
 from kvpool.tiering.copies.copy_link import CopyLink
@@ -72,40 +72,42 @@ class DeviceCopies:
         holds = self._holds_of(session, request.lease)
         for link in self._links:
             if link.tier.can_copy and holds:
-                return _rows(link, [(hold, size) for _, hold, size in holds], request.first)
+                return _rows(link, [(of_group, size) for _, of_group, size in holds], request.first)
         return NOTHING
 
     def note_lease(self, session: EngineSession, lease_id: int) -> None:
         """A connection was granted a lease: what has no copy of it is copied, if its engine is on the device."""
-        for chain, hold, _ in self._holds_of(session, lease_id):
+        for group, holds, _ in self._holds_of(session, lease_id):
             for link in self._links:
-                link.note_lease(chain.own, hold)
+                link.note_lease(group.own, holds)
 
-    def _holds_of(self, session: EngineSession, lease_id: int) -> list[tuple[EngineSession, HoldId, int]]:
-        """The holds of a rank's lease, where its engine is on the device."""
+    def _holds_of(self, session: EngineSession, lease_id: int) -> list[tuple[EngineSession, Sequence[HoldId], int]]:
+        """The holds of a rank's lease, where its engine is on the device: see `readers.holds_of`."""
         if session.connection not in self._connections:
             return []
         lease = self._readers.find(session, lease_id)
-        return self._readers.holds_of(session, lease) if lease is not None else []
+        return holds_of(session, lease, session.layout.rank) if lease is not None else []
 
     def drop_owner(self, connection: ConnectionId) -> None:
         """A connection has ended."""
         self._connections.discard(connection)
 
 
-def _rows(link: CopyLink, holds: Sequence[tuple[HoldId, int]], first: int) -> dm.Copies:
-    """The rows of these holds' chunks, of one hold after the other, from row `first` on up to the last one with a copy."""
+def _rows(link: CopyLink, holds: Sequence[tuple[Sequence[HoldId], int]], first: int) -> dm.Copies:
+    """The rows of these holds' chunks, of one hold after the other, from row `first` on up to the last one with a copy.
+    `holds`: those of each group, and how many chunks each of them has."""
     offsets, slots, generations = bytearray(), bytearray(), bytearray()
     left = dm.COPIES_MAX
-    for hold, size in holds:
-        if first < size and left > 0:
-            found = link.find(hold)
+    for of_group, size in holds:
+        count = len(of_group) * size
+        if first < count and left > 0:
+            found = link.find(of_group)
             rows = slice(first * WORD_BYTES, (first + left) * WORD_BYTES)
             offsets += found.offsets[rows]
             slots += found.slots[rows]
             generations += found.generations[rows]
-            left -= min(size - first, left)
-        first = max(0, first - size)
+            left -= min(count - first, left)
+        first = max(0, first - count)
     with_copies = np.flatnonzero(np.frombuffer(generations, "<u8"))
     end = (int(with_copies[-1]) + 1) * WORD_BYTES if len(with_copies) else 0
     return dm.Copies(bytes(offsets[:end]), bytes(slots[:end]), bytes(generations[:end]))

@@ -108,7 +108,7 @@ class Pool:
         )
         self.hints = HintHandlers(
             retention,
-            Announcements(self._directory, view, self._tiering, config.dram),
+            Announcements(self._directory, view, self._tiering, config.dram, ending=self._readers.ending),
             self.namespaces,
             tiering=self._tiering,
             journal=self.journal,

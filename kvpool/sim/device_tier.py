@@ -54,10 +54,10 @@ class DeviceTier:
 
     def load(self, namespace: Namespace, hold: HoldId, now_ns: int) -> int:
         """Load the blocks of a hold: how many leading ones were here. The others are copied up, as many as are worth it."""
-        prefix = self._placement.note_lease(namespace, hold)
-        served = prefix.copied
-        self._promote(prefix, now_ns)
-        return served
+        before = self._placement.served_chunks
+        for prefix in self._placement.note_lease(namespace, [hold]):
+            self._promote(prefix, now_ns)
+        return self._placement.served_chunks - before
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""

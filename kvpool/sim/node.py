@@ -184,7 +184,7 @@ class SimulatedNode:
         self._settle()
         lease = self._readers.find(self._session, grant.lease)
         assert lease is not None
-        (hold,) = lease.holds.values()
+        ((hold,),) = lease.holds.values()
         above = sum(device.load(self._session.own, hold, now_ns) for device in self._devices)
         self._readers.release(self._session, grant.lease, now_ns)
         ssd = tiers.count(Level.SSD)

@@ -290,13 +290,13 @@ class Demotions:
     ) -> int | None:
         """Start to write pinned chunks, at most `chunks_max` now. How many it has started: 0 where the tier refuses this chain,
         which is then in `refused`; None where the tier or the budget takes no more."""
-        slots = self._directory.columns(pinned.id)
+        slots = self._directory.columns([pinned.id])
         priorities, durations_ms = self._directory.retentions(pinned.id)
         chain = _Chain(
             self._namespaces.by_id(NamespaceId(pinned.namespace)),
             HoldId(pinned.id),
             pinned.parent,
-            KeyColumn(self._directory.keys_of(pinned.id)),
+            KeyColumn(self._directory.keys_of([pinned.id])),
             np.frombuffer(slots.offsets, "<u8"),
             np.frombuffer(slots.slots, "<u8"),
             np.frombuffer(slots.generations, "<u8"),

@@ -129,7 +129,7 @@ class Promotions:
         if wanted.keys:
             namespace, keys = wanted.namespace, wanted.keys.packed
             lower, first = self._lower.slots.directory, wanted.first
-            sources = lower.columns(below).generations[
+            sources = lower.columns([below]).generations[
                 first * GENERATION_BYTES : (first + len(wanted.keys)) * GENERATION_BYTES
             ]
             levels = bytes([lower.level]) * len(wanted.keys)
@@ -163,7 +163,7 @@ class Promotions:
 
     def _read(self, wanted: Wanted, reserved: list[int], made: kvpool_native.Reserved, hold_below: HoldId) -> bool:
         """Start to read the reserved chunks. False when the tier takes no job now: then their slots are given up."""
-        below = self._lower.slots.directory.columns(hold_below)
+        below = self._lower.slots.directory.columns([hold_below])
         chosen = np.array(reserved)
         fresh: list[int] = np.frombuffer(made.generations, "<u8")[chosen].tolist()
         keys = list(wanted.keys.chosen(reserved))

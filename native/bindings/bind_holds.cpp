@@ -118,7 +118,7 @@ void bind_held(nb::module_& module) {
   nb::class_<HeldRanks>(module, "HeldRanks", "Holds on one prompt's chunks, one for each rank.")
       .def_ro("ids", &HeldRanks::ids, "In the order of the ranks; each 0 where nothing is held.")
       .def_ro("chunks", &HeldRanks::chunks, "How many each of them holds.");
-  nb::class_<HoldColumns>(module, "HoldColumns", "A row for each chunk of a hold or pin, by column.")
+  nb::class_<HoldColumns>(module, "HoldColumns", "A row for each chunk of holds or pins, by column.")
       .def_ro("offsets", &HoldColumns::offsets, "Of the slots, u64.")
       .def_ro("generations", &HoldColumns::generations, "Of the slots, u64.")
       .def_ro("levels", &HoldColumns::levels, "Of the fastest tier that has the chunk, u8; 255: the chunk was dropped.")
@@ -148,36 +148,36 @@ void bind_holds(nb::module_& module, nb::class_<Directory>& directory) {
           },
           "hold"_a, "keys"_a, "now_ns"_a = 0, "Adds what is stored of the keys behind a hold's last chunk to it: how many chunks.")
       .def(
-          "count_whole", [](const Directory& self, HoldId hold) { return self.holds().count_whole(hold); }, "hold"_a,
-          "How many leading chunks of a hold are not dropped.")
+          "count_whole", [](const Directory& self, const std::vector<HoldId>& holds) { return self.holds().count_whole(holds); },
+          "holds"_a, "How many leading chunks of each hold are not dropped.")
       .def("shorten", &Directory::shorten, "hold"_a, "chunks"_a, "now_ns"_a, "Leaves a hold its leading chunks.")
       .def("acquire_leaves", &acquire_leaves, "namespaces"_a, "leaves"_a, "chunks"_a, "now_ns"_a = 0,
            "Holds, for each rank, the prefix of `chunks` chunks that ends in its key of `leaves`; none unless all of them are\n"
            "stored whole.")
       .def(
           "duplicate",
-          [](Directory& self, HoldId hold) {
-            const auto made = self.duplicate(hold);
+          [](Directory& self, const std::vector<HoldId>& holds) {
+            const auto made = self.duplicate(holds);
             require_known(made.has_value());
-            return made->id;
+            return *made;
           },
-          "hold"_a, "A new hold on the same chunks.")
+          "holds"_a, "A new hold on the same chunks for each of these.")
       .def(
           "columns",
-          [](const Directory& self, HoldId hold) -> HoldColumns {
-            const auto columns = self.columns(hold);
+          [](const Directory& self, const std::vector<HoldId>& holds) -> HoldColumns {
+            const auto columns = self.columns(holds);
             require_known(columns.has_value());
             return packed_columns(*columns);
           },
-          "hold"_a, "Where the chunks of a hold or pin lie.")
+          "holds"_a, "Where the chunks of holds and pins lie, of one after the other.")
       .def(
           "copies",
-          [](const Directory& self, HoldId hold) -> HoldColumns {
-            const auto columns = self.copies(hold);
+          [](const Directory& self, const std::vector<HoldId>& holds) -> HoldColumns {
+            const auto columns = self.copies(holds);
             require_known(columns.has_value());
             return packed_columns(*columns);
           },
-          "hold"_a, "Where their copies lie, in the memory of a device; generation 0 and level 255: there is none.")
+          "holds"_a, "Where their copies lie, in the memory of a device; generation 0 and level 255: there is none.")
       .def(
           "key_of",
           [](const Directory& self, HoldId hold, size_t position) {

@@ -43,13 +43,14 @@ void observe(ReuseDistances& self, const nb::bytes& keys, uint64_t chunk_bytes, 
   self.observe(sampled, asked, chunk_bytes, now_ns);
 }
 
-void observe_hold(ReuseDistances& self, const Directory& directory, HoldId hold, uint64_t chunk_bytes, uint64_t now_ns) {
+void observe_holds(ReuseDistances& self, const Directory& directory, const std::vector<HoldId>& holds, uint64_t chunk_bytes,
+                   uint64_t now_ns) {
   require_bytes(chunk_bytes);
   if (self.rate() > SAMPLED_SHARE) {
     throw nb::value_error("rate_max must be at most SAMPLED_SHARE to observe holds");
   }
   size_t asked = 0;
-  const std::vector<ChunkKey> sampled = directory.holds().sampled_keys(hold, asked);
+  const std::vector<ChunkKey> sampled = directory.holds().sampled_keys(holds, asked);
   self.observe(sampled, asked, chunk_bytes, now_ns);
 }
 
@@ -60,8 +61,8 @@ void bind_reuse(nb::module_& module) {
   nb::class_<ReuseDistances>(module, "ReuseDistances", "What LRU of any size would hit, from a sample. Control thread only.")
       .def(nb::new_(&make_reuse), "samples"_a, "horizon_bytes"_a, "rate_max"_a, "half_life_ns"_a)
       .def("observe", &observe, "keys"_a, "chunk_bytes"_a, "now_ns"_a, "A request used these chunks, the root first.")
-      .def("observe_hold", &observe_hold, "directory"_a, "hold"_a, "chunk_bytes"_a, "now_ns"_a,
-           "The same for the chunks of a hold.")
+      .def("observe_holds", &observe_holds, "directory"_a, "holds"_a, "chunk_bytes"_a, "now_ns"_a,
+           "The same for the chunks of holds.")
       .def("hit_share", &ReuseDistances::hit_share, "capacity"_a)
       .def_prop_ro("rate", &ReuseDistances::rate)
       .def_prop_ro("sampled", &ReuseDistances::sampled)

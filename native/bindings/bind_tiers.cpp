@@ -91,11 +91,8 @@ Pinned describe(const Directory& directory, Hold pin) {
   return {pin.id, pin.chunks, parent ? nb::bytes(parent->words, KEY_BYTES) : nb::bytes(""), first.owner.value()};
 }
 
-nb::bytes keys_of(const Directory& directory, HoldId hold) {
-  std::vector<ChunkKey> keys;
-  while (const auto key = directory.holds().key_of(hold, keys.size())) {
-    keys.push_back(*key);
-  }
+nb::bytes keys_of(const Directory& directory, const std::vector<HoldId>& holds) {
+  const auto keys = directory.holds().keys_of(holds);
   return nb::bytes(keys.data(), keys.size() * KEY_BYTES);
 }
 
@@ -251,7 +248,7 @@ void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
       .def_prop_ro("unsaved_bytes", &Directory::unsaved_bytes,
                    "Bytes in use that cannot be evicted without a write before: not those of idle chunks that are saved or being saved.")
       .def("count_unsaved", &Directory::count_unsaved, "Stored chunks that every lower tier lacks.")
-      .def("keys_of", &keys_of, "hold"_a, "The keys of a hold, packed.")
+      .def("keys_of", &keys_of, "holds"_a, "The keys of holds and pins, of one after the other, packed.")
       .def("protect_unsaved", &Directory::protect_unsaved, "is_protected"_a,
            "While True nothing is evicted that no other tier has: NOT_READY instead.")
       .def("restore", &restore, "rows"_a, "now_ns"_a = 0,

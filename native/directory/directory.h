@@ -91,9 +91,12 @@ class Directory {
   // rank. `leaves`: one packed key for each.
   [[nodiscard]] std::vector<Hold> acquire_leaves(const std::vector<NamespaceId>& owners, const uint8_t* leaves, size_t n,
                                                  uint64_t now_ns = 0);
-  [[nodiscard]] std::optional<Hold> duplicate(HoldId hold);
-  [[nodiscard]] std::optional<Columns> columns(HoldId hold) const;
-  [[nodiscard]] std::optional<Columns> copies(HoldId hold) const;  // where theirs lie; generation 0: none, at NO_LEVEL
+  // A hold on the same chunks for each of these. Nothing is held where one is unknown.
+  [[nodiscard]] std::optional<std::vector<HoldId>> duplicate(const std::vector<HoldId>& holds);
+  // Where the chunks of these holds and pins lie, of one after the other; nothing where one is unknown.
+  [[nodiscard]] std::optional<Columns> columns(const std::vector<HoldId>& holds) const;
+  // The same of their copies; generation 0: none, at NO_LEVEL.
+  [[nodiscard]] std::optional<Columns> copies(const std::vector<HoldId>& holds) const;
   // Which chunks each hold, pin and reservation has, for whoever asks; and how much of them a holder may protect.
   [[nodiscard]] const HoldTable& holds() const noexcept { return holds_; }
   [[nodiscard]] HolderShares& shares() noexcept { return shares_; }

@@ -147,9 +147,9 @@ Retention Directory::retained_as(RecordId id) const noexcept {
   return retention;
 }
 
-std::optional<Columns> Directory::copies(HoldId hold) const {
-  const HoldTable::Records* const held = holds_.find_readable(hold);
-  if (held == nullptr) {
+std::optional<Columns> Directory::copies(const std::vector<HoldId>& holds) const {
+  const auto held = holds_.records_of(holds);
+  if (!held) {
     return std::nullopt;
   }
   Columns columns{std::vector<uint64_t>(held->size()), std::vector<uint64_t>(held->size()),

@@ -224,17 +224,25 @@ std::vector<Hold> Directory::acquire_leaves(const std::vector<NamespaceId>& owne
   return holds;
 }
 
-std::optional<Hold> Directory::duplicate(HoldId hold) {
-  const HoldTable::Records* const found = holds_.find_hold(hold);
-  return found == nullptr ? std::nullopt : std::optional(make_hold(HoldTable::Records(*found)));
-}
-
-std::optional<Columns> Directory::columns(HoldId hold) const {
-  const HoldTable::Records* const held = holds_.find_readable(hold);
-  if (held == nullptr) {
+std::optional<std::vector<HoldId>> Directory::duplicate(const std::vector<HoldId>& holds) {
+  const auto is_known = [this](HoldId hold) { return holds_.find_hold(hold) != nullptr; };
+  if (!std::all_of(holds.begin(), holds.end(), is_known)) {
     return std::nullopt;
   }
-  const HoldTable::Records& records = *held;
+  std::vector<HoldId> made;
+  made.reserve(holds.size());
+  for (const HoldId hold : holds) {
+    made.push_back(make_hold(HoldTable::Records(*holds_.find_hold(hold))).id);
+  }
+  return made;
+}
+
+std::optional<Columns> Directory::columns(const std::vector<HoldId>& holds) const {
+  const auto found = holds_.records_of(holds);
+  if (!found) {
+    return std::nullopt;
+  }
+  const HoldTable::Records& records = *found;
   Columns columns{std::vector<uint64_t>(records.size()), std::vector<uint64_t>(records.size()),
                   std::vector<uint8_t>(records.size(), NO_LEVEL), std::vector<uint64_t>(table_.has_words() ? records.size() : 0)};
   LastRun last;

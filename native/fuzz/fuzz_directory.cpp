@@ -92,7 +92,7 @@ class Requests {
       case 9:
         return look();
       case 10:
-        return remember(pool_.directory.duplicate(id()).value_or(Hold{}).id);
+        return remember(pool_.directory.duplicate({id()}).value_or(std::vector<HoldId>{0}).front());
       case 11:
         return retain();
       case 12:
@@ -247,7 +247,7 @@ class Requests {
 
   void look() {
     const HoldId hold = id();
-    const auto columns = pool_.directory.columns(hold);
+    const auto columns = pool_.directory.columns({hold});
     const auto position = input_.awkward();
     const auto found = pool_.directory.holds().key_of(hold, position);
     FUZZ_EXPECT(!found || (columns && position < columns->offsets.size()));

@@ -214,7 +214,7 @@ class Moves {
   }
 
   void start_writing(Directory& upper, Directory& lower, const Hold& read) {
-    const Columns columns = *upper.columns(read.id);
+    const Columns columns = *upper.columns({read.id});
     std::vector<uint8_t> keys(read.chunks * KEY_BYTES);
     for (size_t index = 0; index < read.chunks; ++index) {
       std::memcpy(&keys[index * KEY_BYTES], upper.holds().key_of(read.id, index)->words, KEY_BYTES);
@@ -261,7 +261,7 @@ class Moves {
       std::vector<PromotionSource> sources;
       const bool names_sources = input_.up_to(1) != 0;
       for (size_t index = here.chunks; names_sources && index < below.chunks; ++index) {
-        sources.push_back({input_.up_to(7) == 0 ? Tier::PEER : lower.tier(), lower.columns(below.id)->generations[index]});
+        sources.push_back({input_.up_to(7) == 0 ? Tier::PEER : lower.tier(), lower.columns({below.id})->generations[index]});
       }
       const Reservation made = memory_.promote(tiers_.memory.owner, tiers_.memory.small, parent,
                                                &keys[here.chunks * KEY_BYTES], below.chunks - here.chunks, now(), sources);

@@ -1,6 +1,7 @@
 #include "holds/hold_table.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace kvpool {
 
@@ -39,6 +40,19 @@ const HoldTable::Records* HoldTable::find_readable(HoldId id) const noexcept {
   return held != nullptr ? held : find(pins_, id);
 }
 
+std::optional<HoldTable::Records> HoldTable::records_of(const std::vector<HoldId>& holds) const {
+  Records records;
+  records.reserve(holds.size());
+  for (const HoldId hold : holds) {
+    const Records* const held = find_readable(hold);
+    if (held == nullptr) {
+      return std::nullopt;
+    }
+    records.insert(records.end(), held->begin(), held->end());
+  }
+  return records;
+}
+
 const HoldTable::Records& HoldTable::chain_of(HoldId id) const noexcept {
   static const Records NONE;
   if (const Records* const held = find(holds_, id)) {
@@ -64,23 +78,39 @@ std::optional<ChunkKey> HoldTable::parent_key_of(HoldId id) const noexcept {
   return parent.valid() ? std::optional(records_[parent].key) : std::nullopt;
 }
 
-size_t HoldTable::count_whole(HoldId hold) const noexcept {
-  const Records* const held = find(holds_, hold);
-  if (held == nullptr) {
-    return 0;
+std::vector<ChunkKey> HoldTable::keys_of(const std::vector<HoldId>& holds) const {
+  std::vector<ChunkKey> keys;
+  keys.reserve(holds.size());
+  for (const HoldId hold : holds) {
+    if (const Records* const held = find_readable(hold)) {
+      std::transform(held->begin(), held->end(), std::back_inserter(keys), [this](RecordId id) { return records_[id].key; });
+    }
   }
-  const auto is_whole = [this](RecordId id) { return records_[id].state != ChunkState::ZOMBIE; };
-  return static_cast<size_t>(std::partition_point(held->begin(), held->end(), is_whole) - held->begin());
+  return keys;
 }
 
-std::vector<ChunkKey> HoldTable::sampled_keys(HoldId hold, size_t& chunks) const {
+std::vector<size_t> HoldTable::count_whole(const std::vector<HoldId>& holds) const {
+  const auto is_whole = [this](RecordId id) { return records_[id].state != ChunkState::ZOMBIE; };
+  std::vector<size_t> counts;
+  counts.reserve(holds.size());
+  for (const HoldId hold : holds) {
+    const Records* const held = find(holds_, hold);
+    counts.push_back(held == nullptr ? 0
+                                     : static_cast<size_t>(std::partition_point(held->begin(), held->end(), is_whole) - held->begin()));
+  }
+  return counts;
+}
+
+std::vector<ChunkKey> HoldTable::sampled_keys(const std::vector<HoldId>& holds, size_t& chunks) const {
   std::vector<ChunkKey> keys;
-  const Records* const held = find(holds_, hold);
-  chunks = held == nullptr ? 0 : held->size();
-  for (size_t index = 0; index < chunks; ++index) {
-    const ChunkRecord& record = records_[(*held)[index]];
-    if (record.is_sampled) {
-      keys.push_back(record.key);
+  chunks = 0;
+  for (const HoldId hold : holds) {
+    const Records* const held = find(holds_, hold);
+    for (size_t index = 0; held != nullptr && index < held->size(); ++index, ++chunks) {
+      const ChunkRecord& record = records_[(*held)[index]];
+      if (record.is_sampled) {
+        keys.push_back(record.key);
+      }
     }
   }
   return keys;

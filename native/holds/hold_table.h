@@ -84,6 +84,8 @@ class HoldTable {
   [[nodiscard]] const ReservationState* find_reservation(HoldId id) const noexcept { return find(reservations_, id); }
   // The chunks of a hold or a pin; nullptr where it is unknown.
   [[nodiscard]] const Records* find_readable(HoldId id) const noexcept;
+  // Those of several, of one after the other; nothing where one is unknown.
+  [[nodiscard]] std::optional<Records> records_of(const std::vector<HoldId>& holds) const;
   // The chunks of a hold or of a reservation that has not expired; none where it is unknown.
   [[nodiscard]] const Records& chain_of(HoldId id) const noexcept;
 
@@ -96,10 +98,12 @@ class HoldTable {
   [[nodiscard]] std::optional<RecordId> record_of(HoldId id, size_t position) const noexcept;
   [[nodiscard]] std::optional<ChunkKey> key_of(HoldId id, size_t position) const noexcept;
   [[nodiscard]] std::optional<ChunkKey> parent_key_of(HoldId id) const noexcept;
-  // How many leading chunks of a hold are not dropped: what is dropped takes along what follows it.
-  [[nodiscard]] size_t count_whole(HoldId hold) const noexcept;
-  // The keys of a hold that are in the sample, from the root on, and how many chunks the hold has.
-  [[nodiscard]] std::vector<ChunkKey> sampled_keys(HoldId hold, size_t& chunks) const;
+  // All keys of holds and pins, of one after the other; an unknown one has none.
+  [[nodiscard]] std::vector<ChunkKey> keys_of(const std::vector<HoldId>& holds) const;
+  // How many leading chunks of each hold are not dropped: what is dropped takes along what follows it.
+  [[nodiscard]] std::vector<size_t> count_whole(const std::vector<HoldId>& holds) const;
+  // The keys of these holds that are in the sample, each hold's from the root on, and how many chunks they have.
+  [[nodiscard]] std::vector<ChunkKey> sampled_keys(const std::vector<HoldId>& holds, size_t& chunks) const;
   // Layers of a reservation's size class; nothing where it is unknown.
   [[nodiscard]] std::optional<uint32_t> layers_of(HoldId reservation) const noexcept;
 

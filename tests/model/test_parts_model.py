@@ -174,8 +174,8 @@ class Client:
         lease = self.pool._readers.find(self.session, number)
         if lease is None:
             return
-        (hold,) = lease.holds.values()
-        slots = self.pool._directory.columns(hold)
+        ((hold,),) = lease.holds.values()
+        slots = self.pool._directory.columns([hold])
         assert len(slots.levels) == lease.chunks
         for chunk in range(lease.chunks):
             offset, generation = (
@@ -192,8 +192,8 @@ class Client:
         lease = self.pool._readers.find(self.session, number)
         if lease is None:
             return
-        (hold,) = lease.holds.values()
-        slots = self.pool._directory.columns(hold)
+        ((hold,),) = lease.holds.values()
+        slots = self.pool._directory.columns([hold])
         chunk = self.random.randrange(lease.chunks)
         if slots.levels[chunk] != Level.DRAM:
             return

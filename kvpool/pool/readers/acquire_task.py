@@ -84,9 +84,7 @@ class AcquireTask:
 
     def _give_up_dropped(self, now_ns: int) -> None:
         """Hold the remaining prefix where chunks were dropped since the last part: later chunks do not follow it any longer."""
-        left = self.chunks
-        for hold in self.holds:
-            left = min(left, self._directory.count_whole(hold))
+        left = min(self._directory.count_whole(self.holds), default=self.chunks)
         if left == self.chunks:
             return
         self.chunks = left

@@ -3,18 +3,20 @@
 A chunk of a window or a state has no parent: it is a chain of its own, with a hold of its own. What is missing here of a run of
 them is pulled with one request for each rank. Control thread only; `now_ns` is an argument.
 
-Invariant: `held` has the holds of the first chains, by rank; each covers all of its chain, unless chunks were dropped since.
+Invariant: `_held` has the holds of the first chains, of each on all ranks; each covers all of its chain, unless chunks were
+dropped since.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, compress, count, repeat
+from operator import lt
 
 import kvpool_native
-from kvpool.index.parts import PART_CHUNKS, Step
+from kvpool.index.parts import Step, part_chunks
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.pool.readers.acquire_task import AcquireTask
+from kvpool.pool.readers.ending_holds import EndingHolds
 from kvpool.protocol.records import messages as m
 from kvpool.tiering.promotions import Wanted
 from kvpool.tiering.tiering import Tiering
@@ -26,22 +28,29 @@ CHAINS_AT_ONCE = 16
 _ROOT = KeyColumn(b"")
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """A chain of the session's namespaces. `keys`: of one rank after those of another."""
+class Chains:
+    """Chains of the session's namespaces: one, or each chunk by itself where chunks have no parent.
 
-    session: EngineSession
-    keys: KeyColumn
+    `columns`: the keys of each rank. `chunks`: of each chain.
+    """
 
-    @property
-    def ranks(self) -> int:
-        """How many ranks have it."""
-        return len(self.session.namespaces)
+    def __init__(self, session: EngineSession, keys: KeyColumn) -> None:
+        """`keys`: of one rank after those of another."""
+        self.session = session
+        self.columns = keys.by_rank(len(session.namespaces))
+        self.chunks = len(self.columns[0]) if session.layout.is_chained else 1
 
-    @property
-    def chunks(self) -> int:
-        """How many chunks it has on each."""
-        return len(self.keys) // self.ranks
+    def __len__(self) -> int:
+        return len(self.columns[0]) // self.chunks
+
+    def leaves(self, index: int) -> KeyColumn:
+        """The last key of a chain on each rank."""
+        return KeyColumn.of(column[(index + 1) * self.chunks - 1] for column in self.columns)
+
+    def keys(self, index: int) -> KeyColumn:
+        """All keys of a chain, of one rank after those of another."""
+        part = slice(index * self.chunks, (index + 1) * self.chunks)
+        return KeyColumn(b"".join(column[part].packed for column in self.columns))
 
 
 class ChainsTask:
@@ -53,76 +62,92 @@ class ChainsTask:
         directory: kvpool_native.Directory,
         tiering: Tiering,
         session: EngineSession,
-        chains: Sequence[Chain],
+        chains: Sequence[Chains],
         *,
+        ending: EndingHolds,
         is_announced: bool = False,
     ) -> None:
-        assert chains
+        """`ending`: what it releases goes there."""
         self._directory = directory
         self._tiering = tiering
         self._session = session
+        self._chains = chains
+        self._ending = ending
         self._holder = None if is_announced else session.holder
-        self.chains = chains
-        self.held: list[list[HoldId]] = []
+        self._ranks = len(chains[0].columns)
+        self._count = sum(map(len, chains))
+        self._held: list[HoldId] = []
         self._task: AcquireTask | None = None  # of the next chain, where DRAM has not all of it
 
     def __repr__(self) -> str:
-        return f"<ChainsTask {len(self.held)} of {len(self.chains)} chains>"
+        return f"<ChainsTask {self._held_chains} of {self._count} chains>"
+
+    def __len__(self) -> int:
+        return self._count
 
     @property
     def holds(self) -> list[HoldId]:
         """All holds that it has."""
-        taking = self._task.holds if self._task is not None else []
-        return [hold for holds in self.held for hold in holds] + taking
+        return self._held + (self._task.holds if self._task is not None else [])
+
+    @property
+    def _held_chains(self) -> int:
+        return len(self._held) // self._ranks
 
     def advance(self, now_ns: int) -> Step:
         """Hold the next part. DONE where all is held, or a chain is not stored, or not allowed, any longer."""
         for _ in range(CHAINS_AT_ONCE):
-            chain = self.chains[len(self.held)]
-            holds = self._take_from_dram(chain, now_ns) if self._task is None else []
+            chains, index = self._next()
+            holds = self._take_from_dram(chains, index, now_ns) if self._task is None else []
             if not holds:
-                step = self._advance_chain(chain, now_ns)
+                step = self._advance_chain(chains, index, now_ns)
                 if self._task is None or step is not Step.DONE:
                     return step
-                if self._task.chunks < chain.chunks:
+                if self._task.chunks < chains.chunks:
                     return Step.DONE
                 holds, self._task = self._task.take(), None
             if self._holder is not None:  # its chunks count for the holder before the next ones are asked for
                 self._directory.charge(holds, self._holder)
-            self.held.append(holds)
-            if len(self.held) == len(self.chains):
+            self._held += holds
+            if self._held_chains == self._count:
                 return Step.DONE
         return Step.MORE
 
     def count_whole(self) -> int:
         """How many leading chains are held, and nothing of them was dropped since."""
-        pairs = zip(self.chains, self.held, strict=False)
-        whole = takewhile(
-            lambda pair: all(self._directory.count_whole(hold) == pair[0].chunks for hold in pair[1]), pairs
-        )
-        return sum(1 for _ in whole)
+        chunks = chain.from_iterable(repeat(chains.chunks, len(chains) * self._ranks) for chains in self._chains)
+        are_short = map(lt, self._directory.count_whole(self._held), chunks)
+        return next(compress(count(), are_short), len(self._held)) // self._ranks
 
     def take(self, chains: int) -> list[list[HoldId]]:
-        """The holds of so many leading chains, which belong to the caller from now on."""
-        taken, self.held = self.held[:chains], self.held[chains:]
-        self.chains = self.chains[chains:]
-        return taken
+        """The holds of so many leading chains on each rank, which belong to the caller from now on. REQUIRES: only `release`
+        follows."""
+        taken, self._held = self._held[: chains * self._ranks], self._held[chains * self._ranks :]
+        return [taken[rank :: self._ranks] for rank in range(self._ranks)]
 
     def release(self, now_ns: int) -> None:
-        """Release the remaining holds. It may begin anew."""
+        """Release the remaining holds, a bounded number at once. It may begin anew, unless some were taken."""
         if self._task is not None:
             self._task.end(now_ns)
             self._task = None
-        for hold in (hold for holds in self.held for hold in holds):
-            self._directory.release(hold, now_ns)
-        self.held = []
+        self._ending.end(self._held, now_ns)
+        self._held = []
 
-    def _take_from_dram(self, chain: Chain, now_ns: int) -> list[HoldId]:
+    def _next(self) -> tuple[Chains, int]:
+        """The chain to be held next: its index among chains."""
+        index = self._held_chains
+        for chains in self._chains:
+            if index < len(chains):
+                return chains, index
+            index -= len(chains)
+        raise AssertionError(f"all of {self!r} are held")
+
+    def _take_from_dram(self, chains: Chains, index: int, now_ns: int) -> list[HoldId]:
         """Holds on a chain by its last keys; none where DRAM has not all of it, or not all is allowed."""
-        session, size = chain.session, chain.chunks
-        if size * chain.ranks > m.LEAF_CHUNKS_MAX:
+        session, size = chains.session, chains.chunks
+        if size * self._ranks > m.LEAF_CHUNKS_MAX:
             return []
-        leaves = KeyColumn.of(column[-1] for column in chain.keys.by_rank(chain.ranks))
+        leaves = chains.leaves(index)
         held = self._directory.acquire_leaves(session.namespace_ids, leaves.packed, size, now_ns)
         holds = [HoldId(hold) for hold in held.ids]
         is_allowed = (
@@ -134,36 +159,36 @@ class ChainsTask:
             self._directory.release(hold, now_ns)
         return []
 
-    def _advance_chain(self, chain: Chain, now_ns: int) -> Step:
+    def _advance_chain(self, chains: Chains, index: int, now_ns: int) -> Step:
         """Hold the next part of a chain, of which other tiers or nodes may have some."""
         if self._task is None:
-            if not chain.session.layout.is_chained:
-                self._pull_run(chain.session)
+            if not chains.session.layout.is_chained:
+                self._pull_run(chains, index)
             self._task = AcquireTask(
                 self._directory,
                 self._tiering,
-                chain.session,
-                chain.keys,
+                chains.session,
+                chains.keys(index),
                 is_urgent=self._holder is not None,
                 holder=self._holder,
             )
         step = self._task.advance(now_ns)
-        if step is Step.WAIT and not chain.session.layout.is_chained:
+        if step is Step.WAIT and not chains.session.layout.is_chained:
             # Begun anew after the wait, so that the run behind it is pulled with it.
             self._task.end(now_ns)
             self._task = None
         return step
 
-    def _pull_run(self, session: EngineSession) -> None:
+    def _pull_run(self, chains: Chains, first: int) -> None:
         """Begin to pull what is missing here of the next chunks without a parent, as far as one node has it."""
+        session = chains.session
         if session.is_peer or self._holder is None or not self._tiering.remotes:
             return
-        left = self.chains[len(self.held) : len(self.held) + max(1, PART_CHUNKS // len(session.namespaces))]
-        run = [chain.keys for chain in takewhile(lambda chain: chain.session is session, left)]
-        free = [HoldId(0)] * len(session.namespaces)
-        allowed = self._directory.affordable(self._holder, free, session.size_classes, len(run))
-        for rank, namespace in enumerate(session.namespaces.values()):
-            missing = self._tiering.missing(KeyColumn.of([keys[rank] for keys in run[:allowed]]))
+        run = min(part_chunks(self._ranks), len(chains) - first)
+        free = [HoldId(0)] * self._ranks
+        allowed = self._directory.affordable(self._holder, free, session.size_classes, run)
+        for namespace, column in zip(session.namespaces.values(), chains.columns, strict=True):
+            missing = self._tiering.missing(column[first : first + allowed])
             elsewhere = self._tiering.find_elsewhere(namespace, missing, 0) if missing else None
             if elsewhere is not None:
                 asker = Asker(session.connection)

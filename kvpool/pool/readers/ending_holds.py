@@ -1,4 +1,5 @@
-"""Ending holds: holds of leases and tickets that have ended, released a bounded number of chunks at once.
+"""Ending holds: holds of leases and tickets that have ended, and of groups that were given up or announced, released a bounded
+number of chunks at once.
 
 Control thread only; `now_ns` is an argument. Invariant: every hold here is known to the directory.
 """

@@ -4,8 +4,7 @@ Tasks that wait for room at once would keep from each other what each of them ha
 holds, the others release theirs and begin anew.
 
 A full group is one chain. Each chunk of a window or a state has no parent: a chain of its own, and a hold of its own. Control
-thread only; `now_ns` is an argument. Invariant: its holds are numbered by group, rank and chunk, so that those of a rank are
-the ones whose number has it as the rest by `world`, in the order of the lease's rows.
+thread only; `now_ns` is an argument.
 """
 
 import kvpool_native
@@ -13,7 +12,8 @@ from kvpool.errors import ProtocolError
 from kvpool.index.parts import Step
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
-from kvpool.pool.readers.chains_task import Chain, ChainsTask
+from kvpool.pool.readers.chains_task import Chains, ChainsTask
+from kvpool.pool.readers.ending_holds import EndingHolds
 from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
 from kvpool.tiering.tiering import Tiering
@@ -34,20 +34,17 @@ class GroupTask:
         keys: list[KeyColumn],
         *,
         chunks: int,
+        ending: EndingHolds,
         is_announced: bool = False,
         waiting: WaitingGroups | None = None,
     ) -> None:
-        """`is_announced`: the holds are not of a reader, whose share they would count for, and nothing is urgent. `waiting`:
-        all that wait; None: it keeps its holds while it waits."""
+        """`ending`: what it releases goes there. `is_announced`: the holds are not of a reader, whose share they would count
+        for, and nothing is urgent. `waiting`: all that wait; None: it keeps its holds while it waits."""
         self._session = session
         self._waiting = waiting
         self.chunks = chunks
-        chains = [
-            Chain(group, chain)
-            for group, column in zip(session.groups, keys, strict=True)
-            for chain in ([column] if group.layout.is_chained else alone(column, len(group.namespaces)))
-        ]
-        self._task = ChainsTask(directory, tiering, session, chains, is_announced=is_announced)
+        chains = [Chains(group, column) for group, column in zip(session.groups, keys, strict=True)]
+        self._task = ChainsTask(directory, tiering, session, chains, ending=ending, is_announced=is_announced)
 
     def __repr__(self) -> str:
         return f"<GroupTask {self._task!r}>"
@@ -68,21 +65,11 @@ class GroupTask:
 
     def is_whole(self) -> bool:
         """Whether all of it is held, and nothing of it was dropped since."""
-        return self._task.count_whole() == len(self._task.chains)
+        return self._task.count_whole() == len(self._task)
 
-    def take(self) -> tuple[dict[int, HoldId], dict[int, int]]:
-        """The holds by number, which belong to the caller from now on, and the chunks of those of windows and states."""
-        layout, chains = self._session.layout, self._task.chains
-        holds: dict[int, HoldId] = {}
-        sizes: dict[int, int] = {}
-        for position, of_ranks in enumerate(self._task.take(len(chains))):
-            size = chains[position].chunks
-            for rank, hold in zip(layout.ranks, of_ranks, strict=True):
-                number = position * layout.world + rank
-                holds[number] = hold
-                if size != self.chunks:
-                    sizes[number] = size
-        return holds, sizes
+    def take(self) -> dict[int, list[HoldId]]:
+        """The holds of each rank, in the order of the lease's rows; they belong to the caller from now on."""
+        return dict(zip(self._session.layout.ranks, self._task.take(len(self._task)), strict=True))
 
     def end(self, now_ns: int) -> None:
         """Release the remaining holds."""
@@ -100,7 +87,7 @@ def keys_of_hit(session: EngineSession, packed: bytes, chunks: int) -> list[KeyC
 
 def hold_count(session: EngineSession, chunks: int) -> int:
     """How many holds a hit of so many chunks needs."""
-    return len(chains_of(session, chunks)) * len(session.layout.ranks)
+    return sum(count for _, count in chains_of(session, chunks)) * len(session.layout.ranks)
 
 
 def naming_group(session: EngineSession) -> int:
@@ -128,19 +115,8 @@ def counts_of(session: EngineSession, chunks: int) -> list[int]:
     return [role.chunks_of(chunks, layout.chunk_tokens) for role in roles if role is not None]
 
 
-def chains_of(session: EngineSession, chunks: int) -> list[EngineSession]:
-    """The session of each chain of a lease of so many chunks, by position; without groups there is one, or each chunk is."""
-    if not session.groups:
-        return [session] * (1 if session.layout.is_chained else chunks)
-    counts = counts_of(session, chunks)
-    return [
-        group
-        for group, count in zip(session.groups, counts, strict=True)
-        for _ in range(1 if group.layout.is_chained else count)
-    ]
-
-
-def alone(keys: KeyColumn, ranks: int) -> list[KeyColumn]:
-    """The keys of chunks without a parent as columns that can be held by themselves: of each chunk, on all ranks."""
-    columns = keys.by_rank(ranks)
-    return [KeyColumn.of(column[index] for column in columns) for index in range(len(columns[0]))]
+def chains_of(session: EngineSession, chunks: int) -> list[tuple[EngineSession, int]]:
+    """The session of each group, and how many chains a lease of so many chunks has of it: one, or each chunk is one."""
+    groups = session.groups or (session,)
+    counts = counts_of(session, chunks) if session.groups else [chunks]
+    return [(group, 1 if group.layout.is_chained else count) for group, count in zip(groups, counts, strict=True)]

@@ -8,8 +8,8 @@ just ending. Those of leases and tickets count there for the connection of the l
 outlive their issuers.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple, cast
 from weakref import WeakSet
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 import kvpool_native
 from kvpool import failpoint
 from kvpool.errors import Refused
-from kvpool.index.leases import HELD_CHUNKS_MAX, Lease, Leases, TicketHold
+from kvpool.index.leases import HELD_CHUNKS_MAX, HoldsByRank, Lease, Leases, TicketHold
 from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.namespaces import Namespace
 from kvpool.index.parts import Step
@@ -25,9 +25,9 @@ from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.pool.readers.acquire_task import AcquireTask
-from kvpool.pool.readers.chains_task import Chain, ChainsTask
+from kvpool.pool.readers.chains_task import Chains, ChainsTask
 from kvpool.pool.readers.ending_holds import EndingHolds
-from kvpool.pool.readers.group_task import GroupTask, WaitingGroups, chains_of, hold_count, place_of
+from kvpool.pool.readers.group_task import GroupTask, WaitingGroups, chains_of, counts_of, hold_count, place_of
 from kvpool.pool.readers.hold_bounds import PEERS_USER
 from kvpool.protocol.records.groups import HOLDS_MAX
 from kvpool.tiering.tiering import Tiering
@@ -51,7 +51,7 @@ NOTHING = Grant(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"", slot
 
 
 class Readers:
-    """All readers of the daemon. `leases_max` bounds the leases of one connection."""
+    """All readers of the daemon. `leases_max` bounds the leases of one connection. `ending`: where holds end in parts."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Readers:
         self._leases_max = leases_max
         self._acquiring: WeakSet[AcquireTask | ChainsTask | GroupTask] = WeakSet()
         self._waiting_groups: WaitingGroups = {}
-        self._ending = EndingHolds(directory, on_backlog)
+        self.ending = EndingHolds(directory, on_backlog)
 
     def __repr__(self) -> str:
         return f"<Readers {self.leases} leases, {self.tickets} tickets>"
@@ -93,13 +93,13 @@ class Readers:
     @property
     def has_backlog(self) -> bool:
         """Whether `expire` has more to end than it ends at once."""
-        return self._leases.has_backlog or bool(self._ending)
+        return self._leases.has_backlog or bool(self.ending)
 
     @property
     def holds(self) -> int:
         """Holds in the directory that are of leases and tickets, or are just being taken or ending."""
         taken = sum(len(acquire_task.holds) for acquire_task in self._acquiring)
-        return self._leases.hold_count() + taken + len(self._ending)
+        return self._leases.hold_count() + taken + len(self.ending)
 
     def leased(self) -> Iterator[HoldId]:
         """The holds of the leases that live now."""
@@ -125,7 +125,7 @@ class Readers:
 
     def grant(self, session: EngineSession, acquire_task: AcquireTask, now_ns: int) -> Grant:
         """A lease of what has been taken."""
-        return self._grant_acquired(session, acquire_task.chunks, list(acquire_task.take()), now_ns)
+        return self._grant_chain(session, acquire_task.chunks, acquire_task.take(), now_ns)
 
     def begin_groups(self, session: EngineSession, keys: list[KeyColumn], chunks: int) -> GroupTask:
         """A lease of what a hit of `chunks` chunks needs of every group, to be taken in parts. Raises Refused."""
@@ -137,7 +137,13 @@ class Readers:
                 "full", f"{chunks} chunks of this layout's groups need {holds} holds, at most {HOLDS_MAX} are given"
             )
         group_task = GroupTask(
-            self._directory, self._tiering, session, keys, chunks=chunks, waiting=self._waiting_groups
+            self._directory,
+            self._tiering,
+            session,
+            keys,
+            chunks=chunks,
+            ending=self.ending,
+            waiting=self._waiting_groups,
         )
         self._acquiring.add(group_task)
         return group_task
@@ -146,21 +152,16 @@ class Readers:
         """A lease of what has been taken; nothing unless all of it was."""
         if not group_task.is_whole():
             return NOTHING
-        holds, sizes = group_task.take()
-        if self._hit_curve is not None:
-            chains = chains_of(session, group_task.chunks)
-            sizes_of = [one for chain in chains for one in chain.chunk_sizes]
-            self._hit_curve.note_lease(list(zip(holds.values(), sizes_of, strict=True)), now_ns)
-        grant = self._grant(session, group_task.chunks, holds, now_ns, sizes=sizes)
-        failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
-        return grant
+        rows = sum(counts_of(session, group_task.chunks))
+        return self._grant_acquired(session, group_task.chunks, group_task.take(), now_ns, rows=rows)
 
     def begin_run(self, session: EngineSession, keys: KeyColumn) -> ChainsTask:
         """A lease of the leading ones of chunks without a parent, to be taken in parts, for a session of one rank. Raises
         Refused."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session)
-        run_task = ChainsTask(self._directory, self._tiering, session, [Chain(session, key) for key in keys.parts(1)])
+        chains = [Chains(session, keys)]
+        run_task = ChainsTask(self._directory, self._tiering, session, chains, ending=self.ending)
         self._acquiring.add(run_task)
         return run_task
 
@@ -169,14 +170,8 @@ class Readers:
         chunks = run_task.count_whole()
         if not chunks:
             return NOTHING
-        held = [hold for (hold,) in run_task.take(chunks)]
-        if self._hit_curve is not None:
-            self._hit_curve.note_lease([(hold, session.chunk_sizes[0]) for hold in held], now_ns)
-        (rank,) = session.layout.ranks
-        holds = {position * session.layout.world + rank: hold for position, hold in enumerate(held)}
-        grant = self._grant(session, chunks, holds, now_ns, sizes=dict.fromkeys(holds, 1))
-        failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
-        return grant
+        holds = dict(zip(session.layout.ranks, run_task.take(chunks), strict=True))
+        return self._grant_acquired(session, chunks, holds, now_ns)
 
     def acquire(self, session: EngineSession, keys: KeyColumn, now_ns: int, *, may_wait: bool) -> Grant | None:
         """All parts at once. None where DRAM has no room for all that a lower tier has (and `may_wait`). Raises Refused."""
@@ -193,26 +188,18 @@ class Readers:
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session)
         held = self._directory.acquire_leaves(session.namespace_ids, leaves.packed, chunks, now_ns)
-        if self._affordable(session.holder, session, held.ids, held.chunks) < held.chunks:
-            self._ending.end([HoldId(hold) for hold in held.ids], now_ns)
+        if self._directory.affordable(session.holder, held.ids, session.size_classes, held.chunks) < held.chunks:
+            self.ending.end([HoldId(hold) for hold in held.ids], now_ns)
             return NOTHING
-        return self._grant_acquired(session, held.chunks, held.ids, now_ns)
+        return self._grant_chain(session, held.chunks, [HoldId(hold) for hold in held.ids], now_ns)
 
     def find_row(self, session: EngineSession, lease: Lease, row: int) -> tuple[HoldId, int, Layout] | None:
         """The hold of a row of a rank's lease, the chunk's index in it, and its layout; None where there is none."""
-        for chain, hold, size in self.holds_of(session, lease):
-            if 0 <= row < size:
-                return hold, row, chain.layout
-            row -= size
+        for group, holds, size in holds_of(session, lease, session.layout.rank):
+            if 0 <= row < len(holds) * size:
+                return holds[row // size], row % size, group.layout
+            row -= len(holds) * size
         return None
-
-    def holds_of(self, session: EngineSession, lease: Lease) -> list[tuple[EngineSession, HoldId, int]]:
-        """The holds of a rank's lease in the order of its rows, each with its group's session and how many chunks it has."""
-        chains, world = chains_of(session, lease.chunks), session.layout.world
-        return [
-            (chains[number // world], hold, lease.sizes.get(number, lease.chunks))
-            for number, hold in _of_rank(session.layout.rank, lease.holds, world).items()
-        ]
 
     def key_at(self, session: EngineSession, lease: Lease, chunk: int) -> bytes:
         """The key of a leased chunk on the first rank, of the group that names it; empty where the lease does not have it."""
@@ -220,8 +207,7 @@ class Readers:
         if place is None:
             return b""
         position, index = place
-        number = position * session.layout.world + session.layout.ranks[0]
-        return self._directory.key_of(lease.holds[number], index)
+        return self._directory.key_of(lease.holds[session.layout.ranks[0]][position], index)
 
     def release(self, session: EngineSession, lease: int, now_ns: int) -> None:
         """End a lease; nothing where it had ended before."""
@@ -233,7 +219,7 @@ class Readers:
         for lease in leases:
             failpoint.reach("daemon.release.before", failpoint.refused)
             holds += self._leases.release(LeaseId(lease), session.connection)
-        self._ending.end(holds, now_ns)
+        self.ending.end(holds, now_ns)
 
     def renew(self, session: EngineSession, leases: list[int], now_ns: int) -> None:
         """Count leases as used now."""
@@ -250,10 +236,14 @@ class Readers:
         self._leases.renew(lease.id, session.connection, now_ns)
         if not self._can_hold(TICKETS, session, lease.holds, lease):
             return b""
-        holds = {rank: HoldId(self._directory.duplicate(hold)) for rank, hold in lease.holds.items()}
-        self._directory.charge(list(holds.values()), TICKETS)
         return self._leases.issue_ticket(
-            session.identity, lease.owner, lease.chunks, holds, now_ns=now_ns, sizes=lease.sizes, claims=claims
+            session.identity,
+            lease.owner,
+            lease.chunks,
+            self._duplicates(lease.holds, TICKETS),
+            now_ns=now_ns,
+            rows=lease.rows,
+            claims=claims,
         )
 
     def claim(self, session: EngineSession, ticket: bytes, now_ns: int) -> Grant:
@@ -265,23 +255,21 @@ class Readers:
         if entry is None or entry.identity != session.identity:
             return NOTHING
         if rank is None:
-            self._ending.end(self._leases.end_ticket(ticket), now_ns)
+            self.ending.end(self._leases.end_ticket(ticket), now_ns)
             return NOTHING
-        held = _of_rank(rank, entry.holds, session.layout.world)
-        if not held:
+        if rank not in entry.holds:
             return NOTHING
         self._check_room(session)
+        held = {rank: entry.holds[rank]}
         if not self._can_hold(session.holder, session, held, entry):
             return NOTHING
-        holds = {number: HoldId(self._directory.duplicate(hold)) for number, hold in held.items()}
+        holds = self._duplicates(held, session.holder)
         if entry.claims > 1:
             entry.claims -= 1
         else:
-            taken = held if not entry.claims else list(entry.holds)
-            for hold in [self._leases.take_from_ticket(ticket, number) for number in taken]:
-                self._directory.release(hold, now_ns)
-        sizes = {number: size for number, size in entry.sizes.items() if number in held}
-        return self._grant(session, entry.chunks, holds, now_ns, sizes=sizes)
+            ended = self._leases.end_ticket(ticket) if entry.claims else self._leases.take_from_ticket(ticket, rank)
+            self.ending.end(ended, now_ns)
+        return self._grant(session, entry.chunks, holds, now_ns, rows=entry.rows)
 
     def join_peers(self, holder: ConnectionId) -> None:
         """What sessions of another node lease counts for all other nodes together too, from now on."""
@@ -293,13 +281,13 @@ class Readers:
 
     def drop_owner(self, connection: ConnectionId, now_ns: int) -> None:
         """End every lease of a connection; where there are many (`has_backlog`), `expire` ends the others."""
-        self._ending.end(self._leases.drop_owner(connection), now_ns)
+        self.ending.end(self._leases.drop_owner(connection), now_ns)
 
     def expire(self, now_ns: int) -> None:
         """End leases and tickets that have expired or lost their connection, a bounded number."""
-        self._ending.end([], now_ns)
-        if not self._ending:
-            self._ending.end(self._leases.expire(now_ns), now_ns)
+        self.ending.end([], now_ns)
+        if not self.ending:
+            self.ending.end(self._leases.expire(now_ns), now_ns)
 
     def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
         """Counts of each connection, by name."""
@@ -309,13 +297,24 @@ class Readers:
         """Broken invariants, one line each."""
         return self._leases.verify() + (self._hit_curve.verify() if self._hit_curve is not None else [])
 
-    def _grant_acquired(self, session: EngineSession, chunks: int, holds: list[int], now_ns: int) -> Grant:
+    def _grant_chain(self, session: EngineSession, chunks: int, holds: list[HoldId], now_ns: int) -> Grant:
+        """A lease of a chain, with a hold for each rank."""
         if not chunks:
             return NOTHING
+        self._directory.charge(holds, session.holder)
+        by_rank = {rank: [hold] for rank, hold in zip(session.namespaces, holds, strict=True)}
+        return self._grant_acquired(session, chunks, by_rank, now_ns)
+
+    def _grant_acquired(
+        self, session: EngineSession, chunks: int, holds: HoldsByRank, now_ns: int, *, rows: int | None = None
+    ) -> Grant:
+        """A lease of holds that count for the session's holder already."""
+        grant = self._grant(session, chunks, holds, now_ns, rows=rows)
         if self._hit_curve is not None:
-            self._hit_curve.note_lease(list(zip(map(HoldId, holds), session.chunk_sizes, strict=True)), now_ns)
-        by_rank = {rank: HoldId(hold) for rank, hold in zip(session.namespaces, holds, strict=True)}
-        grant = self._grant(session, chunks, by_rank, now_ns)
+            lease = self.find(session, grant.lease)
+            assert lease is not None
+            for namespace, of_one in namespaces_of(session, lease):
+                self._hit_curve.note_lease(of_one, namespace.layout.stored_bytes, now_ns)
         failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
         return grant
 
@@ -323,59 +322,41 @@ class Readers:
         self,
         session: EngineSession,
         chunks: int,
-        holds: dict[int, HoldId],
+        holds: HoldsByRank,
         now_ns: int,
         *,
-        sizes: Mapping[int, int] | None = None,
+        rows: int | None,
     ) -> Grant:
+        """A lease with a row for each chunk of its holds; a scheduler's has the levels alone, the worst of the ranks'."""
         lease = self._leases.grant(
-            session.connection, chunks, holds, now_ns, least_ttl_ns=session.lease_ttl_ns, sizes=sizes
+            session.connection, chunks, holds, now_ns, least_ttl_ns=session.lease_ttl_ns, rows=rows
         )
-        self._directory.charge(list(holds.values()), session.holder)
-        if session.groups or lease.sizes:
-            return self._grant_rows(session, lease)
-        rank = session.layout.rank
-        if rank is None:
-            levels = [np.frombuffer(self._directory.columns(hold).levels, np.uint8) for hold in holds.values()]
+        of_ranks = [self._directory.columns(of_rank) for of_rank in holds.values()]
+        if session.layout.rank is None:
+            levels = [np.frombuffer(columns.levels, np.uint8) for columns in of_ranks]
             return Grant(lease.id, chunks, b"", b"", np.maximum.reduce(levels).tobytes(), b"")
-        columns = self._directory.columns(holds[rank])
+        (columns,) = of_ranks
         return Grant(lease.id, chunks, columns.offsets, columns.generations, columns.levels, columns.slots)
 
-    def _grant_rows(self, session: EngineSession, lease: Lease) -> Grant:
-        """A lease with the rows of each hold; a scheduler's has the levels alone, the worst of the ranks'."""
-        rows = [
-            [self._directory.columns(hold) for hold in _of_rank(rank, lease.holds, session.layout.world).values()]
-            for rank in session.layout.ranks
-        ]
-        levels = [np.frombuffer(b"".join(one.levels for one in columns), np.uint8) for columns in rows]
-        if session.layout.rank is None:
-            return Grant(lease.id, lease.chunks, b"", b"", np.maximum.reduce(levels).tobytes(), b"")
-        (columns,) = rows
-        return Grant(
-            lease.id,
-            lease.chunks,
-            b"".join(one.offsets for one in columns),
-            b"".join(one.generations for one in columns),
-            levels[0].tobytes(),
-            b"".join(one.slots for one in columns),
-        )
+    def _duplicates(self, holds: HoldsByRank, holder: int) -> dict[int, list[HoldId]]:
+        """Further holds on the same chunks, which count for a holder."""
+        made = {rank: self._directory.duplicate(of_rank) for rank, of_rank in holds.items()}
+        for of_rank in made.values():
+            self._directory.charge(of_rank, holder)
+        return cast("dict[int, list[HoldId]]", made)  # without a call for each of thousands
 
-    def _can_hold(
-        self, holder: int, session: EngineSession, holds: Mapping[int, HoldId], of: Lease | TicketHold
-    ) -> bool:
+    def _can_hold(self, holder: int, session: EngineSession, holds: HoldsByRank, of: Lease | TicketHold) -> bool:
         """Whether a holder may have these holds of a lease or ticket too."""
-        chains, world = chains_of(session, of.chunks), session.layout.world
-        by_size: dict[int, list[tuple[int, int]]] = {}
-        for number, hold in holds.items():
-            size_class = chains[number // world].namespaces[number % world].size_class
-            by_size.setdefault(of.sizes.get(number, of.chunks), []).append((hold, size_class))
+        by_size: dict[int, tuple[list[HoldId], list[int]]] = {}
+        for rank in holds:
+            for group, of_group, size in holds_of(session, of, rank):
+                these, classes = by_size.setdefault(size, ([], []))
+                these += of_group
+                classes += [group.namespaces[rank].size_class] * len(of_group)
         return all(
-            self._directory.affordable(holder, [hold for hold, _ in these], [one for _, one in these], size) >= size
-            for size, these in by_size.items()
+            self._directory.affordable(holder, these, classes, size) >= size
+            for size, (these, classes) in by_size.items()
         )
-
-    def _affordable(self, holder: int, session: EngineSession, holds: Sequence[int], chunks: int) -> int:
-        return self._directory.affordable(holder, holds, session.size_classes, chunks)
 
     def _check_room(self, session: EngineSession) -> None:
         if self._leases.count_of(session.connection) >= self._leases_max:
@@ -384,12 +365,23 @@ class Readers:
             raise Refused("full", f"this connection's leases and tickets hold {HELD_CHUNKS_MAX} chunks or more")
 
 
-def namespaces_of(session: EngineSession, lease: Lease) -> list[tuple[Namespace, HoldId]]:
-    """The holds of a session's lease, each with the namespace of its chunks."""
-    chains, world = chains_of(session, lease.chunks), session.layout.world
-    return [(chains[number // world].namespaces[number % world], hold) for number, hold in lease.holds.items()]
+def holds_of(
+    session: EngineSession, of: Lease | TicketHold, rank: int | None
+) -> list[tuple[EngineSession, Sequence[HoldId], int]]:
+    """A rank's holds of a lease or ticket in the order of its rows: each group's session, its holds, and how many chunks each
+    of them has. None where it has no such rank."""
+    left = of.holds.get(rank, ()) if rank is not None else ()
+    found: list[tuple[EngineSession, Sequence[HoldId], int]] = []
+    for group, count in chains_of(session, of.chunks) if left else ():
+        found.append((group, left[:count], of.chunks if group.layout.is_chained else 1))
+        left = left[count:]
+    return found
 
 
-def _of_rank(rank: int | None, holds: Mapping[int, HoldId], world: int) -> dict[int, HoldId]:
-    """A rank's holds of a lease or ticket, by number, in the order of the lease's rows."""
-    return {number: hold for number, hold in holds.items() if number % world == rank}
+def namespaces_of(session: EngineSession, lease: Lease) -> list[tuple[Namespace, Sequence[HoldId]]]:
+    """The holds of a session's lease in each namespace."""
+    return [
+        (group.namespaces[rank], of_group)
+        for rank in lease.holds
+        for group, of_group, _ in holds_of(session, lease, rank)
+    ]

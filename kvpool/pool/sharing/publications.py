@@ -17,7 +17,7 @@ publication. Control thread only, in turns of TURN_KEYS. Invariant: each chunk u
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -100,14 +100,11 @@ class Publications:
         """Pins in the arena's directory."""
         return len(self._pins)
 
-    def note_lease(self, holds: Iterable[tuple[Namespace, HoldId]]) -> None:
+    def note_lease(self, holds: Iterable[tuple[Namespace, Sequence[HoldId]]]) -> None:
         """A lease with these holds was granted: its chunks are used again."""
         if self._policy == "off":
             return
-        used: dict[NamespaceId, list[bytes]] = {}  # a window or a state has a hold for each chunk
-        for namespace, hold in holds:
-            used.setdefault(namespace.id, []).append(self._directory.keys_of(hold))
-        self._uses.extend((number, KeyColumn(b"".join(keys))) for number, keys in used.items())
+        self._uses.extend((one.id, KeyColumn(self._directory.keys_of(of_one))) for one, of_one in holds)
         self._wake()
 
     def stats(self) -> dict[str, int]:
@@ -203,9 +200,9 @@ class Publications:
     def _start(self, namespace: Namespace, pinned: list[tuple[bytes, HoldId]]) -> None:
         if not pinned:
             return
-        columns = [self._directory.columns(pin) for _, pin in pinned]
-        places = [[int(np.frombuffer(one, "<u8")[0]) for one in (c.offsets, c.slots, c.generations)] for c in columns]
-        offsets, slots, generations = (list(column) for column in zip(*places, strict=True))
+        columns = self._directory.columns([pin for _, pin in pinned])
+        places = (columns.offsets, columns.slots, columns.generations)
+        offsets, slots, generations = (np.frombuffer(column, "<u8").tolist() for column in places)
         none = [0] * len(pinned)
         keys = [key for key, _ in pinned]
         moves = Moves(keys, [b""] * len(keys), none, generations, offsets, slots)

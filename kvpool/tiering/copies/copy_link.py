@@ -15,7 +15,7 @@ the tier's, which ends after its last chunk was reported; a prefix has at most o
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,18 +122,17 @@ class CopyLink:
             self._turn.cancel()
         return has_ended
 
-    def note_lease(self, namespace: Namespace, hold: HoldId) -> None:
-        """A connection that can read the tier was granted a lease with this hold in the arena."""
+    def note_lease(self, namespace: Namespace, holds: Sequence[HoldId]) -> None:
+        """A connection that can read the tier was granted a lease with these holds in the arena, of equal length."""
         if not self.tier.can_copy:
             return
-        prefix = self._placement.note_lease(namespace, hold)
-        if prefix.left:
+        for prefix in self._placement.note_lease(namespace, holds):
             self._due.add(prefix)
             self._wake()
 
-    def find(self, hold: HoldId) -> kvpool_native.HoldColumns:
-        """Where the copies of the chunks of a hold in the arena are now, a row each; generation 0: there is none."""
-        return self._arena.copies(hold)
+    def find(self, holds: Sequence[HoldId]) -> kvpool_native.HoldColumns:
+        """Where the copies of the chunks of holds in the arena are now, a row each; generation 0: there is none."""
+        return self._arena.copies(holds)
 
     def on_completed(self) -> None:
         """See `CopyOwner`: settle finished chunks, then start what is due."""
@@ -288,12 +287,12 @@ class CopyLink:
             if not pin:
                 break
             pins.append(HoldId(pin))
-        columns = [self._arena.columns(pin) for pin in pins]
+        columns = self._arena.columns(pins)
         moves = CopyMoves(
             keys=list(keys[: len(pins)]),
-            arena_offsets=[_number(one.offsets) for one in columns],
-            slots=[_number(one.slots) for one in columns],
-            generations=[_number(one.generations) for one in columns],
+            arena_offsets=np.frombuffer(columns.offsets, "<u8").tolist(),
+            slots=np.frombuffer(columns.slots, "<u8").tolist(),
+            generations=np.frombuffer(columns.generations, "<u8").tolist(),
             offsets=np.frombuffer(made.offsets, "<u8")[first : first + len(pins)].tolist(),
         )
         return _Part(self, prefix, ReservationId(made.id), moves, pins, [False] * len(pins))
@@ -306,7 +305,7 @@ class CopyLink:
 
     def _check(self, chunk: Stored) -> JobId:
         """Start to compare a copy, which has a pin, with the checksums of its slot."""
-        slot = _number(self._copies.columns(chunk.pin).slots)
+        slot = _number(self._copies.columns([chunk.pin]).slots)
         moves = CopyMoves([chunk.key], [0], [slot], [chunk.generation], [chunk.offset])
         return self.tier.check(self._namespaces.by_id(chunk.namespace), moves)
 

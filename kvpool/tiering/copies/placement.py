@@ -7,6 +7,7 @@ code, so that what the simulator measures is what the daemon does.
 Metadata alone; no I/O and no clock. Control thread only. Invariant: all bytes copied are within the `PromotionBudget`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,16 +56,24 @@ class Placement:
     def __repr__(self) -> str:
         return f"<Placement {self.served_chunks} chunks served, {self._budget!r}>"
 
-    def note_lease(self, namespace: Namespace, hold: HoldId) -> LeasedPrefix:
-        """The chunks of a hold in the arena are used: their copies have served them. Takes as long as a lookup of them."""
-        prefix = LeasedPrefix(namespace, KeyColumn(self._arena.keys_of(hold)), self._count_copied(hold))
-        served_bytes, missed_bytes = prefix.copied * prefix.chunk_bytes, prefix.left * prefix.chunk_bytes
-        self._budget.earn(served_bytes=served_bytes, missed_bytes=missed_bytes)
-        self.leased_chunks += len(prefix.keys)
-        self.leased_bytes += served_bytes + missed_bytes
-        self.served_chunks += prefix.copied
-        self.served_bytes += served_bytes
-        return prefix
+    def note_lease(self, namespace: Namespace, holds: Sequence[HoldId]) -> list[LeasedPrefix]:
+        """The chunks of holds in the arena, of equal length, are used: their copies have served them. Returns the prefixes of
+        which some have none. Takes as long as a lookup of them."""
+        keys, chunk_bytes = KeyColumn(self._arena.keys_of(holds)), namespace.layout.stored_bytes
+        size = len(keys) // len(holds)
+        has_copy = np.frombuffer(self._arena.copies(holds).generations, "<u8").reshape(len(holds), size) != 0
+        copied = np.logical_and.accumulate(has_copy, axis=1).sum(axis=1)
+        served = int(copied.sum())
+        missed_bytes = (len(keys) - served) * chunk_bytes
+        self._budget.earn(served_bytes=served * chunk_bytes, missed_bytes=missed_bytes)
+        self.leased_chunks += len(keys)
+        self.leased_bytes += len(keys) * chunk_bytes
+        self.served_chunks += served
+        self.served_bytes += served * chunk_bytes
+        return [
+            LeasedPrefix(namespace, keys[number * size : (number + 1) * size], int(copied[number]))
+            for number in np.flatnonzero(copied < size).tolist()
+        ]
 
     def reserve(
         self, prefix: LeasedPrefix, size_class: SizeClassId, chunks_max: int, now_ns: int
@@ -81,9 +90,3 @@ class Placement:
     def spend(self, chunks: int, chunk_bytes: int) -> None:
         """Count chunks as copied. REQUIRES: they were reserved, and nothing was spent since."""
         self._budget.spend(chunks * chunk_bytes)
-
-    def _count_copied(self, hold: HoldId) -> int:
-        """How many leading chunks of a hold have copies."""
-        generations = np.frombuffer(self._arena.copies(hold).generations, "<u8")
-        without = np.flatnonzero(generations == 0)
-        return int(without[0]) if len(without) else len(generations)

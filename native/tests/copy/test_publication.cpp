@@ -11,7 +11,7 @@ namespace {
 // A writer below that has copied a chunk from memory, and may publish it later.
 struct Copied {
   Copied(Tiers& of, const std::vector<uint64_t>& ids)
-      : tiers(of), hold(tiers.memory.acquire(ids)), sources(tiers.memory.directory.columns(hold.id)->generations),
+      : tiers(of), hold(tiers.memory.acquire(ids)), sources(tiers.memory.directory.columns({hold.id})->generations),
         made(tiers.files.reserve(tiers.memory.owner, tiers.in_files, std::nullopt, pack(ids).data(), ids.size(), 1)) {}
 
   // The states of all chunks.

@@ -227,7 +227,7 @@ TEST(a_leaf_is_held_with_its_whole_prefix_or_not_at_all) {
   const auto holds = both(3, 13, 3);
   EXPECT(holds[0].chunks == 3);
   EXPECT(holds[1].chunks == 3);
-  EXPECT(pool.directory.columns(holds[1].id)->generations[0] == made.generations[0]);
+  EXPECT(pool.directory.columns({holds[1].id})->generations[0] == made.generations[0]);
   EXPECT(both(2, 12, 3)[0].id == 0);   // not that long
   EXPECT(both(3, 13, 2)[1].id == 0);   // longer
   EXPECT(both(3, 3, 3)[1].id == 0);    // another namespace's
@@ -259,14 +259,14 @@ TEST(a_dropped_chunk_is_gone_at_once_and_its_slot_is_free_unless_somebody_writes
   EXPECT(pool.store({1, 2, 3, 4}) == 4);
   EXPECT(pool.store({13}, 2) == 1);
   const Hold hold = pool.acquire({1, 2, 3});
-  const auto copy = pool.directory.duplicate(hold.id);
-  const auto before = pool.directory.columns(hold.id);
+  const auto copy = pool.directory.duplicate({hold.id});
+  const auto before = pool.directory.columns({hold.id});
   const Reservation made = pool.reserve({24}, 3);
   EXPECT(drop(pool.directory, key_of(2)) == 4);  // 2, 3, 4, 13; 24 was never stored
   EXPECT(drop(pool.directory, key_of(2)) == 0);
   EXPECT(pool.lookup({1, 2}) == 1);
   EXPECT(pool.view->generation_at(SlotAddress::unpacked(before->slots[1])) == 0);
-  EXPECT(pool.directory.columns(hold.id)->levels == std::vector<uint8_t>({1, NO_LEVEL, NO_LEVEL}));
+  EXPECT(pool.directory.columns({hold.id})->levels == std::vector<uint8_t>({1, NO_LEVEL, NO_LEVEL}));
   EXPECT(pool.commit(made, 0, 1)[0] == static_cast<uint8_t>(SaveState::NO_PARENT));
   EXPECT(pool.is_sound());
   EXPECT(pool.store({2, 3}, 1) == 2);  // stored anew beside the old bytes
@@ -274,9 +274,32 @@ TEST(a_dropped_chunk_is_gone_at_once_and_its_slot_is_free_unless_somebody_writes
   EXPECT(pool.directory.release(hold.id, ++pool.now));
   EXPECT(pool.directory.end_reservation(made.id, ++pool.now));
   EXPECT(pool.directory.stats().zombies == 2);
-  EXPECT(pool.directory.release(copy->id, ++pool.now));
+  EXPECT(pool.directory.release(copy->front(), ++pool.now));
   EXPECT(pool.directory.stats().used_bytes == 3 * CHUNK);
   EXPECT(pool.is_sound());
+}
+
+TEST(several_holds_are_read_and_duplicated_one_after_the_other_or_not_at_all) {
+  Pool pool(8 * CHUNK);
+  const Reservation made = pool.reserve({1, 2, 3});
+  EXPECT(pool.commit(made, 0, 3).size() == 3);
+  EXPECT(pool.directory.end_reservation(made.id, ++pool.now));
+  const HoldId shorter = pool.acquire({1}).id;
+  const HoldId longer = pool.acquire({1, 2, 3}).id;
+  const HoldId unknown = longer + 99;
+  const std::vector<uint64_t>& all = made.generations;
+  EXPECT(pool.directory.columns({longer, shorter})->generations == std::vector<uint64_t>({all[0], all[1], all[2], all[0]}));
+  EXPECT(pool.directory.columns({})->levels.empty());
+  EXPECT(!pool.directory.columns({longer, unknown}));
+  EXPECT(pool.directory.holds().keys_of({longer, shorter}) ==
+         std::vector<ChunkKey>({key_of(1), key_of(2), key_of(3), key_of(1)}));
+  EXPECT(!pool.directory.duplicate({longer, unknown}) && pool.directory.stats().holds == 2);
+  const auto copies = pool.directory.duplicate({longer, shorter});
+  EXPECT(pool.directory.columns(*copies)->generations == std::vector<uint64_t>({all[0], all[1], all[2], all[0]}));
+  for (const HoldId hold : {shorter, longer, copies->front(), copies->back()}) {
+    EXPECT(pool.directory.release(hold, ++pool.now));
+  }
+  EXPECT(pool.directory.stats().held == 0 && pool.is_sound());
 }
 
 TEST(a_discarded_chunk_is_removed_like_a_dropped_one_and_counts_as_flushed) {

@@ -239,7 +239,7 @@ class RandomRun {
     if (random_() % 4 == 0) {
       const auto held = pick(model_.holds);
       if (held != model_.holds.end()) {
-        const HoldId copy = pool_.directory.duplicate(held->first)->id;
+        const HoldId copy = pool_.directory.duplicate({held->first})->front();
         model_.holds[copy] = held->second;
         dropped_[copy] = dropped_[held->first];
       }

@@ -130,12 +130,12 @@ TEST(a_hold_covers_more_and_less_of_its_chain) {
   EXPECT(pool.directory.extend(hold.id, pack(range(4, 8)).data(), 8, ++pool.now) == 8);
   EXPECT(pool.directory.extend(hold.id, pack({500}).data(), 1, ++pool.now) == 0);
   EXPECT(pool.directory.extend(hold.id, pack(range(0, 4)).data(), 4, ++pool.now) == 0);  // they do not follow its last
-  EXPECT(pool.directory.columns(hold.id)->generations.size() == 12);
+  EXPECT(pool.directory.columns({hold.id})->generations.size() == 12);
   EXPECT(pool.is_sound());
   EXPECT(pool.directory.shorten(hold.id, 5, ++pool.now));
-  EXPECT(pool.directory.columns(hold.id)->generations.size() == 5);
+  EXPECT(pool.directory.columns({hold.id})->generations.size() == 5);
   EXPECT(pool.directory.stats().held == 5);
-  EXPECT(pool.directory.holds().count_whole(hold.id) == 5);
+  EXPECT(pool.directory.holds().count_whole({hold.id}) == std::vector<size_t>{5});
   EXPECT(!pool.directory.shorten(hold.id, 0, ++pool.now));
   EXPECT(pool.directory.shares().charge({hold.id}, ONE));
   EXPECT(pool.directory.extend(hold.id, pack(range(5, 2)).data(), 2, ++pool.now) == 0);  // it counts already
@@ -215,9 +215,9 @@ TEST(a_hold_is_whole_up_to_what_was_dropped) {
   const Hold hold = pool.acquire(range(0, 12));
   for (const uint64_t dropped : {11U, 7U, 0U}) {
     EXPECT(drop(pool.directory, key_of(dropped)) > 0);
-    EXPECT(pool.directory.holds().count_whole(hold.id) == dropped);
+    EXPECT(pool.directory.holds().count_whole({hold.id}) == std::vector<size_t>{dropped});
   }
-  EXPECT(pool.directory.holds().count_whole(hold.id + 999) == 0);
+  EXPECT(pool.directory.holds().count_whole({hold.id + 999}) == std::vector<size_t>{0});
   EXPECT(pool.directory.release(hold.id, ++pool.now));
   EXPECT(pool.is_sound());
 }

@@ -254,7 +254,7 @@ TEST(a_tier_of_64_tib_has_slots_up_to_its_end) {
   EXPECT(!files.restore(owner, size_class, std::nullopt, key_of(2), PageIndex(last.value() + CHUNK_SLOT / PAGE_BYTES), 6));
   EXPECT(files.place_of(key_of(1))->offset == last.value() * PAGE_BYTES);
   const Hold hold = files.acquire(owner, pack({1}).data(), 1);
-  EXPECT(files.columns(hold.id)->offsets[0] == last.value() * PAGE_BYTES);
+  EXPECT(files.columns({hold.id})->offsets[0] == last.value() * PAGE_BYTES);
   EXPECT(files.release(hold.id, 1));
   const Reservation made = files.reserve(owner, size_class, key_of(1), pack({3, 4}).data(), 2, 2);
   EXPECT(all_are(made.states, SaveState::RESERVED));

@@ -86,7 +86,7 @@ TEST(a_failed_landing_takes_what_follows_along) {
                                                           pack({1, 2, 3}).data(), 3, ++tiers.memory.now);
   const Hold lease = tiers.memory.acquire({1, 2, 3});
   EXPECT(lease.chunks == 3);
-  EXPECT(tiers.memory.directory.columns(lease.id)->levels == std::vector<uint8_t>({2, 2, 2}));
+  EXPECT(tiers.memory.directory.columns({lease.id})->levels == std::vector<uint8_t>({2, 2, 2}));
   EXPECT(tiers.memory.directory.landed(key_of(1), made.generations[0]));
   EXPECT(tiers.memory.directory.landed(key_of(3), made.generations[2]));
   EXPECT(tiers.is_sound());
@@ -172,7 +172,7 @@ TEST(files_are_restored_into_their_former_slots) {
   while (before.demote() > 0) {
   }
   const Hold chain = before.files.acquire(before.memory.owner, pack({1, 2, 3}).data(), 3);
-  const Columns columns = *before.files.columns(chain.id);
+  const Columns columns = *before.files.columns({chain.id});
   Tiers after(8, 32);
   const auto restore = [&](uint64_t id, std::optional<uint64_t> parent, size_t position) {
     std::optional<ChunkKey> above;

@@ -30,7 +30,7 @@ TEST(a_run_lent_to_another_class_has_no_state_of_its_former_chunks) {
   Pool pool(16 * CHUNK);
   EXPECT(pool.store(range(1, 16)) == 16);
   const Hold hold = pool.acquire(range(1, 16));
-  const auto before = pool.directory.columns(hold.id);
+  const auto before = pool.directory.columns({hold.id});
   const auto old = addresses(before->slots);
   for (size_t chunk = 0; chunk < 16; ++chunk) {
     EXPECT(pool.view->generation_at(old[chunk]) == before->generations[chunk]);

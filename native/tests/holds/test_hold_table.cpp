@@ -66,9 +66,10 @@ TEST(an_unknown_id_is_an_answer) {
     EXPECT(chain.table.chain_of(unknown).empty());
     EXPECT(!chain.table.close_hold(unknown) && !chain.table.close_pin(unknown));
     EXPECT(!chain.table.record_of(unknown, 0) && !chain.table.parent_key_of(unknown));
-    EXPECT(!chain.table.layers_of(unknown) && chain.table.count_whole(unknown) == 0);
+    EXPECT(!chain.table.layers_of(unknown) && chain.table.count_whole({unknown}) == std::vector<size_t>{0});
+    EXPECT(chain.table.keys_of({unknown}).empty() && !chain.table.records_of({unknown}));
     size_t chunks = 9;
-    EXPECT(chain.table.sampled_keys(unknown, chunks).empty() && chunks == 0);
+    EXPECT(chain.table.sampled_keys({unknown}, chunks).empty() && chunks == 0);
   }
 }
 
@@ -106,12 +107,13 @@ TEST(what_was_dropped_ends_a_whole_prefix) {
   Chain chain(4);
   const HoldId hold = chain.hold(4);
   chain.records[chain.ids[1]].is_sampled = true;
-  EXPECT(chain.table.count_whole(hold) == 4);
+  EXPECT(chain.table.count_whole({hold}) == std::vector<size_t>{4});
   chain.records[chain.ids[2]].state = ChunkState::ZOMBIE;
   chain.records[chain.ids[3]].state = ChunkState::ZOMBIE;
-  EXPECT(chain.table.count_whole(hold) == 2);
+  const HoldId shorter = chain.hold(1);
+  EXPECT(chain.table.count_whole({shorter, hold, hold + 99}) == std::vector<size_t>({1, 2, 0}));
   size_t chunks = 0;
-  EXPECT(chain.table.sampled_keys(hold, chunks).size() == 1 && chunks == 4);
+  EXPECT(chain.table.sampled_keys({hold, shorter, hold}, chunks).size() == 2 && chunks == 9);
 }
 
 TEST(random_holds_agree_with_a_model) {

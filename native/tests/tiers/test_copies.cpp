@@ -34,8 +34,8 @@ TEST(a_copy_is_found_at_level_0_with_its_words) {
   EXPECT(pool.copy(range(1, 3)) == 3);
   EXPECT(pool.levels(range(1, 4)) == std::vector<uint8_t>({0, 0, 0, 1}));
   const Hold hold = pool.memory.acquire(range(1, 4));
-  EXPECT(pool.memory.directory.columns(hold.id)->levels == std::vector<uint8_t>({0, 0, 0, 1}));
-  const Columns copies = *pool.memory.directory.copies(hold.id);
+  EXPECT(pool.memory.directory.columns({hold.id})->levels == std::vector<uint8_t>({0, 0, 0, 1}));
+  const Columns copies = *pool.memory.directory.copies({hold.id});
   EXPECT(copies.levels == std::vector<uint8_t>({0, 0, 0, NO_LEVEL}));
   EXPECT(copies.generations[3] == 0);
   for (size_t index = 0; index < 3; ++index) {
@@ -46,7 +46,7 @@ TEST(a_copy_is_found_at_level_0_with_its_words) {
     EXPECT(pool.memory.view->checksum_at(slot, 1) == index * LAYERS + 2);
     EXPECT(copies.offsets[index] == pool.device.place_of(key_of(1 + index))->offset);
   }
-  EXPECT(!pool.memory.directory.copies(hold.id + 1));
+  EXPECT(!pool.memory.directory.copies({hold.id + 1}));
   EXPECT(pool.is_sound());
   EXPECT(pool.memory.directory.release(hold.id, ++pool.memory.now));
 }
@@ -148,8 +148,8 @@ TEST(a_held_chunk_that_is_dropped_takes_its_copy_along) {
   const Hold hold = pool.memory.acquire(range(1, 3));
   EXPECT(drop(pool.memory.directory, key_of(2)) == 2);
   EXPECT(pool.device.stats().chunks == 1);
-  EXPECT(pool.memory.directory.columns(hold.id)->levels == std::vector<uint8_t>({0, NO_LEVEL, NO_LEVEL}));
-  EXPECT(pool.memory.directory.copies(hold.id)->levels == std::vector<uint8_t>({0, NO_LEVEL, NO_LEVEL}));
+  EXPECT(pool.memory.directory.columns({hold.id})->levels == std::vector<uint8_t>({0, NO_LEVEL, NO_LEVEL}));
+  EXPECT(pool.memory.directory.copies({hold.id})->levels == std::vector<uint8_t>({0, NO_LEVEL, NO_LEVEL}));
   EXPECT(pool.is_sound());
   EXPECT(pool.memory.directory.release(hold.id, ++pool.memory.now));
   EXPECT(pool.is_sound());

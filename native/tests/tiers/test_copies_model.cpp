@@ -174,8 +174,8 @@ class RandomRun {
     if (hold.id == 0) {
       return;
     }
-    const Columns copies = *pool_.memory.directory.copies(hold.id);
-    const Columns columns = *pool_.memory.directory.columns(hold.id);
+    const Columns copies = *pool_.memory.directory.copies({hold.id});
+    const Columns columns = *pool_.memory.directory.columns({hold.id});
     for (size_t index = 0; index < hold.chunks; ++index) {
       const auto place = pool_.device.place_of(key_of(ids[index]));
       EXPECT(copies.generations[index] == (place ? place->generation : 0));

@@ -35,7 +35,7 @@ TEST(each_chunk_comes_from_the_tier_that_is_named) {
   Stored tiers;
   const Reservation made = tiers.promote({{Tier::PEER}, {Tier::SSD, tiers.generation(tiers.files, 2)}, {Tier::PEER}});
   EXPECT(made.states == std::vector<uint8_t>({RESERVED, RESERVED, RESERVED}));
-  EXPECT(tiers.memory.directory.columns(made.id)->levels == std::vector<uint8_t>({3, 2, 3}));
+  EXPECT(tiers.memory.directory.columns({made.id})->levels == std::vector<uint8_t>({3, 2, 3}));
   EXPECT(tiers.memory.directory.landed(key_of(1), made.generations[0]));
   EXPECT(tiers.memory.directory.release(made.id, ++tiers.memory.now));
   EXPECT(tiers.memory.directory.find(key_of(1)) && !tiers.memory.directory.find(key_of(2)) && tiers.is_sound());
@@ -123,7 +123,7 @@ TEST(a_chunk_of_an_external_source_needs_no_directory_of_that_tier) {
   const std::vector<PromotionSource> outside(4, PromotionSource{.tier = OUTSIDE, .is_external = true});
   const Reservation made = tiers.promote(outside);
   EXPECT(made.states == std::vector<uint8_t>({RESERVED, RESERVED, RESERVED, RESERVED}));
-  EXPECT(tiers.memory.directory.columns(made.id)->levels == std::vector<uint8_t>({5, 5, 5, 5}));
+  EXPECT(tiers.memory.directory.columns({made.id})->levels == std::vector<uint8_t>({5, 5, 5, 5}));
   EXPECT(tiers.set.tiers_of(key_of(4)) == tier_bit(OUTSIDE) && tiers.is_sound());
   for (const uint64_t id : {uint64_t{1}, uint64_t{2}}) {
     EXPECT(tiers.memory.directory.landed(key_of(id), made.generations[id - 1]));

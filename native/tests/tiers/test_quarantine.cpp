@@ -29,12 +29,12 @@ TEST(a_reader_does_not_keep_the_slot_of_a_chunk_that_is_gone) {
   Pool pool(2 * CHUNK);
   EXPECT(pool.store({1, 2}) == 2);
   const Hold lease = pool.acquire({1, 2});
-  const auto before = pool.directory.columns(lease.id);
+  const auto before = pool.directory.columns({lease.id});
   EXPECT(drop(pool.directory, key_of(1)) == 2);
   EXPECT(used(pool) == 0 && pool.directory.stats().zombies == 2 && pool.is_sound());
   EXPECT(pool.store({3, 4}) == 2);
   EXPECT(pool.view->generation_at(SlotAddress::unpacked(before->slots[0])) != before->generations[0]);  // what the reader looks at
-  EXPECT(pool.directory.columns(lease.id)->levels == std::vector<uint8_t>({NO_LEVEL, NO_LEVEL}));
+  EXPECT(pool.directory.columns({lease.id})->levels == std::vector<uint8_t>({NO_LEVEL, NO_LEVEL}));
   EXPECT(pool.is_sound() && pool.directory.release(lease.id, ++pool.now));
   EXPECT(used(pool) == 2 && pool.directory.stats().zombies == 0 && pool.lookup({3, 4}) == 2 && pool.is_sound());
 }

@@ -64,7 +64,7 @@ TEST(a_chunk_dropped_in_its_source_tier_is_not_published) {
   ThreeTiers tiers(4, 4, 4);
   EXPECT(tiers.memory.store({1}) == 1 && tiers.copy(0, 1, {1}) == 1);
   const Hold hold = tiers.files.acquire(tiers.memory.owner, pack({1}).data(), 1);
-  const std::vector<uint64_t> generations = tiers.files.columns(hold.id)->generations;
+  const std::vector<uint64_t> generations = tiers.files.columns({hold.id})->generations;
   const Reservation made = tiers.store.reserve(tiers.memory.owner, tiers.memory.small, std::nullopt, pack({1}).data(), 1, 9);
   EXPECT(drop(tiers.files, key_of(1)) == 1);
   const std::vector<uint32_t> sums(LAYERS);
@@ -98,9 +98,9 @@ TEST(a_promoted_chunk_names_the_level_that_it_comes_from) {
   Directory& memory = tiers.memory.directory;
   const Reservation made = memory.promote(tiers.memory.owner, tiers.memory.small, std::nullopt, pack({1, 2, 3}).data(), 3, 9);
   EXPECT(made.states == std::vector<uint8_t>({1, 1, static_cast<uint8_t>(SaveState::NO_PARENT)}));
-  EXPECT(memory.columns(made.id)->levels == std::vector<uint8_t>({2, 3}));
+  EXPECT(memory.columns({made.id})->levels == std::vector<uint8_t>({2, 3}));
   EXPECT(memory.landed(key_of(1), made.generations[0]) && memory.landed(key_of(2), made.generations[1]));
-  EXPECT(memory.columns(made.id)->levels == std::vector<uint8_t>({1, 1}));
+  EXPECT(memory.columns({made.id})->levels == std::vector<uint8_t>({1, 1}));
   EXPECT(memory.release(made.id, 10) && tiers.is_sound());
 }
 

@@ -105,7 +105,7 @@ class RandomRun {
     if (made.id == 0) {
       return;
     }
-    const std::vector<uint8_t> levels = memory.columns(made.id)->levels;
+    const std::vector<uint8_t> levels = memory.columns({made.id})->levels;
     for (size_t index = 0; index < levels.size(); ++index) {
       if (made.states[index] != static_cast<uint8_t>(SaveState::RESERVED)) {
         continue;

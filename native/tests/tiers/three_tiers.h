@@ -35,7 +35,7 @@ struct ThreeTiers {
     if (hold.id == 0) {
       return 0;
     }
-    const std::vector<uint64_t> generations = all[from]->columns(hold.id)->generations;
+    const std::vector<uint64_t> generations = all[from]->columns({hold.id})->generations;
     const Reservation made =
         all[to]->reserve(memory.owner, memory.small, std::nullopt, keys.data(), hold.chunks, ++memory.now);
     std::vector<uint64_t> sources;

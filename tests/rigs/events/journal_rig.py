@@ -156,7 +156,7 @@ class Rig:
         pinned = self.memory.pin_unsaved(64, 1)
         if not pinned.id:
             return
-        keys = self.memory.keys_of(pinned.id)
+        keys = self.memory.keys_of([pinned.id])
         reserved = self.files.reserve(self.namespace.id, self.below, pinned.parent, keys, self.tick())
         taken = reserved.states.count(SaveState.RESERVED)
         assert taken <= pinned.chunks

@@ -141,7 +141,7 @@ class DeviceWorld:
         held = self.memory.acquire(namespace, b"".join(keys), self.tick())
         if not held.id:
             return 0, []
-        found, levels = self.memory.copies(held.id), self.memory.columns(held.id).levels
+        found, levels = self.memory.copies([held.id]), self.memory.columns([held.id]).levels
         columns = zip(words_in(found.offsets), words_in(found.slots), words_in(found.generations), strict=True)
         seen = [Seen(key, namespace, *row) for key, row in zip(keys, columns, strict=False) if row[2]]
         assert levels == bytes([Level.HBM] * len(seen) + [Level.DRAM] * (held.chunks - len(seen))), "whole prefixes"

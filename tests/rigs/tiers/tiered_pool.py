@@ -141,10 +141,12 @@ class TieredPool:
             return 0
         lease = self.pool._readers.find(self.session, leased.lease)
         assert lease is not None
-        (hold,) = lease.holds.values()
+        ((hold,),) = lease.holds.values()
         if is_patient:
-            await self.until_moved(lambda: not {Level.SSD, Level.PEER} & set(self.pool._directory.columns(hold).levels))
-        slots = self.pool._directory.columns(hold)
+            await self.until_moved(
+                lambda: not {Level.SSD, Level.PEER} & set(self.pool._directory.columns([hold]).levels)
+            )
+        slots = self.pool._directory.columns([hold])
         landed, size = 0, self.layout.chunk_bytes
         while landed < lease.chunks and slots.levels[landed] in (Level.HBM, Level.DRAM):
             (offset,) = struct.unpack_from("<Q", slots.offsets, 8 * landed)

@@ -54,9 +54,9 @@ def test_it_agrees_with_a_plain_dict(seed: int) -> None:
 
 def test_a_shorter_time_to_live_applies_to_leases_but_not_below_the_promised_time() -> None:
     leases = Leases(ttl_ns=1000)
-    promised = leases.grant(ConnectionId(1), 1, {0: HoldId(1)}, 0, least_ttl_ns=1000)
+    promised = leases.grant(ConnectionId(1), 1, {0: [HoldId(1)]}, 0, least_ttl_ns=1000)
     leases.change_ttl(10)
-    leases.grant(ConnectionId(2), 1, {0: HoldId(2)}, 0, least_ttl_ns=10)
+    leases.grant(ConnectionId(2), 1, {0: [HoldId(2)]}, 0, least_ttl_ns=10)
     assert leases.expire(9) == []
     assert leases.expire(10) == [2], "it does not wait for the longer one"
     assert leases.renew(promised.id, ConnectionId(1), 500)
@@ -67,7 +67,7 @@ def test_a_shorter_time_to_live_applies_to_leases_but_not_below_the_promised_tim
 
 def test_a_longer_time_to_live_counts_from_the_next_use_on() -> None:
     leases = Leases(ttl_ns=10)
-    lease = leases.grant(ConnectionId(1), 1, {0: HoldId(1)}, 0, least_ttl_ns=10)
+    lease = leases.grant(ConnectionId(1), 1, {0: [HoldId(1)]}, 0, least_ttl_ns=10)
     leases.change_ttl(1000)
     assert leases.renew(lease.id, ConnectionId(1), 5)
     assert leases.expire(1004) == []

@@ -102,7 +102,7 @@ def test_a_hold_counts_as_its_keys_do() -> None:
             directory.end_reservation(made.id, number)
         held = directory.acquire(namespace, chain, number)
         assert held.chunks == 48
-        by_hold.observe_hold(directory, held.id, CHUNK_BYTES, number)
+        by_hold.observe_holds(directory, [held.id], CHUNK_BYTES, number)
         by_keys.observe(chain, CHUNK_BYTES, number)
         directory.release(held.id, number)
     assert by_hold.sampled == by_keys.sampled > 20
@@ -110,7 +110,9 @@ def test_a_hold_counts_as_its_keys_do() -> None:
         assert by_hold.hit_share(capacity) == by_keys.hit_share(capacity)
     assert by_hold.hit_share(1 << 26) == pytest.approx(2 / 3, abs=0.25)  # the second and the third time
     with pytest.raises(ValueError, match="SAMPLED_SHARE"):
-        kvpool_native.ReuseDistances(SAMPLES, 1 << 40, 1.0, FOREVER_NS).observe_hold(directory, held.id, CHUNK_BYTES, 0)
+        kvpool_native.ReuseDistances(SAMPLES, 1 << 40, 1.0, FOREVER_NS).observe_holds(
+            directory, [held.id], CHUNK_BYTES, 0
+        )
 
 
 def test_a_column_of_capacities_is_whole_and_bounded() -> None:

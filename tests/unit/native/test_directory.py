@@ -141,9 +141,9 @@ def test_wrong_arguments_are_refused_at_the_call() -> None:
     with pytest.raises(ValueError, match="does not fit"):
         directory.add_class(9 * CHUNK, 1)
     with pytest.raises(KeyError):
-        directory.columns(12345)
+        directory.columns([12345])
     with pytest.raises(KeyError):
-        directory.duplicate(12345)
+        directory.duplicate([12345])
     with pytest.raises(KeyError):
         directory.commit(12345, 0, b"")
     made = store.reserve([1])
@@ -162,7 +162,7 @@ def test_stored_chunks_are_found_with_their_columns() -> None:
     assert store.view.lookup(keys([1, 2, 3, 4])) == (3, b"\x01\x01\x01")
     held = store.directory.acquire(store.namespace, keys([1, 2, 3, 4]))
     assert held.chunks == 3
-    slots = store.directory.columns(held.id)
+    slots = store.directory.columns([held.id])
     assert (slots.offsets, slots.generations, slots.levels) == (made.offsets, made.generations, b"\x01\x01\x01")
     assert slots.slots == made.slots
     slot = int(np.frombuffer(made.slots, "<u8")[2])
@@ -208,7 +208,7 @@ def test_held_chunks_are_never_victims() -> None:
     store.store([1, 2, 3])
     held = store.directory.acquire(store.namespace, keys([1, 2]))
     assert held.chunks == 2
-    copy = store.directory.duplicate(held.id)
+    (copy,) = store.directory.duplicate([held.id])
     assert store.directory.release(held.id, store.tick())
     assert store.store([10, 11, 12]) == bytes([RESERVED, RESERVED, FULL])
     assert store.find([1, 2, 3]) == 2
@@ -281,7 +281,7 @@ def test_a_leaf_is_held_with_its_whole_prefix() -> None:
     store = Store(20 * CHUNK)
     store.store([1, 2, 3])
     held = store.directory.acquire_leaves([store.namespace], key(3), 3)
-    assert (held.chunks, len(store.directory.columns(held.ids[0]).levels)) == (3, 3)
+    assert (held.chunks, len(store.directory.columns([held.ids[0]]).levels)) == (3, 3)
     for leaf, chunks in ((3, 2), (4, 3)):
         none = store.directory.acquire_leaves([store.namespace], key(leaf), chunks)
         assert (none.chunks, none.ids) == (0, [0])
@@ -294,12 +294,12 @@ def test_a_dropped_chunk_is_a_miss_and_is_removed_when_released() -> None:
     store = Store(8 * CHUNK)
     store.store([1, 2, 3])
     held = store.directory.acquire(store.namespace, keys([1, 2]))
-    slots = store.directory.columns(held.id)
+    slots = store.directory.columns([held.id])
     slot, generation = (int(np.frombuffer(column, "<u8")[1]) for column in (slots.slots, slots.generations))
     assert store.directory.drop(key(2), generation - 1) == 0
     assert store.directory.drop(key(2), generation) == 2
     assert store.view.generation_at(slot) == 0
-    assert store.directory.columns(held.id).levels == bytes([1, 255])
+    assert store.directory.columns([held.id]).levels == bytes([1, 255])
     assert store.directory.stats()["used_bytes"] == CHUNK, "a reader keeps no slot"
     assert store.directory.stats()["zombies"] == 1
     assert store.directory.release(held.id, store.tick())
@@ -329,7 +329,7 @@ def test_records_are_walked_in_pages_while_pinned() -> None:
     while True:
         page = store.directory.records(cursor, 2)
         assert len(page.records) <= 2
-        slots = np.frombuffer(store.directory.columns(page.pin).slots, "<u8").tolist() if page.records else []
+        slots = np.frombuffer(store.directory.columns([page.pin]).slots, "<u8").tolist() if page.records else []
         for slot, row in zip(slots, page.records, strict=True):
             assert store.view.generation_at(slot) == row.generation
             assert (row.chunk_bytes, row.layers, row.namespace) == (CHUNK, LAYERS, store.namespace)
@@ -372,7 +372,7 @@ def test_random_requests_agree_with_a_dict(steps: list[tuple[int, int]]) -> None
             assert found.chunks == store.find(names)
             assert all(name in stored for name in names[: found.chunks])
             if found.id:
-                held = np.frombuffer(store.directory.columns(found.id).generations, "<u8").tolist()
+                held = np.frombuffer(store.directory.columns([found.id]).generations, "<u8").tolist()
                 assert held == [stored[name] for name in names[: found.chunks]]
                 holds[found.id] = names[: found.chunks]
         elif verb == 4 and holds:

@@ -10,9 +10,9 @@ def test_a_hold_gets_longer_and_shorter() -> None:
     assert held.chunks == 2
     assert store.directory.extend(held.id, keys([3, 9])) == 1
     assert store.directory.extend(held.id, keys([9])) == 0
-    assert len(store.directory.columns(held.id).levels) == 3
+    assert len(store.directory.columns([held.id]).levels) == 3
     assert store.directory.shorten(held.id, 1, store.tick())
-    assert len(store.directory.columns(held.id).levels) == 1
+    assert len(store.directory.columns([held.id]).levels) == 1
     assert not store.directory.shorten(held.id, 0, store.tick())
     found = store.directory.acquire(store.namespace, keys([2, 3, 9]), 0, keys([1]))
     assert found.chunks == 2

@@ -43,7 +43,7 @@ def test_a_chunk_comes_from_the_tier_that_is_named_and_a_bad_one_is_dropped_ther
     rig.put(rig.store)
     assert rig.tiers.tiers_of(KEY) == 1 << Level.SSD | 1 << PEER
     made = rig.memory.promote(0, 0, b"", KEY, 2, bytes([rig.store.level]))
-    assert (made.states, rig.memory.columns(made.id).levels) == (bytes([SaveState.RESERVED]), bytes([PEER]))
+    assert (made.states, rig.memory.columns([made.id]).levels) == (bytes([SaveState.RESERVED]), bytes([PEER]))
     failed = rig.memory.fail_landing(KEY, int.from_bytes(made.generations, "little"), LoadFault.SOURCE)
     assert (failed.removed, failed.dropped_in_source, failed.next_level) == (0, 1, Level.SSD)
     rig.memory.release(made.id, 3)

@@ -31,17 +31,17 @@ def test_a_lease_has_the_places_of_its_copies() -> None:
     world.save(0, CHAIN)
     assert copied(world, CHAIN[:2]) == bytes([SaveState.STORED] * 2)
     held = world.memory.acquire(0, b"".join(CHAIN))
-    found = world.memory.copies(held.id)
+    found = world.memory.copies([held.id])
     assert found.levels == bytes([Level.HBM, Level.HBM, NO_LEVEL, NO_LEVEL])
     assert words_in(found.generations)[2:] == words_in(found.offsets)[2:] == [0, 0]
     places = [world.device.place_of(key) for key in CHAIN[:2]]
     assert list(zip(words_in(found.offsets), words_in(found.generations), strict=True))[:2] == places
     assert [world.view.generation_at(slot) for slot in words_in(found.slots)[:2]] == [place[1] for place in places]
     assert [slot >> 32 for slot in words_in(found.slots)[:2]] == [1, 1]
-    assert world.memory.columns(held.id).levels == bytes([Level.HBM, Level.HBM, Level.DRAM, Level.DRAM])
+    assert world.memory.columns([held.id]).levels == bytes([Level.HBM, Level.HBM, Level.DRAM, Level.DRAM])
     assert world.memory.release(held.id, world.tick())
     with pytest.raises(KeyError):
-        world.memory.copies(held.id)
+        world.memory.copies([held.id])
     assert world.verify() == []
 
 
@@ -55,9 +55,9 @@ def test_a_directory_without_copies_has_none_of_a_hold() -> None:
     memory.commit(made.id, 0, bytes(4))
     memory.end_reservation(made.id, 1)
     held = memory.acquire(namespace, CHAIN[0])
-    found = memory.copies(held.id)
+    found = memory.copies([held.id])
     assert (found.levels, found.generations) == (bytes([NO_LEVEL]), bytes(8))
-    assert memory.columns(held.id).levels == bytes([Level.DRAM])
+    assert memory.columns([held.id]).levels == bytes([Level.DRAM])
 
 
 def test_copies_leave_with_their_originals_and_are_counted() -> None:

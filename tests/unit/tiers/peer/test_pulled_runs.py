@@ -12,7 +12,7 @@ from kvpool.index.parts import Step
 from kvpool.key_column import KeyColumn
 from kvpool.layouts.groups import WINDOW, GroupRole
 from kvpool.peers.control import records as r
-from kvpool.pool.readers.chains_task import Chain, ChainsTask
+from kvpool.pool.readers.chains_task import Chains, ChainsTask
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.server.peers.offers import OfferSettings
@@ -74,7 +74,8 @@ class Rig:
         assert len(leased.offsets) == len(leased.generations) == len(leased.slots) == 8 * leased.chunks
 
         def levels() -> list[int]:
-            return [pool.pool._directory.columns(hold).levels[0] for hold in lease.holds.values()]
+            (holds,) = lease.holds.values()
+            return list(pool.pool._directory.columns(holds).levels)
 
         await pool.until_moved(lambda: Level.PEER not in levels())
         landed = 0
@@ -294,8 +295,8 @@ def test_each_rank_of_a_schedulers_lease_is_one_pull() -> None:
             await rig.save(rig.there, columns[-1])
         pool = rig.here.pool.pool
         session = pool.open_session(ConnectionId(30), "model", replace(WINDOWED, rank=None, world=2))
-        chains = [Chain(session, KeyColumn.of(keys)) for keys in zip(*columns, strict=True)]
-        task = ChainsTask(pool._directory, pool._tiering, session, chains)
+        chains = [Chains(session, KeyColumn.of([*columns[0], *columns[1]]))]
+        task = ChainsTask(pool._directory, pool._tiering, session, chains, ending=pool._readers.ending)
         while task.advance(1) is Step.MORE:
             pass
         assert task.count_whole() == 10

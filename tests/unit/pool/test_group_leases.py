@@ -1,0 +1,150 @@
+"""Leases over groups with thousands of holds, in one process: all of them are granted at once, and end in bounded parts."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+
+import kvpool_native
+from kvpool.clock import MonotonicClock
+from kvpool.config.config import load_config
+from kvpool.index.leases import ENDED_AT_ONCE, ENDED_COST
+from kvpool.index.parts import Step
+from kvpool.layout import Layout
+from kvpool.layouts.groups import Group
+from kvpool.pool.pool import Pool
+from kvpool.pool.readers.group_task import GroupTask, keys_of_hit
+from kvpool.pool.readers.readers import Grant
+from kvpool.protocol.records import groups as gm
+from kvpool.protocol.records import messages as m
+from kvpool.types import KEY_BYTES, ConnectionId
+from tests.rigs.parts import served
+
+CHUNKS = 300
+GEOMETRY = {"layers": 1, "kv_heads": 1, "head_dim": 8, "dtype": "uint8", "planes": 1}
+LAYOUT = Layout(
+    chunk_tokens=16,
+    rank=0,
+    groups=(Group(**GEOMETRY), Group(kind="window", window=16 * CHUNKS, **GEOMETRY)),  # type: ignore[arg-type]  # by name
+)
+ZERO_SUM = kvpool_native.crc32c(np.zeros(LAYOUT.of_group(0).layer_bytes, np.uint8)).to_bytes(4, "little")
+KEYS = np.random.default_rng(7).bytes(2 * CHUNKS * KEY_BYTES)
+# Holds of one chunk that one turn ends.
+AT_ONCE = -(-ENDED_AT_ONCE // (ENDED_COST + 1))
+
+
+class Setting:
+    """A pool with the chunks of a hit, and an engine."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool, self.readers = pool, pool._readers
+        self.session = pool.open_session(ConnectionId(7), "model", LAYOUT)
+        full, windows = KEYS[: CHUNKS * KEY_BYTES], KEYS[CHUNKS * KEY_BYTES :]
+        self.store(0, full)
+        for chunk in range(CHUNKS):
+            self.store(1, windows[chunk * KEY_BYTES : (chunk + 1) * KEY_BYTES])
+
+    def store(self, group: int, keys: bytes) -> None:
+        made = served(self.pool.chains.reserve_group(self.session, gm.ReserveGroup(group, b"", keys, b"", b"")))
+        sums = ZERO_SUM * (len(keys) // KEY_BYTES)
+        served(self.pool.chains.commit_group(self.session, gm.CommitGroup(group, made.reservation, sums, b"", b"")))
+
+    @property
+    def holds(self) -> int:
+        """In the directory."""
+        return int(self.pool.measure({}).directory["holds"])
+
+    def take(self) -> GroupTask:
+        """All holds, of no lease yet."""
+        task = self.readers.begin_groups(self.session, keys_of_hit(self.session, KEYS, CHUNKS), CHUNKS)
+        while task.advance(1) is Step.MORE:
+            pass
+        assert len(task.holds) == 1 + CHUNKS
+        return task
+
+    def lease(self) -> Grant:
+        grant = self.readers.grant_groups(self.session, self.take(), 1)
+        assert (grant.chunks, len(grant.tiers)) == (CHUNKS, 2 * CHUNKS)
+        return grant
+
+    async def assert_ends_in_parts(self, end: Callable[[], object], left: int = 0) -> None:
+        """No turn ends more holds than one may, and `left` are left when all have ended."""
+        before = self.holds
+        end()
+        turns = 0
+        while self.readers.has_backlog:
+            assert before - self.holds <= AT_ONCE
+            before = self.holds
+            self.readers.expire(1)
+            turns += 1
+        assert self.holds == left
+        assert turns >= CHUNKS // AT_ONCE
+        assert self.pool.verify()["problems"] == []
+
+
+def in_setting(check: Callable[[Setting], Awaitable[None]]) -> None:
+    async def run() -> None:
+        wanted = ["dram.capacity=16MiB", "dram.prefault=false", "dram.connection_share=1.0", "dram.announced_share=1.0"]
+        pool = Pool(load_config(None, wanted), MonotonicClock())
+        await pool.start()
+        setting = Setting(pool)
+        await check(setting)
+        pool.drop_connection(setting.session.connection)
+        assert await pool.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("how", ["given up", "released", "dropped", "claimed", "announced"])
+def test_thousands_of_holds_end_in_parts(how: str) -> None:
+    async def check(rig: Setting) -> None:
+        if how == "given up":
+            task = rig.take()
+            await rig.assert_ends_in_parts(lambda: task.end(1))
+        elif how == "released":
+            lease = rig.lease().lease
+            await rig.assert_ends_in_parts(lambda: rig.readers.release(rig.session, lease, 1))
+        elif how == "dropped":
+            rig.lease()
+            await rig.assert_ends_in_parts(lambda: rig.readers.drop_owner(rig.session.connection, 1))
+        elif how == "claimed":
+            ticket = rig.readers.issue_ticket(rig.session, rig.lease().lease, 1)
+            rig.readers.drop_owner(rig.session.connection, 1)
+            while rig.readers.has_backlog:
+                rig.readers.expire(1)
+            made = rig.holds
+            claimed = rig.readers.claim(rig.session, ticket, 1)
+            assert claimed.chunks == CHUNKS
+            assert rig.holds >= 2 * made - AT_ONCE
+            await rig.assert_ends_in_parts(lambda: None, left=made)
+        else:
+            request = gm.AnnounceGroups(KEYS, CHUNKS)
+            assert served(rig.pool.hints.announce_groups(rig.session, request)) == m.Announced(CHUNKS, 0)
+            await rig.assert_ends_in_parts(lambda: rig.pool.hints.drop_owner(rig.session.connection))
+
+    in_setting(check)
+
+
+def test_a_lease_is_read_row_by_row_and_a_chunk_that_is_dropped_ends_it() -> None:
+    async def check(rig: Setting) -> None:
+        lease = rig.readers.find(rig.session, rig.lease().lease)
+        assert lease is not None
+        for row in (0, 1, CHUNKS - 1, CHUNKS, 2 * CHUNKS - 1):
+            found = rig.readers.find_row(rig.session, lease, row)
+            assert found is not None
+            hold, chunk, layout = found
+            assert rig.pool._directory.key_of(hold, chunk) == KEYS[row * KEY_BYTES : (row + 1) * KEY_BYTES]
+            assert layout == LAYOUT.of_group(row // CHUNKS)
+        assert rig.readers.find_row(rig.session, lease, 2 * CHUNKS) is None
+        assert rig.readers.find_row(rig.session, lease, -1) is None
+        task = rig.take()
+        key = KEYS[-KEY_BYTES:]
+        place = rig.pool._directory.place_of(key)
+        assert place is not None
+        assert rig.pool._directory.drop(key, place[1])
+        assert not task.is_whole()
+        assert rig.readers.grant_groups(rig.session, task, 1).lease == 0
+        task.end(1)
+
+    in_setting(check)
