@@ -19,6 +19,7 @@ operators of every version are served. docs/protocol.md defines what makes a new
     10  ReserveShare and the state PART; claims in IssueTicket
     11  head groups in a layout's groups; ReserveGroupShare; FindGroupCopies; SeekEach and SoughtEach: chunks of groups in the
         shared store; AnnounceGroups, and Demote of groups
+    12  leases over groups of up to 4096 holds
 """
 
 from dataclasses import MISSING, fields
@@ -82,8 +83,8 @@ FIELDS_UP_TO: dict[type[Any], tuple[tuple[int, int], ...]] = {
 }
 # Layouts had no summaries, no head groups, no groups, and no groups with head groups, before.
 _SUMMARIES_SINCE, _HEAD_GROUPS_SINCE, _GROUPS_SINCE, _GROUP_HEADS_SINCE = 7, 8, 9, 11
-# Tickets for several claims.
-CLAIMS_SINCE = 10
+# Tickets for several claims, and leases of up to HOLDS_MAX holds.
+CLAIMS_SINCE, HOLDS_SINCE = 10, 12
 # Descriptors that came with a welcome before the table of other nodes' chunks did.
 _REMOTE_SINCE = 4
 _DESCRIPTORS_BEFORE = 2

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,13 @@ from click.testing import CliRunner
 
 import kvpool_client as kv
 from kvpool.cli.kvpoolctl import cli
+from kvpool.protocol import versions
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records.groups import HOLDS_MAX
 from kvpool.router_events.vllm_format import EventForm
 from kvpool.types import KEY_BYTES
-from kvpool_client.grouped.lease_bound import chunks_held, chunks_named
+from kvpool_client.connection.counters import Counters
+from kvpool_client.grouped.lease_bound import LeaseBound, chunks_named
 from kvpool_client.grouped.lookups import GroupFinder
 from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_until
 from tests.rigs.groups.hybrid import (
@@ -270,8 +274,26 @@ def test_a_lease_of_another_model_or_of_one_group_is_refused(grouped: Grouped) -
 
 def test_a_scheduler_of_many_ranks_finds_long_prompts() -> None:
     layout = kv.Layout(chunk_tokens=16, rank=None, world=8, groups=HYBRID_OF_16)
-    finder = GroupFinder(layout, None, None, 1.0)  # type: ignore[arg-type]  # nothing is looked up
+    finder = GroupFinder(layout, link_of(versions.NEWEST), Counters(), 1.0)
     assert finder.chunks_max * 8 + 8 * (4 + 1) <= m.KEYS_MAX < (finder.chunks_max + 1) * 8 + 8 * (4 + 1)
+
+
+def windowed(window: int, chunk_tokens: int, ranks: int) -> kv.Layout:
+    """A scheduler's layout of a full layer and one with a window."""
+    return kv.Layout(
+        chunk_tokens=chunk_tokens,
+        rank=None,
+        world=ranks,
+        groups=(
+            kv.Group(layers=1, kv_heads=1, head_dim=8),
+            kv.Group(kind="window", window=window, layers=1, kv_heads=1, head_dim=8),
+        ),
+    )
+
+
+def link_of(protocol: int) -> Any:
+    """A link to a daemon of this version."""
+    return SimpleNamespace(session=SimpleNamespace(welcome=SimpleNamespace(protocol=protocol)))
 
 
 MANY_RANKS = kv.Layout(
@@ -285,33 +307,40 @@ MANY_RANKS = kv.Layout(
 )
 
 
+@pytest.mark.parametrize(("holds", "chunks"), [(HOLDS_MAX, 150), (1024, 127)])
 def test_a_hit_of_many_ranks_ends_where_a_lease_has_no_more_holds_and_each_rank_loads_it(
-    grouped: Grouped, caplog: pytest.LogCaptureFixture
+    holds: int, chunks: int, grouped: Grouped, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The whole prompt needs 1128; fewer are given here, so that one needs no more than a small daemon has room for."""
+    monkeypatch.setattr("kvpool_client.grouped.lease_bound.HOLDS_MAX", holds)
     tokens = tokens_of(1, 150 * 16 + 1)
     with grouped.connect(MANY_RANKS) as scheduler:
-        (warning,) = [record.getMessage() for record in caplog.records if "hits end" in record.getMessage()]
-        assert "hits end at 2032 tokens (127 chunks of 16): a lease has 1024 holds" in warning
-        assert "up to 1120 in 2 groups on 8 ranks" in warning
+        warnings = [record.getMessage() for record in caplog.records if "hits end" in record.getMessage()]
+        if chunks < 150:
+            assert "hits end at 2032 tokens (127 chunks of 16): a lease has 1024 holds" in warnings[0]
+            assert "up to 1120 in 2 groups on 8 ranks" in warnings[0]
+        assert len(warnings) == (chunks < 150)
         keys = scheduler.keys(tokens)
         workers = [grouped.connect(replace(MANY_RANKS, rank=rank)) for rank in range(8)]
         for worker in workers:
             named = worker.groups.chunks_to_save(worker.keys(tokens))
-            assert named == (tuple(range(150)), tuple(range(150))), "150 and 127 are boundaries"
+            assert named == (tuple(range(150)), tuple(range(10 if chunks == 150 else 0, 150))), (
+                "the hit's end is a boundary"
+            )
             assert store(worker, worker.keys(tokens)).declined == 0
         hit = scheduler.lookup(keys)
-        assert (hit.chunks, hit.tokens) == (scheduler.groups.chunks_max, 127 * 16)
-        assert scheduler.groups.lookup(keys, 150).chunks == 127
+        assert (hit.chunks, hit.tokens) == (chunks, chunks * 16)
+        assert scheduler.groups.lookup(keys, 150).chunks == chunks == min(150, scheduler.groups.chunks_max)
         announced = scheduler.announce(keys)
-        assert (announced.announced, announced.clipped) == (127, 0)
+        assert (announced.announced, announced.clipped) == (chunks, 0)
         lease = scheduler.acquire(hit)
-        assert lease.chunks == 127
+        assert lease.chunks == chunks
         ticket = lease.ticket()
         lease.release()
         for worker in workers:
             with worker.claim(ticket) as claimed:
                 result, found = load(worker, claimed)
-                assert result == kv.LoadResult(127, 127 * 16, "complete")
+                assert result == kv.LoadResult(chunks, chunks * 16, "complete")
                 assert isinstance(claimed, kv.GroupLease)
                 for here, right in zip(
                     found, payloads(worker.keys(tokens), worker.layout, claimed.ranges), strict=True
@@ -323,31 +352,44 @@ def test_a_hit_of_many_ranks_ends_where_a_lease_has_no_more_holds_and_each_rank_
 @pytest.mark.parametrize(
     ("window", "chunk_tokens", "ranks", "chunks"),
     [
-        (8192, 64, 8, 127),  # Llama 4 at tensor-parallel size 8
-        (8128, 64, 8, m.KEYS_MAX),
-        (8192, 128, 8, m.KEYS_MAX),
+        (8192, 64, 8, m.KEYS_MAX),  # Llama 4 at tensor-parallel size 8
+        (8192, 16, 8, 511),
+        (8176, 16, 8, m.KEYS_MAX),
+        (8192, 64, 32, 127),
         (8192, 64, 1, m.KEYS_MAX),
-        (1 << 20, 16, 1, 1023),
-        (1 << 20, 16, 512, 1),
-        (1 << 20, 16, 513, 0),
+        (1 << 20, 16, 1, 4095),
+        (1 << 20, 16, 1024, 3),
     ],
 )
 def test_the_longest_hit_is_that_whose_holds_one_lease_has(
     window: int, chunk_tokens: int, ranks: int, chunks: int
 ) -> None:
-    layout = kv.Layout(
-        chunk_tokens=chunk_tokens,
-        rank=None,
-        world=ranks,
-        groups=(
-            kv.Group(layers=1, kv_heads=1, head_dim=8),
-            kv.Group(kind="window", window=window, layers=1, kv_heads=1, head_dim=8),
-        ),
-    )
-    assert chunks_held(layout, ranks) == chunks
-    finder = GroupFinder(layout, None, None, 1.0)  # type: ignore[arg-type]  # nothing is looked up
+    layout, link = windowed(window, chunk_tokens, ranks), link_of(versions.NEWEST)
+    assert LeaseBound(layout, ranks, link).chunks == chunks
+    finder = GroupFinder(layout, link, Counters(), 1.0)
     assert finder.chunks_max == min(chunks, chunks_named(layout, ranks))
     assert (finder.chunks_max == chunks) == (chunks < m.KEYS_MAX)
+
+
+def test_hits_are_as_long_as_a_lease_of_the_daemon_that_is_there(
+    grouped: Grouped, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of an earlier version, as of another one after a restart: longer hits would be found, and never leased."""
+    layout, before = windowed(8192, 64, 8), link_of(versions.HOLDS_SINCE - 1)
+    finder = GroupFinder(layout, before, Counters(), 1.0)
+    assert "hits end at 8128 tokens (127 chunks of 64): a lease has 1024 holds" in caplog.text
+    assert finder.chunks_max == 127
+    assert LeaseBound(windowed(8192, 64, 1024), 1024, before).chunks == 0
+    before.session = link_of(versions.HOLDS_SINCE).session
+    assert finder.chunks_max == chunks_named(layout, 8) > 2000
+    before.session = None
+    assert finder.chunks_max > 2000, "while no daemon is there, nothing is found"
+    with grouped.connect(replace(windowed(8192, 16, 2), rank=0)) as worker:
+        keys = worker.keys(tokens_of(1, 1100 * 16 + 1))
+        assert worker.groups.chunks_to_save(keys)[1] == tuple(range(1100 - 512, 1100))
+        worker.groups._lease_bound._link = before
+        before.session = link_of(versions.HOLDS_SINCE - 1).session
+        assert worker.groups.chunks_to_save(keys)[1] == (*range(511), *range(1100 - 512, 1100)), "511 is a boundary"
 
 
 def test_the_layout_of_a_group_is_no_layout_to_connect_with(grouped: Grouped) -> None:

@@ -155,7 +155,7 @@ def test_a_commit_names_the_group_of_its_reservation(daemon: Daemon, sound: Call
 
 def test_a_lease_of_more_windows_than_a_turn_can_grant_is_refused(daemon: Daemon, sound: Callable[[], None]) -> None:
     with engine(daemon, WIDE) as greedy:
-        with pytest.raises(Refused, match="5001 holds, at most 1024") as refused:
+        with pytest.raises(Refused, match="5001 holds, at most 4096") as refused:
             greedy.call(gm.AcquireGroups(keys_of(1, 10_000), 5000), m.Leased)
         assert refused.value.code == "full"
         assert greedy.call(gm.AcquireGroups(keys_of(1, 2), 1), m.Leased).lease == 0
