@@ -13,47 +13,59 @@ namespace {
 
 // How long a thread waits for bytes on their way before it looks whether other work has come.
 constexpr double BLOCKED_WAIT_S = 1e-3;
+// Turns of other loads after which one that had nothing to hand out is tried again. A try looks at each of its chunks, and so many
+// pieces take about a millisecond. A guess.
+constexpr uint64_t BLOCKED_TURNS = 16;
 
 }  // namespace
 
 bool CopyQueue::add(std::shared_ptr<CopyJob> job) {
-  const bool is_load = job->is_load();
   {
     const std::lock_guard guard(lock_);
     if (stopped_) {
       return false;
     }
-    (is_load ? loads_ : saves_).push_back(std::move(job));
-    waiting_loads_.store(loads_.size(), std::memory_order_relaxed);
+    const auto& queue = job->is_load() ? loads_ : saves_;
+    if (std::find(queue.begin(), queue.end(), job) == queue.end()) {
+      enqueue(std::move(job));
+    }
+    count_waiting();
   }
   wake_.notify_all();
   return true;
 }
 
-// The job to work on, which stays queued until it has nothing more to hand out; nothing when stopped. `blocked`: how many
-// loads in a row had nothing to hand out yet; when that is all of them a save may go first.
-std::shared_ptr<CopyJob> CopyQueue::next(size_t blocked) {
+void CopyQueue::enqueue(std::shared_ptr<CopyJob> job) {
+  if (job->is_load()) {
+    loads_.insert(loads_.end() - static_cast<std::ptrdiff_t>(blocked_), std::move(job));
+  } else {
+    saves_.push_back(std::move(job));
+  }
+}
+
+void CopyQueue::count_waiting() { waiting_.store(loads_.size() + saves_.size(), std::memory_order_relaxed); }
+
+// The job whose turn it is, which stays queued until it has nothing more to hand out; nothing when stopped. A save's turn comes
+// when no load is queued, or none had anything to hand out yet.
+std::shared_ptr<CopyJob> CopyQueue::next() {
   std::unique_lock guard(lock_);
   wake_.wait(guard, [this] { return stopped_ || !loads_.empty() || !saves_.empty(); });
   if (stopped_) {
     return nullptr;
   }
-  const bool has_ready_load = blocked < loads_.size();
+  const bool has_ready_load = blocked_ < loads_.size();
   return has_ready_load || saves_.empty() ? loads_.front() : saves_.front();
 }
 
 void CopyQueue::run() {
-  size_t blocked = 0;
   LandingWait wait;
-  while (const std::shared_ptr<CopyJob> job = next(blocked)) {
+  while (const std::shared_ptr<CopyJob> job = next()) {
     uint64_t copied = 0;
     do {
       copied = job->run_piece();
       bytes_copied_.fetch_add(copied, std::memory_order_relaxed);
-    } while (copied > 0 && (job->is_load() || !has_load()));
-    if (copied > 0) {
-      blocked = 0;
-    } else if (retire_or_rotate(job, blocked) && name_awaited(wait)) {
+    } while (copied > 0 && is_alone());
+    if (end_turn(job, copied > 0) && name_awaited(wait)) {
       wait.wait(BLOCKED_WAIT_S);
     }
     wait.clear();
@@ -67,24 +79,27 @@ bool CopyQueue::name_awaited(LandingWait& wait) {
          std::all_of(loads_.begin(), loads_.end(), [&](const auto& job) { return wait.is_full() || job->name_awaited(wait); });
 }
 
-// Takes a job out that has nothing more to hand out, or lets the next load try. True when there is nothing to do but wait.
-bool CopyQueue::retire_or_rotate(const std::shared_ptr<CopyJob>& job, size_t& blocked) {
+// The next job's turn comes; a job that has nothing more to hand out is taken out. True when there is nothing to do but wait.
+bool CopyQueue::end_turn(const std::shared_ptr<CopyJob>& job, bool has_copied) {
   const std::lock_guard guard(lock_);
+  if (has_copied && (!job->is_load() || ++turns_ % BLOCKED_TURNS == 0)) {
+    blocked_ = 0;
+  }
   auto& queue = job->is_load() ? loads_ : saves_;
-  // Another thread may have taken it out. A piece that was announced meanwhile keeps it in.
-  const bool is_front = !queue.empty() && queue.front() == job;
-  if (is_front && !job->has_pieces()) {
+  // Another thread may have ended the turn, or taken the job out.
+  if (!queue.empty() && queue.front() == job) {
     queue.pop_front();
-    waiting_loads_.store(loads_.size(), std::memory_order_relaxed);
-    blocked = 0;
-    return false;
+    blocked_ = std::min(blocked_, loads_.size());
+    if (!job->has_pieces()) {  // a piece that was announced meanwhile keeps it in
+      count_waiting();
+    } else if (has_copied) {
+      enqueue(job);
+    } else {
+      queue.push_back(job);
+      blocked_ += size_t{job->is_load()};
+    }
   }
-  if (is_front && job->is_load()) {
-    queue.pop_front();
-    queue.push_back(job);
-    ++blocked;
-  }
-  return job->is_load() && blocked >= loads_.size() && saves_.empty();
+  return !has_copied && job->is_load() && blocked_ >= loads_.size() && saves_.empty();
 }
 
 CopyPool::CopyPool(unsigned threads) : queue_(std::make_shared<CopyQueue>()) {

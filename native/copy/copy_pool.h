@@ -1,8 +1,9 @@
 // Threads that copy for one client, and the queue they share with their jobs.
 //
 // Guarantees:
-// 1. Load jobs go before save jobs; among equals the oldest goes first. A save under way yields between pieces.
-//    A load whose bytes are still on their way to the arena lets others through.
+// 1. Load jobs go before save jobs; a save under way yields between pieces. Equals take turns of a piece for each thread, in the
+//    order in which they came, so that a small job is not behind all of a big one. A load whose bytes are still on their way to
+//    the arena lets others through.
 // 2. Several threads may work on one job; a job hands out each of its pieces once.
 // 3. `stop` lets running pieces finish, cancels queued jobs and joins the threads. What comes later is cancelled at once,
 //    so nobody waits for a job that no thread will run.
@@ -53,23 +54,28 @@ class CopyJob {
 
 class CopyQueue {
  public:
-  // Has the threads look at the job. False when stopped; then the caller cancels it.
+  // Has the threads look at the job; one that is queued keeps its turn. False when stopped; then the caller cancels it.
   [[nodiscard]] bool add(std::shared_ptr<CopyJob> job);
 
  private:
   friend class CopyPool;
 
-  std::shared_ptr<CopyJob> next(size_t blocked);
+  std::shared_ptr<CopyJob> next();
   void run();
-  bool retire_or_rotate(const std::shared_ptr<CopyJob>& job, size_t& blocked);
+  bool end_turn(const std::shared_ptr<CopyJob>& job, bool has_copied);
   [[nodiscard]] bool name_awaited(LandingWait& wait);
-  [[nodiscard]] bool has_load() const noexcept { return waiting_loads_.load(std::memory_order_relaxed) > 0; }
+  void enqueue(std::shared_ptr<CopyJob> job);
+  void count_waiting();
+  [[nodiscard]] bool is_alone() const noexcept { return waiting_.load(std::memory_order_relaxed) <= 1; }
 
   std::mutex lock_;
   std::condition_variable wake_;
-  std::deque<std::shared_ptr<CopyJob>> loads_;  // guarded by lock_
-  std::deque<std::shared_ptr<CopyJob>> saves_;  // guarded by lock_
-  std::atomic<size_t> waiting_loads_ = 0;
+  std::deque<std::shared_ptr<CopyJob>> loads_;  // guarded by lock_; each once, the one whose turn it is in front
+  std::deque<std::shared_ptr<CopyJob>> saves_;  // guarded by lock_; as loads_
+  // The last so many of loads_ had nothing to hand out when they were tried; the others' turns come before theirs.
+  size_t blocked_ = 0;  // guarded by lock_
+  uint64_t turns_ = 0;  // guarded by lock_; of loads that have copied
+  std::atomic<size_t> waiting_ = 0;
   bool stopped_ = false;  // guarded by lock_
   std::atomic<uint64_t> bytes_copied_ = 0;
 };

@@ -44,6 +44,33 @@ struct Gate final : CopyJob {
   std::atomic<bool> has_run_ = false;
 };
 
+// A job that notes each piece it has copied.
+struct Counted final : CopyJob {
+  Counted(std::shared_ptr<CopyJob> job, std::vector<int>& order, int number)
+      : job_(std::move(job)), order_(order), number_(number) {}
+  uint64_t run_piece() override {
+    const uint64_t copied = job_->run_piece();
+    if (copied > 0) {
+      order_.push_back(number_);
+    }
+    return copied;
+  }
+  bool has_pieces() const override { return job_->has_pieces(); }
+  bool name_awaited(LandingWait& wait) const override { return job_->name_awaited(wait); }
+  void cancel() override { job_->cancel(); }
+  bool is_load() const noexcept override { return job_->is_load(); }
+
+  template <typename Job>
+  [[nodiscard]] Job* as() const {
+    return static_cast<Job*>(job_.get());
+  }
+
+ private:
+  const std::shared_ptr<CopyJob> job_;
+  std::vector<int>& order_;  // written by one thread at a time: the pool has one
+  const int number_;
+};
+
 }  // namespace
 
 TEST(a_load_brings_every_layer_of_every_chunk) {
@@ -237,6 +264,88 @@ TEST(a_piece_that_comes_while_a_thread_runs_dry_is_run) {
   }
   EXPECT(job->pieces == 0);
   busy->is_open = true;
+}
+
+TEST(a_load_of_one_chunk_takes_turns_with_a_long_one_that_came_before) {
+  std::vector<int> order;
+  CopySetting many(20, 3, 300000, testing::seed());
+  CopySetting one(1, 3, 300000, testing::seed());
+  CopyPool pool(1);
+  const auto gate = std::make_shared<Gate>(true, order, 0);
+  EXPECT(pool.queue()->add(gate));
+  const auto long_load = std::make_shared<Counted>(std::make_shared<LoadJob>(many.load_plan()), order, 1);
+  const auto short_load = std::make_shared<Counted>(std::make_shared<LoadJob>(one.load_plan()), order, 2);
+  EXPECT(pool.queue()->add(long_load));
+  EXPECT(pool.queue()->add(short_load));
+  gate->is_open = true;
+  expect_loaded(one, *short_load->as<LoadJob>(), 1, LoadReason::COMPLETE);
+  expect_loaded(many, *long_load->as<LoadJob>(), 20, LoadReason::COMPLETE);
+  pool.stop();
+  EXPECT(order.size() == 1 + 60 + 3);
+  EXPECT(std::vector<int>(order.begin(), order.begin() + 7) == std::vector<int>({0, 1, 2, 1, 2, 1, 2}));
+  EXPECT(std::count(order.begin() + 7, order.end(), 1) == 57);
+}
+
+TEST(a_short_save_takes_turns_with_a_long_one_whose_layers_came_one_by_one) {
+  std::vector<int> order;
+  CopySetting many(20, 3, 300000, testing::seed());
+  CopySetting one(1, 3, 300000, testing::seed());
+  CopyPool pool(1);
+  const auto gate = std::make_shared<Gate>(false, order, 0);
+  EXPECT(pool.queue()->add(gate));
+  const auto long_save = std::make_shared<Counted>(std::make_shared<SaveJob>(many.save_plan()), order, 1);
+  const auto short_save = std::make_shared<Counted>(std::make_shared<SaveJob>(one.save_plan()), order, 2);
+  for (const auto& save : {long_save, short_save}) {
+    for (uint32_t layer = 0; layer < 3; ++layer) {
+      EXPECT(save->as<SaveJob>()->announce(layer));
+      EXPECT(pool.queue()->add(save));
+    }
+  }
+  gate->is_open = true;
+  EXPECT(short_save->as<SaveJob>()->wait(LONG_S));
+  EXPECT(long_save->as<SaveJob>()->wait(LONG_S));
+  pool.stop();
+  EXPECT(long_save->as<SaveJob>()->checksums().size() == 60);
+  EXPECT(order.size() == 1 + 60 + 3);
+  EXPECT(std::vector<int>(order.begin(), order.begin() + 7) == std::vector<int>({0, 1, 2, 1, 2, 1, 2}));
+}
+
+TEST(a_load_that_waits_for_its_bytes_is_tried_again_beside_a_long_one_but_not_after_each_piece) {
+  struct Blocked final : CopyJob {
+    explicit Blocked(std::vector<int>& order) : order_(order) {}
+    uint64_t run_piece() override {
+      order_.push_back(2);
+      return 0;
+    }
+    bool has_pieces() const override { return !is_cancelled; }
+    void cancel() override { is_cancelled = true; }
+    bool is_load() const noexcept override { return true; }
+    std::atomic<bool> is_cancelled = false;
+    std::vector<int>& order_;
+  };
+  std::vector<int> order;
+  CopySetting many(64, 1, 300000, testing::seed());
+  CopyPool pool(1);
+  const auto gate = std::make_shared<Gate>(true, order, 0);
+  EXPECT(pool.queue()->add(gate));
+  const auto blocked = std::make_shared<Blocked>(order);
+  const auto long_load = std::make_shared<Counted>(std::make_shared<LoadJob>(many.load_plan()), order, 1);
+  EXPECT(pool.queue()->add(blocked));
+  EXPECT(pool.queue()->add(long_load));
+  gate->is_open = true;
+  expect_loaded(many, *long_load->as<LoadJob>(), 64, LoadReason::COMPLETE);
+  blocked->cancel();
+  pool.stop();
+  size_t pieces = 0;
+  std::vector<size_t> tried_after;
+  for (const int number : order) {
+    pieces += number == 1 ? 1 : 0;
+    if (number == 2 && pieces < 64) {
+      tried_after.push_back(pieces);
+    }
+  }
+  EXPECT(pieces == 64);
+  EXPECT(tried_after == std::vector<size_t>({0, 15, 31, 47, 63}));
 }
 
 TEST(loads_go_before_saves_and_the_oldest_first) {
