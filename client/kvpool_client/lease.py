@@ -121,9 +121,14 @@ class Lease:
             load.wait_watched(stall)
         return True
 
-    def row_of(self, chunk: int) -> int:
-        """The row of a chunk among all that the daemon has leased with it."""
-        return chunk
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """What the daemon knows the lease by; several where leases were joined."""
+        return (self.id,)
+
+    def place_of(self, chunk: int) -> tuple[int, int]:
+        """By which id the daemon has leased a chunk, and the chunk's row among all that it has leased by that."""
+        return self.id, chunk
 
     def ticket(self, claims: int | None = None) -> bytes:
         """A ticket that another process of the trust domain turns into a lease, once on each rank of the layout; empty if this

@@ -61,9 +61,9 @@ def connect(
 
     `revision` names the weights: chunks are shared only where model and revision are equal; a new checkpoint needs a new one.
     `timeout_s` bounds one round trip with the wait for this Pool's other threads, and for a load or save the longest time
-    without progress. `copy_threads` native threads copy for this Pool. `share`: the part of every chunk that this rank's engine
-    has, in a layout of the whole model, with groups one for each; None: all of it. Only that is loaded and saved. Raises
-    InvalidArgument, or LayoutMismatch when the daemon cannot store such chunks.
+    without progress. `copy_threads` native threads copy for this Pool, loads before saves, in turns. `share`: the part of every
+    chunk that this rank's engine has, in a layout of the whole model, with groups one for each; None: all of it. Only that is
+    loaded and saved. Raises InvalidArgument, or LayoutMismatch when the daemon cannot store such chunks.
     """
     return Pool(
         path,
@@ -122,7 +122,14 @@ class Pool:
             plain, self.shares[0], link=link, copies=copies, counters=counters, timeout_s=timeout_s
         )
         self._save_starter = SaveStarter(plain, link, copies, counters, timeout_s=timeout_s)
-        self.separate = SeparateChunks(self._namespace, copies, self._lease_fetcher, self._save_starter)
+        self.separate = SeparateChunks(
+            self._namespace,
+            copies,
+            finder=self._finder,
+            lease_fetcher=self._lease_fetcher,
+            load_starter=self._load_starter,
+            save_starter=self._save_starter,
+        )
         self._hint_client = HintClient(layout, link, counters, timeout_s, finder=finder)
 
     def __repr__(self) -> str:

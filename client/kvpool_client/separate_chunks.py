@@ -1,48 +1,151 @@
 """Chunks without a parent, many at once: each chain has a lease or a save of its own, and all share the round trips.
 
 For engines that name a page by everything before it (SGLang), and may request pages from the middle of a prompt. Two round
-trips save any number of chunks, one leases them, and releasing them takes none. A Pool has one. Any thread.
+trips save any number of chunks, one leases them, one native job loads them, and looking them up and releasing them takes no
+round trip. A Pool has one. Any thread.
 """
 
 import contextlib
 from collections.abc import Sequence
+from itertools import takewhile
 
 from kvpool import failpoint
-from kvpool.errors import KVPoolError
+from kvpool.errors import InvalidArgument, KVPoolError
+from kvpool.protocol.records import messages as m
 from kvpool.types import TokenRange
-from kvpool_client.arguments import check_keys
+from kvpool_client.arguments import check_keys, check_lease
 from kvpool_client.connection.batching import drop_leases
+from kvpool_client.connection.finder import Finder
 from kvpool_client.connection.lease_fetcher import LeaseFetcher
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.copies import Copies
+from kvpool_client.copying.load_starter import LoadStarter
 from kvpool_client.key_chain import KeyChain, Namespace
 from kvpool_client.lease import Lease
+from kvpool_client.load import Load
 from kvpool_client.results import Hit, SaveResult
 from kvpool_client.retention import plan_retention
 from kvpool_client.save import Save, publish_each
 from kvpool_client.save_starter import SavePlan, SaveStarter
 
 
+class JoinedLease(Lease):
+    """The chunks of leases of one session, one lease's behind another's, for one load of them all.
+
+    It has the leases up to the first that holds no chunk, lives while all of them do, and ends with them.
+    """
+
+    def __init__(self, leases: Sequence[Lease]) -> None:
+        """`leases`: one or more."""
+        first = leases[0]
+        self.leases = tuple(takewhile(lambda lease: lease.chunks and lease.session is first.session, leases))
+        leased = [lease._leased for lease in self.leases]
+        columns = m.Leased(
+            0,
+            sum(each.chunks for each in leased),
+            b"".join(each.offsets for each in leased),
+            b"".join(each.generations for each in leased),
+            b"".join(each.tiers for each in leased),
+            b"".join(each.slots for each in leased),
+        )
+        super().__init__(
+            first.session,
+            columns,
+            namespace=first.namespace,
+            estimate_s=first._estimate_s,
+            peer_pace=first._peer_pace,
+        )
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """What the daemon knows the leases by."""
+        return tuple(lease.id for lease in self.leases)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether all the leases live."""
+        return all(lease.is_live for lease in self.leases)
+
+    def place_of(self, chunk: int) -> tuple[int, int]:
+        """The id of a chunk's lease, and the chunk's row among all that the daemon has leased by that."""
+        for lease in self.leases:
+            if chunk < lease.chunks:
+                return lease.place_of(chunk)
+            chunk -= lease.chunks
+        raise IndexError(f"no lease has chunk {chunk} behind the last one")
+
+    def release(self) -> None:
+        """Wait for running loads, then end the leases."""
+        for lease in self.leases:
+            lease.release()
+
+    def begin_load(self, load: Load) -> bool:
+        """Have the release of each lease wait for this load. False where one has been released."""
+        begun = [lease.begin_load(load) for lease in self.leases]
+        return all(begun)
+
+    def end_load(self, load: Load) -> None:
+        """The load has ended."""
+        for lease in self.leases:
+            lease.end_load(load)
+
+
 class SeparateChunks:
     """See the module; `Pool.separate`."""
 
     def __init__(
-        self, namespace: Namespace, copies: Copies, lease_fetcher: LeaseFetcher, save_starter: SaveStarter
+        self,
+        namespace: Namespace,
+        copies: Copies,
+        *,
+        finder: Finder,
+        lease_fetcher: LeaseFetcher,
+        load_starter: LoadStarter,
+        save_starter: SaveStarter,
     ) -> None:
         self._namespace = namespace
         self._copies = copies
+        self._finder = finder
         self._lease_fetcher = lease_fetcher
+        self._load_starter = load_starter
         self._save_starter = save_starter
 
+    def lookup(self, chains: Sequence[KeyChain]) -> list[Hit]:
+        """The hits of leading chains of which this node has every chunk; others `Pool.lookup` may find elsewhere. No request.
+        Raises InvalidArgument for another Pool's keys."""
+        for keys in chains:
+            check_keys(keys, self._namespace)
+        return self._finder.lookup_each(chains)
+
     def acquire(self, hits: Sequence[Hit]) -> list[Lease]:
-        """A lease for each hit, as `Pool.acquire` gives it. What is leased last counts as used last. Raises
+        """A lease for each hit, as `Pool.acquire` gives it. Where there is no room for all, the first ones get it. Raises
         InvalidArgument for a hit of another Pool's keys."""
         for hit in hits:
             check_keys(hit.keys, self._namespace)
         return self._lease_fetcher.acquire_each(hits)
 
+    def load(self, leases: Sequence[Lease], cache: Cache, block_ids: Sequence[Sequence[int]]) -> Load:
+        """Copy the chunks of leases that one `acquire` answered, up to the first lease that has none, into host memory, as
+        `Pool.load` does; returns at once. `block_ids`: of each lease's chunks.
+
+        The load counts the chunks of all the leases, one lease's behind another's. Each lease's release waits for it. Raises
+        InvalidArgument as `Pool.load` does, and for a cache of device memory.
+        """
+        if not leases:
+            raise InvalidArgument("leases are none, expected one or more")
+        for lease in leases:
+            check_lease(lease, self._namespace)
+        if isinstance(cache, Cache) and cache.side is not None:
+            raise InvalidArgument(
+                f"cache is {cache!r} on a device, expected one in host memory, or Pool.load for each lease"
+            )
+        joined = JoinedLease(leases)
+        ids = [block for of_lease, _ in zip(block_ids, joined.leases, strict=False) for block in of_lease]
+        blocks = self._copies.blocks(cache, ids, array=None, chunks=joined.chunks, is_load=True)
+        return self._load_starter.begin(joined, 0, blocks)
+
     def release(self, leases: Sequence[Lease]) -> None:
-        """End leases, after their running loads. Idempotent; never raises."""
+        """End leases, after their running loads. What is released last counts as used last. Idempotent; never raises."""
         ended = [lease for lease in leases if lease.settle()]
         for session in {lease.session for lease in ended if lease.session is not None}:
             if session.is_alive:

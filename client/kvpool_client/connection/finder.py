@@ -9,6 +9,7 @@ Lock: `_lock` guards `_absent`, never held across a request.
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from kvpool.protocol.records import seeking as sk
 from kvpool.types import Level
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
-from kvpool_client.connection.lookups import look_up, most_chunks
+from kvpool_client.connection.lookups import look_up, look_up_each, most_chunks
 from kvpool_client.connection.session import Session
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.results import Hit
@@ -60,6 +61,14 @@ class Finder:
                 hit = Hit(chunks, chunks * self._layout.chunk_tokens, tiers, keys)
         self._counters.count_lookup(len(keys), hit.tiers.tobytes())
         return hit
+
+    def lookup_each(self, chains: Sequence[KeyChain]) -> list[Hit]:
+        """The hits of leading chains of which this node has every chunk, in one lookup. No request."""
+        hits = look_up_each(self._link.session, chains, self._layout)
+        if hits:
+            tiers = b"".join(hit.tiers.tobytes() for hit in hits)
+            self._counters.count_lookup(len(tiers), tiers)
+        return hits
 
     def _seek(self, session: Session, columns: list[KeyColumn]) -> int:
         """How many leading chunks of these the shared store has; nothing where it had not the first a moment ago."""

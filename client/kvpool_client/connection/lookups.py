@@ -4,6 +4,8 @@ A request may name a node that has the rest of its prompt, as a router or a prox
 taken for present there, and whether it is becomes known when it is leased. Any thread.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from kvpool.errors import InvalidArgument
@@ -29,6 +31,24 @@ def check_owner(owner: object) -> None:
 def most_chunks(keys: KeyChain, layout: Layout) -> int:
     """How many chunks a hit of these keys may have: no more than one request names, of all ranks, when it is leased."""
     return min(len(keys), m.KEYS_MAX // len(layout.ranks))
+
+
+def look_up_each(session: Session | None, chains: Sequence[KeyChain], layout: Layout) -> list[Hit]:
+    """The hits of leading chains of which this node has every chunk, by one walk through its index for each rank."""
+    if session is None or not chains:
+        return []
+    found = [
+        session.index.lookup(b"".join(columns)) for columns in zip(*(keys.columns() for keys in chains), strict=True)
+    ]
+    here = min(count for count, _ in found)
+    tiers = np.maximum.reduce([np.frombuffer(levels, np.uint8)[:here] for _, levels in found])
+    ends = np.cumsum([len(keys) for keys in chains])
+    elsewhere = np.flatnonzero(tiers >= Level.PEER)
+    whole = int(np.searchsorted(ends, elsewhere[0] if len(elsewhere) else here, side="right"))
+    return [
+        Hit(len(keys), len(keys) * layout.chunk_tokens, tiers[end - len(keys) : end], keys)
+        for keys, end in zip(chains[:whole], ends.tolist(), strict=False)
+    ]
 
 
 def look_up(session: Session | None, keys: KeyChain, layout: Layout, owner: str = "") -> Hit:

@@ -53,7 +53,8 @@ class LoadStarter:
         if run is not None:
             if not lease.begin_load(load):
                 run.cancel()
-            self._link.use_lease(lease.id)
+            for lease_id in lease.ids:
+                self._link.use_lease(lease_id)
         return load
 
     def _new_load(self, lease: Lease, run: LoadRun | None, first_chunk: int, early: LoadReason) -> Load:
@@ -72,11 +73,11 @@ class LoadStarter:
     def _load_ended(self, load: Load, result: LoadResult) -> None:
         lease = load.lease
         lease.end_load(load)
-        if load.is_begun:
-            self._link.unuse_lease(lease.id)
+        for lease_id in lease.ids if load.is_begun else ():
+            self._link.unuse_lease(lease_id)
         self._counters.count_load(lease.tiers[load.first_chunk : result.chunks].tobytes(), result)
         if result.reason == "checksum" and lease.session is not None:
-            self._report_corrupt(lease.session, m.ReportCorrupt(lease.id, lease.row_of(result.chunks)))
+            self._report_corrupt(lease.session, m.ReportCorrupt(*lease.place_of(result.chunks)))
 
     def _report_corrupt(self, session: Session, report: m.ReportCorrupt) -> None:
         """Have the daemon check the chunk before the failure is returned, so that no client gets it again."""

@@ -90,9 +90,9 @@ class LeaseRows(Lease):
         """Whether the whole lease lives."""
         return self._whole.is_live
 
-    def row_of(self, chunk: int) -> int:
-        """The row of a chunk, counted from the first of these rows, among all of the lease."""
-        return self._first + chunk
+    def place_of(self, chunk: int) -> tuple[int, int]:
+        """The lease's id, and the row of a chunk, counted from the first of these rows, among all of the lease."""
+        return self.id, self._first + chunk
 
     def begin_load(self, load: Load) -> bool:
         """Have the whole lease's release wait for this load."""

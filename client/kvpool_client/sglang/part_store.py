@@ -2,14 +2,15 @@
 
 SGLang names a page by a hash over everything before it, so each page is a chunk at a root of its own: a batch may begin in
 the middle of a prompt, and what precedes it need not be passed. (SGLang can pass those hashes, but 0.5.23 leaves out the last
-node's where it prefetches.) Pages share round trips: one leases a batch, two save it. The order in which pages are taken keeps
-the first of a batch the most recently used, so that eviction begins at its end.
+node's where it prefetches.) Pages share round trips and copies: one request leases a batch and one native job loads it, two
+requests save it. The order in which pages are saved and released keeps the first of a batch the most recently used, so that
+eviction begins at its end.
 
 Nothing here raises into SGLang: what fails is a miss, counted, logged once. Any thread; SGLang calls from its prefetch and
 backup threads. Copies per byte: one, by the Pool's native threads.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from kvpool.clock import Deadline
 from kvpool.errors import InvalidArgument
@@ -19,19 +20,19 @@ from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.hints.envelope import Outcome
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.lease import Lease
-from kvpool_client.load import Load
 from kvpool_client.pool import Pool
-from kvpool_client.results import Hit
 from kvpool_client.save import Save
 from kvpool_client.sglang.host_pages import HostPages
 from kvpool_client.sglang.page_retention import hints_of, page_retention
 from kvpool_client.sglang.settings import Settings
 
-# Pages under way at once. Loads: as many as SGLang requests at once. Saves: as many as a daemon's connection may have by
-# default.
-LOADS_AT_ONCE = 128
+# Pages leased in one request, and loaded in one job; the next ones are leased while these are copied.
+LOADS_AT_ONCE = 64
+# Loaded pages whose leases are kept until all are released in order: as many as SGLang requests at once.
+HELD_MAX = 128
 # Of pages that other nodes have: each is pulled alone, and a daemon asks a node for so many without waiting.
 PULLS_AT_ONCE = 12
+# As many as a daemon's connection may have by default.
 SAVES_AT_ONCE = 64
 DIGEST_BYTES = 32
 
@@ -68,7 +69,7 @@ class PartStore:
     def count_present(self, keys: Sequence[str]) -> int:
         """How many leading pages the pool has. No request, but one for each page that a shared store is asked for."""
         try:
-            return self._present(self._chains(keys), len(keys))
+            return self._count_present(keys)
         except ENGINE_FAILURES as error:
             self._guard.miss("batch_exists", error)
             return 0
@@ -94,15 +95,7 @@ class PartStore:
         deadline = Deadline(self._settings.batch_timeout_s)
         try:
             numbers = self._pages.page_numbers(host_indices, len(keys))
-            chains = list(self._chains(keys))
-            good = 0
-            while good < len(keys) and not deadline.has_passed():
-                asked = slice(good, good + LOADS_AT_ONCE)
-                hits = self._hits(chains[asked])
-                got = self._load_some(hits, numbers[asked], deadline)
-                good += got
-                if got < len(hits) or not hits:
-                    break
+            good = self._load_pages(keys, numbers, deadline)
         except ENGINE_FAILURES as error:
             self._guard.miss("batch_get", error)
             return answer
@@ -145,41 +138,61 @@ class PartStore:
                 raise InvalidArgument(f"page key {key[:80]!r} is no SHA-256 in hexadecimal")
             yield self._pool.keys_from_hashes([digest], block_tokens=self._pool.layout.chunk_tokens)
 
-    def _present(self, chains: Iterable[KeyChain], count: int) -> int:
-        """How many of `count` chains lead a run of present ones."""
-        return next((number for number, chain in enumerate(chains) if not self._pool.lookup(chain)), count)
+    def _count_present(self, keys: Sequence[str]) -> int:
+        present = 0
+        while present < len(keys):
+            chains = list(self._chains(keys[present : present + LOADS_AT_ONCE]))
+            here = len(self._pool.separate.lookup(chains))
+            absent = (number for number in range(here, len(chains)) if not self._pool.lookup(chains[number]))
+            found = next(absent, len(chains))
+            present += found
+            if found < len(chains):
+                break
+        return present
 
-    def _hits(self, chains: Sequence[KeyChain]) -> list[Hit]:
-        """The hits of leading pages, as many as may be loaded at once."""
-        hits: list[Hit] = []
+    def _load_pages(self, keys: Sequence[str], numbers: Sequence[int], deadline: Deadline) -> int:
+        """Leading pages that are in place; after it has returned, nothing writes to a page."""
+        good = 0
+        held, pulls = self._lease(keys)
+        count = len(held)  # the last ones, which are to be copied
+        try:
+            while count and not deadline.has_passed():
+                end = good + count
+                blocks = [[number] for number in numbers[good:end]]
+                with self._pool.separate.load(held[-count:], self._cache, blocks) as load:
+                    following, pulls_ahead = ([], 0) if pulls else self._lease(keys[end:])
+                    held += following
+                    good += load.wait(deadline.remaining_s()).chunks
+                if good < end:
+                    break
+                if pulls:
+                    following, pulls_ahead = self._lease(keys[end:])
+                    held += following
+                count, pulls = len(following), pulls_ahead
+                done = len(held) - count
+                if done >= HELD_MAX:
+                    self._release(held[:done])
+                    del held[:done]
+        finally:
+            self._release(held)
+        return good
+
+    def _release(self, leases: Sequence[Lease]) -> None:
+        """What is released last counts as used last: eviction begins at the last page."""
+        self._pool.separate.release(leases[::-1])
+
+    def _lease(self, keys: Sequence[str]) -> tuple[list[Lease], int]:
+        """Leases on leading pages, as many as may be leased at once, and how many of them another node has."""
+        chains = list(self._chains(keys[:LOADS_AT_ONCE]))
+        hits = self._pool.separate.lookup(chains)
         pulls = 0
-        for chain in chains:
+        for chain in chains[len(hits) :]:
             hit = self._pool.lookup(chain)
             pulls += hit.chunks - hit.chunks_here
             if not hit or pulls > PULLS_AT_ONCE:
                 break
             hits.append(hit)
-        return hits
-
-    def _load_some(self, hits: Sequence[Hit], numbers: Sequence[int], deadline: Deadline) -> int:
-        """Leading pages that are in place; after it has returned, nothing writes to a page."""
-        leases: list[Lease] = []
-        loads: list[Load] = []
-        good = 0
-        try:
-            leases = self._pool.separate.acquire(hits[::-1])[::-1]
-            for lease, number in zip(leases, numbers, strict=False):
-                loads.append(self._pool.load(lease, self._cache, [number] * lease.chunks))
-            for load in loads:
-                if load.wait(deadline.remaining_s()).chunks != 1:
-                    break
-                good += 1
-        finally:
-            for load in loads:
-                load.cancel()
-                load.wait()
-            self._pool.separate.release(leases)
-        return good
+        return self._pool.separate.acquire(hits), pulls
 
     def _page_retention(self, extra_info: object, pages: int, page_tokens: int) -> list[tuple[TokenRange, ...]]:
         hints = hints_of(extra_info)

@@ -111,6 +111,22 @@ def test_skipped_blocks_are_not_written(device: kvpool_native.Device, shared: Sh
         assert all(layer[:, 7].any() for layer in layers)
 
 
+def test_chunks_of_several_leases_are_loaded_at_once_into_host_memory_alone(
+    device: kvpool_native.Device, shared: Shared
+) -> None:
+    """Their copies in the device tier would have to be asked for lease by lease."""
+    with shared.connect(LAYOUT) as pool:
+        keys = pool.keys(tokens_of(21, 32))
+        store(pool, keys)
+        engine = DeviceKv(LAYOUT, "kv_first", BLOCKS)
+        cache = pool.register(engine.arrays, 16, "kv_first")
+        leases = pool.separate.acquire(pool.separate.lookup([keys]))
+        with pytest.raises(kv.InvalidArgument, match=r"cache is .* on a device, expected one in host memory"):
+            pool.separate.load(leases, cache, [[1, 2]])
+        assert pool.load(leases[0], cache, [1, 2]).wait().chunks == 1
+        pool.separate.release(leases)
+
+
 def test_a_corrupt_chunk_shortens_the_load(device: kvpool_native.Device, shared: Shared) -> None:
     with shared.connect(LAYOUT) as pool:
         keys = pool.keys(tokens_of(5, 4 * 32))

@@ -1,14 +1,23 @@
 """Frames that SGLang's batches cost, and batches that are refused in part or meet a daemon without their state."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
+from kvpool.types import Level
+from kvpool_client.key_chain import KeyChain
+from kvpool_client.lease import Lease
+from kvpool_client.load import Load
+from kvpool_client.pool import Pool
+from kvpool_client.results import Hit, LoadResult
+from kvpool_client.separate_chunks import SeparateChunks
 from tests.engines.conftest import TIMEOUT_S
 from tests.engines.sglang.standin import Controller, HostPool, page_keys
 from tests.rigs.daemon import Daemon, wait_until
@@ -28,6 +37,45 @@ class Frames:
         calls, notes = self.calls, self.notes
         self.calls, self.notes = [], 0
         return calls, notes
+
+
+class Steps:
+    """What a backend does with pages, in order, and with how many; ids of the leases."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.taken: list[tuple[str, int]] = []
+        self.leased: list[int] = []
+        self.released: list[int] = []
+        acquire, load, release = SeparateChunks.acquire, SeparateChunks.load, SeparateChunks.release
+        wait = Load.wait
+
+        def acquired(separate: SeparateChunks, hits: Sequence[Hit]) -> list[Lease]:
+            leases = acquire(separate, hits)
+            self._note("acquire", len(leases))
+            self.leased += [lease.id for lease in leases]
+            return leases
+
+        def loaded(separate: SeparateChunks, leases: Sequence[Lease], *rest: Any) -> Load:
+            self._note("load", len(leases))
+            return load(separate, leases, *rest)
+
+        def waited(load: Load, timeout_s: float | None = None) -> LoadResult:
+            if load._result is None:
+                self._note("wait", load.lease.chunks)
+            return wait(load, timeout_s)
+
+        def released(separate: SeparateChunks, leases: Sequence[Lease]) -> None:
+            self._note("release", len(leases))
+            self.released += [lease.id for lease in leases]
+            release(separate, leases)
+
+        for name, noted in (("acquire", acquired), ("load", loaded), ("release", released)):
+            monkeypatch.setattr(SeparateChunks, name, noted)
+        monkeypatch.setattr(Load, "wait", waited)
+
+    def _note(self, step: str, pages: int) -> None:
+        if pages:
+            self.taken.append((step, pages))
 
 
 @pytest.fixture
@@ -74,6 +122,53 @@ def test_a_batch_takes_two_round_trips_to_save_and_one_to_load(
     assert notes <= 3
     wait_until(lambda: large.stats()["leases"] == 0, "the leases have ended")
     assert all(controller.pool.holds(number, key) for number, key in enumerate(keys))
+
+
+def test_the_next_pages_are_leased_while_some_are_copied_and_all_are_released_from_the_last_to_the_first(
+    large: Daemon, start_sglang: Start, frames: Frames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller, keys = start_sglang(large, HostPool(pages=220)), page_keys(2, 220)
+    _filled(controller, keys)
+    assert controller.backup(keys, range(220)) == 220
+    controller.pool.clear()
+    loads = controller.backend.counters().get("loads", 0)
+    steps = Steps(monkeypatch)
+    frames.take()
+    results = controller.backend.batch_get_v1(keys, controller.pool.slots(range(220)))
+    assert results == [True] * 220
+    assert all(controller.pool.holds(number, key) for number, key in enumerate(keys))
+    assert steps.taken == [
+        *[("acquire", 64), ("load", 64), ("acquire", 64), ("wait", 64)],
+        *[("load", 64), ("acquire", 64), ("wait", 64), ("release", 128)],
+        *[("load", 64), ("acquire", 28), ("wait", 64)],
+        *[("load", 28), ("wait", 28), ("release", 92)],
+    ]
+    assert steps.released == [*steps.leased[127::-1], *steps.leased[:127:-1]]
+    assert frames.take()[0] == [bm.Batch] * 4
+    assert controller.backend.counters()["loads"] == loads + 4
+    wait_until(lambda: large.stats()["leases"] == 0, "the leases have ended")
+
+
+def test_pages_of_other_nodes_are_leased_12_at_once_and_none_while_some_are_on_their_way(
+    large: Daemon, start_sglang: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller, keys = start_sglang(large, HostPool(pages=40)), page_keys(5, 40)
+    _filled(controller, keys)
+    assert controller.backup(keys, range(40)) == 40
+    lookup = Pool.lookup
+
+    def looked_up(pool: Pool, chain: KeyChain, owner: str = "") -> Hit:
+        hit = lookup(pool, chain, owner)
+        return replace(hit, tiers=np.full(hit.chunks, Level.PEER, np.uint8))
+
+    monkeypatch.setattr(SeparateChunks, "lookup", lambda *_: [])
+    monkeypatch.setattr(Pool, "lookup", looked_up)
+    steps = Steps(monkeypatch)
+    assert controller.backend.batch_get_v1(keys[:30], controller.pool.slots(range(30))) == [True] * 30
+    assert steps.taken == [
+        *[("acquire", 12), ("load", 12), ("wait", 12)] * 2,
+        *[("acquire", 6), ("load", 6), ("wait", 6), ("release", 30)],
+    ]
 
 
 def test_pages_beyond_a_connections_saves_are_declined_and_the_others_stored(

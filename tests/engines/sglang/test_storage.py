@@ -88,12 +88,17 @@ def test_more_pages_than_a_batch_holds_come_in_order(start_daemon: Callable[...,
     assert _fetched(controller, keys) == 110
 
 
-def test_eviction_takes_a_batch_from_its_end(start_daemon: Callable[..., Daemon], start: Start) -> None:
+@pytest.mark.parametrize("is_fetched", [False, True])
+def test_eviction_takes_a_batch_from_its_end(
+    start_daemon: Callable[..., Daemon], start: Start, is_fetched: bool
+) -> None:
     controller = start(start_daemon(), HostPool(pages=44, page_size=16, layer_num=32, heads=32))
     keys = page_keys(5, 44)
     for number, key in enumerate(keys):
         controller.pool.fill(number, key)
     controller.backup(keys[:22], range(22))
+    if is_fetched:
+        assert controller.prefetch(keys[:22], range(22)) == 22
     controller.backup(keys[22:], range(22, 44))
     present = [controller.backend.exists(key) for key in keys]
     assert 22 <= sum(present) < 44

@@ -81,7 +81,7 @@ def _found(session: Session, lease: Lease, first_chunk: int) -> npt.NDArray[np.u
     columns = np.zeros((3, chunks), np.uint64)
     ask = _request_for(lease)
     for first in range(0, chunks, dm.COPIES_MAX):
-        answer = session.call(ask(lease.id, lease.row_of(first_chunk + first)), dm.Copies)
+        answer = session.call(ask(*lease.place_of(first_chunk + first)), dm.Copies)
         rows = np.array([np.frombuffer(words, "<u8") for words in (answer.offsets, answer.slots, answer.generations)])
         own = rows[:, : chunks - first]  # behind them are rows of the next group
         columns[:, first : first + own.shape[1]] = own

@@ -65,6 +65,40 @@ def test_the_store_continues_a_hit(here: int, there: int, chunks: int) -> None:
     assert 0 < asked.timeout_s < 1.0
 
 
+@pytest.mark.parametrize(
+    ("levels", "chunks"),
+    [
+        ([[1] * 18], [6, 6, 6]),
+        ([[1] * 11], [6]),
+        ([[1] * 5], []),
+        ([[1] * 7 + [Level.PEER] + [1] * 10], [6]),
+        ([[Level.PEER] + [1] * 17], []),
+        ([[1] * 18, [2] * 12], [6, 6]),
+        ([[1] * 18, [1] * 6 + [Level.PEER] * 12], [6]),
+    ],
+)
+def test_a_lookup_of_many_chains_has_those_that_this_node_has_whole_on_all_ranks(
+    levels: list[list[int]], chunks: list[int]
+) -> None:
+    rig = Rig(0, 6, ranks=len(levels))
+    answers = [(len(tiers), bytes(tiers)) for tiers in levels]
+    asked: list[bytes] = []
+
+    def lookup(column: bytes) -> tuple[int, bytes]:
+        asked.append(column)
+        return answers[len(asked) - 1]
+
+    rig.session.index.lookup = lookup
+    chains = [rig.keys(seed) for seed in range(3)]
+    hits = rig.finder.lookup_each(chains)
+    assert asked == [b"".join(chain.columns()[rank] for chain in chains) for rank in range(len(levels))]
+    assert [hit.chunks for hit in hits] == chunks
+    slowest = [max(tiers) for tiers in zip(*levels, strict=False)]
+    assert [tier for hit in hits for tier in hit.tiers.tolist()] == slowest[: sum(chunks)]
+    assert [hit.keys for hit in hits] == chains[: len(chunks)]
+    assert rig.asked == [], "no request"
+
+
 @pytest.mark.parametrize(("here", "has_store"), [(CHUNKS, True), (2, False), (0, False)])
 def test_nobody_is_asked_without_need_or_without_a_store(here: int, has_store: bool) -> None:
     rig = Rig(here, 6, has_store=has_store)
