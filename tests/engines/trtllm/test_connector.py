@@ -14,6 +14,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool_client.trtllm import Settings
+from kvpool_client.trtllm.saves import save_room
 from kvpool_client.trtllm.shared import Board
 from tests.rigs.daemon import Daemon, wait_until
 
@@ -123,6 +124,21 @@ def test_many_requests_at_once(shared_daemon: Daemon, start: Start) -> None:
     assert [request.tokens for request in warm] == [request.tokens for request in cold]
     assert [request.claimed for request in warm] == [(len(prompt) - 1) // 4 * 4 for prompt in prompts]
     assert _stats(engine)["staging_slots_free"] > 0
+
+
+@pytest.mark.parametrize("bound", ["SAVES_MAX", "SAVE_BYTES_MAX"])
+def test_prompts_that_end_in_one_step_are_all_saved_where_few_have_room_at_once(
+    shared_daemon: Daemon, start: Start, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(save_room, bound, 1)
+    engine = start(shared_daemon, blocks=128)
+    prompts = [[number, *PROMPT[:13]] for number in range(8)]
+    for prompt in prompts:
+        engine.ask(prompt)
+    engine.run()
+    assert [engine.ask(prompt).claimed for prompt in prompts] == [12] * 8
+    engine.run()
+    assert [_stats(engine)[name] for name in ("declined_blocks", "deferred_saves")] == [0, 7]
 
 
 def test_a_small_staging_cuts_claims_and_gets_its_room_back(shared_daemon: Daemon, start: Start) -> None:

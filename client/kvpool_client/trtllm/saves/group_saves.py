@@ -19,7 +19,7 @@ from kvpool_client.engines.failure_guard import ENGINE_FAILURES
 from kvpool_client.grouped.save import GroupSave
 from kvpool_client.trtllm.geometry import Geometry
 from kvpool_client.trtllm.plan import ByGroup, SaveOrder
-from kvpool_client.trtllm.saves.save_source import SAVES_MAX, SaveSource
+from kvpool_client.trtllm.saves.save_source import SaveSource
 from kvpool_client.trtllm.saves.window_memory import WindowMemory
 
 
@@ -97,23 +97,30 @@ class GroupSaves:
         for request_id in [request_id for request_id, (save, _) in self._under_way.items() if save.done()]:
             save, slots = self._under_way.pop(request_id)
             self._source.count(save.wait())
+            self._source.room.give_back(request_id)
             self._memory.give_back(slots)
         for copied in [copied for copied in self._left if copied.is_here()]:
             self._left.remove(copied)
             self._memory.give_back(copied.slots)
         for request_id in [request_id for request_id in self._waiting if request_id not in self._under_way]:
-            if len(self._under_way) < SAVES_MAX and self._waiting[request_id].is_here():
-                self._open(self._waiting.pop(request_id))
+            if not self._waiting[request_id].is_here():
+                continue
+            if not self._source.take_room(self._waiting[request_id].order):
+                break
+            self._open(self._waiting.pop(request_id))
 
     def drop(self, request_id: int) -> None:
         """See `RankSaves`."""
         copied = self._waiting.pop(request_id, None)
         if copied is not None:
             self._left.append(copied)
+            self._source.decline_order(copied.order)
         save, slots = self._under_way.pop(request_id, (None, ()))
         if save is not None:
             save.abort()
+            self._source.count(save.wait())
             self._memory.give_back(slots)
+        self._source.room.give_back(request_id)
 
     def busy(self) -> Iterable[int]:
         """See `RankSaves`."""
@@ -162,6 +169,8 @@ class GroupSaves:
             save.commit(wait=False)
         except ENGINE_FAILURES as error:
             source.guard.miss("save", error)
+            source.decline_order(order)
+            source.room.give_back(order.request_id)
             self._memory.give_back(copied.slots)
             return
         self._under_way[order.request_id] = (save, copied.slots)

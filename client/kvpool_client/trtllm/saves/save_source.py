@@ -1,4 +1,5 @@
-"""Save source: what both kinds of saves of one rank share: its Pool, the engine's caches, counters, and how an order is read.
+"""Save source: what both kinds of saves of one rank share: its Pool, the engine's caches, counters, room for saves, and how an
+order is read.
 
 The executor's thread of one rank.
 """
@@ -17,14 +18,12 @@ from kvpool_client.pool import Pool
 from kvpool_client.results import SaveResult
 from kvpool_client.retention import ranges_of_blocks
 from kvpool_client.trtllm.plan import SaveOrder
+from kvpool_client.trtllm.saves.save_room import SaveRoom
 from kvpool_client.trtllm.settings import Settings
-
-# Each save under way has a thread; beyond this many, further ones are declined or wait (a guess).
-SAVES_MAX = 128
 
 
 def _no_counts() -> dict[str, int]:
-    return dict.fromkeys(("saved_blocks", "present_blocks", "declined_blocks", "clipped_blocks"), 0)
+    return dict.fromkeys(("saved_blocks", "present_blocks", "declined_blocks", "clipped_blocks", "deferred_saves"), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +35,22 @@ class SaveSource:
     settings: Settings
     guard: FailureGuard
     counts: dict[str, int] = field(default_factory=_no_counts)
+    room: SaveRoom = field(default_factory=SaveRoom)
+
+    def take_room(self, order: SaveOrder) -> bool:
+        """Room for the order's save; False, and counted, where it waits."""
+        ids = zip(self.caches, order.block_ids, strict=True)
+        has_room = self.room.take(
+            order.request_id, sum(cache.layout.chunk_bytes * len(blocks) for cache, blocks in ids)
+        )
+        if not has_room:
+            self.defer(order)
+        return has_room
+
+    def defer(self, order: SaveOrder) -> None:
+        """Count a save that waits for room, once."""
+        self.room.defer(order.request_id)
+        self.counts["deferred_saves"] = self.room.deferred_saves
 
     def keys(self, order: SaveOrder) -> KeyChain:
         """The keys of the order's prompt."""
@@ -54,6 +69,10 @@ class SaveSource:
     def decline(self, blocks: int) -> None:
         """Count blocks that are not stored."""
         self.counts["declined_blocks"] += blocks
+
+    def decline_order(self, order: SaveOrder) -> None:
+        """Count the blocks of an order that is not carried out."""
+        self.decline(sum(len(blocks) for blocks in order.block_ids))
 
     def count(self, result: SaveResult | GroupSaveResult) -> None:
         """Count an ended save."""

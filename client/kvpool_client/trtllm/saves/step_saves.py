@@ -2,7 +2,7 @@
 
 The engine keeps a request's blocks until its saves have ended: they end in the background. A chunk can be saved only behind
 its parent, so one request's saves go one after the other: what its later steps add waits until the earlier ones have been
-published.
+published. So do saves that find no room (`save_room`), in their order.
 
 The executor's thread of one rank. Copies per byte: one.
 """
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES
 from kvpool_client.save import Save
 from kvpool_client.trtllm.plan import SaveOrder
-from kvpool_client.trtllm.saves.save_source import SAVES_MAX, SaveSource
+from kvpool_client.trtllm.saves.save_source import SaveSource
 
 
 class RankSaves(Protocol):
@@ -62,13 +62,18 @@ class StepSaves:
         return f"<StepSaves of {len(self._under_way)} requests>"
 
     def begin(self, orders: Sequence[SaveOrder]) -> None:
-        """Open the saves for this step's layers; those of a request that is saving wait for its last one."""
+        """Open the saves for this step's layers; those of a request that is saving wait for its last one, others for room."""
         self.go_on()
+        is_full = bool(self._waiting.keys() - self._under_way.keys())
         for order in orders:
             request_id = order.request_id
             if request_id in self._waiting:
                 self._waiting[request_id] = self._waiting[request_id].followed_by(order)
             elif request_id in self._under_way:
+                self._waiting[request_id] = order
+            elif is_full or not self._source.take_room(order):
+                is_full = True
+                self._source.defer(order)
                 self._waiting[request_id] = order
             else:
                 save = self._opened(order)
@@ -91,18 +96,25 @@ class StepSaves:
         """See `RankSaves`; the layers of those that waited are written already."""
         for request_id in [request_id for request_id, save in self._under_way.items() if save.done()]:
             self._source.count(self._under_way.pop(request_id).wait())
-            order = self._waiting.pop(request_id, None)
-            save = self._opened(order) if order is not None else None
+            self._source.room.give_back(request_id)
+        for request_id in [request_id for request_id in self._waiting if request_id not in self._under_way]:
+            if not self._source.take_room(self._waiting[request_id]):
+                break
+            save = self._opened(self._waiting.pop(request_id))
             if save is not None:
                 save.commit(wait=False)
                 self._under_way[request_id] = save
 
     def drop(self, request_id: int) -> None:
         """See `RankSaves`."""
-        self._waiting.pop(request_id, None)
+        order = self._waiting.pop(request_id, None)
+        if order is not None:
+            self._source.decline_order(order)
         save = self._under_way.pop(request_id, None)
         if save is not None:
             save.abort()
+            self._source.count(save.wait())
+        self._source.room.give_back(request_id)
 
     def busy(self) -> Iterable[int]:
         """See `RankSaves`."""
@@ -115,10 +127,8 @@ class StepSaves:
         self._under_way.clear()
 
     def _opened(self, order: SaveOrder) -> Save | None:
+        """The save of an order that has room; None, and the room is given back, where it cannot begin."""
         source = self._source
-        if len(self._under_way) + len(self._open) >= SAVES_MAX:
-            source.decline(order.end - order.first_chunk)
-            return None
         try:
             return source.pool.save(
                 source.keys(order),
@@ -129,6 +139,8 @@ class StepSaves:
             )
         except ENGINE_FAILURES as error:
             source.guard.miss("save", error)
+            source.decline_order(order)
+            source.room.give_back(order.request_id)
             return None
 
     def _guarded(self, call: str, verb: Any, argument: object) -> None:
