@@ -57,6 +57,8 @@ def test_tensorrt_llm_claims_what_another_node_has_once_it_is_here(
     known, pulled = int(here.stats()["peer.known_chunks"]), pulled_chunks(here)
     cold = owner.answer(prompt, 6)[1]
     wait_known(here, known + ranks * BLOCKS)
-    assert engine.answer(prompt, 6) == (0, cold)
+    first = engine.ask(prompt, 6)  # the pull begins with the question; what is computed before it would not be pulled
     wait_until(lambda: pulled_chunks(here) - pulled >= ranks * BLOCKS, "the chunks have come")
+    engine.run()
+    assert (first.claimed, first.tokens[len(prompt) :]) == (0, cold)
     assert engine.answer(prompt, 6) == (4 * BLOCKS, cold)

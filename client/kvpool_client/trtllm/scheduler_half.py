@@ -4,8 +4,9 @@
 
 Before SERVING nothing is claimed; saves are ordered from the first step on, those of layer groups from MAPPING on. The engine
 asks once and an answer cannot be withdrawn, so the half claims staged and verified chunks only (`claims`), always leaves one
-token to compute, and loads before the forward. Failures are misses, counted and logged once; a promise that the engine breaks
-where it cannot be served in part is an error. The executor's thread only; rank 0, or an owner of attention data parallelism.
+token to compute, and loads before the forward. All that an iteration does for new requests has one deadline: what is not staged
+by then is computed. Failures are misses, counted and logged once; a promise that the engine breaks where it cannot be served in
+part is an error. The executor's thread only; rank 0, or an owner of attention data parallelism.
 """
 
 import logging
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from kvpool.clock import Clock, Deadline
 from kvpool_client.engines.digest_memory import DigestMemory
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.engines.refusals import Refusals
@@ -33,7 +35,10 @@ _log = logging.getLogger(__name__)
 class SchedulerHalf:
     """See the module. Invariant: a slot of a claim is given up, or ordered, before its prompt is removed."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
+        """`clock`: of the iterations' deadlines; None: the machine's."""
+        self._clock = clock
+        self._deadline: Deadline | None = None  # of this iteration, from its first lookup on
         self._reader = WeightsReader(DigestMemory.of_user(os.environ), _log)
         self._weights = settings.later
         self._settings = settings = settings.begun(self._reader)
@@ -49,7 +54,14 @@ class SchedulerHalf:
         self._dropped: list[int] = []
         self._adapters = Adapters(self._reader)
         self._refusals = Refusals("trtllm")
-        self._counts = {"claimed_tokens": 0, "asked_requests": 0, "refused_requests": 0}
+        self._counts = {
+            "claimed_tokens": 0,
+            "asked_requests": 0,
+            "refused_requests": 0,
+            "late_requests": 0,
+            "unstaged_requests": 0,
+            "forgotten_requests": 0,
+        }
         self._show_refusal()
 
     def __repr__(self) -> str:
@@ -61,16 +73,22 @@ class SchedulerHalf:
         return self._is_serving
 
     def match(self, request: Any, computed_tokens: int) -> int:
-        """How many tokens beyond `computed_tokens` are promised; they are staged and cannot be lost."""
+        """How many tokens beyond `computed_tokens` are promised; they are staged and cannot be lost.
+
+        The lookups between two plans are one iteration's: together they wait for `claim_timeout_s`.
+        """
+        if self._deadline is None:
+            self._deadline = Deadline(self._settings.claim_timeout_s, self._clock)
         try:
             self._take_name()
-            return self._match(request, computed_tokens)
+            return self._match(request, computed_tokens, self._deadline)
         except ENGINE_FAILURES as error:
             self._guard.miss("get_num_new_matched_tokens", error)
             return 0
 
     def plan(self, scheduled: Any) -> Plan:
         """The step's plan. Raises what a claim that cannot be ordered raises: the runtime would take it for loaded."""
+        self._deadline = None
         saves: list[SaveOrder] = []
         loads = [order for data in scheduled.new_requests for order in self._begin(data)]
         try:
@@ -82,7 +100,7 @@ class SchedulerHalf:
                 saves += self._saves_of(data, is_new=False)
         except ENGINE_FAILURES as error:
             self._guard.miss("build_connector_meta", error)
-        memory = self._claims.memory if self._claims is not None else None
+        memory = self._claims.memory if self._claims is not None and self._claims.is_ready else None
         dropped, self._dropped = tuple(self._dropped), []
         return Plan(
             board=self._board.path,
@@ -141,7 +159,8 @@ class SchedulerHalf:
         return prompt.has_saves
 
     def stats(self) -> dict[str, int | float | str]:
-        """Requests asked and refused (by reason too), tokens claimed, failures by call, staging slots free."""
+        """Requests asked, refused (by reason too), late, without a slot for all of their hit, and forgotten; tokens claimed,
+        failures by call, staging slots free."""
         free = self._claims.slots_free if self._claims is not None else 0
         read = self._weights.counts() if self._weights is not None else {}
         return {**read, **self._counts, **self._refusals.counts(), **self._guard.counts(), "staging_slots_free": free}
@@ -163,7 +182,7 @@ class SchedulerHalf:
         if self._settings.refusal and self._settings.later is None:
             _log.warning("kvpool shares nothing with this engine: %s", self._settings.refusal)
 
-    def _match(self, request: Any, computed_tokens: int) -> int:
+    def _match(self, request: Any, computed_tokens: int, deadline: Deadline) -> int:
         prompt = Prompt.of(request, self._adapters)
         self._counts["asked_requests"] += 1
         self._forget(prompt.request_id)
@@ -177,10 +196,17 @@ class SchedulerHalf:
         self._look_at_board()
         if self._claims is None or not self._is_serving or computed_tokens % block:
             return 0
+        if deadline.has_passed():
+            self._counts["late_requests"] += 1
+            return 0
         # The last token is left out: the runtime needs its logits.
         tokens = np.asarray(request.get_tokens(0), dtype=np.int32)[:-1]
-        first_chunk = computed_tokens // block
-        prompt.claim, prompt.junction = self._claims.claim(tokens, prompt.salt, prompt.adapter, first_chunk)
+        answer = self._claims.claim(
+            tokens, prompt.salt, prompt.adapter, first_chunk=computed_tokens // block, deadline=deadline
+        )
+        prompt.claim, prompt.junction = answer.claim, answer.junction
+        self._counts["late_requests"] += answer.is_late
+        self._counts["unstaged_requests"] += answer.is_unstaged
         claimed = prompt.claim.chunks * block
         prompt.promised = computed_tokens + claimed
         self._counts["claimed_tokens"] += claimed
@@ -203,13 +229,21 @@ class SchedulerHalf:
             self._geometry = self._board.geometry(ranks)
         if self._claims is None and self._geometry is not None and not self._cannot_claim:
             try:
-                self._claims = Claims(self._settings, self._geometry)
-            except ENGINE_FAILURES as error:  # it would fail again: the engine goes on without claims
-                self._cannot_claim = True
-                self._guard.miss("claims", error)
+                self._claims = Claims(self._settings, self._geometry, self._guard)
+            except ENGINE_FAILURES as error:
+                self._go_without_claims(error)
+        if self._claims is not None and self._claims.failure is not None:
+            claims, self._claims = self._claims, None
+            claims.close()
+            self._go_without_claims(claims.failure)
         if self._claims is not None:
             self._is_serving = self._is_serving or self._board.has_mapped(ranks)
             self._claims.reclaim(self._board.done(ranks))
+
+    def _go_without_claims(self, error: Exception | None) -> None:
+        """It would fail again."""
+        self._cannot_claim = True
+        self._guard.miss("claims", error)
 
     def _begin(self, data: Any) -> list[LoadOrder]:
         """The order that carries a new request's claim out, as far as the engine has given blocks for it. Raises
@@ -270,4 +304,5 @@ class SchedulerHalf:
     def _make_room(self) -> None:
         """Drop the oldest request where the runtime has ended requests without a call."""
         if len(self._prompts) >= REQUESTS_MAX:
+            self._counts["forgotten_requests"] += 1
             self._forget(next(iter(self._prompts)))

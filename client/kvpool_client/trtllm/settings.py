@@ -23,12 +23,12 @@ class Settings:
     """`refusal`: why nothing is shared with this engine; empty where it is. `later`: what names the weights when their files
     were read, until when that is the refusal; None where the revision is known.
 
-    `timeout_s` bounds a round trip and `claim_timeout_s` all of one lookup, both on the executor's thread;
-    `staging_bytes` is the memory in which claimed chunks wait for their ranks, `window_bytes` that of each rank in which blocks
-    of windows wait to be stored. `has_scratch_pages`: the engine may share pages between such blocks. `retention_s`: how long
-    after its last use a chunk retains the engine's priority, whose own duration the engine does not pass on. `ranks` share a
-    prompt's KV: under attention data parallelism every owner has a scheduler and all of its prompts' KV, and is one rank of
-    one.
+    `timeout_s` bounds a round trip, and `claim_timeout_s` how long the executor waits for all lookups of one iteration
+    together; its default is a guess, a part of a step in which requests are decoded. `staging_bytes` is the memory in which
+    claimed chunks wait for their ranks, `window_bytes` that of each rank in which blocks of windows wait to be stored.
+    `has_scratch_pages`: the engine may share pages between such blocks. `retention_s`: how long after its last use a chunk
+    retains the engine's priority, whose own duration the engine does not pass on. `ranks` share a prompt's KV: under attention
+    data parallelism every owner has a scheduler and all of its prompts' KV, and is one rank of one.
     """
 
     model: str
@@ -39,7 +39,7 @@ class Settings:
     revision: str = ""
     salt: str = ""
     timeout_s: float = 0.5
-    claim_timeout_s: float = 1.0
+    claim_timeout_s: float = 0.005
     staging_bytes: int = 1 << 30
     window_bytes: int = 1 << 30
     copy_threads: int = 2
@@ -81,7 +81,7 @@ class Settings:
             ranks=1 if is_attention_dp else int(getattr(llm_args, "tensor_parallel_size", 1)),
             format=f"trtllm-1 {version} {backend}",
             timeout_s=numbers.get("timeout_s", 0.5),
-            claim_timeout_s=numbers.get("claim_timeout_s", 1.0),
+            claim_timeout_s=numbers.get("claim_timeout_s", 0.005),
             staging_bytes=int(numbers.get("staging_mib", 1024)) << 20,
             window_bytes=int(numbers.get("window_mib", 1024)) << 20,
             copy_threads=int(numbers.get("copy_threads", 2)),

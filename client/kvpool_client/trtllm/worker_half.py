@@ -26,7 +26,7 @@ from kvpool_client.engines.refusals import Refusals
 from kvpool_client.engines.shared_bytes import SharedBytes
 from kvpool_client.engines.weights_reading import WeightsReader
 from kvpool_client.pool import Pool
-from kvpool_client.trtllm.claims.claims import connect
+from kvpool_client.trtllm.claims.stager import connect
 from kvpool_client.trtllm.claims.staging import group_offsets
 from kvpool_client.trtllm.geometry import Geometry
 from kvpool_client.trtllm.pages import EnginePages, pages_of_layout, pages_of_tensor

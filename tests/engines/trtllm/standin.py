@@ -127,7 +127,9 @@ class Executor:
             self.run()
             pools = [worker.half.stats().get("connected") for worker in self.workers]
             claims = self.scheduler.half._claims
-            return self.scheduler.half.is_serving and all(pools) and all(pool.connected for pool in claims._pools)
+            return (
+                self.scheduler.half.is_serving and all(pools) and all(pool.connected for pool in claims._stager._pools)
+            )
 
         wait_until(is_ready, "the connector serves")
 

@@ -64,7 +64,7 @@ class Rank:
         def is_ready() -> bool:
             self.half.bind(self.scheduler.plan(SimpleNamespace(new_requests=[], cached_requests=[])))
             self.scheduler._look_at_board()
-            pools = [*self.scheduler._claims._pools, self.pool] if self.scheduler._claims is not None else []
+            pools = [*self.scheduler._claims._stager._pools, self.pool] if self.scheduler._claims is not None else []
             return self.scheduler.is_serving and bool(pools) and all(pool.connected for pool in pools)
 
         wait_until(is_ready, "the halves serve")
@@ -233,8 +233,7 @@ def test_a_device_that_refuses_a_copy_costs_the_window_alone(rank: Rank, call: s
 
 
 def _slots_free(claims: Any) -> int:
-    free: list[list[int]] = claims._free
-    return sum(len(of_group) for of_group in free)
+    return sum(claims._free.free)
 
 
 def _claimed(rank: Rank, request_id: int) -> Plan:

@@ -1,0 +1,267 @@
+"""Stager: copies what DRAM has of a prompt into the staging, with its checksums, for every rank.
+
+A prompt of an engine with one group of full attention is staged piece by piece, so that what is there when time runs out is a
+claim. With layer groups a claim ends where every group of every shard can serve it: full groups have all chunks before that
+end, those with a window the last ones. Where that cannot be staged, an earlier end is tried.
+
+The staging thread only, but for `close`. Copies per byte: one (arena to staging), by the Pools' native threads.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from kvpool.clock import Deadline
+from kvpool.layout import Layout
+from kvpool.types import Level
+from kvpool_client.copying.cache import SKIP_BLOCK, Cache
+from kvpool_client.grouped.leases import GroupLease
+from kvpool_client.grouped.load import GroupLoad
+from kvpool_client.grouped.lookups import GroupHit
+from kvpool_client.key_chain import KeyChain
+from kvpool_client.lease import Lease
+from kvpool_client.load import Load
+from kvpool_client.pool import Pool
+from kvpool_client.results import Hit
+from kvpool_client.trtllm.claims.claim import Claim
+from kvpool_client.trtllm.claims.question import Question
+from kvpool_client.trtllm.claims.slots import Slots
+from kvpool_client.trtllm.claims.staging import staged_layers
+from kvpool_client.trtllm.geometry import Geometry
+from kvpool_client.trtllm.settings import Settings
+
+# How many ends one lookup tries to stage, where a chunk was evicted in between or is wrong.
+ENDS_TRIED_MAX = 3
+# Of a shard: somewhat less than a millisecond of two threads that copy 5 GB/s, and several times a round trip (a guess).
+PIECE_BYTES = 4 << 20
+# One is copied while the next one is leased.
+PIECES_AT_ONCE = 2
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Chunks that are staged together, on every shard. `good`: up to which chunk they may still be."""
+
+    chunks: range
+    good: int
+    begun: list[tuple[Lease, Load | GroupLoad | None]] = field(default_factory=list)
+
+    def wait(self, deadline: Deadline) -> int:
+        """The chunk up to which every shard has them, at the latest when the deadline has passed."""
+        for _, load in self.begun:
+            if load is not None:
+                self.good = min(self.good, load.wait(deadline.remaining_s()).chunks)
+        return max(self.good, self.chunks.start)
+
+    def end(self) -> None:
+        """Stop copying and end the leases; after it has returned, nothing is copied."""
+        for lease, load in self.begun:
+            if load is not None:
+                load.cancel()
+            lease.release()
+
+
+class Stager:
+    """The scheduler's Pools, one for each shard, over the staging."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        geometry: Geometry,
+        *,
+        memory: npt.NDArray[np.uint8],
+        counts: tuple[int, ...],
+        slots: Slots,
+    ) -> None:
+        """`memory`: the staging, uint8 [bytes]; `counts`: its slots of each layer group. Raises KVPoolError or OSError; then
+        nothing is left open."""
+        self._geometry = geometry
+        self._slots = slots
+        self._pools: list[Pool] = []
+        self._caches: list[list[Cache]] = []
+        self._promoted: list[tuple[Pool, Hit]] = []
+        try:
+            shards = geometry.shards(settings.ranks)
+            for shard, layout in enumerate([geometry.layout(rank, settings.ranks) for rank in range(shards)]):
+                pool = connect(settings, layout)
+                self._pools.append(pool)
+                staged = staged_layers(memory, geometry, shard, counts)
+                block = geometry.tokens_per_block
+                self._caches.append([pool.register(rows, block, "packed", group) for group, rows in enumerate(staged)])
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<Stager {self._pools!r}>"
+
+    def stage(self, question: Question) -> None:
+        """Stage what DRAM has of the question's prompt, until its deadline; afterwards have what only a lower tier has
+        promoted, for the next request."""
+        if question.is_closed:
+            return
+        is_whole = False
+        try:
+            chains = [pool.keys(question.tokens, salt=question.salt, adapter=question.adapter) for pool in self._pools]
+            if self._geometry.has_groups:
+                is_whole = self._stage_groups(question, chains)
+            else:
+                is_whole = self._stage_plain(question, chains)
+        finally:
+            question.end(is_whole=is_whole)
+            promoted, self._promoted = self._promoted, []
+        for pool, hit in promoted:
+            pool.acquire(hit).release()
+
+    def close(self) -> None:
+        """End the connections, and with them what waits for an answer. Any thread."""
+        for pool in self._pools:
+            pool.close()
+
+    def _stage_plain(self, question: Question, chains: Sequence[KeyChain]) -> bool:
+        """Whether all that has a slot was staged."""
+        first = question.first_chunk
+        hits = [self._hit(pool, chain) for pool, chain in zip(self._pools, chains, strict=True)]
+        found, most = min(hit.chunks for hit in hits), self._most_staged(first, len(chains[0]))
+        question.note_found(is_unstaged=most < found)
+        wanted = range(first, min(most, found))
+        piece_chunks = max(1, PIECE_BYTES // self._geometry.groups[0].chunk_bytes)
+        ends = [*range(first + piece_chunks, wanted.stop, piece_chunks), wanted.stop]
+        return not wanted or self._staged(question, hits, wanted, ends)
+
+    def _stage_groups(self, question: Question, chains: Sequence[KeyChain]) -> bool:
+        """Whether a prefix was staged, or there was time to find that there is none."""
+        first, chunks = question.first_chunk, len(chains[0])
+        most = self._most_staged(first, chunks)
+        for _ in range(ENDS_TRIED_MAX):
+            hits = self._group_hits(question, chains, range(first, most))
+            if not hits:
+                return not question.deadline.has_passed()
+            is_unstaged = hits[0].chunks == most < chunks
+            most = hits[0].chunks
+            question.note_found(is_unstaged=is_unstaged)
+            if self._staged(question, hits, range(first, most), [most]):
+                return True
+        return False
+
+    def _most_staged(self, first_chunk: int, chunks: int) -> int:
+        """Up to which chunk there are slots; a group with a window needs no more than it covers."""
+        for group, free in zip(self._geometry.groups, self._slots.free, strict=True):
+            if group.is_full or free < group.run:
+                chunks = min(chunks, first_chunk + free)
+        return chunks
+
+    def _hit(self, pool: Pool, keys: KeyChain) -> Hit:
+        """The hit in DRAM. A lower tier could take longer than anybody waits: what only it has is promoted afterwards."""
+        hit = pool.lookup(keys)
+        slower = np.flatnonzero(hit.tiers > Level.DRAM)
+        if not len(slower):
+            return hit
+        self._promoted.append((pool, hit))
+        return _first(hit, int(slower[0]), pool.layout.chunk_tokens)
+
+    def _group_hits(self, question: Question, chains: Sequence[KeyChain], wanted: range) -> Sequence[GroupHit]:
+        """The hits of the shards with one end, in DRAM; none where that would be no more than the engine has.
+
+        A chunk in a lower tier is needed by every end behind it that this search comes to: it goes on before that chunk.
+        """
+        most = wanted.stop
+        while most > wanted.start and not question.deadline.has_passed():
+            hits = [pool.groups.lookup(chain, most) for pool, chain in zip(self._pools, chains, strict=True)]
+            question.note_found(full_chunks=min(hit.full_chunks for hit in hits))
+            slower = [np.flatnonzero(hit.tiers > Level.DRAM) for hit in hits]
+            ends = [int(below[0]) if len(below) else hit.chunks for hit, below in zip(hits, slower, strict=True)]
+            if min(ends) > wanted.start and all(hit.chunks == min(ends) for hit in hits):
+                return hits
+            if not self._promoted:
+                self._promoted = [
+                    (pool, hit) for pool, hit, below in zip(self._pools, hits, slower, strict=True) if len(below)
+                ]
+            most = min(ends)
+        return ()
+
+    def _staged(self, question: Question, hits: Sequence[Hit], wanted: range, ends: Sequence[int]) -> bool:
+        """Stage the wanted chunks in pieces with these ends, one after the other. Whether all of them are staged."""
+        groups = self._geometry.groups
+        counts = [len(wanted) if group.is_full else min(group.run, len(wanted)) for group in groups]
+        claim = Claim(wanted.start, wanted.stop, self._slots.take(counts))
+        if not question.begin(claim):
+            self._slots.give_back(claim.slots)
+            return False
+        try:
+            good = self._stage(question, hits, claim, ends)
+        finally:
+            self._slots.give_back(question.take_rest().slots)
+        return good == claim.end
+
+    def _stage(self, question: Question, hits: Sequence[Hit], claim: Claim, ends: Sequence[int]) -> int:
+        """The chunk up to which every shard has the claim's in its slots; after it has returned, nothing is copied."""
+        good, under_way = claim.first_chunk, deque[_Piece]()
+        starts = iter(zip([claim.first_chunk, *ends], ends, strict=False))
+        try:
+            while True:
+                while len(under_way) < PIECES_AT_ONCE and (span := next(starts, None)) is not None:
+                    under_way.append(_Piece(range(*span), span[1]))
+                    self._begin(under_way[-1], hits, claim, question.deadline)
+                if not under_way:
+                    return good
+                piece = under_way[0]
+                good = piece.wait(question.deadline)
+                piece.end()
+                under_way.popleft()
+                if not question.note_staged(good) or good < piece.chunks.stop:
+                    return good
+        finally:
+            for piece in under_way:
+                piece.end()
+
+    def _begin(self, piece: _Piece, hits: Sequence[Hit], claim: Claim, deadline: Deadline) -> None:
+        """Lease a piece's chunks and begin to copy them, on every shard; nothing where one has none of them."""
+        start, end = piece.chunks.start, piece.chunks.stop
+        for pool, caches, hit in zip(self._pools, self._caches, hits, strict=True):
+            if piece.good <= start or deadline.has_passed():
+                piece.good = start
+                return
+            lease = pool.acquire(_first(hit, end, pool.layout.chunk_tokens))
+            piece.begun.append((lease, None))
+            piece.good = min(piece.good, lease.chunks)
+            if isinstance(lease, GroupLease):
+                if lease.chunks != end:
+                    piece.good = start
+                    return
+                ids = self._slots_by_range(claim, lease)
+                piece.begun[-1] = (lease, pool.groups.load(lease, caches, ids, first_chunk=start))
+            elif lease.chunks > start:
+                slots = claim.slots[0][start - claim.first_chunk : lease.chunks - claim.first_chunk]
+                piece.begun[-1] = (lease, pool.load(lease, caches[0], slots, first_chunk=start))
+
+    def _slots_by_range(self, claim: Claim, lease: GroupLease) -> list[list[int]]:
+        """The slot of each chunk that a load names: of full groups those of the claim, of others all that the lease has."""
+        found = []
+        for group, chunks in enumerate(lease.ranges):
+            slots, start = claim.slots[group], claim.start(group)
+            first = claim.first_chunk if self._geometry.groups[group].is_full else chunks.start
+            found.append([slots[at - start] if at >= start else SKIP_BLOCK for at in range(first, chunks.stop)])
+        return found
+
+
+def connect(settings: Settings, layout: Layout) -> Pool:
+    """A Pool for one shard. Raises InvalidArgument, LayoutMismatch."""
+    return Pool(
+        settings.socket,
+        model=settings.model,
+        revision=settings.revision,
+        layout=layout,
+        salt=settings.salt.encode(),
+        timeout_s=settings.timeout_s,
+        copy_threads=settings.copy_threads,
+    )
+
+
+def _first(hit: Hit, chunks: int, chunk_tokens: int) -> Hit:
+    if chunks == hit.chunks:
+        return hit
+    return replace(hit, chunks=chunks, tokens=chunks * chunk_tokens, tiers=hit.tiers[:chunks])
