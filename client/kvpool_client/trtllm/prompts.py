@@ -102,6 +102,11 @@ class Prompt:
         return position + matched if matched and position + matched == self.promised else position
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the request was scheduled: until it ends it waits for whatever keeps the executor."""
+        return bool(self.tokens)
+
+    @property
     def matched(self) -> int | None:
         """Tokens of the promise that the engine takes, where this version shows it."""
         matched = getattr(self.request, "py_num_connector_matched_tokens", None)

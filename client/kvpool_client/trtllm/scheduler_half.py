@@ -75,10 +75,15 @@ class SchedulerHalf:
     def match(self, request: Any, computed_tokens: int) -> int:
         """How many tokens beyond `computed_tokens` are promised; they are staged and cannot be lost.
 
-        The lookups between two plans are one iteration's: together they wait for `claim_timeout_s`.
+        The lookups between two plans are one iteration's: together they wait for `claim_timeout_s`, or for `timeout_s` where no
+        request runs that would wait too.
         """
         if self._deadline is None:
-            self._deadline = Deadline(self._settings.claim_timeout_s, self._clock)
+            is_idle = not any(prompt.has_begun for prompt in self._prompts.values())
+            given = self._settings
+            self._deadline = Deadline(
+                max(given.timeout_s, given.claim_timeout_s) if is_idle else given.claim_timeout_s, self._clock
+            )
         try:
             self._take_name()
             return self._match(request, computed_tokens, self._deadline)

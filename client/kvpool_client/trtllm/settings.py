@@ -24,11 +24,11 @@ class Settings:
     were read, until when that is the refusal; None where the revision is known.
 
     `timeout_s` bounds a round trip, and `claim_timeout_s` how long the executor waits for all lookups of one iteration
-    together; its default is a guess, a part of a step in which requests are decoded. `staging_bytes` is the memory in which
-    claimed chunks wait for their ranks, `window_bytes` that of each rank in which blocks of windows wait to be stored.
-    `has_scratch_pages`: the engine may share pages between such blocks. `retention_s`: how long after its last use a chunk
-    retains the engine's priority, whose own duration the engine does not pass on. `ranks` share a prompt's KV: under attention
-    data parallelism every owner has a scheduler and all of its prompts' KV, and is one rank of one.
+    together while requests run; its default is a guess, a part of a step in which they are decoded. `staging_bytes` is the
+    memory in which claimed chunks wait for their ranks, `window_bytes` that of each rank in which blocks of windows wait to be
+    stored. `has_scratch_pages`: the engine may share pages between such blocks. `retention_s`: how long after its last use a
+    chunk retains the engine's priority, whose own duration the engine does not pass on. `ranks` share a prompt's KV: under
+    attention data parallelism every owner has a scheduler and all of its prompts' KV, and is one rank of one.
     """
 
     model: str

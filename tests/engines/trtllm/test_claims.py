@@ -80,10 +80,12 @@ class StandInPool:
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """A scheduler's half that serves, of one rank, and its Pool."""
+    """A scheduler's half that serves, of one rank, and its Pool. `is_busy`: a request runs."""
     halves = []
 
-    def make(clock: Clock, waiting: Waiting, *, is_serving: bool = True) -> tuple[SchedulerHalf, Any]:
+    def make(
+        clock: Clock, waiting: Waiting, *, is_serving: bool = True, is_busy: bool = True
+    ) -> tuple[SchedulerHalf, Any]:
         pools: list[StandInPool] = []
 
         def connect(_: Settings, layout: kv.Layout) -> StandInPool:
@@ -99,6 +101,8 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         _step(half)
         if is_serving:
             wait_until(lambda: _step(half).staging != "", "the staging has its memory")
+        if is_busy:
+            _run(half)
         return half, pools[0]
 
     yield make
@@ -108,6 +112,17 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 def _step(half: SchedulerHalf) -> Any:
     return half.plan(SimpleNamespace(new_requests=[], cached_requests=[]))
+
+
+def _run(half: SchedulerHalf) -> Any:
+    """Begin a request that is neither loaded nor saved; the request."""
+    request = SimpleNamespace(request_id=99, get_tokens=lambda _: [1, 2])
+    assert half.match(request, 0) == 0
+    data = SimpleNamespace(
+        request_id=99, new_tokens=[1, 2], new_block_ids=[0], computed_position=0, num_scheduled_tokens=2
+    )
+    half.plan(SimpleNamespace(new_requests=[data], cached_requests=[]))
+    return request
 
 
 def _asked(half: SchedulerHalf, request_id: int) -> int:
@@ -134,6 +149,25 @@ def test_all_lookups_of_an_iteration_wait_for_one_deadline(start: Start) -> None
         wait_until(lambda: _has_given_back(half, pool, SLOTS), "nothing is held for them")
         _step(half)
     assert len(pool.leased) == 2, "a prompt is not looked up when no time is left"
+
+
+def test_lookups_that_keep_no_request_wait_for_one_deadline_of_a_round_trip(start: Start) -> None:
+    clock = Clock()
+
+    def never_ends(timeout_s: float) -> bool:
+        clock.go_on(timeout_s)
+        return False
+
+    half, _ = start(clock, never_ends, is_busy=False)
+    assert [_asked(half, number) for number in range(16)] == [0] * 16
+    assert clock.ns == 500 * MS
+    request = _run(half)
+    assert _asked(half, 1) == 0
+    assert clock.ns == 505 * MS, "a request runs now"
+    half.finish(request)
+    _step(half)
+    assert _asked(half, 2) == 0
+    assert clock.ns == 1005 * MS, "and has ended"
 
 
 def test_what_arrives_when_nobody_waits_is_given_back_and_may_be_asked_for_again(start: Start) -> None:
@@ -193,7 +227,7 @@ def test_requests_that_are_forgotten_are_counted_and_keep_no_slot(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler_half, "REQUESTS_MAX", 2)
-    half, pool = start(Clock(), lambda _: True)
+    half, pool = start(Clock(), lambda _: True, is_busy=False)
     assert [_asked(half, number) for number in range(3)] == [CHUNKS * BLOCK] * 3
     assert half.stats()["forgotten_requests"] == 1
     wait_until(lambda: _has_given_back(half, pool, SLOTS - 2 * CHUNKS), "the first one's slots are free")

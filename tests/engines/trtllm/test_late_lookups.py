@@ -38,7 +38,7 @@ def test_a_lookup_that_is_late_anywhere_is_claimed_in_part_or_computed(
     cold = engine.answer(PROMPT, 3)[1]
     assert engine.answer(PROMPT, 3) == (28, cold)
     free, late, claims = half.stats()["staging_slots_free"], 0, set()
-    for looks in range(1, LOOKS_MAX):
+    for looks in range(1, LOOKS_MAX, 2):
         half._clock = JumpingClock(looks)
         claimed, generated = engine.answer(PROMPT, 3)
         assert generated == cold
