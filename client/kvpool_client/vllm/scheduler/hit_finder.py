@@ -1,4 +1,4 @@
-"""Hit finder: what of a prompt is worth loading, and whether to wait for chunks that another engine is just saving.
+"""Hit finder: what of a prompt is worth loading, and whether to wait for chunks that are just being saved.
 
 A hit of an engine of one full part may be cut anywhere, also inside its last chunk. With groups a hit has an end that windows
 were stored for: it is loaded whole or not at all. The scheduler's thread.
@@ -45,7 +45,10 @@ class HitFinder:
         return (tokens - 1) // align * align
 
     def find(self, entry: Tracked, held_tokens: int, usable: int) -> Hit | None:
-        """The hit to load; None while it is better to wait for chunks that are just being saved."""
+        """The hit to load; None while it is better to wait for chunks that are just being saved.
+
+        Only for what would bring more than the `held_tokens` that vLLM has itself: what it holds this engine may be saving.
+        """
         size = self._geometry.chunk_tokens
         wanted = -(-usable // size)
         if self._geometry.has_groups:
@@ -53,10 +56,13 @@ class HitFinder:
         hit = self._look_up(entry, wanted)
         chunks = min(hit.chunks, wanted)
         self._tally.add("lookups")
-        if chunks < min(wanted, len(entry.keys)) and self._is_worth_waiting(entry, chunks, usable):
-            return None
-        entry.chunks_planned = hit.chunks_here  # what is computed of the others is saved
         first = held_tokens // size
+        next_chunk = max(chunks, first)  # the first one that would bring more; vLLM may hold a part of it
+        if next_chunk < min(wanted, len(entry.keys)):
+            missing_tokens = usable - max(chunks * size, held_tokens)
+            if self._is_worth_waiting(entry, chunks, next_chunk, missing_tokens=missing_tokens):
+                return None
+        entry.chunks_planned = hit.chunks_here  # what is computed of the others is saved
         offered = hit.tiers[first:chunks].tobytes()
         taken = len(offered) if self._settings.always_load else self._chunks_to_load(offered, hit.peer_pace)
         if self._geometry.has_groups and taken < len(offered):
@@ -85,15 +91,19 @@ class HitFinder:
             peer_pace=peer_pace,
         )
 
-    def _is_worth_waiting(self, entry: Tracked, chunks: int, usable: int) -> bool:
+    def _is_worth_waiting(self, entry: Tracked, chunks: int, next_chunk: int, *, missing_tokens: int) -> bool:
+        """Whether to wait for `next_chunk`, behind a hit of `chunks` and what vLLM holds. A hit ends before a gap, so the chunk
+        behind it has to come too."""
         is_expected = entry.hints.load == "wait" and self._pool.connected
-        if self._offers.are_declined or not (is_expected or self._pool.is_being_saved(entry.keys, chunks)):
+        if self._offers.are_declined or not (is_expected or self._are_being_saved(entry, next_chunk, chunks)):
             return False
         if entry.save_wait is None:
             limit_s = self._settings.wait_s / 2
             if not (is_expected or self._settings.always_load):
-                missing = usable - chunks * self._geometry.chunk_tokens
-                limit_s = wait_limit_s(missing, rates=self._rates.rates(), longest_s=limit_s)
+                limit_s = wait_limit_s(missing_tokens, rates=self._rates.rates(), longest_s=limit_s)
             entry.save_wait = Deadline(limit_s, self._clock)
             self._tally.add("waits_for_another_save")
         return not entry.save_wait.has_passed()
+
+    def _are_being_saved(self, entry: Tracked, *chunks: int) -> bool:
+        return all(self._pool.is_being_saved(entry.keys, chunk) for chunk in dict.fromkeys(chunks))

@@ -1,0 +1,99 @@
+"""Waits for chunks that are just being saved, of prompts that vLLM holds in part: only for what would bring more than that."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+
+torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - only where torch is
+from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
+from tests.rigs.vllm.setting import (  # noqa: E402 - likewise
+    CHUNK,
+    StartEngine,
+    ask,
+    counted,
+    later_clock,
+    prompt,
+    start_engine,
+)
+
+__all__ = ["start_engine"]
+pytestmark = pytest.mark.torch
+
+TOKENS = prompt(1, 7 * CHUNK + 1)
+LATER = (None, False)
+NOTHING = (0, False)
+
+
+def being_saved(engine: ScriptedEngine, chunks: range) -> kv.Save:
+    """A save of these chunks of TOKENS, reserved and not committed."""
+    pool = engine.workers[0]._worker.pool
+    keys = pool.keys_from_hashes(Request("keys", TOKENS).block_hashes, BLOCK, salt=b"")
+    source = np.zeros((len(chunks), pool.layout.chunk_bytes), np.uint8)
+    save: kv.Save = pool.save(keys, from_=source, first_chunk=chunks.start, chunks=len(chunks))
+    return save
+
+
+def first_answer(engine: ScriptedEngine, held_tokens: int, **params: Any) -> tuple[int | None, bool]:
+    """The answer about a question on TOKENS of which vLLM holds so much."""
+    request = Request("question", list(TOKENS), kv_transfer_params=params)
+    answer: tuple[int | None, bool] = engine.scheduler.get_num_new_matched_tokens(request, held_tokens)
+    engine.scheduler.request_finished_all_groups(request, ([],))
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("saved", "held_tokens", "expected"),
+    [
+        (range(5), 5 * CHUNK, NOTHING),  # all of it is held
+        (range(5), 5 * CHUNK + BLOCK, NOTHING),
+        (range(5), 4 * CHUNK + BLOCK, LATER),  # the rest of the last chunk would be new
+        (range(5), 4 * CHUNK, LATER),
+        (range(5), 0, LATER),
+        (range(6), 5 * CHUNK, LATER),  # there is more than is held
+        (range(5, 6), 5 * CHUNK, NOTHING),  # not found without the chunks before it
+    ],
+)
+def test_only_what_brings_more_than_the_engine_holds_is_waited_for(
+    start_engine: StartEngine, saved: range, held_tokens: int, expected: tuple[int | None, bool]
+) -> None:
+    engine = start_engine(kvpool__wait_s=600.0)
+    with being_saved(engine, saved):
+        assert first_answer(engine, held_tokens) == expected
+    assert counted(engine, "waits_for_another_save") == (expected == LATER)
+
+
+def test_a_second_question_is_not_held_back_by_the_save_of_the_first(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__wait_s=600.0)
+    document = TOKENS[: 5 * CHUNK]
+    ask(engine, "first", [*document, 1], kv_transfer_params={"save": False})
+    with being_saved(engine, range(5)):  # as by this engine's worker
+        second = Request("second", [*document, *prompt(3, 2 * CHUNK)], kv_transfer_params={"save": False})
+        engine.run(second)
+    assert (second.held, second.external) == (5 * CHUNK, 0)
+    assert counted(engine, "waits_for_another_save") == 0
+
+
+def test_a_prompt_that_is_saved_elsewhere_is_not_waited_for_where_it_is_held(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__wait_s=600.0)
+    assert first_answer(engine, 7 * CHUNK - BLOCK, load="wait") == LATER
+    request = Request("held", TOKENS[: 6 * CHUNK + BLOCK + 1], kv_transfer_params={"load": "wait"})
+    assert engine.scheduler.get_num_new_matched_tokens(request, 6 * CHUNK) == NOTHING, "no whole chunk is left"
+    engine.scheduler.request_finished_all_groups(request, ([],))
+
+
+def test_the_wait_is_no_longer_than_computing_what_the_engine_does_not_hold(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__wait_s=600.0, kvpool__always_load=False)
+    clock = later_clock(engine)
+    engine.scheduler._scheduler._rates.add_prefill(1, 1.0)
+    request = Request("waiting", list(TOKENS))
+    held = 5 * CHUNK
+    with being_saved(engine, range(7)):
+        assert engine.scheduler.get_num_new_matched_tokens(request, held) == LATER
+        clock.pass_s(2.0 * CHUNK)
+        assert engine.scheduler.get_num_new_matched_tokens(request, held) == NOTHING, "computing it is faster"
+    engine.scheduler.request_finished_all_groups(request, ([],))
