@@ -66,8 +66,9 @@ class SaveOrder:
 class StepPlan:
     """Plan of one step: what to load, what to save, which loads are cancelled.
 
-    `acknowledged`: the last step of which the scheduler knows that a load failed in it. What a worker computes between a
-    failure and its acknowledgement may depend on KV that never came, and is not saved. `is_idle`: the step computes nothing.
+    `acknowledged`: the last step of which the scheduler knows that a synchronous load failed in it. What a worker computes
+    between a failure and its acknowledgement may depend on KV that never came, and is not saved. `is_idle`: the step computes
+    nothing.
     `node`: where the scheduler runs. `board`: where save threads post what they read (see `save_board`), if anywhere.
     `stage_layers`: of a hybrid model in several stages, and `name`: the model's with its revision, where its files had to be
     read; each until every worker has it.
@@ -107,7 +108,8 @@ class LoadOutcome:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """Report of a worker after a step. `failed_step`: the last step in which a load failed; `off`: why it has no pool.
+    """Report of a worker after a step. `failed_step`: the last step in which a synchronous load failed; `off`: why it has no
+    pool.
 
     `ended_saves`: how many ranks have ended a pinned save, by its number. `unsaved`: the first chunk of a request that was not
     saved because another save was just writing it.

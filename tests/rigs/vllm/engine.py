@@ -314,7 +314,8 @@ class ScriptedEngine:
         for _, _, other in results[1:]:
             report = report.aggregate(other)
         done = self._all_ranks(results)
-        affected = {request for request in self.requests if self._truncate(request, bad)}
+        marked: set[int] = set()
+        affected = {request for request in self.requests if self._truncate(request, bad, marked)}
         self.scheduler.update_connector_output(
             SimpleNamespace(kv_connector_worker_meta=report, finished_recving=done, invalid_block_ids=bad)
         )
@@ -342,11 +343,16 @@ class ScriptedEngine:
                     del self._received[request_id]
         return done
 
-    def _truncate(self, request: Request, bad: set[int]) -> bool:
+    def _truncate(self, request: Request, bad: set[int], marked: set[int]) -> bool:
+        """As vLLM, which has a bad block that requests share computed again by the first of them: it is `marked` then."""
         blocks = request.table[: -(-request.num_computed // BLOCK)]
-        first = next((place for place, block in enumerate(blocks) if block in bad), None)
-        if first is None:
+        places = [place for place, block in enumerate(blocks) if block in bad]
+        if not places:
             return False
+        first = next((place for place in places if blocks[place] not in marked), None)
+        marked.update(blocks[place] for place in places)
+        if first is None:
+            return True
         self.recomputed += 1
         request.num_computed = first * BLOCK
         if request.state == "loading":

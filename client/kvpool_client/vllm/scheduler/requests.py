@@ -128,8 +128,9 @@ class Tracked:
         return tokens.tobytes() if len(tokens) == end - first else b""
 
     def note_allocation(self, request: EngineRequest) -> None:
-        """vLLM has given the request blocks."""
+        """vLLM has given the request blocks. A step names them all when it runs; those of before are others' by now."""
         self.has_had_blocks = True
+        self.tables = None
         self._preemptions_at_allocation = getattr(request, "num_preemptions", None)
 
     def has_come_back(self, request: EngineRequest) -> bool:

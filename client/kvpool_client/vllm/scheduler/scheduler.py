@@ -235,8 +235,10 @@ class SchedulerHalf:
             self._planner.plan_again(report.unsaved, self._requests, Deadline(self._settings.timeout_s, self._clock))
         settled = self._unverified_loads.settle(report.step)
         if output.invalid_block_ids:
+            bad = set(output.invalid_block_ids)
             entries = [*self._requests.values(), *(load.entry for load in settled)]
-            self._evict(blocks_from_the_first_bad(entries, set(output.invalid_block_ids)))
+            self._evict(blocks_from_the_first_bad(entries, bad))
+            self._planner.plan_behind_bad_blocks(bad, self._requests)
         if report.off and not self._off:
             self._off = report.off
             self.tally.add("dropped_saves", self._planner.give_up())
@@ -257,6 +259,7 @@ class SchedulerHalf:
             if entry is not None:
                 # A second attempt would fail again: this request computes from here on.
                 entry.has_given_up = True
+                self._planner.plan_from(entry, 0 if self._geometry.has_groups else outcome.chunks)
         for request_id in (output.finished_recving or ()) if self._settings.is_async else report.loads:
             self._hits_under_way.end(request_id)
         self._acknowledged = max(self._acknowledged, report.failed_step)

@@ -9,7 +9,7 @@ that would share them is held back until the step has been reported, and failed 
 Invariant: an entry is removed when its step is reported, or when `STEPS_MAX` later ones have begun. The scheduler's thread.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvpool_client.vllm.scheduler.requests import Tracked
@@ -57,11 +57,17 @@ class UnverifiedLoads:
         return any(load.index < held and bytes(hashes[load.index]) == load.block_hash for load in self._loads)
 
 
+def first_bad_block(entry: Tracked, bad: Container[int]) -> int | None:
+    """The place of a request's first bad block in its table; None where it has none."""
+    table = entry.tables[0] if entry.tables else []  # vLLM names bad blocks where there is one table
+    return next((place for place, block in enumerate(table) if block in bad), None)
+
+
 def blocks_from_the_first_bad(entries: Iterable[Tracked], bad: set[int]) -> set[int]:
     """The bad blocks, and in each request that has one of them all blocks after the first one, which depend on it."""
     blocks = set(bad)
     for entry in entries:
-        table = entry.tables[0] if entry.tables else []  # vLLM names bad blocks where there is one table
-        first = next((index for index, block in enumerate(table) if block in bad), len(table))
-        blocks.update(table[first:])
+        first = first_bad_block(entry, bad)
+        if entry.tables and first is not None:
+            blocks.update(entry.tables[0][first:])
     return blocks

@@ -54,10 +54,11 @@ class AbsentWorker:
                 self._failed_loads.add(order.request_id)
             else:
                 self._bad_blocks.update(block for block in order.block_ids[0] if block >= 0)
-            self._failed_step = plan.step
             self.tally.add("short_loads_no-pool")
             if order.is_async:
                 self._finished.add(order.request_id)
+            else:
+                self._failed_step = plan.step
         for save in plan.saves:
             if save.pin:
                 self._ended[save.pin] = 1

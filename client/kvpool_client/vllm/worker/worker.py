@@ -3,8 +3,9 @@
 Asynchronous loads run on threads of their own between steps; synchronous ones start before the forward pass, which waits
 for one layer at a time, and the first call that asks for their outcomes settles them: with a speculative configuration vLLM
 asks before the forward pass has ended. `Saver` carries out saves. Invariants: every order is answered once, with an outcome;
-after a failed load nothing is saved until a plan acknowledges the failure, because what was computed since may depend on KV
-that never came; a load that was not waited for counts as failed.
+after a failed synchronous load nothing is saved until a plan acknowledges the failure, because what was computed since may
+depend on KV that never came (vLLM gives no request the blocks of an asynchronous one before it knows its outcome); a load that
+was not waited for counts as failed.
 
 The thread that runs the model, but for the load threads.
 """
@@ -264,7 +265,8 @@ class WorkerHalf:
                 self._failed_loads.add(fetch.request_id)
             else:
                 self._bad_blocks |= fetch.blocks_without(outcome)
-            self._failed_step = self._plan.step
+            if not fetch.order.is_async:
+                self._failed_step = self._plan.step
 
     def _may_save(self) -> bool:
         return self._failed_step <= self._plan.acknowledged

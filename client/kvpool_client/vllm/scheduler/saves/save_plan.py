@@ -4,8 +4,10 @@ Invariant: a chunk is planned only when every token of it is known and computed 
 from then on where they can be; where too many are, it is planned in a later step, if its request has one. With several shards
 a step that loads synchronously orders nothing before it is known to have gone well: one shard's failed load spoils what all of
 them compute, and only that shard notices. So does one in which another connector of a MultiConnector loads synchronously. What
-is pinned is held back until then, also where its request ends with the step; what cannot be is planned in a later step. The
-scheduler's thread.
+is pinned is held back until then, also where its request ends with the step; what cannot be is planned in a later step.
+
+After a failed load exactly what was lost by it is planned again: chunks of a step that is given up, and those that had no KV.
+Nothing computed from KV that never came is ordered. The scheduler's thread.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -17,6 +19,7 @@ from kvpool_client.vllm.plan import LoadOrder, SaveOrder
 from kvpool_client.vllm.scheduler.requests import Tracked
 from kvpool_client.vllm.scheduler.saves.pins import Pins
 from kvpool_client.vllm.scheduler.saves.sightings import SightingCounts
+from kvpool_client.vllm.scheduler.unverified_loads import first_bad_block
 from kvpool_client.vllm.surface import EngineStep, RunningRequests
 
 
@@ -38,6 +41,8 @@ class SavePlanner:
         self._is_sharded = geometry.ranks.count > 1
         self._unconfirmed: set[int] = set()
         self._held_back: list[SaveOrder] = []
+        # By step what was ordered beside a synchronous load that is not known to have gone well: workers drop it if it fails.
+        self._beside_loads: dict[int, tuple[SaveOrder, ...]] = {}
         self._open: set[str] = set()
 
     def plan(
@@ -45,7 +50,8 @@ class SavePlanner:
     ) -> tuple[SaveOrder, ...]:
         """The saves of step `number`, and those of earlier steps that were held back until now."""
         steps = self._computed_tokens(step, requests)
-        if self._is_sharded and any(not order.is_async for order in loads):
+        has_loads = any(not order.is_async for order in loads)
+        if self._is_sharded and has_loads:
             self._unconfirmed.add(number)
         if self._unconfirmed and not self._pins.are_possible:
             for request_id, tokens in steps.items():
@@ -59,26 +65,50 @@ class SavePlanner:
             self._held_back += orders
             return ()
         held_back, self._held_back = self._held_back, []
-        return (*held_back, *orders)
+        ordered = (*held_back, *orders)
+        if has_loads or self._beside_loads:
+            self._beside_loads[number] = ordered
+        return ordered
 
     def hold(self, number: int) -> None:
         """Plan nothing until step `number` is known to have gone well."""
         self._unconfirmed.add(number)
 
     def confirm(self, number: int, requests: Mapping[str, Tracked], *, has_failed: bool) -> int:
-        """Step `number` has ended, and what failed in it is known. Returns how many saves were given up because they depend on
-        a failed load.
-
-        After a failure all chunks are planned again: stored ones are found present.
+        """Step `number` has ended, and what failed in it is known. Returns how many saves were given up because they may depend
+        on a failed load: they are planned again, as are those that the workers have dropped.
         """
         if self._unconfirmed:
             self._unconfirmed = {step for step in self._unconfirmed if step > number}
-        if not has_failed:
-            return 0
+        lost: list[SaveOrder] = []
+        if has_failed:
+            lost = [*self._held_back, *(order for orders in self._beside_loads.values() for order in orders)]
+        if self._beside_loads:
+            self._beside_loads = {step: orders for step, orders in self._beside_loads.items() if step > number}
+        for order in lost:
+            entry = requests.get(order.request_id)
+            if entry is not None:
+                self.plan_from(entry, order.first_chunk)
+        return self.give_up() if has_failed else 0
+
+    def plan_from(self, entry: Tracked, chunk: int) -> None:
+        """Plan a request's chunks from this one on again: stored ones are found present."""
+        entry.chunks_planned = min(entry.chunks_planned, chunk)
+        self._open.add(entry.request.request_id)
+
+    def plan_behind_bad_blocks(self, bad: Container[int], requests: Mapping[str, Tracked]) -> None:
+        """Blocks were never filled: plan what lies behind the first one of a request again, where vLLM computes it again.
+
+        Requires: vLLM has taken back what it had counted as computed. Where requests share a bad block, it does so for one of
+        them alone: the others go on behind that block, maybe before it is computed, and nothing more of them is saved.
+        """
         for entry in requests.values():
-            entry.chunks_planned = 0
-        self._open = set(requests)
-        return self.give_up()
+            first = first_bad_block(entry, bad)
+            if first is None:
+                continue
+            place = first * self._geometry.parts[0].block_tokens
+            entry.is_stale = entry.is_stale or entry.request.num_computed_tokens > place
+            self.plan_from(entry, place // self._geometry.chunk_tokens)
 
     def give_up(self) -> int:
         """Give up the saves that are held back; how many those were."""
@@ -96,8 +126,7 @@ class SavePlanner:
                 continue
             entry.retry = entry.retry or deadline
             if not entry.retry.has_passed():
-                entry.chunks_planned = min(entry.chunks_planned, chunk)
-                self._open.add(request_id)
+                self.plan_from(entry, chunk)
 
     def forget_tables(self, requests: Mapping[str, Tracked]) -> None:
         """Drop the block tables: a step's could not be read, so that the changed ones are outdated."""
