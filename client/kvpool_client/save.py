@@ -330,8 +330,8 @@ class Save:
             try:
                 failpoint.reach("client.end.before", failpoint.unreachable)
                 self._session.drop_reservation(self._reservation)
-            except KVPoolError:
-                self._session.end()
+            except KVPoolError as error:
+                self._session.end(f"the end of a save could not be reported: {error}")
 
     def _end(self) -> None:
         self._result = SaveResult.of(self._states, self._retained)

@@ -10,7 +10,7 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
@@ -36,19 +36,32 @@ _FDS_MAX = 3
 _BUFFER_BYTES = 64 << 10
 _TIMEVAL = struct.Struct("ll")
 _TIMEOUT_S_MIN = 1e-3
+# How often a wait for a welcome looks whether it is still wanted.
+_LOOK_S = 0.05
 
 
 class BlockingConnection:
     """A handshaken connection. `fds` are the descriptors that came with the welcome; the owner closes them."""
 
-    def __init__(self, path: str, hello: m.Hello, timeout_s: float) -> None:
-        """Of the newest version that the daemon speaks too. Raises DaemonUnreachable, Refused or ProtocolError; then nothing
-        is left open."""
+    def __init__(
+        self,
+        path: str,
+        hello: m.Hello,
+        timeout_s: float,
+        *,
+        welcome_s: float | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Of the newest version that the daemon speaks too. `timeout_s` bounds each request, and reaching the daemon;
+        `welcome_s` (None: the same) all of the handshake, which ends too when it is no longer wanted. Raises DaemonUnreachable,
+        Refused or ProtocolError; then nothing is left open."""
         self._timeout_s = timeout_s
+        self._welcome_s = timeout_s if welcome_s is None else welcome_s
+        self._is_wanted = is_wanted
         self._sequence = 0
         self._buffer = bytearray(_BUFFER_BYTES)
         self.fds: list[int] = []
-        deadline = Deadline(timeout_s)
+        deadline = Deadline(self._welcome_s)
         try:
             self._greet(path, hello, versions.NEWEST, deadline)
         except Refused as error:
@@ -63,9 +76,11 @@ class BlockingConnection:
     def _greet(self, path: str, hello: m.Hello, version: int, deadline: Deadline) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._waits_s = 0.0
+        limit_s = min(self._timeout_s, deadline.remaining_s())
         try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(deadline.remaining_s()))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(limit_s))
             self._socket.connect(path)
+            limit_s = self._welcome_s
             fault = fault_of_daemon(path, peer_of(self._socket)[1])
             if fault:
                 raise DaemonUnreachable(fault)
@@ -73,12 +88,13 @@ class BlockingConnection:
                 BrokenPipeError
             ):  # refused before the hello, as by a full daemon: its reason can be read
                 self._send(versions.encode_for(hello, 0, version), deadline)
+            self._await_welcome(deadline)
             self._wait_at_most(deadline.remaining_s())
             self.welcome = self._receive_welcome(deadline)
         except (BlockingIOError, TimeoutError) as error:
             pid = peer_of(self._socket)[0]  # the listening process; 0 where nobody accepts
             self.close()
-            raise DaemonUnresponsive(_silence(path, pid, self._timeout_s)) from error
+            raise DaemonUnresponsive(_silence(path, pid, limit_s)) from error
         except PermissionError as error:
             self.close()
             raise DaemonUnreachable(f"no right to connect to {path}: {missing_right(path) or error}") from error
@@ -278,6 +294,15 @@ class BlockingConnection:
     def verify_bytes(self, column: bytes, chunks: int) -> dict[str, Any]:
         """Have the daemon verify a slice of chunks; see `m.VerifyBytes`. `verify_walk.read_all` requests all slices."""
         return self.call(m.VerifyBytes(column, chunks), m.Report, SLICE_TIMEOUT_S + self._timeout_s).values
+
+    def _await_welcome(self, deadline: Deadline) -> None:
+        readable = select.poll()
+        readable.register(self._socket, select.POLLIN)
+        while not readable.poll(min(_LOOK_S, deadline.remaining_s()) * 1000):
+            if deadline.has_passed():
+                raise TimeoutError("the daemon did not answer in time")
+            if not self._is_wanted():
+                raise DaemonUnreachable("the connection was given up before the daemon answered")
 
     def _receive_welcome(self, deadline: Deadline) -> m.Welcome:
         got = self._receive_with(self.fds, _FDS_MAX)

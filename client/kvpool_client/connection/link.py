@@ -5,8 +5,9 @@
     any ──close──► CLOSED
 
 The caller's threads never wait for the link: while the daemon is away, every call returns a miss at once. The link also renews
-the leases of running loads, and reports the Pool's counters at most once a second. Lock: `_lock` guards the session, the set of
-leases and when to renew them; it is never held across a connection attempt or a request.
+the leases of running loads, reports the Pool's counters at most once a second, and logs when a session ends and when the next
+one begins (`session_log`). Lock: `_lock` guards the session, the set of leases and when to renew them; it is never held across
+a connection attempt or a request.
 """
 
 import contextlib
@@ -20,16 +21,21 @@ from collections.abc import Callable
 import numpy as np
 
 from kvpool import failpoint
-from kvpool.clock import Deadline
+from kvpool.clock import Deadline, MonotonicClock
 from kvpool.errors import KVPoolError, LayoutMismatch, Refused
 from kvpool.protocol import usage
 from kvpool.protocol.records import messages as m
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.session import Session, SessionPlan
+from kvpool_client.connection.session_log import SessionLog
 
 RETRY_S = 0.1
 # A daemon that refused this client will probably refuse it again.
 REFUSED_RETRY_S_MAX = 5.0
+# How long the link's thread waits for a welcome, where requests have less time. Many engines that start at once are welcomed in
+# turn, and one that gives up stands at the end of the line again; nobody waits for this thread, and a daemon that ends or hangs
+# up is noticed at once. Twice the time that a daemon gives a client for its hello by default (guess).
+WELCOME_S = 10.0
 REPORT_INTERVAL_S = 1.0
 RENEW_FRACTION = 1 / 3
 
@@ -49,16 +55,19 @@ class Link:
         self._report_pause = Deadline(0.0)
         self._is_closed = False
         self._retry_s = RETRY_S
+        self._session_log = SessionLog(plan.path, MonotonicClock())
         self.reconnects = 0
         self.last_error = ""
         self.sources = itertools.count()  # numbers of the block pools that report over this link
         self.connected_listeners: list[Callable[[], None]] = []  # called on the link's thread; they must not wait
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            self._try_connect()
+            self._try_connect(plan.timeout_s)
         except LayoutMismatch:
             self._close_pipe()
             raise
+        if self._session is None:
+            self._session_log.note_absent()
         _forget_in_children(self)
         self._thread = threading.Thread(target=self._run, name="kvpool-link", daemon=True)
         self._thread.start()
@@ -110,7 +119,7 @@ class Link:
             session, self._session = self._session, None
         if session is not None:
             self._send_report(session)
-            session.end()
+            session.end("the Pool was closed")
         self._close_pipe()
 
     def abandon_in_child(self) -> None:
@@ -124,21 +133,24 @@ class Link:
         while not self._is_closed:
             session = self.session
             if session is None:
+                ended = self._session
+                if ended is not None:
+                    self._session_log.note_away(ended.end_reason)
                 self._wait(None, self._retry_s)
                 if not self._is_closed:
                     with contextlib.suppress(LayoutMismatch):  # a daemon with a smaller arena: it may be replaced
-                        self._try_connect()
+                        self._try_connect(max(self._plan.timeout_s, WELCOME_S))
                 continue
             if self._wait(session, self._pause_s()):
-                session.end()
+                session.end("the daemon closed it")
             else:
                 self._renew(session)
                 self._report(session)
 
-    def _try_connect(self) -> None:
+    def _try_connect(self, welcome_s: float) -> None:
         try:
             failpoint.reach("client.connect.before")
-            session = Session(self._plan, on_end=self._wake)
+            session = Session(self._plan, on_end=self._wake, welcome_s=welcome_s, is_wanted=lambda: not self._is_closed)
         except Refused as error:
             self.last_error = str(error)
             is_leaving = error.code == "stopping"  # the next one may be there soon
@@ -156,8 +168,9 @@ class Link:
             previous, self._session = self._session, session
             self._leases_in_use.clear()
         if previous is not None:
-            previous.end()
+            previous.end("another session has taken its place")
             self.reconnects += 1
+        self._session_log.note_begun()
         for listener in tuple(self.connected_listeners):
             listener()
 

@@ -67,9 +67,11 @@ class Session:
     Invariant: once `is_alive` is False it stays so, and when `end` has returned no save of this session runs.
     """
 
-    def __init__(self, plan: SessionPlan, on_end: Callable[[], None] = lambda: None) -> None:
-        """`on_end` is called once, on the thread that ends the session. Raises KVPoolError or OSError, and then leaves nothing
-        open."""
+    def __init__(
+        self, plan: SessionPlan, on_end: Callable[[], None], *, welcome_s: float, is_wanted: Callable[[], bool]
+    ) -> None:
+        """`on_end` is called once, on the thread that ends the session. `welcome_s`: how long to wait for the daemon's welcome,
+        while `is_wanted`. Raises KVPoolError or OSError, and then leaves nothing open."""
         self._on_end = on_end
         oldest = versions.oldest_for(plan.layout)
         hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, plan.model, plan.layout.to_wire(), oldest)
@@ -81,8 +83,12 @@ class Session:
         self._has_ended = False  # guarded by _state
         self._is_alive = True
         self.shortcoming = ""  # what a new session lacks
+        self.end_reason = ""  # why it has ended; set before `is_alive` is False
         self._outbox: deque[bytes] = deque()  # any thread appends, the thread that has the turn removes
-        self._connection = BlockingConnection(plan.path, hello, plan.timeout_s)  # guarded by _turn, but for `hang_up`
+        # guarded by _turn, but for `hang_up`
+        self._connection = BlockingConnection(
+            plan.path, hello, plan.timeout_s, welcome_s=welcome_s, is_wanted=is_wanted
+        )
         try:
             failpoint.reach("client.connect.after_welcome")
             self.welcome = self._connection.welcome
@@ -164,15 +170,15 @@ class Session:
     def send_waiting(self) -> bool:
         """Send the outbox, unless a round trip is under way, whose end sends it. Whether the outbox is empty now."""
         while self._outbox and self.is_alive and self._turn.acquire(blocking=False):
-            is_over = is_full = False
+            fault, is_full = "", False
             try:
                 while self._outbox and not is_full:
                     is_full = not self._connection.notify(self._outbox[0])
                     if not is_full:
                         self._outbox.popleft()
-            except DaemonUnreachable:
-                is_over = True
-            self._leave(is_over)
+            except DaemonUnreachable as error:
+                fault = str(error)
+            self._leave(fault)
             if is_full:
                 break
         return not self._outbox
@@ -185,12 +191,13 @@ class Session:
             self._saves.add(run)
             return True
 
-    def end(self) -> None:
+    def end(self, reason: str) -> None:
         """Stop running saves and end the connection. Idempotent; any thread; waits for no answer."""
         with self._state:
             if self._has_ended:
                 return
             self._has_ended = True
+            self.end_reason = self.end_reason or reason
             self._is_alive = False
             saves = list(self._saves)
         if self.welcome.staging_bytes:
@@ -211,19 +218,20 @@ class Session:
 
     def _round_trip(self, limit_s: float, call: Callable[[float], Answer]) -> Answer:
         left_s = self._take_turn(limit_s)
-        is_over = True
+        fault = "a request was interrupted"
         try:
             if self._outbox:
                 left_s = self._send_before(left_s)
             answer = call(left_s)
-            is_over = False
+            fault = ""
         except Refused as error:
-            is_over = error.code in ENDING_CODES
+            fault = f"{error.code}: {error}" if error.code in ENDING_CODES else ""
             raise
         except (DaemonUnreachable, ProtocolError) as error:
-            raise DaemonUnreachable(str(error)) from error
+            fault = str(error) or type(error).__name__
+            raise DaemonUnreachable(fault) from error
         finally:
-            self._leave(is_over)
+            self._leave(fault)
         if self._outbox:
             self.send_waiting()
         return answer
@@ -243,13 +251,15 @@ class Session:
             raise DaemonUnreachable("the connection to the daemon has ended")
         return left_s
 
-    def _leave(self, is_over: bool) -> None:
-        """Give the turn back. Where the connection is unusable, the waiting threads notice."""
-        if is_over:
+    def _leave(self, fault: str) -> None:
+        """Give the turn back. `fault`: why the connection is unusable, which the waiting threads notice; empty where it is
+        not."""
+        if fault:
+            self.end_reason = self.end_reason or fault
             self._is_alive = False
         self._turn.release()
-        if is_over:
-            self.end()
+        if fault:
+            self.end(fault)
 
     def _send_before(self, left_s: float) -> float:
         """Send the outbox while holding the turn, however long the daemon takes to read it. Returns what is left of the

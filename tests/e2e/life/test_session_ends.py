@@ -1,0 +1,139 @@
+"""Ends of a client's session and its return: the log's lines about them, and the patience with a daemon that greets late."""
+
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvpool_client as kv
+from kvpool_client.connection import link
+from kvpool_client.connection.session import Session
+from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
+from tests.rigs.payload import tokens_of
+
+LOGGER = "kvpool_client.connection.session_log"
+TIMEOUT_S = 0.05
+# Longer than a request's time, and much shorter than the link's thread waits.
+LATE_S = 20 * TIMEOUT_S
+JOIN_S = 120.0
+
+
+class LateGreeter:
+    """Passes the daemon's welcome on, long after a client has connected."""
+
+    def __init__(self, directory: Path, daemon: Daemon) -> None:
+        self.path = str(directory / "late.sock")
+        self._daemon = daemon
+        self._is_over = threading.Event()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self.path)
+        self._listener.listen()
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def __enter__(self) -> "LateGreeter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for one in [*self._open, self._listener]:
+            one.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                accepted, _ = self._listener.accept()
+            except OSError:
+                return
+            self._open.append(accepted)
+            self._threads.append(threading.Thread(target=self._greet, args=(accepted,)))
+            self._threads[-1].start()
+
+    def _greet(self, accepted: socket.socket) -> None:
+        self._is_over.wait(LATE_S)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as behind:
+            behind.connect(self._daemon.socket)
+            behind.sendall(accepted.recv(65536))
+            welcome, fds, _, _ = socket.recv_fds(behind, 65536, 3)
+            try:
+                socket.send_fds(accepted, [welcome], fds)
+            except OSError:
+                return  # the client has given up
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            self._is_over.wait()
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == LOGGER]
+
+
+def test_a_daemon_that_ends_and_comes_back_is_two_lines_in_the_clients_log(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    with daemon.connect() as pool:
+        assert pool.connected
+        daemon.kill()
+        wait_until(lambda: len(lines_of(caplog)) == 1, "the end is logged")
+        daemon.start()
+        wait_connected(pool)
+        wait_until(lambda: len(lines_of(caplog)) == 2, "the return is logged")
+    assert len(lines_of(caplog)) == 2, "the Pool's own end is none of the daemon's"
+    ended, back = lines_of(caplog)
+    assert ended == (
+        f"kvpool: the connection to the daemon at {daemon.socket} has ended: the daemon closed it; "
+        "nothing is loaded or saved until it is back"
+    )
+    assert back.startswith(f"kvpool: connected to the daemon at {daemon.socket}, after ")
+
+
+def test_the_line_names_the_request_that_was_not_answered(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
+    with daemon.connect(timeout_s=5.0) as pool:
+        wait_connected(pool)
+        keys = pool.keys(tokens_of(1, 2 * SMALL.chunk_tokens))
+        daemon.signal(signal.SIGSTOP)
+        try:
+            assert pool.announce(keys).announced == 0
+            wait_until(lambda: len(lines_of(caplog)) > 0, "the end is logged")
+        finally:
+            daemon.signal(signal.SIGCONT)
+    assert "has ended: no answer to Announce: " in lines_of(caplog)[0]
+
+
+def test_a_daemon_that_greets_later_than_a_request_may_take_is_reached(daemon: Daemon, tmp_path: Path) -> None:
+    with (
+        LateGreeter(tmp_path, daemon) as late,
+        kv.connect(late.path, model="test-model", layout=SMALL, timeout_s=TIMEOUT_S) as pool,
+    ):
+        wait_until(lambda: pool.connected, "it is reached")
+
+
+def test_a_pool_is_closed_while_it_waits_for_a_welcome(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = threading.Event()
+
+    def noted(*arguments: Any, **named: Any) -> Session:
+        if named["welcome_s"] == link.WELCOME_S:
+            waits.set()
+        return Session(*arguments, **named)
+
+    monkeypatch.setattr(link, "WELCOME_S", 3600.0)
+    monkeypatch.setattr(link, "Session", noted)
+    daemon.signal(signal.SIGSTOP)
+    try:
+        pool = daemon.connect(timeout_s=TIMEOUT_S)
+        assert waits.wait(JOIN_S)
+        closing = threading.Thread(target=pool.close)
+        closing.start()
+        closing.join(JOIN_S)
+        assert not closing.is_alive()
+    finally:
+        daemon.signal(signal.SIGCONT)

@@ -1,0 +1,74 @@
+"""Lines about a Pool's sessions: an end and the next begin, and few of a daemon that ends again and again."""
+
+import pytest
+
+from kvpool_client.connection.session_log import PAUSE_S, SessionLog
+from tests.rigs.blocks.clock import HandClock
+
+ENDED = "kvpool: the connection to the daemon at /run/s has ended: {}; nothing is loaded or saved until it is back{}"
+BACK = "kvpool: connected to the daemon at /run/s, after {} s without one"
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def sessions(clock: HandClock) -> SessionLog:
+    return SessionLog("/run/s", clock)
+
+
+def test_an_end_and_the_next_begin_are_a_line_each(
+    sessions: SessionLog, clock: HandClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    sessions.note_begun()
+    assert caplog.messages == [], "nothing had ended"
+    for _ in range(20):
+        sessions.note_away("it hung up")
+        clock.advance(0.1)
+    sessions.note_begun()
+    sessions.note_begun()
+    assert caplog.messages == [ENDED.format("it hung up", ""), BACK.format("2.0")]
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+
+
+def test_a_daemon_that_ends_again_and_again_has_a_pair_of_lines_in_a_minute(
+    sessions: SessionLog, clock: HandClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(4 * int(PAUSE_S)):
+        sessions.note_away("late")
+        clock.advance(0.25)
+        sessions.note_begun()
+        clock.advance(0.25)
+    more = f" ({2 * int(PAUSE_S) - 1} more since the last such line)"
+    assert caplog.messages == [
+        ENDED.format("late", ""),
+        BACK.format("0.2"),
+        ENDED.format("late", more),
+        BACK.format("0.2"),
+    ]
+
+
+def test_an_end_soon_after_another_one_is_logged_later_where_the_daemon_stays_away(
+    sessions: SessionLog, clock: HandClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    sessions.note_away("first")
+    sessions.note_begun()
+    clock.advance(1.0)
+    sessions.note_away("second")
+    assert len(caplog.messages) == 2
+    clock.advance(PAUSE_S)
+    sessions.note_away("second")
+    sessions.note_away("second")
+    sessions.note_begun()
+    assert caplog.messages[2:] == [ENDED.format("second", ""), BACK.format("60.0")]
+
+
+def test_a_first_connection_that_came_late_is_a_line(
+    sessions: SessionLog, clock: HandClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    sessions.note_absent()
+    clock.advance(3.0)
+    sessions.note_begun()
+    assert caplog.messages == [BACK.format("3.0")]
