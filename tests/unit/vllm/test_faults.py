@@ -12,7 +12,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.protocol.records import messages as m
-from kvpool_client.engines.load_cost import MedianRate
+from kvpool_client.engines.load_cost import FittedTime
 from tests.rigs.daemon import Daemon, wait_connected, wait_until
 from tests.rigs.payload import store
 
@@ -340,12 +340,19 @@ def test_a_hit_that_computing_beats_is_declined_and_counted(start_engine: StartE
     engine = start_engine(kvpool__always_load=False)
     ask(engine, "cold", TOKENS)
     rates = engine.scheduler._scheduler._rates
-    rates._prefill = MedianRate(1e7, least=1.0, most=1e7)
+    rates._prefill = FittedTime(1e7, least=1.0, most=1e7)
     for level in rates._tiers:
-        rates._tiers[level] = MedianRate(1e6, least=1e6, most=1e12)
+        rates._tiers[level] = FittedTime(1e6, least=1e6, most=1e12)
     assert ask(engine, "warm", TOKENS).external == 0
     assert counted(engine, "declined_tokens_slower_than_computing_dram") == 5 * CHUNK
-    rates._prefill = MedianRate(1.0, least=1.0, most=1e7)
+    waiting = Request("waiting for blocks", list(TOKENS))
+    engine.forget()
+    for _ in range(3):
+        assert engine.scheduler.get_num_new_matched_tokens(waiting, 0) == (0, False)
+    assert counted(engine, "declined_tokens_slower_than_computing_dram") == 5 * CHUNK, "it has no blocks yet"
+    engine.run(waiting)
+    assert counted(engine, "declined_tokens_slower_than_computing_dram") == 10 * CHUNK
+    rates._prefill = FittedTime(1.0, least=1.0, most=1e7)
     assert ask(engine, "slow engine", TOKENS).external == 5 * CHUNK
 
 

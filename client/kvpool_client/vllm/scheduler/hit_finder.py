@@ -65,10 +65,7 @@ class HitFinder:
         entry.chunks_planned = hit.chunks_here  # what is computed of the others is saved
         offered = hit.tiers[first:chunks].tobytes()
         taken = len(offered) if self._settings.always_load else self._chunks_to_load(offered, hit.peer_pace)
-        if self._geometry.has_groups and taken < len(offered):
-            taken = 0
-        for name, tokens in by_level("declined_tokens_slower_than_computing", offered[taken:], size):
-            self._tally.add(name, tokens)
+        entry.declined = dict(by_level("declined_tokens_slower_than_computing", offered[taken:], size))
         chunks = first + taken if taken else 0
         return Hit(chunks, min(chunks * size, usable), hit.tiers[:chunks], hit.keys, hit.peer_pace)
 
@@ -89,6 +86,7 @@ class HitFinder:
             chunk_tokens=layout.chunk_tokens,
             now_ns=self._clock.now_ns(),
             peer_pace=peer_pace,
+            may_cut=not self._geometry.has_groups,
         )
 
     def _is_worth_waiting(self, entry: Tracked, chunks: int, next_chunk: int, *, missing_tokens: int) -> bool:

@@ -22,7 +22,8 @@ class Tracked:
     that a step with a load left for a later one. `tables`: its blocks in order, by vLLM's group, None while they are not known.
     `boundaries`: numbers of chunks before which windows and states are stored; `shared`: how many chunks other prompts have
     begun with, too. `save_wait` and `answer_wait` run from the first time that the request was held back for that reason.
-    `asked_tokens`: tokens that the pending answer covers, after `held_tokens`.
+    `asked_tokens`: tokens that the pending answer covers, after `held_tokens`. `declined`: tokens of its hit that are not to be
+    loaded, by counter, which is added to when vLLM has given it blocks: until then it may be looked up again.
     `has_given_up`: no more lookups for this request. `hints`: its hints, `hint_reply` the reply to them; `announced` runs while
     it need not be announced again. `save_chunks`: how many of its chunks may be saved at most. `retry`: runs while chunks that
     another save was writing are planned again. `epoch`: of the weights that compute it (see `weight_epoch`); `is_stale`: it may
@@ -57,6 +58,7 @@ class Tracked:
         self.retry: Deadline | None = None
         self.held_tokens = 0
         self.asked_tokens = 0
+        self.declined: dict[str, int] = {}
         self.answer: Answer | None = None
         self.answer_age = Deadline(0.0)
         self.is_offered = False

@@ -163,6 +163,9 @@ class SchedulerHalf:
         entry.note_allocation(request)
         self._own_prefixes.note_used()
         entry.hit_sources = {}
+        declined, entry.declined = entry.declined, {}
+        for name, count in declined.items():
+            self.tally.add(name, count)
         if tokens <= 0:
             if not entry.is_loading:
                 self._offers.note_declined(entry)

@@ -5,6 +5,10 @@ from typing import Any
 
 import pytest
 
+from kvpool.types import Level
+from kvpool_client.engines.load_cost import FIRST_PROBE_S, FittedTime
+from kvpool_client.vllm.identity.geometry import Geometry
+from tests.rigs.blocks.clock import HandClock
 from tests.rigs.daemon import Daemon, wait_until
 
 pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
@@ -225,6 +229,23 @@ def test_a_daemon_that_dies_between_lookup_and_load_costs_a_computation(start: S
     engine.step_until(lambda: request not in engine.requests, "it has ended")
     assert request.offers == [PROMPT // CHUNK * CHUNK, 0]
     assert engine.failed == 1
+
+
+def test_a_declined_tier_is_measured_again_by_a_whole_hit(start: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of a hit cannot be loaded; it has more chunks than are loaded of others to measure."""
+    monkeypatch.setattr(Geometry, "chunk_bytes", 1 << 20)
+    engine, clock, whole = start(kvpool__always_load=False), HandClock(), PROMPT // CHUNK * CHUNK
+    engine.ask("cold", tokens_of(1))
+    half = engine.scheduler._scheduler
+    half._hits._clock, rates = clock, half._rates
+    rates._prefill = FittedTime(1e7, least=1.0, most=1e7)
+    rates._tiers[Level.DRAM] = FittedTime(1e6, least=1e6, most=1e12)
+    assert engine.ask("declined", tokens_of(1)).offers == [0]
+    counts = half.tally.totals.data
+    assert counts["declined_tokens_slower_than_computing_dram"] == whole
+    clock.advance(FIRST_PROBE_S)
+    assert engine.ask("measured", tokens_of(1)).offers == [whole]
+    assert counts["declined_tokens_slower_than_computing_dram"] == whole
 
 
 @pytest.mark.parametrize("count", [6 * CHUNK, 6 * CHUNK + 1])
