@@ -203,7 +203,7 @@ class SchedulerHalf:
         self._offers.begin_step()
         loads, self._loads = tuple(self._loads), []
         cancelled, self._cancelled = tuple(self._cancelled), []
-        self._times.begin(self._step, step, has_loads=any(not order.is_async for order in loads))
+        self._times.begin(self._step, step, self._requests, has_loads=any(not order.is_async for order in loads))
         if not self._off:
             self._hint_sender.announce(self._waiting.values())
         self._hint_sender.count()
