@@ -92,13 +92,20 @@ NO_PLAN = StepPlan(0)
 @dataclass(frozen=True, slots=True)
 class LoadOutcome:
     """Outcome of a load on one rank. `wanted` and `chunks` count from the root; `seconds`: time on its thread, for claiming and
-    for waiting for bytes."""
+    for waiting for bytes. `cost_s`: of that its part, where others were under way at the same time (see `divided_time`)."""
 
     wanted: int
     chunks: int
     reason: str
     seconds: float
     tiers: bytes
+    cost_s: float
+
+    @property
+    def cost_of_all_s(self) -> float:
+        """What every chunk would have cost, at the pace of those that came, or of one where none did."""
+        missing = max(0, self.wanted - self.chunks)
+        return self.cost_s * len(self.tiers) / max(1, len(self.tiers) - missing)
 
     @property
     def is_complete(self) -> bool:
@@ -123,7 +130,8 @@ class StepReport:
     unsaved: dict[str, int] = field(default_factory=dict)
 
     def aggregate(self, other: "StepReport") -> "StepReport":
-        """The combined report of two ranks: of each load the shorter one, then the slower one; ended saves are counted."""
+        """The combined report of two ranks: of each load the shorter one, then the one that has cost more; ended saves are
+        counted."""
         loads = dict(self.loads)
         for request_id, outcome in other.loads.items():
             loads[request_id] = shorter_outcome(loads.get(request_id, outcome), outcome)
@@ -149,5 +157,5 @@ def _joined(*reasons: str) -> str:
 
 
 def shorter_outcome(one: LoadOutcome, other: LoadOutcome) -> LoadOutcome:
-    """Of two ranks' outcomes the one with fewer chunks, of equal ones the slower."""
-    return min(one, other, key=lambda outcome: (outcome.chunks, -outcome.seconds))
+    """Of two ranks' outcomes the one with fewer chunks, of equal ones the one that has cost more."""
+    return min(one, other, key=lambda outcome: (outcome.chunks, -outcome.cost_s))

@@ -8,6 +8,7 @@ import pytest
 
 from kvpool_client.vllm.plan import LoadOrder, LoadOutcome, StepPlan, StepReport
 from kvpool_client.vllm.scheduler.unverified_loads import STEPS_MAX, UnverifiedLoad, UnverifiedLoads
+from kvpool_client.vllm.worker.divided_time import DividedTime
 from kvpool_client.vllm.worker.fetch import Fetch
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
@@ -61,9 +62,8 @@ class SlowPool:
 
 def test_computing_between_two_layers_is_not_counted_as_load_time() -> None:
     clock = Clock()
-    fetch = Fetch(ORDER, ticket=0, clock=clock)
-    pool: Any = SlowPool(clock)
-    memory: Any = SimpleNamespace(pool=pool, load=lambda lease, _order: pool.load(lease))
+    fetch = Fetch(ORDER, ticket=0, clock=clock, divided=DividedTime(clock))
+    memory = slow_memory(clock)
     fetch.begin(memory)
     for layer in range(2):
         clock.now += 100 * 10**9
@@ -71,7 +71,74 @@ def test_computing_between_two_layers_is_not_counted_as_load_time() -> None:
     clock.now += 100 * 10**9
     outcome = fetch.finish()
     assert outcome.is_complete
-    assert outcome.seconds == 1 + 2 * 3 + 5
+    assert outcome.seconds == outcome.cost_s == 1 + 2 * 3 + 5
+
+
+def slow_memory(clock: Clock) -> Any:
+    pool: Any = SlowPool(clock)
+    return SimpleNamespace(pool=pool, load=lambda lease, _order: pool.load(lease))
+
+
+def test_loads_that_a_step_waits_for_together_cost_the_time_that_passes() -> None:
+    """Both bring their layers while the first one is waited for: neither is twice as slow, nor is the other one free."""
+    clock = Clock()
+    divided = DividedTime(clock)
+    one, other = (Fetch(ORDER, ticket=0, clock=clock, divided=divided) for _ in range(2))
+    one.begin(slow_memory(clock))
+    other.begin(SimpleNamespace(pool=StandingPool(), load=lambda lease, _order: lease))  # type: ignore[arg-type]
+    for layer in range(2):
+        assert one.wait_layer(layer)
+        clock.now += 100 * 10**9
+        assert other.wait_layer(layer)
+    outcomes = [one.finish(), other.finish()]
+    assert [outcome.seconds for outcome in outcomes] == [1 + 2 * 3 + 5, 0]
+    assert [outcome.cost_s for outcome in outcomes] == [1 + 3 + 2.5, 3 + 2.5]
+
+
+class StandingPool(SlowPool):
+    """Everything is there when it is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__(Clock())
+
+
+def test_loads_at_the_same_time_cost_together_what_passes() -> None:
+    clock = Clock()
+    divided = DividedTime(clock)
+    first = divided.begin()
+    with divided.waiting():
+        clock.now += 4 * 10**9
+        second = divided.begin()
+        with divided.waiting():
+            clock.now += 6 * 10**9
+        assert divided.end(second) == 3
+        clock.now += 2 * 10**9
+    clock.now += 50 * 10**9
+    assert divided.end(first) == 4 + 3 + 2
+    assert "0 under way, 0 waited for" in repr(divided)
+
+
+def test_a_load_that_fails_to_begin_is_not_under_way_any_more() -> None:
+    clock = Clock()
+    divided = DividedTime(clock)
+
+    def broken(_ticket: bytes) -> Any:
+        raise RuntimeError("a defect")
+
+    fetch = Fetch(ORDER, ticket=0, clock=clock, divided=divided)
+    with pytest.raises(RuntimeError):
+        fetch.begin(SimpleNamespace(pool=SimpleNamespace(claim=broken)))  # type: ignore[arg-type]
+    assert "1 under way, 0 waited for" in repr(divided)
+    fetch.release()
+    fetch.release()
+    assert "0 under way" in repr(divided)
+
+
+@pytest.mark.parametrize(("chunks", "of_all_s"), [(8, 2.0), (6, 4.0), (5, 8.0), (4, 8.0), (0, 8.0)])
+def test_a_load_that_came_too_late_counts_by_the_pace_of_the_chunks_that_came(chunks: int, of_all_s: float) -> None:
+    """Four chunks behind four that the engine has: of none the pace is one chunk's at most."""
+    outcome = LoadOutcome(8, chunks, "timeout", 9.0, bytes([2]) * 4, 2.0)
+    assert outcome.cost_of_all_s == of_all_s
 
 
 @pytest.mark.parametrize(("reason", "is_measured"), [("timeout", True), ("corrupt", False), ("gone", False)])
@@ -82,7 +149,7 @@ def test_a_load_that_ends_without_progress_counts_as_slow(
     chunks = 1 + (2 << 20) // half._geometry.layout.chunk_bytes
     before = half._rates.rates().bytes_per_s[1]
     for step in range(1, 3):
-        outcome = LoadOutcome(chunks, 0, reason, 10.0, bytes([1]) * chunks)
+        outcome = LoadOutcome(chunks, 0, reason, 10.0, bytes([1]) * chunks, 10.0)
         report = StepReport(step, step, {"request": outcome})
         half.ended(SimpleNamespace(kv_connector_worker_meta=report, finished_recving=set(), invalid_block_ids=set()))
     assert (half._rates.rates().bytes_per_s[1] < before / 1000) == is_measured
@@ -98,11 +165,11 @@ def test_a_step_without_tokens_waits_a_moment_for_the_loads_of_others(
 
     def wait(futures: list[Future[LoadOutcome]], timeout_s: float, _when: str) -> None:
         waited.append(timeout_s)
-        futures[0].set_result(LoadOutcome(2, 2, "complete", 0.1, ORDER.tiers))
+        futures[0].set_result(LoadOutcome(2, 2, "complete", 0.1, ORDER.tiers, 0.1))
 
     monkeypatch.setattr(saver_module, "wait_for_futures", wait)
     half.begin(StepPlan(1, is_idle=is_idle))
-    half._running.append((Fetch(ORDER, ticket=0, clock=Clock()), future))
+    half._running.append((Fetch(ORDER, ticket=0, clock=Clock(), divided=DividedTime(Clock())), future))
     assert half.take_finished() == ({"request"} if is_idle else set())
     assert waited == ([saver_module.LOOK_S] if is_idle else [])
     half._running.clear()

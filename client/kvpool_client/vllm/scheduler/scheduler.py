@@ -251,7 +251,7 @@ class SchedulerHalf:
             size = self._geometry.chunk_bytes
             if outcome.is_complete or outcome.reason == "timeout":
                 # A load that came too late still measures how slow it was.
-                self._rates.add_load(outcome.tiers, size, outcome.seconds)
+                self._rates.add_load(outcome.tiers, size, outcome.cost_of_all_s)
             if outcome.is_complete:
                 continue
             self.tally.add(f"failed_loads_{outcome.reason}")

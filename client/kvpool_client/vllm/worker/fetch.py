@@ -9,25 +9,29 @@ time, but for `cancel`. Lock: `_lock` guards the load and whether it is wanted; 
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from kvpool.clock import NS_PER_S, Clock
 from kvpool_client.grouped.load import GroupLoad
 from kvpool_client.lease import Lease
 from kvpool_client.load import Load
 from kvpool_client.vllm.plan import LoadOrder, LoadOutcome
+from kvpool_client.vllm.worker.divided_time import DividedTime
 from kvpool_client.vllm.worker.engine_memory import EngineMemory
 
 
 class Fetch:
     """See the module."""
 
-    def __init__(self, order: LoadOrder, *, ticket: int, clock: Clock) -> None:
-        """`ticket`: the number of the order's ticket that this rank claims."""
+    def __init__(self, order: LoadOrder, *, ticket: int, clock: Clock, divided: DividedTime) -> None:
+        """`ticket`: the number of the order's ticket that this rank claims. `divided`: of loads from the same tier."""
         self.order = order
         self._ticket = order.tickets[ticket] if ticket < len(order.tickets) else b""
         self._clock = clock
+        self._divided = divided
+        self._begun_s: float | None = None  # of the divided time, while under way
         self._spent_ns = 0
+        self._cost_s = 0.0
         self._lease: Lease | None = None
         self._lock = threading.Lock()
         self._load: Load | GroupLoad | None = None  # guarded by _lock
@@ -46,6 +50,7 @@ class Fetch:
         """Claim the lease and start copying; returns when the copy runs. With an empty claim there is nothing to wait for."""
         if not self._ticket:
             return
+        self._begun_s = self._divided.begin()
         with self._spending():
             self._lease = memory.pool.claim(self._ticket)
             if self._lease.chunks != self.order.chunks:
@@ -89,19 +94,22 @@ class Fetch:
                 result = load.wait()
             chunks, reason = result.chunks, result.reason
         self.release()
-        return LoadOutcome(wanted, chunks, reason, self._spent_ns / NS_PER_S, self.order.tiers)
+        return LoadOutcome(wanted, chunks, reason, self._spent_ns / NS_PER_S, self.order.tiers, self._cost_s)
 
     @contextmanager
     def _spending(self) -> Iterator[None]:
         """Measure the load's time. The forward pass between two layers does not count."""
         begun_ns = self._clock.now_ns()
         try:
-            yield
+            with self._divided.waiting() if self._begun_s is not None else nullcontext():
+                yield
         finally:
             self._spent_ns += self._clock.now_ns() - begun_ns
 
     def release(self) -> None:
-        """Release the lease. Idempotent."""
+        """Release the lease: the load is no longer under way. Idempotent."""
+        if self._begun_s is not None:
+            self._cost_s, self._begun_s = self._divided.end(self._begun_s), None
         if self._lease is not None:
             self._lease.release()
 
@@ -116,4 +124,4 @@ class Fetch:
 
 def failed(order: LoadOrder, reason: str) -> LoadOutcome:
     """The outcome of an order that was not carried out."""
-    return LoadOutcome(order.chunks, 0, reason, 0.0, order.tiers)
+    return LoadOutcome(order.chunks, 0, reason, 0.0, order.tiers, 0.0)

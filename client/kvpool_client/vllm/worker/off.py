@@ -49,7 +49,7 @@ class AbsentWorker:
             with contextlib.suppress(OSError):  # without it a reset of vLLM's prefixes fails while others save
                 self._board.attach(plan.board, self._rank)
         for order in plan.loads:
-            self._outcomes[order.request_id] = LoadOutcome(order.chunks, 0, "no-pool", 0.0, order.tiers)
+            self._outcomes[order.request_id] = LoadOutcome(order.chunks, 0, "no-pool", 0.0, order.tiers, 0.0)
             if self._has_groups:
                 self._failed_loads.add(order.request_id)
             else:

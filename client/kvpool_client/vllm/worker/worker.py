@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from kvpool.clock import Clock, MonotonicClock
 from kvpool.errors import KVPoolError
+from kvpool.types import Level
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.pool import Pool
 from kvpool_client.vllm.identity.geometry import Geometry
@@ -23,6 +24,7 @@ from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.statistics import Tally
 from kvpool_client.vllm.support import code_of
 from kvpool_client.vllm.surface import Tensor
+from kvpool_client.vllm.worker.divided_time import DividedTime
 from kvpool_client.vllm.worker.engine_memory import EngineMemory
 from kvpool_client.vllm.worker.fetch import Fetch, failed
 from kvpool_client.vllm.worker.saver import Saver
@@ -50,6 +52,7 @@ class WorkerHalf:
         self._rank = rank % geometry.ranks.count
         self._ticket = geometry.ranks.ticket_of(rank)
         self._clock = clock or MonotonicClock()
+        self._divided = {int(level): DividedTime(self._clock) for level in Level}  # by the lowest tier of a load
         self._memory: EngineMemory | None = None
         self._off = "no KV caches were registered"
         self._layers = geometry.layer_places
@@ -130,7 +133,8 @@ class WorkerHalf:
     def start_loads(self) -> None:
         """Begin the plan's loads: synchronous ones run when this returns, asynchronous ones are queued."""
         for order in self._plan.loads:
-            fetch = Fetch(order, ticket=self._ticket, clock=self._clock)
+            divided = self._divided[max(order.tiers, default=Level.DRAM)]
+            fetch = Fetch(order, ticket=self._ticket, clock=self._clock, divided=divided)
             if order.is_async:
                 self._running.append((fetch, self._threads.submit(self._carry_out, fetch)))
                 continue

@@ -184,7 +184,7 @@ def test_heads_that_are_together_in_a_token_are_refused_where_sizes_share() -> N
 
 def test_the_report_of_two_ranks_is_the_shorter_load_and_the_slower_one() -> None:
     def outcome(chunks: int, seconds: float) -> LoadOutcome:
-        return LoadOutcome(4, chunks, "complete", seconds, b"\1" * 4)
+        return LoadOutcome(4, chunks, "complete", 1.0, b"\1" * 4, seconds)
 
     first = StepReport(7, 0, {"a": outcome(4, 1.0), "b": outcome(4, 1.0)})
     second = StepReport(7, 7, {"a": outcome(4, 2.0), "b": outcome(2, 0.5), "c": outcome(4, 1.0)}, "off")
