@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from kvpool.clock import MonotonicClock
+from kvpool.clock import NS_PER_S, Clock, MonotonicClock
 from kvpool.errors import PeerUnreachable
 from kvpool.peers.asking import AT_ONCE, NAMED_WAITING_MAX, PULLS, SHARE, Asking, Turns
 from kvpool.peers.control.link import PeerLink
@@ -46,8 +46,8 @@ class Owner:
             answer.set_result((pull, TICKET))
 
 
-async def _ask_all(owner: Owner, answer_s: float, turns: Turns = PULLS) -> list[Any]:
-    asking = Asking(MonotonicClock(), turns)
+async def _ask_all(owner: Owner, answer_s: float, turns: Turns = PULLS, clock: Clock | None = None) -> list[Any]:
+    asking = Asking(clock or MonotonicClock(), turns)
     link = cast(PeerLink, owner)
     calls = [
         asking.ask(link, "one", partial(pull_of, number), answer_s, asker=asker) for number, asker in enumerate(ASKERS)
@@ -63,8 +63,15 @@ def test_pulls_beyond_the_nodes_bound_wait_for_their_turn() -> None:
 
 
 def test_a_silent_node_is_asked_once_for_each_turn_and_no_more() -> None:
+    """The time to answer has passed for all when the first are not answered: whoever gets their turns does not ask."""
     owner = Owner(is_silent=True)
-    answers = asyncio.run(_ask_all(owner, 0.05, Turns(AT_ONCE, AT_ONCE // 12, SHARE)))  # a turn lasts 12 s
+
+    class PassingClock:
+        def now_ns(self) -> int:
+            return (owner.waiting < len(owner.asked)) * NS_PER_S
+
+    turns = Turns(AT_ONCE, AT_ONCE * 20, SHARE)
+    answers = asyncio.run(_ask_all(owner, 0.05, turns, PassingClock()))
     assert all(isinstance(answer, PeerUnreachable) for answer in answers)
     assert owner.asked == list(range(AT_ONCE))
 
