@@ -95,8 +95,9 @@ class PageStore:
 
     def load(self, keys: Sequence[str], host_indices: Any) -> list[bool]:
         """Copy pages into host memory; which leading ones are in place and verified. The rest of the pages is undefined."""
-        good = len(keys) if self._parts else 0
-        for part in self._parts:
+        parts = () if self._is_refused(len(keys)) else self._parts
+        good = len(keys) if parts else 0
+        for part in parts:
             slots = host_indices if good == len(keys) else host_indices[: good * self._page_tokens]
             good = sum(part.load(keys[:good], slots))
             if not good:
@@ -203,4 +204,4 @@ def _joined(name: str, one: int | float | str, other: int | float | str) -> int 
         return one or other
     if name in ("connected", "loaded_pages", "saved_pages", "present_pages"):
         return min(one, other)
-    return max(one, other) if name in ("declined_pages", "clipped_pages") else one + other
+    return max(one, other) if name in ("declined_pages", "clipped_pages") or name.startswith("late_") else one + other

@@ -61,6 +61,9 @@ class PartStore:
             "present_pages": 0,
             "declined_pages": 0,
             "clipped_pages": 0,
+            "late_lookup_pages": 0,
+            "late_load_pages": 0,
+            "late_save_pages": 0,
         }
 
     def __repr__(self) -> str:
@@ -82,6 +85,7 @@ class PartStore:
         try:
             for number, chain in reversed(list(enumerate(self._chains(keys)))):
                 if deadline.has_passed():
+                    self._counts["late_lookup_pages"] += number + 1
                     break
                 found[number] = bool(self._pool.lookup(chain))
         except ENGINE_FAILURES as error:
@@ -96,6 +100,8 @@ class PartStore:
         try:
             numbers = self._pages.page_numbers(host_indices, len(keys))
             good = self._load_pages(keys, numbers, deadline)
+            if good < len(keys) and deadline.has_passed():
+                self._counts["late_load_pages"] += len(keys) - good
         except ENGINE_FAILURES as error:
             self._guard.miss("batch_get", error)
             return answer
@@ -115,6 +121,7 @@ class PartStore:
             retention = self._page_retention(extra_info, len(keys), self._pages.page_tokens)
             for first in reversed(range(0, len(keys), SAVES_AT_ONCE)):
                 if deadline.has_passed():
+                    self._counts["late_save_pages"] += min(first + SAVES_AT_ONCE, len(keys))
                     break
                 asked = slice(first, first + SAVES_AT_ONCE)
                 answer[asked] = self._save_some(chains[asked], numbers[asked], retention[asked])
@@ -123,7 +130,7 @@ class PartStore:
         return answer
 
     def stats(self) -> dict[str, int | float | str]:
-        """Pages moved, and the Pool's own counters."""
+        """Pages moved, those for which a batch's time was not enough, and the Pool's own counters."""
         return {**self._counts, **self._pool.stats()}
 
     def close(self) -> None:

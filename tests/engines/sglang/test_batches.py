@@ -18,6 +18,7 @@ from kvpool_client.load import Load
 from kvpool_client.pool import Pool
 from kvpool_client.results import Hit, LoadResult
 from kvpool_client.separate_chunks import SeparateChunks
+from kvpool_client.sglang import part_store
 from tests.engines.conftest import TIMEOUT_S
 from tests.engines.sglang.standin import Controller, HostPool, page_keys
 from tests.rigs.daemon import Daemon, wait_until
@@ -181,6 +182,58 @@ def test_pages_beyond_a_connections_saves_are_declined_and_the_others_stored(
     assert results == [True] * 7 + [False] * 9
     assert controller.backend.batch_exists(keys) == 7
     assert daemon.problems() == []
+
+
+class Expiring:
+    """A Deadline that passes when it has been asked so many times whether it has."""
+
+    def __init__(self, questions: int) -> None:
+        self.left = questions
+
+    def has_passed(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+    def remaining_s(self) -> float:
+        return float(TIMEOUT_S)
+
+
+def _late(controller: Controller) -> list[int]:
+    counters = controller.backend.counters()
+    return [counters[f"late_{call}_pages"] for call in ("lookup", "load", "save")]
+
+
+def test_pages_for_which_a_batch_has_no_time_are_counted(
+    large: Daemon, start_sglang: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part_store, "LOADS_AT_ONCE", 16)
+    monkeypatch.setattr(part_store, "SAVES_AT_ONCE", 16)
+    controller, keys = start_sglang(large, HostPool(pages=PAGES)), page_keys(6, PAGES)
+    store, slots = controller.backend._store, controller.pool.slots(range(PAGES))
+    _filled(controller, keys)
+    assert controller.backup(keys[:40], range(40)) == 40
+    assert controller.prefetch(keys, range(PAGES)) == 40
+    assert _late(controller) == [0, 0, 0], "a page that is not there is no late one"
+    monkeypatch.setattr(part_store, "Deadline", lambda _: Expiring(1))
+    assert store.save(keys, slots) == [False] * 32 + [True] * 16
+    assert _late(controller) == [0, 0, 32]
+    monkeypatch.setattr(part_store, "Deadline", lambda _: Expiring(2))
+    assert store.load(keys, slots) == [True] * 32 + [False] * 16
+    assert _late(controller) == [0, 16, 32]
+    monkeypatch.setattr(part_store, "Deadline", lambda _: Expiring(5))
+    assert store.present(keys) == [False] * 43 + [True] * 5
+    assert _late(controller) == [43, 16, 32]
+
+
+def test_loads_of_a_backend_that_is_not_connected_are_counted_as_refused(
+    shared_daemon: Daemon, start_sglang: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller, keys = start_sglang(shared_daemon), page_keys(7, 4)
+    store = controller.backend._store
+    store._close_parts()
+    monkeypatch.setattr(store, "_connect", lambda: None)
+    assert store.load(keys, controller.pool.slots(range(4))) == [False] * 4
+    assert controller.backend.counters()["refused_reading"] == 4
 
 
 @pytest.mark.parametrize(
