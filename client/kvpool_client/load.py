@@ -10,6 +10,7 @@ for nothing and takes no lock that may have been held at the fork.
 """
 
 import os
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
@@ -83,6 +84,7 @@ class Load:
         self._reason = ended_early
         self._result: LoadResult | None = None
         self._on_end = on_end
+        self._ending = threading.RLock()  # releases of several leases that it was joined of wait for it at once
 
     def __repr__(self) -> str:
         return f"<Load {self.chunks_so_far} chunks, {self._result.reason if self._result else 'running'}>"
@@ -177,15 +179,20 @@ class Load:
             reason = self._reason if self._run is None else LoadReason.DISCONNECTED
             self._result = LoadResult(self.first_chunk, self.first_chunk * self._chunk_tokens, reason.name.lower())
         elif self._result is None:
-            chunks, reason = 0, self._reason
-            if self._run is not None:
-                chunks, code = self._run.chunks(), LoadReason(self._run.reason())
-                reason = code if code != LoadReason.CANCELLED or reason == LoadReason.COMPLETE else reason
-            failpoint.reach("client.load.before_result")
-            total = self.first_chunk + chunks
-            self._result = LoadResult(total, total * self._chunk_tokens, reason.name.lower())
-            self._on_end(self, self._result)
+            with self._ending:
+                return self._result or self._end()
         return self._result
+
+    def _end(self) -> LoadResult:
+        chunks, reason = 0, self._reason
+        if self._run is not None:
+            chunks, code = self._run.chunks(), LoadReason(self._run.reason())
+            reason = code if code != LoadReason.CANCELLED or reason == LoadReason.COMPLETE else reason
+        failpoint.reach("client.load.before_result")
+        total = self.first_chunk + chunks
+        result = self._result = LoadResult(total, total * self._chunk_tokens, reason.name.lower())
+        self._on_end(self, result)
+        return result
 
 
 def _slice_s(stall: Stall, deadline: Deadline | None) -> float:

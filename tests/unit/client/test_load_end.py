@@ -1,0 +1,58 @@
+"""The end of a load, which several threads may notice at once: it is reported once."""
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
+
+import kvpool_client as kv
+from kvpool.types import LoadReason
+from kvpool_client.load import Load
+from tests.rigs.daemon import wait_until
+
+
+class EndedRun:
+    """A run that has ended, and says how only when the test lets it."""
+
+    def __init__(self) -> None:
+        self.may_answer = Event()
+        self.asked = 0
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
+    def done(self) -> bool:
+        return True
+
+    def progress(self) -> int:
+        return 0
+
+    def reason(self) -> int:
+        return LoadReason.COMPLETE
+
+    def chunks(self) -> int:
+        self.asked += 1
+        assert self.may_answer.wait(180.0)
+        return 3
+
+
+def test_a_load_that_several_threads_wait_for_ends_once() -> None:
+    run, ended = EndedRun(), []
+    lease: Any = SimpleNamespace()
+    load = Load(
+        lease,
+        run,  # type: ignore[arg-type]  # it needs no layers
+        first_chunk=0,
+        chunk_tokens=16,
+        layers=1,
+        groups=1,
+        timeout_s=60.0,
+        on_end=lambda one, result: ended.append(result),
+    )
+    with ThreadPoolExecutor(2) as threads:
+        results = [threads.submit(load.wait) for _ in range(2)]
+        wait_until(lambda: run.asked > 0, "one of them has come so far")
+        run.may_answer.set()
+        assert [result.result(180.0) for result in results] == [kv.LoadResult(3, 48, "complete")] * 2
+    assert ended == [kv.LoadResult(3, 48, "complete")]
+    assert run.asked == 1
