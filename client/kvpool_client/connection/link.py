@@ -157,6 +157,8 @@ class Link:
             self._retry_s = RETRY_S if is_leaving else min(2 * self._retry_s, REFUSED_RETRY_S_MAX)
             if error.code == "layout":
                 raise LayoutMismatch(str(error)) from error
+            if not is_leaving:
+                self._session_log.note_refused(self.last_error)
             return
         except (KVPoolError, OSError) as error:
             self.last_error = str(error)

@@ -28,6 +28,7 @@ class SessionLog:
         self._is_logged = False
         self._pause = Deadline(0.0, clock)
         self._unlogged = 0
+        self._refusal = ""
 
     def __repr__(self) -> str:
         return (
@@ -37,6 +38,12 @@ class SessionLog:
     def note_absent(self) -> None:
         """There is no daemon yet, which the engine logs itself where that matters to it (`Pool.connected`)."""
         self._away_since_ns, self._is_logged = self._clock.now_ns(), True
+
+    def note_refused(self, reason: str) -> None:
+        """There is a daemon, which does not serve this client; called again while that is so."""
+        if reason != self._refusal:
+            self._refusal = reason
+            log.warning("kvpool: the daemon at %s refuses this connection: %s", self._path, reason)
 
     def note_away(self, reason: str) -> None:
         """There is no session any more; called again while that is so."""
@@ -55,7 +62,7 @@ class SessionLog:
 
     def note_begun(self) -> None:
         """There is a session."""
-        since_ns, self._away_since_ns = self._away_since_ns, None
+        since_ns, self._away_since_ns, self._refusal = self._away_since_ns, None, ""
         if since_ns is None:
             return
         if not self._is_logged:

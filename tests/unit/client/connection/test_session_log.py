@@ -72,3 +72,19 @@ def test_a_first_connection_that_came_late_is_a_line(
     clock.advance(3.0)
     sessions.note_begun()
     assert caplog.messages == [BACK.format("3.0")]
+
+
+def test_a_refusal_is_a_line_until_there_is_a_session_or_another_reason(
+    sessions: SessionLog, clock: HandClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    sessions.note_absent()
+    for reason in ["too old", "too old", "full", "full"]:
+        sessions.note_refused(reason)
+    sessions.note_begun()
+    sessions.note_refused("full")
+    refused = "kvpool: the daemon at /run/s refuses this connection: "
+    assert [line for line in caplog.messages if line.startswith(refused)] == [
+        refused + "too old",
+        refused + "full",
+        refused + "full",
+    ]
