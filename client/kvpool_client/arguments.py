@@ -10,6 +10,7 @@ from kvpool.keys import namespace_name
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
 from kvpool.protocol.blocking import fault_of_path
+from kvpool.protocol.records import messages as m
 from kvpool_client.key_chain import KeyChain, Namespace
 from kvpool_client.lease import Lease
 
@@ -96,6 +97,17 @@ def check_index(name: str, value: int, most: int) -> None:
     """Check that `value` is an integer from 0 to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
         raise InvalidArgument(f"{name} is {value!r}, expected 0..{most}")
+
+
+def check_promises(layout: Layout, tickets: int, claims: int | None) -> None:
+    """Check for whom promises are made, and of how many tickets with how many claims."""
+    if layout.rank is not None and layout.world > 1:
+        raise InvalidArgument(
+            f"layout rank is {layout.rank} of {layout.world}, expected None: promises are of all ranks"
+        )
+    for name, value in (("tickets", tickets), ("claims", 1 if claims is None else claims)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= m.CLAIMS_MAX:
+            raise InvalidArgument(f"{name} is {value!r}, expected 1..{m.CLAIMS_MAX}")
 
 
 def check_scope(salt: bytes, adapter: str) -> None:

@@ -9,6 +9,7 @@ Any thread. Holds no lock of its own.
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from kvpool.errors import InvalidArgument
@@ -16,14 +17,25 @@ from kvpool.key_column import KeyColumn
 from kvpool.keys import DEFAULT_DOMAIN, namespace_name, pack_scope
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
+from kvpool.protocol import versions
+from kvpool.protocol.records import promises as pr
 from kvpool.types import TokenRange
-from kvpool_client.arguments import check_connect, check_index, check_keys, check_lease, check_scope, checked_shares
+from kvpool_client.arguments import (
+    check_connect,
+    check_index,
+    check_keys,
+    check_lease,
+    check_promises,
+    check_scope,
+    checked_shares,
+)
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.engine_reports import EngineReports
 from kvpool_client.connection.finder import Finder
 from kvpool_client.connection.lease_fetcher import LeaseFetcher
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.lookups import check_owner
+from kvpool_client.connection.promise_line import PromiseLine
 from kvpool_client.connection.roots import Roots
 from kvpool_client.connection.session import SessionPlan
 from kvpool_client.copying.cache import Cache
@@ -102,7 +114,8 @@ class Pool:
         self._pid = os.getpid()
         self._roots = Roots(self.model, layout)
         self._counters = counters = Counters()
-        self._link = link = Link(SessionPlan(os.fspath(path), self.model, layout, timeout_s), counters)
+        self._plan = plan = SessionPlan(os.fspath(path), self.model, layout, timeout_s)
+        self._link = link = Link(plan, counters)
         self._finder = Finder(layout, link, counters, timeout_s=timeout_s)
         self._copies = copies = Copies(layout, copy_threads, self.shares)
         self._group_finder = finder = GroupFinder(layout, link, counters, timeout_s) if layout.groups else None
@@ -254,6 +267,23 @@ class Pool:
         if not isinstance(ticket, (bytes, bytearray, memoryview)):
             raise InvalidArgument(f"ticket is {type(ticket).__name__}, expected bytes")
         return self._lease_fetcher.claim(bytes(ticket))
+
+    def open_promise_line(self, tickets: int, claims: int | None = None) -> PromiseLine:
+        """A connection for promises of hits, of 1 to 1024 `tickets` each that may be claimed `claims` times (see
+        `Lease.ticket`); the caller closes it. For a scheduler: a Pool that stands for all ranks. A daemon of a protocol before
+        12 makes none. Raises LayoutMismatch, and InvalidArgument for other numbers, or a rank among others."""
+        check_promises(self.layout, tickets, claims)
+        whole = replace(self.layout, rank=None)  # given-back tickets are ended by a claim of no rank
+        plan = replace(self._plan, layout=whole, oldest=versions.SINCE[pr.Promise])
+        line = self._hint_client.line = PromiseLine(
+            Link(plan, Counters()),
+            self._lease_fetcher,
+            self._counters,
+            tickets=tickets,
+            claims=claims,
+            timeout_s=self._timeout_s,
+        )
+        return line
 
     def load(
         self,

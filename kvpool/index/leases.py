@@ -175,19 +175,19 @@ class Leases:
         """Leases of each connection."""
         return {owner: {"leases": len(leases)} for owner, leases in self._of_owner.items()}
 
-    def has_room_for(self, owner: ConnectionId) -> bool:
-        """Whether the holds of a connection, with its unclaimed tickets, are within its bound."""
-        return self._held_chunks.get(owner, 0) < HELD_CHUNKS_MAX
+    def has_room_for(self, owner: ConnectionId, chunks: int = 0) -> bool:
+        """Whether the holds of a connection, with its unclaimed tickets and of so many chunks more, are within its bound."""
+        return self._held_chunks.get(owner, 0) + chunks < HELD_CHUNKS_MAX
 
-    def has_room_for_ticket(self, issuer: ConnectionId, chunks: int) -> bool:
-        """Whether a ticket may be issued whose holds are of `chunks` chunks together.
+    def has_room_for_tickets(self, issuer: ConnectionId, chunks: int, tickets: int = 1) -> bool:
+        """Whether so many tickets may be issued, the holds of each of `chunks` chunks together.
 
         Half of the tickets that the others leave are an issuer's own.
         """
         own = self._issued[issuer]
         left = TICKETS_MAX - (len(self._tickets) - own)
-        has_room = own < left // 2 and self._ticket_chunks + chunks <= TICKET_CHUNKS_MAX
-        return has_room and self.has_room_for(issuer)
+        has_room = own + tickets <= left // 2 and self._ticket_chunks + tickets * chunks <= TICKET_CHUNKS_MAX
+        return has_room and self.has_room_for(issuer, (tickets - 1) * chunks)
 
     def issue_ticket(
         self,
@@ -203,7 +203,7 @@ class Leases:
         """A new ticket over holds of its own. `identity`: what a claimer must have in common: model and layout but for the
         rank. `rows`: as in `grant`; `claims`: see `TicketHold`."""
         entry = TicketHold(identity, issuer, chunks, dict(holds), chunks if rows is None else rows, claims)
-        assert self.has_room_for_ticket(issuer, entry.held)
+        assert self.has_room_for_tickets(issuer, entry.held)
         ticket = secrets.token_bytes(TICKET_BYTES)
         self._tickets[ticket] = entry
         self._ticket_order.use(ticket, self._ttl_ns, now_ns)

@@ -16,7 +16,8 @@ class EngineSession:
     `lease_ttl_ns`: the least time to live of a lease that the connection was given; it renews by that. `peer`: of another
     node's connection, the number by which all sessions of that node's key count together. What it asks for is never pulled
     from a third one, so that no two nodes ask one another in a circle, and is read from disk after what engines here ask for.
-    `groups`: a session of each of the layout's groups, over the same connection.
+    `groups`: a session of each of the layout's groups, over the same connection. `identity`: model and layout but for the
+    rank, what a ticket's issuer and claimer must have in common.
     """
 
     connection: ConnectionId
@@ -29,9 +30,11 @@ class EngineSession:
     namespace_ids: list[int] = field(init=False)
     size_classes: list[int] = field(init=False)
     chunk_sizes: list[int] = field(init=False)
+    identity: tuple[str, bytes] = field(init=False)
 
     def __post_init__(self) -> None:
-        # Of each rank's namespace, by rank: needed by every acquire.
+        # Made once: every acquire needs what follows, of each rank's namespace by rank, and every ticket the identity.
+        object.__setattr__(self, "identity", (self.model, self.layout.for_rank(0).fingerprint()))
         object.__setattr__(self, "namespace_ids", [namespace.id for namespace in self.namespaces.values()])
         object.__setattr__(self, "size_classes", [namespace.size_class for namespace in self.namespaces.values()])
         object.__setattr__(
@@ -86,8 +89,3 @@ class EngineSession:
         """Raises Refused where the layout has groups: a request without a group names no chunks of theirs."""
         if self.groups:
             raise Refused("group", "this connection's layout has groups: their chunks are named by group alone")
-
-    @property
-    def identity(self) -> tuple[str, bytes]:
-        """Model and layout but for the rank: what a ticket's issuer and claimer must have in common."""
-        return self.model, self.layout.for_rank(0).fingerprint()

@@ -195,6 +195,30 @@ class BlockingConnection:
             raise DaemonUnreachable(f"a frame without an answer was sent in part: {sent} of {len(frame)} bytes")
         return True
 
+    def exchange(self, unsent: bytearray) -> bytes:
+        """Send what the socket takes of `unsent`, which loses it, and return what has arrived: frames without a caller that
+        waits. Does not wait. Raises DaemonUnreachable.
+        """
+        try:
+            with contextlib.suppress(BlockingIOError):
+                while unsent:
+                    del unsent[: self._socket.send(unsent, socket.MSG_DONTWAIT)]
+            received = self._socket.recv(_BUFFER_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return b""
+        except OSError as error:
+            raise DaemonUnreachable(f"the connection to the daemon has failed: {error}") from error
+        if not received:
+            raise DaemonUnreachable("the daemon closed the connection")
+        return received
+
+    def wait_for_exchange(self, wait_s: float, *, has_more: bool) -> None:
+        """Wait at most so long until `exchange` finds something, or takes more where it has more to send."""
+        poll = select.poll()
+        with contextlib.suppress(OSError, ValueError):  # it has been closed: `exchange` says so
+            poll.register(self._socket, select.POLLIN | (select.POLLOUT if has_more else 0))
+            poll.poll(wait_s * 1000)
+
     def info(self) -> dict[str, Any]:
         """The daemon's identity and resources."""
         return self.call(m.AskInfo(), m.Report).values

@@ -19,7 +19,7 @@ operators of every version are served. docs/protocol.md defines what makes a new
     10  ReserveShare and the state PART; claims in IssueTicket
     11  head groups in a layout's groups; ReserveGroupShare; FindGroupCopies; SeekEach and SoughtEach: chunks of groups in the
         shared store; AnnounceGroups, and Demote of groups
-    12  leases over groups of up to 4096 holds
+    12  Promise; leases over groups of up to 4096 holds
 """
 
 from dataclasses import MISSING, fields
@@ -36,6 +36,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.records import operator as om
 from kvpool.protocol.records import peers as pm
+from kvpool.protocol.records import promises as pr
 from kvpool.protocol.records import seeking as sk
 
 OLDEST = 1
@@ -72,6 +73,8 @@ SINCE: dict[type[Any], int] = {
     sk.SeekEach: 11,
     sk.SoughtEach: 11,
     gm.AnnounceGroups: 11,
+    pr.Promise: 12,
+    pr.Promised: 12,
 }
 # How many fields a record had up to a version, the oldest first; later fields have defaults.
 FIELDS_UP_TO: dict[type[Any], tuple[tuple[int, int], ...]] = {

@@ -1,21 +1,22 @@
-"""Leases from the daemon: for a hit, or for a ticket.
+"""Leases from the daemon: for a hit, or for a ticket. And what to ask for a promise of a hit.
 
 One round trip, or two where some of the hit was evicted since the lookup; one in any case where a part of it is on another
 node. Every failure of the daemon gives an empty lease. Any thread.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from kvpool import failpoint
 from kvpool.clock import Deadline
-from kvpool.errors import KVPoolError
+from kvpool.errors import KVPoolError, ProtocolError
 from kvpool.key_column import KeyColumn
 from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import peers as pm
+from kvpool.protocol.records import promises as pr
 from kvpool.types import Level
 from kvpool_client.connection.batching import call_each
 from kvpool_client.connection.counters import Counters
@@ -64,8 +65,7 @@ class LeaseFetcher:
         is_all_here = hit.tiers[chunks - 1] < Level.PEER
         if is_all_here and chunks * len(columns) <= m.LEAF_CHUNKS_MAX:
             deadline = Deadline(left_s)
-            leaves = b"".join(KeyColumn(column)[chunks - 1] for column in columns)
-            leased = self._ask(session, m.AcquireLeaves(leaves, chunks), left_s)
+            leased = self._ask(session, m.AcquireLeaves(_leaves(columns, chunks), chunks), left_s)
             left_s = deadline.remaining_s()
             if leased is None or leased.chunks or left_s < self._timeout_s / 2:
                 return self._lease(session, leased or NO_LEASE)
@@ -87,6 +87,22 @@ class LeaseFetcher:
                 self._link.note_failure(session, error)
         self._counters.count("acquired_chunks", sum(answer.chunks for answer in leased.values()))
         return [self._lease(session, leased[number], hit.peer_pace) for number, hit in enumerate(hits)]
+
+    def promises_of(self, hit: Hit, tickets: int, claims: int) -> Iterator[tuple[Hit, pr.Promise]]:
+        """What to ask for a promise of a hit, one after the other until something is promised; nothing for an empty one."""
+        chunks = min(hit.chunks, self._chunks_max)
+        if not chunks:
+            return
+        columns = hit.keys.columns()
+        if hit.tiers[chunks - 1] < Level.PEER and chunks * len(columns) <= m.LEAF_CHUNKS_MAX:
+            yield hit, pr.Promise(_leaves(columns, chunks), chunks, "", tickets, claims)
+        yield hit, pr.Promise(hit.keys.leading(chunks).packed, chunks, hit.owner, tickets, claims)
+
+    def promised_levels(self, hit: Hit, promised: pr.Promised) -> bytes:
+        """The level of each chunk of a promise. Raises ProtocolError where it has not one for each."""
+        check_levels(promised, promised.chunks)
+        leased = m.Leased(0, promised.chunks, b"", b"", promised.tiers)
+        return _from_store(leased, hit).tiers
 
     def claim(self, ticket: bytes) -> Lease:
         """The lease that a ticket stands for."""
@@ -114,6 +130,16 @@ class LeaseFetcher:
             estimate_s=self._estimate_s,
             peer_pace=peer_pace or FIRST_PEER_PACE,
         )
+
+
+def check_levels(promised: pr.Promised, count: int) -> None:
+    """Raises ProtocolError unless a promise has so many levels."""
+    if len(promised.tiers) != count:
+        raise ProtocolError(f"a promise of {promised.chunks} chunks has {len(promised.tiers)} levels, expected {count}")
+
+
+def _leaves(columns: Sequence[bytes], chunks: int) -> bytes:
+    return b"".join(KeyColumn(column)[chunks - 1] for column in columns)
 
 
 def _wanted(hit: Hit, chunks: int) -> m.Acquire | pm.AcquireFrom:

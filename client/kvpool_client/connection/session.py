@@ -53,12 +53,14 @@ class Stoppable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """Plan of a session: the daemon's socket, for which model and layout, and the longest time of a round trip."""
+    """Plan of a session: the daemon's socket, for which model and layout, and the longest time of a round trip. `oldest`: the
+    oldest version of the protocol that has what it is for; 0: any that can name the layout."""
 
     path: str
     model: str
     layout: Layout
     timeout_s: float
+    oldest: int = 0
 
 
 class Session:
@@ -73,7 +75,7 @@ class Session:
         """`on_end` is called once, on the thread that ends the session. `welcome_s`: how long to wait for the daemon's welcome,
         while `is_wanted`. Raises KVPoolError or OSError, and then leaves nothing open."""
         self._on_end = on_end
-        oldest = versions.oldest_for(plan.layout)
+        oldest = max(plan.oldest, versions.oldest_for(plan.layout))
         hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, plan.model, plan.layout.to_wire(), oldest)
         self._pid = os.getpid()
         self._timeout_s = plan.timeout_s
@@ -158,6 +160,29 @@ class Session:
             return False
         self._outbox.append(m.encode(record, 0))
         return self.send_waiting() or self.is_alive
+
+    def exchange(self, unsent: bytearray) -> bytes:
+        """Send what the socket takes of these frames, cut off what was sent, and return the bytes that have arrived.
+
+        For a session whose requests all go this way (see `promise_line`): `call` would read their answers. Does not wait.
+        Raises DaemonUnreachable: the session has ended.
+        """
+        if not self.is_alive or not self._turn.acquire(blocking=False):
+            raise DaemonUnreachable("the connection to the daemon has ended")
+        fault = "a request was interrupted"
+        try:
+            received = self._connection.exchange(unsent)
+            fault = ""
+            return received
+        except DaemonUnreachable as error:
+            fault = str(error)
+            raise
+        finally:
+            self._leave(fault)
+
+    def wait_for_exchange(self, wait_s: float, *, has_more: bool) -> None:
+        """Wait at most so long until `exchange` finds something, or takes more where it has more to send."""
+        self._connection.wait_for_exchange(wait_s, has_more=has_more)
 
     def drop_lease(self, lease: int) -> None:
         """Have the daemon end a lease. Does not wait."""

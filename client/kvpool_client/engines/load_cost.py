@@ -3,10 +3,10 @@
 `chunks_to_load` and `wait_limit_s` are pure; `RateEstimator` holds the times they use. A load of a tier takes a set-up and a
 time for its bytes, a step of the engine the same for its tokens; `FittedTime` takes both apart by medians of the last few
 measurements, so that one stalled load changes nothing, and a few in a row show that a tier has become slow. Invariants: a
-decision loads a prefix, never a part behind a gap; a tier without measurements is loaded from, because only a load can measure
-it. A tier that is declined is measured again after a while, by a part of a hit that is small enough to cost little: a disk may
-have been busy only once. What the daemon has measured of the one node that has a hit's chunks counts before what was
-measured of all of them. Time is an argument. One thread.
+decision loads a prefix, never a part behind a gap; a tier without measurements goes by a guess. A tier that is declined is
+measured again after a while, by a part of a hit that is small enough to cost little: a disk may have been busy only once. What
+the daemon has measured of the one node that has a hit's chunks counts before what was measured of all of them. Time is an
+argument. One thread.
 """
 
 from collections import deque

@@ -10,9 +10,10 @@ from kvpool.clock import Deadline
 from kvpool.layout import Layout
 from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import promises as pr
 from kvpool.types import Level
 from kvpool_client.connection.counters import Counters
-from kvpool_client.connection.lease_fetcher import NO_LEASE, LeaseFetcher
+from kvpool_client.connection.lease_fetcher import NO_LEASE, LeaseFetcher, check_levels
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.peer_pace import PeerPace
 from kvpool_client.connection.session import Session
@@ -140,12 +141,32 @@ class GroupLeaseFetcher(LeaseFetcher):
                 leased = self._ask(session, self._request(wanted), left_s)
         return self._lease(session, _from_store(self._namespace[1], leased or NO_LEASE, wanted))
 
-    def _other_hits(self, session: Session, hit: Hit) -> Iterator[Hit]:
-        """What may be leased where a hit could not be."""
+    def promises_of(self, hit: Hit, tickets: int, claims: int) -> Iterator[tuple[Hit, pr.Promise]]:
+        """What to ask for a promise of a hit, one after the other until something is promised; nothing for an empty one. Asks
+        no store."""
+        if not hit.chunks:
+            return
+        yield hit, self._promise(hit, tickets, claims)
+        session = self._link.session
+        for now in self._other_hits(session, hit, seeks=False) if session is not None else ():
+            if now.chunks:
+                yield now, self._promise(now, tickets, claims)
+
+    def promised_levels(self, hit: Hit, promised: pr.Promised) -> bytes:
+        """The level of each chunk of a promise. Raises ProtocolError where it has not one for each row."""
+        check_levels(promised, sum(map(len, chunk_ranges(self._namespace[1], promised.chunks))))
+        leased = _from_store(self._namespace[1], m.Leased(0, promised.chunks, b"", b"", promised.tiers), hit)
+        return self._lease(None, leased).tiers.tobytes()
+
+    def _promise(self, hit: Hit, tickets: int, claims: int) -> pr.Promise:
+        return pr.Promise(self._finder.keys_of(hit.keys, hit.chunks), hit.chunks, "", tickets, claims)
+
+    def _other_hits(self, session: Session, hit: Hit, *, seeks: bool = True) -> Iterator[Hit]:
+        """What may be leased where a hit could not be. `seeks`: the shared store may be asked, which takes its time."""
         if not (hit.tiers >= Level.PEER).any():
             yield self._finder.find(session, hit.keys, hit.chunks)
             return
-        if (hit.tiers == Level.STORE).any():  # it may have all of it still: the daemon remembers an answer briefly
+        if seeks and (hit.tiers == Level.STORE).any():  # it may have it still: the daemon remembers an answer briefly
             yield self._finder.find_or_seek(session, hit.keys, hit.chunks)
         else:
             yield self._finder.find(session, hit.keys, hit.chunks - 1)

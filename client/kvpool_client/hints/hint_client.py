@@ -15,6 +15,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.types import RetainState, TokenRange
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
+from kvpool_client.connection.promise_line import PromiseLine
 from kvpool_client.connection.session import Session
 from kvpool_client.grouped.lookups import GroupFinder
 from kvpool_client.hints.envelope import (
@@ -49,6 +50,7 @@ class HintClient:
         finder: GroupFinder | None = None,
     ) -> None:
         """`finder`: of a layout with groups."""
+        self.line: PromiseLine | None = None  # over which chunks are leased, where it is not the Pool's own connection
         self._finder = finder
         self._layout = layout
         self._link = link
@@ -109,7 +111,9 @@ class HintClient:
         try:
             failpoint.reach("client.announce.before", failpoint.unreachable)
             request = self._announcement(session, keys, asked)
-            answer = session.call(request, m.Announced, left_s) if request is not None else m.Announced(0, 0)
+            line = self.line  # an older daemon, or one that has gone, gives no promises, and leases nothing over it
+            call = session.call if line is None or not line.is_connected else line.call
+            answer = call(request, m.Announced, left_s) if request is not None else m.Announced(0, 0)
         except KVPoolError as error:
             self._link.note_failure(session, error)
             return AnnounceResult(0, 0, named)

@@ -231,7 +231,7 @@ class Readers:
         how often it may be claimed; 0: once on each rank."""
         failpoint.reach("daemon.ticket.before_issue", failpoint.refused)
         lease = self.find(session, lease_id)
-        if lease is None or not self._leases.has_room_for_ticket(lease.owner, lease.held):
+        if lease is None or not self._leases.has_room_for_tickets(lease.owner, lease.held):
             return b""
         self._leases.renew(lease.id, session.connection, now_ns)
         if not self._can_hold(TICKETS, session, lease.holds, lease):
@@ -245,6 +245,16 @@ class Readers:
             rows=lease.rows,
             claims=claims,
         )
+
+    def has_room_for_tickets(self, session: EngineSession, lease_id: int, tickets: int) -> bool:
+        """Whether so many tickets may be issued on a lease."""
+        lease = self.find(session, lease_id)
+        return lease is not None and self._leases.has_room_for_tickets(lease.owner, lease.held, tickets)
+
+    def end_tickets(self, tickets: Sequence[bytes], now_ns: int) -> None:
+        """End tickets that nobody will claim; a bounded number of their holds at once."""
+        lasting = [ticket for ticket in tickets if self._leases.find_ticket(ticket) is not None]
+        self.ending.end([hold for ticket in lasting for hold in self._leases.end_ticket(ticket)], now_ns)
 
     def claim(self, session: EngineSession, ticket: bytes, now_ns: int) -> Grant:
         """A lease from a ticket, for the session's rank, as often as it may be claimed; a scheduler, which has none, ends it.
@@ -333,8 +343,7 @@ class Readers:
         )
         of_ranks = [self._directory.columns(of_rank) for of_rank in holds.values()]
         if session.layout.rank is None:
-            levels = [np.frombuffer(columns.levels, np.uint8) for columns in of_ranks]
-            return Grant(lease.id, chunks, b"", b"", np.maximum.reduce(levels).tobytes(), b"")
+            return Grant(lease.id, chunks, b"", b"", _worst([columns.levels for columns in of_ranks]), b"")
         (columns,) = of_ranks
         return Grant(lease.id, chunks, columns.offsets, columns.generations, columns.levels, columns.slots)
 
@@ -385,3 +394,11 @@ def namespaces_of(session: EngineSession, lease: Lease) -> list[tuple[Namespace,
         for rank in lease.holds
         for group, of_group, _ in holds_of(session, lease, rank)
     ]
+
+
+def _worst(levels: Sequence[bytes]) -> bytes:
+    """The slowest level of each chunk among the ranks'."""
+    if len(levels) == 1:
+        return levels[0]
+    worst: bytes = np.maximum.reduce([np.frombuffer(column, np.uint8) for column in levels]).tobytes()
+    return worst

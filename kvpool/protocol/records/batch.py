@@ -8,9 +8,13 @@ from typing import Any, ClassVar
 
 from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import promises as pr
 
 BATCH_MAX = 256  # requests in one Batch
 BATCH_LEAF_CHUNKS_MAX = 20_000  # chunks that are leased by leaves in one Batch: the answers fit a frame
+BATCH_PROMISE_BYTES_MAX = (
+    400_000  # of levels and tickets in the answers of one Batch: with those leases they fit a frame
+)
 BATCH_BYTES_MAX = 900_000  # of all requests in one Batch: it fits a frame
 
 
@@ -42,5 +46,6 @@ BATCHED = frozenset(
         gm.CommitGroup,
         gm.ReserveShare,
         gm.ReserveGroupShare,
+        pr.Promise,
     )
 )

@@ -5,14 +5,16 @@ A refused one is answered with a Failure, and the next is served; a protocol err
 batch. Holds no state of its own. Control thread only.
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from kvpool.errors import KVPoolError, ProtocolError, Refused
+from kvpool.index.leases import TICKET_BYTES
 from kvpool.index.parts import Parts
 from kvpool.protocol import frames
 from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import promises as pr
 from kvpool.server.connections.connection import Answer, Handler, Handlers
 
 
@@ -24,7 +26,7 @@ def serve_batch(handlers: Handlers, request: bm.Batch) -> Parts[bm.Batched]:
     for body in request.requests:
         decoded.append(_decode(handlers, body))
         yield None
-    _check_answers(record for record, _ in decoded)
+    _check_answers([record for record, _ in decoded])
     answers = []
     for record, handler in decoded:
         answer = yield from _serve(record, handler)
@@ -43,11 +45,20 @@ def _decode(handlers: Handlers, body: object) -> tuple[Any, Handler]:
     return m.decode_as(record, values), handler
 
 
-def _check_answers(records: Iterable[Any]) -> None:
+def _check_answers(records: Sequence[Any]) -> None:
     """Answers about keys that were sent are shorter than these; leaves name thousands of chunks in 32 bytes."""
     leased = sum(max(0, record.chunks) for record in records if isinstance(record, m.AcquireLeaves))
     if leased > bm.BATCH_LEAF_CHUNKS_MAX:
         raise ProtocolError(f"a batch asks for {leased} chunks by leaves, expected at most {bm.BATCH_LEAF_CHUNKS_MAX}")
+    promised = sum(
+        max(0, record.chunks) + TICKET_BYTES * max(0, record.tickets)
+        for record in records
+        if isinstance(record, pr.Promise)
+    )
+    if promised > bm.BATCH_PROMISE_BYTES_MAX:
+        raise ProtocolError(
+            f"a batch asks for promises of {promised} bytes, expected at most {bm.BATCH_PROMISE_BYTES_MAX}"
+        )
 
 
 def _serve(record: Any, handler: Handler) -> Parts[Answer]:

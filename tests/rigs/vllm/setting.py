@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+import kvpool_client as kv
 from kvpool.clock import NS_PER_S, MonotonicClock
-from tests.rigs.daemon import Daemon
+from kvpool_client.connection.promise_line import Question
+from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.vllm import fake_vllm
 from tests.rigs.vllm.engine import ScriptedEngine
 from tests.rigs.vllm.request import BLOCK, Request
@@ -29,6 +31,8 @@ def start_engine(daemon: Daemon) -> Iterator[StartEngine]:
             # No test fails where the machine has other things to do for some seconds.
             arguments.update({"kvpool__wait_s": 60.0, "kvpool__timeout_s": 60.0, **options})
             engine = ScriptedEngine(connector.KVPoolConnector, arguments.pop("socket", daemon.socket), **arguments)
+            if engine.scheduler._scheduler is not None:
+                engine.scheduler._scheduler._offers._clock = StillClock()
             stack.callback(engine.close)
             engines.append(engine)
             return engine
@@ -59,22 +63,40 @@ class LaterClock(MonotonicClock):
     """The time of day, or later on command."""
 
     def __init__(self) -> None:
-        self._later_ns = 0
+        self.later_ns = 0
 
     def now_ns(self) -> int:
-        return super().now_ns() + self._later_ns
+        return super().now_ns() + self.later_ns
 
     def pass_s(self, seconds: float) -> None:
         """So much time is over."""
-        self._later_ns += int(seconds * NS_PER_S)
+        self.later_ns += int(seconds * NS_PER_S)
+
+
+class StillClock(MonotonicClock):
+    """Time that passes on command, and by a microsecond at each look: a step has all the time it needs for new requests, on the
+    busiest machine too."""
+
+    def __init__(self, command: LaterClock | None = None) -> None:
+        self._command = command or LaterClock()
+        self._looks = 0
+
+    def now_ns(self) -> int:
+        self._looks += 1
+        return self._command.later_ns + 1000 * self._looks
+
+    def pass_s(self, seconds: float) -> None:
+        """So much time is over."""
+        self._command.pass_s(seconds)
 
 
 def later_clock(engine: ScriptedEngine) -> LaterClock:
     """A clock of the test's for what an engine waits from now on: for saves of others, for answers, for its own saves."""
     clock, half = LaterClock(), engine.scheduler._scheduler
-    for waiting in (half, half._hits, half._offers, *(worker._worker._saver for worker in engine.workers)):
+    for waiting in (half, half._hits, *(worker._worker._saver for worker in engine.workers)):
         assert isinstance(waiting._clock, MonotonicClock)
         waiting._clock = clock
+    half._offers._clock = StillClock(clock)
     return clock
 
 
@@ -89,3 +111,47 @@ def lose_next_lease(engine: ScriptedEngine, rank: int = 0) -> None:
         return claim(b"forged" + ticket)
 
     pool.claim = lost
+
+
+class WithheldAnswers:
+    """The promises that a scheduler asks for from now on, answered when the test says so, or never."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        half = engine.scheduler._scheduler
+        self._line, self._clock = half._promise_line, half._offers._clock
+        self._ask, self._receive = self._line.ask, self._line.receive
+        self._questions: list[Question] = []
+        self._line.ask, self._line.receive = self._note, self._wait
+
+    @property
+    def count(self) -> int:
+        """How many were asked for."""
+        return len(self._questions)
+
+    def deliver(self) -> None:
+        """The daemon answers all of them now."""
+        asked = [self._ask(question.hit) for question in self._questions]
+
+        def are_answered() -> bool:
+            self._receive(0.01)
+            return all(question.answer is not None for question in asked)
+
+        wait_until(are_answered, f"{self.count} promises have come")
+        for question, answered in zip(self._questions, asked, strict=True):
+            question.answer, question.answered_ns = answered.answer, answered.answered_ns
+
+    def end(self) -> None:
+        """Answers come again to what is asked from now on."""
+        self._line.ask, self._line.receive = self._ask, self._receive
+
+    def _wait(self, wait_s: float = 0.0) -> None:
+        self._receive()
+        self._clock.pass_s(wait_s)
+
+    def _note(self, hit: kv.Hit) -> Question:
+        self._questions.append(Question(hit, iter([(hit, None)])))  # type: ignore[list-item]  # it is never sent
+        return self._questions[-1]
+
+
+def withhold_answers(engine: ScriptedEngine) -> WithheldAnswers:
+    return WithheldAnswers(engine)

@@ -148,7 +148,7 @@ def test_one_issuer_cannot_take_all_tickets(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "TICKETS_MAX", 8)
     leases = Leases(TTL_NS)
     issued = 0
-    while leases.has_room_for_ticket(ANN, 1):
+    while leases.has_room_for_tickets(ANN, 1):
         leases.issue_ticket(IDENTITY, ANN, 1, _holds(100 + issued), now_ns=0)
         issued += 1
     assert issued == 4
@@ -157,7 +157,7 @@ def test_one_issuer_cannot_take_all_tickets(monkeypatch: pytest.MonkeyPatch) -> 
     leases.take_from_ticket(ticket, 0)
     leases.expire(TTL_NS)
     assert leases.verify() == []
-    assert leases.has_room_for_ticket(ANN, 1)
+    assert leases.has_room_for_tickets(ANN, 1)
 
 
 def test_a_forged_ticket_is_refused() -> None:
@@ -172,9 +172,9 @@ def test_tickets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     leases = Leases(TTL_NS)
     first = leases.issue_ticket(IDENTITY, ANN, 1, _holds(1), now_ns=0)
     leases.issue_ticket(IDENTITY, BOB, 1, _holds(2), now_ns=0)
-    assert not leases.has_room_for_ticket(ConnectionId(3), 1)
+    assert not leases.has_room_for_tickets(ConnectionId(3), 1)
     leases.take_from_ticket(first, 0)
-    assert leases.has_room_for_ticket(ConnectionId(3), 1)
+    assert leases.has_room_for_tickets(ConnectionId(3), 1)
 
 
 def test_what_a_connection_holds_is_bounded_tickets_included(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_what_a_connection_holds_is_bounded_tickets_included(monkeypatch: pytest
     assert leases.has_room_for(ANN)
     ticket = leases.issue_ticket(IDENTITY, ANN, 4, _holds(3), now_ns=0)
     assert not leases.has_room_for(ANN)
-    assert not leases.has_room_for_ticket(ANN, 1)
+    assert not leases.has_room_for_tickets(ANN, 1)
     assert leases.has_room_for(BOB)
     leases.take_from_ticket(ticket, 0)
     assert leases.has_room_for(ANN)
@@ -195,10 +195,10 @@ def test_what_tickets_hold_is_bounded_over_all_issuers(monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "TICKET_CHUNKS_MAX", 8)
     leases = Leases(TTL_NS)
     leases.issue_ticket(IDENTITY, ANN, 3, _holds(1, 2), now_ns=0)
-    assert not leases.has_room_for_ticket(BOB, 3)
-    assert leases.has_room_for_ticket(BOB, 2)
+    assert not leases.has_room_for_tickets(BOB, 3)
+    assert leases.has_room_for_tickets(BOB, 2)
     leases.expire(TTL_NS)
-    assert leases.has_room_for_ticket(BOB, 8)
+    assert leases.has_room_for_tickets(BOB, 8)
     assert leases.verify() == []
 
 

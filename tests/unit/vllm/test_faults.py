@@ -2,7 +2,6 @@
 
 import logging
 import signal
-from concurrent.futures import Future
 from functools import partial
 from threading import Event
 from typing import Any
@@ -11,6 +10,8 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
+from kvpool.clock import MonotonicClock
+from kvpool.errors import DaemonUnreachable
 from kvpool.protocol.records import messages as m
 from kvpool_client.engines.load_cost import FittedTime
 from tests.rigs.daemon import Daemon, wait_connected, wait_until
@@ -18,7 +19,7 @@ from tests.rigs.payload import store
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
+from tests.rigs.vllm.engine import Blocks, ScriptedEngine  # noqa: E402 - likewise
 from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
 from tests.rigs.vllm.setting import (  # noqa: E402 - likewise
     CHUNK,
@@ -29,6 +30,7 @@ from tests.rigs.vllm.setting import (  # noqa: E402 - likewise
     lose_next_lease,
     prompt,
     start_engine,
+    withhold_answers,
 )
 
 __all__ = ["start_engine"]
@@ -211,6 +213,7 @@ def test_a_daemon_killed_while_saving_leaves_the_engine_alive(
 
 def test_a_hung_daemon_delays_no_request_longer_than_the_setting(start_engine: StartEngine, daemon: Daemon) -> None:
     engine = start_engine(kvpool__wait_s=0.05)
+    engine.scheduler._scheduler._offers._clock = MonotonicClock()
     ask(engine, "cold", TOKENS)
     engine.forget()
     daemon.signal(signal.SIGSTOP)
@@ -227,22 +230,70 @@ def test_a_hung_daemon_delays_no_request_longer_than_the_setting(start_engine: S
 def test_a_scheduler_is_asked_to_retry_while_the_answer_is_missing(start_engine: StartEngine) -> None:
     engine = start_engine()
     ask(engine, "cold", TOKENS)
-    half = engine.scheduler._scheduler
-    ask_daemon = half._promise_fetcher.ask
-    answers: list[Any] = []
-
-    def late(hit: kv.Hit) -> Any:
-        answers.append((hit, Future()))
-        return answers[-1][1]
-
-    half._promise_fetcher.ask = late
+    withheld = withhold_answers(engine)
     request = Request("late", list(TOKENS))
     assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
     assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
-    answers[0][1].set_result(ask_daemon(answers[0][0]).result(60.0))
+    withheld.deliver()
     assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (5 * CHUNK, True)
     assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (5 * CHUNK, True)
-    assert len(answers) == 1
+    assert withheld.count == 1
+    engine.scheduler.request_finished_all_groups(request, ([],))
+
+
+def test_an_answer_that_comes_late_is_taken_where_the_request_has_not_begun(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__wait_s=600.0)
+    clock = later_clock(engine)
+    ask(engine, "cold", TOKENS)
+    withheld = withhold_answers(engine)
+    begun, waiting = (Request(name, list(TOKENS)) for name in ("begun", "waiting"))
+    for request in (begun, waiting):
+        assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+    clock.pass_s(301.0)
+    for request in (begun, waiting):
+        assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+    engine.scheduler.update_state_after_alloc(begun, Blocks([]), 0)
+    assert counted(engine, "declined_tokens_late_answer") == 5 * CHUNK
+    withheld.deliver()
+    assert engine.scheduler.get_num_new_matched_tokens(waiting, 0) == (5 * CHUNK, True)
+    assert counted(engine, "declined_tokens_late_answer") == 5 * CHUNK
+    for request in (begun, waiting):
+        engine.scheduler.request_finished_all_groups(request, ([],))
+
+
+def test_what_is_asked_again_has_all_its_patience_again(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__wait_s=600.0)
+    clock = later_clock(engine)
+    ask(engine, "cold", TOKENS)
+    withhold_answers(engine)
+    request = Request("patient", list(TOKENS))
+    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+    clock.pass_s(301.0)
+    assert engine.scheduler.get_num_new_matched_tokens(request, CHUNK) == (None, False), (
+        "vLLM holds more: a new question"
+    )
+    clock.pass_s(301.0)
+    assert engine.scheduler.get_num_new_matched_tokens(request, CHUNK) == (0, False)
+    engine.scheduler.request_finished_all_groups(request, ([],))
+
+
+@pytest.mark.parametrize(("rate", "is_patient"), [(1.0, True), (1e6, False)])
+def test_a_late_answer_is_waited_for_as_long_as_computing_would_take(
+    start_engine: StartEngine, rate: float, is_patient: bool
+) -> None:
+    engine = start_engine(kvpool__wait_s=0.002, kvpool__always_load=False)
+    clock = later_clock(engine)
+    ask(engine, "cold", TOKENS)
+    engine.scheduler._scheduler._rates._prefill.forget()
+    engine.scheduler._scheduler._rates._least_prefill._rates.clear()
+    engine.scheduler._scheduler._rates.add_prefill(1000, 1000 / rate)
+    engine.scheduler._scheduler._hits._chunks_to_load = lambda offered, _pace: len(offered)
+    withhold_answers(engine)
+    request = Request("late", list(TOKENS))
+    first = engine.scheduler.get_num_new_matched_tokens(request, 0)
+    clock.pass_s(0.9 * 5 * CHUNK)
+    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == ((None, False) if is_patient else (0, False))
+    assert first == (None, False) or not is_patient
     engine.scheduler.request_finished_all_groups(request, ([],))
 
 
@@ -325,7 +376,7 @@ def test_a_request_that_shares_blocks_of_a_load_under_way_waits_for_it(start_eng
     first, second = Request("first", list(TOKENS), new_tokens=9), Request("second", [*TOKENS, 7])
     apart = Request("apart", prompt(9, 3 * CHUNK), new_tokens=9)
     admit = engine._ask
-    # The lease of the second may be there before that of the first: it is let in only beside the first one's load.
+    # It is let in only beside the first one's load.
     engine._ask = lambda request: (request is not second or first.num_computed > 0) and admit(request)  # type: ignore[method-assign]
     engine.requests += [first, apart, second]
     engine.step_until(lambda: first.num_computed > 0, "the first one runs")
@@ -353,6 +404,7 @@ def test_a_hit_that_computing_beats_is_declined_and_counted(start_engine: StartE
     engine.run(waiting)
     assert counted(engine, "declined_tokens_slower_than_computing_dram") == 10 * CHUNK
     rates._prefill = FittedTime(1.0, least=1.0, most=1e7)
+    rates._least_prefill._rates.clear()
     assert ask(engine, "slow engine", TOKENS).external == 5 * CHUNK
 
 
@@ -441,12 +493,44 @@ def test_a_full_pool_declines_and_the_engine_goes_on(start_engine: StartEngine, 
     big.close()
 
 
-def test_frames_of_the_daemon_with_missing_fields_are_a_miss(start_engine: StartEngine) -> None:
+@pytest.mark.parametrize("kept", [0, 2])
+def test_what_was_dropped_before_the_promise_came_is_computed_and_stored_again(
+    start_engine: StartEngine, daemon: Daemon, kept: int
+) -> None:
     engine = start_engine()
-    ask(engine, "cold", TOKENS)
-    session = engine.scheduler._scheduler.pool._link.session
-    call = session.call
-    session.call = lambda request, answer: (
-        m.Ticket(b"") if isinstance(request, m.IssueTicket) else call(request, answer)
-    )
-    assert ask(engine, "warm", TOKENS).external == 0
+    ask(engine, "first", TOKENS)
+    engine.forget()
+    withheld = withhold_answers(engine)
+    request = Request("second", list(TOKENS))
+    engine.arrive(request)
+    engine.step()
+    assert withheld.count == 1
+    pool = engine.workers[0]._worker.pool
+    leading = pool.keys_from_hashes(request.block_hashes[: kept * CHUNK // BLOCK], BLOCK, salt=b"")
+    with pool.acquire(pool.lookup(leading)) as lease, daemon.admin() as admin:
+        assert lease.chunks == kept
+        admin.flush(None, None)  # but for what is leased
+        withheld.deliver()
+    withheld.end()
+    engine.run(request)
+    engine.idle()
+    assert request.external == kept * CHUNK
+    assert daemon.stats()["dram.chunks"] == 5
+    assert ask(engine, "third", TOKENS).external == 5 * CHUNK
+
+
+def test_a_request_of_another_thread_that_was_given_up_keeps_no_idle_engine_busy(
+    start_engine: StartEngine, daemon: Daemon
+) -> None:
+    engine = start_engine()
+    line = engine.scheduler._scheduler._promise_line
+    daemon.signal(signal.SIGSTOP)
+    with pytest.raises(DaemonUnreachable, match="no answer to Announce"):
+        line.call(m.Announce(b"k" * 32), m.Announced, 0.1)
+    daemon.signal(signal.SIGCONT)
+
+    def is_idle() -> bool:
+        engine.step()
+        return not line.is_busy
+
+    wait_until(is_idle, "its answer is taken by a step")

@@ -2,8 +2,7 @@
 
 import importlib.metadata
 import sys
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,10 +21,20 @@ else:
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from kvpool_client.vllm.scheduler.offers import ANSWER_WAIT_S  # noqa: E402 - only where torch is
+from kvpool_client.connection.promise_line import FRAME_QUESTIONS, Question  # noqa: E402 - likewise
+from kvpool_client.vllm.scheduler.offers import ANSWER_WAIT_S, STEP_S  # noqa: E402 - only where torch is
 from tests.rigs.vllm.engine import Blocks, ScriptedEngine  # noqa: E402 - likewise
 from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
-from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - only where torch is
+from tests.rigs.vllm.setting import (  # noqa: E402 - likewise
+    CHUNK,
+    StartEngine,
+    ask,
+    counted,
+    later_clock,
+    prompt,
+    start_engine,
+    withhold_answers,
+)
 from tests.rigs.vllm.specs import LAYERS  # noqa: E402 - likewise
 
 __all__ = ["start_engine"]
@@ -40,14 +49,17 @@ def offered(engine: ScriptedEngine, request: Request, held: int = 0) -> int:
 
     def is_expected() -> bool:
         answers.append(engine.scheduler.get_num_new_matched_tokens(request, held)[0])
+        if answers[-1] is None:
+            engine.step()
         return answers[-1] is not None
 
     wait_until(is_expected, "the pool has an answer")
     return int(answers[-1])
 
 
-def wait_nothing_held(daemon: Daemon) -> None:
+def wait_nothing_held(engine: ScriptedEngine, daemon: Daemon) -> None:
     """Until no lease and no ticket is left, long before their time to live is over."""
+    engine.idle()
     wait_until(lambda: daemon.stats()["leases"] == daemon.stats()["tickets"] == 0, "nothing is held")
 
 
@@ -80,7 +92,7 @@ def test_a_request_taken_by_another_connector_leaves_no_ticket(
     assert offered(engine, request) == 5 * CHUNK
     assert daemon.stats()["tickets"] == 1
     engine.scheduler.update_state_after_alloc(request, Blocks([]), 0)
-    wait_nothing_held(daemon)
+    wait_nothing_held(engine, daemon)
     engine.scheduler.request_finished_all_groups(request, ([],))
 
 
@@ -105,7 +117,7 @@ def test_a_request_that_ends_before_it_runs_leaves_no_ticket(start_engine: Start
     request = Request("aborted", list(TOKENS))
     assert offered(engine, request) == 5 * CHUNK
     engine.scheduler.request_finished_all_groups(request, ([],))
-    wait_nothing_held(daemon)
+    wait_nothing_held(engine, daemon)
 
 
 def test_a_repeated_lookup_keeps_the_ticket_of_the_first(start_engine: StartEngine, daemon: Daemon) -> None:
@@ -114,9 +126,9 @@ def test_a_repeated_lookup_keeps_the_ticket_of_the_first(start_engine: StartEngi
     request = Request("longer", list(TOKENS))
     assert offered(engine, request) == 5 * CHUNK
     assert offered(engine, request, 2 * CHUNK) == 3 * CHUNK
-    wait_until(lambda: daemon.stats()["tickets"] == 1, "the first ticket is given back")
+    engine.step_until(lambda: daemon.stats()["tickets"] == 1, "the first ticket is given back")
     engine.scheduler.request_finished_all_groups(request, ([],))
-    wait_nothing_held(daemon)
+    wait_nothing_held(engine, daemon)
 
 
 def test_a_daemon_that_comes_back_has_no_ticket_to_end(start_engine: StartEngine, daemon: Daemon) -> None:
@@ -142,24 +154,19 @@ def test_another_models_scheduler_ends_no_ticket(daemon: Daemon) -> None:
             assert claimed.chunks == 4
 
 
-def late(engine: ScriptedEngine) -> None:
-    """Withhold the daemon's answers from now on."""
-    engine.scheduler._scheduler._promise_fetcher.ask = lambda _hit: Future()
-
-
 def test_where_another_connector_takes_the_request_nobody_waits_for_a_late_answer(start_engine: StartEngine) -> None:
     engine = start_engine(kvpool__wait_s=3600.0)
     ask(engine, "cold", TOKENS)
     first, second, third = (Request(name, list(TOKENS)) for name in ("first", "second", "third"))
     assert offered(engine, first) == 5 * CHUNK
     engine.scheduler.update_state_after_alloc(first, Blocks([]), 0)
-    ask_daemon = engine.scheduler._scheduler._promise_fetcher.ask
-    late(engine)
+    withheld = withhold_answers(engine)
     assert engine.scheduler.get_num_new_matched_tokens(second, 0) == (0, False)
+    engine.scheduler.update_state_after_alloc(second, Blocks([]), 0)
     assert counted(engine, "declined_tokens_late_answer") == 5 * CHUNK
-    engine.scheduler._scheduler._promise_fetcher.ask = ask_daemon
+    withheld.end()
     wait_until(lambda: ask(engine, f"own-{counted(engine, 'lookups')}", TOKENS).external > 0, "an offer was taken")
-    late(engine)
+    withhold_answers(engine)
     assert engine.scheduler.get_num_new_matched_tokens(third, 0) == (None, False)
     for request in (first, second, third):
         engine.scheduler.request_finished_all_groups(request, ([],))
@@ -170,21 +177,21 @@ def test_an_answer_without_tokens_does_not_count_as_another_connectors_load(
 ) -> None:
     engine = start_engine(kvpool__wait_s=3600.0)
     ask(engine, "cold", TOKENS)
-    half = engine.scheduler._scheduler
-    ask_daemon = half._promise_fetcher.ask
+    line = engine.scheduler._scheduler._promise_line
+    ask_daemon = line.ask
 
-    def dropped_meanwhile(hit: kv.Hit) -> "Future[Any]":
+    def dropped_meanwhile(hit: kv.Hit) -> Question:
         with daemon.admin() as admin:
             admin.flush(None, None)
-        answer: Future[Any] = ask_daemon(hit)
-        return answer
+        question: Question = ask_daemon(hit)
+        return question
 
-    half._promise_fetcher.ask = dropped_meanwhile
+    line.ask = dropped_meanwhile
     assert ask(engine, "dropped", TOKENS).external == 0
-    half._promise_fetcher.ask = ask_daemon
+    line.ask = ask_daemon
     ask(engine, "stored again", TOKENS)
     wait_until(lambda: int(daemon.stats()["dram.chunks"]) >= 5, "it is stored again")
-    late(engine)
+    withhold_answers(engine)
     patient = Request("patient", list(TOKENS))
     engine.forget()
     assert engine.scheduler.get_num_new_matched_tokens(patient, 0) == (None, False)
@@ -267,7 +274,7 @@ def test_an_offer_replaced_by_vllms_own_blocks_does_not_count_as_declined(
     assert offered(engine, request) == 5 * CHUNK, "there was no room for it"
     assert engine.scheduler.get_num_new_matched_tokens(request, 5 * CHUNK) == (0, False)
     engine.scheduler.update_state_after_alloc(request, Blocks([]), 0)
-    late(engine)
+    withhold_answers(engine)
     patient = Request("patient", list(TOKENS))
     assert engine.scheduler.get_num_new_matched_tokens(patient, 0) == (None, False)
     for ended in (request, patient):
@@ -277,23 +284,72 @@ def test_an_offer_replaced_by_vllms_own_blocks_does_not_count_as_declined(
 def test_many_requests_together_delay_the_scheduler_no_longer_than_one(start_engine: StartEngine) -> None:
     engine = start_engine(kvpool__wait_s=3600.0)
     ask(engine, "cold", TOKENS)
-    late(engine)
-    limits: list[float] = []
+    clock, line = later_clock(engine), engine.scheduler._scheduler._promise_line
+    waits: list[float] = []
 
-    class Late(Future):  # type: ignore[type-arg]  # of nothing
-        def result(self, timeout: float | None = None) -> Any:
-            assert timeout is not None
-            limits.append(timeout)
-            return super().result(timeout)
+    def wait_for_nothing(wait_s: float = 0.0) -> None:
+        waits.append(wait_s)
+        clock.pass_s(wait_s)
 
-    engine.scheduler._scheduler._promise_fetcher.ask = lambda _hit: Late()
+    withheld = withhold_answers(engine)
+    line.receive = wait_for_nothing
     waiting = [Request(f"waits-{number}", list(TOKENS)) for number in range(50)]
+    lookups = counted(engine, "lookups")
     for request in waiting:
         assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
-    assert limits[0] == ANSWER_WAIT_S
-    assert limits[2:] == [0.0] * 48, "what a step may wait was used up"
+    assert 0.0 < sum(waits) <= ANSWER_WAIT_S
+    assert withheld.count == counted(engine, "lookups") - lookups
     engine.step()
-    assert engine.scheduler.get_num_new_matched_tokens(waiting[0], 0) == (None, False)
-    assert limits[-1] == ANSWER_WAIT_S, "the next step may wait again"
+    waits.clear()
+    assert engine.scheduler.get_num_new_matched_tokens(waiting[1], 0) == (None, False)
+    assert 0.0 < sum(waits) <= ANSWER_WAIT_S, "the next step may wait again"
+    for request in waiting:
+        engine.scheduler.request_finished_all_groups(request, ([],))
+
+
+def test_what_does_not_fit_a_step_is_left_before_it_is_looked_up(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__wait_s=3600.0)
+    ask(engine, "cold", TOKENS)
+    clock = later_clock(engine)
+    withheld = withhold_answers(engine)
+    half = engine.scheduler._scheduler
+    find = half._hits.find
+
+    def slow(*arguments: Any) -> Any:
+        clock.pass_s(2 * STEP_S / 5)
+        return find(*arguments)
+
+    half._hits.find = slow
+    waiting = [Request(f"waits-{number}", list(TOKENS)) for number in range(10)]
+    for step in range(1, 4):
+        for request in waiting:
+            assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+        assert 2 * step <= withheld.count <= 3 * step
+        engine.step()
+    for request in waiting:
+        engine.scheduler.request_finished_all_groups(request, ([],))
+
+
+def test_a_burst_is_asked_about_together(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__wait_s=3600.0)
+    ask(engine, "cold", TOKENS)
+    line, frames = engine.scheduler._scheduler._promise_line, []
+    put = line._put
+
+    def note(record: object, questions: Sequence[Question]) -> None:
+        frames.append(len(questions))
+        put(record, questions)
+
+    line._put = note
+    line.receive = lambda _wait_s=0.0: None
+    waiting = [Request(f"waits-{number}", list(TOKENS)) for number in range(100)]
+    found = [engine.scheduler.get_num_new_matched_tokens(request, 0) for request in waiting]
+    assert found == [(None, False)] * 100
+    assert counted(engine, "lookups") == 1 + 100
+    del line.receive
+    engine.step()
+    assert frames == [FRAME_QUESTIONS, 100 - FRAME_QUESTIONS]
+    assert [offered(engine, request) for request in waiting] == [5 * CHUNK] * 100
+    assert counted(engine, "lookups") == 1 + 100, "none was looked up again"
     for request in waiting:
         engine.scheduler.request_finished_all_groups(request, ([],))

@@ -44,6 +44,12 @@ class HitFinder:
         align = geometry.chunk_tokens if geometry.has_groups else geometry.parts[0].block_tokens
         return (tokens - 1) // align * align
 
+    def goes_on_waiting(self, entry: Tracked, held_tokens: int) -> bool:
+        """Whether the chunks that a request waits for are still being saved: looking it up again would find nothing else."""
+        if not entry.awaited or entry.awaited_behind != held_tokens or entry.save_wait is None:
+            return False
+        return not entry.save_wait.has_passed() and self._are_being_saved(entry, *entry.awaited)
+
     def find(self, entry: Tracked, held_tokens: int, usable: int) -> Hit | None:
         """The hit to load; None while it is better to wait for chunks that are just being saved.
 
@@ -61,6 +67,7 @@ class HitFinder:
         if next_chunk < min(wanted, len(entry.keys)):
             missing_tokens = usable - max(chunks * size, held_tokens)
             if self._is_worth_waiting(entry, chunks, next_chunk, missing_tokens=missing_tokens):
+                entry.awaited_behind = held_tokens
                 return None
         entry.chunks_planned = hit.chunks_here  # what is computed of the others is saved
         offered = hit.tiers[first:chunks].tobytes()
@@ -93,7 +100,9 @@ class HitFinder:
         """Whether to wait for `next_chunk`, behind a hit of `chunks` and what vLLM holds. A hit ends before a gap, so the chunk
         behind it has to come too."""
         is_expected = entry.hints.load == "wait" and self._pool.connected
-        if self._offers.are_declined or not (is_expected or self._are_being_saved(entry, next_chunk, chunks)):
+        are_under_way = not self._offers.are_declined and self._are_being_saved(entry, next_chunk, chunks)
+        entry.awaited = (chunks, next_chunk) if are_under_way else ()
+        if self._offers.are_declined or not (is_expected or are_under_way):
             return False
         if entry.save_wait is None:
             limit_s = self._settings.wait_s / 2

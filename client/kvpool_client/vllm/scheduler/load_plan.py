@@ -1,16 +1,16 @@
 """Load plan: which blocks of vLLM's a promised hit is written into. Pure; the scheduler's thread."""
 
+from kvpool_client.connection.promise_line import Promise
 from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.identity.parts import NULL_BLOCK, Part
 from kvpool_client.vllm.plan import LoadOrder
-from kvpool_client.vllm.scheduler.lease_promise import LeasePromise
 from kvpool_client.vllm.surface import EngineBlocks
 
 
 def load_order(
     request_id: str,
     blocks: EngineBlocks,
-    promise: LeasePromise,
+    promise: Promise,
     *,
     geometry: Geometry,
     tokens: range,

@@ -1,24 +1,26 @@
 """Offers to vLLM: the daemon's promise for a request's prefix, and how long the scheduler waits for it.
 
-A request for a promise is sent on the fetcher's thread. The scheduler itself waits a moment for the answers, at most
-ANSWER_WAIT_S in each step for any number of requests; a request is held back half of `wait_s` for its answer. Invariant:
-`Tracked.is_offered` is true only between an answer to vLLM above 0 and vLLM's next call about that request. The scheduler's
-thread.
+Questions go out together, over a connection of their own (`promise_line`). All that a step does for new requests, waiting and
+looking up, is within STEP_S: what does not fit is left for the next step before it is looked up. A request is held back for its
+answer no longer than computing would take by the engine's own measurement, half of `wait_s` where nothing is measured or it is
+to load always; what comes later is taken at vLLM's next call about the request. Invariant: `Tracked.is_offered` is true only
+between an answer to vLLM above 0 and vLLM's next call about that request. The scheduler's thread.
 """
 
-from concurrent.futures import CancelledError
-from concurrent.futures import TimeoutError as LateError
-
 from kvpool.clock import NS_PER_S, Clock, Deadline
+from kvpool_client.connection.promise_line import NOTHING, Promise, PromiseLine, Question
+from kvpool_client.engines.load_cost import RateEstimator
 from kvpool_client.results import Hit
-from kvpool_client.vllm.scheduler.lease_promise import NOTHING, LeasePromise, LeasePromiseFetcher
 from kvpool_client.vllm.scheduler.requests import Tracked
+from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.statistics import Tally
 
-# How long all lookups of a step may block the scheduler itself; an answer usually takes a tenth of a millisecond.
-ANSWER_WAIT_S = 0.005
-# The same for one lookup where another connector may take the offer: requests would be held back without use.
-ANSWER_WAIT_BEHIND_OTHERS_S = 0.001
+# What one step may spend on new requests.
+STEP_S = 0.005
+# Of it, what it may wait for answers. One usually takes a tenth of a millisecond: a few requests begin in the step in which
+# they were asked about, and of a burst many are asked about at once (guess).
+ANSWER_WAIT_S = 0.001
+STEP_NS, ANSWER_WAIT_NS = int(STEP_S * NS_PER_S), int(ANSWER_WAIT_S * NS_PER_S)
 # A promise older than this is fetched again: well below the shortest useful time to live of leases (guess).
 PROMISE_AGE_MAX_S = 5.0
 
@@ -26,57 +28,108 @@ PROMISE_AGE_MAX_S = 5.0
 class Offers:
     """See the module. `are_declined`: another connector's offer was better the last time."""
 
-    def __init__(self, fetcher: LeasePromiseFetcher, wait_s: float, tally: Tally, clock: Clock) -> None:
+    def __init__(
+        self, line: PromiseLine, settings: Settings, *, rates: RateEstimator, tally: Tally, clock: Clock
+    ) -> None:
         self.are_declined = False
-        self._fetcher = fetcher
-        self._wait_s = wait_s
+        self._line = line
+        self._settings = settings
+        self._rates = rates
         self._tally = tally
         self._clock = clock
-        self._left_s = ANSWER_WAIT_S
+        self._began_ns = 0  # of what is being done for a request now
+        self._is_open = False  # the line may have something to send, or an answer to come
+        self._left_ns = STEP_NS
+        self._wait_left_ns = ANSWER_WAIT_NS
+        self._has_received = False
 
     def __repr__(self) -> str:
-        return f"<Offers {'declined' if self.are_declined else 'taken'}, {self._left_s:.3f} s left in this step>"
+        return f"<Offers {'declined' if self.are_declined else 'taken'}, {self._left_ns / NS_PER_S:.3f} s left in this step>"
 
     def begin_step(self) -> None:
-        """The scheduler may wait for answers again."""
-        self._left_s = ANSWER_WAIT_S
+        """What was asked goes out, and the scheduler may spend time on new requests again."""
+        if self._is_open or self._line.calls or self._line.asked:  # no call of a step without work
+            self._line.receive()
+            self._is_open = self._line.is_busy
+        self._left_ns = STEP_NS
+        self._wait_left_ns = ANSWER_WAIT_NS
+        self._has_received = False
+
+    @property
+    def has_time(self) -> bool:
+        """Whether this step may look another request up."""
+        return self._left_ns > 0
+
+    def begin_request(self) -> None:
+        """What is done from now on for a request counts as this step's."""
+        self._began_ns = self._clock.now_ns()
+
+    def end_request(self) -> None:
+        """It has been done."""
+        self._left_ns -= self._clock.now_ns() - self._began_ns
 
     def is_known(self, entry: Tracked, held_tokens: int) -> bool:
         """Whether a promise for what follows these tokens is pending or known, and not too old."""
-        return entry.answer is not None and entry.held_tokens == held_tokens and not entry.answer_age.has_passed()
+        question = entry.answer
+        if question is None or entry.held_tokens != held_tokens:
+            return False
+        return question.answer is None or self._line.age_s(question) < PROMISE_AGE_MAX_S
 
     def ask(self, entry: Tracked, hit: Hit, held_tokens: int) -> bool:
-        """Fetch a promise for what the hit has after `held_tokens`; False where that is nothing."""
+        """Ask for a promise of what the hit has after `held_tokens`; False where that is nothing."""
         if entry.answer is not None:
-            self._fetcher.give_back(entry.answer)
+            self._line.give_back(entry.answer)
+        entry.answer_wait = None
         entry.held_tokens = held_tokens
         entry.asked_tokens = hit.tokens - held_tokens
-        entry.answer = self._fetcher.ask(hit) if hit.tokens > held_tokens else None
-        entry.answer_age = Deadline(PROMISE_AGE_MAX_S, self._clock)
+        entry.answer = self._line.ask(hit) if hit.tokens > held_tokens else None
+        self._is_open = True
         return entry.answer is not None
 
-    def promise(self, entry: Tracked) -> LeasePromise | None:
-        """The daemon's promise; NOTHING where it came too late, None while there is time left."""
-        if entry.answer is None:
-            return NOTHING
-        began_ns = self._clock.now_ns()
-        try:
-            limit_s = ANSWER_WAIT_BEHIND_OTHERS_S if self.are_declined else ANSWER_WAIT_S
-            return entry.answer.result(max(0.0, min(limit_s, self._left_s)))
-        except LateError:
-            if entry.answer_wait is None:
-                entry.answer_wait = Deadline(0.0 if self.are_declined else self._wait_s / 2, self._clock)
-                self._tally.add("waits_for_the_daemon")
-            if not entry.answer_wait.has_passed():
-                return None
-        except CancelledError:
-            pass
-        finally:
-            self._left_s -= (self._clock.now_ns() - began_ns) / NS_PER_S
-        self._tally.add("declined_tokens_late_answer", entry.asked_tokens)
-        self.give_back(entry)
-        entry.has_given_up = True
-        return NOTHING
+    def is_pending(self, entry: Tracked, held_tokens: int) -> bool:
+        """Whether to go on waiting for the answer to what was asked. Waits itself, within what this step may spend."""
+        question = entry.answer
+        if question is None or question.answer is not None or entry.held_tokens != held_tokens:
+            return False
+        if not self._has_received:
+            self._has_received = True
+            self._line.receive()
+        if question.answer is None and self._wait_left_ns > 0:
+            self._wait(question)
+        if question.answer is not None:
+            return False
+        if entry.answer_wait is None:
+            entry.answer_wait = Deadline(self._patience_s(entry), self._clock)
+            self._tally.add("waits_for_the_daemon")
+        return not entry.answer_wait.has_passed()
+
+    def promise(self, entry: Tracked) -> Promise:
+        """The daemon's promise; NOTHING while it has not come."""
+        return NOTHING if entry.answer is None else entry.answer.answer or NOTHING
+
+    def chunks_kept(self, entry: Tracked) -> int | None:
+        """How many leading chunks were promised of more that were asked for: the others have gone. None: all, or no answer
+        has come."""
+        question = entry.answer
+        if question is None or question.answer is None or question.answer.chunks >= question.chunks:
+            return None
+        return question.answer.chunks
+
+    def _wait(self, question: Question) -> None:
+        """Wait for an answer, within what this step may wait."""
+        began_ns = now_ns = self._clock.now_ns()
+        while question.answer is None and (left_ns := self._wait_left_ns - (now_ns - began_ns)) > 0:
+            self._line.receive(left_ns / NS_PER_S)
+            now_ns = self._clock.now_ns()
+        self._wait_left_ns -= now_ns - began_ns
+
+    def _patience_s(self, entry: Tracked) -> float:
+        rates, wait_s = self._rates.rates(), self._settings.wait_s
+        if self.are_declined or not wait_s:
+            return 0.0
+        if self._settings.always_load or not rates.prefill_tokens_per_s:
+            return wait_s / 2
+        return entry.asked_tokens / rates.prefill_tokens_per_s
 
     def note_taken(self, entry: Tracked) -> None:
         """vLLM has taken the offer."""
@@ -84,12 +137,16 @@ class Offers:
         entry.forget_answer()
 
     def note_declined(self, entry: Tracked) -> None:
-        """vLLM has allocated blocks and has not taken the offer, if there was one: another connector's was better."""
+        """vLLM has allocated blocks and has not taken the offer, if there was one: another connector's was better, or the
+        answer had not come."""
         self.are_declined = self.are_declined or entry.is_offered
+        if entry.answer is not None and entry.answer.answer is None:
+            self._tally.add("declined_tokens_late_answer", entry.asked_tokens)
         self.give_back(entry)
 
     def give_back(self, entry: Tracked) -> None:
         """Give the pending answer back, if there is one."""
         if entry.answer is not None:
-            self._fetcher.give_back(entry.answer)
+            self._line.give_back(entry.answer)
+            self._is_open = True
         entry.forget_answer()

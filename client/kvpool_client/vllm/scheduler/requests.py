@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from kvpool.clock import Deadline
+from kvpool_client.connection.promise_line import Question
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.vllm.identity.weight_epoch import FIRST_EPOCH, hash_in_epoch
-from kvpool_client.vllm.scheduler.lease_promise import Answer
 from kvpool_client.vllm.scheduler.request_hints import HintReply, RequestHints
 from kvpool_client.vllm.surface import EngineRequest
 
@@ -22,6 +22,7 @@ class Tracked:
     that a step with a load left for a later one. `tables`: its blocks in order, by vLLM's group, None while they are not known.
     `boundaries`: numbers of chunks before which windows and states are stored; `shared`: how many chunks other prompts have
     begun with, too. `save_wait` and `answer_wait` run from the first time that the request was held back for that reason.
+    `awaited`: chunks that others are saving and that it was held back for, with `awaited_behind` tokens in vLLM's blocks.
     `asked_tokens`: tokens that the pending answer covers, after `held_tokens`. `declined`: tokens of its hit that are not to be
     loaded, by counter, which is added to when vLLM has given it blocks: until then it may be looked up again.
     `has_given_up`: no more lookups for this request. `hints`: its hints, `hint_reply` the reply to them; `announced` runs while
@@ -59,10 +60,11 @@ class Tracked:
         self.held_tokens = 0
         self.asked_tokens = 0
         self.declined: dict[str, int] = {}
-        self.answer: Answer | None = None
-        self.answer_age = Deadline(0.0)
+        self.answer: Question | None = None
         self.is_offered = False
         self.save_wait: Deadline | None = None
+        self.awaited: tuple[int, ...] = ()
+        self.awaited_behind = 0
         self.answer_wait: Deadline | None = None
         self.is_loading = False
         self.has_given_up = False
@@ -95,11 +97,12 @@ class Tracked:
         last, self._prompt_tokens = self._prompt_tokens, self.request.num_prompt_tokens
         if last == self._prompt_tokens:
             return False
+        self.awaited = ()
         if last and not is_rehashed and self._hashes_max is None:
             held, size = self.request.num_computed_tokens, self.keys.chunk_tokens // self._chunk_hashes
             if not held or (held + 1) % size == 0:  # 0: it was preempted meanwhile
                 self._hashes_max = held // size
-        known = self._hashes_from(0)
+        known = self._hashes_from(0) if self.hashes else []
         kept = next(
             (place for place, value in enumerate(self.hashes) if known[place : place + 1] != [value]), len(self.hashes)
         )

@@ -1,7 +1,7 @@
 """Scheduler's half of the vLLM connector: looks prompts up, decides which hits to load, plans the workers' loads and saves.
 
-It moves no bytes and has no KV. A lookup reads shared memory; the one round trip that turns a hit into a lease promise runs on
-its own thread, and a request is held back no longer than `wait_s`, half of it for that. With several shards a prefix counts
+It moves no bytes and has no KV. A lookup reads shared memory; what turns hits into promises goes out for all requests of a step
+together, and nobody waits for the answer longer than `offers` says. With several shards a prefix counts
 only as far as every shard has it. Invariant: every hit that was reported to vLLM is a load in the next plan, even if it was
 lost since. The scheduler's thread.
 """
@@ -30,7 +30,6 @@ from kvpool_client.vllm.scheduler.forgetting import OwnPrefixes, watch_resets
 from kvpool_client.vllm.scheduler.hint_sender import HintSender
 from kvpool_client.vllm.scheduler.hit_finder import HitFinder
 from kvpool_client.vllm.scheduler.hits_under_way import HitsUnderWay
-from kvpool_client.vllm.scheduler.lease_promise import NOTHING, LeasePromiseFetcher
 from kvpool_client.vllm.scheduler.load_plan import failing_order, load_order
 from kvpool_client.vllm.scheduler.offers import Offers
 from kvpool_client.vllm.scheduler.request_hints import NO_HINTS, request_hints_of
@@ -66,9 +65,9 @@ class SchedulerHalf:
         self._guard = guard
         self._role = role
         self._clock = clock or MonotonicClock()
-        self._promise_fetcher = LeasePromiseFetcher(pool, geometry.ranks, guard)
-        self._offers = Offers(self._promise_fetcher, settings.wait_s, self.tally, self._clock)
         self._rates = RateEstimator()
+        self._promise_line = pool.open_promise_line(geometry.ranks.tickets, geometry.ranks.claims)
+        self._offers = Offers(self._promise_line, settings, rates=self._rates, tally=self.tally, clock=self._clock)
         self._hits = HitFinder(
             pool,
             geometry,
@@ -123,14 +122,25 @@ class SchedulerHalf:
 
     def matched_tokens(self, request: EngineRequest, held_tokens: int) -> tuple[int | None, bool]:
         """Tokens after `held_tokens` that can be loaded, and whether between steps; None: ask again later."""
-        nothing = (0, False)
         self._waiting.pop(request.request_id, None)
         self._asked[request.request_id] = held_tokens
+        self._offers.begin_request()
+        try:
+            return self._match(request, held_tokens)
+        finally:
+            self._offers.end_request()
+
+    def _match(self, request: EngineRequest, held_tokens: int) -> tuple[int | None, bool]:
+        nothing, later = (0, False), (None, False)
         if (known := self._requests.get(request.request_id)) is not None:
             known.is_offered = False
+            if self._offers.is_pending(known, held_tokens):
+                return later
+        if not self._offers.has_time and (known is None or known.answer is None):
+            return later
         if self._unverified_loads.has_any_of(request.block_hashes, held_tokens // self._geometry.hash_tokens):
             self.tally.add("waits_for_a_shared_load")
-            return None, False
+            return later
         if self._off or not (self._role.may_load and is_looked_up(request)):
             return nothing
         entry = self._track(request)
@@ -140,15 +150,16 @@ class SchedulerHalf:
         if entry.has_given_up or entry.hints.load == "none" or usable <= held_tokens:
             return nothing
         if not self._offers.is_known(entry, held_tokens):
+            if not self._offers.has_time or self._hits.goes_on_waiting(entry, held_tokens):
+                return later
             hit = self._hits.find(entry, held_tokens, usable)
             if hit is None:
-                return None, False
+                return later
             if not self._offers.ask(entry, hit, held_tokens):
                 return nothing
-        promise = self._offers.promise(entry)
-        if promise is None:
-            return None, False
-        tokens = min(promise.chunks * self._geometry.chunk_tokens, usable) - held_tokens
+            if self._offers.is_pending(entry, held_tokens):
+                return later
+        tokens = min(self._offers.promise(entry).chunks * self._geometry.chunk_tokens, usable) - held_tokens
         return (tokens, self._settings.is_async) if entry.offers(tokens) else nothing
 
     def allocated(self, request: EngineRequest, blocks: EngineBlocks, tokens: int) -> None:
@@ -166,11 +177,14 @@ class SchedulerHalf:
         declined, entry.declined = entry.declined, {}
         for name, count in declined.items():
             self.tally.add(name, count)
+        kept = self._offers.chunks_kept(entry)
+        if kept is not None:
+            self._planner.plan_from(entry, kept)  # what is computed now
         if tokens <= 0:
             if not entry.is_loading:
                 self._offers.note_declined(entry)
             return True
-        promise = self._offers.promise(entry) or NOTHING
+        promise = self._offers.promise(entry)
         self._offers.note_taken(entry)
         entry.chunks_planned = max(entry.chunks_planned, promise.chunks)  # on this node once they are loaded
         entry.is_loading = self._settings.is_async
@@ -283,8 +297,8 @@ class SchedulerHalf:
         return self._hint_sender.end(entry, self._pins.when_ended)
 
     def has_saves(self) -> bool:
-        """Whether the engine must step on until saves have been reported as ended."""
-        return bool(self._pins)
+        """Whether the engine must step on, until saves have been reported as ended and every question has its answer."""
+        return bool(self._pins) or self._promise_line.is_busy
 
     def may_soon_free_blocks(self) -> bool:
         """Whether waiting for saves to end is better than preempting a request."""
@@ -322,7 +336,7 @@ class SchedulerHalf:
         if self._feed is not None:
             self._feed.stop()
         self._hint_sender.stop()
-        self._promise_fetcher.stop()
+        self._promise_line.close()
         self._pins.close()
         self._adapters.stop()
         self.pool.close()

@@ -55,7 +55,7 @@ class Daemon:
 
 def _lease(tiers: list[kv.Level]) -> Any:
     return SimpleNamespace(
-        id=7, chunks=len(tiers), layout=LAYOUT, tiers=np.array(tiers, np.uint8), row_of=lambda chunk: chunk
+        id=7, chunks=len(tiers), layout=LAYOUT, tiers=np.array(tiers, np.uint8), place_of=lambda chunk: (7, chunk)
     )
 
 

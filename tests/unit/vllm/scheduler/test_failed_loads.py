@@ -69,7 +69,7 @@ def fail_behind_two_chunks(engine: ScriptedEngine) -> None:
 
     def two_came(fetch: Any) -> Any:
         outcome = carry_out(fetch)
-        return type(outcome)(outcome.wanted, 2, "corrupt", outcome.seconds, outcome.tiers)
+        return type(outcome)(outcome.wanted, 2, "corrupt", outcome.seconds, outcome.tiers, outcome.cost_s)
 
     engine.workers[0]._worker._carry_out = two_came
 

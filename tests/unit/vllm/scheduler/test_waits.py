@@ -9,6 +9,7 @@ import kvpool_client as kv
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
+from tests.rigs.daemon import wait_until  # noqa: E402 - only where torch is
 from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - only where torch is
 from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
 from tests.rigs.vllm.setting import (  # noqa: E402 - likewise
@@ -96,4 +97,26 @@ def test_the_wait_is_no_longer_than_computing_what_the_engine_does_not_hold(star
         assert engine.scheduler.get_num_new_matched_tokens(request, held) == LATER
         clock.pass_s(2.0 * CHUNK)
         assert engine.scheduler.get_num_new_matched_tokens(request, held) == NOTHING, "computing it is faster"
+    engine.scheduler.request_finished_all_groups(request, ([],))
+
+
+def test_what_waits_for_a_save_is_looked_up_again_when_that_has_ended(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__wait_s=600.0)
+    engine.scheduler._scheduler._rates = type(engine.scheduler._scheduler._rates)()  # its prefill is not known
+    request = Request("question", list(TOKENS))
+    with being_saved(engine, range(5)) as save:
+        lookups = counted(engine, "lookups")
+        for _ in range(5):
+            assert engine.scheduler.get_num_new_matched_tokens(request, 0) == LATER
+        assert counted(engine, "lookups") == lookups + 1
+        assert engine.scheduler.get_num_new_matched_tokens(request, 5 * CHUNK) == NOTHING, "vLLM has it now"
+        assert engine.scheduler.get_num_new_matched_tokens(request, 0) == LATER
+        assert save.commit() is not None
+
+    def is_offered() -> bool:
+        engine.step()
+        found: bool = engine.scheduler.get_num_new_matched_tokens(request, 0) == (5 * CHUNK, True)
+        return found
+
+    wait_until(is_offered, "the saved chunks are offered")
     engine.scheduler.request_finished_all_groups(request, ([],))
