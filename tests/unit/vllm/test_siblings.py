@@ -172,6 +172,21 @@ def test_where_another_connector_takes_the_request_nobody_waits_for_a_late_answe
         engine.scheduler.request_finished_all_groups(request, ([],))
 
 
+@pytest.mark.parametrize(("are_declined", "answer"), [(True, (0, False)), (False, (None, False))])
+def test_a_step_without_time_keeps_no_request_from_another_connectors_offer(
+    start_engine: StartEngine, are_declined: bool, answer: tuple[int | None, bool]
+) -> None:
+    engine = start_engine()
+    ask(engine, "cold", TOKENS)
+    offers = engine.scheduler._scheduler._offers
+    offers.are_declined, offers._left_ns = are_declined, 0
+    lookups = counted(engine, "lookups")
+    request = Request("late", list(TOKENS))
+    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == answer
+    assert counted(engine, "lookups") == lookups
+    engine.scheduler.request_finished_all_groups(request, ([],))
+
+
 def test_an_answer_without_tokens_does_not_count_as_another_connectors_load(
     start_engine: StartEngine, daemon: Daemon
 ) -> None:

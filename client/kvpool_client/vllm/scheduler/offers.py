@@ -99,8 +99,9 @@ class Offers:
         if question.answer is not None:
             return False
         if entry.answer_wait is None:
-            entry.answer_wait = Deadline(self._patience_s(entry), self._clock)
-            self._tally.add("waits_for_the_daemon")
+            patience_s = self._patience_s(entry)
+            entry.answer_wait = Deadline(patience_s, self._clock)
+            self._tally.add("waits_for_the_daemon", int(patience_s > 0))
         return not entry.answer_wait.has_passed()
 
     def promise(self, entry: Tracked) -> Promise:

@@ -137,7 +137,7 @@ class SchedulerHalf:
             if self._offers.is_pending(known, held_tokens):
                 return later
         if not self._offers.has_time and (known is None or known.answer is None):
-            return later
+            return nothing if self._offers.are_declined else later  # no other connector's offer waits for this one
         if self._unverified_loads.has_any_of(request.block_hashes, held_tokens // self._geometry.hash_tokens):
             self.tally.add("waits_for_a_shared_load")
             return later
@@ -150,7 +150,9 @@ class SchedulerHalf:
         if entry.has_given_up or entry.hints.load == "none" or usable <= held_tokens:
             return nothing
         if not self._offers.is_known(entry, held_tokens):
-            if not self._offers.has_time or self._hits.goes_on_waiting(entry, held_tokens):
+            if not self._offers.has_time:
+                return nothing if self._offers.are_declined else later
+            if self._hits.goes_on_waiting(entry, held_tokens):
                 return later
             hit = self._hits.find(entry, held_tokens, usable)
             if hit is None:

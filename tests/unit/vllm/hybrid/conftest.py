@@ -12,6 +12,7 @@ pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[t
 
 from tests.rigs.vllm import fake_vllm
 from tests.rigs.vllm.hybrid_engine import HybridEngine
+from tests.rigs.vllm.setting import StillClock
 
 StartEngine = Callable[..., Any]
 
@@ -27,6 +28,8 @@ def start(daemon: Daemon) -> Iterator[StartEngine]:
         def start_engine(**options: Any) -> Any:
             settings = {"kvpool__always_load": True, "kvpool__wait_s": 60.0, "kvpool__timeout_s": 60.0, **options}
             engine = HybridEngine(connector.KVPoolConnector, settings.pop("socket", daemon.socket), **settings)
+            if engine.scheduler._scheduler is not None:
+                engine.scheduler._scheduler._offers._clock = StillClock()
             stack.callback(engine.close)
             engines.append(engine)
             return engine

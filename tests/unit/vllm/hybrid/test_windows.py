@@ -238,7 +238,7 @@ def test_a_declined_tier_is_measured_again_by_a_whole_hit(start: StartEngine, mo
     engine.ask("cold", tokens_of(1))
     half = engine.scheduler._scheduler
     half._hits._clock, rates = clock, half._rates
-    rates._prefill = FittedTime(1e7, least=1.0, most=1e7)
+    rates._prefill = FittedTime(100.0, least=1.0, most=1e7)  # slow, so that an answer is waited for
     rates._tiers[Level.DRAM] = FittedTime(1e6, least=1e6, most=1e12)
     assert engine.ask("declined", tokens_of(1)).offers == [0]
     counts = half.tally.totals.data
