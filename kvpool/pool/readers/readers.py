@@ -45,6 +45,8 @@ class Grant(NamedTuple):
     slots: bytes
 
 
+# Holds of the tickets of one promise: they may all end at once, before what others release.
+TICKETS_HOLDS_MAX = 16 * HOLDS_MAX
 # The owner number of tickets' holds: no connection has it.
 TICKETS = 0
 NOTHING = Grant(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"", slots=b"")
@@ -247,9 +249,11 @@ class Readers:
         )
 
     def has_room_for_tickets(self, session: EngineSession, lease_id: int, tickets: int) -> bool:
-        """Whether so many tickets may be issued on a lease."""
+        """Whether so many tickets may be issued on a lease at once."""
         lease = self.find(session, lease_id)
-        return lease is not None and self._leases.has_room_for_tickets(lease.owner, lease.held, tickets)
+        if lease is None or tickets * sum(map(len, lease.holds.values())) > TICKETS_HOLDS_MAX:
+            return False
+        return self._leases.has_room_for_tickets(lease.owner, lease.held, tickets)
 
     def end_tickets(self, tickets: Sequence[bytes], now_ns: int) -> None:
         """End tickets that nobody will claim; a bounded number of their holds at once."""

@@ -9,15 +9,16 @@ import pytest
 import kvpool_native
 from kvpool.clock import MonotonicClock
 from kvpool.config.config import load_config
-from kvpool.index.leases import ENDED_AT_ONCE, ENDED_COST
+from kvpool.index.leases import ENDED_AT_ONCE, ENDED_COST, TICKET_BYTES
 from kvpool.index.parts import Step
 from kvpool.layout import Layout
 from kvpool.layouts.groups import Group
 from kvpool.pool.pool import Pool
 from kvpool.pool.readers.group_task import GroupTask, keys_of_hit
-from kvpool.pool.readers.readers import Grant
+from kvpool.pool.readers.readers import TICKETS_HOLDS_MAX, Grant
 from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import promises as pr
 from kvpool.types import KEY_BYTES, ConnectionId
 from tests.rigs.parts import served
 
@@ -146,5 +147,16 @@ def test_a_lease_is_read_row_by_row_and_a_chunk_that_is_dropped_ends_it() -> Non
         assert not task.is_whole()
         assert rig.readers.grant_groups(rig.session, task, 1).lease == 0
         task.end(1)
+
+    in_setting(check)
+
+
+def test_a_promise_has_no_more_tickets_than_may_end_at_once() -> None:
+    async def check(rig: Setting) -> None:
+        most = TICKETS_HOLDS_MAX // (1 + CHUNKS)
+        for tickets, chunks in ((most + 1, 0), (most, CHUNKS)):
+            promised = served(rig.pool.leases.promise(rig.session, pr.Promise(KEYS, CHUNKS, "", tickets, 0)))
+            assert (promised.chunks, len(promised.tickets)) == (chunks, tickets * TICKET_BYTES if chunks else 0)
+        rig.readers.end_tickets([promised.tickets[:TICKET_BYTES]], 1)
 
     in_setting(check)
