@@ -363,4 +363,7 @@ class PromiseLine:
             self._settle(question, NOTHING)
 
     def _settle(self, question: Question, promise: Promise) -> None:
-        question.answer, question.answered_ns = promise, self._clock.now_ns()
+        question.answered_ns, question.answer = (
+            self._clock.now_ns(),
+            promise,
+        )  # another thread sees the answer with its time
