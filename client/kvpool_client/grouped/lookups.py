@@ -43,7 +43,7 @@ class GroupFinder:
     """Looks prompts up for one Pool."""
 
     def __init__(self, layout: Layout, link: Link, counters: Counters, timeout_s: float) -> None:
-        """`timeout_s`: of a round trip. Warns where leases have fewer holds than the windows of a long prompt need."""
+        """`timeout_s`: of a round trip. Logs a warning where leases have fewer holds than the windows of a long prompt need."""
         self._layout = layout
         self._link = link
         self._counters = counters
@@ -54,7 +54,16 @@ class GroupFinder:
             None if role is None or role.is_full else role.chunks_of(m.KEYS_MAX, layout.chunk_tokens) for role in roles
         ]
         self._chunks_named, self._lease_bound = chunks_named(layout, ranks), LeaseBound(layout, ranks, link)
-        if self.chunks_max < self._chunks_named:
+        self._warned_holds = 0
+        self._store = StoreSearch(self._runs, link, timeout_s=timeout_s)
+        self._warn_of_short_hits()
+        link.connected_listeners.append(self._warn_of_short_hits)
+
+    def _warn_of_short_hits(self) -> None:
+        """Log once for each bound that ends hits; a daemon that is connected later may have another one."""
+        holds, layout = self._lease_bound.holds, self._layout
+        if self.chunks_max < self._chunks_named and holds != self._warned_holds:
+            self._warned_holds = holds
             log.warning(
                 "kvpool: hits end at %d tokens (%d chunks of %d): a lease has %d holds, one for each rank of a full group and "
                 "one for each chunk of windows and states, which are up to %d in %d groups on %d ranks. Larger chunks, and "
@@ -62,12 +71,11 @@ class GroupFinder:
                 self.chunks_max * layout.chunk_tokens,
                 self.chunks_max,
                 layout.chunk_tokens,
-                self._lease_bound.holds,
+                holds,
                 sum(run for run in self._runs if run is not None),
                 len(layout.groups),
-                ranks,
+                len(layout.ranks),
             )
-        self._store = StoreSearch(self._runs, link, timeout_s=timeout_s)
 
     @property
     def chunks_max(self) -> int:

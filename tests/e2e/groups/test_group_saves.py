@@ -293,7 +293,8 @@ def windowed(window: int, chunk_tokens: int, ranks: int) -> kv.Layout:
 
 def link_of(protocol: int) -> Any:
     """A link to a daemon of this version."""
-    return SimpleNamespace(session=SimpleNamespace(welcome=SimpleNamespace(protocol=protocol)))
+    session = SimpleNamespace(welcome=SimpleNamespace(protocol=protocol))
+    return SimpleNamespace(session=session, connected_listeners=[])
 
 
 MANY_RANKS = kv.Layout(
@@ -382,6 +383,17 @@ def test_hits_are_as_long_as_a_lease_of_the_daemon_that_is_there(
     assert LeaseBound(windowed(8192, 64, 1024), 1024, before).chunks == 0
     before.session = link_of(versions.HOLDS_SINCE).session
     assert finder.chunks_max == chunks_named(layout, 8) > 2000
+    away = link_of(versions.NEWEST)
+    away.session = None
+    later = GroupFinder(layout, away, Counters(), 1.0)
+    caplog.clear()
+    for protocol, chunks, lines in ((versions.NEWEST, later.chunks_max, 0), (versions.HOLDS_SINCE - 1, 127, 1)):
+        for _ in range(2):
+            away.session = link_of(protocol).session
+            (note_connected,) = away.connected_listeners
+            note_connected()
+        assert (later.chunks_max, len(caplog.messages)) == (chunks, lines)
+    assert "hits end at 8128 tokens" in caplog.text
     before.session = None
     assert finder.chunks_max > 2000, "while no daemon is there, nothing is found"
     with grouped.connect(replace(windowed(8192, 16, 2), rank=0)) as worker:

@@ -92,7 +92,7 @@ def test_lookups_agree_with_a_search_of_every_end(round_: int) -> None:
 
         welcome = SimpleNamespace(protocol=versions.NEWEST)
         session: Any = SimpleNamespace(index=index, welcome=welcome, peer_pace=lambda *_: None)
-        link: Any = SimpleNamespace(session=session)
+        link: Any = SimpleNamespace(session=session, connected_listeners=[])
         finder = GroupFinder(layout, link, Counters(), 1.0)
         hit = finder.find(session, chain, is_here=is_here)
         assert hit.chunks == max((end for end in range(count + 1) if serves(end)), default=0)

@@ -76,7 +76,7 @@ def test_hits_with_a_store_agree_with_a_search_of_every_end(round_: int) -> None
             others = [pair for pair in zip(roles, columns, strict=True) if pair[0] is not None and not pair[0].is_full]
             return all(node.level_of(column[at]) is not None for role, column in others for at in needed(role, end))
 
-        link: Any = SimpleNamespace(session=node.session)
+        link: Any = SimpleNamespace(session=node.session, connected_listeners=[])
         finder = GroupFinder(layout, link, Counters(), 1.0)
         without = finder.find(node.session, chain, most)
         hit = finder.lookup(chain, most)

@@ -42,7 +42,11 @@ class Rig:
             index=self.index, welcome=welcome, call=self._call, peer_pace=lambda *_: None
         )
         self.failures: list[Exception] = []
-        link: Any = SimpleNamespace(session=self.session, note_failure=lambda _, error: self.failures.append(error))
+        link: Any = SimpleNamespace(
+            session=self.session,
+            note_failure=lambda _, error: self.failures.append(error),
+            connected_listeners=[],
+        )
         self.link = link
         self.finder = GroupFinder(layout, link, Counters(), 1.0)
         self.now_ns = 0
