@@ -122,7 +122,10 @@ class Requests {
     return packed;
   }
 
-  HoldId id() { return ids_.empty() || input_.up_to(7) == 0 ? input_.awkward() : ids_[input_.up_to(ids_.size() - 1)]; }
+  // One that was given, or one that never is: those of runs that wait are the directory's own, and nobody is given them.
+  HoldId id() {
+    return ids_.empty() || input_.up_to(7) == 0 ? input_.awkward() | HoldId{1} << 40 : ids_[input_.up_to(ids_.size() - 1)];
+  }
   uint64_t time() { return input_.up_to(7) == 0 ? input_.awkward() >> 1 : ++pool_.now; }
   NamespaceId owner() { return input_.up_to(4) == 0 ? other_ : pool_.owner; }
 
