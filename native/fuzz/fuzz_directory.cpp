@@ -45,8 +45,6 @@ class Requests {
       pool_.directory.end_reservation(id, ++pool_.now);
       pool_.directory.release(id, ++pool_.now);
       pool_.directory.unpin(id);
-      files_.end_reservation(id, ++pool_.now);
-      files_.release(id, ++pool_.now);
     }
     FUZZ_EXPECT(is_sound());
     const DirectoryStats stats = pool_.directory.stats();
@@ -57,6 +55,10 @@ class Requests {
     FUZZ_EXPECT(stats.reservations == 0);
     FUZZ_EXPECT(stats.zombies == 0);
     FUZZ_EXPECT(stats.writing == 0);
+    for (const HoldId made : ids_below_) {
+      files_.end_reservation(made, ++pool_.now);
+      files_.release(made, ++pool_.now);
+    }
     static_cast<void>(flush(pool_.directory, std::nullopt, UINT64_MAX));
     FUZZ_EXPECT(pool_.directory.stats().used_bytes == 0);
     FUZZ_EXPECT(files_.stats().held == 0);
@@ -134,6 +136,12 @@ class Requests {
       ids_.push_back(made);
     }
   }
+  void remember_below(HoldId made) {
+    if (made != 0) {
+      ids_below_.push_back(made);
+    }
+  }
+  HoldId id_below() { return ids_below_.empty() ? 0 : ids_below_[input_.up_to(ids_below_.size() - 1)]; }
 
   bool is_sound() {
     const auto broken = files_.verify();
@@ -161,9 +169,9 @@ class Requests {
     const auto count = input_.up_to(6);
     switch (input_.up_to(5)) {
       case 0:
-        return remember(files_.acquire(owner(), keys(count).data(), count).id);
+        return remember_below(files_.acquire(owner(), keys(count).data(), count).id);
       case 1:
-        files_.release(id(), ++pool_.now);
+        files_.release(id_below(), ++pool_.now);
         return;
       case 2:
         static_cast<void>(kvpool::testing::drop(files_, key()));
@@ -172,10 +180,10 @@ class Requests {
         static_cast<void>(flush(files_, std::nullopt, time()));
         return;
       case 4:
-        files_.release_untouched(id());
+        files_.release_untouched(id_below());
         return;
       default:
-        return remember(files_.reserve(pool_.owner, ClassId(0), std::nullopt, keys(count).data(), count, ++pool_.now).id);
+        return remember_below(files_.reserve(pool_.owner, ClassId(0), std::nullopt, keys(count).data(), count, ++pool_.now).id);
     }
   }
 
@@ -276,6 +284,7 @@ class Requests {
   TierSet tiers_;
   NamespaceId other_;
   std::vector<HoldId> ids_;
+  std::vector<HoldId> ids_below_;  // of the second directory
 };
 
 }  // namespace
