@@ -62,7 +62,8 @@ class DeviceDaemon(Daemon):
 
     @property
     def uuid(self) -> bytes:
-        """The UUID of its device."""
+        """The UUID of its device, as soon as the daemon has opened it."""
+        wait_until(lambda: "hbm_uuid" in self.info(), "the device is open", COPIED_S)
         return bytes.fromhex(self.info()["hbm_uuid"].removeprefix("GPU-").replace("-", ""))
 
 

@@ -106,6 +106,7 @@ def test_loaded_chunks_that_wait_for_their_turn_are_not_saved_as_new(start_engin
     running = Request("running", prompt(2, CHUNK + 1), new_tokens=60)
     engine.arrive(running)
     engine.step()
+    engine.step_until(lambda: not engine.blocks.held, "its prompt is saved")
     waiting = Request("waiting", list(TOKENS), new_tokens=2)
     engine.arrive(waiting)
     engine.step_until(lambda: waiting.state == "loading", "it loads")
