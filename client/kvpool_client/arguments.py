@@ -119,6 +119,8 @@ def check_scope(salt: bytes, adapter: str) -> None:
 
 
 def _check_namespace(subject: str, found: Namespace, wanted: str, namespace: Namespace) -> None:
+    if found is namespace:
+        return
     for what, own, expected in zip(("model", "layout"), found, namespace, strict=True):
         if own != expected:
             raise InvalidArgument(f"{subject} of {what} {own!r}, expected {wanted} of this Pool, of {expected!r}")

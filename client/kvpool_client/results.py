@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kvpool.types import Level, RetainState, SaveState
+from kvpool.types import PEER, RetainState, SaveState
 from kvpool_client.connection.peer_pace import PeerPace
 from kvpool_client.key_chain import KeyChain
 
 STORED_STATES = (SaveState.STORED, SaveState.PRESENT, SaveState.PART)
 _SAVE_STATES = {int(state): state for state in SaveState}
+_LEVELS_HERE = bytes(range(PEER))
 _RETAIN_STATES = {int(state): state for state in RetainState}
 
 
@@ -42,8 +43,7 @@ class Hit:
     @property
     def chunks_here(self) -> int:
         """How many leading chunks are on this node. What another node has is fetched with a lease, or is a miss then."""
-        elsewhere = np.flatnonzero(self.tiers >= Level.PEER)
-        return int(elsewhere[0]) if len(elsewhere) else self.chunks
+        return self.chunks - len(self.tiers.tobytes().lstrip(_LEVELS_HERE))
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,9 +166,7 @@ class Announcements:
         if size > self._room_of(session.connection) or hold_count(session, chunks) > HOLDS_MAX:
             self.clipped_chunks += chunks
             return None
-        task = GroupTask(
-            self._directory, self._tiering, session, keys, chunks=chunks, ending=self._ending, is_announced=True
-        )
+        task = GroupTask(self._directory, self._tiering, session, keys, chunks=chunks, holder=None, ending=self._ending)
         return self._add(Announcement(session.connection, names, chunks, size, now_ns + self._ttl_ns, task))
 
     def take_part(self, entry: Announcement, now_ns: int) -> Step:

@@ -8,9 +8,11 @@ Invariant: what a request holds while it is under way is in its `AcquireTask` or
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from kvpool.clock import Clock, Deadline
 from kvpool.errors import InvalidArgument, ProtocolError
+from kvpool.index.leases import Lease
 from kvpool.index.parts import PART_CHUNKS, Parts, Step
 from kvpool.index.sessions import EngineSession
 from kvpool.index.usage import UsageTable
@@ -21,7 +23,7 @@ from kvpool.pool.deadlines import HoldExpiry
 from kvpool.pool.device_copies import DeviceCopies
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.readers.group_task import keys_of_hit
-from kvpool.pool.readers.readers import NOTHING, Grant, Readers
+from kvpool.pool.readers.readers import NOTHING_TAKEN, Grant, Readers, Taken
 from kvpool.pool.sharing.sharing import Sharing
 from kvpool.pool.writers.commit_columns import CommitColumns
 from kvpool.pool.writers.reserve_task import ReserveTask
@@ -35,11 +37,21 @@ from kvpool.protocol.records import peers as pm
 from kvpool.protocol.verbs import ENGINE, verb
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiering.waiting_room import Room
-from kvpool.types import KEY_BYTES, RetainState, SaveState
+from kvpool.types import KEY_BYTES, ConnectionId, RetainState, SaveState
+
+Answer = TypeVar("Answer")
 
 # How long a request waits for memory that is being faulted in or written down; then it continues with what there is.
 ROOM_WAIT_S = 0.5
 WORD_BYTES = 8  # an offset, or a generation
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose(Generic[Answer]):
+    """What holds are taken for: `give` makes an answer of them, or of NOTHING_TAKEN; they count for the `holder`."""
+
+    holder: ConnectionId
+    give: Callable[[Taken], Answer]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,23 +78,24 @@ class Chains:
 
         Waits where moves between the tiers leave no room for all of it now.
         """
-        return (yield from self._acquire(session, request.keys, ""))
+        return (yield from self.take_chain(session, request.keys, "", self._leasing(session)))
 
     @verb(pm.AcquireFrom, roles=ENGINE)
     def acquire_from(self, session: EngineSession, request: pm.AcquireFrom) -> Parts[m.Leased]:
         """The same; a named node is asked for what is neither here nor known elsewhere. One that is unknown, away or suspended
         has nothing."""
-        if not pm.is_node_name(request.owner):
-            raise InvalidArgument(f"owner has {len(request.owner)} characters, expected a node's name")
-        return (yield from self._acquire(session, request.keys, request.owner))
+        return (yield from self.take_chain(session, request.keys, request.owner, self._leasing(session)))
 
-    def _acquire(self, session: EngineSession, packed: bytes, owner: str) -> Parts[m.Leased]:
+    def take_chain(self, session: EngineSession, packed: bytes, owner: str, purpose: Purpose[Answer]) -> Parts[Answer]:
+        """Take what `acquire_from` leases, and give it."""
         session.check_plain()
+        if not pm.is_node_name(owner):
+            raise InvalidArgument(f"owner has {len(owner)} characters, expected a node's name")
         keys = columns.keys_of(packed, ranks=len(session.namespaces))
-        acquire_task = self.readers.begin(session, keys, owner)
+        acquire_task = self.readers.begin(session, keys, owner, holder=purpose.holder)
         try:
             yield from self._advance(lambda _: acquire_task.advance(self.clock.now_ns()), self.tiering.make_room)
-            return self.lease(session, self.readers.grant(session, acquire_task, self.clock.now_ns()))
+            return purpose.give(self.readers.take(session, acquire_task))
         finally:
             acquire_task.end(self.clock.now_ns())
 
@@ -93,7 +106,7 @@ class Chains:
         run_task = self.readers.begin_run(session, keys)
         try:
             yield from self._advance(lambda _: run_task.advance(self.clock.now_ns()), self.tiering.make_room)
-            grant = self.readers.grant_run(session, run_task, self.clock.now_ns())
+            grant = self.readers.grant(session, self.readers.take_run(session, run_task), self.clock.now_ns())
         finally:
             run_task.release(self.clock.now_ns())
         if grant.lease:
@@ -103,33 +116,54 @@ class Chains:
     @verb(m.AcquireLeaves, roles=ENGINE)
     def acquire_leaves(self, session: EngineSession, request: m.AcquireLeaves) -> m.Leased:
         """Lease whole prefixes by their last keys. Nothing for longer ones: these are leased by their keys, in parts."""
+        return self.take_leaves(session, request.leaves, request.chunks, self._leasing(session))
+
+    def take_leaves(self, session: EngineSession, packed: bytes, chunks: int, purpose: Purpose[Answer]) -> Answer:
+        """Take what `acquire_leaves` leases, and give it."""
         session.check_plain()
         ranks = len(session.namespaces)
-        leaves = columns.leaves_of(request.leaves, request.chunks, ranks=ranks)
-        if request.chunks * ranks > m.LEAF_CHUNKS_MAX:
-            return self.lease(session, NOTHING)
+        leaves = columns.leaves_of(packed, chunks, ranks=ranks)
+        if chunks * ranks > m.LEAF_CHUNKS_MAX:
+            return purpose.give(NOTHING_TAKEN)
         now_ns = self.clock.now_ns()
-        return self.lease(session, self.readers.acquire_leaves(session, leaves, request.chunks, now_ns))
+        return purpose.give(self.readers.take_leaves(session, leaves, chunks, now_ns, holder=purpose.holder))
 
     @verb(gm.AcquireGroups, roles=ENGINE)
     def acquire_groups(self, session: EngineSession, request: gm.AcquireGroups) -> Parts[m.Leased]:
         """Lease what a hit needs of every group of the session's layout: all of it or nothing. Waits as `acquire` does."""
-        keys = keys_of_hit(session, request.keys, request.chunks)
-        group_task = self.readers.begin_groups(session, keys, request.chunks)
+        return (yield from self.take_groups(session, request.keys, request.chunks, self._leasing(session)))
+
+    def take_groups(
+        self, session: EngineSession, packed: bytes, chunks: int, purpose: Purpose[Answer]
+    ) -> Parts[Answer]:
+        """Take what `acquire_groups` leases, and give it."""
+        keys = keys_of_hit(session, packed, chunks)
+        group_task = self.readers.begin_groups(session, keys, chunks, holder=purpose.holder)
         try:
             yield from self._advance(lambda _: group_task.advance(self.clock.now_ns()), self.tiering.make_room)
-            return self.lease(session, self.readers.grant_groups(session, group_task, self.clock.now_ns()))
+            return purpose.give(self.readers.take_groups(session, group_task))
         finally:
             group_task.end(self.clock.now_ns())
 
+    def _leasing(self, session: EngineSession) -> Purpose[m.Leased]:
+        def give(taken: Taken) -> m.Leased:
+            return self.lease(session, self.readers.grant(session, taken, self.clock.now_ns()))
+
+        return Purpose(session.holder, give)
+
     def lease(self, session: EngineSession, grant: Grant) -> m.Leased:
         """The answer with a granted lease, or without one."""
-        if grant.lease:
-            self.expiry.schedule()
-            self.hints.note_lease(session, self.readers, grant.lease)
-            self.sharing.note_lease(session, self.readers, grant.lease)
-            self.device_copies.note_lease(session, grant.lease)
+        lease = self.readers.find(session, grant.lease)
+        if lease is not None:
+            self.note_use(session, lease)
         return _leased(grant)
+
+    def note_use(self, session: EngineSession, lease: Lease | Taken) -> None:
+        """A lease was granted, or tickets."""
+        self.expiry.schedule()
+        self.hints.note_lease(session, self.readers, lease)
+        self.sharing.note_lease(session, lease)
+        self.device_copies.note_lease(session, lease)
 
     @verb(m.Reserve, roles=ENGINE)
     def reserve(self, session: EngineSession, request: m.Reserve) -> Parts[m.Reserved]:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvpool.errors import ProtocolError, Refused
+from kvpool.index.leases import Lease
 from kvpool.index.sessions import EngineSession
-from kvpool.pool.readers.readers import Readers, holds_of
+from kvpool.pool.readers.readers import Readers, Taken, holds_of
 from kvpool.protocol.records import device as dm
 from kvpool.protocol.verbs import ENGINE, verb
 from kvpool.tiering.copies.copy_link import CopyLink
@@ -69,24 +70,25 @@ class DeviceCopies:
     def _copies_of(self, session: EngineSession, request: dm.FindCopies | dm.FindGroupCopies) -> dm.Copies:
         if request.first < 0:
             raise ProtocolError(f"first is {request.first}, expected 0 or more")
-        holds = self._holds_of(session, request.lease)
+        holds = self._holds_of(session, self._readers.find(session, request.lease))
         for link in self._links:
             if link.tier.can_copy and holds:
                 return _rows(link, [(of_group, size) for _, of_group, size in holds], request.first)
         return NOTHING
 
-    def note_lease(self, session: EngineSession, lease_id: int) -> None:
-        """A connection was granted a lease: what has no copy of it is copied, if its engine is on the device."""
-        for group, holds, _ in self._holds_of(session, lease_id):
+    def note_lease(self, session: EngineSession, lease: Lease | Taken) -> None:
+        """A connection was granted a lease, or tickets: what has no copy of it is copied, if its engine is on the device."""
+        for group, holds, _ in self._holds_of(session, lease):
             for link in self._links:
                 link.note_lease(group.own, holds)
 
-    def _holds_of(self, session: EngineSession, lease_id: int) -> list[tuple[EngineSession, Sequence[HoldId], int]]:
+    def _holds_of(
+        self, session: EngineSession, lease: Lease | Taken | None
+    ) -> list[tuple[EngineSession, Sequence[HoldId], int]]:
         """The holds of a rank's lease, where its engine is on the device: see `readers.holds_of`."""
-        if session.connection not in self._connections:
+        if lease is None or session.connection not in self._connections:
             return []
-        lease = self._readers.find(session, lease_id)
-        return holds_of(session, lease, session.layout.rank) if lease is not None else []
+        return holds_of(session, lease, session.layout.rank)
 
     def drop_owner(self, connection: ConnectionId) -> None:
         """A connection has ended."""

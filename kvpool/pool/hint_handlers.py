@@ -12,6 +12,7 @@ from functools import partial
 
 from kvpool.clock import Clock
 from kvpool.errors import ProtocolError
+from kvpool.index.leases import Lease
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.parts import PART_CHUNKS, Parts, Step, part_chunks
 from kvpool.index.sessions import EngineSession
@@ -19,14 +20,14 @@ from kvpool.journal.journal import Journal
 from kvpool.key_column import KeyColumn
 from kvpool.pool.announcements import Announcement, Announcements
 from kvpool.pool.readers.group_task import keys_of_hit
-from kvpool.pool.readers.readers import Readers
+from kvpool.pool.readers.readers import Readers, Taken
 from kvpool.pool.writers.retention import Retention, RetentionColumns
 from kvpool.protocol import columns
 from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.verbs import ENGINE, OPERATOR, verb
 from kvpool.tiering.tiering import Tiering
-from kvpool.types import PRIORITY_MAX, ConnectionId, LeaseId, RetainState
+from kvpool.types import PRIORITY_MAX, ConnectionId, RetainState
 
 LAYOUTS_MAX = 256  # a frame has room for a few thousand items
 DURATION_S_MAX = ((1 << 32) - 1) / 1000
@@ -143,12 +144,10 @@ class HintHandlers:
         entries = self._namespaces.of_model(request.model)[:LAYOUTS_MAX]
         return m.Report({"layouts": [entry.layout.to_wire() for entry in entries]})
 
-    def note_lease(self, session: EngineSession, readers: Readers, lease_id: int) -> None:
-        """A connection has leased chunks that it may have announced."""
+    def note_lease(self, session: EngineSession, readers: Readers, lease: Lease | Taken) -> None:
+        """A connection has leased chunks that it may have announced, or tickets on them."""
         if not self._announcements:
             return
-        lease = readers.find(session, LeaseId(lease_id))
-        assert lease is not None
         key_at = partial(readers.key_at, session, lease)
         self._announcements.note_use(session.connection, lease.chunks, key_at, self._clock.now_ns())
 

@@ -3,22 +3,25 @@
 `chains` grants leases. Control thread only.
 """
 
+from functools import partial
+
+from kvpool import failpoint
 from kvpool.checks.dram_check import DramCheck
 from kvpool.clock import Clock
 from kvpool.errors import InvalidArgument, ProtocolError
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import packed_bytes
-from kvpool.pool.chains import Chains
+from kvpool.pool.chains import Chains, Purpose
 from kvpool.pool.deadlines import HoldExpiry
-from kvpool.pool.readers.readers import Readers
+from kvpool.pool.readers.readers import TICKETS, Readers, Taken
 from kvpool.protocol import columns
-from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
-from kvpool.protocol.records import peers as pm
 from kvpool.protocol.records import promises as pr
 from kvpool.protocol.verbs import ENGINE, verb
+
+NOTHING_PROMISED = pr.Promised(0, b"", b"")
 
 
 class LeaseVerbs:
@@ -61,48 +64,57 @@ class LeaseVerbs:
 
     @verb(pr.Promise, roles=ENGINE)
     def promise(self, session: EngineSession, request: pr.Promise) -> Parts[pr.Promised]:
-        """A lease that ends at once, and tickets on it: for engines whose scheduler decides and whose workers load.
+        """Tickets on what is there of these chunks: for engines whose scheduler decides and whose workers load.
 
         Waits as `Chains.acquire` does. Nothing where there is no room for all of the tickets.
         """
         _check_claims(request.claims)
         if not 0 < request.tickets <= m.CLAIMS_MAX:
             raise InvalidArgument(f"tickets is {request.tickets}, expected 1..{m.CLAIMS_MAX}")
-        leased = yield from self._acquire(session, request)
-        if not leased.lease:
-            return pr.Promised(0, b"", b"")
-        tickets = yield from self._exchange_lease(session, leased.lease, request)
-        self._expiry.schedule()
-        return pr.Promised(leased.chunks, leased.tiers, tickets) if tickets else pr.Promised(0, b"", b"")
+        failpoint.reach("daemon.ticket.before_issue", failpoint.refused)
+        promised = yield from self._take(session, request)
+        if not promised.chunks:
+            return promised
+        tickets = yield from self._issue_all(session, promised.tickets, request.tickets)
+        return pr.Promised(promised.chunks, promised.tiers, tickets) if tickets else NOTHING_PROMISED
 
-    def _exchange_lease(self, session: EngineSession, lease: int, request: pr.Promise) -> Parts[bytes]:
-        """End a lease. Returns the tickets that take its place, one after the other; none where not all have room."""
-        made: list[bytes] = []
-        try:
-            if not self._readers.has_room_for_tickets(session, lease, request.tickets):
-                return b""
-            while ticket := self._readers.issue_ticket(session, lease, self._clock.now_ns(), claims=request.claims):
-                made.append(ticket)
-                if len(made) == request.tickets:
-                    return b"".join(made)
-                yield None
-            return b""
-        finally:
-            now_ns = self._clock.now_ns()
-            self._readers.release(session, lease, now_ns)
-            if len(made) < request.tickets:
-                self._readers.end_tickets(made, now_ns)
-
-    def _acquire(self, session: EngineSession, request: pr.Promise) -> Parts[m.Leased]:
-        """The lease of a promise. Raises ProtocolError, Refused."""
+    def _take(self, session: EngineSession, request: pr.Promise) -> Parts[pr.Promised]:
+        """A promise with its first ticket alone. Raises ProtocolError, Refused."""
+        purpose = Purpose(TICKETS, partial(self._promise, session, request))
         if session.groups:
-            return (yield from self._chains.acquire_groups(session, gm.AcquireGroups(request.keys, request.chunks)))
+            return (yield from self._chains.take_groups(session, request.keys, request.chunks, purpose))
         ranks = len(session.namespaces)
         if len(request.keys) == packed_bytes(request.chunks * ranks):
-            return (yield from self._chains.acquire_from(session, pm.AcquireFrom(request.keys, request.owner)))
+            return (yield from self._chains.take_chain(session, request.keys, request.owner, purpose))
         if request.owner:
             raise ProtocolError(f"keys column has {len(request.keys)} bytes for {request.chunks} chunks of an owner")
-        return self._chains.acquire_leaves(session, m.AcquireLeaves(request.keys, request.chunks))
+        return self._chains.take_leaves(session, request.keys, request.chunks, purpose)
+
+    def _promise(self, session: EngineSession, request: pr.Promise, taken: Taken) -> pr.Promised:
+        """The first ticket on what was taken, where there is room for all."""
+        now_ns, tickets, claims = self._clock.now_ns(), request.tickets, request.claims
+        ticket, levels = self._readers.promise(session, taken, now_ns, tickets=tickets, claims=claims)
+        if not ticket:
+            return NOTHING_PROMISED
+        self._chains.note_use(session, taken)
+        return pr.Promised(taken.chunks, levels, ticket)
+
+    def _issue_all(self, session: EngineSession, first: bytes, count: int) -> Parts[bytes]:
+        """So many tickets on the chunks of the first one, with it, one after the other; none where not all have room."""
+        made, tickets = [first], b""
+        try:
+            failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
+            while len(made) < count:
+                yield None
+                ticket = self._readers.issue_another(session, first, self._clock.now_ns())
+                if not ticket:
+                    return b""
+                made.append(ticket)
+            tickets = b"".join(made)
+            return tickets
+        finally:
+            if not tickets:
+                self._readers.end_tickets(made, self._clock.now_ns())
 
     @verb(m.Claim, roles=ENGINE)
     def claim(self, session: EngineSession, request: m.Claim) -> m.Leased:

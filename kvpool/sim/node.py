@@ -214,7 +214,8 @@ class SimulatedNode:
 
     def _lease(self, keys: KeyColumn) -> Grant | None:
         now_ns = self._clock.now_ns()
-        grant = self._readers.acquire_leaves(self._session, keys[-1:], len(keys), now_ns)
+        taken = self._readers.take_leaves(self._session, keys[-1:], len(keys), now_ns)
+        grant = self._readers.grant(self._session, taken, now_ns)
         if grant.chunks:
             return grant
         for _ in range(WAITS_MAX):

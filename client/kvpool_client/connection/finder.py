@@ -18,7 +18,7 @@ from kvpool.errors import KVPoolError
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol.records import seeking as sk
-from kvpool.types import Level
+from kvpool.types import STORE
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.lookups import look_up, look_up_each, most_chunks
@@ -51,16 +51,20 @@ class Finder:
         hit = look_up(session, keys, self._layout, owner)
         if session is None:
             return hit
-        chunks = hit.chunks
-        most = most_chunks(keys, self._layout)
-        if chunks < most and session.welcome.has_store:
-            more = self._seek(session, [KeyColumn(column)[chunks:most] for column in keys.columns()])
-            if more:
-                tiers = np.concatenate([hit.tiers, np.full(more, Level.STORE, np.uint8)])
-                chunks += more
-                hit = Hit(chunks, chunks * self._layout.chunk_tokens, tiers, keys)
+        if session.welcome.has_store:
+            hit = self._with_store(session, hit)
         self._counters.count_lookup(len(keys), hit.tiers.tobytes())
         return hit
+
+    def _with_store(self, session: Session, hit: Hit) -> Hit:
+        """The hit with what the shared store has behind it."""
+        columns = hit.keys.columns()
+        chunks, most = hit.chunks, most_chunks(columns)
+        more = self._seek(session, [KeyColumn(column)[chunks:most] for column in columns]) if chunks < most else 0
+        if not more:
+            return hit
+        tiers = np.concatenate([hit.tiers, np.full(more, STORE, np.uint8)])
+        return Hit(chunks + more, (chunks + more) * self._layout.chunk_tokens, tiers, hit.keys)
 
     def lookup_each(self, chains: Sequence[KeyChain]) -> list[Hit]:
         """The hits of leading chains of which this node has every chunk, in one lookup. No request."""

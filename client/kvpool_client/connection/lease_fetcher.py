@@ -17,7 +17,7 @@ from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import peers as pm
 from kvpool.protocol.records import promises as pr
-from kvpool.types import Level
+from kvpool.types import PEER, STORE
 from kvpool_client.connection.batching import call_each
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
@@ -62,7 +62,7 @@ class LeaseFetcher:
         columns = hit.keys.columns()
         left_s = self._timeout_s
         # A daemon that has not all of the chunks must know the key of each, to fetch the others or find those it has.
-        is_all_here = hit.tiers[chunks - 1] < Level.PEER
+        is_all_here = hit.tiers.item(chunks - 1) < PEER
         if is_all_here and chunks * len(columns) <= m.LEAF_CHUNKS_MAX:
             deadline = Deadline(left_s)
             leased = self._ask(session, m.AcquireLeaves(_leaves(columns, chunks), chunks), left_s)
@@ -94,7 +94,7 @@ class LeaseFetcher:
         if not chunks:
             return
         columns = hit.keys.columns()
-        if hit.tiers[chunks - 1] < Level.PEER and chunks * len(columns) <= m.LEAF_CHUNKS_MAX:
+        if hit.tiers.item(chunks - 1) < PEER and chunks * len(columns) <= m.LEAF_CHUNKS_MAX:
             yield hit, pr.Promise(_leaves(columns, chunks), chunks, "", tickets, claims)
         yield hit, pr.Promise(hit.keys.leading(chunks).packed, chunks, hit.owner, tickets, claims)
 
@@ -150,10 +150,10 @@ def _wanted(hit: Hit, chunks: int) -> m.Acquire | pm.AcquireFrom:
 def _from_store(leased: m.Leased, hit: Hit) -> m.Leased:
     """The lease with the level of chunks that the shared store was to give: on their way they count as another node's."""
     tiers = hit.tiers[: leased.chunks]
-    if Level.STORE not in tiers:
+    if STORE not in tiers.tobytes():
         return leased
     found = np.frombuffer(leased.tiers, np.uint8).copy()
-    found[(found == Level.PEER) & (tiers == Level.STORE)] = Level.STORE
+    found[(found == PEER) & (tiers == STORE)] = STORE
     return replace(leased, tiers=found.tobytes())
 
 

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvpool.errors import InvalidArgument
+from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import peers as pm
-from kvpool.types import Level
+from kvpool.types import PEER
 from kvpool_client.connection.session import Session
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.results import Hit
@@ -28,9 +29,9 @@ def check_owner(owner: object) -> None:
         )
 
 
-def most_chunks(keys: KeyChain, layout: Layout) -> int:
+def most_chunks(columns: Sequence[bytes]) -> int:
     """How many chunks a hit of these keys may have: no more than one request names, of all ranks, when it is leased."""
-    return min(len(keys), m.KEYS_MAX // len(layout.ranks))
+    return min(len(KeyColumn(columns[0])), m.KEYS_MAX // len(columns))
 
 
 def look_up_each(session: Session | None, chains: Sequence[KeyChain], layout: Layout) -> list[Hit]:
@@ -43,7 +44,7 @@ def look_up_each(session: Session | None, chains: Sequence[KeyChain], layout: La
     here = min(count for count, _ in found)
     tiers = np.maximum.reduce([np.frombuffer(levels, np.uint8)[:here] for _, levels in found])
     ends = np.cumsum([len(keys) for keys in chains])
-    elsewhere = np.flatnonzero(tiers >= Level.PEER)
+    elsewhere = np.flatnonzero(tiers >= PEER)
     whole = int(np.searchsorted(ends, elsewhere[0] if len(elsewhere) else here, side="right"))
     return [
         Hit(len(keys), len(keys) * layout.chunk_tokens, tiers[end - len(keys) : end], keys)
@@ -55,14 +56,15 @@ def look_up(session: Session | None, keys: KeyChain, layout: Layout, owner: str 
     """The longest run of present chunks, and where an `owner` is named all of them. A miss while the daemon is away."""
     if session is None:
         return Hit(0, 0, _NO_TIERS, keys)
-    found = [session.index.lookup(column) for column in keys.columns()]
-    most = most_chunks(keys, layout)
+    columns = keys.columns()
+    found = [session.index.lookup(column) for column in columns]
+    most = most_chunks(columns)
     chunks = min(most, *(count for count, _ in found))
     levels = [np.frombuffer(tiers, dtype=np.uint8)[:chunks] for _, tiers in found]
     tiers = levels[0] if len(levels) == 1 else np.maximum.reduce(levels)
-    pace = session.peer_pace(keys.columns()[0], chunks - 1) if chunks and tiers[-1] == Level.PEER else None
+    pace = session.peer_pace(columns[0], chunks - 1) if chunks and tiers.item(chunks - 1) == PEER else None
     owner = owner if chunks < most and session.has_peers else ""
     if owner:
-        tiers = np.concatenate([tiers, np.full(most - chunks, Level.PEER, np.uint8)])
+        tiers = np.concatenate([tiers, np.full(most - chunks, PEER, np.uint8)])
         chunks, pace = most, None
     return Hit(chunks, chunks * layout.chunk_tokens, tiers, keys, pace, owner)

@@ -1,6 +1,6 @@
 """Roots of a Pool's key chains, computed once for each domain, salt and adapter.
 
-Any thread. Lock: `_lock` guards the table.
+Any thread. Lock: `_lock` guards changes of the table; entries are read without it.
 """
 
 import threading
@@ -18,19 +18,19 @@ class Roots:
         self._model = model
         self._layout = layout
         self._lock = threading.Lock()
-        self._known: dict[tuple[bytes, bytes, str], tuple[bytes, ...]] = {}  # guarded by _lock
+        self._known: dict[tuple[bytes, bytes, str], tuple[bytes, ...]] = {}  # changed under _lock
 
     def of(self, domain: bytes, salt: bytes, adapter: str) -> tuple[bytes, ...]:
         """The root of each column, by group and rank; the same object for the same arguments until the table is cleared."""
         wanted = (domain, salt, adapter)
+        known = self._known.get(wanted)
+        if known is not None:
+            return known
         with self._lock:
-            roots = self._known.get(wanted)
-            if roots is None:
-                roots = tuple(
-                    root_key(domain, model=self._model, adapter=adapter, salt=salt, layout=part)
-                    for part in self._layout.parts
-                )
-                if len(self._known) >= ROOTS_MAX:
-                    self._known.clear()
-                self._known[wanted] = roots
-        return roots
+            roots = tuple(
+                root_key(domain, model=self._model, adapter=adapter, salt=salt, layout=part)
+                for part in self._layout.parts
+            )
+            if len(self._known) >= ROOTS_MAX:
+                self._known.clear()
+            return self._known.setdefault(wanted, roots)

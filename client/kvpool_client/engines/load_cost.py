@@ -220,9 +220,15 @@ class RateEstimator:
         self._probes = {int(level): Probe() for level in FIRST_GUESS}
         self._prefill = FittedTime(0.0, least=PREFILL_MIN, most=PREFILL_MAX)
         self._least_prefill = MedianRate(least=PREFILL_MIN, most=PREFILL_MAX)
+        self._rates: Rates | None = None  # None: something was measured since they were made
 
     def rates(self) -> Rates:
         """The current rates. While prefill was hardly measured, it is not slower than what the engine has computed at least."""
+        if self._rates is None:
+            self._rates = self._current()
+        return self._rates
+
+    def _current(self) -> Rates:
         prefill = self._prefill.rate
         if self._prefill.count <= MEASUREMENTS // 2:
             prefill = max(prefill, self._least_prefill.value)
@@ -263,15 +269,18 @@ class RateEstimator:
     def add_prefill(self, tokens: int, seconds: float) -> None:
         """The engine computed `tokens` of prompts in `seconds`, and nothing else in that time."""
         self._prefill.add(tokens, seconds)
+        self._rates = None
 
     def add_least_prefill(self, tokens: int, seconds: float) -> None:
         """The engine computed `tokens` of any kind in `seconds`: it would have computed no fewer of a long prompt."""
         self._least_prefill.add(tokens, seconds)
+        self._rates = None
 
     def add_load(self, levels: bytes, chunk_bytes: int, seconds: float) -> None:
         """A load of chunks at `levels` took `seconds`. Of several tiers the slowest one answers for the time of the rest."""
         if not levels:
             return
+        self._rates = None
         slowest, *others = sorted(set(levels), key=lambda level: self._tiers[level].rate)
         tier, probe = self._tiers[slowest], self._probes[slowest]
         others_s = sum(levels.count(level) * chunk_bytes / self._tiers[level].rate for level in others)

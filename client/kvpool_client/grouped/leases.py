@@ -11,7 +11,7 @@ from kvpool.layout import Layout
 from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import promises as pr
-from kvpool.types import Level
+from kvpool.types import DRAM, PEER, STORE
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.lease_fetcher import NO_LEASE, LeaseFetcher, check_levels
 from kvpool_client.connection.link import Link
@@ -45,12 +45,12 @@ class GroupLease(Lease):
     def tiers(self) -> npt.NDArray[np.uint8]:
         """The level of each chunk when it was leased: the slowest of its groups', DRAM where none needs it."""
         rows = np.frombuffer(self._leased.tiers, np.uint8)
-        found, is_needed = np.full(self.chunks, Level.HBM, np.uint8), np.zeros(self.chunks, np.bool_)
+        found, is_needed = np.zeros(self.chunks, np.uint8), np.zeros(self.chunks, np.bool_)
         for chunks in self.ranges:
             of_group, rows = rows[: len(chunks)], rows[len(chunks) :]
             found[chunks.start : chunks.stop] = np.maximum(found[chunks.start : chunks.stop], of_group)
             is_needed[chunks.start : chunks.stop] = True
-        found[~is_needed] = Level.DRAM
+        found[~is_needed] = DRAM
         return found
 
     def rows_of(self, group: int) -> "LeaseRows":
@@ -163,10 +163,10 @@ class GroupLeaseFetcher(LeaseFetcher):
 
     def _other_hits(self, session: Session, hit: Hit, *, seeks: bool = True) -> Iterator[Hit]:
         """What may be leased where a hit could not be. `seeks`: the shared store may be asked, which takes its time."""
-        if not (hit.tiers >= Level.PEER).any():
+        if hit.chunks_here == hit.chunks:
             yield self._finder.find(session, hit.keys, hit.chunks)
             return
-        if seeks and (hit.tiers == Level.STORE).any():  # it may have it still: the daemon remembers an answer briefly
+        if seeks and STORE in hit.tiers.tobytes():  # it may have it still: the daemon remembers an answer briefly
             yield self._finder.find_or_seek(session, hit.keys, hit.chunks)
         else:
             yield self._finder.find(session, hit.keys, hit.chunks - 1)
@@ -178,11 +178,11 @@ class GroupLeaseFetcher(LeaseFetcher):
 
 def _from_store(layout: Layout, leased: m.Leased, hit: Hit) -> m.Leased:
     """The lease with the level of chunks that the shared store was to give: on their way they count as another node's."""
-    if Level.STORE not in hit.tiers[: leased.chunks]:
+    if STORE not in hit.tiers[: leased.chunks].tobytes():
         return leased
     wanted = np.concatenate([hit.tiers[chunks.start : chunks.stop] for chunks in chunk_ranges(layout, leased.chunks)])
     found = np.frombuffer(leased.tiers, np.uint8).copy()
-    found[(found == Level.PEER) & (wanted == Level.STORE)] = Level.STORE
+    found[(found == PEER) & (wanted == STORE)] = STORE
     return replace(leased, tiers=found.tobytes())
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
-from kvpool.types import Level
+from kvpool.types import DRAM, PEER
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.session import Session
@@ -116,14 +116,14 @@ class GroupFinder:
                 end = full = min(end, len(runs[-1]))
                 if not end:
                     return self._hit(session, _NO_TIERS, keys, 0)
-        tiers = np.maximum.reduce([run[:end] for run in runs]) if runs else np.full(end, Level.DRAM, np.uint8)
+        tiers = np.maximum.reduce([run[:end] for run in runs]) if runs else np.full(end, DRAM, np.uint8)
         others = [(column, run) for column, run in zip(columns, self._runs, strict=True) if run is not None]
         found, before = [b""] * len(others), -1
         while end and end != before:
             before = end
             for number, (column, run) in enumerate(others):
                 end, found[number] = session.index.last_run(column, end, run, is_here)
-        elsewhere = sum(int((np.frombuffer(levels, np.uint8) >= Level.PEER).sum()) for levels in found) if end else 0
+        elsewhere = sum(int((np.frombuffer(levels, np.uint8) >= PEER).sum()) for levels in found) if end else 0
         if elsewhere > ELSEWHERE_MAX:
             return self.find(session, keys, chunks_max, is_here=True)
         tiers = tiers[:end].copy()
@@ -144,7 +144,7 @@ class GroupFinder:
 
     def _hit(self, session: Session | None, tiers: npt.NDArray[np.uint8], keys: KeyChain, full: int) -> GroupHit:
         pace = None
-        if session is not None and len(tiers) and tiers[-1] == Level.PEER:
+        if session is not None and len(tiers) and tiers.item(len(tiers) - 1) == PEER:
             pace = session.peer_pace(keys.columns()[0], len(tiers) - 1)
         return GroupHit(len(tiers), len(tiers) * self._layout.chunk_tokens, tiers, keys, pace, full_chunks=full)
 
@@ -155,5 +155,5 @@ def _run(session: Session, column: bytes, *, is_here: bool) -> npt.NDArray[np.ui
     if not count:
         return _NO_TIERS
     tiers = np.frombuffer(levels, np.uint8)
-    elsewhere = np.flatnonzero(tiers >= Level.PEER)
+    elsewhere = np.flatnonzero(tiers >= PEER)
     return tiers[: elsewhere[0]] if is_here and len(elsewhere) else tiers

@@ -26,7 +26,7 @@ from kvpool.errors import KVPoolError, ProtocolError
 from kvpool.key_column import KeyColumn
 from kvpool.protocol import versions
 from kvpool.protocol.records import seeking as sk
-from kvpool.types import Level
+from kvpool.types import DRAM, PEER, STORE
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.session import Session
 
@@ -87,7 +87,7 @@ class StoreSearch:
         reach = min((len(run) for run in runs), default=len(columns[0]))
         if reach <= least:
             return np.empty(0, np.uint8), reach
-        levels = np.maximum.reduce([run[:reach] for run in runs]) if runs else np.full(reach, Level.DRAM, np.uint8)
+        levels = np.maximum.reduce([run[:reach] for run in runs]) if runs else np.full(reach, DRAM, np.uint8)
         if not self._others:
             return levels, reach
         first = max(0, reach - END_KEYS_MAX // len(self._others), least + 1 - max(run for _, run in self._others))
@@ -97,7 +97,7 @@ class StoreSearch:
             used = [row[max(0, end - run) - first : end - first] for row, run in zip(rows, wanted, strict=True)]
             if end <= least:
                 break
-            if sum(int((row >= Level.PEER).sum()) for row in used) > ELSEWHERE_MAX:
+            if sum(int((row >= PEER).sum()) for row in used) > ELSEWHERE_MAX:
                 continue
             levels = levels[:end].copy()
             for row in used:
@@ -113,14 +113,14 @@ class StoreSearch:
         runs = {
             number: np.frombuffer(asking.index.lookup(columns[number].packed)[1], np.uint8) for number in self._full
         }
-        short = {number: _leading(run < Level.PEER) for number, run in runs.items() if len(run) < len(columns[number])}
+        short = {number: _leading(run < PEER) for number, run in runs.items() if len(run) < len(columns[number])}
         if short:
             share = max(1, sk.SEEK_KEYS_MAX // len(short))
             there = asking.ask({number: columns[number][here : here + share] for number, here in short.items()})
             for number, here in short.items():
                 more = _leading(there[number])
                 if here + more > len(runs[number]):
-                    runs[number] = np.concatenate([runs[number][:here], np.full(more, Level.STORE, np.uint8)])
+                    runs[number] = np.concatenate([runs[number][:here], np.full(more, STORE, np.uint8)])
         return list(runs.values())
 
     def _rows(
@@ -138,7 +138,7 @@ class StoreSearch:
             missing[number] = begin + np.flatnonzero(rows[number][begin:] == _ABSENT)
         there = asking.ask({number: columns[number].chosen(first + which) for number, which in missing.items()})
         for number, which in missing.items():
-            rows[number][which[there[number]]] = Level.STORE
+            rows[number][which[there[number]]] = STORE
         return found
 
     def _note_fruitless(self, question: bytes, until_ns: int, reach: int) -> None:

@@ -21,7 +21,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.tiering.promotions import Wanted
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiers.remote import Asker
-from kvpool.types import HoldId
+from kvpool.types import ConnectionId, HoldId
 
 # Chunks without a parent that are held in one part of a request: about half a millisecond.
 CHAINS_AT_ONCE = 16
@@ -54,8 +54,8 @@ class Chains:
 
 
 class ChainsTask:
-    """See the module. `chains`: at least one. What is held counts for the session's holder, unless it is announced: then it is
-    no reader's, nothing is urgent, and other nodes are not asked."""
+    """See the module. `chains`: at least one. What is held counts for the `holder`. Without one it is announced: then it is no
+    reader's, nothing is urgent, and other nodes are not asked."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class ChainsTask:
         session: EngineSession,
         chains: Sequence[Chains],
         *,
+        holder: ConnectionId | None,
         ending: EndingHolds,
-        is_announced: bool = False,
     ) -> None:
         """`ending`: what it releases goes there."""
         self._directory = directory
@@ -73,7 +73,7 @@ class ChainsTask:
         self._session = session
         self._chains = chains
         self._ending = ending
-        self._holder = None if is_announced else session.holder
+        self._holder = holder
         self._ranks = len(chains[0].columns)
         self._count = sum(map(len, chains))
         self._held: list[HoldId] = []

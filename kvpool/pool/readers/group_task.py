@@ -17,7 +17,7 @@ from kvpool.pool.readers.ending_holds import EndingHolds
 from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
 from kvpool.tiering.tiering import Tiering
-from kvpool.types import HoldId
+from kvpool.types import ConnectionId, HoldId
 
 # The tasks that wait for room, the one that waits longest first.
 WaitingGroups = dict["GroupTask", None]
@@ -34,17 +34,17 @@ class GroupTask:
         keys: list[KeyColumn],
         *,
         chunks: int,
+        holder: ConnectionId | None,
         ending: EndingHolds,
-        is_announced: bool = False,
         waiting: WaitingGroups | None = None,
     ) -> None:
-        """`ending`: what it releases goes there. `is_announced`: the holds are not of a reader, whose share they would count
-        for, and nothing is urgent. `waiting`: all that wait; None: it keeps its holds while it waits."""
+        """`holder`: whose share the holds count for; None: they are announced, of no reader, and nothing is urgent. `ending`:
+        where what it releases goes. `waiting`: all that wait; None: it keeps its holds while it waits."""
         self._session = session
         self._waiting = waiting
         self.chunks = chunks
         chains = [Chains(group, column) for group, column in zip(session.groups, keys, strict=True)]
-        self._task = ChainsTask(directory, tiering, session, chains, ending=ending, is_announced=is_announced)
+        self._task = ChainsTask(directory, tiering, session, chains, holder=holder, ending=ending)
 
     def __repr__(self) -> str:
         return f"<GroupTask {self._task!r}>"

@@ -9,6 +9,7 @@ outlive their issuers.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple, cast
 from weakref import WeakSet
 
@@ -34,6 +35,14 @@ from kvpool.tiering.tiering import Tiering
 from kvpool.types import ConnectionId, HoldId, LeaseId
 
 
+class Taken(NamedTuple):
+    """Holds that a lease or a ticket is made of next: on each rank, of `rows` chunks together. They count for a holder."""
+
+    chunks: int
+    holds: HoldsByRank
+    rows: int
+
+
 class Grant(NamedTuple):
     """A lease as its holder sees it: columns of u64 offsets and generations, u8 tiers, u64 slots. `lease` 0: nothing."""
 
@@ -48,7 +57,8 @@ class Grant(NamedTuple):
 # Holds of the tickets of one promise: they may all end at once, before what others release.
 TICKETS_HOLDS_MAX = 16 * HOLDS_MAX
 # The owner number of tickets' holds: no connection has it.
-TICKETS = 0
+TICKETS = ConnectionId(0)
+NOTHING_TAKEN = Taken(0, {}, 0)
 NOTHING = Grant(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"", slots=b"")
 
 
@@ -116,21 +126,27 @@ class Readers:
         """The lease, if it lives and is the session's."""
         return self._leases.find(LeaseId(lease), session.connection)
 
-    def begin(self, session: EngineSession, keys: KeyColumn, owner: str = "") -> AcquireTask:
-        """A lease of the longest present prefix of `keys`, on every rank, to be taken in parts; `owner` names another node that
-        may have more. Raises Refused."""
+    def begin(
+        self, session: EngineSession, keys: KeyColumn, owner: str = "", *, holder: ConnectionId | None = None
+    ) -> AcquireTask:
+        """The longest present prefix of `keys`, on every rank, to be taken in parts; `owner` names another node that may have
+        more. `holder`: for whom it counts; None: the session's. Raises Refused."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session)
-        acquire_task = AcquireTask(self._directory, self._tiering, session, keys, holder=session.holder, owner=owner)
+        holder = session.holder if holder is None else holder
+        acquire_task = AcquireTask(self._directory, self._tiering, session, keys, holder=holder, owner=owner)
         self._acquiring.add(acquire_task)
         return acquire_task
 
-    def grant(self, session: EngineSession, acquire_task: AcquireTask, now_ns: int) -> Grant:
-        """A lease of what has been taken."""
-        return self._grant_chain(session, acquire_task.chunks, acquire_task.take(), now_ns)
+    def take(self, session: EngineSession, acquire_task: AcquireTask) -> Taken:
+        """What has been taken, for `grant` or `promise`, which is to follow at once."""
+        assert acquire_task.holder is not None
+        return self._take_chain(session, acquire_task.chunks, acquire_task.take(), acquire_task.holder)
 
-    def begin_groups(self, session: EngineSession, keys: list[KeyColumn], chunks: int) -> GroupTask:
-        """A lease of what a hit of `chunks` chunks needs of every group, to be taken in parts. Raises Refused."""
+    def begin_groups(
+        self, session: EngineSession, keys: list[KeyColumn], chunks: int, *, holder: ConnectionId | None = None
+    ) -> GroupTask:
+        """What a hit of `chunks` chunks needs of every group, to be taken in parts. `holder`: as of `begin`. Raises Refused."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session)
         holds = hold_count(session, chunks)
@@ -144,36 +160,36 @@ class Readers:
             session,
             keys,
             chunks=chunks,
+            holder=session.holder if holder is None else holder,
             ending=self.ending,
             waiting=self._waiting_groups,
         )
         self._acquiring.add(group_task)
         return group_task
 
-    def grant_groups(self, session: EngineSession, group_task: GroupTask, now_ns: int) -> Grant:
-        """A lease of what has been taken; nothing unless all of it was."""
+    def take_groups(self, session: EngineSession, group_task: GroupTask) -> Taken:
+        """What has been taken, as `take` gives it; nothing unless all of it was."""
         if not group_task.is_whole():
-            return NOTHING
-        rows = sum(counts_of(session, group_task.chunks))
-        return self._grant_acquired(session, group_task.chunks, group_task.take(), now_ns, rows=rows)
+            return NOTHING_TAKEN
+        return Taken(group_task.chunks, group_task.take(), sum(counts_of(session, group_task.chunks)))
 
     def begin_run(self, session: EngineSession, keys: KeyColumn) -> ChainsTask:
-        """A lease of the leading ones of chunks without a parent, to be taken in parts, for a session of one rank. Raises
-        Refused."""
+        """The leading ones of chunks without a parent, to be taken in parts, for a session of one rank. Raises Refused."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session)
         chains = [Chains(session, keys)]
-        run_task = ChainsTask(self._directory, self._tiering, session, chains, ending=self.ending)
+        run_task = ChainsTask(
+            self._directory, self._tiering, session, chains, holder=session.holder, ending=self.ending
+        )
         self._acquiring.add(run_task)
         return run_task
 
-    def grant_run(self, session: EngineSession, run_task: ChainsTask, now_ns: int) -> Grant:
-        """A lease of the leading chunks that have been taken and are still whole, a hold each."""
+    def take_run(self, session: EngineSession, run_task: ChainsTask) -> Taken:
+        """The leading chunks that have been taken and are still whole, a hold each."""
         chunks = run_task.count_whole()
         if not chunks:
-            return NOTHING
-        holds = dict(zip(session.layout.ranks, run_task.take(chunks), strict=True))
-        return self._grant_acquired(session, chunks, holds, now_ns)
+            return NOTHING_TAKEN
+        return Taken(chunks, dict(zip(session.layout.ranks, run_task.take(chunks), strict=True)), chunks)
 
     def acquire(self, session: EngineSession, keys: KeyColumn, now_ns: int, *, may_wait: bool) -> Grant | None:
         """All parts at once. None where DRAM has no room for all that a lower tier has (and `may_wait`). Raises Refused."""
@@ -183,17 +199,62 @@ class Readers:
         if step is Step.WAIT and may_wait:
             acquire_task.end(now_ns)
             return None
-        return self.grant(session, acquire_task, now_ns)
+        return self.grant(session, self.take(session, acquire_task), now_ns)
 
-    def acquire_leaves(self, session: EngineSession, leaves: KeyColumn, chunks: int, now_ns: int) -> Grant:
-        """Lease the `chunks` chunks that end in `leaves`, one key for each rank: all of them or nothing. Raises Refused."""
+    def take_leaves(
+        self,
+        session: EngineSession,
+        leaves: KeyColumn,
+        chunks: int,
+        now_ns: int,
+        *,
+        holder: ConnectionId | None = None,
+    ) -> Taken:
+        """Take the `chunks` chunks that end in `leaves`, one key for each rank, as `take` gives them: all of them or nothing.
+        Raises Refused."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session)
+        holder = session.holder if holder is None else holder
         held = self._directory.acquire_leaves(session.namespace_ids, leaves.packed, chunks, now_ns)
-        if self._directory.affordable(session.holder, held.ids, session.size_classes, held.chunks) < held.chunks:
-            self.ending.end([HoldId(hold) for hold in held.ids], now_ns)
+        holds = cast("list[HoldId]", held.ids)
+        if self._directory.affordable(holder, holds, session.size_classes, held.chunks) < held.chunks:
+            self.ending.end(holds, now_ns)
+            return NOTHING_TAKEN
+        return self._take_chain(session, held.chunks, holds, holder)
+
+    def grant(self, session: EngineSession, taken: Taken, now_ns: int) -> Grant:
+        """A lease of what has been taken."""
+        if not taken.chunks:
             return NOTHING
-        return self._grant_chain(session, held.chunks, [HoldId(hold) for hold in held.ids], now_ns)
+        grant = self._grant(session, taken.chunks, taken.holds, now_ns, rows=taken.rows)
+        self._note_hit(session, taken, now_ns)
+        failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
+        return grant
+
+    def promise(
+        self, session: EngineSession, taken: Taken, now_ns: int, *, tickets: int, claims: int
+    ) -> tuple[bytes, bytes]:
+        """The first one of so many tickets on what has been taken for them, and the level of each chunk (see `Grant`); nothing
+        where not all of them have room. `issue_another` makes the others. `claims`: as of `issue_ticket`."""
+        if not taken.chunks:
+            return b"", b""
+        count, held = sum(map(len, taken.holds.values())), len(taken.holds) * taken.rows
+        has_room = self._leases.has_room_for_tickets(session.connection, held, tickets)
+        if not has_room or tickets * count > TICKETS_HOLDS_MAX:
+            self.ending.end(list(chain.from_iterable(taken.holds.values())), now_ns)
+            return b"", b""
+        levels = _worst([self._directory.columns(of_rank).levels for of_rank in taken.holds.values()])
+        ticket = self._leases.issue_ticket(
+            session.identity,
+            session.connection,
+            taken.chunks,
+            taken.holds,
+            now_ns=now_ns,
+            rows=taken.rows,
+            claims=claims,
+        )
+        self._note_hit(session, taken, now_ns)
+        return ticket, levels
 
     def find_row(self, session: EngineSession, lease: Lease, row: int) -> tuple[HoldId, int, Layout] | None:
         """The hold of a row of a rank's lease, the chunk's index in it, and its layout; None where there is none."""
@@ -203,7 +264,7 @@ class Readers:
             row -= len(holds) * size
         return None
 
-    def key_at(self, session: EngineSession, lease: Lease, chunk: int) -> bytes:
+    def key_at(self, session: EngineSession, lease: Lease | Taken, chunk: int) -> bytes:
         """The key of a leased chunk on the first rank, of the group that names it; empty where the lease does not have it."""
         place = place_of(session, lease.chunks, chunk) if chunk < lease.chunks else None
         if place is None:
@@ -233,27 +294,29 @@ class Readers:
         how often it may be claimed; 0: once on each rank."""
         failpoint.reach("daemon.ticket.before_issue", failpoint.refused)
         lease = self.find(session, lease_id)
-        if lease is None or not self._leases.has_room_for_tickets(lease.owner, lease.held):
+        if lease is None:
             return b""
         self._leases.renew(lease.id, session.connection, now_ns)
-        if not self._can_hold(TICKETS, session, lease.holds, lease):
+        return self._issue_ticket(session, lease, now_ns, claims)
+
+    def issue_another(self, session: EngineSession, ticket: bytes, now_ns: int) -> bytes:
+        """Another ticket on the chunks of one that nobody has claimed yet; empty where that has ended or there is no room."""
+        entry = self._leases.find_ticket(ticket)
+        return b"" if entry is None else self._issue_ticket(session, entry, now_ns, entry.claims)
+
+    def _issue_ticket(self, session: EngineSession, of: Lease | TicketHold, now_ns: int, claims: int) -> bytes:
+        has_room = self._leases.has_room_for_tickets(session.connection, of.held)
+        if not has_room or not self._can_hold(TICKETS, session, of.holds, of):
             return b""
         return self._leases.issue_ticket(
             session.identity,
-            lease.owner,
-            lease.chunks,
-            self._duplicates(lease.holds, TICKETS),
+            session.connection,
+            of.chunks,
+            self._duplicates(of.holds, TICKETS),
             now_ns=now_ns,
-            rows=lease.rows,
+            rows=of.rows,
             claims=claims,
         )
-
-    def has_room_for_tickets(self, session: EngineSession, lease_id: int, tickets: int) -> bool:
-        """Whether so many tickets may be issued on a lease at once."""
-        lease = self.find(session, lease_id)
-        if lease is None or tickets * sum(map(len, lease.holds.values())) > TICKETS_HOLDS_MAX:
-            return False
-        return self._leases.has_room_for_tickets(lease.owner, lease.held, tickets)
 
     def end_tickets(self, tickets: Sequence[bytes], now_ns: int) -> None:
         """End tickets that nobody will claim; a bounded number of their holds at once."""
@@ -311,26 +374,17 @@ class Readers:
         """Broken invariants, one line each."""
         return self._leases.verify() + (self._hit_curve.verify() if self._hit_curve is not None else [])
 
-    def _grant_chain(self, session: EngineSession, chunks: int, holds: list[HoldId], now_ns: int) -> Grant:
-        """A lease of a chain, with a hold for each rank."""
+    def _take_chain(self, session: EngineSession, chunks: int, holds: list[HoldId], holder: ConnectionId) -> Taken:
+        """A chain, with a hold for each rank."""
         if not chunks:
-            return NOTHING
-        self._directory.charge(holds, session.holder)
-        by_rank = {rank: [hold] for rank, hold in zip(session.namespaces, holds, strict=True)}
-        return self._grant_acquired(session, chunks, by_rank, now_ns)
+            return NOTHING_TAKEN
+        self._directory.charge(holds, holder)
+        return Taken(chunks, {rank: [hold] for rank, hold in zip(session.namespaces, holds, strict=True)}, chunks)
 
-    def _grant_acquired(
-        self, session: EngineSession, chunks: int, holds: HoldsByRank, now_ns: int, *, rows: int | None = None
-    ) -> Grant:
-        """A lease of holds that count for the session's holder already."""
-        grant = self._grant(session, chunks, holds, now_ns, rows=rows)
+    def _note_hit(self, session: EngineSession, taken: Taken, now_ns: int) -> None:
         if self._hit_curve is not None:
-            lease = self.find(session, grant.lease)
-            assert lease is not None
-            for namespace, of_one in namespaces_of(session, lease):
+            for namespace, of_one in namespaces_of(session, taken):
                 self._hit_curve.note_lease(of_one, namespace.layout.stored_bytes, now_ns)
-        failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
-        return grant
 
     def _grant(
         self,
@@ -379,7 +433,7 @@ class Readers:
 
 
 def holds_of(
-    session: EngineSession, of: Lease | TicketHold, rank: int | None
+    session: EngineSession, of: Lease | TicketHold | Taken, rank: int | None
 ) -> list[tuple[EngineSession, Sequence[HoldId], int]]:
     """A rank's holds of a lease or ticket in the order of its rows: each group's session, its holds, and how many chunks each
     of them has. None where it has no such rank."""
@@ -391,7 +445,7 @@ def holds_of(
     return found
 
 
-def namespaces_of(session: EngineSession, lease: Lease) -> list[tuple[Namespace, Sequence[HoldId]]]:
+def namespaces_of(session: EngineSession, lease: Lease | Taken) -> list[tuple[Namespace, Sequence[HoldId]]]:
     """The holds of a session's lease in each namespace."""
     return [
         (group.namespaces[rank], of_group)

@@ -4,10 +4,11 @@ Without a store it is the null object: nothing is published, nothing is found. C
 """
 
 from kvpool.config.store_options import StoreConfig
+from kvpool.index.leases import Lease
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.sessions import EngineSession
 from kvpool.journal.journal import Journal
-from kvpool.pool.readers.readers import Readers, namespaces_of
+from kvpool.pool.readers.readers import Taken, namespaces_of
 from kvpool.pool.sharing.publications import Publications
 from kvpool.pool.sharing.seeking import Seeking
 from kvpool.tiering.tiering import Tiering
@@ -44,10 +45,7 @@ class Sharing:
         """Pins in the arena's directory."""
         return sum(one.pins for one in self._publications)
 
-    def note_lease(self, session: EngineSession, readers: Readers, lease_id: int) -> None:
-        """A connection was granted a lease."""
-        lease = readers.find(session, lease_id) if self._publications else None
-        if lease is None:
-            return
+    def note_lease(self, session: EngineSession, lease: Lease | Taken) -> None:
+        """A connection was granted a lease, or tickets."""
         for one in self._publications:
             one.note_lease(namespaces_of(session, lease))

@@ -109,7 +109,7 @@ class GroupedNode:
         task = self._readers.begin_groups(self._session, keys, end)
         while task.advance(now_ns) is Step.MORE:
             pass
-        grant = self._readers.grant_groups(self._session, task, now_ns)
+        grant = self._readers.grant(self._session, self._readers.take_groups(self._session, task), now_ns)
         if not grant.lease:
             task.end(now_ns)
             return 0

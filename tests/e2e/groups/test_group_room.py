@@ -55,7 +55,10 @@ def test_of_the_tasks_that_wait_only_the_first_keeps_its_holds(monkeypatch: pyte
     monkeypatch.setattr(group_task, "ChainsTask", make)
     waiting: WaitingGroups = {}
     nothing: Any = SimpleNamespace(groups=())
-    tasks = [GroupTask(nothing, nothing, nothing, [], chunks=1, ending=nothing, waiting=waiting) for _ in range(3)]
+    tasks = [
+        GroupTask(nothing, nothing, nothing, [], chunks=1, holder=None, ending=nothing, waiting=waiting)
+        for _ in range(3)
+    ]
 
     def held_after_an_advance() -> list[bool]:
         for task in tasks:

@@ -15,7 +15,7 @@ from kvpool.layout import Layout
 from kvpool.layouts.groups import Group
 from kvpool.pool.pool import Pool
 from kvpool.pool.readers.group_task import GroupTask, keys_of_hit
-from kvpool.pool.readers.readers import TICKETS_HOLDS_MAX, Grant
+from kvpool.pool.readers.readers import NOTHING_TAKEN, TICKETS_HOLDS_MAX, Grant
 from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import promises as pr
@@ -65,7 +65,7 @@ class Setting:
         return task
 
     def lease(self) -> Grant:
-        grant = self.readers.grant_groups(self.session, self.take(), 1)
+        grant = self.readers.grant(self.session, self.readers.take_groups(self.session, self.take()), 1)
         assert (grant.chunks, len(grant.tiers)) == (CHUNKS, 2 * CHUNKS)
         return grant
 
@@ -145,7 +145,7 @@ def test_a_lease_is_read_row_by_row_and_a_chunk_that_is_dropped_ends_it() -> Non
         assert place is not None
         assert rig.pool._directory.drop(key, place[1])
         assert not task.is_whole()
-        assert rig.readers.grant_groups(rig.session, task, 1).lease == 0
+        assert rig.readers.take_groups(rig.session, task) == NOTHING_TAKEN
         task.end(1)
 
     in_setting(check)

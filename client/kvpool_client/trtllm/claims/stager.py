@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from kvpool.clock import Deadline
 from kvpool.layout import Layout
-from kvpool.types import Level
+from kvpool.types import DRAM
 from kvpool_client.copying.cache import SKIP_BLOCK, Cache
 from kvpool_client.grouped.leases import GroupLease
 from kvpool_client.grouped.load import GroupLoad
@@ -157,7 +157,7 @@ class Stager:
     def _hit(self, pool: Pool, keys: KeyChain) -> Hit:
         """The hit in DRAM. A lower tier could take longer than anybody waits: what only it has is promoted afterwards."""
         hit = pool.lookup(keys)
-        slower = np.flatnonzero(hit.tiers > Level.DRAM)
+        slower = np.flatnonzero(hit.tiers > DRAM)
         if not len(slower):
             return hit
         self._promoted.append((pool, hit))
@@ -172,7 +172,7 @@ class Stager:
         while most > wanted.start and not question.deadline.has_passed():
             hits = [pool.groups.lookup(chain, most) for pool, chain in zip(self._pools, chains, strict=True)]
             question.note_found(full_chunks=min(hit.full_chunks for hit in hits))
-            slower = [np.flatnonzero(hit.tiers > Level.DRAM) for hit in hits]
+            slower = [np.flatnonzero(hit.tiers > DRAM) for hit in hits]
             ends = [int(below[0]) if len(below) else hit.chunks for hit, below in zip(hits, slower, strict=True)]
             if min(ends) > wanted.start and all(hit.chunks == min(ends) for hit in hits):
                 return hits

@@ -60,6 +60,16 @@ class Offers:
         """Whether this step may look another request up."""
         return self._left_ns > 0
 
+    def has_done_all(self, entry: Tracked | None, held_tokens: int) -> bool:
+        """Whether this step has done for a request what it may: no time is left to look it up, or its answer was looked for,
+        and the request goes on waiting. vLLM asks again about each of hundreds of such requests at every step."""
+        question = entry.answer if entry is not None else None
+        if entry is None or question is None:
+            return self._left_ns <= 0 and not self.are_declined
+        if question.answer is not None or entry.held_tokens != held_tokens or entry.answer_wait is None:
+            return False
+        return self._has_received and self._wait_left_ns <= 0 and not entry.answer_wait.has_passed()
+
     def begin_request(self) -> None:
         """What is done from now on for a request counts as this step's."""
         self._began_ns = self._clock.now_ns()

@@ -122,8 +122,11 @@ class SchedulerHalf:
 
     def matched_tokens(self, request: EngineRequest, held_tokens: int) -> tuple[int | None, bool]:
         """Tokens after `held_tokens` that can be loaded, and whether between steps; None: ask again later."""
-        self._waiting.pop(request.request_id, None)
-        self._asked[request.request_id] = held_tokens
+        request_id = request.request_id
+        self._waiting.pop(request_id, None)
+        self._asked[request_id] = held_tokens
+        if self._offers.has_done_all(self._requests.get(request_id), held_tokens):
+            return None, False
         self._offers.begin_request()
         try:
             return self._match(request, held_tokens)

@@ -296,7 +296,9 @@ def test_each_rank_of_a_schedulers_lease_is_one_pull() -> None:
         pool = rig.here.pool.pool
         session = pool.open_session(ConnectionId(30), "model", replace(WINDOWED, rank=None, world=2))
         chains = [Chains(session, KeyColumn.of([*columns[0], *columns[1]]))]
-        task = ChainsTask(pool._directory, pool._tiering, session, chains, ending=pool._readers.ending)
+        task = ChainsTask(
+            pool._directory, pool._tiering, session, chains, holder=session.holder, ending=pool._readers.ending
+        )
         while task.advance(1) is Step.MORE:
             pass
         assert task.count_whole() == 10
