@@ -18,8 +18,8 @@ FURTHER_INPUTS = ("prompt_embeds", "mm_features")
 class Tracked:
     """One request. Invariant: `keys` has a key for each whole chunk whose block hashes were known at the last look.
 
-    `chunks_planned`: leading chunks that the pool has or that were put into a plan; `chunks_unplanned`: whole ones behind those
-    that a step with a load left for a later one. `tables`: its blocks in order, by vLLM's group, None while they are not known.
+    `chunks_planned`: leading chunks that the pool has or that were put into a plan; `unplanned`: how many whole ones behind those
+    the last step has left for a later one, by reason. `tables`: its blocks in order, by vLLM's group, None while they are not known.
     `boundaries`: numbers of chunks before which windows and states are stored; `shared`: how many chunks other prompts have
     begun with, too. `save_wait` and `answer_wait` run from the first time that the request was held back for that reason.
     `awaited`: chunks that others are saving and that it was held back for, with `awaited_behind` tokens in vLLM's blocks.
@@ -54,7 +54,7 @@ class Tracked:
         self.boundaries: set[int] = set()
         self.shared = 0
         self.chunks_planned = 0
-        self.chunks_unplanned = 0
+        self.unplanned: dict[str, int] = {}
         self.save_chunks = 0
         self.retry: Deadline | None = None
         self.held_tokens = 0

@@ -295,7 +295,8 @@ class SchedulerHalf:
         if entry.is_loading:
             self._cancelled.append(request.request_id)
         self._offers.give_back(entry)
-        self.tally.add("declined_chunks_beside-a-load", entry.chunks_unplanned)
+        for reason, chunks in entry.unplanned.items():
+            self.tally.add(f"declined_chunks_{reason}", chunks)
         if not self._requests and self._pins.must_end_with_requests:
             self.tally.add("dropped_saves", self._planner.give_up())
             self._pins.idle()

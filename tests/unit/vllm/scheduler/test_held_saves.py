@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch", reason="needs the torch extra: pip install 
 
 from tests.rigs.daemon import wait_until  # noqa: E402 - only where torch is
 from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
-from tests.rigs.vllm.request import Request  # noqa: E402 - likewise
+from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
 from tests.rigs.vllm.setting import (  # noqa: E402 - likewise
     CHUNK,
     StartEngine,
@@ -80,6 +80,20 @@ def test_where_no_block_can_be_held_the_unsaved_chunks_of_a_step_with_a_load_are
     assert counted(engine, "declined_chunks_beside-a-load") == 4 + 2
     assert ask(engine, "again", OTHER).external == 0
     assert counted(engine, "declined_chunks_beside-a-load") == 4 + 2
+
+
+@pytest.mark.parametrize("new_tokens", [1, 2])
+def test_chunks_that_end_while_half_of_the_blocks_are_held_are_counted(
+    start_engine: StartEngine, new_tokens: int
+) -> None:
+    chunk_blocks, chunks = CHUNK // BLOCK, 6
+    engine = start_engine(blocks=8 * chunk_blocks, kvpool__save="prompt")  # blocks of 4 chunks may be held
+    request = Request("long", prompt(5, chunks * CHUNK + 1), new_tokens=new_tokens)
+    engine.run(request)
+    engine.idle()
+    stored = counted(engine, "saved_chunks")
+    assert stored in ((4,) if new_tokens == 1 else (4, 6)), "what a later step has room for is saved"
+    assert counted(engine, "declined_chunks_blocks-held") == chunks - stored
 
 
 def test_a_reset_drops_held_back_saves_and_succeeds(start_engine: StartEngine) -> None:

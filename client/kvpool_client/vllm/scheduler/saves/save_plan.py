@@ -56,7 +56,7 @@ class SavePlanner:
         if self._unconfirmed and not self._pins.are_possible:
             for request_id, tokens in steps.items():
                 entry = requests[request_id]
-                entry.chunks_unplanned = max(0, self._chunks_whole(entry, tokens.stop) - entry.chunks_planned)
+                entry.unplanned = {"beside-a-load": max(0, self._chunks_whole(entry, tokens.stop) - entry.chunks_planned)}
             return ()
         orders = [
             order for name, tokens in steps.items() if (order := self._order(requests[name], tokens, step)) is not None
@@ -184,8 +184,10 @@ class SavePlanner:
         entry.extend_keys()
         self._sightings.see(entry.take_unseen())
         end = first + self._sightings.ready(entry.hashes[first:last])
+        entry.unplanned = {}
         if self._pins.are_possible:
-            end = self._fitting(entry, first, end)
+            ready, end = end, self._fitting(entry, first, end)
+            entry.unplanned["blocks-held"] = ready - end
         if end <= first:
             return None
         tables = _shown_tables(step, entry) if self._geometry.has_groups else None
@@ -213,7 +215,7 @@ class SavePlanner:
         ):
             return None
         size = self._geometry.chunk_tokens
-        entry.chunks_planned, entry.chunks_unplanned = end, 0
+        entry.chunks_planned = end
         if not any(blocks):
             return None
         return SaveOrder(
