@@ -231,7 +231,8 @@ class Pool:
         daemon has a shared store, a hit that is shorter than `keys` costs one round trip (`connection/finder.py`).
         """
         check_keys(keys, self._namespace)
-        check_owner(owner)
+        if owner != "":
+            check_owner(owner)
         if self._group_finder is not None:
             if owner:
                 raise InvalidArgument(f"owner is {owner!r}, a lookup of a layout with groups names no node")

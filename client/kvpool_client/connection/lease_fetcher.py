@@ -69,7 +69,9 @@ class LeaseFetcher:
             left_s = deadline.remaining_s()
             if leased is None or leased.chunks or left_s < self._timeout_s / 2:
                 return self._lease(session, leased or NO_LEASE)
-        leased = _from_store(self._ask(session, _wanted(hit, chunks), left_s) or NO_LEASE, hit)
+        leased = self._ask(session, _wanted(hit, chunks), left_s) or NO_LEASE
+        levels = _from_store(leased.tiers, hit)
+        leased = leased if levels is leased.tiers else replace(leased, tiers=levels)
         return self._lease(session, leased, hit.peer_pace)
 
     def acquire_each(self, hits: Sequence[Hit]) -> list[Lease]:
@@ -101,8 +103,7 @@ class LeaseFetcher:
     def promised_levels(self, hit: Hit, promised: pr.Promised) -> bytes:
         """The level of each chunk of a promise. Raises ProtocolError where it has not one for each."""
         check_levels(promised, promised.chunks)
-        leased = m.Leased(0, promised.chunks, b"", b"", promised.tiers)
-        return _from_store(leased, hit).tiers
+        return _from_store(promised.tiers, hit)
 
     def claim(self, ticket: bytes) -> Lease:
         """The lease that a ticket stands for."""
@@ -147,14 +148,14 @@ def _wanted(hit: Hit, chunks: int) -> m.Acquire | pm.AcquireFrom:
     return pm.AcquireFrom(acquire.keys, hit.owner) if hit.owner else acquire
 
 
-def _from_store(leased: m.Leased, hit: Hit) -> m.Leased:
-    """The lease with the level of chunks that the shared store was to give: on their way they count as another node's."""
-    tiers = hit.tiers[: leased.chunks]
-    if STORE not in tiers.tobytes():
-        return leased
-    found = np.frombuffer(leased.tiers, np.uint8).copy()
-    found[(found == PEER) & (tiers == STORE)] = STORE
-    return replace(leased, tiers=found.tobytes())
+def _from_store(levels: bytes, hit: Hit) -> bytes:
+    """The levels of leased chunks, with that of those that the shared store was to give: on their way they count as another
+    node's."""
+    if PEER not in levels:
+        return levels
+    found = np.frombuffer(levels, np.uint8).copy()
+    found[(found == PEER) & (hit.tiers[: len(found)] == STORE)] = STORE
+    return found.tobytes()
 
 
 def _acquire(hit: Hit, chunks: int | None = None) -> m.Acquire:

@@ -12,7 +12,7 @@ argument. One thread.
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import permutations
+from itertools import groupby, permutations
 
 from kvpool.clock import NS_PER_S
 from kvpool.types import Level
@@ -73,8 +73,11 @@ def chunks_to_load(
     if peer_pace is not None:
         bytes_per_s = {**bytes_per_s, Level.PEER: peer_pace.bytes_per_s}
         setup_s = {**setup_s, Level.PEER: peer_pace.wait_s}
-    for taken, level in enumerate(levels, 1):
-        saved_s += compute_s - chunk_bytes / bytes_per_s[level]
+    taken = 0
+    for level, run in groupby(levels):  # a chunk of a run saves what each of it saves: all of it is the best part, or none
+        count = sum(1 for _ in run)
+        taken += count
+        saved_s += count * (compute_s - chunk_bytes / bytes_per_s[level])
         longer_s = setup_s.get(level, 0.0) - begun_s
         if longer_s > 0:
             saved_s, begun_s = saved_s - longer_s, begun_s + longer_s

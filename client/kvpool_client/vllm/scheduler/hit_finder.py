@@ -72,9 +72,12 @@ class HitFinder:
         entry.chunks_planned = hit.chunks_here  # what is computed of the others is saved
         offered = hit.tiers[first:chunks].tobytes()
         taken = len(offered) if self._settings.always_load else self._chunks_to_load(offered, hit.peer_pace)
-        entry.declined = dict(by_level("declined_tokens_slower_than_computing", offered[taken:], size))
+        left_out = offered[taken:]
+        entry.declined = dict(by_level("declined_tokens_slower_than_computing", left_out, size)) if left_out else {}
         chunks = first + taken if taken else 0
-        return Hit(chunks, min(chunks * size, usable), hit.tiers[:chunks], hit.keys, hit.peer_pace)
+        if chunks == hit.chunks and hit.tokens <= usable:
+            return hit
+        return Hit(chunks, min(chunks * size, usable), hit.tiers[:chunks], hit.keys, hit.peer_pace, hit.owner)
 
     def _look_up(self, entry: Tracked, wanted: int) -> Hit:
         if not self._geometry.has_groups:

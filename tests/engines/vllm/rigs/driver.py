@@ -25,6 +25,7 @@ from tests.engines.vllm.rigs import step_costs
 
 Answer = dict[str, Any]
 STEPS_MAX = 20
+FOR_NEW_REQUESTS = ("get_num_new_matched_tokens", "update_state_after_alloc", "build_connector_meta")
 
 
 class Driver:
@@ -97,7 +98,7 @@ class Driver:
     def token_gaps(self, prompts: list[list[int]], tokens: int, copied_bytes: int = 0) -> Answer:
         """The seconds between two tokens of a request, of all requests, which are given to the engine at once.
 
-        `wall`: by the clock; `gaps`: without the time for which others had the processors.
+        `wall`: by the clock; `gaps`: without the time for which others had the processors. `seconds`: until the last token.
 
         `copied_bytes`: what a thread beside the engine copies, by one plain copy, for each request that has been computed.
         """
@@ -108,6 +109,7 @@ class Driver:
         source, target = np.ones(copied_bytes, np.uint8), np.zeros(copied_bytes * len(prompts), np.uint8)
         for number, prompt in enumerate(prompts):
             engine.add_request(f"gap-{number}", {"prompt_token_ids": prompt}, greedy)
+        begun = time.perf_counter()
         last: dict[str, tuple[int, np.ndarray]] = {}
         gaps: list[np.ndarray] = []
         with ThreadPoolExecutor(1) as copier:
@@ -124,7 +126,7 @@ class Driver:
                         copier.submit(np.copyto, target[place : place + copied_bytes], source)
                     last[output.request_id] = (count, now)
         wall, unhindered = np.transpose(gaps).tolist()
-        return {"wall": wall, "gaps": unhindered}
+        return {"wall": wall, "gaps": unhindered, "seconds": float(now[0]) - begun}
 
     def steps_in_turns(self, prompts: list[list[int]], rounds: int) -> Answer:
         """See `step_costs`: of the steps that decode behind these prompts, when their saves have ended."""
@@ -263,12 +265,14 @@ class Driver:
         return {}
 
     def connector_seconds(self) -> Answer:
-        """Since `generate` began: inside the connector's methods, from its first lookup until a load was reported, and how
-        long each request waited for an answer to its first lookup."""
+        """Since `generate` began: inside the connector's methods, from its first lookup until a load was reported, how long
+        each request waited for an answer to its first lookup, and the processor time of what the connector did for new
+        requests in each step."""
         return {
             "inside": sum(self._spent.by_method.values()),
             "by_method": self._spent.by_method,
             "until_answered": [after - before for before, after in self._spent.answered.values()],
+            "steps": [time for time in self._spent.steps if time],
             "until_loaded": self._spent.loaded_at - self._spent.asked_at if self._spent.loaded_at else 0.0,
         }
 
@@ -345,6 +349,7 @@ class ConnectorTime:
 
     def begin(self) -> None:
         self.by_method: dict[str, float] = {}
+        self.steps: list[float] = [0.0]
         self.asked_at = self.loaded_at = 0.0
         self.answered: dict[str, tuple[float, float]] = {}
         self._waiting: dict[str, float] = {}
@@ -358,7 +363,7 @@ class ConnectorTime:
 
     def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **more: Any) -> Any:
-            before = time.perf_counter()
+            before, cpu_before = time.perf_counter(), time.thread_time()
             try:
                 answer = method(*args, **more)
                 if name == "get_num_new_matched_tokens":
@@ -367,6 +372,10 @@ class ConnectorTime:
             finally:
                 after = time.perf_counter()
                 self.by_method[name] = self.by_method.get(name, 0.0) + after - before
+                if name in FOR_NEW_REQUESTS:
+                    self.steps[-1] += time.thread_time() - cpu_before
+                if name == "build_connector_meta":
+                    self.steps.append(0.0)
                 if name == "get_num_new_matched_tokens":
                     self.asked_at = self.asked_at or before
                 if name == "update_connector_output" and args[0].finished_recving:

@@ -1,0 +1,32 @@
+"""What of a lookup's hit is asked for: clipped to what vLLM can use, and still of the node that a request named."""
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from kvpool.types import Level
+
+torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from tests.rigs.vllm.request import Request  # noqa: E402 - only where torch is
+from tests.rigs.vllm.setting import CHUNK, StartEngine, prompt, start_engine  # noqa: E402 - likewise
+
+__all__ = ["start_engine"]
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("more_tokens", [0, 1])
+def test_the_named_node_is_asked_for_a_hit_that_is_clipped(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch, more_tokens: int
+) -> None:
+    half = start_engine().scheduler._scheduler
+
+    def lookup(keys: kv.KeyChain, owner: str = "") -> kv.Hit:
+        return kv.Hit(len(keys), len(keys) * CHUNK, np.full(len(keys), int(Level.PEER), np.uint8), keys, None, owner)
+
+    monkeypatch.setattr(half.pool, "lookup", lookup)
+    request = Request("named", prompt(1, 5 * CHUNK + more_tokens), kv_transfer_params={"owner": "elsewhere"})
+    half.matched_tokens(request, 0)
+    question = half._requests["named"].answer
+    assert question is not None
+    assert (question.request.owner, question.hit.tokens) == ("elsewhere", 5 * CHUNK - (not more_tokens) * 4)
