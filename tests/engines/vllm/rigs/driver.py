@@ -251,6 +251,8 @@ class Driver:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         halves = (core.engine_core.scheduler.connector, get_kv_transfer_group())
+        if hasattr(halves[0], "_scheduler"):
+            self._spent.watch_promises(halves[0]._scheduler._promise_line)
         self._spent.watch(halves, [name for name in vars(KVConnectorBase_V1) if not name.startswith("__")])
         return {}
 
@@ -266,12 +268,13 @@ class Driver:
 
     def connector_seconds(self) -> Answer:
         """Since `generate` began: inside the connector's methods, from its first lookup until a load was reported, how long
-        each request waited for an answer to its first lookup, and the processor time of what the connector did for new
-        requests in each step."""
+        each request waited for an answer to its first lookup, when each promise had come after the first one, and the
+        processor time of what the connector did for new requests in each step."""
         return {
             "inside": sum(self._spent.by_method.values()),
             "by_method": self._spent.by_method,
             "until_answered": [after - before for before, after in self._spent.answered.values()],
+            "promised": [at - self._spent.asked_at for at in self._spent.promised_at],
             "steps": [time for time in self._spent.steps if time],
             "until_loaded": self._spent.loaded_at - self._spent.asked_at if self._spent.loaded_at else 0.0,
         }
@@ -350,9 +353,19 @@ class ConnectorTime:
     def begin(self) -> None:
         self.by_method: dict[str, float] = {}
         self.steps: list[float] = [0.0]
+        self.promised_at: list[float] = []
         self.asked_at = self.loaded_at = 0.0
         self.answered: dict[str, tuple[float, float]] = {}
         self._waiting: dict[str, float] = {}
+
+    def watch_promises(self, line: Any) -> None:
+        settle = line._settle
+
+        def noting(*question: Any) -> None:
+            settle(*question)
+            self.promised_at.append(time.perf_counter())
+
+        line._settle = noting
 
     def watch(self, halves: tuple[object, ...], names: list[str]) -> None:
         for half in halves:
