@@ -1,4 +1,4 @@
-"""What a pool brings and costs an engine with many requests at once, on vLLM itself.
+"""Gain and cost of a pool for an engine with many requests at once, on vLLM itself.
 
     PYTHONPATH=.:client .venv-engines/bin/python -m tests.engines.vllm.measure_bursts [burst] [rates] [reuse] [steps] [beside]
 
@@ -60,7 +60,7 @@ class Bench:
         return [prompt(self._next + number, tokens) for number in range(count)]
 
     def wait_stored(self, tokens: int) -> None:
-        """Until so many tokens more than now are stored; call it with what `stored` said before."""
+        """Wait until so many tokens are stored, as `stored` counts them."""
         wait_until(lambda: self.stored() >= tokens, f"{tokens} tokens are stored", 120.0)
 
     def stored(self) -> int:

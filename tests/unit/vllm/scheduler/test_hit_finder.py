@@ -1,4 +1,4 @@
-"""What of a lookup's hit is asked for: clipped to what vLLM can use, and still of the node that a request named."""
+"""The part of a lookup's hit that is asked for: clipped to what vLLM can use, and still of the node that a request named."""
 
 import numpy as np
 import pytest
