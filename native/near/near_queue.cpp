@@ -40,7 +40,8 @@ uint64_t NearQueue::pull(NearPlan plan) {
     }
     id = ++last_job_;
     const uint32_t parts = plan.parts;
-    const auto job = std::make_shared<Job>(id, std::move(plan), parts);
+    const size_t chunks = plan.chunks.size();
+    const auto job = std::make_shared<Job>(id, std::move(plan), chunks);
     jobs_.emplace(id, job);
     for (uint32_t part = 0; part < parts; ++part) {
       line_.push_back({job, part});
@@ -77,27 +78,27 @@ void NearQueue::run_tasks() {
     guard.unlock();
     run(task);
     guard.lock();
-    if (--task.job->parts_left == 0) {
-      jobs_.erase(task.job->id);
-    }
   }
 }
 
 void NearQueue::run(const Task& task) {
-  const Job& job = *task.job;
+  Job& job = *task.job;
   const auto waited = std::chrono::ceil<std::chrono::microseconds>(StreamClock::now() - job.begun);
   NearCopier(job.plan, task.part, *arena_, *board_, job.has_ended, [this, waited, &job](const PullOutcome& outcome) {
     report(job, outcome, waited);
   }).run();
 }
 
-void NearQueue::report(const Job& job, PullOutcome outcome, std::chrono::microseconds waited) {
+void NearQueue::report(Job& job, PullOutcome outcome, std::chrono::microseconds waited) {
   outcome.job = job.id;
   outcome.waited = waited;
   {
     const std::lock_guard guard(lock_);
     copied_bytes_ += outcome.bytes;
     outcomes_.push_back(outcome);
+    if (--job.chunks_left == 0) {
+      jobs_.erase(job.id);  // before anybody sees its last end
+    }
   }
   notify(event_fd_);
 }

@@ -56,11 +56,11 @@ class NearQueue {
 
  private:
   struct Job {
-    Job(uint64_t number, NearPlan planned, uint32_t parts) : id(number), plan(std::move(planned)), parts_left(parts) {}
+    Job(uint64_t number, NearPlan planned, size_t chunks) : id(number), plan(std::move(planned)), chunks_left(chunks) {}
     const uint64_t id;
     const NearPlan plan;
     const StreamClock::time_point begun = StreamClock::now();
-    uint32_t parts_left;  // guarded by the queue's lock
+    size_t chunks_left;  // that were not reported; guarded by the queue's lock
     std::atomic<bool> has_ended = false;
   };
   struct Task {
@@ -69,7 +69,7 @@ class NearQueue {
   };
   void run_tasks();
   void run(const Task& task);
-  void report(const Job& job, PullOutcome outcome, std::chrono::microseconds waited);
+  void report(Job& job, PullOutcome outcome, std::chrono::microseconds waited);
 
   const std::shared_ptr<const Mapping> arena_;
   const std::shared_ptr<LandingBoard> board_;
@@ -79,7 +79,7 @@ class NearQueue {
   mutable std::mutex lock_;
   std::condition_variable wake_;
   std::deque<Task> line_;                          // guarded by lock_
-  std::map<uint64_t, std::shared_ptr<Job>> jobs_;  // guarded by lock_
+  std::map<uint64_t, std::shared_ptr<Job>> jobs_;  // those with ends to come; guarded by lock_
   uint64_t last_job_ = 0;                          // guarded by lock_
   bool is_stopped_ = false;                        // guarded by lock_
   std::vector<PullOutcome> outcomes_;              // guarded by lock_
