@@ -58,6 +58,9 @@ def derive_root(fields: list[bytes]) -> bytes:
 def blake3(data: bytes) -> bytes:
     """Plain BLAKE3 of 32 bytes. GIL released."""
 
+def blake3_each(values: list[bytes]) -> bytes:
+    """The plain BLAKE3 of each, 32 bytes one after the other."""
+
 def hash_lanes() -> str:
     """Vector width of leaf hashing: avx512, avx2 or scalar."""
 

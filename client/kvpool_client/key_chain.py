@@ -103,8 +103,10 @@ class KeyChain:
         known = None if tokens is None else as_tokens(tokens)[:covered]
         if known is not None and len(known) != covered:
             raise InvalidArgument(f"tokens are {len(known)}, expected at least {covered} for {len(hashes)} chunks")
+        if not hashes:
+            return
         with self._lock:
-            self._append(b"".join(kvpool_native.blake3(bytes(value)) for value in hashes))
+            self._append(kvpool_native.blake3_each([bytes(value) for value in hashes]))
             if known is None:
                 self._token_ids, self._ids_begin = [], len(self)
             else:

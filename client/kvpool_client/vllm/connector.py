@@ -311,7 +311,9 @@ class ConnectorCalls(WorkerCalls):
     def get_num_new_matched_tokens(self, request: EngineRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
         """See SchedulerHalf.matched_tokens."""
         nothing: tuple[int | None, bool] = (0, False)
-        return self._of_scheduler("lookup", nothing, lambda half: half.matched_tokens(request, num_computed_tokens))
+        if self._scheduler is None:
+            return nothing
+        return self._timed("lookup", nothing, partial(self._scheduler.matched_tokens, request, num_computed_tokens))
 
     def get_external_cache_hit_sources(self, request: EngineRequest, num_external_tokens: int) -> dict[object, int]:
         """The tokens of the last load by vLLM's names of the tiers."""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.engines.vllm.rigs.driver import FOR_NEW_REQUESTS
 from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine
 from tests.engines.vllm.rigs.prompts import loadable_tokens, prompt
 from tests.engines.vllm.rigs.tiny_models import DEEP, GROUPED, write_model
@@ -90,7 +91,7 @@ def measure_burst(bench: Bench) -> None:
     asked = bench.prompts(BURST, BURST_TOKENS)
     bench.store(engine, asked)
     engine.ask("watch_connector")
-    last, longest, taken, answers = [], [], [], []
+    last, longest, taken, answers, parts = [], [], [], [], []
     for _ in range(ROUNDS):
         before = loaded_tokens(engine)
         engine.tokens(asked, 1)
@@ -98,10 +99,14 @@ def measure_burst(bench: Bench) -> None:
         taken.append((loaded_tokens(engine) - before) / loadable_tokens(asked) * 100)
         last.append(max(spent["promised"]) * 1e3)
         answers.append(statistics.median(spent["promised"]) * 1e3)
-        longest.append(max(spent["steps"]) * 1e3)
+        steps = [[step.get(name, 0.0) * 1e3 for name in FOR_NEW_REQUESTS] for step in spent["steps"]]
+        longest.append(max(map(sum, steps)))
+        parts.append(max(steps, key=sum))
     print(f"burst of {BURST} stored prompts of {BURST_TOKENS} tokens: {shown(taken)} % of the hit tokens taken")
     print(f"  half of the promises after {shown(answers)} ms, the last one after {shown(last)} ms")
     print(f"  longest step {shown(longest, 2)} ms of processor time for new requests")
+    for place, name in enumerate(FOR_NEW_REQUESTS):
+        print(f"    of it {shown([part[place] for part in parts], 2)} ms in {name}")
 
 
 def measure_rates(bench: Bench) -> None:

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
-from itertools import islice
 
 from kvpool.clock import Clock, Deadline
 from kvpool_client.engines.failure_guard import FailureGuard
@@ -56,8 +55,8 @@ class HintSender:
         self._send(lambda: self._carry_out(request_hints, entry.keys, answer), answer)
 
     def announce(self, waiting: Iterable[Tracked]) -> None:
-        """Announce the chunks of these requests, which wait in this order."""
-        for entry in islice(waiting, ANNOUNCED_MAX):
+        """Announce the chunks of these requests, at most ANNOUNCED_MAX, which wait in this order."""
+        for entry in waiting:
             if len(entry.keys) and entry.announced.has_passed():
                 entry.announced = Deadline(ANNOUNCED_S, self._clock)
                 self._send(partial(self._announce, entry.keys, entry.request.num_tokens))

@@ -1,10 +1,11 @@
 """Offers to vLLM: the daemon's promise for a request's prefix, and how long the scheduler waits for it.
 
-Questions go out together, over a connection of their own (`promise_line`). All that a step does for new requests, waiting and
-looking up, is within STEP_S: what does not fit is left for the next step before it is looked up. A request is held back for its
-answer no longer than computing would take by the engine's own measurement, half of `wait_s` where nothing is measured or it is
-to load always; what comes later is taken at vLLM's next call about the request. Invariant: `Tracked.is_offered` is true only
-between an answer to vLLM above 0 and vLLM's next call about that request. The scheduler's thread.
+Questions go out together, over a connection of their own (`promise_line`). All that a step does for new requests, from their
+arrival to their loads, is within STEP_S: what does not fit is left for the next step before it is looked up. A request is held
+back for its answer no longer than computing would take by the engine's own measurement, half of `wait_s` where nothing is
+measured or it is to load always; what comes later is taken at vLLM's next call about the request. Invariant:
+`Tracked.is_offered` is true only between an answer to vLLM above 0 and vLLM's next call about that request. The scheduler's
+thread.
 """
 
 from kvpool.clock import NS_PER_S, Clock, Deadline
@@ -21,6 +22,10 @@ STEP_S = 0.005
 # they were asked about, and of a burst many are asked about at once (guess).
 ANSWER_WAIT_S = 0.001
 STEP_NS, ANSWER_WAIT_NS = int(STEP_S * NS_PER_S), int(ANSWER_WAIT_S * NS_PER_S)
+# A question of vLLM's about a request for which a step can do nothing more, with all that it passes through (measured: 2 to 4).
+# At most so much of the next step is left to as many of them as the last one had.
+POLL_NS = 3_000
+POLLS_NS_MAX = STEP_NS // 2
 # A promise older than this is fetched again: well below the shortest useful time to live of leases (guess).
 PROMISE_AGE_MAX_S = 5.0
 
@@ -37,7 +42,8 @@ class Offers:
         self._rates = rates
         self._tally = tally
         self._clock = clock
-        self._began_ns = 0  # of what is being done for a request now
+        self._began_ns = 0  # of what is being done for requests now
+        self._polls = 0  # in this step
         self._is_open = False  # the line may have something to send, or an answer to come
         self._left_ns = STEP_NS
         self._wait_left_ns = ANSWER_WAIT_NS
@@ -51,9 +57,10 @@ class Offers:
         if self._is_open or self._line.calls or self._line.asked:  # no call of a step without work
             self._line.receive()
             self._is_open = self._line.is_busy
-        self._left_ns = STEP_NS
+        self._left_ns = STEP_NS - min(POLLS_NS_MAX, POLL_NS * self._polls)
         self._wait_left_ns = ANSWER_WAIT_NS
         self._has_received = False
+        self._polls = 0
 
     @property
     def has_time(self) -> bool:
@@ -63,6 +70,11 @@ class Offers:
     def has_done_all(self, entry: Tracked | None, held_tokens: int) -> bool:
         """Whether this step has done for a request what it may: no time is left to look it up, or its answer was looked for,
         and the request goes on waiting. vLLM asks again about each of hundreds of such requests at every step."""
+        is_done = self._has_done_all(entry, held_tokens)
+        self._polls += is_done
+        return is_done
+
+    def _has_done_all(self, entry: Tracked | None, held_tokens: int) -> bool:
         question = entry.answer if entry is not None else None
         if entry is None or question is None:
             return self._left_ns <= 0 and not self.are_declined
@@ -70,11 +82,11 @@ class Offers:
             return False
         return self._has_received and self._wait_left_ns <= 0 and not entry.answer_wait.has_passed()
 
-    def begin_request(self) -> None:
-        """What is done from now on for a request counts as this step's."""
+    def begin_work(self) -> None:
+        """What is done from now on for new requests counts as this step's."""
         self._began_ns = self._clock.now_ns()
 
-    def end_request(self) -> None:
+    def end_work(self) -> None:
         """It has been done."""
         self._left_ns -= self._clock.now_ns() - self._began_ns
 

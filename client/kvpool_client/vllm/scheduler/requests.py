@@ -18,10 +18,11 @@ FURTHER_INPUTS = ("prompt_embeds", "mm_features")
 class Tracked:
     """One request. Invariant: `keys` has a key for each whole chunk whose block hashes were known at the last look.
 
-    `chunks_planned`: leading chunks that the pool has or that were put into a plan; `unplanned`: how many whole ones behind those
-    the last step has left for a later one, by reason. `tables`: its blocks in order, by vLLM's group, None while they are not known.
-    `boundaries`: numbers of chunks before which windows and states are stored; `shared`: how many chunks other prompts have
-    begun with, too. `save_wait` and `answer_wait` run from the first time that the request was held back for that reason.
+    `chunks_planned`: leading chunks that the pool has or that were put into a plan; `unplanned`: how many whole ones behind
+    those the last step has left for a later one, by counter. `tables`: its blocks in order, by vLLM's group, None while they
+    are not known. `boundaries`: numbers of chunks before which windows and states are stored; `shared`: how many chunks other
+    prompts have begun with, too. `save_wait` and `answer_wait` run from the first time that the request was held back for that
+    reason.
     `awaited`: chunks that others are saving and that it was held back for, with `awaited_behind` tokens in vLLM's blocks.
     `asked_tokens`: tokens that the pending answer covers, after `held_tokens`. `declined`: tokens of its hit that are not to be
     loaded, by counter, which is added to when vLLM has given it blocks: until then it may be looked up again.

@@ -7,9 +7,10 @@ lost since. The scheduler's thread.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 from kvpool.clock import Clock, Deadline, MonotonicClock
 from kvpool.errors import LayoutMismatch
@@ -27,7 +28,7 @@ from kvpool_client.vllm.identity.weight_epoch import FIRST_EPOCH, new_epoch
 from kvpool_client.vllm.plan import LoadOrder, SaveOrder, StepPlan, StepReport
 from kvpool_client.vllm.ranks.placement import node_name
 from kvpool_client.vllm.scheduler.forgetting import OwnPrefixes, watch_resets
-from kvpool_client.vllm.scheduler.hint_sender import HintSender
+from kvpool_client.vllm.scheduler.hint_sender import ANNOUNCED_MAX, HintSender
 from kvpool_client.vllm.scheduler.hit_finder import HitFinder
 from kvpool_client.vllm.scheduler.hits_under_way import HitsUnderWay
 from kvpool_client.vllm.scheduler.load_plan import failing_order, load_order
@@ -82,7 +83,7 @@ class SchedulerHalf:
         self._hint_sender = HintSender(pool, self.tally, guard, self._clock)
         self._is_rehashed = rehashes_sessions()
         self._requests: dict[str, Tracked] = {}
-        self._waiting: dict[str, Tracked] = {}
+        self._waiting: dict[str, EngineRequest] = {}
         self._adapters = AdapterNames(WeightsReader(DigestMemory.of_user(os.environ), LOG))
         self._loads: list[LoadOrder] = []
         self._hits_under_way = HitsUnderWay(self.tally, geometry.chunk_tokens, has_groups=geometry.has_groups)
@@ -115,10 +116,15 @@ class SchedulerHalf:
             self._guard.warn_once("vLLM's blocks cannot be held", "each step waits until its chunks are saved")
 
     def arrived(self, request: EngineRequest) -> None:
-        """A new request, which waits for its lookup."""
-        entry = self._track(request)
+        """A new request, which waits for its lookup. Of many at once most are looked at in later steps."""
         if self._settings.announce and self._role.may_load and is_looked_up(request):
-            self._waiting[request.request_id] = entry
+            self._waiting[request.request_id] = request
+        if self._offers.has_time:
+            self._offers.begin_work()
+            try:
+                self._track(request)
+            finally:
+                self._offers.end_work()
 
     def matched_tokens(self, request: EngineRequest, held_tokens: int) -> tuple[int | None, bool]:
         """Tokens after `held_tokens` that can be loaded, and whether between steps; None: ask again later."""
@@ -127,11 +133,11 @@ class SchedulerHalf:
         self._asked[request_id] = held_tokens
         if self._offers.has_done_all(self._requests.get(request_id), held_tokens):
             return None, False
-        self._offers.begin_request()
+        self._offers.begin_work()
         try:
             return self._match(request, held_tokens)
         finally:
-            self._offers.end_request()
+            self._offers.end_work()
 
     def _match(self, request: EngineRequest, held_tokens: int) -> tuple[int | None, bool]:
         nothing, later = (0, False), (None, False)
@@ -169,7 +175,9 @@ class SchedulerHalf:
 
     def allocated(self, request: EngineRequest, blocks: EngineBlocks, tokens: int) -> None:
         """vLLM has allocated blocks, and counts on `tokens` from the pool (0: none, or the second call of a load)."""
+        self._offers.begin_work()
         is_done = self._guard.call("allocation", False, lambda: self._note_allocation(request, blocks, tokens))
+        self._offers.end_work()
         if not is_done and tokens > 0:
             # vLLM waits for this load: the worker has to report that none of the blocks came.
             self._loads.append(failing_order(request.request_id, blocks, is_async=self._settings.is_async))
@@ -223,8 +231,8 @@ class SchedulerHalf:
         loads, self._loads = tuple(self._loads), []
         cancelled, self._cancelled = tuple(self._cancelled), []
         self._times.begin(self._step, step, self._requests, has_loads=any(not order.is_async for order in loads))
-        if not self._off:
-            self._hint_sender.announce(self._waiting.values())
+        if self._waiting and not self._off:
+            self._hint_sender.announce(self._first_waiting())
         self._hint_sender.count()
         pinned_before = self._pins.last
         asked, self._asked = self._asked, {}
@@ -241,6 +249,18 @@ class SchedulerHalf:
             self._planner.forget_tables(self._requests)
         is_idle, board = not step.num_scheduled_tokens, self._pins.board_path
         return StepPlan(self._step, self._acknowledged, loads, saves or (), cancelled, is_idle, node_name(), board)
+
+    def _first_waiting(self) -> Iterator[Tracked]:
+        """The requests that vLLM has not asked about yet, as far as there is time to look at them."""
+        for request in list(islice(self._waiting.values(), ANNOUNCED_MAX)):
+            entry = self._requests.get(request.request_id)
+            if entry is None:
+                if not self._offers.has_time:
+                    return
+                self._offers.begin_work()
+                entry = self._track(request)
+                self._offers.end_work()
+            yield entry
 
     def ended(self, output: EngineOutput) -> None:
         """Process the report of a step that has ended."""
@@ -295,8 +315,8 @@ class SchedulerHalf:
         if entry.is_loading:
             self._cancelled.append(request.request_id)
         self._offers.give_back(entry)
-        for reason, chunks in entry.unplanned.items():
-            self.tally.add(f"declined_chunks_{reason}", chunks)
+        for name, chunks in entry.unplanned.items():
+            self.tally.add(name, chunks)
         if not self._requests and self._pins.must_end_with_requests:
             self.tally.add("dropped_saves", self._planner.give_up())
             self._pins.idle()

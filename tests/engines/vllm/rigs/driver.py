@@ -275,7 +275,7 @@ class Driver:
             "by_method": self._spent.by_method,
             "until_answered": [after - before for before, after in self._spent.answered.values()],
             "promised": [at - self._spent.asked_at for at in self._spent.promised_at],
-            "steps": [time for time in self._spent.steps if time],
+            "steps": [step for step in self._spent.steps if step],
             "until_loaded": self._spent.loaded_at - self._spent.asked_at if self._spent.loaded_at else 0.0,
         }
 
@@ -352,7 +352,7 @@ class ConnectorTime:
 
     def begin(self) -> None:
         self.by_method: dict[str, float] = {}
-        self.steps: list[float] = [0.0]
+        self.steps: list[dict[str, float]] = [{}]
         self.promised_at: list[float] = []
         self.asked_at = self.loaded_at = 0.0
         self.answered: dict[str, tuple[float, float]] = {}
@@ -386,9 +386,9 @@ class ConnectorTime:
                 after = time.perf_counter()
                 self.by_method[name] = self.by_method.get(name, 0.0) + after - before
                 if name in FOR_NEW_REQUESTS:
-                    self.steps[-1] += time.thread_time() - cpu_before
+                    self.steps[-1][name] = self.steps[-1].get(name, 0.0) + time.thread_time() - cpu_before
                 if name == "build_connector_meta":
-                    self.steps.append(0.0)
+                    self.steps.append({})
                 if name == "get_num_new_matched_tokens":
                     self.asked_at = self.asked_at or before
                 if name == "update_connector_output" and args[0].finished_recving:

@@ -56,7 +56,11 @@ class SavePlanner:
         if self._unconfirmed and not self._pins.are_possible:
             for request_id, tokens in steps.items():
                 entry = requests[request_id]
-                entry.unplanned = {"beside-a-load": max(0, self._chunks_whole(entry, tokens.stop) - entry.chunks_planned)}
+                entry.unplanned = {
+                    "declined_chunks_beside-a-load": max(
+                        0, self._chunks_whole(entry, tokens.stop) - entry.chunks_planned
+                    )
+                }
             return ()
         orders = [
             order for name, tokens in steps.items() if (order := self._order(requests[name], tokens, step)) is not None
@@ -187,7 +191,7 @@ class SavePlanner:
         entry.unplanned = {}
         if self._pins.are_possible:
             ready, end = end, self._fitting(entry, first, end)
-            entry.unplanned["blocks-held"] = ready - end
+            entry.unplanned["declined_chunks_blocks-held"] = ready - end
         if end <= first:
             return None
         tables = _shown_tables(step, entry) if self._geometry.has_groups else None
