@@ -4,6 +4,7 @@ Plain numbers by name, added by name; the counts between two steps travel once. 
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 
 Number = int | float
 
@@ -84,8 +85,8 @@ def sources_of(tiers: bytes, tokens: int, skipped: int, chunk_tokens: int) -> di
     """How many of the `tokens` after the first chunk's `skipped` ones come from each tier."""
     sources: dict[str, int] = {}
     begin = skipped
-    for level in tiers:
-        count = min(chunk_tokens - begin, tokens)
+    for level, run in groupby(tiers):
+        count = min(sum(1 for _ in run) * chunk_tokens - begin, tokens)
         begin, tokens = 0, tokens - count
         if count > 0:
             sources[LEVEL_NAMES[level]] = sources.get(LEVEL_NAMES[level], 0) + count

@@ -22,7 +22,7 @@ else:
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
 from kvpool_client.connection.promise_line import FRAME_QUESTIONS, Question  # noqa: E402 - likewise
-from kvpool_client.vllm.scheduler.offers import ANSWER_WAIT_S, STEP_S  # noqa: E402 - only where torch is
+from kvpool_client.vllm.scheduler.offers import ANSWER_WAIT_S, IDLE_STEP_S, STEP_S  # noqa: E402 - only where torch is
 from tests.rigs.vllm.engine import Blocks, ScriptedEngine  # noqa: E402 - likewise
 from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
 from tests.rigs.vllm.setting import (  # noqa: E402 - likewise
@@ -335,12 +335,21 @@ def test_what_does_not_fit_a_step_is_left_before_it_is_looked_up(start_engine: S
         return find(*arguments)
 
     half._hits.find = slow
-    waiting = [Request(f"waits-{number}", list(TOKENS)) for number in range(10)]
+    decoding = Request("decodes", prompt(9, CHUNK + 1), new_tokens=100, kv_transfer_params={"load": False})
+    engine.arrive(decoding)
+    engine.step()
+    waiting = [Request(f"waits-{number}", list(TOKENS)) for number in range(60)]
     for step in range(1, 4):
         for request in waiting:
             assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
         assert 2 * step <= withheld.count <= 3 * step
         engine.step()
+    engine.abort(decoding)
+    engine.step()
+    asked, fit = withheld.count, int(IDLE_STEP_S / (2 * STEP_S / 5))
+    for request in waiting:
+        assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+    assert fit - 2 <= withheld.count - asked <= fit + 1, "nothing is computed that it would delay"
     for request in waiting:
         engine.scheduler.request_finished_all_groups(request, ([],))
 

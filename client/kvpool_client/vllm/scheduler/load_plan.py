@@ -51,8 +51,16 @@ def _chunks_of(part: Part, first: int, chunks: int) -> range:
 def _targets(part: Part, table: list[int], chunks: range, *, geometry: Geometry, tokens: range) -> tuple[int, ...]:
     """The block for each block of the chunks, −1 where vLLM has it, or has let it go because no window reaches back to it."""
     low, high = tokens.start // part.block_tokens, tokens.stop // part.block_tokens
+    if part.is_full:  # its blocks are one row of the table
+        begin, end = geometry.places_of(part, chunks.start).start, geometry.places_of(part, chunks.stop - 1).stop
+        wanted = range(max(low, begin), min(high, end))
+        if wanted and wanted.stop > len(table):
+            raise IndexError(f"a block table has {len(table)} blocks, expected {wanted.stop} for {tokens.stop} tokens")
+        before = min(wanted.start, end) - begin
+        taken = table[wanted.start : wanted.stop]
+        return (*(-1,) * before, *taken, *(-1,) * (end - begin - before - len(taken)))
     return tuple(
-        table[place] if low <= place < high and (part.is_full or table[place] != NULL_BLOCK) else -1
+        table[place] if low <= place < high and table[place] != NULL_BLOCK else -1
         for chunk in chunks
         for place in geometry.places_of(part, chunk)
     )

@@ -1,11 +1,11 @@
 """Offers to vLLM: the daemon's promise for a request's prefix, and how long the scheduler waits for it.
 
 Questions go out together, over a connection of their own (`promise_line`). All that a step does for new requests, from their
-arrival to their loads, is within STEP_S: what does not fit is left for the next step before it is looked up. A request is held
-back for its answer no longer than computing would take by the engine's own measurement, half of `wait_s` where nothing is
-measured or it is to load always; what comes later is taken at vLLM's next call about the request. Invariant:
-`Tracked.is_offered` is true only between an answer to vLLM above 0 and vLLM's next call about that request. The scheduler's
-thread.
+arrival to their loads, is within STEP_S, or IDLE_STEP_S where nothing was computed that it would delay: what does not fit is
+left for the next step before it is looked up. A request is held back for its answer no longer than computing would take by the
+engine's own measurement, half of `wait_s` where nothing is measured or it is to load always; what comes later is taken at
+vLLM's next call about the request. Invariant: `Tracked.is_offered` is true only between an answer to vLLM above 0 and vLLM's
+next call about that request. The scheduler's thread.
 """
 
 from kvpool.clock import NS_PER_S, Clock, Deadline
@@ -18,10 +18,12 @@ from kvpool_client.vllm.statistics import Tally
 
 # What one step may spend on new requests.
 STEP_S = 0.005
+# The same while the engine computes nothing: a burst of hundreds is then asked about in a step or two (guess).
+IDLE_STEP_S = 0.05
 # Of it, what it may wait for answers. One usually takes a tenth of a millisecond: a few requests begin in the step in which
 # they were asked about, and of a burst many are asked about at once (guess).
 ANSWER_WAIT_S = 0.001
-STEP_NS, ANSWER_WAIT_NS = int(STEP_S * NS_PER_S), int(ANSWER_WAIT_S * NS_PER_S)
+STEP_NS, IDLE_STEP_NS, ANSWER_WAIT_NS = (int(each * NS_PER_S) for each in (STEP_S, IDLE_STEP_S, ANSWER_WAIT_S))
 # A question of vLLM's about a request for which a step can do nothing more, with all that it passes through (measured: 2 to 4).
 # At most so much of the next step is left to as many of them as the last one had.
 POLL_NS = 3_000
@@ -52,12 +54,12 @@ class Offers:
     def __repr__(self) -> str:
         return f"<Offers {'declined' if self.are_declined else 'taken'}, {self._left_ns / NS_PER_S:.3f} s left in this step>"
 
-    def begin_step(self) -> None:
-        """What was asked goes out, and the scheduler may spend time on new requests again."""
+    def begin_step(self, *, is_idle: bool) -> None:
+        """What was asked goes out, and the scheduler may spend time on new requests again. `is_idle`: nothing is computed."""
         if self._is_open or self._line.calls or self._line.asked:  # no call of a step without work
             self._line.receive()
             self._is_open = self._line.is_busy
-        self._left_ns = STEP_NS - min(POLLS_NS_MAX, POLL_NS * self._polls)
+        self._left_ns = (IDLE_STEP_NS if is_idle else STEP_NS) - min(POLLS_NS_MAX, POLL_NS * self._polls)
         self._wait_left_ns = ANSWER_WAIT_NS
         self._has_received = False
         self._polls = 0

@@ -227,7 +227,8 @@ class SchedulerHalf:
         """The plan of this step for the workers."""
         self._step += 1
         self._unverified_loads.begin(self._step)
-        self._offers.begin_step()
+        is_idle = not step.num_scheduled_tokens
+        self._offers.begin_step(is_idle=is_idle)
         loads, self._loads = tuple(self._loads), []
         cancelled, self._cancelled = tuple(self._cancelled), []
         self._times.begin(self._step, step, self._requests, has_loads=any(not order.is_async for order in loads))
@@ -247,7 +248,7 @@ class SchedulerHalf:
         if saves is None:
             self._pins.undo(pinned_before)
             self._planner.forget_tables(self._requests)
-        is_idle, board = not step.num_scheduled_tokens, self._pins.board_path
+        board = self._pins.board_path
         return StepPlan(self._step, self._acknowledged, loads, saves or (), cancelled, is_idle, node_name(), board)
 
     def _first_waiting(self) -> Iterator[Tracked]:
