@@ -8,7 +8,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -91,7 +91,14 @@ class KVConnectorBase_V1(ABC):
     def build_connector_meta(self, scheduler_output: Any) -> Any: ...
 
 
-@dataclass(frozen=True)
+def event_record(record: type) -> Any:
+    """An event names its fields as a struct of vLLM's does: what it does not know is left out."""
+    made: Any = dataclass(frozen=True)(record)
+    made.__struct_fields__ = tuple(of.name for of in fields(made))
+    return made
+
+
+@event_record
 class BlockStored:
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -106,7 +113,7 @@ class BlockStored:
     ownership: str | None = None
 
 
-@dataclass(frozen=True)
+@event_record
 class BlockRemoved:
     block_hashes: list[int]
     medium: str | None
@@ -115,7 +122,7 @@ class BlockRemoved:
     ownership: str | None = None
 
 
-@dataclass(frozen=True)
+@event_record
 class AllBlocksCleared:
     pass
 
