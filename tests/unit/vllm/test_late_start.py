@@ -1,7 +1,9 @@
 """Connectors of an engine whose weights are read in the background: the engine runs without the pool until they have a name."""
 
 import logging
+import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -43,6 +45,23 @@ def test_until_the_weights_have_a_name_nothing_is_loaded_or_saved_and_then_all_i
     wait_until(lambda: other.scheduler._late is None or other.scheduler._late.is_ready, "the weights are read")
     assert run(other, "other") in (0, 4 * CHUNK), "it begins in the middle of its first steps"
     assert run(other, "again") == 4 * CHUNK
+
+
+def test_a_worker_in_the_schedulers_process_ends_saves_before_it_has_a_pool(
+    start_engine: StartEngine, held_weights: HeldWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler's half binds vLLM's blocks before that: with nobody to end saves each step would wait for its own."""
+    from kvpool_client.vllm.identity import engine_process
+
+    engine = start_engine(path=held_weights.path)
+    group = SimpleNamespace(has_kv_transfer_group=lambda: True, get_kv_transfer_group=lambda: engine.workers[0])
+    monkeypatch.setitem(sys.modules, "vllm.distributed.kv_transfer", group)
+    assert engine.workers[0]._late is not None
+    worker: Any = engine_process.worker_here()
+    assert worker is engine.workers[0]
+    assert worker.drain_saves(60.0) == {}
+    held_weights.let_begin(engine)
+    assert engine_process.worker_here() is worker
 
 
 def test_a_request_that_began_before_the_name_was_known_ends_without_the_pool(

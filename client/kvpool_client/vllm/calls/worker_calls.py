@@ -32,8 +32,8 @@ class WorkerCalls(TimedCalls):
 
     @property
     def has_worker(self) -> bool:
-        """Whether this is the half of a worker that has KV."""
-        return isinstance(self._worker, WorkerHalf)
+        """Whether this is the half of a worker: one without a pool, or that has none yet, ends the saves that it is given."""
+        return self._worker is not None
 
     def drain_saves(self, timeout_s: float) -> Mapping[int, int]:
         """See WorkerHalf.drain. Not called by vLLM, but by the scheduler's half where both are in one process."""

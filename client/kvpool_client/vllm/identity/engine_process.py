@@ -14,7 +14,7 @@ def is_stepped_while_idle() -> bool:
 
 
 def worker_here() -> object | None:
-    """The kvpool connector of the worker in this process, or none."""
+    """The kvpool connector of the worker in this process, with or without a pool, or none."""
     transfer = sys.modules.get("vllm.distributed.kv_transfer")
     has, get = getattr(transfer, "has_kv_transfer_group", None), getattr(transfer, "get_kv_transfer_group", None)
     if not callable(has) or not callable(get) or not has():
