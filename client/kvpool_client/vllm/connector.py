@@ -356,7 +356,9 @@ class ConnectorCalls(WorkerCalls):
     def take_events(self) -> list[object]:
         """See SchedulerHalf.take_events."""
         nothing: list[object] = []
-        return self._of_scheduler("events", nothing, lambda half: half.take_events())
+        if self._scheduler is None or not self._scheduler.has_feed:
+            return nothing
+        return self._timed("events", nothing, self._scheduler.take_events)
 
     def reset_cache(self) -> bool:
         """Find no chunk that was stored before, and drop the model's chunks for all engines where `kvpool.reset` asks for
@@ -401,4 +403,4 @@ class ConnectorCalls(WorkerCalls):
 
     def _of_scheduler(self, what: str, default: Answer, ask: Callable[[SchedulerHalf], Answer]) -> Answer:
         half = self._scheduler
-        return default if half is None else self._timed(what, default, lambda: ask(half))
+        return default if half is None else self._timed(what, default, partial(ask, half))

@@ -19,7 +19,7 @@ from tests.rigs.vllm.setting import CHUNK, StartEngine, counted, prompt, start_e
 __all__ = ["start_engine"]
 pytestmark = pytest.mark.torch
 # The hooks of a step and of three layers, and the work of two of them: update block tables, and end the step.
-CALLS_MAX = 80
+CALLS_MAX = 64
 # More than the steps of any wait below.
 TOKENS, BLOCKS = 2000, 2048
 OWN = ("/kvpool_client/", "/kvpool/")

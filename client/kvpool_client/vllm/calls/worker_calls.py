@@ -1,6 +1,7 @@
 """Worker calls: vLLM's calls to the connector of a worker, each handed to its half. The thread that runs the model."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from kvpool_client.vllm.calls.timed_calls import Answer, TimedCalls
 from kvpool_client.vllm.late_start import LateStart
@@ -136,4 +137,4 @@ class WorkerCalls(TimedCalls):
 
     def _of_worker(self, what: str, default: Answer, ask: Callable[[WorkerHalf | AbsentWorker], Answer]) -> Answer:
         half = self._worker
-        return default if half is None else self._timed(what, default, lambda: ask(half))
+        return default if half is None else self._timed(what, default, partial(ask, half))

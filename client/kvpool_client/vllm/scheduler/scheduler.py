@@ -231,13 +231,14 @@ class SchedulerHalf:
         self._offers.begin_step(is_idle=is_idle)
         loads, self._loads = tuple(self._loads), []
         cancelled, self._cancelled = tuple(self._cancelled), []
-        self._times.begin(self._step, step, self._requests, has_loads=any(not order.is_async for order in loads))
+        has_loads = bool(loads) and any(not order.is_async for order in loads)
+        self._times.begin(self._step, step, self._requests, has_loads=has_loads)
         if self._waiting and not self._off:
             self._hint_sender.announce(self._first_waiting())
         self._hint_sender.count()
         pinned_before = self._pins.last
         asked, self._asked = self._asked, {}
-        if has_foreign_loads(step, asked, {order.request_id for order in loads}):
+        if asked and has_foreign_loads(step, asked, {order.request_id for order in loads}):
             self.tally.add("waits_for_another_connectors_load")
             self._planner.hold(self._step)
         saves: tuple[SaveOrder, ...] | None = ()
@@ -272,8 +273,11 @@ class SchedulerHalf:
             return
         self._times.end(report.step)
         has_failed = report.failed_step > self._acknowledged or bool(output.invalid_block_ids)
-        self.tally.add("dropped_saves", self._planner.confirm(report.step, self._requests, has_failed=has_failed))
-        self._pins.end(report.ended_saves)
+        dropped = self._planner.confirm(report.step, self._requests, has_failed=has_failed)
+        if dropped:
+            self.tally.add("dropped_saves", dropped)
+        if report.ended_saves:
+            self._pins.end(report.ended_saves)
         if report.unsaved:
             self._planner.plan_again(report.unsaved, self._requests, Deadline(self._settings.timeout_s, self._clock))
         settled = self._unverified_loads.settle(report.step)
@@ -330,6 +334,11 @@ class SchedulerHalf:
     def may_soon_free_blocks(self) -> bool:
         """Whether waiting for saves to end is better than preempting a request."""
         return self._pins.may_soon_end()
+
+    @property
+    def has_feed(self) -> bool:
+        """Whether there may be events to take."""
+        return self._feed is not None
 
     def take_events(self) -> list[object]:
         """New events of the pool, in the engine's own form; never waits."""

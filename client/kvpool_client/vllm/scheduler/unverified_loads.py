@@ -43,6 +43,8 @@ class UnverifiedLoads:
 
     def settle(self, step: int) -> list[UnverifiedLoad]:
         """Remove the loads of step `step` and before, which have been reported, and return them."""
+        if not self._loads:
+            return []
         settled = [load for load in self._loads if load.step <= step]
         self._loads = [load for load in self._loads if load.step > step]
         return settled

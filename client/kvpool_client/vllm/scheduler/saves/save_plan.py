@@ -50,7 +50,7 @@ class SavePlanner:
     ) -> tuple[SaveOrder, ...]:
         """The saves of step `number`, and those of earlier steps that were held back until now."""
         steps = self._computed_tokens(step, requests)
-        has_loads = any(not order.is_async for order in loads)
+        has_loads = bool(loads) and any(not order.is_async for order in loads)
         if self._is_sharded and has_loads:
             self._unconfirmed.add(number)
         if self._unconfirmed and not self._pins.are_possible:
