@@ -95,7 +95,7 @@ class Chains:
         acquire_task = self.readers.begin(session, keys, owner, holder=purpose.holder)
         try:
             yield from self._advance(lambda _: acquire_task.advance(self.clock.now_ns()), self.tiering.make_room)
-            return purpose.give(self.readers.take(session, acquire_task))
+            return purpose.give(self.readers.take(session, acquire_task, self.clock.now_ns(), holder=purpose.holder))
         finally:
             acquire_task.end(self.clock.now_ns())
 

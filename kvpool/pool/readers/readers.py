@@ -130,25 +130,33 @@ class Readers:
         self, session: EngineSession, keys: KeyColumn, owner: str = "", *, holder: ConnectionId | None = None
     ) -> AcquireTask:
         """The longest present prefix of `keys`, on every rank, to be taken in parts; `owner` names another node that may have
-        more. `holder`: for whom it counts; None: the session's. Raises Refused."""
+        more. `holder`: for whom it is to count when it is taken; None: the session's. Until then it counts for nobody, and is
+        no more than the session's may hold. Raises Refused."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
-        self._check_room(session)
-        holder = session.holder if holder is None else holder
-        acquire_task = AcquireTask(self._directory, self._tiering, session, keys, holder=holder, owner=owner)
+        self._check_room(session, holder)
+        acquire_task = AcquireTask(self._directory, self._tiering, session, keys, holder=session.holder, owner=owner)
         self._acquiring.add(acquire_task)
         return acquire_task
 
-    def take(self, session: EngineSession, acquire_task: AcquireTask) -> Taken:
-        """What has been taken, for `grant` or `promise`, which is to follow at once."""
-        assert acquire_task.holder is not None
-        return self._take_chain(session, acquire_task.chunks, acquire_task.take(), acquire_task.holder)
+    def take(
+        self, session: EngineSession, acquire_task: AcquireTask, now_ns: int, *, holder: ConnectionId | None = None
+    ) -> Taken:
+        """What has been taken, for `grant` or `promise`, which is to follow at once. Nothing where another `holder` than the
+        session's may not hold all of it: that of all tickets has many tasks under way."""
+        chunks, classes = acquire_task.chunks, session.size_classes
+        judged = holder if chunks and holder != session.holder else None
+        if judged is not None and self._directory.affordable(judged, acquire_task.holds, classes, chunks) < chunks:
+            acquire_task.end(now_ns)
+            return NOTHING_TAKEN
+        return self._take_chain(session, chunks, acquire_task.take(), holder)
 
     def begin_groups(
         self, session: EngineSession, keys: list[KeyColumn], chunks: int, *, holder: ConnectionId | None = None
     ) -> GroupTask:
-        """What a hit of `chunks` chunks needs of every group, to be taken in parts. `holder`: as of `begin`. Raises Refused."""
+        """What a hit of `chunks` chunks needs of every group, to be taken in parts. `holder`: for whom it counts from the
+        beginning; None: the session's. Raises Refused."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
-        self._check_room(session)
+        self._check_room(session, holder)
         holds = hold_count(session, chunks)
         if holds > HOLDS_MAX:
             raise Refused(
@@ -199,7 +207,7 @@ class Readers:
         if step is Step.WAIT and may_wait:
             acquire_task.end(now_ns)
             return None
-        return self.grant(session, self.take(session, acquire_task), now_ns)
+        return self.grant(session, self.take(session, acquire_task, now_ns), now_ns)
 
     def take_leaves(
         self,
@@ -213,11 +221,11 @@ class Readers:
         """Take the `chunks` chunks that end in `leaves`, one key for each rank, as `take` gives them: all of them or nothing.
         Raises Refused."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
-        self._check_room(session)
-        holder = session.holder if holder is None else holder
+        self._check_room(session, holder)
         held = self._directory.acquire_leaves(session.namespace_ids, leaves.packed, chunks, now_ns)
         holds = cast("list[HoldId]", held.ids)
-        if self._directory.affordable(holder, holds, session.size_classes, held.chunks) < held.chunks:
+        judged = session.holder if holder is None else holder
+        if self._directory.affordable(judged, holds, session.size_classes, held.chunks) < held.chunks:
             self.ending.end(holds, now_ns)
             return NOTHING_TAKEN
         return self._take_chain(session, held.chunks, holds, holder)
@@ -374,11 +382,13 @@ class Readers:
         """Broken invariants, one line each."""
         return self._leases.verify() + (self._hit_curve.verify() if self._hit_curve is not None else [])
 
-    def _take_chain(self, session: EngineSession, chunks: int, holds: list[HoldId], holder: ConnectionId) -> Taken:
+    def _take_chain(
+        self, session: EngineSession, chunks: int, holds: list[HoldId], holder: ConnectionId | None
+    ) -> Taken:
         """A chain, with a hold for each rank."""
         if not chunks:
             return NOTHING_TAKEN
-        self._directory.charge(holds, holder)
+        self._directory.charge(holds, session.holder if holder is None else holder)
         return Taken(chunks, {rank: [hold] for rank, hold in zip(session.namespaces, holds, strict=True)}, chunks)
 
     def _note_hit(self, session: EngineSession, taken: Taken, now_ns: int) -> None:
@@ -425,8 +435,9 @@ class Readers:
             for size, (these, classes) in by_size.items()
         )
 
-    def _check_room(self, session: EngineSession) -> None:
-        if self._leases.count_of(session.connection) >= self._leases_max:
+    def _check_room(self, session: EngineSession, holder: ConnectionId | None = None) -> None:
+        """Raises Refused. `holder`: whose the holds are to be; tickets are no leases."""
+        if holder != TICKETS and self._leases.count_of(session.connection) >= self._leases_max:
             raise Refused("full", f"this connection has server.max_leases = {self._leases_max} leases")
         if not self._leases.has_room_for(session.connection):
             raise Refused("full", f"this connection's leases and tickets hold {HELD_CHUNKS_MAX} chunks or more")

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Lease `chunks` leading chunks, and answer with `tickets` tickets on them in the place of the lease.
+    """Answer with `tickets` tickets on those of `chunks` leading chunks that are there.
 
     `keys`: of a layout with groups as in AcquireGroups; else the key of each chunk as in Acquire, or only the last one on each
     rank as in AcquireLeaves. `owner`: as in AcquireFrom; empty: nobody. `claims`: of each ticket, as in IssueTicket.

@@ -47,7 +47,7 @@ class Offers:
         self._began_ns = 0  # of what is being done for requests now
         self._polls = 0  # in this step
         self._is_open = False  # the line may have something to send, or an answer to come
-        self._left_ns = STEP_NS
+        self._step_ns = self._left_ns = STEP_NS
         self._wait_left_ns = ANSWER_WAIT_NS
         self._has_received = False
 
@@ -59,7 +59,8 @@ class Offers:
         if self._is_open or self._line.calls or self._line.asked:  # no call of a step without work
             self._line.receive()
             self._is_open = self._line.is_busy
-        self._left_ns = (IDLE_STEP_NS if is_idle else STEP_NS) - min(POLLS_NS_MAX, POLL_NS * self._polls)
+        self._step_ns = IDLE_STEP_NS if is_idle else STEP_NS
+        self._left_ns = self._step_ns - min(POLLS_NS_MAX, POLL_NS * self._polls)
         self._wait_left_ns = ANSWER_WAIT_NS
         self._has_received = False
         self._polls = 0
@@ -68,6 +69,11 @@ class Offers:
     def has_time(self) -> bool:
         """Whether this step may look another request up."""
         return self._left_ns > 0
+
+    @property
+    def has_time_for_arrivals(self) -> bool:
+        """Whether it may look at a request that has just come: half of its time is for those that wait longer."""
+        return self._left_ns > self._step_ns // 2
 
     def has_done_all(self, entry: Tracked | None, held_tokens: int) -> bool:
         """Whether this step has done for a request what it may: no time is left to look it up, or its answer was looked for,

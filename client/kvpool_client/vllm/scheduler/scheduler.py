@@ -116,10 +116,10 @@ class SchedulerHalf:
             self._guard.warn_once("vLLM's blocks cannot be held", "each step waits until its chunks are saved")
 
     def arrived(self, request: EngineRequest) -> None:
-        """A new request, which waits for its lookup. Of many at once most are looked at in later steps."""
+        """A new request, which waits for its lookup. Of many at once most are looked at later, unless they bring hints."""
         if self._settings.announce and self._role.may_load and is_looked_up(request):
             self._waiting[request.request_id] = request
-        if self._offers.has_time:
+        if self._offers.has_time_for_arrivals or getattr(request, "kv_transfer_params", None):
             self._offers.begin_work()
             try:
                 self._track(request)
@@ -131,13 +131,20 @@ class SchedulerHalf:
         request_id = request.request_id
         self._waiting.pop(request_id, None)
         self._asked[request_id] = held_tokens
-        if self._offers.has_done_all(self._requests.get(request_id), held_tokens):
-            return None, False
+        entry = self._requests.get(request_id)
+        if self._offers.has_done_all(entry, held_tokens):
+            return (0, False) if self._is_never_loaded(request, entry) else (None, False)
         self._offers.begin_work()
         try:
             return self._match(request, held_tokens)
         finally:
             self._offers.end_work()
+
+    def _is_never_loaded(self, request: EngineRequest, entry: Tracked | None) -> bool:
+        """Whether a request that has not been asked about never will be."""
+        if self._off or not (self._role.may_load and is_looked_up(request)):
+            return entry is None or entry.answer is None
+        return entry is not None and entry.answer is None and (entry.has_given_up or entry.hints.load == "none")
 
     def _match(self, request: EngineRequest, held_tokens: int) -> tuple[int | None, bool]:
         nothing, later = (0, False), (None, False)
@@ -228,13 +235,13 @@ class SchedulerHalf:
         self._step += 1
         self._unverified_loads.begin(self._step)
         is_idle = not step.num_scheduled_tokens
-        self._offers.begin_step(is_idle=is_idle)
+        self._offers.begin_step(is_idle=is_idle and not self._times.is_computing)
         loads, self._loads = tuple(self._loads), []
         cancelled, self._cancelled = tuple(self._cancelled), []
         has_loads = bool(loads) and any(not order.is_async for order in loads)
         self._times.begin(self._step, step, self._requests, has_loads=has_loads)
         if self._waiting and not self._off:
-            self._hint_sender.announce(self._first_waiting())
+            self._guard.call("announcing", None, lambda: self._hint_sender.announce(self._first_waiting()))
         self._hint_sender.count()
         pinned_before = self._pins.last
         asked, self._asked = self._asked, {}
@@ -257,7 +264,7 @@ class SchedulerHalf:
         for request in list(islice(self._waiting.values(), ANNOUNCED_MAX)):
             entry = self._requests.get(request.request_id)
             if entry is None:
-                if not self._offers.has_time:
+                if not self._offers.has_time_for_arrivals:
                     return
                 self._offers.begin_work()
                 entry = self._track(request)
@@ -360,7 +367,6 @@ class SchedulerHalf:
             self._offers.give_back(entry)
             if not entry.has_had_blocks:
                 del self._requests[request_id]
-                self._waiting.pop(request_id, None)
                 continue
             entry.is_stale = entry.has_given_up = True
             if entry.is_loading:

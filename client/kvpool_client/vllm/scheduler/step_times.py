@@ -28,6 +28,7 @@ class StepTimes:
         self._rates = rates
         self._clock = clock
         self._begun: dict[int, tuple[int, int, int]] = {}
+        self._computing: set[int] = set()  # those of them that compute anything
         self._last_end_ns = 0
         # Seconds and tokens of steps that only decoded.
         self._decoding: deque[tuple[float, int]] = deque(maxlen=MEASUREMENTS)
@@ -44,13 +45,16 @@ class StepTimes:
                 prefilled = prefill_tokens(step, requests)
             decoded = sum(counts) - prefilled
         self._begun[number] = (self._clock.now_ns(), prefilled, decoded)
+        if step.num_scheduled_tokens:
+            self._computing.add(number)
         while len(self._begun) > STEPS_MAX:
-            self._begun.pop(next(iter(self._begun)))
+            self._forget(next(iter(self._begun)))
 
     def end(self, number: int) -> None:
         """A step has been reported."""
         now_ns = self._clock.now_ns()
-        begun_ns, prefilled, decoded = self._begun.pop(number, (now_ns, 0, 0))
+        begun_ns, prefilled, decoded = self._begun.get(number, (now_ns, 0, 0))
+        self._forget(number)
         seconds = (now_ns - max(begun_ns, self._last_end_ns)) / NS_PER_S
         self._last_end_ns = now_ns
         if not prefilled:
@@ -65,6 +69,15 @@ class StepTimes:
             self._rates.add_prefill(prefilled, seconds - decoding_s)
         else:
             self._rates.add_least_prefill(prefilled + decoded, seconds)
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether a step that computes anything is under way."""
+        return bool(self._computing)
+
+    def _forget(self, number: int) -> None:
+        self._begun.pop(number, None)
+        self._computing.discard(number)
 
     def _decoding_s(self, tokens: int) -> float:
         """How long a step takes that only decodes so many tokens: of more than were measured as long as of those."""
