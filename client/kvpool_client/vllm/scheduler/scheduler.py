@@ -306,9 +306,10 @@ class SchedulerHalf:
             if outcome.is_complete:
                 continue
             self.tally.add(f"failed_loads_{outcome.reason}")
-            self._guard.warn_once(
-                f"a load failed: {outcome.reason}", f"{outcome.chunks} of {outcome.wanted} chunks came"
-            )
+            if outcome.reason != "cancelled":  # its request has ended
+                self._guard.warn_once(
+                    f"a load failed: {outcome.reason}", f"{outcome.chunks} of {outcome.wanted} chunks came"
+                )
             entry = self._requests.get(request_id)
             if entry is not None:
                 # A second attempt would fail again: this request computes from here on.
