@@ -131,7 +131,7 @@ class HintSender:
             self._add(f"wishes_{outcome.status}", 1)
             if outcome.status == REJECTED:
                 what = outcome.action_type or "envelope"
-                self._guard.warn_once(f"a hint of a request was rejected: {what}", outcome.reason)
+                self._guard.warn_once("a hint of a request was rejected", f"{what}: {outcome.reason}")
 
     def _add(self, name: str, amount: int) -> None:
         with self._lock:
