@@ -21,7 +21,7 @@ import numpy as np
 from tests.engines.vllm.rigs.driver import FOR_NEW_REQUESTS
 from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine
 from tests.engines.vllm.rigs.prompts import loadable_tokens, prompt
-from tests.engines.vllm.rigs.tiny_models import DEEP, GROUPED, write_model
+from tests.engines.vllm.rigs.tiny_models import GROUPED, write_model
 from tests.rigs.daemon import Daemon, wait_until
 
 ROUNDS = 5
@@ -38,17 +38,18 @@ class Bench:
         self._stack = stack
         self._next = 20_000
         self._engines = 0
+        self._model: Path | None = None
 
-    def start(self, geometry: object = GROUPED, blocks: int = 6144, **settings: object) -> Engine:
+    def start(self, blocks: int = 6144, settings: dict[str, object] | None = None) -> Engine:
         """An engine in one process with room for all of a burst."""
         self._engines += 1
-        model = write_model(geometry, self._directory)  # type: ignore[arg-type]
+        self._model = self._model or write_model(GROUPED, self._directory)
         engine = Engine(
-            model,
-            geometry,  # type: ignore[arg-type]
+            self._model,
+            GROUPED,
             self._directory / f"{self._engines}.log",
             socket=self.daemon.socket,
-            settings=dict(settings),
+            settings=settings,
             takes_every_hit=False,
             max_num_seqs=BURST,
             num_gpu_blocks_override=blocks,
@@ -87,7 +88,7 @@ def loaded_tokens(engine: Engine) -> int:
 
 def measure_burst(bench: Bench) -> None:
     """All stored prompts at once: what is taken, when the last promise has come, and the longest step."""
-    engine = bench.start(**{"kvpool.always_load": True})
+    engine = bench.start(settings={"kvpool.always_load": True})
     asked = bench.prompts(BURST, BURST_TOKENS)
     bench.store(engine, asked)
     engine.ask("watch_connector")
@@ -130,8 +131,8 @@ def measure_rates(bench: Bench) -> None:
 
 
 def measure_reuse(bench: Bench) -> None:
-    """Prompts of which four fifths are stored, with and without the pool, of a model whose prefill costs something."""
-    engine = bench.start(DEEP, blocks=2048)
+    """Prompts of which four fifths are stored, with and without the pool."""
+    engine = bench.start()
     rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(ROUNDS):
         for kind in KINDS:
