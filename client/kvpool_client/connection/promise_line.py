@@ -363,7 +363,5 @@ class PromiseLine:
             self._settle(question, NOTHING)
 
     def _settle(self, question: Question, promise: Promise) -> None:
-        question.answered_ns, question.answer = (
-            self._clock.now_ns(),
-            promise,
-        )  # another thread sees the answer with its time
+        question.answered_ns = self._clock.now_ns()  # before another thread can see the answer
+        question.answer = promise

@@ -74,9 +74,8 @@ def chunks_to_load(
         bytes_per_s = {**bytes_per_s, Level.PEER: peer_pace.bytes_per_s}
         setup_s = {**setup_s, Level.PEER: peer_pace.wait_s}
     taken = 0
-    for level, run in groupby(
-        levels
-    ):  # a chunk of a run saves what each of it saves: all of it is the best part, or none
+    for level, run in groupby(levels):
+        # Each chunk of a run saves the same: all of the run is the best part of it, or none.
         count = sum(1 for _ in run)
         taken += count
         saved_s += count * (compute_s - chunk_bytes / bytes_per_s[level])

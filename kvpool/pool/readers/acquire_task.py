@@ -40,7 +40,7 @@ class AcquireTask:
         self._is_urgent = is_urgent and not session.is_peer
         self._peer = session.peer
         self._may_pull = bool(tiering.remotes) and not session.is_peer
-        self.holder = holder
+        self._holder = holder
         self._asker = Asker(session.connection, owner)
         self.holds: list[HoldId] = []
         self.chunks = 0
@@ -95,10 +95,10 @@ class AcquireTask:
 
     def _affordable(self, chunks: int) -> int:
         """So many chunks more, or as many as the holder may still hold."""
-        if self.holder is None:
+        if self._holder is None:
             return chunks
         holds = self.holds or [HoldId(0)] * len(self._ranks)
-        allowed = self._directory.affordable(self.holder, holds, self._classes, self.chunks + chunks)
+        allowed = self._directory.affordable(self._holder, holds, self._classes, self.chunks + chunks)
         return max(0, allowed - self.chunks)
 
     def _extend(self, columns: list[KeyColumn], now_ns: int) -> list[int]:

@@ -142,9 +142,11 @@ class SchedulerHalf:
 
     def _is_never_loaded(self, request: EngineRequest, entry: Tracked | None) -> bool:
         """Whether a request that has not been asked about never will be."""
+        if entry is not None and entry.answer is not None:
+            return False
         if self._off or not (self._role.may_load and is_looked_up(request)):
-            return entry is None or entry.answer is None
-        return entry is not None and entry.answer is None and (entry.has_given_up or entry.hints.load == "none")
+            return True
+        return entry is not None and (entry.has_given_up or entry.hints.load == "none")
 
     def _match(self, request: EngineRequest, held_tokens: int) -> tuple[int | None, bool]:
         nothing, later = (0, False), (None, False)

@@ -8,7 +8,7 @@ from kvpool.types import Level
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from tests.rigs.vllm.request import Request  # noqa: E402 - only where torch is
+from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - only where torch is
 from tests.rigs.vllm.setting import CHUNK, StartEngine, prompt, start_engine  # noqa: E402 - likewise
 
 __all__ = ["start_engine"]
@@ -29,4 +29,4 @@ def test_the_named_node_is_asked_for_a_hit_that_is_clipped(
     half.matched_tokens(request, 0)
     question = half._requests["named"].answer
     assert question is not None
-    assert (question.request.owner, question.hit.tokens) == ("elsewhere", 5 * CHUNK - (not more_tokens) * 4)
+    assert (question.request.owner, question.hit.tokens) == ("elsewhere", 5 * CHUNK - (0 if more_tokens else BLOCK))
