@@ -72,7 +72,8 @@ uint64_t PullQueue::pull(PullPlan plan) {
     }
     id = ++last_job_;
     const uint32_t connections = plan.connections;
-    const auto job = std::make_shared<Job>(Job{id, std::move(plan), StreamClock::now(), connections});
+    const size_t chunks = plan.rows.size();
+    const auto job = std::make_shared<Job>(Job{id, std::move(plan), StreamClock::now(), connections, chunks});
     jobs_.emplace(id, job);
     for (uint32_t connection = 0; connection < connections; ++connection) {
       line_.add(job->plan.peer(), {job, connection});
@@ -88,7 +89,7 @@ bool PullQueue::cancel(uint64_t id) {
   {
     const std::lock_guard guard(lock_);
     const auto found = jobs_.find(id);
-    if (found == jobs_.end()) {
+    if (found == jobs_.end() || found->second->chunks_left == 0) {
       return false;
     }
     found->second->is_cancelled = true;
@@ -223,7 +224,7 @@ void PullQueue::end_connection(Job& job) {
   }
 }
 
-void PullQueue::report(const Job& job, PullOutcome outcome, std::chrono::microseconds waited) {
+void PullQueue::report(Job& job, PullOutcome outcome, std::chrono::microseconds waited) {
   outcome.job = job.id;
   outcome.waited = waited;
   {
@@ -231,6 +232,7 @@ void PullQueue::report(const Job& job, PullOutcome outcome, std::chrono::microse
     stats_.received_bytes += outcome.bytes;
     (outcome.status == PullStatus::DONE ? stats_.pulled_chunks : stats_.failed_chunks) += 1;
     outcomes_.push_back(outcome);
+    --job.chunks_left;
   }
   notify(event_fd_);
 }

@@ -62,6 +62,7 @@ class PullQueue {
     PullPlan plan;
     StreamClock::time_point begun;
     uint32_t connections_left;                      // guarded by the queue's lock
+    size_t chunks_left;                             // that were not reported; guarded by the queue's lock
     bool is_cancelled = false;                      // guarded by the queue's lock
     std::vector<std::shared_ptr<TcpStream>> streams{};  // guarded by the queue's lock
   };
@@ -77,7 +78,7 @@ class PullQueue {
   void receive_from(const PullPlan& plan, const std::shared_ptr<TcpStream>& tcp, ExtentReceiver& receiver);
   void end_tasks(const std::vector<Task>& tasks, PullStatus status, PullFault fault);
   [[nodiscard]] ExtentReceiver make_receiver(const Task& task);
-  void report(const Job& job, PullOutcome outcome, std::chrono::microseconds waited);
+  void report(Job& job, PullOutcome outcome, std::chrono::microseconds waited);
   void end_connection(Job& job);
 
   const std::shared_ptr<const Mapping> arena_;

@@ -166,6 +166,7 @@ def test_a_cancelled_pull_ends() -> None:
     queue.cancel(job)
     (outcome,) = ends(queue, 1)
     assert outcome.status in {CANCELLED, FAILED}
+    assert not queue.cancel(job), "its one chunk has ended"
     assert not queue.cancel(job + 1)
 
 
