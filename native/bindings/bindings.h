@@ -27,6 +27,7 @@ void bind_near(nanobind::module_& module);
 void bind_device(nanobind::module_& module);
 void bind_mover(nanobind::module_& module);
 void bind_reuse(nanobind::module_& module);
+void bind_blocks(nanobind::module_& module);
 void bind_flush(nanobind::module_& module);
 void bind_attention(nanobind::module_& module);
 void bind_changes(nanobind::module_& module, nanobind::class_<Directory>& directory);

@@ -290,7 +290,7 @@ size_t Directory::release_part(HoldId hold, size_t limit, uint64_t now_ns) {
 // The chunk loses a hold: a chunk under promotion that loses its last one will not land.
 void Directory::give_up_landing(RecordId id) noexcept {
   if (records_[id].state == ChunkState::PROMOTING && records_[id].holds == 1) {
-    departure_ = Cause::LANDING_FAILED;
+    departure_ = Cause::FAILED_LANDING;
     stats_.dropped_chunks += remove_subtree(id);
   }
 }

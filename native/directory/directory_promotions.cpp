@@ -137,7 +137,7 @@ FailedLanding Directory::fail_landing(const ChunkKey& key, uint64_t generation, 
   end_writer(promotion.record);
   const RecordId id = find_record(key);
   if (id.valid() && records_[id].generation == generation && records_[id].state == ChunkState::PROMOTING) {
-    departure_ = Cause::LANDING_FAILED;
+    departure_ = Cause::FAILED_LANDING;
     answer.removed = remove_subtree(id);
     stats_.dropped_chunks += answer.removed;
   }

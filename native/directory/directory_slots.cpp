@@ -98,7 +98,7 @@ FenceId Directory::abandon(HoldId id, uint64_t now_ns) {
       quarantine_.push_back({last_fence_, of, record.generation});
     }
     if (record.state == ChunkState::PROMOTING) {
-      departure_ = Cause::LANDING_FAILED;
+      departure_ = Cause::FAILED_LANDING;
       stats_.dropped_chunks += remove_subtree(of);
     }
   }

@@ -35,7 +35,7 @@ enum class Cause : uint8_t {
   FLUSHED = 3,
   DROPPED = 4,         // it was found bad, or lost
   DISCARDED = 5,       // its only user wanted it no more
-  LANDING_FAILED = 6,  // what it follows could not be read from a lower tier
+  FAILED_LANDING = 6,  // what it follows could not be read from a lower tier
   STORED = 7,          // by an engine's save, or written down from an upper tier
   PROMOTED = 8,        // read back from a lower tier
 };

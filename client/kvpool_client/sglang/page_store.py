@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvpool.errors import KVPoolError, LayoutMismatch
-from kvpool.protocol.blocking import BlockingConnection
+from kvpool.errors import LayoutMismatch
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
+from kvpool_client.engines.flushing import flush_model
 from kvpool_client.engines.refusals import Refusals
 from kvpool_client.engines.weights import READING, Revision
 from kvpool_client.sglang.host_pages import KV, HostPages, Shard, describe_host_pool
@@ -122,13 +122,10 @@ class PageStore:
         if not model:
             self._guard.miss("clear", self._refusal or READING)
             return False
-        try:
-            with BlockingConnection.admin(self._settings.socket, self._settings.timeout_s) as connection:
-                connection.flush(model, None)
-        except (KVPoolError, OSError) as error:
-            self._guard.miss("clear", error)
-            return False
-        return True
+        failure = flush_model(self._settings.socket, model, self._settings.timeout_s)
+        if failure:
+            self._guard.miss("clear", failure)
+        return not failure
 
     def stats(self) -> dict[str, int | float | str]:
         """Pages moved and refused, failures by call, and the Pools' own counters."""

@@ -19,13 +19,13 @@ from kvpool.keys import namespace_name
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
 from kvpool_client.engines.digest_memory import DigestMemory
+from kvpool_client.engines.flushing import flush_model
 from kvpool_client.engines.weights_reading import WeightsReader
 from kvpool_client.pool import Pool
 from kvpool_client.vllm import one_child, plugin
 from kvpool_client.vllm.calls.timed_calls import LOG, Answer
 from kvpool_client.vllm.calls.worker_calls import BEGIN, WorkerCalls
 from kvpool_client.vllm.event_feed import feed_of
-from kvpool_client.vllm.flushing import flush_model
 from kvpool_client.vllm.identity.engine_form import engine_form
 from kvpool_client.vllm.identity.engine_pool import engine_pool
 from kvpool_client.vllm.identity.engine_process import is_stepped_while_idle, worker_here
@@ -369,12 +369,15 @@ class ConnectorCalls(WorkerCalls):
             return True
         is_new = self._of_scheduler("new weights", False, lambda half: half.renew())
         if self._settings.reset == "node":
-            failure = self._guard.call("reset", "see above", lambda: flush_model(self._settings, self._name))
+            failure = self._guard.call("reset", "see above", self._flush_model)
             remedy = f"this engine finds none of them, other engines do: kvpoolctl flush --model {self._name}"
             if failure:
                 event = "chunks of the model are left in the pool, though kvpool.reset is 'node'"
                 self._guard.warn_once(event, f"{failure}; {remedy}")
         return is_new
+
+    def _flush_model(self) -> str:
+        return flush_model(self._settings.socket, self._name, self._settings.timeout_s)
 
     # --- both ---
 

@@ -153,6 +153,7 @@ class EventFeed:
         """Publish a snapshot. False where it is incomplete: the daemon went away, or the log was overrun."""
         self._unread.clear()
         self._names = {}
+        self._form.forget_published()
         if self._has_published:
             self._queue_events([self._form.all_cleared()])
             self._has_published = False
@@ -183,14 +184,12 @@ class EventFeed:
 
     def _queue_chunks(self, chunks: Iterable[StoredChunk]) -> None:
         self._queue_events(
-            wire for chunk in chunks for wire in self._form.chunk_events(chunk, self._layout_of(chunk.namespace))
+            wire for chunk in chunks for wire in self._form.chunk_events(chunk, *self._names[chunk.namespace])
         )
 
     def _wire(self, event: Event) -> list[WireEvent]:
-        return self._form.events_of(event, self._layout_of(event.namespace)) if event.namespace in self._names else []
-
-    def _layout_of(self, namespace: int) -> Layout:
-        return self._names[namespace][1]
+        name = self._names.get(event.namespace)
+        return [] if name is None else self._form.events_of(event, *name)
 
     def _queue_events(self, events: Iterable[WireEvent]) -> None:
         """Queue events for the scheduler, batch by batch, each when there is room."""

@@ -51,6 +51,8 @@ ORPHANS_MAX = 65_536
 TOPICS_MAX = 8192
 # After so many gaps during a snapshot, it is begun again later.
 SNAPSHOT_ATTEMPTS = 3
+# Numbers of a topic begin at the time in these parts of a second since 1970: no daemon publishes as many messages.
+NUMBERS_PER_S = 1_000_000
 # An id after which no log continues: the next read is a gap, and everything is published again.
 NOWHERE = -2
 
@@ -76,7 +78,9 @@ class EventPublisher:
         self._topic = config.topic
         self._host = host
         self._wall_time_s = wall_time_s
-        self._form = EventForm(is_positional=config.format == "positional", block_tokens=config.block_tokens)
+        self._form = EventForm(
+            is_positional=config.format == "positional", block_tokens=config.block_tokens, has_places=config.places
+        )
         self._schedule = RepublishSchedule(config.retell_interval, clock)
         self._sockets = EventSockets(config, socket_mode, clock, loop)
         self.publish_endpoint = self._sockets.publish_endpoint
@@ -219,6 +223,7 @@ class EventPublisher:
 
     def _publish_snapshot(self) -> bool:
         """Publish a snapshot. Whether it is complete, without another gap."""
+        self._form.forget_published()
         self._send([(topic, [self._form.all_cleared()]) for topic in self._numbers])
         order, names = SnapshotOrder(ORPHANS_MAX), NamespaceNames()
         cursor, is_first = 0, True
@@ -245,7 +250,7 @@ class EventPublisher:
         for event in found.slice.events:
             name = found.namespaces.get(event.namespace)
             if name is not None and name[0] != PROBE_MODEL:
-                outgoing.append((self._topic_of(name[0]), self._form.events_of(event, name[1])))
+                outgoing.append((self._topic_of(name[0]), self._form.events_of(event, *name)))
         self._send(outgoing)
         self._last = found.slice.last
 
@@ -254,7 +259,7 @@ class EventPublisher:
         for chunk in chunks:
             model, layout = names[chunk.namespace]
             if model != PROBE_MODEL:
-                outgoing.append((self._topic_of(model), self._form.chunk_events(chunk, layout)))
+                outgoing.append((self._topic_of(model), self._form.chunk_events(chunk, model, layout)))
         self._send(outgoing)
 
     def _topic_of(self, model: str) -> str:
@@ -271,12 +276,17 @@ class EventPublisher:
     def _begin(self, topic: str) -> None:
         if topic not in self._numbers:
             if len(self._numbers) == TOPICS_MAX:
-                # Its numbers begin at 0 again, with AllBlocksCleared, when it is needed again.
+                # It begins again, with AllBlocksCleared, when it is needed again.
                 del self._numbers[next(iter(self._numbers))]
             if self._numbers:
                 self._schedule.note_newcomer()
-            self._numbers[topic] = 0
+            self._numbers[topic] = self._first_number()
             self._send_batch(Batch(topic, (self._form.all_cleared(),)))
+
+    def _first_number(self) -> int:
+        """Above all numbers of earlier lives: readers take lower ones for messages that they have seen. A jump is a gap to
+        them, so that they ask at replay and get AllBlocksCleared first."""
+        return int(self._wall_time_s() * NUMBERS_PER_S)
 
     def _send(self, outgoing: Outgoing) -> None:
         for batch in batches(outgoing):

@@ -39,7 +39,7 @@ class ReplayBuffer:
         self._messages_max = messages_max
         self._bytes_max = bytes_max
         self._messages: dict[int, Message] = {}
-        self._oldest: dict[bytes, int] = {}  # the first buffered number of each topic
+        self._lost: dict[bytes, int] = {}  # the number behind the last one of each topic that was dropped
         self.used_bytes = 0
         self.first = self.end = 0
 
@@ -52,19 +52,18 @@ class ReplayBuffer:
     def append(self, message: Message) -> None:
         """Add the next message; the oldest ones are dropped to make room."""
         self._messages[self.end] = message
-        self._oldest.setdefault(message[0], NUMBER.unpack(message[1])[0])
         self.end += 1
         self.used_bytes += _bytes_of(message)
         while len(self) > self._messages_max or (self.used_bytes > self._bytes_max and len(self) > 1):
             oldest = self._messages.pop(self.first)
             self.first += 1
             self.used_bytes -= _bytes_of(oldest)
-            self._oldest[oldest[0]] = NUMBER.unpack(oldest[1])[0] + 1
+            self._lost[oldest[0]] = NUMBER.unpack(oldest[1])[0] + 1
 
     def has_lost(self, number: int, topic: bytes | None) -> bool:
-        """Whether messages from a number on, of one topic or of any, have left the buffer."""
-        oldest = self._oldest if topic is None else {topic: self._oldest.get(topic, 0)}
-        return any(number < first for first in oldest.values())
+        """Whether messages of this life from a number on, of one topic or of any, have left the buffer."""
+        lost = self._lost.values() if topic is None else (self._lost.get(topic, 0),)
+        return any(number < behind for behind in lost)
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 """Republish schedule: when to publish a whole snapshot for routers that are new or request messages that have left the buffer.
 
 A snapshot goes to all routers at once, so the requests of one are bounded: at most REPUBLISHED_AT_ONCE in as many `interval_s`,
-and one peer at replay causes at most one of them in that time. After a new router the publisher waits for others, SETTLE_S,
+and one peer at replay causes at most one of them in that time: a further request of it waits for the next snapshot, its own or
+that of another. After a new router the publisher waits for others, SETTLE_S,
 because after a restart all reconnect within a moment. Where no snapshot is allowed yet they get a mark, whose number shows that
 they lack messages.
 
@@ -36,6 +37,9 @@ class RepublishSchedule:
         self._published: deque[Deadline] = deque(maxlen=REPUBLISHED_AT_ONCE)
         self._peers: OrderedDict[bytes, Deadline] = OrderedDict()
         self._settled: Deadline | None = None
+        self._deferred: Deadline | None = (
+            None  # when the first of the peers that have asked too soon may cause a snapshot
+        )
         self._is_wanted = False
 
     def note_newcomer(self) -> None:
@@ -47,7 +51,11 @@ class RepublishSchedule:
     def note_lost(self, peer: bytes) -> None:
         """Note that a peer has requested messages that have left the buffer."""
         last = self._peers.get(peer)
-        if not self._interval_s or (last is not None and not last.has_passed()):
+        if not self._interval_s:
+            return
+        if last is not None and not last.has_passed():
+            if self._deferred is None or last.remaining_s() < self._deferred.remaining_s():
+                self._deferred = last
             return
         self._peers[peer] = Deadline(self._span_s, self._clock)
         self._peers.move_to_end(peer)
@@ -61,8 +69,9 @@ class RepublishSchedule:
         if has_come:
             self._settled = None
             self._is_wanted |= self._interval_s > 0
+        self._is_wanted |= self._deferred is not None and self._deferred.has_passed()
         if self._is_wanted and self._may_republish():
-            self._is_wanted = False
+            self._is_wanted, self._deferred = False, None
             self._published.append(Deadline(self._span_s, self._clock))
             return Republish.EVERYTHING
         return Republish.MARK if has_come else Republish.NOTHING
@@ -70,7 +79,7 @@ class RepublishSchedule:
     @property
     def wait_ms(self) -> int | None:
         """Milliseconds until something may be due; None: not before a request."""
-        waits = [self._settled.remaining_s()] if self._settled is not None else []
+        waits = [until.remaining_s() for until in (self._settled, self._deferred) if until is not None]
         if self._is_wanted:
             waits.append(0.0 if self._may_republish() else self._published[0].remaining_s())
         return int(min(waits) * 1000) + 1 if waits else None

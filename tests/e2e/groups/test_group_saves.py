@@ -470,7 +470,7 @@ def test_events_name_the_group(daemon: Daemon) -> None:
         by_group = [sum(len(one.keys) for one in stored if layouts[one.namespace].group == role) for role in ROLES]
         assert by_group == [4 * KEY_BYTES, WINDOW_CHUNKS * KEY_BYTES, KEY_BYTES]
         form = EventForm()
-        shown = [wire for one in stored for wire in form.events_of(one, layouts[one.namespace])]
+        shown = [wire for one in stored for wire in form.events_of(one, "model", layouts[one.namespace])]
         assert len(shown) == sum(layouts[one.namespace].group == ROLES[FULL] for one in stored)
 
 

@@ -2,7 +2,8 @@
 
 Written from the description of vLLM's KV events alone, and sharing no code with the daemon:
 
-    three frames: topic, number (8 bytes, big endian, from 0), msgpack [ts, [event, …], dp_rank]
+    three frames: topic, number (8 bytes, big endian, one more for each of a topic), msgpack [ts, [event, …], dp_rank]
+    a jump of the numbers, and the first one that is seen: ask for what is between; a new life begins with AllBlocksCleared
     events as maps with a `type`, or as arrays: BlockStored(block_hashes, parent_block_hash, token_ids, block_size, lora_id,
     medium, lora_name, [extra_keys]), BlockRemoved(block_hashes, medium), AllBlocksCleared(); maps may have fields that a
     router does not know, and lack extra_keys where no block has any; these are a list of strings or null for each block
@@ -88,6 +89,19 @@ class Index:
             blocks[value] = Block(parent, tuple(event["token_ids"][number * size : (number + 1) * size]), extra)
             parent = value
 
+    def prefixes(self) -> dict[str, set[tuple[int, ...]]]:
+        """The token ids of a prompt up to the end of each block, for each medium that has any."""
+        known = {value: block for blocks in self.media.values() for value, block in blocks.items()}
+
+        def prefix(block: Block) -> tuple[int, ...]:
+            parts = [block.tokens]
+            while block.parent is not None:
+                block = known[block.parent]
+                parts.append(block.tokens)
+            return tuple(token for part in reversed(parts) for token in part)
+
+        return {medium: set(map(prefix, blocks.values())) for medium, blocks in self.media.items() if blocks}
+
     def longest(self, tokens: list[int], size: int, adapter: str = "", salt: str = "") -> int:
         """The number of stored blocks of a prompt, in any medium, as a router counts them: by their tokens and what else
         vLLM hashes of a block: the adapter's name, and for the first one the salt."""
@@ -121,9 +135,8 @@ class Router:
         self._dealer = self._connected(zmq.DEALER, replay, keys, hwm) if replay else None
         self.index = Index()
         self.next: dict[str, int] = {}
-        self.live: dict[str, int] = {}  # the number that came last from the publisher itself, not by a replay
         self.gaps = 0
-        self.lives = 1
+        self.jumps = 0
         self.topics: set[str] = set()
         self.ranks: set[int] = set()
 
@@ -146,10 +159,9 @@ class Router:
         return made
 
     def begin_anew(self) -> None:
-        """Forget everything, as a router that has just started, or sees numbers restart because the daemon did."""
+        """Forget everything, as a router that has just started."""
         self.index = Index(is_strict=self.index.is_strict)
         self.next.clear()
-        self.live.clear()
         self.gaps = 0
 
     def receive(self, timeout_s: float) -> bool:
@@ -158,10 +170,6 @@ class Router:
             return False
         frames = self._sub.recv_multipart()
         topic, number, payload = frames[0].decode(), struct.unpack(">Q", frames[1])[0], frames[2]
-        if number < self.live.get(topic, 0):
-            self.begin_anew()
-            self.lives += 1
-        self.live[topic] = number
         is_behind = number > self.next.get(topic, 0)
         if is_behind and self._dealer is not None:
             self.catch_up(topic)
@@ -179,7 +187,7 @@ class Router:
         """Ask for everything from the next number on; how many messages came."""
         first, taken = self.next.get(topic, 0), 0
         for name, number, payload in self.replay(first, topic if only else None, timeout_s):
-            if number == self.next.get(name, 0):
+            if number >= self.next.get(name, 0):
                 self._take(name, number, payload)
                 taken += 1
         return taken
@@ -211,13 +219,15 @@ class Router:
         return bool(self._dealer.poll(int(timeout_s * 1000)))
 
     def _take(self, topic: str, number: int, payload: bytes) -> None:
-        expected = self.next.get(topic, 0)
+        expected = self.next.get(topic, number)
         if number < expected:
             return  # it came by a replay already
-        self.gaps += number != expected
         self.topics.add(topic)
         self.next[topic] = number + 1
         ts, events, rank = decode(payload)
+        is_anew = bool(events) and events[0]["type"] == "AllBlocksCleared"
+        self.jumps += number != expected
+        self.gaps += number != expected and not is_anew
         assert abs(ts - time.time()) < 3600
         self.ranks.add(rank)
         for event in events:

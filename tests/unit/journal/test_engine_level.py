@@ -47,11 +47,11 @@ def test_a_chain_that_no_tier_has_is_stored_at_level_0_with_tokens_and_scope() -
     assert event.chunks == tuple(chunk.key for chunk in chunks_of([1, 2, 3]))
     assert event.tokens == b"".join(chunk.tokens for chunk in chunks_of([1, 2, 3]))
     assert (event.salt_tag, event.adapter) == (chunks_of([1])[0].scope.salt_tag, "")
-    (wire,) = EventForm().events_of(event, LAYOUT)
+    (wire,) = EventForm().events_of(event, "m", LAYOUT)
     assert isinstance(wire, dict)
     assert (wire["type"], wire["medium"], wire["parent_block_hash"]) == ("BlockStored", "GPU", None)
-    assert (wire["cache_salt"], wire["locality"]) == (event.salt_tag.hex(), "LOCAL")
-    assert EventForm(has_engine_level=False).events_of(event, LAYOUT) == []
+    assert wire["cache_salt"] == event.salt_tag.hex()
+    assert EventForm(has_engine_level=False).events_of(event, "m", LAYOUT) == []
     assert has(rig, [1, 2, 4]) == [TAKEN] * 3
     assert rig.journal.since(b"", event.id).events[0].parent == key([1, 2])
 
@@ -85,7 +85,7 @@ def test_a_save_an_eviction_and_the_end_of_a_chunk_that_an_engine_has() -> None:
     ]
     last = rig.journal.since(b"", rig.journal.newest - 1).events[0]
     assert last.cause == Cause.DISCARDED
-    assert EventForm().events_of(last, LAYOUT)[0]["medium"] == "GPU"  # type: ignore[call-overload]
+    assert EventForm().events_of(last, "m", LAYOUT)[0]["medium"] == "GPU"  # type: ignore[call-overload]
 
 
 def test_a_chunk_of_a_tier_gains_and_loses_level_0() -> None:

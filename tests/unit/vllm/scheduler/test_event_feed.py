@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from kvpool.router_events.block_hashes import block_hashes
 from kvpool.router_events.columns import NamespaceNames
 from kvpool.router_events.vllm_format import Batch
 from kvpool.types import Event, EventKind, StoredChunk, levels_in
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart
 from tests.rigs.daemon import Daemon, wait_until
-from tests.rigs.events.router import Block, Index
+from tests.rigs.events.router import Index
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
@@ -59,19 +58,22 @@ class Listener:
     def knows_what_is_stored(self) -> bool:
         """True if it knows the chunks of rank 0 of the pool, block by block."""
         self.listen()
-        expected: dict[str, dict[int, Block]] = {}
+        chunks = {}
         for part in self.engine.scheduler._scheduler.pool.snapshot():
-            for chunk in part.chunks:
-                if part.namespaces[chunk.namespace][1].rank != 0:
-                    continue
-                hashes = block_hashes(chunk.key, CHUNK // BLOCK)
-                tokens = np.frombuffer(chunk.tokens, "<i4").tolist()
-                parents = [int.from_bytes(chunk.parent[-8:], "big") if chunk.parent else None, *hashes[:-1]]
-                for level in levels_in(chunk.tiers):
-                    blocks = expected.setdefault(MEDIA[level.name], {})
-                    for number, value in enumerate(hashes):
-                        blocks[value] = Block(parents[number], tuple(tokens[number * BLOCK : (number + 1) * BLOCK]))
-        return {medium: blocks for medium, blocks in self.index.media.items() if blocks} == expected
+            chunks.update(
+                {one.key: one for one in part.chunks if part.namespaces[one.namespace][1].rank == 0 and one.tokens}
+            )
+        expected: dict[str, set[tuple[int, ...]]] = {}
+        for chunk in chunks.values():
+            before, above = list[int](), chunk
+            while above.parent:
+                above = chunks[above.parent]
+                before = np.frombuffer(above.tokens, "<i4").tolist() + before
+            tokens = (*before, *np.frombuffer(chunk.tokens, "<i4").tolist())
+            ends = range(len(before) + BLOCK, len(tokens) + 1, BLOCK)
+            for level in levels_in(chunk.tiers):
+                expected.setdefault(MEDIA[level.name], set()).update(tokens[:end] for end in ends)
+        return self.index.prefixes() == expected
 
     def wait(self) -> None:
         wait_until(self.knows_what_is_stored, "the listener knows what the pool has")
