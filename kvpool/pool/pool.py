@@ -96,7 +96,7 @@ class Pool:
         self._scrub = Scrub(self._directory, self._dram_check, self.namespaces, self._tiering.checksum_jobs)
         self.journal = self._make_journal()
         self.sharing = Sharing(
-            config.store, self._dram, self._tiering, namespaces=self.namespaces, journal=self.journal
+            config.store, self._dram, self._tiering, namespaces=self.namespaces, journal=self.journal, clock=clock
         )
         self._expiry = HoldExpiry(
             self._readers,

@@ -7,9 +7,10 @@ A chunk qualifies by the policy `store.publish`, and is published once it is on 
     all        every chunk
 
 What qualifies is known from the journal's events and from leases. A chunk that a lease named before it was on disk is
-remembered. Published chunks are remembered too, so that they are not sent again; the store would keep its first value. A new
-life of the store's process lacks the objects of the one before: nothing counts as published then. A chunk that is used again
-while it is under way is sent again only if that fails.
+remembered. So is for PUBLISHED_S what the store has: it drops objects by itself, and loses them with a node's client or a
+master. After that, a chunk that is used again is due again. Whatever is due is asked for before it is sent, because another
+node, or this one in an earlier life, may have published it. A new life of the store's process lacks the objects of the one
+before: nothing counts as published then. A chunk that is used again while it is under way is sent again only if that fails.
 
 Every queue and memory is bounded, the oldest out first: what is left out is published at its next use. Nothing waits for a
 publication. Control thread only, in turns of TURN_KEYS. Invariant: each chunk under way has one pin in the arena's directory.
@@ -22,11 +23,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 import kvpool_native
+from kvpool.clock import NS_PER_S, Clock
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.journal.journal import Journal
 from kvpool.key_column import KeyColumn
 from kvpool.tiers.base import Moves, Outcome
-from kvpool.tiers.store.tier import StoreTier
+from kvpool.tiers.store.tier import PUBLISHED_CHUNKS_MAX, StoreTier
 from kvpool.types import DEFAULT_PRIORITY, NODE_TIERS, Event, EventKind, HoldId, Level, NamespaceId, levels_in
 
 TURN_KEYS = 256
@@ -36,20 +38,28 @@ AT_ONCE = 16
 DUE_MAX = 16_384
 MEMORY_MAX = 65_536
 USES_MAX = 256  # leases whose chunks were not looked at yet
+# How long a chunk counts as published: hot ones cost a question in this time, lost ones come back after it (guess).
+PUBLISHED_S = 300.0
+# How long a publication waits for the store's answer: what is not known then is sent.
+ASK_TIMEOUT_S = 1.0
 
 
 class _Memory:
-    """Keys, the oldest out first."""
+    """Keys for a time, the oldest out first."""
 
-    def __init__(self) -> None:
-        self._keys: OrderedDict[bytes, None] = OrderedDict()
+    def __init__(self, clock: Clock, seconds: float | None = None) -> None:
+        """`seconds` None: until they are discarded or crowded out."""
+        self._clock = clock
+        self._ns = None if seconds is None else int(seconds * NS_PER_S)
+        self._keys: OrderedDict[bytes, int] = OrderedDict()  # and when each was added
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._keys
+        added_ns = self._keys.get(key)
+        return added_ns is not None and (self._ns is None or self._clock.now_ns() - added_ns < self._ns)
 
     def add(self, key: bytes) -> None:
-        """Remember a key."""
-        self._keys[key] = None
+        """Remember a key, from now on."""
+        self._keys[key] = self._clock.now_ns()
         self._keys.move_to_end(key)
         if len(self._keys) > MEMORY_MAX:
             self._keys.popitem(last=False)
@@ -71,6 +81,7 @@ class Publications:
         namespaces: Namespaces,
         journal: Journal,
         policy: str,
+        clock: Clock,
     ) -> None:
         self._directory = directory
         self._lower = tuple(lower)
@@ -81,10 +92,12 @@ class Publications:
         self._last = journal.newest
         self._uses: deque[tuple[NamespaceId, KeyColumn]] = deque(maxlen=USES_MAX)
         self._due: OrderedDict[bytes, NamespaceId] = OrderedDict()
-        self._used = _Memory()
-        self._published = _Memory()
+        self._clock = clock
+        self._used = _Memory(clock)
+        self._published = _Memory(clock, PUBLISHED_S)
         self._life = store.process.lives  # of the store, in which they were published
         self._turn: asyncio.Handle | None = None
+        self._asking: set[asyncio.Task[None]] = set()
         self._pins: dict[bytes, HoldId] = {}  # of the chunks under way
         self._left_out = 0
         if policy != "off":
@@ -119,7 +132,7 @@ class Publications:
         """Look at some of what has happened, and start some of what is due."""
         self._turn = None
         if (life := self._store.process.lives) != self._life:
-            self._life, self._published = life, _Memory()
+            self._life, self._published = life, _Memory(self._clock, PUBLISHED_S)
         has_more = self._take_events()
         has_more |= self._take_uses()
         has_more |= self._start_some()
@@ -178,8 +191,8 @@ class Publications:
 
     def _start_some(self) -> bool:
         """Start to publish chunks of one namespace, the first that are due. Whether more can start now."""
-        if not self._due or not self._store.can_publish:
-            return False
+        if not self._due or not self._store.can_publish or len(self._pins) > PUBLISHED_CHUNKS_MAX - AT_ONCE:
+            return False  # what is asked for now has room afterwards
         keys: list[bytes] = []
         first = NamespaceId(0)
         for key, number in self._due.items():
@@ -194,19 +207,36 @@ class Publications:
         for key in keys:
             del self._due[key]
         pinned = [(key, HoldId(self._directory.pin_key(first, key))) for key in keys]
-        self._start(self._namespaces.by_id(first), [(key, pin) for key, pin in pinned if pin])
+        found = {key: pin for key, pin in pinned if pin}
+        if found:
+            self._pins.update(found)
+            task = asyncio.get_running_loop().create_task(self._publish(self._namespaces.by_id(first), list(found)))
+            self._asking.add(task)
+            task.add_done_callback(self._note_asked)
         return bool(self._due) and self._store.can_publish
 
-    def _start(self, namespace: Namespace, pinned: list[tuple[bytes, HoldId]]) -> None:
-        if not pinned:
-            return
-        columns = self._directory.columns([pin for _, pin in pinned])
+    def _note_asked(self, task: "asyncio.Task[None]") -> None:
+        self._asking.discard(task)
+        self._wake()
+
+    async def _publish(self, namespace: Namespace, keys: list[bytes]) -> None:
+        """Put those of these pinned chunks into the store that it does not have."""
+        life = self._store.process.lives
+        is_there = await self._store.ask_each([(namespace, KeyColumn.of(keys))], ASK_TIMEOUT_S)
+        if self._store.process.lives != life:
+            is_there = bytes(len(keys))
+        lacking = [key for key, has in zip(keys, is_there, strict=True) if not has]
+        for key in set(keys).difference(lacking):
+            self._end(key, 0, Outcome.DONE)
+        if lacking:
+            self._put(namespace, lacking)
+
+    def _put(self, namespace: Namespace, keys: list[bytes]) -> None:
+        columns = self._directory.columns([self._pins[key] for key in keys])
         places = (columns.offsets, columns.slots, columns.generations)
         offsets, slots, generations = (np.frombuffer(column, "<u8").tolist() for column in places)
-        none = [0] * len(pinned)
-        keys = [key for key, _ in pinned]
+        none = [0] * len(keys)
         moves = Moves(keys, [b""] * len(keys), none, generations, offsets, slots)
-        self._pins.update(pinned)
 
         def on_ended(chunk: int, outcome: Outcome, fault: str) -> None:  # noqa: ARG001 - the tier counts faults
             self._end(keys[chunk], generations[chunk], outcome)

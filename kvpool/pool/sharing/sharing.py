@@ -3,6 +3,7 @@
 Without a store it is the null object: nothing is published, nothing is found. Control thread only.
 """
 
+from kvpool.clock import Clock
 from kvpool.config.store_options import StoreConfig
 from kvpool.index.leases import Lease
 from kvpool.index.namespaces import Namespaces
@@ -20,7 +21,14 @@ class Sharing:
     """See the module."""
 
     def __init__(
-        self, config: StoreConfig, arena: ArenaTier, tiering: Tiering, *, namespaces: Namespaces, journal: Journal
+        self,
+        config: StoreConfig,
+        arena: ArenaTier,
+        tiering: Tiering,
+        *,
+        namespaces: Namespaces,
+        journal: Journal,
+        clock: Clock,
     ) -> None:
         stores = [link.remote for link in tiering.remotes if isinstance(link.remote, StoreTier)]
         self._publications = [
@@ -31,6 +39,7 @@ class Sharing:
                 namespaces=namespaces,
                 journal=journal,
                 policy=config.publish,
+                clock=clock,
             )
             for store in stores
         ]

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from kvpool.clock import NS_PER_S, Clock
 from kvpool.index.namespaces import Namespace
 from kvpool.journal.engine_chunks import EngineChunk
 from kvpool.key_column import KeyColumn
 from kvpool.keys import Scope
+from kvpool.pool.sharing.publications import PUBLISHED_S
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import seeking as sk
 from kvpool.tiers.store.tier import StoreTier
@@ -73,6 +75,17 @@ class Node:
         value = self.pool.pool.measure({}).remote["store"][f"store.{name}"]
         assert isinstance(value, int)
         return value
+
+
+class LaterClock:
+    """A clock so many seconds ahead of another."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock = clock
+        self._ahead_ns = int(seconds * NS_PER_S)
+
+    def now_ns(self) -> int:
+        return self._clock.now_ns() + self._ahead_ns
 
 
 def run(act: Awaitable[None]) -> None:
@@ -179,6 +192,45 @@ def test_a_store_that_has_come_back_empty_gets_what_is_used_again(shared: Shared
             assert await node.pool.load(KEYS[:5]) == 5
             await node.published(len(KEYS) + 5)
             assert set(shared.objects()) == {key.hex() for key in KEYS[:5]}
+
+    run(act())
+
+
+def test_what_the_store_has_lost_is_published_again_at_a_use_some_minutes_later(
+    shared: SharedDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process lives on: a master has begun anew, or has dropped objects."""
+
+    async def act() -> None:
+        async with Node(shared, "store.publish=reused") as node:
+            published = node.pool.pool.sharing._publications[0]._published
+            await node.pool.save(KEYS)
+            assert await node.pool.load(KEYS) == len(KEYS)
+            await node.published(len(KEYS))
+            for key in KEYS[:5]:
+                shared.objects()[key.hex()].unlink()
+            assert await node.pool.load(KEYS[:6]) == 6
+            assert all(key in published for key in KEYS)
+            clock = published._clock
+            monkeypatch.setattr(published, "_clock", LaterClock(clock, PUBLISHED_S))
+            assert not any(key in published for key in KEYS)
+            assert await node.pool.load(KEYS[:6]) == 6
+            await node.published(len(KEYS) + 5)
+            assert set(shared.objects()) == {key.hex() for key in KEYS}
+            await node.pool.until_moved(lambda: KEYS[5] in published)
+            assert node.counted("published_chunks") == len(KEYS) + 5, "what it has is not sent"
+
+    run(act())
+
+
+def test_what_another_node_has_published_is_not_sent_again(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        await publish(shared, KEYS[:8])
+        async with Node(shared, "store.publish=all") as second:
+            published = second.pool.pool.sharing._publications[0]._published
+            assert await second.pool.save(KEYS) == len(KEYS)
+            await second.pool.until_moved(lambda: all(key in published for key in KEYS))
+            assert second.counted("published_chunks") == len(KEYS) - 8
 
     run(act())
 
