@@ -33,15 +33,15 @@ def size_option(low: str, high: str, default: str) -> Option:
     return Option(parse, default, f"a size from {low} to {high}")
 
 
-def bound_option(low: str, high: str) -> Option:
-    """A size that bounds something; 0, the default, for no bound."""
+def bound_option(low: str, high: str, of_zero: str = "for no bound") -> Option:
+    """A size that bounds something; 0, the default, for no bound, or for what `of_zero` says."""
     bound = size_option(low, high, low)
 
     def parse(value: Any) -> int:
         is_unbounded = (parse_size(value) if isinstance(value, str) else value) == 0
         return 0 if is_unbounded else int(bound.parse(value))
 
-    return Option(parse, "0B", f"0B for no bound, or {bound.expected}")
+    return Option(parse, "0B", f"0B {of_zero}, or {bound.expected}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,7 @@ PEER_OPTIONS: dict[str, Option] = {
     "peer.threads": count_option(1, 64, 4),
     "peer.connections": count_option(1, 16, 2),
     "peer.rate": bound_option("64KiB", "1TiB"),
-    "peer.offered": size_option("1MiB", "16TiB", "4GiB"),
+    "peer.offered": bound_option("1MiB", "16TiB", "for a quarter of dram.capacity"),
     "peer.promoted": size_option("1MiB", "16TiB", "256MiB"),
     "peer.leased_share": share_option("0.5"),
     "peer.answer_timeout": duration_option("10ms", "1m", "2s"),

@@ -57,6 +57,10 @@ class _Bounds(TypedDict):
     clock: Clock
 
 
+# Where `peer.offered` says nothing, a node is offered as much of DRAM at once as of the offers.
+OFFERED_PART = 4
+
+
 class Fleet:
     """See the module. Raises ConfigError for keys or members that cannot be used."""
 
@@ -183,7 +187,7 @@ class Fleet:
             connections=config.connections,
             stall_s=config.stall_timeout,
             peer_bytes_per_s=config.rate,
-            peer_bytes_max=config.offered,
+            peer_bytes_max=config.offered or pool.memory.arena.size // OFFERED_PART,
             is_encrypted=config.encrypt,
             strangers_max=self._room.stream_strangers,
             connections_max=self._room.streams,

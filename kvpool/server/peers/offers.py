@@ -29,6 +29,7 @@ from kvpool.errors import KVPoolError
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
+from kvpool.layout import Layout
 from kvpool.peers.control import records as r
 from kvpool.peers.control.pullers import Puller
 from kvpool.peers.loop_share import LoopShare
@@ -47,6 +48,9 @@ STOP_TIMEOUT_S = 10.0
 LOOP_SHARE = 0.2
 # One peer has at most a quarter of all offers: one that never receives what it asks for leaves the others theirs.
 PEER_PART = 4
+# How long a pull waits for the end of other offers to its node: less than its answer may take (guess).
+ROOM_S = 0.5
+NO_ROOM = "the node is offered as much as peer.offered allows, {} bytes"
 _WORD = 8
 
 
@@ -71,14 +75,16 @@ class OfferSettings:
 
 @dataclass(slots=True)
 class _Offered:
-    """A native offer. `lease`: what it sends; `ticket`: by which it is withdrawn. `is_leasing`: a task asks for more."""
+    """A native offer of `size` bytes. `lease`: what it sends; `ticket`: by which it is withdrawn. `is_leasing`: a task asks
+    for more."""
 
     puller: int
     pull: int
     ticket: bytes
     session: EngineSession
     lease: int
-    unleased: KeyColumn  # the whole chain, while chunks of it are being saved; else none
+    unleased: KeyColumn  # all of the chain, while chunks of it are being saved; else none
+    size: int
     is_leasing: bool = False
 
 
@@ -136,6 +142,7 @@ class Offers:
         self._connections = PullerConnections(pool)
         self._offered: dict[int, _Offered] = {}
         self._counts: Counter[str] = Counter()
+        self._ended: asyncio.Future[None] | None = None  # set when offers have ended, for who waits
         self._leasing: set[asyncio.Task[None]] = set()
         pool.journal.listen(self._lease_saved, dict, list)
         self._share = LoopShare(LOOP_SHARE, clock)
@@ -174,7 +181,9 @@ class Offers:
         if pull in connection.tasks:
             connection.tasks[pull].cancel()
         if pull in connection.offered:
-            self._server.withdraw(self._offered[connection.offered[pull]].ticket)
+            number = connection.offered[pull]
+            connection.released.add(number)
+            self._server.withdraw(self._offered[number].ticket)
 
     def forget(self, puller: Puller) -> None:
         """See `PullService`."""
@@ -245,9 +254,29 @@ class Offers:
         """Lease what is here of a chain, and have its chunks from the first one asked for sent to who has the ticket."""
         if connection.peer.offers >= self._settings.offers_max // PEER_PART:
             raise KVPoolError("the node has as many offers for this one as one node may have")
-        leased = await self._drive(self._pool.chains.acquire_for_peer(session, KeyColumn(pull.keys)))
+        layout = session.own.layout
+        await self._until_room(connection, layout, deadline)
+        keys = KeyColumn(pull.keys)[: pull.first + self._fitting_chunks(connection, layout)]
+        leased = await self._drive(self._pool.chains.acquire_for_peer(session, keys))
         with self._share.used():
-            return self._offer_leased(puller, connection, session, pull, leased=leased, deadline=deadline)
+            return self._offer_leased(puller, connection, session, pull, keys=keys, leased=leased, deadline=deadline)
+
+    async def _until_room(self, connection: PullerConnection, layout: Layout, deadline: Deadline) -> None:
+        """Until the node may be offered a chunk, and what it has released is over, in bytes and leases: it asks for the next
+        part of a chain then. Raises KVPoolError where it has no room in time."""
+        until = Deadline(min(ROOM_S, deadline.remaining_s()), self._clock)
+        while connection.released or not self._fitting_chunks(connection, layout):
+            if until.has_passed():
+                break
+            self._ended = self._ended or self._loop.create_future()
+            await asyncio.wait([self._ended], timeout=until.remaining_s())
+        if not self._fitting_chunks(connection, layout):
+            raise KVPoolError(NO_ROOM.format(self._settings.peer_bytes_max))
+
+    def _fitting_chunks(self, connection: PullerConnection, layout: Layout) -> int:
+        """How many chunks the node may be offered now."""
+        left = self._settings.peer_bytes_max - connection.peer.offered_bytes
+        return max(0, left // (layout.extents * layout.extent_bytes))
 
     def _offer_leased(
         self,
@@ -256,11 +285,11 @@ class Offers:
         session: EngineSession,
         pull: r.Pull,
         *,
+        keys: KeyColumn,
         leased: m.Leased,
         deadline: Deadline,
     ) -> r.Offer | None:
-        """Offer what is leased, and what is being saved behind it. REQUIRES: the same turn as the lease."""
-        keys = KeyColumn(pull.keys)
+        """Offer what is leased of a chain, and what is being saved behind it. REQUIRES: the same turn as the lease."""
         # What this node is itself pulling is not offered: two nodes that ask each other would wait for each other.
         coming = leased.tiers.find(Level.PEER)
         here = leased.chunks if coming < 0 else coming
@@ -268,8 +297,12 @@ class Offers:
         behind = keys[leased.chunks :] if here == leased.chunks and self._has_thread_for_saves else keys[:0]
         saved = self._pool.chains.writers.followed.find(session, keys[here - 1] if here else b"", behind)
         layout = session.own.layout
-        end = min(here + len(saved.offsets) // _WORD, pull.first + r.offered_chunks_max(layout.extents))
+        fitting = self._fitting_chunks(connection, layout)  # others were offered some meanwhile
+        end = min(here + len(saved.offsets) // _WORD, pull.first + min(fitting, r.offered_chunks_max(layout.extents)))
         chunks = end - pull.first
+        if not fitting:
+            self._end_lease(session, leased.lease)
+            raise KVPoolError(NO_ROOM.format(self._settings.peer_bytes_max))
         if chunks <= 0:
             self._end_lease(session, leased.lease)
             return None
@@ -282,14 +315,13 @@ class Offers:
         ticket = os.urandom(r.TICKET_BYTES)
         # A stream that waits for an engine's layers is given one thread, not several.
         connections = 1 if saved.offsets else min(self._settings.connections, chunks)
-        layer_bytes = layout.extent_bytes
         timeout_s = max(0.001, min(deadline.remaining_s(), session.lease_ttl_ns / 1e9 / 2))
         number, refusal = self._server.offer(
             ticket,
             self._index,
             *columns,
             layers=layout.extents,
-            layer_bytes=layer_bytes,
+            layer_bytes=layout.extent_bytes,
             connections=connections,
             peer=connection.peer.number,
             timeout_s=timeout_s,
@@ -299,10 +331,12 @@ class Offers:
             raise KVPoolError(f"the node offers no more now (reason {refusal})")
         unleased = keys[:end] if end > leased.chunks else keys[:0]
         self._connections.use(connection, session)
-        self._offered[number] = _Offered(puller.number, pull.pull, ticket, session, leased.lease, unleased)
+        size = chunks * layout.extents * layout.extent_bytes
+        self._offered[number] = _Offered(puller.number, pull.pull, ticket, session, leased.lease, unleased, size)
         connection.peer.offers += 1
+        connection.peer.offered_bytes += size
         connection.offered[pull.pull] = number
-        offered = OfferedChunks(columns, layout.extents, layer_bytes)
+        offered = OfferedChunks(columns, layout.extents, layout.extent_bytes)
         checks = self._checks_of(offered)
         if self._parts is not None:
             self._parts.add(number, connection.name, offered, checks)
@@ -380,10 +414,15 @@ class Offers:
                 self._near.drop(ended.offer)
             connection = self._connections[offered.puller]
             connection.peer.offers -= 1
+            connection.peer.offered_bytes -= offered.size
             connection.offered.pop(offered.pull, None)
+            connection.released.discard(ended.offer)
             self._end_lease(offered.session, offered.lease)
             self._connections.end_use(connection, offered.session)
             self._connections.drop_where_over(offered.puller)
+        if self._ended is not None:
+            self._ended.set_result(None)
+            self._ended = None
 
     def _end_lease(self, session: EngineSession, lease: int) -> None:
         """Release a lease. One that cannot be released ends by its time to live, or with its session."""

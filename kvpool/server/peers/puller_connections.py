@@ -23,11 +23,12 @@ FIRST_PEER = 3 << 30
 
 @dataclass(slots=True)
 class PullingPeer:
-    """Another node, by whose `number` all its connections count together. `offers`: native ones."""
+    """Another node, by whose `number` all its connections count together. `offers`: native ones, of `offered_bytes`."""
 
     number: ConnectionId
     connections: int = 0
     offers: int = 0
+    offered_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -48,6 +49,7 @@ class PullerConnection:
     sessions: dict[tuple[str, bytes], SessionInUse] = field(default_factory=dict)
     tasks: dict[int, "asyncio.Task[None]"] = field(default_factory=dict)
     offered: dict[int, int] = field(default_factory=dict)  # native offers, by pull
+    released: set[int] = field(default_factory=set)  # those that it needs no longer, until they are over
     is_gone: bool = False
 
 

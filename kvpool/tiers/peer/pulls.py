@@ -1,8 +1,9 @@
 """Pulls under way: the jobs of the peer tier, each from its first request to its last chunk's end.
 
     ASKED ──Offer──► RECEIVING ──each chunk──► ended
-      │                 └──fewer chunks than asked for──► the rest has ended
-      └──refused, late, nothing there, nobody to ask──► all chunks have ended
+      ▲                 │
+      └── a part has come, and there was more to ask for ──┘
+    ASKED ──refused, late, nothing there, nobody to ask──► all chunks that are left have ended
 
 Loop thread only. Invariant: `_left` of a pull counts the chunks that were not reported; a pull without any is forgotten.
 """
@@ -14,27 +15,39 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import kvpool_native
+from kvpool.clock import Deadline
 from kvpool.index.namespaces import Namespace
+from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.tiers.base import Finished, JobId, Moves, Outcome
 from kvpool.tiers.remote import NOBODY, Asker, PullOrder
 from kvpool.types import ConnectionId
 
+NO_KEYS = KeyColumn(b"")
+
+
+def end_nothing() -> None:
+    """The end of a pull to which nothing was offered."""
+
 
 @dataclass(slots=True)
 class Pull:
     """One pull of a namespace's chunks. `node`: the name of the node that is asked, for `asker`, who may have named it.
-    `is_coming`: chunks are on their way to the node itself.
-    `is_reported`: of each chunk. `received`: the transport and its job, once it has begun at `begun_ns`. `is_broken`: its path
-    failed. `fault`: why the first chunk that
+    `before`: the keys before its own. `first` and `offered`: where the part begins that is asked for or received, and how many
+    chunks of it are offered. `is_coming`: chunks are on their way to the node itself. `is_reported`: of each chunk. `received`:
+    the transport and its job, once it has begun at `begun_ns`. `is_broken`: its path failed. `fault`: why the first chunk that
     failed did."""
 
     job: JobId
     node: str
     namespace: Namespace
     moves: Moves
+    deadline: Deadline
+    before: KeyColumn = NO_KEYS
     asker: Asker = NOBODY
     is_named: bool = False
+    first: int = 0
+    offered: int = 0
     is_reported: bytearray = field(init=False)
     received: tuple[str, int] = ("", 0)
     begun_ns: int = 0
@@ -42,7 +55,7 @@ class Pull:
     is_coming: bool = False
     is_broken: bool = False
     fault: str = ""
-    end: Callable[[], None] = lambda: None
+    end: Callable[[], None] = end_nothing  # called once, when a part that was offered is over
 
     def __post_init__(self) -> None:
         self.is_reported = bytearray(len(self.moves))
@@ -52,10 +65,21 @@ class Pull:
         """The layout of its chunks."""
         return self.namespace.layout
 
+    @property
+    def left(self) -> int:
+        """Chunks from the beginning of the part on."""
+        return len(self.moves) - self.first
+
+    @property
+    def is_part_over(self) -> bool:
+        """Whether all that is offered has ended, and more is left."""
+        return 0 < self.offered < self.left and all(self.is_reported[self.first : self.first + self.offered])
+
     def columns(self, chunks: int) -> tuple[bytes, bytes]:
-        """Where the first chunks go: arena offsets and slots, u64."""
-        offsets = np.array(self.moves.arena_offsets[:chunks], "<u8")
-        return offsets.tobytes(), np.array(self.moves.arena_slots[:chunks], "<u8").tobytes()
+        """Where the first chunks of the part go: arena offsets and slots, u64."""
+        part = slice(self.first, self.first + chunks)
+        offsets = np.array(self.moves.arena_offsets[part], "<u8")
+        return offsets.tobytes(), np.array(self.moves.arena_slots[part], "<u8").tobytes()
 
 
 class Pulls:
@@ -79,17 +103,18 @@ class Pulls:
         """Pulls under way for an engine's connection."""
         return self._of_connection[connection]
 
-    def begin(self, order: PullOrder, namespace: Namespace, moves: Moves) -> Pull:
-        """A new pull, of which nothing was asked yet."""
+    def begin(self, order: PullOrder, namespace: Namespace, moves: Moves, deadline: Deadline) -> Pull:
+        """A new pull, of which nothing was asked yet. Behind the deadline no further part is asked for."""
         self._jobs += 1
         run = order.run
-        pull = Pull(JobId(self._jobs), run.node, namespace, moves, order.asker, run.is_named)
+        pull = Pull(JobId(self._jobs), run.node, namespace, moves, deadline, order.before, order.asker, run.is_named)
         self._by_job[pull.job] = pull
         self._of_connection[order.asker.connection] += 1
         return pull
 
     def receive(self, pull: Pull, received: tuple[str, int]) -> None:
-        """A transport's job receives the pull's chunks from now on."""
+        """A transport's job receives the part's chunks from now on."""
+        self._by_received.pop(pull.received, None)
         pull.received = received
         self._by_received[received] = pull
 

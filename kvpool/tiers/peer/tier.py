@@ -38,7 +38,7 @@ from kvpool.tiers.base import (
     TierOwner,
 )
 from kvpool.tiers.peer.node_records import NodeRecords
-from kvpool.tiers.peer.pulls import Pull, Pulls
+from kvpool.tiers.peer.pulls import Pull, Pulls, end_nothing
 from kvpool.tiers.peer.recent_misses import WRONG_S, RecentMisses
 from kvpool.tiers.peer.settings import PeerTierSettings
 from kvpool.tiers.remote import Asker, PullOrder, RemoteRun
@@ -185,12 +185,9 @@ class PeerTier:
             return NOT_STARTED
         record.pulls += 1
         record.life = b"" if link.life is None else link.life.incarnation
-        pull = self._pulls.begin(order, namespace, moves)
-        if order.run.is_named:
-            self._asking.enter(pull.node, order.asker)
-        task = asyncio.get_running_loop().create_task(self._ask(pull, link, permit, before=order.before))
-        self._answers.add(task)
-        task.add_done_callback(self._answers.discard)
+        timeout_s = self._settings.answer_s + self._settings.timeout_s(len(moves) * layout.stored_bytes)
+        pull = self._pulls.begin(order, namespace, moves, Deadline(timeout_s, self._clock))
+        self._start_asking(pull, link, permit)
         return pull.job
 
     def completed(self) -> list[Finished]:
@@ -242,11 +239,34 @@ class PeerTier:
             self._chunks.set_pace(NodeName(node), record.pace.packed())
         self._publishing = asyncio.get_running_loop().call_later(PUBLISH_S, self._publish_paces)
 
-    async def _ask(self, pull: Pull, link: PeerLink, permit: Permit, *, before: KeyColumn) -> None:
-        """Ask for the chunks of a pull, and begin to receive what is offered."""
-        record, size = self.nodes.of(pull.node), len(pull.moves) * pull.layout.stored_bytes
+    def _start_asking(self, pull: Pull, link: PeerLink, permit: Permit) -> None:
+        if pull.is_named:
+            self._asking.enter(pull.node, pull.asker)
+        task = asyncio.get_running_loop().create_task(self._ask(pull, link, permit))
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+
+    def _go_on(self, pull: Pull) -> None:
+        """A part of a pull has ended: ask for what is left, or where some of it has not come, give that up."""
+        ended = pull.first + pull.offered
+        pull.end()
+        pull.end = end_nothing
+        pull.first, pull.offered, pull.received_bytes = ended, 0, 0
+        link = self._link_of(NodeName(pull.node))
+        may_go_on = not (pull.fault or self._is_closed or pull.deadline.has_passed() or link is None)
+        permit = self.nodes.of(pull.node).breaker.ask() if may_go_on else None
+        if link is None or permit is None:
+            self._give_up(pull, pull.first, Outcome.FAILED, pull.fault or "gone")
+        else:
+            self._start_asking(pull, link, permit)
+
+    async def _ask(self, pull: Pull, link: PeerLink, permit: Permit) -> None:
+        """Ask for the chunks of a pull that are left, and begin to receive what is offered of them."""
+        record, size = self.nodes.of(pull.node), pull.left * pull.layout.stored_bytes
         timeout_s = self._settings.timeout_s(size)
-        keys = before.packed + KeyColumn.of(pull.moves.keys).packed
+        # A chain is named from its beginning, chunks without a parent by themselves.
+        before = [*pull.before, *pull.moves.keys[: pull.first]] if pull.layout.is_chained else []
+        keys = KeyColumn.of([*before, *pull.moves.keys[pull.first :]]).packed
         deadline_ms = int((self._settings.answer_s + timeout_s) * 1000)
         model, layout = pull.namespace.model, list(pull.layout.to_wire())
 
@@ -262,20 +282,20 @@ class PeerTier:
             record.breaker.fail(permit)
             record.fail(str(error))
             fault = "unanswered"
-            self._log(pull, logging.INFO, f"was asked for {len(pull.moves)} chunks: {error}")
+            self._log(pull, logging.INFO, f"was asked for {pull.left} chunks: {error}")
         except KVPoolError as error:
             record.breaker.succeed(permit)
             record.fail(str(error))
             fault = "refused"
-            self._log(pull, logging.INFO, f"was asked for {len(pull.moves)} chunks: {error}")
+            self._log(pull, logging.INFO, f"was asked for {pull.left} chunks: {error}")
         except asyncio.CancelledError:
-            self._pulls.fail(pull, 0, Outcome.CANCELLED, "cancelled")
+            self._pulls.fail(pull, pull.first, Outcome.CANCELLED, "cancelled")
             raise
         pull.begun_ns = self._clock.now_ns()
         record.pace.note_answer((pull.begun_ns - asked_ns) / NS_PER_S)
         if fault:
             self._counts[fault] += 1
-            self._give_up(pull, 0, Outcome.FAILED, fault)
+            self._give_up(pull, pull.first, Outcome.FAILED, fault)
             return
         pull.end = lambda: self._end(pull, link, offer.pull, permit)
         address = stream_of(link.member.endpoint, offer.address)
@@ -285,14 +305,11 @@ class PeerTier:
             self._refuse(pull, "foreign", f"offers chunks at {offer.address}, expected its own host")
         elif address is None or not offer.chunks:
             self._counts["empty"] += 1
-            self._decline(pull, 0)
-            self._give_up(pull, 0, Outcome.FAILED, "gone")
+            self._decline(pull, pull.first)
+            self._give_up(pull, pull.first, Outcome.FAILED, "gone")
         elif not await self._receive(pull, self._order_of(pull, link, offer, address, timeout_s=timeout_s)):
             self._counts["queue_full"] += 1
-            self._give_up(pull, 0, Outcome.FAILED, "full")
-        elif offer.chunks < len(pull.moves):
-            self._decline(pull, offer.chunks)
-            self._give_up(pull, offer.chunks, Outcome.FAILED, "gone")
+            self._give_up(pull, pull.first, Outcome.FAILED, "full")
 
     def _order_of(
         self, pull: Pull, link: PeerLink, offer: r.Offer, address: StreamAddress, *, timeout_s: float
@@ -312,6 +329,7 @@ class PeerTier:
     async def _receive(self, pull: Pull, order: Order) -> bool:
         """Begin to receive by the first transport that can. Whether one can."""
         deadline, pull.is_coming = Deadline(order.timeout_s, self._clock), order.is_coming
+        pull.offered = order.offer.chunks
         for transport in self._transports:
             is_protected = transport.capabilities.is_encrypted or not order.address.is_encrypted
             if is_protected and await transport.accepts(order):
@@ -333,7 +351,7 @@ class PeerTier:
         self.nodes.of(pull.node).fail(error)
         pull.is_broken = True
         self._counts[fault] += 1
-        self._give_up(pull, 0, Outcome.FAILED, fault)
+        self._give_up(pull, pull.first, Outcome.FAILED, fault)
 
     def _give_up(self, pull: Pull, first: int, outcome: Outcome, fault: str) -> None:
         self._pulls.fail(pull, first, outcome, fault)
@@ -374,20 +392,23 @@ class PeerTier:
             is_not_there_yet = pull.is_coming and one.fault == "late"
             is_excused = is_not_there_yet or self._was_wrong(pull, one)
             pull.is_broken |= one.fault in BROKEN and not is_excused
+            chunk = pull.first + one.chunk
             if outcome is Outcome.BAD_SOURCE or (is_not_there_yet and not pull.fault):
-                self._decline(pull, one.chunk)
+                self._decline(pull, chunk)
             size = pull.layout.stored_bytes if outcome is Outcome.DONE else 0
             self._read_bytes += size
             pull.received_bytes += size
             pull.fault = pull.fault or one.fault
-            self._pulls.report(pull, Finished(pull.job, one.chunk, outcome, one.fault))
+            self._pulls.report(pull, Finished(pull.job, chunk, outcome, one.fault))
+            if pull.is_part_over:
+                self._go_on(pull)
         self._owner.on_completed()
 
     def _was_wrong(self, pull: Pull, one: ChunkEnd) -> bool:
         """Whether a chunk has come with wrong bytes from its node as it has before."""
         if one.fault != "checksum":
             return False
-        key = pull.moves.keys[one.chunk]
+        key = pull.moves.keys[pull.first + one.chunk]
         is_known = self._wrong.has(pull.node, key)
         self._wrong.note(pull.node, key)
         return is_known

@@ -60,7 +60,7 @@ RIGHT = {
     "peer.threads": ["1", "64"],
     "peer.connections": ["1", "16"],
     "peer.rate": ["0B", "64KiB", "1TiB"],
-    "peer.offered": ["1MiB", "16TiB"],
+    "peer.offered": ["0B", "1MiB", "16TiB"],
     "peer.rdma_protocol": ["rdma", "tcp"],
     "peer.rdma_devices": ["", "mlx5_0", "mlx5_0,rxe0"],
     "peer.rdma_ports": ["1024-1039", "65520-65535"],

@@ -133,6 +133,21 @@ async def test_connections_of_one_key_have_a_quarter_of_the_offers_together() ->
 
 
 @pytest.mark.asyncio
+async def test_one_key_is_offered_what_fits_and_a_refusal_names_the_option() -> None:
+    async with owner(OfferSettings(peer_bytes_max=(CHAIN + 2) * CHUNK)) as here:
+        for number in range(3):
+            await here.pull(puller(1 + number, "key"), 1, number)
+        assert here.offered == [CHAIN, 2]
+        assert here.refused == [f"the node is offered as much as peer.offered allows, {(CHAIN + 2) * CHUNK} bytes"]
+        await here.pull(puller(9, "other key"), 1, 0)
+        assert here.offered[-1] == CHAIN
+        here.offers.release(puller(1, "key"), 1)
+        await here.pool.until_moved(lambda: here.offers.stats()["offers"] == 2)
+        await here.pull(puller(4, "key"), 1, 2)
+        assert here.offered[-1] == CHAIN
+
+
+@pytest.mark.asyncio
 async def test_a_lease_that_cannot_be_released_leaves_the_others_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     async with owner() as here:
         one = puller(1, "key")

@@ -14,7 +14,9 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import peers as pm
 from kvpool.server.peers.offers import OfferSettings
 from kvpool.tiering.peer_allowance import PeerAllowance
+from kvpool.tiers.peer.pulls import Pull
 from kvpool.tiers.peer.settings import PeerTierSettings
+from kvpool.tiers.peer.tier import PeerTier
 from kvpool.types import ConnectionId
 from tests.rigs.nodes.fleet import Node
 from tests.rigs.nodes.stream_relay import StreamRelay
@@ -29,11 +31,12 @@ def run(
     has_disk: bool = False,
     sends_encrypted: bool = False,
     wants_encrypted: bool = False,
+    offers: OfferSettings | None = None,
 ) -> None:
     async def live() -> None:
         here = Node("here", 48, pulls=PeerTierSettings(answer_s=5.0, stall_s=5.0, is_encrypted=wants_encrypted))
         there = Node("there", 48, media=[medium_of(96)] if has_disk else ())
-        await there.start(OfferSettings(is_encrypted=sends_encrypted))
+        await there.start(offers or OfferSettings(is_encrypted=sends_encrypted))
         await here.start()
         await here.join(there)
         await act(here, there)
@@ -56,6 +59,48 @@ def test_what_another_node_has_is_a_hit() -> None:
     run(act)
 
 
+@pytest.mark.parametrize("has_disk", [False, True], ids=["dram", "disk"])
+@pytest.mark.parametrize(("at_once", "parts"), [(6, 4), (1, 20)])
+def test_a_chain_beyond_what_one_node_is_offered_at_once_comes_whole_in_parts(
+    at_once: int, parts: int, has_disk: bool
+) -> None:
+    async def act(here: Node, there: Node) -> None:
+        assert await there.pool.save(KEYS) == len(KEYS)
+        if has_disk:
+            assert await there.pool.demote() == 0
+            await there.pool.until_moved(lambda: there.pool.pool._tiering.holds == 0)
+        here.believe(there, KEYS)
+        assert await here.pool.load(KEYS) == len(KEYS)
+        stats = here.pool.pool.measure({}).remote["peer"]
+        assert (stats["peer.pulled_chunks"], stats["peer.failed_chunks"]) == (len(KEYS), 0)
+        assert there.server.counts["pulls"] == parts
+        await there.pool.until_moved(lambda: there.offers.stats()["offers"] == 0)
+        assert there.pool.pool.measure({}).index["leases"] == 0
+
+    run(act, offers=OfferSettings(peer_bytes_max=at_once * CHUNK), has_disk=has_disk)
+
+
+def test_a_node_that_leaves_between_two_parts_costs_what_it_has_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(here: Node, there: Node) -> None:
+        assert await there.pool.save(KEYS) == len(KEYS)
+        here.believe(there, KEYS)
+        go_on = PeerTier._go_on
+
+        def leave_first(tier: PeerTier, pull: Pull) -> None:
+            if pull.first == 6:  # the second part has come
+                monkeypatch.setattr(here.tier, "_link_of", lambda _: None)
+            go_on(tier, pull)
+
+        monkeypatch.setattr(PeerTier, "_go_on", leave_first)
+        assert await here.pool.load(KEYS) == 12
+        await here.pool.until_moved(lambda: here.pool.pool._tiering.holds == 0)
+        assert here.tier.verify() == []
+        monkeypatch.undo()
+        assert await here.pool.load(KEYS) == len(KEYS), "nothing is held against it"
+
+    run(act, offers=OfferSettings(peer_bytes_max=6 * CHUNK))
+
+
 def test_a_node_that_is_named_is_asked_although_nothing_is_known_of_it() -> None:
     async def act(here: Node, there: Node) -> None:
         assert await there.pool.save(KEYS[:15]) == 15
@@ -63,7 +108,7 @@ def test_a_node_that_is_named_is_asked_although_nothing_is_known_of_it() -> None
         assert await here.pool.load(KEYS, owner="here") == 0
         asked = there.server.counts["pulls"]
         assert await here.pool.load(KEYS, owner="there") == 15
-        assert there.server.counts["pulls"] == asked + 1
+        assert there.server.counts["pulls"] == asked + 2, "once more for what was not offered at first"
         record = here.tier.nodes.find("there")
         assert record is not None
         assert (record.pulls, record.read_bytes) == (1, 15 * CHUNK)
@@ -262,7 +307,7 @@ def test_hints_beyond_what_the_owner_has_are_misses_and_it_is_not_asked_again_fo
         here.believe(there, KEYS)
         assert await here.pool.load(KEYS) == 6
         asked = there.server.counts["pulls"]
-        assert (asked, await here.pool.load(KEYS)) == (1, 6)
+        assert (asked, await here.pool.load(KEYS)) == (2, 6)
         assert there.server.counts["pulls"] == asked
         assert here.hints.count_of(there.name) == len(KEYS), "only events say what a node has"
         here.clock.pass_s(3.1)
