@@ -18,7 +18,7 @@ from typing import Any
 from tests.rigs.daemon import Daemon, wait_until
 
 # The Python of an environment that has it.
-PYTHON = os.environ.get("KVPOOL_DYNAMO", "")
+PYTHON = os.environ.get("KVPOOL_ROUTERS", "")
 ANSWER_TIMEOUT_S = 30.0
 
 

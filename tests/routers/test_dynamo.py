@@ -5,7 +5,7 @@ inside a chunk that another prompt has, and is never less.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tests.rigs.events.publishing import local_events
 from tests.rigs.payload import store
 from tests.routers.dynamo import PYTHON, DynamoIndexer
 
-pytestmark = pytest.mark.skipif(not PYTHON, reason="KVPOOL_DYNAMO names no Python with Dynamo (make test-routers)")
+pytestmark = pytest.mark.skipif(not PYTHON, reason="KVPOOL_ROUTERS names no Python with Dynamo (make test-routers)")
 # Chunks of 128 KiB: the smallest disk tier has room for about 120.
 LAYOUT = kv.Layout(layers=8, kv_heads=2, head_dim=64, dtype="float16", chunk_tokens=32)
 CHUNK, BLOCK = LAYOUT.chunk_tokens, 8
@@ -38,15 +38,16 @@ class Prompt:
 class Prompts:
     """Prompts of which most begin like an earlier one, up to any token of it."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, scopes: Sequence[tuple[str, bytes]] = SCOPES) -> None:
         self._random = random.Random(seed)
+        self._scopes = scopes
         self.all: list[Prompt] = []
 
     def draw(self) -> Prompt:
         """Another one, of one to six chunks."""
         chance = self._random
         older = chance.choice(self.all) if self.all and chance.random() < 0.7 else None
-        adapter, salt = (older.adapter, older.salt) if older and chance.random() < 0.8 else chance.choice(SCOPES)
+        adapter, salt = (older.adapter, older.salt) if older and chance.random() < 0.8 else chance.choice(self._scopes)
         begin = older.tokens[: chance.randrange(len(older.tokens))] if older else ()
         size = max(len(begin) // CHUNK + 1, chance.randrange(1, 7)) * CHUNK
         rest = tuple(chance.randrange(50_000) for _ in range(size - len(begin)))
