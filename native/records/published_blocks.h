@@ -6,9 +6,10 @@
 //
 //   parent ──► name 0 ──► name 1 ──► … ──► key      two chunks with equal tokens up to block i share the names 0 to i
 //
-// A name is in a medium as long as a chunk of it is: those in common are counted, and gone with the last.
+// A name is in a medium as long as a chunk of it is: those in common are counted, and gone with the last. Two keys may have one end,
+// because clients choose keys: last blocks are counted like others.
 //
-// What it is not: bounded by itself; it has the chunks that are stored. About 9 bytes for a token's block, and 32 for each medium that
+// What it is not: bounded by itself; it has the chunks that are stored. About 9 bytes for a block, and 32 for each medium that
 // has it.
 // Invariant: `uses_` has for each name and medium the number of chunks of that medium that have the name, and none of 0.
 // Threads: one at a time.
@@ -43,27 +44,28 @@ class PublishedBlocks {
   void clear() noexcept;
 
   [[nodiscard]] size_t chunks() const noexcept { return chunks_.size(); }
-  [[nodiscard]] size_t names() const noexcept { return uses_.size(); }  // each once for a medium, without those of whole chunks
+  [[nodiscard]] size_t names() const noexcept { return uses_.size(); }  // each once for a medium
 
   // Recounts everything; one line per broken invariant.
   [[nodiscard]] std::vector<std::string> verify() const;
 
  private:
-  // Keys end in what clients choose: where a word lies is a matter of chance to them.
+  // Clients choose keys: where one lies is a matter of chance to them.
   struct SeededHash {
-    uint64_t seed;
-    size_t operator()(uint64_t word) const noexcept { return folded_product(word ^ seed, 0x9E3779B97F4A7C15ull); }
+    HashSeed seed;
+    size_t operator()(const ChunkKey& key) const noexcept { return keyed_hash(key, seed); }
+    size_t operator()(uint64_t word) const noexcept { return folded_product(word ^ seed.words[0], seed.words[1] | 1); }
   };
-  template <typename Value>
-  using Table = std::unordered_map<uint64_t, Value, SeededHash>;
+  template <typename Key, typename Value>
+  using Table = std::unordered_map<Key, Value, SeededHash>;
   struct Chunk {
-    std::vector<uint64_t> inner;  // the names of all its blocks but the last
+    std::vector<uint64_t> names;
     uint8_t media = 0;
   };
   [[nodiscard]] static uint64_t use_of(uint64_t name, uint32_t medium) noexcept;
 
-  Table<Chunk> chunks_;  // by the ends of their keys
-  Table<uint32_t> uses_;
+  Table<ChunkKey, Chunk> chunks_;
+  Table<uint64_t, uint32_t> uses_;
 };
 
 }  // namespace kvpool

@@ -85,7 +85,7 @@ def test_its_tree_has_the_prefixes_of_the_pool(
     by = {"events__block_tokens": str(block_tokens % CHUNK), "events__format": form}
     daemon = start_daemon(dram__capacity=f"{60 * LAYOUT.chunk_bytes}", **local_events(tmp_path), **by)
     view = follow(daemon.info()["events"])
-    prompts = Prompts(seed, scopes=(("", b""),))  # it tells no adapters or salts apart
+    prompts = Prompts(seed, scopes=(("", b""),))  # to it adapters and salts are nothing
     with daemon.connect(LAYOUT) as pool:
         for _ in range(6):
             for _ in range(8):

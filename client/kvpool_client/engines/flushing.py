@@ -11,7 +11,7 @@ from kvpool.errors import KVPoolError
 from kvpool.protocol.blocking import BlockingConnection
 
 # Between two orders; loads and releases end within milliseconds (guess).
-PAUSE_S = 0.01
+PAUSE_S = 0.05
 
 
 def flush_model(socket: str, model: str, timeout_s: float) -> str:

@@ -9,8 +9,9 @@ A chunk qualifies by the policy `store.publish`, and is published once it is on 
 What qualifies is known from the journal's events and from leases. A chunk that a lease named before it was on disk is
 remembered. So is for PUBLISHED_S what the store has: it drops objects by itself, and loses them with a node's client or a
 master. After that, a chunk that is used again is due again. Whatever is due is asked for before it is sent, because another
-node, or this one in an earlier life, may have published it. A new life of the store's process lacks the objects of the one
-before: nothing counts as published then. A chunk that is used again while it is under way is sent again only if that fails.
+node, or this one in an earlier life, may have published it: AT_ONCE chunks in one question, one question at a time. A new life
+of the store's process lacks the objects of the one before: nothing counts as published then. A chunk that is used again while
+it is under way is sent again only if that fails.
 
 Every queue and memory is bounded, the oldest out first: what is left out is published at its next use. Nothing waits for a
 publication. Control thread only, in turns of TURN_KEYS. Invariant: each chunk under way has one pin in the arena's directory.
@@ -19,6 +20,7 @@ publication. Control thread only, in turns of TURN_KEYS. Invariant: each chunk u
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -40,8 +42,8 @@ MEMORY_MAX = 65_536
 USES_MAX = 256  # leases whose chunks were not looked at yet
 # How long a chunk counts as published: hot ones cost a question in this time, lost ones come back after it (guess).
 PUBLISHED_S = 300.0
-# How long a publication waits for the store's answer: what is not known then is sent.
-ASK_TIMEOUT_S = 1.0
+# When to look again at what is due while the store cannot take it: nothing reports the end of its suspension.
+RETRY_S = 1.0
 
 
 class _Memory:
@@ -97,7 +99,7 @@ class Publications:
         self._published = _Memory(clock, PUBLISHED_S)
         self._life = store.process.lives  # of the store, in which they were published
         self._turn: asyncio.Handle | None = None
-        self._asking: set[asyncio.Task[None]] = set()
+        self._is_asking = False
         self._pins: dict[bytes, HoldId] = {}  # of the chunks under way
         self._left_out = 0
         if policy != "off":
@@ -125,6 +127,9 @@ class Publications:
         return {"due_chunks": len(self._due), "publishing_chunks": len(self._pins), "left_out_chunks": self._left_out}
 
     def _wake(self) -> None:
+        if isinstance(self._turn, asyncio.TimerHandle):
+            self._turn.cancel()
+            self._turn = None
         if self._turn is None:
             self._turn = asyncio.get_running_loop().call_soon(self._take_turn)
 
@@ -138,6 +143,8 @@ class Publications:
         has_more |= self._start_some()
         if has_more:
             self._wake()
+        elif self._due and not self._pins:
+            self._turn = asyncio.get_running_loop().call_later(RETRY_S, self._take_turn)
 
     def _take_events(self) -> bool:
         found = self._journal.since(b"", self._last, EVENTS_BYTES_MAX)
@@ -191,8 +198,9 @@ class Publications:
 
     def _start_some(self) -> bool:
         """Start to publish chunks of one namespace, the first that are due. Whether more can start now."""
-        if not self._due or not self._store.can_publish or len(self._pins) > PUBLISHED_CHUNKS_MAX - AT_ONCE:
-            return False  # what is asked for now has room afterwards
+        has_room = len(self._pins) <= PUBLISHED_CHUNKS_MAX - AT_ONCE  # for what is asked for now, afterwards
+        if not self._due or self._is_asking or not has_room or not self._store.can_publish:
+            return False
         keys: list[bytes] = []
         first = NamespaceId(0)
         for key, number in self._due.items():
@@ -208,21 +216,18 @@ class Publications:
             del self._due[key]
         pinned = [(key, HoldId(self._directory.pin_key(first, key))) for key in keys]
         found = {key: pin for key, pin in pinned if pin}
-        if found:
-            self._pins.update(found)
-            task = asyncio.get_running_loop().create_task(self._publish(self._namespaces.by_id(first), list(found)))
-            self._asking.add(task)
-            task.add_done_callback(self._note_asked)
-        return bool(self._due) and self._store.can_publish
+        if not found:
+            return True
+        self._pins.update(found)
+        self._is_asking = True
+        namespace = self._namespaces.by_id(first)
+        on_answer = partial(self._take_answer, namespace, list(found), self._store.process.lives)
+        self._store.ask_published(namespace, KeyColumn.of(found), on_answer)
+        return False  # the answer goes on
 
-    def _note_asked(self, task: "asyncio.Task[None]") -> None:
-        self._asking.discard(task)
-        self._wake()
-
-    async def _publish(self, namespace: Namespace, keys: list[bytes]) -> None:
+    def _take_answer(self, namespace: Namespace, keys: list[bytes], life: int, is_there: bytes) -> None:
         """Put those of these pinned chunks into the store that it does not have."""
-        life = self._store.process.lives
-        is_there = await self._store.ask_each([(namespace, KeyColumn.of(keys))], ASK_TIMEOUT_S)
+        self._is_asking = False
         if self._store.process.lives != life:
             is_there = bytes(len(keys))
         lacking = [key for key, has in zip(keys, is_there, strict=True) if not has]
@@ -230,6 +235,7 @@ class Publications:
             self._end(key, 0, Outcome.DONE)
         if lacking:
             self._put(namespace, lacking)
+        self._wake()
 
     def _put(self, namespace: Namespace, keys: list[bytes]) -> None:
         columns = self._directory.columns([self._pins[key] for key in keys])

@@ -166,7 +166,7 @@ class EventPublisher:
             self._errors += 1
             if self._errors == 1:
                 log.exception("an event could not be published; further ones like it are counted, not logged")
-            self._last, self._has_backlog = NOWHERE, False
+            self._last, self._has_backlog = NOWHERE, True
             self._pause.wait(RETRY_MS / 1e3)
 
     def _turn(self) -> None:
@@ -218,8 +218,12 @@ class EventPublisher:
         """Publish everything again. Where gaps prevent that, the next turn begins again."""
         for _ in range(SNAPSHOT_ATTEMPTS):
             self._resyncs += 1
-            if self._publish_snapshot():
-                return
+            try:
+                if self._publish_snapshot():
+                    return
+            except BaseException:
+                self._last = NOWHERE  # what is missing of it comes in no event
+                raise
 
     def _publish_snapshot(self) -> bool:
         """Publish a snapshot. Whether it is complete, without another gap."""

@@ -9,6 +9,7 @@ One thread, the publisher's.
 """
 
 import struct
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ NUMBER = struct.Struct(">Q")
 # Of 64 KiB each: with PEERS_MAX, peers that do not read cost 16 MiB at most.
 PEER_MESSAGES_MAX = 8
 PEERS_MAX = 32
+# Topics whose numbers are remembered, as many as the publisher has at most; of others nothing counts as lost.
+TOPICS_KNOWN_MAX = 8192
 # Buffered messages examined for one peer before the next one's turn.
 LOOKS_PER_TURN = 256
 STALLED_S = 5.0
@@ -39,7 +42,8 @@ class ReplayBuffer:
         self._messages_max = messages_max
         self._bytes_max = bytes_max
         self._messages: dict[int, Message] = {}
-        self._lost: dict[bytes, int] = {}  # the number behind the last one of each topic that was dropped
+        # The first number of each topic, and the number behind the last one that was dropped.
+        self._spans: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         self.used_bytes = 0
         self.first = self.end = 0
 
@@ -52,18 +56,26 @@ class ReplayBuffer:
     def append(self, message: Message) -> None:
         """Add the next message; the oldest ones are dropped to make room."""
         self._messages[self.end] = message
+        if message[0] not in self._spans:
+            self._spans[message[0]] = (NUMBER.unpack(message[1])[0], 0)
+            if len(self._spans) > TOPICS_KNOWN_MAX:
+                self._spans.popitem(last=False)
         self.end += 1
         self.used_bytes += _bytes_of(message)
         while len(self) > self._messages_max or (self.used_bytes > self._bytes_max and len(self) > 1):
             oldest = self._messages.pop(self.first)
             self.first += 1
             self.used_bytes -= _bytes_of(oldest)
-            self._lost[oldest[0]] = NUMBER.unpack(oldest[1])[0] + 1
+            if oldest[0] in self._spans:
+                self._spans[oldest[0]] = (self._spans[oldest[0]][0], NUMBER.unpack(oldest[1])[0] + 1)
 
     def has_lost(self, number: int, topic: bytes | None) -> bool:
-        """Whether messages of this life from a number on, of one topic or of any, have left the buffer."""
-        lost = self._lost.values() if topic is None else (self._lost.get(topic, 0),)
-        return any(number < behind for behind in lost)
+        """Whether messages from a number on, of one topic or of any, have left the buffer. A number without a topic is of
+        those that have begun below it; one below all is of all."""
+        if topic is not None:
+            return number < self._spans.get(topic, (0, 0))[1]
+        begun = [lost for first, lost in self._spans.values() if first <= number]
+        return any(number < lost for lost in begun or (lost for _, lost in self._spans.values()))
 
 
 @dataclass(slots=True)

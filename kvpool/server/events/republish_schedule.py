@@ -37,9 +37,7 @@ class RepublishSchedule:
         self._published: deque[Deadline] = deque(maxlen=REPUBLISHED_AT_ONCE)
         self._peers: OrderedDict[bytes, Deadline] = OrderedDict()
         self._settled: Deadline | None = None
-        self._deferred: Deadline | None = (
-            None  # when the first of the peers that have asked too soon may cause a snapshot
-        )
+        self._deferred: set[bytes] = set()  # peers that have asked too soon; all of them are in `_peers`
         self._is_wanted = False
 
     def note_newcomer(self) -> None:
@@ -50,17 +48,16 @@ class RepublishSchedule:
 
     def note_lost(self, peer: bytes) -> None:
         """Note that a peer has requested messages that have left the buffer."""
-        last = self._peers.get(peer)
         if not self._interval_s:
             return
+        last = self._peers.get(peer)
         if last is not None and not last.has_passed():
-            if self._deferred is None or last.remaining_s() < self._deferred.remaining_s():
-                self._deferred = last
+            self._deferred.add(peer)
             return
         self._peers[peer] = Deadline(self._span_s, self._clock)
         self._peers.move_to_end(peer)
         if len(self._peers) > PEERS_KNOWN_MAX:
-            self._peers.popitem(last=False)
+            self._deferred.discard(self._peers.popitem(last=False)[0])
         self._is_wanted = True
 
     def take(self) -> Republish:
@@ -69,9 +66,12 @@ class RepublishSchedule:
         if has_come:
             self._settled = None
             self._is_wanted |= self._interval_s > 0
-        self._is_wanted |= self._deferred is not None and self._deferred.has_passed()
+        for peer in [peer for peer in self._deferred if self._peers[peer].has_passed()]:
+            self._deferred.discard(peer)
+            self.note_lost(peer)
         if self._is_wanted and self._may_republish():
-            self._is_wanted, self._deferred = False, None
+            self._is_wanted = False
+            self._deferred.clear()
             self._published.append(Deadline(self._span_s, self._clock))
             return Republish.EVERYTHING
         return Republish.MARK if has_come else Republish.NOTHING
@@ -79,7 +79,9 @@ class RepublishSchedule:
     @property
     def wait_ms(self) -> int | None:
         """Milliseconds until something may be due; None: not before a request."""
-        waits = [until.remaining_s() for until in (self._settled, self._deferred) if until is not None]
+        waits = [self._peers[peer].remaining_s() for peer in self._deferred]
+        if self._settled is not None:
+            waits.append(self._settled.remaining_s())
         if self._is_wanted:
             waits.append(0.0 if self._may_republish() else self._published[0].remaining_s())
         return int(min(waits) * 1000) + 1 if waits else None

@@ -36,10 +36,10 @@ from kvpool.peers.loop_share import LoopShare
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
 from kvpool.server.peers.near_offers import NearOffers
-from kvpool.server.peers.puller_connections import PullerConnection, PullerConnections
+from kvpool.server.peers.puller_connections import PullerConnection, PullerConnections, PullingPeer
 from kvpool.transfer.engine.engine import Engine
 from kvpool.transfer.engine.served_parts import OfferedChunks, ServedParts
-from kvpool.types import Level
+from kvpool.types import DRAM, Level
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,6 @@ LOOP_SHARE = 0.2
 PEER_PART = 4
 # How long a pull waits for the end of other offers to its node: less than its answer may take (guess).
 ROOM_S = 0.5
-NO_ROOM = "the node is offered as much as peer.offered allows, {} bytes"
 _WORD = 8
 
 
@@ -120,7 +119,6 @@ class Offers:
             hello_timeout_s=settings.hello_timeout_s,
             stall_s=settings.stall_s,
             peer_bytes_per_s=settings.peer_bytes_per_s,
-            peer_bytes_max=settings.peer_bytes_max,
             encrypted=settings.is_encrypted,
         )
         self._parts = (
@@ -254,29 +252,54 @@ class Offers:
         """Lease what is here of a chain, and have its chunks from the first one asked for sent to who has the ticket."""
         if connection.peer.offers >= self._settings.offers_max // PEER_PART:
             raise KVPoolError("the node has as many offers for this one as one node may have")
-        layout = session.own.layout
-        await self._until_room(connection, layout, deadline)
-        keys = KeyColumn(pull.keys)[: pull.first + self._fitting_chunks(connection, layout)]
-        leased = await self._drive(self._pool.chains.acquire_for_peer(session, keys))
-        with self._share.used():
-            return self._offer_leased(puller, connection, session, pull, keys=keys, leased=leased, deadline=deadline)
-
-    async def _until_room(self, connection: PullerConnection, layout: Layout, deadline: Deadline) -> None:
-        """Until the node may be offered a chunk, and what it has released is over, in bytes and leases: it asks for the next
-        part of a chain then. Raises KVPoolError where it has no room in time."""
+        layout, keys = session.own.layout, KeyColumn(pull.keys)
         until = Deadline(min(ROOM_S, deadline.remaining_s()), self._clock)
-        while connection.released or not self._fitting_chunks(connection, layout):
+        while True:
+            # What it has released it asks further parts behind: that is over first, in bytes and leases.
+            is_first = not connection.released or until.has_passed()
+            room = self._reserve_room(connection.peer, layout, len(keys) - pull.first) if is_first else 0
+            refusal = f"the node is offered as much as peer.offered allows, {self._settings.peer_bytes_max} bytes"
+            if room:
+                part = keys[: pull.first + room]
+                try:
+                    leased = await self._drive(self._pool.chains.acquire_for_peer(session, part))
+                    with self._share.used():
+                        offer = self._offer_leased(
+                            puller, connection, session, pull, keys=part, leased=leased, deadline=deadline
+                        )
+                finally:
+                    self._give_room_back(connection.peer, layout, room)
+                is_kept_back = connection.peer.offers and leased.chunks <= pull.first and self._has(part, leased.chunks)
+                if offer is not None or not is_kept_back:
+                    return offer
+                refusal = "the node leases as much as peer.leased_share and dram.connection_share allow"
             if until.has_passed():
-                break
+                raise KVPoolError(refusal)
             self._ended = self._ended or self._loop.create_future()
             await asyncio.wait([self._ended], timeout=until.remaining_s())
-        if not self._fitting_chunks(connection, layout):
-            raise KVPoolError(NO_ROOM.format(self._settings.peer_bytes_max))
 
-    def _fitting_chunks(self, connection: PullerConnection, layout: Layout) -> int:
-        """How many chunks the node may be offered now."""
-        left = self._settings.peer_bytes_max - connection.peer.offered_bytes
-        return max(0, left // (layout.extents * layout.extent_bytes))
+    def _reserve_room(self, peer: PullingPeer, layout: Layout, chunks: int) -> int:
+        """Take room for as many of these chunks as a node may be offered now; for one in any case, where it is offered none."""
+        chunk_bytes = layout.extents * layout.extent_bytes
+        left = self._settings.peer_bytes_max - peer.offered_bytes
+        room = min(chunks, max(left // chunk_bytes, 0 if peer.offered_bytes else 1))
+        peer.offered_bytes += max(0, room) * chunk_bytes
+        return max(0, room)
+
+    def _give_room_back(self, peer: PullingPeer, layout: Layout, room: int) -> None:
+        peer.offered_bytes -= room * layout.extents * layout.extent_bytes
+        self._wake_waiting()
+
+    def _has(self, keys: KeyColumn, chunk: int) -> bool:
+        """Whether DRAM has a chain up to and with a chunk."""
+        present, levels = self._index.lookup(keys.packed)
+        return present > chunk and levels[chunk] == DRAM
+
+    def _wake_waiting(self) -> None:
+        """There may be room now."""
+        if self._ended is not None:
+            self._ended.set_result(None)
+            self._ended = None
 
     def _offer_leased(
         self,
@@ -297,12 +320,8 @@ class Offers:
         behind = keys[leased.chunks :] if here == leased.chunks and self._has_thread_for_saves else keys[:0]
         saved = self._pool.chains.writers.followed.find(session, keys[here - 1] if here else b"", behind)
         layout = session.own.layout
-        fitting = self._fitting_chunks(connection, layout)  # others were offered some meanwhile
-        end = min(here + len(saved.offsets) // _WORD, pull.first + min(fitting, r.offered_chunks_max(layout.extents)))
+        end = min(here + len(saved.offsets) // _WORD, pull.first + r.offered_chunks_max(layout.extents))
         chunks = end - pull.first
-        if not fitting:
-            self._end_lease(session, leased.lease)
-            raise KVPoolError(NO_ROOM.format(self._settings.peer_bytes_max))
         if chunks <= 0:
             self._end_lease(session, leased.lease)
             return None
@@ -420,9 +439,7 @@ class Offers:
             self._end_lease(offered.session, offered.lease)
             self._connections.end_use(connection, offered.session)
             self._connections.drop_where_over(offered.puller)
-        if self._ended is not None:
-            self._ended.set_result(None)
-            self._ended = None
+        self._wake_waiting()
 
     def _end_lease(self, session: EngineSession, lease: int) -> None:
         """Release a lease. One that cannot be released ends by its time to live, or with its session."""

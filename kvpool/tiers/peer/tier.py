@@ -262,12 +262,13 @@ class PeerTier:
 
     async def _ask(self, pull: Pull, link: PeerLink, permit: Permit) -> None:
         """Ask for the chunks of a pull that are left, and begin to receive what is offered of them."""
-        record, size = self.nodes.of(pull.node), pull.left * pull.layout.stored_bytes
-        timeout_s = self._settings.timeout_s(size)
+        record, left_s = self.nodes.of(pull.node), max(0.001, pull.deadline.remaining_s())
+        timeout_s = min(left_s, self._settings.timeout_s(pull.left * pull.layout.stored_bytes))
+        answer_s = min(left_s, self._settings.answer_s)
         # A chain is named from its beginning, chunks without a parent by themselves.
         before = [*pull.before, *pull.moves.keys[: pull.first]] if pull.layout.is_chained else []
         keys = KeyColumn.of([*before, *pull.moves.keys[pull.first :]]).packed
-        deadline_ms = int((self._settings.answer_s + timeout_s) * 1000)
+        deadline_ms = int((answer_s + timeout_s) * 1000)
         model, layout = pull.namespace.model, list(pull.layout.to_wire())
 
         def request() -> r.Pull:
@@ -276,7 +277,7 @@ class PeerTier:
         fault, asked_ns = "", self._clock.now_ns()
         try:
             offer: r.Offer = await self._asking.ask(
-                link, pull.node, request, self._settings.answer_s, asker=pull.asker, is_named=pull.is_named
+                link, pull.node, request, answer_s, asker=pull.asker, is_named=pull.is_named
             )
         except PeerUnreachable as error:
             record.breaker.fail(permit)
@@ -323,7 +324,7 @@ class PeerTier:
             layers=pull.layout.extents,
             layer_bytes=pull.layout.extent_bytes,
             stall_s=self._settings.stall_s,
-            timeout_s=timeout_s,
+            timeout_s=min(timeout_s, max(0.001, pull.deadline.remaining_s())),
         )
 
     async def _receive(self, pull: Pull, order: Order) -> bool:

@@ -184,6 +184,17 @@ class StoreTier:
             may and is_usable and bool(self._presence.of(key, now_ns)) for (_, keys), may in pairs for key in keys
         )
 
+    def ask_published(self, namespace: Namespace, keys: KeyColumn, on_answer: Callable[[bytes], None]) -> None:
+        """Which of these chunks the store has, 1 for each, whenever it answers: nobody waits for that. It says nothing about
+        the store to engines, and nothing of what it lacks is remembered. REQUIRES: `can_publish`."""
+
+        def take(codes: Codes) -> None:
+            is_answer = codes is not None and len(codes) == len(keys)
+            on_answer(bytes(code == 1 for code in codes) if is_answer and codes is not None else bytes(len(keys)))
+
+        form = self._form_of(namespace)
+        self.process.ask((wire.EXIST, [form.name_of(key) for key in keys], [], []), take)
+
     def find(self, namespace: Namespace, keys: KeyColumn, first: int) -> RemoteRun:
         """See `RemoteTier`: what the store has answered for a moment ago."""
         if not self.is_usable or not self._transfers.fits(self._form_of(namespace)):

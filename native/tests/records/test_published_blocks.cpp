@@ -88,6 +88,19 @@ TEST(names_are_in_a_medium_as_long_as_a_chunk_there_has_them) {
   EXPECT(published.chunks() == 0 && published.names() == 0);
 }
 
+TEST(keys_with_one_end_take_nothing_from_each_other) {
+  PublishedBlocks published;
+  Key first = key_of(5), second = key_of(6);
+  std::copy(first.begin() + 24, first.end(), second.begin() + 24);
+  const std::vector<int32_t> tokens(CHUNK_TOKENS, 1), longer(2 * CHUNK_TOKENS, 2);
+  const std::vector<uint64_t> mine = published.add(first.data(), 1, key_of(1).data(), tokens, BLOCKS, 0);
+  const std::vector<uint64_t> others = published.add(second.data(), 1, key_of(2).data(), longer, 2 * BLOCKS, 0);
+  EXPECT(mine.size() == BLOCKS && others.size() == 2 * BLOCKS && mine.back() == others.back());
+  EXPECT(published.remove(second.data(), 1, 0) == std::vector<uint64_t>(others.begin(), others.end() - 1));
+  EXPECT(published.remove(first.data(), 1, 0) == mine);
+  EXPECT(published.verify().empty() && published.names() == 0);
+}
+
 TEST(a_chain_has_the_names_of_its_chunks_one_by_one) {
   PublishedBlocks whole, single;
   const Key before = key_of(1);

@@ -223,6 +223,46 @@ def test_what_the_store_has_lost_is_published_again_at_a_use_some_minutes_later(
     run(act())
 
 
+def test_a_slow_answer_about_what_is_published_costs_engines_nothing_and_no_chunk(shared: SharedDirectory) -> None:
+    """Each chunk is due by a lease of its own; the store takes longer for each question than an engine waits."""
+
+    async def act() -> None:
+        shared.play(exist_delay_s=0.05)
+        async with Node(shared, "store.publish=reused", "store.answer_timeout=20ms") as node:
+            assert await node.pool.save(KEYS) == len(KEYS)
+            for end in range(1, len(KEYS) + 1):
+                assert await node.pool.load(KEYS[:end]) == end
+            await node.published(len(KEYS))
+            assert node.counted("suspensions") == node.counted("left_out_chunks") == node.counted("late_answers") == 0
+            assert set(shared.objects()) == {key.hex() for key in KEYS}
+
+    run(act())
+
+
+def test_what_a_node_has_published_is_there_for_itself(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        async with Node(shared, "store.publish=all", "store.remember=1m") as node:
+            assert await node.pool.save(KEYS) == len(KEYS)
+            await node.published(len(KEYS))
+            await node.pool.flush()
+            assert await node.load(KEYS) == len(KEYS)
+
+    run(act())
+
+
+def test_what_is_due_while_the_store_is_suspended_is_published_behind_that(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        async with Node(shared, "store.publish=all", failures=1) as node:
+            shared.play(put_code=-900)
+            assert await node.pool.save(KEYS[:1]) == 1
+            await node.pool.until_moved(lambda: node.counted("suspensions") == 1)
+            assert await node.pool.save(KEYS) == len(KEYS)
+            shared.play()
+            await node.published(len(KEYS) - 1)
+
+    run(act())
+
+
 def test_what_another_node_has_published_is_not_sent_again(shared: SharedDirectory) -> None:
     async def act() -> None:
         await publish(shared, KEYS[:8])

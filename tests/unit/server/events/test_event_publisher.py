@@ -23,6 +23,7 @@ from kvpool.server.events import publisher as event_publisher
 from kvpool.server.events.publisher import EventPublisher
 from kvpool.server.events.replay import Message
 from kvpool.server.events.source import NamedEvents, NamedPage
+from kvpool.server.metrics.measurements import LoopStalled
 from kvpool.types import Event, EventKind, Level, StoredChunk
 from tests.rigs.daemon import wait_until
 from tests.rigs.events.journal_rig import LAYOUT, Rig, key
@@ -139,6 +140,35 @@ def test_routers_know_the_stored_chunks_after_gaps_too(seed: int) -> None:
             _publish_all(publisher)
             _assert_right(publisher)
         assert publisher.stats()["events.publish_errors"] == 0
+    finally:
+        publisher.stop()
+
+
+def test_a_snapshot_that_is_interrupted_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control thread did not answer: what the other pages have comes in no event."""
+    monkeypatch.setattr("kvpool.journal.journal.PAGE_CHUNKS_MAX", 2)
+    source = RigSource(Rig())
+    publisher = _publisher_of(source)
+    try:
+        for number in range(6):
+            source.rig.store([number, 1])
+        _publish_all(publisher)
+        snapshot, pages = source.snapshot, 0
+
+        def stall(cursor: int) -> NamedPage:
+            nonlocal pages
+            pages += 1
+            if pages == 3:
+                raise LoopStalled("no answer")
+            return snapshot(cursor)
+
+        monkeypatch.setattr(source, "snapshot", stall)
+        source.rig.journal._log.open_gap()
+        with pytest.raises(LoopStalled):
+            _publish_all(publisher)
+        _publish_all(publisher)
+        _assert_right(publisher)
+        assert publisher.stats()["events.resyncs"] == 2
     finally:
         publisher.stop()
 

@@ -193,3 +193,68 @@ def test_nothing_is_republished_where_the_interval_is_zero(clock: StandingClock)
     clock.pass_s(republish_schedule.SETTLE_S)
     assert schedule.take() == Republish.MARK
     assert schedule.take() == Republish.NOTHING
+
+
+def test_a_request_that_came_too_soon_gets_its_snapshot_when_its_time_has_come(clock: StandingClock) -> None:
+    schedule = RepublishSchedule(1.0, clock)
+    schedule.note_lost(b"p")
+    assert schedule.take() == Republish.EVERYTHING
+    schedule.note_lost(b"p")
+    assert schedule.take() == Republish.NOTHING
+    assert schedule.wait_ms == 3001
+    clock.pass_s(3.0)
+    assert schedule.take() == Republish.EVERYTHING
+    assert schedule.wait_ms is None
+    schedule.note_lost(b"p")
+    assert schedule.take() == Republish.NOTHING, "that one counts, too"
+
+
+def test_one_that_asks_again_and_again_causes_one_snapshot_in_its_time(clock: StandingClock) -> None:
+    schedule, republished = RepublishSchedule(1.0, clock), 0
+    for _ in range(300):
+        schedule.note_lost(b"p")
+        republished += schedule.take() == Republish.EVERYTHING
+        clock.pass_s(0.1)
+    assert republished == 10
+
+
+def test_what_is_due_while_snapshots_are_too_recent_waits_for_them(clock: StandingClock) -> None:
+    schedule = RepublishSchedule(1.0, clock)
+    for seconds, peers in ((0.0, b"a"), (2.0, b"bc"), (1.0, b"")):
+        clock.pass_s(seconds)
+        for peer in peers:
+            schedule.note_lost(bytes([peer]))
+            if peers == b"a":
+                schedule.note_lost(bytes([peer]))
+            assert schedule.take() == Republish.EVERYTHING
+    schedule.note_lost(b"d")
+    schedule.take()
+    schedule.note_lost(b"e")
+    turns = 0
+    while schedule.take() == Republish.NOTHING:
+        wait_ms, turns = schedule.wait_ms, turns + 1
+        assert wait_ms is not None
+        clock.pass_s(wait_ms / 1000)
+    assert turns <= 2
+
+
+def test_a_number_without_a_topic_asks_for_those_that_have_begun_below_it() -> None:
+    buffer = ReplayBuffer(messages_max=4, bytes_max=1 << 20)
+    for number in range(100, 103):
+        buffer.append(_message(number))
+    for number in range(1000, 1006):
+        buffer.append(_message(number, b"b"))
+    assert not buffer.has_lost(103, None), "nothing of its own, and the other topic has begun later"
+    assert buffer.has_lost(102, None)
+    assert buffer.has_lost(1001, None)
+    assert not buffer.has_lost(1002, None)
+    assert buffer.has_lost(0, None), "from the beginning"
+
+
+def test_topics_whose_numbers_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_replay, "TOPICS_KNOWN_MAX", 3)
+    buffer = ReplayBuffer(messages_max=2, bytes_max=1 << 20)
+    for number in range(20):
+        buffer.append(_message(number, b"%d" % number))
+    assert len(buffer._spans) == 3
+    assert [message[0] for message in (buffer[18], buffer[19])] == [b"18", b"19"]

@@ -80,6 +80,31 @@ def test_a_chain_beyond_what_one_node_is_offered_at_once_comes_whole_in_parts(
     run(act, offers=OfferSettings(peer_bytes_max=at_once * CHUNK), has_disk=has_disk)
 
 
+@pytest.mark.parametrize("has_disk", [False, True], ids=["dram", "disk"])
+def test_chains_that_are_asked_for_at_once_come_whole_in_parts(has_disk: bool) -> None:
+    async def act(here: Node, there: Node) -> None:
+        chains = [[key_of(30 + chain, number) for number in range(9)] for chain in range(4)]
+        for keys in chains:
+            assert await there.pool.save(keys) == len(keys)
+            here.believe(there, keys)
+        if has_disk:
+            assert await there.pool.demote() == 0
+        leased = [
+            await here.pool.serve(here.pool.pool.chains.acquire(here.pool.session, m.Acquire(b"".join(keys))))
+            for keys in chains
+        ]
+        assert [one.chunks for one in leased] == [9] * 4
+        await here.pool.until_moved(lambda: here.pool.pool._tiering.holds == 0)
+        stats = here.pool.pool.measure({}).remote["peer"]
+        assert (stats["peer.pulled_chunks"], stats["peer.failed_chunks"]) == (36, 0)
+        for one in leased:
+            here.pool.pool.leases.release(here.pool.session, m.Release(one.lease))
+        for keys in chains:
+            assert await here.pool.load(keys) == len(keys)
+
+    run(act, offers=OfferSettings(peer_bytes_max=4 * CHUNK), has_disk=has_disk)
+
+
 def test_a_node_that_leaves_between_two_parts_costs_what_it_has_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(here: Node, there: Node) -> None:
         assert await there.pool.save(KEYS) == len(KEYS)
