@@ -114,6 +114,7 @@ def test_loaded_chunks_that_wait_for_their_turn_are_not_saved_as_new(start_engin
     engine.step_until(lambda: waiting.request_id in engine.arrived_loads, "it has loaded")
     assert not engine.blocks.reset_prefix_cache(), "requests have blocks"
     assert engine.scheduler.reset_cache()
+    engine.step_until(lambda: not engine.blocks.held, "what the running one has computed before is saved")
     saved = counted(engine, "saved_chunks")
     engine.running_max = 2
     engine.run(waiting)
