@@ -1266,7 +1266,7 @@ class OfferOutcome:
 class ExtentServer:
     """Threads that send chunks to peers that present a ticket."""
 
-    def __init__(self, arena: Mapping, index: Mapping, address: str, port: int, *, threads: int, offers_max: int, strangers_max: int, connections_max: int, hello_timeout_s: float, stall_s: float, peer_bytes_per_s: int = 0, peer_bytes_max: int = 18446744073709551615, encrypted: bool = False) -> None:
+    def __init__(self, arena: Mapping, index: Mapping, address: str, port: int, *, threads: int, offers_max: int, strangers_max: int, connections_max: int, hello_timeout_s: float, stall_s: float, peer_bytes_per_s: int = 0, encrypted: bool = False) -> None:
         """
         Listens on a numeric address and a port, 0: any that is free. OSError names what is wrong. GIL released.
         """
@@ -1276,8 +1276,8 @@ class ExtentServer:
 
     def offer(self, ticket: bytes, index: IndexView, offsets: bytes, slots: bytes, generations: bytes, *, layers: int, layer_bytes: int, connections: int, peer: int, timeout_s: float) -> tuple[int, int]:
         """
-        The number of an offer, and 0; or 0 and why there is none: 1 too many offers, 2 too many bytes of this peer's, 3 the
-        ticket is in use, 4 stopped. Columns of u64. The slots must be protected until the offer has ended.
+        The number of an offer, and 0; or 0 and why there is none: 1 too many offers, 2 the ticket is in use, 3
+        stopped. Columns of u64. The slots must be protected until the offer has ended.
         """
 
     def checks(self, index: IndexView, offsets: bytes, slots: bytes, generations: bytes, *, layers: int, layer_bytes: int) -> bytes:

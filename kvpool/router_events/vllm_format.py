@@ -19,7 +19,7 @@ Invariant: no event names a block twice, and no message takes more than MESSAGE_
 Any thread, an `EventForm` one at a time; time is an argument.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +42,6 @@ MESSAGE_EVENTS_MAX = 256
 _TOKEN_BYTES, _HASH_BYTES, _EVENT_BYTES = 5, 9, 200
 
 WireEvent = dict[str, Any] | list[Any]
-# Finds the model and the layout of a namespace.
-NamespaceOf = Callable[[int], tuple[str, Layout]]
 
 
 @dataclass(frozen=True, slots=True)

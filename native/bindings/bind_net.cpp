@@ -34,7 +34,7 @@ StreamTicket ticket_of(const nb::bytes& packed) {
 std::shared_ptr<ExtentServer> make_server(std::shared_ptr<Mapping> arena, const std::shared_ptr<Mapping>& index,
                                           const std::string& address, uint16_t port, unsigned threads, size_t offers_max,
                                           size_t strangers_max, size_t connections_max, double hello_timeout_s, double stall_s,
-                                          uint64_t peer_bytes_per_s, uint64_t peer_bytes_max, bool is_encrypted) {
+                                          uint64_t peer_bytes_per_s, bool is_encrypted) {
   if (threads == 0 || threads > THREADS_MAX || offers_max == 0 || strangers_max == 0 || connections_max == 0) {
     throw nb::value_error("threads must be 1 to 64; offers_max, strangers_max and connections_max positive");
   }
@@ -47,8 +47,7 @@ std::shared_ptr<ExtentServer> make_server(std::shared_ptr<Mapping> arena, const 
                                     strangers_max,   connections_max,
                                     milliseconds_of(hello_timeout_s, "hello_timeout_s"),
                                     milliseconds_of(stall_s, "stall_s"),
-                                    peer_bytes_per_s, peer_bytes_max,
-                                    is_encrypted};
+                                    peer_bytes_per_s, is_encrypted};
   try {
     const ReleasedGil released;
     return std::make_shared<ExtentServer>(std::move(arena), std::move(view), options);
@@ -161,13 +160,13 @@ void bind_server(nb::module_& module) {
   nb::class_<ExtentServer>(module, "ExtentServer", "Threads that send chunks to peers that present a ticket.")
       .def(nb::new_(&make_server), "arena"_a, "index"_a, "address"_a, "port"_a, nb::kw_only(), "threads"_a, "offers_max"_a,
            "strangers_max"_a, "connections_max"_a, "hello_timeout_s"_a, "stall_s"_a, "peer_bytes_per_s"_a = 0,
-           "peer_bytes_max"_a = UINT64_MAX, "encrypted"_a = false,
+           "encrypted"_a = false,
            "Listens on a numeric address and a port, 0: any that is free. OSError names what is wrong. GIL released.")
       .def_prop_ro("port", &ExtentServer::port)
       .def("offer", &offer, "ticket"_a, "index"_a, "offsets"_a, "slots"_a, "generations"_a, nb::kw_only(), "layers"_a,
            "layer_bytes"_a, "connections"_a, "peer"_a, "timeout_s"_a,
-           "The number of an offer, and 0; or 0 and why there is none: 1 too many offers, 2 too many bytes of this peer's, 3 the\n"
-           "ticket is in use, 4 stopped. Columns of u64. The slots must be protected until the offer has ended.")
+           "The number of an offer, and 0; or 0 and why there is none: 1 too many offers, 2 the ticket is in use, 3\n"
+           "stopped. Columns of u64. The slots must be protected until the offer has ended.")
       .def("checks", &checks, "index"_a, "offsets"_a, "slots"_a, "generations"_a, nb::kw_only(), "layers"_a, "layer_bytes"_a,
            "CRC-32C u32 [chunk][layer] of chunks to be offered; empty where not all of their layers have landed.")
       .def("withdraw", [](ExtentServer& self, const nb::bytes& ticket) { return self.withdraw(ticket_of(ticket)); }, "ticket"_a,

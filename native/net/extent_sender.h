@@ -33,10 +33,8 @@ struct OfferPlan {
   uint32_t layers = 0;
   uint64_t layer_bytes = 0;
   uint32_t connections = 1;
-  uint64_t peer = 0;  // whose limits it counts against
+  uint64_t peer = 0;  // at whose pace it is sent
   StreamClock::time_point deadline;
-
-  [[nodiscard]] uint64_t bytes() const noexcept { return chunks.size() * layers * layer_bytes; }
 };
 
 // CRC-32C of all layers of all chunks, chunk by chunk, for who is offered them; empty where one of them has not landed, or has gone.

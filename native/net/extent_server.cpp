@@ -45,7 +45,6 @@ OfferAnswer ExtentServer::offer(const StreamTicket& ticket, OfferPlan plan) {
   KVPOOL_CHECK(plan.connections > 0 && plan.connections <= STREAM_CONNECTIONS_MAX);
   KVPOOL_CHECK(plan.connections <= plan.chunks.size());
   KVPOOL_CHECK(plan.layers > 0 && plan.layer_bytes > 0);
-  const uint64_t bytes = plan.bytes();
   uint64_t id = 0;
   bool is_first = false;
   {
@@ -56,17 +55,11 @@ OfferAnswer ExtentServer::offer(const StreamTicket& ticket, OfferPlan plan) {
     if (find(ticket.data()) != nullptr) {
       return {0, OfferRefusal::REPEATED_TICKET};
     }
-    const auto known = peers_.find(plan.peer);
-    const uint64_t taken = known == peers_.end() ? 0 : known->second.bytes;
-    if (taken > options_.peer_bytes_max || bytes > options_.peer_bytes_max - taken) {
-      return {0, OfferRefusal::PEER_FULL};
-    }
     PeerUse& use = peers_[plan.peer];
     if (use.pace == nullptr) {
       use.pace = std::make_shared<SendPace>(options_.peer_bytes_per_s);
     }
     ++use.offers;
-    use.bytes += bytes;
     id = ++last_offer_;
     is_first = plan.deadline < watched_until_;
     const uint32_t connections = plan.connections;
@@ -211,7 +204,6 @@ void ExtentServer::settle(const std::shared_ptr<Offer>& offer) {
   offer->is_over = true;
   outcomes_.push_back({offer->id, offer->end, offer->bytes, offer->gone_chunks});
   const auto peer = peers_.find(offer->plan->peer);
-  peer->second.bytes -= offer->plan->bytes();
   if (--peer->second.offers == 0) {
     peers_.erase(peer);
   }

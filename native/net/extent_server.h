@@ -39,7 +39,7 @@ struct OfferOutcome {
   uint32_t gone_chunks;  // that could not be sent
 };
 
-enum class OfferRefusal : uint8_t { NONE = 0, FULL = 1, PEER_FULL = 2, REPEATED_TICKET = 3, STOPPED = 4 };
+enum class OfferRefusal : uint8_t { NONE = 0, FULL = 1, REPEATED_TICKET = 2, STOPPED = 3 };
 
 // The number of an offer, or why there is none.
 struct OfferAnswer {
@@ -57,7 +57,6 @@ struct ExtentServerOptions {
   std::chrono::milliseconds hello_timeout{2000};
   std::chrono::milliseconds stall{2000};   // the longest time in which a reader takes no byte
   uint64_t peer_bytes_per_s = 0;           // 0: no bound
-  uint64_t peer_bytes_max = UINT64_MAX;    // offered at once
   bool is_encrypted = false;               // all streams; plain ones are refused
 };
 
@@ -120,11 +119,10 @@ class ExtentServer {
     uint32_t connection;
     std::shared_ptr<ByteStream> stream;
   };
-  // What a peer's offers that have not ended take together.
+  // A peer's offers that have not ended.
   struct PeerUse {
     std::shared_ptr<SendPace> pace;
     uint64_t offers = 0;
-    uint64_t bytes = 0;
   };
 
   [[nodiscard]] std::unique_ptr<TlsAcceptor> make_acceptor();

@@ -29,14 +29,13 @@ from kvpool.errors import KVPoolError
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
-from kvpool.layout import Layout
 from kvpool.peers.control import records as r
 from kvpool.peers.control.pullers import Puller
 from kvpool.peers.loop_share import LoopShare
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
 from kvpool.server.peers.near_offers import NearOffers
-from kvpool.server.peers.puller_connections import PullerConnection, PullerConnections, PullingPeer
+from kvpool.server.peers.puller_connections import PullerConnection, PullerConnections
 from kvpool.transfer.engine.engine import Engine
 from kvpool.transfer.engine.served_parts import OfferedChunks, ServedParts
 from kvpool.types import DRAM, Level
@@ -55,8 +54,8 @@ _WORD = 8
 
 @dataclass(frozen=True, slots=True)
 class OfferSettings:
-    """Bounds of offers. `address`: of the stream listener, numeric. `connections`: streams of one pull at most. The others: see
-    `kvpool_native.ExtentServer`; bytes are of one peer."""
+    """Bounds of offers. `address`: of the stream listener, numeric. `connections`: streams of one pull at most.
+    `peer_bytes_max`: offered to one peer at once. The others: see `kvpool_native.ExtentServer`; a pace is of one peer."""
 
     address: str = "127.0.0.1"
     port: int = 0
@@ -252,43 +251,44 @@ class Offers:
         """Lease what is here of a chain, and have its chunks from the first one asked for sent to who has the ticket."""
         if connection.peer.offers >= self._settings.offers_max // PEER_PART:
             raise KVPoolError("the node has as many offers for this one as one node may have")
-        layout, keys = session.own.layout, KeyColumn(pull.keys)
         until = Deadline(min(ROOM_S, deadline.remaining_s()), self._clock)
         while True:
-            # What it has released it asks further parts behind: that is over first, in bytes and leases.
-            is_first = not connection.released or until.has_passed()
-            room = self._reserve_room(connection.peer, layout, len(keys) - pull.first) if is_first else 0
-            refusal = f"the node is offered as much as peer.offered allows, {self._settings.peer_bytes_max} bytes"
-            if room:
-                part = keys[: pull.first + room]
-                try:
-                    leased = await self._drive(self._pool.chains.acquire_for_peer(session, part))
-                    with self._share.used():
-                        offer = self._offer_leased(
-                            puller, connection, session, pull, keys=part, leased=leased, deadline=deadline
-                        )
-                finally:
-                    self._give_room_back(connection.peer, layout, room)
-                is_kept_back = connection.peer.offers and leased.chunks <= pull.first and self._has(part, leased.chunks)
-                if offer is not None or not is_kept_back:
+            refusal = "what the node has released is not over"
+            # It asks for the next part of a chain behind that, which needs its bytes and leases.
+            if not connection.released or until.has_passed():
+                refusal, offer = await self._offer_some(puller, connection, session, pull, deadline=deadline)
+                if not refusal:
                     return offer
-                refusal = "the node leases as much as peer.leased_share and dram.connection_share allow"
             if until.has_passed():
                 raise KVPoolError(refusal)
             self._ended = self._ended or self._loop.create_future()
             await asyncio.wait([self._ended], timeout=until.remaining_s())
 
-    def _reserve_room(self, peer: PullingPeer, layout: Layout, chunks: int) -> int:
-        """Take room for as many of these chunks as a node may be offered now; for one in any case, where it is offered none."""
-        chunk_bytes = layout.extents * layout.extent_bytes
-        left = self._settings.peer_bytes_max - peer.offered_bytes
-        room = min(chunks, max(left // chunk_bytes, 0 if peer.offered_bytes else 1))
-        peer.offered_bytes += max(0, room) * chunk_bytes
-        return max(0, room)
-
-    def _give_room_back(self, peer: PullingPeer, layout: Layout, room: int) -> None:
-        peer.offered_bytes -= room * layout.extents * layout.extent_bytes
-        self._wake_waiting()
+    async def _offer_some(
+        self, puller: Puller, connection: PullerConnection, session: EngineSession, pull: r.Pull, *, deadline: Deadline
+    ) -> tuple[str, r.Offer | None]:
+        """Offer as many of the chunks as there is room for; or why that has to wait until other offers of the node end."""
+        peer, most = connection.peer, self._settings.peer_bytes_max
+        chunk_bytes = session.own.layout.extents * session.own.layout.extent_bytes
+        # One in any case, where the node is offered nothing else.
+        fitting = max((most - peer.offered_bytes) // chunk_bytes, 0 if peer.offered_bytes else 1)
+        if fitting <= 0:
+            return f"the node is offered as much as peer.offered allows, {most} bytes", None
+        keys = KeyColumn(pull.keys)[: pull.first + fitting]
+        reserved = (len(keys) - pull.first) * chunk_bytes  # from others that ask meanwhile
+        peer.offered_bytes += reserved
+        try:
+            leased = await self._drive(self._pool.chains.acquire_for_peer(session, keys))
+            with self._share.used():
+                offer = self._offer_leased(
+                    puller, connection, session, pull, keys=keys, leased=leased, deadline=deadline
+                )
+        finally:
+            peer.offered_bytes -= reserved
+        if offer is None and peer.offers and leased.chunks <= pull.first and self._has(keys, leased.chunks):
+            return "the node leases as much as peer.leased_share and dram.connection_share allow", None
+        self._wake_waiting()  # less may be offered than was reserved
+        return "", offer
 
     def _has(self, keys: KeyColumn, chunk: int) -> bool:
         """Whether DRAM has a chain up to and with a chunk."""

@@ -11,10 +11,12 @@ import pytest
 from kvpool.clock import MonotonicClock
 from kvpool.errors import Refused
 from kvpool.index.namespaces import NAMESPACES_MAX
+from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.peers.control import records as r
 from kvpool.peers.control.pullers import Puller
+from kvpool.pool.chains import Chains
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.server.peers.offers import Offers, OfferSettings
@@ -168,6 +170,23 @@ async def test_what_other_leases_of_the_key_keep_back_is_waited_for_and_refused_
         here.offers.release(puller(1, "key"), 1)
         await waiting
         assert here.offered == [CHAIN] * 3
+
+
+@pytest.mark.asyncio
+async def test_pulls_that_are_kept_back_do_not_wake_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with owner() as here:
+        for number in range(2):
+            await here.pull(puller(1 + number, "key"), 1, number)
+        acquire, asked = type(here.pool.pool.chains).acquire_for_peer, []
+
+        def note(chains: Chains, session: EngineSession, keys: KeyColumn) -> Parts[m.Leased]:
+            asked.append(keys)
+            return acquire(chains, session, keys)
+
+        monkeypatch.setattr(type(here.pool.pool.chains), "acquire_for_peer", note)
+        await asyncio.gather(*(here.pull(puller(3 + number, "key"), 1, 2 + number) for number in range(2)))
+        assert len(here.refused) == 2
+        assert len(asked) <= 4, "at most once at the beginning and once at the end of its time"
 
 
 @pytest.mark.asyncio
