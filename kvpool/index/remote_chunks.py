@@ -11,7 +11,7 @@ in turns. Changes are applied in turns too: `note` puts them into their node's q
 of each node in turn. A queue that is full takes nothing: the reader of that node's events continues after the next turn.
 
 A node that was asked for a chunk and did not have it may be about to have it, or have it for engines of another model or
-layout: its announcement stays, as events have it. `find` passes over it for a while, for engines of the namespace that was
+layout: its announcement stays, as events have it. `runs` passes over it for a while, for engines of the namespace that was
 declined, or until the node announces the chunk again.
 
 Control thread only; no I/O, no clock. Invariants: `_by_owner` has exactly the nodes whose owner number is live; `_pending_keys`
@@ -51,7 +51,6 @@ class RemoteRun(NamedTuple):
 
 # Nanoseconds for each MiB, and microseconds before: not known.
 NO_PACE = (0, 0)
-NO_REMOTE_RUN = RemoteRun(NodeName(""), 0)
 
 
 class _Change(NamedTuple):
@@ -155,7 +154,7 @@ class RemoteChunks:
             if len(found.declined) > DECLINED_MAX:
                 del found.declined[next(iter(found.declined))]
 
-    def find(
+    def runs(
         self,
         keys: KeyColumn,
         first: int,
@@ -163,10 +162,9 @@ class RemoteChunks:
         *,
         namespace: NamespaceId | None = None,
         now_ns: int = 0,
-    ) -> RemoteRun:
-        """The longest run of chunks from key `first` on that one node has, other than those to avoid; of several the one whose
-        node is the fastest, or was never measured. From local knowledge. It ends before what the node has just declined to
-        engines of the namespace."""
+    ) -> list[RemoteRun]:
+        """The runs of chunks from key `first` on that one node has each, other than those to avoid, the longest first. From
+        local knowledge. A run ends before what the node has just declined to engines of the namespace."""
         usable = []
         for owner, chunks in self._table.runs(keys.packed, first):
             node = self._by_owner[owner]
@@ -174,7 +172,7 @@ class RemoteChunks:
                 declined = self._declined_by(node, namespace, now_ns)
                 end = keys[first : first + chunks].find_any(declined) if declined else chunks
                 usable += [RemoteRun(node, end)] if end else []
-        return max(usable, key=lambda run: (run.chunks, -self._nodes[run.node].pace[0]), default=NO_REMOTE_RUN)
+        return sorted(usable, key=lambda run: -run.chunks)
 
     def set_pace(self, node: NodeName, pace: tuple[int, int]) -> None:
         """Show readers how long chunks of a node take, where it is followed: nanoseconds for each MiB, microseconds before."""

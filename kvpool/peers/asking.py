@@ -57,6 +57,43 @@ PULLS = Turns(AT_ONCE, PER_S, SHARE)
 STAGES = Turns(3, 400)
 
 
+class NodeTurns:
+    """Turns at nodes: a bounded number at once of each, granted to connections in turn."""
+
+    def __init__(self, bounds: Turns) -> None:
+        self._bounds = bounds
+        self._turns: dict[str, _NodeTurns] = {}
+
+    def __repr__(self) -> str:
+        return f"<NodeTurns {len(self)} nodes>"
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    async def begin(self, node: str, connection: ConnectionId) -> None:
+        """Wait for a turn; `end` is to follow, unless this is cancelled."""
+        turns = self._turns.setdefault(node, _NodeTurns(self._bounds))
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        turns.waiting.setdefault(connection, deque()).append(turn)
+        turns.grant()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.end(node, connection)
+            raise
+
+    def end(self, node: str, connection: ConnectionId) -> None:
+        """A turn is over."""
+        turns = self._turns[node]
+        turns.running[connection] -= 1
+        if not turns.running[connection]:
+            del turns.running[connection]
+        turns.grant()
+        if not turns.running and not turns.waiting:
+            del self._turns[node]  # a node may show another name with each connection
+
+
 @dataclass(slots=True)
 class _NodeTurns:
     """One node's. `running`, and `waiting` for their turn: by connection."""
@@ -87,9 +124,8 @@ class Asking:
 
     def __init__(self, clock: Clock, turns: Turns = PULLS) -> None:
         self._clock = clock
-        self._bounds = turns
         self._turn_s = turns.at_once / turns.per_s
-        self._turns: dict[str, _NodeTurns] = {}
+        self._turns = NodeTurns(turns)
         # Requests that name a node and wait for their turn there: so many pulls of each.
         self._named: dict[tuple[str, ConnectionId], Counter[Asker]] = {}
 
@@ -129,10 +165,9 @@ class Asking:
         a node refuses a pull whose number is not above those before it. `is_named`: the pull has entered. Raises Refused, and
         PeerUnreachable where no answer comes in time, the wait for a turn included."""
         deadline = Deadline(answer_s, self._clock)
-        turns = self._turns.setdefault(node, _NodeTurns(self._bounds))
         connection = ConnectionId(0) if asker is None else asker.connection
         try:
-            await self._begin(node, turns, connection)
+            await self._turns.begin(node, connection)
         finally:
             if asker is not None and is_named:
                 self.leave(node, asker)
@@ -142,23 +177,4 @@ class Asking:
                 raise PeerUnreachable(f"{link.member.endpoint} did not answer earlier requests in time")
             return await link.request(request(), deadline.remaining_s())
         finally:
-            asyncio.get_running_loop().call_later(begun.remaining_s(), self._end, node, turns, connection)
-
-    async def _begin(self, node: str, turns: _NodeTurns, connection: ConnectionId) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        turns.waiting.setdefault(connection, deque()).append(turn)
-        turns.grant()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._end(node, turns, connection)
-            raise
-
-    def _end(self, node: str, turns: _NodeTurns, connection: ConnectionId) -> None:
-        turns.running[connection] -= 1
-        if not turns.running[connection]:
-            del turns.running[connection]
-        turns.grant()
-        if not turns.running and not turns.waiting:
-            del self._turns[node]  # a node may show another name with each connection
+            asyncio.get_running_loop().call_later(begun.remaining_s(), self._turns.end, node, connection)

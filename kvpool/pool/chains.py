@@ -22,6 +22,7 @@ from kvpool.layouts.share import Share
 from kvpool.pool.deadlines import HoldExpiry
 from kvpool.pool.device_copies import DeviceCopies
 from kvpool.pool.hint_handlers import HintHandlers
+from kvpool.pool.readers.acquire_task import AcquireTask
 from kvpool.pool.readers.group_task import keys_of_hit
 from kvpool.pool.readers.readers import NOTHING_TAKEN, Grant, Readers, Taken
 from kvpool.pool.sharing.sharing import Sharing
@@ -93,16 +94,21 @@ class Chains:
             raise InvalidArgument(f"owner has {len(owner)} characters, expected a node's name")
         keys = columns.keys_of(packed, ranks=len(session.namespaces))
         acquire_task = self.readers.begin(session, keys, owner, holder=purpose.holder)
+        return (yield from self._take(session, acquire_task, purpose))
+
+    def _take(self, session: EngineSession, acquire_task: AcquireTask, purpose: Purpose[Answer]) -> Parts[Answer]:
         try:
             yield from self._advance(lambda _: acquire_task.advance(self.clock.now_ns()), self.tiering.make_room)
             return purpose.give(self.readers.take(session, acquire_task, self.clock.now_ns(), holder=purpose.holder))
         finally:
             acquire_task.end(self.clock.now_ns())
 
-    def acquire_for_peer(self, session: EngineSession, keys: KeyColumn) -> Parts[m.Leased]:
-        """Lease for another node the longest prefix of `keys` that is present: of a chain, or of chunks without a parent."""
+    def acquire_for_peer(self, session: EngineSession, keys: KeyColumn, first: int = 0) -> Parts[m.Leased]:
+        """Lease for another node the longest prefix of `keys` that is present: of a chain, or of chunks without a parent.
+        Of a chain from chunk `first` on, which has to be 0 where DRAM does not have the chunk before it."""
         if session.layout.is_chained:
-            return (yield from self.acquire(session, m.Acquire(keys.packed)))
+            acquire_task = self.readers.begin(session, keys, holder=session.holder, first=first)
+            return (yield from self._take(session, acquire_task, self._leasing(session)))
         run_task = self.readers.begin_run(session, keys)
         try:
             yield from self._advance(lambda _: run_task.advance(self.clock.now_ns()), self.tiering.make_room)

@@ -24,7 +24,6 @@ from kvpool.tiering.landings import Landings, leading
 from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiers.base import NOT_STARTED, BackingTier, Finished, JobId, Moves, Outcome
 from kvpool.tiers.jobs import Jobs
-from kvpool.tiers.remote import NOBODY, Asker
 from kvpool.tiers.slots import NO_RUN, Run
 from kvpool.types import ConnectionId, HoldId, SaveState
 
@@ -35,9 +34,8 @@ GENERATION_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Chunks to promote: `keys` after `parent` (empty: the root), or each after it where they are a run of chunks without a
-    parent (`is_run`, to be pulled). The first one has index `first` in the lower tier's run.
-    `peer`: the other node that has asked for them, within `PeerAllowance`. `asker`: the request, where they are pulled."""
+    """Chunks to promote: `keys` after `parent` (empty: the root). The first one has index `first` in the lower tier's run.
+    `peer`: the other node that has asked for them, within `PeerAllowance`."""
 
     namespace: Namespace
     parent: bytes
@@ -45,8 +43,6 @@ class Wanted:
     first: int = 0
     is_urgent: bool = True
     peer: ConnectionId | None = None
-    asker: Asker = NOBODY
-    is_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,14 @@ state PROMOTING, which every connection may lease at once; each layer is loaded 
     RESERVED ──pull──► LANDED
         └──failed──► dropped with its descendants: the prefix ends before it
 
-Control thread only; no I/O. Invariant: each pull under way has one hold in the arena's directory, and where its chunks have no
-parent one for each, released after its last chunk was reported.
+Chunks are placed part by part, and pulled together (`PlacedRun`).
+
+Control thread only; no I/O. Invariant: each pull has a hold in the arena's directory for each of its parts, and where its
+chunks have no parent one for each, released after its last chunk was reported; `_holds` counts them, and those of placed runs.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import partial
-
-import numpy as np
+from dataclasses import dataclass
 
 import kvpool_native
 from kvpool import failpoint
@@ -22,7 +21,7 @@ from kvpool.clock import NS_PER_S, Clock
 from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
 from kvpool.tiering.landings import Landings, leading
-from kvpool.tiering.promotions import Wanted
+from kvpool.tiering.placed_run import PlacedRun
 from kvpool.tiers.base import NOT_STARTED, Counters, Finished, JobId, Moves
 from kvpool.tiers.jobs import Jobs
 from kvpool.tiers.remote import NOBODY, Asker, PullOrder, RemoteRun, RemoteTier
@@ -48,26 +47,6 @@ class _Pull:
     def end(self, now_ns: int) -> None:
         """See `Job`."""
         self.owner.end(self.holds, now_ns)
-
-
-@dataclass(slots=True)
-class _Placed:
-    """Chunks that may have a slot in the arena, and the holds on them; the columns are of the chunks, as in the directory's
-    answers."""
-
-    holds: list[HoldId] = field(default_factory=list)
-    states: bytes = b""
-    offsets: bytes = b""
-    slots: bytes = b""
-    generations: bytes = b""
-
-    def add(self, made: kvpool_native.Reserved) -> None:
-        """The next chunks."""
-        self.holds += [HoldId(made.id)] if made.id else []
-        self.states += made.states
-        self.offsets += made.offsets
-        self.slots += made.slots
-        self.generations += made.generations
 
 
 class RemoteLink:
@@ -114,17 +93,46 @@ class RemoteLink:
         named = self.remote.find_at(asker, keys, first) if asker.owner and known.end < len(keys) else known
         return named if named.end > known.end else known
 
-    def pull(self, wanted: Wanted, order: PullOrder, now_ns: int) -> int:
-        """Start to pull the wanted chunks: how many leading ones are in the arena or being pulled."""
-        made = self._place(wanted, now_ns)
-        placed = leading(made.states)
-        reserved = [number for number in range(placed) if made.states[number] == SaveState.RESERVED]
-        if reserved and not self._read(wanted, order, reserved, made):
-            placed = reserved[0]
-            reserved = []
-        if not reserved:
-            self._release(made.holds, now_ns)
+    def place(self, run: PlacedRun, first: int, end: int, now_ns: int) -> int:
+        """Give the chunks from number `first` up to `end` of a run slots: how many leading ones of them are in the arena or on
+        their way. `start_pull` is to follow, soon."""
+        level = bytes([min(self.remote.level, Level.PEER)])  # readers of the shared index know no level beyond
+        keys, is_chained = run.keys[first:end], run.is_chained
+        parent, placed = run.keys.before(first) if is_chained else b"", 0
+        for part in keys.parts(len(keys) if is_chained else 1):
+            made = self._directory.promote(
+                run.namespace.id,
+                run.namespace.size_class,
+                parent,
+                part.packed,
+                now_ns,
+                level * len(part),
+                is_external=True,
+            )
+            got = leading(made.states)
+            if not self._keep(run, first + placed, made, now_ns):
+                break
+            placed += got
+            if got < len(part):
+                break
         return placed
+
+    def start_pull(self, run: PlacedRun, now_ns: int) -> bool:
+        """Start to pull what has been placed of a run. False where the tier takes no job now: then the slots are given up."""
+        if not run.placed:
+            self._release(run.take_holds(), now_ns)
+            return True
+        moves, generations = run.moves(), run.generations
+        job_id = self._start(run.namespace, moves, run.order())
+        holds = run.take_holds()
+        if not job_id:
+            self._holds -= len(holds)
+            self._landings.give_up(list(moves.keys), generations)
+            self._release(holds, now_ns)
+            return False
+        self._jobs.add(job_id, _Pull(self, holds, moves, generations), len(moves))
+        self._under_way += 1
+        return True
 
     def settle(self, key: bytes, generation: int, finished: Finished) -> None:
         """Note that a chunk has landed or failed. `generation`: of its slot in the arena."""
@@ -158,46 +166,23 @@ class RemoteLink:
             wrong.append(f"{name}: {self._under_way} pulls have holds, {len(self._jobs)} are under way")
         return self.remote.verify() + wrong
 
-    def _place(self, wanted: Wanted, now_ns: int) -> _Placed:
-        """Give the wanted chunks slots, up to one that gets none."""
-        namespace, placed = wanted.namespace, _Placed()
-        # Readers of the shared index know no level beyond PEER: on its way, a chunk of a store is one of another node.
-        level = bytes([min(self.remote.level, Level.PEER)])
-        place = partial(self._directory.promote, namespace.id, namespace.size_class, wanted.parent)
-        for chain in wanted.keys.parts(1 if wanted.is_run else len(wanted.keys)):
-            made = place(chain.packed, now_ns, level * len(chain), is_external=True)
-            placed.add(made)
-            if leading(made.states) < len(made.states):
-                break
-        return placed
+    def _keep(self, run: PlacedRun, first: int, made: kvpool_native.Reserved, now_ns: int) -> bool:
+        """Have the leading chunks of an answer that have new slots pulled with those before them. Where a chain's are not one
+        behind the other, because somebody else pulls what lies between, those before are pulled by themselves; false where
+        they are not, and these are given up too."""
+        numbers = [first + at for at in range(leading(made.states)) if made.states[at] == SaveState.RESERVED]
+        is_begun = not numbers or run.follows(numbers[0]) or self.start_pull(run, now_ns)
+        if numbers and is_begun:
+            run.add(numbers, [number - first for number in numbers], made)
+            run.holds.append(HoldId(made.id))
+            self._holds += 1
+        elif made.id:
+            self._release([HoldId(made.id)], now_ns)
+        return is_begun
 
     def _release(self, holds: list[HoldId], now_ns: int) -> None:
         for hold in holds:
             self._directory.release(hold, now_ns)
-
-    def _read(self, wanted: Wanted, order: PullOrder, reserved: list[int], made: _Placed) -> bool:
-        """Start to pull the reserved chunks. False when the tier takes no job now: then their slots are given up."""
-        chosen = np.array(reserved)
-        fresh: list[int] = np.frombuffer(made.generations, "<u8")[chosen].tolist()
-        keys = list(wanted.keys.chosen(reserved))
-        moves = Moves(
-            keys=keys,
-            parents=[b"" if wanted.is_run else wanted.keys.before(number, wanted.parent) for number in reserved],
-            offsets=[0] * len(keys),
-            generations=[0] * len(keys),
-            arena_offsets=np.frombuffer(made.offsets, "<u8")[chosen].tolist(),
-            arena_slots=np.frombuffer(made.slots, "<u8")[chosen].tolist(),
-        )
-        present = wanted.keys[: 0 if wanted.is_run else reserved[0]]
-        before = KeyColumn(order.before.packed + present.packed) if present else order.before
-        job_id = self._start(wanted.namespace, moves, replace(order, before=before))
-        if not job_id:
-            self._landings.give_up(keys, fresh)
-            return False
-        self._jobs.add(job_id, _Pull(self, made.holds, moves, fresh), len(moves))
-        self._under_way += 1
-        self._holds += len(made.holds)
-        return True
 
     def _start(self, namespace: Namespace, moves: Moves, order: PullOrder) -> JobId:
         try:

@@ -17,11 +17,12 @@ from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
 from kvpool.tiering.copies.copy_link import CopyLink
 from kvpool.tiering.link import Link
+from kvpool.tiering.placed_run import PlacedRun
 from kvpool.tiering.promotions import Wanted
 from kvpool.tiering.remote_link import RemoteLink
 from kvpool.tiers.base import ArenaTier, BackingTier, Counters, Headers, Info
 from kvpool.tiers.copies import CopyTier
-from kvpool.tiers.remote import NOBODY, Asker, PullOrder, RemoteRun, RemoteTier
+from kvpool.tiers.remote import NOBODY, Asker, RemoteTier
 from kvpool.tiers.slots import Slots
 from kvpool.types import DURATION_BYTES, HoldId, Level, RetainState
 
@@ -41,7 +42,7 @@ class RunBelow:
 class RunElsewhere:
     """A remote tier's run of some chunks, which are pulled from there."""
 
-    run: RemoteRun
+    run: PlacedRun
     link: RemoteLink
 
 
@@ -163,21 +164,32 @@ class Tiering:
         return run.link.promotions.promote(wanted, run.hold, self._clock.now_ns())
 
     def find_elsewhere(
-        self, namespace: Namespace, keys: KeyColumn, first: int, asker: Asker = NOBODY
+        self,
+        namespace: Namespace,
+        keys: KeyColumn,
+        first: int,
+        *,
+        asker: Asker = NOBODY,
+        is_urgent: bool = True,
+        is_chained: bool = True,
     ) -> RunElsewhere | None:
-        """The longest run of chunks from number `first` on that one node seems to have; None where there is none. A node that
-        the request names, and that can be asked, seems to have all of them."""
+        """The best run of chunks from number `first` on that one node seems to have, the longest of all remote tiers; None
+        where there is none. `keys`: of a chain from its root, or of chunks without a parent. A node that the request names, and
+        that can be asked, seems to have all of them."""
         found: RunElsewhere | None = None
         for link in self.remotes:
             run = link.find(namespace, keys, first, asker)
-            if run.end > (first if found is None else found.run.end):
-                found = RunElsewhere(run, link)
+            if run.end > (first if found is None else found.run.run.end):
+                found = RunElsewhere(PlacedRun(namespace, keys, run, is_urgent, asker, is_chained), link)
         return found
 
-    def pull(self, elsewhere: RunElsewhere, before: KeyColumn, wanted: Wanted) -> int:
-        """Pull chunks of a run, which follow these from the root on: how many leading ones are in the arena or on their way."""
-        order = PullOrder(elsewhere.run, before, wanted.is_urgent, wanted.asker)
-        return elsewhere.link.pull(wanted, order, self._clock.now_ns())
+    def place(self, elsewhere: RunElsewhere, first: int, end: int) -> int:
+        """Give chunks of a run slots: how many leading ones are in the arena or on their way. `start_pull` is to follow."""
+        return elsewhere.link.place(elsewhere.run, first, end, self._clock.now_ns())
+
+    def start_pull(self, elsewhere: RunElsewhere) -> bool:
+        """Start to pull what was placed of a run. False where that cannot be now: then its slots are given up."""
+        return elsewhere.link.start_pull(elsewhere.run, self._clock.now_ns())
 
     def run(self) -> None:
         """Start demotions that are due."""

@@ -137,15 +137,20 @@ uint64_t* RemoteIndex::find(RemoteOwner owner, const RemotePlace& place) const n
   return nullptr;
 }
 
-// The entry that a new pair gets: an oldest owner's of too many, else a free one of the emptier bucket, else its owner's oldest,
-// else the oldest.
+// The place of an owner in this table's order of them: the lowest is liked best.
+uint64_t RemoteIndex::rank_of(RemoteOwner owner) const noexcept {
+  return keyed_hash(ChunkKey{{owner}}, seed_);
+}
+
+// The entry that a new pair gets: of too many owners that of the one that is liked least, or none where that is the new one; else a free
+// one of the emptier bucket, else its owner's oldest, else the oldest.
 uint64_t* RemoteIndex::place_for(RemoteOwner owner, const RemotePlace& place) const noexcept {
   uint64_t* free[2] = {nullptr, nullptr};
   uint32_t free_count[2] = {0, 0};
   uint64_t* oldest = nullptr;
   uint64_t* oldest_own = nullptr;
-  uint64_t* oldest_of_chunk = nullptr;
-  uint32_t owners = 0;
+  std::array<uint64_t*, 2 * BUCKET_ENTRIES> of_chunk;
+  size_t owners = 0;
   const auto older = [this](uint64_t* one, uint64_t& other) {
     return one == nullptr || age_of(other) > age_of(*one) ? &other : one;
   };
@@ -161,13 +166,15 @@ uint64_t* RemoteIndex::place_for(RemoteOwner owner, const RemotePlace& place) co
         oldest_own = older(oldest_own, entry);
       }
       if (has_tag(entry, place.tag)) {
-        oldest_of_chunk = older(oldest_of_chunk, entry);
-        ++owners;
+        of_chunk[owners++] = &entry;
       }
     }
   }
   if (owners >= OWNERS_PER_CHUNK) {
-    return oldest_of_chunk;
+    uint64_t* const least = *std::max_element(of_chunk.begin(), of_chunk.begin() + owners, [this](const uint64_t* a, const uint64_t* b) {
+      return rank_of(owner_of(*a)) < rank_of(owner_of(*b));
+    });
+    return rank_of(owner) < rank_of(owner_of(*least)) ? least : nullptr;
   }
   uint64_t* const found = free[free_count[1] > free_count[0] ? 1 : 0];
   return found != nullptr ? found : oldest_own != nullptr ? oldest_own : oldest;
@@ -181,6 +188,9 @@ void RemoteIndex::insert_one(RemoteOwner owner, const RemotePlace& place) noexce
   uint64_t* entry = find(owner, place);
   if (entry == nullptr) {
     entry = place_for(owner, place);
+    if (entry == nullptr) {
+      return;
+    }
     evicted_ += is_live_[owner_of(*entry)] ? 1U : 0U;
   }
   store(*entry, word);

@@ -4,7 +4,12 @@
 // is what an owner has announced, two keys may have one fingerprint (remote_format.h), and whoever believes a pair asks the owner.
 //
 // A chunk has two buckets of eight entries. A new pair goes into the emptier one; where both are full its owner's oldest of the
-// sixteen is evicted, or, where it has none there, the oldest: who announces much evicts its own. Of one chunk the OWNERS_PER_CHUNK newest owners are known: a prompt that every node has would else fill its buckets.
+// sixteen is evicted, or, where it has none there, the oldest: who announces much evicts its own.
+//
+// Of one chunk OWNERS_PER_CHUNK owners are known at most: a prompt that every node has would else fill its buckets. They are those that
+// this table likes best, in an order of all owners that it draws for itself: so the chunks of a prompt have the same ones, and all
+// of it is pulled from one of them, while other nodes like others.
+//
 // Inserting a pair again renews its age. Entries never move, and each is one word that is stored whole, so that readers
 // need no sequence counters.
 //
@@ -95,6 +100,7 @@ class RemoteIndex {
   void remove_one(RemoteOwner owner, const RemotePlace& place) noexcept;
   [[nodiscard]] uint64_t* find(RemoteOwner owner, const RemotePlace& place) const noexcept;
   [[nodiscard]] uint64_t* place_for(RemoteOwner owner, const RemotePlace& place) const noexcept;
+  [[nodiscard]] uint64_t rank_of(RemoteOwner owner) const noexcept;
   // Fills in the live owners of a chunk; returns how many.
   size_t owners_at(const RemotePlace& place, Owners& owners) const noexcept;
   void store(uint64_t& entry, uint64_t word) noexcept;

@@ -21,6 +21,7 @@ from kvpool.peers.following.followers import Followers
 from kvpool.server.peers.key_reporter import KeyReporter
 from kvpool.types import NamespaceId, SaveState
 from tests.rigs.events.journal_rig import Rig, key, sums, words_of
+from tests.rigs.nodes.longest_run import longest_run
 from tests.rigs.nodes.peers import Fleet, Owner, Watcher, fleet, identity_of, until
 
 SETTINGS = FollowSettings(
@@ -132,7 +133,7 @@ async def _at_rest(owner: Node, remote: RemoteChunks, followers: Followers, node
     expected = owner.expected()
     later_ns = LATE_NS + DECLINED_NS
     for one in expected:
-        assert remote.find(KeyColumn.of([one]), 0, namespace=ENGINES, now_ns=later_ns).chunks == 1
+        assert longest_run(remote, KeyColumn.of([one]), 0, namespace=ENGINES, now_ns=later_ns).chunks == 1
     assert remote.verify() == []
 
 

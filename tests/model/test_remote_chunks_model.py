@@ -7,8 +7,9 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 import kvpool_native
-from kvpool.index.remote_chunks import NO_REMOTE_RUN, NodeName, RemoteChunks
+from kvpool.index.remote_chunks import NodeName, RemoteChunks
 from kvpool.key_column import KeyColumn
+from tests.rigs.nodes.longest_run import NO_RUN, longest_run
 
 EPOCH = bytes(16)
 NODES = [NodeName(f"node-{number}") for number in range(kvpool_native.OWNERS_PER_CHUNK)]
@@ -78,10 +79,10 @@ def _assert_equal(remote: RemoteChunks, view: kvpool_native.RemoteView, model: M
     begin = chance.randrange(len(KEYS))
     keys, avoid = KEYS[begin : begin + 100], chance.sample(NODES, chance.randrange(3))
     first = chance.randrange(len(keys) + 1)
-    found = remote.find(KeyColumn.of(keys), first, avoid)
+    found = longest_run(remote, KeyColumn.of(keys), first, avoid)
     runs = {node: model.run(node, keys, first) for node in model.chunks if node not in avoid}
     assert found.chunks == max(runs.values(), default=0)
-    assert found == NO_REMOTE_RUN if not found.chunks else runs[found.node] == found.chunks
+    assert found == NO_RUN if not found.chunks else runs[found.node] == found.chunks
 
 
 def _compare(chance: random.Random) -> None:

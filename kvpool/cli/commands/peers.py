@@ -28,6 +28,8 @@ def peers(options: Options) -> None:
              snapshot    connected; which chunks it has is still being read
              waiting     connected; reading that has failed, and is tried again soon
              suspended   several pulls in a row have failed: not asked for so long
+             deferred    it has brought less than it announced: asked after others
+                         that have the same chunks for so long
              refused     one of both refuses the other, with the code of
                          docs/peer-protocol.md; "name": another node has its name
              connecting  it has not answered yet
@@ -105,12 +107,13 @@ def _address(row: dict[str, Any]) -> str:
 def _state(row: dict[str, Any]) -> str:
     if row["state"] == "refused":
         return f"refused ({row['code']})"
-    return f"suspended {row['retry_s']:.0f}s" if row["state"] == "suspended" else str(row["state"])
+    has_time = row["state"] in ("suspended", "deferred")
+    return f"{row['state']} {row['retry_s']:.0f}s" if has_time else str(row["state"])
 
 
 def _seen(row: dict[str, Any]) -> str:
     """When the node was connected last. An older daemon does not report it."""
-    if row["state"] in ("following", "snapshot", "waiting", "suspended") or row["code"] == "name":
+    if row["state"] in ("following", "snapshot", "waiting", "suspended", "deferred") or row["code"] == "name":
         return "now"
     away_s = row.get("away_s")
     return "-" if away_s is None else f"{format_duration(max(1, round(away_s)))} ago"

@@ -163,6 +163,11 @@ class PeerLink:
         if self.state is LinkState.READY:
             self._send(r.Release(pull))
 
+    def report_wrong(self, wrong: r.Wrong) -> None:
+        """A chunk of the peer came with wrong bytes. Nothing where it would not understand that, or the link has ended."""
+        if self.state is LinkState.READY and self.life is not None and self.life.version >= r.WRONG_VERSION:
+            self._send(wrong)
+
     def hurry(self) -> None:
         """Connect without waiting for the back-off: the peer is known to have begun a new life."""
         if self.state is LinkState.IDLE and self._timer is not None:

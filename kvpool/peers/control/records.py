@@ -13,7 +13,7 @@ from kvpool.layout import Layout
 MAGIC = b"KVPC"
 # The versions that this node speaks. Which one a connection uses is the owner's choice, the newest that both speak.
 OLDEST_VERSION = 1
-NEWEST_VERSION = 5
+NEWEST_VERSION = 6
 # The first version with Stage, and with AskNear.
 STAGE_VERSION = NEAR_VERSION = 2
 # The first version in which a layout may have summaries.
@@ -22,6 +22,8 @@ SUMMARIES_VERSION = 3
 HEAD_GROUPS_VERSION = 4
 # The first version in which a Pull may name several chunks without a parent.
 RUNS_VERSION = 5
+# The first version with Wrong.
+WRONG_VERSION = 6
 INCARNATION_BYTES = 16
 TICKET_BYTES = 32
 NAME_BYTES_MAX = 256
@@ -180,6 +182,18 @@ class Near:
 
 
 @dataclass(frozen=True, slots=True)
+class Wrong:
+    """A chunk of a namespace (see Pull) came with bytes that are not those of its checksums. `parent`: the key before it in a
+    chain; empty for the first one, and for one without a parent. Never answered."""
+
+    KIND: ClassVar[int] = 17
+    model: str
+    layout: list[Any]
+    parent: bytes
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """A request was refused; `code` is a `RefusalCode`. It has changed nothing."""
 
@@ -256,7 +270,7 @@ AskFollow = AskChanges | AskKeys
 FollowAnswer = Changes | Keys
 # What waits for an answer on a link.
 Asked = Pull | Stage | AskNear | Ping | AskFollow
-Request = Hello | Release | Asked
+Request = Hello | Release | Wrong | Asked
 Answer = Hello | Offer | Staged | Near | Refused | Pong | FollowAnswer
 
 

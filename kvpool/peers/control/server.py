@@ -8,6 +8,7 @@ many such messages end the connection, and so does going on after a refusal for 
                                │ ──Stage──► stage()     as many at a time as pulls
                                │ ──AskNear──► near(), answered at once
                                │ ──Release──► release()
+                               │ ──Wrong──► check()
                                │ ──AskChanges, AskKeys──► changes() and keys(), one at a time of a connection
                                └─ silent, replaced, stopped, or its answer could not be sent ──► forget(), and it ends
 
@@ -174,6 +175,8 @@ class ControlServer:
         elif isinstance(record, r.Release):
             connection.waiting.pop(record.pull, None)
             self._safely(lambda: self._service.release(connection.puller, record.pull))
+        elif isinstance(record, r.Wrong):
+            self._safely(lambda: self._service.check(connection.puller, record))
         elif isinstance(record, r.Pull):
             self._pull(connection, record, sequence)
         elif isinstance(record, r.Stage):

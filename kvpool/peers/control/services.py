@@ -23,6 +23,10 @@ class PullService(Protocol):
         """Where the chunks of a pull are in this node's memory, for a puller on the same host."""
         ...
 
+    def check(self, puller: Puller, wrong: r.Wrong) -> None:
+        """A chunk came to the puller with wrong bytes."""
+        ...
+
     def release(self, puller: Puller, pull: int) -> None:
         """The puller needs the chunks of a pull no longer. It may be an unknown one, or one that was not answered yet."""
         ...

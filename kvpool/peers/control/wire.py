@@ -213,6 +213,15 @@ def _check_release(release: r.Release) -> None:
     _check_range("Release pull", release.pull, 1, SEQUENCE_MAX)
 
 
+def _check_wrong(wrong: r.Wrong) -> None:
+    _check_text("Wrong model", wrong.model, r.NAME_BYTES_MAX)
+    layout = Layout.from_wire(wrong.layout)
+    if layout.rank is None:
+        _refuse("Wrong layout stands for all ranks, expected that of one")
+    _check_bytes("Wrong parent", wrong.parent, (0, packed_bytes(1)) if layout.is_chained else (0,))
+    _check_bytes("Wrong key", wrong.key, (packed_bytes(1),))
+
+
 def _check_refused(refused: r.Refused) -> None:
     _check_text("Refused code", refused.code, 32)
     _check_text("Refused text", refused.text, r.TEXT_BYTES_MAX)
@@ -305,6 +314,7 @@ _REQUESTS: dict[int, tuple[type[Any], Callable[[Any], None]]] = {
     r.Stage.KIND: (r.Stage, _check_stage),
     r.AskNear.KIND: (r.AskNear, _check_ask_near),
     r.Release.KIND: (r.Release, _check_release),
+    r.Wrong.KIND: (r.Wrong, _check_wrong),
     r.Ping.KIND: (r.Ping, _check_nothing),
     r.AskChanges.KIND: (r.AskChanges, _check_ask_changes),
     r.AskKeys.KIND: (r.AskKeys, _check_ask_keys),

@@ -1,5 +1,6 @@
 """Acquire task: holds on the longest stored prefix of a chain, taken part by part; chunks that only a lower tier has are
-promoted, and what other nodes seem to have after them is pulled.
+promoted, and what other nodes seem to have after them is pulled: by each rank with one request to each node, after the last
+part.
 
 Holds no lease: its creator makes one of its holds, or ends the task. Control thread only; `now_ns` is an argument.
 
@@ -29,19 +30,24 @@ class AcquireTask:
         is_urgent: bool = True,
         holder: ConnectionId | None = None,
         owner: str = "",
+        first: int = 0,
     ) -> None:
-        """`owner`: a node that is asked for what no tier here has and no other node is known to have."""
+        """`owner`: a node that is asked for what no tier here has and no other node is known to have. `first`: what is before
+        this chunk is not held; DRAM has to have the one before it."""
         self._directory = directory
         self._tiering = tiering
         self._ranks = list(session.namespaces.values())
         self._classes = session.size_classes
-        self._columns = keys.by_rank(len(self._ranks))
+        columns = keys.by_rank(len(self._ranks))
+        self._parents = [column.before(first) for column in columns]
+        self._columns = [column[first:] for column in columns] if first else columns
         self._length = len(self._columns[0])
         self._is_urgent = is_urgent and not session.is_peer
         self._peer = session.peer
-        self._may_pull = bool(tiering.remotes) and not session.is_peer
+        self._may_pull = bool(tiering.remotes) and not session.is_peer and not first
         self._holder = holder
         self._asker = Asker(session.connection, owner)
+        self._elsewhere: list[RunElsewhere | None] = [None] * len(self._ranks)
         self.holds: list[HoldId] = []
         self.chunks = 0
 
@@ -51,6 +57,13 @@ class AcquireTask:
     def advance(self, now_ns: int) -> Step:
         """Hold the next part. WAIT where DRAM has no room for all of it now; DONE where no more is stored, or allowed."""
         self._give_up_dropped(now_ns)
+        step = self._hold_part(now_ns)
+        if step is Step.MORE or self._start_pulls():
+            return step
+        self._give_up_dropped(now_ns)
+        return Step.WAIT
+
+    def _hold_part(self, now_ns: int) -> Step:
         first = self.chunks
         wanted = min(part_chunks(len(self._ranks)), self._length - first)
         columns = [column[first : first + wanted] for column in self._columns]
@@ -60,16 +73,16 @@ class AcquireTask:
             return Step.MORE if self.chunks < self._length else Step.DONE
         lower = [self._find_in_lower_tier(rank, column, found[rank]) for rank, column in enumerate(columns)]
         stored = [max(here, run.chunks if run else 0) for here, run in zip(found, lower, strict=True)]
-        elsewhere = [self._find_elsewhere(rank, column, stored[rank]) for rank, column in enumerate(columns)]
-        reach = min(there.run.end if there else here for here, there in zip(stored, elsewhere, strict=True))
-        chunks = reach = self._affordable(reach)
+        ends = [self._find_elsewhere(rank, here, wanted) for rank, here in enumerate(stored)]
+        chunks = reach = self._affordable(min(ends))
         for rank, column in enumerate(columns):
             placed = self._promote(rank, column, lower[rank], found=found[rank], reach=min(reach, stored[rank]))
-            chunks = min(chunks, self._pull(rank, column, elsewhere[rank], found=placed, reach=reach))
+            chunks = min(chunks, self._place(rank, placed, reach))
         self._align(columns, found, chunks, now_ns)
         if chunks < reach:
             return Step.WAIT
-        return Step.MORE if chunks == wanted and self.chunks < self._length else Step.DONE
+        # What one node has may go on at another one.
+        return Step.MORE if chunks and self.chunks < self._length else Step.DONE
 
     def take(self) -> list[HoldId]:
         """The holds, which belong to the caller from now on."""
@@ -77,7 +90,8 @@ class AcquireTask:
         return holds
 
     def end(self, now_ns: int) -> None:
-        """Release the remaining holds."""
+        """Release the remaining holds. What was placed for other requests, too, is pulled in any case."""
+        self._start_pulls()
         for hold in self.take():
             if hold:
                 self._directory.release(hold, now_ns)
@@ -88,6 +102,8 @@ class AcquireTask:
         if left == self.chunks:
             return
         self.chunks = left
+        self._start_pulls()
+        self._elsewhere = [None] * len(self._ranks)  # whoever brought nothing may not be the best any longer
         if not left:
             self.end(now_ns)
         for hold in self.holds:
@@ -108,24 +124,24 @@ class AcquireTask:
                 self._directory.extend(hold, column.packed, now_ns)
                 for hold, column in zip(self.holds, columns, strict=True)
             ]
-        found = [
-            self._directory.acquire(namespace.id, column.packed, now_ns)
-            for namespace, column in zip(self._ranks, columns, strict=True)
-        ]
+        found = [self._acquire(rank, column, now_ns) for rank, column in enumerate(columns)]
         self.holds = [HoldId(held.id) for held in found]
         return [held.chunks for held in found]
+
+    def _acquire(self, rank: int, keys: KeyColumn, now_ns: int) -> kvpool_native.Held:
+        return self._directory.acquire(self._ranks[rank].id, keys.packed, now_ns, self._parents[rank])
 
     def _find_in_lower_tier(self, rank: int, column: KeyColumn, found: int) -> RunBelow | None:
         if found == len(column):
             return None
-        parent = self._columns[rank].before(self.chunks)
+        parent = self._columns[rank].before(self.chunks, self._parents[rank])
         return self._tiering.find(self._ranks[rank], column, found, parent=parent)
 
     def _promote(self, rank: int, column: KeyColumn, lower: RunBelow | None, *, found: int, reach: int) -> int:
         """Promote chunks up to `reach`. Returns how many are in DRAM or being promoted."""
         if lower is None:
             return found
-        parent = self._columns[rank].before(self.chunks + found)
+        parent = self._columns[rank].before(self.chunks + found, self._parents[rank])
         wanted = Wanted(
             self._ranks[rank],
             parent,
@@ -136,26 +152,36 @@ class AcquireTask:
         )
         return found + self._tiering.promote(lower, wanted)
 
-    def _find_elsewhere(self, rank: int, column: KeyColumn, stored: int) -> RunElsewhere | None:
-        if stored == len(column) or not self._may_pull:
-            return None
-        return self._tiering.find_elsewhere(self._ranks[rank], column, stored, self._asker)
+    def _find_elsewhere(self, rank: int, stored: int, wanted: int) -> int:
+        """How many chunks of this part are here or elsewhere, where `stored` are here."""
+        at = self.chunks + stored
+        if stored == wanted or not self._may_pull:
+            return stored
+        elsewhere = self._elsewhere[rank]
+        if elsewhere is None or at >= elsewhere.run.run.end:
+            if elsewhere is not None:
+                self._tiering.start_pull(elsewhere)
+            elsewhere = self._elsewhere[rank] = self._tiering.find_elsewhere(
+                self._ranks[rank], self._columns[rank], at, asker=self._asker, is_urgent=self._is_urgent
+            )
+        return stored if elsewhere is None else min(elsewhere.run.run.end - self.chunks, wanted)
 
-    def _pull(self, rank: int, column: KeyColumn, elsewhere: RunElsewhere | None, *, found: int, reach: int) -> int:
-        """Pull chunks up to `reach`, after `found` ones here. Returns how many are in DRAM or on their way."""
+    def _place(self, rank: int, found: int, reach: int) -> int:
+        """Give the chunks up to `reach` that are to be pulled slots, after `found` ones here. Returns how many are in DRAM or
+        on their way."""
+        elsewhere = self._elsewhere[rank]
         if elsewhere is None or found >= reach:
             return found
-        before = self._columns[rank][: self.chunks + found]
-        parent = before[-1] if before else b""
-        wanted = Wanted(
-            self._ranks[rank],
-            parent,
-            column[found:reach],
-            first=found,
-            is_urgent=self._is_urgent,
-            asker=self._asker,
-        )
-        return found + self._tiering.pull(elsewhere, before, wanted)
+        return found + self._tiering.place(elsewhere, self.chunks + found, self.chunks + reach)
+
+    def _start_pulls(self) -> bool:
+        """Have what was placed pulled. Where some of it cannot be now it is given up, false is returned, and the run that
+        seemed to be elsewhere is looked for anew."""
+        are_started = True
+        for rank, elsewhere in enumerate(self._elsewhere):
+            if elsewhere is not None and not self._tiering.start_pull(elsewhere):
+                are_started, self._elsewhere[rank] = False, None
+        return are_started
 
     def _align(self, columns: list[KeyColumn], found: list[int], chunks: int, now_ns: int) -> None:
         """Have each hold cover `chunks` chunks of this part: some were found, others have been promoted since."""
@@ -171,7 +197,7 @@ class AcquireTask:
                 if hold:
                     taken = self._directory.extend(hold, more, now_ns)
                 else:
-                    held = self._directory.acquire(self._ranks[rank].id, more, now_ns)
+                    held = self._acquire(rank, KeyColumn(more), now_ns)
                     taken, self.holds[rank] = held.chunks, HoldId(held.id)
                 assert taken == chunks - here
         if not total:

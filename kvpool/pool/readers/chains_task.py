@@ -18,14 +18,12 @@ from kvpool.key_column import KeyColumn
 from kvpool.pool.readers.acquire_task import AcquireTask
 from kvpool.pool.readers.ending_holds import EndingHolds
 from kvpool.protocol.records import messages as m
-from kvpool.tiering.promotions import Wanted
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiers.remote import Asker
 from kvpool.types import ConnectionId, HoldId
 
 # Chunks without a parent that are held in one part of a request: about half a millisecond.
 CHAINS_AT_ONCE = 16
-_ROOT = KeyColumn(b"")
 
 
 class Chains:
@@ -180,7 +178,7 @@ class ChainsTask:
         return step
 
     def _pull_run(self, chains: Chains, first: int) -> None:
-        """Begin to pull what is missing here of the next chunks without a parent, as far as one node has it."""
+        """Begin to pull what is missing here of the next chunks without a parent, from one node after the other."""
         session = chains.session
         if session.is_peer or self._holder is None or not self._tiering.remotes:
             return
@@ -189,8 +187,13 @@ class ChainsTask:
         allowed = self._directory.affordable(self._holder, free, session.size_classes, run)
         for namespace, column in zip(session.namespaces.values(), chains.columns, strict=True):
             missing = self._tiering.missing(column[first : first + allowed])
-            elsewhere = self._tiering.find_elsewhere(namespace, missing, 0) if missing else None
-            if elsewhere is not None:
-                asker = Asker(session.connection)
-                wanted = Wanted(namespace, b"", missing[: elsewhere.run.end], asker=asker, is_run=True)
-                self._tiering.pull(elsewhere, _ROOT, wanted)
+            asker, at = Asker(session.connection), 0
+            while at < len(missing):
+                elsewhere = self._tiering.find_elsewhere(namespace, missing, at, asker=asker, is_chained=False)
+                if elsewhere is None:
+                    break
+                end = elsewhere.run.run.end
+                placed = self._tiering.place(elsewhere, at, end)
+                if not self._tiering.start_pull(elsewhere) or at + placed < end:
+                    break
+                at = end

@@ -127,14 +127,22 @@ class Readers:
         return self._leases.find(LeaseId(lease), session.connection)
 
     def begin(
-        self, session: EngineSession, keys: KeyColumn, owner: str = "", *, holder: ConnectionId | None = None
+        self,
+        session: EngineSession,
+        keys: KeyColumn,
+        owner: str = "",
+        *,
+        holder: ConnectionId | None = None,
+        first: int = 0,
     ) -> AcquireTask:
         """The longest present prefix of `keys`, on every rank, to be taken in parts; `owner` names another node that may have
         more. `holder`: for whom it is to count when it is taken; None: the session's. Until then it counts for nobody, and is
-        no more than the session's may hold. Raises Refused."""
+        no more than the session's may hold. `first`: of the chunk from which on it is held. Raises Refused."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session, holder)
-        acquire_task = AcquireTask(self._directory, self._tiering, session, keys, holder=session.holder, owner=owner)
+        acquire_task = AcquireTask(
+            self._directory, self._tiering, session, keys, holder=session.holder, owner=owner, first=first
+        )
         self._acquiring.add(acquire_task)
         return acquire_task
 

@@ -34,6 +34,7 @@ from kvpool.peers.control.pullers import Puller
 from kvpool.peers.loop_share import LoopShare
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
+from kvpool.server.peers.doubts import Doubts
 from kvpool.server.peers.near_offers import NearOffers
 from kvpool.server.peers.puller_connections import PullerConnection, PullerConnections
 from kvpool.transfer.engine.engine import Engine
@@ -73,14 +74,15 @@ class OfferSettings:
 
 @dataclass(slots=True)
 class _Offered:
-    """A native offer of `size` bytes. `lease`: what it sends; `ticket`: by which it is withdrawn. `is_leasing`: a task asks
-    for more."""
+    """A native offer of `size` bytes. `lease`: what it sends, from chunk `base` of its chain on; `ticket`: by which it is
+    withdrawn. `is_leasing`: a task asks for more."""
 
     puller: int
     pull: int
     ticket: bytes
     session: EngineSession
     lease: int
+    base: int
     unleased: KeyColumn  # all of the chain, while chunks of it are being saved; else none
     size: int
     is_leasing: bool = False
@@ -143,6 +145,7 @@ class Offers:
         self._leasing: set[asyncio.Task[None]] = set()
         pool.journal.listen(self._lease_saved, dict, list)
         self._share = LoopShare(LOOP_SHARE, clock)
+        self._doubts = Doubts(pool, self._connections, clock)
         loop.add_reader(self._server.fileno(), self._settle)
 
     def __repr__(self) -> str:
@@ -169,6 +172,12 @@ class Offers:
             return r.Refused(r.RefusalCode.TRANSPORT, "this node's memory is for its own engines alone")
         connection = self._connections.find(puller.number)
         return self._near.answer(None if connection is None else connection.offered.get(ask.pull), ask)
+
+    def check(self, puller: Puller, wrong: r.Wrong) -> None:
+        """See `PullService`."""
+        connection = self._connections.find(puller.number)
+        if connection is not None:
+            self._doubts.take(connection, wrong)
 
     def release(self, puller: Puller, pull: int) -> None:
         """See `PullService`."""
@@ -201,6 +210,7 @@ class Offers:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        await self._doubts.close()
         self._loop.remove_reader(self._server.fileno())
         has_ended = await self._loop.run_in_executor(None, self._server.stop, STOP_TIMEOUT_S)
         self._settle()
@@ -222,6 +232,7 @@ class Offers:
                 for name in ("bad_hello", "unencrypted", "untrusted", "bad_ticket", "repeated", "silent", "crowded")
             },
             "near": self._near.given if self._near is not None else 0,
+            "compared_chunks": self._doubts.compared,
             **{f"pulls_{name}": self._counts[name] for name in ("served", "empty", "refused")},
         }
 
@@ -248,7 +259,7 @@ class Offers:
     async def _offer(
         self, puller: Puller, connection: PullerConnection, session: EngineSession, pull: r.Pull, *, deadline: Deadline
     ) -> r.Offer | None:
-        """Lease what is here of a chain, and have its chunks from the first one asked for sent to who has the ticket."""
+        """Lease what is here of the chunks that are asked for, and have them sent to who has the ticket."""
         if connection.peer.offers >= self._settings.offers_max // PEER_PART:
             raise KVPoolError("the node has as many offers for this one as one node may have")
         until = Deadline(min(ROOM_S, deadline.remaining_s()), self._clock)
@@ -272,28 +283,40 @@ class Offers:
         chunk_bytes = session.own.layout.extents * session.own.layout.extent_bytes
         # One in any case, where the node is offered nothing else.
         fitting = max((most - peer.offered_bytes) // chunk_bytes, 0 if peer.offered_bytes else 1)
+        fitting = min(fitting, r.offered_chunks_max(session.own.layout.extents))
         if fitting <= 0:
             return f"the node is offered as much as peer.offered allows, {most} bytes", None
         keys = KeyColumn(pull.keys)[: pull.first + fitting]
         reserved = (len(keys) - pull.first) * chunk_bytes  # from others that ask meanwhile
         peer.offered_bytes += reserved
         try:
-            leased = await self._drive(self._pool.chains.acquire_for_peer(session, keys))
+            # What was sent before is not leased again, but for a lower tier that has to promote what is before the chunks.
+            base = pull.first if self._has_parent(session, pull) else 0
+            leased = await self._drive(self._pool.chains.acquire_for_peer(session, keys, base))
+            if base and not leased.chunks and not self._has_parent(session, pull):
+                base = 0
+                leased = await self._drive(self._pool.chains.acquire_for_peer(session, keys))
             with self._share.used():
                 offer = self._offer_leased(
-                    puller, connection, session, pull, keys=keys, leased=leased, deadline=deadline
+                    puller, connection, session, pull, keys=keys, base=base, leased=leased, deadline=deadline
                 )
         finally:
             peer.offered_bytes -= reserved
-        if offer is None and peer.offers and leased.chunks <= pull.first and self._has(keys, leased.chunks):
+        if offer is None and peer.offers and self._has(keys, base + leased.chunks):
             return "the node leases as much as peer.leased_share and dram.connection_share allow", None
         self._wake_waiting()  # less may be offered than was reserved
         return "", offer
 
     def _has(self, keys: KeyColumn, chunk: int) -> bool:
-        """Whether DRAM has a chain up to and with a chunk."""
-        present, levels = self._index.lookup(keys.packed)
-        return present > chunk and levels[chunk] == DRAM
+        """Whether DRAM has a chunk, all of which has landed."""
+        if chunk >= len(keys):
+            return False
+        present, levels = self._index.lookup(keys[chunk])
+        return present > 0 and levels[0] == DRAM
+
+    def _has_parent(self, session: EngineSession, pull: r.Pull) -> bool:
+        """Whether DRAM has the chunk of a chain before those that are asked for."""
+        return bool(pull.first and session.layout.is_chained and self._has(KeyColumn(pull.keys), pull.first - 1))
 
     def _wake_waiting(self) -> None:
         """There may be room now."""
@@ -309,23 +332,25 @@ class Offers:
         pull: r.Pull,
         *,
         keys: KeyColumn,
+        base: int,
         leased: m.Leased,
         deadline: Deadline,
     ) -> r.Offer | None:
-        """Offer what is leased of a chain, and what is being saved behind it. REQUIRES: the same turn as the lease."""
+        """Offer what is leased of a chain from chunk `base` on, and what is being saved behind it. REQUIRES: the same turn as
+        the lease."""
         # What this node is itself pulling is not offered: two nodes that ask each other would wait for each other.
         coming = leased.tiers.find(Level.PEER)
         here = leased.chunks if coming < 0 else coming
         # In the same turn as the lease ends: what was committed before is in it, what is committed later is found here.
-        behind = keys[leased.chunks :] if here == leased.chunks and self._has_thread_for_saves else keys[:0]
-        saved = self._pool.chains.writers.followed.find(session, keys[here - 1] if here else b"", behind)
+        behind = keys[base + leased.chunks :] if here == leased.chunks and self._has_thread_for_saves else keys[:0]
+        saved = self._pool.chains.writers.followed.find(session, keys.before(base + here), behind)
         layout = session.own.layout
-        end = min(here + len(saved.offsets) // _WORD, pull.first + r.offered_chunks_max(layout.extents))
+        end = base + here + len(saved.offsets) // _WORD
         chunks = end - pull.first
         if chunks <= 0:
             self._end_lease(session, leased.lease)
             return None
-        rows = slice(pull.first * _WORD, end * _WORD)
+        rows = slice((pull.first - base) * _WORD, (end - base) * _WORD)
         columns = (
             (leased.offsets[: here * _WORD] + saved.offsets)[rows],
             (leased.slots[: here * _WORD] + saved.slots)[rows],
@@ -348,10 +373,10 @@ class Offers:
         if not number:
             self._end_lease(session, leased.lease)
             raise KVPoolError(f"the node offers no more now (reason {refusal})")
-        unleased = keys[:end] if end > leased.chunks else keys[:0]
+        unleased = keys[:end] if end > base + leased.chunks else keys[:0]
         self._connections.use(connection, session)
         size = chunks * layout.extents * layout.extent_bytes
-        self._offered[number] = _Offered(puller.number, pull.pull, ticket, session, leased.lease, unleased, size)
+        self._offered[number] = _Offered(puller.number, pull.pull, ticket, session, leased.lease, base, unleased, size)
         connection.peer.offers += 1
         connection.peer.offered_bytes += size
         connection.offered[pull.pull] = number
@@ -397,13 +422,14 @@ class Offers:
             self._connections.drop_where_over(offered.puller)
 
     async def _exchange_lease(self, number: int, offered: _Offered) -> None:
-        leased = await self._drive(self._pool.chains.acquire_for_peer(offered.session, offered.unleased))
+        taken = self._pool.chains.acquire_for_peer(offered.session, offered.unleased, offered.base)
+        leased = await self._drive(taken)
         if number not in self._offered:
             self._end_lease(offered.session, leased.lease)
             return
         before, offered.lease = offered.lease, leased.lease
         self._end_lease(offered.session, before)
-        if leased.chunks == len(offered.unleased):
+        if offered.base + leased.chunks == len(offered.unleased):
             offered.unleased = offered.unleased[:0]
 
     async def _drive(self, parts: Parts[m.Leased]) -> m.Leased:

@@ -89,8 +89,8 @@ def _ordered(fleets: Sequence[PeerLister], *, has_former: bool) -> "list[tuple[P
 def describe(link: "PeerLink", followers: "Followers", record: NodeRecord | None) -> dict[str, Any]:
     """The row of one member. `record`: of pulls from it, None before the first.
 
-    `state`: following | snapshot | waiting (until the next attempt to follow it) | refused | suspended | connecting | away |
-    left (no member any more).
+    `state`: following | snapshot | waiting (until the next attempt to follow it) | refused | suspended | deferred (asked after
+    others) | connecting | away | left (no member any more). `retry_s`: how long it stays suspended or deferred.
     """
     name = name_of(link)
     state = _state_of(link, followers, name, record)
@@ -101,7 +101,7 @@ def describe(link: "PeerLink", followers: "Followers", record: NodeRecord | None
         "address": link.member.endpoint,
         "state": state,
         "code": code,
-        "retry_s": 0.0 if record is None else round(record.breaker.retry_s, 3),
+        "retry_s": 0.0 if record is None else round(record.breaker.retry_s or record.deferred_s, 3),
         "life": (link.last_life or link.member).incarnation.hex(),
         "away_s": None if (away_s := link.away_s) is None else round(away_s, 3),
         "known_chunks": followers.known_of(name),
@@ -126,4 +126,6 @@ def _state_of(link: "PeerLink", followers: "Followers", name: NodeName, record: 
         return "suspended"
     if followers.fault_of(name) and not followers.is_current(name):
         return "waiting"
-    return "following" if followers.is_current(name) else "snapshot"
+    if not followers.is_current(name):
+        return "snapshot"
+    return "deferred" if record is not None and record.deferred_s else "following"

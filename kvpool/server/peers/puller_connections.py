@@ -92,7 +92,7 @@ class PullerConnections:
         made = self._connected[puller.number] = PullerConnection(puller.number, name, peer)
         return made
 
-    def begin_use(self, connection: PullerConnection, pull: r.Pull) -> EngineSession | None:
+    def begin_use(self, connection: PullerConnection, pull: r.Pull | r.Wrong) -> EngineSession | None:
         """The puller's session for a model and layout, in use until `end_use`; None where nobody has used them here."""
         layout = Layout.from_wire(pull.layout)
         identity = pull.model, layout.fingerprint()

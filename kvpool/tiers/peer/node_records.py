@@ -6,19 +6,22 @@ Bounded: beyond `NODES_MAX` the one that was asked longest ago is forgotten. One
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from kvpool.clock import Clock
+from kvpool.clock import Clock, Deadline
 from kvpool.peers.back_off import Uniform
 from kvpool.peers.circuit_breaker import BreakerSettings, CircuitBreaker
 from kvpool.peers.log_pace import LogPace
 from kvpool.tiers.peer.pace import Pace, PaceSettings
 
 NODES_MAX = 2048
+# For so long a node that has brought less than it seemed to have is asked after the others (guess).
+DEFERRED_S = 10.0
 
 
 @dataclass(slots=True)
 class NodeRecord:
     """One node. `pulls`: asked for; `failures`: of them, those that brought less than was offered, or no offer. `last_error`:
-    why the last of these did. `life`: the one that was asked last. `faults`: of what is logged about it."""
+    why the last of these did. `life`: the one that was asked last. `faults`: of what is logged about it. `deferred`: until then
+    others that have the same chunks are asked first."""
 
     breaker: CircuitBreaker
     pace: Pace
@@ -28,6 +31,16 @@ class NodeRecord:
     read_bytes: int = 0
     last_error: str = ""
     life: bytes = b""
+    deferred: Deadline | None = None
+
+    @property
+    def deferred_s(self) -> float:
+        """For how long others are asked first."""
+        return 0.0 if self.deferred is None else self.deferred.remaining_s()
+
+    def defer(self, clock: Clock) -> None:
+        """It has brought less than it seemed to have."""
+        self.deferred = Deadline(DEFERRED_S, clock)
 
     def fail(self, error: str) -> None:
         """Count a pull that failed."""
@@ -61,6 +74,11 @@ class NodeRecords:
     def find(self, node: str) -> NodeRecord | None:
         """The record of a node, if it was ever asked."""
         return self._records.get(node)
+
+    def is_deferred(self, node: str) -> bool:
+        """Whether others are asked before a node."""
+        record = self._records.get(node)
+        return record is not None and record.deferred_s > 0
 
     def all(self) -> list[tuple[str, NodeRecord]]:
         """Every record, the node that was asked longest ago first."""

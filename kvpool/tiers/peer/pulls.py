@@ -2,14 +2,16 @@
 
     ASKED ──Offer──► RECEIVING ──each chunk──► ended
       ▲                 │
-      └── a part has come, and there was more to ask for ──┘
-    ASKED ──refused, late, nothing there, nobody to ask──► all chunks that are left have ended
+      ├── a part has come, and there was more to ask for ──┤
+      └── refused, late, nothing there: the next node ◄────┘
+    ASKED ──nobody to ask any more──► all chunks that are left have ended
 
-Loop thread only. Invariant: `_left` of a pull counts the chunks that were not reported; a pull without any is forgotten.
+Loop thread only. Invariants: `left` of a pull counts the chunks that were not reported; a pull without any is forgotten.
+`_bytes_of` has the bytes of those chunks by the node that is asked for them.
 """
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,22 +23,40 @@ from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.tiers.base import Finished, JobId, Moves, Outcome
 from kvpool.tiers.remote import NOBODY, Asker, PullOrder
-from kvpool.types import ConnectionId
 
 NO_KEYS = KeyColumn(b"")
 
 
-def end_nothing() -> None:
-    """The end of a pull to which nothing was offered."""
+@dataclass(slots=True)
+class Part:
+    """Chunks of a pull that a node offers at once: so many, of which `left` have not ended. `received`: the transport and its
+    job, once it has begun at `begun_ns`. `is_coming`: chunks are on their way to the node itself. `is_broken`: its path failed.
+    `fault`: why the first chunk that failed did. `over`: all of it has ended."""
+
+    offered: int
+    begun_ns: int
+    is_coming: bool
+    over: "asyncio.Future[None]"
+    left: int = field(init=False)
+    received: tuple[str, int] = ("", 0)
+    received_bytes: int = 0
+    is_broken: bool = False
+    fault: str = ""
+
+    def __post_init__(self) -> None:
+        self.left = self.offered
+
+    @property
+    def is_not_there_yet(self) -> bool:
+        """Whether it failed through no fault of the node: what that waits for takes longer."""
+        return self.is_coming and self.fault == "late"
 
 
 @dataclass(slots=True)
 class Pull:
-    """One pull of a namespace's chunks. `node`: the name of the node that is asked, for `asker`, who may have named it.
-    `before`: the keys before its own. `first` and `offered`: where the part begins that is asked for or received, and how many
-    chunks of it are offered. `is_coming`: chunks are on their way to the node itself. `is_reported`: of each chunk. `received`:
-    the transport and its job, once it has begun at `begun_ns`. `is_broken`: its path failed. `fault`: why the first chunk that
-    failed did."""
+    """One pull of a namespace's chunks. `node`: the name of the node that is asked, for `asker`, who may have named it;
+    `tried`: those that were asked before. `before`: the keys before its own. `first`: of the chunks that are asked for or
+    received now, the `part`. `is_cut`: a chunk of a chain has failed. `is_reported`: of each chunk."""
 
     job: JobId
     node: str
@@ -47,33 +67,20 @@ class Pull:
     asker: Asker = NOBODY
     is_named: bool = False
     first: int = 0
-    offered: int = 0
+    part: Part | None = None
+    is_cut: bool = False
+    tried: set[str] = field(default_factory=set)
     is_reported: bytearray = field(init=False)
-    received: tuple[str, int] = ("", 0)
-    begun_ns: int = 0
-    received_bytes: int = 0
-    is_coming: bool = False
-    is_broken: bool = False
-    fault: str = ""
-    end: Callable[[], None] = end_nothing  # called once, when a part that was offered is over
+    left: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.is_reported = bytearray(len(self.moves))
+        self.left = len(self.moves)
 
     @property
     def layout(self) -> Layout:
         """The layout of its chunks."""
         return self.namespace.layout
-
-    @property
-    def left(self) -> int:
-        """Chunks from the beginning of the part on."""
-        return len(self.moves) - self.first
-
-    @property
-    def is_part_over(self) -> bool:
-        """Whether all that is offered has ended, and more is left."""
-        return 0 < self.offered < self.left and all(self.is_reported[self.first : self.first + self.offered])
 
     def columns(self, chunks: int) -> tuple[bytes, bytes]:
         """Where the first chunks of the part go: arena offsets and slots, u64."""
@@ -90,7 +97,7 @@ class Pulls:
         self._by_job: dict[JobId, Pull] = {}
         self._by_received: dict[tuple[str, int], Pull] = {}
         self._ended: list[Finished] = []
-        self._of_connection: Counter[ConnectionId] = Counter()
+        self._bytes_of: Counter[str] = Counter()
         self._jobs = 0
 
     def __repr__(self) -> str:
@@ -99,9 +106,9 @@ class Pulls:
     def __len__(self) -> int:
         return len(self._by_job)
 
-    def count_of(self, connection: ConnectionId) -> int:
-        """Pulls under way for an engine's connection."""
-        return self._of_connection[connection]
+    def bytes_of(self, node: str) -> int:
+        """What was asked of a node, or will be, and has not come."""
+        return self._bytes_of[node]
 
     def begin(self, order: PullOrder, namespace: Namespace, moves: Moves, deadline: Deadline) -> Pull:
         """A new pull, of which nothing was asked yet. Behind the deadline no further part is asked for."""
@@ -109,13 +116,19 @@ class Pulls:
         run = order.run
         pull = Pull(JobId(self._jobs), run.node, namespace, moves, deadline, order.before, order.asker, run.is_named)
         self._by_job[pull.job] = pull
-        self._of_connection[order.asker.connection] += 1
+        self._count(pull, pull.left)
         return pull
 
-    def receive(self, pull: Pull, received: tuple[str, int]) -> None:
-        """A transport's job receives the part's chunks from now on."""
-        self._by_received.pop(pull.received, None)
-        pull.received = received
+    def turn_to(self, pull: Pull, node: str) -> None:
+        """Ask another node for what is left of a pull. REQUIRES: nothing is received of it now."""
+        self._count(pull, -pull.left)
+        pull.tried.add(pull.node)
+        pull.node, pull.is_named = node, False
+        self._count(pull, pull.left)
+
+    def receive(self, pull: Pull, part: Part, received: tuple[str, int]) -> None:
+        """A transport's job receives a part's chunks from now on."""
+        pull.part, part.received = part, received
         self._by_received[received] = pull
 
     def of_received(self, received: tuple[str, int]) -> Pull | None:
@@ -126,25 +139,30 @@ class Pulls:
         """Every pull under way."""
         return list(self._by_job.values())
 
-    def fail(self, pull: Pull, first: int, outcome: Outcome, fault: str) -> None:
-        """Report the chunks from number `first` on that were not. REQUIRES: nothing is received into their slots."""
-        for chunk in range(first, len(pull.moves)):
+    def fail(self, pull: Pull, outcome: Outcome, fault: str) -> None:
+        """Report all chunks that were not. REQUIRES: nothing is received into their slots."""
+        for chunk in range(pull.first, len(pull.moves)):
             if not pull.is_reported[chunk]:
                 self._landings.fail(pull.moves.arena_slots[chunk])
                 self.report(pull, Finished(pull.job, chunk, outcome, fault))
 
     def report(self, pull: Pull, finished: Finished) -> None:
-        """A chunk has ended."""
+        """A chunk has ended; with the last one of its part the next one may be asked for."""
         assert not pull.is_reported[finished.chunk]
         pull.is_reported[finished.chunk] = 1
+        pull.left -= 1
+        self._count(pull, -1)
         self._ended.append(finished)
-        if all(pull.is_reported):
+        part = pull.part
+        if part is not None:
+            part.left -= 1
+            if not part.left:
+                del self._by_received[part.received]
+                pull.part = None
+                if not part.over.done():
+                    part.over.set_result(None)
+        if not pull.left:
             del self._by_job[pull.job]
-            self._of_connection[pull.asker.connection] -= 1
-            if not self._of_connection[pull.asker.connection]:
-                del self._of_connection[pull.asker.connection]
-            self._by_received.pop(pull.received, None)
-            pull.end()
 
     def take_ended(self) -> list[Finished]:
         """The chunks that have ended since the last call."""
@@ -155,4 +173,15 @@ class Pulls:
         """Broken invariants, one line each."""
         over = [pull for pull in self._by_job.values() if all(pull.is_reported)]
         strangers = [pull for pull in self._by_received.values() if pull.job not in self._by_job]
-        return [f"peer: {len(over)} pulls have ended, {len(strangers)} are unknown"] if over or strangers else []
+        found = [f"peer: {len(over)} pulls have ended, {len(strangers)} are unknown"] if over or strangers else []
+        counted: Counter[str] = Counter()
+        for pull in self._by_job.values():
+            counted[pull.node] += pull.is_reported.count(0) * pull.layout.stored_bytes
+        if counted != self._bytes_of:
+            found.append(f"peer: {dict(self._bytes_of)} bytes are counted by node, {dict(counted)} are under way")
+        return found
+
+    def _count(self, pull: Pull, chunks: int) -> None:
+        self._bytes_of[pull.node] += chunks * pull.layout.stored_bytes
+        if not self._bytes_of[pull.node]:
+            del self._bytes_of[pull.node]

@@ -1,71 +1,53 @@
 """Peer tier: chunks that other nodes have, asked for over the control plane and received by a transport.
 
-A pull asks the one node that seems to have most, which takes a lease and offers what it has; native threads then bring layer
-0 of all chunks first, straight into the slots, compare each layer with its checksum and announce it (docs/peer-protocol.md).
-Every wait has a deadline, and all that does not come is a miss. A node that fails is not asked for a while (`circuit_breaker`).
+A pull asks the node from which the chunks are here first, which takes a lease and offers what it has; native threads then bring
+layer 0 of all chunks first, straight into the slots, compare each layer with its checksum and announce it
+(docs/peer-protocol.md). What one node does not bring the next one is asked for (`pull_driver`), and all that does not come is a
+miss. A node that fails is not asked for a while (`circuit_breaker`).
 
 Loop thread only; bytes are received by the queue's threads.
 """
 
 import asyncio
-import logging
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Container, Sequence
 
 import kvpool_native
-from kvpool.clock import NS_PER_S, Clock, Deadline
+from kvpool.clock import Clock, Deadline
 from kvpool.config.config import Config
-from kvpool.errors import KVPoolError, PeerUnreachable
 from kvpool.index.namespaces import Namespace
 from kvpool.index.remote_chunks import NodeName, RemoteChunks
+from kvpool.index.remote_chunks import RemoteRun as RemoteChunksRun
 from kvpool.key_column import KeyColumn
-from kvpool.peers.asking import Asking, share_of
 from kvpool.peers.back_off import Uniform
-from kvpool.peers.circuit_breaker import BreakerState, Permit
+from kvpool.peers.circuit_breaker import BreakerState
 from kvpool.peers.control import records as r
 from kvpool.peers.control.link import PeerLink
-from kvpool.tiers.base import (
-    NOT_STARTED,
-    UNOWNED,
-    ArenaMemory,
-    Counters,
-    Finished,
-    Info,
-    JobId,
-    Moves,
-    Outcome,
-    TierOwner,
-)
+from kvpool.tiers.base import NOT_STARTED, UNOWNED, ArenaMemory, Counters, Finished, Info, JobId, Moves, TierOwner
+from kvpool.tiers.peer.choice import choose_run
 from kvpool.tiers.peer.node_records import NodeRecords
-from kvpool.tiers.peer.pulls import Pull, Pulls, end_nothing
-from kvpool.tiers.peer.recent_misses import WRONG_S, RecentMisses
+from kvpool.tiers.peer.pace import Pace
+from kvpool.tiers.peer.pull_driver import PULL_FAULTS, PullDriver
+from kvpool.tiers.peer.pulls import Pull, Pulls
 from kvpool.tiers.peer.settings import PeerTierSettings
 from kvpool.tiers.remote import Asker, PullOrder, RemoteRun
-from kvpool.transfer.stream_address import StreamAddress, stream_of
 from kvpool.transfer.stream_transport import StreamTransport
-from kvpool.transfer.transport import ChunkEnd, Order, Region, Transport
+from kvpool.transfer.transport import Transport
 from kvpool.types import Level
-
-log = logging.getLogger(__name__)
 
 NAME = "peer"
 # Between two times that paces are published though nothing was pulled.
 PUBLISH_S = 5.0
-# Faults of a path or a node: one that has several of them in a row is not asked for a while.
-BROKEN = ("unreachable", "closed", "broken", "stalled", "late", "format", "checksum", "untrusted")
-# What may become of a request, each with a counter.
-_PULL_FAULTS = ("refused", "unanswered", "unasked", "unencrypted", "empty", "queue_full", "foreign", "other_transport")
 
 
 class _Silent:
-    """The nodes that are not asked now."""
+    """The nodes that are not asked now, and `others`."""
 
-    def __init__(self, tier: "PeerTier") -> None:
+    def __init__(self, tier: "PeerTier", others: Collection[str] = ()) -> None:
         self._tier = tier
+        self._others = others
 
     def __contains__(self, node: object) -> bool:
-        return self._tier.is_silent(NodeName(str(node)))
+        return node in self._others or self._tier.is_silent(NodeName(str(node)))
 
 
 class PeerTier:
@@ -96,15 +78,22 @@ class PeerTier:
         self._transports = (*transports, stream)
         self.nodes = NodeRecords(settings.breaker, settings.pace, clock=clock, random=random)
         self._publishing: asyncio.TimerHandle | None = None
-        self._asking, self._misses = Asking(clock), RecentMisses(clock)
-        self._wrong = RecentMisses(clock, WRONG_S)
-        self._answers: set[asyncio.Task[None]] = set()
+        self._unmeasured = Pace(settings.pace, clock)
+        self._driver = PullDriver(
+            self._pulls,
+            chunks,
+            link_of,
+            nodes=self.nodes,
+            transports=self._transports,
+            settings=settings,
+            clock=clock,
+            find_next=self._find_next,
+            on_ended=lambda: self._owner.on_completed(),
+        )
         self._owner: TierOwner = UNOWNED
         self.fleet_stats: Callable[[], dict[str, int]] = dict  # counters of what serves others and follows them
         self.fleet_problems: Callable[[], list[str]] = list  # shortcomings of these, one line each; any thread
         self._is_closed = False
-        self._read_bytes = 0
-        self._counts: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return f"<PeerTier {self._pulls!r}>"
@@ -112,8 +101,7 @@ class PeerTier:
     def start(self, owner: TierOwner) -> None:
         """See `RemoteTier`."""
         self._owner = owner
-        for transport in self._transports:
-            transport.start(self._take_outcomes)
+        self._driver.start()
         self._publish_paces()
 
     async def close(self) -> bool:
@@ -121,16 +109,7 @@ class PeerTier:
         self._is_closed = True
         if self._publishing is not None:
             self._publishing.cancel()
-        for task in self._answers:
-            task.cancel()
-        if self._answers:
-            await asyncio.wait(self._answers)
-        has_ended = all([await transport.close() for transport in self._transports])
-        if has_ended:
-            for pull in self._pulls.all():
-                self._pulls.fail(pull, 0, Outcome.CANCELLED, "cancelled")
-        self._owner.on_completed()
-        return has_ended
+        return await self._driver.close()
 
     def reconfigure(self, config: Config) -> None:
         """See `RemoteTier`: nothing of it changes at run time."""
@@ -146,20 +125,19 @@ class PeerTier:
                 transport.meet(node, link)
 
     def find(self, namespace: Namespace, keys: KeyColumn, first: int) -> RemoteRun:
-        """See `RemoteTier`."""
+        """See `RemoteTier`. Of several runs the one by which the chunks are here first; nodes that have brought less than they
+        seemed to have only where no other has the first chunk."""
         if self._is_closed or len(keys) <= first:
             return RemoteRun(first)
-        run = self._chunks.find(keys, first, _Silent(self), namespace=namespace.id, now_ns=self._clock.now_ns())
-        version = _version_of(self._link_of(run.node))
-        return RemoteRun(first + min(run.chunks, r.pulled_chunks_max(version, namespace.layout)), run.node)
+        run = self._choose(namespace, keys, first, _Silent(self))
+        return RemoteRun(first) if run is None else RemoteRun(first + run.chunks, run.node)
 
     def find_at(self, asker: Asker, keys: KeyColumn, first: int) -> RemoteRun:
         """See `RemoteTier`."""
         node = asker.owner
         if self._is_closed or len(keys) <= first or self.is_silent(NodeName(node)):
             return RemoteRun(first)
-        if self._misses.has(node, keys[first]) or self._asking.is_crowded(node, asker):
-            self._counts["unasked"] += 1
+        if not self._driver.may_name(asker, node, keys[first]):
             return RemoteRun(first)
         return RemoteRun(len(keys), node, is_named=True)
 
@@ -173,21 +151,20 @@ class PeerTier:
 
     def read(self, namespace: Namespace, moves: Moves, order: PullOrder) -> JobId:
         """See `RemoteTier`."""
-        link = self._link_of(NodeName(order.run.node))
-        keys, layout = len(order.before) + len(moves), namespace.layout
-        if self._is_closed or link is None or keys > r.keys_max(layout) or not self._has_room_for(order.asker):
+        node, layout = NodeName(order.run.node), namespace.layout
+        keys = len(order.before) + len(moves)
+        if self._is_closed or keys > r.keys_max(layout) or (order.before and not layout.is_chained):
             return NOT_STARTED
-        if _version_of(link) < r.oldest_version_for(layout, keys) or (order.before and not layout.is_chained):
-            return NOT_STARTED  # the node could not read the request, or would refuse it
-        record = self.nodes.of(order.run.node)
-        permit = record.breaker.ask()
-        if permit is None:
+        if self.is_silent(node) or self._version_of(node) < r.oldest_version_for(layout, keys):
             return NOT_STARTED
+        link, record = self._link_of(node), self.nodes.of(node)
         record.pulls += 1
-        record.life = b"" if link.life is None else link.life.incarnation
-        timeout_s = self._settings.answer_s + self._settings.timeout_s(len(moves) * layout.stored_bytes)
+        record.life = b"" if link is None or link.life is None else link.life.incarnation
+        # As long as its bytes take, and those that the node was asked for before.
+        size = len(moves) * layout.stored_bytes + self._pulls.bytes_of(node)
+        timeout_s = self._settings.answer_s + self._settings.timeout_s(size)
         pull = self._pulls.begin(order, namespace, moves, Deadline(timeout_s, self._clock))
-        self._start_asking(pull, link, permit)
+        self._driver.begin(pull)
         return pull.job
 
     def completed(self) -> list[Finished]:
@@ -198,9 +175,9 @@ class PeerTier:
         """See `RemoteTier`."""
         chunks = self._chunks.stats()
         return {
-            f"{NAME}.read_bytes": self._read_bytes,
+            f"{NAME}.read_bytes": self._driver.read_bytes,
             **{f"{NAME}.known_{name}": count for name, count in chunks.items()},
-            **{f"{NAME}.pulls_{name}": self._counts[name] for name in _PULL_FAULTS},
+            **{f"{NAME}.pulls_{name}": self._driver.counts[name] for name in PULL_FAULTS},
             **{f"{NAME}.{name}": count for name, count in self.fleet_stats().items()},
             **{
                 f"{NAME}.{transport.name}.{name}": count
@@ -239,182 +216,38 @@ class PeerTier:
             self._chunks.set_pace(NodeName(node), record.pace.packed())
         self._publishing = asyncio.get_running_loop().call_later(PUBLISH_S, self._publish_paces)
 
-    def _start_asking(self, pull: Pull, link: PeerLink, permit: Permit) -> None:
-        if pull.is_named:
-            self._asking.enter(pull.node, pull.asker)
-        task = asyncio.get_running_loop().create_task(self._ask(pull, link, permit))
-        self._answers.add(task)
-        task.add_done_callback(self._answers.discard)
+    def _choose(
+        self, namespace: Namespace, keys: KeyColumn, first: int, avoid: Container[NodeName]
+    ) -> RemoteChunksRun | None:
+        runs = self._chunks.runs(keys, first, avoid, namespace=namespace.id, now_ns=self._clock.now_ns())
+        runs = [self._cut(namespace, run) for run in runs]
+        chunk_bytes = namespace.layout.stored_bytes
 
-    def _go_on(self, pull: Pull) -> None:
-        """A part of a pull has ended: ask for what is left, or where some of it has not come, give that up."""
-        ended = pull.first + pull.offered
-        pull.end()
-        pull.end = end_nothing
-        pull.first, pull.offered, pull.received_bytes = ended, 0, 0
-        link = self._link_of(NodeName(pull.node))
-        may_go_on = not (pull.fault or self._is_closed or pull.deadline.has_passed() or link is None)
-        permit = self.nodes.of(pull.node).breaker.ask() if may_go_on else None
-        if link is None or permit is None:
-            self._give_up(pull, pull.first, Outcome.FAILED, pull.fault or "gone")
-        else:
-            self._start_asking(pull, link, permit)
+        def cost_s(node: NodeName, chunks: int) -> float:
+            record = self.nodes.find(node)
+            pace = self._unmeasured if record is None else record.pace
+            return pace.cost_s(self._pulls.bytes_of(node) + chunks * chunk_bytes)
 
-    async def _ask(self, pull: Pull, link: PeerLink, permit: Permit) -> None:
-        """Ask for the chunks of a pull that are left, and begin to receive what is offered of them."""
-        record, left_s = self.nodes.of(pull.node), max(0.001, pull.deadline.remaining_s())
-        timeout_s = min(left_s, self._settings.timeout_s(pull.left * pull.layout.stored_bytes))
-        answer_s = min(left_s, self._settings.answer_s)
-        # A chain is named from its beginning, chunks without a parent by themselves.
-        before = [*pull.before, *pull.moves.keys[: pull.first]] if pull.layout.is_chained else []
-        keys = KeyColumn.of([*before, *pull.moves.keys[pull.first :]]).packed
-        deadline_ms = int((answer_s + timeout_s) * 1000)
-        model, layout = pull.namespace.model, list(pull.layout.to_wire())
+        return choose_run([run for run in runs if not self.nodes.is_deferred(run.node)] or runs, cost_s)
 
-        def request() -> r.Pull:
-            return r.Pull(link.next_pull(), model, layout, b"", len(before), keys, deadline_ms)
+    def _cut(self, namespace: Namespace, run: RemoteChunksRun) -> RemoteChunksRun:
+        """As much of a run as one pull may name: a chain whole, of chunks without a parent a bounded number."""
+        if namespace.layout.is_chained:
+            return run
+        most = r.pulled_chunks_max(self._version_of(run.node), namespace.layout)
+        return RemoteChunksRun(run.node, min(run.chunks, most))
 
-        fault, asked_ns = "", self._clock.now_ns()
-        try:
-            offer: r.Offer = await self._asking.ask(
-                link, pull.node, request, answer_s, asker=pull.asker, is_named=pull.is_named
-            )
-        except PeerUnreachable as error:
-            record.breaker.fail(permit)
-            record.fail(str(error))
-            fault = "unanswered"
-            self._log(pull, logging.INFO, f"was asked for {pull.left} chunks: {error}")
-        except KVPoolError as error:
-            record.breaker.succeed(permit)
-            record.fail(str(error))
-            fault = "refused"
-            self._log(pull, logging.INFO, f"was asked for {pull.left} chunks: {error}")
-        except asyncio.CancelledError:
-            self._pulls.fail(pull, pull.first, Outcome.CANCELLED, "cancelled")
-            raise
-        pull.begun_ns = self._clock.now_ns()
-        record.pace.note_answer((pull.begun_ns - asked_ns) / NS_PER_S)
-        if fault:
-            self._counts[fault] += 1
-            self._give_up(pull, pull.first, Outcome.FAILED, fault)
-            return
-        pull.end = lambda: self._end(pull, link, offer.pull, permit)
-        address = stream_of(link.member.endpoint, offer.address)
-        if offer.chunks and self._settings.is_encrypted and not (address and address.is_encrypted):
-            self._refuse(pull, "unencrypted", "would send chunks unencrypted: peer.encrypt is true here, not there")
-        elif offer.chunks and address is None:
-            self._refuse(pull, "foreign", f"offers chunks at {offer.address}, expected its own host")
-        elif address is None or not offer.chunks:
-            self._counts["empty"] += 1
-            self._decline(pull, pull.first)
-            self._give_up(pull, pull.first, Outcome.FAILED, "gone")
-        elif not await self._receive(pull, self._order_of(pull, link, offer, address, timeout_s=timeout_s)):
-            self._counts["queue_full"] += 1
-            self._give_up(pull, pull.first, Outcome.FAILED, "full")
+    def _find_next(self, pull: Pull) -> NodeName | None:
+        """The node to be asked for what is left of a pull, after those that were."""
+        keys = KeyColumn.of(pull.moves.keys[pull.first :])
+        asked = {pull.node, *pull.tried}
+        run = self._choose(pull.namespace, keys, 0, _Silent(self, asked))
+        if run is None or self._version_of(run.node) < r.oldest_version_for(pull.layout, len(keys)):
+            return None
+        self.nodes.of(run.node).pulls += 1
+        return run.node
 
-    def _order_of(
-        self, pull: Pull, link: PeerLink, offer: r.Offer, address: StreamAddress, *, timeout_s: float
-    ) -> Order:
-        return Order(
-            node=pull.node,
-            link=link,
-            offer=offer,
-            address=address,
-            into=Region(*pull.columns(offer.chunks)),
-            layers=pull.layout.extents,
-            layer_bytes=pull.layout.extent_bytes,
-            stall_s=self._settings.stall_s,
-            timeout_s=min(timeout_s, max(0.001, pull.deadline.remaining_s())),
-        )
-
-    async def _receive(self, pull: Pull, order: Order) -> bool:
-        """Begin to receive by the first transport that can. Whether one can."""
-        deadline, pull.is_coming = Deadline(order.timeout_s, self._clock), order.is_coming
-        pull.offered = order.offer.chunks
-        for transport in self._transports:
-            is_protected = transport.capabilities.is_encrypted or not order.address.is_encrypted
-            if is_protected and await transport.accepts(order):
-                received = transport.submit(replace(order, timeout_s=max(0.001, deadline.remaining_s())))
-                if received:
-                    self._pulls.receive(pull, (transport.name, received))
-                    return True
-        return False
-
-    def _log(self, pull: Pull, level: int, fault: str) -> None:
-        """What a node has done wrong, which it may do for each pull."""
-        end = self.nodes.of(pull.node).faults.take()
-        if end is not None:
-            log.log(level, "peer %s %s%s", pull.node, fault, end)
-
-    def _refuse(self, pull: Pull, fault: str, error: str) -> None:
-        """What the node offers is not received: `error` says why."""
-        self._log(pull, logging.WARNING, error)
-        self.nodes.of(pull.node).fail(error)
-        pull.is_broken = True
-        self._counts[fault] += 1
-        self._give_up(pull, pull.first, Outcome.FAILED, fault)
-
-    def _give_up(self, pull: Pull, first: int, outcome: Outcome, fault: str) -> None:
-        self._pulls.fail(pull, first, outcome, fault)
-        self._owner.on_completed()
-
-    def _has_room_for(self, asker: Asker) -> bool:
-        """Whether one more pull may be under way for the request's connection: it leaves others a share."""
-        own = self._pulls.count_of(asker.connection)
-        return share_of(own, len(self._pulls) - own, self._settings.pulls_max)
-
-    def _decline(self, pull: Pull, chunk: int) -> None:
-        """The node does not have this chunk now. Later ones may be there: nothing is found behind it."""
-        if pull.is_named:
-            self._misses.note(pull.node, pull.moves.keys[chunk])
-        self._chunks.decline(NodeName(pull.node), pull.namespace.id, pull.moves.keys[chunk], self._clock.now_ns())
-
-    def _end(self, pull: Pull, link: PeerLink, number: int, permit: Permit) -> None:
-        link.release(number)
-        record = self.nodes.of(pull.node)
-        (record.breaker.fail if pull.is_broken else record.breaker.succeed)(permit)
-        record.read_bytes += pull.received_bytes
-        if pull.fault:
-            record.fail(pull.fault)
-            self._counts[pull.fault] += pull.fault in _PULL_FAULTS
-        if pull.received[1]:
-            record.pace.note_bytes(pull.received_bytes, (self._clock.now_ns() - pull.begun_ns) / NS_PER_S)
-            self._chunks.set_pace(NodeName(pull.node), record.pace.packed())
-
-    def _take_outcomes(self) -> None:
-        """Report what the native threads have received."""
-        ended = [(transport.name, one) for transport in self._transports for one in transport.completed()]
-        for name, one in ended:
-            pull = self._pulls.of_received((name, one.job))
-            if pull is None:
-                continue
-            outcome = Outcome(one.ending)
-            # No fault of the node: what it waits for takes longer.
-            is_not_there_yet = pull.is_coming and one.fault == "late"
-            is_excused = is_not_there_yet or self._was_wrong(pull, one)
-            pull.is_broken |= one.fault in BROKEN and not is_excused
-            chunk = pull.first + one.chunk
-            if outcome is Outcome.BAD_SOURCE or (is_not_there_yet and not pull.fault):
-                self._decline(pull, chunk)
-            size = pull.layout.stored_bytes if outcome is Outcome.DONE else 0
-            self._read_bytes += size
-            pull.received_bytes += size
-            pull.fault = pull.fault or one.fault
-            self._pulls.report(pull, Finished(pull.job, chunk, outcome, one.fault))
-            if pull.is_part_over:
-                self._go_on(pull)
-        self._owner.on_completed()
-
-    def _was_wrong(self, pull: Pull, one: ChunkEnd) -> bool:
-        """Whether a chunk has come with wrong bytes from its node as it has before."""
-        if one.fault != "checksum":
-            return False
-        key = pull.moves.keys[pull.first + one.chunk]
-        is_known = self._wrong.has(pull.node, key)
-        self._wrong.note(pull.node, key)
-        return is_known
-
-
-def _version_of(link: PeerLink | None) -> int:
-    """The version that a node is asked in."""
-    return r.OLDEST_VERSION if link is None or link.life is None else link.life.version
+    def _version_of(self, node: NodeName) -> int:
+        """The version that a node is asked in."""
+        link = self._link_of(node)
+        return r.OLDEST_VERSION if link is None or link.life is None else link.life.version

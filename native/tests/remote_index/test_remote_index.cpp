@@ -10,6 +10,8 @@ using namespace kvpool;
 using kvpool::testing::colliding_key;
 using kvpool::testing::packed;
 using kvpool::testing::remote_key;
+using kvpool::testing::REMOTE_EPOCH;
+using kvpool::testing::REMOTE_SEED;
 using kvpool::testing::RemoteTable;
 
 namespace {
@@ -175,14 +177,56 @@ TEST(ages_do_not_wrap) {
   EXPECT(table.index.verify().empty());
 }
 
-TEST(only_the_newest_owners_of_a_chunk_are_known) {
+TEST(chunks_that_many_owners_have_are_known_of_the_same_few) {
+  RemoteTable table(4096);
+  std::vector<RemoteOwner> owners(12);
+  for (RemoteOwner& owner : owners) {
+    owner = *table.index.add_owner();
+  }
+  std::mt19937_64 random(3);
+  constexpr uint64_t CHUNKS = 200;
+  std::vector<ChunkKey> keys;
+  for (uint64_t id = 0; id < CHUNKS; ++id) {
+    keys.push_back(remote_key(id));
+    std::shuffle(owners.begin(), owners.end(), random);
+    for (const RemoteOwner owner : owners) {
+      table.insert(owner, keys.back());
+    }
+  }
+  const std::vector<RemoteRun> runs = table.index.runs(packed(keys).data(), CHUNKS);
+  EXPECT(runs.size() == OWNERS_PER_CHUNK);
+  EXPECT(std::all_of(runs.begin(), runs.end(), [](const RemoteRun& run) { return run.chunks == CHUNKS; }));
+  EXPECT(table.index.count() == OWNERS_PER_CHUNK * CHUNKS);
+  EXPECT(table.index.verify().empty());
+}
+
+TEST(tables_of_different_seeds_know_different_owners) {
+  std::set<std::set<RemoteOwner>> chosen;
+  for (uint64_t seed = 1; seed <= 8; ++seed) {
+    const auto mapping = Mapping::create("remote", remote_bytes(64), false).mapping;
+    RemoteIndex index(mapping, 64, REMOTE_EPOCH, HashSeed{{seed * REMOTE_SEED.words[0], seed * REMOTE_SEED.words[1]}});
+    std::set<RemoteOwner> known;
+    const ChunkKey key = remote_key(1);
+    for (int number = 0; number < 12; ++number) {
+      index.insert(*index.add_owner(), RemoteTable::bytes_of(key), 1);
+    }
+    for (const RemoteRun& run : index.runs(RemoteTable::bytes_of(key), 1)) {
+      known.insert(run.owner);
+    }
+    EXPECT(known.size() == OWNERS_PER_CHUNK);
+    chosen.insert(known);
+  }
+  EXPECT(chosen.size() >= 4);
+}
+
+TEST(only_a_few_owners_of_a_chunk_are_known) {
   RemoteTable table(64);
   std::vector<RemoteOwner> owners;
   for (int number = 0; number < 100; ++number) {
     owners.push_back(*table.index.add_owner());
     table.insert(owners.back(), remote_key(1));
   }
-  EXPECT(table.owners(remote_key(1)) == std::set<RemoteOwner>(owners.end() - OWNERS_PER_CHUNK, owners.end()));
+  EXPECT(table.owners(remote_key(1)).size() == OWNERS_PER_CHUNK);
   EXPECT(table.index.count() == OWNERS_PER_CHUNK);
   for (const RemoteOwner owner : owners) {
     table.remove(owner, remote_key(1));

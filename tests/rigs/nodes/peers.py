@@ -80,6 +80,7 @@ class Owner:
     stages: list[tuple[Puller, r.Stage, Callable[[r.Staged | r.Refused], bool]]] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
     forgotten: list[Puller] = field(default_factory=list)
+    doubted: list[bytes] = field(default_factory=list)
 
     def serve(self, puller: Puller, pull: r.Pull, answer: Callable[[r.Offer | r.Refused], bool]) -> None:
         self.pulls.append((puller, pull, answer))
@@ -95,6 +96,9 @@ class Owner:
 
     def near(self, puller: Puller, ask: r.AskNear) -> r.Near | r.Refused:
         return r.Refused(r.RefusalCode.TRANSPORT, "this node has no memory")
+
+    def check(self, puller: Puller, wrong: r.Wrong) -> None:
+        self.doubted.append(wrong.key)
 
     def release(self, puller: Puller, pull: int) -> None:
         self.released.append(pull)

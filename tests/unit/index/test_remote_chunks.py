@@ -10,7 +10,6 @@ from kvpool.index.remote_chunks import (
     DECLINED_MAX,
     DECLINED_NS,
     KEYS_A_TURN,
-    NO_REMOTE_RUN,
     PENDING_KEYS_MAX,
     NodeName,
     RemoteChunks,
@@ -18,6 +17,7 @@ from kvpool.index.remote_chunks import (
 )
 from kvpool.key_column import KeyColumn
 from kvpool.types import Event, EventKind, NamespaceId
+from tests.rigs.nodes.longest_run import NO_RUN, longest_run
 from tests.rigs.parts import served
 
 EPOCH = bytes(range(16))
@@ -49,8 +49,8 @@ def settle(remote: RemoteChunks) -> int:
 
 def test_nothing_is_known_of_a_node_that_has_just_joined() -> None:
     remote = remote_of(ONE)
-    assert remote.find(column(0, 10), 0) == NO_REMOTE_RUN
-    assert remote.find(KeyColumn(b""), 0) == NO_REMOTE_RUN
+    assert longest_run(remote, column(0, 10), 0) == NO_RUN
+    assert longest_run(remote, KeyColumn(b""), 0) == NO_RUN
     assert (len(remote), remote.count_of(ONE)) == (0, 0)
     assert not remote.advance()
 
@@ -61,11 +61,11 @@ def test_the_longest_run_of_one_node_is_found_and_not_the_sum_of_several() -> No
     remote.note_stored(OTHER, column(2, 30))
     settle(remote)
     keys = column(0, 40)
-    assert remote.find(keys, 0) == RemoteRun(ONE, 5)
-    assert remote.find(keys, 2) == RemoteRun(OTHER, 28)
-    assert remote.find(keys, 2, avoid=[OTHER]) == RemoteRun(ONE, 3)
-    assert remote.find(keys, 2, avoid={ONE, OTHER}) == NO_REMOTE_RUN
-    assert remote.find(keys, 40) == NO_REMOTE_RUN
+    assert longest_run(remote, keys, 0) == RemoteRun(ONE, 5)
+    assert longest_run(remote, keys, 2) == RemoteRun(OTHER, 28)
+    assert longest_run(remote, keys, 2, avoid=[OTHER]) == RemoteRun(ONE, 3)
+    assert longest_run(remote, keys, 2, avoid={ONE, OTHER}) == NO_RUN
+    assert longest_run(remote, keys, 40) == NO_RUN
 
 
 def test_events_store_renew_and_remove() -> None:
@@ -75,20 +75,20 @@ def test_events_store_renew_and_remove() -> None:
     assert remote.note(ONE, Event(2, EventKind.UPDATED, keys=keys[:1].packed, tiers=6, tiers_before=2))
     assert remote.note(ONE, Event(3, EventKind.REMOVED, keys=keys[2:].packed, tiers_before=2))
     settle(remote)
-    assert remote.find(keys, 0) == RemoteRun(ONE, 2)
+    assert longest_run(remote, keys, 0) == RemoteRun(ONE, 2)
 
 
 def test_what_only_an_engine_of_another_node_has_is_not_there() -> None:
     remote, keys = remote_of(ONE), column(0, 3)
     assert remote.note(ONE, Event(1, EventKind.STORED, keys=keys.packed, tiers=1))
     settle(remote)
-    assert remote.find(keys, 0) == NO_REMOTE_RUN
+    assert longest_run(remote, keys, 0) == NO_RUN
     assert remote.note(ONE, Event(2, EventKind.UPDATED, keys=keys[:1].packed, tiers=3, tiers_before=1))
     settle(remote)
-    assert remote.find(keys, 0) == RemoteRun(ONE, 1)
+    assert longest_run(remote, keys, 0) == RemoteRun(ONE, 1)
     assert remote.note(ONE, Event(3, EventKind.UPDATED, keys=keys[:1].packed, tiers=1, tiers_before=3))
     settle(remote)
-    assert remote.find(keys, 0) == NO_REMOTE_RUN
+    assert longest_run(remote, keys, 0) == NO_RUN
 
 
 def test_a_new_life_of_a_node_ends_its_chunks_at_once_and_drops_its_queue() -> None:
@@ -99,11 +99,11 @@ def test_a_new_life_of_a_node_ends_its_chunks_at_once_and_drops_its_queue() -> N
     remote.note_stored(ONE, column(9000, 9100))
     remote.clear(ONE)
     assert (remote.count_of(ONE), remote.pending_of(ONE)) == (0, 0)
-    assert remote.find(keys, 0) == RemoteRun(OTHER, 10)
+    assert longest_run(remote, keys, 0) == RemoteRun(OTHER, 10)
     assert remote.verify() == []
     remote.note_stored(ONE, keys[:20])
     settle(remote)
-    assert remote.find(keys, 0) == RemoteRun(ONE, 20)
+    assert longest_run(remote, keys, 0) == RemoteRun(ONE, 20)
     assert len(remote) == 30
 
 
@@ -112,7 +112,7 @@ def test_a_node_that_leaves_is_forgotten() -> None:
     remote.note_stored(ONE, column(0, 10))
     settle(remote)
     remote.leave(ONE)
-    assert remote.find(column(0, 10), 0) == NO_REMOTE_RUN
+    assert longest_run(remote, column(0, 10), 0) == NO_RUN
     settle(remote)
     remote.join(ONE)
     assert remote.count_of(ONE) == 0
@@ -153,8 +153,8 @@ def test_a_full_table_evicts_the_oldest_and_stays_in_its_bound() -> None:
     assert stats["chunks"] + stats["evicted_chunks"] == 20_000
     assert stats["chunks"] <= stats["chunks_max"]
     assert remote.mapping.size == size <= 2000 * 16 + PACES_BYTES
-    assert remote.find(column(19_500, 20_000), 0).chunks == 500
-    assert remote.find(column(0, 10), 0) == NO_REMOTE_RUN
+    assert longest_run(remote, column(19_500, 20_000), 0).chunks == 500
+    assert longest_run(remote, column(0, 10), 0) == NO_RUN
 
 
 def test_a_node_among_others_has_a_share_and_gets_room_again_when_its_chunks_go() -> None:
@@ -164,13 +164,13 @@ def test_a_node_among_others_has_a_share_and_gets_room_again_when_its_chunks_go(
         assert remote.note_stored(ONE, column(first, first + 1000))
         settle(remote)
     assert (remote.count_of(ONE), remote.count_of(OTHER)) == (1000, 900)
-    assert remote.find(column(50_000, 50_900), 0) == RemoteRun(OTHER, 900)
+    assert longest_run(remote, column(50_000, 50_900), 0) == RemoteRun(OTHER, 900)
     assert remote.stats()["left_out_chunks"] == 19_000
     remote.note_removed(ONE, column(0, 100))
     remote.note_stored(ONE, column(30_000, 30_200))
     settle(remote)
     assert remote.count_of(ONE) == 1000
-    assert remote.find(column(30_000, 30_200), 0) == RemoteRun(ONE, 100)
+    assert longest_run(remote, column(30_000, 30_200), 0) == RemoteRun(ONE, 100)
     remote.join(NodeName("third"))
     remote.note_stored(ONE, column(30_100, 30_200))  # beyond a share that has become smaller
     settle(remote)
@@ -192,7 +192,7 @@ def test_a_life_beyond_the_numbers_waits_until_one_is_free() -> None:
     assert remote.verify() == []
     remote.leave(nodes[0])
     settle(remote)
-    assert remote.find(column(0, 10), 0) == RemoteRun(nodes[-1], 5)
+    assert longest_run(remote, column(0, 10), 0) == RemoteRun(nodes[-1], 5)
     remote.clear(nodes[-1])
     assert remote.verify() == []
 
@@ -215,8 +215,8 @@ def test_keys_with_one_fingerprint_are_a_wrong_hint_and_no_more() -> None:
     remote = remote_of(ONE)
     remote.note_stored(ONE, KeyColumn.of(alike[:1]))
     settle(remote)
-    assert remote.find(KeyColumn.of(alike), 0) == RemoteRun(ONE, 4)
-    assert remote.find(column(0, 4), 0) == NO_REMOTE_RUN
+    assert longest_run(remote, KeyColumn.of(alike), 0) == RemoteRun(ONE, 4)
+    assert longest_run(remote, column(0, 4), 0) == NO_RUN
     remote.note_removed(ONE, KeyColumn.of(alike[3:]))
     settle(remote)
     assert len(remote) == 0
@@ -230,7 +230,7 @@ def test_nobody_else_can_write_the_table() -> None:
         kvpool_native.Mapping.attach(remote.mapping.fd, remote.mapping.size, writable=True)
 
 
-def test_of_equal_runs_the_fastest_nodes_is_found_and_readers_see_its_pace() -> None:
+def test_readers_see_the_pace_of_the_fastest_node() -> None:
     remote = remote_of(ONE, OTHER)
     view = kvpool_native.RemoteView(remote.mapping)
     keys = column(0, 10)
@@ -240,14 +240,12 @@ def test_of_equal_runs_the_fastest_nodes_is_found_and_readers_see_its_pace() -> 
     assert view.pace_of(keys[0]) == (0, 0)
     remote.set_pace(ONE, (2_000_000, 900))
     remote.set_pace(OTHER, (1_000_000, 5000))
-    assert remote.find(keys, 0) == RemoteRun(OTHER, 10)
     assert view.pace_of(keys[9]) == (1_000_000, 5000)
     remote.set_pace(OTHER, (3_000_000, 5000))
-    assert remote.find(keys, 0) == RemoteRun(ONE, 10)
-    assert remote.find(keys, 0, {ONE}) == RemoteRun(OTHER, 10)
+    assert view.pace_of(keys[9]) == (2_000_000, 900)
     remote.note_stored(OTHER, column(10, 11))
     settle(remote)
-    assert remote.find(column(0, 11), 0) == RemoteRun(OTHER, 11)
+    assert longest_run(remote, column(0, 11), 0) == RemoteRun(OTHER, 11)
     assert view.pace_of(column(10, 11)[0]) == (3_000_000, 5000)
 
 
@@ -274,15 +272,15 @@ def test_what_a_node_declines_is_passed_over_for_a_while_by_engines_of_that_name
     remote.note_stored(OTHER, column(0, 8))
     settle(remote)
     remote.decline(ONE, ENGINES, keys[12], 1000)
-    assert remote.find(keys, 0, namespace=ENGINES, now_ns=1000) == RemoteRun(ONE, 12)
-    assert remote.find(keys, 5, namespace=ENGINES, now_ns=1000) == RemoteRun(ONE, 7)
-    assert remote.find(keys, 13, namespace=ENGINES, now_ns=1000) == RemoteRun(ONE, 7)
+    assert longest_run(remote, keys, 0, namespace=ENGINES, now_ns=1000) == RemoteRun(ONE, 12)
+    assert longest_run(remote, keys, 5, namespace=ENGINES, now_ns=1000) == RemoteRun(ONE, 7)
+    assert longest_run(remote, keys, 13, namespace=ENGINES, now_ns=1000) == RemoteRun(ONE, 7)
     remote.decline(ONE, ENGINES, keys[4], 2000)
-    assert remote.find(keys, 0, namespace=ENGINES, now_ns=2000) == RemoteRun(OTHER, 8)
-    assert remote.find(keys, 4, [OTHER], namespace=ENGINES, now_ns=2000) == NO_REMOTE_RUN
-    assert remote.find(keys, 0, namespace=OTHERS, now_ns=2000) == RemoteRun(ONE, 20)
-    assert remote.find(keys, 0, namespace=ENGINES, now_ns=1000 + DECLINED_NS) == RemoteRun(OTHER, 8)
-    assert remote.find(keys, 0, namespace=ENGINES, now_ns=2000 + DECLINED_NS) == RemoteRun(ONE, 20)
+    assert longest_run(remote, keys, 0, namespace=ENGINES, now_ns=2000) == RemoteRun(OTHER, 8)
+    assert longest_run(remote, keys, 4, [OTHER], namespace=ENGINES, now_ns=2000) == NO_RUN
+    assert longest_run(remote, keys, 0, namespace=OTHERS, now_ns=2000) == RemoteRun(ONE, 20)
+    assert longest_run(remote, keys, 0, namespace=ENGINES, now_ns=1000 + DECLINED_NS) == RemoteRun(OTHER, 8)
+    assert longest_run(remote, keys, 0, namespace=ENGINES, now_ns=2000 + DECLINED_NS) == RemoteRun(ONE, 20)
     assert remote.count_of(ONE) == 20
     remote.decline(NodeName("gone"), ENGINES, keys[0], 2000)
 
@@ -294,14 +292,14 @@ def test_an_announcement_or_a_new_life_ends_what_a_node_declined() -> None:
         remote.note_stored(ONE, keys)
         remote.decline(ONE, ENGINES, keys[number], 0)
     settle(remote)
-    assert remote.find(keys, 0, namespace=ENGINES, now_ns=1).chunks == 7
+    assert longest_run(remote, keys, 0, namespace=ENGINES, now_ns=1).chunks == 7
     remote.note_stored(ONE, column(7, 8))
-    assert remote.find(keys, 0, namespace=ENGINES, now_ns=1).chunks == 20
+    assert longest_run(remote, keys, 0, namespace=ENGINES, now_ns=1).chunks == 20
     remote.decline(ONE, ENGINES, keys[0], 1)
     remote.clear(ONE)
     remote.note_stored(ONE, keys)
     settle(remote)
-    assert remote.find(keys, 0, namespace=ENGINES, now_ns=1).chunks == 20
+    assert longest_run(remote, keys, 0, namespace=ENGINES, now_ns=1).chunks == 20
 
 
 def test_what_is_remembered_of_declines_is_bounded() -> None:
@@ -311,6 +309,6 @@ def test_what_is_remembered_of_declines_is_bounded() -> None:
     settle(remote)
     for number, key in enumerate(keys):
         remote.decline(ONE, ENGINES, key, number)
-    assert remote.find(keys, 0, namespace=ENGINES, now_ns=DECLINED_MAX).chunks == 5
+    assert longest_run(remote, keys, 0, namespace=ENGINES, now_ns=DECLINED_MAX).chunks == 5
     remote.decline(ONE, ENGINES, keys[0], DECLINED_NS + DECLINED_MAX + 5)
     assert len(remote._nodes[ONE].declined) == 1

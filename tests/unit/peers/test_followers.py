@@ -13,6 +13,7 @@ from kvpool.key_column import KeyColumn
 from kvpool.peers.control import records as r
 from kvpool.peers.control.link import PeerLink
 from tests.rigs.nodes.following import QUICK, SLOW_RETRY, Book, Reader, column, serve
+from tests.rigs.nodes.longest_run import longest_run
 from tests.rigs.nodes.peers import Fleet, fleet, until
 
 pytestmark = pytest.mark.asyncio
@@ -35,7 +36,7 @@ async def test_a_snapshot_and_then_every_change(nodes: Fleet) -> None:
     await until(lambda: book.waiting, "it waits again")
     book.write(column(0, 990), is_stored=False)
     await reader.knows(node, column(990, 1010))
-    assert reader.remote.find(column(990, 1010), 0) == (node, 20)
+    assert longest_run(reader.remote, column(990, 1010), 0) == (node, 20)
     counts = reader.followers.counts()[node]
     assert (counts.snapshots, counts.gaps, counts.failures, counts.lag, counts.last) == (1, 0, 0, 0, book.newest)
     assert reader.followers.stats() == {
@@ -62,7 +63,7 @@ async def test_changes_between_the_pages_of_a_snapshot_are_not_lost(nodes: Fleet
     await until(lambda: book.waiting, "the snapshot has ended, and it waits for changes")
     await reader.knows(node, KeyColumn.of(book.chunks))
     for key in book.chunks:
-        assert reader.remote.find(KeyColumn.of([key]), 0).node == node
+        assert longest_run(reader.remote, KeyColumn.of([key]), 0).node == node
 
 
 async def test_a_gap_is_another_snapshot(nodes: Fleet) -> None:
@@ -104,7 +105,7 @@ async def test_after_a_lost_link_it_goes_on_and_a_new_life_is_another_snapshot(n
     serve(nodes, other, life=2, address=address)
     await reader.knows(node, column(500, 520), "in its new life")
     assert reader.followers.counts()[node].snapshots == 2
-    assert reader.remote.find(column(0, 1), 0).chunks == 0
+    assert longest_run(reader.remote, column(0, 1), 0).chunks == 0
 
 
 async def test_hints_of_a_lost_node_are_kept_for_a_time_and_then_forgotten(nodes: Fleet) -> None:

@@ -23,7 +23,8 @@ STAGE = stage_of(7, 3)
 STAGED = staged_of(STAGE)
 ASK_NEAR = r.AskNear(7, bytes(16))
 NEAR = r.Near(7, "/run/kvpool/kvpool.sock", bytes(16), bytes(24), bytes(24), bytes(24))
-REQUESTS: list[Any] = [HELLO, PULL, RUN, STAGE, stage_of(7, 0, 0), ASK_NEAR, r.Release(7), r.Ping()]
+WRONG = r.Wrong("llama", LAYOUT.to_wire(), PULL.keys[:32], PULL.keys[32:64])
+REQUESTS: list[Any] = [HELLO, PULL, RUN, STAGE, stage_of(7, 0, 0), ASK_NEAR, r.Release(7), WRONG, r.Ping()]
 ANSWERS: list[Any] = [
     HELLO,
     OFFER,
@@ -108,6 +109,11 @@ def test_the_wire_is_as_documented() -> None:
         (ASK_NEAR, {"pull": 0}),
         (ASK_NEAR, {"host": bytes(15)}),
         (r.Release(1), {"pull": 0}),
+        (WRONG, {"key": b""}),
+        (WRONG, {"key": bytes(64)}),
+        (WRONG, {"parent": bytes(31)}),
+        (WRONG, {"layout": RUN.layout}),
+        (WRONG, {"layout": replace(LAYOUT, rank=None, world=2).to_wire()}),
     ],
 )
 def test_impossible_values_are_refused(record: Any, change: dict[str, Any]) -> None:

@@ -55,6 +55,13 @@ def suspended() -> NodeRecord:
     return record
 
 
+def deferred() -> NodeRecord:
+    record = RECORDS.of("deferred")
+    record.fail("had none of 2 chunks")
+    record.defer(MonotonicClock())
+    return record
+
+
 @pytest.mark.parametrize(
     ("link", "followers", "record", "expected"),
     [
@@ -63,6 +70,7 @@ def suspended() -> NodeRecord:
         (link_of(), followers_of(is_current=False), None, ("snapshot", "", "")),
         (link_of(), followers_of(is_current=False, fault="a gap"), None, ("waiting", "", "a gap")),
         (link_of(), followers_of(), suspended(), ("suspended", "", "stalled")),
+        (link_of(), followers_of(), deferred(), ("deferred", "", "had none of 2 chunks")),
         (link_of(None, state=LinkState.CONNECTING), followers_of(), None, ("connecting", "", "")),
         (link_of(None, "the connection ended"), followers_of(), None, ("away", "", "the connection ended")),
         (
@@ -84,7 +92,7 @@ def test_each_state_has_its_word(
 ) -> None:
     row = describe(link, followers, record)
     assert (row["state"], row["code"], row["last_error"]) == expected
-    assert (row["retry_s"] > 0) == (row["state"] == "suspended")
+    assert (row["retry_s"] > 0) == (row["state"] in ("suspended", "deferred"))
 
 
 def test_a_row_has_what_was_measured() -> None:

@@ -179,9 +179,9 @@ async def test_pulls_that_are_kept_back_do_not_wake_each_other(monkeypatch: pyte
             await here.pull(puller(1 + number, "key"), 1, number)
         acquire, asked = type(here.pool.pool.chains).acquire_for_peer, []
 
-        def note(chains: Chains, session: EngineSession, keys: KeyColumn) -> Parts[m.Leased]:
+        def note(chains: Chains, session: EngineSession, keys: KeyColumn, first: int) -> Parts[m.Leased]:
             asked.append(keys)
-            return acquire(chains, session, keys)
+            return acquire(chains, session, keys, first)
 
         monkeypatch.setattr(type(here.pool.pool.chains), "acquire_for_peer", note)
         await asyncio.gather(*(here.pull(puller(3 + number, "key"), 1, 2 + number) for number in range(2)))

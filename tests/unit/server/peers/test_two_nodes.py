@@ -16,7 +16,6 @@ from kvpool.server.peers.offers import OfferSettings
 from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiers.peer.pulls import Pull
 from kvpool.tiers.peer.settings import PeerTierSettings
-from kvpool.tiers.peer.tier import PeerTier
 from kvpool.types import ConnectionId
 from tests.rigs.nodes.fleet import Node
 from tests.rigs.nodes.stream_relay import StreamRelay
@@ -109,14 +108,15 @@ def test_a_node_that_leaves_between_two_parts_costs_what_it_has_not_sent(monkeyp
     async def act(here: Node, there: Node) -> None:
         assert await there.pool.save(KEYS) == len(KEYS)
         here.believe(there, KEYS)
-        go_on = PeerTier._go_on
+        driver = here.tier._driver
+        bring_part = driver._bring_part
 
-        def leave_first(tier: PeerTier, pull: Pull) -> None:
-            if pull.first == 6:  # the second part has come
-                monkeypatch.setattr(here.tier, "_link_of", lambda _: None)
-            go_on(tier, pull)
+        async def leave_first(pull: Pull) -> str:
+            if pull.first == 12:  # the second part has come
+                monkeypatch.setattr(driver, "_link_of", lambda _: None)
+            return await bring_part(pull)
 
-        monkeypatch.setattr(PeerTier, "_go_on", leave_first)
+        monkeypatch.setattr(driver, "_bring_part", leave_first)
         assert await here.pool.load(KEYS) == 12
         await here.pool.until_moved(lambda: here.pool.pool._tiering.holds == 0)
         assert here.tier.verify() == []
@@ -291,7 +291,7 @@ def test_a_plain_pull_is_refused_by_a_node_that_encrypts() -> None:
         here.believe(there, KEYS)
         there.offers.stream = there.offers.stream.replace("tls", "tcp")
         assert await here.pool.load(KEYS) == 0
-        assert there.offers.stats()["strangers_unencrypted"] > 0
+        await there.pool.until_moved(lambda: there.offers.stats()["strangers_unencrypted"] > 0)
         assert there.offers.stats()["sent_bytes"] == 0
 
     run(act, sends_encrypted=True)

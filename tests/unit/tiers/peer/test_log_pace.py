@@ -35,7 +35,7 @@ def test_a_node_that_refuses_every_pull_fills_no_log(caplog: pytest.LogCaptureFi
             assert await here.pool.load(KEYS) == 0
         assert here.pool.pool.measure({}).remote["peer"]["peer.pulls_refused"] == 20
 
-    with caplog.at_level(logging.INFO, "kvpool.tiers.peer.tier"):
+    with caplog.at_level(logging.INFO, "kvpool.tiers.peer"):
         run(act)
     assert len(caplog.records) == 1
     assert caplog.records[0].getMessage().startswith("peer there was asked for")

@@ -1,0 +1,285 @@
+"""On an idle, healthy fleet the first load brings what the lookup promised: pools of one process, over real sockets."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+import kvpool_native
+from kvpool.index.parts import Parts
+from kvpool.peers.control import records as r
+from kvpool.protocol.records import messages as m
+from kvpool.server.peers.offers import OfferSettings
+from kvpool.types import ConnectionId, Level
+from tests.rigs.nodes.fleet import Node
+from tests.rigs.tiers.tiered_pool import CHUNK, LAYOUT, key_of, medium_of, payload
+
+RANKS = 8
+Fleet = Sequence[Node]
+
+
+def run(
+    act: Callable[[Node, Fleet], Awaitable[None]],
+    nodes: int,
+    *,
+    dram_chunks: int = 400,
+    offers: OfferSettings | None = None,
+    has_disk: bool = False,
+) -> None:
+    """`here` follows so many other nodes."""
+
+    async def live() -> None:
+        here = Node("here", dram_chunks)
+        media = [medium_of(2 * dram_chunks)] if has_disk else []
+        fleet = [Node(f"node-{number}", dram_chunks, media=media) for number in range(nodes)]
+        for node in (*fleet, here):
+            await node.start(offers or OfferSettings())
+        for node in fleet:
+            await here.join(node)
+        await act(here, fleet)
+        for node in (here, *fleet):
+            await node.stop()
+
+    asyncio.run(live())
+
+
+async def save(here: Node, node: Node, keys: Sequence[bytes]) -> None:
+    """A node stores a chain, and `here` knows."""
+    if not keys:
+        return
+    assert await node.pool.save(keys) == len(keys)
+    if node is not here:
+        here.believe(node, keys)
+
+
+def promised(here: Node, keys: Sequence[bytes]) -> int:
+    """What a lookup finds: the leading chunks that are here, and behind them those that any node has."""
+    view = kvpool_native.RemoteView(here.hints.mapping)
+    index = kvpool_native.IndexView(here.pool.pool.memory.index)
+    chunks = int(index.lookup(b"".join(keys))[0])
+    while chunks < len(keys) and view.has(keys[chunks]):
+        chunks += 1
+    return chunks
+
+
+async def load_first(here: Node, keys: Sequence[bytes]) -> tuple[int, int, int]:
+    """What a lookup promises of a chain, what is leased of that, and what then comes."""
+    hit = promised(here, keys)
+    pool = here.pool
+    leased = await pool.serve(pool.pool.chains.acquire(pool.session, m.Acquire(b"".join(keys[:hit]))))
+    loaded = await pool.load(keys[:hit])
+    if leased.lease:
+        pool.pool.leases.release(pool.session, m.Release(leased.lease))
+    return hit, leased.chunks, loaded
+
+
+def finished(parts: Parts[m.Leased]) -> m.Leased:
+    """The answer to a request that waits for nothing."""
+    answers: list[m.Leased] = []
+
+    def serve() -> Parts[None]:
+        answers.append((yield from parts))
+
+    assert set(serve()) <= {None}, "it waits for something"
+    return answers[0]
+
+
+def pulls_of(node: Node) -> int:
+    return node.server.counts["pulls"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_nodes_have_of_it(seed: int) -> None:
+    """Each node has the beginning of a prompt, as long as it drew; some nodes have all of it."""
+
+    async def act(here: Node, fleet: Fleet) -> None:
+        drawn = random.Random(seed)
+        for prompt in range(6):
+            keys = [key_of(seed, prompt, number) for number in range(drawn.randint(1, 60))]
+            for node in (here, *fleet):
+                await save(here, node, keys[: drawn.randint(0, len(keys))])
+            hit, leased, loaded = await load_first(here, keys)
+            assert hit == leased == loaded, (seed, prompt, len(keys))
+
+    run(act, nodes=5)
+
+
+def test_a_prompt_that_many_nodes_have_is_pulled_from_one_of_them() -> None:
+    keys = [key_of(1, number) for number in range(80)]
+
+    async def act(here: Node, fleet: Fleet) -> None:
+        for node in fleet:
+            assert await node.pool.save(keys) == len(keys)
+        drawn = random.Random(7)
+        for at in range(0, len(keys), 4):  # each hears of it in an order of its own
+            for node in drawn.sample(list(fleet), len(fleet)):
+                here.believe(node, keys[at : at + 4])
+        assert await load_first(here, keys) == (80, 80, 80)
+        assert sum(map(pulls_of, fleet)) == 1
+
+    run(act, nodes=8)
+
+
+def test_a_prompt_of_which_each_node_has_a_piece_is_pulled_from_one_after_the_other() -> None:
+    keys = [key_of(2, number) for number in range(60)]
+
+    async def act(here: Node, fleet: Fleet) -> None:
+        for number, node in enumerate(fleet):
+            end = 20 * (number + 1)
+            assert await node.pool.save(keys[:end]) == end
+            here.believe(node, keys[end - 20 : end])
+        assert await load_first(here, keys) == (60, 60, 60)
+        assert [pulls_of(node) for node in fleet] == [1, 1, 1]
+
+    run(act, nodes=3)
+
+
+def test_each_rank_pulls_its_whole_run_at_once_and_acquire_waits_for_nothing() -> None:
+    chunks = 200
+    columns = [[key_of(3, rank, number) for number in range(chunks)] for rank in range(RANKS)]
+
+    async def act(here: Node, fleet: Fleet) -> None:
+        (there,) = fleet
+        for rank, keys in enumerate(columns):
+            there.pool.session = there.pool.pool.open_session(
+                ConnectionId(20 + rank), "model", replace(LAYOUT, rank=rank, world=RANKS)
+            )
+            await save(here, there, keys)
+        pool = here.pool.pool
+        session = pool.open_session(ConnectionId(30), "model", replace(LAYOUT, rank=None, world=RANKS))
+        packed = b"".join(key for keys in columns for key in keys)
+        parts = pool.chains.acquire(session, m.Acquire(packed))
+        leased = finished(parts)
+        assert leased.chunks == chunks, "before the first answer"
+        assert set(leased.tiers) == {Level.PEER}
+        await here.pool.until_moved(lambda: pool._tiering.holds == 0)
+        lease = pool._readers.find(session, leased.lease)
+        assert lease is not None
+        for keys, (hold,) in zip(columns, lease.holds.values(), strict=True):
+            slots = pool._directory.columns([hold])
+            assert set(slots.levels) == {Level.DRAM}
+            for key, offset in zip(keys, memoryview(slots.offsets).cast("Q"), strict=True):
+                assert here.pool.arena[offset : offset + CHUNK].tobytes() == payload(key), "wrong bytes"
+        assert pulls_of(there) == RANKS
+        pool.leases.release(session, m.Release(leased.lease))
+        pool.drop_connection(session.connection)
+        for rank in range(1, RANKS):
+            there.pool.pool.drop_connection(ConnectionId(19 + rank))
+
+    run(act, nodes=1, dram_chunks=2 * RANKS * chunks)
+
+
+@pytest.mark.parametrize("lent", [0, 3], ids=["nothing", "little"])
+def test_a_node_that_lends_too_little_costs_no_prompt_its_chunks(lent: int) -> None:
+    """Two nodes have all of them; one offers nothing, or the first chunks alone."""
+
+    async def act(here: Node, fleet: Fleet) -> None:
+        poor, other = fleet
+        serve = poor.offers.serve
+
+        def lend(puller: object, pull: r.Pull, answer: Callable[[r.Offer | r.Refused], bool]) -> None:
+            if lent and not pull.first:
+                serve(puller, replace(pull, keys=pull.keys[: 32 * lent]), answer)  # type: ignore[arg-type]
+            else:
+                answer(r.Offer(pull.pull, 0, b"", 0, "", b""))
+
+        poor.offers.serve = lend  # type: ignore[method-assign]
+        for prompt in range(24):
+            keys = [key_of(4, prompt, number) for number in range(12)]
+            for node in fleet:
+                await save(here, node, keys)
+            assert await load_first(here, keys) == (12, 12, 12), prompt
+        record = here.tier.nodes.find(poor.name)
+        assert record is None or record.pulls <= 2, "it is asked after the other one"
+        assert here.tier.nodes.of(other.name).failures == 0
+
+    run(act, nodes=2)
+
+
+def test_a_node_that_lends_too_little_is_asked_where_no_other_has_it_and_again_after_a_while() -> None:
+    async def act(here: Node, fleet: Fleet) -> None:
+        poor, _ = fleet
+        keys, alone = ([key_of(5, prompt, number) for number in range(12)] for prompt in range(2))
+        await save(here, poor, keys)
+        here.believe(poor, [*keys, key_of(5, 9)])
+        await save(here, poor, alone)
+        assert await load_first(here, [*keys, key_of(5, 9)]) == (13, 13, 12)
+        record = here.tier.nodes.of(poor.name)
+        assert record.deferred_s > 0
+        assert "had none of 1 chunks that it had announced" in record.last_error
+        assert await load_first(here, alone) == (12, 12, 12)
+        here.clock.pass_s(60)
+        assert not record.deferred_s
+
+    run(act, nodes=2)
+
+
+async def rot(node: Node, keys: Sequence[bytes], chunk: int) -> None:
+    """Change a byte of a chunk where it lies."""
+    pool = node.pool
+    held = await pool.serve(pool.pool.chains.acquire(pool.session, m.Acquire(b"".join(keys))))
+    pool.arena[memoryview(held.offsets).cast("Q")[chunk]] ^= 1
+    pool.pool.leases.release(pool.session, m.Release(held.lease))
+
+
+def checks_of(node: Node) -> tuple[int, int]:
+    """Chunks that it has compared for others, and those of them that were bad."""
+    return node.offers.stats()["compared_chunks"], node.pool.pool.measure({}).index["checksum_failures"]
+
+
+def test_a_rotten_chunk_costs_one_request_and_its_node_drops_it() -> None:
+    keys = [key_of(6, number) for number in range(12)]
+
+    async def act(here: Node, fleet: Fleet) -> None:
+        rotten, other = fleet
+        await save(here, rotten, keys)
+        await rot(rotten, keys, 5)
+        assert (await load_first(here, keys))[2] == 5
+        await rotten.pool.until_moved(lambda: checks_of(rotten) == (1, 1))
+        assert not rotten.pool.pool._directory.place_of(keys[5])[1]
+        assert rotten.pool.pool._directory.place_of(keys[4])[1]
+        await save(here, other, keys)
+        assert await load_first(here, keys) == (12, 12, 12)
+
+    run(act, nodes=2)
+
+
+def test_what_is_whole_is_not_dropped_whatever_others_say_of_it() -> None:
+    keys, unknown = ([key_of(number, chunk) for chunk in range(12)] for number in (10, 11))
+
+    async def act(here: Node, fleet: Fleet) -> None:
+        (there,) = fleet
+        await save(here, there, keys)
+        assert await load_first(here, keys) == (12, 12, 12)
+        link, layout = here.links[there.name], list(LAYOUT.to_wire())
+        link.report_wrong(r.Wrong("model", layout, b"", unknown[0]))
+        link.report_wrong(r.Wrong("model", layout, unknown[0], keys[1]))
+        link.report_wrong(r.Wrong("another model", layout, b"", keys[0]))
+        for _ in range(20):  # and more than it compares in a second
+            for parent, key in zip([b"", *keys], keys, strict=False):
+                link.report_wrong(r.Wrong("model", layout, parent, key))
+        await there.pool.until_moved(lambda: checks_of(there)[0] > 0)
+        assert checks_of(there)[0] < 200
+        assert checks_of(there)[1] == 0
+        assert all(there.pool.pool._directory.place_of(key)[1] for key in keys)
+        await there.pool.until_moved(lambda: there.pool.pool.measure({}).index["leases"] == 0)
+
+    run(act, nodes=1)
+
+
+@pytest.mark.parametrize("has_disk", [False, True], ids=["dram", "disk"])
+def test_a_chain_longer_than_what_its_owner_may_lease_for_others_comes_whole(has_disk: bool) -> None:
+    keys = [key_of(8, number) for number in range(60)]
+
+    async def act(here: Node, fleet: Fleet) -> None:
+        (there,) = fleet
+        await save(here, there, keys)
+        if has_disk:
+            assert await there.pool.demote() == 0
+            await there.pool.flush("dram")
+        assert await load_first(here, keys) == (60, 60, 60)
+        assert pulls_of(there) > 1
+
+    run(act, nodes=1, dram_chunks=80, has_disk=has_disk)
