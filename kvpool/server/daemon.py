@@ -34,8 +34,8 @@ from kvpool.server.health.systemd import ServiceManager
 from kvpool.server.metrics.measurements import LoopReader, Scrape
 from kvpool.server.metrics.request_times import RequestTimes
 from kvpool.server.operators import Operators
-from kvpool.server.peers.peer_list import PeerLister, PeerVerbs, peer_rows
-from kvpool.server.reload import Reload
+from kvpool.server.peers.peer_list import PeerVerbs, ReloadedFleet, peer_rows
+from kvpool.server.reload import KeyFile, Reload
 from kvpool.server.service import VERBS, ConnectionCounts, OperatorVerbs, engine_handlers, operator_handlers
 from kvpool.server.steering import SteeringVerbs
 from kvpool.types import ConnectionId
@@ -72,7 +72,7 @@ class Daemon:
         listener: LocalSocket,
         pool: Pool,
         clock: MonotonicClock,
-        fleets: Sequence[PeerLister] = (),
+        fleets: Sequence[ReloadedFleet] = (),
     ) -> None:
         """`reread` reads the configuration again from where it came. Raises ConfigError or OSError."""
         self._config = config
@@ -102,9 +102,11 @@ class Daemon:
         self.reload = Reload(
             config,
             read=reread,
-            read_keys=self._read_router_keys,
+            key_files=[
+                KeyFile("events.curve_clients_file", self._read_router_keys, self._let_routers_in),
+                *(KeyFile("peer.allow", fleet.read_allowed, fleet.admit) for fleet in fleets),
+            ],
             apply=self._reconfigure,
-            let_in=self._let_routers_in,
             on_turn=lambda is_running: self.supervision.note_reloading(is_running=is_running),
         )
         self._metrics: dict[str, MetricsServer] = {}
@@ -168,8 +170,9 @@ class Daemon:
 
         return read_allow_list("events.curve_clients_file", config.events.curve_clients_file)
 
-    def _let_routers_in(self, keys: frozenset[bytes]) -> None:
+    def _let_routers_in(self, keys: frozenset[bytes]) -> str:
         self._publisher.let_in(keys)
+        return f"{len(keys)} keys (for routers that connect from now on)"
 
     def _start_metrics(self) -> None:
         server = self._config.server

@@ -12,7 +12,7 @@ Invariant: `config` is what is in effect.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -23,9 +23,7 @@ from kvpool.units import format_duration
 log = logging.getLogger(__name__)
 log.setLevel(logging.INFO)  # at every log.level: an operator has requested it
 
-# CURVE keys of routers, and the option that names their file. They are read again whether or not it has changed.
-EventKeys = frozenset[bytes]
-ROUTER_KEYS = "events.curve_clients_file"
+Keys = frozenset[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +51,19 @@ LIVE = {
 
 
 @dataclass(frozen=True, slots=True)
+class KeyFile:
+    """CURVE keys in the file that an option names, which are read again whether or not the option has changed.
+
+    `read` reads them (None: keys are not required); `let_in` admits these and no others from now on, and describes the change,
+    empty for none.
+    """
+
+    option: str
+    read: Callable[[Config], Keys | None]
+    let_in: Callable[[Keys], str]
+
+
+@dataclass(frozen=True, slots=True)
 class ReloadResult:
     """Result of one reload: `changed`, a line for each option; `restart`, the options that wait for a restart."""
 
@@ -65,9 +76,8 @@ class ReloadResult:
 
 
 class Reload:
-    """See the module. `read` reads files and overrides, `read_keys` the keys of the routers that may connect (None: keys are
-    not required). `apply` puts a configuration into effect, `let_in` such keys; `on_turn` is called when a reload begins (True)
-    and ends.
+    """See the module. `read` reads files and overrides, and `key_files` the keys of those that may connect. `apply` puts a
+    configuration into effect; `on_turn` is called when a reload begins (True) and ends.
     """
 
     def __init__(
@@ -75,16 +85,14 @@ class Reload:
         config: Config,
         *,
         read: Callable[[], Config],
-        read_keys: Callable[[Config], EventKeys | None],
+        key_files: Sequence[KeyFile],
         apply: Callable[[Config], None],
-        let_in: Callable[[EventKeys], None],
         on_turn: Callable[[bool], None],
     ) -> None:
         self.config = config
         self._read = read
-        self._read_keys = read_keys
+        self._key_files = tuple(key_files)
         self._apply = apply
-        self._let_in = let_in
         self._on_turn = on_turn
         self._turn = asyncio.Lock()
         self._asked: asyncio.Task[None] | None = None
@@ -130,13 +138,13 @@ class Reload:
         except (OSError, ValueError, MemoryError) as error:
             log.error("the configuration is not reloaded, nothing is changed: %s: %s", type(error).__name__, error)
 
-    def _read_all(self) -> tuple[Config, EventKeys | None]:
+    def _read_all(self) -> tuple[Config, list[Keys | None]]:
         config = self._read()
-        return config, self._read_keys(config)
+        return config, [file.read(config) for file in self._key_files]
 
-    def _change_to(self, config: Config, keys: EventKeys | None) -> ReloadResult:
+    def _change_to(self, config: Config, keys: list[Keys | None]) -> ReloadResult:
         different = _differences(self.config, config)
-        is_same, changed = not different, []
+        changed: list[str] = []
         for name in [name for name in different if name in LIVE]:
             before, after = different[name]
             option = LIVE[name]
@@ -144,17 +152,21 @@ class Reload:
             changed.append(f"{name}: {option.show(before)} -> {option.show(after)}{counts_for}")
             self.config = _with_option(self.config, name, after)
         self._apply(self.config)
-        if keys is not None:
-            self._let_in(keys)
-            changed.append(f"{ROUTER_KEYS}: {len(keys)} keys (for routers that connect from now on)")
-            self.config = _with_option(self.config, ROUTER_KEYS, config.events.curve_clients_file)
-            different.pop(ROUTER_KEYS, None)
+        for file, listed in zip(self._key_files, keys, strict=True):
+            if listed is None:
+                continue
+            change = file.let_in(listed)
+            if change:
+                changed.append(f"{file.option}: {change}")
+            section, _, name = file.option.partition(".")
+            self.config = _with_option(self.config, file.option, getattr(getattr(config, section), name))
+            different.pop(file.option, None)
         restart = tuple(name for name in different if name not in LIVE)
         for line in changed:
             log.info("reloaded %s", line)
         for name in restart:
             log.warning("%s has changed, which needs a restart", name)
-        if is_same:
+        if not changed and not restart:
             log.info("reloaded: no option has changed")
         return ReloadResult(tuple(changed), restart)
 

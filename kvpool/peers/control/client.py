@@ -43,7 +43,8 @@ class ControlClientSettings:
 
 
 class ControlClient:
-    """See the module. `on_change` is called with a link that has become ready, and with one that no longer is."""
+    """See the module. `on_change` is called with a link that has become ready, with one that no longer is, and with one
+    that could not."""
 
     def __init__(
         self,

@@ -47,6 +47,8 @@ _RTT_WEIGHT = 0.125
 # Answers that nobody waits for, at once and then in each UNASKED_S, before the link ends: twice as many as can be late.
 UNASKED_MAX = 32
 UNASKED_S = 10.0
+# The fault of a handshake that the peer has ended.
+WRONG_KEYS = "it cannot be connected: the keys are not each other's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,8 @@ class PeerLink:
         share: LoopShare,
         on_change: "Callable[[PeerLink], None]",
     ) -> None:
-        """`share`: of the loop, for all answers. `on_change` is called as READY begins or ends, and never waits."""
+        """`share`: of the loop, for all answers. `on_change` is called as READY begins or ends, and as an attempt fails; it
+        never waits."""
         self.member = member
         self._identity = identity
         self._keys = keys
@@ -115,6 +118,7 @@ class PeerLink:
         self._lost_ns = 0
         self.rtt_s = 0.0
         self.fault = ""
+        self.same_faults = 0  # ends of attempts in a row that had this fault
         self._call_later(0, self._connect)
 
     def __repr__(self) -> str:
@@ -218,8 +222,8 @@ class PeerLink:
         elif event & _FAILED_EVENTS:
             is_handshake = self.state is LinkState.CONNECTING
             self._counts["failed_handshakes"] += is_handshake and event != zmq.EVENT_CLOSED
-            refused = "nobody listens there" if event == zmq.EVENT_CLOSED else "the keys are not each other's"
-            self._end(f"it cannot be connected: {refused}" if is_handshake else "the connection ended")
+            refused = "it cannot be connected: nobody listens there" if event == zmq.EVENT_CLOSED else WRONG_KEYS
+            self._end(refused if is_handshake else "the connection ended")
 
     def _take(self, parts: list[zmq.Frame]) -> None:
         self._has_spoken = True
@@ -364,6 +368,7 @@ class PeerLink:
         if was_ready:
             self._lost_ns = self._clock.now_ns()
         if was_ready or state is LinkState.IDLE:
+            self.same_faults = self.same_faults + 1 if fault == self.fault else 1
             self.fault = fault
         self._cancel_timer()
         self._unread.close()
@@ -381,6 +386,7 @@ class PeerLink:
             self._call_later(self._back_off.fail(), self._connect)
         if was_ready:
             self._counts["disconnects"] += 1
+        if was_ready or state is LinkState.IDLE:
             self._on_change(self)
 
 

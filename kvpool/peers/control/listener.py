@@ -42,8 +42,8 @@ LOOP_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class ListenerSettings:
-    """Bounds of a listener. `handshakes_per_minute`: of one key. `frames_per_s`: of all peers together. `guard`: of
-    connections."""
+    """Bounds of a listener. `handshakes_per_minute`: of one key from one address. `frames_per_s`: of all peers together.
+    `guard`: of connections."""
 
     handshakes_per_minute: int = 60
     frames_per_s: float = 20_000.0

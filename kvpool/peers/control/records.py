@@ -283,6 +283,7 @@ class RefusalCode:
     DOMAIN = "domain"  # another trust domain
     HELLO = "hello"  # a request before Hello, or from a connection that was forgotten
     SELF = "self"  # the node itself
+    NAME = "name"  # another node of this name is connected
     REPEATED = "repeated"  # a sequence number or a pull that was used before
     BUSY = "busy"  # too many unanswered requests of this peer, or too many connections
     RATE = "rate"  # too many frames of this peer in a second

@@ -193,6 +193,9 @@ class ControlServer:
             version = self._identity.accept(hello)
         except wire.WireFault as fault:
             raise wire.WireFault(fault.code, str(fault), sequence) from fault
+        if self._pullers.has_namesake(node=hello.node, incarnation=hello.incarnation, key=arrival.key):
+            text = f"another node that calls itself {hello.node[:64]!r} is connected: give each node a peer.name of its own"
+            raise wire.WireFault(r.RefusalCode.NAME, text, sequence)
         peer = self._pullers.peer_of(arrival.peer, node=hello.node, key=arrival.key)
         for former in self._pullers.replaced_by(arrival.route, peer, node=hello.node, key=arrival.key):
             self._forget(former, ends=former.number != arrival.connection)

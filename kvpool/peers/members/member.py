@@ -87,15 +87,21 @@ class Members(Protocol):
         """Counters, by name. Any thread."""
         ...
 
+    def admit(self, allowed: frozenset[bytes]) -> None:
+        """Have members with these keys alone, from now on. Any thread."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class BookSettings:
-    """`own`: names and endpoints of this node. `allowed`: public keys, 32 bytes each; None: no keys are used."""
+    """`own`: names and endpoints of this node. `allowed`: public keys, 32 bytes each; None: no keys are used. A member that is
+    no longer listed stays for `linger_s`, or where the source was away a moment ago until `return_s` after that."""
 
     own: frozenset[str] = frozenset()
     allowed: frozenset[bytes] | None = None
     members_max: int = 1024
     linger_s: float = 10.0
+    return_s: float = 45.0  # the longest time between two looks of a member after failures, and a look
 
     def __post_init__(self) -> None:
         assert self.members_max > 0
@@ -115,6 +121,8 @@ class MemberBook:
         self._clock = clock
         self._members: dict[str, Member] = {}
         self._missing: dict[str, Deadline] = {}
+        self._allowed = settings.allowed
+        self._returning: Deadline | None = None
         self.left_out = 0
         self.refused: tuple[str, ...] = ()
         self.changes = 0
@@ -122,6 +130,14 @@ class MemberBook:
     def current(self) -> tuple[Member, ...]:
         """The members known now. Any thread."""
         return tuple(self._members.values())
+
+    def admit(self, allowed: frozenset[bytes]) -> None:
+        """With the next list, members with other keys are none, even for a while. Any thread."""
+        self._allowed = allowed
+
+    def note_return(self) -> None:
+        """The source was away, and may have forgotten members, which need their time to be listed again."""
+        self._returning = Deadline(self._settings.return_s, self._clock)
 
     def replace(self, members: Iterable[Member]) -> None:
         """Know these members and no others, and report the difference. Of one identity the last one counts."""
@@ -170,15 +186,18 @@ class MemberBook:
 
     def _lingering(self, listed: dict[str, Member]) -> dict[str, Member]:
         """The known members that are not listed, and not for so long that they have left."""
-        missing = {identity: one for identity, one in self._members.items() if identity not in listed}
+        missing = {
+            identity: one for identity, one in self._members.items() if identity not in listed and self._is_allowed(one)
+        }
+        returning_s = 0.0 if self._returning is None else self._returning.remaining_s()
+        linger_s = max(self._settings.linger_s, returning_s)
         self._missing = {
-            identity: self._missing.get(identity) or Deadline(self._settings.linger_s, self._clock)
-            for identity in missing
+            identity: self._missing.get(identity) or Deadline(linger_s, self._clock) for identity in missing
         }
         return {identity: one for identity, one in missing.items() if not self._missing[identity].has_passed()}
 
     def _is_allowed(self, member: Member) -> bool:
-        allowed = self._settings.allowed
+        allowed = self._allowed
         return allowed is None or not member.public_key or z85.decode(member.public_key) in allowed
 
 

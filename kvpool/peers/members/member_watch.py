@@ -1,7 +1,8 @@
 """Member watch: a thread that looks again and again who the members are.
 
-A look that fails leaves the last known members as they are, and the next one comes after a back-off. Between looks there is
-`refresh_s`, with jitter, so that the nodes of a fleet do not ask in one moment.
+A look that fails leaves the last known members as they are, and the next one comes after a back-off. A source that was away may
+have forgotten members, whose own looks come after a back-off too: for a while after its return those that lack stay. Between
+looks there is `refresh_s`, with jitter, so that the nodes of a fleet do not ask in one moment.
 
 A look is on a thread of its own, because nothing bounds the time of the system's resolver: one that has not ended within
 `look_s` is a failed look, and no other is begun until it has ended. A late answer counts for the turn after it.
@@ -86,6 +87,11 @@ class MemberWatch:
             return f"peers: the thread that watches {self._name} has died"
         return self._problem or self._book.problem()
 
+    def admit(self, allowed: frozenset[bytes]) -> None:
+        """See `Members`."""
+        self._book.admit(allowed)
+        self.look_now()
+
     def stats(self) -> dict[str, int]:
         """Counters, by name."""
         return {**self._book.stats(), "looks": self._looks, "failed_looks": self._failures, "late_looks": self._late}
@@ -114,6 +120,7 @@ class MemberWatch:
             return self._back_off.fail()
         if self._problem:
             log.warning("peers: %s gives members again", self._name)
+            self._book.note_return()
         self._problem = ""
         self._back_off.succeed()
         if not self._is_stopping:

@@ -1,4 +1,4 @@
-"""Static members: those that the configuration lists. They never change. Any thread."""
+"""Static members: those that the configuration lists. Only the keys that are allowed change. Any thread."""
 
 from collections.abc import Iterable
 
@@ -31,6 +31,11 @@ class StaticMembers:
     def problem(self) -> str:
         """Which of the listed cannot be used; empty where all can."""
         return self._book.problem()
+
+    def admit(self, allowed: frozenset[bytes]) -> None:
+        """See `Members`. On its caller's thread, one at a time."""
+        self._book.admit(allowed)
+        self._book.replace(self._listed)
 
     def stats(self) -> dict[str, int]:
         """Counters, by name."""

@@ -31,6 +31,7 @@ from kvpool.pool.pool import Pool
 from kvpool.server.descriptor_room import PeerRoom
 from kvpool.server.peers.former_members import FormerMembers
 from kvpool.server.peers.key_reporter import KeyReporter
+from kvpool.server.peers.link_log import LinkLog, stream_problems
 from kvpool.server.peers.member_source import LIST, NOWHERE, linger_s, make_members, source_of
 from kvpool.server.peers.near_offers import NearOffers
 from kvpool.server.peers.node_names import NodeNames
@@ -77,6 +78,7 @@ class Fleet:
         self._keys, self._allowed = trust.keys, trust.allowed
         self._links: dict[NodeName, PeerLink] = {}
         self._names = NodeNames(config.node_name)
+        self._link_log = LinkLog(clock)
         self._former = FormerMembers(clock)
         self._tiers: list[PeerTier] = []
         self._list_links: Callable[[], list[PeerLink]] = list  # none before the start
@@ -222,7 +224,13 @@ class Fleet:
 
         Any thread."""
         found = (self._members.problem(), self._engine.problem() if self._engine is not None else "")
-        return [*(problem for problem in found if problem), *self._names.problems(self._list_links())]
+        links = self._list_links()
+        return [
+            *(problem for problem in found if problem),
+            *self._names.problems(links),
+            *LinkLog.problems(links),
+            *stream_problems(one for tier in self._tiers for one in tier.nodes.all() if one[0] in self._links),
+        ]
 
     async def close(self) -> bool:
         """End everything that has begun. False where a thread is left waiting for the network."""
@@ -246,6 +254,21 @@ class Fleet:
             self._former.note_joined(member.identity)
         self.client.follow(change)
         self._use_freed()
+
+    def read_allowed(self, config: Config) -> frozenset[bytes] | None:
+        """The keys that `peer.allow` of another reading of the configuration lists; None where no keys are used. Raises
+        ConfigError."""
+        return None if self._allowed is None else read_trust(config.peer).allowed
+
+    def admit(self, allowed: frozenset[bytes]) -> str:
+        """Have nodes with these keys, and no others, from now on: links to others end, and what they were lent. What that
+        changes, in a few words; empty for nothing. All connections to this node are made anew."""
+        before, self._allowed = self._allowed, allowed
+        if before is None or before == allowed:
+            return ""
+        self.server.admit(allowed)
+        self._members.admit(allowed)
+        return f"{len(allowed)} keys, {len(allowed - before)} of them new, {len(before - allowed)} no longer"
 
     def describe(self) -> str:
         """This node among others, in a few words for the log. REQUIRES: it has started."""
@@ -285,6 +308,7 @@ class Fleet:
         return describe(link, self._followers, records[0] if records else None)
 
     def _note_link(self, link: PeerLink) -> None:
+        self._link_log.note(link)
         links = self._list_links()
         if self._names.note_link(link, links):
             self._use_link(link)

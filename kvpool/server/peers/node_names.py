@@ -1,11 +1,12 @@
-"""Names of nodes: each belongs to the key that showed it first, until its node shows another name or is no member any more.
+"""Names of nodes: each belongs to the member that showed it first, until its node shows another name or is no member any more.
 
-Hints and measurements are kept by the names in Hellos. A node with a key of its own that takes another node's name would get
-its pulls: a link of another key with a name that is taken is a double, and is not used until the name is free. A node that is
-away keeps its name. In a fleet that shares one key pair names are not protected from its own nodes. Loop thread only, but for
-what says "any thread". Bounded: names and doubles of known members alone.
+Hints and measurements are kept by the names in Hellos. A node that takes another node's name would get its pulls, and the other
+one would be asked no more: a link with a name that is taken is a double, and is not used until the name is free. A node that is
+away keeps its name from nodes with other keys. In a fleet that shares one key pair, or has none, the name goes to the next node
+that shows it: it may be the same one at another address. Loop thread only, but for what says "any thread". Bounded: names and
+doubles of known members alone.
 
-Invariant: a name belongs to a key only while a known member of that key has shown it last. No double has its name.
+Invariant: a name belongs to a member only while that is known and has shown it last. No double has its name.
 """
 
 from collections.abc import Collection
@@ -27,11 +28,11 @@ class NodeNames:
         """`own`: this node's name."""
         self._own = own
         self._shown: dict[_Shower, NodeName] = {}
-        self._keys: dict[NodeName, bytes] = {}
+        self._owners: dict[NodeName, _Shower] = {}
         self._doubles: dict[PeerLink, NodeName] = {}
 
     def __repr__(self) -> str:
-        return f"<NodeNames {len(self._keys)}, {len(self._doubles)} doubles>"
+        return f"<NodeNames {len(self._owners)}, {len(self._doubles)} doubles>"
 
     def note_link(self, link: PeerLink, links: Collection[PeerLink]) -> bool:
         """A link has become ready, or no longer is. Whether that is one of a node with a name of its own."""
@@ -41,7 +42,7 @@ class NodeNames:
         name = NodeName(link.life.node)
         self._shown[_shower(link)] = name
         self._drop_names(links)
-        if self._keys.setdefault(name, link.member.public_key) == link.member.public_key:
+        if self._may_have(link, name, links):
             return True
         self._doubles[link] = name
         return False
@@ -49,11 +50,7 @@ class NodeNames:
     def take_freed(self, links: Collection[PeerLink]) -> list[PeerLink]:
         """The doubles whose names have become free: they have them now, and are doubles no longer."""
         self._drop_names(links)
-        freed = [
-            link
-            for link, name in self._doubles.items()
-            if self._keys.setdefault(name, link.member.public_key) == link.member.public_key
-        ]
+        freed = [link for link, name in self._doubles.items() if self._may_have(link, name, links)]
         for link in freed:
             del self._doubles[link]
         return freed
@@ -91,12 +88,28 @@ class NodeNames:
         """How many nodes are not used, because their names are those of others. Any thread."""
         return len(self._doubles)
 
+    def _may_have(self, link: PeerLink, name: NodeName, links: Collection[PeerLink]) -> bool:
+        """Whether a name is that of the link's node, which has it from now on."""
+        owner, shower = self._owners.get(name), _shower(link)
+        if owner is not None and owner != shower:
+            shown = [one.life.incarnation for one in links if _shower(one) == owner and one.life is not None]
+            own = None if link.life is None else link.life.incarnation
+            if owner[1] != shower[1] or any(one != own for one in shown):
+                return False
+        self._owners[name] = shower
+        return True
+
     def _drop_names(self, links: Collection[PeerLink]) -> None:
-        """Forget members that are known no longer, and names that no known member of their key has."""
+        """Forget members that are known no longer, and names that these have shown last. A key that has shown a name from
+        another address keeps it."""
         known = {_shower(one) for one in links}
         self._shown = {shower: name for shower, name in self._shown.items() if shower in known}
-        held = {(name, key) for (_, key), name in self._shown.items()}
-        self._keys = {name: key for name, key in self._keys.items() if (name, key) in held}
+        for name, owner in list(self._owners.items()):
+            if self._shown.get(owner) != name:
+                others = [one for one, shown in self._shown.items() if shown == name and one[1] == owner[1]]
+                del self._owners[name]
+                if others:
+                    self._owners[name] = others[0]
 
 
 def _shower(link: PeerLink) -> _Shower:

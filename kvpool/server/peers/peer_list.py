@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kvpool.config.config import Config
 from kvpool.errors import InvalidArgument
 from kvpool.index.remote_chunks import NodeName
 from kvpool.peers.circuit_breaker import BreakerState
@@ -42,6 +43,18 @@ class PeerLister(Protocol):
 
     def peer_row(self, link: "PeerLink") -> dict[str, Any]:
         """What an operator is shown of a member."""
+        ...
+
+
+class ReloadedFleet(PeerLister, Protocol):
+    """A fleet that new readings of the configuration reach."""
+
+    def read_allowed(self, config: Config) -> frozenset[bytes] | None:
+        """The public keys of the nodes that may connect, by a reading of the configuration; None: no keys are used."""
+        ...
+
+    def admit(self, allowed: frozenset[bytes]) -> str:
+        """Admit nodes with these keys alone, from now on. What that changes, in words; empty for nothing."""
         ...
 
 

@@ -32,6 +32,7 @@ class NodeRecord:
     last_error: str = ""
     life: bytes = b""
     deferred: Deadline | None = None
+    unreachable: str = ""  # where its bytes should have come from, while nothing answers there
 
     @property
     def deferred_s(self) -> float:

@@ -230,6 +230,7 @@ class PullDriver:
     async def _receive(self, pull: Pull, part: Part, order: Order) -> bool:
         """Begin to receive by the first transport that can. Whether one can."""
         deadline, part.is_coming = Deadline(order.timeout_s, self._clock), order.is_coming
+        part.address = order.offer.address
         for transport in self._transports:
             is_protected = transport.capabilities.is_encrypted or not order.address.is_encrypted
             if is_protected and await transport.accepts(order):
@@ -251,6 +252,8 @@ class PullDriver:
             pull.is_cut = pull.layout.is_chained
             if not part.is_not_there_yet:
                 record.defer(self._clock)
+        if part.fault == "unreachable" or part.received_bytes:
+            record.unreachable = part.address if part.fault == "unreachable" else ""
         if part.received[1]:
             record.pace.note_bytes(part.received_bytes, (self._clock.now_ns() - part.begun_ns) / NS_PER_S)
             self._chunks.set_pace(NodeName(pull.node), record.pace.packed())

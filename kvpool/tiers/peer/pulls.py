@@ -30,8 +30,8 @@ NO_KEYS = KeyColumn(b"")
 @dataclass(slots=True)
 class Part:
     """Chunks of a pull that a node offers at once: so many, of which `left` have not ended. `received`: the transport and its
-    job, once it has begun at `begun_ns`. `is_coming`: chunks are on their way to the node itself. `is_broken`: its path failed.
-    `fault`: why the first chunk that failed did. `over`: all of it has ended."""
+    job, once it has begun at `begun_ns`; `address`: of the stream that the node offers. `is_coming`: chunks are on their way to
+    the node itself. `is_broken`: its path failed. `fault`: why the first chunk that failed did. `over`: all of it has ended."""
 
     offered: int
     begun_ns: int
@@ -39,6 +39,7 @@ class Part:
     over: "asyncio.Future[None]"
     left: int = field(init=False)
     received: tuple[str, int] = ("", 0)
+    address: str = ""
     received_bytes: int = 0
     is_broken: bool = False
     fault: str = ""

@@ -95,7 +95,7 @@ async def test_the_end_of_a_connection_ends_its_request() -> None:
         link = await nodes.watch().ready(server)
         asked = asyncio.ensure_future(link.request(r.AskChanges(1, 20_000, 0), 25.0))
         await until(lambda: keys.asked, "the request has come")
-        await nodes.watch(node=identity_of("puller", 2)).ready(server)  # its new life
+        await nodes.watch(node=identity_of("puller", 1)).ready(server)  # it connects again
         await until(lambda: keys.forgotten, "the former connection is forgotten")
         assert not keys.asked[0][2](CHANGES)
         asked.cancel()

@@ -67,6 +67,49 @@ def test_a_member_that_comes_and_goes_keeps_its_place() -> None:
     book.verify()
 
 
+def test_a_source_that_was_away_has_time_to_list_its_members_again() -> None:
+    book, changes, clock = _book(linger_s=10.0, return_s=45.0)
+    book.replace([_member(1), _member(2), _member(3)])
+    clock.now_s = 100.0
+    book.note_return()
+    for now_s in (100.0, 112.0, 130.0):
+        clock.now_s = now_s
+        book.replace([_member(1)])
+    book.replace([_member(1), _member(3)])
+    assert book.current() == (_member(1), _member(2), _member(3))
+    clock.now_s = 145.1
+    book.replace([_member(1), _member(3)])
+    assert changes[1:] == [MembersChange(left=(_member(2),))]
+    book.replace([_member(1)])
+    clock.now_s = 155.2
+    book.replace([_member(1)])
+    assert changes[2:] == [MembersChange(left=(_member(3),))], "as always, from then on"
+    book.verify()
+
+
+def test_a_key_that_is_no_longer_allowed_is_out_at_once_and_a_new_one_is_in() -> None:
+    mine, other = make_key_pair(), make_key_pair()
+    keys = [z85.decode(pair.public) for pair in (mine, other)]
+    listed = [Member(f"tcp://10.0.0.{number}:1", pair.public) for number, pair in enumerate((mine, other), start=1)]
+    book, changes, _ = _book(allowed=frozenset(keys[:1]))
+    book.replace(listed)
+    assert book.current() == (listed[0],)
+    book.admit(frozenset(keys))
+    book.replace(listed)
+    assert book.current() == tuple(listed)
+    book.admit(frozenset(keys[1:]))
+    book.replace(listed)
+    assert book.current() == (listed[1],)
+    assert changes[-1] == MembersChange(left=(listed[0],))
+    book.verify()
+    members = StaticMembers(
+        listed, changes.append, book=BookSettings(allowed=frozenset(keys[:1])), clock=MonotonicClock()
+    )
+    members.start()
+    members.admit(frozenset(keys[1:]))
+    assert members.current() == (listed[1],)
+
+
 def test_the_node_itself_is_no_member() -> None:
     book, _, _ = _book(own=frozenset({"node-1", "tcp://10.0.0.2:5600"}))
     book.replace([_member(1), _member(2), _member(3)])
@@ -245,6 +288,26 @@ def test_a_broken_dns_leaves_the_last_known_members(watch_dns: Callable[..., Any
     assert len(members.current()) == len(changes) == 1
     is_broken.clear()
     wait_until(lambda: members.problem() == "", "it is well again")
+
+
+def test_a_dns_that_comes_back_with_less_leaves_the_others_their_time(watch_dns: Callable[..., Any]) -> None:
+    answers: list[list[str]] = [["10.0.0.1", "10.0.0.2"]]
+
+    def resolve(name: str) -> list[str]:
+        if not answers[-1]:
+            raise OSError("name or service not known")
+        return answers[-1]
+
+    members, changes = watch_dns(resolve)
+    wait_until(lambda: changes, "they are known")
+    answers.append([])
+    wait_until(lambda: members.problem() != "", "it is away")
+    answers.append(["10.0.0.1"])
+    wait_until(lambda: members.problem() == "", "it is back")
+    looks = members.stats()["looks"]
+    wait_until(lambda: members.stats()["looks"] > looks + 3, "it is asked on")
+    assert len(members.current()) == 2
+    assert len(changes) == 1
 
 
 def test_a_resolver_that_hangs_is_waited_for_once_and_each_look_ends(watch_dns: Callable[..., Any]) -> None:

@@ -269,6 +269,23 @@ def test_what_is_whole_is_not_dropped_whatever_others_say_of_it() -> None:
     run(act, nodes=1)
 
 
+def test_a_stream_where_nothing_answers_is_noted_until_bytes_come() -> None:
+    async def act(here: Node, fleet: Fleet) -> None:
+        (there,) = fleet
+        stream, record = there.offers.stream, here.tier.nodes.of(there.name)
+        first, second = ([key_of(12, prompt, number) for number in range(4)] for prompt in range(2))
+        for keys in (first, second):
+            await save(here, there, keys)
+        there.offers.stream = "tcp://127.0.0.1:1"  # where nobody listens
+        assert (await load_first(here, first))[2] == 0
+        assert record.unreachable == "tcp://127.0.0.1:1"
+        there.offers.stream = stream
+        assert await load_first(here, second) == (4, 4, 4)
+        assert record.unreachable == ""
+
+    run(act, nodes=1)
+
+
 @pytest.mark.parametrize("has_disk", [False, True], ids=["dram", "disk"])
 def test_a_chain_longer_than_what_its_owner_may_lease_for_others_comes_whole(has_disk: bool) -> None:
     keys = [key_of(8, number) for number in range(60)]

@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
+
 from kvpool.index.remote_chunks import NodeName
 from kvpool.peers.control.identity import PeerLife
 from kvpool.peers.control.link import PeerLink
@@ -24,9 +26,9 @@ class _Link(SimpleNamespace):
     __hash__ = object.__hash__  # type: ignore[assignment]
 
 
-def show(names: NodeNames, link: PeerLink, name: str, links: list[PeerLink]) -> bool:
-    """A link connects, to a node of this name (empty: it ends)."""
-    link.life = PeerLife(name, bytes(16), "", is_new=False) if name else None
+def show(names: NodeNames, link: PeerLink, name: str, links: list[PeerLink], life: int = 0) -> bool:
+    """A link connects, to a node of this name (empty: it ends), in a life."""
+    link.life = PeerLife(name, bytes([life] * 16), "", is_new=False) if name else None
     return names.note_link(link, links)
 
 
@@ -76,11 +78,24 @@ def test_a_name_is_free_when_no_member_has_its_key() -> None:
     assert not show(names, first, NAME, [first, second])
 
 
-def test_nodes_that_share_a_key_share_its_names() -> None:
+@pytest.mark.parametrize("key", [b"", b"one"], ids=["no keys", "a shared key"])
+def test_of_nodes_that_share_a_key_and_a_name_one_is_used_at_a_time(key: bytes) -> None:
+    first, second = link_of(1, key), link_of(2, key)
+    links, names = [first, second], NodeNames("here")
+    assert show(names, first, NAME, links, life=1)
+    assert not show(names, second, NAME, links, life=2)
+    assert names.is_double(second)
+    assert "it calls itself 'gpu-1', as 127.0.0.1:1 does, and is not used" in names.problems(links)[0]
+    assert show(names, first, "", links)
+    assert names.take_freed(links) == [second], "it may be the first one, at another address"
+    assert not show(names, first, NAME, links, life=1)
+
+
+def test_a_node_with_two_addresses_is_no_double_of_itself() -> None:
     first, second = link_of(1, b""), link_of(2, b"")
     names = NodeNames("here")
-    assert show(names, first, NAME, [first, second])
-    assert show(names, second, NAME, [first, second])
+    assert show(names, first, NAME, [first, second], life=1)
+    assert show(names, second, NAME, [first, second], life=1)
 
 
 def test_problems_name_both_nodes_and_what_to_do() -> None:

@@ -1,6 +1,7 @@
 """List of peers that operators see: the state of each, pages, and no more than a frame holds."""
 
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -62,35 +63,39 @@ def deferred() -> NodeRecord:
     return record
 
 
+def no_record() -> None:
+    """Of a node that was never asked."""
+
+
 @pytest.mark.parametrize(
     ("link", "followers", "record", "expected"),
     [
-        (link_of(), followers_of(), None, ("following", "", "")),
-        (link_of(), followers_of(fault="it was late once"), None, ("following", "", "it was late once")),
-        (link_of(), followers_of(is_current=False), None, ("snapshot", "", "")),
-        (link_of(), followers_of(is_current=False, fault="a gap"), None, ("waiting", "", "a gap")),
-        (link_of(), followers_of(), suspended(), ("suspended", "", "stalled")),
-        (link_of(), followers_of(), deferred(), ("deferred", "", "had none of 2 chunks")),
-        (link_of(None, state=LinkState.CONNECTING), followers_of(), None, ("connecting", "", "")),
-        (link_of(None, "the connection ended"), followers_of(), None, ("away", "", "the connection ended")),
+        (link_of(), followers_of(), no_record, ("following", "", "")),
+        (link_of(), followers_of(fault="it was late once"), no_record, ("following", "", "it was late once")),
+        (link_of(), followers_of(is_current=False), no_record, ("snapshot", "", "")),
+        (link_of(), followers_of(is_current=False, fault="a gap"), no_record, ("waiting", "", "a gap")),
+        (link_of(), followers_of(), suspended, ("suspended", "", "stalled")),
+        (link_of(), followers_of(), deferred, ("deferred", "", "had none of 2 chunks")),
+        (link_of(None, state=LinkState.CONNECTING), followers_of(), no_record, ("connecting", "", "")),
+        (link_of(None, "the connection ended"), followers_of(), no_record, ("away", "", "the connection ended")),
         (
             link_of(None, "it is no member", state=LinkState.CLOSED, last_life=LIFE),
             followers_of(),
-            None,
+            no_record,
             ("left", "", "it is no member"),
         ),
         (
             link_of(None, "refused: domain: other secrets"),
             followers_of(),
-            None,
+            no_record,
             ("refused", "domain", "refused: domain: other secrets"),
         ),
     ],
 )
 def test_each_state_has_its_word(
-    link: PeerLink, followers: Followers, record: NodeRecord | None, expected: tuple[str, str, str]
+    link: PeerLink, followers: Followers, record: Callable[[], NodeRecord | None], expected: tuple[str, str, str]
 ) -> None:
-    row = describe(link, followers, record)
+    row = describe(link, followers, record())
     assert (row["state"], row["code"], row["last_error"]) == expected
     assert (row["retry_s"] > 0) == (row["state"] in ("suspended", "deferred"))
 
