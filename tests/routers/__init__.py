@@ -1,1 +1,1 @@
-"""Readers of the event stream that others wrote, in environments of their own: see `make test-routers`."""
+"""Readers of events and metrics that others wrote, in environments of their own: see `make test-routers`."""
