@@ -17,7 +17,7 @@ from typing import Any
 
 import kvpool_native
 from kvpool.config.addresses import LoopbackAddress, parse_loopback
-from kvpool.config.event_options import EVENT_OPTIONS, EventsConfig, check_events
+from kvpool.config.event_options import EVENT_OPTIONS, EventsConfig, addresses_of, check_events
 from kvpool.config.hbm_options import HBM_OPTIONS, HbmConfig, check_hbm
 from kvpool.config.options import (
     DailyWrites,
@@ -290,9 +290,12 @@ def _check_socket_paths(parsed: Mapping[str, Any], faults: list[str]) -> None:
     """Check that all sockets in the file system, and the files beside the first, have different paths."""
     socket_path = parsed["server.socket"]
     taken = {f"{socket_path}{suffix}": "server.socket" for suffix in ("", ".new", ".lock")}
-    for name in ("server.metrics_socket", "events.publish", "events.replay"):
-        place = str(parsed[name] or "").removeprefix("ipc://")
-        if place.startswith("/") and taken.setdefault(place, name) != name:
+    named = [("server.metrics_socket", parsed["server.metrics_socket"] or ""), *addresses_of(parsed)]
+    for name, address in named:
+        place = str(address).removeprefix("ipc://")
+        is_taken = place in taken
+        taken.setdefault(place, name)
+        if place.startswith("/") and is_taken:
             faults.append(f"{name} is {place}, expected another path than that of {taken[place]}")
 
 

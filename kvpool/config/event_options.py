@@ -7,6 +7,7 @@ from typing import Any
 from kvpool.config.addresses import ZmqAddress, parse_zmq
 from kvpool.config.options import Option, choice_option, count_option, duration_option, flag_option, size_option
 from kvpool.config.path_options import readable_file, secret_file, topic
+from kvpool.errors import InvalidArgument
 
 # Connections of one socket at most: of routers, and of those that connected a moment ago, a quarter of them from one source:
 # as many as there can be routers. Each takes a descriptor, and the duplicate by which it is watched another.
@@ -14,12 +15,29 @@ ROUTERS_MAX = 64
 STRANGERS_MAX = 4 * ROUTERS_MAX
 
 
+# Models with an endpoint of their own: each has a thread, and the memory of a publisher.
+MODELS_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEndpoint:
+    """Where the events of one model are published, and of no other. `model`: its name, with or without its revision."""
+
+    model: str
+    publish: ZmqAddress
+    replay: ZmqAddress | None = None
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.publish}{f' {self.replay}' if self.replay else ''}"
+
+
 @dataclass(frozen=True, slots=True)
 class EventsConfig:
-    """Section `events`; sizes in bytes. `block_tokens` 0: a chunk is one block."""
+    """Section `events`; sizes in bytes. `models`: those with endpoints of their own. `block_tokens` 0: a chunk is one block."""
 
     publish: ZmqAddress | None
     replay: ZmqAddress | None
+    models: tuple[ModelEndpoint, ...]
     topic: str
     format: str
     places: bool
@@ -37,6 +55,7 @@ class EventsConfig:
     def descriptors(self) -> int:
         """What routers' connections may take."""
         sockets = (self.publish is not None) + (self.replay is not None)
+        sockets += sum(1 + (one.replay is not None) for one in self.models)
         return sockets * 2 * (ROUTERS_MAX + STRANGERS_MAX)
 
 
@@ -46,11 +65,35 @@ def check_events(parsed: Mapping[str, Any], faults: list[str]) -> None:
         faults.append("events.curve_secret_file and events.curve_clients_file: expected both or none")
     if parsed["events.replay"] and not parsed["events.publish"]:
         faults.append(f"events.replay is {parsed['events.replay']}, expected off because events.publish is")
-    for name in ("events.publish", "events.replay"):
-        address = parsed[name]
+    models: tuple[ModelEndpoint, ...] = parsed["events.models"]
+    if models and not parsed["events.publish"]:
+        faults.append(f"events.models is {models[0]}, expected none because events.publish is off")
+    for name, address in addresses_of(parsed):
         fault = address.fault_without_keys(parsed["events.insecure"]) if address else ""
         if fault and not parsed["events.curve_secret_file"]:
             faults.append(f"{name} is {address}, {fault}")
+
+
+def addresses_of(parsed: Mapping[str, Any]) -> list[tuple[str, ZmqAddress]]:
+    """Every address of the section, with the option that has it."""
+    named = [(name, parsed[name]) for name in ("events.publish", "events.replay")]
+    named += [("events.models", address) for one in parsed["events.models"] for address in (one.publish, one.replay)]
+    return [(name, address) for name, address in named if address]
+
+
+def parse_models(value: Any) -> tuple[ModelEndpoint, ...]:
+    """`MODEL PUBLISH [REPLAY], …`. Raises InvalidArgument or ValueError."""
+    entries = [entry.split() for entry in value.split(",")] if isinstance(value, str) and value.strip() else []
+    models = []
+    for entry in entries:
+        addresses = [parse_zmq(text) for text in entry[1:]]
+        if len(entry) not in (2, 3) or None in addresses:
+            raise InvalidArgument(" ".join(entry))
+        models.append(ModelEndpoint(entry[0], *(address for address in addresses if address is not None)))
+    names = [one.model for one in models]
+    if not (isinstance(value, str) and len(set(names)) == len(names) <= MODELS_MAX):
+        raise InvalidArgument(repr(value))
+    return tuple(models)
 
 
 _ZMQ_EXPECTED = (
@@ -60,6 +103,11 @@ _ZMQ_EXPECTED = (
 EVENT_OPTIONS: dict[str, Option] = {
     "events.publish": Option(parse_zmq, "off", _ZMQ_EXPECTED),
     "events.replay": Option(parse_zmq, "off", _ZMQ_EXPECTED),
+    "events.models": Option(
+        parse_models,
+        "",
+        f"up to {MODELS_MAX} different models with one address or two each: MODEL PUBLISH [REPLAY], … (empty: none)",
+    ),
     "events.topic": Option(
         topic, "kv@{host}@{model}", "printable text in which only {host}, {model} and {name} stand in braces"
     ),

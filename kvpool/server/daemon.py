@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvpool import __version__
-from kvpool.clock import Deadline, MonotonicClock, wall_time_s
+from kvpool.clock import Deadline, MonotonicClock
 from kvpool.config.config import Config
 from kvpool.errors import LayoutMismatch, Refused
 from kvpool.layout import Layout
@@ -41,7 +41,7 @@ from kvpool.server.steering import SteeringVerbs
 from kvpool.types import ConnectionId
 
 if TYPE_CHECKING:
-    from kvpool.server.events.publisher import EventPublisher
+    from kvpool.server.events.publishers import EventPublishers
     from kvpool.server.metrics.http import MetricsServer
 
 log = logging.getLogger(__name__)
@@ -191,28 +191,24 @@ class Daemon:
             if address:
                 self._metrics[name] = MetricsServer(address, app, self._clock, server.socket_mode)
 
-    def _make_publisher(self) -> "EventPublisher | Unpublished":
-        events = self._config.events
-        if events.publish is None:
+    def _make_publisher(self) -> "EventPublishers | Unpublished":
+        if self._config.events.publish is None:
             return Unpublished()
         # ZMQ costs a start 30 ms and its own thread: only where somebody wants events published.
-        from kvpool.server.events.publisher import EventPublisher
+        from kvpool.server.events.publishers import EventPublishers
         from kvpool.server.events.source import EventSource
 
-        loop = asyncio.get_running_loop()
-        source = EventSource(loop, self._pool.journal, self._pool.namespaces)
-        publisher = EventPublisher(
-            events,
-            source,
-            host=socket.gethostname(),
+        pool, loop = self._pool, asyncio.get_running_loop()
+        publishers = EventPublishers(
+            self._config.events,
+            lambda: EventSource(loop, pool.journal, pool.namespaces),
             socket_mode=self._config.server.socket_mode,
-            wall_time_s=wall_time_s,
             clock=self._clock,
             loop=loop,
         )
-        self._pool.journal.listen(publisher.wake, publisher.stats, publisher.problems)
-        self._pool.namespaces.on_opened = publisher.wake
-        return publisher
+        pool.journal.listen(publishers.wake, publishers.stats, publishers.problems)
+        pool.namespaces.on_opened = publishers.wake
+        return publishers
 
     def _take_snapshot(self) -> Scrape:
         info = self._pool.info()
@@ -325,6 +321,7 @@ class Daemon:
             "metrics_socket": self._config.server.metrics_socket or "off",
             "events": self._publisher.publish_endpoint,
             "events_replay": self._publisher.replay_endpoint or "off",
+            **({"events_of_models": self._publisher.model_endpoints} if self._publisher.model_endpoints else {}),
             **self.supervision.info(),
         }
 

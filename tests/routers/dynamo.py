@@ -51,20 +51,28 @@ class DynamoIndexer:
         """Its output so far."""
         return self._log.read_text(errors="replace")
 
-    def register(self, daemon: Daemon, block_tokens: int, model: str = "test-model") -> None:
-        """Have it follow a daemon's events as those of worker 1 of a model."""
+    def register(self, daemon: Daemon, block_tokens: int, model: str = "test-model", *, worker: int = 1) -> None:
+        """Have it follow a daemon's events of a model as those of a worker; of all models where it has no endpoint."""
         info = daemon.info()
-        worker = {"instance_id": 1, "endpoint": info["events"], "replay_endpoint": info["events_replay"]}
-        self._ask("/register", {**worker, "model_name": model, "block_size": block_tokens})
+        of_all = [info["events"], info["events_replay"]]
+        endpoint, replay = info.get("events_of_models", {}).get(model, of_all)
+        named = {"instance_id": worker, "endpoint": endpoint, "replay_endpoint": replay}
+        self._ask("/register", {**named, "model_name": model, "block_size": block_tokens})
 
     def overlap(
-        self, tokens: Sequence[int], model: str = "test-model", adapter: str = "", salt_tag: bytes = b""
+        self,
+        tokens: Sequence[int],
+        model: str = "test-model",
+        adapter: str = "",
+        salt_tag: bytes = b"",
+        *,
+        worker: int = 1,
     ) -> int:
-        """Tokens of the prompt's beginning that worker 1 has, in all its media."""
+        """Tokens of the prompt's beginning that a worker has, in all its media."""
         scope = {"lora_name": adapter or None, "cache_salt": salt_tag.hex() or None}
         asked = {"token_ids": list(map(int, tokens)), "model_name": model}
         found = self._ask("/query", {**asked, **{name: value for name, value in scope.items() if value}})
-        return int(found["instances"].get("1", {}).get("longest_matched", 0))
+        return int(found["instances"].get(str(worker), {}).get("longest_matched", 0))
 
     def pause(self) -> None:
         """Stop it where it is: what is published meanwhile waits in its sockets, or is lost."""

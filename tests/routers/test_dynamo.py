@@ -58,8 +58,11 @@ class Prompts:
 class Reader:
     """Dynamo's indexer beside the pool whose events it reads."""
 
-    def __init__(self, indexer: DynamoIndexer, pool: kv.Pool, block_tokens: int, model: str = MODEL) -> None:
+    def __init__(
+        self, indexer: DynamoIndexer, pool: kv.Pool, block_tokens: int, model: str = MODEL, *, worker: int = 1
+    ) -> None:
         self._indexer = indexer
+        self._worker = worker
         self._pool = pool
         self._block_tokens = block_tokens
         self._model = model
@@ -77,7 +80,7 @@ class Reader:
     def _found(self, prompt: Prompt) -> tuple[int, int]:
         tag = salt_tag(prompt.salt)
         keys = self._pool.keys(list(prompt.tokens), salt=prompt.salt, adapter=prompt.adapter)
-        shown = self._indexer.overlap(prompt.tokens, self._model, prompt.adapter, tag)
+        shown = self._indexer.overlap(prompt.tokens, self._model, prompt.adapter, tag, worker=self._worker)
         return shown, self._pool.lookup(keys).chunks * CHUNK
 
 
@@ -168,3 +171,21 @@ def test_overlap_is_right_after_lost_messages(
             indexer.resume()
             save(pool, prompts.draw())
             reader.wait_right(prompts.all)
+
+
+def test_overlap_is_right_for_two_models_with_endpoints_of_their_own(
+    publishing: Callable[..., Daemon], indexer: DynamoIndexer, tmp_path: Path, seed: int
+) -> None:
+    names = ("one", "other")
+    models = ", ".join(f"{name} ipc://{tmp_path}/{name} ipc://{tmp_path}/{name}-replay" for name in names)
+    daemon = publishing(CHUNK, events__models=models)
+    for number, name in enumerate(names):
+        indexer.register(daemon, CHUNK, name, worker=1 + number)
+    drawn = {name: Prompts(seed + number) for number, name in enumerate(names)}
+    with daemon.connect(LAYOUT, model="one") as one, daemon.connect(LAYOUT, model="other") as other:
+        for _ in range(4):
+            for name, pool in (("one", one), ("other", other)):
+                for _ in range(6):
+                    save(pool, drawn[name].draw())
+            for number, (name, pool) in enumerate((("one", one), ("other", other))):
+                Reader(indexer, pool, CHUNK, name, worker=1 + number).wait_right(drawn[name].all)

@@ -72,10 +72,13 @@ class EventPublisher:
         wall_time_s: Callable[[], float],
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
+        model: str = "",
     ) -> None:
-        """`loop`: the control thread's, which watches connections. Raises OSError or ConfigError; then nothing is bound."""
+        """`loop`: the control thread's, which watches connections. `model`: the only one that is published, by its name with or
+        without a revision; empty: all. Raises OSError or ConfigError; then nothing is bound."""
         self._source = source
         self._topic = config.topic
+        self._model = model
         self._host = host
         self._wall_time_s = wall_time_s
         self._form = EventForm(
@@ -253,7 +256,7 @@ class EventPublisher:
         outgoing: Outgoing = []
         for event in found.slice.events:
             name = found.namespaces.get(event.namespace)
-            if name is not None and name[0] != PROBE_MODEL:
+            if name is not None and self._is_published(name[0]):
                 outgoing.append((self._topic_of(name[0]), self._form.events_of(event, *name)))
         self._send(outgoing)
         self._last = found.slice.last
@@ -262,9 +265,12 @@ class EventPublisher:
         outgoing: Outgoing = []
         for chunk in chunks:
             model, layout = names[chunk.namespace]
-            if model != PROBE_MODEL:
+            if self._is_published(model):
                 outgoing.append((self._topic_of(model), self._form.chunk_events(chunk, model, layout)))
         self._send(outgoing)
+
+    def _is_published(self, model: str) -> bool:
+        return model != PROBE_MODEL and self._model in ("", model, name_without_revision(model))
 
     def _topic_of(self, model: str) -> str:
         return self._topic.format(host=self._host, model=model, name=name_without_revision(model))
@@ -273,7 +279,7 @@ class EventPublisher:
         """New events, after the topics of their models have begun."""
         self._steps += 1
         found = self._source.since(self._last)
-        for model in found.models - {PROBE_MODEL}:
+        for model in filter(self._is_published, found.models):
             self._begin(self._topic_of(model))
         return found
 

@@ -11,6 +11,7 @@ class Unpublished:
 
     publish_endpoint: ClassVar[str] = "off"
     replay_endpoint: ClassVar[str] = "off"
+    model_endpoints: ClassVar[dict[str, list[str]]] = {}
 
     def __repr__(self) -> str:
         return "<Unpublished>"

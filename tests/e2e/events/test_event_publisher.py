@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -94,6 +94,34 @@ def test_chunks_are_cut_into_the_blocks_that_a_router_expects(publish: Callable[
         with daemon.admin() as admin:
             admin.flush(None, None)
         router.receive_until(lambda: not last_blocks(router), "every block of every chunk is removed")
+
+
+def test_a_model_with_an_endpoint_of_its_own_is_published_there_alone(
+    publish: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    endpoints = {name: [f"ipc://{tmp_path}/{name}", f"ipc://{tmp_path}/{name}-replay"] for name in ("one", "other")}
+    models = ", ".join(f"{name} {at} {replay}" for name, (at, replay) in endpoints.items())
+    daemon = publish(events__models=f"{models}, quiet ipc://{tmp_path}/quiet")
+    assert daemon.info()["events_of_models"] == endpoints | {"quiet": [f"ipc://{tmp_path}/quiet", "off"]}
+    prompts = {model: tokens_of(number, 4 * CHUNK) for number, model in enumerate(("one", "other", "third"))}
+    with ExitStack() as stack:
+        of_all = stack.enter_context(router_of(daemon))
+        of_one, of_other = (stack.enter_context(Router(at, replay)) for at, replay in endpoints.values())
+        pools = {model: stack.enter_context(daemon.connect(model=model)) for model in prompts}
+        for router, model in ((of_one, "one"), (of_other, "other"), (of_all, "third")):
+            connected(daemon, router, pools[model])
+        for model, tokens in prompts.items():
+            store(pools[model], pools[model].keys(tokens))
+        for router, model in ((of_one, "one"), (of_other, "other")):
+            wait_until(partial(_finds, router, list(map(int, prompts[model])), 4), f"its router knows {model}")
+            assert {topic.rpartition("@")[2] for topic in router.topics} == {model}
+        for tokens in prompts.values():
+            wait_until(partial(_finds, of_all, list(map(int, tokens)), 4), "the other one knows all models")
+
+
+def _finds(router: Router, tokens: list[int], blocks: int) -> bool:
+    router.receive(0.02)
+    return router.index.longest(tokens, CHUNK) == blocks
 
 
 def test_blocks_that_do_not_cut_a_chunk_leave_it_whole(publish: Callable[..., Daemon]) -> None:

@@ -141,7 +141,7 @@ def test_a_second_node_of_a_name_is_shown_everywhere_and_the_first_is_used(tmp_p
         wait_until(lambda: here.stats()["peer.followed.followed"] == 1, "the first one is followed")
         second.start()
         wait_until(is_shown(here, "a name twice", addresses[2], addresses[1]), "health names both")
-        wait_until(lambda: "is the second of its name" in health_of(second), "the second one is told so")
+        wait_until(lambda: "is the second of its name" in health_of(second), "the second one says so")
         with first.connect() as there, here.connect() as pool:
             keys = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
             store(there, keys)

@@ -100,6 +100,13 @@ def test_the_last_override_wins_over_the_file(tmp_path: Path) -> None:
         "events.publish=tcp://192.0.2.1:5557",
         "events.publish=tcp://[2001:db8::1]:5557",
         "events.replay=tcp://127.0.0.1:5558",
+        "events.models=llama",
+        "events.models=llama off",
+        "events.models=llama tcp://localhost:5557",
+        "events.models=llama ipc:///a ipc:///b ipc:///c",
+        "events.models=llama ipc:///a, llama ipc:///b",
+        "events.models=llama ipc:///a,",
+        "events.models=" + ", ".join(f"m{number} ipc:///{number}" for number in range(17)),
         "events.topic=kv@{pod}",
         "events.topic=kv@{name.x}",
         "events.topic=kv@{name!r}",
@@ -130,6 +137,38 @@ def test_a_value_out_of_range_is_refused_by_name(override: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         load_config(None, [override])
     assert refusal.value.faults[0].startswith(override.partition("=")[0])
+
+
+def test_models_have_endpoints_of_their_own() -> None:
+    text = "llama@a1 ipc:///llama ipc:///llama-replay,\nqwen/7b ipc:///qwen"
+    config = load_config(None, ["events.publish=ipc:///events", f"events.models={text}"])
+    assert [str(one) for one in config.events.models] == text.replace(",\n", ",").split(",")
+    assert config.events.models[1].replay is None
+    assert config.events.descriptors == 4 * load_config(None, ["events.publish=ipc:///events"]).events.descriptors
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        (["events.models=llama ipc:///llama"], "events.models is llama ipc:///llama, expected none"),
+        (
+            ["events.publish=ipc:///events", "events.models=llama ipc:///events"],
+            "events.models is /events, expected another path than that of events.publish",
+        ),
+        (
+            ["events.publish=ipc:///events", "events.models=llama ipc:///a ipc:///a"],
+            "events.models is /a, expected another path than that of events.models",
+        ),
+        (
+            ["events.publish=ipc:///events", "events.models=llama tcp://127.0.0.1:5557"],
+            "events.models is tcp://127.0.0.1:5557, where every user of this machine could read prompts",
+        ),
+    ],
+)
+def test_endpoints_of_models_that_cannot_be_are_named(overrides: list[str], fault: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_config(None, overrides)
+    assert refusal.value.faults[0].startswith(fault)
 
 
 @pytest.mark.parametrize(
