@@ -1327,6 +1327,12 @@ class PullOutcome:
     def received_bytes(self) -> int: ...
 
     @property
+    def is_unmarked(self) -> bool:
+        """
+        It failed before a layer had landed, and is not marked: it can be received again.
+        """
+
+    @property
     def waited_us(self) -> int:
         """
         From the call to the begin of its connection, from which the other times count.

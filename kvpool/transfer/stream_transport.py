@@ -81,7 +81,10 @@ class StreamTransport:
 
     def completed(self) -> list[ChunkEnd]:
         """See `Transport`."""
-        ended = [ChunkEnd(one.job, one.chunk, Ending(one.status), one.fault) for one in self._queue.take_outcomes()]
+        ended = [
+            ChunkEnd(one.job, one.chunk, Ending(one.status), one.fault, one.is_unmarked)
+            for one in self._queue.take_outcomes()
+        ]
         for job in (one.job for one in ended if one.job in self._of_coming):
             node, left = self._of_coming[job]
             self._of_coming[job] = (node, left - 1)

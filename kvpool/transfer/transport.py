@@ -28,12 +28,14 @@ class Ending(IntEnum):
 
 
 class ChunkEnd(NamedTuple):
-    """The end of chunk number `chunk` of a job. `fault`: a word for what failed."""
+    """The end of chunk number `chunk` of a job. `fault`: a word for what failed. `is_unmarked`: no layer of it has landed, and
+    the board has no mark that it failed: it may be received again."""
 
     job: int
     chunk: int
     ending: Ending
     fault: str
+    is_unmarked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,6 +192,8 @@ void bind_net(nb::module_& module) {
       .def_prop_ro("fault", [](const PullOutcome& self) { return std::string(pull_fault_word(self.fault)); },
                    "A word for what failed; empty where nothing did.")
       .def_ro("received_bytes", &PullOutcome::bytes)
+      .def_ro("is_unmarked", &PullOutcome::is_unmarked,
+              "It failed before a layer had landed, and is not marked: it can be received again.")
       .def_prop_ro("waited_us", [](const PullOutcome& self) { return self.waited.count(); },
                    "From the call to the begin of its connection, from which the other times count.")
       .def_prop_ro("first_layer_us", [](const PullOutcome& self) { return self.first_layer.count(); }, "0: none has landed.")

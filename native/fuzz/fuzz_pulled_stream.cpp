@@ -1,6 +1,7 @@
 // What an owner sends, which may be anything and cut anywhere: each chunk ends once, a chunk that is done has the bytes of its
 // checksums, and nothing is written outside the slots.
 #include <map>
+#include <set>
 
 #include "checksum/crc32c.h"
 #include "fuzz_input.h"
@@ -105,14 +106,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const size_t piece = 1 + static_cast<size_t>(input.awkward() % 300'000);
   InputStream stream(stream_of(input, layers, layer_bytes), piece);
   std::map<uint32_t, PullStatus> ended;
+  std::set<uint32_t> unmarked;
   ExtentReceiver receiver(plan, 0, *arena, board, [&](const PullOutcome& outcome) {
     FUZZ_EXPECT(ended.emplace(outcome.chunk, outcome.status).second);
+    FUZZ_EXPECT(!outcome.is_unmarked || (outcome.status == PullStatus::FAILED && unmarked.insert(outcome.chunk).second));
   });
   receiver.run(stream);
   FUZZ_EXPECT(ended.size() == CHUNKS);
   for (uint32_t slot = 0; slot < CHUNKS; ++slot) {
     const uint8_t* const chunk = arena->data() + slot * slot_bytes;
-    FUZZ_EXPECT(table.landed({DRAM_REGION, slot}) == (ended[slot] == PullStatus::DONE ? layers : LANDING_FAILED));
+    const uint32_t mark = unmarked.contains(slot) ? 0 : LANDING_FAILED;
+    FUZZ_EXPECT(table.landed({DRAM_REGION, slot}) == (ended[slot] == PullStatus::DONE ? layers : mark));
     for (uint32_t layer = 0; ended[slot] == PullStatus::DONE && layer < layers; ++layer) {
       FUZZ_EXPECT(crc32c(0, chunk + layer * layer_bytes, layer_bytes) == table.checksum({DRAM_REGION, slot}, layer));
     }

@@ -243,10 +243,11 @@ void ExtentReceiver::end_chunk(uint32_t index, PullStatus status, PullFault faul
   }
   chunk.has_ended = true;
   --left_;
-  if (status != PullStatus::DONE) {
+  PullOutcome outcome;
+  outcome.is_unmarked = status == PullStatus::FAILED && chunk.next_layer == 0;
+  if (status != PullStatus::DONE && !outcome.is_unmarked) {
     board_.fail(plan_.rows[index].slot);
   }
-  PullOutcome outcome;
   outcome.chunk = index;
   outcome.status = status;
   outcome.fault = fault;

@@ -9,7 +9,8 @@
 //             ├─ other bytes than their checksum, or GONE ──► BAD_SOURCE   (this chunk alone; its further layers are thrown away)
 //             └─ the stream ends, or breaks its format ──► FAILED, BAD_SOURCE, CANCELLED   (all chunks of the connection)
 //
-// Each chunk ends exactly once; nothing is written to its slot afterwards.
+// Each chunk ends exactly once; nothing is written to its slot afterwards. One that FAILED before a layer of it had landed is not
+// marked on the board: whoever takes its outcome has it received again, or marks it.
 // Threads: one.
 #pragma once
 
@@ -78,6 +79,7 @@ struct PullOutcome {
   std::chrono::microseconds waited{0};
   std::chrono::microseconds first_layer{0};  // 0: none has landed
   std::chrono::microseconds elapsed{0};
+  bool is_unmarked = false;  // it has FAILED, no layer has landed, and the board has no mark of that
 };
 
 class ExtentReceiver {

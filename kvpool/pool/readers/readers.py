@@ -183,6 +183,22 @@ class Readers:
         self._acquiring.add(group_task)
         return group_task
 
+    def is_stored(self, session: EngineSession, keys: KeyColumn, chunk: int, now_ns: int) -> bool:
+        """Whether a chunk of a session of one rank is in DRAM, or in a lower tier that can be read, whether or not it can be
+        leased now. `keys`: of a chain from its root, or of chunks without a parent."""
+        if chunk >= len(keys):
+            return False
+        (namespace,) = session.namespaces.values()
+        key, parent = keys[chunk : chunk + 1], keys.before(chunk) if session.layout.is_chained else b""
+        if self._directory.place_of(key[0])[1]:
+            held = self._directory.acquire(namespace.id, key.packed, now_ns, parent)
+            if held.chunks:
+                self._directory.release(HoldId(held.id), now_ns)
+            return bool(held.chunks)
+        below = self._tiering.find(namespace, key, 0, parent=parent)
+        self._tiering.give_up(below)
+        return below is not None
+
     def take_groups(self, session: EngineSession, group_task: GroupTask) -> Taken:
         """What has been taken, as `take` gives it; nothing unless all of it was."""
         if not group_task.is_whole():

@@ -39,7 +39,7 @@ from kvpool.server.peers.near_offers import NearOffers
 from kvpool.server.peers.puller_connections import PullerConnection, PullerConnections
 from kvpool.transfer.engine.engine import Engine
 from kvpool.transfer.engine.served_parts import OfferedChunks, ServedParts
-from kvpool.types import DRAM, Level
+from kvpool.types import DRAM, KEY_BYTES, Level
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +86,10 @@ class _Offered:
     unleased: KeyColumn  # all of the chain, while chunks of it are being saved; else none
     size: int
     is_leasing: bool = False
+
+
+class _NoRoomNow(KVPoolError):
+    """What was asked for is here, and cannot be offered before other offers end."""
 
 
 class Offers:
@@ -246,7 +250,8 @@ class Offers:
             offer = None if session is None else await self._offer(puller, connection, session, pull, deadline=deadline)
         except KVPoolError as error:
             self._counts["refused"] += 1
-            answer(r.Refused(r.RefusalCode.FAILED, str(error)[: r.TEXT_BYTES_MAX // 4]))
+            code = r.RefusalCode.BUSY if isinstance(error, _NoRoomNow) else r.RefusalCode.FAILED
+            answer(r.Refused(code, str(error)[: r.TEXT_BYTES_MAX // 4]))
             return
         finally:
             if session is not None:
@@ -261,7 +266,7 @@ class Offers:
     ) -> r.Offer | None:
         """Lease what is here of the chunks that are asked for, and have them sent to who has the ticket."""
         if connection.peer.offers >= self._settings.offers_max // PEER_PART:
-            raise KVPoolError("the node has as many offers for this one as one node may have")
+            raise _NoRoomNow("the node has as many offers for this one as one node may have")
         until = Deadline(min(ROOM_S, deadline.remaining_s()), self._clock)
         while True:
             refusal = "what the node has released is not over"
@@ -271,7 +276,7 @@ class Offers:
                 if not refusal:
                     return offer
             if until.has_passed():
-                raise KVPoolError(refusal)
+                raise _NoRoomNow(refusal)
             self._ended = self._ended or self._loop.create_future()
             await asyncio.wait([self._ended], timeout=until.remaining_s())
 
@@ -290,33 +295,41 @@ class Offers:
         reserved = (len(keys) - pull.first) * chunk_bytes  # from others that ask meanwhile
         peer.offered_bytes += reserved
         try:
-            # What was sent before is not leased again, but for a lower tier that has to promote what is before the chunks.
-            base = pull.first if self._has_parent(session, pull) else 0
-            leased = await self._drive(self._pool.chains.acquire_for_peer(session, keys, base))
-            if base and not leased.chunks and not self._has_parent(session, pull):
-                base = 0
-                leased = await self._drive(self._pool.chains.acquire_for_peer(session, keys))
+            base, leased = await self._lease(session, pull, keys)
             with self._share.used():
                 offer = self._offer_leased(
                     puller, connection, session, pull, keys=keys, base=base, leased=leased, deadline=deadline
                 )
         finally:
             peer.offered_bytes -= reserved
-        if offer is None and peer.offers and self._has(keys, base + leased.chunks):
-            return "the node leases as much as peer.leased_share and dram.connection_share allow", None
+        # What others have now, or are about to have, is free a moment later.
+        has_others = bool(self._offered) or sum(len(one.tasks) for one in self._connections.all()) > 1
+        if offer is None and has_others and self._is_stored(session, keys, base + leased.chunks):
+            return "other nodes lease as much as peer.leased_share and dram.connection_share allow", None
         self._wake_waiting()  # less may be offered than was reserved
         return "", offer
 
-    def _has(self, keys: KeyColumn, chunk: int) -> bool:
-        """Whether DRAM has a chunk, all of which has landed."""
-        if chunk >= len(keys):
-            return False
-        present, levels = self._index.lookup(keys[chunk])
-        return present > 0 and levels[0] == DRAM
+    def _is_stored(self, session: EngineSession, keys: KeyColumn, chunk: int) -> bool:
+        return self._pool.chains.readers.is_stored(session, keys, chunk, self._clock.now_ns())
+
+    async def _lease(self, session: EngineSession, pull: r.Pull, keys: KeyColumn) -> tuple[int, m.Leased]:
+        """A lease on the chunks that are asked for, and from which chunk on it is. What is before them is not leased, if DRAM
+        has it; what a lower tier has of that is promoted for them, as much at once as may be leased."""
+        base = pull.first if self._has_parent(session, pull) else 0
+        while True:
+            leased = await self._drive(self._pool.chains.acquire_for_peer(session, keys, base))
+            end = base + leased.chunks
+            if end > pull.first or not leased.chunks or not session.layout.is_chained:
+                return base, leased
+            self._end_lease(session, leased.lease)
+            base = end
 
     def _has_parent(self, session: EngineSession, pull: r.Pull) -> bool:
         """Whether DRAM has the chunk of a chain before those that are asked for."""
-        return bool(pull.first and session.layout.is_chained and self._has(KeyColumn(pull.keys), pull.first - 1))
+        if not pull.first or not session.layout.is_chained:
+            return False
+        present, levels = self._index.lookup(pull.keys[(pull.first - 1) * KEY_BYTES : pull.first * KEY_BYTES])
+        return present > 0 and levels[0] == DRAM
 
     def _wake_waiting(self) -> None:
         """There may be room now."""

@@ -34,6 +34,12 @@ class NodeRecord:
     deferred: Deadline | None = None
     unreachable: str = ""  # where its bytes should have come from, while nothing answers there
 
+    def begin_life(self, life: bytes) -> None:
+        """It has begun anew: what failed before says nothing about it."""
+        self.life = life
+        self.breaker.reset()
+        self.deferred, self.unreachable, self.last_error = None, "", ""
+
     @property
     def deferred_s(self) -> float:
         """For how long others are asked first."""

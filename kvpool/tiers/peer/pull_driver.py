@@ -2,7 +2,8 @@
 
 A node is asked for all that is left, and offers what it has and has room for; when that has come it is asked for the rest. One
 that does not answer, refuses, or offers nothing is asked after the others for a while, and the next one that has the chunks is
-asked for the same pull. A chunk that fails while it comes ends a chain there: layers of it may be in use already.
+asked for the same pull; one that has no room for it now is asked again, until the pull's deadline. A chunk that fails after a
+layer of it has landed ends a chain there: the layer may be in use already.
 
 Pulls take turns at each node, OPEN of them at once: an owner keeps a bounded number of offers for one node, and the others wait
 in line here. Loop thread only; bytes are received by the transports' threads. Every wait has a deadline.
@@ -15,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvpool.clock import NS_PER_S, Clock, Deadline
-from kvpool.errors import KVPoolError, PeerUnreachable
+from kvpool.errors import KVPoolError, PeerUnreachable, Refused
 from kvpool.index.remote_chunks import NodeName, RemoteChunks
 from kvpool.key_column import KeyColumn
 from kvpool.peers.asking import AT_ONCE, SHARE, Asking, NodeTurns, Turns
-from kvpool.peers.circuit_breaker import Permit
+from kvpool.peers.circuit_breaker import BreakerState, Permit
 from kvpool.peers.control import records as r
 from kvpool.peers.control.link import PeerLink
 from kvpool.tiers.base import Finished, Outcome
@@ -36,7 +37,22 @@ log = logging.getLogger(__name__)
 # Faults of a path or a node: one that has several of them in a row is not asked for a while.
 BROKEN = ("unreachable", "closed", "broken", "stalled", "late", "format", "checksum", "untrusted")
 # What may become of a request, each with a counter.
-PULL_FAULTS = ("refused", "unanswered", "unasked", "unencrypted", "empty", "queue_full", "foreign", "other_transport")
+PULL_FAULTS = (
+    "refused",
+    "busy",
+    "unanswered",
+    "unasked",
+    "unencrypted",
+    "empty",
+    "queue_full",
+    "foreign",
+    "other_transport",
+)
+# Faults that pass by themselves: the same node may be asked again a moment later, where no other has the chunks.
+BUSY = ("busy", "full", "trial")
+PAUSE_S = 0.05
+# The longest wait for a first turn (guess): a line moves as fast as the pulls before it come, each of which has a deadline.
+LINE_S = 60.0
 # Pulls of one node that are asked for or received at once: fewer than the offers that an owner keeps for one node.
 OPEN = Turns(4 * AT_ONCE, 0, SHARE)
 
@@ -120,8 +136,13 @@ class PullDriver:
         try:
             while pull.left:
                 fault = await self._bring_part(pull)
-                if fault and not self._turn_to_next(pull):
+                is_busy = fault in BUSY
+                if fault and not self._turn_to_next(pull, may_come_back=is_busy) and not (is_busy and pull.left):
                     break
+                if is_busy and (self._is_closed or pull.deadline.has_passed()):
+                    break
+                if is_busy:
+                    await asyncio.sleep(PAUSE_S)
                 if pull.left:
                     self._enter(pull)
         except asyncio.CancelledError:
@@ -144,10 +165,13 @@ class PullDriver:
         try:
             await self._open.begin(node, connection)
             try:
-                link, is_late = self._link_of(NodeName(node)), pull.deadline.has_passed()
-                permit = None if link is None or is_late else self._nodes.of(node).breaker.ask()
-                if link is None or permit is None:
-                    return "late" if is_late else "gone"
+                link = self._link_of(NodeName(node))
+                breaker = self._nodes.of(node).breaker
+                if link is None or self._is_late(pull):
+                    return "gone" if link is None else "late"
+                permit = breaker.ask()
+                if permit is None:
+                    return "trial" if breaker.state is BreakerState.HALF_OPEN else "gone"
                 is_asked = True
                 return await self._ask(pull, link, permit)
             finally:
@@ -155,6 +179,15 @@ class PullDriver:
         finally:
             if pull.is_named and not is_asked:
                 self._asking.leave(node, pull.asker)
+
+    def _is_late(self, pull: Pull) -> bool:
+        """Whether a pull has waited too long for its turn, or its chunks come too slowly. Its time for these begins with its
+        first turn, and anew with each part that has come."""
+        if pull.clocked != pull.first and not (pull.clocked < 0 and pull.deadline.has_passed()):
+            pull.clocked = pull.first
+            timeout_s = self._settings.timeout_s(pull.left * pull.layout.stored_bytes)
+            pull.deadline = Deadline(self._settings.answer_s + timeout_s, self._clock)
+        return pull.deadline.has_passed()
 
     async def _ask(self, pull: Pull, link: PeerLink, permit: Permit) -> str:
         """Ask for the chunks of a pull that are left, and receive what is offered of them."""
@@ -168,11 +201,15 @@ class PullDriver:
                 link, pull.node, request, answer_s, asker=pull.asker, is_named=pull.is_named
             )
         except PeerUnreachable as error:
+            if answer_s < self._settings.answer_s:  # it was not given its time
+                record.breaker.succeed(permit)
+                return "late"
             record.breaker.fail(permit)
             fault = self._defer(pull, "unanswered", str(error))
         except KVPoolError as error:
             record.breaker.succeed(permit)
-            fault = self._defer(pull, "refused", str(error))
+            is_busy = isinstance(error, Refused) and error.code == r.RefusalCode.BUSY
+            fault = self._defer(pull, "busy" if is_busy else "refused", str(error))
         begun_ns = self._clock.now_ns()
         record.pace.note_answer((begun_ns - asked_ns) / NS_PER_S)
         if fault:
@@ -190,7 +227,9 @@ class PullDriver:
     def _request_of(self, pull: Pull, link: PeerLink, deadline_ms: int) -> Callable[[], r.Pull]:
         # A chain is named from its beginning, chunks without a parent by themselves.
         before = [*pull.before, *pull.moves.keys[: pull.first]] if pull.layout.is_chained else []
-        keys = KeyColumn.of([*before, *pull.moves.keys[pull.first :]]).packed
+        version = r.OLDEST_VERSION if link.life is None else link.life.version
+        most = len(pull.moves) if pull.layout.is_chained else r.pulled_chunks_max(version, pull.layout)
+        keys = KeyColumn.of([*before, *pull.moves.keys[pull.first : pull.first + most]]).packed
         model, layout = pull.namespace.model, list(pull.layout.to_wire())
         return lambda: r.Pull(link.next_pull(), model, layout, b"", len(before), keys, deadline_ms)
 
@@ -249,7 +288,6 @@ class PullDriver:
         if part.fault:
             self.counts[part.fault] += part.fault in PULL_FAULTS
             record.fail(part.fault)
-            pull.is_cut = pull.layout.is_chained
             if not part.is_not_there_yet:
                 record.defer(self._clock)
         if part.fault == "unreachable" or part.received_bytes:
@@ -257,16 +295,17 @@ class PullDriver:
         if part.received[1]:
             record.pace.note_bytes(part.received_bytes, (self._clock.now_ns() - part.begun_ns) / NS_PER_S)
             self._chunks.set_pace(NodeName(pull.node), record.pace.packed())
-        if not part.left:
-            pull.first += part.offered
+        if part.received[1] and not part.left:
+            self._pulls.end_part(pull, part)
 
-    def _turn_to_next(self, pull: Pull) -> bool:
-        """Have another node asked for what is left of a pull. Whether there is one."""
+    def _turn_to_next(self, pull: Pull, *, may_come_back: bool) -> bool:
+        """Have another node asked for what is left of a pull. Whether there is one. `may_come_back`: the former one may be
+        asked again."""
         if self._is_closed or pull.is_cut or not pull.left or pull.deadline.has_passed():
             return False
         node = self._find_next(pull)
         if node is not None:
-            self._pulls.turn_to(pull, node)
+            self._pulls.turn_to(pull, node, may_come_back=may_come_back)
         return node is not None
 
     def _defer(self, pull: Pull, fault: str, error: str, *, is_wrong: bool = False) -> str:
@@ -306,6 +345,10 @@ class PullDriver:
             size = pull.layout.stored_bytes if outcome is Outcome.DONE else 0
             self.read_bytes += size
             part.received_bytes += size
+            if one.is_unmarked and not self._is_closed:
+                self._pulls.give_back(pull)
+                continue
+            part.has_failed |= outcome is not Outcome.DONE
             if one.fault == "checksum":
                 wrong.append((pull, chunk))
             self._pulls.report(pull, Finished(pull.job, chunk, outcome, one.fault))

@@ -42,6 +42,7 @@ class Part:
     address: str = ""
     received_bytes: int = 0
     is_broken: bool = False
+    has_failed: bool = False  # a chunk has, or came with wrong bytes
     fault: str = ""
 
     def __post_init__(self) -> None:
@@ -57,7 +58,8 @@ class Part:
 class Pull:
     """One pull of a namespace's chunks. `node`: the name of the node that is asked, for `asker`, who may have named it;
     `tried`: those that were asked before. `before`: the keys before its own. `first`: of the chunks that are asked for or
-    received now, the `part`. `is_cut`: a chunk of a chain has failed. `is_reported`: of each chunk."""
+    received now, the `part`; `clocked`: the one for which the deadline was set. `is_cut`: a chunk of a chain has failed.
+    `is_reported`: of each chunk."""
 
     job: JobId
     node: str
@@ -69,6 +71,7 @@ class Pull:
     is_named: bool = False
     first: int = 0
     part: Part | None = None
+    clocked: int = -1
     is_cut: bool = False
     tried: set[str] = field(default_factory=set)
     is_reported: bytearray = field(init=False)
@@ -120,10 +123,11 @@ class Pulls:
         self._count(pull, pull.left)
         return pull
 
-    def turn_to(self, pull: Pull, node: str) -> None:
+    def turn_to(self, pull: Pull, node: str, *, may_come_back: bool) -> None:
         """Ask another node for what is left of a pull. REQUIRES: nothing is received of it now."""
         self._count(pull, -pull.left)
-        pull.tried.add(pull.node)
+        if not may_come_back:
+            pull.tried.add(pull.node)
         pull.node, pull.is_named = node, False
         self._count(pull, pull.left)
 
@@ -147,6 +151,24 @@ class Pulls:
                 self._landings.fail(pull.moves.arena_slots[chunk])
                 self.report(pull, Finished(pull.job, chunk, outcome, fault))
 
+    def give_back(self, pull: Pull) -> None:
+        """A chunk of the part has not come, and may be asked for again."""
+        self._end_one(pull)
+
+    def end_part(self, pull: Pull, part: Part) -> None:
+        """All chunks of a part have ended: go on behind those that have come. Chunks that may be asked for again are, where
+        nothing of the part has failed and none behind them has come; else they have failed."""
+        end = pull.first + part.offered
+        left = [chunk for chunk in range(pull.first, end) if not pull.is_reported[chunk]]
+        if left and not part.has_failed and left[0] + len(left) == end:
+            pull.first = left[0]
+            return
+        for chunk in left:
+            self._landings.fail(pull.moves.arena_slots[chunk])
+            self.report(pull, Finished(pull.job, chunk, Outcome.FAILED, part.fault))
+        pull.first = end
+        pull.is_cut = pull.layout.is_chained and bool(part.fault)
+
     def report(self, pull: Pull, finished: Finished) -> None:
         """A chunk has ended; with the last one of its part the next one may be asked for."""
         assert not pull.is_reported[finished.chunk]
@@ -154,14 +176,7 @@ class Pulls:
         pull.left -= 1
         self._count(pull, -1)
         self._ended.append(finished)
-        part = pull.part
-        if part is not None:
-            part.left -= 1
-            if not part.left:
-                del self._by_received[part.received]
-                pull.part = None
-                if not part.over.done():
-                    part.over.set_result(None)
+        self._end_one(pull)
         if not pull.left:
             del self._by_job[pull.job]
 
@@ -181,6 +196,17 @@ class Pulls:
         if counted != self._bytes_of:
             found.append(f"peer: {dict(self._bytes_of)} bytes are counted by node, {dict(counted)} are under way")
         return found
+
+    def _end_one(self, pull: Pull) -> None:
+        part = pull.part
+        if part is None:
+            return
+        part.left -= 1
+        if not part.left:
+            del self._by_received[part.received]
+            pull.part = None
+            if not part.over.done():
+                part.over.set_result(None)
 
     def _count(self, pull: Pull, chunks: int) -> None:
         self._bytes_of[pull.node] += chunks * pull.layout.stored_bytes

@@ -17,7 +17,7 @@ class PeerTierSettings:
     pull_s: float = 5.0
     least_bytes_per_s: int = 50 << 20
     threads: int = 4
-    pulls_max: int = 64
+    pulls_max: int = 4096
     is_encrypted: bool = False
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
     pace: PaceSettings = field(default_factory=PaceSettings)

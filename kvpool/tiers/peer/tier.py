@@ -26,7 +26,7 @@ from kvpool.tiers.base import NOT_STARTED, UNOWNED, ArenaMemory, Counters, Finis
 from kvpool.tiers.peer.choice import choose_run
 from kvpool.tiers.peer.node_records import NodeRecords
 from kvpool.tiers.peer.pace import Pace
-from kvpool.tiers.peer.pull_driver import PULL_FAULTS, PullDriver
+from kvpool.tiers.peer.pull_driver import LINE_S, PULL_FAULTS, PullDriver
 from kvpool.tiers.peer.pulls import Pull, Pulls
 from kvpool.tiers.peer.settings import PeerTierSettings
 from kvpool.tiers.remote import Asker, PullOrder, RemoteRun
@@ -118,8 +118,7 @@ class PeerTier:
         """A node is connected. What failed in another life says nothing about this one."""
         record = self.nodes.find(node)
         if record is not None and record.life != life:
-            record.life = life
-            record.breaker.reset()
+            record.begin_life(life)
         if (link := self._link_of(node)) is not None:
             for transport in self._transports:
                 transport.meet(node, link)
@@ -155,15 +154,12 @@ class PeerTier:
         keys = len(order.before) + len(moves)
         if self._is_closed or keys > r.keys_max(layout) or (order.before and not layout.is_chained):
             return NOT_STARTED
-        if self.is_silent(node) or self._version_of(node) < r.oldest_version_for(layout, keys):
+        if self.is_silent(node) or self._version_of(node) < r.oldest_version_for(layout):
             return NOT_STARTED
         link, record = self._link_of(node), self.nodes.of(node)
         record.pulls += 1
         record.life = b"" if link is None or link.life is None else link.life.incarnation
-        # As long as its bytes take, and those that the node was asked for before.
-        size = len(moves) * layout.stored_bytes + self._pulls.bytes_of(node)
-        timeout_s = self._settings.answer_s + self._settings.timeout_s(size)
-        pull = self._pulls.begin(order, namespace, moves, Deadline(timeout_s, self._clock))
+        pull = self._pulls.begin(order, namespace, moves, Deadline(LINE_S, self._clock))
         self._driver.begin(pull)
         return pull.job
 
@@ -242,7 +238,7 @@ class PeerTier:
         keys = KeyColumn.of(pull.moves.keys[pull.first :])
         asked = {pull.node, *pull.tried}
         run = self._choose(pull.namespace, keys, 0, _Silent(self, asked))
-        if run is None or self._version_of(run.node) < r.oldest_version_for(pull.layout, len(keys)):
+        if run is None or self._version_of(run.node) < r.oldest_version_for(pull.layout):
             return None
         self.nodes.of(run.node).pulls += 1
         return run.node

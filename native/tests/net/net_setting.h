@@ -111,6 +111,11 @@ class Node {
            std::memcmp(arena->data() + arena_offset(slot), bytes.data(), bytes.size()) == 0;
   }
   [[nodiscard]] bool is_failed(uint32_t slot) const { return index->landed_at(address(slot)) == LANDING_FAILED; }
+  // Whether a pulled chunk has failed, and is marked so unless its outcome has that it is not.
+  [[nodiscard]] bool has_failed(const PullOutcome& outcome) const {
+    const uint32_t landed = index->landed_at(address(outcome.chunk));
+    return outcome.status != PullStatus::DONE && landed == (outcome.is_unmarked ? 0 : LANDING_FAILED);
+  }
   // Whether nobody has written from that byte of a slot on; `layer_bytes * layers`: behind its chunk.
   [[nodiscard]] bool is_untouched(uint32_t slot, uint64_t from) const {
     const uint8_t* const bytes = arena->data() + arena_offset(slot);

@@ -50,7 +50,7 @@ struct Pair {
     EXPECT(queue.pull(std::move(asked)) != 0);
     const auto outcomes = wait_for_pulled(queue, puller.slots);
     for (const auto& [chunk, outcome] : outcomes) {
-      EXPECT(outcome.status == PullStatus::DONE ? puller.has(chunk) : puller.is_failed(chunk));
+      EXPECT(outcome.status == PullStatus::DONE ? puller.has(chunk) : puller.has_failed(outcome));
     }
     EXPECT(puller.keeps_bounds());
     return outcomes.at(puller.slots - 1).fault;

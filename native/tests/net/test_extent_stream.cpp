@@ -112,8 +112,9 @@ TEST(a_wrong_ticket_gets_nothing_and_harms_no_other) {
   Pair pair(2, 2, 1000);
   EXPECT(pair.offer(1, 1) != 0);
   EXPECT(pair.pull(2, 1) != 0);
-  EXPECT(ends_with(wait_for_pulled(pair.queue, 2), PullStatus::FAILED, PullFault::REFUSED));
-  EXPECT(pair.puller.is_failed(0) && pair.puller.is_untouched(0, 0));
+  const auto outcomes = wait_for_pulled(pair.queue, 2);
+  EXPECT(ends_with(outcomes, PullStatus::FAILED, PullFault::REFUSED));
+  EXPECT(outcomes.at(0).is_unmarked && pair.puller.has_failed(outcomes.at(0)) && pair.puller.is_untouched(0, 0));
   EXPECT(pair.server.stats().strangers.bad_ticket == 1);
   EXPECT(pair.server.completed().empty());
 }

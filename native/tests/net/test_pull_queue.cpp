@@ -59,7 +59,7 @@ TEST(a_stream_cut_at_every_byte_leaves_whole_chunks_and_failed_ones) {
         EXPECT(outcome.fault == (is_whole                     ? PullFault::NONE
                                  : size < sizeof(StreamMark) ? PullFault::REFUSED
                                                              : PullFault::CLOSED));
-        EXPECT(is_whole ? target.has(chunk) : target.is_failed(chunk));
+        EXPECT(is_whole ? target.has(chunk) : target.has_failed(outcome));
       }
     }
   }
@@ -286,7 +286,7 @@ TEST(silence_ends_a_pull_by_its_stall_time) {
   EXPECT(queue.pull(plan) != 0);
   for (const auto& [chunk, outcome] : wait_for_pulled(queue, 2)) {
     EXPECT(outcome.status == PullStatus::FAILED && outcome.fault == PullFault::STALLED);
-    EXPECT(target.is_failed(chunk));
+    EXPECT(outcome.is_unmarked && target.has_failed(outcome));
   }
   is_over = true;
 }
@@ -320,7 +320,7 @@ TEST(nobody_there_is_an_outcome_too) {
   EXPECT(queue.pull(target.pull_plan(port, ticket_of(1), 2, 1)) != 0);
   for (const auto& [chunk, outcome] : wait_for_pulled(queue, 2)) {
     EXPECT(outcome.status == PullStatus::FAILED && outcome.fault == PullFault::UNREACHABLE);
-    EXPECT(target.is_failed(chunk));
+    EXPECT(outcome.is_unmarked && target.has_failed(outcome));
   }
 }
 

@@ -9,6 +9,9 @@ import pytest
 
 import kvpool_native
 from kvpool.index.parts import Parts
+from kvpool.index.sessions import EngineSession
+from kvpool.key_column import KeyColumn
+from kvpool.layouts.groups import WINDOW, GroupRole
 from kvpool.peers.control import records as r
 from kvpool.protocol.records import messages as m
 from kvpool.server.peers.offers import OfferSettings
@@ -17,6 +20,7 @@ from tests.rigs.nodes.fleet import Node
 from tests.rigs.tiers.tiered_pool import CHUNK, LAYOUT, key_of, medium_of, payload
 
 RANKS = 8
+WINDOWED = replace(LAYOUT, group=GroupRole(WINDOW, 64 * LAYOUT.chunk_tokens, 0))
 Fleet = Sequence[Node]
 
 
@@ -300,3 +304,176 @@ def test_a_chain_longer_than_what_its_owner_may_lease_for_others_comes_whole(has
         assert pulls_of(there) > 1
 
     run(act, nodes=1, dram_chunks=80, has_disk=has_disk)
+
+
+def sessions_of_ranks(node: Node, ranks: int) -> list[EngineSession]:
+    """A session of each rank, which end with the node."""
+    layouts = [replace(LAYOUT, rank=rank, world=ranks) for rank in range(ranks)]
+    return [
+        node.pool.pool.open_session(ConnectionId(20 + layout.rank), "model", layout)  # type: ignore[operator]
+        for layout in layouts
+    ]
+
+
+async def load_ranks(here: Node, columns: Sequence[Sequence[bytes]]) -> int:
+    """How many chunks of a scheduler's lease land on every rank, with the bytes of their keys."""
+    pool, ranks = here.pool.pool, len(columns)
+    session = pool.open_session(ConnectionId(30), "model", replace(LAYOUT, rank=None, world=ranks))
+    packed = b"".join(key for keys in columns for key in keys)
+    leased = await here.pool.serve(pool.chains.acquire(session, m.Acquire(packed)))
+    await here.pool.until_moved(lambda: pool._tiering.holds == 0)
+    lease, landed = pool._readers.find(session, leased.lease), []
+    for keys, (hold,) in zip(columns, lease.holds.values() if lease is not None else [], strict=lease is not None):
+        slots = pool._directory.columns([hold])
+        there = [level == Level.DRAM for level in slots.levels]
+        for key, offset, is_there in zip(keys, memoryview(slots.offsets).cast("Q"), there, strict=False):
+            assert not is_there or here.pool.arena[offset : offset + CHUNK].tobytes() == payload(key), "wrong bytes"
+        landed.append(there.index(False) if False in there else len(there))
+    pool.drop_connection(session.connection)
+    return min(landed, default=0)
+
+
+@pytest.mark.parametrize("offered", [120, 60], ids=["two ranks", "one rank"])
+def test_ranks_that_exceed_what_one_node_is_offered_come_one_after_the_other(offered: int) -> None:
+    """However long that takes: the owner sends 1.6 MB in a second."""
+    columns = [[key_of(20, rank, number) for number in range(60)] for rank in range(RANKS)]
+
+    async def act(here: Node, fleet: Fleet) -> None:
+        (there,) = fleet
+        mine = there.pool.session
+        for session, keys in zip(sessions_of_ranks(there, RANKS), columns, strict=True):
+            there.pool.session = session
+            await save(here, there, keys)
+        assert await load_ranks(here, columns) == 60
+        assert here.tier._driver.counts["busy"] > 0
+        there.pool.session = mine
+        for rank in range(RANKS):
+            there.pool.pool.drop_connection(ConnectionId(20 + rank))
+
+    offers = OfferSettings(peer_bytes_max=offered * CHUNK, peer_bytes_per_s=1_600_000)
+    run(act, nodes=1, dram_chunks=1200, offers=offers)
+
+
+def test_nodes_that_ask_one_owner_at_once_all_get_their_chunks() -> None:
+    """Together more than it leases for others."""
+
+    async def live() -> None:
+        owner = Node("owner", 400)
+        pullers = [Node(f"puller-{number}", 400) for number in range(4)]
+        for node in (owner, *pullers):
+            await node.start(OfferSettings(peer_bytes_per_s=1_600_000))
+        chains = [[key_of(21, number, chunk) for chunk in range(90)] for number in range(4)]
+        for node, keys in zip(pullers, chains, strict=True):
+            await node.join(owner)
+            await save(node, owner, keys)
+        loads = [load_first(node, keys) for node, keys in zip(pullers, chains, strict=True)]
+        assert await asyncio.gather(*loads) == [(90, 90, 90)] * 4
+        for node in (*pullers, owner):
+            await node.stop()
+
+    asyncio.run(live())
+
+
+def test_a_part_behind_what_its_owner_has_only_on_disk_is_read_with_what_is_before() -> None:
+    keys = [key_of(22, number) for number in range(110)]
+
+    async def act(here: Node, fleet: Fleet) -> None:
+        (there,) = fleet
+        await save(here, there, keys)
+        assert await there.pool.demote() == 0
+        await there.pool.flush("dram")
+        await save(here, here, keys[:70])
+        assert await load_first(here, keys) == (110, 110, 110)
+
+    run(act, nodes=1, dram_chunks=120, has_disk=True)
+
+
+@pytest.mark.parametrize("fault", ["unreachable", "refused"])
+def test_a_stream_that_does_not_come_about_costs_nothing_where_another_node_has_the_chunks(fault: str) -> None:
+    keys = [key_of(23, number) for number in range(12)]
+
+    async def act(here: Node, fleet: Fleet) -> None:
+        dead, other = fleet
+        if fault == "unreachable":
+            dead.offers.stream = "tcp://127.0.0.1:1"  # where nobody listens
+        else:
+            dead.offers.stream = other.offers.stream  # which does not know the ticket
+        for node in fleet:
+            await save(here, node, keys)
+        for _ in range(2):
+            assert await load_first(here, keys) == (12, 12, 12)
+            await here.pool.flush("dram")
+        assert pulls_of(dead) <= 1
+        assert here.tier.verify() == []
+
+    run(act, nodes=2)
+
+
+def test_ranks_wait_for_the_trial_of_a_node_that_was_suspended() -> None:
+    columns = [[key_of(24, rank, number) for number in range(20)] for rank in range(4)]
+
+    async def act(here: Node, fleet: Fleet) -> None:
+        (there,) = fleet
+        mine = there.pool.session
+        for session, keys in zip(sessions_of_ranks(there, 4), columns, strict=True):
+            there.pool.session = session
+            await save(here, there, keys)
+        breaker = here.tier.nodes.of(there.name).breaker
+        for _ in range(3):
+            permit = breaker.ask()
+            assert permit is not None
+            breaker.fail(permit)
+        assert await load_ranks(here, columns) == 0
+        here.clock.pass_s(100)
+        assert await load_ranks(here, columns) == 20
+        there.pool.session = mine
+        for rank in range(4):
+            there.pool.pool.drop_connection(ConnectionId(20 + rank))
+
+    run(act, nodes=1)
+
+
+def test_a_node_of_an_earlier_version_is_the_next_one_for_chunks_without_a_parent() -> None:
+    keys = [key_of(25, number) for number in range(6)]
+
+    async def act(here: Node, fleet: Fleet) -> None:
+        empty, older = fleet
+        for node in (here, older):
+            node.pool.pool.drop_connection(node.pool.session.connection)
+            node.pool.session = node.pool.pool.open_session(ConnectionId(1), "model", WINDOWED)
+        for key in keys:
+            await save(here, older, [key])
+        here.believe(empty, keys)
+        link = here.links[older.name]
+        assert link.life is not None
+        link.life = replace(link.life, version=r.RUNS_VERSION - 1)
+        pool = here.pool
+        leased = await pool.serve(pool.pool.chains.acquire_for_peer(pool.session, KeyColumn.of(keys)))
+        assert leased.chunks == 6
+        await pool.until_moved(lambda: pool.pool._tiering.holds == 0)
+        assert pulls_of(older) == 6
+        pool.pool.leases.release(pool.session, m.Release(leased.lease))
+        assert pool.pool.measure({}).remote["peer"]["peer.pulled_chunks"] == 6
+
+    run(act, nodes=2)
+
+
+def test_many_small_pulls_wait_in_line_and_no_node_is_blamed() -> None:
+    chains = [[key_of(26, number)] for number in range(600)]
+
+    async def act(here: Node, fleet: Fleet) -> None:
+        (there,) = fleet
+        for keys in chains:
+            await save(here, there, keys)
+        leased = [
+            await here.pool.serve(here.pool.pool.chains.acquire(here.pool.session, m.Acquire(keys[0])))
+            for keys in chains
+        ]
+        await here.pool.until_moved(lambda: here.pool.pool._tiering.holds == 0)
+        stats = here.pool.pool.measure({}).remote["peer"]
+        assert (stats["peer.pulled_chunks"], stats["peer.failed_chunks"]) == (600, 0)
+        assert here.tier.nodes.of(there.name).failures == 0
+        for one in leased:
+            here.pool.pool.leases.release(here.pool.session, m.Release(one.lease))
+
+    run(act, nodes=1, dram_chunks=700)
