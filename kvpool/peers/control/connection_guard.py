@@ -159,6 +159,11 @@ class ConnectionGuard:
         for found in self._connections.values():
             self._shut_down(found)
 
+    def end_strangers(self) -> None:
+        """Shut down every connection whose peer was not admitted yet: those that may will come again."""
+        for found in [one for one in self._connections.values() if one.hello is not None]:
+            self._shut_down(found)
+
     def close(self) -> None:
         """Stop watching. `end_monitor` has to follow."""
         self._monitor.release()

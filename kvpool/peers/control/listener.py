@@ -135,12 +135,13 @@ class PeerListener:
             self._guard.end(connection)
 
     def admit(self, allowed: frozenset[bytes]) -> None:
-        """Admit these keys from now on. All connections end, and those of admitted keys come again. REQUIRES: keys."""
+        """Admit these keys from now on. Connections without a Hello end, and those of admitted keys come again; the others are
+        the caller's to end. REQUIRES: keys."""
         assert allowed
         assert self._zap.allowed
         self._zap.allowed = allowed
         if self._guard is not None:
-            self._guard.end_all()
+            self._guard.end_strangers()
 
     def close(self) -> None:
         """Close every socket, without waiting for what is not sent."""

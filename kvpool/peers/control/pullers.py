@@ -90,10 +90,9 @@ class Pullers:
         known, named = {one.peer for one in self._by_route.values() if one.puller.key == key}, f"{peer}/{node}"
         return named if named in known or len(known) < NODES_PER_KEY else peer
 
-    def has_namesake(self, *, node: str, incarnation: bytes, key: str) -> bool:
-        """Whether another node of this name is connected, as far as keys do not show that both are one in another life."""
-        named = [one.puller for one in self._by_route.values() if one.puller.node == node and one.puller.key == key]
-        return key in ("", self._shared_key) and any(one.incarnation != incarnation for one in named)
+    def is_shared(self, key: str) -> bool:
+        """Whether a key says nothing about which node has it."""
+        return key in ("", self._shared_key)
 
     def replaced_by(self, route: bytes, peer: str, *, node: str, key: str) -> list[Connection]:
         """The connections that a Hello ends: its own former one, those of the same node, and the oldest beyond its peer's

@@ -30,6 +30,7 @@ from kvpool.peers.control import records as r
 from kvpool.peers.control import wire
 from kvpool.peers.control.identity import NodeIdentity
 from kvpool.peers.control.listener import Arrival, ListenerSettings, PeerListener
+from kvpool.peers.control.name_claims import NameClaims
 from kvpool.peers.control.pullers import Connection, Pullers
 from kvpool.peers.control.services import FollowService, PullService
 from kvpool.peers.token_bucket import TokenBucket
@@ -82,9 +83,12 @@ class ControlServer:
         settings: ControlServerSettings,
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
+        claims: NameClaims | None = None,
+        on_hello: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`keys`, `allowed`: both or neither; without them only loopback addresses are served. Raises ConfigError, and OSError
-        for an address that cannot be bound; then nothing is."""
+        """`keys`, `allowed`: both or neither; without them only loopback addresses are served. `claims`: of names, where others
+        claim them too. `on_hello`: a node of this name has connected. Raises ConfigError, and OSError for an address that
+        cannot be bound; then nothing is."""
         self._identity = identity
         self._service = service
         self._follows = follows
@@ -98,6 +102,9 @@ class ControlServer:
             idle_s=settings.idle_s,
             shared_key="" if keys is None else z85.decode(keys.public).hex(),
         )
+        self._claims = claims or NameClaims()
+        self._claims.watch(lambda: [(one.puller.node, one.puller.incarnation) for one in self._pullers.all()])
+        self._on_hello = on_hello
         self._of_peer: OrderedDict[str, _Standing] = OrderedDict()
         self._next: asyncio.TimerHandle | None = None
         self._has_failed = False
@@ -193,7 +200,7 @@ class ControlServer:
             version = self._identity.accept(hello)
         except wire.WireFault as fault:
             raise wire.WireFault(fault.code, str(fault), sequence) from fault
-        if self._pullers.has_namesake(node=hello.node, incarnation=hello.incarnation, key=arrival.key):
+        if self._pullers.is_shared(arrival.key) and not self._claims.claim(hello.node, hello.incarnation):
             text = f"another node that calls itself {hello.node[:64]!r} is connected: give each node a peer.name of its own"
             raise wire.WireFault(r.RefusalCode.NAME, text, sequence)
         peer = self._pullers.peer_of(arrival.peer, node=hello.node, key=arrival.key)
@@ -213,6 +220,7 @@ class ControlServer:
             sequence=sequence,
         )
         self.counts["hellos"] += 1
+        self._on_hello(hello.node)
         self._send(arrival.route, self._identity.hello(oldest=version, newest=version), sequence)
         self._look_later()
 
@@ -351,6 +359,7 @@ class ControlServer:
             connection.follow = None
             self._safely(lambda: self._service.forget(connection.puller))
             self._safely(lambda: self._follows.forget(connection.puller))
+            self._safely(self._claims.on_end)
 
     def _look_later(self) -> None:
         if self._next is None and not self.is_stopping:

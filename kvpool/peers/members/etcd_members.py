@@ -7,7 +7,8 @@ lost, and asks for entries that changed since the last one; only if there are an
 them all. etcd is not trusted: an entry that is no record of a member is counted and left out, and keys have to be allowed
 (`MemberBook`). While etcd is away the last known members stay.
 
-If another node registers under this node's name, this one reports it and leaves the entry alone. Threads: see
+If another node is registered under this node's name, at another address, this one reports it and leaves the entry alone until
+that has ended. Threads: see
 `member_watch.py`.
 """
 
@@ -131,7 +132,10 @@ class EtcdMembers(MemberWatch):
         if self._lease and self._gateway.keep_alive(self._lease):
             return
         self._lease = self._gateway.grant(self._settings_of_etcd.ttl_s)
-        self._gateway.put(self._own_key, record_of(self._own), self._lease)
+        found = self._gateway.read(self._own_key, limit=1).entries
+        other = member_in(found[0], self._prefix) if found and found[0].key == self._own_key else None
+        if other is None or other.endpoint == self._own.endpoint:  # nobody, or a former life of this node
+            self._gateway.put(self._own_key, record_of(self._own), self._lease)
 
     def _read_all(self) -> None:
         found = self._gateway.read(self._prefix, limit=self._limit)
@@ -144,7 +148,9 @@ class EtcdMembers(MemberWatch):
             self._gateway.put(self._own_key, record_of(self._own), self._lease)
         is_other = bool(own) and own[0].incarnation != self._own.incarnation
         self._conflict = (
-            f"peers: another node registers as {self._own.node!r}, too: rename one of them" if is_other else ""
+            f"peers: another node registers as {self._own.node!r}, at {own[0].endpoint}: rename one of them"
+            if is_other
+            else ""
         )
         self._listed = registered
         self._revision, self._count = found.revision, found.total

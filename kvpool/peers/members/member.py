@@ -112,7 +112,7 @@ class MemberBook:
     """See the module. Of the latest list: `left_out`, how many are beyond the bound; `refused`, endpoints of those whose key is
     not allowed.
 
-    Invariant: `_missing` has exactly the members that the latest list lacks, with the end of their time.
+    Invariant: `_missing` has the members that the latest list lacks, with the end of their time; none after `note_return`.
     """
 
     def __init__(self, on_change: OnChange, settings: BookSettings, clock: Clock) -> None:
@@ -138,6 +138,7 @@ class MemberBook:
     def note_return(self) -> None:
         """The source was away, and may have forgotten members, which need their time to be listed again."""
         self._returning = Deadline(self._settings.return_s, self._clock)
+        self._missing = {}  # their time passed while nobody could be listed
 
     def replace(self, members: Iterable[Member]) -> None:
         """Know these members and no others, and report the difference. Of one identity the last one counts."""

@@ -55,7 +55,7 @@ class MemberWatch:
         self._back_off = BackOff(settings.back_off, random)
         self._problem = ""
         self._looks = self._failures = self._late = 0
-        self._is_stopping = False
+        self._is_stopping = self._has_new_keys = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvpool-members", daemon=True)
 
@@ -90,6 +90,7 @@ class MemberWatch:
     def admit(self, allowed: frozenset[bytes]) -> None:
         """See `Members`."""
         self._book.admit(allowed)
+        self._has_new_keys = True
         self.look_now()
 
     def stats(self) -> dict[str, int]:
@@ -107,6 +108,9 @@ class MemberWatch:
     def _turn(self) -> float:
         """Look once. Returns the seconds until the next time."""
         self._looks += 1
+        if self._has_new_keys:  # whether or not the source answers
+            self._has_new_keys = False
+            self._book.replace(self._book.current())
         try:
             listed = self._look.listed(self._settings.look_s)
         except (MembersUnavailable, OSError) as error:

@@ -52,10 +52,11 @@ PEER_METRICS: tuple[Metric, ...] = (
             _peer("failed_chunks"), "chunks"),
     counter("kvpool_peer_read_bytes", "Bytes taken from other nodes.", _peer("read_bytes"), "bytes"),
     counter("kvpool_peer_sent_bytes", "Bytes given to other nodes.", _peer("offers.sent_bytes"), "bytes"),
-    counter("kvpool_peer_failed_pulls", "Pulls that brought nothing: refused, unanswered, of chunks that the node no longer "
-            "had (empty), more than the queue takes, offered in clear (unencrypted) or from another host than the node's "
-            "(foreign), or begun by TransferEngine that the node had no longer (other_transport).",
-            _peer_by(refused="pulls_refused", unanswered="pulls_unanswered", empty="pulls_empty",
+    counter("kvpool_peer_failed_pulls", "Pulls that brought nothing: refused, of a node without room at that moment (busy), "
+            "unanswered, of chunks that the node no longer had (empty), more than the queue takes, offered in clear "
+            "(unencrypted) or from another host than the node's (foreign), or begun by TransferEngine that the node had no "
+            "longer (other_transport).",
+            _peer_by(refused="pulls_refused", busy="pulls_busy", unanswered="pulls_unanswered", empty="pulls_empty",
                      queue_full="pulls_queue_full", unencrypted="pulls_unencrypted", foreign="pulls_foreign",
                      other_transport="pulls_other_transport"), "", "reason"),
     counter("kvpool_peer_begun_pulls", "Pulls that were begun, by the way of their bytes: shared memory of one host "

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any, TypedDict
 
+from zmq.utils import z85
+
 from kvpool.clock import Clock
 from kvpool.config.config import Config
 from kvpool.config.peer_options import PeerConfig
@@ -22,6 +24,7 @@ from kvpool.peers.control.guarded_connection import GuardSettings
 from kvpool.peers.control.identity import NodeIdentity
 from kvpool.peers.control.link import PeerLink
 from kvpool.peers.control.listener import UNREAD_BYTES_MAX, ListenerSettings
+from kvpool.peers.control.name_claims import NameClaims
 from kvpool.peers.control.records import INCARNATION_BYTES, SOCKET_BYTES_MAX
 from kvpool.peers.control.server import ControlServer, ControlServerSettings
 from kvpool.peers.following.follower import FollowSettings
@@ -77,8 +80,8 @@ class Fleet:
         self._random = secrets.SystemRandom()
         self._keys, self._allowed = trust.keys, trust.allowed
         self._links: dict[NodeName, PeerLink] = {}
-        self._names = NodeNames(config.node_name)
-        self._link_log = LinkLog(clock)
+        self._claims = NameClaims()
+        self._names = NodeNames(config.node_name, self._claims, shared_key=self._keys.public if self._keys else b"")
         self._former = FormerMembers(clock)
         self._tiers: list[PeerTier] = []
         self._list_links: Callable[[], list[PeerLink]] = list  # none before the start
@@ -149,6 +152,8 @@ class Fleet:
             settings=_server_settings(self._room),
             clock=self._clock,
             loop=loop,
+            claims=self._claims,
+            on_hello=self._note_hello,
         )
         self._parts.callback(self.server.close)
         self.client = ControlClient(
@@ -161,6 +166,10 @@ class Fleet:
             loop=loop,
         )
         self._list_links = self.client.links
+        self._link_log = LinkLog(self._clock, loop)
+        self._parts.callback(self._link_log.close)
+        self._claims.watch(lambda: [(one.life.node, one.life.incarnation) for one in self.client.links() if one.life])
+        self._claims.on_end = self._use_freed
         self._parts.callback(self.client.close)
         own = frozenset((config.node_name, *self.server.endpoints))
         book = BookSettings(own=own, allowed=self._allowed, linger_s=linger_s(config))
@@ -262,11 +271,14 @@ class Fleet:
 
     def admit(self, allowed: frozenset[bytes]) -> str:
         """Have nodes with these keys, and no others, from now on: links to others end, and what they were lent. What that
-        changes, in a few words; empty for nothing. All connections to this node are made anew."""
+        changes, in a few words; empty for nothing."""
         before, self._allowed = self._allowed, allowed
         if before is None or before == allowed:
             return ""
         self.server.admit(allowed)
+        for link in self._list_links():
+            if link.member.public_key and z85.decode(link.member.public_key) not in allowed:
+                self.client.drop(link.member)
         self._members.admit(allowed)
         return f"{len(allowed)} keys, {len(allowed - before)} of them new, {len(before - allowed)} no longer"
 
@@ -316,6 +328,12 @@ class Fleet:
             fault = self._names.fault_of(link, links)
             log.warning("peer %s is refused: %s", link.member.endpoint.removeprefix("tcp://"), fault)
         self._use_freed()
+
+    def _note_hello(self, name: str) -> None:
+        """A node has connected: it is there, perhaps anew, and is asked without waiting longer."""
+        for link in self._list_links():
+            if link.life is None and link.last_life is not None and link.last_life.node == name:
+                link.hurry()
 
     def _use_freed(self) -> None:
         """Use the links of nodes whose names no other has any more."""

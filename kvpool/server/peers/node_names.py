@@ -3,8 +3,8 @@
 Hints and measurements are kept by the names in Hellos. A node that takes another node's name would get its pulls, and the other
 one would be asked no more: a link with a name that is taken is a double, and is not used until the name is free. A node that is
 away keeps its name from nodes with other keys. In a fleet that shares one key pair, or has none, the name goes to the next node
-that shows it: it may be the same one at another address. Loop thread only, but for what says "any thread". Bounded: names and
-doubles of known members alone.
+that shows it (`NameClaims`): it may be the same one elsewhere. Loop thread only, but for what says "any thread". Bounded: names
+and doubles of known members alone.
 
 Invariant: a name belongs to a member only while that is known and has shown it last. No double has its name.
 """
@@ -13,6 +13,7 @@ from collections.abc import Collection
 
 from kvpool.index.remote_chunks import NodeName
 from kvpool.peers.control.link import PeerLink
+from kvpool.peers.control.name_claims import NameClaims
 from kvpool.peers.control.records import RefusalCode
 from kvpool.peers.link_state import REFUSED
 
@@ -24,9 +25,11 @@ _Shower = tuple[str, bytes]  # a member that has shown a name: its identity, whi
 class NodeNames:
     """See the module. `links` of a call: those to all members, ready or not."""
 
-    def __init__(self, own: str) -> None:
-        """`own`: this node's name."""
+    def __init__(self, own: str, claims: NameClaims | None = None, *, shared_key: bytes = b"") -> None:
+        """`own`: this node's name. `claims`: of nodes without keys, or with the `shared_key`, this node's own."""
         self._own = own
+        self._claims = claims or NameClaims()
+        self._shared = (b"", shared_key)
         self._shown: dict[_Shower, NodeName] = {}
         self._owners: dict[NodeName, _Shower] = {}
         self._doubles: dict[PeerLink, NodeName] = {}
@@ -42,7 +45,7 @@ class NodeNames:
         name = NodeName(link.life.node)
         self._shown[_shower(link)] = name
         self._drop_names(links)
-        if self._may_have(link, name, links):
+        if self._may_have(link, name):
             return True
         self._doubles[link] = name
         return False
@@ -50,7 +53,7 @@ class NodeNames:
     def take_freed(self, links: Collection[PeerLink]) -> list[PeerLink]:
         """The doubles whose names have become free: they have them now, and are doubles no longer."""
         self._drop_names(links)
-        freed = [link for link, name in self._doubles.items() if self._may_have(link, name, links)]
+        freed = [link for link, name in self._doubles.items() if self._may_have(link, name)]
         for link in freed:
             del self._doubles[link]
         return freed
@@ -88,14 +91,13 @@ class NodeNames:
         """How many nodes are not used, because their names are those of others. Any thread."""
         return len(self._doubles)
 
-    def _may_have(self, link: PeerLink, name: NodeName, links: Collection[PeerLink]) -> bool:
+    def _may_have(self, link: PeerLink, name: NodeName) -> bool:
         """Whether a name is that of the link's node, which has it from now on."""
         owner, shower = self._owners.get(name), _shower(link)
-        if owner is not None and owner != shower:
-            shown = [one.life.incarnation for one in links if _shower(one) == owner and one.life is not None]
-            own = None if link.life is None else link.life.incarnation
-            if owner[1] != shower[1] or any(one != own for one in shown):
-                return False
+        if link.life is None or (owner is not None and owner[1] != shower[1]):
+            return False
+        if shower[1] in self._shared and not self._claims.claim(name, link.life.incarnation):
+            return False
         self._owners[name] = shower
         return True
 

@@ -39,7 +39,7 @@ from kvpool.server.peers.near_offers import NearOffers
 from kvpool.server.peers.puller_connections import PullerConnection, PullerConnections
 from kvpool.transfer.engine.engine import Engine
 from kvpool.transfer.engine.served_parts import OfferedChunks, ServedParts
-from kvpool.types import DRAM, KEY_BYTES, Level
+from kvpool.types import DRAM, Level
 
 log = logging.getLogger(__name__)
 
@@ -328,7 +328,7 @@ class Offers:
         """Whether DRAM has the chunk of a chain before those that are asked for."""
         if not pull.first or not session.layout.is_chained:
             return False
-        present, levels = self._index.lookup(pull.keys[(pull.first - 1) * KEY_BYTES : pull.first * KEY_BYTES])
+        present, levels = self._index.lookup(KeyColumn(pull.keys)[pull.first - 1])
         return present > 0 and levels[0] == DRAM
 
     def _wake_waiting(self) -> None:

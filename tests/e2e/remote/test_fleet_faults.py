@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from kvpool.config.curve_keys import KeyPair, make_key_pair, write_key_file
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.nodes.two_nodes import free_addresses, wait_known
@@ -106,6 +108,25 @@ def test_a_key_that_is_not_admitted_is_shown_and_admitted_by_a_reload(tmp_path: 
         wait_until(lambda: there.stats()["peer.asked.pullers"] == there.stats()["peer.links.ready"] == 0, "it is out")
         there.signal(signal.SIGHUP)
         wait_until(lambda: "reloaded: no option has changed" in there.log(), "the same keys are no change")
+
+
+def test_a_reload_that_adds_a_key_interrupts_nothing(tmp_path: Path) -> None:
+    with fleet_of(tmp_path) as fleet:
+        here, there = fleet.make(0), fleet.make(1, **{"peer.rate": "64KiB"})
+        here.start()
+        there.start()
+        wait_until(lambda: is_well(here) and is_well(there), "the nodes are connected")
+        with there.connect() as owner, here.connect() as pool:
+            keys = pool.keys(tokens_of(1, CHUNKS * SMALL.chunk_tokens))
+            store(owner, keys)
+            wait_known(here, CHUNKS)
+            with pool.acquire(pool.lookup(keys)) as lease:
+                fleet.allow(1, [*fleet.pairs, make_key_pair()])
+                there.signal(signal.SIGHUP)
+                wait_until(lambda: "peer.allow: 3 keys, 1 of them new, 0 no longer" in there.log(), "it is read again")
+                into = np.zeros((CHUNKS, SMALL.chunk_bytes), np.uint8)
+                assert pool.load(lease, into=into).wait().reason == "complete"
+        assert here.stats()["peer.links.disconnects"] == 0
 
 
 def test_another_domain_is_shown_on_both_sides(tmp_path: Path) -> None:

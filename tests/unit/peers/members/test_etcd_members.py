@@ -118,6 +118,24 @@ def test_a_new_life_is_reported(shared_etcd: Etcd, join: Callable[..., _Node]) -
 
 
 @needs_etcd
+def test_a_second_node_of_a_name_leaves_the_first_ones_registration(
+    shared_etcd: Etcd, join: Callable[..., _Node]
+) -> None:
+    first, watcher = join(shared_etcd.url, _own("twin")), join(shared_etcd.url, _own("watcher"))
+    wait_until(lambda: watcher.names() == {"twin"}, "the first one is registered")
+    elsewhere = replace(_own("twin", life=2), endpoint="tcp://10.9.9.9:5600")
+    second = join(shared_etcd.url, elsewhere)
+    wait_until(
+        lambda: "another node registers as 'twin', at " in second.members.problem(), "the second one has noticed"
+    )
+    assert [one.endpoint for one in watcher.members.current()] == [_own("twin").endpoint]
+    first.members.stop()
+    wait_until(
+        lambda: [one.endpoint for one in watcher.members.current()] == [elsewhere.endpoint], "it has the name now"
+    )
+    wait_until(lambda: second.members.problem() == "", "nothing is wrong any more")
+
+
 def test_a_removed_registration_is_written_again(shared_etcd: Etcd, join: Callable[..., _Node], prefix: str) -> None:
     node, other = join(shared_etcd.url, _own("a")), join(shared_etcd.url, _own("b"))
     wait_until(lambda: node.names() == {"b"} and other.names() == {"a"}, "both are known")

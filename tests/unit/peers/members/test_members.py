@@ -15,7 +15,15 @@ from kvpool.config.curve_keys import make_key_pair
 from kvpool.errors import InvalidArgument
 from kvpool.peers.back_off import BackOffSettings
 from kvpool.peers.members.dns_members import DnsMembers, parse_dns, system_addresses
-from kvpool.peers.members.member import BookSettings, Member, MemberBook, MembersChange, parse_member, parse_members
+from kvpool.peers.members.member import (
+    BookSettings,
+    Member,
+    MemberBook,
+    MembersChange,
+    MembersUnavailable,
+    parse_member,
+    parse_members,
+)
 from kvpool.peers.members.member_watch import MemberWatch, WatchSettings
 from kvpool.peers.members.static_members import StaticMembers
 from tests.rigs.daemon import wait_until
@@ -85,6 +93,22 @@ def test_a_source_that_was_away_has_time_to_list_its_members_again() -> None:
     book.replace([_member(1)])
     assert changes[2:] == [MembersChange(left=(_member(3),))], "as always, from then on"
     book.verify()
+
+
+def test_the_time_of_members_does_not_pass_while_their_source_is_away() -> None:
+    book, changes, clock = _book(linger_s=10.0, return_s=45.0)
+    book.replace([_member(1), _member(2)])
+    book.replace([_member(1)])  # it lacks one just before it is away
+    for now_s in (100.0, 160.0):
+        clock.now_s = now_s
+        book.note_return()
+        book.replace([_member(1)])
+        clock.now_s += 5
+        book.replace([_member(1)])
+    assert len(book.current()) == 2
+    clock.now_s = 206.0
+    book.replace([_member(1)])
+    assert changes[1:] == [MembersChange(left=(_member(2),))]
 
 
 def test_a_key_that_is_no_longer_allowed_is_out_at_once_and_a_new_one_is_in() -> None:
@@ -308,6 +332,29 @@ def test_a_dns_that_comes_back_with_less_leaves_the_others_their_time(watch_dns:
     wait_until(lambda: members.stats()["looks"] > looks + 3, "it is asked on")
     assert len(members.current()) == 2
     assert len(changes) == 1
+
+
+def test_a_key_that_is_no_longer_allowed_is_out_while_the_source_is_away() -> None:
+    pair, is_away = make_key_pair(), threading.Event()
+    member, changes = Member("tcp://10.0.0.1:1", pair.public), list[MembersChange]()
+
+    def look() -> list[Member]:
+        if is_away.is_set():
+            raise MembersUnavailable("no answer")
+        return [member]
+
+    book = MemberBook(changes.append, BookSettings(allowed=frozenset({z85.decode(pair.public)})), MonotonicClock())
+    watch = MemberWatch("members", look, book, settings=WATCH, random=random.Random(1))
+    watch.start()
+    try:
+        wait_until(lambda: watch.current() == (member,), "it is known")
+        is_away.set()
+        wait_until(lambda: watch.problem() != "", "the source is away")
+        watch.admit(frozenset({bytes(32)}))
+        wait_until(lambda: watch.current() == (), "it is out")
+        assert changes[-1] == MembersChange(left=(member,))
+    finally:
+        watch.stop()
 
 
 def test_a_resolver_that_hangs_is_waited_for_once_and_each_look_ends(watch_dns: Callable[..., Any]) -> None:

@@ -1,6 +1,8 @@
 """Tests of this node among others: what cannot be is refused before anything is served."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -29,3 +31,17 @@ def test_encryption_is_refused_by_a_build_without_tls(monkeypatch: pytest.Monkey
     monkeypatch.setattr(kvpool_native, "HAS_TLS", False)
     with pytest.raises(ConfigError, match=r"this build has no TLS.*libssl-dev"):
         Fleet(config.peer, bytes(32), PeerRoom(), MonotonicClock(), socket="/nowhere")
+
+
+def test_a_node_that_says_hello_is_asked_without_waiting_longer() -> None:
+    config = load_config(None, PEERS[:2])
+    fleet = Fleet(config.peer, bytes(32), PeerRoom(), MonotonicClock(), socket="/nowhere")
+    hurried: list[str] = []
+
+    def link_of(name: str, *, is_ready: bool = False) -> Any:
+        life = SimpleNamespace(node=name)
+        return SimpleNamespace(life=life if is_ready else None, last_life=life, hurry=lambda: hurried.append(name))
+
+    fleet._list_links = lambda: [link_of("gpu-1"), link_of("gpu-2"), link_of("gpu-1", is_ready=True)]
+    fleet._note_hello("gpu-1")
+    assert hurried == ["gpu-1"]

@@ -1,7 +1,10 @@
 """Tests of what is logged of links, and of what health says of those that operators have to mend."""
 
+import asyncio
 import logging
 import random
+from collections.abc import Callable
+from typing import cast
 
 import pytest
 
@@ -10,7 +13,7 @@ from kvpool.peers.circuit_breaker import BreakerSettings
 from kvpool.peers.control.identity import PeerLife
 from kvpool.peers.control.link import WRONG_KEYS, PeerLink
 from kvpool.peers.members.member import Member
-from kvpool.server.peers.link_log import LinkLog, stream_problems
+from kvpool.server.peers.link_log import LINES_AT_ONCE, LinkLog, stream_problems
 from kvpool.tiers.peer.node_records import NodeRecords
 from kvpool.tiers.peer.pace import PaceSettings
 from tests.e2e.remote.test_fleet_faults import rows_of_page
@@ -59,21 +62,36 @@ def test_problems_are_bounded() -> None:
     assert (len(problems), problems[-1]) == (9, "peers: 22 more nodes cannot be used")
 
 
-def test_each_change_is_logged_and_a_link_that_comes_and_goes_once_in_a_minute(
+class Loop:
+    """An event loop whose timers a test ends."""
+
+    def __init__(self) -> None:
+        self.timers: list[Callable[[], None]] = []
+
+    def call_later(self, _delay_s: float, call: Callable[[], None]) -> object:
+        self.timers.append(call)
+        return call
+
+
+def test_each_change_is_logged_and_of_a_link_that_comes_and_goes_a_few_and_the_latest(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clock, link = Clock(), Link()
-    links = LinkLog(clock)
+    clock, link, loop = Clock(), Link(), Loop()
+    links = LinkLog(clock, cast(asyncio.AbstractEventLoop, loop))
     with caplog.at_level(logging.INFO, "kvpool.server.peers"):
-        for second in range(120):
-            clock.ns = second * NS_PER_S
-            link.life = PeerLife("gpu-1", bytes(16), "", is_new=False) if second % 2 else None
-            link.fault = "" if second % 2 else "the connection ended"
+        for change in range(101):
+            clock.ns += NS_PER_S // 100
+            link.life = None if change % 2 else PeerLife("gpu-1", bytes(16), "", is_new=False)
+            link.fault = "the connection ended" if change % 2 else ""
             links.note(link)
-    lines = [record.getMessage() for record in caplog.records]
-    assert lines[0] == "peer 192.0.2.12:9470: the connection ended"
-    assert len(lines) == 2
-    assert "lines like it were left out" in lines[1]
+            links.note(link)
+        lines = [record.getMessage() for record in caplog.records]
+        assert lines[:2] == ["peer 192.0.2.12:9470: is connected", "peer 192.0.2.12:9470: the connection ended"]
+        assert len(lines) == LINES_AT_ONCE
+        (catch_up,) = loop.timers
+        catch_up()
+        assert caplog.records[-1].getMessage().startswith("peer 192.0.2.12:9470: is connected (")
+        assert len(caplog.records) == LINES_AT_ONCE + 1
 
 
 def test_a_stream_port_that_nothing_passes_names_its_address() -> None:

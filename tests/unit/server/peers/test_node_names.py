@@ -8,6 +8,7 @@ import pytest
 from kvpool.index.remote_chunks import NodeName
 from kvpool.peers.control.identity import PeerLife
 from kvpool.peers.control.link import PeerLink
+from kvpool.peers.control.name_claims import NameClaims
 from kvpool.peers.members.member import Member
 from kvpool.server.peers.node_names import NodeNames
 
@@ -81,7 +82,9 @@ def test_a_name_is_free_when_no_member_has_its_key() -> None:
 @pytest.mark.parametrize("key", [b"", b"one"], ids=["no keys", "a shared key"])
 def test_of_nodes_that_share_a_key_and_a_name_one_is_used_at_a_time(key: bytes) -> None:
     first, second = link_of(1, key), link_of(2, key)
-    links, names = [first, second], NodeNames("here")
+    links, claims = [first, second], NameClaims()
+    claims.watch(lambda: [(link.life.node, link.life.incarnation) for link in links if link.life])
+    names = NodeNames("here", claims, shared_key=b"one")
     assert show(names, first, NAME, links, life=1)
     assert not show(names, second, NAME, links, life=2)
     assert names.is_double(second)
@@ -89,6 +92,21 @@ def test_of_nodes_that_share_a_key_and_a_name_one_is_used_at_a_time(key: bytes) 
     assert show(names, first, "", links)
     assert names.take_freed(links) == [second], "it may be the first one, at another address"
     assert not show(names, first, NAME, links, life=1)
+
+
+def test_the_life_that_asks_this_node_is_the_one_that_it_asks() -> None:
+    first, second = link_of(1, b""), link_of(2, b"")
+    links, claims, asking = [first, second], NameClaims(), [(str(NAME), bytes([2] * 16))]
+    claims.watch(lambda: [(link.life.node, link.life.incarnation) for link in links if link.life])
+    claims.watch(lambda: asking)
+    names = NodeNames("here", claims)
+    assert claims.claim(*asking[0])
+    assert not show(names, first, NAME, links, life=1)
+    assert show(names, second, NAME, links, life=2)
+    show(names, second, "", links)
+    assert names.take_freed(links) == [], "it still asks"
+    asking.clear()
+    assert names.take_freed(links) == [first]
 
 
 def test_a_node_with_two_addresses_is_no_double_of_itself() -> None:
