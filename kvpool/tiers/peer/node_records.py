@@ -32,6 +32,7 @@ class NodeRecord:
     last_error: str = ""
     life: bytes = b""
     deferred: Deadline | None = None
+    moving: Deadline | None = None  # until then chunks of it have come a moment ago
     unreachable: str = ""  # where its bytes should have come from, while nothing answers there
 
     def begin_life(self, life: bytes) -> None:

@@ -51,6 +51,8 @@ PULL_FAULTS = (
 # Faults that pass by themselves: the same node may be asked again a moment later, where no other has the chunks.
 BUSY = ("busy", "full", "trial")
 PAUSE_S = 0.05
+# So long a pull waits for room at a node from which nothing comes meanwhile: an engine waits for it (guess).
+BUSY_S = 2.0
 # The longest wait for a first turn (guess): a line moves as fast as the pulls before it come, each of which has a deadline.
 LINE_S = 60.0
 # Pulls of one node that are asked for or received at once: fewer than the offers that an owner keeps for one node.
@@ -139,7 +141,7 @@ class PullDriver:
                 is_busy = fault in BUSY
                 if fault and not self._turn_to_next(pull, may_come_back=is_busy) and not (is_busy and pull.left):
                     break
-                if is_busy and (self._is_closed or pull.deadline.has_passed()):
+                if is_busy and not self._may_wait(pull):
                     break
                 if is_busy:
                     await asyncio.sleep(PAUSE_S)
@@ -152,6 +154,14 @@ class PullDriver:
         if pull.left:
             self._pulls.fail(pull, Outcome.FAILED, fault)
             self._on_ended()
+
+    def _may_wait(self, pull: Pull) -> bool:
+        """Whether a pull waits on for room at its node: not long, unless chunks of other pulls come from there meanwhile."""
+        if self._is_closed or pull.deadline.has_passed():
+            return False
+        pull.busy = pull.busy or Deadline(BUSY_S, self._clock)
+        moving = self._nodes.of(pull.node).moving
+        return not pull.busy.has_passed() or (moving is not None and not moving.has_passed())
 
     def _enter(self, pull: Pull) -> None:
         if pull.is_named:
@@ -184,7 +194,7 @@ class PullDriver:
         """Whether a pull has waited too long for its turn, or its chunks come too slowly. Its time for these begins with its
         first turn, and anew with each part that has come."""
         if pull.clocked != pull.first and not (pull.clocked < 0 and pull.deadline.has_passed()):
-            pull.clocked = pull.first
+            pull.clocked, pull.busy = pull.first, None
             timeout_s = self._settings.timeout_s(pull.left * pull.layout.stored_bytes)
             pull.deadline = Deadline(self._settings.answer_s + timeout_s, self._clock)
         return pull.deadline.has_passed()
@@ -343,6 +353,8 @@ class PullDriver:
             if outcome is Outcome.BAD_SOURCE or (is_not_there_yet and is_first_fault):
                 self._decline(pull, chunk)
             size = pull.layout.stored_bytes if outcome is Outcome.DONE else 0
+            if size:
+                self._nodes.of(pull.node).moving = Deadline(BUSY_S, self._clock)
             self.read_bytes += size
             part.received_bytes += size
             if one.is_unmarked and not self._is_closed:

@@ -72,6 +72,7 @@ class Pull:
     first: int = 0
     part: Part | None = None
     clocked: int = -1
+    busy: Deadline | None = None  # for which it waits for room at its node
     is_cut: bool = False
     tried: set[str] = field(default_factory=set)
     is_reported: bytearray = field(init=False)

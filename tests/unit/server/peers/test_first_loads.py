@@ -12,9 +12,11 @@ from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.layouts.groups import WINDOW, GroupRole
+from kvpool.peers.circuit_breaker import BreakerState
 from kvpool.peers.control import records as r
 from kvpool.protocol.records import messages as m
 from kvpool.server.peers.offers import OfferSettings
+from kvpool.tiers.peer import pull_driver
 from kvpool.types import ConnectionId, Level
 from tests.rigs.nodes.fleet import Node
 from tests.rigs.tiers.tiered_pool import CHUNK, LAYOUT, key_of, medium_of, payload
@@ -352,6 +354,22 @@ def test_ranks_that_exceed_what_one_node_is_offered_come_one_after_the_other(off
 
     offers = OfferSettings(peer_bytes_max=offered * CHUNK, peer_bytes_per_s=1_600_000)
     run(act, nodes=1, dram_chunks=1200, offers=offers)
+
+
+def test_a_node_that_never_has_room_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pull_driver, "BUSY_S", 0.0)
+    keys = [key_of(27, number) for number in range(6)]
+
+    async def act(here: Node, fleet: Fleet) -> None:
+        (there,) = fleet
+        full = r.Refused(r.RefusalCode.BUSY, "no room")
+        there.offers.serve = lambda _puller, _pull, answer: answer(full)  # type: ignore[method-assign,assignment]
+        await save(here, there, keys)
+        assert await load_first(here, keys) == (6, 6, 0)
+        assert pulls_of(there) == 1, "it is not asked until the pull's time is over"
+        assert here.tier.nodes.of(there.name).breaker.state is BreakerState.CLOSED
+
+    run(act, nodes=1)
 
 
 def test_nodes_that_ask_one_owner_at_once_all_get_their_chunks() -> None:
