@@ -26,7 +26,7 @@ from tests.rigs.tiers.memory_tier import Medium
 from tests.rigs.tiers.tiered_pool import TieredPool
 
 DOMAIN = domain_tag(b"fleet")
-PAIRS = 10_000
+PAIRS = 20_000
 
 
 class LaterClock(MonotonicClock):
