@@ -153,7 +153,7 @@ class PullDriver:
             raise
         if pull.left:
             self._pulls.fail(pull, Outcome.FAILED, fault)
-            self._on_ended()
+        self._on_ended()
 
     def _may_wait(self, pull: Pull) -> bool:
         """Whether a pull waits on for room at its node: not long, unless chunks of other pulls come from there meanwhile."""
@@ -238,8 +238,9 @@ class PullDriver:
         # A chain is named from its beginning, chunks without a parent by themselves.
         before = [*pull.before, *pull.moves.keys[: pull.first]] if pull.layout.is_chained else []
         version = r.OLDEST_VERSION if link.life is None else link.life.version
-        most = len(pull.moves) if pull.layout.is_chained else r.pulled_chunks_max(version, pull.layout)
-        keys = KeyColumn.of([*before, *pull.moves.keys[pull.first : pull.first + most]]).packed
+        wanted = pull.moves.keys[pull.wanted]
+        most = len(wanted) if pull.layout.is_chained else r.pulled_chunks_max(version, pull.layout)
+        keys = KeyColumn.of([*before, *wanted[:most]]).packed
         model, layout = pull.namespace.model, list(pull.layout.to_wire())
         return lambda: r.Pull(link.next_pull(), model, layout, b"", len(before), keys, deadline_ms)
 
@@ -307,6 +308,7 @@ class PullDriver:
             self._chunks.set_pace(NodeName(pull.node), record.pace.packed())
         if part.received[1] and not part.left:
             self._pulls.end_part(pull, part)
+            self._on_ended()
 
     def _turn_to_next(self, pull: Pull, *, may_come_back: bool) -> bool:
         """Have another node asked for what is left of a pull. Whether there is one. `may_come_back`: the former one may be

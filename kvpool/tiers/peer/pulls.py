@@ -87,6 +87,12 @@ class Pull:
         """The layout of its chunks."""
         return self.namespace.layout
 
+    @property
+    def wanted(self) -> slice:
+        """The chunks to be asked for next: from `first` on, up to one that has come by another connection."""
+        end = self.is_reported.find(1, self.first)
+        return slice(self.first, len(self.moves) if end < 0 else end)
+
     def columns(self, chunks: int) -> tuple[bytes, bytes]:
         """Where the first chunks of the part go: arena offsets and slots, u64."""
         part = slice(self.first, self.first + chunks)
@@ -157,18 +163,15 @@ class Pulls:
         self._end_one(pull)
 
     def end_part(self, pull: Pull, part: Part) -> None:
-        """All chunks of a part have ended: go on behind those that have come. Chunks that may be asked for again are, where
-        nothing of the part has failed and none behind them has come; else they have failed."""
+        """All chunks of a part have ended: go on with the first that has not. Those that may be asked for again are, where
+        nothing of the part has failed; else they have failed."""
         end = pull.first + part.offered
-        left = [chunk for chunk in range(pull.first, end) if not pull.is_reported[chunk]]
-        if left and not part.has_failed and left[0] + len(left) == end:
-            pull.first = left[0]
-            return
-        for chunk in left:
-            self._landings.fail(pull.moves.arena_slots[chunk])
-            self.report(pull, Finished(pull.job, chunk, Outcome.FAILED, part.fault))
-        pull.first = end
-        pull.is_cut = pull.layout.is_chained and bool(part.fault)
+        for chunk in range(pull.first, end) if part.has_failed else ():
+            if not pull.is_reported[chunk]:
+                self._landings.fail(pull.moves.arena_slots[chunk])
+                self.report(pull, Finished(pull.job, chunk, Outcome.FAILED, part.fault))
+        pull.is_cut = pull.layout.is_chained and part.has_failed
+        pull.first = pull.is_reported.index(0, pull.first) if pull.left else len(pull.moves)
 
     def report(self, pull: Pull, finished: Finished) -> None:
         """A chunk has ended; with the last one of its part the next one may be asked for."""

@@ -48,3 +48,36 @@ class StreamRelay:
                     self.forged += 1
                 head = MARK.pack(magic, kind, chunk, layer, size, crc, 0)[:-4]
                 puller.sendall(head + struct.pack("<I", crc32c(head)) + extent)
+
+
+class CuttingRelay:
+    """Takes connections for a stream listener, and ends the first ones: each after so many extents. Later ones pass whole."""
+
+    def __init__(self, stream: str, *extents: int) -> None:
+        host, _, port = stream.rpartition("/")[2].rpartition(":")
+        self._owner = host, int(port)
+        self._extents = list(extents)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        Thread(target=self._run, daemon=True).start()
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _run(self) -> None:
+        with suppress(OSError):
+            while True:
+                puller, _ = self._listener.accept()
+                most = self._extents.pop(0) if self._extents else 1 << 62
+                Thread(target=self._relay, args=(puller, most), daemon=True).start()
+
+    def _relay(self, puller: socket.socket, most: int) -> None:
+        with suppress(OSError), puller, socket.create_connection(self._owner, TIMEOUT_S) as owner:
+            puller.settimeout(TIMEOUT_S)
+            owner.sendall(puller.recv(HELLO_BYTES, socket.MSG_WAITALL))
+            while most and len(packed := owner.recv(MARK.size, socket.MSG_WAITALL)) == MARK.size:
+                _, kind, _, _, size, _, _ = MARK.unpack(packed)
+                most -= kind == EXTENT
+                puller.sendall(packed + owner.recv(size, socket.MSG_WAITALL))

@@ -19,6 +19,7 @@ from kvpool.server.peers.offers import OfferSettings
 from kvpool.tiers.peer import pull_driver
 from kvpool.types import ConnectionId, Level
 from tests.rigs.nodes.fleet import Node
+from tests.rigs.nodes.stream_relay import CuttingRelay
 from tests.rigs.tiers.tiered_pool import CHUNK, LAYOUT, key_of, medium_of, payload
 
 RANKS = 8
@@ -423,6 +424,33 @@ def test_a_stream_that_does_not_come_about_costs_nothing_where_another_node_has_
             await here.pool.flush("dram")
         assert pulls_of(dead) <= 1
         assert here.tier.verify() == []
+
+    run(act, nodes=2)
+
+
+@pytest.mark.parametrize("extents", [(0,), (0, 0), (0, 5)], ids=["one", "both", "one in the middle"])
+@pytest.mark.parametrize("has_other", [False, True], ids=["alone", "another node"])
+def test_connections_that_end_before_an_extent_cost_nothing_where_another_node_has_the_chunks(
+    extents: tuple[int, ...], has_other: bool
+) -> None:
+    """And the pull ends in any case, so that the next load asks anew."""
+    keys = [key_of(28, number) for number in range(12)]
+
+    async def act(here: Node, fleet: Fleet) -> None:
+        cut, other = fleet
+        relay = CuttingRelay(cut.offers.stream, *extents)
+        cut.offers.stream = relay.address
+        for node in (cut, other) if has_other else (cut,):
+            await save(here, node, keys)
+        here.tier.nodes.of(other.name).defer(here.clock)  # the other one is asked first
+        hit, leased, loaded = await load_first(here, keys)
+        assert (hit, leased) == (12, 12)
+        assert loaded == 12 if has_other and 5 not in extents else loaded < 12 or has_other
+        await here.pool.until_moved(lambda: here.pool.pool._tiering.holds == 0)
+        assert here.tier.verify() == []
+        here.clock.pass_s(60)
+        assert await load_first(here, keys) == (12, 12, 12)
+        relay.close()
 
     run(act, nodes=2)
 
