@@ -21,6 +21,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import zmq
 
@@ -243,8 +244,9 @@ class EventPublisher:
                 if news.slice.is_gap:
                     return False
                 happened = news.slice.events_until(found.page.as_of)
-                order.note(happened.events)
-                self._publish_events(NamedEvents(happened, news.namespaces))
+                names.update(news.namespaces)
+                due = replace(happened, events=order.note(happened.events))
+                self._publish_events(NamedEvents(due, news.namespaces))
             names.update(found.namespaces)
             self._publish_chunks(order.admit(found.page.chunks), names)
             self._serve()

@@ -189,6 +189,32 @@ def test_a_gap_clears_every_topic_and_republishes_parents_first(publisher: Event
     assert publisher.stats()["events.resyncs"] == 1
 
 
+def test_chunks_stored_during_a_snapshot_follow_those_that_it_still_has_to_list(
+    publisher: EventPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvpool.journal.journal.PAGE_CHUNKS_MAX", 2)
+    rig = _rig_of(publisher)
+    chain = list(range(8))
+    rig.store(chain)
+    _publish_all(publisher)
+    rig.journal._log.open_gap()
+    published_before, reads = len(_kept(publisher)), 0
+
+    def grow() -> None:
+        nonlocal reads
+        reads += 1
+        if reads == 3:
+            rig.store([*chain, 8, 9])
+
+    publisher._source.between = grow  # type: ignore[attr-defined]
+    _publish_all(publisher)
+    index = Index(is_strict=True)
+    for _, _, payload in _kept(publisher)[published_before:]:
+        for event in decode(payload)[1]:
+            index.apply(event)
+    assert len(index.media["CPU"]) == 10
+
+
 def test_numbers_go_on_over_gaps_and_count_for_each_topic(publisher: EventPublisher) -> None:
     rig = _rig_of(publisher)
     for name in range(3):
@@ -285,13 +311,40 @@ def test_a_snapshot_is_published_parents_first_with_the_latest_state() -> None:
     chain = [_chunk([1, 2, 3][: at + 1]) for at in range(3)]
     gone, moved = _chunk([1, 7]), _chunk([1, 8])
     assert order.admit([chain[2], gone, moved, chain[1]]) == []
-    order.note([
+    due = order.note([
         Event(1, EventKind.REMOVED, keys=gone.key, tiers_before=2),
         Event(2, EventKind.UPDATED, keys=moved.key, tiers=4, tiers_before=2),
     ])  # fmt: skip
+    assert due == ()
     published = order.admit([chain[0]])
     assert published[0].key == chain[0].key
     assert {chunk.key: chunk.tiers for chunk in published} == {**{chunk.key: 2 for chunk in chain}, moved.key: 4}
+    assert order.rest() == []
+
+
+def _stored(number: int, chain: list[StoredChunk]) -> Event:
+    keys, tokens = b"".join(chunk.key for chunk in chain), b"".join(chunk.tokens for chunk in chain)
+    return Event(number, EventKind.STORED, 0, keys, chain[0].parent, tokens, 2, adapter="lora", salt_tag=b"salt")
+
+
+def test_what_is_stored_meanwhile_waits_for_what_a_later_page_has() -> None:
+    order = SnapshotOrder(waiting_max=100)
+    chain = [_chunk([1, 2, 3, 4, 5][: at + 1]) for at in range(5)]
+    assert order.admit([chain[0]]) == [chain[0]]
+    in_order = _stored(1, [_chunk([1, 7])])
+    assert order.note([in_order, _stored(2, chain[2:4]), _stored(3, chain[4:])]) == (in_order,)
+    named = [chunk._replace(adapter="lora", salt_tag=b"salt") for chunk in chain]
+    assert order.admit([chain[1]]) == [chain[1], *named[2:]]
+    assert order.rest() == []
+
+
+def test_the_rest_is_published_parents_first() -> None:
+    order = SnapshotOrder(waiting_max=100)
+    chain, orphans = [_chunk([1, 2, 3][: at + 1]) for at in range(3)], [_chunk([4, 2, 3][: at + 1]) for at in (2, 1)]
+    assert order.admit([chain[2], *orphans]) == []
+    parents = [_stored(1, [chain[0]]), _stored(2, [chain[1]])]
+    assert order.note(parents) == tuple(parents)
+    assert order.rest() == [chain[2], orphans[1], orphans[0]]
     assert order.rest() == []
 
 
