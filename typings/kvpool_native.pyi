@@ -466,6 +466,12 @@ class Directory:
         Makes a promoted chunk an ordinary one; False where it has gone meanwhile. `tokens`: its token ids, i32.
         """
 
+    def name_tokens(self, namespace: int, keys: bytes, tokens: bytes) -> tuple[int, bool]:
+        """
+        Gives consecutive chunks that came without their token ids these, i32, and reports them as arrived once more:
+        (done, is_waiting), how many leading ones have them now, and whether the next one is on its way.
+        """
+
     def has_landed(self, key: bytes, generation: int) -> bool:
         """
         Whether all layers of a promoted chunk have landed; True also for a chunk that is not being promoted, and in a tier

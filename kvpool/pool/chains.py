@@ -17,11 +17,13 @@ from kvpool.index.parts import PART_CHUNKS, Parts, Step
 from kvpool.index.sessions import EngineSession
 from kvpool.index.usage import UsageTable
 from kvpool.journal.journal import Journal
+from kvpool.journal.token_columns import check_tokens, with_scope
 from kvpool.key_column import KeyColumn
 from kvpool.layouts.share import Share
 from kvpool.pool.deadlines import HoldExpiry
 from kvpool.pool.device_copies import DeviceCopies
 from kvpool.pool.hint_handlers import HintHandlers
+from kvpool.pool.pulled_names import PulledNames
 from kvpool.pool.readers.acquire_task import AcquireTask
 from kvpool.pool.readers.group_task import keys_of_hit
 from kvpool.pool.readers.readers import NOTHING_TAKEN, Grant, Readers, Taken
@@ -68,6 +70,7 @@ class Chains:
     usage: UsageTable
     sharing: Sharing
     device_copies: DeviceCopies
+    pulled_names: PulledNames
     room: Room
     clock: Clock
     keeps_token_ids: bool
@@ -277,6 +280,19 @@ class Chains:
     def land_saved(self, session: EngineSession, request: one_way.LandSaved) -> m.Done:
         """Layers of a save can be followed by other nodes."""
         self.writers.land(session, request.reservation, request.first_layer, request.checksums)
+        return m.Done()
+
+    @verb(one_way.NameTokens, roles=ENGINE)
+    def name_tokens(self, session: EngineSession, request: one_way.NameTokens) -> m.Done:
+        """Store the token ids of chunks that came without them."""
+        session.check_plain()
+        ranks, layout = len(session.namespaces), session.own.layout
+        keys = columns.keys_of(request.keys, ranks=ranks, keys_max=one_way.NAMED_MAX * ranks).by_rank(ranks)
+        check_tokens(request.tokens, request.scope, count=len(keys[0]), chunk_tokens=layout.chunk_tokens)
+        if self.keeps_token_ids and request.tokens:
+            tokens = with_scope(request.tokens, request.scope, layout.chunk_tokens)
+            for namespace, column in zip(session.namespaces.values(), keys, strict=True):
+                self.pulled_names.add(namespace.id, column, tokens)
         return m.Done()
 
     @verb(m.End, one_way.DropReservation, roles=ENGINE)

@@ -38,6 +38,7 @@ from kvpool.pool.flush import FlushOrder, flush
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.lease_verbs import LeaseVerbs
 from kvpool.pool.lower_tiers import ALL_KINDS, Setting, TierKinds, capacities_of, make_tiering, plan_tiers
+from kvpool.pool.pulled_names import PulledNames
 from kvpool.pool.readers.hold_bounds import bound, count_held, held_by_connection
 from kvpool.pool.readers.readers import Readers
 from kvpool.pool.report import Sections, render_info, render_stats
@@ -95,6 +96,7 @@ class Pool:
         self._dram_check = DramCheck(self._directory, partial(find_corrupt_on, self._workers, self._dram.arena, view))
         self._scrub = Scrub(self._directory, self._dram_check, self.namespaces, self._tiering.checksum_jobs)
         self.journal = self._make_journal()
+        self._pulled_names = PulledNames(self._directory, self.journal, clock)
         self.sharing = Sharing(
             config.store, self._dram, self._tiering, namespaces=self.namespaces, journal=self.journal, clock=clock
         )
@@ -125,6 +127,7 @@ class Pool:
             usage=self._usage,
             sharing=self.sharing,
             device_copies=self.device_copies,
+            pulled_names=self._pulled_names,
             room=self._room,
             clock=clock,
             keeps_token_ids=server.keep_token_ids,
@@ -416,6 +419,7 @@ class Pool:
 
     def _note_room(self) -> None:
         """Chunks or segments have moved: wake requests that wait for room."""
+        self._pulled_names.go_on()
         self._room.note()
         self.hints.note_room()
         self._priority_expiry.look()

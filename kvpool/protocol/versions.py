@@ -19,7 +19,7 @@ operators of every version are served. docs/protocol.md defines what makes a new
     10  ReserveShare and the state PART; claims in IssueTicket
     11  head groups in a layout's groups; ReserveGroupShare; FindGroupCopies; SeekEach and SoughtEach: chunks of groups in the
         shared store; AnnounceGroups, and Demote of groups
-    12  Promise; leases over groups of up to 4096 holds
+    12  Promise; leases over groups of up to 4096 holds; NameTokens
 """
 
 from dataclasses import MISSING, fields
@@ -73,6 +73,7 @@ SINCE: dict[type[Any], int] = {
     sk.SeekEach: 11,
     sk.SoughtEach: 11,
     gm.AnnounceGroups: 11,
+    one_way.NameTokens: 12,
     pr.Promise: 12,
     pr.Promised: 12,
 }

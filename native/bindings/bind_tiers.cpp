@@ -213,6 +213,20 @@ void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
           "key"_a, "generation"_a, "tokens"_a = nb::bytes(""),
           "Makes a promoted chunk an ordinary one; False where it has gone meanwhile. `tokens`: its token ids, i32.")
       .def(
+          "name_tokens",
+          [](Directory& self, uint32_t owner, const nb::bytes& keys, const nb::bytes& tokens) {
+            const size_t count = keys.size() / KEY_BYTES;
+            const std::vector<int32_t> ids = unpacked<int32_t>(tokens);
+            if (count == 0 || tokens.size() % (count * sizeof(int32_t)) != 0 || ids.size() / count > TOKEN_IDS_MAX) {
+              throw nb::value_error("tokens must be as many for each key, 4096 at most");
+            }
+            const NamedTokens named = self.name_tokens(known_namespace(self, owner), packed_keys(keys), count, ids);
+            return nb::typed<nb::tuple, size_t, bool>(nb::make_tuple(named.done, named.is_waiting));
+          },
+          "namespace"_a, "keys"_a, "tokens"_a,
+          "Gives consecutive chunks that came without their token ids these, i32, and reports them as arrived once more:\n"
+          "(done, is_waiting), how many leading ones have them now, and whether the next one is on its way.")
+      .def(
           "has_landed",
           [](const Directory& self, const nb::bytes& key, uint64_t generation) { return self.has_landed(one_key(key), generation); },
           "key"_a, "generation"_a,

@@ -151,6 +151,9 @@ class Directory {
   [[nodiscard]] Reservation promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent, const uint8_t* keys,
                                     size_t n, uint64_t now_ns, std::span<const PromotionSource> sources = {});
   bool landed(const ChunkKey& key, uint64_t generation, std::span<const int32_t> tokens = {});
+  // Gives consecutive chunks that came from outside without their token ids these, and reports them as arrived once more, up to
+  // the first that has not come yet, follows one without token ids, or is not here.
+  NamedTokens name_tokens(NamespaceId owner, const uint8_t* keys, size_t n, std::span<const int32_t> tokens);
   // False for a promoted chunk of which layers have not landed, where there is memory for them.
   [[nodiscard]] bool has_landed(const ChunkKey& key, uint64_t generation) const noexcept;
   FailedLanding fail_landing(const ChunkKey& key, uint64_t generation, LoadFault fault);

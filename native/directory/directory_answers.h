@@ -82,6 +82,12 @@ enum class LoadFault : uint8_t {
 };
 inline constexpr size_t LOAD_FAULTS = 3;
 
+// How many leading chunks have their token ids now, and whether the next one is on its way.
+struct NamedTokens {
+  size_t done = 0;
+  bool is_waiting = false;
+};
+
 // What followed when a promoted chunk did not come.
 struct FailedLanding {
   uint64_t removed = 0;            // READY chunks of this tier, which followed it

@@ -125,6 +125,31 @@ bool Directory::landed(const ChunkKey& key, uint64_t generation, std::span<const
   return true;
 }
 
+NamedTokens Directory::name_tokens(NamespaceId owner, const uint8_t* keys, size_t n, std::span<const int32_t> tokens) {
+  const size_t count = n == 0 ? 0 : tokens.size() / n;
+  for (size_t index = 0; index < n; ++index) {
+    const RecordId id = find_record(ChunkKey::from_bytes(keys + index * KEY_BYTES));
+    if (!id.valid() || records_[id].owner != owner) {
+      return {index, false};
+    }
+    const ChunkRecord& record = records_[id];
+    if (record.state != ChunkState::READY) {
+      return {index, record.state == ChunkState::PROMOTING};
+    }
+    if (record.parent.valid() && tokens_.of(record.parent).empty()) {
+      return {index, true};  // readers would not know what it follows
+    }
+    if (tokens_.of(id).empty()) {
+      tokens_.store(id, tokens.subspan(index * count, count));
+      if (tokens_.of(id).empty()) {
+        return {index, false};  // there is no room
+      }
+      report(record, ChangeKind::ARRIVED, Cause::PROMOTED);
+    }
+  }
+  return {n, false};
+}
+
 FailedLanding Directory::fail_landing(const ChunkKey& key, uint64_t generation, LoadFault fault) {
   FailedLanding answer;
   const auto found = promotions_.find(generation);

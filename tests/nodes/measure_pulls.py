@@ -1,4 +1,4 @@
-"""How long leases of what another node has take: `python -m tests.nodes.measure_pulls [rounds]`.
+"""Measure leases of what another node has: `python -m tests.nodes.measure_pulls [rounds]`.
 
 Two pools of one process on loopback, chunks of 4 KiB, so that requests and slots are measured and not bytes. For each number of
 ranks and chunks: the time until the lease is granted, its longest turn of the loop, how many chunks are leased and land, the

@@ -23,6 +23,7 @@ from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.peer_pace import FIRST_PEER_PACE, PeerPace
 from kvpool_client.connection.session import Session
+from kvpool_client.connection.token_names import name_tokens
 from kvpool_client.key_chain import Namespace
 from kvpool_client.lease import Lease
 from kvpool_client.results import Hit
@@ -70,6 +71,7 @@ class LeaseFetcher:
             if leased is None or leased.chunks or left_s < self._timeout_s / 2:
                 return self._lease(session, leased or NO_LEASE)
         leased = self._ask(session, _wanted(hit, chunks), left_s) or NO_LEASE
+        name_tokens(session, hit, leased.tiers)
         levels = _from_store(leased.tiers, hit)
         leased = leased if levels is leased.tiers else replace(leased, tiers=levels)
         return self._lease(session, leased, hit.peer_pace)
@@ -85,6 +87,8 @@ class LeaseFetcher:
                 answers = call_each(session, requests, m.Leased)
                 failpoint.reach("client.acquire.after", failpoint.unreachable)
                 leased.update({number: answer for number, answer in zip(wanted, answers, strict=True) if answer})
+                for number in wanted:
+                    name_tokens(session, hits[number], leased[number].tiers)
             except KVPoolError as error:
                 self._link.note_failure(session, error)
         self._counters.count("acquired_chunks", sum(answer.chunks for answer in leased.values()))
@@ -103,6 +107,7 @@ class LeaseFetcher:
     def promised_levels(self, hit: Hit, promised: pr.Promised) -> bytes:
         """The level of each chunk of a promise. Raises ProtocolError where it has not one for each."""
         check_levels(promised, promised.chunks)
+        name_tokens(self._link.session, hit, promised.tiers)
         return _from_store(promised.tiers, hit)
 
     def claim(self, ticket: bytes) -> Lease:

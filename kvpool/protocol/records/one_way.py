@@ -48,4 +48,20 @@ class LandSaved:
     checksums: bytes
 
 
-UNANSWERED = frozenset(record.KIND for record in (m.Usage, DropLease, DropLeases, DropReservation, LandSaved))
+@dataclass(frozen=True, slots=True)
+class NameTokens:
+    """Token ids of chunks that were taken from another node or a shared store, for events: i32 of each chunk, and the `scope`
+    of all as in Commit. `keys`: of consecutive chunks, of one rank after those of another, NAMED_MAX at most. Chunks that have
+    them, or are not here, are passed over."""
+
+    KIND: ClassVar[int] = 95
+    keys: bytes
+    tokens: bytes
+    scope: bytes
+
+
+# Chunks of one NameTokens on each rank.
+NAMED_MAX = 128
+UNANSWERED = frozenset(
+    record.KIND for record in (m.Usage, DropLease, DropLeases, DropReservation, LandSaved, NameTokens)
+)

@@ -102,6 +102,41 @@ TEST(a_failed_landing_takes_what_follows_along) {
   EXPECT(tiers.is_sound());
 }
 
+TEST(chunks_that_came_without_token_ids_are_named_in_the_order_of_their_chain) {
+  Tiers tiers(4, 16);
+  Directory& directory = tiers.memory.directory;
+  const NamespaceId owner = tiers.memory.owner;
+  const std::vector<uint8_t> keys = pack({1, 2, 3});
+  const std::vector<int32_t> tokens = {10, 11, 20, 21, 30, 31};
+  const std::vector<PromotionSource> outside(3, PromotionSource{.tier = Tier::PEER, .is_external = true});
+  const uint64_t now = ++tiers.memory.now;
+  const Reservation made = directory.promote(owner, tiers.memory.small, std::nullopt, keys.data(), 3, now, outside);
+  EXPECT(directory.landed(key_of(1), made.generations[0]));
+  EXPECT(directory.landed(key_of(3), made.generations[2]));
+  const auto feed = ChangeFeed::create(32);
+  directory.report_to(feed);
+  const auto is = [](const NamedTokens& named, size_t done, bool is_waiting) {
+    return named.done == done && named.is_waiting == is_waiting;
+  };
+  EXPECT(is(directory.name_tokens(NamespaceId{7}, keys.data(), 3, tokens), 0, false));
+  EXPECT(is(directory.name_tokens(owner, pack({9}).data(), 1, {tokens.data(), 2}), 0, false));
+  EXPECT(is(directory.name_tokens(owner, pack({3}).data(), 1, {tokens.data() + 4, 2}), 0, true));
+  EXPECT(is(directory.name_tokens(owner, keys.data(), 3, tokens), 1, true));
+  EXPECT(feed->waiting() == 1);
+  EXPECT(directory.landed(key_of(2), made.generations[1]));
+  EXPECT(is(directory.name_tokens(owner, keys.data(), 3, tokens), 3, false));
+  EXPECT(feed->waiting() == 4);  // the landing, and a name for each
+  const std::span<const int32_t> last = directory.tokens_of(key_of(3));
+  EXPECT(std::vector<int32_t>(last.begin(), last.end()) == std::vector<int32_t>({30, 31}));
+  const std::vector<int32_t> others = {40, 41};
+  EXPECT(is(directory.name_tokens(owner, pack({3}).data(), 1, others), 1, false));
+  const std::span<const int32_t> kept = directory.tokens_of(key_of(3));
+  EXPECT(std::vector<int32_t>(kept.begin(), kept.end()) == std::vector<int32_t>({30, 31}));
+  EXPECT(feed->waiting() == 4);
+  EXPECT(directory.release(made.id, ++tiers.memory.now));
+  EXPECT(tiers.is_sound());
+}
+
 TEST(a_chunk_that_no_other_tier_has_can_be_protected) {
   Tiers tiers(4, 16);
   EXPECT(tiers.memory.store({1, 2, 3, 4}) == 4);

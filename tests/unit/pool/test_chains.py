@@ -44,6 +44,7 @@ def test_a_request_waits_for_memory_by_the_daemons_clock() -> None:
         usage=absent,
         sharing=absent,
         device_copies=absent,
+        pulled_names=absent,
         room=room,
         clock=clock,
         keeps_token_ids=False,

@@ -1,0 +1,84 @@
+"""Chunks pulled from another node are published by the node that has them now, with those saved behind them."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from kvpool.keys import salt_tag
+from kvpool_client.connection.promise_line import PromiseLine, Question
+from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.events.publishing import CHUNK, connected, router_of
+from tests.rigs.events.router import Router
+from tests.rigs.nodes.two_nodes import free_addresses
+from tests.rigs.payload import load_all, store, tokens_of
+
+CHUNKS = 200  # more than one message names
+SCOPES = [("", b""), ("sql-lora", b"a tenant's salt")]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Daemon, Daemon]]:
+    """Two nodes, of which the second one publishes."""
+    addresses = free_addresses(2)
+    with ExitStack() as stack:
+        made = []
+        for name, address in zip(("there", "here"), addresses, strict=True):
+            directory = tmp_path / name
+            directory.mkdir()
+            events = {"events.publish": f"ipc://{directory}/events", "events.replay": f"ipc://{directory}/replay"}
+            options = {
+                "peer.listen": f"tcp://{address}",
+                "peer.stream": "tcp://127.0.0.1:0",
+                "peer.name": name,
+                "peer.members": ", ".join(addresses),
+                "peer.same_host": "false",
+                **events,
+            }
+            made.append(stack.enter_context(Daemon(directory, **options)))
+        wait_until(lambda: all(one.stats()["peer.followed.followed"] == 1 for one in made), "they follow each other")
+        yield made[0], made[1]
+
+
+def finds(router: Router, tokens: list[int], blocks: int, scope: tuple[str, bytes]) -> bool:
+    router.receive(0.02)
+    adapter, salt = scope
+    return router.index.longest(tokens, CHUNK, adapter, salt_tag(salt).hex() if salt else "") == blocks
+
+
+def is_answered(line: PromiseLine, question: Question) -> bool:
+    line.receive(0.01)
+    return question.answer is not None
+
+
+@pytest.mark.parametrize("scope", SCOPES, ids=["plain", "adapter and salt"])
+@pytest.mark.parametrize("is_promised", [False, True], ids=["leased", "promised"])
+def test_a_router_finds_what_was_pulled_and_what_is_saved_behind_it(
+    pair: tuple[Daemon, Daemon], is_promised: bool, scope: tuple[str, bytes]
+) -> None:
+    there, here = pair
+    adapter, salt = scope
+    tokens = tokens_of(1, CHUNKS * CHUNK)
+    longer = [*map(int, tokens), *map(int, tokens_of(2, 2 * CHUNK))]
+    with there.connect() as owner, here.connect() as pool, router_of(here) as router:
+        connected(here, router, pool)
+        keys = owner.keys(tokens, adapter=adapter, salt=salt)
+        store(owner, keys)
+        wait_until(
+            lambda: pool.lookup(pool.keys(tokens, adapter=adapter, salt=salt)).chunks == CHUNKS, "they are known"
+        )
+        mine = pool.keys(tokens, adapter=adapter, salt=salt)
+        if is_promised:
+            with closing(pool.open_promise_line(1)) as line:
+                question = line.ask(pool.lookup(mine))
+                wait_until(partial(is_answered, line, question), "it is promised")
+                assert question.answer is not None
+                assert question.answer.chunks == CHUNKS
+                pool.claim(question.answer.tickets[0]).release()
+        else:
+            assert load_all(pool, mine)[0].chunks == CHUNKS
+        wait_until(partial(finds, router, list(map(int, tokens)), CHUNKS, scope), "what was pulled is found")
+        store(pool, pool.keys(longer, adapter=adapter, salt=salt))
+        wait_until(partial(finds, router, longer, CHUNKS + 2, scope), "what is behind it is found")

@@ -1,0 +1,86 @@
+"""Names that wait for their chunks are bounded, go on where they stood, and are given up in the end."""
+
+from collections.abc import Callable
+
+import pytest
+
+from kvpool.key_column import KEY_BYTES, KeyColumn
+from kvpool.pool import pulled_names
+from kvpool.pool.pulled_names import CHAINS_MAX, WAIT_S, PulledNames
+from kvpool.types import NamespaceId
+
+KEYS = KeyColumn(bytes(4 * KEY_BYTES))
+TOKENS = bytes(range(16))  # four of one id each
+
+
+class _Directory:
+    """Gives as many chunks their ids as have come."""
+
+    def __init__(self) -> None:
+        self.come = 0
+        self.named: list[bytes] = []
+
+    def name_tokens(self, namespace: NamespaceId, keys: bytes, tokens: bytes) -> tuple[int, bool]:
+        count = len(keys) // KEY_BYTES
+        done = min(self.come, count)
+        self.named.append(tokens[: done * len(tokens) // count])
+        self.come -= done
+        return done, done < count
+
+
+class _Journal:
+    is_behind = False
+
+    def listen(self, listener: Callable[[], None], *_: object) -> None:
+        self.listener = listener
+
+
+class _Clock:
+    now = 0
+
+    def now_ns(self) -> int:
+        return self.now
+
+
+class _Rig:
+    def __init__(self) -> None:
+        self.directory, self.journal, self.clock = _Directory(), _Journal(), _Clock()
+        self.names = PulledNames(self.directory, self.journal, self.clock)  # type: ignore[arg-type]
+
+    def add(self) -> None:
+        self.names.add(NamespaceId(1), KEYS, TOKENS)
+
+
+def test_a_chain_is_named_as_its_chunks_come_and_after_the_journal_has_them() -> None:
+    rig = _Rig()
+    rig.add()
+    rig.directory.come, rig.journal.is_behind = 3, True
+    rig.names.go_on()
+    rig.journal.is_behind = False
+    rig.journal.listener()
+    rig.directory.come = 1
+    rig.names.go_on()
+    assert b"".join(rig.directory.named) == TOKENS
+    assert len(rig.names) == 0
+
+
+def test_what_never_comes_is_given_up() -> None:
+    rig = _Rig()
+    rig.add()
+    rig.clock.now = int(WAIT_S * 1e9) + 1
+    rig.names.go_on()
+    assert len(rig.names) == 0
+
+
+@pytest.mark.parametrize(("bytes_max", "most"), [(1 << 20, CHAINS_MAX), (3 * len(TOKENS), 3)], ids=["chains", "bytes"])
+def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch, bytes_max: int, most: int) -> None:
+    monkeypatch.setattr(pulled_names, "BYTES_MAX", bytes_max)
+    rig = _Rig()
+    for _ in range(most + 2):
+        rig.add()
+    assert len(rig.names) == most
+    rig.directory.come = 4 * most
+    rig.names.go_on()
+    assert len(rig.names) == 0
+    rig.add()
+    assert len(rig.names) == 1
