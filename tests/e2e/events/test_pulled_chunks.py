@@ -1,4 +1,4 @@
-"""Chunks pulled from another node are published by the node that has them now, with those saved behind them."""
+"""Chunks pulled from another node or a shared store are published by the node that has them now, with those saved behind."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -14,6 +14,8 @@ from tests.rigs.events.publishing import CHUNK, connected, router_of
 from tests.rigs.events.router import Router
 from tests.rigs.nodes.two_nodes import free_addresses
 from tests.rigs.payload import load_all, store, tokens_of
+from tests.rigs.store.scripted_store import SharedDirectory
+from tests.rigs.store.store_daemon import StoreDaemon
 
 CHUNKS = 200  # more than one message names
 SCOPES = [("", b""), ("sql-lora", b"a tenant's salt")]
@@ -82,3 +84,22 @@ def test_a_router_finds_what_was_pulled_and_what_is_saved_behind_it(
         wait_until(partial(finds, router, list(map(int, tokens)), CHUNKS, scope), "what was pulled is found")
         store(pool, pool.keys(longer, adapter=adapter, salt=salt))
         wait_until(partial(finds, router, longer, CHUNKS + 2, scope), "what is behind it is found")
+
+
+def test_a_router_finds_what_came_from_a_shared_store(tmp_path: Path) -> None:
+    shared = SharedDirectory(tmp_path)
+    tokens = tokens_of(1, 8 * CHUNK)
+    events = {"events.publish": f"ipc://{tmp_path}/events", "events.replay": f"ipc://{tmp_path}/replay"}
+    with StoreDaemon(tmp_path / "there", shared, **{"store.publish": "all"}) as there, there.connect() as owner:
+        store(owner, owner.keys(tokens))
+        there.wait_published(8)
+    with (
+        StoreDaemon(tmp_path / "here", shared, **events) as here,
+        here.connect(timeout_s=30.0) as pool,
+        router_of(here) as router,
+    ):
+        connected(here, router, pool)
+        keys = pool.keys(tokens)
+        wait_until(lambda: pool.lookup(keys).chunks == 8, "the store is known to have them")
+        assert load_all(pool, keys)[0].chunks == 8
+        wait_until(partial(finds, router, list(map(int, tokens)), 8, SCOPES[0]), "what came from the store is found")
