@@ -68,9 +68,14 @@ class PulledNames:
     def _advance(self, named: _Named) -> bool:
         """Name what has come. Whether something is still on its way."""
         count = len(named.keys)
-        done, is_waiting = self._directory.name_tokens(named.namespace, named.keys.packed, named.tokens)
+        size = len(named.tokens) // count
+        done, is_waiting = 0, False
+        for most in (1, count):  # as a rule nothing has come, and the ids of all are not to be read for that
+            keys, tokens = named.keys[:most].packed, named.tokens[: most * size]
+            done, is_waiting = self._directory.name_tokens(named.namespace, keys, tokens)
+            if done < most:
+                break
         if done and is_waiting:
-            size = len(named.tokens) // count
             named.keys, named.tokens = named.keys[done:], named.tokens[done * size :]
             self._bytes -= done * size
         return is_waiting and not named.until.has_passed()

@@ -7,6 +7,7 @@ import kvpool_native
 from kvpool.key_column import KeyColumn
 from kvpool.protocol import versions
 from kvpool.protocol.records import one_way
+from kvpool.protocol.records.messages import COMMIT_BYTES_MAX
 from kvpool.types import PEER, TOKEN_BYTES
 from kvpool_client.connection.session import Session
 from kvpool_client.results import Hit
@@ -21,8 +22,10 @@ def name_tokens(session: Session | None, hit: Hit, levels: bytes) -> None:
     if words > kvpool_native.TOKEN_IDS_MAX or session.welcome.protocol < versions.SINCE[one_way.NameTokens]:
         return
     columns = [KeyColumn(column) for column in hit.keys.columns()]
-    for at in range(first, end, one_way.NAMED_MAX):
-        part = slice(at, min(at + one_way.NAMED_MAX, end))
+    chunk_bytes = TOKEN_BYTES * hit.keys.chunk_tokens + sum(len(column[0]) for column in columns)
+    most = min(one_way.NAMED_MAX, (COMMIT_BYTES_MAX - len(hit.keys.scope)) // chunk_bytes)
+    for at in range(first, end, most):
+        part = slice(at, min(at + most, end))
         tokens = hit.keys.token_ids(range(part.start, part.stop))
         if tokens:
             keys = b"".join(column[part].packed for column in columns)

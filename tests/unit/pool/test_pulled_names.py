@@ -9,23 +9,26 @@ from kvpool.pool import pulled_names
 from kvpool.pool.pulled_names import CHAINS_MAX, WAIT_S, PulledNames
 from kvpool.types import NamespaceId
 
-KEYS = KeyColumn(bytes(4 * KEY_BYTES))
+KEYS = KeyColumn(b"".join(bytes([at]) * KEY_BYTES for at in range(4)))
 TOKENS = bytes(range(16))  # four of one id each
 
 
 class _Directory:
-    """Gives as many chunks their ids as have come."""
+    """Gives those chunks their ids that have come, `come` of the first ones; those named before are passed over."""
 
     def __init__(self) -> None:
         self.come = 0
-        self.named: list[bytes] = []
+        self.named: dict[bytes, bytes] = {}
 
     def name_tokens(self, namespace: NamespaceId, keys: bytes, tokens: bytes) -> tuple[int, bool]:
         count = len(keys) // KEY_BYTES
-        done = min(self.come, count)
-        self.named.append(tokens[: done * len(tokens) // count])
-        self.come -= done
-        return done, done < count
+        size = len(tokens) // count
+        for at in range(count):
+            key = keys[at * KEY_BYTES : (at + 1) * KEY_BYTES]
+            if key[0] >= self.come:
+                return at, True
+            self.named.setdefault(key, tokens[at * size : (at + 1) * size])
+        return count, False
 
 
 class _Journal:
@@ -58,9 +61,10 @@ def test_a_chain_is_named_as_its_chunks_come_and_after_the_journal_has_them() ->
     rig.names.go_on()
     rig.journal.is_behind = False
     rig.journal.listener()
-    rig.directory.come = 1
+    assert b"".join(rig.directory.named.values()) == TOKENS[:12]
+    rig.directory.come = 4
     rig.names.go_on()
-    assert b"".join(rig.directory.named) == TOKENS
+    assert b"".join(rig.directory.named.values()) == TOKENS
     assert len(rig.names) == 0
 
 
@@ -79,8 +83,13 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch, bytes_max: int, 
     for _ in range(most + 2):
         rig.add()
     assert len(rig.names) == most
-    rig.directory.come = 4 * most
+    rig.directory.come = 3
+    rig.names.go_on()
+    assert len(rig.names) == most
+    rig.directory.come = 4
     rig.names.go_on()
     assert len(rig.names) == 0
-    rig.add()
-    assert len(rig.names) == 1
+    rig.directory.come = 0
+    for _ in range(most + 2):
+        rig.add()
+    assert len(rig.names) == most
