@@ -70,8 +70,8 @@ class NodeTurns:
     def __len__(self) -> int:
         return len(self._turns)
 
-    async def begin(self, node: str, connection: ConnectionId) -> None:
-        """Wait for a turn; `end` is to follow, unless this is cancelled."""
+    async def begin_turn(self, node: str, connection: ConnectionId) -> None:
+        """Wait for a turn; `end_turn` is to follow, unless this is cancelled."""
         turns = self._turns.setdefault(node, _NodeTurns(self._bounds))
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         turns.waiting.setdefault(connection, deque()).append(turn)
@@ -80,10 +80,10 @@ class NodeTurns:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.end(node, connection)
+                self.end_turn(node, connection)
             raise
 
-    def end(self, node: str, connection: ConnectionId) -> None:
+    def end_turn(self, node: str, connection: ConnectionId) -> None:
         """A turn is over."""
         turns = self._turns[node]
         turns.running[connection] -= 1
@@ -167,7 +167,7 @@ class Asking:
         deadline = Deadline(answer_s, self._clock)
         connection = ConnectionId(0) if asker is None else asker.connection
         try:
-            await self._turns.begin(node, connection)
+            await self._turns.begin_turn(node, connection)
         finally:
             if asker is not None and is_named:
                 self.leave(node, asker)
@@ -177,4 +177,4 @@ class Asking:
                 raise PeerUnreachable(f"{link.member.endpoint} did not answer earlier requests in time")
             return await link.request(request(), deadline.remaining_s())
         finally:
-            asyncio.get_running_loop().call_later(begun.remaining_s(), self._turns.end, node, connection)
+            asyncio.get_running_loop().call_later(begun.remaining_s(), self._turns.end_turn, node, connection)

@@ -292,7 +292,7 @@ class Chains:
         if self.keeps_token_ids and request.tokens:
             tokens = with_scope(request.tokens, request.scope, layout.chunk_tokens)
             for namespace, column in zip(session.namespaces.values(), keys, strict=True):
-                self.pulled_names.add(namespace.id, column, tokens)
+                self.pulled_names.add_run(namespace.id, column, tokens)
         return m.Done()
 
     @verb(m.End, one_way.DropReservation, roles=ENGINE)

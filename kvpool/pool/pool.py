@@ -419,7 +419,7 @@ class Pool:
 
     def _note_room(self) -> None:
         """Chunks or segments have moved: wake requests that wait for room."""
-        self._pulled_names.go_on()
+        self._pulled_names.name_arrived()
         self._room.note()
         self.hints.note_room()
         self._priority_expiry.look()

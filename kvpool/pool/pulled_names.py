@@ -37,7 +37,7 @@ class PulledNames:
         self._clock = clock
         self._directory = directory
         self._journal = journal
-        journal.listen(self.go_on, dict, list)
+        journal.listen(self.name_arrived, dict, list)
         self._waiting: deque[_Named] = deque()
         self._bytes = 0
 
@@ -47,14 +47,14 @@ class PulledNames:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, namespace: NamespaceId, keys: KeyColumn, tokens: bytes) -> None:
+    def add_run(self, namespace: NamespaceId, keys: KeyColumn, tokens: bytes) -> None:
         """Name consecutive chunks of a namespace, as far as they have come; the others when they have."""
         if self._bytes + len(tokens) <= BYTES_MAX and len(self._waiting) < CHAINS_MAX:
             self._bytes += len(tokens)
             self._waiting.append(_Named(namespace, keys, tokens, Deadline(WAIT_S, self._clock)))
-            self.go_on()
+            self.name_arrived()
 
-    def go_on(self) -> None:
+    def name_arrived(self) -> None:
         """Chunks have come, or have failed, or the journal has been written."""
         if self._journal.is_behind:
             return  # it calls this again

@@ -5,7 +5,7 @@ it, whether a page or an event has it; its changes meanwhile are noted, so that 
 most `waiting_max` wait: then the oldest ones are published before their parents, which a reader may ignore, and corrects when
 they are removed.
 
-One thread. Invariant: `_waiting` holds exactly the chunks in the lists of `_children`.
+One thread. Invariant: each chunk of `_waiting` is in its parent's list of `_children`.
 """
 
 from collections import OrderedDict

@@ -52,7 +52,7 @@ class LandSaved:
 class NameTokens:
     """Token ids of chunks that were taken from another node or a shared store, for events: i32 of each chunk, and the `scope`
     of all as in Commit. `keys`: of consecutive chunks, of one rank after those of another, NAMED_MAX at most. Chunks that have
-    them, or are not here, are passed over."""
+    them are passed over; what is not here, and what follows it, gets none."""
 
     KIND: ClassVar[int] = 95
     keys: bytes

@@ -39,7 +39,7 @@ class Doubts:
     def __repr__(self) -> str:
         return f"<Doubts {self.compared} chunks compared>"
 
-    def take(self, connection: PullerConnection, wrong: r.Wrong) -> None:
+    def compare_chunk(self, connection: PullerConnection, wrong: r.Wrong) -> None:
         """Compare a chunk, unless another one is being compared, or too many were just now."""
         if self._comparing is not None or not self._rate.take():
             return

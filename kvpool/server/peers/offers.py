@@ -181,7 +181,7 @@ class Offers:
         """See `PullService`."""
         connection = self._connections.find(puller.number)
         if connection is not None:
-            self._doubts.take(connection, wrong)
+            self._doubts.compare_chunk(connection, wrong)
 
     def release(self, puller: Puller, pull: int) -> None:
         """See `PullService`."""

@@ -173,7 +173,7 @@ class PullDriver:
         node, connection = pull.node, pull.asker.connection
         is_asked = False
         try:
-            await self._open.begin(node, connection)
+            await self._open.begin_turn(node, connection)
             try:
                 link = self._link_of(NodeName(node))
                 breaker = self._nodes.of(node).breaker
@@ -185,7 +185,7 @@ class PullDriver:
                 is_asked = True
                 return await self._ask(pull, link, permit)
             finally:
-                self._open.end(node, connection)
+                self._open.end_turn(node, connection)
         finally:
             if pull.is_named and not is_asked:
                 self._asking.leave(node, pull.asker)

@@ -2,6 +2,7 @@
 
 import socket
 import struct
+from collections.abc import Iterator
 from contextlib import suppress
 from threading import Thread
 
@@ -11,6 +12,7 @@ HELLO_BYTES = 64
 MARK = struct.Struct("<IIIIQII")
 EXTENT = 1
 TIMEOUT_S = 30.0
+Marks = Iterator[tuple[bytes, bytes]]
 
 
 class StreamRelay:
@@ -39,45 +41,36 @@ class StreamRelay:
         with suppress(OSError), puller, socket.create_connection(self._owner, TIMEOUT_S) as owner:
             puller.settimeout(TIMEOUT_S)
             owner.sendall(puller.recv(HELLO_BYTES, socket.MSG_WAITALL))
-            while len(packed := owner.recv(MARK.size, socket.MSG_WAITALL)) == MARK.size:
-                magic, kind, chunk, layer, size, crc, _ = MARK.unpack(packed)
-                extent = bytearray(owner.recv(size, socket.MSG_WAITALL))
-                if kind == EXTENT:
-                    extent[0] ^= 1
-                    crc = crc32c(bytes(extent))
-                    self.forged += 1
-                head = MARK.pack(magic, kind, chunk, layer, size, crc, 0)[:-4]
-                puller.sendall(head + struct.pack("<I", crc32c(head)) + extent)
+            for packed, extent in self._passed(_marks(owner)):
+                puller.sendall(packed + extent)
+
+    def _passed(self, marks: Marks) -> Marks:
+        """What the puller gets of a connection's marks, each with its extent."""
+        for packed, extent in marks:
+            magic, kind, chunk, layer, size, crc, _ = MARK.unpack(packed)
+            changed = bytearray(extent)
+            if kind == EXTENT:
+                changed[0] ^= 1
+                crc = crc32c(bytes(changed))
+                self.forged += 1
+            head = MARK.pack(magic, kind, chunk, layer, size, crc, 0)[:-4]
+            yield head + struct.pack("<I", crc32c(head)), bytes(changed)
 
 
-class CuttingRelay:
-    """Takes connections for a stream listener, and ends the first ones: each after so many extents. Later ones pass whole."""
+class CuttingRelay(StreamRelay):
+    """Ends the first connections, each after so many extents. Their bytes, and later connections, pass whole."""
 
     def __init__(self, stream: str, *extents: int) -> None:
-        host, _, port = stream.rpartition("/")[2].rpartition(":")
-        self._owner = host, int(port)
         self._extents = list(extents)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
-        Thread(target=self._run, daemon=True).start()
+        super().__init__(stream)
 
-    def close(self) -> None:
-        """Take no more connections."""
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+    def _passed(self, marks: Marks) -> Marks:
+        left = self._extents.pop(0) if self._extents else -1
+        while left and (mark := next(marks, None)) is not None:
+            yield mark
+            left -= MARK.unpack(mark[0])[1] == EXTENT
 
-    def _run(self) -> None:
-        with suppress(OSError):
-            while True:
-                puller, _ = self._listener.accept()
-                most = self._extents.pop(0) if self._extents else 1 << 62
-                Thread(target=self._relay, args=(puller, most), daemon=True).start()
 
-    def _relay(self, puller: socket.socket, most: int) -> None:
-        with suppress(OSError), puller, socket.create_connection(self._owner, TIMEOUT_S) as owner:
-            puller.settimeout(TIMEOUT_S)
-            owner.sendall(puller.recv(HELLO_BYTES, socket.MSG_WAITALL))
-            while most and len(packed := owner.recv(MARK.size, socket.MSG_WAITALL)) == MARK.size:
-                _, kind, _, _, size, _, _ = MARK.unpack(packed)
-                most -= kind == EXTENT
-                puller.sendall(packed + owner.recv(size, socket.MSG_WAITALL))
+def _marks(owner: socket.socket) -> Marks:
+    while len(packed := owner.recv(MARK.size, socket.MSG_WAITALL)) == MARK.size:
+        yield packed, owner.recv(MARK.unpack(packed)[4], socket.MSG_WAITALL)

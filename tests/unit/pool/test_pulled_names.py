@@ -51,19 +51,19 @@ class _Rig:
         self.names = PulledNames(self.directory, self.journal, self.clock)  # type: ignore[arg-type]
 
     def add(self) -> None:
-        self.names.add(NamespaceId(1), KEYS, TOKENS)
+        self.names.add_run(NamespaceId(1), KEYS, TOKENS)
 
 
 def test_a_chain_is_named_as_its_chunks_come_and_after_the_journal_has_them() -> None:
     rig = _Rig()
     rig.add()
     rig.directory.come, rig.journal.is_behind = 3, True
-    rig.names.go_on()
+    rig.names.name_arrived()
     rig.journal.is_behind = False
     rig.journal.listener()
     assert b"".join(rig.directory.named.values()) == TOKENS[:12]
     rig.directory.come = 4
-    rig.names.go_on()
+    rig.names.name_arrived()
     assert b"".join(rig.directory.named.values()) == TOKENS
     assert len(rig.names) == 0
 
@@ -72,7 +72,7 @@ def test_what_never_comes_is_given_up() -> None:
     rig = _Rig()
     rig.add()
     rig.clock.now = int(WAIT_S * 1e9) + 1
-    rig.names.go_on()
+    rig.names.name_arrived()
     assert len(rig.names) == 0
 
 
@@ -84,10 +84,10 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch, bytes_max: int, 
         rig.add()
     assert len(rig.names) == most
     rig.directory.come = 3
-    rig.names.go_on()
+    rig.names.name_arrived()
     assert len(rig.names) == most
     rig.directory.come = 4
-    rig.names.go_on()
+    rig.names.name_arrived()
     assert len(rig.names) == 0
     rig.directory.come = 0
     for _ in range(most + 2):
