@@ -2,7 +2,7 @@
 
 from enum import Enum
 
-# A fault begins so where the peer has refused the connection; a code follows.
+# A fault begins so where the peer or this node has refused the connection by the other's Hello; a code follows.
 REFUSED = "refused: "
 
 

@@ -70,10 +70,11 @@ class Player:
         assert self.daemon.problems(deep=False) == []
 
     def remember(self, keys: kv.KeyChain, result: kv.SaveResult) -> None:
-        assert result.stored + result.present + result.declined == len(keys)
+        assert result.stored + result.present + result.part + result.declined == len(keys)
         kept = [state != "declined" for state in result.states]
-        assert kept == sorted(kept, reverse=True), "a chunk was kept behind one that was declined"
-        self.model.stored.update(keys[number] for number, is_kept in enumerate(kept) if is_kept)
+        is_in_order = kept == sorted(kept, reverse=True) and not result.part
+        assert is_in_order or "pending" in result.reasons, "a chunk is kept behind one that nobody was writing"
+        self.model.stored.update(keys[number] for number, state in enumerate(result.states) if state != "declined")
 
     def save(self) -> None:
         pool = self.pool()

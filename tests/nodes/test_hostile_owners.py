@@ -263,8 +263,11 @@ def test_a_handshake_that_never_ends_delays_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("what", ["version", "domain", "another key"])
-def test_a_node_that_cannot_be_a_peer_is_not_asked(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "remedy"),
+    [("version", "update this node"), ("domain", "server.domain_secret_file"), ("another key", "its public key")],
+)
+def test_a_node_that_cannot_be_a_peer_is_not_asked(tmp_path: Path, what: str, remedy: str) -> None:
     with network(tmp_path, ("owner", "here")) as net:
         identity = identity_of("owner")
         if what == "domain":
@@ -276,7 +279,10 @@ def test_a_node_that_cannot_be_a_peer_is_not_asked(tmp_path: Path, what: str) ->
                 owner.do(lambda: setattr(owner.server, "_identity", Newer(identity)))
             wait_until(lambda: here.stats()["peer.links.connects"] > 1, "the link was refused, and tries again")
             assert here.stats()["peer.links.ready"] == 0
-            assert here.problems() == []
+            wait_until(lambda: here.problems() != [], "the operator reads that the node cannot be used")
+            (problem,) = here.problems()
+            assert problem.startswith("peers: ")
+            assert remedy in problem
 
 
 @dataclass

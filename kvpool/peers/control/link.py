@@ -238,7 +238,8 @@ class PeerLink:
                 self._take_answer(sequence, answer)
         except wire.WireFault as fault:
             self._counts["bad_answers"] += 1
-            self._end(f"bad answer: {fault}")
+            is_refused = self.state is LinkState.GREETING and fault.code != r.RefusalCode.PROTOCOL
+            self._end(f"{REFUSED}{fault.code}: {fault}" if is_refused else f"bad answer: {fault}")
 
     def _is_of_link(self, sequence: int, answer: r.Refused) -> bool:
         """Whether a refusal ends the connection: one of no request, of the Hello, or because the Hello was forgotten."""
