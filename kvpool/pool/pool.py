@@ -16,6 +16,7 @@ from typing import Any
 
 import kvpool_native
 from kvpool import failpoint
+from kvpool.checks.bad_chunk_log import BadChunkLog
 from kvpool.checks.checksums import find_corrupt_on
 from kvpool.checks.dram_check import DramCheck
 from kvpool.checks.recount import compare_counts, compare_shared
@@ -93,7 +94,10 @@ class Pool:
         )
         self._prefault: Prefault | None = None
         self._index_view = view = kvpool_native.IndexView(self._dram.index)
-        self._dram_check = DramCheck(self._directory, partial(find_corrupt_on, self._workers, self._dram.arena, view))
+        self._bad_in_dram = BadChunkLog(Level.DRAM.name.lower(), clock)
+        self._dram_check = DramCheck(
+            self._directory, partial(find_corrupt_on, self._workers, self._dram.arena, view), self._bad_in_dram
+        )
         self._scrub = Scrub(self._directory, self._dram_check, self.namespaces, self._tiering.checksum_jobs)
         self.journal = self._make_journal()
         self._pulled_names = PulledNames(self._directory, self.journal, clock)
@@ -174,6 +178,7 @@ class Pool:
         self.journal.close()
         loop = asyncio.get_running_loop()
         has_ended = await self._tiering.close()
+        self._bad_in_dram.close()
         if self._prefault is not None:
             await loop.run_in_executor(None, self._prefault.stop)
         await loop.run_in_executor(None, self._workers.stop)

@@ -123,9 +123,8 @@ class Tiering:
 
     async def close(self) -> bool:
         """Close every tier and settle its jobs. False: a device or the network does not answer, and is abandoned."""
-        upper = [link.close() for link in self.copies]
-        lower = [tier.close() for tier in self._tiers[len(upper) :]]
-        ended = await asyncio.gather(*upper, *lower)
+        own = [copies.close() for copies in self.copies] + [link.close() for link in self.links]
+        ended = await asyncio.gather(*own, *(link.remote.close() for link in self.remotes))
         return all(ended)
 
     def reconfigure(self, config: Config) -> None:

@@ -7,9 +7,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from kvpool.clock import Clock, Deadline
+from kvpool.log_pace import LogPace
 from kvpool.peers.back_off import Uniform
 from kvpool.peers.circuit_breaker import BreakerSettings, CircuitBreaker
-from kvpool.peers.log_pace import LogPace
 from kvpool.tiers.peer.pace import Pace, PaceSettings
 
 NODES_MAX = 2048

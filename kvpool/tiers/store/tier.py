@@ -22,9 +22,9 @@ from kvpool.config.config import Config
 from kvpool.config.store_options import StoreConfig
 from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
+from kvpool.log_pace import LogPace
 from kvpool.peers.back_off import Uniform
 from kvpool.peers.circuit_breaker import BreakerSettings, BreakerState, CircuitBreaker, Permit
-from kvpool.peers.log_pace import LogPace
 from kvpool.tiers.base import (
     NOT_STARTED,
     UNOWNED,
