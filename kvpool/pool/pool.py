@@ -40,7 +40,7 @@ from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.lease_verbs import LeaseVerbs
 from kvpool.pool.lower_tiers import ALL_KINDS, Setting, TierKinds, capacities_of, make_tiering, plan_tiers
 from kvpool.pool.pulled_names import PulledNames
-from kvpool.pool.readers.hold_bounds import bound, count_held, held_by_connection
+from kvpool.pool.readers.hold_bounds import bound, count_held, held_by_connection, held_by_model, held_by_user
 from kvpool.pool.readers.readers import Readers
 from kvpool.pool.report import Sections, render_info, render_stats
 from kvpool.pool.sharing.sharing import Sharing
@@ -283,11 +283,13 @@ class Pool:
     def measure(self, connections: dict[str, int]) -> Measurements:
         """All counters, at one moment; the result does not change afterwards."""
         server = {**connections, "uptime_s": int(self._uptime_s()), "transfer_waiting": self._workers.waiting}
+        found_bad = self._dram_check.stats()
         index = {
             **self._readers.stats(self._probing()),
             **self._writers.stats(),
             **self.staged.stats(),
-            **self._dram_check.stats(),
+            **found_bad,
+            "checksum_failures": found_bad["checksum_failures"] + self._tiering.corrupt_in_arena,
             "namespaces": len(self.namespaces),
             "verified_chunks": self._scrub.verified_chunks,
             **self.hints.stats(),
@@ -303,6 +305,12 @@ class Pool:
             is_settling=pages.is_settling,
             models=self._usage.models(),
             failures=self._usage.failures(),
+            chunks=self._tiering.count_chunks(),
+            evicted_chunks=sum(each.evicted_chunks for each in (self._directory, *self._tiering.directories)),
+            held_by_model=held_by_model(self._directory, self.namespaces),
+            held_by_user=held_by_user(
+                self._directory, {connection: user for connection, (_, user) in self._joined.items()}
+            ),
             events=self.journal.stats(),
             lower=self._tiering.stats(),
             upper=self._tiering.upper_stats(),
@@ -349,7 +357,8 @@ class Pool:
         return self._tiering.shortcomings()
 
     def verify(self, *, with_shared: bool = True) -> dict[str, Any]:
-        """Recount every invariant: `problems` (one line each), the number of `chunks` examined, and the same by tier.
+        """Recount every invariant: `problems` (one line each), the number of `chunks` that there are, each counted once, and
+        that of each tier.
 
         Takes a second for a million chunks: a daemon has a child process do it, which cannot see the memory that clients map,
         and checks that itself (`verify_shared`).
@@ -360,8 +369,7 @@ class Pool:
         holds = self._readers.holds + self.hints.holds + self._tiering.holds
         pins = self._dram_check.pins + self._tiering.pins + self.sharing.pins
         problems += compare_counts(self._directory, holds=holds, pins=pins)
-        tiers = self._scrub.tiers()
-        return {"problems": problems, "chunks": sum(tier["chunks"] for tier in tiers.values()), "tiers": tiers}
+        return {"problems": problems, "chunks": self._tiering.count_chunks(), "tiers": self._scrub.tiers()}
 
     def verify_shared(self) -> Parts[list[str]]:
         """Compare records and the memory that clients map, part by part: broken invariants, one line each."""

@@ -14,7 +14,7 @@ from kvpool.server.metrics.metric import Metric, Values, counter, gauge
 
 # Nodes with metrics of their own in a scrape.
 NODES_MAX = 64
-STATES = ("following", "snapshot", "waiting", "suspended", "refused", "connecting", "away")
+STATES = ("following", "snapshot", "waiting", "suspended", "deferred", "refused", "connecting", "away")
 
 
 def _peer(key: str) -> Callable[[Scrape], float | None]:
@@ -46,7 +46,9 @@ def _by_node(read: Callable[[dict[str, Any]], float | None]) -> Callable[[Scrape
 
 
 PEER_METRICS: tuple[Metric, ...] = (
-    gauge("kvpool_peers", "Known members of the fleet.", _states, "", "state"),
+    gauge("kvpool_peers", "Known members of the fleet, by state.", _states, "", "state"),
+    gauge("kvpool_peer_refused_members", "Nodes that the source of members names and peer.allow does not: they are no members.",
+          _peer("members.refused_keys")),
     counter("kvpool_peer_pulled_chunks", "Chunks taken from other nodes.", _peer("pulled_chunks"), "chunks"),
     counter("kvpool_peer_failed_chunks", "Chunks asked for that did not come: they were misses.",
             _peer("failed_chunks"), "chunks"),
