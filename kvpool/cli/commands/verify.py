@@ -51,7 +51,8 @@ def check(options: Options, deep: bool) -> None:
         for problem in [*problems, *(verify_walk.problems_of(found, KEY_DIGITS) if deep else [])]:
             print_line(problem)
         verified = f", {found['verified']} verified by their bytes" if deep else ""
-        print_line(f"{len(problems) + len(bad)} problems, {report['chunks']} chunks{verified}")
+        tiers = ", ".join(f"{name}: {counts['chunks']}" for name, counts in report["tiers"].items())
+        print_line(f"{len(problems) + len(bad)} problems, {report['chunks']} chunks ({tiers}){verified}")
     sys.exit(EXIT_FAILURE if problems or bad else 0)
 
 

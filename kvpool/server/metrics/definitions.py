@@ -222,7 +222,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _gauge("kvpool_dram_kept_bytes", "Bytes of those chunks.", _directory("kept_bytes"), "bytes"),
         _counter("kvpool_retention_clipped_chunks", "Chunks that were refused a priority above the default, "
                  "because dram.retained_share is used up.", _directory("clipped_chunks"), "chunks"),
-        _counter("kvpool_retention_lapsed_chunks", "Chunks whose priority returned to the default when its duration ended.",
+        _counter("kvpool_retention_lapsed_chunks", "Chunks in DRAM whose priority returned to the default when its duration "
+                 "ended.",
                  _directory("lapsed_chunks"), "chunks"),
         _gauge("kvpool_eviction_by_age", "1 while the oldest chunk is evicted first, 0 while the least useful one is.",
                _directory("policy_by_age")),
@@ -236,7 +237,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _counter("kvpool_checksum_failures", "Chunks in DRAM whose bytes did not match their checksums, dropped: found by "
                  "checks, after reports, and by moves to other tiers.", _index("checksum_failures")),
         _counter("kvpool_corrupt_reports", "Reports of such chunks by clients.", _index("corrupt_reports")),
-        _counter("kvpool_verified_chunks", "Chunks read by kvpoolctl check --deep and verify, in every tier.",
+        _counter("kvpool_verified_chunks", "Chunks read by kvpoolctl check --deep and verify: one in two tiers twice.",
                  _index("verified_chunks"), "chunks"),
     ),
     "Holders": (
@@ -355,7 +356,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _gauge("kvpool_transfer_waiting_jobs", "Jobs that wait for a transfer thread.", _server("transfer_waiting"), "jobs"),
     ),
     "Events": (
-        _counter("kvpool_written_events", "Events of chunks stored, removed and moved.", _events("events.written"), "events"),
+        _counter("kvpool_written_events", "Events of the daemon's start, and of chunks stored, removed and moved.",
+                 _events("events.written"), "events"),
         _counter("kvpool_dropped_events", "Events dropped because the buffer was full or a gap had made them useless.",
                  _events("events.dropped"), "events"),
         _counter("kvpool_event_gaps", "Gaps: more happened at once than the event log holds.", _events("events.gaps")),

@@ -136,6 +136,7 @@ def test_every_count_is_what_the_run_did(run: Run) -> None:
     run.store_on_both(fourth)  # for which DRAM loses the first
     assert _tiers(daemon.stats()) == (32, 24, 32, 0), "none has left the pool"
     assert admin.check()["chunks"] == 32, "a chunk in two tiers is one"
+    assert daemon.problems() == []  # reads every chunk of each tier
     assert store(pool, fourth).present == CHAIN
 
     assert load_all(pool, fourth)[0].reason == "complete"  # from DRAM
@@ -210,6 +211,7 @@ def test_every_count_is_what_the_run_did(run: Run) -> None:
         "aborted_chunks_total": 2 + 3,
         "checksum_failures_total": 1,
         "corrupt_reports_total": 1,
+        "verified_chunks_total": DRAM_CHUNKS + 32,
         "expired_reservations_total": 1,
         "namespaces": 1,
         "ssd_demoted_chunks_total": 32,
@@ -219,6 +221,7 @@ def test_every_count_is_what_the_run_did(run: Run) -> None:
     removed = sum(value for name, value in found.items() if name.startswith("kvpool_dram_removed_chunks_total"))
     assert found["kvpool_dram_chunks"] + removed == 32 + 2 * CHAIN, "what came to DRAM is there or has left it"
     assert found["kvpool_chunk_lifetime_seconds_count"] == 8 + 8 + 2 + 1
+    assert found["kvpool_reuse_gap_seconds_count"] == 7 * CHAIN
 
     stats = daemon.stats()
     for name, key in IN_STATISTICS.items():
