@@ -35,7 +35,7 @@ scrape_configs:
     static_configs: [{ targets: ["127.0.0.1:9469"] }]
 ```
 
-[configs/grafana-dashboard.json](../configs/grafana-dashboard.json) shows them, and
+[configs/grafana-dashboard.json](../configs/grafana-dashboard.json) shows them, with a row for each part of a node, and
 [configs/kvpool-alerts.yml](../configs/kvpool-alerts.yml) has alert rules for them. Names never change their meaning.
 
 Lookups and loads happen inside engines without a request, but for lookups that ask a shared store

@@ -1,7 +1,6 @@
 """The table of metrics: names by the rules of Prometheus, a value for each, and the page and dashboard that follow it."""
 
 import inspect
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -297,32 +296,3 @@ def test_a_daemon_without_peers_has_no_metrics_of_them() -> None:
 
 def test_the_page_equals_the_table() -> None:
     assert (ROOT / "docs" / "metrics.md").read_text() == render(), "stale: run make docs"
-
-
-def test_the_dashboard_asks_for_metrics_that_exist() -> None:
-    dashboard = json.loads((ROOT / "configs" / "grafana-dashboard.json").read_text())
-    known = {name for metric in METRICS for name in sample_names(metric)} | set(PROCESS_METRICS)
-    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
-    queries = [target["expr"] for panel in panels for target in panel["targets"]]
-    queries += [variable["definition"] for variable in dashboard["templating"]["list"] if "definition" in variable]
-    asked = {name for query in queries for name in re.findall(r"\b(?:kvpool|process)_\w+", query)}
-    assert asked <= known, asked - known
-    for name in ("kvpool_dram_removed_chunks_total", "kvpool_reuse_gap_seconds_bucket", "kvpool_healthy"):
-        assert name in asked
-    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
-    assert all(query.count("(") == query.count(")") for query in queries)
-
-
-def test_the_dashboards_panels_do_not_overlap() -> None:
-    dashboard = json.loads((ROOT / "configs" / "grafana-dashboard.json").read_text())
-    taken: set[tuple[int, int]] = set()
-    for panel in dashboard["panels"]:
-        place = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert not cells & taken, panel["title"]
-        assert place["x"] + place["w"] <= 24
-        taken |= cells
