@@ -54,8 +54,8 @@ PEER_METRICS: tuple[Metric, ...] = (
             _peer("failed_chunks"), "chunks"),
     counter("kvpool_peer_read_bytes", "Bytes taken from other nodes.", _peer("read_bytes"), "bytes"),
     counter("kvpool_peer_sent_bytes", "Bytes given to other nodes.", _peer("offers.sent_bytes"), "bytes"),
-    counter("kvpool_peer_failed_pulls", "Pulls that brought nothing: refused, of a node without room at that moment (busy), "
-            "unanswered, of chunks that the node no longer had (empty), more than the queue takes, offered in clear "
+    counter("kvpool_peer_failed_pulls", "Times that a node was asked and brought nothing: refused, without room at that moment "
+            "(busy), unanswered, of chunks that the node no longer had (empty), more than the queue takes, offered in clear "
             "(unencrypted) or from another host than the node's (foreign), or begun by TransferEngine that the node had no "
             "longer (other_transport).",
             _peer_by(refused="pulls_refused", busy="pulls_busy", unanswered="pulls_unanswered", empty="pulls_empty",
@@ -99,7 +99,8 @@ PEER_METRICS: tuple[Metric, ...] = (
     counter("kvpool_peer_node_read_bytes", "Bytes taken from a node.",
             _by_node(lambda row: row["read_bytes"]), "bytes", "peer"),
     counter("kvpool_peer_node_pulls", "Pulls from a node.", _by_node(lambda row: row["pulls"]), "", "peer"),
-    counter("kvpool_peer_node_failures", "Pulls from a node that failed.", _by_node(lambda row: row["failures"]), "", "peer"),
+    counter("kvpool_peer_node_failures", "Pulls from a node that failed there, if only for a moment.",
+            _by_node(lambda row: row["failures"]), "", "peer"),
     gauge("kvpool_peer_node_rate", "Measured bytes in a second by which a load from a node is estimated.",
           _by_node(lambda row: row["bytes_per_s"]), "", "peer"),
     gauge("kvpool_peer_node_wait_seconds", "Measured time until the first byte of a pull from a node.",

@@ -50,9 +50,9 @@ class NodeRecord:
         """It has brought less than it seemed to have."""
         self.deferred = Deadline(DEFERRED_S, clock)
 
-    def fail(self, error: str) -> None:
-        """Count a pull that failed."""
-        self.failures += 1
+    def fail(self, error: str, *, is_first: bool) -> None:
+        """A pull has failed; `is_first`: and had not failed here before, so that it counts."""
+        self.failures += is_first
         self.last_error = error
 
 
