@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvpool.checks.bad_chunk_log import BadChunkLog
+from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import Finished, JobId, Outcome
 from kvpool.tiers.jobs import Jobs
 from kvpool.tiers.slots import Slots

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 import kvpool_native
-from kvpool.checks.bad_chunk_log import BadChunkLog
 from kvpool.layout import Layout
 from kvpool.layouts.extent_names import where_in
+from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.types import ChunkExtent, CorruptChunk, HoldId
 
 FindCorrupt = Callable[[tuple[ChunkExtent, ...]], Awaitable[tuple[CorruptChunk, ...]]]

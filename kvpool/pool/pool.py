@@ -16,7 +16,6 @@ from typing import Any
 
 import kvpool_native
 from kvpool import failpoint
-from kvpool.checks.bad_chunk_log import BadChunkLog
 from kvpool.checks.checksums import find_corrupt_on
 from kvpool.checks.dram_check import DramCheck
 from kvpool.checks.recount import compare_counts, compare_shared
@@ -49,6 +48,7 @@ from kvpool.pool.writers.staged_saves import StagedSaves
 from kvpool.pool.writers.writers import Writers
 from kvpool.protocol import usage, verify_walk
 from kvpool.tiering.waiting_room import Room
+from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import ArenaMemory
 from kvpool.tiers.dram.prefault import Prefault
 from kvpool.tiers.dram.tier import DramTier, PageUse, check_chunk_fits, check_memory_fits, plan_geometry

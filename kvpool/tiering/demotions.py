@@ -27,10 +27,10 @@ import numpy as np
 
 import kvpool_native
 from kvpool import failpoint
-from kvpool.checks.bad_chunk_log import BadChunkLog
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.key_column import KeyColumn
 from kvpool.tiering.admission import LEAST_CHANCE, UNBOUNDED, Admission, Admitted
+from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import NOT_STARTED, ArenaTier, BackingTier, Finished, JobId, Moves, Outcome
 from kvpool.tiers.jobs import Jobs
 from kvpool.types import DEFAULT_PRIORITY, HoldId, NamespaceId, ReservationId, SaveState, WriteOrder

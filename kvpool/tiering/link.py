@@ -10,7 +10,6 @@ promotion, demotion or check that settles it.
 import asyncio
 from collections.abc import Callable, Sequence
 
-from kvpool.checks.bad_chunk_log import BadChunkLog
 from kvpool.checks.checksum_jobs import ChecksumJobs, Stored
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.index.namespaces import Namespaces
@@ -18,6 +17,7 @@ from kvpool.tiering.admission import DECLINED, make_admission
 from kvpool.tiering.demotions import Demotions
 from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiering.promotions import Promotions
+from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import ArenaTier, BackingTier, Counters, JobId, Moves
 from kvpool.tiers.jobs import Jobs
 

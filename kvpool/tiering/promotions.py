@@ -17,12 +17,12 @@ import numpy as np
 
 import kvpool_native
 from kvpool import failpoint
-from kvpool.checks.bad_chunk_log import BadChunkLog
 from kvpool.clock import Clock
 from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
 from kvpool.tiering.landings import Landings, leading
 from kvpool.tiering.peer_allowance import PeerAllowance
+from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import NOT_STARTED, BackingTier, Finished, JobId, Moves, Outcome
 from kvpool.tiers.jobs import Jobs
 from kvpool.tiers.slots import NO_RUN, Run

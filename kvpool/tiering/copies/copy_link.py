@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import numpy as np
 
 import kvpool_native
-from kvpool.checks.bad_chunk_log import BadChunkLog
 from kvpool.checks.checksum_jobs import ChecksumJobs, Stored
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.index.namespaces import Namespace, Namespaces
@@ -28,6 +27,7 @@ from kvpool.index.parts import PART_CHUNKS
 from kvpool.tiering.copies.due_prefixes import DuePrefixes
 from kvpool.tiering.copies.placement import LeasedPrefix, Placement
 from kvpool.tiering.copies.promotion_budget import PromotionBudget
+from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import NOT_STARTED, ArenaTier, Counters, Finished, JobId, Outcome
 from kvpool.tiers.copies import CopyMoves, CopyTier
 from kvpool.tiers.jobs import Jobs

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvpool import log_pace
-from kvpool.checks.bad_chunk_log import BadChunkLog
 from kvpool.clock import MonotonicClock
+from kvpool.tiers.bad_chunk_log import BadChunkLog
 from tests.rigs.blocks.clock import HandClock
 
 FIRST = (
-    "a chunk is bad in the ssd tier, and is dropped with those behind it: "
+    "a chunk is bad in the ssd tier, and no engine gets it: "
     "chunk 0000000000000000 at offset 0 of segment-000001.kvs: bad_checksum"
 )
 
@@ -46,7 +46,7 @@ def test_hundreds_of_chunks_of_one_file_are_two_lines(caplog: pytest.LogCaptureF
 
     asyncio.run(play())
     assert [record.getMessage() for record in caplog.records[1:]] == [
-        "456 more chunks were bad in the ssd tier, and are dropped with those behind them, the latest: "
+        "456 more chunks were bad in the ssd tier, and no engine gets them, the latest: "
         "chunk 00000000000001c8 at offset 1867776 of segment-000001.kvs: bad_checksum"
     ]
 

@@ -36,7 +36,7 @@ class BadChunkLog:
         """A chunk was found bad. `fault`: what is wrong; `place`: where it lies: a file and an offset, or an address."""
         latest = f"chunk {key.hex()[:16]} at {place}: {fault}"
         if not self._unlogged and self._pace.take() is not None:
-            log.error("a chunk is bad in the %s tier, and is dropped with those behind it: %s", self._tier, latest)
+            log.error("a chunk is bad in the %s tier, and no engine gets it: %s", self._tier, latest)
             return
         self._unlogged, self._latest = self._unlogged + 1, latest
         if self._line is None:
@@ -51,7 +51,7 @@ class BadChunkLog:
     def _log_unlogged(self) -> None:
         self._pace.take()  # this line has a minute of its own
         log.error(
-            "%d more chunks were bad in the %s tier, and are dropped with those behind them, the latest: %s",
+            "%d more chunks were bad in the %s tier, and no engine gets them, the latest: %s",
             self._unlogged,
             self._tier,
             self._latest,
