@@ -113,7 +113,7 @@ class Pool:
         self._timeout_s = timeout_s = float(timeout_s)
         self._pid = os.getpid()
         self._roots = Roots(self.model, layout)
-        self._counters = counters = Counters()
+        self._counters = counters = Counters(counts_chunks=self.shares[0].has_first_extent)
         self._plan = plan = SessionPlan(os.fspath(path), self.model, layout, timeout_s)
         self._link = link = Link(plan, counters)
         self._finder = Finder(layout, link, counters, timeout_s=timeout_s)

@@ -43,9 +43,9 @@ Lookups and loads happen inside engines without a request, but for lookups that 
 what a client did in the last second before it was killed is missing. Reports are another process's word: what cannot be
 is cut and counted as such, and all of it counts for the reporting connection's own model. At most 64 models are counted
 separately; later ones count as `other`. With several ranks, each rank's lookups and loads count, with the bytes of its own
-chunks and its part of their tokens: all ranks together have each token once. A scheduler's lookup counts for all ranks. Ranks
-that save parts of the same chunks (head groups) load whole chunks by these counts. Sparse sequences add what they did to their
-client's reports at the first step after each, and when they close.
+chunks and its part of their tokens: all ranks together have each token once. A scheduler's lookup counts for all ranks. Of
+ranks that have parts of the same chunks (head groups), the one with their first heads and layers counts them for all. Sparse
+sequences add what they did to their client's reports at the first step after each, and when they close.
 """
 
 TAIL = f"""\

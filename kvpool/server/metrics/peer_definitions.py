@@ -53,7 +53,8 @@ PEER_METRICS: tuple[Metric, ...] = (
     counter("kvpool_peer_failed_chunks", "Chunks asked for that did not come: they were misses.",
             _peer("failed_chunks"), "chunks"),
     counter("kvpool_peer_read_bytes", "Bytes taken from other nodes.", _peer("read_bytes"), "bytes"),
-    counter("kvpool_peer_sent_bytes", "Bytes given to other nodes.", _peer("offers.sent_bytes"), "bytes"),
+    counter("kvpool_peer_sent_bytes", "Bytes sent to other nodes; those that nodes of this host copy themselves are not known.",
+            _peer("offers.sent_bytes"), "bytes"),
     counter("kvpool_peer_failed_pulls", "Times that a node was asked and brought nothing: refused, without room at that moment "
             "(busy), unanswered, of chunks that the node no longer had (empty), more than the queue takes, offered in clear "
             "(unencrypted) or from another host than the node's (foreign), or begun by TransferEngine that the node had no "
