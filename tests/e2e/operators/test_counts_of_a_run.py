@@ -79,6 +79,12 @@ class Run:
         assert store(self.pool, keys).stored == len(keys)
         assert self.admin.demote_all(60.0) == {"chunks": len(keys), "left": 0, "durable": True}
 
+    def load_from_disk(self, keys: kv.KeyChain) -> None:
+        """Load a chain that DRAM lacks, and wait until it counts as DRAM's: a client reads each layer before."""
+        result, _ = load_all(self.pool, keys)
+        assert result.reason == "complete"
+        wait_until(lambda: self.daemon.stats()["promotions_under_way"] == 0, "what was read is in DRAM")
+
     def close(self) -> None:
         self.pool.close()
         self.admin.close()
@@ -140,7 +146,7 @@ def test_every_count_is_what_the_run_did(run: Run) -> None:
     assert store(pool, fourth).present == CHAIN
 
     assert load_all(pool, fourth)[0].reason == "complete"  # from DRAM
-    assert load_all(pool, first)[0].reason == "complete"  # from disk, for which DRAM loses the second
+    run.load_from_disk(first)  # for which DRAM loses the second
 
     leases = [pool.acquire(pool.lookup(keys)) for keys in (third, fourth, first)]
     refused = store(pool, run.chain(5, 2))
@@ -157,19 +163,20 @@ def test_every_count_is_what_the_run_did(run: Run) -> None:
     run.set_options('[server]\nreservation_ttl = "100ms"\n')
     late_keys = run.chain(6, 2)
     late = pool.save(late_keys, from_=payload_of(late_keys, SMALL))  # for which DRAM loses two
+    wait_until(lambda: daemon.stats()["expired_reservations"] == 1, "the save has expired")
+    run.set_options("")
     expired = _wait_for(run.address, "kvpool_expired_reservations_total", 1)
     assert expired["kvpool_zombie_slots"] == 2
     assert (expired["kvpool_reservations"], expired["kvpool_writing_chunks"]) == (1, 0)
     result = late.commit()
     assert result is not None
     assert result.reasons == {"expired": 2}
-    run.set_options("")
     given_up = run.chain(7, 3)
     pool.save(given_up, from_=payload_of(given_up, SMALL)).abort()  # for which DRAM loses one more
 
     assert admin.flush(None, None, "dram")["chunks"] == 21
     assert _tiers(daemon.stats()) == (32, 0, 32, 0), "what DRAM has lost is on disk"
-    assert load_all(pool, second)[0].reason == "complete"  # from disk
+    run.load_from_disk(second)
     with pool.acquire(pool.lookup(second)) as lease:
         assert lease.session is not None
         lease.session.arena.view()[int(lease.offsets[7])] ^= 1
@@ -247,3 +254,45 @@ def test_chunks_of_the_only_tier_leave_the_pool(run: Run) -> None:
     assert found['kvpool_ssd_declined_chunks_total{reason="used_once"}'] == CHAIN
     assert _tiers(run.daemon.stats()) == (DRAM_CHUNKS, DRAM_CHUNKS, 0, CHAIN)
     assert _metrics(run.address)["kvpool_present_chunks_total"] == 0
+
+
+def test_hints_tickets_and_saves_at_once_are_counted_as_they_were_answered(run: Run) -> None:
+    """Announcements of one connection may have a half of a quarter of DRAM, priorities three tenths."""
+    pool, daemon = run.pool, run.daemon
+    announced, kept, saved = run.chain(11), run.chain(12), run.chain(13)
+    for keys in (announced, kept):
+        assert store(pool, keys).stored == CHAIN
+
+    assert pool.announce(announced).announced == 3
+    found = _wait_for(run.address, "kvpool_announced_chunks_total", 3)
+    assert found["kvpool_announcements_clipped_chunks_total"] == CHAIN - 3
+    assert found["kvpool_announced_bytes"] == 3 * SMALL.chunk_bytes
+    assert found["kvpool_held_chunks"] == 3
+
+    retained = pool.retain(kept, [kv.TokenRange(0, None, 80, 0.2)])
+    assert (retained.accepted, retained.clipped) == (7, 1)
+    found = _wait_for(run.address, "kvpool_retention_lapsed_chunks_total", 7)
+    assert (found["kvpool_retention_clipped_chunks_total"], found["kvpool_kept_chunks"]) == (1, 0)
+
+    lease = pool.acquire(pool.lookup(announced))
+    ticket = lease.ticket()
+    lease.release()
+    wait_until(lambda: daemon.stats()["leases"] == 0, "the lease has ended")
+    found = _wait_for(run.address, "kvpool_tickets", 1)
+    assert (found["kvpool_leases"], found["kvpool_announced_bytes"], found["kvpool_held_chunks"]) == (0, 0, CHAIN)
+    assert found['kvpool_user_held_bytes{user="tickets"}'] == BYTES
+    with pool.claim(ticket):
+        found = _wait_for(run.address, "kvpool_leases", 1)
+        assert (found["kvpool_tickets"], found["kvpool_held_chunks"]) == (0, CHAIN)
+
+    save = pool.save(saved, from_=payload_of(saved, SMALL))
+    with daemon.connect(model="m") as other:
+        assert store(other, saved).reasons == {"pending": CHAIN}
+    found = _wait_for(run.address, "kvpool_writing_chunks", CHAIN)
+    assert (found["kvpool_reservations"], found['kvpool_held_bytes{kind="reserved"}']) == (1, BYTES)
+    result = save.commit()
+    assert result is not None
+    assert result.stored == CHAIN
+    found = _wait_for(run.address, "kvpool_writing_chunks", 0)
+    assert found['kvpool_declined_chunks_total{reason="pending"}'] == CHAIN
+    assert (found["kvpool_chunks"], found["kvpool_dram_chunks"], found["kvpool_reservations"]) == (24, 24, 0)
