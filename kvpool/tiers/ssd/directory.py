@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 from kvpool.errors import KVPoolError
-from kvpool.ownership import ROOT_UID
+from kvpool.ownership import ROOT_UID, user_name
 
 RIGHTS = 0o700
 
@@ -92,7 +92,9 @@ def _check_found(path: Path, found: os.stat_result, user: int) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise SsdUnavailable("this is no directory: set ssd.path to a directory of the tier's own")
     if found.st_uid != user:
-        raise SsdUnavailable(f"it belongs to uid {found.st_uid}, and the daemon is uid {user}: chown {user} {path}")
+        owner = user_name(found.st_uid)
+        remedy = f"run it as that user: runuser -u {owner} -- kvpoold …" if user == ROOT_UID else f"chown {user} {path}"
+        raise SsdUnavailable(f"it belongs to uid {found.st_uid}, and the daemon is uid {user}: {remedy}")
     if stat.S_IMODE(found.st_mode) & 0o077:
         rights = stat.S_IMODE(found.st_mode)
         raise SsdUnavailable(
