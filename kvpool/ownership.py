@@ -31,6 +31,19 @@ def make_socket_directory(socket_path: str, *, is_private: bool = False) -> str:
     return (fault_of_directory if is_private else fault_of_owner)(str(directory))
 
 
+def fault_of_socket_place(socket_path: str, *, is_private: bool = False) -> str:
+    """What `make_socket_directory` would return or raise, without making anything; empty where the directory can be used."""
+    directory = Path(socket_path).parent
+    if directory.exists() and not directory.is_dir():
+        return f"{directory} is no directory"
+    if directory.exists():
+        return (fault_of_directory if is_private else fault_of_owner)(str(directory))
+    above = next(one for one in directory.parents if one.exists())
+    if above.is_dir() and os.access(above, os.W_OK | os.X_OK, effective_ids=True):
+        return ""
+    return f"{directory} is not there, and user {user_name(os.geteuid())} cannot make it in {above}"
+
+
 def is_served(socket_path: str) -> bool:
     """Whether a process accepts connections there. Raises OSError where that is unknown, as without the right to connect."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:

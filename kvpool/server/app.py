@@ -33,6 +33,7 @@ from kvpool.server.health.systemd import ServiceManager
 from kvpool.server.lives import Life
 from kvpool.server.operators import Operators
 from kvpool.server.signals import Signals
+from kvpool.server.start_checks import read_secret
 from kvpool.units import format_size
 
 if TYPE_CHECKING:
@@ -50,11 +51,13 @@ class App:
     def __init__(self, config: Config, reread: Callable[[], Config]) -> None:
         """`reread` reads the configuration again from where it came. Raises ConfigError."""
         self._config = config
-        self._reread = lambda: _with_usable_peers(reread())
+        self._reread = reread
         self._clock = MonotonicClock()
         operators = Operators(os.geteuid(), config.server.admin_group)
-        domain = domain_key(_read_secret(config.server.domain_secret_file))
+        domain = domain_key(read_secret(config.server.domain_secret_file))
         room = plan_descriptors(config, raise_limit())
+        if room.shortage:
+            log.warning("%s", room.shortage)
         self._terms = Terms(room.connections, operators, domain)
         self._fleets = self._make_fleets(domain, room.peers) if config.peer.is_used else []
         self._signals = Signals()
@@ -70,8 +73,6 @@ class App:
     async def run(self) -> None:
         """Serve until a signal. Raises ConfigError, SocketInUse, OSError or MemoryError if serving cannot begin or go on."""
         started_ns = self._clock.now_ns()
-        if fault := kvpool_native.copy_variant_fault():
-            raise ConfigError([fault])
         server = self._config.server
         listener = LocalSocket(
             server.socket,
@@ -187,25 +188,3 @@ class App:
             "yes" if kept["durable"] else "no",
             (self._clock.now_ns() - started_ns) / 1e9,
         )
-
-
-def _with_usable_peers(config: Config) -> Config:
-    """A configuration that a start would take. Raises ConfigError for members and keys that it would not."""
-    if config.peer.is_used:
-        from kvpool.server.peers.trust import read_trust  # as above
-
-        read_trust(config.peer)
-    return config
-
-
-def _read_secret(path: str) -> bytes:
-    if not path:
-        return b""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError as error:
-        raise ConfigError(
-            [f"server.domain_secret_file is {path!r}: {error.strerror}, expected a readable file"]
-        ) from error
-    with os.fdopen(fd, "rb") as file:
-        return file.read(4096)

@@ -115,7 +115,7 @@ class LocalSocket:
         `on_failed` is called when accepting has failed for good.
         """
         self._listener.listen(BACKLOG)
-        os.rename(_unpublished(self._path), self._path)
+        os.rename(bound_name(self._path), self._path)
         self._accepting = asyncio.get_running_loop().create_task(self._accept(admit, adopt, slots, on_failed))
 
     async def stop(self, *, is_clean: bool) -> None:
@@ -125,14 +125,14 @@ class LocalSocket:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         self._listener.close()
-        for path in (self._path, _unpublished(self._path)):
+        for path in (self._path, bound_name(self._path)):
             Path(path).unlink(missing_ok=True)
         self.life.end(is_clean=is_clean)
 
     def _bind(self) -> None:
         if _answers(self._path):
             raise SocketInUse(f"a daemon already serves {self._path}: stop it, or set server.socket to another path")
-        unpublished = _unpublished(self._path)
+        unpublished = bound_name(self._path)
         Path(unpublished).unlink(missing_ok=True)
         self._listener.bind(unpublished)
         os.chmod(unpublished, self._mode)
@@ -264,7 +264,8 @@ def _groups_of(accepted: socket.socket) -> tuple[int, ...]:
     return tuple(group for (group,) in struct.iter_unpack("I", packed))
 
 
-def _unpublished(path: str) -> str:
+def bound_name(path: str) -> str:
+    """The name with which a daemon's socket is bound, and by which the kernel lists it, before it gets its own."""
     return f"{path}.new"
 
 
