@@ -31,6 +31,19 @@ def make_socket_directory(socket_path: str, *, is_private: bool = False) -> str:
     return (fault_of_directory if is_private else fault_of_owner)(str(directory))
 
 
+def fault_of_socket_place(socket_path: str, *, is_private: bool = False) -> str:
+    """What `make_socket_directory` would return or raise, without making anything; empty where the directory can be used."""
+    directory = Path(socket_path).parent
+    if directory.exists() and not directory.is_dir():
+        return f"{directory} is no directory"
+    if directory.exists():
+        return (fault_of_directory if is_private else fault_of_owner)(str(directory))
+    above = next(one for one in directory.parents if one.exists())
+    if above.is_dir() and os.access(above, os.W_OK | os.X_OK, effective_ids=True):
+        return ""
+    return f"{directory} is not there, and user {user_name(os.geteuid())} cannot make it in {above}"
+
+
 def is_served(socket_path: str) -> bool:
     """Whether a process accepts connections there. Raises OSError where that is unknown, as without the right to connect."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
@@ -78,6 +91,32 @@ def fault_of_directory(path: str) -> str:
     return ""
 
 
+def fault_of_root(directory: str) -> str:
+    """Why root should not serve in a directory, and what to do about it; empty where it is root's own, or this is not root."""
+    owner = os.stat(directory).st_uid
+    if os.geteuid() != ROOT_UID or owner == ROOT_UID:
+        return ""
+    user = user_name(owner)
+    return (
+        f"{directory} belongs to user {user}, who could not use what root leaves there: start it as that user "
+        f"(systemctl start kvpoold, or runuser -u {user} -- kvpoold …), or set server.socket to another directory"
+    )
+
+
+def fault_of_other(path: str) -> str:
+    """That a file is another user's, and what to do about it; empty where it is not."""
+    try:
+        owner = os.lstat(path).st_uid
+    except OSError:
+        return ""
+    if owner == os.geteuid():
+        return ""
+    return (
+        f"{path} belongs to user {user_name(owner)}, whose kvpoold serves there or was killed there: stop that "
+        f"one, then remove the file (as {user_name(owner)} or root: rm {path})"
+    )
+
+
 def missing_right(path: str) -> str:
     """What keeps this user from connecting to a socket, and what to do about it; empty where its rights do not."""
     for place in (*reversed(Path(path).parents), Path(path)):
@@ -92,13 +131,18 @@ def missing_right(path: str) -> str:
 
 
 def _remedy(place: Path, found: os.stat_result, group_right: int) -> str:
-    user, group = _name_of(pwd.getpwuid, found.st_uid), _name_of(grp.getgrgid, found.st_gid)
+    user, group = user_name(found.st_uid), _name_of(grp.getgrgid, found.st_gid)
     owned = f"{place} belongs to user {user} and group {group} with rights {stat.S_IMODE(found.st_mode):04o}"
     if not found.st_mode & group_right:
         help_from_owner = f"chmod g+x {place}" if stat.S_ISDIR(found.st_mode) else "set server.socket_mode to 0660"
         return f"{owned}: be user {user}, or have that user {help_from_owner} and join group {group}"
-    me = _name_of(pwd.getpwuid, os.geteuid())
+    me = user_name(os.geteuid())
     return f"{owned}: be user {user}, or join the group (usermod --append --groups {group} {me}) and log in again"
+
+
+def user_name(uid: int) -> str:
+    """The name of a user; its number where it has none here."""
+    return _name_of(pwd.getpwuid, uid)
 
 
 def _name_of(find: Callable[[int], Sequence[object]], number: int) -> str:

@@ -21,10 +21,14 @@ Examples:
         serve on the default socket with the built-in defaults
   kvpoold --config /etc/kvpool/kvpool.toml --set dram.capacity=64GiB --set log.level=debug
         a file's options, two of them overridden; the last --set of an option wins
+  kvpoold --check --config /etc/kvpool/kvpool.toml
+        every fault of the file, and what this machine lacks for it: exit code 0 or 2; touches no running daemon
 
 \b
 Exit codes:
-  0  stopped by SIGTERM or SIGINT      1  could not serve      2  wrong usage or configuration"""
+  0  stopped by SIGTERM or SIGINT, or --check found no fault
+  1  could not serve
+  2  wrong usage or configuration, or this machine lacks what it takes"""
 
 
 def main() -> None:
@@ -60,20 +64,26 @@ def run(arguments: list[str]) -> int:
     is_flag=True,
     help="Search the segment files of the SSD tier for chunks instead of trusting its catalogue (ssd.rebuild=true).",
 )
+@click.option(
+    "--check",
+    "is_check",
+    is_flag=True,
+    help="Print every fault of the configuration and what this machine lacks for it, and start nothing.",
+)
 @click.version_option(__version__, message="kvpoold %(version)s")
-def command(config: str | None, overrides: tuple[str, ...], rebuild: bool) -> int:
+def command(config: str | None, overrides: tuple[str, ...], rebuild: bool, is_check: bool) -> int:
     """The KV cache pool daemon of a node: stores KV chunks of LLM engines in shared memory and serves them over a unix socket.
     Without a configuration file the built-in defaults serve a plain user.
     """
     try:
-        from kvpool.cli.serving import serve  # takes a third of a second, which `kvpoold --help` has no use for
+        from kvpool.cli.serving import check, serve  # takes a third of a second, which `kvpoold --help` has no use for
     except (ImportError, MemoryError) as error:
         note = limit_note()
         if not note:
             raise
         raise click.ClickException(f"cannot serve: {str(_innermost(error)) or 'out of memory'}{note}") from error
 
-    return serve(config, [*overrides, *(["ssd.rebuild=true"] if rebuild else [])])
+    return (check if is_check else serve)(config, [*overrides, *(["ssd.rebuild=true"] if rebuild else [])])
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -7,19 +7,18 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
 
 import uvloop
 
 import kvpool_native
-from kvpool import failpoint
-from kvpool.config.config import Config, load_config
+from kvpool.config.config import Config
 from kvpool.errors import ConfigError, SocketInUse
 from kvpool.escaping import escaped
 from kvpool.memory_limit import NO_THREAD, describe
 from kvpool.protocol.frames import FRAME_BYTES_MAX
 from kvpool.server.app import App
 from kvpool.server.logs import ERROR_PRIORITY, begin_logging, is_journal
+from kvpool.server.start_checks import checked_config, is_running, lacks_that_degrade, lacks_that_refuse
 
 log = logging.getLogger("kvpoold")
 
@@ -36,18 +35,18 @@ def serve(file: str | None, overrides: list[str]) -> int:
     """Serve with a configuration file, or none, and options that override it; the exit code."""
     try:
         path = None if file is None else os.path.abspath(file)
-        reread = partial(load_config, path, overrides)
-        config = reread()
-        if failpoint.faults:
-            raise ConfigError(failpoint.faults)
+        checked = checked_config(path, overrides)
     except ConfigError as error:
         _print_faults(error)
         return 2
+    config = checked.config
     begin_logging(config.log.level, sys.stderr, os.environ)
+    for line in checked.idle:
+        log.warning("%s", line)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     kvpool_native.keep_freed_memory(FREED_BYTES_KEPT, FREED_BLOCK_BYTES)
     try:
-        uvloop.run(_serve(config, reread))
+        uvloop.run(_serve(config, lambda: checked_config(path, overrides).config))
     except ConfigError as error:
         _print_faults(error)
         return 2
@@ -59,6 +58,25 @@ def serve(file: str | None, overrides: list[str]) -> int:
             raise
         log.error("cannot serve: %s", describe(error))
         return 1
+    return 0
+
+
+def check(file: str | None, overrides: list[str]) -> int:
+    """Print the faults that a start with this configuration would find, without one; the exit code."""
+    try:
+        checked = checked_config(None if file is None else os.path.abspath(file), overrides)
+    except ConfigError as error:
+        _print_faults(error)
+        return 2
+    refusing = list(lacks_that_refuse(checked.config))
+    for line in refusing:
+        print(f"kvpoold: {escaped(line)}", file=sys.stderr)
+    for line in (*checked.idle, *lacks_that_degrade(checked.config)):
+        print(f"note: {escaped(line)}")
+    if refusing:
+        return 2
+    running = "; a daemon serves there, and has its memory" if is_running(checked.config) else ""
+    print(f"{file or 'the defaults'}: no fault for a daemon at {checked.config.server.socket}{running}")
     return 0
 
 

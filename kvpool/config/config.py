@@ -9,16 +9,18 @@ Each option is described once, in `OPTIONS`; `configs/kvpool.toml` explains them
 import difflib
 import errno
 import os
+import re
 import stat
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import kvpool_native
 from kvpool.config.addresses import LoopbackAddress, parse_loopback
 from kvpool.config.event_options import EVENT_OPTIONS, EventsConfig, addresses_of, check_events
 from kvpool.config.hbm_options import HBM_OPTIONS, HbmConfig, check_hbm
+from kvpool.config.idle_options import idle_options
 from kvpool.config.options import (
     DailyWrites,
     Option,
@@ -43,6 +45,7 @@ else:
 
 SSD_CAPACITY_MIN = 16 << 20
 CONFIG_BYTES_MAX = 1 << 20
+_OPTION_NAME = re.compile(r"\b[a-z]+\.[a-z_]+\b")
 SOCKET_PATH_BYTES_MAX = 107 - len(".lock")
 
 
@@ -160,27 +163,59 @@ class Config:
         return min(self.server.lease_ttl, self.server.reservation_ttl, self.dram.announced_ttl)
 
 
+@dataclass(frozen=True, slots=True)
+class ConfigReading:
+    """A configuration as it was read. `faults`: a line for each; `config` has the default of each option in `faulty`, and is
+    valid where there are none. `idle`: a line for each option that was given a value and does nothing."""
+
+    config: Config
+    faults: tuple[str, ...]
+    faulty: frozenset[str]
+    idle: tuple[str, ...]
+
+    def of_valid(self, faults: Iterable[str]) -> list[str]:
+        """Those of further faults that are not about an option whose value is known to be faulty."""
+        return [fault for fault in faults if self.faulty.isdisjoint(_OPTION_NAME.findall(fault))]
+
+
 def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> Config:
     """The configuration of a file (None: built-in defaults alone) and overrides; the last one of an option wins.
 
     Raises ConfigError with every fault.
     """
+    reading = read_config(path, overrides)
+    if reading.faults:
+        raise ConfigError(list(reading.faults))
+    return reading.config
+
+
+def read_config(path: str | None = None, overrides: Sequence[str] = ()) -> ConfigReading:
+    """What `load_config` reads, with its faults."""
     faults: list[str] = []
-    values = {name: option.default for name, option in OPTIONS.items()}
-    written: dict[str, Any] = {**values, **_read_file(path, faults), **_read_overrides(overrides, faults)}
+    faulty = set()
+    given = {**_read_file(path, faults), **_read_overrides(overrides, faults)}
     parsed: dict[str, Any] = {}
-    for name, value in written.items():
-        option = OPTIONS[name]
+    for name, option in OPTIONS.items():
+        value = given.get(name, option.default)
         try:
             parsed[name] = option.parse(value)
+            continue
         except FileFault as fault:
             faults.append(f"{name} is {value!r}, {fault}; expected {option.expected}")
         except (InvalidArgument, ValueError, TypeError, LookupError, ArithmeticError, AttributeError):
             faults.append(f"{name} is {value!r}, expected {option.expected}")
-    if not faults:
-        _check_together(parsed, faults)
-    if faults:
-        raise ConfigError(faults)
+        faulty.add(name)
+        parsed[name] = option.parse(option.default)
+    together: list[str] = []
+    _check_together(parsed, together)
+    changed = {
+        name: value for name, value in given.items() if parsed[name] != OPTIONS[name].parse(OPTIONS[name].default)
+    }
+    reading = ConfigReading(_built(parsed), tuple(faults), frozenset(faulty), tuple(idle_options(changed, parsed)))
+    return replace(reading, faults=(*faults, *reading.of_valid(together)))
+
+
+def _built(parsed: Mapping[str, Any]) -> Config:
     sections = {
         "server": ServerConfig,
         "hbm": HbmConfig,
@@ -287,16 +322,18 @@ def _socket_path(value: Any) -> str:
 
 
 def _check_socket_paths(parsed: Mapping[str, Any], faults: list[str]) -> None:
-    """Check that all sockets in the file system, and the files beside the first, have different paths."""
+    """Check that all sockets have different addresses, and those in the file system, with the files beside the first, paths."""
     socket_path = parsed["server.socket"]
     taken = {f"{socket_path}{suffix}": "server.socket" for suffix in ("", ".new", ".lock")}
-    named = [("server.metrics_socket", parsed["server.metrics_socket"] or ""), *addresses_of(parsed)]
+    single = ("server.metrics_socket", "server.metrics", "peer.listen")  # peer.stream is compared with it there
+    named = [*((name, parsed[name]) for name in single), *addresses_of(parsed)]
     for name, address in named:
-        place = str(address).removeprefix("ipc://")
-        is_taken = place in taken
-        taken.setdefault(place, name)
-        if place.startswith("/") and is_taken:
-            faults.append(f"{name} is {place}, expected another path than that of {taken[place]}")
+        place = str(address or "").removeprefix("ipc://").removeprefix("tcp://")
+        if place in taken:
+            kind = "path" if place.startswith("/") else "address"
+            faults.append(f"{name} is {place}, expected another {kind} than that of {taken[place]}")
+        elif place and not place.endswith(":0"):
+            taken[place] = name
 
 
 def _numa(value: Any) -> str:
@@ -324,7 +361,7 @@ OPTIONS: dict[str, Option] = {
     "server.lease_ttl": duration_option("10ms", "1d", "30s"),
     "server.reservation_ttl": duration_option("10ms", "1d", "60s"),
     "server.max_connections": count_option(1, 100_000, 1024),
-    "server.user_share": share_option("0.75"),
+    "server.user_share": share_option("0.75", is_above_zero=True),
     "server.max_leases": count_option(1, 1_000_000, 4096),
     "server.max_reservations": count_option(1, 4096, 64),
     "server.max_chain_chunks": count_option(1, 1 << 20, 16384),
@@ -349,7 +386,7 @@ OPTIONS: dict[str, Option] = {
     "dram.verify": choice_option("always", "cold"),
     "dram.policy": choice_option("class-queues", "lru"),
     "dram.token_ids": size_option("0B", "4TiB", "0B"),
-    "dram.connection_share": share_option("0.5"),
+    "dram.connection_share": share_option("0.5", is_above_zero=True),
     "dram.retained_share": share_option("0.3"),
     "dram.announced_share": share_option("0.25"),
     "dram.announced_ttl": duration_option("10ms", "1h", "30s"),

@@ -1,5 +1,6 @@
 """Parsers of option values, and the message where a value cannot be read. Functions and values."""
 
+import importlib.util
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -125,16 +126,23 @@ def flag_option(default: str) -> Option:
     return Option(parse, default, "true or false")
 
 
-def share_option(default: str) -> Option:
-    """A number from 0 to 1."""
+def share_option(default: str, *, is_above_zero: bool = False) -> Option:
+    """A number from 0 to 1. `is_above_zero`: 0 would refuse everything, and is none of them."""
 
     def parse(value: Any) -> float:
         share = float(value) if isinstance(value, str) else value
-        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0.0 <= share <= 1.0:
+        is_number = isinstance(share, (int, float)) and not isinstance(share, bool)
+        if not is_number or not 0.0 <= share <= 1.0 or (is_above_zero and not share):
             raise InvalidArgument(repr(value))
         return float(share)
 
-    return Option(parse, default, "a number from 0 to 1")
+    return Option(parse, default, "a number above 0, at most 1" if is_above_zero else "a number from 0 to 1")
+
+
+def lack_of_mooncake(extra: str) -> str:
+    """A clause where Mooncake's package, of the extra so called, is not installed here; empty where it is."""
+    is_there = importlib.util.find_spec("mooncake") is not None
+    return "" if is_there else f"mooncake-transfer-engine is not installed: install kvpool[{extra}]"
 
 
 def _plain_int(value: Any) -> int:

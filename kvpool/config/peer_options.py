@@ -15,6 +15,7 @@ from kvpool.config.options import (
     count_option,
     duration_option,
     flag_option,
+    lack_of_mooncake,
     share_option,
     size_option,
 )
@@ -70,6 +71,12 @@ class PeerConfig:
     def uses_rdma(self) -> bool:
         """Whether chunks move by TransferEngine where both nodes have it."""
         return _uses_rdma(self.transport, self.rdma_devices)
+
+    @property
+    def lack(self) -> str:
+        """What this machine lacks for it; empty for nothing."""
+        missing = lack_of_mooncake("rdma") if self.is_used and self.uses_rdma else ""
+        return f"chunks of other nodes come by TCP: {missing}" if missing else ""
 
     @property
     def uses_shared_memory(self) -> bool:

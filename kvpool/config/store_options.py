@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvpool.config.options import Option, choice_option, count_option, duration_option, size_option
+from kvpool.config.options import (
+    Option,
+    choice_option,
+    count_option,
+    duration_option,
+    lack_of_mooncake,
+    size_option,
+)
 from kvpool.errors import InvalidArgument
 
 P2P_HANDSHAKE = "P2PHANDSHAKE"
@@ -36,6 +43,12 @@ class StoreConfig:
     def is_used(self) -> bool:
         """Whether chunks are fetched from a shared store."""
         return bool(self.master)
+
+    @property
+    def lack(self) -> str:
+        """What this machine lacks for it; empty for nothing."""
+        missing = lack_of_mooncake("store") if self.is_used else ""
+        return f"store.master is set, and {missing}" if missing else ""
 
     @property
     def own_host(self) -> str:

@@ -24,6 +24,7 @@ from kvpool.tiers.hbm.plan import NAME as HBM
 from kvpool.tiers.hbm.tier import HbmTier
 from kvpool.tiers.remote import RemoteTier
 from kvpool.tiers.slots import Slots, SlotSizes
+from kvpool.tiers.ssd.directory import examine_place
 from kvpool.tiers.ssd.plan import NAME as SSD
 from kvpool.tiers.ssd.plan import plan_ssd
 from kvpool.tiers.ssd.tier import SsdTier
@@ -41,7 +42,8 @@ def _plan_ssd(config: Config) -> TierPlan | None:
     if not config.ssd.capacity:
         return None
     plan = plan_ssd(config.ssd)
-    return TierPlan(SSD, plan.capacity, plan.max_chunks, plan.segments, "ssd.segment", partial(SsdTier, plan))
+    make, examine = partial(SsdTier, plan), partial(examine_place, plan.path, is_made=plan.is_made)
+    return TierPlan(SSD, plan.capacity, plan.max_chunks, plan.segments, "ssd.segment", make, examine)
 
 
 def _make_store(memory: ArenaMemory, config: Config, clock: Clock) -> StoreTier | None:

@@ -1,11 +1,12 @@
 """App: the daemon's process. Builds everything from a valid configuration, serves, drains, ends.
 
-    STARTING ──first segment faulted in──► SERVING ──SIGTERM/SIGINT──► DRAINING ──nothing under way, or
+    (WAITING) ──► STARTING ──first segment faulted in──► SERVING ──SIGTERM/SIGINT──► DRAINING ──nothing under way, or
     stop_timeout──► STOPPED
 
-The socket appears with SERVING. In DRAINING new connections and reservations are refused, reservations under way may still be
-committed, and DRAM is written down beside them and after, for the lower tiers' stop timeout at most. Control thread only, but
-for the pre-fault, transfer, self-probe and HTTP threads that it starts and joins.
+It waits where its last lives ended early and a service manager restarts it (`lives`). The socket appears with SERVING. In
+DRAINING new connections and reservations are refused, reservations under way may still be committed, and DRAM is written down
+beside them and after, for the lower tiers' stop timeout at most. Control thread only, but for the pre-fault, transfer,
+self-probe and HTTP threads that it starts and joins.
 """
 
 import asyncio
@@ -28,8 +29,11 @@ from kvpool.server.connections.local_socket import LocalSocket
 from kvpool.server.connections.refusal_log import RefusalLog
 from kvpool.server.daemon import DRAIN_POLL_S, Daemon, Terms
 from kvpool.server.descriptor_room import PeerRoom, plan_descriptors, raise_limit
+from kvpool.server.health.systemd import ServiceManager
+from kvpool.server.lives import Life
 from kvpool.server.operators import Operators
 from kvpool.server.signals import Signals
+from kvpool.server.start_checks import read_secret
 from kvpool.units import format_size
 
 if TYPE_CHECKING:
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXTEND_EVERY_S = 5.0
+START_S = 90.0  # what a service manager gives a start
 
 
 class App:
@@ -46,14 +51,17 @@ class App:
     def __init__(self, config: Config, reread: Callable[[], Config]) -> None:
         """`reread` reads the configuration again from where it came. Raises ConfigError."""
         self._config = config
-        self._reread = lambda: _with_usable_peers(reread())
+        self._reread = reread
         self._clock = MonotonicClock()
         operators = Operators(os.geteuid(), config.server.admin_group)
-        domain = domain_key(_read_secret(config.server.domain_secret_file))
+        domain = domain_key(read_secret(config.server.domain_secret_file))
         room = plan_descriptors(config, raise_limit())
+        if room.shortage:
+            log.warning("%s", room.shortage)
         self._terms = Terms(room.connections, operators, domain)
         self._fleets = self._make_fleets(domain, room.peers) if config.peer.is_used else []
         self._signals = Signals()
+        self._manager = ServiceManager(os.environ)
         self.has_ended = True
 
     def _make_fleets(self, domain: bytes, room: PeerRoom) -> "list[Fleet]":
@@ -63,10 +71,8 @@ class App:
         return [Fleet(config.peer, domain, room, self._clock, socket=config.server.socket)]
 
     async def run(self) -> None:
-        """Serve until a signal. Raises SocketInUse, OSError or MemoryError if serving cannot begin or go on."""
+        """Serve until a signal. Raises ConfigError, SocketInUse, OSError or MemoryError if serving cannot begin or go on."""
         started_ns = self._clock.now_ns()
-        if fault := kvpool_native.copy_variant_fault():
-            raise ConfigError([fault])
         server = self._config.server
         listener = LocalSocket(
             server.socket,
@@ -74,7 +80,11 @@ class App:
             handshake_timeout_s=server.handshake_timeout,
             on_refused=RefusalLog(self._clock).note,
         )
+        is_clean = False
         try:
+            if not await self._wait_after(listener.life):
+                is_clean = True
+                return
             remotes = [*(fleet.make_tier for fleet in self._fleets), *ALL_KINDS.remotes]
             pool = Pool(self._config, self._clock, replace(ALL_KINDS, remotes=remotes))
             try:
@@ -82,10 +92,33 @@ class App:
             finally:
                 ended = [await fleet.close() for fleet in self._fleets]
                 self.has_ended = await pool.stop() and all(ended)
+            is_clean = True
+        except ConfigError:
+            is_clean = True  # refused: no restart follows
+            raise
         finally:
-            await listener.stop()
+            await listener.stop(is_clean=is_clean)
             self._signals.ignore()  # where it has not come to serving
             self._signals.forget()
+
+    async def _wait_after(self, life: Life) -> bool:
+        """Wait where earlier lives ended early and a manager restarts them. False if a signal has ended the wait."""
+        if not life.wait_s or not self._manager.is_there:
+            return True
+        why = f"because the last {life.early_ends} lives ended early"
+        status = f"waits {life.wait_s:g} s, {why}; a restart by hand does not wait"
+        log.warning("kvpoold %s", status)
+        self._manager.status(status)
+        self._manager.extend(life.wait_s + START_S)
+        stopping = asyncio.Event()
+        self._signals.catch(asyncio.get_running_loop(), stop=stopping.set, reload=stopping.is_set)
+        try:
+            await asyncio.wait_for(stopping.wait(), life.wait_s)
+        except asyncio.TimeoutError:
+            self._signals.release()
+            return True
+        log.info("stopped by signal while waiting")
+        return False
 
     async def _run_pool(self, pool: Pool, listener: LocalSocket, started_ns: int) -> None:
         daemon = Daemon(
@@ -95,6 +128,7 @@ class App:
             listener=listener,
             pool=pool,
             clock=self._clock,
+            manager=self._manager,
             fleets=self._fleets,
         )
         try:
@@ -154,25 +188,3 @@ class App:
             "yes" if kept["durable"] else "no",
             (self._clock.now_ns() - started_ns) / 1e9,
         )
-
-
-def _with_usable_peers(config: Config) -> Config:
-    """A configuration that a start would take. Raises ConfigError for members and keys that it would not."""
-    if config.peer.is_used:
-        from kvpool.server.peers.trust import read_trust  # as above
-
-        read_trust(config.peer)
-    return config
-
-
-def _read_secret(path: str) -> bytes:
-    if not path:
-        return b""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError as error:
-        raise ConfigError(
-            [f"server.domain_secret_file is {path!r}: {error.strerror}, expected a readable file"]
-        ) from error
-    with os.fdopen(fd, "rb") as file:
-        return file.read(4096)

@@ -72,6 +72,7 @@ class Daemon:
         listener: LocalSocket,
         pool: Pool,
         clock: MonotonicClock,
+        manager: ServiceManager,
         fleets: Sequence[ReloadedFleet] = (),
     ) -> None:
         """`reread` reads the configuration again from where it came. Raises ConfigError or OSError."""
@@ -90,13 +91,13 @@ class Daemon:
         self._times = RequestTimes(VERBS)
         self._turns = Turns(clock)
         pool.on_overdue(self._end_overdue)
-        manager = ServiceManager(os.environ)
         self._health = Health(
             pool.problems,
             clock,
             shortcomings_of_pool=pool.shortcomings,
             watchdog_interval_s=manager.watchdog_interval_s,
             probe_every_s=config.server.probe_interval or None if config.server.has_metrics else None,
+            early_ends=listener.life.early_ends,
         )
         self.supervision = Supervision(manager, self._health, clock)
         self.reload = Reload(

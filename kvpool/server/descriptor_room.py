@@ -3,15 +3,12 @@
 Other nodes have a part of their own, beside which engines and operators have all of theirs, whatever the others do.
 """
 
-import logging
 import resource
 from dataclasses import dataclass
 
 from kvpool.config.config import Config
 from kvpool.errors import ConfigError
 from kvpool.pool.lower_tiers import plan_tiers
-
-log = logging.getLogger(__name__)
 
 # Descriptors of the daemon itself: memory, sockets, pipes, logs, its catalogue, connections of HTTP. A running one has
 # 30 to 60, and three more for each daemon of its host whose memory it has mapped.
@@ -55,22 +52,27 @@ class PeerRoom:
 
 @dataclass(frozen=True, slots=True)
 class DescriptorRoom:
-    """Connections that fit: of engines and operators, and of other nodes."""
+    """Connections that fit: of engines and operators, and of other nodes. `shortage`: why these are fewer than configured."""
 
     connections: int
     peers: PeerRoom
+    shortage: str = ""
+
+
+def descriptor_limit() -> int:
+    """As far as the process's limit may be raised."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def raise_limit() -> int:
     """Raise the process's limit as far as it may be raised; the limit then."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    hard = descriptor_limit()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
 
 
 def plan_descriptors(config: Config, limit: int) -> DescriptorRoom:
-    """`server.max_connections`, or as many as fit the limit beside the segment files and other nodes, with a warning.
+    """`server.max_connections`, or as many as fit the limit beside the segment files and other nodes.
 
     Raises ConfigError where only a few fit.
     """
@@ -95,7 +97,5 @@ def plan_descriptors(config: Config, limit: int) -> DescriptorRoom:
         raise ConfigError(
             [f"{what}: {', or '.join(['raise the limit', *(plan.descriptors_option for plan in plans.lower)])}"]
         )
-    log.warning(
-        "%s: %d connections are served at a time; raise the limit, or lower server.max_connections", what, fitting
-    )
-    return DescriptorRoom(fitting, peers)
+    remedy = "raise the limit, or lower server.max_connections"
+    return DescriptorRoom(fitting, peers, f"{what}: {fitting} connections are served at a time; {remedy}")

@@ -38,6 +38,12 @@ class Signals:
         for number in ALL:
             signal.signal(number, take)
 
+    def release(self) -> None:
+        """Let SIGTERM and SIGINT end the process at once, and SIGHUP nothing, as before `catch`."""
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
     def ignore(self) -> None:
         """Ignore them until the process has ended."""
         self._are_ignored = True

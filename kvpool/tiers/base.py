@@ -334,7 +334,8 @@ class TierPlan:
     """Plan of a configured backing tier: the sizes that others need before it is made.
 
     `max_chunks`: chunks that it holds at most, for which the index needs entries. `descriptors`: file descriptors that it keeps
-    open; `descriptors_option` names the option that changes their number. `make`: makes the tier, not started.
+    open; `descriptors_option` names the option that changes their number. `make`: makes the tier, not started. `examine`: why
+    it could not be opened at this moment, or what is odd; empty for nothing. It touches nothing and blocks.
     """
 
     name: str
@@ -343,3 +344,4 @@ class TierPlan:
     descriptors: int
     descriptors_option: str
     make: Callable[[ArenaMemory, Config, Clock], BackingTier]
+    examine: Callable[[], str] = str

@@ -37,6 +37,8 @@ FIRST_TIME = {
 }
 # Reached only where there is another node: tests/faults/test_pull_failures.py.
 OF_PEERS = {"daemon.pull.before_read"}
+# Reached where a disk is new, or has a model that it did not have.
+OF_A_NEW_DISK = "daemon.ssd.identity"
 QUICK = {
     ("daemon.commit.before_publish", "crash"),
     ("daemon.commit.after_publish", "crash"),
@@ -65,7 +67,7 @@ def _cases() -> Iterator[object]:
 
 def _needs_earlier_life(name: str) -> bool:
     """True if a point is reached for certain only where an earlier life has left chunks on disk."""
-    return ".ssd." in name or ".promote." in name
+    return (".ssd." in name and name != OF_A_NEW_DISK) or ".promote." in name
 
 
 def _work(daemon: Daemon, failpoint: str) -> "subprocess.CompletedProcess[str]":

@@ -53,7 +53,7 @@ class Daemon:
             "server.user_share": "1.0",
             "log.level": "info",
             "dram.huge_pages": "off",
-            "ssd.create": "true",
+            **({"ssd.create": "true"} if options.get("ssd.path") else {}),
             **options,
         }
         self.process: subprocess.Popen[bytes] | ForkedDaemon | None = None

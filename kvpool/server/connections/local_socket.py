@@ -21,9 +21,10 @@ from typing import Protocol
 
 from kvpool import failpoint
 from kvpool.errors import ConfigError, LayoutMismatch, ProtocolError, Refused, SocketInUse
-from kvpool.ownership import is_served, make_socket_directory, peer_of
+from kvpool.ownership import fault_of_other, fault_of_root, is_served, make_socket_directory, peer_of
 from kvpool.protocol import frames, versions
 from kvpool.protocol.records import messages as m
+from kvpool.server.lives import Life
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +75,8 @@ OnRefused = Callable[[Peer, str, str], None]
 class LocalSocket:
     """The listening socket of one daemon.
 
-    Invariant: while `_listener` is bound, `_lock_fd` holds an exclusive lock on the file beside the socket, so that
-    of two daemons started at once exactly one serves.
+    Invariant: while `_listener` is bound, `life` holds an exclusive lock on the file beside the socket, so that of two daemons
+    started at once exactly one serves.
     """
 
     def __init__(self, path: str, *, mode: int, handshake_timeout_s: float, on_refused: OnRefused) -> None:
@@ -90,15 +91,16 @@ class LocalSocket:
         self._handshakes: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
         self.refused_connections = 0
-        if fault := make_socket_directory(path):  # another user could replace the socket
+        # Another user could replace the socket, or could use nothing of what root leaves there.
+        if fault := make_socket_directory(path) or fault_of_root(str(Path(path).parent)):
             raise ConfigError([f"server.socket cannot be there: {fault}"])
-        self._lock_fd = _lock(path)
+        self.life = Life(_lock(path), _lock_path(path))
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             self._bind()
         except BaseException:
             self._listener.close()
-            os.close(self._lock_fd)
+            self.life.end(is_clean=True)
             raise
 
     def start(
@@ -113,24 +115,24 @@ class LocalSocket:
         `on_failed` is called when accepting has failed for good.
         """
         self._listener.listen(BACKLOG)
-        os.rename(_unpublished(self._path), self._path)
+        os.rename(bound_name(self._path), self._path)
         self._accepting = asyncio.get_running_loop().create_task(self._accept(admit, adopt, slots, on_failed))
 
-    async def stop(self) -> None:
-        """Stop accepting and remove the socket."""
+    async def stop(self, *, is_clean: bool) -> None:
+        """Stop accepting and remove the socket. `is_clean`: no life has ended early."""
         for task in [self._accepting, *self._handshakes]:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         self._listener.close()
-        for path in (self._path, _unpublished(self._path)):
+        for path in (self._path, bound_name(self._path)):
             Path(path).unlink(missing_ok=True)
-        os.close(self._lock_fd)
+        self.life.end(is_clean=is_clean)
 
     def _bind(self) -> None:
         if _answers(self._path):
             raise SocketInUse(f"a daemon already serves {self._path}: stop it, or set server.socket to another path")
-        unpublished = _unpublished(self._path)
+        unpublished = bound_name(self._path)
         Path(unpublished).unlink(missing_ok=True)
         self._listener.bind(unpublished)
         os.chmod(unpublished, self._mode)
@@ -262,18 +264,38 @@ def _groups_of(accepted: socket.socket) -> tuple[int, ...]:
     return tuple(group for (group,) in struct.iter_unpack("I", packed))
 
 
-def _unpublished(path: str) -> str:
+def bound_name(path: str) -> str:
+    """The name with which a daemon's socket is bound, and by which the kernel lists it, before it gets its own."""
     return f"{path}.new"
 
 
+def _lock_path(path: str) -> str:
+    return f"{path}.lock"
+
+
 def _lock(path: str) -> int:
-    fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    """The descriptor of the locked file beside the socket. Raises SocketInUse, ConfigError for another user's file, OSError."""
+    name = _lock_path(path)
+    while True:
+        try:
+            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except PermissionError as error:
+            raise ConfigError([f"server.socket cannot be there: {fault_of_other(name) or error}"]) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(name, fd):
+                return fd
+        except BlockingIOError as error:
+            os.close(fd)
+            raise SocketInUse(f"a daemon already serves {path} (it holds {name})") from error
+        os.close(fd)  # the last daemon has removed it meanwhile
+
+
+def _is_at(name: str, fd: int) -> bool:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(fd)
-        raise SocketInUse(f"a daemon already serves {path} (it holds {path}.lock)") from error
-    return fd
+        return os.path.samestat(os.stat(name), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def _answers(path: str) -> bool:

@@ -30,7 +30,8 @@ PROBES_PER_WATCHDOG = 3
 class HealthReport:
     """One look. `is_healthy`: no problems but shortcomings. `is_ready`: serves, is healthy, its last probe, if any, was good.
 
-    `probe_age_s` and `probe_latency_s` are of the last probe that ended; None where none has.
+    `probe_age_s` and `probe_latency_s` are of the last probe that ended; None where none has. `early_ends`: lives of the daemon
+    before this one, in a row, that were killed, crashed or could not serve.
     """
 
     is_ready: bool
@@ -38,6 +39,7 @@ class HealthReport:
     problems: tuple[str, ...]
     probe_age_s: float | None
     probe_latency_s: float | None
+    early_ends: int = 0
 
 
 class Health:
@@ -56,7 +58,9 @@ class Health:
         shortcomings_of_pool: Callable[[], list[str]] = list,
         watchdog_interval_s: float | None = None,
         probe_every_s: float | None = None,
+        early_ends: int = 0,
     ) -> None:
+        self._early_ends = early_ends
         self._problems_of_pool = problems_of_pool
         self._shortcomings_of_pool = shortcomings_of_pool
         self._clock = clock
@@ -104,6 +108,7 @@ class Health:
             problems=(*problems, *self._shortcomings_of_pool()),
             probe_age_s=None if probe is None else max(0, now_ns - probe.ended_ns) / NS_PER_S,
             probe_latency_s=None if probe is None else probe.latency_s,
+            early_ends=self._early_ends,
         )
 
     def state(self) -> str:

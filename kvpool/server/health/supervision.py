@@ -91,6 +91,7 @@ class Supervision:
             "problems": list(report.problems),
             "probe_age_s": report.probe_age_s,
             "probe_latency_s": report.probe_latency_s,
+            "early_ends": report.early_ends,
         }
 
     def _on_probe(self, result: ProbeResult) -> None:

@@ -33,6 +33,11 @@ class ServiceManager:
     def __repr__(self) -> str:
         return f"<ServiceManager {'away' if self._address is None else self._address!r}, {self._unsent} unsent>"
 
+    @property
+    def is_there(self) -> bool:
+        """Whether there is one."""
+        return self._address is not None
+
     def ready(self, status: str) -> None:
         """The daemon serves."""
         self._send("READY=1", f"STATUS={status}")

@@ -388,6 +388,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     "Health": (
         _gauge("kvpool_ready", "1 while the daemon serves requests.", lambda now: float(now.health.is_ready)),
         _gauge("kvpool_healthy", "1 while /healthz answers 200.", lambda now: float(now.health.is_healthy)),
+        _gauge("kvpool_early_ends", "Lives before this one, in a row, that were killed, crashed or could not serve.",
+               lambda now: now.health.early_ends),
         _gauge("kvpool_probe_age_seconds", "Time since the last self-probe ended; absent without one.",
                lambda now: now.health.probe_age_s, "seconds"),
         _gauge("kvpool_probe_latency_seconds", "How long the last self-probe took; absent without one.",

@@ -24,6 +24,14 @@ def online_nodes(path: Path = ONLINE) -> list[int]:
     return nodes
 
 
+def check_numa(where: str) -> None:
+    """Raises ConfigError where this machine has no memory on the node that `where` names."""
+    online = online_nodes()
+    if where not in (DEFAULT, INTERLEAVE) and int(where) not in online:
+        has = ", ".join(map(str, online))
+        raise ConfigError([f"dram.numa is {where!r}; this machine has memory on nodes {has}"])
+
+
 def place_arena(arena: kvpool_native.Mapping, where: str) -> None:
     """Place an arena's pages on all nodes in turn, or on the node that `where` names. Raises ConfigError."""
     if where == DEFAULT:

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 from kvpool.errors import KVPoolError
-from kvpool.ownership import ROOT_UID
+from kvpool.ownership import ROOT_UID, user_name
 
 RIGHTS = 0o700
 
@@ -40,7 +40,14 @@ class SsdUnavailable(KVPoolError):
 
 
 def check_directory(path: Path, *, is_made: bool) -> str:
-    """Check that the tier may use a directory. `is_made`: make it if it does not exist. Raises SsdUnavailable or OSError.
+    """What `examine_directory` returns or raises. `is_made`: make the directory if it does not exist."""
+    if is_made and not path.is_symlink():
+        path.mkdir(mode=RIGHTS, parents=True, exist_ok=True)
+    return examine_directory(path)
+
+
+def examine_directory(path: Path, *, is_made: bool = False) -> str:
+    """Check that the tier may use a directory. `is_made`: it would be made. Raises SsdUnavailable or OSError.
 
     A symbolic link stands for its target, unless another user has made it. Returns a warning where the directory is on the
     root file system, else an empty text.
@@ -48,8 +55,8 @@ def check_directory(path: Path, *, is_made: bool) -> str:
     user = os.geteuid()
     if path.is_symlink():
         return _check_link(path, user)
-    if is_made:
-        path.mkdir(mode=RIGHTS, parents=True, exist_ok=True)
+    if is_made and not path.exists():
+        return ""
     try:
         found = path.stat()
     except FileNotFoundError as error:
@@ -62,6 +69,14 @@ def check_directory(path: Path, *, is_made: bool) -> str:
     return (
         f"ssd.path {path} is on the root file system, which the tier fills up to ssd.capacity: is its disk not mounted?"
     )
+
+
+def examine_place(path: Path, *, is_made: bool) -> str:
+    """A line where a tier at `path` could not be opened now, or would have a warning; empty for neither."""
+    try:
+        return examine_directory(path, is_made=is_made)
+    except (SsdUnavailable, OSError) as error:
+        return f"ssd.path {path} cannot be opened: {error}"
 
 
 def _check_link(path: Path, user: int) -> str:
@@ -81,7 +96,7 @@ def _check_link(path: Path, user: int) -> str:
             f"{leads_to})"
         )
     try:
-        return check_directory(leads_to, is_made=False)
+        return examine_directory(leads_to)
     except SsdUnavailable as error:
         raise SsdUnavailable(f"it is a symbolic link to {leads_to}: {error}") from error
 
@@ -92,7 +107,9 @@ def _check_found(path: Path, found: os.stat_result, user: int) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise SsdUnavailable("this is no directory: set ssd.path to a directory of the tier's own")
     if found.st_uid != user:
-        raise SsdUnavailable(f"it belongs to uid {found.st_uid}, and the daemon is uid {user}: chown {user} {path}")
+        owner = user_name(found.st_uid)
+        remedy = f"run it as that user: runuser -u {owner} -- kvpoold …" if user == ROOT_UID else f"chown {user} {path}"
+        raise SsdUnavailable(f"it belongs to uid {found.st_uid}, and the daemon is uid {user}: {remedy}")
     if stat.S_IMODE(found.st_mode) & 0o077:
         rights = stat.S_IMODE(found.st_mode)
         raise SsdUnavailable(

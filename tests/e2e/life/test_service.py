@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from kvpool.protocol import verify_walk
 from kvpool.protocol.blocking import BlockingConnection
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.notify_socket import NotifySocket
 
-UNIT = Path(__file__).parents[3] / "configs" / "kvpoold.service"
 # Probes every 100 ms.
 WATCHDOG_USEC = "300000"
 SILENCE_S = 1.0
@@ -215,50 +211,3 @@ def test_the_daemon_works_without_writable_and_executable_memory(
         raise
     manager.wait_for("WATCHDOG=1", times=2)
     assert service.stop() == 0
-
-
-def _allowed_calls() -> set[str]:
-    """The system calls that the unit's filter allows, groups expanded by systemd."""
-    sets: dict[str, set[str]] = {}
-    shown = subprocess.run(["systemd-analyze", "syscall-filter"], capture_output=True, text=True, check=True).stdout
-    name = ""
-    for line in shown.splitlines():
-        if line.startswith("@"):
-            name = line.strip()
-            sets[name] = set()
-        elif name and line.strip() and not line.strip().startswith("#"):
-            sets[name].add(line.strip())
-
-    def expand(word: str) -> set[str]:
-        return set().union(*(expand(entry) for entry in sets[word])) if word.startswith("@") else {word}
-
-    allowed: set[str] = set()
-    for words in re.findall(r"(?m)^SystemCallFilter=(.*)$", UNIT.read_text()):
-        named = set().union(*(expand(word) for word in words.lstrip("~").split()))
-        allowed = allowed - named if words.startswith("~") else allowed | named
-    return allowed
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_the_unit_allows_every_system_call_of_the_daemon(
-    manager: NotifySocket, start_service: Callable[..., Service], tmp_path: Path
-) -> None:
-    trace = tmp_path / "trace"
-    traced = ["strace", "-f", "-qq", "-o", str(trace), sys.executable, "-m", "kvpool.cli.kvpoold"]
-    attached = subprocess.run(["strace", "-qq", "true"], capture_output=True, check=False)
-    if attached.returncode:
-        pytest.skip("strace may not trace here")
-    service = start_service(*traced)
-    manager.wait_for("WATCHDOG=1", times=3)
-    with service.admin() as admin:
-        every = verify_walk.every(admin.check()["tiers"])
-        verify_walk.read_all(admin.verify_bytes, every, sys.maxsize)
-        pid = admin.info()["pid"]
-    os.kill(pid, signal.SIGTERM)
-    assert service.process is not None
-    assert service.process.wait(60) == 0
-    used = set(re.findall(r"(?m)^\d+ +(?:<\.\.\. )?([a-z_0-9]+)[( ]", trace.read_text()))
-    assert {"memfd_create", "accept4", "sendto"} <= used
-    assert used - _allowed_calls() == set()

@@ -29,6 +29,8 @@ POSITIONAL = {
 }
 END = struct.pack(">q", -1)
 SEND_TIMEOUT_MS = 500
+# Of Dynamo alone: beside the salt, and at the first block of every event.
+DYNAMO_SALT = "dynamo-cache-salt:"
 
 
 def decode(payload: bytes) -> tuple[float, list[dict[str, Any]], int]:
@@ -84,7 +86,7 @@ class Index:
         extra_keys = event.get("extra_keys") or [None] * len(hashes)
         assert len(extra_keys) == len(hashes)
         for number, value in enumerate(hashes):
-            extra = tuple(extra_keys[number] or ())
+            extra = tuple(key for key in extra_keys[number] or () if not key.startswith(DYNAMO_SALT))
             assert (event["lora_name"] is not None) == (event["lora_name"] in extra)
             blocks[value] = Block(parent, tuple(event["token_ids"][number * size : (number + 1) * size]), extra)
             parent = value

@@ -1,7 +1,5 @@
 """Connections against the limit of file descriptors."""
 
-import logging
-
 import pytest
 
 from kvpool.config.config import load_config
@@ -11,22 +9,18 @@ from kvpool.server.descriptor_room import OWN_DESCRIPTORS, PeerRoom, plan_descri
 SSD = ("ssd.path=/disk", "ssd.capacity=1GiB", "ssd.segment=16MiB")
 
 
-def test_with_room_for_all_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    config = load_config(None, ["server.max_connections=1000"])
-    assert plan_descriptors(config, OWN_DESCRIPTORS + 1000).connections == 1000
-    assert caplog.records == []
+def test_with_room_for_all_there_is_no_shortage() -> None:
+    room = plan_descriptors(load_config(None, ["server.max_connections=1000"]), OWN_DESCRIPTORS + 1000)
+    assert (room.connections, room.shortage) == (1000, "")
 
 
 @pytest.mark.parametrize(("options", "fitting"), [((), 500), (SSD, 500 - 58), (("server.write_mode=copy",), 250)])
-def test_with_room_for_some_these_are_served_and_it_is_logged(
-    caplog: pytest.LogCaptureFixture, options: tuple[str, ...], fitting: int
-) -> None:
-    config = load_config(None, ["server.max_connections=1000", *options])
-    with caplog.at_level(logging.WARNING):
-        assert plan_descriptors(config, OWN_DESCRIPTORS + 500).connections == fitting
-    assert "server.max_connections is 1000, which takes" in caplog.text
-    assert f"the process may have {OWN_DESCRIPTORS + 500}" in caplog.text
-    assert f"{fitting} connections are served at a time" in caplog.text
+def test_with_room_for_some_these_are_served_and_the_shortage_is_named(options: tuple[str, ...], fitting: int) -> None:
+    room = plan_descriptors(load_config(None, ["server.max_connections=1000", *options]), OWN_DESCRIPTORS + 500)
+    assert room.connections == fitting
+    assert "server.max_connections is 1000, which takes" in room.shortage
+    assert f"the process may have {OWN_DESCRIPTORS + 500}" in room.shortage
+    assert f"{fitting} connections are served at a time" in room.shortage
 
 
 def test_without_room_for_a_few_the_start_is_refused() -> None:
@@ -48,18 +42,17 @@ def test_other_nodes_have_a_part_of_their_own_and_engines_the_rest(limit: int) -
         assert (room.connections, room.peers) == (1000, PeerRoom())
 
 
-def test_routers_have_a_part_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_routers_have_a_part_of_their_own() -> None:
     events = ("events.publish=ipc:///run/kvpool/events", "events.replay=ipc:///run/kvpool/replay")
     config = load_config(None, ["server.max_connections=1000", *events])
     assert config.events.descriptors > 0
-    with caplog.at_level(logging.WARNING):
-        assert plan_descriptors(config, OWN_DESCRIPTORS + 800).connections == 600, "a quarter at most"
-    assert "and 200 for routers" in caplog.text
+    room = plan_descriptors(config, OWN_DESCRIPTORS + 800)
+    assert room.connections == 600, "a quarter at most"
+    assert "and 200 for routers" in room.shortage
     whole = config.events.descriptors
     assert plan_descriptors(config, OWN_DESCRIPTORS + 4 * whole).connections == min(1000, 3 * whole)
 
 
-def test_other_nodes_are_named_where_they_leave_too_little(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        plan_descriptors(load_config(None, ["server.max_connections=1000", *PEERS]), 1024)
-    assert "for other nodes, and the process may have 1024" in caplog.text
+def test_other_nodes_are_named_where_they_leave_too_little() -> None:
+    room = plan_descriptors(load_config(None, ["server.max_connections=1000", *PEERS]), 1024)
+    assert "for other nodes, and the process may have 1024" in room.shortage

@@ -42,7 +42,7 @@ def _accept(path: Path, errors: list[Exception], monkeypatch: pytest.MonkeyPatch
         listener.start(_nobody, _adopt, Roster(5, 1.0, MonotonicClock(), lambda _: False), failures.append)
         for _ in range(20):
             await asyncio.sleep(0)
-        await listener.stop()
+        await listener.stop(is_clean=True)
 
     asyncio.run(run())
     return failures

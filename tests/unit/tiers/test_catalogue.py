@@ -4,6 +4,7 @@ import ast
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -569,6 +570,25 @@ def test_the_child_has_no_directory_and_no_environment_of_the_daemons(
     directory, names = ast.literal_eval(seen.read_text())
     assert directory == "/"
     assert set(names) <= {"LC_CTYPE", "LD_LIBRARY_PATH"}  # the first one is Python's own doing
+
+
+def test_a_signal_to_all_of_the_daemons_processes_is_no_fault_of_the_catalogue(
+    open_catalogue: Callable[..., Catalogue], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service manager or a terminal sends it to the reading child, too."""
+    catalogue = open_catalogue()
+    catalogue.put(row_of(1))
+    assert catalogue.close(10.0)
+    spy = tmp_path / "signalled.py"
+    signals = [int(number) for number in catalogue_open.STOPPING_SIGNALS]
+    spy.write_text(
+        f"import os, runpy\nfor number in {signals}:\n    os.kill(os.getpid(), number)\n"
+        f"runpy.run_path({catalogue_check.__file__!r}, run_name='__main__')\n"
+    )
+    monkeypatch.setattr(catalogue_check, "__file__", str(spy))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert keys_found(tmp_path) == [key_of(1)]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 
 
 def test_the_time_to_read_a_catalogue_grows_with_its_size_and_a_stop_ends_it(

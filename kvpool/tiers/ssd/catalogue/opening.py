@@ -11,6 +11,7 @@ marker beside the catalogue keeps a daemon from dying of the same catalogue agai
 import contextlib
 import logging
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -39,6 +40,7 @@ CHECK_BYTES_PER_S = 25e6
 STOP_POLL_S = 0.2
 # The variables that the child gets: they say where the interpreter's own libraries are.
 CHILD_VARIABLES = ("LD_LIBRARY_PATH",)
+STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 OPENINGS_MAX = 3
 META_KEY = b"catalogue"
 # Present where rows of earlier processes are missing: the next opening rebuilds them from the slots.
@@ -187,14 +189,7 @@ def _read_in_child(path: Path, is_stopping: Callable[[], bool]) -> tuple[bytes, 
     fd = os.memfd_create("kvpool-catalogue-rows", os.MFD_CLOEXEC)
     limit_s = CHECK_TIMEOUT_S + _blocks_in(path) * _BLOCK_BYTES / CHECK_BYTES_PER_S
     try:
-        with subprocess.Popen(  # noqa: S603 - this interpreter, a script of ours, a path of the configuration
-            _child_command(path, fd),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=(fd,),
-            cwd="/",
-            env={name: os.environ[name] for name in CHILD_VARIABLES if name in os.environ},
-        ) as child:
+        with _begin_child(path, fd) as child:
             try:
                 output, errors = _wait_for(child, Deadline(limit_s), is_stopping)
             except subprocess.TimeoutExpired:
@@ -210,6 +205,23 @@ def _read_in_child(path: Path, is_stopping: Callable[[], bool]) -> tuple[bytes, 
             return file.read(), ""
     finally:
         os.close(fd)
+
+
+def _begin_child(path: Path, fd: int) -> "subprocess.Popen[bytes]":
+    """The reading child. Signals that stop the daemon may reach all of its processes; a child that they ended would look like
+    one that a damaged catalogue has crashed. This thread's mask is the child's from its first instruction on."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING_SIGNALS)
+    try:
+        return subprocess.Popen(  # noqa: S603 - this interpreter, a script of ours, a path of the configuration
+            _child_command(path, fd),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=(fd,),
+            cwd="/",
+            env={name: os.environ[name] for name in CHILD_VARIABLES if name in os.environ},
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _child_command(path: Path, fd: int) -> list[str]:

@@ -1,0 +1,137 @@
+"""Start checks: every fault of a configuration that options, files, places and this machine show, found together before
+anything of the daemon begins: at a start, a reload and by `kvpoold --check`. Nothing is made, bound, joined or changed.
+
+Any thread.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import kvpool_native
+from kvpool import failpoint
+from kvpool.config.config import Config, read_config
+from kvpool.errors import ConfigError
+from kvpool.ownership import fault_of_other, fault_of_root, fault_of_socket_place
+from kvpool.pool.lower_tiers import plan_tiers
+from kvpool.server.connections.local_socket import bound_name
+from kvpool.server.descriptor_room import descriptor_limit, plan_descriptors
+from kvpool.tiers.dram.memory_room import free_huge_bytes
+from kvpool.tiers.dram.numa import check_numa
+from kvpool.tiers.dram.tier import check_memory_fits, plan_geometry
+
+SECRET_BYTES_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedConfig:
+    """A configuration that a start would take. `idle`: a line for each option that does nothing."""
+
+    config: Config
+    idle: tuple[str, ...]
+
+
+def checked_config(path: str | None, overrides: Sequence[str]) -> CheckedConfig:
+    """The configuration of a file and overrides. Raises ConfigError with the faults of every stage of a start."""
+    reading = read_config(path, overrides)
+    faults = [*reading.faults, *failpoint.faults, *reading.of_valid(_faults_of_start(reading.config))]
+    if faults:
+        raise ConfigError(list(dict.fromkeys(faults)))
+    return CheckedConfig(reading.config, reading.idle)
+
+
+def read_secret(path: str) -> bytes:
+    """The secret of all keys; empty without a file. Raises ConfigError."""
+    if not path:
+        return b""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise ConfigError(
+            [f"server.domain_secret_file is {path!r}: {error.strerror}, expected a readable file"]
+        ) from error
+    with os.fdopen(fd, "rb") as file:
+        return file.read(SECRET_BYTES_MAX)
+
+
+def lacks_that_refuse(config: Config) -> Iterator[str]:
+    """What this machine lacks at this moment, without which no daemon would serve."""
+    if is_running(config):
+        return
+    plans = plan_tiers(config)
+    try:
+        check_memory_fits(config.dram, plans.further_entries, upper=plans.upper)
+    except MemoryError as error:
+        yield str(error)
+
+
+def lacks_that_degrade(config: Config) -> Iterator[str]:
+    """What this machine lacks at this moment, without which a daemon would serve less."""
+    shortage = plan_descriptors(config, descriptor_limit()).shortage
+    if shortage:
+        yield shortage
+    if config.dram.huge_pages == "hugetlb" and not is_running(config):
+        needed = plan_geometry(config.dram, plan_tiers(config).further_entries).arena_bytes
+        if free_huge_bytes() < needed:
+            yield f"dram.huge_pages is hugetlb, and {free_huge_bytes()} bytes of {needed} are reserved and free"
+    yield from filter(
+        None, [*(plan.examine() for plan in plan_tiers(config).lower), config.store.lack, config.peer.lack]
+    )
+
+
+def is_running(config: Config) -> bool:
+    """Whether a daemon serves at the configuration's socket: it has the memory that another start would look for. Nothing is
+    connected, which it would log."""
+    try:
+        bound = Path("/proc/net/unix").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(line.endswith(f" {bound_name(config.server.socket)}") for line in bound)
+
+
+def _faults_of_start(config: Config) -> Iterator[str]:
+    yield from filter(None, [kvpool_native.copy_variant_fault()])
+    yield from _faults_of(lambda: read_secret(config.server.domain_secret_file))
+    yield from _faults_of(lambda: check_numa(config.dram.numa))
+    yield from _faults_of(lambda: plan_descriptors(config, descriptor_limit()))  # plans the tiers, too
+    yield from _faults_of_places(config)
+    events = config.events
+    if events.publish is not None and (events.curve_secret_file or events.curve_clients_file):
+        from kvpool.config.curve_keys import read_allow_list, read_key_file  # imports ZMQ
+
+        if events.curve_secret_file:
+            yield from _faults_of(lambda: read_key_file("events.curve_secret_file", events.curve_secret_file))
+        if events.curve_clients_file:
+            yield from _faults_of(lambda: read_allow_list("events.curve_clients_file", events.curve_clients_file))
+    if config.peer.is_used:
+        from kvpool.server.peers.trust import read_trust  # as above
+
+        yield from _faults_of(lambda: read_trust(config.peer))
+
+
+def _faults_of(check: Callable[[], object]) -> list[str]:
+    try:
+        check()
+    except ConfigError as error:
+        return error.faults
+    return []
+
+
+def _faults_of_places(config: Config) -> Iterator[str]:
+    """Of the sockets in the file system."""
+    server = config.server
+    directory, lock = str(Path(server.socket).parent), f"{server.socket}.lock"
+    fault = fault_of_socket_place(server.socket) or (fault_of_root(directory) if os.path.isdir(directory) else "")
+    if os.path.lexists(lock) and not os.access(lock, os.R_OK | os.W_OK, effective_ids=True):
+        fault = fault or fault_of_other(lock)
+    if fault:
+        yield f"server.socket cannot be there: {fault}"
+    if server.metrics_socket and (fault := fault_of_socket_place(server.metrics_socket)):
+        yield f"server.metrics_socket cannot be there: {fault}"
+    has_keys = bool(config.events.curve_secret_file)
+    for option, path in config.events.files:
+        if not has_keys and (fault := fault_of_socket_place(path, is_private=True)):
+            yield f"{option} is ipc://{path}, where others could put a socket of their own: {fault}"
+        if os.path.lexists(path) and not Path(path).is_socket():
+            yield f"{option} is ipc://{path}, which exists and is no socket: move it away, or choose another path"

@@ -1,0 +1,159 @@
+"""`kvpoold --check`: every fault of every stage of a start at once, what the machine lacks, and no trace."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kvpool.config.config import read_config
+from kvpool.config.curve_keys import make_key_pair, write_key_file
+from kvpool.server.start_checks import lacks_that_degrade
+from tests.rigs.daemon import PROGRAM, Daemon
+
+# A fault of each stage: the value, values together, and what secrets, descriptors, nodes, keys, places and peers show.
+FAULTY = """
+[server]
+lease_ttl = "soon"
+socket = "{directory}/kvpool.sock"
+domain_secret_file = "{directory}/secret"
+
+[dram]
+numa = 1000
+connection_share = 0
+
+[ssd]
+path = "{directory}/ssd"
+capacity = "16MiB"
+max_chunks = 4000000
+
+[events]
+publish = "ipc://{directory}/no-socket"
+replay = "tcp://127.0.0.1:5557"
+curve_secret_file = "{directory}/absent"
+curve_clients_file = "{directory}/clients"
+
+[peer]
+listen = "tcp://127.0.0.1:5557"
+stream = "tcp://127.0.0.1:9471"
+members = "10.0.0.1"
+keys = "{directory}/key"
+"""
+FAULTS = (
+    "server.lease_ttl is 'soon', expected a duration",
+    "dram.connection_share is 0, expected a number above 0",
+    "server.domain_secret_file is ",
+    "dram.numa is '1000'; this machine has memory on nodes",
+    "ssd.capacity is 16777216, expected more",
+    "no-socket, which exists and is no socket",
+    "events.replay is 127.0.0.1:5557, expected another address than that of peer.listen",
+    "events.curve_secret_file is ",
+    "events.curve_clients_file is ",
+    "peer.keys and peer.allow: expected both or none",
+    "peer.members, ",
+)
+
+
+def _check(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([*PROGRAM, "--check", *arguments], capture_output=True, text=True, timeout=120, check=False)
+
+
+def _trace(directory: Path) -> list[tuple[str, int, int]]:
+    return sorted((str(one), one.lstat().st_mtime_ns, one.lstat().st_size) for one in directory.rglob("*"))
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> Path:
+    """A configuration with a fault of each stage."""
+    (tmp_path / "secret").write_text("known to all")
+    (tmp_path / "secret").chmod(0o644)
+    (tmp_path / "no-socket").write_text("")
+    (tmp_path / "clients").write_text("no key\n")
+    write_key_file(str(tmp_path / "key"), make_key_pair())
+    file = tmp_path / "kvpool.toml"
+    file.write_text(FAULTY.format(directory=tmp_path))
+    return file
+
+
+def test_faults_of_all_stages_are_printed_at_once_and_nothing_is_touched(faulty: Path) -> None:
+    before = _trace(faulty.parent)
+    done = _check("--config", str(faulty))
+    assert done.returncode == 2
+    assert [fault for fault in FAULTS if fault not in done.stderr] == []
+    assert len(done.stderr.splitlines()) == len(FAULTS), done.stderr
+    started = subprocess.run(
+        [*PROGRAM, "--config", str(faulty)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (started.returncode, started.stderr) == (2, done.stderr), "a start finds the same"
+    assert _trace(faulty.parent) == before
+
+
+def test_a_good_configuration_is_checked_beside_its_running_daemon(tmp_path: Path) -> None:
+    with Daemon(tmp_path) as daemon:
+        before = _trace(tmp_path)
+        done = _check(*daemon.command()[len(PROGRAM) :])
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "no fault" in done.stdout
+        assert "a daemon serves there" in done.stdout
+        assert _trace(tmp_path) == before
+        assert daemon.problems() == []
+
+
+def test_what_the_machine_lacks_is_printed_and_what_no_start_can_do_without_is_a_fault(tmp_path: Path) -> None:
+    socket, absent = f"--set=server.socket={tmp_path}/kvpool.sock", tmp_path / "absent"
+    done = _check(socket, "--set=dram.capacity=4TiB")
+    assert done.returncode == 2
+    assert "dram.capacity 4.0 TiB takes" in done.stderr
+    tier = [f"--set=ssd.path={absent}", "--set=ssd.capacity=64MiB"]
+    done = _check(socket, "--set=dram.capacity=1MiB", "--set=dram.huge_pages=hugetlb", *tier)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"ssd.path {absent} cannot be opened: there is no such directory" in done.stdout
+    assert not absent.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "lack"),
+    [
+        (["store.master=localhost:1"], "store.master is set, and mooncake-transfer-engine is not installed"),
+        (["peer.transport=rdma", "peer.listen=tcp://127.0.0.1:1", "peer.stream=tcp://127.0.0.1:2"], "come by TCP"),
+    ],
+)
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, options: list[str], lack: str) -> None:
+    config = read_config(None, options).config
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert [lack in line for line in lacks_that_degrade(config)] == [True]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert list(lacks_that_degrade(config)) == []
+
+
+def test_a_place_that_cannot_be_made_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = _check(f"--set=server.socket={tmp_path}/file/kvpool.sock")
+    assert done.returncode == 2
+    assert f"server.socket cannot be there: {tmp_path}/file is no directory" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "because"),
+    [
+        ({"ssd.path": "/x"}, "ssd.capacity is 0"),
+        ({"hbm.capacity": "2MiB"}, "hbm.device is off"),
+        ({"peer.name": "a"}, "peer.listen is off"),
+        ({"peer.transport": "off", "peer.name": "a"}, "peer.listen is off"),
+        ({"peer.rdma_buffer": "1GiB", "peer.listen": "tcp://127.0.0.1:1", "peer.stream": "tcp://127.0.0.1:2"}, "rdma"),
+        ({"store.replicas": "2"}, "store.master is empty"),
+        ({"events.topic": "kv"}, "events.publish is off"),
+        ({"events.replay_messages": "5", "events.publish": "ipc:///run/x"}, "events.replay is off"),
+        ({"server.staging": "1MiB"}, "server.write_mode is in-place"),
+        ({"dram.token_ids": "1MiB", "server.keep_token_ids": "false"}, "server.keep_token_ids is false"),
+        ({"dram.prefault_threads": "5", "dram.prefault": "false"}, "dram.prefault is false"),
+        ({"ssd.path": "", "hbm.device": "off", "server.staging": "64MiB", "events.fates": "100"}, ""),
+    ],
+)  # fmt: skip
+def test_an_option_that_does_nothing_is_named_with_the_reason(given: dict[str, str], because: str) -> None:
+    idle = read_config(None, [f"{name}={value}" for name, value in given.items()]).idle
+    assert [because in line for line in idle] == ([True] if because else [])
+
+
+def test_a_start_logs_what_does_nothing(tmp_path: Path) -> None:
+    with Daemon(tmp_path, **{"peer.name": "a"}) as daemon:
+        assert "peer.name is 'a', which does nothing because peer.listen is off" in daemon.log()
