@@ -156,6 +156,8 @@ def test_every_count_is_what_the_run_did(run: Run) -> None:
     assert held['kvpool_held_bytes{kind="leased"}'] == held['kvpool_model_held_bytes{model="m"}'] == 3 * BYTES
     users = {name: value for name, value in held.items() if name.startswith("kvpool_user_held_bytes")}
     assert list(users.values()) == [3 * BYTES]
+    listed = {name: value for name, value in daemon.stats().items() if name.startswith("held.user.")}
+    assert list(listed.values()) == [3 * BYTES]
     for lease in leases:
         lease.release()
     wait_until(lambda: daemon.stats()["leases"] == 0, "the leases have ended: nobody waits for that")
