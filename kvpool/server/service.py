@@ -7,7 +7,7 @@ bytes run on the transfer threads. Control thread only.
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -119,9 +119,12 @@ class OperatorVerbs:
 
     @verb(m.RetainKeys, roles=OPERATOR)
     @audited("retain", "priority", "duration_s")
-    async def retain_keys(self, request: m.RetainKeys) -> m.Retained:
-        """Keep chunks of whatever namespace with one priority."""
-        retained = await self._pool.hints.retain_keys(request)
+    def retain_keys(self, request: m.RetainKeys) -> Awaitable[m.Retained]:
+        """Keep chunks of whatever namespace with one priority. Raises ProtocolError."""
+        return self._audit_retained(request, self._pool.hints.retain_keys(request))
+
+    async def _audit_retained(self, request: m.RetainKeys, retaining: Awaitable[m.Retained]) -> m.Retained:
+        retained = await retaining
         counts = {state.name.lower(): retained.states.count(state) for state in RetainState}
         first_key = next(iter(KeyColumn(request.keys)), b"").hex()[:KEY_DIGITS]
         audit(self.peer, "retain ended", chunks=len(retained.states), first_key=first_key, **counts)

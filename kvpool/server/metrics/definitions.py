@@ -271,7 +271,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _gauge("kvpool_held_bytes", "Payload in DRAM that cannot be evicted, by kind: held by leases and tickets (leased), "
                "being saved (reserved), and of saves that are too late and may still write (zombie).",
                _labelled(lambda now: ((kind, now.pool.held[f"held.{kind}_bytes"]) for kind in HELD_KINDS)), "bytes", "kind"),
-        _gauge("kvpool_model_held_bytes", "The same by model: of the 32 with most, and of all others together (other).",
+        _gauge("kvpool_model_held_bytes", "Payload in DRAM that cannot be evicted, by model: of the 32 with most, and of "
+               "all others together (other).",
                _labelled(lambda now: now.pool.held_by_model.items()), "bytes", "model"),
         _gauge("kvpool_user_held_bytes", "Memory of slots that the connections of a user protect from eviction: of the 32 "
                "users with most, by uid, and of all others (other), tickets, other nodes (peers) and operators together.",
