@@ -113,7 +113,7 @@ class Pool:
         self._timeout_s = timeout_s = float(timeout_s)
         self._pid = os.getpid()
         self._roots = Roots(self.model, layout)
-        self._counters = counters = Counters()
+        self._counters = counters = Counters(counts_chunks=self.shares[0].has_first_extent)
         self._plan = plan = SessionPlan(os.fspath(path), self.model, layout, timeout_s)
         self._link = link = Link(plan, counters)
         self._finder = Finder(layout, link, counters, timeout_s=timeout_s)
@@ -224,11 +224,12 @@ class Pool:
         chain.append_hashes(block_hashes[per_chunk - 1 :: per_chunk], tokens)
         return chain
 
-    def lookup(self, keys: KeyChain, owner: str = "") -> Hit:
+    def lookup(self, keys: KeyChain, owner: str = "", *, is_counted: bool = True) -> Hit:
         """The longest run of present chunks. Reads shared memory: no round trip, no effect. A miss while the daemon is away.
 
         `owner`: the name of another node that has, or is asked for, those that are not known to be present anywhere. Where the
         daemon has a shared store, a hit that is shorter than `keys` costs one round trip (`connection/finder.py`).
+        `is_counted`: whether hit rates have it; not where an engine looks up again what it is about to acquire.
         """
         check_keys(keys, self._namespace)
         if owner != "":
@@ -236,8 +237,8 @@ class Pool:
         if self._group_finder is not None:
             if owner:
                 raise InvalidArgument(f"owner is {owner!r}, a lookup of a layout with groups names no node")
-            return self._group_finder.lookup(keys)
-        return self._finder.lookup(keys, owner)
+            return self._group_finder.lookup(keys, is_counted=is_counted)
+        return self._finder.lookup(keys, owner, is_counted=is_counted)
 
     def is_being_saved(self, keys: KeyChain, chunk: int) -> bool:
         """Whether a writer is just saving this chunk, or it is on its way here from another tier, on some rank. Reads shared

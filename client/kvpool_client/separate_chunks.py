@@ -110,12 +110,12 @@ class SeparateChunks:
         self._load_starter = load_starter
         self._save_starter = save_starter
 
-    def lookup(self, chains: Sequence[KeyChain]) -> list[Hit]:
+    def lookup(self, chains: Sequence[KeyChain], *, is_counted: bool = True) -> list[Hit]:
         """The hits of leading chains of which this node has every chunk; others `Pool.lookup` may find elsewhere. No request.
-        Raises InvalidArgument for another Pool's keys."""
+        `is_counted`: as there. Raises InvalidArgument for another Pool's keys."""
         for keys in chains:
             check_keys(keys, self._namespace)
-        return self._finder.lookup_each(chains)
+        return self._finder.lookup_each(chains, is_counted=is_counted)
 
     def acquire(self, hits: Sequence[Hit]) -> list[Lease]:
         """A lease for each hit, as `Pool.acquire` gives it. Where there is no room for all, the first ones get it. Raises

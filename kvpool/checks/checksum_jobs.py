@@ -7,17 +7,15 @@ Invariant: each chunk under way has one pin in the tier's directory.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import Finished, JobId, Outcome
 from kvpool.tiers.jobs import Jobs
 from kvpool.tiers.slots import Slots
 from kvpool.types import HoldId, Level, NamespaceId
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +71,14 @@ class CheckedTier(Protocol):
 class ChecksumJobs:
     """All comparisons under way in one tier. `corrupt_chunks`: those that were bad."""
 
-    def __init__(self, tier: CheckedTier, check: Callable[[Stored], JobId], jobs: Jobs) -> None:
+    def __init__(
+        self, tier: CheckedTier, check: Callable[[Stored], JobId], jobs: Jobs, bad_chunk_log: BadChunkLog
+    ) -> None:
         """`check`: has the tier begin to compare a chunk; 0: it cannot now."""
         self.tier = tier
         self._check = check
         self._jobs = jobs
+        self._bad_chunk_log = bad_chunk_log
         self.pins = 0  # in the tier's directory
         self.corrupt_chunks = 0
 
@@ -103,8 +104,7 @@ class ChecksumJobs:
         if finished.outcome is Outcome.BAD_SOURCE:
             dropped = directory.drop(key, chunk.generation)
             self.corrupt_chunks += dropped > 0
-            named = (key.hex()[:16], self.tier.name, fault, dropped)
-            log.error("chunk %s is bad in the %s tier (%s): %d chunks dropped", *named)
+            self._bad_chunk_log.note_bad_chunk(key, fault, self.tier.slots.place_of(chunk.offset))
         directory.unpin(chunk.pin)
         self.pins -= 1
         if not waiting.done():

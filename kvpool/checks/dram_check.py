@@ -8,16 +8,14 @@ Control thread only; `find_corrupt` runs on the transfer threads.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 import kvpool_native
 from kvpool.layout import Layout
 from kvpool.layouts.extent_names import where_in
+from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.types import ChunkExtent, CorruptChunk, HoldId
-
-log = logging.getLogger(__name__)
 
 FindCorrupt = Callable[[tuple[ChunkExtent, ...]], Awaitable[tuple[CorruptChunk, ...]]]
 
@@ -35,9 +33,12 @@ class DramCheck:
     Invariant: `checksum_failures` counts the chunks found corrupt; `pins` the pins it has in the directory.
     """
 
-    def __init__(self, directory: kvpool_native.Directory, find_corrupt: FindCorrupt) -> None:
+    def __init__(
+        self, directory: kvpool_native.Directory, find_corrupt: FindCorrupt, bad_chunk_log: BadChunkLog
+    ) -> None:
         self._directory = directory
         self._find_corrupt = find_corrupt
+        self._bad_chunk_log = bad_chunk_log
         self.checksum_failures = 0
         self.corrupt_reports = 0
         self.corrupt_reports_early = 0
@@ -90,5 +91,6 @@ class DramCheck:
         self.checksum_failures += 1
         key, where = corrupt.chunk.key, where_in(layout, corrupt.bad)
         dropped = self._directory.drop(key, corrupt.chunk.generation)
-        log.error("chunk %s is corrupt%s: %d chunks dropped", key.hex()[:16], f" in {where}" if where else "", dropped)
+        fault = f"wrong bytes in {where}" if where else "wrong bytes"
+        self._bad_chunk_log.note_bad_chunk(key, fault, f"offset {corrupt.chunk.offset} of the arena")
         return Dropped(dropped, where)

@@ -3,12 +3,15 @@
 Lookups, loads and steps of sparse sequences happen inside clients without a request, so clients report them; stores are
 counted here at commit. A report comes from another process and is not trusted: values are clamped, no part exceeds its whole
 (hits what was looked up), and all of it counts for the reporting connection's own model. Bytes and tokens derive from that
-connection's layout, never from the report.
+connection's layout, never from the report. Of several ranks each counts the bytes of its own chunks, and of their tokens its
+part, so that no token counts twice.
 
 Control thread only. Invariant: at most MODELS_MAX models are counted separately; later ones count together as OTHER_MODEL.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 from kvpool.index.sessions import EngineSession
 from kvpool.layout import Layout
@@ -27,6 +30,8 @@ from kvpool.types import (
 
 MODELS_MAX = 64
 OTHER_MODEL = "other"
+# Why a commit declines chunks that were reserved. What is behind a chunk of other bytes has no parent.
+COMMIT_DECLINES = (SaveState.EXPIRED, SaveState.CHECKSUM, SaveState.NO_PARENT)
 # What one report may add to one counter. Sixteen threads that look 512 chunks up every 4 µs reach 2 × 10^9 in a second.
 REPORTED_MAX = 1 << 32
 # The same of blocks that recalls have chosen among. A step over 2^20 tokens of 80 layers with 8 KV heads has 5 × 10^6; a
@@ -42,7 +47,7 @@ class UsageTable:
         self._reports = 0
         self._clamped_values = 0
         self._failed_loads = {reason: 0 for reason in LoadReason if reason is not LoadReason.COMPLETE}
-        self._declined_chunks = dict.fromkeys((*CLIENT_DECLINES, SaveState.EXPIRED), 0)
+        self._declined_chunks = dict.fromkeys((*CLIENT_DECLINES, *COMMIT_DECLINES, SaveState.STOPPING), 0)
 
     def __repr__(self) -> str:
         return f"<UsageTable {len(self._models)} models, {self._reports} reports>"
@@ -69,18 +74,19 @@ class UsageTable:
             hits.append(self._clamped(report.hit_chunks[level], left))
             loaded.append(self._clamped(report.loaded_chunks[level]))
             left -= hits[level]
-        chunk_tokens, chunk_bytes = session.layout.chunk_tokens, _chunk_bytes(session)
+        chunk_bytes = _chunk_bytes(session)
+        tokens_of = partial(_tokens_of_ranks, session.layout)
         name, before = self._of(session.model)
         self._models[name] = replace(
             before,
             lookups=before.lookups + self._clamped(report.lookups),
-            lookup_tokens=before.lookup_tokens + asked * chunk_tokens,
+            lookup_tokens=before.lookup_tokens + tokens_of(asked),
             lookup_bytes=before.lookup_bytes + asked * chunk_bytes,
-            hit_tokens=_sums(before.hit_tokens, hits, chunk_tokens),
-            hit_bytes=_sums(before.hit_bytes, hits, chunk_bytes),
+            hit_tokens=_sums(before.hit_tokens, map(tokens_of, hits)),
+            hit_bytes=_sums(before.hit_bytes, (chunks * chunk_bytes for chunks in hits)),
             loads=before.loads + self._clamped(report.loads),
-            loaded_tokens=_sums(before.loaded_tokens, loaded, chunk_tokens),
-            loaded_bytes=_sums(before.loaded_bytes, loaded, chunk_bytes),
+            loaded_tokens=_sums(before.loaded_tokens, map(tokens_of, loaded)),
+            loaded_bytes=_sums(before.loaded_bytes, (chunks * chunk_bytes for chunks in loaded)),
             sparse=_added(before.sparse, self._plausible(report.sparse, session.layout.kv_heads)),
         )
         for reason in self._failed_loads:
@@ -95,11 +101,15 @@ class UsageTable:
         self._models[name] = replace(
             before,
             stored_chunks=before.stored_chunks + stored,
-            stored_tokens=before.stored_tokens + stored * _tokens_of(session.layout),
+            stored_tokens=before.stored_tokens + _stored_tokens(session.layout, stored),
             stored_bytes=before.stored_bytes + stored * session.layout.stored_bytes,
         )
-        if SaveState.EXPIRED in states:
-            self._declined_chunks[SaveState.EXPIRED] += states.count(SaveState.EXPIRED)
+        for state in COMMIT_DECLINES:
+            self._declined_chunks[state] += states.count(state)
+
+    def count_declined(self, state: SaveState, chunks: int) -> None:
+        """Add chunks of a save that was declined whole."""
+        self._declined_chunks[state] += chunks
 
     def _of(self, model: str) -> tuple[str, ModelUsage]:
         name = model if model in self._models or len(self._models) < MODELS_MAX else OTHER_MODEL
@@ -142,14 +152,20 @@ def _added(before: SparseUsage, more: SparseUsage) -> SparseUsage:
     return SparseUsage(*(getattr(before, name) + getattr(more, name) for name in SPARSE_COUNTS))
 
 
-def _sums(before: tuple[int, ...], chunks: list[int], unit: int) -> tuple[int, ...]:
-    return tuple(count + more * unit for count, more in zip(before, chunks, strict=True))
+def _sums(before: tuple[int, ...], more: Iterable[int]) -> tuple[int, ...]:
+    return tuple(count + one for count, one in zip(before, more, strict=True))
 
 
-def _tokens_of(layout: Layout) -> int:
-    """Tokens that a stored chunk counts for: of all groups' chunks of the same tokens those of the first full group."""
+def _tokens_of_ranks(layout: Layout, chunks: int) -> int:
+    """Tokens that chunks of a layout count for: a rank's for its part of the ranks, so that those of all ranks, each of which
+    has a chunk of the same tokens, count once. Whole ones: of a division with a rest, the rest is left out."""
+    return chunks * layout.chunk_tokens * len(layout.ranks) // layout.world
+
+
+def _stored_tokens(layout: Layout, chunks: int) -> int:
+    """The same of stored chunks: of all groups' chunks of the same tokens those of the first full group."""
     role = layout.group
-    return layout.chunk_tokens if role is None or (role.is_full and not role.number) else 0
+    return _tokens_of_ranks(layout, chunks) if role is None or (role.is_full and not role.number) else 0
 
 
 def _chunk_bytes(session: EngineSession) -> int:

@@ -46,6 +46,11 @@ class Share:
         _check_range("layers", self.first_layer, self.layers, layout.layers)
         _check_range("groups", self.first_group, self.groups, layout.head_groups)
 
+    @property
+    def has_first_extent(self) -> bool:
+        """Whether a chunk begins with this part: of the ranks of an engine, one counts the chunks for all of them."""
+        return not self.first_layer and not self.first_group
+
     def is_whole(self, layout: Layout) -> bool:
         """Whether this is all of a chunk's KV."""
         return self == Share.whole(layout)

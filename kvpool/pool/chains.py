@@ -182,6 +182,7 @@ class Chains:
         """
         keys = columns.check_reserve(request)
         if self.is_stopping:
+            self.usage.count_declined(SaveState.STOPPING, len(keys))
             return _declined(SaveState.STOPPING, len(keys), request.priorities)
         wanted = RetentionColumns(request.priorities, request.durations)
         reserve_task = self.writers.begin(session, request.parent, keys, wanted)
@@ -211,6 +212,7 @@ class Chains:
         keys = columns.check_reserve(request)
         share = Share(request.first_layer, request.layers, request.first_group, request.groups)
         if self.is_stopping:
+            self.usage.count_declined(SaveState.STOPPING, len(keys))
             return _declined(SaveState.STOPPING, len(keys), request.priorities)
         wanted = RetentionColumns(request.priorities, request.durations)
         task = self.writers.begin_part(session, share, request.parent, keys, wanted=wanted)

@@ -39,7 +39,7 @@ from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.lease_verbs import LeaseVerbs
 from kvpool.pool.lower_tiers import ALL_KINDS, Setting, TierKinds, capacities_of, make_tiering, plan_tiers
 from kvpool.pool.pulled_names import PulledNames
-from kvpool.pool.readers.hold_bounds import bound, count_held, held_by_connection
+from kvpool.pool.readers.hold_bounds import bound, count_held, held_by_connection, held_by_model, held_by_user
 from kvpool.pool.readers.readers import Readers
 from kvpool.pool.report import Sections, render_info, render_stats
 from kvpool.pool.sharing.sharing import Sharing
@@ -48,6 +48,7 @@ from kvpool.pool.writers.staged_saves import StagedSaves
 from kvpool.pool.writers.writers import Writers
 from kvpool.protocol import usage, verify_walk
 from kvpool.tiering.waiting_room import Room
+from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import ArenaMemory
 from kvpool.tiers.dram.prefault import Prefault
 from kvpool.tiers.dram.tier import DramTier, PageUse, check_chunk_fits, check_memory_fits, plan_geometry
@@ -93,7 +94,10 @@ class Pool:
         )
         self._prefault: Prefault | None = None
         self._index_view = view = kvpool_native.IndexView(self._dram.index)
-        self._dram_check = DramCheck(self._directory, partial(find_corrupt_on, self._workers, self._dram.arena, view))
+        self._bad_in_dram = BadChunkLog(Level.DRAM.name.lower(), clock)
+        self._dram_check = DramCheck(
+            self._directory, partial(find_corrupt_on, self._workers, self._dram.arena, view), self._bad_in_dram
+        )
         self._scrub = Scrub(self._directory, self._dram_check, self.namespaces, self._tiering.checksum_jobs)
         self.journal = self._make_journal()
         self._pulled_names = PulledNames(self._directory, self.journal, clock)
@@ -174,6 +178,7 @@ class Pool:
         self.journal.close()
         loop = asyncio.get_running_loop()
         has_ended = await self._tiering.close()
+        self._bad_in_dram.close()
         if self._prefault is not None:
             await loop.run_in_executor(None, self._prefault.stop)
         await loop.run_in_executor(None, self._workers.stop)
@@ -278,11 +283,13 @@ class Pool:
     def measure(self, connections: dict[str, int]) -> Measurements:
         """All counters, at one moment; the result does not change afterwards."""
         server = {**connections, "uptime_s": int(self._uptime_s()), "transfer_waiting": self._workers.waiting}
+        found_bad = self._dram_check.stats()
         index = {
             **self._readers.stats(self._probing()),
             **self._writers.stats(),
             **self.staged.stats(),
-            **self._dram_check.stats(),
+            **found_bad,
+            "checksum_failures": found_bad["checksum_failures"] + self._tiering.corrupt_in_arena,
             "namespaces": len(self.namespaces),
             "verified_chunks": self._scrub.verified_chunks,
             **self.hints.stats(),
@@ -298,6 +305,12 @@ class Pool:
             is_settling=pages.is_settling,
             models=self._usage.models(),
             failures=self._usage.failures(),
+            chunks=self._tiering.count_chunks(),
+            evicted_chunks=sum(each.evicted_chunks for each in (self._directory, *self._tiering.directories)),
+            held_by_model=held_by_model(self._directory, self.namespaces),
+            held_by_user=held_by_user(
+                self._directory, {connection: user for connection, (_, user) in self._joined.items()}
+            ),
             events=self.journal.stats(),
             lower=self._tiering.stats(),
             upper=self._tiering.upper_stats(),
@@ -344,7 +357,8 @@ class Pool:
         return self._tiering.shortcomings()
 
     def verify(self, *, with_shared: bool = True) -> dict[str, Any]:
-        """Recount every invariant: `problems` (one line each), the number of `chunks` examined, and the same by tier.
+        """Recount every invariant: `problems` (one line each), the number of `chunks` that there are, each counted once, and
+        that of each tier.
 
         Takes a second for a million chunks: a daemon has a child process do it, which cannot see the memory that clients map,
         and checks that itself (`verify_shared`).
@@ -355,8 +369,7 @@ class Pool:
         holds = self._readers.holds + self.hints.holds + self._tiering.holds
         pins = self._dram_check.pins + self._tiering.pins + self.sharing.pins
         problems += compare_counts(self._directory, holds=holds, pins=pins)
-        tiers = self._scrub.tiers()
-        return {"problems": problems, "chunks": sum(tier["chunks"] for tier in tiers.values()), "tiers": tiers}
+        return {"problems": problems, "chunks": self._tiering.count_chunks(), "tiers": self._scrub.tiers()}
 
     def verify_shared(self) -> Parts[list[str]]:
         """Compare records and the memory that clients map, part by part: broken invariants, one line each."""

@@ -7,13 +7,14 @@ bytes run on the transfer threads. Control thread only.
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from kvpool.clock import Clock
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
+from kvpool.key_column import KeyColumn
 from kvpool.pool.chains import Chains
 from kvpool.pool.device_copies import DeviceCopies
 from kvpool.pool.hint_handlers import HintHandlers
@@ -27,7 +28,7 @@ from kvpool.protocol.records import device as dm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import staging as sm
 from kvpool.protocol.verbs import ENGINE, OPERATOR, handlers_of, verb, verbs_of
-from kvpool.server.connections.audit import audited
+from kvpool.server.connections.audit import audit, audited
 from kvpool.server.connections.batches import serve_batch
 from kvpool.server.connections.connection import Answer, AnswerWithDescriptor, Handlers
 from kvpool.server.connections.local_socket import Peer
@@ -37,9 +38,12 @@ from kvpool.server.events.requests import EventVerbs
 from kvpool.server.health.forked_check import check_in_child
 from kvpool.server.peers.peer_list import PeerVerbs
 from kvpool.server.steering import SteeringVerbs
+from kvpool.types import RetainState
 
 DEMOTE_ALL_S_MAX = 3600.0
 PROBLEMS_MAX = 500
+# Of a chunk's key, in a line of the log: as many as `kvpoolctl check` prints.
+KEY_DIGITS = 16
 
 
 class EngineVerbs:
@@ -99,7 +103,9 @@ class OperatorVerbs:
         if math.isnan(request.older_than_s):
             return m.Failure("argument", "older_than_s is not a number, expected seconds")
         older_than_s = None if request.older_than_s < 0 else request.older_than_s
-        return m.Report((yield from self._pool.flush(request.model or None, older_than_s, request.tier)))
+        flushed = yield from self._pool.flush(request.model or None, older_than_s, request.tier)
+        audit(self.peer, "flush ended", **flushed)
+        return m.Report(flushed)
 
     @verb(m.DemoteAll, roles=OPERATOR)
     @audited("demote", "timeout_s", "is_forced")
@@ -107,13 +113,19 @@ class OperatorVerbs:
         """Have the SSD tier keep what DRAM alone has."""
         if not 0.0 <= request.timeout_s <= DEMOTE_ALL_S_MAX:
             return m.Failure("argument", f"timeout_s is {request.timeout_s}, expected 0 to {DEMOTE_ALL_S_MAX:g}")
-        return m.Report(await self._pool.demote_all(request.timeout_s, is_forced=request.is_forced))
+        demoted = await self._pool.demote_all(request.timeout_s, is_forced=request.is_forced)
+        audit(self.peer, "demote ended", **demoted)
+        return m.Report(demoted)
 
     @verb(m.RetainKeys, roles=OPERATOR)
     @audited("retain", "priority", "duration_s")
-    def retain_keys(self, request: m.RetainKeys) -> Awaitable[m.Retained]:
+    async def retain_keys(self, request: m.RetainKeys) -> m.Retained:
         """Keep chunks of whatever namespace with one priority."""
-        return self._pool.hints.retain_keys(request)
+        retained = await self._pool.hints.retain_keys(request)
+        counts = {state.name.lower(): retained.states.count(state) for state in RetainState}
+        first_key = next(iter(KeyColumn(request.keys)), b"").hex()[:KEY_DIGITS]
+        audit(self.peer, "retain ended", chunks=len(retained.states), first_key=first_key, **counts)
+        return retained
 
     @verb(m.Check, roles=OPERATOR)
     def check(self, _request: m.Check) -> Parts[m.Report]:

@@ -17,7 +17,6 @@ in `_unfinished`; a job has one reservation in the lower tier's directory, which
 """
 
 import contextlib
-import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -31,14 +30,13 @@ from kvpool import failpoint
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.key_column import KeyColumn
 from kvpool.tiering.admission import LEAST_CHANCE, UNBOUNDED, Admission, Admitted
+from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import NOT_STARTED, ArenaTier, BackingTier, Finished, JobId, Moves, Outcome
 from kvpool.tiers.jobs import Jobs
 from kvpool.types import DEFAULT_PRIORITY, HoldId, NamespaceId, ReservationId, SaveState, WriteOrder
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-log = logging.getLogger(__name__)
 
 # Chunks that are examined from the cold end on for one that is not written yet: a guess that keeps turns short.
 SCAN_CHUNKS = 512
@@ -123,12 +121,15 @@ class Demotions:
         jobs: Jobs,
         namespaces: Namespaces,
         admission: Admission,
+        bad_chunk_log: BadChunkLog,
     ) -> None:
+        """`bad_chunk_log`: of the arena's."""
         self._directory = arena.directory
         self._lower = lower
         self._jobs = jobs
         self._namespaces = namespaces
         self._admission = admission
+        self._bad_chunk_log = bad_chunk_log
         self._policy = lower.write_policy
         self._watermark_bytes = int(arena.capacity_bytes * self._policy.watermark)
         self._bytes_max = max(1, arena.capacity_bytes // DEMOTING_FRACTION)
@@ -232,7 +233,8 @@ class Demotions:
         job.is_good[chunk] = finished.outcome is Outcome.DONE and not job.is_in_doubt
         if finished.outcome is Outcome.BAD_SOURCE:
             self.corrupt_chunks += 1
-            log.error("chunk %s is corrupt in memory: dropped", job.moves.keys[chunk].hex()[:16])
+            place = f"offset {job.moves.arena_offsets[chunk]} of the arena"
+            self._bad_chunk_log.note_bad_chunk(job.moves.keys[chunk], finished.fault, place)
             self._directory.drop(job.moves.keys[chunk], job.sources[chunk])
         while job.ready < len(job.is_good) and job.is_good[job.ready]:
             job.ready += 1

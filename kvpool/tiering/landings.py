@@ -10,6 +10,8 @@ import logging
 
 import kvpool_native
 from kvpool import failpoint
+from kvpool.clock import Clock
+from kvpool.log_pace import LogPace
 from kvpool.tiers.base import Finished, Outcome
 from kvpool.types import LoadFault, SaveState
 
@@ -19,10 +21,11 @@ log = logging.getLogger(__name__)
 class Landings:
     """Landings of chunks of one tier, with their counts."""
 
-    def __init__(self, directory: kvpool_native.Directory, tier: str) -> None:
+    def __init__(self, directory: kvpool_native.Directory, tier: str, clock: Clock) -> None:
         """`directory`: the arena's. `tier`: the name of the tier that the chunks come from."""
         self._directory = directory
         self._tier = tier
+        self._faults = LogPace(clock)
         self.chunks = 0
         self.failed_chunks = 0
 
@@ -40,11 +43,12 @@ class Landings:
             self.chunks += self._directory.landed(key, generation, finished.tokens)
             return True
         self.failed_chunks += 1
-        if is_done:
+        if is_done and (end := self._faults.take()) is not None:
             log.error(
-                "the %s tier reported chunk %s as read, and not all of its layers have landed",
+                "the %s tier reported chunk %s as read, and not all of its layers have landed%s",
                 self._tier,
                 key.hex()[:16],
+                end,
             )
         is_bad = finished.outcome is Outcome.BAD_SOURCE
         self._directory.fail_landing(key, generation, LoadFault.SOURCE if is_bad else LoadFault.PATH)

@@ -17,6 +17,7 @@ from kvpool.tiering.admission import DECLINED, make_admission
 from kvpool.tiering.demotions import Demotions
 from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiering.promotions import Promotions
+from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import ArenaTier, BackingTier, Counters, JobId, Moves
 from kvpool.tiers.jobs import Jobs
 
@@ -56,9 +57,24 @@ class Link:
             knows_chances=upper.directory.knows_chances,
         )
         self._jobs = Jobs(clock)
-        self.promotions = Promotions(upper.directory, lower, self._jobs, for_peers or PeerAllowance())
-        self.demotions = Demotions(upper, lower, jobs=self._jobs, namespaces=namespaces, admission=self.admission)
-        self.checksum_jobs = ChecksumJobs(lower, self._check, self._jobs)
+        self._bad_in_arena, self._bad_in_tier = BadChunkLog("dram", clock), BadChunkLog(lower.name, clock)
+        self.promotions = Promotions(
+            upper.directory,
+            lower,
+            clock,
+            jobs=self._jobs,
+            for_peers=for_peers or PeerAllowance(),
+            bad_chunk_log=self._bad_in_tier,
+        )
+        self.demotions = Demotions(
+            upper,
+            lower,
+            jobs=self._jobs,
+            namespaces=namespaces,
+            admission=self.admission,
+            bad_chunk_log=self._bad_in_arena,
+        )
+        self.checksum_jobs = ChecksumJobs(lower, self._check, self._jobs, self._bad_in_tier)
         self._ghosts = GHOSTS_PER_CHUNK * upper.max_chunks  # to be remembered; 0: the directory does so already
         self._remember_evicted()
         namespaces.add_lower(lower.slots, lower.forget_namespace)
@@ -69,6 +85,13 @@ class Link:
     def start(self) -> None:
         """Begin to open the tier, in the background."""
         self.lower.start(self._namespaces, self)
+
+    async def close(self) -> bool:
+        """Close the tier and settle its jobs. False: its device does not answer, and is abandoned."""
+        has_ended = await self.lower.close()
+        for bad_chunk_log in (self._bad_in_arena, self._bad_in_tier):
+            bad_chunk_log.close()
+        return has_ended
 
     def change_admission(self) -> None:
         """Use the tier's present admission policy and budget from now on."""

@@ -11,23 +11,22 @@ Control thread only; no I/O. Invariant: each promotion under way has one hold in
 releases both after its last chunk was reported.
 """
 
-import logging
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 import kvpool_native
 from kvpool import failpoint
+from kvpool.clock import Clock
 from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
 from kvpool.tiering.landings import Landings, leading
 from kvpool.tiering.peer_allowance import PeerAllowance
+from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import NOT_STARTED, BackingTier, Finished, JobId, Moves, Outcome
 from kvpool.tiers.jobs import Jobs
 from kvpool.tiers.slots import NO_RUN, Run
 from kvpool.types import ConnectionId, HoldId, SaveState
-
-log = logging.getLogger(__name__)
 
 GENERATION_BYTES = 8
 
@@ -73,14 +72,22 @@ class Promotions:
     """All promotions under way from one tier."""
 
     def __init__(
-        self, directory: kvpool_native.Directory, lower: BackingTier, jobs: Jobs, for_peers: PeerAllowance
+        self,
+        directory: kvpool_native.Directory,
+        lower: BackingTier,
+        clock: Clock,
+        *,
+        jobs: Jobs,
+        for_peers: PeerAllowance,
+        bad_chunk_log: BadChunkLog,
     ) -> None:
-        """`directory`: the arena's."""
+        """`directory`: the arena's. `bad_chunk_log`: of the lower tier's."""
         self.for_peers = for_peers
         self._directory = directory
         self._lower = lower
         self._jobs = jobs
-        self._landings = Landings(directory, lower.name)
+        self._bad_chunk_log = bad_chunk_log
+        self._landings = Landings(directory, lower.name, clock)
         self._under_way = 0
 
     def __repr__(self) -> str:
@@ -149,7 +156,8 @@ class Promotions:
         if self._landings.settle(key, generation, finished):
             self._lower.touch(key)
         elif finished.outcome is Outcome.BAD_SOURCE:
-            log.error("chunk %s is bad in the %s tier: dropped there", key.hex()[:16], self._lower.name)
+            place = self._lower.slots.place_of(moves.offsets[finished.chunk])
+            self._bad_chunk_log.note_bad_chunk(key, finished.fault, place)
 
     def end(self, hold: HoldId, hold_below: HoldId, now_ns: int) -> None:
         """A job has ended: release its holds, so that both tiers may evict its chunks."""

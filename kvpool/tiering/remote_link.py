@@ -61,7 +61,7 @@ class RemoteLink:
         self._clock = clock
         self._on_settled = on_settled
         self._jobs = Jobs(clock)
-        self._landings = Landings(directory, remote.name)
+        self._landings = Landings(directory, remote.name, clock)
         self._under_way = self._holds = 0
 
     def __repr__(self) -> str:

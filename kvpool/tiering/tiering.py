@@ -86,6 +86,17 @@ class Tiering:
         """The directories of the lower tiers, the fastest first."""
         return [link.lower.slots.directory for link in self.links]
 
+    def count_chunks(self) -> int:
+        """Chunks that the arena or a lower tier has, each counted once: in the last tier of those that have it."""
+        return sum(directory.count_unsaved() for directory in (self._directory, *self.directories))
+
+    @property
+    def corrupt_in_arena(self) -> int:
+        """Chunks that were found bad in the arena when they were to be moved to another tier, and dropped."""
+        return sum(link.demotions.corrupt_chunks for link in self.links) + sum(
+            link.corrupt_chunks for link in self.copies
+        )
+
     @property
     def slots(self) -> list[Slots]:
         """The slots of the tiers beside the arena that have a directory here, the fastest first."""
@@ -123,9 +134,8 @@ class Tiering:
 
     async def close(self) -> bool:
         """Close every tier and settle its jobs. False: a device or the network does not answer, and is abandoned."""
-        upper = [link.close() for link in self.copies]
-        lower = [tier.close() for tier in self._tiers[len(upper) :]]
-        ended = await asyncio.gather(*upper, *lower)
+        own = [copies.close() for copies in self.copies] + [link.close() for link in self.links]
+        ended = await asyncio.gather(*own, *(link.remote.close() for link in self.remotes))
         return all(ended)
 
     def reconfigure(self, config: Config) -> None:

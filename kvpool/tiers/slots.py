@@ -50,12 +50,19 @@ class Slots:
     """See the module. `name`, `level`: the tier's."""
 
     def __init__(
-        self, name: str, level: Level, sizes: SlotSizes, directory: kvpool_native.Directory | None = None
+        self,
+        name: str,
+        level: Level,
+        sizes: SlotSizes,
+        directory: kvpool_native.Directory | None = None,
+        *,
+        name_of_segment: Callable[[int], str] = "segment {}".format,
     ) -> None:
-        """`directory`: a new one of these sizes; None: one of files is made."""
+        """`directory`: a new one of these sizes; None: one of files is made. `name_of_segment`: by its number, for people."""
         self.name = name
         self.level = level
         self.sizes = sizes
+        self._name_of_segment = name_of_segment
         if directory is None:
             geometry = kvpool_native.DirectoryGeometry.plan_files(sizes.segment_bytes, sizes.segments, sizes.max_chunks)
             directory = kvpool_native.Directory.of_files(geometry, level=level)
@@ -72,6 +79,11 @@ class Slots:
         """The longest run of `keys` behind `parent` (empty: the root) that the tier has, with a hold on it."""
         held = self.directory.acquire(namespace, keys.packed, 0, parent)
         return Run(held.chunks, HoldId(held.id))
+
+    def place_of(self, offset: int) -> str:
+        """Where an offset of the directory lies, for people."""
+        segment, offset_in_segment = divmod(offset, self.sizes.segment_bytes)
+        return f"offset {offset_in_segment} of {self._name_of_segment(segment)}"
 
     def slot_bytes(self, layout: Layout) -> int:
         """Bytes of a slot for a chunk of a layout."""

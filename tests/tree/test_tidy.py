@@ -31,7 +31,7 @@ PRODUCT = [path for path in PYTHON if path.is_relative_to(ROOT / "kvpool") or pa
 
 BASE = {
     *("types", "errors", "units", "layout", "layouts", "keys", "clock", "failpoint", "ownership", "escaping"),
-    *("key_column", "packed_rows", "memory_limit"),
+    *("key_column", "packed_rows", "memory_limit", "log_pace"),
 }
 # Which rooms of `kvpool` may import which: the layers of ARCHITECTURE.md from the ground up, base being open to all.
 LAYERS: dict[str, set[str]] = {

@@ -21,7 +21,10 @@ _DECLINES = {state.reason: usage.DECLINED_CHUNKS + index for index, state in enu
 class Counters:
     """The counters of one Pool. Invariant: `_unsent` has `usage.COUNTS` numbers, none negative."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, counts_chunks: bool = True) -> None:
+        """`counts_chunks`: whether the daemon is to count the chunks of lookups and loads; not for a rank whose share of them
+        another rank counts with its own."""
+        self._counts_chunks = counts_chunks
         self._lock = threading.Lock()
         self._totals: dict[str, int] = {}  # guarded by _lock
         self._unsent = [0] * usage.COUNTS  # guarded by _lock
@@ -44,8 +47,9 @@ class Counters:
             self._add("lookups", 1)
             self._add("lookup_hit_chunks", len(tiers))
             self._unsent[usage.LOOKUPS] += 1
-            self._unsent[usage.LOOKUP_CHUNKS] += asked
-            self._add_levels(usage.HIT_CHUNKS, tiers)
+            if self._counts_chunks:
+                self._unsent[usage.LOOKUP_CHUNKS] += asked
+                self._add_levels(usage.HIT_CHUNKS, tiers)
             self._has_unsent = True
 
     def count_load(self, tiers: bytes, result: LoadResult) -> None:
@@ -55,7 +59,8 @@ class Counters:
             self._add("loaded_chunks", len(tiers))
             self._add(f"loads_{result.reason}", 1)
             self._unsent[usage.LOADS] += 1
-            self._add_levels(usage.LOADED_CHUNKS, tiers)
+            if self._counts_chunks:
+                self._add_levels(usage.LOADED_CHUNKS, tiers)
             reason = LoadReason[result.reason.upper()]
             self._unsent[usage.FAILED_LOADS + reason] += reason is not LoadReason.COMPLETE
             self._has_unsent = True

@@ -82,13 +82,14 @@ class GroupFinder:
         """The most chunks of a hit: what one request can name, and one lease holds."""
         return min(self._chunks_named, self._lease_bound.chunks)
 
-    def lookup(self, keys: KeyChain, chunks_max: int | None = None) -> GroupHit:
+    def lookup(self, keys: KeyChain, chunks_max: int | None = None, *, is_counted: bool = True) -> GroupHit:
         """See `Pool.lookup`; of `chunks_max` chunks at most."""
         session = self._link.session
         if session is None:
             return self.find(None, keys)
         hit = self.find_or_seek(session, keys, chunks_max)
-        self._counters.count_lookup(len(keys), hit.tiers.tobytes())
+        if is_counted:
+            self._counters.count_lookup(len(keys), hit.tiers.tobytes())
         return hit
 
     def find_or_seek(self, session: Session, keys: KeyChain, chunks_max: int | None = None) -> GroupHit:

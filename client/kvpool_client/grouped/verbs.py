@@ -66,13 +66,14 @@ class GroupVerbs:
         assert self._finder is not None
         return self._finder.chunks_max
 
-    def lookup(self, keys: KeyChain, chunks_max: int) -> GroupHit:
-        """The longest hit of `chunks_max` chunks at most: an engine that computes the last token again goes on before it."""
+    def lookup(self, keys: KeyChain, chunks_max: int, *, is_counted: bool = True) -> GroupHit:
+        """The longest hit of `chunks_max` chunks at most: an engine that computes the last token again goes on before it.
+        `is_counted`: as for `Pool.lookup`."""
         self._check()
         check_keys(keys, self._namespace)
         check_index("chunks_max", chunks_max, len(keys))
         assert self._finder is not None
-        return self._finder.lookup(keys, chunks_max)
+        return self._finder.lookup(keys, chunks_max, is_counted=is_counted)
 
     def chunks_to_save(
         self, keys: KeyChain, first_chunk: int = 0, chunks: int | None = None, boundaries: Sequence[int] | None = None

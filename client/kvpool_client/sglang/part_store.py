@@ -189,12 +189,13 @@ class PartStore:
         self._pool.separate.release(leases[::-1])
 
     def _lease(self, keys: Sequence[str]) -> tuple[list[Lease], int]:
-        """Leases on leading pages, as many as may be leased at once, and how many of them another node has."""
+        """Leases on leading pages, as many as may be leased at once, and how many of them another node has. SGLang has looked
+        them up before."""
         chains = list(self._chains(keys[:LOADS_AT_ONCE]))
-        hits = self._pool.separate.lookup(chains)
+        hits = self._pool.separate.lookup(chains, is_counted=False)
         pulls = 0
         for chain in chains[len(hits) :]:
-            hit = self._pool.lookup(chain)
+            hit = self._pool.lookup(chain, is_counted=False)
             pulls += hit.chunks - hit.chunks_here
             if not hit or pulls > PULLS_AT_ONCE:
                 break

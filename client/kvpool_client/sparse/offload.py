@@ -159,7 +159,7 @@ class Offload:
         if state in GOOD_STATES:
             self._saved += 1
             return True
-        self._saved = min(before, max(self.pool.lookup(self.source.keys).chunks, self._live_chunks))
+        self._saved = min(before, max(self.pool.lookup(self.source.keys, is_counted=False).chunks, self._live_chunks))
         if self._saved == before:  # else those before are gone, and are saved again
             self._declined_at = due
         return True

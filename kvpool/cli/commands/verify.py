@@ -40,8 +40,8 @@ def check(options: Options, deep: bool) -> None:
         problems: list[str] = report["problems"]
         found: dict[str, Any] = {}
         if deep:
-            tiers, chunks = report["tiers"], report["chunks"]
-            with _progress(options, "check", chunks) as advance:
+            tiers = report["tiers"]
+            with _progress(options, "check", sum(counts["chunks"] for counts in tiers.values())) as advance:
                 every = verify_walk.every(tiers)
                 found = ask(lambda: verify_walk.read_all(connection.verify_bytes, every, sys.maxsize, advance))
     bad = verify_walk.problems_of(found) if deep else []
@@ -51,7 +51,8 @@ def check(options: Options, deep: bool) -> None:
         for problem in [*problems, *(verify_walk.problems_of(found, KEY_DIGITS) if deep else [])]:
             print_line(problem)
         verified = f", {found['verified']} verified by their bytes" if deep else ""
-        print_line(f"{len(problems) + len(bad)} problems, {report['chunks']} chunks{verified}")
+        tiers = ", ".join(f"{name}: {counts['chunks']}" for name, counts in report["tiers"].items())
+        print_line(f"{len(problems) + len(bad)} problems, {report['chunks']} chunks ({tiers}){verified}")
     sys.exit(EXIT_FAILURE if problems or bad else 0)
 
 

@@ -3,6 +3,8 @@
 The native directory counts and refuses; this module sets the bounds and reads the largest counts. Control thread only.
 """
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Protocol
 
 from kvpool.config.config import Config
@@ -16,6 +18,8 @@ PEERS_USER = (1 << 32) - 1
 ROWS_MAX = 32
 # Memory for token ids, as a share of DRAM's capacity: those of a chunk of 256 tokens take 1 KiB, its KV hundreds of times that.
 TOKEN_IDS_PART = 16
+# All that are not among them.
+OTHERS = "other"
 _KINDS = ("reserved_bytes", "zombie_bytes", "leased_bytes")
 
 
@@ -63,6 +67,33 @@ def count_held(directory: Directory, namespaces: Namespaces) -> dict[str, int]:
         for number, *sizes in sorted(listed, key=lambda row: sum(row[1:]), reverse=True)[:ROWS_MAX]:
             rows |= {f"held.{word}.{number}.{kind}": size for kind, size in zip(_KINDS, sizes, strict=True)}
     return rows
+
+
+def held_by_model(directory: Directory, namespaces: Namespaces) -> dict[str, int]:
+    """Payload that cannot be evicted now, by model: of its ROWS_MAX with most, and of all others together."""
+    found: Counter[str] = Counter()
+    for kept in directory.held_namespaces():
+        namespace = namespaces.by_id(NamespaceId(kept.namespace))
+        found[namespace.model] += (kept.writing + kept.zombies + kept.held) * namespace.layout.stored_bytes
+    return _largest(found)
+
+
+def held_by_user(directory: Directory, users: Mapping[ConnectionId, int | None]) -> dict[str, int]:
+    """Bytes of slots that connections protect, by the uid of their user: of the ROWS_MAX with most, and of all others
+    together. `users`: the user of each engine's connection, None where no share bounds it (`operators`). Holds that are no
+    engine's are those of `tickets` and of other nodes (`peers`). Two connections that lease a chunk count it both."""
+    found: Counter[str] = Counter()
+    for use in directory.holders():
+        holder = ConnectionId(use.holder)
+        user = users.get(holder, "peers" if holder else "tickets")
+        found["operators" if user is None else str(user)] += sum(_bytes_of(use))
+    return _largest(found)
+
+
+def _largest(found: Counter[str]) -> dict[str, int]:
+    kept = dict(found.most_common(ROWS_MAX))
+    others = sum(found.values()) - sum(kept.values())
+    return kept | ({OTHERS: kept.get(OTHERS, 0) + others} if others else {})
 
 
 def _bytes_of(use: HolderUse) -> tuple[int, int, int]:

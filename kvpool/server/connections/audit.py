@@ -1,4 +1,5 @@
-"""Audit lines of the log: each order of an operator, and the pid and uid that the kernel reports for the sender.
+"""Audit lines of the log: each order of an operator, and the pid and uid that the kernel reports for the sender. What an order
+was carried out on is a second line, when it has ended.
 
 They are logged at every `log.level`. Values come from outside and are shown as Python literals, so that none of them can look
 like a line of its own. Any thread.

@@ -10,7 +10,7 @@ import os
 import threading
 
 from kvpool.clock import Clock
-from kvpool.peers.log_pace import LogPace
+from kvpool.log_pace import LogPace
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ the last probe is read again instead, where it is still there.
 
 What it costs: a connection and one 1 KiB chunk, whose lease keeps the segment of its size class from being taken back and
 forth; the chunk before goes with each new one. Operators see them: one of `connections`, one of `chunks`, and
-`stored_chunks` and `flushed_chunks` rise by one with each probe; `leases` and `pins` leave it out. `flush` may take the chunk
-once its lease has ended (where `server.lease_ttl` is shorter than the interval), which is no failure.
+`stored_chunks` and `dram.flushed_chunks` rise by one with each probe; `leases` and `pins` leave it out. `flush` may take the
+chunk once its lease has ended (where `server.lease_ttl` is shorter than the interval), which is no failure.
 
 Threads: a Probe belongs to one thread; SelfProbe is that thread, owned by whoever made it.
 """

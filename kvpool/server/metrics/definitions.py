@@ -7,6 +7,7 @@ models by `usage.MODELS_MAX`, size classes by the arena's 64, all others by thei
 Counters are named here without the `_total` that their samples end in. Pure functions; any thread.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -101,7 +102,7 @@ def _labelled(read: Callable[[Scrape], Iterable[tuple[str, float]]]) -> Callable
     return lambda now: {(label,): value for label, value in read(now)}
 
 
-def _removed(now: Scrape) -> Iterable[tuple[str, float]]:
+def _left_dram(now: Scrape) -> Iterable[tuple[str, float]]:
     names = {
         "own_class": "evicted_own_class",
         "other_class": "evicted_other_class",
@@ -113,9 +114,10 @@ def _removed(now: Scrape) -> Iterable[tuple[str, float]]:
 
 
 def _declined(now: Scrape) -> Iterable[tuple[str, float]]:
-    for reason in ("pending", "no_parent", "full", "not_ready", "foreign", "share"):
-        yield reason, now.pool.directory[f"answered_{reason}"]
-    yield from now.pool.failures.declined_chunks.items()
+    """By reason: what reservations answered, and what commits and clients did; a chunk may lack its parent at both."""
+    counted = Counter({reason: now.pool.directory[f"answered_{reason}"] for reason in RESERVE_DECLINES})
+    counted.update(now.pool.failures.declined_chunks)
+    return counted.items()
 
 
 def _segments(now: Scrape) -> Iterable[tuple[str, float]]:
@@ -159,12 +161,15 @@ def _build(now: Scrape) -> Values:
     return {tuple(now.build[label] for label in BUILD_LABELS): 1.0}
 
 
+RESERVE_DECLINES = ("pending", "no_parent", "full", "not_ready", "foreign", "share")
+HELD_KINDS = ("leased", "reserved", "zombie")
 BUILD_LABELS = ("version", "checksum", "key_hash")
 PROCESS_METRICS = ("process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds")
 
 SECTIONS: dict[str, tuple[Metric, ...]] = {
     "Requests of engines": (
-        _counter("kvpool_lookups", "Lookups in the shared index.", _by_model(lambda c: c.lookups), "", "model"),
+        _counter("kvpool_lookups", "Lookups of engines, but those repeated for an acquire.",
+                 _by_model(lambda c: c.lookups), "", "model"),
         _counter("kvpool_lookup_tokens", "Tokens looked up, in full chunks.",
                  _by_model(lambda c: c.lookup_tokens), "tokens", "model"),
         _counter("kvpool_hit_tokens", "Tokens looked up and found, by the fastest tier that has them.",
@@ -194,38 +199,46 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     ),
     "Compute by lookup (of models that use it)": SPARSE_METRICS,
     "Chunks": (
-        _gauge("kvpool_chunks", "Chunks that can be loaded.", _directory("chunks"), "chunks"),
-        _gauge("kvpool_writing_chunks", "Chunks reserved and not yet committed.", _directory("writing"), "chunks"),
-        _gauge("kvpool_held_chunks", "Chunks that leases, tickets, saves or checks protect from eviction.",
-               _directory("held"), "chunks"),
-        _counter("kvpool_removed_chunks", "Chunks that left the pool, by reason: evicted for a newer chunk of the same size "
-                 "(own_class), for another size class (other_class), for want of index entries (index_full); flushed by "
-                 "order (flush); found bad, or behind one (corrupt).", _labelled(_removed), "chunks", "reason"),
-        _counter("kvpool_declined_chunks", "Chunks of saves that were declined, by reason; disconnected, timeout, "
-                 "too_long and aborted are reported by clients.", _labelled(_declined), "chunks", "reason"),
+        _gauge("kvpool_chunks", "Chunks in DRAM or a lower tier of this node, each counted once.",
+               lambda now: now.pool.chunks, "chunks"),
+        _gauge("kvpool_dram_chunks", "Chunks in DRAM.", _directory("chunks"), "chunks"),
+        _gauge("kvpool_writing_chunks", "Chunks reserved in DRAM and not yet committed.", _directory("writing"), "chunks"),
+        _gauge("kvpool_held_chunks", "Chunks in DRAM that leases, tickets, announcements, saves or reads into DRAM protect "
+               "from eviction.", _directory("held"), "chunks"),
+        _counter("kvpool_evicted_chunks", "Chunks evicted from the last tier of this node that had them: they are lost here.",
+                 lambda now: now.pool.evicted_chunks, "chunks"),
+        _counter("kvpool_dram_removed_chunks", "Chunks that left DRAM, those included that a lower tier has, by reason: "
+                 "evicted for a newer chunk of the same size (own_class), for another size class (other_class), for want of "
+                 "index entries (index_full); flushed by order (flush); found bad, or behind a chunk that is bad or could not "
+                 "be read into DRAM (corrupt).", _labelled(_left_dram), "chunks", "reason"),
+        _counter("kvpool_declined_chunks", "Chunks of saves that were declined, by reason. disconnected, timeout, "
+                 "too_long and aborted are reported by clients; expired and checksum are found at commit, where what is behind "
+                 "a chunk of other bytes has no_parent.", _labelled(_declined), "chunks", "reason"),
         _counter("kvpool_present_chunks", "Chunks offered for saving that were stored already.",
                  _directory("answered_present"), "chunks"),
-        _counter("kvpool_aborted_chunks", "Chunks reserved and given up.", _directory("aborted_chunks"), "chunks"),
+        _counter("kvpool_aborted_chunks", "Chunks reserved and never committed: given up, or too late.",
+                 _directory("aborted_chunks"), "chunks"),
         _gauge("kvpool_kept_chunks", "Chunks in DRAM with more than the default priority, and their ancestors.",
                _directory("kept_chunks"), "chunks"),
         _gauge("kvpool_dram_kept_bytes", "Bytes of those chunks.", _directory("kept_bytes"), "bytes"),
         _counter("kvpool_retention_clipped_chunks", "Chunks that were refused a priority above the default, "
                  "because dram.retained_share is used up.", _directory("clipped_chunks"), "chunks"),
-        _counter("kvpool_retention_lapsed_chunks", "Chunks whose priority returned to the default when its duration ended.",
+        _counter("kvpool_retention_lapsed_chunks", "Chunks in DRAM whose priority returned to the default when its duration "
+                 "ended.",
                  _directory("lapsed_chunks"), "chunks"),
         _gauge("kvpool_eviction_by_age", "1 while the oldest chunk is evicted first, 0 while the least useful one is.",
                _directory("policy_by_age")),
-        Metric("kvpool_reuse_gap_seconds", Kind.HISTOGRAM, "For each chunk acquired, the time since its last access; 0 "
-               "while it is in use.", _log2_seconds("reuse_gaps"), "seconds"),
-        Metric("kvpool_chunk_lifetime_seconds", Kind.HISTOGRAM, "For each chunk evicted, the time since it was stored. "
-               "Where reuse gaps reach as far as lifetimes, more memory means more hits.",
+        Metric("kvpool_reuse_gap_seconds", Kind.HISTOGRAM, "For each chunk in DRAM that is acquired, the time since its last "
+               "access; 0 while it is in use.", _log2_seconds("reuse_gaps"), "seconds"),
+        Metric("kvpool_chunk_lifetime_seconds", Kind.HISTOGRAM, "For each chunk evicted from DRAM, the time since it came "
+               "there. Where reuse gaps reach as far as lifetimes, more memory means more hits.",
                _log2_seconds("lifetimes"), "seconds"),
     ),
     "Integrity": (
-        _counter("kvpool_checksum_failures", "Chunks whose bytes did not match their checksums, dropped.",
-                 _index("checksum_failures")),
+        _counter("kvpool_checksum_failures", "Chunks in DRAM whose bytes did not match their checksums, dropped: found by "
+                 "checks, after reports, and by moves to other tiers.", _index("checksum_failures")),
         _counter("kvpool_corrupt_reports", "Reports of such chunks by clients.", _index("corrupt_reports")),
-        _counter("kvpool_verified_chunks", "Chunks read by kvpoolctl check --deep and verify, in every tier.",
+        _counter("kvpool_verified_chunks", "Chunks read by kvpoolctl check --deep and verify: one in two tiers twice.",
                  _index("verified_chunks"), "chunks"),
     ),
     "Holders": (
@@ -241,7 +254,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _counter("kvpool_expired_leases", "Leases that expired.", _index("expired_leases"), "leases"),
         _gauge("kvpool_staging_bytes", "Staging memory of connections that save by copy.",
                _index("staging_bytes"), "bytes"),
-        _counter("kvpool_expired_reservations", "Saves that took too long.",
+        _counter("kvpool_expired_reservations", "Saves that took longer than server.reservation_ttl.",
                  _index("expired_reservations"), "reservations"),
         _gauge("kvpool_joint_chunks", "Chunks of joint saves that lack the part of a rank, and those behind such a chunk.",
                _index("joint_chunks"), "chunks"),
@@ -250,8 +263,19 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                  _index("joint_stored_chunks"), "chunks"),
         _counter("kvpool_joint_expired_chunks", "Chunks of joint saves of which a part never came, or came too late.",
                  _index("joint_expired_chunks"), "chunks"),
-        _gauge("kvpool_namespaces", "Models and layouts, by rank, seen since the start.",
+        _gauge("kvpool_namespaces", "Models and layouts, by rank, that are known: those without chunks and users until others "
+               "need their room.",
                _index("namespaces"), "namespaces"),
+    ),
+    "Tenants": (
+        _gauge("kvpool_held_bytes", "Payload in DRAM that cannot be evicted, by kind: held by leases and tickets (leased), "
+               "being saved (reserved), and of saves that are too late and may still write (zombie).",
+               _labelled(lambda now: ((kind, now.pool.held[f"held.{kind}_bytes"]) for kind in HELD_KINDS)), "bytes", "kind"),
+        _gauge("kvpool_model_held_bytes", "The same by model: of the 32 with most, and of all others together (other).",
+               _labelled(lambda now: now.pool.held_by_model.items()), "bytes", "model"),
+        _gauge("kvpool_user_held_bytes", "Memory of slots that the connections of a user protect from eviction: of the 32 "
+               "users with most, by uid, and of all others (other), tickets, other nodes (peers) and operators together.",
+               _labelled(lambda now: now.pool.held_by_user.items()), "bytes", "user"),
     ),
     "Memory": (
         _gauge("kvpool_dram_capacity_bytes", "Capacity of the DRAM tier, in payload.",
@@ -333,7 +357,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _gauge("kvpool_transfer_waiting_jobs", "Jobs that wait for a transfer thread.", _server("transfer_waiting"), "jobs"),
     ),
     "Events": (
-        _counter("kvpool_written_events", "Events of chunks stored, removed and moved.", _events("events.written"), "events"),
+        _counter("kvpool_written_events", "Events of the daemon's start, and of chunks stored, removed and moved.",
+                 _events("events.written"), "events"),
         _counter("kvpool_dropped_events", "Events dropped because the buffer was full or a gap had made them useless.",
                  _events("events.dropped"), "events"),
         _counter("kvpool_event_gaps", "Gaps: more happened at once than the event log holds.", _events("events.gaps")),

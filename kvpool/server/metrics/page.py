@@ -35,16 +35,17 @@ scrape_configs:
     static_configs: [{ targets: ["127.0.0.1:9469"] }]
 ```
 
-[configs/grafana-dashboard.json](../configs/grafana-dashboard.json) shows them, and
+[configs/grafana-dashboard.json](../configs/grafana-dashboard.json) shows them, with a row for each part of a node, and
 [configs/kvpool-alerts.yml](../configs/kvpool-alerts.yml) has alert rules for them. Names never change their meaning.
 
 Lookups and loads happen inside engines without a request, but for lookups that ask a shared store
 ([store.md](store.md#finding-chunks)). Their clients report them at most once a second, and when they close:
 what a client did in the last second before it was killed is missing. Reports are another process's word: what cannot be
 is cut and counted as such, and all of it counts for the reporting connection's own model. At most 64 models are counted
-separately; later ones count as `other`. With several ranks, each rank counts its own chunks; a scheduler's lookup counts once,
-with the bytes of all ranks. Sparse sequences add what they did to their client's reports at the first step after each, and when
-they close.
+separately; later ones count as `other`. With several ranks, each rank's lookups and loads count, with the bytes of its own
+chunks and its part of their tokens: all ranks together have each token once. A scheduler's lookup counts for all ranks. Of
+ranks that have parts of the same chunks (head groups), the one with their first heads and layers counts them for all. Sparse
+sequences add what they did to their client's reports at the first step after each, and when they close.
 """
 
 TAIL = f"""\

@@ -14,7 +14,7 @@ from kvpool.server.metrics.metric import Metric, Values, counter, gauge
 
 # Nodes with metrics of their own in a scrape.
 NODES_MAX = 64
-STATES = ("following", "snapshot", "waiting", "suspended", "refused", "connecting", "away")
+STATES = ("following", "snapshot", "waiting", "suspended", "deferred", "refused", "connecting", "away")
 
 
 def _peer(key: str) -> Callable[[Scrape], float | None]:
@@ -46,14 +46,17 @@ def _by_node(read: Callable[[dict[str, Any]], float | None]) -> Callable[[Scrape
 
 
 PEER_METRICS: tuple[Metric, ...] = (
-    gauge("kvpool_peers", "Known members of the fleet.", _states, "", "state"),
+    gauge("kvpool_peers", "Known members of the fleet, by state.", _states, "", "state"),
+    gauge("kvpool_peer_refused_members", "Nodes that the source of members names and peer.allow does not: they are no members.",
+          _peer("members.refused_keys")),
     counter("kvpool_peer_pulled_chunks", "Chunks taken from other nodes.", _peer("pulled_chunks"), "chunks"),
     counter("kvpool_peer_failed_chunks", "Chunks asked for that did not come: they were misses.",
             _peer("failed_chunks"), "chunks"),
     counter("kvpool_peer_read_bytes", "Bytes taken from other nodes.", _peer("read_bytes"), "bytes"),
-    counter("kvpool_peer_sent_bytes", "Bytes given to other nodes.", _peer("offers.sent_bytes"), "bytes"),
-    counter("kvpool_peer_failed_pulls", "Pulls that brought nothing: refused, of a node without room at that moment (busy), "
-            "unanswered, of chunks that the node no longer had (empty), more than the queue takes, offered in clear "
+    counter("kvpool_peer_sent_bytes", "Bytes sent to other nodes; those that nodes of this host copy themselves are not known.",
+            _peer("offers.sent_bytes"), "bytes"),
+    counter("kvpool_peer_failed_pulls", "Times that a node was asked and brought nothing: refused, without room at that moment "
+            "(busy), unanswered, of chunks that the node no longer had (empty), more than the queue takes, offered in clear "
             "(unencrypted) or from another host than the node's (foreign), or begun by TransferEngine that the node had no "
             "longer (other_transport).",
             _peer_by(refused="pulls_refused", busy="pulls_busy", unanswered="pulls_unanswered", empty="pulls_empty",
@@ -97,7 +100,8 @@ PEER_METRICS: tuple[Metric, ...] = (
     counter("kvpool_peer_node_read_bytes", "Bytes taken from a node.",
             _by_node(lambda row: row["read_bytes"]), "bytes", "peer"),
     counter("kvpool_peer_node_pulls", "Pulls from a node.", _by_node(lambda row: row["pulls"]), "", "peer"),
-    counter("kvpool_peer_node_failures", "Pulls from a node that failed.", _by_node(lambda row: row["failures"]), "", "peer"),
+    counter("kvpool_peer_node_failures", "Pulls from a node that failed there, if only for a moment.",
+            _by_node(lambda row: row["failures"]), "", "peer"),
     gauge("kvpool_peer_node_rate", "Measured bytes in a second by which a load from a node is estimated.",
           _by_node(lambda row: row["bytes_per_s"]), "", "peer"),
     gauge("kvpool_peer_node_wait_seconds", "Measured time until the first byte of a pull from a node.",

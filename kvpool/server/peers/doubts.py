@@ -15,6 +15,7 @@ from kvpool.errors import KVPoolError
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
+from kvpool.log_pace import LogPace
 from kvpool.peers.control import records as r
 from kvpool.peers.token_bucket import TokenBucket
 from kvpool.pool.pool import Pool
@@ -33,6 +34,7 @@ class Doubts:
         self._pool = pool
         self._connections = connections
         self._rate = TokenBucket(CHUNKS_PER_S, CHUNKS_PER_S, clock)
+        self._failures = LogPace(clock)
         self._comparing: asyncio.Task[None] | None = None
         self.compared = 0
 
@@ -62,7 +64,9 @@ class Doubts:
                 await self._pool.leases.check_reported(session, m.ReportCorrupt(leased.lease, 0))
                 self._pool.leases.release(session, m.Release(leased.lease))
         except KVPoolError as error:
-            log.info("peer %s has received wrong bytes, and the chunk was not compared: %s", connection.name, error)
+            if (end := self._failures.take()) is not None:
+                name = connection.name
+                log.info("peer %s has received wrong bytes, and the chunk was not compared: %s%s", name, error, end)
         finally:
             self._comparing = None
             self._connections.end_use(connection, session)

@@ -14,7 +14,6 @@ Control thread only; no I/O. Invariants: each chunk under way has one pin in the
 the tier's, which ends after its last chunk was reported; a prefix has at most one part under way."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,12 +27,11 @@ from kvpool.index.parts import PART_CHUNKS
 from kvpool.tiering.copies.due_prefixes import DuePrefixes
 from kvpool.tiering.copies.placement import LeasedPrefix, Placement
 from kvpool.tiering.copies.promotion_budget import PromotionBudget
+from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import NOT_STARTED, ArenaTier, Counters, Finished, JobId, Outcome
 from kvpool.tiers.copies import CopyMoves, CopyTier
 from kvpool.tiers.jobs import Jobs
 from kvpool.types import HoldId, Level, ReservationId, SaveState
-
-log = logging.getLogger(__name__)
 
 # Chunks whose copy starts in one turn of the control thread, at some 10 µs each for its slot, its pin and its row.
 STARTED_AT_ONCE = 32
@@ -92,7 +90,8 @@ class CopyLink:
         self._placement = Placement(arena.directory, tier.slots.directory, budget)
         self._bytes_max = max(1, min(tier.capacity_bytes // COPYING_FRACTION, COPYING_BYTES))
         self._jobs = Jobs(clock)
-        self.checksum_jobs = ChecksumJobs(tier, self._check, self._jobs)
+        self._bad_in_arena, self._bad_in_tier = BadChunkLog("dram", clock), BadChunkLog(tier.name, clock)
+        self.checksum_jobs = ChecksumJobs(tier, self._check, self._jobs, self._bad_in_tier)
         self._due = DuePrefixes()
         self._turn: asyncio.Handle | None = None
         self._walk: kvpool_native.FlushWalk | None = None  # drops all copies, where the memory is lost
@@ -120,6 +119,8 @@ class CopyLink:
         self.on_completed()
         if self._turn is not None:
             self._turn.cancel()
+        for bad_chunk_log in (self._bad_in_arena, self._bad_in_tier):
+            bad_chunk_log.close()
         return has_ended
 
     def note_lease(self, namespace: Namespace, holds: Sequence[HoldId]) -> None:
@@ -156,13 +157,12 @@ class CopyLink:
         """Note that a chunk of a part was copied, or was not."""
         chunk = finished.chunk
         part.is_good[chunk] = finished.outcome is Outcome.DONE
-        if finished.outcome is Outcome.BAD_SOURCE:
-            dropped = self._arena.drop(part.moves.keys[chunk], part.moves.generations[chunk])
-            if dropped:  # else it has left the arena while it was copied
-                self.corrupt_chunks += 1
-                log.error(
-                    "chunk %s is corrupt in memory: %d chunks dropped", part.moves.keys[chunk].hex()[:16], dropped
-                )
+        is_bad = finished.outcome is Outcome.BAD_SOURCE
+        if is_bad and self._arena.drop(part.moves.keys[chunk], part.moves.generations[chunk]):
+            # else it has left the arena while it was copied
+            self.corrupt_chunks += 1
+            place = f"offset {part.moves.arena_offsets[chunk]} of the arena"
+            self._bad_in_arena.note_bad_chunk(part.moves.keys[chunk], finished.fault, place)
         while part.ready < len(part.is_good) and part.is_good[part.ready]:
             part.ready += 1
 

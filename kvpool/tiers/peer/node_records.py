@@ -7,9 +7,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from kvpool.clock import Clock, Deadline
+from kvpool.log_pace import LogPace
 from kvpool.peers.back_off import Uniform
 from kvpool.peers.circuit_breaker import BreakerSettings, CircuitBreaker
-from kvpool.peers.log_pace import LogPace
 from kvpool.tiers.peer.pace import Pace, PaceSettings
 
 NODES_MAX = 2048
@@ -50,9 +50,9 @@ class NodeRecord:
         """It has brought less than it seemed to have."""
         self.deferred = Deadline(DEFERRED_S, clock)
 
-    def fail(self, error: str) -> None:
-        """Count a pull that failed."""
-        self.failures += 1
+    def fail(self, error: str, *, is_first: bool) -> None:
+        """A pull has failed; `is_first`: and had not failed here before, so that it counts."""
+        self.failures += is_first
         self.last_error = error
 
 

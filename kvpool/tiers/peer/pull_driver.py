@@ -298,7 +298,7 @@ class PullDriver:
         record.read_bytes += part.received_bytes
         if part.fault:
             self.counts[part.fault] += part.fault in PULL_FAULTS
-            record.fail(part.fault)
+            self._fail(pull, part.fault)
             if not part.is_not_there_yet:
                 record.defer(self._clock)
         if part.fault == "unreachable" or part.received_bytes:
@@ -323,7 +323,7 @@ class PullDriver:
     def _defer(self, pull: Pull, fault: str, error: str, *, is_wrong: bool = False) -> str:
         """A node has brought less than it seemed to have: `error` says why. `is_wrong`: its operator has to do something."""
         record = self._nodes.of(pull.node)
-        record.fail(error)
+        self._fail(pull, error)
         record.defer(self._clock)
         if fault:
             self.counts[fault] += 1
@@ -333,6 +333,11 @@ class PullDriver:
             elif end is not None:
                 log.info("peer %s was asked for %d chunks: %s%s", pull.node, pull.left, error, end)
         return fault
+
+    def _fail(self, pull: Pull, error: str) -> None:
+        """A pull has failed at its node, perhaps for a moment."""
+        self._nodes.of(pull.node).fail(error, is_first=not pull.has_failed)
+        pull.has_failed = True
 
     def _decline(self, pull: Pull, chunk: int) -> None:
         """The node does not have this chunk now. Later ones may be there: nothing is found behind it."""

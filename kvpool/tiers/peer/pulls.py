@@ -74,6 +74,7 @@ class Pull:
     clocked: int = -1
     busy: Deadline | None = None  # for which it waits for room at its node
     is_cut: bool = False
+    has_failed: bool = False  # at its node, which counts once
     tried: set[str] = field(default_factory=set)
     is_reported: bytearray = field(init=False)
     left: int = field(init=False)
@@ -135,7 +136,7 @@ class Pulls:
         self._count(pull, -pull.left)
         if not may_come_back:
             pull.tried.add(pull.node)
-        pull.node, pull.is_named = node, False
+        pull.node, pull.is_named, pull.has_failed = node, False, False
         self._count(pull, pull.left)
 
     def receive(self, pull: Pull, part: Part, received: tuple[str, int]) -> None:

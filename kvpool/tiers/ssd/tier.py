@@ -45,7 +45,7 @@ from kvpool.tiers.ssd.directory import SsdUnavailable
 from kvpool.tiers.ssd.headers import SsdHeaders
 from kvpool.tiers.ssd.opened import ClosedSsd, Geometry, OpenSsd
 from kvpool.tiers.ssd.opening import Recovered, open_ssd
-from kvpool.tiers.ssd.plan import NAME, SsdPlan, warning_of, write_policy_of
+from kvpool.tiers.ssd.plan import NAME, SsdPlan, segment_name, warning_of, write_policy_of
 from kvpool.tiers.ssd.status import SsdStatus
 from kvpool.tiers.ssd.watch import SsdWatch
 from kvpool.types import Level
@@ -89,6 +89,7 @@ class SsdTier:
                 header_bytes=kvpool_native.ssd_header_bytes,
                 layers_max=kvpool_native.SSD_LAYERS_MAX,
             ),
+            name_of_segment=lambda number: str(plan.path / segment_name(number)),
         )
         self.slots.directory.cap_retained(config.dram.retained_share)
         self.slots.directory.bound_chains(config.server.max_chain_chunks)

@@ -10,7 +10,6 @@ A store that fails several times in a row, or answers late, is left alone for a 
 
 import asyncio
 import contextlib
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from kvpool.index.namespaces import Namespace
 from kvpool.key_column import KeyColumn
 from kvpool.peers.back_off import Uniform
 from kvpool.peers.circuit_breaker import BreakerSettings, BreakerState, CircuitBreaker, Permit
-from kvpool.peers.log_pace import LogPace
+from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.tiers.base import (
     NOT_STARTED,
     UNOWNED,
@@ -44,8 +43,6 @@ from kvpool.tiers.store.presence import Presence
 from kvpool.tiers.store.transfers import OnEnded, Transfer, Transfers
 from kvpool.transfer.child.process import ChildProcess, ChildTask, Codes, module_command
 from kvpool.types import Level, NamespaceId
-
-log = logging.getLogger(__name__)
 
 NAME = "store"
 # How long a chunk counts as there after the store has answered so: it keeps what it was asked for at least 5 s.
@@ -100,7 +97,7 @@ class StoreTier:
         self._config = config
         self._clock = clock
         self._presence = Presence()
-        self._wrong = LogPace(clock)
+        self._bad_chunk_log = BadChunkLog(NAME, clock)
         self._breaker = CircuitBreaker(breaker or BreakerSettings(), clock, random)
         settings = {
             "master": config.master,
@@ -147,6 +144,7 @@ class StoreTier:
         has_ended = await self.process.close()
         await asyncio.get_running_loop().run_in_executor(None, self._transfers.close)
         self._transfers.end_all(Outcome.CANCELLED, "cancelled")
+        self._bad_chunk_log.close()
         self._owner.on_completed()
         return has_ended
 
@@ -346,10 +344,8 @@ class StoreTier:
             self._counts["wrong_objects" if is_wrong else "absent_objects"] += 1
             absent_s = WRONG_S if is_wrong else self._config.remember
             self._presence.note(key, self._clock.now_ns() + int(absent_s * NS_PER_S), is_there=False)
-            if is_wrong and (end := self._wrong.take()) is not None:
-                log.warning(
-                    "the shared store has other bytes under the name of chunk %s: a miss%s", key.hex()[:16], end
-                )
+            if is_wrong:
+                self._bad_chunk_log.note_bad_chunk(key, "other bytes", f"object {transfer.form.name_of(key)}")
         self._ended.append(finished)
         self._fetches -= not transfer.left
         self._owner.on_completed()

@@ -110,7 +110,7 @@ def test_check_finds_no_fault_and_then_a_flipped_bit(daemon: Daemon) -> None:
         keys = pool.keys(tokens_of(1, 3 * 32))
         store(pool, keys)
         good = _run("--socket", daemon.socket, "check", "--deep")
-        assert (good.exit_code, good.stdout) == (0, "0 problems, 3 chunks, 3 verified by their bytes\n")
+        assert (good.exit_code, good.stdout) == (0, "0 problems, 3 chunks (dram: 3), 3 verified by their bytes\n")
         lease = pool.acquire(pool.lookup(keys))
         assert lease.session is not None
         lease.session.arena.view()[int(lease.offsets[1])] ^= 1

@@ -15,6 +15,7 @@ from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
 from tests.hostile.rigs.raw_clients import keys_of
 from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.payload import store, tokens_of
 
 REFUSALS = 50
 
@@ -56,10 +57,16 @@ def test_a_client_that_is_refused_again_and_again_is_one_line(daemon: Daemon) ->
     assert f"handshake refused: pid {os.getpid()} uid {os.getuid()}: role: role is 'nobody', expected" in lines[0]
 
 
-def test_every_order_of_an_operator_is_one_line_that_names_its_user(start_daemon: Callable[..., Daemon]) -> None:
+def test_every_order_of_an_operator_names_its_user_and_what_it_was_carried_out_on(
+    start_daemon: Callable[..., Daemon],
+) -> None:
     daemon = start_daemon(log__level="error")
     who = f"by pid {os.getpid()} uid {os.getuid()}"
-    with daemon.admin() as admin:
+    with daemon.admin() as admin, daemon.connect(model="two\nlines") as pool:
+        keys = pool.keys(tokens_of(1, 3 * SMALL.chunk_tokens))
+        assert store(pool, keys).stored == 3
+        admin.retain(KeyColumn(keys[1] + keys_of(0, 1)), 80, 0.0)
+        assert admin.flush(None, None, "dram")["chunks"] == 3
         admin.flush("two\nlines", 60.0, "dram")
         admin.demote_all(1.0, is_forced=False)
         admin.demote_all(2.0, is_forced=True)
@@ -71,11 +78,20 @@ def test_every_order_of_an_operator_is_one_line_that_names_its_user(start_daemon
         admin.log_level()
     lines = [line.partition(" INFO kvpool.")[2] for line in daemon.log().splitlines()]
     assert lines[-1] == "server.reload reloaded: no option has changed"
+    nothing, size = "chunks=0 bytes=0 skipped=0 durable=True", 3 * SMALL.chunk_bytes
     assert [line.removeprefix("audit ") for line in lines[:-1]] == [
+        f"retain {who}: priority=80 duration_s=0.0",
+        f"retain ended {who}: chunks=2 first_key='{keys[1].hex()[:16]}' accepted=1 clipped=0 absent=1",
+        f"flush {who}: model='' older_than_s=-1.0 tier='dram'",
+        f"flush ended {who}: chunks=3 bytes={size} skipped=0 durable=True",
         f"flush {who}: model='two\\nlines' older_than_s=60.0 tier='dram'",
+        f"flush ended {who}: {nothing}",
         f"demote {who}: timeout_s=1.0 is_forced=False",
+        f"demote ended {who}: chunks=0 left=0 durable=True",
         f"demote {who}: timeout_s=2.0 is_forced=True",
+        f"demote ended {who}: chunks=0 left=0 durable=True",
         f"retain {who}: priority=80 duration_s=1.0",
+        f"retain ended {who}: chunks=3 first_key='{keys_of(0, 3).hex()[:16]}' accepted=0 clipped=0 absent=3",
         f"log-level {who}: level='error'",
         f"disconnect {who}: connection={1 << 40}",
         f"reload {who}",

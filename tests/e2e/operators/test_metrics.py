@@ -149,7 +149,7 @@ def test_evictions_and_removals_are_counted_separately(start_daemon: Callable[..
         flushed = admin.flush(None, None)["chunks"]
     found = _wait_for(address, 'kvpool_load_failures_total{reason="checksum"}', 1)
     removed = {
-        reason: found[f'kvpool_removed_chunks_total{{reason="{reason}"}}']
+        reason: found[f'kvpool_dram_removed_chunks_total{{reason="{reason}"}}']
         for reason in ("own_class", "other_class", "index_full", "flush", "corrupt")
     }
     assert removed["own_class"] == 8
@@ -158,7 +158,7 @@ def test_evictions_and_removals_are_counted_separately(start_daemon: Callable[..
     assert (removed["flush"], removed["corrupt"]) == (flushed, 1)
     stats = daemon.stats()
     assert sum(removed.values()) == stats["stored_chunks"] - int(stats["dram.chunks"])
-    assert (stats["evicted_own_class"], stats["evicted_other_class"]) == (8, removed["other_class"])
+    assert (stats["dram.evicted_own_class"], stats["dram.evicted_other_class"]) == (8, removed["other_class"])
     assert found["kvpool_chunk_lifetime_seconds_count"] == stats["evicted_chunks"]
     assert found["kvpool_checksum_failures_total"] == 1
     assert found['kvpool_slots{size_class="12288x3",state="used"}'] == 0
@@ -169,7 +169,7 @@ def test_a_full_index_is_a_reason_of_its_own(start_daemon: Callable[..., Daemon]
     with daemon.connect() as pool:
         for number in range(3):
             store(pool, pool.keys(tokens_of(number, 4 * 32)))
-    assert _metrics(_address(daemon))['kvpool_removed_chunks_total{reason="index_full"}'] == 4
+    assert _metrics(_address(daemon))['kvpool_dram_removed_chunks_total{reason="index_full"}'] == 4
 
 
 @pytest.mark.slow
@@ -320,7 +320,9 @@ def test_scrapes_under_load_are_each_of_one_moment(start_daemon: Callable[..., D
         try:
             for _ in range(15):
                 now = _metrics(address)
-                removed = sum(value for name, value in now.items() if name.startswith("kvpool_removed_chunks_total"))
+                removed = sum(
+                    value for name, value in now.items() if name.startswith("kvpool_dram_removed_chunks_total")
+                )
                 saved = sum(value for name, value in now.items() if name.startswith("kvpool_saved_chunks_total"))
                 assert saved == now["kvpool_chunks"] + removed
                 assert now["kvpool_dram_used_bytes"] <= now["kvpool_dram_capacity_bytes"]

@@ -8,7 +8,7 @@ import pytest
 
 import kvpool_client as kv
 from tests.e2e.shares.test_joint_saves import in_alternate_modes
-from tests.rigs.daemon import Daemon
+from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.module_daemons import module_daemon, module_daemons
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 from tests.rigs.shares.rank_memory import FORMS, RankMemory, expected_part
@@ -59,6 +59,21 @@ def test_every_size_loads_what_size_one_stored(module_daemon: Daemon, written: i
             assert _loaded(reader, mine, keys) == kv.LoadResult(CHUNKS, CHUNKS * 32, "complete")
             _assert_has(mine, keys)
     assert module_daemon.problems() == []
+
+
+def test_chunks_that_all_ranks_load_count_once(daemon: Daemon) -> None:
+    with daemon.connect(layout=LAYOUT) as writer:
+        keys = writer.keys(tokens_of(7, CHUNKS * LAYOUT.chunk_tokens))
+        assert store(writer, keys).stored == CHUNKS
+    for rank in range(4):
+        share = kv.Share.of_rank(LAYOUT, rank, 4)
+        with daemon.connect(layout=LAYOUT, share=share) as reader:
+            memory = RankMemory(LAYOUT, share, blocks=BLOCKS, block_tokens=BLOCK_TOKENS, memory=FORMS[0])
+            assert _loaded(reader, memory, keys).chunks == CHUNKS
+    wait_until(lambda: daemon.stats()["usage.loads"] == 4, "every rank has reported its load")
+    stats, tokens = daemon.stats(), CHUNKS * LAYOUT.chunk_tokens
+    assert [stats[f"usage.{name}"] for name in ("lookup_tokens", "hit_tokens", "loaded_tokens")] == [tokens] * 3
+    assert (stats["usage.loaded_bytes"], stats["usage.lookups"]) == (CHUNKS * LAYOUT.chunk_bytes, 4)
 
 
 def test_the_contiguous_form_has_one_head_group_after_the_other(module_daemon: Daemon) -> None:

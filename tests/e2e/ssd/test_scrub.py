@@ -90,10 +90,12 @@ def test_bytes_changed_on_disk_are_found_named_and_dropped_once(tiered: Daemon, 
             f"ssd: chunk {keys[CHAIN - 1].hex()[:16]}: {fault}, dropped"
             for keys, fault in zip(stored, FAULTS.values(), strict=False)
         )
-        assert total == f"{faults} problems, {2 * chunks} chunks, {2 * chunks} verified by their bytes"
+        counts = f"{chunks} chunks (dram: {chunks}, ssd: {chunks}), {2 * chunks} verified by their bytes"
+        assert total == f"{faults} problems, {counts}"
         assert bad.stderr == ""
         clean, left = run(tiered, "check", "--deep"), 2 * chunks - faults
-        assert (clean.exit_code, clean.stdout) == (0, f"0 problems, {left} chunks, {left} verified by their bytes\n")
+        counts = f"{chunks} chunks (dram: {chunks}, ssd: {chunks - faults}), {left} verified by their bytes"
+        assert (clean.exit_code, clean.stdout) == (0, f"0 problems, {counts}\n")
         stats = tiered.stats()
         assert (stats["ssd.corrupt_chunks"], stats["checksum_failures"]) == (faults, 0)
         assert (stats["ssd.chunks"], stats["verified_chunks"]) == (chunks - faults, 2 * chunks + left)

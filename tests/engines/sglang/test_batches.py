@@ -158,11 +158,11 @@ def test_pages_of_other_nodes_are_leased_12_at_once_and_none_while_some_are_on_t
     assert controller.backup(keys, range(40)) == 40
     lookup = Pool.lookup
 
-    def looked_up(pool: Pool, chain: KeyChain, owner: str = "") -> Hit:
-        hit = lookup(pool, chain, owner)
+    def looked_up(pool: Pool, chain: KeyChain, *, is_counted: bool = True) -> Hit:
+        hit = lookup(pool, chain, is_counted=is_counted)
         return replace(hit, tiers=np.full(hit.chunks, Level.PEER, np.uint8))
 
-    monkeypatch.setattr(SeparateChunks, "lookup", lambda *_: [])
+    monkeypatch.setattr(SeparateChunks, "lookup", lambda *_, is_counted: [])
     monkeypatch.setattr(Pool, "lookup", looked_up)
     steps = Steps(monkeypatch)
     assert controller.backend.batch_get_v1(keys[:30], controller.pool.slots(range(30))) == [True] * 30

@@ -59,6 +59,20 @@ def test_a_second_engine_gets_the_pages_of_the_first(shared_daemon: Daemon, star
     assert shared_daemon.problems() == []
 
 
+def test_pages_that_are_looked_up_and_then_loaded_count_once(daemon: Daemon, start: Start) -> None:
+    controller, keys = start(daemon), page_keys(12, 9)
+    assert _fetched(controller, keys) == 0
+    wait_until(lambda: daemon.stats()["usage.lookup_tokens"] > 0, "the first page is counted as a miss")
+    before = daemon.stats()
+    _backed_up(controller, keys)
+    assert _fetched(controller, keys) == 9
+    wait_until(lambda: daemon.stats()["usage.loads"] > 0, "what was loaded is counted")
+    tokens = controller.pool.page_size * 9
+    after = daemon.stats()
+    found = [after[name] - before[name] for name in ("usage.lookup_tokens", "usage.hit_tokens", "usage.loaded_tokens")]
+    assert found == [tokens] * 3
+
+
 def test_a_batch_in_the_middle_of_a_prompt_needs_nothing_before_it(shared_daemon: Daemon, start: Start) -> None:
     first, keys = start(shared_daemon), page_keys(2, 10)
     _backed_up(first, keys[:6])

@@ -33,6 +33,6 @@ def test_a_report_about_chunks_under_promotion_drops_nothing(
         wait_until(lambda: daemon.stats()["promoted_chunks"] == CHUNKS, "all have landed")
         wait_until(lambda: daemon.stats()["corrupt_reports"] == 3, "all reports were read")
         stats = daemon.stats()
-        assert (stats["checksum_failures"], stats["dropped_chunks"], stats["promotions_failed"]) == (0, 0, 0)
+        assert (stats["checksum_failures"], stats["dram.dropped_chunks"], stats["promotions_failed"]) == (0, 0, 0)
         assert read_back(good, keys) == [True] * CHUNKS
     assert daemon.problems() == []

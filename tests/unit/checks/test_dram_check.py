@@ -3,6 +3,7 @@
 import asyncio
 
 from kvpool.checks.dram_check import DramCheck
+from kvpool.tiers.bad_chunk_log import BadChunkLog
 from kvpool.types import ChunkExtent, CorruptChunk, HoldId
 from tests.rigs.events.journal_rig import LAYOUT, Rig, key
 from tests.rigs.flushing import flush_whole
@@ -31,7 +32,7 @@ def _acquire(rig: Rig, names: list[int]) -> HoldId:
 def test_a_report_drops_chunks_that_were_read_and_found_bad() -> None:
     async def play() -> None:
         rig, reading = Rig(), Readers()
-        dram_check = DramCheck(rig.memory, reading.find_corrupt)
+        dram_check = DramCheck(rig.memory, reading.find_corrupt, BadChunkLog("dram", rig.clock))
         rig.store([1, 2, 3])
         hold = _acquire(rig, [1, 2, 3])
         reading.go_on.set()
@@ -48,7 +49,7 @@ def test_a_report_drops_chunks_that_were_read_and_found_bad() -> None:
 def test_a_late_verdict_does_not_drop_a_chunk_saved_again() -> None:
     async def play() -> None:
         rig, reading = Rig(), Readers()
-        dram_check = DramCheck(rig.memory, reading.find_corrupt)
+        dram_check = DramCheck(rig.memory, reading.find_corrupt, BadChunkLog("dram", rig.clock))
         rig.store([1, 2, 3])
         hold = _acquire(rig, [1, 2, 3])
         report = asyncio.ensure_future(dram_check.check_reported(hold, 0, LAYOUT))
@@ -69,7 +70,7 @@ def test_a_late_verdict_does_not_drop_a_chunk_saved_again() -> None:
 def test_a_report_about_chunks_that_have_not_landed_reads_and_drops_nothing() -> None:
     async def play() -> None:
         rig, reading = Rig(), Readers()
-        dram_check = DramCheck(rig.memory, reading.find_corrupt)
+        dram_check = DramCheck(rig.memory, reading.find_corrupt, BadChunkLog("dram", rig.clock))
         rig.store([1, 2])
         rig.demote()
         rig.demote()

@@ -58,7 +58,7 @@ def test_the_rules_follow_the_states_that_the_daemon_exports() -> None:
         *("kvpool_healthy", "kvpool_ready", "kvpool_ssd_state", "kvpool_ssd_dropped_rows_total"),
         *("kvpool_checksum_failures_total", "kvpool_dram_idle_bytes", "kvpool_expired_reservations_total"),
         *("kvpool_ssd_admission", "kvpool_event_gaps_total", "kvpool_connections"),
-        *("kvpool_peer_failed_looks_total", "kvpool_peers"),
+        *("kvpool_peer_failed_looks_total", "kvpool_peers", "kvpool_peer_refused_members"),
         *("kvpool_hbm_state", "kvpool_hbm_corrupt_chunks_total"),
     ],
 )

@@ -94,6 +94,28 @@ def test_a_scheduler_asks_for_the_bytes_of_every_rank() -> None:
     assert found.hit_bytes[Level.DRAM] == 2 * 4 * layout.chunk_bytes
 
 
+def test_the_tokens_of_all_ranks_count_once() -> None:
+    table = UsageTable()
+    layout = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=32, rank=0, world=4)
+    for rank in range(4):
+        session = _session(layout=layout.for_rank(rank))
+        _report(table, session, lookups=1, lookup_chunks=3, hit_chunks_1=2, loads=1, loaded_chunks_1=2)
+        table.count_commit(session, bytes([SaveState.STORED] * 3))
+    found = table.models()["m"]
+    assert (found.lookup_tokens, found.hit_tokens[Level.DRAM], found.loaded_tokens[Level.DRAM]) == (96, 64, 64)
+    assert (found.stored_tokens, found.stored_chunks, found.missed_tokens) == (96, 4 * 3, 32)
+    assert found.lookup_bytes == found.stored_bytes == 4 * 3 * layout.chunk_bytes
+    assert (found.lookups, found.loads) == (4, 4)
+
+
+def test_a_commit_counts_chunks_of_other_bytes_and_those_behind_them() -> None:
+    table = UsageTable()
+    table.count_commit(_session(), bytes([SaveState.STORED, SaveState.CHECKSUM, SaveState.NO_PARENT]))
+    table.count_declined(SaveState.STOPPING, 5)
+    declined = table.failures().declined_chunks
+    assert (declined["checksum"], declined["no_parent"], declined["stopping"]) == (1, 1, 5)
+
+
 def test_hits_never_exceed_what_was_looked_up() -> None:
     table = UsageTable()
     _report(table, _session(), lookups=1, lookup_chunks=10, hit_chunks_0=7, hit_chunks_1=7, hit_chunks_3=7)

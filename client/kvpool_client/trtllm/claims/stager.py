@@ -170,7 +170,11 @@ class Stager:
         """
         most = wanted.stop
         while most > wanted.start and not question.deadline.has_passed():
-            hits = [pool.groups.lookup(chain, most) for pool, chain in zip(self._pools, chains, strict=True)]
+            is_first = most == wanted.stop
+            hits = [
+                pool.groups.lookup(chain, most, is_counted=is_first)
+                for pool, chain in zip(self._pools, chains, strict=True)
+            ]
             question.note_found(full_chunks=min(hit.full_chunks for hit in hits))
             slower = [np.flatnonzero(hit.tiers > DRAM) for hit in hits]
             ends = [int(below[0]) if len(below) else hit.chunks for hit, below in zip(hits, slower, strict=True)]

@@ -1,6 +1,7 @@
 """Pools on one shared store, scripted: what one publishes the other finds, and every failure of the store is a miss."""
 
 import asyncio
+import re
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -379,11 +380,15 @@ def _other_chunk(path: Path) -> None:
     path.write_bytes(other.read_bytes())
 
 
-def test_wrong_bytes_under_a_chunks_name_are_a_miss(shared: SharedDirectory) -> None:
+def test_wrong_bytes_under_a_chunks_name_are_a_miss_and_two_lines(
+    shared: SharedDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
     spoils = (_overwrite, _flip_layer, _flip_header, _shorten, _lengthen, _other_chunk)
     chains = [[key_of(10 + chain, number) for number in range(8)] for chain in range(len(spoils))]
+    wrong = 0
 
     async def act() -> None:
+        nonlocal wrong
         async with Node(shared, "store.publish=all") as first:
             for number, chain in enumerate(chains, 1):
                 assert await first.pool.save(chain) == len(chain)
@@ -395,8 +400,14 @@ def test_wrong_bytes_under_a_chunks_name_are_a_miss(shared: SharedDirectory) -> 
                 assert await second.load(chain) == 4, spoil.__name__
                 assert await second.pool.save(chain) == len(chain)
                 assert await second.pool.load(chain) == len(chain)
+            wrong = second.counted("wrong_objects")
 
-    run(act())
+    with caplog.at_level("ERROR"):
+        run(act())
+    first_line, last_line = (record.getMessage() for record in caplog.records)
+    place = rf"chunk {chains[0][4].hex()[:16]} at object kvpool/1/[0-9a-f]{{16}}/{chains[0][4].hex()}"
+    assert re.fullmatch(rf"a chunk is bad in the store tier, and no engine gets it: {place}: other bytes", first_line)
+    assert last_line.startswith(f"{wrong - 1} more chunks were bad in the store tier")
 
 
 @pytest.mark.parametrize("code", [-704, *(pytest.param(code, marks=pytest.mark.slow) for code in (-707, -800)), -900])

@@ -1,6 +1,6 @@
 """The table of metrics: names by the rules of Prometheus, a value for each, and the page and dashboard that follow it."""
 
-import json
+import inspect
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from kvpool.server.metrics.metric import Histogram, Kind, Metric
 from kvpool.server.metrics.page import render
 from kvpool.server.metrics.peer_definitions import NODES_MAX
 from kvpool.server.metrics.request_times import RequestTimes
+from kvpool.server.peers import peer_list
 from kvpool.server.service import VERBS
 from kvpool.tiering.admission import DECLINED
 from kvpool.types import ClientFailures, LoadReason, Measurements, ModelUsage, SparseUsage
@@ -104,7 +105,7 @@ PEER_COUNTS = (
     *(f"peer.offers.pulls_{outcome}" for outcome in ("served", "empty", "refused")),
     *("peer.known_chunks", "peer.known_evicted_chunks", "peer.known_left_out_chunks"),
     *("peer.followed.snapshots", "peer.followed.gaps", "peer.members.failed_looks"),
-    *("peer.links.failed_handshakes", "peer.asked.refused_handshakes"),
+    *("peer.members.refused_keys", "peer.links.failed_handshakes", "peer.asked.refused_handshakes"),
     *("peer.asked.silent_connections", "peer.asked.crowded_connections"),
     *(f"peer.asked.refused.{code}" for code in REFUSAL_CODES),
 )
@@ -134,6 +135,11 @@ def _snapshot(models: dict[str, ModelUsage] | None = None) -> Scrape:
         },
         upper={"hbm": {"hbm.state": "ok", **{f"hbm.{name}": 6 for name in HBM_COUNTS}}},
         failures=ClientFailures({LoadReason.GONE.name.lower(): 1}, {"aborted": 2}, 3, 4),
+        chunks=0,
+        evicted_chunks=0,
+        held={"held.leased_bytes": 1, "held.reserved_bytes": 2, "held.zombie_bytes": 3},
+        held_by_model={"m": 6},
+        held_by_user={"1000": 4, "tickets": 2},
     )
     times = RequestTimes(VERBS)
     times.add(10, 7_000)
@@ -268,6 +274,17 @@ def test_a_large_fleet_has_a_bounded_number_of_labels_and_all_its_members_are_co
     assert f'kvpool_peers{{state="following"}} {NODES_MAX + 3:.1f}' in _text(now)
 
 
+def test_every_state_of_a_member_is_counted() -> None:
+    row = inspect.getdoc(peer_list.describe)
+    assert row is not None
+    states = {word.partition(" ")[0] for word in row.partition("`state`: ")[2].partition(". `")[0].split(" | ")}
+    rows = tuple({**_row(number), "state": state} for number, state in enumerate(sorted(states - {"left"})))
+    text = _text(replace(_snapshot(), peers=rows))
+    assert len(rows) >= 8
+    for state in states - {"left"}:
+        assert f'kvpool_peers{{state="{state}"}} 1.0' in text
+
+
 def test_a_daemon_without_peers_has_no_metrics_of_them() -> None:
     now = _snapshot()
     before_the_start: dict[str, dict[str, int]] = {"peer": {}}
@@ -279,32 +296,3 @@ def test_a_daemon_without_peers_has_no_metrics_of_them() -> None:
 
 def test_the_page_equals_the_table() -> None:
     assert (ROOT / "docs" / "metrics.md").read_text() == render(), "stale: run make docs"
-
-
-def test_the_dashboard_asks_for_metrics_that_exist() -> None:
-    dashboard = json.loads((ROOT / "configs" / "grafana-dashboard.json").read_text())
-    known = {name for metric in METRICS for name in sample_names(metric)} | set(PROCESS_METRICS)
-    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
-    queries = [target["expr"] for panel in panels for target in panel["targets"]]
-    queries += [variable["definition"] for variable in dashboard["templating"]["list"] if "definition" in variable]
-    asked = {name for query in queries for name in re.findall(r"\b(?:kvpool|process)_\w+", query)}
-    assert asked <= known, asked - known
-    for name in ("kvpool_removed_chunks_total", "kvpool_reuse_gap_seconds_bucket", "kvpool_healthy"):
-        assert name in asked
-    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
-    assert all(query.count("(") == query.count(")") for query in queries)
-
-
-def test_the_dashboards_panels_do_not_overlap() -> None:
-    dashboard = json.loads((ROOT / "configs" / "grafana-dashboard.json").read_text())
-    taken: set[tuple[int, int]] = set()
-    for panel in dashboard["panels"]:
-        place = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert not cells & taken, panel["title"]
-        assert place["x"] + place["w"] <= 24
-        taken |= cells

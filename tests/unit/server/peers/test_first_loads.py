@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -369,6 +370,29 @@ def test_a_node_that_never_has_room_is_given_up_soon(monkeypatch: pytest.MonkeyP
         assert await load_first(here, keys) == (6, 6, 0)
         assert pulls_of(there) == 1, "it is not asked until the pull's time is over"
         assert here.tier.nodes.of(there.name).breaker.state is BreakerState.CLOSED
+
+    run(act, nodes=1)
+
+
+def test_a_pull_that_asks_for_room_again_and_again_is_one_that_failed() -> None:
+    keys, asked = [key_of(28, number) for number in range(6)], []
+
+    async def act(here: Node, fleet: Fleet) -> None:
+        (there,) = fleet
+        serve = there.offers.serve
+
+        def serve_fourth(puller: Any, pull: Any, answer: Any) -> None:
+            asked.append(pull)
+            if len(asked) < 4:
+                answer(r.Refused(r.RefusalCode.BUSY, "no room"))
+            else:
+                serve(puller, pull, answer)
+
+        there.offers.serve = serve_fourth  # type: ignore[method-assign]
+        await save(here, there, keys)
+        assert await load_first(here, keys) == (6, 6, 6)
+        record = here.tier.nodes.of(there.name)
+        assert (len(asked), record.pulls, record.failures) == (4, 1, 1)
 
     run(act, nodes=1)
 

@@ -52,13 +52,13 @@ def suspended() -> NodeRecord:
     permit = record.breaker.ask()
     if permit is not None:
         record.breaker.fail(permit)
-    record.fail("stalled")
+    record.fail("stalled", is_first=True)
     return record
 
 
 def deferred() -> NodeRecord:
     record = RECORDS.of("deferred")
-    record.fail("had none of 2 chunks")
+    record.fail("had none of 2 chunks", is_first=True)
     record.defer(MonotonicClock())
     return record
 

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
+from kvpool.log_pace import INTERVAL_S, LogPace
 from kvpool.peers.control import records as r
-from kvpool.peers.log_pace import INTERVAL_S, LogPace
 from tests.rigs.blocks.clock import HandClock
 from tests.rigs.nodes.fleet import Node
 from tests.rigs.tiers.tiered_pool import key_of

@@ -100,7 +100,7 @@ def test_the_node_that_was_asked_longest_ago_is_forgotten_first(clock: Scripted)
     records = NodeRecords(BreakerSettings(), SETTINGS, clock=clock, random=random.Random(1))
     for number in range(NODES_MAX):
         records.of(f"node-{number}")
-    records.of("node-0").fail("it was late")
+    records.of("node-0").fail("it was late", is_first=True)
     records.of("one more")
     assert len(records.all()) == NODES_MAX
     assert records.find("node-1") is None

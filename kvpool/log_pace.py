@@ -21,6 +21,11 @@ class LogPace:
     def __repr__(self) -> str:
         return f"<LogPace {self._left_out} left out>"
 
+    @property
+    def wait_s(self) -> float:
+        """Seconds until a line may be logged."""
+        return 0.0 if self._until is None else self._until.remaining_s()
+
     def take(self) -> str | None:
         """How the line ends that may be logged now; None: it is left out, and counted."""
         if self._until is not None and not self._until.has_passed():
