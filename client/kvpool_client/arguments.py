@@ -9,8 +9,8 @@ from kvpool.errors import InvalidArgument
 from kvpool.keys import namespace_name
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
-from kvpool.protocol.blocking import fault_of_path
 from kvpool.protocol.records import messages as m
+from kvpool.socket_path import fault_of_path
 from kvpool_client.key_chain import KeyChain, Namespace
 from kvpool_client.lease import Lease
 

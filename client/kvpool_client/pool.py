@@ -19,6 +19,7 @@ from kvpool.layout import Layout
 from kvpool.layouts.share import Share
 from kvpool.protocol import versions
 from kvpool.protocol.records import promises as pr
+from kvpool.socket_path import find_socket
 from kvpool.types import TokenRange
 from kvpool_client.arguments import (
     check_connect,
@@ -59,7 +60,7 @@ from kvpool_client.separate_chunks import SeparateChunks
 
 
 def connect(
-    path: str,
+    path: str | None = None,
     *,
     model: str,
     layout: Layout,
@@ -71,6 +72,7 @@ def connect(
 ) -> "Pool":
     """A Pool on the daemon at `path`. Never raises because the daemon is away: then the Pool misses and keeps reconnecting.
 
+    `path` None: the socket that KVPOOL_SOCKET names, else the service's if this user may use it, else the user's own.
     `revision` names the weights: chunks are shared only where model and revision are equal; a new checkpoint needs a new one.
     `timeout_s` bounds one round trip with the wait for this Pool's other threads, and for a load or save the longest time
     without progress. `copy_threads` native threads copy for this Pool, loads before saves, in turns. `share`: the part of every
@@ -78,7 +80,7 @@ def connect(
     loaded and saved. Raises InvalidArgument, or LayoutMismatch when the daemon cannot store such chunks.
     """
     return Pool(
-        path,
+        find_socket() if path is None else path,
         model=model,
         revision=revision,
         layout=layout,

@@ -30,10 +30,11 @@ from kvpool.config.options import (
     size_option,
     write_budget_option,
 )
-from kvpool.config.path_options import FileFault, default_socket, directory, group, mode, secret_file
+from kvpool.config.path_options import FileFault, directory, group, mode, secret_file
 from kvpool.config.peer_options import PEER_OPTIONS, PeerConfig, check_peers
 from kvpool.config.store_options import STORE_OPTIONS, StoreConfig, check_store
 from kvpool.errors import ConfigError, InvalidArgument
+from kvpool.socket_path import default_socket
 from kvpool.units import parse_size
 
 if sys.version_info >= (3, 11):

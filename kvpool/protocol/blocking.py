@@ -6,7 +6,6 @@ but Refused the connection is unusable and must be closed: an answer may still b
 
 import array
 import contextlib
-import os
 import select
 import socket
 import struct
@@ -26,12 +25,11 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import operator as om
 from kvpool.protocol.records import peers as pm
 from kvpool.router_events.columns import NamespaceNames, unpack_namespaces
-from kvpool.types import SERVICE_SOCKET
 
 Answer = TypeVar("Answer")
-PATH_BYTES_MAX = 107  # of a unix socket, by the kernel
-# The daemon's own limit for a slice is shorter.
+# Beside the time for any answer. The daemon's own limit for a slice is shorter, and that for all chunks as long.
 SLICE_TIMEOUT_S = 30.0
+ALL_CHUNKS_TIMEOUT_S = 120.0
 _FDS_MAX = 3
 _BUFFER_BYTES = 64 << 10
 _TIMEVAL = struct.Struct("ll")
@@ -233,7 +231,7 @@ class BlockingConnection:
         `durable`: no restart brings one back.
         """
         request = m.Flush(model or "", -1.0 if older_than_s is None else float(older_than_s), tier)
-        return self.call(request, m.Report).values
+        return self.call(request, m.Report, ALL_CHUNKS_TIMEOUT_S + self._timeout_s).values
 
     def demote_all(self, timeout_s: float, *, is_forced: bool = True) -> dict[str, Any]:
         """Write chunks that only DRAM has to the SSD tier, within the write budget or (`is_forced`) beyond it.
@@ -313,7 +311,7 @@ class BlockingConnection:
 
     def check(self) -> dict[str, Any]:
         """Recount invariants inside the daemon: `problems` (lines), `chunks` seen, by tier too (`tiers`)."""
-        return dict(self.call(m.Check(), m.Report).values)
+        return dict(self.call(m.Check(), m.Report, ALL_CHUNKS_TIMEOUT_S + self._timeout_s).values)
 
     def verify_bytes(self, column: bytes, chunks: int) -> dict[str, Any]:
         """Have the daemon verify a slice of chunks; see `m.VerifyBytes`. `verify_walk.read_all` requests all slices."""
@@ -406,19 +404,6 @@ class BlockingConnection:
         if seconds != self._waits_s:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
             self._waits_s = seconds
-
-
-def fault_of_path(path: object) -> str:
-    """What is expected of a socket's path (str or PathLike), where this cannot be one; empty where it can."""
-    try:
-        encoded = os.fsencode(path) if isinstance(path, (str, os.PathLike)) else b""
-    except UnicodeEncodeError:
-        encoded = b""
-    if b"://" in encoded:
-        return f"a path without a scheme, such as {SERVICE_SOCKET}"
-    return (
-        "" if 0 < len(encoded) <= PATH_BYTES_MAX and b"\0" not in encoded else f"a path of 1 to {PATH_BYTES_MAX} bytes"
-    )
 
 
 def _silence(path: str, pid: int, timeout_s: float) -> str:

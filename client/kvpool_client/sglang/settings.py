@@ -4,12 +4,12 @@ Read once, checked whole; every fault is named at once. Pure; any thread.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvpool.errors import InvalidArgument
 from kvpool.keys import namespace_name
-from kvpool.protocol.blocking import fault_of_path
-from kvpool.types import PRIORITY_MAX, SERVICE_SOCKET
+from kvpool.socket_path import fault_of_path, find_socket
+from kvpool.types import PRIORITY_MAX
 
 # The keys by which SGLang itself finds the backend; it removes its own prefetch keys before.
 _SGLANG_KEYS = {"backend_name", "module_path", "class_name", "interface_v1"}
@@ -23,7 +23,7 @@ class Settings:
     """
 
     model: str
-    socket: str = SERVICE_SOCKET
+    socket: str = field(default_factory=find_socket)
     revision: str = ""
     salt: str = ""
     timeout_s: float = 1.0

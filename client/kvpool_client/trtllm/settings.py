@@ -6,12 +6,11 @@ read in the background (`engines/weights`). Any thread.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvpool.errors import InvalidArgument, LayoutMismatch
-from kvpool.protocol.blocking import fault_of_path
-from kvpool.types import SERVICE_SOCKET
+from kvpool.socket_path import fault_of_path, find_socket
 from kvpool_client.engines.weights import READING, Revision, weights_of
 from kvpool_client.engines.weights_reading import WeightsReader
 
@@ -35,7 +34,7 @@ class Settings:
     tokens_per_block: int
     ranks: int
     format: str
-    socket: str = SERVICE_SOCKET
+    socket: str = field(default_factory=find_socket)
     revision: str = ""
     salt: str = ""
     timeout_s: float = 0.5

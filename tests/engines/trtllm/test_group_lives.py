@@ -49,7 +49,7 @@ class Life:
         """Ask for a beginning; whether anything of it came from the pool."""
         request: Any = self.engine.ask(self.beginnings[0], 1)
         self.engine.run()
-        return request.claimed > 0
+        return bool(request.claimed > 0)
 
     def ask(self) -> None:
         """A request that has its beginning from others, some of which the engine may have itself; perhaps handed back in
