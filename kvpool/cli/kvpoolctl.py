@@ -27,7 +27,7 @@ TIMEOUT_MIN_S, TIMEOUT_MAX_S = 0.01, 3600.0
 # second more.
 MODULES = {
     "bench": "bench",
-    "check": "verify",
+    "check": "chunks.verify",
     "connections": "connections",
     "disconnect": "connections",
     "events": "events",
@@ -38,11 +38,11 @@ MODULES = {
     "mrc": "mrc",
     "peers": "peers",
     "reload": "steer",
-    "retain": "retain",
+    "retain": "chunks.retain",
     "simulate": "simulate",
     "stats": "operate",
-    "verify": "verify",
-    "why": "why",
+    "verify": "chunks.verify",
+    "why": "chunks.why",
 }
 
 EXIT_CODES = """\b

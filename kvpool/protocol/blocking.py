@@ -282,7 +282,7 @@ class BlockingConnection:
 
     def snapshot(self, cursor: int) -> em.SnapshotPage:
         """A page of the stored chunks; see `em.AskSnapshot`."""
-        return self.call(em.AskSnapshot(cursor), em.SnapshotPage)
+        return self.call(em.AskSnapshot(cursor), em.SnapshotPage, SLICE_TIMEOUT_S + self._timeout_s)
 
     def chunk_history(self, keys: Sequence[bytes]) -> list[dict[str, Any]]:
         """The history of each chunk in the daemon's journal."""
