@@ -6,7 +6,7 @@ round trip. A Pool has one. Any thread.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from kvpool import failpoint
@@ -116,6 +116,17 @@ class SeparateChunks:
         for keys in chains:
             check_keys(keys, self._namespace)
         return self._finder.lookup_each(chains)
+
+    def find_to_load(self, chains: Sequence[KeyChain]) -> Iterator[Hit]:
+        """The hits of chains that `lookup` was called for before, one for each chain, empty ones too: first those of which this
+        node has every chunk, then, made on demand, what is found elsewhere. They count as no further lookup. Raises
+        InvalidArgument for another Pool's keys."""
+        for keys in chains:
+            check_keys(keys, self._namespace)
+        here = self._finder.lookup_each(chains, is_counted=False)
+        yield from here
+        for keys in chains[len(here) :]:
+            yield self._finder.lookup(keys, is_counted=False)
 
     def acquire(self, hits: Sequence[Hit]) -> list[Lease]:
         """A lease for each hit, as `Pool.acquire` gives it. Where there is no room for all, the first ones get it. Raises

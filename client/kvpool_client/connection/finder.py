@@ -45,15 +45,16 @@ class Finder:
         self._lock = threading.Lock()
         self._absent: OrderedDict[bytes, int] = OrderedDict()  # until when; guarded by _lock
 
-    def lookup(self, keys: KeyChain, owner: str = "") -> Hit:
-        """See `Pool.lookup`."""
+    def lookup(self, keys: KeyChain, owner: str = "", *, is_counted: bool = True) -> Hit:
+        """See `Pool.lookup`. `is_counted`: in the usage that hit rates are made of."""
         session = self._link.session
         hit = look_up(session, keys, self._layout, owner)
         if session is None:
             return hit
         if session.welcome.has_store:
             hit = self._with_store(session, hit)
-        self._counters.count_lookup(len(keys), hit.tiers.tobytes())
+        if is_counted:
+            self._counters.count_lookup(len(keys), hit.tiers.tobytes())
         return hit
 
     def _with_store(self, session: Session, hit: Hit) -> Hit:
@@ -66,10 +67,11 @@ class Finder:
         tiers = np.concatenate([hit.tiers, np.full(more, STORE, np.uint8)])
         return Hit(chunks + more, (chunks + more) * self._layout.chunk_tokens, tiers, hit.keys)
 
-    def lookup_each(self, chains: Sequence[KeyChain]) -> list[Hit]:
-        """The hits of leading chains of which this node has every chunk, in one lookup. No request."""
+    def lookup_each(self, chains: Sequence[KeyChain], *, is_counted: bool = True) -> list[Hit]:
+        """The hits of leading chains of which this node has every chunk, in one lookup. No request. `is_counted`: as in
+        `lookup`."""
         hits = look_up_each(self._link.session, chains, self._layout)
-        if hits:
+        if hits and is_counted:
             tiers = b"".join(hit.tiers.tobytes() for hit in hits)
             self._counters.count_lookup(len(tiers), tiers)
         return hits

@@ -21,6 +21,7 @@ from kvpool_client.hints.envelope import Outcome
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.lease import Lease
 from kvpool_client.pool import Pool
+from kvpool_client.results import Hit
 from kvpool_client.save import Save
 from kvpool_client.sglang.host_pages import HostPages
 from kvpool_client.sglang.page_retention import hints_of, page_retention
@@ -190,11 +191,9 @@ class PartStore:
 
     def _lease(self, keys: Sequence[str]) -> tuple[list[Lease], int]:
         """Leases on leading pages, as many as may be leased at once, and how many of them another node has."""
-        chains = list(self._chains(keys[:LOADS_AT_ONCE]))
-        hits = self._pool.separate.lookup(chains)
+        hits: list[Hit] = []
         pulls = 0
-        for chain in chains[len(hits) :]:
-            hit = self._pool.lookup(chain)
+        for hit in self._pool.separate.find_to_load(list(self._chains(keys[:LOADS_AT_ONCE]))):
             pulls += hit.chunks - hit.chunks_here
             if not hit or pulls > PULLS_AT_ONCE:
                 break

@@ -34,8 +34,8 @@ def log_level(options: Options, level: str | None) -> None:
 def reload(options: Options) -> None:
     """Have the daemon read its configuration file again and change what can be changed while it serves, as SIGHUP does.
 
-    Prints each change, and the options that have changed but need a restart. Exit code 1 where the file has a fault: then
-    nothing is changed.
+    Prints each change, and the options that have changed but need a restart. The exit code is 1 where the file has a fault:
+    then nothing is changed.
     """
     with options.connect() as connection:
         report = ask(connection.reload)

@@ -165,7 +165,8 @@ PROCESS_METRICS = ("process_cpu_seconds_total", "process_resident_memory_bytes",
 SECTIONS: dict[str, tuple[Metric, ...]] = {
     "Requests of engines": (
         _counter("kvpool_lookups", "Lookups in the shared index.", _by_model(lambda c: c.lookups), "", "model"),
-        _counter("kvpool_lookup_tokens", "Tokens looked up, in full chunks.",
+        _counter("kvpool_lookup_tokens", "Tokens looked up, in full chunks: by each rank that looks up by itself, "
+                 "and each time.",
                  _by_model(lambda c: c.lookup_tokens), "tokens", "model"),
         _counter("kvpool_hit_tokens", "Tokens looked up and found, by the fastest tier that has them.",
                  _by_tier(lambda c: c.hit_tokens), "tokens", "model", "tier"),

@@ -1,6 +1,7 @@
 """The operator's command against the real daemon: its output and exit codes."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -69,13 +70,36 @@ def test_stats_refuse_an_unknown_section(shared_daemon: Daemon) -> None:
     assert "'tape' is no section, expected one of server" in refused.stderr
 
 
-def test_watch_prints_totals_with_deltas(shared_daemon: Daemon) -> None:
+def test_watch_prints_a_line_for_each_interval_within_the_terminals_width(shared_daemon: Daemon) -> None:
     watched = _run("--socket", shared_daemon.socket, "stats", "--watch", "--interval", "10ms", "--count", "22").stdout
     lines = watched.splitlines()
     assert len(lines) == 24
-    assert "dram.chunks" in lines[0]
-    assert "dram.chunks" in lines[21]
-    assert "0 [+0]" in lines[1]
+    assert lines[0] == lines[21]
+    assert " ".join(lines[0].split()) == "chunks used stored/s evicted/s loaded/s hits leases saves clients"
+    assert max(map(len, lines)) <= 80
+
+
+def test_watch_shows_a_section_and_refuses_an_unknown_one(shared_daemon: Daemon) -> None:
+    ask = ("--socket", shared_daemon.socket, "stats", "dram", "--watch", "--interval", "10ms", "--count", "2")
+    blocks = _run(*ask).stdout.split("\n\n")
+    assert len(blocks) == 2
+    assert all("dram.chunks:" in block and "connections:" not in block for block in blocks)
+    rows = [json.loads(line) for line in _run(*ask, "--json").stdout.splitlines()]
+    assert [list(row) for row in rows] == [["dram"], ["dram"]]
+    refused = _run("--socket", shared_daemon.socket, "stats", "tape", "--watch")
+    assert refused.exit_code == 2
+    assert "'tape' is no section, expected one of server" in refused.stderr
+
+
+@pytest.mark.parametrize("command", ["stats --watch", "events --follow"])
+def test_what_goes_on_until_it_is_interrupted_then_ends_well(shared_daemon: Daemon, command: str) -> None:
+    line = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "--socket", shared_daemon.socket, *command.split()]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert watching.stdout.readline()
+        watching.send_signal(signal.SIGINT)
+        _, errors = watching.communicate(timeout=60)
+    assert (watching.returncode, errors) == (0, "")
 
 
 def test_flush_asks_and_prints_what_it_did(shared_daemon: Daemon) -> None:

@@ -36,9 +36,14 @@ from kvpool.units import parse_duration
     type=click.IntRange(0, PRIORITY_MAX),
     default=PRIORITY_MAX,
     metavar="P",
-    help="0 (evicted first) to 100 (evicted only if nothing else can be; the default). 35 undoes an earlier order.",
+    help="The priority, from 0 (evicted first) to 100 (evicted only if nothing else can be; the default); 35 undoes an "
+    "earlier order.",
 )
-@click.option("--duration", metavar="DURATION", help="Counts from the last use, such as 30m (default: no end).")
+@click.option(
+    "--duration",
+    metavar="DURATION",
+    help="Keep the priority for this long after the last use, such as 30m (default: no end).",
+)
 @common_options
 @click.pass_obj
 def retain(

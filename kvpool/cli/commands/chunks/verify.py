@@ -30,7 +30,7 @@ SEED_BITS = 32
 @common_options
 @click.pass_obj
 def check(options: Options, deep: bool) -> None:
-    """Recount every invariant inside the running daemon. Exit code 1 when one is broken or a chunk is bad.
+    """Recount every invariant inside the running daemon. The exit code is 1 when one is broken or a chunk is bad.
 
     With --deep a bad chunk is dropped from its tier, with its descendants, and named by the beginning of its key. The daemon
     serves on meanwhile; chunks stored during the check may be left out.
@@ -56,15 +56,15 @@ def check(options: Options, deep: bool) -> None:
 
 
 @cli.command(epilog=epilog("kvpoolctl verify --sample 1000", "kvpoolctl verify --sample 100 --tier ssd --seed 7"))
-@click.option("--sample", type=click.IntRange(min=1), required=True, metavar="N", help="How many chunks to read.")
-@click.option("--tier", metavar="NAME", help="Only from this tier: hbm, dram, ssd (default: every tier).")
+@click.option("--sample", type=click.IntRange(min=1), required=True, metavar="N", help="Read so many chunks.")
+@click.option("--tier", metavar="NAME", help="Read chunks of this tier alone: hbm, dram, ssd (default: every tier).")
 @click.option(
     "--seed", type=click.IntRange(min=0), metavar="S", help="Draw the same chunks again (default: a new seed, printed)."
 )
 @common_options
 @click.pass_obj
 def verify(options: Options, sample: int, tier: str | None, seed: int | None) -> None:
-    """Read N chunks drawn at random and compare their bytes with their checksums. Exit code 1 when one is bad.
+    """Read N chunks drawn at random and compare their bytes with their checksums. The exit code is 1 when one is bad.
 
     Every chunk of every tier is as likely as any other to be drawn, and none is drawn twice; where there are fewer than N,
     all are read. A bad chunk is dropped from its tier, with its descendants.
