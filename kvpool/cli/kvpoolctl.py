@@ -30,6 +30,7 @@ MODULES = {
     "check": "chunks.verify",
     "connections": "connections",
     "disconnect": "connections",
+    "drain": "drain",
     "events": "events",
     "flush": "operate",
     "info": "operate",

@@ -243,6 +243,10 @@ class BlockingConnection:
         """
         return self.call(m.DemoteAll(timeout_s, is_forced), m.Report, timeout_s + self._timeout_s).values
 
+    def drain(self, *, is_on: bool) -> bool:
+        """Have the daemon decline new saves, or take them again; whether it declined them before."""
+        return bool(self.call(om.Drain(is_on), m.Report).values["before"])
+
     def connections(self) -> dict[str, Any]:
         """All connections and what each holds (`connections`, those that hold the most first), and how many are `left_out`."""
         return self.call(om.AskConnections(), m.Report).values

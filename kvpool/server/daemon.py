@@ -279,7 +279,7 @@ class Daemon:
             return operator_handlers(
                 self._pool,
                 OperatorVerbs(self._pool, self._info, self._counts, peer),
-                SteeringVerbs(self.reload, peer),
+                SteeringVerbs(self.reload, peer, self._drain),
                 ConnectionVerbs(self._pool, self._roster, peer, budget=self._input, clock=self._clock),
                 PeerVerbs(self._fleets),
             )
@@ -288,6 +288,11 @@ class Daemon:
         layout, user = Layout.from_wire(hello.layout), self._user_of(peer)
         session = self._pool.open_session(connection_id, hello.model, layout, user)
         return engine_handlers(self._pool, session, user=user, clock=self._clock)
+
+    def _drain(self, is_on: bool) -> bool:
+        before, self._pool.chains.is_drained = self._pool.chains.is_drained, is_on
+        self.supervision.note_drained(is_on=is_on)
+        return before
 
     def _user_of(self, peer: Peer) -> int | None:
         """The user whose share counts what the peer's connection holds: operators have no share."""

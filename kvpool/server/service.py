@@ -107,7 +107,9 @@ class OperatorVerbs:
         """Have the SSD tier keep what DRAM alone has."""
         if not 0.0 <= request.timeout_s <= DEMOTE_ALL_S_MAX:
             return m.Failure("argument", f"timeout_s is {request.timeout_s}, expected 0 to {DEMOTE_ALL_S_MAX:g}")
-        return m.Report(await self._pool.demote_all(request.timeout_s, is_forced=request.is_forced))
+        pool = self._pool
+        is_more_coming = (lambda: pool.is_busy) if pool.chains.is_drained else None
+        return m.Report(await pool.demote_all(request.timeout_s, is_more_coming, is_forced=request.is_forced))
 
     @verb(m.RetainKeys, roles=OPERATOR)
     @audited("retain", "priority", "duration_s")

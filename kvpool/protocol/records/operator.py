@@ -32,3 +32,11 @@ class Disconnect:
 
     KIND: ClassVar[int] = 73
     connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Decline new saves from now on, or (`is_on` False) take them again. Answered by Report: whether it was so (`before`)."""
+
+    KIND: ClassVar[int] = 96
+    is_on: bool
