@@ -17,12 +17,13 @@ from kvpool.cli.standard_output import end_with
 from kvpool.errors import DaemonUnreachable, DaemonUnresponsive, InvalidArgument, KVPoolError
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.socket_path import SOCKET_VARIABLE, fault_of_path, find_socket, own_socket
-from kvpool.types import SERVICE_SOCKET
+from kvpool.types import PROBE_MODEL, SERVICE_SOCKET
 from kvpool.units import parse_duration
 
 # Shorter than a container's probe waits for a command, the start of Python included.
 TIMEOUT = "2s"
 TIMEOUT_MIN_S, TIMEOUT_MAX_S = 0.01, 3600.0
+MODELS_SHOWN = 20
 # The modules of commands, which import this one and are imported when a command is asked for: all of them take a quarter of a
 # second more.
 MODULES = {
@@ -36,6 +37,7 @@ MODULES = {
     "info": "operate",
     "keygen": "keygen",
     "log-level": "steer",
+    "models": "models",
     "mrc": "mrc",
     "peers": "peers",
     "reload": "steer",
@@ -149,6 +151,18 @@ def ask(call: Callable[[], Any]) -> Any:
         fail(str(error), EXIT_UNREACHABLE)
     except KVPoolError as error:
         fail(str(error), EXIT_FAILURE)
+
+
+def require_model(connection: BlockingConnection, model: str) -> None:
+    """Ends the command unless the daemon knows a model of that name; the message lists those that there are."""
+    names = sorted({name for name, _ in ask(connection.namespaces).values()} - {PROBE_MODEL})
+    if model in names:
+        return
+    shown = ", ".join(names[:MODELS_SHOWN]) or "none"
+    more = f" and {len(names) - MODELS_SHOWN} more" if len(names) > MODELS_SHOWN else ""
+    fail(
+        f"there is no model {model}; models are {shown}{more} (a model with a revision is model@revision)", EXIT_FAILURE
+    )
 
 
 class _Commands(click.Group):

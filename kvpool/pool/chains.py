@@ -273,7 +273,7 @@ class Chains:
         finally:
             joint_saves.publish_later()  # nothing, unless its connection ends now
         yield from self._end(number)
-        self.usage.count_commit(session, states, carried)
+        self.usage.count_commit(session, states, self.clock.now_ns(), carried=carried)
         self.tiering.run()
         return m.Committed(states)
 

@@ -247,6 +247,10 @@ class BlockingConnection:
         """Have the daemon decline new saves, or take them again; whether it declined them before."""
         return bool(self.call(om.Drain(is_on), m.Report).values["before"])
 
+    def models(self) -> dict[str, Any]:
+        """Models by layout, those with the most bytes first (`models`), and how many are `left_out`."""
+        return self.call(om.AskModels(), m.Report, ALL_CHUNKS_TIMEOUT_S + self._timeout_s).values
+
     def connections(self) -> dict[str, Any]:
         """All connections and what each holds (`connections`, those that hold the most first), and how many are `left_out`."""
         return self.call(om.AskConnections(), m.Report).values

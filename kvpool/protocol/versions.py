@@ -19,7 +19,7 @@ operators of every version are served. docs/protocol.md defines what makes a new
     10  ReserveShare and the state PART; claims in IssueTicket
     11  head groups in a layout's groups; ReserveGroupShare; FindGroupCopies; SeekEach and SoughtEach: chunks of groups in the
         shared store; AnnounceGroups, and Demote of groups
-    12  Promise; leases over groups of up to 4096 holds; NameTokens; Drain
+    12  Promise; leases over groups of up to 4096 holds; NameTokens; Drain, AskModels
 """
 
 from dataclasses import MISSING, fields
@@ -55,6 +55,7 @@ SINCE: dict[type[Any], int] = {
     om.LogLevel: 2,
     om.Reload: 2,
     om.Drain: 12,
+    om.AskModels: 12,
     pm.AskPeers: 4,
     pm.AcquireFrom: 4,
     sk.Seek: 4,

@@ -25,6 +25,7 @@ from kvpool.protocol import hit_curve
 from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import device as dm
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import operator as om
 from kvpool.protocol.records import staging as sm
 from kvpool.protocol.verbs import ENGINE, OPERATOR, handlers_of, verb, verbs_of
 from kvpool.server.connections.audit import audited
@@ -91,6 +92,11 @@ class OperatorVerbs:
     def stats(self, _request: m.AskStats) -> m.Report:
         """Counters by section."""
         return m.Report(self._pool.stats(self._connections.stats()))
+
+    @verb(om.AskModels, roles=OPERATOR)
+    def models(self, _request: om.AskModels) -> Parts[m.Report]:
+        """What is stored of each model."""
+        return m.Report((yield from self._pool.models()))
 
     @verb(m.Flush, roles=OPERATOR)
     @audited("flush", "model", "older_than_s", "tier")

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
+from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog, require_model
 from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_line, print_section
 from kvpool.cli.watch import Watch
 from kvpool.clock import MonotonicClock
@@ -98,8 +98,9 @@ def flush(
     force: bool,
     yes: bool,
 ) -> None:
-    """Drop chunks from every tier, or one. Chunks that are held stay. Prints what was dropped. Fails where a restart may bring
-    some back (`durable` with --json), because the SSD tier is not open or could not write it down.
+    """Drop chunks from every tier, or one. Chunks that are held stay. Prints what was dropped. Fails where there is no such
+    model, and where a restart may bring some back (`durable` with --json), because the SSD tier is not open or could not write
+    it down.
 
     With --demote nothing is dropped: chunks that only DRAM has are written to the SSD tier and synced. Fails where a power cut
     could still lose chunks (`durable` with --json): some are left in DRAM alone, because ssd.write_budget is used up (--force
@@ -123,17 +124,13 @@ def flush(
     if not yes and not click.confirm(f"Drop {what} at {options.socket_path}?", err=True):
         fail("nothing was dropped", EXIT_FAILURE)
     with options.connect() as connection:
+        if model is not None:
+            require_model(connection, model)
         report = ask(lambda: connection.flush(model, age_s, tier or ""))
     if options.is_json:
         print_json(report)
     else:
         size = format_size(report["bytes"])
-        if model is not None and not report["chunks"] + report["skipped"]:
-            click.echo(
-                "no such chunks were found: a model with a revision is named model@revision, as kvpoolctl connections "
-                "and kvpoolctl stats usage show it",
-                err=True,
-            )
         print_line(f"dropped {report['chunks']} chunks, {size}; {report['skipped']} are held and stay")
     if not report["durable"]:
         fail("a restart may bring back some of what the SSD tier had: kvpoolctl info has its state", EXIT_FAILURE)

@@ -40,3 +40,10 @@ class Drain:
 
     KIND: ClassVar[int] = 96
     is_on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AskModels:
+    """List models and layouts with what is stored of each, and how it is used. Answered by Report."""
+
+    KIND: ClassVar[int] = 97

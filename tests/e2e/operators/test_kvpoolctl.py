@@ -218,6 +218,16 @@ def test_an_empty_model_is_no_order_to_drop_everything(shared_daemon: Daemon) ->
     refused = _run("--socket", daemon.socket, "flush", "--model", "", "--yes")
     assert refused.exit_code == 2
     assert "--model is empty" in refused.stderr
+
+
+def test_a_model_that_there_is_not_is_a_failure_that_lists_those_that_there_are(daemon: Daemon) -> None:
     unknown = _run("--socket", daemon.socket, "flush", "--model", "nobody", "--yes")
-    assert unknown.exit_code == 0
-    assert "model@revision" in unknown.stderr
+    assert unknown.exit_code == 1
+    assert unknown.stderr == (
+        "kvpoolctl: there is no model nobody; models are none (a model with a revision is model@revision)\n"
+    )
+    with daemon.connect(model="llama", revision="5f0b"), daemon.connect(model="qwen"):
+        unknown = _run("--socket", daemon.socket, "flush", "--model", "llama", "--yes")
+        assert unknown.exit_code == 1
+        assert "there is no model llama; models are llama@5f0b, qwen (" in unknown.stderr
+        assert _run("--socket", daemon.socket, "flush", "--model", "qwen", "--yes").stdout.startswith("dropped 0 ")

@@ -285,7 +285,7 @@ def test_operators_retain_by_key_and_by_tokens(small: Daemon, tmp_path: Path) ->
         (["00" * 32, "--priority", "101"], 2, "101"),
         (["00" * 32, "--duration", "soon"], 2, "--duration"),
         (["00" * 32, "--duration", "0s"], 2, "expected more than 0"),
-        (["--tokens-file", "-", "--model", "test-model"], 1, "has served no model"),
+        (["--tokens-file", "-", "--model", "test-model"], 1, "there is no model test-model; models are "),
         (["--tokens-file", __file__, "--model", "test-model"], 2, "expected token ids: integers of 0 to 2147483647"),
         (["--tokens-file", __file__], 2, "--model M"),
         (["00" * 32], 1, ""),

@@ -12,7 +12,7 @@ from typing import IO
 import click
 
 from kvpool.cli.commands.chunks.prompt import Prompt, parse_key, prompt_options
-from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
+from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog, require_model
 from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_line
 from kvpool.errors import InvalidArgument
 from kvpool.key_column import KeyColumn
@@ -69,9 +69,8 @@ def retain(
     with options.connect() as connection:
         columns = [KeyColumn.of(wanted)]
         if tokens_file:
+            require_model(connection, model or "")
             layouts = [Layout.from_wire(wire) for wire in ask(lambda: connection.layouts(model or ""))]
-            if not layouts:
-                fail(f"the daemon has served no model {model}", EXIT_FAILURE)
             domain = connection.welcome.domain
             columns = [KeyColumn(prompt.chain(domain, model or "", layout).columns()[0]) for layout in layouts]
         counts: Counter[int] = Counter()
