@@ -29,6 +29,7 @@ MODELS_SHOWN = 20
 MODULES = {
     "bench": "bench",
     "check": "chunks.verify",
+    "config": "steer",
     "connections": "connections",
     "disconnect": "connections",
     "drain": "drain",

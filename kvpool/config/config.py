@@ -12,7 +12,7 @@ import os
 import stat
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import kvpool_native
@@ -32,6 +32,7 @@ from kvpool.config.options import (
 )
 from kvpool.config.path_options import FileFault, directory, group, mode, secret_file
 from kvpool.config.peer_options import PEER_OPTIONS, PeerConfig, check_peers
+from kvpool.config.settings import Setting, settings_of
 from kvpool.config.store_options import STORE_OPTIONS, StoreConfig, check_store
 from kvpool.errors import ConfigError, InvalidArgument
 from kvpool.socket_path import default_socket
@@ -139,7 +140,7 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Every option of a daemon."""
+    """Every option of a daemon. `settings`: each option's value as it was written, and where, by its name."""
 
     server: ServerConfig
     hbm: HbmConfig
@@ -149,6 +150,7 @@ class Config:
     store: StoreConfig
     events: EventsConfig
     log: LogConfig
+    settings: Mapping[str, Setting] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def stop_timeout(self) -> float:
@@ -167,11 +169,13 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> Confi
     Raises ConfigError with every fault.
     """
     faults: list[str] = []
-    values = {name: option.default for name, option in OPTIONS.items()}
-    written: dict[str, Any] = {**values, **_read_file(path, faults), **_read_overrides(overrides, faults)}
+    text = _read_text(path, faults)
+    defaults = {name: option.default for name, option in OPTIONS.items()}
+    file, overridden = _read_options(path, text, faults), _read_overrides(overrides, faults)
+    settings = settings_of(defaults, file, overridden, path=path, text=text)
     parsed: dict[str, Any] = {}
-    for name, value in written.items():
-        option = OPTIONS[name]
+    for name, setting in settings.items():
+        value, option = setting.value, OPTIONS[name]
         try:
             parsed[name] = option.parse(value)
         except FileFault as fault:
@@ -196,21 +200,25 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> Confi
         section: kind(**{name.split(".")[1]: value for name, value in parsed.items() if name.startswith(f"{section}.")})
         for section, kind in sections.items()
     }
-    return Config(**built)
+    return Config(**built, settings=settings)
 
 
-def _read_file(path: str | None, faults: list[str]) -> dict[str, Any]:
+def _read_text(path: str | None, faults: list[str]) -> str:
     if path is None:
-        return {}
+        return ""
     try:
-        tables = tomllib.loads(_content_of(path))
+        return _content_of(path)
     except OSError as error:
         faults.append(f"config file {path} cannot be read: {error.strerror}")
-        return {}
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # not text, not TOML, a number of thousands of digits, or nested too deep
+    except ValueError as error:
+        faults.append(f"config file {path} is no TOML: {error}")
+    return ""
+
+
+def _read_options(path: str | None, text: str, faults: list[str]) -> dict[str, Any]:
+    try:
+        tables = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # no TOML, a number of thousands of digits, or nested too deep
         faults.append(f"config file {path} is no TOML: {error}")
         return {}
     return _known(_flatten(tables), faults)

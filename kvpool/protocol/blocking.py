@@ -272,6 +272,11 @@ class BlockingConnection:
         """Have the daemon log from a level on (empty: as it does); the `level`, and the one `before`."""
         return self.call(om.LogLevel(level), m.Report).values
 
+    def config(self) -> dict[str, dict[str, Any]]:
+        """The configuration in force: of each option its `value` as it was written, and the `source` of that, by its name."""
+        options: dict[str, dict[str, Any]] = self.call(om.AskConfig(), m.Report).values["options"]
+        return options
+
     def reload(self) -> dict[str, Any]:
         """Have the daemon read its configuration again: `changed` lines, and the options that are `needs_restart`.
 

@@ -19,7 +19,7 @@ operators of every version are served. docs/protocol.md defines what makes a new
     10  ReserveShare and the state PART; claims in IssueTicket
     11  head groups in a layout's groups; ReserveGroupShare; FindGroupCopies; SeekEach and SoughtEach: chunks of groups in the
         shared store; AnnounceGroups, and Demote of groups
-    12  Promise; leases over groups of up to 4096 holds; NameTokens; Drain, AskModels
+    12  Promise; leases over groups of up to 4096 holds; NameTokens; Drain, AskModels, AskConfig
 """
 
 from dataclasses import MISSING, fields
@@ -56,6 +56,7 @@ SINCE: dict[type[Any], int] = {
     om.Reload: 2,
     om.Drain: 12,
     om.AskModels: 12,
+    om.AskConfig: 12,
     pm.AskPeers: 4,
     pm.AcquireFrom: 4,
     sk.Seek: 4,

@@ -39,6 +39,14 @@ class SteeringVerbs:
                 raise Refused("argument", f"the log level is {request.level!r}, expected {expected}") from error
         return m.Report({"level": self._reload.config.log.level, "before": before})
 
+    @verb(om.AskConfig, roles=OPERATOR)
+    def config(self, _request: om.AskConfig) -> m.Report:
+        """The configuration in force."""
+        settings = self._reload.config.settings
+        return m.Report(
+            {"options": {name: {"value": one.value, "source": one.source} for name, one in settings.items()}}
+        )
+
     @verb(om.Reload, roles=OPERATOR)
     @audited("reload")
     async def reload(self, _request: om.Reload) -> m.Report:

@@ -47,3 +47,10 @@ class AskModels:
     """List models and layouts with what is stored of each, and how it is used. Answered by Report."""
 
     KIND: ClassVar[int] = 97
+
+
+@dataclass(frozen=True, slots=True)
+class AskConfig:
+    """The configuration in force. Answered by Report: for each option its value as written and its source (`options`)."""
+
+    KIND: ClassVar[int] = 98

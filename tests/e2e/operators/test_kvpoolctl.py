@@ -143,6 +143,24 @@ def test_check_finds_no_fault_and_then_a_flipped_bit(daemon: Daemon) -> None:
         assert keys[1].hex() in json.loads(bad.stdout)["problems"][0]
 
 
+def test_a_strict_check_is_good_only_if_all_is_well(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    path = tmp_path / "ssd"
+    daemon = start_daemon(ssd__path=str(path), ssd__capacity="64MiB", ssd__create="false")
+    loose = _run("--socket", daemon.socket, "check", "--strict")
+    assert loose.exit_code == 1
+    assert "health: degraded, expected ready" in loose.stdout
+    assert f"ssd: offline, expected ok: {path}: there is no such directory" in loose.stdout
+    path.mkdir(mode=0o700)
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    strict = _run("--socket", daemon.socket, "check", "--strict")
+    assert (strict.exit_code, strict.stdout) == (0, "0 problems, 0 chunks\n")
+    assert _run("--socket", daemon.socket, "drain").exit_code == 0
+    assert _run("--socket", daemon.socket, "check").exit_code == 0
+    drained = _run("--socket", daemon.socket, "check", "--strict", "--json")
+    assert drained.exit_code == 1
+    assert json.loads(drained.stdout)["problems"] == ["health: draining, expected ready"]
+
+
 @pytest.mark.parametrize("command", ["info", "stats", "check"])
 def test_an_unreachable_daemon_exits_with_3_and_a_remedy(command: str) -> None:
     refused = _run("--socket", "/nowhere/kvpool.sock", command)

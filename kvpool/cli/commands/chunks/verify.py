@@ -23,14 +23,19 @@ KEY_DIGITS = 16
 SEED_BITS = 32
 
 
-@cli.command(epilog=epilog("kvpoolctl check", "kvpoolctl check --deep --json"))
+@cli.command(epilog=epilog("kvpoolctl check", "kvpoolctl check --strict", "kvpoolctl check --deep --json"))
 @click.option(
     "--deep", is_flag=True, help="Read every chunk of every tier and compare its bytes with its checksums too."
 )
+@click.option(
+    "--strict", is_flag=True, help='Fail, too, unless the health is "ready" and every tier can be read and written.'
+)
 @common_options
 @click.pass_obj
-def check(options: Options, deep: bool) -> None:
+def check(options: Options, deep: bool, strict: bool) -> None:
     """Recount every invariant inside the running daemon. The exit code is 1 when one is broken or a chunk is bad.
+
+    With --strict the exit code is 0 only if all is well: the health is "ready", every tier is "ok", and there is no problem.
 
     With --deep a bad chunk is dropped from its tier, with its descendants, and named by the beginning of its key. The daemon
     serves on meanwhile; chunks stored during the check may be left out.
@@ -38,6 +43,8 @@ def check(options: Options, deep: bool) -> None:
     with options.connect() as connection:
         report = ask(lambda: connection.check())
         problems: list[str] = report["problems"]
+        if strict:
+            problems = list(dict.fromkeys([*problems, *_shortcomings(ask(connection.info))]))
         found: dict[str, Any] = {}
         if deep:
             tiers, chunks = report["tiers"], report["chunks"]
@@ -88,6 +95,18 @@ def verify(options: Options, sample: int, tier: str | None, seed: int | None) ->
         read = f"{found['verified']} of {chunks} chunks verified by their bytes, {format_size(found['bytes'])}"
         print_line(f"{len(problems)} problems, {read}; seed {chosen}")
     sys.exit(EXIT_FAILURE if problems else 0)
+
+
+def _shortcomings(info: dict[str, Any]) -> list[str]:
+    """What is not well in the daemon's info, one line each: its problems, its health, and the state of each tier."""
+    lines: list[str] = list(info["problems"])
+    if info["health"] != "ready":
+        lines.append(f"health: {info['health']}, expected ready")
+    for tier in info["tiers"]:
+        state, reason = info.get(f"{tier}_state", "ok"), info.get(f"{tier}_reason", "")
+        if state != "ok":
+            lines.append(f"{tier}: {state}, expected ok{f': {reason}' if reason else ''}")
+    return lines
 
 
 @contextmanager
