@@ -48,6 +48,12 @@ def check_connect(
         raise InvalidArgument(f"copy_threads is {copy_threads!r}, expected 1..{COPY_THREADS_MAX}")
 
 
+def check_name(name: str) -> None:
+    """Check the name of a connection."""
+    if not isinstance(name, str) or len(name.encode(errors="replace")) > m.CONNECTION_NAME_BYTES_MAX:
+        raise InvalidArgument(f"name is {name!r:.200}, expected text of at most {m.CONNECTION_NAME_BYTES_MAX} bytes")
+
+
 def checked_shares(share: Share | Sequence[Share] | None, layout: Layout) -> tuple[Share, ...]:
     """The part of the chunks of each of a layout's groups that an engine has; without groups there is one."""
     parts = layout.group_layouts

@@ -26,6 +26,7 @@ from kvpool_client.arguments import (
     check_index,
     check_keys,
     check_lease,
+    check_name,
     check_promises,
     check_scope,
     checked_shares,
@@ -69,6 +70,7 @@ def connect(
     timeout_s: float = 1.0,
     copy_threads: int = 1,
     share: Share | Sequence[Share] | None = None,
+    name: str = "",
 ) -> "Pool":
     """A Pool on the daemon at `path`. Never raises because the daemon is away: then the Pool misses and keeps reconnecting.
 
@@ -77,7 +79,8 @@ def connect(
     `timeout_s` bounds one round trip with the wait for this Pool's other threads, and for a load or save the longest time
     without progress. `copy_threads` native threads copy for this Pool, loads before saves, in turns. `share`: the part of every
     chunk that this rank's engine has, in a layout of the whole model, with groups one for each; None: all of it. Only that is
-    loaded and saved. Raises InvalidArgument, or LayoutMismatch when the daemon cannot store such chunks.
+    loaded and saved. `name`: what operators see of this connection, at most 128 bytes. Raises InvalidArgument, or
+    LayoutMismatch when the daemon cannot store such chunks.
     """
     return Pool(
         find_socket() if path is None else path,
@@ -88,6 +91,7 @@ def connect(
         timeout_s=timeout_s,
         copy_threads=copy_threads,
         share=share,
+        name=name,
     )
 
 
@@ -105,8 +109,10 @@ class Pool:
         copy_threads: int,
         revision: str = "",
         share: Share | Sequence[Share] | None = None,
+        name: str = "",
     ) -> None:
         check_connect(path, model, layout, revision=revision, salt=salt, timeout_s=timeout_s, copy_threads=copy_threads)
+        check_name(name)
         self.shares = checked_shares(share, layout)
         self.layout = layout
         self.model = namespace_name(model, revision)
@@ -116,7 +122,7 @@ class Pool:
         self._pid = os.getpid()
         self._roots = Roots(self.model, layout)
         self._counters = counters = Counters()
-        self._plan = plan = SessionPlan(os.fspath(path), self.model, layout, timeout_s)
+        self._plan = plan = SessionPlan(os.fspath(path), self.model, layout, timeout_s, name=name)
         self._link = link = Link(plan, counters)
         self._finder = Finder(layout, link, counters, timeout_s=timeout_s)
         self._copies = copies = Copies(layout, copy_threads, self.shares)

@@ -24,6 +24,7 @@ from kvpool.units import parse_duration
 TIMEOUT = "2s"
 TIMEOUT_MIN_S, TIMEOUT_MAX_S = 0.01, 3600.0
 MODELS_SHOWN = 20
+NAME = "kvpoolctl"
 # The modules of commands, which import this one and are imported when a command is asked for: all of them take a quarter of a
 # second more.
 MODULES = {
@@ -74,7 +75,7 @@ class Options:
         """A connection to the daemon; ends the command with exit code 3 when there is none."""
         path = self.socket_path
         try:
-            return BlockingConnection.admin(path, self.timeout_s)
+            return BlockingConnection.admin(path, self.timeout_s, name=NAME)
         except DaemonUnresponsive as error:
             fail(str(error), EXIT_UNREACHABLE)
         except DaemonUnreachable as error:

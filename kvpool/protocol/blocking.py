@@ -60,16 +60,19 @@ class BlockingConnection:
         self._buffer = bytearray(_BUFFER_BYTES)
         self.fds: list[int] = []
         deadline = Deadline(self._welcome_s)
-        try:
-            self._greet(path, hello, versions.NEWEST, deadline)
-        except Refused as error:
-            if error.code != "protocol":
-                raise
-            # A daemon of version 1 takes a hello with a range for a bad frame.
-            if hello.oldest > 1:
-                spoken = f"this client speaks protocol {hello.oldest} to {hello.version}, the daemon at {path} 1"
-                raise Refused("version", f"{spoken} (it answered: {error}): update the daemon") from error
-            self._greet(path, replace(hello, version=1), 1, deadline)
+        for version in versions.GREETINGS:
+            if hello.oldest > version:
+                spoken = (
+                    f"this client speaks protocol {hello.oldest} to {hello.version}, the daemon at {path} an older one"
+                )
+                raise Refused("version", f"{spoken}: update the daemon")
+            try:
+                self._greet(path, replace(hello, version=1) if version == 1 else hello, version, deadline)
+            except Refused as error:
+                if error.code != "protocol" or version == versions.GREETINGS[-1]:
+                    raise
+            else:
+                return
 
     def _greet(self, path: str, hello: m.Hello, version: int, deadline: Deadline) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -104,9 +107,10 @@ class BlockingConnection:
             raise
 
     @classmethod
-    def admin(cls, path: str, timeout_s: float) -> "BlockingConnection":
-        """A connection for an operator: no model, no shared memory."""
-        return cls(path, m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ADMIN, "", []), timeout_s)
+    def admin(cls, path: str, timeout_s: float, name: str = "") -> "BlockingConnection":
+        """A connection for an operator: no model, no shared memory. `name`: for people, in the daemon's list and log."""
+        hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ADMIN, "", [], name=name.encode())
+        return cls(path, hello, timeout_s)
 
     def __enter__(self) -> "BlockingConnection":
         return self

@@ -241,7 +241,7 @@ class Daemon:
         if layout.group is not None:
             raise LayoutMismatch(f"layout is that of one group ({layout.group}), expected the layout with all groups")
         self._pool.open_namespaces(hello.model, layout, self._user_of(peer))
-        log.debug("engine of model %s connects: pid %d uid %d", hello.model, peer.pid, peer.uid)
+        log.debug("engine of model %s connects: %s", hello.model, peer)
         return AcceptedHello(self._welcome(), self._pool.fds())
 
     async def _adopt(self, accepted: socket.socket, hello: m.Hello, peer: Peer) -> None:
@@ -272,7 +272,7 @@ class Daemon:
         except BaseException:
             self._on_closed(connection_id)
             raise
-        log.debug("connection %d: %s, pid %d uid %d", connection_id, hello.role, peer.pid, peer.uid)
+        log.debug("connection %d: %s, %s", connection_id, hello.role, peer)
 
     def _handlers_of(self, connection_id: ConnectionId, hello: m.Hello, peer: Peer) -> Handlers:
         if hello.role == m.ROLE_ADMIN:

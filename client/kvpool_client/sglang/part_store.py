@@ -16,6 +16,7 @@ from kvpool.clock import Deadline
 from kvpool.errors import InvalidArgument
 from kvpool.types import TokenRange
 from kvpool_client.copying.cache import Cache
+from kvpool_client.engines.connection_name import connection_name
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.hints.envelope import Outcome
 from kvpool_client.key_chain import KeyChain
@@ -55,6 +56,7 @@ class PartStore:
             salt=settings.salt.encode(),
             timeout_s=settings.timeout_s,
             copy_threads=settings.copy_threads,
+            name=connection_name("sglang", pages.layout.rank, pages.layout.world),
         )
         self._counts = {
             "loaded_pages": 0,

@@ -117,7 +117,9 @@ class Probe:
         self._kept, self._lease = None, 0
 
     def _connect(self) -> _Session:
-        hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, PROBE_MODEL, PROBE_LAYOUT.to_wire())
+        hello = m.Hello(
+            m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, PROBE_MODEL, PROBE_LAYOUT.to_wire(), name=b"self-probe"
+        )
         connection = BlockingConnection(self._path, hello, STEP_TIMEOUT_S)
         welcome = connection.welcome
         try:
