@@ -14,7 +14,7 @@ import click
 from kvpool import __version__
 from kvpool.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, EXIT_USAGE, fail
 from kvpool.cli.standard_output import end_with
-from kvpool.errors import DaemonUnreachable, DaemonUnresponsive, InvalidArgument, KVPoolError
+from kvpool.errors import DaemonUnreachable, DaemonUnresponsive, InvalidArgument, KVPoolError, did_you_mean
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.socket_path import SOCKET_VARIABLE, fault_of_path, find_socket, own_socket
 from kvpool.types import PROBE_MODEL, SERVICE_SOCKET
@@ -181,6 +181,16 @@ class _Commands(click.Group):
         if module is not None and cmd_name not in self.commands:
             importlib.import_module(f"kvpool.cli.commands.{module}")
         return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is asked for; an unknown one is refused with what is nearest."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            hint = did_you_mean(args[0], MODULES)
+            raise click.UsageError(f"{error.message.removesuffix('.')}{hint or '.'}", ctx) from error
 
 
 @click.group(

@@ -6,7 +6,7 @@ option, its value and what was expected. The result is frozen: every Config is v
 Each option is described once, in `OPTIONS`; `configs/kvpool.toml` explains them to operators, and a test compares the two.
 """
 
-import difflib
+import codecs
 import errno
 import os
 import stat
@@ -34,9 +34,9 @@ from kvpool.config.path_options import FileFault, directory, group, mode, secret
 from kvpool.config.peer_options import PEER_OPTIONS, PeerConfig, check_peers
 from kvpool.config.settings import Setting, settings_of
 from kvpool.config.store_options import STORE_OPTIONS, StoreConfig, check_store
-from kvpool.errors import ConfigError, InvalidArgument
+from kvpool.errors import ConfigError, InvalidArgument, did_you_mean
 from kvpool.socket_path import default_socket
-from kvpool.units import parse_size
+from kvpool.units import parse_size, write_size
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -225,8 +225,8 @@ def _read_options(path: str | None, text: str, faults: list[str]) -> dict[str, A
 
 
 def _content_of(path: str) -> str:
-    """The content of a file. Raises OSError, also for anything that is no regular file or far too large: nothing may delay a
-    reload."""
+    """The content of a file. Raises ValueError where it is no UTF-8, and OSError, also for anything that is no regular file or
+    far too large: nothing may delay a reload."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:  # closes a directory too
         found = os.fstat(file.fileno())
@@ -235,6 +235,8 @@ def _content_of(path: str) -> str:
         content = file.read(CONFIG_BYTES_MAX + 1)
     if len(content) > CONFIG_BYTES_MAX:
         raise OSError(errno.EFBIG, f"it has more than {CONFIG_BYTES_MAX} bytes")
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError("it begins with the byte order mark of UTF-16, expected UTF-8: save it as that")
     return content.decode("utf-8-sig")  # editors of other systems begin a file with a byte order mark
 
 
@@ -260,11 +262,16 @@ def _flatten(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _known(values: Mapping[str, Any], faults: list[str]) -> dict[str, Any]:
+    sections = dict.fromkeys(name.partition(".")[0] for name in OPTIONS)
     for name in values:
-        if name not in OPTIONS:
-            nearest = difflib.get_close_matches(name, OPTIONS, n=1)
-            hint = f", did you mean {nearest[0]}?" if nearest else ""
-            faults.append(f"{name} is no option{hint}")
+        section = name.partition(".")[0]
+        if name in sections:
+            faults.append(f"{name} is {values[name]!r}, expected a section: [{name}], and options below it")
+        elif "." in name and section not in sections:
+            fault = f"{section} is no section{did_you_mean(section, sections)}; sections are {', '.join(sections)}"
+            faults += [] if fault in faults else [fault]
+        elif name not in OPTIONS:
+            faults.append(f"{name} is no option{did_you_mean(name, OPTIONS)}")
     return {name: value for name, value in values.items() if name in OPTIONS}
 
 
@@ -273,14 +280,17 @@ def _check_together(parsed: Mapping[str, Any], faults: list[str]) -> None:
         OPTIONS["dram.segment"].default
     ):
         faults.append(
-            f"dram.segment is {parsed['dram.segment']} bytes, "
-            f"expected at most dram.capacity, {parsed['dram.capacity']} bytes"
+            f"dram.segment is {write_size(parsed['dram.segment'])}, "
+            f"expected at most dram.capacity, {write_size(parsed['dram.capacity'])}"
         )
 
     if parsed["ssd.capacity"] and not parsed["ssd.path"]:
-        faults.append(f"ssd.path is '', expected a directory because ssd.capacity is {parsed['ssd.capacity']}")
+        faults.append(
+            f"ssd.path is '', expected a directory because ssd.capacity is {write_size(parsed['ssd.capacity'])}"
+        )
     if 0 < parsed["ssd.capacity"] < SSD_CAPACITY_MIN:
-        faults.append(f"ssd.capacity is {parsed['ssd.capacity']}, expected 0 or at least {SSD_CAPACITY_MIN}")
+        capacity = write_size(parsed["ssd.capacity"])
+        faults.append(f"ssd.capacity is {capacity}, expected 0B or at least {write_size(SSD_CAPACITY_MIN)}")
     check_hbm(parsed, faults)
     check_events(parsed, faults)
     check_peers(parsed, faults)

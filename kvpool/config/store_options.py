@@ -8,6 +8,7 @@ from typing import Any
 
 from kvpool.config.options import Option, choice_option, count_option, duration_option, size_option
 from kvpool.errors import InvalidArgument
+from kvpool.units import write_size
 
 P2P_HANDSHAKE = "P2PHANDSHAKE"
 ADDRESS_BYTES_MAX = 256
@@ -46,7 +47,7 @@ class StoreConfig:
 def check_store(parsed: Mapping[str, Any], faults: list[str]) -> None:
     """Add the faults of these options' values together."""
     if parsed["store.segment"] and not parsed["store.master"]:
-        faults.append(f"store.segment is {parsed['store.segment']} bytes, expected store.master beside it")
+        faults.append(f"store.segment is {write_size(parsed['store.segment'])}, expected store.master beside it")
 
 
 def _master(value: Any) -> str:

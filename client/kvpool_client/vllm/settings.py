@@ -7,7 +7,7 @@ the one moment at which raising is right. Immutable; any thread.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from kvpool.errors import ConfigError
+from kvpool.errors import ConfigError, did_you_mean
 from kvpool.socket_path import fault_of_path, find_socket
 
 PREFIX = "kvpool."
@@ -63,7 +63,7 @@ class Settings:
         """The settings in `kv_connector_extra_config`. Raises ConfigError with every fault."""
         known = {PREFIX + field.name: field.name for field in fields(cls)}
         faults = [
-            f"{key} is unknown, expected one of {', '.join(known)}"
+            f"{key} is unknown{did_you_mean(str(key), known)}; expected one of {', '.join(known)}"
             for key in extra
             if str(key).startswith(PREFIX) and key not in known
         ]

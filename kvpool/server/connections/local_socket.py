@@ -22,6 +22,7 @@ from typing import Protocol
 from kvpool import failpoint
 from kvpool.errors import ConfigError, LayoutMismatch, ProtocolError, Refused, SocketInUse
 from kvpool.escaping import escaped
+from kvpool.memory_limit import describe
 from kvpool.ownership import is_served, make_socket_directory, peer_of
 from kvpool.protocol import frames, versions
 from kvpool.protocol.records import messages as m
@@ -159,7 +160,7 @@ class LocalSocket:
                     on_failed(error)
                     return
                 if not is_pausing:
-                    log.warning("accepting pauses: %s", error)
+                    log.warning("accepting pauses: %s", describe(error))
                 is_pausing = True
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
@@ -181,10 +182,10 @@ class LocalSocket:
 
     def _refuse_full(self, accepted: socket.socket, peer: Peer, refusal: Refused) -> None:
         self.refused_connections += 1
-        self._on_refused(peer, refusal.code, str(refusal))
+        self._on_refused(peer, refusal.code, refusal.message)
         with accepted:
             try:
-                accepted.send(m.encode(m.Failure("busy", str(refusal)), 0))
+                accepted.send(m.encode(m.Failure(refusal.code, refusal.message), 0))
             except OSError as error:
                 log.debug("a refused connection had gone: %s", error)
 

@@ -46,7 +46,8 @@ def test_a_command_is_imported_alone_and_without_what_it_does_not_use(name: str)
 def test_an_unknown_command_is_wrong_usage() -> None:
     refused = CliRunner().invoke(cli, ["defragment"])
     assert refused.exit_code == 2
-    assert "No such command 'defragment'" in refused.output
+    assert "No such command 'defragment'." in refused.output
+    assert "No such command 'model', did you mean models?" in CliRunner().invoke(cli, ["model"]).output
 
 
 FLUSHES = [
