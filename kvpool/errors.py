@@ -14,6 +14,9 @@
 A miss, a pending chunk and a declined save are results, not exceptions: see `types`.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class KVPoolError(Exception):
     """Base of every exception that kvpool raises on purpose."""
@@ -62,3 +65,9 @@ class PeerUnreachable(KVPoolError):
 
 class SocketInUse(KVPoolError):
     """A live daemon already serves the socket."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A clause that names what is nearest to an unknown name; empty where nothing is near."""
+    nearest = difflib.get_close_matches(name, known, n=1)
+    return f", did you mean {nearest[0]}?" if nearest else ""

@@ -1,6 +1,7 @@
-"""The limit of a process's address space, named where memory, threads or libraries cannot be had for it.
+"""Limits of a process, named where they bite: of its address space, where memory, threads or libraries cannot be had for it,
+and of its file descriptors.
 
-Pure but for reading the limit. Any thread.
+Pure but for reading the limits. Any thread.
 """
 
 import errno
@@ -17,7 +18,13 @@ _MEMORY_TEXTS = (NO_THREAD, os.strerror(errno.ENOMEM), os.strerror(errno.EAGAIN)
 
 
 def describe(error: BaseException) -> str:
-    """An error's text, with the note about the limit where it may be for want of memory or threads."""
+    """An error's text, with a note about the limit where it may be for want of memory, threads or file descriptors."""
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raised = f" (it may raise that to {hard})" if hard != soft else ""
+        return (
+            f"{error}; the process may have {soft} file descriptors{raised}: raise the limit (ulimit -n, LimitNOFILE)"
+        )
     is_memory_error = isinstance(error, MemoryError)
     text = str(error) or ("out of memory" if is_memory_error else type(error).__name__)
     return text + limit_note() if is_memory_error or any(one in text for one in _MEMORY_TEXTS) else text

@@ -62,6 +62,14 @@ def format_size(size: int) -> str:
     return f"{value:.1f} TiB"
 
 
+def write_size(size: int) -> str:
+    """`64MiB`: a size exactly, as a configuration file has it, in the largest binary unit that divides it."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if size and size % _SIZE_UNITS[unit.upper()] == 0:
+            return f"{size // _SIZE_UNITS[unit.upper()]}{unit}"
+    return f"{size}B"
+
+
 def format_duration(seconds: float) -> str:
     """`1.5 ms`: a duration in the unit a person would choose."""
     for unit, size_s in (("d", 86400.0), ("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 1e-3)):

@@ -9,8 +9,8 @@ from kvpool.errors import InvalidArgument
 from kvpool.keys import namespace_name
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
-from kvpool.protocol.blocking import fault_of_path
 from kvpool.protocol.records import messages as m
+from kvpool.socket_path import fault_of_path
 from kvpool_client.key_chain import KeyChain, Namespace
 from kvpool_client.lease import Lease
 
@@ -46,6 +46,12 @@ def check_connect(
         raise InvalidArgument(f"timeout_s is {timeout_s!r}, expected seconds above 0 and at most 3600")
     if isinstance(copy_threads, bool) or not isinstance(copy_threads, int) or not 1 <= copy_threads <= COPY_THREADS_MAX:
         raise InvalidArgument(f"copy_threads is {copy_threads!r}, expected 1..{COPY_THREADS_MAX}")
+
+
+def check_name(name: str) -> None:
+    """Check the name of a connection."""
+    if not isinstance(name, str) or len(name.encode(errors="replace")) > m.CONNECTION_NAME_BYTES_MAX:
+        raise InvalidArgument(f"name is {name!r:.200}, expected text of at most {m.CONNECTION_NAME_BYTES_MAX} bytes")
 
 
 def checked_shares(share: Share | Sequence[Share] | None, layout: Layout) -> tuple[Share, ...]:

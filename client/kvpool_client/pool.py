@@ -19,12 +19,14 @@ from kvpool.layout import Layout
 from kvpool.layouts.share import Share
 from kvpool.protocol import versions
 from kvpool.protocol.records import promises as pr
+from kvpool.socket_path import find_socket
 from kvpool.types import TokenRange
 from kvpool_client.arguments import (
     check_connect,
     check_index,
     check_keys,
     check_lease,
+    check_name,
     check_promises,
     check_scope,
     checked_shares,
@@ -59,7 +61,7 @@ from kvpool_client.separate_chunks import SeparateChunks
 
 
 def connect(
-    path: str,
+    path: str | None = None,
     *,
     model: str,
     layout: Layout,
@@ -68,17 +70,20 @@ def connect(
     timeout_s: float = 1.0,
     copy_threads: int = 1,
     share: Share | Sequence[Share] | None = None,
+    name: str = "",
 ) -> "Pool":
     """A Pool on the daemon at `path`. Never raises because the daemon is away: then the Pool misses and keeps reconnecting.
 
+    `path` None: the socket that KVPOOL_SOCKET names, else the service's if this user may use it, else the user's own.
     `revision` names the weights: chunks are shared only where model and revision are equal; a new checkpoint needs a new one.
     `timeout_s` bounds one round trip with the wait for this Pool's other threads, and for a load or save the longest time
     without progress. `copy_threads` native threads copy for this Pool, loads before saves, in turns. `share`: the part of every
     chunk that this rank's engine has, in a layout of the whole model, with groups one for each; None: all of it. Only that is
-    loaded and saved. Raises InvalidArgument, or LayoutMismatch when the daemon cannot store such chunks.
+    loaded and saved. `name`: what operators see of this connection, at most 128 bytes. Raises InvalidArgument, or
+    LayoutMismatch when the daemon cannot store such chunks.
     """
     return Pool(
-        path,
+        find_socket() if path is None else path,
         model=model,
         revision=revision,
         layout=layout,
@@ -86,6 +91,7 @@ def connect(
         timeout_s=timeout_s,
         copy_threads=copy_threads,
         share=share,
+        name=name,
     )
 
 
@@ -103,8 +109,10 @@ class Pool:
         copy_threads: int,
         revision: str = "",
         share: Share | Sequence[Share] | None = None,
+        name: str = "",
     ) -> None:
         check_connect(path, model, layout, revision=revision, salt=salt, timeout_s=timeout_s, copy_threads=copy_threads)
+        check_name(name)
         self.shares = checked_shares(share, layout)
         self.layout = layout
         self.model = namespace_name(model, revision)
@@ -114,7 +122,7 @@ class Pool:
         self._pid = os.getpid()
         self._roots = Roots(self.model, layout)
         self._counters = counters = Counters(counts_chunks=self.shares[0].has_first_extent)
-        self._plan = plan = SessionPlan(os.fspath(path), self.model, layout, timeout_s)
+        self._plan = plan = SessionPlan(os.fspath(path), self.model, layout, timeout_s, name=name)
         self._link = link = Link(plan, counters)
         self._finder = Finder(layout, link, counters, timeout_s=timeout_s)
         self._copies = copies = Copies(layout, copy_threads, self.shares)

@@ -6,7 +6,7 @@ round trip. A Pool has one. Any thread.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from kvpool import failpoint
@@ -110,12 +110,23 @@ class SeparateChunks:
         self._load_starter = load_starter
         self._save_starter = save_starter
 
-    def lookup(self, chains: Sequence[KeyChain], *, is_counted: bool = True) -> list[Hit]:
+    def lookup(self, chains: Sequence[KeyChain]) -> list[Hit]:
         """The hits of leading chains of which this node has every chunk; others `Pool.lookup` may find elsewhere. No request.
-        `is_counted`: as there. Raises InvalidArgument for another Pool's keys."""
+        Raises InvalidArgument for another Pool's keys."""
         for keys in chains:
             check_keys(keys, self._namespace)
-        return self._finder.lookup_each(chains, is_counted=is_counted)
+        return self._finder.lookup_each(chains)
+
+    def find_to_load(self, chains: Sequence[KeyChain]) -> Iterator[Hit]:
+        """The hits of chains that `lookup` was called for before, one for each chain, empty ones too: first those of which this
+        node has every chunk, then, made on demand, what is found elsewhere. They count as no further lookup. Raises
+        InvalidArgument for another Pool's keys."""
+        for keys in chains:
+            check_keys(keys, self._namespace)
+        here = self._finder.lookup_each(chains, is_counted=False)
+        yield from here
+        for keys in chains[len(here) :]:
+            yield self._finder.lookup(keys, is_counted=False)
 
     def acquire(self, hits: Sequence[Hit]) -> list[Lease]:
         """A lease for each hit, as `Pool.acquire` gives it. Where there is no room for all, the first ones get it. Raises

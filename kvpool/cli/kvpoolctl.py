@@ -4,43 +4,50 @@ The commands themselves are in modules of their own. Exit codes: 0 ok, 1 failure
 """
 
 import importlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
 
 from kvpool import __version__
-from kvpool.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, fail
+from kvpool.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, EXIT_USAGE, fail
 from kvpool.cli.standard_output import end_with
-from kvpool.config.path_options import default_socket
-from kvpool.errors import DaemonUnreachable, DaemonUnresponsive, KVPoolError
-from kvpool.ownership import missing_right
-from kvpool.protocol.blocking import BlockingConnection, fault_of_path
-from kvpool.types import SERVICE_SOCKET
+from kvpool.errors import DaemonUnreachable, DaemonUnresponsive, InvalidArgument, KVPoolError, did_you_mean
+from kvpool.protocol.blocking import BlockingConnection
+from kvpool.socket_path import SOCKET_VARIABLE, fault_of_path, find_socket, own_socket
+from kvpool.types import PROBE_MODEL, SERVICE_SOCKET
+from kvpool.units import parse_duration
 
-TIMEOUT_S = 10.0
+# Shorter than a container's probe waits for a command, the start of Python included.
+TIMEOUT = "2s"
+TIMEOUT_MIN_S, TIMEOUT_MAX_S = 0.01, 3600.0
+MODELS_SHOWN = 20
+NAME = "kvpoolctl"
 # The modules of commands, which import this one and are imported when a command is asked for: all of them take a quarter of a
 # second more.
 MODULES = {
     "bench": "bench",
-    "check": "verify",
+    "check": "chunks.verify",
+    "config": "steer",
     "connections": "connections",
     "disconnect": "connections",
+    "drain": "drain",
     "events": "events",
     "flush": "operate",
     "info": "operate",
     "keygen": "keygen",
     "log-level": "steer",
+    "models": "models",
     "mrc": "mrc",
     "peers": "peers",
     "reload": "steer",
-    "retain": "retain",
+    "retain": "chunks.retain",
     "simulate": "simulate",
     "stats": "operate",
-    "verify": "verify",
-    "why": "why",
+    "verify": "chunks.verify",
+    "why": "chunks.why",
 }
 
 EXIT_CODES = """\b
@@ -54,32 +61,36 @@ class Options:
 
     socket: str | None = None
     is_json: bool = False
+    timeout_s: float = parse_duration(TIMEOUT)
 
     @property
     def socket_path(self) -> str:
-        """The socket that was named, or the default one."""
-        return self.socket or default_socket()
+        """The socket that was named, or the one that is found. Ends the command when the environment names none."""
+        path = self.socket or find_socket()
+        if fault := fault_of_path(path):
+            fail(f"{SOCKET_VARIABLE} is {path!r}, expected {fault}", EXIT_USAGE)
+        return path
 
     def connect(self) -> BlockingConnection:
         """A connection to the daemon; ends the command with exit code 3 when there is none."""
+        path = self.socket_path
         try:
-            return BlockingConnection.admin(self.socket_path, TIMEOUT_S)
+            return BlockingConnection.admin(path, self.timeout_s, name=NAME)
         except DaemonUnresponsive as error:
             fail(str(error), EXIT_UNREACHABLE)
         except DaemonUnreachable as error:
-            fail(f"{error}{self._hint(error)}", EXIT_UNREACHABLE)
+            fail(f"{error}{_hint(error, path)}", EXIT_UNREACHABLE)
         except KVPoolError as error:
             fail(str(error), EXIT_FAILURE)
 
-    def _hint(self, error: DaemonUnreachable) -> str:
-        """What to do where nothing listens; empty where the error itself says it."""
-        if not isinstance(error.__cause__, (FileNotFoundError, ConnectionRefusedError)):
-            return ""
-        if self.socket is None and self.socket_path != SERVICE_SOCKET and Path(SERVICE_SOCKET).parent.is_dir():
-            right = missing_right(SERVICE_SOCKET)
-            service = f"it cannot be used: {right}" if right else f"name it with --socket {SERVICE_SOCKET}"
-            return f"; the service's socket is {SERVICE_SOCKET}: {service}"
-        return "; is kvpoold running? name another socket with --socket PATH"
+
+def _hint(error: DaemonUnreachable, path: str) -> str:
+    """Advice where nothing listens; empty where the error itself has it."""
+    if not isinstance(error.__cause__, (FileNotFoundError, ConnectionRefusedError)):
+        return ""
+    others = [other for other in (SERVICE_SOCKET, own_socket()) if other != path and os.path.exists(other)]
+    place = f", such as {others[0]}" if others else ""
+    return f"; is kvpoold running? name another socket with --socket PATH or {SOCKET_VARIABLE}{place}"
 
 
 def epilog(*examples: str) -> str:
@@ -99,19 +110,39 @@ def _note_socket(context: click.Context, parameter: click.Parameter, value: str 
     _note(context, parameter, value)
 
 
+def _note_timeout(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    try:
+        timeout_s = None if value is None else parse_duration(value)
+    except InvalidArgument as error:
+        raise click.BadParameter(str(error)) from error
+    if timeout_s is not None and not TIMEOUT_MIN_S <= timeout_s <= TIMEOUT_MAX_S:
+        raise click.BadParameter(f"{value}, expected 10ms to 1h")
+    _note(context, parameter, timeout_s)
+
+
 def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --socket and --json, which may be given before or after the command."""
+    """Adds --socket, --timeout and --json, which may be given before or after the command."""
     socket = click.option(
         "--socket",
         metavar="PATH",
         expose_value=False,
         callback=_note_socket,
-        help=f"The daemon's socket (default: {SERVICE_SOCKET}, or this user's own).",
+        help=f"The daemon's socket (default: {SOCKET_VARIABLE}, else {SERVICE_SOCKET} if this user may use it, "
+        "else this user's own).",
+    )
+    timeout = click.option(
+        "--timeout",
+        "timeout_s",
+        metavar="DURATION",
+        expose_value=False,
+        callback=_note_timeout,
+        help="The longest wait for an answer of the daemon; checks and orders about all chunks wait longer "
+        f"(default: {TIMEOUT}).",
     )
     as_json = click.option(
         "--json", "is_json", is_flag=True, expose_value=False, callback=_note, help="Print one JSON document."
     )
-    return socket(as_json(command))
+    return socket(timeout(as_json(command)))
 
 
 def ask(call: Callable[[], Any]) -> Any:
@@ -122,6 +153,18 @@ def ask(call: Callable[[], Any]) -> Any:
         fail(str(error), EXIT_UNREACHABLE)
     except KVPoolError as error:
         fail(str(error), EXIT_FAILURE)
+
+
+def require_model(connection: BlockingConnection, model: str) -> None:
+    """Ends the command unless the daemon knows a model of that name; the message lists those that there are."""
+    names = sorted({name for name, _ in ask(connection.namespaces).values()} - {PROBE_MODEL})
+    if model in names:
+        return
+    shown = ", ".join(names[:MODELS_SHOWN]) or "none"
+    more = f" and {len(names) - MODELS_SHOWN} more" if len(names) > MODELS_SHOWN else ""
+    fail(
+        f"there is no model {model}; models are {shown}{more} (a model with a revision is model@revision)", EXIT_FAILURE
+    )
 
 
 class _Commands(click.Group):
@@ -139,13 +182,23 @@ class _Commands(click.Group):
             importlib.import_module(f"kvpool.cli.commands.{module}")
         return super().get_command(ctx, cmd_name)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is asked for; an unknown one is refused with what is nearest."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            hint = did_you_mean(args[0], MODULES)
+            raise click.UsageError(f"{error.message.removesuffix('.')}{hint or '.'}", ctx) from error
+
 
 @click.group(
     cls=_Commands,
     epilog=f"""\b
 Examples:
   kvpoolctl info
-  kvpoolctl --socket /run/kvpool/kvpool.sock stats dram --json
+  kvpoolctl --socket /tmp/try/kvpool.sock stats dram --json
 
 {EXIT_CODES}""",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

@@ -47,7 +47,7 @@ _OPTIONS = (
         help=f"First tokens and window that are always attended (default: {RESIDENT}).",
     ),
     click.option("--threads", metavar="LIST", help="Native threads (default: 1,2 or as many as there are processors)."),
-    click.option("--paths", is_flag=True, help="Each instruction set of the processor, too."),
+    click.option("--paths", is_flag=True, help="Measure each instruction set of the processor, too."),
 )
 
 

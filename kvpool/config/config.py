@@ -6,14 +6,14 @@ option, its value and what was expected. The result is frozen: every Config is v
 Each option is described once, in `OPTIONS`; `configs/kvpool.toml` explains them to operators, and a test compares the two.
 """
 
-import difflib
+import codecs
 import errno
 import os
 import re
 import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import kvpool_native
@@ -32,11 +32,13 @@ from kvpool.config.options import (
     size_option,
     write_budget_option,
 )
-from kvpool.config.path_options import FileFault, default_socket, directory, group, mode, secret_file
+from kvpool.config.path_options import FileFault, directory, group, mode, secret_file
 from kvpool.config.peer_options import PEER_OPTIONS, PeerConfig, check_peers
+from kvpool.config.settings import Setting, settings_of
 from kvpool.config.store_options import STORE_OPTIONS, StoreConfig, check_store
-from kvpool.errors import ConfigError, InvalidArgument
-from kvpool.units import parse_size
+from kvpool.errors import ConfigError, InvalidArgument, did_you_mean
+from kvpool.socket_path import default_socket
+from kvpool.units import parse_size, write_size
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -141,7 +143,7 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Every option of a daemon."""
+    """Every option of a daemon. `settings`: each option's value as it was written, and where, by its name."""
 
     server: ServerConfig
     hbm: HbmConfig
@@ -151,6 +153,7 @@ class Config:
     store: StoreConfig
     events: EventsConfig
     log: LogConfig
+    settings: Mapping[str, Setting] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def stop_timeout(self) -> float:
@@ -193,10 +196,13 @@ def read_config(path: str | None = None, overrides: Sequence[str] = ()) -> Confi
     """What `load_config` reads, with its faults."""
     faults: list[str] = []
     faulty = set()
-    given = {**_read_file(path, faults), **_read_overrides(overrides, faults)}
+    text = _read_text(path, faults)
+    defaults = {name: option.default for name, option in OPTIONS.items()}
+    file, overridden = _read_options(path, text, faults), _read_overrides(overrides, faults)
+    settings = settings_of(defaults, file, overridden, path=path, text=text)
     parsed: dict[str, Any] = {}
-    for name, option in OPTIONS.items():
-        value = given.get(name, option.default)
+    for name, setting in settings.items():
+        value, option = setting.value, OPTIONS[name]
         try:
             parsed[name] = option.parse(value)
             continue
@@ -209,13 +215,16 @@ def read_config(path: str | None = None, overrides: Sequence[str] = ()) -> Confi
     together: list[str] = []
     _check_together(parsed, together)
     changed = {
-        name: value for name, value in given.items() if parsed[name] != OPTIONS[name].parse(OPTIONS[name].default)
+        name: setting.value
+        for name, setting in settings.items()
+        if parsed[name] != OPTIONS[name].parse(OPTIONS[name].default)
     }
-    reading = ConfigReading(_built(parsed), tuple(faults), frozenset(faulty), tuple(idle_options(changed, parsed)))
+    config = _built(parsed, settings)
+    reading = ConfigReading(config, tuple(faults), frozenset(faulty), tuple(idle_options(changed, parsed)))
     return replace(reading, faults=(*faults, *reading.of_valid(together)))
 
 
-def _built(parsed: Mapping[str, Any]) -> Config:
+def _built(parsed: Mapping[str, Any], settings: Mapping[str, Setting]) -> Config:
     sections = {
         "server": ServerConfig,
         "hbm": HbmConfig,
@@ -230,29 +239,33 @@ def _built(parsed: Mapping[str, Any]) -> Config:
         section: kind(**{name.split(".")[1]: value for name, value in parsed.items() if name.startswith(f"{section}.")})
         for section, kind in sections.items()
     }
-    return Config(**built)
+    return Config(**built, settings=settings)
 
 
-def _read_file(path: str | None, faults: list[str]) -> dict[str, Any]:
+def _read_text(path: str | None, faults: list[str]) -> str:
     if path is None:
-        return {}
+        return ""
     try:
-        tables = tomllib.loads(_content_of(path))
+        return _content_of(path)
     except OSError as error:
         faults.append(f"config file {path} cannot be read: {error.strerror}")
-        return {}
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # not text, not TOML, a number of thousands of digits, or nested too deep
+    except ValueError as error:
+        faults.append(f"config file {path} is no TOML: {error}")
+    return ""
+
+
+def _read_options(path: str | None, text: str, faults: list[str]) -> dict[str, Any]:
+    try:
+        tables = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # no TOML, a number of thousands of digits, or nested too deep
         faults.append(f"config file {path} is no TOML: {error}")
         return {}
     return _known(_flatten(tables), faults)
 
 
 def _content_of(path: str) -> str:
-    """The content of a file. Raises OSError, also for anything that is no regular file or far too large: nothing may delay a
-    reload."""
+    """The content of a file. Raises ValueError where it is no UTF-8, and OSError, also for anything that is no regular file or
+    far too large: nothing may delay a reload."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:  # closes a directory too
         found = os.fstat(file.fileno())
@@ -261,6 +274,8 @@ def _content_of(path: str) -> str:
         content = file.read(CONFIG_BYTES_MAX + 1)
     if len(content) > CONFIG_BYTES_MAX:
         raise OSError(errno.EFBIG, f"it has more than {CONFIG_BYTES_MAX} bytes")
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError("it begins with the byte order mark of UTF-16, expected UTF-8: save it as that")
     return content.decode("utf-8-sig")  # editors of other systems begin a file with a byte order mark
 
 
@@ -286,11 +301,16 @@ def _flatten(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _known(values: Mapping[str, Any], faults: list[str]) -> dict[str, Any]:
+    sections = dict.fromkeys(name.partition(".")[0] for name in OPTIONS)
     for name in values:
-        if name not in OPTIONS:
-            nearest = difflib.get_close_matches(name, OPTIONS, n=1)
-            hint = f", did you mean {nearest[0]}?" if nearest else ""
-            faults.append(f"{name} is no option{hint}")
+        section = name.partition(".")[0]
+        if name in sections:
+            faults.append(f"{name} is {values[name]!r}, expected a section: [{name}], and options below it")
+        elif "." in name and section not in sections:
+            fault = f"{section} is no section{did_you_mean(section, sections)}; sections are {', '.join(sections)}"
+            faults += [] if fault in faults else [fault]
+        elif name not in OPTIONS:
+            faults.append(f"{name} is no option{did_you_mean(name, OPTIONS)}")
     return {name: value for name, value in values.items() if name in OPTIONS}
 
 
@@ -299,14 +319,17 @@ def _check_together(parsed: Mapping[str, Any], faults: list[str]) -> None:
         OPTIONS["dram.segment"].default
     ):
         faults.append(
-            f"dram.segment is {parsed['dram.segment']} bytes, "
-            f"expected at most dram.capacity, {parsed['dram.capacity']} bytes"
+            f"dram.segment is {write_size(parsed['dram.segment'])}, "
+            f"expected at most dram.capacity, {write_size(parsed['dram.capacity'])}"
         )
 
     if parsed["ssd.capacity"] and not parsed["ssd.path"]:
-        faults.append(f"ssd.path is '', expected a directory because ssd.capacity is {parsed['ssd.capacity']}")
+        faults.append(
+            f"ssd.path is '', expected a directory because ssd.capacity is {write_size(parsed['ssd.capacity'])}"
+        )
     if 0 < parsed["ssd.capacity"] < SSD_CAPACITY_MIN:
-        faults.append(f"ssd.capacity is {parsed['ssd.capacity']}, expected 0 or at least {SSD_CAPACITY_MIN}")
+        capacity = write_size(parsed["ssd.capacity"])
+        faults.append(f"ssd.capacity is {capacity}, expected 0B or at least {write_size(SSD_CAPACITY_MIN)}")
     check_hbm(parsed, faults)
     check_events(parsed, faults)
     check_peers(parsed, faults)

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvpool.config.options import Option, size_option
 from kvpool.errors import InvalidArgument
+from kvpool.units import write_size
 
 OFF = "off"
 DRIVER_BYTES_MAX = 4096
@@ -50,7 +51,7 @@ def check_hbm(parsed: Mapping[str, Any], faults: list[str]) -> None:
     capacity, below = parsed["hbm.capacity"], parsed["dram.capacity"]
     if capacity > below:
         faults.append(
-            f"hbm.capacity is {capacity} bytes, expected at most dram.capacity, {below} bytes: "
+            f"hbm.capacity is {write_size(capacity)}, expected at most dram.capacity, {write_size(below)}: "
             "a device has copies of chunks that DRAM has"
         )
     if parsed["server.write_mode"] == "copy":

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from kvpool.errors import InvalidArgument
-from kvpool.types import SERVICE_SOCKET
 
 TOPIC_BYTES_MAX = 200
 _OTHERS = 0o077
@@ -18,17 +17,6 @@ _OTHERS = 0o077
 
 class FileFault(InvalidArgument):
     """A named file cannot be used: the reason, as a clause after its name."""
-
-
-def default_socket() -> str:
-    """The socket of daemon and commands without a configuration: in the service's directory if this user can use it."""
-    service = Path(SERVICE_SOCKET).parent
-    if service.is_dir() and os.access(service, os.W_OK):
-        return SERVICE_SOCKET
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and Path(runtime).is_dir():
-        return str(Path(runtime) / "kvpool" / "kvpool.sock")
-    return f"/tmp/kvpool-{os.getuid()}/kvpool.sock"  # noqa: S108 - the directory is this user's own
 
 
 def directory(value: Any) -> str:

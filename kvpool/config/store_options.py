@@ -15,6 +15,7 @@ from kvpool.config.options import (
     size_option,
 )
 from kvpool.errors import InvalidArgument
+from kvpool.units import write_size
 
 P2P_HANDSHAKE = "P2PHANDSHAKE"
 ADDRESS_BYTES_MAX = 256
@@ -59,7 +60,7 @@ class StoreConfig:
 def check_store(parsed: Mapping[str, Any], faults: list[str]) -> None:
     """Add the faults of these options' values together."""
     if parsed["store.segment"] and not parsed["store.master"]:
-        faults.append(f"store.segment is {parsed['store.segment']} bytes, expected store.master beside it")
+        faults.append(f"store.segment is {write_size(parsed['store.segment'])}, expected store.master beside it")
 
 
 def _master(value: Any) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
+from kvpool.index.layout_uses import LayoutUses
 from kvpool.index.sessions import EngineSession
 from kvpool.layout import Layout
 from kvpool.types import (
@@ -43,6 +44,7 @@ class UsageTable:
     """Counters of all models, and those that belong to no single model."""
 
     def __init__(self) -> None:
+        self.by_layout = LayoutUses()
         self._models: dict[str, ModelUsage] = {}
         self._reports = 0
         self._clamped_values = 0
@@ -65,7 +67,7 @@ class UsageTable:
             clamped_values=self._clamped_values,
         )
 
-    def count_report(self, session: EngineSession, report: UsageReport) -> None:
+    def count_report(self, session: EngineSession, report: UsageReport, now_ns: int) -> None:
         """Add a client's report of its usage since the last one."""
         self._reports += 1
         asked = left = self._clamped(report.lookup_chunks)
@@ -89,13 +91,16 @@ class UsageTable:
             loaded_bytes=_sums(before.loaded_bytes, (chunks * chunk_bytes for chunks in loaded)),
             sparse=_added(before.sparse, self._plausible(report.sparse, session.layout.kv_heads)),
         )
+        looked_up, hit = tokens_of(asked), sum(map(tokens_of, hits))
+        self.by_layout.note_use(session, now_ns, lookup_tokens=looked_up, hit_tokens=hit)
         for reason in self._failed_loads:
             self._failed_loads[reason] += self._clamped(report.failed_loads[reason])
         for state, count in zip(CLIENT_DECLINES, report.declined_chunks, strict=True):
             self._declined_chunks[state] += self._clamped(count)
 
-    def count_commit(self, session: EngineSession, states: bytes, carried: int = 0) -> None:
+    def count_commit(self, session: EngineSession, states: bytes, now_ns: int, *, carried: int = 0) -> None:
         """Add what a commit has published: a `SaveState` for each chunk, and `carried` further ones."""
+        self.by_layout.note_use(session, now_ns)
         stored = states.count(SaveState.STORED) + carried
         name, before = self._of(session.model)
         self._models[name] = replace(

@@ -59,7 +59,7 @@ class Purpose(Generic[Answer]):
 
 @dataclass(slots=True, kw_only=True)
 class Chains:
-    """See the module. `is_stopping`: new reservations are declined."""
+    """See the module. `is_stopping`, and `is_drained` by an operator's order: new reservations are declined."""
 
     readers: Readers
     writers: Writers
@@ -75,6 +75,7 @@ class Chains:
     clock: Clock
     keeps_token_ids: bool
     is_stopping: bool = False
+    is_drained: bool = False
 
     @verb(m.Acquire, roles=ENGINE)
     def acquire(self, session: EngineSession, request: m.Acquire) -> Parts[m.Leased]:
@@ -181,7 +182,7 @@ class Chains:
         Waits where only memory could serve that is still being faulted in, or holds what the lower tiers lack.
         """
         keys = columns.check_reserve(request)
-        if self.is_stopping:
+        if self.is_stopping or self.is_drained:
             self.usage.count_declined(SaveState.STOPPING, len(keys))
             return _declined(SaveState.STOPPING, len(keys), request.priorities)
         wanted = RetentionColumns(request.priorities, request.durations)
@@ -211,7 +212,7 @@ class Chains:
     ) -> Parts[m.Reserved]:
         keys = columns.check_reserve(request)
         share = Share(request.first_layer, request.layers, request.first_group, request.groups)
-        if self.is_stopping:
+        if self.is_stopping or self.is_drained:
             self.usage.count_declined(SaveState.STOPPING, len(keys))
             return _declined(SaveState.STOPPING, len(keys), request.priorities)
         wanted = RetentionColumns(request.priorities, request.durations)
@@ -274,7 +275,7 @@ class Chains:
         finally:
             joint_saves.publish_later()  # nothing, unless its connection ends now
         yield from self._end(number)
-        self.usage.count_commit(session, states, carried)
+        self.usage.count_commit(session, states, self.clock.now_ns(), carried=carried)
         self.tiering.run()
         return m.Committed(states)
 

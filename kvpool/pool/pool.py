@@ -38,6 +38,7 @@ from kvpool.pool.flush import FlushOrder, flush
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.lease_verbs import LeaseVerbs
 from kvpool.pool.lower_tiers import ALL_KINDS, Setting, TierKinds, capacities_of, make_tiering, plan_tiers
+from kvpool.pool.models import list_models
 from kvpool.pool.pulled_names import PulledNames
 from kvpool.pool.readers.hold_bounds import bound, count_held, held_by_connection, held_by_model, held_by_user
 from kvpool.pool.readers.readers import Readers
@@ -246,7 +247,7 @@ class Pool:
 
     def count_usage(self, session: EngineSession, column: bytes) -> None:
         """Add a client's usage report. Raises ProtocolError."""
-        self._usage.count_report(session, usage.unpack(column))
+        self._usage.count_report(session, usage.unpack(column), self._clock.now_ns())
 
     def drop_connection(self, connection: ConnectionId) -> None:
         """A connection has ended: its leases and reservations end with it."""
@@ -340,6 +341,18 @@ class Pool:
         order = FlushOrder(model, older_than_s, tier, self._clock.now_ns())
         view, on_part = self._index_view, self._note_flushed
         return flush(self._directory, self._tiering, order, view=view, namespaces=self.namespaces, on_part=on_part)
+
+    def models(self) -> Parts[dict[str, Any]]:
+        """Each model and layout, and what of it is stored and used; see `list_models`."""
+        tiers = [(Level.DRAM, "dram", self._directory)]
+        tiers += [(slots.level, slots.name, slots.directory) for slots in self._tiering.slots]
+        return list_models(
+            {name: directory for _, name, directory in sorted(tiers, key=lambda tier: tier[0])},
+            self.namespaces.all(),
+            [joined.values() for joined, _ in self._joined.values()],
+            uses=self._usage.by_layout,
+            now_ns=self._clock.now_ns(),
+        )
 
     def discard(self, key: bytes) -> None:
         """Drop a chunk that its only user no longer needs, held or not; nothing where it was evicted."""

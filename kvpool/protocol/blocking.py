@@ -6,7 +6,6 @@ but Refused the connection is unusable and must be closed: an answer may still b
 
 import array
 import contextlib
-import os
 import select
 import socket
 import struct
@@ -26,12 +25,11 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import operator as om
 from kvpool.protocol.records import peers as pm
 from kvpool.router_events.columns import NamespaceNames, unpack_namespaces
-from kvpool.types import SERVICE_SOCKET
 
 Answer = TypeVar("Answer")
-PATH_BYTES_MAX = 107  # of a unix socket, by the kernel
-# The daemon's own limit for a slice is shorter.
+# Beside the time for any answer. The daemon's own limit for a slice is shorter, and that for all chunks as long.
 SLICE_TIMEOUT_S = 30.0
+ALL_CHUNKS_TIMEOUT_S = 120.0
 _FDS_MAX = 3
 _BUFFER_BYTES = 64 << 10
 _TIMEVAL = struct.Struct("ll")
@@ -62,16 +60,19 @@ class BlockingConnection:
         self._buffer = bytearray(_BUFFER_BYTES)
         self.fds: list[int] = []
         deadline = Deadline(self._welcome_s)
-        try:
-            self._greet(path, hello, versions.NEWEST, deadline)
-        except Refused as error:
-            if error.code != "protocol":
-                raise
-            # A daemon of version 1 takes a hello with a range for a bad frame.
-            if hello.oldest > 1:
-                spoken = f"this client speaks protocol {hello.oldest} to {hello.version}, the daemon at {path} 1"
-                raise Refused("version", f"{spoken} (it answered: {error}): update the daemon") from error
-            self._greet(path, replace(hello, version=1), 1, deadline)
+        for version in versions.GREETINGS:
+            if hello.oldest > version:
+                spoken = (
+                    f"this client speaks protocol {hello.oldest} to {hello.version}, the daemon at {path} an older one"
+                )
+                raise Refused("version", f"{spoken}: update the daemon")
+            try:
+                self._greet(path, replace(hello, version=1) if version == 1 else hello, version, deadline)
+            except Refused as error:
+                if error.code != "protocol" or version == versions.GREETINGS[-1]:
+                    raise
+            else:
+                return
 
     def _greet(self, path: str, hello: m.Hello, version: int, deadline: Deadline) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -106,9 +107,10 @@ class BlockingConnection:
             raise
 
     @classmethod
-    def admin(cls, path: str, timeout_s: float) -> "BlockingConnection":
-        """A connection for an operator: no model, no shared memory."""
-        return cls(path, m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ADMIN, "", []), timeout_s)
+    def admin(cls, path: str, timeout_s: float, name: str = "") -> "BlockingConnection":
+        """A connection for an operator: no model, no shared memory. `name`: for people, in the daemon's list and log."""
+        hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ADMIN, "", [], name=name.encode())
+        return cls(path, hello, timeout_s)
 
     def __enter__(self) -> "BlockingConnection":
         return self
@@ -233,7 +235,7 @@ class BlockingConnection:
         `durable`: no restart brings one back.
         """
         request = m.Flush(model or "", -1.0 if older_than_s is None else float(older_than_s), tier)
-        return self.call(request, m.Report).values
+        return self.call(request, m.Report, ALL_CHUNKS_TIMEOUT_S + self._timeout_s).values
 
     def demote_all(self, timeout_s: float, *, is_forced: bool = True) -> dict[str, Any]:
         """Write chunks that only DRAM has to the SSD tier, within the write budget or (`is_forced`) beyond it.
@@ -244,6 +246,14 @@ class BlockingConnection:
         catalogue failed or came late.
         """
         return self.call(m.DemoteAll(timeout_s, is_forced), m.Report, timeout_s + self._timeout_s).values
+
+    def drain(self, *, is_on: bool) -> bool:
+        """Have the daemon decline new saves, or take them again; whether it declined them before."""
+        return bool(self.call(om.Drain(is_on), m.Report).values["before"])
+
+    def models(self) -> dict[str, Any]:
+        """Models by layout, those with the most bytes first (`models`), and how many are `left_out`."""
+        return self.call(om.AskModels(), m.Report, ALL_CHUNKS_TIMEOUT_S + self._timeout_s).values
 
     def connections(self) -> dict[str, Any]:
         """All connections and what each holds (`connections`, those that hold the most first), and how many are `left_out`."""
@@ -266,6 +276,11 @@ class BlockingConnection:
         """Have the daemon log from a level on (empty: as it does); the `level`, and the one `before`."""
         return self.call(om.LogLevel(level), m.Report).values
 
+    def config(self) -> dict[str, dict[str, Any]]:
+        """The configuration in force: of each option its `value` as it was written, and the `source` of that, by its name."""
+        options: dict[str, dict[str, Any]] = self.call(om.AskConfig(), m.Report).values["options"]
+        return options
+
     def reload(self) -> dict[str, Any]:
         """Have the daemon read its configuration again: `changed` lines, and the options that are `needs_restart`.
 
@@ -284,7 +299,7 @@ class BlockingConnection:
 
     def snapshot(self, cursor: int) -> em.SnapshotPage:
         """A page of the stored chunks; see `em.AskSnapshot`."""
-        return self.call(em.AskSnapshot(cursor), em.SnapshotPage)
+        return self.call(em.AskSnapshot(cursor), em.SnapshotPage, SLICE_TIMEOUT_S + self._timeout_s)
 
     def chunk_history(self, keys: Sequence[bytes]) -> list[dict[str, Any]]:
         """The history of each chunk in the daemon's journal."""
@@ -313,7 +328,7 @@ class BlockingConnection:
 
     def check(self) -> dict[str, Any]:
         """Recount invariants inside the daemon: `problems` (lines), `chunks` seen, by tier too (`tiers`)."""
-        return dict(self.call(m.Check(), m.Report).values)
+        return dict(self.call(m.Check(), m.Report, ALL_CHUNKS_TIMEOUT_S + self._timeout_s).values)
 
     def verify_bytes(self, column: bytes, chunks: int) -> dict[str, Any]:
         """Have the daemon verify a slice of chunks; see `m.VerifyBytes`. `verify_walk.read_all` requests all slices."""
@@ -406,19 +421,6 @@ class BlockingConnection:
         if seconds != self._waits_s:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
             self._waits_s = seconds
-
-
-def fault_of_path(path: object) -> str:
-    """What is expected of a socket's path (str or PathLike), where this cannot be one; empty where it can."""
-    try:
-        encoded = os.fsencode(path) if isinstance(path, (str, os.PathLike)) else b""
-    except UnicodeEncodeError:
-        encoded = b""
-    if b"://" in encoded:
-        return f"a path without a scheme, such as {SERVICE_SOCKET}"
-    return (
-        "" if 0 < len(encoded) <= PATH_BYTES_MAX and b"\0" not in encoded else f"a path of 1 to {PATH_BYTES_MAX} bytes"
-    )
 
 
 def _silence(path: str, pid: int, timeout_s: float) -> str:

@@ -20,6 +20,7 @@ operators of every version are served. docs/protocol.md defines what makes a new
     11  head groups in a layout's groups; ReserveGroupShare; FindGroupCopies; SeekEach and SoughtEach: chunks of groups in the
         shared store; AnnounceGroups, and Demote of groups
     12  Promise; leases over groups of up to 4096 holds; NameTokens
+    13  name in Hello; Drain, AskModels and AskConfig
 """
 
 from dataclasses import MISSING, fields
@@ -54,6 +55,9 @@ SINCE: dict[type[Any], int] = {
     om.Disconnect: 2,
     om.LogLevel: 2,
     om.Reload: 2,
+    om.Drain: 13,
+    om.AskModels: 13,
+    om.AskConfig: 13,
     pm.AskPeers: 4,
     pm.AcquireFrom: 4,
     sk.Seek: 4,
@@ -79,7 +83,7 @@ SINCE: dict[type[Any], int] = {
 }
 # How many fields a record had up to a version, the oldest first; later fields have defaults.
 FIELDS_UP_TO: dict[type[Any], tuple[tuple[int, int], ...]] = {
-    m.Hello: ((1, 5),),
+    m.Hello: ((1, 5), (12, 6)),
     m.Welcome: ((1, 10), (3, 11)),
     m.DemoteAll: ((1, 1),),
     m.Leased: ((2, 5),),
@@ -92,6 +96,9 @@ CLAIMS_SINCE, HOLDS_SINCE = 10, 12
 # Descriptors that came with a welcome before the table of other nodes' chunks did.
 _REMOTE_SINCE = 4
 _DESCRIPTORS_BEFORE = 2
+# The versions as whose client to greet a daemon, the next one where it takes the hello for a bad frame: fields of a hello came
+# with 13 and with 2.
+GREETINGS = (NEWEST, 12, 1)
 
 Record = TypeVar("Record")
 

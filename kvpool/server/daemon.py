@@ -242,7 +242,7 @@ class Daemon:
         if layout.group is not None:
             raise LayoutMismatch(f"layout is that of one group ({layout.group}), expected the layout with all groups")
         self._pool.open_namespaces(hello.model, layout, self._user_of(peer))
-        log.debug("engine of model %s connects: pid %d uid %d", hello.model, peer.pid, peer.uid)
+        log.debug("engine of model %s connects: %s", hello.model, peer)
         return AcceptedHello(self._welcome(), self._pool.fds())
 
     async def _adopt(self, accepted: socket.socket, hello: m.Hello, peer: Peer) -> None:
@@ -273,14 +273,14 @@ class Daemon:
         except BaseException:
             self._on_closed(connection_id)
             raise
-        log.debug("connection %d: %s, pid %d uid %d", connection_id, hello.role, peer.pid, peer.uid)
+        log.debug("connection %d: %s, %s", connection_id, hello.role, peer)
 
     def _handlers_of(self, connection_id: ConnectionId, hello: m.Hello, peer: Peer) -> Handlers:
         if hello.role == m.ROLE_ADMIN:
             return operator_handlers(
                 self._pool,
                 OperatorVerbs(self._pool, self._info, self._counts, peer),
-                SteeringVerbs(self.reload, peer),
+                SteeringVerbs(self.reload, peer, self._drain),
                 ConnectionVerbs(self._pool, self._roster, peer, budget=self._input, clock=self._clock),
                 PeerVerbs(self._fleets),
             )
@@ -289,6 +289,11 @@ class Daemon:
         layout, user = Layout.from_wire(hello.layout), self._user_of(peer)
         session = self._pool.open_session(connection_id, hello.model, layout, user)
         return engine_handlers(self._pool, session, user=user, clock=self._clock)
+
+    def _drain(self, is_on: bool) -> bool:
+        before, self._pool.chains.is_drained = self._pool.chains.is_drained, is_on
+        self.supervision.note_drained(is_on=is_on)
+        return before
 
     def _user_of(self, peer: Peer) -> int | None:
         """The user whose share counts what the peer's connection holds: operators have no share."""

@@ -78,8 +78,8 @@ def plan_descriptors(config: Config, limit: int) -> DescriptorRoom:
     """
     plans = plan_tiers(config)
     segments = plans.descriptors
-    peers = PeerRoom().within(int(PEER_PART * (limit - OWN_DESCRIPTORS - segments)))
-    routers = min(config.events.descriptors, int(PEER_PART * (limit - OWN_DESCRIPTORS - segments)))
+    part = max(0, int(PEER_PART * (limit - OWN_DESCRIPTORS - segments)))
+    peers, routers = PeerRoom().within(part), min(config.events.descriptors, part)
     taken = OWN_DESCRIPTORS + segments + routers + (peers.descriptors if config.peer.is_used else 0)
     each = 2 if config.server.staging_bytes else 1
     wanted = config.server.max_connections

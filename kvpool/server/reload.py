@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from kvpool.config.config import Config
+from kvpool.config.settings import ORDER, Setting
 from kvpool.errors import ConfigError
 from kvpool.units import format_duration
 
@@ -127,7 +128,7 @@ class Reload:
     def change(self, name: str, value: object) -> None:
         """Have one option of LIVE take effect, until the configuration is read again."""
         assert name in LIVE
-        self.config = _with_option(self.config, name, value)
+        self.config = _with_option(self.config, name, value, Setting(value, ORDER))
         self._apply(self.config)
 
     async def _run_logged(self) -> None:
@@ -150,7 +151,7 @@ class Reload:
             option = LIVE[name]
             counts_for = f" (for {option.counts_for})" if option.counts_for else ""
             changed.append(f"{name}: {option.show(before)} -> {option.show(after)}{counts_for}")
-            self.config = _with_option(self.config, name, after)
+            self.config = _with_option(self.config, name, after, config.settings[name])
         self._apply(self.config)
         for file, listed in zip(self._key_files, keys, strict=True):
             if listed is None:
@@ -159,7 +160,9 @@ class Reload:
             if change:
                 changed.append(f"{file.option}: {change}")
             section, _, name = file.option.partition(".")
-            self.config = _with_option(self.config, file.option, getattr(getattr(config, section), name))
+            self.config = _with_option(
+                self.config, file.option, getattr(getattr(config, section), name), config.settings[file.option]
+            )
             different.pop(file.option, None)
         restart = tuple(name for name in different if name not in LIVE)
         for line in changed:
@@ -171,15 +174,16 @@ class Reload:
         return ReloadResult(tuple(changed), restart)
 
 
-def _with_option(config: Config, name: str, value: object) -> Config:
+def _with_option(config: Config, name: str, value: object, setting: Setting) -> Config:
     section, key = name.split(".")
-    return replace(config, **{section: replace(getattr(config, section), **{key: value})})
+    settings = {**config.settings, name: setting}
+    return replace(config, settings=settings, **{section: replace(getattr(config, section), **{key: value})})
 
 
 def _differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
     """The options that differ, with both values."""
     found = {}
-    for section in fields(before):
+    for section in (field for field in fields(before) if field.compare):
         old, new = getattr(before, section.name), getattr(after, section.name)
         for option in fields(old):
             values = getattr(old, option.name), getattr(new, option.name)

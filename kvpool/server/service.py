@@ -26,6 +26,7 @@ from kvpool.protocol import hit_curve
 from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import device as dm
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import operator as om
 from kvpool.protocol.records import staging as sm
 from kvpool.protocol.verbs import ENGINE, OPERATOR, handlers_of, verb, verbs_of
 from kvpool.server.connections.audit import audit, audited
@@ -96,6 +97,11 @@ class OperatorVerbs:
         """Counters by section."""
         return m.Report(self._pool.stats(self._connections.stats()))
 
+    @verb(om.AskModels, roles=OPERATOR)
+    def models(self, _request: om.AskModels) -> Parts[m.Report]:
+        """What is stored of each model."""
+        return m.Report((yield from self._pool.models()))
+
     @verb(m.Flush, roles=OPERATOR)
     @audited("flush", "model", "older_than_s", "tier")
     def flush(self, request: m.Flush) -> Parts[Answer]:
@@ -113,7 +119,9 @@ class OperatorVerbs:
         """Have the SSD tier keep what DRAM alone has."""
         if not 0.0 <= request.timeout_s <= DEMOTE_ALL_S_MAX:
             return m.Failure("argument", f"timeout_s is {request.timeout_s}, expected 0 to {DEMOTE_ALL_S_MAX:g}")
-        demoted = await self._pool.demote_all(request.timeout_s, is_forced=request.is_forced)
+        pool = self._pool
+        is_more_coming = (lambda: pool.is_busy) if pool.chains.is_drained else None
+        demoted = await pool.demote_all(request.timeout_s, is_more_coming, is_forced=request.is_forced)
         audit(self.peer, "demote ended", **demoted)
         return m.Report(demoted)
 

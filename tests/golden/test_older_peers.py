@@ -71,6 +71,13 @@ def test_an_operator_of_an_earlier_version_is_served_as_before(shared_daemon: Da
             assert [type(value) for value in values] == [dict]
 
 
+def test_an_engine_whose_hello_has_no_name_is_served(shared_daemon: Daemon) -> None:
+    fields = [m.MAGIC, 12, m.ROLE_ENGINE, "test-model", SMALL.to_wire(), versions.oldest_of("engine")]
+    with _answered(shared_daemon, frames.encode(m.Hello.KIND, 0, fields)) as (_, (kind, _, values)):
+        assert kind == m.Welcome.KIND
+        assert len(values) == len(_body(wire.frames_of(12)["Welcome"][1])[2])
+
+
 class EarlierDaemon:
     """A daemon of an earlier version, as far as an engine's client of this one gets: it refuses the hello as it did then."""
 
@@ -103,8 +110,8 @@ class EarlierDaemon:
                 accepted.recv(1)
 
     def _refusal(self, values: list[object]) -> m.Failure:
-        if self._version == 1:
-            return m.Failure("protocol", f"Hello has {len(values)} fields, expected 5")
+        if len(values) != HELLO_FIELDS[self._version]:
+            return m.Failure("protocol", f"Hello has {len(values)} fields, expected {HELLO_FIELDS[self._version]}")
         spoken = f"client speaks protocol {values[5]} to {values[1]}, this daemon 1 to 2"
         return m.Failure("version", f"{spoken}: update the older of the two")
 
@@ -115,7 +122,7 @@ def test_an_engine_of_this_version_misses_at_a_daemon_of_an_earlier_one(tmp_path
         with kv.connect(daemon.path, model="test-model", layout=SMALL, timeout_s=TIMEOUT_S) as pool:
             assert not pool.connected
             assert pool.lookup(pool.keys(tokens_of(1, 4 * SMALL.chunk_tokens))).chunks == 0
-        assert set(daemon.hellos) == {6}
+        assert set(daemon.hellos) == {7, 6}
         hello = m.Hello(
             m.MAGIC, versions.NEWEST, m.ROLE_ENGINE, "test-model", SMALL.to_wire(), versions.oldest_of("engine")
         )
@@ -137,7 +144,7 @@ def test_a_newer_layout_is_asked_of_no_daemon_of_an_earlier_version(
         with kv.connect(daemon.path, model="test-model", layout=layout, timeout_s=TIMEOUT_S) as pool:
             assert not pool.connected
             assert f"client speaks protocol {since} to {versions.NEWEST}" in str(pool.stats()["last_error"])
-        assert set(daemon.hellos) == {6}
+        assert set(daemon.hellos) == {7, 6}
 
 
 def test_a_client_and_a_daemon_without_a_common_version_refuse_by_name(daemon: Daemon) -> None:

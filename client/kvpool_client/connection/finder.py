@@ -46,7 +46,7 @@ class Finder:
         self._absent: OrderedDict[bytes, int] = OrderedDict()  # until when; guarded by _lock
 
     def lookup(self, keys: KeyChain, owner: str = "", *, is_counted: bool = True) -> Hit:
-        """See `Pool.lookup`."""
+        """See `Pool.lookup`. `is_counted`: in the usage that hit rates are made of."""
         session = self._link.session
         hit = look_up(session, keys, self._layout, owner)
         if session is None:
@@ -68,7 +68,8 @@ class Finder:
         return Hit(chunks + more, (chunks + more) * self._layout.chunk_tokens, tiers, hit.keys)
 
     def lookup_each(self, chains: Sequence[KeyChain], *, is_counted: bool = True) -> list[Hit]:
-        """The hits of leading chains of which this node has every chunk, in one lookup. No request."""
+        """The hits of leading chains of which this node has every chunk, in one lookup. No request. `is_counted`: as in
+        `lookup`."""
         hits = look_up_each(self._link.session, chains, self._layout)
         if hits and is_counted:
             tiers = b"".join(hit.tiers.tobytes() for hit in hits)

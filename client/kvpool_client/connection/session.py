@@ -54,13 +54,15 @@ class Stoppable(Protocol):
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
     """Plan of a session: the daemon's socket, for which model and layout, and the longest time of a round trip. `oldest`: the
-    oldest version of the protocol that has what it is for; 0: any that can name the layout."""
+    oldest version of the protocol that has what it is for; 0: any that can name the layout. `name`: of the connection, for
+    people."""
 
     path: str
     model: str
     layout: Layout
     timeout_s: float
     oldest: int = 0
+    name: str = ""
 
 
 class Session:
@@ -76,7 +78,8 @@ class Session:
         while `is_wanted`. Raises KVPoolError or OSError, and then leaves nothing open."""
         self._on_end = on_end
         oldest = max(plan.oldest, versions.oldest_for(plan.layout))
-        hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, plan.model, plan.layout.to_wire(), oldest)
+        wire, name = plan.layout.to_wire(), plan.name.encode(errors="replace")
+        hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, plan.model, wire, oldest, name)
         self._pid = os.getpid()
         self._timeout_s = plan.timeout_s
         self._turn = threading.Lock()

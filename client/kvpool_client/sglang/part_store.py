@@ -16,11 +16,13 @@ from kvpool.clock import Deadline
 from kvpool.errors import InvalidArgument
 from kvpool.types import TokenRange
 from kvpool_client.copying.cache import Cache
+from kvpool_client.engines.connection_name import connection_name
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.hints.envelope import Outcome
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.lease import Lease
 from kvpool_client.pool import Pool
+from kvpool_client.results import Hit
 from kvpool_client.save import Save
 from kvpool_client.sglang.host_pages import HostPages
 from kvpool_client.sglang.page_retention import hints_of, page_retention
@@ -54,6 +56,7 @@ class PartStore:
             salt=settings.salt.encode(),
             timeout_s=settings.timeout_s,
             copy_threads=settings.copy_threads,
+            name=connection_name("sglang", pages.layout.rank, pages.layout.world),
         )
         self._counts = {
             "loaded_pages": 0,
@@ -189,13 +192,10 @@ class PartStore:
         self._pool.separate.release(leases[::-1])
 
     def _lease(self, keys: Sequence[str]) -> tuple[list[Lease], int]:
-        """Leases on leading pages, as many as may be leased at once, and how many of them another node has. SGLang has looked
-        them up before."""
-        chains = list(self._chains(keys[:LOADS_AT_ONCE]))
-        hits = self._pool.separate.lookup(chains, is_counted=False)
+        """Leases on leading pages, as many as may be leased at once, and how many of them another node has."""
+        hits: list[Hit] = []
         pulls = 0
-        for chain in chains[len(hits) :]:
-            hit = self._pool.lookup(chain, is_counted=False)
+        for hit in self._pool.separate.find_to_load(list(self._chains(keys[:LOADS_AT_ONCE]))):
             pulls += hit.chunks - hit.chunks_here
             if not hit or pulls > PULLS_AT_ONCE:
                 break

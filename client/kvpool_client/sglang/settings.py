@@ -4,12 +4,12 @@ Read once, checked whole; every fault is named at once. Pure; any thread.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from kvpool.errors import InvalidArgument
+from kvpool.errors import InvalidArgument, did_you_mean
 from kvpool.keys import namespace_name
-from kvpool.protocol.blocking import fault_of_path
-from kvpool.types import PRIORITY_MAX, SERVICE_SOCKET
+from kvpool.socket_path import fault_of_path, find_socket
+from kvpool.types import PRIORITY_MAX
 
 # The keys by which SGLang itself finds the backend; it removes its own prefetch keys before.
 _SGLANG_KEYS = {"backend_name", "module_path", "class_name", "interface_v1"}
@@ -23,7 +23,7 @@ class Settings:
     """
 
     model: str
-    socket: str = SERVICE_SOCKET
+    socket: str = field(default_factory=find_socket)
     revision: str = ""
     salt: str = ""
     timeout_s: float = 1.0
@@ -45,7 +45,8 @@ class Settings:
             "copy_threads": (1, 64),
             "priority": (0, PRIORITY_MAX),
         }
-        faults += [f"{key} is no setting" for key in given if key not in expected and key not in numbers]
+        known = [*expected, *numbers]
+        faults += [f"{key} is no setting{did_you_mean(str(key), known)}" for key in given if key not in known]
         faults += [
             f"{key} is {given[key]!r}, expected a string"
             for key, kind in expected.items()

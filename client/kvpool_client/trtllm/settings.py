@@ -6,12 +6,11 @@ read in the background (`engines/weights`). Any thread.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvpool.errors import InvalidArgument, LayoutMismatch
-from kvpool.protocol.blocking import fault_of_path
-from kvpool.types import SERVICE_SOCKET
+from kvpool.errors import InvalidArgument, LayoutMismatch, did_you_mean
+from kvpool.socket_path import fault_of_path, find_socket
 from kvpool_client.engines.weights import READING, Revision, weights_of
 from kvpool_client.engines.weights_reading import WeightsReader
 
@@ -35,7 +34,7 @@ class Settings:
     tokens_per_block: int
     ranks: int
     format: str
-    socket: str = SERVICE_SOCKET
+    socket: str = field(default_factory=find_socket)
     revision: str = ""
     salt: str = ""
     timeout_s: float = 0.5
@@ -54,7 +53,12 @@ class Settings:
     def read(cls, llm_args: Any, environment: Mapping[str, str], version: str) -> "Settings":
         """The settings of one engine. Raises InvalidArgument, naming every variable that is wrong."""
         given = {key.removeprefix(PREFIX): value for key, value in environment.items() if key.startswith(PREFIX)}
-        faults = [f"{PREFIX}{key} is no setting" for key in given if key not in {*_TEXTS, *_NUMBERS}]
+        known = [PREFIX + key for key in (*_TEXTS, *_NUMBERS)]
+        faults = [
+            f"{PREFIX}{key} is no setting{did_you_mean(PREFIX + key, known)}"
+            for key in given
+            if PREFIX + key not in known
+        ]
         texts = {name: given[key] for key, name in _TEXTS.items() if key in given}
         if "socket" in texts and (fault := fault_of_path(texts["socket"])):
             faults.append(f"{PREFIX}SOCKET is {texts['socket']!r}, expected {fault}")

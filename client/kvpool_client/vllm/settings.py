@@ -5,11 +5,10 @@ the one moment at which raising is right. Immutable; any thread.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
-from kvpool.errors import ConfigError
-from kvpool.protocol.blocking import fault_of_path
-from kvpool.types import SERVICE_SOCKET
+from kvpool.errors import ConfigError, did_you_mean
+from kvpool.socket_path import fault_of_path, find_socket
 
 PREFIX = "kvpool."
 # Reuses 97 % of what blocks of 16 tokens would at prompts of 300 to 1500 tokens, 256 reuses 86 % (docs/engines.md).
@@ -38,7 +37,7 @@ class Settings:
     chunks; 0: only those of the same sizes do.
     """
 
-    socket: str = SERVICE_SOCKET
+    socket: str = field(default_factory=find_socket)
     chunk_tokens: int = 0
     timeout_s: float = 1.0
     wait_s: float = 0.2
@@ -64,7 +63,7 @@ class Settings:
         """The settings in `kv_connector_extra_config`. Raises ConfigError with every fault."""
         known = {PREFIX + field.name: field.name for field in fields(cls)}
         faults = [
-            f"{key} is unknown, expected one of {', '.join(known)}"
+            f"{key} is unknown{did_you_mean(str(key), known)}; expected one of {', '.join(known)}"
             for key in extra
             if str(key).startswith(PREFIX) and key not in known
         ]

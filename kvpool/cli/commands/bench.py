@@ -66,9 +66,11 @@ REPLAY_TITLE = "a trace's requests with real bytes, all of them checked"
 
 def bench_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds --quick and --out, and what every command has."""
-    quick = click.option("--quick", is_flag=True, help="Few rounds: shows that it works, proves nothing.")
+    quick = click.option(
+        "--quick", is_flag=True, help="Measure few rounds: this shows that it works, and proves nothing."
+    )
     out = click.option(
-        "--out", type=click.Path(dir_okay=False), metavar="FILE", help="Write the JSON document to FILE too."
+        "--out", type=click.Path(dir_okay=False), metavar="FILE", help="Write the JSON document to FILE, too."
     )
     return quick(out(common_options(click.pass_obj(command))))
 
@@ -128,7 +130,9 @@ def rpc(options: Options, quick: bool, out: str | None) -> None:
 @click.option(
     "--capacity", metavar="SIZE", help="The arena (default: 16GiB, or what the machine can spare of it; --quick: 1GiB)."
 )
-@click.option("--ssd-chunks", metavar="COUNT", help="What so many chunks on disk cost in memory, such as 4M, instead.")
+@click.option(
+    "--ssd-chunks", metavar="COUNT", help="Measure what so many chunks on disk cost in memory, such as 4M, instead."
+)
 @bench_options
 def footprint(options: Options, capacity: str | None, ssd_chunks: str | None, quick: bool, out: str | None) -> None:
     """Cost of an idle daemon in memory and CPU time, and the time until it serves.
@@ -163,9 +167,9 @@ def turns(options: Options, quick: bool, out: str | None) -> None:
 @click.option(
     "--rdma-protocol",
     type=click.Choice(["tcp", "rdma"]),
-    help="Of TransferEngine (default: rdma where the machine has a device for it, else tcp).",
+    help="Use this protocol of TransferEngine (default: rdma where the machine has a device for it, else tcp).",
 )
-@click.option("--rdma-devices", default="", metavar="NAMES", help="RDMA devices, with commas between (default: all).")
+@click.option("--rdma-devices", default="", metavar="NAMES", help="Use these RDMA devices, by comma (default: all).")
 @bench_options
 def peer(options: Options, rdma_protocol: str | None, rdma_devices: str, quick: bool, out: str | None) -> None:
     """Chunks from one node to another by each transport, against plain sockets: rates, CPU time, the first layer.
@@ -202,7 +206,7 @@ def sparse(options: Options, quick: bool, out: str | None, **asked: Any) -> None
 path_option = click.option(
     "--path",
     metavar="FOLDER",
-    help="Where on a disk to work, in a fresh folder (default: the user's cache, or TMPDIR).",
+    help="Work here on a disk, in a fresh folder (default: the user's cache, or TMPDIR).",
 )
 
 
@@ -243,11 +247,18 @@ def ssd(options: Options, path: str | None, size: str | None, quick: bool, out: 
 )
 @path_option
 @click.option(
-    "--requests", type=click.IntRange(min=1), metavar="N", help="Replay the first N (default: about a minute's)."
+    "--requests",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Replay the first N requests (default: those of about a minute).",
 )
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="An option of the daemon that is started.")
 @click.option(
-    "--settled", is_flag=True, help="One client; a request waits until nothing moves between the tiers, as in simulate."
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set an option of the daemon that is started."
+)
+@click.option(
+    "--settled",
+    is_flag=True,
+    help="Replay by one client, and have each request wait until nothing moves between the tiers, as in simulate.",
 )
 @click.option("--times", metavar="FILE", help="Write when each request began, for simulate --times (with --settled).")
 @click.option(

@@ -21,6 +21,9 @@ def connections(options: Options) -> None:
     reservation has expired, chunks that it has leased, and chunks that it has announced. UNREAD is the part of a request that
     has arrived without the rest. RANK is "-" for a scheduler, which stands for all ranks, and for an operator. A connection
     that is "ending" has been disconnected and not closed by its process yet: slots that it may still write stay reserved.
+
+    NAME is what the process calls itself, and no proof: an adapter names engine, pod or host, and rank. PID is 0 where the
+    process is in a process namespace of its own, as in another container.
     """
     with options.connect() as connection:
         report = ask(connection.connections)
@@ -55,7 +58,9 @@ def disconnect(options: Options, connection: int) -> None:
 
 def _readable(row: dict[str, Any]) -> dict[str, Any]:
     return {
-        **{name: row[name] for name in ("id", "pid", "uid", "role", "model", "rank")},
+        **{name: row[name] for name in ("id", "pid", "uid")},
+        "name": row.get("name", "") or "-",
+        **{name: row[name] for name in ("role", "model", "rank")},
         "age": f"{row['age_s']:.0f}s",
         "leases": row["leases"],
         "saves": row["reservations"],

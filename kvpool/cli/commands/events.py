@@ -5,6 +5,7 @@ Reads the daemon's log over its socket, as any operator's connection may; needs 
 
 import json
 import sys
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -27,7 +28,9 @@ KEY_DIGITS = 16
         "kvpoolctl events --follow", "kvpoolctl events --since 1200 --json", "kvpoolctl events --format trtllm"
     )
 )
-@click.option("--since", type=click.IntRange(-1, ID_MAX), default=-1, metavar="ID", help="Only those behind this id.")
+@click.option(
+    "--since", type=click.IntRange(-1, ID_MAX), default=-1, metavar="ID", help="Print only events behind this id."
+)
 @click.option("--follow", is_flag=True, help="Go on printing as they happen, until interrupted.")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N events (default: never).")
 @click.option(
@@ -54,7 +57,8 @@ def events(options: Options, since: int, follow: bool, count: int | None, form: 
     """
     shown: list[dict[str, Any]] = []
     printed, incarnation, last = 0, b"", since
-    with options.connect() as connection:
+    by_interrupt = (KeyboardInterrupt,) if follow else ()  # people end it so
+    with options.connect() as connection, suppress(*by_interrupt):
         while count is None or printed < count:
             answer = _next(connection, incarnation, last, wait_s=WAIT_S if follow else 0.0)
             incarnation, last = answer.incarnation, answer.last

@@ -3,6 +3,7 @@
 The curve is the daemon's estimate from a sample of requested chunks; see docs/sizing.md. Main thread only.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,18 @@ SMALLEST_SHARE = 8
 STEPS_PER_OCTAVE = 2
 STEPS_MAX = 64
 BAR_WIDTH = 40
+# A share of n independent chunks is off by 1 / sqrt(n) or less, 19 times in 20. From so many points on that is worth a line;
+# from the other on it is no curve.
+UNSURE_POINTS, USELESS_POINTS = 2.0, 20.0
 
 Row = dict[str, Any]
 
 
 @cli.command(epilog=epilog("kvpoolctl mrc --add 64GiB,256GiB", "kvpoolctl mrc --json", "kvpoolctl mrc --png curve.png"))
 @click.option(
-    "--add", metavar="LIST", help=f"More memory, by comma (default: {DEFAULT_ADDITION}; for a small DRAM, its size)."
+    "--add",
+    metavar="LIST",
+    help=f"Show what so much more memory would bring, by comma (default: {DEFAULT_ADDITION}; for a small DRAM, its size).",
 )
 @click.option("--png", type=click.Path(dir_okay=False), metavar="FILE", help="Draw the curve.")
 @common_options
@@ -36,8 +42,10 @@ Row = dict[str, Any]
 def mrc(options: Options, add: str | None, png: str | None) -> None:
     """Print the hit rate with more memory, or less: the miss-ratio curve of the daemon's requests.
 
-    Estimated for plain LRU from a sample of the chunks; recent hours weigh most. A rate is the share of the bytes that engines
-    wanted, found or saved. The daemon's own policy may hit more at the size it has.
+    The curve is an estimate for plain LRU from a sample of the chunks; recent hours weigh most. A rate is the share of the
+    bytes that engines wanted, found or saved. The daemon's own policy may hit more at the size it has. By how many points a
+    rate may be off, because the sample is small, is printed where it matters, and is error_points with --json; it is more
+    where few chunks have most of the requests.
     """
     try:
         additions = None if add is None else [parse_size(text.strip()) for text in add.split(",")]
@@ -54,7 +62,10 @@ def mrc(options: Options, add: str | None, png: str | None) -> None:
     if png is not None:
         plot_curve(rows, Path(png))
     if options.is_json:
-        print_json({"command": "mrc", "version": __version__, **_facts(report), "rows": rows})
+        error_points = round(_error_points(report), 2)
+        print_json(
+            {"command": "mrc", "version": __version__, **_facts(report), "error_points": error_points, "rows": rows}
+        )
     else:
         _print_rows(report, rows)
 
@@ -99,6 +110,11 @@ def _facts(report: Row) -> Row:
     return {name: value for name, value in report.items() if name != "hit_rates"}
 
 
+def _error_points(report: Row) -> float:
+    """By how many points a rate may be off, for a sample of so many chunks."""
+    return 100.0 / math.sqrt(max(1, report["sampled_chunks"]))
+
+
 def _print_rows(report: Row, rows: list[Row]) -> None:
     referenced = format_size(report["referenced_bytes"])
     if not report["referenced_bytes"]:
@@ -106,6 +122,11 @@ def _print_rows(report: Row, rows: list[Row]) -> None:
         return
     print_line(f"LRU over {referenced} asked for, from {report['sampled_chunks']} chunks, one in "
                f"{1 / report['sample_rate']:.0f}")  # fmt: skip
+    points = _error_points(report)
+    if points >= USELESS_POINTS:
+        print_line("the sample is too small: what follows is no estimate; ask again after more requests")
+    elif points >= UNSURE_POINTS:
+        print_line(f"the sample is small: a rate may be off by {points:.0f} points")
     for row in rows:
         bar = "█" * round(BAR_WIDTH * row["hit_rate"])
         size, rate = format_size(row["capacity_bytes"]), f"{100 * row['hit_rate']:.1f}%"

@@ -1,20 +1,25 @@
 """Commands that read a running daemon's state and flush chunks: info, stats, flush."""
 
+import json
+import shutil
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import click
 
-from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
+from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog, require_model
 from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_line, print_section
+from kvpool.cli.watch import Watch
+from kvpool.clock import MonotonicClock
 from kvpool.errors import InvalidArgument
+from kvpool.protocol.blocking import BlockingConnection
 from kvpool.units import format_size, parse_duration
 
-HEADER_EVERY = 20
 DEMOTE_ALL_TIMEOUT_S = 600.0
 INTERVAL_MIN_S, INTERVAL_MAX_S = 0.01, 86400.0
-WATCHED = ("dram.chunks", "dram.used_bytes", "stored_chunks", "evicted_chunks", "leases", "reservations", "connections")
+Sections = dict[str, dict[str, Any]]
 
 pass_options = click.pass_obj
 
@@ -45,20 +50,25 @@ def stats(options: Options, section: str | None, watch: bool, interval: str, cou
     """Print counters, all or those of one SECTION: server, index, dram, chunks, usage, events, hbm and ssd (with such tiers).
 
     Lines are `name:value`; a name never changes its meaning. After each `…_bytes` a line `…_human` repeats the size with a
-    unit; --json has the raw values alone. Slots are counted by size class, CHUNK BYTESxLAYERS. --watch prints totals, with the
-    change since the line before in brackets.
+    unit; --json has the raw values alone. Slots are counted by size class, CHUNK BYTESxLAYERS.
+
+    --watch prints one line for each interval: chunks and bytes in DRAM, chunks stored and evicted and bytes loaded in a second,
+    the hits' share of the tokens looked up since the line before, leases, saves under way and connections. With SECTION it
+    prints that section for each interval, with the change in a second behind each value that has changed. With --json each
+    interval is one object on a line of its own.
+
+    usage.hit_rate counts tokens as often as engines look them up: a prompt once for each rank that looks up by itself (vLLM's
+    scheduler does it for all ranks), and again where a waiting request is looked up again.
     """
     interval_s = _seconds(interval, "--interval")
     if not INTERVAL_MIN_S <= interval_s <= INTERVAL_MAX_S:
         fail(f"--interval is {interval}, expected 10ms to 1d", EXIT_USAGE)
     with options.connect() as connection:
         if watch:
-            _watch(options, connection, interval_s, count)
+            with suppress(KeyboardInterrupt):  # which is how people end it
+                _watch(connection, section, interval_s, count, is_json=options.is_json)
             return
-        sections = ask(connection.stats)
-    if section is not None and section not in sections:
-        fail(f"{section!r} is no section, expected one of {', '.join(sections)}", EXIT_USAGE)
-    chosen = sections if section is None else {section: sections[section]}
+        chosen = _chosen(ask(connection.stats), section)
     if options.is_json:
         print_json(chosen)
         return
@@ -67,15 +77,15 @@ def stats(options: Options, section: str | None, watch: bool, interval: str, cou
 
 
 @cli.command(epilog=epilog("kvpoolctl flush --model llama-3-8b --yes", "kvpoolctl flush --older-than 1h"))
-@click.option("--all", "is_all", is_flag=True, help="Every chunk.")
-@click.option("--model", metavar="M", help="Chunks of one model.")
-@click.option("--older-than", metavar="DURATION", help="Chunks not used for this long, such as 30m.")
-@click.option("--tier", metavar="NAME", help="Only from this tier: hbm, dram, ssd (default: every tier).")
+@click.option("--all", "is_all", is_flag=True, help="Drop every chunk.")
+@click.option("--model", metavar="M", help="Drop chunks of one model.")
+@click.option("--older-than", metavar="DURATION", help="Drop chunks that were not used for this long, such as 30m.")
+@click.option("--tier", metavar="NAME", help="Drop chunks from this tier alone: hbm, dram, ssd (default: every tier).")
 @click.option(
     "--demote", is_flag=True, help="Write chunks that only DRAM has to the SSD tier and checkpoint; drop nothing."
 )
-@click.option("--force", is_flag=True, help="With --demote: beyond ssd.write_budget.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--force", is_flag=True, help="Write beyond ssd.write_budget, with --demote.")
+@click.option("--yes", is_flag=True, help="Do it without a question.")
 @common_options
 @pass_options
 def flush(
@@ -88,8 +98,9 @@ def flush(
     force: bool,
     yes: bool,
 ) -> None:
-    """Drop chunks from every tier, or one. Chunks that are held stay. Prints what was dropped. Fails where a restart may bring
-    some back (`durable` with --json), because the SSD tier is not open or could not write it down.
+    """Drop chunks from every tier, or one. Chunks that are held stay. Prints what was dropped. Fails where there is no such
+    model, and where a restart may bring some back (`durable` with --json), because the SSD tier is not open or could not write
+    it down.
 
     With --demote nothing is dropped: chunks that only DRAM has are written to the SSD tier and synced. Fails where a power cut
     could still lose chunks (`durable` with --json): some are left in DRAM alone, because ssd.write_budget is used up (--force
@@ -113,17 +124,13 @@ def flush(
     if not yes and not click.confirm(f"Drop {what} at {options.socket_path}?", err=True):
         fail("nothing was dropped", EXIT_FAILURE)
     with options.connect() as connection:
+        if model is not None:
+            require_model(connection, model)
         report = ask(lambda: connection.flush(model, age_s, tier or ""))
     if options.is_json:
         print_json(report)
     else:
         size = format_size(report["bytes"])
-        if model is not None and not report["chunks"] + report["skipped"]:
-            click.echo(
-                "no such chunks were found: a model with a revision is named model@revision, as kvpoolctl connections "
-                "and kvpoolctl stats usage show it",
-                err=True,
-            )
         print_line(f"dropped {report['chunks']} chunks, {size}; {report['skipped']} are held and stay")
     if not report["durable"]:
         fail("a restart may bring back some of what the SSD tier had: kvpoolctl info has its state", EXIT_FAILURE)
@@ -143,26 +150,31 @@ def _demote_all(options: Options, *, is_alone: bool, is_forced: bool) -> None:
     sys.exit(0 if report["durable"] else EXIT_FAILURE)
 
 
-def _watch(options: Options, connection: Any, interval_s: float, count: int | None) -> None:
-    before: dict[str, Any] = {}
+def _watch(
+    connection: BlockingConnection, section: str | None, interval_s: float, count: int | None, *, is_json: bool
+) -> None:
+    clock = MonotonicClock()
+    watch = Watch(section, shutil.get_terminal_size().columns)
     line = 0
     while count is None or line < count:
         if line:
             time.sleep(interval_s)
         sections = ask(connection.stats)
-        now = {name: value for values in sections.values() for name, value in values.items()}
-        if options.is_json:
-            print_json(sections)
+        chosen = _chosen(sections, section)
+        if is_json:
+            click.echo(json.dumps(chosen))
         else:
-            if line % HEADER_EVERY == 0:
-                print_line("  ".join(f"{name:>24}" for name in WATCHED))
-            print_line("  ".join(f"{_with_delta(now, before, name):>24}" for name in WATCHED))
-        before = now
+            for text in watch.lines(sections, clock.now_ns()):
+                print_line(text)
+        sys.stdout.flush()
         line += 1
 
 
-def _with_delta(now: dict[str, Any], before: dict[str, Any], name: str) -> str:
-    return f"{now[name]} [{now[name] - before.get(name, now[name]):+d}]"
+def _chosen(sections: Sections, section: str | None) -> Sections:
+    """The section of a name, or all; ends the command where there is none."""
+    if section is not None and section not in sections:
+        fail(f"{section!r} is no section, expected one of {', '.join(sections)}", EXIT_USAGE)
+    return sections if section is None else {section: sections[section]}
 
 
 def _seconds(text: str, option: str) -> float:

@@ -154,19 +154,24 @@ def _place_of(row: Row, block_bytes: int) -> Row:
     help="Layers beside the full ones attend to the last TOKENS tokens: compare storing by groups with storing everything.",
 )
 @click.option("--full-share", type=NumberRange(0.0, 1.0), metavar="F", help="Share of the layers that are full.")
-@click.option("--requests", type=click.IntRange(min=1), metavar="N", help="The first N requests alone (default: all).")
+@click.option(
+    "--requests", type=click.IntRange(min=1), metavar="N", help="Simulate the first N requests alone (default: all)."
+)
 @click.option(
     "--times", metavar="FILE", help="When requests come: a file of bench replay --times (default: the trace's)."
 )
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=f"A daemon's option: {', '.join(HEEDED)}.")
 @click.option(
-    "--processes", type=click.IntRange(1, PROCESSES_MAX), metavar="N", help="At once (default: one for each core)."
+    "--processes",
+    type=click.IntRange(1, PROCESSES_MAX),
+    metavar="N",
+    help="Run so many processes at once (default: one for each core).",
 )
 @click.option(
     "--png", type=click.Path(dir_okay=False), metavar="FILE", help="Draw hit rate against capacity, or nodes."
 )
 @add_options(NODE_OPTIONS)
-@click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="Write the JSON document to FILE too.")
+@click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="Write the JSON document to FILE, too.")
 @common_options
 @click.pass_obj
 def simulate(

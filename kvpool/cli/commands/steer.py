@@ -1,12 +1,15 @@
-"""Commands that steer a running daemon: log-level, reload. Main thread only."""
+"""Commands about the configuration of a running daemon: config, log-level, reload. Main thread only."""
+
+import json
 
 import click
 
 from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
-from kvpool.cli.output import print_json
+from kvpool.cli.output import EXIT_USAGE, fail, print_json, print_line
 from kvpool.config.config import OPTIONS
 
 LEVELS = sorted(OPTIONS["log.level"].expected.removeprefix("one of ").split(", "))
+MOST_VALUE_WIDTH = 60
 
 
 @cli.command("log-level", epilog=epilog("kvpoolctl log-level", "kvpoolctl log-level debug"))
@@ -34,8 +37,8 @@ def log_level(options: Options, level: str | None) -> None:
 def reload(options: Options) -> None:
     """Have the daemon read its configuration file again and change what can be changed while it serves, as SIGHUP does.
 
-    Prints each change, and the options that have changed but need a restart. Exit code 1 where the file has a fault: then
-    nothing is changed.
+    Prints each change, and the options that have changed but need a restart. The exit code is 1 where the file has a fault:
+    then nothing is changed.
     """
     with options.connect() as connection:
         report = ask(connection.reload)
@@ -48,3 +51,29 @@ def reload(options: Options) -> None:
         click.echo(f"{name}: needs a restart")
     if not report["changed"] and not report["needs_restart"]:
         click.echo("no option has changed")
+
+
+@cli.command(epilog=epilog("kvpoolctl config", "kvpoolctl config dram", "kvpoolctl config --json"))
+@click.argument("section", required=False)
+@common_options
+@click.pass_obj
+def config(options: Options, section: str | None) -> None:
+    """Print the configuration in force: the value of each option, or of those of one SECTION, and where it was written.
+
+    That is a line of the configuration file, --set of kvpoold's command line, an operator's order (log-level), or nowhere:
+    "default". Values are shown as they were written. An option that was changed in the file but needs a restart has the value
+    and the line of its start.
+    """
+    with options.connect() as connection:
+        settings = ask(connection.config)
+    sections = list(dict.fromkeys(name.partition(".")[0] for name in settings))
+    if section is not None and section not in sections:
+        fail(f"{section!r} is no section, expected one of {', '.join(sections)}", EXIT_USAGE)
+    chosen = {name: one for name, one in settings.items() if section in (None, name.partition(".")[0])}
+    if options.is_json:
+        print_json(chosen)
+        return
+    values = {name: f"{name} = {json.dumps(one['value'], ensure_ascii=False)}" for name, one in chosen.items()}
+    width = min(MOST_VALUE_WIDTH, max(map(len, values.values())))
+    for name, one in chosen.items():
+        print_line(f"{values[name]:<{width}}  # {one['source']}")

@@ -24,6 +24,7 @@ from kvpool.transfer.staged_copy import StagedCopy
 from kvpool.transfer.staging import StagingAreas
 from kvpool.transfer.workers import Workers, call_later
 from kvpool.types import ConnectionId
+from kvpool.units import write_size
 
 
 class StagedSaves:
@@ -50,8 +51,8 @@ class StagedSaves:
         """Raises LayoutMismatch where not even one layer of a chunk fits staging."""
         if self.staging_bytes and layout.extent_bytes > self.staging_bytes:
             raise LayoutMismatch(
-                f"a layer of a chunk of this layout has {layout.extent_bytes} bytes, "
-                f"server.staging is {self.staging_bytes}: no chunk can be saved"
+                f"a layer of a chunk of this layout has {write_size(layout.extent_bytes)}, "
+                f"server.staging is {write_size(self.staging_bytes)}: no chunk can be saved"
             )
 
     def open(self, session: EngineSession) -> tuple[sm.Staging, int]:

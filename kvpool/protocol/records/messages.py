@@ -14,7 +14,7 @@ from kvpool.protocol.records.codec import encode as encode
 from kvpool.protocol.records.codec import values_of as values_of
 
 MAGIC = b"KVPL"
-PROTOCOL_VERSION = 12  # the newest version; see `versions`
+PROTOCOL_VERSION = 13  # the newest version; see `versions`
 KEYS_MAX = 28_000  # with the retention of each they still fit a frame
 LEAF_CHUNKS_MAX = 4096  # chunks, of all ranks, that are leased at once by their leaves
 RETAIN_KEYS_MAX = 4096  # chunks in one Retain, RetainKeys or Demote: each takes time on the control thread
@@ -23,6 +23,7 @@ CLAIMS_MAX = 1024
 SHARE_KEYS_MAX = 4096  # chunks in one ReserveShare
 COMMIT_BYTES_MAX = 900_000
 RECORDS_MAX = 512
+CONNECTION_NAME_BYTES_MAX = 128
 
 ROLE_ENGINE = "engine"
 ROLE_ADMIN = "admin"
@@ -31,7 +32,8 @@ ROLE_PEER = "peer"  # another daemon of this host, which maps the memory and ask
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first frame of a connection: it speaks the versions `oldest` to `version`. An admin sends an empty layout."""
+    """The first frame of a connection: it speaks the versions `oldest` to `version`. An admin sends an empty layout. `name`:
+    UTF-8, CONNECTION_NAME_BYTES_MAX bytes at most, for people alone."""
 
     KIND: ClassVar[int] = 1
     magic: bytes
@@ -40,6 +42,7 @@ class Hello:
     model: str
     layout: list[Any]
     oldest: int = 1
+    name: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

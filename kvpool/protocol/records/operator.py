@@ -32,3 +32,25 @@ class Disconnect:
 
     KIND: ClassVar[int] = 73
     connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Decline new saves from now on, or (`is_on` False) take them again. Answered by Report: whether it was so (`before`)."""
+
+    KIND: ClassVar[int] = 96
+    is_on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AskModels:
+    """List models and layouts with what is stored of each, and how it is used. Answered by Report."""
+
+    KIND: ClassVar[int] = 97
+
+
+@dataclass(frozen=True, slots=True)
+class AskConfig:
+    """The configuration in force. Answered by Report: for each option its value as written and its source (`options`)."""
+
+    KIND: ClassVar[int] = 98

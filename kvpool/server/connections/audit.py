@@ -20,7 +20,7 @@ _Order = TypeVar("_Order", bound=Callable[..., Any])
 def audit(peer: Peer, order: str, **details: object) -> None:
     """Log that this peer has given an order, with what it was about."""
     about = "".join(f" {name}={value!r}" for name, value in details.items())
-    log.info("%s by pid %d uid %d%s", order, peer.pid, peer.uid, f":{about}" if about else "")
+    log.info("%s by %s%s", order, peer, f":{about}" if about else "")
 
 
 def audited(order: str, *fields: str) -> Callable[[_Order], _Order]:

@@ -21,6 +21,8 @@ from typing import Protocol
 
 from kvpool import failpoint
 from kvpool.errors import ConfigError, LayoutMismatch, ProtocolError, Refused, SocketInUse
+from kvpool.escaping import escaped
+from kvpool.memory_limit import describe
 from kvpool.ownership import fault_of_other, fault_of_root, is_served, make_socket_directory, peer_of
 from kvpool.protocol import frames, versions
 from kvpool.protocol.records import messages as m
@@ -39,12 +41,17 @@ _ACCEPT_MAY_FAIL_WITH = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer's credentials by the kernel, when it connected. `groups`: the supplementary ones, where they are known."""
+    """A peer's credentials by the kernel, when it connected. `groups`: the supplementary ones, where they are known. `name`: by
+    its own word, for people alone; escaped."""
 
     pid: int
     uid: int
     gid: int
     groups: tuple[int, ...] = ()
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} uid {self.uid}{f' ({self.name})' if self.name else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +162,7 @@ class LocalSocket:
                     on_failed(error)
                     return
                 if not is_pausing:
-                    log.warning("accepting pauses: %s", error)
+                    log.warning("accepting pauses: %s", describe(error))
                 is_pausing = True
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
@@ -177,10 +184,10 @@ class LocalSocket:
 
     def _refuse_full(self, accepted: socket.socket, peer: Peer, refusal: Refused) -> None:
         self.refused_connections += 1
-        self._on_refused(peer, refusal.code, str(refusal))
+        self._on_refused(peer, refusal.code, refusal.message)
         with accepted:
             try:
-                accepted.send(m.encode(m.Failure("busy", str(refusal)), 0))
+                accepted.send(m.encode(m.Failure(refusal.code, refusal.message), 0))
             except OSError as error:
                 log.debug("a refused connection had gone: %s", error)
 
@@ -191,6 +198,8 @@ class LocalSocket:
         try:
             try:
                 hello = await asyncio.wait_for(_receive_hello(accepted), self.handshake_timeout_s)
+                peer = replace(peer, name=_name_in(hello))
+                versions.choose(hello.oldest, hello.version, hello.role)
                 admission = admit(hello, peer)
                 version = versions.choose(hello.oldest, hello.version, hello.role)
                 sent = versions.encode_for(replace(admission.welcome, protocol=version), 0, version)
@@ -247,8 +256,16 @@ async def _receive_hello(accepted: socket.socket) -> m.Hello:
     hello = versions.decode_of_any(m.Hello, values)
     if hello.magic != m.MAGIC:
         raise ProtocolError("the hello does not carry the magic of kvpool")
-    versions.choose(hello.oldest, hello.version, hello.role)
     return hello
+
+
+def _name_in(hello: m.Hello) -> str:
+    """The name that a peer gives its connection, on one line. Raises Refused."""
+    if len(hello.name) > m.CONNECTION_NAME_BYTES_MAX:
+        raise Refused(
+            "name", f"connection name has {len(hello.name)} bytes, expected at most {m.CONNECTION_NAME_BYTES_MAX}"
+        )
+    return escaped(hello.name.decode("utf-8", "replace"))
 
 
 def _identify(accepted: socket.socket) -> Peer:

@@ -9,6 +9,7 @@ Invariant: `_counts` has at most PEERS_MAX + 1 rows, all of the current minute.
 """
 
 import logging
+from dataclasses import replace
 
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.server.connections.local_socket import Peer
@@ -37,7 +38,7 @@ class RefusalLog:
         if now_ns - self._since_ns >= MINUTE_NS:
             self._sum_up()
             self._since_ns = now_ns
-        key = (peer, code)
+        key = (replace(peer, name=""), code)  # a process is one peer, whatever it is named
         if key not in self._counts and len(self._counts) >= PEERS_MAX:
             key = _OTHERS
         count = self._counts[key] = self._counts.get(key, 0) + 1
@@ -48,13 +49,13 @@ class RefusalLog:
                 "handshakes of more than %d peers were refused in this minute: the others are counted", PEERS_MAX
             )
         else:
-            log.info("handshake refused: pid %d uid %d: %s: %s", peer.pid, peer.uid, code, reason)
+            log.info("handshake refused: %s: %s: %s", peer, code, reason)
 
     def _sum_up(self) -> None:
         """Log how often the past minute's refusals were repeated."""
         for (peer, code), count in self._counts.items():
             if count > 1 and (peer, code) != _OTHERS:
-                log.info("handshake refused: pid %d uid %d: %s: %d times more", peer.pid, peer.uid, code, count - 1)
+                log.info("handshake refused: %s: %s: %d times more", peer, code, count - 1)
         if others := self._counts.get(_OTHERS):
             log.info("handshakes of further peers refused: %d", others)
         self._counts.clear()

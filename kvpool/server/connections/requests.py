@@ -20,7 +20,7 @@ from kvpool.types import ConnectionId
 log = logging.getLogger(__name__)
 
 # Those that hold the most: so many rows of this size fit the items of a frame (`frames.ITEMS_MAX`).
-ROWS_MAX = 200
+ROWS_MAX = 180
 
 
 class ConnectionVerbs:
@@ -47,7 +47,7 @@ class ConnectionVerbs:
         """End a connection, where there is one of that number."""
         member = self._roster.find(ConnectionId(request.connection))
         if member is not None:
-            asked = f"an operator asked for it (pid {self.peer.pid}, uid {self.peer.uid})"
+            asked = f"an operator asked for it: {self.peer}"
             end_connection(self._pool, member, asked)
         return m.Report({"disconnected": member is not None})
 
@@ -56,7 +56,7 @@ def end_connection(pool: Pool, member: Member, reason: str) -> None:
     """End a connection. Its leases end now; slots that it may still write stay reserved until its peer has closed."""
     if member.connection.state != "open":
         return  # it was ended before, and has not closed yet
-    log.warning("connection %d of pid %d ends: %s", member.connection.id, member.peer.pid, reason)
+    log.warning("connection %d of %s ends: %s", member.connection.id, member.peer, reason)
     pool.end_reading(member.connection.id)
     member.connection.end(reason, is_writer=not pool.staged.staging_bytes and member.role == m.ROLE_ENGINE)
 
@@ -67,6 +67,7 @@ def _row(member: Member, held: dict[int, dict[str, int]], budget: InputBudget, n
     sizes = {name: holds.get(name, 0) for name in ("leased_bytes", "reserved_bytes", "zombie_bytes", "announced_bytes")}
     return {
         "id": connection.id,
+        "name": member.peer.name,
         "pid": member.peer.pid,
         "uid": member.peer.uid,
         "role": member.role,

@@ -5,6 +5,9 @@
                          problem: probe, thread    ▼ │ the problem has gone
                                                 UNHEALTHY        (from any state)
 
+DRAINING is also the state of a daemon that an operator has ordered to take no more saves: it serves loads and is probed, and
+another order ends it.
+
 READY is DEGRADED while something configured is missing that a restart would not bring back (an SSD tier that cannot be opened):
 the rest serves, no restart follows, and reports name the problem.
 
@@ -68,6 +71,7 @@ class Health:
         self._lock = threading.Lock()
         self._is_serving = False  # guarded by _lock
         self._is_draining = False  # guarded by _lock
+        self._is_drained = False  # guarded by _lock
         self._serving_since_ns = clock.now_ns()  # guarded by _lock
         self._probe: ProbeResult | None = None  # guarded by _lock
 
@@ -85,6 +89,11 @@ class Health:
         with self._lock:
             self._is_draining = True
 
+    def note_drained(self, *, is_on: bool) -> None:
+        """New saves are declined from now on, by an operator's order, or (False) taken again. Loads are served, and probed."""
+        with self._lock:
+            self._is_drained = is_on
+
     def note_probe(self, result: ProbeResult) -> None:
         """A probe has ended."""
         with self._lock:
@@ -94,9 +103,10 @@ class Health:
         """The report of this moment."""
         now_ns = self._clock.now_ns()
         with self._lock:
-            probe, is_open = self._probe, self._is_serving and not self._is_draining
+            is_served = self._is_serving and not self._is_draining
+            probe, is_open = self._probe, is_served and not self._is_drained
             last_ns = self._serving_since_ns if probe is None else probe.ended_ns
-            is_probed = self._is_serving and not self._is_draining and self.probe_interval_s is not None
+            is_probed = is_served and self.probe_interval_s is not None
         problems = list(self._problems_of_pool())
         if probe is not None and probe.failure:
             problems.append(f"self-probe: {probe.failure}")
@@ -117,8 +127,10 @@ class Health:
         if not report.is_healthy:
             return "unhealthy"
         with self._lock:
-            if self._is_draining or not report.is_ready:
-                return "draining" if self._is_draining else "starting"
+            if self._is_draining or self._is_drained:
+                return "draining"
+        if not report.is_ready:
+            return "starting"
         return "degraded" if report.problems else "ready"
 
     def _probe_age_max_s(self) -> float:

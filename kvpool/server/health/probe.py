@@ -43,7 +43,7 @@ STEPS_MAX = 15
 ATTEMPTS = 3
 # Answers of a daemon that is at its limits and not broken.
 _NO_ROOM_CODES = {"busy", "full"}
-_NO_ROOM_STATES = {SaveState.FULL, SaveState.NOT_READY, SaveState.SHARE}
+_NO_ROOM_STATES = {SaveState.FULL, SaveState.NOT_READY, SaveState.SHARE, SaveState.STOPPING}
 
 
 class ProbeFailed(KVPoolError):
@@ -117,7 +117,9 @@ class Probe:
         self._kept, self._lease = None, 0
 
     def _connect(self) -> _Session:
-        hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, PROBE_MODEL, PROBE_LAYOUT.to_wire())
+        hello = m.Hello(
+            m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, PROBE_MODEL, PROBE_LAYOUT.to_wire(), name=b"self-probe"
+        )
         connection = BlockingConnection(self._path, hello, STEP_TIMEOUT_S)
         welcome = connection.welcome
         try:

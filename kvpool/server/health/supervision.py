@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 # A service manager without a message for this time may kill a daemon that stops.
 EXTENDED_S = 30.0
+DRAINED_STATUS = "draining by an operator's order: loads are served, new saves are declined"
 
 
 class Supervision:
@@ -31,7 +32,7 @@ class Supervision:
         self._health = health
         self._clock = clock
         self._probe: SelfProbe | None = None
-        self._status = ""
+        self._status = self._serving_status = ""
         self._is_draining = False
         self._was = ""
 
@@ -42,7 +43,7 @@ class Supervision:
         def discard_later(key: bytes) -> None:
             loop.call_soon_threadsafe(discard, key)
 
-        self._status = status
+        self._status = self._serving_status = status
         self._health.begin_serving()
         self._manager.ready(status)
         if self._health.probe_interval_s is not None:
@@ -68,6 +69,13 @@ class Supervision:
         self._is_draining = True
         self._health.begin_draining()
         self._manager.stopping(self._status)
+
+    def note_drained(self, *, is_on: bool) -> None:
+        """Report that an operator has ordered to decline new saves, or has ended that."""
+        self._health.note_drained(is_on=is_on)
+        if not self._is_draining:
+            self._status = DRAINED_STATUS if is_on else self._serving_status
+            self._manager.status(self._status)
 
     def go_on_draining(self) -> None:
         """Report that the daemon is still demoting."""

@@ -24,6 +24,7 @@ from kvpool.errors import LayoutMismatch
 from kvpool.tiers.dram import numa as numa_nodes
 from kvpool.tiers.dram.memory_room import check_memory, free_huge_bytes
 from kvpool.types import PAGE_BYTES, Level
+from kvpool.units import write_size
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +177,8 @@ def check_chunk_fits(chunk_bytes: int, *, capacity: int) -> None:
     """Raises LayoutMismatch where not even one chunk of a layout fits."""
     if chunk_bytes > capacity:
         raise LayoutMismatch(
-            f"a chunk of this layout has {chunk_bytes} bytes, dram.capacity is {capacity}: no chunk can be stored"
+            f"a chunk of this layout has {write_size(chunk_bytes)}, dram.capacity is {write_size(capacity)}: "
+            "no chunk can be stored"
         )
 
 

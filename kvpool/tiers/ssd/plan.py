@@ -11,7 +11,7 @@ from kvpool.errors import ConfigError
 from kvpool.tiers.base import WritePolicy
 from kvpool.tiers.ssd.catalogue.identity import FILE_BYTES_MAX as IDENTITY_BYTES_MAX
 from kvpool.types import PAGE_BYTES
-from kvpool.units import format_size
+from kvpool.units import format_size, write_size
 
 NAME = "ssd"
 # A record takes about 150 bytes in LMDB; the map has room for four times what is needed, because full maps are slow.
@@ -76,13 +76,14 @@ def plan_ssd(config: SsdConfig) -> SsdPlan:
     if segment_bytes < 2 * PAGE_BYTES:
         raise ConfigError(
             [
-                f"ssd.capacity is {capacity}, expected more: "
-                f"the catalogue of {chunks} chunks (ssd.max_chunks) takes twice {catalogue_bytes}"
+                f"ssd.capacity is {write_size(capacity)}, expected more: "
+                f"the catalogue of {chunks} chunks (ssd.max_chunks) takes twice {write_size(catalogue_bytes)}"
             ]
         )
     if data_bytes // segment_bytes > SEGMENTS_MAX:
-        expected = f"at least {-(-data_bytes // SEGMENTS_MAX)} for ssd.capacity {capacity}"
-        raise ConfigError([f"ssd.segment is {config.segment}, expected {expected}"])
+        least = -(-data_bytes // (SEGMENTS_MAX * PAGE_BYTES)) * PAGE_BYTES
+        expected = f"at least {write_size(least)} for ssd.capacity {write_size(capacity)}"
+        raise ConfigError([f"ssd.segment is {write_size(config.segment)}, expected {expected}"])
     return SsdPlan(
         path=Path(config.path),
         capacity=capacity,

@@ -121,9 +121,8 @@ def test_why_reports_the_history_of_a_prompt(daemon: Daemon, tmp_path: Path) -> 
         store(pool, pool.keys(tokens, adapter="lora"))
         store(third, third.keys(tokens))
         ask = ("why", "--tokens-file", str(path))
-        rows = json.loads(
-            _run(daemon, *ask, "--model", "test-model", "--salt", "0102", "--adapter", "lora", "--json").stdout
-        )
+        salted = ("--model", "test-model", "--salt", "hex:0102", "--adapter", "lora")
+        rows = json.loads(_run(daemon, *ask, *salted, "--json").stdout)
         assert [(row["chunk"], row["fate"]) for row in rows] == [(0, "stored"), (1, "stored"), (2, "stored")]
         output = _run(daemon, *ask, "--model", "test-model").stdout.splitlines()
         assert [line.endswith("to be known") for line in output] == [True] * 3 + [False] * 6
@@ -140,10 +139,10 @@ def test_why_reports_the_history_of_a_prompt(daemon: Daemon, tmp_path: Path) -> 
     ("arguments", "text"),
     [
         ((), "name one or more KEYs"),
-        (("00",), "is no key"),
-        (("x" * 64,), "is no key"),
+        (("00",), "KEY is '00', expected 64 hexadecimal digits"),
+        (("x" * 64,), "expected 64 hexadecimal digits"),
         (("0" * 64, "--tokens-file", "-"), "name one or more KEYs"),
-        (("--tokens-file", "-", "--salt", "xyz"), "is no hex"),
+        (("--tokens-file", "-", "--salt", "hex:xyz"), "--salt is 'hex:xyz', expected hexadecimal digits"),
     ],
 )
 def test_why_refuses_wrong_usage(arguments: tuple[str, ...], text: str) -> None:
@@ -152,11 +151,43 @@ def test_why_refuses_wrong_usage(arguments: tuple[str, ...], text: str) -> None:
     assert text in refused.output
 
 
-@pytest.mark.parametrize("text", ['{"a": 1}', "[1.5]", "[true]", "[-1]", "[4294967296]", '["1"]', "[[1]]"])
+@pytest.mark.parametrize(
+    "text", ['{"a": 1}', "[1.5]", "[true]", "[-1]", "[4294967296]", '["1"]', "[[1]]", "[]", "1 2 x"]
+)
 def test_why_refuses_invalid_token_ids(text: str) -> None:
     refused = CliRunner().invoke(cli, ["why", "--tokens-file", "-"], input=text)
     assert refused.exit_code == 2
     assert "expected token ids" in refused.output
+
+
+@pytest.mark.parametrize("salt", ["the tenant", "hex:7468652074656e616e74"])
+def test_why_and_retain_take_the_salt_as_the_engine_gives_it(daemon: Daemon, salt: str) -> None:
+    with daemon.connect(salt=b"the tenant") as pool:
+        store(pool, pool.keys(tokens_of(1, CHUNK)))
+    given = ("--tokens-file", "-", "--model", "test-model", "--salt", salt)
+    prompt = ", ".join(map(str, tokens_of(1, CHUNK)))
+    assert "stored in dram" in _run(daemon, "why", *given, answer=prompt).stdout
+    assert _run(daemon, "retain", *given, answer=prompt).stdout.startswith("1 chunks are kept at priority 100")
+
+
+def test_why_finds_chunks_whose_keys_an_engine_hashes_by_their_token_ids(daemon: Daemon) -> None:
+    prompt = tokens_of(1, CHUNK * 3)
+    other = [*prompt[:CHUNK], *tokens_of(2, CHUNK * 2)]
+    with daemon.connect() as pool:
+        for number, tokens in enumerate((prompt, other)):
+            hashes = [bytes([number, chunk]) * 16 for chunk in range(1, 4)]
+            store(pool, pool.keys_from_hashes(hashes[: 2 + number], CHUNK, tokens=tokens))
+        stored = pool.keys_from_hashes([b"\0\1" * 16, b"\0\2" * 16], CHUNK, tokens=prompt)
+    given = ("why", "--tokens-file", "-", "--model", "test-model")
+    text = " ".join(map(str, prompt))
+    rows = json.loads(_run(daemon, *given, "--json", answer=text).stdout)
+    assert [(row["key"], row["fate"]) for row in rows] == [
+        *((stored[chunk].hex(), "stored") for chunk in range(2)),
+        ("", "unknown"),
+    ]
+    assert "known by its KEY alone" in _run(daemon, *given, answer=text).stdout.splitlines()[2]
+    salted = _run(daemon, *given, "--salt", "another", answer=text).stdout
+    assert salted.count("never stored") == 3
 
 
 def test_why_reports_a_prompt_without_a_whole_chunk(daemon: Daemon) -> None:

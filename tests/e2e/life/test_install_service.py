@@ -129,6 +129,11 @@ def test_installing_again_keeps_the_configuration(tmp_path: Path, kvpoold: Path)
         '[dram]\npath = "/wrong"\n[ssd]\n#path = "/wrong"\npath = "/mnt/nvme0/kvpool"  # it\n[events]\npath = "/wrong"\n',
         "[ ssd ] # here\ncapacity = '1TiB'\n  path='/mnt/nvme0/kvpool'\n",
         'ssd.path = "/mnt/nvme0/kvpool"\n[dram]\nssd.path = "/wrong"\n',
+        'ssd = { capacity = "1TiB", path = "/mnt/nvme0/kvpool" }\n',
+        '[ssd]\n"path" = """\n/mnt/nvme0/\\\n  kvpool"""\n',
+        '[ssd]\npath = "/mnt/nv\\u006de0/kvpool"\n',
+        '\ufeff[ssd]\npath = "/mnt/nvme0/kvpool"\n',
+        '[peer]\nmembers = [\n"[ssd]",\n]\n[ssd]\npath = "/mnt/nvme0/kvpool"\n',
     ],
 )
 def test_the_service_may_write_to_the_disk_that_is_configured(tmp_path: Path, kvpoold: Path, text: str) -> None:
@@ -149,6 +154,15 @@ def test_the_service_may_write_to_the_disk_that_is_configured(tmp_path: Path, kv
     (root / CONFIG_PLACE).write_text('[ssd]\npath = "/mnt/my disk"\n')
     refused = _install(root, "--kvpoold", str(kvpoold))
     assert (refused.returncode, "has a character" in refused.stderr) == (1, True)
+
+
+def test_a_configuration_that_is_no_toml_gets_no_drop_in(tmp_path: Path, kvpoold: Path) -> None:
+    root = tmp_path / "root"
+    (root / CONFIG_PLACE).parent.mkdir(parents=True)
+    (root / CONFIG_PLACE).write_text("[ssd\n")
+    refused = _install(root, "--kvpoold", str(kvpoold))
+    assert refused.returncode == 1
+    assert f"write-ssd-dropin: {root / CONFIG_PLACE} cannot be read: " in refused.stderr
 
 
 def test_the_target_of_a_symbolic_link_may_be_written_too(tmp_path: Path, kvpoold: Path) -> None:

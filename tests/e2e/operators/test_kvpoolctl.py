@@ -1,6 +1,7 @@
 """The operator's command against the real daemon: its output and exit codes."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -69,13 +70,36 @@ def test_stats_refuse_an_unknown_section(shared_daemon: Daemon) -> None:
     assert "'tape' is no section, expected one of server" in refused.stderr
 
 
-def test_watch_prints_totals_with_deltas(shared_daemon: Daemon) -> None:
+def test_watch_prints_a_line_for_each_interval_within_the_terminals_width(shared_daemon: Daemon) -> None:
     watched = _run("--socket", shared_daemon.socket, "stats", "--watch", "--interval", "10ms", "--count", "22").stdout
     lines = watched.splitlines()
     assert len(lines) == 24
-    assert "dram.chunks" in lines[0]
-    assert "dram.chunks" in lines[21]
-    assert "0 [+0]" in lines[1]
+    assert lines[0] == lines[21]
+    assert " ".join(lines[0].split()) == "chunks used stored/s evicted/s loaded/s hits leases saves clients"
+    assert max(map(len, lines)) <= 80
+
+
+def test_watch_shows_a_section_and_refuses_an_unknown_one(shared_daemon: Daemon) -> None:
+    ask = ("--socket", shared_daemon.socket, "stats", "dram", "--watch", "--interval", "10ms", "--count", "2")
+    blocks = _run(*ask).stdout.split("\n\n")
+    assert len(blocks) == 2
+    assert all("dram.chunks:" in block and "connections:" not in block for block in blocks)
+    rows = [json.loads(line) for line in _run(*ask, "--json").stdout.splitlines()]
+    assert [list(row) for row in rows] == [["dram"], ["dram"]]
+    refused = _run("--socket", shared_daemon.socket, "stats", "tape", "--watch")
+    assert refused.exit_code == 2
+    assert "'tape' is no section, expected one of server" in refused.stderr
+
+
+@pytest.mark.parametrize("command", ["stats --watch", "events --follow"])
+def test_what_goes_on_until_it_is_interrupted_then_ends_well(shared_daemon: Daemon, command: str) -> None:
+    line = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "--socket", shared_daemon.socket, *command.split()]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert watching.stdout.readline()
+        watching.send_signal(signal.SIGINT)
+        _, errors = watching.communicate(timeout=60)
+    assert (watching.returncode, errors) == (0, "")
 
 
 def test_flush_asks_and_prints_what_it_did(shared_daemon: Daemon) -> None:
@@ -117,6 +141,24 @@ def test_check_finds_no_fault_and_then_a_flipped_bit(daemon: Daemon) -> None:
         bad = _run("--socket", daemon.socket, "--json", "check", "--deep")
         assert bad.exit_code == 1
         assert keys[1].hex() in json.loads(bad.stdout)["problems"][0]
+
+
+def test_a_strict_check_is_good_only_if_all_is_well(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    path = tmp_path / "ssd"
+    daemon = start_daemon(ssd__path=str(path), ssd__capacity="64MiB", ssd__create="false")
+    loose = _run("--socket", daemon.socket, "check", "--strict")
+    assert loose.exit_code == 1
+    assert "health: degraded, expected ready" in loose.stdout
+    assert f"ssd: offline, expected ok: {path}: there is no such directory" in loose.stdout
+    path.mkdir(mode=0o700)
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    strict = _run("--socket", daemon.socket, "check", "--strict")
+    assert (strict.exit_code, strict.stdout) == (0, "0 problems, 0 chunks\n")
+    assert _run("--socket", daemon.socket, "drain").exit_code == 0
+    assert _run("--socket", daemon.socket, "check").exit_code == 0
+    drained = _run("--socket", daemon.socket, "check", "--strict", "--json")
+    assert drained.exit_code == 1
+    assert json.loads(drained.stdout)["problems"] == ["health: draining, expected ready"]
 
 
 @pytest.mark.parametrize("command", ["info", "stats", "check"])
@@ -194,6 +236,16 @@ def test_an_empty_model_is_no_order_to_drop_everything(shared_daemon: Daemon) ->
     refused = _run("--socket", daemon.socket, "flush", "--model", "", "--yes")
     assert refused.exit_code == 2
     assert "--model is empty" in refused.stderr
+
+
+def test_a_model_that_there_is_not_is_a_failure_that_lists_those_that_there_are(daemon: Daemon) -> None:
     unknown = _run("--socket", daemon.socket, "flush", "--model", "nobody", "--yes")
-    assert unknown.exit_code == 0
-    assert "model@revision" in unknown.stderr
+    assert unknown.exit_code == 1
+    assert unknown.stderr == (
+        "kvpoolctl: there is no model nobody; models are none (a model with a revision is model@revision)\n"
+    )
+    with daemon.connect(model="llama", revision="5f0b"), daemon.connect(model="qwen"):
+        unknown = _run("--socket", daemon.socket, "flush", "--model", "llama", "--yes")
+        assert unknown.exit_code == 1
+        assert "there is no model llama; models are llama@5f0b, qwen (" in unknown.stderr
+        assert _run("--socket", daemon.socket, "flush", "--model", "qwen", "--yes").stdout.startswith("dropped 0 ")

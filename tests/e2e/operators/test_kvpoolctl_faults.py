@@ -86,21 +86,41 @@ def test_a_socket_without_the_right_to_it_is_reported_with_the_right_remedy() ->
 def test_a_socket_that_is_not_there_is_reported_with_the_option(tmp_path: Path) -> None:
     refused = CliRunner().invoke(cli, ["--socket", str(tmp_path / "none.sock"), "info"])
     assert refused.exit_code == 3
-    assert "is kvpoold running? name another socket with --socket PATH" in refused.output
+    assert "is kvpoold running? name another socket with --socket PATH or KVPOOL_SOCKET" in refused.output
 
 
-def test_without_an_option_the_services_socket_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the service's directory is there, and this user's default is another one because it may not write there."""
-    service, own = tmp_path / "service" / "kvpool.sock", tmp_path / "own.sock"
-    service.parent.mkdir()
-    monkeypatch.setattr(kvpoolctl, "SERVICE_SOCKET", str(service))
-    monkeypatch.setattr(kvpoolctl, "default_socket", lambda: str(own))
-    refused = CliRunner().invoke(cli, ["info"])
-    assert f"no daemon answers at {own}" in refused.output
-    assert f"the service's socket is {service}: name it with --socket {service}" in refused.output
-    monkeypatch.setattr(kvpoolctl, "missing_right", lambda path: f"{path} is another's")
-    refused = CliRunner().invoke(cli, ["info"])
-    assert f"the service's socket is {service}: it cannot be used: {service} is another's" in refused.output
+def test_a_socket_that_is_there_is_named_where_another_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other.sock"
+    other.touch()
+    monkeypatch.setattr(kvpoolctl, "SERVICE_SOCKET", str(other))
+    refused = CliRunner().invoke(cli, ["--socket", str(tmp_path / "none.sock"), "info"])
+    assert f"name another socket with --socket PATH or KVPOOL_SOCKET, such as {other}" in refused.output
+
+
+def test_the_environment_names_the_socket_and_the_option_another(
+    shared_daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVPOOL_SOCKET", shared_daemon.socket)
+    assert CliRunner().invoke(cli, ["info"]).exit_code == 0
+    monkeypatch.setenv("KVPOOL_SOCKET", "/nowhere/kvpool.sock")
+    assert "no daemon answers at /nowhere/kvpool.sock" in CliRunner().invoke(cli, ["info"]).output
+    assert _run(shared_daemon, "info").exit_code == 0
+    monkeypatch.setenv("KVPOOL_SOCKET", "unix:///nowhere/kvpool.sock")
+    wrong = CliRunner().invoke(cli, ["info"])
+    assert wrong.exit_code == 2
+    assert "KVPOOL_SOCKET is 'unix:///nowhere/kvpool.sock', expected a path without a scheme" in wrong.output
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [("soon", "'soon' is no duration"), ("0s", "0s, expected 10ms to 1h"), ("2h", "2h, expected 10ms to 1h")],
+)
+def test_a_timeout_out_of_its_range_is_wrong_usage(given: str, message: str) -> None:
+    refused = CliRunner().invoke(cli, ["--timeout", given, "info"])
+    assert refused.exit_code == 2
+    assert message in refused.output
 
 
 @pytest.mark.parametrize("arguments", PRINTING)
@@ -119,11 +139,11 @@ def test_a_closed_standard_output_is_one_line_and_a_failure(
     assert capsys.readouterr().err == "kvpoolctl: standard output cannot be written: No space left on device\n"
 
 
-def test_a_stopped_daemon_is_named_with_a_remedy(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvpool.cli.kvpoolctl.TIMEOUT_S", 0.2)
+def test_a_stopped_daemon_is_named_with_a_remedy(daemon: Daemon) -> None:
     assert daemon.process is not None
     daemon.signal(signal.SIGSTOP)
-    silent = _run(daemon, "info")
+    assert "has not answered within 2 s" in _run(daemon, "info").output
+    silent = _run(daemon, "--timeout", "200ms", "info")
     assert silent.exit_code == 3
     pid = daemon.process.pid
     assert f"a daemon listens at {daemon.socket} (pid {pid}) but has not answered within 0.2 s" in silent.output
@@ -131,7 +151,6 @@ def test_a_stopped_daemon_is_named_with_a_remedy(daemon: Daemon, monkeypatch: py
     assert "is kvpoold running?" not in silent.output
     assert "Errno" not in silent.output
     daemon.signal(signal.SIGCONT)
-    monkeypatch.undo()
     assert _run(daemon, "info").exit_code == 0
 
 

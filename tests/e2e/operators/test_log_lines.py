@@ -1,5 +1,6 @@
 """Log lines of a daemon: for the journal and for a file, of refused handshakes, and of operators' orders."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -55,6 +56,19 @@ def test_a_client_that_is_refused_again_and_again_is_one_line(daemon: Daemon) ->
     lines = [line for line in daemon.log().splitlines() if "handshake refused" in line]
     assert len(lines) == 1
     assert f"handshake refused: pid {os.getpid()} uid {os.getuid()}: role: role is 'nobody', expected" in lines[0]
+
+
+def test_a_full_daemon_names_its_code_once(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon(server__max_connections="1")
+    wait_until(lambda: daemon.stats()["connections"] == 1, "the starter's connection has ended")
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):  # one, and those that are reserved for operators
+            stack.enter_context(daemon.admin())
+        with pytest.raises(Refused) as refused:
+            daemon.admin()
+    full = "busy: server.max_connections is 1 and all are in use"
+    assert str(refused.value) == full
+    assert f"uid {os.getuid()}: {full}\n" in daemon.log()
 
 
 def test_every_order_of_an_operator_names_its_user_and_what_it_was_carried_out_on(

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 import kvpool_client as kv
 import kvpool_native
+from kvpool.cli.commands import mrc
 from kvpool.cli.kvpoolctl import cli
 from tests.rigs.daemon import Daemon
 
@@ -52,7 +53,7 @@ def test_the_curve_shows_the_gain_of_more_memory(tight: Daemon, tmp_path: Path) 
     document: dict[str, Any] = json.loads(run.stdout)
     assert set(document) == {
         *("command", "version", "rows", "dram_capacity_bytes", "ssd_capacity_bytes", "horizon_bytes"),
-        *("referenced_bytes", "sampled_chunks", "sample_rate"),
+        *("referenced_bytes", "sampled_chunks", "sample_rate", "error_points"),
     }
     assert document["dram_capacity_bytes"] == ROOM * LAYOUT.chunk_bytes
     assert document["referenced_bytes"] == 32 * 20 * CHUNKS * LAYOUT.chunk_bytes
@@ -74,6 +75,29 @@ def test_the_curve_shows_the_gain_of_more_memory(tight: Daemon, tmp_path: Path) 
         picture = tmp_path / "curve.png"
         assert _mrc(tight, "--add", "10MiB", "--png", picture).exit_code == 0
         assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_sample_that_is_too_small_is_no_curve(tight: Daemon) -> None:
+    with tight.connect(LAYOUT) as pool:
+        _ask_for(pool, 1)
+    run = _mrc(tight)
+    assert "the sample is too small: what follows is no estimate" in run.stdout
+    document = json.loads(_mrc(tight, "--json").stdout)
+    assert document["error_points"] >= 20.0
+
+
+@pytest.mark.parametrize(
+    ("sampled", "line"),
+    [
+        (24, "the sample is too small: what follows is no estimate; ask again after more requests"),
+        (400, "the sample is small: a rate may be off by 5 points"),
+        (2500, "the sample is small: a rate may be off by 2 points"),
+        (2600, ""),
+    ],
+)
+def test_a_small_sample_is_named_with_its_error(capsys: pytest.CaptureFixture[str], sampled: int, line: str) -> None:
+    mrc._print_rows({"referenced_bytes": 1 << 20, "sampled_chunks": sampled, "sample_rate": 0.0625}, [])
+    assert capsys.readouterr().out.splitlines()[1:] == ([line] if line else [])
 
 
 def test_a_daemon_without_requests_reports_that(tight: Daemon) -> None:

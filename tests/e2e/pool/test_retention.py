@@ -250,7 +250,7 @@ def test_chunks_with_a_demote_hint_are_written_and_evicted_from_dram_first(start
 
 
 def _run(daemon: Daemon, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, ["--socket", daemon.socket, "retain", *arguments])
+    return CliRunner().invoke(cli, ["--socket", daemon.socket, "retain", *arguments], input="[1, 2, 3]")
 
 
 def test_operators_retain_by_key_and_by_tokens(small: Daemon, tmp_path: Path) -> None:
@@ -285,7 +285,8 @@ def test_operators_retain_by_key_and_by_tokens(small: Daemon, tmp_path: Path) ->
         (["00" * 32, "--priority", "101"], 2, "101"),
         (["00" * 32, "--duration", "soon"], 2, "--duration"),
         (["00" * 32, "--duration", "0s"], 2, "expected more than 0"),
-        (["--tokens-file", __file__, "--model", "test-model"], 1, "has served no model"),
+        (["--tokens-file", "-", "--model", "test-model"], 1, "there is no model test-model; models are "),
+        (["--tokens-file", __file__, "--model", "test-model"], 2, "expected token ids: integers of 0 to 2147483647"),
         (["--tokens-file", __file__], 2, "--model M"),
         (["00" * 32], 1, ""),
     ],

@@ -12,10 +12,10 @@ from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.types import Level
+from kvpool_client.connection.finder import Finder
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.lease import Lease
 from kvpool_client.load import Load
-from kvpool_client.pool import Pool
 from kvpool_client.results import Hit, LoadResult
 from kvpool_client.separate_chunks import SeparateChunks
 from kvpool_client.sglang import part_store
@@ -156,20 +156,34 @@ def test_pages_of_other_nodes_are_leased_12_at_once_and_none_while_some_are_on_t
     controller, keys = start_sglang(large, HostPool(pages=40)), page_keys(5, 40)
     _filled(controller, keys)
     assert controller.backup(keys, range(40)) == 40
-    lookup = Pool.lookup
+    lookup = Finder.lookup
 
-    def looked_up(pool: Pool, chain: KeyChain, *, is_counted: bool = True) -> Hit:
-        hit = lookup(pool, chain, is_counted=is_counted)
+    def looked_up(finder: Finder, chain: KeyChain, owner: str = "", *, is_counted: bool = True) -> Hit:
+        hit = lookup(finder, chain, owner, is_counted=is_counted)
         return replace(hit, tiers=np.full(hit.chunks, Level.PEER, np.uint8))
 
-    monkeypatch.setattr(SeparateChunks, "lookup", lambda *_, is_counted: [])
-    monkeypatch.setattr(Pool, "lookup", looked_up)
+    monkeypatch.setattr(Finder, "lookup_each", lambda *_, is_counted: [])
+    monkeypatch.setattr(Finder, "lookup", looked_up)
     steps = Steps(monkeypatch)
     assert controller.backend.batch_get_v1(keys[:30], controller.pool.slots(range(30))) == [True] * 30
     assert steps.taken == [
         *[("acquire", 12), ("load", 12), ("wait", 12)] * 2,
         *[("acquire", 6), ("load", 6), ("wait", 6), ("release", 30)],
     ]
+
+
+def test_pages_count_as_looked_up_once_though_they_are_loaded_later(daemon: Daemon, start_sglang: Start) -> None:
+    controller, keys = start_sglang(daemon), page_keys(3, 8)
+    _filled(controller, keys)
+    assert controller.backend.batch_set_v1(keys[:4], controller.pool.slots(range(4))) == [True] * 4
+    assert controller.backend.batch_exists(keys) == 4
+    assert controller.backend.batch_get_v1(keys[:4], controller.pool.slots(range(4))) == [True] * 4
+    wait_until(lambda: daemon.stats()["usage.loads"] > 0, "the load is reported")
+    counted = daemon.stats()
+    page_tokens = counted["usage.loaded_tokens"] // 4
+    # The first page that is not there ends the question.
+    assert counted["usage.lookup_tokens"] == 5 * page_tokens
+    assert counted["usage.hit_rate"] == pytest.approx(4 / 5, abs=1e-3)
 
 
 def test_pages_beyond_a_connections_saves_are_declined_and_the_others_stored(

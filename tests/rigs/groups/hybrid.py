@@ -64,6 +64,12 @@ def assert_served(pool: kv.Pool, keys: kv.KeyChain, chunks: int) -> None:
     """A lookup finds so many chunks, and a load brings the right bytes of every group."""
     hit = pool.lookup(keys)
     assert hit.chunks == chunks
+    assert_hit_served(pool, keys, hit)
+
+
+def assert_hit_served(pool: kv.Pool, keys: kv.KeyChain, hit: kv.Hit) -> None:
+    """A load brings the right bytes of every group of all that a lookup has found."""
+    chunks = hit.chunks
     with pool.acquire(hit) as lease:
         assert lease.chunks == chunks
         result, found = load(pool, lease)

@@ -23,10 +23,15 @@ print(*sorted({"rich", "kvpool_client", "asyncio"} & set(sys.modules)))
 
 
 def test_every_command_is_found_by_its_name_in_its_module() -> None:
-    for module in COMMANDS.glob("[!_]*.py"):
-        importlib.import_module(f"kvpool.cli.commands.{module.stem}")
+    modules = [
+        ".".join(path.relative_to(COMMANDS).with_suffix("").parts)
+        for path in COMMANDS.rglob("[!_]*.py")
+        if "@cli." in path.read_text()
+    ]
+    for module in modules:
+        importlib.import_module(f"kvpool.cli.commands.{module}")
     assert set(cli.commands) == set(MODULES)
-    assert set(MODULES.values()) == {module.stem for module in COMMANDS.glob("[!_]*.py")}
+    assert set(MODULES.values()) == set(modules)
 
 
 @pytest.mark.parametrize("name", [pytest.param("info", marks=pytest.mark.slow), "log-level"])
@@ -41,7 +46,8 @@ def test_a_command_is_imported_alone_and_without_what_it_does_not_use(name: str)
 def test_an_unknown_command_is_wrong_usage() -> None:
     refused = CliRunner().invoke(cli, ["defragment"])
     assert refused.exit_code == 2
-    assert "No such command 'defragment'" in refused.output
+    assert "No such command 'defragment'." in refused.output
+    assert "No such command 'model', did you mean models?" in CliRunner().invoke(cli, ["model"]).output
 
 
 FLUSHES = [

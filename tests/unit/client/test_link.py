@@ -51,7 +51,7 @@ def test_a_refused_client_backs_off_and_one_without_a_daemon_retries_soon(answer
     assert max(answers.pauses) == REFUSED_RETRY_S_MAX == 5.0
 
 
-@pytest.mark.parametrize("path", ["unix:///run/kvpool/kvpool.sock", "", "a" * 108, "a\0b", b"/run/kvpool.sock", None])
+@pytest.mark.parametrize("path", ["unix:///run/kvpool/kvpool.sock", "", "a" * 108, "a\0b", b"/run/kvpool.sock", 0])
 def test_what_is_no_path_of_a_socket_is_refused_by_name(path: object) -> None:
     with pytest.raises(InvalidArgument, match=r"path is .*, expected a path"):
         connect(path, model="m", layout=SMALL)  # type: ignore[arg-type]

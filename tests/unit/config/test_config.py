@@ -323,3 +323,29 @@ def test_peers_receive_chunks_from_the_host_that_they_ask() -> None:
     with pytest.raises(ConfigError, match="expected the host of"):
         load_config(None, ["peer.listen=tcp://127.0.0.1:9470", "peer.stream=tcp://127.0.0.2:9471"])
     assert load_config(None, ["peer.listen=tcp://127.0.0.1:9470", "peer.stream=tcp://127.0.0.1:0"]).peer.is_used
+
+
+@pytest.mark.parametrize(
+    ("options", "faults"),
+    [
+        (["dramm.capacity=1GiB"], ["dramm is no section, did you mean dram?; sections are server, hbm, dram, ssd, "]),
+        (["tape.size=3", "tape.x=1"], ["tape is no section; sections are server, hbm, "]),
+        (["dram.capcity=1GiB"], ["dram.capcity is no option, did you mean dram.capacity?"]),
+        (["server=3"], ["server is '3', expected a section: [server], and options below it"]),
+        (["ssd.capacity=1MiB", "ssd.path=/x"], ["ssd.capacity is 1MiB, expected 0B or at least 16MiB"]),
+        (["dram.segment=8GiB"], ["dram.segment is 8GiB, expected at most dram.capacity, 1GiB"]),
+    ],
+)
+def test_faults_name_sections_and_sizes_as_they_are_written(options: list[str], faults: list[str]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config(None, options)
+    assert len(refused.value.faults) == len(faults)
+    for fault, beginning in zip(refused.value.faults, faults, strict=True):
+        assert fault.startswith(beginning)
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "wide.toml"
+    path.write_text('[dram]\ncapacity = "128MiB"\n', encoding="utf-16")
+    with pytest.raises(ConfigError, match="byte order mark of UTF-16, expected UTF-8: save it as that"):
+        load_config(str(path))

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
+from kvpool.cli.kvpoolctl import TIMEOUT
 from kvpool.config.config import OPTIONS, load_config
+from kvpool.units import parse_duration
 
 ROOT = Path(__file__).parents[3]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "configs" / "compose.yaml").read_text())
@@ -54,6 +56,14 @@ def test_the_daemonset_mounts_what_it_names() -> None:
         assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
     labels = DAEMONSET["spec"]["template"]["metadata"]["labels"]
     assert DAEMONSET["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_a_daemon_that_hangs_is_reported_before_a_probe_gives_up() -> None:
+    """The command waits for a welcome and for an answer; half of the time is left for its start."""
+    container = POD["containers"][0]
+    probes = [container[name]["timeoutSeconds"] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
+    check = COMPOSE["services"]["kvpoold"]["healthcheck"]["timeout"]
+    assert min(*probes, parse_duration(check)) >= 4 * parse_duration(TIMEOUT)
 
 
 def test_the_page_names_options_that_exist() -> None:

@@ -29,7 +29,7 @@ def test_a_value_that_means_nothing_is_refused_by_name(option: str) -> None:
 
 
 def test_a_segment_needs_a_store() -> None:
-    with pytest.raises(ConfigError, match=r"store.segment is 1048576 bytes, expected store.master beside it"):
+    with pytest.raises(ConfigError, match=r"store.segment is 1MiB, expected store.master beside it"):
         load_config(None, ["store.segment=1MiB"])
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.errors import ProtocolError
+from kvpool.index.layout_uses import LayoutUse, LayoutUses
 from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
 from kvpool.index.usage import MODELS_MAX, OTHER_MODEL, REPORTED_BLOCKS_MAX, REPORTED_MAX, UsageTable
@@ -28,6 +29,7 @@ from kvpool_client.connection.counters import Counters
 from kvpool_client.results import LoadResult, SaveResult
 from tests.rigs.daemon import SMALL
 
+NOW_NS = 5
 TOKENS, BYTES = SMALL.chunk_tokens, SMALL.chunk_bytes
 
 
@@ -48,7 +50,7 @@ def _column(**counts: int) -> bytes:
 
 
 def _report(table: UsageTable, session: EngineSession, **counts: int) -> None:
-    table.count_report(session, usage.unpack(_column(**counts)))
+    table.count_report(session, usage.unpack(_column(**counts)), NOW_NS)
 
 
 def test_a_column_holds_every_level_reason_and_state() -> None:
@@ -100,7 +102,7 @@ def test_the_tokens_of_all_ranks_count_once() -> None:
     for rank in range(4):
         session = _session(layout=layout.for_rank(rank))
         _report(table, session, lookups=1, lookup_chunks=3, hit_chunks_1=2, loads=1, loaded_chunks_1=2)
-        table.count_commit(session, bytes([SaveState.STORED] * 3))
+        table.count_commit(session, bytes([SaveState.STORED] * 3), 0)
     found = table.models()["m"]
     assert (found.lookup_tokens, found.hit_tokens[Level.DRAM], found.loaded_tokens[Level.DRAM]) == (96, 64, 64)
     assert (found.stored_tokens, found.stored_chunks, found.missed_tokens) == (96, 4 * 3, 32)
@@ -110,7 +112,7 @@ def test_the_tokens_of_all_ranks_count_once() -> None:
 
 def test_a_commit_counts_chunks_of_other_bytes_and_those_behind_them() -> None:
     table = UsageTable()
-    table.count_commit(_session(), bytes([SaveState.STORED, SaveState.CHECKSUM, SaveState.NO_PARENT]))
+    table.count_commit(_session(), bytes([SaveState.STORED, SaveState.CHECKSUM, SaveState.NO_PARENT]), 0)
     table.count_declined(SaveState.STOPPING, 5)
     declined = table.failures().declined_chunks
     assert (declined["checksum"], declined["no_parent"], declined["stopping"]) == (1, 1, 5)
@@ -127,7 +129,7 @@ def test_hits_never_exceed_what_was_looked_up() -> None:
 
 def test_implausibly_large_values_are_cut_and_counted() -> None:
     table = UsageTable()
-    table.count_report(_session(), usage.unpack(b"\xff" * 8 * usage.COUNTS))
+    table.count_report(_session(), usage.unpack(b"\xff" * 8 * usage.COUNTS), NOW_NS)
     found = table.models()["m"]
     assert found.lookups == found.loads == REPORTED_MAX
     assert sum(found.hit_tokens) == found.lookup_tokens == REPORTED_MAX * TOKENS
@@ -144,7 +146,7 @@ def test_implausibly_large_values_are_cut_and_counted() -> None:
 
 def _sparse_report(table: UsageTable, session: EngineSession, sparse: SparseUsage) -> None:
     values = [0] * usage.SPARSE + list(astuple(sparse))
-    table.count_report(session, usage.unpack(usage.pack(values, versions.NEWEST)))
+    table.count_report(session, usage.unpack(usage.pack(values, versions.NEWEST)), NOW_NS)
 
 
 def test_compute_by_lookup_adds_up_for_the_connections_own_model() -> None:
@@ -203,7 +205,9 @@ def test_models_are_counted_separately_up_to_a_bound() -> None:
 
 def test_a_commit_counts_stored_and_late_chunks() -> None:
     table = UsageTable()
-    table.count_commit(_session(), bytes([SaveState.STORED, SaveState.STORED, SaveState.EXPIRED, SaveState.NO_PARENT]))
+    table.count_commit(
+        _session(), bytes([SaveState.STORED, SaveState.STORED, SaveState.EXPIRED, SaveState.NO_PARENT]), NOW_NS
+    )
     found = table.models()["m"]
     assert (found.stored_chunks, found.stored_tokens, found.stored_bytes) == (2, 2 * TOKENS, 2 * BYTES)
     assert table.failures().declined_chunks["expired"] == 1
@@ -262,3 +266,23 @@ def test_a_peer_without_the_level_store_counts_its_chunks_as_another_nodes() -> 
     assert older.hit_chunks[Level.PEER] == report.hit_chunks[Level.PEER] + store_hits
     assert older.loaded_chunks[Level.PEER] == report.loaded_chunks[Level.PEER] + store_loads
     assert (older.failed_loads, older.declined_chunks) == (report.failed_loads, report.declined_chunks)
+
+
+def test_uses_are_known_of_each_layout_over_all_ranks() -> None:
+    table, sharded = UsageTable(), kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", rank=1, world=2)
+    _report(table, _session(layout=sharded), lookups=1, lookup_chunks=10, hit_chunks_1=4)
+    table.count_commit(_session(layout=sharded.for_rank(0)), bytes([SaveState.STORED]), NOW_NS + 2)
+    _report(table, _session(), lookups=1, lookup_chunks=1)
+    use = table.by_layout.of("m", sharded)
+    assert use == LayoutUse(NOW_NS + 2, 10 * sharded.chunk_tokens, 4 * sharded.chunk_tokens)
+    assert table.by_layout.of("m", SMALL) == LayoutUse(NOW_NS, TOKENS, 0)
+    assert table.by_layout.of("other", SMALL) is None
+
+
+def test_uses_that_are_the_oldest_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool.index.layout_uses.USES_MAX", 2)
+    uses = LayoutUses()
+    for number, model in enumerate(["a", "b", "a", "c"]):
+        uses.note_use(_session(model), number)
+    assert uses.of("b", SMALL) is None
+    assert uses.of("a", SMALL) == LayoutUse(2)

@@ -1,5 +1,7 @@
 """Connections against the limit of file descriptors."""
 
+import re
+
 import pytest
 
 from kvpool.config.config import load_config
@@ -56,3 +58,12 @@ def test_routers_have_a_part_of_their_own() -> None:
 def test_other_nodes_are_named_where_they_leave_too_little() -> None:
     room = plan_descriptors(load_config(None, ["server.max_connections=1000", *PEERS]), 1024)
     assert "for other nodes, and the process may have 1024" in room.shortage
+
+
+def test_a_limit_below_what_the_daemon_needs_itself_is_refused_without_negative_numbers() -> None:
+    config = load_config(None, ["events.publish=ipc:///run/kvpool/events"])
+    with pytest.raises(
+        ConfigError, match=r"and the process may have 64 \(LimitNOFILE= of the unit, ulimit -n\)"
+    ) as refused:
+        plan_descriptors(config, 64)
+    assert not re.search(r"-\d", str(refused.value))

@@ -46,5 +46,5 @@ def test_a_capacity_beyond_the_cores_limit_is_refused_by_name_value_and_range() 
 
 
 def test_more_files_than_have_names_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"ssd\.segment is 65536, expected at least"):
+    with pytest.raises(ConfigError, match=r"ssd\.segment is 64KiB, expected at least 4276KiB for ssd\.capacity 4TiB"):
         plan_ssd(_config(4 * TIB, segment=64 << 10))

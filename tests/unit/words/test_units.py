@@ -3,7 +3,7 @@
 import pytest
 
 from kvpool.errors import InvalidArgument
-from kvpool.units import format_duration, format_size, parse_duration, parse_size
+from kvpool.units import format_duration, format_size, parse_duration, parse_size, write_size
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,20 @@ def test_an_invalid_duration_is_refused(text: str) -> None:
 def test_human_readable_numbers_have_three_digits() -> None:
     assert (format_size(900), format_size(64 << 20), format_size(3 << 40)) == ("900 B", "64.0 MiB", "3.0 TiB")
     assert (format_duration(0.0015), format_duration(90.0), format_duration(2e-6)) == ("1.5 ms", "1.5 m", "2 us")
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0B"),
+        (1, "1B"),
+        (1023, "1023B"),
+        (1024, "1KiB"),
+        (1536 << 20, "1536MiB"),
+        (8 << 30, "8GiB"),
+        (5 << 40, "5TiB"),
+    ],
+)
+def test_sizes_are_written_as_a_file_has_them(size: int, text: str) -> None:
+    assert write_size(size) == text
+    assert parse_size(text) == size

@@ -18,6 +18,7 @@ from kvpool.clock import Deadline
 from kvpool.layout import Layout
 from kvpool.types import DRAM
 from kvpool_client.copying.cache import SKIP_BLOCK, Cache
+from kvpool_client.engines.connection_name import connection_name
 from kvpool_client.grouped.leases import GroupLease
 from kvpool_client.grouped.load import GroupLoad
 from kvpool_client.grouped.lookups import GroupHit
@@ -262,6 +263,7 @@ def connect(settings: Settings, layout: Layout) -> Pool:
         salt=settings.salt.encode(),
         timeout_s=settings.timeout_s,
         copy_threads=settings.copy_threads,
+        name=connection_name("tensorrt-llm", layout.rank, layout.world),
     )
 
 

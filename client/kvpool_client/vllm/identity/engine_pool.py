@@ -2,6 +2,7 @@
 
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
+from kvpool_client.engines.connection_name import connection_name
 from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.pool import Pool, connect
 from kvpool_client.vllm.settings import Settings
@@ -25,6 +26,7 @@ def engine_pool(
         timeout_s=settings.timeout_s,
         copy_threads=settings.copy_threads,
         share=share,
+        name=connection_name("vllm", layout.rank, layout.world),
     )
     if not pool.connected:
         what = f"no daemon answers at kvpool.socket, {settings.socket}: {pool.stats()['last_error']}"

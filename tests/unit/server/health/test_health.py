@@ -145,3 +145,15 @@ def test_the_pool_reports_pre_faulting_that_ended_early(real_pool: Pool, monkeyp
     real_pool._prefault = Prefault(tier, 1, lambda segment: None)
     real_pool._prefault.stop()
     assert real_pool.problems() == ["dram: pre-faulting ended early: [Errno 12] Cannot allocate memory"]
+
+
+def test_a_drained_daemon_is_probed_and_ready_again_when_that_is_undone(health: Health, clock: FakeClock) -> None:
+    health.begin_serving()
+    health.note_probe(_result(clock))
+    health.note_drained(is_on=True)
+    assert (health.state(), health.report().is_ready, health.report().is_healthy) == ("draining", False, True)
+    clock.seconds += 1000
+    assert health.state() == "unhealthy", "no probe has ended for too long"
+    health.note_probe(_result(clock))
+    health.note_drained(is_on=False)
+    assert (health.state(), health.report().is_ready) == ("ready", True)

@@ -23,14 +23,19 @@ KEY_DIGITS = 16
 SEED_BITS = 32
 
 
-@cli.command(epilog=epilog("kvpoolctl check", "kvpoolctl check --deep --json"))
+@cli.command(epilog=epilog("kvpoolctl check", "kvpoolctl check --strict", "kvpoolctl check --deep --json"))
 @click.option(
     "--deep", is_flag=True, help="Read every chunk of every tier and compare its bytes with its checksums too."
 )
+@click.option(
+    "--strict", is_flag=True, help='Fail, too, unless the health is "ready" and every tier can be read and written.'
+)
 @common_options
 @click.pass_obj
-def check(options: Options, deep: bool) -> None:
-    """Recount every invariant inside the running daemon. Exit code 1 when one is broken or a chunk is bad.
+def check(options: Options, deep: bool, strict: bool) -> None:
+    """Recount every invariant inside the running daemon. The exit code is 1 when one is broken or a chunk is bad.
+
+    With --strict the exit code is 0 only if all is well: the health is "ready", every tier is "ok", and there is no problem.
 
     With --deep a bad chunk is dropped from its tier, with its descendants, and named by the beginning of its key. The daemon
     serves on meanwhile; chunks stored during the check may be left out.
@@ -38,6 +43,8 @@ def check(options: Options, deep: bool) -> None:
     with options.connect() as connection:
         report = ask(lambda: connection.check())
         problems: list[str] = report["problems"]
+        if strict:
+            problems = list(dict.fromkeys([*problems, *_shortcomings(ask(connection.info))]))
         found: dict[str, Any] = {}
         if deep:
             tiers = report["tiers"]
@@ -57,15 +64,15 @@ def check(options: Options, deep: bool) -> None:
 
 
 @cli.command(epilog=epilog("kvpoolctl verify --sample 1000", "kvpoolctl verify --sample 100 --tier ssd --seed 7"))
-@click.option("--sample", type=click.IntRange(min=1), required=True, metavar="N", help="How many chunks to read.")
-@click.option("--tier", metavar="NAME", help="Only from this tier: hbm, dram, ssd (default: every tier).")
+@click.option("--sample", type=click.IntRange(min=1), required=True, metavar="N", help="Read so many chunks.")
+@click.option("--tier", metavar="NAME", help="Read chunks of this tier alone: hbm, dram, ssd (default: every tier).")
 @click.option(
     "--seed", type=click.IntRange(min=0), metavar="S", help="Draw the same chunks again (default: a new seed, printed)."
 )
 @common_options
 @click.pass_obj
 def verify(options: Options, sample: int, tier: str | None, seed: int | None) -> None:
-    """Read N chunks drawn at random and compare their bytes with their checksums. Exit code 1 when one is bad.
+    """Read N chunks drawn at random and compare their bytes with their checksums. The exit code is 1 when one is bad.
 
     Every chunk of every tier is as likely as any other to be drawn, and none is drawn twice; where there are fewer than N,
     all are read. A bad chunk is dropped from its tier, with its descendants.
@@ -89,6 +96,18 @@ def verify(options: Options, sample: int, tier: str | None, seed: int | None) ->
         read = f"{found['verified']} of {chunks} chunks verified by their bytes, {format_size(found['bytes'])}"
         print_line(f"{len(problems)} problems, {read}; seed {chosen}")
     sys.exit(EXIT_FAILURE if problems else 0)
+
+
+def _shortcomings(info: dict[str, Any]) -> list[str]:
+    """What is not well in the daemon's info, one line each: its problems, its health, and the state of each tier."""
+    lines: list[str] = list(info["problems"])
+    if info["health"] != "ready":
+        lines.append(f"health: {info['health']}, expected ready")
+    for tier in info["tiers"]:
+        state, reason = info.get(f"{tier}_state", "ok"), info.get(f"{tier}_reason", "")
+        if state != "ok":
+            lines.append(f"{tier}: {state}, expected ok{f': {reason}' if reason else ''}")
+    return lines
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""Commands about chunks: why, retain, check and verify."""
