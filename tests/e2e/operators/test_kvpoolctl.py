@@ -153,7 +153,7 @@ def test_a_strict_check_is_good_only_if_all_is_well(start_daemon: Callable[..., 
     path.mkdir(mode=0o700)
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
     strict = _run("--socket", daemon.socket, "check", "--strict")
-    assert (strict.exit_code, strict.stdout) == (0, "0 problems, 0 chunks\n")
+    assert (strict.exit_code, strict.stdout) == (0, "0 problems, 0 chunks (dram: 0, ssd: 0)\n")
     assert _run("--socket", daemon.socket, "drain").exit_code == 0
     assert _run("--socket", daemon.socket, "check").exit_code == 0
     drained = _run("--socket", daemon.socket, "check", "--strict", "--json")

@@ -270,7 +270,8 @@ def test_a_peer_without_the_level_store_counts_its_chunks_as_another_nodes() -> 
 
 def test_uses_are_known_of_each_layout_over_all_ranks() -> None:
     table, sharded = UsageTable(), kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", rank=1, world=2)
-    _report(table, _session(layout=sharded), lookups=1, lookup_chunks=10, hit_chunks_1=4)
+    for rank in (0, 1):
+        _report(table, _session(layout=sharded.for_rank(rank)), lookups=1, lookup_chunks=10, hit_chunks_1=4)
     table.count_commit(_session(layout=sharded.for_rank(0)), bytes([SaveState.STORED]), NOW_NS + 2)
     _report(table, _session(), lookups=1, lookup_chunks=1)
     use = table.by_layout.of("m", sharded)
