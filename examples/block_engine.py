@@ -13,7 +13,7 @@ import torch
 
 import kvpool_client as kv
 from examples.tiny_engine import BLOCK_TOKENS, CHUNK_TOKENS, HEAD_DIM, HEADS, LAYERS, VOCABULARY, Model
-from kvpool.types import SERVICE_SOCKET
+from kvpool.socket_path import find_socket
 from kvpool_client.blocks import BlockPool
 from kvpool_client.torch import gated
 
@@ -80,7 +80,7 @@ class Engine:
 
 
 @click.command()
-@click.option("--socket", default=SERVICE_SOCKET, show_default=True, help="The daemon's socket.")
+@click.option("--socket", default=find_socket, help="The daemon's socket (default: as kvpoolctl finds it).")
 @click.option(
     "--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True, help="Where to compute."
 )

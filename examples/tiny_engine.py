@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import kvpool_client as kv
-from kvpool.types import SERVICE_SOCKET
+from kvpool.socket_path import find_socket
 from kvpool_client.torch import PagedPrefixCache, announced, gated, layout_of
 
 VOCABULARY, WIDTH, LAYERS, HEADS, HEAD_DIM = 256, 128, 6, 4, 32
@@ -110,7 +110,7 @@ class Engine:
 
 
 @click.command()
-@click.option("--socket", default=SERVICE_SOCKET, show_default=True, help="The daemon's socket.")
+@click.option("--socket", default=find_socket, help="The daemon's socket (default: as kvpoolctl finds it).")
 @click.option(
     "--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True, help="Where to compute."
 )

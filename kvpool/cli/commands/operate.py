@@ -47,7 +47,8 @@ def info(options: Options) -> None:
 @common_options
 @pass_options
 def stats(options: Options, section: str | None, watch: bool, interval: str, count: int | None) -> None:
-    """Print counters, all or those of one SECTION: server, index, dram, chunks, usage, events, hbm and ssd (with such tiers).
+    """Print counters, all or those of one SECTION: server, index, dram, chunks, held, usage, events; and hbm, ssd, peer, store
+    and sparse, where there are such.
 
     Lines are `name:value`; a name never changes its meaning. After each `…_bytes` a line `…_human` repeats the size with a
     unit; --json has the raw values alone. Slots are counted by size class, CHUNK BYTESxLAYERS.

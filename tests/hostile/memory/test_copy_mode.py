@@ -306,7 +306,7 @@ def test_staging_memory_goes_with_its_connection(by_copy: Daemon) -> None:
 
 def test_a_layout_whose_layers_do_not_fit_is_refused_at_connect(by_copy: Daemon) -> None:
     wide = kv.Layout(layers=1, kv_heads=64, head_dim=128, dtype="float16", chunk_tokens=32)
-    with pytest.raises(Refused, match=r"server\.staging is 262144") as refusal:
+    with pytest.raises(Refused, match=r"server\.staging is 256KiB") as refusal:
         engine(by_copy, wide)
     assert refusal.value.code == "layout"
 
