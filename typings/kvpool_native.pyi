@@ -1243,7 +1243,8 @@ class SsdQueue:
 
     def io(self) -> dict[str, int]:
         """
-        How many threads have a ring, the errno of a refusal, and whether what was moved differed once.
+        How many threads have a ring, the errno of a refusal, whether what was moved differed once, and the latest failed
+        transfer: its errno (0: none has failed), whether it was a write, where it began.
         """
 
 STREAM_CONNECTIONS_MAX: int = 16

@@ -173,6 +173,9 @@ Counts queue_io(const SsdQueue& queue) {
   result["rings"] = found.rings;
   result["ring_error"] = found.ring_error;
   result["is_distrusted"] = found.is_distrusted;
+  result["fault_error"] = static_cast<uint64_t>(found.fault.error);
+  result["fault_is_write"] = found.fault.is_write;
+  result["fault_offset"] = found.fault.offset;
   return result;
 }
 
@@ -248,7 +251,8 @@ void bind_ssd(nb::module_& module) {
           "longest_transfer_ns", [](const SsdQueue& self) { return self.longest_transfer().count(); },
           "For how long the transfer has been under way that was begun first; 0: none is.")
       .def("stats", &queue_stats)
-      .def("io", &queue_io, "How many threads have a ring, the errno of a refusal, and whether what was moved differed once.");
+      .def("io", &queue_io, "How many threads have a ring, the errno of a refusal, whether what was moved differed once, and the latest failed\n"
+           "transfer: its errno (0: none has failed), whether it was a write, where it began.");
 }
 
 }  // namespace kvpool

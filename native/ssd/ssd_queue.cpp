@@ -128,8 +128,12 @@ std::unique_ptr<SsdIo> SsdQueue::make_io(bool wants_ring) {
 
 void SsdQueue::run(size_t thread, bool wants_ring) {
   const auto stamp_this = [this, thread] { stamp(thread); };
-  SsdStampedIo io(make_io(wants_ring), stamp_this);
-  SsdStampedIo calls(make_call_io(files_), stamp_this);
+  const auto note_fault = [this](const SsdFault& fault) {
+    const std::lock_guard guard(lock_);
+    io_.fault = fault;
+  };
+  SsdStampedIo io(make_io(wants_ring), stamp_this, note_fault);
+  SsdStampedIo calls(make_call_io(files_), stamp_this, note_fault);
   SsdWorker worker{io, calls, *bounces_[thread]};
   std::vector<SsdOutcome> ended;
   Task task{};

@@ -28,6 +28,7 @@
 #include "threads/thread_group.h"
 #include "ssd/ssd_job.h"
 #include "ssd/ssd_read_backs.h"
+#include "ssd/ssd_stamped_io.h"
 #include "ssd/ssd_verify_job.h"
 
 namespace kvpool {
@@ -50,6 +51,7 @@ struct SsdQueueIo {
   unsigned rings = 0;          // threads that have one
   int ring_error = 0;          // why one has none although it was wanted: an errno
   bool is_distrusted = false;  // what was moved differed once: plain calls alone, and all that is written is read back
+  SsdFault fault;              // the latest; none: error 0
 };
 
 class SsdQueue {

@@ -18,8 +18,9 @@ from tests.faults.rigs.tiered import (
     tier_options,
     wait_open,
 )
-from tests.faults.rigs.traffic import DramClient, fill, load_chains
-from tests.rigs.daemon import Daemon, wait_until
+from tests.faults.rigs.traffic import DramClient, chain_of, fill, load_chains
+from tests.rigs.daemon import Daemon, wait_connected, wait_until
+from tests.rigs.payload import store
 
 CHAINS = 60
 LENGTHS = ("90%", "50%", "10%", "0", "1", "4095", "4097", "8192", "12289", "all but 1", "all but 4096")
@@ -133,10 +134,15 @@ def test_segment_files_cut_and_removed_under_a_daemon_cost_misses(
     os.truncate(segments[2], dice.randrange(segments[2].stat().st_size))
     found = load_chains(daemon, CHAINS)
     assert found.missed > 0
-    fill(daemon, CHAINS)
+    with daemon.connect(timeout_s=10.0) as pool, daemon.admin() as admin:
+        wait_connected(pool)
+        store(pool, chain_of(pool, CHAINS))
+        assert not admin.demote_all(10.0)["durable"], "a restart would not find what is in the removed file"
+        wait_until(
+            lambda: any(f"{segments[0]} has been removed" in one for one in daemon.problems(deep=False)), "it is shown"
+        )
     load_chains(daemon, CHAINS)
     assert_sound(daemon)
-    assert daemon.stats()["ssd.state"] == "ok"
     summary(f"{found.served} chunks served, {found.missed} missed")
     daemon.kill()
     restart(daemon)

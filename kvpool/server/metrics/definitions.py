@@ -102,6 +102,13 @@ def _labelled(read: Callable[[Scrape], Iterable[tuple[str, float]]]) -> Callable
     return lambda now: {(label,): value for label, value in read(now)}
 
 
+def _areas(now: Scrape) -> Values:
+    """By the first word of a problem; each area that is always there is 0 without one."""
+    areas = dict.fromkeys(AREAS, 0.0)
+    areas.update({problem.partition(":")[0]: 1.0 for problem in now.health.problems})
+    return {(area,): value for area, value in areas.items()}
+
+
 def _left_dram(now: Scrape) -> Iterable[tuple[str, float]]:
     names = {
         "own_class": "evicted_own_class",
@@ -165,6 +172,9 @@ RESERVE_DECLINES = ("pending", "no_parent", "full", "not_ready", "foreign", "sha
 HELD_KINDS = ("leased", "reserved", "zombie")
 BUILD_LABELS = ("version", "checksum", "key_hash")
 PROCESS_METRICS = ("process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds")
+
+# What problems in health are about.
+AREAS = ("dram", "events", "hbm", "peers", "self-probe", "ssd", "transfer")
 
 SECTIONS: dict[str, tuple[Metric, ...]] = {
     "Requests of engines": (
@@ -341,6 +351,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                        catalogue="ssd.catalogue_waiting"), "jobs", "queue"),
         _counter("kvpool_ssd_dropped_rows", "Rows that did not fit its catalogue: their chunks are not found after a "
                  "restart.", _ssd("ssd.catalogue_dropped")),
+        _counter("kvpool_ssd_lost_rows", "Rows that a failing disk lost: their chunks are not found after a restart.",
+                 _ssd("ssd.catalogue_lost")),
     ),
     "Connections and requests": (
         _gauge("kvpool_connections", "Open connections.",
@@ -389,6 +401,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     "Health": (
         _gauge("kvpool_ready", "1 while the daemon serves requests.", lambda now: float(now.health.is_ready)),
         _gauge("kvpool_healthy", "1 while /healthz answers 200.", lambda now: float(now.health.is_healthy)),
+        _gauge("kvpool_degraded", "1 while a part of the daemon is degraded or unhealthy, by the word that its problems in "
+               "health begin with.", _areas, "", "area"),
         _gauge("kvpool_early_ends", "Lives before this one, in a row, that were killed, crashed or could not serve.",
                lambda now: now.health.early_ends),
         _gauge("kvpool_probe_age_seconds", "Time since the last self-probe ended; absent without one.",

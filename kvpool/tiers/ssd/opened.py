@@ -16,6 +16,7 @@ from kvpool.tiers.base import NOT_STARTED, ArenaMemory, Counters, JobId, Moves
 from kvpool.tiers.ssd.catalogue.catalogue import Catalogue
 from kvpool.tiers.ssd.catalogue.identity import NamespaceRecord
 from kvpool.tiers.ssd.catalogue.rows import Row, Touch
+from kvpool.tiers.ssd.faults import text_of
 from kvpool.tiers.ssd.flushed import FlushFloors
 from kvpool.tiers.ssd.plan import OUTCOMES_AT_ONCE, SsdPlan
 from kvpool.tiers.ssd.status import SsdStatus
@@ -42,6 +43,8 @@ class ClosedSsd:
     is_distrusted = False
     has_failed_catalogue = False
     failure = ""
+    fault = ""
+    checkpoints = 0
     fileno = NO_DESCRIPTOR
 
     def read(self, moves: Moves, geometry: Geometry, *, is_urgent: bool) -> JobId:  # noqa: ARG002
@@ -95,7 +98,7 @@ class ClosedSsd:
 
     def stats(self) -> Counters:
         """Counters, by name: zeros."""
-        return _counters({}, waiting=0, checkpoints=0, dropped=0)
+        return _counters({}, waiting=0, checkpoints=0, dropped=0, lost=0)
 
     def died(self) -> list[str]:
         """There are no threads."""
@@ -163,6 +166,16 @@ class OpenSsd:
     def is_distrusted(self) -> bool:
         """Whether bytes have changed on their way once: I/O is by plain calls since then, and reads back what it writes."""
         return bool(self._queue.io()["is_distrusted"])
+
+    @property
+    def fault(self) -> str:
+        """The latest failed I/O, with its error; empty where none has failed."""
+        return text_of(self._queue, self._plan.segment_bytes)
+
+    @property
+    def checkpoints(self) -> int:
+        """How many have succeeded."""
+        return self._catalogue.checkpoints
 
     @property
     def may_write(self) -> bool:
@@ -247,6 +260,7 @@ class OpenSsd:
             waiting=catalogue.waiting,
             checkpoints=catalogue.checkpoints,
             dropped=catalogue.dropped_rows,
+            lost=catalogue.lost_rows,
         )
 
     def died(self) -> list[str]:
@@ -265,7 +279,7 @@ class OpenSsd:
         return self._catalogue.close(CLOSE_TIMEOUT_S) and has_ended
 
 
-def _counters(queue: dict[str, int], *, waiting: int, checkpoints: int, dropped: int) -> Counters:
+def _counters(queue: dict[str, int], *, waiting: int, checkpoints: int, dropped: int, lost: int) -> Counters:
     return {
         "ssd.read_bytes": queue.get("read_bytes", 0),
         "ssd.written_bytes": queue.get("written_bytes", 0),
@@ -277,4 +291,5 @@ def _counters(queue: dict[str, int], *, waiting: int, checkpoints: int, dropped:
         "ssd.catalogue_waiting": waiting,
         "ssd.checkpoints": checkpoints,
         "ssd.catalogue_dropped": dropped,
+        "ssd.catalogue_lost": lost,
     }

@@ -28,6 +28,7 @@ from kvpool.tiers.ssd.catalogue.identity import Identity, NamespaceRecord, new_e
 from kvpool.tiers.ssd.directory import SsdUnavailable, check_directory
 from kvpool.tiers.ssd.flushed import FlushFloors
 from kvpool.tiers.ssd.opened import CLOSE_TIMEOUT_S, OpenSsd
+from kvpool.tiers.ssd.place import SsdPlace
 from kvpool.tiers.ssd.plan import CATALOGUE_NAME, SsdPlan
 from kvpool.tiers.ssd.rebuild import are_flushed, find_chunks
 from kvpool.tiers.ssd.segments import (
@@ -77,6 +78,7 @@ def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warn
         check_room(plan)
         found, identity = _look(plan, catalogue_path, is_stopping)
     files = open_segments(plan)
+    place = SsdPlace(plan)
     rows, bad = catalogue_rows.restorable(found.rows if found and not plan.wants_rebuild else b"")
     is_rebuilt = identity.namespaces != {} and (found is None or plan.wants_rebuild)
     if is_rebuilt:
@@ -93,6 +95,7 @@ def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warn
     failpoint.reach("daemon.ssd.open_catalogue")
 
     def sync_data() -> None:
+        place.check()
         files.sync()
         floors.write()
 

@@ -3,9 +3,9 @@
 It owns the slots, the open disk (`opened.py`) and its state; `kvpool.tiering` decides which chunk is written or read. No
 failure here affects the arena: it changes the state of this tier, and its chunks are misses.
 
-    STARTING ──files open, catalogue read──► OK ◄──retried, later each time──────┐
-        └──cannot be opened──► OFFLINE       ├──I/O or the catalogue fails──► READONLY ──it keeps failing──► OFFLINE
-                                             └──the disk does not answer──► OFFLINE
+    STARTING ──files open, catalogue read──► OK ◄──the disk has passed a probe, tried later each time──┐
+        └──cannot be opened──► OFFLINE       ├──a write or the catalogue fails──► READONLY ────────────┤
+                                             └──reads keep failing, or the disk does not answer──► OFFLINE
 
 Control thread only, except where `BackingTier` says otherwise. Invariant: files and catalogue together never take more than
 the capacity.
@@ -17,6 +17,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import kvpool_native
 from kvpool import failpoint
@@ -42,17 +43,21 @@ from kvpool.tiers.slots import Slots, SlotSizes
 from kvpool.tiers.ssd.catalogue.book import CatalogueBook
 from kvpool.tiers.ssd.corruption import CorruptionGuard
 from kvpool.tiers.ssd.directory import SsdUnavailable
+from kvpool.tiers.ssd.faults import IoFaults
 from kvpool.tiers.ssd.headers import SsdHeaders
-from kvpool.tiers.ssd.opened import ClosedSsd, Geometry, OpenSsd
+from kvpool.tiers.ssd.opened import CLOSE_TIMEOUT_S, ClosedSsd, Geometry, OpenSsd
 from kvpool.tiers.ssd.opening import Recovered, open_ssd
+from kvpool.tiers.ssd.place import probe_disk
 from kvpool.tiers.ssd.plan import NAME, SsdPlan, segment_name, warning_of, write_policy_of
 from kvpool.tiers.ssd.status import SsdStatus
-from kvpool.tiers.ssd.watch import SsdWatch
+from kvpool.tiers.ssd.watch import CATALOGUE, READS, WRITES, SsdWatch
 from kvpool.types import Level
 
 log = logging.getLogger(__name__)
 
-ERRORS_UNTIL_OFFLINE = 8
+# In a row. A single read that fails may be of a bad sector; a write that fails shows the disk.
+READ_FAULTS_MAX = 8
+WRITE_FAULTS_MAX = 1
 # No request for room waits for a disk that has not answered I/O for so long. A healthy disk takes some milliseconds for a piece
 # of a few MiB.
 UNRESPONSIVE_S = 1.0
@@ -64,6 +69,7 @@ class _Asked:
 
     left: int
     generations: Sequence[int] = ()
+    is_write: bool = False
 
 
 class SsdTier:
@@ -104,7 +110,10 @@ class SsdTier:
         self.headers = SsdHeaders(plan)
         self.corruption = CorruptionGuard()
         self._watch = SsdWatch(self)
-        self._read_errors = 0
+        self._faults = {READS: IoFaults(READ_FAULTS_MAX), WRITES: IoFaults(WRITE_FAULTS_MAX)}
+        self._probe: asyncio.Future[str] | None = None
+        self._probed = 0  # the record whose chunk is the next probe's
+        self._checkpoints = 0  # at the last look
         self._io_errors = 0
         self._corrupt_chunks = 0
         self._bad_writes = 0
@@ -158,8 +167,15 @@ class SsdTier:
 
     @property
     def can_be_tried_again(self) -> bool:
-        """Whether the tier is open and suspended because of errors."""
-        return self._disk.is_open and self.state in (TierState.READONLY, TierState.OFFLINE)
+        """Whether the tier is open and suspended because of errors, and not being retried."""
+        is_suspended = self.state in (TierState.READONLY, TierState.OFFLINE)
+        return self._disk.is_open and is_suspended and self._probe is None
+
+    @property
+    def suspended(self) -> tuple[str, ...]:
+        """Which of reads, writes and the catalogue have failed."""
+        failed = [what for what, faults in self._faults.items() if faults.is_suspended]
+        return (*failed, *((CATALOGUE,) if self._disk.has_failed_catalogue else ()))
 
     def become(self, state: TierState, reason: str = "") -> None:
         """Change the state, and log it once."""
@@ -172,12 +188,38 @@ class SsdTier:
         self.become(TierState.OFFLINE, f"because the disk has left I/O unanswered for {self._disk.unanswered_s:.1f} s")
 
     def try_again(self) -> None:
-        """Use the tier again; the next error suspends it again."""
+        """Probe the disk, and use the tier again if it passes; the next error suspends it again."""
+        probe = partial(probe_disk, self.plan, self._stored_offset())
+        self._probe = asyncio.get_running_loop().run_in_executor(None, probe)
+        self._probe.add_done_callback(self._end_probe)
+
+    def _end_probe(self, probe: "asyncio.Future[str]") -> None:
+        self._probe = None
+        if self._is_stopping.is_set() or probe.cancelled():
+            return
+        if fault := probe.result():
+            self._note_fault(READS if fault.startswith("read") else WRITES, fault)
+            self._watch.see_to_it()
+            return
         self._drop_lost()
         self._disk.resume()
         self.corruption.end_rest()
-        self.become(TierState.OK, "is tried again")
+        for faults in self._faults.values():
+            faults.resume()
+        self.become(TierState.OK, "because its disk has passed a probe")
         self._owner.on_completed()
+
+    def _stored_offset(self) -> int | None:
+        """Where a chunk lies, another one each time: a page that was written. None where there is no chunk."""
+        directory = self.slots.directory
+        places = directory.stats()["places"]
+        for first in (self._probed % places, 0) if places else ():
+            self._probed = first + 1
+            page = directory.records(first, 1, places)
+            directory.unpin(page.pin)
+            if page.records:
+                return int(page.records[0].offset)
+        return None
 
     def start(self, namespaces: Namespaces, owner: TierOwner) -> None:
         """Begin to open the tier in the background."""
@@ -201,7 +243,10 @@ class SsdTier:
         self.headers.close()
         if self._disk.is_open:
             loop.remove_reader(self._disk.fileno)
-        return await loop.run_in_executor(None, self._disk.close)
+        probes = [] if self._probe is None else [self._probe]
+        if probes:
+            await asyncio.wait(probes, timeout=CLOSE_TIMEOUT_S)
+        return await loop.run_in_executor(None, self._disk.close) and all(probe.done() for probe in probes)
 
     def reconfigure(self, config: Config) -> None:
         """Use another admission policy and write budget from now on."""
@@ -216,7 +261,7 @@ class SsdTier:
     def write(self, namespace: Namespace, moves: Moves) -> JobId:
         """Start writing chunks of the arena."""
         job = self._disk.write(moves, _geometry(namespace)) if self.can_write else NOT_STARTED
-        return self._begun(job, _Asked(len(moves)))
+        return self._begun(job, _Asked(len(moves), is_write=True))
 
     def check(self, namespace: Namespace, moves: Moves) -> JobId:
         """Start comparing chunks with their checksums, after all other jobs."""
@@ -228,7 +273,7 @@ class SsdTier:
         now_ns, finished = self._clock.now_ns(), []
         for job, chunk, status, tokens in self._disk.completed():
             asked = self._jobs[job]
-            self._note(status)
+            self._note(status, WRITES if asked.is_write else READS)
             self._watch.note(status, asked.generations[chunk] if asked.generations else 0, now_ns)
             asked.left -= 1
             if not asked.left:
@@ -316,10 +361,18 @@ class SsdTier:
         return [f"ssd: the thread of the {name} has died" for name in died] + self.corruption.problems()
 
     def shortcomings(self) -> list[str]:
-        """Whether it could not be opened since the daemon's start. Any thread."""
-        if self.state != TierState.OFFLINE or self._disk.is_open:
-            return []
-        return [f"ssd: it could not be opened: {self.state_reason}"]
+        """Why chunks are not written or read, and faults of reads since the last one that succeeded. Any thread."""
+        state, reason = self.state, self.state_reason
+        if state == TierState.OFFLINE and not self._disk.is_open:
+            return [f"ssd: it could not be opened: {reason}"]
+        if self.corruption.is_tripped:
+            return []  # a problem, and not less
+        if state in (TierState.OFFLINE, TierState.READONLY):
+            is_read = state == TierState.READONLY
+            effect = "chunks are read, and none is written" if is_read else "chunks are neither read nor written"
+            return [f"ssd: {effect}: {reason}"]
+        failing = self._faults[READS].describe(self._clock.now_ns())
+        return [f"ssd: {failing}"] if failing else []
 
     async def _open(self, namespaces: Namespaces) -> None:
         """Open the tier and restore the chunks of earlier processes. OFFLINE while it cannot be opened.
@@ -355,6 +408,9 @@ class SsdTier:
 
     def _see_to_catalogue(self) -> None:
         """Write nothing while the catalogue cannot be written."""
+        if self._disk.checkpoints != self._checkpoints:
+            self._checkpoints = self._disk.checkpoints
+            self._watch.note_success(CATALOGUE)
         if self._disk.has_failed_catalogue and self.state == TierState.OK:
             self.become(TierState.READONLY, f"because its catalogue cannot be written: {self._disk.failure}")
             self._watch.see_to_it()
@@ -379,19 +435,28 @@ class SsdTier:
             self._watch.note_begun()
         return job
 
-    def _note(self, status: SsdStatus) -> None:
-        if status in (SsdStatus.IO_ERROR, SsdStatus.BAD_WRITE):
-            self._io_errors += status == SsdStatus.IO_ERROR
-            self._bad_writes += status == SsdStatus.BAD_WRITE
-            self._read_errors += 1
-            self.become(
-                TierState.OFFLINE if self._read_errors >= ERRORS_UNTIL_OFFLINE else TierState.READONLY,
-                "after I/O errors" if status == SsdStatus.IO_ERROR else "because a write was read back otherwise",
-            )
+    def _note(self, status: SsdStatus, direction: str) -> None:
+        if status == SsdStatus.IO_ERROR:
+            self._io_errors += 1
+            self._note_fault(direction, self._disk.fault or f"{direction} have failed")
+        elif status == SsdStatus.BAD_WRITE:
+            self._bad_writes += 1
+            self._note_fault(WRITES, "a write was read back otherwise")
         elif status.is_corruption:
             self._corrupt_chunks += 1
         elif status == SsdStatus.OK:
-            self._read_errors = 0
+            self._faults[direction].note_success()
+            self._watch.note_success(direction)
+
+    def _note_fault(self, direction: str, text: str) -> None:
+        """Count a fault, and suspend what it shows to be failing."""
+        now_ns = self._clock.now_ns()
+        self._faults[direction].note_fault(text, now_ns)
+        if self._faults[READS].is_suspended:
+            self.become(TierState.OFFLINE, self._faults[READS].describe(now_ns))
+        elif self._faults[WRITES].is_suspended:
+            is_in_use = self.state in (TierState.OK, TierState.READONLY)
+            self.become(TierState.READONLY if is_in_use else self.state, self._faults[WRITES].describe(now_ns))
 
     def _drop_lost(self) -> None:
         """Forget the chunks that a failed sync covered: nobody knows whether the disk has them."""

@@ -1,7 +1,9 @@
 """SSD watch: suspends an SSD tier whose disk does not respond, and schedules its retries.
 
     I/O begins ──► checked every LOOK_S while any is under way ──unanswered for ssd.stall_timeout──► OFFLINE
-    READONLY, OFFLINE ──a pause, longer each time until something succeeds──► retried, if the disk answers at all
+    READONLY, OFFLINE ──a pause, longer each time──► retried, if the disk answers at all
+
+Reads, writes and the catalogue have a pause each, which begins again at FIRST_PAUSE_S when one of them has succeeded.
 
 It changes states only: a job under way stays so until the disk has answered. Control thread only; does nothing before `start`.
 """
@@ -13,6 +15,7 @@ from kvpool.tiers.base import TierState
 from kvpool.tiers.ssd.corruption import REASON, REST_S, CorruptionGuard
 from kvpool.tiers.ssd.status import SsdStatus
 
+READS, WRITES, CATALOGUE = "reads", "writes", "catalogue"
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 300.0
 LOOK_S = 1.0
@@ -45,7 +48,12 @@ class Watched(Protocol):
 
     @property
     def can_be_tried_again(self) -> bool:
-        """Whether the tier is open and suspended because of errors."""
+        """Whether the tier is open and suspended because of errors, and not being retried."""
+        ...
+
+    @property
+    def suspended(self) -> tuple[str, ...]:
+        """Which of reads, writes and the catalogue have failed."""
         ...
 
     def become(self, state: TierState, reason: str = "") -> None:
@@ -57,7 +65,7 @@ class Watched(Protocol):
         ...
 
     def try_again(self) -> None:
-        """Use the tier again."""
+        """Use the tier again, if its disk has passed a probe."""
         ...
 
 
@@ -67,7 +75,7 @@ class SsdWatch:
     def __init__(self, tier: Watched) -> None:
         self._tier = tier
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._pause_s = FIRST_PAUSE_S
+        self._pauses_s: dict[str, float] = {}  # by what is suspended; without an entry FIRST_PAUSE_S
         self._retry: asyncio.TimerHandle | None = None
         self._look: asyncio.TimerHandle | None = None
         self._was_stalled = False
@@ -87,17 +95,23 @@ class SsdWatch:
                 timer.cancel()
 
     def next_pause_s(self) -> float:
-        """Seconds for which the tier is suspended now; doubles with each call."""
-        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LAST_PAUSE_S)
-        return pause_s
+        """Seconds for which the tier is suspended now; doubles with each call for what has failed."""
+        failed = self._tier.suspended or (READS,)
+        pauses_s = [self._pauses_s.get(what, FIRST_PAUSE_S) for what in failed]
+        self._pauses_s.update(
+            {what: min(2 * pause_s, LAST_PAUSE_S) for what, pause_s in zip(failed, pauses_s, strict=True)}
+        )
+        return max(pauses_s)
+
+    def note_success(self, what: str) -> None:
+        """Note that reads, writes or the catalogue have done what they should."""
+        self._pauses_s.pop(what, None)
 
     def note(self, status: SsdStatus, generation: int, now_ns: int) -> None:
         """Note the result of a chunk's I/O. Corruption suspends the tier for longer than errors do."""
-        if status == SsdStatus.OK:
-            self._pause_s = FIRST_PAUSE_S
-        elif self._tier.corruption.note(status, generation, now_ns):
+        if self._tier.corruption.note(status, generation, now_ns):
             self._tier.become(TierState.READONLY, f"because {REASON}")
-            self._pause_s = REST_S
+            self._pauses_s[WRITES] = self._pauses_s[READS] = REST_S
             self.see_to_it()
 
     def note_begun(self) -> None:
@@ -123,7 +137,7 @@ class SsdWatch:
     def _end_rest(self) -> None:
         self._retry = None
         if not self._tier.is_answering:
-            self._pause_s = FIRST_PAUSE_S  # nothing was retried: another check soon costs nothing
+            self._pauses_s.clear()  # nothing was retried: another check soon costs nothing
         elif self._tier.can_be_tried_again:
             self._tier.try_again()
         self.see_to_it()

@@ -5,6 +5,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
+#include <cerrno>
+#include <vector>
+
 #include "tests/harness.h"
 #include "ssd/ssd_read_backs.h"
 #include "ssd/ssd_stamped_io.h"
@@ -195,7 +199,8 @@ TEST(a_write_that_never_came_is_found_by_reading_it_back_and_all_are_read_back_t
 TEST(an_unresponsive_disk_is_reported_by_transfer_and_not_by_chunk) {
   const SsdSetting setting(1, 4, 8 << 20);
   unsigned stamps = 0;
-  SsdStampedIo stamped(make_call_io(setting.files), [&] { ++stamps; });
+  unsigned faults = 0;
+  SsdStampedIo stamped(make_call_io(setting.files), [&] { ++stamps; }, [&](const SsdFault&) { ++faults; });
   SsdBounce bounce;
   SsdWorker worker{stamped, stamped, bounce};
   std::vector<SsdOutcome> ended;
@@ -213,4 +218,37 @@ TEST(an_unresponsive_disk_is_reported_by_transfer_and_not_by_chunk) {
   }
   EXPECT(ended.at(1).status == SsdStatus::OK);
   EXPECT(stamps == (32 << 20) / SSD_PIECE_BYTES + 1);
+  EXPECT(faults == 0);
+}
+
+// Fails each transfer with the error that it is given.
+class FailingIo final : public SsdIo {
+ public:
+  explicit FailingIo(int error) : error_(error) {}
+  int read(uint64_t, uint8_t*, uint64_t) noexcept override { return error_; }
+  int write(uint64_t, const uint8_t*, uint64_t) noexcept override { return error_; }
+  int read_slot(uint64_t, std::span<uint8_t>, uint8_t*, uint64_t) noexcept override { return error_; }
+
+ private:
+  const int error_;
+};
+
+TEST(failed_transfers_are_reported_with_their_error_direction_and_offset) {
+  std::vector<SsdFault> faults;
+  const auto note = [&](const SsdFault& fault) { faults.push_back(fault); };
+  std::array<uint8_t, 8> bytes{};
+  SsdStampedIo broken(std::make_unique<FailingIo>(EIO), [] {}, note);
+  EXPECT(broken.read(4096, bytes.data(), bytes.size()) == EIO);
+  EXPECT(broken.write(8192, bytes.data(), bytes.size()) == EIO);
+  EXPECT(broken.read_slot(12288, {}, bytes.data(), bytes.size()) == EIO);
+  const auto fill = [&](unsigned, uint64_t, uint64_t) { return bytes.data(); };
+  EXPECT(broken.write_steps(16384, bytes.size(), bytes.size(), fill) == EIO);
+  EXPECT(faults.size() == 4);
+  for (size_t number = 0; number < faults.size(); ++number) {
+    EXPECT(faults[number].error == EIO && faults[number].offset == (number + 1) * 4096);
+    EXPECT(faults[number].is_write == (number % 2 == 1));
+  }
+  SsdStampedIo cut(std::make_unique<FailingIo>(SsdIo::NO_MORE_BYTES), [] {}, note);
+  EXPECT(cut.read(0, bytes.data(), bytes.size()) == SsdIo::NO_MORE_BYTES);
+  EXPECT(faults.size() == 4);  // the file ends there, which is no fault of the disk
 }

@@ -43,7 +43,7 @@ FAULTS = (
     "dram.connection_share is 0, expected a number above 0",
     "server.domain_secret_file is ",
     "dram.numa is '1000'; this machine has memory on nodes",
-    "ssd.capacity is 16777216, expected more",
+    "ssd.capacity is 16MiB, expected more",
     "no-socket, which exists and is no socket",
     "events.replay is 127.0.0.1:5557, expected another address than that of peer.listen",
     "events.curve_secret_file is ",

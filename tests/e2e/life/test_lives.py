@@ -86,8 +86,8 @@ def test_kills_are_counted_and_shown_and_a_stop_is_not_one(tmp_path: Path) -> No
 
 def test_who_cannot_serve_has_ended_early_and_who_is_refused_has_not(tmp_path: Path) -> None:
     for option, code in (("dram.capacity=4TiB", 1), ("dram.numa=1000", 2)):
-        (tmp_path / option).mkdir()
-        daemon = Daemon(tmp_path / option)
+        (tmp_path / str(code)).mkdir()
+        daemon = Daemon(tmp_path / str(code))
         lock = Path(f"{daemon.socket}.lock")
         done = subprocess.run([*daemon.command(), "--set", option], capture_output=True, timeout=120, check=False)
         assert done.returncode == code

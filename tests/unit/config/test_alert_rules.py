@@ -55,11 +55,16 @@ def test_the_rules_follow_the_states_that_the_daemon_exports() -> None:
 @pytest.mark.parametrize(
     "metric",
     [
-        *("kvpool_healthy", "kvpool_ready", "kvpool_ssd_state", "kvpool_ssd_dropped_rows_total"),
-        *("kvpool_checksum_failures_total", "kvpool_dram_idle_bytes", "kvpool_expired_reservations_total"),
-        *("kvpool_ssd_admission", "kvpool_event_gaps_total", "kvpool_connections"),
-        *("kvpool_peer_failed_looks_total", "kvpool_peers", "kvpool_peer_refused_members"),
-        *("kvpool_hbm_state", "kvpool_hbm_corrupt_chunks_total"),
+        *("kvpool_healthy", "kvpool_ready", "kvpool_degraded", "kvpool_early_ends"),
+        *(
+            "kvpool_ssd_state",
+            "kvpool_ssd_io_errors_total",
+            "kvpool_ssd_dropped_rows_total",
+            "kvpool_ssd_lost_rows_total",
+        ),
+        *("kvpool_checksum_failures_total", "kvpool_declined_chunks_total", "kvpool_expired_reservations_total"),
+        *("kvpool_ssd_admission", "kvpool_event_gaps_total", "kvpool_refused_connections_total"),
+        *("kvpool_load_failures_total", "kvpool_peers", "kvpool_store_state", "kvpool_hbm_corrupt_chunks_total"),
     ],
 )
 def test_each_condition_that_operators_must_know_has_a_rule(metric: str) -> None:

@@ -50,8 +50,8 @@ def test_the_rights_of_the_links_target_count(link: Path, disk: Path) -> None:
 @as_root
 def test_the_owner_of_the_links_target_counts(link: Path, disk: Path) -> None:
     os.chown(disk, 65534, 65534)
-    assert _refusal(link) == (
-        f"it is a symbolic link to {disk}: it belongs to uid 65534, and the daemon is uid 0: chown 0 {disk}"
+    assert _refusal(link).startswith(
+        f"it is a symbolic link to {disk}: it belongs to uid 65534, and the daemon is uid 0: run it as that user"
     )
 
 

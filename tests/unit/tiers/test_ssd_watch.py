@@ -9,7 +9,7 @@ import pytest
 from kvpool.tiers.base import TierState
 from kvpool.tiers.ssd.corruption import CHUNKS, REST_S, CorruptionGuard
 from kvpool.tiers.ssd.status import SsdStatus
-from kvpool.tiers.ssd.watch import FIRST_PAUSE_S, LAST_PAUSE_S, LOOK_S, SsdWatch
+from kvpool.tiers.ssd.watch import FIRST_PAUSE_S, LAST_PAUSE_S, LOOK_S, READS, WRITES, SsdWatch
 
 
 @dataclass
@@ -50,6 +50,7 @@ class FakeTier:
     stall_s: float = 10.0
     asked_s: float | None = None
     rests: bool = False
+    suspended: tuple[str, ...] = ()
     corruption: CorruptionGuard = field(default_factory=CorruptionGuard)
 
     tries: list[float] = field(default_factory=list)
@@ -155,11 +156,28 @@ def test_a_disk_that_goes_on_failing_is_probed_later_each_time(watched: Watched)
     assert max(pauses) == LAST_PAUSE_S
     watched.tier.is_well = True
     watched.loop.pass_time(LAST_PAUSE_S)
-    watched.watch.note(SsdStatus.OK, 1, 0)
+    watched.watch.note_success(READS)
     watched.tier.rests, count = True, len(watched.tier.tries)
     watched.watch.see_to_it()
     watched.loop.pass_time(FIRST_PAUSE_S)
     assert len(watched.tier.tries) == count + 1, "what has succeeded since begins with a short pause"
+
+
+def test_writes_that_succeed_do_not_shorten_the_pauses_of_reads_that_fail(watched: Watched) -> None:
+    watched.tier.suspended = (READS,)
+    for _ in range(8):
+        watched.tier.rests, count = True, len(watched.tier.tries)
+        watched.watch.see_to_it()
+        while len(watched.tier.tries) == count:
+            watched.loop.pass_time(FIRST_PAUSE_S)
+        watched.watch.note_success(WRITES)
+    pauses = [later - sooner for sooner, later in zip([0.0, *watched.tier.tries], watched.tier.tries, strict=False)]
+    assert pauses == [float(min(LAST_PAUSE_S, FIRST_PAUSE_S * 2**number)) for number in range(8)]
+    watched.tier.suspended = (WRITES,)
+    watched.tier.rests, now_s = True, watched.loop.now_s
+    watched.watch.see_to_it()
+    watched.loop.pass_time(FIRST_PAUSE_S)
+    assert watched.tier.tries[-1] == now_s + FIRST_PAUSE_S, "writes have a pause of their own"
 
 
 def test_before_the_tier_is_open_and_after_its_end_the_disk_is_not_watched() -> None:

@@ -53,7 +53,13 @@ SSD_COUNTS = (
     *("ssd.read_back_chunks", "ssd.bad_writes", "ssd.io_distrusted"),
     "ssd.unanswered_s",
     *("demotions_failed", "promotions_failed", "ssd.waiting_reads", "ssd.waiting_writes", "ssd.waiting_checks"),
-    *("ssd.catalogue_waiting", "ssd.catalogue_dropped", "ssd.budget_left_bytes", "ssd.admission_tightened"),
+    *(
+        "ssd.catalogue_waiting",
+        "ssd.catalogue_dropped",
+        "ssd.catalogue_lost",
+        "ssd.budget_left_bytes",
+        "ssd.admission_tightened",
+    ),
     *(f"ssd.declined_{reason}" for reason in DECLINED),
     *("ssd.set_aside_chunks", "ssd.lost_chunks", "ssd.checkpoints"),
 )
