@@ -12,11 +12,17 @@ from kvpool.types import SERVICE_SOCKET
 
 # Names the socket for clients: commands, engines and adapters that are given none.
 SOCKET_VARIABLE = "KVPOOL_SOCKET"
+# Set by systemd where a unit has RuntimeDirectory=.
+RUNTIME_DIRECTORY_VARIABLE = "RUNTIME_DIRECTORY"
 PATH_BYTES_MAX = 107  # of a unix socket, by the kernel
 
 
 def default_socket() -> str:
-    """The socket of a daemon without a configuration: in the service's directory if this user may write there."""
+    """The socket of a daemon without a configuration: in the directory that its service manager has made for it, or in the
+    service's if this user may write there."""
+    made = os.environ.get(RUNTIME_DIRECTORY_VARIABLE, "")
+    if made.startswith("/") and ":" not in made:
+        return str(Path(made) / Path(SERVICE_SOCKET).name)
     service = Path(SERVICE_SOCKET).parent
     return SERVICE_SOCKET if service.is_dir() and os.access(service, os.W_OK, effective_ids=True) else own_socket()
 

@@ -74,6 +74,7 @@ class Chains:
     room: Room
     clock: Clock
     keeps_token_ids: bool
+    note_declined: Callable[[ConnectionId, bytes], None]
     is_stopping: bool = False
     is_drained: bool = False
 
@@ -200,6 +201,7 @@ class Chains:
         finally:
             self.writers.give_up(reserve_task, self.clock.now_ns())
         self.expiry.schedule()
+        self.note_declined(session.connection, slots.states)
         return m.Reserved(slots.reservation, slots.states, slots.offsets, slots.generations, slots.retained)
 
     @verb(gm.ReserveShare, roles=ENGINE)
@@ -230,6 +232,7 @@ class Chains:
         finally:
             self.writers.give_up_part(task, self.clock.now_ns())
         self.expiry.schedule()
+        self.note_declined(session.connection, slots.states)
         return m.Reserved(slots.reservation, slots.states, slots.offsets, slots.generations, slots.retained)
 
     @verb(gm.ReserveGroup, roles=ENGINE)

@@ -32,6 +32,7 @@ from kvpool.layout import Layout
 from kvpool.pool.announcements import Announcements
 from kvpool.pool.chains import Chains
 from kvpool.pool.deadlines import HoldExpiry, PriorityExpiry
+from kvpool.pool.declined_saves import DeclinedSaves
 from kvpool.pool.demote_all import DemoteOrder, demote_all
 from kvpool.pool.device_copies import DeviceCopies
 from kvpool.pool.flush import FlushOrder, flush
@@ -122,6 +123,7 @@ class Pool:
             clock=clock,
             on_due=self._expiry.schedule,
         )
+        self._declined_saves = DeclinedSaves(clock)
         self.chains = Chains(
             readers=self._readers,
             writers=self._writers,
@@ -136,6 +138,7 @@ class Pool:
             room=self._room,
             clock=clock,
             keeps_token_ids=server.keep_token_ids,
+            note_declined=lambda connection, states: self._declined_saves.note(self._user_of(connection), states),
         )
         self.leases = LeaseVerbs(self._readers, self.chains, self._expiry, dram_check=self._dram_check, clock=clock)
 
@@ -223,6 +226,11 @@ class Pool:
     def is_ending(self) -> bool:
         """Whether holds of ended connections are still being released."""
         return self._readers.has_backlog or self._writers.has_backlog
+
+    def _user_of(self, connection: ConnectionId) -> int | None:
+        """The user whose share counts a connection's holds."""
+        joined = self._joined.get(connection)
+        return None if joined is None else joined[1]
 
     def open_namespaces(self, model: str, layout: Layout, user: int | None = None) -> list[dict[int, Namespace]]:
         """The namespaces of a model and each group of a layout, by rank; made where new; `user`: as for a session. Raises
@@ -367,7 +375,7 @@ class Pool:
 
     def shortcomings(self) -> list[str]:
         """Configured parts that are missing and that a restart would not bring back, one line each. Any thread."""
-        return self._tiering.shortcomings()
+        return self._tiering.shortcomings() + self._declined_saves.problems()
 
     def verify(self, *, with_shared: bool = True) -> dict[str, Any]:
         """Recount every invariant: `problems` (one line each), the number of `chunks` that there are, each counted once, and

@@ -5,11 +5,12 @@
     any ──close──► CLOSED
 
 The caller's threads never wait for the link: while the daemon is away, every call returns a miss at once. The link also renews
-the leases of running loads, reports the Pool's counters at most once a second, and logs when a session ends and when the next
-one begins (`session_log`). Lock: `_lock` guards the session, the set of leases and when to renew them; it is never held across
-a connection attempt or a request.
+the leases of running loads, reports the Pool's counters at most once a second and when the process ends, and logs when a
+session ends and when the next one begins (`session_log`). Lock: `_lock` guards the session, the set of leases and when to renew
+them; it is never held across a connection attempt or a request.
 """
 
+import atexit
 import contextlib
 import itertools
 import os
@@ -69,6 +70,7 @@ class Link:
         if self._session is None:
             self._session_log.note_absent()
         _forget_in_children(self)
+        self._at_exit = _report_at_exit(self)
         self._thread = threading.Thread(target=self._run, name="kvpool-link", daemon=True)
         self._thread.start()
 
@@ -113,6 +115,7 @@ class Link:
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
+        atexit.unregister(self._at_exit)
         self._wake()
         self._thread.join()
         with self._lock:
@@ -121,6 +124,13 @@ class Link:
             self._send_report(session)
             session.end("the Pool was closed")
         self._close_pipe()
+
+    def report_last(self) -> None:
+        """Send what was counted since the last report, if that takes no wait: the process ends without `close`."""
+        session = self.session
+        if session is not None and not self._is_closed and os.getpid() == self._pid:
+            with contextlib.suppress(KVPoolError):
+                self._send_report(session)
 
     def abandon_in_child(self) -> None:
         """In a forked child: close the copy of the parent's socket."""
@@ -226,6 +236,19 @@ class Link:
             os.close(self._wake_read)
             os.close(self._wake_write)
             self._wake_write = -1
+
+
+def _report_at_exit(link: Link) -> Callable[[], None]:
+    """Have the link report at the interpreter's end, if it is alive then; what to unregister."""
+    reference = weakref.ref(link)
+
+    def report() -> None:
+        living = reference()
+        if living is not None:
+            living.report_last()
+
+    atexit.register(report)
+    return report
 
 
 def _forget_in_children(link: Link) -> None:

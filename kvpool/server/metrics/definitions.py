@@ -174,7 +174,7 @@ BUILD_LABELS = ("version", "checksum", "key_hash")
 PROCESS_METRICS = ("process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds")
 
 # What problems in health are about.
-AREAS = ("dram", "events", "hbm", "peers", "self-probe", "ssd", "transfer")
+AREAS = ("dram", "events", "hbm", "peers", "saves", "self-probe", "ssd", "transfer")
 
 SECTIONS: dict[str, tuple[Metric, ...]] = {
     "Requests of engines": (

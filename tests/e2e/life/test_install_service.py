@@ -102,6 +102,7 @@ def test_installing_puts_the_daemon_into_the_unit_and_prints_its_steps(tmp_path:
     assert [str(path.relative_to(root)) for path in files] == [
         CONFIG_PLACE,
         "usr/local/lib/systemd/system/kvpoold.service",
+        "usr/local/lib/systemd/system/kvpoold@.service",
         "usr/local/lib/sysusers.d/kvpool.conf",
         "usr/local/lib/tmpfiles.d/kvpool.conf",
         "usr/local/share/doc/kvpool/operations.md",
@@ -109,8 +110,8 @@ def test_installing_puts_the_daemon_into_the_unit_and_prints_its_steps(tmp_path:
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in files)
     assert (root / CONFIG_PLACE).read_text() == (ROOT / "configs" / "kvpool.toml").read_text()
     text = (root / UNIT_PLACE).read_text()
-    assert _value(text, "ExecStart") == f"{kvpoold} --config /etc/kvpool/kvpool.toml"
-    assert "@" not in re.sub(r"@[a-z-]+", "", text), "a place was not filled in"
+    assert _value(text, "ExecStart") == f"{kvpoold} --config /etc/kvpool/kvpool%i.toml"
+    assert re.search(r"@[A-Z]+@", text) is None, "a place was not filled in"
 
 
 def test_installing_again_keeps_the_configuration(tmp_path: Path, kvpoold: Path) -> None:
@@ -238,7 +239,7 @@ def test_uninstalling_removes_installed_files_and_keeps_data(tmp_path: Path, kvp
     assert [path for path in root.rglob("*") if path.is_file()] == [root / CONFIG_PLACE]
     assert f"kept {root}/etc/kvpool\n" in gone.stdout
     assert f"kept {root}/var/lib/kvpool\n" in gone.stdout
-    assert gone.stdout.count("removed ") == 4
+    assert gone.stdout.count("removed ") == 5
     again = _run(str(ROOT / "scripts" / "uninstall-service"), DESTDIR=str(root))
     assert (again.returncode, again.stdout.count("removed ")) == (0, 0)
 

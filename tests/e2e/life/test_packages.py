@@ -54,6 +54,7 @@ def test_the_package_has_daemon_service_and_configuration(staged: Path, tmp_path
         "/usr/bin/kvpoolctl": "lrwxrwxrwx",
         "/usr/lib/kvpool/write-ssd-dropin": "-rwxr-xr-x",
         "/usr/lib/systemd/system/kvpoold.service": "-rw-r--r--",
+        "/usr/lib/systemd/system/kvpoold@.service": "-rw-r--r--",
         "/usr/lib/sysusers.d/kvpool.conf": "-rw-r--r--",
         "/usr/lib/tmpfiles.d/kvpool.conf": "-rw-r--r--",
         "/usr/share/doc/kvpool/operations.md": "-rw-r--r--",
@@ -62,7 +63,7 @@ def test_the_package_has_daemon_service_and_configuration(staged: Path, tmp_path
     assert all("root/root" in line for line in files.values())
     assert (staged / "DEBIAN/conffiles").read_text() == "/etc/kvpool/kvpool.toml\n"
     unit = (staged / "usr/lib/systemd/system/kvpoold.service").read_text()
-    assert "ExecStart=/opt/kvpool/bin/kvpoold --config /etc/kvpool/kvpool.toml" in unit
+    assert "ExecStart=/opt/kvpool/bin/kvpoold --config /etc/kvpool/kvpool%i.toml" in unit
     assert (staged / "opt/kvpool/bin/kvpoold").read_text().startswith("#!/opt/kvpool/bin/python3 -I\n")
 
 

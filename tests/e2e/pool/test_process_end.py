@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.rigs.daemon import Daemon, spawn
+from tests.rigs.daemon import Daemon, spawn, wait_until
 
 ENGINE = """
 import sys, threading
@@ -17,7 +17,8 @@ save = pool.save(keys, from_=chunks)
 if sys.argv[2] == "save":
     save.commit(wait=False)
 else:
-    assert save.commit().stored == 24
+    saved = save.commit()
+    assert saved.stored + saved.present == 24
     lease = pool.acquire(pool.lookup(keys))
     begun = threading.Event()
 
@@ -41,3 +42,29 @@ def test_an_engine_that_ends_while_a_thread_waits_for_copies_is_not_aborted(
             assert engine.stdout is not None
             printed = engine.stdout.read()
         assert (printed, engine.returncode) == ("ended\n", 0)
+
+
+LOOKS_UP = """
+import sys
+import numpy as np
+import kvpool_client as kv
+
+layout = kv.Layout(layers=4, kv_heads=4, head_dim=64, dtype="float16", chunk_tokens=64)
+pool = kv.connect(sys.argv[1], model="ends-without-close", layout=layout, timeout_s=20.0)
+for number in range(3):
+    pool.lookup(pool.keys(np.full(64, number, np.int32)))
+print("ended")
+"""
+
+
+def test_what_an_engine_counted_in_its_last_second_is_reported_though_it_closes_nothing(shared_daemon: Daemon) -> None:
+    with spawn(LOOKS_UP, shared_daemon.socket) as engine:
+        assert engine.stdout is not None
+        assert engine.stdout.read() == "ended\n"
+
+    def looked_up() -> int:
+        with shared_daemon.admin() as admin:
+            (model,) = (one for one in admin.models()["models"] if one["model"] == "ends-without-close")
+        return int(model["lookup_tokens"])
+
+    wait_until(lambda: looked_up() == 3 * 64, "the last report has come")

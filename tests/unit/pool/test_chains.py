@@ -48,6 +48,7 @@ def test_a_request_waits_for_memory_by_the_daemons_clock() -> None:
         room=room,
         clock=clock,
         keeps_token_ids=False,
+        note_declined=lambda _connection, _states: None,
     )
 
     def advance(may_wait: bool) -> Step:

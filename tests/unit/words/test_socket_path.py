@@ -97,3 +97,16 @@ def test_the_environment_names_it_for_every_client(places: tuple[Path, Path], mo
 def test_a_pool_without_a_path_is_on_the_socket_that_is_found(places: tuple[Path, Path]) -> None:
     with kv.connect(model="m", layout=SMALL, timeout_s=0.1) as pool:
         assert str(places[0]) in str(pool.stats()["last_error"])
+
+
+@pytest.mark.parametrize(
+    ("made", "socket"),
+    [("/run/kvpool2", "/run/kvpool2/kvpool.sock"), ("", None), ("run/kvpool2", None), ("/run/a:/run/b", None)],
+)
+def test_a_daemon_serves_in_the_one_directory_that_its_service_manager_has_made(
+    monkeypatch: pytest.MonkeyPatch, made: str, socket: str | None
+) -> None:
+    monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
+    without = default_socket()
+    monkeypatch.setenv("RUNTIME_DIRECTORY", made)
+    assert default_socket() == (socket or without)
