@@ -33,15 +33,22 @@ def make_socket_directory(socket_path: str, *, is_private: bool = False) -> str:
 
 def fault_of_socket_place(socket_path: str, *, is_private: bool = False) -> str:
     """What `make_socket_directory` would return or raise, without making anything; empty where the directory can be used."""
-    directory = Path(socket_path).parent
-    if directory.exists() and not directory.is_dir():
-        return f"{directory} is no directory"
-    if directory.exists():
-        return (fault_of_directory if is_private else fault_of_owner)(str(directory))
-    above = next(one for one in directory.parents if one.exists())
-    if above.is_dir() and os.access(above, os.W_OK | os.X_OK, effective_ids=True):
+    path = Path(socket_path)
+    directory, me = path.parent, f"user {user_name(os.geteuid())}"
+    try:
+        if path.is_dir() or (os.path.lexists(path) and not path.is_socket()):
+            return f"{path} exists and is no socket: move it away, or choose another path"
+        if os.path.lexists(directory) and not directory.is_dir():
+            return f"{directory} is no directory"
+        above = next(one for one in (directory, *directory.parents) if one.exists())
+    except OSError as error:
+        return f"{directory} cannot be looked at by {me}: {error.strerror}"
+    if above == directory and (fault := (fault_of_directory if is_private else fault_of_owner)(str(directory))):
+        return fault
+    if os.access(above, os.W_OK | os.X_OK, effective_ids=True):
         return ""
-    return f"{directory} is not there, and user {user_name(os.geteuid())} cannot make it in {above}"
+    what = "" if above == directory else f"{directory} is not there, and "
+    return f"{what}{me} may not write in {above}"
 
 
 def is_served(socket_path: str) -> bool:

@@ -76,7 +76,7 @@ def check(file: str | None, overrides: list[str]) -> int:
     if refusing:
         return 2
     running = "; a daemon serves there, and has its memory" if is_running(checked.config) else ""
-    print(f"{file or 'the defaults'}: no fault for a daemon at {checked.config.server.socket}{running}")
+    print(escaped(f"{file or 'the defaults'}: no fault for a daemon at {checked.config.server.socket}{running}"))
     return 0
 
 

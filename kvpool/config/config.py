@@ -347,12 +347,13 @@ def _socket_path(value: Any) -> str:
 def _check_socket_paths(parsed: Mapping[str, Any], faults: list[str]) -> None:
     """Check that all sockets have different addresses, and those in the file system, with the files beside the first, paths."""
     socket_path = parsed["server.socket"]
-    taken = {f"{socket_path}{suffix}": "server.socket" for suffix in ("", ".new", ".lock")}
-    single = ("server.metrics_socket", "server.metrics", "peer.listen")  # peer.stream is compared with it there
+    taken = {os.path.normpath(f"{socket_path}{suffix}"): "server.socket" for suffix in ("", ".new", ".lock")}
+    single = ("server.metrics_socket", "server.metrics", "peer.listen", "peer.stream")
     named = [*((name, parsed[name]) for name in single), *addresses_of(parsed)]
     for name, address in named:
         place = str(address or "").removeprefix("ipc://").removeprefix("tcp://")
-        if place in taken:
+        place = os.path.normpath(place) if place.startswith("/") else place
+        if place in taken and (name, taken[place]) != ("peer.stream", "peer.listen"):  # compared with the ports there
             kind = "path" if place.startswith("/") else "address"
             faults.append(f"{name} is {place}, expected another {kind} than that of {taken[place]}")
         elif place and not place.endswith(":0"):

@@ -10,6 +10,7 @@ self-probe and HTTP threads that it starts and joins.
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -30,7 +31,6 @@ from kvpool.server.connections.refusal_log import RefusalLog
 from kvpool.server.daemon import DRAIN_POLL_S, Daemon, Terms
 from kvpool.server.descriptor_room import PeerRoom, plan_descriptors, raise_limit
 from kvpool.server.health.systemd import ServiceManager
-from kvpool.server.lives import Life
 from kvpool.server.operators import Operators
 from kvpool.server.signals import Signals
 from kvpool.server.start_checks import read_secret
@@ -80,9 +80,10 @@ class App:
             handshake_timeout_s=server.handshake_timeout,
             on_refused=RefusalLog(self._clock).note,
         )
+        self._signals.end_at_once(listener.abandon)
         is_clean = False
         try:
-            if not await self._wait_after(listener.life):
+            if not await self._wait_after(listener):
                 is_clean = True
                 return
             remotes = [*(fleet.make_tier for fleet in self._fleets), *ALL_KINDS.remotes]
@@ -101,21 +102,23 @@ class App:
             self._signals.ignore()  # where it has not come to serving
             self._signals.forget()
 
-    async def _wait_after(self, life: Life) -> bool:
+    async def _wait_after(self, listener: LocalSocket) -> bool:
         """Wait where earlier lives ended early and a manager restarts them. False if a signal has ended the wait."""
+        life = listener.life
         if not life.wait_s or not self._manager.is_there:
             return True
         why = f"because the last {life.early_ends} lives ended early"
         status = f"waits {life.wait_s:g} s, {why}; a restart by hand does not wait"
+        stopping = asyncio.Event()
+        self._signals.catch(asyncio.get_running_loop(), stop=stopping.set, reload=stopping.is_set)
         log.warning("kvpoold %s", status)
         self._manager.status(status)
         self._manager.extend(life.wait_s + START_S)
-        stopping = asyncio.Event()
-        self._signals.catch(asyncio.get_running_loop(), stop=stopping.set, reload=stopping.is_set)
-        try:
+        with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stopping.wait(), life.wait_s)
-        except asyncio.TimeoutError:
-            self._signals.release()
+        self._signals.end_at_once(listener.abandon)
+        await asyncio.sleep(0)  # what a signal has just asked for
+        if not stopping.is_set():
             return True
         log.info("stopped by signal while waiting")
         return False

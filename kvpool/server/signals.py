@@ -9,6 +9,7 @@ restore the defaults, which end the process while it still has work.
 
 import asyncio
 import ctypes
+import os
 import signal
 from collections.abc import Callable
 from types import FrameType
@@ -38,11 +39,17 @@ class Signals:
         for number in ALL:
             signal.signal(number, take)
 
-    def release(self) -> None:
-        """Let SIGTERM and SIGINT end the process at once, and SIGHUP nothing, as before `catch`."""
+    def end_at_once(self, leave: Callable[[], object]) -> None:
+        """Let SIGTERM and SIGINT end the process at once, after a call of `leave`, and SIGHUP nothing, until `catch`."""
+
+        def end(number: int, _frame: FrameType | None) -> None:
+            leave()
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, end)
 
     def ignore(self) -> None:
         """Ignore them until the process has ended."""

@@ -22,6 +22,7 @@ from kvpool.tiers.dram.numa import check_numa
 from kvpool.tiers.dram.tier import check_memory_fits, plan_geometry
 
 SECRET_BYTES_MAX = 4096
+_LISTENS = "00010000"  # the flag of a socket at which connections are accepted, in the kernel's list
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,13 @@ def read_secret(path: str) -> bytes:
             [f"server.domain_secret_file is {path!r}: {error.strerror}, expected a readable file"]
         ) from error
     with os.fdopen(fd, "rb") as file:
-        return file.read(SECRET_BYTES_MAX)
+        secret = file.read(SECRET_BYTES_MAX + 1)
+    if not 0 < len(secret) <= SECRET_BYTES_MAX:
+        size = "empty" if not secret else f"longer than {SECRET_BYTES_MAX} bytes"
+        raise ConfigError(
+            [f"server.domain_secret_file is {path!r}, which is {size}, expected 1 to {SECRET_BYTES_MAX} bytes"]
+        )
+    return secret
 
 
 def lacks_that_refuse(config: Config) -> Iterator[str]:
@@ -87,7 +94,8 @@ def is_running(config: Config) -> bool:
         bound = Path("/proc/net/unix").read_text(errors="replace").splitlines()
     except OSError:
         return False
-    return any(line.endswith(f" {bound_name(config.server.socket)}") for line in bound)
+    end = f" {bound_name(config.server.socket)}"
+    return any(line.endswith(end) and line.split()[3] == _LISTENS for line in bound)
 
 
 def _faults_of_start(config: Config) -> Iterator[str]:
@@ -131,7 +139,7 @@ def _faults_of_places(config: Config) -> Iterator[str]:
         yield f"server.metrics_socket cannot be there: {fault}"
     has_keys = bool(config.events.curve_secret_file)
     for option, path in config.events.files:
-        if not has_keys and (fault := fault_of_socket_place(path, is_private=True)):
-            yield f"{option} is ipc://{path}, where others could put a socket of their own: {fault}"
         if os.path.lexists(path) and not Path(path).is_socket():
             yield f"{option} is ipc://{path}, which exists and is no socket: move it away, or choose another path"
+        elif not has_keys and (fault := fault_of_socket_place(path, is_private=True)):
+            yield f"{option} is ipc://{path}, where others could put a socket of their own: {fault}"

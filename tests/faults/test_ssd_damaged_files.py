@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -148,6 +149,28 @@ def test_segment_files_cut_and_removed_under_a_daemon_cost_misses(
     restart(daemon)
     load_chains(daemon, CHAINS)
     _expect_healed(daemon, path)
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_catalogue_removed_or_replaced_under_a_daemon_is_not_durable_and_rebuilt(
+    start_daemon: StartDaemon, tmp_path: Path, how: str
+) -> None:
+    path = tmp_path / "ssd"
+    daemon = start_daemon(**tier_options(path))
+    wait_open(daemon)
+    shutil.copytree(path / "catalogue", tmp_path / "older")
+    fill(daemon, CHAINS)
+    (path / "catalogue").rename(tmp_path / "elsewhere")
+    if how == "replaced":
+        shutil.copytree(tmp_path / "older", path / "catalogue")
+    with daemon.admin() as admin:
+        assert not admin.demote_all(10.0)["durable"]
+    assert daemon.stop() == 0
+    assert "durable: no" in daemon.log()
+    restart(daemon)
+    wait_open(daemon)
+    assert load_chains(daemon, CHAINS).missed == 0, "it is rebuilt from the slots"
+    assert_sound(daemon)
 
 
 @pytest.mark.slow

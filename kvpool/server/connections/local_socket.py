@@ -125,6 +125,11 @@ class LocalSocket:
         os.rename(bound_name(self._path), self._path)
         self._accepting = asyncio.get_running_loop().create_task(self._accept(admit, adopt, slots, on_failed))
 
+    def abandon(self) -> None:
+        """Leave nothing behind: the process ends at once, by a signal and before it serves. No life has ended early."""
+        for path in (bound_name(self._path), _lock_path(self._path)):
+            Path(path).unlink(missing_ok=True)
+
     async def stop(self, *, is_clean: bool) -> None:
         """Stop accepting and remove the socket. `is_clean`: no life has ended early."""
         for task in [self._accepting, *self._handshakes]:

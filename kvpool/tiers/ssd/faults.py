@@ -16,8 +16,8 @@ class IoFaults:
     """See the module. `limit`: so many in a row suspend the direction. `is_suspended`: until a retry has succeeded."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._first_ns = 0
+        self._limit = self._left = limit
+        self._first_ns = self._last_ns = 0
         self._text = ""
         self.in_row = 0
         self.is_suspended = False
@@ -25,27 +25,30 @@ class IoFaults:
     def note_fault(self, text: str, now_ns: int) -> None:
         """One more."""
         self._first_ns = self._first_ns if self.in_row else now_ns
+        self._last_ns = now_ns
         self._text = text
         self.in_row += 1
-        self.is_suspended = self.is_suspended or self.in_row >= self._limit
+        self.is_suspended = self.is_suspended or self.in_row >= self._left
 
     def note_success(self) -> None:
         """I/O in this direction has succeeded."""
         self.in_row = 0
         self.is_suspended = False
+        self._left = self._limit
 
     def resume(self) -> None:
-        """A probe has succeeded: the next fault suspends the direction again."""
+        """A probe has succeeded: until I/O has, too, a single fault suspends the direction again."""
+        self.in_row = 0
+        self._left = 1 if self.is_suspended else self._left
         self.is_suspended = False
-        self.in_row = min(self.in_row, self._limit - 1)
 
-    def describe(self, now_ns: int) -> str:
+    def describe(self) -> str:
         """The latest fault and the number of those in a row; empty without one."""
         if not self.in_row:
             return ""
         if self.in_row == 1:
             return self._text
-        seconds = max(1, (now_ns - self._first_ns) // NS_PER_S)
+        seconds = max(1, (self._last_ns - self._first_ns) // NS_PER_S)
         return f"{self._text}, {self.in_row} errors in {format_duration(float(seconds))}"
 
 

@@ -67,21 +67,26 @@ class FlushFloors:
             self._is_due = True
         return self.write()
 
-    def write(self) -> bool:
-        """Write what is due; whether nothing is left. A failure is logged, and tried again by the next call."""
-        with self._lock:
+    def write(self, timeout_s: float = -1.0) -> bool:
+        """Write what is due; whether nothing is left. A failure is logged, and tried again by the next call. `timeout_s`: the
+        longest wait for another writer (negative: any)."""
+        if not self._lock.acquire(timeout=timeout_s):
+            return False
+        try:
             if not self._is_due:
                 return True
-            try:
-                body: bytes = msgpack.packb(self.floors)
-                self._write(_head_of(self.sequence, body) + body)
-            except OSError as error:
-                if str(error) != self._failure:
-                    log.error("%s: a restart may bring back what was flushed: %s", self._directory, error)
-                self._failure = str(error)
-                return False
+            body: bytes = msgpack.packb(self.floors)
+            self._write(_head_of(self.sequence, body) + body)
+        except OSError as error:
+            if str(error) != self._failure:
+                log.error("%s: a restart may bring back what was flushed: %s", self._directory, error)
+            self._failure = str(error)
+            return False
+        else:
             self._is_due, self._failure = False, ""
             return True
+        finally:
+            self._lock.release()
 
     def _write(self, content: bytes) -> None:
         if self._slot is None:

@@ -18,6 +18,7 @@ from kvpool.tiers.ssd.catalogue.identity import NamespaceRecord
 from kvpool.tiers.ssd.catalogue.rows import Row, Touch
 from kvpool.tiers.ssd.faults import text_of
 from kvpool.tiers.ssd.flushed import FlushFloors
+from kvpool.tiers.ssd.place import SsdPlace, probe_disk
 from kvpool.tiers.ssd.plan import OUTCOMES_AT_ONCE, SsdPlan
 from kvpool.tiers.ssd.status import SsdStatus
 
@@ -89,6 +90,10 @@ class ClosedSsd:
         """Nothing was written."""
         return []
 
+    def probe(self, offset: int | None) -> str:  # noqa: ARG002
+        """Nothing is there."""
+        return ""
+
     def resume(self) -> None:
         """There is nothing to resume."""
 
@@ -120,12 +125,14 @@ class OpenSsd:
         memory: ArenaMemory,
         *,
         files: kvpool_native.SsdFiles,
+        place: SsdPlace,
         catalogue: Catalogue,
         floors: FlushFloors,
         epoch: bytes,
     ) -> None:
         self._plan = plan
         self._files = files
+        self._place = place
         self._catalogue = catalogue
         self._floors = floors
         self._epoch = epoch
@@ -243,6 +250,15 @@ class OpenSsd:
         """Keys and generations of chunks that a failed sync may have lost; each is returned once."""
         return self._catalogue.take_lost()
 
+    def probe(self, offset: int | None) -> str:
+        """Why the disk cannot be used again, after a look at the place, a write, and a read at an offset over all files (None:
+        none); empty where it can. Blocks; for an executor."""
+        try:
+            self._place.check()
+        except OSError as error:
+            return str(error)
+        return probe_disk(self._plan, offset)
+
     def resume(self) -> None:
         """Use a catalogue again that has failed."""
         if self.has_failed_catalogue:
@@ -275,8 +291,8 @@ class OpenSsd:
         has_ended = self._queue.stop(CLOSE_TIMEOUT_S)
         if not has_ended:
             log.error("I/O of the ssd tier is left under way: the disk does not answer within %g s", CLOSE_TIMEOUT_S)
-        self._floors.write()
-        return self._catalogue.close(CLOSE_TIMEOUT_S) and has_ended
+        has_floors = self._floors.write(CLOSE_TIMEOUT_S)
+        return self._catalogue.close(CLOSE_TIMEOUT_S) and has_ended and has_floors
 
 
 def _counters(queue: dict[str, int], *, waiting: int, checkpoints: int, dropped: int, lost: int) -> Counters:

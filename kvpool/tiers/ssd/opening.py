@@ -118,7 +118,9 @@ def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warn
             catalogue.delete(bytes(key))
         catalogue.put_flushes(floors.sequence)
         catalogue.start(checkpoint_s=plan.checkpoint_s)
-        opened = OpenSsd(plan, memory, files=files, catalogue=catalogue, floors=floors, epoch=identity.epoch)
+        opened = OpenSsd(
+            plan, memory, files=files, place=place, catalogue=catalogue, floors=floors, epoch=identity.epoch
+        )
     except BaseException:
         catalogue.close(CLOSE_TIMEOUT_S)
         raise

@@ -7,6 +7,7 @@ catalogue's thread or an executor.
 import errno
 import mmap
 import os
+import stat
 from pathlib import Path
 
 from kvpool.tiers.ssd.plan import SsdPlan, segment_name
@@ -35,12 +36,13 @@ class SsdPlace:
                     errno.ENOENT, f"{path} has been removed while it is in use: restart the daemon"
                 ) from error
             if found != opened:
-                raise OSError(errno.ESTALE, f"{path} is another file than the one in use: restart the daemon")
+                raise OSError(errno.ESTALE, f"{path} is not what it was when it was opened: restart the daemon")
 
 
-def _identity_of(path: Path) -> tuple[int, int]:
+def _identity_of(path: Path) -> tuple[int, int, int]:
+    """Device, inode, and of a file its size: segments are allocated whole."""
     found = path.stat()
-    return found.st_dev, found.st_ino
+    return found.st_dev, found.st_ino, found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 def probe_disk(plan: SsdPlan, offset: int | None) -> str:

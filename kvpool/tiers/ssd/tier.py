@@ -12,7 +12,6 @@ the capacity.
 """
 
 import asyncio
-import contextlib
 import logging
 import threading
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from kvpool.clock import Clock
 from kvpool.config.config import Config
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.keys import namespace_fingerprint
+from kvpool.log_pace import LogPace
 from kvpool.memory_limit import describe
 from kvpool.tiers.base import (
     NOT_STARTED,
@@ -47,7 +47,6 @@ from kvpool.tiers.ssd.faults import IoFaults
 from kvpool.tiers.ssd.headers import SsdHeaders
 from kvpool.tiers.ssd.opened import CLOSE_TIMEOUT_S, ClosedSsd, Geometry, OpenSsd
 from kvpool.tiers.ssd.opening import Recovered, open_ssd
-from kvpool.tiers.ssd.place import probe_disk
 from kvpool.tiers.ssd.plan import NAME, SsdPlan, segment_name, warning_of, write_policy_of
 from kvpool.tiers.ssd.status import SsdStatus
 from kvpool.tiers.ssd.watch import CATALOGUE, READS, WRITES, SsdWatch
@@ -111,6 +110,7 @@ class SsdTier:
         self.corruption = CorruptionGuard()
         self._watch = SsdWatch(self)
         self._faults = {READS: IoFaults(READ_FAULTS_MAX), WRITES: IoFaults(WRITE_FAULTS_MAX)}
+        self._pace = LogPace(clock)
         self._probe: asyncio.Future[str] | None = None
         self._probed = 0  # the record whose chunk is the next probe's
         self._checkpoints = 0  # at the last look
@@ -188,8 +188,10 @@ class SsdTier:
         self.become(TierState.OFFLINE, f"because the disk has left I/O unanswered for {self._disk.unanswered_s:.1f} s")
 
     def try_again(self) -> None:
-        """Probe the disk, and use the tier again if it passes; the next error suspends it again."""
-        probe = partial(probe_disk, self.plan, self._stored_offset())
+        """Probe the disk, and use the tier again if it passes; the next error suspends it again. What was not read before is
+        not read by the probe either: a bad sector is no reason not to write."""
+        offset = self._stored_offset() if self.state == TierState.OFFLINE else None
+        probe = partial(self._disk.probe, offset)
         self._probe = asyncio.get_running_loop().run_in_executor(None, probe)
         self._probe.add_done_callback(self._end_probe)
 
@@ -237,8 +239,12 @@ class SsdTier:
         for opening in self._opening:
             if self.state == TierState.OFFLINE:
                 opening.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await opening
+            await asyncio.wait([opening], timeout=CLOSE_TIMEOUT_S)
+            if not opening.done():
+                log.error(
+                    "the ssd tier is left while it is opened: the disk does not answer within %g s", CLOSE_TIMEOUT_S
+                )
+                return False
         self._watch.stop()
         self.headers.close()
         if self._disk.is_open:
@@ -371,7 +377,7 @@ class SsdTier:
             is_read = state == TierState.READONLY
             effect = "chunks are read, and none is written" if is_read else "chunks are neither read nor written"
             return [f"ssd: {effect}: {reason}"]
-        failing = self._faults[READS].describe(self._clock.now_ns())
+        failing = self._faults[READS].describe()
         return [f"ssd: {failing}"] if failing else []
 
     async def _open(self, namespaces: Namespaces) -> None:
@@ -450,13 +456,15 @@ class SsdTier:
 
     def _note_fault(self, direction: str, text: str) -> None:
         """Count a fault, and suspend what it shows to be failing."""
-        now_ns = self._clock.now_ns()
-        self._faults[direction].note_fault(text, now_ns)
+        faults = self._faults[direction]
+        faults.note_fault(text, self._clock.now_ns())
+        if faults.in_row == 1 and (end := self._pace.take()) is not None:
+            log.warning("ssd: %s%s", text, end)
         if self._faults[READS].is_suspended:
-            self.become(TierState.OFFLINE, self._faults[READS].describe(now_ns))
+            self.become(TierState.OFFLINE, self._faults[READS].describe())
         elif self._faults[WRITES].is_suspended:
             is_in_use = self.state in (TierState.OK, TierState.READONLY)
-            self.become(TierState.READONLY if is_in_use else self.state, self._faults[WRITES].describe(now_ns))
+            self.become(TierState.READONLY if is_in_use else self.state, self._faults[WRITES].describe())
 
     def _drop_lost(self) -> None:
         """Forget the chunks that a failed sync covered: nobody knows whether the disk has them."""

@@ -3,7 +3,8 @@
     I/O begins ──► checked every LOOK_S while any is under way ──unanswered for ssd.stall_timeout──► OFFLINE
     READONLY, OFFLINE ──a pause, longer each time──► retried, if the disk answers at all
 
-Reads, writes and the catalogue have a pause each, which begins again at FIRST_PAUSE_S when one of them has succeeded.
+Reads, writes and the catalogue have a pause each, which begins again at FIRST_PAUSE_S when they succeed for longer than it was:
+one good read between bad ones shows no healthy disk.
 
 It changes states only: a job under way stays so until the disk has answered. Control thread only; does nothing before `start`.
 """
@@ -15,7 +16,7 @@ from kvpool.tiers.base import TierState
 from kvpool.tiers.ssd.corruption import REASON, REST_S, CorruptionGuard
 from kvpool.tiers.ssd.status import SsdStatus
 
-READS, WRITES, CATALOGUE = "reads", "writes", "catalogue"
+READS, WRITES, CATALOGUE, OTHER = "reads", "writes", "catalogue", "other"
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 300.0
 LOOK_S = 1.0
@@ -76,6 +77,7 @@ class SsdWatch:
         self._tier = tier
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pauses_s: dict[str, float] = {}  # by what is suspended; without an entry FIRST_PAUSE_S
+        self._tried_at_s = 0.0  # when the tier was last tried again
         self._retry: asyncio.TimerHandle | None = None
         self._look: asyncio.TimerHandle | None = None
         self._was_stalled = False
@@ -96,7 +98,7 @@ class SsdWatch:
 
     def next_pause_s(self) -> float:
         """Seconds for which the tier is suspended now; doubles with each call for what has failed."""
-        failed = self._tier.suspended or (READS,)
+        failed = self._tier.suspended or (OTHER,)
         pauses_s = [self._pauses_s.get(what, FIRST_PAUSE_S) for what in failed]
         self._pauses_s.update(
             {what: min(2 * pause_s, LAST_PAUSE_S) for what, pause_s in zip(failed, pauses_s, strict=True)}
@@ -105,13 +107,18 @@ class SsdWatch:
 
     def note_success(self, what: str) -> None:
         """Note that reads, writes or the catalogue have done what they should."""
-        self._pauses_s.pop(what, None)
+        if not self._pauses_s or self._loop is None:
+            return
+        well_s = self._loop.time() - self._tried_at_s
+        for one in (what, OTHER):
+            if well_s > self._pauses_s.get(one, 0.0):
+                self._pauses_s.pop(one, None)
 
     def note(self, status: SsdStatus, generation: int, now_ns: int) -> None:
         """Note the result of a chunk's I/O. Corruption suspends the tier for longer than errors do."""
         if self._tier.corruption.note(status, generation, now_ns):
             self._tier.become(TierState.READONLY, f"because {REASON}")
-            self._pauses_s[WRITES] = self._pauses_s[READS] = REST_S
+            self._pauses_s[WRITES] = self._pauses_s[READS] = self._pauses_s[OTHER] = REST_S
             self.see_to_it()
 
     def note_begun(self) -> None:
@@ -139,5 +146,6 @@ class SsdWatch:
         if not self._tier.is_answering:
             self._pauses_s.clear()  # nothing was retried: another check soon costs nothing
         elif self._tier.can_be_tried_again:
+            self._tried_at_s = self._loop.time() if self._loop is not None else 0.0
             self._tier.try_again()
         self.see_to_it()

@@ -111,6 +111,31 @@ def test_what_the_machine_lacks_is_printed_and_what_no_start_can_do_without_is_a
 
 
 @pytest.mark.parametrize(
+    ("option", "fault"),
+    [
+        ("server.socket={}/file", "server.socket cannot be there: {}/file exists and is no socket"),
+        ("server.socket={}/folder", "server.socket cannot be there: {}/folder exists and is no socket"),
+        ("server.metrics_socket={}/file", "server.metrics_socket cannot be there: {}/file exists and is no socket"),
+        ("server.metrics_socket={}//s.lock", "server.metrics_socket is {}/s.lock, expected another path"),
+        ("events.publish=ipc://{}/./s", "events.publish is {}/s, expected another path"),
+        ("server.metrics=127.0.0.1:9471", "peer.stream is 127.0.0.1:9471, expected another address"),
+        ("server.domain_secret_file={}/empty", "which is empty, expected 1 to 4096 bytes"),
+        ("server.domain_secret_file={}/long", "which is longer than 4096 bytes"),
+    ],
+)
+def test_a_place_or_a_secret_that_cannot_be_used_is_a_fault(tmp_path: Path, option: str, fault: str) -> None:
+    (tmp_path / "folder").mkdir()
+    for name, size in (("file", 1), ("empty", 0), ("long", 4097)):
+        (tmp_path / name).write_bytes(bytes(size))
+        (tmp_path / name).chmod(0o600)
+    peers = ["--set=peer.listen=tcp://127.0.0.1:9470", "--set=peer.stream=tcp://127.0.0.1:9471"]
+    done = _check(f"--set=server.socket={tmp_path}/s", *peers, f"--set={option.format(tmp_path)}")
+    assert done.returncode == 2
+    assert fault.format(tmp_path) in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize(
     ("options", "lack"),
     [
         (["store.master=localhost:1"], "store.master is set, and mooncake-transfer-engine is not installed"),

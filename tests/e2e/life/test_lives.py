@@ -84,6 +84,27 @@ def test_kills_are_counted_and_shown_and_a_stop_is_not_one(tmp_path: Path) -> No
         assert daemon.info()["early_ends"] == 0
 
 
+def test_a_stop_during_the_start_is_no_early_end(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, **{"dram.capacity": "512MiB", "dram.segment": "512MiB"})
+    lock = Path(f"{daemon.socket}.lock")
+    for _ in range(5):
+        daemon.launch()
+        wait_until(lock.exists, "it has begun")
+        assert daemon.stop() in (0, -signal.SIGTERM)
+        assert list(tmp_path.glob("kvpool.sock*")) == []
+
+
+def test_a_daemon_that_waits_does_not_serve_for_a_check(manager: NotifySocket, tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path)
+    _leave(daemon, 20)
+    daemon.launch()
+    wait_until(lambda: _is_waiting(manager), "the daemon reports that it waits")
+    check = [*daemon.command(), "--check", "--set", "dram.capacity=4TiB"]
+    done = subprocess.run(check, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, "dram.capacity 4.0 TiB takes" in done.stderr) == (2, True)
+    assert daemon.stop() == 0
+
+
 def test_who_cannot_serve_has_ended_early_and_who_is_refused_has_not(tmp_path: Path) -> None:
     for option, code in (("dram.capacity=4TiB", 1), ("dram.numa=1000", 2)):
         (tmp_path / str(code)).mkdir()

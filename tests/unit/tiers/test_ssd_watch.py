@@ -32,6 +32,9 @@ class FakeLoop:
         heapq.heappush(self.waiting, (self.now_s + delay_s, id(timer), timer, call))
         return timer
 
+    def time(self) -> float:
+        return self.now_s
+
     def pass_time(self, seconds: float) -> None:
         end = self.now_s + seconds
         while self.waiting and self.waiting[0][0] <= end:
@@ -157,10 +160,24 @@ def test_a_disk_that_goes_on_failing_is_probed_later_each_time(watched: Watched)
     watched.tier.is_well = True
     watched.loop.pass_time(LAST_PAUSE_S)
     watched.watch.note_success(READS)
+    watched.loop.pass_time(LAST_PAUSE_S + 1)
+    watched.watch.note_success(READS)
     watched.tier.rests, count = True, len(watched.tier.tries)
     watched.watch.see_to_it()
     watched.loop.pass_time(FIRST_PAUSE_S)
     assert len(watched.tier.tries) == count + 1, "what has succeeded since begins with a short pause"
+
+
+def test_one_good_read_between_bad_ones_does_not_shorten_the_pauses(watched: Watched) -> None:
+    watched.tier.suspended = (READS,)
+    for _ in range(8):
+        watched.tier.rests, count = True, len(watched.tier.tries)
+        watched.watch.see_to_it()
+        while len(watched.tier.tries) == count:
+            watched.loop.pass_time(FIRST_PAUSE_S / 2)
+        watched.watch.note_success(READS)
+    pauses = [later - sooner for sooner, later in zip([0.0, *watched.tier.tries], watched.tier.tries, strict=False)]
+    assert pauses == [float(min(LAST_PAUSE_S, FIRST_PAUSE_S * 2**number)) for number in range(8)]
 
 
 def test_writes_that_succeed_do_not_shorten_the_pauses_of_reads_that_fail(watched: Watched) -> None:

@@ -17,7 +17,9 @@ and belong in an executor. Lock order: `_lock` guards the queue and is never hel
 """
 
 import contextlib
+import errno
 import logging
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +122,7 @@ class Catalogue:
             writemap=False,
             lock=False,
         )
+        self._file = catalogue_open.file_identity(self._path)
         self._chunks = environment.open_db(b"chunks")
         self._namespaces = environment.open_db(b"namespaces")
         self._meta = environment.open_db(b"meta")
@@ -330,6 +333,11 @@ class Catalogue:
     def _checkpoint(self) -> None:
         failpoint.reach("daemon.checkpoint.before_data")
         self._sync_data()
+        if catalogue_open.file_identity(self._path) != self._file:
+            self._lacks_rows = True  # the one that is made anew
+            if os.path.lexists(self._path):
+                catalogue_open.set_aside(self._path, self._map_bytes)
+            raise OSError(errno.ESTALE, f"{self._path} has been removed or replaced while it is in use")
         failpoint.reach("daemon.checkpoint.before_catalogue")
         self._opened.sync(True)
         failpoint.reach("daemon.checkpoint.after")

@@ -168,6 +168,15 @@ def bound_aside(path: Path, bytes_max: int) -> None:
         remove(aside)
 
 
+def file_identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of a catalogue's file; None where there is none."""
+    try:
+        found = (path / FILE_NAME).stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _blocks_in(path: Path) -> int:
     if path.is_symlink() or not path.is_dir():
         return path.lstat().st_blocks
