@@ -98,8 +98,8 @@ class App:
             is_clean = True  # refused: no restart follows
             raise
         finally:
+            self._signals.ignore()  # where it has not come to serving; before another daemon may have the socket's place
             await listener.stop(is_clean=is_clean)
-            self._signals.ignore()  # where it has not come to serving
             self._signals.forget()
 
     async def _wait_after(self, listener: LocalSocket) -> bool:

@@ -3,8 +3,8 @@
     I/O begins ──► checked every LOOK_S while any is under way ──unanswered for ssd.stall_timeout──► OFFLINE
     READONLY, OFFLINE ──a pause, longer each time──► retried, if the disk answers at all
 
-Reads, writes and the catalogue have a pause each, which begins again at FIRST_PAUSE_S when they succeed for longer than it was:
-one good read between bad ones shows no healthy disk.
+Reads, writes and the catalogue have a pause each, which begins again at FIRST_PAUSE_S when they succeed after a time in use
+that is longer than the next one would be: one good read between bad ones shows no healthy disk.
 
 It changes states only: a job under way stays so until the disk has answered. Control thread only; does nothing before `start`.
 """
