@@ -1175,6 +1175,18 @@ class ChunkOutcome:
     def tokens(self) -> bytes:
         """Token ids and the scope behind them, i32, of a chunk that was read."""
 
+class FilePages:
+    """Pages of a file that another library reads through a map."""
+
+    @staticmethod
+    def open(path: str) -> FilePages:
+        """OSError where it cannot be mapped. GIL released."""
+
+    def load(self, bytes: int) -> None:
+        """
+        Has the first bytes of the file in memory; OSError where the disk does not give them. GIL released.
+        """
+
 SSD_HEADER_BYTES: int = 4096
 
 SSD_LAYERS_MAX: int = 4096

@@ -10,6 +10,7 @@
 #include "bindings.h"
 #include "columns.h"
 #include "rows.h"
+#include "ssd/file_pages.h"
 #include "ssd/ssd_queue.h"
 #include "released_gil.h"
 
@@ -40,6 +41,29 @@ std::shared_ptr<SsdFiles> open_files(const std::string& path, uint64_t segment_b
     raise_os_error(result.error, result.detail);
   }
   return result.files;
+}
+
+std::shared_ptr<FilePages> open_pages(const std::string& path) {
+  FilePagesResult result;
+  {
+    const ReleasedGil released;
+    result = FilePages::open(path);
+  }
+  if (result.pages == nullptr) {
+    raise_os_error(result.error, "cannot map " + path + ": " + std::strerror(result.error));
+  }
+  return result.pages;
+}
+
+void load_pages(const FilePages& pages, uint64_t bytes) {
+  int error = 0;
+  {
+    const ReleasedGil released;
+    error = pages.load(bytes);
+  }
+  if (error != 0) {
+    raise_os_error(error, "cannot read " + pages.path() + " into its map: " + std::strerror(error));
+  }
 }
 
 // What all chunks of a job have in common.
@@ -192,6 +216,10 @@ void bind_outcome(nb::module_& module) {
 
 void bind_ssd(nb::module_& module) {
   bind_outcome(module);
+  nb::class_<FilePages>(module, "FilePages", "Pages of a file that another library reads through a map.")
+      .def_static("open", &open_pages, "path"_a, "OSError where it cannot be mapped. GIL released.")
+      .def("load", &load_pages, "bytes"_a,
+           "Has the first bytes of the file in memory; OSError where the disk does not give them. GIL released.");
   module.attr("SSD_HEADER_BYTES") = SSD_HEADER_BYTES;
   module.attr("SSD_LAYERS_MAX") = SSD_LAYERS_MAX;
   module.def("ssd_header_bytes", &ssd_header_bytes, "layers"_a, "Bytes of the header of a slot for a chunk of so many layers.");

@@ -191,6 +191,39 @@ def test_a_tier_whose_directory_is_removed_is_not_durable_and_degraded(
     assert "durable: no" in tiered.log()
 
 
+def test_a_catalogue_that_cannot_be_read_suspends_the_tier_and_the_daemon_lives(
+    fault_filesystem: FaultFilesystem, tiered: Daemon
+) -> None:
+    """LMDB reads its file through a memory map. Opening a file of this file system takes its pages from memory."""
+    catalogue = fault_filesystem.path / "ssd" / "catalogue" / CATALOGUE
+    with tiered.connect(timeout_s=10.0) as pool, tiered.admin() as admin:
+        wait_connected(pool)
+        store(pool, chain_of(pool, 1))
+        assert admin.demote_all(60.0)["durable"]
+        fault_filesystem.set(match=CATALOGUE, read_error=errno.EIO)
+        catalogue.open("rb").close()
+        store(pool, chain_of(pool, 2))
+        assert not admin.demote_all(60.0)["durable"]
+        wait_until(lambda: tiered.stats()["ssd.state"] == "readonly", "the tier is suspended")
+        assert f"[Errno 5] cannot read {catalogue} into its map: Input/output error" in str(admin.info()["ssd_reason"])
+        fault_filesystem.clear()
+        wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is used again", BACK_WITHIN_S)
+        store(pool, chain_of(pool, 3))
+        wait_until(lambda: bool(admin.demote_all(60.0)["durable"]), "all is durable", BACK_WITHIN_S)
+        fault_filesystem.set(match=f"catalogue/{CATALOGUE}", read_error=errno.EIO)  # not of one that is being made
+        tiered.kill()
+        restart(tiered)
+        wait_until(lambda: tiered.stats()["ssd.state"] == "offline", "the tier cannot be opened", BACK_WITHIN_S)
+        fault_filesystem.clear()
+        wait_open(tiered)
+        wait_connected(pool)
+        kept = Tally()
+        for number in (1, 3):
+            kept.load(pool, number)
+        assert (kept.missed, kept.wrong) == (0, [])
+    assert not is_dead(tiered)
+
+
 @pytest.mark.parametrize("fault", list(_cases(TEARS)))
 def test_a_disk_that_tears_writes_is_detected_and_probed_again(
     fault_filesystem: FaultFilesystem,

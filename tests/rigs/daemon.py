@@ -59,11 +59,14 @@ class Daemon:
         self.process: subprocess.Popen[bytes] | ForkedDaemon | None = None
 
     def __enter__(self) -> "Daemon":
-        self.start()
+        """Started, if it was not before."""
+        if not self._runs():
+            self.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
-        if self.process is not None and self.process.poll() is None:
+        if self._runs():
+            assert self.process is not None
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGCONT)
             self.process.kill()
@@ -95,8 +98,12 @@ class Daemon:
         sets = [f"--set=server.socket={self.socket}", *(f"--set={key}={value}" for key, value in self._options.items())]
         return [*PROGRAM, *sets]
 
+    def _runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def launch(self, *arguments: str) -> None:
-        """Start with further arguments for this life, and wait for nothing."""
+        """Start with further arguments for this life, and wait for nothing. REQUIRES: the last one has ended."""
+        assert not self._runs(), "it runs, and would be left behind"
         is_plain = set(self.environment) <= {failpoint.VARIABLE} and type(self).command is Daemon.command
         fork = Starts.fork() if is_plain else None
         with self._log.open("ab") as log:

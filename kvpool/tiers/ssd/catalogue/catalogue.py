@@ -28,13 +28,14 @@ import lmdb
 import numpy as np
 import numpy.typing as npt
 
+import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import Deadline
 from kvpool.tiers.ssd.catalogue import opening as catalogue_open
 from kvpool.tiers.ssd.catalogue import rows as catalogue_rows
 from kvpool.tiers.ssd.catalogue.check import TABLES_MAX
 from kvpool.tiers.ssd.catalogue.identity import Identity, NamespaceRecord, pack_namespace, write_identity
-from kvpool.tiers.ssd.catalogue.room import lacks_room, provide
+from kvpool.tiers.ssd.catalogue.room import FILE_NAME, lacks_room, load_pages, provide
 from kvpool.tiers.ssd.catalogue.rows import Row, Touch
 from kvpool.types import KEY_BYTES
 
@@ -123,10 +124,12 @@ class Catalogue:
             lock=False,
         )
         self._file = catalogue_open.file_identity(self._path)
+        self._pages = kvpool_native.FilePages.open(str(self._path / FILE_NAME))
+        load_pages(environment, self._pages)
         self._chunks = environment.open_db(b"chunks")
         self._namespaces = environment.open_db(b"namespaces")
         self._meta = environment.open_db(b"meta")
-        with environment.begin(write=True) as transaction:
+        with self._begin() as transaction:
             transaction.put(catalogue_open.META_KEY, catalogue_open.meta_record(self._epoch), db=self._meta)
             generations = catalogue_open.number_record(self._generations_end)
             transaction.put(catalogue_open.GENERATIONS_KEY, generations, db=self._meta)
@@ -144,6 +147,11 @@ class Catalogue:
         assert self._environment is not None
         return self._environment
 
+    def _begin(self) -> lmdb.Transaction:
+        """Begin to write, with all pages that this may read in memory. Raises OSError and lmdb.Error."""
+        load_pages(self._opened, self._pages)
+        return self._opened.begin(write=True)
+
     @property
     def waiting(self) -> int:
         """Changes not yet written."""
@@ -160,7 +168,7 @@ class Catalogue:
             self._lacks_rows = True
             return
         for first in range(0, len(rows), _FILL_ROWS):
-            with self._opened.begin(write=True) as transaction:
+            with self._begin() as transaction:
                 for row in rows[first : first + _FILL_ROWS]:
                     packed = row.tobytes()
                     transaction.put(packed[catalogue_rows.KEY], packed, db=self._chunks)
@@ -410,7 +418,7 @@ class Catalogue:
             self._is_identity_due = True
             self._renew_identity()
         try:
-            with self._opened.begin(write=True) as transaction:
+            with self._begin() as transaction:
                 for key, value in batch:
                     self._apply(transaction, key, value)
                 failpoint.reach("daemon.catalogue.before_commit")
@@ -434,7 +442,7 @@ class Catalogue:
         """
         self._opened.set_mapsize(self._map_bytes)
         for first in range(0, len(keys), _DELETED_AT_ONCE):
-            with self._opened.begin(write=True) as transaction:
+            with self._begin() as transaction:
                 for key in keys[first : first + _DELETED_AT_ONCE]:
                     transaction.delete(key, db=self._chunks)
         self._opened.set_mapsize(self._map_bytes - HEADROOM_BYTES)

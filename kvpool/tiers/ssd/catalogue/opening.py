@@ -27,7 +27,7 @@ from kvpool.errors import KVPoolError
 from kvpool.tiers.ssd.catalogue import check as catalogue_check
 from kvpool.tiers.ssd.catalogue.check import TABLES_MAX
 from kvpool.tiers.ssd.catalogue.identity import NamespaceRecord, remove, unpack_namespace
-from kvpool.tiers.ssd.catalogue.room import FILE_NAME, aside_of
+from kvpool.tiers.ssd.catalogue.room import FILE_NAME, aside_of, load_pages
 from kvpool.tiers.ssd.catalogue.rows import ROW_BYTES
 from kvpool.types import EPOCH_BYTES
 
@@ -255,17 +255,16 @@ def _wait_for(
 def _read_the_rest(path: Path, rows: bytes) -> tuple[Found | None, str]:
     """Meta record and namespaces: the child has read them before, so this process can."""
     try:
-        with (
-            lmdb.open(str(path), readonly=True, lock=False, max_dbs=TABLES_MAX) as environment,
-            environment.begin() as transaction,
-        ):
-            meta = environment.open_db(b"meta", transaction, create=False)
-            record = transaction.get(META_KEY, db=meta)
-            generations = bytes(transaction.get(GENERATIONS_KEY, db=meta) or b"")
-            flushes = bytes(transaction.get(FLUSHES_KEY, db=meta) or b"")
-            is_incomplete = transaction.get(INCOMPLETE_KEY, db=meta) is not None
-            with transaction.cursor(environment.open_db(b"namespaces", transaction, create=False)) as cursor:
-                packed = [(bytes(key), bytes(value)) for key, value in cursor]
+        with lmdb.open(str(path), readonly=True, lock=False, max_dbs=TABLES_MAX) as environment:
+            load_pages(environment, kvpool_native.FilePages.open(str(path / FILE_NAME)))
+            with environment.begin() as transaction:
+                meta = environment.open_db(b"meta", transaction, create=False)
+                record = transaction.get(META_KEY, db=meta)
+                generations = bytes(transaction.get(GENERATIONS_KEY, db=meta) or b"")
+                flushes = bytes(transaction.get(FLUSHES_KEY, db=meta) or b"")
+                is_incomplete = transaction.get(INCOMPLETE_KEY, db=meta) is not None
+                with transaction.cursor(environment.open_db(b"namespaces", transaction, create=False)) as cursor:
+                    packed = [(bytes(key), bytes(value)) for key, value in cursor]
     except lmdb.Error as error:
         return None, f"it cannot be opened: {error}"
     version, epoch = _parse_meta(bytes(record or b""))

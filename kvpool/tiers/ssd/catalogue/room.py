@@ -16,12 +16,15 @@ from pathlib import Path
 
 import lmdb
 
+import kvpool_native
 from kvpool.tiers.ssd.catalogue.identity import remove, sync_directory
 
 log = logging.getLogger(__name__)
 
 FILE_NAME = "data.mdb"
 _BLOCK_BYTES = 512
+# The first two pages, which say how many are in use. A page of LMDB has 64 KiB at most.
+_METAS_BYTES = 2 * (64 << 10)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -54,8 +57,18 @@ def aside_of(path: Path) -> Path:
 def fits(path: Path, map_bytes: int) -> bool:
     """Whether all pages of a catalogue are within a map of this size. Raises lmdb.Error."""
     with lmdb.open(str(path), readonly=True, lock=False) as environment:
-        used = (int(environment.info()["last_pgno"]) + 1) * int(environment.stat()["psize"])
-    return used <= map_bytes
+        return _used_bytes(environment) <= map_bytes
+
+
+def load_pages(environment: lmdb.Environment, pages: kvpool_native.FilePages) -> None:
+    """Bring all pages of an open catalogue into memory. Raises OSError where the disk does not give them: LMDB reads through a
+    map, where such a page would end the process."""
+    pages.load(_METAS_BYTES)
+    pages.load(_used_bytes(environment))
+
+
+def _used_bytes(environment: lmdb.Environment) -> int:
+    return (int(environment.info()["last_pgno"]) + 1) * int(environment.stat()["psize"])
 
 
 def _provide(path: Path, map_bytes: int) -> None:
