@@ -6,9 +6,11 @@ adapters compare it with the times of files.
 Any thread may call it.
 """
 
+import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterator
 from typing import Protocol
 
 
@@ -66,6 +68,29 @@ class Deadline:
     def has_passed(self) -> bool:
         """Whether no time is left."""
         return self._clock.now_ns() >= self._at_ns
+
+
+class Stopwatch:
+    """How long a piece of work has been under way; of several at once the one that was begun first. Any thread."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock: Clock = clock or MonotonicClock()
+        self._begun_ns: list[int] = []
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """The work is what runs inside."""
+        begun_ns = self._clock.now_ns()
+        self._begun_ns.append(begun_ns)
+        try:
+            yield
+        finally:
+            self._begun_ns.remove(begun_ns)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds so far; 0.0 while none is under way."""
+        return max((self._clock.now_ns() - begun_ns for begun_ns in tuple(self._begun_ns)), default=0) / NS_PER_S
 
 
 def wall_time_s() -> float:

@@ -1,17 +1,21 @@
 """A disk that fails in every way our file system can fail: DRAM serves on, the tier is suspended and comes back."""
 
+import contextlib
 import errno
 import random
+import re
 import signal
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from kvpool.errors import DaemonUnreachable
 from kvpool.tiers.ssd.corruption import REST_S
 from tests.faults.rigs.batches import batches
 from tests.faults.rigs.fault_filesystem import FaultFilesystem
 from tests.faults.rigs.power_cut import cut_and_restore
-from tests.faults.rigs.tiered import StartDaemon, assert_sound, is_dead, restart, tier_options, wait_open
+from tests.faults.rigs.tiered import StartDaemon, assert_sound, is_dead, let_pass, restart, tier_options, wait_open
 from tests.faults.rigs.traffic import CHAIN, DramClient, Tally, Traffic, chain_of, load_chains
 from tests.rigs.daemon import Daemon, wait_connected, wait_until
 from tests.rigs.payload import store
@@ -28,7 +32,7 @@ HANG_US = 1_000_000
 NEVER_US = 30_000_000
 STALL_US, STALL_MS = 4_000_000, 300
 END_S_MAX = 40.0
-SEGMENTS, CATALOGUE = "segment-", "data.mdb"
+SEGMENTS, CATALOGUE, FLUSHED = "segment-", "data.mdb", "flushed"
 
 # Faults that the tier must notice: name, what is set.
 FAILURES: dict[str, dict[str, int | str]] = {
@@ -55,6 +59,12 @@ QUICK = {"write-enospc", "catalogue-meta-write-eio"}
 def _cases(faults: dict[str, dict[str, int | str]]) -> Iterator[object]:
     for name, values in faults.items():
         yield pytest.param(values, marks=() if name in QUICK else (pytest.mark.campaign,), id=name)
+
+
+def flush_all(daemon: Daemon) -> None:
+    """Blocks until the daemon has answered, or has ended."""
+    with contextlib.suppress(DaemonUnreachable), daemon.admin() as admin:
+        admin.flush(None, None)
 
 
 @pytest.fixture
@@ -355,21 +365,54 @@ def test_an_unresponsive_disk_is_not_used_until_it_answers(
     _expect_all_well(daemon)
 
 
+@pytest.mark.parametrize("match", [CATALOGUE, FLUSHED])
+def test_what_waits_for_the_disk_for_long_is_shown(
+    fault_filesystem: FaultFilesystem, start_daemon: StartDaemon, match: str
+) -> None:
+    """The segment files answer meanwhile."""
+    options = tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20, policy="lru")
+    daemon = start_daemon(**options, ssd__stall_timeout=f"{STALL_MS}ms")
+    wait_open(daemon)
+    with daemon.connect(timeout_s=10.0) as pool, daemon.admin() as admin:
+        store(pool, chain_of(pool, 1))
+        assert admin.demote_all(60.0)["durable"]
+        fault_filesystem.set(match=match, delay_us=2 * STALL_US)
+        store(pool, chain_of(pool, 2))
+        flushing = threading.Thread(target=flush_all, args=(daemon,))
+        flushing.start()
+        what = {CATALOGUE: "the catalogue", FLUSHED: "a flush"}[match]
+        shown = re.compile(rf"ssd: {what} has taken [0-9.]+ s so far")
+        wait_until(lambda: any(shown.fullmatch(one) for one in _problems(daemon)), "it is shown", BACK_WITHIN_S)
+        fault_filesystem.clear()
+        flushing.join()
+        wait_until(lambda: _problems(daemon) == [], "all is well", BACK_WITHIN_S)
+
+
 @pytest.mark.campaign
+@pytest.mark.parametrize(
+    ("match", "line"),
+    [
+        (SEGMENTS, "I/O of the ssd tier is left under way"),
+        (CATALOGUE, "the catalogue is left as it is: the disk does not answer"),
+        (FLUSHED, "a restart may bring back what was flushed: the file of flushes is not written within"),
+    ],
+)
 def test_a_daemon_stops_although_its_disk_never_answers(
-    fault_filesystem: FaultFilesystem, start_daemon: StartDaemon
+    fault_filesystem: FaultFilesystem, start_daemon: StartDaemon, match: str, line: str
 ) -> None:
     options = tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20)
     daemon = start_daemon(**options, server__stop_timeout="100ms")
     wait_open(daemon)
-    fault_filesystem.set(match=SEGMENTS, delay_us=NEVER_US)
+    fault_filesystem.set(match=match, delay_us=NEVER_US)
     with daemon.connect() as pool:
         store(pool, chain_of(pool, 1))
+    flushing = threading.Thread(target=flush_all, args=(daemon,))
+    if match == FLUSHED:
+        flushing.start()
+        let_pass(1.0)
     assert daemon.process is not None
     daemon.process.send_signal(signal.SIGTERM)
-    wait_until(
-        lambda: "I/O of the ssd tier is left under way" in daemon.log(), "the daemon gives the disk up", END_S_MAX
-    )
+    wait_until(lambda: line in daemon.log(), "the daemon gives the disk up", END_S_MAX)
     fault_filesystem.clear()
     # The kernel itself lets no process go before its requests to such a file system are answered.
     assert daemon.process.wait(END_S_MAX) == 0

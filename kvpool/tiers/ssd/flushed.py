@@ -10,11 +10,13 @@ therefore not dropped: these are misses. So does a start whose catalogue lacks r
 up to which it has them.
 
 The file is allocated when the tier opens, and the older slot is written in place: a flush needs no room of a full disk. The
-newer valid slot counts. Blocks: for the catalogue's thread or an executor.
+newer valid slot counts. A file that is removed or replaced by a link is made again by the next write, which each checkpoint is.
+Blocks: for the catalogue's thread or an executor.
 """
 
 import logging
 import os
+import stat
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,7 +52,7 @@ class FlushFloors:
         self.is_ahead = found > sequence or (self._slot is None and bool(self.floors))
         self.sequence = max(found, sequence)
         self._is_due = self._slot is None  # guarded by _lock
-        self._failure = ""
+        self.failure = ""  # why the file lacks the last flush
         self.write()
 
     def __repr__(self) -> str:
@@ -73,24 +75,24 @@ class FlushFloors:
         if not self._lock.acquire(timeout=timeout_s):
             return False
         try:
-            if not self._is_due:
+            if not self._is_due and _is_own(self._directory / FILE_NAME):
                 return True
             body: bytes = msgpack.packb(self.floors)
             self._write(_head_of(self.sequence, body) + body)
         except OSError as error:
-            if str(error) != self._failure:
+            if str(error) != self.failure:
                 log.error("%s: a restart may bring back what was flushed: %s", self._directory, error)
-            self._failure = str(error)
+            self.failure = str(error)
             return False
         else:
-            self._is_due, self._failure = False, ""
+            self._is_due, self.failure = False, ""
             return True
         finally:
             self._lock.release()
 
     def _write(self, content: bytes) -> None:
-        if self._slot is None:
-            _make(self._directory, content)
+        if self._slot is None or not _is_own(self._directory / FILE_NAME):
+            _make(self._directory, content)  # in the place of what somebody has put there
             self._slot = 0
             return
         fd = os.open(self._directory / FILE_NAME, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -100,6 +102,14 @@ class FlushFloors:
         finally:
             os.close(fd)
         self._slot = 1 - self._slot
+
+
+def _is_own(file: Path) -> bool:
+    """Whether this is a file, and no link to one."""
+    try:
+        return stat.S_ISREG(file.lstat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def read_floors(directory: Path) -> dict[bytes, int]:

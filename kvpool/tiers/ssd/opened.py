@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 
 import kvpool_native
-from kvpool.clock import NS_PER_S
+from kvpool.clock import NS_PER_S, Stopwatch
 from kvpool.tiers.base import NOT_STARTED, ArenaMemory, Counters, JobId, Moves
 from kvpool.tiers.ssd.catalogue.catalogue import Catalogue
 from kvpool.tiers.ssd.catalogue.identity import NamespaceRecord
@@ -41,6 +41,8 @@ class ClosedSsd:
     may_write = False
     backend = "none"
     unanswered_s = 0.0
+    waits: tuple[tuple[str, float], ...] = ()
+    flush_failure = ""
     is_distrusted = False
     has_failed_catalogue = False
     failure = ""
@@ -136,6 +138,7 @@ class OpenSsd:
         self._catalogue = catalogue
         self._floors = floors
         self._epoch = epoch
+        self._flushing, self._probing = Stopwatch(), Stopwatch()
         self._index_view = kvpool_native.IndexView(memory.index)
         wants_rings = plan.io == "io_uring" or (plan.io == "auto" and files.is_direct)
         self._queue = kvpool_native.SsdQueue(
@@ -168,6 +171,17 @@ class OpenSsd:
     def unanswered_s(self) -> float:
         """How long the oldest I/O has been without an answer; 0 where none is under way."""
         return self._queue.longest_transfer_ns() / NS_PER_S
+
+    @property
+    def waits(self) -> tuple[tuple[str, float], ...]:
+        """What else waits for the disk, and seconds so far."""
+        waiting = (("the catalogue", self._catalogue.busy), ("a flush", self._flushing), ("a probe", self._probing))
+        return tuple((what, watch.elapsed_s) for what, watch in waiting)
+
+    @property
+    def flush_failure(self) -> str:
+        """Why the last flush is not durable; empty where it is."""
+        return self._floors.failure
 
     @property
     def is_distrusted(self) -> bool:
@@ -238,9 +252,10 @@ class OpenSsd:
 
     def note_flushed(self, fingerprints: Sequence[bytes] | None, generation: int | None) -> bool:
         """Record that an operator has dropped chunks; whether that is durable. Blocks; any thread."""
-        if generation is None:
-            return self._catalogue.checkpoint(CLOSE_TIMEOUT_S)
-        return self._floors.note(fingerprints, generation)
+        with self._flushing.running():
+            if generation is None:
+                return self._catalogue.checkpoint(CLOSE_TIMEOUT_S)
+            return self._floors.note(fingerprints, generation)
 
     def settle_flushed(self) -> None:
         """Queue the number of the last flush, behind its removals."""
@@ -253,11 +268,12 @@ class OpenSsd:
     def probe(self, offset: int | None) -> str:
         """Why the disk cannot be used again, after a look at the place, a write, and a read at an offset over all files (None:
         none); empty where it can. Blocks; for an executor."""
-        try:
-            self._place.check()
-        except OSError as error:
-            return str(error)
-        return probe_disk(self._plan, offset)
+        with self._probing.running():
+            try:
+                self._place.check()
+            except OSError as error:
+                return str(error)
+            return probe_disk(self._plan, offset)
 
     def resume(self) -> None:
         """Use a catalogue again that has failed."""
@@ -292,6 +308,11 @@ class OpenSsd:
         if not has_ended:
             log.error("I/O of the ssd tier is left under way: the disk does not answer within %g s", CLOSE_TIMEOUT_S)
         has_floors = self._floors.write(CLOSE_TIMEOUT_S)
+        if not has_floors:
+            log.error(
+                "a restart may bring back what was flushed: the file of flushes is not written within %g s",
+                CLOSE_TIMEOUT_S,
+            )
         return self._catalogue.close(CLOSE_TIMEOUT_S) and has_ended and has_floors
 
 

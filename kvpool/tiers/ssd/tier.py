@@ -20,7 +20,7 @@ from functools import partial
 
 import kvpool_native
 from kvpool import failpoint
-from kvpool.clock import Clock
+from kvpool.clock import Clock, Stopwatch
 from kvpool.config.config import Config
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.keys import namespace_fingerprint
@@ -51,6 +51,7 @@ from kvpool.tiers.ssd.plan import NAME, SsdPlan, segment_name, warning_of, write
 from kvpool.tiers.ssd.status import SsdStatus
 from kvpool.tiers.ssd.watch import CATALOGUE, READS, WRITES, SsdWatch
 from kvpool.types import Level
+from kvpool.units import format_duration
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,10 @@ WRITE_FAULTS_MAX = 1
 # No request for room waits for a disk that has not answered I/O for so long. A healthy disk takes some milliseconds for a piece
 # of a few MiB.
 UNRESPONSIVE_S = 1.0
+# What is shown as slow: work of the catalogue, a flush or a probe after so many `ssd.stall_timeout` (a checkpoint may have to
+# sync 256 MiB), an opening after so many seconds.
+SLOW_STALLS = 3
+SLOW_OPENING_S = 60.0
 
 
 @dataclass(slots=True)
@@ -119,6 +124,7 @@ class SsdTier:
         self._bad_writes = 0
         self._lost_chunks = 0
         self._is_stopping = threading.Event()
+        self._opening_time = Stopwatch()
         self._is_distrusted = False
 
     def __repr__(self) -> str:
@@ -368,6 +374,18 @@ class SsdTier:
 
     def shortcomings(self) -> list[str]:
         """Why chunks are not written or read, and faults of reads since the last one that succeeded. Any thread."""
+        return self._suspensions() + self._slow_work()
+
+    def _slow_work(self) -> list[str]:
+        """What has waited for the disk for long, and a flush that is not durable."""
+        waits = [(what, seconds) for what, seconds in self._disk.waits if seconds >= SLOW_STALLS * self.stall_s]
+        if (opening_s := self._opening_time.elapsed_s) >= SLOW_OPENING_S:
+            waits.append(("its opening", opening_s))
+        slow = [f"ssd: {what} has taken {format_duration(max(1.0, seconds))} so far" for what, seconds in waits]
+        failure = self._disk.flush_failure
+        return [*slow, *([f"ssd: a restart may bring back what was flushed: {failure}"] if failure else [])]
+
+    def _suspensions(self) -> list[str]:
         state, reason = self.state, self.state_reason
         if state == TierState.OFFLINE and not self._disk.is_open:
             return [f"ssd: it could not be opened: {reason}"]
@@ -423,7 +441,8 @@ class SsdTier:
 
     def _open_disk(self) -> tuple[OpenSsd, Recovered]:
         """Open the disk, on an executor's thread. Closes it again if the daemon stops meanwhile."""
-        disk, recovered = open_ssd(self.plan, self._memory, self._is_stopping)
+        with self._opening_time.running():
+            disk, recovered = open_ssd(self.plan, self._memory, self._is_stopping)
         if self._is_stopping.is_set():
             disk.close()
             raise SsdUnavailable("the daemon stops")

@@ -513,6 +513,19 @@ def test_an_identity_without_room_is_written_at_a_later_checkpoint(
     assert catalogue.close(10.0)
 
 
+def test_an_identity_that_is_removed_is_written_at_the_next_checkpoint(
+    open_catalogue: Callable[..., Catalogue], tmp_path: Path
+) -> None:
+    catalogue = open_catalogue()
+    catalogue.put_namespace(1, NAMESPACE)
+    assert catalogue.checkpoint(WAIT_S)
+    (tmp_path / "identity").unlink()
+    assert catalogue.checkpoint(WAIT_S)
+    found = read_identity(tmp_path)
+    assert found is not None
+    assert found.namespaces == {1: NAMESPACE}
+
+
 def test_an_identity_that_has_not_changed_is_not_written(tmp_path: Path) -> None:
     identity = Identity(new_epoch(), {1: NAMESPACE})
     write_identity(tmp_path, identity)

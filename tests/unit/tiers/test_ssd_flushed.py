@@ -39,6 +39,28 @@ def test_floors_rise_and_a_floor_of_all_namespaces_replaces_the_others(tmp_path:
     assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
 
 
+def test_a_file_that_is_removed_or_replaced_by_a_link_is_made_again(tmp_path: Path) -> None:
+    floors = FlushFloors(tmp_path)
+    assert floors.note([ONE], 7)
+    file = tmp_path / FILE_NAME
+    file.unlink()
+    assert floors.write(), "nothing is due but the file"
+    assert read_floors(tmp_path) == {ONE: 7}
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    assert floors.note([OTHER], 8)
+    assert not file.is_symlink()
+    assert read_floors(tmp_path) == {ONE: 7, OTHER: 8}
+    file.unlink()
+    file.mkdir()
+    assert not floors.note([OTHER], 9)
+    assert "Is a directory" in floors.failure
+    file.rmdir()
+    assert floors.write()
+    assert floors.failure == ""
+    assert read_floors(tmp_path) == {ONE: 7, OTHER: 9}
+
+
 def test_a_directory_in_a_files_place_leaves_no_descriptor(tmp_path: Path) -> None:
     for name in (FILE_NAME, IDENTITY_NAME):
         (tmp_path / name).mkdir()

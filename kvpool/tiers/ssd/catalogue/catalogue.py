@@ -11,6 +11,8 @@ Guarantees:
    catalogue stays usable. While chunks are left out, no checkpoint counts as complete.
 5. Its file has all its room from the opening on (`room.py`). Where the disk has none for it, or for what a transaction writes,
    nothing is lost: the changes wait for `resume`.
+6. A page of its file that the disk does not give is a failure as any other. LMDB reads through a map, where it would end the
+   process: all pages in use are read before each transaction.
 
 Threads: changes and `take_lost` from the control thread; one thread of its own writes; opening, `checkpoint` and `close` block
 and belong in an executor. Lock order: `_lock` guards the queue and is never held during I/O.
@@ -30,10 +32,11 @@ import numpy.typing as npt
 
 import kvpool_native
 from kvpool import failpoint
-from kvpool.clock import Deadline
+from kvpool.clock import Deadline, Stopwatch
 from kvpool.tiers.ssd.catalogue import opening as catalogue_open
 from kvpool.tiers.ssd.catalogue import rows as catalogue_rows
 from kvpool.tiers.ssd.catalogue.check import TABLES_MAX
+from kvpool.tiers.ssd.catalogue.identity import FILE_NAME as IDENTITY_NAME
 from kvpool.tiers.ssd.catalogue.identity import Identity, NamespaceRecord, pack_namespace, write_identity
 from kvpool.tiers.ssd.catalogue.room import FILE_NAME, lacks_room, load_pages, provide
 from kvpool.tiers.ssd.catalogue.rows import Row, Touch
@@ -96,6 +99,7 @@ class Catalogue:
         self.dropped_rows = 0  # for want of room
         self.lost_rows = 0  # by a failure or damage
         self.checkpoints = 0
+        self.busy = Stopwatch()  # while its thread waits for the disk
         self._thread: threading.Thread | None = None
         try:
             self._open()
@@ -294,18 +298,20 @@ class Catalogue:
         dirty_bytes = 0
         is_dirty = False
         if must_reopen:
-            self._reopen()
+            with self.busy.running():
+                self._reopen()
         while self.failure is None:
             batch, batch_bytes, asked, is_last = self._next_batch(due if is_dirty else None)
             due = due if is_dirty else Deadline(checkpoint_s)
             done = 0
             try:
-                is_dirty = self._write(batch) or is_dirty
-                dirty_bytes += batch_bytes
-                is_due = is_dirty and (is_last or due.has_passed() or dirty_bytes >= CHECKPOINT_BYTES)
-                if self.failure is None and (asked > self._checkpoint_done or is_due):
-                    self._checkpoint()
-                    is_dirty, dirty_bytes, done = False, 0, asked
+                with self.busy.running():
+                    is_dirty = self._write(batch) or is_dirty
+                    dirty_bytes += batch_bytes
+                    is_due = is_dirty and (is_last or due.has_passed() or dirty_bytes >= CHECKPOINT_BYTES)
+                    if self.failure is None and (asked > self._checkpoint_done or is_due):
+                        self._checkpoint()
+                        is_dirty, dirty_bytes, done = False, 0, asked
             except catalogue_open.DAMAGE as error:
                 log.error("the catalogue is damaged and begins empty: %s", error)
                 self.lost_rows += len(batch)
@@ -356,7 +362,7 @@ class Catalogue:
 
     def _renew_identity(self) -> None:
         """Write the identity's file if it is due. Without room it stays so: the catalogue has the namespaces too."""
-        if not self._is_identity_due:
+        if not self._is_identity_due and os.path.lexists(self._path.with_name(IDENTITY_NAME)):
             return
         with self._lock:
             identity = Identity(self._epoch, dict(self._known))
