@@ -118,9 +118,10 @@ def fault_of_other(path: str) -> str:
         return ""
     if owner == os.geteuid():
         return ""
+    remover = "root" if owner == ROOT_UID else f"{user_name(owner)} or root"
     return (
         f"{path} belongs to user {user_name(owner)}, whose kvpoold serves there or was killed there: stop that "
-        f"one, then remove the file (as {user_name(owner)} or root: rm {path})"
+        f"one, then remove the file (as {remover}: rm {path})"
     )
 
 

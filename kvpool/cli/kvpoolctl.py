@@ -14,7 +14,7 @@ import click
 from kvpool import __version__
 from kvpool.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, EXIT_USAGE, fail
 from kvpool.cli.standard_output import end_with
-from kvpool.errors import DaemonUnreachable, DaemonUnresponsive, InvalidArgument, KVPoolError, did_you_mean
+from kvpool.errors import DaemonUnreachable, DaemonUnresponsive, InvalidArgument, KVPoolError, Refused, did_you_mean
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.socket_path import SOCKET_VARIABLE, fault_of_path, find_socket, own_socket
 from kvpool.types import PROBE_MODEL, SERVICE_SOCKET
@@ -151,8 +151,27 @@ def ask(call: Callable[[], Any]) -> Any:
         return call()
     except DaemonUnreachable as error:
         fail(str(error), EXIT_UNREACHABLE)
+    except Refused as error:
+        fail(str(error), EXIT_USAGE if error.code == "argument" else EXIT_FAILURE)
     except KVPoolError as error:
         fail(str(error), EXIT_FAILURE)
+
+
+def require_durable(connection: BlockingConnection, report: dict[str, Any]) -> None:
+    """Ends the command with the reason where `report` of writing chunks down says that a power cut could take some."""
+    if report["durable"]:
+        return
+    info = ask(connection.info)
+    reasons = [problem for problem in info["problems"] if problem.startswith("ssd: ")]
+    if "ssd_path" not in info:
+        reasons = ["there is no SSD tier: set ssd.path and ssd.capacity"]
+    elif not reasons:
+        reasons = [
+            "ssd.write_budget is used up (--force of flush), the tier has no room, or time ran out: kvpoolctl stats ssd"
+            if report["left"]
+            else "a sync failed or came late, or chunks were saved meanwhile: try again"
+        ]
+    fail("; ".join(reasons), EXIT_FAILURE)
 
 
 def require_model(connection: BlockingConnection, model: str) -> None:

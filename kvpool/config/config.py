@@ -45,6 +45,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_OTHER_MARKS = {  # UTF-32's begins with UTF-16's
+    "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
 SSD_CAPACITY_MIN = 16 << 20
 CONFIG_BYTES_MAX = 1 << 20
 _OPTION_NAME = re.compile(r"\b[a-z]+\.[a-z_]+\b")
@@ -274,8 +278,9 @@ def _content_of(path: str) -> str:
         content = file.read(CONFIG_BYTES_MAX + 1)
     if len(content) > CONFIG_BYTES_MAX:
         raise OSError(errno.EFBIG, f"it has more than {CONFIG_BYTES_MAX} bytes")
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ValueError("it begins with the byte order mark of UTF-16, expected UTF-8: save it as that")
+    for name, marks in _OTHER_MARKS.items():
+        if content.startswith(marks):
+            raise ValueError(f"it begins with the byte order mark of {name}, expected UTF-8: save it as that")
     return content.decode("utf-8-sig")  # editors of other systems begin a file with a byte order mark
 
 
@@ -283,7 +288,7 @@ def _read_overrides(overrides: Sequence[str], faults: list[str]) -> dict[str, An
     values = {}
     for override in overrides:
         name, separator, value = override.partition("=")
-        if not separator:
+        if not separator or not name.strip():
             faults.append(f"--set {override}: expected section.key=value")
             continue
         values.update(_known({name.strip(): value.strip()}, faults))

@@ -150,6 +150,10 @@ class BlockingConnection:
             is_delayed = self._send(m.encode(request, self._sequence), deadline)
             self._wait_at_most(deadline.remaining_s() if is_delayed else limit_s)
             frame = self._receive(0, deadline)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise DaemonUnreachable(
+                f"no answer to {type(request).__name__}: the daemon closed the connection"
+            ) from error
         except OSError as error:
             raise DaemonUnreachable(f"no answer to {type(request).__name__}: {error}") from error
         return _expect(answer, frame, self._sequence)

@@ -1,11 +1,9 @@
 """`kvpoolctl drain`: a node from which what DRAM alone has is to go to disk, as before a planned end. Main thread only."""
 
-import sys
-
 import click
 
-from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
-from kvpool.cli.output import EXIT_FAILURE, print_json, print_line
+from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog, require_durable
+from kvpool.cli.output import print_json, print_line
 
 WRITE_TIMEOUT_S = 600.0
 
@@ -27,12 +25,12 @@ def drain(options: Options, undo: bool) -> None:
             _print_undone(options, before=before)
             return
         report = ask(lambda: connection.demote_all(WRITE_TIMEOUT_S, is_forced=True))
-    if options.is_json:
-        print_json({"drained": True, **report})
-    else:
-        written = f"{report['chunks']} chunks are written to the SSD tier, {report['left']} are in DRAM alone"
-        print_line(f"new saves are declined; {written}")
-    sys.exit(0 if report["durable"] else EXIT_FAILURE)
+        if options.is_json:
+            print_json({"drained": True, **report})
+        else:
+            written = f"{report['chunks']} chunks are written to the SSD tier, {report['left']} are in DRAM alone"
+            print_line(f"new saves are declined; {written}")
+        require_durable(connection, report)
 
 
 def _print_undone(options: Options, *, before: bool) -> None:

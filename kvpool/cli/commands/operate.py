@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog, require_model
+from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog, require_durable, require_model
 from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_line, print_section
 from kvpool.cli.watch import Watch
 from kvpool.clock import MonotonicClock
@@ -142,13 +142,13 @@ def _demote_all(options: Options, *, is_alone: bool, is_forced: bool) -> None:
         fail("--demote writes all chunks: it goes with no other choice than --all", EXIT_USAGE)
     with options.connect() as connection:
         report = ask(lambda: connection.demote_all(DEMOTE_ALL_TIMEOUT_S, is_forced=is_forced))
-    if options.is_json:
-        print_json(report)
-    else:
-        lost = "none of the chunks here" if report["durable"] else "some"
-        written = f"{report['chunks']} chunks are written to the SSD tier, {report['left']} are in DRAM alone"
-        print_line(f"{written}: a power cut now could take {lost}")
-    sys.exit(0 if report["durable"] else EXIT_FAILURE)
+        if options.is_json:
+            print_json(report)
+        else:
+            lost = "none of the chunks here" if report["durable"] else "some"
+            written = f"{report['chunks']} chunks are written to the SSD tier, {report['left']} are in DRAM alone"
+            print_line(f"{written}: a power cut now could take {lost}")
+        require_durable(connection, report)
 
 
 def _watch(

@@ -46,10 +46,28 @@ def test_a_drained_daemon_serves_loads_and_declines_saves_until_it_is_undone(
     assert "drain by pid " in daemon.log()
 
 
+def test_who_writes_chunks_down_learns_why_some_are_not_durable(
+    start_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    with daemon.connect() as pool:
+        store(pool, pool.keys(tokens_of(1, 96)))
+        (tmp_path / "ssd").rename(tmp_path / "elsewhere")
+        assert _run(daemon, "flush", "--demote").exit_code == 1
+        removed = f"{tmp_path}/ssd has been removed while it is in use: restart the daemon"
+        wait_until(lambda: any(removed in one for one in daemon.info()["problems"]), "a probe has found it")
+        done = _run(daemon, "flush", "--demote")
+    assert done.exit_code == 1
+    assert done.stdout.endswith("a power cut now could take some\n")
+    assert removed in done.stderr
+
+
 def test_a_drain_fails_where_chunks_stay_in_dram_alone(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         store(pool, pool.keys(tokens_of(1, 96)))
         drained = _run(daemon, "drain")
     assert drained.exit_code == 1
     assert drained.stdout == ("new saves are declined; 0 chunks are written to the SSD tier, 3 are in DRAM alone\n")
+    assert drained.stderr == "kvpoolctl: there is no SSD tier: set ssd.path and ssd.capacity\n"
     assert daemon.info()["health"] == "draining"

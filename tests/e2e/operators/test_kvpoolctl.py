@@ -121,7 +121,15 @@ def test_flush_asks_and_prints_what_it_did(shared_daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["flush"], ["flush", "--all", "--model", "m"], ["flush", "--older-than", "soon"], ["nonsense"], []]
+    "arguments",
+    [
+        ["flush"],
+        ["flush", "--all", "--model", "m"],
+        ["flush", "--older-than", "soon"],
+        ["flush", "--tier", "tape"],
+        ["nonsense"],
+        [],
+    ],
 )
 def test_wrong_usage_exits_with_2(shared_daemon: Daemon, arguments: list[str]) -> None:
     assert (

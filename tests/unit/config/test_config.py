@@ -37,9 +37,9 @@ def test_every_fault_is_reported_at_once(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     path.write_text('[server]\nlease_ttl = "1y"\nsockett = "x"\n[dram]\ncapacity = "12 parsecs"\nprefault = 3\n')
     with pytest.raises(ConfigError) as refusal:
-        load_config(str(path), ["log.level=loud", "dram.segment", "dram.prefault_threads=0"])
+        load_config(str(path), ["log.level=loud", "dram.segment", " =x", "dram.prefault_threads=0"])
     faults = "\n".join(refusal.value.faults)
-    assert len(refusal.value.faults) == 7
+    assert len(refusal.value.faults) == 8
     for part in (
         "server.lease_ttl is '1y', expected a duration",
         "server.sockett is no option, did you mean server.socket?",
@@ -47,6 +47,7 @@ def test_every_fault_is_reported_at_once(tmp_path: Path) -> None:
         "dram.prefault is 3, expected true or false",
         "log.level is 'loud', expected one of info",
         "--set dram.segment: expected section.key=value",
+        "--set  =x: expected section.key=value",
         "dram.prefault_threads is '0', expected an integer from 1 to 64",
     ):
         assert part in faults
@@ -344,8 +345,9 @@ def test_faults_name_sections_and_sizes_as_they_are_written(options: list[str], 
         assert fault.startswith(beginning)
 
 
-def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-32"])
+def test_a_file_in_another_encoding_is_named(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "wide.toml"
-    path.write_text('[dram]\ncapacity = "128MiB"\n', encoding="utf-16")
-    with pytest.raises(ConfigError, match="byte order mark of UTF-16, expected UTF-8: save it as that"):
+    path.write_text('[dram]\ncapacity = "128MiB"\n', encoding=encoding)
+    with pytest.raises(ConfigError, match=f"byte order mark of {encoding}, expected UTF-8: save it as that"):
         load_config(str(path))
