@@ -98,9 +98,11 @@ def fault_of_directory(path: str) -> str:
     return ""
 
 
-def fault_of_root(directory: str) -> str:
-    """Why root should not serve in a directory, and what to do about it; empty where it is root's own, or this is not root."""
-    owner = os.stat(directory).st_uid
+def fault_of_root(socket_path: str) -> str:
+    """Why root should not serve at a path, and what to do about it; empty where the directory, or the one that it would be made
+    in, is root's own, or this is not root."""
+    directory = next(one for one in Path(socket_path).parents if one.exists())
+    owner = directory.stat().st_uid
     if os.geteuid() != ROOT_UID or owner == ROOT_UID:
         return ""
     user = user_name(owner)

@@ -59,12 +59,16 @@ class EventsConfig:
         return sockets * 2 * (ROUTERS_MAX + STRANGERS_MAX)
 
     @property
-    def files(self) -> list[tuple[str, str]]:
-        """Paths of the sockets in the file system, each with the option that has it."""
+    def endpoints(self) -> list[tuple[str, str]]:
+        """Every endpoint, with the option that has it before it."""
         own = [("events.publish", self.publish), ("events.replay", self.replay)]
         named = [*own, *(("events.models", address) for one in self.models for address in (one.publish, one.replay))]
-        endpoints = [(option, address.endpoint) for option, address in named if address is not None]
-        return [(option, one.removeprefix("ipc://")) for option, one in endpoints if one.startswith("ipc://")]
+        return [(option, address.endpoint) for option, address in named if address is not None]
+
+    @property
+    def files(self) -> list[tuple[str, str]]:
+        """Paths of the sockets in the file system, each with the option that has it."""
+        return [(option, one.removeprefix("ipc://")) for option, one in self.endpoints if one.startswith("ipc://")]
 
 
 def check_events(parsed: Mapping[str, Any], faults: list[str]) -> None:

@@ -74,6 +74,7 @@ class App:
         """Serve until a signal. Raises ConfigError, SocketInUse, OSError or MemoryError if serving cannot begin or go on."""
         started_ns = self._clock.now_ns()
         server = self._config.server
+        self._signals.hold()  # or a lock would be left that nobody owns yet
         listener = LocalSocket(
             server.socket,
             mode=server.socket_mode,

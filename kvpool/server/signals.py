@@ -25,6 +25,7 @@ class Signals:
 
     def __init__(self) -> None:
         self._are_ignored = False
+        self._held: list[signal.Signals] = []
 
     def catch(
         self, loop: asyncio.AbstractEventLoop, *, stop: Callable[[], object], reload: Callable[[], object]
@@ -39,8 +40,14 @@ class Signals:
         for number in ALL:
             signal.signal(number, take)
 
+    def hold(self) -> None:
+        """Let SIGTERM and SIGINT wait for `end_at_once`."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _frame: self._held.append(signal.Signals(number)))
+
     def end_at_once(self, leave: Callable[[], object]) -> None:
-        """Let SIGTERM and SIGINT end the process at once, after a call of `leave`, and SIGHUP nothing, until `catch`."""
+        """Let SIGTERM and SIGINT, also held ones, end the process at once, after a call of `leave`, and SIGHUP nothing, until
+        `catch`."""
 
         def end(number: int, _frame: FrameType | None) -> None:
             leave()
@@ -50,6 +57,8 @@ class Signals:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, end)
+        for number in self._held:
+            os.kill(os.getpid(), number)
 
     def ignore(self) -> None:
         """Ignore them until the process has ended."""

@@ -5,6 +5,7 @@ Any thread.
 """
 
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from kvpool.ownership import fault_of_other, fault_of_root, fault_of_socket_plac
 from kvpool.pool.lower_tiers import plan_tiers
 from kvpool.server.connections.local_socket import bound_name
 from kvpool.server.descriptor_room import descriptor_limit, plan_descriptors
+from kvpool.server.listeners import fault_of_address
 from kvpool.tiers.dram.memory_room import free_huge_bytes
 from kvpool.tiers.dram.numa import check_numa
 from kvpool.tiers.dram.tier import check_memory_fits, plan_geometry
@@ -71,6 +73,13 @@ def lacks_that_refuse(config: Config) -> Iterator[str]:
         check_memory_fits(config.dram, plans.further_entries, upper=plans.upper)
     except MemoryError as error:
         yield str(error)
+    named = [*config.events.endpoints, ("server.metrics", str(config.server.metrics or ""))]
+    if config.peer.is_used:
+        named += [("peer.listen", str(config.peer.listen)), ("peer.stream", str(config.peer.stream))]
+    for option, endpoint in named:
+        if endpoint and not endpoint.startswith("ipc://"):
+            fault = fault_of_address(endpoint.removeprefix("tcp://"))
+            yield from [f"{option} {endpoint} cannot be bound: {fault}"] if fault else []
 
 
 def lacks_that_degrade(config: Config) -> Iterator[str]:
@@ -126,14 +135,23 @@ def _faults_of(check: Callable[[], object]) -> list[str]:
     return []
 
 
+def _fault_beside(socket: str) -> str:
+    """What is wrong with the lock of the daemon's socket, or with what has its name while it is made; empty for nothing."""
+    lock, fresh = Path(f"{socket}.lock"), Path(bound_name(socket))
+    if os.path.lexists(lock):
+        if not stat.S_ISREG(lock.lstat().st_mode):
+            return f"{lock} exists and is no file: remove it, or choose another path"
+        if not os.access(lock, os.R_OK | os.W_OK, effective_ids=True):
+            return fault_of_other(str(lock))
+    if fresh.is_dir() and not fresh.is_symlink():
+        return f"{fresh} exists and is a directory: remove it, or choose another path"
+    return ""
+
+
 def _faults_of_places(config: Config) -> Iterator[str]:
     """Of the sockets in the file system."""
     server = config.server
-    directory, lock = str(Path(server.socket).parent), f"{server.socket}.lock"
-    fault = fault_of_socket_place(server.socket) or (fault_of_root(directory) if os.path.isdir(directory) else "")
-    if os.path.lexists(lock) and not os.access(lock, os.R_OK | os.W_OK, effective_ids=True):
-        fault = fault or fault_of_other(lock)
-    if fault:
+    if fault := fault_of_socket_place(server.socket) or fault_of_root(server.socket) or _fault_beside(server.socket):
         yield f"server.socket cannot be there: {fault}"
     if server.metrics_socket and (fault := fault_of_socket_place(server.metrics_socket)):
         yield f"server.metrics_socket cannot be there: {fault}"

@@ -99,7 +99,7 @@ class LocalSocket:
         self._accepting: asyncio.Task[None] | None = None
         self.refused_connections = 0
         # Another user could replace the socket, or could use nothing of what root leaves there.
-        if fault := make_socket_directory(path) or fault_of_root(str(Path(path).parent)):
+        if fault := fault_of_root(path) or make_socket_directory(path):
             raise ConfigError([f"server.socket cannot be there: {fault}"])
         self.life = Life(_lock(path), _lock_path(path))
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)

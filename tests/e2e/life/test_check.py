@@ -1,5 +1,6 @@
 """`kvpoold --check`: every fault of every stage of a start at once, what the machine lacks, and no trace."""
 
+import socket
 import subprocess
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from kvpool.config.config import read_config
 from kvpool.config.curve_keys import make_key_pair, write_key_file
+from kvpool.server.listeners import fault_of_address
 from kvpool.server.start_checks import lacks_that_degrade
 from tests.rigs.daemon import PROGRAM, Daemon
 
@@ -115,6 +117,8 @@ def test_what_the_machine_lacks_is_printed_and_what_no_start_can_do_without_is_a
     [
         ("server.socket={}/file", "server.socket cannot be there: {}/file exists and is no socket"),
         ("server.socket={}/folder", "server.socket cannot be there: {}/folder exists and is no socket"),
+        ("server.socket={}/t", "server.socket cannot be there: {}/t.lock exists and is no file: remove it"),
+        ("server.socket={}/u", "server.socket cannot be there: {}/u.new exists and is a directory: remove it"),
         ("server.metrics_socket={}/file", "server.metrics_socket cannot be there: {}/file exists and is no socket"),
         ("server.metrics_socket={}//s.lock", "server.metrics_socket is {}/s.lock, expected another path"),
         ("events.publish=ipc://{}/./s", "events.publish is {}/s, expected another path"),
@@ -124,7 +128,8 @@ def test_what_the_machine_lacks_is_printed_and_what_no_start_can_do_without_is_a
     ],
 )
 def test_a_place_or_a_secret_that_cannot_be_used_is_a_fault(tmp_path: Path, option: str, fault: str) -> None:
-    (tmp_path / "folder").mkdir()
+    for name in ("folder", "t.lock", "u.new"):
+        (tmp_path / name).mkdir()
     for name, size in (("file", 1), ("empty", 0), ("long", 4097)):
         (tmp_path / name).write_bytes(bytes(size))
         (tmp_path / name).chmod(0o600)
@@ -133,6 +138,35 @@ def test_a_place_or_a_secret_that_cannot_be_used_is_a_fault(tmp_path: Path, opti
     assert done.returncode == 2
     assert fault.format(tmp_path) in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    "option", ["server.metrics={}", "peer.listen=tcp://{}", "peer.stream=tcp://{}", "events.publish=tcp://{}"]
+)
+def test_an_address_that_cannot_be_bound_now_is_a_fault(tmp_path: Path, option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        name, address = option.format(f"127.0.0.1:{other.getsockname()[1]}").split("=")
+        others = {"peer.listen": "tcp://127.0.0.1:0", "peer.stream": "tcp://127.0.0.1:0", "events.insecure": "true"}
+        given = {**others, name: address, "server.socket": f"{tmp_path}/s"}
+        done = _check(*(f"--set={one}={value}" for one, value in given.items()))
+    assert done.returncode == 2
+    assert f"{name} {address} cannot be bound: Address already in use" in done.stderr
+    assert _check(*(f"--set={one}={value}" for one, value in given.items())).returncode == 0
+
+
+def test_an_address_of_another_host_is_a_fault(tmp_path: Path) -> None:
+    """The addresses are of the networks for documentation."""
+    write_key_file(str(tmp_path / "key"), pair := make_key_pair())
+    (tmp_path / "clients").write_text(pair.public.decode())
+    keys = [f"--set=events.curve_secret_file={tmp_path}/key", f"--set=events.curve_clients_file={tmp_path}/clients"]
+    done = _check(f"--set=server.socket={tmp_path}/s", *keys, "--set=events.publish=tcp://198.51.100.7:9470")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "kvpoold: events.publish tcp://198.51.100.7:9470 cannot be bound: Cannot assign requested address\n"
+    )
+    assert fault_of_address("[2001:db8::7]:9470") == "Cannot assign requested address"
+    for own in ("127.3.4.5:0", "[::1]:0"):
+        assert fault_of_address(own) == ""
 
 
 @pytest.mark.parametrize(

@@ -136,16 +136,17 @@ def test_two_daemons_that_begin_at_once_share_no_socket(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_root_does_not_serve_in_another_users_directory(tmp_path: Path, folder: Path) -> None:
+@pytest.mark.parametrize("place", ["kvpool.sock", "made/kvpool.sock"])
+def test_root_does_not_serve_in_another_users_directory(tmp_path: Path, folder: Path, place: str) -> None:
     os.chown(folder, OTHER_UID, OTHER_UID)
-    command = [sys.executable, "-m", "kvpool.cli.kvpoold", "--set", f"server.socket={folder}/kvpool.sock"]
+    command = [sys.executable, "-m", "kvpool.cli.kvpoold", "--set", f"server.socket={folder}/{place}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert f"{folder} belongs to user {OTHER_UID}" in done.stderr
     assert f"runuser -u {OTHER_UID} -- kvpoold" in done.stderr
     assert list(folder.iterdir()) == []
     os.chown(folder, 0, 0)
-    assert fault_of_root(str(folder)) == ""
+    assert fault_of_root(f"{folder}/{place}") == ""
 
 
 @needs_root

@@ -1,5 +1,6 @@
 """Signals of the daemon: once they are ignored, none is caught, none ends the process and none is reported as an error."""
 
+import signal
 import subprocess
 import sys
 
@@ -38,3 +39,21 @@ def test_signals_are_caught_until_they_are_ignored_to_the_end() -> None:
     done = subprocess.run([sys.executable, "-c", IGNORED], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["reload stop stop"] * 3
+
+
+HELD = """
+import os, signal
+from kvpool.server.signals import Signals
+
+signals = Signals()
+signals.hold()
+os.kill(os.getpid(), signal.SIGTERM)
+print("held", flush=True)
+signals.end_at_once(lambda: print("left", flush=True))
+print("goes on", flush=True)
+"""
+
+
+def test_a_signal_that_is_held_ends_the_process_when_it_may() -> None:
+    done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split()) == (-signal.SIGTERM, ["held", "left"])
