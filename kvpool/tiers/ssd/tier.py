@@ -12,6 +12,7 @@ the capacity.
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Sequence
@@ -198,8 +199,9 @@ class SsdTier:
         not read by the probe either: a bad sector is no reason not to write."""
         offset = self._stored_offset() if self.state == TierState.OFFLINE else None
         probe = partial(self._disk.probe, offset)
-        self._probe = asyncio.get_running_loop().run_in_executor(None, probe)
-        self._probe.add_done_callback(self._end_probe)
+        with contextlib.suppress(RuntimeError):  # no thread can be started for it: it is tried again
+            self._probe = asyncio.get_running_loop().run_in_executor(None, probe)
+            self._probe.add_done_callback(self._end_probe)
 
     def _end_probe(self, probe: "asyncio.Future[str]") -> None:
         self._probe = None

@@ -492,6 +492,18 @@ def test_a_catalogue_damaged_before_a_failure_stays_known_as_incomplete(
     assert "lacks earlier rows" in catalogue_open.examine(tmp_path / "catalogue", MAP_BYTES).problem
 
 
+def test_rows_of_chunks_alone_count_as_lost(open_catalogue: Callable[..., Catalogue], disk: Disk) -> None:
+    catalogue = open_catalogue()
+    assert catalogue.put(row_of(1))
+    assert catalogue.checkpoint(WAIT_S)
+    disk.error = OSError(errno.EIO, os.strerror(errno.EIO))
+    assert not catalogue.checkpoint(WAIT_S)
+    assert not catalogue.touch(key_of(1), Touch(9, 35, 0))
+    assert not catalogue.delete(key_of(1))
+    assert not catalogue.put(row_of(2))
+    assert (catalogue.lost_rows, catalogue.dropped_rows) == (1, 0)
+
+
 def test_an_identity_without_room_is_written_at_a_later_checkpoint(
     open_catalogue: Callable[..., Catalogue], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,8 +96,8 @@ class Catalogue:
         self._uncertain: list[tuple[bytes, int]] = []  # put since the last checkpoint; the writer's alone
         self.failure: BaseException | None = None
         self.has_begun = False  # whether `generations_end` is durable
-        self.dropped_rows = 0  # for want of room
-        self.lost_rows = 0  # by a failure or damage
+        self.dropped_rows = 0  # of chunks, for want of room
+        self.lost_rows = 0  # of chunks, by a failure or damage
         self.checkpoints = 0
         self.busy = Stopwatch()  # while its thread waits for the disk
         self._thread: threading.Thread | None = None
@@ -270,10 +270,10 @@ class Catalogue:
                 self._left_out.discard(key)
             waits = self.failure is None or lacks_room(self.failure)
             if not waits or len(self._pending) + self._writing >= QUEUE_ROWS_MAX:
-                self.dropped_rows += waits
-                self.lost_rows += not waits
                 # After a failure no restart finds the chunk, and its data may be among the lost.
                 refused = _chunks_in([(key, value)])
+                self.dropped_rows += waits and len(refused)
+                self.lost_rows += not waits and len(refused)
                 if waits:
                     self._left_out.update(chunk for chunk, _ in refused)
                 else:
@@ -314,7 +314,7 @@ class Catalogue:
                         is_dirty, dirty_bytes, done = False, 0, asked
             except catalogue_open.DAMAGE as error:
                 log.error("the catalogue is damaged and begins empty: %s", error)
-                self.lost_rows += len(batch)
+                self.lost_rows += len(_chunks_in(batch))
                 self._lacks_rows = True
                 self._reopen(is_damaged=True)
             except (lmdb.Error, OSError) as error:
@@ -393,7 +393,7 @@ class Catalogue:
         log.error("the catalogue cannot be written: %s", error)
         with self._lock:
             waiting = _chunks_in(self._pending)
-            self.lost_rows += len(self._pending)
+            self.lost_rows += len(waiting)
             self._pending, self._bytes_pending = [], 0
             self._lost += self._uncertain + waiting
             self._uncertain = []
