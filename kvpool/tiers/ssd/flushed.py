@@ -24,13 +24,15 @@ from pathlib import Path
 import msgpack
 
 import kvpool_native
-from kvpool.tiers.ssd.catalogue.identity import remove, sync_directory
+from kvpool.tiers.ssd.catalogue.identity import content_of, remove, sync_directory
 
 log = logging.getLogger(__name__)
 
 MAGIC, OLDER_MAGIC = b"KVPFLSH2", b"KVPFLUSH"
 FILE_NAME = "flushed"
 SLOT_BYTES = 16 << 10
+# How long a flush waits for another one that is being written.
+NOTE_TIMEOUT_S = 5.0
 ALL = b""  # a floor of every namespace
 OLDER_BYTES_MAX = 1 << 20
 _HEAD_BYTES, _OLDER_HEAD_BYTES = len(MAGIC) + 16, len(OLDER_MAGIC) + 8
@@ -45,10 +47,12 @@ class FlushFloors:
     """
 
     def __init__(self, directory: Path, sequence: int = 0) -> None:
-        """Reads the file and gives it all its room. `sequence`: of the last flush whose removals the catalogue has."""
+        """Reads the file and gives it all its room. `sequence`: of the last flush whose removals the catalogue has. Raises
+        OSError where it cannot be read."""
         self._directory = directory
-        self._lock = threading.Lock()  # one writer at a time
-        self._slot, found, self.floors = _read(directory)  # guarded by _lock
+        self._writing = threading.Lock()  # one writer at a time
+        self._lock = threading.Lock()  # never held during I/O
+        self._slot, found, self.floors = _read(directory)  # the slot is guarded by _writing, the floors by _lock
         self.is_ahead = found > sequence or (self._slot is None and bool(self.floors))
         self.sequence = max(found, sequence)
         self._is_due = self._slot is None  # guarded by _lock
@@ -59,7 +63,8 @@ class FlushFloors:
         return f"<FlushFloors of {self._directory}, {len(self.floors)}, flush {self.sequence}>"
 
     def note(self, fingerprints: Sequence[bytes] | None, generation: int) -> bool:
-        """Record that the chunks of these namespaces (None: all) up to `generation` were dropped. Whether that is durable."""
+        """Record that the chunks of these namespaces (None: all) up to `generation` were dropped. Whether that is durable: not
+        where another writer has waited for the disk for long."""
         with self._lock:
             floors = {} if fingerprints is None else dict(self.floors)
             for fingerprint in [ALL] if fingerprints is None else fingerprints:
@@ -67,28 +72,32 @@ class FlushFloors:
             self.floors = _bounded(floors)
             self.sequence += 1
             self._is_due = True
-        return self.write()
+        return self.write(NOTE_TIMEOUT_S)
 
     def write(self, timeout_s: float = -1.0) -> bool:
         """Write what is due; whether nothing is left. A failure is logged, and tried again by the next call. `timeout_s`: the
         longest wait for another writer (negative: any)."""
-        if not self._lock.acquire(timeout=timeout_s):
+        if not self._writing.acquire(timeout=timeout_s):
             return False
         try:
-            if not self._is_due and _is_own(self._directory / FILE_NAME):
+            with self._lock:
+                is_due, sequence, floors = self._is_due, self.sequence, self.floors
+            if not is_due and _is_own(self._directory / FILE_NAME):
                 return True
-            body: bytes = msgpack.packb(self.floors)
-            self._write(_head_of(self.sequence, body) + body)
+            body: bytes = msgpack.packb(floors)
+            self._write(_head_of(sequence, body) + body)
         except OSError as error:
             if str(error) != self.failure:
                 log.error("%s: a restart may bring back what was flushed: %s", self._directory, error)
             self.failure = str(error)
             return False
         else:
-            self._is_due, self.failure = False, ""
-            return True
+            self.failure = ""
+            with self._lock:
+                self._is_due = self.sequence != sequence
+                return not self._is_due
         finally:
-            self._lock.release()
+            self._writing.release()
 
     def _write(self, content: bytes) -> None:
         if self._slot is None or not _is_own(self._directory / FILE_NAME):
@@ -113,12 +122,13 @@ def _is_own(file: Path) -> bool:
 
 
 def read_floors(directory: Path) -> dict[bytes, int]:
-    """The file's content, in either form; empty where nothing of it is valid."""
+    """The file's content, in either form; empty where nothing of it is valid. Raises OSError where it cannot be read: what was
+    flushed would come back."""
     return _read(directory)[2]
 
 
 def highest_floor(directory: Path) -> int:
-    """The highest floor in a directory: new generations must be above it."""
+    """The highest floor in a directory: new generations must be above it. Raises OSError."""
     return max(read_floors(directory).values(), default=0)
 
 
@@ -136,14 +146,8 @@ def _bounded(floors: dict[bytes, int]) -> dict[bytes, int]:
 
 
 def _read(directory: Path) -> tuple[int | None, int, dict[bytes, int]]:
-    """The newer valid slot, its sequence and floors. Without one None, 0 and the floors of the older form."""
-    try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        name = directory / FILE_NAME
-        with open(name, "rb", opener=lambda path, _: os.open(path, flags)) as file:  # closes a directory too
-            content = file.read(OLDER_BYTES_MAX + 1)
-    except OSError:
-        return None, 0, {}
+    """The newer valid slot, its sequence and floors. Without one None, 0 and the floors of the older form. Raises OSError."""
+    content = content_of(directory / FILE_NAME, OLDER_BYTES_MAX)
     if content[: len(OLDER_MAGIC)] == OLDER_MAGIC:
         body = content[_OLDER_HEAD_BYTES:]
         is_valid = len(content) <= OLDER_BYTES_MAX and content[:_OLDER_HEAD_BYTES] == _older_head_of(body)

@@ -7,6 +7,7 @@ Blocks: for an executor, not for the control thread.
 import logging
 import shutil
 import threading
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from kvpool.tiers.ssd.plan import CATALOGUE_NAME, SsdPlan
 from kvpool.tiers.ssd.rebuild import are_flushed, find_chunks
 from kvpool.tiers.ssd.segments import (
     check_room,
+    has_segments,
     have_other_sizes,
     locked,
     open_segments,
@@ -69,6 +71,7 @@ def open_ssd(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event) -
         warning = check_directory(plan.path, is_made=plan.is_made)
         return _open(plan, memory, is_stopping, warning)
     except (OSError, RuntimeError, ValueError, MemoryError, KVPoolError, lmdb.Error) as error:
+        traceback.clear_frames(error.__traceback__)  # which hold the lock of the directory
         raise SsdUnavailable(f"{plan.path}: {describe(error)}") from error
 
 
@@ -76,11 +79,11 @@ def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warn
     catalogue_path = plan.path / CATALOGUE_NAME
     with locked(plan.path):
         check_room(plan)
-        found, identity = _look(plan, catalogue_path, is_stopping)
+        found, identity, is_unreadable = _look(plan, catalogue_path, is_stopping)
     files = open_segments(plan)
     place = SsdPlace(plan)
     rows, bad = catalogue_rows.restorable(found.rows if found and not plan.wants_rebuild else b"")
-    is_rebuilt = identity.namespaces != {} and (found is None or plan.wants_rebuild)
+    is_rebuilt = is_unreadable or (identity.namespaces != {} and (found is None or plan.wants_rebuild))
     if is_rebuilt:
         rows = _rebuild(plan, identity, catalogue_path, is_stopping)
     is_outgrown = found is not None and not is_rebuilt and not catalogue_room.fits(catalogue_path, plan.catalogue_bytes)
@@ -129,30 +132,41 @@ def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warn
 
 def _look(
     plan: SsdPlan, catalogue_path: Path, is_stopping: threading.Event
-) -> tuple[catalogue_open.Found | None, Identity]:
-    """Find the chunks of earlier processes, after everything unusable was removed."""
+) -> tuple[catalogue_open.Found | None, Identity, bool]:
+    """Find the chunks of earlier processes, after everything unusable was removed. The third: whether there is a catalogue that
+    the disk does not give. Raises OSError and Unreadable: what cannot be read at this moment is not what is unusable."""
     failpoint.reach("daemon.ssd.look")
     if have_other_sizes(plan):
         log.warning("the ssd tier begins empty: its files are of another ssd.segment or ssd.capacity")
         _forget_everything(plan.path)
     catalogue_open.bound_aside(catalogue_path, plan.catalogue_bytes)
-    found = catalogue_open.examine(catalogue_path, plan.catalogue_bytes, is_stopping.is_set).found
+    found, unreadable = None, None
+    try:
+        found = catalogue_open.examine(catalogue_path, plan.catalogue_bytes, is_stopping.is_set).found
+    except catalogue_open.Unreadable as error:
+        log.error("%s: its rows are looked for in the slots", error)
+        unreadable = error
     identity = Identity(found.epoch, found.namespaces) if found else read_identity(plan.path)
     if identity is None:
+        if unreadable is not None:
+            raise unreadable
+        if has_segments(plan.path):
+            log.warning("the ssd tier begins empty: it has neither a catalogue nor an identity that can be used")
         _forget_everything(plan.path)
         identity = Identity(new_epoch(), {})
     failpoint.reach("daemon.ssd.open_files")
     remove_misfits(plan)
-    return found, identity
+    return found, identity, unreadable is not None
 
 
 def _rebuild(
     plan: SsdPlan, identity: Identity, catalogue_path: Path, is_stopping: threading.Event
 ) -> "npt.NDArray[np.void]":
-    """Find chunks by the headers of their slots, because the catalogue is lost or must not be used."""
+    """Find chunks by the headers of their slots, because the catalogue is lost or must not be used. It stays where they cannot
+    be read either: the disk may give both later."""
+    found = find_chunks(plan, identity, is_stopping)
     if catalogue_path.exists():
         catalogue_open.set_aside(catalogue_path, plan.catalogue_bytes)
-    found = find_chunks(plan, identity, is_stopping)
     return catalogue_rows.restorable(found)[0]
 
 

@@ -2,7 +2,8 @@
 
 Each segment is walked from its start. A valid header has its slot's length, and so the start of the next slot; without one, the
 next page that begins like a header is searched for. Ranges that were never written are skipped. Chunks that were evicted are
-found too, which is harmless: their bytes are right, and the newest slot of a key counts.
+found too, which is harmless: their bytes are right, and the newest slot of a key counts. A page that the disk does not give is
+skipped; many of them are a disk that fails, and the search is given up.
 
 Reads the header of each chunk, several segments at a time. Blocks: for an executor.
 """
@@ -35,6 +36,8 @@ PAGE_BYTES = kvpool_native.SSD_HEADER_BYTES
 BLOCK_BYTES = 1 << 20
 THREADS = 8
 SAY_EVERY_S = 5.0
+# Of a segment: more than bad sectors, a guess.
+UNREADABLE_PAGES_MAX = 64
 _MAGIC = np.frombuffer(b"KVPSLOT1", np.uint64)[0]
 
 
@@ -68,7 +71,10 @@ def find_chunks(plan: SsdPlan, identity: Identity, is_stopping: threading.Event)
             if is_stopping.is_set():
                 executor.shutdown(wait=True, cancel_futures=True)
                 raise RebuildStopped("the daemon stops")
-            for slot in _without_overlaps(job.result()):
+            slots, unreadable = job.result()
+            if unreadable:
+                log.error("%d pages of %s cannot be read: chunks there are misses", unreadable, segment_name(number))
+            for slot in _without_overlaps(slots):
                 if slot.row.generation <= floor_of(floors, slot.namespace):
                     continue
                 known = newest.get(slot.row.key)
@@ -121,31 +127,61 @@ def _without_overlaps(slots: list[_Slot]) -> Iterator[_Slot]:
     yield from kept
 
 
-def _walk(file: Path, base: int, epoch: bytes, numbers: dict[bytes, int]) -> list[_Slot]:
-    """The slots of one segment file, in order. `base`: the offset of its first byte over all files."""
+class _Pages:
+    """The pages of one segment file; those that the disk does not give are zeros, and counted. One thread."""
+
+    def __init__(self, file: Path, fd: int, buffer: mmap.mmap) -> None:
+        self._file, self._fd, self._buffer = file, fd, buffer
+        self.size = os.fstat(fd).st_size
+        self.unreadable = 0
+
+    def read(self, at: int, length: int) -> bytes:
+        """Up to `length` bytes, less at the end of the file. Raises OSError for the first unreadable page that is too many."""
+        try:
+            with memoryview(self._buffer)[:length] as view:
+                return bytes(view[: os.preadv(self._fd, [view], at)])
+        except OSError as error:
+            if length > PAGE_BYTES:
+                return b"".join(self.read(at + first, PAGE_BYTES) for first in range(0, length, PAGE_BYTES))
+            self.unreadable += 1
+            if self.unreadable > UNREADABLE_PAGES_MAX:
+                text = os.strerror(error.errno or 0)
+                raise OSError(error.errno, f"read of {self._file} at {at} failed: {text}") from error
+            return bytes(length)
+
+    def next_data(self, at: int) -> int | None:
+        """The page at which the next written range begins; None: only holes follow."""
+        try:
+            return os.lseek(self._fd, at, os.SEEK_DATA) // PAGE_BYTES * PAGE_BYTES
+        except OSError:
+            return None
+
+
+def _walk(file: Path, base: int, epoch: bytes, numbers: dict[bytes, int]) -> tuple[list[_Slot], int]:
+    """The slots of one segment file, in order, and how many of its pages cannot be read. `base`: the offset of its first byte
+    over all files. Raises OSError."""
     found = []
     fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        size = os.fstat(fd).st_size
         with mmap.mmap(-1, BLOCK_BYTES) as buffer:
-            at = _next_header(fd, 0, size, buffer)
+            pages = _Pages(file, fd, buffer)
+            at = _next_header(pages, 0)
             while at is not None:
-                header = _read_header(fd, at, buffer)
+                header = _read_header(pages, at)
                 slot = _slot_of(header, base + at, epoch, numbers) if header else None
                 if slot is not None:
                     found.append(slot)
-                following = at + PAGE_BYTES if slot is None else slot.end - base
-                at = _next_header(fd, following, size, buffer)
+                at = _next_header(pages, at + PAGE_BYTES if slot is None else slot.end - base)
     finally:
         os.close(fd)
-    return found
+    return found, pages.unreadable
 
 
-def _read_header(fd: int, at: int, buffer: mmap.mmap) -> bytes:
+def _read_header(pages: _Pages, at: int) -> bytes:
     """The header that begins at a page; empty where the file ends before it does."""
-    page = _read(fd, at, buffer, PAGE_BYTES)
+    page = pages.read(at, PAGE_BYTES)
     size = kvpool_native.ssd_header_length(page) if len(page) == PAGE_BYTES else 0
-    header = _read(fd, at, buffer, size) if size > PAGE_BYTES else page
+    header = pages.read(at, size) if size > PAGE_BYTES else page
     return header if size and len(header) == size else b""
 
 
@@ -169,15 +205,15 @@ def _slot_of(page: bytes, offset: int, epoch: bytes, numbers: dict[bytes, int]) 
     return _Slot(row, header.namespace, offset + len(page) + pages * PAGE_BYTES)
 
 
-def _next_header(fd: int, at: int, size: int, buffer: mmap.mmap) -> int | None:
+def _next_header(pages: _Pages, begin: int) -> int | None:
     """Offset of the next page that begins like a header; None at the end. Looks at one page first: slots follow slots."""
-    length = PAGE_BYTES
-    while at < size:
-        try:
-            at = os.lseek(fd, at, os.SEEK_DATA) // PAGE_BYTES * PAGE_BYTES
-        except OSError:
-            return None  # only holes
-        block = _read(fd, at, buffer, min(length, size - at))
+    length, at = PAGE_BYTES, begin
+    while at < pages.size:
+        found = pages.next_data(at)
+        if found is None:
+            return None
+        at = found
+        block = pages.read(at, min(length, pages.size - at))
         heads: npt.NDArray[np.uint64] = np.frombuffer(block[: len(block) // PAGE_BYTES * PAGE_BYTES], np.uint64)
         hits = np.flatnonzero(heads[:: PAGE_BYTES // 8] == _MAGIC)
         if len(hits):
@@ -187,9 +223,3 @@ def _next_header(fd: int, at: int, size: int, buffer: mmap.mmap) -> int | None:
         at += length
         length = BLOCK_BYTES
     return None
-
-
-def _read(fd: int, at: int, buffer: mmap.mmap, length: int) -> bytes:
-    """Up to `length` bytes, less at the end of the file."""
-    with memoryview(buffer)[:length] as view:
-        return bytes(view[: os.preadv(fd, [view], at)])

@@ -77,6 +77,11 @@ def open_segments(plan: SsdPlan) -> kvpool_native.SsdFiles:
         raise
 
 
+def has_segments(path: Path) -> bool:
+    """Whether there are segment files."""
+    return bool(_ours(path))
+
+
 def have_other_sizes(plan: SsdPlan) -> bool:
     """Whether there are segment files and none has the configured size: they are of another configuration."""
     sizes = {file.lstat().st_size for file in _ours(plan.path)}

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import msgpack
@@ -59,6 +60,27 @@ def test_a_file_that_is_removed_or_replaced_by_a_link_is_made_again(tmp_path: Pa
     assert floors.write()
     assert floors.failure == ""
     assert read_floors(tmp_path) == {ONE: 7, OTHER: 9}
+
+
+def test_a_flush_does_not_wait_for_another_one_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool.tiers.ssd.flushed.NOTE_TIMEOUT_S", 0.05)
+    floors, hangs, answers = FlushFloors(tmp_path), threading.Event(), threading.Event()
+    sync = os.fsync
+
+    def wait(fd: int) -> None:
+        hangs.set()
+        answers.wait()
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", wait)
+    first = threading.Thread(target=floors.note, args=([ONE], 7))
+    first.start()
+    hangs.wait()
+    assert not floors.note([OTHER], 8)
+    answers.set()
+    first.join()
+    assert floors.write()
+    assert read_floors(tmp_path) == {ONE: 7, OTHER: 8}
 
 
 def test_a_directory_in_a_files_place_leaves_no_descriptor(tmp_path: Path) -> None:

@@ -333,6 +333,13 @@ class Catalogue:
             if is_damaged:
                 catalogue_open.set_aside(self._path, self._map_bytes)
             self._open()
+        except catalogue_open.DAMAGE as error:
+            if is_damaged:
+                self._fail(error)
+                return
+            log.error("the catalogue is damaged and begins empty: %s", error)
+            self._lacks_rows = True
+            self._reopen(is_damaged=True)
         except (lmdb.Error, OSError) as error:
             if lacks_room(error):
                 self._wait_for_room(error, [])
@@ -347,6 +354,7 @@ class Catalogue:
     def _checkpoint(self) -> None:
         failpoint.reach("daemon.checkpoint.before_data")
         self._sync_data()
+        load_pages(self._opened, self._pages)  # they may be all that a restart has
         if catalogue_open.file_identity(self._path) != self._file:
             self._lacks_rows = True  # the one that is made anew
             if os.path.lexists(self._path):
@@ -391,6 +399,8 @@ class Catalogue:
 
     def _fail(self, error: Exception) -> None:
         log.error("the catalogue cannot be written: %s", error)
+        with contextlib.suppress(OSError):  # as above
+            catalogue_open.unmark_opening(self._path)
         with self._lock:
             waiting = _chunks_in(self._pending)
             self.lost_rows += len(waiting)

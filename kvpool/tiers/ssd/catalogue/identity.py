@@ -7,6 +7,8 @@ this file a lost catalogue can be rebuilt from headers. Written whole and rename
 catalogue's thread or an executor.
 """
 
+import contextlib
+import errno
 import os
 import shutil
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from kvpool.types import EPOCH_BYTES
 MAGIC = b"KVPTIER1"
 FILE_NAME = "identity"
 FILE_BYTES_MAX = 128 << 10
+_NO_FILE = (errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENXIO)  # the last: a socket
 _HEAD_BYTES = len(MAGIC) + 8
 _BODY_HEAD_BYTES = 32
 _NUMBER_BYTES_MAX = 9
@@ -49,8 +52,9 @@ def write_identity(directory: Path, identity: Identity) -> None:
     crc = kvpool_native.crc32c(body)
     content = MAGIC + len(body).to_bytes(4, "little") + crc.to_bytes(4, "little") + body
     target = directory / FILE_NAME
-    if _content_of(target) == content:
-        return  # it needs no room of a full disk
+    with contextlib.suppress(OSError):  # then it is written again
+        if content_of(target, FILE_BYTES_MAX) == content:
+            return  # it needs no room of a full disk
     fresh = directory / f"{FILE_NAME}.new"
     remove(fresh)
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -64,8 +68,8 @@ def write_identity(directory: Path, identity: Identity) -> None:
 
 
 def read_identity(directory: Path) -> Identity | None:
-    """The file's identity; None where there is no complete file."""
-    content = _content_of(directory / FILE_NAME)
+    """The file's identity; None where there is no complete file. Raises OSError where it cannot be read: it may be there."""
+    content = content_of(directory / FILE_NAME, FILE_BYTES_MAX)
     body = content[_HEAD_BYTES:]
     head = MAGIC + len(body).to_bytes(4, "little") + kvpool_native.crc32c(body).to_bytes(4, "little")
     if len(content) > FILE_BYTES_MAX or content[:_HEAD_BYTES] != head:
@@ -95,13 +99,18 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _content_of(path: Path) -> bytes:
-    """The file's bytes, up to one more than it may have; empty where it cannot be read."""
+def content_of(path: Path, bytes_max: int) -> bytes:
+    """The file's bytes, up to one more than it may have; empty where there is none, but a link, a directory or nothing.
+
+    Raises OSError where the disk does not give them.
+    """
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:  # closes a directory too
-            return file.read(FILE_BYTES_MAX + 1)
-    except OSError:
+            return file.read(bytes_max + 1)
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise OSError(error.errno, f"read of {path} failed: {os.strerror(error.errno or 0)}") from error
         return b""
 
 

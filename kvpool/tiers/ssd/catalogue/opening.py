@@ -102,6 +102,10 @@ class NewerFormat(KVPoolError):
     """A newer version of kvpool wrote the catalogue. It stays unchanged."""
 
 
+class Unreadable(KVPoolError):
+    """The disk does not give the catalogue. It stays unchanged."""
+
+
 class ExaminationStopped(KVPoolError):
     """The daemon stops before the catalogue was read. It stays unchanged."""
 
@@ -109,7 +113,8 @@ class ExaminationStopped(KVPoolError):
 def examine(path: Path, bytes_max: int, is_stopping: Callable[[], bool] = lambda: False) -> Examined:
     """Read the catalogue at `path` through a child.
 
-    Raises NewerFormat, ExaminationStopped once `is_stopping` is true, and OSError where the directory cannot be used.
+    Raises NewerFormat, Unreadable, ExaminationStopped once `is_stopping` is true, and OSError where the directory cannot be
+    used.
     """
     if not os.path.lexists(path):
         return Examined()
@@ -168,13 +173,13 @@ def bound_aside(path: Path, bytes_max: int) -> None:
         remove(aside)
 
 
-def file_identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode of a catalogue's file; None where there is none."""
+def file_identity(path: Path) -> tuple[int, int, int] | None:
+    """Device, inode and size of a catalogue's file, which has all its room; None where there is none."""
     try:
         found = (path / FILE_NAME).stat()
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return found.st_dev, found.st_ino, found.st_size
 
 
 def _blocks_in(path: Path) -> int:
@@ -194,7 +199,7 @@ def _foreign_in(path: Path) -> str:
 
 
 def _read_in_child(path: Path, is_stopping: Callable[[], bool]) -> tuple[bytes, str]:
-    """All rows, or the problem. Raises ExaminationStopped."""
+    """All rows, or the problem. Raises ExaminationStopped and Unreadable."""
     fd = os.memfd_create("kvpool-catalogue-rows", os.MFD_CLOEXEC)
     limit_s = CHECK_TIMEOUT_S + _blocks_in(path) * _BLOCK_BYTES / CHECK_BYTES_PER_S
     try:
@@ -206,6 +211,8 @@ def _read_in_child(path: Path, is_stopping: Callable[[], bool]) -> tuple[bytes, 
             finally:
                 child.kill()
         words = output.split()
+        if words[:1] == [catalogue_check.UNREADABLE.encode()]:
+            raise Unreadable(f"read of {path / FILE_NAME} failed: {os.strerror(int(words[1]))}")
         if child.returncode != 0 or len(words) != 2 or words[0] != b"ok":
             last = errors.decode(errors="replace").strip().splitlines()
             return b"", f"reading it ended with {child.returncode}: {last[-1] if last else 'no word'}"

@@ -17,14 +17,13 @@ from pathlib import Path
 import lmdb
 
 import kvpool_native
+from kvpool.tiers.ssd.catalogue.check import METAS_BYTES
 from kvpool.tiers.ssd.catalogue.identity import remove, sync_directory
 
 log = logging.getLogger(__name__)
 
 FILE_NAME = "data.mdb"
 _BLOCK_BYTES = 512
-# The first two pages, which say how many are in use. A page of LMDB has 64 KiB at most.
-_METAS_BYTES = 2 * (64 << 10)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -63,7 +62,7 @@ def fits(path: Path, map_bytes: int) -> bool:
 def load_pages(environment: lmdb.Environment, pages: kvpool_native.FilePages) -> None:
     """Bring all pages of an open catalogue into memory. Raises OSError where the disk does not give them: LMDB reads through a
     map, where such a page would end the process."""
-    pages.load(_METAS_BYTES)
+    pages.load(METAS_BYTES)
     pages.load(_used_bytes(environment))
 
 
@@ -81,13 +80,27 @@ def _provide(path: Path, map_bytes: int) -> None:
     remove(fresh)
     try:
         fresh.mkdir(mode=0o700)
-        lmdb.open(str(fresh), map_size=map_bytes, mode=0o600, lock=False).close()
+        _write_empty(fresh / FILE_NAME, map_bytes)
         _allocate(fresh / FILE_NAME, map_bytes)
         fresh.rename(path)
         sync_directory(path.parent)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
+
+
+def _write_empty(file: Path, map_bytes: int) -> None:
+    """A new catalogue without tables. LMDB makes it in memory: from a file it would read through a map what it has just
+    written, and a disk that does not give that would end the process."""
+    fd = os.memfd_create("kvpool-catalogue", os.MFD_CLOEXEC)
+    try:
+        lmdb.open(f"/proc/self/fd/{fd}", subdir=False, map_size=map_bytes, lock=False).close()
+        content = os.pread(fd, METAS_BYTES, 0)
+    finally:
+        os.close(fd)
+    made = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(made, "wb") as target:
+        target.write(content)
 
 
 def _allocate(file: Path, size: int) -> None:
