@@ -72,8 +72,8 @@ def build_model(shape: Shape, seed: int, *, device: str = "cpu", dtype: str = "f
         dtype=dtype,
     )
     with torch.device(device):
-        model = LlamaForCausalLM(config).to(getattr(torch, dtype))
-    model.eval()  # type: ignore[no-untyped-call]  # transformers is not typed
+        model = LlamaForCausalLM(config)
+    model.to(getattr(torch, dtype)).eval()
     return model
 
 

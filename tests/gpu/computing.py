@@ -1,4 +1,4 @@
-"""A layer's computation: products of matrices, as many as take a given time. On the GPU they are queued; in a rehearsal they are done."""
+"""A layer's computation: products of matrices, as many as take a given time. Queued on the GPU, done at once in a rehearsal."""
 
 import time
 

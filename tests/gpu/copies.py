@@ -1,7 +1,7 @@
 """Part `copies`: copies of pieces between the arena's kind of memory and a device, against one copy of the same bytes.
 
-The floor is one cuMemcpyAsync of as many bytes between the same two memories, in the same rounds. 32 KiB is what a block of 16 tokens
-takes in one plane of a layer with 8 KV heads of 128 in 16 bits.
+The floor is one copy of as many bytes between the same two memories, in the same run. 32 KiB is what a block of 16 tokens takes
+in one plane of a layer with 8 KV heads of 128 in 16 bits.
 """
 
 import random

@@ -1,8 +1,8 @@
-"""Part `engine`: the engine of the demonstration with a model of random weights: the time to the first token with and without hits.
+"""Part `engine`: the engine of the demonstration with a model of random weights, and when its first token comes.
 
-A prompt is answered three times: by an engine without a daemon, by one that saves what it computes, and by one that gets all but
-the last chunk from the pool. All three give the same tokens. Chunks are 256 tokens: the computation is in steps of a chunk, so that
-cold and warm compute the same (demo/engine.py says why).
+A prompt is answered three times: by an engine without a daemon, by one that saves what it computes, and by one that gets all
+but the last chunk from the pool. All three give the same tokens: the computation is in steps of a chunk, so that cold and warm
+compute the same (demo/engine.py says why).
 """
 
 import random
@@ -28,7 +28,7 @@ DTYPE = "float32" if setting.IS_REHEARSAL else "bfloat16"
 CHUNK_TOKENS = 32 if setting.IS_REHEARSAL else 256
 PROMPTS = (200,) if setting.IS_REHEARSAL else (8 << 10, 32 << 10)
 ANSWER_TOKENS = 8
-DRAM = "64MiB" if setting.IS_REHEARSAL else "24GiB"
+DRAM = "64MiB" if setting.IS_REHEARSAL else "12GiB"
 ROUNDS = 2 if setting.IS_REHEARSAL else 3
 SEED = 7
 MODEL = "random-llama"
@@ -49,19 +49,20 @@ def main() -> None:
         dtype=DTYPE,
     )
     layout = layout_of(paged.layers, CHUNK_TOKENS)
-    with tempfile.TemporaryDirectory() as directory, Daemon(Path(directory), **{"dram.capacity": DRAM}) as daemon:
-        with (
-            daemon.connect(layout, model=MODEL) as pool,
-            kv.connect(f"{directory}/no-daemon", model=MODEL, layout=layout) as nothing,
-        ):
-            wait_connected(pool)
-            warm, cold = (
-                Engine(model, paged, PagedPrefixCache(one, paged.layers, BLOCK_TOKENS), step_tokens=CHUNK_TOKENS)
-                for one in (pool, nothing)
-            )
-            cold.answer([1] * (2 * CHUNK_TOKENS - 1), 2)  # first use of every kernel
-            for tokens in PROMPTS:
-                _measure(tokens, warm, cold)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Daemon(Path(directory), **{"dram.capacity": DRAM}) as daemon,
+        daemon.connect(layout, model=MODEL) as pool,
+        kv.connect(f"{directory}/no-daemon", model=MODEL, layout=layout) as nothing,
+    ):
+        wait_connected(pool)
+        warm, cold = (
+            Engine(model, paged, PagedPrefixCache(one, paged.layers, BLOCK_TOKENS), step_tokens=CHUNK_TOKENS)
+            for one in (pool, nothing)
+        )
+        cold.answer([1] * (2 * CHUNK_TOKENS - 1), 2)  # first use of every kernel
+        for tokens in PROMPTS:
+            _measure(tokens, warm, cold)
 
 
 def _measure(tokens: int, warm: Engine, cold: Engine) -> None:

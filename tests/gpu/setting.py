@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from kvpool.bench.measure import timed_s
 from tests.rigs.device import emulated
 
-REHEARSAL_VARIABLE = "KVPOOL_GPU_REHEARSAL"
-IS_REHEARSAL = bool(os.environ.get(REHEARSAL_VARIABLE))
+IS_REHEARSAL = not emulated.REAL
 TORCH_DEVICE = "cpu" if IS_REHEARSAL else "cuda"
 ROUNDS = 2 if IS_REHEARSAL else 7
 
@@ -26,8 +25,8 @@ def use_driver(method: str = "batch") -> None:
 def figure(
     name: str, values: Sequence[float], unit: str, *, ratio: float | None = None, bar: float | None = None
 ) -> None:
-    """Report the median and the spread of `values`. `ratio`: to what the device itself does in the same run, or as the name says;
-    `bar`: what it has to reach."""
+    """Report the median and the spread of `values`. `ratio`: to what the device itself does in the same run, or what the name
+    says; `bar`: what it has to reach."""
     row = {
         "name": name,
         "median": statistics.median(values),

@@ -1,6 +1,6 @@
 """Part `sparse`: a decoding step by lookup on the device against full attention there, with all KV on the device.
 
-Full attention is torch's own of the same shapes. The KV is made up, in memory of this process, as `kvpoolctl bench sparse` has it.
+Full attention is torch's own of the same shapes. The KV is made up, in memory of this process, as in `kvpoolctl bench sparse`.
 """
 
 import tempfile
@@ -31,15 +31,14 @@ def _measure(tokens: int) -> None:
     choice = Choice(sizes, parse_configs(RESIDENT, BUDGET, tokens), (THREADS,), rounds=setting.ROUNDS)
     with tempfile.TemporaryDirectory() as directory:
         absent = Path(directory) / "no-daemon"
-        with (
-            kv.connect(str(absent), model="made-up", layout=sizes.layout) as pool,
-            MeasuredSequence(pool, sizes) as sequence,
-        ):
+        with kv.connect(str(absent), model="made-up", layout=sizes.layout) as pool:
+            sequence = MeasuredSequence(pool, sizes)
             for _ in sequence.fill():
                 pass
             for number in range(sequence.pages):
                 sequence.summarise_page(number)
             rows = measure_device(sequence, choice, setting.TORCH_DEVICE, lambda _total: None)
+            sequence.close()
     for row in rows:
         least, most = cast("list[float]", row["step_spread_ms"])
         staged_steps = cast(float, row["staged_steps"])
@@ -47,7 +46,7 @@ def _measure(tokens: int) -> None:
             f"step of {tokens >> 10}K tokens, {BUDGET} %, staging area of {staged_steps:g} steps",
             [least, cast(float, row["step_ms"]), most],
             "ms",
-            ratio=cast(float, row["x_dense"]),
+            ratio=cast(float, row["ratio"]),
             bar=BAR if tokens == BAR_TOKENS and staged_steps > 1 else None,
         )
 

@@ -96,7 +96,7 @@ def _row(sequence: MeasuredSequence, choice: Choice, staged_steps: float, device
             "rounds": len(seconds),
             **milliseconds("step", seconds),
             **milliseconds("dense", dense),
-            "x_dense": round(median(dense) / median(seconds), 2),
+            "ratio": round(median(dense) / median(seconds), 2),
             "staging_hit_rate": round(counts["staging_hit_rate"], 3),
             "prefetch_share_of_hits": round(counts["staging_prefetch_hits"] / max(1, counts["staging_hits"]), 3),
             "overlap": round(counts["overlap"], 3),
