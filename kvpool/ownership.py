@@ -80,10 +80,11 @@ def fault_of_owner(path: str) -> str:
         return ""
     if not os.path.isdir(path):
         return f"{path} is no directory"
-    found = os.stat(path)
+    found, me = os.stat(path), os.geteuid()
+    expected = "root" if me == ROOT_UID else f"root or uid {me}"
     return (
-        f"{path} belongs to uid {found.st_uid} in a directory where everybody may write, expected root or uid "
-        f"{os.geteuid()}: somebody else made it; remove it, or use another directory"
+        f"{path} belongs to uid {found.st_uid} and lies below a directory where everybody may write, expected {expected}: "
+        "somebody else may have made it; use another directory"
     )
 
 
@@ -125,6 +126,20 @@ def fault_of_other(path: str) -> str:
         f"{path} belongs to user {user_name(owner)}, whose kvpoold serves there or was killed there: stop that "
         f"one, then remove the file (as {remover}: rm {path})"
     )
+
+
+def fault_of_left(path: str) -> str:
+    """That another user has left a socket where nobody else may remove it, and what to do about it; empty where that is not so.
+    REQUIRES: nobody serves there."""
+    try:
+        owner, above = os.lstat(path).st_uid, os.stat(Path(path).parent)
+    except OSError:
+        return ""
+    me = os.geteuid()
+    if not above.st_mode & stat.S_ISVTX or me in (ROOT_UID, owner, above.st_uid):
+        return ""
+    remover = "root" if owner == ROOT_UID else f"{user_name(owner)} or root"
+    return f"{path} was left there by user {user_name(owner)}: remove it (as {remover}: rm {path})"
 
 
 def missing_right(path: str) -> str:

@@ -26,7 +26,7 @@ Examples:
 
 \b
 Exit codes:
-  0  stopped by SIGTERM or SIGINT, or --check found no fault
+  0  stopped by SIGTERM or SIGINT (which end it as signals do before it serves), or --check found no fault
   1  could not serve
   2  wrong usage or configuration, or this machine lacks what it takes"""
 

@@ -81,6 +81,8 @@ def parse_zmq(value: Any) -> ZmqAddress | None:
     mapped = address.ipv4_mapped if address.version == 6 else None
     if (mapped or address).is_unspecified or (mapped or address).is_multicast:
         raise InvalidArgument(repr(value))
+    if address.version == 6 and address.is_link_local:  # the messaging library binds none
+        raise InvalidArgument(repr(value))
     return ZmqAddress(f"tcp://{LoopbackAddress(host, port)}", is_local=_is_loopback(host))
 
 

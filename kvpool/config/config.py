@@ -344,7 +344,7 @@ def _check_together(parsed: Mapping[str, Any], faults: list[str]) -> None:
 
 def _socket_path(value: Any) -> str:
     path = value or default_socket() if isinstance(value, str) else ""
-    if not path.startswith("/") or len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX or "\0" in path:
+    if not path.startswith("/") or path.endswith("/") or len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX or "\0" in path:
         raise InvalidArgument(path)
     return path
 

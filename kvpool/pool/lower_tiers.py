@@ -26,7 +26,7 @@ from kvpool.tiers.remote import RemoteTier
 from kvpool.tiers.slots import Slots, SlotSizes
 from kvpool.tiers.ssd.directory import examine_place
 from kvpool.tiers.ssd.plan import NAME as SSD
-from kvpool.tiers.ssd.plan import plan_ssd
+from kvpool.tiers.ssd.plan import plan_ssd, warning_of
 from kvpool.tiers.ssd.tier import SsdTier
 from kvpool.tiers.store.tier import StoreTier
 
@@ -42,7 +42,11 @@ def _plan_ssd(config: Config) -> TierPlan | None:
     if not config.ssd.capacity:
         return None
     plan = plan_ssd(config.ssd)
-    make, examine = partial(SsdTier, plan), partial(examine_place, plan.path, is_made=plan.is_made)
+    make = partial(SsdTier, plan)
+
+    def examine() -> str:
+        return examine_place(plan.path, is_made=plan.is_made) or warning_of(config)
+
     return TierPlan(SSD, plan.capacity, plan.max_chunks, plan.segments, "ssd.segment", make, examine)
 
 

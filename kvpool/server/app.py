@@ -172,13 +172,17 @@ class App:
         failpoint.reach("daemon.drain.begin")
         started_ns = self._clock.now_ns()
         pool.chains.is_stopping = True
+        await daemon.supervision.end()  # and with it the self-probe's chunk, which nobody misses
         deadline = Deadline(daemon.config.server.stop_timeout, self._clock)
         writing = asyncio.ensure_future(
             pool.demote_all(daemon.config.stop_timeout, lambda: daemon.has_connections or pool.is_ending)
         )
+        extended = Deadline(EXTEND_EVERY_S, self._clock)  # no probe does it any more
         while pool.is_busy and not deadline.has_passed():
+            if extended.has_passed():
+                daemon.supervision.go_on_draining()
+                extended = Deadline(EXTEND_EVERY_S, self._clock)
             await asyncio.sleep(DRAIN_POLL_S)
-        await daemon.supervision.end()
         await daemon.close_connections()
         while not writing.done():
             daemon.supervision.go_on_draining()

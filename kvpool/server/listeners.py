@@ -1,4 +1,4 @@
-"""Listeners of other processes, and this host's addresses, as the kernel lists them: why a TCP address could not be bound now.
+"""Listeners of other processes, and this host's addresses, as the kernel lists them: why an address could not be bound now.
 
 Nothing is bound. Where the kernel's lists cannot be read, nothing is known and nothing is wrong. Any thread.
 """
@@ -10,8 +10,10 @@ import re
 from pathlib import Path
 
 _LISTS = Path("/proc/self/net")
-_LISTENS = "0A"
-_LOCAL_V4 = re.compile(r"\|-- (\S+)\n\s+/32 host LOCAL")
+_LISTENS, _LISTENS_LOCALLY = "0A", "00010000"
+_LOCAL_V4 = re.compile(r"\|-- (\S+)\n\s+/32 (?:host LOCAL|link BROADCAST)")
+_FIRST_FREE_PORT = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
+_BINDS_ANY_PORT = 1 << 10  # CAP_NET_BIND_SERVICE
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -22,8 +24,27 @@ def fault_of_address(endpoint: str) -> str:
     address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     if not _is_local(address):
         return os.strerror(errno.EADDRNOTAVAIL)
+    if 0 < int(port) < _first_free_port():
+        return f"{os.strerror(errno.EACCES)} (ports below {_first_free_port()} are root's)"
     is_taken = any(found == int(port) and _meet(address, taken) for taken, found in _listeners())
     return os.strerror(errno.EADDRINUSE) if is_taken else ""
+
+
+def listens_at(path: str) -> bool:
+    """Whether a process accepts connections at the path to which a unix socket was bound. Nothing is connected."""
+    rows = (line.split(maxsplit=7) for line in _lines_of("unix")[1:])
+    return any(len(row) == 8 and row[7] == path and row[3] == _LISTENS_LOCALLY for row in rows)
+
+
+def _first_free_port() -> int:
+    """The first port that this process may bind; 0 where that is not known."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        first = int(_FIRST_FREE_PORT.read_text())
+    except (OSError, ValueError):
+        return 0
+    rights = next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
+    return 0 if rights & _BINDS_ANY_PORT else first
 
 
 def _meet(address: _Address, taken: _Address) -> bool:

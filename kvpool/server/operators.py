@@ -6,6 +6,7 @@ events of other models. Pure; any thread.
 """
 
 from kvpool.errors import Refused
+from kvpool.ownership import ROOT_UID
 from kvpool.server.connections.local_socket import Peer
 
 ROOT = 0
@@ -27,7 +28,10 @@ class Operators:
         """Raises Refused for anybody else, with what to do."""
         if self.include(peer):
             return
-        whose = f"members of group {self._group} (server.admin_group)" if self._group is not None else "no group"
+        users = ["root"] if self._daemon_uid == ROOT_UID else ["root", f"uid {self._daemon_uid}"]
+        users += [] if self._group is None else [f"members of group {self._group} (server.admin_group)"]
+        *firsts, last = users
+        named = f"{', '.join(firsts)} and {last}" if firsts else last
         do = (
             f"add the user to that group and log in again, or use sudo -u '#{self._daemon_uid}'"
             if self._group is not None
@@ -35,5 +39,5 @@ class Operators:
         )
         raise Refused(
             "role",
-            f"uid {peer.uid} is no operator of this daemon; root, uid {self._daemon_uid} and {whose} are: {do}",
+            f"uid {peer.uid} is no operator of this daemon; operators are {named}: {do}",
         )

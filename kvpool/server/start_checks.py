@@ -14,17 +14,16 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.config.config import Config, read_config
 from kvpool.errors import ConfigError
-from kvpool.ownership import fault_of_other, fault_of_root, fault_of_socket_place
+from kvpool.ownership import fault_of_left, fault_of_other, fault_of_root, fault_of_socket_place
 from kvpool.pool.lower_tiers import plan_tiers
 from kvpool.server.connections.local_socket import bound_name
 from kvpool.server.descriptor_room import descriptor_limit, plan_descriptors
-from kvpool.server.listeners import fault_of_address
+from kvpool.server.listeners import fault_of_address, listens_at
 from kvpool.tiers.dram.memory_room import free_huge_bytes
 from kvpool.tiers.dram.numa import check_numa
 from kvpool.tiers.dram.tier import check_memory_fits, plan_geometry
 
 SECRET_BYTES_MAX = 4096
-_LISTENS = "00010000"  # the flag of a socket at which connections are accepted, in the kernel's list
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +79,10 @@ def lacks_that_refuse(config: Config) -> Iterator[str]:
         if endpoint and not endpoint.startswith("ipc://"):
             fault = fault_of_address(endpoint.removeprefix("tcp://"))
             yield from [f"{option} {endpoint} cannot be bound: {fault}"] if fault else []
+    files = [*config.events.files, ("server.metrics_socket", config.server.metrics_socket)]
+    for option, path in files:
+        if path and listens_at(path):
+            yield f"{option} {path} is served by another process: stop it, or choose another path"
 
 
 def lacks_that_degrade(config: Config) -> Iterator[str]:
@@ -99,12 +102,7 @@ def lacks_that_degrade(config: Config) -> Iterator[str]:
 def is_running(config: Config) -> bool:
     """Whether a daemon serves at the configuration's socket: it has the memory that another start would look for. Nothing is
     connected, which it would log."""
-    try:
-        bound = Path("/proc/net/unix").read_text(errors="replace").splitlines()
-    except OSError:
-        return False
-    end = f" {bound_name(config.server.socket)}"
-    return any(line.endswith(end) and line.split()[3] == _LISTENS for line in bound)
+    return listens_at(bound_name(config.server.socket))
 
 
 def _faults_of_start(config: Config) -> Iterator[str]:
@@ -138,6 +136,8 @@ def _faults_of(check: Callable[[], object]) -> list[str]:
 def _fault_beside(socket: str) -> str:
     """What is wrong with the lock of the daemon's socket, or with what has its name while it is made; empty for nothing."""
     lock, fresh = Path(f"{socket}.lock"), Path(bound_name(socket))
+    if not listens_at(bound_name(socket)) and (fault := fault_of_left(socket)):
+        return fault
     if os.path.lexists(lock):
         if not stat.S_ISREG(lock.lstat().st_mode):
             return f"{lock} exists and is no file: remove it, or choose another path"

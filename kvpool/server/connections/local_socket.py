@@ -23,9 +23,10 @@ from kvpool import failpoint
 from kvpool.errors import ConfigError, LayoutMismatch, ProtocolError, Refused, SocketInUse
 from kvpool.escaping import escaped
 from kvpool.memory_limit import describe
-from kvpool.ownership import fault_of_other, fault_of_root, is_served, make_socket_directory, peer_of
+from kvpool.ownership import fault_of_left, fault_of_other, fault_of_root, is_served, make_socket_directory, peer_of
 from kvpool.protocol import frames, versions
 from kvpool.protocol.records import messages as m
+from kvpool.server.listeners import listens_at
 from kvpool.server.lives import Life
 
 log = logging.getLogger(__name__)
@@ -144,6 +145,8 @@ class LocalSocket:
     def _bind(self) -> None:
         if _answers(self._path):
             raise SocketInUse(f"a daemon already serves {self._path}: stop it, or set server.socket to another path")
+        if fault := fault_of_left(self._path):
+            raise ConfigError([f"server.socket cannot be there: {fault}"])
         unpublished = bound_name(self._path)
         Path(unpublished).unlink(missing_ok=True)
         self._listener.bind(unpublished)
@@ -328,5 +331,7 @@ def _answers(path: str) -> bool:
         raise SocketInUse(f"{path} exists and is no socket: move it away, or set server.socket to another path")
     try:
         return is_served(path)
+    except PermissionError:
+        return listens_at(bound_name(path))
     except OSError:  # it is there, and does not take our connection
         return True

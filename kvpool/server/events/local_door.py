@@ -5,12 +5,14 @@ it has sent by then waits in memory, and who connects again each time would fill
 beside its own, until what waits is read. Any thread. Invariant, under the lock: the file has its own name while `is_open`.
 """
 
+import contextlib
 import logging
 import os
 import threading
 
 from kvpool.clock import Clock
 from kvpool.log_pace import LogPace
+from kvpool.ownership import is_served
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,12 @@ class LocalDoor:
         with self._lock:
             if not self.is_open:
                 self.is_open = _is_renamed(self._aside, self._path)
+
+    def remove(self) -> None:
+        """Remove the socket's file, unless another process serves there. REQUIRES: the socket is closed."""
+        with contextlib.suppress(OSError):
+            if not is_served(self._path):
+                os.unlink(self._path)
 
     def note_turn(self, *, is_full: bool) -> None:
         """A turn has read all it may, or all that waited."""

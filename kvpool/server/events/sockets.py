@@ -203,6 +203,8 @@ class EventSockets:
         for guard in self._closed_guards:
             guard.end_monitor()
         self._context.destroy(linger=0)
+        for door in self._doors.values():
+            door.remove()
 
     def _bound(
         self, kind: int, option: str, address: ZmqAddress, *, high_water_mark: int, socket_mode: int

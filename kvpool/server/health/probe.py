@@ -42,7 +42,7 @@ STEPS_MAX = 15
 # A new chunk without a hold may be evicted, or flushed by an operator, before its lease: then the probe tries again.
 ATTEMPTS = 3
 # Answers of a daemon that is at its limits and not broken.
-_NO_ROOM_CODES = {"busy", "full"}
+_NO_ROOM_CODES = {"busy", "full", "stopping"}
 _NO_ROOM_STATES = {SaveState.FULL, SaveState.NOT_READY, SaveState.SHARE, SaveState.STOPPING}
 
 

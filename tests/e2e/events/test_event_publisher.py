@@ -354,6 +354,8 @@ def test_a_unix_socket_for_events_has_the_rights_of_the_daemons_socket(
             store(pool, pool.keys(tokens_of(number, CHUNK)))
             assert number < 1000
     assert path.stat().st_mode & 0o777 == 0o600
+    assert daemon.stop() == 0
+    assert not path.exists(), "a clean end leaves nothing"
 
 
 @pytest.mark.slow

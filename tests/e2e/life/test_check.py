@@ -1,7 +1,9 @@
 """`kvpoold --check`: every fault of every stage of a start at once, what the machine lacks, and no trace."""
 
+import os
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,7 @@ def test_what_the_machine_lacks_is_printed_and_what_no_start_can_do_without_is_a
         ("server.socket={}/t", "server.socket cannot be there: {}/t.lock exists and is no file: remove it"),
         ("server.socket={}/u", "server.socket cannot be there: {}/u.new exists and is a directory: remove it"),
         ("server.metrics_socket={}/file", "server.metrics_socket cannot be there: {}/file exists and is no socket"),
+        ("server.socket={}/t/", "expected an absolute path of at most"),
         ("server.metrics_socket={}//s.lock", "server.metrics_socket is {}/s.lock, expected another path"),
         ("events.publish=ipc://{}/./s", "events.publish is {}/s, expected another path"),
         ("server.metrics=127.0.0.1:9471", "peer.stream is 127.0.0.1:9471, expected another address"),
@@ -152,6 +155,29 @@ def test_an_address_that_cannot_be_bound_now_is_a_fault(tmp_path: Path, option: 
     assert done.returncode == 2
     assert f"{name} {address} cannot be bound: Address already in use" in done.stderr
     assert _check(*(f"--set={one}={value}" for one, value in given.items())).returncode == 0
+
+
+def test_a_socket_that_another_process_serves_is_a_fault(tmp_path: Path) -> None:
+    given = [f"--set=server.socket={tmp_path}/s", f"--set=events.publish=ipc://{tmp_path}/e"]
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(f"{tmp_path}/e")
+        assert _check(*given).returncode == 0, "bound, and nobody listens"
+        other.listen()
+        done = _check(*given)
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == f"kvpoold: events.publish {tmp_path}/e is served by another process: stop it, or choose another path\n"
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_port_of_roots_is_a_fault_for_others() -> None:
+    code = "import os; from kvpool.server.listeners import fault_of_address as f; os.setuid(65534); print(f('127.0.0.1:81'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    first = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text().strip()
+    assert done.stdout.strip() == ("" if int(first) <= 81 else f"Permission denied (ports below {first} are root's)")
+    assert fault_of_address("127.0.0.1:81") == ""
 
 
 def test_an_address_of_another_host_is_a_fault(tmp_path: Path) -> None:

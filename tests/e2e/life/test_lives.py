@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -147,6 +149,23 @@ def test_root_does_not_serve_in_another_users_directory(tmp_path: Path, folder: 
     assert list(folder.iterdir()) == []
     os.chown(folder, 0, 0)
     assert fault_of_root(f"{folder}/{place}") == ""
+
+
+@needs_root
+@pytest.mark.parametrize("mode", [0o1777, 0o777])
+def test_a_socket_that_another_user_has_left_is_named_where_nobody_else_may_remove_it(folder: Path, mode: int) -> None:
+    folder.chmod(mode)
+    path = str(folder / "kvpool.sock")
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(path)
+    os.chmod(path, 0o660)
+    with spawn(CLAIM, path, str(OTHER_UID)) as claiming:
+        assert claiming.stdout is not None
+        text = claiming.stdout.read()
+    if mode & stat.S_ISVTX:
+        assert f"{path} was left there by user root: remove it (as root: rm {path})" in text
+    else:
+        assert text == ""
 
 
 @needs_root

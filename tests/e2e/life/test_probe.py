@@ -218,3 +218,10 @@ def _is_good(probe: Probe) -> bool:
     except KVPoolError:
         return False
     return True
+
+
+def test_the_probes_chunk_is_not_among_those_that_a_stop_drops(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon(server__metrics="127.0.0.1:0")
+    wait_until(lambda: daemon.stats()["stored_chunks"] > 0, "the first probe has ended")
+    assert daemon.stop() == 0
+    assert "stopped by signal: 0 chunks written down, 0 dropped with the DRAM tier, durable: yes" in daemon.log()

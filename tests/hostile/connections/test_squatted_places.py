@@ -59,7 +59,7 @@ def test_a_daemon_refuses_a_directory_that_a_stranger_made(squatted: Path) -> No
     assert daemon.process is not None
     assert daemon.process.wait(60.0) == 2
     assert f"server.socket cannot be there: {squatted} belongs to uid {STRANGER}" in daemon.log()
-    assert "remove it, or use another directory" in daemon.log()
+    assert "somebody else may have made it; use another directory" in daemon.log()
     assert [path.name for path in squatted.iterdir()] == ["kvpoold.log"]
 
 

@@ -19,7 +19,7 @@ def test_other_users_are_refused_with_a_remedy() -> None:
     with pytest.raises(Refused) as refusal:
         Operators(DAEMON, None).check(Peer(1, ENGINE, DAEMON, (DAEMON, 0)))
     assert str(refusal.value) == (
-        "role: uid 1000 is no operator of this daemon; root, uid 990 and no group are: use sudo -u '#990', or set "
+        "role: uid 1000 is no operator of this daemon; operators are root and uid 990: use sudo -u '#990', or set "
         "server.admin_group in kvpoold's configuration and restart it"
     )
 
@@ -27,5 +27,5 @@ def test_other_users_are_refused_with_a_remedy() -> None:
 @pytest.mark.parametrize("peer", [Peer(1, ENGINE, GROUP), Peer(1, ENGINE, 5, (7, GROUP))])
 def test_members_of_the_group_are_operators_by_any_of_their_groups(peer: Peer) -> None:
     Operators(DAEMON, GROUP).check(peer)
-    with pytest.raises(Refused, match=r"members of group 4001 \(server\.admin_group\) are: add the user to that group"):
+    with pytest.raises(Refused, match=r"members of group 4001 \(server\.admin_group\): add the user to that group"):
         Operators(DAEMON, GROUP + 1).check(peer)
