@@ -16,7 +16,7 @@ from kvpool_client.torch import PagedPrefixCache, layout_of
 from tests.gpu import setting
 from tests.rigs.daemon import Daemon, wait_connected
 
-# On the GPU 0.75 billion weights.
+# On the GPU 0.9 billion weights.
 SHAPE = (
     Shape(vocabulary=512, layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, feed_forward=128)
     if setting.IS_REHEARSAL

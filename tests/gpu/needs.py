@@ -15,7 +15,8 @@ TIMEOUT_S = 120.0
 MODULES = {
     "numpy": "numpy", "msgpack": "msgpack", "uvloop": "uvloop", "click": "click", "rich": "rich", "lmdb": "lmdb",
     "zmq": "pyzmq", "prometheus_client": "prometheus-client", "torch": "torch", "transformers": "transformers",
-    "pytest": "pytest", "pytest_asyncio": "pytest-asyncio", "xdist": "pytest-xdist", "hypothesis": "hypothesis", "blake3": "blake3",
+    "pytest": "pytest", "pytest_asyncio": "pytest-asyncio", "xdist": "pytest-xdist", "hypothesis": "hypothesis",
+    "blake3": "blake3",
 }  # fmt: skip
 TOOLS = ("g++", "cmake", "ninja")
 _LOOK = """

@@ -46,30 +46,35 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         options = {"dram.capacity": DRAM, "dram.segment": "32MiB" if setting.IS_REHEARSAL else "1GiB"}
         with Daemon(Path(directory), **options) as daemon, daemon.connect(LAYOUT, timeout_s=WAIT_S) as pool:
-            _measure(pool)
+            wait_connected(pool)
+            _measure(PagedEngine(pool))
 
 
-def _measure(pool: kv.Pool) -> None:
-    engine = DeviceKv(LAYOUT, "kv_first", BLOCKS)
-    layers = engine.random_layers(SEED)
-    engine.write(layers)
-    cache = pool.register(engine.arrays, BLOCK_TOKENS, "kv_first")
-    wait_connected(pool)
-    dice = random.Random(SEED)
-    ids = dice.sample(range(BLOCKS), BLOCKS // 2)
-    keys = pool.keys(list(range(CHUNKS * CHUNK_TOKENS)))
-    expected = [
-        engine.chunk(layers, ids[at : at + len(ids) // CHUNKS]) for at in range(0, len(ids), len(ids) // CHUNKS)
-    ]
-    assert pool.save(keys, cache, ids).commit().stored == CHUNKS
-    into = dice.sample(range(BLOCKS), BLOCKS // 2)
-    computing = Computing()
+class PagedEngine:
+    """An engine whose chain is stored from random blocks, and loaded into others."""
 
-    def load(each_layer: Callable[[], None] = lambda: None) -> float:
-        """A whole load, with something done once each layer is in place; seconds until the first one was."""
-        with pool.acquire(pool.lookup(keys)) as lease:
+    def __init__(self, pool: kv.Pool) -> None:
+        self._pool = pool
+        self._kv = DeviceKv(LAYOUT, "kv_first", BLOCKS)
+        layers = self._kv.random_layers(SEED)
+        self._kv.write(layers)
+        self._cache = pool.register(self._kv.arrays, BLOCK_TOKENS, "kv_first")
+        dice, count = random.Random(SEED), BLOCKS // 2
+        self._from, self._into = dice.sample(range(BLOCKS), count), dice.sample(range(BLOCKS), count)
+        step = count // CHUNKS
+        self._expected = [self._kv.chunk(layers, self._from[at : at + step]) for at in range(0, count, step)]
+        self._salts = iter(range(1 << 20))
+        self._keys = self._store()
+
+    def save(self) -> None:
+        """Save the blocks once more, under keys that the pool has not."""
+        self._store()
+
+    def load(self, each_layer: Callable[[], None] = lambda: None) -> float:
+        """Load the chain, with something done once each layer is in place; seconds until the first one was."""
+        with self._pool.acquire(self._pool.lookup(self._keys)) as lease:
             began = time.perf_counter()
-            with pool.load(lease, cache, into) as running:
+            with self._pool.load(lease, self._cache, self._into) as running:
                 assert running.wait_layer(0)
                 first_s = time.perf_counter() - began
                 for layer in range(LAYERS):
@@ -78,40 +83,43 @@ def _measure(pool: kv.Pool) -> None:
                 assert running.wait().chunks == CHUNKS
         return first_s
 
+    def compare(self) -> None:
+        """What was loaded is what was saved."""
+        assert self._kv.chunks(self._into, CHUNKS) == self._expected, "a load has brought other bytes than were saved"
+
+    def _store(self) -> kv.KeyChain:
+        salt = str(next(self._salts)).encode()
+        keys = self._pool.keys(list(range(CHUNKS * CHUNK_TOKENS)), salt=salt)
+        assert self._pool.save(keys, self._cache, self._from).commit().stored == CHUNKS
+        return keys
+
+
+def _measure(engine: PagedEngine) -> None:
     began = time.perf_counter()
     while time.perf_counter() - began < REGISTERING_S:
-        load()
-    alone = setting.seconds_of(load)
-    assert engine.chunks(into, CHUNKS) == expected, "a load has brought other bytes than were saved"
+        engine.load()
+    alone = setting.seconds_of(engine.load)
+    engine.compare()
     _report("load", alone, _floor_s(to_device=True))
-    setting.figure("first layer of a load", [1e3 * load() for _ in range(setting.ROUNDS)], "ms")
-    salts = iter(range(1 << 20))
+    setting.figure("first layer of a load", [1e3 * engine.load() for _ in range(setting.ROUNDS)], "ms")
+    _measure_beside(engine, min(alone))
+    _report("save", setting.seconds_of(engine.save), _floor_s(to_device=False))
 
-    def save() -> None:
-        assert (
-            pool.save(pool.keys(list(range(CHUNKS * CHUNK_TOKENS)), salt=str(next(salts)).encode()), cache, ids)
-            .commit()
-            .stored
-        )
 
-    _report("save", setting.seconds_of(save), _floor_s(to_device=False))
-    computing.adjust(min(alone) / LAYERS)
+def _measure_beside(engine: PagedEngine, alone_s: float) -> None:
+    computing = Computing()
+    computing.adjust(alone_s / LAYERS)
     bare = setting.seconds_of(lambda: computing.run(LAYERS))
 
     def beside() -> None:
-        load(computing.queue)
+        engine.load(computing.queue)
         computing.wait()
 
     both = setting.seconds_of(beside)
-    hidden = 1 - max(0.0, min(both) - min(bare)) / min(alone)
-    setting.figure(
-        "load hidden behind the layers' computation",
-        [1e3 * taken for taken in both],
-        "ms",
-        ratio=hidden,
-        bar=HIDDEN_BAR,
-    )
-    assert engine.chunks(into, CHUNKS) == expected, "a load beside a computation has brought other bytes"
+    hidden = 1 - max(0.0, min(both) - min(bare)) / alone_s
+    times = [1e3 * taken for taken in both]
+    setting.figure("load hidden behind the layers' computation", times, "ms", ratio=hidden, bar=HIDDEN_BAR)
+    engine.compare()
 
 
 def _report(what: str, seconds: list[float], floor_s: float) -> None:
