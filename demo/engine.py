@@ -50,7 +50,7 @@ class Answer:
     logits_digest: str
 
 
-def build_model(shape: Shape, seed: int) -> LlamaForCausalLM:
+def build_model(shape: Shape, seed: int, *, device: str = "cpu", dtype: str = "float32") -> LlamaForCausalLM:
     """The model, its weights drawn on the spot: the same seed gives the same weights in every process.
 
     The weights are wider than at the start of a training: queries and keys get a deviation of 1.7 (a guess), attention
@@ -69,10 +69,11 @@ def build_model(shape: Shape, seed: int) -> LlamaForCausalLM:
         initializer_range=1.7 / math.sqrt(shape.hidden),
         bos_token_id=None,
         eos_token_id=None,
-        dtype="float32",
+        dtype=dtype,
     )
-    model = LlamaForCausalLM(config)
-    model.eval()  # type: ignore[no-untyped-call]  # transformers is not typed
+    with torch.device(device):
+        model = LlamaForCausalLM(config)
+    model.to(getattr(torch, dtype)).eval()
     return model
 
 
@@ -103,7 +104,7 @@ class Engine:
             sequence = PagedSequence(self._kv, blocks, len(prompt))
             while len(tokens) < count:
                 tokens.append(int(self._forward(tokens[-1:], sequence).argmax()))
-        digest = hashlib.sha256(logits.numpy().tobytes()).hexdigest()
+        digest = hashlib.sha256(logits.float().cpu().numpy().tobytes()).hexdigest()
         stored = saved.stored if saved is not None else 0
         return Answer(tokens, len(prompt), restored.tokens, stored, ttft_s, digest)
 
@@ -125,9 +126,10 @@ class Engine:
 
     def _forward(self, tokens: list[int], sequence: PagedSequence) -> torch.Tensor:
         """One forward pass over new tokens of a sequence; the logits of the last."""
-        positions = torch.arange(sequence.length, sequence.length + len(tokens))
+        device = self._model.device
+        positions = torch.arange(sequence.length, sequence.length + len(tokens), device=device)
         output = self._model(
-            input_ids=torch.tensor([tokens]),
+            input_ids=torch.tensor([tokens], device=device),
             position_ids=positions[None],
             use_cache=True,
             logits_to_keep=1,

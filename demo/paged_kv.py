@@ -16,9 +16,20 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 class PagedKV:
     """The blocks of all layers. Invariant: a block is either in `_free` and all NaN, or owned by one borrower."""
 
-    def __init__(self, *, layers: int, blocks: int, block_tokens: int, kv_heads: int, head_dim: int, seed: int) -> None:
-        shape = (2, blocks, block_tokens, kv_heads, head_dim)
-        self.layers = [torch.full(shape, torch.nan, dtype=torch.float32) for _ in range(layers)]
+    def __init__(
+        self,
+        *,
+        layers: int,
+        blocks: int,
+        block_tokens: int,
+        kv_heads: int,
+        head_dim: int,
+        seed: int,
+        device: str = "cpu",
+        dtype: str = "float32",
+    ) -> None:
+        shape, kind = (2, blocks, block_tokens, kv_heads, head_dim), getattr(torch, dtype)
+        self.layers = [torch.full(shape, torch.nan, dtype=kind, device=device) for _ in range(layers)]
         self.block_tokens = block_tokens
         self._free: list[int] = torch.randperm(blocks, generator=torch.Generator().manual_seed(seed)).tolist()
 
@@ -42,7 +53,7 @@ class PagedSequence:
 
     def __init__(self, kv: PagedKV, block_table: list[int], length: int) -> None:
         starts = torch.tensor(block_table, dtype=torch.int64) * kv.block_tokens
-        self.rows = (starts[:, None] + torch.arange(kv.block_tokens)).flatten()
+        self.rows = (starts[:, None] + torch.arange(kv.block_tokens)).flatten().to(kv.layers[0].device)
         self.length = length
         self.cache = Cache(layers=[_PagedLayer(self, layer) for layer in kv.layers])
 

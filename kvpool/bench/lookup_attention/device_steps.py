@@ -1,10 +1,11 @@
 """Steps of `bench sparse` on a CUDA device: what a step costs a layer, and how much of what it wants is staged.
 
 Queries drift from step to step, so that consecutive steps want partly the same blocks: a made-up overlap, reported beside
-the hits. Where torch sees no CUDA device there are no rows, but the reason. Main thread of a command.
+the hits. The floor is torch's full attention of the same shapes, whose KV is all on the device. Where torch sees no CUDA device
+there are no rows, but the reason. Main thread of a command.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from kvpool.bench.lookup_attention.choice import PERCENT, Choice
 from kvpool.bench.lookup_attention.measured_sequence import MeasuredSequence
 from kvpool.bench.lookup_attention.timings import milliseconds
-from kvpool.bench.measure import timed_s
+from kvpool.bench.measure import median, timed_s
 from kvpool_client.sparse.results import Floats
 
 Row = dict[str, object]
@@ -36,16 +37,37 @@ def measure_device(
     sequence: MeasuredSequence, choice: Choice, device: str, advance: Callable[[int], None]
 ) -> list[Row]:
     """A row for each resident set, budget and size of the staging area, on this device."""
-    rows = []
+    rows: list[Row] = []
+    dense = _dense_seconds(choice, device)
     for config in choice.configs:
         sequence.become(config, choice.threads[-1])
         for steps in STAGED_STEPS:
-            rows.append(_row(sequence, choice, steps, device))
+            rows.append(_row(sequence, choice, steps, device=device, dense=dense))
             advance(len(choice.configs) * len(STAGED_STEPS))
     return rows
 
 
-def _row(sequence: MeasuredSequence, choice: Choice, staged_steps: float, device: str) -> Row:
+def _dense_seconds(choice: Choice, device: str) -> list[float]:
+    """Seconds of full attention of one query over all tokens of a layer, for each round."""
+    import torch  # an optional heavy dependency
+
+    sizes = choice.sizes
+    shape, group = (1, sizes.kv_heads, sizes.tokens, sizes.head_dim), sizes.heads // sizes.kv_heads
+    keys, values = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
+    query = torch.randn((1, sizes.kv_heads, group, sizes.head_dim), dtype=torch.bfloat16, device=device)
+
+    def attend() -> None:
+        torch.nn.functional.scaled_dot_product_attention(query, keys, values)
+        if keys.is_cuda:
+            torch.cuda.synchronize(keys.device)
+
+    attend()  # warms
+    return [timed_s(attend) for _ in range(choice.rounds)]
+
+
+def _row(
+    sequence: MeasuredSequence, choice: Choice, staged_steps: float, *, device: str, dense: Sequence[float]
+) -> Row:
     import torch  # an optional heavy dependency
 
     from kvpool_client.sparse.device import DeviceSequence  # imports torch
@@ -76,6 +98,8 @@ def _row(sequence: MeasuredSequence, choice: Choice, staged_steps: float, device
             "staged_steps": staged_steps,
             "rounds": len(seconds),
             **milliseconds("step", seconds),
+            **milliseconds("dense", dense),
+            "ratio": round(median(dense) / median(seconds), 2),
             "staging_hit_rate": round(counts["staging_hit_rate"], 3),
             "prefetch_share_of_hits": round(counts["staging_prefetch_hits"] / max(1, counts["staging_hits"]), 3),
             "overlap": round(counts["overlap"], 3),

@@ -18,7 +18,7 @@ from tests.rigs.module_daemons import module_daemon, module_daemons
 pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
 from kvpool_client.blocks import BlockPool
-from tests.rigs.blocks.prefix_engine import KV_BYTES, LAYERS, PrefixEngine
+from tests.rigs.blocks.prefix_engine import DEVICE, KV_BYTES, LAYERS, PrefixEngine
 
 __all__ = ["module_daemon", "module_daemons"]  # fixtures
 pytestmark = pytest.mark.torch
@@ -390,7 +390,7 @@ def test_ranks_with_a_share_offload_their_parts_and_load_them(
             kv_heads=heads,
             head_dim=layout.head_dim,
             dtype="uint8",
-            device="cpu",
+            device=DEVICE,
             pool=pool,
         )
 

@@ -14,9 +14,10 @@ from kvpool.errors import Refused
 from kvpool.protocol.records import device as dm
 from kvpool.tiering.copies.promotion_budget import EARNED, TRIED
 from kvpool.tiers.hbm.tier import ERRORS_UNTIL_OFFLINE
+from kvpool_native import Device
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.device.device_daemon import DeviceDaemon, DeviceEngine, ForkedDeviceDaemon
-from tests.rigs.device.emulated import driver_path
+from tests.rigs.device.emulated import REAL, count_devices, driver_path
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 
 CHUNKS = 40
@@ -75,7 +76,8 @@ def test_leased_chunks_are_copied_found_and_have_the_bytes_of_their_keys(empty_d
     counted = daemon.stats()
     assert counted["hbm.promoted_bytes"] - before["hbm.promoted_bytes"] == CHUNKS * SMALL.chunk_bytes
     assert counted["hbm.served_chunks"] - before["hbm.served_chunks"] == 2 * CHUNKS
-    assert (counted["hbm.state"], daemon.info()["hbm_copy_method"]) == ("ok", "batch")
+    assert counted["hbm.state"] == "ok"
+    assert daemon.info()["hbm_copy_method"] == "batch" or REAL
     assert driver_path() in " ".join(daemon.command())
     assert daemon.info()["tiers"] == ["hbm", "dram"]
     assert daemon.problems() == []
@@ -158,7 +160,8 @@ def test_a_device_is_found_by_its_uuid_beside_one_that_cannot_be_opened(tmp_path
 def test_a_uuid_that_no_device_has_is_refused_with_those_there_are(tmp_path: Path) -> None:
     with ForkedDeviceDaemon(tmp_path, **{"hbm.device": "GPU-" + str(UUID(int=7))}) as daemon:
         daemon.wait_for_state("offline")
-        assert str(UUID(bytes=b"emulated-device1")) in daemon.info()["hbm_reason"]
+        last = Device(driver_path(), count_devices() - 1)
+        assert str(UUID(bytes=last.uuid)) in daemon.info()["hbm_reason"]
 
 
 def test_a_driver_that_is_not_there_is_named_and_the_daemon_serves(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from tests.rigs.device.device_daemon import DeviceDaemon, DeviceEngine, ForkedDe
 from tests.rigs.device.engine import DeviceKv, use_emulated_driver
 from tests.rigs.payload import assert_right_bytes, chunk_bytes_of, load_all, payload_of, store, tokens_of
 
+pytestmark = emulated.NEEDS_ORDERS
 CHUNKS, BLOCKS = 8, 32
 # Chunks of 2 MiB and some: a device tier has that at least.
 ROOM, CHAIN = 180, 20

@@ -212,6 +212,7 @@ def test_a_daemon_that_is_killed_takes_no_copy_away(small_daemon: DeviceDaemon) 
 
 
 def test_an_engine_on_another_device_loads_from_dram(daemon: DeviceDaemon, engine: TierEngine) -> None:
+    emulated.require_devices(2)
     keys = _copied(daemon, engine, 7)
     other = TierEngine(daemon, ordinal=1)
     other.load(keys)

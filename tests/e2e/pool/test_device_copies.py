@@ -210,6 +210,7 @@ def test_an_aborted_save_stores_nothing(device: kvpool_native.Device, shared: Sh
 
 
 def test_two_devices_are_two(device: kvpool_native.Device, shared: Shared) -> None:
+    emulated.require_devices(2)
     with shared.connect(LAYOUT) as pool:
         keys = pool.keys(tokens_of(11, CHUNKS * 32))
         store(pool, keys)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from kvpool_client.blocks.executor import CacheType, KVCacheManager, RequestState
+from tests.rigs.blocks.prefix_engine import DEVICE
 
 KV_BYTES = 8
 LAYERS = 2
@@ -62,7 +63,7 @@ class ScriptedRequest:
 
 
 def manager_of(max_tokens: int, size: int = 4, **others: Any) -> KVCacheManager:
-    """A manager on the CPU; `others` replace its arguments."""
+    """A manager on the processor, or where `make test-gpu` has it; `others` replace its arguments."""
     arguments: dict[str, Any] = {
         "num_layers": LAYERS,
         "num_kv_heads": 1,
@@ -72,7 +73,7 @@ def manager_of(max_tokens: int, size: int = 4, **others: Any) -> KVCacheManager:
         "max_batch_size": 8,
         "mapping": SimpleNamespace(tp_size=1, enable_attention_dp=False),
         "dtype": "uint8",
-        "device": "cpu",
+        "device": DEVICE,
         **others,
     }
     return KVCacheManager(SimpleNamespace(max_tokens=max_tokens), CacheType.SELF, **arguments)

@@ -3,6 +3,7 @@
 It writes only what it is to compute, and asserts before each write that no other request and no prefix tree has the block.
 """
 
+import os
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 
 from kvpool_client.blocks import Allocation, BlockPool
 
+# Where the blocks are: `make test-gpu` sets it.
+DEVICE = os.environ.get("KVPOOL_TEST_TORCH_DEVICE", "cpu")
 KV_BYTES = 8
 LAYERS = 2
 
@@ -41,7 +44,7 @@ class PrefixEngine:
             kv_heads=1,
             head_dim=KV_BYTES,
             dtype=torch.uint8,
-            device="cpu",
+            device=DEVICE,
             **options,
         )
         self.tokens: dict[Any, list[int]] = {}

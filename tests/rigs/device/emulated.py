@@ -6,6 +6,9 @@ orders that it takes: failures of calls, copies that hang, delays. The product l
     hbm.driver of a daemon, KVPOOL_CUDA_DRIVER of a client, the first argument of `kvpool_native.Device`
 
 Its memory must not be touched by the host: who reads or writes it otherwise than by copies dies. A forked child cannot use it.
+
+With KVPOOL_TEST_CUDA_DRIVER (a path, or `libcuda.so.1`) the same tests use that driver instead (`make test-gpu`): it takes
+no orders and counts no calls, and a machine may have one device. Tests that need more skip and say so.
 """
 
 import ctypes
@@ -22,7 +25,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+REAL = os.environ.get("KVPOOL_TEST_CUDA_DRIVER", "")
 SOURCES = Path(__file__).parent / "emulation"
+OLDER = Path(__file__).parent / "older_driver.cpp"
 BUILT = Path(__file__).parents[3] / "build" / "emulated-driver"
 FLAGS = ["-std=c++20", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"]
 WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Werror"]
@@ -33,17 +38,35 @@ METHODS = {
     "kernel": {"KVPOOL_EMULATED_VERSION": "12040", "KVPOOL_EMULATED_JIT": "1"},
     "single": {"KVPOOL_EMULATED_VERSION": "12040", "KVPOOL_EMULATED_JIT": "0"},
 }
+# A delay of copies that only shuffles their order; a longer one is waited for.
+DELAY_US_UNSEEN = 2000
+NEEDS_ORDERS = pytest.mark.skipif(bool(REAL), reason="a real driver takes no orders")
 KINDS = ("contexts", "memory", "reservations", "mappings", "host", "registrations", "streams", "events", "modules")
 
 
-@cache
 def driver_path() -> str:
-    """The library, built where its sources have changed. Skips the test where there is no compiler."""
+    """The library; of a real driver the one whose method the test has chosen. Skips the test where there is no compiler."""
+    return os.environ.get("KVPOOL_CUDA_DRIVER", REAL) if REAL else _emulated_driver()
+
+
+@cache
+def _emulated_driver() -> str:
     sources = sorted(SOURCES.iterdir())
-    digest = hashlib.blake2b(" ".join(FLAGS).encode(), digest_size=8)
+    return _built("emulated_driver", sources, [str(source) for source in sources if source.suffix == ".cpp"])
+
+
+@cache
+def _older_driver(flag: str) -> str:
+    """The real driver without its batch call, or without a compiler, too."""
+    return _built("older_driver", [OLDER], [str(OLDER), flag, "-Wl,--no-as-needed", _file_of(REAL)])
+
+
+def _built(name: str, sources: list[Path], arguments: list[str]) -> str:
+    """A library of these sources, built where they or the arguments have changed."""
+    digest = hashlib.blake2b(" ".join([*FLAGS, *arguments]).encode(), digest_size=8)
     for source in sources:
         digest.update(source.read_bytes())
-    library = BUILT / f"emulated_driver-{digest.hexdigest()}.so"
+    library = BUILT / f"{name}-{digest.hexdigest()}.so"
     if library.exists():
         return str(library)
     compiler = shutil.which("g++")
@@ -52,33 +75,82 @@ def driver_path() -> str:
     BUILT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILT) as directory:
         made = Path(directory) / "made.so"
-        files = [str(source) for source in sources if source.suffix == ".cpp"]
-        command = [compiler, *FLAGS, *WARNINGS, *files, "-o", str(made)]
+        command = [compiler, *FLAGS, *WARNINGS, *arguments, "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
         assert done.returncode == 0, done.stderr
         made.rename(library)
     return str(library)
 
 
+def _file_of(library: str) -> str:
+    """The file of a library that the loader finds by this name or path."""
+    ctypes.CDLL(library)
+    name = Path(library).name
+    rows = (row.split() for row in Path("/proc/self/maps").read_text().splitlines())
+    return next(row[-1] for row in rows if Path(row[-1]).name.startswith(name))
+
+
 def environment(method: str = "batch", **settings: str) -> dict[str, str]:
     """The variables of a process whose clients are to use the driver; `order="1,0"` is KVPOOL_EMULATED_ORDER and so on."""
+    if REAL:
+        if set(settings) - {"delay_us"}:
+            pytest.skip(f"a real driver has no {', '.join(settings)} to set")
+        drivers = {
+            "batch": lambda: REAL,
+            "kernel": lambda: _older_driver("-DHAS_JIT=1"),
+            "single": lambda: _older_driver("-DHAS_JIT=0"),
+        }
+        return {"KVPOOL_CUDA_DRIVER": drivers[method]()}
     named = {f"KVPOOL_EMULATED_{name.upper()}": value for name, value in settings.items()}
     return {"KVPOOL_CUDA_DRIVER": driver_path(), **METHODS[method], **named}
 
 
 def order(text: str) -> None:
-    """Gives the driver of this process orders, as in `faults.h`."""
-    _library().kvpool_emulated_control(text.encode())
+    """Gives the driver of this process orders, as in `faults.h`. Skips the test where it takes none."""
+    if not _is_for_all(text):
+        _library().kvpool_emulated_control(text.encode())
 
 
 def calls(name: str) -> int:
-    """How often this process has made a call."""
+    """How often this process has made a call. Skips the test where nobody counts them."""
+    _require_emulated("counts no calls")
     return int(_library().kvpool_emulated_calls(name.encode()))
 
 
 def live() -> dict[str, int]:
-    """What lives of this process on the driver, by kind."""
+    """What lives of this process on the driver, by kind. Skips the test where nobody counts it."""
+    _require_emulated("does not say what lives on it")
     return {kind: int(_library().kvpool_emulated_live(kind.encode())) for kind in KINDS}
+
+
+def count_devices() -> int:
+    """How many there are."""
+    found = ctypes.c_int()
+    _check("cuInit", _library().cuInit(0))
+    _check("cuDeviceGetCount", _library().cuDeviceGetCount(ctypes.byref(found)))
+    return found.value
+
+
+def require_devices(count: int) -> None:
+    """Skips the test where there are fewer."""
+    if (found := count_devices()) < count:
+        pytest.skip(f"there are {found} devices here, expected {count}")
+
+
+def _is_for_all(text: str) -> bool:
+    """Whether a real driver is used, which obeys these orders by what it is: no fault, and delays that no test waits for. Skips
+    the test where it does not."""
+    orders = [line.split() for line in text.splitlines()]
+    if REAL and not all(
+        words[0] == "clear" or (words[0] == "delay_us" and int(words[1]) <= DELAY_US_UNSEEN) for words in orders
+    ):
+        _require_emulated("takes no orders")
+    return bool(REAL)
+
+
+def _require_emulated(why: str) -> None:
+    if REAL:
+        pytest.skip(f"a real driver {why}")
 
 
 class Control:
@@ -94,7 +166,9 @@ class Control:
         return {"KVPOOL_EMULATED_CONTROL": str(self.path)}
 
     def order(self, text: str) -> None:
-        """Replaces all orders; processes follow within some milliseconds, at their next call or copy."""
+        """Replaces all orders; processes follow within some milliseconds, at their next call or copy. Skips as `order` does."""
+        if _is_for_all(text):
+            return
         written = self.path.with_suffix(".new")
         written.write_text(text)
         os.replace(written, self.path)
@@ -207,9 +281,10 @@ def _context_of(ordinal: int) -> _Context:
 
 @cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(driver_path())
-    library.kvpool_emulated_calls.restype = ctypes.c_uint64
-    library.kvpool_emulated_live.restype = ctypes.c_uint64
+    library = ctypes.CDLL(REAL or _emulated_driver())
+    if not REAL:
+        library.kvpool_emulated_calls.restype = ctypes.c_uint64
+        library.kvpool_emulated_live.restype = ctypes.c_uint64
     return library
 
 

@@ -12,6 +12,7 @@ from kvpool_native import Device
 from tests.rigs.device import emulated
 
 TIMEOUT_S = 120.0
+pytestmark = emulated.NEEDS_ORDERS
 
 
 def _run(code: str, environment: dict[str, str], fds: tuple[int, ...] = ()) -> "subprocess.CompletedProcess[str]":
