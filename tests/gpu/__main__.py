@@ -1,10 +1,11 @@
 """`python -m tests.gpu`: runs the parts, writes what they find as they go, and prints the table. `make test-gpu` builds first.
 
 Exit codes: 0 all is well, 1 a part has failed, was cut or not begun, or a figure is below its bar, 2 the machine lacks
-something.
+something, 130 it was interrupted.
 """
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -12,12 +13,13 @@ from pathlib import Path
 
 from kvpool.clock import Deadline
 from tests.gpu.needs import LACKS, machine, missing
-from tests.gpu.parts import OK, PARTS, RUN_S, Part, run_part
+from tests.gpu.parts import CUT, OK, PARTS, RUN_S, Part, run_part
 from tests.gpu.results import Results
 
 ON_THE_DEVICE = {"KVPOOL_TEST_CUDA_DRIVER": "libcuda.so.1", "KVPOOL_TEST_TORCH_DEVICE": "cuda"}
 # A part is not begun with less of its time than this.
 LEAST_SHARE = 0.2
+INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if lacks := missing(is_rehearsal=asked.rehearse):
         print(LACKS, *(f"  {line}" for line in lacks), sep="\n", file=sys.stderr)
         return 2
-    results = Results(asked.out, machine())
+    results = Results(asked.out, machine() | ({"rehearsal": True} if asked.rehearse else {}))
     environment = {} if asked.rehearse else ON_THE_DEVICE
     deadline = Deadline(asked.limit)
     for part in _chosen(asked.part, results):
@@ -35,7 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{part.name}: not begun, {asked.limit:g} s are over: make test-gpu PART={part.name}")
             results.begin(part.name)
             continue
-        _run(part, environment, limit_s, results, asked.out)
+        try:
+            _run(part, environment, limit_s, results, asked.out)
+        except KeyboardInterrupt:
+            print(f"{part.name}: interrupted; another run goes on with it")
+            return INTERRUPTED
     print(f"\n{results.table()}")
     below = [] if asked.rehearse else results.below()
     for line in below:
@@ -50,8 +56,11 @@ def _run(part: Part, environment: dict[str, str], limit_s: float, results: Resul
     results.begin(part.name)
     began = time.perf_counter()
     log = out / f"{part.name}.log"
-    verdict, why = run_part(part, environment, log, limit_s, lambda figure: results.add(part.name, figure))
-    results.end(part.name, verdict, why, time.perf_counter() - began)
+    verdict, why = CUT, "interrupted"
+    try:
+        verdict, why = run_part(part, environment, log, limit_s, lambda figure: results.add(part.name, figure))
+    finally:
+        results.end(part.name, verdict, why, time.perf_counter() - began)
     where = "" if verdict == OK else f" (see {log})"
     print(f"{part.name}: {verdict}{f': {why}' if why else ''}{where}", flush=True)
 
@@ -76,4 +85,5 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends its parts, too
     sys.exit(main())

@@ -69,11 +69,23 @@ def _measured(name: str, about: str, limit_s: float) -> Part:
 RUN_S = 480.0
 PARTS = (
     _suite("driver", "what no emulation shows", 60.0, ("tests/gpu/test_driver.py",), ("tests/gpu/test_driver.py",)),
-    _suite("device", "copies, loads, saves and the device tier", 150.0, ("-n", "8", *DEVICE_SUITES), REHEARSED),
+    _suite(
+        "device",
+        "copies, loads, saves and the device tier",
+        150.0,
+        ("-n", "8", "-m", "not timed", *DEVICE_SUITES),
+        REHEARSED,
+    ),
     _suite(
         "torch", "tensors on the device", 90.0, ("-n", "4", "-m", "gpu", *TORCH_SUITES), ("-m", "gpu", "tests/e2e/pool")
     ),
-    _suite("blocks", "block pool and KVCacheManager on the device", 60.0, ("-n", "4", *BLOCK_SUITES), BLOCK_SUITES),
+    _suite(
+        "blocks",
+        "block pool and KVCacheManager on the device",
+        60.0,
+        ("-n", "4", "-m", "not timed", *BLOCK_SUITES),
+        BLOCK_SUITES,
+    ),
     _measured("copies", "rates of copies", 60.0),
     _measured("paged", "rates of loads and saves", 90.0),
     _measured("sparse", "decoding by lookup", 100.0),

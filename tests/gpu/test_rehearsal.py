@@ -117,6 +117,14 @@ def test_a_failure_is_explained_and_no_part_begins_without_time(
     assert "fails: not begun, 5 s are over: make test-gpu PART=fails" in capsys.readouterr().out
 
 
+def test_an_interrupt_ends_the_part_and_keeps_what_it_has(run_parts: Callable[..., int], tmp_path: Path) -> None:
+    code = f"import os, signal; {PRINTS}os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
+    assert run_parts([_part("hangs", code), _part("later", "pass")], "--rehearse") == 130
+    found = _found(tmp_path)
+    assert list(found) == ["hangs"]
+    assert (found["hangs"]["verdict"], found["hangs"]["why"]) == ("cut", "interrupted")
+
+
 def test_a_figure_below_its_bar_fails_the_run_but_no_rehearsal(
     run_parts: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
