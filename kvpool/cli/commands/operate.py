@@ -40,13 +40,11 @@ def info(options: Options) -> None:
 @cli.command(epilog=epilog("kvpoolctl stats", "kvpoolctl stats dram --watch --interval 5s"))
 @click.argument("section", required=False)
 @click.option("--watch", is_flag=True, help="Print one line for each interval, until interrupted.")
-@click.option(
-    "--interval", default="1s", metavar="DURATION", help="Time between lines of --watch, 10ms to 1d (default: 1s)."
-)
+@click.option("--interval", metavar="DURATION", help="Time between lines of --watch, 10ms to 1d (default: 1s).")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End --watch after N lines (default: never).")
 @common_options
 @pass_options
-def stats(options: Options, section: str | None, watch: bool, interval: str, count: int | None) -> None:
+def stats(options: Options, section: str | None, watch: bool, interval: str | None, count: int | None) -> None:
     """Print counters, all or those of one SECTION: server, index, dram, chunks, held, usage, events; and hbm, ssd, peer, store
     and sparse, where there are such.
 
@@ -61,7 +59,9 @@ def stats(options: Options, section: str | None, watch: bool, interval: str, cou
     usage.hit_rate counts tokens as often as engines look them up: a prompt once for each rank that looks up by itself (vLLM's
     scheduler does it for all ranks), and again where a waiting request is looked up again.
     """
-    interval_s = _seconds(interval, "--interval")
+    if not watch and (interval is not None or count is not None):
+        fail(f"{'--count goes' if interval is None else '--interval goes'} with --watch", EXIT_USAGE)
+    interval_s = _seconds(interval or "1s", "--interval")
     if not INTERVAL_MIN_S <= interval_s <= INTERVAL_MAX_S:
         fail(f"--interval is {interval}, expected 10ms to 1d", EXIT_USAGE)
     with options.connect() as connection:
@@ -122,7 +122,7 @@ def flush(
     what = "every chunk" if is_all else "chunks" + (f" of model {model}" if model else "")
     what += f" not used for {older_than}" if older_than else ""
     what += f" in tier {tier}" if tier else ""
-    if not yes and not click.confirm(f"Drop {what} at {options.socket_path}?", err=True):
+    if not yes and not _is_confirmed(f"Drop {what} at {options.socket_path}?"):
         fail("nothing was dropped", EXIT_FAILURE)
     with options.connect() as connection:
         if model is not None:
@@ -135,6 +135,13 @@ def flush(
         print_line(f"dropped {report['chunks']} chunks, {size}; {report['skipped']} are held and stay")
     if not report["durable"]:
         fail("a restart may bring back some of what the SSD tier had: kvpoolctl info has its state", EXIT_FAILURE)
+
+
+def _is_confirmed(question: str) -> bool:
+    try:
+        return click.confirm(question, err=True)
+    except click.Abort:  # nobody is there to answer
+        fail("nothing was dropped: --yes does it without a question", EXIT_FAILURE)
 
 
 def _demote_all(options: Options, *, is_alone: bool, is_forced: bool) -> None:

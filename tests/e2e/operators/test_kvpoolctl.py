@@ -91,6 +91,12 @@ def test_watch_shows_a_section_and_refuses_an_unknown_one(shared_daemon: Daemon)
     assert "'tape' is no section, expected one of server" in refused.stderr
 
 
+@pytest.mark.parametrize("option", [("--count", "2"), ("--interval", "1s")])
+def test_what_goes_with_watch_alone_is_refused_without(shared_daemon: Daemon, option: tuple[str, str]) -> None:
+    refused = _run("--socket", shared_daemon.socket, "stats", *option)
+    assert (refused.exit_code, f"{option[0]} goes with --watch" in refused.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("command", ["stats --watch", "events --follow"])
 def test_what_goes_on_until_it_is_interrupted_then_ends_well(shared_daemon: Daemon, command: str) -> None:
     line = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "--socket", shared_daemon.socket, *command.split()]
@@ -109,6 +115,8 @@ def test_flush_asks_and_prints_what_it_did(shared_daemon: Daemon) -> None:
         store(pool, keys)
         refused = _run("--socket", daemon.socket, "flush", "--all", answer="n\n")
         assert refused.exit_code == 1
+        unasked = _run("--socket", daemon.socket, "flush", "--all")
+        assert (unasked.exit_code, "nothing was dropped: --yes does it" in unasked.stderr) == (1, True)
         assert pool.lookup(keys).chunks == 3
         assert _run("--socket", daemon.socket, "flush", "--older-than", "1h", "--yes").stdout.startswith("dropped 0 ")
         done = _run("--socket", daemon.socket, "flush", "--model", "test-model", answer="y\n")

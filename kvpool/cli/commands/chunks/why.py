@@ -60,7 +60,7 @@ def why(
     Saves that clients decline by themselves (too late, away) are not reported by key.
     """
     if bool(keys) == (tokens_file is not None):
-        fail("name one or more KEYs, or --tokens-file FILE", EXIT_USAGE)
+        fail("name one or more KEYs or --tokens-file FILE, and not both", EXIT_USAGE)
     wanted = [parse_key(text) for text in keys]
     prompt = Prompt.read(tokens_file, salt, adapter)
     with options.connect() as connection:
