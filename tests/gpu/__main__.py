@@ -5,10 +5,12 @@ something, 130 it was interrupted.
 """
 
 import argparse
+import contextlib
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvpool.clock import Deadline
@@ -20,6 +22,12 @@ ON_THE_DEVICE = {"KVPOOL_TEST_CUDA_DRIVER": "libcuda.so.1", "KVPOOL_TEST_TORCH_D
 # A part is not begun with less of its time than this.
 LEAST_SHARE = 0.2
 INTERRUPTED = 130
+HOLDER = """
+import ctypes, time
+driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+assert driver.cuInit(0) == 0 and driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+time.sleep(3600)
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,8 +38,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     results = Results(asked.out, machine() | ({"rehearsal": True} if asked.rehearse else {}))
     environment = {} if asked.rehearse else ON_THE_DEVICE
+    with _held_context() if environment else contextlib.nullcontext():
+        if not _run_all(_chosen(asked.part, results), environment, asked, results):
+            return INTERRUPTED
+    print(f"\n{results.table()}")
+    below = [] if asked.rehearse else results.below()
+    for line in below:
+        print(f"below its bar: {line}")
+    verdicts = {part.name: results.parts.get(part.name, {}).get("verdict") for part in PARTS}
+    wanted = asked.part or list(verdicts)
+    return 0 if all(verdicts[name] == OK for name in wanted) and not below else 1
+
+
+def _run_all(parts: list[Part], environment: dict[str, str], asked: argparse.Namespace, results: Results) -> bool:
+    """Run them as far as the time goes. False: interrupted."""
     deadline = Deadline(asked.limit)
-    for part in _chosen(asked.part, results):
+    for part in parts:
         limit_s = min(part.limit_s, deadline.remaining_s())
         if limit_s < LEAST_SHARE * part.limit_s:
             print(f"{part.name}: not begun, {asked.limit:g} s are over: make test-gpu PART={part.name}")
@@ -41,14 +63,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _run(part, environment, limit_s, results, asked.out)
         except KeyboardInterrupt:
             print(f"{part.name}: interrupted; another run goes on with it")
-            return INTERRUPTED
-    print(f"\n{results.table()}")
-    below = [] if asked.rehearse else results.below()
-    for line in below:
-        print(f"below its bar: {line}")
-    verdicts = {part.name: results.parts.get(part.name, {}).get("verdict") for part in PARTS}
-    wanted = asked.part or list(verdicts)
-    return 0 if all(verdicts[name] == OK for name in wanted) and not below else 1
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def _held_context() -> Iterator[None]:
+    """A process that has the device open meanwhile: without one the driver sets it up again for each daemon."""
+    with subprocess.Popen([sys.executable, "-c", HOLDER]) as holder:
+        try:
+            yield
+        finally:
+            holder.kill()
 
 
 def _run(part: Part, environment: dict[str, str], limit_s: float, results: Results, out: Path) -> None:
@@ -61,6 +87,8 @@ def _run(part: Part, environment: dict[str, str], limit_s: float, results: Resul
         verdict, why = run_part(part, environment, log, limit_s, lambda figure: results.add(part.name, figure))
     finally:
         results.end(part.name, verdict, why, time.perf_counter() - began)
+    if verdict == OK:
+        log.unlink(missing_ok=True)
     where = "" if verdict == OK else f" (see {log})"
     print(f"{part.name}: {verdict}{f': {why}' if why else ''}{where}", flush=True)
 

@@ -51,7 +51,7 @@ def main() -> None:
     layout = layout_of(paged.layers, CHUNK_TOKENS)
     with (
         tempfile.TemporaryDirectory() as directory,
-        Daemon(Path(directory), **{"dram.capacity": DRAM}) as daemon,
+        Daemon(Path(directory), **{"dram.capacity": DRAM, "dram.allow_overcommit": "true"}) as daemon,
         daemon.connect(layout, model=MODEL) as pool,
         kv.connect(f"{directory}/no-daemon", model=MODEL, layout=layout) as nothing,
     ):

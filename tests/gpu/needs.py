@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from functools import cache
 from typing import Any
 
 LACKS = "make test-gpu needs what this machine lacks:"
@@ -61,6 +62,7 @@ def main() -> int:
     return 2 if lacks else 0
 
 
+@cache
 def machine() -> dict[str, Any]:
     """What the results are of."""
     done = subprocess.run([sys.executable, "-c", _LOOK], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

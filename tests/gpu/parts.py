@@ -38,7 +38,10 @@ BLOCK_SUITES = ("tests/e2e/blocks",)
 REHEARSED = ("tests/unit/native/device/test_device.py",)
 # Packages there are of other versions than here: their warnings are no errors.
 _OPTIONS = ("-p", "no:cacheprovider", "-o", "addopts=-ra --strict-markers", "-o", "filterwarnings=default")
-_PYTEST = ("-m", "pytest", "-q", *_OPTIONS)
+_PYTEST = ("-m", "pytest", "-q", *_OPTIONS, "-o", "faulthandler_timeout=40")
+# Tests that have not begun after this share of a part's time are skipped, so that those that have are summed up.
+BEGUN_SHARE = 0.75
+LOOK_S = 0.5
 _COUNTS = re.compile(r"(\d+) (passed|failed|skipped|error|errors)\b")
 
 
@@ -109,7 +112,7 @@ def run_part(
             stderr=output,
             text=True,
             cwd=ROOT,
-            env={**os.environ, **environment},
+            env={**os.environ, **environment, "KVPOOL_TIME_S": str(int(BEGUN_SHARE * limit_s))},
             start_new_session=True,
         )
         counts = ""
@@ -136,29 +139,50 @@ def _lines_of(process: "subprocess.Popen[str]", deadline: Deadline) -> Iterator[
 
     def read() -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            lines.put(line)
+        with process.stdout as stdout:
+            for line in stdout:
+                lines.put(line)
         lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()
     while True:
+        left_s = deadline.remaining_s()
         try:
-            line = lines.get(timeout=max(0.01, deadline.remaining_s()))
+            line = lines.get(timeout=max(0.01, min(LOOK_S, left_s)))
         except queue.Empty:
-            yield None
-            return
+            if process.poll() is not None and lines.empty():
+                return  # what it has left behind has its output
+            if left_s <= LOOK_S and deadline.remaining_s() <= 0:
+                yield None
+                return
+            continue
         if line is None:
             return
         yield line
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """End it and all that it has started."""
+    """End it and all that it has started: daemons have sessions of their own."""
+    started = _descendants_of(process.pid)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    for pid in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+
+
+def _descendants_of(pid: int) -> list[int]:
+    """Its children, theirs and so on, as long as their parents live."""
+    parents = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            after_name = status.read_text().rpartition(")")[2].split()
+            parents[int(status.parent.name)] = int(after_name[1])
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
 
 
 def _last_line(log: Path) -> str:

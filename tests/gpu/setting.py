@@ -7,9 +7,12 @@ import json
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 
+import kvpool_client as kv
 from kvpool.bench.measure import timed_s
+from tests.rigs.daemon import wait_until
 from tests.rigs.device import emulated
 
 IS_REHEARSAL = not emulated.REAL
@@ -45,6 +48,16 @@ def seconds_of(work: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
     """Seconds of each round, after one that warms."""
     work()
     return [timed_s(work) for _ in range(rounds)]
+
+
+def wait_registered(pool: kv.Pool, limit_s: float) -> float:
+    """Seconds until the driver has registered what a Pool copies from: in the background, from the first load on."""
+    began = time.perf_counter()
+    registered = pool._copies._pinned
+    wait_until(
+        lambda: all(memory.is_pinned for memory in list(registered.values())), "the arena is registered", limit_s
+    )
+    return time.perf_counter() - began
 
 
 def rates(seconds: Sequence[float], size: int) -> list[float]:

@@ -1,8 +1,10 @@
 """Rehearsal of the GPU run: every part's own code on the emulated driver, and runs that are cut, fail or lack something."""
 
+import contextlib
 import importlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from tests.gpu import __main__ as run
 from tests.gpu import needs
 from tests.gpu.parts import PARTS, Part
 from tests.gpu.results import FILE_NAME
+from tests.rigs.daemon import wait_until
 
 ROOT = Path(__file__).parents[2]
 SPREAD = {"median": 2.0, "least": 1.0, "most": 3.0, "rounds": 3}
@@ -30,6 +33,7 @@ def _part(name: str, code: str, limit_s: float = 60.0) -> Part:
 def run_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
     """A run of these parts on a machine that has all; its exit code."""
     monkeypatch.setattr(run, "missing", lambda **_: [])
+    monkeypatch.setattr(run, "_held_context", contextlib.nullcontext)
 
     def start(parts: list[Part], *arguments: str, machine: dict[str, str] = MACHINE) -> int:
         monkeypatch.setattr(run, "machine", lambda: machine)
@@ -37,6 +41,13 @@ def run_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., 
         return run.main(["--out", str(tmp_path), *arguments])
 
     return start
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
 
 
 def _found(tmp_path: Path) -> dict[str, dict[str, object]]:
@@ -56,7 +67,7 @@ def test_a_part_measures_on_the_emulated_driver(name: str, capsys: pytest.Captur
     assert len(figures) >= 2
     for figure in figures:
         assert 0 < figure["least"] <= figure["median"] <= figure["most"]
-        assert figure["unit"] in ("GB/s", "ms")
+        assert figure["unit"] in ("GB/s", "ms", "s")
 
 
 def test_parts_run_as_programs_of_their_own(tmp_path: Path) -> None:
@@ -76,16 +87,16 @@ def test_suites_that_parts_name_are_there() -> None:
 def test_a_part_that_is_cut_keeps_what_it_has(
     run_parts: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class FirstLineOnly:
-        """A deadline that has passed when the part has printed a line."""
+    class UntilItIsKept:
+        """A deadline that has passed when a figure is in the results."""
 
         def __init__(self, limit_s: float) -> None:
-            self._left = [limit_s]
+            self._limit_s = limit_s
 
         def remaining_s(self) -> float:
-            return self._left.pop() if self._left else 0.0
+            return 0.0 if "a figure" in (tmp_path / FILE_NAME).read_text() else self._limit_s
 
-    monkeypatch.setattr("tests.gpu.parts.Deadline", FirstLineOnly)
+    monkeypatch.setattr("tests.gpu.parts.Deadline", UntilItIsKept)
     assert run_parts([_part("hangs", f"{PRINTS}time.sleep(600)")], "--rehearse") == 1
     assert _found(tmp_path)["hangs"]["verdict"] == "cut"
     assert _found(tmp_path)["hangs"]["figures"] == [json.loads(FIGURE)["figure"]]
@@ -115,6 +126,29 @@ def test_a_failure_is_explained_and_no_part_begins_without_time(
     assert _found(tmp_path)["fails"]["why"] == "no such thing"
     assert run_parts(parts, "--rehearse", "--limit", "5") == 1
     assert "fails: not begun, 5 s are over: make test-gpu PART=fails" in capsys.readouterr().out
+
+
+LEAVES = """
+import os, signal, subprocess, sys, time
+left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+open({file!r}, "w").write(str(left.pid))
+"""
+
+
+def test_who_has_the_output_of_a_part_that_has_ended_delays_nobody(
+    run_parts: Callable[..., int], tmp_path: Path
+) -> None:
+    file = tmp_path / "pid"
+    assert run_parts([_part("leaves", LEAVES.format(file=str(file)))], "--rehearse") == 0
+    os.kill(int(file.read_text()), signal.SIGKILL)
+
+
+def test_daemons_of_a_part_that_is_cut_are_ended(run_parts: Callable[..., int], tmp_path: Path) -> None:
+    """They have sessions of their own."""
+    file = tmp_path / "pid"
+    code = f"{LEAVES.format(file=str(file))}os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)"
+    assert run_parts([_part("hangs", code)], "--rehearse") == 130
+    wait_until(lambda: not _lives(int(file.read_text())), "it has ended")
 
 
 def test_an_interrupt_ends_the_part_and_keeps_what_it_has(run_parts: Callable[..., int], tmp_path: Path) -> None:

@@ -301,8 +301,11 @@ def test_a_forked_child_takes_nothing_and_disturbs_nobody(device: kvpool_native.
             assert pool.load(lease, cache, ids).wait().chunks == CHUNKS
             child = os.fork()
             if not child:
-                missed = pool.load(lease, cache, ids).wait().chunks == 0
-                declined = pool.save(pool.keys(tokens_of(17, 64)), cache, [0, 1, 2, 3]).commit().stored == 0
+                try:
+                    missed = pool.load(lease, cache, ids).wait().chunks == 0
+                    declined = pool.save(pool.keys(tokens_of(17, 64)), cache, [0, 1, 2, 3]).commit().stored == 0
+                except BaseException:
+                    missed = declined = False
                 os._exit(0 if missed and declined else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
             assert pool.load(lease, cache, ids).wait().chunks == CHUNKS
@@ -333,7 +336,7 @@ def test_nothing_stays_registered_or_allocated(device: kvpool_native.Device, sha
 @pytest.mark.torch
 @pytest.mark.parametrize("form", ["kv_first", "block_first"])
 def test_chunks_load_into_torch_tensors_on_a_gpu_and_are_saved_from_there(daemon: Daemon, form: str) -> None:
-    if not GPU_DEVICE.exists():
+    if not GPU_DEVICE.exists() and not emulated.REAL:
         pytest.skip("there is no CUDA device here")  # without importing torch, which takes seconds
     torch = pytest.importorskip("torch", reason="the torch extra is not installed")
     if not torch.cuda.is_available():

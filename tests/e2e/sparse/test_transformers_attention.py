@@ -3,6 +3,7 @@ everything."""
 
 import contextlib
 import copy
+import inspect
 from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -156,6 +157,8 @@ def test_rows_that_are_staged_give_the_same_tokens(model: "PreTrainedModel", poo
 def test_a_model_on_a_gpu_attends_there(model: "PreTrainedModel", pool: kv.Pool) -> None:
     if not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device here")
+    if "cache" not in inspect.signature(type(model).forward).parameters:
+        pytest.skip("this transformers is older than 5.24")
     ids = prompt_of(700, 700)
     expected = generated(model, ids, None)
     model = copy.deepcopy(model)

@@ -41,6 +41,7 @@ METHODS = {
 # A delay of copies that only shuffles their order; a longer one is waited for.
 DELAY_US_UNSEEN = 2000
 NEEDS_ORDERS = pytest.mark.skipif(bool(REAL), reason="a real driver takes no orders")
+LEGACY_STREAM = 1
 KINDS = ("contexts", "memory", "reservations", "mappings", "host", "registrations", "streams", "events", "modules")
 
 
@@ -83,9 +84,9 @@ def _built(name: str, sources: list[Path], arguments: list[str]) -> str:
 
 
 def _file_of(library: str) -> str:
-    """The file of a library that the loader finds by this name or path."""
+    """The file of a library that the loader finds by this name or path. The name may be a link to one with a longer version."""
     ctypes.CDLL(library)
-    name = Path(library).name
+    name = Path(library).name.partition(".so")[0] + ".so"
     rows = (row.split() for row in Path("/proc/self/maps").read_text().splitlines())
     return next(row[-1] for row in rows if Path(row[-1]).name.startswith(name))
 
@@ -210,6 +211,8 @@ class EmulatedArray:
         with self._context:
             failed = _library().cuMemcpyHtoD_v2(ctypes.c_uint64(self.address), pointer, ctypes.c_size_t(self._size))
             _check("cuMemcpyHtoD_v2", failed)
+            # Of memory that is not registered the call returns before the last bytes are there.
+            _check("cuStreamSynchronize", _library().cuStreamSynchronize(ctypes.c_void_p(LEGACY_STREAM)))
 
     def read(self) -> "npt.NDArray[np.generic]":
         """Copies it from the device, behind the default stream."""

@@ -2,8 +2,8 @@
 
 Nothing is loaded before the first cache on a device is registered; the library is the one that KVPOOL_CUDA_DRIVER names. A
 driver that cannot be used is the caller's to know, at `register`; what a device refuses later ends a load or a save. A forked
-child opens devices of its own. Any thread. Lock: `_lock` guards `_opened`, and is held while a device is opened, so that
-nobody opens it twice.
+child has none of its parent's devices, and CUDA lets it open none: an engine starts processes by spawning. Any thread. Lock:
+`_lock` guards `_opened`, and is held while a device is opened, so that nobody opens it twice.
 """
 
 import os

@@ -43,10 +43,13 @@ def _packed(*numbers: int) -> bytes:
 
 
 def test_a_device_says_what_it_is(device: Device) -> None:
-    assert device.uuid == b"emulated-device0"
-    assert device.name == "Emulated Device 0"
+    if emulated.REAL:
+        assert (len(device.uuid), bool(device.name)) == (16, True)
+    else:
+        assert (device.uuid, device.name) == (b"emulated-device0", "Emulated Device 0")
+        assert device.driver_version in {12040, 13000}
     assert device.ordinal == 0
-    assert device.driver_version in {12040, 13000}
+    assert device.driver_version >= 12000
     assert device.copy_method in repr(device)
 
 
