@@ -32,7 +32,11 @@ class Etcd:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Etcd":
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
         return self
 
     def __exit__(
@@ -84,10 +88,8 @@ class Etcd:
         shutil.rmtree(self._directory / "etcd")
 
     def _is_healthy(self) -> bool:
-        if self._is_tls and not self.certificate.exists():
-            return False
-        trusted = ssl.create_default_context(cafile=str(self.certificate)) if self._is_tls else None
-        try:
+        try:  # the certificate may be absent, or written in part
+            trusted = ssl.create_default_context(cafile=str(self.certificate)) if self._is_tls else None
             with urllib.request.urlopen(f"{self.url}/health", timeout=1, context=trusted) as answer:
                 return b'"true"' in answer.read()
         except OSError:
