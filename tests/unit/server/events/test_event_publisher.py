@@ -29,14 +29,16 @@ from tests.rigs.daemon import wait_until
 from tests.rigs.events.journal_rig import LAYOUT, Rig, key
 from tests.rigs.events.router import Index, Router, decode
 
-_LOOP = asyncio.new_event_loop()
+# One that never runs. A worker may come back to a module whose fixtures have ended: each time it has another one.
+_loops: list[asyncio.AbstractEventLoop] = []
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _closed_loop() -> Iterator[None]:
-    """The loop that never runs is closed at the end."""
+def _open_loop() -> Iterator[None]:
+    """The loop of all tests, closed at the end."""
+    _loops.append(asyncio.new_event_loop())
     yield
-    _LOOP.close()
+    _loops.pop().close()
 
 
 class RigSource:
@@ -74,7 +76,7 @@ def _publisher_of(source: RigSource, *, host: str = "host", **options: str) -> E
     """A publisher whose connections nobody watches: the loop does not run."""
     return EventPublisher(
         _config(**options), source,  # type: ignore[arg-type]
-        host=host, socket_mode=0o600, wall_time_s=wall_time_s, clock=MonotonicClock(), loop=_LOOP,
+        host=host, socket_mode=0o600, wall_time_s=wall_time_s, clock=MonotonicClock(), loop=_loops[-1],
     )  # fmt: skip
 
 
