@@ -84,7 +84,7 @@ class Daemon:
         self._fleets = fleets
         self.stopping = asyncio.Event()
         self.failure: BaseException | None = None
-        self._counts = ConnectionCounts()
+        self._counts = ConnectionCounts(lambda: listener.refused_connections)
         self._roster = Roster(terms.max_connections, config.server.user_share, clock, terms.operators.include)
         self._input = InputBudget(self._end_unfinished)
         self._next_connection = itertools.count(1)
@@ -213,7 +213,6 @@ class Daemon:
 
     def _take_snapshot(self) -> Scrape:
         info = self._pool.info()
-        self._counts.refused = self._listener.refused_connections
         return Scrape(
             build={"version": __version__, "checksum": info["checksum"], "key_hash": info["key_hash"]},
             pool=self._pool.measure(self._counts.stats()),
@@ -267,7 +266,6 @@ class Daemon:
         self._roster.add(connection, peer, hello)
         self._counts.accepted += 1
         self._counts.open = len(self._roster)
-        self._counts.refused = self._listener.refused_connections
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted)
         except BaseException:
@@ -335,7 +333,6 @@ class Daemon:
         self._roster.remove(connection_id)
         self._input.note(connection_id, 0)
         self._counts.open = len(self._roster)
-        self._counts.refused = self._listener.refused_connections
         self._pool.drop_connection(connection_id)
 
     def _end_unfinished(self, connection_id: ConnectionId) -> None:

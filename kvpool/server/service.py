@@ -170,18 +170,19 @@ class ConnectionCounts:
     Invariant: every number is a count since the daemon's start but `open`, which is now.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, refused: Callable[[], int]) -> None:
+        """`refused`: how many were before their first request."""
         self.open = 0
         self.accepted = 0
         self.protocol_errors = 0
-        self.refused = 0
+        self._refused = refused
 
     def stats(self) -> dict[str, int]:
         """By name."""
         return {
             "connections": self.open,
             "connections_accepted": self.accepted,
-            "connections_refused": self.refused,
+            "connections_refused": self._refused(),
             "protocol_errors": self.protocol_errors,
         }
 
