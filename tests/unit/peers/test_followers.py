@@ -98,13 +98,13 @@ async def test_after_a_lost_link_it_goes_on_and_a_new_life_is_another_snapshot(n
     book.write(column(100, 110))
     server = serve(nodes, book, address=address)
     await reader.knows(node, column(0, 110), "after the link has come back")
-    assert reader.followers.counts()[node].snapshots == 1
+    await until(lambda: reader.followers.counts()[node].snapshots == 1, "its end is read")
     server.close()
     other = Book()
     other.write(column(500, 520))
     serve(nodes, other, life=2, address=address)
     await reader.knows(node, column(500, 520), "in its new life")
-    assert reader.followers.counts()[node].snapshots == 2
+    await until(lambda: reader.followers.counts()[node].snapshots == 2, "its end is read")
     assert longest_run(reader.remote, column(0, 1), 0).chunks == 0
 
 
@@ -119,7 +119,7 @@ async def test_hints_of_a_lost_node_are_kept_for_a_time_and_then_forgotten(nodes
     assert len(reader.remote) == 0
     serve(nodes, book, address=server.endpoints[0])
     await reader.knows(node, column(0, 100), "when it has come back")
-    assert reader.followers.counts()[node].snapshots == 2
+    await until(lambda: reader.followers.counts()[node].snapshots == 2, "its end is read")
     reader.followers.forget(node)
     assert (len(reader.remote), reader.followers.counts()) == (0, {})
     assert reader.followers.stats()["snapshots"] == 2
