@@ -102,9 +102,11 @@ def fault_of_directory(path: str) -> str:
 def fault_of_root(socket_path: str) -> str:
     """Why root should not serve at a path, and what to do about it; empty where the directory, or the one that it would be made
     in, is root's own, or this is not root."""
+    if os.geteuid() != ROOT_UID:
+        return ""
     directory = next(one for one in Path(socket_path).parents if one.exists())
     owner = directory.stat().st_uid
-    if os.geteuid() != ROOT_UID or owner == ROOT_UID:
+    if owner == ROOT_UID:
         return ""
     user = user_name(owner)
     return (
@@ -121,10 +123,9 @@ def fault_of_other(path: str) -> str:
         return ""
     if owner == os.geteuid():
         return ""
-    remover = "root" if owner == ROOT_UID else f"{user_name(owner)} or root"
     return (
         f"{path} belongs to user {user_name(owner)}, whose kvpoold serves there or was killed there: stop that "
-        f"one, then remove the file (as {remover}: rm {path})"
+        f"one, then remove the file ({_removal(path, owner)})"
     )
 
 
@@ -138,8 +139,12 @@ def fault_of_left(path: str) -> str:
     me = os.geteuid()
     if not above.st_mode & stat.S_ISVTX or me in (ROOT_UID, owner, above.st_uid):
         return ""
-    remover = "root" if owner == ROOT_UID else f"{user_name(owner)} or root"
-    return f"{path} was left there by user {user_name(owner)}: remove it (as {remover}: rm {path})"
+    return f"{path} was left there by user {user_name(owner)}: remove it ({_removal(path, owner)})"
+
+
+def _removal(path: str, owner: int) -> str:
+    """Who may remove a user's file, and how."""
+    return f"as {'root' if owner == ROOT_UID else f'{user_name(owner)} or root'}: rm {path}"
 
 
 def missing_right(path: str) -> str:

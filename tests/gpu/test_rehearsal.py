@@ -159,6 +159,13 @@ def test_an_interrupt_ends_the_part_and_keeps_what_it_has(run_parts: Callable[..
     assert (found["hangs"]["verdict"], found["hangs"]["why"]) == ("cut", "interrupted")
 
 
+def test_a_suite_that_skips_everything_is_no_success_on_a_device(run_parts: Callable[..., int], tmp_path: Path) -> None:
+    parts = [_part("skips", "print('3 skipped in 0.1s')")]
+    assert run_parts(parts, "--rehearse") == 0
+    assert run_parts(parts) == 1
+    assert _found(tmp_path)["skips"]["why"] == "no test has run: 3 skipped in 0.1s"
+
+
 def test_a_figure_below_its_bar_fails_the_run_but_no_rehearsal(
     run_parts: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
