@@ -23,25 +23,25 @@ class SsdPlace:
     def __init__(self, plan: SsdPlan) -> None:
         self._plan = plan
         names = ["", *(segment_name(number) for number in range(plan.segments))]
-        self._opened = {name: _identity_of(plan.path / name) for name in names}
+        self._opened = {name: file_identity(plan.path / name) for name in names}
 
     def check(self) -> None:
         """Raises OSError where the path no longer names the directory and the files that are open."""
         for name, opened in self._opened.items():
             path = self._plan.path / name
-            try:
-                found = _identity_of(path)
-            except FileNotFoundError as error:
-                raise OSError(
-                    errno.ENOENT, f"{path} has been removed while it is in use: restart the daemon"
-                ) from error
+            found = file_identity(path)
+            if found is None:
+                raise OSError(errno.ENOENT, f"{path} has been removed while it is in use: restart the daemon")
             if found != opened:
                 raise OSError(errno.ESTALE, f"{path} is not what it was when it was opened: restart the daemon")
 
 
-def _identity_of(path: Path) -> tuple[int, int, int]:
-    """Device, inode, and of a file its size: segments are allocated whole."""
-    found = path.stat()
+def file_identity(path: Path) -> tuple[int, int, int] | None:
+    """Device, inode and, of a file, which is allocated whole, its size; None where there is nothing. Raises OSError."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
     return found.st_dev, found.st_ino, found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 

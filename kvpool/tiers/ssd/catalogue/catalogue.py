@@ -40,6 +40,7 @@ from kvpool.tiers.ssd.catalogue.identity import FILE_NAME as IDENTITY_NAME
 from kvpool.tiers.ssd.catalogue.identity import Identity, NamespaceRecord, pack_namespace, write_identity
 from kvpool.tiers.ssd.catalogue.room import FILE_NAME, lacks_room, load_pages, provide
 from kvpool.tiers.ssd.catalogue.rows import Row, Touch
+from kvpool.tiers.ssd.place import file_identity
 from kvpool.types import KEY_BYTES
 
 log = logging.getLogger(__name__)
@@ -127,7 +128,7 @@ class Catalogue:
             writemap=False,
             lock=False,
         )
-        self._file = catalogue_open.file_identity(self._path)
+        self._file = file_identity(self._path / FILE_NAME)
         self._pages = kvpool_native.FilePages.open(str(self._path / FILE_NAME))
         load_pages(environment, self._pages)
         self._chunks = environment.open_db(b"chunks")
@@ -355,7 +356,7 @@ class Catalogue:
         failpoint.reach("daemon.checkpoint.before_data")
         self._sync_data()
         load_pages(self._opened, self._pages)  # they may be all that a restart has
-        if catalogue_open.file_identity(self._path) != self._file:
+        if file_identity(self._path / FILE_NAME) != self._file:
             self._lacks_rows = True  # the one that is made anew
             if os.path.lexists(self._path):
                 catalogue_open.set_aside(self._path, self._map_bytes)

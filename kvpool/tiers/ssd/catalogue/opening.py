@@ -173,15 +173,6 @@ def bound_aside(path: Path, bytes_max: int) -> None:
         remove(aside)
 
 
-def file_identity(path: Path) -> tuple[int, int, int] | None:
-    """Device, inode and size of a catalogue's file, which has all its room; None where there is none."""
-    try:
-        found = (path / FILE_NAME).stat()
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size
-
-
 def _blocks_in(path: Path) -> int:
     if path.is_symlink() or not path.is_dir():
         return path.lstat().st_blocks
