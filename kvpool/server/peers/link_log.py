@@ -29,7 +29,8 @@ CATCH_UP_S = 30.0
 _PROBLEMS_MAX = 8
 # Of faults that the operator has to mend: what to do.
 _REMEDIES = {
-    WRONG_KEYS: "peer.members here has to have its public key, its peer.allow this node's, and peer.allow here its own",
+    WRONG_KEYS: "peer.members here has to have its public key, its peer.allow this node's, and peer.allow here its own"
+    " (or a proxy there has nobody behind it)",
     f"{REFUSED}{RefusalCode.DOMAIN}:": "",  # the text of a refusal has its own remedy
     f"{REFUSED}{RefusalCode.VERSION}:": "",
     f"{REFUSED}{RefusalCode.NAME}:": "this node is the second of its name: restart the one that has the wrong peer.name",
