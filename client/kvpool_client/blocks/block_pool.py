@@ -231,7 +231,7 @@ class BlockPool:
             self._copy_head(sequence.blocks[full], fork.blocks[full], tokens=rest)
         fork.computed = sequence.computed
         self._sequences[new_id] = fork
-        return Allocation(fork, Restored(min(fork.computed, fork.length)))
+        return Allocation(fork, Restored(min(fork.computed, fork.length), layers=self.shape.layers))
 
     def free(self, request_id: Hashable) -> None:
         """End a request. What it has computed stays reusable while there is room, its last part block too."""
@@ -312,7 +312,7 @@ class BlockPool:
         if source is not None and head:
             self._copy_head(source.block, fresh[0], tokens=head)
             sequence.computed += head
-        return Restored(sequence.computed)
+        return Restored(sequence.computed, layers=self.shape.layers)
 
     def _end(self, sequence: Sequence) -> None:
         self._paths.cut(sequence, 0)
