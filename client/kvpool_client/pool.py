@@ -23,6 +23,7 @@ from kvpool.socket_path import find_socket
 from kvpool.types import TokenRange
 from kvpool_client.arguments import (
     check_connect,
+    check_hit,
     check_index,
     check_keys,
     check_lease,
@@ -116,7 +117,7 @@ class Pool:
         self.shares = checked_shares(share, layout)
         self.layout = layout
         self.model = namespace_name(model, revision)
-        self._namespace: Namespace = (self.model, layout)
+        self._namespace = Namespace(self.model, layout, os.fspath(path))
         self._salt = bytes(salt)
         self._timeout_s = timeout_s = float(timeout_s)
         self._pid = os.getpid()
@@ -125,7 +126,7 @@ class Pool:
         self._plan = plan = SessionPlan(os.fspath(path), self.model, layout, timeout_s, name=name)
         self._link = link = Link(plan, counters)
         self._finder = Finder(layout, link, counters, timeout_s=timeout_s)
-        self._copies = copies = Copies(layout, copy_threads, self.shares)
+        self._copies = copies = Copies(self._namespace, copy_threads, self.shares)
         self._group_finder = finder = GroupFinder(layout, link, counters, timeout_s) if layout.groups else None
         self.groups = GroupVerbs(
             self._namespace, link, copies=copies, finder=finder, counters=counters, timeout_s=timeout_s
@@ -195,7 +196,7 @@ class Pool:
         if self.layout.rank is None:
             raise InvalidArgument("a Pool with rank=None looks up and acquires, it has no KV to register")
         layout, share = self.layout.of_group(group), self.shares[group]
-        return Cache(layers, layout, block_tokens=block_tokens, form=form, share=share)
+        return Cache(layers, layout, block_tokens=block_tokens, form=form, share=share, namespace=self._namespace)
 
     def keys(
         self, tokens: object, salt: bytes | None = None, adapter: str = "", extra: Sequence[Extra] = ()
@@ -264,9 +265,7 @@ class Pool:
 
         One round trip; none for an empty hit; two where some of it was evicted since and half of the time is left.
         """
-        if not isinstance(hit, Hit):
-            raise InvalidArgument(f"hit is {type(hit).__name__}, expected what lookup answered")
-        check_keys(hit.keys, self._namespace)
+        check_hit(hit, self._namespace)
         return self._lease_fetcher.acquire(hit)
 
     def claim(self, ticket: bytes) -> Lease:
@@ -308,7 +307,7 @@ class Pool:
 
         Either `cache` and `block_ids` (exactly the blocks of those chunks; −1 skips a block), or `into`: C-contiguous
         uint8 [chunks, chunk_bytes], of a share only its bytes, head group by head group (docs/layouts.md). Raises
-        InvalidArgument for wrong lengths and another model's lease, even if the lease has ended.
+        InvalidArgument for wrong lengths and for a lease or cache of another Pool, even if the lease has ended.
         """
         check_lease(lease, self._namespace)
         self._check_plain("load")
