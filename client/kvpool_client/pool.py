@@ -7,10 +7,11 @@ restarted, it is a miss or a declined chunk, and the engine computes. Only a cal
 Any thread. Holds no lock of its own.
 """
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 from kvpool.errors import InvalidArgument
 from kvpool.key_column import KeyColumn
@@ -22,6 +23,7 @@ from kvpool.protocol.records import promises as pr
 from kvpool.socket_path import find_socket
 from kvpool.types import TokenRange
 from kvpool_client.arguments import (
+    REVISION_SEPARATOR,
     check_connect,
     check_hit,
     check_index,
@@ -60,6 +62,8 @@ from kvpool_client.save import Save
 from kvpool_client.save_starter import SavePlan, SaveStarter
 from kvpool_client.separate_chunks import SeparateChunks
 
+log = logging.getLogger(__name__)
+
 
 def connect(
     path: str | None = None,
@@ -76,14 +80,15 @@ def connect(
     """A Pool on the daemon at `path`. Never raises because the daemon is away: then the Pool misses and keeps reconnecting.
 
     `path` None: the socket that KVPOOL_SOCKET names, else the service's if this user may use it, else the user's own.
-    `revision` names the weights: chunks are shared only where model and revision are equal; a new checkpoint needs a new one.
+    `revision` names the weights: chunks are shared only where model and revision are equal; a new checkpoint needs a new one,
+    and a model without one is a warning in the log.
     `timeout_s` bounds one round trip with the wait for this Pool's other threads, and for a load or save the longest time
     without progress. `copy_threads` native threads copy for this Pool, loads before saves, in turns. `share`: the part of every
     chunk that this rank's engine has, in a layout of the whole model, with groups one for each; None: all of it. Only that is
     loaded and saved. `name`: what operators see of this connection, at most 128 bytes. Raises InvalidArgument, or
     LayoutMismatch when the daemon cannot store such chunks.
     """
-    return Pool(
+    pool = Pool(
         find_socket() if path is None else path,
         model=model,
         revision=revision,
@@ -93,6 +98,19 @@ def connect(
         copy_threads=copy_threads,
         share=share,
         name=name,
+    )
+    if REVISION_SEPARATOR not in pool.model:
+        _warn_of_no_revision(pool.model)
+    return pool
+
+
+@cache
+def _warn_of_no_revision(model: str) -> None:
+    """One line of a process for each model."""
+    log.warning(
+        "model %r is connected without a revision: a new checkpoint of this name would get the KV of the old one, expected "
+        "connect(revision=…), such as a commit, a step or a digest of the weights",
+        model,
     )
 
 
