@@ -9,6 +9,7 @@ Any thread. Lock: `_lock` guards every field below it; arrays are replaced, neve
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +21,26 @@ from kvpool.layout import Layout
 from kvpool.types import TOKEN_BYTES
 
 Extra = tuple[int, int, bytes]
-# A model's name with its revision, and the layout of its chunks.
-Namespace = tuple[str, Layout]
 Roots = Callable[[], tuple[bytes, ...]]
 
 _INT32 = np.iinfo(np.int32)
+
+
+class Namespace(NamedTuple):
+    """A model's name with its revision, the layout of its chunks, and the daemon's socket. One object for each Pool, by which
+    what is a Pool's alone is known."""
+
+    model: str
+    layout: Layout
+    path: str
+
+    def __str__(self) -> str:
+        return f"the Pool of {self.model!r} at {self.path}"
+
+    @property
+    def chunks(self) -> tuple[str, Layout]:
+        """What names its chunks: Pools that agree in it have them in common."""
+        return self.model, self.layout
 
 
 class KeyChain:

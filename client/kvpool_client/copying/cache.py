@@ -18,6 +18,7 @@ from kvpool_client.copying.device.driver import open_device, refusal
 from kvpool_client.copying.device.host_blocks import HostBlocks
 from kvpool_client.copying.device.pinned_memory import PinnedBytes
 from kvpool_client.copying.device.side import DeviceSide
+from kvpool_client.key_chain import Namespace
 
 SKIP_BLOCK = -1
 
@@ -26,9 +27,17 @@ class Cache:
     """Paged KV of one engine. `block_tokens`, `blocks`, `form` and `device` are what was registered."""
 
     def __init__(
-        self, layers: Sequence[object], layout: Layout, *, block_tokens: int, form: str, share: Share | None = None
+        self,
+        layers: Sequence[object],
+        layout: Layout,
+        *,
+        block_tokens: int,
+        form: str,
+        share: Share | None = None,
+        namespace: Namespace | None = None,
     ) -> None:
-        """`share`: the part of each chunk that the arrays have; None: all of it.
+        """`share`: the part of each chunk that the arrays have; None: all of it. `namespace`: that of the Pool that
+        registers them, whose model's KV they have; None: any Pool's of this layout.
 
         Raises InvalidArgument or LayoutMismatch, naming the layer and what was expected, or why the device cannot be used.
         The first cache of a process with runs of this length measures the copy variants, about 5 ms.
@@ -37,6 +46,7 @@ class Cache:
             raise InvalidArgument(fault)
         self._layers = list(layers)
         self.layout = layout
+        self.namespace = namespace
         self.share = share or Share.whole(layout)
         own = self.share.of_layout(layout)
         self.geometry: PagedGeometry = describe_layers(
