@@ -2,11 +2,13 @@
 
 A Lease belongs to the session it was acquired in. It ends when it is released, when that session ends (then it holds
 nothing: loads of it answer `disconnected`), or in the daemon when it has not been used for its time to live. Releasing waits
-for running loads. Any thread. Lock: `_lock` guards `_loads` and `_is_released`, never held across a wait or request.
+for running loads. One that is collected before is released by the Pool, with a ResourceWarning, and its loads are cancelled.
+Any thread. Lock: `_lock` guards `_loads` and `_is_released`, never held across a wait or request.
 """
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -67,6 +69,17 @@ class Lease:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+    def __del__(self) -> None:
+        # A finalizer, also of an interpreter that ends: see `endings`. Its loads are forgotten with it, or they would have it.
+        if self._is_released or self.session is None or os.getpid() != self._pid or sys.is_finalizing():
+            return
+        if self.session.is_alive:
+            self.session.endings.add_forgotten(
+                "never released; it is released now, its loads are cancelled", self, self._drop
+            )
+        elif self._loads:
+            self.session.endings.add(self._drop)
 
     @property
     def cost_s(self) -> float:
@@ -150,6 +163,14 @@ class Lease:
             return self.session.call(m.IssueTicket(self.id, claims or 0), m.Ticket).ticket
         except KVPoolError:
             return b""
+
+    def _drop(self) -> None:
+        """End it with its loads: nobody waits for them."""
+        with self._lock:
+            loads = list(self._loads)
+        for load in loads:
+            load.cancel()
+        self.release()
 
     def begin_load(self, load: "Load") -> bool:
         """Have `release` wait for this load. False when the lease has been released."""

@@ -173,7 +173,7 @@ class Pool:
         self._hint_client = HintClient(layout, link, counters, timeout_s, finder=finder)
 
     def __repr__(self) -> str:
-        return f"<Pool {self.model} {'connected' if self.connected else 'away'}>"
+        return f"<Pool {self.model} {self._link.state}>"
 
     def __enter__(self) -> "Pool":
         return self

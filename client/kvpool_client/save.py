@@ -1,16 +1,19 @@
 """Save: reserved slots, filled layer by layer, then published.
 
     RESERVED ──layer(i)…──► COPYING ──commit──► ENDED (SaveResult)
-        └──abort, error, leaving the context without commit──► ENDED, nothing stored
+        ├──abort, error, leaving the context without commit──► ENDED, nothing stored
+        └──its reservation's time is over──► ENDED by the next call, nothing more stored: `expired`
 
 Chunks that the pool has already, or declines, are not copied. Copies per byte: one, engine memory to arena; the
 checksum is computed in the same pass. A commit that is not answered counts as declined: absent means failed. A Save is used
-from one thread at a time. In a forked child it has ended with nothing stored, like a load (see `load`). Of a Pool with a share
-all this is about its part of each chunk.
+from one thread at a time. One that is collected before it has ended is aborted by the Pool, with a ResourceWarning. In a forked
+child it has ended with nothing stored, like a load (see `load`). Of a Pool with a share all this is about its part of each
+chunk.
 """
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -124,6 +127,7 @@ class Save:
         self._is_part = is_part
         self._announced: set[int] = set()
         self._landed = 0  # layers that were reported to the daemon, for other nodes
+        self._is_expired = False  # set by the Pool's own thread
         self._result: SaveResult | None = None
         self._thread: threading.Thread | None = None
 
@@ -143,6 +147,13 @@ class Save:
     def is_announced(self) -> bool:
         """Whether a layer was announced: the engine's bytes of it may be copied already."""
         return bool(self._announced)
+
+    def __del__(self) -> None:
+        # A finalizer, also of an interpreter that ends: see `endings`.
+        if self._result is not None or self._run is None or self._session is None or sys.is_finalizing():
+            return
+        if self._session.is_alive:
+            self._session.endings.add_forgotten("neither committed nor aborted; it is aborted now", self, self.abort)
 
     def layer(self, layer: int) -> None:
         """The engine's bytes of this layer may be read from now on. Any order, once each."""
@@ -220,6 +231,14 @@ class Save:
             self._give_up(SaveState.ABORTED)
             self._end()
 
+    def expire(self) -> None:
+        """Give the reservation back, whose time is over: other saves may have the slots. On a thread of the Pool's own; whoever
+        has the save learns it from its result."""
+        if self._result is None and self._run is not None and not self._is_inherited:
+            self._is_expired = True
+            self._run.cancel()
+            self._acknowledge_end()
+
     @property
     def _is_inherited(self) -> bool:
         """Whether this is a forked child's copy of its parent's save."""
@@ -245,8 +264,8 @@ class Save:
             if stall.has_lasted():
                 self._give_up(SaveState.TIMEOUT)
                 return False
-        if self._run.is_cancelled():
-            self._give_up(SaveState.DISCONNECTED)
+        if self._is_expired or self._run.is_cancelled():
+            self._give_up(SaveState.EXPIRED if self._is_expired else SaveState.DISCONNECTED)
             return False
         return True
 

@@ -164,7 +164,7 @@ class SaveStarter:
         if not session.adopt_save(run):
             run.cancel()
             return self._saved_nothing(plan, _disconnected(states))
-        return Save(
+        save = Save(
             session,
             answer.reservation,
             states,
@@ -182,6 +182,8 @@ class SaveStarter:
             group=plan.group,
             is_part=plan.share is not None,
         )
+        session.note_reserved(save)
+        return save
 
     def _saved_nothing(
         self, plan: SavePlan, states: list[SaveState], retained: bytes = b"", pending: PendingChunks | None = None

@@ -86,6 +86,9 @@ class LeaseRows(Lease):
         )
         self._whole = whole
 
+    def __del__(self) -> None:
+        pass  # the whole lease ends
+
     @property
     def is_live(self) -> bool:
         """Whether the whole lease lives."""

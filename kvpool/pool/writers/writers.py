@@ -310,6 +310,8 @@ class Writers:
         """Give up what was not committed; its writer has acknowledged that it no longer writes."""
         failpoint.reach("daemon.end.before", failpoint.refused)
         reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
+        if reservation is not None and reservation.deadline_ns <= now_ns:
+            self.expire(now_ns)  # it is counted as what it is
         if reservation is not None:
             self._end(reservation, now_ns)
 

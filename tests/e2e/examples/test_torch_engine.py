@@ -1,5 +1,7 @@
 """A torch engine over the real daemon: reuse across Pools, flipped bits, a daemon that dies. The tokens never change."""
 
+import contextlib
+import gc
 import os
 import re
 import subprocess
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from tests.rigs.daemon import Daemon, wait_connected
+from tests.rigs.daemon import Daemon, wait_connected, wait_until
 from tests.rigs.late_module import LateModule
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
@@ -87,6 +89,36 @@ def test_a_flipped_bit_is_recomputed_from_its_chunk(workers: tuple[Worker, Worke
     assert warm.reused_tokens == chunk * CHUNK
     assert (warm.tokens, warm.logits_digest) == (cold.tokens, cold.logits_digest)
     assert second.answer().reused_tokens >= chunk * CHUNK
+
+
+def test_an_exception_between_store_and_the_pass_leaves_the_prefix_to_everybody(daemon: Daemon) -> None:
+    layers = [torch.zeros(2, 40, BLOCK, 2, 16) for _ in range(8)]
+    table = list(range(40))
+    tokens = PROMPT[: 4 * CHUNK + 1]
+
+    def step(prefix: PagedPrefixCache) -> None:
+        with contextlib.suppress(RuntimeError):
+            save = prefix.store(tokens, table)
+            save.layer(0)
+            raise RuntimeError("the pass has failed")
+
+    def restore(prefix: PagedPrefixCache) -> None:
+        assert prefix.restore(tokens, table).tokens == 4 * CHUNK
+        gc.collect()
+
+    with daemon.connect(layout_of(layers, CHUNK)) as pool, daemon.connect(layout_of(layers, CHUNK)) as other:
+        wait_connected(pool)
+        wait_connected(other)
+        first, second = (PagedPrefixCache(each, layers, BLOCK) for each in (pool, other))
+        with pytest.warns(ResourceWarning, match="neither committed nor aborted"):
+            step(first)
+        wait_until(lambda: daemon.stats()["reservations"] == 0, "the save has ended")
+        assert second.store(tokens, table).commit().stored == 4
+        with pytest.warns(ResourceWarning, match="never released"):
+            restore(first)
+        wait_until(lambda: daemon.stats()["leases"] == 0, "the lease has ended")
+        assert pool.connected
+    assert daemon.problems() == []
 
 
 def test_a_dead_daemon_costs_reuse_and_nothing_else(workers: tuple[Worker, Worker], daemon: Daemon) -> None:

@@ -445,7 +445,8 @@ def test_a_scheduler_finds_what_all_ranks_have_and_each_claims_its_own(grouped: 
         store(workers[1], workers[1].keys(tokens))
         hit = scheduler.lookup(keys)
         assert hit.chunks == 5
-        ticket = scheduler.acquire(hit).ticket()
+        with scheduler.acquire(hit) as lease:
+            ticket = lease.ticket()
         for worker in workers:
             own = worker.keys(tokens)
             with worker.claim(ticket) as claimed:

@@ -38,6 +38,7 @@ class Session:
         self.welcome = SimpleNamespace(remote_bytes=1)
         self.sent: list[one_way.LandSaved] = []
         self.is_there = True
+        self.is_alive = False  # nobody ends what these tests leave
 
     def notify(self, record: one_way.LandSaved) -> bool:
         if self.is_there:
