@@ -362,6 +362,11 @@ class Save:
                 self._session.end(f"the end of a save could not be reported: {error}")
 
     def _end(self) -> None:
+        if SaveState.PENDING in self._states:  # another save may have stored them meanwhile, of the same batch perhaps
+            stored = iter(self._pending.are_stored())
+            self._states = [
+                SaveState.PRESENT if entry == SaveState.PENDING and next(stored) else entry for entry in self._states
+            ]
         self._result = SaveResult.of(self._states, self._retained)
         self._on_end(self._result)
 
