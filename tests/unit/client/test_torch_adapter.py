@@ -1,6 +1,7 @@
 """The torch adapter over a fake pool: what is restored, what is left to compute, and what happens when less comes."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -135,6 +136,68 @@ def test_nothing_is_leased_when_the_engine_holds_more(pool: FakePool) -> None:
 def test_held_tokens_that_are_not_whole_blocks_are_refused(pool: FakePool, held: int) -> None:
     with pytest.raises(kv.InvalidArgument, match="held_tokens"):
         _prefix(pool, _layers()).restore(_tokens(5 * CHUNK), _table(1), held)
+
+
+@pytest.mark.parametrize("held", [3.0, 8.0, "8"])
+def test_held_tokens_that_are_no_number_of_tokens_are_refused(pool: FakePool, held: Any) -> None:
+    with pytest.raises(kv.InvalidArgument, match=f"held_tokens is {held!r}"):
+        _prefix(pool, _layers()).restore(_tokens(5 * CHUNK), _table(1), held)
+
+
+@pytest.mark.parametrize("verb", ["restore", "store"])
+@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda table: table.double(), "float64, expected one dimension of integers"),
+        (lambda table: table + 0.5, "float32, expected one dimension of integers"),
+        (
+            lambda table: table[None],
+            r"shape \(1, 40\) of int64, expected one dimension of integers: pass block_ids\[0\]",
+        ),
+        (lambda table: table.index_fill(0, torch.tensor([7]), -1), r"block_ids\[7\] is -1, expected 0\.\.63$"),
+        (
+            lambda table: table.index_fill(0, torch.tensor([7]), int(table[2])),
+            r"block_ids\[2\] and block_ids\[7\] are both",
+        ),
+        (lambda table: table.index_fill(0, torch.tensor([7]), BLOCKS), r"block_ids\[7\] is 64, expected 0\.\.63$"),
+    ],
+    ids=["floats", "fractions", "a batch", "-1", "a block twice", "no such block"],
+)
+def test_a_block_table_that_cannot_be_meant_is_refused_whatever_is_stored(
+    pool: FakePool, verb: str, is_stored: bool, change: Any, named: str
+) -> None:
+    tokens = _tokens(4 * CHUNK + 1)
+    if is_stored:
+        _stored(pool, tokens)
+    with pytest.raises(kv.InvalidArgument, match=named):
+        getattr(_prefix(pool, _layers()), verb)(tokens, change(_table(1)))
+    assert pool.loads == []
+
+
+def test_what_fills_a_block_table_behind_the_full_chunks_is_not_looked_at(pool: FakePool) -> None:
+    tokens = _tokens(4 * CHUNK + 1)
+    _, table = _stored(pool, tokens)
+    table[16:] = -1
+    assert _prefix(pool, _layers()).store(tokens, table).commit().present == 4
+    with _prefix(pool, _layers()).restore(tokens, table) as restored:
+        assert restored.settle() == 4 * CHUNK
+
+
+@pytest.mark.parametrize("tokens", [torch.zeros(1, 100, dtype=torch.int64), [[0] * 100], np.zeros((1, 100), np.int32)])
+def test_a_batch_of_one_prompt_is_refused_alike_everywhere(pool: FakePool, tokens: Any) -> None:
+    """`restore` took [1, n] for a prompt of one token, which is a miss."""
+    prefix, chain = _prefix(pool, _layers()), pool.keys([])
+    for verb in (
+        partial(prefix.restore, tokens, _table(1)),
+        partial(prefix.store, tokens, _table(1)),
+        partial(pool.keys, tokens),
+    ):
+        with pytest.raises(kv.InvalidArgument, match=r"tokens have shape \(1, 100\) of .*: pass tokens\[0\]$"):
+            verb()
+    with pytest.raises(kv.InvalidArgument, match=r"pass tokens\[0\]$"):
+        chain.extend(tokens)
+    assert prefix.restore(tokens[0], _table(1)).tokens == 0
 
 
 def test_a_short_block_table_is_refused(pool: FakePool) -> None:
