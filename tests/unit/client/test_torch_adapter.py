@@ -1,5 +1,6 @@
 """The torch adapter over a fake pool: what is restored, what is left to compute, and what happens when less comes."""
 
+import contextlib
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, cast
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from tests.rigs.fake_pool import FakePool
+from tests.rigs.fake_pool import AWAY, FakePool
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
@@ -73,6 +74,52 @@ def test_tensors_of_another_form_have_no_layout(layers: list[Any]) -> None:
 def test_tensors_that_do_not_fit_the_layout_are_refused(pool: FakePool) -> None:
     with pytest.raises(kv.LayoutMismatch, match="layer"):
         _prefix(pool, _layers()[1:])
+
+
+@pytest.mark.parametrize(
+    ("stored", "named", "is_taken"),
+    [
+        ("bfloat16", "bfloat16", True),
+        ("bfloat16", "float16", False),  # as many bytes, other numbers
+        ("float16", "bfloat16", False),
+        ("bfloat16", "uint16", True),  # its bits
+        ("bfloat16", "int16", False),
+        ("float8_e4m3fn", "float8_e4m3fn", True),
+        ("float8_e4m3fn", "float8_e5m2", False),
+        ("float8_e4m3fn", "float8_e4m3fnuz", False),
+        ("float8_e4m3fn", "uint8", True),
+        ("float32", "complex32", False),
+    ],
+)
+def test_tensors_are_of_the_layouts_dtype_or_its_bits(stored: str, named: str, is_taken: bool) -> None:
+    layout = kv.Layout(LAYERS, 2, 16, stored, CHUNK)
+    with contextlib.suppress(UserWarning):  # of torch, at the first complex32 of a process
+        torch.empty(0, dtype=torch.complex32)
+    layers = [torch.empty(2, BLOCKS, BLOCK, 2, 16, dtype=getattr(torch, named)) for _ in range(LAYERS)]
+    with kv.connect(AWAY, model="fake", revision="1", layout=layout) as pool:
+        if is_taken:
+            assert pool.register(layers, BLOCK).blocks == BLOCKS
+        else:
+            with pytest.raises(kv.LayoutMismatch, match=f"items are {named}, expected the layout's {stored}, or uint"):
+                pool.register(layers, BLOCK)
+
+
+def test_tensors_without_memory_are_refused() -> None:
+    layers = [torch.empty(2, BLOCKS, BLOCK, 2, 16, device="meta") for _ in range(LAYERS)]
+    with (
+        kv.connect(AWAY, model="fake", revision="1", layout=layout_of(layers, CHUNK)) as pool,
+        pytest.raises(kv.InvalidArgument, match="layer 0 is on meta, expected host memory or a CUDA device"),
+    ):
+        pool.register(layers, BLOCK)
+
+
+def test_kv_heads_as_many_as_block_tokens_need_the_form_of_the_helper() -> None:
+    layers = [torch.zeros(2, BLOCKS, BLOCK, BLOCK, 16) for _ in range(LAYERS)]
+    fake = cast(kv.Pool, FakePool(layout_of(layers, CHUNK)))
+    with pytest.raises(kv.LayoutMismatch, match=r"as \[heads, tokens, dim\]: pass form='kv_first'"):
+        PagedPrefixCache(fake, layers, BLOCK)
+    assert "kv_first" in repr(PagedPrefixCache(fake, layers, BLOCK, form="kv_first"))
+    fake.close()
 
 
 def test_an_empty_pool_restores_nothing(pool: FakePool) -> None:
