@@ -219,7 +219,8 @@ class Pool:
     def keys(
         self, tokens: object, salt: bytes | None = None, adapter: str = "", extra: Sequence[Extra] = ()
     ) -> KeyChain:
-        """The chunk keys of a prompt: an integer array (int32, int64) or a list. `extra`: content mixed into token ranges."""
+        """The chunk keys of a prompt: `tokens` [n], integers (an array of int32 or int64, a tensor in host memory, a list).
+        `extra`: content mixed into token ranges. Raises InvalidArgument for other tokens, as a batch, [1, n]."""
         chain = self._empty_chain(salt, adapter, extra)
         chain.extend(tokens)
         return chain
@@ -323,8 +324,8 @@ class Pool:
     ) -> Load:
         """Copy leased chunks from `first_chunk` on into engine memory; returns at once.
 
-        Either `cache` and `block_ids` (exactly the blocks of those chunks; −1 skips a block), or `into`: C-contiguous
-        uint8 [chunks, chunk_bytes], of a share only its bytes, head group by head group (docs/layouts.md). Raises
+        Either `cache` and `block_ids` (exactly the blocks of those chunks, each once; −1 skips a block), or `into`:
+        C-contiguous uint8 [chunks, chunk_bytes], of a share only its bytes, head group by head group (docs/layouts.md). Raises
         InvalidArgument for wrong lengths and for a lease or cache of another Pool, even if the lease has ended.
         """
         check_lease(lease, self._namespace)

@@ -17,7 +17,8 @@ import torch
 from kvpool.errors import InvalidArgument, LayoutMismatch
 from kvpool.layout import Layout
 from kvpool_client.arguments import check_no_groups
-from kvpool_client.key_chain import Extra
+from kvpool_client.copying.cache import as_ids
+from kvpool_client.key_chain import Extra, as_tokens
 from kvpool_client.pool import Pool
 from kvpool_client.save import Save, publish_each
 from kvpool_client.torch.hooks import announced, gated
@@ -90,18 +91,25 @@ class PagedPrefixCache:
     ) -> Restored:
         """Look the prompt up, lease the hit and start loading it into the blocks of `block_ids`; returns at once.
 
-        `block_ids` is the prompt's block table, one id for each `block_tokens` tokens, at least for its full chunks.
+        `tokens` [n], of one prompt, and `block_ids`, its block table, are integers: lists, arrays, or tensors on any device.
+        The table has a block of its own for each `block_tokens` tokens, at least for the full chunks; what is behind them,
+        as −1 that fills a row, is not looked at.
         `held_tokens`: leading tokens that the engine's own cache holds in those blocks already; their blocks are not
-        written. Use the result as a context around the prefill and the save that follows it. Raises InvalidArgument for a block
-        table that is too short or held tokens that end inside a block.
+        written. Use the result as a context around the prefill and the save that follows it. Raises InvalidArgument for
+        tokens of a batch, [1, n], for a block table that is too short or has −1 or a block twice, and for held tokens that end
+        inside a block.
         """
-        if held_tokens % self._block_tokens or not 0 <= held_tokens < max(1, len(tokens)):
+        prompt = as_tokens(_host_array(tokens))
+        is_count = isinstance(held_tokens, (int, np.integer)) and held_tokens % self._block_tokens == 0
+        if not is_count or not 0 <= held_tokens < max(1, len(prompt)):
             raise InvalidArgument(
-                f"held_tokens is {held_tokens}, expected a multiple of {self._block_tokens} below {len(tokens)} tokens"
+                f"held_tokens is {held_tokens!r}, expected a multiple of {self._block_tokens} below {len(prompt)} tokens"
             )
-        prompt = _host_array(tokens)
         keys = self._pool.keys(prompt[: max(0, len(prompt) - 1)], salt=salt, adapter=adapter, extra=extra)
         ids = self._block_table(block_ids, len(keys))
+        self._cache.checked_block_ids(
+            ids, len(keys), may_skip=False
+        )  # held ones are blocks too, and a miss shows no fault
         hit = self._pool.lookup(keys)
         if hit.tokens <= held_tokens:
             return Restored(held_tokens, layers=self._layers, held_tokens=held_tokens)
@@ -127,8 +135,8 @@ class PagedPrefixCache:
         """Reserve slots for every full chunk of `tokens` that the pool lacks; copies nothing before it is announced.
 
         Announce layers as they are written (`Save.layer`, or `announced`) and commit, or commit at once when all KV is
-        in place. Blocks must not change between announcement and commit. Raises InvalidArgument for a block table that
-        is too short.
+        in place. Blocks must not change between announcement and commit. `tokens` and `block_ids`: as for `restore`, which
+        has the errors too.
         """
         keys = self._pool.keys(_host_array(tokens), salt=salt, adapter=adapter, extra=extra)
         return self._pool.save(keys, self._cache, self._block_table(block_ids, len(keys)))
@@ -175,13 +183,13 @@ class PagedPrefixCache:
         return self.store(prompt.tokens, prompt.block_ids, salt=prompt.salt, adapter=prompt.adapter, extra=prompt.extra)
 
     def _block_table(self, block_ids: Integers, chunks: int) -> npt.NDArray[np.int64]:
-        """The blocks of the leading chunks, as an array of its own."""
-        ids = _host_array(block_ids)
+        """The blocks of the leading chunks, as an array of its own; what is behind them is padding."""
+        ids = as_ids(_host_array(block_ids))
         needed = chunks * self._chunk_blocks
         if len(ids) < needed:
             raise InvalidArgument(f"block_ids has {len(ids)} ids, expected at least {needed} for {chunks} chunks")
-        return np.array(ids[:needed], dtype=np.int64)
+        return ids[:needed].copy()
 
 
-def _host_array(values: Integers) -> npt.NDArray[np.int64]:
-    return np.asarray(values.cpu().numpy() if isinstance(values, torch.Tensor) else values)
+def _host_array(values: Integers) -> object:
+    return values.cpu().numpy() if isinstance(values, torch.Tensor) else values

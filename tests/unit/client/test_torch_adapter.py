@@ -1,13 +1,15 @@
 """The torch adapter over a fake pool: what is restored, what is left to compute, and what happens when less comes."""
 
+import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import kvpool_client as kv
-from tests.rigs.fake_pool import FakePool
+from tests.rigs.fake_pool import AWAY, FakePool
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
@@ -86,6 +88,52 @@ def test_tensors_that_do_not_fit_the_layout_are_refused(pool: FakePool) -> None:
         _prefix(pool, _layers()[1:])
 
 
+@pytest.mark.parametrize(
+    ("stored", "named", "is_taken"),
+    [
+        ("bfloat16", "bfloat16", True),
+        ("bfloat16", "float16", False),  # as many bytes, other numbers
+        ("float16", "bfloat16", False),
+        ("bfloat16", "uint16", True),  # its bits
+        ("bfloat16", "int16", False),
+        ("float8_e4m3fn", "float8_e4m3fn", True),
+        ("float8_e4m3fn", "float8_e5m2", False),
+        ("float8_e4m3fn", "float8_e4m3fnuz", False),
+        ("float8_e4m3fn", "uint8", True),
+        ("float32", "complex32", False),
+    ],
+)
+def test_tensors_are_of_the_layouts_dtype_or_its_bits(stored: str, named: str, is_taken: bool) -> None:
+    layout = kv.Layout(LAYERS, 2, 16, stored, CHUNK)
+    with contextlib.suppress(UserWarning):  # of torch, at the first complex32 of a process
+        torch.empty(0, dtype=torch.complex32)
+    layers = [torch.empty(2, BLOCKS, BLOCK, 2, 16, dtype=getattr(torch, named)) for _ in range(LAYERS)]
+    with kv.connect(AWAY, model="fake", revision="1", layout=layout) as pool:
+        if is_taken:
+            assert pool.register(layers, BLOCK).blocks == BLOCKS
+        else:
+            with pytest.raises(kv.LayoutMismatch, match=f"items are {named}, expected the layout's {stored}, or uint"):
+                pool.register(layers, BLOCK)
+
+
+def test_tensors_without_memory_are_refused() -> None:
+    layers = [torch.empty(2, BLOCKS, BLOCK, 2, 16, device="meta") for _ in range(LAYERS)]
+    with (
+        kv.connect(AWAY, model="fake", revision="1", layout=layout_of(layers, CHUNK)) as pool,
+        pytest.raises(kv.InvalidArgument, match="layer 0 is on meta, expected host memory or a CUDA device"),
+    ):
+        pool.register(layers, BLOCK)
+
+
+def test_kv_heads_as_many_as_block_tokens_need_the_form_of_the_helper() -> None:
+    layers = [torch.zeros(2, BLOCKS, BLOCK, BLOCK, 16) for _ in range(LAYERS)]
+    fake = cast(kv.Pool, FakePool(layout_of(layers, CHUNK)))
+    with pytest.raises(kv.LayoutMismatch, match=r"as \[heads, tokens, dim\]: pass form='kv_first'"):
+        PagedPrefixCache(fake, layers, BLOCK)
+    assert "kv_first" in repr(PagedPrefixCache(fake, layers, BLOCK, form="kv_first"))
+    fake.close()
+
+
 def test_an_empty_pool_restores_nothing(pool: FakePool) -> None:
     with _prefix(pool, _layers()).restore(_tokens(100), _table(1)) as restored:
         assert restored.tokens == 0
@@ -147,6 +195,68 @@ def test_nothing_is_leased_when_the_engine_holds_more(pool: FakePool) -> None:
 def test_held_tokens_that_are_not_whole_blocks_are_refused(pool: FakePool, held: int) -> None:
     with pytest.raises(kv.InvalidArgument, match="held_tokens"):
         _prefix(pool, _layers()).restore(_tokens(5 * CHUNK), _table(1), held)
+
+
+@pytest.mark.parametrize("held", [3.0, 8.0, "8"])
+def test_held_tokens_that_are_no_number_of_tokens_are_refused(pool: FakePool, held: Any) -> None:
+    with pytest.raises(kv.InvalidArgument, match=f"held_tokens is {held!r}"):
+        _prefix(pool, _layers()).restore(_tokens(5 * CHUNK), _table(1), held)
+
+
+@pytest.mark.parametrize("verb", ["restore", "store"])
+@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda table: table.double(), "float64, expected one dimension of integers"),
+        (lambda table: table + 0.5, "float32, expected one dimension of integers"),
+        (
+            lambda table: table[None],
+            r"shape \(1, 40\) of int64, expected one dimension of integers: pass block_ids\[0\]",
+        ),
+        (lambda table: table.index_fill(0, torch.tensor([7]), -1), r"block_ids\[7\] is -1, expected 0\.\.63$"),
+        (
+            lambda table: table.index_fill(0, torch.tensor([7]), int(table[2])),
+            r"block_ids\[2\] and block_ids\[7\] are both",
+        ),
+        (lambda table: table.index_fill(0, torch.tensor([7]), BLOCKS), r"block_ids\[7\] is 64, expected 0\.\.63$"),
+    ],
+    ids=["floats", "fractions", "a batch", "-1", "a block twice", "no such block"],
+)
+def test_a_block_table_that_cannot_be_meant_is_refused_whatever_is_stored(
+    pool: FakePool, verb: str, is_stored: bool, change: Any, named: str
+) -> None:
+    tokens = _tokens(4 * CHUNK + 1)
+    if is_stored:
+        _stored(pool, tokens)
+    with pytest.raises(kv.InvalidArgument, match=named):
+        getattr(_prefix(pool, _layers()), verb)(tokens, change(_table(1)))
+    assert pool.loads == []
+
+
+def test_what_fills_a_block_table_behind_the_full_chunks_is_not_looked_at(pool: FakePool) -> None:
+    tokens = _tokens(4 * CHUNK + 1)
+    _, table = _stored(pool, tokens)
+    table[16:] = -1
+    assert _prefix(pool, _layers()).store(tokens, table).commit().present == 4
+    with _prefix(pool, _layers()).restore(tokens, table) as restored:
+        assert restored.settle() == 4 * CHUNK
+
+
+@pytest.mark.parametrize("tokens", [torch.zeros(1, 100, dtype=torch.int64), [[0] * 100], np.zeros((1, 100), np.int32)])
+def test_a_batch_of_one_prompt_is_refused_alike_everywhere(pool: FakePool, tokens: Any) -> None:
+    """`restore` took [1, n] for a prompt of one token, which is a miss."""
+    prefix, chain = _prefix(pool, _layers()), pool.keys([])
+    for verb in (
+        partial(prefix.restore, tokens, _table(1)),
+        partial(prefix.store, tokens, _table(1)),
+        partial(pool.keys, tokens),
+    ):
+        with pytest.raises(kv.InvalidArgument, match=r"tokens have shape \(1, 100\) of .*: pass tokens\[0\]$"):
+            verb()
+    with pytest.raises(kv.InvalidArgument, match=r"pass tokens\[0\]$"):
+        chain.extend(tokens)
+    assert prefix.restore(tokens[0], _table(1)).tokens == 0
 
 
 def test_a_short_block_table_is_refused(pool: FakePool) -> None:
