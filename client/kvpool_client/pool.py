@@ -304,7 +304,7 @@ class Pool:
         whole = replace(self.layout, rank=None)  # given-back tickets are ended by a claim of no rank
         plan = replace(self._plan, layout=whole, oldest=versions.SINCE[pr.Promise])
         line = self._hint_client.line = PromiseLine(
-            Link(plan, Counters()),
+            Link(plan, Counters(), logs_ends=False),
             self._lease_fetcher,
             self._counters,
             tickets=tickets,

@@ -265,7 +265,7 @@ class Save:
                 self._give_up(SaveState.TIMEOUT)
                 return False
         if self._is_expired or self._run.is_cancelled():
-            self._give_up(SaveState.EXPIRED if self._is_expired else SaveState.DISCONNECTED)
+            self._give_up(SaveState.DISCONNECTED)
             return False
         return True
 
@@ -346,6 +346,7 @@ class Save:
     def _give_up(self, state: SaveState) -> None:
         if self._run is not None:
             self._run.cancel()
+        state = SaveState.EXPIRED if self._is_expired else state
         self._states = [state if entry == SaveState.RESERVED else entry for entry in self._states]
         self._acknowledge_end()
 

@@ -27,7 +27,8 @@ class Reservation:
     first `kv_layers` of them to its KV; `layout`: of the chunks, where their owner saves those of several groups.
 
     `staged`: what the daemon has copied into them, where it does that itself; `copies` of its own are under way. `is_part`: of
-    a joint save, whose slots are not its own: the directory does not know its number.
+    a joint save, whose slots are not its own: the directory does not know its number. `is_reported`: a commit has been answered
+    that it has expired.
     """
 
     id: ReservationId
@@ -43,6 +44,7 @@ class Reservation:
     is_ending: bool = False
     layout: Layout | None = None
     is_part: bool = False
+    is_reported: bool = False
 
 
 class Reservations:

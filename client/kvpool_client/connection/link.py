@@ -45,8 +45,10 @@ RENEW_FRACTION = 1 / 3
 class Link:
     """Connection of one Pool, across restarts of the daemon."""
 
-    def __init__(self, plan: SessionPlan, counters: Counters) -> None:
-        """Tries to connect once. Raises LayoutMismatch if the daemon cannot take the layout; nothing else."""
+    def __init__(self, plan: SessionPlan, counters: Counters, *, logs_ends: bool = True) -> None:
+        """Tries to connect once. `logs_ends`: False where a Pool has a link to the same daemon, which does. Raises
+        LayoutMismatch if the daemon cannot take the layout; nothing else."""
+        self._logs_ends = logs_ends
         self._plan = plan
         self._counters = counters
         self._pid = os.getpid()
@@ -70,7 +72,7 @@ class Link:
         except LayoutMismatch:
             self._close_pipe()
             raise
-        if self._session is None:
+        if self._session is None and logs_ends:
             self._session_log.note_absent(self._fault)
         _forget_in_children(self)
         self._at_exit = _report_at_exit(self)
@@ -161,7 +163,7 @@ class Link:
             self._endings.begin()
             if session is None:
                 ended = self._session
-                if ended is not None:
+                if ended is not None and self._logs_ends:
                     self._session_log.note_away(ended.end_reason)
                 self._wait(None, self._retry_s)
                 if not self._is_closed:

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def test_a_first_connection_that_fails_is_one_warning_and_the_pool_has_its_reaso
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = str(tmp_path / "nobody.sock")
-    with kv.connect(path, model="m", layout=SMALL) as pool:
+    with kv.connect(path, model="m", layout=SMALL) as pool, closing(pool.open_promise_line(1)):
         reason = f"no daemon answers at {path}: [Errno 2] No such file or directory"
         assert repr(pool) == f"<Pool m away: {reason}>"
         (record,) = [record for record in caplog.records if record.name == LOGGER]

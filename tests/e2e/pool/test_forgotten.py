@@ -7,6 +7,8 @@ import contextlib
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -195,6 +197,27 @@ def test_what_a_forked_child_or_a_closed_pool_leaves_ends_nothing_and_warns_of_n
     pool.close()
     del lease, save
     gc.collect()  # a warning is an error here
+    wait_until(lambda: daemon.stats()["leases"] + daemon.stats()["reservations"] == 0, "the connection has ended")
+
+
+ENDING = """
+import sys
+import kvpool_client as kv
+from tests.rigs.daemon import SMALL
+from tests.rigs.payload import payload_of, store, tokens_of
+
+pool = kv.connect(sys.argv[1], model="m", layout=SMALL, timeout_s=20.0)
+keys, others = (pool.keys(tokens_of(seed, 4 * 32)) for seed in (1, 2))
+store(pool, keys)
+lease, save = pool.acquire(pool.lookup(keys)), pool.save(others, from_=payload_of(others, SMALL))
+print(lease.chunks)
+"""
+
+
+def test_an_interpreter_that_ends_with_saves_and_leases_ends_without_a_word(daemon: Daemon) -> None:
+    command = [sys.executable, "-W", "error", "-c", ENDING, daemon.socket]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("4\n", "", 0)
     wait_until(lambda: daemon.stats()["leases"] + daemon.stats()["reservations"] == 0, "the connection has ended")
 
 
