@@ -47,7 +47,7 @@ class Lease:
         self.session = session
         self.id = leased.lease
         self.namespace = namespace
-        self.layout = namespace[1]
+        self.layout = namespace.layout
         self.chunks = leased.chunks
         self.tokens = leased.chunks * self.layout.chunk_tokens
         self._estimate_s = estimate_s

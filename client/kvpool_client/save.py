@@ -79,7 +79,8 @@ class SaveRun(Protocol):
 
 
 class Save:
-    """A save under way. `states` holds what `reserve` answered for each chunk asked."""
+    """A save under way. `layers`: of the engine, each to be announced or committed; `end_token`: behind the last token of its
+    chunks, counted from the prompt's begin."""
 
     def __init__(
         self,
@@ -92,6 +93,7 @@ class Save:
         scope: bytes,
         retained: bytes,
         pending: PendingChunks,
+        end_token: int,
         layers: int,
         groups: int,
         extents: int,
@@ -101,9 +103,10 @@ class Save:
         is_part: bool = False,
     ) -> None:
         """`tokens`: the token ids of the RESERVED chunks, i32, or none; `scope`: adapter and salt tag for events. `retained`: a
-        RetainState for each chunk, or none. `layers`: of the engine, each to be announced; `groups`: head groups of a layer,
-        each of which the run counts as a layer; `extents`: of a stored chunk, each with a checksum. `group`: that of the
-        chunks, where the layout has groups. `is_part`: the layers, groups and extents are those of a share."""
+        RetainState for each chunk, or none. `end_token`: behind the last chunk asked. `layers`: of the engine, each to be
+        announced; `groups`: head groups of a layer, each of which the run counts as a layer; `extents`: of a stored chunk, each
+        with a checksum. `group`: that of the chunks, where the layout has groups. `is_part`: the layers, groups and extents are
+        those of a share."""
         assert (run is None) == (SaveState.RESERVED not in states)
         self._pid = os.getpid()
         self._session = session
@@ -114,7 +117,8 @@ class Save:
         self._scope = scope
         self._retained = retained
         self._pending = pending
-        self._layers = layers
+        self.end_token = end_token
+        self.layers = layers
         self._groups = groups
         self._extents = extents
         self._timeout_s = timeout_s
@@ -139,6 +143,11 @@ class Save:
         if self._result is None and self._thread is None:
             self.abort()
 
+    @property
+    def is_announced(self) -> bool:
+        """Whether a layer was announced: the engine's bytes of it may be copied already."""
+        return bool(self._announced)
+
     def __del__(self) -> None:
         # A finalizer, also of an interpreter that ends: see `endings`.
         if self._result is not None or self._run is None or self._session is None or sys.is_finalizing():
@@ -148,8 +157,8 @@ class Save:
 
     def layer(self, layer: int) -> None:
         """The engine's bytes of this layer may be read from now on. Any order, once each."""
-        if not isinstance(layer, int) or not 0 <= layer < self._layers:
-            raise InvalidArgument(f"layer is {layer!r}, expected 0..{self._layers - 1}")
+        if not isinstance(layer, int) or not 0 <= layer < self.layers:
+            raise InvalidArgument(f"layer is {layer!r}, expected 0..{self.layers - 1}")
         if layer in self._announced:
             raise InvalidArgument(f"layer {layer} was announced before, expected once each")
         self._announced.add(layer)
@@ -265,7 +274,7 @@ class Save:
         assert self._session is not None
         if not self._session.welcome.remote_bytes or self._is_part:
             return  # there are no other nodes, or nobody can read a chunk before its other parts are there
-        if self._landed >= min(run.copied_layers(), self._layers * self._groups - 1):
+        if self._landed >= min(run.copied_layers(), self.layers * self._groups - 1):
             return
         chunks = self._states.count(SaveState.RESERVED)
         sums = np.frombuffer(run.checksums_from(self._landed), "<u4").reshape(chunks, -1)
@@ -354,6 +363,11 @@ class Save:
                 self._session.end(f"the end of a save could not be reported: {error}")
 
     def _end(self) -> None:
+        if SaveState.PENDING in self._states:  # another save may have stored them meanwhile, of the same batch perhaps
+            stored = iter(self._pending.are_stored())
+            self._states = [
+                SaveState.PRESENT if entry == SaveState.PENDING and next(stored) else entry for entry in self._states
+            ]
         self._result = SaveResult.of(self._states, self._retained)
         self._on_end(self._result)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -173,14 +174,12 @@ class Squares(torch.nn.Module):  # type: ignore[misc, name-defined]  # torch is 
         return total + float(rows.sum())
 
 
-def test_the_ten_lines_of_the_document_work(daemon: Daemon) -> None:
-    code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    assert code is not None
-    source = (
-        code[1].replace("/run/kvpool/kvpool.sock", daemon.socket).replace("chunk_tokens=256", f"chunk_tokens={CHUNK}")
-    )
+def test_the_code_of_the_document_works(daemon: Daemon) -> None:
+    """Cold in several passes, and then twice warm: in one pass, and in several."""
+    first, second = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    first = first.replace("/run/kvpool/kvpool.sock", daemon.socket).replace("chunk_tokens=256", f"chunk_tokens={CHUNK}")
     answers, calls = [], []
-    for seed in range(2):
+    for seed, is_batch in enumerate((False, True, False)):
         layers = [torch.zeros(2, 40, BLOCK, 2, 16) for _ in range(4)]
         modules = [Squares(layer, number) for number, layer in enumerate(layers)]
 
@@ -194,12 +193,22 @@ def test_the_ten_lines_of_the_document_work(daemon: Daemon) -> None:
         names: dict[str, Any] = {"layers": layers, "attention_modules": modules, "model": model}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kv, "connect", _connect_and_wait)
-            exec(source, names)
+            exec(first, names)
+        exec(second, names)
         table = torch.randperm(40, generator=torch.Generator().manual_seed(seed)).tolist()
-        answers.append(names["prefill"](PROMPT, table))
+        if is_batch:
+            names["model"] = lambda batch, starts: model(batch[0].tokens[starts[0] :], starts[0], batch[0].block_ids)
+            answers.append(names["prefill"]([SimpleNamespace(tokens=PROMPT, block_ids=table)]))
+        else:
+            answers.append(names["prefill_in_passes"](PROMPT, table, _passes))
         names["pool"].close()
-    assert calls == [0, 9 * CHUNK]
-    assert answers[0] == answers[1] == sum(sum(PROMPT) + layer * len(PROMPT) for layer in range(4)) * 32
+    assert calls == [*range(0, 9 * CHUNK + 1, CHUNK), 9 * CHUNK, 9 * CHUNK]
+    assert answers == [sum(sum(PROMPT) + layer * len(PROMPT) for layer in range(4)) * 32] * 3
+
+
+def _passes(start: int, end: int) -> list[tuple[int, int]]:
+    """Of a chunk each."""
+    return [(begin, min(end, begin + CHUNK)) for begin in range(start, end, CHUNK)]
 
 
 def _connect_and_wait(*given: Any, **named: Any) -> kv.Pool:

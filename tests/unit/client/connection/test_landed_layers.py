@@ -58,6 +58,7 @@ def save_of(session: Session, run: Run, extents: int = LAYERS) -> Save:
         scope=b"",
         retained=b"",
         pending=cast(Any, None),
+        end_token=16 * len(run.sums),
         layers=LAYERS,
         groups=1,
         extents=extents,
