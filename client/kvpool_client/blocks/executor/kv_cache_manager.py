@@ -325,7 +325,11 @@ class KVCacheManager(BaseResourceManager):
         ]
         with ExitStack() as unless_all:
             for request in requests if prepare_resource else ():
-                if not self._allocate(request, request.tokens, num_extra_decoding_steps + len(_drafts(request))):
+                extra = num_extra_decoding_steps + len(_drafts(request))
+                self._check_length(len(request.tokens) + extra)
+                if self.get_num_kv_blocks(len(request.tokens) + extra) > self.get_max_resource_count():
+                    return None
+                if not self._allocate(request, request.tokens, extra):
                     return None
                 unless_all.callback(self._end, request.py_request_id)
             unless_all.pop_all()
