@@ -20,7 +20,7 @@ from kvpool.clock import Deadline
 from kvpool.errors import InvalidArgument
 from kvpool.types import LoadReason
 from kvpool_client.connection.stall import Stall
-from kvpool_client.lease import Lease
+from kvpool_client.lease import LeaseHold
 from kvpool_client.results import LoadResult
 
 
@@ -61,7 +61,7 @@ class Load:
 
     def __init__(
         self,
-        lease: Lease,
+        lease: LeaseHold,
         run: LoadRun | None,
         *,
         first_chunk: int,

@@ -315,7 +315,7 @@ class Pool:
         check_index("first_chunk", first_chunk, lease.chunks)
         chunks = lease.chunks - first_chunk
         blocks = self._copies.blocks(cache, block_ids, array=into, chunks=chunks, is_load=True)
-        return self._load_starter.begin(lease, first_chunk, blocks)
+        return self._load_starter.begin(lease.hold, first_chunk, blocks)
 
     def leased_memory(self, lease: Lease) -> LeasedMemory:
         """A lease's chunks where they lie in the pool, to be read there until it is closed. Raises InvalidArgument."""
@@ -323,7 +323,7 @@ class Pool:
         self._check_plain("leased_memory")
         if self.layout.head_groups != 1 or not self.shares[0].is_whole(self.layout):
             raise InvalidArgument("leased_memory has whole layers, expected a layout without head groups and no share")
-        return LeasedMemory(self._link, lease, self._load_starter.begin_check)
+        return LeasedMemory(self._link, lease.hold, self._load_starter.begin_check)
 
     def save(
         self,

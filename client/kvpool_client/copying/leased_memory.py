@@ -23,7 +23,7 @@ import kvpool_native
 from kvpool.errors import InvalidArgument
 from kvpool_client.arguments import check_index
 from kvpool_client.connection.link import Link
-from kvpool_client.lease import Lease
+from kvpool_client.lease import LeaseHold
 from kvpool_client.load import Load
 from kvpool_client.results import LoadResult
 
@@ -35,7 +35,7 @@ _LANDING_FAILED = 1 << 31
 class LeasedMemory:
     """See the module, and `Pool.leased_memory`. `chunks`: how many there are, 0 where the lease had ended before."""
 
-    def __init__(self, link: Link, lease: Lease, begin_check: Callable[[Lease, int], Load]) -> None:
+    def __init__(self, link: Link, lease: LeaseHold, begin_check: Callable[[LeaseHold, int], Load]) -> None:
         """`begin_check`: begins to compare a lease's KV with its checksums where it lies. Raises InvalidArgument
         where the lease names memory that is not there."""
         session = lease.session

@@ -66,7 +66,7 @@ class GroupLoad:
         if self._result is None:
             failed = next((result.reason for result in results if result.reason != "complete"), "complete")
             chunks = self.lease.chunks if failed == "complete" else self.first_chunk
-            self._result = LoadResult(chunks, chunks * self.lease.layout.chunk_tokens, failed)
+            self._result = LoadResult(chunks, chunks * self.lease.hold.layout.chunk_tokens, failed)
             self._on_end(self.lease, self._result)
         return self._result
 

@@ -266,8 +266,8 @@ def test_a_lease_of_another_model_or_of_one_group_is_refused(grouped: Grouped) -
             assert isinstance(lease, kv.GroupLease)
             with pytest.raises(kv.InvalidArgument, match=r"lease is of model 'model-.*', expected one of .*'another'"):
                 load(other, lease)
-            for part in (lease.rows_of(FULL), None):
-                with pytest.raises(kv.InvalidArgument, match=r"lease is (of layout .*, expected one|NoneType)"):
+            for part in (lease.hold.rows_of(FULL), None):
+                with pytest.raises(kv.InvalidArgument, match=r"lease is (GroupRows|NoneType), expected what acquire"):
                     pool.groups.load(part, into=[])  # type: ignore[arg-type]  # the mistake
         assert_served(pool, keys, 6)
 
