@@ -61,7 +61,7 @@ from kvpool_client.separate_chunks import SeparateChunks
 
 
 def connect(
-    path: str | None = None,
+    path: str | os.PathLike[str] | None = None,
     *,
     model: str,
     layout: Layout,
@@ -100,7 +100,7 @@ class Pool:
 
     def __init__(
         self,
-        path: str,
+        path: str | os.PathLike[str],
         *,
         model: str,
         layout: Layout,
