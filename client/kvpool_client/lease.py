@@ -35,9 +35,9 @@ class Lease:
         with pool.acquire(pool.lookup(keys)) as lease:        # or pool.claim(ticket)
             result = pool.load(lease, cache, block_ids).wait()
 
-    An empty one (0 chunks) is the answer where nothing was there any more, or the daemon is away. Leaving it as a context
-    releases it. It ends too when the connection ends, and in the daemon when it has not been used for `server.lease_ttl`: then
-    loads answer `disconnected` or `gone`, and nothing raises. Threads: any.
+    `Pool.acquire` and `Pool.claim` answer it; an empty one (0 chunks) where nothing was there any more, or the daemon is away.
+    Leaving it as a context releases it. It ends too when the connection ends, and in the daemon when it has not been used for
+    `server.lease_ttl`: then loads answer `disconnected` or `gone`, and nothing raises. Threads: any.
     """
 
     def __init__(self, hold: "LeaseHold", *, estimate_s: Callable[[int], float], peer_pace: PeerPace) -> None:

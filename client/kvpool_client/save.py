@@ -76,7 +76,15 @@ class SaveRun(Protocol):
 
 
 class Save:
-    """A save under way. `states` holds what `reserve` answered for each chunk asked."""
+    """Chunks on their way out of engine memory: what `Pool.save` answers, with room reserved for those that the pool lacks.
+
+        with pool.save(keys, cache, block_ids) as save:
+            save.layer(0)                       # as each layer is written: native threads copy it meanwhile
+            result = save.commit()              # copies the others, then publishes; SaveResult
+
+    Blocks must not change from a layer's announcement, or the commit, to the result. Leaving it as a context without a commit
+    aborts it. Nothing raises because of the daemon: what is not stored is declined, with a reason. Threads: one at a time.
+    """
 
     def __init__(
         self,
@@ -136,7 +144,7 @@ class Save:
             self.abort()
 
     def layer(self, layer: int) -> None:
-        """The engine's bytes of this layer may be read from now on. Any order, once each."""
+        """The engine's bytes of this layer may be read from now on. Any order, once each. Raises InvalidArgument."""
         if not isinstance(layer, int) or not 0 <= layer < self._layers:
             raise InvalidArgument(f"layer is {layer!r}, expected 0..{self._layers - 1}")
         if layer in self._announced:

@@ -129,8 +129,8 @@ class BlockPool:
         return self._room.blocks
 
     def buffers(self, layer: int) -> "torch.Tensor":
-        """A layer's KV, [num_blocks, 2, tokens_per_block, kv_heads, head_dim], K before V: the same tensor every time. Raises
-        InvalidArgument for a layer that is not there."""
+        """A layer's KV in `dtype`, [num_blocks, 2, tokens_per_block, kv_heads, head_dim], K before V: the same tensor every
+        time. Raises InvalidArgument for a layer that is not there."""
         if not 0 <= layer < self.shape.layers:
             raise InvalidArgument(f"layer is {layer!r}, expected 0..{self.shape.layers - 1}")
         return self._memory.layers[layer]
@@ -208,7 +208,8 @@ class BlockPool:
         """The engine has computed the KV of tokens `start` up to `end`: their full blocks are reusable from now on.
 
         False, and nothing is taken, where `start` is behind the KV that is in place: a load came shorter than it was promised,
-        and prefill has to begin again at `Allocation.reused_tokens`. Waits for a load that still runs.
+        and prefill has to begin again at `Allocation.reused_tokens`. Waits for a load that still runs. Raises InvalidArgument
+        for a range that is not within the request's tokens.
         """
         sequence = self._sequence(request_id)
         if not 0 <= start <= end <= sequence.length:
@@ -223,7 +224,8 @@ class BlockPool:
         return True
 
     def rewind(self, request_id: Hashable, tokens: int) -> None:
-        """Take the last `tokens` tokens back, and all room behind them, with what is computed there (`keep_room` keeps it)."""
+        """Take the last `tokens` tokens back, and all room behind them, with what is computed there (`keep_room` keeps it).
+        Raises InvalidArgument for more than there are."""
         sequence = self._sequence(request_id)
         _check_tokens(tokens, sequence.length)
         self._settle(sequence)
@@ -240,6 +242,7 @@ class BlockPool:
         """A second request with the same tokens, which shares the computed blocks; None where there is no room now.
 
         What is allocated and not computed gets blocks of its own. A load that still runs is not waited for, and not shared.
+        Raises InvalidArgument for a request that is not there, or a new one that is.
         """
         sequence = self._sequence(request_id)
         if new_id in self._sequences:
@@ -289,7 +292,8 @@ class BlockPool:
         return self._sequence(request_id).length
 
     def priority_of(self, block: int) -> int | None:
-        """The retention priority, 0 to 100, of a block in the prefix tree; None for any other."""
+        """The retention priority, 0 to 100, of a block in the prefix tree; None for any other. Raises InvalidArgument after
+        `close`."""
         self._check_open()
         node = self._tree.node_of(block)
         return node.priority if node is not None else None
