@@ -18,7 +18,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from demo.paged_kv import PagedKV, PagedSequence
-from kvpool_client.save import Save
 from kvpool_client.torch import PagedPrefixCache, announced, gated
 
 BLOCK_TOKENS = 16
@@ -97,32 +96,30 @@ class Engine:
         started = time.perf_counter()
         with self._kv.borrow(len(prompt) + count) as blocks:
             with self._prefix.restore(prompt, blocks) as restored, gated(restored, self._attention):
-                logits, save = restored.prefill(lambda start: self._prefill(prompt, start, blocks, on_step))
+                logits, stored = restored.prefill(lambda start: self._prefill(prompt, start, blocks, on_step))
                 tokens = [int(logits.argmax())]
                 ttft_s = time.perf_counter() - started
-                saved = save.commit()
             sequence = PagedSequence(self._kv, blocks, len(prompt))
             while len(tokens) < count:
                 tokens.append(int(self._forward(tokens[-1:], sequence).argmax()))
         digest = hashlib.sha256(logits.float().cpu().numpy().tobytes()).hexdigest()
-        stored = saved.stored if saved is not None else 0
         return Answer(tokens, len(prompt), restored.tokens, stored, ttft_s, digest)
 
     def _prefill(
         self, prompt: list[int], start: int, blocks: list[int], on_step: Callable[[int], None]
-    ) -> tuple[torch.Tensor, Save]:
-        """Compute the prompt from token `start` on; the last step hands each layer to the save once it is written."""
-        sequence = PagedSequence(self._kv, blocks, start)
-        last = start + (len(prompt) - 1 - start) // self._step_tokens * self._step_tokens
-        for first in range(start, last, self._step_tokens):
+    ) -> tuple[torch.Tensor, int]:
+        """Compute the prompt from token `start` on; each step hands its layers to a save once they are written, and publishes
+        its chunk. The logits of the last token, and how many chunks were stored."""
+        sequence, stored = PagedSequence(self._kv, blocks, start), 0
+        for first in range(start, len(prompt), self._step_tokens):
             on_step(first)
-            self._forward(prompt[first : first + self._step_tokens], sequence)
-        on_step(last)
-        save = self._prefix.store(prompt, blocks)
-        with announced(save, self._attention):
-            logits = self._forward(prompt[last:], sequence)
+            end = min(len(prompt), first + self._step_tokens)
+            save = self._prefix.store(prompt[:end], blocks)
+            with announced(save, self._attention, end):
+                logits = self._forward(prompt[first:end], sequence)
+            stored += save.commit().stored
         on_step(len(prompt))
-        return logits, save
+        return logits, stored
 
     def _forward(self, tokens: list[int], sequence: PagedSequence) -> torch.Tensor:
         """One forward pass over new tokens of a sequence; the logits of the last."""

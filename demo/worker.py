@@ -44,7 +44,7 @@ def main() -> None:
         seed=os.getpid(),  # another order of blocks in every process
     )
     layout = layout_of(paged.layers, plan.chunk_tokens)
-    with kv.connect(socket, model=f"demo-llama-{plan.seed}", layout=layout) as pool:
+    with kv.connect(socket, model="demo-llama", revision=str(plan.seed), layout=layout) as pool:
         if Path(socket).exists():
             _wait_connected(pool)
         prefix = PagedPrefixCache(pool, paged.layers, BLOCK_TOKENS)

@@ -1,4 +1,4 @@
-"""A whole torch engine in one file, and the ten lines that put a kvpool behind it. docs/tutorial-engine.md walks through it.
+"""A whole torch engine in one file, and the few lines that put a kvpool behind it. docs/tutorial-engine.md walks through it.
 
     kvpoold --set server.socket=/tmp/kvpool.sock &
     python examples/tiny_engine.py --socket /tmp/kvpool.sock     # computes the prompt, stores its KV
@@ -16,7 +16,7 @@ from torch import nn
 
 import kvpool_client as kv
 from kvpool.socket_path import find_socket
-from kvpool_client.torch import PagedPrefixCache, announced, gated, layout_of
+from kvpool_client.torch import PagedPrefixCache, Prompt, layout_of
 
 VOCABULARY, WIDTH, LAYERS, HEADS, HEAD_DIM = 256, 128, 6, 4, 32
 BLOCKS, BLOCK_TOKENS, CHUNK_TOKENS = 128, 16, 64
@@ -83,16 +83,12 @@ class Engine:
     def prefill(self, tokens: list[int], block_ids: torch.Tensor) -> torch.Tensor:
         """Logits of the prompt's last token; computes what the pool has not, and stores it there."""
 
-        def forward(start: int) -> tuple[torch.Tensor, kv.Save]:
-            self.reused = start
-            save = self.prefix.store(tokens, block_ids)
-            with announced(save, self.model.layers):
-                return self.model(tokens[start:], start, block_ids), save
+        def forward(starts: list[int]) -> torch.Tensor:
+            self.reused = starts[0]
+            logits: torch.Tensor = self.model(tokens[starts[0] :], starts[0], block_ids)
+            return logits
 
-        with self.prefix.restore(tokens, block_ids) as restored, gated(restored, self.model.layers):
-            logits, save = restored.prefill(forward)
-            save.commit()
-        return logits
+        return self.prefix.prefill([Prompt(tokens, block_ids)], self.model.layers, forward)
 
     @torch.no_grad()
     def generate(self, prompt: list[int], count: int) -> tuple[list[int], float]:

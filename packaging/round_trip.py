@@ -14,8 +14,8 @@ def main() -> int:
     """Store chunks of known bytes in one Pool, load them in another."""
     payload = np.arange(CHUNKS * LAYOUT.chunk_bytes, dtype=np.uint32).astype(np.uint8).reshape(CHUNKS, -1)
     with (
-        kv.connect(sys.argv[1], model="package", layout=LAYOUT) as writer,
-        kv.connect(sys.argv[1], model="package", layout=LAYOUT) as reader,
+        kv.connect(sys.argv[1], model="package", revision="1", layout=LAYOUT) as writer,
+        kv.connect(sys.argv[1], model="package", revision="1", layout=LAYOUT) as reader,
     ):
         keys = writer.keys(np.arange(CHUNKS * LAYOUT.chunk_tokens, dtype=np.int32))
         result = writer.save(keys, from_=payload).commit()

@@ -5,6 +5,7 @@ Pure functions; any thread.
 
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 
 from kvpool.errors import InvalidArgument
 from kvpool.keys import namespace_name
@@ -12,8 +13,10 @@ from kvpool.layout import Layout
 from kvpool.layouts.share import Share
 from kvpool.protocol.records import messages as m
 from kvpool.socket_path import fault_of_path
+from kvpool_client.copying.cache import Cache
 from kvpool_client.key_chain import KeyChain, Namespace
 from kvpool_client.lease import Lease
+from kvpool_client.results import Hit
 
 COPY_THREADS_MAX = 64
 MODEL_BYTES_MAX = 512
@@ -95,16 +98,28 @@ def check_keys(keys: KeyChain, namespace: Namespace) -> None:
     """Check that `keys` is a KeyChain of the Pool's namespace: another one's names other KV."""
     if not isinstance(keys, KeyChain):
         raise InvalidArgument(f"keys is {type(keys).__name__}, expected what Pool.keys answered")
-    if keys.namespace is None:
-        raise InvalidArgument(f"keys are {keys!r} of no Pool, expected what Pool.keys answered")
-    _check_namespace("keys are", keys.namespace, "those", namespace)
+    _check_chunks("keys are", keys.namespace, "those", namespace)
+
+
+def check_hit(hit: Hit, namespace: Namespace) -> None:
+    """Check that `hit` is one of keys of the Pool's namespace."""
+    if not isinstance(hit, Hit):
+        raise InvalidArgument(f"hit is {type(hit).__name__}, expected what lookup answered")
+    _check_chunks("hit is", hit.keys.namespace, "one", namespace)
 
 
 def check_lease(lease: Lease, namespace: Namespace) -> None:
-    """Check that `lease` is one on chunks of the Pool's namespace: another one's are other KV."""
+    """Check that `lease` is this Pool's: another model's or layout's is on other KV, and one of another connection is not
+    renewed by this one."""
     if not isinstance(lease, Lease):
         raise InvalidArgument(f"lease is {type(lease).__name__}, expected what acquire or claim answered")
-    _check_namespace("lease is", lease.namespace, "one", namespace)
+    if lease.namespace is namespace:
+        return
+    _check_chunks("lease is", lease.namespace, "one", namespace)
+    raise InvalidArgument(
+        f"lease is of another connection, {lease.namespace}, expected one of {namespace}: acquire the hit with this Pool, or "
+        "take it over with claim(lease.ticket())"
+    )
 
 
 def check_index(name: str, value: int, most: int) -> None:
@@ -132,9 +147,39 @@ def check_scope(salt: bytes, adapter: str) -> None:
         raise InvalidArgument(f"adapter is {type(adapter).__name__}, expected str")
 
 
-def _check_namespace(subject: str, found: Namespace, wanted: str, namespace: Namespace) -> None:
+def check_cache(cache: Cache, namespace: Namespace, layout: Layout, share: Share) -> None:
+    """Check that `cache` is KV of the Pool's model in `layout`, the Pool's own or that of one of its groups."""
+    if not isinstance(cache, Cache):
+        raise InvalidArgument(f"cache is {type(cache).__name__}, expected what Pool.register answered")
+    owner = cache.namespace
+    if owner is not None:
+        _check_chunks(f"cache is {cache!r}", owner, "one", namespace)
+    if (cache.layout, cache.share) != (layout, share):
+        difference = _difference(cache.layout, layout) or f"share {cache.share!r}, expected {share!r}"
+        raise InvalidArgument(
+            f"cache is {cache!r} of {owner or 'no Pool'}, expected one of {namespace}, for its layout and share: it has "
+            f"{difference}"
+        )
+
+
+def _check_chunks(subject: str, found: Namespace | None, wanted: str, namespace: Namespace) -> None:
     if found is namespace:
         return
-    for what, own, expected in zip(("model", "layout"), found, namespace, strict=True):
-        if own != expected:
-            raise InvalidArgument(f"{subject} of {what} {own!r}, expected {wanted} of this Pool, of {expected!r}")
+    if found is None:
+        raise InvalidArgument(f"{subject} of no Pool, expected {wanted} of {namespace}")
+    if found.chunks == namespace.chunks:
+        return
+    difference = _difference(found.layout, namespace.layout)
+    tail = f": the layout has {difference}" if difference else ""
+    raise InvalidArgument(f"{subject} of {found}, expected {wanted} of {namespace}{tail}")
+
+
+def _difference(found: Layout, wanted: Layout) -> str:
+    """The first field in which layouts differ; empty where they are equal."""
+    if len(found.groups) != len(wanted.groups):
+        return f"{len(found.groups)} groups, expected {len(wanted.groups)}"
+    for field in fields(Layout):
+        own, expected = getattr(found, field.name), getattr(wanted, field.name)
+        if field.compare and own != expected:
+            return f"{field.name} {own!r}, expected {expected!r}"
+    return ""

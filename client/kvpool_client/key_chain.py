@@ -9,6 +9,7 @@ Any thread. Lock: `_lock` guards every field below it; arrays are replaced, neve
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +21,26 @@ from kvpool.layout import Layout
 from kvpool.types import TOKEN_BYTES
 
 Extra = tuple[int, int, bytes]
-# A model's name with its revision, and the layout of its chunks.
-Namespace = tuple[str, Layout]
 Roots = Callable[[], tuple[bytes, ...]]
 
 _INT32 = np.iinfo(np.int32)
+
+
+class Namespace(NamedTuple):
+    """A model's name with its revision, the layout of its chunks, and the daemon's socket. One object for each Pool, by which
+    what is a Pool's alone is known."""
+
+    model: str
+    layout: Layout
+    path: str
+
+    def __str__(self) -> str:
+        return f"the Pool of {self.model!r} at {self.path}"
+
+    @property
+    def chunks(self) -> tuple[str, Layout]:
+        """What names its chunks: Pools that agree in it have them in common."""
+        return self.model, self.layout
 
 
 class KeyChain:
@@ -171,7 +187,8 @@ class KeyChain:
 
 
 def as_tokens(tokens: object) -> npt.NDArray[np.int32]:
-    """Token ids as a one-dimensional int32 array. Raises InvalidArgument on ids that do not fit, floats, or shapes."""
+    """Token ids as a one-dimensional int32 array. Raises InvalidArgument on ids that do not fit, floats, or shapes: of a batch
+    of one, [1, n], it is the row that is expected."""
     try:
         array = np.asarray(tokens)
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
@@ -179,7 +196,9 @@ def as_tokens(tokens: object) -> npt.NDArray[np.int32]:
     if array.size == 0:
         return np.empty(0, np.int32)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise InvalidArgument(f"tokens have shape {array.shape} of {array.dtype}, expected one dimension of integers")
+        raise InvalidArgument(
+            f"tokens have shape {array.shape} of {array.dtype}, {expected_one_dimension('tokens', array)}"
+        )
     if array.dtype == np.int32:
         return np.ascontiguousarray(array)
     if array.dtype.itemsize >= 4:
@@ -187,6 +206,12 @@ def as_tokens(tokens: object) -> npt.NDArray[np.int32]:
         if low < _INT32.min or high > _INT32.max:
             raise InvalidArgument(f"tokens reach from {low} to {high}, expected ids of 32 bits")
     return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def expected_one_dimension(name: str, array: npt.NDArray[np.generic]) -> str:
+    """What is expected of an argument that is an array of another shape or dtype, with the cure for a batch of one."""
+    is_batch_of_one = array.ndim == 2 and len(array) == 1
+    return "expected one dimension of integers" + (f": pass {name}[0]" if is_batch_of_one else "")
 
 
 def _chain(root: bytes, leaves: bytes) -> bytes:

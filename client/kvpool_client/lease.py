@@ -2,12 +2,14 @@
 
 A Lease belongs to the session it was acquired in. It ends when it is released, when that session ends (then it holds
 nothing: loads of it answer `disconnected`), or in the daemon when it has not been used for its time to live. Releasing waits
-for running loads. `Lease` is what a caller has, `LeaseHold` what the Pool's other parts work with. Any thread. Lock: `_lock`
-guards `_loads` and `_is_released`, never held across a wait or request.
+for running loads. One that is collected before is released by the Pool, with a ResourceWarning, and its loads are cancelled.
+`Lease` is what a caller has, `LeaseHold` what the Pool's other parts and its loads have. Any thread. Lock: `_lock` guards
+`_loads` and `_is_released`, never held across a wait or request.
 """
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -37,7 +39,8 @@ class Lease:
 
     `Pool.acquire` and `Pool.claim` answer it; an empty one (0 chunks) where nothing was there any more, or the daemon is away.
     Leaving it as a context releases it. It ends too when the connection ends, and in the daemon when it has not been used for
-    `server.lease_ttl`: then loads answer `disconnected` or `gone`, and nothing raises. Threads: any.
+    `server.lease_ttl`: then loads answer `disconnected` or `gone`, and nothing raises. One that is collected before it is
+    released ends with its loads, and a ResourceWarning. Threads: any.
     """
 
     def __init__(self, hold: "LeaseHold", *, estimate_s: Callable[[int], float], peer_pace: PeerPace) -> None:
@@ -110,7 +113,7 @@ class LeaseHold:
         self.session = session
         self.id = leased.lease
         self.namespace = namespace
-        self.layout = namespace[1]
+        self.layout = namespace.layout
         self.chunks = leased.chunks
         self.tokens = leased.chunks * self.layout.chunk_tokens
         self._leased = leased
@@ -122,6 +125,17 @@ class LeaseHold:
     def __repr__(self) -> str:
         state = "released" if self._is_released else "live" if self.is_live else "ended"
         return f"<Lease {self.id} {state}, {self.chunks} chunks>"
+
+    def __del__(self) -> None:
+        # A finalizer, also of an interpreter that ends: see `endings`. Its loads are forgotten with it, or they would have it.
+        if self._is_released or self.session is None or os.getpid() != self._pid or sys.is_finalizing():
+            return
+        if self.session.is_alive:
+            self.session.endings.add_forgotten(
+                "never released; it is released now, its loads are cancelled", self, self._drop
+            )
+        elif self._loads:
+            self.session.endings.add(self._drop)
 
     @property
     def row_tiers(self) -> bytes:
@@ -182,6 +196,14 @@ class LeaseHold:
     def place_of(self, chunk: int) -> tuple[int, int]:
         """By which id the daemon has leased a chunk, and the chunk's row among all that it has leased by that."""
         return self.id, chunk
+
+    def _drop(self) -> None:
+        """End it with its loads: nobody waits for them."""
+        with self._lock:
+            loads = list(self._loads)
+        for load in loads:
+            load.cancel()
+        self.release()
 
     def begin_load(self, load: "Load") -> bool:
         """Have `release` wait for this load. False when the lease has been released."""

@@ -32,6 +32,11 @@ class PendingChunks:
         session = self._session
         return session is not None and session.is_alive and any(map(session.index.is_being_written, self._keys))
 
+    def are_stored(self) -> list[bool]:
+        """Whether each of them is stored now. Reads shared memory; never waits."""
+        is_there = self._session is not None and self._session.is_alive
+        return [is_there and self._is_stored(key) for key in self._keys]
+
     def wait(self, timeout_s: float) -> bool:
         """Wait until none is being written, or the time is over. Whether all of them are stored."""
         if not self._keys:

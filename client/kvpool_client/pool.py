@@ -7,10 +7,11 @@ restarted, it is a miss or a declined chunk, and the engine computes. Only a cal
 Any thread. Holds no lock of its own.
 """
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 from kvpool.errors import InvalidArgument
 from kvpool.key_column import KeyColumn
@@ -22,7 +23,9 @@ from kvpool.protocol.records import promises as pr
 from kvpool.socket_path import find_socket
 from kvpool.types import TokenRange
 from kvpool_client.arguments import (
+    REVISION_SEPARATOR,
     check_connect,
+    check_hit,
     check_index,
     check_keys,
     check_lease,
@@ -59,6 +62,8 @@ from kvpool_client.save import Save
 from kvpool_client.save_starter import SavePlan, SaveStarter
 from kvpool_client.separate_chunks import SeparateChunks
 
+log = logging.getLogger(__name__)
+
 
 def connect(
     path: str | os.PathLike[str] | None = None,
@@ -76,14 +81,14 @@ def connect(
 
     `path`: of the daemon's socket; None: the one that KVPOOL_SOCKET names, else the service's if this user may use it, else the
     user's own. `model` and `revision` name the weights: chunks are shared only where both are equal, and `layout` (what one
-    chunk has) and `salt` (a tenant's bytes, part of every key) too; a new checkpoint needs a new revision. `timeout_s`, in
-    seconds, bounds one round trip with the wait for this Pool's other threads, and for a load or save the longest time without
-    progress. `copy_threads` native threads copy for this Pool, loads before saves, in turns. `share`: the part of every chunk
-    that this rank's engine has, in a layout of the whole model, with groups one for each; None: all of it. Only that is loaded
-    and saved. `name`: what operators see of this connection, at most 128 bytes. Raises InvalidArgument, or LayoutMismatch when
-    the daemon cannot store such chunks.
+    chunk has) and `salt` (a tenant's bytes, part of every key) too; a new checkpoint needs a new revision, and a model without
+    one is a warning in the log. `timeout_s`, in seconds, bounds one round trip with the wait for this Pool's other threads, and
+    for a load or save the longest time without progress. `copy_threads` native threads copy for this Pool, loads before saves,
+    in turns. `share`: the part of every chunk that this rank's engine has, in a layout of the whole model, with groups one for
+    each; None: all of it. Only that is loaded and saved. `name`: what operators see of this connection, at most 128 bytes.
+    Raises InvalidArgument, or LayoutMismatch when the daemon cannot store such chunks.
     """
-    return Pool(
+    pool = Pool(
         find_socket() if path is None else path,
         model=model,
         revision=revision,
@@ -93,6 +98,19 @@ def connect(
         copy_threads=copy_threads,
         share=share,
         name=name,
+    )
+    if REVISION_SEPARATOR not in pool.model:
+        _warn_of_no_revision(pool.model)
+    return pool
+
+
+@cache
+def _warn_of_no_revision(model: str) -> None:
+    """One line of a process for each model."""
+    log.warning(
+        "model %r is connected without a revision: a new checkpoint of this name would get the KV of the old one, expected "
+        "connect(revision=…), such as a commit, a step or a digest of the weights",
+        model,
     )
 
 
@@ -130,7 +148,7 @@ class Pool:
         self.shares = checked_shares(share, layout)
         self.layout = layout
         self.model = namespace_name(model, revision)
-        self._namespace: Namespace = (self.model, layout)
+        self._namespace = Namespace(self.model, layout, os.fspath(path))
         self._salt = bytes(salt)
         self._timeout_s = timeout_s = float(timeout_s)
         self._pid = os.getpid()
@@ -139,7 +157,7 @@ class Pool:
         self._plan = plan = SessionPlan(os.fspath(path), self.model, layout, timeout_s, name=name)
         self._link = link = Link(plan, counters)
         self._finder = Finder(layout, link, counters, timeout_s=timeout_s)
-        self._copies = copies = Copies(layout, copy_threads, self.shares)
+        self._copies = copies = Copies(self._namespace, copy_threads, self.shares)
         self._group_finder = finder = GroupFinder(layout, link, counters, timeout_s) if layout.groups else None
         self.groups = GroupVerbs(
             self._namespace, link, copies=copies, finder=finder, counters=counters, timeout_s=timeout_s
@@ -168,7 +186,7 @@ class Pool:
         self._hint_client = HintClient(layout, link, counters, timeout_s, finder=finder)
 
     def __repr__(self) -> str:
-        return f"<Pool {self.model} {'connected' if self.connected else 'away'}>"
+        return f"<Pool {self.model} {self._link.state}>"
 
     def __enter__(self) -> "Pool":
         return self
@@ -222,15 +240,17 @@ class Pool:
         if self.layout.rank is None:
             raise InvalidArgument("a Pool with rank=None looks up and acquires, it has no KV to register")
         layout, share = self.layout.of_group(group), self.shares[group]
-        return Cache(layers, layout, block_tokens=block_tokens, form=form, share=share)
+        return Cache(layers, layout, block_tokens=block_tokens, form=form, share=share, namespace=self._namespace)
 
     def keys(
         self, tokens: object, salt: bytes | None = None, adapter: str = "", extra: Sequence[Extra] = ()
     ) -> KeyChain:
-        """The chunk keys of a prompt, `tokens`: an int32 or int64 array [tokens], or a list. Hashes them; asks nobody.
+        """The chunk keys of a prompt: `tokens` [n], integers (an array of int32 or int64, a tensor in host memory, a list).
+        Hashes them; asks nobody.
 
         Prompts with another `salt` (bytes; None: the Pool's) or `adapter` (a name) share nothing. `extra`: content that is in
-        no token, such as images, as `(start, end, bytes)` for tokens `start` up to `end`. Raises InvalidArgument.
+        no token, such as images, as `(start, end, bytes)` for tokens `start` up to `end`. Raises InvalidArgument for other
+        tokens, as a batch, [1, n].
         """
         chain = self._empty_chain(salt, adapter, extra)
         chain.extend(tokens)
@@ -297,9 +317,7 @@ class Pool:
         One round trip; none for an empty hit; two where some of it was evicted since and half of the time is left. Raises
         InvalidArgument, also for a hit of another model or layout.
         """
-        if not isinstance(hit, Hit):
-            raise InvalidArgument(f"hit is {type(hit).__name__}, expected what lookup answered")
-        check_keys(hit.keys, self._namespace)
+        check_hit(hit, self._namespace)
         return self._lease_fetcher.acquire(hit)
 
     def claim(self, ticket: bytes) -> Lease:
@@ -320,7 +338,7 @@ class Pool:
         whole = replace(self.layout, rank=None)  # given-back tickets are ended by a claim of no rank
         plan = replace(self._plan, layout=whole, oldest=versions.SINCE[pr.Promise])
         line = self._hint_client.line = PromiseLine(
-            Link(plan, Counters()),
+            Link(plan, Counters(), logs_ends=False),
             self._lease_fetcher,
             self._counters,
             tickets=tickets,
@@ -340,9 +358,9 @@ class Pool:
     ) -> Load:
         """Copy leased chunks from `first_chunk` on into engine memory; returns at once.
 
-        Either `cache` and `block_ids` (exactly the blocks of those chunks; −1 skips a block), or `into`: C-contiguous
-        uint8 [chunks, chunk_bytes], of a share only its bytes, head group by head group (docs/layouts.md). Raises
-        InvalidArgument for wrong lengths and another model's lease, even if the lease has ended.
+        Either `cache` and `block_ids` (exactly the blocks of those chunks, each once; −1 skips a block), or `into`:
+        C-contiguous uint8 [chunks, chunk_bytes], of a share only its bytes, head group by head group (docs/layouts.md). Raises
+        InvalidArgument for wrong lengths and for a lease or cache of another Pool, even if the lease has ended.
         """
         check_lease(lease, self._namespace)
         self._check_plain("load")

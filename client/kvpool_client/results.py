@@ -64,9 +64,10 @@ class LoadResult:
 class SaveResult:
     """Result of a save (`Save.commit`), by chunk. `stored + present + part + declined` is the number of chunks asked.
 
-    `states[i]`: stored | present | part | declined. Part: what this save has of the chunk is stored, and it is found as soon as
-    what is missing is: a chunk before it that another save is writing, or, of a Pool with a share, other ranks' parts. If that
-    never comes, the chunk is lost. `reasons` counts the declined ones by reason: pending, no-parent,
+    `states[i]`: stored | present | part | declined. Present: it was stored before, or by another save meanwhile. Part: what
+    this save has of the chunk is stored, and it is found as soon as what is missing is: a chunk before it that another save is
+    writing, or, of a Pool with a share, other ranks' parts. If that never comes, the chunk is lost. `reasons` counts the
+    declined ones by reason: pending (another save is writing it, and stores it unless that fails), no-parent,
     full, share, not-ready, stopping, expired, disconnected, timeout, too-long, aborted, checksum where the daemon has stored
     other bytes than were announced to it, and other for a reason that only a later version has. `clipped`: how many of those
     not declined have the default priority although the save asked for a higher one, because the share of chunks above the

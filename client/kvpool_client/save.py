@@ -1,16 +1,19 @@
 """Save: reserved slots, filled layer by layer, then published.
 
     RESERVED ──layer(i)…──► COPYING ──commit──► ENDED (SaveResult)
-        └──abort, error, leaving the context without commit──► ENDED, nothing stored
+        ├──abort, error, leaving the context without commit──► ENDED, nothing stored
+        └──its reservation's time is over──► ENDED by the next call, nothing more stored: `expired`
 
 Chunks that the pool has already, or declines, are not copied. Copies per byte: one, engine memory to arena; the
 checksum is computed in the same pass. A commit that is not answered counts as declined: absent means failed. A Save is used
-from one thread at a time. In a forked child it has ended with nothing stored, like a load (see `load`). Of a Pool with a share
-all this is about its part of each chunk.
+from one thread at a time. One that is collected before it has ended is aborted by the Pool, with a ResourceWarning. In a forked
+child it has ended with nothing stored, like a load (see `load`). Of a Pool with a share all this is about its part of each
+chunk.
 """
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -82,8 +85,10 @@ class Save:
             save.layer(0)                       # as each layer is written: native threads copy it meanwhile
             result = save.commit()              # copies the others, then publishes; SaveResult
 
-    Blocks must not change from a layer's announcement, or the commit, to the result. Leaving it as a context without a commit
-    aborts it. Nothing raises because of the daemon: what is not stored is declined, with a reason. Threads: one at a time.
+    `layers`: of the engine, each to be announced or committed; `end_token`: behind the last token of its chunks, counted from
+    the prompt's begin. Blocks must not change from a layer's announcement, or the commit, to the result. Leaving it as a
+    context without a commit aborts it; so does the garbage collector, with a ResourceWarning. Nothing raises because of the
+    daemon: what is not stored is declined, with a reason. Threads: one at a time.
     """
 
     def __init__(
@@ -97,6 +102,7 @@ class Save:
         scope: bytes,
         retained: bytes,
         pending: PendingChunks,
+        end_token: int,
         layers: int,
         groups: int,
         extents: int,
@@ -106,9 +112,10 @@ class Save:
         is_part: bool = False,
     ) -> None:
         """`tokens`: the token ids of the RESERVED chunks, i32, or none; `scope`: adapter and salt tag for events. `retained`: a
-        RetainState for each chunk, or none. `layers`: of the engine, each to be announced; `groups`: head groups of a layer,
-        each of which the run counts as a layer; `extents`: of a stored chunk, each with a checksum. `group`: that of the
-        chunks, where the layout has groups. `is_part`: the layers, groups and extents are those of a share."""
+        RetainState for each chunk, or none. `end_token`: behind the last chunk asked. `layers`: of the engine, each to be
+        announced; `groups`: head groups of a layer, each of which the run counts as a layer; `extents`: of a stored chunk, each
+        with a checksum. `group`: that of the chunks, where the layout has groups. `is_part`: the layers, groups and extents are
+        those of a share."""
         assert (run is None) == (SaveState.RESERVED not in states)
         self._pid = os.getpid()
         self._session = session
@@ -119,7 +126,8 @@ class Save:
         self._scope = scope
         self._retained = retained
         self._pending = pending
-        self._layers = layers
+        self.end_token = end_token
+        self.layers = layers
         self._groups = groups
         self._extents = extents
         self._timeout_s = timeout_s
@@ -128,6 +136,7 @@ class Save:
         self._is_part = is_part
         self._announced: set[int] = set()
         self._landed = 0  # layers that were reported to the daemon, for other nodes
+        self._is_expired = False  # set by the Pool's own thread
         self._result: SaveResult | None = None
         self._thread: threading.Thread | None = None
 
@@ -143,10 +152,22 @@ class Save:
         if self._result is None and self._thread is None:
             self.abort()
 
+    @property
+    def is_announced(self) -> bool:
+        """Whether a layer was announced: the engine's bytes of it may be copied already."""
+        return bool(self._announced)
+
+    def __del__(self) -> None:
+        # A finalizer, also of an interpreter that ends: see `endings`.
+        if self._result is not None or self._run is None or self._session is None or sys.is_finalizing():
+            return
+        if self._session.is_alive:
+            self._session.endings.add_forgotten("neither committed nor aborted; it is aborted now", self, self.abort)
+
     def layer(self, layer: int) -> None:
         """The engine's bytes of this layer may be read from now on. Any order, once each. Raises InvalidArgument."""
-        if not isinstance(layer, int) or not 0 <= layer < self._layers:
-            raise InvalidArgument(f"layer is {layer!r}, expected 0..{self._layers - 1}")
+        if not isinstance(layer, int) or not 0 <= layer < self.layers:
+            raise InvalidArgument(f"layer is {layer!r}, expected 0..{self.layers - 1}")
         if layer in self._announced:
             raise InvalidArgument(f"layer {layer} was announced before, expected once each")
         self._announced.add(layer)
@@ -219,6 +240,14 @@ class Save:
             self._give_up(SaveState.ABORTED)
             self._end()
 
+    def expire(self) -> None:
+        """Give the reservation back, whose time is over: other saves may have the slots. On a thread of the Pool's own; whoever
+        has the save learns it from its result."""
+        if self._result is None and self._run is not None and not self._is_inherited:
+            self._is_expired = True
+            self._run.cancel()
+            self._acknowledge_end()
+
     @property
     def _is_inherited(self) -> bool:
         """Whether this is a forked child's copy of its parent's save."""
@@ -244,7 +273,7 @@ class Save:
             if stall.has_lasted():
                 self._give_up(SaveState.TIMEOUT)
                 return False
-        if self._run.is_cancelled():
+        if self._is_expired or self._run.is_cancelled():
             self._give_up(SaveState.DISCONNECTED)
             return False
         return True
@@ -254,7 +283,7 @@ class Save:
         assert self._session is not None
         if not self._session.welcome.remote_bytes or self._is_part:
             return  # there are no other nodes, or nobody can read a chunk before its other parts are there
-        if self._landed >= min(run.copied_layers(), self._layers * self._groups - 1):
+        if self._landed >= min(run.copied_layers(), self.layers * self._groups - 1):
             return
         chunks = self._states.count(SaveState.RESERVED)
         sums = np.frombuffer(run.checksums_from(self._landed), "<u4").reshape(chunks, -1)
@@ -326,6 +355,7 @@ class Save:
     def _give_up(self, state: SaveState) -> None:
         if self._run is not None:
             self._run.cancel()
+        state = SaveState.EXPIRED if self._is_expired else state
         self._states = [state if entry == SaveState.RESERVED else entry for entry in self._states]
         self._acknowledge_end()
 
@@ -342,6 +372,11 @@ class Save:
                 self._session.end(f"the end of a save could not be reported: {error}")
 
     def _end(self) -> None:
+        if SaveState.PENDING in self._states:  # another save may have stored them meanwhile, of the same batch perhaps
+            stored = iter(self._pending.are_stored())
+            self._states = [
+                SaveState.PRESENT if entry == SaveState.PENDING and next(stored) else entry for entry in self._states
+            ]
         self._result = SaveResult.of(self._states, self._retained)
         self._on_end(self._result)
 

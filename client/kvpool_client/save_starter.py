@@ -93,7 +93,7 @@ class SaveStarter:
         """The planned save. One round trip."""
         session = self._link.session
         if session is None or not plan.count:
-            return self._saved_nothing([SaveState.DISCONNECTED] * plan.count)
+            return self._saved_nothing(plan, [SaveState.DISCONNECTED] * plan.count)
         if self._part is not None:
             if not self.is_served_by(session):
                 return self.declined(plan)
@@ -104,7 +104,7 @@ class SaveStarter:
             answer = session.call(request, m.Reserved)
         except KVPoolError as error:
             self._link.note_failure(session, error)
-            return self._saved_nothing([SaveState.DISCONNECTED] * plan.count)
+            return self._saved_nothing(plan, [SaveState.DISCONNECTED] * plan.count)
         return self._start(session, plan, self._reserved(session, plan, request, answer))
 
     def is_served_by(self, session: Session) -> bool:
@@ -118,7 +118,7 @@ class SaveStarter:
 
     def declined(self, plan: SavePlan) -> Save:
         """A save that an earlier daemon cannot serve."""
-        return self._saved_nothing([SaveState.OTHER] * plan.count)
+        return self._saved_nothing(plan, [SaveState.OTHER] * plan.count)
 
     def begin_each(self, plans: Sequence[SavePlan]) -> list[Save]:
         """All planned saves. One round trip."""
@@ -129,7 +129,7 @@ class SaveStarter:
     ) -> Save:
         """The planned save of chunks that were asked for; one that stores nothing where there is no answer."""
         if session is None or answer is None:
-            return self._saved_nothing([SaveState.DISCONNECTED] * plan.count)
+            return self._saved_nothing(plan, [SaveState.DISCONNECTED] * plan.count)
         return self._start(session, plan, self._reserved(session, plan, request, answer))
 
     def _reserved(self, session: Session, plan: SavePlan, request: ReserveRequest, answer: m.Reserved) -> _Reserved:
@@ -151,7 +151,7 @@ class SaveStarter:
         failpoint.reach("client.save.after_reserve")
         chosen = [number for number, state in enumerate(states) if state == SaveState.RESERVED]
         if not chosen:
-            return self._saved_nothing(states, answer.retained, reserved.pending)
+            return self._saved_nothing(plan, states, answer.retained, reserved.pending)
         offsets = np.frombuffer(answer.offsets, dtype="<u8")[chosen]
         try:
             ids = plan.blocks.of_chunks(chosen, len(states))
@@ -160,11 +160,11 @@ class SaveStarter:
             self._link.note_failure(session, error)
             with contextlib.suppress(KVPoolError):  # the reservation ends with its connection or its time
                 session.drop_reservation(answer.reservation)
-            return self._saved_nothing(_disconnected(states))
+            return self._saved_nothing(plan, _disconnected(states))
         if not session.adopt_save(run):
             run.cancel()
-            return self._saved_nothing(_disconnected(states))
-        return Save(
+            return self._saved_nothing(plan, _disconnected(states))
+        save = Save(
             session,
             answer.reservation,
             states,
@@ -173,6 +173,7 @@ class SaveStarter:
             scope=plan.keys.scope if reserved.tokens else b"",
             retained=answer.retained,
             pending=reserved.pending,
+            end_token=(plan.first_chunk + plan.count) * self._layout.chunk_tokens,
             layers=self._own.layers,
             groups=self._own.head_groups,
             extents=self._own.extents,
@@ -181,9 +182,11 @@ class SaveStarter:
             group=plan.group,
             is_part=plan.share is not None,
         )
+        session.note_reserved(save)
+        return save
 
     def _saved_nothing(
-        self, states: list[SaveState], retained: bytes = b"", pending: PendingChunks | None = None
+        self, plan: SavePlan, states: list[SaveState], retained: bytes = b"", pending: PendingChunks | None = None
     ) -> Save:
         return Save(
             None,
@@ -194,6 +197,7 @@ class SaveStarter:
             scope=b"",
             retained=retained,
             pending=pending or PendingChunks(None, KeyColumn(b"")),
+            end_token=(plan.first_chunk + plan.count) * self._layout.chunk_tokens,
             layers=self._own.layers,
             groups=self._own.head_groups,
             extents=self._own.extents,

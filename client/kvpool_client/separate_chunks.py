@@ -13,7 +13,7 @@ from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol.records import messages as m
 from kvpool.types import TokenRange
-from kvpool_client.arguments import check_keys, check_lease
+from kvpool_client.arguments import check_hit, check_keys, check_lease
 from kvpool_client.connection.batching import drop_leases
 from kvpool_client.connection.finder import Finder
 from kvpool_client.connection.lease_fetcher import LeaseFetcher
@@ -49,6 +49,9 @@ class JoinedHold(LeaseHold):
             b"".join(each.slots for each in leased),
         )
         super().__init__(first.session, columns, namespace=first.namespace)
+
+    def __del__(self) -> None:
+        pass  # each of the leases ends
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -124,9 +127,9 @@ class SeparateChunks:
 
     def acquire(self, hits: Sequence[Hit]) -> list[Lease]:
         """A lease for each hit, as `Pool.acquire` gives it. Where there is no room for all, the first ones get it. Raises
-        InvalidArgument for a hit of another Pool's keys."""
+        InvalidArgument for another Pool's hit."""
         for hit in hits:
-            check_keys(hit.keys, self._namespace)
+            check_hit(hit, self._namespace)
         return self._lease_fetcher.acquire_each(hits)
 
     def load(self, leases: Sequence[Lease], cache: Cache, block_ids: Sequence[Sequence[int]]) -> Load:
@@ -167,7 +170,7 @@ class SeparateChunks:
     ) -> list[Save]:
         """A save of every chunk of each chain, as `Pool.save` begins it, out of its blocks of `cache`. Raises
         InvalidArgument."""
-        planned, chunk_tokens = [], self._namespace[1].chunk_tokens
+        planned, chunk_tokens = [], self._namespace.layout.chunk_tokens
         for chain, ids, ranges in zip(chains, block_ids, retention, strict=True):
             check_keys(chain, self._namespace)
             retention_columns = plan_retention(ranges, chunks=len(chain), chunk_tokens=chunk_tokens)

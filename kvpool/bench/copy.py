@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 import kvpool_client as kv
 import kvpool_native
-from kvpool.bench.daemon import MeasuredDaemon, own_daemon
+from kvpool.bench.daemon import REVISION, MeasuredDaemon, own_daemon
 from kvpool.bench.measure import median, rates, spread, timed_s, timed_with_cpu_s
 from kvpool.errors import KVPoolError
 
@@ -115,7 +115,9 @@ def _measure_size(
     flat, copy = np.ones(total, np.uint8), np.zeros(total, np.uint8)
     rounds = _Rounds(total, daemon.info()["write_mode"])
     # A salt of this run: a shared daemon must not have the chunks of an earlier one.
-    with kv.connect(daemon.socket, model=MODEL, layout=layout, salt=os.urandom(16), timeout_s=10.0) as pool:
+    with kv.connect(
+        daemon.socket, model=MODEL, revision=REVISION, layout=layout, salt=os.urandom(16), timeout_s=10.0
+    ) as pool:
         saving, loading = (pool.register(layers, BLOCK_TOKENS, "kv_first") for layers in (source, target))
         for number in range(QUICK_ROUNDS if is_quick else ROUNDS):
             random = np.random.default_rng(number)

@@ -15,10 +15,13 @@ from typing import Any
 from kvpool.bench.measure import cpu_seconds
 from kvpool.clock import Deadline
 from kvpool.errors import DaemonUnreachable, KVPoolError
+from kvpool.keys import namespace_name
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.sim.children import start_bound, stop
 from kvpool.units import format_size
 
+# Of every benchmark's model: its bytes mean nothing, and are dropped afterwards.
+REVISION = "1"
 REQUEST_TIMEOUT_S = 10.0
 START_TIMEOUT_S = 30.0
 # Pre-faulting pages and making them huge: 1.5 s of CPU for each GiB on two threads, measured; ten times that on a busy machine.
@@ -63,7 +66,7 @@ class MeasuredDaemon:
     def forget(self, model: str, tier: str = "") -> None:
         """Drop what a benchmark stored under its model, so that a shared daemon gives the memory to others."""
         with self._connect() as connection:
-            connection.flush(model, None, tier)
+            connection.flush(namespace_name(model, REVISION), None, tier)
 
     def demote_all(self, timeout_s: float) -> dict[str, Any]:
         """Write chunks that only DRAM has to the SSD tier, and sync."""

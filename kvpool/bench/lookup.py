@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 import kvpool_client as kv
-from kvpool.bench.daemon import MeasuredDaemon
+from kvpool.bench.daemon import REVISION, MeasuredDaemon
 from kvpool.bench.measure import latencies, median, timed_s
 from kvpool.errors import KVPoolError
 
@@ -88,7 +88,7 @@ def bench_lookup(daemon: MeasuredDaemon, is_quick: bool, advance: Callable[[int]
 
 def connect(daemon: MeasuredDaemon) -> kv.Pool:
     """A Pool for small chunks, with a salt of its own: a shared daemon must not have the chunks of an earlier run."""
-    return kv.connect(daemon.socket, model=MODEL, layout=LAYOUT, salt=os.urandom(16), timeout_s=10.0)
+    return kv.connect(daemon.socket, model=MODEL, revision=REVISION, layout=LAYOUT, salt=os.urandom(16), timeout_s=10.0)
 
 
 def store_zeros(pool: kv.Pool, keys: kv.KeyChain) -> None:

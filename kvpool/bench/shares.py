@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 import kvpool_client as kv
 import kvpool_native
-from kvpool.bench.daemon import MeasuredDaemon
+from kvpool.bench.daemon import REVISION, MeasuredDaemon
 from kvpool.bench.measure import median, rates, spread, timed_s, timed_with_cpu_s
 from kvpool.errors import KVPoolError
 
@@ -76,7 +76,9 @@ class _Rank:
         self, socket: str, layout: kv.Layout, shares: Sequence[kv.Share] | None, *, salt: bytes, chunks: int
     ) -> None:
         share = None if shares is None else list(shares) if layout.groups else shares[0]
-        self.pool = kv.connect(socket, model=MODEL, layout=layout, share=share, salt=salt, timeout_s=10.0)
+        self.pool = kv.connect(
+            socket, model=MODEL, revision=REVISION, layout=layout, share=share, salt=salt, timeout_s=10.0
+        )
         self.keys = self.pool.keys(np.arange(chunks * CHUNK_TOKENS + 1, dtype=np.int32))
         blocks = chunks * CHUNK_TOKENS // BLOCK_TOKENS
         self._ids = np.random.default_rng(2).permutation(blocks).reshape(chunks, -1)

@@ -27,7 +27,8 @@ class Reservation:
     first `kv_layers` of them to its KV; `layout`: of the chunks, where their owner saves those of several groups.
 
     `staged`: what the daemon has copied into them, where it does that itself; `copies` of its own are under way. `is_part`: of
-    a joint save, whose slots are not its own: the directory does not know its number.
+    a joint save, whose slots are not its own: the directory does not know its number. `is_reported`: a commit has been answered
+    that it has expired.
     """
 
     id: ReservationId
@@ -43,6 +44,7 @@ class Reservation:
     is_ending: bool = False
     layout: Layout | None = None
     is_part: bool = False
+    is_reported: bool = False
 
 
 class Reservations:
@@ -50,7 +52,7 @@ class Reservations:
 
     def __init__(self, ttl_ns: int) -> None:
         assert ttl_ns > 0
-        self._ttl_ns = ttl_ns
+        self._ttl_ns = self._longest_ttl_ns = ttl_ns
         self._by_id: dict[ReservationId, Reservation] = {}
         self._of_owner: dict[ConnectionId, set[ReservationId]] = {}
 
@@ -61,6 +63,7 @@ class Reservations:
         """Change the time to live of reservations made from now on."""
         assert ttl_ns > 0
         self._ttl_ns = ttl_ns
+        self._longest_ttl_ns = max(ttl_ns, self._longest_ttl_ns)
 
     def count_of(self, owner: ConnectionId) -> int:
         """Reservations of one connection."""
@@ -101,11 +104,13 @@ class Reservations:
         return {owner: {"reservations": len(made)} for owner, made in self._of_owner.items()}
 
     def overdue(self, now_ns: int) -> set[ConnectionId]:
-        """Connections with a reservation that expired a whole time to live ago and was not ended."""
+        """Connections with a reservation that expired a whole time to live ago and was not ended: a writer ends its own when
+        the time is over that it was welcomed with."""
+        grace_ns = max(self._longest_ttl_ns, OVERDUE_NS_MIN)
         return {
             entry.owner
             for entry in self._by_id.values()
-            if entry.is_expired and not entry.copies and entry.deadline_ns + max(self._ttl_ns, OVERDUE_NS_MIN) <= now_ns
+            if entry.is_expired and not entry.copies and entry.deadline_ns + grace_ns <= now_ns
         }
 
     def find(self, reservation_id: ReservationId, owner: ConnectionId) -> Reservation | None:

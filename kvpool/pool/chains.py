@@ -304,7 +304,8 @@ class Chains:
     @verb(m.End, one_way.DropReservation, roles=ENGINE)
     def end_reservation(self, session: EngineSession, request: m.End | one_way.DropReservation) -> Parts[m.Done]:
         """Give up what was not committed; the writer has acknowledged that it no longer writes."""
-        self.writers.end(session, request.reservation, self.clock.now_ns())
+        late = self.writers.end(session, request.reservation, self.clock.now_ns())
+        self.usage.count_declined(SaveState.EXPIRED, late)
         yield from self._end(request.reservation)
         return m.Done()
 

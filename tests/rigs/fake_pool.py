@@ -19,7 +19,8 @@ Stored = dict[bytes, list[Any]]
 class FakePool:
     """`stored` maps a key to one tensor [2, chunk_tokens, kv_heads, head_dim] for each layer.
 
-    `fail_at = (chunk, layer)` ends the next load there, for `fail_reason`; `lose_leases` makes acquire answer nothing.
+    `fail_at = (chunk, layer)` ends the next load there, or that with the number `fail_load`, for `fail_reason`;
+    `lose_leases` makes acquire answer nothing.
     """
 
     def __init__(self, layout: kv.Layout) -> None:
@@ -27,6 +28,7 @@ class FakePool:
         self.layout, self.shares = layout, self._real.shares
         self.stored: Stored = {}
         self.fail_at: tuple[int, int] | None = None
+        self.fail_load: int | None = None
         self.fail_reason = "checksum"
         self.lose_leases = False
         self.open_leases = 0
@@ -88,7 +90,8 @@ class FakeLoad:
         self.reason = "complete"
 
     def wait_layer(self, layer: int) -> bool:
-        if self._pool.fail_at is not None and self._pool.fail_at[1] == layer:
+        is_chosen = self._pool.fail_load is None or self._pool.loads[self._pool.fail_load] is self
+        if is_chosen and self._pool.fail_at is not None and self._pool.fail_at[1] == layer:
             self.chunks_so_far = max(self._first_chunk, self._pool.fail_at[0])
             self.reason = self._pool.fail_reason
             self._pool.fail_at = None
@@ -124,7 +127,18 @@ class FakeSave:
         self._absent = [chunk for chunk in range(len(keys)) if keys[chunk] not in pool.stored]
         self._read: dict[int, dict[int, Any]] = {}
         self.announced: list[int] = []
-        self.is_aborted = False
+        self.is_aborted = self.is_committed = False
+        self.layers, self.end_token = pool.layout.layers, keys.tokens
+
+    def __enter__(self) -> "FakeSave":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.is_aborted |= not self.is_committed
+
+    @property
+    def is_announced(self) -> bool:
+        return bool(self.announced)
 
     def layer(self, layer: int) -> None:
         assert layer not in self.announced
@@ -134,11 +148,20 @@ class FakeSave:
             chunk: planes[:, _blocks(self._cache, self._ids, chunk)].flatten(1, 2).clone() for chunk in self._absent
         }
 
+    def wait(self) -> kv.SaveResult:
+        return self.commit()
+
+    def _announce_all(self) -> None:
+        for layer in set(range(self.layers)) - set(self.announced):
+            self.layer(layer)
+
+    def _as_one_commit(self) -> None:
+        return None
+
     def commit(self) -> kv.SaveResult:
         assert not self.is_aborted
-        for layer in range(self._pool.layout.layers):
-            if layer not in self.announced:
-                self.layer(layer)
+        self.is_committed = True
+        self._announce_all()
         for chunk in self._absent:
             layers = [self._read[layer][chunk] for layer in range(self._pool.layout.layers)]
             self._pool.stored[self._keys[chunk]] = layers

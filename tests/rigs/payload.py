@@ -39,6 +39,12 @@ def store(pool: kv.Pool, keys: kv.KeyChain, first: int = 0) -> kv.SaveResult:
     return result
 
 
+def chunks_leased(pool: kv.Pool, hit: kv.Hit) -> int:
+    """How many chunks a lease of a hit has; it is released again."""
+    with pool.acquire(hit) as lease:
+        return lease.chunks
+
+
 def load_all(pool: kv.Pool, keys: kv.KeyChain) -> tuple[kv.LoadResult, Bytes]:
     """Look up, acquire and load what is there; the result and the bytes."""
     with pool.acquire(pool.lookup(keys)) as lease:

@@ -25,10 +25,12 @@ from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kvpool.clock import Clock, MonotonicClock
 from kvpool.errors import InvalidArgument
 from kvpool.types import TokenRange
-from kvpool_client.arguments import check_no_groups, check_scope
+from kvpool_client.arguments import check_index, check_no_groups, check_scope
 from kvpool_client.blocks.allocation import Allocation
 from kvpool_client.blocks.block_memory import BlockMemory, BlockShape, dtype_name
 from kvpool_client.blocks.node_link import NodeLink
@@ -131,8 +133,7 @@ class BlockPool:
     def buffers(self, layer: int) -> "torch.Tensor":
         """A layer's KV in `dtype`, [num_blocks, 2, tokens_per_block, kv_heads, head_dim], K before V: the same tensor every
         time. Raises InvalidArgument for a layer that is not there."""
-        if not 0 <= layer < self.shape.layers:
-            raise InvalidArgument(f"layer is {layer!r}, expected 0..{self.shape.layers - 1}")
+        check_index("layer", layer, self.shape.layers - 1)
         return self._memory.layers[layer]
 
     def allocate(
@@ -212,7 +213,8 @@ class BlockPool:
         for a range that is not within the request's tokens.
         """
         sequence = self._sequence(request_id)
-        if not 0 <= start <= end <= sequence.length:
+        are_counts = isinstance(start, (int, np.integer)) and isinstance(end, (int, np.integer))
+        if not are_counts or not 0 <= start <= end <= sequence.length:
             raise InvalidArgument(
                 f"computed tokens are {start!r} to {end!r} of request {request_id!r}, expected a range within {sequence.length}"
             )
@@ -267,7 +269,7 @@ class BlockPool:
             self._copy_head(sequence.blocks[full], fork.blocks[full], tokens=rest)
         fork.computed = sequence.computed
         self._sequences[new_id] = fork
-        return Allocation(fork, Restored(min(fork.computed, fork.length)))
+        return Allocation(fork, Restored(min(fork.computed, fork.length), layers=self.shape.layers))
 
     def free(self, request_id: Hashable) -> None:
         """End a request. What it has computed stays reusable while there is room, its last part block too."""
@@ -365,7 +367,7 @@ class BlockPool:
         if source is not None and head:
             self._copy_head(source.block, fresh[0], tokens=head)
             sequence.computed += head
-        return Restored(sequence.computed)
+        return Restored(sequence.computed, layers=self.shape.layers)
 
     def _end(self, sequence: Sequence) -> None:
         self._paths.cut(sequence, 0)

@@ -212,7 +212,8 @@ class NodeLink:
         except BaseException:
             lease.release()
             raise
-        return Restoring(Restored(lease.tokens, held_tokens=held, lease=lease, load=load), lease, load, epoch)
+        restored = Restored(lease.tokens, layers=len(self._cache.layers), held_tokens=held, lease=lease, load=load)
+        return Restoring(restored, lease, load, epoch)
 
     def _keys_of(self, sequence: Sequence, tokens: int) -> KeyChain:
         """The chunk keys of at least the sequence's first tokens, of no more the first time; hashes only new ones."""

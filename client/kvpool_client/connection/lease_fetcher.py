@@ -18,6 +18,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import peers as pm
 from kvpool.protocol.records import promises as pr
 from kvpool.types import PEER, STORE
+from kvpool_client.arguments import check_hit
 from kvpool_client.connection.batching import call_each
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
@@ -50,7 +51,11 @@ class LeaseFetcher:
         self._counters = counters
         self._estimate_s = estimate_s
         self._timeout_s = timeout_s
-        self._chunks_max = m.KEYS_MAX // len(namespace[1].ranks)
+        self._chunks_max = m.KEYS_MAX // len(namespace.layout.ranks)
+
+    def check(self, hit: Hit) -> None:
+        """Check that a hit is of keys of this Pool's namespace. Raises InvalidArgument."""
+        check_hit(hit, self._namespace)
 
     def acquire(self, hit: Hit) -> Lease:
         """Lease a hit's chunks, or the longest prefix of them that is still stored; see `Pool.acquire`."""

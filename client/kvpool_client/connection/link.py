@@ -5,9 +5,9 @@
     any ──close──► CLOSED
 
 The caller's threads never wait for the link: while the daemon is away, every call returns a miss at once. The link also renews
-the leases of running loads, reports the Pool's counters at most once a second and when the process ends, and logs when a
-session ends and when the next one begins (`session_log`). Lock: `_lock` guards the session, the set of leases and when to renew
-them; it is never held across a connection attempt or a request.
+the leases of running loads, reports the Pool's counters at most once a second and when the process ends, logs when a session
+ends and when the next one begins (`session_log`), and has what its owner leaves ended (`endings`). Lock: `_lock` guards the
+session, the set of leases and when to renew them; it is never held across a connection attempt or a request.
 """
 
 import atexit
@@ -27,6 +27,7 @@ from kvpool.errors import KVPoolError, LayoutMismatch, Refused
 from kvpool.protocol import usage
 from kvpool.protocol.records import messages as m
 from kvpool_client.connection.counters import Counters
+from kvpool_client.connection.endings import Endings
 from kvpool_client.connection.session import Session, SessionPlan
 from kvpool_client.connection.session_log import SessionLog
 
@@ -44,8 +45,10 @@ RENEW_FRACTION = 1 / 3
 class Link:
     """Connection of one Pool, across restarts of the daemon."""
 
-    def __init__(self, plan: SessionPlan, counters: Counters) -> None:
-        """Tries to connect once. Raises LayoutMismatch if the daemon cannot take the layout; nothing else."""
+    def __init__(self, plan: SessionPlan, counters: Counters, *, logs_ends: bool = True) -> None:
+        """Tries to connect once. `logs_ends`: False where a Pool has a link to the same daemon, which does. Raises
+        LayoutMismatch if the daemon cannot take the layout; nothing else."""
+        self._logs_ends = logs_ends
         self._plan = plan
         self._counters = counters
         self._pid = os.getpid()
@@ -59,6 +62,8 @@ class Link:
         self._session_log = SessionLog(plan.path, MonotonicClock())
         self.reconnects = 0
         self.last_error = ""
+        self._fault = ""  # why there is no session: of the last attempt, as long as there is none
+        self._endings = Endings(lambda: self._wake(waits=False))
         self.sources = itertools.count()  # numbers of the block pools that report over this link
         self.connected_listeners: list[Callable[[], None]] = []  # called on the link's thread; they must not wait
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -67,8 +72,8 @@ class Link:
         except LayoutMismatch:
             self._close_pipe()
             raise
-        if self._session is None:
-            self._session_log.note_absent()
+        if self._session is None and logs_ends:
+            self._session_log.note_absent(self._fault)
         _forget_in_children(self)
         self._at_exit = _report_at_exit(self)
         self._thread = threading.Thread(target=self._run, name="kvpool-link", daemon=True)
@@ -79,6 +84,18 @@ class Link:
         """The living session, or None while the daemon is away, after close, and in a forked child."""
         session = self._session
         return session if session is not None and session.is_alive else None
+
+    @property
+    def state(self) -> str:
+        """Whether there is a session, for people; if there is none, why."""
+        if self._is_closed:
+            return "closed"
+        if os.getpid() != self._pid:
+            return "unusable in a forked child"
+        session = self._session
+        if session is not None and session.is_alive:
+            return "connected"
+        return f"away: {self._fault or (session.end_reason if session is not None else '')}"
 
     def lost(self) -> None:
         """Reconnect now: a request found that the session has ended."""
@@ -123,6 +140,7 @@ class Link:
         if session is not None:
             self._send_report(session)
             session.end("the Pool was closed")
+        self._endings.run()
         self._close_pipe()
 
     def report_last(self) -> None:
@@ -142,27 +160,36 @@ class Link:
     def _run(self) -> None:
         while not self._is_closed:
             session = self.session
+            self._endings.begin()
             if session is None:
                 ended = self._session
-                if ended is not None:
+                if ended is not None and self._logs_ends:
                     self._session_log.note_away(ended.end_reason)
                 self._wait(None, self._retry_s)
                 if not self._is_closed:
                     with contextlib.suppress(LayoutMismatch):  # a daemon with a smaller arena: it may be replaced
                         self._try_connect(max(self._plan.timeout_s, WELCOME_S))
                 continue
-            if self._wait(session, self._pause_s()):
+            if self._wait(session, min(self._pause_s(), session.next_expiry_s())):
                 session.end("the daemon closed it")
             else:
                 self._renew(session)
                 self._report(session)
+                for save in session.expired_saves():
+                    self._endings.add(save.expire)
 
     def _try_connect(self, welcome_s: float) -> None:
         try:
             failpoint.reach("client.connect.before")
-            session = Session(self._plan, on_end=self._wake, welcome_s=welcome_s, is_wanted=lambda: not self._is_closed)
+            session = Session(
+                self._plan,
+                on_end=self._wake,
+                endings=self._endings,
+                welcome_s=welcome_s,
+                is_wanted=lambda: not self._is_closed,
+            )
         except Refused as error:
-            self.last_error = str(error)
+            self.last_error = self._fault = str(error)
             is_leaving = error.code == "stopping"  # the next one may be there soon
             self._retry_s = RETRY_S if is_leaving else min(2 * self._retry_s, REFUSED_RETRY_S_MAX)
             if error.code == "layout":
@@ -171,10 +198,10 @@ class Link:
                 self._session_log.note_refused(self.last_error)
             return
         except (KVPoolError, OSError) as error:
-            self.last_error = str(error)
+            self.last_error = self._fault = str(error)
             self._retry_s = RETRY_S
             return
-        self._retry_s = RETRY_S
+        self._retry_s, self._fault = RETRY_S, ""
         self.last_error = session.shortcoming or self.last_error
         with self._lock:
             previous, self._session = self._session, session
@@ -225,11 +252,17 @@ class Link:
                 os.read(self._wake_read, 4096)
         return bool(events.get(fd, 0) & (select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL))
 
-    def _wake(self) -> None:
-        """Wake the thread, also when the last caller has ended the session."""
-        with self._lock, contextlib.suppress(BlockingIOError):  # full: it is awake already
-            if self._wake_write >= 0:
-                os.write(self._wake_write, b"w")
+    def _wake(self, *, waits: bool = True) -> None:
+        """Wake the thread, also when the last caller has ended the session. `waits`: for the lock; without it the thread may
+        only look at the end of its pause."""
+        if not self._lock.acquire(blocking=waits):
+            return
+        try:
+            with contextlib.suppress(BlockingIOError):  # full: it is awake already
+                if self._wake_write >= 0:
+                    os.write(self._wake_write, b"w")
+        finally:
+            self._lock.release()
 
     def _close_pipe(self) -> None:
         with self._lock:

@@ -139,7 +139,9 @@ class PromiseLine:
         return self._link.session is not None
 
     def ask(self, hit: Hit) -> Question:
-        """Have a promise of this hit fetched: the question goes out with the next `receive`. An empty hit has none."""
+        """Have a promise of this hit fetched: the question goes out with the next `receive`. An empty hit has none. Raises
+        InvalidArgument for another Pool's hit."""
+        self._fetcher.check(hit)
         question = Question(hit, self._fetcher.promises_of(hit, self._tickets, self._claims))
         if question.request is _NO_REQUEST or self._is_inherited:
             self._settle(question, NOTHING)

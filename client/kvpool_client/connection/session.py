@@ -12,6 +12,7 @@ before the connection ends, because the daemon reuses reserved slots then. Only 
 to staging memory, and may be waiting for an answer.
 """
 
+import math
 import os
 import threading
 import weakref
@@ -34,6 +35,7 @@ from kvpool.protocol.records import one_way
 from kvpool.protocol.records import peers as pm
 from kvpool.protocol.records import staging as sm
 from kvpool.types import EPOCH_BYTES
+from kvpool_client.connection.endings import Endings
 from kvpool_client.connection.peer_pace import PeerPace, pace_in
 
 Answer = TypeVar("Answer")
@@ -41,6 +43,18 @@ Answer = TypeVar("Answer")
 TURN_FRACTION = 0.5
 # Refusals after which the daemon reads nothing from the connection.
 ENDING_CODES = ("protocol", "disconnected")
+
+
+class Expiring(Protocol):
+    """A save that holds a reservation until it has ended."""
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        ...
+
+    def expire(self) -> None:
+        """Give the reservation back: its time is over."""
+        ...
 
 
 class Stoppable(Protocol):
@@ -72,10 +86,18 @@ class Session:
     """
 
     def __init__(
-        self, plan: SessionPlan, on_end: Callable[[], None], *, welcome_s: float, is_wanted: Callable[[], bool]
+        self,
+        plan: SessionPlan,
+        on_end: Callable[[], None],
+        *,
+        endings: Endings,
+        welcome_s: float,
+        is_wanted: Callable[[], bool],
     ) -> None:
-        """`on_end` is called once, on the thread that ends the session. `welcome_s`: how long to wait for the daemon's welcome,
-        while `is_wanted`. Raises KVPoolError or OSError, and then leaves nothing open."""
+        """`on_end` is called once, on the thread that ends the session. `endings`: of what its saves and leases leave.
+        `welcome_s`: how long to wait for the daemon's welcome, while `is_wanted`. Raises KVPoolError or OSError, and then
+        leaves nothing open."""
+        self.endings = endings
         self._on_end = on_end
         oldest = max(plan.oldest, versions.oldest_for(plan.layout))
         wire, name = plan.layout.to_wire(), plan.name.encode(errors="replace")
@@ -83,12 +105,16 @@ class Session:
         self._pid = os.getpid()
         self._timeout_s = plan.timeout_s
         self._turn = threading.Lock()
+        self._turns = 0  # of requests; guarded by _turn, as what has the turn and on which thread
+        self._under_way, self._thread = "", 0
         self._state = threading.Lock()
         self._saves: weakref.WeakSet[Stoppable] = weakref.WeakSet()  # guarded by _state
         self._has_ended = False  # guarded by _state
         self._is_alive = True
         self.shortcoming = ""  # what a new session lacks
         self.end_reason = ""  # why it has ended; set before `is_alive` is False
+        # The link's thread removes, any appends.
+        self._reserved: deque[tuple[Deadline, weakref.ref[Expiring]]] = deque()
         self._outbox: deque[bytes] = deque()  # any thread appends, the thread that has the turn removes
         # guarded by _turn, but for `hang_up`
         self._connection = BlockingConnection(
@@ -124,6 +150,7 @@ class Session:
         requests took that long) or Refused (the session goes on)."""
         return self._round_trip(
             self._timeout_s if timeout_s is None else timeout_s,
+            type(request).__name__,
             lambda left_s: self._connection.call(request, answer, left_s),
         )
 
@@ -140,6 +167,7 @@ class Session:
         """The connection's staging memory, mapped. One round trip. Raises as `call` does."""
         record, fd = self._round_trip(
             self._timeout_s,
+            sm.OpenStaging.__name__,
             lambda left_s: self._connection.call_for_descriptor(sm.OpenStaging(), sm.Staging, left_s),
         )
         try:
@@ -154,6 +182,7 @@ class Session:
         trip. Raises as `call` does."""
         return self._round_trip(
             self._timeout_s,
+            dm.OpenDevice.__name__,
             lambda left_s: self._connection.call_for_descriptor(dm.OpenDevice(uuid), dm.DeviceArena, left_s),
         )
 
@@ -219,6 +248,28 @@ class Session:
             self._saves.add(run)
             return True
 
+    def note_reserved(self, save: Expiring) -> None:
+        """A save has a reservation from now on."""
+        self._reserved.append((Deadline(self.welcome.reservation_ttl_s), weakref.ref(save)))
+
+    def next_expiry_s(self) -> float:
+        """Seconds until `expired_saves` may have one; infinite where none has a reservation. The link's thread."""
+        return self._reserved[0][0].remaining_s() if self._reserved else math.inf
+
+    def expired_saves(self) -> list[Expiring]:
+        """The saves whose reservations have run out since the last call. The link's thread."""
+        expired: list[Expiring] = []
+        for _ in range(len(self._reserved)):
+            deadline, reference = self._reserved.popleft()
+            save = reference()
+            if save is None or save.done():
+                continue
+            if deadline.has_passed():
+                expired.append(save)
+            else:
+                self._reserved.append((deadline, reference))
+        return expired
+
     def end(self, reason: str) -> None:
         """Stop running saves and end the connection. Idempotent; any thread; waits for no answer."""
         with self._state:
@@ -244,8 +295,10 @@ class Session:
         if fd >= 0:
             os.close(fd)
 
-    def _round_trip(self, limit_s: float, call: Callable[[float], Answer]) -> Answer:
+    def _round_trip(self, limit_s: float, what: str, call: Callable[[float], Answer]) -> Answer:
         left_s = self._take_turn(limit_s)
+        self._turns += 1
+        self._under_way, self._thread = what, threading.get_ident()
         fault = "a request was interrupted"
         try:
             if self._outbox:
@@ -270,14 +323,22 @@ class Session:
             raise DaemonUnreachable("the connection to the daemon has ended")
         left_s = limit_s
         if not self._turn.acquire(blocking=False):
-            deadline = Deadline(limit_s)
+            deadline, turns = Deadline(limit_s), self._turns
             if not self._turn.acquire(timeout=limit_s * TURN_FRACTION):
-                raise DaemonUnreachable("other threads' requests took all the time there was")
+                raise DaemonUnreachable(self._no_turn(limit_s * TURN_FRACTION, self._turns - turns))
             left_s = deadline.remaining_s()
         if not self._is_alive:
             self._turn.release()
             raise DaemonUnreachable("the connection to the daemon has ended")
         return left_s
+
+    def _no_turn(self, waited_s: float, others: int) -> str:
+        """Why a request had no turn in this time, in which so many others had theirs."""
+        if others:
+            return f"requests of this Pool's other threads came first, {others} of them, for {waited_s:g} s"
+        threads = {each.ident: each.name for each in threading.enumerate()}
+        other = f"{self._under_way} of thread {threads.get(self._thread, self._thread)}"
+        return f"the daemon has not answered another request, {other}, for {waited_s:g} s, and they go one by one"
 
     def _leave(self, fault: str) -> None:
         """Give the turn back. `fault`: why the connection is unusable, which the waiting threads notice; empty where it is

@@ -4,8 +4,8 @@
                            └──begun──► CONNECTED (counted)
 
 An end within PAUSE_S of the last logged one is logged when that time is over and the daemon is still away; one that came back
-before is counted, and the next line has the number: a daemon that ends again and again does not fill the log. Both lines are
-warnings, because engines show these of loggers that they have not configured. One thread at a time.
+before is counted, and the next line has the number: a daemon that ends again and again does not fill the log. A first
+connection that fails is logged like an end. Ends are warnings, begins are information. One thread at a time.
 """
 
 import logging
@@ -35,9 +35,16 @@ class SessionLog:
             f"<SessionLog {'connected' if self._away_since_ns is None else 'away'}, {self._unlogged} ends not logged>"
         )
 
-    def note_absent(self) -> None:
-        """There is no daemon yet, which the engine logs itself where that matters to it (`Pool.connected`)."""
+    def note_absent(self, reason: str) -> None:
+        """The first connection has failed; of a refusal there is a line."""
         self._away_since_ns, self._is_logged = self._clock.now_ns(), True
+        if not self._refusal:
+            log.warning(
+                "kvpool: not connected: %s; nothing is loaded or saved until a daemon serves %s: start kvpoold there, and this "
+                "connects by itself, or name another socket (path of connect, or KVPOOL_SOCKET)",
+                reason,
+                self._path,
+            )
 
     def note_refused(self, reason: str) -> None:
         """There is a daemon, which does not serve this client; called again while that is so."""
@@ -69,4 +76,4 @@ class SessionLog:
             self._unlogged += 1
             return
         away_s = (self._clock.now_ns() - since_ns) / NS_PER_S
-        log.warning("kvpool: connected to the daemon at %s, after %.1f s without one", self._path, away_s)
+        log.info("kvpool: connected to the daemon at %s, after %.1f s without one", self._path, away_s)

@@ -25,6 +25,9 @@ from kvpool_client.copying.runs import Axes, GroupRuns, check_apart, group_runs,
 FORMS = ("auto", "kv_first", "block_first", "packed")
 # Data types of layouts that numpy does not know by itself.
 _WITHOUT_NAME = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+# Where arrays begin of which only the place is asked: any number but 0.
+_PLACE = 1 << 20
+_HEAD_MAJOR = "memory with a head's tokens together has a Layout of one head a group, head_groups=kv_heads"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +88,18 @@ def describe_layers(
     for number, array in enumerate(arrays):
         if replace(array, address=first.address) != first:
             raise LayoutMismatch(
-                f"layer {number} has shape {array.shape} of {array.dtype}, layer 0 has {first.shape} of {first.dtype}: "
-                "expected all alike"
+                f"layer {number} has {_words(array)}, layer 0 has {_words(first)}: expected all alike, or a Layout with groups"
             )
     _check_dtype(first, layout)
     item_bytes = ITEM_BYTES[layout.dtype]
     if not layout.is_packed and first.item_bytes != item_bytes:
         raise LayoutMismatch(f"items have {first.item_bytes} bytes, {layout.dtype} has {item_bytes}")
     chosen = _choose_form(first, layout, block_tokens, form)
-    return _geometry(arrays, layout, chosen, block_tokens=block_tokens, has_head_groups=has_head_groups)
+    if chosen != "packed":
+        _check_order(first, layout, block_tokens, chosen, is_named=form != "auto")
+    geometry = _geometry(arrays, layout, chosen, block_tokens=block_tokens, has_head_groups=has_head_groups)
+    _check_apart_in_memory(arrays)
+    return geometry
 
 
 def contiguous_address(array: object, layout: Layout, *, is_target: bool) -> tuple[int, int]:
@@ -102,8 +108,10 @@ def contiguous_address(array: object, layout: Layout, *, is_target: bool) -> tup
     described = _array_bytes(array, name, needs_write=is_target)
     expected = f"C-contiguous uint8 [chunks, {layout.chunk_bytes}]"
     shape = described.shape
-    if described.item_bytes != 1 or len(shape) != 2 or shape[1] != layout.chunk_bytes:
-        raise InvalidArgument(f"{name} has shape {shape} of {described.item_bytes}-byte items, expected {expected}")
+    if described.dtype != "uint8" or len(shape) != 2 or shape[1] != layout.chunk_bytes:
+        raise InvalidArgument(
+            f"{name} has shape {shape} of {described.dtype}, expected {expected}: view its bytes as uint8"
+        )
     if shape[0] and not is_contiguous(shape, described.strides, 1):
         raise InvalidArgument(f"{name} has strides {described.strides}, expected {expected}")
     if described.device != "cpu":
@@ -128,7 +136,7 @@ def _check_dtype(array: ArrayBytes, layout: Layout) -> None:
 
 def _array_bytes(array: object, name: str, *, needs_write: bool = True) -> ArrayBytes:
     if hasattr(array, "data_ptr") and hasattr(array, "element_size"):
-        return _tensor_bytes(array)
+        return _tensor_bytes(array, name)
     if (interface := getattr(array, "__cuda_array_interface__", None)) is not None:
         return _device_bytes(interface, name)
     try:
@@ -148,12 +156,14 @@ def _from_exchange(array: object) -> "np.ndarray[tuple[int, ...], np.dtype[np.ge
     return np.asarray(memoryview(array))  # type: ignore[arg-type]  # raises TypeError for what has no buffer
 
 
-def _tensor_bytes(tensor: object) -> ArrayBytes:
+def _tensor_bytes(tensor: object, name: str) -> ArrayBytes:
     """A torch tensor, read through its own attributes: torch is not imported for it."""
-    item_bytes = int(tensor.element_size())  # type: ignore[attr-defined]  # duck-typed torch.Tensor
+    device = str(tensor.device)  # type: ignore[attr-defined]  # duck-typed torch.Tensor
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise InvalidArgument(f"{name} is on {device}, expected host memory or a CUDA device")
+    item_bytes = int(tensor.element_size())  # type: ignore[attr-defined]  # likewise
     strides = tuple(int(stride) * item_bytes for stride in tensor.stride())  # type: ignore[attr-defined]  # likewise
     shape = tuple(int(size) for size in tensor.shape)  # type: ignore[attr-defined]  # likewise
-    device = str(tensor.device)  # type: ignore[attr-defined]  # likewise
     dtype = str(tensor.dtype).rpartition(".")[2]  # type: ignore[attr-defined]  # likewise
     return ArrayBytes(int(tensor.data_ptr()), shape, strides, item_bytes, device, dtype)  # type: ignore[attr-defined]  # likewise
 
@@ -228,7 +238,88 @@ def _token_fits(array: ArrayBytes, axis: int, layout: Layout) -> bool:
 
 def _misfit(array: ArrayBytes, layout: Layout, block_tokens: int, form: str) -> str:
     axes = f"[blocks, {block_tokens}, …]" if layout.planes == 1 else f"2, blocks and {block_tokens} tokens ({form})"
-    return f"shape {array.shape} does not fit: expected {axes} with {layout.token_plane_bytes} bytes per token"
+    found = f"shape {array.shape} does not fit: expected {axes} with {layout.token_plane_bytes} bytes per token"
+    axis = _tokens_axis(layout)
+    has_heads_first = len(array.shape) == axis + 3 and array.shape[axis] != block_tokens == array.shape[axis + 1]
+    return f"{found}; {_cure_of_heads_first(axis, layout)}" if has_heads_first else found
+
+
+def _cure_of_heads_first(axis: int, layout: Layout) -> str:
+    """What to do with arrays that have a head's tokens together."""
+    view = f"its heads come before its tokens: pass the view swapaxes({axis}, {axis + 1})"
+    return view if layout.head_groups == layout.kv_heads else f"{view}; {_HEAD_MAJOR}"
+
+
+def _cure_of_gaps(array: ArrayBytes, layout: Layout) -> str:
+    axis = _tokens_axis(layout)
+    is_head_major = len(array.shape) > axis + 1 and array.strides[axis + 1] > array.strides[axis]
+    return f"; {_HEAD_MAJOR}" if is_head_major and array.shape[axis + 1] > 1 else ""
+
+
+def _tokens_axis(layout: Layout) -> int:
+    return 1 if layout.planes == 1 else 2
+
+
+def _check_order(array: ArrayBytes, layout: Layout, block_tokens: int, form: str, *, is_named: bool) -> None:
+    """Check that what is behind the tokens is [kv_heads, head_dim], in one axis or more, as far as shapes can show it; where
+    they cannot, the caller names the form. Raises LayoutMismatch."""
+    axis = _tokens_axis(layout)
+    axes = tuple(size for size in array.shape[axis + 1 :] if size > 1)
+    heads, dim = layout.kv_heads, layout.head_dim
+    if len(axes) > 1 and dim not in (prod(axes[number:]) for number in range(len(axes))):
+        swapped = ": its heads and dims are swapped" if axes == (dim, heads) else ""
+        raise LayoutMismatch(
+            f"shape {array.shape} ends in {axes} behind the tokens, expected {heads} heads of {dim} items, or one axis of "
+            f"{heads * dim}{swapped}"
+        )
+    if is_named or len(axes) != 2 or axes != (heads, dim):
+        return
+    other = "[heads, tokens, dim]" if heads == block_tokens else "[tokens, dim, heads]" if heads == dim else ""
+    if other:
+        raise LayoutMismatch(
+            f"shape {array.shape} reads as [tokens, heads, dim] and as {other}: pass form={form!r} if it is the first; "
+            "docs/layouts.md has what to do with others"
+        )
+
+
+def _words(array: ArrayBytes) -> str:
+    return f"shape {array.shape} of {array.dtype} with strides {array.strides} on {array.device}"
+
+
+class _Bytes:
+    """An array of this shape somewhere, for questions about its place: nothing reads it."""
+
+    def __init__(self, array: ArrayBytes, place: int) -> None:
+        self.__array_interface__ = {
+            "shape": (*array.shape, array.item_bytes),
+            "strides": (*array.strides, 1),
+            "typestr": "|u1",
+            "data": (_PLACE + place, False),
+            "version": 3,
+        }
+
+
+def _check_apart_in_memory(arrays: Sequence[ArrayBytes]) -> None:
+    """Check that no two layers have a byte in common. They are alike, so it depends on how far they are apart: of layers that
+    are views of one array there are few distances. Raises LayoutMismatch."""
+    first = arrays[0]
+    span = sum((size - 1) * stride for size, stride in zip(first.shape, first.strides, strict=True)) + first.item_bytes
+    order = sorted(range(len(arrays)), key=lambda number: arrays[number].address)
+    apart: set[int] = set()
+    for place, low in enumerate(order):
+        for high in order[place + 1 :]:
+            distance = arrays[high].address - arrays[low].address
+            if distance >= span:
+                break
+            if distance not in apart and np.shares_memory(
+                np.asarray(_Bytes(first, 0)), np.asarray(_Bytes(first, distance))
+            ):
+                one, other = sorted((low, high))
+                raise LayoutMismatch(
+                    f"layers {one} and {other} overlap in memory, expected memory of its own for each: a load of one would "
+                    "overwrite the other"
+                )
+            apart.add(distance)
 
 
 def _geometry(
@@ -256,7 +347,10 @@ def _geometry(
         part = group_runs(axes, groups, is_packed=form == "packed")
         steps += [(groups, part.group_stride), (part.runs, part.run_stride)]
     elif not is_contiguous(inner, array.strides[inner_axis:], array.item_bytes):
-        raise LayoutMismatch(f"strides {array.strides} leave gaps inside a block's plane, expected contiguous bytes")
+        raise LayoutMismatch(
+            f"strides {array.strides} leave gaps inside a block's plane, expected contiguous bytes"
+            f"{_cure_of_gaps(array, layout)}"
+        )
     if has_head_groups:
         check_apart(steps, part.run_bytes, array.strides)
     elif any(count > 1 and stride < plane_bytes for count, stride in steps):

@@ -18,8 +18,11 @@ from kvpool_client.copying.device.driver import open_device, refusal
 from kvpool_client.copying.device.host_blocks import HostBlocks
 from kvpool_client.copying.device.pinned_memory import PinnedBytes
 from kvpool_client.copying.device.side import DeviceSide
+from kvpool_client.key_chain import Namespace, expected_one_dimension
 
 SKIP_BLOCK = -1
+# Up to so many ids sorting them is quicker than marking blocks (measured, numpy 2.4).
+SORTED_IDS_MAX = 256
 
 
 class Cache:
@@ -30,9 +33,17 @@ class Cache:
     """
 
     def __init__(
-        self, layers: Sequence[object], layout: Layout, *, block_tokens: int, form: str, share: Share | None = None
+        self,
+        layers: Sequence[object],
+        layout: Layout,
+        *,
+        block_tokens: int,
+        form: str,
+        share: Share | None = None,
+        namespace: Namespace | None = None,
     ) -> None:
-        """`share`: the part of each chunk that the arrays have; None: all of it.
+        """`share`: the part of each chunk that the arrays have; None: all of it. `namespace`: that of the Pool that
+        registers them, whose model's KV they have; None: any Pool's of this layout.
 
         Raises InvalidArgument or LayoutMismatch, naming the layer and what was expected, or why the device cannot be used.
         The first cache of a process with runs of this length measures the copy variants, about 5 ms.
@@ -41,6 +52,7 @@ class Cache:
             raise InvalidArgument(fault)
         self._layers = list(layers)
         self.layout = layout
+        self.namespace = namespace
         self.share = share or Share.whole(layout)
         own = self.share.of_layout(layout)
         self.geometry: PagedGeometry = describe_layers(
@@ -109,18 +121,16 @@ class Cache:
         return self.side.engine_mark() if self.side is not None else _nothing_queued
 
     def checked_block_ids(self, block_ids: object, chunks: int, *, may_skip: bool) -> npt.NDArray[np.int64]:
-        """Block ids of `chunks` chunks as int64 [blocks]. Raises InvalidArgument for a wrong length, range or repetition."""
-        ids = _as_ids(block_ids)
+        """Block ids of `chunks` chunks as int64 [blocks], each block once. `may_skip`: −1 stands for a block that is left out.
+        Raises InvalidArgument for a wrong length, range or repetition, naming the first id that is wrong."""
+        ids = as_ids(block_ids)
         expected = chunks * self.blocks_per_chunk
         if len(ids) != expected:
             raise InvalidArgument(
                 f"block_ids has {len(ids)} ids, expected {expected} for {chunks} chunks of {self.blocks_per_chunk} blocks"
             )
-        lowest = SKIP_BLOCK if may_skip else 0
-        if len(ids) and (int(ids.min()) < lowest or int(ids.max()) >= self.blocks):
-            raise InvalidArgument(
-                f"block_ids reach from {int(ids.min())} to {int(ids.max())}, expected {lowest}..{self.blocks - 1}"
-            )
+        if len(ids) and not _are_apart(ids, SKIP_BLOCK if may_skip else 0, self.blocks):
+            raise InvalidArgument(_wrong_id(ids, self.blocks, may_skip=may_skip))
         return ids
 
 
@@ -176,7 +186,41 @@ def _nothing_queued() -> None:
     """The CPU has done everything when it returns."""
 
 
-def _as_ids(block_ids: object) -> npt.NDArray[np.int64]:
+def _are_apart(ids: npt.NDArray[np.int64], lowest: int, blocks: int) -> bool:
+    """Whether ids reach from `lowest` to the last of so many blocks, and none but −1 is there twice. In the time of two looks
+    for the extremes: a few ids are sorted, for many the blocks are marked."""
+    if len(ids) <= SORTED_IDS_MAX:
+        ids = np.sort(ids)
+        if ids.item(0) < lowest or ids.item(-1) >= blocks:
+            return False
+        first = int(ids.searchsorted(0)) if ids.item(0) < 0 else 0
+        return not np.count_nonzero(ids[first + 1 :] == ids[first:-1])
+    low, high = int(ids.min()), int(ids.max())
+    if low < lowest or high >= blocks:
+        return False
+    is_named = np.zeros(high + 2, np.bool_)
+    is_named[ids] = True  # −1 is the last one
+    skipped = np.count_nonzero(ids < 0) if low < 0 else 0
+    return int(np.count_nonzero(is_named[:-1])) == len(ids) - skipped
+
+
+def _wrong_id(ids: npt.NDArray[np.int64], blocks: int, *, may_skip: bool) -> str:
+    """What is wrong with the first id that is."""
+    seen: dict[int, int] = {}
+    for place, block in enumerate(ids.tolist()):
+        if not 0 <= block < blocks and not (may_skip and block == SKIP_BLOCK):
+            skipping = ", or −1 to leave the block out" if may_skip else ""
+            return f"block_ids[{place}] is {block}, expected 0..{blocks - 1}{skipping}"
+        if seen.setdefault(block, place) != place and block != SKIP_BLOCK:
+            return (
+                f"block_ids[{seen[block]}] and block_ids[{place}] are both {block}, expected a block of its own for each "
+                "block of tokens"
+            )
+    raise AssertionError("every id is right")
+
+
+def as_ids(block_ids: object) -> npt.NDArray[np.int64]:
+    """Block ids as a one-dimensional int64 array. Raises InvalidArgument on floats, shapes, or ids that do not fit."""
     try:
         ids = np.asarray(block_ids)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -184,5 +228,9 @@ def _as_ids(block_ids: object) -> npt.NDArray[np.int64]:
     if ids.size == 0:
         return np.empty(0, np.int64)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise InvalidArgument(f"block_ids has shape {ids.shape} of {ids.dtype}, expected one dimension of integers")
+        raise InvalidArgument(
+            f"block_ids has shape {ids.shape} of {ids.dtype}, {expected_one_dimension('block_ids', ids)}"
+        )
+    if ids.dtype == np.uint64 and int(ids.max()) > np.iinfo(np.int64).max:
+        raise InvalidArgument(f"block_ids reach to {int(ids.max())}, expected the numbers of blocks")
     return np.ascontiguousarray(ids, dtype=np.int64)

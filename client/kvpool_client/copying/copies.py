@@ -20,6 +20,7 @@ import kvpool_native
 from kvpool.errors import InvalidArgument
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
+from kvpool_client.arguments import check_cache
 from kvpool_client.connection.session import Session
 from kvpool_client.copying.cache import SKIP_BLOCK, Cache, contiguous_view, extents_view
 from kvpool_client.copying.device.blocks import DeviceBlocks
@@ -40,6 +41,7 @@ from kvpool_client.copying.summarized_save import (
     SummaryRun,
     begin_summaries,
 )
+from kvpool_client.key_chain import Namespace
 from kvpool_client.lease import LeaseHold
 from kvpool_client.load import LoadRun
 from kvpool_client.save import SaveRun
@@ -83,9 +85,10 @@ class ReservedSlots:
 class Copies:
     """The copying side of one Pool."""
 
-    def __init__(self, layout: Layout, threads: int, shares: Sequence[Share]) -> None:
+    def __init__(self, namespace: Namespace, threads: int, shares: Sequence[Share]) -> None:
         """`shares`: the part of the chunks of each group that the engine has; of a layout without groups there is one."""
-        self._layout, self._shares = layout, tuple(shares)
+        self._namespace, self._shares = namespace, tuple(shares)
+        self._layout = layout = namespace.layout
         # Of all groups: they share the session's staging memory.
         self._staged_extent_bytes = max(part.extent_bytes for part in layout.group_layouts)
         self._take_part(layout.group_layouts[0], self._shares[0])
@@ -132,8 +135,7 @@ class Copies:
         if (cache is None) == (array is None):
             raise InvalidArgument("expected either cache and block_ids, or one contiguous array")
         if cache is not None:
-            if not isinstance(cache, Cache) or (cache.layout, cache.share) != (self._layout, self._share):
-                raise InvalidArgument(f"cache is {cache!r}, expected one registered with this Pool's layout and share")
+            check_cache(cache, self._namespace, self._layout, self._share)
             ids = cache.checked_block_ids(() if block_ids is None else block_ids, chunks, may_skip=is_load)
             return EngineBlocks(cache.view, ids, cache)
         if block_ids is not None:

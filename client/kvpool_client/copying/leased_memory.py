@@ -13,6 +13,7 @@ in a forked child it is not mapped. Any thread, but for `close`. Holds no lock o
 """
 
 import os
+import sys
 from collections.abc import Callable
 from types import TracebackType
 
@@ -53,7 +54,7 @@ class LeasedMemory:
         self._begin_check = begin_check
         self._offsets, self._slots = lease.offsets[: self.chunks], lease.slots[: self.chunks]
         self._generations = lease.generations[: self.chunks]
-        self._is_closed = not self.chunks
+        self._is_closed = True
         if session is None or not self.chunks:
             return
         self._arena: kvpool_native.Mapping = session.arena
@@ -62,6 +63,7 @@ class LeasedMemory:
         if int(self._offsets.max()) > self._arena.size - self.layout.stored_bytes:
             raise InvalidArgument(f"the lease names memory that is not there: {lease!r}")
         link.use_lease(lease.id)
+        self._is_closed = False
 
     def __repr__(self) -> str:
         return f"<LeasedMemory {self.chunks} chunks, {'closed' if self._is_closed else 'open'}>"
@@ -73,6 +75,12 @@ class LeasedMemory:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        # A finalizer, also of an interpreter that ends: see `endings`.
+        session = self.lease.session
+        if not self._is_closed and session is not None and session.is_alive and not sys.is_finalizing():
+            session.endings.add_forgotten("never closed; it is closed now", self, self.close)
 
     @property
     def layers(self) -> Addresses:

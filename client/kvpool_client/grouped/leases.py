@@ -83,8 +83,12 @@ class GroupRows(LeaseHold):
             leased.tiers[self._first : self._first + len(chunks)],
             leased.slots[words],
         )
-        super().__init__(whole.session, rows, namespace=(whole.namespace[0], whole.layout.of_group(group)))
+        own = whole.namespace._replace(layout=whole.layout.of_group(group))
+        super().__init__(whole.session, rows, namespace=own)
         self._whole = whole
+
+    def __del__(self) -> None:
+        pass  # the whole lease ends
 
     @property
     def is_live(self) -> bool:
@@ -139,7 +143,7 @@ class GroupLeaseFetcher(LeaseFetcher):
             if now.chunks > 0:
                 wanted = now
                 leased = self._ask(session, self._request(wanted), left_s)
-        return self._lease(session, _from_store(self._namespace[1], leased or NO_LEASE, wanted))
+        return self._lease(session, _from_store(self._namespace.layout, leased or NO_LEASE, wanted))
 
     def promises_of(self, hit: Hit, tickets: int, claims: int) -> Iterator[tuple[Hit, pr.Promise]]:
         """What to ask for a promise of a hit, one after the other until something is promised; nothing for an empty one. Asks
@@ -154,8 +158,8 @@ class GroupLeaseFetcher(LeaseFetcher):
 
     def promised_levels(self, hit: Hit, promised: pr.Promised) -> bytes:
         """The level of each chunk of a promise. Raises ProtocolError where it has not one for each row."""
-        check_levels(promised, sum(map(len, chunk_ranges(self._namespace[1], promised.chunks))))
-        leased = _from_store(self._namespace[1], m.Leased(0, promised.chunks, b"", b"", promised.tiers), hit)
+        check_levels(promised, sum(map(len, chunk_ranges(self._namespace.layout, promised.chunks))))
+        leased = _from_store(self._namespace.layout, m.Leased(0, promised.chunks, b"", b"", promised.tiers), hit)
         return self._lease(None, leased).tiers.tobytes()
 
     def _promise(self, hit: Hit, tickets: int, claims: int) -> pr.Promise:

@@ -41,7 +41,7 @@ class GroupVerbs:
         timeout_s: float,
     ) -> None:
         self._namespace = namespace
-        self._layout = layout = namespace[1]
+        self._layout = layout = namespace.layout
         self._link = link
         self._finder = finder
         self._counters = counters

@@ -1,15 +1,23 @@
 """Adapter for custom torch engines: a prefix cache over paged KV tensors.
 
     prefix = PagedPrefixCache(pool, layers, block_tokens=16)
-    with prefix.restore(tokens, block_ids) as restored, gated(restored, attention_modules):
-        logits = restored.prefill(lambda start: model.prefill(tokens, start, block_ids))
-    prefix.store(tokens, block_ids).commit()
+    prompts = [Prompt(tokens, block_ids)]
+    logits = prefix.prefill(prompts, attention_modules, lambda starts: model.prefill(prompts, starts))
 
 Imports torch, so nothing in `kvpool_client` imports this package.
 """
 
 from kvpool_client.torch.hooks import announced, gated
-from kvpool_client.torch.prefix_cache import PagedPrefixCache, layout_of
-from kvpool_client.torch.restored import PrefixShortened, Restored
+from kvpool_client.torch.prefix_cache import PagedPrefixCache, Prompt, layout_of
+from kvpool_client.torch.restored import PrefixShortened, Restored, prefill_batch
 
-__all__ = ["PagedPrefixCache", "PrefixShortened", "Restored", "announced", "gated", "layout_of"]
+__all__ = [
+    "PagedPrefixCache",
+    "PrefixShortened",
+    "Prompt",
+    "Restored",
+    "announced",
+    "gated",
+    "layout_of",
+    "prefill_batch",
+]

@@ -8,10 +8,11 @@ that an engine needs, the token at which its own prefill begins. Invariant: `tok
 ended and every layer of the first `tokens` tokens is in place. One thread at a time, as the Load it waits for.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
+from kvpool.errors import InvalidArgument
 from kvpool_client.lease import Lease
 from kvpool_client.load import Load
 
@@ -19,21 +20,36 @@ T = TypeVar("T")
 
 
 class PrefixShortened(Exception):
-    """Unwinds a forward pass that began after KV which did not arrive. `Restored.prefill` catches it."""
+    """Unwinds a forward pass that began behind KV which did not arrive: what it computes is of no use.
+
+    Raise it with the Restored whose `wait_layer` was False; `gated` does. The `prefill` of that Restored catches it, and
+    `prefill_batch` of a batch with that Restored; no other does. `restored.tokens` is where prefill begins again.
+    """
+
+    def __init__(self, restored: "Restored") -> None:
+        """`restored`: the prefix that came shorter."""
+        super().__init__(f"the restored prefix ends at token {restored.tokens}: {restored.reason}")
+        self.restored = restored
 
 
 class Restored:
-    """A context: leaving it ends the load, cancelled if an exception leaves it, and releases the lease."""
+    """A prefix that is being restored into an engine's blocks: what `PagedPrefixCache.restore` answers, and `Allocation.load`.
+
+    A context: leaving it ends the load, cancelled if an exception leaves it, and releases the lease. One thread at a time.
+    """
 
     def __init__(
-        self, tokens: int, *, held_tokens: int = 0, lease: Lease | None = None, load: Load | None = None
+        self, tokens: int, *, layers: int, held_tokens: int = 0, lease: Lease | None = None, load: Load | None = None
     ) -> None:
+        """`layers`: of the engine."""
         assert 0 <= held_tokens <= tokens
         assert (lease is None) == (load is None)
+        self.layers = layers
         self._tokens = tokens
         self._held_tokens = held_tokens
         self._lease = lease
         self._load = load
+        self._waited: set[int] = set()
         self._is_settled = load is None
         self._reason = "complete"
 
@@ -71,21 +87,20 @@ class Restored:
         if self._is_settled or self._load is None:
             return True
         if self._load.wait_layer(layer) and self._load.chunks_so_far == self._load.lease.chunks:
+            self._waited.add(layer)
             return True
         promised = self._tokens
         self.settle()
         return self._tokens == promised
 
     def prefill(self, forward: Callable[[int], T]) -> T:
-        """`forward(first_token)`, and once more from a lower token if the restored prefix came out shorter.
+        """`forward(first_token)`, and once more from a lower token if the restored prefix came out shorter; its answer.
 
-        `forward` computes tokens from `first_token` on and raises PrefixShortened where a wait was False; `gated` does.
+        `forward` computes tokens from `first_token` on. Before it reads a layer it waits for it, and raises
+        PrefixShortened(this) where that wait was False; `gated` does both. Raises InvalidArgument where `forward` returned
+        and a layer was never waited for: its KV may not have been there.
         """
-        try:
-            return forward(self._tokens)
-        except PrefixShortened:
-            assert self._is_settled, "PrefixShortened without a wait that was False"
-            return forward(self._tokens)
+        return prefill_batch([self], lambda starts: forward(starts[0]))
 
     def settle(self) -> int:
         """Wait for the whole load; the number of tokens that are in place in every layer. Idempotent."""
@@ -95,3 +110,31 @@ class Restored:
             self._reason = result.reason
             self._tokens = max(self._held_tokens, min(self._tokens, result.tokens))
         return self._tokens
+
+    def check_waited(self) -> None:
+        """Raises InvalidArgument where a layer was never waited for, and `settle` was not called."""
+        missing = [] if self._is_settled else [layer for layer in range(self.layers) if layer not in self._waited]
+        if missing:
+            raise InvalidArgument(
+                f"layer {missing[0]} of {self.layers} was never waited for, {len(missing)} in all: what was computed may have "
+                "read KV that had not come; expected wait_layer(layer) before each is read, as gated does"
+            )
+
+
+def prefill_batch(batch: Sequence[Restored], forward: Callable[[list[int]], T]) -> T:
+    """`Restored.prefill` of several prompts in one forward pass: `forward` gets the first token to compute of each, and is
+    called once more, with what each prompt has then, where one came out shorter. Returns its answer.
+
+    Raises InvalidArgument where `forward` returned and a layer of a prompt was never waited for. One thread.
+    """
+    try:
+        answer = forward([restored.tokens for restored in batch])
+    except PrefixShortened as shortened:
+        if all(restored is not shortened.restored for restored in batch):
+            raise
+        again = [restored.settle() for restored in batch]
+    else:
+        for restored in batch:
+            restored.check_waited()
+        return answer
+    return forward(again)

@@ -237,7 +237,7 @@ class ConnectorCalls(WorkerCalls):
         return namespace_name(self._model, self._revision)
 
     def _connect(self, layout: Layout, share: Share | tuple[Share, ...] | None = None) -> Pool:
-        return engine_pool(self._settings, self._guard, layout, share, model=self._model, revision=self._revision)
+        return engine_pool(self._settings, layout, share, model=self._model, revision=self._revision)
 
     @property
     def requires_kv_delivery(self) -> bool:

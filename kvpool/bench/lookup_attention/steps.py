@@ -50,7 +50,7 @@ def bench_sparse(choice: Choice, measure: Measure, note: Callable[[str], None]) 
     check_memory(sizes)
     with tempfile.TemporaryDirectory(prefix="kvpool-bench-") as directory:
         nowhere = os.path.join(directory, "none.sock")
-        with kv.connect(nowhere, model="bench-sparse", layout=sizes.layout) as pool:
+        with kv.connect(nowhere, model="bench-sparse", revision="1", layout=sizes.layout) as pool:
             sequence = MeasuredSequence(pool, sizes)
             measure("summaries", BUILDING_TITLE, lambda advance: [measure_building(sequence, advance)])
             for threads in choice.threads:

@@ -22,6 +22,7 @@ import numpy as np
 
 import kvpool_client as kv
 import kvpool_native
+from kvpool.bench.daemon import REVISION
 from kvpool.bench.measure import timed_s
 from kvpool.bench.payload import Payload
 from kvpool.clock import NS_PER_S, Deadline, MonotonicClock
@@ -203,7 +204,9 @@ def main() -> None:
     settings = ReplaySettings(**json.loads(sys.argv[1]))
     layout = replay_layout(settings.chunk_bytes, settings.block_tokens)
     salt = settings.salt.encode()
-    with kv.connect(settings.socket, model=MODEL, layout=layout, salt=salt, timeout_s=POOL_TIMEOUT_S) as pool:
+    with kv.connect(
+        settings.socket, model=MODEL, revision=REVISION, layout=layout, salt=salt, timeout_s=POOL_TIMEOUT_S
+    ) as pool:
         _wait_connected(pool)
         settle = IdleWait(settings.socket).wait if settings.is_settled else _do_nothing
         replayer = Replayer(pool, settings.chunks_max, settle)

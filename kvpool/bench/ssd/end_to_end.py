@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import kvpool_client as kv
-from kvpool.bench.daemon import MeasuredDaemon, own_daemon, wait_until_open
+from kvpool.bench.daemon import REVISION, MeasuredDaemon, own_daemon, wait_until_open
 from kvpool.bench.disk import Bytes, RawFile
 from kvpool.bench.measure import median, spread
 from kvpool.bench.payload import Payload
@@ -85,7 +85,7 @@ def _comparison(daemon: MeasuredDaemon, folder: Path, chunk_bytes: int, chunks: 
     layout = ssd_layout(chunk_bytes)
     try:
         with kv.connect(
-            daemon.socket, model=MODEL, layout=layout, salt=os.urandom(16), timeout_s=POOL_TIMEOUT_S
+            daemon.socket, model=MODEL, revision=REVISION, layout=layout, salt=os.urandom(16), timeout_s=POOL_TIMEOUT_S
         ) as pool:
             yield _Comparison(daemon, pool, raw[0], raw[1])
     finally:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import kvpool_client as kv
-from kvpool.bench.daemon import MeasuredDaemon, start_daemon, wait_until_open, wait_until_ready
+from kvpool.bench.daemon import REVISION, MeasuredDaemon, start_daemon, wait_until_open, wait_until_ready
 from kvpool.bench.disk import FOLDER_PREFIX
 from kvpool.bench.measure import median, spread
 from kvpool.bench.payload import Payload
@@ -136,7 +136,12 @@ def _capacity(chunks: int) -> int:
 
 def _pool(daemon: MeasuredDaemon, salt: bytes) -> kv.Pool:
     return kv.connect(
-        daemon.socket, model=MODEL, layout=ssd_layout(CHUNK_BYTES, layers=1), salt=salt, timeout_s=POOL_TIMEOUT_S
+        daemon.socket,
+        model=MODEL,
+        revision=REVISION,
+        layout=ssd_layout(CHUNK_BYTES, layers=1),
+        salt=salt,
+        timeout_s=POOL_TIMEOUT_S,
     )
 
 

@@ -237,6 +237,7 @@ class Writers:
         if reservation.deadline_ns <= now_ns:
             self.expire(now_ns)
         if reservation.is_expired:
+            reservation.is_reported = True
             return bytes([SaveState.EXPIRED]) * count
         if reservation.copies:
             raise ProtocolError("commit while a copy into the reservation's slots is under way")
@@ -306,12 +307,18 @@ class Writers:
         if reservation.is_ending and not reservation.copies:
             self._end(reservation, now_ns)
 
-    def end(self, session: EngineSession, reservation_id: int, now_ns: int) -> None:
-        """Give up what was not committed; its writer has acknowledged that it no longer writes."""
+    def end(self, session: EngineSession, reservation_id: int, now_ns: int) -> int:
+        """Give up what was not committed; its writer has acknowledged that it no longer writes. Returns how many chunks its
+        time was too short for, of which no commit was answered that."""
         failpoint.reach("daemon.end.before", failpoint.refused)
         reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
-        if reservation is not None:
-            self._end(reservation, now_ns)
+        if reservation is None:
+            return 0
+        if reservation.deadline_ns <= now_ns:
+            self.expire(now_ns)
+        is_late = reservation.is_expired and not reservation.is_reported
+        self._end(reservation, now_ns)
+        return (reservation.chunks - reservation.committed) * is_late
 
     def drop_owner(self, connection: ConnectionId, now_ns: int) -> None:
         """End every reservation of a connection; where they are long (`has_backlog`), `go_on` ends the others."""

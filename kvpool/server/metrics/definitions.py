@@ -222,8 +222,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                  "index entries (index_full); flushed by order (flush); found bad, or behind a chunk that is bad or could not "
                  "be read into DRAM (corrupt).", _labelled(_left_dram), "chunks", "reason"),
         _counter("kvpool_declined_chunks", "Chunks of saves that were declined, by reason. disconnected, timeout, "
-                 "too_long and aborted are reported by clients; expired and checksum are found at commit, where what is behind "
-                 "a chunk of other bytes has no_parent.", _labelled(_declined), "chunks", "reason"),
+                 "too_long and aborted are reported by clients; expired is found when a save ends, checksum at commit, where "
+                 "what is behind a chunk of other bytes has no_parent.", _labelled(_declined), "chunks", "reason"),
         _counter("kvpool_present_chunks", "Chunks offered for saving that were stored already.",
                  _directory("answered_present"), "chunks"),
         _counter("kvpool_aborted_chunks", "Chunks reserved and never committed: given up, or too late.",

@@ -1,18 +1,21 @@
 """A torch engine over the real daemon: reuse across Pools, flipped bits, a daemon that dies. The tokens never change."""
 
+import contextlib
+import gc
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import kvpool_client as kv
-from tests.rigs.daemon import Daemon, wait_connected
+from tests.rigs.daemon import Daemon, wait_connected, wait_until
 from tests.rigs.late_module import LateModule
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
@@ -88,6 +91,36 @@ def test_a_flipped_bit_is_recomputed_from_its_chunk(workers: tuple[Worker, Worke
     assert second.answer().reused_tokens >= chunk * CHUNK
 
 
+def test_an_exception_between_store_and_the_pass_leaves_the_prefix_to_everybody(daemon: Daemon) -> None:
+    layers = [torch.zeros(2, 40, BLOCK, 2, 16) for _ in range(8)]
+    table = list(range(40))
+    tokens = PROMPT[: 4 * CHUNK + 1]
+
+    def step(prefix: PagedPrefixCache) -> None:
+        with contextlib.suppress(RuntimeError):
+            save = prefix.store(tokens, table)
+            save.layer(0)
+            raise RuntimeError("the pass has failed")
+
+    def restore(prefix: PagedPrefixCache) -> None:
+        assert prefix.restore(tokens, table).tokens == 4 * CHUNK
+        gc.collect()
+
+    with daemon.connect(layout_of(layers, CHUNK)) as pool, daemon.connect(layout_of(layers, CHUNK)) as other:
+        wait_connected(pool)
+        wait_connected(other)
+        first, second = (PagedPrefixCache(each, layers, BLOCK) for each in (pool, other))
+        with pytest.warns(ResourceWarning, match="neither committed nor aborted"):
+            step(first)
+        wait_until(lambda: daemon.stats()["reservations"] == 0, "the save has ended")
+        assert second.store(tokens, table).commit().stored == 4
+        with pytest.warns(ResourceWarning, match="never released"):
+            restore(first)
+        wait_until(lambda: daemon.stats()["leases"] == 0, "the lease has ended")
+        assert pool.connected
+    assert daemon.problems() == []
+
+
 def test_a_dead_daemon_costs_reuse_and_nothing_else(workers: tuple[Worker, Worker], daemon: Daemon) -> None:
     first, second = workers
     cold = first.answer()
@@ -141,14 +174,12 @@ class Squares(torch.nn.Module):  # type: ignore[misc, name-defined]  # torch is 
         return total + float(rows.sum())
 
 
-def test_the_ten_lines_of_the_document_work(daemon: Daemon) -> None:
-    code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    assert code is not None
-    source = (
-        code[1].replace("/run/kvpool/kvpool.sock", daemon.socket).replace("chunk_tokens=256", f"chunk_tokens={CHUNK}")
-    )
+def test_the_code_of_the_document_works(daemon: Daemon) -> None:
+    """Cold in several passes, and then twice warm: in one pass, and in several."""
+    first, second = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    first = first.replace("/run/kvpool/kvpool.sock", daemon.socket).replace("chunk_tokens=256", f"chunk_tokens={CHUNK}")
     answers, calls = [], []
-    for seed in range(2):
+    for seed, is_batch in enumerate((False, True, False)):
         layers = [torch.zeros(2, 40, BLOCK, 2, 16) for _ in range(4)]
         modules = [Squares(layer, number) for number, layer in enumerate(layers)]
 
@@ -162,12 +193,22 @@ def test_the_ten_lines_of_the_document_work(daemon: Daemon) -> None:
         names: dict[str, Any] = {"layers": layers, "attention_modules": modules, "model": model}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kv, "connect", _connect_and_wait)
-            exec(source, names)
+            exec(first, names)
+        exec(second, names)
         table = torch.randperm(40, generator=torch.Generator().manual_seed(seed)).tolist()
-        answers.append(names["prefill"](PROMPT, table))
+        if is_batch:
+            names["model"] = lambda batch, starts: model(batch[0].tokens[starts[0] :], starts[0], batch[0].block_ids)
+            answers.append(names["prefill"]([SimpleNamespace(tokens=PROMPT, block_ids=table)]))
+        else:
+            answers.append(names["prefill_in_passes"](PROMPT, table, _passes))
         names["pool"].close()
-    assert calls == [0, 9 * CHUNK]
-    assert answers[0] == answers[1] == sum(sum(PROMPT) + layer * len(PROMPT) for layer in range(4)) * 32
+    assert calls == [*range(0, 9 * CHUNK + 1, CHUNK), 9 * CHUNK, 9 * CHUNK]
+    assert answers == [sum(sum(PROMPT) + layer * len(PROMPT) for layer in range(4)) * 32] * 3
+
+
+def _passes(start: int, end: int) -> list[tuple[int, int]]:
+    """Of a chunk each."""
+    return [(begin, min(end, begin + CHUNK)) for begin in range(start, end, CHUNK)]
 
 
 def _connect_and_wait(*given: Any, **named: Any) -> kv.Pool:

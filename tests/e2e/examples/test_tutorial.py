@@ -17,6 +17,8 @@ pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "tiny_engine.py"
 BLOCK_EXAMPLE = ROOT / "examples" / "block_engine.py"
+BATCH_EXAMPLE = ROOT / "examples" / "batch_engine.py"
+DEMO = ROOT / "demo" / "engine.py"
 ENGINE_EXAMPLE = ROOT / "examples" / "engine"
 PAGE = ROOT / "docs" / "tutorial-engine.md"
 
@@ -67,10 +69,10 @@ def test_an_engine_over_a_block_pool_reuses_blocks_and_after_a_restart_chunks(da
 
 
 def test_the_code_on_the_page_is_the_examples() -> None:
-    sources = [EXAMPLE, BLOCK_EXAMPLE, *sorted(ENGINE_EXAMPLE.rglob("*.py"))]
-    lines = [line.strip() for source in sources for line in source.read_text().splitlines()]
+    sources = [EXAMPLE, BLOCK_EXAMPLE, BATCH_EXAMPLE, DEMO, *sorted(ENGINE_EXAMPLE.rglob("*.py"))]
+    lines = [line.strip() for source in sources for line in source.read_text().splitlines() if line]
     pieces = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(pieces) == 9
+    assert len(pieces) == 10
     for piece in pieces:
-        wanted = [line.strip() for line in piece.strip().splitlines()]
+        wanted = [line.strip() for line in piece.strip().splitlines() if line]
         assert any(lines[at : at + len(wanted)] == wanted for at in range(len(lines))), piece

@@ -99,16 +99,15 @@ def test_a_group_that_finds_no_room_leaves_a_miss_and_the_others_whole(start_dae
     sizes = [part.stored_bytes for part in HYBRID.group_layouts]
     daemon = start_daemon(dram__capacity=f"{12 * sum(sizes)}B")
     with daemon.connect(HYBRID) as pool:
-        number = 0
+        held: list[kv.Lease] = []
         while True:  # until leases hold nearly all of DRAM
-            keys = pool.keys(tokens_of(100 + number, 10 * CHUNK + 1))
+            keys = pool.keys(tokens_of(100 + len(held), 10 * CHUNK + 1))
             result = store(pool, keys)
             if result.declined:
                 break
-            held = pool.acquire(pool.lookup(keys))
-            assert held.chunks == 10
-            number += 1
-            assert number < 1000
+            held.append(pool.acquire(pool.lookup(keys)))
+            assert held[-1].chunks == 10
+            assert len(held) < 1000
         assert set(result.reasons) <= {"full", "no-parent", "share"}
         assert {entry.declined == 0 for entry in result.groups} == {True, False}
         found = pool.lookup(keys)

@@ -17,7 +17,7 @@ import kvpool_client as kv
 from kvpool.protocol import frames
 from kvpool.protocol.records import messages as m
 from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_until
-from tests.rigs.payload import assert_right_bytes, load_all, payload_of, store, tokens_of
+from tests.rigs.payload import assert_right_bytes, chunks_leased, load_all, payload_of, store, tokens_of
 
 pytestmark = pytest.mark.timed
 
@@ -39,10 +39,10 @@ def _verbs(pool: kv.Pool, hit: kv.Hit, seed: int) -> Iterator[tuple[str, Callabl
     many = pool.keys(tokens_of(seed, MANY_CHUNKS * SMALL.chunk_tokens))
     new = pool.keys(tokens_of(seed, CHAIN * SMALL.chunk_tokens))
     everything = [kv.TokenRange(0, None, 80)]
-    yield "acquire", lambda: pool.acquire(hit).chunks
+    yield "acquire", lambda: chunks_leased(pool, hit)
     yield (
         "acquire many",
-        lambda: pool.acquire(kv.Hit(len(many), many.tokens, np.ones(len(many), np.uint8), many)).chunks,
+        lambda: chunks_leased(pool, kv.Hit(len(many), many.tokens, np.ones(len(many), np.uint8), many)),
     )
     yield "save", lambda: pool.save(new, from_=payload_of(new, SMALL)).commit()
     yield "retain", lambda: pool.retain(keys, everything).accepted
@@ -156,7 +156,7 @@ def test_a_hung_daemon_delays_no_thread_beyond_its_own_deadline(daemon: Daemon, 
             assert _timed(call) < LATEST_S, name
         daemon.signal(signal.SIGCONT)
         wait_until(lambda: pool.connected, "the client is back")
-        wait_until(lambda: pool.acquire(pool.lookup(keys)).chunks == CHAIN, "leases are given again")
+        wait_until(lambda: chunks_leased(pool, pool.lookup(keys)) == CHAIN, "leases are given again")
         result, into = load_all(pool, keys)
         assert result.chunks == CHAIN
         assert_right_bytes(keys, SMALL, result, into)
@@ -219,11 +219,11 @@ def test_a_thread_whose_turn_never_comes_has_a_miss_and_the_others_go_on(daemon:
         assert session is not None
         with session._turn:
             begun_s = time.monotonic()
-            assert pool.acquire(hit).chunks == 0
+            assert chunks_leased(pool, hit) == 0
             assert pool.retain(keys, [kv.TokenRange(0)]).absent == CHAIN
             assert time.monotonic() - begun_s < 2 * LATEST_S
         assert pool.connected
-        assert pool.acquire(hit).chunks == CHAIN
+        assert chunks_leased(pool, hit) == CHAIN
         assert (pool.epoch, pool.stats()["reconnects"]) == (epoch, 0)
 
 

@@ -1,9 +1,11 @@
 """Ends of a client's session and its return: the log's lines about them, and the patience with a daemon that greets late."""
 
+import logging
 import os
 import signal
 import socket
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +82,12 @@ def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_daemon_that_ends_and_comes_back_is_two_lines_in_the_clients_log(
     daemon: Daemon, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
     with daemon.connect() as pool:
         assert pool.connected
         daemon.kill()
         wait_until(lambda: len(lines_of(caplog)) == 1, "the end is logged")
+        assert repr(pool).startswith("<Pool test-model away: ")
         daemon.start()
         wait_connected(pool)
         wait_until(lambda: len(lines_of(caplog)) == 2, "the return is logged")
@@ -94,6 +98,33 @@ def test_a_daemon_that_ends_and_comes_back_is_two_lines_in_the_clients_log(
         "nothing is loaded or saved until it is back"
     )
     assert back.startswith(f"kvpool: connected to the daemon at {daemon.socket}, after ")
+    assert repr(pool) == "<Pool test-model closed>"
+
+
+def test_a_first_connection_that_fails_is_one_warning_and_the_pool_has_its_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = str(tmp_path / "nobody.sock")
+    with kv.connect(path, model="m", layout=SMALL) as pool, closing(pool.open_promise_line(1)):
+        reason = f"no daemon answers at {path}: [Errno 2] No such file or directory"
+        assert repr(pool) == f"<Pool m away: {reason}>"
+        (record,) = [record for record in caplog.records if record.name == LOGGER]
+        assert record.levelname == "WARNING"
+        assert reason in record.getMessage()
+        assert "start kvpoold there" in record.getMessage()
+    assert repr(pool) == "<Pool m closed>"
+
+
+def test_a_pool_that_lost_its_daemon_has_the_reason_of_the_last_attempt(daemon: Daemon) -> None:
+    with daemon.connect() as pool:
+        wait_connected(pool)
+        assert repr(pool) == "<Pool test-model connected>"
+        daemon.kill()
+        wait_until(lambda: "Connection refused" in repr(pool), "a further attempt has failed")
+        assert (
+            repr(pool)
+            == f"<Pool test-model away: no daemon answers at {daemon.socket}: [Errno 111] Connection refused>"
+        )
 
 
 def test_the_line_names_the_request_that_was_not_answered(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:

@@ -197,6 +197,26 @@ def test_declined_saves_show_their_reason(start_daemon: Callable[..., Daemon]) -
         assert found["kvpool_aborted_chunks_total"] == 3
 
 
+def test_a_late_save_is_counted_as_expired_once_whatever_its_engine_does_then(
+    start_daemon: Callable[..., Daemon],
+) -> None:
+    daemon = start_daemon(server__metrics=ON, server__probe_interval="0s", server__reservation_ttl="200ms")
+    address = _address(daemon)
+    with daemon.connect() as pool:
+        late = [pool.keys(tokens_of(seed, 3 * 32)) for seed in (1, 2)]
+        committed, aborted = (pool.save(keys, from_=payload_of(keys, SMALL)) for keys in late)
+        found = _wait_for(address, 'kvpool_declined_chunks_total{reason="expired"}', 2 * 3)
+        assert (found["kvpool_expired_reservations_total"], found["kvpool_aborted_chunks_total"]) == (2, 2 * 3)
+        assert (found["kvpool_reservations"], found["kvpool_zombie_slots"]) == (0, 0)
+        assert dict(committed.commit().reasons) == {"expired": 3}
+        aborted.abort()
+        assert dict(aborted.wait().reasons) == {"expired": 3}
+    wait_until(lambda: daemon.stats()["connections"] == 1, "the last report has come")
+    found = _metrics(address)
+    assert found['kvpool_declined_chunks_total{reason="expired"}'] == 2 * 3
+    assert found['kvpool_declined_chunks_total{reason="aborted"}'] == 0
+
+
 def test_a_hostile_report_is_cut_and_counted(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(server__metrics=ON, server__probe_interval="0s")
     address = _address(daemon)

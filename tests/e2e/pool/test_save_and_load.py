@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import cast
 
 import numpy as np
 import pytest
@@ -299,13 +301,13 @@ def test_wrong_block_ids_raise_at_the_call(shared: Shared) -> None:
 @pytest.mark.parametrize(
     ("model", "layout", "named"),
     [
-        ("another", SMALL, "keys are of model 'another', expected those of this Pool, of 'model-"),
+        ("another", SMALL, r"of the Pool of 'another' at /.*, expected .* of the Pool of 'model-.*' at /.*\.sock$"),
         (
             None,
             replace(SMALL, chunk_tokens=64),
-            "chunk_tokens=64.*, expected those of this Pool, of .* chunk_tokens=32",
+            r"of the Pool of 'model-.*, expected .* of 'model-.*: the layout has chunk_tokens 64, expected 32",
         ),
-        (None, replace(SMALL, rank=None, world=2), "rank=None, world=2.*, expected those of this Pool"),
+        (None, replace(SMALL, rank=None, world=2), ": the layout has rank None, expected 0"),
     ],
 )
 def test_keys_of_another_pool_are_refused_unless_they_are_the_same_keys(
@@ -335,30 +337,71 @@ def test_keys_of_another_pool_are_refused_unless_they_are_the_same_keys(
             lambda: pool.hint({}, foreign),
             lambda: pool.lookup(KeyChain(SMALL.chunk_tokens, lambda: (bytes(32),))),
         ):
-            with pytest.raises(kv.InvalidArgument, match="keys are "):
+            with pytest.raises(kv.InvalidArgument, match=r"(keys are|hit is) of "):
                 attempt()
-        with pytest.raises(kv.InvalidArgument, match=named):
-            pool.lookup(foreign)
-        assert pool.lookup(twin.keys(tokens)).chunks == 6
+        for attempt in (lambda: pool.lookup(foreign), lambda: pool.acquire(hit)):
+            with pytest.raises(kv.InvalidArgument, match=named):
+                attempt()
+        twins = twin.lookup(twin.keys(tokens))
+        with pool.acquire(twins) as lease:
+            assert pool.lookup(twin.keys(tokens)).chunks == twins.chunks == lease.chunks == 6
 
 
-def test_a_lease_of_another_model_is_refused_and_nothing_is_loaded(shared: Shared) -> None:
+def test_a_lease_of_another_pool_is_refused_and_nothing_is_loaded(shared: Shared) -> None:
     tokens = tokens_of(18, 2 * 32)
     with shared.connect() as pool, shared.connect() as twin, shared.connect(model="another") as other:
         keys = pool.keys(tokens)
         store(pool, keys)
         into = np.zeros((2, SMALL.chunk_bytes), np.uint8)
+        cache = pool.register(paged_layers(SMALL, 4, 16, "kv_first"), 16, "kv_first")
         with pool.acquire(pool.lookup(keys)) as lease:
-            for attempt in (lambda: other.load(lease, into=into), lambda: other.leased_memory(lease)):
-                with pytest.raises(
-                    kv.InvalidArgument, match=r"lease is of model 'model-.*', expected one of .*'another'"
-                ):
-                    attempt()
+            for named, reader in (
+                ("lease is of the Pool of 'model-.*' at /.*, expected one of the Pool of 'another' at /", other),
+                (r"lease is of another connection, the Pool of 'model-.*: acquire .*claim\(lease\.ticket\(\)\)", twin),
+            ):
+                attempts = (partial(reader.load, lease, into=into), partial(reader.leased_memory, lease))
+                for attempt in (*attempts, partial(reader.separate.load, [lease], cache, [[0, 1, 2, 3]])):
+                    with pytest.raises(kv.InvalidArgument, match=named):
+                        attempt()
             assert other.claim(lease.ticket()).chunks == 0
             with twin.claim(lease.ticket()) as claimed:
                 assert not into.any()
-                result = pool.load(claimed, into=into).wait()
+                result = twin.load(claimed, into=into).wait()
             assert_right_bytes(keys, SMALL, result, into)
+
+
+def test_a_cache_is_that_of_a_pool_with_the_same_model_and_layout(shared: Shared) -> None:
+    """Of a draft and its target with equal geometry, each loads into its own KV."""
+    wide = replace(SMALL, kv_heads=2 * SMALL.kv_heads)
+    with (
+        shared.connect() as pool,
+        shared.connect() as twin,
+        shared.connect(model="draft") as draft,
+        shared.connect(wide) as wider,
+    ):
+        keys = pool.keys(tokens_of(21, 32))
+        caches = [
+            one.register(paged_layers(one.layout, 4, 16, "kv_first"), 16, "kv_first") for one in (pool, draft, wider)
+        ]
+        store(pool, keys)
+        with pool.acquire(pool.lookup(keys)) as lease:
+            for wrong, named in (
+                (caches[1], "cache is <Cache .* of the Pool of 'draft' at /.*, expected one of the Pool of 'model-"),
+                (caches[2], f"the layout has kv_heads {wide.kv_heads}, expected {SMALL.kv_heads}"),
+                ("cache", "cache is str, expected what Pool.register answered"),
+            ):
+                cache = cast(kv.Cache, wrong)
+                for attempt in (
+                    partial(pool.load, lease, cache, [0, 1]),
+                    partial(pool.save, keys, cache, [0, 1]),
+                    partial(pool.separate.load, [lease], cache, [[0, 1]]),
+                    partial(pool.separate.save, [keys], cache, [[0, 1]], [()]),
+                ):
+                    with pytest.raises(kv.InvalidArgument, match=named):
+                        attempt()
+            assert pool.load(lease, caches[0], [0, 1]).wait().reason == "complete"
+        with twin.acquire(twin.lookup(keys)) as lease:
+            assert twin.load(lease, caches[0], [2, 3]).wait().reason == "complete"
 
 
 def test_an_ambiguous_cache_must_name_its_form(shared: Shared) -> None:

@@ -149,10 +149,10 @@ def test_a_load_of_no_lease_or_of_another_pools_is_refused(shared: Shared) -> No
         engine = Engine(pool, 1)
         with pytest.raises(kv.InvalidArgument, match="leases are none"):
             pool.separate.load([], engine.cache, [])
-        with pytest.raises(kv.InvalidArgument, match="lease is of model"):
+        with pytest.raises(kv.InvalidArgument, match="lease is of the Pool of"):
             other.separate.load([lease], engine.cache, engine.blocks([1]))
         with pytest.raises(kv.InvalidArgument, match="block_ids"):
             pool.separate.load([lease], engine.cache, [[0]])
-        with pytest.raises(kv.InvalidArgument, match="keys are of model"):
+        with pytest.raises(kv.InvalidArgument, match="keys are of the Pool of"):
             other.separate.lookup(_chains(pool, 7, [1]))
         pool.separate.release([lease])

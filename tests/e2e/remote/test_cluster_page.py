@@ -13,7 +13,7 @@ from kvpool.cli.kvpoolctl import cli
 from kvpool.types import Level
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.nodes.two_nodes import free_addresses
-from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
+from tests.rigs.payload import assert_right_bytes, chunks_leased, load_all, store, tokens_of
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
 NODES = 3
@@ -106,7 +106,7 @@ def test_the_page_makes_a_fleet_of_three_nodes(fleet: list[Daemon]) -> None:
         assert_right_bytes(keys, SMALL, result, into)
         one.kill()
         wait_until(lambda: _stats(three)["peer.links.ready"] == "1", "the dead node is known to be dead")
-        assert pool.acquire(pool.lookup(one_more)).chunks == 0
+        assert chunks_leased(pool, pool.lookup(one_more)) == 0
         assert set(pool.lookup(keys).tiers) == {Level.DRAM}, "what was pulled stays"
         assert _run(f"kvpoolctl --socket {three.socket} info").count("tiers:dram,peer") == 1
     assert three.problems() == []

@@ -24,7 +24,7 @@ from kvpool_client.connection.session import Session
 from kvpool_client.pending import PendingChunks
 from tests.rigs.daemon import SMALL, Daemon
 from tests.rigs.nodes.remote_daemon import NODE, RemoteDaemon
-from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
+from tests.rigs.payload import assert_right_bytes, chunks_leased, load_all, store, tokens_of
 
 DRAM, PEER = int(Level.DRAM), int(Level.PEER)
 _seeds = itertools.count(1)
@@ -206,7 +206,7 @@ def test_a_table_of_garbage_gives_hints_that_are_misses_and_right_bytes(tmp_path
             for chain in (keys, first, chains(pool, 30, 0)[0]):
                 hit = pool.lookup(chain)
                 assert len(hit.tiers) == hit.chunks <= len(chain)
-                assert pool.acquire(hit).chunks == hit.chunks_here
+                assert chunks_leased(pool, hit) == hit.chunks_here
             result, into = load_all(pool, keys)
             assert result.chunks == 20
             assert_right_bytes(keys, SMALL, result, into)

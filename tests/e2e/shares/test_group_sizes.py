@@ -150,10 +150,11 @@ def test_a_rank_that_gives_one_group_up_leaves_a_miss_until_it_comes_again(modul
 def test_a_connection_that_ends_amid_its_part_leaves_others_whole(module_daemon: Daemon) -> None:
     left, right = shares_of(2)
     pool = connect(module_daemon, right)
-    begin_part(pool, 3)
+    begun = begin_part(pool, 3)
     assert save_part(module_daemon, left, 3).part == CHUNKS + len(WINDOWS)
     assert save_part(module_daemon, right, 3).reasons["pending"] == CHUNKS + len(WINDOWS)
     pool.close()
+    assert not begun.done()
     wait_until(lambda: module_daemon.stats()["reservations"] == 0, "its reservations end")
     assert save_part(module_daemon, right, 3).stored == CHUNKS + len(WINDOWS)
     assert_part_loads(module_daemon, shares_of(1)[0], 3)
@@ -222,9 +223,11 @@ def test_a_commit_names_the_group_of_its_reservation(module_daemon: Daemon) -> N
     with connect(module_daemon, shares_of(2)[0]) as pool:
         session = pool._link.session
         assert session is not None
-        save: Save = begin_part(pool, 8)._saves[FULL][0]
+        begun = begin_part(pool, 8)
+        save: Save = begun._saves[FULL][0]
         with pytest.raises(kv.KVPoolError, match="of another group"):
             session.call(gm.CommitGroup(WINDOW, save._reservation, bytes(4 * 4), b"", b""), gm.CommitGroup)
+        begun.abort()
 
 
 @pytest.mark.parametrize(

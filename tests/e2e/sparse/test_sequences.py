@@ -182,6 +182,18 @@ def test_a_sequence_of_its_own_is_found_by_nobody(pool: kv.Pool) -> None:
             sequence.extend([1])
 
 
+@pytest.mark.parametrize(
+    ("tokens", "cure"),
+    [([[1, 2, 3]], r"tokens\[0\]"), (np.ones((1, 700), np.int64), r"tokens\[0\]"), ([1.5, 2.5], "integers")],
+)
+def test_tokens_of_a_batch_are_refused_as_for_keys(pool: kv.Pool, tokens: object, cure: str) -> None:
+    with pytest.raises(kv.InvalidArgument, match=f"tokens have shape .*{cure}$"):
+        SparseSequence(pool, CONFIG, tokens=tokens)
+    sequence = SparseSequence(pool, CONFIG, tokens=[1, 2, 3])
+    with sequence, pytest.raises(kv.InvalidArgument, match=f"tokens have shape .*{cure}$"):
+        sequence.extend(tokens)
+
+
 def decode(sequence: "SparseSequence | DeviceSequence", text: Text, end: int) -> None:
     """Append tokens one by one as a model does: each layer attends before the next one has the token's KV."""
     for token in range(sequence.tokens, end):

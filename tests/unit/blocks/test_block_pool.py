@@ -237,6 +237,8 @@ def test_a_callers_mistakes_raise_and_name_the_value() -> None:
         (lambda: engine.blocks.allocate("a", [1]), "'a' is allocated already"),
         (lambda: engine.blocks.allocate("b", []), "'b' has no tokens"),
         (lambda: engine.blocks.allocate("b", [1.5]), "expected one dimension of integers"),
+        (lambda: engine.blocks.allocate("b", [[1, 2]]), "of int64, expected one dimension of integers: pass tokens"),
+        (lambda: engine.blocks.append("a", [[1, 2]]), "of int64, expected one dimension of integers: pass tokens"),
         (lambda: engine.blocks.append("b", [1]), "'b' is not allocated"),
         (lambda: engine.blocks.free("b"), "'b' is not allocated"),
         (lambda: engine.blocks.fork("a", "a"), "'a' is allocated already"),
@@ -246,7 +248,11 @@ def test_a_callers_mistakes_raise_and_name_the_value() -> None:
         (lambda: engine.blocks.allocate("b", [1], salt="tenant"), "salt is str, expected bytes"),  # type: ignore[arg-type]
         (lambda: engine.blocks.allocate("b", [1], adapter=b"a"), "adapter is bytes, expected str"),  # type: ignore[arg-type]
         (lambda: engine.blocks.computed("a", 0, 5), "0 to 5"),
+        (lambda: engine.blocks.computed("a", 0, 3.5), "0 to 3.5"),  # type: ignore[arg-type]  # the mistake
+        (lambda: engine.blocks.computed("a", 0.0, 4), "0.0 to 4"),  # type: ignore[arg-type]  # the mistake
         (lambda: engine.blocks.buffers(2), "layer is 2, expected 0..1"),
+        (lambda: engine.blocks.buffers(-1), "layer is -1, expected 0..1"),
+        (lambda: engine.blocks.buffers(1.0), "layer is 1.0, expected 0..1"),  # type: ignore[arg-type]  # the mistake
         (lambda: PrefixEngine(0), "num_blocks is 0"),
         (lambda: engine.blocks.allocate("b", [1], retention=[kv.TokenRange(0, None, 101)]), "priority is 101"),
     ):

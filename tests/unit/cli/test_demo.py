@@ -113,7 +113,7 @@ def test_a_load_that_ends_early_is_recomputed_from_the_right_token(
     warm = _answer(model, pool, seed=2)
     assert warm.reused_tokens == chunk * CHUNK
     assert (warm.tokens, warm.logits_digest) == (cold.tokens, cold.logits_digest)
-    assert [save.is_aborted for save in pool.saves[1:-1]] == [True] * (len(pool.saves) - 2)
+    assert [save.is_aborted for save in pool.saves].count(True) == 1, "the pass that read what did not come"
 
 
 @pytest.mark.parametrize("chunk", [0, 3, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in (1, 2, 4))])

@@ -34,7 +34,7 @@ def _address(array: Array) -> int:
     return address
 
 
-@pytest.mark.parametrize("tail", [(3, 4), (12,), (4, 3), (1, 12, 1)])
+@pytest.mark.parametrize("tail", [(3, 4), (12,), (3, 2, 2), (3, 1, 4), (1, 12, 1)])
 @pytest.mark.parametrize("form", ["auto", "kv_first"])
 def test_kv_first(tail: tuple[int, ...], form: str) -> None:
     layers = _layers((2, BLOCKS, TOKENS, *tail))
@@ -147,6 +147,135 @@ def test_arrays_that_do_not_fit_are_refused(layers: list[Array]) -> None:
         describe_layers(layers, LAYOUT, TOKENS, "auto")
 
 
+HEADS, DIM = LAYOUT.kv_heads, LAYOUT.head_dim
+ONE_HEAD_A_GROUP = replace(LAYOUT, head_groups=HEADS)
+
+
+@pytest.mark.parametrize("form", ["auto", "kv_first"])
+@pytest.mark.parametrize(
+    ("tail", "words"),
+    [
+        (
+            (DIM, HEADS),
+            r"ends in \(4, 3\) .*, expected 3 heads of 4 items, or one axis of 12: its heads and dims are swapped$",
+        ),
+        ((6, 2), r"ends in \(6, 2\) .*, expected 3 heads of 4 items, or one axis of 12$"),
+        ((2, 2, 3), "or one axis of 12$"),
+    ],
+)
+def test_other_heads_and_dims_of_as_many_bytes_are_refused(form: str, tail: tuple[int, ...], words: str) -> None:
+    for layout in (LAYOUT, ONE_HEAD_A_GROUP):
+        layers = _layers((2, BLOCKS, TOKENS, *tail))
+        with pytest.raises(LayoutMismatch, match=words):
+            describe_layers(layers, layout, TOKENS, form, has_head_groups=layout.head_groups > 1)
+
+
+@pytest.mark.parametrize("form", ["auto", "named"])
+@pytest.mark.parametrize(
+    ("axes", "name", "swap"),
+    [((2, BLOCKS), "kv_first", "2, 3"), ((BLOCKS, 2), "block_first", "2, 3"), ((BLOCKS,), "kv_first", "1, 2")],
+)
+def test_heads_before_tokens_are_refused_and_their_view_is_served(
+    axes: tuple[int, ...], name: str, swap: str, form: str
+) -> None:
+    form = name if form == "named" else form
+    layers = _layers((*axes, HEADS, TOKENS, DIM))
+    seen = [layer.swapaxes(-3, -2) for layer in layers]
+    for whole in (LAYOUT, ONE_HEAD_A_GROUP):
+        layout = replace(whole, planes=len(axes))
+        has_head_groups = whole is ONE_HEAD_A_GROUP
+        cure = rf"heads come before its tokens: pass the view swapaxes\({swap}\)"
+        with pytest.raises(LayoutMismatch, match=cure + ("$" if has_head_groups else ".*head_groups=kv_heads$")):
+            describe_layers(layers, layout, TOKENS, form, has_head_groups=has_head_groups)
+        if has_head_groups:
+            geometry = describe_layers(seen, layout, TOKENS, form, has_head_groups=True)
+            for layer, head in itertools.product(range(2), range(HEADS)):
+                place = (0,) * len(axes) + (head,)
+                assert geometry.addresses[layer * HEADS + head] == _address(layers[layer][place])
+            assert (geometry.form, geometry.runs, geometry.plane_block_bytes) == (name, 1, TOKENS * DIM * 2)
+        else:
+            with pytest.raises(LayoutMismatch, match=r"leave gaps .*head_groups=kv_heads$"):
+                describe_layers(seen, layout, TOKENS, form)
+
+
+@pytest.mark.parametrize(
+    ("heads", "dim", "other"),
+    [(TOKENS, 4, "heads, tokens, dim"), (4, 4, "tokens, dim, heads"), (TOKENS, TOKENS, "heads, tokens, dim")],
+)
+@pytest.mark.parametrize(
+    ("axes", "name"), [((2, BLOCKS), "kv_first"), ((BLOCKS, 2), "block_first"), ((BLOCKS,), "kv_first")]
+)
+def test_axes_that_the_shape_cannot_show_must_be_named(
+    heads: int, dim: int, other: str, axes: tuple[int, ...], name: str
+) -> None:
+    layout = replace(LAYOUT, kv_heads=heads, head_dim=dim, planes=len(axes))
+    layers = _layers((*axes, TOKENS, heads, dim))
+    with pytest.raises(
+        LayoutMismatch, match=rf"reads as \[tokens, heads, dim\] and as \[{other}\]: pass form='{name}' if"
+    ):
+        describe_layers(layers, layout, TOKENS, "auto")
+    assert describe_layers(layers, layout, TOKENS, name).form == name
+    together = [layer.reshape(*axes, TOKENS, heads * dim) for layer in layers]
+    assert describe_layers(together, layout, TOKENS, "auto").form == name
+
+
+def _differing(name: str) -> list[Any]:
+    zeros = np.zeros((2, BLOCKS, TOKENS, 12), np.float16)
+    other = {
+        "shape": np.zeros((2, BLOCKS, TOKENS, 3, 4), np.float16),
+        "dtype": zeros.view(np.uint16).copy(),
+        "strides": np.zeros((2, 2 * BLOCKS, TOKENS, 12), np.float16)[:, ::2],
+        "device": OnDevice(zeros.copy()),
+    }
+    return [zeros, other[name]]
+
+
+@pytest.mark.usefixtures("_device_one")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("shape", r"layer 1 has shape \(2, 5, 8, 3, 4\) of .*, layer 0 has shape \(2, 5, 8, 12\)"),
+        ("dtype", "layer 1 has shape .* of uint16 .*, layer 0 has .* of float16 "),
+        ("strides", r"layer 1 has .* strides \(1920, 384, 24, 2\) .*, layer 0 has .* strides \(960, 192, 24, 2\) "),
+        ("device", "layer 1 has .* on cuda:1, layer 0 has .* on cpu: expected all alike, or a Layout with groups$"),
+    ],
+)
+def test_layers_that_differ_are_named_with_what_differs(name: str, words: str) -> None:
+    with pytest.raises(LayoutMismatch, match=words):
+        describe_layers(_differing(name), LAYOUT, TOKENS, "auto")
+
+
+_ROWS = np.zeros((2, 4 * BLOCKS, TOKENS, 12), np.float16)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [_ROWS, _ROWS],
+        [_ROWS[:, :BLOCKS], _ROWS[:, BLOCKS - 1 : 2 * BLOCKS - 1]],
+        [_ROWS[:, : 2 * BLOCKS : 2], _ROWS[:, 2 : 2 * BLOCKS + 2 : 2]],
+        [
+            _ROWS.reshape(-1)[: 2 * BLOCKS * 96].reshape(2, BLOCKS, 8, 12),
+            _ROWS.reshape(-1)[95 : 95 + 960].reshape(2, 5, 8, 12),
+        ],
+    ],
+    ids=["twice the same", "a block in common", "interleaved", "an item in common"],
+)
+@pytest.mark.parametrize("order", [1, -1])
+def test_layers_with_a_byte_in_common_are_refused(layers: list[Array], order: int) -> None:
+    with pytest.raises(LayoutMismatch, match="layers 0 and 1 overlap in memory, expected memory of its own for each"):
+        describe_layers(layers[::order], LAYOUT, TOKENS, "kv_first")
+
+
+def test_layers_between_each_others_blocks_are_apart() -> None:
+    layers = [_ROWS[:, : 2 * BLOCKS : 2], _ROWS[:, 1 : 2 * BLOCKS : 2]]
+    assert describe_layers(layers, LAYOUT, TOKENS, "kv_first").block_stride == 384
+    by_token = np.zeros((2, BLOCKS, TOKENS, 2, HEADS, DIM), np.float16)
+    layers = [by_token[:, :, :, number] for number in range(2)]
+    geometry = describe_layers(layers, ONE_HEAD_A_GROUP, TOKENS, "kv_first", has_head_groups=True)
+    assert (geometry.runs, geometry.run_stride) == (TOKENS, 48)
+
+
 PACKED_ONLY, BOTH, NEITHER = (False, True), (True, True), (False, False)
 
 
@@ -188,7 +317,7 @@ def test_items_are_those_of_the_layout_or_its_bits(
 
 
 def test_a_dtype_is_named_with_its_byte_order() -> None:
-    layers = [np.zeros((2, BLOCKS, TOKENS, 12), ">f2")] * 2
+    layers = [np.zeros((2, BLOCKS, TOKENS, 12), ">f2") for _ in range(2)]
     with pytest.raises(
         LayoutMismatch, match="items are float16 of the other byte order, expected the layout's float16"
     ):
@@ -197,7 +326,7 @@ def test_a_dtype_is_named_with_its_byte_order() -> None:
 
 def test_layers_of_two_dtypes_are_refused() -> None:
     layers = [np.zeros((2, BLOCKS, TOKENS, 12), dtype) for dtype in ("float16", "uint16")]
-    with pytest.raises(LayoutMismatch, match=r"layer 1 has shape .* of uint16, layer 0 has .* of float16"):
+    with pytest.raises(LayoutMismatch, match=r"layer 1 has shape .* of uint16 .*, layer 0 has .* of float16 "):
         describe_layers(layers, LAYOUT, TOKENS, "auto")
 
 
@@ -256,12 +385,15 @@ def test_only_a_source_may_be_read_only() -> None:
         np.zeros(LAYOUT.chunk_bytes, np.uint8),
         np.zeros((2, LAYOUT.chunk_bytes - 1), np.uint8),
         np.zeros((2, LAYOUT.chunk_bytes), np.uint16),
+        np.zeros((2, LAYOUT.chunk_bytes), np.int8),
+        np.zeros((2, LAYOUT.chunk_bytes), np.bool_),
+        np.zeros((2, LAYOUT.chunk_bytes), "V1"),
         np.zeros((4, LAYOUT.chunk_bytes), np.uint8)[::2],
         np.zeros((LAYOUT.chunk_bytes, 2), np.uint8).T,
         bytearray(LAYOUT.chunk_bytes),
         None,
     ],
-    ids=["one axis", "size", "items", "gaps", "order", "bytes", "nothing"],
+    ids=["one axis", "size", "items", "signed", "truth values", "no name", "gaps", "order", "bytes", "nothing"],
 )
 def test_a_flat_target_of_another_form_is_refused(array: object) -> None:
     with pytest.raises(InvalidArgument):
@@ -333,3 +465,27 @@ def test_a_process_without_a_driver_learns_what_to_do(monkeypatch: pytest.Monkey
     layers = [OnDevice(array) for array in _layers((BLOCKS, 2, TOKENS, 3, 4))]
     with pytest.raises(InvalidArgument, match=r"/no/such/libcuda\.so.*KVPOOL_CUDA_DRIVER"):
         describe_layers(layers, LAYOUT, TOKENS, "auto")
+
+
+class Exchanged:
+    """An array of a library that offers DLPack alone."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def __dlpack__(self, **arguments: Any) -> Any:
+        return self._array.__dlpack__(**arguments)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+
+@pytest.mark.parametrize(("dtype", "is_taken"), [("float16", True), ("uint16", True), ("int16", False)])
+def test_arrays_by_dlpack_are_of_the_layouts_dtype_or_its_bits(dtype: str, is_taken: bool) -> None:
+    host = [np.zeros((2, BLOCKS, TOKENS, HEADS, DIM), dtype) for _ in range(2)]
+    layers = [Exchanged(array) for array in host]
+    if is_taken:
+        assert describe_layers(layers, LAYOUT, TOKENS, "auto") == describe_layers(host, LAYOUT, TOKENS, "auto")
+    else:
+        with pytest.raises(LayoutMismatch, match=f"items are {dtype}, expected the layout's float16, or uint16"):
+            describe_layers(layers, LAYOUT, TOKENS, "auto")

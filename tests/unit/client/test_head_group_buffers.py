@@ -80,7 +80,7 @@ def test_a_packed_block_has_its_groups_one_behind_the_other(heads_axis: int) -> 
 def test_one_plane_has_head_groups_too() -> None:
     layout = replace(LAYOUT, planes=1)
     arrays = [np.arange(5 * 8 * 16, dtype=np.uint16).reshape(5, 8, 4, 4) + 1000 * layer for layer in range(2)]
-    cache = Cache(arrays, layout, block_tokens=8, form="auto")
+    cache = Cache(arrays, layout, block_tokens=8, form="kv_first")
     found = np.zeros(layout.chunk_bytes, np.uint8)
     kvpool_native.gather_plain(cache.view, np.array([4, 1]).tobytes(), 2, found)
     items = np.array([array[[4, 1]].reshape(1, 16, 4, 4) for array in arrays])

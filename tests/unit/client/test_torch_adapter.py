@@ -1,22 +1,26 @@
 """The torch adapter over a fake pool: what is restored, what is left to compute, and what happens when less comes."""
 
+import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import kvpool_client as kv
-from tests.rigs.fake_pool import FakePool
+from tests.rigs.fake_pool import AWAY, FakePool
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
 from kvpool_client.torch import (  # noqa: E402 - only where torch is there
     PagedPrefixCache,
     PrefixShortened,
+    Prompt,
     announced,
     gated,
     layout_of,
+    prefill_batch,
 )
 
 pytestmark = pytest.mark.torch
@@ -50,6 +54,16 @@ def _table(seed: int, count: int = 40) -> Any:
     return torch.randperm(BLOCKS, generator=torch.Generator().manual_seed(seed))[:count]
 
 
+def _modules(count: int = LAYERS) -> list[Any]:
+    return [torch.nn.Identity() for _ in range(count)]
+
+
+def _run(modules: list[Any]) -> None:
+    """A forward pass."""
+    for module in modules:
+        module(torch.zeros(1))
+
+
 def _stored(pool: FakePool, tokens: list[int]) -> tuple[list[Any], Any]:
     """An engine's layers and block table, whose KV for `tokens` is in the pool."""
     layers, table = _layers(), _table(1)
@@ -72,6 +86,52 @@ def test_tensors_of_another_form_have_no_layout(layers: list[Any]) -> None:
 def test_tensors_that_do_not_fit_the_layout_are_refused(pool: FakePool) -> None:
     with pytest.raises(kv.LayoutMismatch, match="layer"):
         _prefix(pool, _layers()[1:])
+
+
+@pytest.mark.parametrize(
+    ("stored", "named", "is_taken"),
+    [
+        ("bfloat16", "bfloat16", True),
+        ("bfloat16", "float16", False),  # as many bytes, other numbers
+        ("float16", "bfloat16", False),
+        ("bfloat16", "uint16", True),  # its bits
+        ("bfloat16", "int16", False),
+        ("float8_e4m3fn", "float8_e4m3fn", True),
+        ("float8_e4m3fn", "float8_e5m2", False),
+        ("float8_e4m3fn", "float8_e4m3fnuz", False),
+        ("float8_e4m3fn", "uint8", True),
+        ("float32", "complex32", False),
+    ],
+)
+def test_tensors_are_of_the_layouts_dtype_or_its_bits(stored: str, named: str, is_taken: bool) -> None:
+    layout = kv.Layout(LAYERS, 2, 16, stored, CHUNK)
+    with contextlib.suppress(UserWarning):  # of torch, at the first complex32 of a process
+        torch.empty(0, dtype=torch.complex32)
+    layers = [torch.empty(2, BLOCKS, BLOCK, 2, 16, dtype=getattr(torch, named)) for _ in range(LAYERS)]
+    with kv.connect(AWAY, model="fake", revision="1", layout=layout) as pool:
+        if is_taken:
+            assert pool.register(layers, BLOCK).blocks == BLOCKS
+        else:
+            with pytest.raises(kv.LayoutMismatch, match=f"items are {named}, expected the layout's {stored}, or uint"):
+                pool.register(layers, BLOCK)
+
+
+def test_tensors_without_memory_are_refused() -> None:
+    layers = [torch.empty(2, BLOCKS, BLOCK, 2, 16, device="meta") for _ in range(LAYERS)]
+    with (
+        kv.connect(AWAY, model="fake", revision="1", layout=layout_of(layers, CHUNK)) as pool,
+        pytest.raises(kv.InvalidArgument, match="layer 0 is on meta, expected host memory or a CUDA device"),
+    ):
+        pool.register(layers, BLOCK)
+
+
+def test_kv_heads_as_many_as_block_tokens_need_the_form_of_the_helper() -> None:
+    layers = [torch.zeros(2, BLOCKS, BLOCK, BLOCK, 16) for _ in range(LAYERS)]
+    fake = cast(kv.Pool, FakePool(layout_of(layers, CHUNK)))
+    with pytest.raises(kv.LayoutMismatch, match=r"as \[heads, tokens, dim\]: pass form='kv_first'"):
+        PagedPrefixCache(fake, layers, BLOCK)
+    assert "kv_first" in repr(PagedPrefixCache(fake, layers, BLOCK, form="kv_first"))
+    fake.close()
 
 
 def test_an_empty_pool_restores_nothing(pool: FakePool) -> None:
@@ -137,6 +197,68 @@ def test_held_tokens_that_are_not_whole_blocks_are_refused(pool: FakePool, held:
         _prefix(pool, _layers()).restore(_tokens(5 * CHUNK), _table(1), held)
 
 
+@pytest.mark.parametrize("held", [3.0, 8.0, "8"])
+def test_held_tokens_that_are_no_number_of_tokens_are_refused(pool: FakePool, held: Any) -> None:
+    with pytest.raises(kv.InvalidArgument, match=f"held_tokens is {held!r}"):
+        _prefix(pool, _layers()).restore(_tokens(5 * CHUNK), _table(1), held)
+
+
+@pytest.mark.parametrize("verb", ["restore", "store"])
+@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda table: table.double(), "float64, expected one dimension of integers"),
+        (lambda table: table + 0.5, "float32, expected one dimension of integers"),
+        (
+            lambda table: table[None],
+            r"shape \(1, 40\) of int64, expected one dimension of integers: pass block_ids\[0\]",
+        ),
+        (lambda table: table.index_fill(0, torch.tensor([7]), -1), r"block_ids\[7\] is -1, expected 0\.\.63$"),
+        (
+            lambda table: table.index_fill(0, torch.tensor([7]), int(table[2])),
+            r"block_ids\[2\] and block_ids\[7\] are both",
+        ),
+        (lambda table: table.index_fill(0, torch.tensor([7]), BLOCKS), r"block_ids\[7\] is 64, expected 0\.\.63$"),
+    ],
+    ids=["floats", "fractions", "a batch", "-1", "a block twice", "no such block"],
+)
+def test_a_block_table_that_cannot_be_meant_is_refused_whatever_is_stored(
+    pool: FakePool, verb: str, is_stored: bool, change: Any, named: str
+) -> None:
+    tokens = _tokens(4 * CHUNK + 1)
+    if is_stored:
+        _stored(pool, tokens)
+    with pytest.raises(kv.InvalidArgument, match=named):
+        getattr(_prefix(pool, _layers()), verb)(tokens, change(_table(1)))
+    assert pool.loads == []
+
+
+def test_what_fills_a_block_table_behind_the_full_chunks_is_not_looked_at(pool: FakePool) -> None:
+    tokens = _tokens(4 * CHUNK + 1)
+    _, table = _stored(pool, tokens)
+    table[16:] = -1
+    assert _prefix(pool, _layers()).store(tokens, table).commit().present == 4
+    with _prefix(pool, _layers()).restore(tokens, table) as restored:
+        assert restored.settle() == 4 * CHUNK
+
+
+@pytest.mark.parametrize("tokens", [torch.zeros(1, 100, dtype=torch.int64), [[0] * 100], np.zeros((1, 100), np.int32)])
+def test_a_batch_of_one_prompt_is_refused_alike_everywhere(pool: FakePool, tokens: Any) -> None:
+    """`restore` took [1, n] for a prompt of one token, which is a miss."""
+    prefix, chain = _prefix(pool, _layers()), pool.keys([])
+    for verb in (
+        partial(prefix.restore, tokens, _table(1)),
+        partial(prefix.store, tokens, _table(1)),
+        partial(pool.keys, tokens),
+    ):
+        with pytest.raises(kv.InvalidArgument, match=r"tokens have shape \(1, 100\) of .*: pass tokens\[0\]$"):
+            verb()
+    with pytest.raises(kv.InvalidArgument, match=r"pass tokens\[0\]$"):
+        chain.extend(tokens)
+    assert prefix.restore(tokens[0], _table(1)).tokens == 0
+
+
 def test_a_short_block_table_is_refused(pool: FakePool) -> None:
     prefix = _prefix(pool, _layers())
     with pytest.raises(kv.InvalidArgument, match="at least 8"):
@@ -183,7 +305,7 @@ def test_prefill_runs_again_from_the_right_token(pool: FakePool) -> None:
     tokens = _tokens(5 * CHUNK + 1)
     _stored(pool, tokens)
     pool.fail_at = (3, 2)
-    modules = [torch.nn.Identity() for _ in range(LAYERS)]
+    modules = _modules()
     model = torch.nn.Sequential(*modules)
     starts = []
 
@@ -202,12 +324,13 @@ def test_a_gated_module_does_not_run_on_missing_kv(pool: FakePool) -> None:
     tokens = _tokens(2 * CHUNK + 1)
     _stored(pool, tokens)
     pool.fail_at = (1, 0)
-    module = torch.nn.Linear(1, 1)
+    modules = _modules()
     restored = _prefix(pool, _layers()).restore(tokens, _table(2))
-    ended = pytest.raises(PrefixShortened, match="layer 0 ended at token 32: checksum")
-    with restored, gated(restored, [module]), ended:
-        module(torch.zeros(1))
-    module(torch.zeros(1))
+    ended = pytest.raises(PrefixShortened, match="ends at token 32: checksum")
+    with restored, gated(restored, modules), ended as raised:
+        modules[0](torch.zeros(1))
+    assert raised.value.restored is restored
+    modules[0](torch.zeros(1))
 
 
 def test_an_exception_cancels_the_load_and_releases_the_lease(pool: FakePool) -> None:
@@ -222,8 +345,8 @@ def test_an_exception_cancels_the_load_and_releases_the_lease(pool: FakePool) ->
 def test_layers_are_announced_as_their_modules_have_run(pool: FakePool) -> None:
     layers, tokens = _layers(), _tokens(2 * CHUNK)
     save = _prefix(pool, layers).store(tokens, _table(1))
-    modules = [torch.nn.Identity() for _ in range(LAYERS)]
-    with announced(save, modules):
+    modules = _modules()
+    with announced(save, modules, len(tokens)):
         for number, module in enumerate(modules):
             assert pool.saves[0].announced == list(range(number))
             layers[number].fill_(number)
@@ -235,10 +358,247 @@ def test_layers_are_announced_as_their_modules_have_run(pool: FakePool) -> None:
 
 def test_an_exception_while_announcing_aborts_the_save(pool: FakePool) -> None:
     save = _prefix(pool, _layers()).store(_tokens(2 * CHUNK), _table(1))
-    with pytest.raises(KeyError), announced(save, []):
+    with pytest.raises(KeyError), announced(save, _modules(), 2 * CHUNK):
         raise KeyError("the engine's own")
     assert pool.saves[0].is_aborted
     assert pool.stored == {}
+
+
+def test_a_prefill_that_did_not_wait_for_a_layer_is_refused(pool: FakePool) -> None:
+    tokens, modules = _tokens(2 * CHUNK + 1), _modules()
+    _stored(pool, tokens)
+    with _prefix(pool, _layers()).restore(tokens, _table(2)) as restored:
+        with gated(restored, modules), pytest.raises(kv.InvalidArgument, match="layer 3 of 4 was never waited for"):
+            restored.prefill(lambda _: _run(modules[:3]))
+        assert restored.settle() == 2 * CHUNK
+        assert restored.prefill(lambda start: start) == 2 * CHUNK
+
+
+@pytest.mark.parametrize("count", [0, LAYERS - 1, LAYERS + 1])
+@pytest.mark.parametrize("is_hit", [True, False])
+def test_another_number_of_modules_than_layers_is_refused(pool: FakePool, count: int, is_hit: bool) -> None:
+    tokens, wrong = _tokens(2 * CHUNK + 1), pytest.raises(kv.InvalidArgument, match=f"modules are {count}, .*4 layers")
+    if is_hit:
+        _stored(pool, tokens)
+    prefix = _prefix(pool, _layers())
+    with prefix.restore(tokens, _table(2)) as restored, wrong, gated(restored, _modules(count)):
+        pass
+    with wrong, announced(prefix.store(tokens, _table(2)), _modules(count), len(tokens)):
+        pass
+    with wrong:
+        prefix.prefill([Prompt(tokens, _table(2))], _modules(count), lambda starts: starts)
+
+
+def test_one_module_for_two_layers_is_refused(pool: FakePool) -> None:
+    prefix, tokens, modules = _prefix(pool, _layers()), _tokens(CHUNK), _modules()
+    modules[3] = modules[1]
+    with (
+        pytest.raises(kv.InvalidArgument, match="one module twice"),
+        announced(prefix.store(tokens, _table(1)), modules, CHUNK),
+    ):
+        pass
+
+
+def test_modules_that_run_in_another_order_announce_nothing_that_is_not_computed(pool: FakePool) -> None:
+    save, modules = _prefix(pool, _layers()).store(_tokens(CHUNK), _table(1)), _modules()
+    with pytest.raises(kv.InvalidArgument, match="module 1 ran before module 0"), announced(save, modules, CHUNK):
+        _run(modules[1:])
+    assert (pool.saves[0].announced, pool.saves[0].is_aborted) == ([], True)
+
+
+def test_a_save_beyond_what_the_pass_computes_is_refused(pool: FakePool) -> None:
+    save = _prefix(pool, _layers()).store(_tokens(4 * CHUNK), _table(1))
+    wrong = pytest.raises(
+        kv.InvalidArgument, match=r"up to 128, and the pass computes those up to 127: .*store\(tokens"
+    )
+    with wrong, announced(save, _modules(), 4 * CHUNK - 1):
+        pass
+    with pytest.raises(kv.InvalidArgument, match="end is '128'"), announced(save, _modules(), cast(Any, "128")):
+        pass
+    assert pool.stored == {}
+
+
+@pytest.mark.parametrize("is_one_context", [True, False])
+def test_a_save_is_announced_in_one_pass(pool: FakePool, is_one_context: bool) -> None:
+    tokens, modules = _tokens(2 * CHUNK), _modules()
+    save = _prefix(pool, _layers()).store(tokens, _table(1))
+    if is_one_context:
+        again = pytest.raises(kv.InvalidArgument, match=r"module 0 ran a second time.*store\(tokens\[:end\]\)")
+        with again, announced(save, modules, len(tokens)):
+            _run(modules + modules)
+        assert pool.saves[0].is_aborted
+        return
+    with announced(save, modules, len(tokens)):
+        _run(modules)
+    again = pytest.raises(kv.InvalidArgument, match=r"announced before: .*store\(tokens\[:end\]\)")
+    with again, announced(save, modules, len(tokens)):
+        pass
+    assert save.commit().stored == 2
+
+
+def test_each_pass_of_several_saves_what_it_has_computed(pool: FakePool) -> None:
+    layers, tokens, modules = _layers(), _tokens(3 * CHUNK + 5), _modules()
+    prefix, table = _prefix(pool, layers), _table(1)
+    stored = []
+    for end in (CHUNK + 3, 2 * CHUNK, len(tokens)):
+        save = prefix.store(tokens[:end], table)
+        with announced(save, modules, end):
+            for number, module in enumerate(modules):
+                layers[number].fill_(end)
+                module(torch.zeros(1))
+        stored.append(save.commit().stored)
+    assert stored == [1, 1, 1]
+    keys = pool.keys(tokens)
+    values = [float(pool.stored[keys[chunk]][0].max()) for chunk in range(3)]
+    assert values == [CHUNK + 3, 2 * CHUNK, len(tokens)]
+
+
+class Batch:
+    """Four prompts of growing length with one head, their blocks, and a model that fills what it computes with each token's
+    id."""
+
+    def __init__(self, pool: FakePool) -> None:
+        head = _tokens(2 * CHUNK)
+        self.tokens = [head + [100 * number + more for more in range(number * CHUNK + 5)] for number in range(4)]
+        self.layers = _layers()
+        ids = torch.randperm(BLOCKS, generator=torch.Generator().manual_seed(5))
+        sizes = [-(-len(tokens) // BLOCK) for tokens in self.tokens]
+        self.tables = list(ids[: sum(sizes)].split(sizes))
+        self.modules = _modules()
+        self.prefix = _prefix(pool, self.layers)
+        self.starts: list[list[int]] = []
+
+    def prompts(self) -> list[Prompt]:
+        return [Prompt(tokens, table) for tokens, table in zip(self.tokens, self.tables, strict=True)]
+
+    def forward(self, starts: list[int]) -> str:
+        """One forward pass over all prompts from these tokens on. Fails where KV before them is not that of their ids."""
+        self.starts.append(starts)
+        for number, module in enumerate(self.modules):
+            for tokens, table, start in zip(self.tokens, self.tables, starts, strict=True):
+                for position in range(start, len(tokens)):
+                    self.layers[number][:, table[position // BLOCK], position % BLOCK] = tokens[position] + number
+            module(torch.zeros(1))
+            assert self.wrong(number) == []
+        return "logits"
+
+    def wrong(self, layer: int) -> list[int]:
+        """Prompts whose KV of this layer is not that of their ids."""
+        return [
+            number
+            for number, (tokens, table) in enumerate(zip(self.tokens, self.tables, strict=True))
+            if (self.kv_of(table, len(tokens), layer) != torch.tensor(tokens) + layer).any()
+        ]
+
+    def kv_of(self, table: Any, count: int, layer: int) -> Any:
+        return self.layers[layer][0, table].flatten(0, 1)[:count, 0, 0]
+
+
+def test_a_cold_batch_with_a_common_head_stores_everything(pool: FakePool) -> None:
+    batch = Batch(pool)
+    assert batch.prefix.prefill(batch.prompts(), batch.modules, batch.forward) == "logits"
+    assert batch.starts == [[0, 0, 0, 0]]
+    assert [pool.lookup(pool.keys(tokens)).tokens for tokens in batch.tokens] == [
+        2 * CHUNK,
+        3 * CHUNK,
+        4 * CHUNK,
+        5 * CHUNK,
+    ]
+
+
+def _stored_batch(pool: FakePool, missing: int = 0) -> None:
+    """The KV of a batch in the pool, without the last `missing` chunks of each prompt."""
+    cold = Batch(pool)
+    cold.tokens = [tokens[: len(tokens) - missing * CHUNK] for tokens in cold.tokens]
+    cold.prefix.prefill(cold.prompts(), cold.modules, cold.forward)
+    pool.saves.clear()
+
+
+def test_a_batch_is_restored_and_computed_in_one_pass(pool: FakePool) -> None:
+    _stored_batch(pool, missing=1)
+    batch = Batch(pool)
+    batch.prefix.prefill(batch.prompts(), batch.modules, batch.forward)
+    assert batch.starts == [[2 * CHUNK, 2 * CHUNK, 3 * CHUNK, 4 * CHUNK]]
+    assert pool.lookup(pool.keys(batch.tokens[3])).tokens == 5 * CHUNK
+
+
+@pytest.mark.parametrize("layer", range(LAYERS))
+@pytest.mark.parametrize("prompt", range(4))
+def test_a_batch_starts_again_from_what_each_prompt_has(pool: FakePool, layer: int, prompt: int) -> None:
+    _stored_batch(pool, missing=1)
+    batch = Batch(pool)
+    pool.fail_at, pool.fail_load = (0, layer), prompt
+    batch.prefix.prefill(batch.prompts(), batch.modules, batch.forward)
+    full = [2 * CHUNK, 2 * CHUNK, 3 * CHUNK, 4 * CHUNK]
+    again = [0 if number == prompt else have for number, have in enumerate(full)]
+    assert batch.starts == [full, again]
+    assert [save.is_aborted for save in pool.saves] == [True] * 4 + [False] * 4
+    assert pool.lookup(pool.keys(batch.tokens[prompt])).tokens == (2 + prompt) * CHUNK
+
+
+def test_prefills_of_two_prompts_can_be_nested(pool: FakePool) -> None:
+    _stored_batch(pool)
+    batch = Batch(pool)
+    pool.fail_at, pool.fail_load = (1, 1), 0
+    one, other = (batch.prefix.restore(batch.tokens[number], batch.tables[number]) for number in (0, 1))
+    starts: list[tuple[int, int]] = []
+
+    def forward(first: int, second: int) -> str:
+        starts.append((first, second))
+        _run(batch.modules)
+        return "logits"
+
+    with one, other, gated([one, other], batch.modules):
+        answer = one.prefill(lambda first: other.prefill(lambda second: forward(first, second)))
+    assert answer == "logits"
+    assert starts == [(2 * CHUNK, 3 * CHUNK), (CHUNK, 3 * CHUNK)]
+
+
+def test_a_prefix_that_came_shorter_is_answered_by_its_own_prefill_alone(pool: FakePool) -> None:
+    _stored_batch(pool)
+    batch = Batch(pool)
+    pool.fail_at, pool.fail_load = (1, 1), 0
+    one, other = (batch.prefix.restore(batch.tokens[number], batch.tables[number]) for number in (0, 1))
+    starts: list[int] = []
+
+    def forward(start: int) -> None:
+        starts.append(start)
+        _run(batch.modules)
+
+    with one, other, gated([one, other], batch.modules):
+        with pytest.raises(PrefixShortened) as raised:
+            other.prefill(forward)
+        with pytest.raises(PrefixShortened):
+            prefill_batch([other], lambda _: _shortened(one))
+    assert raised.value.restored is one
+    assert starts == [3 * CHUNK]
+
+
+def _shortened(restored: Any) -> None:
+    raise PrefixShortened(restored)
+
+
+def test_an_exception_in_a_batch_saves_nothing_and_ends_what_was_begun(pool: FakePool) -> None:
+    _stored_batch(pool, missing=1)
+    batch, before = Batch(pool), set(pool.stored)
+
+    def forward(_starts: list[int]) -> None:
+        _run(batch.modules[:2])
+        raise KeyError("the engine's own")
+
+    with pytest.raises(KeyError):
+        batch.prefix.prefill(batch.prompts(), batch.modules, forward)
+    assert set(pool.stored) == before
+    assert all(save.is_aborted for save in pool.saves)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in batch.modules)
+
+
+def test_a_batch_with_a_module_that_did_not_run_is_refused_and_not_saved(pool: FakePool) -> None:
+    _stored_batch(pool, missing=1)
+    batch, before = Batch(pool), set(pool.stored)
+    with pytest.raises(kv.InvalidArgument, match="layer 3 of 4 was never waited for"):
+        batch.prefix.prefill(batch.prompts(), batch.modules, lambda _: _run(batch.modules[:3]))
+    assert set(pool.stored) == before
 
 
 def test_salt_and_adapter_keep_prefixes_apart(pool: FakePool) -> None:

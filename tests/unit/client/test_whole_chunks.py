@@ -65,6 +65,17 @@ def test_a_pool_of_its_geometry_is_taken_and_one_of_another_dtype_is_not(make: M
 
 
 @pytest.mark.parametrize("make", ALL)
+@pytest.mark.parametrize(("heads", "dim"), [(DIM, HEADS), (2 * HEADS, DIM // 2)])
+def test_a_pool_of_other_heads_with_as_many_bytes_is_refused(make: Make, heads: int, dim: int) -> None:
+    layout = kv.Layout(**{**SHAPE, "kv_heads": heads, "head_dim": dim}, chunk_tokens=8)
+    with (
+        kv.connect(AWAY, model="m", layout=layout) as pool,
+        pytest.raises((kv.LayoutMismatch, kv.InvalidArgument), match=f"expected {heads} heads of {dim} items|head_dim"),
+    ):
+        make(pool, "bfloat16")
+
+
+@pytest.mark.parametrize("make", ALL)
 def test_a_pool_with_groups_is_refused(make: Make) -> None:
     with (
         kv.connect(AWAY, model="m", layout=GROUPED) as pool,

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvpool.clock import NS_PER_S
 from kvpool.index.reservations import Reservations
 from kvpool.types import ConnectionId, ReservationId
 
@@ -63,6 +64,17 @@ def test_a_reservation_expires_once_and_still_belongs_to_its_owner() -> None:
     assert reservations.expire(TTL_NS + 8) == []
     assert reservations.find(ReservationId(5), ANN) is expired
     assert reservations.of_owner(ANN) == [expired]
+
+
+def test_a_writer_is_overdue_when_the_time_that_it_was_welcomed_with_has_passed_again() -> None:
+    """A shorter time to live is for those that begin from now on; their writers may be of before."""
+    ttl_ns = 60 * NS_PER_S
+    reservations = Reservations(ttl_ns)
+    reservations.change_ttl(NS_PER_S)
+    reservations.add(ReservationId(5), ANN, chunks=4, layers=3, kv_layers=3, now_ns=0)
+    assert len(reservations.expire(NS_PER_S)) == 1
+    assert reservations.overdue(NS_PER_S + ttl_ns - 1) == set()
+    assert reservations.overdue(NS_PER_S + ttl_ns) == {ANN}
 
 
 def test_a_fully_committed_reservation_that_was_not_ended_is_found() -> None:

@@ -101,6 +101,6 @@ def test_a_socket_without_a_daemon_is_named_in_the_log(
     engine = start_engine(socket=path)
     assert ask(engine, "alone", TOKENS).external == 0
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert any(path in line and "nothing is loaded or saved until a daemon answers" in line for line in warnings), (
-        warnings
-    )
+    named = [line for line in warnings if path in line]
+    assert named, warnings
+    assert all("nothing is loaded or saved until a daemon serves" in line for line in named)

@@ -3,22 +3,20 @@
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
 from kvpool_client.engines.connection_name import connection_name
-from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.pool import Pool, connect
 from kvpool_client.vllm.settings import Settings
 
 
 def engine_pool(
     settings: Settings,
-    guard: FailureGuard,
     layout: Layout,
     share: Share | tuple[Share, ...] | None,
     *,
     model: str,
     revision: str,
 ) -> Pool:
-    """A Pool at the daemon that the settings name; warns where none answers yet."""
-    pool = connect(
+    """A Pool at the daemon that the settings name."""
+    return connect(
         settings.socket,
         model=model,
         revision=revision,
@@ -28,7 +26,3 @@ def engine_pool(
         share=share,
         name=connection_name("vllm", layout.rank, layout.world),
     )
-    if not pool.connected:
-        what = f"no daemon answers at kvpool.socket, {settings.socket}: {pool.stats()['last_error']}"
-        guard.warn_once("nothing is loaded or saved until a daemon answers", what)
-    return pool

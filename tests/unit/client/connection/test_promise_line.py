@@ -18,6 +18,7 @@ from kvpool.types import Level
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.lease_fetcher import LeaseFetcher
 from kvpool_client.connection.promise_line import NOTHING, PromiseLine
+from kvpool_client.key_chain import Namespace
 from tests.rigs.daemon import SMALL, wait_until
 from tests.rigs.payload import tokens_of
 
@@ -92,7 +93,7 @@ class Setting:
         self._pool = kv.connect("/nonexistent/kvpool.sock", model="model", layout=SMALL)
         link: Any = self.link
         fetcher = LeaseFetcher(
-            (self._pool.model, SMALL),
+            Namespace(self._pool.model, SMALL, "/nonexistent/kvpool.sock"),
             link,
             self.counters,
             estimate_s=lambda _chunks: 0.0,

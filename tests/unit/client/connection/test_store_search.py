@@ -21,7 +21,7 @@ from kvpool_client.connection.lease_fetcher import NO_LEASE
 from kvpool_client.grouped.leases import GroupLeaseFetcher
 from kvpool_client.grouped.lookups import GroupFinder
 from kvpool_client.grouped.store_search import ELSEWHERE_MAX, END_KEYS_MAX
-from kvpool_client.key_chain import KeyChain
+from kvpool_client.key_chain import KeyChain, Namespace
 from tests.model.groups.test_group_lookup_model import Index
 from tests.rigs.groups.hybrid import CHUNK, FULL, HYBRID, STATE, WINDOW, WINDOW_CHUNKS
 
@@ -247,7 +247,12 @@ def test_a_lease_that_the_daemon_cannot_give_is_sought_once_more(left: int) -> N
 
     rig.session.call, rig.session.is_alive, rig.session.drop_lease = call, True, lambda _: None
     fetcher = GroupLeaseFetcher(
-        ("m", rig.layout), rig.link, Counters(), finder=rig.finder, estimate_s=lambda _: 0.0, timeout_s=1.0
+        Namespace("m", rig.layout, "/s"),
+        rig.link,
+        Counters(),
+        finder=rig.finder,
+        estimate_s=lambda _: 0.0,
+        timeout_s=1.0,
     )
     with fetcher.acquire(hit) as lease:
         assert lease.chunks == left

@@ -58,7 +58,7 @@ def test_a_driver_that_refuses_is_the_callers_to_know(
     library = tmp_path / "libcuda.so.1"  # a name of its own, under which no device is open
     library.symlink_to(emulated.driver_path())
     monkeypatch.setenv("KVPOOL_CUDA_DRIVER", str(library))
-    arrays: list[Any] = [Tensor(), Tensor()]
+    arrays: list[Any] = [Tensor(0), Tensor(1)]
     emulated.order(order)
     try:
         with pytest.raises(InvalidArgument, match=f"{library}.*{words}.*KVPOOL_CUDA_DRIVER"):
@@ -71,7 +71,7 @@ def test_a_driver_that_refuses_is_the_callers_to_know(
 def test_a_library_that_is_no_driver_is_named(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
     monkeypatch.setenv("KVPOOL_CUDA_DRIVER", library)
     with pytest.raises(InvalidArgument, match=f"{library}.*KVPOOL_CUDA_DRIVER"):
-        Cache([Tensor(), Tensor()], LAYOUT, block_tokens=16, form="kv_first")
+        Cache([Tensor(0), Tensor(1)], LAYOUT, block_tokens=16, form="kv_first")
 
 
 def test_an_ordinal_without_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,8 +104,11 @@ class Tensor:
     device = "cuda:0"
     dtype = "torch.uint16"
 
+    def __init__(self, number: int) -> None:
+        self._number = number
+
     def data_ptr(self) -> int:
-        return 1 << 40
+        return (1 + self._number) << 40
 
     def element_size(self) -> int:
         return 2

@@ -1,0 +1,311 @@
+"""Things that an engine forgets end by themselves: saves that nobody commits, leases that nobody releases, saves out of time.
+
+Others get what was held at once, and nothing else of the engine's connection ends with it.
+"""
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from kvpool.protocol.records import messages as m
+from kvpool_client.connection.session import Session
+from kvpool_client.separate_chunks import JoinedHold
+from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_connected, wait_until
+from tests.rigs.groups.hybrid import HYBRID, begin_store
+from tests.rigs.payload import assert_right_bytes, load_all, payload_of, store, tokens_of
+
+CHUNKS = 4
+TTL, OVERDUE_S = "1s", 4
+
+
+@pytest.fixture
+def pool(daemon: Daemon) -> Iterator[kv.Pool]:
+    with daemon.connect(timeout_s=20.0) as pool:
+        wait_connected(pool)
+        yield pool
+
+
+def keys_of(pool: kv.Pool, seed: int, chunks: int = CHUNKS) -> kv.KeyChain:
+    return pool.keys(tokens_of(seed, chunks * pool.layout.chunk_tokens))
+
+
+def let_go(held: list[object]) -> None:
+    """Forget what an engine has."""
+    held.clear()
+    gc.collect()
+
+
+def fail_before_the_pass(pool: kv.Pool, seed: int) -> None:
+    """An engine's step that saves, and fails before it has computed what it saves."""
+    keys = keys_of(pool, seed)
+    save = pool.save(keys, from_=payload_of(keys, pool.layout))
+    save.layer(0)
+    raise RuntimeError("the pass has failed")
+
+
+def step(pool: kv.Pool, seed: int) -> None:
+    """It, in an engine that goes on."""
+    with contextlib.suppress(RuntimeError):
+        fail_before_the_pass(pool, seed)
+    gc.collect()
+
+
+@in_both_write_modes
+def test_a_save_that_an_exception_left_is_free_for_another_client_at_once(daemon: Daemon, pool: kv.Pool) -> None:
+    with daemon.connect(timeout_s=20.0) as other:
+        wait_connected(other)
+        with pytest.warns(ResourceWarning, match="Save 4 chunks.*neither committed nor aborted"):
+            step(pool, 1)
+        wait_until(lambda: daemon.stats()["reservations"] == 0, "the save has ended")
+        keys = keys_of(other, 1)
+        result = store(other, keys)
+        assert (result.stored, result.declined) == (CHUNKS, 0)
+        loaded, into = load_all(pool, keys)
+        assert_right_bytes(keys, SMALL, loaded, into)
+        assert (loaded.chunks, pool.connected) == (CHUNKS, True)
+        assert pool.stats()["declined_aborted"] == CHUNKS
+    stats = daemon.stats()
+    assert (stats["expired_reservations"], stats["dram.zombie_slots"]) == (0, 0)
+    assert daemon.problems() == []
+
+
+def test_a_save_that_was_committed_or_aborted_is_collected_without_a_word(daemon: Daemon, pool: kv.Pool) -> None:
+    assert store(pool, keys_of(pool, 1)).stored == CHUNKS
+    keys = keys_of(pool, 2)
+    rows = payload_of(keys, SMALL)
+    pool.save(keys, from_=rows).abort()
+    background = pool.save(keys, from_=rows)
+    background.commit(wait=False)
+    background.wait()
+    del background
+    with pool.acquire(pool.lookup(keys)):
+        pass
+    gc.collect()  # a warning is an error here
+    assert daemon.stats()["leases"] == 0
+
+
+@in_both_write_modes
+def test_a_lease_that_nobody_has_is_released_and_its_load_writes_nothing_more(daemon: Daemon, pool: kv.Pool) -> None:
+    keys = keys_of(pool, 1, 64)
+    store(pool, keys)
+    lease = pool.acquire(pool.lookup(keys))
+    into = np.zeros((lease.chunks, SMALL.chunk_bytes), np.uint8)
+    held: list[object] = [pool.load(lease, into=into), lease]
+    del lease
+    with pytest.warns(ResourceWarning, match="Lease .* live, 64 chunks.*never released"):
+        let_go(held)
+    wait_until(lambda: daemon.stats()["leases"] == 0, "the lease has ended")
+    into[:] = 7
+    assert daemon.stats()["pins"] == 0
+    assert (into == 7).all(), "the load had ended before the lease had"
+    assert pool._link._leases_in_use == {}
+    assert load_all(pool, keys)[0].chunks == 64
+
+
+def test_a_load_that_nobody_has_goes_on_for_who_has_its_lease(pool: kv.Pool) -> None:
+    keys = keys_of(pool, 1)
+    store(pool, keys)
+    with pool.acquire(pool.lookup(keys)) as lease:
+        into = np.zeros((CHUNKS, SMALL.chunk_bytes), np.uint8)
+        pool.load(lease, into=into)
+        gc.collect()
+    assert_right_bytes(keys, SMALL, kv.LoadResult(CHUNKS, 0, "complete"), into)
+
+
+def test_leased_memory_that_nobody_has_is_closed_and_renewed_no_longer(daemon: Daemon, pool: kv.Pool) -> None:
+    keys = keys_of(pool, 1)
+    store(pool, keys)
+    held: list[object] = [pool.leased_memory(pool.acquire(pool.lookup(keys)))]
+    assert len(pool._link._leases_in_use) == 1
+    with pytest.warns(ResourceWarning, match="LeasedMemory 4 chunks, open.*never closed") as warned:
+        let_go(held)
+    assert len(warned) == 1
+    wait_until(lambda: daemon.stats()["leases"] == 0, "the lease has ended")
+    assert pool._link._leases_in_use == {}
+
+
+def test_leases_of_many_chains_with_one_load_are_each_released(daemon: Daemon, pool: kv.Pool) -> None:
+    chains = [keys_of(pool, seed, 1) for seed in (1, 2, 3)]
+    for keys in chains:
+        store(pool, keys)
+    leases = pool.separate.acquire(pool.separate.lookup(chains))
+    held: list[object] = [JoinedHold([lease.hold for lease in leases]), *leases]
+    del leases
+    with pytest.warns(ResourceWarning, match="1 chunks.*never released") as warned:
+        let_go(held)
+    assert len(warned) == 3, "one for each that the daemon has, none for what joins them"
+    wait_until(lambda: daemon.stats()["leases"] == 0, "they have ended")
+
+
+def test_a_save_and_a_load_of_a_layout_with_groups_end_alike(daemon: Daemon) -> None:
+    with daemon.connect(HYBRID, timeout_s=20.0) as pool:
+        wait_connected(pool)
+        keys = keys_of(pool, 1)
+        held: list[object] = [begin_store(pool, keys)]
+        with pytest.warns(ResourceWarning, match="neither committed nor aborted"):
+            let_go(held)
+        wait_until(lambda: daemon.stats()["reservations"] == 0, "the saves have ended")
+        assert begin_store(pool, keys).commit().declined == 0
+        lease = pool.acquire(pool.lookup(keys))
+        assert isinstance(lease, kv.GroupLease)
+        into = [
+            np.zeros((len(chunks), part.chunk_bytes), np.uint8)
+            for chunks, part in zip(lease.ranges, HYBRID.group_layouts, strict=True)
+        ]
+        held = [pool.groups.load(lease, into=into), lease]
+        del lease
+        with pytest.warns(ResourceWarning, match="never released") as warned:
+            let_go(held)
+        assert len(warned) == 1, "the rows of each group end with the whole lease"
+        wait_until(lambda: daemon.stats()["leases"] == 0, "the lease has ended")
+    assert daemon.problems() == []
+
+
+def test_what_a_forked_child_or_a_closed_pool_leaves_ends_nothing_and_warns_of_nothing(
+    daemon: Daemon, pool: kv.Pool
+) -> None:
+    store(pool, keys_of(pool, 1))
+    keys = keys_of(pool, 2)
+    lease = pool.acquire(pool.lookup(keys_of(pool, 1)))
+    save = pool.save(keys, from_=payload_of(keys, SMALL))
+    child = os.fork()
+    if not child:
+        code = 1
+        with contextlib.suppress(BaseException):
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                del lease, save
+                gc.collect()
+            code = len(warned)
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    stats = daemon.stats()
+    assert (stats["leases"], stats["reservations"]) == (1, 1), "they are the parent's"
+    assert save.commit().stored == CHUNKS
+    save = pool.save(keys_of(pool, 3), from_=payload_of(keys_of(pool, 3), SMALL))
+    pool.close()
+    del lease, save
+    gc.collect()  # a warning is an error here
+    wait_until(lambda: daemon.stats()["leases"] + daemon.stats()["reservations"] == 0, "the connection has ended")
+
+
+ENDING = """
+import sys
+import kvpool_client as kv
+from tests.rigs.daemon import SMALL
+from tests.rigs.payload import payload_of, store, tokens_of
+
+pool = kv.connect(sys.argv[1], model="m", layout=SMALL, timeout_s=20.0)
+keys, others = (pool.keys(tokens_of(seed, 4 * 32)) for seed in (1, 2))
+store(pool, keys)
+lease, save = pool.acquire(pool.lookup(keys)), pool.save(others, from_=payload_of(others, SMALL))
+print(lease.chunks)
+"""
+
+
+def test_an_interpreter_that_ends_with_saves_and_leases_ends_without_a_word(daemon: Daemon) -> None:
+    command = [sys.executable, "-W", "error", "-c", ENDING, daemon.socket]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("4\n", "", 0)
+    wait_until(lambda: daemon.stats()["leases"] + daemon.stats()["reservations"] == 0, "the connection has ended")
+
+
+def test_a_finalizer_waits_for_no_lock_of_the_pool(pool: kv.Pool) -> None:
+    """It may run in a thread that has any of them."""
+    keys = keys_of(pool, 1)
+    session = pool._link.session
+    assert session is not None
+    held: list[object] = [pool.save(keys, from_=payload_of(keys, SMALL))]
+    with pool._link._lock, session._turn, session._state, pytest.warns(ResourceWarning, match="aborted"):
+        let_go(held)
+    assert pool.connected
+    wait_until(lambda: store(pool, keys).stored == CHUNKS, "the link finds it by itself")
+
+
+@in_both_write_modes
+def test_a_reservation_that_ran_out_ends_alone(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon(server__reservation_ttl=TTL)
+    with daemon.connect(timeout_s=20.0) as pool, daemon.connect(timeout_s=20.0) as other:
+        wait_connected(pool)
+        wait_connected(other)
+        kept, late, free = (keys_of(pool, seed) for seed in (1, 2, 3))
+        store(pool, kept)
+        lease = pool.acquire(pool.lookup(kept))
+        save = pool.save(late, from_=payload_of(late, SMALL))
+        save.layer(0)
+        epoch, since = pool.epoch, daemon.stats()["uptime_s"]
+        wait_until(lambda: _stored(other, late), "others may save it when its time is over")
+        # The daemon would have ended the connection by now.
+        wait_until(lambda: daemon.stats()["uptime_s"] - since > OVERDUE_S, "the daemon's patience is over")
+        assert (pool.connected, pool.epoch, pool.stats()["reconnects"]) == (True, epoch, 0)
+        assert lease.hold.is_live
+        into = np.zeros((CHUNKS, SMALL.chunk_bytes), np.uint8)
+        result = pool.load(lease, into=into).wait()
+        assert (result.chunks, result.reason) == (CHUNKS, "complete")
+        assert_right_bytes(kept, SMALL, result, into)
+        lease.release()
+        wait_until(lambda: _stored(pool, free), "its other saves are served, within their time")
+        for layer in (1, 2):
+            save.layer(layer)
+        ended = save.commit()
+        assert (ended.stored, dict(ended.reasons)) == (0, {"expired": CHUNKS})
+        for keys in (late, free):
+            loaded, into = load_all(other, keys)
+            assert loaded.chunks == CHUNKS
+            assert_right_bytes(keys, SMALL, loaded, into)
+    stats = daemon.stats()
+    assert (stats["dram.zombie_slots"], stats["reservations"]) == (0, 0)
+    assert stats["expired_reservations"] >= 1
+    assert "twice server.reservation_ttl" not in daemon.log()
+    assert daemon.problems() == []
+
+
+def _stored(pool: kv.Pool, keys: kv.KeyChain) -> bool:
+    result = store(pool, keys)
+    return result.stored + result.present == len(keys)
+
+
+def test_a_request_that_another_one_holds_up_names_that_one(daemon: Daemon) -> None:
+    """In an engine of one thread that is the Pool's own, which renews leases and reports."""
+    with daemon.connect(timeout_s=2.0) as pool:
+        wait_connected(pool)
+        session = pool._link.session
+        assert session is not None
+        daemon.signal(signal.SIGSTOP)
+        try:
+            renewing = threading.Thread(target=lambda: _renew(session), name="kvpool-link")
+            renewing.start()
+            wait_until(lambda: session._turn.locked(), "a request is under way")
+            with pytest.raises(kv.KVPoolError, match="has not answered another request, Renew of thread kvpool-link"):
+                session.call(m.Acquire(b""), m.Leased, 0.1)
+            renewing.join()
+        finally:
+            daemon.signal(signal.SIGCONT)
+
+
+def test_a_request_that_others_keep_from_its_turn_counts_them(pool: kv.Pool) -> None:
+    session = pool._link.session
+    assert session is not None
+    with session._turn, ThreadPoolExecutor(1) as thread:
+        asking = thread.submit(session.call, m.Acquire(b""), m.Leased, 0.2)
+        while not asking.done():
+            session._turns += 1
+        with pytest.raises(kv.KVPoolError, match=r"of this Pool's other threads came first, \d+ of them, for 0\.1 s"):
+            asking.result()
+    assert pool.connected
+
+
+def _renew(session: Session) -> None:
+    with contextlib.suppress(kv.KVPoolError):
+        session.call(m.Renew(bytes(8)), m.Done)
