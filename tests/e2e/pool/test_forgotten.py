@@ -206,7 +206,7 @@ import kvpool_client as kv
 from tests.rigs.daemon import SMALL
 from tests.rigs.payload import payload_of, store, tokens_of
 
-pool = kv.connect(sys.argv[1], model="m", layout=SMALL, timeout_s=20.0)
+pool = kv.connect(sys.argv[1], model="m", revision="1", layout=SMALL, timeout_s=20.0)
 keys, others = (pool.keys(tokens_of(seed, 4 * 32)) for seed in (1, 2))
 store(pool, keys)
 lease, save = pool.acquire(pool.lookup(keys)), pool.save(others, from_=payload_of(others, SMALL))
