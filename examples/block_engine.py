@@ -27,16 +27,7 @@ class Engine:
         torch.manual_seed(1)
         layout = kv.Layout(layers=LAYERS, kv_heads=HEADS, head_dim=HEAD_DIM, dtype="float32", chunk_tokens=CHUNK_TOKENS)
         self.pool = kv.connect(socket, model="block-engine", revision="1", layout=layout)
-        self.blocks = BlockPool(
-            layers=LAYERS,
-            num_blocks=num_blocks,
-            tokens_per_block=BLOCK_TOKENS,
-            kv_heads=HEADS,
-            head_dim=HEAD_DIM,
-            dtype=torch.float32,
-            device=device,
-            pool=self.pool,
-        )
+        self.blocks = BlockPool(num_blocks=num_blocks, tokens_per_block=BLOCK_TOKENS, device=device, pool=self.pool)
         # The model's pages have the plane before the block.
         pages = [self.blocks.buffers(layer).transpose(0, 1) for layer in range(LAYERS)]
         self.model = Model(pages).to(device).eval()

@@ -34,7 +34,7 @@ from kvpool.cli.machine import describe_machine
 from kvpool.cli.output import print_line, print_table
 from kvpool.units import format_size
 from kvpool_client.sparse import SparseConfig, SparseSequence
-from kvpool_client.sparse.transformers_attention import ATTENTION, SparseCache, layout_of, register
+from kvpool_client.sparse.transformers_attention import ATTENTION, SparseCache, layout_of_model, register
 
 TOKENS = 64 << 10
 # As many tokens of a prompt as are computed at once.
@@ -269,7 +269,7 @@ def main(
     boundary = 2 * tokens + answer_tokens
     dense = replace(sparse, dense_boundary=boundary, offload_boundary=boundary)
     dtype = str(loaded.dtype).removeprefix("torch.")
-    layout = layout_of(loaded.config, chunk_tokens=CHUNK_TOKENS, dtype=dtype)
+    layout = layout_of_model(loaded.config, chunk_tokens=CHUNK_TOKENS, dtype=dtype)
     print_line("{processor}, {cores} cores, load average {load_average_before} before".format(**describe_machine()))
     rows = []
     with ExitStack() as stack:

@@ -321,15 +321,17 @@ class Cause(IntEnum):
 
 
 class Event(NamedTuple):
-    """Something that happened to chunks; ids rise by one, and a missing one is a gap.
+    """Something that happened to chunks, as `Pool.events` answers it. `id` rises by one, and a missing one is a gap; `kind` is
+    an EventKind.
 
     CREATED: a daemon began, with room for `capacities` chunks, by level. STORED: chunks `keys`, each the parent of the next,
     came to `tiers` behind `parent` (empty: at the root). REMOVED: no tier has `keys`. UPDATED: one chunk has come to a further
     tier, left one of several, or has another priority.
 
-    `keys` and `tokens` (i32 ids, of all keys or of none) are packed; `tiers` are bits by level. An UPDATED that gains a tier
-    carries what a STORED does. `namespace` is a number of this life of the daemon; -1: none. `adapter` and `salt_tag` (see
-    `kvpool.keys`) are known where the token ids are, and the same for all keys.
+    `keys` (32 bytes each) and `tokens` (int32 ids, of all keys or of none) are packed; `tiers` are bits by level (1 << Level),
+    `priority` is 0 to 100; `tiers_before` and `priority_before` are those before an UPDATED, and `cause` is why it happened. An
+    UPDATED that gains a tier carries what a STORED does. `namespace` is a number of this life of the daemon; -1: none.
+    `adapter` and `salt_tag` are known where the token ids are, and the same for all keys.
     """
 
     id: int
@@ -396,7 +398,8 @@ def level_of(tiers: int) -> Level | None:
 
 
 class StoredChunk(NamedTuple):
-    """A chunk in a snapshot of the pool; the fields mean the same as in an `Event`."""
+    """A chunk that `Pool.snapshot` found: its 32-byte `key`, and that of its `parent` (empty: at the root). `namespace`,
+    `tiers`, `priority`, `tokens`, `adapter` and `salt_tag` mean the same as in an Event."""
 
     key: bytes
     parent: bytes

@@ -3,6 +3,7 @@
 Pure functions; any thread.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import fields
 
@@ -24,7 +25,14 @@ TIMEOUT_S_MAX = 3600.0
 
 
 def check_connect(
-    path: str, model: str, layout: Layout, *, revision: str, salt: bytes, timeout_s: float, copy_threads: int
+    path: str | os.PathLike[str],
+    model: str,
+    layout: Layout,
+    *,
+    revision: str,
+    salt: bytes,
+    timeout_s: float,
+    copy_threads: int,
 ) -> None:
     """Check the arguments of `connect`."""
     if fault := fault_of_path(path):

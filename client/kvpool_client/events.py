@@ -19,8 +19,8 @@ Failed = Callable[[Session, KVPoolError], None]
 
 
 class EventMark(NamedTuple):
-    """Position in the event log: the last event that was read, of one daemon process. `BEGINNING` reads from the oldest event
-    in the log."""
+    """Position in the event log: the `last` event that was read, of the daemon process `incarnation`. `EventBatch.mark` is the
+    next one; `BEGINNING` reads from the oldest event in the log."""
 
     incarnation: bytes
     last: int
@@ -31,10 +31,10 @@ BEGINNING = EventMark(b"", -1)
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """Events after a mark, in order; `mark` is where to continue.
+    """The `events` after a mark, in order, as `Pool.events` answers them; `mark` is where to continue.
 
     `is_gap`: earlier events have left the log, or the daemon was restarted. Then there are no events, and `Pool.snapshot` has
-    what is stored now.
+    what is stored now. `namespaces`: model and layout of the namespaces that the events name.
     """
 
     events: tuple[Event, ...]
@@ -55,9 +55,11 @@ class EventBatch:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """Some of the chunks that are stored at `mark`. A reader that applies the events up to each part's mark
-    (`EventBatch.until`), and then the part, has after the last part what is stored. `namespaces`: model and layout of the
-    namespaces that the chunks name."""
+    """Some of the `chunks` that are stored at `mark`, as `Pool.snapshot` answers them.
+
+    A reader that applies the events up to each part's mark (`EventBatch.until`), and then the part, has after the last part
+    what is stored. `namespaces`: model and layout of the namespaces that the chunks name.
+    """
 
     chunks: tuple[StoredChunk, ...]
     mark: EventMark

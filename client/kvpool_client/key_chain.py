@@ -44,11 +44,19 @@ class Namespace(NamedTuple):
 
 
 class KeyChain:
-    """The chunk keys of one growing token sequence, for each rank that its Pool stands for.
+    """Names of a prompt's chunks: what `Pool.keys` answers, and `lookup`, `save` and the other verbs take.
 
-    Invariant: `_columns[r]` is the chain over `_leaves`, `_chunks` of them, from `_roots[r]`; `_token_ids` joined are those of
-    all leaves from number `_ids_begin` on.
+        keys = pool.keys(prompt)        # int32 or int64 [tokens], or a list
+        keys.extend([token])            # hashes only what is new
+        len(keys), keys.tokens, keys[0]
+
+    Only full chunks have a key: `len(keys)` chunks cover `tokens` tokens, and the tail behind them waits for `extend`. Each key
+    is 32 bytes, which depend on all tokens up to the end of its chunk, on model, revision and layout, and on salt and adapter.
+    Threads: any.
     """
+
+    # Invariant: `_columns[r]` is the chain over `_leaves`, `_chunks` of them, from `_roots[r]`; `_token_ids` joined are those
+    # of all leaves from number `_ids_begin` on.
 
     def __init__(
         self,
@@ -59,8 +67,8 @@ class KeyChain:
         *,
         namespace: Namespace | None = None,
     ) -> None:
-        """`scope`: adapter and salt tag for events (see `kvpool.keys`); no part of the keys. `namespace`: that of the Pool
-        whose verbs take it; None: no Pool's do."""
+        """`Pool.keys` makes it. `roots`: the key of the root, for each rank that the Pool stands for. `scope`: adapter and salt
+        tag for events; no part of the keys. `namespace`: that of the Pool whose verbs take it; None: no Pool's do."""
         self.chunk_tokens = chunk_tokens
         self.namespace = namespace
         self.scope = scope
@@ -100,7 +108,8 @@ class KeyChain:
         return len(self._tail) > 0
 
     def extend(self, tokens: object) -> None:
-        """Append tokens; hashes only the chunks that become full. Raises InvalidArgument on anything but token ids."""
+        """Append token ids, int32 or int64 [tokens] or a list; hashes only the chunks that become full. Raises InvalidArgument
+        for anything else."""
         new = as_tokens(tokens)
         with self._lock:
             joined = np.concatenate([self._tail, new]) if len(self._tail) else new
@@ -140,7 +149,7 @@ class KeyChain:
         return b"".join(joined[(chunk - begin) * size : (chunk - begin + 1) * size] for chunk in chunks)
 
     def columns(self) -> tuple[bytes, ...]:
-        """The packed keys, for each rank."""
+        """All keys, packed, 32 bytes each, for each rank that the Pool stands for."""
         with self._lock:
             roots = self._current_roots()
             if roots is not self._roots and roots != self._roots:

@@ -3,7 +3,8 @@
 A Lease belongs to the session it was acquired in. It ends when it is released, when that session ends (then it holds
 nothing: loads of it answer `disconnected`), or in the daemon when it has not been used for its time to live. Releasing waits
 for running loads. One that is collected before is released by the Pool, with a ResourceWarning, and its loads are cancelled.
-Any thread. Lock: `_lock` guards `_loads` and `_is_released`, never held across a wait or request.
+`Lease` is what a caller has, `LeaseHold` what the Pool's other parts and its loads have. Any thread. Lock: `_lock` guards
+`_loads` and `_is_released`, never held across a wait or request.
 """
 
 import contextlib
@@ -31,27 +32,90 @@ if TYPE_CHECKING:
 
 
 class Lease:
-    """`chunks` leading chunks of a prompt, leased. `tiers`: uint8, the level of each."""
+    """A right to load `chunks` leading chunks of a prompt, `tokens` tokens, until it is released.
 
-    def __init__(
-        self,
-        session: Session | None,
-        leased: m.Leased,
-        *,
-        namespace: Namespace,
-        estimate_s: Callable[[int], float],
-        peer_pace: PeerPace,
+        with pool.acquire(pool.lookup(keys)) as lease:        # or pool.claim(ticket)
+            result = pool.load(lease, cache, block_ids).wait()
+
+    `Pool.acquire` and `Pool.claim` answer it; an empty one (0 chunks) where nothing was there any more, or the daemon is away.
+    Leaving it as a context releases it. It ends too when the connection ends, and in the daemon when it has not been used for
+    `server.lease_ttl`: then loads answer `disconnected` or `gone`, and nothing raises. One that is collected before it is
+    released ends with its loads, and a ResourceWarning. Threads: any.
+    """
+
+    def __init__(self, hold: "LeaseHold", *, estimate_s: Callable[[int], float], peer_pace: PeerPace) -> None:
+        """`Pool.acquire` and `Pool.claim` make it. `estimate_s`: how long so many chunks take to copy. `peer_pace`: of the node
+        from which some of them come."""
+        self.hold = hold
+        self.namespace = hold.namespace
+        self.chunks = hold.chunks
+        self.tokens = hold.tokens
+        self._estimate_s = estimate_s
+        self._peer_pace = peer_pace
+
+    def __repr__(self) -> str:
+        return repr(self.hold)
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """`namespace`: that of the Pool whose verbs take it. `estimate_s`: how long so many chunks take to copy. `peer_pace`:
-        of the node from which some of them come."""
+        self.release()
+
+    @property
+    def cost_s(self) -> float:
+        """Estimated seconds to load all of it, from what this Pool has copied so far, and from what was measured of the node
+        from which some of it comes. Compare it with the time to compute `tokens` tokens."""
+        tiers = self.hold.row_tiers
+        elsewhere = tiers.count(Level.PEER) + tiers.count(Level.STORE)
+        return self._estimate_s(self.chunks) + self._peer_pace.cost_s(elsewhere * self.hold.layout.stored_bytes)
+
+    @property
+    def tiers(self) -> npt.NDArray[np.uint8]:
+        """The level of each chunk when it was leased, uint8 [chunks]: a `kvpool_client.Level`."""
+        return self.hold.tiers
+
+    def release(self) -> None:
+        """Wait for the loads that run, then end the lease. Idempotent; never raises. In a forked child the lease is the
+        parent's."""
+        self.hold.release()
+
+    def ticket(self, claims: int | None = None) -> bytes:
+        """A ticket that another process of the trust domain turns into a lease, once on each rank of the layout; empty if this
+        lease has ended.
+
+        `claims`: how often it may be claimed instead, by whatever ranks: by those of an engine of which each has a share of one
+        layout. It lasts until then, or as long as a lease that is not used; an earlier daemon gives none. Raises
+        InvalidArgument for another number than 1 to 1024.
+        """
+        if claims is not None and (
+            isinstance(claims, bool) or not isinstance(claims, int) or not 0 < claims <= m.CLAIMS_MAX
+        ):
+            raise InvalidArgument(f"claims is {claims!r}, expected 1..{m.CLAIMS_MAX}")
+        session = self.hold.session
+        if not self.hold.is_live or session is None:
+            return b""
+        if claims and session.welcome.protocol < versions.CLAIMS_SINCE:
+            return b""  # a daemon whose tickets are claimed once
+        try:
+            return session.call(m.IssueTicket(self.hold.id, claims or 0), m.Ticket).ticket
+        except KVPoolError:
+            return b""
+
+
+class LeaseHold:
+    """A lease as the Pool's parts see it: where its chunks lie, and the loads for which its end waits."""
+
+    def __init__(self, session: Session | None, leased: m.Leased, *, namespace: Namespace) -> None:
+        """`namespace`: that of the Pool whose verbs take it."""
         self.session = session
         self.id = leased.lease
         self.namespace = namespace
         self.layout = namespace.layout
         self.chunks = leased.chunks
         self.tokens = leased.chunks * self.layout.chunk_tokens
-        self._estimate_s = estimate_s
-        self._peer_pace = peer_pace
         self._leased = leased
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -61,14 +125,6 @@ class Lease:
     def __repr__(self) -> str:
         state = "released" if self._is_released else "live" if self.is_live else "ended"
         return f"<Lease {self.id} {state}, {self.chunks} chunks>"
-
-    def __enter__(self) -> "Lease":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
     def __del__(self) -> None:
         # A finalizer, also of an interpreter that ends: see `endings`. Its loads are forgotten with it, or they would have it.
@@ -82,11 +138,9 @@ class Lease:
             self.session.endings.add(self._drop)
 
     @property
-    def cost_s(self) -> float:
-        """Estimated seconds to load all of it, from what this Pool has copied so far, and from what was measured of the node
-        from which some of it comes; compare it with the time to compute them."""
-        elsewhere = self._leased.tiers.count(Level.PEER) + self._leased.tiers.count(Level.STORE)
-        return self._estimate_s(self.chunks) + self._peer_pace.cost_s(elsewhere * self.layout.stored_bytes)
+    def row_tiers(self) -> bytes:
+        """The level of each row."""
+        return self._leased.tiers
 
     @property
     def tiers(self) -> npt.NDArray[np.uint8]:
@@ -142,27 +196,6 @@ class Lease:
     def place_of(self, chunk: int) -> tuple[int, int]:
         """By which id the daemon has leased a chunk, and the chunk's row among all that it has leased by that."""
         return self.id, chunk
-
-    def ticket(self, claims: int | None = None) -> bytes:
-        """A ticket that another process of the trust domain turns into a lease, once on each rank of the layout; empty if this
-        lease has ended.
-
-        `claims`: how often it may be claimed instead, by whatever ranks: by those of an engine of which each has a share of one
-        layout. It lasts until then, or as long as a lease that is not used; an earlier daemon gives none. Raises
-        InvalidArgument for another number than 1 to 1024.
-        """
-        if claims is not None and (
-            isinstance(claims, bool) or not isinstance(claims, int) or not 0 < claims <= m.CLAIMS_MAX
-        ):
-            raise InvalidArgument(f"claims is {claims!r}, expected 1..{m.CLAIMS_MAX}")
-        if not self.is_live or self.session is None:
-            return b""
-        if claims and self.session.welcome.protocol < versions.CLAIMS_SINCE:
-            return b""  # a daemon whose tickets are claimed once
-        try:
-            return self.session.call(m.IssueTicket(self.id, claims or 0), m.Ticket).ticket
-        except KVPoolError:
-            return b""
 
     def _drop(self) -> None:
         """End it with its loads: nobody waits for them."""

@@ -20,7 +20,7 @@ from kvpool.clock import Deadline
 from kvpool.errors import InvalidArgument
 from kvpool.types import LoadReason
 from kvpool_client.connection.stall import Stall
-from kvpool_client.lease import Lease
+from kvpool_client.lease import LeaseHold
 from kvpool_client.results import LoadResult
 
 
@@ -57,11 +57,20 @@ class LoadRun(Protocol):
 
 
 class Load:
-    """A running or ended load. `chunks_so_far` counts from the root, `first_chunk` included."""
+    """Leased chunks on their way into engine memory: what `Pool.load` answers at once, while native threads copy.
+
+        for layer in range(layout.layers):
+            is_whole = load.wait_layer(layer)         # False: it has ended shorter; `wait` has the number of chunks
+        result = load.wait()                          # LoadResult(chunks, tokens, reason)
+
+    Nothing raises because of the daemon: a load of which a chunk is gone or corrupt, or that makes no progress for the Pool's
+    timeout, ends with fewer chunks, and the contents of the blocks behind them are undefined. Leaving it as a context waits for
+    it, or cancels it where an exception leaves it. Threads: one at a time, but for `cancel`.
+    """
 
     def __init__(
         self,
-        lease: Lease,
+        lease: LeaseHold,
         run: LoadRun | None,
         *,
         first_chunk: int,
@@ -115,7 +124,7 @@ class Load:
         """Wait until layer `layer` of the first `chunks_so_far` chunks is in place and its checksums were good.
 
         False: the load ended before that. A load that makes no progress for the Pool's timeout, or is not complete after
-        `timeout_s`, is ended.
+        `timeout_s` seconds, is ended. Raises InvalidArgument for a layer that is not there.
         """
         if not 0 <= layer < self._layers:
             raise InvalidArgument(f"layer is {layer!r}, expected 0..{self._layers - 1}")
@@ -141,7 +150,8 @@ class Load:
         return self._result is not None or self._run is None or self._is_inherited or self._run.done()
 
     def wait(self, timeout_s: float | None = None) -> LoadResult:
-        """Wait until the load has ended; one that is not complete after `timeout_s` is ended with reason `timeout`."""
+        """Wait until the load has ended; one that is not complete after `timeout_s` seconds is ended, with reason
+        `timeout`. Again: the same result."""
         return self.wait_watched(self.watch(), None if timeout_s is None else Deadline(timeout_s))
 
     def watch(self) -> Stall | None:

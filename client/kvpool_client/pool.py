@@ -66,7 +66,7 @@ log = logging.getLogger(__name__)
 
 
 def connect(
-    path: str | None = None,
+    path: str | os.PathLike[str] | None = None,
     *,
     model: str,
     layout: Layout,
@@ -79,14 +79,14 @@ def connect(
 ) -> "Pool":
     """A Pool on the daemon at `path`. Never raises because the daemon is away: then the Pool misses and keeps reconnecting.
 
-    `path` None: the socket that KVPOOL_SOCKET names, else the service's if this user may use it, else the user's own.
-    `revision` names the weights: chunks are shared only where model and revision are equal; a new checkpoint needs a new one,
-    and a model without one is a warning in the log.
-    `timeout_s` bounds one round trip with the wait for this Pool's other threads, and for a load or save the longest time
-    without progress. `copy_threads` native threads copy for this Pool, loads before saves, in turns. `share`: the part of every
-    chunk that this rank's engine has, in a layout of the whole model, with groups one for each; None: all of it. Only that is
-    loaded and saved. `name`: what operators see of this connection, at most 128 bytes. Raises InvalidArgument, or
-    LayoutMismatch when the daemon cannot store such chunks.
+    `path`: of the daemon's socket; None: the one that KVPOOL_SOCKET names, else the service's if this user may use it, else the
+    user's own. `model` and `revision` name the weights: chunks are shared only where both are equal, and `layout` (what one
+    chunk has) and `salt` (a tenant's bytes, part of every key) too; a new checkpoint needs a new revision, and a model without
+    one is a warning in the log. `timeout_s`, in seconds, bounds one round trip with the wait for this Pool's other threads, and
+    for a load or save the longest time without progress. `copy_threads` native threads copy for this Pool, loads before saves,
+    in turns. `share`: the part of every chunk that this rank's engine has, in a layout of the whole model, with groups one for
+    each; None: all of it. Only that is loaded and saved. `name`: what operators see of this connection, at most 128 bytes.
+    Raises InvalidArgument, or LayoutMismatch when the daemon cannot store such chunks.
     """
     pool = Pool(
         find_socket() if path is None else path,
@@ -115,11 +115,24 @@ def _warn_of_no_revision(model: str) -> None:
 
 
 class Pool:
-    """See `connect`."""
+    """An engine's connection to the daemon on its node, with a method for each verb: what `connect` answers.
+
+        cache = pool.register(layers, block_tokens=16)
+        per_chunk, keys = cache.blocks_per_chunk, pool.keys(prompt)
+        with pool.acquire(pool.lookup(keys)) as lease:
+            loaded = pool.load(lease, cache, block_table[: lease.chunks * per_chunk]).wait()
+        …the engine computes from token loaded.tokens on…
+        pool.save(keys, cache, block_table[: len(keys) * per_chunk]).commit()
+
+    Nothing raises because of the daemon: away, late, full or restarted, it is a miss or a declined chunk. A caller's mistake
+    raises InvalidArgument or LayoutMismatch, at the call. It reconnects by itself; registered caches stay, older leases are
+    empty. Leaving it as a context closes it. In a forked child every call is a miss or declined. Threads: any, each call
+    bounded by 1.2 × `timeout_s` + 50 ms, waits for other threads included.
+    """
 
     def __init__(
         self,
-        path: str,
+        path: str | os.PathLike[str],
         *,
         model: str,
         layout: Layout,
@@ -208,8 +221,21 @@ class Pool:
             self._copies.stop()
 
     def register(self, layers: Sequence[object], block_tokens: int, form: str = "auto", group: int = 0) -> Cache:
-        """Describe an engine's paged KV, one array for each layer of a group (see `buffers`). Raises InvalidArgument,
-        LayoutMismatch."""
+        """Describe an engine's paged KV, for `load` and `save`: once, and before the first of them. Nothing is copied.
+
+        `layers`: one array for each layer, of the layout's dtype, in host memory or on a CUDA device (torch, numpy, DLPack, the
+        buffer protocol, `__cuda_array_interface__`). A block has `block_tokens` tokens, of which a chunk has a whole number.
+        `form`:
+
+            kv_first       [2, blocks, block_tokens, kv_heads, head_dim]
+            block_first    [blocks, 2, block_tokens, kv_heads, head_dim]
+            packed         [blocks, …] opaque bytes, of a layout with a `format`
+            auto           whichever of them the shapes are; what could be two raises
+
+        With one plane (MLA) [blocks, block_tokens, …]. Strides are free where one block's K or V is in a row. `group`: whose
+        layers these are, in a layout with groups. Raises LayoutMismatch where an array is not what the layout says, naming it,
+        and InvalidArgument.
+        """
         check_index("group", group, max(0, len(self.layout.groups) - 1))
         if self.layout.rank is None:
             raise InvalidArgument("a Pool with rank=None looks up and acquires, it has no KV to register")
@@ -220,7 +246,12 @@ class Pool:
         self, tokens: object, salt: bytes | None = None, adapter: str = "", extra: Sequence[Extra] = ()
     ) -> KeyChain:
         """The chunk keys of a prompt: `tokens` [n], integers (an array of int32 or int64, a tensor in host memory, a list).
-        `extra`: content mixed into token ranges. Raises InvalidArgument for other tokens, as a batch, [1, n]."""
+        Hashes them; asks nobody.
+
+        Prompts with another `salt` (bytes; None: the Pool's) or `adapter` (a name) share nothing. `extra`: content that is in
+        no token, such as images, as `(start, end, bytes)` for tokens `start` up to `end`. Raises InvalidArgument for other
+        tokens, as a batch, [1, n].
+        """
         chain = self._empty_chain(salt, adapter, extra)
         chain.extend(tokens)
         return chain
@@ -237,7 +268,7 @@ class Pool:
         """Keys from an engine's chained block hashes: the last hash of each chunk stands for the chunk's tokens.
 
         `tokens`: the token ids themselves, and `adapter_name`: the adapter's name (None: `adapter`), both for readers of
-        events; they are no part of the keys.
+        events; they are no part of the keys. Raises InvalidArgument.
         """
         if not isinstance(block_tokens, int) or block_tokens < 1 or self.layout.chunk_tokens % block_tokens:
             raise InvalidArgument(
@@ -257,7 +288,8 @@ class Pool:
 
         `owner`: the name of another node that has, or is asked for, those that are not known to be present anywhere. Where the
         daemon has a shared store, a hit that is shorter than `keys` costs one round trip (`connection/finder.py`).
-        `is_counted`: whether hit rates have it; not where an engine looks up again what it is about to acquire.
+        `is_counted`: whether hit rates have it; not where an engine looks up again what it is about to acquire. Raises
+        InvalidArgument, also for keys of another model or layout.
         """
         check_keys(keys, self._namespace)
         if owner != "":
@@ -270,7 +302,7 @@ class Pool:
 
     def is_being_saved(self, keys: KeyChain, chunk: int) -> bool:
         """Whether a writer is just saving this chunk, or it is on its way here from another tier, on some rank. Reads shared
-        memory as `lookup` does."""
+        memory as `lookup` does. Raises InvalidArgument."""
         check_keys(keys, self._namespace)
         check_index("chunk", chunk, len(keys) - 1)
         session = self._link.session
@@ -282,7 +314,8 @@ class Pool:
     def acquire(self, hit: Hit) -> Lease:
         """Lease a hit's chunks, or the longest prefix of them that is still there.
 
-        One round trip; none for an empty hit; two where some of it was evicted since and half of the time is left.
+        One round trip; none for an empty hit; two where some of it was evicted since and half of the time is left. Raises
+        InvalidArgument, also for a hit of another model or layout.
         """
         check_hit(hit, self._namespace)
         return self._lease_fetcher.acquire(hit)
@@ -290,7 +323,8 @@ class Pool:
     def claim(self, ticket: bytes) -> Lease:
         """The lease that a ticket stands for, once on each rank. A used, expired or forged ticket gives an empty lease.
 
-        A scheduler's Pool, which has no rank, ends the ticket with this and gets an empty lease.
+        A scheduler's Pool, which has no rank, ends the ticket with this and gets an empty lease. Raises InvalidArgument for
+        what is no bytes.
         """
         if not isinstance(ticket, (bytes, bytearray, memoryview)):
             raise InvalidArgument(f"ticket is {type(ticket).__name__}, expected bytes")
@@ -333,15 +367,16 @@ class Pool:
         check_index("first_chunk", first_chunk, lease.chunks)
         chunks = lease.chunks - first_chunk
         blocks = self._copies.blocks(cache, block_ids, array=into, chunks=chunks, is_load=True)
-        return self._load_starter.begin(lease, first_chunk, blocks)
+        return self._load_starter.begin(lease.hold, first_chunk, blocks)
 
     def leased_memory(self, lease: Lease) -> LeasedMemory:
-        """A lease's chunks where they lie in the pool, to be read there until it is closed. Raises InvalidArgument."""
+        """A lease's chunks where they lie in the pool, to be read there until it is closed: nothing is copied. Raises
+        InvalidArgument, also for a layout whose layers are not whole there (head groups, a share)."""
         check_lease(lease, self._namespace)
         self._check_plain("leased_memory")
         if self.layout.head_groups != 1 or not self.shares[0].is_whole(self.layout):
             raise InvalidArgument("leased_memory has whole layers, expected a layout without head groups and no share")
-        return LeasedMemory(self._link, lease, self._load_starter.begin_check)
+        return LeasedMemory(self._link, lease.hold, self._load_starter.begin_check)
 
     def save(
         self,
@@ -361,8 +396,9 @@ class Pool:
 
         Either `cache` and `block_ids`, or `from_`: C-contiguous uint8 [chunks, chunk_bytes], as `into` of a load. See
         `Save` for the next steps. `retention`: priorities of the chunks that its ranges touch (see `retention`);
-        `decode_priority`: that of chunks behind the prompt's `prompt_tokens` tokens; without `prompt_tokens` all of
-        `keys` is prompt.
+        `decode_priority`, `decode_duration_s` (seconds): those of chunks behind the prompt's `prompt_tokens` tokens; without
+        `prompt_tokens` all of `keys` is prompt. Raises InvalidArgument for what does not fit: a wrong number of blocks, keys or
+        a cache of another model or layout.
         """
         check_keys(keys, self._namespace)
         self._check_plain("save")
@@ -405,7 +441,7 @@ class Pool:
     ) -> RetainResult:
         """Set the retention of stored chunks, on every rank this Pool stands for; see `save`.
 
-        Chunks that no range covers are left as they are. One round trip for each 4096 chunks and rank.
+        Chunks that no range covers are left as they are. One round trip for each 4096 chunks and rank. Raises InvalidArgument.
         """
         check_keys(keys, self._namespace)
         retention_columns = plan_retention(
@@ -422,18 +458,20 @@ class Pool:
         """Announce chunks that will be requested soon: they stay in DRAM, or are promoted to it, until this Pool acquires them.
 
         `chunks_max`: of the first ones alone. Bounded in bytes (`dram.announced_share`) and time (`dram.announced_ttl`).
+        Raises InvalidArgument.
         """
         check_keys(keys, self._namespace)
         return self._hint_client.announce(keys, chunks_max)
 
     def demote(self, keys: KeyChain) -> RetainResult:
-        """Hint that these chunks will not be requested soon: write them to the SSD tier, and evict them first from DRAM."""
+        """Hint that these chunks will not be requested soon: write them to the SSD tier, and evict them first from DRAM.
+        Raises InvalidArgument."""
         check_keys(keys, self._namespace)
         return self._hint_client.demote(keys)
 
     def hint(self, envelope: object, keys: KeyChain, *, prompt_tokens: int | None = None) -> HintReport:
-        """Carry an orchestrator's KvHintsEnvelope out on these keys. Returns the outcome of each action; never raises for its
-        content.
+        """Carry an orchestrator's KvHintsEnvelope out on these keys. Returns the outcome of each action; raises nothing for its
+        content, InvalidArgument for keys of another model or layout.
 
         `prompt_tokens`: where decoding begins, for directives that cover the output. Hints that are parsed already (`hints`)
         are used as they are.

@@ -23,11 +23,12 @@ def save_state_of(code: int) -> SaveState:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """The longest run of present chunks from the root of a prompt.
+    """The longest run of present chunks from the root of a prompt: what `Pool.lookup` answers. True where it has a chunk.
 
-    `tiers`: uint8 array, the fastest level of each chunk (0 HBM, 1 DRAM, 2 SSD, 3 peer, 4 store). `peer_pace`: of the node
-    that has the last chunk, where that is another one whose pace was measured. `owner`: the node that is asked for what is
-    not known to be present, if one was named. A hit is a hint: only `acquire` gives a right.
+    `chunks` chunks, which cover the first `tokens` tokens of the `keys` that were looked up. `tiers`: uint8 [chunks], the
+    fastest level of each chunk (0 HBM, 1 DRAM, 2 SSD, 3 peer, 4 store). `peer_pace`: of the node that has the last chunk,
+    where that is another one whose pace was measured. `owner`: the node that is asked for what is not known to be present, if
+    one was named. A hit is a hint: only `acquire` gives a right.
     """
 
     chunks: int
@@ -48,7 +49,8 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """Result of a load: how many leading chunks are verified in engine memory, counted from the root, and why it stopped there.
+    """Result of a load (`Load.wait`): how many leading chunks are verified in engine memory, counted from the root, the
+    `tokens` that they cover, and why it stopped there.
 
     `reason`: complete | gone | checksum | timeout | io | disconnected | cancelled.
     """
@@ -60,7 +62,7 @@ class LoadResult:
 
 @dataclass(frozen=True, slots=True)
 class SaveResult:
-    """Result of a save, by chunk. `stored + present + part + declined` is the number of chunks asked.
+    """Result of a save (`Save.commit`), by chunk. `stored + present + part + declined` is the number of chunks asked.
 
     `states[i]`: stored | present | part | declined. Present: it was stored before, or by another save meanwhile. Part: what
     this save has of the chunk is stored, and it is found as soon as what is missing is: a chunk before it that another save is
@@ -102,7 +104,7 @@ class SaveResult:
 
 @dataclass(frozen=True, slots=True)
 class RetainResult:
-    """Result of a retention request. `accepted + clipped + absent` is the number of chunks it covers.
+    """Result of `Pool.retain` and `Pool.demote`. `accepted + clipped + absent` is the number of chunks it covers.
 
     `states[i]`: accepted | clipped | absent, or empty where the request does not cover chunk i. Clipped: at the default
     priority, because the share of chunks above the default is used up. Absent: not stored, or the daemon is away.
@@ -128,7 +130,7 @@ class RetainResult:
 
 @dataclass(frozen=True, slots=True)
 class AnnounceResult:
-    """Result of an announcement. `announced + clipped + absent` is the number of chunks it named.
+    """Result of `Pool.announce`. `announced + clipped + absent` is the number of chunks it named.
 
     Announced: leading chunks that are in DRAM, being promoted, or next when there is room. Clipped: stored, but beyond the
     share that may be announced. Absent: not stored, or the daemon is away.

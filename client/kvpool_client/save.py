@@ -79,8 +79,17 @@ class SaveRun(Protocol):
 
 
 class Save:
-    """A save under way. `layers`: of the engine, each to be announced or committed; `end_token`: behind the last token of its
-    chunks, counted from the prompt's begin."""
+    """Chunks on their way out of engine memory: what `Pool.save` answers, with room reserved for those that the pool lacks.
+
+        with pool.save(keys, cache, block_ids) as save:
+            save.layer(0)                       # as each layer is written: native threads copy it meanwhile
+            result = save.commit()              # copies the others, then publishes; SaveResult
+
+    `layers`: of the engine, each to be announced or committed; `end_token`: behind the last token of its chunks, counted from
+    the prompt's begin. Blocks must not change from a layer's announcement, or the commit, to the result. Leaving it as a
+    context without a commit aborts it; so does the garbage collector, with a ResourceWarning. Nothing raises because of the
+    daemon: what is not stored is declined, with a reason. Threads: one at a time.
+    """
 
     def __init__(
         self,
@@ -156,7 +165,7 @@ class Save:
             self._session.endings.add_forgotten("neither committed nor aborted; it is aborted now", self, self.abort)
 
     def layer(self, layer: int) -> None:
-        """The engine's bytes of this layer may be read from now on. Any order, once each."""
+        """The engine's bytes of this layer may be read from now on. Any order, once each. Raises InvalidArgument."""
         if not isinstance(layer, int) or not 0 <= layer < self.layers:
             raise InvalidArgument(f"layer is {layer!r}, expected 0..{self.layers - 1}")
         if layer in self._announced:

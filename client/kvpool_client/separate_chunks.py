@@ -21,7 +21,7 @@ from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.copies import Copies
 from kvpool_client.copying.load_starter import LoadStarter
 from kvpool_client.key_chain import KeyChain, Namespace
-from kvpool_client.lease import Lease
+from kvpool_client.lease import Lease, LeaseHold
 from kvpool_client.load import Load
 from kvpool_client.results import Hit, SaveResult
 from kvpool_client.retention import plan_retention
@@ -29,13 +29,13 @@ from kvpool_client.save import Save, publish_each
 from kvpool_client.save_starter import SavePlan, SaveStarter
 
 
-class JoinedLease(Lease):
+class JoinedHold(LeaseHold):
     """The chunks of leases of one session, one lease's behind another's, for one load of them all.
 
     It has the leases up to the first that holds no chunk, lives while all of them do, and ends with them.
     """
 
-    def __init__(self, leases: Sequence[Lease]) -> None:
+    def __init__(self, leases: Sequence[LeaseHold]) -> None:
         """`leases`: one or more."""
         first = leases[0]
         self.leases = tuple(takewhile(lambda lease: lease.chunks and lease.session is first.session, leases))
@@ -48,13 +48,7 @@ class JoinedLease(Lease):
             b"".join(each.tiers for each in leased),
             b"".join(each.slots for each in leased),
         )
-        super().__init__(
-            first.session,
-            columns,
-            namespace=first.namespace,
-            estimate_s=first._estimate_s,
-            peer_pace=first._peer_pace,
-        )
+        super().__init__(first.session, columns, namespace=first.namespace)
 
     def __del__(self) -> None:
         pass  # each of the leases ends
@@ -153,14 +147,14 @@ class SeparateChunks:
             raise InvalidArgument(
                 f"cache is {cache!r} on a device, expected one in host memory, or Pool.load for each lease"
             )
-        joined = JoinedLease(leases)
+        joined = JoinedHold([lease.hold for lease in leases])
         ids = [block for of_lease, _ in zip(block_ids, joined.leases, strict=False) for block in of_lease]
         blocks = self._copies.blocks(cache, ids, array=None, chunks=joined.chunks, is_load=True)
         return self._load_starter.begin(joined, 0, blocks)
 
     def release(self, leases: Sequence[Lease]) -> None:
         """End leases, after their running loads. What is released last counts as used last. Idempotent; never raises."""
-        ended = [lease for lease in leases if lease.settle()]
+        ended = [lease.hold for lease in leases if lease.hold.settle()]
         for session in {lease.session for lease in ended if lease.session is not None}:
             if session.is_alive:
                 with contextlib.suppress(KVPoolError):  # the session has ended, and the leases with it

@@ -27,11 +27,14 @@ _DIM_MAX = 65536  # of heads, and of a head
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Layers that need the same chunks of a prompt, with the geometry that a Layout has of its own.
+    """Layers that need the same chunks of a prompt: an entry of a Layout's `groups`, for models with several kinds of
+    attention.
 
+    `kind`: "full" (every chunk), "window" (the last ones, as many as the window covers) or "state" (the last one alone).
     `window`: tokens that a layer of kind "window" attends to. `state_bytes`: of a layer of kind "state", at the end of a chunk,
-    opaque. `head_groups`: as a Layout's; of a state they divide its bytes, which are then those of all ranks, one rank's behind
-    the other's. The geometry is checked by the Layout that has the group.
+    opaque. `layers`, `kv_heads`, `head_dim`, `dtype`, `planes`, `format`, `block_tokens` and `head_groups` are as a Layout's,
+    for the layers of this group; of a state head groups divide its bytes, which are then those of all ranks, one rank's behind
+    the other's. Raises InvalidArgument for what cannot be of this kind; the Layout that has the group checks the rest.
     """
 
     kind: str = FULL

@@ -15,7 +15,8 @@ from kvpool.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """`layers` layers from `first_layer` on, and of each `groups` head groups from `first_group` on."""
+    """The part of every chunk that one rank has: `layers` layers from `first_layer` on, and of each `groups` head groups from
+    `first_group` on. `Share.of_rank` has that of a tensor-parallel rank; `connect` takes it, and checks it."""
 
     first_layer: int
     layers: int

@@ -1,7 +1,6 @@
 """Paged block pool for home-made torch engines: prefix reuse on the device, with the node's pool behind it.
 
-    blocks = BlockPool(layers=32, num_blocks=4096, tokens_per_block=16, kv_heads=8, head_dim=128,
-                       dtype=torch.bfloat16, device="cuda", pool=pool)
+    blocks = BlockPool(num_blocks=4096, tokens_per_block=16, device="cuda", pool=pool)
 
 `KVCacheManager` is the same for an executor that is written against TensorRT-LLM's resource manager. Imports torch, so
 nothing in `kvpool_client` imports this package.

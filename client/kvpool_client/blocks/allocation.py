@@ -16,10 +16,18 @@ T = TypeVar("T")
 
 
 class Allocation:
-    """What `allocate` and `fork` answer. One thread at a time."""
+    """The blocks of one request, and how much of its KV is in them: what `BlockPool.allocate` and `BlockPool.fork` answer.
+
+        with gated(allocation.load, attention_modules):
+            logits = allocation.prefill(lambda start: model.prefill(prompt, start, allocation.block_ids))
+        blocks.computed(request_id, allocation.reused_tokens, len(prompt))
+
+    `load`: what `gated` of `kvpool_client.torch` takes. `reused_tokens` is final when a wait was False, or after `settle`.
+    Threads: one at a time, not necessarily the engine's.
+    """
 
     def __init__(self, sequence: Sequence, load: Restored) -> None:
-        """`load` is a context of `gated` too."""
+        """`BlockPool.allocate` makes it. `load`: the leading tokens that are in the blocks, or on their way."""
         self._sequence = sequence
         self.load = load
 

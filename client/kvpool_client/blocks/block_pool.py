@@ -14,23 +14,23 @@ A block is *free*, *private* (in block tables, not in the tree), or *in the tree
    asynchronously and bounded (`node_link`). One call waits for that at most `offload_wait_s`, then drops what is not saved
    yet.
 4. No room is a result (None, False), and then nothing has changed but idle blocks that were evicted. Only a caller's
-   mistake raises.
+   mistake raises: tokens that no empty pool has blocks for are one.
 
 `num_free_blocks` counts free and idle blocks; the few that are just being offloaded are among them, so an allocation that
 fits may still be refused until they are saved, and succeeds at one of the next steps. The cost of a call depends on its own
 request's blocks, not on the pool's. The engine's thread; `Allocation.wait_layer` may run on another one meanwhile.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Items
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvpool.clock import Clock, MonotonicClock
 from kvpool.errors import InvalidArgument
 from kvpool.types import TokenRange
-from kvpool_client.arguments import check_index, check_scope
+from kvpool_client.arguments import check_index, check_no_groups, check_scope
 from kvpool_client.blocks.allocation import Allocation
 from kvpool_client.blocks.block_memory import BlockMemory, BlockShape, dtype_name
 from kvpool_client.blocks.node_link import NodeLink
@@ -55,31 +55,57 @@ WAIT_S_MAX = 10.0
 
 
 class BlockPool:
-    """See the module. Invariant: `verify` recounts it."""
+    """Blocks of KV for an engine's requests, in tensors of its own: block tables, shared prefixes, copy-on-write, room.
+
+        blocks = BlockPool(num_blocks=4096, tokens_per_block=16, device="cuda", pool=pool)
+        allocation = blocks.allocate(request_id, prompt)      # None: no room now
+        …the engine computes from allocation.reused_tokens on, into blocks.buffers(layer)…
+        blocks.computed(request_id, allocation.reused_tokens, len(prompt))
+        blocks.append(request_id, [token])                    # for each generated token, then `computed` again
+        blocks.free(request_id)
+
+    A layer's tensor is [num_blocks, 2, tokens_per_block, kv_heads, head_dim], zeroed at the start; a block table has indices
+    into its first dimension. Where there is no room now, `allocate` and `fork` answer None, `append` and `reserve` False,
+    and nothing has changed. Raises InvalidArgument for what can never be: an unknown request, tokens that the whole pool has
+    no blocks for, any verb after `close`.
+
+    Threads: the engine's one. `Allocation.wait_layer` may run on another one meanwhile.
+
+    Invariant: `verify` recounts it.
+    """
 
     def __init__(
         self,
         *,
-        layers: int,
         num_blocks: int,
         tokens_per_block: int,
-        kv_heads: int,
-        head_dim: int,
-        dtype: object,
         device: "str | torch.device",
         pool: Pool | None = None,
+        layers: int | None = None,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        dtype: object = None,
         clock: Clock | None = None,
         offload_wait_s: float = 0.02,
     ) -> None:
-        """`dtype`: torch's, or its name. `pool`: a Pool whose layout, or share of it, has this geometry, without groups, and a
-        multiple of `tokens_per_block` as `chunk_tokens`. Raises InvalidArgument, or LayoutMismatch where the two differ."""
+        """`num_blocks` blocks of `tokens_per_block` tokens each, in torch tensors on `device`.
+
+        `pool`: the node's pool (`kvpool_client.connect`), whose chunks are loaded and saved: its layout has no groups, and a
+        multiple of `tokens_per_block` as `chunk_tokens`. `layers`, `kv_heads`, `head_dim` and `dtype` (torch's, or its name)
+        are those of its layout, or of this rank's share of it, and need not be named; without a pool all four must be.
+        `offload_wait_s`: the longest time, in seconds from 0 to 10, that one call waits for blocks to be saved before it drops
+        them. `clock`: for tests.
+
+        Raises InvalidArgument for a value that cannot be, LayoutMismatch for a geometry that is not that of the pool.
+        """
         if (
             isinstance(offload_wait_s, bool)
             or not isinstance(offload_wait_s, (int, float))
             or not 0 <= offload_wait_s <= WAIT_S_MAX
         ):
             raise InvalidArgument(f"offload_wait_s is {offload_wait_s!r}, expected seconds from 0 to {WAIT_S_MAX:g}")
-        shape = BlockShape(layers, num_blocks, tokens_per_block, kv_heads, head_dim, dtype_name(dtype))
+        named = {"layers": layers, "kv_heads": kv_heads, "head_dim": head_dim, "dtype": dtype}
+        shape = BlockShape(num_blocks=num_blocks, tokens_per_block=tokens_per_block, **_geometry(named, pool))
         self.shape = shape
         self._size = tokens_per_block
         self._clock = clock or MonotonicClock()
@@ -93,11 +119,11 @@ class BlockPool:
         self._room = Room(self._references, self._tree, self._link, clock=self._clock, wait_s=offload_wait_s)
         self._sequences: dict[Hashable, Sequence] = {}
         self._counts = {"reused_tokens": 0, "copied_blocks": 0}
+        self._is_closed = False
 
     def __repr__(self) -> str:
-        return (
-            f"<BlockPool {self.num_free_blocks}/{self.shape.num_blocks} blocks free, {len(self._sequences)} requests>"
-        )
+        state = "closed" if self._is_closed else f"{len(self._sequences)} requests"
+        return f"<BlockPool {self.num_free_blocks}/{self.shape.num_blocks} blocks free, {state}>"
 
     @property
     def num_free_blocks(self) -> int:
@@ -105,7 +131,8 @@ class BlockPool:
         return self._room.blocks
 
     def buffers(self, layer: int) -> "torch.Tensor":
-        """A layer's KV: [num_blocks, 2, tokens_per_block, kv_heads, head_dim]."""
+        """A layer's KV in `dtype`, [num_blocks, 2, tokens_per_block, kv_heads, head_dim], K before V: the same tensor every
+        time. Raises InvalidArgument for a layer that is not there."""
         check_index("layer", layer, self.shape.layers - 1)
         return self._memory.layers[layer]
 
@@ -123,10 +150,13 @@ class BlockPool:
     ) -> Allocation | None:
         """Blocks for a whole prompt, with the longest prefix that is reusable; None where there is no room now.
 
+        `request_id`: any hashable name that no request has; `tokens`: at least one token id, a list or an int32 or int64 array.
         `retention`, `decode_priority`, `decode_duration_s`: as `Pool.save` takes them. `salt`, `adapter`: prefixes with
         different ones are never shared. `has_logits`: the engine has the logits of this very prompt, so that its last token
-        may be reused too; without them it is left to compute.
+        may be reused too; without them it is left to compute. Raises InvalidArgument, and for a prompt that needs more blocks
+        than the whole pool has.
         """
+        self._check_open()
         ids = as_tokens(tokens)
         if request_id in self._sequences:
             raise InvalidArgument(f"request {request_id!r} is allocated already")
@@ -134,6 +164,7 @@ class BlockPool:
             raise InvalidArgument(f"request {request_id!r} has no tokens, expected at least one")
         check_retention(retention, len(ids), decode_priority, decode_duration_s)
         check_scope(b"" if salt is None else salt, adapter)
+        self._check_fits(request_id, len(ids))
         wanted = Retention(tuple(retention), decode_priority, decode_duration_s)
         sequence = Sequence(Scope(None if salt is None else bytes(salt), adapter), wanted, self._size)
         sequence.extend(ids)
@@ -147,19 +178,21 @@ class BlockPool:
         return Allocation(sequence, restored)
 
     def append(self, request_id: Hashable, tokens: object) -> bool:
-        """Append tokens, whose KV the engine computes next. False where there is no room now: nothing was appended."""
+        """Append tokens, whose KV the engine computes next. False where there is no room now: nothing was appended. Raises
+        InvalidArgument for more tokens than the whole pool has blocks for."""
         sequence = self._sequence(request_id)
         ids = as_tokens(tokens)
-        if not self._make_slots(sequence, sequence.length + len(ids)):
+        if not self._make_slots(request_id, sequence, sequence.length + len(ids)):
             return False
         sequence.extend(ids)
         return True
 
     def reserve(self, request_id: Hashable, tokens: int) -> bool:
-        """Room for `tokens` positions behind the known tokens, for drafts or tokens not sampled yet. False: no room now."""
+        """Room for `tokens` positions behind the known tokens, for drafts or tokens not sampled yet. False: no room now. Raises
+        InvalidArgument for more positions than the whole pool has blocks for."""
         sequence = self._sequence(request_id)
         _check_tokens(tokens, None)
-        return self._make_slots(sequence, sequence.length + tokens)
+        return self._make_slots(request_id, sequence, sequence.length + tokens)
 
     def keep_room(self, request_id: Hashable, tokens: int) -> None:
         """Of the room behind the known tokens, keep that of the first `tokens` positions and give the rest back.
@@ -176,7 +209,8 @@ class BlockPool:
         """The engine has computed the KV of tokens `start` up to `end`: their full blocks are reusable from now on.
 
         False, and nothing is taken, where `start` is behind the KV that is in place: a load came shorter than it was promised,
-        and prefill has to begin again at `Allocation.reused_tokens`. Waits for a load that still runs.
+        and prefill has to begin again at `Allocation.reused_tokens`. Waits for a load that still runs. Raises InvalidArgument
+        for a range that is not within the request's tokens.
         """
         sequence = self._sequence(request_id)
         are_counts = isinstance(start, (int, np.integer)) and isinstance(end, (int, np.integer))
@@ -192,7 +226,8 @@ class BlockPool:
         return True
 
     def rewind(self, request_id: Hashable, tokens: int) -> None:
-        """Take the last `tokens` tokens back, and all room behind them, with what is computed there (`keep_room` keeps it)."""
+        """Take the last `tokens` tokens back, and all room behind them, with what is computed there (`keep_room` keeps it).
+        Raises InvalidArgument for more than there are."""
         sequence = self._sequence(request_id)
         _check_tokens(tokens, sequence.length)
         self._settle(sequence)
@@ -209,6 +244,7 @@ class BlockPool:
         """A second request with the same tokens, which shares the computed blocks; None where there is no room now.
 
         What is allocated and not computed gets blocks of its own. A load that still runs is not waited for, and not shared.
+        Raises InvalidArgument for a request that is not there, or a new one that is.
         """
         sequence = self._sequence(request_id)
         if new_id in self._sequences:
@@ -258,7 +294,9 @@ class BlockPool:
         return self._sequence(request_id).length
 
     def priority_of(self, block: int) -> int | None:
-        """The priority of a block in the prefix tree; None for any other."""
+        """The retention priority, 0 to 100, of a block in the prefix tree; None for any other. Raises InvalidArgument after
+        `close`."""
+        self._check_open()
         node = self._tree.node_of(block)
         return node.priority if node is not None else None
 
@@ -272,17 +310,32 @@ class BlockPool:
         return recount(self._sequences, self._tree, self._references, pins=self._link.pins, size=self._size)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """End all requests, and offload what they leave for at most `timeout_s`, beside the offloads under way. The tensors
-        stay."""
+        """End all requests, and offload what they leave for at most `timeout_s` seconds, beside the offloads under way. The
+        tensors stay. Idempotent: after it every verb on requests raises InvalidArgument."""
         for request_id in list(self._sequences):
             self.free(request_id)
+        self._is_closed = True
         self._link.close(timeout_s)
 
     def _sequence(self, request_id: Hashable) -> Sequence:
         sequence = self._sequences.get(request_id)
         if sequence is None:
+            self._check_open()
             raise InvalidArgument(f"request {request_id!r} is not allocated")
         return sequence
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InvalidArgument(f"the block pool is {self!r}, expected an open one: make another BlockPool")
+
+    def _check_fits(self, request_id: Hashable, positions: int) -> None:
+        """Raises InvalidArgument for positions that even an empty pool has no room for: waiting would not help."""
+        needed = -(-positions // self._size)
+        if needed > self.shape.num_blocks:
+            raise InvalidArgument(
+                f"request {request_id!r} needs {needed} blocks for {positions} tokens, expected at most num_blocks "
+                f"{self.shape.num_blocks}, which are all: make the BlockPool larger, or the request shorter"
+            )
 
     def _begin(self, sequence: Sequence, limit: int) -> Restored | None:
         """Give a new sequence its blocks and what can be reused of its first `limit` tokens; None, and no block is taken,
@@ -367,10 +420,11 @@ class BlockPool:
                 if entry is not None:
                     self._tree.retain(node, *entry)
 
-    def _make_slots(self, sequence: Sequence, slots: int) -> bool:
+    def _make_slots(self, request_id: Hashable, sequence: Sequence, slots: int) -> bool:
         """Room for positions up to `slots` that this sequence alone may write."""
         if slots <= sequence.slots:
             return True
+        self._check_fits(request_id, slots)
         self._link.advance()
         tail, rest = divmod(sequence.length, self._size)
         block = sequence.blocks[tail] if rest else None
@@ -399,6 +453,21 @@ class BlockPool:
     def _copy_head(self, source: int, target: int, *, tokens: int) -> None:
         self._memory.copy_head(source, target, tokens=tokens)
         self._counts["copied_blocks"] += 1
+
+
+def _geometry(named: Mapping[str, object], pool: Pool | None) -> dict[str, Any]:
+    """The geometry of blocks: what is named, and the rest from the layout of this rank's part of the pool's chunks."""
+    absent = [name for name, value in named.items() if value is None]
+    found: dict[str, Any] = {**named}
+    if absent and pool is None:
+        none = ", ".join(f"{name}=None" for name in absent)
+        raise InvalidArgument(f"geometry is {none} without a pool, expected values, or a pool whose layout has them")
+    if absent and pool is not None:
+        check_no_groups(pool.layout)
+        own = pool.shares[0].of_layout(pool.layout)
+        found.update({name: getattr(own, name) for name in absent})
+    found["dtype"] = dtype_name(found["dtype"])
+    return found
 
 
 def _check_tokens(tokens: int, most: int | None) -> None:

@@ -26,7 +26,7 @@ from kvpool_client.connection.peer_pace import FIRST_PEER_PACE, PeerPace
 from kvpool_client.connection.session import Session
 from kvpool_client.connection.token_names import name_tokens
 from kvpool_client.key_chain import Namespace
-from kvpool_client.lease import Lease
+from kvpool_client.lease import Lease, LeaseHold
 from kvpool_client.results import Hit
 
 TICKET_BYTES_MAX = 256
@@ -45,9 +45,7 @@ class LeaseFetcher:
         *,
         estimate_s: Callable[[int], float],
         timeout_s: float,
-        lease_type: type[Lease] = Lease,
     ) -> None:
-        self._lease_type = lease_type
         self._namespace = namespace
         self._link = link
         self._counters = counters
@@ -79,7 +77,7 @@ class LeaseFetcher:
         name_tokens(session, hit, leased.tiers)
         levels = _from_store(leased.tiers, hit)
         leased = leased if levels is leased.tiers else replace(leased, tiers=levels)
-        return self._lease(session, leased, hit.peer_pace)
+        return self._lease(session, leased, hit.peer_pace or FIRST_PEER_PACE)
 
     def acquire_each(self, hits: Sequence[Hit]) -> list[Lease]:
         """A lease for each hit, all in one round trip."""
@@ -97,7 +95,9 @@ class LeaseFetcher:
             except KVPoolError as error:
                 self._link.note_failure(session, error)
         self._counters.count("acquired_chunks", sum(answer.chunks for answer in leased.values()))
-        return [self._lease(session, leased[number], hit.peer_pace) for number, hit in enumerate(hits)]
+        return [
+            self._lease(session, leased[number], hit.peer_pace or FIRST_PEER_PACE) for number, hit in enumerate(hits)
+        ]
 
     def promises_of(self, hit: Hit, tickets: int, claims: int) -> Iterator[tuple[Hit, pr.Promise]]:
         """What to ask for a promise of a hit, one after the other until something is promised; nothing for an empty one."""
@@ -133,14 +133,9 @@ class LeaseFetcher:
         self._counters.count("acquired_chunks", leased.chunks)
         return leased
 
-    def _lease(self, session: Session | None, leased: m.Leased, peer_pace: PeerPace | None = None) -> Lease:
-        return self._lease_type(
-            session if leased.chunks else None,
-            leased,
-            namespace=self._namespace,
-            estimate_s=self._estimate_s,
-            peer_pace=peer_pace or FIRST_PEER_PACE,
-        )
+    def _lease(self, session: Session | None, leased: m.Leased, peer_pace: PeerPace = FIRST_PEER_PACE) -> Lease:
+        hold = LeaseHold(session if leased.chunks else None, leased, namespace=self._namespace)
+        return Lease(hold, estimate_s=self._estimate_s, peer_pace=peer_pace)
 
 
 def check_levels(promised: pr.Promised, count: int) -> None:

@@ -26,7 +26,11 @@ SORTED_IDS_MAX = 256
 
 
 class Cache:
-    """Paged KV of one engine. `block_tokens`, `blocks`, `form` and `device` are what was registered."""
+    """An engine's registered KV: what `Pool.register` answers, and `Pool.load` and `Pool.save` take with block ids.
+
+    It keeps the arrays alive and outlives a restart of the daemon; make one for each set of arrays, once. `block_tokens`,
+    `blocks`, `form` and `device` are what was registered. Threads: any.
+    """
 
     def __init__(
         self,
@@ -117,8 +121,8 @@ class Cache:
         return self.side.engine_mark() if self.side is not None else _nothing_queued
 
     def checked_block_ids(self, block_ids: object, chunks: int, *, may_skip: bool) -> npt.NDArray[np.int64]:
-        """Block ids of `chunks` chunks as int64, each block once. `may_skip`: −1 stands for a block that is left out. Raises
-        InvalidArgument for a wrong length, range or repetition, naming the first id that is wrong."""
+        """Block ids of `chunks` chunks as int64 [blocks], each block once. `may_skip`: −1 stands for a block that is left out.
+        Raises InvalidArgument for a wrong length, range or repetition, naming the first id that is wrong."""
         ids = as_ids(block_ids)
         expected = chunks * self.blocks_per_chunk
         if len(ids) != expected:

@@ -42,7 +42,7 @@ from kvpool_client.copying.summarized_save import (
     begin_summaries,
 )
 from kvpool_client.key_chain import Namespace
-from kvpool_client.lease import Lease
+from kvpool_client.lease import LeaseHold
 from kvpool_client.load import LoadRun
 from kvpool_client.save import SaveRun
 
@@ -145,7 +145,7 @@ class Copies:
             raise InvalidArgument(f"the array has {rows} rows, expected {chunks}, one for each chunk")
         return EngineBlocks(view, np.arange(chunks, dtype=np.int64), None)
 
-    def load(self, session: Session, lease: Lease, first_chunk: int, blocks: EngineBlocks) -> LoadRun | None:
+    def load(self, session: Session, lease: LeaseHold, first_chunk: int, blocks: EngineBlocks) -> LoadRun | None:
         """Start a load of the lease's chunks from `first_chunk` on. None where the lease names memory that is not
         there."""
         try:
@@ -159,7 +159,7 @@ class Copies:
             log.warning("a lease names what the daemon's memory has not: %s", error)
             return None
 
-    def check(self, session: Session, lease: Lease, first_chunk: int) -> LoadRun | None:
+    def check(self, session: Session, lease: LeaseHold, first_chunk: int) -> LoadRun | None:
         """Start to compare the KV of a lease's chunks from `first_chunk` on with its checksums, where it lies. None
         as for `load`."""
         layout = self._layout

@@ -24,7 +24,7 @@ import kvpool_native
 from kvpool.errors import InvalidArgument
 from kvpool_client.arguments import check_index
 from kvpool_client.connection.link import Link
-from kvpool_client.lease import Lease
+from kvpool_client.lease import LeaseHold
 from kvpool_client.load import Load
 from kvpool_client.results import LoadResult
 
@@ -34,9 +34,15 @@ _LANDING_FAILED = 1 << 31
 
 
 class LeasedMemory:
-    """See the module, and `Pool.leased_memory`. `chunks`: how many there are, 0 where the lease had ended before."""
+    """The `chunks` chunks of a lease where they lie in the pool, to be read there: what `Pool.leased_memory` answers. 0 chunks
+    where the lease had ended before.
 
-    def __init__(self, link: Link, lease: Lease, begin_check: Callable[[Lease, int], Load]) -> None:
+    Bytes count only where `verify` found them good, and where `are_current` counts their chunk after they were read: the daemon
+    may give the memory away when it ends. The lease is renewed until `close`; the memory stays mapped, but not in a forked
+    child. Threads: any, but for `close`.
+    """
+
+    def __init__(self, link: Link, lease: LeaseHold, begin_check: Callable[[LeaseHold, int], Load]) -> None:
         """`begin_check`: begins to compare a lease's KV with its checksums where it lies. Raises InvalidArgument
         where the lease names memory that is not there."""
         session = lease.session
@@ -78,30 +84,30 @@ class LeasedMemory:
 
     @property
     def layers(self) -> Addresses:
-        """Where each chunk's layers begin: its KV, layer by layer, `layout.layer_bytes` each."""
+        """Addresses at which the chunks' layers begin, uint64 [chunks]: KV, layer by layer, `layout.layer_bytes` each."""
         if not self.chunks:
             return np.empty(0, np.uint64)
         return self._offsets + np.uint64(self._bytes.ctypes.data)
 
     @property
     def summaries(self) -> Addresses:
-        """Where each chunk's summaries begin, [layer][block][KV head]; at the end of the chunk in a layout without
-        them."""
+        """Addresses at which the chunks' summaries begin, uint64 [chunks], each with [layer][block][KV head]; at the end of the
+        chunk in a layout without them."""
         return self.layers + np.uint64(self.layout.chunk_bytes)
 
     def verify(self, first_chunk: int = 0, timeout_s: float | None = None) -> LoadResult:
         """Compare the KV of chunks from `first_chunk` on with its checksums where it lies; the leading ones that are
         good, and why no more. Those before were verified already.
 
-        Waits for chunks that are still on their way from another tier or node, as a load does; counts as a load of
-        them.
+        Waits for chunks that are still on their way from another tier or node, as a load does, `timeout_s` seconds at most;
+        counts as a load of them. Raises InvalidArgument.
         """
         check_index("first_chunk", first_chunk, self.lease.chunks)
         return self._begin_check(self.lease, first_chunk).wait(timeout_s)
 
     def good_summaries(self, first_chunk: int = 0) -> npt.NDArray[np.bool_]:
-        """Whether the summaries of each chunk from `first_chunk` on have their checksums. Requires: the layout has
-        some. Waits for nothing: those of a chunk that is still on its way are not good yet."""
+        """Whether the summaries of each chunk from `first_chunk` on have their checksums, bool [chunks]. Waits for nothing:
+        those of a chunk that is still on its way are not good yet. Raises InvalidArgument for a layout without summaries."""
         layout = self.layout
         if not layout.summaries:
             raise InvalidArgument("the layout has no summaries")

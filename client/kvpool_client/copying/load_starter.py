@@ -15,7 +15,7 @@ from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.session import Session
 from kvpool_client.copying.copies import Copies, EngineBlocks
-from kvpool_client.lease import Lease
+from kvpool_client.lease import LeaseHold
 from kvpool_client.load import Load, LoadRun
 from kvpool_client.results import LoadResult
 
@@ -33,16 +33,16 @@ class LoadStarter:
         self._counters = counters
         self._timeout_s = timeout_s
 
-    def begin(self, lease: Lease, first_chunk: int, blocks: EngineBlocks) -> Load:
+    def begin(self, lease: LeaseHold, first_chunk: int, blocks: EngineBlocks) -> Load:
         """A load of leased chunks from `first_chunk` on into `blocks`."""
         return self._begin(lease, first_chunk, lambda session: self._copies.load(session, lease, first_chunk, blocks))
 
-    def begin_check(self, lease: Lease, first_chunk: int) -> Load:
+    def begin_check(self, lease: LeaseHold, first_chunk: int) -> Load:
         """A load of leased chunks from `first_chunk` on that copies nothing: it compares their KV with its checksums where it
         lies."""
         return self._begin(lease, first_chunk, lambda session: self._copies.check(session, lease, first_chunk))
 
-    def _begin(self, lease: Lease, first_chunk: int, start: Callable[[Session], LoadRun | None]) -> Load:
+    def _begin(self, lease: LeaseHold, first_chunk: int, start: Callable[[Session], LoadRun | None]) -> Load:
         session = lease.session
         if first_chunk == lease.chunks or session is None or not lease.is_live:
             reason = LoadReason.COMPLETE if first_chunk == lease.chunks else LoadReason.DISCONNECTED
@@ -57,7 +57,7 @@ class LoadStarter:
                 self._link.use_lease(lease_id)
         return load
 
-    def _new_load(self, lease: Lease, run: LoadRun | None, first_chunk: int, early: LoadReason) -> Load:
+    def _new_load(self, lease: LeaseHold, run: LoadRun | None, first_chunk: int, early: LoadReason) -> Load:
         return Load(
             lease,
             run,

@@ -15,11 +15,11 @@ from kvpool.types import DRAM, PEER, STORE
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.lease_fetcher import NO_LEASE, LeaseFetcher, check_levels
 from kvpool_client.connection.link import Link
-from kvpool_client.connection.peer_pace import PeerPace
+from kvpool_client.connection.peer_pace import FIRST_PEER_PACE, PeerPace
 from kvpool_client.connection.session import Session
 from kvpool_client.grouped.lookups import GroupFinder
 from kvpool_client.key_chain import Namespace
-from kvpool_client.lease import Lease
+from kvpool_client.lease import Lease, LeaseHold
 from kvpool_client.load import Load
 from kvpool_client.results import Hit
 
@@ -27,18 +27,24 @@ _WORD_BYTES = 8
 
 
 class GroupLease(Lease):
-    """Lease of a hit's chunks in every group. `ranges`: the chunks of each group that it has, which are those a load needs."""
+    """Lease of a hit's chunks in every group of a layout: what `Pool.acquire` and `Pool.claim` answer where it has groups.
 
-    def __init__(
-        self,
-        session: Session | None,
-        leased: m.Leased,
-        *,
-        namespace: Namespace,
-        estimate_s: Callable[[int], float],
-        peer_pace: PeerPace,
-    ) -> None:
-        super().__init__(session, leased, namespace=namespace, estimate_s=estimate_s, peer_pace=peer_pace)
+    As a `Lease`, but `Pool.groups.load` loads it. `ranges`: for each group the `range` of chunk numbers that a load needs: of a
+    full group all, of windows and states the last ones. Threads: any.
+    """
+
+    hold: "GroupHold"
+
+    def __init__(self, hold: "GroupHold", *, estimate_s: Callable[[int], float], peer_pace: PeerPace) -> None:
+        super().__init__(hold, estimate_s=estimate_s, peer_pace=peer_pace)
+        self.ranges = hold.ranges
+
+
+class GroupHold(LeaseHold):
+    """The hold of a lease with rows for the chunks of each group. `ranges`: the chunks of each."""
+
+    def __init__(self, session: Session | None, leased: m.Leased, *, namespace: Namespace) -> None:
+        super().__init__(session, leased, namespace=namespace)
         self.ranges = chunk_ranges(self.layout, leased.chunks)
 
     @property
@@ -53,18 +59,18 @@ class GroupLease(Lease):
         found[~is_needed] = DRAM
         return found
 
-    def rows_of(self, group: int) -> "LeaseRows":
-        """The rows of one group, as a lease on its chunks."""
-        return LeaseRows(self, group)
+    def rows_of(self, group: int) -> "GroupRows":
+        """The rows of one group, as a hold on its chunks."""
+        return GroupRows(self, group)
 
 
-class LeaseRows(Lease):
-    """The rows of one group of a lease: a lease on the last chunks of its range, counted from their first one.
+class GroupRows(LeaseHold):
+    """The rows of one group of a lease: a hold on the last chunks of its range, counted from their first one.
 
     It lives and ends with the whole lease.
     """
 
-    def __init__(self, whole: GroupLease, group: int) -> None:
+    def __init__(self, whole: GroupHold, group: int) -> None:
         chunks = whole.ranges[group]
         self._first = sum(len(before) for before in whole.ranges[:group])
         words = slice(self._first * _WORD_BYTES, (self._first + len(chunks)) * _WORD_BYTES)
@@ -77,13 +83,8 @@ class LeaseRows(Lease):
             leased.tiers[self._first : self._first + len(chunks)],
             leased.slots[words],
         )
-        super().__init__(
-            whole.session,
-            rows,
-            namespace=whole.namespace._replace(layout=whole.layout.of_group(group)),
-            estimate_s=whole._estimate_s,
-            peer_pace=whole._peer_pace,
-        )
+        own = whole.namespace._replace(layout=whole.layout.of_group(group))
+        super().__init__(whole.session, rows, namespace=own)
         self._whole = whole
 
     def __del__(self) -> None:
@@ -120,7 +121,7 @@ class GroupLeaseFetcher(LeaseFetcher):
         estimate_s: Callable[[int], float],
         timeout_s: float,
     ) -> None:
-        super().__init__(namespace, link, counters, estimate_s=estimate_s, timeout_s=timeout_s, lease_type=GroupLease)
+        super().__init__(namespace, link, counters, estimate_s=estimate_s, timeout_s=timeout_s)
         self._finder = finder
 
     def acquire(self, hit: Hit) -> Lease:
@@ -174,6 +175,10 @@ class GroupLeaseFetcher(LeaseFetcher):
         else:
             yield self._finder.find(session, hit.keys, hit.chunks - 1)
         yield self._finder.find(session, hit.keys, hit.chunks, is_here=True)
+
+    def _lease(self, session: Session | None, leased: m.Leased, peer_pace: PeerPace = FIRST_PEER_PACE) -> Lease:
+        hold = GroupHold(session if leased.chunks else None, leased, namespace=self._namespace)
+        return GroupLease(hold, estimate_s=self._estimate_s, peer_pace=peer_pace)
 
     def _request(self, hit: Hit) -> gm.AcquireGroups:
         return gm.AcquireGroups(self._finder.keys_of(hit.keys, hit.chunks), hit.chunks)

@@ -12,8 +12,11 @@ from kvpool_client.results import LoadResult
 
 
 class GroupLoad:
-    """A running or ended load. `loads`: of each group, from `first_chunk` on where it is full; `layers`: how many the
-    engine has of each."""
+    """A load into the caches of all groups, running or ended: what `Pool.groups.load` answers. Nothing raises because of the
+    daemon: its result is shorter.
+
+    Leaving it as a context waits for it, or cancels it where an exception leaves it. Threads: one at a time.
+    """
 
     def __init__(
         self,
@@ -24,6 +27,7 @@ class GroupLoad:
         first_chunk: int,
         on_end: Callable[[GroupLease, LoadResult], None],
     ) -> None:
+        """`loads`: of each group, from `first_chunk` on where it is full; `layers`: how many the engine has of each."""
         self.lease = lease
         self.first_chunk = first_chunk
         self._loads = tuple(loads)
@@ -45,7 +49,8 @@ class GroupLoad:
         self.wait()
 
     def wait_layer(self, group: int, layer: int, timeout_s: float | None = None) -> bool:
-        """True when all of a group's layer is in place and verified, False when some of it failed."""
+        """True when all of a group's layer is in place and verified, False when some of it failed. Ended where it makes no
+        progress for the Pool's timeout, or is not complete after `timeout_s` seconds. Raises InvalidArgument."""
         check_index("group", group, len(self._loads) - 1)
         check_index("layer", layer, self._layers[group] - 1)
         load = self._loads[group]
@@ -66,7 +71,7 @@ class GroupLoad:
         if self._result is None:
             failed = next((result.reason for result in results if result.reason != "complete"), "complete")
             chunks = self.lease.chunks if failed == "complete" else self.first_chunk
-            self._result = LoadResult(chunks, chunks * self.lease.layout.chunk_tokens, failed)
+            self._result = LoadResult(chunks, chunks * self.lease.hold.layout.chunk_tokens, failed)
             self._on_end(self.lease, self._result)
         return self._result
 

@@ -33,8 +33,8 @@ _NO_TIERS = np.empty(0, np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class GroupHit(Hit):
-    """A hit of a layout with groups. `full_chunks`: what the full groups alone have; where that is more than `chunks`, windows
-    and states stored at that end would make it a hit."""
+    """A Hit of a layout with groups, from `Pool.lookup`. `full_chunks`: what the full groups alone have; where that is more
+    than `chunks`, windows and states stored at that end would make it a hit."""
 
     full_chunks: int = 0
 

@@ -20,7 +20,7 @@ from kvpool_client.save import Save, publish_each, started_commit
 
 @dataclass(frozen=True, slots=True)
 class GroupSaveResult:
-    """Result of a save: that of each group, over the chunks that it was to store, in their order."""
+    """Result of `GroupSave.commit`. `groups`: a SaveResult for each group, over the chunks that it was to store, in order."""
 
     groups: tuple[SaveResult, ...]
 
@@ -55,9 +55,11 @@ class GroupSaveResult:
 
 
 class GroupSave:
-    """A save under way. `saves`: of each group, in the order of its chunks; `layers`: how many the engine has of each."""
+    """A save of all groups, under way or ended: what `Pool.groups.save` answers. As a Save: announce layers as they are
+    written, then commit; leaving it as a context without a commit aborts it. Threads: one at a time."""
 
     def __init__(self, saves: Sequence[Sequence[Save]], layers: Sequence[int]) -> None:
+        """`saves`: of each group, in the order of its chunks; `layers`: how many the engine has of each."""
         self._saves = saves
         self._layers = layers
         self._result: GroupSaveResult | None = None
@@ -76,7 +78,7 @@ class GroupSave:
             self.abort()
 
     def layer(self, group: int, layer: int) -> None:
-        """The engine's bytes of a group's layer may be read from now on. Any order, once each."""
+        """The engine's bytes of a group's layer may be read from now on. Any order, once each. Raises InvalidArgument."""
         if not isinstance(group, int) or not 0 <= group < len(self._saves):
             raise InvalidArgument(f"group is {group!r}, expected 0..{len(self._saves) - 1}")
         if not isinstance(layer, int) or not 0 <= layer < self._layers[group]:

@@ -161,7 +161,7 @@ class GroupVerbs:
         counts = [len(chunks) - first for chunks, first in zip(lease.ranges, firsts, strict=True)]
         blocks = self._blocks(caches, block_ids, into, counts, is_load=True)
         loads = [
-            starter.begin(lease.rows_of(group), first, of_group)
+            starter.begin(lease.hold.rows_of(group), first, of_group)
             for group, (starter, first, of_group) in enumerate(zip(self._loads, firsts, blocks, strict=True))
         ]
         return GroupLoad(lease, loads, self._layers, first_chunk=first_chunk, on_end=self._load_ended)

@@ -103,7 +103,8 @@ class Hints:
 
 @dataclass(frozen=True, slots=True)
 class HintReport:
-    """Outcomes of an envelope's actions, in order, and the retention for later saves of the same request."""
+    """Result of `Pool.hint` for the envelope `message_id`: the `outcomes` of its actions, in order, and the `retention`,
+    `decode_priority` and `decode_duration_s` for later saves of the same request, as `Pool.save` takes them."""
 
     message_id: str
     outcomes: tuple[Outcome, ...]

@@ -3,6 +3,7 @@
 Read once, checked whole; every fault is named at once. Pure; any thread.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -38,21 +39,21 @@ class Settings:
         faults = []
         if not (extra or {}).get("interface_v1"):
             faults.append("interface_v1 is not set, expected 1: without it SGLang copies every page twice")
-        expected = {"model": str, "socket": str, "revision": str, "salt": str}
+        texts = ("model", "revision", "salt")
         numbers = {
             "timeout_s": (0.001, 3600.0),
             "batch_timeout_s": (0.001, 3600.0),
             "copy_threads": (1, 64),
             "priority": (0, PRIORITY_MAX),
         }
-        known = [*expected, *numbers]
+        known = ["socket", *texts, *numbers]
         faults += [f"{key} is no setting{did_you_mean(str(key), known)}" for key in given if key not in known]
         faults += [
             f"{key} is {given[key]!r}, expected a string"
-            for key, kind in expected.items()
-            if key in given and not isinstance(given[key], kind)
+            for key in texts
+            if key in given and not isinstance(given[key], str)
         ]
-        if isinstance(given.get("socket"), str) and (fault := fault_of_path(given["socket"])):
+        if "socket" in given and (fault := fault_of_path(given["socket"])):
             faults.append(f"socket is {given['socket']!r}, expected {fault}")
         for key, (least, most) in numbers.items():
             value = given.get(key, least)
@@ -64,6 +65,8 @@ class Settings:
             faults.append("model is empty and SGLang names none, expected the model's name")
         if faults:
             raise InvalidArgument("hicache-storage-backend-extra-config: " + "; ".join(faults))
+        if "socket" in given:
+            given["socket"] = os.fsdecode(given["socket"])  # type: ignore[arg-type]  # a path by the check above
         return cls(**{"model": model_name or "", **given})  # type: ignore[arg-type]  # each was checked above
 
     @property

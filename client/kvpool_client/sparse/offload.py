@@ -198,11 +198,11 @@ class Offload:
 
 def _has_the_same(old: SharedLease, lease: Lease) -> bool:
     """Whether a lease has the chunks of an older one where that has them."""
-    held, count = old.memory.lease, old.chunks
+    held, hold, count = old.memory.lease, lease.hold, old.chunks
     return (
-        held.session is lease.session
-        and np.array_equal(held.offsets[:count], lease.offsets[:count])
-        and np.array_equal(held.generations[:count], lease.generations[:count])
+        held.session is hold.session
+        and np.array_equal(held.offsets[:count], hold.offsets[:count])
+        and np.array_equal(held.generations[:count], hold.generations[:count])
     )
 
 

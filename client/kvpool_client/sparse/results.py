@@ -33,7 +33,7 @@ class SequenceLost(KVPoolError):
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """The middle blocks that a query needs, and an estimate of the others.
+    """The middle blocks that a query needs, and an estimate of the others: what `SparseSequence.recall` answers.
 
     `blocks`: int32 [kv_heads, n], ascending numbers of middle blocks. `tail`: None, or `(logit [heads], value [heads,
     head_dim])` in float32: the natural logarithm of the estimated sum of exp(scaled q·k) over the tokens of the

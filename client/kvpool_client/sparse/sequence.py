@@ -54,9 +54,15 @@ Answer = TypeVar("Answer")
 
 
 class SparseSequence:
-    """One sequence. `prefix_tokens`: tokens at its start whose KV the pool had, which are not appended again.
+    """The KV of one long sequence, of which a decoding step reads only the blocks that matter.
 
-    Results are numpy arrays; where keys and values came as torch tensors, `fetch` returns tensors.
+        with SparseSequence(pool, SparseConfig(), tokens=prompt) as sequence:
+            sequence.append(layer, k, v)              # [tokens, kv_heads, head_dim], from token `prefix_tokens` on
+            out = sequence.attend(layer, q)           # [heads, head_dim], for each layer of a step
+
+    `prefix_tokens`: tokens at its start whose KV the pool had, which are not appended again. Results are numpy arrays; where
+    keys and values came as torch tensors, `fetch` returns tensors. What was lost from the pool raises SequenceLost. Leaving it
+    as a context closes it. Threads: one at a time; a sequence and its forks are one thread's.
     """
 
     def __init__(
@@ -69,7 +75,8 @@ class SparseSequence:
         adapter: str = "",
         threads: int | None = None,
     ) -> None:
-        """`tokens`: the prompt's token ids (int32 or int64). With them the sequence begins with what the pool has of
+        """`pool`: whose layout is that of the KV. `config`: None: the defaults. `salt`, `adapter`: as `Pool.keys` takes them.
+        `tokens`: the prompt's token ids (int32 or int64). With them the sequence begins with what the pool has of
         the prompt, all but its last token at most, and what it saves is found by others, up to the token that is the
         newest one in its first step that estimates attention: KV from there on is approximate. Without them its chunks are
         its own. `threads`: native threads of each step, all of the process's processors by default.
@@ -164,8 +171,8 @@ class SparseSequence:
 
     @in_turn
     def recall(self, layer: int, q: object) -> Recall:
-        """The blocks that a query needs, and an estimate of the others: `q` [heads, head_dim] after RoPE, unscaled. Below
-        the dense boundary all blocks, without an estimate. Raises InvalidArgument, SequenceLost."""
+        """The blocks that a query needs, and an estimate of the others: `q` [heads, head_dim] in the layout's dtype, after
+        RoPE, unscaled. Below the dense boundary all blocks, without an estimate. Raises InvalidArgument, SequenceLost."""
         query = self._checked_query(layer, q)
         return self._steadily(lambda: self._recall(layer, query))
 

@@ -52,7 +52,7 @@ def register() -> None:
     ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, _padding_mask)
 
 
-def layout_of(
+def layout_of_model(
     config: object,
     *,
     chunk_tokens: int = 256,

@@ -4,6 +4,7 @@ A wrong value refuses the engine's start and names the key, the value and what w
 the one moment at which raising is right. Immutable; any thread.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
@@ -71,6 +72,8 @@ class Settings:
         faults += [fault for name, value in values.items() if (fault := _fault(name, value))]
         if faults:
             raise ConfigError(faults)
+        if "socket" in values:
+            values["socket"] = os.fsdecode(values["socket"])  # type: ignore[arg-type]  # a path by the check above
         return cls(**values)  # type: ignore[arg-type]  # every value was checked above
 
     def chunk_tokens_for(self, block_tokens: int, *, has_states: bool = False) -> int:

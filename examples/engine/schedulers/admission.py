@@ -17,13 +17,14 @@ def fill(engine: Engine, waiting: deque[Request], running: list[Running], limit:
     room = engine.blocks.shape.num_blocks * TILE
     while waiting and len(running) < limit:
         first = waiting[0]
+        need = len(first.prompt) + first.answer_tokens - 1
+        if need > room or (deadline.has_passed() and not running):
+            raise NoRoom(f"request {first.number} of {need} tokens has no room in blocks of {room} tokens")
         if (begun := engine.begin(first)) is not None:
             running.append(begun)
             waiting.popleft()
         elif running:
             return
-        elif (need := len(first.prompt) + first.answer_tokens - 1) > room or deadline.has_passed():
-            raise NoRoom(f"request {first.number} of {need} tokens has no room in blocks of {room} tokens")
 
 
 def end_done(engine: Engine, running: list[Running]) -> None:

@@ -358,8 +358,8 @@ def _saves(engine: PrefixEngine) -> int:
 def _flip(pool: kv.Pool, chunk: int, layer: int) -> None:
     """Flip a bit of a stored chunk."""
     with pool.acquire(pool.lookup(pool.keys(PROMPT))) as lease:
-        assert lease.session is not None
-        lease.session.arena.view()[int(lease.offsets[chunk]) + layer * LAYOUT.layer_bytes + 5] ^= 16
+        assert lease.hold.session is not None
+        lease.hold.session.arena.view()[int(lease.hold.offsets[chunk]) + layer * LAYOUT.layer_bytes + 5] ^= 16
 
 
 WIDE = kv.Layout(layers=2, kv_heads=2, head_dim=4096, dtype="uint8", chunk_tokens=CHUNK)

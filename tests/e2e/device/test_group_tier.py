@@ -88,10 +88,10 @@ def _copied(daemon: DeviceDaemon, engine: GroupEngine, seed: int) -> kv.KeyChain
 
 def _corrupt(lease: kv.GroupLease) -> None:
     """Flip a bit of every leased chunk in DRAM; the second time they are as they were."""
-    assert lease.session is not None
-    arena = lease.session.arena.view()
+    assert lease.hold.session is not None
+    arena = lease.hold.session.arena.view()
     for group in range(2):
-        for offset in lease.rows_of(group).offsets:
+        for offset in lease.hold.rows_of(group).offsets:
             arena[int(offset)] ^= 1
 
 
@@ -118,7 +118,7 @@ def test_an_engine_of_an_earlier_protocol_loads_from_dram(daemon: DeviceDaemon) 
     lease = engine.lease(keys)
     with lease:
         with pytest.raises(Refused, match="group"):
-            session.call(dm.FindCopies(lease.id, 0), dm.Copies)
+            session.call(dm.FindCopies(lease.hold.id, 0), dm.Copies)
         session.welcome = replace(session.welcome, protocol=10)
         engine.assert_loads(keys, lease)
         _corrupt(lease)
@@ -134,11 +134,11 @@ def test_copies_are_asked_for_by_row_of_the_lease(daemon: DeviceDaemon) -> None:
     assert session is not None
     lease = engine.lease(keys)
     with lease:
-        whole = session.call(dm.FindGroupCopies(lease.id, 0), dm.Copies)
+        whole = session.call(dm.FindGroupCopies(lease.hold.id, 0), dm.Copies)
         for first in (0, 1, CHUNKS - 1, CHUNKS, CHUNKS + 1, CHUNKS + WINDOWS):
-            found = session.call(dm.FindGroupCopies(lease.id, first), dm.Copies)
+            found = session.call(dm.FindGroupCopies(lease.hold.id, first), dm.Copies)
             assert len(found.generations) == 8 * (CHUNKS + WINDOWS - first)
             assert found.offsets == whole.offsets[8 * first :]
-        assert session.call(dm.FindGroupCopies(lease.id + 1, 0), dm.Copies).offsets == b""
-        assert session.call(dm.FindGroupCopies(lease.id, 1 << 62), dm.Copies).offsets == b""
+        assert session.call(dm.FindGroupCopies(lease.hold.id + 1, 0), dm.Copies).offsets == b""
+        assert session.call(dm.FindGroupCopies(lease.hold.id, 1 << 62), dm.Copies).offsets == b""
     engine.pool.close()

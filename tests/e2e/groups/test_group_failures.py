@@ -37,8 +37,8 @@ def flush(daemon: Daemon) -> None:
 
 
 def flip(lease: kv.Lease, row: int, byte: int) -> None:
-    assert lease.session is not None
-    lease.session.arena.view()[int(lease.offsets[row]) + byte] ^= 1
+    assert lease.hold.session is not None
+    lease.hold.session.arena.view()[int(lease.hold.offsets[row]) + byte] ^= 1
 
 
 def test_what_was_evicted_between_lookup_and_acquire_shortens_the_lease(daemon: Daemon) -> None:
@@ -216,7 +216,7 @@ def test_random_faults_never_bring_other_bytes(daemon: Daemon, seed: int, steps:
                 hit = pool.lookup(keys)
                 with pool.acquire(hit) as lease:
                     if is_flipped := lease.chunks and chance.random() < 0.3:
-                        flip(lease, chance.randrange(len(lease.offsets)), 3)
+                        flip(lease, chance.randrange(len(lease.hold.offsets)), 3)
                     result, _ = load(pool, lease)
                     assert result.chunks == (0 if is_flipped else lease.chunks)
                     assert lease.chunks == hit.chunks

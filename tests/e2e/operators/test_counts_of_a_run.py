@@ -180,8 +180,8 @@ def test_every_count_is_what_the_run_did(run: Run) -> None:
     assert _tiers(daemon.stats()) == (32, 0, 32, 0), "what DRAM has lost is on disk"
     run.load_from_disk(second)
     with pool.acquire(pool.lookup(second)) as lease:
-        assert lease.session is not None
-        lease.session.arena.view()[int(lease.offsets[7])] ^= 1
+        assert lease.hold.session is not None
+        lease.hold.session.arena.view()[int(lease.hold.offsets[7])] ^= 1
         into = np.zeros((lease.chunks, SMALL.chunk_bytes), np.uint8)
         assert pool.load(lease, into=into).wait().reason == "checksum"
     wait_until(lambda: daemon.stats()["leases"] == 0, "the lease has ended")

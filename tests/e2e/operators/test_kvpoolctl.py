@@ -152,8 +152,8 @@ def test_check_finds_no_fault_and_then_a_flipped_bit(daemon: Daemon) -> None:
         good = _run("--socket", daemon.socket, "check", "--deep")
         assert (good.exit_code, good.stdout) == (0, "0 problems, 3 chunks (dram: 3), 3 verified by their bytes\n")
         lease = pool.acquire(pool.lookup(keys))
-        assert lease.session is not None
-        lease.session.arena.view()[int(lease.offsets[1])] ^= 1
+        assert lease.hold.session is not None
+        lease.hold.session.arena.view()[int(lease.hold.offsets[1])] ^= 1
         bad = _run("--socket", daemon.socket, "--json", "check", "--deep")
         assert bad.exit_code == 1
         assert keys[1].hex() in json.loads(bad.stdout)["problems"][0]

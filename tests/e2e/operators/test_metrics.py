@@ -141,8 +141,8 @@ def test_evictions_and_removals_are_counted_separately(start_daemon: Callable[..
         assert store(other, other.keys(tokens_of(9, 128))).stored == 1
         keys = pool.keys(tokens_of(3, 8 * 32))
         with pool.acquire(pool.lookup(keys)) as lease:
-            assert lease.session is not None
-            lease.session.arena.view()[int(lease.offsets[7])] ^= 1
+            assert lease.hold.session is not None
+            lease.hold.session.arena.view()[int(lease.hold.offsets[7])] ^= 1
             into = np.zeros((lease.chunks, SMALL.chunk_bytes), np.uint8)
             assert pool.load(lease, into=into).wait().reason == "checksum"
         wait_until(lambda: admin.stats()["index"]["leases"] == 0, "the lease has ended: nobody waits for that")

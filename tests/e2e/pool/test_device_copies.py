@@ -132,8 +132,8 @@ def test_a_corrupt_chunk_shortens_the_load(device: kvpool_native.Device, shared:
         keys = pool.keys(tokens_of(5, 4 * 32))
         store(pool, keys)
         lease = pool.acquire(pool.lookup(keys))
-        assert lease.session is not None
-        lease.session.arena.view()[int(lease.offsets[2]) + 3 * LAYOUT.layer_bytes] ^= 1
+        assert lease.hold.session is not None
+        lease.hold.session.arena.view()[int(lease.hold.offsets[2]) + 3 * LAYOUT.layer_bytes] ^= 1
         engine, ids = DeviceKv(LAYOUT, "kv_first", BLOCKS), _ids(6, 4)
         result = pool.load(lease, pool.register(engine.arrays, 16, "kv_first"), ids).wait()
         assert result == kv.LoadResult(2, 64, "checksum")

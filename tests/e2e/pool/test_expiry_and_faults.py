@@ -172,9 +172,9 @@ def test_a_flipped_bit_ends_the_load_and_drops_the_chunk(daemon: Daemon) -> None
         keys = pool.keys(tokens_of(1, 6 * 32))
         store(pool, keys)
         lease = pool.acquire(pool.lookup(keys))
-        session = lease.session
+        session = lease.hold.session
         assert session is not None
-        offset = int(lease.offsets[3]) + SMALL.layer_bytes + 7
+        offset = int(lease.hold.offsets[3]) + SMALL.layer_bytes + 7
         session.arena.view()[offset] ^= 4
         into = np.zeros((6, SMALL.chunk_bytes), np.uint8)
         load = pool.load(lease, into=into)
@@ -193,9 +193,9 @@ def test_a_report_about_a_good_chunk_drops_nothing(daemon: Daemon) -> None:
         keys = pool.keys(tokens_of(1, 3 * 32))
         store(pool, keys)
         lease = pool.acquire(pool.lookup(keys))
-        assert lease.session is not None
-        lease.session.call(m.ReportCorrupt(lease.id, 1), m.Done)
-        lease.session.call(m.ReportCorrupt(lease.id + 9, 1), m.Done)
+        assert lease.hold.session is not None
+        lease.hold.session.call(m.ReportCorrupt(lease.hold.id, 1), m.Done)
+        lease.hold.session.call(m.ReportCorrupt(lease.hold.id + 9, 1), m.Done)
         assert pool.lookup(keys).chunks == 3
 
 

@@ -20,7 +20,7 @@ import pytest
 import kvpool_client as kv
 from kvpool.protocol.records import messages as m
 from kvpool_client.connection.session import Session
-from kvpool_client.separate_chunks import JoinedLease
+from kvpool_client.separate_chunks import JoinedHold
 from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_connected, wait_until
 from tests.rigs.groups.hybrid import HYBRID, begin_store
 from tests.rigs.payload import assert_right_bytes, load_all, payload_of, store, tokens_of
@@ -140,7 +140,7 @@ def test_leases_of_many_chains_with_one_load_are_each_released(daemon: Daemon, p
     for keys in chains:
         store(pool, keys)
     leases = pool.separate.acquire(pool.separate.lookup(chains))
-    held: list[object] = [JoinedLease(leases), *leases]
+    held: list[object] = [JoinedHold([lease.hold for lease in leases]), *leases]
     del leases
     with pytest.warns(ResourceWarning, match="1 chunks.*never released") as warned:
         let_go(held)
@@ -249,7 +249,7 @@ def test_a_reservation_that_ran_out_ends_alone(start_daemon: Callable[..., Daemo
         # The daemon would have ended the connection by now.
         wait_until(lambda: daemon.stats()["uptime_s"] - since > OVERDUE_S, "the daemon's patience is over")
         assert (pool.connected, pool.epoch, pool.stats()["reconnects"]) == (True, epoch, 0)
-        assert lease.is_live
+        assert lease.hold.is_live
         into = np.zeros((CHUNKS, SMALL.chunk_bytes), np.uint8)
         result = pool.load(lease, into=into).wait()
         assert (result.chunks, result.reason) == (CHUNKS, "complete")

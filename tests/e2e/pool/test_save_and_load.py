@@ -44,7 +44,7 @@ def test_a_load_of_nothing_leaves_the_lease_to_the_others(shared: Shared) -> Non
             load = pool.load(lease, into=np.zeros((10, SMALL.chunk_bytes), np.uint8))
             nothing = pool.load(lease, into=np.zeros((0, SMALL.chunk_bytes), np.uint8), first_chunk=10)
             assert nothing.wait().reason == "complete"
-            assert pool._link._leases_in_use == {lease.id: 1}
+            assert pool._link._leases_in_use == {lease.hold.id: 1}
             assert load.wait().chunks == 10
             assert pool._link._leases_in_use == {}
 

@@ -61,13 +61,13 @@ def test_chunks_of_many_leases_are_loaded_by_one_load(shared: Shared) -> None:
         leases = pool.separate.acquire(hits)
         engine = Engine(pool, 7)
         load = pool.separate.load(leases, engine.cache, engine.blocks(lengths))
-        assert set(pool._link._leases_in_use) == {lease.id for lease in leases}
+        assert set(pool._link._leases_in_use) == {lease.hold.id for lease in leases}
         assert load.wait() == kv.LoadResult(7, 224, "complete")
         assert engine.rows(7) == _rows_of(chains)
         assert pool._link._leases_in_use == {}
         assert (pool.stats()["loads"], pool.stats()["loaded_chunks"], pool.stats()["lookups"]) == (1, 7, 1)
         load.lease.release()
-        assert not any(lease.is_live for lease in leases)
+        assert not any(lease.hold.is_live for lease in leases)
 
 
 def test_a_lookup_of_many_ends_before_the_first_chain_that_is_not_whole_here(shared: Shared) -> None:
@@ -86,8 +86,8 @@ def test_a_flipped_bit_ends_the_load_and_drops_the_chunk_of_its_own_lease(shared
     with shared.connect() as pool:
         chains = _stored(pool, 3, lengths)
         leases = pool.separate.acquire(pool.separate.lookup(chains))
-        assert leases[1].session is not None
-        leases[1].session.arena.view()[int(leases[1].offsets[1]) + 5] ^= 1
+        assert leases[1].hold.session is not None
+        leases[1].hold.session.arena.view()[int(leases[1].hold.offsets[1]) + 5] ^= 1
         engine = Engine(pool, 5)
         load = pool.separate.load(leases, engine.cache, engine.blocks(lengths))
         assert load.wait() == kv.LoadResult(2, 64, "checksum")

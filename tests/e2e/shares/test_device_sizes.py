@@ -179,8 +179,8 @@ def test_a_flipped_bit_in_its_own_extents_alone_ends_a_ranks_load(
         keys = pool.keys(tokens_of(20 + extent, CHUNKS * LAYOUT.chunk_tokens))
         store(writer, keys)
         lease = pool.acquire(pool.lookup(keys))
-        assert lease.session is not None
-        lease.session.arena.view()[int(lease.offsets[3]) + extent * LAYOUT.extent_bytes] ^= 1
+        assert lease.hold.session is not None
+        lease.hold.session.arena.view()[int(lease.hold.offsets[3]) + extent * LAYOUT.extent_bytes] ^= 1
         rank = DeviceRank(LAYOUT, share)
         cache = pool.register(rank.arrays, block_tokens=BLOCK_TOKENS, form=rank.form)
         result = pool.load(lease, cache, IDS.reshape(-1)).wait()

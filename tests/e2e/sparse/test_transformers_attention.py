@@ -114,7 +114,7 @@ def model(request: pytest.FixtureRequest) -> "PreTrainedModel":
 
 @pytest.fixture
 def pool(module_daemon: Daemon, model: "PreTrainedModel") -> Iterator[kv.Pool]:
-    layout = transformers_attention.layout_of(model.config, chunk_tokens=64, dtype="float32")
+    layout = transformers_attention.layout_of_model(model.config, chunk_tokens=64, dtype="float32")
     with module_daemon.connect(layout=layout, model=model.config.model_type) as connected:
         yield connected
 
@@ -235,8 +235,8 @@ def test_kv_that_depends_on_the_length_is_served_and_not_shared(module_daemon: D
     ids = prompt_of(13, 400)
     expected = generated(scaled, ids, None)
     with pytest.raises(kv.InvalidArgument, match=f"rotary scaling is {kind}.*, expected is_shared=False"):
-        transformers_attention.layout_of(scaled.config)
-    layout = transformers_attention.layout_of(scaled.config, chunk_tokens=64, dtype="float32", is_shared=False)
+        transformers_attention.layout_of_model(scaled.config)
+    layout = transformers_attention.layout_of_model(scaled.config, chunk_tokens=64, dtype="float32", is_shared=False)
     with module_daemon.connect(layout=layout, model=kind) as pool, attending(scaled):
         with transformers_attention.SparseCache(pool, EVERYTHING) as cache:
             assert generated(scaled, ids, cache) == expected
@@ -255,7 +255,7 @@ def test_a_compiled_model_attends_by_lookup(module_daemon: Daemon) -> None:
     model = model_of("llama")
     ids = prompt_of(14, 300)
     expected = generated(model, ids, None)[0][:3]
-    layout = transformers_attention.layout_of(model.config, chunk_tokens=64, dtype="float32")
+    layout = transformers_attention.layout_of_model(model.config, chunk_tokens=64, dtype="float32")
     with (
         module_daemon.connect(layout=layout, model="compiled") as pool,
         attending(model),

@@ -53,7 +53,7 @@ class Steps:
         def acquired(separate: SeparateChunks, hits: Sequence[Hit]) -> list[Lease]:
             leases = acquire(separate, hits)
             self._note("acquire", len(leases))
-            self.leased += [lease.id for lease in leases]
+            self.leased += [lease.hold.id for lease in leases]
             return leases
 
         def loaded(separate: SeparateChunks, leases: Sequence[Lease], *rest: Any) -> Load:
@@ -67,7 +67,7 @@ class Steps:
 
         def released(separate: SeparateChunks, leases: Sequence[Lease]) -> None:
             self._note("release", len(leases))
-            self.released += [lease.id for lease in leases]
+            self.released += [lease.hold.id for lease in leases]
             release(separate, leases)
 
         for name, noted in (("acquire", acquired), ("load", loaded), ("release", released)):

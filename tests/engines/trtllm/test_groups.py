@@ -39,8 +39,8 @@ def _flip(engine: WindowedExecutor, group: int, chunk: int, rank: int = 0, promp
     """Flip a bit of what the pool has of a chunk in a group, where the hit of the prompt needs it."""
     pool = engine.workers[rank].half._pool
     with pool.acquire(pool.groups.lookup(pool.keys(prompt), len(prompt) // 4)) as lease:
-        rows = lease.rows_of(group)
-        lease.session.arena.view()[int(rows.offsets[chunk - lease.ranges[group].start]) + 5] ^= 1
+        rows = lease.hold.rows_of(group)
+        lease.hold.session.arena.view()[int(rows.offsets[chunk - lease.ranges[group].start]) + 5] ^= 1
 
 
 @pytest.mark.parametrize(

@@ -64,10 +64,10 @@ def _corrupt_and_report(pool: kv.Pool, keys: kv.KeyChain) -> None:
     """Damage a byte without the daemon's knowledge, as a stray pointer would; the load must find it."""
     store(pool, keys)
     with pool.acquire(pool.lookup(keys)) as lease:
-        if lease.session is None or lease.chunks < 2:
+        if lease.hold.session is None or lease.chunks < 2:
             return
-        arena = np.asarray(lease.session.arena.view())
-        arena[int(lease.offsets[1]) + 5] ^= 255
+        arena = np.asarray(lease.hold.session.arena.view())
+        arena[int(lease.hold.offsets[1]) + 5] ^= 255
         into = np.zeros((lease.chunks, SMALL.chunk_bytes), np.uint8)
         assert_right_bytes(keys, SMALL, pool.load(lease, into=into).wait(), into)
 

@@ -32,12 +32,51 @@ def test_a_full_pool_refuses_and_changes_nothing() -> None:
     engine.verify()
 
 
-def test_a_prompt_longer_than_the_pool_is_refused_again_and_again() -> None:
+def test_a_request_that_no_empty_pool_has_blocks_for_raises_with_both_numbers_and_takes_nothing() -> None:
     engine = PrefixEngine(3)
-    for _ in range(3):
-        assert engine.start("a", prompt(1, 13)) is None
+    with pytest.raises(InvalidArgument, match="'a' needs 4 blocks for 13 tokens, expected at most num_blocks 3"):
+        engine.start("a", prompt(1, 13))
     assert engine.blocks.num_free_blocks == 3
+    engine.run("a", prompt(1, 7))
+    engine.start("b", prompt(2, 1))
+    assert not engine.blocks.append("a", prompt(3, 5))
+    assert not engine.blocks.reserve("a", 5)
+    with pytest.raises(InvalidArgument, match="'a' needs 4 blocks for 13 tokens, expected at most num_blocks 3"):
+        engine.blocks.append("a", prompt(3, 6))
+    with pytest.raises(InvalidArgument, match="'a' needs 5 blocks for 17 tokens, expected at most num_blocks 3"):
+        engine.blocks.reserve("a", 10)
+    assert (engine.blocks.length("a"), len(engine.blocks.block_ids("a"))) == (7, 2)
     engine.verify()
+
+
+def test_after_close_every_verb_refuses_and_names_it() -> None:
+    engine = PrefixEngine(4)
+    engine.run("a", prompt(1, 6))
+    blocks = engine.blocks
+    (block, _) = blocks.block_ids("a")
+    blocks.close()
+    blocks.close()
+    for call in (
+        lambda: blocks.allocate("b", [1]),
+        lambda: blocks.append("a", [1]),
+        lambda: blocks.reserve("a", 1),
+        lambda: blocks.keep_room("a", 0),
+        lambda: blocks.computed("a", 0, 1),
+        lambda: blocks.rewind("a", 1),
+        lambda: blocks.fork("a", "b"),
+        lambda: blocks.free("a"),
+        lambda: blocks.block_ids("a"),
+        lambda: blocks.length("a"),
+        lambda: blocks.priority_of(block),
+    ):
+        with pytest.raises(
+            InvalidArgument, match="the block pool is <BlockPool 4/4 blocks free, closed>, expected an open one"
+        ):
+            call()
+    assert blocks.buffers(0).shape[0] == 4
+    assert blocks.stats()["requests"] == 0
+    assert blocks.num_free_blocks == 4
+    assert blocks.verify() == []
 
 
 def test_a_miss_reuses_nothing() -> None:
@@ -184,7 +223,7 @@ def test_room_for_tokens_that_are_not_known_yet() -> None:
     engine = PrefixEngine(3)
     engine.run("a", prompt(1, 7))
     assert engine.blocks.reserve("a", 5)
-    assert not engine.blocks.reserve("a", 6)
+    assert engine.start("b", prompt(2, 1)) is None
     assert engine.append("a", [1, 2])
     engine.rewind("a", 1)
     assert engine.blocks.num_free_blocks == 1
@@ -240,3 +279,14 @@ def test_a_wait_for_offloads_that_no_call_could_keep_is_refused_at_the_start(wai
 def test_a_dtype_that_no_layout_has_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="dtype is 'complex64'"):
         BlockPool(layers=1, num_blocks=1, tokens_per_block=1, kv_heads=1, head_dim=1, dtype="complex64", device="cpu")
+
+
+def test_without_a_pool_all_of_the_geometry_is_named() -> None:
+    for named, words in (
+        ({"layers": 1, "kv_heads": 1, "head_dim": 1}, "geometry is dtype=None without a pool"),
+        ({"layers": 1, "head_dim": 1}, "geometry is kv_heads=None, dtype=None without a pool"),
+        ({"layers": 0, "kv_heads": 1, "head_dim": 1, "dtype": "uint8"}, "layers is 0, expected a number from 1"),
+    ):
+        geometry: dict[str, Any] = named
+        with pytest.raises(InvalidArgument, match=words):
+            BlockPool(num_blocks=1, tokens_per_block=1, device="cpu", **geometry)

@@ -516,6 +516,22 @@ def test_no_request_is_longer_than_max_seq_len() -> None:
     assert manager.verify() == []
 
 
+def test_a_request_that_all_blocks_are_too_few_for_is_refused_with_the_reason_and_dummies_are_none() -> None:
+    manager = manager_of(12)
+    longer = request_of(1, 13)
+    assert manager.prepare_resources(batch([longer])) == [longer]
+    assert manager.refusals[1].startswith("request 1 needs 4 blocks for 13 tokens, expected at most num_blocks 3")
+    request = request_of(2, 12)
+    prefill(manager, request)
+    assert manager.prepare_resources(batch([], [request])) == [request]
+    assert manager.refusals[2].startswith("request 2 needs 4 blocks for 13 tokens, expected at most num_blocks 3")
+    manager.free_resources(request)
+    assert manager.add_dummy_requests([3], [13]) is None
+    assert manager.add_dummy_requests([3], [12], num_extra_decoding_steps=1) is None
+    assert manager.get_num_free_blocks() == 3
+    assert manager.verify() == []
+
+
 def test_no_batch_has_more_than_max_batch_size_requests() -> None:
     manager = manager_of(160, max_batch_size=2)
     generating = request_of(1, 4)

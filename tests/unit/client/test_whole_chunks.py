@@ -98,3 +98,44 @@ def test_a_pool_of_one_stage_is_taken_by_who_has_its_layers(make: Make) -> None:
 def test_a_pool_of_more_layers_is_refused(make: Make) -> None:
     with kv.connect(AWAY, model="m", layout=DEEP) as pool, pytest.raises(kv.LayoutMismatch, match="2 layers"):
         make(pool, "bfloat16")
+
+
+def test_blocks_without_a_named_geometry_have_that_of_the_pools_layout_and_a_named_one_must_be_its() -> None:
+    with kv.connect(AWAY, model="m", layout=PLAIN) as pool:
+        for named in ({}, {"kv_heads": HEADS}, {"dtype": torch.bfloat16}, SHAPE):
+            geometry: dict[str, Any] = named
+            blocks = BlockPool(num_blocks=3, tokens_per_block=BLOCK, device="cpu", pool=pool, **geometry)
+            layers = [blocks.buffers(layer) for layer in range(blocks.shape.layers)]
+            assert len(layers) == LAYERS
+            assert {(tuple(layer.shape), layer.dtype) for layer in layers} == {
+                ((3, 2, BLOCK, HEADS, DIM), torch.bfloat16)
+            }
+            blocks.close()
+        other: dict[str, Any] = {"layers": 3}
+        with pytest.raises(kv.LayoutMismatch, match="3 layers"):
+            BlockPool(num_blocks=3, tokens_per_block=BLOCK, device="cpu", pool=pool, **other)
+
+
+def test_blocks_of_a_rank_with_a_share_have_the_shares_geometry() -> None:
+    wide = kv.Layout(**{**SHAPE, "layers": 5, "kv_heads": 4}, chunk_tokens=8, head_groups=2)
+    with kv.connect(AWAY, model="m", layout=wide, share=kv.Share(1, 3, 1, 1)) as pool:
+        blocks = BlockPool(num_blocks=3, tokens_per_block=BLOCK, device="cpu", pool=pool)
+        shape = blocks.shape
+        assert (shape.layers, shape.kv_heads, shape.head_dim, shape.dtype) == (3, 2, DIM, "bfloat16")
+        blocks.close()
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        (GROUPED, "the layout of pool has 2 groups, expected one without groups"),
+        (kv.Layout(LAYERS, 1, DIM, "bfloat16", 8, planes=1), r"shape \(3, 2, 4, 1, 32\)"),
+    ],
+    ids=["groups", "one plane"],
+)
+def test_a_layout_that_no_block_pool_has_is_refused_with_a_geometry_and_without(layout: kv.Layout, words: str) -> None:
+    with kv.connect(AWAY, model="m", layout=layout) as pool:
+        for named in ({}, {"layers": LAYERS, "kv_heads": 1, "head_dim": DIM, "dtype": "bfloat16"}):
+            geometry: dict[str, Any] = named
+            with pytest.raises(kv.KVPoolError, match=words):
+                BlockPool(num_blocks=3, tokens_per_block=BLOCK, device="cpu", pool=pool, **geometry)

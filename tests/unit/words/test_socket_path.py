@@ -110,3 +110,11 @@ def test_a_daemon_serves_in_the_one_directory_that_its_service_manager_has_made(
     without = default_socket()
     monkeypatch.setenv("RUNTIME_DIRECTORY", made)
     assert default_socket() == (socket or without)
+
+
+def test_a_socket_is_named_by_text_or_a_path_wherever_it_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "kvpool.sock"
+    with kv.connect(path, model="m", layout=SMALL) as pool:
+        assert not pool.connected
+    assert VllmSettings.of({"kvpool.socket": path}).socket == str(path)
+    assert SglangSettings.read({"interface_v1": 1, "socket": path}, "m").socket == str(path)

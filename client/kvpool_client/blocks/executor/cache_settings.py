@@ -20,7 +20,7 @@ FREE_MEMORY_FRACTION = 0.9
 
 
 class CacheType(enum.Enum):
-    """The kinds of cache that TensorRT-LLM knows; a block pool has K and V of self attention."""
+    """The kinds of cache that TensorRT-LLM knows, as `KVCacheManager` takes them: SELF (K and V of self attention) alone."""
 
     SELF = "self"
     CROSS = "cross"

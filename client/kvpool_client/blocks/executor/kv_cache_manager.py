@@ -97,7 +97,20 @@ class _Served:
 
 
 class KVCacheManager(BaseResourceManager):
-    """See the module. Invariant: the pool has a request for each entry of `_served`, with room for its positions."""
+    """TensorRT-LLM's resource manager of this name over a `BlockPool`, for an executor that is written against it.
+
+        manager = KVCacheManager(KvCacheConfig(...), CacheType.SELF, num_layers=32, num_kv_heads=8, head_dim=128,
+                                 tokens_per_block=16, max_seq_len=8192, max_batch_size=16, mapping=mapping, pool=pool)
+        manager.prepare_resources(batch)     # each step; what it returns must not run in it
+        manager.update_resources(batch)
+        manager.free_resources(request)
+
+    TensorRT-LLM need not be there: settings, batches and requests are any objects with its fields. A request that cannot be
+    served is returned by `prepare_resources`, with its reason in `refusals`, and nothing raises; a wrong argument raises
+    InvalidArgument. `blocks` is the block pool. Threads: the engine's one.
+    """
+
+    # Invariant: the pool has a request for each entry of `_served`, with room for its positions.
 
     def __init__(
         self,
@@ -119,6 +132,11 @@ class KVCacheManager(BaseResourceManager):
     ) -> None:
         """TensorRT-LLM's arguments, and `pool`: the node's pool, whose layout is that of this rank; `device`: None: CUDA, or
         the CPU where there is none.
+
+        `kv_cache_config`: its `max_tokens`, `free_gpu_memory_fraction` and `enable_block_reuse` are read. `kv_cache_type`:
+        SELF. `num_layers` and `num_kv_heads` are the model's, of which `mapping` has this rank's; `head_dim`,
+        `tokens_per_block` and `dtype` (torch's, or a name) are those of blocks. `max_seq_len` (tokens) and `max_batch_size`
+        (requests) bound what is served; `max_beam_width` is 1.
 
         `others`: its further arguments. `max_num_tokens` and `model_config` size what a block pool has not; any other must
         be absent, None or False. Raises InvalidArgument, LayoutMismatch.
@@ -238,7 +256,7 @@ class KVCacheManager(BaseResourceManager):
             self._confirm(request)
 
     def free_resources(self, request: Any, pin_on_release: bool = False) -> None:
-        """End a request, or pause it. Nothing where it is not served."""
+        """End a request, or pause it. Nothing where it is not served. Raises InvalidArgument for `pin_on_release`."""
         if pin_on_release:
             raise InvalidArgument("pin_on_release is True, expected False: blocks for reuse are not pinned")
         if state_of(request) == "GENERATION_COMPLETE":
@@ -250,7 +268,7 @@ class KVCacheManager(BaseResourceManager):
         self._rewind(request.py_request_id, self._served_as(request), rewind_len)
 
     def get_cache_indices(self, request: Any, window_size: int | None = None) -> list[int]:
-        """A request's block ids, in the order of its tokens."""
+        """A request's block ids, in the order of its tokens. Raises InvalidArgument for one without blocks."""
         self._check_window(window_size)
         return list(self.blocks.block_ids(request.py_request_id))
 
@@ -281,13 +299,15 @@ class KVCacheManager(BaseResourceManager):
         return self.blocks.block_ids(request_id)[-1]
 
     def get_priority_by_block_id(self, block_id: int, window_size: int | None = None) -> int:
-        """The retention priority of a block that is kept for reuse, the default for any other."""
+        """The retention priority of a block that is kept for reuse, 0 to 100, the default for any other. Raises
+        InvalidArgument for a window that is shorter than `max_seq_len`."""
         self._check_window(window_size)
         priority = self.blocks.priority_of(block_id)
         return DEFAULT_PRIORITY if priority is None else priority
 
     def get_buffers(self, layer_idx: int, kv_layout: str = "NHD") -> torch.Tensor:
-        """A layer's KV: [num_blocks, 2, tokens_per_block, num_kv_heads, head_dim]; with HND a view with heads before tokens."""
+        """A layer's KV in `dtype`, [num_blocks, 2, tokens_per_block, num_kv_heads, head_dim]; with HND a view with heads before
+        tokens. Raises InvalidArgument."""
         buffer = self.blocks.buffers(self._offset(layer_idx))
         if kv_layout not in ("NHD", "HND"):
             raise InvalidArgument(f"kv_layout is {kv_layout!r}, expected NHD or HND")
@@ -325,7 +345,11 @@ class KVCacheManager(BaseResourceManager):
         ]
         with ExitStack() as unless_all:
             for request in requests if prepare_resource else ():
-                if not self._allocate(request, request.tokens, num_extra_decoding_steps + len(_drafts(request))):
+                extra = num_extra_decoding_steps + len(_drafts(request))
+                self._check_length(len(request.tokens) + extra)
+                if self.get_num_kv_blocks(len(request.tokens) + extra) > self.get_max_resource_count():
+                    return None
+                if not self._allocate(request, request.tokens, extra):
                     return None
                 unless_all.callback(self._end, request.py_request_id)
             unless_all.pop_all()

@@ -20,7 +20,7 @@ from kvpool.protocol.records import device as dm
 from kvpool.types import Level
 from kvpool_client.connection.session import Session
 from kvpool_client.copying.device.sources import DeviceCopies
-from kvpool_client.lease import Lease
+from kvpool_client.lease import LeaseHold
 
 OPEN_RETRY_S = 30.0
 
@@ -37,7 +37,7 @@ class TierMemory:
         return f"<TierMemory on devices {sorted(self._memory)}>"
 
     def copies_of(
-        self, session: Session, lease: Lease, first_chunk: int, device: kvpool_native.Device
+        self, session: Session, lease: LeaseHold, first_chunk: int, device: kvpool_native.Device
     ) -> DeviceCopies | None:
         """The copies of a lease's chunks from `first_chunk` on, on this device; None where there are none. Two round trips at
         most, more for thousands of chunks. Never raises: without copies everything comes from the arena."""
@@ -71,11 +71,11 @@ class TierMemory:
             return self._memory.setdefault(number, memory)
 
 
-def _request_for(lease: Lease) -> type[dm.FindCopies] | type[dm.FindGroupCopies]:
+def _request_for(lease: LeaseHold) -> type[dm.FindCopies] | type[dm.FindGroupCopies]:
     return dm.FindCopies if lease.layout.group is None else dm.FindGroupCopies
 
 
-def _found(session: Session, lease: Lease, first_chunk: int) -> npt.NDArray[np.uint64]:
+def _found(session: Session, lease: LeaseHold, first_chunk: int) -> npt.NDArray[np.uint64]:
     """Columns of offsets, slots and generations, a row for each chunk. Raises KVPoolError or ValueError."""
     chunks = lease.chunks - first_chunk
     columns = np.zeros((3, chunks), np.uint64)

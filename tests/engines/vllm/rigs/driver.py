@@ -298,9 +298,9 @@ class Driver:
         load, self._is_spoiled = kv.Pool.load, False
 
         def spoiling(pool: kv.Pool, lease: kv.Lease, *args: Any, **more: Any) -> kv.Load:
-            if lease.chunks and lease.session is not None:
+            if lease.chunks and lease.hold.session is not None:
                 kv.Pool.load = load  # type: ignore[method-assign]
-                np.asarray(lease.session.arena.view())[int(lease.offsets[chunk]) + 1237] ^= 16
+                np.asarray(lease.hold.session.arena.view())[int(lease.hold.offsets[chunk]) + 1237] ^= 16
                 self._is_spoiled = True
             return load(pool, lease, *args, **more)
 

@@ -101,8 +101,8 @@ def corrupt(engine: ScriptedEngine, rank: int, chunk: int) -> None:
     """Flip bits of a chunk of TOKENS that one stage has stored, in its last layer."""
     pool = engine.workers[rank]._worker.pool
     with pool.acquire(pool.lookup(keys_of(engine, rank))) as lease:
-        arena = np.asarray(lease.session.arena.view())
-        arena[int(lease.offsets[chunk]) + (pool.layout.layers - 1) * pool.layout.layer_bytes + 3] ^= 16
+        arena = np.asarray(lease.hold.session.arena.view())
+        arena[int(lease.hold.offsets[chunk]) + (pool.layout.layers - 1) * pool.layout.layer_bytes + 3] ^= 16
 
 
 @pytest.mark.parametrize("rank", [0, 3])
