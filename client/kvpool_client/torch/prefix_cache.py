@@ -31,7 +31,12 @@ SKIP_BLOCK = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """A prompt to be prefilled: arguments of `PagedPrefixCache.restore` and `store`."""
+    """A prompt for `PagedPrefixCache.prefill`.
+
+    `tokens`: integers [n]. `block_ids`: its block table, integers, a block of its own for each `block_tokens` tokens.
+    `held_tokens`: leading tokens whose KV the engine's own cache holds in those blocks already, whole blocks. `salt`, `adapter`
+    and `extra` keep prefixes of tenants, LoRA adapters and images apart (see `Pool.keys`).
+    """
 
     tokens: Integers
     block_ids: Integers
@@ -42,10 +47,12 @@ class Prompt:
 
 
 def layout_of(layers: Sequence[torch.Tensor], chunk_tokens: int = 256, *, rank: int = 0, world: int = 1) -> Layout:
-    """The Layout of paged KV tensors, one for each layer of this rank.
+    """The Layout of an engine's paged KV, for `connect`.
 
-    Five dimensions (kv_first or block_first) end in [kv_heads, head_dim] and have planes K and V; three dimensions
-    [blocks, block_tokens, head_dim] have one plane (MLA). Raises LayoutMismatch on anything else.
+    `layers`: a tensor for each layer of this rank, of one shape and of the layout's dtype: [2, blocks, block_tokens, kv_heads,
+    head_dim], [blocks, 2, block_tokens, kv_heads, head_dim], or with one plane (MLA) [blocks, block_tokens, head_dim].
+    `chunk_tokens`: tokens in a chunk, which the pool stores as a whole, a multiple of `block_tokens`. `rank` of `world`: each
+    rank has chunks of its own. Raises LayoutMismatch for other shapes.
     """
     if not layers or layers[0].dim() not in (3, 5):
         shape = tuple(layers[0].shape) if layers else ()
@@ -64,10 +71,25 @@ def layout_of(layers: Sequence[torch.Tensor], chunk_tokens: int = 256, *, rank: 
 
 
 class PagedPrefixCache:
-    """One engine's paged KV and the pool behind it."""
+    """One engine's paged KV in torch tensors, and the pool behind it.
+
+        prefix = PagedPrefixCache(pool, layers, block_tokens=16)
+        logits = prefix.prefill([Prompt(tokens, block_ids)], attention_modules, forward)
+
+    `prefill` does all of it for a batch; `restore` and `store` are its parts, for engines that compute a prompt in several
+    passes. It keeps the tensors alive: after they are allocated again, a new one is needed. Threads: any, as the Pool; what
+    `restore` and `store` answer is used by one thread at a time.
+    """
 
     def __init__(self, pool: Pool, layers: Sequence[torch.Tensor], block_tokens: int, form: str = "auto") -> None:
-        """Raises LayoutMismatch for tensors that do not fit the Pool's layout, InvalidArgument for a Pool with groups."""
+        """`pool`: with the layout of these tensors (`layout_of`). `layers`: a tensor for each layer, of the layout's dtype, on
+        the host or a CUDA device: [2, blocks, block_tokens, kv_heads, head_dim], [blocks, 2, block_tokens, kv_heads, head_dim],
+        or with one plane [blocks, block_tokens, head_dim]. `block_tokens`: tokens in a block. `form`: "kv_first" or
+        "block_first", the first two shapes; "auto" takes the one that fits.
+
+        Raises LayoutMismatch for tensors that do not fit the Pool's layout or fit both forms, InvalidArgument for a Pool with
+        groups.
+        """
         check_no_groups(pool.layout)
         self._pool = pool
         self._cache = pool.register(layers, block_tokens=block_tokens, form=form)
@@ -91,7 +113,8 @@ class PagedPrefixCache:
     ) -> Restored:
         """Look the prompt up, lease the hit and start loading it into the blocks of `block_ids`; returns at once.
 
-        `tokens` [n], of one prompt, and `block_ids`, its block table, are integers: lists, arrays, or tensors on any device.
+        `tokens` [n], of one prompt, and `block_ids` [blocks], its block table, are integers: lists, arrays of int32 or int64,
+        or tensors on any device.
         The table has a block of its own for each `block_tokens` tokens, at least for the full chunks; what is behind them,
         as −1 that fills a row, is not looked at.
         `held_tokens`: leading tokens that the engine's own cache holds in those blocks already; their blocks are not
@@ -135,8 +158,9 @@ class PagedPrefixCache:
         """Reserve slots for every full chunk of `tokens` that the pool lacks; copies nothing before it is announced.
 
         Announce layers as they are written (`Save.layer`, or `announced`) and commit, or commit at once when all KV is
-        in place. Blocks must not change between announcement and commit. `tokens` and `block_ids`: as for `restore`, which
-        has the errors too.
+        in place. Blocks must not change between announcement and commit. `tokens` [n] and `block_ids` [blocks] are integers
+        (int32, int64), as for `restore`: in a pass that does not reach the prompt's end, the tokens up to where the pass ends.
+        Raises InvalidArgument for tokens of a batch, [1, n], and for a block table that is too short or has −1 or a block twice.
         """
         keys = self._pool.keys(_host_array(tokens), salt=salt, adapter=adapter, extra=extra)
         return self._pool.save(keys, self._cache, self._block_table(block_ids, len(keys)))

@@ -122,8 +122,9 @@ class Restored:
 
 
 def prefill_batch(batch: Sequence[Restored], forward: Callable[[list[int]], T]) -> T:
-    """`Restored.prefill` of several prompts in one forward pass: `forward` gets the first token to compute of each, and is
-    called once more, with what each prompt has then, where one came out shorter. Returns its answer.
+    """`Restored.prefill` of several prompts in one forward pass. `batch`: what `PagedPrefixCache.restore` answered for each, or
+    `Allocation.load`. `forward` gets the first token to compute of each, and is called once more, with what each prompt has
+    then, where one came out shorter. Returns its answer.
 
     Raises InvalidArgument where `forward` returned and a layer of a prompt was never waited for. One thread.
     """

@@ -3,7 +3,7 @@
 import ast
 import dataclasses
 import enum
-import importlib
+import importlib.util
 import inspect
 import re
 import textwrap
@@ -17,12 +17,13 @@ import pytest
 import kvpool_client
 
 PACKAGES = ["kvpool_client", "kvpool_client.blocks", "kvpool_client.sparse"]
+PACKAGES += ["kvpool_client.torch"] if importlib.util.find_spec("torch") else []
 # Imported by who has transformers; not re-exported by a package.
 TRANSFORMERS = Path(kvpool_client.__file__).parent / "sparse" / "transformers_attention.py"
 # Classes that callers construct; any other one's help names what answers it.
 CONSTRUCTED = {
     *("Layout", "Group", "Share", "TokenRange", "SparseConfig", "SparseSequence"),
-    *("BlockPool", "KVCacheManager", "PagedPrefixCache"),
+    *("BlockPool", "KVCacheManager", "PagedPrefixCache", "Prompt"),
 }
 # Parameters that are arrays where they are no number, whatever their annotation.
 ARRAYS = {"layers", "into", "from_", "k", "v", "q"}
