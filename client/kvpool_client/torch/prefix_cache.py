@@ -160,7 +160,7 @@ class PagedPrefixCache:
         Announce layers as they are written (`Save.layer`, or `announced`) and commit, or commit at once when all KV is
         in place. Blocks must not change between announcement and commit. `tokens` [n] and `block_ids` [blocks] are integers
         (int32, int64), as for `restore`: in a pass that does not reach the prompt's end, the tokens up to where the pass ends.
-        Raises InvalidArgument for tokens of a batch, [1, n], and for a block table that is too short or has −1 or a block twice.
+        Raises InvalidArgument for a batch, [1, n], and for a block table that is too short or has −1 or a block twice.
         """
         keys = self._pool.keys(_host_array(tokens), salt=salt, adapter=adapter, extra=extra)
         return self._pool.save(keys, self._cache, self._block_table(block_ids, len(keys)))
