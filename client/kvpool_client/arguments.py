@@ -152,7 +152,7 @@ def check_cache(cache: Cache, namespace: Namespace, layout: Layout, share: Share
     if not isinstance(cache, Cache):
         raise InvalidArgument(f"cache is {type(cache).__name__}, expected what Pool.register answered")
     owner = cache.namespace
-    if owner is not None:
+    if owner is not None and owner is not namespace:
         _check_chunks(f"cache is {cache!r}", owner, "one", namespace)
     if (cache.layout, cache.share) != (layout, share):
         difference = _difference(cache.layout, layout) or f"share {cache.share!r}, expected {share!r}"

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 import kvpool_client as kv
 import kvpool_native
+from kvpool.bench.daemon import REVISION
 from kvpool.bench.disk import has_disk
 from kvpool.bench.payload import Payload
 from kvpool.bench.replay import clients as bench_clients
@@ -84,7 +85,7 @@ def _keys(pool: kv.Pool, ids: list[int]) -> kv.KeyChain:
 
 def _own_pool(daemon: Daemon) -> kv.Pool:
     """A Pool that makes the keys of a replay with `SALT`."""
-    return daemon.connect(LAYOUT, model=MODEL, salt=SALT.encode())
+    return daemon.connect(LAYOUT, model=MODEL, revision=REVISION, salt=SALT.encode())
 
 
 def test_one_client_with_room_for_all_hits_what_an_infinite_cache_would(tmp_path: Path) -> None:
