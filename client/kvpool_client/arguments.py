@@ -7,6 +7,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import fields
 
+import numpy as np
+
 from kvpool.errors import InvalidArgument
 from kvpool.keys import namespace_name
 from kvpool.layout import Layout
@@ -122,10 +124,11 @@ def check_lease(lease: Lease, namespace: Namespace) -> None:
     )
 
 
-def check_index(name: str, value: int, most: int) -> None:
-    """Check that `value` is an integer from 0 to `most`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+def as_index(name: str, value: int, most: int) -> int:
+    """`value`, an integer of Python or numpy, as an int from 0 to `most`. Raises InvalidArgument for any other."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value <= most:
         raise InvalidArgument(f"{name} is {value!r}, expected 0..{most}")
+    return int(value)
 
 
 def check_promises(layout: Layout, tickets: int, claims: int | None) -> None:

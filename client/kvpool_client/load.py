@@ -17,8 +17,8 @@ from typing import Protocol
 
 from kvpool import failpoint
 from kvpool.clock import Deadline
-from kvpool.errors import InvalidArgument
 from kvpool.types import LoadReason
+from kvpool_client.arguments import as_index
 from kvpool_client.connection.stall import Stall
 from kvpool_client.lease import LeaseHold
 from kvpool_client.results import LoadResult
@@ -126,8 +126,7 @@ class Load:
         False: the load ended before that. A load that makes no progress for the Pool's timeout, or is not complete after
         `timeout_s` seconds, is ended. Raises InvalidArgument for a layer that is not there.
         """
-        if not 0 <= layer < self._layers:
-            raise InvalidArgument(f"layer is {layer!r}, expected 0..{self._layers - 1}")
+        layer = as_index("layer", layer, self._layers - 1)
         run = self._run
         if run is None or self._is_inherited:
             return False

@@ -24,9 +24,9 @@ from kvpool.socket_path import find_socket
 from kvpool.types import TokenRange
 from kvpool_client.arguments import (
     REVISION_SEPARATOR,
+    as_index,
     check_connect,
     check_hit,
-    check_index,
     check_keys,
     check_lease,
     check_name,
@@ -236,7 +236,7 @@ class Pool:
         layers these are, in a layout with groups. Raises LayoutMismatch where an array is not what the layout says, naming it,
         and InvalidArgument.
         """
-        check_index("group", group, max(0, len(self.layout.groups) - 1))
+        group = as_index("group", group, max(0, len(self.layout.groups) - 1))
         if self.layout.rank is None:
             raise InvalidArgument("a Pool with rank=None looks up and acquires, it has no KV to register")
         layout, share = self.layout.of_group(group), self.shares[group]
@@ -304,7 +304,7 @@ class Pool:
         """Whether a writer is just saving this chunk, or it is on its way here from another tier, on some rank. Reads shared
         memory as `lookup` does. Raises InvalidArgument."""
         check_keys(keys, self._namespace)
-        check_index("chunk", chunk, len(keys) - 1)
+        chunk = as_index("chunk", chunk, len(keys) - 1)
         session = self._link.session
         columns = keys.columns() if session is not None else ()
         return session is not None and any(
@@ -364,7 +364,7 @@ class Pool:
         """
         check_lease(lease, self._namespace)
         self._check_plain("load")
-        check_index("first_chunk", first_chunk, lease.chunks)
+        first_chunk = as_index("first_chunk", first_chunk, lease.chunks)
         chunks = lease.chunks - first_chunk
         blocks = self._copies.blocks(cache, block_ids, array=into, chunks=chunks, is_load=True)
         return self._load_starter.begin(lease.hold, first_chunk, blocks)
@@ -402,9 +402,9 @@ class Pool:
         """
         check_keys(keys, self._namespace)
         self._check_plain("save")
-        check_index("first_chunk", first_chunk, len(keys))
+        first_chunk = as_index("first_chunk", first_chunk, len(keys))
         count = len(keys) - first_chunk if chunks is None else chunks
-        check_index("chunks", count, len(keys) - first_chunk)
+        count = as_index("chunks", count, len(keys) - first_chunk)
         retention_columns = plan_retention(
             retention,
             chunks=len(keys),

@@ -27,6 +27,7 @@ from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.types import SaveState
+from kvpool_client.arguments import as_index
 from kvpool_client.connection.batching import call_each
 from kvpool_client.connection.session import Session
 from kvpool_client.connection.stall import Stall
@@ -141,7 +142,8 @@ class Save:
         self._thread: threading.Thread | None = None
 
     def __repr__(self) -> str:
-        return f"<Save {len(self._states)} chunks, {'ended' if self._result else 'under way'}>"
+        state = "ended" if self._result else "expired" if self._is_expired else "under way"
+        return f"<Save {len(self._states)} chunks, {state}>"
 
     def __enter__(self) -> "Save":
         return self
@@ -166,10 +168,11 @@ class Save:
 
     def layer(self, layer: int) -> None:
         """The engine's bytes of this layer may be read from now on. Any order, once each. Raises InvalidArgument."""
-        if not isinstance(layer, int) or not 0 <= layer < self.layers:
-            raise InvalidArgument(f"layer is {layer!r}, expected 0..{self.layers - 1}")
+        layer = as_index("layer", layer, self.layers - 1)
         if layer in self._announced:
             raise InvalidArgument(f"layer {layer} was announced before, expected once each")
+        if self._result is not None or self._thread is not None:
+            raise InvalidArgument(f"layer {layer} comes after the end of {self!r}, expected before commit and abort")
         self._announced.add(layer)
         if self._run is not None and self._result is None and not self._is_inherited:
             for group in range(self._groups):
@@ -372,6 +375,8 @@ class Save:
                 self._session.end(f"the end of a save could not be reported: {error}")
 
     def _end(self) -> None:
+        if self._run is not None and self._session is not None:
+            self._session.drop_save(self._run)
         if SaveState.PENDING in self._states:  # another save may have stored them meanwhile, of the same batch perhaps
             stored = iter(self._pending.are_stored())
             self._states = [

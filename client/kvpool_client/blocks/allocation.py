@@ -32,11 +32,13 @@ class Allocation:
         self.load = load
 
     def __repr__(self) -> str:
-        return f"<Allocation {len(self.block_ids)} blocks, {self.reused_tokens} tokens reused>"
+        return f"<Allocation {len(self._sequence.blocks)} blocks, {self.load!r}>"
 
     @property
     def block_ids(self) -> tuple[int, ...]:
-        """The request's block table as it is now: `append` and `rewind` change it."""
+        """The request's block table as it is now: `append` and `rewind` change it. Raises InvalidArgument after `free`: the
+        blocks may be another request's."""
+        self.load.check_usable()
         return tuple(self._sequence.blocks)
 
     @property
@@ -46,13 +48,16 @@ class Allocation:
 
     def wait_layer(self, layer: int) -> bool:
         """Wait until this layer of the reused tokens is in the blocks. False: `reused_tokens` has fallen; prefill again from
-        there."""
+        there. Raises InvalidArgument after `free`."""
+        self.load.check_usable()
         return self.load.wait_layer(layer)
 
     def settle(self) -> int:
-        """Wait for all layers; the final `reused_tokens`."""
+        """Wait for all layers; the final `reused_tokens`. Raises InvalidArgument after `free`."""
+        self.load.check_usable()
         return self.load.settle()
 
     def prefill(self, forward: Callable[[int], T]) -> T:
-        """`forward(first_token)`, and once more from a lower token if it raised PrefixShortened (see `gated`)."""
+        """`forward(first_token)`, and once more from a lower token if it raised PrefixShortened (see `gated`).
+        For a batch: `prefill_batch([allocation.load, …], forward)`. Raises InvalidArgument as that does, and after `free`."""
         return self.load.prefill(forward)

@@ -30,7 +30,7 @@ import numpy as np
 from kvpool.clock import Clock, MonotonicClock
 from kvpool.errors import InvalidArgument
 from kvpool.types import TokenRange
-from kvpool_client.arguments import check_index, check_no_groups, check_scope
+from kvpool_client.arguments import as_index, check_no_groups, check_scope
 from kvpool_client.blocks.allocation import Allocation
 from kvpool_client.blocks.block_memory import BlockMemory, BlockShape, dtype_name
 from kvpool_client.blocks.node_link import NodeLink
@@ -133,7 +133,7 @@ class BlockPool:
     def buffers(self, layer: int) -> "torch.Tensor":
         """A layer's KV in `dtype`, [num_blocks, 2, tokens_per_block, kv_heads, head_dim], K before V: the same tensor every
         time. Raises InvalidArgument for a layer that is not there."""
-        check_index("layer", layer, self.shape.layers - 1)
+        layer = as_index("layer", layer, self.shape.layers - 1)
         return self._memory.layers[layer]
 
     def allocate(
@@ -174,6 +174,7 @@ class BlockPool:
         if restored is None:
             return None
         self._sequences[request_id] = sequence
+        sequence.load = restored
         self._counts["reused_tokens"] += restored.tokens
         return Allocation(sequence, restored)
 
@@ -269,7 +270,8 @@ class BlockPool:
             self._copy_head(sequence.blocks[full], fork.blocks[full], tokens=rest)
         fork.computed = sequence.computed
         self._sequences[new_id] = fork
-        return Allocation(fork, Restored(min(fork.computed, fork.length), layers=self.shape.layers))
+        fork.load = Restored(min(fork.computed, fork.length), layers=self.shape.layers)
+        return Allocation(fork, fork.load)
 
     def free(self, request_id: Hashable) -> None:
         """End a request. What it has computed stays reusable while there is room, its last part block too."""
@@ -284,6 +286,8 @@ class BlockPool:
         self._link.offload_later(sequence)
         del self._sequences[request_id]
         self._end(sequence)
+        if sequence.load is not None:
+            sequence.load.leave()
 
     def block_ids(self, request_id: Hashable) -> tuple[int, ...]:
         """A request's block table, in the order of its tokens."""

@@ -22,6 +22,7 @@ from kvpool_client.blocks.tree.prefix_tree import Node
 from kvpool_client.blocks.tree.scope import Scope
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.retention import plan_retention
+from kvpool_client.torch.restored import Restored
 
 NS_PER_MS = 1_000_000
 
@@ -49,6 +50,7 @@ class Sequence:
         self.path: list[Node] = []
         self.computed = 0
         self.slots = 0
+        self.load: Restored | None = None  # what its allocation waits on
         self.restoring: Restoring | None = None
         self.chain: KeyChain | None = None
         self.chain_tokens = 0

@@ -1,10 +1,11 @@
 """Endings: what the Pool ends itself, because its owner has not.
 
-    a save or lease that nobody has any more ──add_forgotten──┐
-    a save whose reservation has run out ─────────add─────────┴─► WAITING ──begin──► ended, on a thread of its own
+    a save or lease that nobody has any more ──add_forgotten──► WAITING ──begin──► ended, on a thread of its own
+    a save whose reservation has run out ──add──► WAITING, of another Endings ──begin──► …
 
 Forgotten ones would keep what they hold until their time is over, and a save that is late its slots until its connection ends.
-The thread lives while something waits: an end may wait for a device, which must not keep the link from renewing leases.
+The thread lives while something waits: an end may wait for a device, which must not keep the link from renewing leases, nor a
+late save from being given up in time: these have a thread apart.
 
 `add_forgotten` is for finalizers, which run on any thread, wherever it is and whatever lock it holds: it takes no lock, waits
 for nothing and sends nothing. What was forgotten lives until it has ended. `begin` is called by the link's thread.
@@ -25,19 +26,21 @@ class Endings:
         """`wake`: has `begin` called soon, without waiting for that or for a lock."""
         self._wake = wake
         self._waiting: deque[End] = deque()  # any thread appends, one at a time removes
+        self._is_closed = False
         self._thread: threading.Thread | None = None
 
     def __repr__(self) -> str:
         return f"<Endings {len(self._waiting)} waiting>"
 
     def add(self, end: End) -> None:
-        """Have `end` called at the next `begin`."""
-        self._waiting.append(end)
+        """Have `end` called at the next `begin`; never where the Pool was closed, which has ended everything."""
+        if not self._is_closed:
+            self._waiting.append(end)
 
     def add_forgotten(self, fault: str, owner: object, end: End) -> None:
         """Have what a finalizer found ended, with a ResourceWarning: `fault` is what was forgotten of `owner`, and what becomes
         of it."""
-        self._waiting.append(end)
+        self.add(end)
         self._wake()
         warnings.warn(f"{owner!r}: {fault}", ResourceWarning, stacklevel=3, source=owner)
 
@@ -45,16 +48,20 @@ class Endings:
         """End what waits, in the background; where no thread can be started, the next call tries again."""
         if not self._waiting or (self._thread is not None and self._thread.is_alive()):
             return
-        thread = threading.Thread(target=self.run, name="kvpool-endings", daemon=True)
+        thread = threading.Thread(target=self._run, name="kvpool-endings", daemon=True)
         try:
             thread.start()
         except RuntimeError:
             return
         self._thread = thread
 
-    def run(self) -> None:
-        """End all that waits, here and now, after what is being ended elsewhere."""
+    def close(self) -> None:
+        """End all that waits, here and now, after what is being ended elsewhere, and take nothing more."""
+        self._is_closed = True
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+        self._run()
+
+    def _run(self) -> None:
         while self._waiting:
             self._waiting.popleft()()

@@ -64,6 +64,7 @@ class Link:
         self.last_error = ""
         self._fault = ""  # why there is no session: of the last attempt, as long as there is none
         self._endings = Endings(lambda: self._wake(waits=False))
+        self._expiries = Endings(self._wake)
         self.sources = itertools.count()  # numbers of the block pools that report over this link
         self.connected_listeners: list[Callable[[], None]] = []  # called on the link's thread; they must not wait
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -140,7 +141,8 @@ class Link:
         if session is not None:
             self._send_report(session)
             session.end("the Pool was closed")
-        self._endings.run()
+        self._expiries.close()
+        self._endings.close()
         self._close_pipe()
 
     def report_last(self) -> None:
@@ -175,8 +177,13 @@ class Link:
             else:
                 self._renew(session)
                 self._report(session)
-                for save in session.expired_saves():
-                    self._endings.add(save.expire)
+                self._expire_saves(session)
+
+    def _expire_saves(self, session: Session) -> None:
+        # A frame of its own, or the loop's would keep the last save and its engine's memory.
+        for save in session.expired_saves():
+            self._expiries.add(save.expire)
+        self._expiries.begin()
 
     def _try_connect(self, welcome_s: float) -> None:
         try:

@@ -108,7 +108,7 @@ class Session:
         self._turns = 0  # of requests; guarded by _turn, as what has the turn and on which thread
         self._under_way, self._thread = "", 0
         self._state = threading.Lock()
-        self._saves: weakref.WeakSet[Stoppable] = weakref.WeakSet()  # guarded by _state
+        self._saves: set[Stoppable] = set()  # guarded by _state; not weak: a collected one still writes
         self._has_ended = False  # guarded by _state
         self._is_alive = True
         self.shortcoming = ""  # what a new session lacks
@@ -241,12 +241,18 @@ class Session:
         return not self._outbox
 
     def adopt_save(self, run: Stoppable) -> bool:
-        """Have `end` stop this save. False when the session has ended: then the caller stops it."""
+        """Have `end` stop this save, unless `drop_save` comes first. False when the session has ended: then the caller stops
+        it."""
         with self._state:
             if self._has_ended:
                 return False
             self._saves.add(run)
             return True
+
+    def drop_save(self, run: Stoppable) -> None:
+        """This save has ended: it writes nothing any more."""
+        with self._state:
+            self._saves.discard(run)
 
     def note_reserved(self, save: Expiring) -> None:
         """A save has a reservation from now on."""
@@ -278,7 +284,7 @@ class Session:
             self._has_ended = True
             self.end_reason = self.end_reason or reason
             self._is_alive = False
-            saves = list(self._saves)
+            saves, self._saves = self._saves, set()
         if self.welcome.staging_bytes:
             self._connection.hang_up()
         for run in saves:

@@ -73,8 +73,9 @@ def describe_layers(
     """
     if form not in FORMS:
         raise InvalidArgument(f"form is {form!r}, expected one of {', '.join(FORMS)}")
-    if isinstance(block_tokens, bool) or not isinstance(block_tokens, int) or block_tokens < 1:
+    if isinstance(block_tokens, bool) or not isinstance(block_tokens, (int, np.integer)) or block_tokens < 1:
         raise InvalidArgument(f"block_tokens is {block_tokens!r}, expected a positive integer")
+    block_tokens = int(block_tokens)
     if layout.chunk_tokens % block_tokens:
         raise LayoutMismatch(
             f"block_tokens is {block_tokens}, expected a divisor of chunk_tokens {layout.chunk_tokens}"
@@ -162,6 +163,10 @@ def _tensor_bytes(tensor: object, name: str) -> ArrayBytes:
     if device.partition(":")[0] not in ("cpu", "cuda"):
         raise InvalidArgument(f"{name} is on {device}, expected host memory or a CUDA device")
     item_bytes = int(tensor.element_size())  # type: ignore[attr-defined]  # likewise
+    if getattr(tensor, "is_neg", bool)() or getattr(tensor, "is_conj", bool)():
+        raise InvalidArgument(
+            f"{name} is a view of other signs than its memory has, expected resolve_neg() or resolve_conj()"
+        )
     strides = tuple(int(stride) * item_bytes for stride in tensor.stride())  # type: ignore[attr-defined]  # likewise
     shape = tuple(int(size) for size in tensor.shape)  # type: ignore[attr-defined]  # likewise
     dtype = str(tensor.dtype).rpartition(".")[2]  # type: ignore[attr-defined]  # likewise
@@ -351,10 +356,7 @@ def _geometry(
             f"strides {array.strides} leave gaps inside a block's plane, expected contiguous bytes"
             f"{_cure_of_gaps(array, layout)}"
         )
-    if has_head_groups:
-        check_apart(steps, part.run_bytes, array.strides)
-    elif any(count > 1 and stride < plane_bytes for count, stride in steps):
-        raise LayoutMismatch(f"strides {array.strides} make blocks or planes overlap, expected at least {plane_bytes}")
+    check_apart(steps, part.run_bytes, array.strides)
     return PagedGeometry(
         addresses=tuple(entry.address + group * part.group_stride for entry in arrays for group in range(groups)),
         planes=planes,

@@ -59,6 +59,13 @@ class Cache:
             self._layers, own, block_tokens, form, has_head_groups=layout.head_groups > 1
         )
         self.view = paged_view(self.geometry, self._layers)
+        # Of tensors that can be given other memory: their storage, which is kept, and where it was.
+        self._storages = [layer.untyped_storage() for layer in self._layers if hasattr(layer, "untyped_storage")]
+        self._places = [
+            (number, layer.data_ptr, layer.data_ptr())
+            for number, layer in enumerate(self._layers)
+            if hasattr(layer, "untyped_storage") and hasattr(layer, "data_ptr")
+        ]
         self.side: DeviceSide | None = None  # None: the CPU reads and writes the arrays
         if self.device == "cpu":
             kvpool_native.tune_copies(self.geometry.plane_block_bytes // self.geometry.runs)
@@ -122,7 +129,14 @@ class Cache:
 
     def checked_block_ids(self, block_ids: object, chunks: int, *, may_skip: bool) -> npt.NDArray[np.int64]:
         """Block ids of `chunks` chunks as int64 [blocks], each block once. `may_skip`: −1 stands for a block that is left out.
-        Raises InvalidArgument for a wrong length, range or repetition, naming the first id that is wrong."""
+        Raises InvalidArgument for a wrong length, range or repetition, naming the first id that is wrong, and where a tensor
+        has other memory than was registered."""
+        for number, place, registered in self._places:
+            if place() != registered:
+                raise InvalidArgument(
+                    f"layer {number} was registered at {registered:#x} and is at {place():#x} now, expected the same memory: "
+                    "after resize_, set_, .data = and .to() register the tensors again"
+                )
         ids = as_ids(block_ids)
         expected = chunks * self.blocks_per_chunk
         if len(ids) != expected:

@@ -228,8 +228,6 @@ class Copies:
         run = self._kv_save(session, blocks, reserved)
         if not self._layout.summaries:
             return run
-        # By itself too: its thread may outlive the one that has it, and writes to the slots.
-        session.adopt_save(run)
         return SummarizedSave(run, self._summary_runs(session, reserved), self._layout)
 
     def _kv_save(self, session: Session, blocks: EngineBlocks, reserved: ReservedSlots) -> SaveRun:

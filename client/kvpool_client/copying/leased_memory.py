@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 import kvpool_native
 from kvpool.errors import InvalidArgument
-from kvpool_client.arguments import check_index
+from kvpool_client.arguments import as_index
 from kvpool_client.connection.link import Link
 from kvpool_client.lease import LeaseHold
 from kvpool_client.load import Load
@@ -80,7 +80,7 @@ class LeasedMemory:
         # A finalizer, also of an interpreter that ends: see `endings`.
         session = self.lease.session
         if not self._is_closed and session is not None and session.is_alive and not sys.is_finalizing():
-            session.endings.add_forgotten("never closed; it is closed now", self, self.close)
+            session.endings.add_forgotten("never closed; its lease is not renewed for it any more", self, self._end_use)
 
     @property
     def layers(self) -> Addresses:
@@ -102,7 +102,7 @@ class LeasedMemory:
         Waits for chunks that are still on their way from another tier or node, as a load does, `timeout_s` seconds at most;
         counts as a load of them. Raises InvalidArgument.
         """
-        check_index("first_chunk", first_chunk, self.lease.chunks)
+        first_chunk = as_index("first_chunk", first_chunk, self.lease.chunks)
         return self._begin_check(self.lease, first_chunk).wait(timeout_s)
 
     def good_summaries(self, first_chunk: int = 0) -> npt.NDArray[np.bool_]:
@@ -121,12 +121,14 @@ class LeasedMemory:
 
     def close(self) -> None:
         """Renew the lease no longer, and release it. Idempotent. The memory stays mapped."""
-        if self._is_closed:
-            return
+        if not self._is_closed:
+            self._end_use()
+            self.lease.release()
+
+    def _end_use(self) -> None:
         self._is_closed = True
         if self._link.session is self.lease.session:  # a new session's leases have numbers of their own
             self._link.unuse_lease(self.lease.id)
-        self.lease.release()
 
     def _has_good_summaries(self, number: int) -> bool:
         if os.getpid() != self._pid:

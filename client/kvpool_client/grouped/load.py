@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from kvpool.clock import Deadline
-from kvpool_client.arguments import check_index
+from kvpool_client.arguments import as_index
 from kvpool_client.grouped.leases import GroupLease
 from kvpool_client.load import Load
 from kvpool_client.results import LoadResult
@@ -51,8 +51,8 @@ class GroupLoad:
     def wait_layer(self, group: int, layer: int, timeout_s: float | None = None) -> bool:
         """True when all of a group's layer is in place and verified, False when some of it failed. Ended where it makes no
         progress for the Pool's timeout, or is not complete after `timeout_s` seconds. Raises InvalidArgument."""
-        check_index("group", group, len(self._loads) - 1)
-        check_index("layer", layer, self._layers[group] - 1)
+        group = as_index("group", group, len(self._loads) - 1)
+        layer = as_index("layer", layer, self._layers[group] - 1)
         load = self._loads[group]
         if load.done() and load.wait().reason == "complete":  # also where the engine had all of it
             return True

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from kvpool.errors import InvalidArgument
 from kvpool.types import TokenRange
-from kvpool_client.arguments import check_index, check_keys, check_lease
+from kvpool_client.arguments import as_index, check_keys, check_lease
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.copying.cache import Cache
@@ -71,7 +71,7 @@ class GroupVerbs:
         `is_counted`: as for `Pool.lookup`."""
         self._check()
         check_keys(keys, self._namespace)
-        check_index("chunks_max", chunks_max, len(keys))
+        chunks_max = as_index("chunks_max", chunks_max, len(keys))
         assert self._finder is not None
         return self._finder.lookup(keys, chunks_max, is_counted=is_counted)
 
@@ -81,9 +81,9 @@ class GroupVerbs:
         """The chunks of each group that `save` stores with these arguments: those whose blocks it is to be given."""
         self._check()
         check_keys(keys, self._namespace)
-        check_index("first_chunk", first_chunk, len(keys))
+        first_chunk = as_index("first_chunk", first_chunk, len(keys))
         count = len(keys) - first_chunk if chunks is None else chunks
-        check_index("chunks", count, len(keys) - first_chunk)
+        count = as_index("chunks", count, len(keys) - first_chunk)
         return chunks_to_save(
             self._layout,
             keys,
@@ -156,7 +156,7 @@ class GroupVerbs:
         self._check()
         check_lease(lease, self._namespace)
         assert isinstance(lease, GroupLease)
-        check_index("first_chunk", first_chunk, lease.chunks)
+        first_chunk = as_index("first_chunk", first_chunk, lease.chunks)
         firsts = [min(first_chunk, len(chunks)) if self._is_full(at) else 0 for at, chunks in enumerate(lease.ranges)]
         counts = [len(chunks) - first for chunks, first in zip(lease.ranges, firsts, strict=True)]
         blocks = self._blocks(caches, block_ids, into, counts, is_load=True)

@@ -49,18 +49,18 @@ class KeySource:
         """Append token ids, of tokens that are to be found by others. Raises InvalidArgument."""
         new = as_tokens(tokens)
         if self._known is None:
-            self._append(new[: max(0, self._exact - self._count)])
+            self._append(new[: max(0, self._exact - self.count)])
 
     def end_exact(self, tokens: int) -> None:
         """Have nobody find chunks with other tokens than the first `tokens`: those behind have approximate KV."""
         self._exact = min(self._exact, tokens)
-        if not self.is_private and self._known is None and self._count > self._exact:
+        if not self.is_private and self._known is None and self.count > self._exact:
             common = np.concatenate(self._ids)[: self._exact]
             self.keys, self._ids = self._pool.keys([], salt=self._salt, adapter=self._adapter), []
             self._append(common)
 
     @property
-    def _count(self) -> int:
+    def count(self) -> int:
         """Ids that there are, random ones included."""
         return sum(map(len, self._ids))
 
@@ -72,7 +72,7 @@ class KeySource:
         """Make sure that there are keys for so many chunks: random ones where ids are missing. How many there are."""
         missing = chunks - len(self.keys)
         if missing > 0:
-            count = self._count
+            count = self.count
             if not self.is_private and self._known is None:
                 self._known = count
             wanted = chunks * self.keys.chunk_tokens - count

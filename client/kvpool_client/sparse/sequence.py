@@ -156,13 +156,20 @@ class SparseSequence:
         """Append keys (after RoPE) and values of any number of tokens, [tokens, kv_heads, head_dim] in the layout's
         dtype.
 
-        Copies them once. Blocks that leave the window are summarised. Raises InvalidArgument, SequenceLost.
+        Copies them once. Blocks that leave the window are summarised. Raises SequenceLost, and InvalidArgument, as for the
+        whole prompt where the pool had its first `prefix_tokens`.
         """
         self._check_open()
         self._check_layer(layer)
         keys, values = as_items("k", k, self.layout), as_items("v", v, self.layout)
         if keys.shape != values.shape:
             raise InvalidArgument(f"k has shape {keys.shape} and v {values.shape}, expected the same")
+        most = self._offload.source.count - self.prefix_tokens
+        if self.prefix_tokens and self._tokens[layer] == self.prefix_tokens and len(keys) > most:
+            raise InvalidArgument(
+                f"k has {len(keys)} tokens, expected at most {most}: those of the {self._offload.source.count} ids that are "
+                f"known, behind the first {self.prefix_tokens} (prefix_tokens), whose KV the pool had"
+            )
         self._is_torch = self._is_torch or is_tensor(k)
         self._table.write(layer, self._tokens[layer], keys, values)
         self._tokens[layer] += len(keys)

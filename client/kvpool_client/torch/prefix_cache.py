@@ -22,7 +22,7 @@ from kvpool_client.key_chain import Extra, as_tokens
 from kvpool_client.pool import Pool
 from kvpool_client.save import Save, publish_each
 from kvpool_client.torch.hooks import announced, gated
-from kvpool_client.torch.restored import Restored, prefill_batch
+from kvpool_client.torch.restored import PrefixShortened, Restored, prefill_batch
 
 Integers = Sequence[int] | torch.Tensor | npt.NDArray[np.int32] | npt.NDArray[np.int64]
 T = TypeVar("T")
@@ -54,17 +54,22 @@ def layout_of(layers: Sequence[torch.Tensor], chunk_tokens: int = 256, *, rank: 
     `chunk_tokens`: tokens in a chunk, which the pool stores as a whole, a multiple of `block_tokens`. `rank` of `world`: each
     rank has chunks of its own. Raises LayoutMismatch for other shapes.
     """
-    if not layers or layers[0].dim() not in (3, 5):
-        shape = tuple(layers[0].shape) if layers else ()
-        raise LayoutMismatch(f"layers have shape {shape}, expected [2, blocks, block_tokens, kv_heads, head_dim]")
-    first = layers[0]
+    listed = list(layers)
+    shapes = [tuple(getattr(layer, "shape", ())) for layer in listed] or [()]
+    dimensions, wrong = len(shapes[0]), next((shape for shape in shapes if shape != shapes[0]), None)
+    if dimensions not in (3, 5) or wrong is not None:
+        found = f"layers have shape {shapes[0]}" if wrong is None else f"layers have shapes {shapes[0]} and {wrong}"
+        raise LayoutMismatch(
+            f"{found}, expected a tensor [2, blocks, block_tokens, kv_heads, head_dim] for each layer, with K and V in one: "
+            "k, v = kv[0], kv[1] are views of it"
+        )
     return Layout(
-        layers=len(layers),
-        kv_heads=first.shape[-2] if first.dim() == 5 else 1,
-        head_dim=first.shape[-1],
-        dtype=str(first.dtype).removeprefix("torch."),
+        layers=len(listed),
+        kv_heads=shapes[0][-2] if dimensions == 5 else 1,
+        head_dim=shapes[0][-1],
+        dtype=str(listed[0].dtype).removeprefix("torch."),
         chunk_tokens=chunk_tokens,
-        planes=2 if first.dim() == 5 else 1,
+        planes=2 if dimensions == 5 else 1,
         rank=rank,
         world=world,
     )
@@ -128,6 +133,7 @@ class PagedPrefixCache:
             raise InvalidArgument(
                 f"held_tokens is {held_tokens!r}, expected a multiple of {self._block_tokens} below {len(prompt)} tokens"
             )
+        held_tokens = int(held_tokens)
         keys = self._pool.keys(prompt[: max(0, len(prompt) - 1)], salt=salt, adapter=adapter, extra=extra)
         ids = self._block_table(block_ids, len(keys))
         self._cache.checked_block_ids(
@@ -171,23 +177,37 @@ class PagedPrefixCache:
         """Prefill a batch of prompts in one forward pass: load what the pool has of each, compute the rest, save what is new.
         Returns what `forward` returned.
 
-        `forward(starts)` computes each prompt from its token number `starts[i]` on, in one forward pass, in which each of
-        `modules` (one for each layer, in their order) reads and writes its layer's KV. It is called a second time, with lower
-        numbers, where a load brought less than was promised; what the first call computed is not saved then.
+        `forward(starts)` computes each prompt from its token number `starts[i]` on **up to its end**, in one forward pass, in
+        which each of `modules` (one for each layer, in their order) reads and writes its layer's KV. At least one token of each
+        prompt is left to it. What is saved is what the prompts name: of a prompt that is computed to `end` alone it is
+        `Prompt(tokens[:end], …)`. It is called a second time, with lower numbers, where a load brought less than was promised;
+        what the first call computed is not saved then.
 
-        Raises InvalidArgument as `restore`, `store`, `gated` and `announced` do, and what `forward` raises: nothing is saved
-        then. Never because of the daemon. One thread.
+        Raises InvalidArgument as `restore`, `store`, `gated` and `announced` do, and for a block that two prompts have though
+        their tokens up to it differ; and what `forward` raises: nothing is saved then. Never because of the daemon. One thread.
         """
+        if not isinstance(prompts, Iterable):
+            raise InvalidArgument(f"prompts is {type(prompts).__name__}, expected a list of Prompt(tokens, block_ids)")
+        asked = list(prompts)
+        for number, prompt in enumerate(asked):
+            if not isinstance(prompt, Prompt):
+                raise InvalidArgument(
+                    f"prompt {number} is {type(prompt).__name__}, expected a list of Prompt(tokens, block_ids)"
+                )
         listed = list(modules)
-        ends = [len(prompt.tokens) for prompt in prompts]
         with ExitStack() as stack:
-            batch = [stack.enter_context(self._restored(prompt)) for prompt in prompts]
+            batch = [stack.enter_context(self._restored(prompt)) for prompt in asked]
+            self._check_apart(asked)
             stack.enter_context(gated(batch, listed))
 
             def compute(starts: list[int]) -> tuple[T, list[Save]]:
-                saves = [stack.enter_context(self._saved(prompt)) for prompt in prompts]
-                with announced(saves, listed, ends):
-                    return forward(starts), saves
+                saves = [stack.enter_context(self._saved(prompt)) for prompt in asked]
+                with announced(saves, listed, [len(prompt.tokens) for prompt in asked]):
+                    answer = forward(starts)
+                    for restored, start in zip(batch, starts, strict=True):
+                        if restored.tokens < start:  # it went on after a wait that was False
+                            raise PrefixShortened(restored)
+                    return answer, saves
 
             answer, saves = prefill_batch(batch, compute)
             publish_each(saves)
@@ -206,6 +226,27 @@ class PagedPrefixCache:
     def _saved(self, prompt: Prompt) -> Save:
         return self.store(prompt.tokens, prompt.block_ids, salt=prompt.salt, adapter=prompt.adapter, extra=prompt.extra)
 
+    def _check_apart(self, prompts: Sequence[Prompt]) -> None:
+        """Check that a block which two prompts have is one of a head that they share: else one would get the other's KV."""
+        size = self._block_tokens
+        ids = [as_ids(_host_array(prompt.block_ids))[: -(-len(prompt.tokens) // size)] for prompt in prompts]
+        every = np.concatenate([np.empty(0, np.int64), *ids])
+        if len(np.unique(every)) == len(every):
+            return
+        owners: dict[int, tuple[int, int]] = {}
+        for number, table in enumerate(ids):
+            for place, block in enumerate(table.tolist()):
+                other, first = owners.setdefault(block, (number, place))
+                if other == number or block < 0:
+                    continue
+                both = prompts[other], prompts[number]
+                end = min((place + 1) * size, max(len(prompt.tokens) for prompt in both))
+                if first != place or not _share_head(*both, end):
+                    raise InvalidArgument(
+                        f"prompts {other} and {number} have block {block} at places {first} and {place} of their block_ids, "
+                        f"expected blocks of their own where their first {end} tokens, or what separates them, differ"
+                    )
+
     def _block_table(self, block_ids: Integers, chunks: int) -> npt.NDArray[np.int64]:
         """The blocks of the leading chunks, as an array of its own; what is behind them is padding."""
         ids = as_ids(_host_array(block_ids))
@@ -213,6 +254,15 @@ class PagedPrefixCache:
         if len(ids) < needed:
             raise InvalidArgument(f"block_ids has {len(ids)} ids, expected at least {needed} for {chunks} chunks")
         return ids[:needed].copy()
+
+
+def _share_head(one: Prompt, other: Prompt, end: int) -> bool:
+    """Whether the first `end` tokens of two prompts have the same KV."""
+    first, second = (
+        (as_tokens(_host_array(prompt.tokens))[:end].tobytes(), prompt.salt, prompt.adapter, tuple(prompt.extra))
+        for prompt in (one, other)
+    )
+    return first == second
 
 
 def _host_array(values: Integers) -> object:

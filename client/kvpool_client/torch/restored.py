@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from kvpool.errors import InvalidArgument
+from kvpool_client.arguments import as_index
 from kvpool_client.lease import Lease
 from kvpool_client.load import Load
 
@@ -28,7 +29,7 @@ class PrefixShortened(Exception):
 
     def __init__(self, restored: "Restored") -> None:
         """`restored`: the prefix that came shorter."""
-        super().__init__(f"the restored prefix ends at token {restored.tokens}: {restored.reason}")
+        super().__init__(f"less came than was promised: {restored!r}")
         self.restored = restored
 
 
@@ -50,7 +51,9 @@ class Restored:
         self._lease = lease
         self._load = load
         self._waited: set[int] = set()
+        self._promised = tokens  # what `tokens` was when it was last read
         self._is_settled = load is None
+        self._is_left = False
         self._reason = "complete"
 
     def __repr__(self) -> str:
@@ -62,6 +65,7 @@ class Restored:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.leave()
         if self._load is not None and kind is not None:
             self._load.cancel()
         self.settle()
@@ -71,6 +75,7 @@ class Restored:
     @property
     def tokens(self) -> int:
         """Leading tokens that need no prefill: it begins at token number `tokens`. Falls when a wait finds fewer."""
+        self._promised = self._tokens
         return self._tokens
 
     @property
@@ -79,19 +84,20 @@ class Restored:
         return self._reason
 
     def wait_layer(self, layer: int) -> bool:
-        """Wait until the restored tokens' KV of this layer is in the engine's blocks.
+        """Wait until this layer of the tokens that `tokens` gave when it was last read is in the engine's blocks. Raises
+        InvalidArgument for a number that is no layer.
 
-        False: fewer tokens came than `tokens` had announced. The load has ended then, `tokens` is the number of good ones, and
-        what the engine computed after the old number is invalid: prefill begins again at the new one.
+        False: fewer came. The load has ended then, `tokens` is the number of good ones, and what the engine computed after the
+        old number is invalid: prefill begins again at the new one.
         """
         if self._is_settled or self._load is None:
-            return True
-        if self._load.wait_layer(layer) and self._load.chunks_so_far == self._load.lease.chunks:
-            self._waited.add(layer)
-            return True
-        promised = self._tokens
-        self.settle()
-        return self._tokens == promised
+            as_index("layer", layer, self.layers - 1)
+        else:
+            if self._load.wait_layer(layer) and self._load.chunks_so_far == self._load.lease.chunks:
+                self._waited.add(layer)
+                return True
+            self._settle()
+        return self._tokens == self._promised
 
     def prefill(self, forward: Callable[[int], T]) -> T:
         """`forward(first_token)`, and once more from a lower token if the restored prefix came out shorter; its answer.
@@ -103,13 +109,20 @@ class Restored:
         return prefill_batch([self], lambda starts: forward(starts[0]))
 
     def settle(self) -> int:
-        """Wait for the whole load; the number of tokens that are in place in every layer. Idempotent."""
-        if not self._is_settled and self._load is not None:
-            result = self._load.wait()
-            self._is_settled = True
-            self._reason = result.reason
-            self._tokens = max(self._held_tokens, min(self._tokens, result.tokens))
-        return self._tokens
+        """Wait for the whole load; `tokens`, which are in place in every layer then. Idempotent."""
+        self._settle()
+        return self.tokens
+
+    def check_usable(self) -> None:
+        """Raises InvalidArgument where it was left: the engine may have given its blocks to others since."""
+        if self._is_left:
+            raise InvalidArgument(
+                f"{self!r} has ended: its context was left or its request freed, and its blocks may be another prompt's by now"
+            )
+
+    def leave(self) -> None:
+        """The engine may give the blocks to others from now on: nothing is to be computed behind it any more."""
+        self._is_left = True
 
     def check_waited(self) -> None:
         """Raises InvalidArgument where a layer was never waited for, and `settle` was not called."""
@@ -120,6 +133,13 @@ class Restored:
                 "read KV that had not come; expected wait_layer(layer) before each is read, as gated does"
             )
 
+    def _settle(self) -> None:
+        if not self._is_settled and self._load is not None:
+            result = self._load.wait()
+            self._is_settled = True
+            self._reason = result.reason
+            self._tokens = max(self._held_tokens, min(self._tokens, result.tokens))
+
 
 def prefill_batch(batch: Sequence[Restored], forward: Callable[[list[int]], T]) -> T:
     """`Restored.prefill` of several prompts in one forward pass. `batch`: what `PagedPrefixCache.restore` answered for each, or
@@ -128,14 +148,27 @@ def prefill_batch(batch: Sequence[Restored], forward: Callable[[list[int]], T]) 
 
     Raises InvalidArgument where `forward` returned and a layer of a prompt was never waited for. One thread.
     """
+    check_batch(batch)
+    starts = [restored.tokens for restored in batch]
     try:
-        answer = forward([restored.tokens for restored in batch])
+        answer = forward(starts)
     except PrefixShortened as shortened:
         if all(restored is not shortened.restored for restored in batch):
             raise
-        again = [restored.settle() for restored in batch]
     else:
         for restored in batch:
             restored.check_waited()
-        return answer
-    return forward(again)
+        # A forward pass that went on after a wait was False has computed on what did not come.
+        if [restored.tokens for restored in batch] == starts:
+            return answer
+    return forward([restored.settle() for restored in batch])
+
+
+def check_batch(batch: Sequence[Restored]) -> None:
+    """Raises InvalidArgument where one of a batch is no Restored, or was left."""
+    for restored in batch:
+        if not isinstance(restored, Restored):
+            raise InvalidArgument(
+                f"restored is {type(restored).__name__}, expected what PagedPrefixCache.restore answered, or Allocation.load"
+            )
+        restored.check_usable()

@@ -11,8 +11,10 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,16 +125,99 @@ def test_a_load_that_nobody_has_goes_on_for_who_has_its_lease(pool: kv.Pool) -> 
     assert_right_bytes(keys, SMALL, kv.LoadResult(CHUNKS, 0, "complete"), into)
 
 
-def test_leased_memory_that_nobody_has_is_closed_and_renewed_no_longer(daemon: Daemon, pool: kv.Pool) -> None:
+def test_leased_memory_that_nobody_has_is_renewed_no_longer(daemon: Daemon, pool: kv.Pool) -> None:
     keys = keys_of(pool, 1)
     store(pool, keys)
-    held: list[object] = [pool.leased_memory(pool.acquire(pool.lookup(keys)))]
+    lease = pool.acquire(pool.lookup(keys))
+    held: list[object] = [pool.leased_memory(lease)]
     assert len(pool._link._leases_in_use) == 1
     with pytest.warns(ResourceWarning, match="LeasedMemory 4 chunks, open.*never closed") as warned:
         let_go(held)
     assert len(warned) == 1
+    wait_until(lambda: pool._link._leases_in_use == {}, "nothing is renewed")
+    assert load_all(pool, keys)[0].chunks == CHUNKS
+    into = np.zeros((CHUNKS, SMALL.chunk_bytes), np.uint8)
+    assert pool.load(lease, into=into).wait().reason == "complete", "the lease is its caller's"
+    lease.release()
     wait_until(lambda: daemon.stats()["leases"] == 0, "the lease has ended")
-    assert pool._link._leases_in_use == {}
+
+
+def test_a_save_that_is_collected_in_a_cycle_writes_nothing_after_the_connections_end(
+    pool: kv.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector clears weak references to all of a cycle before it finalizes any of it."""
+    session = pool._link.session
+    assert session is not None
+    monkeypatch.setattr(pool._link._endings, "begin", lambda: None)
+    keys = keys_of(pool, 1)
+    save: Any = pool.save(keys, from_=payload_of(keys, SMALL))
+    save.itself = save
+    held: list[object] = [save]
+    del save
+    with pytest.warns(ResourceWarning, match="neither committed nor aborted"):
+        let_go(held)
+    (run,) = session._saves
+    session.end("a test ends it")
+    assert run.is_cancelled()  # type: ignore[attr-defined]  # a native job
+    assert not session._saves
+
+
+def test_saves_that_have_ended_are_held_by_nobody(pool: kv.Pool) -> None:
+    session = pool._link.session
+    assert session is not None
+    for seed in range(2):
+        keys = keys_of(pool, seed)
+        save = pool.save(keys, from_=payload_of(keys, SMALL))
+        assert len(session._saves) == 1
+        if seed:
+            save.abort()
+        else:
+            save.commit()
+        assert not session._saves
+
+
+def test_a_late_save_ends_alone_while_the_end_of_something_forgotten_takes_long(
+    start_daemon: Callable[..., Daemon],
+) -> None:
+    daemon, over = start_daemon(server__reservation_ttl=TTL), threading.Event()
+    with daemon.connect(timeout_s=20.0) as pool:
+        wait_connected(pool)
+        pool._link._endings.add(over.wait)  # as a load that a slow device cancels
+        pool._link._wake()
+        keys = keys_of(pool, 1)
+        save = pool.save(keys, from_=payload_of(keys, SMALL))
+        wait_until(lambda: "expired" in repr(save), "its time is over")
+        over.set()
+        assert save.commit().reasons == {"expired": CHUNKS}
+        assert pool.stats()["reconnects"] == 0
+
+
+@pytest.mark.parametrize("end", ["expires", "pool closes"])
+def test_an_engines_memory_is_held_by_nobody_after_the_end(start_daemon: Callable[..., Daemon], end: str) -> None:
+    daemon = start_daemon(server__reservation_ttl=TTL)
+    with daemon.connect(timeout_s=20.0) as pool:
+        wait_connected(pool)
+        keys = keys_of(pool, 1)
+        memory: Any = payload_of(keys, SMALL).copy()
+        kept = weakref.ref(memory)
+        if end == "expires":
+            save = pool.save(keys, from_=memory)
+            wait_until(lambda: "expired" in repr(save), "its time is over")
+            assert save.commit().reasons == {"expired": CHUNKS}
+            del save
+        else:
+            store(pool, keys)
+            lease = pool.acquire(pool.lookup(keys))
+            load = pool.load(lease, into=memory)
+            pool.close()
+            del load, lease
+        del memory
+
+        def is_free() -> bool:
+            gc.collect()
+            return kept() is None
+
+        wait_until(is_free, "the memory is free", 20.0)
 
 
 def test_leases_of_many_chains_with_one_load_are_each_released(daemon: Daemon, pool: kv.Pool) -> None:

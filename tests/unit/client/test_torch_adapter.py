@@ -1,7 +1,9 @@
 """The torch adapter over a fake pool: what is restored, what is left to compute, and what happens when less comes."""
 
 import contextlib
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, cast
 
@@ -326,7 +328,7 @@ def test_a_gated_module_does_not_run_on_missing_kv(pool: FakePool) -> None:
     pool.fail_at = (1, 0)
     modules = _modules()
     restored = _prefix(pool, _layers()).restore(tokens, _table(2))
-    ended = pytest.raises(PrefixShortened, match="ends at token 32: checksum")
+    ended = pytest.raises(PrefixShortened, match="32 tokens, checksum")
     with restored, gated(restored, modules), ended as raised:
         modules[0](torch.zeros(1))
     assert raised.value.restored is restored
@@ -596,9 +598,196 @@ def test_an_exception_in_a_batch_saves_nothing_and_ends_what_was_begun(pool: Fak
 def test_a_batch_with_a_module_that_did_not_run_is_refused_and_not_saved(pool: FakePool) -> None:
     _stored_batch(pool, missing=1)
     batch, before = Batch(pool), set(pool.stored)
-    with pytest.raises(kv.InvalidArgument, match="layer 3 of 4 was never waited for"):
+    with pytest.raises(kv.InvalidArgument, match="module 3 of 4 did not run"):
         batch.prefix.prefill(batch.prompts(), batch.modules, lambda _: _run(batch.modules[:3]))
     assert set(pool.stored) == before
+
+
+@pytest.mark.parametrize("ran", range(LAYERS))
+def test_modules_that_did_not_run_store_nothing_on_a_miss_either(pool: FakePool, ran: int) -> None:
+    """As with hooks on another copy of the model, a forward that is a coroutine, or an early exit."""
+    batch, did_not_run = Batch(pool), pytest.raises(kv.InvalidArgument, match=f"module {ran} of 4 did not run")
+    with did_not_run:
+        batch.prefix.prefill(batch.prompts(), batch.modules, lambda _: _run(batch.modules[:ran]))
+    save = batch.prefix.store(batch.tokens[0], batch.tables[0])
+    with did_not_run, announced(save, batch.modules, len(batch.tokens[0])):
+        _run(batch.modules[:ran])
+    assert pool.saves[-1].is_aborted
+    assert pool.stored == {}
+
+
+@pytest.mark.parametrize("way", ["goes on", "settles and goes on", "tries again"])
+def test_a_pass_that_goes_on_with_less_than_was_promised_is_run_again(pool: FakePool, way: str) -> None:
+    _stored_batch(pool, missing=1)
+    batch = Batch(pool)
+    pool.fail_at, pool.fail_load = (0, 2), 1
+    restores = [batch.prefix.restore(tokens, ids) for tokens, ids in zip(batch.tokens, batch.tables, strict=True)]
+    waits: list[list[bool]] = []
+
+    def forward(starts: list[int]) -> list[int]:
+        batch.starts.append(starts)
+        waits.append([])
+        for layer in range(LAYERS):
+            if way == "settles and goes on":
+                restores[1].settle()
+            waits[-1].append(sum(restored.wait_layer(layer) for restored in restores) == 4)
+        if way == "tries again":
+            with contextlib.suppress(PrefixShortened):
+                raise PrefixShortened(restores[1])
+        return starts
+
+    with contextlib.ExitStack() as stack:
+        for restored in restores:
+            stack.enter_context(restored)
+        full, again = [2 * CHUNK, 2 * CHUNK, 3 * CHUNK, 4 * CHUNK], [2 * CHUNK, 0, 3 * CHUNK, 4 * CHUNK]
+        assert prefill_batch(restores, forward) == again
+    assert batch.starts == [full, again]
+    if way != "settles and goes on":
+        assert waits == [[True, True, False, False], [True] * LAYERS], "False until a pass begins with what there is"
+
+
+def test_a_pass_that_swallows_what_came_short_saves_nothing_of_it(pool: FakePool) -> None:
+    _stored_batch(pool, missing=1)
+    batch = Batch(pool)
+    pool.fail_at, pool.fail_load = (0, 2), 1
+
+    def forward(starts: list[int]) -> list[int]:
+        batch.starts.append(starts)
+        for module in batch.modules:
+            with contextlib.suppress(PrefixShortened):
+                module(torch.zeros(1))
+        return starts
+
+    with contextlib.suppress(kv.InvalidArgument):
+        batch.prefix.prefill(batch.prompts(), batch.modules, forward)
+    assert all(save.is_aborted for save in pool.saves[:4])
+
+
+def test_hooks_are_of_the_thread_that_enters_them(pool: FakePool) -> None:
+    _stored_batch(pool)
+    batch = Batch(pool)
+    pool.fail_at, pool.fail_load = (1, 1), 0
+    others: list[str] = []
+
+    def other() -> None:
+        _run(batch.modules)
+        others.append("computed")
+
+    def forward(starts: list[int]) -> list[int]:
+        for run in (other, other):
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+        _run(batch.modules)
+        return starts
+
+    prompts = batch.prompts()[:2]
+    assert batch.prefix.prefill(prompts, batch.modules, forward) == [CHUNK, 3 * CHUNK]
+    assert others == ["computed"] * 4
+
+
+def test_two_threads_prefill_with_one_model(pool: FakePool) -> None:
+    batch, both = Batch(pool), threading.Barrier(2, timeout=60)
+
+    def prefill(number: int) -> list[int]:
+        def forward(starts: list[int]) -> list[int]:
+            for module in batch.modules:
+                both.wait()
+                module(torch.zeros(1))
+            return starts
+
+        return batch.prefix.prefill([batch.prompts()[number]], batch.modules, forward)
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(prefill, (0, 1))) == [[0], [0]]
+    assert [pool.lookup(pool.keys(tokens)).chunks for tokens in batch.tokens[:2]] == [2, 3]
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_one_block_at_two_prompts_is_one_of_a_head_that_they_share(pool: FakePool, is_warm: bool) -> None:
+    if is_warm:
+        _stored_batch(pool, missing=1)
+    batch, before = Batch(pool), set(pool.stored)
+    head = 2 * CHUNK // BLOCK
+    batch.tables[2] = torch.cat([batch.tables[1][:head], batch.tables[2][head:]])
+    wrong = [
+        *batch.tables[:3],
+        torch.cat([batch.tables[3][:head], batch.tables[2][head : head + 1], batch.tables[3][head:-1]]),
+    ]
+    prompts = [Prompt(tokens, table) for tokens, table in zip(batch.tokens, wrong, strict=True)]
+    with pytest.raises(
+        kv.InvalidArgument, match=r"prompts 2 and 3 have block \d+ at places 8 and 8 .* first 72 tokens"
+    ):
+        batch.prefix.prefill(prompts, batch.modules, batch.forward)
+    salted = [Prompt(batch.tokens[1], batch.tables[1]), Prompt(batch.tokens[2], batch.tables[2], salt=b"tenant")]
+    with pytest.raises(kv.InvalidArgument, match=r"prompts 0 and 1 have block \d+ at places 0 and 0"):
+        batch.prefix.prefill(salted, batch.modules, batch.forward)
+    assert set(pool.stored) == before
+    assert batch.prefix.prefill(batch.prompts(), batch.modules, batch.forward) == "logits"
+
+
+def test_what_was_left_is_not_prefilled_again(pool: FakePool) -> None:
+    tokens, modules = _tokens(2 * CHUNK + 1), _modules()
+    _stored(pool, tokens)
+    with _prefix(pool, _layers()).restore(tokens, _table(2)) as restored:
+        pass
+    left = pytest.raises(kv.InvalidArgument, match="64 tokens, complete> has ended: its context was left")
+    with left:
+        restored.prefill(lambda start: start)
+    with left, gated(restored, modules):
+        pass
+
+
+@pytest.mark.parametrize("wrong", [None, "name", dict])
+def test_what_is_no_module_leaves_no_hook_behind(pool: FakePool, wrong: object) -> None:
+    modules: list[Any] = [*_modules(2), wrong, *_modules(1)]
+    prefix = _prefix(pool, _layers())
+    refused = pytest.raises(kv.InvalidArgument, match=r"module 2 is \w+, expected a torch.nn.Module")
+    with refused, announced(prefix.store(_tokens(CHUNK), _table(1)), modules, CHUNK):
+        pass
+    with prefix.restore(_tokens(CHUNK), _table(1)) as restored, refused, gated(restored, modules):
+        pass
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in modules[:2])
+
+
+def test_arguments_of_another_kind_are_refused_by_name(pool: FakePool) -> None:
+    prefix, tokens, table, modules = _prefix(pool, _layers()), _tokens(CHUNK), _table(1), _modules()
+    wrong: Any
+    for wrong, found in ((Prompt(tokens, table), "prompts is Prompt"), ([(tokens, table)], "prompt 0 is tuple")):
+        with pytest.raises(kv.InvalidArgument, match=f"{found}, expected a list of Prompt"):
+            prefix.prefill(wrong, modules, lambda starts: starts)
+    for wrong in (None, [None], prefix):
+        refused = pytest.raises(
+            kv.InvalidArgument, match=r"restored is .*, expected what PagedPrefixCache.restore answered"
+        )
+        with refused, gated(wrong, modules):
+            pass
+        refused = pytest.raises(kv.InvalidArgument, match=r"save is .*, expected what PagedPrefixCache.store answered")
+        with refused, announced(wrong, modules, [1] if isinstance(wrong, list) else 1):
+            pass
+
+
+def test_held_tokens_may_be_numpys(pool: FakePool) -> None:
+    tokens = _tokens(2 * CHUNK + 1)
+    _stored(pool, tokens)
+    with _prefix(pool, _layers()).restore(tokens, _table(2), cast(Any, np.int64(CHUNK))) as restored:
+        assert restored.tokens == 2 * CHUNK
+
+
+@pytest.mark.parametrize("way", ["resize_", "set_", "data"])
+def test_tensors_with_other_memory_than_was_registered_are_refused(way: str) -> None:
+    layers = _layers()
+    with kv.connect("/nonexistent/kvpool.sock", model="moved", revision="1", layout=layout_of(layers, CHUNK)) as pool:
+        prefix = PagedPrefixCache(pool, layers, BLOCK)
+        prefix.store(_tokens(CHUNK), _table(1)).abort()
+        if way == "resize_":
+            layers[2].resize_(2, 4 * BLOCKS, BLOCK, 2, 16)
+        elif way == "set_":
+            layers[2].set_(torch.zeros_like(layers[2]))
+        else:
+            layers[2].data = torch.zeros_like(layers[2])
+        with pytest.raises(kv.InvalidArgument, match=r"layer 2 was registered at .* register the tensors again"):
+            prefix.store(_tokens(CHUNK), _table(1))
 
 
 def test_salt_and_adapter_keep_prefixes_apart(pool: FakePool) -> None:
