@@ -45,7 +45,9 @@ class LoadStarter:
     def _begin(self, lease: LeaseHold, first_chunk: int, start: Callable[[Session], LoadRun | None]) -> Load:
         session = lease.session
         if first_chunk == lease.chunks or session is None or not lease.is_live:
-            reason = LoadReason.COMPLETE if first_chunk == lease.chunks else LoadReason.DISCONNECTED
+            is_connected = session is not None and session.is_alive  # else the lease was released
+            ended = LoadReason.GONE if is_connected else LoadReason.DISCONNECTED
+            reason = LoadReason.COMPLETE if first_chunk == lease.chunks else ended
             return self._new_load(lease, None, first_chunk, reason)
         failpoint.reach("client.load.before")
         run = start(session)

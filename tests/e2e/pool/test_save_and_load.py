@@ -35,6 +35,46 @@ def test_lookup_misses_what_was_never_stored(shared: Shared) -> None:
         )
 
 
+@pytest.mark.parametrize("end", ["commit", "commit in the background", "abort"])
+def test_a_layer_that_is_announced_after_the_end_is_refused(shared: Shared, end: str) -> None:
+    with shared.connect() as pool:
+        keys = pool.keys(tokens_of(4, 2 * 32))
+        save = pool.save(keys, from_=payload_of(keys, SMALL))
+        if end == "abort":
+            save.abort()
+        else:
+            save.commit(wait=end == "commit")
+        with pytest.raises(kv.InvalidArgument, match=r"layer 0 comes after the end of <Save 2 chunks"):
+            save.layer(0)
+        save.wait()
+
+
+def test_a_load_of_a_lease_that_was_released_finds_nothing_there(shared: Shared) -> None:
+    with shared.connect() as pool:
+        keys = pool.keys(tokens_of(5, 2 * 32))
+        store(pool, keys)
+        lease = pool.acquire(pool.lookup(keys))
+        lease.release()
+        load = pool.load(lease, into=np.zeros((2, SMALL.chunk_bytes), np.uint8))
+        assert load.wait() == kv.LoadResult(0, 0, "gone"), "the connection is there"
+
+
+def test_integers_of_numpy_are_integers(shared: Shared) -> None:
+    with shared.connect() as pool:
+        keys, one = pool.keys(tokens_of(6, 2 * 32)), cast(int, np.int64(1))
+        save = pool.save(
+            keys, from_=payload_of(keys, SMALL), first_chunk=cast(int, np.int64(0)), chunks=cast(int, np.int64(2))
+        )
+        save.layer(one)
+        assert save.commit().stored == 2
+        with pool.acquire(pool.lookup(keys)) as lease:
+            load = pool.load(lease, into=np.zeros((1, SMALL.chunk_bytes), np.uint8), first_chunk=one)
+            assert load.wait_layer(one)
+            assert load.wait().chunks == 2
+            with pytest.raises(kv.InvalidArgument, match=r"layer is True, expected 0\.\."):
+                load.wait_layer(True)
+
+
 def test_a_load_of_nothing_leaves_the_lease_to_the_others(shared: Shared) -> None:
     """The client renews a lease for as long as a load of it goes on."""
     with shared.connect() as pool:

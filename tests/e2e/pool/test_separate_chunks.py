@@ -139,7 +139,7 @@ def test_the_release_of_each_lease_waits_for_the_load_of_them_all(shared: Shared
         leases[ended].release()
         assert repr(load) == "<Load 2 chunks, complete>"
         again = pool.separate.load(leases, engine.cache, engine.blocks([1, 1]))
-        assert again.wait() == kv.LoadResult(0, 0, "disconnected")
+        assert again.wait() == kv.LoadResult(0, 0, "gone")
         pool.separate.release(leases)
 
 

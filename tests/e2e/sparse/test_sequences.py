@@ -173,6 +173,24 @@ def test_another_sequence_with_the_prefix_builds_no_summary(pool: kv.Pool, modul
             assert bits_equal(second.attend(layer, text.query), expected[layer])
 
 
+def test_a_prompt_that_is_appended_whole_behind_its_prefix_is_refused(module_daemon: Daemon) -> None:
+    """Its KV would be stored under the keys of later tokens."""
+    text = Text(77, 20 * 64)
+    with module_daemon.connect(LAYOUT) as pool:
+        with SparseSequence(pool, CONFIG, tokens=text.ids) as first:
+            text.append_to(first, len(text.ids))
+            stored = first.settle()
+        with SparseSequence(pool, CONFIG, tokens=text.ids) as second:
+            assert second.prefix_tokens == stored * 64 > 0
+            left = len(text.ids) - second.prefix_tokens
+            with pytest.raises(
+                kv.InvalidArgument, match=rf"k has 1280 tokens, expected at most {left}: .*prefix_tokens"
+            ):
+                second.append(0, text.keys[0], text.values[0])
+            text.append_to(second, len(text.ids), step=left)
+            assert second.tokens == len(text.ids)
+
+
 def test_a_sequence_of_its_own_is_found_by_nobody(pool: kv.Pool) -> None:
     text = Text(6, 900)
     with sequence_of(pool, text, CONFIG, 900) as sequence:

@@ -49,6 +49,25 @@ def test_a_request_that_no_empty_pool_has_blocks_for_raises_with_both_numbers_an
     engine.verify()
 
 
+def test_an_allocation_whose_request_was_freed_has_no_blocks() -> None:
+    engine = PrefixEngine(8)
+    blocks = engine.blocks
+    allocations = [blocks.allocate("a", prompt(1, 6)), blocks.fork("a", "b")]
+    for request, allocation in zip("ab", allocations, strict=True):
+        assert allocation is not None
+        assert allocation.block_ids
+        blocks.free(request)
+        for call in (
+            lambda: allocation.block_ids,  # noqa: B023 - called at once
+            lambda: allocation.wait_layer(0),  # noqa: B023
+            allocation.settle,
+            lambda: allocation.prefill(lambda start: start),  # noqa: B023
+        ):
+            with pytest.raises(InvalidArgument, match=r"has ended: .* or its request freed"):
+                call()
+        assert "blocks" in repr(allocation)
+
+
 def test_after_close_every_verb_refuses_and_names_it() -> None:
     engine = PrefixEngine(4)
     engine.run("a", prompt(1, 6))

@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -489,3 +489,20 @@ def test_arrays_by_dlpack_are_of_the_layouts_dtype_or_its_bits(dtype: str, is_ta
     else:
         with pytest.raises(LayoutMismatch, match=f"items are {dtype}, expected the layout's float16, or uint16"):
             describe_layers(layers, LAYOUT, TOKENS, "auto")
+
+
+@pytest.mark.parametrize("form", ["kv_first", "block_first"])
+def test_planes_and_blocks_that_overlap_together_are_refused(form: str) -> None:
+    """Each step alone is as long as a plane of a block: the next block's first plane is this one's second."""
+    plane = TOKENS * 12
+    memory = np.zeros(plane * (BLOCKS + 1), np.float16)
+    steps = (plane * 2, plane * 2, 24, 8, 2)
+    shape = (2, BLOCKS, TOKENS, 3, 4) if form == "kv_first" else (BLOCKS, 2, TOKENS, 3, 4)
+    layers = [np.lib.stride_tricks.as_strided(memory.copy(), shape, steps) for _ in range(2)]
+    with pytest.raises(LayoutMismatch, match="make blocks, planes or heads overlap"):
+        describe_layers(layers, LAYOUT, TOKENS, form)
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    layers = _layers((2, BLOCKS, TOKENS, 3, 4))
+    assert describe_layers(layers, LAYOUT, cast(int, np.int64(TOKENS)), "auto").block_tokens == TOKENS
