@@ -190,25 +190,27 @@ def test_the_code_of_the_document_works(daemon: Daemon) -> None:
                 total = module(total, tokens, start, table)
             return total
 
-        names: dict[str, Any] = {"layers": layers, "attention_modules": modules, "model": model}
+        def model_of_batch(batch: list[Any], begins: list[int], ends: list[int] | None = None) -> float:
+            request, end = batch[0], ends[0] if ends else None
+            return model(request.tokens[begins[0] : end], begins[0], request.block_ids)
+
+        names: dict[str, Any] = {"layers": layers, "attention_modules": modules, "model": model_of_batch}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kv, "connect", _connect_and_wait)
             exec(first, names)
         exec(second, names)
         table = torch.randperm(40, generator=torch.Generator().manual_seed(seed)).tolist()
-        if is_batch:
-            names["model"] = lambda batch, starts: model(batch[0].tokens[starts[0] :], starts[0], batch[0].block_ids)
-            answers.append(names["prefill"]([SimpleNamespace(tokens=PROMPT, block_ids=table)]))
-        else:
-            answers.append(names["prefill_in_passes"](PROMPT, table, _passes))
+        batch = [SimpleNamespace(tokens=PROMPT, block_ids=table)]
+        answers.append(names["prefill"](batch) if is_batch else names["prefill_in_passes"](batch, _passes))
         names["pool"].close()
     assert calls == [*range(0, 9 * CHUNK + 1, CHUNK), 9 * CHUNK, 9 * CHUNK]
     assert answers == [sum(sum(PROMPT) + layer * len(PROMPT) for layer in range(4)) * 32] * 3
 
 
-def _passes(start: int, end: int) -> list[tuple[int, int]]:
+def _passes(starts: list[int]) -> Iterator[tuple[list[int], list[int]]]:
     """Of a chunk each."""
-    return [(begin, min(end, begin + CHUNK)) for begin in range(start, end, CHUNK)]
+    for begin in range(starts[0], len(PROMPT), CHUNK):
+        yield [begin], [min(len(PROMPT), begin + CHUNK)]
 
 
 def _connect_and_wait(*given: Any, **named: Any) -> kv.Pool:

@@ -72,7 +72,7 @@ def test_the_code_on_the_page_is_the_examples() -> None:
     sources = [EXAMPLE, BLOCK_EXAMPLE, BATCH_EXAMPLE, DEMO, *sorted(ENGINE_EXAMPLE.rglob("*.py"))]
     lines = [line.strip() for source in sources for line in source.read_text().splitlines() if line]
     pieces = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(pieces) == 10
+    assert len(pieces) == 11
     for piece in pieces:
         wanted = [line.strip() for line in piece.strip().splitlines() if line]
         assert any(lines[at : at + len(wanted)] == wanted for at in range(len(lines))), piece
