@@ -6,11 +6,13 @@ but Refused the connection is unusable and must be closed: an answer may still b
 
 import array
 import contextlib
+import os
 import select
 import socket
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -101,7 +103,10 @@ class BlockingConnection:
             raise DaemonUnreachable(f"no right to connect to {path}: {missing_right(path) or error}") from error
         except OSError as error:
             self.close()
-            raise DaemonUnreachable(f"no daemon answers at {path}: {error}") from error
+            is_other = os.path.exists(path) and not Path(path).is_socket()
+            raise DaemonUnreachable(
+                f"no daemon answers at {path}: {'it is no socket' if is_other else error}"
+            ) from error
         except BaseException:
             self.close()
             raise

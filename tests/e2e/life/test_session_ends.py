@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,15 @@ def test_a_first_connection_that_fails_is_one_warning_and_the_pool_has_its_reaso
         assert reason in record.getMessage()
         assert "start kvpoold there" in record.getMessage()
     assert repr(pool) == "<Pool m closed>"
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "fifo"])
+def test_what_is_no_socket_is_called_that(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "other"
+    make = {"file": path.touch, "directory": path.mkdir, "fifo": partial(os.mkfifo, path)}
+    make[kind]()
+    with kv.connect(path, model="m", layout=SMALL) as pool:
+        assert repr(pool) == f"<Pool m away: no daemon answers at {path}: it is no socket>"
 
 
 def test_a_pool_that_lost_its_daemon_has_the_reason_of_the_last_attempt(daemon: Daemon) -> None:
