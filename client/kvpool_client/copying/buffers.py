@@ -277,13 +277,10 @@ def _check_order(array: ArrayBytes, layout: Layout, block_tokens: int, form: str
             f"shape {array.shape} ends in {axes} behind the tokens, expected {heads} heads of {dim} items, or one axis of "
             f"{heads * dim}{swapped}"
         )
-    if is_named or len(axes) != 2 or axes != (heads, dim):
-        return
-    other = "[heads, tokens, dim]" if heads == block_tokens else "[tokens, dim, heads]" if heads == dim else ""
-    if other:
+    if not is_named and axes == (heads, dim) and heads == block_tokens:
         raise LayoutMismatch(
-            f"shape {array.shape} reads as [tokens, heads, dim] and as {other}: pass form={form!r} if it is the first; "
-            "docs/layouts.md has what to do with others"
+            f"shape {array.shape} reads as [tokens, heads, dim] and as [heads, tokens, dim]: pass form={form!r} if it is the "
+            "first; docs/layouts.md has what to do with others"
         )
 
 

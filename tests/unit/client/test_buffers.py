@@ -198,20 +198,16 @@ def test_heads_before_tokens_are_refused_and_their_view_is_served(
                 describe_layers(seen, layout, TOKENS, form)
 
 
-@pytest.mark.parametrize(
-    ("heads", "dim", "other"),
-    [(TOKENS, 4, "heads, tokens, dim"), (4, 4, "tokens, dim, heads"), (TOKENS, TOKENS, "heads, tokens, dim")],
-)
+@pytest.mark.parametrize("dim", [4, TOKENS])
 @pytest.mark.parametrize(
     ("axes", "name"), [((2, BLOCKS), "kv_first"), ((BLOCKS, 2), "block_first"), ((BLOCKS,), "kv_first")]
 )
-def test_axes_that_the_shape_cannot_show_must_be_named(
-    heads: int, dim: int, other: str, axes: tuple[int, ...], name: str
-) -> None:
+def test_axes_that_the_shape_cannot_show_must_be_named(dim: int, axes: tuple[int, ...], name: str) -> None:
+    heads = TOKENS
     layout = replace(LAYOUT, kv_heads=heads, head_dim=dim, planes=len(axes))
     layers = _layers((*axes, TOKENS, heads, dim))
     with pytest.raises(
-        LayoutMismatch, match=rf"reads as \[tokens, heads, dim\] and as \[{other}\]: pass form='{name}' if"
+        LayoutMismatch, match=rf"reads as \[tokens, heads, dim\] and as \[heads, tokens, dim\]: pass form='{name}' if"
     ):
         describe_layers(layers, layout, TOKENS, "auto")
     assert describe_layers(layers, layout, TOKENS, name).form == name
