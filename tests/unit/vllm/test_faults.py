@@ -165,6 +165,8 @@ def test_an_engine_without_a_daemon_computes_and_picks_the_pool_up(start_engine:
     daemon.start()
     for half in (engine.scheduler._scheduler, engine.workers[0]._worker):
         wait_connected(half.pool)
+    line = engine.scheduler._scheduler._promise_line  # a connection of its own
+    wait_until(lambda: line.is_connected, "promises can be asked for")
     assert ask(engine, "cold", TOKENS).external == 0
     assert ask(engine, "warm", TOKENS).external == 5 * CHUNK
 
