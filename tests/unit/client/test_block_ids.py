@@ -7,11 +7,11 @@ import pytest
 
 from kvpool.errors import InvalidArgument
 from kvpool.layout import Layout
-from kvpool_client.copying.cache import SORTED_IDS_MAX, Cache
+from kvpool_client.copying.cache import FEW_IDS, Cache
 
 LAYOUT = Layout(layers=1, kv_heads=1, head_dim=8, dtype="float16", chunk_tokens=32)
-BLOCKS = 4 * SORTED_IDS_MAX
-FEW, MANY = 8, 2 * SORTED_IDS_MAX
+BLOCKS = 4 * FEW_IDS
+FEW, MANY = 8, 2 * FEW_IDS
 
 
 @pytest.fixture(scope="module")
