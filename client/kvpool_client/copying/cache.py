@@ -204,7 +204,7 @@ def _are_apart(ids: npt.NDArray[np.int64], lowest: int, blocks: int) -> bool:
     """Whether ids reach from `lowest` to the last of so many blocks, and none but −1 is there twice. In the time of two looks
     for the extremes: a few ids are a set, for many the blocks are marked."""
     if len(ids) <= FEW_IDS:
-        few = ids.tolist()
+        few: list[int] = ids.tolist()
         named = set(few)
         skipped = few.count(SKIP_BLOCK)
         return lowest <= min(few) and max(few) < blocks and len(named) + max(0, skipped - 1) == len(few)

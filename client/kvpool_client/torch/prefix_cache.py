@@ -5,6 +5,7 @@ left to compute, because the engine needs its logits. Copies per byte: one in ea
 thread, as the Pool; what `restore` and `store` answer, one thread at a time.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -194,10 +195,10 @@ class PagedPrefixCache:
                 raise InvalidArgument(
                     f"prompt {number} is {type(prompt).__name__}, expected a list of Prompt(tokens, block_ids)"
                 )
+        self._check_apart(asked)
         listed = list(modules)
         with ExitStack() as stack:
             batch = [stack.enter_context(self._restored(prompt)) for prompt in asked]
-            self._check_apart(asked)
             stack.enter_context(gated(batch, listed))
 
             def compute(starts: list[int]) -> tuple[T, list[Save]]:
@@ -233,15 +234,15 @@ class PagedPrefixCache:
         every = np.concatenate([np.empty(0, np.int64), *ids])
         if len(np.unique(every)) == len(every):
             return
+        heads = _CommonHeads(prompts)
         owners: dict[int, tuple[int, int]] = {}
         for number, table in enumerate(ids):
             for place, block in enumerate(table.tolist()):
                 other, first = owners.setdefault(block, (number, place))
                 if other == number or block < 0:
                     continue
-                both = prompts[other], prompts[number]
-                end = min((place + 1) * size, max(len(prompt.tokens) for prompt in both))
-                if first != place or not _share_head(*both, end):
+                end = (place + 1) * size
+                if first != place or heads.tokens(other, number) < end:
                     raise InvalidArgument(
                         f"prompts {other} and {number} have block {block} at places {first} and {place} of their block_ids, "
                         f"expected blocks of their own where their first {end} tokens, or what separates them, differ"
@@ -256,13 +257,29 @@ class PagedPrefixCache:
         return ids[:needed].copy()
 
 
-def _share_head(one: Prompt, other: Prompt, end: int) -> bool:
-    """Whether the first `end` tokens of two prompts have the same KV."""
-    first, second = (
-        (as_tokens(_host_array(prompt.tokens))[:end].tobytes(), prompt.salt, prompt.adapter, tuple(prompt.extra))
-        for prompt in (one, other)
-    )
-    return first == second
+class _CommonHeads:
+    """How many leading tokens of two prompts have the same KV: all that there may be, where the prompts are equal."""
+
+    def __init__(self, prompts: Sequence[Prompt]) -> None:
+        self._tokens = [as_tokens(_host_array(prompt.tokens)) for prompt in prompts]
+        self._scopes = [(prompt.salt, prompt.adapter, tuple(prompt.extra)) for prompt in prompts]
+        self._known: dict[tuple[int, int], float] = {}
+
+    def tokens(self, one: int, other: int) -> float:
+        """Of these two prompts, by number; infinite where they are equal."""
+        if (one, other) not in self._known:
+            self._known[one, other] = self._count(one, other)
+        return self._known[one, other]
+
+    def _count(self, one: int, other: int) -> float:
+        if self._scopes[one] != self._scopes[other]:
+            return 0
+        pair = self._tokens[one], self._tokens[other]
+        length = min(map(len, pair))
+        differing = np.flatnonzero(pair[0][:length] != pair[1][:length])
+        if len(differing):
+            return int(differing[0])
+        return length if len(pair[0]) != len(pair[1]) else math.inf
 
 
 def _host_array(values: Integers) -> object:

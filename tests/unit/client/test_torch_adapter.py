@@ -726,6 +726,12 @@ def test_one_block_at_two_prompts_is_one_of_a_head_that_they_share(pool: FakePoo
     assert batch.prefix.prefill(batch.prompts(), batch.modules, batch.forward) == "logits"
 
 
+def test_equal_prompts_may_have_all_blocks_in_common(pool: FakePool) -> None:
+    batch = Batch(pool)
+    batch.tokens[0], batch.tables[0] = batch.tokens[1], batch.tables[1]
+    assert batch.prefix.prefill(batch.prompts(), batch.modules, batch.forward) == "logits"
+
+
 def test_what_was_left_is_not_prefilled_again(pool: FakePool) -> None:
     tokens, modules = _tokens(2 * CHUNK + 1), _modules()
     _stored(pool, tokens)
