@@ -206,8 +206,8 @@ def _are_apart(ids: npt.NDArray[np.int64], lowest: int, blocks: int) -> bool:
     if len(ids) <= FEW_IDS:
         few: list[int] = ids.tolist()
         named = set(few)
-        skipped = few.count(SKIP_BLOCK)
-        return lowest <= min(few) and max(few) < blocks and len(named) + max(0, skipped - 1) == len(few)
+        again = max(0, few.count(SKIP_BLOCK) - 1)
+        return lowest <= min(few) and max(few) < blocks and len(named) + again == len(few)
     low, high = int(ids.min()), int(ids.max())
     if low < lowest or high >= blocks:
         return False
