@@ -239,6 +239,8 @@ class BlockPool:
         # A part block that the tree has keeps its node, until `append` copies it.
         self._paths.cut(sequence, blocks if not rest or is_own else blocks - 1)
         sequence.truncate(length)
+        if sequence.load is not None:
+            sequence.load.cut(length)
         self._drop_blocks(sequence, blocks)
 
     def fork(self, request_id: Hashable, new_id: Hashable) -> Allocation | None:

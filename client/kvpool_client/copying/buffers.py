@@ -159,18 +159,24 @@ def _from_exchange(array: object) -> "np.ndarray[tuple[int, ...], np.dtype[np.ge
 
 def _tensor_bytes(tensor: object, name: str) -> ArrayBytes:
     """A torch tensor, read through its own attributes: torch is not imported for it."""
-    device = str(tensor.device)  # type: ignore[attr-defined]  # duck-typed torch.Tensor
+    try:
+        address, strides = int(tensor.data_ptr()), tensor.stride()  # type: ignore[attr-defined]  # duck-typed torch.Tensor
+    except RuntimeError as error:
+        raise InvalidArgument(f"{name} has no memory that can be read, expected a dense tensor: {error}") from error
+    shape = tuple(int(size) for size in tensor.shape)  # type: ignore[attr-defined]  # likewise
+    device = str(tensor.device)  # type: ignore[attr-defined]  # likewise
     if device.partition(":")[0] not in ("cpu", "cuda"):
         raise InvalidArgument(f"{name} is on {device}, expected host memory or a CUDA device")
+    if not address and 0 not in shape:
+        raise InvalidArgument(f"{name} has shape {shape} and no memory, expected a tensor with its storage")
     item_bytes = int(tensor.element_size())  # type: ignore[attr-defined]  # likewise
     if getattr(tensor, "is_neg", bool)() or getattr(tensor, "is_conj", bool)():
         raise InvalidArgument(
             f"{name} is a view of other signs than its memory has, expected resolve_neg() or resolve_conj()"
         )
-    strides = tuple(int(stride) * item_bytes for stride in tensor.stride())  # type: ignore[attr-defined]  # likewise
-    shape = tuple(int(size) for size in tensor.shape)  # type: ignore[attr-defined]  # likewise
+    steps = tuple(int(stride) * item_bytes for stride in strides)
     dtype = str(tensor.dtype).rpartition(".")[2]  # type: ignore[attr-defined]  # likewise
-    return ArrayBytes(int(tensor.data_ptr()), shape, strides, item_bytes, device, dtype)  # type: ignore[attr-defined]  # likewise
+    return ArrayBytes(address, shape, steps, item_bytes, device, dtype)
 
 
 def _device_bytes(interface: object, name: str) -> ArrayBytes:

@@ -27,6 +27,7 @@ class KeySource:
     def __init__(self, pool: Pool, tokens: object, salt: bytes | None, adapter: str) -> None:
         """`tokens` None: private keys. Raises InvalidArgument on anything but token ids."""
         self.is_private = tokens is None
+        self.given = 0  # ids that came, those of approximate KV included
         self._known: int | None = None  # ids before random ones, of a sequence with ids that did not come in time
         self._exact = TOKENS_MAX  # tokens before one whose KV may be approximate
         self._pool = pool
@@ -48,19 +49,20 @@ class KeySource:
     def extend(self, tokens: object) -> None:
         """Append token ids, of tokens that are to be found by others. Raises InvalidArgument."""
         new = as_tokens(tokens)
+        self.given += len(new)
         if self._known is None:
-            self._append(new[: max(0, self._exact - self.count)])
+            self._append(new[: max(0, self._exact - self._count)])
 
     def end_exact(self, tokens: int) -> None:
         """Have nobody find chunks with other tokens than the first `tokens`: those behind have approximate KV."""
         self._exact = min(self._exact, tokens)
-        if not self.is_private and self._known is None and self.count > self._exact:
+        if not self.is_private and self._known is None and self._count > self._exact:
             common = np.concatenate(self._ids)[: self._exact]
             self.keys, self._ids = self._pool.keys([], salt=self._salt, adapter=self._adapter), []
             self._append(common)
 
     @property
-    def count(self) -> int:
+    def _count(self) -> int:
         """Ids that there are, random ones included."""
         return sum(map(len, self._ids))
 
@@ -72,7 +74,7 @@ class KeySource:
         """Make sure that there are keys for so many chunks: random ones where ids are missing. How many there are."""
         missing = chunks - len(self.keys)
         if missing > 0:
-            count = self.count
+            count = self._count
             if not self.is_private and self._known is None:
                 self._known = count
             wanted = chunks * self.keys.chunk_tokens - count
@@ -83,7 +85,7 @@ class KeySource:
         """The keys of a sequence that goes on from this one, of whose tokens every layer has `tokens`: all ids that
         are known, or, of random ones, those of the chunks that are whole."""
         child = KeySource(self._pool, None, self._salt, self._adapter)
-        child.is_private = self.is_private
+        child.is_private, child.given = self.is_private, self.given
         child._known, child._exact = self._known, self._exact
         child._salt = self._salt
         child.keys = self._pool.keys([], salt=self._salt, adapter=self._adapter)

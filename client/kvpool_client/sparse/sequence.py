@@ -164,11 +164,11 @@ class SparseSequence:
         keys, values = as_items("k", k, self.layout), as_items("v", v, self.layout)
         if keys.shape != values.shape:
             raise InvalidArgument(f"k has shape {keys.shape} and v {values.shape}, expected the same")
-        most = self._offload.source.count - self.prefix_tokens
-        if self.prefix_tokens and self._tokens[layer] == self.prefix_tokens and len(keys) > most:
+        given = self._offload.source.given
+        if self.prefix_tokens and self._tokens[layer] == self.prefix_tokens and len(keys) >= given:
             raise InvalidArgument(
-                f"k has {len(keys)} tokens, expected at most {most}: those of the {self._offload.source.count} ids that are "
-                f"known, behind the first {self.prefix_tokens} (prefix_tokens), whose KV the pool had"
+                f"k has {len(keys)} tokens, expected those behind the first {self.prefix_tokens} of {given} (prefix_tokens), "
+                "whose KV the pool had"
             )
         self._is_torch = self._is_torch or is_tensor(k)
         self._table.write(layer, self._tokens[layer], keys, values)

@@ -27,7 +27,8 @@ def gated(restored: Restored | Sequence[Restored], modules: Iterable[torch.nn.Mo
 
     `restored`: the prefix of one prompt, or of each prompt of a batch. `modules`: one for each layer, in the order in which
     they run. A layer of which fewer tokens came than were promised raises PrefixShortened, which `Restored.prefill` and
-    `prefill_batch` answer. Of the thread that enters it: what other threads run meanwhile waits for nothing. Raises
+    `prefill_batch` answer. One that was never waited for, where the context is left without an exception, raises
+    InvalidArgument. Of the thread that enters it: what other threads run meanwhile waits for nothing. Raises
     InvalidArgument for another number of modules, for one that stands for two layers, and for a Restored that was left.
     """
     batch = list(restored) if isinstance(restored, Sequence) else [restored]
@@ -44,6 +45,8 @@ def gated(restored: Restored | Sequence[Restored], modules: Iterable[torch.nn.Mo
 
     with _hooked(listed, torch.nn.Module.register_forward_pre_hook, wait_for):
         yield
+    for one in batch:
+        one.check_waited()
 
 
 @contextmanager
@@ -60,6 +63,8 @@ def announced(
     `end` or was announced before, for another number of modules, and where one does not run, or runs in another order or a
     second time. Of the thread that enters it: what other threads run meanwhile is not announced.
     """
+    if isinstance(save, Sequence) != isinstance(end, Sequence):
+        raise InvalidArgument(f"end is {end!r}, expected a number for one save, and a list of them for a list")
     saves, ends = (list(save), list(end)) if isinstance(save, Sequence) else ([save], [end])  # type: ignore[arg-type]  # each
     _check_saves(saves, ends)
     listed = _checked_modules(modules, {one.layers for one in saves})
@@ -117,6 +122,8 @@ def _hooked(
 
 def _checked_modules(modules: Iterable[torch.nn.Module], layers: Collection[int]) -> list[torch.nn.Module]:
     """A module for each layer of every prompt."""
+    if not isinstance(modules, Iterable):
+        raise InvalidArgument(f"modules is {type(modules).__name__}, expected a torch.nn.Module for each layer")
     listed = list(modules)
     for number, module in enumerate(listed):
         if not isinstance(module, torch.nn.Module):

@@ -195,6 +195,8 @@ class PagedPrefixCache:
                 raise InvalidArgument(
                     f"prompt {number} is {type(prompt).__name__}, expected a list of Prompt(tokens, block_ids)"
                 )
+        if not asked:
+            return forward([])
         self._check_apart(asked)
         listed = list(modules)
         with ExitStack() as stack:
@@ -258,11 +260,12 @@ class PagedPrefixCache:
 
 
 class _CommonHeads:
-    """How many leading tokens of two prompts have the same KV: all that there may be, where the prompts are equal."""
+    """Leading tokens that two prompts have in common, with the same KV."""
 
     def __init__(self, prompts: Sequence[Prompt]) -> None:
         self._tokens = [as_tokens(_host_array(prompt.tokens)) for prompt in prompts]
-        self._scopes = [(prompt.salt, prompt.adapter, tuple(prompt.extra)) for prompt in prompts]
+        self._scopes = [(prompt.salt, prompt.adapter) for prompt in prompts]
+        self._extra = [set(prompt.extra) for prompt in prompts]
         self._known: dict[tuple[int, int], float] = {}
 
     def tokens(self, one: int, other: int) -> float:
@@ -277,9 +280,9 @@ class _CommonHeads:
         pair = self._tokens[one], self._tokens[other]
         length = min(map(len, pair))
         differing = np.flatnonzero(pair[0][:length] != pair[1][:length])
-        if len(differing):
-            return int(differing[0])
-        return length if len(pair[0]) != len(pair[1]) else math.inf
+        ends = [first for first, _, _ in self._extra[one] ^ self._extra[other]]  # of content that only one has
+        ends += differing[:1].tolist() or ([length] if len(pair[0]) != len(pair[1]) else [])
+        return min(ends, default=math.inf)
 
 
 def _host_array(values: Integers) -> object:

@@ -68,7 +68,7 @@ class Restored:
         self.leave()
         if self._load is not None and kind is not None:
             self._load.cancel()
-        self.settle()
+        self.finish()
         if self._lease is not None:
             self._lease.release()
 
@@ -96,7 +96,7 @@ class Restored:
             if self._load.wait_layer(layer) and self._load.chunks_so_far == self._load.lease.chunks:
                 self._waited.add(layer)
                 return True
-            self._settle()
+            self.finish()
         return self._tokens == self._promised
 
     def prefill(self, forward: Callable[[int], T]) -> T:
@@ -110,8 +110,22 @@ class Restored:
 
     def settle(self) -> int:
         """Wait for the whole load; `tokens`, which are in place in every layer then. Idempotent."""
-        self._settle()
+        self.finish()
         return self.tokens
+
+    def finish(self) -> int:
+        """Wait for the whole load, as `settle`, for others than who computes behind it: what `wait_layer` answers to that one
+        is what it was."""
+        if not self._is_settled and self._load is not None:
+            result = self._load.wait()
+            self._is_settled = True
+            self._reason = result.reason
+            self._tokens = max(self._held_tokens, min(self._tokens, result.tokens))
+        return self._tokens
+
+    def cut(self, tokens: int) -> None:
+        """No more than so many tokens are of use any more: those behind them were taken back."""
+        self._tokens = self._promised = min(self._tokens, tokens)
 
     def check_usable(self) -> None:
         """Raises InvalidArgument where it was left: the engine may have given its blocks to others since."""
@@ -132,13 +146,6 @@ class Restored:
                 f"layer {missing[0]} of {self.layers} was never waited for, {len(missing)} in all: what was computed may have "
                 "read KV that had not come; expected wait_layer(layer) before each is read, as gated does"
             )
-
-    def _settle(self) -> None:
-        if not self._is_settled and self._load is not None:
-            result = self._load.wait()
-            self._is_settled = True
-            self._reason = result.reason
-            self._tokens = max(self._held_tokens, min(self._tokens, result.tokens))
 
 
 def prefill_batch(batch: Sequence[Restored], forward: Callable[[list[int]], T]) -> T:

@@ -182,12 +182,14 @@ def test_a_prompt_that_is_appended_whole_behind_its_prefix_is_refused(module_dae
             stored = first.settle()
         with SparseSequence(pool, CONFIG, tokens=text.ids) as second:
             assert second.prefix_tokens == stored * 64 > 0
-            left = len(text.ids) - second.prefix_tokens
-            with pytest.raises(
-                kv.InvalidArgument, match=rf"k has 1280 tokens, expected at most {left}: .*prefix_tokens"
-            ):
+            prefix = second.prefix_tokens
+            whole = rf"k has 1280 tokens, expected those behind the first {prefix} of 1280"
+            with pytest.raises(kv.InvalidArgument, match=whole):
                 second.append(0, text.keys[0], text.values[0])
-            text.append_to(second, len(text.ids), step=left)
+            # Layer by layer, with attention between them: what is approximate from here on is no mistake.
+            for layer in range(LAYOUT.layers):
+                second.append(layer, text.keys[layer, prefix:], text.values[layer, prefix:])
+                second.attend(layer, text.query)
             assert second.tokens == len(text.ids)
 
 

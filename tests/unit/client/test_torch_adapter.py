@@ -370,7 +370,7 @@ def test_a_prefill_that_did_not_wait_for_a_layer_is_refused(pool: FakePool) -> N
     tokens, modules = _tokens(2 * CHUNK + 1), _modules()
     _stored(pool, tokens)
     with _prefix(pool, _layers()).restore(tokens, _table(2)) as restored:
-        with gated(restored, modules), pytest.raises(kv.InvalidArgument, match="layer 3 of 4 was never waited for"):
+        with pytest.raises(kv.InvalidArgument, match="layer 3 of 4 was never waited for"), gated(restored, modules):
             restored.prefill(lambda _: _run(modules[:3]))
         assert restored.settle() == 2 * CHUNK
         assert restored.prefill(lambda start: start) == 2 * CHUNK
@@ -572,6 +572,7 @@ def test_a_prefix_that_came_shorter_is_answered_by_its_own_prefill_alone(pool: F
             other.prefill(forward)
         with pytest.raises(PrefixShortened):
             prefill_batch([other], lambda _: _shortened(one))
+        other.settle()
     assert raised.value.restored is one
     assert starts == [3 * CHUNK]
 
@@ -732,6 +733,60 @@ def test_equal_prompts_may_have_all_blocks_in_common(pool: FakePool) -> None:
     assert batch.prefix.prefill(batch.prompts(), batch.modules, batch.forward) == "logits"
 
 
+def test_a_head_is_in_common_up_to_content_that_one_prompt_has(pool: FakePool) -> None:
+    batch = Batch(pool)
+    head = 2 * CHUNK // BLOCK
+    batch.tables[2] = torch.cat([batch.tables[1][:head], batch.tables[2][head:]])
+    both = [(batch.tokens[1], batch.tables[1]), (batch.tokens[2], batch.tables[2])]
+    for first, is_apart in ((2 * CHUNK, True), (2 * CHUNK - 1, False)):
+        prompts = [Prompt(*both[0]), Prompt(*both[1], extra=[(first, 2 * CHUNK + 1, b"image")])]
+        expected = (
+            contextlib.nullcontext() if is_apart else pytest.raises(kv.InvalidArgument, match="at places 7 and 7")
+        )
+        with expected:
+            batch.prefix._check_apart(prompts)
+
+
+def test_blocks_of_two_prompts_are_refused_before_anything_is_loaded(pool: FakePool) -> None:
+    _stored_batch(pool, missing=1)
+    batch = Batch(pool)
+    prompts = [Prompt(batch.tokens[1], batch.tables[1]), Prompt(batch.tokens[2], batch.tables[1])]
+    with pytest.raises(kv.InvalidArgument, match="prompts 0 and 1 have block"):
+        batch.prefix.prefill(prompts, batch.modules, batch.forward)
+    assert pool.loads == []
+
+
+def test_a_batch_of_no_prompts_is_computed_as_it_is(pool: FakePool) -> None:
+    assert _prefix(pool, _layers()).prefill([], _modules(), lambda starts: starts) == []
+
+
+def test_a_gate_that_no_module_passed_is_an_error(pool: FakePool) -> None:
+    """As where the model runs on another thread, or was compiled before."""
+    tokens, modules = _tokens(2 * CHUNK + 1), _modules()
+    _stored(pool, tokens)
+    with _prefix(pool, _layers()).restore(tokens, _table(2)) as restored:
+        with pytest.raises(kv.InvalidArgument, match="layer 0 of 4 was never waited for"), gated(restored, modules):
+            pass
+        with pytest.raises(KeyError), gated(restored, modules):
+            raise KeyError("the engine's own")
+        with gated(restored, modules):
+            _run(modules)
+
+
+def test_only_who_computes_acknowledges_what_came_shorter(pool: FakePool) -> None:
+    tokens = _tokens(3 * CHUNK + 1)
+    _stored(pool, tokens)
+    pool.fail_at = (1, 0)
+    with _prefix(pool, _layers()).restore(tokens, _table(2)) as restored:
+        assert restored.tokens == 3 * CHUNK
+        assert restored.finish() == CHUNK
+        assert not any(restored.wait_layer(layer) for layer in range(LAYERS))
+        assert restored.settle() == CHUNK
+        assert all(restored.wait_layer(layer) for layer in range(LAYERS))
+        restored.cut(BLOCK)
+        assert (restored.tokens, restored.wait_layer(0)) == (BLOCK, True)
+
+
 def test_what_was_left_is_not_prefilled_again(pool: FakePool) -> None:
     tokens, modules = _tokens(2 * CHUNK + 1), _modules()
     _stored(pool, tokens)
@@ -778,6 +833,18 @@ def test_held_tokens_may_be_numpys(pool: FakePool) -> None:
     _stored(pool, tokens)
     with _prefix(pool, _layers()).restore(tokens, _table(2), cast(Any, np.int64(CHUNK))) as restored:
         assert restored.tokens == 2 * CHUNK
+
+
+@pytest.mark.parametrize("kind", ["freed", "sparse"])
+def test_tensors_whose_memory_is_not_there_are_refused(kind: str) -> None:
+    layers = _layers()[:1]
+    with kv.connect(AWAY, model="none", revision="1", layout=layout_of(layers, CHUNK)) as pool:
+        if kind == "freed":
+            layers[0].untyped_storage().resize_(0)
+        else:
+            layers[0] = layers[0].to_sparse()
+        with pytest.raises(kv.InvalidArgument, match=r"layer 0 has .*memory.*, expected a"):
+            PagedPrefixCache(pool, layers, BLOCK)
 
 
 @pytest.mark.parametrize("way", ["resize_", "set_", "data"])
