@@ -18,7 +18,7 @@ from kvpool.layout import Layout
 from kvpool.types import ConnectionId, ReservationId
 
 # A writer on a busy machine may get no processor time for a while: one that is later than this is not just slow.
-OVERDUE_NS_MIN = 2 * NS_PER_S
+OVERDUE_NS_MIN = 5 * NS_PER_S
 
 
 @dataclass(slots=True)

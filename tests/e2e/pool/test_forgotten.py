@@ -28,7 +28,7 @@ from tests.rigs.groups.hybrid import HYBRID, begin_store
 from tests.rigs.payload import assert_right_bytes, load_all, payload_of, store, tokens_of
 
 CHUNKS = 4
-TTL, OVERDUE_S = "1s", 4
+TTL, OVERDUE_S = "1s", 7
 
 
 @pytest.fixture

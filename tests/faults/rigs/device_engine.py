@@ -30,7 +30,7 @@ PER_CHUNK = LAYOUT.chunk_tokens // BLOCK_TOKENS
 BLOCKS = 32
 TIMEOUT_S = 2.0
 # A reservation has expired after the first, and its connection is ended after the second.
-EXPIRED_S, OVERDUE_S = 1.1, 3.3
+EXPIRED_S, OVERDUE_S = 1.1, 6.3
 
 Bytes = npt.NDArray[np.uint8]
 
