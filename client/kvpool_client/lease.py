@@ -135,7 +135,7 @@ class LeaseHold:
                 "never released; it is released now, its loads are cancelled", self, self._drop
             )
         elif self._loads:
-            self.session.endings.add(self._drop)
+            self.session.endings.add_end(self._drop)
 
     @property
     def row_tiers(self) -> bytes:

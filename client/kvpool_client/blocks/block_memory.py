@@ -7,6 +7,7 @@ it queues next. It decides nothing. One thread.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from kvpool.errors import InvalidArgument
@@ -27,8 +28,9 @@ class BlockShape:
     def __post_init__(self) -> None:
         counts = {name: getattr(self, name) for name in self.__slots__ if name != "dtype"}
         for name, value in counts.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
                 raise InvalidArgument(f"{name} is {value!r}, expected a number from 1")
+            object.__setattr__(self, name, int(value))
         if self.dtype not in ITEM_BYTES:
             raise InvalidArgument(f"dtype is {self.dtype!r}, expected one of {', '.join(ITEM_BYTES)}")
 

@@ -107,14 +107,14 @@ class BlockPool:
         named = {"layers": layers, "kv_heads": kv_heads, "head_dim": head_dim, "dtype": dtype}
         shape = BlockShape(num_blocks=num_blocks, tokens_per_block=tokens_per_block, **_geometry(named, pool))
         self.shape = shape
-        self._size = tokens_per_block
+        self._size = shape.tokens_per_block
         self._clock = clock or MonotonicClock()
         self._memory = BlockMemory(shape, device)
-        self._references = References(num_blocks)
+        self._references = References(shape.num_blocks)
         self._tree = PrefixTree()
         self._paths = Paths(self._tree, self._references, self._clock)
         self._link = NodeLink(
-            pool, self._memory, self._tree, tokens_per_block=tokens_per_block, on_unpinned=self._paths.settle
+            pool, self._memory, self._tree, tokens_per_block=self._size, on_unpinned=self._paths.settle
         )
         self._room = Room(self._references, self._tree, self._link, clock=self._clock, wait_s=offload_wait_s)
         self._sequences: dict[Hashable, Sequence] = {}
@@ -240,7 +240,7 @@ class BlockPool:
         self._paths.cut(sequence, blocks if not rest or is_own else blocks - 1)
         sequence.truncate(length)
         if sequence.load is not None:
-            sequence.load.cut(length)
+            sequence.load.drop_tokens(length)
         self._drop_blocks(sequence, blocks)
 
     def fork(self, request_id: Hashable, new_id: Hashable) -> Allocation | None:
@@ -289,7 +289,7 @@ class BlockPool:
         del self._sequences[request_id]
         self._end(sequence)
         if sequence.load is not None:
-            sequence.load.leave()
+            sequence.load.end_use()
 
     def block_ids(self, request_id: Hashable) -> tuple[int, ...]:
         """A request's block table, in the order of its tokens."""
@@ -477,6 +477,6 @@ def _geometry(named: Mapping[str, object], pool: Pool | None) -> dict[str, Any]:
 
 
 def _check_tokens(tokens: int, most: int | None) -> None:
-    is_count = isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0
+    is_count = isinstance(tokens, (int, np.integer)) and not isinstance(tokens, bool) and tokens >= 0
     if not is_count or (most is not None and tokens > most):
         raise InvalidArgument(f"tokens is {tokens!r}, expected {'a number from 0' if most is None else f'0..{most}'}")

@@ -22,7 +22,7 @@ class Restoring:
 
     def finish(self) -> int:
         """Wait for the load, bounded by the Pool's timeout without progress, and end the lease. Returns the tokens in place."""
-        tokens = self.restored.finish()
+        tokens = self.restored.finish_load()
         self.lease.release()
         return tokens
 

@@ -162,7 +162,7 @@ class Link:
     def _run(self) -> None:
         while not self._is_closed:
             session = self.session
-            self._endings.begin()
+            self._endings.end_waiting()
             if session is None:
                 ended = self._session
                 if ended is not None and self._logs_ends:
@@ -182,8 +182,8 @@ class Link:
     def _expire_saves(self, session: Session) -> None:
         # A frame of its own, or the loop's would keep the last save and its engine's memory.
         for save in session.expired_saves():
-            self._expiries.add(save.expire)
-        self._expiries.begin()
+            self._expiries.add_end(save.expire)
+        self._expiries.end_waiting()
 
     def _try_connect(self, welcome_s: float) -> None:
         try:

@@ -13,6 +13,7 @@ from typing import Literal, overload
 
 from kvpool.errors import InvalidArgument
 from kvpool.layout import Layout
+from kvpool_client.arguments import as_index
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.results import SaveResult
 from kvpool_client.save import Save, publish_each, started_commit
@@ -79,10 +80,8 @@ class GroupSave:
 
     def layer(self, group: int, layer: int) -> None:
         """The engine's bytes of a group's layer may be read from now on. Any order, once each. Raises InvalidArgument."""
-        if not isinstance(group, int) or not 0 <= group < len(self._saves):
-            raise InvalidArgument(f"group is {group!r}, expected 0..{len(self._saves) - 1}")
-        if not isinstance(layer, int) or not 0 <= layer < self._layers[group]:
-            raise InvalidArgument(f"layer is {layer!r}, expected 0..{self._layers[group] - 1}")
+        group = as_index("group", group, len(self._saves) - 1)
+        layer = as_index("layer", layer, self._layers[group] - 1)
         for save in self._saves[group]:
             save.layer(layer)
 

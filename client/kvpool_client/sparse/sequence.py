@@ -26,7 +26,7 @@ import numpy.typing as npt
 import kvpool_native
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.layout import Layout
-from kvpool_client.arguments import check_whole_chunks
+from kvpool_client.arguments import as_index, check_whole_chunks
 from kvpool_client.pool import Pool
 from kvpool_client.sparse.arrays import as_blocks, as_given, as_items, as_query, check_layout, is_tensor
 from kvpool_client.sparse.config import SparseConfig
@@ -463,5 +463,4 @@ class SparseSequence:
         return config
 
     def _check_layer(self, layer: int) -> None:
-        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < self.layout.layers:
-            raise InvalidArgument(f"layer is {layer!r}, expected 0..{self.layout.layers - 1}")
+        as_index("layer", layer, self.layout.layers - 1)

@@ -65,10 +65,10 @@ class Restored:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.leave()
+        self.end_use()
         if self._load is not None and kind is not None:
             self._load.cancel()
-        self.finish()
+        self.finish_load()
         if self._lease is not None:
             self._lease.release()
 
@@ -96,7 +96,7 @@ class Restored:
             if self._load.wait_layer(layer) and self._load.chunks_so_far == self._load.lease.chunks:
                 self._waited.add(layer)
                 return True
-            self.finish()
+            self.finish_load()
         return self._tokens == self._promised
 
     def prefill(self, forward: Callable[[int], T]) -> T:
@@ -110,10 +110,10 @@ class Restored:
 
     def settle(self) -> int:
         """Wait for the whole load; `tokens`, which are in place in every layer then. Idempotent."""
-        self.finish()
+        self.finish_load()
         return self.tokens
 
-    def finish(self) -> int:
+    def finish_load(self) -> int:
         """Wait for the whole load, as `settle`, for others than who computes behind it: what `wait_layer` answers to that one
         is what it was."""
         if not self._is_settled and self._load is not None:
@@ -123,8 +123,8 @@ class Restored:
             self._tokens = max(self._held_tokens, min(self._tokens, result.tokens))
         return self._tokens
 
-    def cut(self, tokens: int) -> None:
-        """No more than so many tokens are of use any more: those behind them were taken back."""
+    def drop_tokens(self, tokens: int) -> None:
+        """Those behind so many tokens are of no use any more: they were taken back."""
         self._tokens = self._promised = min(self._tokens, tokens)
 
     def check_usable(self) -> None:
@@ -134,7 +134,7 @@ class Restored:
                 f"{self!r} has ended: its context was left or its request freed, and its blocks may be another prompt's by now"
             )
 
-    def leave(self) -> None:
+    def end_use(self) -> None:
         """The engine may give the blocks to others from now on: nothing is to be computed behind it any more."""
         self._is_left = True
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -203,7 +203,7 @@ def test_a_save_by_layers_and_a_load_into_paged_memory(daemon: Daemon) -> None:
         for layer, array in enumerate(memory[STATE]):
             array[5] = rows[STATE][0].reshape(state.layers, -1)[layer]
         with pool.groups.save(keys, caches, tables) as save:
-            save.layer(WINDOW, 3)
+            save.layer(cast(int, np.int64(WINDOW)), cast(int, np.int64(3)))
             save.layer(FULL, 1)
             save.layer(STATE, 0)
             with pytest.raises(kv.InvalidArgument, match="group is 3"):

@@ -148,7 +148,7 @@ def test_a_save_that_is_collected_in_a_cycle_writes_nothing_after_the_connection
     """The collector clears weak references to all of a cycle before it finalizes any of it."""
     session = pool._link.session
     assert session is not None
-    monkeypatch.setattr(pool._link._endings, "begin", lambda: None)
+    monkeypatch.setattr(pool._link._endings, "end_waiting", lambda: None)
     keys = keys_of(pool, 1)
     save: Any = pool.save(keys, from_=payload_of(keys, SMALL))
     save.itself = save
@@ -182,7 +182,7 @@ def test_a_late_save_ends_alone_while_the_end_of_something_forgotten_takes_long(
     daemon, over = start_daemon(server__reservation_ttl=TTL), threading.Event()
     with daemon.connect(timeout_s=20.0) as pool:
         wait_connected(pool)
-        pool._link._endings.add(over.wait)  # as a load that a slow device cancels
+        pool._link._endings.add_end(over.wait)  # as a load that a slow device cancels
         pool._link._wake()
         keys = keys_of(pool, 1)
         save = pool.save(keys, from_=payload_of(keys, SMALL))
@@ -217,7 +217,7 @@ def test_an_engines_memory_is_held_by_nobody_after_the_end(start_daemon: Callabl
             gc.collect()
             return kept() is None
 
-        wait_until(is_free, "the memory is free", 20.0)
+        wait_until(is_free, "the memory is free")
 
 
 def test_leases_of_many_chains_with_one_load_are_each_released(daemon: Daemon, pool: kv.Pool) -> None:

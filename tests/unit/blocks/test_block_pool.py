@@ -1,7 +1,8 @@
 """Block pool alone: full, miss, reuse of blocks and of heads of blocks, retention, refusals."""
 
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 import kvpool_client as kv
@@ -47,6 +48,17 @@ def test_a_request_that_no_empty_pool_has_blocks_for_raises_with_both_numbers_an
         engine.blocks.reserve("a", 10)
     assert (engine.blocks.length("a"), len(engine.blocks.block_ids("a"))) == (7, 2)
     engine.verify()
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    none, one, three, four = (cast(int, np.int64(number)) for number in (0, 1, 3, 4))
+    blocks = BlockPool(
+        layers=1, num_blocks=four, tokens_per_block=four, kv_heads=1, head_dim=four, dtype="float32", device="cpu"
+    )
+    assert blocks.allocate("a", prompt(1, 3)) is not None
+    assert blocks.reserve("a", one)
+    assert blocks.computed("a", none, three)
+    assert blocks.buffers(none).shape == (4, 2, 4, 1, 4)
 
 
 def test_an_allocation_whose_request_was_freed_has_no_blocks() -> None:

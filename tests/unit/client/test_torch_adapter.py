@@ -659,9 +659,10 @@ def test_a_pass_that_swallows_what_came_short_saves_nothing_of_it(pool: FakePool
                 module(torch.zeros(1))
         return starts
 
-    with contextlib.suppress(kv.InvalidArgument):
-        batch.prefix.prefill(batch.prompts(), batch.modules, forward)
-    assert all(save.is_aborted for save in pool.saves[:4])
+    again = [2 * CHUNK, 0, 3 * CHUNK, 4 * CHUNK]
+    assert batch.prefix.prefill(batch.prompts(), batch.modules, forward) == again
+    assert batch.starts == [[2 * CHUNK, 2 * CHUNK, 3 * CHUNK, 4 * CHUNK], again]
+    assert [save.is_aborted for save in pool.saves] == [True] * 4 + [False] * 4
 
 
 def test_hooks_are_of_the_thread_that_enters_them(pool: FakePool) -> None:
@@ -779,11 +780,11 @@ def test_only_who_computes_acknowledges_what_came_shorter(pool: FakePool) -> Non
     pool.fail_at = (1, 0)
     with _prefix(pool, _layers()).restore(tokens, _table(2)) as restored:
         assert restored.tokens == 3 * CHUNK
-        assert restored.finish() == CHUNK
+        assert restored.finish_load() == CHUNK
         assert not any(restored.wait_layer(layer) for layer in range(LAYERS))
         assert restored.settle() == CHUNK
         assert all(restored.wait_layer(layer) for layer in range(LAYERS))
-        restored.cut(BLOCK)
+        restored.drop_tokens(BLOCK)
         assert (restored.tokens, restored.wait_layer(0)) == (BLOCK, True)
 
 
