@@ -167,8 +167,6 @@ class SparseUsage:
 
 # The names of these counts, in the order of usage reports.
 SPARSE_COUNTS = tuple(count.name for count in fields(SparseUsage))
-# How many of them there are without those of devices.
-HOST_SPARSE_COUNTS = SPARSE_COUNTS.index("staging_wanted_blocks")
 MASS_UNIT = 1_000_000
 
 

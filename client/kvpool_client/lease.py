@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
-from kvpool.protocol import versions
 from kvpool.protocol.records import messages as m
 from kvpool.types import Level
 from kvpool_client.connection.peer_pace import PeerPace
@@ -87,8 +86,8 @@ class Lease:
         lease has ended.
 
         `claims`: how often it may be claimed instead, by whatever ranks: by those of an engine of which each has a share of one
-        layout. It lasts until then, or as long as a lease that is not used; an earlier daemon gives none. Raises
-        InvalidArgument for another number than 1 to 1024.
+        layout. It lasts until then, or as long as a lease that is not used. Raises InvalidArgument for another number than
+        1 to 1024.
         """
         if claims is not None and (
             isinstance(claims, bool) or not isinstance(claims, int) or not 0 < claims <= m.CLAIMS_MAX
@@ -97,8 +96,6 @@ class Lease:
         session = self.hold.session
         if not self.hold.is_live or session is None:
             return b""
-        if claims and session.welcome.protocol < versions.CLAIMS_SINCE:
-            return b""  # a daemon whose tickets are claimed once
         try:
             return session.call(m.IssueTicket(self.hold.id, claims or 0), m.Ticket).ticket
         except KVPoolError:

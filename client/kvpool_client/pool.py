@@ -18,8 +18,6 @@ from kvpool.key_column import KeyColumn
 from kvpool.keys import DEFAULT_DOMAIN, namespace_name, pack_scope
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
-from kvpool.protocol import versions
-from kvpool.protocol.records import promises as pr
 from kvpool.socket_path import find_socket
 from kvpool.types import TokenRange
 from kvpool_client.arguments import (
@@ -332,11 +330,11 @@ class Pool:
 
     def open_promise_line(self, tickets: int, claims: int | None = None) -> PromiseLine:
         """A connection for promises of hits, of 1 to 1024 `tickets` each that may be claimed `claims` times (see
-        `Lease.ticket`); the caller closes it. For a scheduler: a Pool that stands for all ranks. A daemon of a protocol before
-        12 makes none. Raises LayoutMismatch, and InvalidArgument for other numbers, or a rank among others."""
+        `Lease.ticket`); the caller closes it. For a scheduler: a Pool that stands for all ranks. Raises LayoutMismatch, and
+        InvalidArgument for other numbers, or a rank among others."""
         check_promises(self.layout, tickets, claims)
         whole = replace(self.layout, rank=None)  # given-back tickets are ended by a claim of no rank
-        plan = replace(self._plan, layout=whole, oldest=versions.SINCE[pr.Promise])
+        plan = replace(self._plan, layout=whole)
         line = self._hint_client.line = PromiseLine(
             Link(plan, Counters(), logs_ends=False),
             self._lease_fetcher,

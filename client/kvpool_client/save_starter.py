@@ -15,7 +15,6 @@ from kvpool.errors import DaemonUnreachable, KVPoolError, Refused
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
-from kvpool.protocol import versions
 from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.types import SaveState
@@ -94,10 +93,7 @@ class SaveStarter:
         session = self._link.session
         if session is None or not plan.count:
             return self._saved_nothing(plan, [SaveState.DISCONNECTED] * plan.count)
-        if self._part is not None:
-            if not self.is_served_by(session):
-                return self.declined(plan)
-            plan = self.of_part(plan)
+        plan = self.of_part(plan)
         request = plan.request()
         try:
             failpoint.reach("client.save.before_reserve", failpoint.unreachable)
@@ -107,18 +103,9 @@ class SaveStarter:
             return self._saved_nothing(plan, [SaveState.DISCONNECTED] * plan.count)
         return self._start(session, plan, self._reserved(session, plan, request, answer))
 
-    def is_served_by(self, session: Session) -> bool:
-        """Whether the daemon stores what these saves are of: an earlier one stores no parts."""
-        request = gm.ReserveShare if self._layout.group is None else gm.ReserveGroupShare
-        return self._part is None or session.welcome.protocol >= versions.SINCE[request]
-
     def of_part(self, plan: SavePlan) -> SavePlan:
         """The plan for what this Pool has of each chunk."""
-        return replace(plan, share=self._part)
-
-    def declined(self, plan: SavePlan) -> Save:
-        """A save that an earlier daemon cannot serve."""
-        return self._saved_nothing(plan, [SaveState.OTHER] * plan.count)
+        return plan if self._part is None else replace(plan, share=self._part)
 
     def begin_each(self, plans: Sequence[SavePlan]) -> list[Save]:
         """All planned saves. One round trip."""
@@ -209,8 +196,6 @@ class SaveStarter:
 def begin_each(planned: Sequence[tuple[SaveStarter, SavePlan]], link: Link) -> list[Save]:
     """Planned saves, each with its starter, over one connection. One round trip."""
     session = link.session
-    if session is not None and not all(starter.is_served_by(session) for starter, _ in planned):
-        return [starter.declined(plan) for starter, plan in planned]
     planned = [(starter, starter.of_part(plan)) for starter, plan in planned]
     requests = [plan.request() for _, plan in planned]
     answers: list[m.Reserved | None] = [None] * len(planned)

@@ -11,7 +11,6 @@ import select
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -62,16 +61,17 @@ class BlockingConnection:
         self._buffer = bytearray(_BUFFER_BYTES)
         self.fds: list[int] = []
         deadline = Deadline(self._welcome_s)
-        for version in versions.GREETINGS:
+        greetings = versions.greetings()
+        for version in greetings:
             if hello.oldest > version:
                 spoken = (
                     f"this client speaks protocol {hello.oldest} to {hello.version}, the daemon at {path} an older one"
                 )
                 raise Refused("version", f"{spoken}: update the daemon")
             try:
-                self._greet(path, replace(hello, version=1) if version == 1 else hello, version, deadline)
+                self._greet(path, hello, version, deadline)
             except Refused as error:
-                if error.code != "protocol" or version == versions.GREETINGS[-1]:
+                if error.code != "protocol" or version == greetings[-1]:
                     raise
             else:
                 return
@@ -152,7 +152,7 @@ class BlockingConnection:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         deadline = Deadline(limit_s)
         try:
-            is_delayed = self._send(m.encode(request, self._sequence), deadline)
+            is_delayed = self._send(versions.encode_for(request, self._sequence, self.welcome.protocol), deadline)
             self._wait_at_most(deadline.remaining_s() if is_delayed else limit_s)
             frame = self._receive(0, deadline)
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -161,7 +161,7 @@ class BlockingConnection:
             ) from error
         except OSError as error:
             raise DaemonUnreachable(f"no answer to {type(request).__name__}: {error}") from error
-        return _expect(answer, frame, self._sequence)
+        return self._expect(answer, frame)
 
     def call_for_descriptor(
         self, request: object, answer: type[Answer], timeout_s: float | None = None
@@ -171,10 +171,10 @@ class BlockingConnection:
         deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
         fds: list[int] = []
         try:
-            self._send(m.encode(request, self._sequence), deadline)
+            self._send(versions.encode_for(request, self._sequence, self.welcome.protocol), deadline)
             self._wait_at_most(deadline.remaining_s())
             got = self._receive_with(fds, 1)
-            record = _expect(answer, self._receive(got, deadline), self._sequence)
+            record = self._expect(answer, self._receive(got, deadline))
             if len(fds) != 1:
                 raise ProtocolError(f"the answer came with {len(fds)} descriptors, expected 1")
             return record, fds.pop()
@@ -343,6 +343,18 @@ class BlockingConnection:
         """Have the daemon verify a slice of chunks; see `m.VerifyBytes`. `verify_walk.read_all` requests all slices."""
         return self.call(m.VerifyBytes(column, chunks), m.Report, SLICE_TIMEOUT_S + self._timeout_s).values
 
+    def _expect(self, answer: type[Answer], frame: tuple[int, int, list[object]]) -> Answer:
+        """The answer to the latest request, or the welcome. Raises Refused or ProtocolError."""
+        kind, sequence, values = frame
+        if kind == m.Failure.KIND:
+            failure = m.decode_as(m.Failure, values)
+            raise Refused(failure.code, failure.message)
+        if kind != answer.KIND or sequence != self._sequence:  # type: ignore[attr-defined]  # every record has KIND
+            raise ProtocolError(
+                f"answer is kind {kind} number {sequence}, expected {answer.__name__} number {self._sequence}"
+            )
+        return versions.decode_from(answer, values, self.welcome.protocol)
+
     def _await_welcome(self, deadline: Deadline) -> None:
         readable = select.poll()
         readable.register(self._socket, select.POLLIN)
@@ -356,10 +368,9 @@ class BlockingConnection:
         got = self._receive_with(self.fds, _FDS_MAX)
         if not got:
             raise DaemonUnreachable("the daemon closed the connection during the handshake")
-        frame = self._receive(got, deadline)
-        kind, _, values = frame
+        kind, _, values = frame = self._receive(got, deadline)
         if kind != m.Welcome.KIND:
-            return _expect(m.Welcome, frame, 0)
+            return self._expect(m.Welcome, frame)
         return versions.decode_of_any(m.Welcome, values)
 
     def _receive_with(self, fds: list[int], most: int) -> int:
@@ -443,16 +454,3 @@ def _timeval(seconds: float) -> bytes:
     bound_s = max(seconds, _TIMEOUT_S_MIN)
     whole = int(bound_s)
     return _TIMEVAL.pack(whole, int((bound_s - whole) * 1e6))
-
-
-def _expect(answer: type[Answer], frame: tuple[int, int, list[object]], expected_sequence: int) -> Answer:
-    """The answer in a received frame: kind, sequence and fields. Raises Refused or ProtocolError."""
-    kind, sequence, values = frame
-    if kind == m.Failure.KIND:
-        failure = m.decode_as(m.Failure, values)
-        raise Refused(failure.code, failure.message)
-    if kind != answer.KIND or sequence != expected_sequence:  # type: ignore[attr-defined]  # every record has KIND
-        raise ProtocolError(
-            f"answer is kind {kind} number {sequence}, expected {answer.__name__} number {expected_sequence}"
-        )
-    return m.decode_as(answer, values)

@@ -261,7 +261,7 @@ class Daemon:
             on_protocol_error=self._on_protocol_error,
             on_failed=self._on_failed,
             on_unfinished=self._input.note,
-            version=versions.choose(hello.oldest, hello.version, hello.role),
+            version=versions.choose(hello.oldest, hello.version),
         )
         self._roster.add(connection, peer, hello)
         self._counts.accepted += 1

@@ -3,8 +3,7 @@
     1 Hello magic:bytes version:int role:str model:str layout:list     a kind, its record, its fields in order
         3e000000970100…                                                the frame of the example
 
-An example's values follow from its fields' types and places alone. `python -m tests.golden.wire` writes the file of the
-newest version.
+An example's values follow from its fields' types and places alone. `python -m tests.golden.wire` writes the file.
 """
 
 import importlib
@@ -15,10 +14,10 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import kvpool.protocol
-from kvpool.protocol import versions
+from kvpool.protocol.records import messages as m
 
 SEQUENCE = 7
-HERE = Path(__file__).parent
+FILE = Path(__file__).parent / "protocol_1.txt"
 
 
 def records() -> list[type[Any]]:
@@ -47,9 +46,9 @@ def example_of(record: type[Any]) -> Any:
     return record(*(_value_of(kind, place) for place, kind in enumerate(field_types(record).values())))
 
 
-def frames_of(version: int) -> dict[str, tuple[str, bytes]]:
-    """By record: its head and the bytes of its example, as a version of the protocol has them."""
-    lines = (HERE / f"protocol_{version}.txt").read_text().splitlines()
+def golden_frames() -> dict[str, tuple[str, bytes]]:
+    """By record: its head and the bytes of its example, as the file has them."""
+    lines = FILE.read_text().splitlines()
     pairs = zip(lines[::2], lines[1::2], strict=True)
     return {head.split()[1]: (head, bytes.fromhex(body.strip())) for head, body in pairs}
 
@@ -80,7 +79,4 @@ def _value_of(kind: type[Any], place: int) -> object:
 
 
 if __name__ == "__main__":
-    drawn = (
-        (head_of(record), versions.encode_for(example_of(record), SEQUENCE, versions.NEWEST)) for record in records()
-    )
-    (HERE / f"protocol_{versions.NEWEST}.txt").write_text(written(drawn))
+    FILE.write_text(written((head_of(record), m.encode(example_of(record), SEQUENCE)) for record in records()))

@@ -12,7 +12,6 @@ import numpy as np
 from kvpool.errors import KVPoolError
 from kvpool.keys import pack_scope
 from kvpool.layout import Layout
-from kvpool.protocol import versions
 from kvpool.protocol.records import engine_chunks as ec
 from kvpool.protocol.records import messages as m
 from kvpool.types import TOKEN_BYTES
@@ -51,10 +50,8 @@ class EngineReports:
 
     @property
     def session(self) -> Session | None:
-        """The living session with a daemon that takes reports."""
-        session = self._link.session
-        is_new = session is not None and session.welcome.protocol >= versions.SINCE[ec.ReportChunks]
-        return session if is_new else None
+        """The living session."""
+        return self._link.session
 
     def on_connected(self, listener: Callable[[], None]) -> None:
         """Have `listener` called after each connection; it must not wait."""

@@ -242,7 +242,7 @@ class Link:
 
     def _send_report(self, session: Session) -> bool:
         counts = self._counters.take_unsent()
-        if counts and not session.notify(m.Usage(usage.pack(counts, session.welcome.protocol))):
+        if counts and not session.notify(m.Usage(usage.pack(counts))):
             self._counters.put_back(counts)
         return bool(counts)
 

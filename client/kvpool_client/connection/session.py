@@ -32,7 +32,6 @@ from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import device as dm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
-from kvpool.protocol.records import peers as pm
 from kvpool.protocol.records import staging as sm
 from kvpool.types import EPOCH_BYTES
 from kvpool_client.connection.endings import Endings
@@ -67,15 +66,13 @@ class Stoppable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """Plan of a session: the daemon's socket, for which model and layout, and the longest time of a round trip. `oldest`: the
-    oldest version of the protocol that has what it is for; 0: any that can name the layout. `name`: of the connection, for
-    people."""
+    """Plan of a session: the daemon's socket, for which model and layout, and the longest time of a round trip. `name`: of
+    the connection, for people."""
 
     path: str
     model: str
     layout: Layout
     timeout_s: float
-    oldest: int = 0
     name: str = ""
 
 
@@ -99,9 +96,8 @@ class Session:
         leaves nothing open."""
         self.endings = endings
         self._on_end = on_end
-        oldest = max(plan.oldest, versions.oldest_for(plan.layout))
         wire, name = plan.layout.to_wire(), plan.name.encode(errors="replace")
-        hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, plan.model, wire, oldest, name)
+        hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, plan.model, wire, versions.OLDEST, name)
         self._pid = os.getpid()
         self._timeout_s = plan.timeout_s
         self._turn = threading.Lock()
@@ -157,7 +153,7 @@ class Session:
     @property
     def has_peers(self) -> bool:
         """Whether chunks may come from other nodes, and a request may name one."""
-        return self._remote is not None and self.welcome.protocol >= versions.SINCE[pm.AcquireFrom]
+        return self._remote is not None
 
     def peer_pace(self, column: bytes, chunk: int) -> PeerPace | None:
         """How long chunks of the node take that seems to have this one; None where that was not measured."""

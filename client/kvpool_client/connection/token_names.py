@@ -5,7 +5,6 @@ These give bytes alone. Without the ids no router is sent an event of such a chu
 
 import kvpool_native
 from kvpool.key_column import KeyColumn
-from kvpool.protocol import versions
 from kvpool.protocol.records import one_way
 from kvpool.protocol.records.messages import COMMIT_BYTES_MAX
 from kvpool.types import PEER, TOKEN_BYTES
@@ -19,7 +18,7 @@ def name_tokens(session: Session | None, hit: Hit, levels: bytes) -> None:
     if session is None or first < 0 or not session.welcome.keeps_tokens:
         return
     words = hit.keys.chunk_tokens + len(hit.keys.scope) // TOKEN_BYTES
-    if words > kvpool_native.TOKEN_IDS_MAX or session.welcome.protocol < versions.SINCE[one_way.NameTokens]:
+    if words > kvpool_native.TOKEN_IDS_MAX:
         return
     columns = [KeyColumn(column) for column in hit.keys.columns()]
     chunk_bytes = TOKEN_BYTES * hit.keys.chunk_tokens + sum(len(column[0]) for column in columns)

@@ -1,7 +1,7 @@
 """Lease bound: the longest hit of a layout with groups that one request names, and that one lease holds.
 
-A full group takes one hold of each rank, each chunk of a window or a state one, and a lease has HOLDS_MAX of them, fewer at an
-earlier daemon. Any thread.
+A full group takes one hold of each rank, each chunk of a window or a state one, and a lease has HOLDS_MAX of them. Pure
+functions; any thread.
 """
 
 from bisect import bisect_right
@@ -9,10 +9,8 @@ from collections.abc import Callable
 
 from kvpool.layout import Layout
 from kvpool.layouts.groups import GroupRole
-from kvpool.protocol import versions
 from kvpool.protocol.records import messages as m
-from kvpool.protocol.records.groups import HOLDS_MAX, HOLDS_MAX_BEFORE
-from kvpool_client.connection.link import Link
+from kvpool.protocol.records.groups import HOLDS_MAX
 
 
 def chunks_named(layout: Layout, ranks: int) -> int:
@@ -20,30 +18,14 @@ def chunks_named(layout: Layout, ranks: int) -> int:
     return _longest(layout, m.KEYS_MAX // ranks, lambda role, chunks: role.chunks_of(chunks, layout.chunk_tokens))
 
 
-class LeaseBound:
-    """The longest hit that a lease of so many ranks holds, at the daemon that `link` is connected to."""
+def chunks_held(layout: Layout, ranks: int) -> int:
+    """How many chunks the longest hit has that a lease of so many ranks holds: KEYS_MAX where its length does not matter, 0
+    where there is none."""
 
-    def __init__(self, layout: Layout, ranks: int, link: Link) -> None:
-        def needs(role: GroupRole, chunks: int) -> int:
-            return 1 if role.is_full else role.chunks_of(chunks, layout.chunk_tokens)
+    def needs(role: GroupRole, chunks: int) -> int:
+        return 1 if role.is_full else role.chunks_of(chunks, layout.chunk_tokens)
 
-        self._link = link
-        self._chunks = {holds: _longest(layout, holds // ranks, needs) for holds in (HOLDS_MAX, HOLDS_MAX_BEFORE)}
-
-    def __repr__(self) -> str:
-        return f"<LeaseBound {self.chunks} chunks, {self.holds} holds>"
-
-    @property
-    def holds(self) -> int:
-        """How many holds a lease has at most."""
-        session = self._link.session
-        is_before = session is not None and session.welcome.protocol < versions.HOLDS_SINCE
-        return HOLDS_MAX_BEFORE if is_before else HOLDS_MAX
-
-    @property
-    def chunks(self) -> int:
-        """How many chunks the hit has: KEYS_MAX where its length does not matter, 0 where there is none."""
-        return self._chunks[self.holds]
+    return _longest(layout, HOLDS_MAX // ranks, needs)
 
 
 def _longest(layout: Layout, limit: int, needs: Callable[[GroupRole, int], int]) -> int:

@@ -17,11 +17,12 @@ import numpy.typing as npt
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records.groups import HOLDS_MAX
 from kvpool.types import DRAM, PEER
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.session import Session
-from kvpool_client.grouped.lease_bound import LeaseBound, chunks_named
+from kvpool_client.grouped.lease_bound import chunks_held, chunks_named
 from kvpool_client.grouped.store_search import ELSEWHERE_MAX, StoreSearch
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.results import Hit
@@ -53,17 +54,10 @@ class GroupFinder:
         self._runs = [
             None if role is None or role.is_full else role.chunks_of(m.KEYS_MAX, layout.chunk_tokens) for role in roles
         ]
-        self._chunks_named, self._lease_bound = chunks_named(layout, ranks), LeaseBound(layout, ranks, link)
-        self._warned_holds = 0
+        named, held = chunks_named(layout, ranks), chunks_held(layout, ranks)
+        self.chunks_max = min(named, held)
         self._store = StoreSearch(self._runs, link, timeout_s=timeout_s)
-        self._warn_of_short_hits()
-        link.connected_listeners.append(self._warn_of_short_hits)
-
-    def _warn_of_short_hits(self) -> None:
-        """Log once for each bound that ends hits; a daemon that is connected later may have another one."""
-        holds, layout = self._lease_bound.holds, self._layout
-        if self.chunks_max < self._chunks_named and holds != self._warned_holds:
-            self._warned_holds = holds
+        if held < named:
             log.warning(
                 "kvpool: hits end at %d tokens (%d chunks of %d): a lease has %d holds, one for each rank of a full group and "
                 "one for each chunk of windows and states, which are up to %d in %d groups on %d ranks. Larger chunks, and "
@@ -71,16 +65,11 @@ class GroupFinder:
                 self.chunks_max * layout.chunk_tokens,
                 self.chunks_max,
                 layout.chunk_tokens,
-                holds,
+                HOLDS_MAX,
                 sum(run for run in self._runs if run is not None),
                 len(layout.groups),
                 len(layout.ranks),
             )
-
-    @property
-    def chunks_max(self) -> int:
-        """The most chunks of a hit: what one request can name, and one lease holds."""
-        return min(self._chunks_named, self._lease_bound.chunks)
 
     def lookup(self, keys: KeyChain, chunks_max: int | None = None, *, is_counted: bool = True) -> GroupHit:
         """See `Pool.lookup`; of `chunks_max` chunks at most."""

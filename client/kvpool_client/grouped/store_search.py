@@ -24,7 +24,6 @@ import numpy.typing as npt
 from kvpool.clock import NS_PER_S, Clock, Deadline, MonotonicClock
 from kvpool.errors import KVPoolError, ProtocolError
 from kvpool.key_column import KeyColumn
-from kvpool.protocol import versions
 from kvpool.protocol.records import seeking as sk
 from kvpool.types import DRAM, PEER, STORE
 from kvpool_client.connection.link import Link
@@ -177,8 +176,8 @@ class _Asking:
 
 
 def can_search(session: Session) -> bool:
-    """Whether there is a shared store, and a daemon that is asked for chunks of groups there."""
-    return session.welcome.has_store and session.welcome.protocol >= versions.SINCE[sk.SeekEach]
+    """Whether there is a shared store."""
+    return session.welcome.has_store
 
 
 def ends_of(rows: Sequence[Levels], runs: Sequence[int], first: int) -> Iterator[int]:

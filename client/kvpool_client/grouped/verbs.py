@@ -15,7 +15,7 @@ from kvpool_client.connection.link import Link
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.copies import Copies, EngineBlocks
 from kvpool_client.copying.load_starter import LoadStarter
-from kvpool_client.grouped.lease_bound import LeaseBound
+from kvpool_client.grouped.lease_bound import chunks_held
 from kvpool_client.grouped.leases import GroupLease
 from kvpool_client.grouped.load import GroupLoad
 from kvpool_client.grouped.lookups import GroupFinder, GroupHit
@@ -45,7 +45,7 @@ class GroupVerbs:
         self._link = link
         self._finder = finder
         self._counters = counters
-        self._lease_bound = LeaseBound(layout, layout.world, link)  # of a scheduler's lease, which is of all ranks
+        self._chunks_held = chunks_held(layout, layout.world)  # by a scheduler's lease, which is of all ranks
         parts = enumerate(layout.group_layouts if layout.groups else ())
         self._parts = [(part, copies.of_group(index)) for index, part in parts]
         # A load of all groups counts once, by its result.
@@ -90,7 +90,7 @@ class GroupVerbs:
             first_chunk=first_chunk,
             end=first_chunk + count,
             boundaries=boundaries,
-            held=self._lease_bound.chunks,
+            held=self._chunks_held,
         )
 
     def save(

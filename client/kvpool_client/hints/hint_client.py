@@ -9,7 +9,6 @@ from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
-from kvpool.protocol import versions
 from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.types import RetainState, TokenRange
@@ -177,7 +176,7 @@ class HintClient:
         if self._finder is None:
             return m.Announce(keys.leading(chunks).packed)
         hit = self._finder.find(session, keys, chunks, is_here=True)
-        if not hit.chunks or session.welcome.protocol < versions.SINCE[gm.AnnounceGroups]:
+        if not hit.chunks:
             return None
         return gm.AnnounceGroups(self._finder.keys_of(keys, hit.chunks), hit.chunks)
 

@@ -4,9 +4,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-# Holds of one lease: beyond, granting it would take longer than a turn. Before version 12 there were fewer.
-HOLDS_MAX = 4096
-HOLDS_MAX_BEFORE = 1024
+HOLDS_MAX = 4096  # of one lease: beyond, granting it would take longer than a turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,14 +207,13 @@ class LocalSocket:
             try:
                 hello = await asyncio.wait_for(_receive_hello(accepted), self.handshake_timeout_s)
                 peer = replace(peer, name=_name_in(hello))
-                versions.choose(hello.oldest, hello.version, hello.role)
+                versions.choose(hello.oldest, hello.version)
                 admission = admit(hello, peer)
-                version = versions.choose(hello.oldest, hello.version, hello.role)
+                version = versions.choose(hello.oldest, hello.version)
                 sent = versions.encode_for(replace(admission.welcome, protocol=version), 0, version)
                 failpoint.reach("daemon.handshake.before_welcome")
                 # The first send on a fresh socket takes these few bytes whole.
-                fds = versions.descriptors_for(admission.fds, version)
-                if socket.send_fds(accepted, [sent], list(fds)) != len(sent):
+                if socket.send_fds(accepted, [sent], list(admission.fds)) != len(sent):
                     raise ProtocolError("the welcome did not fit the socket's buffer")
             except BaseException:
                 slots.end(peer)

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 import kvpool_client as kv
-from kvpool.protocol import versions
-from kvpool.protocol.records import groups as gm
 from kvpool.types import Level
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.groups.hybrid import CHUNK, FULL, HYBRID, STATE, WINDOW, WINDOW_CHUNKS, assert_served, load, store
@@ -292,14 +290,3 @@ def test_a_demote_hint_answers_for_full_chunks_and_repeats_nothing(start: Start)
         longer = prompt(pool, 0, CHUNKS + 2)
         assert pool.demote(longer).absent == 2
     assert daemon.problems() == []
-
-
-def test_a_daemon_of_an_earlier_version_is_asked_for_no_announcement(emptied: Daemon) -> None:
-    with emptied.connect(HYBRID) as pool:
-        (keys,) = fill(pool, range(1))
-        session = pool._link.session
-        assert session is not None
-        session.welcome = replace(session.welcome, protocol=versions.SINCE[gm.AnnounceGroups] - 1)
-        assert pool.announce(keys) == kv.AnnounceResult(0, 0, CHUNKS)
-        assert announcements(emptied) == (0, 0)
-        assert pool.connected

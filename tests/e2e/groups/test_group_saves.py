@@ -13,13 +13,12 @@ from click.testing import CliRunner
 
 import kvpool_client as kv
 from kvpool.cli.kvpoolctl import cli
-from kvpool.protocol import versions
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records.groups import HOLDS_MAX
 from kvpool.router_events.vllm_format import EventForm
 from kvpool.types import KEY_BYTES
 from kvpool_client.connection.counters import Counters
-from kvpool_client.grouped.lease_bound import LeaseBound, chunks_named
+from kvpool_client.grouped.lease_bound import chunks_held, chunks_named
 from kvpool_client.grouped.lookups import GroupFinder
 from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_until
 from tests.rigs.groups.hybrid import (
@@ -276,7 +275,7 @@ def test_a_lease_of_another_model_or_of_one_group_is_refused(grouped: Grouped) -
 
 def test_a_scheduler_of_many_ranks_finds_long_prompts() -> None:
     layout = kv.Layout(chunk_tokens=16, rank=None, world=8, groups=HYBRID_OF_16)
-    finder = GroupFinder(layout, link_of(versions.NEWEST), Counters(), 1.0)
+    finder = GroupFinder(layout, link_away(), Counters(), 1.0)
     assert finder.chunks_max * 8 + 8 * (4 + 1) <= m.KEYS_MAX < (finder.chunks_max + 1) * 8 + 8 * (4 + 1)
 
 
@@ -293,10 +292,9 @@ def windowed(window: int, chunk_tokens: int, ranks: int) -> kv.Layout:
     )
 
 
-def link_of(protocol: int) -> Any:
-    """A link to a daemon of this version."""
-    session = SimpleNamespace(welcome=SimpleNamespace(protocol=protocol))
-    return SimpleNamespace(session=session, connected_listeners=[])
+def link_away() -> Any:
+    """A link without a daemon."""
+    return SimpleNamespace(session=None)
 
 
 MANY_RANKS = kv.Layout(
@@ -367,43 +365,29 @@ def test_a_hit_of_many_ranks_ends_where_a_lease_has_no_more_holds_and_each_rank_
 def test_the_longest_hit_is_that_whose_holds_one_lease_has(
     window: int, chunk_tokens: int, ranks: int, chunks: int
 ) -> None:
-    layout, link = windowed(window, chunk_tokens, ranks), link_of(versions.NEWEST)
-    assert LeaseBound(layout, ranks, link).chunks == chunks
-    finder = GroupFinder(layout, link, Counters(), 1.0)
+    layout = windowed(window, chunk_tokens, ranks)
+    assert chunks_held(layout, ranks) == chunks
+    finder = GroupFinder(layout, link_away(), Counters(), 1.0)
     assert finder.chunks_max == min(chunks, chunks_named(layout, ranks))
     assert (finder.chunks_max == chunks) == (chunks < m.KEYS_MAX)
 
 
-def test_hits_are_as_long_as_a_lease_of_the_daemon_that_is_there(
-    grouped: Grouped, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Of an earlier version, as of another one after a restart: longer hits would be found, and never leased."""
-    layout, before = windowed(8192, 64, 8), link_of(versions.HOLDS_SINCE - 1)
-    finder = GroupFinder(layout, before, Counters(), 1.0)
-    assert "hits end at 8128 tokens (127 chunks of 64): a lease has 1024 holds" in caplog.text
-    assert finder.chunks_max == 127
-    assert LeaseBound(windowed(8192, 64, 1024), 1024, before).chunks == 0
-    before.session = link_of(versions.HOLDS_SINCE).session
-    assert finder.chunks_max == chunks_named(layout, 8) > 2000
-    away = link_of(versions.NEWEST)
-    away.session = None
-    later = GroupFinder(layout, away, Counters(), 1.0)
+def test_a_scheduler_warns_where_leases_end_hits(caplog: pytest.LogCaptureFixture) -> None:
+    layout = windowed(8192, 16, 8)
+    assert GroupFinder(layout, link_away(), Counters(), 1.0).chunks_max == 511
+    assert "hits end at 8176 tokens (511 chunks of 16): a lease has 4096 holds" in caplog.text
     caplog.clear()
-    for protocol, chunks, lines in ((versions.NEWEST, later.chunks_max, 0), (versions.HOLDS_SINCE - 1, 127, 1)):
-        for _ in range(2):
-            away.session = link_of(protocol).session
-            (note_connected,) = away.connected_listeners
-            note_connected()
-        assert (later.chunks_max, len(caplog.messages)) == (chunks, lines)
-    assert "hits end at 8128 tokens" in caplog.text
-    before.session = None
-    assert finder.chunks_max > 2000, "while no daemon is there, nothing is found"
-    with grouped.connect(replace(windowed(8192, 16, 2), rank=0)) as worker:
-        keys = worker.keys(tokens_of(1, 1100 * 16 + 1))
-        assert worker.groups.chunks_to_save(keys)[1] == tuple(range(1100 - 512, 1100))
-        worker.groups._lease_bound._link = before
-        before.session = link_of(versions.HOLDS_SINCE - 1).session
-        assert worker.groups.chunks_to_save(keys)[1] == (*range(511), *range(1100 - 512, 1100)), "511 is a boundary"
+    assert GroupFinder(windowed(8192, 64, 8), link_away(), Counters(), 1.0).chunks_max > 2000
+    assert not caplog.messages
+
+
+def test_the_boundary_of_the_longest_lease_is_saved(grouped: Grouped, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = replace(windowed(8192, 16, 2), rank=0)
+    for holds, windows in ((HOLDS_MAX, range(1100 - 512, 1100)), (1024, (*range(511), *range(1100 - 512, 1100)))):
+        monkeypatch.setattr("kvpool_client.grouped.lease_bound.HOLDS_MAX", holds)
+        with grouped.connect(layout) as worker:
+            keys = worker.keys(tokens_of(1, 1100 * 16 + 1))
+            assert worker.groups.chunks_to_save(keys)[1] == tuple(windows)
 
 
 def test_the_layout_of_a_group_is_no_layout_to_connect_with(grouped: Grouped) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.errors import Refused
-from kvpool.protocol import versions
 from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import promises as pr
@@ -248,13 +247,8 @@ def test_a_rank_among_others_makes_no_promises_and_the_only_one_gives_them_back(
         assert_nothing_held(line, daemon)
 
 
-def test_announcements_need_no_line(daemon: Daemon, pool: kv.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither one that is closed, nor one to a daemon that gives no promises."""
+def test_announcements_need_no_line(pool: kv.Pool) -> None:
     keys = stored_keys(pool, 1)
     line = pool.open_promise_line(1)
     line.close()
     assert pool.announce(keys).announced == CHUNKS
-    monkeypatch.setitem(versions.SINCE, pr.Promise, m.PROTOCOL_VERSION + 1)
-    with closing(pool.open_promise_line(1)) as older:
-        assert promises(older, [older.ask(pool.lookup(keys))]) == [NOTHING]
-        assert pool.announce(keys).announced == CHUNKS

@@ -152,19 +152,8 @@ def test_a_forked_child_misses(shared: RemoteDaemon, pool: kv.Pool) -> None:
     assert pool.lookup(keys).chunks == 2
 
 
-@pytest.mark.parametrize(("version", "descriptors"), [(3, 2), (4, 3)])
-def test_an_engine_gets_the_descriptors_that_its_version_expects(
-    shared: RemoteDaemon, version: int, descriptors: int
-) -> None:
-    hello = m.Hello(m.MAGIC, version, m.ROLE_ENGINE, "test-model", SMALL.to_wire(), 3)
-    with contextlib.closing(BlockingConnection(shared.socket, hello, 5.0)) as connection:
-        assert len(connection.fds) == descriptors
-        assert connection.welcome.protocol == version
-        assert connection.welcome.remote_bytes == (shared.remote.mapping.size if descriptors == 3 else 0)
-
-
 def test_a_daemon_without_a_table_passes_none(shared_daemon: Daemon) -> None:
-    hello = m.Hello(m.MAGIC, versions.NEWEST, m.ROLE_ENGINE, "test-model", SMALL.to_wire(), 3)
+    hello = m.Hello(m.MAGIC, versions.NEWEST, m.ROLE_ENGINE, "test-model", SMALL.to_wire())
     with contextlib.closing(BlockingConnection(shared_daemon.socket, hello, 5.0)) as connection:
         assert (len(connection.fds), connection.welcome.remote_bytes) == (2, 0)
 

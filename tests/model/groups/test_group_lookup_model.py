@@ -11,7 +11,6 @@ import kvpool_native
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.layouts.groups import Group, GroupRole
-from kvpool.protocol import versions
 from kvpool.types import Level
 from kvpool_client.connection.counters import Counters
 from kvpool_client.grouped.lookups import GroupFinder
@@ -90,9 +89,8 @@ def test_lookups_agree_with_a_search_of_every_end(round_: int) -> None:
                 column[at] in counted for role, column in zip(roles, columns, strict=True) for at in needed(role, end)
             )
 
-        welcome = SimpleNamespace(protocol=versions.NEWEST)
-        session: Any = SimpleNamespace(index=index, welcome=welcome, peer_pace=lambda *_: None)
-        link: Any = SimpleNamespace(session=session, connected_listeners=[])
+        session: Any = SimpleNamespace(index=index, peer_pace=lambda *_: None)
+        link: Any = SimpleNamespace(session=session)
         finder = GroupFinder(layout, link, Counters(), 1.0)
         hit = finder.find(session, chain, is_here=is_here)
         assert hit.chunks == max((end for end in range(count + 1) if serves(end)), default=0)

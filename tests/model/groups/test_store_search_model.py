@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from kvpool.key_column import KeyColumn
-from kvpool.protocol import versions
 from kvpool.protocol.records import seeking as sk
 from kvpool.types import Level
 from kvpool_client.connection.counters import Counters
@@ -27,7 +26,7 @@ class Node:
         self.asked: list[sk.SeekEach] = []
         self.session: Any = SimpleNamespace(
             index=self.index,
-            welcome=SimpleNamespace(has_store=True, protocol=versions.NEWEST),
+            welcome=SimpleNamespace(has_store=True),
             call=self._call,
             peer_pace=lambda *_: None,
         )

@@ -9,7 +9,6 @@ import pytest
 import kvpool_native
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records.one_way import NAMED_MAX, NameTokens
-from kvpool.protocol.versions import SINCE
 from kvpool.types import DRAM, PEER
 from kvpool_client.connection.token_names import name_tokens
 from kvpool_client.key_chain import KeyChain
@@ -19,14 +18,12 @@ LONGEST = kvpool_native.TOKEN_IDS_MAX
 CHUNKS, FIRST, END = 300, 3, 290  # on their way are those from FIRST to END, and what is between them
 
 
-def _named(
-    chunk_tokens: int, ranks: int, levels: bytes, protocol: int, keeps: bool = True
-) -> tuple[Hit, list[NameTokens]]:
+def _named(chunk_tokens: int, ranks: int, levels: bytes, keeps: bool = True) -> tuple[Hit, list[NameTokens]]:
     keys = KeyChain(chunk_tokens, lambda: tuple(bytes([rank]) * 32 for rank in range(ranks)))
     keys.extend(np.arange(CHUNKS * chunk_tokens))
     hit = Hit(CHUNKS, CHUNKS * chunk_tokens, np.frombuffer(levels, np.uint8), keys)
     sent: list[NameTokens] = []
-    welcome = SimpleNamespace(keeps_tokens=keeps, protocol=protocol)
+    welcome = SimpleNamespace(keeps_tokens=keeps)
     session: Any = SimpleNamespace(welcome=welcome, notify=sent.append)
     name_tokens(session, hit, levels)
     return hit, sent
@@ -36,7 +33,7 @@ def _named(
 @pytest.mark.parametrize("ranks", [1, 64])
 def test_what_is_on_its_way_is_named_once_and_in_order(chunk_tokens: int, ranks: int) -> None:
     levels = bytes([DRAM]) * FIRST + bytes([PEER]) * (END - FIRST) + bytes([DRAM]) * (CHUNKS - END)
-    hit, sent = _named(chunk_tokens, ranks, levels, SINCE[NameTokens])
+    hit, sent = _named(chunk_tokens, ranks, levels)
     first = 0
     columns: list[list[bytes]] = [[] for _ in range(ranks)]
     for record in sent:
@@ -52,13 +49,12 @@ def test_what_is_on_its_way_is_named_once_and_in_order(chunk_tokens: int, ranks:
 
 
 @pytest.mark.parametrize(
-    ("chunk_tokens", "levels", "protocol", "keeps"),
+    ("chunk_tokens", "levels", "keeps"),
     [
-        pytest.param(16, bytes([DRAM]) * CHUNKS, 12, True, id="all of it is here"),
-        pytest.param(16, bytes([PEER]) * CHUNKS, 11, True, id="an older daemon"),
-        pytest.param(16, bytes([PEER]) * CHUNKS, 12, False, id="a daemon that keeps no token ids"),
-        pytest.param(LONGEST + 1, bytes([PEER]) * CHUNKS, 12, True, id="more ids than are kept of a chunk"),
+        pytest.param(16, bytes([DRAM]) * CHUNKS, True, id="all of it is here"),
+        pytest.param(16, bytes([PEER]) * CHUNKS, False, id="a daemon that keeps no token ids"),
+        pytest.param(LONGEST + 1, bytes([PEER]) * CHUNKS, True, id="more ids than are kept of a chunk"),
     ],
 )
-def test_nothing_is_named_that_nobody_needs(chunk_tokens: int, levels: bytes, protocol: int, keeps: bool) -> None:
-    assert _named(chunk_tokens, 1, levels, protocol, keeps)[1] == []
+def test_nothing_is_named_that_nobody_needs(chunk_tokens: int, levels: bytes, keeps: bool) -> None:
+    assert _named(chunk_tokens, 1, levels, keeps)[1] == []

@@ -11,7 +11,7 @@ from kvpool.index.layout_uses import LayoutUse, LayoutUses
 from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
 from kvpool.index.usage import MODELS_MAX, OTHER_MODEL, REPORTED_BLOCKS_MAX, REPORTED_MAX, UsageTable
-from kvpool.protocol import usage, versions
+from kvpool.protocol import usage
 from kvpool.types import (
     CLIENT_DECLINES,
     LEVELS,
@@ -46,7 +46,7 @@ def _column(**counts: int) -> bytes:
         word, _, place = name.rpartition("_")
         base = getattr(usage, word.upper() if place.isdigit() else name.upper())
         values[base + (int(place) if place.isdigit() else 0)] = value
-    return usage.pack(values, versions.NEWEST)
+    return usage.pack(values)
 
 
 def _report(table: UsageTable, session: EngineSession, **counts: int) -> None:
@@ -146,7 +146,7 @@ def test_implausibly_large_values_are_cut_and_counted() -> None:
 
 def _sparse_report(table: UsageTable, session: EngineSession, sparse: SparseUsage) -> None:
     values = [0] * usage.SPARSE + list(astuple(sparse))
-    table.count_report(session, usage.unpack(usage.pack(values, versions.NEWEST)), NOW_NS)
+    table.count_report(session, usage.unpack(usage.pack(values)), NOW_NS)
 
 
 def test_compute_by_lookup_adds_up_for_the_connections_own_model() -> None:
@@ -229,7 +229,7 @@ def test_a_client_counts_by_name_and_for_the_daemon() -> None:
     counters.count_load(bytes([1, 2, 255]), LoadResult(3, 96, "complete"))
     counters.count_save(SaveResult.of([SaveState.STORED, SaveState.TOO_LONG, SaveState.TOO_LONG, SaveState.FULL]))
     counters.count("acquired_chunks", 3)
-    report = usage.unpack(usage.pack(counters.take_unsent(), versions.NEWEST))
+    report = usage.unpack(usage.pack(counters.take_unsent()))
     assert (report.lookups, report.lookup_chunks, report.hit_chunks) == (2, 9, (0, 2, 1, 0, 0))
     assert (report.loads, report.loaded_chunks) == (2, (0, 3, 1, 0, 0))
     assert report.failed_loads[LoadReason.GONE] == sum(report.failed_loads) == 1
@@ -246,7 +246,7 @@ def test_a_report_that_could_not_be_sent_goes_with_the_next_one() -> None:
     taken = counters.take_unsent()
     counters.count_lookup(2, b"")
     counters.put_back(taken)
-    report = usage.unpack(usage.pack(counters.take_unsent(), versions.NEWEST))
+    report = usage.unpack(usage.pack(counters.take_unsent()))
     assert (report.lookups, report.lookup_chunks, report.hit_chunks[Level.DRAM]) == (2, 7, 1)
 
 
@@ -255,17 +255,6 @@ def test_counters_of_the_pool_alone_cause_no_report() -> None:
     counters.count("failed_requests", 1)
     counters.count_save(SaveResult.of([SaveState.STORED, SaveState.FULL]))
     assert counters.take_unsent() == []
-
-
-def test_a_peer_without_the_level_store_counts_its_chunks_as_another_nodes() -> None:
-    values = list(range(usage.COUNTS))
-    store_hits, store_loads = values[usage.HIT_CHUNKS + Level.STORE], values[usage.LOADED_CHUNKS + Level.STORE]
-    report, older = usage.unpack(usage.pack(values, 4)), usage.unpack(usage.pack(values, 3))
-    assert len(usage.pack(values, 3)) == 8 * (usage.SPARSE - 2)
-    assert (older.hit_chunks[Level.STORE], older.loaded_chunks[Level.STORE]) == (0, 0)
-    assert older.hit_chunks[Level.PEER] == report.hit_chunks[Level.PEER] + store_hits
-    assert older.loaded_chunks[Level.PEER] == report.loaded_chunks[Level.PEER] + store_loads
-    assert (older.failed_loads, older.declined_chunks) == (report.failed_loads, report.declined_chunks)
 
 
 def test_uses_are_known_of_each_layout_over_all_ranks() -> None:

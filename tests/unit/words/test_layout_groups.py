@@ -10,8 +10,6 @@ from kvpool.keys import DEFAULT_DOMAIN, root_key
 from kvpool.layout import Layout
 from kvpool.layouts.groups import GROUPS_MAX, Group, GroupRole
 from kvpool.layouts.share import Share
-from kvpool.protocol import versions
-from kvpool.protocol.records.groups import AcquireGroups, ReserveGroupShare
 
 SHAPE: dict[str, Any] = {"layers": 2, "kv_heads": 2, "head_dim": 16, "dtype": "float16"}
 FULL = Group(**SHAPE)
@@ -124,7 +122,6 @@ def test_a_role_needs_the_last_chunks_of_a_hit(role: GroupRole, chunks: int, nee
 @pytest.mark.parametrize("layout", [HYBRID, replace(HYBRID, rank=None, world=3), *HYBRID.parts], ids=str)
 def test_the_wire_form_reads_back(layout: Layout) -> None:
     assert Layout.from_wire(layout.to_wire()) == layout
-    assert versions.oldest_for(layout) == versions.SINCE[AcquireGroups]
 
 
 @pytest.mark.parametrize(
@@ -150,10 +147,8 @@ def test_head_groups_of_groups_have_an_entry_of_their_own() -> None:
     assert divided.to_wire() == [*wire[:-1], [*wire[-1], [4, 2, 1, 2, 1]]]
     assert Layout.from_wire(divided.to_wire()) == divided
     assert [part.head_groups for part in divided.group_layouts] == [2, 1, 2, 1]
-    assert versions.oldest_for(divided) == versions.SINCE[ReserveGroupShare]
     for part in divided.group_layouts:
         assert Layout.from_wire(part.to_wire()) == part
-        assert versions.oldest_for(part) == versions.SINCE[AcquireGroups]
     plain, own = HYBRID.of_group(2).fingerprint(), divided.of_group(2).fingerprint()
     assert own == plain[:-20] + b"".join(number.to_bytes(4, "little") for number in (1, 4, 2)) + plain[-20:]
 

@@ -15,7 +15,6 @@ import numpy.typing as npt
 import kvpool_native
 from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError
-from kvpool.protocol import versions
 from kvpool.protocol.records import device as dm
 from kvpool.types import Level
 from kvpool_client.connection.session import Session
@@ -41,8 +40,6 @@ class TierMemory:
     ) -> DeviceCopies | None:
         """The copies of a lease's chunks from `first_chunk` on, on this device; None where there are none. Two round trips at
         most, more for thousands of chunks. Never raises: without copies everything comes from the arena."""
-        if session.welcome.protocol < versions.SINCE[_request_for(lease)]:
-            return None
         memory = self._memory_on(session, device)
         if memory is None or Level.HBM not in lease.tiers[first_chunk:]:
             return None

@@ -11,7 +11,6 @@ import kvpool_native
 from kvpool.errors import DaemonUnreachable
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
-from kvpool.protocol import versions
 from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import seeking as sk
@@ -31,13 +30,13 @@ CHUNKS = 8
 class Rig:
     """A finder over a session with chunks in shared memory and in the store."""
 
-    def __init__(self, layout: Layout = HYBRID, *, has_store: bool = True, protocol: int = versions.NEWEST) -> None:
+    def __init__(self, layout: Layout = HYBRID, *, has_store: bool = True) -> None:
         self.layout = layout
         self.index = Index()
         self.there: set[bytes] = set()
         self.asked: list[sk.SeekEach] = []
         self.answer: Any = None
-        welcome = SimpleNamespace(has_store=has_store, protocol=protocol)
+        welcome = SimpleNamespace(has_store=has_store)
         self.session: Any = SimpleNamespace(
             index=self.index, welcome=welcome, call=self._call, peer_pace=lambda *_: None
         )
@@ -152,9 +151,8 @@ def test_a_chain_goes_on_with_other_nodes_chunks_or_the_stores_but_not_with_both
     assert rig.finder.lookup(keys).chunks == CHUNKS
 
 
-@pytest.mark.parametrize(("has_store", "protocol"), [(False, versions.NEWEST), (True, versions.SINCE[sk.SeekEach] - 1)])
-def test_nobody_is_asked_without_a_store_or_of_an_earlier_daemon(has_store: bool, protocol: int) -> None:
-    rig = Rig(has_store=has_store, protocol=protocol)
+def test_nobody_is_asked_without_a_store() -> None:
+    rig = Rig(has_store=False)
     keys = rig.keys()
     rig.have_boundary_there(keys, CHUNKS)
     assert rig.finder.lookup(keys).chunks == 0

@@ -12,7 +12,6 @@ import kvpool_client as kv
 import kvpool_native
 from kvpool.errors import Refused
 from kvpool.protocol.records import device as dm
-from kvpool.protocol.records import messages as m
 from kvpool_client.copying.device.driver import open_device
 from kvpool_client.copying.device.sources import DeviceCopies
 from kvpool_client.copying.device.tier import TierMemory
@@ -32,10 +31,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[kvpool_native.Device]:
 class Daemon:
     """A session whose daemon has memory on a device, and copies of a lease's chunks by `columns`."""
 
-    def __init__(
-        self, device: kvpool_native.Device | None, columns: Any = None, protocol: int = m.PROTOCOL_VERSION
-    ) -> None:
-        self.welcome = SimpleNamespace(protocol=protocol)
+    def __init__(self, device: kvpool_native.Device | None, columns: Any = None) -> None:
         self.columns = columns
         self.memory = device.allocate(1 << 21) if device is not None else None
         self.uuid = device.uuid if device is not None else b""
@@ -95,12 +91,6 @@ def test_a_daemon_without_a_device_is_not_asked_each_time(device: kvpool_native.
     for _ in range(3):
         assert tier.copies_of(daemon, _lease([kv.Level.HBM]), 0, device) is None  # type: ignore[arg-type]  # a stand-in
     assert daemon.asked == ["open"]
-
-
-def test_a_daemon_of_an_earlier_version_is_not_asked_at_all(device: kvpool_native.Device) -> None:
-    daemon = Daemon(device, protocol=5)
-    assert _copies(daemon, device, _lease([kv.Level.HBM])) is None
-    assert daemon.asked == []
 
 
 @pytest.mark.parametrize(

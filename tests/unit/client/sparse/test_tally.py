@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from kvpool.protocol import usage, versions
+from kvpool.protocol import usage
 from kvpool.types import MASS_UNIT, SparseUsage
 from kvpool_client.connection.counters import Counters
 from kvpool_client.sparse.results import Recall
@@ -21,7 +21,7 @@ def _recall(*kept_mass: float) -> Recall:
 def _taken(counters: Counters) -> SparseUsage:
     """Compute by lookup in the report that is taken now."""
     counts = counters.take_unsent()
-    return usage.unpack(usage.pack(counts, versions.NEWEST)).sparse if counts else SparseUsage()
+    return usage.unpack(usage.pack(counts)).sparse if counts else SparseUsage()
 
 
 def test_a_recall_is_counted_by_kv_head_and_query_head() -> None:
