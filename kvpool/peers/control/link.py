@@ -168,8 +168,8 @@ class PeerLink:
             self._send(r.Release(pull))
 
     def report_wrong(self, wrong: r.Wrong) -> None:
-        """A chunk of the peer came with wrong bytes. Nothing where it would not understand that, or the link has ended."""
-        if self.state is LinkState.READY and self.life is not None and self.life.version >= r.WRONG_VERSION:
+        """A chunk of the peer came with wrong bytes. Nothing where the link has ended."""
+        if self.state is LinkState.READY:
             self._send(wrong)
 
     def hurry(self) -> None:

@@ -12,18 +12,7 @@ from kvpool.layout import Layout
 
 MAGIC = b"KVPC"
 # The versions that this node speaks. Which one a connection uses is the owner's choice, the newest that both speak.
-OLDEST_VERSION = 1
-NEWEST_VERSION = 6
-# The first version with Stage, and with AskNear.
-STAGE_VERSION = NEAR_VERSION = 2
-# The first version in which a layout may have summaries.
-SUMMARIES_VERSION = 3
-# The first version in which it may have head groups, or be that of one group.
-HEAD_GROUPS_VERSION = 4
-# The first version in which a Pull may name several chunks without a parent.
-RUNS_VERSION = 5
-# The first version with Wrong.
-WRONG_VERSION = 6
+OLDEST_VERSION = NEWEST_VERSION = 1
 INCARNATION_BYTES = 16
 TICKET_BYTES = 32
 NAME_BYTES_MAX = 256
@@ -300,22 +289,12 @@ def offered_chunks_max(layers: int) -> int:
     return CHECKS_BYTES_MAX // (CHECKSUM_BYTES * layers)
 
 
-def oldest_version_for(layout: Layout, chunks: int = 1) -> int:
-    """The oldest version in which a node can read a Pull of so many chunks of this layout."""
-    if chunks > 1 and not layout.is_chained:
-        return RUNS_VERSION
-    if layout.head_groups != 1 or layout.group is not None:
-        return HEAD_GROUPS_VERSION
-    return SUMMARIES_VERSION if layout.summaries else OLDEST_VERSION
-
-
 def keys_max(layout: Layout) -> int:
     """The most keys of a Pull."""
     return PULL_KEYS_MAX if layout.is_chained else RUN_KEYS_MAX
 
 
-def pulled_chunks_max(version: int, layout: Layout) -> int:
-    """The most chunks that one Pull brings from a node of this version."""
-    if not layout.is_chained:
-        return min(RUN_KEYS_MAX if version >= RUNS_VERSION else 1, offered_chunks_max(layout.extents))
-    return offered_chunks_max(layout.extents)
+def pulled_chunks_max(layout: Layout) -> int:
+    """The most chunks that one Pull brings."""
+    most = offered_chunks_max(layout.extents)
+    return most if layout.is_chained else min(RUN_KEYS_MAX, most)

@@ -237,9 +237,8 @@ class PullDriver:
     def _request_of(self, pull: Pull, link: PeerLink, deadline_ms: int) -> Callable[[], r.Pull]:
         # A chain is named from its beginning, chunks without a parent by themselves.
         before = [*pull.before, *pull.moves.keys[: pull.first]] if pull.layout.is_chained else []
-        version = r.OLDEST_VERSION if link.life is None else link.life.version
         wanted = pull.moves.keys[pull.wanted]
-        most = len(wanted) if pull.layout.is_chained else r.pulled_chunks_max(version, pull.layout)
+        most = len(wanted) if pull.layout.is_chained else r.pulled_chunks_max(pull.layout)
         keys = KeyColumn.of([*before, *wanted[:most]]).packed
         model, layout = pull.namespace.model, list(pull.layout.to_wire())
         return lambda: r.Pull(link.next_pull(), model, layout, b"", len(before), keys, deadline_ms)

@@ -154,7 +154,7 @@ class PeerTier:
         keys = len(order.before) + len(moves)
         if self._is_closed or keys > r.keys_max(layout) or (order.before and not layout.is_chained):
             return NOT_STARTED
-        if self.is_silent(node) or self._version_of(node) < r.oldest_version_for(layout):
+        if self.is_silent(node):
             return NOT_STARTED
         link, record = self._link_of(node), self.nodes.of(node)
         record.pulls += 1
@@ -230,7 +230,7 @@ class PeerTier:
         """As much of a run as one pull may name: a chain whole, of chunks without a parent a bounded number."""
         if namespace.layout.is_chained:
             return run
-        most = r.pulled_chunks_max(self._version_of(run.node), namespace.layout)
+        most = r.pulled_chunks_max(namespace.layout)
         return RemoteChunksRun(run.node, min(run.chunks, most))
 
     def _find_next(self, pull: Pull) -> NodeName | None:
@@ -238,12 +238,7 @@ class PeerTier:
         keys = KeyColumn.of(pull.moves.keys[pull.first :])
         asked = {pull.node, *pull.tried}
         run = self._choose(pull.namespace, keys, 0, _Silent(self, asked))
-        if run is None or self._version_of(run.node) < r.oldest_version_for(pull.layout):
+        if run is None:
             return None
         self.nodes.of(run.node).pulls += 1
         return run.node
-
-    def _version_of(self, node: NodeName) -> int:
-        """The version that a node is asked in."""
-        link = self._link_of(node)
-        return r.OLDEST_VERSION if link is None or link.life is None else link.life.version

@@ -101,7 +101,7 @@ class Connector:
     async def _connect(self, node: str, link: PeerLink) -> bool:
         """False where it may succeed later."""
         engine, life = self._engine, link.life
-        if life is None or life.version < r.STAGE_VERSION or engine.blames(node):
+        if life is None or engine.blames(node):
             return True
 
         def question() -> r.Stage:

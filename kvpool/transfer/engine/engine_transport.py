@@ -104,7 +104,7 @@ class EngineTransport:
         life = order.link.life
         refused = self._refused.get(order.node)
         is_fit = order.layer_bytes <= self.capabilities.layer_bytes_max and len(self._running) < self._jobs_max
-        if life is None or life.version < r.STAGE_VERSION or not is_fit or not self._engine.is_serving:
+        if life is None or not is_fit or not self._engine.is_serving:
             return False
         if self._engine.blames(order.node) or (refused is not None and not refused.has_passed()):
             return False

@@ -102,7 +102,7 @@ class NearTransport:
     async def accepts(self, order: Order) -> bool:
         """See `Transport`."""
         life = order.link.life
-        if self._is_closed or life is None or life.version < r.NEAR_VERSION or not order.offer.checks:
+        if self._is_closed or life is None or not order.offer.checks:
             return False
         if self._elsewhere.get(order.node) == life.incarnation or self._is_refused(order.node, life.incarnation):
             return False

@@ -313,7 +313,8 @@ def test_a_hit_of_many_ranks_ends_where_a_lease_has_no_more_holds_and_each_rank_
     holds: int, chunks: int, grouped: Grouped, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole prompt needs 1128; fewer are given here, so that one needs no more than a small daemon has room for."""
-    monkeypatch.setattr("kvpool_client.grouped.lease_bound.HOLDS_MAX", holds)
+    for module in ("lease_bound", "lookups"):
+        monkeypatch.setattr(f"kvpool_client.grouped.{module}.HOLDS_MAX", holds)
     tokens = tokens_of(1, 150 * 16 + 1)
     with grouped.connect(MANY_RANKS) as scheduler:
         warnings = [record.getMessage() for record in caplog.records if "hits end" in record.getMessage()]

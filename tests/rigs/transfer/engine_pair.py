@@ -50,7 +50,7 @@ class Link:
     asked: list[r.Stage] = field(default_factory=list)
     member: Member = MEMBER
     pulls: int = PULL
-    life: PeerLife = field(default_factory=lambda: PeerLife("owner", bytes(16), "", is_new=False, version=2))
+    life: PeerLife = field(default_factory=lambda: PeerLife("owner", bytes(16), "", is_new=False))
 
     def next_pull(self) -> int:
         """See `PeerLink`."""

@@ -399,11 +399,6 @@ async def test_a_part_that_was_given_up_before_it_was_served_takes_no_room(pair:
 async def test_nodes_without_the_protocol_are_not_asked_again_for_a_while(tmp_path: Path) -> None:
     async with engine_pair(tmp_path) as pair:
         order = pair.order()
-        older = replace(pair.link.life, version=1)
-        pair.link.life, newer = older, pair.link.life
-        assert not await pair.here.transport.accepts(order)
-        assert not pair.link.asked
-        pair.link.life = newer
         process = pair.owner.engine.process
         pair.owner.follow(Script(refusal="no device"))
         process.kill("a test")

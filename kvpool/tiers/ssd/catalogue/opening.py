@@ -33,7 +33,7 @@ from kvpool.types import EPOCH_BYTES
 
 log = logging.getLogger(__name__)
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 1
 # Seconds that reading may take beside those for its size. Measured on two busy cores: 4 million rows, 1.1 GB, in 7 s.
 CHECK_TIMEOUT_S = 60.0
 CHECK_BYTES_PER_S = 25e6

@@ -126,15 +126,9 @@ def test_a_run_may_name_as_many_keys_as_its_bound_says() -> None:
     assert _request(full).record == full
 
 
-@pytest.mark.parametrize(
-    ("version", "chunks"),
-    [(r.RUNS_VERSION - 1, 1), (r.RUNS_VERSION, r.RUN_KEYS_MAX), (r.NEWEST_VERSION, r.RUN_KEYS_MAX)],
-)
-def test_a_node_is_asked_for_as_many_chunks_of_a_run_as_its_version_can_read(version: int, chunks: int) -> None:
-    layout = Layout.from_wire(RUN.layout)
-    assert r.pulled_chunks_max(version, layout) == chunks
-    assert r.oldest_version_for(layout, chunks) <= version
-    assert r.pulled_chunks_max(version, LAYOUT) == r.offered_chunks_max(LAYOUT.extents)
+def test_a_node_is_asked_for_as_many_chunks_as_one_pull_may_name() -> None:
+    assert r.pulled_chunks_max(Layout.from_wire(RUN.layout)) == r.RUN_KEYS_MAX
+    assert r.pulled_chunks_max(LAYOUT) == r.offered_chunks_max(LAYOUT.extents)
 
 
 @pytest.mark.parametrize(

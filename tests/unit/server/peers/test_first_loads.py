@@ -11,7 +11,6 @@ import pytest
 import kvpool_native
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
-from kvpool.key_column import KeyColumn
 from kvpool.layouts.groups import WINDOW, GroupRole
 from kvpool.peers.circuit_breaker import BreakerState
 from kvpool.peers.control import records as r
@@ -501,31 +500,6 @@ def test_ranks_wait_for_the_trial_of_a_node_that_was_suspended() -> None:
             there.pool.pool.drop_connection(ConnectionId(20 + rank))
 
     run(act, nodes=1)
-
-
-def test_a_node_of_an_earlier_version_is_the_next_one_for_chunks_without_a_parent() -> None:
-    keys = [key_of(25, number) for number in range(6)]
-
-    async def act(here: Node, fleet: Fleet) -> None:
-        empty, older = fleet
-        for node in (here, older):
-            node.pool.pool.drop_connection(node.pool.session.connection)
-            node.pool.session = node.pool.pool.open_session(ConnectionId(1), "model", WINDOWED)
-        for key in keys:
-            await save(here, older, [key])
-        here.believe(empty, keys)
-        link = here.links[older.name]
-        assert link.life is not None
-        link.life = replace(link.life, version=r.RUNS_VERSION - 1)
-        pool = here.pool
-        leased = await pool.serve(pool.pool.chains.acquire_for_peer(pool.session, KeyColumn.of(keys)))
-        assert leased.chunks == 6
-        await pool.until_moved(lambda: pool.pool._tiering.holds == 0)
-        assert pulls_of(older) == 6
-        pool.pool.leases.release(pool.session, m.Release(leased.lease))
-        assert pool.pool.measure({}).remote["peer"]["peer.pulled_chunks"] == 6
-
-    run(act, nodes=2)
 
 
 def test_many_small_pulls_wait_in_line_and_no_node_is_blamed() -> None:

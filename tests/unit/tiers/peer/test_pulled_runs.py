@@ -58,12 +58,6 @@ class Rig:
         """Pulls that a node was asked for."""
         return node.server.counts["pulls"]
 
-    def set_version(self, node: Node, version: int) -> None:
-        """Have a node be one of another version."""
-        link = self.here.links[node.name]
-        assert link.life is not None
-        link.life = replace(link.life, version=version)
-
     async def load(self, keys: Sequence[bytes]) -> tuple[int, int]:
         """Lease a run: how many chunks were leased, and how many landed, each with the bytes of its key."""
         pool = self.here.pool
@@ -233,17 +227,6 @@ def test_what_is_just_being_saved_of_a_run_is_offered_behind_what_is_stored() ->
             await save.commit()
         assert await loading == (8, 8)
         assert rig.pulls(rig.there) == 1
-
-    run(act)
-
-
-def test_a_node_of_the_version_before_is_asked_chunk_by_chunk() -> None:
-    async def act(rig: Rig) -> None:
-        await rig.save(rig.there, KEYS)
-        rig.set_version(rig.there, r.RUNS_VERSION - 1)
-        assert await rig.load(KEYS) == (len(KEYS), len(KEYS))
-        assert rig.pulls(rig.there) == len(KEYS)
-        assert rig.there.server.counts["refused.protocol"] == 0
 
     run(act)
 

@@ -53,7 +53,7 @@ class Setting:
         self.transport = NearTransport(
             store.arena, store.index, host=HOST, threads=2, jobs_max=1, clock=self.clock, owners=cast(Any, self)
         )
-        self.link = Link(self.honest, PeerLife("node", b"1" * 16, "", False, r.NEAR_VERSION))
+        self.link = Link(self.honest, PeerLife("node", b"1" * 16, "", False))
 
     def __len__(self) -> int:
         return 1
@@ -124,10 +124,8 @@ async def test_an_order_is_received_and_counted(setting: Setting) -> None:
 
 
 @pytest.mark.asyncio
-async def test_an_offer_without_checksums_and_a_peer_of_an_earlier_version_are_not_asked(setting: Setting) -> None:
+async def test_an_offer_without_checksums_and_a_peer_that_is_away_are_not_asked(setting: Setting) -> None:
     assert not await setting.transport.accepts(setting.order(promised=b""))
-    setting.link.life = PeerLife("node", b"1" * 16, "", False, r.NEAR_VERSION - 1)
-    assert not await setting.accepts()
     setting.link.life = None
     assert not await setting.accepts()
     assert setting.link.asked == []
@@ -149,7 +147,7 @@ async def test_a_node_on_another_host_is_asked_once_in_its_life(setting: Setting
         setting.clock.advance(2 * REFUSED_S)
     assert len(setting.link.asked) == 1
     assert setting.transport.stats()["refused"] == 0, "there is nothing wrong with it"
-    setting.link.life = PeerLife("node", b"2" * 16, "", True, r.NEAR_VERSION)
+    setting.link.life = PeerLife("node", b"2" * 16, "", True)
     setting.link.answer = setting.honest
     assert await setting.accepts()
     await setting.ends()
@@ -181,7 +179,7 @@ async def test_another_life_of_a_node_is_asked_at_once(setting: Setting) -> None
     setting.fault = "nobody answers there"
     assert not await setting.accepts()
     setting.fault = ""
-    setting.link.life = PeerLife("node", b"2" * 16, "", True, r.NEAR_VERSION)
+    setting.link.life = PeerLife("node", b"2" * 16, "", True)
     assert await setting.accepts()
     await setting.ends()
 
