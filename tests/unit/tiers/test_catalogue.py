@@ -275,7 +275,7 @@ def test_a_newer_format_is_not_changed(open_catalogue: Callable[..., Catalogue],
         newer = catalogue_open.meta_record(bytes(16), catalogue_open.FORMAT_VERSION + 1)
         with environment.begin(write=True) as transaction:
             transaction.put(catalogue_open.META_KEY, newer, db=meta)
-    with pytest.raises(catalogue_open.NewerFormat, match="format 3, this version of kvpool reads up to 2"):
+    with pytest.raises(catalogue_open.NewerFormat, match="format 2, this version of kvpool reads up to 1"):
         catalogue_open.examine(tmp_path / "catalogue", MAP_BYTES)
     assert (tmp_path / "catalogue").exists()
 
