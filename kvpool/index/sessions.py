@@ -62,6 +62,11 @@ class EngineSession:
         return cls(connection, layout, model, numbered, lease_ttl_ns, groups=groups)
 
     @property
+    def parts(self) -> "tuple[EngineSession, ...]":
+        """The session of each group; without groups there is one, of all chunks."""
+        return self.groups or (self,)
+
+    @property
     def is_peer(self) -> bool:
         """Whether another node is served."""
         return self.peer is not None
@@ -81,9 +86,9 @@ class EngineSession:
 
     def of_group(self, index: int) -> "EngineSession":
         """The session of one group; without groups there is one. Raises ProtocolError."""
-        if not 0 <= index < max(1, len(self.groups)):
+        if not 0 <= index < len(self.parts):
             raise ProtocolError(f"group is {index}, this connection's layout has {len(self.groups) or 'none'}")
-        return self.groups[index] if self.groups else self
+        return self.parts[index]
 
     def check_plain(self) -> None:
         """Raises Refused where the layout has groups: a request without a group names no chunks of theirs."""

@@ -10,7 +10,7 @@ announces everything leaves room for the others. Control thread only; `now_ns` i
 Invariant: `_of_owner` names every announcement; `_bytes` is the sum of their sizes; each of its holds is in exactly one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import kvpool_native
@@ -20,9 +20,9 @@ from kvpool.config.config import DramConfig
 from kvpool.index.parts import Parts, Step
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
-from kvpool.pool.readers.acquire_task import AcquireTask
 from kvpool.pool.readers.ending_holds import EndingHolds
-from kvpool.pool.readers.group_task import GroupTask, counts_of, hold_count, naming_group
+from kvpool.pool.readers.hold_task import HoldTask
+from kvpool.pool.readers.runs import Run, counts_of, hold_count, naming_group
 from kvpool.protocol.records.groups import HOLDS_MAX
 from kvpool.tiering.tiering import Tiering
 from kvpool.types import ConnectionId, HoldId
@@ -47,26 +47,19 @@ class Announcement:
     chunks: int
     size: int
     deadline_ns: int
-    acquire_task: AcquireTask | GroupTask
+    task: HoldTask
     is_whole: bool = False
     is_over: bool = False
 
     @property
     def holds(self) -> list[HoldId]:
         """Its holds in the DRAM directory."""
-        return self.acquire_task.holds
+        return self.task.holds
 
     @property
     def leaf(self) -> bytes:
         """The first rank's last key: it names all that precede it."""
         return self.names[-1]
-
-    @property
-    def held_chunks(self) -> int:
-        """How many of its chunks it holds. With groups it is all or none."""
-        if isinstance(self.acquire_task, AcquireTask):
-            return self.acquire_task.chunks
-        return self.chunks if self.acquire_task.is_whole() else 0
 
 
 class Announcements:
@@ -81,7 +74,7 @@ class Announcements:
         *,
         ending: EndingHolds,
     ) -> None:
-        """`ending`: ends holds of windows and states."""
+        """`ending`: where what they release goes."""
         self._directory = directory
         self._view = view
         self._tiering = tiering
@@ -123,11 +116,10 @@ class Announcements:
         """Change the time to live of announcements made from now on."""
         self._ttl_ns = ttl_ns
 
-    def find(self, session: EngineSession, keys: KeyColumn) -> Parts[int]:
-        """How many leading chunks of `keys` are stored, on every rank."""
-        ranks = len(session.namespaces)
-        found = len(keys) // ranks
-        for column in keys.by_rank(ranks):
+    def find(self, run: Run) -> Parts[int]:
+        """How many leading chunks of a chain are stored, on every rank."""
+        found = run.chunks
+        for column in run.columns:
             seen = count = 0
             while seen == count and seen < found:
                 count += self._view.lookup(column[seen : seen + FOUND_AT_ONCE].packed)[0]
@@ -136,37 +128,24 @@ class Announcements:
             found = min(found, count)
         return found
 
-    def announce(self, session: EngineSession, keys: KeyColumn, found: int, now_ns: int) -> Announcement | None:
-        """Protect the first `found` chunks of `keys`, as far as the bounds go, beginning with `take_part`. None: no room."""
+    def announce(self, session: EngineSession, runs: Sequence[Run], wanted: int, now_ns: int) -> Announcement | None:
+        """Protect what a hit of `wanted` chunks needs, or as many leading ones as the bounds allow: with groups all or nothing.
+        Begins with `take_part`. None: no room."""
         failpoint.reach("daemon.announce.before", failpoint.refused)
-        ranks = len(session.namespaces)
-        names = keys.of_rank(0, ranks)
-        self._end_prefixes(session.connection, names, len(names), now_ns)
-        chunk_bytes = sum(namespace.layout.stored_bytes for namespace in session.namespaces.values())
-        chunks = min(found, self._room_of(session.connection) // chunk_bytes)
-        self.clipped_chunks += found - chunks
+        names = runs[naming_group(session)].columns[0]
+        self._end_prefixes(session.connection, names, len(names) if not session.groups else wanted, now_ns)
+        counts = counts_of(session, wanted)
+        size = sum(count * sum(part.chunk_sizes) for count, part in zip(counts, session.parts, strict=True))
+        chunks = min(wanted, wanted * self._room_of(session.connection) // size) if size else 0
+        if session.groups:
+            chunks = wanted if chunks == wanted and hold_count(session, wanted) <= HOLDS_MAX else 0
+        else:
+            names, runs = names[:chunks], [runs[0].leading(chunks)]
+        self.clipped_chunks += wanted - chunks
         if not chunks:
             return None
-        wanted = keys.part_of_ranks(ranks, first=0, end=chunks)
-        acquire_task = AcquireTask(self._directory, self._tiering, session, wanted, is_urgent=False)
-        deadline_ns = now_ns + self._ttl_ns
-        return self._add(
-            Announcement(session.connection, names[:chunks], chunks, chunks * chunk_bytes, deadline_ns, acquire_task)
-        )
-
-    def announce_groups(
-        self, session: EngineSession, keys: list[KeyColumn], chunks: int, now_ns: int
-    ) -> Announcement | None:
-        """Protect what a hit of so many chunks needs of each group, `keys`, where the bounds allow all of it; as `announce`."""
-        failpoint.reach("daemon.announce.before", failpoint.refused)
-        names = keys[naming_group(session)].of_rank(0, len(session.layout.ranks))
-        self._end_prefixes(session.connection, names, chunks, now_ns)
-        sizes = [sum(group.chunk_sizes) for group in session.groups]
-        size = sum(count * one for count, one in zip(counts_of(session, chunks), sizes, strict=True))
-        if size > self._room_of(session.connection) or hold_count(session, chunks) > HOLDS_MAX:
-            self.clipped_chunks += chunks
-            return None
-        task = GroupTask(self._directory, self._tiering, session, keys, chunks=chunks, holder=None, ending=self._ending)
+        task = HoldTask(self._directory, self._tiering, session, runs, chunks=chunks, holder=None, ending=self._ending)
+        size = size * chunks // wanted
         return self._add(Announcement(session.connection, names, chunks, size, now_ns + self._ttl_ns, task))
 
     def take_part(self, entry: Announcement, now_ns: int) -> Step:
@@ -176,10 +155,10 @@ class Announcements:
         """
         if entry.is_whole or entry.is_over:
             return Step.DONE
-        step = entry.acquire_task.advance(now_ns)
+        step = entry.task.advance(now_ns)
         if step is Step.DONE:
             entry.is_whole = True
-            if (held := entry.held_chunks) < entry.chunks:
+            if (held := entry.task.chunks) < entry.chunks:
                 self._cut(entry, held, now_ns)
         return step
 
@@ -262,4 +241,4 @@ class Announcements:
             del self._of_owner[owner]
         self._bytes -= entry.size
         entry.is_over = True
-        entry.acquire_task.end(now_ns)
+        entry.task.end(now_ns)

@@ -3,7 +3,7 @@
 Joins readers and writers (`index`) with the tiers and the journal, part by part (`index.parts`): a chain may be so long that
 all other connections would wait for it. The pool owns one. Control thread only.
 
-Invariant: what a request holds while it is under way is in its `AcquireTask` or `ReserveTask`, and ends with it.
+Invariant: what a request holds while it is under way is in its `HoldTask` or `ReserveTask`, and ends with it.
 """
 
 from collections.abc import Callable
@@ -24,9 +24,9 @@ from kvpool.pool.deadlines import HoldExpiry
 from kvpool.pool.device_copies import DeviceCopies
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.pulled_names import PulledNames
-from kvpool.pool.readers.acquire_task import AcquireTask
-from kvpool.pool.readers.group_task import keys_of_hit
-from kvpool.pool.readers.readers import NOTHING_TAKEN, Grant, Readers, Taken
+from kvpool.pool.readers.hold_task import HoldTask
+from kvpool.pool.readers.readers import Grant, Readers, Taken
+from kvpool.pool.readers.runs import Run, runs_of_hit
 from kvpool.pool.sharing.sharing import Sharing
 from kvpool.pool.writers.commit_columns import CommitColumns
 from kvpool.pool.writers.reserve_task import ReserveTask
@@ -37,6 +37,7 @@ from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.records import peers as pm
+from kvpool.protocol.records import promises as pr
 from kvpool.protocol.verbs import ENGINE, verb
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiering.waiting_room import Room
@@ -80,81 +81,36 @@ class Chains:
 
     @verb(m.Acquire, roles=ENGINE)
     def acquire(self, session: EngineSession, request: m.Acquire) -> Parts[m.Leased]:
-        """Lease the longest prefix that is present, on every rank the session stands for.
+        """Lease the longest prefix that is present, on every rank the session stands for; of a layout with groups all that the
+        hit needs, or nothing. An owner is asked for what is neither here nor known elsewhere: one that is unknown, away or
+        suspended has nothing.
 
         Waits where moves between the tiers leave no room for all of it now.
         """
-        return (yield from self.take_chain(session, request.keys, "", self._leasing(session)))
+        return (yield from self.hold(session, request, self._leasing(session)))
 
-    @verb(pm.AcquireFrom, roles=ENGINE)
-    def acquire_from(self, session: EngineSession, request: pm.AcquireFrom) -> Parts[m.Leased]:
-        """The same; a named node is asked for what is neither here nor known elsewhere. One that is unknown, away or suspended
-        has nothing."""
-        return (yield from self.take_chain(session, request.keys, request.owner, self._leasing(session)))
+    def hold(self, session: EngineSession, request: m.Acquire | pr.Promise, purpose: Purpose[Answer]) -> Parts[Answer]:
+        """Take holds on what `acquire` leases, and give them."""
+        if not pm.is_node_name(request.owner):
+            raise InvalidArgument(f"owner has {len(request.owner)} characters, expected a node's name")
+        runs = runs_of_hit(session, request.keys, request.chunks, allows_leaves=not request.owner)
+        task = self.readers.begin(session, runs, chunks=request.chunks, holder=purpose.holder, owner=request.owner)
+        return (yield from self._take(session, task, purpose))
 
-    def take_chain(self, session: EngineSession, packed: bytes, owner: str, purpose: Purpose[Answer]) -> Parts[Answer]:
-        """Take what `acquire_from` leases, and give it."""
-        session.check_plain()
-        if not pm.is_node_name(owner):
-            raise InvalidArgument(f"owner has {len(owner)} characters, expected a node's name")
-        keys = columns.keys_of(packed, ranks=len(session.namespaces))
-        acquire_task = self.readers.begin(session, keys, owner, holder=purpose.holder)
-        return (yield from self._take(session, acquire_task, purpose))
-
-    def _take(self, session: EngineSession, acquire_task: AcquireTask, purpose: Purpose[Answer]) -> Parts[Answer]:
+    def _take(self, session: EngineSession, task: HoldTask, purpose: Purpose[Answer]) -> Parts[Answer]:
         try:
-            yield from self._advance(lambda _: acquire_task.advance(self.clock.now_ns()), self.tiering.make_room)
-            return purpose.give(self.readers.take(session, acquire_task, self.clock.now_ns(), holder=purpose.holder))
+            if not task.hold_whole(self.clock.now_ns()):
+                yield from self._advance(lambda _: task.advance(self.clock.now_ns()), self.tiering.make_room)
+            return purpose.give(self.readers.take(session, task))
         finally:
-            acquire_task.end(self.clock.now_ns())
+            task.end(self.clock.now_ns())
 
     def acquire_for_peer(self, session: EngineSession, keys: KeyColumn, first: int = 0) -> Parts[m.Leased]:
         """Lease for another node the longest prefix of `keys` that is present: of a chain, or of chunks without a parent.
         Of a chain from chunk `first` on, which has to be 0 where DRAM does not have the chunk before it."""
-        if session.layout.is_chained:
-            acquire_task = self.readers.begin(session, keys, holder=session.holder, first=first)
-            return (yield from self._take(session, acquire_task, self._leasing(session)))
-        run_task = self.readers.begin_run(session, keys)
-        try:
-            yield from self._advance(lambda _: run_task.advance(self.clock.now_ns()), self.tiering.make_room)
-            grant = self.readers.grant(session, self.readers.take_run(session, run_task), self.clock.now_ns())
-        finally:
-            run_task.release(self.clock.now_ns())
-        if grant.lease:
-            self.expiry.schedule()
-        return _leased(grant)
-
-    @verb(m.AcquireLeaves, roles=ENGINE)
-    def acquire_leaves(self, session: EngineSession, request: m.AcquireLeaves) -> m.Leased:
-        """Lease whole prefixes by their last keys. Nothing for longer ones: these are leased by their keys, in parts."""
-        return self.take_leaves(session, request.leaves, request.chunks, self._leasing(session))
-
-    def take_leaves(self, session: EngineSession, packed: bytes, chunks: int, purpose: Purpose[Answer]) -> Answer:
-        """Take what `acquire_leaves` leases, and give it."""
-        session.check_plain()
-        ranks = len(session.namespaces)
-        leaves = columns.leaves_of(packed, chunks, ranks=ranks)
-        if chunks * ranks > m.LEAF_CHUNKS_MAX:
-            return purpose.give(NOTHING_TAKEN)
-        now_ns = self.clock.now_ns()
-        return purpose.give(self.readers.take_leaves(session, leaves, chunks, now_ns, holder=purpose.holder))
-
-    @verb(gm.AcquireGroups, roles=ENGINE)
-    def acquire_groups(self, session: EngineSession, request: gm.AcquireGroups) -> Parts[m.Leased]:
-        """Lease what a hit needs of every group of the session's layout: all of it or nothing. Waits as `acquire` does."""
-        return (yield from self.take_groups(session, request.keys, request.chunks, self._leasing(session)))
-
-    def take_groups(
-        self, session: EngineSession, packed: bytes, chunks: int, purpose: Purpose[Answer]
-    ) -> Parts[Answer]:
-        """Take what `acquire_groups` leases, and give it."""
-        keys = keys_of_hit(session, packed, chunks)
-        group_task = self.readers.begin_groups(session, keys, chunks, holder=purpose.holder)
-        try:
-            yield from self._advance(lambda _: group_task.advance(self.clock.now_ns()), self.tiering.make_room)
-            return purpose.give(self.readers.take_groups(session, group_task))
-        finally:
-            group_task.end(self.clock.now_ns())
+        run = Run(session, keys, first=first if session.layout.is_chained else 0)
+        task = self.readers.begin(session, [run], chunks=len(keys), holder=session.holder)
+        return (yield from self._take(session, task, self._leasing(session)))
 
     def _leasing(self, session: EngineSession) -> Purpose[m.Leased]:
         def give(taken: Taken) -> m.Leased:

@@ -19,11 +19,10 @@ from kvpool.index.sessions import EngineSession
 from kvpool.journal.journal import Journal
 from kvpool.key_column import KeyColumn
 from kvpool.pool.announcements import Announcement, Announcements
-from kvpool.pool.readers.group_task import keys_of_hit
 from kvpool.pool.readers.readers import Readers, Taken
+from kvpool.pool.readers.runs import runs_of_hit
 from kvpool.pool.writers.retention import Retention, RetentionColumns
 from kvpool.protocol import columns
-from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.verbs import ENGINE, OPERATOR, verb
 from kvpool.tiering.tiering import Tiering
@@ -101,22 +100,11 @@ class HintHandlers:
 
     @verb(m.Announce, roles=ENGINE)
     def announce(self, session: EngineSession, request: m.Announce) -> Parts[m.Announced]:
-        """Protect chunks that will be asked for soon, and have those of lower tiers come up."""
-        session.check_plain()
-        keys = columns.keys_of(request.keys, ranks=len(session.namespaces))
-        found = yield from self._announcements.find(session, keys)
-        entry = self._announcements.announce(session, keys, found, self._clock.now_ns())
-        return (yield from self._announced(entry, found))
-
-    @verb(gm.AnnounceGroups, roles=ENGINE)
-    def announce_groups(self, session: EngineSession, request: gm.AnnounceGroups) -> Parts[m.Announced]:
-        """The same for what a hit needs of each group of the session's layout."""
-        keys = keys_of_hit(session, request.keys, request.chunks)
-        entry = self._announcements.announce_groups(session, keys, request.chunks, self._clock.now_ns())
-        return (yield from self._announced(entry, request.chunks))
-
-    def _announced(self, entry: Announcement | None, wanted: int) -> Parts[m.Announced]:
-        """Have what is announced come up."""
+        """Protect chunks that will be asked for soon, and have those of lower tiers come up: of leading ones those that are
+        stored, of a layout with groups all that a hit needs or nothing."""
+        runs = runs_of_hit(session, request.keys, request.chunks)
+        wanted = request.chunks if session.groups else (yield from self._announcements.find(runs[0]))
+        entry = self._announcements.announce(session, runs, wanted, self._clock.now_ns())
         if entry is None:
             return m.Announced(0, wanted)
         clipped = wanted - entry.chunks

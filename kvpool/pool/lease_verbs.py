@@ -8,10 +8,9 @@ from functools import partial
 from kvpool import failpoint
 from kvpool.checks.dram_check import DramCheck
 from kvpool.clock import Clock
-from kvpool.errors import InvalidArgument, ProtocolError
+from kvpool.errors import InvalidArgument
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
-from kvpool.key_column import packed_bytes
 from kvpool.pool.chains import Chains, Purpose
 from kvpool.pool.deadlines import HoldExpiry
 from kvpool.pool.readers.readers import TICKETS, Readers, Taken
@@ -72,23 +71,12 @@ class LeaseVerbs:
         if not 0 < request.tickets <= m.CLAIMS_MAX:
             raise InvalidArgument(f"tickets is {request.tickets}, expected 1..{m.CLAIMS_MAX}")
         failpoint.reach("daemon.ticket.before_issue", failpoint.refused)
-        promised = yield from self._take(session, request)
+        purpose = Purpose(TICKETS, partial(self._promise, session, request))
+        promised = yield from self._chains.hold(session, request, purpose)
         if not promised.chunks:
             return promised
         tickets = yield from self._issue_all(session, promised.tickets, request.tickets)
         return pr.Promised(promised.chunks, promised.tiers, tickets) if tickets else NOTHING_PROMISED
-
-    def _take(self, session: EngineSession, request: pr.Promise) -> Parts[pr.Promised]:
-        """A promise with its first ticket alone. Raises ProtocolError, Refused."""
-        purpose = Purpose(TICKETS, partial(self._promise, session, request))
-        if session.groups:
-            return (yield from self._chains.take_groups(session, request.keys, request.chunks, purpose))
-        ranks = len(session.namespaces)
-        if len(request.keys) == packed_bytes(request.chunks * ranks):
-            return (yield from self._chains.take_chain(session, request.keys, request.owner, purpose))
-        if request.owner:
-            raise ProtocolError(f"keys column has {len(request.keys)} bytes for {request.chunks} chunks of an owner")
-        return self._chains.take_leaves(session, request.keys, request.chunks, purpose)
 
     def _promise(self, session: EngineSession, request: pr.Promise, taken: Taken) -> pr.Promised:
         """The first ticket on what was taken, where there is room for all."""

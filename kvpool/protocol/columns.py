@@ -29,15 +29,6 @@ def keys_of(packed: bytes, *, ranks: int = 1, keys_max: int = m.KEYS_MAX) -> Key
     return KeyColumn(packed)
 
 
-def leaves_of(packed: bytes, chunks: int, *, ranks: int) -> KeyColumn:
-    """The leaves of a request. Raises ProtocolError unless each of `ranks` has one, and all `chunks` are within KEYS_MAX."""
-    if len(packed) != packed_bytes(ranks):
-        raise ProtocolError(f"leaves column has {len(packed)} bytes, expected {packed_bytes(ranks)}")
-    if not 0 < chunks * ranks <= m.KEYS_MAX:
-        raise ProtocolError(f"chunks is {chunks}, expected 1..{m.KEYS_MAX // ranks}")
-    return KeyColumn(packed)
-
-
 def keys_of_groups(packed: bytes, counts: Sequence[int], *, ranks: int) -> list[KeyColumn]:
     """The keys of each group: so many of each, on each of `ranks`. Raises ProtocolError."""
     wanted = ranks * sum(counts)

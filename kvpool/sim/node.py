@@ -18,12 +18,14 @@ from kvpool.clock import NS_PER_S
 from kvpool.config.config import Config
 from kvpool.errors import KVPoolError
 from kvpool.index.namespaces import Namespaces
+from kvpool.index.parts import Step
 from kvpool.index.sessions import EngineSession
 from kvpool.journal.event_log import EVENT_PAYLOAD_BYTES_MAX
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.packed_rows import CHANGE_ROW
 from kvpool.pool.readers.readers import Grant, Readers
+from kvpool.pool.readers.runs import Run
 from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
 from kvpool.pool.writers.reserve_task import ReservedSlots
 from kvpool.pool.writers.retention import Retention
@@ -213,11 +215,6 @@ class SimulatedNode:
         return problems + self._tiering.verify()
 
     def _lease(self, keys: KeyColumn) -> Grant | None:
-        now_ns = self._clock.now_ns()
-        taken = self._readers.take_leaves(self._session, keys[-1:], len(keys), now_ns)
-        grant = self._readers.grant(self._session, taken, now_ns)
-        if grant.chunks:
-            return grant
         for _ in range(WAITS_MAX):
             granted = self._acquire(keys, may_wait=True)
             if granted is not None or not self._make_room():
@@ -225,8 +222,18 @@ class SimulatedNode:
         return granted if granted is not None else self._acquire(keys, may_wait=False)
 
     def _acquire(self, keys: KeyColumn, *, may_wait: bool) -> Grant | None:
-        with self._tiering.protecting(may_wait):
-            return self._readers.acquire(self._session, keys, self._clock.now_ns(), may_wait=may_wait)
+        now_ns = self._clock.now_ns()
+        task = self._readers.begin(self._session, [Run(self._session, keys)], chunks=len(keys))
+        if not task.hold_whole(now_ns):
+            with self._tiering.protecting(may_wait):
+                while (step := task.advance(now_ns)) is Step.MORE:
+                    pass
+            if step is Step.WAIT and may_wait:
+                task.end(now_ns)
+                return None
+        grant = self._readers.grant(self._session, self._readers.take(self._session, task), now_ns)
+        task.end(now_ns)
+        return grant
 
     def _store(self, parent: bytes, keys: KeyColumn) -> int:
         for _ in range(WAITS_MAX):

@@ -13,9 +13,7 @@ from kvpool import failpoint
 from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError, ProtocolError
 from kvpool.key_column import KeyColumn
-from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
-from kvpool.protocol.records import peers as pm
 from kvpool.protocol.records import promises as pr
 from kvpool.types import PEER, STORE
 from kvpool_client.arguments import check_hit
@@ -30,7 +28,6 @@ from kvpool_client.lease import Lease, LeaseHold
 from kvpool_client.results import Hit
 
 TICKET_BYTES_MAX = 256
-_Request = m.Acquire | pm.AcquireFrom | m.AcquireLeaves | m.Claim | gm.AcquireGroups
 NO_LEASE = m.Leased(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
 
 
@@ -69,11 +66,11 @@ class LeaseFetcher:
         is_all_here = hit.tiers.item(chunks - 1) < PEER
         if is_all_here and chunks * len(columns) <= m.LEAF_CHUNKS_MAX:
             deadline = Deadline(left_s)
-            leased = self._ask(session, m.AcquireLeaves(_leaves(columns, chunks), chunks), left_s)
+            leased = self._ask(session, m.Acquire(_leaves(columns, chunks), chunks), left_s)
             left_s = deadline.remaining_s()
             if leased is None or leased.chunks or left_s < self._timeout_s / 2:
                 return self._lease(session, leased or NO_LEASE)
-        leased = self._ask(session, _wanted(hit, chunks), left_s) or NO_LEASE
+        leased = self._ask(session, m.Acquire(hit.keys.leading(chunks).packed, chunks, hit.owner), left_s) or NO_LEASE
         name_tokens(session, hit, leased.tiers)
         levels = _from_store(leased.tiers, hit)
         leased = leased if levels is leased.tiers else replace(leased, tiers=levels)
@@ -85,7 +82,9 @@ class LeaseFetcher:
         wanted = [number for number, hit in enumerate(hits) if 0 < hit.chunks <= self._chunks_max]
         leased = dict.fromkeys(range(len(hits)), NO_LEASE)
         if session is not None and wanted:
-            requests = [_acquire(hits[number]) for number in wanted]
+            requests = [
+                m.Acquire(hit.keys.leading(hit.chunks).packed, hit.chunks) for hit in (hits[at] for at in wanted)
+            ]
             try:
                 answers = call_each(session, requests, m.Leased)
                 failpoint.reach("client.acquire.after", failpoint.unreachable)
@@ -122,7 +121,7 @@ class LeaseFetcher:
             return self._lease(None, NO_LEASE)
         return self._lease(session, self._ask(session, m.Claim(ticket), self._timeout_s) or NO_LEASE)
 
-    def _ask(self, session: Session, request: _Request, left_s: float) -> m.Leased | None:
+    def _ask(self, session: Session, request: m.Acquire | m.Claim, left_s: float) -> m.Leased | None:
         """The daemon's answer; None where it does not answer."""
         try:
             leased = session.call(request, m.Leased, left_s)
@@ -148,11 +147,6 @@ def _leaves(columns: Sequence[bytes], chunks: int) -> bytes:
     return b"".join(KeyColumn(column)[chunks - 1] for column in columns)
 
 
-def _wanted(hit: Hit, chunks: int) -> m.Acquire | pm.AcquireFrom:
-    acquire = _acquire(hit, chunks)
-    return pm.AcquireFrom(acquire.keys, hit.owner) if hit.owner else acquire
-
-
 def _from_store(levels: bytes, hit: Hit) -> bytes:
     """The levels of leased chunks, with that of those that the shared store was to give: on their way they count as another
     node's."""
@@ -161,7 +155,3 @@ def _from_store(levels: bytes, hit: Hit) -> bytes:
     found = np.frombuffer(levels, np.uint8).copy()
     found[(found == PEER) & (hit.tiers[: len(found)] == STORE)] = STORE
     return found.tobytes()
-
-
-def _acquire(hit: Hit, chunks: int | None = None) -> m.Acquire:
-    return m.Acquire(hit.keys.leading(hit.chunks if chunks is None else chunks).packed)

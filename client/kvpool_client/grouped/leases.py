@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from kvpool.clock import Deadline
 from kvpool.layout import Layout
-from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import promises as pr
 from kvpool.types import DRAM, PEER, STORE
@@ -180,8 +179,8 @@ class GroupLeaseFetcher(LeaseFetcher):
         hold = GroupHold(session if leased.chunks else None, leased, namespace=self._namespace)
         return GroupLease(hold, estimate_s=self._estimate_s, peer_pace=peer_pace)
 
-    def _request(self, hit: Hit) -> gm.AcquireGroups:
-        return gm.AcquireGroups(self._finder.keys_of(hit.keys, hit.chunks), hit.chunks)
+    def _request(self, hit: Hit) -> m.Acquire:
+        return m.Acquire(self._finder.keys_of(hit.keys, hit.chunks), hit.chunks)
 
 
 def _from_store(layout: Layout, leased: m.Leased, hit: Hit) -> m.Leased:

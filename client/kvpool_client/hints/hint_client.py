@@ -9,7 +9,6 @@ from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
-from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.types import RetainState, TokenRange
 from kvpool_client.connection.counters import Counters
@@ -172,13 +171,13 @@ class HintClient:
         end = len(keys) if span.end is None else min(len(keys), -(-span.end // size))
         return span.start // size, end
 
-    def _announcement(self, session: Session, keys: KeyChain, chunks: int) -> m.Announce | gm.AnnounceGroups | None:
+    def _announcement(self, session: Session, keys: KeyChain, chunks: int) -> m.Announce | None:
         if self._finder is None:
-            return m.Announce(keys.leading(chunks).packed)
+            return m.Announce(keys.leading(chunks).packed, chunks)
         hit = self._finder.find(session, keys, chunks, is_here=True)
         if not hit.chunks:
             return None
-        return gm.AnnounceGroups(self._finder.keys_of(keys, hit.chunks), hit.chunks)
+        return m.Announce(self._finder.keys_of(keys, hit.chunks), hit.chunks)
 
     def _ask(self, request: m.Retain | m.Demote, count: int, deadline: Deadline) -> bytes:
         absent = bytes([RetainState.ABSENT]) * count

@@ -21,15 +21,13 @@ from kvpool.errors import Refused
 from kvpool.index.leases import HELD_CHUNKS_MAX, HoldsByRank, Lease, Leases, TicketHold
 from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.namespaces import Namespace
-from kvpool.index.parts import Step
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
-from kvpool.pool.readers.acquire_task import AcquireTask
-from kvpool.pool.readers.chains_task import Chains, ChainsTask
 from kvpool.pool.readers.ending_holds import EndingHolds
-from kvpool.pool.readers.group_task import GroupTask, WaitingGroups, chains_of, counts_of, hold_count, place_of
 from kvpool.pool.readers.hold_bounds import PEERS_USER
+from kvpool.pool.readers.hold_task import HoldTask, WaitingTasks
+from kvpool.pool.readers.runs import Run, chains_of, counts_of, hold_count, place_of
 from kvpool.protocol.records.groups import HOLDS_MAX
 from kvpool.tiering.tiering import Tiering
 from kvpool.types import ConnectionId, HoldId, LeaseId
@@ -81,8 +79,8 @@ class Readers:
         self._hit_curve = hit_curve
         self._leases = Leases(ttl_ns)
         self._leases_max = leases_max
-        self._acquiring: WeakSet[AcquireTask | ChainsTask | GroupTask] = WeakSet()
-        self._waiting_groups: WaitingGroups = {}
+        self._acquiring: WeakSet[HoldTask] = WeakSet()
+        self._waiting: WaitingTasks = {}
         self.ending = EndingHolds(directory, on_backlog)
 
     def __repr__(self) -> str:
@@ -110,7 +108,7 @@ class Readers:
     @property
     def holds(self) -> int:
         """Holds in the directory that are of leases and tickets, or are just being taken or ending."""
-        taken = sum(len(acquire_task.holds) for acquire_task in self._acquiring)
+        taken = sum(len(task.holds) for task in self._acquiring)
         return self._leases.hold_count() + taken + len(self.ending)
 
     def leased(self) -> Iterator[HoldId]:
@@ -129,59 +127,40 @@ class Readers:
     def begin(
         self,
         session: EngineSession,
-        keys: KeyColumn,
-        owner: str = "",
+        runs: Sequence[Run],
         *,
+        chunks: int,
         holder: ConnectionId | None = None,
-        first: int = 0,
-    ) -> AcquireTask:
-        """The longest present prefix of `keys`, on every rank, to be taken in parts; `owner` names another node that may have
-        more. `holder`: for whom it is to count when it is taken; None: the session's. Until then it counts for nobody, and is
-        no more than the session's may hold. `first`: of the chunk from which on it is held. Raises Refused."""
+        owner: str = "",
+    ) -> HoldTask:
+        """What a hit of `chunks` chunks needs, or as many leading ones as are stored (see `HoldTask`), to be taken in parts.
+        `holder`: for whom it counts; None: the session's. `owner` names another node that may have more. Raises Refused."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session, holder)
-        acquire_task = AcquireTask(
-            self._directory, self._tiering, session, keys, holder=session.holder, owner=owner, first=first
-        )
-        self._acquiring.add(acquire_task)
-        return acquire_task
-
-    def take(
-        self, session: EngineSession, acquire_task: AcquireTask, now_ns: int, *, holder: ConnectionId | None = None
-    ) -> Taken:
-        """What has been taken, for `grant` or `promise`, which is to follow at once. Nothing where another `holder` than the
-        session's may not hold all of it: that of all tickets has many tasks under way."""
-        chunks, classes = acquire_task.chunks, session.size_classes
-        judged = holder if chunks and holder != session.holder else None
-        if judged is not None and self._directory.affordable(judged, acquire_task.holds, classes, chunks) < chunks:
-            acquire_task.end(now_ns)
-            return NOTHING_TAKEN
-        return self._take_chain(session, chunks, acquire_task.take(), holder)
-
-    def begin_groups(
-        self, session: EngineSession, keys: list[KeyColumn], chunks: int, *, holder: ConnectionId | None = None
-    ) -> GroupTask:
-        """What a hit of `chunks` chunks needs of every group, to be taken in parts. `holder`: for whom it counts from the
-        beginning; None: the session's. Raises Refused."""
-        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
-        self._check_room(session, holder)
-        holds = hold_count(session, chunks)
+        holds = hold_count(session, chunks) if session.groups else 0
         if holds > HOLDS_MAX:
             raise Refused(
                 "full", f"{chunks} chunks of this layout's groups need {holds} holds, at most {HOLDS_MAX} are given"
             )
-        group_task = GroupTask(
+        task = HoldTask(
             self._directory,
             self._tiering,
             session,
-            keys,
-            chunks=chunks,
+            runs,
             holder=session.holder if holder is None else holder,
             ending=self.ending,
-            waiting=self._waiting_groups,
+            chunks=chunks,
+            owner=owner,
+            waiting=self._waiting,
         )
-        self._acquiring.add(group_task)
-        return group_task
+        self._acquiring.add(task)
+        return task
+
+    def take(self, session: EngineSession, task: HoldTask) -> Taken:
+        """What has been taken, for `grant` or `promise`, which is to follow at once."""
+        chunks = task.chunks
+        holds = task.take() if chunks else {}
+        return Taken(chunks, holds, sum(counts_of(session, chunks))) if holds else NOTHING_TAKEN
 
     def is_stored(self, session: EngineSession, keys: KeyColumn, chunk: int, now_ns: int) -> bool:
         """Whether a chunk of a session of one rank is in DRAM, or in a lower tier that can be read, whether or not it can be
@@ -198,61 +177,6 @@ class Readers:
         below = self._tiering.find(namespace, key, 0, parent=parent)
         self._tiering.give_up(below)
         return below is not None
-
-    def take_groups(self, session: EngineSession, group_task: GroupTask) -> Taken:
-        """What has been taken, as `take` gives it; nothing unless all of it was."""
-        if not group_task.is_whole():
-            return NOTHING_TAKEN
-        return Taken(group_task.chunks, group_task.take(), sum(counts_of(session, group_task.chunks)))
-
-    def begin_run(self, session: EngineSession, keys: KeyColumn) -> ChainsTask:
-        """The leading ones of chunks without a parent, to be taken in parts, for a session of one rank. Raises Refused."""
-        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
-        self._check_room(session)
-        chains = [Chains(session, keys)]
-        run_task = ChainsTask(
-            self._directory, self._tiering, session, chains, holder=session.holder, ending=self.ending
-        )
-        self._acquiring.add(run_task)
-        return run_task
-
-    def take_run(self, session: EngineSession, run_task: ChainsTask) -> Taken:
-        """The leading chunks that have been taken and are still whole, a hold each."""
-        chunks = run_task.count_whole()
-        if not chunks:
-            return NOTHING_TAKEN
-        return Taken(chunks, dict(zip(session.layout.ranks, run_task.take(chunks), strict=True)), chunks)
-
-    def acquire(self, session: EngineSession, keys: KeyColumn, now_ns: int, *, may_wait: bool) -> Grant | None:
-        """All parts at once. None where DRAM has no room for all that a lower tier has (and `may_wait`). Raises Refused."""
-        acquire_task = self.begin(session, keys)
-        while (step := acquire_task.advance(now_ns)) is Step.MORE:
-            pass
-        if step is Step.WAIT and may_wait:
-            acquire_task.end(now_ns)
-            return None
-        return self.grant(session, self.take(session, acquire_task, now_ns), now_ns)
-
-    def take_leaves(
-        self,
-        session: EngineSession,
-        leaves: KeyColumn,
-        chunks: int,
-        now_ns: int,
-        *,
-        holder: ConnectionId | None = None,
-    ) -> Taken:
-        """Take the `chunks` chunks that end in `leaves`, one key for each rank, as `take` gives them: all of them or nothing.
-        Raises Refused."""
-        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
-        self._check_room(session, holder)
-        held = self._directory.acquire_leaves(session.namespace_ids, leaves.packed, chunks, now_ns)
-        holds = cast("list[HoldId]", held.ids)
-        judged = session.holder if holder is None else holder
-        if self._directory.affordable(judged, holds, session.size_classes, held.chunks) < held.chunks:
-            self.ending.end(holds, now_ns)
-            return NOTHING_TAKEN
-        return self._take_chain(session, held.chunks, holds, holder)
 
     def grant(self, session: EngineSession, taken: Taken, now_ns: int) -> Grant:
         """A lease of what has been taken."""
@@ -405,15 +329,6 @@ class Readers:
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
         return self._leases.verify() + (self._hit_curve.verify() if self._hit_curve is not None else [])
-
-    def _take_chain(
-        self, session: EngineSession, chunks: int, holds: list[HoldId], holder: ConnectionId | None
-    ) -> Taken:
-        """A chain, with a hold for each rank."""
-        if not chunks:
-            return NOTHING_TAKEN
-        self._directory.charge(holds, session.holder if holder is None else holder)
-        return Taken(chunks, {rank: [hold] for rank, hold in zip(session.namespaces, holds, strict=True)}, chunks)
 
     def _note_hit(self, session: EngineSession, taken: Taken, now_ns: int) -> None:
         if self._hit_curve is not None:

@@ -38,7 +38,6 @@ BATCHED = frozenset(
     record.KIND
     for record in (
         m.Acquire,
-        m.AcquireLeaves,
         m.Reserve,
         m.Commit,
         m.End,

@@ -8,20 +8,6 @@ HOLDS_MAX = 4096  # of one lease: beyond, granting it would take longer than a t
 
 
 @dataclass(frozen=True, slots=True)
-class AcquireGroups:
-    """Lease what a hit of `chunks` chunks needs of each group: all of it or nothing. Answered by Leased, whose columns have a
-    row for each key of a rank.
-
-    `keys`: of one group after the other, rank-major, those of its last chunks before the hit's end: all of a full group, as
-    many as its window covers of a window group, the last one of a state group.
-    """
-
-    KIND: ClassVar[int] = 84
-    keys: bytes
-    chunks: int
-
-
-@dataclass(frozen=True, slots=True)
 class ReserveGroup:
     """As Reserve, for chunks of one group. Those of windows and states have no parent: each is reserved alone. Answered by
     Reserved."""
@@ -78,13 +64,3 @@ class ReserveGroupShare:
     keys: bytes
     priorities: bytes
     durations: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class AnnounceGroups:
-    """As Announce, for what a hit of `chunks` chunks needs of each group, with the keys of AcquireGroups: all of it or nothing.
-    Answered by Announced."""
-
-    KIND: ClassVar[int] = 92
-    keys: bytes
-    chunks: int

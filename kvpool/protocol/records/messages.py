@@ -85,22 +85,20 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """Lease the longest present prefix of `keys`; rank-major when the layout stands for several ranks."""
+    """Lease what a hit of `chunks` chunks needs: the longest present prefix, or of a layout with groups all of it or nothing.
+    Answered by Leased, whose columns have a row for each key of a rank.
+
+    `keys`: of one group after the other, rank-major, those of its last chunks before the hit's end: all of a full group, as
+    many as its window covers of a window group, the last one of a state group. The last key of each chain on each rank may
+    stand for it where every chunk is in DRAM, LEAF_CHUNKS_MAX at most: nothing where that is not so. `chunks` 0: as many as
+    there are keys, of a layout without groups. `owner`: the name of a node that is asked for what is neither here nor known
+    elsewhere; empty: none.
+    """
 
     KIND: ClassVar[int] = 10
     keys: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class AcquireLeaves:
-    """Lease the `chunks` chunks that end in `leaves`, a key for each rank. Answered by Leased: all of them or nothing.
-
-    Nothing for more than LEAF_CHUNKS_MAX. A chunk key names its whole prefix; when it is not whole now, Acquire finds the rest.
-    """
-
-    KIND: ClassVar[int] = 17
-    leaves: bytes
-    chunks: int
+    chunks: int = 0
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,11 +256,12 @@ class Retained:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Announce chunks that will be requested soon; `keys` rank-major as in Acquire. Answered by Announced, before anything is
-    read."""
+    """Announce a hit of `chunks` chunks that will be requested soon; named as in Acquire, by all keys. Answered by Announced,
+    before anything is read."""
 
     KIND: ClassVar[int] = 52
     keys: bytes
+    chunks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,4 @@
-"""Requests about other nodes: an operator's, and an engine's that names one. See `messages` for the rules of records. Any
-thread."""
+"""Requests about other nodes. See `messages` for the rules of records. Any thread."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,15 +14,6 @@ class AskPeers:
 
     KIND: ClassVar[int] = 74
     first: int
-
-
-@dataclass(frozen=True, slots=True)
-class AcquireFrom:
-    """Acquire, and ask the node of the name `owner` for what is neither here nor known elsewhere. Answered by Leased."""
-
-    KIND: ClassVar[int] = 75
-    keys: bytes
-    owner: str
 
 
 def is_node_name(text: str) -> bool:

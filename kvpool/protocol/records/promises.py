@@ -8,8 +8,7 @@ from typing import ClassVar
 class Promise:
     """Answer with `tickets` tickets on those of `chunks` leading chunks that are there.
 
-    `keys`: of a layout with groups as in AcquireGroups; else the key of each chunk as in Acquire, or only the last one on each
-    rank as in AcquireLeaves. `owner`: as in AcquireFrom; empty: nobody. `claims`: of each ticket, as in IssueTicket.
+    `keys`, `chunks` and `owner`: as in Acquire. `claims`: of each ticket, as in IssueTicket.
     """
 
     KIND: ClassVar[int] = 93

@@ -20,6 +20,7 @@ from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.layouts.groups import WINDOW, Group
 from kvpool.pool.readers.readers import Readers
+from kvpool.pool.readers.runs import Run
 from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
 from kvpool.pool.writers.retention import Retention
 from kvpool.pool.writers.writers import Writers
@@ -105,11 +106,12 @@ class GroupedNode:
     def _lease(self, request: Request, end: int) -> int:
         """Lease and release what a hit of so many blocks needs. Returns the blocks: all, or none."""
         now_ns = self._clock.now_ns()
-        keys = [request.full[:end], request.window[max(0, end - self._window_blocks) : end]]
-        task = self._readers.begin_groups(self._session, keys, end)
+        keys = (request.full[:end], request.window[max(0, end - self._window_blocks) : end])
+        runs = [Run(part, column) for part, column in zip(self._session.parts, keys, strict=True)]
+        task = self._readers.begin(self._session, runs, chunks=end)
         while task.advance(now_ns) is Step.MORE:
             pass
-        grant = self._readers.grant(self._session, self._readers.take_groups(self._session, task), now_ns)
+        grant = self._readers.grant(self._session, self._readers.take(self._session, task), now_ns)
         if not grant.lease:
             task.end(now_ns)
             return 0

@@ -11,8 +11,7 @@ import pytest
 import kvpool_client as kv
 from kvpool.clock import Deadline
 from kvpool.index.parts import Step
-from kvpool.pool.readers import group_task
-from kvpool.pool.readers.group_task import GroupTask, WaitingGroups
+from kvpool.pool.readers.hold_task import HoldTask, WaitingTasks
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.groups.hybrid import load, store
 from tests.rigs.payload import tokens_of
@@ -31,39 +30,43 @@ LAYOUT = kv.Layout(
 )
 
 
-class WaitingChains:
-    """Chains of a task for which there is no room; some of them are held."""
+class OneChain:
+    """A run of one chain, of one rank."""
+
+    columns = (b"",)
+
+    def __len__(self) -> int:
+        return 1
+
+
+class WaitingTask(HoldTask):
+    """A task for which there is no room; some of what it needs is held."""
 
     is_held = False
 
-    def advance(self, _now_ns: int) -> Step:
+    def _advance(self, now_ns: int) -> Step:
         self.is_held = True
         return Step.WAIT
 
-    def release(self, _now_ns: int) -> None:
+    def _release(self, now_ns: int) -> None:
         self.is_held = False
 
 
-def test_of_the_tasks_that_wait_only_the_first_keeps_its_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_the_tasks_that_wait_only_the_first_keeps_its_holds() -> None:
     """Were each to keep what it has while it waits, hardly any of them would get all of it."""
-    made: list[WaitingChains] = []
-
-    def make(*_: object, **__: object) -> WaitingChains:
-        made.append(WaitingChains())
-        return made[-1]
-
-    monkeypatch.setattr(group_task, "ChainsTask", make)
-    waiting: WaitingGroups = {}
-    nothing: Any = SimpleNamespace(groups=())
+    waiting: WaitingTasks = {}
+    nothing: Any = SimpleNamespace(groups=("a group",))
+    run: Any = OneChain()
     tasks = [
-        GroupTask(nothing, nothing, nothing, [], chunks=1, holder=None, ending=nothing, waiting=waiting)
+        WaitingTask(nothing, nothing, nothing, [run], holder=None, ending=nothing, chunks=1, waiting=waiting)
         for _ in range(3)
     ]
+    every = list(tasks)
 
     def held_after_an_advance() -> list[bool]:
         for task in tasks:
             assert task.advance(0) is Step.WAIT
-        return [chains.is_held for chains in made]
+        return [task.is_held for task in every]
 
     assert held_after_an_advance() == [True, False, False]
     assert held_after_an_advance() == [True, False, False]

@@ -97,7 +97,7 @@ def test_hits_misses_loads_and_saves_of_a_client_appear(start_daemon: Callable[.
         assert found[f"kvpool_{name.format('tokens')}"] == chunks * tokens, name
         assert found[f"kvpool_{name.format('bytes')}"] == chunks * size, name
     assert found["kvpool_reuse_gap_seconds_count"] == 6
-    assert found['kvpool_request_duration_seconds_count{verb="acquire_leaves"}'] == 1
+    assert found['kvpool_request_duration_seconds_count{verb="acquire"}'] == 1
     assert found['kvpool_connections{role="engine"}'] == 2
     assert found["process_resident_memory_bytes"] > 1 << 20
     after = _wait_for(address, 'kvpool_connections{role="engine"}', 0)

@@ -18,8 +18,8 @@ def body_of(request: object) -> bytes:
     return m.encode(request, 0)[frames.LENGTH.size :]
 
 
-LEAVES = body_of(m.AcquireLeaves(bytes(KEY_BYTES), m.LEAF_CHUNKS_MAX))
-MAPS = msgpack.packb([m.Acquire.KIND, 0, [{}] * 3400])
+LEAVES = body_of(m.Acquire(bytes(KEY_BYTES), m.LEAF_CHUNKS_MAX))
+MAPS = msgpack.packb([m.Acquire.KIND, 0, [{}] * 3400, 0, ""])
 
 BAD: dict[str, tuple[list[Any], str]] = {
     "none": ([], "a batch has 0 requests, expected 1..256"),
@@ -29,7 +29,7 @@ BAD: dict[str, tuple[list[Any], str]] = {
     "empty": ([b""], "not msgpack of this protocol"),
     "an operator's": ([body_of(m.AskInfo())], "kind 31|a request of kind"),
     "a batch": ([body_of(bm.Batch([]))], "a request of kind 60"),
-    "leaves": ([LEAVES] * 5, "asks for 20480 chunks by leaves, expected at most 20000"),
+    "leaves": ([LEAVES] * 5, "asks for 20475 chunks by leaves, expected at most 20000"),
     "maps": ([MAPS] * 200, "Acquire has a field of list, expected bytes"),
 }
 

@@ -23,12 +23,14 @@ WIDE = kv.Layout(
     groups=(HYBRID.groups[FULL], kv.Group(kind="window", window=1 << 30, layers=1, kv_heads=1, head_dim=8)),
 )
 ENDING: dict[str, object] = {
-    "no chunks": gm.AcquireGroups(b"", 0),
-    "fewer than no chunks": gm.AcquireGroups(KEY, -1),
-    "more chunks than keys": gm.AcquireGroups(keys_of(1, 5), 3),
-    "keys behind the last": gm.AcquireGroups(keys_of(1, 7), 3),
-    "keys that are not whole": gm.AcquireGroups(keys_of(1, 6)[:-1], 3),
-    "too many chunks": gm.AcquireGroups(b"", 1 << 40),
+    "no chunks": m.Acquire(b"", 0),
+    "no number of chunks": m.Acquire(keys_of(1, 3)),
+    "leaves for an owner": m.Acquire(keys_of(1, 4), 3, "node"),
+    "fewer than no chunks": m.Acquire(KEY, -1),
+    "more chunks than keys": m.Acquire(keys_of(1, 5), 3),
+    "keys behind the last": m.Acquire(keys_of(1, 7), 3),
+    "keys that are not whole": m.Acquire(keys_of(1, 6)[:-1], 3),
+    "too many chunks": m.Acquire(b"", 1 << 40),
     "a group before the first": gm.ReserveGroup(-1, b"", KEY, b"", b""),
     "a group behind the last": gm.ReserveGroup(3, b"", KEY, b"", b""),
     "a window with a parent": gm.ReserveGroup(WINDOW, bytes(KEY_BYTES), KEY, b"", b""),
@@ -40,9 +42,10 @@ ENDING: dict[str, object] = {
     "a part of no keys": gm.ReserveGroupShare(FULL, *PART, b"", b"", b"", b""),
     "a part of too many keys": gm.ReserveGroupShare(FULL, *PART, b"", keys_of(1, m.SHARE_KEYS_MAX + 1), b"", b""),
     "a commit of a group behind the last": gm.CommitGroup(3, 1, bytes(8), b"", b""),
-    "an announcement of no chunks": gm.AnnounceGroups(b"", 0),
-    "an announcement of more chunks than keys": gm.AnnounceGroups(keys_of(1, 5), 3),
-    "an announcement of keys that are not whole": gm.AnnounceGroups(keys_of(1, 6)[:-1], 3),
+    "an announcement of no chunks": m.Announce(b"", 0),
+    "an announcement without their number": m.Announce(keys_of(1, 3)),
+    "an announcement of more chunks than keys": m.Announce(keys_of(1, 5), 3),
+    "an announcement of keys that are not whole": m.Announce(keys_of(1, 6)[:-1], 3),
     "a demote hint about one group alone": m.Demote(keys_of(1, 4), 0),
     "a demote hint from behind its chunks on": m.Demote(keys_of(1, 3), 1),
     "a demote hint from before its chunks on": m.Demote(keys_of(1, 3), -1),
@@ -57,11 +60,8 @@ INVALID_QUESTIONS: dict[str, object] = {
 }
 REFUSED: dict[str, object] = {
     "ReserveShare": gm.ReserveShare(*PART, b"", KEY, b"", b""),
-    "Acquire": m.Acquire(keys_of(1, 3)),
-    "AcquireLeaves": m.AcquireLeaves(keys_of(1, 3), 1),
     "Reserve": m.Reserve(b"", KEY),
     "Commit": m.Commit(1, bytes(8), b""),
-    "Announce": m.Announce(keys_of(1, 3)),
     "Seek": sk.Seek(keys_of(1, 3), 0.1),
 }
 
@@ -113,8 +113,6 @@ def test_a_request_without_a_group_is_refused_where_there_are_groups(
 
 def test_a_request_with_groups_is_invalid_without_any(daemon: Daemon, sound: Callable[[], None]) -> None:
     for request in (
-        gm.AcquireGroups(KEY, 1),
-        gm.AnnounceGroups(KEY, 1),
         gm.ReserveGroup(0, b"", KEY, b"", b""),
         gm.ReserveGroup(1, b"", KEY, b"", b""),
     ):
@@ -156,9 +154,9 @@ def test_a_commit_names_the_group_of_its_reservation(daemon: Daemon, sound: Call
 def test_a_lease_of_more_windows_than_a_turn_can_grant_is_refused(daemon: Daemon, sound: Callable[[], None]) -> None:
     with engine(daemon, WIDE) as greedy:
         with pytest.raises(Refused, match="5001 holds, at most 4096") as refused:
-            greedy.call(gm.AcquireGroups(keys_of(1, 10_000), 5000), m.Leased)
+            greedy.call(m.Acquire(keys_of(1, 10_000), 5000), m.Leased)
         assert refused.value.code == "full"
-        assert greedy.call(gm.AcquireGroups(keys_of(1, 2), 1), m.Leased).lease == 0
-        assert greedy.call(gm.AnnounceGroups(keys_of(1, 10_000), 5000), m.Announced) == m.Announced(0, 5000)
-        assert greedy.call(gm.AnnounceGroups(keys_of(1, 2), 1), m.Announced) == m.Announced(0, 0), "nothing is stored"
+        assert greedy.call(m.Acquire(keys_of(1, 2), 1), m.Leased).lease == 0
+        assert greedy.call(m.Announce(keys_of(1, 10_000), 5000), m.Announced) == m.Announced(0, 5000)
+        assert greedy.call(m.Announce(keys_of(1, 2), 1), m.Announced) == m.Announced(0, 0), "nothing is stored"
     sound()

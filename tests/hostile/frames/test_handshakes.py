@@ -142,7 +142,7 @@ def test_a_first_frame_that_is_no_valid_hello_is_refused_by_name(shared_daemon: 
 
 
 def test_a_layout_nested_deeply_is_refused(shared_daemon: Daemon) -> None:
-    body = b"\x97\x01\x00\xc4\x04KVPL\x03\xa6engine\xa1m\x9a" + b"\x91" * 500 + b"\x01" * 10
+    body = b"\x99\x01\x00\xc4\x04KVPL\x01\xa6engine\xa1m\x9a" + b"\x91" * 500 + b"\x01" * 11 + b"\xc4\x00"
     with raw_socket(shared_daemon) as raw:
         raw.sendall(LENGTH.pack(len(body)) + body)
         assert _first_failure(raw) == "layout"

@@ -38,7 +38,6 @@ def record_session(daemon: Daemon) -> list[bytes]:
 SENT = (
     m.Hello(b"", 0, "", "", []),
     m.Acquire(b""),
-    m.AcquireLeaves(b"", 0),
     m.Release(0),
     one_way.DropLease(0),
     one_way.DropReservation(0),
@@ -67,7 +66,6 @@ SENT = (
     om.AskConnections(),
     om.Disconnect(0),
     pm.AskPeers(0),
-    pm.AcquireFrom(b"", ""),
     om.LogLevel(""),
     om.Reload(),
 )
@@ -92,7 +90,8 @@ def _run_session(daemon: Daemon) -> None:
         raw.call(m.End(made.reservation), m.Done)
         raw.call(m.Renew((3).to_bytes(8, "little")), m.Done)
         raw.call(m.Release(raw.call(m.Acquire(keys_of(0, 3)), m.Leased).lease), m.Done)
-        raw.call(m.Release(raw.call(pm.AcquireFrom(keys_of(0, 3), "node"), m.Leased).lease), m.Done)
+        raw.call(m.Release(raw.call(m.Acquire(keys_of(0, 3), 3, "node"), m.Leased).lease), m.Done)
+        raw.call(m.Release(raw.call(m.Acquire(keys_of(2, 1), 3), m.Leased).lease), m.Done)
         raw.call(m.ReportCorrupt(1, 0), m.Done)
     with daemon.admin() as admin:
         admin.info()

@@ -44,7 +44,7 @@ def _flood(raw: socket.socket, data: bytes) -> None:
 
 REQUESTS: dict[str, Callable[[bytes], Any]] = {
     "reserve what is there": lambda keys: m.Reserve(keys[-2 * KEY_BYTES : -KEY_BYTES], keys[-KEY_BYTES:]),
-    "lease a wrong length": lambda keys: m.AcquireLeaves(keys[-KEY_BYTES:], CHAIN - 1),
+    "lease a wrong length": lambda keys: m.Acquire(keys[-KEY_BYTES:], CHAIN - 1),
     "announce": lambda keys: m.Announce(keys),
 }
 

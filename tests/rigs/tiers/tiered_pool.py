@@ -15,7 +15,6 @@ from kvpool.layout import Layout
 from kvpool.pool.lower_tiers import CopyPlanner, Planner, RemoteMaker, TierKinds
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
-from kvpool.protocol.records import peers as pm
 from kvpool.tiers.slots import SlotSizes
 from kvpool.types import KEY_BYTES, ConnectionId, Level, SaveState
 from tests.rigs.tiers.memory_tier import Medium, MemoryTier, planner
@@ -134,9 +133,7 @@ class TieredPool:
 
         `is_patient`: waits until all that is leased has landed or failed. `owner`: the node that is named.
         """
-        chains, packed = self.pool.chains, b"".join(keys)
-        named = chains.acquire_from(self.session, pm.AcquireFrom(packed, owner))
-        leased = await self.serve(named if owner else chains.acquire(self.session, m.Acquire(packed)))
+        leased = await self.serve(self.pool.chains.acquire(self.session, m.Acquire(b"".join(keys), owner=owner)))
         if not leased.lease:
             return 0
         lease = self.pool._readers.find(self.session, leased.lease)

@@ -14,8 +14,9 @@ from kvpool.index.parts import Step
 from kvpool.layout import Layout
 from kvpool.layouts.groups import Group
 from kvpool.pool.pool import Pool
-from kvpool.pool.readers.group_task import GroupTask, keys_of_hit
+from kvpool.pool.readers.hold_task import HoldTask
 from kvpool.pool.readers.readers import NOTHING_TAKEN, TICKETS_HOLDS_MAX, Grant
+from kvpool.pool.readers.runs import runs_of_hit
 from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import promises as pr
@@ -56,16 +57,16 @@ class Setting:
         """In the directory."""
         return int(self.pool.measure({}).directory["holds"])
 
-    def take(self) -> GroupTask:
+    def take(self) -> HoldTask:
         """All holds, of no lease yet."""
-        task = self.readers.begin_groups(self.session, keys_of_hit(self.session, KEYS, CHUNKS), CHUNKS)
+        task = self.readers.begin(self.session, runs_of_hit(self.session, KEYS, CHUNKS), chunks=CHUNKS)
         while task.advance(1) is Step.MORE:
             pass
         assert len(task.holds) == 1 + CHUNKS
         return task
 
     def lease(self) -> Grant:
-        grant = self.readers.grant(self.session, self.readers.take_groups(self.session, self.take()), 1)
+        grant = self.readers.grant(self.session, self.readers.take(self.session, self.take()), 1)
         assert (grant.chunks, len(grant.tiers)) == (CHUNKS, 2 * CHUNKS)
         return grant
 
@@ -120,8 +121,8 @@ def test_thousands_of_holds_end_in_parts(how: str) -> None:
             assert rig.holds >= 2 * made - AT_ONCE
             await rig.assert_ends_in_parts(lambda: None, left=made)
         else:
-            request = gm.AnnounceGroups(KEYS, CHUNKS)
-            assert served(rig.pool.hints.announce_groups(rig.session, request)) == m.Announced(CHUNKS, 0)
+            request = m.Announce(KEYS, CHUNKS)
+            assert served(rig.pool.hints.announce(rig.session, request)) == m.Announced(CHUNKS, 0)
             await rig.assert_ends_in_parts(lambda: rig.pool.hints.drop_owner(rig.session.connection))
 
     in_setting(check)
@@ -144,8 +145,8 @@ def test_a_lease_is_read_row_by_row_and_a_chunk_that_is_dropped_ends_it() -> Non
         place = rig.pool._directory.place_of(key)
         assert place is not None
         assert rig.pool._directory.drop(key, place[1])
-        assert not task.is_whole()
-        assert rig.readers.take_groups(rig.session, task) == NOTHING_TAKEN
+        assert task.chunks == 0
+        assert rig.readers.take(rig.session, task) == NOTHING_TAKEN
         task.end(1)
 
     in_setting(check)
@@ -158,5 +159,17 @@ def test_a_promise_has_no_more_tickets_than_may_end_at_once() -> None:
             promised = served(rig.pool.leases.promise(rig.session, pr.Promise(KEYS, CHUNKS, "", tickets, 0)))
             assert (promised.chunks, len(promised.tickets)) == (chunks, tickets * TICKET_BYTES if chunks else 0)
         rig.readers.end_tickets([promised.tickets[:TICKET_BYTES]], 1)
+
+    in_setting(check)
+
+
+def test_the_last_key_of_a_full_group_stands_for_its_chain() -> None:
+    async def check(rig: Setting) -> None:
+        leaf, windows = KEYS[(CHUNKS - 1) * KEY_BYTES : CHUNKS * KEY_BYTES], KEYS[CHUNKS * KEY_BYTES :]
+        whole = served(rig.pool.chains.acquire(rig.session, m.Acquire(KEYS, CHUNKS)))
+        named = served(rig.pool.chains.acquire(rig.session, m.Acquire(leaf + windows, CHUNKS)))
+        assert (named.chunks, named.generations) == (CHUNKS, whole.generations)
+        rig.pool._directory.drop(leaf, rig.pool._directory.place_of(leaf)[1])
+        assert served(rig.pool.chains.acquire(rig.session, m.Acquire(leaf + windows, CHUNKS))).lease == 0
 
     in_setting(check)

@@ -11,7 +11,6 @@ import kvpool_native
 from kvpool.errors import DaemonUnreachable
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
-from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import seeking as sk
 from kvpool.types import Level
@@ -235,7 +234,7 @@ def test_a_lease_that_the_daemon_cannot_give_is_sought_once_more(left: int) -> N
     asked: list[int] = []
 
     def call(request: Any, answer: Any, *_: float) -> Any:
-        if not isinstance(request, gm.AcquireGroups):
+        if not isinstance(request, m.Acquire):
             return rig._call(request, answer)
         asked.append(request.chunks)
         is_given = request.chunks == left and len(asked) > 1

@@ -11,7 +11,6 @@ from kvpool.errors import Refused
 from kvpool.peers.control import records as r
 from kvpool.peers.control.link import PeerLink
 from kvpool.protocol.records import messages as m
-from kvpool.protocol.records import peers as pm
 from kvpool.server.peers.offers import OfferSettings
 from kvpool.tiering.peer_allowance import PeerAllowance
 from kvpool.tiers.peer.pulls import Pull
@@ -163,8 +162,8 @@ def test_requests_without_end_that_name_a_node_delay_no_pull_of_it() -> None:
         assert await there.pool.save(KEYS) == len(KEYS)
         session, pool = here.pool.pool.open_session(ConnectionId(9), "model", LAYOUT), here.pool.pool
         for number in range(200):
-            request = pm.AcquireFrom(key_of(99, number), "there")
-            leased = await here.pool.serve(pool.chains.acquire_from(session, request))
+            request = m.Acquire(key_of(99, number), owner="there")
+            leased = await here.pool.serve(pool.chains.acquire(session, request))
             assert leased.chunks <= 1
         assert int(pool.measure({}).remote["peer"]["peer.pulls_unasked"]) >= 200 - 64
         here.believe(there, KEYS)

@@ -12,7 +12,8 @@ from kvpool.index.parts import Step
 from kvpool.key_column import KeyColumn
 from kvpool.layouts.groups import WINDOW, GroupRole
 from kvpool.peers.control import records as r
-from kvpool.pool.readers.chains_task import Chains, ChainsTask
+from kvpool.pool.readers.hold_task import HoldTask
+from kvpool.pool.readers.runs import Run
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.server.peers.offers import OfferSettings
@@ -278,17 +279,17 @@ def test_each_rank_of_a_schedulers_lease_is_one_pull() -> None:
             await rig.save(rig.there, columns[-1])
         pool = rig.here.pool.pool
         session = pool.open_session(ConnectionId(30), "model", replace(WINDOWED, rank=None, world=2))
-        chains = [Chains(session, KeyColumn.of([*columns[0], *columns[1]]))]
-        task = ChainsTask(
-            pool._directory, pool._tiering, session, chains, holder=session.holder, ending=pool._readers.ending
+        runs = [Run(session, KeyColumn.of([*columns[0], *columns[1]]))]
+        task = HoldTask(
+            pool._directory, pool._tiering, session, runs, holder=session.holder, ending=pool._readers.ending
         )
         while task.advance(1) is Step.MORE:
             pass
-        assert task.count_whole() == 10
+        assert task.chunks == 10
         await rig.here.pool.until_moved(lambda: pool._tiering.holds == 0)
-        assert task.count_whole() == 10, "all of it has landed"
+        assert task.chunks == 10, "all of it has landed"
         assert rig.pulls(rig.there) == 2
-        task.release(1)
+        task.end(1)
         for connection in (20, 21):
             rig.there.pool.pool.drop_connection(ConnectionId(connection))
         pool.drop_connection(session.connection)

@@ -1,4 +1,4 @@
-"""Acquire task: holds on the longest stored prefix of a chain, taken part by part; chunks that only a lower tier has are
+"""Chain holds: holds on the longest stored prefix of a chain, taken part by part; chunks that only a lower tier has are
 promoted, and what other nodes seem to have after them is pulled: by each rank with one request to each node, after the last
 part.
 
@@ -17,7 +17,7 @@ from kvpool.tiers.remote import Asker
 from kvpool.types import ConnectionId, HoldId
 
 
-class AcquireTask:
+class ChainHolds:
     """See the module. `keys`: of one rank after those of another. No more than the `holder` may hold, where one is named."""
 
     def __init__(
@@ -52,7 +52,7 @@ class AcquireTask:
         self.chunks = 0
 
     def __repr__(self) -> str:
-        return f"<AcquireTask {self.chunks} of {self._length} chunks>"
+        return f"<ChainHolds {self.chunks} of {self._length} chunks>"
 
     def advance(self, now_ns: int) -> Step:
         """Hold the next part. WAIT where DRAM has no room for all of it now; DONE where no more is stored, or allowed."""
