@@ -165,7 +165,7 @@ class Scrub:
                         offset=row.offset,
                         generation=row.generation,
                         namespace=namespace,
-                        layers=row.layers,
+                        layers=row.extents,
                         size=chunk_bytes,
                     )
                 )

@@ -133,7 +133,7 @@ class Slots:
     def classes(self) -> list[dict[str, int]]:
         """Slots by size class; `chunk_bytes` is the payload, without the header."""
         rows = self.directory.stats()["classes"]
-        return [{**row, "chunk_bytes": row["chunk_bytes"] - self.sizes.header_bytes(row["layers"])} for row in rows]
+        return [{**row, "chunk_bytes": row["chunk_bytes"] - self.sizes.header_bytes(row["extents"])} for row in rows]
 
     def verify(self, *, with_shared: bool, holds: int, pins: int) -> list[str]:
         """Broken invariants of the directory, one line each. It should have exactly `holds` holds and `pins` pins."""

@@ -93,7 +93,7 @@ def test_a_header_of_the_first_version_reads_as_one_of_this(first: Path, second:
     old, new = (kvpool_native.decode_ssd_header(path.read_bytes()) for path in (first, second))
     assert old is not None
     assert new is not None
-    names = ("epoch", "key", "parent", "namespace", "generation", "layer_bytes", "layers", "checksums", "tokens")
+    names = ("epoch", "key", "parent", "namespace", "generation", "extent_bytes", "extents", "checksums", "tokens")
     assert [getattr(old, name) for name in names] == [getattr(new, name) for name in names]
 
 

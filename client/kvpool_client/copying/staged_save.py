@@ -114,12 +114,12 @@ class StagedSave:
         """CRC-32C of every layer of every chunk as it was gathered."""
         return bytes(self._checksums)
 
-    def copied_layers(self) -> int:
-        """None: the daemon itself knows which layers it has copied."""
+    def copied_extents(self) -> int:
+        """None: the daemon itself knows which extents it has copied."""
         return 0
 
     def checksums_from(self, layer: int) -> bytes:  # noqa: ARG002 - the interface of a run
-        """None, as `copied_layers`."""
+        """None, as `copied_extents`."""
         return b""
 
     def cancel(self) -> None:

@@ -96,7 +96,7 @@ class Owner:
 
     def _checks(self, chunks: OfferedChunks) -> bytes:
         return self._server.checks(
-            self._node.view, *chunks.columns, layers=chunks.layers, layer_bytes=chunks.layer_bytes
+            self._node.view, *chunks.columns, extents=chunks.layers, extent_bytes=chunks.layer_bytes
         )
 
     async def _start(self) -> None:

@@ -116,18 +116,18 @@ class _Setting:
                 f"wrong bytes: chunks of {self.chunk_bytes} bytes came over the {way} other than they were sent"
             )
         first = next(end for end in ends if end.chunk == 0)
-        return seconds, cpu_s, first.waited_us + first.first_layer_us
+        return seconds, cpu_s, first.waited_us + first.first_extent_us
 
     def _pull(self, way: str, ends: list[kvpool_native.PullOutcome]) -> None:
         server, ticket, slots = self.servers[way], os.urandom(32), self.owner.slots
         columns, layer_bytes = (slots.offsets, slots.slots, slots.generations), self.chunk_bytes // LAYERS
-        checks = server.checks(self.owner.view, *columns, layers=LAYERS, layer_bytes=layer_bytes)
+        checks = server.checks(self.owner.view, *columns, extents=LAYERS, extent_bytes=layer_bytes)
         offer, _ = server.offer(
             ticket,
             self.owner.view,
             *columns,
-            layers=LAYERS,
-            layer_bytes=layer_bytes,
+            extents=LAYERS,
+            extent_bytes=layer_bytes,
             connections=self.streams,
             peer=1,
             timeout_s=LONG_S,
@@ -139,8 +139,8 @@ class _Setting:
             self.puller.view,
             self.puller.slots.offsets,
             self.puller.slots.slots,
-            layers=LAYERS,
-            layer_bytes=layer_bytes,
+            extents=LAYERS,
+            extent_bytes=layer_bytes,
             connections=self.streams,
             stall_s=LONG_S,
             timeout_s=LONG_S,
@@ -158,15 +158,15 @@ class _Setting:
     def _copy(self, ends: list[kvpool_native.PullOutcome]) -> None:
         there, here, layer_bytes = self.owner.slots, self.puller.slots, self.chunk_bytes // LAYERS
         columns = (there.offsets, there.slots, there.generations)
-        checks = self.servers[STREAM].checks(self.owner.view, *columns, layers=LAYERS, layer_bytes=layer_bytes)
+        checks = self.servers[STREAM].checks(self.owner.view, *columns, extents=LAYERS, extent_bytes=layer_bytes)
         job = self.near.pull(
             self.memory,
             *columns,
             self.puller.view,
             here.offsets,
             here.slots,
-            layers=LAYERS,
-            layer_bytes=layer_bytes,
+            extents=LAYERS,
+            extent_bytes=layer_bytes,
             checks=checks,
             parts=self.streams,
             timeout_s=LONG_S,

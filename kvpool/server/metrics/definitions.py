@@ -145,7 +145,7 @@ def _slots(
 ) -> Callable[[Scrape], Values]:
     """Used and free slots of each size class; a class is named `<chunk bytes>x<layers>`."""
     return lambda now: {
-        (f"{row['chunk_bytes']}x{row['layers']}", state): slots * unit(row)
+        (f"{row['chunk_bytes']}x{row['extents']}", state): slots * unit(row)
         for row in classes(now)
         for state, slots in (("used", row["slots_used"]), ("free", row["slots"] - row["slots_used"]))
     }

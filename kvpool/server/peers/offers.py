@@ -377,8 +377,8 @@ class Offers:
             ticket,
             self._index,
             *columns,
-            layers=layout.extents,
-            layer_bytes=layout.extent_bytes,
+            extents=layout.extents,
+            extent_bytes=layout.extent_bytes,
             connections=connections,
             peer=connection.peer.number,
             timeout_s=timeout_s,
@@ -408,7 +408,7 @@ class Offers:
     def _checks_of(self, chunks: OfferedChunks) -> bytes:
         """Checksums of chunks whose layers have all landed; else none."""
         layers, layer_bytes = chunks.layers, chunks.layer_bytes
-        return self._server.checks(self._index, *chunks.columns, layers=layers, layer_bytes=layer_bytes)
+        return self._server.checks(self._index, *chunks.columns, extents=layers, extent_bytes=layer_bytes)
 
     def _lease_saved(self) -> None:
         """New events: what is offered while it is saved may be committed now."""

@@ -47,6 +47,6 @@ class ObjectForm:
             return b""
         if header.key != key or header.namespace != self._fingerprint:
             return b""
-        if (header.layers, header.layer_bytes) != (self.layers, self.layer_bytes):
+        if (header.extents, header.extent_bytes) != (self.layers, self.layer_bytes):
             return b""
         return header.checksums

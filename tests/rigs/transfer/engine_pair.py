@@ -158,7 +158,9 @@ def _side(directory: Path, engine: Engine, chunks: int, *, is_owner: bool, rate:
     server = node.serve()
 
     def checks_of(offered: OfferedChunks) -> bytes:
-        return server.checks(node.store.view, *offered.columns, layers=offered.layers, layer_bytes=offered.layer_bytes)
+        return server.checks(
+            node.store.view, *offered.columns, extents=offered.layers, extent_bytes=offered.layer_bytes
+        )
 
     arena, index = node.store.arena, node.store.index
     parts = ServedParts(engine, arena, node.store.view, checks_of, threads=1, bytes_per_s=rate, clock=clock)
@@ -174,7 +176,7 @@ def _pair(owner: Side, here: Side, chunks: int) -> Pair:
     slots = owner.node.slots
     server = owner.node.serve()
     checks = server.checks(
-        owner.node.store.view, slots.offsets, slots.slots, slots.generations, layers=LAYERS, layer_bytes=LAYER_BYTES
+        owner.node.store.view, slots.offsets, slots.slots, slots.generations, extents=LAYERS, extent_bytes=LAYER_BYTES
     )
     return Pair(owner, here, Link(owner.parts), checks, chunks)
 

@@ -66,7 +66,7 @@ def test_engines_with_other_forms_and_block_sizes_share_chunks(
     saved, loaded = some_ids(20), some_ids(10, seed=2)
     offsets = save(pool, store, writer, saved)
     job = start_load(pool, store, reader, loaded, offsets)
-    assert [job.wait_layer(layer, LONG_S) for layer in range(LAYERS)] == [1] * LAYERS
+    assert [job.wait_extent(layer, LONG_S) for layer in range(LAYERS)] == [1] * LAYERS
     assert job.wait(LONG_S)
     assert (job.chunks(), job.reason(), job.done()) == (5, COMPLETE, True)
     assert reader.chunks(loaded) == writer.chunks(saved)
@@ -121,11 +121,11 @@ def test_a_chunk_that_left_the_pool_is_a_miss_whatever_its_bytes(pool: kvpool_na
     job = start_load(pool, store, reader, ids, offsets)
     assert job.wait(LONG_S)
     assert (job.chunks(), job.reason()) == (2, GONE)
-    assert job.wait_layer(LAYERS - 1, LONG_S) == 1
+    assert job.wait_extent(LAYERS - 1, LONG_S) == 1
     store.drop(0)
     none = start_load(pool, store, reader, ids, offsets)
     assert none.wait(LONG_S)
-    assert (none.chunks(), none.reason(), none.wait_layer(0, LONG_S)) == (0, GONE, 0)
+    assert (none.chunks(), none.reason(), none.wait_extent(0, LONG_S)) == (0, GONE, 0)
 
 
 def test_a_contiguous_array_is_one_block_for_each_chunk(pool: kvpool_native.CopyPool, store: Store) -> None:
@@ -208,7 +208,7 @@ def test_a_stopped_pool_cancels_new_jobs(store: Store) -> None:
     pool.stop()
     load = start_load(pool, store, engine, ids, offsets)
     assert load.wait(LONG_S)
-    assert (load.chunks(), load.reason(), load.wait_layer(0, LONG_S)) == (0, CANCELLED, 0)
+    assert (load.chunks(), load.reason(), load.wait_extent(0, LONG_S)) == (0, CANCELLED, 0)
     waiting.announce_all()
     assert waiting.wait(LONG_S)
     assert waiting.is_cancelled()
@@ -226,8 +226,8 @@ def refused(pool: kvpool_native.CopyPool, store: Store, engine: Engine, **wrong:
         "arena": store.arena,
         "offsets": offsets,
         "block_ids": column(ids),
-        "layers": LAYERS,
-        "layer_bytes": LAYER_BYTES,
+        "extents": LAYERS,
+        "payload_bytes": LAYER_BYTES,
     }
     for_load = {"index": store.index, "slots": store.slots, "generations": store.generations, "verifies": True}
     if wrong.get("block_ids") != column([-1] * 8):
@@ -256,11 +256,11 @@ def refused(pool: kvpool_native.CopyPool, store: Store, engine: Engine, **wrong:
         {"slots": bytes(8)},
         {"slots": column([0, 1 << 32])},
         {"slots": column([0, 1 << 31])},
-        {"layers": LAYERS + 1},
-        {"layers": 0},
-        {"layer_bytes": LAYER_BYTES // 2},
-        {"layer_bytes": 0},
-        {"layer_bytes": 2**63},
+        {"extents": LAYERS + 1},
+        {"extents": 0},
+        {"payload_bytes": LAYER_BYTES // 2},
+        {"payload_bytes": 0},
+        {"payload_bytes": 2**63},
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
@@ -301,9 +301,9 @@ def test_a_missing_layer_is_refused(pool: kvpool_native.CopyPool, store: Store) 
     engine = Engine("kv_first", 16)
     ids = some_ids(4)
     offsets = save(pool, store, engine, ids)
-    with pytest.raises(ValueError, match="layer"):
-        start_load(pool, store, engine, ids, offsets).wait_layer(LAYERS, 0.0)
-    with pytest.raises(ValueError, match="layer"):
+    with pytest.raises(ValueError, match="extent"):
+        start_load(pool, store, engine, ids, offsets).wait_extent(LAYERS, 0.0)
+    with pytest.raises(ValueError, match="extent"):
         pool.save(engine.view, store.arena, offsets, column(ids), LAYERS, LAYER_BYTES).announce(LAYERS)
 
 

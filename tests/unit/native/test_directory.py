@@ -147,7 +147,7 @@ def test_wrong_arguments_are_refused_at_the_call() -> None:
     with pytest.raises(KeyError):
         directory.commit(12345, 0, b"")
     made = store.reserve([1])
-    with pytest.raises(ValueError, match="each layer"):
+    with pytest.raises(ValueError, match="each extent"):
         directory.commit(made.id, 0, b"1234")
     assert not directory.release(12345, 1)
     store.verify()
@@ -332,7 +332,7 @@ def test_records_are_walked_in_pages_while_pinned() -> None:
         slots = np.frombuffer(store.directory.columns([page.pin]).slots, "<u8").tolist() if page.records else []
         for slot, row in zip(slots, page.records, strict=True):
             assert store.view.generation_at(slot) == row.generation
-            assert (row.chunk_bytes, row.layers, row.namespace) == (CHUNK, LAYERS, store.namespace)
+            assert (row.chunk_bytes, row.extents, row.namespace) == (CHUNK, LAYERS, store.namespace)
             seen.add(row.key)
         assert store.directory.unpin(page.pin) == bool(page.records)
         cursor = page.next

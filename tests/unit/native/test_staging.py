@@ -51,7 +51,7 @@ def test_some_layers_of_a_save_go_through_staging_into_their_slots(
 def test_layers_that_the_engine_lacks_are_refused(
     pool: kvpool_native.CopyPool, staging: kvpool_native.Mapping, first: int, layers: int
 ) -> None:
-    with pytest.raises(ValueError, match="layers"):
+    with pytest.raises(ValueError, match="extents"):
         pool.save(Engine("kv_first", 16).view, staging, column([0]), column(some_ids(4)), layers, LAYER_BYTES, first)
 
 

@@ -71,8 +71,8 @@ class Node:
             self.slots.offsets,
             self.slots.slots,
             self.slots.generations,
-            layers=LAYERS,
-            layer_bytes=LAYER_BYTES,
+            extents=LAYERS,
+            extent_bytes=LAYER_BYTES,
             connections=connections,
             peer=1,
             timeout_s=timeout_s,
@@ -89,8 +89,8 @@ class Node:
             self.store.view,
             self.slots.offsets,
             self.slots.slots,
-            layers=layers,
-            layer_bytes=LAYER_BYTES,
+            extents=layers,
+            extent_bytes=LAYER_BYTES,
             connections=connections,
             stall_s=LONG_S,
             timeout_s=LONG_S,
@@ -124,7 +124,7 @@ def test_chunks_arrive_with_their_bytes(connections: int) -> None:
     for name, outcome in enumerate(ends(queue, 5)):
         assert (outcome.job, outcome.chunk, outcome.status, outcome.fault) == (job, name, DONE, "")
         assert outcome.received_bytes == LAYERS * LAYER_BYTES
-        assert 0 < outcome.first_layer_us <= outcome.elapsed_us
+        assert 0 < outcome.first_extent_us <= outcome.elapsed_us
         assert puller.chunk(name) == payload(name)
     (ended,) = offers(server, 1)
     assert (ended.offer, ended.end, ended.sent_bytes) == (number, 0, 5 * LAYERS * LAYER_BYTES)

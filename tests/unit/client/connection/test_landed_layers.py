@@ -24,7 +24,7 @@ class Run:
     def announce(self, _layer: int) -> bool:
         return True
 
-    def copied_layers(self) -> int:
+    def copied_extents(self) -> int:
         return self.copied
 
     def checksums_from(self, layer: int) -> bytes:

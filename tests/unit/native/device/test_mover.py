@@ -55,7 +55,7 @@ class Rig:
         self.rows["generation"] = np.frombuffer(reserved.generations, dtype=np.uint64)
         self.rows["device_offset"] = np.arange(CHUNKS) * CHUNK_BYTES
         self.rows["chunk_bytes"] = CHUNK_BYTES
-        self.rows["layers"] = LAYERS
+        self.rows["extents"] = LAYERS
         self.view = IndexView(index)
         self.mover = DeviceMover(self.device, self.memory, self.arena, self.view, DEVICE_RING_BYTES_MIN)
 
@@ -122,8 +122,8 @@ def test_what_lies_outside_is_refused(rig: Rig) -> None:
         ("arena_offset", 1 << 60, "outside the arena"),
         ("device_offset", UNIT, "outside the device's memory"),
         ("arena_slot", 1 << 40, "no words"),
-        ("layers", 0, "layers must be positive"),
-        ("layers", 3, "multiple"),
+        ("extents", 0, "extents must be positive"),
+        ("extents", 3, "multiple"),
         ("generation", 0, "no generation"),
     ):
         rows = rig.rows.copy()
