@@ -210,7 +210,7 @@ class StagedSave:
 
     def _next_piece(self) -> Piece:
         """The next piece: layers announced one after the other, of all chunks, or some chunks of one layer."""
-        fitting = min(self._area.window_bytes // self._layer_bytes, sm.COPIED_LAYERS_MAX)
+        fitting = min(self._area.window_bytes // self._layer_bytes, sm.COPIED_EXTENTS_MAX)
         first_layer, first_chunk = self._announced[self._position], self._next_chunk
         layers = 1
         while (

@@ -135,7 +135,7 @@ TEST(encrypted_chunks_have_their_bytes) {
   }
 }
 
-TEST(a_extent_that_has_not_landed_is_followed_over_an_encrypted_stream) {
+TEST(an_extent_that_has_not_landed_is_followed_over_an_encrypted_stream) {
   Pair pair(1, 2, 5000);
   pair.owner.begin_promotion(0);
   pair.offer(ticket_of(1));

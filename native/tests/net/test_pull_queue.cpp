@@ -119,7 +119,7 @@ TEST(marks_that_must_not_come_now_end_the_connection) {
   expect_refused(source, prefix);
 }
 
-TEST(a_extent_that_comes_twice_ends_the_connection) {
+TEST(an_extent_that_comes_twice_ends_the_connection) {
   const Node source(2, 2, 1000);
   source.put(0);
   source.put(1);
@@ -146,7 +146,7 @@ TEST(a_chunk_of_another_connection_ends_the_connection) {
   }
 }
 
-TEST(bytes_flipped_in_a_extent_fail_that_chunk_alone) {
+TEST(bytes_flipped_in_an_extent_fail_that_chunk_alone) {
   const Node source(2, 3, 1000);
   source.put(0);
   source.put(1);
