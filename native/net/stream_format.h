@@ -1,7 +1,7 @@
 // What passes on a stream between nodes: a puller's hello, then the owner's marks and extents.
 //
 //   puller → owner   StreamHello, once; then nothing
-//   owner → puller   StreamMark, behind each of kind EXTENT the bytes of that extent; extent 0 of all chunks of this connection,
+//   owner → puller   StreamMark, behind each of kind EXTENT its bytes; extent 0 of all chunks of this connection,
 //                    then extent 1, …, of small extents several of each chunk in turn. Chunk i travels on connection i mod
 //                    `connections`: the extents of a chunk come in order, which is all that a puller relies on.
 //
