@@ -2,8 +2,8 @@
 
 A Layout defines how many bytes a chunk has and how they are divided, and not where an engine has them (that is
 `kvpool_client.copying.buffers`). What the pool stores of a chunk are *extents* of one size, one behind the other: its layers,
-or the head groups of each, and, where the layout has summaries, what is filled by these. Whatever stores or moves chunks calls
-every extent a layer. docs/layouts.md has the drawings.
+or the head groups of each, and, where the layout has summaries, what is filled by these. docs/layouts.md has the
+drawings.
 Invariant: two Layouts with the same fingerprint store the same bytes for the same KV. Immutable; any thread.
 """
 

@@ -273,7 +273,7 @@ class TokenRange:
 
 @dataclass(frozen=True, slots=True)
 class ChunkExtent:
-    """A chunk's place in the arena: `layers` extents of `layer_bytes`, one after the other. `generation`: the slot's.
+    """A chunk's place in the arena: `extents` extents of `extent_bytes`, one after the other. `generation`: the slot's.
 
     `slot`: of its words in the index, the region in the upper half of a u64 and the slot's number in the lower one.
     """
@@ -282,8 +282,8 @@ class ChunkExtent:
     generation: int
     offset: int
     slot: int
-    layer_bytes: int
-    layers: int
+    extent_bytes: int
+    extents: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,14 +219,14 @@ class IndexView:
 
     def landed_at(self, slot: int) -> int:
         """
-        How many layers of the chunk in a slot are in place; bit 31: no more come.
+        How many extents of the chunk in a slot are in place; bit 31: no more come.
         """
 
-    def checksum_at(self, slot: int, layer: int) -> int: ...
+    def checksum_at(self, slot: int, extent: int) -> int: ...
 
-    def covers(self, slot: int, layers: int) -> bool:
+    def covers(self, slot: int, extents: int) -> bool:
         """
-        Whether the slot and checksums of so many layers have words in the index.
+        Whether the slot and checksums of so many extents have words in the index.
         """
 
     @property
@@ -237,18 +237,18 @@ class IndexView:
 
 class LandingBoard:
     """
-    Where a tier announces the layers of chunks that it brings into the arena.
+    Where a tier announces the extents of chunks that it brings into the arena.
     """
 
     def __init__(self, index: Mapping) -> None: ...
 
     def land(self, slot: int, first: int, checksums: bytes) -> None:
         """
-        Layers `first` and on of the chunk being promoted into this slot are in place, with these CRC-32C, u32; in their order.
+        Extents `first` and on of the chunk being promoted into this slot are in place, with these CRC-32C, u32; in their order.
         """
 
     def fail(self, slot: int) -> None:
-        """No more layers of this chunk come."""
+        """No more extents of this chunk come."""
 
 DEFAULT_PRIORITY: int = 35
 
@@ -317,7 +317,7 @@ class Directory:
     def level(self) -> int:
         """The number of its tier."""
 
-    def add_class(self, chunk_bytes: int, layers: int, has_place_below: bool = True, instead: int | None = None) -> int:
+    def add_class(self, chunk_bytes: int, extents: int, has_place_below: bool = True, instead: int | None = None) -> int:
         """
         The size class of such chunks, new or not. `instead`: a class without chunks that becomes it.
         """
@@ -413,14 +413,14 @@ class Directory:
 
     def commit(self, reservation: int, first: int, checksums: bytes, now_ns: int = 0, tokens: bytes = ..., sources: bytes = ..., source_level: int = 1) -> bytes:
         """
-        States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][layer]; token ids i32
+        States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][extent]; token ids i32
         [chunk][token], or none; `sources`, of a lower tier or copies: the generations u64 that the tier of
         `source_level`, from which the chunks were copied, must still have.
         """
 
-    def land_saved(self, reservation: int, first: int, count: int, first_layer: int, checksums: bytes) -> bool:
+    def land_saved(self, reservation: int, first: int, count: int, first_extent: int, checksums: bytes) -> bool:
         """
-        Further layers of reserved chunks lie in their slots, for who follows them: u32 [chunk][layer]. False where the
+        Further extents of reserved chunks lie in their slots, for who follows them: u32 [chunk][extent]. False where the
         reservation is unknown or has expired.
         """
 
@@ -457,7 +457,7 @@ class Directory:
         """
         Slots to read lower tiers' chunks into; RESERVED ones are to be
         read. The hold ends by `release`. Of each chunk, where named: the level u8 that it comes from, its generation u64
-        there, and u32 [chunk][layer] what its layers must be; else the uppermost tier that has it. `is_external`: the levels
+        there, and u32 [chunk][extent] what its extents must be; else the uppermost tier that has it. `is_external`: the levels
         are of tiers without a directory here, such as a peer's: whether they have a chunk is known when it has come.
         """
 
@@ -474,7 +474,7 @@ class Directory:
 
     def has_landed(self, key: bytes, generation: int) -> bool:
         """
-        Whether all layers of a promoted chunk have landed; True also for a chunk that is not being promoted, and in a tier
+        Whether all extents of a promoted chunk have landed; True also for a chunk that is not being promoted, and in a tier
         without memory.
         """
 
@@ -676,7 +676,7 @@ class StoredRecord:
     def chunk_bytes(self) -> int: ...
 
     @property
-    def layers(self) -> int: ...
+    def extents(self) -> int: ...
 
     @property
     def namespace(self) -> int: ...
@@ -939,7 +939,7 @@ class CacheView:
 class LoadJob:
     """A load that runs from the start."""
 
-    def wait_layer(self, layer: int, timeout_s: float) -> int:
+    def wait_extent(self, extent: int, timeout_s: float) -> int:
         """1: in place, 0: the load ended before, -1: time is over. GIL released."""
 
     def wait(self, timeout_s: float) -> bool: ...
@@ -957,8 +957,8 @@ class LoadJob:
 class SaveJob:
     """A save that copies what is announced."""
 
-    def announce(self, layer: int) -> bool:
-        """False if the layer was announced before."""
+    def announce(self, extent: int) -> bool:
+        """False if the extent was announced before."""
 
     def announce_all(self) -> None: ...
 
@@ -974,14 +974,14 @@ class SaveJob:
     def progress(self) -> int: ...
 
     def checksums(self) -> bytes:
-        """CRC-32C as u32 [chunk][layer]; empty unless every layer was copied."""
+        """CRC-32C as u32 [chunk][extent]; empty unless every extent was copied."""
 
-    def copied_layers(self) -> int:
-        """Layers that were copied, from the first one up to one that was not."""
+    def copied_extents(self) -> int:
+        """Extents that were copied, from the first one up to one that was not."""
 
     def checksums_from(self, first: int) -> bytes:
         """
-        CRC-32C as u32 [chunk][layer] of the layers from `first` on that `copied_layers` counts.
+        CRC-32C as u32 [chunk][extent] of the extents from `first` on that `copied_extents` counts.
         """
 
 class CopyPool:
@@ -989,14 +989,14 @@ class CopyPool:
 
     def __init__(self, threads: int) -> None: ...
 
-    def load(self, view: CacheView, arena: Mapping, index: IndexView, offsets: bytes, slots: bytes, generations: bytes, block_ids: bytes, layers: int, layer_bytes: int, verifies: bool, *, extents: bytes = ..., extent_bytes: int = 0) -> LoadJob:
+    def load(self, view: CacheView, arena: Mapping, index: IndexView, offsets: bytes, slots: bytes, generations: bytes, block_ids: bytes, extents: int, payload_bytes: int, verifies: bool, *, numbers: bytes = ..., extent_bytes: int = 0) -> LoadJob:
         """
-        Starts a load. Columns: u64 offsets, slots and generations, i64 block ids; u32 `extents`: the number of the stored extent for each layer of the view, rising, none for all from 0 on; `extent_bytes`: of each, 0 for layer_bytes. ValueError for what lies outside.
+        Starts a load. Columns: u64 offsets, slots and generations, i64 block ids; u32 `numbers`: in a chunk, of each extent of the view, rising, none for all from 0 on; `extent_bytes`: of each as it is stored, 0 for payload_bytes. ValueError for what lies outside.
         """
 
-    def save(self, view: CacheView, arena: Mapping, offsets: bytes, block_ids: bytes, layers: int, layer_bytes: int, first_layer: int = 0, *, extents: bytes = ..., extent_bytes: int = 0) -> SaveJob:
+    def save(self, view: CacheView, arena: Mapping, offsets: bytes, block_ids: bytes, extents: int, payload_bytes: int, first_extent: int = 0, *, numbers: bytes = ..., extent_bytes: int = 0) -> SaveJob:
         """
-        Prepares a save of `layers` layers from `first_layer` on; nothing is copied before it is announced. `extents` and `extent_bytes` as in `load`.
+        Prepares a save of `extents` extents of the view from `first_extent` on; nothing is copied before it is announced. `numbers` and `extent_bytes` as in `load`.
         """
 
     def stop(self) -> None: ...
@@ -1034,12 +1034,12 @@ class SummaryJob:
     def checksums(self) -> bytes:
         """CRC-32C as u32 [chunk][extent]; empty unless all was built."""
 
-def extent_checksums(arena: Mapping, offset: int, layer_bytes: int, layers: int) -> bytes:
-    """CRC-32C of each layer in place, u32. GIL released."""
+def extent_checksums(arena: Mapping, offset: int, extent_bytes: int, extents: int) -> bytes:
+    """CRC-32C of each extent in place, u32. GIL released."""
 
-def copy_extents(target: Mapping, target_offsets: bytes, source: Mapping, source_offset: int, layers: int, layer_bytes: int) -> bytes:
+def copy_extents(target: Mapping, target_offsets: bytes, source: Mapping, source_offset: int, extents: int, extent_bytes: int) -> bytes:
     """
-    Copies `layers` layers to each offset, which lie one behind the other in the source; the CRC-32C of what was stored, u32 [offset][layer]. GIL released. ValueError for what lies outside.
+    Copies so many extents to each offset, which lie one behind the other in the source; the CRC-32C of what was stored, u32 [offset][extent]. GIL released. ValueError for what lies outside.
     """
 
 def copy_plain(target: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], source: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
@@ -1126,14 +1126,14 @@ class SlotHeader:
         """Of the slot."""
 
     @property
-    def layer_bytes(self) -> int: ...
+    def extent_bytes(self) -> int: ...
 
     @property
-    def layers(self) -> int: ...
+    def extents(self) -> int: ...
 
     @property
     def checksums(self) -> bytes:
-        """CRC-32C of each layer, u32."""
+        """CRC-32C of each extent, u32."""
 
     @property
     def tokens(self) -> bytes:
@@ -1149,7 +1149,7 @@ def decode_ssd_header(page: bytes) -> SlotHeader | None:
 def ssd_header_length(page: bytes) -> int:
     """Bytes of the header that begins with this page; 0 where none does."""
 
-def encode_ssd_header(epoch: bytes, key: bytes, namespace: bytes, layer_bytes: int, checksums: bytes) -> bytes:
+def encode_ssd_header(epoch: bytes, key: bytes, namespace: bytes, extent_bytes: int, checksums: bytes) -> bytes:
     """
     The header of a chunk outside of any slot: without parent, generation and token ids.
     """
@@ -1189,10 +1189,10 @@ class FilePages:
 
 SSD_HEADER_BYTES: int = 4096
 
-SSD_LAYERS_MAX: int = 4096
+SSD_EXTENTS_MAX: int = 4096
 
-def ssd_header_bytes(layers: int) -> int:
-    """Bytes of the header of a slot for a chunk of so many layers."""
+def ssd_header_bytes(extents: int) -> int:
+    """Bytes of the header of a slot for a chunk of so many extents."""
 
 SSD_WRITE_BYTES: int = 4194304
 
@@ -1218,18 +1218,18 @@ class SsdQueue:
 
     def __init__(self, files: SsdFiles, arena: Mapping, index: Mapping, threads: int, jobs_max: int, wants_rings: bool = False) -> None: ...
 
-    def read(self, rows: bytes, epoch: bytes, namespace: bytes, layers: int, layer_bytes: int, index: IndexView, urgency: int) -> int:
+    def read(self, rows: bytes, epoch: bytes, namespace: bytes, extents: int, extent_bytes: int, index: IndexView, urgency: int) -> int:
         """
-        A job's number, 0 where the queue is full. `rows` in the format of `MOVE_ROW`. Layers are announced on the index as they land.
+        A job's number, 0 where the queue is full. `rows` in the format of `MOVE_ROW`. Extents are announced on the index as they land.
         """
 
-    def write(self, rows: bytes, epoch: bytes, namespace: bytes, layers: int, layer_bytes: int, index: IndexView, tokens: Sequence[bytes] = []) -> int:
+    def write(self, rows: bytes, epoch: bytes, namespace: bytes, extents: int, extent_bytes: int, index: IndexView, tokens: Sequence[bytes] = []) -> int:
         """
         The same the other way; checksums are the index's. `tokens`: token ids, i32, of each row or of none; stored where
         they fit the header.
         """
 
-    def verify(self, rows: bytes, epoch: bytes, namespace: bytes, layers: int, layer_bytes: int) -> int:
+    def verify(self, rows: bytes, epoch: bytes, namespace: bytes, extents: int, extent_bytes: int) -> int:
         """
         Reads chunks and compares them with their checksums, after everything else; nothing is stored. Rows as for `read`,
         any arena offset and slot.
@@ -1293,15 +1293,15 @@ class ExtentServer:
     @property
     def port(self) -> int: ...
 
-    def offer(self, ticket: bytes, index: IndexView, offsets: bytes, slots: bytes, generations: bytes, *, layers: int, layer_bytes: int, connections: int, peer: int, timeout_s: float) -> tuple[int, int]:
+    def offer(self, ticket: bytes, index: IndexView, offsets: bytes, slots: bytes, generations: bytes, *, extents: int, extent_bytes: int, connections: int, peer: int, timeout_s: float) -> tuple[int, int]:
         """
         The number of an offer, and 0; or 0 and why there is none: 1 too many offers, 2 the ticket is in use, 3
         stopped. Columns of u64. The slots must be protected until the offer has ended.
         """
 
-    def checks(self, index: IndexView, offsets: bytes, slots: bytes, generations: bytes, *, layers: int, layer_bytes: int) -> bytes:
+    def checks(self, index: IndexView, offsets: bytes, slots: bytes, generations: bytes, *, extents: int, extent_bytes: int) -> bytes:
         """
-        CRC-32C u32 [chunk][layer] of chunks to be offered; empty where not all of their layers have landed.
+        CRC-32C u32 [chunk][extent] of chunks to be offered; empty where not all of their extents have landed.
         """
 
     def withdraw(self, ticket: bytes) -> bool:
@@ -1348,7 +1348,7 @@ class PullOutcome:
     @property
     def is_unmarked(self) -> bool:
         """
-        It failed before a layer had landed, and is not marked: it can be received again.
+        It failed before an extent had landed, and is not marked: it can be received again.
         """
 
     @property
@@ -1358,7 +1358,7 @@ class PullOutcome:
         """
 
     @property
-    def first_layer_us(self) -> int:
+    def first_extent_us(self) -> int:
         """0: none has landed."""
 
     @property
@@ -1369,11 +1369,11 @@ class PullQueue:
 
     def __init__(self, arena: Mapping, index: Mapping, threads: int, jobs_max: int) -> None: ...
 
-    def pull(self, address: str, port: int, ticket: bytes, index: IndexView, offsets: bytes, slots: bytes, *, layers: int, layer_bytes: int, connections: int, stall_s: float, timeout_s: float, checks: bytes = ..., encrypted: bool = False) -> int:
+    def pull(self, address: str, port: int, ticket: bytes, index: IndexView, offsets: bytes, slots: bytes, *, extents: int, extent_bytes: int, connections: int, stall_s: float, timeout_s: float, checks: bytes = ..., encrypted: bool = False) -> int:
         """
         A job's number, 0 where the queue is full or stopped. Columns of u64: where each chunk goes, and its slot, in which no
-        layer may have landed. `stall_s`: the longest time without a byte. `checks`: CRC-32C u32 [chunk][layer] as the owner promised
-        them, or empty. Layers are announced on the index as they land.
+        extent may have landed. `stall_s`: the longest time without a byte. `checks`: CRC-32C u32 [chunk][extent] as the owner promised
+        them, or empty. Extents are announced on the index as they land.
         """
 
     def cancel(self, job: int) -> bool:
@@ -1414,11 +1414,11 @@ class NearQueue:
 
     def __init__(self, arena: Mapping, index: Mapping, threads: int, jobs_max: int) -> None: ...
 
-    def pull(self, source: NearMemory, source_offsets: bytes, source_slots: bytes, generations: bytes, index: IndexView, offsets: bytes, slots: bytes, *, layers: int, layer_bytes: int, checks: bytes, parts: int, timeout_s: float) -> int:
+    def pull(self, source: NearMemory, source_offsets: bytes, source_slots: bytes, generations: bytes, index: IndexView, offsets: bytes, slots: bytes, *, extents: int, extent_bytes: int, checks: bytes, parts: int, timeout_s: float) -> int:
         """
         A job's number, 0 where the queue is full or stopped. Columns of u64: where each chunk is in the owner's memory and under
-        which generation, and where it goes: a slot in which no layer may have landed. `checks`: CRC-32C u32 [chunk][layer] as the
-        owner promised them. ValueError for what lies outside either memory. Layers are announced on the index as they land.
+        which generation, and where it goes: a slot in which no extent may have landed. `checks`: CRC-32C u32 [chunk][extent] as the
+        owner promised them. ValueError for what lies outside either memory. Extents are announced on the index as they land.
         """
 
     def cancel(self, job: int) -> bool:
@@ -1498,13 +1498,13 @@ class DeviceStream:
     def record(self) -> DeviceEvent:
         """An event behind everything that was given so far."""
 
-    def scatter(self, view: CacheView, layer: int, block_ids: bytes, sources: bytes, layer_bytes: int) -> None:
+    def scatter(self, view: CacheView, extent: int, block_ids: bytes, sources: bytes, payload_bytes: int) -> None:
         """
-        One layer of chunks into the engine's blocks. `block_ids`: i64 [chunk][block], -1: no copy; `sources`: u64, the address of that
-        layer of each chunk, on the host or a device. ValueError for an id outside the view. GIL released.
+        One extent of chunks into the engine's blocks. `block_ids`: i64 [chunk][block], -1: no copy; `sources`: u64, the address of that
+        extent of each chunk, on the host or a device. ValueError for an id outside the view. GIL released.
         """
 
-    def gather(self, view: CacheView, layer: int, block_ids: bytes, targets: bytes, layer_bytes: int) -> None:
+    def gather(self, view: CacheView, extent: int, block_ids: bytes, targets: bytes, payload_bytes: int) -> None:
         """The same the other way. GIL released."""
 
     def copy(self, targets: bytes, sources: bytes, sizes: bytes) -> None:

@@ -27,8 +27,8 @@ from kvpool_client.results import LoadResult
 class LoadRun(Protocol):
     """The copy behind a load: a native job, or a device's staged copy."""
 
-    def wait_layer(self, layer: int, timeout_s: float) -> int:
-        """1 when the layer of the first `chunks()` chunks is in place, 0 when the run ended before, -1 when time ran out."""
+    def wait_extent(self, extent: int, timeout_s: float) -> int:
+        """1 when the extent of the first `chunks()` chunks is in place, 0 when the run ended before, -1 when time ran out."""
         ...
 
     def wait(self, timeout_s: float) -> bool:
@@ -138,7 +138,7 @@ class Load:
     def _wait_extent(self, run: LoadRun, extent: int, stalled: Stall, deadline: Deadline | None) -> bool:
         code = -1
         while code == -1:
-            code = run.wait_layer(extent, _slice_s(stalled, deadline))
+            code = run.wait_extent(extent, _slice_s(stalled, deadline))
             if code == -1 and (stalled.has_lasted() or (deadline is not None and deadline.has_passed())):
                 self._stop(LoadReason.TIMEOUT)
                 return False

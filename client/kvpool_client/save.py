@@ -66,12 +66,12 @@ class SaveRun(Protocol):
         everything was copied."""
         ...
 
-    def copied_layers(self) -> int:
-        """Layers copied, from the first one up to one that is not."""
+    def copied_extents(self) -> int:
+        """Extents copied, from the first one up to one that is not."""
         ...
 
     def checksums_from(self, layer: int) -> bytes:
-        """CRC-32C of the layers from this one on that `copied_layers` counts, u32 little endian [chunk][layer]."""
+        """CRC-32C of the extents from this one on that `copied_extents` counts, u32 little endian [chunk][extent]."""
         ...
 
     def cancel(self) -> None:
@@ -114,7 +114,7 @@ class Save:
     ) -> None:
         """`tokens`: the token ids of the RESERVED chunks, i32, or none; `scope`: adapter and salt tag for events. `retained`: a
         RetainState for each chunk, or none. `end_token`: behind the last chunk asked. `layers`: of the engine, each to be
-        announced; `groups`: head groups of a layer, each of which the run counts as a layer; `extents`: of a stored chunk, each
+        announced; `groups`: head groups of a layer, each of which is an extent of the run; `extents`: of a stored chunk, each
         with a checksum. `group`: that of the chunks, where the layout has groups. `is_part`: the layers, groups and extents are
         those of a share."""
         assert (run is None) == (SaveState.RESERVED not in states)
@@ -286,7 +286,7 @@ class Save:
         assert self._session is not None
         if not self._session.welcome.remote_bytes or self._is_part:
             return  # there are no other nodes, or nobody can read a chunk before its other parts are there
-        if self._landed >= min(run.copied_layers(), self.layers * self._groups - 1):
+        if self._landed >= min(run.copied_extents(), self.layers * self._groups - 1):
             return
         chunks = self._states.count(SaveState.RESERVED)
         sums = np.frombuffer(run.checksums_from(self._landed), "<u4").reshape(chunks, -1)

@@ -26,7 +26,7 @@ SAMPLES, QUICK_SAMPLES = 200, 10
 WARM_UP = 4
 TIMEOUT_S = 10.0
 CRC_BYTES = 4
-CHUNK_BYTES = CRC_BYTES * LAYOUT.layers + TOKEN_BYTES * LAYOUT.chunk_tokens
+CHUNK_BYTES = CRC_BYTES * LAYOUT.extents + TOKEN_BYTES * LAYOUT.chunk_tokens
 
 
 def bench_commit(is_quick: bool) -> list[dict[str, object]]:
@@ -75,7 +75,7 @@ def _commit_s(connection: BlockingConnection) -> float:
     if made.states != bytes([SaveState.RESERVED]) * CHUNKS:
         raise KVPoolError(f"not all of {CHUNKS} small chunks were reserved: the measured call proves nothing")
     checksums, tokens = (
-        bytes(CRC_BYTES * LAYOUT.layers * CHUNKS),
+        bytes(CRC_BYTES * LAYOUT.extents * CHUNKS),
         os.urandom(TOKEN_BYTES * LAYOUT.chunk_tokens * CHUNKS),
     )
     request, answers = m.Commit(made.reservation, checksums, tokens), []

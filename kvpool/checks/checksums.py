@@ -32,8 +32,8 @@ async def find_corrupt_on(
 
 def _bad_extents(arena: kvpool_native.Mapping, index: kvpool_native.IndexView, chunk: ChunkExtent) -> tuple[int, ...]:
     """The extents of a chunk that differ; none where its slot has another generation by now."""
-    expected = b"".join(index.checksum_at(chunk.slot, extent).to_bytes(4, "little") for extent in range(chunk.layers))
-    found = kvpool_native.extent_checksums(arena, chunk.offset, chunk.layer_bytes, chunk.layers)
+    expected = b"".join(index.checksum_at(chunk.slot, extent).to_bytes(4, "little") for extent in range(chunk.extents))
+    found = kvpool_native.extent_checksums(arena, chunk.offset, chunk.extent_bytes, chunk.extents)
     if found == expected or index.generation_at(chunk.slot) != chunk.generation:
         return ()
     return tuple(np.flatnonzero(np.frombuffer(found, "<u4") != np.frombuffer(expected, "<u4")).tolist())

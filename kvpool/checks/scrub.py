@@ -72,7 +72,7 @@ class _Pinned:
     offset: int
     generation: int
     namespace: NamespaceId
-    layers: int
+    extents: int
     size: int
 
 
@@ -165,7 +165,7 @@ class Scrub:
                         offset=row.offset,
                         generation=row.generation,
                         namespace=namespace,
-                        layers=row.layers,
+                        extents=row.extents,
                         size=chunk_bytes,
                     )
                 )
@@ -178,8 +178,8 @@ class Scrub:
                 entry.generation,
                 entry.offset,
                 self._slot_of(entry),
-                entry.size // entry.layers,
-                entry.layers,
+                entry.size // entry.extents,
+                entry.extents,
             )
             for entry in pinned
         )

@@ -41,7 +41,7 @@ class Namespace:
 
     @property
     def geometry(self) -> Geometry:
-        """Bytes and layers of its chunks, which name its size class."""
+        """Bytes and extents of its chunks, which name its size class."""
         return self.layout.stored_bytes, self.layout.extents
 
 

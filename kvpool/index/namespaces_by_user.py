@@ -16,7 +16,7 @@ from typing import Protocol
 from kvpool.errors import Refused
 from kvpool.types import NamespaceId
 
-Geometry = tuple[int, int]  # a chunk's bytes and layers
+Geometry = tuple[int, int]  # a chunk's bytes and extents
 
 
 class OpenNamespace(Protocol):

@@ -23,8 +23,8 @@ OVERDUE_NS_MIN = 5 * NS_PER_S
 
 @dataclass(slots=True)
 class Reservation:
-    """`chunks` reserved slots, of which the first `committed` are published. `layers` checksums belong to a chunk, the
-    first `kv_layers` of them to its KV; `layout`: of the chunks, where their owner saves those of several groups.
+    """`chunks` reserved slots, of which the first `committed` are published. `extents` checksums belong to a chunk, the
+    first `kv_extents` of them to its KV; `layout`: of the chunks, where their owner saves those of several groups.
 
     `staged`: what the daemon has copied into them, where it does that itself; `copies` of its own are under way. `is_part`: of
     a joint save, whose slots are not its own: the directory does not know its number. `is_reported`: a commit has been answered
@@ -34,8 +34,8 @@ class Reservation:
     id: ReservationId
     owner: ConnectionId
     chunks: int
-    layers: int
-    kv_layers: int
+    extents: int
+    kv_extents: int
     deadline_ns: int
     committed: int = 0
     is_expired: bool = False
@@ -75,8 +75,8 @@ class Reservations:
         owner: ConnectionId,
         *,
         chunks: int,
-        layers: int,
-        kv_layers: int,
+        extents: int,
+        kv_extents: int,
         now_ns: int,
         staged: StagedSlots | None = None,
         layout: Layout | None = None,
@@ -90,8 +90,8 @@ class Reservations:
             reservation_id,
             owner,
             chunks,
-            layers,
-            kv_layers,
+            extents,
+            kv_extents,
             deadline_ns,
             staged=staged,
             layout=layout,

@@ -1,7 +1,7 @@
-"""Staged slots of one reservation, which the daemon fills itself: which layers are copied, with the checksums of the copies.
+"""Staged slots of one reservation, which the daemon fills itself: which extents are copied, with the checksums of the copies.
 
 Where clients may not write the arena they write staging memory of their own, and the daemon copies from there. Only bytes that
-it has stored and checksummed in the same pass count: a chunk can be published when every layer of it has been copied, and with
+it has stored and checksummed in the same pass count: a chunk can be published when every extent of it has been copied, and with
 these checksums alone. Holds no payload. Control thread only.
 """
 
@@ -14,31 +14,31 @@ OFFSET_BYTES = 8
 
 
 class Extents(NamedTuple):
-    """Extents of a reservation's slots: these layers of these chunks, counted from its first."""
+    """Extents of a reservation's slots: of these chunks, counted from its first, the extents of these numbers."""
 
     chunks: range
-    layers: range
+    numbers: range
 
 
 class StagedSlots:
     """The reserved slots of one reservation, in order.
 
-    Invariant: `_has_copy` has a byte for each layer of each chunk, 1 exactly where `_checksums` has that of a finished copy.
+    Invariant: `_has_copy` has a byte for each extent of each chunk, 1 exactly where `_checksums` has that of a finished copy.
     """
 
-    def __init__(self, *, states: bytes, offsets: bytes, layers: int) -> None:
+    def __init__(self, *, states: bytes, offsets: bytes, extents: int) -> None:
         """Of an answer to `reserve`: a state and a u64 offset for each chunk asked."""
-        self._layers = layers
+        self._extents = extents
         self._offsets = b"".join(
             offsets[number * OFFSET_BYTES : (number + 1) * OFFSET_BYTES]
             for number, state in enumerate(states)
             if state == SaveState.RESERVED
         )
-        self._has_copy = bytearray(len(self._offsets) // OFFSET_BYTES * layers)
+        self._has_copy = bytearray(len(self._offsets) // OFFSET_BYTES * extents)
         self._checksums = bytearray(len(self._has_copy) * CHECKSUM_BYTES)
 
     def __repr__(self) -> str:
-        return f"<StagedSlots {sum(self._has_copy)}/{len(self._has_copy)} layers copied>"
+        return f"<StagedSlots {sum(self._has_copy)}/{len(self._has_copy)} extents copied>"
 
     def offsets(self, chunks: range) -> tuple[int, ...]:
         """Arena offsets of these chunks."""
@@ -49,28 +49,28 @@ class StagedSlots:
 
     def clear(self, extents: Extents) -> None:
         """Clear these extents, which are about to be written: until `note` they have no copy."""
-        layers = len(extents.layers)
+        count = len(extents.numbers)
         for chunk in extents.chunks:
-            at = chunk * self._layers + extents.layers.start
-            self._has_copy[at : at + layers] = bytes(layers)
+            at = chunk * self._extents + extents.numbers.start
+            self._has_copy[at : at + count] = bytes(count)
 
     def note(self, extents: Extents, checksums: bytes) -> None:
-        """Note that these extents have been copied; `checksums` is u32 [chunk][layer], or empty where they have not."""
-        layers = len(extents.layers)
-        row = layers * CHECKSUM_BYTES
+        """Note that these extents have been copied; `checksums` is u32 [chunk][extent], or empty where they have not."""
+        count = len(extents.numbers)
+        row = count * CHECKSUM_BYTES
         for number in range(len(checksums) // row):
-            at = (extents.chunks.start + number) * self._layers + extents.layers.start
-            self._has_copy[at : at + layers] = b"\x01" * layers
+            at = (extents.chunks.start + number) * self._extents + extents.numbers.start
+            self._has_copy[at : at + count] = b"\x01" * count
             self._checksums[at * CHECKSUM_BYTES : at * CHECKSUM_BYTES + row] = checksums[
                 number * row : (number + 1) * row
             ]
 
     def count_whole(self, first: int, checksums: bytes) -> int:
         """Leading chunks from the `first` on that were copied completely and have the checksums of their writer."""
-        row = self._layers * CHECKSUM_BYTES
+        row = self._extents * CHECKSUM_BYTES
         for number in range(len(checksums) // row):
-            at = (first + number) * self._layers
-            is_whole = 0 not in self._has_copy[at : at + self._layers]
+            at = (first + number) * self._extents
+            is_whole = 0 not in self._has_copy[at : at + self._extents]
             stored = self._checksums[at * CHECKSUM_BYTES : at * CHECKSUM_BYTES + row]
             if not is_whole or stored != checksums[number * row : (number + 1) * row]:
                 return number

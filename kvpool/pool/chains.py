@@ -240,8 +240,8 @@ class Chains:
 
     @verb(one_way.LandSaved, roles=ENGINE)
     def land_saved(self, session: EngineSession, request: one_way.LandSaved) -> m.Done:
-        """Layers of a save can be followed by other nodes."""
-        self.writers.land(session, request.reservation, request.first_layer, request.checksums)
+        """Extents of a save can be followed by other nodes."""
+        self.writers.land(session, request.reservation, request.first_extent, request.checksums)
         return m.Done()
 
     @verb(one_way.NameTokens, roles=ENGINE)

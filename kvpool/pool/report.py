@@ -111,7 +111,7 @@ def _render_slots(name: str, classes: Sequence[Mapping[str, int]]) -> dict[str, 
     """A tier's slots by size class."""
     slots: dict[str, int | float | str] = {}
     for row in classes:
-        size = f"{row['chunk_bytes']}x{row['layers']}"
+        size = f"{row['chunk_bytes']}x{row['extents']}"
         slots[f"{name}.slots_used.{size}"] = row["slots_used"]
         slots[f"{name}.slots.{size}"] = row["slots"]
     return slots

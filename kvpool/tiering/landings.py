@@ -1,6 +1,6 @@
 """Landings: the ends of chunks that were read into the arena, from a tier of any kind.
 
-    PROMOTING ──all layers have landed──► READY
+    PROMOTING ──all extents have landed──► READY
         └──anything else──► dropped with its descendants
 
 Control thread only; no I/O.
@@ -35,7 +35,7 @@ class Landings:
     def settle(self, key: bytes, generation: int, finished: Finished) -> bool:
         """Note that a chunk has landed, with its token ids if known, or failed. `generation`: of its slot in the arena.
 
-        Whether all its layers have landed.
+        Whether all its extents have landed.
         """
         failpoint.reach("daemon.promote.landed")
         is_done = finished.outcome is Outcome.DONE
@@ -45,7 +45,7 @@ class Landings:
         self.failed_chunks += 1
         if is_done and (end := self._faults.take()) is not None:
             log.error(
-                "the %s tier reported chunk %s as read, and not all of its layers have landed%s",
+                "the %s tier reported chunk %s as read, and not all of its extents have landed%s",
                 self._tier,
                 key.hex()[:16],
                 end,

@@ -1,7 +1,7 @@
 """Remote link: chunks that are pulled from a remote tier into the arena, for a request that leases or announces them.
 
 What an arena and its lower tiers lack may be pulled from another node, after what they have. Pulled chunks get slots in the
-state PROMOTING, which every connection may lease at once; each layer is loaded after it has landed.
+state PROMOTING, which every connection may lease at once; each extent is loaded after it has landed.
 
     RESERVED ──pull──► LANDED
         └──failed──► dropped with its descendants: the prefix ends before it

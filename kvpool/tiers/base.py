@@ -118,8 +118,8 @@ class WritePolicy:
 class ArenaMemory:
     """The shared memory that a backing tier reads from and writes into.
 
-    `arena` has the layers of a chunk one after another. `index` has their checksums, and the number of layers that have landed
-    of a chunk which is being read: its `LandingBoard` publishes the layers in order, each after its checksum was compared.
+    `arena` has the extents of a chunk one after another. `index` has their checksums, and the number of those that have landed
+    of a chunk which is being read: its `LandingBoard` publishes the extents in order, each after its checksum was compared.
     """
 
     arena: kvpool_native.Mapping
@@ -260,7 +260,7 @@ class BackingTier(Protocol):
         ...
 
     def read(self, namespace: Namespace, moves: Moves, *, is_urgent: bool) -> JobId:
-        """Start to read chunks into the arena, layer by layer. Urgent jobs go first."""
+        """Start to read chunks into the arena, extent by extent. Urgent jobs go first."""
         ...
 
     def write(self, namespace: Namespace, moves: Moves) -> JobId:

@@ -48,7 +48,7 @@ class CopyMoves:
         rows = np.empty(len(self), DEVICE_MOVE_ROW)
         rows["arena_offset"], rows["arena_slot"] = self.arena_offsets, self.slots
         rows["generation"], rows["device_offset"] = self.generations, self.offsets
-        rows["chunk_bytes"], rows["layers"] = layout.stored_bytes, layout.extents
+        rows["chunk_bytes"], rows["extents"] = layout.stored_bytes, layout.extents
         return rows.tobytes()
 
 

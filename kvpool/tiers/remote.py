@@ -1,8 +1,8 @@
 """Interface of a remote tier: chunks that other nodes may have, known by hints alone.
 
 A backing tier (`base.py`) has a directory of its own here. A remote tier has none: it may have a chunk or
-not, which is known when its layers have landed. It is read from and never written, so that it has no slots, no demotions and
-nothing to restore. A read goes into slots of the arena that are being promoted, layer by layer, like a backing tier's:
+not, which is known when its extents have landed. It is read from and never written, so that it has no slots, no demotions and
+nothing to restore. A read goes into slots of the arena that are being promoted, extent by extent, like a backing tier's:
 
     read ──a number──► under way ──each chunk once──► DONE | BAD_SOURCE | FAILED | CANCELLED
              └─0: nothing was started

@@ -20,20 +20,20 @@ from kvpool.types import HoldId, Level, NamespaceId, SizeClassId
 log = logging.getLogger(__name__)
 
 
-def _no_header(layers: int) -> int:  # noqa: ARG001 - one answer for all
+def _no_header(extents: int) -> int:  # noqa: ARG001 - one answer for all
     return 0
 
 
 @dataclass(frozen=True, slots=True)
 class SlotSizes:
-    """Sizes of a tier: `segments` of `segment_bytes`. `header_bytes`: of a slot for a chunk of so many layers. `layers_max`:
-    layers of a chunk at most, 0 for no bound."""
+    """Sizes of a tier: `segments` of `segment_bytes`. `header_bytes`: of a slot for a chunk of so many extents. `extents_max`:
+    extents of a chunk at most, 0 for no bound."""
 
     segment_bytes: int
     segments: int
     max_chunks: int
     header_bytes: Callable[[int], int] = _no_header
-    layers_max: int = 0
+    extents_max: int = 0
 
 
 class Run(NamedTuple):
@@ -91,7 +91,7 @@ class Slots:
 
     def fits(self, layout: Layout) -> bool:
         """Whether a chunk of this layout fits a slot. Makes no size class."""
-        fits_header = not self.sizes.layers_max or layout.extents <= self.sizes.layers_max
+        fits_header = not self.sizes.extents_max or layout.extents <= self.sizes.extents_max
         return fits_header and self.slot_bytes(layout) <= self.sizes.segment_bytes
 
     def size_class_of(self, layout: Layout) -> SizeClassId | None:
@@ -102,7 +102,7 @@ class Slots:
         return self._by_geometry[geometry]
 
     def give_back(self, geometry: tuple[int, int]) -> None:
-        """Give back the class of a geometry (bytes, layers) without chunks, for the next new geometry."""
+        """Give back the class of a geometry (bytes, extents) without chunks, for the next new geometry."""
         size_class = self._by_geometry.pop(geometry, None)
         if size_class is not None:
             self._given_back.append(size_class)
@@ -133,7 +133,7 @@ class Slots:
     def classes(self) -> list[dict[str, int]]:
         """Slots by size class; `chunk_bytes` is the payload, without the header."""
         rows = self.directory.stats()["classes"]
-        return [{**row, "chunk_bytes": row["chunk_bytes"] - self.sizes.header_bytes(row["layers"])} for row in rows]
+        return [{**row, "chunk_bytes": row["chunk_bytes"] - self.sizes.header_bytes(row["extents"])} for row in rows]
 
     def verify(self, *, with_shared: bool, holds: int, pins: int) -> list[str]:
         """Broken invariants of the directory, one line each. It should have exactly `holds` holds and `pins` pins."""
@@ -149,7 +149,7 @@ class Slots:
             instead = self._given_back.pop() if self._given_back else None
             return SizeClassId(self.directory.add_class(self.slot_bytes(layout), layout.extents, True, instead))
         log.warning(
-            "chunks of %d bytes in %d layers are not kept in the %s tier: they fit no segment or no header",
+            "chunks of %d bytes in %d extents are not kept in the %s tier: they fit no segment or no header",
             layout.stored_bytes,
             layout.extents,
             self.name,

@@ -11,17 +11,17 @@ import kvpool_native
 
 @dataclass(frozen=True, slots=True)
 class StagedCopy:
-    """Copy of `layers` layers to each of `targets`, u64 offsets in the arena. Their bytes begin at `offset` of `staging`."""
+    """Copy of `extents` extents to each of `targets`, u64 offsets in the arena. Their bytes begin at `offset` of `staging`."""
 
     arena: kvpool_native.Mapping
     targets: bytes
     staging: kvpool_native.Mapping
     offset: int
-    layers: int
-    layer_bytes: int
+    extents: int
+    extent_bytes: int
 
     def __call__(self) -> bytes:
-        """The CRC-32C of what was stored, u32 [target][layer]."""
+        """The CRC-32C of what was stored, u32 [target][extent]."""
         return kvpool_native.copy_extents(
-            self.arena, self.targets, self.staging, self.offset, self.layers, self.layer_bytes
+            self.arena, self.targets, self.staging, self.offset, self.extents, self.extent_bytes
         )

@@ -15,7 +15,7 @@ class StreamTransport:
     """See the module, and `Transport`."""
 
     name = "tcp"
-    capabilities = Capabilities(is_encrypted=True, layer_bytes_max=1 << 62)
+    capabilities = Capabilities(is_encrypted=True, extent_bytes_max=1 << 62)
 
     def __init__(
         self, arena: kvpool_native.Mapping, index: kvpool_native.Mapping, *, threads: int, jobs_max: int
@@ -64,8 +64,8 @@ class StreamTransport:
             self._index,
             order.into.arena_offsets,
             order.into.arena_slots,
-            layers=order.layers,
-            layer_bytes=order.layer_bytes,
+            extents=order.extents,
+            extent_bytes=order.extent_bytes,
             connections=min(offer.connections, offer.chunks),
             stall_s=order.stall_s,
             timeout_s=order.timeout_s,

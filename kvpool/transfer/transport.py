@@ -3,9 +3,9 @@
     submit ──a number──► under way ──each chunk once──► DONE | WRONG | FAILED | CANCELLED
                └─0: nothing was started
 
-Layer 0 of all chunks comes first, then layer 1, … (of small layers several of each chunk in turn); a layer is announced on the
-landing board when its bytes have their checksum. A transport knows neither tiers nor keys: it moves extents that were offered
-under a ticket. Loop thread only.
+Extent 0 of all chunks comes first, then extent 1, … (of small ones several of each chunk in turn); an extent is announced on
+the landing board when its bytes have their checksum. A transport knows neither tiers nor keys: it moves extents that were
+offered under a ticket. Loop thread only.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Ending(IntEnum):
 
 
 class ChunkEnd(NamedTuple):
-    """The end of chunk number `chunk` of a job. `fault`: a word for what failed. `is_unmarked`: no layer of it has landed, and
+    """The end of chunk number `chunk` of a job. `fault`: a word for what failed. `is_unmarked`: no extent of it has landed, and
     the board has no mark that it failed: it may be received again."""
 
     job: int
@@ -41,10 +41,10 @@ class ChunkEnd(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a transport can do. `is_encrypted`: nobody on the way reads or changes its bytes, where both nodes want it
-    so. `layer_bytes_max`: of the largest layer."""
+    so. `extent_bytes_max`: of the largest extent."""
 
     is_encrypted: bool
-    layer_bytes_max: int
+    extent_bytes_max: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class Order:
     offer: r.Offer
     address: StreamAddress
     into: Region
-    layers: int
-    layer_bytes: int
+    extents: int
+    extent_bytes: int
     stall_s: float
     timeout_s: float
 
@@ -111,7 +111,7 @@ class Transport(Protocol):
         ...
 
     def submit(self, order: Order) -> int:
-        """Begin to receive; 0 where too much is under way. REQUIRES: no layer has landed in these slots."""
+        """Begin to receive; 0 where too much is under way. REQUIRES: no extent has landed in these slots."""
         ...
 
     def completed(self) -> list[ChunkEnd]:

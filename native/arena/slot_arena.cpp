@@ -46,17 +46,17 @@ SlotArena::SlotArena(ArenaShape shape)
   classes_.reserve(MAX_CLASSES);
 }
 
-std::optional<ClassId> SlotArena::add_class(uint64_t chunk_bytes, uint32_t layers, bool has_place_below, ClassId instead) {
-  if (chunk_bytes == 0 || layers == 0 || chunk_bytes > shape_.total_bytes()) {
+std::optional<ClassId> SlotArena::add_class(uint64_t chunk_bytes, uint32_t extents, bool has_place_below, ClassId instead) {
+  if (chunk_bytes == 0 || extents == 0 || chunk_bytes > shape_.total_bytes()) {
     return std::nullopt;
   }
   for (uint32_t index = 0; index < classes_.size(); ++index) {
     const SizeClass& known = classes_[index].geometry;
-    if (known.chunk_bytes == chunk_bytes && known.layers == layers) {
+    if (known.chunk_bytes == chunk_bytes && known.extents == extents) {
       return ClassId(index);
     }
   }
-  const uint64_t for_words = std::max(shape_.slot_bytes_min, layers * shape_.checksum_bytes_min);
+  const uint64_t for_words = std::max(shape_.slot_bytes_min, extents * shape_.checksum_bytes_min);
   const uint64_t slot_bytes = round_up(std::max(chunk_bytes, for_words), PAGE_BYTES);
   const uint64_t shortest = round_up(slot_bytes, shape_.segment_bytes) / shape_.segment_bytes;
   const bool is_too_long = shortest > shape_.segments || (shortest > shape_.max_run_segments && shape_.max_run_segments == 1);
@@ -66,7 +66,7 @@ std::optional<ClassId> SlotArena::add_class(uint64_t chunk_bytes, uint32_t layer
   const auto min_segments = static_cast<uint32_t>(shortest);
   const uint32_t longest = std::min(std::max(min_segments, shape_.max_run_segments), shape_.segments);
   const uint32_t run_segments = preferred_run(slot_bytes, shape_.segment_bytes, min_segments, longest);
-  const SizeClass geometry{chunk_bytes, layers, slot_bytes, min_segments, run_segments, has_place_below};
+  const SizeClass geometry{chunk_bytes, extents, slot_bytes, min_segments, run_segments, has_place_below};
   if (instead.valid()) {
     ClassState& state = classes_[instead.value()];
     KVPOOL_CHECK(state.used == 0);
@@ -187,7 +187,7 @@ LastRun SlotArena::last_run(uint32_t page) const noexcept {
   const uint32_t first = segments_[segment].run;
   KVPOOL_CHECK(first != NONE);
   const Run& run = runs_[first];
-  return {first * segment_pages, run.slots * run.slot_pages, run.slot_pages, run.layers, run.numbers};
+  return {first * segment_pages, run.slots * run.slot_pages, run.slot_pages, run.extents, run.numbers};
 }
 
 RecordId SlotArena::owner(PageIndex page) const noexcept {
@@ -249,7 +249,7 @@ void SlotArena::lend_at(ClassId size_class, uint32_t first, uint32_t count) noex
   run.numbers = {static_cast<uint32_t>(first * shape_.slots_per_segment()),
                  static_cast<uint32_t>(first * shape_.checksums_per_segment())};
   run.slot_pages = static_cast<uint32_t>(state.geometry.slot_bytes / PAGE_BYTES);
-  run.layers = state.geometry.layers;
+  run.extents = state.geometry.extents;
   run.owners = std::make_unique<RecordId[]>(run.slots);
   const uint32_t words = (run.slots + SLOTS_PER_WORD - 1) / SLOTS_PER_WORD;
   run.free = std::make_unique<uint64_t[]>(words);

@@ -36,10 +36,10 @@ namespace kvpool {
 
 // Sizes of an arena, fixed before any memory is mapped.
 //
-// What readers look at of a slot is found by the slot's number, and the checksums of its layers by the number of the first one. Each
+// What readers look at of a slot is found by the slot's number, and the checksums of its extents by the number of the first one. Each
 // segment has as many of both as its slots can need, and a run has those of its segments, which its slots take from the start: so they
 // never run out, and lie close together however few slots there are. That asks for the least size of a slot: `slot_bytes_min`, and
-// `checksum_bytes_min` for each layer.
+// `checksum_bytes_min` for each extent.
 struct ArenaShape {
   uint64_t segment_bytes;
   uint32_t segments;
@@ -64,13 +64,13 @@ struct LastRun {
   uint32_t begin = 0;  // its first page
   uint32_t pages = 0;  // of all its slots; 0: none was asked for
   uint32_t slot_pages = 0;
-  uint32_t layers = 0;
+  uint32_t extents = 0;
   SlotNumbers numbers{};  // of its first slot
 };
 
 struct SizeClass {
   uint64_t chunk_bytes;
-  uint32_t layers;
+  uint32_t extents;
   uint64_t slot_bytes;    // whole pages, no less than its words ask for: see ArenaShape
   uint32_t min_segments;  // shortest run that holds a slot
   uint32_t run_segments;  // preferred run
@@ -95,7 +95,7 @@ class SlotArena {
 
   // The class for chunks of this geometry, made where it is new, or taken from another geometry (`instead`, a class of which no
   // slot is in use). Nothing where no slot of it fits the arena, or there are MAX_CLASSES already.
-  [[nodiscard]] std::optional<ClassId> add_class(uint64_t chunk_bytes, uint32_t layers, bool has_place_below = true, ClassId instead = {});
+  [[nodiscard]] std::optional<ClassId> add_class(uint64_t chunk_bytes, uint32_t extents, bool has_place_below = true, ClassId instead = {});
 
   // The segment's memory is there: it may be handed out. Marking twice changes nothing.
   void mark_ready(uint32_t segment) noexcept;
@@ -146,7 +146,7 @@ class SlotArena {
     // A division of 32 bits: this is asked for each chunk of a lease.
     const uint32_t slot = (at - last.begin) / last.slot_pages;
     KVPOOL_CHECK(slot * last.slot_pages == at - last.begin);
-    return {last.numbers.number + slot, last.numbers.first_checksum + slot * last.layers};
+    return {last.numbers.number + slot, last.numbers.first_checksum + slot * last.extents};
   }
   // The owner of the used slot that starts at this page; unset where none does.
   [[nodiscard]] RecordId owner(PageIndex page) const noexcept;
@@ -178,7 +178,7 @@ class SlotArena {
     uint32_t segments = 0;
     uint32_t slots = 0;
     SlotNumbers numbers{};  // of its first slot
-    uint32_t slot_pages = 0, layers = 0;
+    uint32_t slot_pages = 0, extents = 0;
     uint32_t used = 0;
     uint32_t idle = 0;
     uint32_t retained = 0;

@@ -82,9 +82,9 @@ void SlotArena::verify_run(uint32_t first, std::vector<std::string>& broken) con
   }
   const uint64_t end = uint64_t{first} + run.segments;
   if (uint64_t{run.numbers.number} + run.slots > end * shape_.slots_per_segment() ||
-      run.numbers.first_checksum + uint64_t{run.slots} * classes_[run.size_class.value()].geometry.layers >
+      run.numbers.first_checksum + uint64_t{run.slots} * classes_[run.size_class.value()].geometry.extents >
           end * shape_.checksums_per_segment()) {
-    broken.push_back(name + " has more slots or layers than words");
+    broken.push_back(name + " has more slots or extents than words");
   }
   if (run.idle > run.used || run.retained > run.used || run.used == 0) {
     broken.push_back(name + " is empty, or has more idle or retained than used slots");

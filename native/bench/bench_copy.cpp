@@ -28,7 +28,7 @@ using namespace kvpool;
 namespace {
 
 constexpr size_t ROUNDS = 11;
-constexpr size_t LAYER_BYTES = 1 << 20;
+constexpr size_t EXTENT_BYTES = 1 << 20;
 
 double cpu_seconds() {
   timespec used{};
@@ -60,20 +60,20 @@ struct Setting {
   CacheView view;
   uint8_t* arena;
   std::vector<int64_t> ids;  // a permutation of the engine's blocks
-  size_t layer_blocks;       // blocks of one layer of a chunk
+  size_t extent_blocks;      // blocks of one extent of a chunk
 
-  [[nodiscard]] size_t layers() const { return ids.size() / layer_blocks; }
-  [[nodiscard]] std::span<const int64_t> layer_ids(size_t i) const { return {&ids[i * layer_blocks], layer_blocks}; }
-  [[nodiscard]] uint8_t* extent(size_t i) const { return arena + i * LAYER_BYTES; }
+  [[nodiscard]] size_t extents() const { return ids.size() / extent_blocks; }
+  [[nodiscard]] std::span<const int64_t> extent_ids(size_t i) const { return {&ids[i * extent_blocks], extent_blocks}; }
+  [[nodiscard]] uint8_t* extent(size_t i) const { return arena + i * EXTENT_BYTES; }
 };
 
 enum class Way { GATHER_MEMCPY, GATHER, SCATTER_MEMCPY, SCATTER };
 
-void plain(const Setting& setting, size_t layer, bool is_gather) {
+void plain(const Setting& setting, size_t number, bool is_gather) {
   const CacheView& view = setting.view;
-  uint8_t* extent = setting.extent(layer);
+  uint8_t* extent = setting.extent(number);
   for (uint32_t plane = 0; plane < view.planes; ++plane) {
-    for (const int64_t id : setting.layer_ids(layer)) {
+    for (const int64_t id : setting.extent_ids(number)) {
       uint8_t* block = view.block(0, plane, id);
       std::memcpy(is_gather ? extent : block, is_gather ? block : extent, view.plane_block_bytes);
       extent += view.plane_block_bytes;
@@ -81,28 +81,28 @@ void plain(const Setting& setting, size_t layer, bool is_gather) {
   }
 }
 
-// GB per CPU second over `count` layers from `first` on.
+// GB per CPU second over `count` extents from `first` on.
 double rate(const Setting& setting, Way way, size_t first, size_t count) {
   uint32_t mixed = 0;
   const double start = cpu_seconds();
   for (size_t i = first; i < first + count; ++i) {
-    const size_t layer = i % setting.layers();
+    const size_t extent = i % setting.extents();
     switch (way) {
       case Way::GATHER:
-        mixed ^= gather_layer(setting.view, 0, setting.layer_ids(layer), setting.extent(layer));
+        mixed ^= gather_payload(setting.view, 0, setting.extent_ids(extent), setting.extent(extent));
         break;
       case Way::SCATTER:
-        mixed ^= scatter_layer(setting.view, 0, setting.layer_ids(layer), setting.extent(layer));
+        mixed ^= scatter_payload(setting.view, 0, setting.extent_ids(extent), setting.extent(extent));
         break;
       default:
-        plain(setting, layer, way == Way::GATHER_MEMCPY);
+        plain(setting, extent, way == Way::GATHER_MEMCPY);
     }
   }
   const double seconds = cpu_seconds() - start;
   if (mixed == 1) {
     std::puts("");  // keeps the checksums alive
   }
-  return static_cast<double>(count * LAYER_BYTES) / seconds / 1e9;
+  return static_cast<double>(count * EXTENT_BYTES) / seconds / 1e9;
 }
 
 void report(const char* name, std::vector<double>& rates, double baseline) {
@@ -117,8 +117,8 @@ int main(int count, char** arguments) {
   const size_t plane_bytes = (count > 2 ? std::stoul(arguments[2]) : 32) << 10;
   const size_t blocks = region_bytes / (2 * plane_bytes);
   Setting setting{.view = {}, .arena = region(region_bytes, true), .ids = std::vector<int64_t>(blocks),
-                  .layer_blocks = LAYER_BYTES / (2 * plane_bytes)};
-  setting.view.layers = {region(region_bytes, false)};
+                  .extent_blocks = EXTENT_BYTES / (2 * plane_bytes)};
+  setting.view.bases = {region(region_bytes, false)};
   setting.view.planes = 2;
   setting.view.blocks = blocks;
   setting.view.plane_block_bytes = plane_bytes;
@@ -128,7 +128,7 @@ int main(int count, char** arguments) {
   std::shuffle(setting.ids.begin(), setting.ids.end(), std::mt19937_64(1));
 
   tune_copies(plane_bytes);
-  const size_t part = setting.layers() / 4;
+  const size_t part = setting.extents() / 4;
   std::vector<double> rates[4];
   for (size_t round = 0; round < ROUNDS; ++round) {
     for (size_t way = 0; way < 4; ++way) {

@@ -27,7 +27,7 @@ using namespace kvpool;
 
 namespace {
 
-constexpr uint32_t LAYERS = 32;
+constexpr uint32_t EXTENTS = 32;
 constexpr size_t PLAIN_BYTES = 1 << 20;  // of one system call
 constexpr std::chrono::seconds LONG{60};
 const char* const HOST = "127.0.0.1";
@@ -46,8 +46,8 @@ void require(bool holds, const char* what) {
 }
 
 struct Node {
-  Node(uint64_t chunks, uint64_t layer_bytes) : arena(Mapping::create("bench-arena", chunks * LAYERS * layer_bytes, false).mapping) {
-    const IndexShape shape{64, {{arena->size(), chunks, chunks * LAYERS}}};
+  Node(uint64_t chunks, uint64_t extent_bytes) : arena(Mapping::create("bench-arena", chunks * EXTENTS * extent_bytes, false).mapping) {
+    const IndexShape shape{64, {{arena->size(), chunks, chunks * EXTENTS}}};
     const auto words = Mapping::create("bench-index", shape.total_bytes(), false).mapping;
     const uint8_t epoch[16] = {1};
     table = std::make_unique<ChunkTable>(words, shape, epoch);
@@ -58,7 +58,7 @@ struct Node {
       std::memcpy(arena->data() + at, &word, sizeof(word));
     }
     for (uint32_t slot = 0; slot < chunks; ++slot) {
-      table->open_slot({DRAM_REGION, slot}, slot * LAYERS);
+      table->open_slot({DRAM_REGION, slot}, slot * EXTENTS);
     }
   }
 
@@ -71,19 +71,19 @@ struct Node {
 struct Figures {
   double rate;            // GB/s
   double cpu;             // s/GB, both sides
-  double first_layer_us;  // of the first chunk
+  double first_extent_us;  // of the first chunk
 };
 
 struct Setting {
-  Setting(uint32_t chunk_count, uint64_t bytes_of_layer)
-      : chunks(chunk_count), layer_bytes(bytes_of_layer), owner(chunks, layer_bytes), puller(chunks, layer_bytes) {
+  Setting(uint32_t chunk_count, uint64_t bytes_of_extent)
+      : chunks(chunk_count), extent_bytes(bytes_of_extent), owner(chunks, extent_bytes), puller(chunks, extent_bytes) {
     for (uint32_t slot = 0; slot < chunks; ++slot) {
       std::vector<uint32_t> sums;
-      for (uint32_t layer = 0; layer < LAYERS; ++layer) {
-        sums.push_back(crc32c(0, owner.arena->data() + (uint64_t{slot} * LAYERS + layer) * layer_bytes, layer_bytes));
+      for (uint32_t extent = 0; extent < EXTENTS; ++extent) {
+        sums.push_back(crc32c(0, owner.arena->data() + (uint64_t{slot} * EXTENTS + extent) * extent_bytes, extent_bytes));
       }
-      owner.table->set_checksums({DRAM_REGION, slot}, sums.data(), LAYERS);
-      owner.table->set_landed({DRAM_REGION, slot}, LAYERS);
+      owner.table->set_checksums({DRAM_REGION, slot}, sums.data(), EXTENTS);
+      owner.table->set_landed({DRAM_REGION, slot}, EXTENTS);
       owner.table->set_generation({DRAM_REGION, slot}, slot + 1);
     }
     ExtentServerOptions options;
@@ -94,7 +94,7 @@ struct Setting {
   [[nodiscard]] double gigabytes() const { return static_cast<double>(owner.arena->size()) * 1e-9; }
 
   const uint32_t chunks;
-  const uint64_t layer_bytes;
+  const uint64_t extent_bytes;
   const Node owner;
   const Node puller;
   std::unique_ptr<ExtentServer> server;
@@ -105,9 +105,9 @@ template <typename Body>
 Figures measured(const Setting& setting, Body body) {
   const double cpu = cpu_seconds();
   const auto begun = StreamClock::now();
-  const double first_layer_us = body();
+  const double first_extent_us = body();
   const double seconds = std::chrono::duration<double>(StreamClock::now() - begun).count();
-  return {setting.gigabytes() / seconds, (cpu_seconds() - cpu) / setting.gigabytes(), first_layer_us};
+  return {setting.gigabytes() / seconds, (cpu_seconds() - cpu) / setting.gigabytes(), first_extent_us};
 }
 
 Figures by_stream(const Setting& setting, uint32_t connections) {
@@ -117,12 +117,12 @@ Figures by_stream(const Setting& setting, uint32_t connections) {
   OfferPlan offer;
   PullPlan pull;
   for (uint32_t slot = 0; slot < setting.chunks; ++slot) {
-    const uint64_t offset = uint64_t{slot} * LAYERS * setting.layer_bytes;
+    const uint64_t offset = uint64_t{slot} * EXTENTS * setting.extent_bytes;
     offer.chunks.push_back({offset, {DRAM_REGION, slot}, slot + 1});
     pull.rows.push_back({offset, {DRAM_REGION, slot}});
   }
-  offer.layers = pull.layers = LAYERS;
-  offer.layer_bytes = pull.layer_bytes = setting.layer_bytes;
+  offer.extents = pull.extents = EXTENTS;
+  offer.extent_bytes = pull.extent_bytes = setting.extent_bytes;
   offer.connections = pull.connections = connections;
   offer.deadline = pull.deadline = StreamClock::now() + LONG;
   pull.address = HOST;
@@ -131,14 +131,14 @@ Figures by_stream(const Setting& setting, uint32_t connections) {
   return measured(setting, [&] {
     require(setting.server->offer(pull.ticket, offer).offer != 0, "an offer was refused");
     require(setting.queue->pull(pull) != 0, "a pull was refused");
-    double first_layer_us = 0;
+    double first_extent_us = 0;
     size_t ended = 0;
     while (ended < setting.chunks) {
       pollfd waiting{setting.queue->event_fd(), POLLIN, 0};
       require(poll(&waiting, 1, 60'000) > 0, "a pull did not end");
       for (const PullOutcome& outcome : setting.queue->take_outcomes()) {
         require(outcome.status == PullStatus::DONE, pull_fault_word(outcome.fault));
-        first_layer_us = outcome.chunk == 0 ? static_cast<double>(outcome.first_layer.count()) : first_layer_us;
+        first_extent_us = outcome.chunk == 0 ? static_cast<double>(outcome.first_extent.count()) : first_extent_us;
         ++ended;
       }
     }
@@ -146,7 +146,7 @@ Figures by_stream(const Setting& setting, uint32_t connections) {
       std::this_thread::yield();
     }
     static_cast<void>(setting.server->completed());
-    return first_layer_us;
+    return first_extent_us;
   });
 }
 
@@ -211,7 +211,7 @@ Spread spread(const std::vector<Figures>& rounds, Of of) {
 
 void compare(uint64_t chunk_bytes, uint64_t total_bytes, uint32_t connections, size_t rounds) {
   const auto chunks = static_cast<uint32_t>(std::clamp<uint64_t>(total_bytes / chunk_bytes, connections, 4096));
-  const Setting setting(chunks, chunk_bytes / LAYERS);
+  const Setting setting(chunks, chunk_bytes / EXTENTS);
   static_cast<void>(by_stream(setting, connections));  // connections of a new process find cold caches
   static_cast<void>(by_socket(setting, connections));
   std::vector<Figures> streams;
@@ -228,7 +228,7 @@ void compare(uint64_t chunk_bytes, uint64_t total_bytes, uint32_t connections, s
   const Spread stream = spread(streams, rate);
   const Spread plain = spread(sockets, rate);
   const Spread stream_cpu = spread(streams, cpu);
-  const Spread first = spread(streams, [](const Figures& one) { return one.first_layer_us; });
+  const Spread first = spread(streams, [](const Figures& one) { return one.first_extent_us; });
   std::printf("%6lu KiB x %4u  %u  | %5.2f (%.2f-%.2f) | %5.2f (%.2f-%.2f) | %.2f (%.2f-%.2f) | %.2f (%.2f-%.2f)  %.2f | %6.0f\n",
               static_cast<unsigned long>(chunk_bytes >> 10), chunks, connections, stream.middle, stream.low, stream.high,
               plain.middle, plain.low, plain.high, ratios[ratios.size() / 2], ratios.front(), ratios.back(),
@@ -241,8 +241,8 @@ int main(int argc, char** argv) {
   const uint64_t total_bytes = (argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 256) << 20;
   const size_t rounds = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 5;
   const uint64_t only = (argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 0) << 10;
-  std::printf("medians (least-most) of %zu rounds, %u layers a chunk\n", rounds, LAYERS);
-  std::printf("chunks      connections | stream GB/s | plain GB/s | ratio | stream CPU s/GB, plain's | first layer us\n");
+  std::printf("medians (least-most) of %zu rounds, %u extents a chunk\n", rounds, EXTENTS);
+  std::printf("chunks      connections | stream GB/s | plain GB/s | ratio | stream CPU s/GB, plain's | first extent us\n");
   for (const uint32_t connections : {1U, 2U}) {
     for (const uint64_t chunk_bytes : {64ULL << 10, 512ULL << 10, 2ULL << 20, 8ULL << 20, 32ULL << 20}) {
       if (only != 0 && only != chunk_bytes) {

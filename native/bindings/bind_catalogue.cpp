@@ -34,8 +34,8 @@ struct SlotHeader {
   nb::bytes parent;
   nb::bytes name_space;
   uint64_t generation;
-  uint64_t layer_bytes;
-  size_t layers;
+  uint64_t extent_bytes;
+  size_t extents;
   nb::bytes checksums;
   nb::bytes tokens;
 };
@@ -53,28 +53,28 @@ std::optional<SlotHeader> header_of(const nb::bytes& page) {
                     nb::bytes(header.parent, KEY_BYTES),
                     nb::bytes(header.name_space, sizeof(header.name_space)),
                     header.generation,
-                    header.layer_bytes,
-                    header.layer_crcs.size(),
-                    nb::bytes(header.layer_crcs.data(), header.layer_crcs.size() * sizeof(uint32_t)),
+                    header.extent_bytes,
+                    header.extent_crcs.size(),
+                    nb::bytes(header.extent_crcs.data(), header.extent_crcs.size() * sizeof(uint32_t)),
                     pack(header.tokens)};
 }
 
-nb::bytes page_of(const nb::bytes& epoch, const nb::bytes& key, const nb::bytes& name_space, uint64_t layer_bytes,
+nb::bytes page_of(const nb::bytes& epoch, const nb::bytes& key, const nb::bytes& name_space, uint64_t extent_bytes,
                   const nb::bytes& checksums) {
   SsdHeader header{};
-  const size_t layers = checksums.size() / sizeof(uint32_t);
+  const size_t extents = checksums.size() / sizeof(uint32_t);
   if (epoch.size() != sizeof(header.pool_epoch) || key.size() != KEY_BYTES || name_space.size() != sizeof(header.name_space)) {
     throw nb::value_error("epoch must be 16 bytes, key and namespace 32");
   }
-  if (checksums.size() % sizeof(uint32_t) != 0 || layers == 0 || layers > SSD_LAYERS_MAX || layer_bytes == 0) {
-    throw nb::value_error("checksums must be 1 to 4096 words, layer_bytes positive");
+  if (checksums.size() % sizeof(uint32_t) != 0 || extents == 0 || extents > SSD_EXTENTS_MAX || extent_bytes == 0) {
+    throw nb::value_error("checksums must be 1 to 4096 words, extent_bytes positive");
   }
   std::memcpy(header.pool_epoch, epoch.data(), sizeof(header.pool_epoch));
   std::memcpy(header.key, key.data(), KEY_BYTES);
   std::memcpy(header.name_space, name_space.data(), sizeof(header.name_space));
-  header.layer_bytes = layer_bytes;
-  header.layer_crcs.resize(layers);
-  std::memcpy(header.layer_crcs.data(), checksums.data(), checksums.size());
+  header.extent_bytes = extent_bytes;
+  header.extent_crcs.resize(extents);
+  std::memcpy(header.extent_crcs.data(), checksums.data(), checksums.size());
   SsdPage page;
   encode_ssd_header(header, page.data());
   return nb::bytes(page.data(), header.header_bytes());
@@ -99,14 +99,14 @@ void bind_catalogue(nb::module_& module) {
       .def_ro("parent", &SlotHeader::parent, "Zeros: the chunk is the first of its prompt.")
       .def_ro("namespace", &SlotHeader::name_space, "Its fingerprint, 32 bytes.")
       .def_ro("generation", &SlotHeader::generation, "Of the slot.")
-      .def_ro("layer_bytes", &SlotHeader::layer_bytes)
-      .def_ro("layers", &SlotHeader::layers)
-      .def_ro("checksums", &SlotHeader::checksums, "CRC-32C of each layer, u32.")
+      .def_ro("extent_bytes", &SlotHeader::extent_bytes)
+      .def_ro("extents", &SlotHeader::extents)
+      .def_ro("checksums", &SlotHeader::checksums, "CRC-32C of each extent, u32.")
       .def_ro("tokens", &SlotHeader::tokens, "Token ids and the scope behind them, i32; empty where they are not known.");
   module.def("decode_ssd_header", &header_of, "page"_a,
              "The header that whole pages begin with where they are a slot's, else None.");
   module.def("ssd_header_length", &length_of, "page"_a, "Bytes of the header that begins with this page; 0 where none does.");
-  module.def("encode_ssd_header", &page_of, "epoch"_a, "key"_a, "namespace"_a, "layer_bytes"_a, "checksums"_a,
+  module.def("encode_ssd_header", &page_of, "epoch"_a, "key"_a, "namespace"_a, "extent_bytes"_a, "checksums"_a,
              "The header of a chunk outside of any slot: without parent, generation and token ids.");
 }
 

@@ -57,18 +57,18 @@ CacheView make_view(const std::vector<uint64_t>& bases, uint32_t planes, uint64_
   CacheView view{{}, planes, blocks, plane_block_bytes, plane_stride, block_stride, runs, run_stride};
   require(view_fault(view));
   for (const uint64_t base : bases) {
-    view.layers.push_back(reinterpret_cast<uint8_t*>(base));
+    view.bases.push_back(reinterpret_cast<uint8_t*>(base));
   }
   return view;
 }
 
 LoadHandle make_load(const CopyPool& pool, const CacheView& view, const std::shared_ptr<Mapping>& arena,
                      const std::shared_ptr<IndexView>& index, const nb::bytes& offsets, const nb::bytes& slots,
-                     const nb::bytes& generations, const nb::bytes& block_ids, uint32_t layers, uint64_t layer_bytes, bool verifies,
-                     const nb::bytes& extents, uint64_t extent_bytes) {
+                     const nb::bytes& generations, const nb::bytes& block_ids, uint32_t extents, uint64_t payload_bytes, bool verifies,
+                     const nb::bytes& numbers, uint64_t extent_bytes) {
   LoadPlan plan{view, arena, index, column<uint64_t>(offsets, "offsets"), {}, column<uint64_t>(generations, "generations"),
-                column<int64_t>(block_ids, "block_ids"), layers, layer_bytes, verifies,
-                {column<uint32_t>(extents, "extents"), extent_bytes}};
+                column<int64_t>(block_ids, "block_ids"), extents, payload_bytes, verifies,
+                {column<uint32_t>(numbers, "numbers"), extent_bytes}};
   for (const uint64_t packed : column<uint64_t>(slots, "slots")) {
     plan.slots.push_back(SlotAddress::unpacked(packed));
   }
@@ -81,19 +81,19 @@ LoadHandle make_load(const CopyPool& pool, const CacheView& view, const std::sha
 }
 
 SaveHandle make_save(const CopyPool& pool, const CacheView& view, const std::shared_ptr<Mapping>& arena,
-                     const nb::bytes& offsets, const nb::bytes& block_ids, uint32_t layers, uint64_t layer_bytes,
-                     uint32_t first_layer, const nb::bytes& extents, uint64_t extent_bytes) {
+                     const nb::bytes& offsets, const nb::bytes& block_ids, uint32_t extents, uint64_t payload_bytes,
+                     uint32_t first_extent, const nb::bytes& numbers, uint64_t extent_bytes) {
   SavePlan plan{view,   arena,       column<uint64_t>(offsets, "offsets"), column<int64_t>(block_ids, "block_ids"),
-                layers, layer_bytes, first_layer, {column<uint32_t>(extents, "extents"), extent_bytes}};
+                extents, payload_bytes, first_extent, {column<uint32_t>(numbers, "numbers"), extent_bytes}};
   require(save_fault(plan));
   return {std::make_shared<SaveJob>(std::move(plan)), pool.queue()};
 }
 
-bool announce(const SaveHandle& handle, uint32_t layer) {
-  if (layer >= handle.job->layers()) {
-    throw nb::value_error("no such layer");
+bool announce(const SaveHandle& handle, uint32_t extent) {
+  if (extent >= handle.job->extents()) {
+    throw nb::value_error("no such extent");
   }
-  if (!handle.job->announce(layer)) {
+  if (!handle.job->announce(extent)) {
     return false;
   }
   if (!handle.queue->add(handle.job)) {
@@ -103,8 +103,8 @@ bool announce(const SaveHandle& handle, uint32_t layer) {
 }
 
 void announce_all(const SaveHandle& handle) {
-  for (uint32_t layer = 0; layer < handle.job->layers(); ++layer) {
-    static_cast<void>(announce(handle, layer));
+  for (uint32_t extent = 0; extent < handle.job->extents(); ++extent) {
+    static_cast<void>(announce(handle, extent));
   }
 }
 
@@ -112,35 +112,35 @@ nb::bytes words_as_bytes(const std::vector<uint32_t>& words) {
   return nb::bytes(words.data(), words.size() * sizeof(uint32_t));
 }
 
-nb::bytes extent_checksums(const Mapping& arena, uint64_t offset, uint64_t layer_bytes, uint32_t layers) {
-  require(extents_fault(arena, {offset}, layers, layer_bytes));
-  std::vector<uint32_t> words(layers);
+nb::bytes extent_checksums(const Mapping& arena, uint64_t offset, uint64_t extent_bytes, uint32_t extents) {
+  require(extents_fault(arena, {offset}, extents, extent_bytes));
+  std::vector<uint32_t> words(extents);
   {
     const ReleasedGil released;
-    for (uint32_t layer = 0; layer < layers; ++layer) {
-      words[layer] = crc32c(0, arena.data() + offset + layer * layer_bytes, layer_bytes);
+    for (uint32_t extent = 0; extent < extents; ++extent) {
+      words[extent] = crc32c(0, arena.data() + offset + extent * extent_bytes, extent_bytes);
     }
   }
   return words_as_bytes(words);
 }
 
 nb::bytes copy_extents(const Mapping& target, const nb::bytes& target_offsets, const Mapping& source,
-                       uint64_t source_offset, uint32_t layers, uint64_t layer_bytes) {
+                       uint64_t source_offset, uint32_t extents, uint64_t extent_bytes) {
   const auto offsets = column<uint64_t>(target_offsets, "target_offsets");
   if (!target.is_writable()) {
     throw nb::value_error("the target is mapped read-only");
   }
-  require(extents_fault(target, offsets, layers, layer_bytes));
+  require(extents_fault(target, offsets, extents, extent_bytes));
   uint64_t bytes = 0;
-  if (__builtin_mul_overflow(layers * layer_bytes, offsets.size(), &bytes) || !source.contains(source_offset, bytes)) {
+  if (__builtin_mul_overflow(extents * extent_bytes, offsets.size(), &bytes) || !source.contains(source_offset, bytes)) {
     throw nb::value_error("the extents lie outside the source");
   }
-  std::vector<uint32_t> words(offsets.size() * layers);
+  std::vector<uint32_t> words(offsets.size() * extents);
   {
     const ReleasedGil released;
     for (size_t chunk = 0; chunk < offsets.size(); ++chunk) {
-      const uint8_t* from = source.data() + source_offset + chunk * layers * layer_bytes;
-      copy_layers(target.data() + offsets[chunk], from, layers, layer_bytes, &words[chunk * layers]);
+      const uint8_t* from = source.data() + source_offset + chunk * extents * extent_bytes;
+      copy_whole_extents(target.data() + offsets[chunk], from, extents, extent_bytes, &words[chunk * extents]);
     }
   }
   return words_as_bytes(words);
@@ -179,15 +179,15 @@ void bind_jobs(nb::module_& module) {
   const auto free_gil = nb::call_guard<ReleasedGil>();
   nb::class_<LoadHandle>(module, "LoadJob", nb::is_weak_referenceable(), "A load that runs from the start.")
       .def(
-          "wait_layer",
-          [](const LoadHandle& self, uint32_t layer, double timeout_s) {
-            if (layer >= self.job->layers()) {
-              throw nb::value_error("no such layer");
+          "wait_extent",
+          [](const LoadHandle& self, uint32_t extent, double timeout_s) {
+            if (extent >= self.job->extents()) {
+              throw nb::value_error("no such extent");
             }
             const ReleasedGil released;
-            return static_cast<int>(self.job->wait_layer(layer, timeout_s));
+            return static_cast<int>(self.job->wait_extent(extent, timeout_s));
           },
-          "layer"_a, "timeout_s"_a, "1: in place, 0: the load ended before, -1: time is over. GIL released.")
+          "extent"_a, "timeout_s"_a, "1: in place, 0: the load ended before, -1: time is over. GIL released.")
       .def(
           "wait", [](const LoadHandle& self, double timeout_s) { return self.job->wait(timeout_s); }, "timeout_s"_a,
           free_gil)
@@ -198,7 +198,7 @@ void bind_jobs(nb::module_& module) {
       .def("progress", [](const LoadHandle& self) { return self.job->progress(); });
 
   nb::class_<SaveHandle>(module, "SaveJob", nb::is_weak_referenceable(), "A save that copies what is announced.")
-      .def("announce", &announce, "layer"_a, "False if the layer was announced before.")
+      .def("announce", &announce, "extent"_a, "False if the extent was announced before.")
       .def("announce_all", &announce_all)
       .def(
           "wait", [](const SaveHandle& self, double timeout_s) { return self.job->wait(timeout_s); }, "timeout_s"_a,
@@ -208,13 +208,13 @@ void bind_jobs(nb::module_& module) {
       .def("progress", [](const SaveHandle& self) { return self.job->progress(); })
       .def(
           "checksums", [](const SaveHandle& self) { return words_as_bytes(self.job->checksums()); },
-          "CRC-32C as u32 [chunk][layer]; empty unless every layer was copied.")
-      .def("copied_layers", [](const SaveHandle& self) { return self.job->copied_layers(); },
-           "Layers that were copied, from the first one up to one that was not.")
+          "CRC-32C as u32 [chunk][extent]; empty unless every extent was copied.")
+      .def("copied_extents", [](const SaveHandle& self) { return self.job->copied_extents(); },
+           "Extents that were copied, from the first one up to one that was not.")
       .def(
           "checksums_from",
           [](const SaveHandle& self, uint32_t first) { return words_as_bytes(self.job->checksums_from(first)); }, "first"_a,
-          "CRC-32C as u32 [chunk][layer] of the layers from `first` on that `copied_layers` counts.");
+          "CRC-32C as u32 [chunk][extent] of the extents from `first` on that `copied_extents` counts.");
 }
 
 }  // namespace
@@ -235,25 +235,25 @@ void bind_copy(nb::module_& module) {
            }),
            "threads"_a)
       .def("load", &make_load, "view"_a, "arena"_a, "index"_a, "offsets"_a, "slots"_a, "generations"_a, "block_ids"_a,
-           "layers"_a, "layer_bytes"_a, "verifies"_a, nb::kw_only(), "extents"_a = nb::bytes("", 0), "extent_bytes"_a = 0,
+           "extents"_a, "payload_bytes"_a, "verifies"_a, nb::kw_only(), "numbers"_a = nb::bytes("", 0), "extent_bytes"_a = 0,
            nb::keep_alive<0, 2>(),
-           "Starts a load. Columns: u64 offsets, slots and generations, i64 block ids; u32 `extents`: the number of the "
-           "stored extent for each layer of the view, rising, none for all from 0 on; `extent_bytes`: of each, 0 for "
-           "layer_bytes. ValueError for what lies outside.")
-      .def("save", &make_save, "view"_a, "arena"_a, "offsets"_a, "block_ids"_a, "layers"_a, "layer_bytes"_a,
-           "first_layer"_a = 0, nb::kw_only(), "extents"_a = nb::bytes("", 0), "extent_bytes"_a = 0, nb::keep_alive<0, 2>(),
-           "Prepares a save of `layers` layers from `first_layer` on; nothing is copied before it is announced. `extents` and "
-           "`extent_bytes` as in `load`.")
+           "Starts a load. Columns: u64 offsets, slots and generations, i64 block ids; u32 `numbers`: in a chunk, of each "
+           "extent of the view, rising, none for all from 0 on; `extent_bytes`: of each as it is stored, 0 for payload_bytes. "
+           "ValueError for what lies outside.")
+      .def("save", &make_save, "view"_a, "arena"_a, "offsets"_a, "block_ids"_a, "extents"_a, "payload_bytes"_a,
+           "first_extent"_a = 0, nb::kw_only(), "numbers"_a = nb::bytes("", 0), "extent_bytes"_a = 0, nb::keep_alive<0, 2>(),
+           "Prepares a save of `extents` extents of the view from `first_extent` on; nothing is copied before it is announced. "
+           "`numbers` and `extent_bytes` as in `load`.")
       .def("stop", &CopyPool::stop, nb::call_guard<ReleasedGil>())
       .def("bytes_copied", &CopyPool::bytes_copied)
       .def("cpu_seconds", &CopyPool::cpu_seconds);
   bind_summaries(module, pool);
-  module.def("extent_checksums", &extent_checksums, "arena"_a, "offset"_a, "layer_bytes"_a, "layers"_a,
-             "CRC-32C of each layer in place, u32. GIL released.");
-  module.def("copy_extents", &copy_extents, "target"_a, "target_offsets"_a, "source"_a, "source_offset"_a, "layers"_a,
-             "layer_bytes"_a,
-             "Copies `layers` layers to each offset, which lie one behind the other in the source; the CRC-32C of what was "
-             "stored, u32 [offset][layer]. GIL released. ValueError for what lies outside.");
+  module.def("extent_checksums", &extent_checksums, "arena"_a, "offset"_a, "extent_bytes"_a, "extents"_a,
+             "CRC-32C of each extent in place, u32. GIL released.");
+  module.def("copy_extents", &copy_extents, "target"_a, "target_offsets"_a, "source"_a, "source_offset"_a, "extents"_a,
+             "extent_bytes"_a,
+             "Copies so many extents to each offset, which lie one behind the other in the source; the CRC-32C of what was "
+             "stored, u32 [offset][extent]. GIL released. ValueError for what lies outside.");
   module.def("copy_plain", &copy_plain, "target"_a, "source"_a, "memcpy, GIL released: the floor of the benchmarks.");
   module.def("gather_plain", &gather_plain, "view"_a, "block_ids"_a, "chunk_blocks"_a, "chunks"_a,
              "memcpy of each piece into chunks that lie one behind the other, GIL released: a floor of the benchmarks.");

@@ -126,25 +126,25 @@ std::vector<Word> words(const nb::bytes& packed, const char* name) {
   return unpacked<Word>(packed);
 }
 
-void copy_layer(DeviceStream& stream, const CacheView& view, size_t layer, const nb::bytes& block_ids, const nb::bytes& chunks,
-                uint64_t layer_bytes, DeviceStatus (DeviceStream::*way)(const LayerCopy&)) {
+void copy_extent(DeviceStream& stream, const CacheView& view, size_t extent, const nb::bytes& block_ids,
+                 const nb::bytes& chunks, uint64_t payload_bytes, DeviceStatus (DeviceStream::*way)(const ExtentCopy&)) {
   const auto ids = words<int64_t>(block_ids, "block_ids");
   const auto addresses = words<uint64_t>(chunks, "the chunks' addresses");
-  const LayerCopy copy{view, layer, ids, addresses, layer_bytes};
-  if (const char* fault = layer_fault(copy)) {
+  const ExtentCopy copy{view, extent, ids, addresses, payload_bytes};
+  if (const char* fault = extent_fault(copy)) {
     throw nb::value_error(fault);
   }
   require(stream.device(), unlocked([&] { return (stream.*way)(copy); }));
 }
 
-void scatter(DeviceStream& stream, const CacheView& view, size_t layer, const nb::bytes& block_ids, const nb::bytes& sources,
-             uint64_t layer_bytes) {
-  copy_layer(stream, view, layer, block_ids, sources, layer_bytes, &DeviceStream::scatter);
+void scatter(DeviceStream& stream, const CacheView& view, size_t extent, const nb::bytes& block_ids, const nb::bytes& sources,
+             uint64_t payload_bytes) {
+  copy_extent(stream, view, extent, block_ids, sources, payload_bytes, &DeviceStream::scatter);
 }
 
-void gather(DeviceStream& stream, const CacheView& view, size_t layer, const nb::bytes& block_ids, const nb::bytes& targets,
-            uint64_t layer_bytes) {
-  copy_layer(stream, view, layer, block_ids, targets, layer_bytes, &DeviceStream::gather);
+void gather(DeviceStream& stream, const CacheView& view, size_t extent, const nb::bytes& block_ids, const nb::bytes& targets,
+            uint64_t payload_bytes) {
+  copy_extent(stream, view, extent, block_ids, targets, payload_bytes, &DeviceStream::gather);
 }
 
 void copy(DeviceStream& stream, const nb::bytes& targets, const nb::bytes& sources, const nb::bytes& sizes) {
@@ -191,10 +191,10 @@ void bind_handles(nb::module_& module) {
                            "done.")
       .def("wait_for", &wait_for, "event"_a, "What is given afterwards begins after the event.")
       .def("record", &record, "An event behind everything that was given so far.")
-      .def("scatter", &scatter, "view"_a, "layer"_a, "block_ids"_a, "sources"_a, "layer_bytes"_a,
-           "One layer of chunks into the engine's blocks. `block_ids`: i64 [chunk][block], -1: no copy; `sources`: u64, the address of that\n"
-           "layer of each chunk, on the host or a device. ValueError for an id outside the view. GIL released.")
-      .def("gather", &gather, "view"_a, "layer"_a, "block_ids"_a, "targets"_a, "layer_bytes"_a, "The same the other way. GIL released.")
+      .def("scatter", &scatter, "view"_a, "extent"_a, "block_ids"_a, "sources"_a, "payload_bytes"_a,
+           "One extent of chunks into the engine's blocks. `block_ids`: i64 [chunk][block], -1: no copy; `sources`: u64, the address of that\n"
+           "extent of each chunk, on the host or a device. ValueError for an id outside the view. GIL released.")
+      .def("gather", &gather, "view"_a, "extent"_a, "block_ids"_a, "targets"_a, "payload_bytes"_a, "The same the other way. GIL released.")
       .def("copy", &copy, "targets"_a, "sources"_a, "sizes"_a, "Columns of u64. GIL released.");
 }
 

@@ -72,7 +72,7 @@ struct StoredRecord {
   uint64_t offset;
   uint64_t generation;
   uint64_t chunk_bytes;
-  uint32_t layers;
+  uint32_t extents;
   uint32_t owner;
 };
 
@@ -89,7 +89,7 @@ PinnedRecords records(Directory& directory, uint32_t cursor, uint32_t limit, uin
     const ChunkRecord& record = directory.record(id);
     const SizeClass& geometry = directory.arena().size_class(record.size_class);
     answer.records.push_back({nb::bytes(record.key.words, KEY_BYTES), uint64_t{record.page.value()} * PAGE_BYTES,
-                              record.generation, geometry.chunk_bytes, geometry.layers, record.owner.value()});
+                              record.generation, geometry.chunk_bytes, geometry.extents, record.owner.value()});
   }
   return answer;
 }
@@ -100,7 +100,7 @@ void bind_records(nb::module_& module, nb::class_<Directory>& directory) {
       .def_ro("offset", &StoredRecord::offset, "Of its slot, in the tier's memory or files.")
       .def_ro("generation", &StoredRecord::generation, "Of its slot.")
       .def_ro("chunk_bytes", &StoredRecord::chunk_bytes)
-      .def_ro("layers", &StoredRecord::layers)
+      .def_ro("extents", &StoredRecord::extents)
       .def_ro("namespace", &StoredRecord::owner);
   nb::class_<PinnedRecords>(module, "PinnedRecords", "A page of a directory's chunks, which have a pin.")
       .def_ro("next", &PinnedRecords::next, "The cursor to go on from; 0: the end was reached.")
@@ -190,7 +190,7 @@ Fields stats_of_directory(const Directory& directory) {
     nb::dict row;
     const SizeClass& geometry = arena.size_class(ClassId(index));
     row["chunk_bytes"] = geometry.chunk_bytes;
-    row["layers"] = geometry.layers;
+    row["extents"] = geometry.extents;
     row["slot_bytes"] = geometry.slot_bytes;
     row["slots_used"] = arena.used_slots(ClassId(index));
     row["slots"] = arena.lent_slots(ClassId(index));
@@ -292,18 +292,18 @@ void bind_directory(nb::module_& module) {
       .def_prop_ro("level", [](const Directory& self) { return static_cast<uint8_t>(self.tier()); }, "The number of its tier.")
       .def(
           "add_class",
-          [](Directory& self, uint64_t chunk_bytes, uint32_t layers, bool has_place_below, std::optional<uint32_t> instead) {
+          [](Directory& self, uint64_t chunk_bytes, uint32_t extents, bool has_place_below, std::optional<uint32_t> instead) {
             if (instead && (*instead >= self.arena().class_count() || self.arena().used_slots(ClassId(*instead)) != 0)) {
               throw nb::value_error("no such size class, or it has chunks");
             }
             const ClassId taken = instead ? ClassId(*instead) : ClassId();
-            const auto added = self.add_class(chunk_bytes, layers, has_place_below, taken);
+            const auto added = self.add_class(chunk_bytes, extents, has_place_below, taken);
             if (!added) {
-              throw nb::value_error("a slot for it, with words for each layer, does not fit the arena");
+              throw nb::value_error("a slot for it, with words for each extent, does not fit the arena");
             }
             return added->value();
           },
-          "chunk_bytes"_a, "layers"_a, "has_place_below"_a = true, "instead"_a = nb::none(),
+          "chunk_bytes"_a, "extents"_a, "has_place_below"_a = true, "instead"_a = nb::none(),
           "The size class of such chunks, new or not. `instead`: a class without chunks that becomes it.")
       .def("add_namespace", [](Directory& self) { return self.add_namespace().value(); })
       .def(

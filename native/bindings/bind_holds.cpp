@@ -78,11 +78,11 @@ Reserved reserve_more(Directory& directory, HoldId reservation, const nb::bytes&
 
 nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const nb::bytes& checksums, uint64_t now_ns,
                  const nb::bytes& tokens, const nb::bytes& sources, uint8_t source_level) {
-  const auto layers = directory.holds().layers_of(reservation);
-  require_known(layers.has_value());
-  const size_t chunk_bytes = *layers * sizeof(uint32_t);
+  const auto extents = directory.holds().extents_of(reservation);
+  require_known(extents.has_value());
+  const size_t chunk_bytes = *extents * sizeof(uint32_t);
   if (checksums.size() % chunk_bytes != 0) {
-    throw nb::value_error("checksums must be 4 bytes for each layer of each chunk");
+    throw nb::value_error("checksums must be 4 bytes for each extent of each chunk");
   }
   std::vector<uint32_t> aligned(checksums.size() / sizeof(uint32_t));
   std::memcpy(aligned.data(), checksums.data(), checksums.size());
@@ -99,12 +99,12 @@ nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const n
   return pack(directory.commit(reservation, first, count, aligned.data(), now_ns, ids, {known_tier(source_level), generations}));
 }
 
-bool land_saved(Directory& directory, HoldId reservation, size_t first, size_t count, uint32_t first_layer,
+bool land_saved(Directory& directory, HoldId reservation, size_t first, size_t count, uint32_t first_extent,
                 const nb::bytes& checksums) {
   if (count == 0 || checksums.size() % (count * sizeof(uint32_t)) != 0) {
-    throw nb::value_error("checksums must be 4 bytes for each layer of each chunk");
+    throw nb::value_error("checksums must be 4 bytes for each extent of each chunk");
   }
-  return directory.land_saved(reservation, first, count, first_layer, unpacked<uint32_t>(checksums));
+  return directory.land_saved(reservation, first, count, first_extent, unpacked<uint32_t>(checksums));
 }
 
 HoldColumns packed_columns(const Columns& columns) {
@@ -210,11 +210,11 @@ void bind_reservations(nb::module_& module, nb::class_<Directory>& directory) {
            "of this one: it is pending without a slot, and ends the run.")
       .def("commit", &commit, "reservation"_a, "first"_a, "checksums"_a, "now_ns"_a = 0,
            "tokens"_a = nb::bytes(""), "sources"_a = nb::bytes(""), "source_level"_a = static_cast<uint8_t>(Tier::DRAM),
-           "States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][layer]; token ids i32\n"
+           "States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][extent]; token ids i32\n"
            "[chunk][token], or none; `sources`, of a lower tier or copies: the generations u64 that the tier of\n"
            "`source_level`, from which the chunks were copied, must still have.")
-      .def("land_saved", &land_saved, "reservation"_a, "first"_a, "count"_a, "first_layer"_a, "checksums"_a,
-           "Further layers of reserved chunks lie in their slots, for who follows them: u32 [chunk][layer]. False where the\n"
+      .def("land_saved", &land_saved, "reservation"_a, "first"_a, "count"_a, "first_extent"_a, "checksums"_a,
+           "Further extents of reserved chunks lie in their slots, for who follows them: u32 [chunk][extent]. False where the\n"
            "reservation is unknown or has expired.")
       .def(
           "follow_saves",

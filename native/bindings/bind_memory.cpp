@@ -188,19 +188,19 @@ void bind_index_view(nb::module_& module) {
       .def(
           "landed_at",
           [](const IndexView& index, uint64_t slot) { return index.landed_at(SlotAddress::unpacked(slot)); }, "slot"_a,
-          "How many layers of the chunk in a slot are in place; bit 31: no more come.")
+          "How many extents of the chunk in a slot are in place; bit 31: no more come.")
       .def(
           "checksum_at",
-          [](const IndexView& index, uint64_t slot, uint32_t layer) {
-            return index.checksum_at(SlotAddress::unpacked(slot), layer);
+          [](const IndexView& index, uint64_t slot, uint32_t extent) {
+            return index.checksum_at(SlotAddress::unpacked(slot), extent);
           },
-          "slot"_a, "layer"_a)
+          "slot"_a, "extent"_a)
       .def(
           "covers",
-          [](const IndexView& index, uint64_t slot, uint32_t layers) {
-            return index.covers(SlotAddress::unpacked(slot), layers);
+          [](const IndexView& index, uint64_t slot, uint32_t extents) {
+            return index.covers(SlotAddress::unpacked(slot), extents);
           },
-          "slot"_a, "layers"_a, "Whether the slot and checksums of so many layers have words in the index.")
+          "slot"_a, "extents"_a, "Whether the slot and checksums of so many extents have words in the index.")
       .def_prop_ro("count", &IndexView::count)
       .def_prop_ro("epoch", [](const IndexView& index) {
         const std::string epoch = index.epoch();
@@ -214,16 +214,16 @@ struct Landings {
   LandingBoard board;
 };
 
-SlotAddress known_slot(const Landings& landings, uint64_t packed, uint64_t layers) {
+SlotAddress known_slot(const Landings& landings, uint64_t packed, uint64_t extents) {
   const SlotAddress slot = SlotAddress::unpacked(packed);
-  if (layers == 0 || layers > UINT32_MAX || !landings.index->covers(slot, static_cast<uint32_t>(layers))) {
+  if (extents == 0 || extents > UINT32_MAX || !landings.index->covers(slot, static_cast<uint32_t>(extents))) {
     throw nb::value_error("a slot has no words in the index");
   }
   return slot;
 }
 
 void bind_landings(nb::module_& module) {
-  nb::class_<Landings>(module, "LandingBoard", "Where a tier announces the layers of chunks that it brings into the arena.")
+  nb::class_<Landings>(module, "LandingBoard", "Where a tier announces the extents of chunks that it brings into the arena.")
       .def(nb::new_([](std::shared_ptr<Mapping> index) {
              auto view = IndexView::attach(index);
              if (view == nullptr || !index->is_writable()) {
@@ -245,10 +245,10 @@ void bind_landings(nb::module_& module) {
             landings.board.land(known, first, sums.data(), static_cast<uint32_t>(count));
           },
           "slot"_a, "first"_a, "checksums"_a,
-          "Layers `first` and on of the chunk being promoted into this slot are in place, with these CRC-32C, u32; in their order.")
+          "Extents `first` and on of the chunk being promoted into this slot are in place, with these CRC-32C, u32; in their order.")
       .def(
           "fail",
-          [](Landings& landings, uint64_t slot) { landings.board.fail(known_slot(landings, slot, 1)); }, "slot"_a, "No more layers of this chunk come.");
+          [](Landings& landings, uint64_t slot) { landings.board.fail(known_slot(landings, slot, 1)); }, "slot"_a, "No more extents of this chunk come.");
 }
 
 }  // namespace

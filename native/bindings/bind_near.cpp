@@ -46,15 +46,15 @@ std::shared_ptr<NearQueue> make_queue(std::shared_ptr<Mapping> arena, std::share
 
 uint64_t pull_near(NearQueue& queue, const NearMemory& source, const nb::bytes& source_offsets, const nb::bytes& source_slots,
                    const nb::bytes& generations, const IndexView& index, const nb::bytes& offsets, const nb::bytes& slots,
-                   uint32_t layers, uint64_t layer_bytes, const nb::bytes& checks, uint32_t parts, double timeout_s) {
-  const auto from = checked_rows(*source.arena, *source.index, source_offsets, source_slots, layers, layer_bytes, parts);
-  const auto into = checked_rows(queue.arena(), index, offsets, slots, layers, layer_bytes, parts);
+                   uint32_t extents, uint64_t extent_bytes, const nb::bytes& checks, uint32_t parts, double timeout_s) {
+  const auto from = checked_rows(*source.arena, *source.index, source_offsets, source_slots, extents, extent_bytes, parts);
+  const auto into = checked_rows(queue.arena(), index, offsets, slots, extents, extent_bytes, parts);
   const auto numbers = column(generations, from.size(), "generations");
   if (into.size() != from.size()) {
     throw nb::value_error("there must be as many chunks here as at their owner");
   }
-  if (checks.size() != from.size() * layers * sizeof(uint32_t)) {
-    throw nb::value_error("checks must be 4 bytes for each layer of each chunk");
+  if (checks.size() != from.size() * extents * sizeof(uint32_t)) {
+    throw nb::value_error("checks must be 4 bytes for each extent of each chunk");
   }
   NearPlan plan;
   plan.source = source.arena;
@@ -66,8 +66,8 @@ uint64_t pull_near(NearQueue& queue, const NearMemory& source, const nb::bytes& 
     plan.chunks.push_back({from[row].arena_offset, from[row].slot, numbers[row], into[row]});
   }
   plan.checks = unpacked<uint32_t>(checks);
-  plan.layers = layers;
-  plan.layer_bytes = layer_bytes;
+  plan.extents = extents;
+  plan.extent_bytes = extent_bytes;
   plan.parts = parts;
   plan.deadline = StreamClock::now() + milliseconds_of(timeout_s, "timeout_s");
   return queue.pull(std::move(plan));
@@ -94,10 +94,10 @@ void bind_near(nb::module_& module) {
   nb::class_<NearQueue>(module, "NearQueue", "Threads that copy chunks of other daemons of this host into the arena.")
       .def(nb::new_(&make_queue), "arena"_a, "index"_a, "threads"_a, "jobs_max"_a, nb::call_guard<ReleasedGil>())
       .def("pull", &pull_near, "source"_a, "source_offsets"_a, "source_slots"_a, "generations"_a, "index"_a, "offsets"_a, "slots"_a,
-           nb::kw_only(), "layers"_a, "layer_bytes"_a, "checks"_a, "parts"_a, "timeout_s"_a,
+           nb::kw_only(), "extents"_a, "extent_bytes"_a, "checks"_a, "parts"_a, "timeout_s"_a,
            "A job's number, 0 where the queue is full or stopped. Columns of u64: where each chunk is in the owner's memory and under\n"
-           "which generation, and where it goes: a slot in which no layer may have landed. `checks`: CRC-32C u32 [chunk][layer] as the\n"
-           "owner promised them. ValueError for what lies outside either memory. Layers are announced on the index as they land.")
+           "which generation, and where it goes: a slot in which no extent may have landed. `checks`: CRC-32C u32 [chunk][extent] as the\n"
+           "owner promised them. ValueError for what lies outside either memory. Extents are announced on the index as they land.")
       .def("cancel", &NearQueue::cancel, "job"_a, "Ends a job's remaining chunks, reported like any end; False where it has ended.")
       .def("take_outcomes", &NearQueue::take_outcomes, "limit"_a = SIZE_MAX,
            "Ends of chunks, each chunk of each job once, `limit` at most. Nothing writes to the slot of a reported chunk.")

@@ -72,13 +72,13 @@ std::vector<OfferedChunk> offered_chunks(const std::vector<PullRow>& rows, const
 }
 
 std::pair<uint64_t, uint8_t> offer(ExtentServer& server, const nb::bytes& ticket, const IndexView& index, const nb::bytes& offsets,
-                                   const nb::bytes& slots, const nb::bytes& generations, uint32_t layers, uint64_t layer_bytes,
+                                   const nb::bytes& slots, const nb::bytes& generations, uint32_t extents, uint64_t extent_bytes,
                                    uint32_t connections, uint64_t peer, double timeout_s) {
-  const auto rows = checked_rows(server.arena(), index, offsets, slots, layers, layer_bytes, connections);
+  const auto rows = checked_rows(server.arena(), index, offsets, slots, extents, extent_bytes, connections);
   OfferPlan plan;
   plan.chunks = offered_chunks(rows, generations);
-  plan.layers = layers;
-  plan.layer_bytes = layer_bytes;
+  plan.extents = extents;
+  plan.extent_bytes = extent_bytes;
   plan.connections = connections;
   plan.peer = peer;
   plan.deadline = StreamClock::now() + milliseconds_of(timeout_s, "timeout_s");
@@ -87,24 +87,24 @@ std::pair<uint64_t, uint8_t> offer(ExtentServer& server, const nb::bytes& ticket
 }
 
 nb::bytes checks(const ExtentServer& server, const IndexView& index, const nb::bytes& offsets, const nb::bytes& slots,
-                 const nb::bytes& generations, uint32_t layers, uint64_t layer_bytes) {
-  const auto rows = checked_rows(server.arena(), index, offsets, slots, layers, layer_bytes, 1);
-  return pack(offered_checks(index, offered_chunks(rows, generations), layers));
+                 const nb::bytes& generations, uint32_t extents, uint64_t extent_bytes) {
+  const auto rows = checked_rows(server.arena(), index, offsets, slots, extents, extent_bytes, 1);
+  return pack(offered_checks(index, offered_chunks(rows, generations), extents));
 }
 
 uint64_t pull(PullQueue& queue, const std::string& address, uint16_t port, const nb::bytes& ticket, const IndexView& index,
-              const nb::bytes& offsets, const nb::bytes& slots, uint32_t layers, uint64_t layer_bytes, uint32_t connections,
+              const nb::bytes& offsets, const nb::bytes& slots, uint32_t extents, uint64_t extent_bytes, uint32_t connections,
               double stall_s, double timeout_s, const nb::bytes& checks, bool is_encrypted) {
   PullPlan plan;
   plan.address = address;
   plan.port = port;
   plan.ticket = ticket_of(ticket);
   plan.connections = connections;
-  plan.layers = layers;
-  plan.layer_bytes = layer_bytes;
-  plan.rows = checked_rows(queue.arena(), index, offsets, slots, layers, layer_bytes, connections);
-  if (checks.size() != 0 && checks.size() != plan.rows.size() * layers * sizeof(uint32_t)) {
-    throw nb::value_error("checks must be 4 bytes for each layer of each chunk, or empty");
+  plan.extents = extents;
+  plan.extent_bytes = extent_bytes;
+  plan.rows = checked_rows(queue.arena(), index, offsets, slots, extents, extent_bytes, connections);
+  if (checks.size() != 0 && checks.size() != plan.rows.size() * extents * sizeof(uint32_t)) {
+    throw nb::value_error("checks must be 4 bytes for each extent of each chunk, or empty");
   }
   if (is_encrypted && !has_tls()) {
     throw nb::value_error("this build has no TLS: it was made without OpenSSL 3");
@@ -163,12 +163,12 @@ void bind_server(nb::module_& module) {
            "encrypted"_a = false,
            "Listens on a numeric address and a port, 0: any that is free. OSError names what is wrong. GIL released.")
       .def_prop_ro("port", &ExtentServer::port)
-      .def("offer", &offer, "ticket"_a, "index"_a, "offsets"_a, "slots"_a, "generations"_a, nb::kw_only(), "layers"_a,
-           "layer_bytes"_a, "connections"_a, "peer"_a, "timeout_s"_a,
+      .def("offer", &offer, "ticket"_a, "index"_a, "offsets"_a, "slots"_a, "generations"_a, nb::kw_only(), "extents"_a,
+           "extent_bytes"_a, "connections"_a, "peer"_a, "timeout_s"_a,
            "The number of an offer, and 0; or 0 and why there is none: 1 too many offers, 2 the ticket is in use, 3\n"
            "stopped. Columns of u64. The slots must be protected until the offer has ended.")
-      .def("checks", &checks, "index"_a, "offsets"_a, "slots"_a, "generations"_a, nb::kw_only(), "layers"_a, "layer_bytes"_a,
-           "CRC-32C u32 [chunk][layer] of chunks to be offered; empty where not all of their layers have landed.")
+      .def("checks", &checks, "index"_a, "offsets"_a, "slots"_a, "generations"_a, nb::kw_only(), "extents"_a, "extent_bytes"_a,
+           "CRC-32C u32 [chunk][extent] of chunks to be offered; empty where not all of their extents have landed.")
       .def("withdraw", [](ExtentServer& self, const nb::bytes& ticket) { return self.withdraw(ticket_of(ticket)); }, "ticket"_a,
            "Ends an offer, reported like any end; False where no offer has the ticket.")
       .def("completed", &ExtentServer::completed, "limit"_a = SIZE_MAX, "Offers that have ended, each once, `limit` at most.")
@@ -193,10 +193,10 @@ void bind_net(nb::module_& module) {
                    "A word for what failed; empty where nothing did.")
       .def_ro("received_bytes", &PullOutcome::bytes)
       .def_ro("is_unmarked", &PullOutcome::is_unmarked,
-              "It failed before a layer had landed, and is not marked: it can be received again.")
+              "It failed before an extent had landed, and is not marked: it can be received again.")
       .def_prop_ro("waited_us", [](const PullOutcome& self) { return self.waited.count(); },
                    "From the call to the begin of its connection, from which the other times count.")
-      .def_prop_ro("first_layer_us", [](const PullOutcome& self) { return self.first_layer.count(); }, "0: none has landed.")
+      .def_prop_ro("first_extent_us", [](const PullOutcome& self) { return self.first_extent.count(); }, "0: none has landed.")
       .def_prop_ro("elapsed_us", [](const PullOutcome& self) { return self.elapsed.count(); });
   nb::class_<PullQueue>(module, "PullQueue", "Threads that receive chunks from peers into the arena.")
       .def(nb::new_([](std::shared_ptr<Mapping> arena, std::shared_ptr<Mapping> index, unsigned threads, size_t jobs_max) {
@@ -210,11 +210,11 @@ void bind_net(nb::module_& module) {
              return std::make_shared<PullQueue>(std::move(arena), std::move(board), threads, jobs_max);
            }),
            "arena"_a, "index"_a, "threads"_a, "jobs_max"_a, nb::call_guard<ReleasedGil>())
-      .def("pull", &pull, "address"_a, "port"_a, "ticket"_a, "index"_a, "offsets"_a, "slots"_a, nb::kw_only(), "layers"_a,
-           "layer_bytes"_a, "connections"_a, "stall_s"_a, "timeout_s"_a, "checks"_a = nb::bytes("", 0), "encrypted"_a = false,
+      .def("pull", &pull, "address"_a, "port"_a, "ticket"_a, "index"_a, "offsets"_a, "slots"_a, nb::kw_only(), "extents"_a,
+           "extent_bytes"_a, "connections"_a, "stall_s"_a, "timeout_s"_a, "checks"_a = nb::bytes("", 0), "encrypted"_a = false,
            "A job's number, 0 where the queue is full or stopped. Columns of u64: where each chunk goes, and its slot, in which no\n"
-           "layer may have landed. `stall_s`: the longest time without a byte. `checks`: CRC-32C u32 [chunk][layer] as the owner promised\n"
-           "them, or empty. Layers are announced on the index as they land.")
+           "extent may have landed. `stall_s`: the longest time without a byte. `checks`: CRC-32C u32 [chunk][extent] as the owner promised\n"
+           "them, or empty. Extents are announced on the index as they land.")
       .def("cancel", &PullQueue::cancel, "job"_a, "Ends a job's remaining chunks, reported like any end; False where it has ended.")
       .def("take_outcomes", &PullQueue::take_outcomes, "limit"_a = SIZE_MAX,
            "Ends of chunks, each chunk of each job once, `limit` at most. Nothing writes to the slot of a reported chunk.")

@@ -67,8 +67,8 @@ RowLayout catalogue_row() {
       .KVPOOL_FIELD(CatalogueRow, offset, "offset")
       .KVPOOL_FIELD(CatalogueRow, generation, "generation")
       .KVPOOL_FIELD(CatalogueRow, recency, "recency")
-      .KVPOOL_FIELD(CatalogueRow, layer_bytes, "layer_bytes")
-      .KVPOOL_FIELD(CatalogueRow, layers, "layers")
+      .KVPOOL_FIELD(CatalogueRow, extent_bytes, "extent_bytes")
+      .KVPOOL_FIELD(CatalogueRow, extents, "extents")
       .KVPOOL_FIELD(CatalogueRow, name_space, "namespace")
       .KVPOOL_FIELD(CatalogueRow, priority, "priority")
       .KVPOOL_FIELD(CatalogueRow, duration_s, "duration_s")
@@ -97,7 +97,7 @@ RowLayout device_move_row() {
       .KVPOOL_FIELD(DeviceMoveRow, generation, "generation")
       .KVPOOL_FIELD(DeviceMoveRow, device_offset, "device_offset")
       .KVPOOL_FIELD(DeviceMoveRow, chunk_bytes, "chunk_bytes")
-      .KVPOOL_FIELD(DeviceMoveRow, layers, "layers");
+      .KVPOOL_FIELD(DeviceMoveRow, extents, "extents");
 }
 
 #undef KVPOOL_FIELD

@@ -67,18 +67,18 @@ void load_pages(const FilePages& pages, uint64_t bytes) {
 }
 
 // What all chunks of a job have in common.
-SsdHeader common_header(const nb::bytes& epoch, const nb::bytes& name_space, uint32_t layers, uint64_t layer_bytes) {
+SsdHeader common_header(const nb::bytes& epoch, const nb::bytes& name_space, uint32_t extents, uint64_t extent_bytes) {
   SsdHeader header{};
   if (epoch.size() != sizeof(header.pool_epoch) || name_space.size() != sizeof(header.name_space)) {
     throw nb::value_error("epoch must be 16 bytes, namespace 32");
   }
-  if (layers == 0 || layers > SSD_LAYERS_MAX || layer_bytes == 0) {
-    throw nb::value_error("layers must be 1 to 4096, layer_bytes positive");
+  if (extents == 0 || extents > SSD_EXTENTS_MAX || extent_bytes == 0) {
+    throw nb::value_error("extents must be 1 to 4096, extent_bytes positive");
   }
   std::memcpy(header.pool_epoch, epoch.data(), sizeof(header.pool_epoch));
   std::memcpy(header.name_space, name_space.data(), sizeof(header.name_space));
-  header.layer_bytes = layer_bytes;
-  header.layer_crcs.resize(layers);
+  header.extent_bytes = extent_bytes;
+  header.extent_crcs.resize(extents);
   return header;
 }
 
@@ -89,7 +89,7 @@ std::vector<MoveRow> checked_rows(const SsdQueue& queue, const nb::bytes& rows, 
   std::vector<MoveRow> unpacked(rows.size() / sizeof(MoveRow));
   std::memcpy(unpacked.data(), rows.data(), rows.size());
   uint64_t bytes = 0;
-  const bool fits = !__builtin_mul_overflow(common.layer_bytes, common.layer_crcs.size(), &bytes) &&
+  const bool fits = !__builtin_mul_overflow(common.extent_bytes, common.extent_crcs.size(), &bytes) &&
                     bytes <= queue.arena().size();
   for (const MoveRow& row : unpacked) {
     if (!fits || row.offset % PAGE_BYTES != 0 || row.arena_offset % PAGE_BYTES != 0 ||
@@ -109,39 +109,39 @@ SsdHeader header_of(const SsdHeader& common, const MoveRow& row) {
   return header;
 }
 
-SlotAddress known_slot(const IndexView& index, const MoveRow& row, uint32_t layers) {
+SlotAddress known_slot(const IndexView& index, const MoveRow& row, uint32_t extents) {
   const SlotAddress slot = SlotAddress::unpacked(row.arena_slot);
-  if (!index.covers(slot, layers)) {
+  if (!index.covers(slot, extents)) {
     throw nb::value_error("a slot has no words in the index");
   }
   return slot;
 }
 
 uint64_t read(SsdQueue& queue, const nb::bytes& rows, const nb::bytes& epoch, const nb::bytes& name_space,
-              uint32_t layers, uint64_t layer_bytes, const IndexView& index, uint8_t urgency) {
+              uint32_t extents, uint64_t extent_bytes, const IndexView& index, uint8_t urgency) {
   if (urgency > static_cast<uint8_t>(SsdUrgency::PROMOTION)) {
     throw nb::value_error("urgency must be 0 (demand) or 1 (promotion)");
   }
-  const SsdHeader common = common_header(epoch, name_space, layers, layer_bytes);
+  const SsdHeader common = common_header(epoch, name_space, extents, extent_bytes);
   std::vector<SsdRead> chunks;
   for (const MoveRow& row : checked_rows(queue, rows, common)) {
-    chunks.push_back({row.offset, row.arena_offset, known_slot(index, row, layers), header_of(common, row)});
+    chunks.push_back({row.offset, row.arena_offset, known_slot(index, row, extents), header_of(common, row)});
   }
   return queue.read(std::move(chunks), static_cast<SsdUrgency>(urgency));
 }
 
 uint64_t write(SsdQueue& queue, const nb::bytes& rows, const nb::bytes& epoch, const nb::bytes& name_space,
-               uint32_t layers, uint64_t layer_bytes, const IndexView& index, const std::vector<nb::bytes>& tokens) {
-  const SsdHeader common = common_header(epoch, name_space, layers, layer_bytes);
+               uint32_t extents, uint64_t extent_bytes, const IndexView& index, const std::vector<nb::bytes>& tokens) {
+  const SsdHeader common = common_header(epoch, name_space, extents, extent_bytes);
   std::vector<SsdWrite> chunks;
   for (const MoveRow& row : checked_rows(queue, rows, common)) {
     SsdHeader header = header_of(common, row);
     if (chunks.size() < tokens.size()) {
       header.tokens = token_ids(tokens[chunks.size()]);
     }
-    const SlotAddress slot = known_slot(index, row, layers);
-    for (uint32_t layer = 0; layer < layers; ++layer) {
-      header.layer_crcs[layer] = index.checksum_at(slot, layer);
+    const SlotAddress slot = known_slot(index, row, extents);
+    for (uint32_t extent = 0; extent < extents; ++extent) {
+      header.extent_crcs[extent] = index.checksum_at(slot, extent);
     }
     chunks.push_back({row.offset, row.arena_offset, std::move(header)});
   }
@@ -149,8 +149,8 @@ uint64_t write(SsdQueue& queue, const nb::bytes& rows, const nb::bytes& epoch, c
 }
 
 uint64_t verify(SsdQueue& queue, const nb::bytes& rows, const nb::bytes& epoch, const nb::bytes& name_space,
-                uint32_t layers, uint64_t layer_bytes) {
-  const SsdHeader common = common_header(epoch, name_space, layers, layer_bytes);
+                uint32_t extents, uint64_t extent_bytes) {
+  const SsdHeader common = common_header(epoch, name_space, extents, extent_bytes);
   std::vector<SsdVerify> chunks;
   for (const MoveRow& row : checked_rows(queue, rows, common)) {
     chunks.push_back({row.offset, header_of(common, row)});
@@ -221,8 +221,8 @@ void bind_ssd(nb::module_& module) {
       .def("load", &load_pages, "bytes"_a,
            "Has the first bytes of the file in memory; OSError where the disk does not give them. GIL released.");
   module.attr("SSD_HEADER_BYTES") = SSD_HEADER_BYTES;
-  module.attr("SSD_LAYERS_MAX") = SSD_LAYERS_MAX;
-  module.def("ssd_header_bytes", &ssd_header_bytes, "layers"_a, "Bytes of the header of a slot for a chunk of so many layers.");
+  module.attr("SSD_EXTENTS_MAX") = SSD_EXTENTS_MAX;
+  module.def("ssd_header_bytes", &ssd_header_bytes, "extents"_a, "Bytes of the header of a slot for a chunk of so many extents.");
   module.attr("SSD_WRITE_BYTES") = SSD_WRITE_BYTES;
   nb::class_<SsdFiles>(module, "SsdFiles", "The segment files of an SSD tier.")
       .def_static("open", &open_files, "path"_a, "segment_bytes"_a, "segments"_a, "wants_direct"_a,
@@ -253,13 +253,13 @@ void bind_ssd(nb::module_& module) {
            }),
            "files"_a, "arena"_a, "index"_a, "threads"_a, "jobs_max"_a, "wants_rings"_a = false,
            nb::call_guard<ReleasedGil>())
-      .def("read", &read, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a, "index"_a, "urgency"_a,
-           "A job's number, 0 where the queue is full. `rows` in the format of `MOVE_ROW`. Layers are announced on the index as they land.")
-      .def("write", &write, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a, "index"_a,
+      .def("read", &read, "rows"_a, "epoch"_a, "namespace"_a, "extents"_a, "extent_bytes"_a, "index"_a, "urgency"_a,
+           "A job's number, 0 where the queue is full. `rows` in the format of `MOVE_ROW`. Extents are announced on the index as they land.")
+      .def("write", &write, "rows"_a, "epoch"_a, "namespace"_a, "extents"_a, "extent_bytes"_a, "index"_a,
            "tokens"_a = std::vector<nb::bytes>(),
            "The same the other way; checksums are the index's. `tokens`: token ids, i32, of each row or of none; stored where\n"
            "they fit the header.")
-      .def("verify", &verify, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a,
+      .def("verify", &verify, "rows"_a, "epoch"_a, "namespace"_a, "extents"_a, "extent_bytes"_a,
            "Reads chunks and compares them with their checksums, after everything else; nothing is stored. Rows as for `read`,\n"
            "any arena offset and slot.")
       .def("take_outcomes", &take_outcomes, "limit"_a = SIZE_MAX,

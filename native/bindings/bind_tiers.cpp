@@ -39,10 +39,10 @@ std::vector<PromotionSource> sources_of(const nb::bytes& levels, const std::vect
     throw nb::value_error("source_levels must be one for each chunk, or none and nothing else of the sources");
   }
   std::vector<PromotionSource> sources;
-  const size_t layers = n == 0 ? 0 : checksums.size() / n;
+  const size_t extents = n == 0 ? 0 : checksums.size() / n;
   for (size_t index = 0; index < levels.size(); ++index) {
     sources.push_back({known_tier(static_cast<const uint8_t*>(levels.data())[index]),
-                       generations.empty() ? 0 : generations[index], std::span(checksums).subspan(index * layers, layers), is_external});
+                       generations.empty() ? 0 : generations[index], std::span(checksums).subspan(index * extents, extents), is_external});
   }
   return sources;
 }
@@ -55,7 +55,7 @@ Reserved promote(Directory& directory, uint32_t owner, uint32_t size_class, cons
   }
   const uint8_t* const packed = packed_keys(keys);
   const size_t n = keys.size() / KEY_BYTES;
-  const auto sums = words_of<uint32_t>(checksums, n * directory.arena().size_class(ClassId(size_class)).layers, "checksums");
+  const auto sums = words_of<uint32_t>(checksums, n * directory.arena().size_class(ClassId(size_class)).extents, "checksums");
   const auto sources = sources_of(levels, words_of<uint64_t>(generations, n, "source_generations"), sums, n, is_external);
   const Reservation answer = directory.promote(known_namespace(directory, owner), ClassId(size_class), parent_of(parent),
                                                packed, n, now_ns, sources);
@@ -203,7 +203,7 @@ void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
            "source_generations"_a = nb::bytes(""), "checksums"_a = nb::bytes(""), "is_external"_a = false,
            "Slots to read lower tiers' chunks into; RESERVED ones are to be\n"
            "read. The hold ends by `release`. Of each chunk, where named: the level u8 that it comes from, its generation u64\n"
-           "there, and u32 [chunk][layer] what its layers must be; else the uppermost tier that has it. `is_external`: the levels\n"
+           "there, and u32 [chunk][extent] what its extents must be; else the uppermost tier that has it. `is_external`: the levels\n"
            "are of tiers without a directory here, such as a peer's: whether they have a chunk is known when it has come.")
       .def(
           "landed",
@@ -230,7 +230,7 @@ void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
           "has_landed",
           [](const Directory& self, const nb::bytes& key, uint64_t generation) { return self.has_landed(one_key(key), generation); },
           "key"_a, "generation"_a,
-          "Whether all layers of a promoted chunk have landed; True also for a chunk that is not being promoted, and in a tier\n"
+          "Whether all extents of a promoted chunk have landed; True also for a chunk that is not being promoted, and in a tier\n"
           "without memory.")
       .def("fail_landing", &fail_landing, "key"_a, "generation"_a, "fault"_a,
            "Takes a promoted chunk that did not come out, with what follows it. `fault`: 0 the source's, which alone drops it\n"

@@ -32,12 +32,12 @@ inline constexpr double SECONDS_MAX = 3600;
 
 // Where the chunks of an offer or a job are; throws where one lies outside arena or index.
 [[nodiscard]] inline std::vector<PullRow> checked_rows(const Mapping& arena, const IndexView& index, const nanobind::bytes& offsets,
-                                                       const nanobind::bytes& slots, uint32_t layers, uint64_t layer_bytes,
+                                                       const nanobind::bytes& slots, uint32_t extents, uint64_t extent_bytes,
                                                        uint32_t connections) {
   const size_t count = offsets.size() / sizeof(uint64_t);
   uint64_t bytes = 0;
-  if (layers == 0 || layer_bytes == 0 || __builtin_mul_overflow(layer_bytes, uint64_t{layers}, &bytes)) {
-    throw nanobind::value_error("layers and layer_bytes must be positive");
+  if (extents == 0 || extent_bytes == 0 || __builtin_mul_overflow(extent_bytes, uint64_t{extents}, &bytes)) {
+    throw nanobind::value_error("extents and extent_bytes must be positive");
   }
   if (connections == 0 || connections > STREAM_CONNECTIONS_MAX || connections > count) {
     throw nanobind::value_error("connections must be 1 to 16, at most one for each chunk");
@@ -50,7 +50,7 @@ inline constexpr double SECONDS_MAX = 3600;
     if (!arena.contains(arena_offsets[row], bytes)) {
       throw nanobind::value_error("a chunk lies outside the arena");
     }
-    if (!index.covers(slot, layers)) {
+    if (!index.covers(slot, extents)) {
       throw nanobind::value_error("a slot has no words in the index");
     }
     rows.push_back({arena_offsets[row], slot});

@@ -1,6 +1,6 @@
 // CRC-32C (Castagnoli), alone and in the same pass as a copy.
 //
-// What it is: the checksum of every layer of every chunk. What it is not: a hash of keys, or a defence against somebody
+// What it is: the checksum of every extent of every chunk. What it is not: a hash of keys, or a defence against somebody
 // who wants a collision.
 // Some ways compute the same function: carry-less multiplication with AVX-512 or NEON, the instructions of SSE4.2 or ARMv8,
 // a table. One is chosen once at run time, and of a copy's loop a variant too (copy_tuning.h). Folding by carry-less multiplication follows Gopal et al., "Fast CRC Computation for Generic

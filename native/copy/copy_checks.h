@@ -16,11 +16,11 @@ namespace kvpool {
 
 // Each answers what is wrong, or nullptr.
 [[nodiscard]] const char* view_fault(const CacheView& view) noexcept;
-[[nodiscard]] const char* extents_fault(const Mapping& arena, const std::vector<uint64_t>& offsets, uint32_t layers,
-                                        uint64_t layer_bytes) noexcept;
-// The same of the extents of a map, for `layers` layers of `layer_bytes` each: they rise, and a layer fits each.
-[[nodiscard]] const char* extents_fault(const Mapping& arena, const std::vector<uint64_t>& offsets, const ExtentMap& extents,
-                                        uint32_t layers, uint64_t layer_bytes) noexcept;
+[[nodiscard]] const char* extents_fault(const Mapping& arena, const std::vector<uint64_t>& offsets, uint32_t extents,
+                                        uint64_t extent_bytes) noexcept;
+// The same of the extents of a map, for `extents` payloads of `payload_bytes` each: they rise, and a payload fits each.
+[[nodiscard]] const char* extents_fault(const Mapping& arena, const std::vector<uint64_t>& offsets, const ExtentMap& map,
+                                        uint32_t extents, uint64_t payload_bytes) noexcept;
 [[nodiscard]] const char* load_fault(const LoadPlan& plan) noexcept;
 [[nodiscard]] const char* save_fault(const SavePlan& plan) noexcept;
 

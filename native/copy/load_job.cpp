@@ -18,16 +18,16 @@ LoadJob::LoadJob(LoadPlan plan)
     : plan_(std::move(plan)),
       chunk_count_(plan_.offsets.size()),
       chunk_blocks_(chunk_count_ == 0 ? 0 : plan_.block_ids.size() / chunk_count_),
-      piece_chunks_(std::max<uint64_t>(1, PIECE_BYTES / plan_.layer_bytes)),
-      extent_bytes_(plan_.extents.bytes_for(plan_.layer_bytes)),
+      piece_chunks_(std::max<uint64_t>(1, PIECE_BYTES / plan_.payload_bytes)),
+      extent_bytes_(plan_.map.bytes_for(plan_.payload_bytes)),
       fail_at_(chunk_count_),
       claimed_(chunk_count_),
-      layer_left_(plan_.layers, chunk_count_),
-      chunk_left_(chunk_count_, plan_.layers) {
+      extent_left_(plan_.extents, chunk_count_),
+      chunk_left_(chunk_count_, plan_.extents) {
   KVPOOL_CHECK(plan_.generations.size() == chunk_count_);
   KVPOOL_CHECK(plan_.slots.size() == chunk_count_);
   KVPOOL_CHECK(plan_.block_ids.size() == chunk_blocks_ * chunk_count_);
-  KVPOOL_CHECK(chunk_count_ == 0 || plan_.view.layer_bytes(chunk_blocks_) == plan_.layer_bytes);
+  KVPOOL_CHECK(chunk_count_ == 0 || plan_.view.payload_bytes(chunk_blocks_) == plan_.payload_bytes);
 }
 
 uint64_t LoadJob::run_piece() {
@@ -35,41 +35,41 @@ uint64_t LoadJob::run_piece() {
   if (!claim(piece)) {
     return 0;
   }
-  const uint64_t units = piece.layers * piece.count;  // one of the two is 1
+  const uint64_t units = piece.extents * piece.count;  // one of the two is 1
   uint64_t good = 0;
   LoadReason failure = LoadReason::COMPLETE;
   while (good < units && failure == LoadReason::COMPLETE) {
-    failure = piece.count > 1 ? copy(piece.layer, piece.first + good)
-                              : copy(piece.layer + static_cast<uint32_t>(good), piece.first);
+    failure = piece.count > 1 ? copy(piece.extent, piece.first + good)
+                              : copy(piece.extent + static_cast<uint32_t>(good), piece.first);
     good += failure == LoadReason::COMPLETE ? 1 : 0;
   }
   finish(piece, piece.count > 1 ? piece.first + good : piece.first, failure);
-  return (failure == LoadReason::COMPLETE ? good : good + 1) * plan_.layer_bytes;
+  return (failure == LoadReason::COMPLETE ? good : good + 1) * plan_.payload_bytes;
 }
 
 bool LoadJob::has_pieces() const {
   const std::lock_guard guard(lock_);
-  return !cancelled_ && next_layer_ < plan_.layers && chunk_count_ > 0;
+  return !cancelled_ && next_extent_ < plan_.extents && chunk_count_ > 0;
 }
 
-// Takes the next piece in the order of layers or, where that has not landed, one that has; settles on the way what lies behind
+// Takes the next piece in the order of extents or, where that has not landed, one that has; settles on the way what lies behind
 // a failed chunk.
 bool LoadJob::claim(Piece& piece) {
   const std::lock_guard guard(lock_);
-  while (!cancelled_ && next_layer_ < plan_.layers) {
-    while (next_chunk_ < fail_at_ && claimed_[next_chunk_] > next_layer_) {
+  while (!cancelled_ && next_extent_ < plan_.extents) {
+    while (next_chunk_ < fail_at_ && claimed_[next_chunk_] > next_extent_) {
       ++next_chunk_;
     }
     if (next_chunk_ >= fail_at_) {
-      end_layer();
+      end_extent();
       continue;
     }
     const uint64_t wanted = std::min(next_chunk_ + piece_chunks_, fail_at_);
     uint64_t end = next_chunk_;
-    while (end < wanted && claimed_[end] == next_layer_ && is_landed(next_layer_, end, landed(end))) {
-      claimed_[end++] = next_layer_ + 1;
+    while (end < wanted && claimed_[end] == next_extent_ && is_landed(next_extent_, end, landed(end))) {
+      claimed_[end++] = next_extent_ + 1;
     }
-    piece = {next_layer_, 1, next_chunk_, end - next_chunk_};
+    piece = {next_extent_, 1, next_chunk_, end - next_chunk_};
     next_chunk_ = end;
     if (piece.count > 0 || claim_ahead(piece)) {
       ++running_;
@@ -81,41 +81,41 @@ bool LoadJob::claim(Piece& piece) {
   return false;
 }
 
-// Layers of a chunk that have landed while an earlier chunk's have not: memory works while the disk does.
+// Extents of a chunk that have landed while an earlier chunk's have not: memory works while the disk does.
 bool LoadJob::claim_ahead(Piece& piece) {
   for (uint64_t chunk = 0; chunk < fail_at_; ++chunk) {
-    const uint32_t layer = claimed_[chunk];
-    uint32_t end = layer;
-    while (end < plan_.layers && end - layer < piece_chunks_ && is_landed(end, chunk, landed(chunk))) {
+    const uint32_t extent = claimed_[chunk];
+    uint32_t end = extent;
+    while (end < plan_.extents && end - extent < piece_chunks_ && is_landed(end, chunk, landed(chunk))) {
       ++end;
     }
-    if (end > layer) {
+    if (end > extent) {
       claimed_[chunk] = end;
-      piece = {layer, end - layer, chunk, 1};
+      piece = {extent, end - extent, chunk, 1};
       return true;
     }
   }
   return false;
 }
 
-// The rest of the next layer lies behind a failed chunk: nobody will copy it.
-void LoadJob::end_layer() {
+// The rest of the next extent lies behind a failed chunk: nobody will copy it.
+void LoadJob::end_extent() {
   for (uint64_t chunk = next_chunk_; chunk < chunk_count_; ++chunk) {
-    if (claimed_[chunk] == next_layer_) {
-      claimed_[chunk] = next_layer_ + 1;
-      settle({next_layer_, 1, chunk, 1});
+    if (claimed_[chunk] == next_extent_) {
+      claimed_[chunk] = next_extent_ + 1;
+      settle({next_extent_, 1, chunk, 1});
     }
   }
-  if (layer_left_[next_layer_] == 0) {
+  if (extent_left_[next_extent_] == 0) {
     changed_.notify_all();
   }
   next_chunk_ = 0;
-  ++next_layer_;
+  ++next_extent_;
 }
 
-// Whether a layer of a chunk can be dealt with: it is there, or no more of the chunk will come. `landed`: the chunk's word.
-bool LoadJob::is_landed(uint32_t layer, uint64_t chunk, uint32_t landed) const {
-  return landed > plan_.extents.of(layer) || plan_.index->generation_at(plan_.slots[chunk]) != plan_.generations[chunk];
+// Whether an extent of a chunk can be dealt with: it is there, or no more of the chunk will come. `landed`: the chunk's word.
+bool LoadJob::is_landed(uint32_t extent, uint64_t chunk, uint32_t landed) const {
+  return landed > plan_.map.of(extent) || plan_.index->generation_at(plan_.slots[chunk]) != plan_.generations[chunk];
 }
 
 // In the order in which the disk brings them: the chunk whose turn it is, and those behind it.
@@ -127,12 +127,12 @@ bool LoadJob::name_awaited(LandingWait& wait) const {
   size_t named = 0;
   for (uint64_t step = 0; step < fail_at_ && named < AWAITED_MAX; ++step) {
     const uint64_t chunk = (next_chunk_ + step) % fail_at_;
-    const uint32_t layer = claimed_[chunk];
-    if (layer == plan_.layers) {
+    const uint32_t extent = claimed_[chunk];
+    if (extent == plan_.extents) {
       continue;
     }
     const uint32_t seen = landed(chunk);
-    if (is_landed(layer, chunk, seen)) {
+    if (is_landed(extent, chunk, seen)) {
       return false;
     }
     wait.add(plan_.index, plan_.slots[chunk], seen);
@@ -141,15 +141,15 @@ bool LoadJob::name_awaited(LandingWait& wait) const {
   return named > 0;
 }
 
-LoadReason LoadJob::copy(uint32_t layer, uint64_t chunk) const {
+LoadReason LoadJob::copy(uint32_t own, uint64_t chunk) const {
   const SlotAddress slot = plan_.slots[chunk];
   if (plan_.index->generation_at(slot) != plan_.generations[chunk]) {
     return LoadReason::GONE;  // before the engine's blocks are written to
   }
-  const uint32_t number = plan_.extents.of(layer);
+  const uint32_t number = plan_.map.of(own);
   const uint8_t* extent = plan_.arena->data() + plan_.offsets[chunk] + number * extent_bytes_;
   const std::span<const int64_t> ids(plan_.block_ids.data() + chunk * chunk_blocks_, chunk_blocks_);
-  const uint32_t crc = scatter_extent(plan_.view, layer, ids, extent, extent_bytes_);
+  const uint32_t crc = scatter_extent(plan_.view, own, ids, extent, extent_bytes_);
   const uint32_t expected = plan_.index->checksum_at(slot, number);
   const uint32_t seen = landed(chunk);
   // The bytes were read before the checksum (scatter_extent ends in a fence) and the checksum, with acquire, before the
@@ -167,28 +167,28 @@ void LoadJob::finish(const Piece& piece, uint64_t failed, LoadReason failure) {
   const std::lock_guard guard(lock_);
   KVPOOL_CHECK(running_ > 0);
   --running_;
-  const bool ends_layer = settle(piece);
+  const bool ends_extent = settle(piece);
   if (failure != LoadReason::COMPLETE && failed < fail_at_) {
     fail_at_ = failed;
     failure_ = failure;
   }
-  if (ends_layer || has_ended()) {
+  if (ends_extent || has_ended()) {
     changed_.notify_all();
   }
 }
 
-// Returns whether that was the last of a layer.
+// Returns whether that was the last of an extent.
 bool LoadJob::settle(const Piece& piece) {
-  bool ends_layer = false;
-  for (uint32_t layer = piece.layer; layer < piece.layer + piece.layers; ++layer) {
-    layer_left_[layer] -= piece.count;
-    ends_layer = ends_layer || layer_left_[layer] == 0;
+  bool ends_extent = false;
+  for (uint32_t extent = piece.extent; extent < piece.extent + piece.extents; ++extent) {
+    extent_left_[extent] -= piece.count;
+    ends_extent = ends_extent || extent_left_[extent] == 0;
   }
   for (uint64_t chunk = piece.first; chunk < piece.first + piece.count; ++chunk) {
-    chunk_left_[chunk] -= piece.layers;
+    chunk_left_[chunk] -= piece.extents;
   }
-  settled_ += piece.layers * piece.count;
-  return ends_layer;
+  settled_ += piece.extents * piece.count;
+  return ends_extent;
 }
 
 void LoadJob::cancel() {
@@ -201,14 +201,14 @@ void LoadJob::cancel() {
   changed_.wait(guard, [this] { return running_ == 0; });
 }
 
-LayerState LoadJob::wait_layer(uint32_t layer, double timeout_s) const {
-  KVPOOL_CHECK(layer < plan_.layers);
+ExtentState LoadJob::wait_extent(uint32_t extent, double timeout_s) const {
+  KVPOOL_CHECK(extent < plan_.extents);
   std::unique_lock guard(lock_);
-  const bool settled = wait_for(changed_, guard, timeout_s, [&] { return layer_left_[layer] == 0 || has_ended(); });
+  const bool settled = wait_for(changed_, guard, timeout_s, [&] { return extent_left_[extent] == 0 || has_ended(); });
   if (!settled) {
-    return LayerState::TIMED_OUT;
+    return ExtentState::TIMED_OUT;
   }
-  return layer_left_[layer] == 0 && fail_at_ > 0 ? LayerState::IN_PLACE : LayerState::ENDED;
+  return extent_left_[extent] == 0 && fail_at_ > 0 ? ExtentState::IN_PLACE : ExtentState::ENDED;
 }
 
 bool LoadJob::wait(double timeout_s) const {
@@ -237,7 +237,7 @@ uint64_t LoadJob::progress() const {
 }
 
 bool LoadJob::has_ended() const {
-  return running_ == 0 && (cancelled_ || settled_ == chunk_count_ * plan_.layers);
+  return running_ == 0 && (cancelled_ || settled_ == chunk_count_ * plan_.extents);
 }
 
 uint64_t LoadJob::complete_chunks() const {

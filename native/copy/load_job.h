@@ -1,15 +1,15 @@
-// One load: chunks of the arena on their way into engine memory, layer by layer.
+// One load: chunks of the arena on their way into engine memory, extent by extent.
 //
 //   RUNNING --every piece done--> ENDED
 //      \-----cancel, last running piece done--> ENDED
 //
-// Pieces go layer-major: layer 0 of every chunk, then layer 1. After a layer of a chunk was copied its slot's generation
+// Pieces go extent by extent: extent 0 of every chunk, then extent 1. After an extent of a chunk was copied its slot's generation
 // is read again and then its checksum compared; a chunk that fails takes the chunks behind it along. A chunk without a verdict
-// is not good: it counts only when all of its layers were checked. A chunk that is still being promoted is
-// copied as its layers land, before its turn where the chunk whose turn it is has not landed; while nothing has, the job is
+// is not good: it counts only when all of its extents were checked. A chunk that is still being promoted is
+// copied as its extents land, before its turn where the chunk whose turn it is has not landed; while nothing has, the job is
 // blocked, and its thread serves others.
 //
-// Invariant: `chunk_left_[c]` layers of chunk c and `layer_left_[l]` chunks of layer l are neither checked nor skipped.
+// Invariant: `chunk_left_[c]` extents of chunk c and `extent_left_[e]` chunks of extent e are neither checked nor skipped.
 // Threads: any. All mutable state is guarded by `lock_`, which is not held while bytes are copied.
 #pragma once
 
@@ -30,9 +30,9 @@ namespace kvpool {
 // Why a load ended; the wire codes of kvpool.types.LoadReason.
 enum class LoadReason : uint8_t { COMPLETE = 0, GONE = 1, CHECKSUM = 2, CANCELLED = 3, IO = 5 };
 
-enum class LayerState : int8_t { TIMED_OUT = -1, ENDED = 0, IN_PLACE = 1 };
+enum class ExtentState : int8_t { TIMED_OUT = -1, ENDED = 0, IN_PLACE = 1 };
 
-// What to load: `layers` layers of the view, of `layer_bytes` each, out of the extents that `extents` names. `offsets`,
+// What to load: `extents` extents of the view, of `payload_bytes` each, out of those of the chunks that `map` names. `offsets`,
 // `slots` and `generations`: one for each chunk; `block_ids`: blocks_per_chunk for each.
 struct LoadPlan {
   CacheView view;
@@ -42,16 +42,16 @@ struct LoadPlan {
   std::vector<SlotAddress> slots;
   std::vector<uint64_t> generations;
   std::vector<int64_t> block_ids;
-  uint32_t layers = 0;
-  uint64_t layer_bytes = 0;
+  uint32_t extents = 0;
+  uint64_t payload_bytes = 0;
   bool verifies = true;
-  ExtentMap extents = {};
+  ExtentMap map = {};
 };
 
 class LoadJob final : public CopyJob {
  public:
   // REQUIRES: every extent lies in the arena and in the index, every block id in the view or SKIP_BLOCK,
-  // view.layer_bytes(blocks per chunk) == layer_bytes, and the numbers of the extents rise.
+  // view.payload_bytes(blocks per chunk) == payload_bytes, and the numbers of the extents rise.
   explicit LoadJob(LoadPlan plan);
 
   uint64_t run_piece() override;
@@ -61,35 +61,35 @@ class LoadJob final : public CopyJob {
   [[nodiscard]] bool is_load() const noexcept override { return true; }
   [[nodiscard]] bool name_awaited(LandingWait& wait) const override;
 
-  [[nodiscard]] uint32_t layers() const noexcept { return plan_.layers; }
+  [[nodiscard]] uint32_t extents() const noexcept { return plan_.extents; }
 
-  // Until the layer of the first chunks() chunks is in place, the load has ended before that, or time is over.
-  // REQUIRES: layer < layers().
-  [[nodiscard]] LayerState wait_layer(uint32_t layer, double timeout_s) const;
+  // Until the extent of the first chunks() chunks is in place, the load has ended before that, or time is over.
+  // REQUIRES: extent < extents().
+  [[nodiscard]] ExtentState wait_extent(uint32_t extent, double timeout_s) const;
   // Whether the load has ended within the time.
   [[nodiscard]] bool wait(double timeout_s) const;
   [[nodiscard]] bool is_done() const;
   // Leading chunks that have not failed; of an ended load, those that are good.
   [[nodiscard]] uint64_t chunks() const;
   [[nodiscard]] LoadReason reason() const;
-  // Layers of chunks dealt with so far.
+  // Extents of chunks dealt with so far.
   [[nodiscard]] uint64_t progress() const;
 
  private:
-  // One layer of several chunks, or several layers of one.
+  // One extent of several chunks, or several extents of one.
   struct Piece {
-    uint32_t layer;
-    uint32_t layers;
+    uint32_t extent;
+    uint32_t extents;
     uint64_t first;
     uint64_t count;
   };
 
   bool claim(Piece& piece);
   bool claim_ahead(Piece& piece);
-  void end_layer();
+  void end_extent();
   [[nodiscard]] uint32_t landed(uint64_t chunk) const noexcept { return plan_.index->landed_at(plan_.slots[chunk]); }
-  [[nodiscard]] bool is_landed(uint32_t layer, uint64_t chunk, uint32_t landed) const;
-  LoadReason copy(uint32_t layer, uint64_t chunk) const;
+  [[nodiscard]] bool is_landed(uint32_t extent, uint64_t chunk, uint32_t landed) const;
+  LoadReason copy(uint32_t extent, uint64_t chunk) const;
   void finish(const Piece& piece, uint64_t failed, LoadReason failure);
   bool settle(const Piece& piece);
   [[nodiscard]] bool has_ended() const;
@@ -103,15 +103,15 @@ class LoadJob final : public CopyJob {
 
   mutable std::mutex lock_;
   mutable std::condition_variable changed_;
-  uint32_t next_layer_ = 0;
+  uint32_t next_extent_ = 0;
   uint64_t next_chunk_ = 0;
   uint64_t running_ = 0;  // pieces
-  uint64_t settled_ = 0;  // layers of chunks
+  uint64_t settled_ = 0;  // extents of chunks
   uint64_t fail_at_;
   LoadReason failure_ = LoadReason::COMPLETE;
-  std::vector<uint32_t> claimed_;  // layers of each chunk that have been handed out, from layer 0 on
+  std::vector<uint32_t> claimed_;  // extents of each chunk that have been handed out, from extent 0 on
   bool cancelled_ = false;
-  std::vector<uint64_t> layer_left_;
+  std::vector<uint64_t> extent_left_;
   std::vector<uint32_t> chunk_left_;
 };
 

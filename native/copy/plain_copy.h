@@ -17,7 +17,7 @@ enum class PlainCopy : uint8_t { GATHER, SCATTER };
 [[nodiscard]] const char* plain_fault(const CacheView& view, std::span<const int64_t> block_ids, uint64_t chunk_blocks,
                                       uint64_t bytes) noexcept;
 
-// All layers between the view and whole chunks, one behind the other, in the order of a save: layer by layer, each of all
+// All extents between the view and whole chunks, one behind the other, in the order of a save: extent by extent, each of all
 // chunks. REQUIRES: no plain_fault.
 void copy_blocks_plain(PlainCopy way, const CacheView& view, std::span<const int64_t> block_ids, uint64_t chunk_blocks,
                        uint8_t* chunks) noexcept;

@@ -12,18 +12,18 @@ SaveJob::SaveJob(SavePlan plan)
     : plan_(std::move(plan)),
       chunk_count_(plan_.offsets.size()),
       chunk_blocks_(chunk_count_ == 0 ? 0 : plan_.block_ids.size() / chunk_count_),
-      piece_chunks_(std::max<uint64_t>(1, PIECE_BYTES / plan_.layer_bytes)),
-      extent_bytes_(plan_.extents.bytes_for(plan_.layer_bytes)),
-      is_announced_(plan_.layers, false),
-      settled_chunks_(plan_.layers),
-      checksums_(chunk_count_ * plan_.layers) {
+      piece_chunks_(std::max<uint64_t>(1, PIECE_BYTES / plan_.payload_bytes)),
+      extent_bytes_(plan_.map.bytes_for(plan_.payload_bytes)),
+      is_announced_(plan_.extents, false),
+      settled_chunks_(plan_.extents),
+      checksums_(chunk_count_ * plan_.extents) {
   KVPOOL_CHECK(plan_.block_ids.size() == chunk_blocks_ * chunk_count_);
-  KVPOOL_CHECK(chunk_count_ == 0 || plan_.view.layer_bytes(chunk_blocks_) == plan_.layer_bytes);
-  announced_.reserve(plan_.layers);
+  KVPOOL_CHECK(chunk_count_ == 0 || plan_.view.payload_bytes(chunk_blocks_) == plan_.payload_bytes);
+  announced_.reserve(plan_.extents);
 }
 
 uint64_t SaveJob::run_piece() {
-  uint32_t layer = 0;
+  uint32_t own = 0;
   uint64_t first = 0;
   uint64_t count = 0;
   {
@@ -31,7 +31,7 @@ uint64_t SaveJob::run_piece() {
     if (cancelled_ || next_announced_ == announced_.size() || chunk_count_ == 0) {
       return 0;
     }
-    layer = announced_[next_announced_];
+    own = announced_[next_announced_];
     first = next_chunk_;
     count = std::min(piece_chunks_, chunk_count_ - first);
     next_chunk_ += count;
@@ -42,23 +42,23 @@ uint64_t SaveJob::run_piece() {
     ++running_;
   }
   for (uint64_t chunk = first; chunk < first + count; ++chunk) {
-    uint8_t* extent = plan_.arena->data() + plan_.offsets[chunk] + plan_.extents.of(layer) * extent_bytes_;
+    uint8_t* extent = plan_.arena->data() + plan_.offsets[chunk] + plan_.map.of(own) * extent_bytes_;
     const std::span<const int64_t> ids(plan_.block_ids.data() + chunk * chunk_blocks_, chunk_blocks_);
-    checksums_[chunk * plan_.layers + layer] =
-        gather_extent(plan_.view, plan_.first_layer + layer, ids, extent, extent_bytes_);
+    checksums_[chunk * plan_.extents + own] =
+        gather_extent(plan_.view, plan_.first_extent + own, ids, extent, extent_bytes_);
   }
   const std::lock_guard guard(lock_);
   KVPOOL_CHECK(running_ > 0);
   --running_;
   settled_ += count;
-  settled_chunks_[layer] += count;
-  while (copied_layers_ < plan_.layers && settled_chunks_[copied_layers_] == chunk_count_) {
-    ++copied_layers_;
+  settled_chunks_[own] += count;
+  while (copied_extents_ < plan_.extents && settled_chunks_[copied_extents_] == chunk_count_) {
+    ++copied_extents_;
   }
   if (is_at_rest()) {
     changed_.notify_all();
   }
-  return count * plan_.layer_bytes;
+  return count * plan_.payload_bytes;
 }
 
 bool SaveJob::has_pieces() const {
@@ -76,14 +76,14 @@ void SaveJob::cancel() {
   changed_.wait(guard, [this] { return running_ == 0; });
 }
 
-bool SaveJob::announce(uint32_t layer) {
-  KVPOOL_CHECK(layer < plan_.layers);
+bool SaveJob::announce(uint32_t extent) {
+  KVPOOL_CHECK(extent < plan_.extents);
   const std::lock_guard guard(lock_);
-  if (is_announced_[layer]) {
+  if (is_announced_[extent]) {
     return false;
   }
-  is_announced_[layer] = true;
-  announced_.push_back(layer);
+  is_announced_[extent] = true;
+  announced_.push_back(extent);
   return true;
 }
 
@@ -104,21 +104,21 @@ uint64_t SaveJob::progress() const {
 
 std::vector<uint32_t> SaveJob::checksums() const {
   const std::lock_guard guard(lock_);
-  const bool is_whole = announced_.size() == plan_.layers && running_ == 0 && has_copied_announced();
+  const bool is_whole = announced_.size() == plan_.extents && running_ == 0 && has_copied_announced();
   return is_whole ? checksums_ : std::vector<uint32_t>();
 }
 
-uint32_t SaveJob::copied_layers() const {
+uint32_t SaveJob::copied_extents() const {
   const std::lock_guard guard(lock_);
-  return copied_layers_;
+  return copied_extents_;
 }
 
 std::vector<uint32_t> SaveJob::checksums_from(uint32_t first) const {
   const std::lock_guard guard(lock_);
   std::vector<uint32_t> found;
-  for (uint64_t chunk = 0; chunk < chunk_count_ && first < copied_layers_; ++chunk) {
-    const auto start = checksums_.begin() + static_cast<std::ptrdiff_t>(chunk * plan_.layers);
-    found.insert(found.end(), start + first, start + copied_layers_);
+  for (uint64_t chunk = 0; chunk < chunk_count_ && first < copied_extents_; ++chunk) {
+    const auto start = checksums_.begin() + static_cast<std::ptrdiff_t>(chunk * plan_.extents);
+    found.insert(found.end(), start + first, start + copied_extents_);
   }
   return found;
 }

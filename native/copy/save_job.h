@@ -1,9 +1,9 @@
-// One save: engine memory on its way into reserved slots, layer by layer as the engine announces them.
+// One save: engine memory on its way into reserved slots, extent by extent as the engine announces them.
 //
-//   WAITING --announce(layer)--> RUNNING --its pieces done--> WAITING … all layers done
+//   WAITING --announce(extent)--> RUNNING --its pieces done--> WAITING … all extents done
 //       \------cancel, last running piece done--> ENDED
 //
-// The checksum of each layer of each chunk is computed while it is copied. Nothing is visible to any reader before the
+// The checksum of each extent of each chunk is computed while it is copied. Nothing is visible to any reader before the
 // commit.
 // Threads: any. All mutable state is guarded by `lock_`, which is not held while bytes are copied.
 #pragma once
@@ -20,23 +20,23 @@
 
 namespace kvpool {
 
-// What to save: `layers` layers of the view from `first_layer` on, all of them into reserved slots, some of them into
-// staging. `offsets`: where extent 0 begins, for each chunk; `block_ids`: blocks_per_chunk for each. `extents` counts layers
-// from `first_layer` on.
+// What to save: `extents` extents of the view from `first_extent` on, all of them into reserved slots, some of them into
+// staging. `offsets`: where extent 0 begins, for each chunk; `block_ids`: blocks_per_chunk for each. `map` counts
+// from `first_extent` on.
 struct SavePlan {
   CacheView view;
   std::shared_ptr<const Mapping> arena;
   std::vector<uint64_t> offsets;
   std::vector<int64_t> block_ids;
-  uint32_t layers = 0;
-  uint64_t layer_bytes = 0;
-  uint32_t first_layer = 0;
-  ExtentMap extents = {};
+  uint32_t extents = 0;
+  uint64_t payload_bytes = 0;
+  uint32_t first_extent = 0;
+  ExtentMap map = {};
 };
 
 class SaveJob final : public CopyJob {
  public:
-  // REQUIRES: every extent lies in the arena, every block id in the view, and the layer's bytes agree.
+  // REQUIRES: every extent lies in the arena, every block id in the view, and the extent's bytes agree.
   explicit SaveJob(SavePlan plan);
 
   uint64_t run_piece() override;
@@ -45,19 +45,20 @@ class SaveJob final : public CopyJob {
   void cancel() override;
   [[nodiscard]] bool is_load() const noexcept override { return false; }
 
-  // The layer, counted from the plan's first one, may be copied from now on; false if it was announced before. The caller adds the job to the queue.
-  [[nodiscard]] bool announce(uint32_t layer);
+  // The extent, counted from the plan's first one, may be copied from now on; false if it was announced before. The caller adds the
+  // job to the queue.
+  [[nodiscard]] bool announce(uint32_t extent);
 
-  // Whether every announced layer has been copied, or the job was cancelled, within the time.
+  // Whether every announced extent has been copied, or the job was cancelled, within the time.
   [[nodiscard]] bool wait(double timeout_s) const;
   [[nodiscard]] bool is_cancelled() const;
   [[nodiscard]] uint64_t progress() const;
-  [[nodiscard]] uint32_t layers() const noexcept { return plan_.layers; }
-  // CRC-32C by [chunk][layer]; empty unless every layer has been copied.
+  [[nodiscard]] uint32_t extents() const noexcept { return plan_.extents; }
+  // CRC-32C by [chunk][extent]; empty unless every extent has been copied.
   [[nodiscard]] std::vector<uint32_t> checksums() const;
-  // How many layers have been copied, counted from the first one up to one that has not.
-  [[nodiscard]] uint32_t copied_layers() const;
-  // CRC-32C by [chunk][layer] of the layers from `first` on that `copied_layers` counts.
+  // How many extents have been copied, counted from the first one up to one that has not.
+  [[nodiscard]] uint32_t copied_extents() const;
+  // CRC-32C by [chunk][extent] of the extents from `first` on that `copied_extents` counts.
   [[nodiscard]] std::vector<uint32_t> checksums_from(uint32_t first) const;
 
  private:
@@ -73,14 +74,14 @@ class SaveJob final : public CopyJob {
 
   mutable std::mutex lock_;
   mutable std::condition_variable changed_;
-  std::vector<uint32_t> announced_;  // layers in the order they came
+  std::vector<uint32_t> announced_;  // extents in the order they came
   std::vector<bool> is_announced_;
   size_t next_announced_ = 0;  // position in announced_
   uint64_t next_chunk_ = 0;
   uint64_t running_ = 0;  // pieces
-  uint64_t settled_ = 0;  // layers of chunks
-  std::vector<uint64_t> settled_chunks_;  // by layer
-  uint32_t copied_layers_ = 0;
+  uint64_t settled_ = 0;  // extents of chunks
+  std::vector<uint64_t> settled_chunks_;  // by extent
+  uint32_t copied_extents_ = 0;
   bool cancelled_ = false;
   std::vector<uint32_t> checksums_;  // written by the threads, each its own words
 };

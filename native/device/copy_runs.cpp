@@ -9,11 +9,11 @@ namespace {
 
 // Calls `visit(run, part, bytes)` with the addresses of each run of each block, in the view and in its chunk.
 template <typename Visit>
-void visit_pieces(const LayerCopy& copy, Visit visit) {
+void visit_pieces(const ExtentCopy& copy, Visit visit) {
   const CacheView& view = copy.view;
   const size_t blocks = copy.block_ids.size() / std::max<size_t>(copy.chunks.size(), 1);
   const uint64_t run_bytes = view.plane_block_bytes / view.runs;
-  const auto base = reinterpret_cast<uintptr_t>(view.layers[copy.layer]);
+  const auto base = reinterpret_cast<uintptr_t>(view.bases[copy.extent]);
   for (size_t chunk = 0; chunk < copy.chunks.size(); ++chunk) {
     const auto ids = copy.block_ids.subspan(chunk * blocks, blocks);
     cuda::Address part = copy.chunks[chunk];
@@ -51,31 +51,31 @@ void CopyRuns::add(cuda::Address target, cuda::Address source, uint64_t size) {
   sizes_.push_back(size);
 }
 
-const char* layer_fault(const LayerCopy& copy) noexcept {
+const char* extent_fault(const ExtentCopy& copy) noexcept {
   if (const char* fault = view_fault(copy.view)) {
     return fault;
   }
-  if (copy.layer >= copy.view.layers.size()) {
-    return "the view has no such layer";
+  if (copy.extent >= copy.view.bases.size()) {
+    return "the view has no such extent";
   }
   const size_t chunks = copy.chunks.size();
   if (chunks == 0) {
-    return copy.block_ids.empty() ? nullptr : "the blocks of a chunk do not make up its layer";
+    return copy.block_ids.empty() ? nullptr : "the blocks of a chunk do not make up an extent";
   }
   uint64_t bytes = 0;
   if (copy.block_ids.size() % chunks != 0 || __builtin_mul_overflow(copy.view.planes, copy.view.plane_block_bytes, &bytes) ||
-      __builtin_mul_overflow(bytes, copy.block_ids.size() / chunks, &bytes) || bytes != copy.layer_bytes) {
-    return "the blocks of a chunk do not make up its layer";
+      __builtin_mul_overflow(bytes, copy.block_ids.size() / chunks, &bytes) || bytes != copy.payload_bytes) {
+    return "the blocks of a chunk do not make up an extent";
   }
   const auto is_outside = [&](int64_t id) { return id < SKIP_BLOCK || id >= static_cast<int64_t>(copy.view.blocks); };
   return std::any_of(copy.block_ids.begin(), copy.block_ids.end(), is_outside) ? "a block id lies outside the view" : nullptr;
 }
 
-void add_scatter(CopyRuns& runs, const LayerCopy& copy) {
+void add_scatter(CopyRuns& runs, const ExtentCopy& copy) {
   visit_pieces(copy, [&](cuda::Address block, cuda::Address part, uint64_t size) { runs.add(block, part, size); });
 }
 
-void add_gather(CopyRuns& runs, const LayerCopy& copy) {
+void add_gather(CopyRuns& runs, const ExtentCopy& copy) {
   visit_pieces(copy, [&](cuda::Address block, cuda::Address part, uint64_t size) { runs.add(part, block, size); });
 }
 

@@ -1,7 +1,7 @@
-// Copies in columns: which bytes go where, with neighbours joined; and the columns of a layer of chunks.
+// Copies in columns: which bytes go where, with neighbours joined; and the columns of one extent of chunks.
 //
-//   a layer of a chunk:  [plane][block][plane_block_bytes], as `extent_copy.h` has it
-//   a block:             view.layers[layer] + plane * plane_stride + id * block_stride
+//   an extent:           [plane][block][plane_block_bytes], as `extent_copy.h` has it
+//   a block:             view.bases[extent] + plane * plane_stride + id * block_stride
 //
 // What it is: arithmetic on addresses, of a device or of the host. What it is not: access to any: a view of a device's memory must not be
 // read here. Blocks whose ids follow one another in memory as in the chunk make one run, as do chunks that lie one behind the other.
@@ -39,20 +39,20 @@ class CopyRuns {
 };
 static_assert(sizeof(size_t) == sizeof(uint64_t));
 
-// One layer of some chunks. `chunks`: the address of that layer of each; `block_ids`: as many for each, SKIP_BLOCK: no copy.
-struct LayerCopy {
+// One extent of some chunks. `chunks`: where that extent of each begins; `block_ids`: as many for each, SKIP_BLOCK: no copy.
+struct ExtentCopy {
   const CacheView& view;
-  size_t layer;
+  size_t extent;
   std::span<const int64_t> block_ids;
   std::span<const uint64_t> chunks;
-  uint64_t layer_bytes;
+  uint64_t payload_bytes;
 };
 
 // What is wrong with it, or nullptr.
-[[nodiscard]] const char* layer_fault(const LayerCopy& copy) noexcept;
+[[nodiscard]] const char* extent_fault(const ExtentCopy& copy) noexcept;
 
-// Adds what copies chunks into blocks, and blocks into chunks. REQUIRES: layer_fault(copy) == nullptr.
-void add_scatter(CopyRuns& runs, const LayerCopy& copy);
-void add_gather(CopyRuns& runs, const LayerCopy& copy);
+// Adds what copies chunks into blocks, and blocks into chunks. REQUIRES: extent_fault(copy) == nullptr.
+void add_scatter(CopyRuns& runs, const ExtentCopy& copy);
+void add_gather(CopyRuns& runs, const ExtentCopy& copy);
 
 }  // namespace kvpool

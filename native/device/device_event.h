@@ -1,7 +1,7 @@
 // Marks in the order of a stream: done when everything that the stream was given before them is done.
 //
 // What it is: an event of the driver, asked again and again while somebody waits: the driver's own wait has no end. What it is not: a
-// clock. Between two looks a wait naps, longer each time: 10 to 200 µs (guesses: a look costs about 1 µs, a layer's copy about 100).
+// clock. Between two looks a wait naps, longer each time: 10 to 200 µs (guesses: a look costs about 1 µs, an extent's copy about 100).
 // Threads: any.
 #pragma once
 

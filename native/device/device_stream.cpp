@@ -33,14 +33,14 @@ DeviceStatus DeviceStream::wait_for(const DeviceEvent& event) {
 DeviceEventResult DeviceStream::record() { return DeviceEvent::record(device_, stream_); }
 
 template <typename Add>
-DeviceStatus DeviceStream::copy_layer(const LayerCopy& copy, Add add) {
+DeviceStatus DeviceStream::copy_extent(const ExtentCopy& copy, Add add) {
   const CurrentContext current(*device_);
   if (!current.ok()) {
     return current.status();
   }
   const auto reaches = [this](uint64_t address) { return device_->reaches(address); };
   const bool is_reachable = device_->copy_method() == CopyMethod::KERNEL &&
-                            reaches(reinterpret_cast<uintptr_t>(copy.view.layers[copy.layer])) &&
+                            reaches(reinterpret_cast<uintptr_t>(copy.view.bases[copy.extent])) &&
                             std::all_of(copy.chunks.begin(), copy.chunks.end(), reaches);
   const std::lock_guard guard(lock_);
   runs_.clear();
@@ -48,9 +48,9 @@ DeviceStatus DeviceStream::copy_layer(const LayerCopy& copy, Add add) {
   return copier_.copy_many(runs_, is_reachable, stream_);
 }
 
-DeviceStatus DeviceStream::scatter(const LayerCopy& copy) { return copy_layer(copy, add_scatter); }
+DeviceStatus DeviceStream::scatter(const ExtentCopy& copy) { return copy_extent(copy, add_scatter); }
 
-DeviceStatus DeviceStream::gather(const LayerCopy& copy) { return copy_layer(copy, add_gather); }
+DeviceStatus DeviceStream::gather(const ExtentCopy& copy) { return copy_extent(copy, add_gather); }
 
 DeviceStatus DeviceStream::copy(std::span<const uint64_t> targets, std::span<const uint64_t> sources, std::span<const uint64_t> sizes) {
   const CurrentContext current(*device_);

@@ -34,9 +34,9 @@ class DeviceStream : public std::enable_shared_from_this<DeviceStream> {
   [[nodiscard]] DeviceStatus wait_for(const DeviceEvent& event);
   [[nodiscard]] DeviceEventResult record();
 
-  // One layer of chunks into an engine's blocks, and back. REQUIRES: layer_fault(copy) == nullptr.
-  [[nodiscard]] DeviceStatus scatter(const LayerCopy& copy);
-  [[nodiscard]] DeviceStatus gather(const LayerCopy& copy);
+  // One extent of chunks into an engine's blocks, and back. REQUIRES: extent_fault(copy) == nullptr.
+  [[nodiscard]] DeviceStatus scatter(const ExtentCopy& copy);
+  [[nodiscard]] DeviceStatus gather(const ExtentCopy& copy);
   // REQUIRES: three columns of one length.
   [[nodiscard]] DeviceStatus copy(std::span<const uint64_t> targets, std::span<const uint64_t> sources, std::span<const uint64_t> sizes);
 
@@ -47,7 +47,7 @@ class DeviceStream : public std::enable_shared_from_this<DeviceStream> {
   DeviceStream(std::shared_ptr<Device> device, cuda::Stream stream) noexcept
       : device_(std::move(device)), stream_(stream), copier_(device_) {}
   template <typename Add>
-  DeviceStatus copy_layer(const LayerCopy& copy, Add add);
+  DeviceStatus copy_extent(const ExtentCopy& copy, Add add);
 
   const std::shared_ptr<Device> device_;
   const cuda::Stream stream_;  // owned

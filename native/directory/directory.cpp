@@ -16,8 +16,8 @@ constexpr uint64_t MAX_ENTRIES = MAX_TABLE_SLOTS / 8 * 5;
 // In an arena of up to so many slots of 4 KiB the words of slots take little memory; a larger arena has larger slots.
 constexpr uint64_t SMALL_SLOTS_MAX = uint64_t{1} << 18;
 constexpr uint64_t LEAST_SLOT_BYTES_MAX = uint64_t{32} << 10;
-// Of a slot of the least size: layers of less than 2 KiB take more room than their bytes in a large arena.
-constexpr uint64_t SLOT_LAYERS = 16;
+// Of a slot of the least size: extents of less than 2 KiB take more room than their bytes in a large arena.
+constexpr uint64_t SLOT_EXTENTS = 16;
 // Checksums of an arena: their numbers have 32 bits.
 constexpr uint64_t CHECKSUMS_MAX = uint64_t{1} << 31;
 // Unless `cap_retained` sets another share: enough for the prompts that all requests share, too little to fill the tier.
@@ -38,7 +38,7 @@ uint64_t least_slot_bytes(uint64_t capacity, uint32_t max_chunks) noexcept {
 ArenaShape shape_of(uint64_t segment_bytes, uint64_t segments, uint64_t capacity, uint32_t max_chunks) noexcept {
   ArenaShape arena{segment_bytes, static_cast<uint32_t>(segments)};
   arena.slot_bytes_min = least_slot_bytes(capacity, max_chunks);
-  arena.checksum_bytes_min = std::max({arena.slot_bytes_min / SLOT_LAYERS, std::bit_ceil(capacity / CHECKSUMS_MAX),
+  arena.checksum_bytes_min = std::max({arena.slot_bytes_min / SLOT_EXTENTS, std::bit_ceil(capacity / CHECKSUMS_MAX),
                                        ArenaShape{}.checksum_bytes_min});
   return arena;
 }
@@ -122,12 +122,12 @@ Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const
   KVPOOL_CHECK(geometry_.index.regions.empty() || geometry_.index.regions[DRAM_REGION].bytes == geometry_.arena.total_bytes());
 }
 
-std::optional<ClassId> Directory::add_class(uint64_t chunk_bytes, uint32_t layers, bool has_place_below, ClassId instead) {
+std::optional<ClassId> Directory::add_class(uint64_t chunk_bytes, uint32_t extents, bool has_place_below, ClassId instead) {
   if (chunk_bytes > geometry_.capacity) {
     return std::nullopt;
   }
   const uint32_t known = arena_.class_count();
-  const auto added = arena_.add_class(chunk_bytes, layers, has_place_below, instead);
+  const auto added = arena_.add_class(chunk_bytes, extents, has_place_below, instead);
   if (arena_.class_count() > known) {
     queues_.add_class();
     write_shares_.add_class();

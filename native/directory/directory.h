@@ -22,7 +22,7 @@
 //   7. A tier has each of its chunks with all that precedes it: its chunks are whole prefixes.
 //
 // Several tiers are a directory each, joined by a TierSet (tier_set.h). A chunk that leaves a tier keeps its entry in the shared
-// table while another tier has it; one that returns is `promote`d into a slot and read layer by layer. Copies: directory_copies.cpp.
+// table while another tier has it; one that returns is `promote`d into a slot and read extent by extent. Copies: directory_copies.cpp.
 // A hold means that somebody reads; its end is a use. A pin means that hardware reads the slot, for a copy or a check, and a writer
 // that a client, a disk or a peer writes to it: only these two gate the slot's reuse. A writer that is abandoned and may still write
 // has its slots in quarantine, out of use until a fence is released.
@@ -75,7 +75,7 @@ class Directory {
   // No chain gets more chunks than this, which bounds what a request about one costs. REQUIRES: not 0.
   void bound_chains(uint32_t chunks) noexcept { max_chain_ = chunks; }
   // The class of chunks of this geometry: known, new, or `instead` of one without chunks. Nothing where such a chunk cannot fit.
-  [[nodiscard]] std::optional<ClassId> add_class(uint64_t chunk_bytes, uint32_t layers, bool has_place_below = true, ClassId instead = {});
+  [[nodiscard]] std::optional<ClassId> add_class(uint64_t chunk_bytes, uint32_t extents, bool has_place_below = true, ClassId instead = {});
   [[nodiscard]] NamespaceId add_namespace();
   void mark_segment_ready(uint32_t segment) noexcept { arena_.mark_ready(segment); }
 
@@ -115,16 +115,16 @@ class Directory {
   // The same for the chunks that follow a reservation's last one; NO_PARENT where it is unknown or has expired.
   [[nodiscard]] Reservation reserve_more(HoldId reservation, const uint8_t* keys, size_t n, uint64_t now_ns, ReserveBounds bounds = {});
   // Makes chunks first .. first+count readable, of the RESERVED ones, parents before children. PART where one that another
-  // reservation writes precedes it: it is readable when that is, or is lost with that. `checksums`: [count][layers]; `tokens`, where
+  // reservation writes precedes it: it is readable when that is, or is lost with that. `checksums`: [count][extents]; `tokens`, where
   // they are stored: [count][n / count]. Committing twice is STORED twice. `sources`, of a lower tier or of copies: one that is not
   // READY there with its generation any more is EXPIRED: what is dropped while it is copied is not published in the other tier.
   [[nodiscard]] std::vector<uint8_t> commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
                                             uint64_t now_ns = 0, std::span<const int32_t> tokens = {},
                                             CopySources sources = {});
-  // directory_following.cpp. Saves that are followed before their commit. Layers first_layer .. of the reserved chunks
-  // first .. first+count lie in their slots: `checksums` [count][layers]. A last layer is left out, which lands with the commit. A chunk
-  // that has another number of layers in place, or is committed, stays as it is. False where the reservation is unknown or has expired.
-  bool land_saved(HoldId reservation, size_t first, size_t count, uint32_t first_layer, std::span<const uint32_t> checksums);
+  // directory_following.cpp. Saves that are followed before their commit. Extents first_extent .. of the reserved chunks
+  // first .. first+count lie in their slots: `checksums` [count][extents]. A last extent is left out, which lands with the commit. A chunk
+  // that has another number of extents in place, or is committed, stays as it is. False where the reservation is unknown or has expired.
+  bool land_saved(HoldId reservation, size_t first, size_t count, uint32_t first_extent, std::span<const uint32_t> checksums);
   // The run of chunks that are being saved after `parent` (absent: the root), to be followed: their slots have generation words from now
   // on. Nothing is held, they may be aborted at any time.
   [[nodiscard]] Columns follow_saves(NamespaceId owner, const std::optional<ChunkKey>& parent, const uint8_t* keys, size_t n);
@@ -144,9 +144,9 @@ class Directory {
   size_t release_quarantine(FenceId fence) noexcept;
 
   // directory_promotions.cpp. Slots for chunks that lower tiers hold, to be read into; like `reserve`, but anybody may acquire them
-  // at once, and read each layer when it has landed. The answer's id is a hold. `sources`: one a chunk, or none: the uppermost tiers
+  // at once, and read each extent when it has landed. The answer's id is a hold. `sources`: one a chunk, or none: the uppermost tiers
   // that have them. NO_PARENT: its source, if not an external one, has it no more. `landed` makes one an ordinary chunk (`tokens`: its token ids, if known),
-  // unless its layers are not those expected: a bad source. `fail_landing` takes it and what follows it out of this tier; a bad
+  // unless its extents are not those expected: a bad source. `fail_landing` takes it and what follows it out of this tier; a bad
   // source, and that alone, drops it (of the generation that was read) there too.
   [[nodiscard]] Reservation promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent, const uint8_t* keys,
                                     size_t n, uint64_t now_ns, std::span<const PromotionSource> sources = {});
@@ -154,7 +154,7 @@ class Directory {
   // Gives consecutive chunks that came from outside without their token ids these, and reports them as arrived once more, up to
   // the first that has not come yet, follows one without token ids, or is not here.
   NamedTokens name_tokens(NamespaceId owner, const uint8_t* keys, size_t n, std::span<const int32_t> tokens);
-  // False for a promoted chunk of which layers have not landed, where there is memory for them.
+  // False for a promoted chunk of which extents have not landed, where there is memory for them.
   [[nodiscard]] bool has_landed(const ChunkKey& key, uint64_t generation) const noexcept;
   FailedLanding fail_landing(const ChunkKey& key, uint64_t generation, LoadFault fault);
 
@@ -355,7 +355,7 @@ class Directory {
   [[nodiscard]] uint8_t outside_bit(const ChunkRecord& record) const noexcept;
   void mark_outside(const ChunkRecord& record, bool is_coming) noexcept;
   void begin_promotion(RecordId id, const PromotionSource& source, const ChunkRecord* lower);
-  [[nodiscard]] bool has_expected_layers(const ChunkRecord& record, const Promotion& promotion) const noexcept;
+  [[nodiscard]] bool has_expected_extents(const ChunkRecord& record, const Promotion& promotion) const noexcept;
   void complete(Reservation& answer) noexcept;
   // directory_room.cpp, directory_victims.cpp
   [[nodiscard]] bool may_evict(RecordId id) const noexcept;

@@ -31,7 +31,7 @@ enum class SaveState : uint8_t {
   STORED = 7,
   EXPIRED = 8,  // the reservation, or the chunk in it, is gone
   TOO_LONG = 11,  // its chain would have more chunks than one may have; further numbers between are clients' own
-  CHECKSUM = 13,  // layers that were announced before the commit have other checksums in it
+  CHECKSUM = 13,  // extents that were announced before the commit have other checksums in it
   SHARE = 14,     // its writer protects as much as it may already
   PART = 16,      // committed, and out of sight until the chunk before it is: another reservation writes that
 };
@@ -69,7 +69,7 @@ using FenceId = uint64_t;  // of abandoned writers: they rise
 struct PromotionSource {
   Tier tier;
   uint64_t generation = 0;                   // that it has there; 0: any
-  std::span<const uint32_t> checksums = {};  // what its layers must be; none: nobody knows but that tier
+  std::span<const uint32_t> checksums = {};  // what its extents must be; none: nobody knows but that tier
   // A tier without a directory here, such as a peer's: whether it has the chunk is known when it has come.
   bool is_external = false;
 };

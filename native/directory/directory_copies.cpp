@@ -59,7 +59,7 @@ std::optional<SaveState> Directory::why_not_copied(NamespaceId owner, ClassId si
   }
   const SizeClass& here = arena_.size_class(size_class);
   const SizeClass& there = originals_->arena_.size_class(original->size_class);
-  if (original->owner != owner || there.chunk_bytes != here.chunk_bytes || there.layers != here.layers) {
+  if (original->owner != owner || there.chunk_bytes != here.chunk_bytes || there.extents != here.extents) {
     return SaveState::FOREIGN;
   }
   const bool is_behind = parent.valid() == original->parent.valid() &&
@@ -199,9 +199,9 @@ void Directory::verify_copy(RecordId id, std::vector<std::string>& broken) const
     if (original == nullptr || original->owner != record.owner) {
       broken.push_back(name_of(id) + " is a copy of nothing");
     }
-    const uint32_t layers = arena_.size_class(record.size_class).layers;
-    if (record.state == ChunkState::READY && table_.words().landed(table_.slot_of(record.page)) != layers) {
-      broken.push_back(name_of(id) + " is a copy in a slot without all layers");
+    const uint32_t extents = arena_.size_class(record.size_class).extents;
+    if (record.state == ChunkState::READY && table_.words().landed(table_.slot_of(record.page)) != extents) {
+      broken.push_back(name_of(id) + " is a copy in a slot without all extents");
     }
   }
   if (copies_ == nullptr || record.state == ChunkState::ZOMBIE) {

@@ -76,10 +76,10 @@ void Directory::begin_promotion(RecordId id, const PromotionSource& source, cons
   }
 }
 
-// Whether the layers that were announced for a slot are those that were expected, as far as that is known.
-bool Directory::has_expected_layers(const ChunkRecord& record, const Promotion& promotion) const noexcept {
-  for (size_t layer = 0; table_.has_words() && layer < promotion.checksums.size(); ++layer) {
-    if (table_.words().checksum(table_.slot_of(record.page), static_cast<uint32_t>(layer)) != promotion.checksums[layer]) {
+// Whether the extents that were announced for a slot are those that were expected, as far as that is known.
+bool Directory::has_expected_extents(const ChunkRecord& record, const Promotion& promotion) const noexcept {
+  for (size_t extent = 0; table_.has_words() && extent < promotion.checksums.size(); ++extent) {
+    if (table_.words().checksum(table_.slot_of(record.page), static_cast<uint32_t>(extent)) != promotion.checksums[extent]) {
       return false;
     }
   }
@@ -93,7 +93,7 @@ bool Directory::has_landed(const ChunkKey& key, uint64_t generation) const noexc
     return true;
   }
   const ChunkRecord& record = records_[id];
-  return table_.words().landed(table_.slot_of(record.page)) == arena_.size_class(record.size_class).layers;
+  return table_.words().landed(table_.slot_of(record.page)) == arena_.size_class(record.size_class).extents;
 }
 
 bool Directory::landed(const ChunkKey& key, uint64_t generation, std::span<const int32_t> tokens) {
@@ -110,7 +110,7 @@ bool Directory::landed(const ChunkKey& key, uint64_t generation, std::span<const
     return false;
   }
   ChunkRecord& record = records_[id];
-  if (!has_expected_layers(record, promotion->second)) {
+  if (!has_expected_extents(record, promotion->second)) {
     static_cast<void>(fail_landing(key, generation, LoadFault::SOURCE));
     return false;
   }

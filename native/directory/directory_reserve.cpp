@@ -55,7 +55,7 @@ bool Directory::begin_chain(NamespaceId owner, ClassId size_class, const std::op
   KVPOOL_CHECK(size_class.value() < arena_.class_count());
   state.owner = owner;
   state.size_class = size_class;
-  state.layers = arena_.size_class(size_class).layers;
+  state.extents = arena_.size_class(size_class).extents;
   state.taken_bytes = shares_.taken_bytes(size_class);
   if (!parent) {
     return true;
@@ -273,7 +273,7 @@ void Directory::occupy(RecordId id, ChunkState as) noexcept {
     ++namespaces_[fresh.owner.value()].writing;
     return;
   }
-  // Readers may come before the first layer does.
+  // Readers may come before the first extent does.
   table_.set_generation(fresh.page, fresh.generation);
   ++stats_.promoting;
 }

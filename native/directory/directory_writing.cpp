@@ -47,7 +47,7 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
         answers[index] = static_cast<uint8_t>(*refusal);
         continue;
       }
-      if (!has_landed_as(record, checksums + index * state.layers)) {
+      if (!has_landed_as(record, checksums + index * state.extents)) {
         answers[index] = static_cast<uint8_t>(SaveState::CHECKSUM);
         continue;
       }
@@ -56,14 +56,14 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
       record.has_writer = false;
       shares_.note_stored(state);
       if (has_parent) {
-        publish(id, checksums + index * state.layers);
+        publish(id, checksums + index * state.extents);
         publish_waiting(id, now_ns);
       } else {
         if (!waiting.empty() && waiting.back() != record.parent) {
           keep_waiting(waiting, sums, state.holder);  // another's chunk is in between
         }
         waiting.push_back(id);
-        sums.insert(sums.end(), checksums + index * state.layers, checksums + (index + 1) * state.layers);
+        sums.insert(sums.end(), checksums + index * state.extents, checksums + (index + 1) * state.extents);
       }
     }
     answers[index] = static_cast<uint8_t>(is_waiting(record) ? SaveState::PART : SaveState::STORED);
@@ -88,7 +88,7 @@ void Directory::publish(RecordId id, const uint32_t* checksums) noexcept {
   ChunkRecord& record = records_[id];
   end_following(record);
   // Before its tiers are set: who finds the key finds its generation.
-  table_.publish(record.page, checksums, arena_.size_class(record.size_class).layers, record.generation);
+  table_.publish(record.page, checksums, arena_.size_class(record.size_class).extents, record.generation);
   --stats_.writing;
   --namespaces_[record.owner.value()].writing;
   ++stats_.stored_chunks;

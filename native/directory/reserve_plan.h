@@ -17,7 +17,7 @@ struct Promotion {
   RecordId record;
   Tier tier;                        // that the chunk is read from
   uint64_t generation;              // there; 0: the tier has no directory here
-  std::vector<uint32_t> checksums;  // what its layers must be; none: not known
+  std::vector<uint32_t> checksums;  // what its extents must be; none: not known
 };
 
 // A slot whose writer may still write.

@@ -28,7 +28,7 @@ class Requests {
     for (uint32_t index = 0; index < 2; ++index) {
       static_cast<void>(files_.add_namespace());
     }
-    static_cast<void>(files_.add_class(CHUNK, kvpool::testing::LAYERS));
+    static_cast<void>(files_.add_class(CHUNK, kvpool::testing::EXTENTS));
     for (uint32_t segment = 0; segment < FILE_SEGMENTS; ++segment) {
       files_.mark_segment_ready(segment);
     }
@@ -219,13 +219,13 @@ class Requests {
 
   void commit() {
     const HoldId reservation = id();
-    const auto layers = pool_.directory.holds().layers_of(reservation);
+    const auto extents = pool_.directory.holds().extents_of(reservation);
     const auto count = input_.up_to(14);
-    const std::vector<uint32_t> sums(count * layers.value_or(1), 9);
+    const std::vector<uint32_t> sums(count * extents.value_or(1), 9);
     const auto states = pool_.directory.commit(reservation, input_.awkward(), count, sums.data());
     FUZZ_EXPECT(states.size() == count);
     const auto again = pool_.directory.commit(reservation, 0, count, sums.data());
-    FUZZ_EXPECT(layers.has_value() || kvpool::testing::all_are(again, SaveState::EXPIRED));
+    FUZZ_EXPECT(extents.has_value() || kvpool::testing::all_are(again, SaveState::EXPIRED));
   }
 
   void acquire() {

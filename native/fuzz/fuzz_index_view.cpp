@@ -94,11 +94,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const size_t found = index->lookup(keys.data(), count, levels.data());
   FUZZ_EXPECT(found <= count);
   const auto look_at = [&](SlotAddress slot) {
-    const auto layers = static_cast<uint32_t>(input.awkward());
-    const bool is_covered = index->covers(slot, layers);
+    const auto extents = static_cast<uint32_t>(input.awkward());
+    const bool is_covered = index->covers(slot, extents);
     FUZZ_EXPECT(!is_covered || seen.has(slot));
     FUZZ_EXPECT(seen.has(slot) == (index->landing_word(slot) != nullptr));
-    static_cast<void>(index->checksum_at(slot, is_covered && layers > 0 ? layers - 1 : layers));
+    static_cast<void>(index->checksum_at(slot, is_covered && extents > 0 ? extents - 1 : extents));
     FUZZ_EXPECT(seen.has(slot) || index->generation_at(slot) == 0);
     static_cast<void>(index->landed_at(slot));
   };

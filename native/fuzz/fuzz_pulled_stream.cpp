@@ -52,8 +52,8 @@ void append(std::vector<uint8_t>& bytes, const StreamMark& mark) {
   bytes.insert(bytes.end(), begin, begin + sizeof(mark));
 }
 
-// Steps of an owner that mostly keeps to the format: marks with their layers, and other bytes between them.
-std::vector<uint8_t> stream_of(Input& input, uint32_t layers, uint64_t layer_bytes) {
+// Steps of an owner that mostly keeps to the format: marks with their extents, and other bytes between them.
+std::vector<uint8_t> stream_of(Input& input, uint32_t extents, uint64_t extent_bytes) {
   std::vector<uint8_t> bytes;
   std::map<uint32_t, uint32_t> next;
   while (!input.is_empty() && bytes.size() < (1U << 20)) {
@@ -61,12 +61,12 @@ std::vector<uint8_t> stream_of(Input& input, uint32_t layers, uint64_t layer_byt
     const auto chunk = static_cast<uint32_t>(input.up_to(CHUNKS));
     if (step < 200) {
       const bool is_odd = step % 16 == 0;
-      const uint32_t layer = is_odd ? static_cast<uint32_t>(input.awkward()) : next[chunk]++ % layers;
-      const uint64_t size = step % 32 == 0 ? input.awkward() : layer_bytes;
-      const std::vector<uint8_t> extent(layer_bytes, input.number<uint8_t>());
-      const uint32_t crc = step % 10 == 3 ? step : crc32c(0, extent.data(), extent.size());
-      append(bytes, make_extent_mark(chunk, layer, size, crc));
-      bytes.insert(bytes.end(), extent.begin(), extent.end());
+      const uint32_t extent = is_odd ? static_cast<uint32_t>(input.awkward()) : next[chunk]++ % extents;
+      const uint64_t size = step % 32 == 0 ? input.awkward() : extent_bytes;
+      const std::vector<uint8_t> data(extent_bytes, input.number<uint8_t>());
+      const uint32_t crc = step % 10 == 3 ? step : crc32c(0, data.data(), data.size());
+      append(bytes, make_extent_mark(chunk, extent, size, crc));
+      bytes.insert(bytes.end(), data.begin(), data.end());
     } else if (step < 220) {
       append(bytes, make_gone_mark(chunk));
     } else if (step < 240) {
@@ -83,28 +83,28 @@ std::vector<uint8_t> stream_of(Input& input, uint32_t layers, uint64_t layer_byt
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Input input(data, size);
-  const uint32_t layers = 1 + static_cast<uint32_t>(input.up_to(3));
-  const uint64_t layer_bytes = input.number<uint8_t>() % 8 == 0 ? 140'000 : 1 + input.up_to(300);
-  const uint64_t slot_bytes = round_up(layers * layer_bytes, PAGE_BYTES) + PAGE_BYTES;
+  const uint32_t extents = 1 + static_cast<uint32_t>(input.up_to(3));
+  const uint64_t extent_bytes = input.number<uint8_t>() % 8 == 0 ? 140'000 : 1 + input.up_to(300);
+  const uint64_t slot_bytes = round_up(extents * extent_bytes, PAGE_BYTES) + PAGE_BYTES;
   const auto arena = Mapping::create("fuzz-arena", CHUNKS * slot_bytes, false).mapping;
-  const IndexShape shape{64, {{arena->size(), CHUNKS, uint64_t{CHUNKS} * layers}}};
+  const IndexShape shape{64, {{arena->size(), CHUNKS, uint64_t{CHUNKS} * extents}}};
   const auto words = Mapping::create("fuzz-index", shape.total_bytes(), false).mapping;
   const uint8_t epoch[16] = {1};
   ChunkTable table(words, shape, epoch);
   LandingBoard board(words);
   PullPlan plan;
-  plan.layers = layers;
-  plan.layer_bytes = layer_bytes;
+  plan.extents = extents;
+  plan.extent_bytes = extent_bytes;
   plan.stall = std::chrono::seconds(60);
   plan.deadline = StreamClock::now() + plan.stall;
   for (uint32_t slot = 0; slot < CHUNKS; ++slot) {
-    table.open_slot({DRAM_REGION, slot}, slot * layers);
+    table.open_slot({DRAM_REGION, slot}, slot * extents);
     table.set_landed({DRAM_REGION, slot}, 0);
     plan.rows.push_back({slot * slot_bytes, {DRAM_REGION, slot}});
   }
   std::memset(arena->data(), GUARD, arena->size());
   const size_t piece = 1 + static_cast<size_t>(input.awkward() % 300'000);
-  InputStream stream(stream_of(input, layers, layer_bytes), piece);
+  InputStream stream(stream_of(input, extents, extent_bytes), piece);
   std::map<uint32_t, PullStatus> ended;
   std::set<uint32_t> unmarked;
   ExtentReceiver receiver(plan, 0, *arena, board, [&](const PullOutcome& outcome) {
@@ -116,11 +116,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (uint32_t slot = 0; slot < CHUNKS; ++slot) {
     const uint8_t* const chunk = arena->data() + slot * slot_bytes;
     const uint32_t mark = unmarked.contains(slot) ? 0 : LANDING_FAILED;
-    FUZZ_EXPECT(table.landed({DRAM_REGION, slot}) == (ended[slot] == PullStatus::DONE ? layers : mark));
-    for (uint32_t layer = 0; ended[slot] == PullStatus::DONE && layer < layers; ++layer) {
-      FUZZ_EXPECT(crc32c(0, chunk + layer * layer_bytes, layer_bytes) == table.checksum({DRAM_REGION, slot}, layer));
+    FUZZ_EXPECT(table.landed({DRAM_REGION, slot}) == (ended[slot] == PullStatus::DONE ? extents : mark));
+    for (uint32_t extent = 0; ended[slot] == PullStatus::DONE && extent < extents; ++extent) {
+      FUZZ_EXPECT(crc32c(0, chunk + extent * extent_bytes, extent_bytes) == table.checksum({DRAM_REGION, slot}, extent));
     }
-    FUZZ_EXPECT(std::all_of(chunk + layers * layer_bytes, chunk + slot_bytes, [](uint8_t byte) { return byte == GUARD; }));
+    FUZZ_EXPECT(std::all_of(chunk + extents * extent_bytes, chunk + slot_bytes, [](uint8_t byte) { return byte == GUARD; }));
   }
   return 0;
 }

@@ -12,15 +12,15 @@ namespace {
 
 // Numbers that mostly fit, so that what they are compared with is reached.
 void fit_table(Input& input, SsdHeaderFields& fields, SsdPage& page) {
-  const auto layers = static_cast<uint32_t>(1 + input.up_to(1100));
-  fields.layers = input.number<uint8_t>() < 200 ? layers : fields.layers;
-  fields.layer_bytes = input.number<uint8_t>() < 200 ? fields.layer_bytes % (uint64_t{1} << 34) : fields.layer_bytes;
+  const auto extents = static_cast<uint32_t>(1 + input.up_to(1100));
+  fields.extents = input.number<uint8_t>() < 200 ? extents : fields.extents;
+  fields.extent_bytes = input.number<uint8_t>() < 200 ? fields.extent_bytes % (uint64_t{1} << 34) : fields.extent_bytes;
   fields.tokens = input.number<uint8_t>() < 200 ? static_cast<uint32_t>(input.up_to(1100)) : fields.tokens;
-  const SsdTableFields table{static_cast<uint32_t>(ssd_header_bytes(layers)), sizeof(SsdEntry), {}};
+  const SsdTableFields table{static_cast<uint32_t>(ssd_header_bytes(extents)), sizeof(SsdEntry), {}};
   std::memcpy(page.data() + sizeof(fields), &table, sizeof(table));
-  const SsdEntry entry{input.number<uint32_t>(), static_cast<uint32_t>(fields.layer_bytes)};
-  for (uint32_t layer = 0; layer < layers; ++layer) {
-    std::memcpy(page.data() + sizeof(fields) + sizeof(table) + layer * sizeof(entry), &entry, sizeof(entry));
+  const SsdEntry entry{input.number<uint32_t>(), static_cast<uint32_t>(fields.extent_bytes)};
+  for (uint32_t extent = 0; extent < extents; ++extent) {
+    std::memcpy(page.data() + sizeof(fields) + sizeof(table) + extent * sizeof(entry), &entry, sizeof(entry));
   }
 }
 
@@ -56,16 +56,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (decode_ssd_header(page.data(), size_of_part, header) != SsdStatus::OK) {
     return 0;
   }
-  FUZZ_EXPECT(!header.layer_crcs.empty());
+  FUZZ_EXPECT(!header.extent_crcs.empty());
   FUZZ_EXPECT(header.header_bytes() <= size_of_part);
   FUZZ_EXPECT(header.tokens.size() <= SSD_WORDS_1 || header.header_bytes() > PAGE_BYTES);
-  FUZZ_EXPECT(header.chunk_bytes() / header.layer_crcs.size() == header.layer_bytes);
+  FUZZ_EXPECT(header.chunk_bytes() / header.extent_crcs.size() == header.extent_bytes);
   SsdPage again;
   encode_ssd_header(header, again.data());
   SsdHeader found{};
   FUZZ_EXPECT(decode_ssd_header(again.data(), header.header_bytes(), found) == SsdStatus::OK);
   FUZZ_EXPECT(compare_ssd_headers(found, header) == SsdStatus::OK);
-  FUZZ_EXPECT(found.layer_crcs == header.layer_crcs);
-  FUZZ_EXPECT(found.tokens == header.tokens || header.tokens.size() > ssd_words_beside(header.layer_crcs.size()));
+  FUZZ_EXPECT(found.extent_crcs == header.extent_crcs);
+  FUZZ_EXPECT(found.tokens == header.tokens || header.tokens.size() > ssd_words_beside(header.extent_crcs.size()));
   return 0;
 }

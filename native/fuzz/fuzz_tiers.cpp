@@ -49,7 +49,7 @@ class Moves {
     if (input_.up_to(1) != 0) {
       device_.emplace(memory_, device_geometry());
       FUZZ_EXPECT(device_->add_namespace() == tiers_.memory.owner);
-      FUZZ_EXPECT(device_->add_class(kvpool::testing::CHUNK, kvpool::testing::LAYERS) == tiers_.in_files);
+      FUZZ_EXPECT(device_->add_class(kvpool::testing::CHUNK, kvpool::testing::EXTENTS) == tiers_.in_files);
       device_->mark_segment_ready(0);
     }
     for (uint64_t number = 0; input_.up_to(1) != 0 && number < MAX_PROBE; ++number) {
@@ -156,7 +156,7 @@ class Moves {
     }
     const auto reserved = static_cast<size_t>(
         std::count(made.states.begin(), made.states.end(), static_cast<uint8_t>(SaveState::RESERVED)));
-    const std::vector<uint32_t> sums(reserved * kvpool::testing::LAYERS);
+    const std::vector<uint32_t> sums(reserved * kvpool::testing::EXTENTS);
     static_cast<void>(memory_.commit(made.id, 0, reserved, sums.data()));
     if (input_.up_to(3) == 0) {
       holds_.push_back(made.id);
@@ -236,7 +236,7 @@ class Moves {
     }
     const Move written = std::move(downwards_.back());
     downwards_.pop_back();
-    const std::vector<uint32_t> sums(written.generations.size() * kvpool::testing::LAYERS);
+    const std::vector<uint32_t> sums(written.generations.size() * kvpool::testing::EXTENTS);
     const bool names_sources = input_.up_to(1) != 0;
     const Tier source = written.upper == &memory_ ? Tier::DRAM : Tier::SSD;
     const auto states =

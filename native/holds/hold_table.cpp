@@ -116,9 +116,9 @@ std::vector<ChunkKey> HoldTable::sampled_keys(const std::vector<HoldId>& holds, 
   return keys;
 }
 
-std::optional<uint32_t> HoldTable::layers_of(HoldId reservation) const noexcept {
+std::optional<uint32_t> HoldTable::extents_of(HoldId reservation) const noexcept {
   const ReservationState* const made = find(reservations_, reservation);
-  return made == nullptr ? std::nullopt : std::optional(made->layers);
+  return made == nullptr ? std::nullopt : std::optional(made->extents);
 }
 
 std::vector<std::string> HoldTable::verify() const {

@@ -104,8 +104,8 @@ class HoldTable {
   [[nodiscard]] std::vector<size_t> count_whole(const std::vector<HoldId>& holds) const;
   // The keys of these holds that are in the sample, each hold's from the root on, and how many chunks they have.
   [[nodiscard]] std::vector<ChunkKey> sampled_keys(const std::vector<HoldId>& holds, size_t& chunks) const;
-  // Layers of a reservation's size class; nothing where it is unknown.
-  [[nodiscard]] std::optional<uint32_t> layers_of(HoldId reservation) const noexcept;
+  // Extents of a reservation's size class; nothing where it is unknown.
+  [[nodiscard]] std::optional<uint32_t> extents_of(HoldId reservation) const noexcept;
 
   [[nodiscard]] size_t holds() const noexcept { return holds_.size(); }
   [[nodiscard]] size_t pins() const noexcept { return pins_.size(); }

@@ -17,7 +17,7 @@ struct ReservationState {
   bool is_compared = false;   // with the other chunks that its holder holds
   size_t found = 0;           // leading records that had been acquired since they were stored
   uint64_t taken_bytes = 0;   // by each record
-  uint32_t layers = 0;
+  uint32_t extents = 0;
   bool expired = false;
   size_t unexpired = 0;       // once expired: leading records that may not be out of sight yet
   NamespaceId owner;

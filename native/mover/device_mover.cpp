@@ -50,8 +50,8 @@ const char* DeviceMover::fault(MoveKind kind, const std::vector<DeviceMoveRow>& 
     return "there must be one row at least";
   }
   for (const DeviceMoveRow& row : rows) {
-    if (row.layers == 0 || row.layers > UINT32_MAX || row.chunk_bytes == 0 || row.chunk_bytes % row.layers != 0) {
-      return "layers must be positive, and a chunk's bytes a multiple of them";
+    if (row.extents == 0 || row.extents > UINT32_MAX || row.chunk_bytes == 0 || row.chunk_bytes % row.extents != 0) {
+      return "extents must be positive, and a chunk's bytes a multiple of them";
     }
     if (row.generation == 0) {
       return "a chunk has no generation";
@@ -62,7 +62,7 @@ const char* DeviceMover::fault(MoveKind kind, const std::vector<DeviceMoveRow>& 
     if (!core_->memory.memory->contains(row.device_offset, row.chunk_bytes)) {
       return "a chunk lies outside the device's memory";
     }
-    if (!core_->memory.index->covers(SlotAddress::unpacked(row.arena_slot), static_cast<uint32_t>(row.layers))) {
+    if (!core_->memory.index->covers(SlotAddress::unpacked(row.arena_slot), static_cast<uint32_t>(row.extents))) {
       return "a slot has no words in the index";
     }
   }

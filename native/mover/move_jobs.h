@@ -33,7 +33,7 @@ struct DeviceMoveRow {
   uint64_t generation;  // of that slot
   uint64_t device_offset;
   uint64_t chunk_bytes;
-  uint64_t layers;
+  uint64_t extents;
 };
 static_assert(sizeof(DeviceMoveRow) == 48);
 
@@ -55,12 +55,12 @@ struct MovedChunk {
   uint32_t number = 0;
   DeviceMoveRow row{};
   uint64_t at = 0;        // bytes that the stream was given
-  uint32_t layer = 0;     // whose bytes are summed
-  uint64_t layer_at = 0;  // bytes of it that are in `crc`
+  uint32_t extent = 0;     // whose bytes are summed
+  uint64_t extent_at = 0;  // bytes of it that are in `crc`
   uint32_t crc = 0;
   MoveOutcome outcome = MoveOutcome::DONE;  // if it ended now
 
-  [[nodiscard]] uint64_t layer_bytes() const noexcept { return row.chunk_bytes / row.layers; }
+  [[nodiscard]] uint64_t extent_bytes() const noexcept { return row.chunk_bytes / row.extents; }
   [[nodiscard]] SlotAddress slot() const noexcept { return SlotAddress::unpacked(row.arena_slot); }
   // The first thing that went wrong stays.
   void spoil(MoveOutcome worse) noexcept { outcome = outcome == MoveOutcome::DONE ? worse : outcome; }

@@ -114,7 +114,7 @@ bool MoverLane::take_next() {
     const uint32_t landed = memory_.index->landed_at(chunk->slot());
     if (memory_.index->generation_at(chunk->slot()) != chunk->row.generation) {
       jobs_.end(chunk, MoveOutcome::BAD_SOURCE);
-    } else if (kind_ == MoveKind::PROMOTE && ((landed & LANDING_FAILED) != 0 || landed < chunk->row.layers)) {
+    } else if (kind_ == MoveKind::PROMOTE && ((landed & LANDING_FAILED) != 0 || landed < chunk->row.extents)) {
       jobs_.end(chunk, MoveOutcome::FAILED);  // it is still being read into the arena
     } else {
       current_ = std::move(chunk);
@@ -160,19 +160,19 @@ DeviceStatus MoverLane::give(const MovedChunk& chunk, const uint8_t* bytes, uint
   return memory_.device->driver().copy(is_up ? there : here, is_up ? here : there, size, stream_->get());
 }
 
-// Copies the next bytes of a chunk, layer by layer; DONE where all layers that end among them are in order.
+// Copies the next bytes of a chunk, extent by extent; DONE where all extents that end among them are in order.
 MoveOutcome MoverLane::copy_in(MovedChunk& chunk, uint8_t* target, uint64_t size) {
   const uint8_t* const source = memory_.arena->data() + chunk.row.arena_offset + chunk.at;
   MoveOutcome found = MoveOutcome::DONE;
   for (uint64_t copied = 0; copied < size && found == MoveOutcome::DONE;) {
-    const uint64_t part = std::min(size - copied, chunk.layer_bytes() - chunk.layer_at);
+    const uint64_t part = std::min(size - copied, chunk.extent_bytes() - chunk.extent_at);
     chunk.crc = copy_crc32c(chunk.crc, target + copied, source + copied, part);
-    chunk.layer_at += part;
+    chunk.extent_at += part;
     copied += part;
-    if (chunk.layer_at == chunk.layer_bytes()) {
+    if (chunk.extent_at == chunk.extent_bytes()) {
       found = verdict(chunk);
-      ++chunk.layer;
-      chunk.layer_at = 0;
+      ++chunk.extent;
+      chunk.extent_at = 0;
       chunk.crc = 0;
     }
   }
@@ -183,7 +183,7 @@ MoveOutcome MoverLane::copy_in(MovedChunk& chunk, uint8_t* target, uint64_t size
 // The bytes before the checksum, and that before the generation: if it still stands, all of them were this chunk's.
 MoveOutcome MoverLane::verdict(const MovedChunk& chunk) const {
   copy_fence();
-  const uint32_t expected = memory_.index->checksum_at(chunk.slot(), chunk.layer);
+  const uint32_t expected = memory_.index->checksum_at(chunk.slot(), chunk.extent);
   const bool is_there = memory_.index->generation_at(chunk.slot()) == chunk.row.generation;
   return is_there && chunk.crc == expected ? MoveOutcome::DONE : MoveOutcome::BAD_SOURCE;
 }
@@ -191,14 +191,14 @@ MoveOutcome MoverLane::verdict(const MovedChunk& chunk) const {
 // Sums the bytes that the stream has put into a piece.
 void MoverLane::sum(MovedChunk& chunk, const uint8_t* bytes, uint64_t size) {
   for (uint64_t summed = 0; summed < size && chunk.outcome == MoveOutcome::DONE;) {
-    const uint64_t part = std::min(size - summed, chunk.layer_bytes() - chunk.layer_at);
+    const uint64_t part = std::min(size - summed, chunk.extent_bytes() - chunk.extent_at);
     chunk.crc = crc32c(chunk.crc, bytes + summed, part);
-    chunk.layer_at += part;
+    chunk.extent_at += part;
     summed += part;
-    if (chunk.layer_at == chunk.layer_bytes()) {
+    if (chunk.extent_at == chunk.extent_bytes()) {
       chunk.spoil(verdict(chunk));
-      ++chunk.layer;
-      chunk.layer_at = 0;
+      ++chunk.extent;
+      chunk.extent_at = 0;
       chunk.crc = 0;
     }
   }

@@ -1,9 +1,9 @@
 // One direction of a device mover: chunks of the arena on their way to the device, or chunks of the device that are checked.
 //
-//   PROMOTE   arena ─copied and summed in one pass─► piece ─stream─► device   verdict before the stream gets the last layer
+//   PROMOTE   arena ─copied and summed in one pass─► piece ─stream─► device   verdict before the stream gets the last extent
 //   CHECK     device ─stream─► piece ─summed─► nothing                        verdict behind the piece's event
 //
-// A layer counts when its CRC-32C is the index's, and the slot still has its generation afterwards: then all bytes were this chunk's.
+// An extent counts when its CRC-32C is the index's, and the slot still has its generation afterwards: then all bytes were this chunk's.
 // Each chunk ends once, behind the event of the last piece that has bytes of it: nothing is written to its slot afterwards. Where an
 // event fails, or none comes, its chunks have FAILED at once, and may still be written to: there the stream's order has to do (what comes
 // into a slot later is written by the same stream, behind it). Their pieces are not used again before the device has answered.
@@ -35,7 +35,7 @@ struct MoverMemory {
 };
 
 struct LaneFigures {
-  std::atomic<uint64_t> bytes = 0;       // of layers that were in order
+  std::atomic<uint64_t> bytes = 0;       // of extents that were in order
   std::atomic<uint64_t> ring_waits = 0;  // times that a chunk waited for a piece
   std::atomic<uint64_t> cpu_ns = 0;
   std::atomic<bool> is_unresponsive = false;

@@ -1,9 +1,9 @@
 // One part of a near pull: extents on their way from the arena of another daemon of this host into slots of this node's arena.
 //
-// What it is: layer 0 of all chunks of the part, then layer 1, …, each copied once from memory that is mapped read-only, with its
+// What it is: extent 0 of all chunks of the part, then extent 1, …, each copied once from memory that is mapped read-only, with its
 // checksum in the same pass. What it is not: a right: the owner's offer protects the slots until its lease ends.
 //
-//   a chunk:  copying ──last layer──► DONE
+//   a chunk:  copying ──last extent──► DONE
 //             ├─ other bytes than the promised checksum, or another generation after the copy ──► BAD_SOURCE   (this chunk alone)
 //             └─ the deadline, the end of the job ──► FAILED, CANCELLED
 //
@@ -37,9 +37,9 @@ struct NearPlan {
   std::shared_ptr<const Mapping> source;  // the owner's arena
   std::shared_ptr<const IndexView> source_index;
   std::vector<NearChunk> chunks;
-  std::vector<uint32_t> checks;  // CRC-32C of each chunk's layers, as the owner promised them
-  uint32_t layers = 0;
-  uint64_t layer_bytes = 0;
+  std::vector<uint32_t> checks;  // CRC-32C of each chunk's extents, as the owner promised them
+  uint32_t extents = 0;
+  uint64_t extent_bytes = 0;
   uint32_t parts = 1;
   StreamClock::time_point deadline;
 };
@@ -50,7 +50,7 @@ class NearCopier {
 
   // Copies the chunks number `part`, `part` + `parts`, … of the plan. `has_ended`: the job is to end now. `report` is called once for
   // each chunk; what it does not know of an outcome (job, waited) is left to it.
-  // REQUIRES: every source inside the owner's arena and index, every target inside arena and index, for as many layers.
+  // REQUIRES: every source inside the owner's arena and index, every target inside arena and index, for as many extents.
   NearCopier(const NearPlan& plan, uint32_t part, const Mapping& arena, LandingBoard& board, const std::atomic<bool>& has_ended,
              Report report);
 
@@ -66,18 +66,18 @@ class NearCopier {
   struct Chunk {
     bool has_ended = false;
     uint64_t bytes = 0;
-    std::chrono::microseconds first_layer{0};
+    std::chrono::microseconds first_extent{0};
   };
   struct Copied {
     uint32_t chunk;
     uint32_t crc;
   };
 
-  [[nodiscard]] bool copy_layer(uint32_t layer);
-  [[nodiscard]] bool copy_extent(uint32_t chunk, uint32_t layer, uint32_t& crc);
+  [[nodiscard]] bool copy_of_all(uint32_t extent);
+  [[nodiscard]] bool copy_extent(uint32_t chunk, uint32_t extent, uint32_t& crc);
   [[nodiscard]] bool must_end();
-  void verify(uint32_t layer);
-  void land(const Copied& copied, uint32_t layer);
+  void verify(uint32_t extent);
+  void land(const Copied& copied, uint32_t extent);
   void end_chunk(uint32_t chunk, PullStatus status, PullFault fault);
   [[nodiscard]] bool is_in_place(const NearChunk& chunk) const noexcept {
     return plan_.source_index->generation_at(chunk.source) == chunk.generation;
@@ -93,7 +93,7 @@ class NearCopier {
   const Report report_;
   const StreamClock::time_point begun_;
   std::vector<Chunk> chunks_;   // of this part
-  std::vector<Copied> copied_;  // of the layer under way, not verified yet
+  std::vector<Copied> copied_;  // of the extent under way, not verified yet
   uint64_t copied_bytes_ = 0;
 };
 

@@ -31,7 +31,7 @@ NearQueue::~NearQueue() {
 
 uint64_t NearQueue::pull(NearPlan plan) {
   KVPOOL_CHECK(plan.parts > 0 && plan.parts <= plan.chunks.size());
-  KVPOOL_CHECK(plan.layers > 0 && plan.layer_bytes > 0);
+  KVPOOL_CHECK(plan.extents > 0 && plan.extent_bytes > 0);
   uint64_t id = 0;
   {
     const std::lock_guard guard(lock_);

@@ -39,7 +39,7 @@ class NearQueue {
   NearQueue& operator=(const NearQueue&) = delete;
 
   // A job's number; 0 where the line is full or the queue stopped. REQUIRES: 1 part at least, at most one a chunk; see NearCopier;
-  // every chunk into a slot of its own where no layer has landed.
+  // every chunk into a slot of its own where no extent has landed.
   [[nodiscard]] uint64_t pull(NearPlan plan);
   // Ends what has not ended of a job as CANCELLED; reported like any end. False where it has ended, or never was.
   bool cancel(uint64_t job);

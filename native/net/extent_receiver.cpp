@@ -51,9 +51,9 @@ ExtentReceiver::ExtentReceiver(const PullPlan& plan, uint32_t connection, const 
       chunks_(chunks_of(plan, connection)),
       left_(chunks_.size()),
       buffer_(is_direct() ? sizeof(StreamMark) : BUFFER_BYTES) {
-  KVPOOL_CHECK(plan_.checks.empty() || plan_.checks.size() == plan_.rows.size() * plan_.layers);
+  KVPOOL_CHECK(plan_.checks.empty() || plan_.checks.size() == plan_.rows.size() * plan_.extents);
   for (const PullRow& row : plan_.rows) {
-    KVPOOL_CHECK(arena_.contains(row.arena_offset, plan_.layers * plan_.layer_bytes));
+    KVPOOL_CHECK(arena_.contains(row.arena_offset, plan_.extents * plan_.extent_bytes));
   }
 }
 
@@ -105,13 +105,13 @@ bool ExtentReceiver::is_next(const StreamMark& mark) const noexcept {
     return false;
   }
   const Chunk& chunk = of(mark.chunk);
-  if (chunk.is_gone || chunk.next_layer == plan_.layers) {
+  if (chunk.is_gone || chunk.next_extent == plan_.extents) {
     return false;
   }
-  return mark.kind == MarkKind::GONE || (mark.layer == chunk.next_layer && mark.bytes == plan_.layer_bytes);
+  return mark.kind == MarkKind::GONE || (mark.extent == chunk.next_extent && mark.bytes == plan_.extent_bytes);
 }
 
-// Has at least a byte in the buffer. `missing`: of what is wanted now; behind a mark of a large layer come bytes that belong in its
+// Has at least a byte in the buffer. `missing`: of what is wanted now; behind a mark of a large extent come bytes that belong in its
 // slot.
 StreamFault ExtentReceiver::fill(size_t missing) {
   if (buffered_from_ < buffered_to_) {
@@ -140,13 +140,13 @@ StreamFault ExtentReceiver::receive_mark(uint8_t* bytes) {
 
 // Straight to its place, with as much of the mark behind it as is there already. What is thrown away goes into the connection's own
 // memory. REQUIRES: the buffer is empty.
-StreamFault ExtentReceiver::receive_direct(uint8_t* layer, bool is_thrown_away, uint32_t& crc) {
+StreamFault ExtentReceiver::receive_direct(uint8_t* extent, bool is_thrown_away, uint32_t& crc) {
   std::array<uint8_t, 16 << 10> waste;
-  for (uint64_t at = 0; at < plan_.layer_bytes;) {
+  for (uint64_t at = 0; at < plan_.extent_bytes;) {
     const size_t most = is_thrown_away ? waste.size() : PIECE_BYTES;
-    const size_t size = static_cast<size_t>(std::min<uint64_t>(most, plan_.layer_bytes - at));
-    uint8_t* const target = is_thrown_away ? waste.data() : layer + at;
-    const bool is_last = at + size == plan_.layer_bytes;
+    const size_t size = static_cast<size_t>(std::min<uint64_t>(most, plan_.extent_bytes - at));
+    uint8_t* const target = is_thrown_away ? waste.data() : extent + at;
+    const bool is_last = at + size == plan_.extent_bytes;
     iovec parts[] = {{target, size}, {buffer_.data(), buffer_.size()}};
     size_t received = 0;
     const StreamFault fault = stream_->receive({parts, is_last ? 2U : 1U}, size, received, times_);
@@ -161,15 +161,15 @@ StreamFault ExtentReceiver::receive_direct(uint8_t* layer, bool is_thrown_away, 
   return StreamFault::NONE;
 }
 
-StreamFault ExtentReceiver::receive_buffered(uint8_t* layer, bool is_thrown_away, uint32_t& crc) {
-  for (uint64_t at = 0; at < plan_.layer_bytes;) {
-    const StreamFault fault = fill(static_cast<size_t>(plan_.layer_bytes - at));
+StreamFault ExtentReceiver::receive_buffered(uint8_t* extent, bool is_thrown_away, uint32_t& crc) {
+  for (uint64_t at = 0; at < plan_.extent_bytes;) {
+    const StreamFault fault = fill(static_cast<size_t>(plan_.extent_bytes - at));
     if (fault != StreamFault::NONE) {
       return fault;
     }
-    const size_t count = static_cast<size_t>(std::min<uint64_t>(buffered_to_ - buffered_from_, plan_.layer_bytes - at));
+    const size_t count = static_cast<size_t>(std::min<uint64_t>(buffered_to_ - buffered_from_, plan_.extent_bytes - at));
     if (!is_thrown_away) {
-      crc = copy_crc32c(crc, layer + at, buffer_.data() + buffered_from_, count);
+      crc = copy_crc32c(crc, extent + at, buffer_.data() + buffered_from_, count);
     }
     buffered_from_ += count;
     at += count;
@@ -181,26 +181,26 @@ StreamFault ExtentReceiver::receive_buffered(uint8_t* layer, bool is_thrown_away
 StreamFault ExtentReceiver::receive_extent(const StreamMark& mark) {
   Chunk& chunk = of(mark.chunk);
   const bool is_thrown_away = chunk.has_ended;
-  uint8_t* const layer = arena_.data() + plan_.rows[mark.chunk].arena_offset + mark.layer * plan_.layer_bytes;
+  uint8_t* const extent = arena_.data() + plan_.rows[mark.chunk].arena_offset + mark.extent * plan_.extent_bytes;
   uint32_t crc = 0;
   const StreamFault fault =
-      is_direct() ? receive_direct(layer, is_thrown_away, crc) : receive_buffered(layer, is_thrown_away, crc);
+      is_direct() ? receive_direct(extent, is_thrown_away, crc) : receive_buffered(extent, is_thrown_away, crc);
   if (fault != StreamFault::NONE) {
     return fault;
   }
-  ++chunk.next_layer;
+  ++chunk.next_extent;
   if (is_thrown_away) {
     return StreamFault::NONE;
   }
-  chunk.bytes += plan_.layer_bytes;
+  chunk.bytes += plan_.extent_bytes;
   if (!is_promised(mark, crc)) {
     land_all();
     end_chunk(mark.chunk, PullStatus::BAD_SOURCE, PullFault::CHECKSUM);
   } else if (is_direct()) {
-    land({mark.chunk, mark.layer, 1}, &crc);
+    land({mark.chunk, mark.extent, 1}, &crc);
   } else {
     if (verified_.empty() || verified_.back().chunk != mark.chunk) {
-      verified_.push_back({mark.chunk, mark.layer, 0});
+      verified_.push_back({mark.chunk, mark.extent, 0});
     }
     ++verified_.back().count;
     verified_crcs_.push_back(crc);
@@ -209,7 +209,7 @@ StreamFault ExtentReceiver::receive_extent(const StreamMark& mark) {
 }
 
 bool ExtentReceiver::is_promised(const StreamMark& mark, uint32_t crc) const noexcept {
-  return crc == mark.crc && (plan_.checks.empty() || plan_.checks[uint64_t{mark.chunk} * plan_.layers + mark.layer] == crc);
+  return crc == mark.crc && (plan_.checks.empty() || plan_.checks[uint64_t{mark.chunk} * plan_.extents + mark.extent] == crc);
 }
 
 void ExtentReceiver::land_all() {
@@ -218,21 +218,21 @@ void ExtentReceiver::land_all() {
   }
   copy_fence();
   const uint32_t* crcs = verified_crcs_.data();
-  for (const Verified& layers : verified_) {
-    land(layers, crcs);
-    crcs += layers.count;
+  for (const Verified& extents : verified_) {
+    land(extents, crcs);
+    crcs += extents.count;
   }
   verified_.clear();
   verified_crcs_.clear();
 }
 
-void ExtentReceiver::land(const Verified& layers, const uint32_t* crcs) {
-  board_.land(plan_.rows[layers.chunk].slot, layers.first, crcs, layers.count);
-  if (layers.first == 0) {
-    of(layers.chunk).first_layer = elapsed();
+void ExtentReceiver::land(const Verified& extents, const uint32_t* crcs) {
+  board_.land(plan_.rows[extents.chunk].slot, extents.first, crcs, extents.count);
+  if (extents.first == 0) {
+    of(extents.chunk).first_extent = elapsed();
   }
-  if (layers.first + layers.count == plan_.layers) {
-    end_chunk(layers.chunk, PullStatus::DONE, PullFault::NONE);
+  if (extents.first + extents.count == plan_.extents) {
+    end_chunk(extents.chunk, PullStatus::DONE, PullFault::NONE);
   }
 }
 
@@ -244,7 +244,7 @@ void ExtentReceiver::end_chunk(uint32_t index, PullStatus status, PullFault faul
   chunk.has_ended = true;
   --left_;
   PullOutcome outcome;
-  outcome.is_unmarked = status == PullStatus::FAILED && chunk.next_layer == 0;
+  outcome.is_unmarked = status == PullStatus::FAILED && chunk.next_extent == 0;
   if (status != PullStatus::DONE && !outcome.is_unmarked) {
     board_.fail(plan_.rows[index].slot);
   }
@@ -252,7 +252,7 @@ void ExtentReceiver::end_chunk(uint32_t index, PullStatus status, PullFault faul
   outcome.status = status;
   outcome.fault = fault;
   outcome.bytes = chunk.bytes;
-  outcome.first_layer = chunk.first_layer;
+  outcome.first_extent = chunk.first_extent;
   outcome.elapsed = elapsed();
   report_(outcome);
 }

@@ -2,14 +2,14 @@
 //
 // What it is: the judge of what the other side sends. A mark's numbers are compared with what must come next before a byte behind
 // it is received, and the bytes with their checksum while they are in the cache: the mark's, and the one that the owner promised by a
-// way of its own. Then the layer lands. What it is not: a socket,
+// way of its own. Then the extent lands. What it is not: a socket,
 // or a thread.
 //
-//   a chunk:  receiving ──last layer──► DONE
-//             ├─ other bytes than their checksum, or GONE ──► BAD_SOURCE   (this chunk alone; its further layers are thrown away)
+//   a chunk:  receiving ──last extent──► DONE
+//             ├─ other bytes than their checksum, or GONE ──► BAD_SOURCE   (this chunk alone; its further extents are thrown away)
 //             └─ the stream ends, or breaks its format ──► FAILED, BAD_SOURCE, CANCELLED   (all chunks of the connection)
 //
-// Each chunk ends exactly once; nothing is written to its slot afterwards. One that FAILED before a layer of it had landed is not
+// Each chunk ends exactly once; nothing is written to its slot afterwards. One that FAILED before an extent of it had landed is not
 // marked on the board: whoever takes its outcome has it received again, or marks it.
 // Threads: one.
 #pragma once
@@ -59,10 +59,10 @@ struct PullPlan {
   StreamTicket ticket{};
   bool is_encrypted = false;
   uint32_t connections = 1;
-  uint32_t layers = 0;
-  uint64_t layer_bytes = 0;
+  uint32_t extents = 0;
+  uint64_t extent_bytes = 0;
   std::vector<PullRow> rows;
-  std::vector<uint32_t> checks{};  // CRC-32C of each row's layers, as the owner promised them; empty: it did not
+  std::vector<uint32_t> checks{};  // CRC-32C of each row's extents, as the owner promised them; empty: it did not
   std::chrono::milliseconds stall{0};  // the longest time without a byte
   StreamClock::time_point deadline;
 
@@ -77,9 +77,9 @@ struct PullOutcome {
   PullFault fault = PullFault::NONE;
   uint64_t bytes = 0;  // received for it
   std::chrono::microseconds waited{0};
-  std::chrono::microseconds first_layer{0};  // 0: none has landed
+  std::chrono::microseconds first_extent{0};  // 0: none has landed
   std::chrono::microseconds elapsed{0};
-  bool is_unmarked = false;  // it has FAILED, no layer has landed, and the board has no mark of that
+  bool is_unmarked = false;  // it has FAILED, no extent has landed, and the board has no mark of that
 };
 
 class ExtentReceiver {
@@ -88,7 +88,7 @@ class ExtentReceiver {
 
   // Receives the chunks number `connection`, `connection` + `connections`, … of the plan. `report` is called once for each of them;
   // what it does not know of an outcome (job, waited) is left to it.
-  // REQUIRES: every row inside arena and index, for as many layers; a check for each layer, or none.
+  // REQUIRES: every row inside arena and index, for as many extents; a check for each extent, or none.
   ExtentReceiver(const PullPlan& plan, uint32_t connection, const Mapping& arena, LandingBoard& board, Report report);
 
   // Receives until all chunks have ended.
@@ -99,38 +99,38 @@ class ExtentReceiver {
  private:
   // The largest piece whose checksum is computed at once: it is still in the core's own cache.
   static constexpr size_t PIECE_BYTES = 256 << 10;
-  // Layers that are smaller are received through a buffer, several with one call, and copied out of it in the pass that computes
+  // Extents that are smaller are received through a buffer, several with one call, and copied out of it in the pass that computes
   // their checksum: system calls and wake-ups cost more than such a copy (measured: 0.5 against 0.65 CPU s/GB at 16 and 64 KiB).
   // They land together, before more is received: streaming stores are waited for once, not for each of them, and who waits for a
-  // chunk is woken once for those of its layers that came one behind the other.
-  static constexpr uint64_t BUFFERED_LAYER_BYTES = 128 << 10;
+  // chunk is woken once for those of its extents that came one behind the other.
+  static constexpr uint64_t BUFFERED_EXTENT_BYTES = 128 << 10;
   static constexpr size_t BUFFER_BYTES = 256 << 10;
 
   struct Chunk {
-    uint32_t next_layer = 0;
+    uint32_t next_extent = 0;
     bool has_ended = false;
     bool is_gone = false;
     uint64_t bytes = 0;
-    std::chrono::microseconds first_layer{0};
+    std::chrono::microseconds first_extent{0};
   };
 
-  // Consecutive layers of a chunk.
+  // Consecutive extents of a chunk.
   struct Verified {
     uint32_t chunk;
     uint32_t first;
     uint32_t count;
   };
 
-  [[nodiscard]] bool is_direct() const noexcept { return plan_.layer_bytes >= BUFFERED_LAYER_BYTES; }
+  [[nodiscard]] bool is_direct() const noexcept { return plan_.extent_bytes >= BUFFERED_EXTENT_BYTES; }
   [[nodiscard]] StreamFault fill(size_t missing);
   [[nodiscard]] StreamFault receive_mark(uint8_t* bytes);
-  [[nodiscard]] StreamFault receive_direct(uint8_t* layer, bool is_thrown_away, uint32_t& crc);
-  [[nodiscard]] StreamFault receive_buffered(uint8_t* layer, bool is_thrown_away, uint32_t& crc);
+  [[nodiscard]] StreamFault receive_direct(uint8_t* extent, bool is_thrown_away, uint32_t& crc);
+  [[nodiscard]] StreamFault receive_buffered(uint8_t* extent, bool is_thrown_away, uint32_t& crc);
   [[nodiscard]] bool is_next(const StreamMark& mark) const noexcept;
   [[nodiscard]] StreamFault receive_extent(const StreamMark& mark);
   [[nodiscard]] bool is_promised(const StreamMark& mark, uint32_t crc) const noexcept;
   void land_all();
-  void land(const Verified& layers, const uint32_t* crcs);
+  void land(const Verified& extents, const uint32_t* crcs);
   void end_chunk(uint32_t chunk, PullStatus status, PullFault fault);
   void end_by(StreamFault fault);
   [[nodiscard]] Chunk& of(uint32_t chunk) { return chunks_[chunk / plan_.connections]; }
@@ -148,9 +148,9 @@ class ExtentReceiver {
   std::vector<Chunk> chunks_;  // of this connection
   size_t left_;                // chunks that have not ended
   bool has_heard_ = false;     // a whole mark
-  // What was received beyond what was asked for: many small layers, or of large ones the next mark.
+  // What was received beyond what was asked for: many small extents, or of large ones the next mark.
   std::vector<uint8_t> buffer_;
-  // Verified layers that were copied out of the buffer and have not landed yet, and their checksums one behind the other. Empty
+  // Verified extents that were copied out of the buffer and have not landed yet, and their checksums one behind the other. Empty
   // wherever the connection waits.
   std::vector<Verified> verified_;
   std::vector<uint32_t> verified_crcs_;

@@ -12,21 +12,21 @@ namespace {
 constexpr uint64_t BATCH_BYTES_MAX = 1 << 20;
 constexpr uint64_t BATCH_BYTES_MIN = 4096;
 constexpr uint64_t BATCHES_PER_S = 20;
-// Layers of a chunk that go one behind the other, as many as fit: they land together, with one wake-up of who waits for the chunk.
+// Extents of a chunk that go one behind the other, as many as fit: they land together, with one wake-up of who waits for the chunk.
 constexpr uint64_t GROUP_BYTES = 16 << 10;
 
 }  // namespace
 
-std::vector<uint32_t> offered_checks(const IndexView& index, const std::vector<OfferedChunk>& chunks, uint32_t layers) {
+std::vector<uint32_t> offered_checks(const IndexView& index, const std::vector<OfferedChunk>& chunks, uint32_t extents) {
   std::vector<uint32_t> checks;
-  checks.reserve(chunks.size() * layers);
+  checks.reserve(chunks.size() * extents);
   for (const OfferedChunk& chunk : chunks) {
     const uint32_t landed = index.landed_at(chunk.slot);
-    for (uint32_t layer = 0; layer < layers; ++layer) {
-      checks.push_back(index.checksum_at(chunk.slot, layer));
+    for (uint32_t extent = 0; extent < extents; ++extent) {
+      checks.push_back(index.checksum_at(chunk.slot, extent));
     }
     // The generation after the checksums: they are this chunk's.
-    if (landed == LANDING_FAILED || landed < layers || index.generation_at(chunk.slot) != chunk.generation) {
+    if (landed == LANDING_FAILED || landed < extents || index.generation_at(chunk.slot) != chunk.generation) {
       return {};
     }
   }
@@ -80,7 +80,7 @@ ExtentSender::ExtentSender(std::shared_ptr<const OfferPlan> plan, uint32_t conne
       batch_bytes_max_(pace.batch_bytes()),
       is_gone_(plan_->chunks.size()) {
   for (const OfferedChunk& chunk : plan_->chunks) {
-    KVPOOL_CHECK(arena_->contains(chunk.arena_offset, plan_->layers * plan_->layer_bytes));
+    KVPOOL_CHECK(arena_->contains(chunk.arena_offset, plan_->extents * plan_->extent_bytes));
   }
   marks_.reserve(BATCH_EXTENTS);
   parts_.reserve(2 * BATCH_EXTENTS);
@@ -88,11 +88,11 @@ ExtentSender::ExtentSender(std::shared_ptr<const OfferPlan> plan, uint32_t conne
 
 StreamFault ExtentSender::run(ByteStream& stream) {
   stream_ = &stream;
-  const uint32_t most = group_layers();
-  for (uint32_t first = 0, end = 1; first < plan_->layers; first = end, end = std::min(first + most, plan_->layers)) {
+  const uint32_t most = group_extents();
+  for (uint32_t first = 0, end = 1; first < plan_->extents; first = end, end = std::min(first + most, plan_->extents)) {
     for (uint32_t chunk = connection_; chunk < plan_->chunks.size(); chunk += plan_->connections) {
-      for (uint32_t layer = first; layer < end && !is_gone_[chunk]; ++layer) {
-        const StreamFault fault = send_layer(chunk, layer);
+      for (uint32_t extent = first; extent < end && !is_gone_[chunk]; ++extent) {
+        const StreamFault fault = send_landed(chunk, extent);
         if (fault != StreamFault::NONE) {
           return fault;
         }
@@ -102,42 +102,42 @@ StreamFault ExtentSender::run(ByteStream& stream) {
   return flush();
 }
 
-// How many layers of a chunk go one behind the other, after layer 0: one where a save is under way, which is followed layer by
-// layer.
-uint32_t ExtentSender::group_layers() const noexcept {
+// How many extents of a chunk go one behind the other, after extent 0: one where a save is under way, which is followed as it
+// comes.
+uint32_t ExtentSender::group_extents() const noexcept {
   for (uint32_t chunk = connection_; chunk < plan_->chunks.size(); chunk += plan_->connections) {
     const uint32_t landed = index_->landed_at(plan_->chunks[chunk].slot);
-    if (landed < plan_->layers || landed == LANDING_FAILED) {
+    if (landed < plan_->extents || landed == LANDING_FAILED) {
       return 1;
     }
   }
-  return static_cast<uint32_t>(std::max<uint64_t>(1, GROUP_BYTES / plan_->layer_bytes));
+  return static_cast<uint32_t>(std::max<uint64_t>(1, GROUP_BYTES / plan_->extent_bytes));
 }
 
-// Whether a layer can be sent now. `landed`: the slot's word where it cannot yet.
-ExtentSender::Layer ExtentSender::look(uint32_t number, uint32_t layer, uint32_t& crc, uint32_t& landed) const {
+// Whether an extent can be sent now. `landed`: the slot's word where it cannot yet.
+ExtentSender::State ExtentSender::look(uint32_t number, uint32_t extent, uint32_t& crc, uint32_t& landed) const {
   const OfferedChunk& chunk = plan_->chunks[number];
   landed = index_->landed_at(chunk.slot);
-  crc = index_->checksum_at(chunk.slot, layer);
+  crc = index_->checksum_at(chunk.slot, extent);
   if (index_->generation_at(chunk.slot) != chunk.generation || landed == LANDING_FAILED) {
-    return Layer::GONE;
+    return State::GONE;
   }
-  return landed > layer ? Layer::READY : Layer::LANDING;
+  return landed > extent ? State::READY : State::LANDING;
 }
 
-StreamFault ExtentSender::send_layer(uint32_t chunk, uint32_t layer) {
+StreamFault ExtentSender::send_landed(uint32_t chunk, uint32_t extent) {
   uint32_t crc = 0;
   uint32_t landed = 0;
   while (true) {
-    switch (look(chunk, layer, crc, landed)) {
-      case Layer::READY:
-        return send_extent(chunk, layer, crc);
-      case Layer::GONE:
+    switch (look(chunk, extent, crc, landed)) {
+      case State::READY:
+        return send_extent(chunk, extent, crc);
+      case State::GONE:
         is_gone_[chunk] = true;
         ++gone_chunks_;
         add_mark(make_gone_mark(chunk));
         return marks_.size() == BATCH_EXTENTS ? flush() : StreamFault::NONE;
-      case Layer::LANDING: {
+      case State::LANDING: {
         const StreamFault fault = wait_for_landing(chunk, landed);
         if (fault != StreamFault::NONE) {
           return fault;
@@ -172,11 +172,11 @@ StreamFault ExtentSender::wait_for_landing(uint32_t chunk, uint32_t landed) {
   return flush();
 }
 
-StreamFault ExtentSender::send_extent(uint32_t chunk, uint32_t layer, uint32_t crc) {
-  add_mark(make_extent_mark(chunk, layer, plan_->layer_bytes, crc));
-  uint8_t* const bytes = arena_->data() + plan_->chunks[chunk].arena_offset + layer * plan_->layer_bytes;
-  for (uint64_t at = 0; at < plan_->layer_bytes;) {
-    const uint64_t size = std::min(plan_->layer_bytes - at, batch_bytes_max_ - batch_bytes_);
+StreamFault ExtentSender::send_extent(uint32_t chunk, uint32_t extent, uint32_t crc) {
+  add_mark(make_extent_mark(chunk, extent, plan_->extent_bytes, crc));
+  uint8_t* const bytes = arena_->data() + plan_->chunks[chunk].arena_offset + extent * plan_->extent_bytes;
+  for (uint64_t at = 0; at < plan_->extent_bytes;) {
+    const uint64_t size = std::min(plan_->extent_bytes - at, batch_bytes_max_ - batch_bytes_);
     parts_.push_back({bytes + at, static_cast<size_t>(size)});
     batch_bytes_ += size;
     at += size;

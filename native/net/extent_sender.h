@@ -1,9 +1,10 @@
 // One connection of an offer: extents on their way from slots of the arena into a stream.
 //
-// What it is: layer 0 of all chunks of the connection, then layer 1, …, each straight from the arena, behind a mark with its
-// checksum; behind layer 0, several small layers of each chunk in turn, so that its puller publishes them at once. What it is not: a right: the offer's owner holds a lease on the chunks until the offer has ended.
-// A slot whose layers are still landing is followed. A chunk that has left its slot, or failed to land, is marked as gone, and the
-// others go on. The generation is read again after a layer's checksum: a chunk that leaves its slot while it is sent has other bytes
+// What it is: extent 0 of all chunks of the connection, then extent 1, …, each straight from the arena, behind a mark with its
+// checksum; behind extent 0, several small extents of each chunk in turn, so that its puller publishes them at once. What it is
+// not: a right: the offer's owner holds a lease on the chunks until the offer has ended.
+// A slot whose extents are still landing is followed. A chunk that has left its slot, or failed to land, is marked as gone, and the
+// others go on. The generation is read again after an extent's checksum: a chunk that leaves its slot while it is sent has other bytes
 // than its checksum, which the puller finds.
 // Threads: one, but for OfferStop.
 #pragma once
@@ -30,16 +31,16 @@ struct OfferedChunk {
 // What a peer may pull with one ticket, over so many connections, once each.
 struct OfferPlan {
   std::vector<OfferedChunk> chunks;
-  uint32_t layers = 0;
-  uint64_t layer_bytes = 0;
+  uint32_t extents = 0;
+  uint64_t extent_bytes = 0;
   uint32_t connections = 1;
   uint64_t peer = 0;  // at whose pace it is sent
   StreamClock::time_point deadline;
 };
 
-// CRC-32C of all layers of all chunks, chunk by chunk, for who is offered them; empty where one of them has not landed, or has gone.
+// CRC-32C of all extents of all chunks, chunk by chunk, for who is offered them; empty where one of them has not landed, or has gone.
 [[nodiscard]] std::vector<uint32_t> offered_checks(const IndexView& index, const std::vector<OfferedChunk>& chunks,
-                                                   uint32_t layers);
+                                                   uint32_t extents);
 
 // Wakes the connections of an offer that wait for a landing or for their peer's rate. Any thread.
 class OfferStop {
@@ -73,7 +74,7 @@ class SendPace {
 
 class ExtentSender {
  public:
-  // REQUIRES: every chunk inside arena and index, for as many layers.
+  // REQUIRES: every chunk inside arena and index, for as many extents.
   ExtentSender(std::shared_ptr<const OfferPlan> plan, uint32_t connection, std::shared_ptr<const Mapping> arena,
                std::shared_ptr<const IndexView> index, SendPace& pace, OfferStop& stop, std::chrono::milliseconds stall);
 
@@ -83,15 +84,15 @@ class ExtentSender {
   [[nodiscard]] uint32_t gone_chunks() const noexcept { return gone_chunks_; }
 
  private:
-  // One system call sends so many small layers, or a part of a large one.
+  // One system call sends so many small extents, or a part of a large one.
   static constexpr size_t BATCH_EXTENTS = 256;
   static constexpr std::chrono::milliseconds WAITING_PERIOD{100};
 
-  enum class Layer { READY, LANDING, GONE };
-  [[nodiscard]] uint32_t group_layers() const noexcept;
-  [[nodiscard]] Layer look(uint32_t chunk, uint32_t layer, uint32_t& crc, uint32_t& landed) const;
-  [[nodiscard]] StreamFault send_extent(uint32_t chunk, uint32_t layer, uint32_t crc);
-  [[nodiscard]] StreamFault send_layer(uint32_t chunk, uint32_t layer);
+  enum class State { READY, LANDING, GONE };
+  [[nodiscard]] uint32_t group_extents() const noexcept;
+  [[nodiscard]] State look(uint32_t chunk, uint32_t extent, uint32_t& crc, uint32_t& landed) const;
+  [[nodiscard]] StreamFault send_extent(uint32_t chunk, uint32_t extent, uint32_t crc);
+  [[nodiscard]] StreamFault send_landed(uint32_t chunk, uint32_t extent);
   [[nodiscard]] StreamFault wait_for_landing(uint32_t chunk, uint32_t landed);
   void add_mark(const StreamMark& mark);
   [[nodiscard]] StreamFault flush();

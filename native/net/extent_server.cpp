@@ -44,7 +44,7 @@ ExtentServer::~ExtentServer() {
 OfferAnswer ExtentServer::offer(const StreamTicket& ticket, OfferPlan plan) {
   KVPOOL_CHECK(plan.connections > 0 && plan.connections <= STREAM_CONNECTIONS_MAX);
   KVPOOL_CHECK(plan.connections <= plan.chunks.size());
-  KVPOOL_CHECK(plan.layers > 0 && plan.layer_bytes > 0);
+  KVPOOL_CHECK(plan.extents > 0 && plan.extent_bytes > 0);
   uint64_t id = 0;
   bool is_first = false;
   {

@@ -63,7 +63,7 @@ PullQueue::~PullQueue() {
 uint64_t PullQueue::pull(PullPlan plan) {
   KVPOOL_CHECK(plan.connections > 0 && plan.connections <= STREAM_CONNECTIONS_MAX);
   KVPOOL_CHECK(plan.connections <= plan.rows.size());
-  KVPOOL_CHECK(plan.layers > 0 && plan.layer_bytes > 0);
+  KVPOOL_CHECK(plan.extents > 0 && plan.extent_bytes > 0);
   uint64_t id = 0;
   {
     const std::lock_guard guard(lock_);

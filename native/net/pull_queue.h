@@ -41,7 +41,7 @@ class PullQueue {
   PullQueue& operator=(const PullQueue&) = delete;
 
   // A job's number; 0 where the line is full or the queue stopped. REQUIRES: 1 to STREAM_CONNECTIONS_MAX connections, at most one a
-  // row; every row inside arena and index, in a slot of its own where no layer has landed.
+  // row; every row inside arena and index, in a slot of its own where no extent has landed.
   [[nodiscard]] uint64_t pull(PullPlan plan);
   // Ends what has not ended of a job as CANCELLED; reported like any end. False where it has ended, or never was.
   bool cancel(uint64_t job);

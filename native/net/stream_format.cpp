@@ -19,7 +19,7 @@ StreamMark sealed(StreamMark mark) noexcept {
 
 // Whether a kind has the numbers that it can have.
 bool is_possible(const StreamMark& mark) noexcept {
-  const bool is_empty = mark.layer == 0 && mark.bytes == 0 && mark.crc == 0;
+  const bool is_empty = mark.extent == 0 && mark.bytes == 0 && mark.crc == 0;
   switch (mark.kind) {
     case MarkKind::EXTENT:
       return mark.bytes > 0;
@@ -57,8 +57,8 @@ std::optional<StreamHello> read_hello(const uint8_t* bytes) noexcept {
   return hello;
 }
 
-StreamMark make_extent_mark(uint32_t chunk, uint32_t layer, uint64_t bytes, uint32_t crc) noexcept {
-  return sealed({MARK_MAGIC, MarkKind::EXTENT, chunk, layer, bytes, crc, 0});
+StreamMark make_extent_mark(uint32_t chunk, uint32_t extent, uint64_t bytes, uint32_t crc) noexcept {
+  return sealed({MARK_MAGIC, MarkKind::EXTENT, chunk, extent, bytes, crc, 0});
 }
 
 StreamMark make_gone_mark(uint32_t chunk) noexcept { return sealed({MARK_MAGIC, MarkKind::GONE, chunk, 0, 0, 0, 0}); }

@@ -1,9 +1,9 @@
 // What passes on a stream between nodes: a puller's hello, then the owner's marks and extents.
 //
 //   puller → owner   StreamHello, once; then nothing
-//   owner → puller   StreamMark, behind each of kind EXTENT the bytes of that layer; layer 0 of all chunks of this connection,
-//                    then layer 1, …, of small layers several of each chunk in turn. Chunk i travels on connection i mod
-//                    `connections`: the layers of a chunk come in order, which is all that a puller relies on.
+//   owner → puller   StreamMark, behind each of kind EXTENT its bytes; extent 0 of all chunks of this connection,
+//                    then extent 1, …, of small extents several of each chunk in turn. Chunk i travels on connection i mod
+//                    `connections`: the extents of a chunk come in order, which is all that a puller relies on.
 //
 // Fixed layouts, little endian. Both sides take what they receive as untrusted: `read_hello` and `read_mark` accept exactly what
 // `make_hello` and `make_mark` make. The checksum of a mark detects damage; it is no proof of who sent it.
@@ -35,16 +35,16 @@ static_assert(sizeof(StreamHello) == 64);
 inline constexpr uint8_t STREAM_MAGIC[8] = {'K', 'V', 'P', 'S', 'T', 'R', 'M', '1'};
 
 enum class MarkKind : uint32_t {
-  EXTENT = 1,   // the layer's bytes follow
-  GONE = 2,     // no more layers of this chunk come: it left its slot, or could not be read
-  WAITING = 3,  // the next layer has not landed at the owner
+  EXTENT = 1,   // the extent's bytes follow
+  GONE = 2,     // no more extents of this chunk come: it left its slot, or could not be read
+  WAITING = 3,  // the next extent has not landed at the owner
 };
 
 struct StreamMark {
   uint32_t magic;
   MarkKind kind;
   uint32_t chunk;  // of the pull; 0 where WAITING
-  uint32_t layer;  // 0 but for an EXTENT
+  uint32_t extent;  // 0 but for an EXTENT
   uint64_t bytes;  // that follow
   uint32_t crc;    // CRC-32C of them
   uint32_t mark_crc;
@@ -58,7 +58,7 @@ inline constexpr uint32_t MARK_MAGIC = 0x4D50564BU;  // "KVPM"
 // Nothing where it is none, or its numbers are impossible.
 [[nodiscard]] std::optional<StreamHello> read_hello(const uint8_t* bytes) noexcept;
 
-[[nodiscard]] StreamMark make_extent_mark(uint32_t chunk, uint32_t layer, uint64_t bytes, uint32_t crc) noexcept;
+[[nodiscard]] StreamMark make_extent_mark(uint32_t chunk, uint32_t extent, uint64_t bytes, uint32_t crc) noexcept;
 [[nodiscard]] StreamMark make_gone_mark(uint32_t chunk) noexcept;
 [[nodiscard]] StreamMark make_waiting_mark() noexcept;
 [[nodiscard]] std::optional<StreamMark> read_mark(const uint8_t* bytes) noexcept;

@@ -19,8 +19,8 @@ struct CatalogueRow {
   uint64_t offset;
   uint64_t generation;
   uint64_t recency;
-  uint64_t layer_bytes;
-  uint32_t layers;
+  uint64_t extent_bytes;
+  uint32_t extents;
   uint32_t name_space;
   uint32_t priority;
   uint32_t duration_s;

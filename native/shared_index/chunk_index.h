@@ -103,12 +103,12 @@ class ChunkIndex {
       region_.table->end_landing(slot_of(page));
     }
   }
-  // Publishes the chunk in the slot at the page: a reader that finds the generation finds the layers and checksums.
-  void publish(PageIndex page, const uint32_t* checksums, uint32_t layers, uint64_t generation) noexcept {
+  // Publishes the chunk in the slot at the page: a reader that finds the generation finds the extents and checksums.
+  void publish(PageIndex page, const uint32_t* checksums, uint32_t extents, uint64_t generation) noexcept {
     if (has_words()) {
       const SlotAddress slot = slot_of(page);
-      region_.table->set_checksums(slot, checksums, layers);
-      region_.table->set_landed(slot, layers);
+      region_.table->set_checksums(slot, checksums, extents);
+      region_.table->set_landed(slot, extents);
       region_.table->set_generation(slot, generation);
     }
   }

@@ -18,9 +18,9 @@
 //      reader that found nothing looks at `moves`: if it changed, or a slot was in flux, it looks again (at most
 //      MAX_LOOKS times; then it answers "miss", which is always allowed).
 //
-// Reading a chunk that is just being promoted: its generation word is set from the start, its landing word rises layer by
-// layer after the layer's bytes and checksum are there. Readers wait on that word (futex, landing_wait.h). The words of a chunk that is
-// just being saved rise alike, but for the last layer, which lands when the chunk is committed.
+// Reading a chunk that is just being promoted: its generation word is set from the start, its landing word rises extent by
+// extent after the extent's bytes and checksum are there. Readers wait on that word (futex, landing_wait.h). The words of a chunk that is
+// just being saved rise alike, but for the last extent, which lands when the chunk is committed.
 //
 // Threads: ChunkTable is the daemon's control thread's. IndexView may be used from any thread of any process.
 #pragma once
@@ -88,16 +88,16 @@ class IndexView : public std::enable_shared_from_this<IndexView> {
   // Generation of the readable chunk in the slot; 0 where there is none (or no such slot).
   [[nodiscard]] uint64_t generation_at(SlotAddress slot) const noexcept;
 
-  // CRC-32C of a layer of the slot; 0 where there is none: check with `covers` beforehand.
-  [[nodiscard]] uint32_t checksum_at(SlotAddress slot, uint32_t layer) const noexcept;
+  // CRC-32C of an extent of the slot; 0 where there is none: check with `covers` beforehand.
+  [[nodiscard]] uint32_t checksum_at(SlotAddress slot, uint32_t extent) const noexcept;
 
-  // Layers in place of the slot, or LANDING_FAILED; 0 where there is no such slot.
+  // Extents in place of the slot, or LANDING_FAILED; 0 where there is no such slot.
   [[nodiscard]] uint32_t landed_at(SlotAddress slot) const noexcept;
   // The word that has this number, to wait on (landing_wait.h); nullptr where there is no such slot.
   [[nodiscard]] const uint32_t* landing_word(SlotAddress slot) const noexcept;
 
-  // Whether the slot has words in the index, and as many layers have checksums there now.
-  [[nodiscard]] bool covers(SlotAddress slot, uint32_t layers) const noexcept;
+  // Whether the slot has words in the index, and as many extents have checksums there now.
+  [[nodiscard]] bool covers(SlotAddress slot, uint32_t extents) const noexcept;
 
   [[nodiscard]] const IndexShape& shape() const noexcept { return shape_; }
   [[nodiscard]] uint64_t count() const noexcept;
@@ -166,16 +166,16 @@ class ChunkTable {
   // stored with release, after the slot's bytes and checksums. REQUIRES: the slot is one of the index.
   void open_slot(SlotAddress slot, uint32_t first_checksum) noexcept;
   void set_generation(SlotAddress slot, uint64_t generation) noexcept;
-  void set_checksums(SlotAddress slot, const uint32_t* checksums, uint32_t layers) noexcept;
-  // How many layers of a slot can be read: stored with release, after their bytes and checksums. Wakes who follows the slot.
-  void set_landed(SlotAddress slot, uint32_t layers) noexcept;
-  // No more layers come into a slot: wakes who follows it.
+  void set_checksums(SlotAddress slot, const uint32_t* checksums, uint32_t extents) noexcept;
+  // How many extents of a slot can be read: stored with release, after their bytes and checksums. Wakes who follows the slot.
+  void set_landed(SlotAddress slot, uint32_t extents) noexcept;
+  // No more extents come into a slot: wakes who follows it.
   void end_landing(SlotAddress slot) noexcept;
-  // Layers first .. first+count of a slot are in place, with these checksums; wakes who follows it. REQUIRES: `first` have landed.
+  // Extents first .. first+count of a slot are in place, with these checksums; wakes who follows it. REQUIRES: `first` have landed.
   void land(SlotAddress slot, uint32_t first, const uint32_t* checksums, uint32_t count) noexcept;
   [[nodiscard]] uint32_t landed(SlotAddress slot) const noexcept;
   [[nodiscard]] uint64_t generation(SlotAddress slot) const noexcept;
-  [[nodiscard]] uint32_t checksum(SlotAddress slot, uint32_t layer) const noexcept;
+  [[nodiscard]] uint32_t checksum(SlotAddress slot, uint32_t extent) const noexcept;
 
   // Slots that a probe for the key looks at; nothing where it is absent.
   [[nodiscard]] std::optional<uint64_t> probe_length(const ChunkKey& key) const noexcept;

@@ -23,18 +23,18 @@ void ChunkTable::set_generation(SlotAddress slot, uint64_t generation) noexcept 
   store_release(words_at(slot).generation, generation);
 }
 
-void ChunkTable::set_checksums(SlotAddress slot, const uint32_t* checksums, uint32_t layers) noexcept {
-  uint32_t* const sums = regions_[slot.region].find_checksums(words_at(slot), layers);
+void ChunkTable::set_checksums(SlotAddress slot, const uint32_t* checksums, uint32_t extents) noexcept {
+  uint32_t* const sums = regions_[slot.region].find_checksums(words_at(slot), extents);
   KVPOOL_CHECK(sums != nullptr);
-  for (uint32_t layer = 0; layer < layers; ++layer) {
-    store_release(sums[layer], checksums[layer]);
+  for (uint32_t extent = 0; extent < extents; ++extent) {
+    store_release(sums[extent], checksums[extent]);
   }
 }
 
-void ChunkTable::set_landed(SlotAddress slot, uint32_t layers) noexcept {
+void ChunkTable::set_landed(SlotAddress slot, uint32_t extents) noexcept {
   SlotWords& words = words_at(slot);
   const bool may_be_followed = words.generation != 0;  // before its publication only who follows it has asked for that
-  store_release(words.landed, layers);
+  store_release(words.landed, extents);
   if (may_be_followed) {
     wake_landing(words.landed);
   }
@@ -50,8 +50,8 @@ void ChunkTable::land(SlotAddress slot, uint32_t first, const uint32_t* checksum
   SlotWords& words = words_at(slot);
   uint32_t* const sums = regions_[slot.region].find_checksums(words, uint64_t{first} + count);
   KVPOOL_CHECK(sums != nullptr && words.landed == first);
-  for (uint32_t layer = 0; layer < count; ++layer) {
-    store_release(sums[first + layer], checksums[layer]);
+  for (uint32_t extent = 0; extent < count; ++extent) {
+    store_release(sums[first + extent], checksums[extent]);
   }
   store_release(words.landed, first + count);
   wake_landing(words.landed);
@@ -61,10 +61,10 @@ uint32_t ChunkTable::landed(SlotAddress slot) const noexcept { return load_acqui
 
 uint64_t ChunkTable::generation(SlotAddress slot) const noexcept { return words_at(slot).generation; }
 
-uint32_t ChunkTable::checksum(SlotAddress slot, uint32_t layer) const noexcept {
-  const uint32_t* const sums = regions_[slot.region].find_checksums(words_at(slot), uint64_t{layer} + 1);
+uint32_t ChunkTable::checksum(SlotAddress slot, uint32_t extent) const noexcept {
+  const uint32_t* const sums = regions_[slot.region].find_checksums(words_at(slot), uint64_t{extent} + 1);
   KVPOOL_CHECK(sums != nullptr);
-  return sums[layer];
+  return sums[extent];
 }
 
 // Words do not straddle pages: a part begins at a multiple of their size.

@@ -5,8 +5,8 @@
 //   offset 0          IndexHeader, one page, which names the regions and where their words lie
 //   4096              TableSlot[slots], one cache line each: key, tiers, residency in the tier of region 0
 //   further_offset    FurtherSlot[slots], one cache line each: residencies in other arena tiers; only where regions have several
-//   for each region   SlotWords[its slots], by slot number: generation, layers in place, where its checksums begin
-//                     u32 checksums[its checksums]: CRC-32C of each layer of a slot, one behind the other
+//   for each region   SlotWords[its slots], by slot number: generation, extents in place, where its checksums begin
+//                     u32 checksums[its checksums]: CRC-32C of each extent of a slot, one behind the other
 //
 // A region is memory that slots are cut from. Words belong to slots, not to pages: how many slots a region can have at most is
 // decided when it is made: see ArenaShape in slot_arena.h. Each part begins at a multiple of 64 bytes.
@@ -39,7 +39,7 @@ enum class Backing : uint8_t { MEMFD = 1, DEVICE = 2, FILE = 3 };
 struct RegionHeader {
   uint64_t bytes;             // of the region
   uint64_t slots;             // that it can have at most
-  uint64_t checksums;         // of all their layers, at most
+  uint64_t checksums;         // of all their extents, at most
   uint64_t words_offset;      // SlotWords[slots]
   uint64_t checksums_offset;  // u32[checksums]
   uint8_t tier;
@@ -98,8 +98,8 @@ static_assert(sizeof(FurtherSlot) == 64);
 // What readers of a slot look at: in one cache line.
 struct SlotWords {
   uint64_t generation;      // of the chunk in the slot; 0: do not read
-  uint32_t landed;          // layers in place; LANDING_FAILED: no more come
-  uint32_t first_checksum;  // layer l of the slot has checksum first_checksum + l of its region
+  uint32_t landed;          // extents in place; LANDING_FAILED: no more come
+  uint32_t first_checksum;  // extent e of the slot has checksum first_checksum + e of its region
 };
 static_assert(sizeof(SlotWords) == 16);
 

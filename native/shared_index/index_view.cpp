@@ -258,11 +258,11 @@ uint64_t IndexView::generation_at(SlotAddress slot) const noexcept {
   return words == nullptr ? 0 : load_acquire(words->generation);
 }
 
-uint32_t IndexView::checksum_at(SlotAddress slot, uint32_t layer) const noexcept {
+uint32_t IndexView::checksum_at(SlotAddress slot, uint32_t extent) const noexcept {
   const SlotWords* const words = words_at(slot);
   const uint32_t* const sums =
-      words == nullptr ? nullptr : regions_[slot.region].find_checksums(*words, uint64_t{layer} + 1);
-  return sums == nullptr ? 0 : load_acquire(sums[layer]);
+      words == nullptr ? nullptr : regions_[slot.region].find_checksums(*words, uint64_t{extent} + 1);
+  return sums == nullptr ? 0 : load_acquire(sums[extent]);
 }
 
 uint32_t IndexView::landed_at(SlotAddress slot) const noexcept {
@@ -275,9 +275,9 @@ const uint32_t* IndexView::landing_word(SlotAddress slot) const noexcept {
   return words == nullptr ? nullptr : &words->landed;
 }
 
-bool IndexView::covers(SlotAddress slot, uint32_t layers) const noexcept {
+bool IndexView::covers(SlotAddress slot, uint32_t extents) const noexcept {
   const SlotWords* const words = words_at(slot);
-  return words != nullptr && regions_[slot.region].find_checksums(*words, layers) != nullptr;
+  return words != nullptr && regions_[slot.region].find_checksums(*words, extents) != nullptr;
 }
 
 uint64_t IndexView::count() const noexcept { return load_acquire(header_->count); }

@@ -18,10 +18,10 @@ struct RegionWords {
 
   // nullptr: the region has no such slot.
   [[nodiscard]] SlotWords* find(uint32_t number) const noexcept { return number < slot_count ? &slots[number] : nullptr; }
-  // The checksums of `layers` layers of a slot; nullptr where they would lie outside. Where they begin is read anew each time.
-  [[nodiscard]] uint32_t* find_checksums(const SlotWords& slot, uint64_t layers) const noexcept {
+  // The checksums of `extents` extents of a slot; nullptr where they would lie outside. Where they begin is read anew each time.
+  [[nodiscard]] uint32_t* find_checksums(const SlotWords& slot, uint64_t extents) const noexcept {
     const uint64_t first = load_acquire(slot.first_checksum);
-    return layers <= checksum_count && first <= checksum_count - layers ? &checksums[first] : nullptr;
+    return extents <= checksum_count && first <= checksum_count - extents ? &checksums[first] : nullptr;
   }
 };
 

@@ -7,7 +7,7 @@ namespace kvpool {
 namespace {
 
 // More than any chunk: numbers above are damage.
-constexpr uint64_t LAYER_BYTES_MAX = uint64_t{1} << 36;
+constexpr uint64_t EXTENT_BYTES_MAX = uint64_t{1} << 36;
 
 uint32_t crc_of(const uint8_t* bytes, uint64_t size) noexcept {
   constexpr size_t WORD = offsetof(SsdHeaderFields, header_crc);
@@ -30,10 +30,10 @@ void fill(SsdHeader& header, const SsdHeaderFields& fields, const Body& body) {
   std::memcpy(header.parent, fields.parent, sizeof(fields.parent));
   std::memcpy(header.name_space, fields.name_space, sizeof(fields.name_space));
   header.generation = fields.generation;
-  header.layer_bytes = fields.layer_bytes;
-  header.layer_crcs.resize(fields.layers);
-  for (uint32_t layer = 0; layer < fields.layers; ++layer) {
-    std::memcpy(&header.layer_crcs[layer], body.checksums + layer * body.stride, sizeof(uint32_t));
+  header.extent_bytes = fields.extent_bytes;
+  header.extent_crcs.resize(fields.extents);
+  for (uint32_t extent = 0; extent < fields.extents; ++extent) {
+    std::memcpy(&header.extent_crcs[extent], body.checksums + extent * body.stride, sizeof(uint32_t));
   }
   header.tokens.resize(fields.tokens);
   if (fields.tokens > 0) {
@@ -42,43 +42,43 @@ void fill(SsdHeader& header, const SsdHeaderFields& fields, const Body& body) {
 }
 
 SsdStatus decode_version_1(const uint8_t* page, const SsdHeaderFields& fields, SsdHeader& header) {
-  if (fields.header_crc != crc_of(page, SSD_HEADER_BYTES) || fields.layers > SSD_WORDS_1 ||
-      fields.tokens > SSD_WORDS_1 - fields.layers) {
+  if (fields.header_crc != crc_of(page, SSD_HEADER_BYTES) || fields.extents > SSD_WORDS_1 ||
+      fields.tokens > SSD_WORDS_1 - fields.extents) {
     return SsdStatus::BAD_HEADER;
   }
-  if (ssd_header_bytes(fields.layers) != SSD_HEADER_BYTES) {
+  if (ssd_header_bytes(fields.extents) != SSD_HEADER_BYTES) {
     return SsdStatus::OTHER_GEOMETRY;
   }
   const uint8_t* const words = page + sizeof(fields);
-  fill(header, fields, {words, sizeof(uint32_t), words + fields.layers * sizeof(uint32_t)});
+  fill(header, fields, {words, sizeof(uint32_t), words + fields.extents * sizeof(uint32_t)});
   return SsdStatus::OK;
 }
 
 SsdStatus decode_version_2(const uint8_t* bytes, uint64_t size, const SsdHeaderFields& fields, SsdHeader& header) {
   SsdTableFields table;
   std::memcpy(&table, bytes + sizeof(fields), sizeof(table));
-  if (fields.layers > SSD_LAYERS_MAX || table.header_bytes != ssd_header_bytes(fields.layers) || table.header_bytes > size ||
-      table.entry_bytes != sizeof(SsdEntry) || fields.tokens > ssd_words_beside(fields.layers) ||
+  if (fields.extents > SSD_EXTENTS_MAX || table.header_bytes != ssd_header_bytes(fields.extents) || table.header_bytes > size ||
+      table.entry_bytes != sizeof(SsdEntry) || fields.tokens > ssd_words_beside(fields.extents) ||
       fields.header_crc != crc_of(bytes, table.header_bytes)) {
     return SsdStatus::BAD_HEADER;
   }
   const uint8_t* const entries = bytes + sizeof(fields) + sizeof(table);
-  for (uint32_t layer = 0; layer < fields.layers; ++layer) {
+  for (uint32_t extent = 0; extent < fields.extents; ++extent) {
     SsdEntry entry;
-    std::memcpy(&entry, entries + layer * sizeof(entry), sizeof(entry));
-    if (entry.bytes != static_cast<uint32_t>(fields.layer_bytes)) {
+    std::memcpy(&entry, entries + extent * sizeof(entry), sizeof(entry));
+    if (entry.bytes != static_cast<uint32_t>(fields.extent_bytes)) {
       return SsdStatus::BAD_HEADER;
     }
   }
-  fill(header, fields, {entries, sizeof(SsdEntry), entries + fields.layers * sizeof(SsdEntry)});
+  fill(header, fields, {entries, sizeof(SsdEntry), entries + fields.extents * sizeof(SsdEntry)});
   return SsdStatus::OK;
 }
 
 }  // namespace
 
 void encode_ssd_header(const SsdHeader& header, uint8_t* bytes) noexcept {
-  KVPOOL_CHECK(!header.layer_crcs.empty());
-  KVPOOL_CHECK(header.layer_crcs.size() <= SSD_LAYERS_MAX);
+  KVPOOL_CHECK(!header.extent_crcs.empty());
+  KVPOOL_CHECK(header.extent_crcs.size() <= SSD_EXTENTS_MAX);
   SsdHeaderFields fields{};
   std::memcpy(fields.magic, SSD_MAGIC, sizeof(fields.magic));
   fields.version = SSD_FORMAT_VERSION;
@@ -87,17 +87,17 @@ void encode_ssd_header(const SsdHeader& header, uint8_t* bytes) noexcept {
   std::memcpy(fields.parent, header.parent, sizeof(fields.parent));
   std::memcpy(fields.name_space, header.name_space, sizeof(fields.name_space));
   fields.generation = header.generation;
-  fields.layer_bytes = header.layer_bytes;
-  fields.layers = static_cast<uint32_t>(header.layer_crcs.size());
-  const bool has_room = header.tokens.size() <= ssd_words_beside(fields.layers);
+  fields.extent_bytes = header.extent_bytes;
+  fields.extents = static_cast<uint32_t>(header.extent_crcs.size());
+  const bool has_room = header.tokens.size() <= ssd_words_beside(fields.extents);
   fields.tokens = has_room ? static_cast<uint32_t>(header.tokens.size()) : 0;
   const SsdTableFields table{static_cast<uint32_t>(header.header_bytes()), sizeof(SsdEntry), {}};
   std::memset(bytes, 0, table.header_bytes);
   std::memcpy(bytes, &fields, sizeof(fields));
   std::memcpy(bytes + sizeof(fields), &table, sizeof(table));
   uint8_t* end = bytes + sizeof(fields) + sizeof(table);
-  for (const uint32_t crc : header.layer_crcs) {
-    const SsdEntry entry{crc, static_cast<uint32_t>(header.layer_bytes)};
+  for (const uint32_t crc : header.extent_crcs) {
+    const SsdEntry entry{crc, static_cast<uint32_t>(header.extent_bytes)};
     std::memcpy(end, &entry, sizeof(entry));
     end += sizeof(entry);
   }
@@ -112,10 +112,10 @@ uint64_t ssd_header_length(const uint8_t* page) noexcept {
   SsdHeaderFields fields;
   std::memcpy(&fields, page, sizeof(fields));
   if (std::memcmp(fields.magic, SSD_MAGIC, sizeof(fields.magic)) != 0 || fields.version == 0 ||
-      fields.version > SSD_FORMAT_VERSION || fields.layers == 0 || fields.layers > SSD_LAYERS_MAX) {
+      fields.version > SSD_FORMAT_VERSION || fields.extents == 0 || fields.extents > SSD_EXTENTS_MAX) {
     return 0;
   }
-  return fields.version == 1 ? SSD_HEADER_BYTES : ssd_header_bytes(fields.layers);
+  return fields.version == 1 ? SSD_HEADER_BYTES : ssd_header_bytes(fields.extents);
 }
 
 SsdStatus decode_ssd_header(const uint8_t* bytes, uint64_t size, SsdHeader& header) {
@@ -128,7 +128,7 @@ SsdStatus decode_ssd_header(const uint8_t* bytes, uint64_t size, SsdHeader& head
   if (fields.version > SSD_FORMAT_VERSION) {
     return SsdStatus::NEWER_VERSION;
   }
-  if (fields.version == 0 || fields.layers == 0 || fields.layer_bytes == 0 || fields.layer_bytes > LAYER_BYTES_MAX) {
+  if (fields.version == 0 || fields.extents == 0 || fields.extent_bytes == 0 || fields.extent_bytes > EXTENT_BYTES_MAX) {
     return SsdStatus::BAD_HEADER;
   }
   return fields.version == 1 ? decode_version_1(bytes, fields, header) : decode_version_2(bytes, size, fields, header);
@@ -147,7 +147,7 @@ SsdStatus compare_ssd_headers(const SsdHeader& found, const SsdHeader& expected)
   if (found.generation != expected.generation) {
     return SsdStatus::OTHER_GENERATION;
   }
-  const bool same = found.layer_bytes == expected.layer_bytes && found.layer_crcs.size() == expected.layer_crcs.size();
+  const bool same = found.extent_bytes == expected.extent_bytes && found.extent_crcs.size() == expected.extent_crcs.size();
   return same ? SsdStatus::OK : SsdStatus::OTHER_GEOMETRY;
 }
 

@@ -7,9 +7,9 @@
 // writes, whatever clients do to the arena meanwhile. Reads go straight into the arena. A chunk found bad there is read once more
 // into the bounce memory, by plain calls: only if it is bad there too is the chunk on disk dropped.
 //
-// A ReadJob goes layer-major: the first layers of all chunks, then the next ones, so that every chunk's first layer can be
-// loaded while the rest is still being read. Pieces are about SSD_PIECE_BYTES, whole layers, and never overlap: a page
-// that has landed is not written again. Layers are checked and announced in order.
+// A ReadJob goes extent by extent: the first ones of all chunks, then the next ones, so that every chunk's first extent can be
+// loaded while the rest is still being read. Pieces are about SSD_PIECE_BYTES, whole extents, and never overlap: a page
+// that has landed is not written again. Extents are checked and announced in order.
 // A WriteJob writes a chunk in pieces of SSD_WRITE_BYTES, the header last where there are several. Its thread goes on with it
 // after each piece unless something more urgent waits.
 //
@@ -45,7 +45,7 @@ struct SsdOutcome {
   std::vector<int32_t> tokens{};  // token ids of a chunk that was read, where its header has them
 };
 
-// One chunk to compare where it lies: what its header must say (its `layer_crcs` count; their values do not).
+// One chunk to compare where it lies: what its header must say (its `extent_crcs` count; their values do not).
 struct SsdVerify {
   uint64_t offset;
   SsdHeader expected;
@@ -81,7 +81,7 @@ class SsdJob {
   const uint64_t id_;
 };
 
-// One chunk to read: where it lies, where it goes, in which slot that is announced, what its header must say (its `layer_crcs`
+// One chunk to read: where it lies, where it goes, in which slot that is announced, what its header must say (its `extent_crcs`
 // count; their values do not).
 struct SsdRead {
   uint64_t offset;
@@ -112,7 +112,7 @@ class SsdReadJob final : public SsdJob {
     uint64_t bytes = 0;
   };
 
-  [[nodiscard]] uint32_t first_layer(uint32_t piece) const noexcept { return piece * piece_layers_; }
+  [[nodiscard]] uint32_t first_extent(uint32_t piece) const noexcept { return piece * piece_extents_; }
   [[nodiscard]] uint64_t piece_start(uint32_t piece) const noexcept;
   [[nodiscard]] bool claim(uint32_t& piece, size_t& chunk);
   [[nodiscard]] SsdStatus read(SsdIo& io, uint32_t piece, size_t chunk, SsdHeader& found, uint64_t& bytes) const;
@@ -125,10 +125,10 @@ class SsdReadJob final : public SsdJob {
   const std::vector<SsdRead> plan_;
   const std::shared_ptr<const Mapping> arena_;
   const std::shared_ptr<LandingBoard> board_;
-  const uint32_t layers_;
-  const uint64_t layer_bytes_;
+  const uint32_t extents_;
+  const uint64_t extent_bytes_;
   const uint64_t header_bytes_;
-  const uint32_t piece_layers_;
+  const uint32_t piece_extents_;
   const uint32_t pieces_;  // of a chunk
 
   mutable std::mutex lock_;
@@ -158,7 +158,7 @@ class SsdWriteJob final : public SsdJob {
   // How far a chunk has been written. Its thread's alone once it is claimed.
   struct Progress {
     uint64_t at = 0;     // bytes of the chunk, without its header
-    uint32_t crc = 0;    // of the layer that `at` is in the middle of
+    uint32_t crc = 0;    // of the extent that `at` is in the middle of
     bool is_good = true;
   };
 

@@ -8,9 +8,9 @@
 namespace kvpool {
 namespace {
 
-uint32_t layers_in_piece(uint32_t layers, uint64_t layer_bytes) {
-  const uint64_t pieces = std::max<uint64_t>(1, (layers * layer_bytes + SSD_PIECE_BYTES / 2) / SSD_PIECE_BYTES);
-  return static_cast<uint32_t>(std::max<uint64_t>(1, layers / pieces));
+uint32_t extents_in_piece(uint32_t extents, uint64_t extent_bytes) {
+  const uint64_t pieces = std::max<uint64_t>(1, (extents * extent_bytes + SSD_PIECE_BYTES / 2) / SSD_PIECE_BYTES);
+  return static_cast<uint32_t>(std::max<uint64_t>(1, extents / pieces));
 }
 
 }  // namespace
@@ -21,22 +21,22 @@ SsdReadJob::SsdReadJob(uint64_t id, std::vector<SsdRead> chunks, std::shared_ptr
       plan_(std::move(chunks)),
       arena_(std::move(arena)),
       board_(std::move(board)),
-      layers_(static_cast<uint32_t>(plan_.at(0).expected.layer_crcs.size())),
-      layer_bytes_(plan_.at(0).expected.layer_bytes),
+      extents_(static_cast<uint32_t>(plan_.at(0).expected.extent_crcs.size())),
+      extent_bytes_(plan_.at(0).expected.extent_bytes),
       header_bytes_(plan_.at(0).expected.header_bytes()),
-      piece_layers_(layers_in_piece(layers_, layer_bytes_)),
-      pieces_((layers_ + piece_layers_ - 1) / piece_layers_),
+      piece_extents_(extents_in_piece(extents_, extent_bytes_)),
+      pieces_((extents_ + piece_extents_ - 1) / piece_extents_),
       chunks_(plan_.size()) {
   for (size_t chunk = 0; chunk < plan_.size(); ++chunk) {
-    KVPOOL_CHECK(plan_[chunk].expected.layer_crcs.size() == layers_);
-    KVPOOL_CHECK(plan_[chunk].expected.layer_bytes == layer_bytes_);
+    KVPOOL_CHECK(plan_[chunk].expected.extent_crcs.size() == extents_);
+    KVPOOL_CHECK(plan_[chunk].expected.extent_bytes == extent_bytes_);
     chunks_[chunk].is_read.resize(pieces_);
   }
 }
 
-// Where a piece begins in the chunk: the page behind the one that ends the layers before.
+// Where a piece begins in the chunk: the page behind the one that ends the extents before.
 uint64_t SsdReadJob::piece_start(uint32_t piece) const noexcept {
-  return round_up(std::min(first_layer(piece), layers_) * layer_bytes_, PAGE_BYTES);
+  return round_up(std::min(first_extent(piece), extents_) * extent_bytes_, PAGE_BYTES);
 }
 
 bool SsdReadJob::has_pieces() const {
@@ -82,7 +82,7 @@ bool SsdReadJob::run_piece(SsdWorker& worker, std::vector<SsdOutcome>& ended) {
   return true;
 }
 
-// Header and layers, where they belong: the header into memory of the tier's own.
+// Header and extents, where they belong: the header into memory of the tier's own.
 SsdStatus SsdReadJob::read(SsdIo& io, uint32_t piece, size_t chunk, SsdHeader& found, uint64_t& bytes) const {
   alignas(PAGE_BYTES) static thread_local SsdPage pages;
   const std::span<uint8_t> header(pages.data(), header_bytes_);
@@ -115,19 +115,19 @@ SsdStatus SsdReadJob::read_again(SsdWorker& worker, uint32_t piece, size_t chunk
   status = status == SsdStatus::OK ? decode_ssd_header(pages, header_bytes_, found) : status;
   status = status == SsdStatus::OK ? compare_ssd_headers(found, plan.expected) : status;
   uint32_t crc = 0;
-  uint64_t at = first_layer(piece) * layer_bytes_;
-  const uint64_t end = std::min(first_layer(piece + 1), layers_) * layer_bytes_;
+  uint64_t at = first_extent(piece) * extent_bytes_;
+  const uint64_t end = std::min(first_extent(piece + 1), extents_) * extent_bytes_;
   while (status == SsdStatus::OK && at < end) {
-    const uint64_t layer = at / layer_bytes_;
+    const uint64_t extent = at / extent_bytes_;
     const uint64_t page = at / PAGE_BYTES * PAGE_BYTES;
-    const uint64_t until = std::min((layer + 1) * layer_bytes_, page + SSD_STEP_BYTES);
+    const uint64_t until = std::min((extent + 1) * extent_bytes_, page + SSD_STEP_BYTES);
     status = read_status_of(worker.calls.read(plan.offset + header_bytes_ + page, pages, round_up(until, PAGE_BYTES) - page));
     if (status == SsdStatus::OK) {
       crc = copy_crc32c(crc, arena_->data() + plan.arena_offset + at, pages + (at - page), until - at);
       at = until;
     }
-    if (status == SsdStatus::OK && at % layer_bytes_ == 0) {
-      status = crc == found.layer_crcs[layer] ? SsdStatus::OK : SsdStatus::BAD_CHECKSUM;
+    if (status == SsdStatus::OK && at % extent_bytes_ == 0) {
+      status = crc == found.extent_crcs[extent] ? SsdStatus::OK : SsdStatus::BAD_CHECKSUM;
       crc = 0;
     }
   }
@@ -135,7 +135,7 @@ SsdStatus SsdReadJob::read_again(SsdWorker& worker, uint32_t piece, size_t chunk
   return status;
 }
 
-// Records a piece's outcome, then checks and announces the layers that are next in order. One thread at a time does that for
+// Records a piece's outcome, then checks and announces the extents that are next in order. One thread at a time does that for
 // a chunk; it finds the pieces that others read meanwhile in its next round.
 void SsdReadJob::settle(SsdWorker& worker, uint32_t piece, size_t index, SsdStatus status, uint64_t bytes,
                         std::vector<SsdOutcome>& ended) {
@@ -163,9 +163,9 @@ void SsdReadJob::settle(SsdWorker& worker, uint32_t piece, size_t index, SsdStat
         chunk.status = checked;
         board_->fail(plan_[index].slot);
       } else if (chunk.status == SsdStatus::OK) {
-        const uint32_t first = first_layer(next);
-        const uint32_t end = std::min(first + piece_layers_, layers_);
-        board_->land(plan_[index].slot, first, chunk.found.layer_crcs.data() + first, end - first);
+        const uint32_t first = first_extent(next);
+        const uint32_t end = std::min(first + piece_extents_, extents_);
+        board_->land(plan_[index].slot, first, chunk.found.extent_crcs.data() + first, end - first);
       }
     }
     chunk.is_checking = false;
@@ -176,10 +176,10 @@ void SsdReadJob::settle(SsdWorker& worker, uint32_t piece, size_t index, SsdStat
 
 // `found` is only written by piece 0, which was read before any piece is checked.
 SsdStatus SsdReadJob::check_piece(uint32_t piece, size_t chunk) const {
-  const uint32_t end = std::min(first_layer(piece + 1), layers_);
-  for (uint32_t layer = first_layer(piece); layer < end; ++layer) {
-    const uint8_t* bytes = arena_->data() + plan_[chunk].arena_offset + layer * layer_bytes_;
-    if (crc32c(0, bytes, layer_bytes_) != chunks_[chunk].found.layer_crcs[layer]) {
+  const uint32_t end = std::min(first_extent(piece + 1), extents_);
+  for (uint32_t extent = first_extent(piece); extent < end; ++extent) {
+    const uint8_t* bytes = arena_->data() + plan_[chunk].arena_offset + extent * extent_bytes_;
+    if (crc32c(0, bytes, extent_bytes_) != chunks_[chunk].found.extent_crcs[extent]) {
       return SsdStatus::BAD_CHECKSUM;
     }
   }

@@ -16,16 +16,16 @@ static_assert(SSD_PIECE_BYTES % PAGE_BYTES == 0 && SSD_PIECE_BYTES > PAGE_BYTES 
 SsdVerifyJob::SsdVerifyJob(uint64_t id, std::vector<SsdVerify> chunks)
     : SsdJob(id),
       plan_(std::move(chunks)),
-      layers_(static_cast<uint32_t>(plan_.at(0).expected.layer_crcs.size())),
-      layer_bytes_(plan_.at(0).expected.layer_bytes),
+      extents_(static_cast<uint32_t>(plan_.at(0).expected.extent_crcs.size())),
+      extent_bytes_(plan_.at(0).expected.extent_bytes),
       header_bytes_(plan_.at(0).expected.header_bytes()),
-      piece_layers_(static_cast<uint32_t>(std::clamp<uint64_t>(SSD_PIECE_BYTES / layer_bytes_, 1, layers_))),
-      pieces_((layers_ + piece_layers_ - 1) / piece_layers_),
+      piece_extents_(static_cast<uint32_t>(std::clamp<uint64_t>(SSD_PIECE_BYTES / extent_bytes_, 1, extents_))),
+      pieces_((extents_ + piece_extents_ - 1) / piece_extents_),
       chunks_(plan_.size()) {
   for (size_t chunk = 0; chunk < plan_.size(); ++chunk) {
-    KVPOOL_CHECK(plan_[chunk].expected.layer_crcs.size() == layers_);
-    KVPOOL_CHECK(plan_[chunk].expected.layer_bytes == layer_bytes_);
-    chunks_[chunk].found.resize(layers_);
+    KVPOOL_CHECK(plan_[chunk].expected.extent_crcs.size() == extents_);
+    KVPOOL_CHECK(plan_[chunk].expected.extent_bytes == extent_bytes_);
+    chunks_[chunk].found.resize(extents_);
   }
 }
 
@@ -70,15 +70,15 @@ bool SsdVerifyJob::run_piece(SsdWorker& worker, std::vector<SsdOutcome>& ended) 
 }
 
 SsdVerifyJob::Piece SsdVerifyJob::read(SsdIo& io, SsdBounce& bounce, size_t chunk, uint32_t piece) const {
-  const uint32_t first = piece * piece_layers_;
+  const uint32_t first = piece * piece_extents_;
   Piece found;
-  found.crcs.resize(std::min(piece_layers_, layers_ - first));
+  found.crcs.resize(std::min(piece_extents_, extents_ - first));
   if (piece == 0) {
     found.status = read_header(io, plan_[chunk], bounce.data(), found.wanted);
     found.bytes += header_bytes_;
   }
   if (found.status == SsdStatus::OK) {
-    found.status = read_layers(io, plan_[chunk], first, bounce.data(), found);
+    found.status = read_extents(io, plan_[chunk], first, bounce.data(), found);
   }
   return found;
 }
@@ -92,14 +92,14 @@ SsdStatus SsdVerifyJob::read_header(SsdIo& io, const SsdVerify& plan, uint8_t* p
   SsdHeader found;
   const SsdStatus decoded = decode_ssd_header(pages, header_bytes_, found);
   const SsdStatus status = decoded == SsdStatus::OK ? compare_ssd_headers(found, plan.expected) : decoded;
-  wanted = std::move(found.layer_crcs);
+  wanted = std::move(found.extent_crcs);
   return status;
 }
 
-// Layers need not begin or end with a page: the pages around them are read, and only their own bytes counted.
-SsdStatus SsdVerifyJob::read_layers(SsdIo& io, const SsdVerify& plan, uint32_t first, uint8_t* pages, Piece& found) const {
-  uint64_t at = first * layer_bytes_;
-  const uint64_t end = at + found.crcs.size() * layer_bytes_;
+// Extents need not begin or end with a page: the pages around them are read, and only their own bytes counted.
+SsdStatus SsdVerifyJob::read_extents(SsdIo& io, const SsdVerify& plan, uint32_t first, uint8_t* pages, Piece& found) const {
+  uint64_t at = first * extent_bytes_;
+  const uint64_t end = at + found.crcs.size() * extent_bytes_;
   while (at < end) {
     const uint64_t page = at / PAGE_BYTES * PAGE_BYTES;
     const uint64_t size = std::min(SSD_PIECE_BYTES, round_up(end, PAGE_BYTES) - page);
@@ -110,9 +110,9 @@ SsdStatus SsdVerifyJob::read_layers(SsdIo& io, const SsdVerify& plan, uint32_t f
     found.bytes += size;
     const uint64_t until = std::min(end, page + size);
     while (at < until) {
-      const uint64_t layer = at / layer_bytes_;
-      const uint64_t step = std::min(until, (layer + 1) * layer_bytes_) - at;
-      uint32_t& crc = found.crcs[layer - first];
+      const uint64_t extent = at / extent_bytes_;
+      const uint64_t step = std::min(until, (extent + 1) * extent_bytes_) - at;
+      uint32_t& crc = found.crcs[extent - first];
       crc = crc32c(crc, pages + (at - page), step);
       at += step;
     }
@@ -124,7 +124,7 @@ SsdStatus SsdVerifyJob::read_layers(SsdIo& io, const SsdVerify& plan, uint32_t f
 void SsdVerifyJob::take(Chunk& chunk, uint32_t piece, Piece& found) {
   chunk.bytes += found.bytes;
   if (found.status == SsdStatus::OK) {
-    const auto first = static_cast<std::ptrdiff_t>(piece * piece_layers_);
+    const auto first = static_cast<std::ptrdiff_t>(piece * piece_extents_);
     std::copy(found.crcs.begin(), found.crcs.end(), chunk.found.begin() + first);
     if (piece == 0) {
       chunk.wanted = std::move(found.wanted);
@@ -133,8 +133,8 @@ void SsdVerifyJob::take(Chunk& chunk, uint32_t piece, Piece& found) {
 }
 
 bool SsdVerifyJob::is_right(const Chunk& chunk, uint32_t piece) const noexcept {
-  const auto first = static_cast<std::ptrdiff_t>(piece * piece_layers_);
-  const auto end = static_cast<std::ptrdiff_t>(std::min((piece + 1) * piece_layers_, layers_));
+  const auto first = static_cast<std::ptrdiff_t>(piece * piece_extents_);
+  const auto end = static_cast<std::ptrdiff_t>(std::min((piece + 1) * piece_extents_, extents_));
   return std::equal(chunk.found.begin() + first, chunk.found.begin() + end, chunk.wanted.begin() + first);
 }
 

@@ -1,13 +1,13 @@
 // Comparing chunks on disk with their own checksums: the reading of a check that no engine waits for.
 //
-// What it is: a job of the SSD queue that reads header and layers into its thread's bounce memory, and reports the
+// What it is: a job of the SSD queue that reads header and extents into its thread's bounce memory, and reports the
 // outcome of each chunk once. What it is not: a path into the arena; the bytes are forgotten when the piece ends.
 //
-// Pieces are about SSD_PIECE_BYTES, whole layers, and read in steps of at most that, so that an urgent read waits for little.
-// They need no order: each notes the checksums of its layers, and the one that ends last compares them with the header's. What
+// Pieces are about SSD_PIECE_BYTES, whole extents, and read in steps of at most that, so that an urgent read waits for little.
+// They need no order: each notes the checksums of its extents, and the one that ends last compares them with the header's. What
 // differs is read once more, by plain calls, before it counts as bad.
 //
-// Invariant: no byte of a chunk is counted as good before its header and every layer of it have been read and compared.
+// Invariant: no byte of a chunk is counted as good before its header and every extent of it have been read and compared.
 // Threads: any. All mutable state is guarded by `lock_`, which is not held during I/O.
 #pragma once
 
@@ -31,7 +31,7 @@ class SsdVerifyJob final : public SsdJob {
  private:
   struct Chunk {
     std::vector<uint32_t> wanted;  // the header's checksums; none before it has been read
-    std::vector<uint32_t> found;   // by layer
+    std::vector<uint32_t> found;   // by extent
     uint32_t read = 0;             // pieces
     uint32_t running = 0;          // pieces
     bool has_ended = false;
@@ -43,24 +43,24 @@ class SsdVerifyJob final : public SsdJob {
     SsdStatus status = SsdStatus::OK;
     uint64_t bytes = 0;
     std::vector<uint32_t> wanted{};  // of piece 0
-    std::vector<uint32_t> crcs{};    // of the piece's layers
+    std::vector<uint32_t> crcs{};    // of the piece's extents
   };
 
   [[nodiscard]] bool claim(size_t& chunk, uint32_t& piece);
   [[nodiscard]] Piece read(SsdIo& io, SsdBounce& bounce, size_t chunk, uint32_t piece) const;
   [[nodiscard]] SsdStatus read_header(SsdIo& io, const SsdVerify& plan, uint8_t* pages,
                                       std::vector<uint32_t>& wanted) const;
-  [[nodiscard]] SsdStatus read_layers(SsdIo& io, const SsdVerify& plan, uint32_t first, uint8_t* pages, Piece& found) const;
+  [[nodiscard]] SsdStatus read_extents(SsdIo& io, const SsdVerify& plan, uint32_t first, uint8_t* pages, Piece& found) const;
   [[nodiscard]] bool is_right(const Chunk& chunk, uint32_t piece) const noexcept;
   void take(Chunk& chunk, uint32_t piece, Piece& found);
   void settle(SsdWorker& worker, size_t chunk, uint32_t piece, Piece found, std::vector<SsdOutcome>& ended);
   void end_if_over(size_t chunk, std::vector<SsdOutcome>& ended);
 
   const std::vector<SsdVerify> plan_;
-  const uint32_t layers_;
-  const uint64_t layer_bytes_;
+  const uint32_t extents_;
+  const uint64_t extent_bytes_;
   const uint64_t header_bytes_;
-  const uint32_t piece_layers_;
+  const uint32_t piece_extents_;
   const uint32_t pieces_;  // of a chunk
 
   mutable std::mutex lock_;

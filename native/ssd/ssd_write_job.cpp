@@ -71,7 +71,7 @@ int SsdWriteJob::write_next(SsdWorker& worker, const SsdWrite& chunk, Progress& 
   return error;
 }
 
-// Brings the next bytes of a chunk into memory that is about to be written, zeros behind its end, and compares each layer that
+// Brings the next bytes of a chunk into memory that is about to be written, zeros behind its end, and compares each extent that
 // ends there. False where one is not what its checksum says.
 bool SsdWriteJob::copy_source(uint8_t* target, const SsdWrite& chunk, uint64_t size, Progress& progress) const {
   const SsdHeader& header = chunk.header;
@@ -79,13 +79,13 @@ bool SsdWriteJob::copy_source(uint8_t* target, const SsdWrite& chunk, uint64_t s
   const uint64_t end = std::min(first + size, header.chunk_bytes());
   const uint8_t* const source = arena_->data() + chunk.arena_offset;
   while (progress.at < end && progress.is_good) {
-    const uint64_t layer = progress.at / header.layer_bytes;
-    const uint64_t layer_end = (layer + 1) * header.layer_bytes;
-    const uint64_t step = std::min(end, layer_end) - progress.at;
+    const uint64_t extent = progress.at / header.extent_bytes;
+    const uint64_t extent_end = (extent + 1) * header.extent_bytes;
+    const uint64_t step = std::min(end, extent_end) - progress.at;
     progress.crc = copy_crc32c(progress.crc, target + (progress.at - first), source + progress.at, step);
     progress.at += step;
-    if (progress.at == layer_end) {
-      progress.is_good = progress.crc == header.layer_crcs[layer];
+    if (progress.at == extent_end) {
+      progress.is_good = progress.crc == header.extent_crcs[extent];
       progress.crc = 0;
     }
   }

@@ -13,7 +13,7 @@
 namespace kvpool::testing {
 
 inline constexpr uint8_t EPOCH[16] = {9};
-inline constexpr uint32_t LAYERS = 3;
+inline constexpr uint32_t EXTENTS = 3;
 inline constexpr uint64_t CHUNK = 2 * PAGE_BYTES;
 
 inline std::vector<uint8_t> pack(const std::vector<uint64_t>& ids) {
@@ -36,7 +36,7 @@ struct Pool {
         directory(arena, index, geometry, EPOCH, Tier::DRAM, policy),
         view(IndexView::attach(index)),
         owner(directory.add_namespace()),
-        small(*directory.add_class(CHUNK, LAYERS)) {
+        small(*directory.add_class(CHUNK, EXTENTS)) {
     for (uint32_t segment = 0; ready && segment < geometry.arena.segments; ++segment) {
       directory.mark_segment_ready(segment);
     }
@@ -51,9 +51,9 @@ struct Pool {
   }
   // `first` and `count` of the chunks reserved.
   std::vector<uint8_t> commit(const Reservation& made, size_t first, size_t count) {
-    std::vector<uint32_t> sums(count * LAYERS);
+    std::vector<uint32_t> sums(count * EXTENTS);
     for (size_t word = 0; word < sums.size(); ++word) {
-      sums[word] = static_cast<uint32_t>(first * LAYERS + word + 1);
+      sums[word] = static_cast<uint32_t>(first * EXTENTS + word + 1);
     }
     return directory.commit(made.id, first, count, sums.data());
   }

@@ -15,8 +15,8 @@ ROW = Row(
     offset=0x0102030405060000,
     generation=0x1112131415161718,
     recency=0x2122232425262728,
-    layer_bytes=1 << 20,
-    layers=32,
+    extent_bytes=1 << 20,
+    extents=32,
     namespace=7,
     priority=80,
     duration_s=3600,
@@ -33,7 +33,7 @@ def test_a_row_of_an_earlier_version_is_read() -> None:
     assert (len(rows), bad) == (1, 0)
     found = rows[0]
     assert (bytes(found["key"]), bytes(found["parent"])) == (ROW.key, ROW.parent)
-    for name in ("offset", "generation", "recency", "layer_bytes", "layers", "namespace", "priority", "duration_s"):
+    for name in ("offset", "generation", "recency", "extent_bytes", "extents", "namespace", "priority", "duration_s"):
         assert int(found[name]) == getattr(ROW, name)
 
 

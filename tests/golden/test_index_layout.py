@@ -21,7 +21,7 @@ SEED = slice(48, 64)
 REGIONS_AT = 192
 SEGMENT_BYTES = 16 << 10
 ENTRY_BYTES = 64
-CHUNK_BYTES, LAYERS = 8192, 2
+CHUNK_BYTES, EXTENTS = 8192, 2
 KEYS = [kvpool_native.blake3(bytes([number])) for number in range(4)]
 OFFSETS = [0, 8192, 16384]
 # A segment of 16 KiB has two of these slots, and numbers for four.
@@ -38,9 +38,9 @@ def write_index() -> kvpool_native.Mapping:
     directory = kvpool_native.Directory(arena, index, geometry, bytes(range(16)))
     for segment in range(geometry.segments):
         directory.mark_segment_ready(segment)
-    namespace, size_class = directory.add_namespace(), directory.add_class(CHUNK_BYTES, LAYERS)
+    namespace, size_class = directory.add_namespace(), directory.add_class(CHUNK_BYTES, EXTENTS)
     reserved = directory.reserve(namespace, size_class, b"", b"".join(KEYS[:2]), 1)
-    sums = np.arange(1, 1 + 2 * LAYERS, dtype="<u4") * 0x01010101
+    sums = np.arange(1, 1 + 2 * EXTENTS, dtype="<u4") * 0x01010101
     directory.commit(reserved.id, 0, sums.tobytes())
     further = directory.reserve(namespace, size_class, KEYS[1], KEYS[2], 2)
     assert np.frombuffer(reserved.offsets + further.offsets, "<u8").tolist() == OFFSETS
@@ -84,7 +84,7 @@ def test_an_index_of_its_version_is_read(make: Callable[[], kvpool_native.Mappin
     assert view.lookup(b"".join(KEYS)) == (2, bytes([1, 1]))
     assert [view.is_being_written(key) for key in KEYS] == [False, False, True, False]
     assert [view.generation_at(slot) for slot in SLOTS] == [1, 2, 0]
-    assert [view.checksum_at(SLOTS[1], layer) for layer in range(LAYERS)] == [0x03030303, 0x04040404]
+    assert [view.checksum_at(SLOTS[1], extent) for extent in range(EXTENTS)] == [0x03030303, 0x04040404]
     assert (view.epoch, view.count) == (bytes(range(16)), 3)
 
 
@@ -94,7 +94,7 @@ def test_words_of_slots_are_where_the_header_says() -> None:
     assert (arena_bytes, slots, checksums) == (9 * SEGMENT_BYTES, 9 * 4, 9 * 16)
     assert checksums_at == words_at + 16 * slots
     words = [struct.unpack_from("<QII", data, words_at + 16 * slot) for slot in SLOTS]
-    assert words == [(1, LAYERS, 0), (2, LAYERS, LAYERS), (0, 0, 16)]
+    assert words == [(1, EXTENTS, 0), (2, EXTENTS, EXTENTS), (0, 0, 16)]
 
 
 @pytest.mark.parametrize("at", [0, 8])

@@ -13,10 +13,10 @@ HERE = Path(__file__).parent
 GOLDEN, GOLDEN_TOKENS = HERE / "ssd_slot_header_2.bin", HERE / "ssd_slot_header_tokens_2.bin"
 FIRST, FIRST_TOKENS = HERE / "ssd_slot_header.bin", HERE / "ssd_slot_header_tokens.bin"
 TOKENS = np.arange(100_000, 100_016, dtype="<i4").tobytes()
-LAYERS, LAYER_BYTES, PAGE = 3, 5000, 4096
+EXTENTS, EXTENT_BYTES, PAGE = 3, 5000, 4096
 KEY, PARENT, NAMESPACE, EPOCH = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96)), bytes(range(96, 112))
 GENERATION = 0x1122334455667788
-SLOT_PAGES = 1 + -(-LAYERS * LAYER_BYTES // PAGE)
+SLOT_PAGES = 1 + -(-EXTENTS * EXTENT_BYTES // PAGE)
 
 
 def _written_slot(directory: Path, tokens: bytes = b"") -> bytes:
@@ -27,17 +27,17 @@ def _written_slot(directory: Path, tokens: bytes = b"") -> bytes:
     memory = kvpool_native.Directory(arena, index, geometry, bytes(16))
     for segment in range(geometry.segments):
         memory.mark_segment_ready(segment)
-    size_class = memory.add_class(LAYERS * LAYER_BYTES, LAYERS)
+    size_class = memory.add_class(EXTENTS * EXTENT_BYTES, EXTENTS)
     made = memory.reserve(memory.add_namespace(), size_class, b"", KEY, 1)
     place = int.from_bytes(made.offsets, "little")
-    arena.view()[place : place + LAYERS * LAYER_BYTES] = np.arange(LAYERS * LAYER_BYTES, dtype=np.uint32) % 251
-    memory.commit(made.id, 0, kvpool_native.extent_checksums(arena, place, LAYER_BYTES, LAYERS))
+    arena.view()[place : place + EXTENTS * EXTENT_BYTES] = np.arange(EXTENTS * EXTENT_BYTES, dtype=np.uint32) % 251
+    memory.commit(made.id, 0, kvpool_native.extent_checksums(arena, place, EXTENT_BYTES, EXTENTS))
     files = kvpool_native.SsdFiles.open(str(directory / "tier"), 16 * PAGE, 1, True)
     queue = kvpool_native.SsdQueue(files, arena, index, 1, 4, wants_rings=False)
     slot = int.from_bytes(made.slots, "little")
     words = b"".join(number.to_bytes(8, "little") for number in (2 * PAGE, place, slot, GENERATION))
     row = KEY + PARENT + words
-    assert queue.write(row, EPOCH, NAMESPACE, LAYERS, LAYER_BYTES, kvpool_native.IndexView(index), [tokens])
+    assert queue.write(row, EPOCH, NAMESPACE, EXTENTS, EXTENT_BYTES, kvpool_native.IndexView(index), [tokens])
     outcomes: list[kvpool_native.ChunkOutcome] = []
 
     def has_outcomes() -> bool:
@@ -54,8 +54,8 @@ def _written_slot(directory: Path, tokens: bytes = b"") -> bytes:
 def test_a_slot_has_the_bytes_of_its_format(tmp_path: Path) -> None:
     slot = _written_slot(tmp_path)
     assert slot[:PAGE] == GOLDEN.read_bytes()
-    payload = np.frombuffer(slot[PAGE : PAGE + LAYERS * LAYER_BYTES], np.uint8)
-    assert np.array_equal(payload, (np.arange(LAYERS * LAYER_BYTES) % 251).astype(np.uint8))
+    payload = np.frombuffer(slot[PAGE : PAGE + EXTENTS * EXTENT_BYTES], np.uint8)
+    assert np.array_equal(payload, (np.arange(EXTENTS * EXTENT_BYTES) % 251).astype(np.uint8))
 
 
 def test_the_golden_header_reads_as_the_document_says() -> None:
@@ -65,20 +65,20 @@ def test_the_golden_header_reads_as_the_document_says() -> None:
     assert page[16:32] == EPOCH
     assert (page[32:64], page[64:96], page[96:128]) == (KEY, PARENT, NAMESPACE)
     assert _number(page, 128, 8) == GENERATION
-    assert (_number(page, 136, 8), _number(page, 144), _number(page, 156)) == (LAYER_BYTES, LAYERS, 8)
+    assert (_number(page, 136, 8), _number(page, 144), _number(page, 156)) == (EXTENT_BYTES, EXTENTS, 8)
     assert page[160:168] == bytes(8)
-    table = [(_number(page, 168 + 8 * layer), _number(page, 172 + 8 * layer)) for layer in range(LAYERS)]
-    assert table == [(_number(FIRST.read_bytes(), 152 + 4 * layer), LAYER_BYTES) for layer in range(LAYERS)]
+    table = [(_number(page, 168 + 8 * extent), _number(page, 172 + 8 * extent)) for extent in range(EXTENTS)]
+    assert table == [(_number(FIRST.read_bytes(), 152 + 4 * extent), EXTENT_BYTES) for extent in range(EXTENTS)]
     without_crc = page[:12] + bytes(4) + page[16:]
     assert _number(page, 12) == kvpool_native.crc32c(without_crc)
-    assert page[168 + 8 * LAYERS :] == bytes(PAGE - 168 - 8 * LAYERS)
+    assert page[168 + 8 * EXTENTS :] == bytes(PAGE - 168 - 8 * EXTENTS)
 
 
 def test_token_ids_follow_the_table(tmp_path: Path) -> None:
     page = GOLDEN_TOKENS.read_bytes()
     assert _written_slot(tmp_path, TOKENS)[:PAGE] == page
     assert _number(page, 148) == len(TOKENS) // 4
-    end, plain = 168 + 8 * LAYERS, GOLDEN.read_bytes()
+    end, plain = 168 + 8 * EXTENTS, GOLDEN.read_bytes()
     assert page[:12] + page[16:148] + page[152:end] == plain[:12] + plain[16:148] + plain[152:end]
     assert page[end : end + len(TOKENS)] == TOKENS
     assert page[end + len(TOKENS) :] == bytes(PAGE - end - len(TOKENS))
@@ -93,12 +93,12 @@ def test_a_header_of_the_first_version_reads_as_one_of_this(first: Path, second:
     old, new = (kvpool_native.decode_ssd_header(path.read_bytes()) for path in (first, second))
     assert old is not None
     assert new is not None
-    names = ("epoch", "key", "parent", "namespace", "generation", "layer_bytes", "layers", "checksums", "tokens")
+    names = ("epoch", "key", "parent", "namespace", "generation", "extent_bytes", "extents", "checksums", "tokens")
     assert [getattr(old, name) for name in names] == [getattr(new, name) for name in names]
 
 
 def test_token_ids_that_do_not_fit_the_header_are_left_out(tmp_path: Path) -> None:
-    most = (PAGE - 168 - 8 * LAYERS) // 4
+    most = (PAGE - 168 - 8 * EXTENTS) // 4
     assert _written_slot(tmp_path, bytes(4 * (most + 1)))[:PAGE] == GOLDEN.read_bytes()
 
 

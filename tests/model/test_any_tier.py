@@ -261,7 +261,7 @@ def test_an_unknown_completion_is_reported_and_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.UNLANDED, Fault.DISORDERED])
-def test_a_chunk_whose_layers_have_not_landed_is_a_miss_whatever_the_tier_reports(fault: Fault) -> None:
+def test_a_chunk_whose_extents_have_not_landed_is_a_miss_whatever_the_tier_reports(fault: Fault) -> None:
     async def check(pool: TieredPool) -> None:
         pool.tier.fault_of = lambda kind, key: fault if kind == "read" and key == CHAIN[3] else Fault.NONE
         assert await pool.load(CHAIN) == 3

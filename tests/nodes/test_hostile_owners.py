@@ -93,29 +93,29 @@ def victim(both: Victim) -> Iterator[Victim]:
 
 
 async def other_bytes(asked: Asked) -> AsyncIterator[bytes]:
-    """A byte of each last layer differs from its checksum."""
-    for number, layer, extent in asked.extents():
-        sent = extent if layer < asked.layout.layers - 1 else extent[:-1] + bytes([extent[-1] ^ 1])
-        yield mark(EXTENT, number, layer, len(extent), kvpool_native.crc32c(extent)) + sent
+    """A byte of each last extent differs from its checksum."""
+    for number, extent, data in asked.extents():
+        sent = data if extent < asked.layout.extents - 1 else data[:-1] + bytes([data[-1] ^ 1])
+        yield mark(EXTENT, number, extent, len(data), kvpool_native.crc32c(data)) + sent
 
 
 def length(size: int) -> Callable[[Asked], AsyncIterator[bytes]]:
-    """Layers of another length."""
+    """Extents of another length."""
 
     async def send(asked: Asked) -> AsyncIterator[bytes]:
-        for number, layer, extent in asked.extents():
-            sent = (extent * 2)[: min(size, 2 * len(extent))]
-            yield mark(EXTENT, number, layer, size, kvpool_native.crc32c(sent)) + sent
+        for number, extent, data in asked.extents():
+            sent = (data * 2)[: min(size, 2 * len(data))]
+            yield mark(EXTENT, number, extent, size, kvpool_native.crc32c(sent)) + sent
 
     return send
 
 
-async def endless_layers(asked: Asked) -> AsyncIterator[bytes]:
-    """Everything but the last layer, and then the first ones again, without an end."""
+async def endless_extents(asked: Asked) -> AsyncIterator[bytes]:
+    """Everything but the last extent, and then the first ones again, without an end."""
     for _ in itertools.count():
-        for number, layer, extent in asked.extents():
-            if layer < asked.layout.layers - 1:
-                yield mark(EXTENT, number, layer, len(extent), kvpool_native.crc32c(extent)) + extent
+        for number, extent, data in asked.extents():
+            if extent < asked.layout.extents - 1:
+                yield mark(EXTENT, number, extent, len(data), kvpool_native.crc32c(data)) + data
                 await asyncio.sleep(0)
 
 
@@ -154,23 +154,23 @@ async def silence(asked: Asked) -> AsyncIterator[bytes]:
     yield b""
 
 
-async def last_layer_first(asked: Asked) -> AsyncIterator[bytes]:
+async def last_extent_first(asked: Asked) -> AsyncIterator[bytes]:
     """Right extents in another order."""
-    for number, layer, extent in reversed(list(asked.extents())):
-        yield mark(EXTENT, number, layer, len(extent), kvpool_native.crc32c(extent)) + extent
+    for number, extent, data in reversed(list(asked.extents())):
+        yield mark(EXTENT, number, extent, len(data), kvpool_native.crc32c(data)) + data
 
 
 async def others_chunks(asked: Asked) -> AsyncIterator[bytes]:
     """Chunks that travel on other connections, or that nobody asked for."""
-    for number, layer, extent in asked.extents():
-        yield mark(EXTENT, number + 1, layer, len(extent), kvpool_native.crc32c(extent)) + extent
+    for number, extent, data in asked.extents():
+        yield mark(EXTENT, number + 1, extent, len(data), kvpool_native.crc32c(data)) + data
 
 
 async def gone_and_yet_there(asked: Asked) -> AsyncIterator[bytes]:
     """A chunk is gone, and is sent all the same."""
-    for number, layer, extent in asked.extents():
-        yield mark(GONE, number) if not layer else b""
-        yield mark(EXTENT, number, layer, len(extent), kvpool_native.crc32c(extent)) + extent
+    for number, extent, data in asked.extents():
+        yield mark(GONE, number) if not extent else b""
+        yield mark(EXTENT, number, extent, len(data), kvpool_native.crc32c(data)) + data
 
 
 def _with_campaign(names: Iterable[str], *, always: Sequence[str]) -> list[ParameterSet]:
@@ -184,13 +184,13 @@ STREAMS = {
     "a byte less": (length(4095), AT_ONCE, "nothing: the length is wrong"),
     "a byte more": (length(4097), AT_ONCE, "nothing: the length is wrong"),
     "an absurd length": (length(1 << 63), AT_ONCE, "nothing: the length is wrong"),
-    "layers without end": (endless_layers, AT_ONCE, "nothing: the layer is not the next one"),
+    "extents without end": (endless_extents, AT_ONCE, "nothing: the extent is not the next one"),
     "waiting without end": (endless_waiting, BY_DEADLINE, "peer.pull_timeout"),
     "waiting now and then": (now_and_then_waiting, BY_DEADLINE, "peer.pull_timeout"),
     "byte by byte": (byte_by_byte, BY_DEADLINE, "peer.pull_timeout"),
     "garbage": (garbage, AT_ONCE, "nothing: it is no mark"),
     "silence": (silence, BY_STALL, "peer.stall_timeout"),
-    "the last layer first": (last_layer_first, AT_ONCE, "nothing: the layer is not the next one"),
+    "the last extent first": (last_extent_first, AT_ONCE, "nothing: the extent is not the next one"),
     "others' chunks": (others_chunks, AT_ONCE, "nothing: the chunk is not of this connection"),
     "gone and yet there": (gone_and_yet_there, AT_ONCE, "nothing: the chunk was gone"),
 }

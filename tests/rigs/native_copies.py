@@ -8,12 +8,12 @@ import numpy.typing as npt
 
 import kvpool_native
 
-LAYERS = 3
+EXTENTS = 3
 CHUNK_TOKENS = 64
 TOKEN_BYTES = 40  # of one plane
 PLANES = 2
-LAYER_BYTES = PLANES * CHUNK_TOKENS * TOKEN_BYTES
-CHUNK_BYTES = LAYERS * LAYER_BYTES
+EXTENT_BYTES = PLANES * CHUNK_TOKENS * TOKEN_BYTES
+CHUNK_BYTES = EXTENTS * EXTENT_BYTES
 BLOCKS = 40
 LONG_S = 30.0
 COMPLETE, GONE, CHECKSUM, CANCELLED = range(4)
@@ -24,12 +24,12 @@ Bytes = npt.NDArray[np.uint8]
 class Store:
     """An arena whose directory lends slots, with everything a client sees of it."""
 
-    def __init__(self, chunk_bytes: int = CHUNK_BYTES, layers: int = LAYERS) -> None:
+    def __init__(self, chunk_bytes: int = CHUNK_BYTES, extents: int = EXTENTS) -> None:
         geometry = kvpool_native.DirectoryGeometry.plan(64 << 20, 1 << 20, 256)
         self.arena = kvpool_native.Mapping.create("test-arena", geometry.arena_bytes)
         self._index = kvpool_native.Mapping.create("test-index", geometry.index_bytes)
         self._directory = kvpool_native.Directory(self.arena, self._index, geometry, bytes(16))
-        self._class = self._directory.add_class(chunk_bytes, layers)
+        self._class = self._directory.add_class(chunk_bytes, extents)
         self._namespace = self._directory.add_namespace()
         for segment in range(geometry.segments):
             self._directory.mark_segment_ready(segment)
@@ -72,7 +72,7 @@ class Engine:
         random = np.random.default_rng(7)
         self.arrays: list[Bytes] = [
             random.integers(0, 256, shape, dtype=np.uint8) if fill is None else np.full(shape, fill, np.uint8)
-            for _ in range(LAYERS)
+            for _ in range(EXTENTS)
         ]
         self.view = self._view()
 
@@ -118,7 +118,7 @@ def column(values: Sequence[int]) -> bytes:
 def save(pool: kvpool_native.CopyPool, store: Store, engine: Engine, ids: Sequence[int]) -> bytes:
     """Save and publish chunks; the offsets."""
     offsets = store.reserve(len(ids) // engine.blocks_per_chunk)
-    job = pool.save(engine.view, store.arena, offsets, column(ids), LAYERS, LAYER_BYTES)
+    job = pool.save(engine.view, store.arena, offsets, column(ids), EXTENTS, EXTENT_BYTES)
     job.announce_all()
     assert job.wait(LONG_S)
     store.commit(job.checksums())
@@ -141,8 +141,8 @@ def start_load(
         store.slots,
         store.generations,
         column(ids),
-        LAYERS,
-        LAYER_BYTES,
+        EXTENTS,
+        EXTENT_BYTES,
         verifies,
     )
 

@@ -198,7 +198,7 @@ class Copies:
             len(numbers),
             self._layout.payload_bytes,
             session.welcome.verify != "cold",
-            extents=some,
+            numbers=some,
             extent_bytes=self._layout.extent_bytes,
         )
 
@@ -247,7 +247,7 @@ class Copies:
             block_ids.tobytes(),
             self._own.kv_extents,
             self._layout.payload_bytes,
-            extents=self._extents_of_part,
+            numbers=self._extents_of_part,
             extent_bytes=self._layout.extent_bytes,
         )
 

@@ -114,12 +114,12 @@ class StagedSave:
         """CRC-32C of every layer of every chunk as it was gathered."""
         return bytes(self._checksums)
 
-    def copied_layers(self) -> int:
-        """None: the daemon itself knows which layers it has copied."""
+    def copied_extents(self) -> int:
+        """None: the daemon itself knows which extents it has copied."""
         return 0
 
     def checksums_from(self, layer: int) -> bytes:  # noqa: ARG002 - the interface of a run
-        """None, as `copied_layers`."""
+        """None, as `copied_extents`."""
         return b""
 
     def cancel(self) -> None:
@@ -210,7 +210,7 @@ class StagedSave:
 
     def _next_piece(self) -> Piece:
         """The next piece: layers announced one after the other, of all chunks, or some chunks of one layer."""
-        fitting = min(self._area.window_bytes // self._layer_bytes, sm.COPIED_LAYERS_MAX)
+        fitting = min(self._area.window_bytes // self._layer_bytes, sm.COPIED_EXTENTS_MAX)
         first_layer, first_chunk = self._announced[self._position], self._next_chunk
         layers = 1
         while (

@@ -171,12 +171,12 @@ class SummarizedSave:
         summaries = np.frombuffer(last.checksums(), "<u4").reshape(-1, self._summary_extents)
         return np.concatenate((layers, summaries), axis=1).tobytes()
 
-    def copied_layers(self) -> int:
-        """Layers copied, from the first one up to one that is not; summaries are not counted."""
-        return self._kv.copied_layers()
+    def copied_extents(self) -> int:
+        """Extents copied, from the first one up to one that is not; summaries are not counted."""
+        return self._kv.copied_extents()
 
     def checksums_from(self, layer: int) -> bytes:
-        """CRC-32C of the layers from this one on that `copied_layers` counts, u32 [chunk][layer]."""
+        """CRC-32C of the extents from this one on that `copied_extents` counts, u32 [chunk][extent]."""
         return self._kv.checksums_from(layer)
 
     def cancel(self) -> None:

@@ -1,7 +1,7 @@
 """TransferEngine in `bench peer`: calls of the library alone, and kvpool over it.
 
     library    a process reads whole chunks out of another one's memory, without checksums: what kvpool over it can reach
-    kvpool     the owner's process copies layers into its buffer, this one has them read and copies them into slots, both with
+    kvpool     the owner's process copies extents into its buffer, this one has them read and copies them into slots, both with
                checksums (docs/rdma.md); a socket pair stands in for the control plane
 
 Processes live as long as the setting, end with this process at the latest, and are ended where they do not answer in time.
@@ -22,7 +22,7 @@ import numpy as np
 
 from kvpool.bench.measure import cpu_seconds
 from kvpool.bench.peer.engine_child import BATCHES, LIBRARY, OWNER, READER, READS, command_of
-from kvpool.bench.peer.node import HOST, JOBS_MAX, LAYERS, LONG_S, THREADS, WORD, Node
+from kvpool.bench.peer.node import EXTENTS, HOST, JOBS_MAX, LONG_S, THREADS, WORD, Node
 from kvpool.bench.peer.owner import BEGIN, END, PORTS, STAGE, engine_settings, wait_until_serving
 from kvpool.clock import MonotonicClock
 from kvpool.errors import KVPoolError, PeerUnreachable, Refused
@@ -40,7 +40,7 @@ ENGINE_WAYS = (*LIBRARY_WAYS, KVPOOL)
 # To make and fill an owner's memory, and to start the library twice.
 START_S = 120.0
 LOOK_S = 0.01
-FIRST_LAYER_LOOK_S = 1e-3
+FIRST_EXTENT_LOOK_S = 1e-3
 # Of a process that only answers.
 NO_MEMORY = 4096
 _SILENT = logging.NullHandler()
@@ -130,7 +130,7 @@ class EngineWays:
         self._loop.close()
 
     def pull(self, way: str) -> tuple[float, float, float]:
-        """Seconds, CPU seconds of both sides, and microseconds to the first layer, 0 where there are none, of one pull of all
+        """Seconds, CPU seconds of both sides, and microseconds to the first extent, 0 where there are none, of one pull of all
         chunks, compared afterwards. Raises EngineAbsent where it fails."""
         return self._pull_chunks() if way == KVPOOL else self._read_chunks(way)
 
@@ -160,7 +160,7 @@ class EngineWays:
     async def _pull_all(self) -> tuple[list[ChunkEnd], float]:
         begun_s, share = time.perf_counter(), self._chunks // self._streams
         pulls = dict([await self._begin(stream * share, share) for stream in range(self._streams)])
-        first = asyncio.create_task(self._first_layer(begun_s))
+        first = asyncio.create_task(self._first_extent(begun_s))
         try:
             ends = await self._ends(pulls)
             return ends, await first if all(end.ending is Ending.DONE for end in ends) else 0.0
@@ -194,8 +194,8 @@ class EngineWays:
             offer=r.Offer(self._pulls, count, b"", 1, "", cast(bytes, checks)),
             address=StreamAddress(HOST, 0),
             into=Region(offsets, slots),
-            layers=LAYERS,
-            layer_bytes=self._target.layer_bytes,
+            extents=EXTENTS,
+            extent_bytes=self._target.extent_bytes,
             stall_s=LONG_S,
             timeout_s=LONG_S,
         )
@@ -204,12 +204,12 @@ class EngineWays:
             raise EngineAbsent(f"{KVPOOL}: a pull was refused")
         return job, self._pulls
 
-    async def _first_layer(self, begun_s: float) -> float:
-        """Seconds until the first layer of the first chunk is in its slot, to a look."""
-        last = slice(self._source.layer_bytes - WORD, self._source.layer_bytes)
+    async def _first_extent(self, begun_s: float) -> float:
+        """Seconds until the first extent of the first chunk is in its slot, to a look."""
+        last = slice(self._source.extent_bytes - WORD, self._source.extent_bytes)
         sent, received = self._source.chunks()[0][last], self._target.chunks()[0][last]
         while not np.array_equal(sent, received):
-            await asyncio.sleep(FIRST_LAYER_LOOK_S)
+            await asyncio.sleep(FIRST_EXTENT_LOOK_S)
         return time.perf_counter() - begun_s
 
     def _compare(self, way: str, chunks: Sequence["np.ndarray[Any, np.dtype[np.uint8]]"]) -> None:

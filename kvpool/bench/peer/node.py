@@ -11,7 +11,7 @@ import numpy as np
 import kvpool_native
 from kvpool.errors import KVPoolError
 
-LAYERS = 32
+EXTENTS = 32
 HOST = "127.0.0.1"
 THREADS = 4
 SEGMENT_BYTES = 64 << 20
@@ -32,7 +32,7 @@ class Node:
         self._directory = kvpool_native.Directory(self.arena, self.index, geometry, os.urandom(16))
         self.view = kvpool_native.IndexView(self.index)
         self._namespace = self._directory.add_namespace()
-        self._class = self._directory.add_class(chunk_bytes, LAYERS)
+        self._class = self._directory.add_class(chunk_bytes, EXTENTS)
         for segment in range(geometry.segments):
             self._directory.mark_segment_ready(segment)
         self._keys = b"".join(number.to_bytes(32, "little") for number in range(1, chunks + 1))
@@ -46,9 +46,9 @@ class Node:
         return slots
 
     @property
-    def layer_bytes(self) -> int:
-        """Of each layer of a chunk."""
-        return self.chunk_bytes // LAYERS
+    def extent_bytes(self) -> int:
+        """Of each extent of a chunk."""
+        return self.chunk_bytes // EXTENTS
 
     def renew(self) -> None:
         """Slots in which nothing has landed."""
@@ -74,7 +74,7 @@ class Node:
         for chunk in self.chunks():
             chunk[:] = random.integers(0, 256, len(chunk), np.uint8)
         offsets = np.frombuffer(self.slots.offsets, "<u8").tolist()
-        checksums = [kvpool_native.extent_checksums(self.arena, at, self.layer_bytes, LAYERS) for at in offsets]
+        checksums = [kvpool_native.extent_checksums(self.arena, at, self.extent_bytes, EXTENTS) for at in offsets]
         self._directory.commit(self.slots.id, 0, b"".join(checksums))
 
     def mapped_again(self) -> kvpool_native.NearMemory:

@@ -1,6 +1,6 @@
 """Owner's side of kvpool over TransferEngine: a node in a process of its own, with its event loop and its reader's process.
 
-    puller → owner: [number, "begin", pull, first, count]    offer chunks; answered by the checksums of their layers
+    puller → owner: [number, "begin", pull, first, count]    offer chunks; answered by the checksums of their extents
                     [number, "stage", …]                     the fields of a Stage; answered by those of Staged or Refused
                     [number, "end", pull]                    the pull is over
 
@@ -15,7 +15,7 @@ from dataclasses import astuple
 from threading import Thread
 from typing import Any, TypeVar
 
-from kvpool.bench.peer.node import HOST, LAYERS, LONG_S, THREADS, Node
+from kvpool.bench.peer.node import EXTENTS, HOST, LONG_S, THREADS, Node
 from kvpool.clock import Deadline, MonotonicClock
 from kvpool.peers.control import records as r
 from kvpool.transfer.child.service import DaemonLink
@@ -86,7 +86,7 @@ class Owner:
             self._parts.serve(fields[0], r.Stage(*fields), _answering(link, number))
         elif kind == BEGIN:
             pull, first, count = fields
-            chunks = OfferedChunks(self._node.columns(first, count), LAYERS, self._node.layer_bytes)
+            chunks = OfferedChunks(self._node.columns(first, count), EXTENTS, self._node.extent_bytes)
             checks = self._checks(chunks)
             self._parts.add(pull, "puller", chunks, checks)
             link.answer(number, [checks])
@@ -96,7 +96,7 @@ class Owner:
 
     def _checks(self, chunks: OfferedChunks) -> bytes:
         return self._server.checks(
-            self._node.view, *chunks.columns, layers=chunks.layers, layer_bytes=chunks.layer_bytes
+            self._node.view, *chunks.columns, extents=chunks.extents, extent_bytes=chunks.extent_bytes
         )
 
     async def _start(self) -> None:

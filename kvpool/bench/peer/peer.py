@@ -10,7 +10,7 @@ takes memcpy, the socket, and every other way in turn, so that disturbances of t
 socket of the same round. The first round warms page tables and connections and is not counted. The target is overwritten before
 each pull and compared with the source after it, outside the measured time.
 
-The time to the first layer counts from the call to the first layer of the first chunk, landed and verified.
+The time to the first extent counts from the call to the first extent of the first chunk, landed and verified.
 
 TransferEngine is an optional package: where it is missing, or fails, its rows are absent and a note has the reason.
 """
@@ -27,7 +27,7 @@ import numpy as np
 import kvpool_native
 from kvpool.bench.measure import median, spread, timed_s, timed_with_cpu_s
 from kvpool.bench.peer.engine_ways import KVPOOL, EngineAbsent, EngineChoice, EngineWays
-from kvpool.bench.peer.node import HOST, JOBS_MAX, LAYERS, LONG_S, THREADS, Node
+from kvpool.bench.peer.node import EXTENTS, HOST, JOBS_MAX, LONG_S, THREADS, Node
 from kvpool.bench.peer.plain_socket import send_plain
 from kvpool.errors import KVPoolError
 
@@ -42,7 +42,7 @@ RATIO_BAR = 0.9
 CPU_BAR = 0.6
 SOCKET, STREAM, ENCRYPTED, SHARED = "socket", "stream", "encrypted stream", "shared memory"
 
-# Sends all chunks once: seconds, CPU seconds of both sides, and microseconds to the first layer.
+# Sends all chunks once: seconds, CPU seconds of both sides, and microseconds to the first extent.
 Way = Callable[[str], tuple[float, float, float]]
 
 
@@ -53,14 +53,14 @@ class _Rounds:
     rate: list[float] = field(default_factory=list)
     ratio: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
-    first_layer_us: list[float] = field(default_factory=list)
+    first_extent_us: list[float] = field(default_factory=list)
 
     def add(self, gigabytes: float, *, seconds: float, plain_s: float, cpu_s: float, first_us: float) -> None:
         """Of one round. `plain_s`: of the socket."""
         self.rate.append(gigabytes / seconds)
         self.ratio.append(plain_s / seconds)
         self.cpu.append(cpu_s / gigabytes)
-        self.first_layer_us.append(first_us)
+        self.first_extent_us.append(first_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class _Setting:
         self.near.stop(LONG_S)
 
     def pull(self, way: str) -> tuple[float, float, float]:
-        """Seconds, CPU seconds, and microseconds to the first layer of one pull of all chunks."""
+        """Seconds, CPU seconds, and microseconds to the first extent of one pull of all chunks."""
         self.puller.renew()
         ends: list[kvpool_native.PullOutcome] = []
         seconds, cpu_s = timed_with_cpu_s(lambda: self._copy(ends) if way == SHARED else self._pull(way, ends))
@@ -116,18 +116,18 @@ class _Setting:
                 f"wrong bytes: chunks of {self.chunk_bytes} bytes came over the {way} other than they were sent"
             )
         first = next(end for end in ends if end.chunk == 0)
-        return seconds, cpu_s, first.waited_us + first.first_layer_us
+        return seconds, cpu_s, first.waited_us + first.first_extent_us
 
     def _pull(self, way: str, ends: list[kvpool_native.PullOutcome]) -> None:
         server, ticket, slots = self.servers[way], os.urandom(32), self.owner.slots
-        columns, layer_bytes = (slots.offsets, slots.slots, slots.generations), self.chunk_bytes // LAYERS
-        checks = server.checks(self.owner.view, *columns, layers=LAYERS, layer_bytes=layer_bytes)
+        columns, extent_bytes = (slots.offsets, slots.slots, slots.generations), self.chunk_bytes // EXTENTS
+        checks = server.checks(self.owner.view, *columns, extents=EXTENTS, extent_bytes=extent_bytes)
         offer, _ = server.offer(
             ticket,
             self.owner.view,
             *columns,
-            layers=LAYERS,
-            layer_bytes=layer_bytes,
+            extents=EXTENTS,
+            extent_bytes=extent_bytes,
             connections=self.streams,
             peer=1,
             timeout_s=LONG_S,
@@ -139,8 +139,8 @@ class _Setting:
             self.puller.view,
             self.puller.slots.offsets,
             self.puller.slots.slots,
-            layers=LAYERS,
-            layer_bytes=layer_bytes,
+            extents=EXTENTS,
+            extent_bytes=extent_bytes,
             connections=self.streams,
             stall_s=LONG_S,
             timeout_s=LONG_S,
@@ -156,17 +156,17 @@ class _Setting:
             select.select([server], [], [], LONG_S)
 
     def _copy(self, ends: list[kvpool_native.PullOutcome]) -> None:
-        there, here, layer_bytes = self.owner.slots, self.puller.slots, self.chunk_bytes // LAYERS
+        there, here, extent_bytes = self.owner.slots, self.puller.slots, self.chunk_bytes // EXTENTS
         columns = (there.offsets, there.slots, there.generations)
-        checks = self.servers[STREAM].checks(self.owner.view, *columns, layers=LAYERS, layer_bytes=layer_bytes)
+        checks = self.servers[STREAM].checks(self.owner.view, *columns, extents=EXTENTS, extent_bytes=extent_bytes)
         job = self.near.pull(
             self.memory,
             *columns,
             self.puller.view,
             here.offsets,
             here.slots,
-            layers=LAYERS,
-            layer_bytes=layer_bytes,
+            extents=EXTENTS,
+            extent_bytes=extent_bytes,
             checks=checks,
             parts=self.streams,
             timeout_s=LONG_S,
@@ -238,7 +238,7 @@ def _measure(setting: _Setting, name: str, ways: dict[str, Way], run: _Run) -> l
 
 
 def _row(setting: _Setting, name: str, way: str, results: _Rounds, *, memcpy: list[float]) -> dict[str, Any]:
-    is_stream, has_layers = way == STREAM, way in (STREAM, ENCRYPTED, SHARED, KVPOOL)
+    is_stream, has_extents = way == STREAM, way in (STREAM, ENCRYPTED, SHARED, KVPOOL)
     return {
         "chunk": name,
         "chunks": setting.chunks,
@@ -254,6 +254,6 @@ def _row(setting: _Setting, name: str, way: str, results: _Rounds, *, memcpy: li
         "cpu_seconds_per_gb": round(median(results.cpu), 3),
         "cpu_spread": spread(results.cpu),
         "cpu_bar": CPU_BAR if is_stream else None,
-        "first_layer_us": round(median(results.first_layer_us)) if has_layers else None,
-        "first_layer_spread_us": spread(results.first_layer_us, 0) if has_layers else [0, 0],
+        "first_extent_us": round(median(results.first_extent_us)) if has_extents else None,
+        "first_extent_spread_us": spread(results.first_extent_us, 0) if has_extents else [0, 0],
     }

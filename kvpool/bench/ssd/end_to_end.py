@@ -21,7 +21,7 @@ from kvpool.bench.daemon import REVISION, MeasuredDaemon, own_daemon, wait_until
 from kvpool.bench.disk import Bytes, RawFile
 from kvpool.bench.measure import median, spread
 from kvpool.bench.payload import Payload
-from kvpool.bench.ssd.rig import LAYERS, POISON, THREADS, WRITERS, arena_bytes, sizes_within
+from kvpool.bench.ssd.rig import EXTENTS, POISON, THREADS, WRITERS, arena_bytes, sizes_within
 from kvpool.bench.ssd.rounds import Rounds, Timed, timed_raw
 from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError
@@ -65,7 +65,7 @@ def bench_daemon(folder: Path, total: int, is_quick: bool, advance: Callable[[in
     return rows
 
 
-def ssd_layout(chunk_bytes: int, *, layers: int = LAYERS) -> kv.Layout:
+def ssd_layout(chunk_bytes: int, *, layers: int = EXTENTS) -> kv.Layout:
     """A layout with chunks of this size."""
     head_dim, rest = divmod(chunk_bytes, layers * PLANES * CHUNK_TOKENS)
     assert not rest
@@ -147,7 +147,7 @@ class _Comparison:
             **self._demoted.columns("demote", self._chunk_bytes),
             **self._promoted.columns("promote", self._chunk_bytes),
             "ratio": round(min(self._demoted.ratio, self._promoted.ratio), 3),
-            "layers": LAYERS,
+            "layers": EXTENTS,
             "first_layer_ms": round(median(self._first_layer_s) * 1e3, 2),
             "first_layer_spread_ms": spread([seconds * 1e3 for seconds in self._first_layer_s]),
             "whole_ms": round(median(self._whole_s) * 1e3, 2),

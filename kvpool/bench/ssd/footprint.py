@@ -26,7 +26,7 @@ DRAM_BYTES = 1 << 30
 SEGMENT_BYTES = 64 << 20
 FILE_BYTES = 1 << 30
 CHUNK_BYTES = 1 << 20
-LAYERS = 32
+EXTENTS = 32
 CHAIN = 64
 CHUNKS_MAX = 32 << 20
 BATCH = 2048
@@ -72,7 +72,7 @@ def measure(chunks: int) -> dict[str, object]:
     below = kvpool_native.DirectoryGeometry.plan_files(FILE_BYTES, segments, chunks)
     files = kvpool_native.Directory.of_files(below)
     _tiers = kvpool_native.TierSet((fast, files))  # which lives as long as this measures
-    size_class = files.add_class(slot_bytes, LAYERS)
+    size_class = files.add_class(slot_bytes, EXTENTS)
     for directory in (fast, files):
         directory.add_namespace()
     for segment in range(segments):

@@ -23,7 +23,7 @@ from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.packed_rows import MOVE_ROW
 from kvpool.types import SaveState
 
-LAYERS = 32
+EXTENTS = 32
 # As the tier has by default: reads on all threads, writes on half of them.
 THREADS = int(OPTIONS["ssd.threads"].default)
 WRITERS = max(1, THREADS // 2)
@@ -145,7 +145,7 @@ class QueueRig:
         return self._start_rows(rows, self.chunk_bytes, is_write=is_write)
 
     def _start_rows(self, rows: "npt.NDArray[np.void]", chunk_bytes: int, *, is_write: bool) -> int:
-        common = (rows.tobytes(), self._epoch, self._namespace, LAYERS, chunk_bytes // LAYERS, self._index)
+        common = (rows.tobytes(), self._epoch, self._namespace, EXTENTS, chunk_bytes // EXTENTS, self._index)
         job = self._queue.write(*common) if is_write else self._queue.read(*common, DEMAND)
         if not job:
             raise KVPoolError("the queue takes no job, expected room for one")
@@ -172,19 +172,19 @@ class QueueRig:
         self, chunk_bytes: int, chunks: int, *, seed: int, is_source: bool
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
         """Offsets in the arena, and slots: those of the sources are filled and have their checksums in the index."""
-        size_class = self._directory.add_class(chunk_bytes, LAYERS)
+        size_class = self._directory.add_class(chunk_bytes, EXTENTS)
         namespace = self._directory.add_namespace()
         contents = np.frombuffer(np.random.default_rng(7).bytes(chunk_bytes), np.uint8)
         keys = np.random.default_rng(seed).bytes(packed_bytes(chunks))
         made = self._directory.reserve(namespace, size_class, b"", keys, 1)
         assert made.states.count(SaveState.RESERVED) == chunks
         places = np.frombuffer(made.offsets, "<u8")
-        checksums = bytes(0 if is_source else 4 * LAYERS * chunks)
+        checksums = bytes(0 if is_source else 4 * EXTENTS * chunks)
         if is_source:
             for number, place in enumerate(places):
                 # A swapped chunk is detected as well as a wrong byte.
                 np.bitwise_xor(contents, np.uint8(number % 251 + 1), out=self._bytes_at(place, chunk_bytes))
-                checksums += kvpool_native.extent_checksums(self._arena, int(place), chunk_bytes // LAYERS, LAYERS)
+                checksums += kvpool_native.extent_checksums(self._arena, int(place), chunk_bytes // EXTENTS, EXTENTS)
         self._directory.commit(made.id, 0, checksums, 1)
         return places, np.frombuffer(made.slots, "<u8")
 

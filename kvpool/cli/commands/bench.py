@@ -172,7 +172,7 @@ def turns(options: Options, quick: bool, out: str | None) -> None:
 @click.option("--rdma-devices", default="", metavar="NAMES", help="Use these RDMA devices, by comma (default: all).")
 @bench_options
 def peer(options: Options, rdma_protocol: str | None, rdma_devices: str, quick: bool, out: str | None) -> None:
-    """Chunks from one node to another by each transport, against plain sockets: rates, CPU time, the first layer.
+    """Chunks from one node to another by each transport, against plain sockets: rates, CPU time, the first extent.
 
     The stream, plain and encrypted; where Mooncake's TransferEngine is installed, its calls alone and kvpool over it. Both
     nodes are on this machine and use no daemon; --socket has no meaning here. TransferEngine listens on every address of the

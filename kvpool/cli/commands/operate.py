@@ -49,7 +49,7 @@ def stats(options: Options, section: str | None, watch: bool, interval: str | No
     and sparse, where there are such.
 
     Lines are `name:value`; a name never changes its meaning. After each `…_bytes` a line `…_human` repeats the size with a
-    unit; --json has the raw values alone. Slots are counted by size class, CHUNK BYTESxLAYERS.
+    unit; --json has the raw values alone. Slots are counted by size class, CHUNK BYTESxEXTENTS.
 
     --watch prints one line for each interval: chunks and bytes in DRAM, chunks stored and evicted and bytes loaded in a second,
     the hits' share of the tokens looked up since the line before, leases, saves under way and connections. With SECTION it

@@ -87,7 +87,7 @@ class Offer:
     """So many chunks from the first one asked for are held for the puller until its Release or deadline; 0: nothing is held.
 
     `ticket`: to be presented once on each of `connections` stream connections to `address`, `tls://…` where they are encrypted.
-    `checks`: CRC-32C [chunk][layer].
+    `checks`: CRC-32C [chunk][extent].
     """
 
     KIND: ClassVar[int] = 11
@@ -109,8 +109,8 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Have rows of a Pull copied to where TransferEngine can read them. A row is one layer of one chunk; those of an offer are
-    numbered layer by layer: layer × chunks + chunk.
+    """Have rows of a Pull copied to where TransferEngine can read them. A row is one extent of one chunk; those of an offer are
+    numbered extent by extent: extent × chunks + chunk.
 
     `part`: the puller's number for what comes, which rises. `ended`: parts that are needed no longer, u32. `rows` may be 0,
     which asks whether anything would be staged. `protocol`: of the puller's TransferEngine. `wait_ms`: for the first row.
@@ -284,9 +284,9 @@ class RefusalCode:
 REFUSAL_CODES = tuple(sorted(value for name, value in vars(RefusalCode).items() if name.isupper()))
 
 
-def offered_chunks_max(layers: int) -> int:
-    """The most chunks of so many layers that an Offer has room for the checksums of."""
-    return CHECKS_BYTES_MAX // (CHECKSUM_BYTES * layers)
+def offered_chunks_max(extents: int) -> int:
+    """The most chunks of so many extents that an Offer has room for the checksums of."""
+    return CHECKS_BYTES_MAX // (CHECKSUM_BYTES * extents)
 
 
 def keys_max(layout: Layout) -> int:

@@ -74,7 +74,7 @@ def check_offer(pull: r.Pull, offer: r.Offer) -> None:
     if offer.pull != pull.pull or offer.chunks > asked:
         _refuse(f"Offer has {offer.chunks} chunks for pull {offer.pull}, expected at most {asked} for {pull.pull}")
     if len(offer.checks) not in (0, r.CHECKSUM_BYTES * extents * offer.chunks):
-        _refuse(f"Offer has checks of {len(offer.checks)} bytes for {offer.chunks} chunks of {extents} layers")
+        _refuse(f"Offer has checks of {len(offer.checks)} bytes for {offer.chunks} chunks of {extents} extents")
 
 
 def check_staged(stage: r.Stage, staged: r.Staged) -> None:

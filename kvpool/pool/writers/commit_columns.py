@@ -10,7 +10,7 @@ CHECKSUM_BYTES = 4
 
 
 class CommitColumns(NamedTuple):
-    """`checksums`: u32 [chunk][layer], of parts [chunk][extent of the part]; `tokens`: ids of all chunks, or none; `scope`: is
+    """`checksums`: u32 [chunk][extent], of parts [chunk][extent of the part]; `tokens`: ids of all chunks, or none; `scope`: is
     stored after those of each."""
 
     checksums: bytes

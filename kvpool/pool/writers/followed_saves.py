@@ -1,9 +1,9 @@
-"""Followed saves: chunks that other nodes read layer by layer while an engine is still saving them.
+"""Followed saves: chunks that other nodes read extent by extent while an engine is still saving them.
 
-    reserved ──first layer lands──► followed ──commit──► stored
+    reserved ──first extent lands──► followed ──commit──► stored
                                        └──abort, deadline──► lost
 
-The last layer of a chunk's KV, and its summaries, land with its commit: nobody has all KV of a chunk that was not stored. What
+The last extent of a chunk's KV, and its summaries, land with its commit: nobody has all KV of a chunk that was not stored. What
 is followed is not held: a save that is given up has its slots back at once, and who follows it sees that in the slot's
 generation. Without a listener nothing is noted. Control thread only.
 
@@ -28,7 +28,7 @@ class SaveListener(Protocol):
     """Who is called, on the control thread, for each save that can be followed."""
 
     def note_save(self, keys: KeyColumn) -> None:
-        """Its first layer has landed."""
+        """Its first extent has landed."""
         ...
 
     def end_save(self, keys: KeyColumn, stored: int) -> None:
@@ -78,16 +78,16 @@ class FollowedSaves:
         self._saves[reservation] = _Save(keys)
 
     def land(self, reservation: Reservation, extents: Extents, checksums: bytes) -> None:
-        """Layers of a save lie in their slots; `checksums`: u32 [chunk][layer]. Those before are in place, or these are left
+        """Extents of a save lie in their slots; `checksums`: u32 [chunk][extent]. Those before are in place, or these are left
         out."""
         save = self._saves.get(reservation.id)
         if save is None or not checksums:
             return
-        chunks, first = extents.chunks, extents.layers.start
-        landing = min(extents.layers.stop, reservation.kv_layers - 1) - first
+        chunks, first = extents.chunks, extents.numbers.start
+        landing = min(extents.numbers.stop, reservation.kv_extents - 1) - first
         if landing <= 0:
             return
-        shown = first_columns(checksums, len(extents.layers), landing)
+        shown = first_columns(checksums, len(extents.numbers), landing)
         self._directory.land_saved(reservation.id, chunks.start, len(chunks), first, shown)
         if first == 0 and not save.is_followed and self._listener is not None:
             save.is_followed = True
@@ -125,22 +125,22 @@ class FollowedSaves:
 
 
 def first_columns(checksums: bytes, columns: int, wanted: int) -> bytes:
-    """Of checksums [chunk][layer] with so many columns, the first `wanted`."""
+    """Of checksums [chunk][extent] with so many columns, the first `wanted`."""
     if wanted == columns:
         return checksums
     row, kept = columns * CHECKSUM_BYTES, wanted * CHECKSUM_BYTES
     return b"".join(checksums[at : at + kept] for at in range(0, len(checksums), row))
 
 
-def extents_of(reservation: Reservation, first_layer: int, checksums: bytes) -> Extents:
+def extents_of(reservation: Reservation, first_extent: int, checksums: bytes) -> Extents:
     """The extents of all chunks of a save that these checksums are of. Raises ProtocolError."""
-    layers = len(checksums) // (CHECKSUM_BYTES * reservation.chunks)
-    if not layers or len(checksums) != layers * reservation.chunks * CHECKSUM_BYTES:
+    extents = len(checksums) // (CHECKSUM_BYTES * reservation.chunks)
+    if not extents or len(checksums) != extents * reservation.chunks * CHECKSUM_BYTES:
         raise ProtocolError(
-            f"{len(checksums)} bytes of checksums, expected 4 for each layer of {reservation.chunks} chunks"
+            f"{len(checksums)} bytes of checksums, expected 4 for each extent of {reservation.chunks} chunks"
         )
-    if not 0 <= first_layer <= reservation.layers - layers:
+    if not 0 <= first_extent <= reservation.extents - extents:
         raise ProtocolError(
-            f"layers {first_layer}..{first_layer + layers - 1} landed, a chunk has {reservation.layers}"
+            f"extents {first_extent}..{first_extent + extents - 1} landed, a chunk has {reservation.extents}"
         )
-    return Extents(range(reservation.chunks), range(first_layer, first_layer + layers))
+    return Extents(range(reservation.chunks), range(first_extent, first_extent + extents))

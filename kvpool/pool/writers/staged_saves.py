@@ -48,10 +48,10 @@ class StagedSaves:
         return self._areas.size_bytes
 
     def check_layout(self, layout: Layout) -> None:
-        """Raises LayoutMismatch where not even one layer of a chunk fits staging."""
+        """Raises LayoutMismatch where not even one extent of a chunk fits staging."""
         if self.staging_bytes and layout.extent_bytes > self.staging_bytes:
             raise LayoutMismatch(
-                f"a layer of a chunk of this layout has {write_size(layout.extent_bytes)}, "
+                f"an extent of a chunk of this layout has {write_size(layout.extent_bytes)}, "
                 f"server.staging is {write_size(self.staging_bytes)}: no chunk can be saved"
             )
 
@@ -67,36 +67,36 @@ class StagedSaves:
 
     @verb(sm.CopyStaged, roles=ENGINE)
     def copy(self, session: EngineSession, request: sm.CopyStaged) -> "m.Done | asyncio.Future[m.Done]":
-        """Copy layers out of staging into reserved slots. Raises ProtocolError for what lies outside, Refused."""
+        """Copy extents out of staging into reserved slots. Raises ProtocolError for what lies outside, Refused."""
         area = self._areas.find(session.connection)
         if area is None:
             raise Refused("staging", "this connection has no staging memory: ask for it first")
         layout = self._writers.layout_of(session, request.reservation)
         if layout is None:
             return m.Done()
-        if not 0 < request.chunks <= m.KEYS_MAX or not 0 < request.layers <= layout.extents:
-            raise ProtocolError(f"copy of {request.chunks} chunks and {request.layers} layers")
-        if request.chunks * request.layers > sm.COPIED_LAYERS_MAX:
+        if not 0 < request.chunks <= m.KEYS_MAX or not 0 < request.extents <= layout.extents:
+            raise ProtocolError(f"copy of {request.chunks} chunks and {request.extents} extents")
+        if request.chunks * request.extents > sm.COPIED_EXTENTS_MAX:
             raise ProtocolError(
-                f"copy of {request.chunks} chunks with {request.layers} layers each, at most {sm.COPIED_LAYERS_MAX} in all"
+                f"copy of {request.chunks} chunks with {request.extents} extents each, at most {sm.COPIED_EXTENTS_MAX} in all"
             )
         chunks = range(request.first_chunk, request.first_chunk + request.chunks)
-        layers = range(request.first_layer, request.first_layer + request.layers)
-        if not 0 <= request.offset <= area.size - len(chunks) * len(layers) * layout.extent_bytes:
+        numbers = range(request.first_extent, request.first_extent + request.extents)
+        if not 0 <= request.offset <= area.size - len(chunks) * len(numbers) * layout.extent_bytes:
             raise ProtocolError(
                 f"copy of {len(chunks)} chunks from offset {request.offset} of {area.size} bytes of staging"
             )
-        begun = self._writers.begin_copy(session, request.reservation, Extents(chunks, layers), self._clock.now_ns())
+        begun = self._writers.begin_copy(session, request.reservation, Extents(chunks, numbers), self._clock.now_ns())
         if begun is None:
             return m.Done()
         reservation, slots = begun
-        first = layers.start * layout.extent_bytes
-        at_once, targets = len(layers), b"".join((slot + first).to_bytes(8, "little") for slot in slots)
+        first = numbers.start * layout.extent_bytes
+        at_once, targets = len(numbers), b"".join((slot + first).to_bytes(8, "little") for slot in slots)
         if reservation.is_part:
             # Its extents lie apart in the slots, and in staging one behind the other.
-            at_once, targets = 1, self._writers.part_targets(reservation, slots, layers, layout.extent_bytes)
+            at_once, targets = 1, self._writers.part_targets(reservation, slots, numbers, layout.extent_bytes)
         job = StagedCopy(self._arena, targets, area, request.offset, at_once, layout.extent_bytes)
-        return self._start(job, partial(self._writers.end_copy, reservation, Extents(chunks, layers)))
+        return self._start(job, partial(self._writers.end_copy, reservation, Extents(chunks, numbers)))
 
     def drop_owner(self, connection: ConnectionId) -> None:
         """A connection has ended: release its staging memory."""

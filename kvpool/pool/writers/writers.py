@@ -143,13 +143,13 @@ class Writers:
             self.give_up_part(task, now_ns)
         elif (part := task.take()) is not None:
             number, extents = part.id, len(part.numbers)
-            staged = StagedSlots(states=states, offsets=offsets, layers=extents) if self._is_staged else None
+            staged = StagedSlots(states=states, offsets=offsets, extents=extents) if self._is_staged else None
             self._reservations.add(
                 number,
                 session.connection,
                 chunks=reserved,
-                layers=extents,
-                kv_layers=extents,
+                extents=extents,
+                kv_extents=extents,
                 now_ns=now_ns,
                 staged=staged,
                 layout=layout if layout.group is not None else None,
@@ -181,10 +181,10 @@ class Writers:
                 reservation,
                 session.connection,
                 chunks=reserved,
-                layers=layout.extents,
-                kv_layers=layout.kv_extents,
+                extents=layout.extents,
+                kv_extents=layout.kv_extents,
                 now_ns=now_ns,
-                staged=StagedSlots(states=states, offsets=offsets, layers=layout.extents) if self._is_staged else None,
+                staged=StagedSlots(states=states, offsets=offsets, extents=layout.extents) if self._is_staged else None,
                 layout=layout if layout.group is not None else None,
             )
         return ReservedSlots(
@@ -221,7 +221,7 @@ class Writers:
         reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
         layout = session.own.layout
         is_part = reservation is not None and reservation.is_part
-        count = columns.count(layout, reservation.layers if is_part and reservation is not None else layout.extents)
+        count = columns.count(layout, reservation.extents if is_part and reservation is not None else layout.extents)
         if reservation is not None and reservation.layout not in (None, session.own.layout):
             raise ProtocolError("commit of a reservation that is of another group")
         if reservation is not None and reservation.committed + count > reservation.chunks:
@@ -250,13 +250,13 @@ class Writers:
         failpoint.reach("daemon.commit.after_publish", failpoint.refused)
         return states
 
-    def land(self, session: EngineSession, reservation_id: int, first_layer: int, checksums: bytes) -> None:
-        """Layers of all chunks of a save have been copied by its client, for who follows it. Raises ProtocolError."""
+    def land(self, session: EngineSession, reservation_id: int, first_extent: int, checksums: bytes) -> None:
+        """Extents of all chunks of a save have been copied by its client, for who follows it. Raises ProtocolError."""
         reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
         if reservation is None or reservation.is_part:
             return  # of a part nothing can be followed
         if not reservation.is_expired and reservation.staged is None:
-            self.followed.land(reservation, extents_of(reservation, first_layer, checksums), checksums)
+            self.followed.land(reservation, extents_of(reservation, first_extent, checksums), checksums)
 
     def layout_of(self, session: EngineSession, reservation_id: int) -> Layout | None:
         """The layout of a reservation's chunks; None where it has ended and the session saves chunks of several groups."""
@@ -268,7 +268,7 @@ class Writers:
     def begin_copy(
         self, session: EngineSession, reservation_id: int, extents: Extents, now_ns: int
     ) -> tuple[Reservation, tuple[int, ...]] | None:
-        """Arena offsets at which the daemon may write these layers of these reserved chunks; None where the reservation has
+        """Arena offsets at which the daemon may write these extents of these reserved chunks; None where the reservation has
         ended.
 
         The slots are not reused until `end_copy`, even if the reservation or its connection ends. Raises ProtocolError for
@@ -280,24 +280,28 @@ class Writers:
         if reservation is None or reservation.is_expired:
             return None
         assert reservation.staged is not None
-        chunks, layers = extents.chunks, extents.layers
+        chunks, numbers = extents.chunks, extents.numbers
         if not reservation.committed <= chunks.start < chunks.stop <= reservation.chunks:
             raise ProtocolError(
                 f"copy of chunks {chunks.start}..{chunks.stop - 1}, "
                 f"{reservation.committed} to {reservation.chunks - 1} are reserved and not published"
             )
-        if not 0 <= layers.start < layers.stop <= reservation.layers:
-            raise ProtocolError(f"copy of layers {layers.start}..{layers.stop - 1}, a chunk has {reservation.layers}")
+        if not 0 <= numbers.start < numbers.stop <= reservation.extents:
+            raise ProtocolError(
+                f"copy of extents {numbers.start}..{numbers.stop - 1}, a chunk has {reservation.extents}"
+            )
         reservation.copies += 1
         reservation.staged.clear(extents)
         return reservation, reservation.staged.offsets(chunks)
 
-    def part_targets(self, reservation: Reservation, slots: tuple[int, ...], layers: range, extent_bytes: int) -> bytes:
+    def part_targets(
+        self, reservation: Reservation, slots: tuple[int, ...], numbers: range, extent_bytes: int
+    ) -> bytes:
         """Where extents of a part lie in these slots, counted among its own: u64 [slot][extent]."""
-        return self.joint_saves.offsets(reservation.id, slots, layers, extent_bytes)
+        return self.joint_saves.offsets(reservation.id, slots, numbers, extent_bytes)
 
     def end_copy(self, reservation: Reservation, extents: Extents, checksums: bytes, now_ns: int) -> None:
-        """A copy is over; `checksums` of what it stored, u32 [chunk][layer], or none where it failed."""
+        """A copy is over; `checksums` of what it stored, u32 [chunk][extent], or none where it failed."""
         assert reservation.copies > 0
         assert reservation.staged is not None
         reservation.copies -= 1
@@ -372,7 +376,7 @@ class Writers:
         checksums = columns.checksums
         if staged is None:
             return self._store(reservation, columns, now_ns)
-        count = len(checksums) // (CHECKSUM_BYTES * reservation.layers)
+        count = len(checksums) // (CHECKSUM_BYTES * reservation.extents)
         # Behind a chunk that is not whole nothing can be found: it would have no parent.
         whole = staged.count_whole(first, checksums)
         states = b""

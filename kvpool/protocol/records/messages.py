@@ -192,7 +192,7 @@ class Reserved:
 class Commit:
     """Publish the next reserved chunks of a reservation, in order.
 
-    `checksums`: u32 [chunk][layer], compared with the daemon's own where it has copied from staging. `tokens`: i32
+    `checksums`: u32 [chunk][extent], compared with the daemon's own where it has copied from staging. `tokens`: i32
     [chunk][token], or empty. `scope`: of all of them, see `kvpool.keys`.
     """
 

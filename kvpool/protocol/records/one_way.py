@@ -36,15 +36,15 @@ class DropLeases:
 
 @dataclass(frozen=True, slots=True)
 class LandSaved:
-    """Layers of all chunks of a save have been copied, from `first_layer` on: other nodes may follow it before its commit.
+    """Extents of all chunks of a save have been copied, from `first_extent` on: other nodes may follow it before its commit.
 
-    `checksums`: u32 [chunk][layer], of one layer or several. Each layer once, in order, and before any commit of the save.
-    Others may have read these layers: a chunk whose commit has other checksums for them is declined (`checksum`).
+    `checksums`: u32 [chunk][extent], of one extent or several. Each extent once, in order, and before any commit of the save.
+    Others may have read these extents: a chunk whose commit has other checksums for them is declined (`checksum`).
     """
 
     KIND: ClassVar[int] = 63
     reservation: int
-    first_layer: int
+    first_extent: int
     checksums: bytes
 
 

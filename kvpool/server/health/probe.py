@@ -164,7 +164,7 @@ class Probe:
         target, offset = (session.arena, chunk.offset) if session.staging is None else (session.staging, 0)
         target.view()[offset : offset + len(payload)] = np.frombuffer(payload, np.uint8)
         if session.staging is not None:
-            copy = sm.CopyStaged(reserved.reservation, 0, 1, 0, PROBE_LAYOUT.layers, offset)
+            copy = sm.CopyStaged(reserved.reservation, 0, 1, 0, PROBE_LAYOUT.extents, offset)
             session.connection.call(copy, m.Done)
         committed = session.connection.call(m.Commit(reserved.reservation, _checksums(payload), b""), m.Committed)
         _require(
@@ -198,8 +198,8 @@ class Probe:
         _require(generation == chunk.generation, f"generation {generation} was leased, {chunk.generation} was reserved")
         found = session.arena.view()[offset : offset + len(chunk.payload)].tobytes()
         _require(found == chunk.payload, f"bytes at offset {offset} are not those that were written")
-        _require(session.index.covers(slot, PROBE_LAYOUT.layers), f"leased slot {slot:#x} has no words in the index")
-        stored = [session.index.checksum_at(slot, layer) for layer in range(PROBE_LAYOUT.layers)]
+        _require(session.index.covers(slot, PROBE_LAYOUT.extents), f"leased slot {slot:#x} has no words in the index")
+        stored = [session.index.checksum_at(slot, extent) for extent in range(PROBE_LAYOUT.extents)]
         expected = np.frombuffer(_checksums(chunk.payload), "<u4").tolist()
         _require(stored == expected, f"checksums of slot {slot:#x} are {stored}, expected {expected}")
         present = session.index.generation_at(slot)
@@ -260,9 +260,9 @@ def _open_staging(connection: BlockingConnection) -> kvpool_native.Mapping:
 
 
 def _checksums(payload: bytes) -> bytes:
-    size = PROBE_LAYOUT.layer_bytes
-    layers = (payload[layer * size : (layer + 1) * size] for layer in range(PROBE_LAYOUT.layers))
-    return b"".join(kvpool_native.crc32c(layer).to_bytes(4, "little") for layer in layers)
+    size = PROBE_LAYOUT.extent_bytes
+    extents = (payload[extent * size : (extent + 1) * size] for extent in range(PROBE_LAYOUT.extents))
+    return b"".join(kvpool_native.crc32c(extent).to_bytes(4, "little") for extent in extents)
 
 
 def _first(column: bytes) -> int:

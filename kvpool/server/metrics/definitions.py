@@ -143,9 +143,9 @@ def _slots(
     unit: Callable[[Mapping[str, Any]], int],
     classes: Callable[[Scrape], Iterable[Mapping[str, int]]] = _dram_classes,
 ) -> Callable[[Scrape], Values]:
-    """Used and free slots of each size class; a class is named `<chunk bytes>x<layers>`."""
+    """Used and free slots of each size class; a class is named `<chunk bytes>x<extents>`."""
     return lambda now: {
-        (f"{row['chunk_bytes']}x{row['layers']}", state): slots * unit(row)
+        (f"{row['chunk_bytes']}x{row['extents']}", state): slots * unit(row)
         for row in classes(now)
         for state, slots in (("used", row["slots_used"]), ("free", row["slots"] - row["slots_used"]))
     }
@@ -297,7 +297,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _gauge("kvpool_dram_huge_bytes", "Arena in huge pages.", lambda now: now.pool.huge_bytes, "bytes"),
         _gauge("kvpool_dram_settling", "1 while the arena is being faulted in or collapsed.",
                lambda now: float(now.pool.is_settling)),
-        _gauge("kvpool_slots", "Slots lent to each size class, named by chunk bytes and layers.",
+        _gauge("kvpool_slots", "Slots lent to each size class, named by chunk bytes and extents.",
                _slots(lambda _: 1), "slots", "size_class", "state"),
         _gauge("kvpool_slot_bytes", "Memory of those slots.",
                _slots(lambda row: int(row["slot_bytes"])), "bytes", "size_class", "state"),
@@ -309,7 +309,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _gauge("kvpool_ssd_chunks", "Chunks that can be read from it.", _ssd("ssd.chunks"), "chunks"),
         _gauge("kvpool_ssd_used_bytes", "Bytes of its slots in use.", _ssd("ssd.used_bytes"), "bytes"),
         _gauge("kvpool_ssd_capacity_bytes", "Bytes of its segment files.", _ssd("ssd.capacity_bytes"), "bytes"),
-        _gauge("kvpool_ssd_slots", "Slots lent to each size class in its files, named by chunk bytes and layers.",
+        _gauge("kvpool_ssd_slots", "Slots lent to each size class in its files, named by chunk bytes and extents.",
                _slots(lambda _: 1, lambda now: now.pool.lower_classes.get("ssd", ())), "slots", "size_class", "state"),
         _counter("kvpool_ssd_demoted_chunks", "Chunks written to it.", _ssd("demoted_chunks"), "chunks"),
         _counter("kvpool_ssd_promoted_chunks", "Chunks read back from it.", _ssd("promoted_chunks"), "chunks"),

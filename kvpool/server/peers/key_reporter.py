@@ -4,7 +4,7 @@ The owner's side of following (`FollowService`). A request is answered in a turn
 between turns that is PAUSE_RATIO times as long, so that many followers that ask in one moment leave the loop to others. A
 request for changes where there are none waits for the journal's next event, or for the end of its wait.
 
-Chunks that an engine is just saving are reported too, from their first layer on: another node may follow the save. They are no
+Chunks that an engine is just saving are reported too, from their first extent on: another node may follow the save. They are no
 events, and have numbers of their own (`save_notes`): those of saves that were given up are reported as removed.
 
 Keys alone are reported, and those of the node's tiers alone: what engines have in their own memory cannot be pulled.

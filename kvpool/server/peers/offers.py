@@ -3,7 +3,7 @@
     Pull ──lease──► OFFERED ──all is sent, released, late, forgotten──► the native offer ends ──► the lease is released
        └──nothing here──► an empty Offer
 
-Chunks behind the leased ones that an engine is just saving are offered too, and sent layer by layer as they come. They are
+Chunks behind the leased ones that an engine is just saving are offered too, and sent extent by extent as they come. They are
 leased when they are committed; until then nothing holds them, and of a save that is given up the puller gets no whole chunk.
 Such an offer has a thread for as long as the save takes: beyond all threads but one, saves are not offered.
 
@@ -370,15 +370,15 @@ class Offers:
             (leased.generations[: here * _WORD] + saved.generations)[rows],
         )
         ticket = os.urandom(r.TICKET_BYTES)
-        # A stream that waits for an engine's layers is given one thread, not several.
+        # A stream that waits for an engine's extents is given one thread, not several.
         connections = 1 if saved.offsets else min(self._settings.connections, chunks)
         timeout_s = max(0.001, min(deadline.remaining_s(), session.lease_ttl_ns / 1e9 / 2))
         number, refusal = self._server.offer(
             ticket,
             self._index,
             *columns,
-            layers=layout.extents,
-            layer_bytes=layout.extent_bytes,
+            extents=layout.extents,
+            extent_bytes=layout.extent_bytes,
             connections=connections,
             peer=connection.peer.number,
             timeout_s=timeout_s,
@@ -406,9 +406,9 @@ class Offers:
         return sum(bool(one.unleased) for one in self._offered.values()) < max(1, self._settings.threads - 1)
 
     def _checks_of(self, chunks: OfferedChunks) -> bytes:
-        """Checksums of chunks whose layers have all landed; else none."""
-        layers, layer_bytes = chunks.layers, chunks.layer_bytes
-        return self._server.checks(self._index, *chunks.columns, layers=layers, layer_bytes=layer_bytes)
+        """Checksums of chunks whose extents have all landed; else none."""
+        extents, extent_bytes = chunks.extents, chunks.extent_bytes
+        return self._server.checks(self._index, *chunks.columns, extents=extents, extent_bytes=extent_bytes)
 
     def _lease_saved(self) -> None:
         """New events: what is offered while it is saved may be committed now."""

@@ -313,9 +313,9 @@ class CopyLink:
         """Commit the leading copies of a part in the tier's directory, so that they are found there."""
         if not part.ready or not self.tier.can_copy:
             return
-        layers, slots = part.prefix.namespace.layout.extents, part.moves.slots[: part.ready]
+        extents, slots = part.prefix.namespace.layout.extents, part.moves.slots[: part.ready]
         checksums = np.array(
-            [[self._index.checksum_at(slot, layer) for layer in range(layers)] for slot in slots], "<u4"
+            [[self._index.checksum_at(slot, extent) for extent in range(extents)] for slot in slots], "<u4"
         )
         sources = np.array(part.moves.generations[: part.ready], "<u8").tobytes()
         states = self._copies.commit(

@@ -3,7 +3,7 @@
 A node is asked for all that is left, and offers what it has and has room for; when that has come it is asked for the rest. One
 that does not answer, refuses, or offers nothing is asked after the others for a while, and the next one that has the chunks is
 asked for the same pull; one that has no room for it now is asked again, until the pull's deadline. A chunk that fails after a
-layer of it has landed ends a chain there: the layer may be in use already.
+extent of it has landed ends a chain there: the extent may be in use already.
 
 Pulls take turns at each node, OPEN of them at once: an owner keeps a bounded number of offers for one node, and the others wait
 in line here. Loop thread only; bytes are received by the transports' threads. Every wait has a deadline.
@@ -266,8 +266,8 @@ class PullDriver:
             offer=offer,
             address=address,
             into=Region(*pull.columns(offer.chunks)),
-            layers=pull.layout.extents,
-            layer_bytes=pull.layout.extent_bytes,
+            extents=pull.layout.extents,
+            extent_bytes=pull.layout.extent_bytes,
             stall_s=self._settings.stall_s,
             timeout_s=min(timeout_s, max(0.001, pull.deadline.remaining_s())),
         )

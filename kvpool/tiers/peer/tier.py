@@ -1,7 +1,7 @@
 """Peer tier: chunks that other nodes have, asked for over the control plane and received by a transport.
 
 A pull asks the node from which the chunks are here first, which takes a lease and offers what it has; native threads then bring
-layer 0 of all chunks first, straight into the slots, compare each layer with its checksum and announce it
+extent 0 of all chunks first, straight into the slots, compare each extent with its checksum and announce it
 (docs/peer-protocol.md). What one node does not bring the next one is asked for (`pull_driver`), and all that does not come is a
 miss. A node that fails is not asked for a while (`circuit_breaker`).
 

@@ -23,7 +23,7 @@ import kvpool_native
 from kvpool.tiers.ssd.plan import SsdPlan, segment_name
 
 PAGE_BYTES = kvpool_native.SSD_HEADER_BYTES
-HEADER_BYTES_MAX = kvpool_native.ssd_header_bytes(kvpool_native.SSD_LAYERS_MAX)
+HEADER_BYTES_MAX = kvpool_native.ssd_header_bytes(kvpool_native.SSD_EXTENTS_MAX)
 QUESTIONS_MAX = 16
 THREAD_NAME = "kvpool-headers"
 

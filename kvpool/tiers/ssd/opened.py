@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 10.0
 NO_DESCRIPTOR = -1
 
-# The geometry of all chunks of a job: the namespace's fingerprint, layers, bytes of a layer.
+# The geometry of all chunks of a job: the namespace's fingerprint, extents, bytes of an extent.
 Geometry = tuple[bytes, int, int]
 # A chunk that has ended: job, chunk, status and token ids (i32).
 Ended = tuple[JobId, int, SsdStatus, bytes]

@@ -189,7 +189,7 @@ def _slot_of(page: bytes, offset: int, epoch: bytes, numbers: dict[bytes, int]) 
     header = kvpool_native.decode_ssd_header(page)
     if header is None or header.epoch != epoch or header.namespace not in numbers:
         return None
-    if not 0 < header.generation < kvpool_native.GENERATION_END or not header.layer_bytes:
+    if not 0 < header.generation < kvpool_native.GENERATION_END or not header.extent_bytes:
         return None
     row = Row(
         header.key,
@@ -197,11 +197,11 @@ def _slot_of(page: bytes, offset: int, epoch: bytes, numbers: dict[bytes, int]) 
         offset,
         header.generation,
         recency=header.generation,
-        layer_bytes=header.layer_bytes,
-        layers=header.layers,
+        extent_bytes=header.extent_bytes,
+        extents=header.extents,
         namespace=numbers[header.namespace],
     )
-    pages = -(-header.layer_bytes * header.layers // PAGE_BYTES)
+    pages = -(-header.extent_bytes * header.extents // PAGE_BYTES)
     return _Slot(row, header.namespace, offset + len(page) + pages * PAGE_BYTES)
 
 

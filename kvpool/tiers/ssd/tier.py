@@ -98,7 +98,7 @@ class SsdTier:
                 plan.segments,
                 plan.max_chunks,
                 header_bytes=kvpool_native.ssd_header_bytes,
-                layers_max=kvpool_native.SSD_LAYERS_MAX,
+                extents_max=kvpool_native.SSD_EXTENTS_MAX,
             ),
             name_of_segment=lambda number: str(plan.path / segment_name(number)),
         )

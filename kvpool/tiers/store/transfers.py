@@ -256,7 +256,7 @@ class Transfers:
         task.add_done_callback(lambda done: loop.call_soon_threadsafe(then, done.exception() is None and done.result()))
 
     def _fetch_one(self, place: _Place) -> bool:
-        """Copy an object's layers into the slot and announce them, if they are this chunk's. On a thread."""
+        """Copy an object's extents into the slot and announce them, if they are this chunk's. On a thread."""
         form, moves, chunk = place.transfer.form, place.transfer.moves, place.chunk
         page = place.memory.view()[place.offset : place.offset + form.header_bytes].tobytes()
         expected = form.checksums_in(page, moves.keys[chunk])
@@ -264,7 +264,7 @@ class Transfers:
             return False
         target = np.array([moves.arena_offsets[chunk]], "<u8").tobytes()
         source = place.offset + form.header_bytes
-        found = kvpool_native.copy_extents(self._arena, target, place.memory, source, form.layers, form.layer_bytes)
+        found = kvpool_native.copy_extents(self._arena, target, place.memory, source, form.extents, form.extent_bytes)
         if found != expected:
             return False
         self._landings.land(moves.arena_slots[chunk], 0, found)
@@ -275,10 +275,10 @@ class Transfers:
         form, moves, chunk = place.transfer.form, place.transfer.moves, place.chunk
         target = np.array([place.offset + form.header_bytes], "<u8").tobytes()
         found = kvpool_native.copy_extents(
-            place.memory, target, self._arena, moves.arena_offsets[chunk], form.layers, form.layer_bytes
+            place.memory, target, self._arena, moves.arena_offsets[chunk], form.extents, form.extent_bytes
         )
         expected = np.array(
-            [self._index.checksum_at(moves.arena_slots[chunk], layer) for layer in range(form.layers)], "<u4"
+            [self._index.checksum_at(moves.arena_slots[chunk], extent) for extent in range(form.extents)], "<u4"
         )
         if found != expected.tobytes():
             return False

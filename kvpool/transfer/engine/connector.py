@@ -4,7 +4,7 @@
               └──serves not yet──► asked again after each of AGAIN_S
 
 The library connects to a node at the first read from it. That takes milliseconds, and a second over emulated RDMA: as long as a
-load waits for its first layer. One node at a time, in the background; a node that is being connected to is pulled from by the
+load waits for its first extent. One node at a time, in the background; a node that is being connected to is pulled from by the
 stream. What was read is not looked at. Loop thread only. Invariant: a node is queued, or has a timer, or neither.
 """
 

@@ -144,14 +144,14 @@ class Engine:
         return str(self.process.facts["server"])
 
     @property
-    def layer_bytes_max(self) -> int:
-        """Of the largest layer that has room."""
+    def extent_bytes_max(self) -> int:
+        """Of the largest extent that has room."""
         return self._half_bytes // PEER_PART
 
-    def part_bytes(self, layer_bytes: int) -> int:
-        """The bytes of a part of layers of this size; 0 where one does not fit."""
-        most = max(layer_bytes, min(PART_BYTES_MAX, self._half_bytes // PARTS))
-        return most // layer_bytes * layer_bytes if layer_bytes <= self.layer_bytes_max else 0
+    def part_bytes(self, extent_bytes: int) -> int:
+        """The bytes of a part of extents of this size; 0 where one does not fit."""
+        most = max(extent_bytes, min(PART_BYTES_MAX, self._half_bytes // PARTS))
+        return most // extent_bytes * extent_bytes if extent_bytes <= self.extent_bytes_max else 0
 
     def address_of(self, taken: BounceRange) -> int:
         """Where others read a range."""

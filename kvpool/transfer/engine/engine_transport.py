@@ -73,7 +73,7 @@ class EngineTransport:
     @property
     def capabilities(self) -> Capabilities:
         """See `Transport`."""
-        return Capabilities(is_encrypted=False, layer_bytes_max=self._engine.layer_bytes_max)
+        return Capabilities(is_encrypted=False, extent_bytes_max=self._engine.extent_bytes_max)
 
     def start(self, on_completed: Callable[[], None]) -> None:
         """See `Transport`."""
@@ -103,7 +103,7 @@ class EngineTransport:
         """See `Transport`."""
         life = order.link.life
         refused = self._refused.get(order.node)
-        is_fit = order.layer_bytes <= self.capabilities.layer_bytes_max and len(self._running) < self._jobs_max
+        is_fit = order.extent_bytes <= self.capabilities.extent_bytes_max and len(self._running) < self._jobs_max
         if life is None or not is_fit or not self._engine.is_serving:
             return False
         if self._engine.blames(order.node) or (refused is not None and not refused.has_passed()):

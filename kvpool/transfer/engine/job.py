@@ -3,9 +3,9 @@
     asked ──Staged──► reading ──► read ──► copied into the slots, verified, announced
                                             in the order of the rows, whatever came first
 
-Parts are consecutive rows, layer 0 of all chunks first. `PARTS_AHEAD` of them are under way, so that the owner copies one while
-another is read and a third is verified. A part may come with fewer rows than it was asked for; then all behind them are asked
-for again. Loop thread only, but for the copies.
+Parts are consecutive rows, extent 0 of all chunks first. `PARTS_AHEAD` of them are under way, so that the owner copies one
+while another is read and a third is verified. A part may come with fewer rows than it was asked for; then all behind them are
+asked for again. Loop thread only, but for the copies.
 """
 
 import asyncio
@@ -76,11 +76,11 @@ class EngineJob:
         self.order = order
         self._around = around
         self._chunks = order.into.chunks
-        self._rows = self._chunks * order.layers
+        self._rows = self._chunks * order.extents
         self._offsets = np.frombuffer(order.into.arena_offsets, "<u8")
         self._slots = np.frombuffer(order.into.arena_slots, "<u8")
-        self._promised = _by_row(order.offer.checks, order.layers)
-        self._part_rows = around.engine.part_bytes(order.layer_bytes) // order.layer_bytes
+        self._promised = _by_row(order.offer.checks, order.extents)
+        self._part_rows = around.engine.part_bytes(order.extent_bytes) // order.extent_bytes
         self._faults: dict[int, tuple[Ending, str]] = {}  # chunks that have failed
         self._is_reported = bytearray(self._chunks)
         self._parts = 0
@@ -131,7 +131,7 @@ class EngineJob:
 
     async def _fetch(self, first: int, rows: int, deadline: Deadline) -> _Part:
         """Have rows staged, and read them. Raises PartFailed."""
-        engine, size = self._around.engine, self.order.layer_bytes
+        engine, size = self._around.engine, self.order.extent_bytes
         self._without_room.add(first)
         try:
             taken = await self._room(rows * size, deadline)
@@ -157,7 +157,7 @@ class EngineJob:
 
     async def _read(self, staged: r.Staged, into: BounceRange, deadline: Deadline) -> None:
         """Read what was staged. Raises PartFailed."""
-        engine, size = self._around.engine, len(staged.gone) * self.order.layer_bytes
+        engine, size = self._around.engine, len(staged.gone) * self.order.extent_bytes
         check_server(self.order.node, self.order.link.member.endpoint, staged, engine)
         timeout_s = min(self.order.stall_s + size / LEAST_BYTES_PER_S, deadline.remaining_s())
         end = await engine.read(into, staged.server, staged.address, size=size, timeout_s=timeout_s)
@@ -200,16 +200,16 @@ class EngineJob:
         """The chunks that have ended with these rows. On a thread."""
         assert part.taken is not None
         ended: list[tuple[int, Ending, str]] = []
-        size, layers = self.order.layer_bytes, self.order.layers
+        size, extents = self.order.extent_bytes, self.order.extents
         for number in range(part.rows):
-            layer, chunk = divmod(part.first + number, self._chunks)
+            extent, chunk = divmod(part.first + number, self._chunks)
             if chunk in self._faults:
                 continue
             fault = ""
             if part.gone[number]:
                 fault = "gone"
             else:
-                target = (int(self._offsets[chunk]) + layer * size).to_bytes(8, "little")
+                target = (int(self._offsets[chunk]) + extent * size).to_bytes(8, "little")
                 source = part.taken.offset + number * size
                 found = kvpool_native.copy_extents(self._around.arena, target, part.taken.memory, source, 1, size)
                 if found != part.checks[number * WORD : (number + 1) * WORD] or not self._is_promised(
@@ -217,11 +217,11 @@ class EngineJob:
                 ):
                     fault = "checksum"
                 else:
-                    self._around.landings.land(int(self._slots[chunk]), layer, found)
+                    self._around.landings.land(int(self._slots[chunk]), extent, found)
             if fault:
                 self._faults[chunk] = (Ending.WRONG, fault)
                 ended.append((chunk, Ending.WRONG, fault))
-            elif layer == layers - 1:
+            elif extent == extents - 1:
                 ended.append((chunk, Ending.DONE, ""))
         return ended
 
@@ -269,6 +269,6 @@ async def _end_all(window: "deque[asyncio.Task[_Part]]", engine: Engine) -> None
             engine.give(taken)
 
 
-def _by_row(checks: bytes, layers: int) -> "np.ndarray[Any, np.dtype[Any]] | None":
+def _by_row(checks: bytes, extents: int) -> "np.ndarray[Any, np.dtype[Any]] | None":
     """Promised checksums in the order of rows; None where there are none."""
-    return np.frombuffer(checks, "<u4").reshape(-1, layers).T.ravel() if checks else None
+    return np.frombuffer(checks, "<u4").reshape(-1, extents).T.ravel() if checks else None

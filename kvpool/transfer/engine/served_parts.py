@@ -1,4 +1,4 @@
-"""Served parts: layers of offered chunks, copied to where other nodes' TransferEngines read them.
+"""Served parts: extents of offered chunks, copied to where other nodes' TransferEngines read them.
 
     Stage ──room, rows have landed──► COPYING ──► SERVED ──ended, offer over──► its range is free
       └──nothing in time──► no rows
@@ -23,7 +23,7 @@ from kvpool.clock import NS_PER_S, Clock, Deadline
 from kvpool.peers.control import records as r
 from kvpool.transfer.engine.engine import BounceRange, Engine, Half
 
-# Between two looks at layers that have not landed.
+# Between two looks at extents that have not landed.
 LOOK_S = 2e-3
 # Of an offer whose chunks are still landing, in a part: each is looked at alone.
 LANDING_ROWS_MAX = 256
@@ -39,14 +39,14 @@ Column = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class OfferedChunks:
-    """Chunks of an offer, with so many layers each. `columns`: arena offsets, slots and generations, u64."""
+    """Chunks of an offer, with so many extents each. `columns`: arena offsets, slots and generations, u64."""
 
     columns: tuple[bytes, bytes, bytes]
-    layers: int
-    layer_bytes: int
+    extents: int
+    extent_bytes: int
 
 
-# CRC-32C u32 [chunk][layer] of chunks whose first layers, so many, have all landed; else empty.
+# CRC-32C u32 [chunk][extent] of chunks whose first extents, so many, have all landed; else empty.
 Checks = Callable[[OfferedChunks], bytes]
 
 
@@ -67,7 +67,7 @@ class _Offered:
     @property
     def rows(self) -> int:
         """Of all chunks."""
-        return len(self.offsets) * self.chunks.layers
+        return len(self.offsets) * self.chunks.extents
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +113,11 @@ class ServedParts:
         return self._engine.counts["served_bytes"]
 
     def add(self, offer: int, peer: str, chunks: OfferedChunks, checks: bytes) -> None:
-        """An offer has begun. `checks`: CRC-32C [chunk][layer], or empty where not all have landed."""
+        """An offer has begun. `checks`: CRC-32C [chunk][extent], or empty where not all have landed."""
         offsets, slots, generations = (np.frombuffer(one, "<u8").tolist() for one in chunks.columns)
         offered = self._offers[offer] = _Offered(peer, chunks, offsets, slots, generations)
         if checks:
-            offered.checks = np.frombuffer(checks, "<u4").reshape(-1, chunks.layers).T.ravel()
+            offered.checks = np.frombuffer(checks, "<u4").reshape(-1, chunks.extents).T.ravel()
 
     def drop(self, offer: int) -> None:
         """An offer is over: its chunks may leave their slots."""
@@ -171,7 +171,7 @@ class ServedParts:
 
     async def _stage(self, offered: _Offered, stage: r.Stage, answer: Answer) -> None:
         deadline = Deadline(stage.wait_ms / 1000, self._clock)
-        size = offered.chunks.layer_bytes
+        size = offered.chunks.extent_bytes
         most = min(stage.rows, self._engine.part_bytes(size) // size)
         rows = await self._wait_for_rows(offered, stage.first, most, deadline) if most else None
         taken = await self._wait_for_room(len(rows.checks) * size, offered.peer, deadline) if rows else None
@@ -211,9 +211,9 @@ class ServedParts:
 
     def _look_at(self, offered: _Offered, row: int) -> int | None:
         """The checksum of a row, LANDING, or None where its chunk has gone."""
-        layer, chunk = divmod(row, len(offered.offsets))
+        extent, chunk = divmod(row, len(offered.offsets))
         offsets, slots, generations = (one[8 * chunk : 8 * chunk + 8] for one in offered.chunks.columns)
-        one = OfferedChunks((offsets, slots, generations), layer + 1, offered.chunks.layer_bytes)
+        one = OfferedChunks((offsets, slots, generations), extent + 1, offered.chunks.extent_bytes)
         checks = self._checks(one)
         if checks:
             return int.from_bytes(checks[-r.CHECKSUM_BYTES :], "little")
@@ -242,13 +242,13 @@ class ServedParts:
 
     def _copy(self, rows: _Rows, taken: BounceRange) -> tuple[bytes, bytes]:
         """Copy rows one behind the other: their checksums, and which have gone. On a thread."""
-        offered, size = rows.offered, rows.offered.chunks.layer_bytes
+        offered, size = rows.offered, rows.offered.chunks.extent_bytes
         checks, gone = bytearray(), bytearray()
         for number, check in enumerate(rows.checks):
-            layer, chunk = divmod(rows.first + number, len(offered.offsets))
+            extent, chunk = divmod(rows.first + number, len(offered.offsets))
             target, found = (taken.offset + number * size).to_bytes(8, "little"), b""
             if check is not None:
-                source = offered.offsets[chunk] + layer * size
+                source = offered.offsets[chunk] + extent * size
                 found = kvpool_native.copy_extents(taken.memory, target, self._arena, source, 1, size)
             # The generation after the copy: the bytes are this chunk's.
             is_good = bool(found) and int.from_bytes(found, "little") == check and self._is_there(offered, chunk)

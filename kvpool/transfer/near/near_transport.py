@@ -50,7 +50,7 @@ class NearTransport:
 
     name = "shm"
     # Nobody is on the way: bytes stay in this host's memory.
-    capabilities = Capabilities(is_encrypted=True, layer_bytes_max=1 << 62)
+    capabilities = Capabilities(is_encrypted=True, extent_bytes_max=1 << 62)
 
     def __init__(
         self,
@@ -142,8 +142,8 @@ class NearTransport:
                 self._index,
                 order.into.arena_offsets,
                 order.into.arena_slots,
-                layers=order.layers,
-                layer_bytes=order.layer_bytes,
+                extents=order.extents,
+                extent_bytes=order.extent_bytes,
                 checks=order.offer.checks,
                 parts=min(self._threads, order.offer.connections, order.offer.chunks),
                 timeout_s=order.timeout_s,

@@ -17,7 +17,7 @@ struct Straddling {
     EXPECT(tiers.demote() == 4);
     EXPECT(tiers.memory.store({5}, 4) == 1);
     EXPECT(tiers.memory.store({11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21}) == 11);
-    large = *tiers.memory.directory.add_class(LARGE * CHUNK, LAYERS);
+    large = *tiers.memory.directory.add_class(LARGE * CHUNK, EXTENTS);
   }
 
   Reservation reserve_large() {
@@ -57,7 +57,7 @@ namespace {
 // A full tier of single chunks, of which the `saved` coldest are below too, and a free segment: a chunk of twice the size has a
 // slot, but needs the bytes of two.
 struct TwoForOne {
-  explicit TwoForOne(size_t saved) : tiers(16, 64), large(*tiers.memory.directory.add_class(2 * CHUNK, LAYERS)) {
+  explicit TwoForOne(size_t saved) : tiers(16, 64), large(*tiers.memory.directory.add_class(2 * CHUNK, EXTENTS)) {
     for (uint64_t id = 1; id <= 16; ++id) {
       EXPECT(tiers.memory.store({id}) == 1);
       while (saved > 0 && tiers.demote() > 0) {
@@ -103,7 +103,7 @@ TEST(a_chunk_that_needs_two_victims_takes_the_two_coldest_that_may_go) {
 TEST(a_reservation_evicts_a_whole_chain_leaf_first_or_nothing_of_it) {
   for (const bool is_pinned : {true, false}) {
     Pool pool(16 * CHUNK);
-    const ClassId large = *pool.directory.add_class(2 * CHUNK, LAYERS);
+    const ClassId large = *pool.directory.add_class(2 * CHUNK, EXTENTS);
     EXPECT(pool.store({1, 2}) == 2);
     EXPECT(pool.store({11, 12}) == 2);
     EXPECT(pool.store(range(20, 12)) == 12);
@@ -135,7 +135,7 @@ TEST(a_chunk_that_finds_no_room_evicts_nothing) {
     Pool& memory = tiers.memory;
     std::vector<ClassId> classes{memory.small};
     for (const uint64_t chunks : {2U, 3U, 5U}) {
-      classes.push_back(*memory.directory.add_class(chunks * CHUNK, LAYERS));
+      classes.push_back(*memory.directory.add_class(chunks * CHUNK, EXTENTS));
     }
     std::vector<HoldId> holds;
     std::vector<HoldId> pins;

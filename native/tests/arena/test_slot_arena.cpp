@@ -63,7 +63,7 @@ double search_seconds(uint32_t segments) {
 
 }  // namespace
 
-TEST(class_geometry_follows_the_bytes_and_the_layers) {
+TEST(class_geometry_follows_the_bytes_and_the_extents) {
   SlotArena arena({SEGMENT, 10});
   const auto& small = arena.size_class(*arena.add_class(PAGE_BYTES + 1, 4));
   EXPECT(small.slot_bytes == 2 * PAGE_BYTES);

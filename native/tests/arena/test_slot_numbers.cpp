@@ -11,7 +11,7 @@ namespace {
 
 struct Class {
   ClassId id;
-  uint32_t layers;
+  uint32_t extents;
 };
 
 // Numbers in use: each checksum by itself.
@@ -19,20 +19,20 @@ struct Used {
   std::set<uint64_t> numbers;
   std::set<uint64_t> checksums;
 
-  void take(const SlotArena& arena, PageIndex page, uint32_t layers) {
+  void take(const SlotArena& arena, PageIndex page, uint32_t extents) {
     const SlotNumbers words = arena.words_of(page);
     EXPECT(words.number < arena.shape().segments * arena.shape().slots_per_segment());
     EXPECT(numbers.insert(words.number).second);
-    EXPECT(words.first_checksum + uint64_t{layers} <= arena.shape().segments * arena.shape().checksums_per_segment());
-    for (uint32_t layer = 0; layer < layers; ++layer) {
-      EXPECT(checksums.insert(words.first_checksum + uint64_t{layer}).second);
+    EXPECT(words.first_checksum + uint64_t{extents} <= arena.shape().segments * arena.shape().checksums_per_segment());
+    for (uint32_t extent = 0; extent < extents; ++extent) {
+      EXPECT(checksums.insert(words.first_checksum + uint64_t{extent}).second);
     }
   }
-  void give_back(const SlotArena& arena, PageIndex page, uint32_t layers) {
+  void give_back(const SlotArena& arena, PageIndex page, uint32_t extents) {
     const SlotNumbers words = arena.words_of(page);
     EXPECT(numbers.erase(words.number) == 1);
-    for (uint32_t layer = 0; layer < layers; ++layer) {
-      EXPECT(checksums.erase(words.first_checksum + uint64_t{layer}) == 1);
+    for (uint32_t extent = 0; extent < extents; ++extent) {
+      EXPECT(checksums.erase(words.first_checksum + uint64_t{extent}) == 1);
     }
   }
 };
@@ -55,17 +55,17 @@ TEST(no_two_slots_in_use_share_a_number_or_a_checksum) {
     SlotArena arena(shape);
     make_ready(arena);
     std::vector<Class> classes;
-    for (const auto& [bytes, layers] : std::map<uint64_t, uint32_t>{{1, 1}, {4096, 4}, {5000, 40}, {60'000, 3}, {150'000, 64}}) {
-      classes.push_back({*arena.add_class(bytes, layers), layers});
+    for (const auto& [bytes, extents] : std::map<uint64_t, uint32_t>{{1, 1}, {4096, 4}, {5000, 40}, {60'000, 3}, {150'000, 64}}) {
+      classes.push_back({*arena.add_class(bytes, extents), extents});
     }
     Used used;
-    std::map<uint64_t, uint32_t> slots;  // first page -> layers
+    std::map<uint64_t, uint32_t> slots;  // first page -> extents
     for (uint32_t step = 0; step < 20'000; ++step) {
       if (random() % 100 < (step / 1000 % 2 == 0 ? 70U : 25U)) {
         const Class& chosen = classes[random() % classes.size()];
         if (const auto page = arena.allocate(chosen.id, RecordId(step))) {
-          used.take(arena, *page, chosen.layers);
-          slots[page->value()] = chosen.layers;
+          used.take(arena, *page, chosen.extents);
+          slots[page->value()] = chosen.extents;
         }
       } else if (!slots.empty()) {
         auto slot = slots.lower_bound(random() % (29 * segment_pages));
@@ -83,22 +83,22 @@ TEST(the_smallest_slots_take_every_number_and_then_there_is_no_room) {
   ArenaShape shape{64 * PAGE_BYTES, 3};
   shape.slot_bytes_min = 8 * PAGE_BYTES;
   shape.checksum_bytes_min = 2 * PAGE_BYTES;
-  for (const uint32_t layers : {1U, 4U}) {
+  for (const uint32_t extents : {1U, 4U}) {
     SlotArena arena(shape);
     make_ready(arena);
-    const ClassId tiny = *arena.add_class(1, layers);
+    const ClassId tiny = *arena.add_class(1, extents);
     EXPECT(arena.size_class(tiny).slot_bytes == 8 * PAGE_BYTES);
     Used used;
     uint32_t taken = 0;
     while (const auto page = arena.allocate(tiny, RecordId(taken))) {
-      used.take(arena, *page, layers);
+      used.take(arena, *page, extents);
       ++taken;
     }
     EXPECT(taken == shape.segments * shape.slots_per_segment());
     EXPECT(!arena.can_allocate(tiny));
     EXPECT(arena.verify().empty());
   }
-  // Many thin layers ask for more than their bytes, and for more than an arena has.
+  // Many thin extents ask for more than their bytes, and for more than an arena has.
   SlotArena arena(shape);
   make_ready(arena);
   const ClassId thin = *arena.add_class(1, 33);

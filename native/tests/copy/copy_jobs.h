@@ -18,8 +18,8 @@ inline std::shared_ptr<LoadJob> start_load(CopyPool& pool, LoadPlan plan) {
   return job;
 }
 
-inline bool announce(CopyPool& pool, const std::shared_ptr<SaveJob>& job, uint32_t layer) {
-  const bool is_new = job->announce(layer);
+inline bool announce(CopyPool& pool, const std::shared_ptr<SaveJob>& job, uint32_t extent) {
+  const bool is_new = job->announce(extent);
   if (is_new && !pool.queue()->add(job)) {
     job->cancel();
   }
@@ -31,8 +31,8 @@ inline void expect_loaded(CopySetting& setting, const LoadJob& job, size_t chunk
   EXPECT(job.chunks() == chunks);
   EXPECT(job.reason() == reason);
   for (size_t chunk = 0; chunk < std::min<size_t>(chunks, job.chunks()); ++chunk) {
-    for (uint32_t layer = 0; layer < setting.layers; ++layer) {
-      EXPECT(setting.holds(chunk, layer));
+    for (uint32_t extent = 0; extent < setting.extents; ++extent) {
+      EXPECT(setting.holds(chunk, extent));
     }
   }
 }

@@ -73,21 +73,21 @@ struct Counted final : CopyJob {
 
 }  // namespace
 
-TEST(a_load_brings_every_layer_of_every_chunk) {
+TEST(a_load_brings_every_extent_of_every_chunk) {
   for (const unsigned threads : {1U, 3U}) {
-    for (const uint64_t layer_bytes : std::initializer_list<uint64_t>{100, 4096, 200000}) {
-      CopySetting setting(11, 5, layer_bytes, testing::seed());
+    for (const uint64_t extent_bytes : std::initializer_list<uint64_t>{100, 4096, 200000}) {
+      CopySetting setting(11, 5, extent_bytes, testing::seed());
       CopyPool pool(threads);
       const auto job = start_load(pool, setting.load_plan());
-      for (uint32_t layer = 0; layer < setting.layers; ++layer) {
-        EXPECT(job->wait_layer(layer, LONG_S) == LayerState::IN_PLACE);
+      for (uint32_t extent = 0; extent < setting.extents; ++extent) {
+        EXPECT(job->wait_extent(extent, LONG_S) == ExtentState::IN_PLACE);
         for (size_t chunk = 0; chunk < 11; ++chunk) {
-          EXPECT(setting.holds(chunk, layer));
+          EXPECT(setting.holds(chunk, extent));
         }
       }
       expect_loaded(setting, *job, 11, LoadReason::COMPLETE);
       EXPECT(job->progress() == 55);
-      EXPECT(pool.bytes_copied() <= 55 * layer_bytes);
+      EXPECT(pool.bytes_copied() <= 55 * extent_bytes);
     }
   }
 }
@@ -100,8 +100,8 @@ TEST(a_flipped_bit_ends_the_load_before_its_chunk) {
       CopyPool pool(threads);
       const auto job = start_load(pool, setting.load_plan());
       expect_loaded(setting, *job, bad, LoadReason::CHECKSUM);
-      const LayerState expected = bad == 0 ? LayerState::ENDED : LayerState::IN_PLACE;
-      EXPECT(job->wait_layer(3, LONG_S) == expected);
+      const ExtentState expected = bad == 0 ? ExtentState::ENDED : ExtentState::IN_PLACE;
+      EXPECT(job->wait_extent(3, LONG_S) == expected);
     }
   }
 }
@@ -161,7 +161,7 @@ TEST(after_cancel_no_byte_is_written) {
     EXPECT(job->is_done());
     const size_t good = job->chunks();
     EXPECT(good == 64 || job->reason() == LoadReason::CANCELLED);
-    EXPECT(job->wait_layer(3, 0.0) != LayerState::TIMED_OUT);
+    EXPECT(job->wait_extent(3, 0.0) != ExtentState::TIMED_OUT);
     pool.stop();
     EXPECT(setting.engine == then);
     for (size_t chunk = 0; chunk < good; ++chunk) {
@@ -177,11 +177,11 @@ TEST(a_save_fills_the_slots_and_knows_their_checksums) {
     std::generate(setting.engine.begin(), setting.engine.end(), [&] { return static_cast<uint8_t>(random()); });
     CopyPool pool(threads);
     const auto job = std::make_shared<SaveJob>(setting.save_plan());
-    for (const uint32_t layer : {4U, 0U, 5U, 1U, 2U}) {
-      EXPECT(announce(pool, job, layer));
-      EXPECT(!announce(pool, job, layer));
+    for (const uint32_t extent : {4U, 0U, 5U, 1U, 2U}) {
+      EXPECT(announce(pool, job, extent));
+      EXPECT(!announce(pool, job, extent));
       EXPECT(job->wait(LONG_S));
-      EXPECT(setting.holds(6, layer));
+      EXPECT(setting.holds(6, extent));
       EXPECT(job->checksums().empty());
     }
     EXPECT(announce(pool, job, 3));
@@ -189,9 +189,9 @@ TEST(a_save_fills_the_slots_and_knows_their_checksums) {
     const std::vector<uint32_t> sums = job->checksums();
     EXPECT(sums.size() == 42);
     for (size_t chunk = 0; chunk < 7; ++chunk) {
-      for (uint32_t layer = 0; layer < 6; ++layer) {
-        EXPECT(setting.holds(chunk, layer));
-        EXPECT(sums[chunk * 6 + layer] == crc32c(0, setting.block(chunk, layer), 3000));
+      for (uint32_t extent = 0; extent < 6; ++extent) {
+        EXPECT(setting.holds(chunk, extent));
+        EXPECT(sums[chunk * 6 + extent] == crc32c(0, setting.block(chunk, extent), 3000));
       }
     }
   }
@@ -214,9 +214,9 @@ TEST(no_announcement_is_lost_between_threads_that_run_dry) {
   CopyPool pool(3);
   for (int round = 0; round < 300; ++round) {
     const auto job = std::make_shared<SaveJob>(setting.save_plan());
-    for (uint32_t layer = 0; layer < setting.layers; ++layer) {
-      EXPECT(announce(pool, job, layer));
-      if (layer % 3 == 0) {
+    for (uint32_t extent = 0; extent < setting.extents; ++extent) {
+      EXPECT(announce(pool, job, extent));
+      if (extent % 3 == 0) {
         EXPECT(job->wait(LONG_S));
       }
     }
@@ -286,7 +286,7 @@ TEST(a_load_of_one_chunk_takes_turns_with_a_long_one_that_came_before) {
   EXPECT(std::count(order.begin() + 7, order.end(), 1) == 57);
 }
 
-TEST(a_short_save_takes_turns_with_a_long_one_whose_layers_came_one_by_one) {
+TEST(a_short_save_takes_turns_with_a_long_one_whose_extents_came_one_by_one) {
   std::vector<int> order;
   CopySetting many(20, 3, 300000, testing::seed());
   CopySetting one(1, 3, 300000, testing::seed());
@@ -296,8 +296,8 @@ TEST(a_short_save_takes_turns_with_a_long_one_whose_layers_came_one_by_one) {
   const auto long_save = std::make_shared<Counted>(std::make_shared<SaveJob>(many.save_plan()), order, 1);
   const auto short_save = std::make_shared<Counted>(std::make_shared<SaveJob>(one.save_plan()), order, 2);
   for (const auto& save : {long_save, short_save}) {
-    for (uint32_t layer = 0; layer < 3; ++layer) {
-      EXPECT(save->as<SaveJob>()->announce(layer));
+    for (uint32_t extent = 0; extent < 3; ++extent) {
+      EXPECT(save->as<SaveJob>()->announce(extent));
       EXPECT(pool.queue()->add(save));
     }
   }
@@ -385,7 +385,7 @@ TEST(stop_cancels_what_waits_and_what_comes_later) {
     EXPECT(job->chunks() == 32 || job->reason() == LoadReason::CANCELLED);
   }
   EXPECT(jobs.back()->chunks() == 0);
-  EXPECT(jobs.back()->wait_layer(0, LONG_S) == LayerState::ENDED);
+  EXPECT(jobs.back()->wait_extent(0, LONG_S) == ExtentState::ENDED);
   EXPECT(announce(pool, save, 0));
   EXPECT(save->wait(LONG_S));
   EXPECT(save->is_cancelled());
@@ -408,7 +408,7 @@ TEST(many_callers_share_the_threads) {
         if (random() % 3 == 0) {
           load->cancel();
         } else {
-          EXPECT(load->wait_layer(static_cast<uint32_t>(random() % 3), LONG_S) == LayerState::IN_PLACE);
+          EXPECT(load->wait_extent(static_cast<uint32_t>(random() % 3), LONG_S) == ExtentState::IN_PLACE);
         }
         EXPECT(load->wait(LONG_S));
         EXPECT(load->chunks() == 16 || load->reason() == LoadReason::CANCELLED);

@@ -42,11 +42,11 @@ bool copies_right() {
   for (const size_t piece : std::initializer_list<size_t>{33, 320, 1000, 4096}) {
     const CacheView view{{memory.data() + 5}, 2, 6, piece, 6 * piece, piece};
     const std::vector<int64_t> ids = {3, 0, 5, 1};
-    std::vector<uint8_t> extent(view.layer_bytes(ids.size()));
-    const uint32_t saved = gather_layer(view, 0, ids, extent.data());
+    std::vector<uint8_t> extent(view.payload_bytes(ids.size()));
+    const uint32_t saved = gather_payload(view, 0, ids, extent.data());
     if (saved != crc32c_with(CrcPath::TABLE, 0, extent.data(), extent.size()) ||
         std::memcmp(extent.data() + piece, view.block(0, 0, 0), piece) != 0 ||
-        scatter_layer(view, 0, ids, extent.data()) != saved) {
+        scatter_payload(view, 0, ids, extent.data()) != saved) {
       return false;
     }
   }

@@ -37,11 +37,11 @@ Engine make_engine(Form form, size_t plane_bytes, std::mt19937_64& random) {
   engine.view.plane_block_bytes = plane_bytes;
   engine.view.plane_stride = form == Form::KV_FIRST ? BLOCKS * step : step;
   engine.view.block_stride = form == Form::KV_FIRST ? step : planes * step;
-  engine.view.layers = {engine.memory.data() + GAP};
+  engine.view.bases = {engine.memory.data() + GAP};
   return engine;
 }
 
-// Where byte i of a layer's extent lies in engine memory.
+// Where byte i of an extent lies in engine memory.
 size_t place_of(const Engine& engine, const std::vector<int64_t>& ids, size_t i) {
   const size_t plane_bytes = engine.view.plane_block_bytes;
   const size_t plane = i / (ids.size() * plane_bytes);
@@ -74,10 +74,10 @@ void for_every_form(Check check) {
 
 TEST(a_gather_stores_plane_by_plane_in_the_chunks_order) {
   for_every_form([](Engine& engine, const std::vector<int64_t>& ids, std::mt19937_64&) {
-    const size_t size = engine.view.layer_bytes(ids.size());
+    const size_t size = engine.view.payload_bytes(ids.size());
     const std::vector<uint8_t> before = engine.memory;
     std::vector<uint8_t> extent(size + 1, 0xEE);
-    const uint32_t crc = gather_layer(engine.view, 0, ids, extent.data());
+    const uint32_t crc = gather_payload(engine.view, 0, ids, extent.data());
     for (size_t i = 0; i < size; ++i) {
       EXPECT(extent[i] == before[place_of(engine, ids, i)]);
     }
@@ -89,13 +89,13 @@ TEST(a_gather_stores_plane_by_plane_in_the_chunks_order) {
 
 TEST(a_scatter_writes_its_blocks_and_nothing_else) {
   for_every_form([](Engine& engine, const std::vector<int64_t>& ids, std::mt19937_64& random) {
-    std::vector<uint8_t> extent(engine.view.layer_bytes(ids.size()));
+    std::vector<uint8_t> extent(engine.view.payload_bytes(ids.size()));
     std::generate(extent.begin(), extent.end(), [&] { return static_cast<uint8_t>(random()); });
     std::vector<uint8_t> expected = engine.memory;
     for (size_t i = 0; i < extent.size(); ++i) {
       expected[place_of(engine, ids, i)] = extent[i];
     }
-    const uint32_t crc = scatter_layer(engine.view, 0, ids, extent.data());
+    const uint32_t crc = scatter_payload(engine.view, 0, ids, extent.data());
     EXPECT(crc == crc32c(0, extent.data(), extent.size()));
     EXPECT(engine.memory == expected);
   });
@@ -103,7 +103,7 @@ TEST(a_scatter_writes_its_blocks_and_nothing_else) {
 
 TEST(a_skipped_block_is_checksummed_and_not_written) {
   for_every_form([](Engine& engine, const std::vector<int64_t>& ids, std::mt19937_64& random) {
-    std::vector<uint8_t> extent(engine.view.layer_bytes(ids.size()));
+    std::vector<uint8_t> extent(engine.view.payload_bytes(ids.size()));
     std::generate(extent.begin(), extent.end(), [&] { return static_cast<uint8_t>(random()); });
     const size_t skipped = random() % ids.size();
     std::vector<uint8_t> expected = engine.memory;
@@ -114,7 +114,7 @@ TEST(a_skipped_block_is_checksummed_and_not_written) {
     }
     std::vector<int64_t> partly = ids;
     partly[skipped] = SKIP_BLOCK;
-    EXPECT(scatter_layer(engine.view, 0, partly, extent.data()) == crc32c(0, extent.data(), extent.size()));
+    EXPECT(scatter_payload(engine.view, 0, partly, extent.data()) == crc32c(0, extent.data(), extent.size()));
     EXPECT(engine.memory == expected);
   });
 }
@@ -127,7 +127,7 @@ TEST(a_scatter_verifies_the_bytes_that_it_delivered_though_the_extent_changes) {
     Engine engine = make_engine(Form::KV_FIRST, plane_bytes, random);
     const std::vector<int64_t> ids = {3};
     for (size_t round = 0; round < 100'000; ++round) {
-      const uint32_t crc = scatter_layer(engine.view, 0, ids, writer.bytes() + random() % 300);
+      const uint32_t crc = scatter_payload(engine.view, 0, ids, writer.bytes() + random() % 300);
       const uint32_t first = crc32c(0, engine.view.block(0, 0, ids[0]), plane_bytes);
       wrong += static_cast<size_t>(crc != crc32c(first, engine.view.block(0, 1, ids[0]), plane_bytes));
     }
@@ -135,17 +135,17 @@ TEST(a_scatter_verifies_the_bytes_that_it_delivered_though_the_extent_changes) {
   EXPECT(wrong == 0);
 }
 
-TEST(layers_from_staging_answer_for_the_bytes_that_were_stored) {
+TEST(extents_from_staging_answer_for_the_bytes_that_were_stored) {
   std::mt19937_64 random(testing::seed());
   const testing::RacingWriter writer;
   size_t wrong = 0;
-  for (const uint64_t layer_bytes : std::initializer_list<uint64_t>{1, 33, 64, 100, 320}) {
-    std::vector<uint8_t> slot(3 * layer_bytes + 1, 0xEE);
+  for (const uint64_t extent_bytes : std::initializer_list<uint64_t>{1, 33, 64, 100, 320}) {
+    std::vector<uint8_t> slot(3 * extent_bytes + 1, 0xEE);
     for (size_t round = 0; round < 20'000; ++round) {
       uint32_t crcs[3];
-      copy_layers(slot.data(), writer.bytes() + random() % 60, 3, layer_bytes, crcs);
-      for (size_t layer = 0; layer < 3; ++layer) {
-        wrong += static_cast<size_t>(crcs[layer] != crc32c(0, &slot[layer * layer_bytes], layer_bytes));
+      copy_whole_extents(slot.data(), writer.bytes() + random() % 60, 3, extent_bytes, crcs);
+      for (size_t extent = 0; extent < 3; ++extent) {
+        wrong += static_cast<size_t>(crcs[extent] != crc32c(0, &slot[extent * extent_bytes], extent_bytes));
       }
     }
     EXPECT(slot.back() == 0xEE);

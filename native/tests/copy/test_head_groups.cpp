@@ -72,7 +72,7 @@ TEST(a_group_is_gathered_out_of_all_heads_and_the_rest_of_its_extent_is_zero) {
   for_every_group([](HeadsOfTokens& engine, size_t first, size_t count, std::mt19937_64&) {
     const CacheView view = engine.view(first, count);
     const std::vector<int64_t> ids = {3, 0, 4};
-    const size_t filled = view.layer_bytes(ids.size());
+    const size_t filled = view.payload_bytes(ids.size());
     for (const size_t size : {filled, filled + 77}) {
       std::vector<uint8_t> extent(size + 1, 0xEE);
       const uint32_t crc = gather_extent(view, 0, ids, extent.data(), size);
@@ -89,7 +89,7 @@ TEST(a_group_is_scattered_among_the_others_heads_which_stay) {
   for_every_group([](HeadsOfTokens& engine, size_t first, size_t count, std::mt19937_64& random) {
     const CacheView view = engine.view(first, count);
     const std::vector<int64_t> ids = {2, 4, 1};
-    std::vector<uint8_t> extent(view.layer_bytes(ids.size()) + 50);
+    std::vector<uint8_t> extent(view.payload_bytes(ids.size()) + 50);
     std::generate(extent.begin(), extent.end(), [&] { return static_cast<uint8_t>(random()); });
     const size_t skipped = random() % ids.size();
     std::vector<uint8_t> expected = engine.memory;
@@ -109,11 +109,11 @@ TEST(a_plain_copy_of_runs_gives_what_a_gather_gives) {
   for_every_group([](HeadsOfTokens& engine, size_t first, size_t count, std::mt19937_64&) {
     const CacheView view = engine.view(first, count);
     const std::vector<int64_t> ids = {1, 3};
-    std::vector<uint8_t> plain(view.layer_bytes(ids.size()));
+    std::vector<uint8_t> plain(view.payload_bytes(ids.size()));
     std::vector<uint8_t> gathered(plain.size());
     EXPECT(plain_fault(view, ids, ids.size(), plain.size()) == nullptr);
     copy_blocks_plain(PlainCopy::GATHER, view, ids, ids.size(), plain.data());
-    static_cast<void>(gather_layer(view, 0, ids, gathered.data()));
+    static_cast<void>(gather_payload(view, 0, ids, gathered.data()));
     EXPECT(plain == gathered);
   });
 }
@@ -126,7 +126,7 @@ TEST(a_load_of_some_extents_brings_these_and_no_others) {
       CopyPool pool(threads);
       const auto job = start_load(pool, setting.load_plan_of(numbers, payload));
       EXPECT(job->wait(LONG_S));
-      EXPECT(job->chunks() == CHUNKS && job->reason() == LoadReason::COMPLETE && job->layers() == 3);
+      EXPECT(job->chunks() == CHUNKS && job->reason() == LoadReason::COMPLETE && job->extents() == 3);
       for (size_t chunk = 0; chunk < CHUNKS; ++chunk) {
         for (uint32_t extent = 0; extent < 6; ++extent) {
           const bool is_asked = std::find(numbers.begin(), numbers.end(), extent) != numbers.end();
@@ -157,8 +157,8 @@ TEST(an_extent_is_copied_once_it_has_landed_whatever_its_place_in_the_load) {
   }
   CopyPool pool(2);
   const auto job = start_load(pool, setting.load_plan_of({0, 2, 3}, 5000));
-  EXPECT(job->wait_layer(1, LONG_S) == LayerState::IN_PLACE);
-  EXPECT(job->wait_layer(2, 0.0) == LayerState::TIMED_OUT);
+  EXPECT(job->wait_extent(1, LONG_S) == ExtentState::IN_PLACE);
+  EXPECT(job->wait_extent(2, 0.0) == ExtentState::TIMED_OUT);
   for (size_t chunk = 0; chunk < CHUNKS; ++chunk) {
     setting.table->set_landed(setting.slot(chunk), 4);
   }
@@ -173,10 +173,10 @@ TEST(a_save_of_some_extents_writes_these_and_no_others) {
   const std::vector<uint8_t> before(setting.arena->data(), setting.arena->data() + setting.arena->size());
   SavePlan plan = setting.save_plan();
   plan.view = setting.view_of({0, 2, 4}, 2500);
-  plan.first_layer = 1;
-  plan.layers = 2;
-  plan.layer_bytes = 2500;
-  plan.extents = {{1, 3}, 3000};
+  plan.first_extent = 1;
+  plan.extents = 2;
+  plan.payload_bytes = 2500;
+  plan.map = {{1, 3}, 3000};
   EXPECT(save_fault(plan) == nullptr);
   CopyPool pool(2);
   const auto job = std::make_shared<SaveJob>(plan);
@@ -190,23 +190,23 @@ TEST(a_save_of_some_extents_writes_these_and_no_others) {
         EXPECT(std::memcmp(there, &before[setting.offset(chunk) + extent * 3000], 3000) == 0);
         continue;
       }
-      const uint32_t layer = extent / 2;
-      EXPECT(std::memcmp(there, setting.block(chunk, 2 * layer + 2), 2500) == 0);
+      const uint32_t own = extent / 2;
+      EXPECT(std::memcmp(there, setting.block(chunk, 2 * own + 2), 2500) == 0);
       EXPECT(std::all_of(there + 2500, there + 3000, [](uint8_t byte) { return byte == 0; }));
-      EXPECT(sums[chunk * 2 + layer] == crc32c(0, there, 3000));
+      EXPECT(sums[chunk * 2 + own] == crc32c(0, there, 3000));
     }
   }
 }
 
 TEST(extents_that_are_not_there_are_refused) {
   CopySetting setting(CHUNKS, 4, 4096, testing::seed());
-  const auto fault_of = [&](const std::vector<uint32_t>& numbers, uint64_t bytes, uint32_t layers) {
+  const auto fault_of = [&](const std::vector<uint32_t>& numbers, uint64_t bytes, uint32_t extents) {
     LoadPlan plan = setting.load_plan_of({0, 1}, 4096);
-    plan.layers = layers;
-    plan.extents = {numbers, bytes};
+    plan.extents = extents;
+    plan.map = {numbers, bytes};
     SavePlan save = setting.save_plan();
-    save.layers = layers;
-    save.extents = plan.extents;
+    save.extents = extents;
+    save.map = plan.map;
     EXPECT((save_fault(save) == nullptr) == (load_fault(plan) == nullptr));
     return text_of(load_fault(plan));
   };
@@ -215,11 +215,11 @@ TEST(extents_that_are_not_there_are_refused) {
   EXPECT(fault_of({}, 8192, 2).empty());
   EXPECT(fault_of({1, 4}, 4096, 2) == "an extent lies outside the arena");
   EXPECT(fault_of({1, UINT32_MAX - 1}, UINT64_MAX / 2, 2) != "");
-  EXPECT(fault_of({1, UINT32_MAX}, 4096, 2) == "expected a number below 2^32 - 1 of an extent for each layer");
-  EXPECT(fault_of({1}, 4096, 2) == "expected a number below 2^32 - 1 of an extent for each layer");
+  EXPECT(fault_of({1, UINT32_MAX}, 4096, 2) == "expected a number below 2^32 - 1 for each extent of the view");
+  EXPECT(fault_of({1}, 4096, 2) == "expected a number below 2^32 - 1 for each extent of the view");
   EXPECT(fault_of({3, 1}, 4096, 2) == "the numbers of the extents do not rise");
   EXPECT(fault_of({2, 2}, 4096, 2) == "the numbers of the extents do not rise");
-  EXPECT(fault_of({1, 2}, 4095, 2) == "layer_bytes must be positive, and an extent have as many");
+  EXPECT(fault_of({1, 2}, 4095, 2) == "payload_bytes must be positive, and an extent have as many");
 }
 
 TEST(runs_divide_what_a_block_has_of_a_plane) {

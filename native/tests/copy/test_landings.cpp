@@ -1,4 +1,4 @@
-// Loads of chunks that are still on their way into the arena: layer by layer, and their failures.
+// Loads of chunks that are still on their way into the arena: extent by extent, and their failures.
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
@@ -23,29 +23,29 @@
 using namespace kvpool;
 using namespace kvpool::testing;
 
-TEST(layers_are_copied_as_they_land_and_others_are_served_meanwhile) {
+TEST(extents_are_copied_as_they_land_and_others_are_served_meanwhile) {
   CopySetting setting(4, 3, 4096, 11);
   for (size_t chunk = 2; chunk < 4; ++chunk) {
     setting.table->set_landed(setting.slot(chunk), 0);
   }
   CopyPool pool(1);
   const auto job = start_load(pool, setting.load_plan());
-  EXPECT(job->wait_layer(0, 0.02) == LayerState::TIMED_OUT);
+  EXPECT(job->wait_extent(0, 0.02) == ExtentState::TIMED_OUT);
   CopySetting other(2, 3, 4096, 12);
   const auto quick = start_load(pool, other.load_plan());
   expect_loaded(other, *quick, 2, LoadReason::COMPLETE);
   CopySetting third(2, 3, 4096, 13);
   const auto save = std::make_shared<SaveJob>(third.save_plan());
-  for (uint32_t layer = 0; layer < 3; ++layer) {
-    EXPECT(announce(pool, save, layer));
+  for (uint32_t extent = 0; extent < 3; ++extent) {
+    EXPECT(announce(pool, save, extent));
   }
   EXPECT(save->wait(LONG_S));
-  for (uint32_t layer = 0; layer < 3; ++layer) {
+  for (uint32_t extent = 0; extent < 3; ++extent) {
     for (size_t chunk = 2; chunk < 4; ++chunk) {
-      setting.table->set_landed(setting.slot(chunk), layer + 1);
+      setting.table->set_landed(setting.slot(chunk), extent + 1);
     }
-    EXPECT(job->wait_layer(layer, LONG_S) == LayerState::IN_PLACE);
-    EXPECT(layer == 2 || job->wait_layer(layer + 1, 0.01) == LayerState::TIMED_OUT);
+    EXPECT(job->wait_extent(extent, LONG_S) == ExtentState::IN_PLACE);
+    EXPECT(extent == 2 || job->wait_extent(extent + 1, 0.01) == ExtentState::TIMED_OUT);
   }
   expect_loaded(setting, *job, 4, LoadReason::COMPLETE);
 }
@@ -56,7 +56,7 @@ TEST(a_failed_landing_or_a_freed_slot_ends_the_load_at_that_chunk) {
     setting.table->set_landed(setting.slot(2), 1);
     CopyPool pool(1);
     const auto job = start_load(pool, setting.load_plan());
-    EXPECT(job->wait_layer(0, LONG_S) == LayerState::IN_PLACE);
+    EXPECT(job->wait_extent(0, LONG_S) == ExtentState::IN_PLACE);
     EXPECT(!job->wait(0.01));
     if (goes) {
       setting.table->set_generation(setting.slot(2), 0);
@@ -75,10 +75,10 @@ uint64_t thread_switches() {
   return static_cast<uint64_t>(used.ru_nvcsw);
 }
 
-// Announces a layer with the checksum that it has.
-void land(CopySetting& setting, LandingBoard& board, size_t chunk, uint32_t layer) {
-  const uint32_t checksum = setting.index->checksum_at(setting.slot(chunk), layer);
-  board.land(setting.slot(chunk), layer, &checksum, 1);
+// Announces an extent with the checksum that it has.
+void land(CopySetting& setting, LandingBoard& board, size_t chunk, uint32_t extent) {
+  const uint32_t checksum = setting.index->checksum_at(setting.slot(chunk), extent);
+  board.land(setting.slot(chunk), extent, &checksum, 1);
 }
 
 LandingWait wait_for(const CopySetting& setting, const std::vector<size_t>& chunks) {
@@ -110,8 +110,8 @@ constexpr double SHORT_S = 0.02;
 
 TEST(a_landing_wakes_only_the_threads_that_wait_for_its_chunk) {
   constexpr size_t WAITERS = 32;
-  constexpr uint32_t LAYERS = 16;
-  CopySetting setting(WAITERS, LAYERS, 4096, 31);
+  constexpr uint32_t EXTENTS = 16;
+  CopySetting setting(WAITERS, EXTENTS, 4096, 31);
   LandingBoard board(setting.words);
   std::vector<std::unique_ptr<CopyPool>> pools;
   std::vector<std::shared_ptr<LoadJob>> jobs;
@@ -127,26 +127,26 @@ TEST(a_landing_wakes_only_the_threads_that_wait_for_its_chunk) {
   }
   const auto begun = std::chrono::steady_clock::now();
   const uint64_t before = thread_switches();
-  for (uint32_t layer = 0; layer < LAYERS; ++layer) {
+  for (uint32_t extent = 0; extent < EXTENTS; ++extent) {
     for (size_t chunk = 0; chunk < WAITERS; ++chunk) {
-      land(setting, board, chunk, layer);
-      EXPECT(jobs[chunk]->wait_layer(layer, LONG_S) == LayerState::IN_PLACE);
+      land(setting, board, chunk, extent);
+      EXPECT(jobs[chunk]->wait_extent(extent, LONG_S) == ExtentState::IN_PLACE);
     }
   }
   const uint64_t switches = thread_switches() - before;
   const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - begun;
   // Whoever waits looks every millisecond whether it has other work.
   const double looks = WAITERS * elapsed.count();
-  std::printf("  %zu waiters, %zu landings in %.1f ms: %llu waits ended, %.0f of them by time\n", WAITERS, WAITERS * LAYERS,
+  std::printf("  %zu waiters, %zu landings in %.1f ms: %llu waits ended, %.0f of them by time\n", WAITERS, WAITERS * EXTENTS,
               elapsed.count(), static_cast<unsigned long long>(switches), looks);
-  EXPECT(static_cast<double>(switches) < 4.0 * WAITERS * LAYERS + 2.0 * looks);
+  EXPECT(static_cast<double>(switches) < 4.0 * WAITERS * EXTENTS + 2.0 * looks);
 }
 
 TEST(a_wait_ends_once_for_each_landing_of_its_chunk) {
   constexpr size_t WAITERS = 8;
-  constexpr uint32_t LAYERS = 8;
+  constexpr uint32_t EXTENTS = 8;
   for (const bool is_first_alone : {false, true}) {
-    CopySetting setting(2 * WAITERS, LAYERS, 4096, 41);
+    CopySetting setting(2 * WAITERS, EXTENTS, 4096, 41);
     LandingBoard board(setting.words);
     std::vector<std::atomic<uint32_t>> seen(WAITERS);
     std::vector<uint32_t> wakes(WAITERS);
@@ -156,7 +156,7 @@ TEST(a_wait_ends_once_for_each_landing_of_its_chunk) {
     }
     for (size_t chunk = 0; chunk < WAITERS; ++chunk) {
       waiters.emplace_back([&, chunk] {
-        while (setting.index->landed_at(setting.slot(chunk)) < LAYERS) {
+        while (setting.index->landed_at(setting.slot(chunk)) < EXTENTS) {
           const LandingWait wait = wait_for(setting, {chunk, WAITERS + chunk});
           seen[chunk].store(setting.index->landed_at(setting.slot(chunk)) + 1);
           seen[chunk].notify_one();
@@ -165,15 +165,15 @@ TEST(a_wait_ends_once_for_each_landing_of_its_chunk) {
         }
       });
     }
-    for (uint32_t layer = 0; layer < LAYERS; ++layer) {
+    for (uint32_t extent = 0; extent < EXTENTS; ++extent) {
       for (size_t chunk = 0; chunk < WAITERS; ++chunk) {
-        seen[chunk].wait(layer);
-        land(setting, board, chunk, layer);
+        seen[chunk].wait(extent);
+        land(setting, board, chunk, extent);
       }
     }
     for (size_t chunk = 0; chunk < WAITERS; ++chunk) {
       waiters[chunk].join();
-      EXPECT(wakes[chunk] == LAYERS);
+      EXPECT(wakes[chunk] == EXTENTS);
     }
   }
 }
@@ -190,7 +190,7 @@ bool is_asleep(long thread) {
 
 }  // namespace
 
-TEST(a_publication_wakes_who_follows_the_slot_though_no_layer_had_landed) {
+TEST(a_publication_wakes_who_follows_the_slot_though_no_extent_had_landed) {
   CopySetting setting(2, 3, 4096, 61);
   for (const uint32_t landed : {0U, 2U}) {
     setting.table->set_landed(setting.slot(1), landed);
@@ -252,12 +252,12 @@ TEST(loads_go_on_where_the_kernel_does_not_know_the_wait_for_several) {
     }
     CopyPool pool(2);  // its threads inherit the filter
     const auto job = start_load(pool, setting.load_plan());
-    for (uint32_t layer = 0; layer < 2; ++layer) {
+    for (uint32_t extent = 0; extent < 2; ++extent) {
       for (size_t chunk = 6; chunk-- > 0;) {
-        EXPECT(job->wait_layer(layer, 0) == LayerState::TIMED_OUT);
-        land(setting, board, chunk, layer);
+        EXPECT(job->wait_extent(extent, 0) == ExtentState::TIMED_OUT);
+        land(setting, board, chunk, extent);
       }
-      EXPECT(job->wait_layer(layer, LONG_S) == LayerState::IN_PLACE);
+      EXPECT(job->wait_extent(extent, LONG_S) == ExtentState::IN_PLACE);
     }
     expect_loaded(setting, *job, 6, LoadReason::COMPLETE);
   });

@@ -16,7 +16,7 @@ struct Copied {
 
   // The states of all chunks.
   [[nodiscard]] std::vector<uint8_t> publish(bool names_sources) {
-    const std::vector<uint32_t> sums(sources.size() * LAYERS);
+    const std::vector<uint32_t> sums(sources.size() * EXTENTS);
     const auto states = tiers.files.commit(made.id, 0, sources.size(), sums.data(), 0, {},
                                            names_sources ? CopySources{Tier::DRAM, sources} : CopySources{});
     EXPECT(tiers.files.end_reservation(made.id, 2));
@@ -66,7 +66,7 @@ TEST(a_shared_table_without_room_for_a_key_refuses_its_publication) {
   Directory& memory = tiers.memory.directory;
   const auto store = [&](const ChunkKey& key) {
     const Reservation made = memory.reserve(tiers.memory.owner, tiers.memory.small, std::nullopt, bytes_of(key), 1, ++tiers.memory.now);
-    const std::vector<uint32_t> sums(LAYERS);
+    const std::vector<uint32_t> sums(EXTENTS);
     static_cast<void>(made.id != 0 && !memory.commit(made.id, 0, 1, sums.data()).empty());
     memory.end_reservation(made.id, tiers.memory.now);
     return made.states[0] == static_cast<uint8_t>(SaveState::RESERVED);
@@ -79,7 +79,7 @@ TEST(a_shared_table_without_room_for_a_key_refuses_its_publication) {
   for (uint32_t number = 1; number <= MAX_PROBE; ++number) {
     EXPECT(store(alike(number)));
   }
-  const std::vector<uint32_t> sums(LAYERS);
+  const std::vector<uint32_t> sums(EXTENTS);
   EXPECT(all_are(tiers.files.commit(made.id, 0, 1, sums.data()), SaveState::FULL));
   EXPECT(tiers.files.end_reservation(made.id, ++tiers.memory.now));
   EXPECT(memory.release(hold.id, ++tiers.memory.now));

@@ -114,7 +114,7 @@ TEST(a_load_that_calls_itself_complete_has_the_bytes_of_its_generations) {
   CopySetting setting(CHUNKS, 2, 4096, seed);
   const auto byte_of = [](uint64_t generation) { return static_cast<uint8_t>(generation * 41 + 7); };
   const auto write = [&](size_t chunk, uint64_t generation) {
-    std::memset(setting.extent(chunk, 0), byte_of(generation), 2 * setting.layer_bytes);
+    std::memset(setting.extent(chunk, 0), byte_of(generation), 2 * setting.extent_bytes);
   };
   std::vector<std::atomic<uint64_t>> current(CHUNKS);
   for (size_t chunk = 0; chunk < CHUNKS; ++chunk) {
@@ -151,7 +151,7 @@ TEST(a_load_that_calls_itself_complete_has_the_bytes_of_its_generations) {
     LoadPlan plan = setting.load_plan();
     const uint32_t first = (complete + shortened) % 2;  // every other load is of the second extent alone
     if (first == 1) {
-      plan = setting.load_plan_of({1}, setting.layer_bytes);
+      plan = setting.load_plan_of({1}, setting.extent_bytes);
     }
     plan.verifies = false;
     for (size_t chunk = 0; chunk < CHUNKS; ++chunk) {
@@ -164,9 +164,9 @@ TEST(a_load_that_calls_itself_complete_has_the_bytes_of_its_generations) {
     (good == CHUNKS ? complete : shortened) += 1;
     EXPECT(good == CHUNKS || job->reason() == LoadReason::GONE);
     for (size_t chunk = 0; chunk < good; ++chunk) {
-      for (uint32_t layer = first; layer < setting.layers; ++layer) {
-        const uint8_t* block = setting.block(chunk, layer);
-        EXPECT(std::all_of(block, block + setting.layer_bytes,
+      for (uint32_t extent = first; extent < setting.extents; ++extent) {
+        const uint8_t* block = setting.block(chunk, extent);
+        EXPECT(std::all_of(block, block + setting.extent_bytes,
                            [&](uint8_t byte) { return byte == byte_of(wanted[chunk]); }));
       }
     }

@@ -30,11 +30,11 @@ struct Engine {
             plane_stride, block_stride};
   }
 
-  [[nodiscard]] uint64_t layer_bytes() const { return view.layer_bytes(shape.chunk_blocks); }
+  [[nodiscard]] uint64_t payload_bytes() const { return view.payload_bytes(shape.chunk_blocks); }
   [[nodiscard]] uint8_t* model(uint32_t plane, int64_t id) {
     return bytes.data() + MARGIN + plane * view.plane_stride + static_cast<uint64_t>(id) * view.block_stride;
   }
-  // Calls `visit(model of a block's piece, its offset in its chunk's layer, chunk)` for all that are copied.
+  // Calls `visit(model of a block's piece, its offset in its chunk's extent, chunk)` for all that are copied.
   template <typename Visit>
   void visit(const std::vector<int64_t>& ids, Visit visit) {
     for (size_t chunk = 0; chunk < shape.chunks; ++chunk) {
@@ -73,11 +73,11 @@ inline std::vector<int64_t> some_ids(size_t count, std::mt19937& dice) {
   return ids;
 }
 
-// Chunks' layers one behind the other, in memory of the host or the device.
+// Chunks' extents one behind the other, in memory of the host or the device.
 struct Chunks {
   Chunks(const std::shared_ptr<Device>& device, DeviceStream& on, const Engine& engine, bool on_device)
       : stream(on),
-        size(engine.layer_bytes()),
+        size(engine.payload_bytes()),
         mapping(Mapping::create("chunks", round_up(size * engine.shape.chunks + 64, 4096), false).mapping) {
     bytes = random_bytes(mapping->size(), 7);
     if (on_device) {

@@ -10,11 +10,11 @@ TEST(kernels_are_not_given_what_they_cannot_reach) {
   const auto device = open_device(CopyMethod::KERNEL);
   const auto stream = make_stream(device);
   Engine engine(device, *stream, {2, 100, 0, 1, 2});
-  auto chunk = random_bytes(engine.layer_bytes(), 4);
+  auto chunk = random_bytes(engine.payload_bytes(), 4);
   const std::vector<uint64_t> addresses = {address_of(chunk.data())};
   const std::vector<int64_t> ids = {4, 9};
   const uint64_t before = calls("cuLaunchKernel");
-  EXPECT(stream->scatter({engine.view, 1, ids, addresses, engine.layer_bytes()}).ok());
+  EXPECT(stream->scatter({engine.view, 1, ids, addresses, engine.payload_bytes()}).ok());
   finish(*stream);
   EXPECT(calls("cuLaunchKernel") == before);
   std::memcpy(engine.model(0, 4), chunk.data(), 100);

@@ -39,8 +39,8 @@ TEST(blocks_get_their_chunks_bytes_and_nothing_else_changes) {
   std::mt19937 dice(static_cast<unsigned>(seed()));
   with_each_method([&](DeviceStream& stream, Engine& engine, Chunks& chunks) {
     const auto ids = some_ids(engine.shape.chunks * engine.shape.chunk_blocks, dice);
-    const LayerCopy copy{engine.view, 1, ids, chunks.addresses, engine.layer_bytes()};
-    EXPECT(layer_fault(copy) == nullptr);
+    const ExtentCopy copy{engine.view, 1, ids, chunks.addresses, engine.payload_bytes()};
+    EXPECT(extent_fault(copy) == nullptr);
     EXPECT(stream.scatter(copy).ok());
     finish(stream);
     engine.visit(ids, [&](uint8_t* block, uint64_t offset, size_t chunk) {
@@ -54,7 +54,7 @@ TEST(chunks_get_their_blocks_bytes_and_nothing_else_changes) {
   std::mt19937 dice(static_cast<unsigned>(seed()));
   with_each_method([&](DeviceStream& stream, Engine& engine, Chunks& chunks) {
     const auto ids = some_ids(engine.shape.chunks * engine.shape.chunk_blocks, dice);
-    EXPECT(stream.gather({engine.view, 1, ids, chunks.addresses, engine.layer_bytes()}).ok());
+    EXPECT(stream.gather({engine.view, 1, ids, chunks.addresses, engine.payload_bytes()}).ok());
     finish(stream);
     engine.visit(ids, [&](const uint8_t* block, uint64_t offset, size_t chunk) {
       std::memcpy(chunks.model(chunk) + offset, block, engine.shape.plane_block_bytes);
@@ -99,7 +99,7 @@ TEST(neighbours_are_copied_as_one) {
   Chunks chunks(device, *stream, engine, true);
   const std::vector<int64_t> ids = {3, 4, 5, 6, 10, 11, 20, 21};
   const uint64_t before = calls("cuMemcpyAsync");
-  EXPECT(stream->scatter({engine.view, 1, ids, chunks.addresses, engine.layer_bytes()}).ok());
+  EXPECT(stream->scatter({engine.view, 1, ids, chunks.addresses, engine.payload_bytes()}).ok());
   EXPECT(calls("cuMemcpyAsync") - before == 2 * (1 + 2));
   finish(*stream);
 }
@@ -108,16 +108,16 @@ TEST(what_does_not_fit_is_refused_before_anything_is_copied) {
   CacheView view{{nullptr, nullptr}, 2, 10, 64, 640, 64};
   const std::vector<int64_t> ids = {0, 9, SKIP_BLOCK, 3};
   const std::vector<uint64_t> chunks = {4096, 8192};
-  EXPECT(layer_fault({view, 1, ids, chunks, 256}) == nullptr);
-  EXPECT(layer_fault({view, 2, ids, chunks, 256}) != nullptr);
-  EXPECT(layer_fault({view, 1, ids, chunks, 255}) != nullptr);
-  EXPECT(layer_fault({view, 1, std::vector<int64_t>{0, 1, 2}, chunks, 256}) != nullptr);
-  EXPECT(layer_fault({view, 1, std::vector<int64_t>{0, 10, 2, 3}, chunks, 256}) != nullptr);
-  EXPECT(layer_fault({view, 1, std::vector<int64_t>{0, -2, 2, 3}, chunks, 256}) != nullptr);
-  EXPECT(layer_fault({view, 1, ids, {}, 256}) != nullptr);
-  EXPECT(layer_fault({view, 1, {}, {}, 256}) == nullptr);
+  EXPECT(extent_fault({view, 1, ids, chunks, 256}) == nullptr);
+  EXPECT(extent_fault({view, 2, ids, chunks, 256}) != nullptr);
+  EXPECT(extent_fault({view, 1, ids, chunks, 255}) != nullptr);
+  EXPECT(extent_fault({view, 1, std::vector<int64_t>{0, 1, 2}, chunks, 256}) != nullptr);
+  EXPECT(extent_fault({view, 1, std::vector<int64_t>{0, 10, 2, 3}, chunks, 256}) != nullptr);
+  EXPECT(extent_fault({view, 1, std::vector<int64_t>{0, -2, 2, 3}, chunks, 256}) != nullptr);
+  EXPECT(extent_fault({view, 1, ids, {}, 256}) != nullptr);
+  EXPECT(extent_fault({view, 1, {}, {}, 256}) == nullptr);
   view.planes = 0;
-  EXPECT(layer_fault({view, 1, ids, chunks, 256}) != nullptr);
+  EXPECT(extent_fault({view, 1, ids, chunks, 256}) != nullptr);
 }
 
 TEST(a_stream_goes_on_only_behind_the_event_that_it_waits_for) {

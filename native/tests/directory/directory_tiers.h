@@ -22,7 +22,7 @@ struct Tiers {
         set(lowest == nullptr ? std::vector<Directory*>{&memory.directory, &files}
                               : std::vector<Directory*>{&memory.directory, &files, lowest}) {
     KVPOOL_CHECK(files.add_namespace() == memory.owner);
-    in_files = *files.add_class(FILE_SLOT, LAYERS);
+    in_files = *files.add_class(FILE_SLOT, EXTENTS);
     for (uint32_t segment = 0; segment < file_geometry.arena.segments; ++segment) {
       files.mark_segment_ready(segment);
     }
@@ -45,7 +45,7 @@ struct Tiers {
                                                       static_cast<uint8_t>(SaveState::RESERVED)));
     if (made.id != 0) {
       if (succeeds) {
-        const std::vector<uint32_t> sums(taken * LAYERS);
+        const std::vector<uint32_t> sums(taken * EXTENTS);
         KVPOOL_CHECK(all_are(files.commit(made.id, 0, taken, sums.data()), SaveState::STORED));
       }
       KVPOOL_CHECK(files.end_reservation(made.id, memory.now));
@@ -139,7 +139,7 @@ struct Store {
       : geometry(*DirectoryGeometry::plan_files(8 * FILE_SLOT, (chunks + 7) / 8, std::max(1000U, chunks))),
         store(nullptr, nullptr, geometry, nullptr, Tier::PEER) {
     static_cast<void>(store.add_namespace());
-    static_cast<void>(store.add_class(FILE_SLOT, LAYERS));
+    static_cast<void>(store.add_class(FILE_SLOT, EXTENTS));
     for (uint32_t segment = 0; segment < geometry.arena.segments; ++segment) {
       store.mark_segment_ready(segment);
     }

@@ -425,7 +425,7 @@ TEST(record_limit_evicts_like_bytes_do) {
 
 TEST(classes_exchange_segments_by_age) {
   Pool pool(64 * CHUNK, 1000, true, 8 * CHUNK);
-  const ClassId large = *pool.directory.add_class(8 * CHUNK, LAYERS);
+  const ClassId large = *pool.directory.add_class(8 * CHUNK, EXTENTS);
   EXPECT(pool.store(range(100, 64)) == 64);
   const auto reserve_large = [&](uint64_t id) {
     return pool.directory.reserve(pool.owner, large, std::nullopt, pack({id}).data(), 1, ++pool.now);

@@ -1,10 +1,10 @@
-// Saves that are followed before their commit: layers land in order, the last one with the commit, and nothing of one given up stays.
+// Saves that are followed before their commit: extents land in order, the last one with the commit, and nothing of one given up stays.
 #include "tests/directory_pool.h"
 #include "tests/harness.h"
 
 using namespace kvpool;
 using kvpool::testing::CHUNK;
-using kvpool::testing::LAYERS;
+using kvpool::testing::EXTENTS;
 using kvpool::testing::pack;
 using kvpool::testing::Pool;
 using kvpool::testing::range;
@@ -26,7 +26,7 @@ std::vector<uint32_t> sums_of(size_t words) {
 
 }  // namespace
 
-TEST(layers_of_a_save_land_before_its_commit_and_the_last_one_with_it) {
+TEST(extents_of_a_save_land_before_its_commit_and_the_last_one_with_it) {
   Pool pool(8 * CHUNK);
   const Reservation made = pool.reserve(range(1, 3));
   const Columns found = follow(pool, range(1, 5));
@@ -35,14 +35,14 @@ TEST(layers_of_a_save_land_before_its_commit_and_the_last_one_with_it) {
   const SlotAddress slot = SlotAddress::unpacked(found.slots[1]);
   EXPECT(pool.view->generation_at(slot) == found.generations[1]);
   EXPECT(pool.view->landed_at(slot) == 0);
-  const auto sums = sums_of(3 * LAYERS);
+  const auto sums = sums_of(3 * EXTENTS);
   EXPECT(pool.directory.land_saved(made.id, 0, 3, 0, sums));
-  EXPECT(pool.view->landed_at(slot) == LAYERS - 1);
-  EXPECT(pool.view->checksum_at(slot, 0) == sums[LAYERS]);
+  EXPECT(pool.view->landed_at(slot) == EXTENTS - 1);
+  EXPECT(pool.view->checksum_at(slot, 0) == sums[EXTENTS]);
   EXPECT(pool.is_sound());
   const auto states = pool.directory.commit(made.id, 0, 3, sums.data(), ++pool.now);
   EXPECT(kvpool::testing::all_are(states, SaveState::STORED));
-  EXPECT(pool.view->landed_at(slot) == LAYERS);
+  EXPECT(pool.view->landed_at(slot) == EXTENTS);
   EXPECT(follow(pool, range(1, 3)).slots.empty());
   EXPECT(pool.directory.end_reservation(made.id, ++pool.now));
   EXPECT(pool.is_sound());
@@ -51,25 +51,25 @@ TEST(layers_of_a_save_land_before_its_commit_and_the_last_one_with_it) {
 TEST(a_commit_with_other_checksums_than_those_that_have_landed_stores_nothing) {
   Pool pool(8 * CHUNK);
   const Reservation made = pool.reserve(range(1, 2));
-  const auto sums = sums_of(2 * LAYERS);
+  const auto sums = sums_of(2 * EXTENTS);
   EXPECT(pool.directory.land_saved(made.id, 0, 2, 0, sums));
   auto others = sums;
-  others[LAYERS] += 1;  // layer 0 of the second chunk, which others may have read
-  others[2] += 1;       // the last layer of the first one, which nobody has
+  others[EXTENTS] += 1;  // extent 0 of the second chunk, which others may have read
+  others[2] += 1;       // the last extent of the first one, which nobody has
   const auto states = pool.directory.commit(made.id, 0, 2, others.data(), ++pool.now);
   EXPECT(states == std::vector<uint8_t>({static_cast<uint8_t>(SaveState::STORED), static_cast<uint8_t>(SaveState::CHECKSUM)}));
   EXPECT(pool.directory.end_reservation(made.id, ++pool.now));
   EXPECT(pool.is_sound());
 }
 
-TEST(layers_out_of_order_repeated_or_of_a_stored_chunk_change_nothing) {
+TEST(extents_out_of_order_repeated_or_of_a_stored_chunk_change_nothing) {
   Pool pool(8 * CHUNK);
   const Reservation made = pool.reserve(range(1, 2));
   const SlotAddress slot = SlotAddress::unpacked(follow(pool, range(1, 2)).slots[0]);
   const auto sums = sums_of(2);
   EXPECT(pool.directory.land_saved(made.id, 0, 2, 1, sums));
   EXPECT(pool.view->landed_at(slot) == 0);
-  EXPECT(pool.directory.land_saved(made.id, 0, 2, LAYERS - 1, sums));  // the last one alone
+  EXPECT(pool.directory.land_saved(made.id, 0, 2, EXTENTS - 1, sums));  // the last one alone
   EXPECT(pool.view->landed_at(slot) == 0);
   EXPECT(pool.directory.land_saved(made.id, 7, 2, 0, sums));  // no such chunks
   EXPECT(pool.view->landed_at(slot) == 0);

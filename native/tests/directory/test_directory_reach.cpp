@@ -33,7 +33,7 @@ bool store(Pool& pool, const std::vector<ChunkKey>& keys, const std::optional<Ch
   if (!all_are(made.states, SaveState::RESERVED)) {
     return false;
   }
-  const std::vector<uint32_t> sums(keys.size() * LAYERS, 1);
+  const std::vector<uint32_t> sums(keys.size() * EXTENTS, 1);
   const bool is_stored = all_are(pool.directory.commit(made.id, 0, keys.size(), sums.data()), SaveState::STORED);
   return pool.directory.end_reservation(made.id, ++pool.now) && is_stored;
 }
@@ -131,7 +131,7 @@ TEST(a_slot_that_was_taken_for_nothing_is_freed) {
   for (size_t index = 1; index < keys.size(); ++index) {
     holds.push_back(pool.directory.acquire(pool.owner, bytes_of({keys[index]}).data(), 1).id);
   }
-  const ClassId large = *pool.directory.add_class(8 * CHUNK, LAYERS);
+  const ClassId large = *pool.directory.add_class(8 * CHUNK, EXTENTS);
   const ChunkKey late = crowding(pool, 1000);
   const Reservation made = pool.directory.reserve(pool.owner, large, std::nullopt, bytes_of({late}).data(), 1, ++pool.now);
   EXPECT(all_are(made.states, SaveState::FULL));
@@ -177,7 +177,7 @@ TEST(a_lower_tier_with_a_table_of_its_own_makes_room_in_that_one) {
   Directory below(nullptr, index, geometry, EPOCH, Tier::SSD);
   const TierSet set({&upper.directory, &below});
   const NamespaceId owner = below.add_namespace();
-  const ClassId size_class = *below.add_class(CHUNK, LAYERS);
+  const ClassId size_class = *below.add_class(CHUNK, EXTENTS);
   for (uint32_t segment = 0; segment < geometry.arena.segments; ++segment) {
     below.mark_segment_ready(segment);
   }
@@ -188,7 +188,7 @@ TEST(a_lower_tier_with_a_table_of_its_own_makes_room_in_that_one) {
     keys.push_back(key_at(HOME, id, header.slots, header.seed));
     const Reservation made = below.reserve(owner, size_class, std::nullopt, bytes_of({keys.back()}).data(), 1, ++now);
     EXPECT(all_are(made.states, SaveState::RESERVED));
-    const std::vector<uint32_t> sums(LAYERS, 1);
+    const std::vector<uint32_t> sums(EXTENTS, 1);
     EXPECT(made.id != 0 && all_are(below.commit(made.id, 0, 1, sums.data()), SaveState::STORED));
     EXPECT(below.end_reservation(made.id, ++now));
     EXPECT(below.verify().empty() && upper.is_sound());

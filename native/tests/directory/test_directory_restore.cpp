@@ -119,7 +119,7 @@ const std::vector<std::pair<const char*, Verb>> VERBS = {
        const auto keys = pack(range(7000, 20));
        const Reservation made =
            tiers.files.reserve(tiers.memory.owner, tiers.in_files, std::nullopt, keys.data(), 20, ++tiers.memory.now);
-       const std::vector<uint32_t> sums(20 * LAYERS);
+       const std::vector<uint32_t> sums(20 * EXTENTS);
        EXPECT(all_are(tiers.files.commit(made.id, 0, 20, sums.data()), SaveState::STORED));
        EXPECT(tiers.files.end_reservation(made.id, ++tiers.memory.now));
      }},
@@ -177,7 +177,7 @@ TEST(the_last_restored_chunks_are_evicted_first_and_leaves_before_parents) {
   for (uint64_t id = 0; id < 16; ++id) {
     const auto keys = pack({9000 + id});
     const Reservation made = tiers.files.reserve(tiers.memory.owner, tiers.in_files, std::nullopt, keys.data(), 1, ++tiers.memory.now);
-    const std::vector<uint32_t> sums(LAYERS);
+    const std::vector<uint32_t> sums(EXTENTS);
     EXPECT(all_are(tiers.files.commit(made.id, 0, 1, sums.data()), SaveState::STORED));
     EXPECT(tiers.files.end_reservation(made.id, ++tiers.memory.now));
   }

@@ -20,7 +20,7 @@ uint64_t total(const TimeHistogram& times) {
 void store_at(Pool& pool, const std::vector<uint64_t>& ids, uint64_t now_ns) {
   pool.now = now_ns - 1;
   const Reservation made = pool.reserve(ids);
-  const std::vector<uint32_t> sums(ids.size() * LAYERS);
+  const std::vector<uint32_t> sums(ids.size() * EXTENTS);
   const auto states = pool.directory.commit(made.id, 0, ids.size(), sums.data(), now_ns);
   EXPECT(all_are(states, SaveState::STORED));
   EXPECT(pool.directory.end_reservation(made.id, now_ns));
@@ -78,7 +78,7 @@ TEST(a_miss_does_not_count_as_reuse) {
 
 TEST(eviction_names_its_reason_and_the_age) {
   Pool pool(64 * CHUNK, 1000, true, 8 * CHUNK);
-  const ClassId large = *pool.directory.add_class(8 * CHUNK, LAYERS);
+  const ClassId large = *pool.directory.add_class(8 * CHUNK, EXTENTS);
   store_at(pool, range(100, 64), 10 * SECOND);
   store_at(pool, {1, 2}, 40 * SECOND);
   DirectoryStats stats = pool.directory.stats();

@@ -4,7 +4,7 @@
 
 using namespace kvpool;
 using kvpool::testing::CHUNK;
-using kvpool::testing::LAYERS;
+using kvpool::testing::EXTENTS;
 using kvpool::testing::Pool;
 using kvpool::testing::range;
 
@@ -34,8 +34,8 @@ TEST(a_run_lent_to_another_class_has_no_state_of_its_former_chunks) {
   const auto old = addresses(before->slots);
   for (size_t chunk = 0; chunk < 16; ++chunk) {
     EXPECT(pool.view->generation_at(old[chunk]) == before->generations[chunk]);
-    EXPECT(pool.view->checksum_at(old[chunk], 1) == chunk * LAYERS + 2);
-    EXPECT(pool.view->landed_at(old[chunk]) == LAYERS);
+    EXPECT(pool.view->checksum_at(old[chunk], 1) == chunk * EXTENTS + 2);
+    EXPECT(pool.view->landed_at(old[chunk]) == EXTENTS);
   }
   EXPECT(kvpool::testing::drop(pool.directory, kvpool::testing::key_of(1)) == 16);
   for (const SlotAddress slot : old) {
@@ -50,26 +50,26 @@ TEST(slots_of_two_alternating_classes_share_no_words) {
   const ClassId wide = *pool.directory.add_class(2 * CHUNK, 7);
   for (uint64_t round = 0; round < 6; ++round) {
     const ClassId size_class = round % 2 == 0 ? pool.small : wide;
-    const uint32_t layers = round % 2 == 0 ? LAYERS : 7;
+    const uint32_t extents = round % 2 == 0 ? EXTENTS : 7;
     const size_t chunks = round % 2 == 0 ? 16 : 8;
     const auto keys = kvpool::testing::pack(range(100 * round + 1, chunks));
     const Reservation made = pool.directory.reserve(pool.owner, size_class, std::nullopt, keys.data(), chunks, ++pool.now);
     EXPECT(kvpool::testing::all_are(made.states, SaveState::RESERVED));
     const auto slots = addresses(made.slots);
-    std::vector<uint32_t> sums(chunks * layers);
+    std::vector<uint32_t> sums(chunks * extents);
     for (size_t word = 0; word < sums.size(); ++word) {
       sums[word] = static_cast<uint32_t>(1000 * (round + 1) + word);
     }
     for (size_t chunk = 0; chunk < chunks; ++chunk) {
       EXPECT(pool.view->generation_at(slots[chunk]) == 0);
       EXPECT(pool.view->landed_at(slots[chunk]) == 0);
-      EXPECT(pool.view->covers(slots[chunk], layers));
+      EXPECT(pool.view->covers(slots[chunk], extents));
     }
     static_cast<void>(pool.directory.commit(made.id, 0, chunks, sums.data()));
     for (size_t chunk = 0; chunk < chunks; ++chunk) {
       EXPECT(pool.view->generation_at(slots[chunk]) == made.generations[chunk]);
-      for (uint32_t layer = 0; layer < layers; ++layer) {
-        EXPECT(pool.view->checksum_at(slots[chunk], layer) == sums[chunk * layers + layer]);
+      for (uint32_t extent = 0; extent < extents; ++extent) {
+        EXPECT(pool.view->checksum_at(slots[chunk], extent) == sums[chunk * extents + extent]);
       }
       const auto entry = pool.view->find(ChunkKey::from_bytes(&keys[chunk * KEY_BYTES]));
       EXPECT(entry && entry->slot == slots[chunk] && entry->generation == made.generations[chunk]);
@@ -87,11 +87,11 @@ TEST(words_are_a_small_part_of_a_large_arena_and_layouts_fit_them) {
   EXPECT(words < 1024 * GIB / 350);  // by page it was 1/146
   SlotArena arena(large.arena);
   // A chunk of 256 tokens of a model with one KV head a rank in 8 bits, of 16 tokens with 8 heads, of one latent head.
-  for (const auto& [layer_bytes, layers] : {std::pair{64 << 10, 32U}, {32 << 10, 80U}, {9 << 10, 61U}, {2 << 10, 24U}}) {
-    const uint64_t chunk_bytes = static_cast<uint64_t>(layer_bytes) * layers;
-    EXPECT(arena.size_class(*arena.add_class(chunk_bytes, layers)).slot_bytes == round_up(chunk_bytes, PAGE_BYTES));
+  for (const auto& [extent_bytes, extents] : {std::pair{64 << 10, 32U}, {32 << 10, 80U}, {9 << 10, 61U}, {2 << 10, 24U}}) {
+    const uint64_t chunk_bytes = static_cast<uint64_t>(extent_bytes) * extents;
+    EXPECT(arena.size_class(*arena.add_class(chunk_bytes, extents)).slot_bytes == round_up(chunk_bytes, PAGE_BYTES));
   }
-  // A small arena has words for slots of a page, and one for each KiB of layers.
+  // A small arena has words for slots of a page, and one for each KiB of extents.
   const DirectoryGeometry small = *DirectoryGeometry::plan(GIB, 64 << 20, 1 << 18);
   EXPECT(small.arena.slot_bytes_min == PAGE_BYTES);
   EXPECT(small.arena.checksum_bytes_min == 1024);

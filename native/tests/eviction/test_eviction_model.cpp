@@ -127,7 +127,7 @@ class RandomRun {
       placed.push_back(ids[index]);
     }
     if (made.id != 0) {
-      const std::vector<uint32_t> sums(fresh * LAYERS);
+      const std::vector<uint32_t> sums(fresh * EXTENTS);
       EXPECT(all_are(pool_.directory.commit(made.id, 0, fresh, sums.data(), now), SaveState::STORED));
       EXPECT(pool_.directory.end_reservation(made.id, now));
     }

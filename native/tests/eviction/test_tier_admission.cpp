@@ -229,10 +229,10 @@ TEST(a_chunk_in_use_does_not_expire_in_the_lower_tier_however_long_dram_saw_no_u
 TEST(chunks_refused_by_the_lower_tier_keep_no_others_out) {
   Tiers tiers(8, 8);
   Pool& pool = tiers.memory;
-  const ClassId unfit = *pool.directory.add_class(2 * CHUNK, LAYERS, false);
+  const ClassId unfit = *pool.directory.add_class(2 * CHUNK, EXTENTS, false);
   const auto keys = pack({1, 2});
   const Reservation made = pool.directory.reserve(pool.owner, unfit, std::nullopt, keys.data(), 2, ++pool.now);
-  const std::vector<uint32_t> sums(2 * LAYERS);
+  const std::vector<uint32_t> sums(2 * EXTENTS);
   EXPECT(all_are(pool.directory.commit(made.id, 0, 2, sums.data()), SaveState::STORED));
   EXPECT(pool.directory.end_reservation(made.id, ++pool.now));
   EXPECT(tiers.demote() == 0);

@@ -66,7 +66,7 @@ TEST(an_unknown_id_is_an_answer) {
     EXPECT(chain.table.chain_of(unknown).empty());
     EXPECT(!chain.table.close_hold(unknown) && !chain.table.close_pin(unknown));
     EXPECT(!chain.table.record_of(unknown, 0) && !chain.table.parent_key_of(unknown));
-    EXPECT(!chain.table.layers_of(unknown) && chain.table.count_whole({unknown}) == std::vector<size_t>{0});
+    EXPECT(!chain.table.extents_of(unknown) && chain.table.count_whole({unknown}) == std::vector<size_t>{0});
     EXPECT(chain.table.keys_of({unknown}).empty() && !chain.table.records_of({unknown}));
     size_t chunks = 9;
     EXPECT(chain.table.sampled_keys({unknown}, chunks).empty() && chunks == 0);
@@ -79,14 +79,14 @@ TEST(ids_rise_over_all_tables_and_each_closes_once) {
   chain.table.pin(chain.ids[2]);
   const HoldId pin = chain.table.open_pin({chain.ids[2]}).id;
   ReservationState state;
-  state.layers = 5;
+  state.extents = 5;
   state.records = chain.first(3);
   for (const RecordId id : state.records) {
     chain.table.hold(id);
   }
   const HoldId made = chain.table.open_reservation(std::move(state)).first;
   EXPECT(0 < hold && hold < pin && pin < made);
-  EXPECT(chain.table.layers_of(made) == 5U);
+  EXPECT(chain.table.extents_of(made) == 5U);
   EXPECT(chain.is_sound());
   EXPECT(chain.table.find_hold(pin) == nullptr && chain.table.find_readable(pin) != nullptr);
   EXPECT(chain.table.parent_key_of(pin) == chain.records[chain.ids[1]].key);

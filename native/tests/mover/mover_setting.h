@@ -19,21 +19,21 @@ inline constexpr std::chrono::milliseconds LONG{60'000};
 
 // Slots of one geometry; the chunk in slot i is made of the number i.
 struct Rig {
-  Rig(uint32_t slot_count, uint32_t layer_count, uint64_t bytes_of_layer, uint64_t ring_bytes = 1 << 20, double answer_s = 60)
-      : slots(slot_count), layers(layer_count), layer_bytes(bytes_of_layer), slot_bytes(round_up(layers * layer_bytes, PAGE_BYTES)) {
+  Rig(uint32_t slot_count, uint32_t extent_count, uint64_t bytes_of_extent, uint64_t ring_bytes = 1 << 20, double answer_s = 60)
+      : slots(slot_count), extents(extent_count), extent_bytes(bytes_of_extent), slot_bytes(round_up(extents * extent_bytes, PAGE_BYTES)) {
     device = open_device();
     stream = make_stream(device);
     memory = allocate(device, slots * slot_bytes);
     arena = Mapping::create("test-arena", slots * slot_bytes, false).mapping;
-    const uint64_t sums = uint64_t{slots} * layers;
+    const uint64_t sums = uint64_t{slots} * extents;
     IndexShape shape{256, {{arena->size(), slots, sums}, {memory->size(), slots, sums, Tier::HBM, Backing::DEVICE}}};
     words = Mapping::create("test-index", shape.total_bytes(), false).mapping;
     const uint8_t epoch[16] = {1};
     table = std::make_unique<ChunkTable>(words, shape, epoch);
     index = IndexView::attach(words);
     for (uint32_t slot = 0; slot < slots; ++slot) {
-      table->open_slot(dram(slot), slot * layers);
-      table->open_slot(hbm(slot), slot * layers);
+      table->open_slot(dram(slot), slot * extents);
+      table->open_slot(hbm(slot), slot * extents);
       store(slot);
     }
     DeviceMoverResult made = DeviceMover::make({device, memory, arena, index}, ring_bytes, answer_s);
@@ -44,7 +44,7 @@ struct Rig {
   [[nodiscard]] static SlotAddress dram(uint32_t slot) { return {DRAM_REGION, slot}; }
   [[nodiscard]] static SlotAddress hbm(uint32_t slot) { return {HBM_REGION, slot}; }
   [[nodiscard]] static uint64_t generation(uint32_t slot) { return slot + 100; }
-  [[nodiscard]] uint64_t chunk_bytes() const { return layers * layer_bytes; }
+  [[nodiscard]] uint64_t chunk_bytes() const { return extents * extent_bytes; }
   [[nodiscard]] std::vector<uint8_t> chunk(uint32_t slot) const { return random_bytes(chunk_bytes(), slot); }
 
   // The chunk as a save has left it, with the words that its copy on the device will have.
@@ -52,19 +52,19 @@ struct Rig {
     const auto bytes = chunk(slot);
     std::memcpy(arena->data() + slot * slot_bytes, bytes.data(), bytes.size());
     std::vector<uint32_t> sums;
-    for (uint32_t layer = 0; layer < layers; ++layer) {
-      sums.push_back(crc32c(0, bytes.data() + layer * layer_bytes, layer_bytes));
+    for (uint32_t extent = 0; extent < extents; ++extent) {
+      sums.push_back(crc32c(0, bytes.data() + extent * extent_bytes, extent_bytes));
     }
     for (const SlotAddress address : {dram(slot), hbm(slot)}) {
-      table->set_checksums(address, sums.data(), layers);
-      table->set_landed(address, layers);
+      table->set_checksums(address, sums.data(), extents);
+      table->set_landed(address, extents);
       table->set_generation(address, generation(slot));
     }
   }
 
   [[nodiscard]] DeviceMoveRow row(MoveKind kind, uint32_t slot) const {
     const SlotAddress address = kind == MoveKind::PROMOTE ? dram(slot) : hbm(slot);
-    return {slot * slot_bytes, address.packed(), generation(slot), slot * slot_bytes, chunk_bytes(), layers};
+    return {slot * slot_bytes, address.packed(), generation(slot), slot * slot_bytes, chunk_bytes(), extents};
   }
   [[nodiscard]] std::vector<DeviceMoveRow> rows(MoveKind kind) const {
     std::vector<DeviceMoveRow> all;
@@ -119,8 +119,8 @@ struct Rig {
   }
 
   const uint32_t slots;
-  const uint32_t layers;
-  const uint64_t layer_bytes;
+  const uint32_t extents;
+  const uint64_t extent_bytes;
   const uint64_t slot_bytes;
   std::shared_ptr<Device> device;
   std::shared_ptr<DeviceStream> stream;

@@ -7,10 +7,10 @@ using namespace kvpool;
 using namespace kvpool::testing;
 
 TEST(chunks_arrive_with_their_bytes_and_pass_the_check_whatever_their_size) {
-  for (const auto& [slots, layers, layer_bytes] :
+  for (const auto& [slots, extents, extent_bytes] :
        {std::tuple{1U, 1U, 1ULL}, std::tuple{40U, 3U, 50ULL}, std::tuple{5U, 4U, 4096ULL}, std::tuple{3U, 2U, 700'001ULL}}) {
     for (const uint64_t ring_bytes : {PieceRing::BYTES_MIN, uint64_t{3} << 20}) {
-      const Rig rig(slots, layers, layer_bytes, ring_bytes);
+      const Rig rig(slots, extents, extent_bytes, ring_bytes);
       EXPECT(count(rig.move(MoveKind::PROMOTE), MoveOutcome::DONE) == slots);
       EXPECT(rig.are_on_device());
       EXPECT(count(rig.move(MoveKind::CHECK), MoveOutcome::DONE) == slots);
@@ -138,12 +138,12 @@ TEST(rows_that_lie_outside_are_refused) {
   EXPECT(!is_refused(MoveKind::PROMOTE, good));
   for (uint64_t DeviceMoveRow::*const field :
        {&DeviceMoveRow::arena_offset, &DeviceMoveRow::arena_slot, &DeviceMoveRow::device_offset, &DeviceMoveRow::chunk_bytes,
-        &DeviceMoveRow::layers}) {
+        &DeviceMoveRow::extents}) {
     DeviceMoveRow row = good;
     row.*field = UINT64_MAX - 1;
     EXPECT(is_refused(MoveKind::PROMOTE, row));
   }
-  for (uint64_t DeviceMoveRow::*const field : {&DeviceMoveRow::generation, &DeviceMoveRow::chunk_bytes, &DeviceMoveRow::layers}) {
+  for (uint64_t DeviceMoveRow::*const field : {&DeviceMoveRow::generation, &DeviceMoveRow::chunk_bytes, &DeviceMoveRow::extents}) {
     DeviceMoveRow row = good;
     row.*field = 0;
     EXPECT(is_refused(MoveKind::CHECK, row));

@@ -23,12 +23,12 @@ NearPlan plan_of(const Node& owner, const Node& here, uint32_t parts = 1, millis
   for (uint32_t slot = 0; slot < owner.slots; ++slot) {
     plan.chunks.push_back({owner.arena_offset(slot), Node::address(slot), Node::generation(slot),
                            {here.arena_offset(slot), Node::address(slot)}});
-    for (uint32_t layer = 0; layer < owner.layers; ++layer) {
-      plan.checks.push_back(owner.crc(slot, layer));
+    for (uint32_t extent = 0; extent < owner.extents; ++extent) {
+      plan.checks.push_back(owner.crc(slot, extent));
     }
   }
-  plan.layers = owner.layers;
-  plan.layer_bytes = owner.layer_bytes;
+  plan.extents = owner.extents;
+  plan.extent_bytes = owner.extent_bytes;
   plan.parts = parts;
   plan.deadline = StreamClock::now() + time;
   return plan;
@@ -53,26 +53,26 @@ void store_all(const Node& owner) {
 }  // namespace
 
 TEST(chunks_come_with_their_bytes_in_any_number_of_parts) {
-  for (const uint64_t layer_bytes : {50ULL, 4096ULL, 100'000ULL, 600'000ULL}) {
+  for (const uint64_t extent_bytes : {50ULL, 4096ULL, 100'000ULL, 600'000ULL}) {
     for (const uint32_t parts : {1U, 2U, 5U}) {
-      const Node owner(5, 3, layer_bytes);
+      const Node owner(5, 3, extent_bytes);
       store_all(owner);
-      const Node here(5, 3, layer_bytes);
+      const Node here(5, 3, extent_bytes);
       NearQueue queue(here.arena, here.board, 2, 4);
       EXPECT(queue.pull(plan_of(owner, here, parts)) != 0);
       for (const auto& [chunk, outcome] : wait_for(queue, 5)) {
         EXPECT(outcome.status == PullStatus::DONE && outcome.fault == PullFault::NONE);
-        EXPECT(outcome.bytes == 3 * layer_bytes);
+        EXPECT(outcome.bytes == 3 * extent_bytes);
         EXPECT(here.has(chunk));
       }
       EXPECT(here.keeps_bounds());
       wait_until([&] { return queue.stats().jobs == 0; });
-      EXPECT(queue.stats().copied_bytes == 15 * layer_bytes);
+      EXPECT(queue.stats().copied_bytes == 15 * extent_bytes);
     }
   }
 }
 
-TEST(a_chunk_with_other_bytes_than_its_checksum_fails_alone_in_that_layer) {
+TEST(a_chunk_with_other_bytes_than_its_checksum_fails_alone_in_that_extent) {
   const Node owner(3, 4, 5000);
   store_all(owner);
   const Node here(3, 4, 5000);
@@ -119,14 +119,14 @@ TEST(a_chunk_that_has_left_its_slot_is_gone_though_its_bytes_are_still_there) {
 }
 
 TEST(slots_that_change_while_they_are_copied_never_land_with_other_bytes) {
-  constexpr uint64_t LAYER_BYTES = 64 << 10;
+  constexpr uint64_t EXTENT_BYTES = 64 << 10;
   std::mt19937 random(static_cast<unsigned>(seed()));
-  const Node owner(8, 8, LAYER_BYTES);
+  const Node owner(8, 8, EXTENT_BYTES);
   size_t done = 0;
   size_t gone = 0;
   for (int round = 0; round < 30; ++round) {
     store_all(owner);
-    const Node here(8, 8, LAYER_BYTES);
+    const Node here(8, 8, EXTENT_BYTES);
     const NearPlan plan = plan_of(owner, here, 2);
     NearQueue queue(here.arena, here.board, 2, 1);
     const auto evicted = static_cast<uint32_t>(random() % 8);
@@ -137,7 +137,7 @@ TEST(slots_that_change_while_they_are_copied_never_land_with_other_bytes) {
       }
       // As a daemon does it: the generation first, then other bytes.
       owner.table->set_generation(Node::address(evicted), 0);
-      std::memset(owner.arena->data() + owner.arena_offset(evicted), 0x5A, 8 * LAYER_BYTES);
+      std::memset(owner.arena->data() + owner.arena_offset(evicted), 0x5A, 8 * EXTENT_BYTES);
     });
     EXPECT(queue.pull(plan) != 0);
     const auto ends = wait_for(queue, 8);

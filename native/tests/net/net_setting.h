@@ -44,27 +44,27 @@ void wait_until(Condition condition) {
 // Slots of one geometry; the chunk in slot i is made of the number i. The page behind each slot must keep its bytes.
 class Node {
  public:
-  Node(uint32_t slot_count, uint32_t layer_count, uint64_t bytes_of_layer)
+  Node(uint32_t slot_count, uint32_t extent_count, uint64_t bytes_of_extent)
       : slots(slot_count),
-        layers(layer_count),
-        layer_bytes(bytes_of_layer),
-        slot_bytes(round_up(layers * layer_bytes, PAGE_BYTES) + PAGE_BYTES),
+        extents(extent_count),
+        extent_bytes(bytes_of_extent),
+        slot_bytes(round_up(extents * extent_bytes, PAGE_BYTES) + PAGE_BYTES),
         arena(Mapping::create("test-arena", slots * slot_bytes, false).mapping) {
-    const IndexShape shape{256, {{slots * slot_bytes, slots, uint64_t{slots} * layers}}};
+    const IndexShape shape{256, {{slots * slot_bytes, slots, uint64_t{slots} * extents}}};
     const auto words = Mapping::create("test-index", shape.total_bytes(), false).mapping;
     const uint8_t epoch[16] = {1};
     table = std::make_unique<ChunkTable>(words, shape, epoch);
     index = IndexView::attach(words);
     board = std::make_shared<LandingBoard>(words);
     for (uint32_t slot = 0; slot < slots; ++slot) {
-      table->open_slot(address(slot), slot * layers);
+      table->open_slot(address(slot), slot * extents);
       table->set_landed(address(slot), 0);
       std::memset(arena->data() + arena_offset(slot), GUARD, slot_bytes);
     }
   }
 
   [[nodiscard]] std::vector<uint8_t> chunk(uint32_t slot) const {
-    std::vector<uint8_t> bytes(layers * layer_bytes);
+    std::vector<uint8_t> bytes(extents * extent_bytes);
     std::mt19937_64 random(slot + 1);
     for (uint64_t at = 0; at < bytes.size(); at += sizeof(uint64_t)) {
       const uint64_t word = random();
@@ -80,11 +80,11 @@ class Node {
   void store(uint32_t slot) const {
     put(slot);
     std::vector<uint32_t> sums;
-    for (uint32_t layer = 0; layer < layers; ++layer) {
-      sums.push_back(crc(slot, layer));
+    for (uint32_t extent = 0; extent < extents; ++extent) {
+      sums.push_back(crc(slot, extent));
     }
-    table->set_checksums(address(slot), sums.data(), layers);
-    table->set_landed(address(slot), layers);
+    table->set_checksums(address(slot), sums.data(), extents);
+    table->set_landed(address(slot), extents);
     table->set_generation(address(slot), generation(slot));
   }
   void begin_promotion(uint32_t slot) const {
@@ -92,22 +92,22 @@ class Node {
     table->set_landed(address(slot), 0);
     table->set_generation(address(slot), generation(slot));
   }
-  void land(uint32_t slot, uint32_t layer) const {
-    const uint32_t sum = crc(slot, layer);
-    board->land(address(slot), layer, &sum, 1);
+  void land(uint32_t slot, uint32_t extent) const {
+    const uint32_t sum = crc(slot, extent);
+    board->land(address(slot), extent, &sum, 1);
   }
 
-  [[nodiscard]] uint32_t crc(uint32_t slot, uint32_t layer) const {
-    return crc32c(0, arena->data() + arena_offset(slot) + layer * layer_bytes, layer_bytes);
+  [[nodiscard]] uint32_t crc(uint32_t slot, uint32_t extent) const {
+    return crc32c(0, arena->data() + arena_offset(slot) + extent * extent_bytes, extent_bytes);
   }
   [[nodiscard]] static uint64_t generation(uint32_t slot) { return slot + 100; }
   [[nodiscard]] uint64_t arena_offset(uint32_t slot) const { return slot * slot_bytes; }
   [[nodiscard]] static SlotAddress address(uint32_t slot) { return {DRAM_REGION, slot}; }
 
-  // Whether all layers landed with the bytes of that number's chunk.
+  // Whether all extents landed with the bytes of that number's chunk.
   [[nodiscard]] bool has(uint32_t slot) const {
     const auto bytes = chunk(slot);
-    return index->landed_at(address(slot)) == layers &&
+    return index->landed_at(address(slot)) == extents &&
            std::memcmp(arena->data() + arena_offset(slot), bytes.data(), bytes.size()) == 0;
   }
   [[nodiscard]] bool is_failed(uint32_t slot) const { return index->landed_at(address(slot)) == LANDING_FAILED; }
@@ -116,14 +116,14 @@ class Node {
     const uint32_t landed = index->landed_at(address(outcome.chunk));
     return outcome.status != PullStatus::DONE && landed == (outcome.is_unmarked ? 0 : LANDING_FAILED);
   }
-  // Whether nobody has written from that byte of a slot on; `layer_bytes * layers`: behind its chunk.
+  // Whether nobody has written from that byte of a slot on; `extent_bytes * extents`: behind its chunk.
   [[nodiscard]] bool is_untouched(uint32_t slot, uint64_t from) const {
     const uint8_t* const bytes = arena->data() + arena_offset(slot);
     return std::all_of(bytes + from, bytes + slot_bytes, [](uint8_t byte) { return byte == GUARD; });
   }
   [[nodiscard]] bool keeps_bounds() const {
     for (uint32_t slot = 0; slot < slots; ++slot) {
-      if (!is_untouched(slot, layers * layer_bytes)) {
+      if (!is_untouched(slot, extents * extent_bytes)) {
         return false;
       }
     }
@@ -135,8 +135,8 @@ class Node {
     for (uint32_t slot = 0; slot < count; ++slot) {
       plan.chunks.push_back({arena_offset(slot), address(slot), generation(slot)});
     }
-    plan.layers = layers;
-    plan.layer_bytes = layer_bytes;
+    plan.extents = extents;
+    plan.extent_bytes = extent_bytes;
     plan.connections = connections;
     plan.deadline = StreamClock::now() + time;
     return plan;
@@ -147,8 +147,8 @@ class Node {
     plan.port = port;
     plan.ticket = ticket;
     plan.connections = connections;
-    plan.layers = layers;
-    plan.layer_bytes = layer_bytes;
+    plan.extents = extents;
+    plan.extent_bytes = extent_bytes;
     for (uint32_t slot = 0; slot < count; ++slot) {
       plan.rows.push_back({arena_offset(slot), address(slot)});
     }
@@ -158,8 +158,8 @@ class Node {
   }
 
   const uint32_t slots;
-  const uint32_t layers;
-  const uint64_t layer_bytes;
+  const uint32_t extents;
+  const uint64_t extent_bytes;
   const uint64_t slot_bytes;
   const std::shared_ptr<const Mapping> arena;
   std::unique_ptr<ChunkTable> table;
@@ -340,13 +340,13 @@ class RawOwner {
 // What an honest owner sends of a node's first `count` chunks on one connection.
 inline std::vector<uint8_t> honest_stream(const Node& node, uint32_t count) {
   std::vector<uint8_t> bytes;
-  for (uint32_t layer = 0; layer < node.layers; ++layer) {
+  for (uint32_t extent = 0; extent < node.extents; ++extent) {
     for (uint32_t slot = 0; slot < count; ++slot) {
-      const StreamMark mark = make_extent_mark(slot, layer, node.layer_bytes, node.crc(slot, layer));
+      const StreamMark mark = make_extent_mark(slot, extent, node.extent_bytes, node.crc(slot, extent));
       const auto* const begin = reinterpret_cast<const uint8_t*>(&mark);
       bytes.insert(bytes.end(), begin, begin + sizeof(mark));
-      const uint8_t* const extent = node.arena->data() + node.arena_offset(slot) + layer * node.layer_bytes;
-      bytes.insert(bytes.end(), extent, extent + node.layer_bytes);
+      const uint8_t* const data = node.arena->data() + node.arena_offset(slot) + extent * node.extent_bytes;
+      bytes.insert(bytes.end(), data, data + node.extent_bytes);
     }
   }
   return bytes;

@@ -26,9 +26,9 @@ StreamTicket halves(uint8_t name, uint8_t secret) {
 
 // An encrypting owner whose chunks are stored, and a puller whose slots are empty.
 struct Pair {
-  explicit Pair(uint32_t chunks = 3, uint32_t layers = 2, uint64_t layer_bytes = 5000,
+  explicit Pair(uint32_t chunks = 3, uint32_t extents = 2, uint64_t extent_bytes = 5000,
                 const ExtentServerOptions& options = encrypted_options())
-      : owner(chunks, layers, layer_bytes), puller(chunks, layers, layer_bytes), server(owner.arena, owner.index, options) {
+      : owner(chunks, extents, extent_bytes), puller(chunks, extents, extent_bytes), server(owner.arena, owner.index, options) {
     for (uint32_t slot = 0; slot < chunks; ++slot) {
       owner.store(slot);
     }
@@ -125,9 +125,9 @@ PullFault fault_at(const std::function<void(RawSocket&)>& serve, milliseconds st
 
 TEST(encrypted_chunks_have_their_bytes) {
   const std::pair<uint32_t, uint64_t> geometries[] = {{3, 1000}, {32, 2048}, {4, 65536}, {2, 700'001}};
-  for (const auto& [layers, layer_bytes] : geometries) {
+  for (const auto& [extents, extent_bytes] : geometries) {
     for (uint32_t connections = 1; connections <= 2; ++connections) {
-      Pair pair(5, layers, layer_bytes);
+      Pair pair(5, extents, extent_bytes);
       pair.offer(halves(1, 2), connections);
       EXPECT(pair.pull(pair.plan(halves(1, 2), pair.server.port(), connections)) == PullFault::NONE);
       EXPECT(wait_for_offers(pair.server, 1).at(0).end == OfferEnd::SENT);
@@ -135,7 +135,7 @@ TEST(encrypted_chunks_have_their_bytes) {
   }
 }
 
-TEST(a_layer_that_has_not_landed_is_followed_over_an_encrypted_stream) {
+TEST(an_extent_that_has_not_landed_is_followed_over_an_encrypted_stream) {
   Pair pair(1, 2, 5000);
   pair.owner.begin_promotion(0);
   pair.offer(ticket_of(1));
@@ -154,7 +154,7 @@ TEST(who_listens_learns_neither_the_ticket_nor_a_chunk) {
   Relay relay(pair.server.port(), pass);
   EXPECT(pair.pull(pair.plan(ticket, relay.port())) == PullFault::NONE);
   const Bytes& heard = relay.heard();
-  EXPECT(heard.size() > pair.owner.slots * pair.owner.layers * pair.owner.layer_bytes);
+  EXPECT(heard.size() > pair.owner.slots * pair.owner.extents * pair.owner.extent_bytes);
   EXPECT(has_part(heard, ticket.data(), TLS_IDENTITY_BYTES));
   EXPECT(!has_part(heard, ticket.data() + TLS_IDENTITY_BYTES, 8));
   EXPECT(!has_part(heard, STREAM_MAGIC, sizeof(STREAM_MAGIC)));

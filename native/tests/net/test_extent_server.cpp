@@ -10,8 +10,8 @@ namespace {
 
 // An owner of two chunks.
 struct Owner {
-  explicit Owner(const ExtentServerOptions& options, uint64_t layer_bytes = 1000)
-      : node(2, 2, layer_bytes), server(node.arena, node.index, options) {
+  explicit Owner(const ExtentServerOptions& options, uint64_t extent_bytes = 1000)
+      : node(2, 2, extent_bytes), server(node.arena, node.index, options) {
     node.store(0);
     node.store(1);
   }

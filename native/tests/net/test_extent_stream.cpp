@@ -1,4 +1,4 @@
-// Chunks on their way from one node to another: right bytes in the order of layers, and what each side does when the other ends.
+// Chunks on their way from one node to another: right bytes in the order of extents, and what each side does when the other ends.
 #include <algorithm>
 
 #include "tests/net/net_setting.h"
@@ -10,9 +10,9 @@ namespace {
 
 // An owner whose chunks are stored, and a puller whose slots are empty.
 struct Pair {
-  Pair(uint32_t chunks, uint32_t layers, uint64_t layer_bytes, unsigned threads = 4, ExtentServerOptions options = local_options())
-      : owner(chunks, layers, layer_bytes),
-        puller(chunks, layers, layer_bytes),
+  Pair(uint32_t chunks, uint32_t extents, uint64_t extent_bytes, unsigned threads = 4, ExtentServerOptions options = local_options())
+      : owner(chunks, extents, extent_bytes),
+        puller(chunks, extents, extent_bytes),
         server(owner.arena, owner.index, options),
         queue(puller.arena, puller.board, threads, 16) {
     for (uint32_t slot = 0; slot < chunks; ++slot) {
@@ -40,11 +40,11 @@ bool ends_with(const std::map<uint32_t, PullOutcome>& outcomes, PullStatus statu
 
 }  // namespace
 
-TEST(pulled_chunks_have_their_bytes_and_land_layer_by_layer) {
+TEST(pulled_chunks_have_their_bytes_and_land_extent_by_extent) {
   const std::pair<uint32_t, uint64_t> geometries[] = {{3, 1000}, {32, 2048}, {4, 65536}, {2, 700'001}, {1, 3 << 20}};
-  for (const auto& [layers, layer_bytes] : geometries) {
+  for (const auto& [extents, extent_bytes] : geometries) {
     for (uint32_t connections = 1; connections <= 3; ++connections) {
-      Pair pair(7, layers, layer_bytes);
+      Pair pair(7, extents, extent_bytes);
       const uint64_t offer = pair.offer(1, connections);
       const uint64_t job = pair.pull(1, connections);
       EXPECT(offer != 0 && job != 0);
@@ -52,24 +52,24 @@ TEST(pulled_chunks_have_their_bytes_and_land_layer_by_layer) {
       EXPECT(ends_with(outcomes, PullStatus::DONE, PullFault::NONE));
       for (const auto& [chunk, outcome] : outcomes) {
         EXPECT(outcome.job == job);
-        EXPECT(outcome.bytes == layers * layer_bytes);
-        EXPECT(outcome.first_layer.count() > 0 && outcome.first_layer <= outcome.elapsed);
+        EXPECT(outcome.bytes == extents * extent_bytes);
+        EXPECT(outcome.first_extent.count() > 0 && outcome.first_extent <= outcome.elapsed);
         EXPECT(pair.puller.has(chunk));
-        EXPECT(pair.puller.index->checksum_at(Node::address(chunk), layers - 1) == pair.owner.crc(chunk, layers - 1));
+        EXPECT(pair.puller.index->checksum_at(Node::address(chunk), extents - 1) == pair.owner.crc(chunk, extents - 1));
       }
       EXPECT(pair.puller.keeps_bounds());
       const auto ends = wait_for_offers(pair.server, 1);
       EXPECT(ends.at(0).offer == offer && ends.at(0).end == OfferEnd::SENT);
-      EXPECT(ends.at(0).bytes == 7 * layers * layer_bytes);
+      EXPECT(ends.at(0).bytes == 7 * extents * extent_bytes);
       EXPECT(pair.server.stats().offers == 0);
     }
   }
 }
 
-TEST(small_layers_go_in_groups_behind_the_first_once_all_have_landed) {
+TEST(small_extents_go_in_groups_behind_the_first_once_all_have_landed) {
   Pair pair(2, 7, 5000);
-  using Order = std::vector<std::pair<uint32_t, uint32_t>>;  // chunk, layer
-  // The order of all layers on their way; after the first one something happens.
+  using Order = std::vector<std::pair<uint32_t, uint32_t>>;  // chunk, extent
+  // The order of all extents on their way; after the first one something happens.
   const auto sent = [&](uint8_t ticket, const std::function<void()>& after_first) {
     EXPECT(pair.offer(ticket, 1) != 0);
     const RawSocket puller(pair.server.port());
@@ -77,11 +77,11 @@ TEST(small_layers_go_in_groups_behind_the_first_once_all_have_landed) {
     Order order;
     StreamMark mark{};
     while (order.size() < 14 && puller.receive(&mark, sizeof(mark))) {
-      std::vector<uint8_t> layer(mark.bytes);
-      EXPECT(puller.receive(layer.data(), layer.size()));
+      std::vector<uint8_t> extent(mark.bytes);
+      EXPECT(puller.receive(extent.data(), extent.size()));
       if (mark.kind == MarkKind::EXTENT) {
-        EXPECT(crc32c(0, layer.data(), layer.size()) == pair.owner.crc(mark.chunk, mark.layer));
-        order.emplace_back(mark.chunk, mark.layer);
+        EXPECT(crc32c(0, extent.data(), extent.size()) == pair.owner.crc(mark.chunk, mark.extent));
+        order.emplace_back(mark.chunk, mark.extent);
       }
       if (order.size() == 1) {
         after_first();
@@ -92,20 +92,20 @@ TEST(small_layers_go_in_groups_behind_the_first_once_all_have_landed) {
   const Order groups{{0, 0}, {1, 0}, {0, 1}, {0, 2}, {0, 3}, {1, 1}, {1, 2}, {1, 3}, {0, 4}, {0, 5}, {0, 6}, {1, 4}, {1, 5}, {1, 6}};
   EXPECT(sent(1, [] {}) == groups);
   EXPECT(wait_for_offers(pair.server, 1).at(0).end == OfferEnd::SENT);  // nobody reads the slots that are written next
-  // Layers of a save under way are followed: who waits for them needs those of all chunks alike.
+  // Extents of a save under way are followed: who waits for them needs those of all chunks alike.
   pair.owner.begin_promotion(1);
-  Order by_layer;
-  for (uint32_t layer = 0; layer < 7; ++layer) {
-    by_layer.insert(by_layer.end(), {{0, layer}, {1, layer}});
+  Order by_extent;
+  for (uint32_t extent = 0; extent < 7; ++extent) {
+    by_extent.insert(by_extent.end(), {{0, extent}, {1, extent}});
   }
   bool has_landed = false;
   const auto land_all = [&] {
-    for (uint32_t layer = 0; layer < 7 && !has_landed; ++layer) {
-      pair.owner.land(1, layer);
+    for (uint32_t extent = 0; extent < 7 && !has_landed; ++extent) {
+      pair.owner.land(1, extent);
     }
     has_landed = true;
   };
-  EXPECT(sent(2, land_all) == by_layer);
+  EXPECT(sent(2, land_all) == by_extent);
 }
 
 TEST(a_wrong_ticket_gets_nothing_and_harms_no_other) {
@@ -168,12 +168,12 @@ TEST(a_promoting_slot_is_followed) {
   pair.owner.begin_promotion(1);
   EXPECT(pair.offer(1, 1) != 0);
   EXPECT(pair.pull(1, 1) != 0);
-  for (uint32_t layer = 0; layer < 4; ++layer) {
-    // What lies before it in the order of layers has come; nothing behind it has.
-    wait_until([&] { return pair.puller.index->landed_at(Node::address(0)) == layer + 1; });
-    EXPECT(pair.puller.index->landed_at(Node::address(1)) == layer);
-    EXPECT(pair.puller.index->landed_at(Node::address(2)) == layer);
-    pair.owner.land(1, layer);
+  for (uint32_t extent = 0; extent < 4; ++extent) {
+    // What lies before it in the order of extents has come; nothing behind it has.
+    wait_until([&] { return pair.puller.index->landed_at(Node::address(0)) == extent + 1; });
+    EXPECT(pair.puller.index->landed_at(Node::address(1)) == extent);
+    EXPECT(pair.puller.index->landed_at(Node::address(2)) == extent);
+    pair.owner.land(1, extent);
   }
   EXPECT(ends_with(wait_for_pulled(pair.queue, 3), PullStatus::DONE, PullFault::NONE));
   EXPECT(pair.puller.has(0) && pair.puller.has(1) && pair.puller.has(2));
@@ -215,16 +215,16 @@ TEST(a_chunk_whose_promotion_fails_or_whose_slot_has_another_one_ends_alone) {
 }
 
 TEST(bytes_that_changed_at_the_owner_fail_that_chunk_alone) {
-  for (const uint64_t layer_bytes : {1000ULL, 100'000ULL}) {
-    Pair pair(3, 3, layer_bytes);
-    pair.owner.arena->data()[pair.owner.arena_offset(1) + layer_bytes + 17] ^= 1U;
+  for (const uint64_t extent_bytes : {1000ULL, 100'000ULL}) {
+    Pair pair(3, 3, extent_bytes);
+    pair.owner.arena->data()[pair.owner.arena_offset(1) + extent_bytes + 17] ^= 1U;
     EXPECT(pair.offer(1, 1) != 0);
     EXPECT(pair.pull(1, 1) != 0);
     const auto outcomes = wait_for_pulled(pair.queue, 3);
     EXPECT(outcomes.at(0).status == PullStatus::DONE && outcomes.at(2).status == PullStatus::DONE);
     EXPECT(outcomes.at(1).status == PullStatus::BAD_SOURCE && outcomes.at(1).fault == PullFault::CHECKSUM);
     EXPECT(pair.puller.is_failed(1) && pair.puller.has(0) && pair.puller.has(2));
-    EXPECT(pair.puller.is_untouched(1, 2 * layer_bytes));  // its last layer was thrown away
+    EXPECT(pair.puller.is_untouched(1, 2 * extent_bytes));  // its last extent was thrown away
   }
 }
 

@@ -28,7 +28,7 @@ std::map<uint32_t, PullOutcome> pull_of(const Node& target, const Bytes& bytes) 
 
 // Ends all chunks by the format, after these bytes and the whole of an honest stream.
 void expect_refused(const Node& source, const Bytes& prefix) {
-  const Node target(source.slots, source.layers, source.layer_bytes);
+  const Node target(source.slots, source.extents, source.extent_bytes);
   Bytes bytes = prefix;
   const Bytes honest = honest_stream(source, source.slots);
   bytes.insert(bytes.end(), honest.begin(), honest.end());
@@ -41,18 +41,18 @@ void expect_refused(const Node& source, const Bytes& prefix) {
 }  // namespace
 
 TEST(a_stream_cut_at_every_byte_leaves_whole_chunks_and_failed_ones) {
-  for (const uint64_t layer_bytes : {50ULL, 65536ULL}) {
-    const Node source(2, 2, layer_bytes);
+  for (const uint64_t extent_bytes : {50ULL, 65536ULL}) {
+    const Node source(2, 2, extent_bytes);
     source.put(0);
     source.put(1);
     const Bytes whole = honest_stream(source, 2);
-    // All places of a small exchange; of a large one those near the ends of marks and layers.
+    // All places of a small exchange; of a large one those near the ends of marks and extents.
     for (size_t size = 0; size <= whole.size(); ++size) {
-      const uint64_t unit = layer_bytes + sizeof(StreamMark);
-      if (layer_bytes > 50 && size % unit > sizeof(StreamMark) + 1 && size % unit < unit - 1 && size % 30'011 != 0) {
+      const uint64_t unit = extent_bytes + sizeof(StreamMark);
+      if (extent_bytes > 50 && size % unit > sizeof(StreamMark) + 1 && size % unit < unit - 1 && size % 30'011 != 0) {
         continue;
       }
-      const Node target(2, 2, layer_bytes);
+      const Node target(2, 2, extent_bytes);
       for (const auto& [chunk, outcome] : pull_of(target, {whole.begin(), whole.begin() + static_cast<ptrdiff_t>(size)})) {
         const bool is_whole = size >= unit * (3 + chunk);
         EXPECT(outcome.status == (is_whole ? PullStatus::DONE : PullStatus::FAILED));
@@ -67,19 +67,19 @@ TEST(a_stream_cut_at_every_byte_leaves_whole_chunks_and_failed_ones) {
 
 TEST(a_stream_that_comes_in_odd_pieces_is_the_same) {
   std::mt19937 random(static_cast<unsigned>(seed()));
-  for (const uint64_t layer_bytes : {50ULL, 16384ULL, 131072ULL, 300'000ULL}) {
-    const Node source(3, 2, layer_bytes);
+  for (const uint64_t extent_bytes : {50ULL, 16384ULL, 131072ULL, 300'000ULL}) {
+    const Node source(3, 2, extent_bytes);
     for (uint32_t slot = 0; slot < 3; ++slot) {
       source.put(slot);
     }
     const Bytes whole = honest_stream(source, 3);
-    const Node target(3, 2, layer_bytes);
+    const Node target(3, 2, extent_bytes);
     PullQueue queue(target.arena, target.board, 1, 1);
     const RawOwner owner(1, [&](RawSocket& peer, const StreamHello&) {
       for (size_t at = 0; at < whole.size();) {
         // Small pieces around each mark, so that some end in its middle.
-        const size_t in_unit = at % (layer_bytes + sizeof(StreamMark));
-        const size_t most = in_unit < 64 || layer_bytes < 64 ? 1 + random() % 40 : layer_bytes - 31;
+        const size_t in_unit = at % (extent_bytes + sizeof(StreamMark));
+        const size_t most = in_unit < 64 || extent_bytes < 64 ? 1 + random() % 40 : extent_bytes - 31;
         const size_t size = std::min(most, whole.size() - at);
         EXPECT(peer.send(whole.data() + at, size));
         at += size;
@@ -113,13 +113,13 @@ TEST(marks_that_must_not_come_now_end_the_connection) {
   }
   // A mark with another checksum of its own.
   StreamMark forged = make_extent_mark(0, 0, 1000, 0);
-  forged.layer = 1;
+  forged.extent = 1;
   Bytes prefix;
   append(prefix, forged);
   expect_refused(source, prefix);
 }
 
-TEST(a_layer_that_comes_twice_ends_the_connection) {
+TEST(an_extent_that_comes_twice_ends_the_connection) {
   const Node source(2, 2, 1000);
   source.put(0);
   source.put(1);
@@ -146,12 +146,12 @@ TEST(a_chunk_of_another_connection_ends_the_connection) {
   }
 }
 
-TEST(bytes_flipped_in_a_layer_fail_that_chunk_alone) {
+TEST(bytes_flipped_in_an_extent_fail_that_chunk_alone) {
   const Node source(2, 3, 1000);
   source.put(0);
   source.put(1);
   Bytes bytes = honest_stream(source, 2);
-  bytes[sizeof(StreamMark) + 500] ^= 0x10U;  // layer 0 of chunk 0
+  bytes[sizeof(StreamMark) + 500] ^= 0x10U;  // extent 0 of chunk 0
   const Node target(2, 3, 1000);
   const auto outcomes = pull_of(target, bytes);
   EXPECT(outcomes.at(0).status == PullStatus::BAD_SOURCE && outcomes.at(0).fault == PullFault::CHECKSUM);
@@ -166,11 +166,11 @@ TEST(bytes_other_than_the_owner_promised_fail_whatever_their_marks_say) {
   const auto checks = offered_checks(*source.index, source.offer_plan(2, 1).chunks, 3);
   EXPECT(checks.size() == 6);
   const Node target(2, 3, 1000);
-  const auto pulled = [&](uint32_t layer) {
+  const auto pulled = [&](uint32_t extent) {
     // As who changes bytes on the way does it: the mark is of the new ones.
-    source.arena->data()[source.arena_offset(1) + layer * 1000 + 7] ^= 1;
+    source.arena->data()[source.arena_offset(1) + extent * 1000 + 7] ^= 1;
     const Bytes forged = honest_stream(source, 2);
-    source.arena->data()[source.arena_offset(1) + layer * 1000 + 7] ^= 1;
+    source.arena->data()[source.arena_offset(1) + extent * 1000 + 7] ^= 1;
     PullQueue queue(target.arena, target.board, 1, 1);
     const RawOwner owner(1, [&](RawSocket& peer, const StreamHello&) { static_cast<void>(peer.send(forged.data(), forged.size())); });
     auto plan = target.pull_plan(owner.port(), ticket_of(1), 2, 1);
@@ -180,8 +180,8 @@ TEST(bytes_other_than_the_owner_promised_fail_whatever_their_marks_say) {
     EXPECT(queue.pull(plan) != 0);
     return wait_for_pulled(queue, 2);
   };
-  for (uint32_t layer = 0; layer < 3; ++layer) {
-    const auto outcomes = pulled(layer);
+  for (uint32_t extent = 0; extent < 3; ++extent) {
+    const auto outcomes = pulled(extent);
     EXPECT(outcomes.at(0).status == PullStatus::DONE && target.has(0));
     EXPECT(outcomes.at(1).status == PullStatus::BAD_SOURCE && outcomes.at(1).fault == PullFault::CHECKSUM);
     EXPECT(target.is_failed(1));
@@ -194,8 +194,8 @@ TEST(checks_are_promised_only_of_chunks_that_have_landed) {
   source.begin_promotion(1);
   const auto chunks = source.offer_plan(2, 1).chunks;
   EXPECT(offered_checks(*source.index, chunks, 3).empty());
-  for (uint32_t layer = 0; layer < 3; ++layer) {
-    source.land(1, layer);
+  for (uint32_t extent = 0; extent < 3; ++extent) {
+    source.land(1, extent);
   }
   EXPECT(offered_checks(*source.index, chunks, 3).size() == 6);
   source.table->set_generation(Node::address(1), 7);

@@ -31,7 +31,7 @@ TEST(what_is_made_is_read) {
   EXPECT(found && is_same_ticket(found->ticket, some_ticket().data()));
   const StreamMark extent = make_extent_mark(5, 6, uint64_t{1} << 33, 0xABCDEF01U);
   const auto mark = read_mark(bytes_of(extent));
-  EXPECT(mark && mark->kind == MarkKind::EXTENT && mark->chunk == 5 && mark->layer == 6);
+  EXPECT(mark && mark->kind == MarkKind::EXTENT && mark->chunk == 5 && mark->extent == 6);
   EXPECT(mark && mark->bytes == uint64_t{1} << 33 && mark->crc == 0xABCDEF01U);
   const StreamMark gone = make_gone_mark(9);
   EXPECT(read_mark(bytes_of(gone)) && read_mark(bytes_of(gone))->chunk == 9);

@@ -232,7 +232,7 @@ TEST(a_chunk_being_written_can_be_retained_and_another_namespace_cannot) {
 
 TEST(memory_of_another_size_class_is_not_taken_from_what_is_kept) {
   Pool pool(64 * CHUNK, 1000, true, 8 * CHUNK);
-  const ClassId large = *pool.directory.add_class(8 * CHUNK, LAYERS);
+  const ClassId large = *pool.directory.add_class(8 * CHUNK, EXTENTS);
   const auto store_large = [&](uint64_t id) {
     const auto made = pool.directory.reserve(pool.owner, large, std::nullopt, pack({id}).data(), 1, ++pool.now);
     EXPECT(all_are(made.states, SaveState::RESERVED));
@@ -257,13 +257,13 @@ TEST(retention_travels_into_the_lower_tier_and_back) {
   Directory files(nullptr, nullptr, geometry, nullptr, Tier::SSD);
   const TierSet set({&pool.directory, &files});
   EXPECT(files.add_namespace() == pool.owner);
-  const ClassId in_files = *files.add_class(CHUNK + PAGE_BYTES, LAYERS);
+  const ClassId in_files = *files.add_class(CHUNK + PAGE_BYTES, EXTENTS);
   files.mark_segment_ready(0);
   files.mark_segment_ready(1);
   EXPECT(pool.store({1, 2}) == 2);
   EXPECT(retain(pool, {1}, {60, 9'000})[0] == ACCEPTED);
   const auto below = files.reserve(pool.owner, in_files, std::nullopt, pack({1, 2}).data(), 2, ++pool.now);
-  const std::vector<uint32_t> sums(2 * LAYERS);
+  const std::vector<uint32_t> sums(2 * EXTENTS);
   EXPECT(all_are(files.commit(below.id, 0, 2, sums.data()), SaveState::STORED));
   EXPECT(files.end_reservation(below.id, ++pool.now));
   EXPECT(files.retention(key_of(1)) == Retention{});  // the lower tier learns it when the chunk is evicted, or by retain
@@ -288,7 +288,7 @@ TEST(restored_chunks_have_their_former_retention) {
   const auto geometry = *DirectoryGeometry::plan_files(8 * CHUNK, 2, 100);
   Directory files(nullptr, nullptr, geometry, nullptr, Tier::SSD);
   const NamespaceId owner = files.add_namespace();
-  const ClassId in_files = *files.add_class(CHUNK, LAYERS);
+  const ClassId in_files = *files.add_class(CHUNK, EXTENTS);
   files.mark_segment_ready(0);
   const uint64_t start = 1000 * SECOND;
   const uint32_t slot_pages = static_cast<uint32_t>(files.arena().size_class(in_files).slot_bytes / PAGE_BYTES);

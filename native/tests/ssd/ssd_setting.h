@@ -44,13 +44,13 @@ class ScratchDirectory {
 // Slots of one geometry, as many in memory as in the files; the chunk in slot i is made of the number i.
 class SsdSetting {
  public:
-  SsdSetting(uint32_t slots, uint32_t layer_count, uint64_t bytes_of_layer)
-      : layers(layer_count),
-        layer_bytes(bytes_of_layer),
-        slot_bytes(round_up(layers * layer_bytes, PAGE_BYTES)),
+  SsdSetting(uint32_t slots, uint32_t extent_count, uint64_t bytes_of_extent)
+      : extents(extent_count),
+        extent_bytes(bytes_of_extent),
+        slot_bytes(round_up(extents * extent_bytes, PAGE_BYTES)),
         file_slot_bytes(slot_bytes + SSD_HEADER_BYTES) {
     files = SsdFiles::open(directory.file("tier"), file_slot_bytes * 4, (slots + 3) / 4, true).files;
-    const IndexShape shape{256, {{slots * slot_bytes, slots, uint64_t{slots} * layers}}};
+    const IndexShape shape{256, {{slots * slot_bytes, slots, uint64_t{slots} * extents}}};
     arena = Mapping::create("test-arena", slots * slot_bytes, false).mapping;
     const auto words = Mapping::create("test-index", shape.total_bytes(), false).mapping;
     const uint8_t epoch[16] = {1};
@@ -58,7 +58,7 @@ class SsdSetting {
     index = IndexView::attach(words);
     board = std::make_shared<LandingBoard>(words);
     for (uint32_t slot = 0; slot < slots; ++slot) {
-      table->open_slot(address(slot), slot * layers);
+      table->open_slot(address(slot), slot * extents);
       fill(slot);
     }
   }
@@ -80,25 +80,25 @@ class SsdSetting {
   [[nodiscard]] uint64_t file_offset(uint32_t slot) const { return slot * file_slot_bytes; }
 
   [[nodiscard]] SsdHeader header(uint32_t slot) const {
-    SsdHeader made{{7}, {}, {}, {9}, slot + 100, layer_bytes, std::vector<uint32_t>(layers)};
+    SsdHeader made{{7}, {}, {}, {9}, slot + 100, extent_bytes, std::vector<uint32_t>(extents)};
     std::memcpy(made.key, &slot, sizeof(slot));
     made.key[31] = 1;
-    for (uint32_t layer = 0; layer < layers; ++layer) {
-      made.layer_crcs[layer] = crc32c(0, bytes(slot) + layer * layer_bytes, layer_bytes);
+    for (uint32_t extent = 0; extent < extents; ++extent) {
+      made.extent_crcs[extent] = crc32c(0, bytes(slot) + extent * extent_bytes, extent_bytes);
     }
     return made;
   }
 
   // Whether the slot's memory holds the bytes that belong there.
   [[nodiscard]] bool is_right(uint32_t slot) const {
-    std::vector<uint8_t> found(bytes(slot), bytes(slot) + layers * layer_bytes);
+    std::vector<uint8_t> found(bytes(slot), bytes(slot) + extents * extent_bytes);
     fill(slot);
     return std::memcmp(found.data(), bytes(slot), found.size()) == 0;
   }
 
   const ScratchDirectory directory;
-  const uint32_t layers;
-  const uint64_t layer_bytes;
+  const uint32_t extents;
+  const uint64_t extent_bytes;
   const uint64_t slot_bytes;
   const uint64_t file_slot_bytes;
   std::shared_ptr<SsdFiles> files;

@@ -10,10 +10,10 @@ using namespace kvpool;
 
 namespace {
 
-SsdHeader sample(uint32_t layers) {
-  SsdHeader made{{1, 2, 3}, {4, 5}, {6}, {7}, 42, 8192, std::vector<uint32_t>(layers), {}};
-  for (uint32_t layer = 0; layer < layers; ++layer) {
-    made.layer_crcs[layer] = layer * 2654435761U;
+SsdHeader sample(uint32_t extents) {
+  SsdHeader made{{1, 2, 3}, {4, 5}, {6}, {7}, 42, 8192, std::vector<uint32_t>(extents), {}};
+  for (uint32_t extent = 0; extent < extents; ++extent) {
+    made.extent_crcs[extent] = extent * 2654435761U;
   }
   return made;
 }
@@ -39,14 +39,14 @@ SsdPage version_1_of(const SsdHeader& header) {
   std::memcpy(fields.parent, header.parent, sizeof(fields.parent));
   std::memcpy(fields.name_space, header.name_space, sizeof(fields.name_space));
   fields.generation = header.generation;
-  fields.layer_bytes = header.layer_bytes;
-  fields.layers = static_cast<uint32_t>(header.layer_crcs.size());
+  fields.extent_bytes = header.extent_bytes;
+  fields.extents = static_cast<uint32_t>(header.extent_crcs.size());
   fields.tokens = static_cast<uint32_t>(header.tokens.size());
   std::memcpy(page.data(), &fields, sizeof(fields));
   uint8_t* const words = page.data() + sizeof(fields);
-  std::memcpy(words, header.layer_crcs.data(), fields.layers * sizeof(uint32_t));
+  std::memcpy(words, header.extent_crcs.data(), fields.extents * sizeof(uint32_t));
   if (fields.tokens > 0) {
-    std::memcpy(words + fields.layers * sizeof(uint32_t), header.tokens.data(), fields.tokens * sizeof(int32_t));
+    std::memcpy(words + fields.extents * sizeof(uint32_t), header.tokens.data(), fields.tokens * sizeof(int32_t));
   }
   seal(page);
   return page;
@@ -65,27 +65,27 @@ SsdStatus with_fields(SsdPage bytes, Change change, SsdHeader& found) {
 }  // namespace
 
 TEST(a_header_reads_as_it_was_written) {
-  for (const uint32_t layers : {1U, 32U, 491U, 492U, 1008U, SSD_LAYERS_MAX}) {
+  for (const uint32_t extents : {1U, 32U, 491U, 492U, 1008U, SSD_EXTENTS_MAX}) {
     SsdPage bytes{};
     bytes.fill(0xEE);
-    encode_ssd_header(sample(layers), bytes.data());
-    const uint64_t size = ssd_header_bytes(layers);
+    encode_ssd_header(sample(extents), bytes.data());
+    const uint64_t size = ssd_header_bytes(extents);
     EXPECT(std::all_of(bytes.begin() + static_cast<std::ptrdiff_t>(size), bytes.end(), [](uint8_t byte) { return byte == 0xEE; }));
     EXPECT(ssd_header_length(bytes.data()) == size);
     SsdHeader found;
     EXPECT(decode_ssd_header(bytes.data(), size, found) == SsdStatus::OK);
-    EXPECT(compare_ssd_headers(found, sample(layers)) == SsdStatus::OK);
-    EXPECT(found.layer_crcs == sample(layers).layer_crcs);
-    EXPECT(found.chunk_bytes() == layers * uint64_t{8192});
+    EXPECT(compare_ssd_headers(found, sample(extents)) == SsdStatus::OK);
+    EXPECT(found.extent_crcs == sample(extents).extent_crcs);
+    EXPECT(found.chunk_bytes() == extents * uint64_t{8192});
     EXPECT(size == PAGE_BYTES || decode_ssd_header(bytes.data(), size - PAGE_BYTES, found) == SsdStatus::BAD_HEADER);
   }
 }
 
 TEST(token_ids_are_kept_where_there_is_room) {
-  for (const uint32_t layers : {32U, 490U, 500U}) {
-    const size_t most = ssd_words_beside(layers);
+  for (const uint32_t extents : {32U, 490U, 500U}) {
+    const size_t most = ssd_words_beside(extents);
     for (const size_t tokens : {size_t{0}, size_t{1}, std::min<size_t>(most, 256), most, most + 1}) {
-      SsdHeader made = sample(layers);
+      SsdHeader made = sample(extents);
       for (size_t token = 0; token < tokens; ++token) {
         made.tokens.push_back(static_cast<int32_t>(token * 77777) - 5);
       }
@@ -93,29 +93,29 @@ TEST(token_ids_are_kept_where_there_is_room) {
       encode_ssd_header(made, bytes.data());
       SsdHeader found;
       EXPECT(decode_ssd_header(bytes.data(), bytes.size(), found) == SsdStatus::OK);
-      EXPECT(found.layer_crcs == made.layer_crcs);
+      EXPECT(found.extent_crcs == made.extent_crcs);
       EXPECT(found.tokens == (tokens <= most ? made.tokens : std::vector<int32_t>{}));
     }
   }
 }
 
 TEST(a_header_of_the_first_version_is_read) {
-  for (const uint32_t layers : {1U, 32U, 491U}) {
-    SsdHeader made = sample(layers);
+  for (const uint32_t extents : {1U, 32U, 491U}) {
+    SsdHeader made = sample(extents);
     made.tokens = {7, -7, 9};
     const SsdPage page = version_1_of(made);
     EXPECT(ssd_header_length(page.data()) == PAGE_BYTES);
     SsdHeader found;
     EXPECT(decode_ssd_header(page.data(), PAGE_BYTES, found) == SsdStatus::OK);
     EXPECT(compare_ssd_headers(found, made) == SsdStatus::OK);
-    EXPECT(found.layer_crcs == made.layer_crcs && found.tokens == made.tokens);
+    EXPECT(found.extent_crcs == made.extent_crcs && found.tokens == made.tokens);
   }
 }
 
 TEST(a_header_of_the_first_version_whose_chunk_begins_elsewhere_now_is_of_another_geometry) {
   SsdHeader found;
-  for (const uint32_t layers : {492U, SSD_WORDS_1}) {
-    EXPECT(decode_ssd_header(version_1_of(sample(layers)).data(), PAGE_BYTES, found) == SsdStatus::OTHER_GEOMETRY);
+  for (const uint32_t extents : {492U, SSD_WORDS_1}) {
+    EXPECT(decode_ssd_header(version_1_of(sample(extents)).data(), PAGE_BYTES, found) == SsdStatus::OTHER_GEOMETRY);
   }
 }
 
@@ -130,9 +130,9 @@ TEST(more_words_than_a_header_holds_are_a_bad_header) {
     const auto most = static_cast<uint32_t>(version == 1 ? SSD_WORDS_1 - 400 : ssd_words_beside(400));
     EXPECT(with_fields(bytes, [&](SsdHeaderFields& fields) { fields.tokens = most; }, found) == SsdStatus::OK);
     EXPECT(with_fields(bytes, [&](SsdHeaderFields& fields) { fields.tokens = most + 1; }, found) == SsdStatus::BAD_HEADER);
-    EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.layers = 0; }, found) == SsdStatus::BAD_HEADER);
-    EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.layers = UINT32_MAX; }, found) == SsdStatus::BAD_HEADER);
-    EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.layer_bytes = 0; }, found) == SsdStatus::BAD_HEADER);
+    EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.extents = 0; }, found) == SsdStatus::BAD_HEADER);
+    EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.extents = UINT32_MAX; }, found) == SsdStatus::BAD_HEADER);
+    EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.extent_bytes = 0; }, found) == SsdStatus::BAD_HEADER);
     EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.version = 0; }, found) == SsdStatus::BAD_HEADER);
     EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.version = 3; }, found) == SsdStatus::NEWER_VERSION);
   }
@@ -151,10 +151,10 @@ TEST(a_table_with_another_length_is_a_bad_header) {
 }
 
 TEST(any_flipped_bit_of_a_header_is_noticed) {
-  for (const uint32_t layers : {32U, 600U}) {
+  for (const uint32_t extents : {32U, 600U}) {
     SsdPage bytes;
-    encode_ssd_header(sample(layers), bytes.data());
-    const uint64_t size = ssd_header_bytes(layers);
+    encode_ssd_header(sample(extents), bytes.data());
+    const uint64_t size = ssd_header_bytes(extents);
     SsdHeader found;
     for (size_t bit = 0; bit < size * 8; bit += 7) {
       bytes[bit / 8] = static_cast<uint8_t>(bytes[bit / 8] ^ (1U << (bit % 8)));
@@ -192,7 +192,7 @@ TEST(each_difference_has_its_name) {
   EXPECT(changed([](SsdHeader& h) { h.key[0] = 9; }) == SsdStatus::OTHER_KEY);
   EXPECT(changed([](SsdHeader& h) { h.name_space[31] = 9; }) == SsdStatus::OTHER_NAMESPACE);
   EXPECT(changed([](SsdHeader& h) { ++h.generation; }) == SsdStatus::OTHER_GENERATION);
-  EXPECT(changed([](SsdHeader& h) { h.layer_crcs.push_back(0); }) == SsdStatus::OTHER_GEOMETRY);
-  EXPECT(changed([](SsdHeader& h) { h.layer_bytes = 1; }) == SsdStatus::OTHER_GEOMETRY);
+  EXPECT(changed([](SsdHeader& h) { h.extent_crcs.push_back(0); }) == SsdStatus::OTHER_GEOMETRY);
+  EXPECT(changed([](SsdHeader& h) { h.extent_bytes = 1; }) == SsdStatus::OTHER_GEOMETRY);
   EXPECT(changed([](SsdHeader& h) { h.parent[0] = 77; }) == SsdStatus::OK);
 }

@@ -1,4 +1,4 @@
-// Demotion and promotion through the queue: right bytes, layers in order, each failure named, each chunk reported once.
+// Demotion and promotion through the queue: right bytes, extents in order, each failure named, each chunk reported once.
 #include <algorithm>
 #include <map>
 #include <thread>
@@ -19,11 +19,11 @@ bool all_ok(const std::vector<SsdOutcome>& outcomes, size_t count) {
 
 }  // namespace
 
-TEST(a_written_chunk_is_read_back_layer_by_layer) {
+TEST(a_written_chunk_is_read_back_extent_by_extent) {
   for_each_io([](IoKind kind) {
     const std::pair<uint32_t, uint64_t> geometries[] = {{3, 1000}, {32, 16384}, {5, 700'001}, {2, 3 << 20}, {1, 4096}};
-    for (const auto& [layers, layer_bytes] : geometries) {
-      const SsdSetting setting(6, layers, layer_bytes);
+    for (const auto& [extents, extent_bytes] : geometries) {
+      const SsdSetting setting(6, extents, extent_bytes);
       const auto queue = make_queue(setting, kind, 4, 16);
       const auto chunks = writes(setting, 6);
       EXPECT(queue->write(chunks) != 0);
@@ -41,9 +41,9 @@ TEST(a_written_chunk_is_read_back_layer_by_layer) {
       }
       EXPECT(seen.size() == 6);
       for (uint32_t slot = 0; slot < 6; ++slot) {
-        EXPECT(setting.index->landed_at(setting.address(slot)) == layers);
-        EXPECT(setting.index->checksum_at(setting.address(slot), layers - 1) ==
-               chunks[slot].header.layer_crcs.back());
+        EXPECT(setting.index->landed_at(setting.address(slot)) == extents);
+        EXPECT(setting.index->checksum_at(setting.address(slot), extents - 1) ==
+               chunks[slot].header.extent_crcs.back());
         EXPECT(setting.is_right(slot));
       }
       // Pages that two pieces share are read for both, and one chunk at least was read back.

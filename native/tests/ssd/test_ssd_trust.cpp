@@ -20,7 +20,7 @@ using namespace kvpool::testing;
 namespace {
 
 constexpr uint32_t SLOTS = 6;
-constexpr uint64_t LAYER_BYTES = 512 << 10;
+constexpr uint64_t EXTENT_BYTES = 512 << 10;
 
 // Plain calls that spoil what they have read, so many times, and forget writes where that is wanted.
 class LyingIo final : public SsdIo {
@@ -79,7 +79,7 @@ void punch(const Mapping& arena) {
 
 TEST(a_hole_in_the_arena_costs_no_chunk_on_disk) {
   for_each_io([](IoKind kind) {
-    const SsdSetting setting(SLOTS, 4, LAYER_BYTES);
+    const SsdSetting setting(SLOTS, 4, EXTENT_BYTES);
     const auto queue = make_queue(setting, kind, 2, 8);
     const auto chunks = writes(setting, SLOTS);
     EXPECT(queue->write(chunks) != 0);
@@ -98,7 +98,7 @@ TEST(a_hole_in_the_arena_costs_no_chunk_on_disk) {
 
 TEST(a_chunk_that_changes_during_its_write_is_right_on_disk_or_not_acknowledged) {
   for_each_io([](IoKind kind) {
-    const SsdSetting setting(SLOTS, 4, LAYER_BYTES);
+    const SsdSetting setting(SLOTS, 4, EXTENT_BYTES);
     std::mt19937_64 random(seed());
     // A process and not a thread, as a client is one: what two processes do to the same bytes is no data race of either.
     const pid_t scribbler = fork();
@@ -136,8 +136,8 @@ TEST(a_chunk_that_changes_during_its_write_is_right_on_disk_or_not_acknowledged)
 }
 
 TEST(a_chunk_that_is_bad_at_the_first_read_only_counts_as_good) {
-  for (const uint64_t spoiled : {uint64_t{3}, SSD_HEADER_BYTES + 77, SSD_HEADER_BYTES + LAYER_BYTES + 5}) {
-    const SsdSetting setting(1, 4, LAYER_BYTES);
+  for (const uint64_t spoiled : {uint64_t{3}, SSD_HEADER_BYTES + 77, SSD_HEADER_BYTES + EXTENT_BYTES + 5}) {
+    const SsdSetting setting(1, 4, EXTENT_BYTES);
     Workplace place(setting);
     const auto chunks = writes(setting, 1);
     SsdWriteJob write(1, chunks, setting.arena);
@@ -159,13 +159,13 @@ TEST(a_chunk_that_is_bad_at_the_first_read_only_counts_as_good) {
 }
 
 TEST(a_chunk_that_is_bad_by_both_paths_is_bad) {
-  const SsdSetting setting(1, 4, LAYER_BYTES);
+  const SsdSetting setting(1, 4, EXTENT_BYTES);
   Workplace place(setting);
   auto chunks = writes(setting, 1);
   SsdWriteJob write(1, chunks, setting.arena);
   EXPECT(place.run(write).at(0).status == SsdStatus::OK);
   const auto page = Mapping::create("test-page", PAGE_BYTES, false).mapping;
-  EXPECT(place.calls->write(chunks[0].offset + SSD_HEADER_BYTES + 3 * LAYER_BYTES, page->data(), PAGE_BYTES) == 0);
+  EXPECT(place.calls->write(chunks[0].offset + SSD_HEADER_BYTES + 3 * EXTENT_BYTES, page->data(), PAGE_BYTES) == 0);
   SsdReadJob read(2, reads(chunks), setting.arena, setting.board);
   EXPECT(place.run(read).at(0).status == SsdStatus::BAD_CHECKSUM);
   SsdVerifyJob verify(3, {{chunks[0].offset, chunks[0].header}});
@@ -174,7 +174,7 @@ TEST(a_chunk_that_is_bad_by_both_paths_is_bad) {
 }
 
 TEST(a_write_that_never_came_is_found_by_reading_it_back_and_all_are_read_back_then) {
-  const SsdSetting setting(1, 4, LAYER_BYTES);
+  const SsdSetting setting(1, 4, EXTENT_BYTES);
   Workplace place(setting);
   place.lying.forgets = true;
   SsdWriteJob write(1, writes(setting, 1), setting.arena);

@@ -25,7 +25,7 @@ std::vector<SsdVerify> checks(const std::vector<SsdWrite>& written) {
   std::vector<SsdVerify> chunks;
   for (const SsdWrite& chunk : written) {
     SsdHeader expected = chunk.header;
-    std::fill(expected.layer_crcs.begin(), expected.layer_crcs.end(), 0);
+    std::fill(expected.extent_crcs.begin(), expected.extent_crcs.end(), 0);
     chunks.push_back({chunk.offset, expected});
   }
   return chunks;
@@ -58,19 +58,19 @@ void flip(const SsdSetting& setting, uint32_t slot, uint64_t at) {
 
 }  // namespace
 
-TEST(every_byte_of_every_layer_counts_whatever_its_size) {
+TEST(every_byte_of_every_extent_counts_whatever_its_size) {
   const uint64_t seeded = seed();
   std::mt19937_64 random(seeded);
   const std::vector<std::pair<uint32_t, uint64_t>> geometries = {
       {1, 512}, {3, 4097}, {5, 100'000}, {7, 333'333}, {4, SSD_PIECE_BYTES}, {2, 3 * SSD_PIECE_BYTES + 8}};
-  for (const auto& [layers, layer_bytes] : geometries) {
-    const SsdSetting setting(6, layers, layer_bytes);
+  for (const auto& [extents, extent_bytes] : geometries) {
+    const SsdSetting setting(6, extents, extent_bytes);
     SsdQueue queue(setting.files, setting.arena, setting.board, 4, 16, false);
     const auto chunks = write_all(setting, queue, 6);
     const uint64_t before = queue.stats().read_bytes;
     EXPECT(verify(queue, checks(chunks)) == std::vector<SsdStatus>(6, SsdStatus::OK));
-    EXPECT(queue.stats().read_bytes - before >= 6 * layers * layer_bytes);
-    for (const uint64_t at : {uint64_t{0}, layers * layer_bytes - 1, random() % (layers * layer_bytes)}) {
+    EXPECT(queue.stats().read_bytes - before >= 6 * extents * extent_bytes);
+    for (const uint64_t at : {uint64_t{0}, extents * extent_bytes - 1, random() % (extents * extent_bytes)}) {
       flip(setting, 5, SSD_HEADER_BYTES + at);
       auto expected = std::vector<SsdStatus>(6, SsdStatus::OK);
       expected[5] = SsdStatus::BAD_CHECKSUM;

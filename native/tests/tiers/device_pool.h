@@ -21,7 +21,7 @@ struct DevicePool {
         device(memory.directory, device_geometry, policy) {
     for (Directory* other : {&files, &device}) {
       KVPOOL_CHECK(other->add_namespace() == memory.owner);
-      KVPOOL_CHECK(other->add_class(CHUNK, LAYERS) == memory.small);
+      KVPOOL_CHECK(other->add_class(CHUNK, EXTENTS) == memory.small);
       for (uint32_t segment = 0; segment < other->geometry().arena.segments; ++segment) {
         other->mark_segment_ready(segment);
       }
@@ -43,7 +43,7 @@ struct DevicePool {
     return generations;
   }
   static std::vector<uint32_t> sums(size_t chunks) {
-    std::vector<uint32_t> words(chunks * LAYERS);
+    std::vector<uint32_t> words(chunks * EXTENTS);
     for (size_t word = 0; word < words.size(); ++word) {
       words[word] = static_cast<uint32_t>(word + 1);
     }

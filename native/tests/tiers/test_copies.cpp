@@ -43,7 +43,7 @@ TEST(a_copy_is_found_at_level_0_with_its_words) {
     EXPECT(slot.region == DEVICE_REGION);
     EXPECT(pool.memory.view->generation_at(slot) == copies.generations[index] && copies.generations[index] != 0);
     EXPECT(pool.memory.view->residency(key_of(1 + index), Tier::HBM) == Residency{copies.generations[index], slot});
-    EXPECT(pool.memory.view->checksum_at(slot, 1) == index * LAYERS + 2);
+    EXPECT(pool.memory.view->checksum_at(slot, 1) == index * EXTENTS + 2);
     EXPECT(copies.offsets[index] == pool.device.place_of(key_of(1 + index))->offset);
   }
   EXPECT(!pool.memory.directory.copies({hold.id + 1}));
@@ -83,7 +83,7 @@ TEST(a_copy_is_reserved_only_of_what_memory_has_behind_the_same_chunk) {
   const Reservation writing = pool.memory.reserve({9});
   EXPECT(!states_of(pool.reserve(pool.device, {9}), {SaveState::NO_PARENT}).empty());  // it is not stored yet
   EXPECT(pool.memory.directory.end_reservation(writing.id, ++pool.memory.now));
-  const ClassId large = *pool.device.add_class(2 * CHUNK, LAYERS);
+  const ClassId large = *pool.device.add_class(2 * CHUNK, EXTENTS);
   const auto wrong = pool.device.reserve(pool.memory.owner, large, std::nullopt, pack({1}).data(), 1, ++pool.memory.now);
   EXPECT(!states_of(wrong, {SaveState::FOREIGN}).empty());
   const NamespaceId other = pool.device.add_namespace();
@@ -386,7 +386,7 @@ TEST(copies_are_found_no_more_when_their_directory_ends) {
   EXPECT(pool.store(range(1, 2)) == 2);
   for (int life = 0; life < 2; ++life) {
     Directory copies(pool.directory, device);
-    EXPECT(copies.add_namespace() == pool.owner && copies.add_class(CHUNK, LAYERS) == pool.small);
+    EXPECT(copies.add_namespace() == pool.owner && copies.add_class(CHUNK, EXTENTS) == pool.small);
     copies.mark_segment_ready(0);
     const auto made = copies.reserve(pool.owner, pool.small, std::nullopt, pack(range(1, 2)).data(), 2, ++pool.now);
     EXPECT(all_are(copies.commit(made.id, 0, 2, DevicePool::sums(2).data()), SaveState::STORED));

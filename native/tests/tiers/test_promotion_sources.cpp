@@ -103,14 +103,14 @@ TEST(a_promotion_ends_once) {
   EXPECT(tiers.memory.directory.release(made.id, ++tiers.memory.now) && tiers.is_sound());
 }
 
-TEST(layers_that_are_not_those_expected_are_a_bad_source) {
+TEST(extents_that_are_not_those_expected_are_a_bad_source) {
   Stored tiers;
   const std::vector<uint32_t> right = {11, 12, 13};
   const std::vector<uint32_t> wrong = {11, 12, 14};
   const Reservation made = tiers.promote({{Tier::SSD, 0, right}, {Tier::SSD, 0, right}});
   LandingBoard board(tiers.memory.index);
-  board.land(SlotAddress::unpacked(made.slots[0]), 0, right.data(), LAYERS);
-  board.land(SlotAddress::unpacked(made.slots[1]), 0, wrong.data(), LAYERS);
+  board.land(SlotAddress::unpacked(made.slots[0]), 0, right.data(), EXTENTS);
+  board.land(SlotAddress::unpacked(made.slots[1]), 0, wrong.data(), EXTENTS);
   EXPECT(tiers.memory.directory.landed(key_of(1), made.generations[0]));
   EXPECT(!tiers.memory.directory.landed(key_of(2), made.generations[1]));
   EXPECT(tiers.memory.directory.release(made.id, ++tiers.memory.now));

@@ -67,7 +67,7 @@ TEST(a_chunk_dropped_in_its_source_tier_is_not_published) {
   const std::vector<uint64_t> generations = tiers.files.columns({hold.id})->generations;
   const Reservation made = tiers.store.reserve(tiers.memory.owner, tiers.memory.small, std::nullopt, pack({1}).data(), 1, 9);
   EXPECT(drop(tiers.files, key_of(1)) == 1);
-  const std::vector<uint32_t> sums(LAYERS);
+  const std::vector<uint32_t> sums(EXTENTS);
   EXPECT(all_are(tiers.store.commit(made.id, 0, 1, sums.data(), 9, {}, {Tier::SSD, generations}), SaveState::EXPIRED));
   EXPECT(tiers.store.end_reservation(made.id, 9) && tiers.files.release(hold.id, 9));
   EXPECT(tiers.shown(key_of(1)) == IN_MEMORY && tiers.is_sound());

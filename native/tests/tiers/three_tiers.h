@@ -21,7 +21,7 @@ struct ThreeTiers {
         set({&memory.directory, &files, &store}) {
     for (Directory* lower : {&files, &store}) {
       KVPOOL_CHECK(lower->add_namespace() == memory.owner);
-      KVPOOL_CHECK(lower->add_class(CHUNK, LAYERS) == memory.small);
+      KVPOOL_CHECK(lower->add_class(CHUNK, EXTENTS) == memory.small);
       for (uint32_t segment = 0; segment < lower->geometry().arena.segments; ++segment) {
         lower->mark_segment_ready(segment);
       }
@@ -45,7 +45,7 @@ struct ThreeTiers {
       }
     }
     if (made.id != 0) {
-      const std::vector<uint32_t> sums(sources.size() * LAYERS);
+      const std::vector<uint32_t> sums(sources.size() * EXTENTS);
       const auto states = all[to]->commit(made.id, 0, sources.size(), sums.data(), memory.now, {}, {level(from), sources});
       KVPOOL_CHECK(all_are(states, SaveState::STORED));
       KVPOOL_CHECK(all[to]->end_reservation(made.id, ++memory.now));

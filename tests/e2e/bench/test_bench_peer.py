@@ -42,7 +42,7 @@ def _assert_shape(rows: list[dict[str, Any]], ways: tuple[str, ...]) -> None:
         assert row["memcpy_gb_per_s"] > 0
         assert row["cpu_seconds_per_gb"] > 0
         assert row["ratio"] == 1 if row["way"] == SOCKET else row["ratio"] > 0
-        assert (row["first_layer_us"] is not None) == (row["way"] in (STREAM, ENCRYPTED, SHARED, KVPOOL))
+        assert (row["first_extent_us"] is not None) == (row["way"] in (STREAM, ENCRYPTED, SHARED, KVPOOL))
         assert (row["ratio_bar"] is not None) == (row["way"] == STREAM)
 
 

@@ -217,7 +217,7 @@ def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -
         *[LATENCY] * 12,
         {"ready_s", "ready_spread_s", "rss_mib", "idle_cpu_seconds", "arena_mib"},
         *([{"part", "wrong_bytes"}] * 11 if has_disk(None) else []),
-        *[{"way", "streams", "gb_per_s", "ratio", "cpu_seconds_per_gb", "first_layer_us"}] * peer_rows,
+        *[{"way", "streams", "gb_per_s", "ratio", "cpu_seconds_per_gb", "first_extent_us"}] * peer_rows,
         RATE | {"hit_rate", "ideal_hit_rate", "wrong_bytes", "load_spread_gb_per_s", "acquire_p99_us"},
     ]
     assert [sorted(keys - set(row)) for row, keys in zip(rows, expected, strict=True)] == [[]] * len(rows)

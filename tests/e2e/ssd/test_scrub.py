@@ -20,13 +20,13 @@ from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 
 CHAIN = 6
 MAGIC = b"KVPSLOT1"
-KEY_AT, LAYERS_AT = 32, 152
+KEY_AT, EXTENTS_AT = 32, 152
 PAGE = 4096
 # Bytes of a slot, counted from its header, and what a check says where one of them has changed.
 FAULTS = {
     PAGE + SMALL.chunk_bytes - 1: "bad checksum",
     PAGE: "bad checksum",
-    LAYERS_AT: "bad header",
+    EXTENTS_AT: "bad header",
     0: "bad magic",
 }
 # At least so many rounds of loads and saves beside checks.
@@ -271,7 +271,7 @@ def test_the_ssd_section_is_complete_and_readable(tiered: Daemon) -> None:
     assert raw["ssd.used_bytes"] == used
     assert f"\nssd.used_bytes:{used}\nssd.used_human:{used / 1024:.1f} KiB\n" in plain
     assert not any(name.endswith("_human") for name in raw)
-    geometry = f"{SMALL.chunk_bytes}x{SMALL.layers}"
+    geometry = f"{SMALL.chunk_bytes}x{SMALL.extents}"
     assert raw[f"ssd.slots_used.{geometry}"] == raw["ssd.chunks"] == raw["demoted_chunks"] == 2 * CHAIN
     assert raw[f"ssd.slots.{geometry}"] >= 2 * CHAIN
     assert raw["ssd.state"] == "ok"

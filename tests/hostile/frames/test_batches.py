@@ -53,7 +53,7 @@ def test_a_refused_part_of_a_batch_does_not_affect_the_others(shared_daemon: Dae
     with engine(shared_daemon) as connection:
         requests = [
             body_of(m.Reserve(b"", keys[0])),
-            body_of(m.Commit(999_999, bytes(4 * SMALL.layers), b"")),
+            body_of(m.Commit(999_999, bytes(4 * SMALL.extents), b"")),
             body_of(m.Reserve(b"", keys[2])),
         ]
         answers = [frames.decode(body) for body in connection.call(bm.Batch(requests), bm.Batched).answers]

@@ -81,7 +81,7 @@ def hostile(by_copy: Daemon) -> Iterator[BlockingConnection]:
 
 def _copied(connection: BlockingConnection, made: m.Reserved, number: int, payload: bytes, staging: mmap.mmap) -> None:
     staging[: len(payload)] = payload
-    connection.call(sm.CopyStaged(made.reservation, number, 1, 0, SMALL.layers, 0), m.Done)
+    connection.call(sm.CopyStaged(made.reservation, number, 1, 0, SMALL.extents, 0), m.Done)
 
 
 @pytest.mark.parametrize("name", INDEX_ATTACKS)
@@ -160,12 +160,12 @@ def test_chunks_not_copied_or_changed_before_the_copy_are_declined(hostile: Bloc
     assert reserve(hostile, keys_of(2200, 1)).states == bytes([SaveState.RESERVED])
 
 
-def test_a_layer_that_is_copied_again_must_be_good_again(hostile: BlockingConnection) -> None:
+def test_an_extent_that_is_copied_again_must_be_good_again(hostile: BlockingConnection) -> None:
     made = reserve(hostile, keys_of(2300, 1))
     payload = payload_of(key_of(2300))
     with mapped_staging(hostile) as staging:
         _copied(hostile, made, 0, payload, staging)
-        staging[: SMALL.layer_bytes] = bytes(SMALL.layer_bytes)
+        staging[: SMALL.extent_bytes] = bytes(SMALL.extent_bytes)
         hostile.call(sm.CopyStaged(made.reservation, 0, 1, 1, 1, 0), m.Done)
     states = hostile.call(m.Commit(made.reservation, checksums_of(payload), b""), m.Committed).states
     assert list(states) == [SaveState.CHECKSUM]
@@ -181,27 +181,27 @@ def test_a_chunk_that_is_published_is_not_written_again(by_copy: Daemon, hostile
         assert list(hostile.call(m.Commit(made.reservation, sums, b""), m.Committed).states) == [SaveState.STORED]
         staging[:] = bytes(len(staging))
         with pytest.raises(Refused, match="reserved and not published"):
-            hostile.call(sm.CopyStaged(made.reservation, 0, 1, 0, SMALL.layers, 0), m.Done)
+            hostile.call(sm.CopyStaged(made.reservation, 0, 1, 0, SMALL.extents, 0), m.Done)
     with engine(by_copy) as other:
         assert read_back(other, keys[:32]) == [True]
 
 
-ALL_LAYERS = (0, SMALL.layers, 0)
+ALL_EXTENTS = (0, SMALL.extents, 0)
 OUTSIDE = {
-    "beyond the end": (0, 1, 0, SMALL.layers, STAGING_BYTES),
-    "over the end": (0, 1, 0, SMALL.layers, STAGING_BYTES - SMALL.chunk_bytes + 1),
-    "wrapping": (0, 1, 0, SMALL.layers, (1 << 64) - PAGE),
-    "negative": (0, 1, 0, SMALL.layers, -PAGE),
-    "too many chunks": (0, 3, *ALL_LAYERS),
-    "no chunks": (0, 0, *ALL_LAYERS),
-    "negative chunks": (0, -1, *ALL_LAYERS),
-    "chunks without end": (0, 1 << 62, *ALL_LAYERS),
-    "chunk behind the last": (2, 1, *ALL_LAYERS),
-    "chunk before the first": (-1, 1, *ALL_LAYERS),
-    "layer behind the last": (0, 1, SMALL.layers, 1, 0),
-    "layers over the last": (0, 1, 1, SMALL.layers, 0),
-    "layer before the first": (0, 1, -1, 1, 0),
-    "no layers": (0, 1, 0, 0, 0),
+    "beyond the end": (0, 1, 0, SMALL.extents, STAGING_BYTES),
+    "over the end": (0, 1, 0, SMALL.extents, STAGING_BYTES - SMALL.chunk_bytes + 1),
+    "wrapping": (0, 1, 0, SMALL.extents, (1 << 64) - PAGE),
+    "negative": (0, 1, 0, SMALL.extents, -PAGE),
+    "too many chunks": (0, 3, *ALL_EXTENTS),
+    "no chunks": (0, 0, *ALL_EXTENTS),
+    "negative chunks": (0, -1, *ALL_EXTENTS),
+    "chunks without end": (0, 1 << 62, *ALL_EXTENTS),
+    "chunk behind the last": (2, 1, *ALL_EXTENTS),
+    "chunk before the first": (-1, 1, *ALL_EXTENTS),
+    "extent behind the last": (0, 1, SMALL.extents, 1, 0),
+    "extents over the last": (0, 1, 1, SMALL.extents, 0),
+    "extent before the first": (0, 1, -1, 1, 0),
+    "no extents": (0, 1, 0, 0, 0),
 }
 
 
@@ -216,23 +216,23 @@ def test_a_copy_from_or_to_outside_ends_the_connection(by_copy: Daemon, name: st
         assert read_back(other, HONEST) == [True] * 4
 
 
-def test_a_copy_of_more_layers_than_one_request_may_name_ends_the_connection(by_copy: Daemon) -> None:
+def test_a_copy_of_more_extents_than_one_request_may_name_ends_the_connection(by_copy: Daemon) -> None:
     """As many as bytes of staging, were they of a byte each: all others would wait for them."""
     tiny = kv.Layout(layers=1024, kv_heads=1, head_dim=1, dtype="uint8", planes=1, chunk_tokens=1)
-    chunks = sm.COPIED_LAYERS_MAX // tiny.layers + 1
+    chunks = sm.COPIED_EXTENTS_MAX // tiny.extents + 1
     with engine(by_copy, tiny) as hostile, staging_fd(hostile):
         made = reserve(hostile, keys_of(2550, 1))
-        with pytest.raises(Refused, match=f"at most {sm.COPIED_LAYERS_MAX} in all"):
-            hostile.call(sm.CopyStaged(made.reservation, 0, chunks, 0, tiny.layers, 0), m.Done)
+        with pytest.raises(Refused, match=f"at most {sm.COPIED_EXTENTS_MAX} in all"):
+            hostile.call(sm.CopyStaged(made.reservation, 0, chunks, 0, tiny.extents, 0), m.Done)
 
 
 def test_anothers_reservation_is_not_written(by_copy: Daemon, hostile: BlockingConnection) -> None:
     with engine(by_copy) as victim, mapped_staging(hostile) as garbage, mapped_staging(victim) as staging:
         made = reserve(victim, keys_of(2600, 2))
         garbage[:] = b"\xa5" * len(garbage)
-        hostile.call(sm.CopyStaged(made.reservation, 1, 1, 0, SMALL.layers, 0), m.Done)
+        hostile.call(sm.CopyStaged(made.reservation, 1, 1, 0, SMALL.extents, 0), m.Done)
         _copied(victim, made, 0, payload_of(key_of(2600)), staging)
-        hostile.call(sm.CopyStaged(made.reservation, 0, 2, 0, SMALL.layers, 0), m.Done)
+        hostile.call(sm.CopyStaged(made.reservation, 0, 2, 0, SMALL.extents, 0), m.Done)
         sums = b"".join(checksums_of(payload_of(key_of(2600 + number))) for number in range(2))
         assert list(hostile.call(m.Commit(made.reservation, sums, b""), m.Committed).states) == [SaveState.EXPIRED] * 2
         states = victim.call(m.Commit(made.reservation, sums, b""), m.Committed).states
@@ -241,7 +241,7 @@ def test_anothers_reservation_is_not_written(by_copy: Daemon, hostile: BlockingC
 
 
 def test_published_bytes_match_their_checksums_while_staging_is_written(by_copy: Daemon, campaign: Campaign) -> None:
-    """One thread flips a layer between two contents without end while the other has it copied and commits either's checksum."""
+    """One thread flips an extent between two contents without end; the other has it copied and commits either's checksum."""
     stored = declined = 0
     with engine(by_copy) as hostile, mapped_staging(hostile) as staging:
         contents = [payload_of(key_of(number)) for number in (2700, 2701)]
@@ -261,7 +261,7 @@ def test_published_bytes_match_their_checksums_while_staging_is_written(by_copy:
                 made = reserve(hostile, key_of(3000 + number % 400))
                 if made.states[0] == SaveState.PRESENT:
                     continue  # stored before
-                hostile.call(sm.CopyStaged(made.reservation, 0, 1, 0, SMALL.layers, 0), m.Done)
+                hostile.call(sm.CopyStaged(made.reservation, 0, 1, 0, SMALL.extents, 0), m.Done)
                 answer = hostile.call(m.Commit(made.reservation, checksums_of(contents[number % 2]), b""), m.Committed)
                 if answer.states[0] == SaveState.STORED:
                     stored += 1
@@ -304,7 +304,7 @@ def test_staging_memory_goes_with_its_connection(by_copy: Daemon) -> None:
     wait_until(lambda: open_fds(by_copy) <= fds, f"the daemon has no more than {fds} descriptors")
 
 
-def test_a_layout_whose_layers_do_not_fit_is_refused_at_connect(by_copy: Daemon) -> None:
+def test_a_layout_whose_extents_do_not_fit_is_refused_at_connect(by_copy: Daemon) -> None:
     wide = kv.Layout(layers=1, kv_heads=64, head_dim=128, dtype="float16", chunk_tokens=32)
     with pytest.raises(Refused, match=r"server\.staging is 256KiB") as refusal:
         engine(by_copy, wide)
@@ -351,7 +351,7 @@ def test_checksums_are_the_daemons_own(hostile: BlockingConnection) -> None:
         kvpool_native.Mapping.attach(hostile.fds[1], hostile.welcome.index_bytes, writable=False)
     )
     for number, slot in enumerate(np.frombuffer(leased.slots, "<u8").tolist()):
-        found = [index.checksum_at(slot, layer) for layer in range(SMALL.layers)]
+        found = [index.checksum_at(slot, extent) for extent in range(SMALL.extents)]
         assert found == np.frombuffer(checksums_of(payload_of(key_of(2900 + number))), "<u4").tolist()
 
 

@@ -124,8 +124,8 @@ def payload_of(key: bytes, size: int = SMALL.chunk_bytes) -> bytes:
 
 def checksums_of(payload: bytes, layout: kv.Layout = SMALL) -> bytes:
     """The column of checksums of one chunk."""
-    layers = np.frombuffer(payload, np.uint8).reshape(layout.layers, layout.layer_bytes)
-    return struct.pack(f"<{layout.layers}I", *(kvpool_native.crc32c(layer) for layer in layers))
+    extents = np.frombuffer(payload, np.uint8).reshape(layout.extents, layout.extent_bytes)
+    return struct.pack(f"<{layout.extents}I", *(kvpool_native.crc32c(extent) for extent in extents))
 
 
 def reserve(connection: BlockingConnection, keys: bytes, parent: bytes = b"") -> m.Reserved:
@@ -153,7 +153,7 @@ def stage_and_commit(connection: BlockingConnection, keys: bytes, made: m.Reserv
         for number in range(len(made.states)):
             payload = payload_of(keys[32 * number : 32 * number + 32])
             staging[: len(payload)] = payload
-            connection.call(sm.CopyStaged(made.reservation, number, 1, 0, SMALL.layers, 0), m.Done)
+            connection.call(sm.CopyStaged(made.reservation, number, 1, 0, SMALL.extents, 0), m.Done)
             sums += checksums_of(payload)
     return connection.call(m.Commit(made.reservation, sums, b""), m.Committed).states
 

@@ -30,7 +30,7 @@ def daemon(start_daemon: Callable[..., Daemon]) -> Daemon:
 def _publish(connection: BlockingConnection, keys: bytes, parent: bytes = b"") -> None:
     """Store chunks whose bytes are never read."""
     made = connection.call(m.Reserve(parent, keys), m.Reserved)
-    connection.call(m.Commit(made.reservation, bytes(4 * SMALL.layers * len(made.states)), b""), m.Committed)
+    connection.call(m.Commit(made.reservation, bytes(4 * SMALL.extents * len(made.states)), b""), m.Committed)
 
 
 def _flood(raw: socket.socket, data: bytes) -> None:

@@ -29,9 +29,9 @@ _HELLO = struct.Struct("<8sII32s16s")
 EXTENT, GONE, WAITING = 1, 2, 3
 
 
-def mark(kind: int, chunk: int = 0, layer: int = 0, size: int = 0, crc: int = 0) -> bytes:
+def mark(kind: int, chunk: int = 0, extent: int = 0, size: int = 0, crc: int = 0) -> bytes:
     """A mark with a right checksum of its own, whatever its numbers are."""
-    fields = _MARK.pack(b"KVPM", kind, chunk, layer, size, crc)
+    fields = _MARK.pack(b"KVPM", kind, chunk, extent, size, crc)
     return fields + kvpool_native.crc32c(fields).to_bytes(4, "little")
 
 
@@ -44,12 +44,12 @@ class Asked:
     numbers: range
 
     def extents(self) -> Iterator[tuple[int, int, bytes]]:
-        """Every extent that an honest owner would send, in order: number of the chunk, layer, bytes."""
-        size = self.layout.chunk_bytes // self.layout.layers
-        for layer in range(self.layout.layers):
+        """Every extent that an honest owner would send, in order: number of the chunk, extent, bytes."""
+        size = self.layout.chunk_bytes // self.layout.extents
+        for extent in range(self.layout.extents):
             for number in self.numbers:
                 whole = chunk_bytes_of(self.keys[number], self.layout.chunk_bytes).tobytes()
-                yield number, layer, whole[layer * size : (layer + 1) * size]
+                yield number, extent, whole[extent * size : (extent + 1) * size]
 
 
 Stream = Callable[[Asked], AsyncIterator[bytes]]
@@ -57,8 +57,8 @@ Stream = Callable[[Asked], AsyncIterator[bytes]]
 
 async def honest(asked: Asked) -> AsyncIterator[bytes]:
     """What was asked for."""
-    for number, layer, extent in asked.extents():
-        yield mark(EXTENT, number, layer, len(extent), kvpool_native.crc32c(extent)) + extent
+    for number, extent, data in asked.extents():
+        yield mark(EXTENT, number, extent, len(data), kvpool_native.crc32c(data)) + data
 
 
 @dataclass

@@ -56,7 +56,7 @@ def offer_to(pull: r.Pull, chunks: int | None = None) -> r.Offer:
     count = len(pull.keys) // 32 if chunks is None else chunks
     if not count:
         return r.Offer(pull.pull, 0, b"", 0, "", b"")
-    return r.Offer(pull.pull, count, TICKET, 2, "tcp://127.0.0.1:9", bytes(4 * LAYOUT.layers * count))
+    return r.Offer(pull.pull, count, TICKET, 2, "tcp://127.0.0.1:9", bytes(4 * LAYOUT.extents * count))
 
 
 def stage_of(pull: int, rows: int = 2, part: int = 1) -> r.Stage:

@@ -1,4 +1,4 @@
-"""Somebody between two nodes who changes the bytes of layers on a plain stream, and their marks with them."""
+"""Somebody between two nodes who changes the bytes of extents on a plain stream, and their marks with them."""
 
 import socket
 import struct
@@ -16,7 +16,7 @@ Marks = Iterator[tuple[bytes, bytes]]
 
 
 class StreamRelay:
-    """Takes connections for a stream listener, and flips a bit of each layer. `forged`: layers with other bytes."""
+    """Takes connections for a stream listener, and flips a bit of each extent. `forged`: extents with other bytes."""
 
     def __init__(self, stream: str) -> None:
         host, _, port = stream.rpartition("/")[2].rpartition(":")
@@ -46,14 +46,14 @@ class StreamRelay:
 
     def _passed(self, marks: Marks) -> Marks:
         """What the puller gets of a connection's marks, each with its extent."""
-        for packed, extent in marks:
-            magic, kind, chunk, layer, size, crc, _ = MARK.unpack(packed)
-            changed = bytearray(extent)
+        for packed, data in marks:
+            magic, kind, chunk, extent, size, crc, _ = MARK.unpack(packed)
+            changed = bytearray(data)
             if kind == EXTENT:
                 changed[0] ^= 1
                 crc = crc32c(bytes(changed))
                 self.forged += 1
-            head = MARK.pack(magic, kind, chunk, layer, size, crc, 0)[:-4]
+            head = MARK.pack(magic, kind, chunk, extent, size, crc, 0)[:-4]
             yield head + struct.pack("<I", crc32c(head)), bytes(changed)
 
 

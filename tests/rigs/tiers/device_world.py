@@ -14,7 +14,7 @@ import kvpool_native
 from kvpool.types import Level, SaveState
 
 DEVICE_SEGMENT = 2 << 20
-LAYERS = 2
+EXTENTS = 2
 # The last one fits no segment, but a run of two.
 CHUNK_BYTES = (256 << 10, 640 << 10, 2304 << 10)
 WORD_BYTES = 8
@@ -80,7 +80,7 @@ class DeviceWorld:
         for directory in self.directories():
             directory.cap_retained(1.0)
             for number, size in enumerate(CHUNK_BYTES):
-                assert directory.add_namespace() == directory.add_class(size, LAYERS) == number
+                assert directory.add_namespace() == directory.add_class(size, EXTENTS) == number
         for directory, sizes in ((self.memory, planned), (self.device, on_device)):
             for segment in range(sizes.segments):
                 directory.mark_segment_ready(segment)
@@ -130,7 +130,7 @@ class DeviceWorld:
             for target, source in zip(copying.targets, copying.sources, strict=True):
                 taken = self._bytes(self._arena, source, copying.namespace)
                 self._bytes(self._on_device, target, copying.namespace)[:] = taken
-            checksums = bytes(4 * LAYERS * len(copying.keys))
+            checksums = bytes(4 * EXTENTS * len(copying.keys))
             sources = np.array(copying.generations, "<u8").tobytes()
             states = self.device.commit(copying.reservation, 0, checksums, self.tick(), b"", sources, Level.DRAM)
         assert self.device.end_reservation(copying.reservation, self.tick())
@@ -159,7 +159,7 @@ class DeviceWorld:
 
     def _publish(self, directory: kvpool_native.Directory, made: kvpool_native.Reserved, count: int) -> None:
         if count:
-            states = directory.commit(made.id, 0, bytes(4 * LAYERS * count), self.tick())
+            states = directory.commit(made.id, 0, bytes(4 * EXTENTS * count), self.tick())
             assert states == bytes([SaveState.STORED] * count)
         if made.id:
             directory.end_reservation(made.id, self.tick())

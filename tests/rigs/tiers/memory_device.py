@@ -19,8 +19,8 @@ from kvpool.tiers.hbm.tier import HbmTier
 from kvpool.types import Level
 
 UUID = bytes(range(16))
-ROW = struct.Struct("<6Q")  # arena offset, slot, generation, offset, bytes of the chunk, layers
-# One layer moves at a time: the extents of one chunk are `layers` of these.
+ROW = struct.Struct("<6Q")  # arena offset, slot, generation, offset, bytes of the chunk, extents
+# One extent moves at a time.
 JOBS_MAX = 8
 
 
@@ -106,20 +106,22 @@ class MemoryDevice:
         return self._jobs
 
     def _copy(self, row: tuple[int, ...]) -> Outcome:
-        source, slot, generation, target, size, layers = row
+        source, slot, generation, target, size, extents = row
         if self._index.generation_at(slot) != generation:
             return Outcome.FAILED
         found = kvpool_native.copy_extents(
-            self.memory, target.to_bytes(8, "little"), self._arena, source, layers, size // layers
+            self.memory, target.to_bytes(8, "little"), self._arena, source, extents, size // extents
         )
-        return self._compare(found, slot, layers)
+        return self._compare(found, slot, extents)
 
     def _check(self, row: tuple[int, ...]) -> Outcome:
-        _, slot, _, offset, size, layers = row
-        return self._compare(kvpool_native.extent_checksums(self.memory, offset, size // layers, layers), slot, layers)
+        _, slot, _, offset, size, extents = row
+        return self._compare(
+            kvpool_native.extent_checksums(self.memory, offset, size // extents, extents), slot, extents
+        )
 
-    def _compare(self, found: bytes, slot: int, layers: int) -> Outcome:
-        expected = struct.pack(f"<{layers}I", *(self._index.checksum_at(slot, layer) for layer in range(layers)))
+    def _compare(self, found: bytes, slot: int, extents: int) -> Outcome:
+        expected = struct.pack(f"<{extents}I", *(self._index.checksum_at(slot, extent) for extent in range(extents)))
         return Outcome.DONE if found == expected else Outcome.BAD_SOURCE
 
     def _report(self, ended: list[tuple[int, int, int]]) -> None:

@@ -1,6 +1,6 @@
 """A remote tier in this process: other nodes' chunks in dicts, pulled by a thread, with failures on command.
 
-`hints` is what this node believes of another one, `chunks` what that one has: they may differ. A withheld chunk lands no layer
+`hints` is what this node believes of another one, `chunks` what that one has: they may differ. A withheld chunk lands no extent
 until `release`; a closed tier cancels what is left.
 """
 
@@ -165,13 +165,13 @@ class MemoryRemote:
         if self._is_closed or key in self.outcomes or stored is None:
             self._landings.fail(slot)
             return Outcome.CANCELLED if self._is_closed else self.outcomes.get(key, Outcome.FAILED)
-        layer_bytes = job.layout.layer_bytes
-        for layer in range(job.layout.extents):
-            at = layer * layer_bytes
+        extent_bytes = job.layout.extent_bytes
+        for extent in range(job.layout.extents):
+            at = extent * extent_bytes
             start = job.moves.arena_offsets[chunk] + at
-            view = self._memory.arena.view()[start : start + layer_bytes]
-            view[:] = memoryview(stored)[at : at + layer_bytes]
-            self._landings.land(slot, layer, kvpool_native.crc32c(view).to_bytes(4, "little"))
+            view = self._memory.arena.view()[start : start + extent_bytes]
+            view[:] = memoryview(stored)[at : at + extent_bytes]
+            self._landings.land(slot, extent, kvpool_native.crc32c(view).to_bytes(4, "little"))
         self._read_bytes += job.layout.stored_bytes
         return Outcome.DONE
 

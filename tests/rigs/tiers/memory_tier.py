@@ -54,7 +54,7 @@ CRC_BYTES = 4
 class Fault(Enum):
     """The outcome of a chunk: success, an error without a word, no report before `MemoryTier.release_withheld`.
 
-    No correct tier reports a chunk as read of which nothing has landed (UNLANDED), or lands its last layer first (DISORDERED).
+    No correct tier reports a chunk as read of which nothing has landed (UNLANDED), or lands its last extent first (DISORDERED).
     """
 
     NONE = "none"
@@ -80,7 +80,7 @@ class StoredRow:
 
 @dataclass
 class Medium:
-    """Bytes that outlive a daemon, and what is known of them. `checksums`: of each slot's layers, by offset and generation."""
+    """Bytes that outlive a daemon, and what is known of them. `checksums`: of each slot's extents, by offset and generation."""
 
     sizes: SlotSizes
     rows: dict[bytes, StoredRow] = field(default_factory=dict)
@@ -333,27 +333,27 @@ class MemoryTier:
 
     def _write(self, job: _Job, chunk: int) -> bool:
         """Copy, and compare the stored bytes with the index's checksums."""
-        moves, layers = job.moves, job.layout.extents
+        moves, extents = job.moves, job.layout.extents
         offset, arena_offset = moves.offsets[chunk], moves.arena_offsets[chunk]
         stored = self._copy(self.medium.memory, offset, self._memory.arena, arena_offset, job.layout)
         expected = b"".join(
-            self._index.checksum_at(moves.arena_slots[chunk], layer).to_bytes(CRC_BYTES, "little")
-            for layer in range(layers)
+            self._index.checksum_at(moves.arena_slots[chunk], extent).to_bytes(CRC_BYTES, "little")
+            for extent in range(extents)
         )
         self.medium.checksums[offset] = (moves.keys[chunk], moves.generations[chunk], expected)
         return stored == expected
 
     def _read(self, job: _Job, chunk: int) -> bool:
-        """Layer after layer: copy, compare the bytes in the arena, announce the layer."""
-        moves, layer_bytes = job.moves, job.layout.layer_bytes
+        """Extent after extent: copy, compare the bytes in the arena, announce the extent."""
+        moves, extent_bytes = job.moves, job.layout.extent_bytes
         expected, target = self._expected(job, chunk), moves.arena_offsets[chunk]
-        for layer in range(job.layout.extents if expected else 0):
-            at, crc = layer * layer_bytes, expected[layer * CRC_BYTES : (layer + 1) * CRC_BYTES]
-            view = self._memory.arena.view()[target + at : target + at + layer_bytes]
-            view[:] = self.medium.memory.view()[moves.offsets[chunk] + at : moves.offsets[chunk] + at + layer_bytes]
+        for extent in range(job.layout.extents if expected else 0):
+            at, crc = extent * extent_bytes, expected[extent * CRC_BYTES : (extent + 1) * CRC_BYTES]
+            view = self._memory.arena.view()[target + at : target + at + extent_bytes]
+            view[:] = self.medium.memory.view()[moves.offsets[chunk] + at : moves.offsets[chunk] + at + extent_bytes]
             if kvpool_native.crc32c(view).to_bytes(CRC_BYTES, "little") != crc:
                 break
-            self._landings.land(moves.arena_slots[chunk], layer, crc)
+            self._landings.land(moves.arena_slots[chunk], extent, crc)
         else:
             if expected:
                 return True
@@ -361,20 +361,20 @@ class MemoryTier:
         return False
 
     def _check(self, job: _Job, chunk: int) -> bool:
-        layer_bytes, offset = job.layout.layer_bytes, job.moves.offsets[chunk]
-        found = kvpool_native.extent_checksums(self.medium.memory, offset, layer_bytes, job.layout.extents)
+        extent_bytes, offset = job.layout.extent_bytes, job.moves.offsets[chunk]
+        found = kvpool_native.extent_checksums(self.medium.memory, offset, extent_bytes, job.layout.extents)
         return found == self._expected(job, chunk)
 
     def _expected(self, job: _Job, chunk: int) -> bytes:
-        """The checksums of a slot's layers; nothing where it is another chunk's."""
+        """The checksums of a slot's extents; nothing where it is another chunk's."""
         key, generation, sums = self.medium.checksums.get(job.moves.offsets[chunk], (b"", 0, b""))
         return sums if (key, generation) == (job.moves.keys[chunk], job.moves.generations[chunk]) else b""
 
     def _copy(
         self, target: kvpool_native.Mapping, at: int, source: kvpool_native.Mapping, start: int, layout: Layout
     ) -> bytes:
-        layer_bytes = layout.layer_bytes
-        return kvpool_native.copy_extents(target, at.to_bytes(8, "little"), source, start, layout.extents, layer_bytes)
+        extent_bytes = layout.extent_bytes
+        return kvpool_native.copy_extents(target, at.to_bytes(8, "little"), source, start, layout.extents, extent_bytes)
 
 
 def planner(

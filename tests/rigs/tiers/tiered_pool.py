@@ -20,7 +20,7 @@ from kvpool.types import KEY_BYTES, ConnectionId, Level, SaveState
 from tests.rigs.tiers.memory_tier import Medium, MemoryTier, planner
 
 LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=32)
-CHUNK, LAYER = LAYOUT.chunk_bytes, LAYOUT.chunk_bytes // LAYOUT.layers
+CHUNK, EXTENT = LAYOUT.chunk_bytes, LAYOUT.chunk_bytes // LAYOUT.extents
 MOVED_S = 180.0
 T = TypeVar("T")
 
@@ -32,9 +32,9 @@ def key_of(*named: int) -> bytes:
 
 
 def payload(key: bytes, layout: Layout = LAYOUT) -> bytes:
-    """The bytes of a key's chunk; its layers differ."""
-    times = layout.layer_bytes // KEY_BYTES
-    return b"".join((key[layer:] + key[:layer]) * times for layer in range(layout.layers))
+    """The bytes of a key's chunk; its extents differ."""
+    times = layout.extent_bytes // KEY_BYTES
+    return b"".join((key[extent:] + key[:extent]) * times for extent in range(layout.extents))
 
 
 def medium_of(chunks: int) -> Medium:
@@ -117,9 +117,9 @@ class TieredPool:
         for number, state in enumerate(made.states):
             if state == SaveState.RESERVED:
                 (offset,) = struct.unpack_from("<Q", made.offsets, 8 * number)
-                size, layers = self.layout.chunk_bytes, self.layout.layers
+                size, extents = self.layout.chunk_bytes, self.layout.extents
                 self.arena[offset : offset + size] = np.frombuffer(payload(keys[number], self.layout), np.uint8)
-                sums += kvpool_native.extent_checksums(self.pool._dram.arena, offset, size // layers, layers)
+                sums += kvpool_native.extent_checksums(self.pool._dram.arena, offset, size // extents, extents)
         states = list(made.states)
         if made.reservation:
             done = await self.serve(self.pool.chains.commit(self.session, m.Commit(made.reservation, sums, b"")))

@@ -24,8 +24,8 @@ from kvpool.transfer.stream_address import StreamAddress
 from kvpool.transfer.transport import ChunkEnd, Order, Region
 from tests.rigs.transfer.engine_daemons import DEVICES, HOST, PATIENCE, PROTOCOL
 from tests.rigs.transfer.scripted_engine import Script
-from tests.unit.native.test_directory import LAYERS
-from tests.unit.transfer.test_streams import LAYER_BYTES, LONG_S, Node
+from tests.unit.native.test_directory import EXTENTS
+from tests.unit.transfer.test_streams import EXTENT_BYTES, LONG_S, Node
 
 SCRIPTED = (sys.executable, "-m", "tests.rigs.transfer.scripted_engine")
 MEMBER = Member(f"tcp://{f'[{HOST}]' if ':' in HOST else HOST}:9", b"", "owner")
@@ -111,8 +111,8 @@ class Pair:
             offer=offer,
             address=StreamAddress(HOST, 9),
             into=Region(slots.offsets, slots.slots),
-            layers=LAYERS,
-            layer_bytes=LAYER_BYTES,
+            extents=EXTENTS,
+            extent_bytes=EXTENT_BYTES,
             stall_s=stall_s,
             timeout_s=timeout_s,
         )
@@ -158,13 +158,15 @@ def _side(directory: Path, engine: Engine, chunks: int, *, is_owner: bool, rate:
     server = node.serve()
 
     def checks_of(offered: OfferedChunks) -> bytes:
-        return server.checks(node.store.view, *offered.columns, layers=offered.layers, layer_bytes=offered.layer_bytes)
+        return server.checks(
+            node.store.view, *offered.columns, extents=offered.extents, extent_bytes=offered.extent_bytes
+        )
 
     arena, index = node.store.arena, node.store.index
     parts = ServedParts(engine, arena, node.store.view, checks_of, threads=1, bytes_per_s=rate, clock=clock)
     if is_owner:
         slots = node.slots
-        offered = OfferedChunks((slots.offsets, slots.slots, slots.generations), LAYERS, LAYER_BYTES)
+        offered = OfferedChunks((slots.offsets, slots.slots, slots.generations), EXTENTS, EXTENT_BYTES)
         parts.add(OFFER, "here", offered, checks_of(offered))
     transport = EngineTransport(engine, arena, index, threads=1, jobs_max=4, clock=clock)
     return Side(node, engine, parts, transport, directory)
@@ -174,7 +176,7 @@ def _pair(owner: Side, here: Side, chunks: int) -> Pair:
     slots = owner.node.slots
     server = owner.node.serve()
     checks = server.checks(
-        owner.node.store.view, slots.offsets, slots.slots, slots.generations, layers=LAYERS, layer_bytes=LAYER_BYTES
+        owner.node.store.view, slots.offsets, slots.slots, slots.generations, extents=EXTENTS, extent_bytes=EXTENT_BYTES
     )
     return Pair(owner, here, Link(owner.parts), checks, chunks)
 

@@ -10,12 +10,12 @@ import pytest
 
 from kvpool.bench.peer import peer
 from kvpool.bench.peer.engine_ways import KVPOOL, EngineAbsent, EngineChoice, EngineWays
-from kvpool.bench.peer.node import LAYERS, Node
+from kvpool.bench.peer.node import EXTENTS, Node
 from kvpool.bench.peer.peer import bench_peer
 from tests.rigs.transfer.engine_pair import SCRIPTED
 from tests.rigs.transfer.scripted_engine import Script
 
-CHUNKS, CHUNK_BYTES = 6, LAYERS * 4096
+CHUNKS, CHUNK_BYTES = 6, EXTENTS * 4096
 
 
 def _choice(directory: Path, script: Script) -> EngineChoice:

@@ -45,7 +45,7 @@ class Run:
     def checksums(self) -> bytes:
         return self.sums.tobytes()
 
-    def copied_layers(self) -> int:
+    def copied_extents(self) -> int:
         return self.done
 
     def checksums_from(self, layer: int) -> bytes:
@@ -127,7 +127,7 @@ def test_progress_counts_all_runs_and_layers_are_the_kvs(setting: Setting) -> No
     assert setting.save.progress() == 2
     setting.save.wait(0.0)
     assert setting.save.progress() == 32
-    assert setting.save.copied_layers() == 2
+    assert setting.save.copied_extents() == 2
     assert setting.save.checksums_from(1) == setting.kv.checksums_from(1)
 
 

@@ -191,5 +191,5 @@ def test_slots_have_room_for_summaries() -> None:
 def test_a_header_has_room_for_the_checksums_of_summaries_too() -> None:
     layout = Layout(layers=3, kv_heads=1, head_dim=32, dtype="float16", chunk_tokens=32, summaries="mean")
     assert layout.extents == 4
-    for layers_max, fits in ((3, False), (4, True)):
-        assert Slots("files", Level.SSD, SlotSizes(SEGMENT_BYTES, 1, 32, layers_max=layers_max)).fits(layout) is fits
+    for extents_max, fits in ((3, False), (4, True)):
+        assert Slots("files", Level.SSD, SlotSizes(SEGMENT_BYTES, 1, 32, extents_max=extents_max)).fits(layout) is fits

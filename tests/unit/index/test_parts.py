@@ -74,7 +74,7 @@ class Setting:
         return self.serve(self.pool.chains.reserve(self.session, m.Reserve(parent, keys, priorities, durations)))
 
     def commit(self, made: m.Reserved, count: int) -> m.Committed:
-        request = m.Commit(made.reservation, bytes(4 * SMALL.layers * count), b"")
+        request = m.Commit(made.reservation, bytes(4 * SMALL.extents * count), b"")
         return self.serve(self.pool.chains.commit(self.session, request))
 
     def store(self, keys: bytes) -> None:

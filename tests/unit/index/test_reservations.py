@@ -13,7 +13,7 @@ ANN, BOB = ConnectionId(1), ConnectionId(2)
 def _with(*numbers: int, owner: ConnectionId = ANN, now_ns: int = 0) -> Reservations:
     reservations = Reservations(TTL_NS)
     for number in numbers:
-        reservations.add(ReservationId(number), owner, chunks=4, layers=2, kv_layers=2, now_ns=now_ns)
+        reservations.add(ReservationId(number), owner, chunks=4, extents=2, kv_extents=2, now_ns=now_ns)
     return reservations
 
 
@@ -21,7 +21,7 @@ def test_a_reservation_belongs_to_its_owner_alone() -> None:
     reservations = _with(5)
     found = reservations.find(ReservationId(5), ANN)
     assert found is not None
-    assert (found.chunks, found.layers, found.committed, found.is_expired) == (4, 2, 0, False)
+    assert (found.chunks, found.extents, found.committed, found.is_expired) == (4, 2, 0, False)
     assert reservations.find(ReservationId(5), BOB) is None
     assert reservations.find(ReservationId(6), ANN) is None
 
@@ -29,12 +29,12 @@ def test_a_reservation_belongs_to_its_owner_alone() -> None:
 def test_a_number_is_used_once_at_a_time() -> None:
     reservations = _with(5)
     with pytest.raises(AssertionError):
-        reservations.add(ReservationId(5), BOB, chunks=1, layers=1, kv_layers=1, now_ns=0)
+        reservations.add(ReservationId(5), BOB, chunks=1, extents=1, kv_extents=1, now_ns=0)
 
 
 def test_an_empty_reservation_is_refused() -> None:
     with pytest.raises(AssertionError):
-        _with().add(ReservationId(1), ANN, chunks=0, layers=1, kv_layers=1, now_ns=0)
+        _with().add(ReservationId(1), ANN, chunks=0, extents=1, kv_extents=1, now_ns=0)
 
 
 def test_an_ended_reservation_is_forgotten() -> None:
@@ -50,7 +50,7 @@ def test_an_ended_reservation_is_forgotten() -> None:
 
 def test_owners_have_their_own() -> None:
     reservations = _with(1, 2)
-    reservations.add(ReservationId(3), BOB, chunks=1, layers=1, kv_layers=1, now_ns=0)
+    reservations.add(ReservationId(3), BOB, chunks=1, extents=1, kv_extents=1, now_ns=0)
     assert sorted(entry.id for entry in reservations.of_owner(ANN)) == [1, 2]
     assert [entry.id for entry in reservations.of_owner(BOB)] == [3]
     assert reservations.of_owner(ConnectionId(9)) == []
@@ -71,7 +71,7 @@ def test_a_writer_is_overdue_when_the_time_that_it_was_welcomed_with_has_passed_
     ttl_ns = 60 * NS_PER_S
     reservations = Reservations(ttl_ns)
     reservations.change_ttl(NS_PER_S)
-    reservations.add(ReservationId(5), ANN, chunks=4, layers=3, kv_layers=3, now_ns=0)
+    reservations.add(ReservationId(5), ANN, chunks=4, extents=3, kv_extents=3, now_ns=0)
     assert len(reservations.expire(NS_PER_S)) == 1
     assert reservations.overdue(NS_PER_S + ttl_ns - 1) == set()
     assert reservations.overdue(NS_PER_S + ttl_ns) == {ANN}

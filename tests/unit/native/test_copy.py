@@ -18,9 +18,9 @@ from tests.rigs.native_copies import (
     CHECKSUM,
     CHUNK_BYTES,
     COMPLETE,
+    EXTENT_BYTES,
+    EXTENTS,
     GONE,
-    LAYER_BYTES,
-    LAYERS,
     LONG_S,
     Engine,
     Store,
@@ -50,9 +50,9 @@ def test_a_saved_chunk_is_layer_major_and_checksummed(pool: kvpool_native.CopyPo
     offsets = save(pool, store, engine, ids)
     for offset, expected in zip(np.frombuffer(offsets, np.uint64), engine.chunks(ids), strict=True):
         assert store.bytes[int(offset) : int(offset) + CHUNK_BYTES].tobytes() == expected
-        sums = [kvpool_native.crc32c(part) for part in np.frombuffer(expected, np.uint8).reshape(LAYERS, LAYER_BYTES)]
+        sums = [kvpool_native.crc32c(part) for part in np.frombuffer(expected, np.uint8).reshape(EXTENTS, EXTENT_BYTES)]
         assert (
-            kvpool_native.extent_checksums(store.arena, int(offset), LAYER_BYTES, LAYERS)
+            kvpool_native.extent_checksums(store.arena, int(offset), EXTENT_BYTES, EXTENTS)
             == np.array(sums, np.uint32).tobytes()
         )
 
@@ -66,11 +66,11 @@ def test_engines_with_other_forms_and_block_sizes_share_chunks(
     saved, loaded = some_ids(20), some_ids(10, seed=2)
     offsets = save(pool, store, writer, saved)
     job = start_load(pool, store, reader, loaded, offsets)
-    assert [job.wait_layer(layer, LONG_S) for layer in range(LAYERS)] == [1] * LAYERS
+    assert [job.wait_extent(extent, LONG_S) for extent in range(EXTENTS)] == [1] * EXTENTS
     assert job.wait(LONG_S)
     assert (job.chunks(), job.reason(), job.done()) == (5, COMPLETE, True)
     assert reader.chunks(loaded) == writer.chunks(saved)
-    assert job.progress() == 5 * LAYERS
+    assert job.progress() == 5 * EXTENTS
 
 
 def test_a_packed_engine_loads_its_own_bytes(pool: kvpool_native.CopyPool, store: Store) -> None:
@@ -88,10 +88,10 @@ def test_blocks_that_no_id_names_stay_as_they_were(pool: kvpool_native.CopyPool,
     job = start_load(pool, store, reader, partly, save(pool, store, writer, ids))
     assert job.wait(LONG_S)
     assert job.chunks() == 2
-    for layer in range(LAYERS):
+    for extent in range(EXTENTS):
         for block in range(BLOCKS):
-            got = reader.arrays[layer][:, block]
-            expected = writer.arrays[layer][:, block] if block in partly else np.full_like(got, 0xAB)
+            got = reader.arrays[extent][:, block]
+            expected = writer.arrays[extent][:, block] if block in partly else np.full_like(got, 0xAB)
             assert (got == expected).all()
 
 
@@ -101,7 +101,7 @@ def test_a_corrupt_byte_ends_the_load_before_its_chunk(pool: kvpool_native.CopyP
     ids = some_ids(20)
     offsets = save(pool, store, writer, ids)
     bad = int(np.frombuffer(offsets, np.uint64)[3])
-    store.bytes[bad + LAYER_BYTES] ^= 1  # the first block's first byte in the second layer
+    store.bytes[bad + EXTENT_BYTES] ^= 1  # the first block's first byte in the second extent
     wanted = [-1 if skip and number == 12 else block for number, block in enumerate(ids)]
     job = start_load(pool, store, reader, wanted, offsets)
     assert job.wait(LONG_S)
@@ -121,11 +121,11 @@ def test_a_chunk_that_left_the_pool_is_a_miss_whatever_its_bytes(pool: kvpool_na
     job = start_load(pool, store, reader, ids, offsets)
     assert job.wait(LONG_S)
     assert (job.chunks(), job.reason()) == (2, GONE)
-    assert job.wait_layer(LAYERS - 1, LONG_S) == 1
+    assert job.wait_extent(EXTENTS - 1, LONG_S) == 1
     store.drop(0)
     none = start_load(pool, store, reader, ids, offsets)
     assert none.wait(LONG_S)
-    assert (none.chunks(), none.reason(), none.wait_layer(0, LONG_S)) == (0, GONE, 0)
+    assert (none.chunks(), none.reason(), none.wait_extent(0, LONG_S)) == (0, GONE, 0)
 
 
 def test_a_contiguous_array_is_one_block_for_each_chunk(pool: kvpool_native.CopyPool, store: Store) -> None:
@@ -134,10 +134,10 @@ def test_a_contiguous_array_is_one_block_for_each_chunk(pool: kvpool_native.Copy
     offsets = save(pool, store, writer, ids)
     into = np.zeros((5, CHUNK_BYTES), np.uint8)
     view = kvpool_native.CacheView(
-        bases=[into.ctypes.data + layer * LAYER_BYTES for layer in range(LAYERS)],
+        bases=[into.ctypes.data + extent * EXTENT_BYTES for extent in range(EXTENTS)],
         planes=1,
         blocks=5,
-        plane_block_bytes=LAYER_BYTES,
+        plane_block_bytes=EXTENT_BYTES,
         plane_stride=0,
         block_stride=CHUNK_BYTES,
         owner=into,
@@ -150,8 +150,8 @@ def test_a_contiguous_array_is_one_block_for_each_chunk(pool: kvpool_native.Copy
         store.slots,
         store.generations,
         column(range(5)),
-        LAYERS,
-        LAYER_BYTES,
+        EXTENTS,
+        EXTENT_BYTES,
         True,
     )
     assert job.wait(LONG_S)
@@ -174,11 +174,11 @@ def test_after_cancel_no_byte_is_written(pool: kvpool_native.CopyPool, store: St
         assert all((a == b).all() for a, b in zip(then, reader.arrays, strict=True))
 
 
-def test_a_save_copies_each_layer_once_and_when_announced(pool: kvpool_native.CopyPool, store: Store) -> None:
+def test_a_save_copies_each_extent_once_and_when_announced(pool: kvpool_native.CopyPool, store: Store) -> None:
     engine = Engine("kv_first", 16)
     ids = some_ids(8)
     offsets = store.reserve(2)
-    job = pool.save(engine.view, store.arena, offsets, column(ids), LAYERS, LAYER_BYTES)
+    job = pool.save(engine.view, store.arena, offsets, column(ids), EXTENTS, EXTENT_BYTES)
     assert job.wait(0.0)
     assert job.progress() == 0
     assert job.announce(2)
@@ -189,7 +189,7 @@ def test_a_save_copies_each_layer_once_and_when_announced(pool: kvpool_native.Co
     engine.arrays[2][:] = 0  # copied already, so no longer ours
     job.announce_all()
     assert job.wait(LONG_S)
-    sums = np.frombuffer(job.checksums(), np.uint32).reshape(2, LAYERS)
+    sums = np.frombuffer(job.checksums(), np.uint32).reshape(2, EXTENTS)
     assert all(sums[chunk, 2] != sums[chunk, 0] for chunk in range(2))
     store.commit(job.checksums())
     reader = Engine("kv_first", 16, fill=0)
@@ -203,12 +203,12 @@ def test_a_stopped_pool_cancels_new_jobs(store: Store) -> None:
     engine = Engine("kv_first", 16)
     ids = some_ids(4)
     offsets = save(pool, store, engine, ids)
-    waiting = pool.save(engine.view, store.arena, offsets, column(ids), LAYERS, LAYER_BYTES)
+    waiting = pool.save(engine.view, store.arena, offsets, column(ids), EXTENTS, EXTENT_BYTES)
     pool.stop()
     pool.stop()
     load = start_load(pool, store, engine, ids, offsets)
     assert load.wait(LONG_S)
-    assert (load.chunks(), load.reason(), load.wait_layer(0, LONG_S)) == (0, CANCELLED, 0)
+    assert (load.chunks(), load.reason(), load.wait_extent(0, LONG_S)) == (0, CANCELLED, 0)
     waiting.announce_all()
     assert waiting.wait(LONG_S)
     assert waiting.is_cancelled()
@@ -220,14 +220,14 @@ def test_a_stopped_pool_cancels_new_jobs(store: Store) -> None:
 def refused(pool: kvpool_native.CopyPool, store: Store, engine: Engine, **wrong: Any) -> None:
     ids = some_ids(8)
     offsets = store.reserve(2)
-    store.commit(bytes(2 * LAYERS * 4))
+    store.commit(bytes(2 * EXTENTS * 4))
     arguments: dict[str, Any] = {
         "view": engine.view,
         "arena": store.arena,
         "offsets": offsets,
         "block_ids": column(ids),
-        "layers": LAYERS,
-        "layer_bytes": LAYER_BYTES,
+        "extents": EXTENTS,
+        "payload_bytes": EXTENT_BYTES,
     }
     for_load = {"index": store.index, "slots": store.slots, "generations": store.generations, "verifies": True}
     if wrong.get("block_ids") != column([-1] * 8):
@@ -256,11 +256,11 @@ def refused(pool: kvpool_native.CopyPool, store: Store, engine: Engine, **wrong:
         {"slots": bytes(8)},
         {"slots": column([0, 1 << 32])},
         {"slots": column([0, 1 << 31])},
-        {"layers": LAYERS + 1},
-        {"layers": 0},
-        {"layer_bytes": LAYER_BYTES // 2},
-        {"layer_bytes": 0},
-        {"layer_bytes": 2**63},
+        {"extents": EXTENTS + 1},
+        {"extents": 0},
+        {"payload_bytes": EXTENT_BYTES // 2},
+        {"payload_bytes": 0},
+        {"payload_bytes": 2**63},
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
@@ -292,25 +292,25 @@ def test_chunks_that_were_dropped_before_their_load_are_misses(pool: kvpool_nati
 def test_an_extent_ends_inside_the_arena(pool: kvpool_native.CopyPool, store: Store) -> None:
     engine = Engine("kv_first", 16)
     last, ids = store.arena.size - CHUNK_BYTES, column(some_ids(4))
-    pool.save(engine.view, store.arena, column([last]), ids, LAYERS, LAYER_BYTES)
+    pool.save(engine.view, store.arena, column([last]), ids, EXTENTS, EXTENT_BYTES)
     with pytest.raises(ValueError, match="arena"):
-        pool.save(engine.view, store.arena, column([last + 1]), ids, LAYERS, LAYER_BYTES)
+        pool.save(engine.view, store.arena, column([last + 1]), ids, EXTENTS, EXTENT_BYTES)
 
 
-def test_a_missing_layer_is_refused(pool: kvpool_native.CopyPool, store: Store) -> None:
+def test_a_missing_extent_is_refused(pool: kvpool_native.CopyPool, store: Store) -> None:
     engine = Engine("kv_first", 16)
     ids = some_ids(4)
     offsets = save(pool, store, engine, ids)
-    with pytest.raises(ValueError, match="layer"):
-        start_load(pool, store, engine, ids, offsets).wait_layer(LAYERS, 0.0)
-    with pytest.raises(ValueError, match="layer"):
-        pool.save(engine.view, store.arena, offsets, column(ids), LAYERS, LAYER_BYTES).announce(LAYERS)
+    with pytest.raises(ValueError, match="extent"):
+        start_load(pool, store, engine, ids, offsets).wait_extent(EXTENTS, 0.0)
+    with pytest.raises(ValueError, match="extent"):
+        pool.save(engine.view, store.arena, offsets, column(ids), EXTENTS, EXTENT_BYTES).announce(EXTENTS)
 
 
 def test_nothing_is_saved_through_a_read_only_mapping(pool: kvpool_native.CopyPool, store: Store) -> None:
     reader = kvpool_native.Mapping.attach(store.arena.fd, store.arena.size, False)
     with pytest.raises(ValueError, match="read-only"):
-        pool.save(Engine("kv_first", 16).view, reader, store.reserve(1), column(some_ids(4)), LAYERS, LAYER_BYTES)
+        pool.save(Engine("kv_first", 16).view, reader, store.reserve(1), column(some_ids(4)), EXTENTS, EXTENT_BYTES)
 
 
 @pytest.mark.parametrize("threads", [0, 257])

@@ -18,7 +18,7 @@ from tests.rigs.flushing import flush_whole
 
 PAGE = 4096
 CHUNK = 2 * PAGE
-LAYERS = 3
+EXTENTS = 3
 PRESENT, RESERVED, PENDING, NO_PARENT, FULL, NOT_READY, FOREIGN, STORED, EXPIRED = range(9)
 FOREVER = 2**63
 
@@ -31,8 +31,8 @@ def keys(names: Sequence[int]) -> bytes:
     return b"".join(key(name) for name in names)
 
 
-def sums(chunks: int, layers: int = LAYERS) -> bytes:
-    return struct.pack(f"<{chunks * layers}I", *range(1, chunks * layers + 1))
+def sums(chunks: int, extents: int = EXTENTS) -> bytes:
+    return struct.pack(f"<{chunks * extents}I", *range(1, chunks * extents + 1))
 
 
 class Store:
@@ -46,7 +46,7 @@ class Store:
         self.directory = Directory(self.arena, self.index, self.geometry, self.epoch)
         self.view = IndexView(Mapping.attach(self.index.fd, self.index.size, writable=False))
         self.namespace = self.directory.add_namespace()
-        self.size_class = self.directory.add_class(CHUNK, LAYERS)
+        self.size_class = self.directory.add_class(CHUNK, EXTENTS)
         self.now = 0
         for segment_index in range(self.geometry.segments if ready else 0):
             self.directory.mark_segment_ready(segment_index)
@@ -147,7 +147,7 @@ def test_wrong_arguments_are_refused_at_the_call() -> None:
     with pytest.raises(KeyError):
         directory.commit(12345, 0, b"")
     made = store.reserve([1])
-    with pytest.raises(ValueError, match="each layer"):
+    with pytest.raises(ValueError, match="each extent"):
         directory.commit(made.id, 0, b"1234")
     assert not directory.release(12345, 1)
     store.verify()
@@ -167,8 +167,8 @@ def test_stored_chunks_are_found_with_their_columns() -> None:
     assert slots.slots == made.slots
     slot = int(np.frombuffer(made.slots, "<u8")[2])
     assert store.view.generation_at(slot) == int(np.frombuffer(made.generations, "<u8")[2])
-    assert [store.view.checksum_at(slot, layer) for layer in range(LAYERS)] == [7, 8, 9]
-    assert store.view.covers(slot, LAYERS)
+    assert [store.view.checksum_at(slot, extent) for extent in range(EXTENTS)] == [7, 8, 9]
+    assert store.view.covers(slot, EXTENTS)
     for elsewhere in (slot + (1 << 32), 1 << 31, (1 << 64) - 1):
         assert not store.view.covers(elsewhere, 1)
         assert (store.view.generation_at(elsewhere), store.view.checksum_at(elsewhere, 0)) == (0, 0)
@@ -259,8 +259,8 @@ def test_segments_that_are_not_ready_decline_as_such() -> None:
 
 def test_two_size_classes_exchange_segments() -> None:
     store = Store(64 * CHUNK, segment=8 * CHUNK)
-    large = store.directory.add_class(8 * CHUNK, LAYERS)
-    assert store.directory.add_class(8 * CHUNK, LAYERS) == large
+    large = store.directory.add_class(8 * CHUNK, EXTENTS)
+    assert store.directory.add_class(8 * CHUNK, EXTENTS) == large
     assert store.store(range(64)) == bytes([RESERVED] * 64)
     for name in range(100, 108):
         made = store.reserve([name], size_class=large)
@@ -332,7 +332,7 @@ def test_records_are_walked_in_pages_while_pinned() -> None:
         slots = np.frombuffer(store.directory.columns([page.pin]).slots, "<u8").tolist() if page.records else []
         for slot, row in zip(slots, page.records, strict=True):
             assert store.view.generation_at(slot) == row.generation
-            assert (row.chunk_bytes, row.layers, row.namespace) == (CHUNK, LAYERS, store.namespace)
+            assert (row.chunk_bytes, row.extents, row.namespace) == (CHUNK, EXTENTS, store.namespace)
             seen.add(row.key)
         assert store.directory.unpin(page.pin) == bool(page.records)
         cursor = page.next

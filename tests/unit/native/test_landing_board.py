@@ -7,7 +7,7 @@ import pytest
 import kvpool_native
 from kvpool.types import PAGE_BYTES
 
-LAYERS = 2
+EXTENTS = 2
 
 
 @pytest.fixture
@@ -18,11 +18,11 @@ def index() -> kvpool_native.Mapping:
     return made
 
 
-def test_landed_layers_have_their_checksums(index: kvpool_native.Mapping) -> None:
+def test_landed_extents_have_their_checksums(index: kvpool_native.Mapping) -> None:
     board, view = kvpool_native.LandingBoard(index), kvpool_native.IndexView(index)
     board.land(0, 0, (7).to_bytes(4, "little"))
     board.land(0, 1, (9).to_bytes(4, "little"))
-    assert [view.checksum_at(0, layer) for layer in range(LAYERS)] == [7, 9]
+    assert [view.checksum_at(0, extent) for extent in range(EXTENTS)] == [7, 9]
     board.fail(0)
 
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 CHAIN = 2 * PART_CHUNKS + 40
 DROPPED = 100  # in the first part
 KEYS = keys_of(0, CHAIN)
-ZERO_SUM = kvpool_native.crc32c(np.zeros(SMALL.layer_bytes, np.uint8))  # of chunks that nobody wrote
+ZERO_SUM = kvpool_native.crc32c(np.zeros(SMALL.extent_bytes, np.uint8))  # of chunks that nobody wrote
 
 
 class Setting:
@@ -45,7 +45,7 @@ class Setting:
 
     async def store(self) -> None:
         made = await self.serve(self.pool.chains.reserve(self.session, m.Reserve(b"", KEYS)))
-        sums = ZERO_SUM.to_bytes(4, "little") * SMALL.layers * CHAIN
+        sums = ZERO_SUM.to_bytes(4, "little") * SMALL.extents * CHAIN
         await self.serve(self.pool.chains.commit(self.session, m.Commit(made.reservation, sums, b"")))
 
     def begin(self, parts: Parts[T]) -> Parts[T]:

@@ -197,9 +197,9 @@ class Copier:
         self.staging.view()[: rows.size] = rows
         return save
 
-    def copy(self, save: PartSave, first: int, layers: int) -> "asyncio.Future[m.Done]":
+    def copy(self, save: PartSave, first: int, extents: int) -> "asyncio.Future[m.Done]":
         at = first * LAYOUT.extent_bytes
-        request = sm.CopyStaged(save.answer.reservation, 0, 1, first, layers, at)
+        request = sm.CopyStaged(save.answer.reservation, 0, 1, first, extents, at)
         answer = self.pool.pool.staged.copy(self.session, request)
         assert isinstance(answer, asyncio.Future)
         return answer
@@ -284,13 +284,13 @@ def test_extents_wait_for_a_copy_into_them_after_their_connection_has_ended(monk
     in_copying_pool(check, monkeypatch)
 
 
-@pytest.mark.parametrize(("first", "layers"), [(0, 9), (8, 1), (-1, 1), (0, 0), (7, 2)])
-def test_a_copy_outside_of_a_part_is_refused(monkeypatch: pytest.MonkeyPatch, first: int, layers: int) -> None:
+@pytest.mark.parametrize(("first", "extents"), [(0, 9), (8, 1), (-1, 1), (0, 0), (7, 2)])
+def test_a_copy_outside_of_a_part_is_refused(monkeypatch: pytest.MonkeyPatch, first: int, extents: int) -> None:
     async def check(pool: JointPool, workers: HeldWorkers) -> None:
         left = Copier(pool, LEFT)
         save = left.reserve("a")
         assert len(left.extents) == 8
-        request = sm.CopyStaged(save.answer.reservation, 0, 1, first, layers, 0)
+        request = sm.CopyStaged(save.answer.reservation, 0, 1, first, extents, 0)
         with pytest.raises(kv.KVPoolError, match="copy of"):
             pool.pool.staged.copy(left.session, request)
         assert not workers.jobs

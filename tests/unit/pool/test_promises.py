@@ -20,7 +20,7 @@ from tests.rigs.parts import served
 
 SESSIONS, CHAIN = 8, 400  # several parts of a request
 CAPACITY = SESSIONS * CHAIN * SMALL.chunk_bytes
-ZERO_SUM = kvpool_native.crc32c(np.zeros(SMALL.layer_bytes, np.uint8)).to_bytes(
+ZERO_SUM = kvpool_native.crc32c(np.zeros(SMALL.extent_bytes, np.uint8)).to_bytes(
     4, "little"
 )  # of chunks that nobody wrote
 Check = Callable[[Pool], Awaitable[None]]
@@ -42,7 +42,7 @@ def stored(pool: Pool, number: int) -> bytes:
     """The keys of a chain that is stored."""
     session, keys = pool.open_session(ConnectionId(100 + number), "model", SMALL), keys_of(number * CHAIN, CHAIN)
     made = served(pool.chains.reserve(session, m.Reserve(b"", keys)))
-    served(pool.chains.commit(session, m.Commit(made.reservation, ZERO_SUM * SMALL.layers * CHAIN, b"")))
+    served(pool.chains.commit(session, m.Commit(made.reservation, ZERO_SUM * SMALL.extents * CHAIN, b"")))
     pool.drop_connection(session.connection)
     return keys
 

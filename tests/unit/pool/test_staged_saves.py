@@ -83,7 +83,7 @@ class Setting:
         return served(self.pool.chains.reserve(session, m.Reserve(b"", KEYS)))
 
     def copy(self, first: int = 0, chunks: int = 2) -> "asyncio.Future[m.Done]":
-        request = sm.CopyStaged(self.made.reservation, first, chunks, 0, SMALL.layers, first * SMALL.chunk_bytes)
+        request = sm.CopyStaged(self.made.reservation, first, chunks, 0, SMALL.extents, first * SMALL.chunk_bytes)
         answer = self.pool.staged.copy(self.session, request)
         assert isinstance(answer, asyncio.Future)
         return answer
@@ -91,7 +91,7 @@ class Setting:
     def commit(self, chunks: int = 2) -> list[int]:
         starts = range(0, chunks * SMALL.chunk_bytes, SMALL.chunk_bytes)
         sums = (
-            kvpool_native.extent_checksums(self.staging, start, SMALL.layer_bytes, SMALL.layers) for start in starts
+            kvpool_native.extent_checksums(self.staging, start, SMALL.extent_bytes, SMALL.extents) for start in starts
         )
         request = m.Commit(self.made.reservation, b"".join(sums), b"")
         return list(served(self.pool.chains.commit(self.session, request)).states)
@@ -156,7 +156,7 @@ def test_a_reservation_that_expires_under_a_copy_is_not_published(monkeypatch: p
         await setting.workers.run()
         assert setting.commit() == [SaveState.EXPIRED] * 2
         assert setting.counts() == (1, 2)
-        request = sm.CopyStaged(setting.made.reservation, 0, 2, 0, SMALL.layers, 0)
+        request = sm.CopyStaged(setting.made.reservation, 0, 2, 0, SMALL.extents, 0)
         assert setting.pool.staged.copy(setting.session, request) == m.Done()
         assert setting.workers.jobs == []
         served(setting.pool.chains.end_reservation(setting.session, m.End(setting.made.reservation)))

@@ -19,13 +19,13 @@ CHUNKS = 4
 
 
 class Directory:
-    """Has what was landed: the first layer, and the checksums."""
+    """Has what was landed: the first extent, and the checksums."""
 
     def __init__(self) -> None:
         self.landed: list[tuple[int, list[list[int]]]] = []
 
-    def land_saved(self, _reservation: int, _first: int, chunks: int, layer: int, checksums: bytes) -> None:
-        self.landed.append((layer, np.frombuffer(checksums, "<u4").reshape(chunks, -1).tolist()))
+    def land_saved(self, _reservation: int, _first: int, chunks: int, extent: int, checksums: bytes) -> None:
+        self.landed.append((extent, np.frombuffer(checksums, "<u4").reshape(chunks, -1).tolist()))
 
 
 class Listener:
@@ -41,15 +41,15 @@ class Listener:
         """Nothing is asked about it."""
 
 
-def landed(layers: range, *, kv_layers: int = LAYOUT.layers) -> tuple[Directory, Listener]:
-    """After these layers of all chunks have landed, with checksums 10 · chunk + layer."""
+def landed(extents: range, *, kv_extents: int = LAYOUT.layers) -> tuple[Directory, Listener]:
+    """After these extents of all chunks have landed, with checksums 10 · chunk + extent."""
     directory, listener = Directory(), Listener()
     saves = FollowedSaves(cast(Any, directory))
     saves.listen(listener)
-    reservation = Reservation(ReservationId(1), ConnectionId(1), CHUNKS, LAYOUT.extents, kv_layers, 0)
+    reservation = Reservation(ReservationId(1), ConnectionId(1), CHUNKS, LAYOUT.extents, kv_extents, 0)
     saves.begin(reservation.id, KeyColumn(bytes(32 * CHUNKS)))
-    sums = np.array([[10 * chunk + layer for layer in layers] for chunk in range(CHUNKS)], "<u4")
-    saves.land(reservation, Extents(range(CHUNKS), layers), sums.tobytes())
+    sums = np.array([[10 * chunk + extent for extent in extents] for chunk in range(CHUNKS)], "<u4")
+    saves.land(reservation, Extents(range(CHUNKS), extents), sums.tobytes())
     return directory, listener
 
 
@@ -64,21 +64,21 @@ def test_others_read_all_layers_but_the_last_before_the_commit(end: int) -> None
     assert listener.noted == 1
 
 
-@pytest.mark.parametrize("layers", [range(2, 3), range(2, LAYOUT.extents), range(3, LAYOUT.extents)])
-def test_the_last_layer_and_the_summaries_are_not_shown(layers: range) -> None:
-    directory, listener = landed(layers)
+@pytest.mark.parametrize("extents", [range(2, 3), range(2, LAYOUT.extents), range(3, LAYOUT.extents)])
+def test_the_last_layer_and_the_summaries_are_not_shown(extents: range) -> None:
+    directory, listener = landed(extents)
     assert (directory.landed, listener.noted) == ([], 0)
 
 
 def test_a_layout_of_one_layer_is_not_followed() -> None:
-    directory, listener = landed(range(1), kv_layers=1)
+    directory, listener = landed(range(1), kv_extents=1)
     assert (directory.landed, listener.noted) == ([], 0)
 
 
-def test_landed_layers_are_those_of_a_stored_chunk() -> None:
+def test_landed_extents_are_those_of_a_stored_chunk() -> None:
     reservation = Reservation(ReservationId(1), ConnectionId(1), CHUNKS, LAYOUT.extents, LAYOUT.layers, 0)
     whole = bytes(4 * CHUNKS * LAYOUT.extents)
-    assert extents_of(reservation, 0, whole).layers == range(LAYOUT.extents)
+    assert extents_of(reservation, 0, whole).numbers == range(LAYOUT.extents)
     with pytest.raises(ProtocolError, match="a chunk has 4"):
         extents_of(reservation, 1, whole)
 

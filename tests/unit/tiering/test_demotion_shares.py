@@ -93,7 +93,7 @@ class TwoModels:
         reserved = self.directory.reserve(model.id, model.size_class, b"", key, self.now_ns)
         self.directory.protect_unsaved(False)
         if reserved.id:
-            self.directory.commit(reserved.id, 0, bytes(4 * model.layout.layers), self.now_ns)
+            self.directory.commit(reserved.id, 0, bytes(4 * model.layout.extents), self.now_ns)
             self.directory.end_reservation(reserved.id, self.now_ns)
         self.demotions.run(self.now_ns, is_urgent=not reserved.id)
         assert reserved.id or set(reserved.states) == {SaveState.NOT_READY}

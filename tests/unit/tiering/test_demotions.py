@@ -67,7 +67,7 @@ class Chain:
         self.namespace = namespaces.open_ranks("m", LAYOUT)[0]
         self.keys = np.random.default_rng(5).bytes(chunks * KEY_BYTES)
         made = self.directory.reserve(self.namespace.id, self.namespace.size_class, b"", self.keys, 1)
-        self.directory.commit(made.id, 0, bytes(4 * LAYOUT.layers * chunks))
+        self.directory.commit(made.id, 0, bytes(4 * LAYOUT.extents * chunks))
         self.directory.end_reservation(made.id, 1)
         self.demotions.run_all(2, WriteOrder.COLDEST, iter(()))
         assert self.slower.jobs == [CHUNKS]
@@ -179,7 +179,7 @@ def test_a_chain_that_the_tier_refuses_does_not_delay_the_next_ones(chain: Chain
     made = below.reserve(namespace.id, size_class, b"", first, 3)
     for now_ns, key in ((4, first), (5, second)):
         reserved = chain.directory.reserve(namespace.id, namespace.size_class, b"", key, now_ns)
-        chain.directory.commit(reserved.id, 0, bytes(4 * LAYOUT.layers))
+        chain.directory.commit(reserved.id, 0, bytes(4 * LAYOUT.extents))
         chain.directory.end_reservation(reserved.id, now_ns)
     chain.demotions.run(6)
     assert chain.slower.jobs == [CHUNKS, 1], "the colder one is refused, and tried again in another turn"

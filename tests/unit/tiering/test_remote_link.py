@@ -256,7 +256,7 @@ def test_a_save_of_what_is_read_from_disk_is_pending_and_stored_again_where_that
         medium = pool.tier.medium
         offset = medium.rows[KEYS[1]].offset
         key, generation, _ = medium.checksums[offset]
-        medium.checksums[offset] = key, generation, bytes(4 * LAYOUT.layers)
+        medium.checksums[offset] = key, generation, bytes(4 * LAYOUT.extents)
         pool.tier.fault_of = lambda kind, _key: Fault.WITHHELD if kind == "read" else Fault.NONE
         load = asyncio.ensure_future(pool.load(KEYS[:4]))
         await pool.until_moved(lambda: pool.tier.withheld == 4)

@@ -17,8 +17,8 @@ from kvpool.transfer.engine.job import EngineJob, PartFailed
 from kvpool.transfer.transport import Ending
 from tests.rigs.transfer.engine_pair import Pair, engine_pair, on_engines_of, until
 from tests.rigs.transfer.scripted_engine import Script
-from tests.unit.native.test_directory import LAYERS
-from tests.unit.transfer.test_streams import LAYER_BYTES, payload
+from tests.unit.native.test_directory import EXTENTS
+from tests.unit.transfer.test_streams import EXTENT_BYTES, payload
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -45,7 +45,7 @@ async def nothing_is_taken(pair: Pair) -> None:
     """Every range comes back, those of reads that nobody needed any more when they have ended."""
     engine = pair.here.engine
     await until(lambda: engine.quarantined_bytes == 0, "the reads have ended")
-    taken = [engine.take(Half.READ, engine.layer_bytes_max, name) for name in ("a", "b")]
+    taken = [engine.take(Half.READ, engine.extent_bytes_max, name) for name in ("a", "b")]
     assert all(taken)
     for one in taken:
         assert one is not None
@@ -53,14 +53,14 @@ async def nothing_is_taken(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("has_checks", [True, False])
-async def test_chunks_arrive_with_their_bytes_layer_by_layer(pair: Pair, has_checks: bool) -> None:
+async def test_chunks_arrive_with_their_bytes_extent_by_extent(pair: Pair, has_checks: bool) -> None:
     ends = await pair.pull(pair.order(has_checks=has_checks))
     assert [(one.chunk, one.ending, one.fault) for one in ends] == [(n, Ending.DONE, "") for n in range(5)]
     arrived(pair)
     rows = [row for stage in pair.link.asked for row in range(stage.first, stage.first + stage.rows)]
-    assert rows == list(range(5 * LAYERS))  # layer 0 of all chunks, then layer 1, …
+    assert rows == list(range(5 * EXTENTS))  # extent 0 of all chunks, then extent 1, …
     assert len(pair.link.asked) > 1
-    size = 5 * LAYERS * LAYER_BYTES
+    size = 5 * EXTENTS * EXTENT_BYTES
     assert pair.here.engine.stats()["read_bytes"] == pair.owner.engine.stats()["served_bytes"] == size
     await nothing_is_taken(pair)
 
@@ -81,13 +81,13 @@ async def test_bytes_that_a_stranger_put_into_the_owners_buffer_never_land(pair:
     await nothing_is_taken(pair)
 
 
-async def test_one_wrong_layer_ends_its_chunk_alone(pair: Pair) -> None:
+async def test_one_wrong_extent_ends_its_chunk_alone(pair: Pair) -> None:
     memory = pair.owner.engine.process.memory
     assert memory is not None
 
     def strike(staged: r.Staged) -> r.Staged:
         if staged.part == 1:
-            memory.view()[memory.size // 2 + 2 * LAYER_BYTES] ^= 255
+            memory.view()[memory.size // 2 + 2 * EXTENT_BYTES] ^= 255
         return staged
 
     pair.link.change = strike
@@ -143,8 +143,8 @@ async def test_a_read_that_hangs_ends_in_time_and_its_range_stays_in_quarantine(
         engine = pair.here.engine
         held = engine.quarantined_bytes
         assert held > 0
-        assert engine.take(Half.READ, engine.layer_bytes_max, "owner") is None  # it counts as the node's
-        rest = list(iter(lambda: engine.take(Half.READ, LAYER_BYTES, "owner"), None))
+        assert engine.take(Half.READ, engine.extent_bytes_max, "owner") is None  # it counts as the node's
+        rest = list(iter(lambda: engine.take(Half.READ, EXTENT_BYTES, "owner"), None))
         ends = await pair.pull(pair.order(timeout_s=0.1))
         assert {one.fault for one in ends} == {"late"}, "what has its room is its own"
         for one in rest:
@@ -160,7 +160,7 @@ async def test_too_much_in_quarantine_ends_the_process(tmp_path: Path) -> None:
         engine = pair.here.engine
         pair.here.follow(Script(is_stuck=True))
         for name in ("a", "b"):
-            into = engine.take(Half.READ, engine.layer_bytes_max, name)
+            into = engine.take(Half.READ, engine.extent_bytes_max, name)
             assert into is not None
             ended = engine.read(into, pair.owner.engine.server, 1 << 40, size=100, timeout_s=0.01)
             assert await ended is ReadEnd.LATE
@@ -222,7 +222,7 @@ async def test_an_owner_that_stages_nothing_is_late(pair: Pair) -> None:
 async def test_a_buffer_that_others_have_taken_is_no_fault_of_the_node(pair: Pair) -> None:
     engine = pair.here.engine
     for timeout_s in (0.1, 0.11, 0.12, 0.13, 0.14):
-        held = [engine.take(Half.READ, engine.layer_bytes_max, name) for name in ("a", "b")]
+        held = [engine.take(Half.READ, engine.extent_bytes_max, name) for name in ("a", "b")]
         ends = await pair.pull(pair.order(timeout_s=timeout_s))
         assert {(one.ending, one.fault) for one in ends} == {(Ending.FAILED, "full")}
         assert await pair.here.transport.accepts(pair.order())
@@ -281,7 +281,7 @@ async def test_a_closed_transport_reports_what_it_drops(tmp_path: Path) -> None:
 
 async def test_one_node_has_a_part_of_the_buffer_and_others_the_rest(pair: Pair) -> None:
     engine = pair.here.engine
-    most = engine.layer_bytes_max
+    most = engine.extent_bytes_max
     first = engine.take(Half.SERVED, most, "a")
     assert first is not None
     assert engine.take(Half.SERVED, 1, "a") is None
@@ -322,7 +322,7 @@ async def test_what_cannot_be_is_refused(pair: Pair) -> None:
     assert ask(1, replace(stage, protocol="rdma")) == "transport"
     assert ask(None, stage) == "failed"
     assert ask(2, stage) == "failed"
-    assert ask(1, replace(stage, first=5 * LAYERS - 1)) == "protocol"
+    assert ask(1, replace(stage, first=5 * EXTENTS - 1)) == "protocol"
 
 
 async def test_a_part_has_one_range_and_an_offer_that_is_over_has_none(engines: Pair) -> None:
@@ -342,16 +342,16 @@ async def test_a_part_has_one_range_and_an_offer_that_is_over_has_none(engines: 
         assert refused.code == "protocol"
         await until(lambda: len(answers) == 2, "the first part is free of charge")
         parts.serve(1, r.Stage(7, 2, b"", 2, 2, "tcp", 100), answer)
-        await until(lambda: engine.counts["served_bytes"] == 4 * LAYER_BYTES, "it is copied, and waits for its time")
+        await until(lambda: engine.counts["served_bytes"] == 4 * EXTENT_BYTES, "it is copied, and waits for its time")
         assert len(answers) == 2
-        held = [engine.take(Half.SERVED, engine.layer_bytes_max, name) for name in ("a", "b")]
+        held = [engine.take(Half.SERVED, engine.extent_bytes_max, name) for name in ("a", "b")]
         assert None in held
         for one in held:
             if one is not None:
                 engine.give(one)
         parts.drop(1)
         await asyncio.sleep(0)
-        held = [engine.take(Half.SERVED, engine.layer_bytes_max, name) for name in ("a", "b")]
+        held = [engine.take(Half.SERVED, engine.extent_bytes_max, name) for name in ("a", "b")]
         for one in held:
             assert one is not None
             engine.give(one)
@@ -362,8 +362,8 @@ async def test_a_part_has_one_range_and_an_offer_that_is_over_has_none(engines: 
 async def test_a_part_that_was_given_up_before_it_was_served_takes_no_room(pair: Pair) -> None:
     """Several pulls of a node share its room: a part may still wait for it when its puller no longer does."""
     parts, engine = pair.owner.parts, pair.owner.engine
-    rows = engine.part_bytes(LAYER_BYTES) // LAYER_BYTES
-    fitting = engine.layer_bytes_max // (rows * LAYER_BYTES)
+    rows = engine.part_bytes(EXTENT_BYTES) // EXTENT_BYTES
+    fitting = engine.extent_bytes_max // (rows * EXTENT_BYTES)
     answers: dict[int, r.Staged | r.Refused] = {}
 
     def stage(part: int, *ended: int, count: int = rows) -> None:
@@ -390,7 +390,7 @@ async def test_a_part_that_was_given_up_before_it_was_served_takes_no_room(pair:
     assert not served(given_up)
     assert served(last)
     stage(last + 1, *range(1, fitting), last, count=0)
-    held = [engine.take(Half.SERVED, engine.layer_bytes_max, name) for name in ("a", "b")]
+    held = [engine.take(Half.SERVED, engine.extent_bytes_max, name) for name in ("a", "b")]
     for one in held:
         assert one is not None
         engine.give(one)
@@ -412,7 +412,7 @@ async def test_nodes_without_the_protocol_are_not_asked_again_for_a_while(tmp_pa
 
 
 async def test_what_one_node_reads_has_a_rate(engines: Pair) -> None:
-    size = 5 * LAYERS * LAYER_BYTES
+    size = 5 * EXTENTS * EXTENT_BYTES
     async with on_engines_of(engines, rate=4 * size) as pair:
         loop = asyncio.get_running_loop()
         begun_s = loop.time()

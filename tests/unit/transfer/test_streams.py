@@ -9,9 +9,9 @@ from typing import TypeVar
 import pytest
 
 from kvpool_native import ExtentServer, NearQueue, OfferOutcome, PullOutcome, PullQueue, Reserved, crc32c
-from tests.unit.native.test_directory import CHUNK, LAYERS, RESERVED, Store
+from tests.unit.native.test_directory import CHUNK, EXTENTS, RESERVED, Store
 
-LAYER_BYTES = 1000
+EXTENT_BYTES = 1000
 LONG_S = 30.0
 HOST = "127.0.0.1"
 DONE, BAD_SOURCE, FAILED, CANCELLED = range(4)
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def payload(name: int) -> bytes:
-    return random.Random(name).randbytes(LAYERS * LAYER_BYTES)
+    return random.Random(name).randbytes(EXTENTS * EXTENT_BYTES)
 
 
 class Node:
@@ -37,7 +37,7 @@ class Node:
         for name, offset in enumerate(self.offsets):
             chunk = payload(name)
             self.store.arena.view()[offset : offset + len(chunk)] = memoryview(chunk)
-            sums += [crc32c(chunk[at : at + LAYER_BYTES]) for at in range(0, len(chunk), LAYER_BYTES)]
+            sums += [crc32c(chunk[at : at + EXTENT_BYTES]) for at in range(0, len(chunk), EXTENT_BYTES)]
         self.store.directory.commit(self.slots.id, 0, struct.pack(f"<{len(sums)}I", *sums))
 
     @property
@@ -46,7 +46,7 @@ class Node:
 
     def chunk(self, name: int) -> bytes:
         offset = self.offsets[name]
-        return bytes(self.store.arena.view()[offset : offset + LAYERS * LAYER_BYTES])
+        return bytes(self.store.arena.view()[offset : offset + EXTENTS * EXTENT_BYTES])
 
     def serve(self, *, address: str = HOST, threads: int = 2) -> ExtentServer:
         return ExtentServer(
@@ -71,8 +71,8 @@ class Node:
             self.slots.offsets,
             self.slots.slots,
             self.slots.generations,
-            layers=LAYERS,
-            layer_bytes=LAYER_BYTES,
+            extents=EXTENTS,
+            extent_bytes=EXTENT_BYTES,
             connections=connections,
             peer=1,
             timeout_s=timeout_s,
@@ -81,7 +81,7 @@ class Node:
     def queue(self) -> PullQueue:
         return PullQueue(self.store.arena, self.store.index, threads=2, jobs_max=2)
 
-    def pull(self, queue: PullQueue, port: int, ticket: bytes, *, connections: int = 1, layers: int = LAYERS) -> int:
+    def pull(self, queue: PullQueue, port: int, ticket: bytes, *, connections: int = 1, extents: int = EXTENTS) -> int:
         return queue.pull(
             HOST,
             port,
@@ -89,8 +89,8 @@ class Node:
             self.store.view,
             self.slots.offsets,
             self.slots.slots,
-            layers=layers,
-            layer_bytes=LAYER_BYTES,
+            extents=extents,
+            extent_bytes=EXTENT_BYTES,
             connections=connections,
             stall_s=LONG_S,
             timeout_s=LONG_S,
@@ -123,11 +123,11 @@ def test_chunks_arrive_with_their_bytes(connections: int) -> None:
     assert (number > 0, refusal, job > 0) == (True, 0, True)
     for name, outcome in enumerate(ends(queue, 5)):
         assert (outcome.job, outcome.chunk, outcome.status, outcome.fault) == (job, name, DONE, "")
-        assert outcome.received_bytes == LAYERS * LAYER_BYTES
-        assert 0 < outcome.first_layer_us <= outcome.elapsed_us
+        assert outcome.received_bytes == EXTENTS * EXTENT_BYTES
+        assert 0 < outcome.first_extent_us <= outcome.elapsed_us
         assert puller.chunk(name) == payload(name)
     (ended,) = offers(server, 1)
-    assert (ended.offer, ended.end, ended.sent_bytes) == (number, 0, 5 * LAYERS * LAYER_BYTES)
+    assert (ended.offer, ended.end, ended.sent_bytes) == (number, 0, 5 * EXTENTS * EXTENT_BYTES)
     assert server.stats()["connections"] == connections
     assert queue.stats()["pulled_chunks"] == 5
     assert server.stop(LONG_S)
@@ -178,9 +178,9 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="timeout_s"):
         node.offer(server, bytes(32), timeout_s=0)
     with pytest.raises(ValueError, match="positive"):
-        node.pull(queue, server.port, bytes(32), layers=0)
+        node.pull(queue, server.port, bytes(32), extents=0)
     with pytest.raises(ValueError, match="outside the arena"):
-        node.pull(queue, server.port, bytes(32), layers=1 << 31)
+        node.pull(queue, server.port, bytes(32), extents=1 << 31)
     with pytest.raises(ValueError, match="threads"):
         node.serve(threads=0)
     with pytest.raises(OSError, match="numeric"):

@@ -79,11 +79,11 @@ class DeviceLoad:
         self._thread = threading.Thread(target=self._run, name="kvpool-device-load", daemon=True)
         self._thread.start()
 
-    def wait_layer(self, layer: int, timeout_s: float) -> int:
+    def wait_extent(self, extent: int, timeout_s: float) -> int:
         """1: in place, 0: the load ended before, -1: time is over."""
         with self._changed:
-            self._changed.wait_for(lambda: self._layers_done > layer or self._has_ended, timeout_s)
-            if self._layers_done > layer:
+            self._changed.wait_for(lambda: self._layers_done > extent or self._has_ended, timeout_s)
+            if self._layers_done > extent:
                 return 1 if self._good else 0
             return 0 if self._has_ended else -1
 
@@ -164,11 +164,11 @@ class DeviceLoad:
         """How many chunks have a good layer; settles what is queued while it is waited for. 0 ends the load."""
         if self._check is not None:
             job, chunks = self._check.job, self._check.chunks
-            code = job.wait_layer(layer, 0.0)
+            code = job.wait_extent(layer, 0.0)
             while code == -1:
                 if queued:
                     self._settle(queued.popleft())
-                code = job.wait_layer(layer, 0.0 if queued else CHECK_SLICE_S)
+                code = job.wait_extent(layer, 0.0 if queued else CHECK_SLICE_S)
             good = job.chunks() if code == 1 else 0
             if good < len(chunks):
                 self._limit(int(chunks[good]), LoadReason(job.reason()))

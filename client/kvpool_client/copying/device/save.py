@@ -93,14 +93,14 @@ class DeviceSave:
         """CRC-32C of every layer of every chunk as it lies in its slot. Only after everything was copied."""
         return self.checksums_from(0)
 
-    def copied_layers(self) -> int:
-        """Layers copied, from the first one up to one that is not."""
+    def copied_extents(self) -> int:
+        """Extents copied, from the first one up to one that is not."""
         with self._changed:
             return next(layer for layer in count() if layer not in self._checksums)
 
     def checksums_from(self, layer: int) -> bytes:
-        """CRC-32C of the layers from this one on that `copied_layers` counts, u32 [chunk][layer]."""
-        end = self.copied_layers()
+        """CRC-32C of the extents from this one on that `copied_extents` counts, u32 [chunk][extent]."""
+        end = self.copied_extents()
         with self._changed:
             rows = [self._checksums[number] for number in range(layer, end)]
         return np.stack(rows, axis=1).tobytes() if rows else b""

@@ -55,14 +55,14 @@ class CatalogueBook:
         if not chunks:
             return
         self.forget_departed(disk)
-        extents, layer_bytes = namespace.layout.extents, namespace.layout.extent_bytes
+        extents, extent_bytes = namespace.layout.extents, namespace.layout.extent_bytes
         number = self._numbers.find(namespace)
         if number is None:
             number = self._numbers.give(namespace)
             disk.remember_namespace(number, (namespace.model, namespace.layout.to_wire()))
         for chunk in chunks:
             key, recency = moves.keys[chunk], self._next_recency()
-            place = (moves.offsets[chunk], moves.generations[chunk], recency, layer_bytes, extents, number)
+            place = (moves.offsets[chunk], moves.generations[chunk], recency, extent_bytes, extents, number)
             disk.remember(Row(key, moves.parents[chunk], *place, *self._retained(key)))
 
     def touch(self, disk: Disk, key: bytes) -> None:

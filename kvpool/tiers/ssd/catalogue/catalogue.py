@@ -211,7 +211,7 @@ class Catalogue:
 
     def put(self, row: Row) -> bool:
         """Queue a row. False when the queue is full: the chunk will not be found after a restart."""
-        return self._queue(row.key, row.encode(), row.layer_bytes * row.layers)
+        return self._queue(row.key, row.encode(), row.extent_bytes * row.extents)
 
     def touch(self, key: bytes, touch: Touch) -> bool:
         """Queue a change of a row's last use and retention."""

@@ -31,7 +31,7 @@ def pack_restore_rows(
     for number, namespace in namespaces.items():
         size_class = size_class_of(namespace)
         layout = namespace.layout
-        fits = (rows["layers"] == layout.extents) & (rows["layer_bytes"] == layout.extent_bytes)
+        fits = (rows["extents"] == layout.extents) & (rows["extent_bytes"] == layout.extent_bytes)
         chosen = (rows["namespace"] == number) & fits
         if size_class is not None:
             packed["namespace"][chosen] = namespace.id

@@ -1,6 +1,6 @@
 """The catalogue's rows: their bytes, and reading many of them at once.
 
-    row := key:32 parent:32 offset:u64 generation:u64 recency:u64 layer_bytes:u64 layers:u32 namespace:u32
+    row := key:32 parent:32 offset:u64 generation:u64 recency:u64 extent_bytes:u64 extents:u32 namespace:u32
            priority:u32 duration_s:u32 crc:u32 pad:u32
 
 Little endian. LMDB's key is the row's key and its value is the whole row, so that one pass reads everything. `crc` is the
@@ -36,8 +36,8 @@ class Row:
     offset: int
     generation: int
     recency: int
-    layer_bytes: int
-    layers: int
+    extent_bytes: int
+    extents: int
     namespace: int
     priority: int = DEFAULT_PRIORITY
     duration_s: int = 0
@@ -50,8 +50,8 @@ class Row:
             self.offset,
             self.generation,
             self.recency,
-            self.layer_bytes,
-            self.layers,
+            self.extent_bytes,
+            self.extents,
             self.namespace,
             self.priority,
             self.duration_s,

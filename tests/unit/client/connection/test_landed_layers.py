@@ -24,7 +24,7 @@ class Run:
     def announce(self, _layer: int) -> bool:
         return True
 
-    def copied_layers(self) -> int:
+    def copied_extents(self) -> int:
         return self.copied
 
     def checksums_from(self, layer: int) -> bytes:
@@ -78,7 +78,7 @@ def test_every_layer_is_reported_once_and_in_order(chunks: int, at_once: int) ->
     landed = 0
     for record in session.sent:
         assert len(record.checksums) <= m.COMMIT_BYTES_MAX
-        assert record.first_layer == landed
+        assert record.first_extent == landed
         sums = np.frombuffer(record.checksums, "<u4").reshape(chunks, -1)
         assert np.array_equal(sums, run.sums[:, landed : landed + sums.shape[1]])
         landed += sums.shape[1]
@@ -94,7 +94,7 @@ def test_layers_that_could_not_be_sent_are_not_passed_over() -> None:
     session.is_there = True
     run.copied = 4
     save.layer(1)
-    assert [(record.first_layer, len(record.checksums)) for record in session.sent] == [(0, 4 * 4 * 3)]
+    assert [(record.first_extent, len(record.checksums)) for record in session.sent] == [(0, 4 * 4 * 3)]
 
 
 def test_summaries_are_not_reported_before_the_commit() -> None:
@@ -104,4 +104,4 @@ def test_summaries_are_not_reported_before_the_commit() -> None:
     save.layer(0)
     run.copied = LAYERS
     save.layer(1)
-    assert [(record.first_layer, len(record.checksums)) for record in session.sent] == [(0, 4 * (LAYERS - 1) * 3)]
+    assert [(record.first_extent, len(record.checksums)) for record in session.sent] == [(0, 4 * (LAYERS - 1) * 3)]

@@ -31,7 +31,7 @@ def test_chunks_come_from_the_arena_and_from_copies(
     for row in with_copies:  # its bytes in the arena are not looked at
         loading.corrupt(row, 2)
     load = loading.load(with_copies)
-    assert [load.wait_layer(layer, LONG_S) for layer in range(5)] == [1] * 5
+    assert [load.wait_extent(layer, LONG_S) for layer in range(5)] == [1] * 5
     assert load.wait(LONG_S)
     assert (load.chunks(), load.reason()) == (CHUNKS, LoadReason.COMPLETE)
     assert loading.loaded() == loading.expected()
@@ -117,7 +117,7 @@ def test_a_load_that_is_cancelled_counts_no_layer_of_a_lost_copy(
     load.append(loading.load(tuple(range(CHUNKS))))
     emulated.order("hang 0")
     assert load[0].wait(LONG_S)
-    assert (load[0].chunks(), load[0].reason(), load[0].wait_layer(0, 0.0)) == (0, LoadReason.CANCELLED, 0)
+    assert (load[0].chunks(), load[0].reason(), load[0].wait_extent(0, 0.0)) == (0, LoadReason.CANCELLED, 0)
 
 
 @pytest.mark.parametrize("cancelled_at", range(9))
@@ -153,7 +153,7 @@ def test_a_cancelled_load_counts_nothing_behind_a_layer_of_a_lost_copy(
     assert chunks in (0, CHUNKS)
     for layer in range(LAYOUT.layers):
         part = slice(layer * LAYOUT.layer_bytes, (layer + 1) * LAYOUT.layer_bytes)
-        assert load.wait_layer(layer, 0.0) == 0 or found[0][part] == expected[0][part]
+        assert load.wait_extent(layer, 0.0) == 0 or found[0][part] == expected[0][part]
 
 
 @pytest.mark.parametrize("number", range(1, 12, 2))

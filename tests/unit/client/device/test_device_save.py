@@ -30,10 +30,10 @@ def test_layers_in_any_order_arrive_whole(device: kvpool_native.Device, form: st
     assert save.announce(2)
     assert not save.announce(2)
     assert save.wait(LONG_S)
-    assert (save.copied_layers(), save.progress()) == (0, 1)
+    assert (save.copied_extents(), save.progress()) == (0, 1)
     save.announce_all()
     assert save.wait(LONG_S)
-    assert save.copied_layers() == 3
+    assert save.copied_extents() == 3
     assert saving.stored() == saving.expected()
     assert save.checksums() == saving.checksums()
 

@@ -78,7 +78,7 @@ def _check(load: DeviceLoad, loading: Loading, at: str) -> None:
     assert found[: load.chunks()] == expected[: load.chunks()], at
     for layer in range(LAYOUT.layers):
         part = slice(layer * size, (layer + 1) * size)
-        if load.wait_layer(layer, 0.0) == 1:
+        if load.wait_extent(layer, 0.0) == 1:
             assert [row[part] for row in found[: load._good]] == [row[part] for row in expected[: load._good]], at
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import kvpool_native
 from kvpool.types import Level, RetainState, SaveState
-from tests.rigs.tiers.device_world import CHUNK_BYTES, DEVICE_SEGMENT, LAYERS, DeviceWorld, key_of, words_in
+from tests.rigs.tiers.device_world import CHUNK_BYTES, DEVICE_SEGMENT, EXTENTS, DeviceWorld, key_of, words_in
 
 CHAIN = [key_of(0, number) for number in range(4)]
 NO_LEVEL = 255
@@ -103,7 +103,7 @@ def test_sources_of_another_generation_or_tier_are_refused() -> None:
         copying = world.begin_copy(0, CHAIN[:1])
         assert copying is not None
         sources = np.array([copying.generations[0] + source], "<u8").tobytes()
-        states = world.device.commit(copying.reservation, 0, bytes(4 * LAYERS), world.tick(), b"", sources, level)
+        states = world.device.commit(copying.reservation, 0, bytes(4 * EXTENTS), world.tick(), b"", sources, level)
         assert states == bytes([SaveState.EXPIRED])
         world.device.end_reservation(copying.reservation, world.tick())
     assert world.verify() == []

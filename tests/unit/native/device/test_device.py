@@ -156,9 +156,9 @@ def test_what_does_not_fit_is_refused(device: Device) -> None:
     stream, view = device.stream(), _view(engine)
     with pytest.raises(ValueError, match="outside the view"):
         stream.scatter(view, 0, _packed(1, 2, 3, BLOCKS), _packed(4096), LAYER_BYTES)
-    with pytest.raises(ValueError, match="no such layer"):
+    with pytest.raises(ValueError, match="no such extent"):
         stream.gather(view, 2, _packed(1, 2, 3, 4), _packed(4096), LAYER_BYTES)
-    with pytest.raises(ValueError, match="make up its layer"):
+    with pytest.raises(ValueError, match="make up an extent"):
         stream.scatter(view, 0, _packed(1, 2, 3), _packed(4096), LAYER_BYTES)
     with pytest.raises(ValueError, match="no column"):
         stream.scatter(view, 0, b"123", _packed(4096), LAYER_BYTES)

@@ -23,8 +23,8 @@ from tests.rigs.daemon import wait_until
 from tests.rigs.device import emulated
 
 UNIT = 2 << 20
-CHUNKS, LAYERS, LAYER_BYTES = 4, 2, 5000
-CHUNK_BYTES = LAYERS * LAYER_BYTES
+CHUNKS, EXTENTS, EXTENT_BYTES = 4, 2, 5000
+CHUNK_BYTES = EXTENTS * EXTENT_BYTES
 WAIT_MS = 60_000
 
 
@@ -38,7 +38,7 @@ class Rig:
         self.arena = Mapping.create("arena", geometry.arena_bytes)
         index = Mapping.create("index", geometry.index_bytes)
         self._directory = directory = Directory(self.arena, index, geometry, bytes(16))
-        namespace, size_class = directory.add_namespace(), directory.add_class(CHUNK_BYTES, LAYERS)
+        namespace, size_class = directory.add_namespace(), directory.add_class(CHUNK_BYTES, EXTENTS)
         for segment in range(geometry.segments):
             directory.mark_segment_ready(segment)
         keys = b"".join(bytes([number]) * 32 for number in range(1, CHUNKS + 1))
@@ -47,7 +47,7 @@ class Rig:
         payload = np.random.default_rng(3).integers(0, 256, (CHUNKS, CHUNK_BYTES), dtype=np.uint8)
         for offset, chunk in zip(offsets, payload, strict=True):
             self.arena.view()[offset : offset + CHUNK_BYTES] = chunk
-        sums = b"".join(extent_checksums(self.arena, offset, LAYER_BYTES, LAYERS) for offset in offsets)
+        sums = b"".join(extent_checksums(self.arena, offset, EXTENT_BYTES, EXTENTS) for offset in offsets)
         directory.commit(reserved.id, 0, sums)
         self.rows = np.zeros(CHUNKS, dtype=DEVICE_MOVE_ROW)
         self.rows["arena_offset"] = offsets
@@ -55,7 +55,7 @@ class Rig:
         self.rows["generation"] = np.frombuffer(reserved.generations, dtype=np.uint64)
         self.rows["device_offset"] = np.arange(CHUNKS) * CHUNK_BYTES
         self.rows["chunk_bytes"] = CHUNK_BYTES
-        self.rows["layers"] = LAYERS
+        self.rows["extents"] = EXTENTS
         self.view = IndexView(index)
         self.mover = DeviceMover(self.device, self.memory, self.arena, self.view, DEVICE_RING_BYTES_MIN)
 
@@ -122,8 +122,8 @@ def test_what_lies_outside_is_refused(rig: Rig) -> None:
         ("arena_offset", 1 << 60, "outside the arena"),
         ("device_offset", UNIT, "outside the device's memory"),
         ("arena_slot", 1 << 40, "no words"),
-        ("layers", 0, "layers must be positive"),
-        ("layers", 3, "multiple"),
+        ("extents", 0, "extents must be positive"),
+        ("extents", 3, "multiple"),
         ("generation", 0, "no generation"),
     ):
         rows = rig.rows.copy()

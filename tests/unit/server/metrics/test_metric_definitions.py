@@ -134,7 +134,7 @@ def _snapshot(models: dict[str, ModelUsage] | None = None) -> Scrape:
         models={"m": _COUNTS} if models is None else models,
         events=dict.fromkeys(EVENT_COUNTS, 4),
         lower={"ssd": {"ssd.state": "ok", "ssd.admission": "all", **dict.fromkeys(SSD_COUNTS, 3)}},
-        lower_classes={"ssd": [{"chunk_bytes": 8192, "layers": 2, "slots_used": 1, "slots": 3}]},
+        lower_classes={"ssd": [{"chunk_bytes": 8192, "extents": 2, "slots_used": 1, "slots": 3}]},
         remote={
             "peer": dict.fromkeys(PEER_COUNTS, 5),
             "store": {"store.state": "ok", **{f"store.{name}": 5 for name in STORE_COUNTS}},

@@ -182,19 +182,19 @@ def test_chunks_on_the_owners_disk_are_promoted_there() -> None:
 
 
 class Save:
-    """A save of one chunk whose first layer has landed."""
+    """A save of one chunk whose first extent has landed."""
 
     def __init__(self, pool: TieredPool, key: bytes) -> None:
         self._pool, self._key = pool, key
 
     async def begin(self) -> None:
-        pool, layers = self._pool, LAYOUT.layers
+        pool, extents = self._pool, LAYOUT.extents
         made = await pool.serve(pool.pool.chains.reserve(pool.session, m.Reserve(b"", self._key)))
         (offset,) = struct.unpack("<Q", made.offsets)
         pool.arena[offset : offset + LAYOUT.chunk_bytes] = np.frombuffer(payload(self._key), np.uint8)
         self._reservation = made.reservation
         arena = pool.pool._dram.arena
-        self._checks = kvpool_native.extent_checksums(arena, offset, LAYOUT.chunk_bytes // layers, layers)
+        self._checks = kvpool_native.extent_checksums(arena, offset, LAYOUT.chunk_bytes // extents, extents)
         pool.pool.chains.land_saved(pool.session, one_way.LandSaved(self._reservation, 0, self._checks[:4]))
 
     async def commit(self) -> None:
@@ -207,7 +207,7 @@ class NoListener:
     """A listener to saves that announces none."""
 
     def note_save(self, keys: KeyColumn) -> None:
-        """Its first layer has landed."""
+        """Its first extent has landed."""
 
     def end_save(self, keys: KeyColumn, stored: int) -> None:
         """It has ended."""

@@ -20,7 +20,7 @@ from tests.rigs.daemon import SMALL
 
 KEY = bytes(range(32))
 FORM = ObjectForm(Namespace(NamespaceId(1), SizeClassId(0), "model", SMALL))
-CHECKSUMS = bytes(range(4 * SMALL.layers))
+CHECKSUMS = bytes(range(4 * SMALL.extents))
 
 
 def test_ranges_never_overlap_and_all_come_back(seed: int) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from kvpool_native import IndexView, Mapping, NearMemory, NearQueue, crc32c
-from tests.unit.native.test_directory import LAYERS
-from tests.unit.transfer.test_streams import BAD_SOURCE, CANCELLED, DONE, LAYER_BYTES, LONG_S, Node, collected, payload
+from tests.unit.native.test_directory import EXTENTS
+from tests.unit.transfer.test_streams import BAD_SOURCE, CANCELLED, DONE, EXTENT_BYTES, LONG_S, Node, collected, payload
 
 CHUNKS = 5
 
@@ -19,9 +19,9 @@ def mapped(mapping: Mapping) -> Mapping:
 
 def checks(chunks: int = CHUNKS) -> bytes:
     sums = [
-        crc32c(payload(name)[layer * LAYER_BYTES : (layer + 1) * LAYER_BYTES])
+        crc32c(payload(name)[extent * EXTENT_BYTES : (extent + 1) * EXTENT_BYTES])
         for name in range(chunks)
-        for layer in range(LAYERS)
+        for extent in range(EXTENTS)
     ]
     return struct.pack(f"<{len(sums)}I", *sums)
 
@@ -44,8 +44,8 @@ class Pair:
             "index": self.here.store.view,
             "offsets": here.offsets,
             "slots": here.slots,
-            "layers": LAYERS,
-            "layer_bytes": LAYER_BYTES,
+            "extents": EXTENTS,
+            "extent_bytes": EXTENT_BYTES,
             "checks": checks(),
             "parts": 2,
             "timeout_s": LONG_S,
@@ -69,7 +69,7 @@ def test_chunks_arrive_with_their_bytes() -> None:
     assert pair.pull() > 0
     assert pair.ends() == [(DONE, "")] * CHUNKS
     assert [pair.here.chunk(name) for name in range(CHUNKS)] == [payload(name) for name in range(CHUNKS)]
-    assert pair.queue.stats() == {"jobs": 0, "copied_bytes": CHUNKS * LAYERS * LAYER_BYTES}
+    assert pair.queue.stats() == {"jobs": 0, "copied_bytes": CHUNKS * EXTENTS * EXTENT_BYTES}
     assert pair.memory.epoch == pair.owner.store.epoch
 
 
@@ -90,7 +90,7 @@ def test_other_checksums_than_promised_are_other_bytes() -> None:
 def test_a_chunk_outside_of_either_arena_is_refused(name: str, distance: int) -> None:
     pair = Pair()
     node = pair.owner if name == "source_offsets" else pair.here
-    outside = node.store.arena.size - LAYERS * LAYER_BYTES + 1 + distance
+    outside = node.store.arena.size - EXTENTS * EXTENT_BYTES + 1 + distance
     with pytest.raises(ValueError, match="outside the arena"):
         pair.pull(**{name: with_word(node.slots.offsets, 4, outside % (1 << 64))})
 
@@ -107,11 +107,11 @@ def test_a_slot_without_words_in_either_index_is_refused(name: str, slot: int) -
 @pytest.mark.parametrize(
     "changes",
     [
-        {"layers": 0},
-        {"layers": 1 << 31, "layer_bytes": 1 << 40},
-        {"layer_bytes": 0},
-        {"layer_bytes": 1 << 63},
-        {"layers": LAYERS + 1},
+        {"extents": 0},
+        {"extents": 1 << 31, "extent_bytes": 1 << 40},
+        {"extent_bytes": 0},
+        {"extent_bytes": 1 << 63},
+        {"extents": EXTENTS + 1},
         {"checks": b""},
         {"checks": bytes(4)},
         {"generations": bytes(8 * CHUNKS)},
@@ -156,5 +156,5 @@ def test_what_a_stop_finds_has_ended_one_way_or_another() -> None:
     slots = list(memoryview(pair.here.slots.slots).cast("Q"))
     for number, (status, fault) in enumerate(ends):
         assert (status, fault) in ((DONE, ""), (CANCELLED, "cancelled"))
-        assert view.covers(slots[number], LAYERS)
+        assert view.covers(slots[number], EXTENTS)
         assert status != DONE or pair.here.chunk(number) == payload(number)

@@ -18,9 +18,9 @@ from kvpool.transfer.stream_address import StreamAddress
 from kvpool.transfer.transport import ChunkEnd, Ending, Order, Region
 from tests.rigs.blocks.clock import HandClock
 from tests.rigs.nodes.peers import until
-from tests.unit.native.test_directory import LAYERS
+from tests.unit.native.test_directory import EXTENTS
 from tests.unit.transfer.near.test_near_queue import CHUNKS, Pair, checks, with_word
-from tests.unit.transfer.test_streams import LAYER_BYTES, payload
+from tests.unit.transfer.test_streams import EXTENT_BYTES, payload
 
 HOST = b"h" * 16
 
@@ -82,8 +82,8 @@ class Setting:
             offer=r.Offer(self.pull, CHUNKS, bytes(32), 2, "tcp://127.0.0.1:9", promised),
             address=StreamAddress("127.0.0.1", 9),
             into=Region(into.offsets, into.slots),
-            layers=LAYERS,
-            layer_bytes=LAYER_BYTES,
+            extents=EXTENTS,
+            extent_bytes=EXTENT_BYTES,
             stall_s=20.0,
             timeout_s=20.0,
         )
@@ -119,7 +119,7 @@ async def test_an_order_is_received_and_counted(setting: Setting) -> None:
     assert {(end.ending, end.fault) for end in await setting.ends()} == {(Ending.DONE, "")}
     assert [setting.pair.here.chunk(name) for name in range(CHUNKS)] == [payload(name) for name in range(CHUNKS)]
     assert setting.link.asked == [r.AskNear(1, HOST)]
-    copied = CHUNKS * LAYERS * LAYER_BYTES
+    copied = CHUNKS * EXTENTS * EXTENT_BYTES
     assert setting.transport.stats() == {"pulls": 1, "refused": 0, "copied_bytes": copied, "owners": 1}
 
 

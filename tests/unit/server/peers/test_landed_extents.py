@@ -1,4 +1,4 @@
-"""Reports of clients about the layers of a save: only its own, whole columns, in range, and nothing where nobody listens."""
+"""Reports of clients about the extents of a save: only its own, whole columns, in range, and nothing where nobody listens."""
 
 import numpy as np
 import pytest
@@ -25,12 +25,12 @@ class Listener:
         self.ended.append((len(keys), stored))
 
 
-def sums_of(layers: int, chunks: int = len(KEYS)) -> bytes:
-    return np.arange(layers * chunks, dtype="<u4").tobytes()
+def sums_of(extents: int, chunks: int = len(KEYS)) -> bytes:
+    return np.arange(extents * chunks, dtype="<u4").tobytes()
 
 
 @pytest.mark.asyncio
-async def test_only_layers_of_an_own_save_are_noted() -> None:
+async def test_only_extents_of_an_own_save_are_noted() -> None:
     rig = TieredPool((), 48, levels=())
     await rig.start()
     chains, followed, listener = rig.pool.chains, rig.pool.chains.writers.followed, Listener()
@@ -40,7 +40,7 @@ async def test_only_layers_of_an_own_save_are_noted() -> None:
     chains.land_saved(other, one_way.LandSaved(made.reservation, 0, sums_of(1)))
     chains.land_saved(rig.session, one_way.LandSaved(made.reservation + 7, 0, sums_of(1)))
     assert listener.noted == []
-    for first_layer, sums in (
+    for first_extent, sums in (
         (0, b""),
         (0, bytes(3)),
         (0, sums_of(1)[:-4]),
@@ -48,10 +48,10 @@ async def test_only_layers_of_an_own_save_are_noted() -> None:
         (-1, sums_of(1)),
         (2, sums_of(1)),
     ):
-        with pytest.raises(ProtocolError, match="layer"):
-            chains.land_saved(rig.session, one_way.LandSaved(made.reservation, first_layer, sums))
+        with pytest.raises(ProtocolError, match="extent"):
+            chains.land_saved(rig.session, one_way.LandSaved(made.reservation, first_extent, sums))
     chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 1, sums_of(1)))
-    assert listener.noted == [], "its first layer has not landed"
+    assert listener.noted == [], "its first extent has not landed"
     chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 0, sums_of(1)))
     chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 0, sums_of(1)))
     assert listener.noted == KEYS
@@ -64,7 +64,7 @@ async def test_only_layers_of_an_own_save_are_noted() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_chunk_whose_landed_layers_were_written_anew_is_not_stored() -> None:
+async def test_a_chunk_whose_landed_extents_were_written_anew_is_not_stored() -> None:
     rig = TieredPool((), 48, levels=())
     await rig.start()
     chains, listener = rig.pool.chains, Listener()
