@@ -22,7 +22,7 @@
 namespace kvpool {
 
 inline constexpr char INDEX_MAGIC[8] = {'K', 'V', 'P', 'I', 'N', 'D', 'X', '1'};
-inline constexpr uint32_t INDEX_VERSION = 4;
+inline constexpr uint32_t INDEX_VERSION = 1;
 inline constexpr uint64_t MIN_TABLE_SLOTS = 64;
 inline constexpr uint64_t MAX_TABLE_SLOTS = uint64_t{1} << 30;
 // Arenas of a node: one for each of eight devices, one for each of some trust domains, and DRAM's.

@@ -17,63 +17,6 @@ uint32_t crc_of(const uint8_t* bytes, uint64_t size) noexcept {
   return crc32c(crc, bytes + WORD + sizeof(ZERO), size - WORD - sizeof(ZERO));
 }
 
-// What stands behind the fields: checksums and token ids, as they lie in a header of either version.
-struct Body {
-  const uint8_t* checksums;
-  size_t stride;  // of the checksums
-  const uint8_t* tokens;
-};
-
-void fill(SsdHeader& header, const SsdHeaderFields& fields, const Body& body) {
-  std::memcpy(header.pool_epoch, fields.pool_epoch, sizeof(fields.pool_epoch));
-  std::memcpy(header.key, fields.key, sizeof(fields.key));
-  std::memcpy(header.parent, fields.parent, sizeof(fields.parent));
-  std::memcpy(header.name_space, fields.name_space, sizeof(fields.name_space));
-  header.generation = fields.generation;
-  header.extent_bytes = fields.extent_bytes;
-  header.extent_crcs.resize(fields.extents);
-  for (uint32_t extent = 0; extent < fields.extents; ++extent) {
-    std::memcpy(&header.extent_crcs[extent], body.checksums + extent * body.stride, sizeof(uint32_t));
-  }
-  header.tokens.resize(fields.tokens);
-  if (fields.tokens > 0) {
-    std::memcpy(header.tokens.data(), body.tokens, fields.tokens * sizeof(int32_t));
-  }
-}
-
-SsdStatus decode_version_1(const uint8_t* page, const SsdHeaderFields& fields, SsdHeader& header) {
-  if (fields.header_crc != crc_of(page, SSD_HEADER_BYTES) || fields.extents > SSD_WORDS_1 ||
-      fields.tokens > SSD_WORDS_1 - fields.extents) {
-    return SsdStatus::BAD_HEADER;
-  }
-  if (ssd_header_bytes(fields.extents) != SSD_HEADER_BYTES) {
-    return SsdStatus::OTHER_GEOMETRY;
-  }
-  const uint8_t* const words = page + sizeof(fields);
-  fill(header, fields, {words, sizeof(uint32_t), words + fields.extents * sizeof(uint32_t)});
-  return SsdStatus::OK;
-}
-
-SsdStatus decode_version_2(const uint8_t* bytes, uint64_t size, const SsdHeaderFields& fields, SsdHeader& header) {
-  SsdTableFields table;
-  std::memcpy(&table, bytes + sizeof(fields), sizeof(table));
-  if (fields.extents > SSD_EXTENTS_MAX || table.header_bytes != ssd_header_bytes(fields.extents) || table.header_bytes > size ||
-      table.entry_bytes != sizeof(SsdEntry) || fields.tokens > ssd_words_beside(fields.extents) ||
-      fields.header_crc != crc_of(bytes, table.header_bytes)) {
-    return SsdStatus::BAD_HEADER;
-  }
-  const uint8_t* const entries = bytes + sizeof(fields) + sizeof(table);
-  for (uint32_t extent = 0; extent < fields.extents; ++extent) {
-    SsdEntry entry;
-    std::memcpy(&entry, entries + extent * sizeof(entry), sizeof(entry));
-    if (entry.bytes != static_cast<uint32_t>(fields.extent_bytes)) {
-      return SsdStatus::BAD_HEADER;
-    }
-  }
-  fill(header, fields, {entries, sizeof(SsdEntry), entries + fields.extents * sizeof(SsdEntry)});
-  return SsdStatus::OK;
-}
-
 }  // namespace
 
 void encode_ssd_header(const SsdHeader& header, uint8_t* bytes) noexcept {
@@ -111,11 +54,11 @@ void encode_ssd_header(const SsdHeader& header, uint8_t* bytes) noexcept {
 uint64_t ssd_header_length(const uint8_t* page) noexcept {
   SsdHeaderFields fields;
   std::memcpy(&fields, page, sizeof(fields));
-  if (std::memcmp(fields.magic, SSD_MAGIC, sizeof(fields.magic)) != 0 || fields.version == 0 ||
-      fields.version > SSD_FORMAT_VERSION || fields.extents == 0 || fields.extents > SSD_EXTENTS_MAX) {
+  if (std::memcmp(fields.magic, SSD_MAGIC, sizeof(fields.magic)) != 0 || fields.version != SSD_FORMAT_VERSION ||
+      fields.extents == 0 || fields.extents > SSD_EXTENTS_MAX) {
     return 0;
   }
-  return fields.version == 1 ? SSD_HEADER_BYTES : ssd_header_bytes(fields.extents);
+  return ssd_header_bytes(fields.extents);
 }
 
 SsdStatus decode_ssd_header(const uint8_t* bytes, uint64_t size, SsdHeader& header) {
@@ -128,10 +71,36 @@ SsdStatus decode_ssd_header(const uint8_t* bytes, uint64_t size, SsdHeader& head
   if (fields.version > SSD_FORMAT_VERSION) {
     return SsdStatus::NEWER_VERSION;
   }
-  if (fields.version == 0 || fields.extents == 0 || fields.extent_bytes == 0 || fields.extent_bytes > EXTENT_BYTES_MAX) {
+  SsdTableFields table;
+  std::memcpy(&table, bytes + sizeof(fields), sizeof(table));
+  if (fields.version != SSD_FORMAT_VERSION || fields.extents == 0 || fields.extents > SSD_EXTENTS_MAX || fields.extent_bytes == 0 ||
+      fields.extent_bytes > EXTENT_BYTES_MAX || table.header_bytes != ssd_header_bytes(fields.extents) ||
+      table.header_bytes > size || table.entry_bytes != sizeof(SsdEntry) || fields.tokens > ssd_words_beside(fields.extents) ||
+      fields.header_crc != crc_of(bytes, table.header_bytes)) {
     return SsdStatus::BAD_HEADER;
   }
-  return fields.version == 1 ? decode_version_1(bytes, fields, header) : decode_version_2(bytes, size, fields, header);
+  std::memcpy(header.pool_epoch, fields.pool_epoch, sizeof(fields.pool_epoch));
+  std::memcpy(header.key, fields.key, sizeof(fields.key));
+  std::memcpy(header.parent, fields.parent, sizeof(fields.parent));
+  std::memcpy(header.name_space, fields.name_space, sizeof(fields.name_space));
+  header.generation = fields.generation;
+  header.extent_bytes = fields.extent_bytes;
+  header.extent_crcs.resize(fields.extents);
+  const uint8_t* end = bytes + sizeof(fields) + sizeof(table);
+  for (uint32_t& crc : header.extent_crcs) {
+    SsdEntry entry;
+    std::memcpy(&entry, end, sizeof(entry));
+    if (entry.bytes != static_cast<uint32_t>(fields.extent_bytes)) {
+      return SsdStatus::BAD_HEADER;
+    }
+    crc = entry.crc;
+    end += sizeof(entry);
+  }
+  header.tokens.resize(fields.tokens);
+  if (fields.tokens > 0) {
+    std::memcpy(header.tokens.data(), end, fields.tokens * sizeof(int32_t));
+  }
+  return SsdStatus::OK;
 }
 
 SsdStatus compare_ssd_headers(const SsdHeader& found, const SsdHeader& expected) noexcept {

@@ -23,11 +23,11 @@
 namespace kvpool {
 
 inline constexpr char SSD_MAGIC[8] = {'K', 'V', 'P', 'S', 'L', 'O', 'T', '1'};
-inline constexpr uint32_t SSD_FORMAT_VERSION = 2;
-inline constexpr uint64_t SSD_HEADER_BYTES = PAGE_BYTES;  // of the smallest header, and of every header of version 1
+inline constexpr uint32_t SSD_FORMAT_VERSION = 1;
+inline constexpr uint64_t SSD_HEADER_BYTES = PAGE_BYTES;  // of the smallest header
 
-// Little endian, at the start of a slot. In version 2 SsdTableFields and the table follow it, an SsdEntry for each extent, then
-// the token ids; in version 1 the checksum words of the extents, then the token ids. The rest is zero.
+// Little endian, at the start of a slot. SsdTableFields and the table follow it, an SsdEntry for each extent, then the token ids.
+// The rest is zero.
 struct SsdHeaderFields {
   char magic[8];
   uint32_t version;
@@ -58,7 +58,7 @@ static_assert(sizeof(SsdTableFields) == 16 && sizeof(SsdEntry) == 8);
 
 inline constexpr uint32_t SSD_EXTENTS_MAX = 4096;
 
-// Bytes of the header of a chunk of so many extents, of version 2.
+// Bytes of the header of a chunk of so many extents.
 [[nodiscard]] constexpr uint64_t ssd_header_bytes(uint64_t extents) noexcept {
   return round_up(sizeof(SsdHeaderFields) + sizeof(SsdTableFields) + extents * sizeof(SsdEntry), PAGE_BYTES);
 }
@@ -71,11 +71,6 @@ inline constexpr uint32_t SSD_EXTENTS_MAX = 4096;
 inline constexpr uint64_t SSD_HEADER_BYTES_MAX = ssd_header_bytes(SSD_EXTENTS_MAX);
 static_assert(SSD_HEADER_BYTES_MAX == 9 * PAGE_BYTES);
 static_assert(ssd_header_bytes(491) == PAGE_BYTES && ssd_header_bytes(492) == 2 * PAGE_BYTES);
-
-// Version 1: words for checksums and token ids together.
-inline constexpr uint32_t SSD_WORDS_1 =
-    static_cast<uint32_t>((SSD_HEADER_BYTES - sizeof(SsdHeaderFields)) / sizeof(uint32_t));
-static_assert(SSD_WORDS_1 == 986);
 
 // The outcome of an access to a slot. Everything but OK is a miss.
 enum class SsdStatus : uint8_t {
@@ -119,9 +114,8 @@ void encode_ssd_header(const SsdHeader& header, uint8_t* bytes) noexcept;
 // The length of the header that begins with this page of unknown content; 0 where none does.
 [[nodiscard]] uint64_t ssd_header_length(const uint8_t* page) noexcept;
 
-// Decodes bytes with unknown content, `size` of them, at least a page. OK, BAD_MAGIC, NEWER_VERSION, BAD_HEADER (also where the
-// header is longer), or OTHER_GEOMETRY: of version 1, with more extents than a page of version 2 has, so that its chunk begins
-// where no chunk of as many extents does now.
+// Decodes bytes with unknown content, `size` of them, at least a page. OK, BAD_MAGIC, NEWER_VERSION, or BAD_HEADER (also where
+// the header is longer).
 [[nodiscard]] SsdStatus decode_ssd_header(const uint8_t* bytes, uint64_t size, SsdHeader& header);
 
 // Whether what was found is what was expected, all but checksums and token ids; the first difference otherwise.

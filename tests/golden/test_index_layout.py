@@ -14,7 +14,7 @@ import pytest
 
 import kvpool_native
 
-GOLDEN = Path(__file__).parent / "shared_index_4.txt"
+GOLDEN = Path(__file__).parent / "shared_index_1.txt"
 LINE_BYTES = 16
 PAGE_BYTES = 4096
 SEED = slice(48, 64)

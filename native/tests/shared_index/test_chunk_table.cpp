@@ -55,7 +55,7 @@ TEST(reader_sees_header_and_refuses_other_regions) {
   reinterpret_cast<IndexHeader*>(copy->data())->slots = uint64_t{1} << 63;
   EXPECT(IndexView::attach(copy) == nullptr);
   reinterpret_cast<IndexHeader*>(copy->data())->slots = 128;
-  reinterpret_cast<IndexHeader*>(copy->data())->version = 1;
+  reinterpret_cast<IndexHeader*>(copy->data())->version = 2;
   EXPECT(IndexView::attach(copy) == nullptr);
 }
 

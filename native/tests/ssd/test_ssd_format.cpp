@@ -28,30 +28,6 @@ void seal(SsdPage& bytes) {
   std::memcpy(bytes.data(), &fields, sizeof(fields));
 }
 
-// As the first release has written it: the checksums behind the fields, then the token ids.
-SsdPage version_1_of(const SsdHeader& header) {
-  SsdPage page{};
-  SsdHeaderFields fields{};
-  std::memcpy(fields.magic, SSD_MAGIC, sizeof(fields.magic));
-  fields.version = 1;
-  std::memcpy(fields.pool_epoch, header.pool_epoch, sizeof(fields.pool_epoch));
-  std::memcpy(fields.key, header.key, sizeof(fields.key));
-  std::memcpy(fields.parent, header.parent, sizeof(fields.parent));
-  std::memcpy(fields.name_space, header.name_space, sizeof(fields.name_space));
-  fields.generation = header.generation;
-  fields.extent_bytes = header.extent_bytes;
-  fields.extents = static_cast<uint32_t>(header.extent_crcs.size());
-  fields.tokens = static_cast<uint32_t>(header.tokens.size());
-  std::memcpy(page.data(), &fields, sizeof(fields));
-  uint8_t* const words = page.data() + sizeof(fields);
-  std::memcpy(words, header.extent_crcs.data(), fields.extents * sizeof(uint32_t));
-  if (fields.tokens > 0) {
-    std::memcpy(words + fields.extents * sizeof(uint32_t), header.tokens.data(), fields.tokens * sizeof(int32_t));
-  }
-  seal(page);
-  return page;
-}
-
 template <typename Change>
 SsdStatus with_fields(SsdPage bytes, Change change, SsdHeader& found) {
   SsdHeaderFields fields;
@@ -99,43 +75,18 @@ TEST(token_ids_are_kept_where_there_is_room) {
   }
 }
 
-TEST(a_header_of_the_first_version_is_read) {
-  for (const uint32_t extents : {1U, 32U, 491U}) {
-    SsdHeader made = sample(extents);
-    made.tokens = {7, -7, 9};
-    const SsdPage page = version_1_of(made);
-    EXPECT(ssd_header_length(page.data()) == PAGE_BYTES);
-    SsdHeader found;
-    EXPECT(decode_ssd_header(page.data(), PAGE_BYTES, found) == SsdStatus::OK);
-    EXPECT(compare_ssd_headers(found, made) == SsdStatus::OK);
-    EXPECT(found.extent_crcs == made.extent_crcs && found.tokens == made.tokens);
-  }
-}
-
-TEST(a_header_of_the_first_version_whose_chunk_begins_elsewhere_now_is_of_another_geometry) {
-  SsdHeader found;
-  for (const uint32_t extents : {492U, SSD_WORDS_1}) {
-    EXPECT(decode_ssd_header(version_1_of(sample(extents)).data(), PAGE_BYTES, found) == SsdStatus::OTHER_GEOMETRY);
-  }
-}
-
 TEST(more_words_than_a_header_holds_are_a_bad_header) {
   SsdHeader found;
-  for (const uint32_t version : {1U, 2U}) {
-    SsdHeader made = sample(400);
-    SsdPage bytes = version == 1 ? version_1_of(made) : SsdPage{};
-    if (version == 2) {
-      encode_ssd_header(made, bytes.data());
-    }
-    const auto most = static_cast<uint32_t>(version == 1 ? SSD_WORDS_1 - 400 : ssd_words_beside(400));
-    EXPECT(with_fields(bytes, [&](SsdHeaderFields& fields) { fields.tokens = most; }, found) == SsdStatus::OK);
-    EXPECT(with_fields(bytes, [&](SsdHeaderFields& fields) { fields.tokens = most + 1; }, found) == SsdStatus::BAD_HEADER);
-    EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.extents = 0; }, found) == SsdStatus::BAD_HEADER);
-    EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.extents = UINT32_MAX; }, found) == SsdStatus::BAD_HEADER);
-    EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.extent_bytes = 0; }, found) == SsdStatus::BAD_HEADER);
-    EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.version = 0; }, found) == SsdStatus::BAD_HEADER);
-    EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.version = 3; }, found) == SsdStatus::NEWER_VERSION);
-  }
+  SsdPage bytes{};
+  encode_ssd_header(sample(400), bytes.data());
+  const auto most = static_cast<uint32_t>(ssd_words_beside(400));
+  EXPECT(with_fields(bytes, [&](SsdHeaderFields& fields) { fields.tokens = most; }, found) == SsdStatus::OK);
+  EXPECT(with_fields(bytes, [&](SsdHeaderFields& fields) { fields.tokens = most + 1; }, found) == SsdStatus::BAD_HEADER);
+  EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.extents = 0; }, found) == SsdStatus::BAD_HEADER);
+  EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.extents = UINT32_MAX; }, found) == SsdStatus::BAD_HEADER);
+  EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.extent_bytes = 0; }, found) == SsdStatus::BAD_HEADER);
+  EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.version = 0; }, found) == SsdStatus::BAD_HEADER);
+  EXPECT(with_fields(bytes, [](SsdHeaderFields& fields) { fields.version = 2; }, found) == SsdStatus::NEWER_VERSION);
 }
 
 TEST(a_table_with_another_length_is_a_bad_header) {

@@ -1,4 +1,4 @@
-"""Headers of slots on disk: those of the first version are served, and those of several pages, of chunks with many extents."""
+"""Headers of slots on disk that have several pages: of chunks with many extents."""
 
 import shutil
 from collections.abc import Callable
@@ -6,12 +6,9 @@ from pathlib import Path
 
 import lmdb
 import numpy as np
-import pytest
 
 import kvpool_client as kv
 import kvpool_native
-from tests.e2e.ssd.conftest import STORED
-from tests.e2e.ssd.test_ssd_tier import CHAIN, chains, load_right
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 from tests.rigs.shares.rank_memory import RankMemory, expected_part
@@ -20,41 +17,6 @@ PAGE = kvpool_native.SSD_HEADER_BYTES
 # 600 extents: a header of two pages.
 MANY = kv.Layout(layers=75, kv_heads=8, head_dim=2, dtype="float16", chunk_tokens=16, head_groups=8)
 CHUNKS = 3
-
-
-def _first_version_of(page: bytes) -> bytes:
-    """The same header as the first version has it: checksums and token ids behind the fields."""
-    header = kvpool_native.decode_ssd_header(page)
-    assert header is not None
-    made = page[:8] + (1).to_bytes(4, "little") + bytes(4) + page[16:152] + header.checksums + header.tokens
-    made = made.ljust(PAGE, b"\0")
-    return made[:12] + kvpool_native.crc32c(made).to_bytes(4, "little") + made[16:]
-
-
-def _rewrite_headers(ssd: Path, changed: Callable[[bytes], bytes]) -> int:
-    count = 0
-    for file in ssd.glob("segment-*.kvs"):
-        content = bytearray(file.read_bytes())
-        for at in range(0, len(content), PAGE):
-            if content.startswith(b"KVPSLOT1", at):
-                content[at : at + PAGE] = changed(bytes(content[at : at + PAGE]))
-                count += 1
-        file.write_bytes(content)
-    return count
-
-
-@pytest.mark.parametrize("loses_catalogue", [False, True])
-def test_slots_of_the_first_version_are_served(stopped: Daemon, ssd: Path, loses_catalogue: bool) -> None:
-    assert _rewrite_headers(ssd, _first_version_of) >= STORED * CHAIN
-    if loses_catalogue:
-        shutil.rmtree(ssd / "catalogue")
-    stopped.start()
-    wait_until(lambda: stopped.stats()["ssd.state"] == "ok", "the tier is open")
-    with stopped.connect(timeout_s=20.0) as pool:
-        assert sum(load_right(pool, keys).chunks for keys in chains(pool, STORED)) == STORED * CHAIN
-    stats = stopped.stats()
-    assert (stats["ssd.set_aside_chunks"], stats["ssd.corrupt_chunks"]) == (0, 0)
-    assert stopped.problems() == []
 
 
 def _served(daemon: Daemon) -> None:
