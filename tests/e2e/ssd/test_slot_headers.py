@@ -53,7 +53,7 @@ def test_slots_of_the_first_version_are_served(stopped: Daemon, ssd: Path, loses
     with stopped.connect(timeout_s=20.0) as pool:
         assert sum(load_right(pool, keys).chunks for keys in chains(pool, STORED)) == STORED * CHAIN
     stats = stopped.stats()
-    assert (stats["ssd.set_aside_chunks"], stats["ssd.corrupt_chunks"]) == (0, 0)
+    assert (stats["ssd.unrestored_chunks"], stats["ssd.corrupt_chunks"]) == (0, 0)
     assert stopped.problems() == []
 
 
@@ -125,6 +125,6 @@ def test_slots_that_fit_no_layout_now_are_set_aside_with_one_message(
     with daemon.connect(layout=MANY) as pool:
         assert pool.lookup(pool.keys(tokens_of(1, CHUNKS * MANY.chunk_tokens))).chunks == 0
     stats = daemon.stats()
-    assert (stats["ssd.set_aside_chunks"], stats["ssd.restored_chunks"]) == (CHUNKS, 0)
+    assert (stats["ssd.unrestored_chunks"], stats["ssd.restored_chunks"]) == (CHUNKS, 0)
     assert daemon.log().count("3 chunks on disk are set aside") == 1
     assert daemon.problems() == []

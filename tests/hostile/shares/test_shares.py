@@ -35,12 +35,12 @@ def test_others_save_and_load_beside_one_frame_that_reserves_everything(
         made = reserve(hostile, keys_of(0, GREEDY_CHUNKS, seed=1))
         states = np.frombuffer(made.states, np.uint8)
         assert np.count_nonzero(states == SaveState.RESERVED) == HALF
-        assert states[HALF] == SaveState.SHARE
-        assert daemon.stats()["declined_share"] == 1
+        assert states[HALF] == SaveState.QUOTA
+        assert daemon.stats()["declined_quota"] == 1
         if ttl == "3s":
             wait_until(lambda: daemon.stats()["dram.zombie_slots"] == HALF, "the reservation expires")
         # A silent client holds its slots until its socket closes; it gets no others.
-        assert reserve(hostile, keys_of(0, 100, seed=2)).states[0] == SaveState.SHARE
+        assert reserve(hostile, keys_of(0, 100, seed=2)).states[0] == SaveState.QUOTA
         for seed in range(3, 9):
             _store_and_load(good, seed)
         stats = daemon.stats()
@@ -83,7 +83,7 @@ def test_chunks_of_a_few_bytes_count_by_the_slots_they_take(start_daemon: Callab
         _store_and_load(good, 0)
         made = reserve(hostile, keys_of(0, GREEDY_CHUNKS, seed=1))
         assert made.states.count(SaveState.RESERVED) == slots // 2
-        assert made.states[slots // 2] == SaveState.SHARE
+        assert made.states[slots // 2] == SaveState.QUOTA
         for seed in range(2, 8):
             _store_and_load(good, seed)
     assert daemon.problems() == []
