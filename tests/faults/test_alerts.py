@@ -118,7 +118,7 @@ def test_a_daemon_that_is_used_fires_nothing(tmp_path: Path, metered: StartDaemo
 
 
 def test_declined_saves(tmp_path: Path, metered: StartDaemon) -> None:
-    daemon = metered(dram__connection_share="0.000001")
+    daemon = metered(dram__connection_quota="0.000001")
     before = _page(daemon)
     with daemon.connect() as pool:
         for number in range(8):

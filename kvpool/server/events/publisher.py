@@ -152,7 +152,7 @@ class EventPublisher:
             "events.published_snapshots": self._snapshots,
             "events.late_headers": self._source.late_pages,
             "events.publish_errors": self._errors,
-            "events.refused_routers": self._sockets.refused_clients,
+            "events.refused_routers": self._sockets.refused_routers,
             "events.bad_requests": self._sockets.bad_requests,
             "events.ended_connections": self._sockets.ended_connections,
             "events.accept_closures": self._sockets.accept_closures,

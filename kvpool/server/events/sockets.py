@@ -120,7 +120,7 @@ class EventSockets:
         return "" if self._replay is None else _endpoint_of(self._replay)
 
     @property
-    def refused_clients(self) -> int:
+    def refused_routers(self) -> int:
         """Connections of routers whose keys are not admitted."""
         return self._access.refused
 

@@ -106,7 +106,7 @@ def test_why_reports_the_history_of_a_key(daemon: Daemon) -> None:
 
 
 def test_why_reports_that_an_engine_had_its_share(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon(dram__connection_share="0.000001")
+    daemon = start_daemon(dram__connection_quota="0.000001")
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, CHUNK))
         assert store(pool, keys).reasons == {"quota": 1}

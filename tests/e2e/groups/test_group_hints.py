@@ -200,7 +200,7 @@ def test_an_announcement_ends_with_its_connection_and_not_with_others_use(emptie
 
 
 def test_a_hit_beyond_the_bounds_is_clipped_whole(start: Start) -> None:
-    daemon = start(dram__announced_share="0.5")
+    daemon = start(dram__announced_quota="0.5")
     with daemon.connect(HYBRID) as flooder, daemon.connect(HYBRID) as good:
         stored = only_on_ssd(daemon, good, 6)
         results = [flooder.announce(keys) for keys in stored for _ in range(3)]

@@ -37,7 +37,7 @@ IN_STATISTICS = {
     "loads": "usage.loads",
     "loaded_tokens": "usage.loaded_tokens",
     "loaded_bytes": "usage.loaded_bytes",
-    "load_failures": "usage.failed_loads_checksum",
+    "failed_loads": "usage.failed_loads_checksum",
     "saved_chunks": "saved_chunks",
     "saved_tokens": "usage.saved_tokens",
     "saved_bytes": "usage.saved_bytes",

@@ -152,7 +152,7 @@ def test_a_longer_request_uses_its_announced_prefix(emptied: Daemon) -> None:
 
 
 def test_the_bounds_hold_and_a_flood_leaves_room_for_others(start: Start) -> None:
-    daemon = start(dram__announced_ttl="1h", dram__announced_share="0.5")
+    daemon = start(dram__announced_ttl="1h", dram__announced_quota="0.5")
     with daemon.connect() as flooder, daemon.connect() as good:
         stored = only_on_ssd(daemon, good, 8)
         results = [flooder.announce(keys) for keys in stored for _ in range(3)]
@@ -167,7 +167,7 @@ def test_the_bounds_hold_and_a_flood_leaves_room_for_others(start: Start) -> Non
 
 
 def test_no_announcement_is_accepted_where_the_share_is_0(start: Start) -> None:
-    daemon = start(dram__announced_share="0")
+    daemon = start(dram__announced_quota="0")
     with daemon.connect() as pool:
         (keys,) = only_on_ssd(daemon, pool, 1)
         assert pool.announce(keys) == kv.AnnounceResult(0, CHAIN, 0)

@@ -396,7 +396,7 @@ def test_priorities_of_another_form_are_left_out(shared_daemon: Daemon, start: S
 
 
 def test_priorities_beyond_the_share_are_clipped_and_counted(start_daemon: Callable[..., Daemon], start: Start) -> None:
-    engine = start(start_daemon(dram__retained_share="0"))
+    engine = start(start_daemon(dram__retained_quota="0"))
     engine.answer(PROMPT, 4, priorities=[90, 90])
     assert _stats(engine)["clipped_blocks"] == 2
 
