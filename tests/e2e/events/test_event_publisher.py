@@ -365,13 +365,13 @@ def test_invalid_keys_are_refused_at_the_start(tmp_path: Path, curve: dict[str, 
     options = {key.replace("__", "."): value for key, value in _with_keys(tmp_path).items()}
     command = Daemon(tmp_path, **{"events.publish": "tcp://127.0.0.1:0", **options}).command()
     bad = {"secret": [b"", b"\0" * 40], "clients": [b"", b"x" * 40 + b"\n" + b"yy" * 19 + b"\n"]}
-    for name, contents in bad.items():
+    for (name, contents), option in zip(bad.items(), ("keys", "allow"), strict=True):
         kept = (tmp_path / name).read_bytes()
         for content in contents:
             (tmp_path / name).write_bytes(content)
             ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
             assert ended.returncode == 2
-            assert f"events.curve_{name}_file is" in ended.stderr
+            assert f"events.{option} is" in ended.stderr
             assert "yy" not in ended.stderr
         (tmp_path / name).write_bytes(kept)
 
