@@ -47,7 +47,7 @@ class Member:
             f"--set=peer.name={self.name}",
             f"--set=peer.listen=tcp://127.0.0.1:{self.port}",
             "--set=peer.stream=tcp://127.0.0.1:0",
-            "--set=peer.same_host=false",  # both stand for nodes on hosts of their own
+            "--set=peer.shm=false",  # both stand for nodes on hosts of their own
             f"--set=peer.members={members}",
         ]
 

@@ -92,7 +92,7 @@ class SaveState(IntEnum):
     TOO_LONG = 11
     ABORTED = 12
     CHECKSUM = 13
-    SHARE = 14
+    QUOTA = 14
     STOPPING = 15
     PART = 16
     OTHER = 255  # never sent: a client's value for an unknown number

@@ -455,7 +455,7 @@ class Pool:
     def announce(self, keys: KeyChain, chunks_max: int | None = None) -> AnnounceResult:
         """Announce chunks that will be requested soon: they stay in DRAM, or are promoted to it, until this Pool acquires them.
 
-        `chunks_max`: of the first ones alone. Bounded in bytes (`dram.announced_share`) and time (`dram.announced_ttl`).
+        `chunks_max`: of the first ones alone. Bounded in bytes (`dram.announced_quota`) and time (`dram.announced_ttl`).
         Raises InvalidArgument.
         """
         check_keys(keys, self._namespace)

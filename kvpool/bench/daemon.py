@@ -110,7 +110,7 @@ def start_daemon(socket: str, capacity: int, *options: str) -> "subprocess.Popen
     named = {
         "server.socket": socket,
         "dram.capacity": f"{capacity}B",
-        "dram.connection_share": "1.0",
+        "dram.connection_quota": "1.0",
         "log.level": "warning",
     }
     sets = [f"--set={name}={value}" for name, value in named.items()]

@@ -107,7 +107,7 @@ class Scrub:
     def tiers(self) -> dict[str, dict[str, int]]:
         """By tier: its level, the number of chunks, and of records where they may be."""
         return {
-            self._names[level]: {"level": level, **{name: directory.stats()[name] for name in ("chunks", "places")}}
+            self._names[level]: {"level": level, **{name: directory.stats()[name] for name in ("chunks", "entries")}}
             for level, directory in self._directories.items()
         }
 

@@ -58,7 +58,7 @@ class _Change:
 _COLUMNS: tuple[tuple[str, int, str, Callable[[_Change, str], str]], ...] = (
     ("chunks", 9, "dram.chunks", _Change.total),
     ("used", 10, "dram.used_bytes", _Change.size),
-    ("stored/s", 9, "stored_chunks", _Change.rate),
+    ("saved/s", 9, "saved_chunks", _Change.rate),
     ("evicted/s", 9, "evicted_chunks", _Change.rate),
     ("loaded/s", 10, "usage.loaded_bytes", _Change.size_rate),
     ("hits", 6, HITS, _Change.hit_rate),

@@ -44,7 +44,7 @@ class ZmqAddress:
         may read it."""
         if self.endpoint.startswith("ipc://") or (self.is_local and is_insecure):
             return ""
-        curve = "events.curve_secret_file and events.curve_clients_file"
+        curve = "events.keys and events.allow"
         if not self.is_local:
             return f"expected ipc or a loopback address because there are no CURVE keys: set {curve}, or use ipc"
         return (

@@ -66,7 +66,7 @@ class ServerConfig:
     lease_ttl: float
     reservation_ttl: float
     max_connections: int
-    user_share: float
+    user_quota: float
     max_leases: int
     max_reservations: int
     max_chain_chunks: int
@@ -104,9 +104,9 @@ class DramConfig:
     verify: str
     policy: str
     token_ids: int
-    connection_share: float
-    retained_share: float
-    announced_share: float
+    connection_quota: float
+    retained_quota: float
+    announced_quota: float
     announced_ttl: float
     allow_overcommit: bool
 
@@ -390,7 +390,7 @@ OPTIONS: dict[str, Option] = {
     "server.lease_ttl": duration_option("10ms", "1d", "30s"),
     "server.reservation_ttl": duration_option("10ms", "1d", "60s"),
     "server.max_connections": count_option(1, 100_000, 1024),
-    "server.user_share": share_option("0.75", is_above_zero=True),
+    "server.user_quota": share_option("0.75", is_above_zero=True),
     "server.max_leases": count_option(1, 1_000_000, 4096),
     "server.max_reservations": count_option(1, 4096, 64),
     "server.max_chain_chunks": count_option(1, 1 << 20, 16384),
@@ -415,9 +415,9 @@ OPTIONS: dict[str, Option] = {
     "dram.verify": choice_option("always", "cold"),
     "dram.policy": choice_option("class-queues", "lru"),
     "dram.token_ids": size_option("0B", "4TiB", "0B"),
-    "dram.connection_share": share_option("0.5", is_above_zero=True),
-    "dram.retained_share": share_option("0.3"),
-    "dram.announced_share": share_option("0.25"),
+    "dram.connection_quota": share_option("0.5", is_above_zero=True),
+    "dram.retained_quota": share_option("0.3"),
+    "dram.announced_quota": share_option("0.25"),
     "dram.announced_ttl": duration_option("10ms", "1h", "30s"),
     "dram.allow_overcommit": flag_option("false"),
     "ssd.path": Option(directory, "", "an absolute path of a directory (needed where ssd.capacity is not 0)"),

@@ -40,16 +40,16 @@ class EventsConfig:
     models: tuple[ModelEndpoint, ...]
     topic: str
     format: str
-    places: bool
+    ownership: bool
     block_tokens: int
     buffer: int
-    fates: int
-    hwm: int
+    history_chunks: int
+    queue_messages: int
     replay_messages: int
-    retell_interval: float
+    republish_interval: float
     insecure: bool
-    curve_secret_file: str
-    curve_clients_file: str
+    keys: str
+    allow: str
 
     @property
     def descriptors(self) -> int:
@@ -73,8 +73,8 @@ class EventsConfig:
 
 def check_events(parsed: Mapping[str, Any], faults: list[str]) -> None:
     """Add the faults of these options' values together."""
-    if bool(parsed["events.curve_secret_file"]) != bool(parsed["events.curve_clients_file"]):
-        faults.append("events.curve_secret_file and events.curve_clients_file: expected both or none")
+    if bool(parsed["events.keys"]) != bool(parsed["events.allow"]):
+        faults.append("events.keys and events.allow: expected both or none")
     if parsed["events.replay"] and not parsed["events.publish"]:
         faults.append(f"events.replay is {parsed['events.replay']}, expected off because events.publish is")
     models: tuple[ModelEndpoint, ...] = parsed["events.models"]
@@ -82,7 +82,7 @@ def check_events(parsed: Mapping[str, Any], faults: list[str]) -> None:
         faults.append(f"events.models is {models[0]}, expected none because events.publish is off")
     for name, address in addresses_of(parsed):
         fault = address.fault_without_keys(parsed["events.insecure"]) if address else ""
-        if fault and not parsed["events.curve_secret_file"]:
+        if fault and not parsed["events.keys"]:
             faults.append(f"{name} is {address}, {fault}")
 
 
@@ -124,16 +124,16 @@ EVENT_OPTIONS: dict[str, Option] = {
         topic, "kv@{host}@{model}", "printable text in which only {host}, {model} and {name} stand in braces"
     ),
     "events.format": choice_option("map", "positional"),
-    "events.places": flag_option("false"),
+    "events.ownership": flag_option("false"),
     "events.block_tokens": count_option(0, 4096, 0),
     "events.buffer": size_option("64KiB", "16GiB", "16MiB"),
-    "events.fates": count_option(16, 10_000_000, 65_536),
-    "events.hwm": count_option(1, 1_000_000, 1000),
+    "events.history_chunks": count_option(16, 10_000_000, 65_536),
+    "events.queue_messages": count_option(1, 1_000_000, 1000),
     "events.replay_messages": count_option(1, 1_000_000, 1000),
-    "events.retell_interval": duration_option("0s", "1d", "1m"),
+    "events.republish_interval": duration_option("0s", "1d", "1m"),
     "events.insecure": flag_option("false"),
-    "events.curve_secret_file": Option(
+    "events.keys": Option(
         secret_file, "", "a regular file of the daemon's user with rights 0600 or less (empty: no keys)"
     ),
-    "events.curve_clients_file": Option(readable_file, "", "a file of public keys, one to a line (empty: no keys)"),
+    "events.allow": Option(readable_file, "", "a file of public keys, one to a line (empty: no keys)"),
 }

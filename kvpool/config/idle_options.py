@@ -15,7 +15,18 @@ class _Switch:
     because: str
 
 
-_PUBLISHED = ("topic", "format", "places", "block_tokens", "hwm", "replay_messages", "retell_interval", "insecure")
+_PUBLISHED = (
+    "topic",
+    "format",
+    "ownership",
+    "block_tokens",
+    "queue_messages",
+    "replay_messages",
+    "republish_interval",
+    "insecure",
+    "keys",
+    "allow",
+)
 _SWITCHES = (
     _Switch("ssd.capacity", 0, ("ssd.",), "ssd.capacity is 0: there is no SSD tier"),
     _Switch("hbm.device", "off", ("hbm.",), "hbm.device is off: there is no device tier"),
@@ -26,7 +37,7 @@ _SWITCHES = (
     _Switch(
         "events.publish",
         None,
-        (*(f"events.{name}" for name in _PUBLISHED), "events.curve_"),
+        tuple(f"events.{name}" for name in _PUBLISHED),
         "events.publish is off: nothing is published",
     ),
     _Switch("events.replay", None, ("events.replay_messages",), "events.replay is off"),

@@ -35,7 +35,7 @@ class PeerConfig:
     """Section `peer`; sizes in bytes, durations in seconds. `listen` None: this node has no peers."""
 
     transport: str
-    same_host: bool
+    shm: bool
     listen: ZmqAddress | None
     stream: ZmqAddress | None
     name: str
@@ -57,7 +57,7 @@ class PeerConfig:
     rate: int
     offered: int
     promoted: int
-    leased_share: float
+    leased_quota: float
     answer_timeout: float
     stall_timeout: float
     pull_timeout: float
@@ -81,7 +81,7 @@ class PeerConfig:
     @property
     def uses_shared_memory(self) -> bool:
         """Whether chunks of nodes on this host are copied out of their memory, and theirs out of this node's."""
-        return self.is_used and self.same_host and self.transport in ("auto", "rdma")
+        return self.is_used and self.shm and self.transport in ("auto", "rdma")
 
     @property
     def node_name(self) -> str:
@@ -204,7 +204,7 @@ _MEMBERS_EXPECTED = '"IP:PORT [KEY], ...", "dns:NAME:PORT", "etcd:URL[,URL...][/
 
 PEER_OPTIONS: dict[str, Option] = {
     "peer.transport": choice_option("auto", "rdma", "tcp", "off"),
-    "peer.same_host": flag_option("true"),
+    "peer.shm": flag_option("true"),
     "peer.listen": Option(_tcp, "off", _TCP_EXPECTED),
     "peer.stream": Option(_tcp, "off", _TCP_EXPECTED),
     "peer.name": Option(_name, "", _NAME_EXPECTED),
@@ -230,7 +230,7 @@ PEER_OPTIONS: dict[str, Option] = {
     "peer.rate": bound_option("64KiB", "1TiB"),
     "peer.offered": bound_option("1MiB", "16TiB", "for a quarter of dram.capacity"),
     "peer.promoted": size_option("1MiB", "16TiB", "256MiB"),
-    "peer.leased_share": share_option("0.5"),
+    "peer.leased_quota": share_option("0.5"),
     "peer.answer_timeout": duration_option("10ms", "1m", "2s"),
     "peer.stall_timeout": duration_option("10ms", "1m", "2s"),
     "peer.pull_timeout": duration_option("100ms", "10m", "5s"),

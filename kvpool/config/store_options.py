@@ -38,7 +38,7 @@ class StoreConfig:
     pin: str
     answer_timeout: float
     transfer_timeout: float
-    remember: float
+    miss_ttl: float
 
     @property
     def is_used(self) -> bool:
@@ -97,5 +97,5 @@ STORE_OPTIONS: dict[str, Option] = {
     "store.pin": choice_option("off", "soft", "hard"),
     "store.answer_timeout": duration_option("1ms", "10s", "20ms"),
     "store.transfer_timeout": duration_option("100ms", "10m", "5s"),
-    "store.remember": duration_option("10ms", "1m", "1s"),
+    "store.miss_ttl": duration_option("10ms", "1m", "1s"),
 }

@@ -72,10 +72,10 @@ class Namespaces:
     have joined each namespace; `_by_id` has every number given, `_given_back` those of which no namespace is known.
     """
 
-    def __init__(self, directory: kvpool_native.Directory, user_share: float = 1.0) -> None:
-        """`user_share`: one user's share of the namespaces that the others leave."""
+    def __init__(self, directory: kvpool_native.Directory, user_quota: float = 1.0) -> None:
+        """`user_quota`: one user's share of the namespaces that the others leave."""
         self._directory = directory
-        self._of_users = NamespacesByUser(user_share)
+        self._of_users = NamespacesByUser(user_quota)
         self._others: list[tuple[TierSlots, Callable[[Namespace], None]]] = []
         self._lower: list[TierSlots] = []
         self.on_numbers_reused: Callable[[], None] = lambda: None

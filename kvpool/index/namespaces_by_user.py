@@ -103,7 +103,7 @@ class NamespacesByUser:
         return Refused(
             "full",
             f"uid {user} keeps {what} by its connections and its chunks, {kept} of {most}, and may keep "
-            f"{limit} now (server.user_share is {self._share:g}): end idle connections that hold one "
+            f"{limit} now (server.user_quota is {self._share:g}): end idle connections that hold one "
             "(kvpoolctl connections, kvpoolctl disconnect ID), or drop chunks of models that are no longer served "
             "(kvpoolctl flush --model MODEL)",
         )

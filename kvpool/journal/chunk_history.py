@@ -95,15 +95,15 @@ class ChunkHistory:
         departure, refusal = self._departures.get(key), self._refusals.get(key)
         if refusal is not None and (departure is None or refusal.at_ns > departure.at_ns):
             return {
-                "fate": "declined",
+                "state": "declined",
                 "reason": refusal.state.reason,
                 "age_s": _age_s(refusal.at_ns, now_ns),
                 **place_of(refusal.namespace),
             }
         if departure is None:
-            return {"fate": "unknown"}
+            return {"state": "unknown"}
         return {
-            "fate": "removed",
+            "state": "removed",
             "reason": departure.cause.name.lower().replace("_", "-"),
             "tier": Level(departure.level).name.lower(),
             "priority": departure.priority,

@@ -84,9 +84,9 @@ class Record:
 class EngineChunks:
     """See the module."""
 
-    def __init__(self, user_share: float, bytes_max: int = BYTES_MAX) -> None:
-        """`user_share`: one user's share of what the others leave."""
-        self._user_share = user_share
+    def __init__(self, user_quota: float, bytes_max: int = BYTES_MAX) -> None:
+        """`user_quota`: one user's share of what the others leave."""
+        self._user_quota = user_quota
         self._bytes_max = bytes_max
         self._chunks: dict[bytes, Record] = {}
         self._slots: list[Record | None] = []
@@ -273,7 +273,7 @@ class EngineChunks:
     def _holders_of(self, source: Source) -> list[tuple[tuple[str, int], float]]:
         """Whose bytes count a source's chunks, and the share of each of what the others leave."""
         connection = ("connection", source.connection), CONNECTION_SHARE
-        return [connection] if source.user is None else [connection, (("user", source.user), self._user_share)]
+        return [connection] if source.user is None else [connection, (("user", source.user), self._user_quota)]
 
     def _count(self, source: Source, size: int) -> None:
         self._bytes += size

@@ -56,7 +56,7 @@ class EngineLevel:
         """Counters, by name."""
         return {
             "events.engine_chunks": len(self.chunks),
-            "events.engine_chunk_bytes": self.chunks.used_bytes,
+            "events.engine_chunk_record_bytes": self.chunks.used_bytes,
             "events.declined_engine_chunks": self.declined_chunks,
         }
 

@@ -75,10 +75,10 @@ class Journal:
         config: EventsConfig,
         headers: Mapping[Level, Headers] = NO_HEADERS,
         names: Mapping[Level, str] = NO_NAMES,
-        user_share: float = 1.0,
+        user_quota: float = 1.0,
     ) -> None:
         """`headers`: of the tiers from which token ids are to be read back; `names`: of tiers that are not called as their
-        levels are; `user_share`: one user's share of what engines may report as their own."""
+        levels are; `user_quota`: one user's share of what engines may report as their own."""
         self.incarnation = incarnation
         self._headers = headers
         self._names = {level: level.name.lower() for level in Level} | dict(names)
@@ -89,8 +89,8 @@ class Journal:
         for directory, _ in tiers.values():
             directory.report_to(self._feed)
         self._log = EventLog(config.buffer, [tiers[level][1] if level in tiers else 0 for level in Level])
-        self._history = ChunkHistory(config.fates)
-        self._engines = EngineLevel(EngineChunks(user_share), self._row_of)
+        self._history = ChunkHistory(config.history_chunks)
+        self._engines = EngineLevel(EngineChunks(user_quota), self._row_of)
         self._corrupt = CorruptChunks()
         self._chunk_tokens: dict[int, int] = {}  # by namespace
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -255,7 +255,7 @@ class Journal:
         stored = self._engines.find(key) if row is None else self._stored(row)
         if stored is not None:
             return {
-                "fate": "stored",
+                "state": "stored",
                 "tiers": [self._names[level] for level in levels_in(stored.tiers)],
                 "priority": stored.priority,
                 **self._namespaces.place_of(stored.namespace),
@@ -268,12 +268,12 @@ class Journal:
         counted = {name: count for stats in self._counted for name, count in stats().items()}
         return {
             "events.written": self._log.next_id - self._log.gaps,
-            "events.kept": self._log.events,
-            "events.kept_bytes": self._log.used_bytes,
+            "events.buffered": self._log.events,
+            "events.buffered_bytes": self._log.used_bytes,
             "events.dropped": self._log.dropped_events,
             "events.gaps": self._log.gaps,
             "events.lost_changes": self._feed.lost,
-            "events.fates": len(self._history),
+            "events.history_chunks": len(self._history),
             **self._engines.stats(),
             **{name: count for headers in self._headers.values() for name, count in headers.stats().items()},
             **counted,

@@ -4,7 +4,7 @@ A look-ahead over an engine's queue. Announced chunks are held like leased ones,
 those of the lower tier are promoted after all urgent reads, and where DRAM has no room for them now, the promotion is retried
 when room was made. An announcement ends when its connection acquires the chunks, when it expires, or with its connection.
 
-Bounded by bytes: all of them by `dram.announced_share`, and one connection by half of what the others leave, so that one that
+Bounded by bytes: all of them by `dram.announced_quota`, and one connection by half of what the others leave, so that one that
 announces everything leaves room for the others. Control thread only; `now_ns` is an argument.
 
 Invariant: `_of_owner` names every announcement; `_bytes` is the sum of their sizes; each of its holds is in exactly one.
@@ -79,7 +79,7 @@ class Announcements:
         self._view = view
         self._tiering = tiering
         self._ending = ending
-        self._bytes_max = int(config.capacity * config.announced_share)
+        self._bytes_max = int(config.capacity * config.announced_quota)
         self._ttl_ns = int(config.announced_ttl * NS_PER_S)
         self._of_owner: dict[ConnectionId, list[Announcement]] = {}
         self._bytes = 0
@@ -189,7 +189,7 @@ class Announcements:
             "announcements": len(self),
             "announced_bytes": self._bytes,
             "announced_chunks": self.announced_chunks,
-            "announced_chunks_clipped": self.clipped_chunks,
+            "announcements_clipped_chunks": self.clipped_chunks,
         }
 
     def verify(self) -> list[str]:

@@ -16,7 +16,7 @@ FORGOTTEN_AFTER_S = 120.0
 USERS_MAX = 64
 _BOUNDS = {
     SaveState.FULL: "dram.capacity is held whole",
-    SaveState.SHARE: "dram.connection_share and server.user_share bound it",
+    SaveState.QUOTA: "dram.connection_quota and server.user_quota bound it",
 }
 _TAKEN = (SaveState.RESERVED, SaveState.PRESENT)
 

@@ -80,7 +80,7 @@ class Pool:
         bound(self._directory, config)
         self._dram.seal(is_arena_read_only=server.staging_bytes > 0)
         self.remote_table: kvpool_native.Mapping | None = None  # given before engines connect
-        self.namespaces, self._joined = Namespaces(self._directory, server.user_share), dict[ConnectionId, _Joined]()
+        self.namespaces, self._joined = Namespaces(self._directory, server.user_quota), dict[ConnectionId, _Joined]()
         self._room = Room()
         setting = Setting(config, clock, kinds.remotes, self._note_room)
         self._tiering = make_tiering(self._dram, plans, self.namespaces, setting)
@@ -291,7 +291,7 @@ class Pool:
 
     def measure(self, connections: dict[str, int]) -> Measurements:
         """All counters, at one moment; the result does not change afterwards."""
-        server = {**connections, "uptime_s": int(self._uptime_s()), "transfer_waiting": self._workers.waiting}
+        server = {**connections, "uptime_s": int(self._uptime_s()), "transfer_waiting_jobs": self._workers.waiting}
         found_bad = self._dram_check.stats()
         index = {
             **self._readers.stats(self._probing()),
@@ -439,7 +439,7 @@ class Pool:
         tiers = dict(sorted({Level.DRAM: (self._directory, self.geometry.max_chunks), **tiers}.items()))
         headers = self._tiering.headers if self._config.server.keep_token_ids else {}
         config, names = self._config, self._tiering.names
-        make = partial(Journal, clock=self._clock, config=config.events, user_share=config.server.user_share)
+        make = partial(Journal, clock=self._clock, config=config.events, user_quota=config.server.user_quota)
         journal = make(self.epoch, tiers, self.namespaces, headers=headers, names=names)
         self.namespaces.on_numbers_reused = journal.forget_namespaces
         return journal

@@ -314,7 +314,7 @@ class BlockingConnection:
         """The history of each chunk in the daemon's journal."""
         found: list[dict[str, Any]] = []
         for part in KeyColumn.of(keys).parts(em.HISTORY_KEYS_MAX):
-            found += self.call(em.AskChunkHistory(part.packed), m.Report).values["fates"]
+            found += self.call(em.AskChunkHistory(part.packed), m.Report).values["chunks"]
         return found
 
     def namespaces(self) -> NamespaceNames:

@@ -46,23 +46,23 @@ def every(tiers: Tiers) -> Iterator[int]:
     """All records, tier after tier."""
     for name, counts in tiers.items():
         level = _level_of(name, counts)
-        yield from (_word(level, number) for number in range(counts["places"]))
+        yield from (_word(level, number) for number in range(counts["entries"]))
 
 
 def drawn(tiers: Tiers, seed: int) -> Iterator[int]:
     """All records in a random order, uniformly. Takes memory only for those that are drawn."""
     generator = np.random.default_rng(seed)
-    total = sum(counts["places"] for counts in tiers.values())
+    total = sum(counts["entries"] for counts in tiers.values())
     swapped: dict[int, int] = {}
     for position in range(total):
         other = int(generator.integers(position, total))
         chosen = swapped.get(other, other)
         swapped[other] = swapped.pop(position, position)
         for name, counts in tiers.items():
-            if chosen < counts["places"]:
+            if chosen < counts["entries"]:
                 yield _word(_level_of(name, counts), chosen)
                 break
-            chosen -= counts["places"]
+            chosen -= counts["entries"]
 
 
 def read_all(

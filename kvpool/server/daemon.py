@@ -85,7 +85,7 @@ class Daemon:
         self.stopping = asyncio.Event()
         self.failure: BaseException | None = None
         self._counts = ConnectionCounts(lambda: listener.refused_connections)
-        self._roster = Roster(terms.max_connections, config.server.user_share, clock, terms.operators.include)
+        self._roster = Roster(terms.max_connections, config.server.user_quota, clock, terms.operators.include)
         self._input = InputBudget(self._end_unfinished)
         self._next_connection = itertools.count(1)
         self._times = RequestTimes(VERBS)
@@ -104,7 +104,7 @@ class Daemon:
             config,
             read=reread,
             key_files=[
-                KeyFile("events.curve_clients_file", self._read_router_keys, self._let_routers_in),
+                KeyFile("events.allow", self._read_router_keys, self._let_routers_in),
                 *(KeyFile("peer.allow", fleet.read_allowed, fleet.admit) for fleet in fleets),
             ],
             apply=self._reconfigure,
@@ -165,11 +165,11 @@ class Daemon:
     def _read_router_keys(self, config: Config) -> frozenset[bytes] | None:
         """The keys of the clients file in use; None where nothing is published, or nobody is asked for a key."""
         events = self._config.events
-        if events.publish is None or not events.curve_clients_file or not config.events.curve_clients_file:
+        if events.publish is None or not events.allow or not config.events.allow:
             return None
         from kvpool.config.curve_keys import read_allow_list  # as above: only where events are published
 
-        return read_allow_list("events.curve_clients_file", config.events.curve_clients_file)
+        return read_allow_list("events.allow", config.events.allow)
 
     def _let_routers_in(self, keys: frozenset[bytes]) -> str:
         self._publisher.let_in(keys)

@@ -181,8 +181,8 @@ class ConnectionCounts:
         """By name."""
         return {
             "connections": self.open,
-            "connections_accepted": self.accepted,
-            "connections_refused": self._refused(),
+            "accepted_connections": self.accepted,
+            "refused_connections": self._refused(),
             "protocol_errors": self.protocol_errors,
         }
 

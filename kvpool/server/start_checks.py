@@ -112,13 +112,13 @@ def _faults_of_start(config: Config) -> Iterator[str]:
     yield from _faults_of(lambda: plan_descriptors(config, descriptor_limit()))  # plans the tiers, too
     yield from _faults_of_places(config)
     events = config.events
-    if events.publish is not None and (events.curve_secret_file or events.curve_clients_file):
+    if events.publish is not None and (events.keys or events.allow):
         from kvpool.config.curve_keys import read_allow_list, read_key_file  # imports ZMQ
 
-        if events.curve_secret_file:
-            yield from _faults_of(lambda: read_key_file("events.curve_secret_file", events.curve_secret_file))
-        if events.curve_clients_file:
-            yield from _faults_of(lambda: read_allow_list("events.curve_clients_file", events.curve_clients_file))
+        if events.keys:
+            yield from _faults_of(lambda: read_key_file("events.keys", events.keys))
+        if events.allow:
+            yield from _faults_of(lambda: read_allow_list("events.allow", events.allow))
     if config.peer.is_used:
         from kvpool.server.peers.trust import read_trust  # as above
 
@@ -155,7 +155,7 @@ def _faults_of_places(config: Config) -> Iterator[str]:
         yield f"server.socket cannot be there: {fault}"
     if server.metrics_socket and (fault := fault_of_socket_place(server.metrics_socket)):
         yield f"server.metrics_socket cannot be there: {fault}"
-    has_keys = bool(config.events.curve_secret_file)
+    has_keys = bool(config.events.keys)
     for option, path in config.events.files:
         if os.path.lexists(path) and not Path(path).is_socket():
             yield f"{option} is ipc://{path}, which exists and is no socket: move it away, or choose another path"

@@ -40,7 +40,7 @@ class DeviceTier:
         budget: PromotionBudget,
     ) -> None:
         directory = kvpool_native.Directory.of_copies(arena, geometry, policy, seed)
-        directory.cap_retained(config.dram.retained_share)
+        directory.cap_retained(config.dram.retained_quota)
         directory.bound_chains(config.server.max_chain_chunks)
         sizes = SlotSizes(geometry.segment_bytes, geometry.segments, geometry.max_chunks)
         self._slots = Slots(NAME, Level.HBM, sizes, directory)

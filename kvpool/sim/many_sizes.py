@@ -33,7 +33,7 @@ class ManySizes:
     """A pool's control thread without bytes: models of different chunk sizes, and a lower tier whose jobs are done at once."""
 
     def __init__(self, layouts: list[Layout], *, capacity: int, max_chunks: int, watermark: float) -> None:
-        config = load_config(None, [f"ssd.watermark={watermark}", "dram.retained_share=1"])
+        config = load_config(None, [f"ssd.watermark={watermark}", "dram.retained_quota=1"])
         config = replace(
             config, dram=replace(config.dram, capacity=capacity), ssd=replace(config.ssd, capacity=capacity)
         )

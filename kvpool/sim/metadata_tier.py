@@ -32,7 +32,7 @@ class MetadataTier:
         slot_bytes = chunk_bytes + kvpool_native.SSD_HEADER_BYTES
         sizes = SlotSizes(blocks * slot_bytes, segments, segments * blocks, header_bytes=kvpool_native.ssd_header_bytes)
         self.slots = Slots(NAME, self.level, sizes)
-        self.slots.directory.cap_retained(config.dram.retained_share)
+        self.slots.directory.cap_retained(config.dram.retained_quota)
         self.slots.directory.bound_chains(config.server.max_chain_chunks)
         self.write_policy = write_policy_of(config.ssd)
         self._jobs = 0

@@ -171,8 +171,8 @@ class Admission:
         """The step, how often it became stricter, and the bytes that may be written now (0 without a bound)."""
         return {
             "admission": self.step(now_ns).word,
-            "admission_tightened": self.tightened,
-            "budget_left_bytes": int(self._budget.left(now_ns)),
+            "admission_tightenings": self.tightened,
+            "write_budget_left_bytes": int(self._budget.left(now_ns)),
         }
 
     def _step_of_budget(self, now_ns: int) -> Admitted:

@@ -148,12 +148,12 @@ class Link:
         read_bytes, written_bytes = int(lower[f"{name}.read_bytes"]), int(lower[f"{name}.written_bytes"])
         return {
             **self.lower.slots.stats(),
-            "demoted_chunks": self.demotions.demoted_chunks,
-            "demotions_failed": self.demotions.failed_chunks,
-            "demotions_under_way": len(self.demotions),
-            "promoted_chunks": self.promotions.promoted_chunks,
-            "promotions_failed": self.promotions.failed_chunks,
-            "promotions_under_way": len(self.promotions),
+            f"{name}.demoted_chunks": self.demotions.demoted_chunks,
+            f"{name}.demotion_failed_chunks": self.demotions.failed_chunks,
+            f"{name}.demotions_under_way": len(self.demotions),
+            f"{name}.promoted_chunks": self.promotions.promoted_chunks,
+            f"{name}.promotion_failed_chunks": self.promotions.failed_chunks,
+            f"{name}.promotions_under_way": len(self.promotions),
             f"{name}.checks_under_way": self.checksum_jobs.pins,
             **{f"{name}.declined_{reason}": upper[f"declined_{reason}"] for reason in DECLINED},
             **{f"{name}.{key}": value for key, value in self.admission.stats(self._clock.now_ns()).items()},

@@ -124,10 +124,10 @@ class Slots:
             f"{name}.used_bytes": counted["used_bytes"],
             f"{name}.capacity_bytes": self.sizes.segments * self.sizes.segment_bytes,
             f"{name}.evicted_chunks": counted["evicted_chunks"] + counted["shed_chunks"],
-            f"{name}.evicted_last_copies": counted["evicted_chunks"],
-            f"{name}.kept_chunks": counted["kept_chunks"],
-            f"{name}.kept_bytes": counted["kept_bytes"],
-            f"{name}.retention_lapsed": counted["lapsed_chunks"],
+            f"{name}.evicted_from_pool_chunks": counted["evicted_chunks"],
+            f"{name}.retained_chunks": counted["retained_chunks"],
+            f"{name}.retained_bytes": counted["retained_bytes"],
+            f"{name}.retention_expired_chunks": counted["retention_expired_chunks"],
         }
 
     def classes(self) -> list[dict[str, int]]:

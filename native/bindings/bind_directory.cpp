@@ -138,7 +138,7 @@ Fields stats_of_directory(const Directory& directory) {
   const DirectoryStats counts = directory.stats();
   Fields result;
   result["chunks"] = counts.chunks;
-  result["places"] = directory.places();
+  result["entries"] = directory.places();
   result["writing"] = counts.writing;
   result["zombies"] = counts.zombies;
   result["quarantined"] = counts.quarantined;
@@ -167,15 +167,15 @@ Fields stats_of_directory(const Directory& directory) {
       {SaveState::PENDING, "answered_pending"},   {SaveState::NO_PARENT, "answered_no_parent"},
       {SaveState::FULL, "answered_full"},         {SaveState::NOT_READY, "answered_not_ready"},
       {SaveState::FOREIGN, "answered_foreign"},   {SaveState::TOO_LONG, "answered_too_long"},
-      {SaveState::SHARE, "answered_share"}};
+      {SaveState::QUOTA, "answered_quota"}};
   for (const auto& [state, name] : names) {
     result[name] = counts.answers[static_cast<size_t>(state)];
   }
   add_reasons(result, counts);
-  result["kept_chunks"] = counts.retention.chunks;
-  result["kept_bytes"] = counts.retention.bytes;
-  result["clipped_chunks"] = counts.retention.clipped;
-  result["lapsed_chunks"] = counts.retention.expired;
+  result["retained_chunks"] = counts.retention.chunks;
+  result["retained_bytes"] = counts.retention.bytes;
+  result["retention_clipped_chunks"] = counts.retention.clipped;
+  result["retention_expired_chunks"] = counts.retention.expired;
   result["policy_by_age"] = counts.policy.is_by_age;
   result["policy_switches"] = counts.policy.switches;
   result["policy_learned_uses"] = counts.policy.learned_uses;

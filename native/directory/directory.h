@@ -107,7 +107,7 @@ class Directory {
 
   // Makes room for the chunks that follow `parent` (absent: the root), and gives them slots. The reservation holds the ancestors, the
   // chunks that are there or that others write, and its own. Evicts exactly what is missing, or nothing for a chunk that cannot be
-  // placed. It counts for `holder`, where one is named: SHARE, once it protects all that it may. Where `bounds` end it, the answer
+  // placed. It counts for `holder`, where one is named: QUOTA, once it protects all that it may. Where `bounds` end it, the answer
   // has fewer states.
   [[nodiscard]] Reservation reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                     const uint8_t* keys, size_t n, uint64_t now_ns, HolderId holder = {},

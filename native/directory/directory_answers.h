@@ -32,7 +32,7 @@ enum class SaveState : uint8_t {
   EXPIRED = 8,  // the reservation, or the chunk in it, is gone
   TOO_LONG = 11,  // its chain would have more chunks than one may have; further numbers between are clients' own
   CHECKSUM = 13,  // extents that were announced before the commit have other checksums in it
-  SHARE = 14,     // its writer protects as much as it may already
+  QUOTA = 14,     // its writer protects as much as it may already
   PART = 16,      // committed, and out of sight until the chunk before it is: another reservation writes that
 };
 inline constexpr size_t RESERVE_STATES = 15;

@@ -208,7 +208,7 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
     return SaveState::NO_PARENT;  // the lower tier has lost it meanwhile
   }
   if (!may_reserve) {
-    return SaveState::SHARE;
+    return SaveState::QUOTA;
   }
   const SaveState state = find_room(size_class, key, entry.has_value(), search);
   if (state != SaveState::RESERVED) {

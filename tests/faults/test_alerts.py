@@ -118,7 +118,7 @@ def test_a_daemon_that_is_used_fires_nothing(tmp_path: Path, metered: StartDaemo
 
 
 def test_declined_saves(tmp_path: Path, metered: StartDaemon) -> None:
-    daemon = metered(dram__connection_share="0.000001")
+    daemon = metered(dram__connection_quota="0.000001")
     before = _page(daemon)
     with daemon.connect() as pool:
         for number in range(8):
@@ -132,7 +132,7 @@ def test_refused_connections(tmp_path: Path, metered: StartDaemon) -> None:
     with ExitStack() as pools, daemon.admin() as admin:
         for number in range(10):
             pools.enter_context(daemon.connect(model=f"model-{number}"))
-        wait_until(lambda: int(admin.stats()["server"]["connections_refused"]) >= 6, "connections are refused")
+        wait_until(lambda: int(admin.stats()["server"]["refused_connections"]) >= 6, "connections are refused")
         now = _page(daemon, address)
     assert _fired(tmp_path, before, now) == {"KvpoolConnectionsRefused"}
 
@@ -158,7 +158,7 @@ def _load(pool: kv.Pool, lease: kv.Lease) -> kv.LoadResult:
 
 
 def _short_loads(page: Page) -> float:
-    return sum(value for name, (value, _) in page.items() if name.startswith("kvpool_load_failures_total"))
+    return sum(value for name, (value, _) in page.items() if name.startswith("kvpool_failed_loads_total"))
 
 
 def test_a_peer_that_was_killed(tmp_path: Path, metered: StartDaemon) -> None:

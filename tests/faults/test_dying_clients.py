@@ -90,7 +90,7 @@ def test_a_worker_process_killed_outright_leaves_nothing(daemon: Daemon, seed: i
     dice = random.Random(seed)
     workers = [_start_worker(daemon) for _ in range(2)]
     try:
-        wait_until(lambda: int(daemon.stats()["stored_chunks"]) > CHAIN, "work is under way")
+        wait_until(lambda: int(daemon.stats()["saved_chunks"]) > CHAIN, "work is under way")
         end = time.monotonic() + dice.uniform(0.0, 0.3)
         wait_until(lambda: time.monotonic() > end, "some more of it")
     finally:

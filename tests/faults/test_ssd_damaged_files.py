@@ -187,7 +187,7 @@ def test_a_catalogue_damaged_under_a_daemon_is_made_anew(start_daemon: StartDaem
         client.turn()
         # It depends on the first damaged page: the catalogue is made anew under the tier, or the tier closes and opens again.
         wait_until(lambda: admin.demote_all(10.0)["left"] == 0, "the tier has every chunk")
-    wait_until(lambda: daemon.stats()["ssd.catalogue_waiting"] == 0, "the catalogue is written")
+    wait_until(lambda: daemon.stats()["ssd.waiting_rows"] == 0, "the catalogue is written")
     load_chains(daemon, CHAINS)
     assert not is_dead(daemon), daemon.log()
     assert daemon.stats()["ssd.state"] == "ok"

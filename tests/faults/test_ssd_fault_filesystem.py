@@ -106,7 +106,7 @@ def test_a_failing_disk_does_not_affect_dram_and_is_probed_again(
     fault: dict[str, int | str],
 ) -> None:
     with Traffic(tiered, seed, chains=CHAINS) as traffic, DramClient(tiered, first_chain=50_000) as client:
-        wait_until(lambda: int(tiered.stats()["demoted_chunks"]) > CHAIN, "chunks are written")
+        wait_until(lambda: int(tiered.stats()["ssd.demoted_chunks"]) > CHAIN, "chunks are written")
         fault_filesystem.set(**fault)
 
         def has_given_up() -> bool:
@@ -122,10 +122,10 @@ def test_a_failing_disk_does_not_affect_dram_and_is_probed_again(
 
         def is_back() -> bool:
             client.turn()
-            demoted = int(tiered.stats()["demoted_chunks"])
+            demoted = int(tiered.stats()["ssd.demoted_chunks"])
             return tiered.stats()["ssd.state"] == "ok" and demoted > before
 
-        before = int(tiered.stats()["demoted_chunks"])
+        before = int(tiered.stats()["ssd.demoted_chunks"])
         wait_until(is_back, "the tier is tried again and takes chunks", BACK_WITHIN_S)
     assert not is_dead(tiered)
     found = _expect_all_well(tiered)
@@ -167,12 +167,12 @@ def test_reads_that_fail_while_writes_work_are_tried_later_each_time_and_shown(
         problem = next(one for one in _problems(tiered) if one.startswith("ssd: "))
         assert "neither read nor written: read of " in problem
         assert "failed: [Errno 5] Input/output error" in problem
-        promised = int(tiered.stats()["promotions_failed"])
+        promised = int(tiered.stats()["ssd.promotion_failed_chunks"])
         for _ in range(4 * TURNS):
             client.turn()
             note_state()
         assert states.count("ok") <= 1, "it is not in use again before a read has succeeded"
-        assert int(tiered.stats()["promotions_failed"]) - promised <= CHAIN, "what was under way, and no more"
+        assert int(tiered.stats()["ssd.promotion_failed_chunks"]) - promised <= CHAIN, "what was under way, and no more"
         assert "errors in" in next(one for one in _problems(tiered) if one.startswith("ssd: "))
         fault_filesystem.clear()
 
@@ -257,9 +257,9 @@ def test_a_disk_that_tears_writes_is_detected_and_probed_again(
 
         def is_back() -> bool:
             client.turn()
-            return tiered.stats()["ssd.state"] == "ok" and int(tiered.stats()["demoted_chunks"]) > before
+            return tiered.stats()["ssd.state"] == "ok" and int(tiered.stats()["ssd.demoted_chunks"]) > before
 
-        before = int(tiered.stats()["demoted_chunks"])
+        before = int(tiered.stats()["ssd.demoted_chunks"])
         wait_until(is_back, "the tier is tried again and takes chunks", REST_S + BACK_WITHIN_S)
     found = _expect_all_well(tiered)
     summary(
@@ -279,7 +279,7 @@ def test_a_slow_disk_costs_misses(
         def has_moved_much() -> bool:
             client.turn()
             stats = tiered.stats()
-            return int(stats["demoted_chunks"]) > 4 * CHAIN and int(stats["ssd.read_bytes"]) > 0
+            return int(stats["ssd.demoted_chunks"]) > 4 * CHAIN and int(stats["ssd.read_bytes"]) > 0
 
         wait_until(has_moved_much, "chunks move to the disk and back")
         for _ in range(TURNS):
@@ -326,7 +326,7 @@ def test_a_disk_that_hangs_delays_nobody_for_long(
 ) -> None:
     with DramClient(tiered, first_chain=50_000) as client:
         fault_filesystem.set(match=SEGMENTS, delay_us=HANG_US)
-        while not tiered.stats()["demotions_under_way"]:
+        while not tiered.stats()["ssd.demotions_under_way"]:
             client.turn()
         for _ in range(HANGING_TURNS):
             client.turn()

@@ -103,7 +103,7 @@ def test_a_disk_that_others_fill_takes_nothing_from_a_tier(
             wait_open(daemon)
             _fill_up(disk.path / "filler")
             fill(daemon, FITTING_CHAINS)
-            assert (daemon.stats()["ssd.state"], daemon.stats()["ssd.catalogue_dropped"]) == ("ok", 0)
+            assert (daemon.stats()["ssd.state"], daemon.stats()["ssd.dropped_rows"]) == ("ok", 0)
             for _ in range(2):
                 daemon.kill()
                 restart(daemon)

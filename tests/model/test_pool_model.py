@@ -182,7 +182,7 @@ def test_random_operations_agree_with_a_dict(
     assert (stats["leases"], stats["reservations"], stats["pins"], stats["dram.writing_chunks"]) == (0, 0, 0, 0)
     assert stats["announcements"] == 0
     gone = sum(int(stats[name]) for name in ("evicted_chunks", "dram.flushed_chunks", "dram.dropped_chunks"))
-    assert stats["stored_chunks"] == int(stats["dram.chunks"]) + gone
+    assert stats["saved_chunks"] == int(stats["dram.chunks"]) + gone
     assert int(stats["dram.used_bytes"]) <= CHUNKS * SMALL.chunk_bytes
 
 

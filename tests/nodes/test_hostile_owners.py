@@ -248,7 +248,7 @@ def test_an_offer_with_another_address_connects_to_nobody_there(victim: Victim, 
         with pytest.raises(BlockingIOError):
             canary.accept()
     assert victim.liar.offers > offers
-    assert victim.here.stats()["peer.pulls_foreign"] > 0
+    assert victim.here.stats()["peer.failed_pulls_foreign"] > 0
 
 
 @pytest.mark.campaign

@@ -49,8 +49,8 @@ class Daemon:
         self._log = directory / "kvpoold.log"
         self._options = {
             "dram.capacity": "16MiB",
-            "dram.connection_share": "1.0",  # most tests have one client, and some fill DRAM through it
-            "server.user_share": "1.0",
+            "dram.connection_quota": "1.0",  # most tests have one client, and some fill DRAM through it
+            "server.user_quota": "1.0",
             "log.level": "info",
             "dram.huge_pages": "off",
             **({"ssd.create": "true"} if options.get("ssd.path") else {}),

@@ -157,7 +157,9 @@ def test_overlap_is_right_after_lost_messages(
     publishing: Callable[..., Daemon], indexer: DynamoIndexer, block_tokens: int, seed: int
 ) -> None:
     """It stands still while more is published than the daemon keeps for it, and more than the replay has."""
-    daemon = publishing(block_tokens, events__hwm="8", events__replay_messages="4", events__retell_interval="1s")
+    daemon = publishing(
+        block_tokens, events__queue_messages="8", events__replay_messages="4", events__republish_interval="1s"
+    )
     indexer.register(daemon, block_tokens)
     prompts = Prompts(seed)
     with daemon.connect(LAYOUT) as pool:

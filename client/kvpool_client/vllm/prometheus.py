@@ -34,7 +34,7 @@ FAMILIES = (
     ("short_loads", "reason", "Loads of a rank that did not bring every chunk, by reason"),
     ("refusals", "reason", "Processes of vLLM that run without a pool, by what is not served"),
     ("waits_for", "whom", "Requests held back for a moment, by what they waited for"),
-    ("wishes", "outcome", "Hints of requests in kv_transfer_params, by outcome"),
+    ("hints", "outcome", "Hints of requests in kv_transfer_params, by outcome"),
 )
 COUNTERS = {
     "lookups": "Prompts that were looked up",
@@ -47,7 +47,7 @@ COUNTERS = {
     "clipped_chunks": "Saved chunks that stay at the default priority because the share above it is full",
     "retained_chunks": "Stored chunks whose retention a later request has set",
     "announced_chunks": "Chunks of waiting requests that were announced and are in DRAM or are promoted to it",
-    "dropped_errands": "Hints and announcements that were not sent because too many waited",
+    "dropped_hints": "Hints and announcements that were not sent because too many waited",
     "weights_bytes_read": "Bytes of the weights' files that were read for their digest; until it is known, nothing is loaded",
     "engine_seconds": "Time that vLLM spent in the connector",
 }

@@ -38,8 +38,8 @@ class Requests:
             f"dram.capacity={chunks * CHUNK.chunk_bytes}B",
             f"dram.max_chunks={chunks}",
             "dram.prefault=false",
-            "dram.connection_share=1.0",
-            "dram.announced_share=1.0",
+            "dram.connection_quota=1.0",
+            "dram.announced_quota=1.0",
         )
         self.pool = Pool(load_config(None, list(options)), MonotonicClock())
         self._session = self.pool.open_session(ConnectionId(1), "model", CHUNK)

@@ -49,7 +49,7 @@ FOLLOW_S = 5.0
 # So has a Stage after its wait: bytes are copied meanwhile.
 STAGE_S = 5.0
 # What is counted, from the start on.
-_COUNTED = "messages hellos pulls stages near follows offers late_answers unsent ended_for_messages idle errors"
+_COUNTED = "messages hellos pulls stages shm follows offers late_answers unsent ended_for_messages idle errors"
 COUNTED = dict.fromkeys((*_COUNTED.split(), *(f"refused.{code}" for code in r.REFUSAL_CODES)), 0)
 
 
@@ -271,7 +271,7 @@ class ControlServer:
 
     def _near(self, connection: Connection, ask: r.AskNear, sequence: int) -> None:
         answer = self._service.near(connection.puller, ask)
-        self.counts["near"] += 1
+        self.counts["shm"] += 1
         if isinstance(answer, r.Refused):
             self.counts[f"refused.{answer.code}"] += 1
         self._send_or_forget(connection, answer, sequence)

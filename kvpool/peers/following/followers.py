@@ -97,7 +97,7 @@ class Followers:
         counted = [follower.counts for follower in self._followers.values()]
         return {
             "followed": sum(follower.link is not None for follower in self._followers.values()),
-            "kept": sum(follower.link is None for follower in self._followers.values()),
+            "disconnected": sum(follower.link is None for follower in self._followers.values()),
             **{name: self._totals[name] + sum(getattr(one, name) for one in counted) for name in _TOTALS},
             "lag": max((one.lag for one in counted), default=0),
         }

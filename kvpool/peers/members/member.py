@@ -176,7 +176,7 @@ class MemberBook:
             "members": len(self._members),
             "changes": self.changes,
             "left_out": self.left_out,
-            "refused_keys": len(self.refused),
+            "refused": len(self.refused),
         }
 
     def verify(self) -> None:

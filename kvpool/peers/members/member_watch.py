@@ -54,13 +54,13 @@ class MemberWatch:
         self._end = end
         self._back_off = BackOff(settings.back_off, random)
         self._problem = ""
-        self._looks = self._failures = self._late = 0
+        self._refreshes = self._failures = self._late = 0
         self._is_stopping = self._has_new_keys = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvpool-members", daemon=True)
 
     def __repr__(self) -> str:
-        return f"<MemberWatch {self._name}, {self._looks} looks, {self._failures} failed>"
+        return f"<MemberWatch {self._name}, {self._refreshes} refreshes, {self._failures} failed>"
 
     def start(self) -> None:
         """Begin to look."""
@@ -95,7 +95,12 @@ class MemberWatch:
 
     def stats(self) -> dict[str, int]:
         """Counters, by name."""
-        return {**self._book.stats(), "looks": self._looks, "failed_looks": self._failures, "late_looks": self._late}
+        return {
+            **self._book.stats(),
+            "refreshes": self._refreshes,
+            "failed_refreshes": self._failures,
+            "late_refreshes": self._late,
+        }
 
     def _run(self) -> None:
         while not self._is_stopping:
@@ -107,7 +112,7 @@ class MemberWatch:
 
     def _turn(self) -> float:
         """Look once. Returns the seconds until the next time."""
-        self._looks += 1
+        self._refreshes += 1
         if self._has_new_keys:  # whether or not the source answers
             self._has_new_keys = False
             self._book.replace(self._book.current())

@@ -27,9 +27,9 @@ def bound(directory: Directory, config: Config) -> None:
     """Set the bounds of DRAM's directory: above the default priority, by connection, by user, in a chain; of token ids."""
     dram = config.dram
     directory.bound_chains(config.server.max_chain_chunks)
-    directory.cap_retained(dram.retained_share)
-    directory.share_among_holders(dram.connection_share, config.server.user_share)
-    directory.limit_user(PEERS_USER, config.peer.leased_share)
+    directory.cap_retained(dram.retained_quota)
+    directory.share_among_holders(dram.connection_quota, config.server.user_quota)
+    directory.limit_user(PEERS_USER, config.peer.leased_quota)
     directory.limit_token_ids(dram.token_ids or dram.capacity // TOKEN_IDS_PART)
 
 

@@ -124,7 +124,11 @@ class Publications:
 
     def stats(self) -> dict[str, int]:
         """Counters, by name: chunks that are about to be published, and those left out because too many were."""
-        return {"due_chunks": len(self._due), "publishing_chunks": len(self._pins), "left_out_chunks": self._left_out}
+        return {
+            "due_chunks": len(self._due),
+            "publishing_chunks": len(self._pins),
+            "unpublished_left_out": self._left_out,
+        }
 
     def _wake(self) -> None:
         if isinstance(self._turn, asyncio.TimerHandle):

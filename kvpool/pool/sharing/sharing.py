@@ -44,7 +44,7 @@ class Sharing:
             for store in stores
         ]
         self.has_store = bool(stores)
-        self.seeking = Seeking(stores[0] if stores else None, config.remember)
+        self.seeking = Seeking(stores[0] if stores else None, config.miss_ttl)
 
     def __repr__(self) -> str:
         return f"<Sharing {self._publications}>"

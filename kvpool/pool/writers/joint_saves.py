@@ -81,7 +81,7 @@ class JointSaves:
         self._ttl_ns = ttl_ns
         self._next_id = FIRST_PART
         self._parts: dict[ReservationId, Part] = {}
-        capacity, share = (dram.capacity, dram.connection_share) if dram is not None else (sys.maxsize, 1.0)
+        capacity, share = (dram.capacity, dram.connection_quota) if dram is not None else (sys.maxsize, 1.0)
         self._chains = JointChains(capacity // DRAM_PART, share)
         self._slot_bytes: dict[Geometry, int] = {}
         self._unpublished: dict[ReservationId, JointChain] = {}
@@ -291,7 +291,7 @@ class JointSaves:
         known = sum(1 for _ in takewhile(lambda key: self._chains.find(own.id, key) is None, keys))
         asked = keys[: min(room, known, self._room_for(part, own, keys))]
         if not asked:
-            placed.add(SaveState.SHARE if room else SaveState.NO_PARENT, 0, 0)
+            placed.add(SaveState.QUOTA if room else SaveState.NO_PARENT, 0, 0)
             return False
         made = None
         if chain is not None:

@@ -1,7 +1,7 @@
 """Connection roster: all connections, open or in a handshake, and how many a user may have.
 
 A user is a uid by the kernel (SO_PEERCRED). Beyond `max_connections`, OPERATOR_CONNECTIONS more are reserved for operators (see
-`operators`), for the case that engines use all others. One user has at most `user_share` of the connections that the other
+`operators`), for the case that engines use all others. One user has at most `user_quota` of the connections that the other
 users leave.
 
 Control thread only. Invariants: `_of_user` counts the connections in `_entries` and those in a handshake; a connection is in
@@ -41,12 +41,12 @@ class Roster:
     def __init__(
         self,
         max_connections: int,
-        user_share: float,
+        user_quota: float,
         clock: Clock,
         is_operator: Callable[[Peer], bool],
     ) -> None:
         self._max = max_connections
-        self._user_share = user_share
+        self._user_quota = user_quota
         self._clock = clock
         self._is_operator = is_operator
         self._members: dict[ConnectionId, Member] = {}
@@ -71,12 +71,12 @@ class Roster:
         if used >= self._max + (OPERATOR_CONNECTIONS if self._is_operator(peer) else 0):
             raise self._full()
         own = self._of_user[peer.uid]
-        limit = max(1, int(self._user_share * (self._max - (used - own))))
+        limit = max(1, int(self._user_quota * (self._max - (used - own))))
         if own >= limit and not self._is_operator(peer):
             raise Refused(
                 "busy",
-                f"uid {peer.uid} has {own} connections, all that one user may have now (server.user_share is "
-                f"{self._user_share:g}, server.max_connections {self._max})",
+                f"uid {peer.uid} has {own} connections, all that one user may have now (server.user_quota is "
+                f"{self._user_quota:g}, server.max_connections {self._max})",
             )
         self._of_user[peer.uid] += 1
 

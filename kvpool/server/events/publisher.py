@@ -12,7 +12,7 @@ The first message of every topic is AllBlocksCleared, as soon as the model has a
 are void.
 
 Threads: the control thread makes it, calls `wake` and reads `stats`; everything else happens on the thread `kvpool-events`,
-which owns the sockets from `start` on. Bounds: the log behind it, `hwm` messages for a subscriber, the replay buffer,
+which owns the sockets from `start` on. Bounds: the log behind it, `queue_messages` for a subscriber, the replay buffer,
 ORPHANS_MAX chunks of a snapshot that wait for their parents.
 """
 
@@ -83,15 +83,15 @@ class EventPublisher:
         self._host = host
         self._wall_time_s = wall_time_s
         self._form = EventForm(
-            is_positional=config.format == "positional", block_tokens=config.block_tokens, has_places=config.places
+            is_positional=config.format == "positional", block_tokens=config.block_tokens, has_places=config.ownership
         )
-        self._schedule = RepublishSchedule(config.retell_interval, clock)
+        self._schedule = RepublishSchedule(config.republish_interval, clock)
         self._sockets = EventSockets(config, socket_mode, clock, loop)
         self.publish_endpoint = self._sockets.publish_endpoint
         self.replay_endpoint = self._sockets.replay_endpoint
         self._numbers: dict[str, int] = {}
         self._last = -1
-        self._messages = self._events = self._replayed = self._resyncs = self._errors = 0
+        self._messages = self._events = self._replayed = self._snapshots = self._errors = 0
         self._is_stopping = False
         self._is_woken = False
         self._has_backlog = True
@@ -149,10 +149,10 @@ class EventPublisher:
             "events.published_messages": self._messages,
             "events.published": self._events,
             "events.replayed_messages": self._replayed,
-            "events.resyncs": self._resyncs,
+            "events.published_snapshots": self._snapshots,
             "events.late_headers": self._source.late_pages,
             "events.publish_errors": self._errors,
-            "events.refused_clients": self._sockets.refused_clients,
+            "events.refused_routers": self._sockets.refused_routers,
             "events.bad_requests": self._sockets.bad_requests,
             "events.ended_connections": self._sockets.ended_connections,
             "events.accept_closures": self._sockets.accept_closures,
@@ -213,15 +213,15 @@ class EventPublisher:
         """Publish the new events of one read. Whether there may be more."""
         found = self._read_events()
         if found.slice.is_gap:
-            self._resync()
+            self._republish()
         else:
             self._publish_events(found)
         return bool(found.slice.is_gap or found.slice.events)
 
-    def _resync(self) -> None:
+    def _republish(self) -> None:
         """Publish everything again. Where gaps prevent that, the next turn begins again."""
         for _ in range(SNAPSHOT_ATTEMPTS):
-            self._resyncs += 1
+            self._snapshots += 1
             try:
                 if self._publish_snapshot():
                     return

@@ -59,7 +59,7 @@ class EventVerbs:
     def chunk_history(self, request: em.AskChunkHistory) -> Answer:
         """The history of some chunks."""
         keys = columns.keys_of(request.keys, keys_max=em.HISTORY_KEYS_MAX)
-        return m.Report({"fates": [{"key": key.hex(), **self._pool.journal.explain(key)} for key in keys]})
+        return m.Report({"chunks": [{"key": key.hex(), **self._pool.journal.explain(key)} for key in keys]})
 
     @verb(em.AskNamespaces, roles=OPERATOR)
     def namespaces(self, request: em.AskNamespaces) -> Answer:

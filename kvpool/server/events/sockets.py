@@ -74,9 +74,9 @@ class EventSockets:
         self._closed_guards: list[ListenerGuard] = []
         self._made: list[zmq.Socket[bytes]] = []
         self._subscribed_bytes = 0
-        self._secret = _secret_key_of(config.curve_secret_file) if config.curve_secret_file else b""
-        path = config.curve_clients_file
-        self._access = ZapHandler(read_allow_list("events.curve_clients_file", path) if path else frozenset(), clock)
+        self._secret = _secret_key_of(config.keys) if config.keys else b""
+        path = config.allow
+        self._access = ZapHandler(read_allow_list("events.allow", path) if path else frozenset(), clock)
         self._zap: zmq.Socket[bytes] | None = None
         self._replay: zmq.Socket[bytes] | None = None
         self._asked: dict[bytes, tuple[int, bytes | None]] = {}
@@ -92,7 +92,11 @@ class EventSockets:
                 self._zap.bind(ZAP_ENDPOINT)
                 self.poller.register(self._zap, zmq.POLLIN)
             self._publish = self._bound(
-                zmq.XPUB, "events.publish", config.publish, high_water_mark=config.hwm, socket_mode=socket_mode
+                zmq.XPUB,
+                "events.publish",
+                config.publish,
+                high_water_mark=config.queue_messages,
+                socket_mode=socket_mode,
             )
             self.poller.register(self._publish, zmq.POLLIN)
             if config.replay is not None:
@@ -116,7 +120,7 @@ class EventSockets:
         return "" if self._replay is None else _endpoint_of(self._replay)
 
     @property
-    def refused_clients(self) -> int:
+    def refused_routers(self) -> int:
         """Connections of routers whose keys are not admitted."""
         return self._access.refused
 
@@ -320,4 +324,4 @@ def _endpoint_of(bound: "zmq.Socket[bytes]") -> str:
 
 
 def _secret_key_of(path: str) -> bytes:
-    return read_key_file("events.curve_secret_file", path).secret
+    return read_key_file("events.keys", path).secret

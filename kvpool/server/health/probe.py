@@ -43,7 +43,7 @@ STEPS_MAX = 15
 ATTEMPTS = 3
 # Answers of a daemon that is at its limits and not broken.
 _NO_ROOM_CODES = {"busy", "full", "stopping"}
-_NO_ROOM_STATES = {SaveState.FULL, SaveState.NOT_READY, SaveState.SHARE, SaveState.STOPPING}
+_NO_ROOM_STATES = {SaveState.FULL, SaveState.NOT_READY, SaveState.QUOTA, SaveState.STOPPING}
 
 
 class ProbeFailed(KVPoolError):

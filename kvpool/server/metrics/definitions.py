@@ -44,7 +44,7 @@ def _events(key: str) -> Callable[[Scrape], float | None]:
 
 def _refused_by_publisher(now: Scrape) -> Iterable[tuple[str, float]]:
     names = {
-        "no_key": "events.refused_clients",
+        "no_key": "events.refused_routers",
         "no_request": "events.bad_requests",
         "unread": "events.unsent_replays",
         "shut_down": "events.ended_connections",
@@ -114,8 +114,8 @@ def _left_dram(now: Scrape) -> Iterable[tuple[str, float]]:
         "own_class": "evicted_own_class",
         "other_class": "evicted_other_class",
         "index_full": "evicted_index_full",
-        "flush": "flushed_chunks",
-        "corrupt": "dropped_chunks",
+        "flushed": "flushed_chunks",
+        "dropped": "dropped_chunks",
     }
     return ((reason, now.pool.directory[name]) for reason, name in names.items())
 
@@ -168,7 +168,7 @@ def _build(now: Scrape) -> Values:
     return {tuple(now.build[label] for label in BUILD_LABELS): 1.0}
 
 
-RESERVE_DECLINES = ("pending", "no_parent", "full", "not_ready", "foreign", "share")
+RESERVE_DECLINES = ("pending", "no_parent", "full", "not_ready", "foreign", "quota")
 HELD_KINDS = ("leased", "reserved", "zombie")
 BUILD_LABELS = ("version", "checksum", "key_hash")
 PROCESS_METRICS = ("process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds")
@@ -195,7 +195,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                  _by_tier(lambda c: c.loaded_tokens), "tokens", "model", "tier"),
         _counter("kvpool_loaded_bytes", "Bytes of the chunks loaded.",
                  _by_tier(lambda c: c.loaded_bytes), "bytes", "model", "tier"),
-        _counter("kvpool_load_failures", "Loads that ended before their last chunk, by reason.",
+        _counter("kvpool_failed_loads", "Loads that ended before their last chunk, by reason.",
                  _labelled(lambda now: now.pool.failures.failed_loads.items()), "", "reason"),
         _counter("kvpool_saved_chunks", "Chunks committed.", _by_model(lambda c: c.stored_chunks), "chunks", "model"),
         _counter("kvpool_saved_tokens", "Tokens of the chunks committed.",
@@ -219,8 +219,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                  lambda now: now.pool.evicted_chunks, "chunks"),
         _counter("kvpool_dram_removed_chunks", "Chunks that left DRAM, those included that a lower tier has, by reason: "
                  "evicted for a newer chunk of the same size (own_class), for another size class (other_class), for want of "
-                 "index entries (index_full); flushed by order (flush); found bad, or behind a chunk that is bad or could not "
-                 "be read into DRAM (corrupt).", _labelled(_left_dram), "chunks", "reason"),
+                 "index entries (index_full); removed by order (flushed); found bad, or behind a chunk that is bad or could "
+                 "not be read into DRAM (dropped).", _labelled(_left_dram), "chunks", "reason"),
         _counter("kvpool_declined_chunks", "Chunks of saves that were declined, by reason. disconnected, timeout, "
                  "too_long and aborted are reported by clients; expired is found when a save ends, checksum at commit, where "
                  "what is behind a chunk of other bytes has no_parent.", _labelled(_declined), "chunks", "reason"),
@@ -228,14 +228,14 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                  _directory("answered_present"), "chunks"),
         _counter("kvpool_aborted_chunks", "Chunks reserved and never committed: given up, or too late.",
                  _directory("aborted_chunks"), "chunks"),
-        _gauge("kvpool_kept_chunks", "Chunks in DRAM with more than the default priority, and their ancestors.",
-               _directory("kept_chunks"), "chunks"),
-        _gauge("kvpool_dram_kept_bytes", "Bytes of those chunks.", _directory("kept_bytes"), "bytes"),
+        _gauge("kvpool_dram_retained_chunks", "Chunks in DRAM with more than the default priority, and their ancestors.",
+               _directory("retained_chunks"), "chunks"),
+        _gauge("kvpool_dram_retained_bytes", "Bytes of those chunks.", _directory("retained_bytes"), "bytes"),
         _counter("kvpool_retention_clipped_chunks", "Chunks that were refused a priority above the default, "
-                 "because dram.retained_share is used up.", _directory("clipped_chunks"), "chunks"),
-        _counter("kvpool_retention_lapsed_chunks", "Chunks in DRAM whose priority returned to the default when its duration "
+                 "because dram.retained_quota is used up.", _directory("retention_clipped_chunks"), "chunks"),
+        _counter("kvpool_retention_expired_chunks", "Chunks in DRAM whose priority returned to the default when its duration "
                  "ended.",
-                 _directory("lapsed_chunks"), "chunks"),
+                 _directory("retention_expired_chunks"), "chunks"),
         _gauge("kvpool_eviction_by_age", "1 while the oldest chunk is evicted first, 0 while the least useful one is.",
                _directory("policy_by_age")),
         Metric("kvpool_reuse_gap_seconds", Kind.HISTOGRAM, "For each chunk in DRAM that is acquired, the time since its last "
@@ -257,8 +257,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _gauge("kvpool_announced_bytes", "Bytes of DRAM reserved for chunks that engines have announced.",
                _index("announced_bytes"), "bytes"),
         _counter("kvpool_announced_chunks", "Chunks that were announced and accepted.", _index("announced_chunks"), "chunks"),
-        _counter("kvpool_announcements_clipped_chunks", "Chunks announced beyond dram.announced_share, and not accepted.",
-                 _index("announced_chunks_clipped"), "chunks"),
+        _counter("kvpool_announcements_clipped_chunks", "Chunks announced beyond dram.announced_quota, and not accepted.",
+                 _index("announcements_clipped_chunks"), "chunks"),
         _gauge("kvpool_reservations", "Saves under way, with expired ones whose writers have not acknowledged the loss.",
                _index("reservations"), "reservations"),
         _counter("kvpool_expired_leases", "Leases that expired.", _index("expired_leases"), "leases"),
@@ -311,27 +311,28 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _gauge("kvpool_ssd_capacity_bytes", "Bytes of its segment files.", _ssd("ssd.capacity_bytes"), "bytes"),
         _gauge("kvpool_ssd_slots", "Slots lent to each size class in its files, named by chunk bytes and extents.",
                _slots(lambda _: 1, lambda now: now.pool.lower_classes.get("ssd", ())), "slots", "size_class", "state"),
-        _counter("kvpool_ssd_demoted_chunks", "Chunks written to it.", _ssd("demoted_chunks"), "chunks"),
-        _counter("kvpool_ssd_promoted_chunks", "Chunks read back from it.", _ssd("promoted_chunks"), "chunks"),
+        _counter("kvpool_ssd_demoted_chunks", "Chunks written to it.", _ssd("ssd.demoted_chunks"), "chunks"),
+        _counter("kvpool_ssd_promoted_chunks", "Chunks read back from it.", _ssd("ssd.promoted_chunks"), "chunks"),
         _counter("kvpool_ssd_failed_chunks", "Chunks that could not be written to it (demotion) or read back (promotion).",
-                 _ssd_by(demotion="demotions_failed", promotion="promotions_failed"), "chunks", "direction"),
+                 _ssd_by(demotion="ssd.demotion_failed_chunks", promotion="ssd.promotion_failed_chunks"),
+                 "chunks", "direction"),
         _counter("kvpool_ssd_evicted_chunks", "Chunks that were evicted from it for newer ones.",
                  _ssd("ssd.evicted_chunks"), "chunks"),
         _counter("kvpool_ssd_read_bytes", "Bytes read from it.", _ssd("ssd.read_bytes"), "bytes"),
         _counter("kvpool_ssd_written_bytes", "Bytes written to it: the disk's wear, to compare with the bytes read.",
                  _ssd("ssd.written_bytes"), "bytes"),
         _gauge("kvpool_ssd_write_budget_left_bytes", "Bytes that the write budget allows now; 0 without one.",
-               _ssd("ssd.budget_left_bytes"), "bytes"),
+               _ssd("ssd.write_budget_left_bytes"), "bytes"),
         _gauge("kvpool_ssd_admission", "1 for the admission step in force, 0 for others: all chunks, those likely to be used, "
                "those used again, nothing.", _ssd_admission, "", "admitted"),
         _counter("kvpool_ssd_admission_tightenings", "How often admission became stricter for a low budget.",
-                 _ssd("ssd.admission_tightened")),
+                 _ssd("ssd.admission_tightenings")),
         _counter("kvpool_ssd_declined_chunks", "Chunks evicted from DRAM and not written to it: too unlikely to "
                  "be used again, used once, no budget, written before and not used since, not written in time.",
                  _ssd_by(**{reason: f"ssd.declined_{reason}" for reason in DECLINED}), "chunks", "reason"),
-        _counter("kvpool_ssd_set_aside_chunks", "Chunks of earlier daemons that were not restored: their slots fit no layout "
+        _counter("kvpool_ssd_unrestored_chunks", "Chunks of earlier daemons that were not restored: their slots fit no layout "
                  "now.",
-                 _ssd("ssd.set_aside_chunks"), "chunks"),
+                 _ssd("ssd.unrestored_chunks"), "chunks"),
         _counter("kvpool_ssd_lost_chunks", "Chunks dropped because a failed sync had covered them.",
                  _ssd("ssd.lost_chunks"), "chunks"),
         _counter("kvpool_ssd_checkpoints", "Checkpoints of the catalogue.", _ssd("ssd.checkpoints")),
@@ -348,18 +349,18 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                "every written chunk is read back.", _ssd("ssd.io_distrusted")),
         _gauge("kvpool_ssd_waiting_jobs", "Jobs that wait for it: reads for engines, writes, checks, rows of its catalogue.",
                _ssd_by(reads="ssd.waiting_reads", writes="ssd.waiting_writes", checks="ssd.waiting_checks",
-                       catalogue="ssd.catalogue_waiting"), "jobs", "queue"),
+                       catalogue="ssd.waiting_rows"), "jobs", "queue"),
         _counter("kvpool_ssd_dropped_rows", "Rows that did not fit its catalogue: their chunks are not found after a "
-                 "restart.", _ssd("ssd.catalogue_dropped")),
+                 "restart.", _ssd("ssd.dropped_rows")),
         _counter("kvpool_ssd_lost_rows", "Rows that a failing disk lost: their chunks are not found after a restart.",
-                 _ssd("ssd.catalogue_lost")),
+                 _ssd("ssd.lost_rows")),
     ),
     "Connections and requests": (
         _gauge("kvpool_connections", "Open connections.",
                _labelled(lambda now: now.connections.items()), "connections", "role"),
-        _counter("kvpool_accepted_connections", "Connections taken.", _server("connections_accepted"), "connections"),
+        _counter("kvpool_accepted_connections", "Connections taken.", _server("accepted_connections"), "connections"),
         _counter("kvpool_refused_connections", "Connections refused before their first request.",
-                 _server("connections_refused"), "connections"),
+                 _server("refused_connections"), "connections"),
         _counter("kvpool_protocol_errors", "Connections ended by bytes that were no frame.", _server("protocol_errors")),
         Metric("kvpool_request_duration_seconds", Kind.HISTOGRAM, "Time from a request's dispatch to its answer, waits "
                "included.", _durations, "seconds", ("verb",)),
@@ -367,7 +368,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                  _labelled(lambda now: ((verb, times.refused) for verb, times in now.verbs.items())), "", "verb"),
         _counter("kvpool_request_failures", "Requests that ended in an unexpected error; the log has it.",
                  _labelled(lambda now: ((verb, times.failed) for verb, times in now.verbs.items())), "", "verb"),
-        _gauge("kvpool_transfer_waiting_jobs", "Jobs that wait for a transfer thread.", _server("transfer_waiting"), "jobs"),
+        _gauge("kvpool_transfer_waiting_jobs", "Jobs that wait for a transfer thread.",
+               _server("transfer_waiting_jobs"), "jobs"),
     ),
     "Events": (
         _counter("kvpool_written_events", "Events of the daemon's start, and of chunks stored, removed and moved.",
@@ -375,10 +377,11 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _counter("kvpool_dropped_events", "Events dropped because the buffer was full or a gap had made them useless.",
                  _events("events.dropped"), "events"),
         _counter("kvpool_event_gaps", "Gaps: more happened at once than the event log holds.", _events("events.gaps")),
-        _gauge("kvpool_events_kept_bytes", "Memory of the event log.", _events("events.kept_bytes"), "bytes"),
+        _gauge("kvpool_buffered_event_bytes", "Memory of the event log.", _events("events.buffered_bytes"), "bytes"),
         _gauge("kvpool_engine_chunks", "Chunks that engines have reported in block pools of their own (level 0).",
                _events("events.engine_chunks"), "chunks"),
-        _gauge("kvpool_engine_chunks_record_bytes", "Memory of their record.", _events("events.engine_chunk_bytes"), "bytes"),
+        _gauge("kvpool_engine_chunk_record_bytes", "Memory of their record.",
+               _events("events.engine_chunk_record_bytes"), "bytes"),
         _counter("kvpool_declined_engine_chunks", "Such chunks that were declined: beyond the bound, without their parent, or "
                  "known under another model.", _events("events.declined_engine_chunks"), "chunks"),
         _counter("kvpool_published_events", "Events published to routers (with events.publish).",
@@ -387,8 +390,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                  _events("events.published_messages"), "messages"),
         _counter("kvpool_replayed_event_messages", "Messages replayed (with events.replay).",
                  _events("events.replayed_messages"), "messages"),
-        _counter("kvpool_event_resyncs", "Snapshots published to routers, after a gap or for new routers.",
-                 _events("events.resyncs")),
+        _counter("kvpool_published_event_snapshots", "Snapshots published to routers, after a gap or for new routers.",
+                 _events("events.published_snapshots")),
         _counter("kvpool_event_publish_errors", "Unexpected errors of the publisher; the log has the first.",
                  _events("events.publish_errors")),
         _counter("kvpool_event_refusals", "Routers without a known key, invalid replay requests, replays "

@@ -39,7 +39,7 @@ HBM_METRICS: tuple[Metric, ...] = (
     counter("kvpool_hbm_promoted_bytes", "Bytes copied to the device: the capacity, 1.5 for each byte served, and trials at "
             "most.", _hbm("promoted_bytes"), "bytes"),
     counter("kvpool_hbm_failed_chunks", "Chunks whose copy was not published: it failed, or the chunk left DRAM meanwhile.",
-            _hbm("promotions_failed"), "chunks"),
+            _hbm("failed_chunks"), "chunks"),
     counter("kvpool_hbm_evicted_chunks", "Copies evicted for others; their chunks stay in DRAM.", _hbm("evicted_chunks"),
             "chunks"),
     counter("kvpool_hbm_withdrawn_chunks", "Copies that left because their chunk left DRAM.", _hbm("withdrawn_chunks"),

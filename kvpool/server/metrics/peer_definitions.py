@@ -14,6 +14,7 @@ from kvpool.server.metrics.metric import Metric, Values, counter, gauge
 
 # Nodes with metrics of their own in a scrape.
 NODES_MAX = 64
+PULL_FAILURES = ("refused", "busy", "unanswered", "empty", "queue_full", "unencrypted", "foreign", "other_transport")
 STATES = ("following", "snapshot", "waiting", "suspended", "deferred", "refused", "connecting", "away")
 
 
@@ -48,7 +49,7 @@ def _by_node(read: Callable[[dict[str, Any]], float | None]) -> Callable[[Scrape
 PEER_METRICS: tuple[Metric, ...] = (
     gauge("kvpool_peers", "Known members of the fleet, by state.", _states, "", "state"),
     gauge("kvpool_peer_refused_members", "Nodes that the source of members names and peer.allow does not: they are no members.",
-          _peer("members.refused_keys")),
+          _peer("members.refused")),
     counter("kvpool_peer_pulled_chunks", "Chunks taken from other nodes.", _peer("pulled_chunks"), "chunks"),
     counter("kvpool_peer_failed_chunks", "Chunks asked for that did not come: they were misses.",
             _peer("failed_chunks"), "chunks"),
@@ -59,9 +60,7 @@ PEER_METRICS: tuple[Metric, ...] = (
             "(busy), unanswered, of chunks that the node no longer had (empty), more than the queue takes, offered in clear "
             "(unencrypted) or from another host than the node's (foreign), or begun by TransferEngine that the node had no "
             "longer (other_transport).",
-            _peer_by(refused="pulls_refused", busy="pulls_busy", unanswered="pulls_unanswered", empty="pulls_empty",
-                     queue_full="pulls_queue_full", unencrypted="pulls_unencrypted", foreign="pulls_foreign",
-                     other_transport="pulls_other_transport"), "", "reason"),
+            _peer_by(**{reason: f"failed_pulls_{reason}" for reason in PULL_FAILURES}), "", "reason"),
     counter("kvpool_peer_begun_pulls", "Pulls that were begun, by the way of their bytes: shared memory of one host "
             "(shm), the stream (tcp), or rdma.",
             _peer_by(shm="shm.pulls", tcp="tcp.pulls", rdma="rdma.pulls"), "", "transport"),
@@ -75,7 +74,7 @@ PEER_METRICS: tuple[Metric, ...] = (
           _peer("rdma.quarantined_bytes"), "bytes"),
     counter("kvpool_peer_rdma_process_starts", "Times that the process of TransferEngine began to serve.",
             _peer("rdma.process_starts")),
-    counter("kvpool_peer_asked_pulls", "Pulls of other nodes, by what they were offered.",
+    counter("kvpool_peer_pull_requests", "Pulls that other nodes asked for, by what they were offered.",
             _peer_by(served="offers.pulls_served", empty="offers.pulls_empty", refused="offers.pulls_refused"), "", "outcome"),
     gauge("kvpool_peer_pulls_under_way", "Pulls that have not ended.", _peer("pulls_under_way")),
     gauge("kvpool_peer_known_chunks", "Pairs of chunk and node that are known.", _peer("known_chunks"), "chunks"),
@@ -84,8 +83,8 @@ PEER_METRICS: tuple[Metric, ...] = (
             _peer_by(evicted="known_evicted_chunks", left_out="known_left_out_chunks"), "chunks", "reason"),
     counter("kvpool_peer_snapshots", "Snapshots of other nodes' chunks that were begun.", _peer("followed.snapshots")),
     counter("kvpool_peer_event_gaps", "Gaps in what other nodes report.", _peer("followed.gaps")),
-    counter("kvpool_peer_failed_looks", "Times that DNS or etcd gave no members, or not in time.",
-            _peer("members.failed_looks")),
+    counter("kvpool_peer_failed_refreshes", "Times that DNS or etcd gave no members, or not in time.",
+            _peer("members.failed_refreshes")),
     counter("kvpool_peer_failed_handshakes", "Connections to other nodes that failed because the keys are not each other's.",
             _peer("links.failed_handshakes")),
     counter("kvpool_peer_refused_handshakes", "Connections of other nodes whose keys are not allowed.",
@@ -100,10 +99,10 @@ PEER_METRICS: tuple[Metric, ...] = (
     counter("kvpool_peer_node_read_bytes", "Bytes taken from a node.",
             _by_node(lambda row: row["read_bytes"]), "bytes", "peer"),
     counter("kvpool_peer_node_pulls", "Pulls from a node.", _by_node(lambda row: row["pulls"]), "", "peer"),
-    counter("kvpool_peer_node_failures", "Pulls from a node that failed there, if only for a moment.",
+    counter("kvpool_peer_node_failed_pulls", "Pulls from a node that failed there, if only for a moment.",
             _by_node(lambda row: row["failures"]), "", "peer"),
-    gauge("kvpool_peer_node_rate", "Measured bytes in a second by which a load from a node is estimated.",
+    gauge("kvpool_peer_node_bytes_per_second", "Measured bytes in a second by which a load from a node is estimated.",
           _by_node(lambda row: row["bytes_per_s"]), "", "peer"),
-    gauge("kvpool_peer_node_wait_seconds", "Measured time until the first byte of a pull from a node.",
+    gauge("kvpool_peer_node_latency_seconds", "Measured time until the first byte of a pull from a node.",
           _by_node(lambda row: None if row["latency_us"] is None else row["latency_us"] / 1e6), "seconds", "peer"),
 )  # fmt: skip

@@ -32,18 +32,19 @@ def _states(now: Scrape) -> Values:
 STORE_METRICS: tuple[Metric, ...] = (
     gauge("kvpool_store_state", "1 for the state of the shared store: ok, suspended after failures, or away because its "
           "process has not joined it.", _states, "", "state"),
-    counter("kvpool_store_questions", "Questions for chunks that this node lacks.", _store("questions")),
+    counter("kvpool_store_queries", "Queries for chunks that this node lacks.", _store("queries")),
     counter("kvpool_store_late_answers", "Those of them that were not answered within store.answer_timeout.",
             _store("late_answers")),
-    counter("kvpool_store_fetched_chunks", "Chunks fetched from the store.", _store("pulled_chunks"), "chunks"),
-    counter("kvpool_store_read_bytes", "Bytes fetched from the store.", _store("read_bytes"), "bytes"),
+    counter("kvpool_store_pulled_chunks", "Chunks pulled from the store.", _store("pulled_chunks"), "chunks"),
+    counter("kvpool_store_read_bytes", "Bytes pulled from the store.", _store("read_bytes"), "bytes"),
     counter("kvpool_store_missed_chunks", "Chunks that the store seemed to have and that did not come: gone, or with other "
-            "bytes than the chunk's (wrong).", _store_by(gone="absent_objects", wrong="wrong_objects"), "chunks", "reason"),
+            "bytes than the chunk's (wrong).", _store_by(gone="gone_objects", wrong="wrong_objects"), "chunks", "reason"),
     counter("kvpool_store_published_chunks", "Chunks published.", _store("published_chunks"), "chunks"),
     counter("kvpool_store_published_bytes", "Bytes published.", _store("published_bytes"), "bytes"),
     counter("kvpool_store_unpublished_chunks", "Chunks that were not published: the store was full, it failed, or too many "
             "were due at once (left_out).",
-            _store_by(full="refused_full", failed="publishing_failed", left_out="left_out_chunks"), "chunks", "reason"),
+            _store_by(full="unpublished_full", failed="unpublished_failed", left_out="unpublished_left_out"),
+            "chunks", "reason"),
     counter("kvpool_store_late_transfers", "Transfers that had not ended within store.transfer_timeout.",
             _store("late_transfers")),
     counter("kvpool_store_process_starts", "How often the store's process has joined the store.", _store("process_starts")),

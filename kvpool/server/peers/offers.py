@@ -235,7 +235,7 @@ class Offers:
                 f"strangers_{name}": native[name]
                 for name in ("bad_hello", "unencrypted", "untrusted", "bad_ticket", "repeated", "silent", "crowded")
             },
-            "near": self._near.given if self._near is not None else 0,
+            "shm": self._near.given if self._near is not None else 0,
             "compared_chunks": self._doubts.compared,
             **{f"pulls_{name}": self._counts[name] for name in ("served", "empty", "refused")},
         }
@@ -305,7 +305,7 @@ class Offers:
         # What others have now, or are about to have, is free a moment later.
         has_others = bool(self._offered) or sum(len(one.tasks) for one in self._connections.all()) > 1
         if offer is None and has_others and self._is_stored(session, keys, base + leased.chunks):
-            return "other nodes lease as much as peer.leased_share and dram.connection_share allow", None
+            return "other nodes lease as much as peer.leased_quota and dram.connection_quota allow", None
         self._wake_waiting()  # less may be offered than was reserved
         return "", offer
 

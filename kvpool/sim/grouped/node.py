@@ -63,7 +63,7 @@ class GroupedNode:
         index = kvpool_native.Mapping.create("kvpool-simulated-index", geometry.index_bytes)
         self._clock = VirtualClock()
         self._directory = kvpool_native.Directory(None, index, geometry, bytes(EPOCH_BYTES), policy, SEED)
-        self._directory.cap_retained(config.dram.retained_share)
+        self._directory.cap_retained(config.dram.retained_quota)
         for number in range(geometry.segments):
             self._directory.mark_segment_ready(number)
         self._index = kvpool_native.IndexView(index)

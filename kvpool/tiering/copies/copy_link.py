@@ -191,7 +191,7 @@ class CopyLink:
             f"{name}.withdrawn_chunks": counted["withdrawn_chunks"],
             f"{name}.promoted_chunks": self.copied_chunks,
             f"{name}.promoted_bytes": self._copied_bytes,
-            f"{name}.promotions_failed": self.failed_chunks,
+            f"{name}.failed_chunks": self.failed_chunks,
             f"{name}.promoting_bytes": self._bytes,
             f"{name}.waiting_prefixes": len(self._due),
             f"{name}.left_out_prefixes": self._due.left_out,

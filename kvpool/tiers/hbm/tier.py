@@ -68,7 +68,7 @@ class HbmTier:
         self.plan = plan
         self._open_device = open_device
         self.slots = slots
-        slots.directory.cap_retained(config.dram.retained_share)
+        slots.directory.cap_retained(config.dram.retained_quota)
         slots.directory.bound_chains(config.server.max_chain_chunks)
         self.capacity_bytes = plan.size
         self._memory = memory
@@ -160,7 +160,7 @@ class HbmTier:
         return {
             "hbm.state": self._state.name.lower(),
             "hbm.reason": self._reason,
-            "hbm.failed_chunks": self._failed_chunks,
+            "hbm.failed_copies": self._failed_chunks,
             **{f"hbm.mover_{name}": count for name, count in counted.items()},
         }
 

@@ -173,14 +173,14 @@ class PeerTier:
         return {
             f"{NAME}.read_bytes": self._driver.read_bytes,
             **{f"{NAME}.known_{name}": count for name, count in chunks.items()},
-            **{f"{NAME}.pulls_{name}": self._driver.counts[name] for name in PULL_FAULTS},
+            **{f"{NAME}.failed_pulls_{name}": self._driver.counts[name] for name in PULL_FAULTS},
             **{f"{NAME}.{name}": count for name, count in self.fleet_stats().items()},
             **{
                 f"{NAME}.{transport.name}.{name}": count
                 for transport in self._transports
                 for name, count in transport.stats().items()
             },
-            f"{NAME}.nodes_suspended": sum(
+            f"{NAME}.suspended_nodes": sum(
                 record.breaker.state is not BreakerState.CLOSED for _, record in self.nodes.all()
             ),
         }

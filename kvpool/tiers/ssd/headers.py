@@ -86,7 +86,7 @@ class SsdHeaders:
 
     def stats(self) -> dict[str, int]:
         """Counters, by name."""
-        return {"events.headers_read": self.read_headers, "events.headers_refused": self.refused_questions}
+        return {"events.read_headers": self.read_headers, "events.refused_headers": self.refused_questions}
 
     def close(self) -> None:
         """Stop answering. Does not wait: a running read may never return."""

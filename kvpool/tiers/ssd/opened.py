@@ -325,8 +325,8 @@ def _counters(queue: dict[str, int], *, waiting: int, checkpoints: int, dropped:
         "ssd.waiting_reads": queue.get("waiting_demand", 0) + queue.get("waiting_promotion", 0),
         "ssd.waiting_writes": queue.get("waiting_write_back", 0),
         "ssd.waiting_checks": queue.get("waiting_check", 0),
-        "ssd.catalogue_waiting": waiting,
+        "ssd.waiting_rows": waiting,
         "ssd.checkpoints": checkpoints,
-        "ssd.catalogue_dropped": dropped,
-        "ssd.catalogue_lost": lost,
+        "ssd.dropped_rows": dropped,
+        "ssd.lost_rows": lost,
     }

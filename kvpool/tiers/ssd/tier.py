@@ -102,7 +102,7 @@ class SsdTier:
             ),
             name_of_segment=lambda number: str(plan.path / segment_name(number)),
         )
-        self.slots.directory.cap_retained(config.dram.retained_share)
+        self.slots.directory.cap_retained(config.dram.retained_quota)
         self.slots.directory.bound_chains(config.server.max_chain_chunks)
         self._disk: OpenSsd | ClosedSsd = ClosedSsd()
         self._owner: TierOwner = UNOWNED
@@ -222,7 +222,7 @@ class SsdTier:
     def _stored_offset(self) -> int | None:
         """Where a chunk lies, another one each time: a page that was written. None where there is no chunk."""
         directory = self.slots.directory
-        places = directory.stats()["places"]
+        places = directory.stats()["entries"]
         for first in (self._probed % places, 0) if places else ():
             self._probed = first + 1
             page = directory.records(first, 1, places)

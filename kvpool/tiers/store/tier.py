@@ -62,8 +62,8 @@ NO_ROOM = -200
 AWAY = (-900, -901)
 FORMS_MAX = 4096
 COUNTED = (
-    *("read_bytes", "questions", "late_answers", "wrong_objects", "absent_objects"),
-    *("published_chunks", "published_bytes", "refused_full", "publishing_failed", "late_transfers"),
+    *("read_bytes", "queries", "late_answers", "wrong_objects", "gone_objects"),
+    *("published_chunks", "published_bytes", "unpublished_full", "unpublished_failed", "late_transfers"),
 )
 
 
@@ -298,7 +298,7 @@ class StoreTier:
         loop = asyncio.get_running_loop()
         question = _Question(unknown, permit, loop.create_future())
         self._questions += 1
-        self._counts["questions"] += 1
+        self._counts["queries"] += 1
         # The store is judged by its own time: whoever asks may have less, or leave.
         question.timer = loop.call_later(self._config.answer_timeout, self._note_unanswered, question)
         self.process.ask((wire.EXIST, names, [], []), partial(self._take_found, question))
@@ -327,7 +327,7 @@ class StoreTier:
             elif not question.is_late:
                 self._breaker.succeed(question.permit)
             now_ns = self._clock.now_ns()
-            there_ns, absent_ns = now_ns + int(THERE_S * NS_PER_S), now_ns + int(self._config.remember * NS_PER_S)
+            there_ns, absent_ns = now_ns + int(THERE_S * NS_PER_S), now_ns + int(self._config.miss_ttl * NS_PER_S)
             for key, code in zip(keys, codes, strict=True):
                 if code >= 0:
                     self._presence.note(key, there_ns if code == 1 else absent_ns, is_there=code == 1)
@@ -341,8 +341,8 @@ class StoreTier:
             self._counts["read_bytes"] += transfer.form.object_bytes
         elif outcome is not Outcome.CANCELLED:
             is_wrong = outcome is Outcome.BAD_SOURCE
-            self._counts["wrong_objects" if is_wrong else "absent_objects"] += 1
-            absent_s = WRONG_S if is_wrong else self._config.remember
+            self._counts["wrong_objects" if is_wrong else "gone_objects"] += 1
+            absent_s = WRONG_S if is_wrong else self._config.miss_ttl
             self._presence.note(key, self._clock.now_ns() + int(absent_s * NS_PER_S), is_there=False)
             if is_wrong:
                 self._bad_chunk_log.note_bad_chunk(key, "other bytes", f"object {transfer.form.name_of(key)}")
@@ -358,7 +358,7 @@ class StoreTier:
             self._counts["published_chunks"] += 1
             self._counts["published_bytes"] += form.object_bytes
         elif outcome is not Outcome.CANCELLED:
-            self._counts["refused_full" if fault == f"code{NO_ROOM}" else "publishing_failed"] += 1
+            self._counts["unpublished_full" if fault == f"code{NO_ROOM}" else "unpublished_failed"] += 1
         on_ended(chunk, outcome, fault)
         self.on_room()
 

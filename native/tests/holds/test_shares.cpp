@@ -45,9 +45,9 @@ TEST(one_reservation_leaves_half_of_the_tier_to_others) {
   EXPECT(pool.store(range(1000, CHUNKS)) == CHUNKS);
   const Reservation greedy = pool.reserve_for(ONE, range(0, 4 * CHUNKS));
   EXPECT(Shared::count(greedy, SaveState::RESERVED) == CHUNKS / 2);
-  EXPECT(greedy.states[CHUNKS / 2] == static_cast<uint8_t>(SaveState::SHARE));
+  EXPECT(greedy.states[CHUNKS / 2] == static_cast<uint8_t>(SaveState::QUOTA));
   EXPECT(Shared::count(greedy, SaveState::NO_PARENT) == 4 * CHUNKS - CHUNKS / 2 - 1);
-  EXPECT(all_are(pool.reserve_for(ONE, {501}).states, SaveState::SHARE));
+  EXPECT(all_are(pool.reserve_for(ONE, {501}).states, SaveState::QUOTA));
   const Reservation other = pool.reserve_for(OTHER, range(600, CHUNKS));
   EXPECT(Shared::count(other, SaveState::RESERVED) == CHUNKS / 4);
   // Nobody's reservation, as the daemon's own are, has no share.
@@ -62,7 +62,7 @@ TEST(slots_that_may_still_be_written_count_until_the_connection_of_their_writer_
   EXPECT(pool.directory.shares().accounts().find(ONE)->bytes.zombies == CHUNKS / 2 * CHUNK);
   EXPECT(pool.directory.shares().accounts().find(ONE)->bytes.reserved == 0);
   EXPECT(pool.is_sound());
-  EXPECT(all_are(pool.reserve_for(ONE, {501}).states, SaveState::SHARE));
+  EXPECT(all_are(pool.reserve_for(ONE, {501}).states, SaveState::QUOTA));
   for (uint64_t round = 0; round < 8; ++round) {
     EXPECT(pool.store(range(600 + 100 * round, CHUNKS / 2)) == CHUNKS / 2);
   }
@@ -204,7 +204,7 @@ TEST(a_user_has_a_share_over_all_of_its_connections) {
   pool.directory.shares().accounts().leave(HolderId(10));  // it is gone, its slots are not free yet
   EXPECT(pool.is_sound());
   EXPECT(pool.directory.expire_reservation(made[0].id, ++pool.now));
-  EXPECT(all_are(pool.reserve_for(HolderId(15), {501}).states, SaveState::SHARE));
+  EXPECT(all_are(pool.reserve_for(HolderId(15), {501}).states, SaveState::QUOTA));
   for (const Reservation& each : made) {
     EXPECT(each.id == 0 || pool.directory.end_reservation(each.id, ++pool.now));
     EXPECT(pool.is_sound());

@@ -183,9 +183,9 @@ def test_copies_that_fail_in_a_row_take_the_tier_offline_until_a_restart_and_lea
             admin.flush(None, None, "hbm")
         daemon.control.order("fail cuEventQuery 0 719\nfail cuEventRecord 0 719")
         for _ in range(ERRORS_UNTIL_OFFLINE):
-            failed = daemon.stats()["hbm.failed_chunks"]
+            failed = daemon.stats()["hbm.failed_copies"]
             engine.use(keys)
-            wait_until(lambda: daemon.stats()["hbm.failed_chunks"] > failed, "copies have failed")  # noqa: B023 - called here
+            wait_until(lambda: daemon.stats()["hbm.failed_copies"] > failed, "copies have failed")  # noqa: B023 - called here
         daemon.wait_for_state("offline")
         assert daemon.stats()["hbm.chunks"] == 0
         assert engine.lease(keys).chunks == CHUNKS

@@ -101,7 +101,7 @@ def in_trees(engines: list[PrefixEngine]) -> set[bytes]:
 
 @pytest.fixture
 def node(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Iterator[Node]:
-    daemon = start_daemon(**local_events(tmp_path), events__retell_interval="0s")
+    daemon = start_daemon(**local_events(tmp_path), events__republish_interval="0s")
     with router_of(daemon) as router:
         rig = Node(daemon, router)
         yield rig
@@ -141,7 +141,7 @@ def test_a_computed_chunk_is_at_level_0_before_anything_is_saved_and_stays_when_
     assert node.daemon.stats()["events.engine_chunks"] == 5
     with node.daemon.admin() as admin:
         (history,) = admin.chunk_history([min(node.stored()["GPU"])])
-    assert (history["fate"], history["tiers"]) == ("stored", ["hbm"])
+    assert (history["state"], history["tiers"]) == ("stored", ["hbm"])
     engine.free("a")
     wait_until(lambda: len(node.stored()["CPU"]) == 5, "it is saved")
     node.assert_converged()

@@ -29,7 +29,7 @@ CHUNK = SMALL.chunk_tokens
 CHURN_S = 1.0
 ATTEMPTS_MAX = 3
 P99_RATIO_MAX = 3.0
-# For a reader that does not read, at most `hwm` messages of 64 KiB wait, beside the kernel's buffers.
+# For a reader that does not read, at most `queue_messages` of 64 KiB wait, beside the kernel's buffers.
 SLOW_BYTES_MAX = 24 << 20
 
 
@@ -57,7 +57,7 @@ def test_a_router_knows_the_daemons_chunks_in_both_tiers(
 ) -> None:
     daemon = publish(
         events__format=form, dram__capacity="1MiB", ssd__path=str(tmp_path / "ssd"), ssd__capacity="32MiB",
-        ssd__watermark="0", events__retell_interval="0s",
+        ssd__watermark="0", events__republish_interval="0s",
     )  # fmt: skip
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
     with daemon.connect() as pool, router_of(daemon) as router:
@@ -66,7 +66,7 @@ def test_a_router_knows_the_daemons_chunks_in_both_tiers(
             keys = pool.keys(tokens_of(number, CHUNK * 20))
             store(pool, keys)
             load_all(pool, pool.keys(tokens_of(number // 2, CHUNK * 20)))
-        wait_until(lambda: daemon.stats()["demotions_under_way"] == 0, "nothing moves")
+        wait_until(lambda: daemon.stats()["ssd.demotions_under_way"] == 0, "nothing moves")
         router.receive_until(lambda: known(router) == expected(daemon), "the router knows what is stored")
         assert all(known(router).values())
         with daemon.admin() as admin:
@@ -133,7 +133,7 @@ def test_blocks_that_do_not_cut_a_chunk_leave_it_whole(publish: Callable[..., Da
 
 
 def test_a_late_router_gets_earlier_messages_by_replay(publish: Callable[..., Daemon]) -> None:
-    daemon = publish(events__retell_interval="0s")
+    daemon = publish(events__republish_interval="0s")
     with daemon.connect() as pool, daemon.connect(model="other") as other:
         for number in range(5):
             store(pool, pool.keys(tokens_of(number, CHUNK * 4)))
@@ -173,7 +173,7 @@ def test_the_documented_topic_for_llm_d_names_the_served_model(publish: Callable
 
 
 def test_retained_messages_are_bounded_and_missing_ones_show_as_a_gap(publish: Callable[..., Daemon]) -> None:
-    daemon = publish(events__replay_messages="3", events__retell_interval="0s")
+    daemon = publish(events__replay_messages="3", events__republish_interval="0s")
     with daemon.connect() as pool, router_of(daemon, topic="none") as router:
         first = -1
         for number in range(8):
@@ -184,7 +184,7 @@ def test_retained_messages_are_bounded_and_missing_ones_show_as_a_gap(publish: C
 
 
 def test_a_router_later_than_the_retained_messages_gets_a_whole_snapshot(publish: Callable[..., Daemon]) -> None:
-    daemon = publish(events__replay_messages="3", events__retell_interval="10ms")
+    daemon = publish(events__replay_messages="3", events__republish_interval="10ms")
     with daemon.connect() as pool:
         for number in range(8):
             store(pool, pool.keys(tokens_of(number, CHUNK * 3)))
@@ -199,18 +199,18 @@ def test_a_router_later_than_the_retained_messages_gets_a_whole_snapshot(publish
                 return known(router) == expected(daemon)
 
             wait_until(is_expected, "everything was republished")
-        assert int(daemon.stats()["events.resyncs"]) >= 1
+        assert int(daemon.stats()["events.published_snapshots"]) >= 1
 
 
 def test_nothing_is_republished_where_the_option_is_off(publish: Callable[..., Daemon]) -> None:
-    daemon = publish(events__replay_messages="1", events__retell_interval="0s")
+    daemon = publish(events__replay_messages="1", events__republish_interval="0s")
     with daemon.connect() as pool, router_of(daemon, topic="none") as router:
         for number in range(3):
             store(pool, pool.keys(tokens_of(number, CHUNK)))
             wait_until(partial(_has_published, daemon, number + 2), "it is published")
         for _ in range(3):
             assert len(router.replay(0)) == 1
-        assert daemon.stats()["events.resyncs"] == 0
+        assert daemon.stats()["events.published_snapshots"] == 0
 
 
 def test_token_ids_that_are_not_stored_are_not_published(publish: Callable[..., Daemon]) -> None:
@@ -283,7 +283,9 @@ def _p99_under_churn_us(daemon: Daemon, pool: kv.Pool, first: int) -> float:
 @pytest.mark.timed
 def test_a_subscriber_that_never_reads_costs_the_daemon_nothing(publish: Callable[..., Daemon]) -> None:
     """On a shared machine a failed measurement is repeated before it counts; all of them are printed."""
-    daemon = publish(events__hwm="64", events__replay_messages="64", events__buffer="1MiB", dram__capacity="4MiB")
+    daemon = publish(
+        events__queue_messages="64", events__replay_messages="64", events__buffer="1MiB", dram__capacity="4MiB"
+    )
     with daemon.connect() as pool:
         with engine(daemon) as raw:
             store_raw(raw, keys_of(100, 16))
@@ -314,8 +316,8 @@ def curve(tmp_path: Path) -> dict[str, tuple[bytes, bytes]]:
 
 def _with_keys(tmp_path: Path) -> dict[str, str]:
     return {
-        "events__curve_secret_file": str(tmp_path / "secret"),
-        "events__curve_clients_file": str(tmp_path / "clients"),
+        "events__keys": str(tmp_path / "secret"),
+        "events__allow": str(tmp_path / "clients"),
     }
 
 
@@ -335,7 +337,7 @@ def test_with_keys_only_known_routers_are_let_in(
         store(pool, pool.keys(tokens_of(1, CHUNK * 3)))
         friend.receive_until(lambda: known(friend) == expected(daemon), "who is known hears everything")
         assert friend.replay(0)
-        wait_until(lambda: int(daemon.stats()["events.refused_clients"]) > 0, "the stranger was refused")
+        wait_until(lambda: int(daemon.stats()["events.refused_routers"]) > 0, "the stranger was refused")
         for outsider in (stranger, mistaken, plain):
             outsider.send_raw([b"", bytes(8)])
             assert not outsider.receive(0.1)
@@ -363,13 +365,13 @@ def test_invalid_keys_are_refused_at_the_start(tmp_path: Path, curve: dict[str, 
     options = {key.replace("__", "."): value for key, value in _with_keys(tmp_path).items()}
     command = Daemon(tmp_path, **{"events.publish": "tcp://127.0.0.1:0", **options}).command()
     bad = {"secret": [b"", b"\0" * 40], "clients": [b"", b"x" * 40 + b"\n" + b"yy" * 19 + b"\n"]}
-    for name, contents in bad.items():
+    for (name, contents), option in zip(bad.items(), ("keys", "allow"), strict=True):
         kept = (tmp_path / name).read_bytes()
         for content in contents:
             (tmp_path / name).write_bytes(content)
             ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
             assert ended.returncode == 2
-            assert f"events.curve_{name}_file is" in ended.stderr
+            assert f"events.{option} is" in ended.stderr
             assert "yy" not in ended.stderr
         (tmp_path / name).write_bytes(kept)
 

@@ -83,7 +83,7 @@ def test_a_router_that_stays_connected_knows_the_next_life_within_a_second(
 
 @pytest.mark.parametrize("ssd", [False, True], ids=["dram", "ssd"])
 def test_every_topic_of_a_life_begins_with_all_blocks_cleared(publish: Publish, ssd: bool) -> None:
-    daemon = publish(ssd=ssd, events__retell_interval="0s")
+    daemon = publish(ssd=ssd, events__republish_interval="0s")
     models = ("test-model", "other")
     with daemon.connect() as pool, daemon.connect(model="other") as other, router_of(daemon, "none") as router:
         for one in (pool, other):
@@ -107,7 +107,7 @@ def test_every_topic_of_a_life_begins_with_all_blocks_cleared(publish: Publish, 
 
 def test_a_router_that_comes_after_the_start_of_a_life_recovers_by_replay_alone(publish: Publish) -> None:
     """Nothing is republished here: a mark shows that a replay is needed."""
-    daemon = publish(ssd=False, events__retell_interval="0s")
+    daemon = publish(ssd=False, events__republish_interval="0s")
     with daemon.connect() as pool:
         store(pool, pool.keys(tokens_of(1, CHUNK * 4)))
         wait_until(lambda: int(daemon.stats()["events.published_messages"]) == 2, "it is published")
@@ -117,11 +117,11 @@ def test_a_router_that_comes_after_the_start_of_a_life_recovers_by_replay_alone(
             assert router.gaps == 0
         with router_of(daemon, "elsewhere") as router:
             assert not router.receive(0.3)
-        assert daemon.stats()["events.resyncs"] == 0
+        assert daemon.stats()["events.published_snapshots"] == 0
 
 
 def test_a_router_that_reconnects_sees_numbers_jump_and_recovers_by_replay(publish: Publish) -> None:
-    daemon = publish(ssd=False, events__retell_interval="0s")
+    daemon = publish(ssd=False, events__republish_interval="0s")
     with daemon.connect() as pool, router_of(daemon) as router:
         connected(daemon, router, pool)
         _fill(daemon, pool, router, ssd=False)
@@ -148,7 +148,7 @@ def test_a_later_model_does_not_clear_the_blocks_of_others(publish: Publish) -> 
 
 
 def test_marks_repeat_a_number_and_change_nothing(publish: Publish) -> None:
-    daemon = publish(ssd=False, events__retell_interval="0s")
+    daemon = publish(ssd=False, events__republish_interval="0s")
     with daemon.connect() as pool, router_of(daemon) as router:
         connected(daemon, router, pool)
         (topic,) = router.topics

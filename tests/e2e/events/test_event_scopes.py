@@ -57,7 +57,7 @@ def test_a_router_distinguishes_tenants_and_adapters_over_restarts(
         restart(daemon, pool)
         with router_of(daemon) as router:
             router.index.is_strict = False
-            wait_until(lambda: int(daemon.stats()["events.resyncs"]) > 0, "what is on disk is published")
+            wait_until(lambda: int(daemon.stats()["events.published_snapshots"]) > 0, "what is on disk is published")
 
             def counts() -> list[int]:
                 for topic in {topic for topic, _, _ in router.replay(0)}:
@@ -119,7 +119,7 @@ def test_a_late_router_gets_every_chunk_on_disk_with_its_token_ids(tiered: Calla
 
             wait_until(is_expected, "everything is published")
             assert [router.index.longest(tokens.tolist(), CHUNK) for tokens in prompts] == [20] * 5
-        assert int(daemon.stats()["events.headers_read"]) >= 100
+        assert int(daemon.stats()["events.read_headers"]) >= 100
         assert int(daemon.stats()["events.late_headers"]) == 0
 
 

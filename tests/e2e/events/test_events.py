@@ -112,7 +112,7 @@ def test_events_add_up_to_the_daemons_chunks_over_both_tiers_and_restarts(
                 _play(daemon, pool, chance)
                 if step % 6 == 0:
                     subscriber.assert_right()
-            wait_until(lambda: daemon.stats()["demotions_under_way"] == 0, "nothing moves")
+            wait_until(lambda: daemon.stats()["ssd.demotions_under_way"] == 0, "nothing moves")
             subscriber.assert_right()
             assert daemon.problems() == []
             if not life:
@@ -211,10 +211,10 @@ def test_the_daemon_reports_the_history_of_chunks(daemon: Daemon) -> None:
         keys = pool.keys(tokens_of(1, 4 * SMALL.chunk_tokens))
         assert store(pool, keys).stored == 4
         with daemon.admin() as admin:
-            assert [entry["fate"] for entry in admin.chunk_history([keys[0], bytes(32)])] == ["stored", "unknown"]
+            assert [entry["state"] for entry in admin.chunk_history([keys[0], bytes(32)])] == ["stored", "unknown"]
             admin.flush(None, None)
             (entry,) = admin.chunk_history([keys[3]])
-            assert (entry["fate"], entry["reason"], entry["model"]) == ("removed", "flushed", "test-model")
+            assert (entry["state"], entry["reason"], entry["model"]) == ("removed", "flushed", "test-model")
             assert 0 <= entry["age_s"] < 60
             assert len(admin.chunk_history([keys[number % 4] for number in range(600)])) == 600
 

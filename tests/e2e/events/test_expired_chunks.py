@@ -47,7 +47,7 @@ def priority_of(daemon: Daemon, key: bytes) -> int:
 
 def kept(daemon: Daemon) -> tuple[int | float | str, int | float | str]:
     stats = daemon.stats()
-    return stats["dram.kept_chunks"], stats["ssd.kept_chunks"]
+    return stats["dram.retained_chunks"], stats["ssd.retained_chunks"]
 
 
 @pytest.mark.slow
@@ -58,7 +58,7 @@ def test_an_expiry_is_published_though_no_request_comes(tiered: Daemon) -> None:
         other = save(tiered, pool, 2, 3600.0)
         wait_until(lambda: kept(tiered) == (CHAIN, CHAIN), "one chain's time is over in both tiers")
         stats = tiered.stats()
-        assert (stats["retention_lapsed"], stats["ssd.retention_lapsed"]) == (CHAIN, CHAIN)
+        assert (stats["retention_expired_chunks"], stats["ssd.retention_expired_chunks"]) == (CHAIN, CHAIN)
         published = [event for event in pool.events(mark).events if (event.priority_before, event.priority) == (80, 35)]
         assert {event.kind for event in published} == {kv.EventKind.UPDATED}
         assert {chunk for event in published for chunk in event.chunks} == {keys[number] for number in range(CHAIN)}
@@ -71,7 +71,7 @@ def test_the_priority_of_chunks_on_ssd_alone_expires_too(tiered: Daemon) -> None
     with tiered.connect() as pool, tiered.admin() as admin:
         keys = save(tiered, pool, 1, SHORT_S)
         assert admin.flush(None, None, "dram")["chunks"] == CHAIN
-        wait_until(lambda: tiered.stats()["ssd.retention_lapsed"] == CHAIN, "its time is over")
+        wait_until(lambda: tiered.stats()["ssd.retention_expired_chunks"] == CHAIN, "its time is over")
         assert kept(tiered) == (0, 0)
         assert pool.lookup(keys).chunks == CHAIN, "it is one like any other now"
     assert tiered.problems() == []
@@ -84,7 +84,7 @@ def test_a_use_in_dram_extends_retention_in_both_tiers(tiered: Daemon) -> None:
         with pool.acquire(pool.lookup(keys)) as lease:
             assert lease.chunks == CHAIN
             other = save(tiered, pool, 2, 0.3)
-            wait_until(lambda: tiered.stats()["ssd.retention_lapsed"] == CHAIN, "the other one expires")
+            wait_until(lambda: tiered.stats()["ssd.retention_expired_chunks"] == CHAIN, "the other one expires")
             assert priority_of(tiered, other[0]) == 35
             assert kept(tiered) == (CHAIN, CHAIN)
         wait_until(lambda: kept(tiered) == (0, 0), "the time counts from the end of the lease")
@@ -105,7 +105,7 @@ def test_checkpointed_retention_outlives_a_kill_and_comes_back_to_dram(tiered: D
         wait_connected(pool)
         with pool.acquire(pool.lookup(keys)) as lease:
             assert lease.chunks == CHAIN
-        wait_until(lambda: tiered.stats()["promotions_under_way"] == 0, "promotions have ended")
+        wait_until(lambda: tiered.stats()["ssd.promotions_under_way"] == 0, "promotions have ended")
         assert kept(tiered) == (CHAIN, CHAIN)
     assert priority_of(tiered, keys[0]) == 80
     assert tiered.problems() == []
@@ -116,8 +116,8 @@ def test_expired_retention_stays_expired_after_a_restart(tiered: Daemon, is_plan
     with tiered.connect() as pool:
         over = save(tiered, pool, 1, SHORT_S)
         save(tiered, pool, 2, 3600.0)
-        wait_until(lambda: tiered.stats()["ssd.retention_lapsed"] == CHAIN, "one chain's time is over")
-        wait_until(lambda: tiered.stats()["ssd.catalogue_waiting"] == 0, "the catalogue is written")
+        wait_until(lambda: tiered.stats()["ssd.retention_expired_chunks"] == CHAIN, "one chain's time is over")
+        wait_until(lambda: tiered.stats()["ssd.waiting_rows"] == 0, "the catalogue is written")
         if is_planned:
             assert tiered.stop() == 0
         else:
@@ -136,5 +136,5 @@ def test_retention_time_starts_again_at_a_restart(tiered: Daemon) -> None:
         reopen(tiered)
         assert kept(tiered) == (0, CHAIN)
         wait_until(lambda: kept(tiered) == (0, 0), "its time is over, counted from the start")
-        assert tiered.stats()["ssd.retention_lapsed"] == CHAIN
+        assert tiered.stats()["ssd.retention_expired_chunks"] == CHAIN
     assert tiered.problems() == []

@@ -78,7 +78,7 @@ def test_missing_events_are_reported_and_the_rest_is_printed(start_daemon: Calla
     printed = _run(daemon, "events")
     assert "a gap: what happened before event" in printed.stderr
     assert printed.exit_code == 0
-    assert len(printed.stdout.splitlines()) == daemon.stats()["events.kept"]
+    assert len(printed.stdout.splitlines()) == daemon.stats()["events.buffered"]
 
 
 @pytest.mark.parametrize(
@@ -102,15 +102,15 @@ def test_why_reports_the_history_of_a_key(daemon: Daemon) -> None:
         assert "at priority 35: flushed by order" in output[1]
         assert "never stored" in output[2]
         (row,) = json.loads(_run(daemon, "why", second, "--json").stdout)
-        assert (row["fate"], row["reason"], row["tier"]) == ("removed", "flushed", "dram")
+        assert (row["state"], row["reason"], row["tier"]) == ("removed", "flushed", "dram")
 
 
 def test_why_reports_that_an_engine_had_its_share(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon(dram__connection_share="0.000001")
+    daemon = start_daemon(dram__connection_quota="0.000001")
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, CHUNK))
-        assert store(pool, keys).reasons == {"share": 1}
-    assert "dram.connection_share" in _run(daemon, "why", keys[0].hex()).stdout
+        assert store(pool, keys).reasons == {"quota": 1}
+    assert "dram.connection_quota" in _run(daemon, "why", keys[0].hex()).stdout
 
 
 def test_why_reports_the_history_of_a_prompt(daemon: Daemon, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_why_reports_the_history_of_a_prompt(daemon: Daemon, tmp_path: Path) -> 
         ask = ("why", "--tokens-file", str(path))
         salted = ("--model", "test-model", "--salt", "hex:0102", "--adapter", "lora")
         rows = json.loads(_run(daemon, *ask, *salted, "--json").stdout)
-        assert [(row["chunk"], row["fate"]) for row in rows] == [(0, "stored"), (1, "stored"), (2, "stored")]
+        assert [(row["chunk"], row["state"]) for row in rows] == [(0, "stored"), (1, "stored"), (2, "stored")]
         output = _run(daemon, *ask, "--model", "test-model").stdout.splitlines()
         assert [line.endswith("to be known") for line in output] == [True] * 3 + [False] * 6
         assert all("(third) is no chunk of test-model: namespace mismatch: stored" in line for line in output[3:])
@@ -181,7 +181,7 @@ def test_why_finds_chunks_whose_keys_an_engine_hashes_by_their_token_ids(daemon:
     given = ("why", "--tokens-file", "-", "--model", "test-model")
     text = " ".join(map(str, prompt))
     rows = json.loads(_run(daemon, *given, "--json", answer=text).stdout)
-    assert [(row["key"], row["fate"]) for row in rows] == [
+    assert [(row["key"], row["state"]) for row in rows] == [
         *((stored[chunk].hex(), "stored") for chunk in range(2)),
         ("", "unknown"),
     ]

@@ -36,7 +36,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[Daemon, Daemon]]:
                 "peer.stream": "tcp://127.0.0.1:0",
                 "peer.name": name,
                 "peer.members": ", ".join(addresses),
-                "peer.same_host": "false",
+                "peer.shm": "false",
                 **events,
             }
             made.append(stack.enter_context(Daemon(directory, **options)))

@@ -73,10 +73,10 @@ def readers(here: Daemon, there: kv.Pool, connections: int) -> Iterator[Reader]:
 
 @pytest.mark.timed
 @pytest.mark.parametrize("connections", [1, LEASES])
-@pytest.mark.parametrize("same_host", ["false", "true"])
-def test_all_of_many_leases_at_once_are_served(connections: int, same_host: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shm", ["false", "true"])
+def test_all_of_many_leases_at_once_are_served(connections: int, shm: str, tmp_path: Path) -> None:
     """Over the stream, and out of the owner's memory."""
-    options = {f"{node}__peer__same_host": same_host for node in ("owner", "here")}
+    options = {f"{node}__peer__shm": shm for node in ("owner", "here")}
     options |= {f"here__peer__{bound}_timeout": f"{TIMEOUT_S:g}s" for bound in ("answer", "stall")}
     with (
         two_daemons(tmp_path, **options) as (owner, here),

@@ -108,7 +108,7 @@ def test_a_group_that_finds_no_room_leaves_a_miss_and_the_others_whole(start_dae
             held.append(pool.acquire(pool.lookup(keys)))
             assert held[-1].chunks == 10
             assert len(held) < 1000
-        assert set(result.reasons) <= {"full", "no-parent", "share"}
+        assert set(result.reasons) <= {"full", "no-parent", "quota"}
         assert {entry.declined == 0 for entry in result.groups} == {True, False}
         found = pool.lookup(keys)
         assert found.chunks == 0

@@ -26,7 +26,7 @@ Start = Callable[..., Daemon]
 
 OPTIONS = {
     "dram.capacity": f"{PROMPTS * PROMPT_BYTES}B",
-    "dram.announced_share": "1.0",
+    "dram.announced_quota": "1.0",
     "dram.announced_ttl": "1h",
     "ssd.capacity": "64MiB",
 }
@@ -58,7 +58,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def emptied(started: Daemon) -> Daemon:
     """The same, with nothing in it."""
     wait_until(lambda: started.stats()["announcements"] == 0, "the connections of other tests have ended")
-    wait_until(lambda: started.stats()["promotions_under_way"] == 0, "so have their promotions")
+    wait_until(lambda: started.stats()["ssd.promotions_under_way"] == 0, "so have their promotions")
     with started.admin() as admin:
         admin.flush(None, None)
     return started
@@ -180,7 +180,7 @@ def test_an_unused_announcement_expires(start: Start) -> None:
         (keys,) = only_on_ssd(daemon, pool, 1)
         assert pool.announce(keys).announced == CHUNKS
         wait_until(lambda: announcements(daemon) == (0, 0), "the time is over")
-        wait_until(lambda: daemon.stats()["promotions_under_way"] == 0, "promotions have ended")
+        wait_until(lambda: daemon.stats()["ssd.promotions_under_way"] == 0, "promotions have ended")
         fill(pool, range(100, 100 + 2 * PROMPTS))
         assert set(levels(pool, keys)) == {Level.SSD}
     assert daemon.problems() == []
@@ -198,7 +198,7 @@ def test_an_announcement_ends_with_its_connection_and_not_with_others_use(emptie
 
 
 def test_a_hit_beyond_the_bounds_is_clipped_whole(start: Start) -> None:
-    daemon = start(dram__announced_share="0.5")
+    daemon = start(dram__announced_quota="0.5")
     with daemon.connect(HYBRID) as flooder, daemon.connect(HYBRID) as good:
         stored = only_on_ssd(daemon, good, 6)
         results = [flooder.announce(keys) for keys in stored for _ in range(3)]
@@ -285,7 +285,7 @@ def test_a_demote_hint_answers_for_full_chunks_and_repeats_nothing(start: Start)
         for _ in range(2):
             assert pool.demote(keys).states == ("accepted",) * CHUNKS
             wait_until(lambda: daemon.stats()["ssd.chunks"] == CHUNKS + WINDOW_CHUNKS + 1, "what is stored is on disk")
-        assert daemon.stats()["demoted_chunks"] == CHUNKS + WINDOW_CHUNKS + 1
+        assert daemon.stats()["ssd.demoted_chunks"] == CHUNKS + WINDOW_CHUNKS + 1
         assert pool.demote(prompt(pool, 2)).states == ("absent",) * CHUNKS
         longer = prompt(pool, 0, CHUNKS + 2)
         assert pool.demote(longer).absent == 2

@@ -135,7 +135,7 @@ def test_a_hit_goes_on_over_what_is_here_and_the_store(nodes: Nodes, boundary: i
     store(nodes.pool, keys, [boundary], chunks=boundary)
     assert_served(nodes.pool, keys, CHUNKS)
     if boundary == CHUNKS:
-        assert nodes.counted("store.questions") == 0, "all of it is here"
+        assert nodes.counted("store.queries") == 0, "all of it is here"
 
 
 def test_windows_of_the_store_serve_full_chunks_that_are_here(nodes: Nodes) -> None:
@@ -186,8 +186,8 @@ def _other_chunk(path: Path) -> None:
         (WINDOW, _flip, "wrong_objects"),
         pytest.param(STATE, _flip, "wrong_objects", marks=pytest.mark.slow),
         pytest.param(STATE, _other_chunk, "wrong_objects", marks=pytest.mark.slow),
-        pytest.param(WINDOW, _other_group, "absent_objects", marks=pytest.mark.slow),
-        pytest.param(STATE, _shorten, "absent_objects", marks=pytest.mark.slow),
+        pytest.param(WINDOW, _other_group, "gone_objects", marks=pytest.mark.slow),
+        pytest.param(STATE, _shorten, "gone_objects", marks=pytest.mark.slow),
     ],
 )
 def test_wrong_bytes_in_the_store_are_refused_and_the_boundary_before_serves(
@@ -217,7 +217,7 @@ def test_a_chunk_that_leaves_the_store_after_the_lookup_is_no_wrong_byte(shared:
 
 
 def _is_served(pool: kv.Pool, keys: kv.KeyChain, chunks: int) -> bool:
-    """Whether a lookup finds so many chunks, which are then right. An object that cannot be read is known for `store.remember`:
+    """Whether a lookup finds so many chunks, which are then right. An object that cannot be read is known for `store.miss_ttl`:
     a lookup after that time promises it again, and no load brings it."""
     with pool.acquire(pool.lookup(keys)) as lease:
         assert not lease or load(pool, lease)[0].chunks in (0, chunks)
@@ -344,7 +344,7 @@ def test_a_prompt_that_is_here_is_not_asked_of_the_store(nodes: Nodes) -> None:
     store(nodes.pool, keys)
     for _ in range(3):
         assert_served(nodes.pool, keys, CHUNKS)
-    assert nodes.counted("store.questions") == 0
+    assert nodes.counted("store.queries") == 0
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ domain_secret_file = "{directory}/secret"
 
 [dram]
 numa = 1000
-connection_share = 0
+connection_quota = 0
 
 [ssd]
 path = "{directory}/ssd"
@@ -33,8 +33,8 @@ max_chunks = 4000000
 [events]
 publish = "ipc://{directory}/no-socket"
 replay = "tcp://127.0.0.1:5557"
-curve_secret_file = "{directory}/absent"
-curve_clients_file = "{directory}/clients"
+keys = "{directory}/absent"
+allow = "{directory}/clients"
 
 [peer]
 listen = "tcp://127.0.0.1:5557"
@@ -44,14 +44,14 @@ keys = "{directory}/key"
 """
 FAULTS = (
     "server.lease_ttl is 'soon', expected a duration",
-    "dram.connection_share is 0, expected a number above 0",
+    "dram.connection_quota is 0, expected a number above 0",
     "server.domain_secret_file is ",
     "dram.numa is '1000'; this machine has memory on nodes",
     "ssd.capacity is 16MiB, expected more",
     "no-socket, which exists and is no socket",
     "events.replay is 127.0.0.1:5557, expected another address than that of peer.listen",
-    "events.curve_secret_file is ",
-    "events.curve_clients_file is ",
+    "events.keys is ",
+    "events.allow is ",
     "peer.keys and peer.allow: expected both or none",
     "peer.members, ",
 )
@@ -184,7 +184,7 @@ def test_an_address_of_another_host_is_a_fault(tmp_path: Path) -> None:
     """The addresses are of the networks for documentation."""
     write_key_file(str(tmp_path / "key"), pair := make_key_pair())
     (tmp_path / "clients").write_text(pair.public.decode())
-    keys = [f"--set=events.curve_secret_file={tmp_path}/key", f"--set=events.curve_clients_file={tmp_path}/clients"]
+    keys = [f"--set=events.keys={tmp_path}/key", f"--set=events.allow={tmp_path}/clients"]
     done = _check(f"--set=server.socket={tmp_path}/s", *keys, "--set=events.publish=tcp://198.51.100.7:9470")
     assert done.returncode == 2
     assert done.stderr == (
@@ -231,7 +231,7 @@ def test_a_place_that_cannot_be_made_is_a_fault(tmp_path: Path) -> None:
         ({"server.staging": "1MiB"}, "server.write_mode is in-place"),
         ({"dram.token_ids": "1MiB", "server.keep_token_ids": "false"}, "server.keep_token_ids is false"),
         ({"dram.prefault_threads": "5", "dram.prefault": "false"}, "dram.prefault is false"),
-        ({"ssd.path": "", "hbm.device": "off", "server.staging": "64MiB", "events.fates": "100"}, ""),
+        ({"ssd.path": "", "hbm.device": "off", "server.staging": "64MiB", "events.history_chunks": "100"}, ""),
     ],
 )  # fmt: skip
 def test_an_option_that_does_nothing_is_named_with_the_reason(given: dict[str, str], because: str) -> None:

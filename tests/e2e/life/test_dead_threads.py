@@ -101,8 +101,8 @@ def test_a_dead_thread_is_unhealthy_everywhere(tmp_path: Path, thread: str, monk
         assert (ended.returncode, problem in ended.stdout) == (1, True)
         wait_until(lambda: manager.count(f"STATUS=unhealthy: {problem}") > 0, "the service manager is notified")
         fed = manager.count("WATCHDOG=1")
-        before = int(daemon.stats()["stored_chunks"])
-        wait_until(lambda: int(daemon.stats()["stored_chunks"]) > before + 3, "the probe goes on")
+        before = int(daemon.stats()["saved_chunks"])
+        wait_until(lambda: int(daemon.stats()["saved_chunks"]) > before + 3, "the probe goes on")
         assert manager.count("WATCHDOG=1") == fed
         process.kill()
 

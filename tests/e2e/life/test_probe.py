@@ -56,7 +56,7 @@ def test_a_probe_saves_and_loads_and_leaves_one_chunk(
         stats = daemon.stats()
         assert (stats["leases"], stats["pins"], stats["reservations"]) == (0, 0, 0), "its own are not counted"
         assert _leases_held(daemon) == 1
-    assert (stats["stored_chunks"], stats["aborted_chunks"]) == (3, 0)
+    assert (stats["saved_chunks"], stats["aborted_chunks"]) == (3, 0)
     probe.close()
     wait_until(lambda: daemon.stats()["connections"] == 1, "the probe's connection has ended")
     assert len(set(discarded)) == 3
@@ -222,6 +222,6 @@ def _is_good(probe: Probe) -> bool:
 
 def test_the_probes_chunk_is_not_among_those_that_a_stop_drops(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(server__metrics="127.0.0.1:0")
-    wait_until(lambda: daemon.stats()["stored_chunks"] > 0, "the first probe has ended")
+    wait_until(lambda: daemon.stats()["saved_chunks"] > 0, "the first probe has ended")
     assert daemon.stop() == 0
     assert "stopped by signal: 0 chunks written down, 0 dropped with the DRAM tier, durable: yes" in daemon.log()

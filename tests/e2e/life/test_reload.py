@@ -125,7 +125,7 @@ def test_the_budget_and_the_admission_of_the_disk_change(tmp_path: Path) -> None
         assert (code, output) == (0, "ssd.admission: all -> second-touch\nssd.write_budget: 0 B -> 240.0 MiB\n")
         stats = daemon.stats()
         assert stats["ssd.admission"] == "used-again"
-        assert stats["ssd.budget_left_bytes"] == 10 << 20, "an hour's worth"
+        assert stats["ssd.write_budget_left_bytes"] == 10 << 20, "an hour's worth"
         with daemon.admin() as admin:
             assert admin.info()["ssd_write_budget_bytes"] == 240 << 20
         daemon.file.write_text('[ssd]\nwrite_budget = "2 DWPD"\n')
@@ -162,19 +162,19 @@ def test_routers_with_keys_that_were_added_may_connect_after_a_reload(tmp_path: 
     options = {
         "events.publish": f"ipc://{tmp_path}/events",
         "events.replay": f"ipc://{tmp_path}/replay",
-        "events.curve_secret_file": str(tmp_path / "secret"),
+        "events.keys": str(tmp_path / "secret"),
     }
-    with Filed(tmp_path, f'[events]\ncurve_clients_file = "{clients}"\n', **options) as daemon:
+    with Filed(tmp_path, f'[events]\nallow = "{clients}"\n', **options) as daemon:
         assert not _may_ask(tmp_path, public["daemon"], "second")
         clients.write_bytes(public["first"] + b"\n" + public["second"])
-        assert "events.curve_clients_file: 2 keys" in daemon.hang_up("events.curve_clients_file")
+        assert "events.allow: 2 keys" in daemon.hang_up("events.allow")
         assert _may_ask(tmp_path, public["daemon"], "second")
         (tmp_path / "others").write_bytes(public["first"])
-        daemon.file.write_text(f'[events]\ncurve_clients_file = "{tmp_path}/others"\n')
-        assert _run(daemon, "reload")[1].startswith("events.curve_clients_file: 1 keys (for routers")
+        daemon.file.write_text(f'[events]\nallow = "{tmp_path}/others"\n')
+        assert _run(daemon, "reload")[1].startswith("events.allow: 1 keys (for routers")
         assert not _may_ask(tmp_path, public["daemon"], "second")
-        daemon.file.write_text(f'[events]\ncurve_clients_file = "{clients}"\n')
-        daemon.hang_up("events.curve_clients_file")
+        daemon.file.write_text(f'[events]\nallow = "{clients}"\n')
+        daemon.hang_up("events.allow")
         clients.write_bytes(b"no key")
         assert "no key of 40 characters" in daemon.hang_up("is not reloaded")
         assert _may_ask(tmp_path, public["daemon"], "first")

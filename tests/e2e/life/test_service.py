@@ -133,8 +133,8 @@ def test_the_watchdog_is_notified_of_each_probe_and_the_pool_retains_one_chunk_u
     expected = {"dram.chunks": 1, "leases": 0, "namespaces": 1, "evicted_chunks": 0, "dram.dropped_chunks": 0}
     wait_until(lambda: expected.items() <= daemon.stats().items(), "one chunk is kept, those of older probes go")
     stats = daemon.stats()
-    assert int(stats["stored_chunks"]) >= 4
-    assert int(stats["dram.segments"]) - int(stats["dram.segments_free"]) == 1
+    assert int(stats["saved_chunks"]) >= 4
+    assert int(stats["dram.segments"]) - int(stats["dram.free_segments"]) == 1
     with daemon.admin() as admin:
         info = admin.info()
     assert (info["health"], info["problems"]) == ("ready", [])
@@ -153,7 +153,7 @@ def test_without_a_manager_nothing_is_probed(daemon: Daemon) -> None:
         info = admin.info()
     assert (info["health"], info["problems"], info["probe_age_s"]) == ("ready", [], None)
     stats = daemon.stats()
-    assert (stats["connections"], stats["stored_chunks"]) == (1, 0)
+    assert (stats["connections"], stats["saved_chunks"]) == (1, 0)
     assert "self-probe off" in daemon.log()
 
 
@@ -194,8 +194,8 @@ def test_a_lost_thread_stops_the_watchdog_messages_although_engines_are_served(
     with service.admin() as admin:
         info = admin.info()
     assert (info["health"], info["problems"]) == ("unhealthy", ["transfer: the outcome of a job was lost"])
-    probed = service.stats()["stored_chunks"]
-    wait_until(lambda: service.stats()["stored_chunks"] > probed, "it still probes")
+    probed = service.stats()["saved_chunks"]
+    wait_until(lambda: service.stats()["saved_chunks"] > probed, "it still probes")
 
 
 def test_the_daemon_works_without_writable_and_executable_memory(

@@ -37,10 +37,10 @@ IN_STATISTICS = {
     "loads": "usage.loads",
     "loaded_tokens": "usage.loaded_tokens",
     "loaded_bytes": "usage.loaded_bytes",
-    "load_failures": "usage.failed_loads_checksum",
-    "saved_chunks": "stored_chunks",
-    "saved_tokens": "usage.stored_tokens",
-    "saved_bytes": "usage.stored_bytes",
+    "failed_loads": "usage.failed_loads_checksum",
+    "saved_chunks": "saved_chunks",
+    "saved_tokens": "usage.saved_tokens",
+    "saved_bytes": "usage.saved_bytes",
     "evicted_chunks": "evicted_chunks",
     "present_chunks": "present_chunks",
     "aborted_chunks": "aborted_chunks",
@@ -49,8 +49,8 @@ IN_STATISTICS = {
     "verified_chunks": "verified_chunks",
     "expired_leases": "expired_leases",
     "expired_reservations": "expired_reservations",
-    "ssd_demoted_chunks": "demoted_chunks",
-    "ssd_promoted_chunks": "promoted_chunks",
+    "ssd_demoted_chunks": "ssd.demoted_chunks",
+    "ssd_promoted_chunks": "ssd.promoted_chunks",
     "ssd_evicted_chunks": "ssd.evicted_chunks",
     "ssd_written_bytes": "ssd.written_bytes",
 }
@@ -83,7 +83,7 @@ class Run:
         """Load a chain that DRAM lacks, and wait until it counts as DRAM's: a client reads each layer before."""
         result, _ = load_all(self.pool, keys)
         assert result.reason == "complete"
-        wait_until(lambda: self.daemon.stats()["promotions_under_way"] == 0, "what was read is in DRAM")
+        wait_until(lambda: self.daemon.stats()["ssd.promotions_under_way"] == 0, "what was read is in DRAM")
 
     def close(self) -> None:
         self.pool.close()
@@ -205,13 +205,13 @@ def test_every_count_is_what_the_run_did(run: Run) -> None:
         'loaded_bytes_total{model="m",tier="dram"}': BYTES + BYTES * 7 // 8,
         'loaded_tokens_total{model="m",tier="ssd"}': 2 * TOKENS,
         'loaded_bytes_total{model="m",tier="ssd"}': 2 * BYTES,
-        'load_failures_total{reason="checksum"}': 1,
+        'failed_loads_total{reason="checksum"}': 1,
         'saved_chunks_total{model="m"}': 32,
         'saved_tokens_total{model="m"}': 4 * TOKENS,
         'saved_bytes_total{model="m"}': 4 * BYTES,
         'dram_removed_chunks_total{reason="own_class"}': 8 + 8 + 2 + 1,
-        'dram_removed_chunks_total{reason="flush"}': 21 + 7,
-        'dram_removed_chunks_total{reason="corrupt"}': 1,
+        'dram_removed_chunks_total{reason="flushed"}': 21 + 7,
+        'dram_removed_chunks_total{reason="dropped"}': 1,
         'declined_chunks_total{reason="full"}': 1,
         'declined_chunks_total{reason="no_parent"}': 1,
         'declined_chunks_total{reason="expired"}': 2,
@@ -273,8 +273,8 @@ def test_hints_tickets_and_saves_at_once_are_counted_as_they_were_answered(run: 
 
     retained = pool.retain(kept, [kv.TokenRange(0, None, 80, 0.2)])
     assert (retained.accepted, retained.clipped) == (7, 1)
-    found = _wait_for(run.address, "kvpool_retention_lapsed_chunks_total", 7)
-    assert (found["kvpool_retention_clipped_chunks_total"], found["kvpool_kept_chunks"]) == (1, 0)
+    found = _wait_for(run.address, "kvpool_retention_expired_chunks_total", 7)
+    assert (found["kvpool_retention_clipped_chunks_total"], found["kvpool_dram_retained_chunks"]) == (1, 0)
 
     lease = pool.acquire(pool.lookup(announced))
     ticket = lease.ticket()

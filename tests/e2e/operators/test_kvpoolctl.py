@@ -75,7 +75,7 @@ def test_watch_prints_a_line_for_each_interval_within_the_terminals_width(shared
     lines = watched.splitlines()
     assert len(lines) == 24
     assert lines[0] == lines[21]
-    assert " ".join(lines[0].split()) == "chunks used stored/s evicted/s loaded/s hits leases saves clients"
+    assert " ".join(lines[0].split()) == "chunks used saved/s evicted/s loaded/s hits leases saves clients"
     assert max(map(len, lines)) <= 80
 
 

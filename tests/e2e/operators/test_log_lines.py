@@ -52,7 +52,7 @@ def test_a_client_that_is_refused_again_and_again_is_one_line(daemon: Daemon) ->
     for _ in range(REFUSALS):
         with pytest.raises(Refused, match=r"^role: role is 'nobody'"):
             BlockingConnection(daemon.socket, hello, 60.0)
-    wait_until(lambda: daemon.stats()["connections_refused"] == REFUSALS, "all were refused")
+    wait_until(lambda: daemon.stats()["refused_connections"] == REFUSALS, "all were refused")
     lines = [line for line in daemon.log().splitlines() if "handshake refused" in line]
     assert len(lines) == 1
     assert f"handshake refused: pid {os.getpid()} uid {os.getuid()}: role: role is 'nobody', expected" in lines[0]

@@ -147,17 +147,17 @@ def test_evictions_and_removals_are_counted_separately(start_daemon: Callable[..
             assert pool.load(lease, into=into).wait().reason == "checksum"
         wait_until(lambda: admin.stats()["index"]["leases"] == 0, "the lease has ended: nobody waits for that")
         flushed = admin.flush(None, None)["chunks"]
-    found = _wait_for(address, 'kvpool_load_failures_total{reason="checksum"}', 1)
+    found = _wait_for(address, 'kvpool_failed_loads_total{reason="checksum"}', 1)
     removed = {
         reason: found[f'kvpool_dram_removed_chunks_total{{reason="{reason}"}}']
-        for reason in ("own_class", "other_class", "index_full", "flush", "corrupt")
+        for reason in ("own_class", "other_class", "index_full", "flushed", "dropped")
     }
     assert removed["own_class"] == 8
     assert removed["other_class"] >= 1
     assert removed["index_full"] == 0
-    assert (removed["flush"], removed["corrupt"]) == (flushed, 1)
+    assert (removed["flushed"], removed["dropped"]) == (flushed, 1)
     stats = daemon.stats()
-    assert sum(removed.values()) == stats["stored_chunks"] - int(stats["dram.chunks"])
+    assert sum(removed.values()) == stats["saved_chunks"] - int(stats["dram.chunks"])
     assert (stats["dram.evicted_own_class"], stats["dram.evicted_other_class"]) == (8, removed["other_class"])
     assert found["kvpool_chunk_lifetime_seconds_count"] == stats["evicted_chunks"]
     assert found["kvpool_checksum_failures_total"] == 1
@@ -353,7 +353,7 @@ def test_scrapes_under_load_are_each_of_one_moment(start_daemon: Callable[..., D
 
 
 def test_a_connection_counts_once(daemon: Daemon) -> None:
-    accepted = [daemon.stats()["connections_accepted"] for _ in range(3)]
+    accepted = [daemon.stats()["accepted_connections"] for _ in range(3)]
     assert accepted == [accepted[0], accepted[0] + 1, accepted[0] + 2], "each look is one connection"
 
 

@@ -19,7 +19,7 @@ Start = Callable[..., Daemon]
 
 OPTIONS = {
     "dram.capacity": f"{DRAM_CHUNKS * SMALL.chunk_bytes}B",
-    "dram.announced_share": "1.0",
+    "dram.announced_quota": "1.0",
     "ssd.capacity": "64MiB",
 }
 
@@ -50,7 +50,7 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def emptied(lasting: Daemon) -> Daemon:
     """The same, with nothing in it."""
     wait_until(lambda: lasting.stats()["announcements"] == 0, "the connections of other tests have ended")
-    wait_until(lambda: lasting.stats()["promotions_under_way"] == 0, "so have their promotions")
+    wait_until(lambda: lasting.stats()["ssd.promotions_under_way"] == 0, "so have their promotions")
     with lasting.admin() as admin:
         admin.flush(None, None)
     return lasting
@@ -110,7 +110,7 @@ def test_an_unused_announcement_expires(start: Start) -> None:
         (keys,) = only_on_ssd(daemon, pool, 1)
         assert pool.announce(keys).announced == CHAIN
         wait_until(lambda: daemon.stats()["announcements"] == 0, "the time is over")
-        wait_until(lambda: daemon.stats()["promotions_under_way"] == 0, "promotions have ended")
+        wait_until(lambda: daemon.stats()["ssd.promotions_under_way"] == 0, "promotions have ended")
         fill(pool, range(100, 100 + 2 * DRAM_CHUNKS // CHAIN))
         assert levels(pool, keys) == [Level.SSD] * CHAIN
     assert daemon.problems() == []
@@ -152,7 +152,7 @@ def test_a_longer_request_uses_its_announced_prefix(emptied: Daemon) -> None:
 
 
 def test_the_bounds_hold_and_a_flood_leaves_room_for_others(start: Start) -> None:
-    daemon = start(dram__announced_ttl="1h", dram__announced_share="0.5")
+    daemon = start(dram__announced_ttl="1h", dram__announced_quota="0.5")
     with daemon.connect() as flooder, daemon.connect() as good:
         stored = only_on_ssd(daemon, good, 8)
         results = [flooder.announce(keys) for keys in stored for _ in range(3)]
@@ -167,11 +167,11 @@ def test_the_bounds_hold_and_a_flood_leaves_room_for_others(start: Start) -> Non
 
 
 def test_no_announcement_is_accepted_where_the_share_is_0(start: Start) -> None:
-    daemon = start(dram__announced_share="0")
+    daemon = start(dram__announced_quota="0")
     with daemon.connect() as pool:
         (keys,) = only_on_ssd(daemon, pool, 1)
         assert pool.announce(keys) == kv.AnnounceResult(0, CHAIN, 0)
-        assert daemon.stats()["announced_chunks_clipped"] == CHAIN
+        assert daemon.stats()["announcements_clipped_chunks"] == CHAIN
         assert levels(pool, keys) == [Level.SSD] * CHAIN
 
 

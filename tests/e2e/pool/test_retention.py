@@ -310,24 +310,24 @@ def test_retention_is_demoted_and_promoted_and_survives_a_restart(start_daemon: 
         save(pool, second)
         with daemon.admin() as admin:
             assert admin.demote_all(60.0)["left"] == 0
-        assert daemon.stats()["ssd.kept_chunks"] == CHAIN
+        assert daemon.stats()["ssd.retained_chunks"] == CHAIN
         assert pool.retain(second, [kv.TokenRange(0, 2 * CHUNK_TOKENS, 90)]).accepted == 2
-        assert daemon.stats()["ssd.kept_chunks"] == CHAIN + 2
+        assert daemon.stats()["ssd.retained_chunks"] == CHAIN + 2
         third = keys_of(pool, 3)
         save(pool, third)
         with daemon.admin() as admin:
             assert admin.demote_all(60.0)["left"] == 0
         assert save(pool, third, retention=[kv.TokenRange(0, 1, 70)]).present == CHAIN
-        assert daemon.stats()["ssd.kept_chunks"] == CHAIN + 3
+        assert daemon.stats()["ssd.retained_chunks"] == CHAIN + 3
     assert daemon.stop() == 0
     daemon.start()
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open again")
-    assert daemon.stats()["ssd.kept_chunks"] == CHAIN + 3
+    assert daemon.stats()["ssd.retained_chunks"] == CHAIN + 3
     with daemon.connect() as pool:
         for keys in (first, second):
             with pool.acquire(pool.lookup(keys)) as lease:
                 assert lease.chunks == CHAIN
-        wait_until(lambda: daemon.stats()["promotions_under_way"] == 0, "promotions have ended")
+        wait_until(lambda: daemon.stats()["ssd.promotions_under_way"] == 0, "promotions have ended")
         press(pool, 2 * DRAM_CHUNKS // CHAIN)
         assert pool.lookup(first).tiers.tolist() == [Level.DRAM] * CHAIN
         assert pool.lookup(second).tiers.tolist() == [Level.DRAM] * 2 + [Level.SSD] * 2

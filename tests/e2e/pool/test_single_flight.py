@@ -33,7 +33,7 @@ def test_the_second_writer_waits_and_the_chunks_are_stored_once(daemon: Daemon) 
         assert found == [True]
         again = store(second, keys)
         assert (again.present, again.stored) == (CHAIN, 0)
-        assert daemon.stats()["stored_chunks"] == CHAIN
+        assert daemon.stats()["saved_chunks"] == CHAIN
         loaded, into = load_all(second, keys)
         assert loaded.chunks == CHAIN
         assert_right_bytes(keys, SMALL, loaded, into)

@@ -53,7 +53,7 @@ class Fleet:
             "peer.members": ", ".join(f"{address} {pair.public.decode()}" for address, pair in listed),
             "peer.keys": str(key),
             "peer.allow": str(self.directory / f"allow-{node}"),
-            "peer.same_host": "false",
+            "peer.shm": "false",
         }
         made = Daemon(self.directory / str(node), **{**options, **further})
         self._stack.callback(made.__exit__)

@@ -92,7 +92,7 @@ def test_saves_that_take_long_delay_no_other_pull_and_are_no_fault_of_their_node
         assert load_all(pool, stored)[0].chunks == CHUNKS
         assert here.stats()["peer.pulls_under_way"] >= 1, "it came beside them"
         wait_until(lambda: here.stats()["peer.pulls_under_way"] == 0, "their time is over")
-        assert here.stats()["peer.nodes_suspended"] == 0
+        assert here.stats()["peer.suspended_nodes"] == 0
         assert load_all(pool, later)[0].chunks == CHUNKS
         for save in saves:
             assert save.commit().stored == CHUNKS

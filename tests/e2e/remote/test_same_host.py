@@ -33,7 +33,7 @@ ROOM = {"owner__dram__capacity": "128MiB", "here__dram__capacity": "128MiB"}
 
 
 def near_daemons(directory: Path, **further: str) -> AbstractContextManager[tuple[Daemon, Daemon]]:
-    shared = {"owner__peer__same_host": "true", "here__peer__same_host": "true"}
+    shared = {"owner__peer__shm": "true", "here__peer__shm": "true"}
     return two_daemons(directory, **{**shared, **further})
 
 
@@ -79,7 +79,7 @@ def counted(owner: Daemon, here: Daemon) -> np.ndarray:
     mine, theirs = here.stats(), owner.stats()
     names = ("peer.shm.pulls", "peer.tcp.pulls", "peer.shm.copied_bytes", "peer.read_bytes")
     return np.array(
-        [*(mine[name] for name in names), *(theirs[f"peer.offers.{name}"] for name in ("near", "sent_bytes"))]
+        [*(mine[name] for name in names), *(theirs[f"peer.offers.{name}"] for name in ("shm", "sent_bytes"))]
     )
 
 
@@ -130,7 +130,7 @@ def test_an_owner_that_encrypts_is_read_by_shared_memory_too(tmp_path: Path) -> 
 def test_chunks_that_are_still_being_saved_come_over_the_stream(pair: tuple[Daemon, Daemon]) -> None:
     owner, here = pair
     with owner.connect() as there, here.connect(timeout_s=PATIENT_S) as pool:
-        (near, streamed), asked = pulls(here), owner.stats()["peer.asked.near"]
+        (near, streamed), asked = pulls(here), owner.stats()["peer.asked.shm"]
         keys = pool.keys(tokens_of(5, CHUNKS * SMALL.chunk_tokens))
         with there.save(keys, from_=payload_of(keys, SMALL)) as save:
             announce_all_but_the_last(save)
@@ -143,7 +143,7 @@ def test_chunks_that_are_still_being_saved_come_over_the_stream(pair: tuple[Daem
                 assert save.commit() is not None
                 result = load.wait()
         assert_right_bytes(keys, SMALL, result, into)
-        assert owner.stats()["peer.asked.near"] == asked
+        assert owner.stats()["peer.asked.shm"] == asked
         assert load_later(owner, pool) == CHUNKS
         assert pulls(here) == (near + 1, streamed + 1), "what is whole is copied out of its memory"
 
@@ -151,10 +151,10 @@ def test_chunks_that_are_still_being_saved_come_over_the_stream(pair: tuple[Daem
 @pytest.mark.parametrize(
     "options",
     [
-        {"owner__peer__same_host": "false"},
+        {"owner__peer__shm": "false"},
         {"here__peer__transport": "tcp"},
         {"owner__peer__rate": "1GiB"},
-        pytest.param({"here__peer__same_host": "false"}, marks=pytest.mark.slow),
+        pytest.param({"here__peer__shm": "false"}, marks=pytest.mark.slow),
         pytest.param({"owner__peer__transport": "tcp"}, marks=pytest.mark.slow),
     ],
     ids=lambda options: "-".join(options),
@@ -165,7 +165,7 @@ def test_the_stream_is_used_where_a_node_is_configured_so(tmp_path: Path, option
             assert load(pool, saved(owner, pool, seed=seed)) == CHUNKS
         stats = here.stats()
         assert (stats.get("peer.shm.pulls", 0), stats["peer.tcp.pulls"]) == (0, 2)
-        assert owner.stats()["peer.asked.near"] <= 1, "it is not asked again in this life"
+        assert owner.stats()["peer.asked.shm"] <= 1, "it is not asked again in this life"
 
 
 def test_an_owner_that_is_killed_in_mid_transfer_is_no_wrong_byte_and_its_memory_is_let_go(tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_a_node_on_another_host_is_read_by_the_stream(tmp_path: Path) -> None:
         for seed in (1, 2):
             wait_until(lambda: load(pool, saved(owner, pool, seed=seed)) == CHUNKS, "it comes")  # noqa: B023
         assert pulls(here) == (0, 2)
-        assert owner.stats()["peer.asked.near"] == 1
+        assert owner.stats()["peer.asked.shm"] == 1
 
 
 def test_a_connection_of_a_peer_gets_memory_and_may_ask_nothing(pair: tuple[Daemon, Daemon]) -> None:

@@ -24,7 +24,7 @@ def options_of(name: str, port: int, *others: int) -> dict[str, str]:
         "peer.listen": f"tcp://127.0.0.1:{port}",
         "peer.stream": "tcp://127.0.0.1:0",
         "peer.name": name,
-        "peer.same_host": "false",
+        "peer.shm": "false",
         "peer.members": ", ".join(f"127.0.0.1:{other}" for other in (port, *others)),
     }
 

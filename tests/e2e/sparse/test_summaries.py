@@ -81,7 +81,7 @@ def test_a_saved_chunk_has_its_summaries_with_checksums(module_daemon: Daemon, f
         assert not found[used:].any(), "what is left of the last extent is zero"
         stats = module_daemon.stats()
         assert stats["dram.chunks"] - before["dram.chunks"] == CHUNKS
-        assert stats["usage.stored_bytes"] - before["usage.stored_bytes"] == CHUNKS * layout.stored_bytes
+        assert stats["usage.saved_bytes"] - before["usage.saved_bytes"] == CHUNKS * layout.stored_bytes
     assert module_daemon.problems() == []
 
 

@@ -56,7 +56,7 @@ def test_a_cut_segment_file_is_two_lines_of_the_log_with_place_and_count(
         for prompt in keys:
             assert load_all(pool, prompt)[0].chunks == 0
         stats = daemon.stats()
-        assert (stats["promotions_failed"], stats["ssd.corrupt_chunks"]) == (len(keys), len(keys))
+        assert (stats["ssd.promotion_failed_chunks"], stats["ssd.corrupt_chunks"]) == (len(keys), len(keys))
     daemon.stop()
     lines = [line for line in daemon.log().splitlines() if "bad in the ssd tier" in line]
     assert len(lines) == 2, lines

@@ -58,7 +58,7 @@ def test_a_flush_of_all_outlives_rebuilds_as_do_chunks_stored_after_it(
         leased = goes.call(m.Acquire(later), m.Leased)
         assert leased.chunks == 6
         goes.call(m.Release(leased.lease), m.Done)  # held chunks stay
-        wait_until(lambda: daemon.stats()["promoted_chunks"] == 6, "all have landed")
+        wait_until(lambda: daemon.stats()["ssd.promoted_chunks"] == 6, "all have landed")
         admin.flush(None, None)
         assert daemon.stop() == 0
         daemon.start("--rebuild")

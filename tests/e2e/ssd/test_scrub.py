@@ -122,7 +122,7 @@ def test_a_bad_chunk_stays_dropped_after_a_kill(tiered: Daemon, tmp_path: Path) 
         stored = fill(tiered, pool, 2)
         flip_on_disk(tmp_path / "ssd", stored[1][CHAIN - 1], PAGE)
         assert len(tiered.problems()) == 1
-        wait_until(lambda: tiered.stats()["ssd.catalogue_waiting"] == 0, "the catalogue is written")
+        wait_until(lambda: tiered.stats()["ssd.waiting_rows"] == 0, "the catalogue is written")
     tiered.kill()
     tiered.start()
     wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is open again")
@@ -144,7 +144,7 @@ def test_a_chunk_with_a_flipped_bit_in_dram_is_dropped_there_and_still_found_on_
         result, into = load_all(pool, keys)
         assert result.chunks == CHAIN
         assert_right_bytes(keys, SMALL, result, into)
-        wait_until(lambda: tiered.stats()["promotions_under_way"] == 0, "the chunk is back")
+        wait_until(lambda: tiered.stats()["ssd.promotions_under_way"] == 0, "the chunk is back")
     assert tiered.problems() == []
 
 
@@ -227,7 +227,7 @@ def test_loads_and_saves_go_on_during_checks(tiered: Daemon) -> None:
             ended.set()
             checking.join()
         assert checked == [[]] * len(checked)
-    wait_until(lambda: tiered.stats()["demotions_under_way"] == 0, "what was demoted has been written")
+    wait_until(lambda: tiered.stats()["ssd.demotions_under_way"] == 0, "what was demoted has been written")
     assert tiered.problems() == []
 
 
@@ -272,10 +272,10 @@ def test_the_ssd_section_is_complete_and_readable(tiered: Daemon) -> None:
     assert f"\nssd.used_bytes:{used}\nssd.used_human:{used / 1024:.1f} KiB\n" in plain
     assert not any(name.endswith("_human") for name in raw)
     geometry = f"{SMALL.chunk_bytes}x{SMALL.extents}"
-    assert raw[f"ssd.slots_used.{geometry}"] == raw["ssd.chunks"] == raw["demoted_chunks"] == 2 * CHAIN
+    assert raw[f"ssd.slots_used.{geometry}"] == raw["ssd.chunks"] == raw["ssd.demoted_chunks"] == 2 * CHAIN
     assert raw[f"ssd.slots.{geometry}"] >= 2 * CHAIN
     assert raw["ssd.state"] == "ok"
     names = ["reason", "capacity_bytes", "read_bytes", "written_bytes", "io_errors", "corrupt_chunks", "evicted_chunks"]
-    names += ["waiting_reads", "waiting_writes", "waiting_checks", "catalogue_waiting"]
+    names += ["waiting_reads", "waiting_writes", "waiting_checks", "waiting_rows"]
     assert {f"ssd.{name}" for name in names} <= set(raw)
-    assert {"promoted_chunks", "promotions_failed", "demotions_failed"} <= set(raw)
+    assert {"ssd.promoted_chunks", "ssd.promotion_failed_chunks", "ssd.demotion_failed_chunks"} <= set(raw)

@@ -87,6 +87,6 @@ def test_slots_that_fit_no_layout_now_are_set_aside_with_one_message(
     with daemon.connect(layout=MANY) as pool:
         assert pool.lookup(pool.keys(tokens_of(1, CHUNKS * MANY.chunk_tokens))).chunks == 0
     stats = daemon.stats()
-    assert (stats["ssd.set_aside_chunks"], stats["ssd.restored_chunks"]) == (CHUNKS, 0)
+    assert (stats["ssd.unrestored_chunks"], stats["ssd.restored_chunks"]) == (CHUNKS, 0)
     assert daemon.log().count("3 chunks on disk are set aside") == 1
     assert daemon.problems() == []

@@ -31,7 +31,7 @@ def use(pool: kv.Pool, keys: kv.KeyChain) -> int:
 
 
 def settle(daemon: Daemon) -> dict[str, int | float | str]:
-    wait_until(lambda: daemon.stats()["demotions_under_way"] == 0, "writing has ended")
+    wait_until(lambda: daemon.stats()["ssd.demotions_under_way"] == 0, "writing has ended")
     return daemon.stats()
 
 
@@ -87,7 +87,7 @@ def test_a_budget_in_drive_writes_is_that_of_the_tier(start_daemon: Start, tmp_p
     with daemon.admin() as admin:
         assert admin.info()["ssd_write_budget_bytes"] == 96 << 20
         assert "ssd_warning" not in admin.info()
-    assert int(daemon.stats()["ssd.budget_left_bytes"]) == 4 << 20
+    assert int(daemon.stats()["ssd.write_budget_left_bytes"]) == 4 << 20
 
 
 def test_a_tier_smaller_than_dram_is_written_once_and_reported_to_be_small(start_daemon: Start, tmp_path: Path) -> None:
@@ -107,11 +107,11 @@ def test_a_tier_smaller_than_dram_is_written_once_and_reported_to_be_small(start
         stats = settle(daemon)
         assert stats["dram.chunks"] == chains * CHAIN
         assert int(stats["ssd.evicted_chunks"]) > 0, "it is smaller than what was written"
-        assert stats["demoted_chunks"] == chains * CHAIN, "each chunk is written once"
+        assert stats["ssd.demoted_chunks"] == chains * CHAIN, "each chunk is written once"
         assert use(pool, keys_of(pool, 0)) == CHAIN
         assert store(pool, keys_of(pool, chains)).stored == CHAIN
         stats = settle(daemon)
-        assert stats["demoted_chunks"] == (chains + 2) * CHAIN, "and once more when it was used again"
+        assert stats["ssd.demoted_chunks"] == (chains + 2) * CHAIN, "and once more when it was used again"
         assert daemon.problems() == []
         assert daemon.stop() == 0
         daemon.start()

@@ -38,7 +38,7 @@ def test_of_chains_longer_than_the_tier_only_what_fits_is_written(
     with daemon.admin() as admin:
         report = admin.demote_all(60.0)
     assert not report["durable"]
-    assert int(daemon.stats()["demoted_chunks"]) <= 4 * 2 * 20  # each chain twice: by watermark, and by order
+    assert int(daemon.stats()["ssd.demoted_chunks"]) <= 4 * 2 * 20  # each chain twice: by watermark, and by order
     assert daemon.problems() == []
 
 

@@ -73,7 +73,7 @@ def test_chunks_beyond_dram_are_found_and_loaded(tiered: Daemon) -> None:
             assert (result.chunks, result.reason) == (CHAIN, "complete")
         stats = tiered.stats()
         assert stats["evicted_chunks"] == 0
-        assert stats["promoted_chunks"] >= STORED * CHAIN - DRAM_CHUNKS
+        assert stats["ssd.promoted_chunks"] >= STORED * CHAIN - DRAM_CHUNKS
     assert tiered.problems() == []
 
 
@@ -82,7 +82,7 @@ def test_a_kill_leaves_a_warm_tier(tiered: Daemon) -> None:
         stored = fill(pool, STORED)
         on_disk = int(tiered.stats()["ssd.chunks"])
         assert on_disk >= STORED * CHAIN - DRAM_CHUNKS
-        wait_until(lambda: tiered.stats()["ssd.catalogue_waiting"] == 0, "the catalogue is written")
+        wait_until(lambda: tiered.stats()["ssd.waiting_rows"] == 0, "the catalogue is written")
         tiered.kill()
         tiered.start()
         wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is open again")
@@ -122,7 +122,7 @@ def test_the_tier_takes_no_more_than_its_capacity(start_daemon: Callable[..., Da
         stored = fill(pool, count)
         stats = daemon.stats()
         assert stats["ssd.evicted_chunks"] > 0
-        wait_until(lambda: daemon.stats()["demotions_under_way"] == 0, "writing has ended")
+        wait_until(lambda: daemon.stats()["ssd.demotions_under_way"] == 0, "writing has ended")
         found = sum(pool.lookup(keys).chunks for keys in stored)
         assert daemon.stats()["evicted_chunks"] == count * CHAIN - found, (
             "what neither tier has any more has left the pool"
@@ -141,7 +141,7 @@ def test_bytes_that_changed_on_disk_are_a_miss(tiered: Daemon, tmp_path: Path) -
         stored = fill(pool, STORED)
         assert pool.lookup(stored[0]).tiers.tolist() == [Level.SSD] * CHAIN
         # A write past the page cache that meets one through it is an error of the kernel's.
-        wait_until(lambda: tiered.stats()["demotions_under_way"] == 0, "nothing is written any more")
+        wait_until(lambda: tiered.stats()["ssd.demotions_under_way"] == 0, "nothing is written any more")
         for segment in sorted((tmp_path / "ssd").glob("segment-*.kvs")):
             data = np.fromfile(segment, np.uint8)
             data[4096 * 2 + 100 :: 4096] ^= 1
@@ -187,7 +187,7 @@ def test_flush_takes_one_tier_or_all(tiered: Daemon) -> None:
         assert admin.flush(None, None, "dram")["chunks"] == 2 * CHAIN
         assert [pool.lookup(keys).tiers.tolist() for keys in stored] == [[Level.SSD] * CHAIN] * 2
         assert load_right(pool, stored[0]).chunks == CHAIN
-        wait_until(lambda: tiered.stats()["promotions_under_way"] == 0, "promotions have ended")
+        wait_until(lambda: tiered.stats()["ssd.promotions_under_way"] == 0, "promotions have ended")
         assert admin.flush(None, None, "ssd")["chunks"] == 2 * CHAIN
         assert [pool.lookup(keys).chunks for keys in stored] == [CHAIN, 0]
         assert admin.demote_all(60.0)["left"] == 0
@@ -264,7 +264,7 @@ def test_chunks_that_a_small_tier_could_not_store_are_neither_counted_nor_durabl
     with daemon.connect(WIDE) as pool, daemon.admin() as admin:
         stored = fill(pool, count)
         report = admin.demote_all(60.0)
-        assert 0 < report["chunks"] == daemon.stats()["ssd.chunks"] < daemon.stats()["demoted_chunks"]
+        assert 0 < report["chunks"] == daemon.stats()["ssd.chunks"] < daemon.stats()["ssd.demoted_chunks"]
         assert (report["chunks"] + report["left"], report["durable"]) == (count * CHAIN, False)
         assert admin.flush(None, None, "dram")["chunks"] == count * CHAIN
         assert sum(pool.lookup(keys).chunks for keys in stored) == report["chunks"]
@@ -290,12 +290,12 @@ def test_a_disk_that_refuses_writes_is_not_written_and_probed_again(tiered: Daem
             assert store(pool, keys).stored == CHAIN, "DRAM serves on"
             assert load_right(pool, keys).chunks == CHAIN
         wait_until(lambda: tiered.stats()["ssd.state"] != "ok", "the tier rests")
-        demoted = int(tiered.stats()["demoted_chunks"])
+        demoted = int(tiered.stats()["ssd.demoted_chunks"])
         resource.prlimit(tiered.process.pid, resource.RLIMIT_FSIZE, unlimited)
         wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is tried again")
         with tiered.admin() as admin:
             assert admin.demote_all(60.0)["left"] == 0
-        assert int(tiered.stats()["demoted_chunks"]) > demoted
+        assert int(tiered.stats()["ssd.demoted_chunks"]) > demoted
 
         for keys in stored:
             load_right(pool, keys)
@@ -315,19 +315,19 @@ def test_second_touch_writes_only_chunks_that_were_used_again(
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
     with daemon.connect() as pool:
         stored = fill(pool, 3)
-        assert daemon.stats()["demoted_chunks"] == 0
+        assert daemon.stats()["ssd.demoted_chunks"] == 0
         assert load_right(pool, stored[0]).chunks == CHAIN
         more = chains(pool, 6)[3:]
         for keys in more:
             store_whole(pool, keys)
-        wait_until(lambda: daemon.stats()["demotions_under_way"] == 0, "writing has ended")
+        wait_until(lambda: daemon.stats()["ssd.demotions_under_way"] == 0, "writing has ended")
         assert pool.lookup(stored[0]).chunks == CHAIN, "what was used is on disk"
         assert pool.lookup(stored[1]).chunks == 0, "what was not has gone"
         assert pool.lookup(more[-1]).chunks == CHAIN
         assert daemon.stats()["ssd.chunks"] == CHAIN
         for keys in (stored[1], *chains(pool, 9)[6:]):
             store_whole(pool, keys)
-        wait_until(lambda: daemon.stats()["demotions_under_way"] == 0, "writing has ended")
+        wait_until(lambda: daemon.stats()["ssd.demotions_under_way"] == 0, "writing has ended")
         assert load_right(pool, stored[1]).chunks == CHAIN, "what came again has been used before"
     assert daemon.problems() == []
 
@@ -345,10 +345,10 @@ def test_a_write_budget_bounds_writes_and_a_stop_writes_the_rest(
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
     with daemon.connect() as pool:
         stored = fill(pool, 12)
-        wait_until(lambda: daemon.stats()["demotions_under_way"] == 0, "writing has ended")
+        wait_until(lambda: daemon.stats()["ssd.demotions_under_way"] == 0, "writing has ended")
         stats = daemon.stats()
         assert stats["ssd.admission"] in ("used-again", "nothing")
-        assert stats["demoted_chunks"] < 12 * CHAIN
+        assert stats["ssd.demoted_chunks"] < 12 * CHAIN
         assert stats["evicted_chunks"] > 0
         assert load_right(pool, stored[-1]).chunks == CHAIN
         assert daemon.stop() == 0

@@ -105,7 +105,7 @@ def test_reused_chunks_of_the_disk_are_published(tmp_path: Path, shared: tuple[M
         wait_until(lambda: first.stats()["ssd.state"] == "ok", "the tier is open")
         keys = chain_of(pool, 1)
         store(pool, keys)
-        wait_until(lambda: first.stats()["demoted_chunks"] == CHUNKS, "the chunks are on disk")
+        wait_until(lambda: first.stats()["ssd.demoted_chunks"] == CHUNKS, "the chunks are on disk")
         assert first.stats()["store.published_chunks"] == 0
         assert load(pool, keys).chunks == CHUNKS
         published(first, CHUNKS)
@@ -182,7 +182,7 @@ def test_a_full_store_is_counted_and_stops_nothing(tmp_path: Path) -> None:
     with full as (master, _), node(tmp_path, "a", master) as first, first.connect() as pool:
         joined(first)
         seed = 0
-        while not first.stats()["store.refused_full"]:
+        while not first.stats()["store.unpublished_full"]:
             seed += 1
             assert seed < 400, "the store takes everything"
             store(pool, chain_of(pool, seed))

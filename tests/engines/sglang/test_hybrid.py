@@ -93,10 +93,10 @@ def test_pages_of_windows_and_states_are_stored_at_ends_of_nodes_alone(
     shared_daemon: Daemon, start_hybrid: StartHybrid
 ) -> None:
     controller, keys = start_hybrid(shared_daemon, {"swa": _window(), "mamba": _mamba()}), page_keys(2, 8)
-    before = shared_daemon.stats()["stored_chunks"]
+    before = shared_daemon.stats()["saved_chunks"]
     assert controller.backup(keys)
     parts_of_a_state = 3
-    assert shared_daemon.stats()["stored_chunks"] - before == 8 + WINDOW_PAGES + parts_of_a_state
+    assert shared_daemon.stats()["saved_chunks"] - before == 8 + WINDOW_PAGES + parts_of_a_state
 
 
 def test_a_prompt_goes_on_at_the_stored_ends_and_nowhere_between(
@@ -275,13 +275,13 @@ def test_a_pool_that_cannot_be_described_leaves_the_whole_model_without_the_pool
     class Shared(IndexerPool):
         shared_allocation_domain = object()
 
-    before = shared_daemon.stats()["stored_chunks"]
+    before = shared_daemon.stats()["saved_chunks"]
     controller, keys = start_hybrid(shared_daemon, {"indexer": Sidecar(Shared())}, waits=False), page_keys(14, 3)
     assert not controller.backup(keys)
     assert controller.prefetch(keys) == 0
     assert controller.backend.batch_exists(keys) == 0
     assert controller.backend.counters()["refused_layout"] > 0
-    assert shared_daemon.stats()["stored_chunks"] == before
+    assert shared_daemon.stats()["saved_chunks"] == before
 
 
 def test_block_groups_never_decide_and_unknown_policies_do(shared_daemon: Daemon, start_hybrid: StartHybrid) -> None:

@@ -323,19 +323,19 @@ def test_hints_of_a_request_apply_to_its_pages(
     controller = start(shared_daemon)
     tokens = controller.pool.page_size
     in_tokens = {name: value if name == "priority" else int(value * tokens) for name, value in directive.items()}
-    keys, kept_before = page_keys(3, 6), shared_daemon.stats()["dram.kept_chunks"]
+    keys, kept_before = page_keys(3, 6), shared_daemon.stats()["dram.retained_chunks"]
     before = None if prefix is None else page_keys(5, prefix) if prefix else []
     assert controller.backup(keys, range(6), before, _retain(in_tokens)) == 6
-    assert shared_daemon.stats()["dram.kept_chunks"] - kept_before == kept
+    assert shared_daemon.stats()["dram.retained_chunks"] - kept_before == kept
     assert controller.backend.counters()["clipped_pages"] == 0
 
 
 def test_pages_without_hints_have_the_configured_priority(shared_daemon: Daemon, start: Start) -> None:
-    controller, before = start(shared_daemon, extra={"priority": 50}), shared_daemon.stats()["dram.kept_chunks"]
+    controller, before = start(shared_daemon, extra={"priority": 50}), shared_daemon.stats()["dram.retained_chunks"]
     _backed_up(controller, page_keys(3, 4))
-    assert shared_daemon.stats()["dram.kept_chunks"] - before == 4
+    assert shared_daemon.stats()["dram.retained_chunks"] - before == 4
     assert controller.backup(page_keys(4, 2), range(2), None, _retain({"priority": 10})) == 2
-    assert shared_daemon.stats()["dram.kept_chunks"] - before == 4
+    assert shared_daemon.stats()["dram.retained_chunks"] - before == 4
 
 
 @pytest.mark.parametrize("given", ["{", {"actions": 5}, _retain({"priority": 999})["kv_hints"]])

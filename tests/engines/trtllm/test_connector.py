@@ -271,10 +271,10 @@ def test_two_salts_two_adapters_and_two_models_never_share(shared_daemon: Daemon
 
 
 def test_multimodal_prompts_are_not_served(shared_daemon: Daemon, start: Start) -> None:
-    engine, before = start(shared_daemon), shared_daemon.stats()["stored_chunks"]
+    engine, before = start(shared_daemon), shared_daemon.stats()["saved_chunks"]
     for _ in range(2):
         assert engine.answer(PROMPT, multimodal_hashes=[[1, 2]])[0] == 0
-    assert shared_daemon.stats()["stored_chunks"] == before
+    assert shared_daemon.stats()["saved_chunks"] == before
     assert _stats(engine)["refused_requests"] >= 2
 
 
@@ -342,9 +342,9 @@ def test_a_full_pool_declines_saves_and_does_not_stop_the_engine(
     "fields", [{"pipeline_parallel_size": 2}, {"kv_dtype": "int8"}, {"speculative_config": object()}]
 )
 def test_engines_that_are_not_served_share_nothing(shared_daemon: Daemon, start: Start, fields: dict[str, Any]) -> None:
-    engine, before = start(shared_daemon, warm=False, **fields), shared_daemon.stats()["stored_chunks"]
+    engine, before = start(shared_daemon, warm=False, **fields), shared_daemon.stats()["saved_chunks"]
     assert [engine.answer(PROMPT)[0] for _ in range(2)] == [0, 0]
-    assert shared_daemon.stats()["stored_chunks"] == before
+    assert shared_daemon.stats()["saved_chunks"] == before
 
 
 def test_kv_with_separate_scales_is_not_stored(shared_daemon: Daemon, start: Start) -> None:
@@ -378,12 +378,12 @@ def test_the_board_is_open_to_another_process_of_the_user() -> None:
 
 @pytest.mark.parametrize("step_tokens", [1 << 20, 5])
 def test_the_engines_priorities_reach_the_pool(shared_daemon: Daemon, start: Start, step_tokens: int) -> None:
-    engine, before = start(shared_daemon, step_tokens=step_tokens), shared_daemon.stats()["dram.kept_chunks"]
+    engine, before = start(shared_daemon, step_tokens=step_tokens), shared_daemon.stats()["dram.retained_chunks"]
     engine.answer(PROMPT, 8, priorities=[100, 100, 100])
-    assert shared_daemon.stats()["dram.kept_chunks"] - before == 3
+    assert shared_daemon.stats()["dram.retained_chunks"] - before == 3
     engine.answer(PROMPT, 8, priorities=[35, 35, 35])
     engine.answer(PROMPT, 8)
-    assert shared_daemon.stats()["dram.kept_chunks"] - before == 3, "what nobody speaks of is left as it is"
+    assert shared_daemon.stats()["dram.retained_chunks"] - before == 3, "what nobody speaks of is left as it is"
     assert _stats(engine)["clipped_blocks"] == 0
 
 
@@ -392,11 +392,11 @@ def test_priorities_of_another_form_are_left_out(shared_daemon: Daemon, start: S
     engine._priorities = lambda request: [100] * 99  # type: ignore[method-assign]  # not one for each new block
     engine.answer(PROMPT, 8)
     after = shared_daemon.stats()
-    assert [after[name] - before[name] for name in ("dram.kept_chunks", "stored_chunks")] == [0, 9]
+    assert [after[name] - before[name] for name in ("dram.retained_chunks", "saved_chunks")] == [0, 9]
 
 
 def test_priorities_beyond_the_share_are_clipped_and_counted(start_daemon: Callable[..., Daemon], start: Start) -> None:
-    engine = start(start_daemon(dram__retained_share="0"))
+    engine = start(start_daemon(dram__retained_quota="0"))
     engine.answer(PROMPT, 4, priorities=[90, 90])
     assert _stats(engine)["clipped_blocks"] == 2
 

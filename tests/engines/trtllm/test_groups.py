@@ -81,12 +81,12 @@ def test_steps_of_a_prompt_end_where_later_prompts_go_on(shared_daemon: Daemon, 
 
 
 def test_few_chunks_of_windows_are_stored_and_all_of_full_groups(shared_daemon: Daemon, start: Start) -> None:
-    engine, before = start(shared_daemon, windows=(None, 8)), shared_daemon.stats()["stored_chunks"]
+    engine, before = start(shared_daemon, windows=(None, 8)), shared_daemon.stats()["saved_chunks"]
     engine.answer(PROMPT)
-    assert shared_daemon.stats()["stored_chunks"] - before == 7 + 2
+    assert shared_daemon.stats()["saved_chunks"] - before == 7 + 2
     other = start(shared_daemon, windows=(8,), attn_backend="FLASHINFER")
     other.answer(PROMPT)
-    assert shared_daemon.stats()["stored_chunks"] - before == 7 + 2 + 2
+    assert shared_daemon.stats()["saved_chunks"] - before == 7 + 2 + 2
 
 
 def test_decoded_kv_is_stored_for_the_next_turn(shared_daemon: Daemon, start: Start) -> None:
@@ -286,14 +286,14 @@ def test_owners_of_attention_data_parallelism_share(shared_daemon: Daemon, start
 def test_scratch_pages_are_refused_in_one_line(
     shared_daemon: Daemon, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = shared_daemon.stats()["stored_chunks"]
+    before = shared_daemon.stats()["saved_chunks"]
     with caplog.at_level(logging.WARNING):
         engine = start(shared_daemon, warm=False, enable_swa_scratch_reuse=True)
         assert [engine.answer(PROMPT, 9)[0] for _ in range(2)] == [0, 0]
     logged = [record.message for record in caplog.records if "shares nothing" in record.message]
     assert len(logged) == 1
     assert "enable_swa_scratch_reuse" in logged[0]
-    assert shared_daemon.stats()["stored_chunks"] == before
+    assert shared_daemon.stats()["saved_chunks"] == before
 
 
 @pytest.mark.parametrize(("setting", "counter"), [("STAGING_MIB", "failed_claims"), ("WINDOW_MIB", "refused_layout")])

@@ -165,12 +165,12 @@ def test_an_adapter_is_not_forgotten_for_another_one(tmp_path: Path, monkeypatch
 def test_an_adapter_without_visible_weights_is_not_served_and_logged_once(
     shared_daemon: Daemon, start_trtllm: Start, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    engine, before = start_trtllm(shared_daemon), shared_daemon.stats()["stored_chunks"]
+    engine, before = start_trtllm(shared_daemon), shared_daemon.stats()["saved_chunks"]
     with caplog.at_level(logging.WARNING):
         engines: tuple[dict[str, Any], ...] = ({}, {}, {"py_lora_path": str(tmp_path)}, {"py_lora_path": "/no/such"})
         for fields in engines:
             assert engine.answer(PROMPT, lora_task_id=3, **fields)[0] == 0
-    assert shared_daemon.stats()["stored_chunks"] == before
+    assert shared_daemon.stats()["saved_chunks"] == before
     assert engine.scheduler.half.stats()["refused_lora"] == 4
     logged = [record.message for record in caplog.records if "LoRARequest" in record.message]
     assert len(logged) == 1
@@ -194,9 +194,9 @@ def test_while_weights_are_read_requests_are_refused_and_then_they_are_shared(
     shared_daemon: Daemon, start_trtllm: Start, held_weights: HeldWeights, manager: str
 ) -> None:
     given: dict[str, Any] = {"model": held_weights.path, "settings": {"REVISION": ""}, "manager": manager}
-    engine, before = start_trtllm(shared_daemon, warm=False, **given), shared_daemon.stats()["stored_chunks"]
+    engine, before = start_trtllm(shared_daemon, warm=False, **given), shared_daemon.stats()["saved_chunks"]
     assert [engine.answer(PROMPT)[0] for _ in range(2)] == [0, 0]
-    assert shared_daemon.stats()["stored_chunks"] == before
+    assert shared_daemon.stats()["saved_chunks"] == before
     counts = engine.scheduler.half.stats()
     assert counts["refused_reading"] == 2
     assert counts["weights_bytes"] == held_weights.file.stat().st_size + len("{}")

@@ -115,7 +115,7 @@ def wait_loaded(daemon: Daemon, tokens: int) -> None:
 
 def wait_stored(daemon: Daemon, tokens: int) -> None:
     """Until so many tokens are in the pool."""
-    wait_until(lambda: int(daemon.stats()["usage.stored_tokens"]) >= tokens, f"{tokens} tokens are stored")
+    wait_until(lambda: int(daemon.stats()["usage.saved_tokens"]) >= tokens, f"{tokens} tokens are stored")
 
 
 def wait_restored(daemon: Daemon, chunks: int) -> None:

@@ -67,7 +67,7 @@ class Bench:
 
     def stored(self) -> int:
         """Tokens that were stored so far."""
-        return int(self.daemon.stats()["usage.stored_tokens"])
+        return int(self.daemon.stats()["usage.saved_tokens"])
 
     def store(self, engine: Engine, asked: list[list[int]]) -> None:
         """Have an engine compute prompts, and wait until the pool has them."""

@@ -57,7 +57,7 @@ class Sized:
 
 
 def _has_stored(daemon: Daemon, tokens: int) -> bool:
-    return int(daemon.stats()["usage.stored_tokens"]) >= tokens
+    return int(daemon.stats()["usage.saved_tokens"]) >= tokens
 
 
 def main(count: int) -> None:
@@ -75,7 +75,7 @@ def main(count: int) -> None:
         for number, length in enumerate(lengths):
             ids = prompt(5000 + number, length)
             for one in sized:
-                stored = int(daemon.stats()["usage.stored_tokens"])
+                stored = int(daemon.stats()["usage.saved_tokens"])
                 one.cold.append(one.first_token(ids))
                 wanted = stored + (length - 1) // one.size * one.size
                 wait_until(partial(_has_stored, daemon, wanted), "it is stored")

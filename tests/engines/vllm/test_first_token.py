@@ -72,7 +72,7 @@ def _compare(engine: Engine, daemon: Daemon, asked: list[list[int]]) -> tuple[fl
     """The ratio of the times to the first token without and with hits, and a line of figures."""
     cold, own, warm, inside, until_loaded = [], [], [], [], []
     for ids in asked:
-        stored, loaded = int(daemon.stats()["usage.stored_tokens"]), counted(engine, "loaded_chunks")
+        stored, loaded = int(daemon.stats()["usage.saved_tokens"]), counted(engine, "loaded_chunks")
         seconds, expected = _first_token(engine, ids)
         cold.append(seconds)
         wait_stored(daemon, stored + loadable_tokens([ids]))

@@ -97,16 +97,16 @@ def test_a_fresh_engine_loads_what_another_stored(
 ) -> None:
     pair, asked, other = pair_of(geometry), prompts(first=40), prompts(first=60 + 20 * in_process)
     expected = pair.check(asked)
-    stored, loaded = module_daemon.stats()["stored_chunks"], loaded_tokens(module_daemon)
+    stored, loaded = module_daemon.stats()["saved_chunks"], loaded_tokens(module_daemon)
     fresh = start_engine(geometry, socket=module_daemon.socket, settings=settings, in_process=in_process)
     assert fresh.tokens(asked, 16) == expected
     wait_loaded(module_daemon, loaded + loadable_tokens(asked))
-    assert module_daemon.stats()["stored_chunks"] == stored
+    assert module_daemon.stats()["saved_chunks"] == stored
     for _ in range(2):
         loaded = loaded_tokens(module_daemon)
         assert fresh.tokens(other, 16) == pair.plain.tokens(other, 16)
     wait_loaded(module_daemon, loaded + loadable_tokens(other))
-    assert int(module_daemon.stats()["stored_chunks"]) >= int(stored) + loadable_tokens(other) // CHUNK_TOKENS
+    assert int(module_daemon.stats()["saved_chunks"]) >= int(stored) + loadable_tokens(other) // CHUNK_TOKENS
     _must_show_what_it_did(fresh, loadable_tokens(asked) + loadable_tokens(other), loadable_tokens(other))
     fresh.close()
     assert not module_daemon.problems()

@@ -66,7 +66,7 @@ Start = Callable[..., Daemon]
 def test_peers_that_do_not_read_replays_are_bounded_in_bytes_and_starve_nobody(
     start_daemon: Start, tmp_path: Path
 ) -> None:
-    daemon = start_daemon(**local_events(tmp_path), events__retell_interval="0s", dram__token_ids="64MiB")
+    daemon = start_daemon(**local_events(tmp_path), events__republish_interval="0s", dram__token_ids="64MiB")
     tokens = SMALL.chunk_tokens * 20
     with daemon.connect() as pool, ExitStack() as stack:
         for number in range(100):
@@ -95,10 +95,10 @@ def test_a_request_for_lost_messages_republishes_to_all_only_once(start_daemon: 
         wait_until(lambda: int(daemon.stats()["events.published_messages"]) == 2, "it is published")
         for _ in range(40):
             hostile.replay(0)
-        wait_until(lambda: int(daemon.stats()["events.resyncs"]) == 1, "everything is republished once")
+        wait_until(lambda: int(daemon.stats()["events.published_snapshots"]) == 1, "everything is republished once")
         for _ in range(20):
             hostile.replay(0)
-        assert daemon.stats()["events.resyncs"] == 1
+        assert daemon.stats()["events.published_snapshots"] == 1
 
 
 @pytest.mark.parametrize("rights", [0o1777, 0o775])

@@ -147,7 +147,7 @@ def test_one_connection_too_many_is_refused_by_name(start_daemon: Callable[..., 
         good.pop().close()
         wait_until(lambda: not _refusal(daemon), "a place is free again")
     wait_until(lambda: daemon.stats()["connections"] == 1, "all are gone")
-    assert daemon.stats()["connections_refused"] >= 20
+    assert daemon.stats()["refused_connections"] >= 20
 
 
 def _spent_s(daemon: Daemon) -> float:

@@ -30,9 +30,13 @@ def test_a_report_about_chunks_under_promotion_drops_nothing(
         _, _, leased = next_answer(hostile)
         assert leased[:2] == [1, CHUNKS]
         assert set(leased[4][-3:]) == {Level.SSD}
-        wait_until(lambda: daemon.stats()["promoted_chunks"] == CHUNKS, "all have landed")
+        wait_until(lambda: daemon.stats()["ssd.promoted_chunks"] == CHUNKS, "all have landed")
         wait_until(lambda: daemon.stats()["corrupt_reports"] == 3, "all reports were read")
         stats = daemon.stats()
-        assert (stats["checksum_failures"], stats["dram.dropped_chunks"], stats["promotions_failed"]) == (0, 0, 0)
+        assert (stats["checksum_failures"], stats["dram.dropped_chunks"], stats["ssd.promotion_failed_chunks"]) == (
+            0,
+            0,
+            0,
+        )
         assert read_back(good, keys) == [True] * CHUNKS
     assert daemon.problems() == []

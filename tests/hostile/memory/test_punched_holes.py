@@ -64,7 +64,7 @@ def forget_dram(daemon: Daemon) -> None:
         with daemon.admin() as connection:
             connection.flush(None, None, "dram")
         stats = daemon.stats()
-        return bool(stats["dram.chunks"] == 0 and stats["promotions_under_way"] == 0)
+        return bool(stats["dram.chunks"] == 0 and stats["ssd.promotions_under_way"] == 0)
 
     wait_until(is_empty, "nothing is in DRAM any more, or on its way there")
 

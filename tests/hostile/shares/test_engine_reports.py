@@ -102,7 +102,7 @@ def test_reports_without_end_crowd_nobodys_events_out(daemon: Daemon) -> None:
         assert reports * (len(report.tokens) + 100 * EVENT_BYTES) > BURST_BYTES
         assert states(honest, report_of(tokens_of(2, 96))) == [TAKEN] * 3
     wait_until(lambda: daemon.stats()["events.engine_chunks"] == 0, "what they reported goes with them")
-    assert daemon.stats()["events.engine_chunk_bytes"] == 0
+    assert daemon.stats()["events.engine_chunk_record_bytes"] == 0
 
 
 def test_sources_without_end_and_beginnings_without_end_take_nothing(daemon: Daemon) -> None:
@@ -110,7 +110,9 @@ def test_sources_without_end_and_beginnings_without_end_take_nothing(daemon: Dae
         for number in range(200):
             assert states(hostile, report_of(tokens_of(3, 64), source=number, is_anew=bool(number % 2))) == [TAKEN] * 2
             assert states(hostile, report_of(tokens_of(3, 64), source=0, is_anew=True)) == [TAKEN] * 2
-        wait_until(lambda: daemon.stats()["events.engine_chunk_bytes"] < 500 * 2 * CHUNK_BYTES, "old ones are dropped")
+        wait_until(
+            lambda: daemon.stats()["events.engine_chunk_record_bytes"] < 500 * 2 * CHUNK_BYTES, "old ones are dropped"
+        )
         for number in range(200):
             assert states(hostile, nothing(source=number, is_anew=True)) == []
         wait_until(lambda: daemon.stats()["events.engine_chunks"] == 3, "only the honest engine's are left")

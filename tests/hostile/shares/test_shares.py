@@ -29,18 +29,18 @@ def _store_and_load(connection: BlockingConnection, seed: int) -> None:
 def test_others_save_and_load_beside_one_frame_that_reserves_everything(
     start_daemon: Callable[..., Daemon], ttl: str
 ) -> None:
-    daemon = start_daemon(server__reservation_ttl=ttl, dram__connection_share="0.5", dram__capacity=CAPACITY)
+    daemon = start_daemon(server__reservation_ttl=ttl, dram__connection_quota="0.5", dram__capacity=CAPACITY)
     with engine(daemon) as good, engine(daemon) as hostile:
         store(good, keys_of(0, DRAM_CHUNKS // 8))
         made = reserve(hostile, keys_of(0, GREEDY_CHUNKS, seed=1))
         states = np.frombuffer(made.states, np.uint8)
         assert np.count_nonzero(states == SaveState.RESERVED) == HALF
-        assert states[HALF] == SaveState.SHARE
-        assert daemon.stats()["declined_share"] == 1
+        assert states[HALF] == SaveState.QUOTA
+        assert daemon.stats()["declined_quota"] == 1
         if ttl == "3s":
             wait_until(lambda: daemon.stats()["dram.zombie_slots"] == HALF, "the reservation expires")
         # A silent client holds its slots until its socket closes; it gets no others.
-        assert reserve(hostile, keys_of(0, 100, seed=2)).states[0] == SaveState.SHARE
+        assert reserve(hostile, keys_of(0, 100, seed=2)).states[0] == SaveState.QUOTA
         for seed in range(3, 9):
             _store_and_load(good, seed)
         stats = daemon.stats()
@@ -54,7 +54,7 @@ def test_others_save_and_load_beside_one_frame_that_reserves_everything(
 
 
 def test_others_save_and_load_beside_one_that_leases_everything(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon(dram__connection_share="0.5", dram__capacity=CAPACITY)
+    daemon = start_daemon(dram__connection_quota="0.5", dram__capacity=CAPACITY)
     with engine(daemon) as good, engine(daemon) as hostile:
         for seed in range(8):
             store(good, keys_of(0, DRAM_CHUNKS // 8, seed))
@@ -67,7 +67,7 @@ def test_others_save_and_load_beside_one_that_leases_everything(start_daemon: Ca
 
 
 def test_a_connection_may_be_allowed_the_whole_tier(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon(dram__connection_share="1.0", dram__capacity=CAPACITY)
+    daemon = start_daemon(dram__connection_quota="1.0", dram__capacity=CAPACITY)
     with engine(daemon) as alone:
         made = reserve(alone, keys_of(0, GREEDY_CHUNKS))
         assert made.states.count(SaveState.RESERVED) == DRAM_CHUNKS
@@ -76,14 +76,14 @@ def test_a_connection_may_be_allowed_the_whole_tier(start_daemon: Callable[..., 
 
 
 def test_chunks_of_a_few_bytes_count_by_the_slots_they_take(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon(dram__connection_share="0.5", dram__capacity=CAPACITY)
+    daemon = start_daemon(dram__connection_quota="0.5", dram__capacity=CAPACITY)
     tiny = kv.Layout(layers=1, kv_heads=1, head_dim=8, dtype="int8", chunk_tokens=1, planes=1)
     slots = DRAM_BYTES // 4096
     with engine(daemon) as good, engine(daemon, tiny, "tiny") as hostile:
         _store_and_load(good, 0)
         made = reserve(hostile, keys_of(0, GREEDY_CHUNKS, seed=1))
         assert made.states.count(SaveState.RESERVED) == slots // 2
-        assert made.states[slots // 2] == SaveState.SHARE
+        assert made.states[slots // 2] == SaveState.QUOTA
         for seed in range(2, 8):
             _store_and_load(good, seed)
     assert daemon.problems() == []

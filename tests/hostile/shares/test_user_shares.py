@@ -53,7 +53,7 @@ def daemon() -> Iterator[Daemon]:
     """A daemon whose socket other users may pass to."""
     path = Path(tempfile.mkdtemp(prefix="kvpool-test-"))
     path.chmod(0o755)
-    with Daemon(path, **{"server.user_share": "0.75", "server.socket_mode": "0660", **ROOMY}) as started:
+    with Daemon(path, **{"server.user_quota": "0.75", "server.socket_mode": "0660", **ROOMY}) as started:
         yield started
         assert started.problems() == []
     shutil.rmtree(path)

@@ -18,7 +18,7 @@ SHARES += [kv.Share(stage, 1, 0, 8) for stage in range(2)]
 PATHS = ["abcdef", "abcxyz", "abq", "mnop", "mnrstu"]
 STEPS = 100
 SAVES_MAX = 6
-DECLINED = (SaveState.PENDING, SaveState.NO_PARENT, SaveState.FULL, SaveState.SHARE)
+DECLINED = (SaveState.PENDING, SaveState.NO_PARENT, SaveState.FULL, SaveState.QUOTA)
 
 
 class Player:

@@ -106,7 +106,7 @@ def network(
                 "peer.listen": f"tcp://{node.host.address}:{CONTROL_PORT}",
                 "peer.stream": f"tcp://{node.host.address}:{STREAM_PORT}",
                 "peer.name": node.name,
-                "peer.same_host": "false",  # they stand for nodes on hosts of their own
+                "peer.shm": "false",  # they stand for nodes on hosts of their own
                 "peer.members": ", ".join(other.member for other in nodes.values()),
                 "peer.keys": str(node.directory / "key"),
                 "peer.allow": str(node.directory / "allow"),

@@ -45,7 +45,7 @@ def two_nodes(
 ) -> Iterator[tuple[PeerDaemon, PeerDaemon]]:
     """Two daemons with the same options, which have found each other. Chunks come over the stream, as between two hosts, where
     no option says otherwise."""
-    options = {"peer.same_host": "false", **options}
+    options = {"peer.shm": "false", **options}
     with ExitStack() as stack:
         has_spaces = may_have_spaces and os.geteuid() == 0 and shutil.which("ip") is not None
         spaces = stack.enter_context(_joined_spaces()) if has_spaces else ["", ""]

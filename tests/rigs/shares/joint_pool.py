@@ -89,8 +89,8 @@ class JointPool:
         chosen = {
             "dram.capacity": CAPACITY,
             "dram.prefault": "false",
-            "dram.connection_share": "1.0",
-            "server.user_share": "1.0",
+            "dram.connection_quota": "1.0",
+            "server.user_quota": "1.0",
             "server.reservation_ttl": "1s",
             **options,
         }

@@ -24,7 +24,7 @@ class StoreDaemon(Daemon):
     def __init__(self, directory: Path, shared: SharedDirectory, **options: str) -> None:
         directory.mkdir(exist_ok=True)
         given = {"store.master": "localhost:1", "store.buffer": "4MiB", "store.answer_timeout": "5s"}
-        super().__init__(directory, **{**given, "store.remember": "10ms", "store.publish": "off", **options})
+        super().__init__(directory, **{**given, "store.miss_ttl": "10ms", "store.publish": "off", **options})
         self._shared = shared
 
     def command(self) -> list[str]:

@@ -126,7 +126,7 @@ class MemoryTier:
         self.level = level
         self.medium = medium
         self.slots = Slots(self.name, level, medium.sizes)
-        self.slots.directory.cap_retained(config.dram.retained_share)
+        self.slots.directory.cap_retained(config.dram.retained_quota)
         self.slots.directory.bound_chains(config.server.max_chain_chunks)
         self.state = TierState.STARTING
         self.fault_of: Callable[[str, bytes], Fault] = lambda _kind, _key: Fault.NONE

@@ -68,7 +68,7 @@ class TieredPool:
         wanted = [
             f"dram.capacity={dram_chunks * layout.chunk_bytes}B",
             "dram.prefault=false",
-            "dram.connection_share=1.0",
+            "dram.connection_quota=1.0",
             *options,
         ]
         self.pool = Pool(load_config(None, wanted), MonotonicClock(), TierKinds(planners, remotes, copies))

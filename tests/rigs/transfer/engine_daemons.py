@@ -59,7 +59,7 @@ def engine_daemons(directory: Path, **further: str) -> Iterator[tuple[Daemon, Da
             "peer.keys": str(directory / "key"),
             "peer.allow": str(directory / "allow"),
             "peer.transport": "rdma",
-            "peer.same_host": "false",
+            "peer.shm": "false",
             "peer.rdma_protocol": PROTOCOL,
             "peer.rdma_devices": DEVICES,
             "peer.rdma_buffer": "8MiB",

@@ -10,7 +10,7 @@ from kvpool.clock import NS_PER_S
 
 def _sections(**values: Any) -> dict[str, dict[str, Any]]:
     known = {
-        **dict.fromkeys(("stored_chunks", "evicted_chunks", "leases", "reservations", "connections"), 0),
+        **dict.fromkeys(("saved_chunks", "evicted_chunks", "leases", "reservations", "connections"), 0),
         **{f"dram.{name}": 0 for name in ("chunks", "used_bytes")},
         **{f"usage.{name}": 0 for name in ("loaded_bytes", "hit_tokens", "lookup_tokens")},
         "usage.hit_rate": 0.0,
@@ -21,15 +21,15 @@ def _sections(**values: Any) -> dict[str, dict[str, Any]]:
 
 def test_a_line_has_totals_and_rates_and_the_hits_between_two_readings() -> None:
     watch = Watch(None, 80)
-    first = watch.lines(_sections(stored_chunks=100, usage__hit_tokens=900, usage__lookup_tokens=1000), 0)
+    first = watch.lines(_sections(saved_chunks=100, usage__hit_tokens=900, usage__lookup_tokens=1000), 0)
     assert [line.split() for line in first] == [
-        ["chunks", "used", "stored/s", "evicted/s", "loaded/s", "hits", "leases", "saves", "clients"],
+        ["chunks", "used", "saved/s", "evicted/s", "loaded/s", "hits", "leases", "saves", "clients"],
         ["0", "0", "B", "-", "-", "-", "-", "0", "0", "0"],
     ]
     later = _sections(
         dram__chunks=7,
         dram__used_bytes=3 << 30,
-        stored_chunks=105,
+        saved_chunks=105,
         usage__loaded_bytes=4 << 20,
         usage__hit_tokens=950,
         usage__lookup_tokens=1200,
@@ -72,7 +72,7 @@ def test_a_section_is_shown_whole_with_what_has_changed_in_a_second() -> None:
         "dram.chunks:3  +1.5/s",
         "dram.used_bytes:1048576  +512.0 KiB/s",
         "leases:-1  -0.5/s",
-        "stored_chunks:0",
+        "saved_chunks:0",
         "usage.hit_rate:0.25  25.0% since the line before",
     } <= set(lines)
 

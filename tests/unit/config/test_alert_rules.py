@@ -64,7 +64,7 @@ def test_the_rules_follow_the_states_that_the_daemon_exports() -> None:
         ),
         *("kvpool_checksum_failures_total", "kvpool_declined_chunks_total", "kvpool_expired_reservations_total"),
         *("kvpool_ssd_admission", "kvpool_event_gaps_total", "kvpool_refused_connections_total"),
-        *("kvpool_load_failures_total", "kvpool_peers", "kvpool_store_state", "kvpool_hbm_corrupt_chunks_total"),
+        *("kvpool_failed_loads_total", "kvpool_peers", "kvpool_store_state", "kvpool_hbm_corrupt_chunks_total"),
     ],
 )
 def test_each_condition_that_operators_must_know_has_a_rule(metric: str) -> None:

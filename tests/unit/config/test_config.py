@@ -117,9 +117,9 @@ def test_the_last_override_wins_over_the_file(tmp_path: Path) -> None:
         "events.format=array",
         "events.block_tokens=-1",
         "events.buffer=63KiB",
-        "events.hwm=0",
-        "events.curve_secret_file=/nowhere",
-        "events.curve_clients_file=/nowhere",
+        "events.queue_messages=0",
+        "events.keys=/nowhere",
+        "events.allow=/nowhere",
         "dram.capacity=63KiB",
         "dram.capacity=-1",
         "dram.capacity=1e9",
@@ -205,7 +205,7 @@ def test_events_beyond_this_machine_need_keys(tmp_path: Path) -> None:
     secret.write_bytes(b"s" * 40)
     secret.chmod(0o600)
     clients.write_bytes(b"c" * 40)
-    keys = [f"events.curve_secret_file={secret}", f"events.curve_clients_file={clients}"]
+    keys = [f"events.keys={secret}", f"events.allow={clients}"]
     for address in ("tcp://192.0.2.1:5557", "tcp://[2001:db8::1]:5557"):
         events = [f"events.publish={address}", f"events.replay={address[:-1]}8"]
         assert str(load_config(None, [*events, *keys]).events.publish) == address
@@ -216,7 +216,7 @@ def test_events_beyond_this_machine_need_keys(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="expected both or none"):
             load_config(None, ["events.publish=tcp://127.0.0.1:0", one])
     secret.chmod(0o644)
-    with pytest.raises(ConfigError, match="curve_secret_file"):
+    with pytest.raises(ConfigError, match=r"events\.keys"):
         load_config(None, keys)
 
 
@@ -228,7 +228,7 @@ def test_loopback_tcp_without_keys_has_to_be_asked_for(address: str) -> None:
             load_config(None, options)
         (fault,) = refusal.value.faults
         assert fault.startswith(f"events.{name} is {address}, ")
-        for way in ("ipc://", "events.curve_secret_file", "events.insecure = true"):
+        for way in ("ipc://", "events.keys", "events.insecure = true"):
             assert way in fault
         assert str(getattr(load_config(None, [*options, "events.insecure=true"]).events, name)) == address
 

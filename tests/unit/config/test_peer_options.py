@@ -42,14 +42,14 @@ WRONG = {
     "peer.connections": ["0", "17", ""],
     "peer.rate": ["2TiB", "-1B", "fast", "1B", "63KiB", "true"],
     "peer.encrypt": ["yes", "1", ""],
-    "peer.same_host": ["auto", "", "0"],
+    "peer.shm": ["auto", "", "0"],
     "peer.rdma_protocol": ["roce", "", "auto"],
     "peer.rdma_devices": ["mlx5 0", "mlx5_0,", "/dev/x", "x" * 257],
     "peer.rdma_ports": ["15000", "1023-2000", "15000-15014", "65530-65600", "2000-1000", "a-b", "-"],
     "peer.rdma_buffer": ["7MiB", "65GiB"],
     "peer.offered": ["1023KiB", "17TiB"],
     "peer.promoted": ["1023KiB", "17TiB"],
-    "peer.leased_share": ["1.5", "-0.1", "half"],
+    "peer.leased_quota": ["1.5", "-0.1", "half"],
     "peer.answer_timeout": ["9ms", "61s", "soon"],
     "peer.stall_timeout": ["9ms", "61s"],
     "peer.pull_timeout": ["99ms", "11m"],
@@ -236,7 +236,7 @@ def test_an_ipv6_address_without_brackets_is_answered_with_their_form() -> None:
 
 @pytest.mark.parametrize(
     ("options", "expected"),
-    [([], True), (["peer.transport=tcp"], False), (["peer.transport=off"], False), (["peer.same_host=false"], False)],
+    [([], True), (["peer.transport=tcp"], False), (["peer.transport=off"], False), (["peer.shm=false"], False)],
 )
 def test_shared_memory_of_this_host_is_used_unless_the_stream_was_chosen(options: list[str], expected: bool) -> None:
     assert config(*LOCAL, *options).peer.uses_shared_memory is expected

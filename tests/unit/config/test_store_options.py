@@ -20,7 +20,7 @@ def test_without_a_master_there_is_no_store() -> None:
         *("store.master=nowhere", "store.master=host:0", "store.master=host:65536", "store.master=ho st:1"),
         *("store.host=a b", "store.protocol=udp", "store.metadata=localhost", "store.metadata=http://x/other"),
         *("store.publish=always", "store.replicas=0", "store.replicas=17", "store.pin=yes", "store.buffer=1KiB"),
-        *("store.answer_timeout=1", "store.transfer_timeout=1ms", "store.remember=0s"),
+        *("store.answer_timeout=1", "store.transfer_timeout=1ms", "store.miss_ttl=0s"),
     ],
 )
 def test_a_value_that_means_nothing_is_refused_by_name(option: str) -> None:

@@ -169,7 +169,7 @@ def test_room_for_one_stage_is_not_made_of_another() -> None:
 
 def test_all_sizes_of_a_users_stages_count_for_its_share() -> None:
     tiers = Tiers()
-    namespaces = Namespaces(tiers.directory, user_share=0.5)
+    namespaces = Namespaces(tiers.directory, user_quota=0.5)
     user = 1000
     for number in range(SIZE_CLASSES_MAX // 2 - 1):
         namespaces.join(namespaces.open_ranks("m", replace(layout_of(2), layers=1 + number), user).values(), user)

@@ -44,7 +44,7 @@ def test_a_user_keeps_its_share_of_the_sizes_open_and_another_opens_its_own() ->
     names = namespaces()
     assert len(fill(names, GREEDY, (("m", layout) for layout in SIZES))) == 48
     with pytest.raises(
-        Refused, match=r"uid 7 keeps chunk sizes by .* 48 of 64, .* 48 now .*user_share is 0.75.*disconnect ID"
+        Refused, match=r"uid 7 keeps chunk sizes by .* 48 of 64, .* 48 now .*user_quota is 0.75.*disconnect ID"
     ) as refused:
         open_for(names, GREEDY, "m", SIZES[-1])
     assert refused.value.code == "full"  # a client that gets this code connects by itself once there is room

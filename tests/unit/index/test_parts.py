@@ -48,8 +48,8 @@ class Setting:
             f"dram.capacity={chunks * SMALL.chunk_bytes}B",
             f"dram.max_chunks={chunks}",
             "dram.prefault=false",
-            "dram.connection_share=1.0",
-            "dram.announced_share=1.0",
+            "dram.connection_quota=1.0",
+            "dram.announced_quota=1.0",
             "server.reservation_ttl=1s",
         )
         self.clock = Clock()

@@ -129,7 +129,7 @@ def test_an_ended_connection_takes_its_chunks_with_it_in_parts(monkeypatch: pyte
     follow(rig, replica)
     assert replica.chunks == {}
     stats = rig.journal.stats()
-    assert (stats["events.engine_chunks"], stats["events.engine_chunk_bytes"]) == (0, 0)
+    assert (stats["events.engine_chunks"], stats["events.engine_chunk_record_bytes"]) == (0, 0)
     assert rig.journal.verify() == []
 
 
@@ -233,7 +233,7 @@ def test_other_nodes_and_saves_see_nothing_of_what_engines_have() -> None:
     assert rig.journal.explain(key([1]))["tiers"] == ["hbm"]
     assert rig.journal.explain(key([1, 2]))["has_parent"]
     drops(rig, [[1, 2]])
-    assert rig.journal.explain(key([1, 2])) == {"fate": "unknown"}
+    assert rig.journal.explain(key([1, 2])) == {"state": "unknown"}
 
 
 def many(first: int, count: int) -> Iterator[EngineChunk]:

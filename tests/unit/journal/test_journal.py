@@ -68,7 +68,7 @@ def test_a_full_buffer_drops_the_oldest_events_and_late_readers_meet_a_gap() -> 
     assert follower.events == ()
     assert follower.last + 1 == rig.journal.stats()["events.written"]
     assert rig.journal.stats()["events.dropped"] > 0
-    assert rig.journal.stats()["events.kept_bytes"] <= 64 << 10
+    assert rig.journal.stats()["events.buffered_bytes"] <= 64 << 10
     replica = Replica()
     assert take_snapshot(rig, replica)
     assert replica.tiers() == rig.truth()
@@ -154,14 +154,14 @@ def test_a_chunk_has_an_address_in_each_tier_that_has_it_and_in_no_other() -> No
 def test_every_end_of_a_chunk_is_in_the_history() -> None:
     rig = Rig(chunks=4)
     explain = rig.journal.explain
-    assert explain(key([9])) == {"fate": "unknown"}
+    assert explain(key([9])) == {"state": "unknown"}
     rig.store([1, 2])
     assert explain(key([1, 2])) == {
-        "fate": "stored", "tiers": ["dram"], "priority": 35, "model": "model", "has_parent": True
+        "state": "stored", "tiers": ["dram"], "priority": 35, "model": "model", "has_parent": True
     }  # fmt: skip
     rig.drop(rig.memory, key([1, 2]))
     rig.clock.seconds += 5
-    gone = {"fate": "removed", "reason": "dropped", "tier": "dram", "priority": 35, "age_s": 5.0, "model": "model"}
+    gone = {"state": "removed", "reason": "dropped", "tier": "dram", "priority": 35, "age_s": 5.0, "model": "model"}
     assert explain(key([1, 2])) | {"age_s": 5.0} == gone
     rig.store([3, 4, 5, 6])
     assert explain(key([1]))["reason"] == "own-class"
@@ -170,24 +170,24 @@ def test_every_end_of_a_chunk_is_in_the_history() -> None:
     states = rig.store([1, 2, 3, 4, 5, 6])
     assert SaveState.FULL in states
     refused = explain(key([1, 2, 3, 4, 5]))
-    assert (refused["fate"], refused["reason"]) == ("declined", "full")
+    assert (refused["state"], refused["reason"]) == ("declined", "full")
     assert explain(key([1, 2, 3, 4, 5, 6]))["reason"] == "no-parent"
     rig.store([1, 2])
-    assert explain(key([1, 2]))["fate"] == "stored"
+    assert explain(key([1, 2]))["state"] == "stored"
 
 
 def test_the_chunk_history_is_bounded_and_refusals_do_not_push_departures_out() -> None:
-    rig = Rig(fates="16")
+    rig = Rig(history_chunks="16")
     rig.store([1])
     rig.drop(rig.memory, key([1]))
     rig.journal.take_changes()
     for name in range(100):
         rig.journal.note_refusals(KeyColumn(key([name, 7])), bytes([SaveState.FULL]), NamespaceId(0))
-    assert rig.journal.stats()["events.fates"] == 17
-    assert rig.journal.explain(key([1]))["fate"] == "removed"
-    assert rig.journal.explain(key([0, 7])) == {"fate": "unknown"}
+    assert rig.journal.stats()["events.history_chunks"] == 17
+    assert rig.journal.explain(key([1]))["state"] == "removed"
+    assert rig.journal.explain(key([0, 7])) == {"state": "unknown"}
     rig.journal.note_refusals(KeyColumn(key([1]) * 100), bytes([SaveState.FULL]) * 100, NamespaceId(0))
-    assert rig.journal.stats()["events.fates"] == 17
+    assert rig.journal.stats()["events.history_chunks"] == 17
 
 
 def test_dropping_the_oldest_history_entry_costs_the_same_at_any_size() -> None:

@@ -64,7 +64,7 @@ def test_each_chunk_gets_its_own_retention(store: Store) -> None:
     held = store.directory.acquire(store.namespace, keys(1, 2))
     assert store.directory.retentions(held.id) == (bytes([90, 0]), durations(0, 1500))
     assert store.directory.release(held.id, 3 * SECOND_NS)
-    assert store.directory.stats()["kept_chunks"] == 1
+    assert store.directory.stats()["retained_chunks"] == 1
     assert store.directory.verify() == []
 
 
@@ -74,8 +74,8 @@ def test_chunks_beyond_the_share_are_clipped_and_reported(store: Store) -> None:
     states = store.directory.retain(store.namespace, keys(1, 2, 3), bytes([90] * 3), durations(0, 0, 0), 2 * SECOND_NS)
     assert list(states) == [ACCEPTED, ACCEPTED, CLIPPED]
     counts = store.directory.stats()
-    assert counts["kept_bytes"] == 2 * CHUNK_BYTES
-    assert counts["clipped_chunks"] == 1
+    assert counts["retained_bytes"] == 2 * CHUNK_BYTES
+    assert counts["retention_clipped_chunks"] == 1
     assert store.directory.verify() == []
 
 
@@ -86,7 +86,7 @@ def test_a_priority_falls_back_when_it_expires(store: Store) -> None:
     assert store.directory.retention(key(1)) == (90, 5000)
     store.directory.expire_retention(7 * SECOND_NS)
     assert store.directory.retention(key(1)) == (DEFAULT_PRIORITY, 0)
-    assert store.directory.stats()["lapsed_chunks"] == 1
+    assert store.directory.stats()["retention_expired_chunks"] == 1
 
 
 def test_the_next_possible_expiry_of_a_priority_is_known(store: Store) -> None:
@@ -101,7 +101,7 @@ def test_the_next_possible_expiry_of_a_priority_is_known(store: Store) -> None:
         assert ticks < 10, "a few steps of the wheel"
     assert asked == sorted(asked)
     assert 6 * SECOND_NS < asked[-1] <= 6 * SECOND_NS + SECOND_NS // 5
-    assert store.directory.stats()["lapsed_chunks"] == 1
+    assert store.directory.stats()["retention_expired_chunks"] == 1
     assert store.directory.retention(key(2)) == (90, 0)
     assert store.directory.take_expired() == b"", "no lower tier"
 

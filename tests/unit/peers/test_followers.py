@@ -40,7 +40,7 @@ async def test_a_snapshot_and_then_every_change(nodes: Fleet) -> None:
     counts = reader.followers.counts()[node]
     assert (counts.snapshots, counts.gaps, counts.failures, counts.lag, counts.last) == (1, 0, 0, 0, book.newest)
     assert reader.followers.stats() == {
-        "followed": 1, "kept": 0, "snapshots": 1, "gaps": 0, "failures": 0, "lag": 0
+        "followed": 1, "disconnected": 0, "snapshots": 1, "gaps": 0, "failures": 0, "lag": 0
     }  # fmt: skip
 
 
@@ -93,7 +93,7 @@ async def test_after_a_lost_link_it_goes_on_and_a_new_life_is_another_snapshot(n
     link = reader.watcher.link_named(address)
     await until(lambda: link.life is None, "the link is lost")
     assert reader.followers.known_of(node) == 100
-    assert reader.followers.stats()["kept"] == 1
+    assert reader.followers.stats()["disconnected"] == 1
     book.waiting.clear()
     book.write(column(100, 110))
     server = serve(nodes, book, address=address)

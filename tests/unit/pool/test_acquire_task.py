@@ -60,7 +60,7 @@ class Setting:
 
     async def settle(self) -> None:
         """Until nothing moves between the tiers."""
-        while self.pool.measure({}).lower["ssd"]["promotions_under_way"]:
+        while self.pool.measure({}).lower["ssd"]["ssd.promotions_under_way"]:
             await asyncio.sleep(0.001)
 
     def drop(self) -> None:
@@ -74,8 +74,8 @@ class Setting:
 
 def in_setting(check: Callable[[Setting], Awaitable[None]], *options: str) -> None:
     async def run() -> None:
-        wanted = [f"dram.capacity={2 * CHAIN * SMALL.chunk_bytes}B", "dram.prefault=false", "dram.connection_share=1.0"]
-        pool = Pool(load_config(None, [*wanted, "dram.announced_share=1.0", *options]), MonotonicClock())
+        wanted = [f"dram.capacity={2 * CHAIN * SMALL.chunk_bytes}B", "dram.prefault=false", "dram.connection_quota=1.0"]
+        pool = Pool(load_config(None, [*wanted, "dram.announced_quota=1.0", *options]), MonotonicClock())
         await pool.start()
         setting = Setting(pool)
         await setting.store()

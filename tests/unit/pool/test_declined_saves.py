@@ -5,7 +5,7 @@ import pytest
 from kvpool.pool.declined_saves import FORGOTTEN_AFTER_S, SHOWN_AFTER_S, USERS_MAX, DeclinedSaves
 from kvpool.types import SaveState
 
-SHARE, FULL, TAKEN = bytes([SaveState.SHARE] * 5), bytes([SaveState.FULL]), bytes([SaveState.RESERVED, SaveState.FULL])
+SHARE, FULL, TAKEN = bytes([SaveState.QUOTA] * 5), bytes([SaveState.FULL]), bytes([SaveState.RESERVED, SaveState.FULL])
 
 
 class Passing:
@@ -36,7 +36,7 @@ def test_a_user_all_of_whose_saves_are_declined_is_shown_until_one_is_taken(cloc
     saves.note(1000, SHARE)
     (problem,) = saves.problems()
     assert problem.startswith("saves: all of user 1000 are declined for 3")
-    assert "105 chunks (share: dram.connection_share and server.user_share bound it)" in problem
+    assert "105 chunks (quota: dram.connection_quota and server.user_quota bound it)" in problem
     saves.note(1000, TAKEN)
     assert saves.problems() == []
     saves.note(1000, FULL)

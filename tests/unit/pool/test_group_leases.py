@@ -87,7 +87,7 @@ class Setting:
 
 def in_setting(check: Callable[[Setting], Awaitable[None]]) -> None:
     async def run() -> None:
-        wanted = ["dram.capacity=16MiB", "dram.prefault=false", "dram.connection_share=1.0", "dram.announced_share=1.0"]
+        wanted = ["dram.capacity=16MiB", "dram.prefault=false", "dram.connection_quota=1.0", "dram.announced_quota=1.0"]
         pool = Pool(load_config(None, wanted), MonotonicClock())
         await pool.start()
         setting = Setting(pool)

@@ -127,7 +127,7 @@ def test_checksums_in_the_daemon_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
 
     def check(pool: JointPool) -> None:
         one, two = pool.connect(), pool.connect()
-        assert pool.store(one, LEFT, "abcd") == [PART] * 3 + [SaveState.SHARE]
+        assert pool.store(one, LEFT, "abcd") == [PART] * 3 + [SaveState.QUOTA]
         assert pool.store(two, RIGHT, "ab") == [STORED] * 2
         assert pool.store(one, LEFT, "abcd") == [SaveState.PRESENT] * 2 + [PART] * 2
 
@@ -166,7 +166,7 @@ def test_what_an_ended_connection_has_begun_counts_for_its_user_no_more() -> Non
             assert pool.problems() == []
             pool.drop(two)
 
-    in_joint_pool(check, **{"server.user_share": "0.5", "dram.connection_share": "0.5"})
+    in_joint_pool(check, **{"server.user_quota": "0.5", "dram.connection_quota": "0.5"})
 
 
 def test_parts_of_a_connection_count_as_its_saves() -> None:

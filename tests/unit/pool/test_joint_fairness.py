@@ -12,8 +12,8 @@ from tests.rigs.shares.joint_pool import LAYOUT, WHOLE, JointPool, chain_of, in_
 
 LEFT, RIGHT = (kv.Share.of_rank(LAYOUT, rank, 2) for rank in range(2))
 PART, STORED, RESERVED = SaveState.PART, SaveState.STORED, SaveState.RESERVED
-SHARE, PRESENT = SaveState.SHARE, SaveState.PRESENT
-HALVES = {"dram.connection_share": "0.5"}
+SHARE, PRESENT = SaveState.QUOTA, SaveState.PRESENT
+HALVES = {"dram.connection_quota": "0.5"}
 ROOM = (2 << 20) // LAYOUT.stored_bytes // 2  # chunks that may be incomplete together
 # Of two extents in a slot of a page.
 TINY = kv.Layout(layers=2, kv_heads=1, head_dim=8, dtype="float16", chunk_tokens=1)

@@ -254,8 +254,8 @@ def test_incomplete_chunks_take_half_of_dram_at_most() -> None:
         room = (2 << 20) // LAYOUT.stored_bytes // 2
         one, two = pool.connect(), pool.connect()
         states = pool.store(one, LEFT, "k" * (room + 3))
-        assert states == [PART] * room + [SaveState.SHARE, NO_PARENT, NO_PARENT]
-        assert pool.reserve(two, RIGHT, "x").states == [SaveState.SHARE]
+        assert states == [PART] * room + [SaveState.QUOTA, NO_PARENT, NO_PARENT]
+        assert pool.reserve(two, RIGHT, "x").states == [SaveState.QUOTA]
         assert pool.store(two, WHOLE, "x") == [STORED]
         assert pool.store(two, RIGHT, "k" * 2) == [STORED] * 2
         assert pool.store(two, LEFT, "x") == [PRESENT]

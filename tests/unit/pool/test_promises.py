@@ -28,7 +28,7 @@ Check = Callable[[Pool], Awaitable[None]]
 
 def in_pool(check: Check, *options: str) -> None:
     async def run() -> None:
-        wanted = [f"dram.capacity={CAPACITY}B", "dram.prefault=false", "server.user_share=1.0", *options]
+        wanted = [f"dram.capacity={CAPACITY}B", "dram.prefault=false", "server.user_quota=1.0", *options]
         pool = Pool(load_config(None, wanted), MonotonicClock())
         await pool.start()
         await check(pool)
@@ -67,7 +67,7 @@ def test_promises_under_way_at_once_hold_no_more_than_the_share_of_tickets(by_le
         pool._readers.end_tickets([answer.tickets for answer in given], 1)
         assert pool._directory.holders() == []
 
-    in_pool(check, "dram.connection_share=0.5")
+    in_pool(check, "dram.connection_quota=0.5")
 
 
 def test_a_promise_is_no_lease_of_those_that_a_connection_may_have() -> None:
@@ -83,4 +83,4 @@ def test_a_promise_is_no_lease_of_those_that_a_connection_may_have() -> None:
             pool._readers.end_tickets([promised.tickets[:32], promised.tickets[32:]], 1)
         pool.drop_connection(session.connection)
 
-    in_pool(check, "server.max_leases=1", "dram.connection_share=1.0")
+    in_pool(check, "server.max_leases=1", "dram.connection_quota=1.0")

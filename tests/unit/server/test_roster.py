@@ -17,8 +17,8 @@ def user(uid: int) -> Peer:
     return Peer(1, uid, uid)
 
 
-def roster_of(max_connections: int, user_share: float = 1.0) -> Roster:
-    return Roster(max_connections, user_share, MonotonicClock(), lambda peer: peer == OPERATOR)
+def roster_of(max_connections: int, user_quota: float = 1.0) -> Roster:
+    return Roster(max_connections, user_quota, MonotonicClock(), lambda peer: peer == OPERATOR)
 
 
 def fill(roster: Roster, peer: Peer) -> int:
@@ -44,7 +44,7 @@ def test_a_user_has_its_share_of_what_the_others_leave() -> None:
     assert fill(roster, user(7)) == 0
     roster.end(user(7))
     assert fill(roster, user(8)) == 1
-    with pytest.raises(Refused, match=r"uid 8 has 19 connections.*server.user_share is 0.75"):
+    with pytest.raises(Refused, match=r"uid 8 has 19 connections.*server.user_quota is 0.75"):
         roster.begin(user(8))
 
 

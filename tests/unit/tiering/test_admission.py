@@ -33,7 +33,7 @@ def test_without_a_budget_every_chunk_is_always_admitted() -> None:
     assert admission.affordable(CHUNK, 1) == UNBOUNDED
     assert not admission.needs_ghosts
     assert admission.written_bytes == 1 << 60
-    assert admission.stats(1) == {"admission": "all", "admission_tightened": 0, "budget_left_bytes": 0}
+    assert admission.stats(1) == {"admission": "all", "admission_tightenings": 0, "write_budget_left_bytes": 0}
 
 
 def test_second_touch_never_admits_more() -> None:
@@ -93,7 +93,7 @@ def test_between_two_shares_the_step_does_not_oscillate() -> None:
         now_ns += HOUR_NS // 25
         admission.spend(BURST // 25, now_ns)
         assert admission.step(now_ns) is Admitted.LIKELY
-    assert admission.stats(now_ns)["admission_tightened"] == 1
+    assert admission.stats(now_ns)["admission_tightenings"] == 1
 
 
 def test_without_a_forecast_the_step_for_likely_chunks_equals_the_next() -> None:

@@ -36,7 +36,7 @@ class SlowDisk(MetadataTier):
     """A lower tier that writes a given number of bytes in each tick, in the order in which they were asked for."""
 
     def __init__(self, *, is_write_through: bool) -> None:
-        options = ["ssd.watermark=0.5", f"ssd.write_through={str(is_write_through).lower()}", "dram.retained_share=1"]
+        options = ["ssd.watermark=0.5", f"ssd.write_through={str(is_write_through).lower()}", "dram.retained_quota=1"]
         super().__init__(load_config(None, options), blocks=SEGMENT_BLOCKS, chunk_bytes=SMALL.chunk_bytes, segments=64)
         self.waiting: deque[tuple[JobId, int, Namespace]] = deque()
         self._started = 0

@@ -87,7 +87,7 @@ def test_chunks_on_disk_are_read_there_and_the_rest_is_pulled() -> None:
         assert await pool.save(KEYS[:2]) == 2
         assert await pool.load(KEYS) == len(KEYS)
         assert remote.asked == [KEYS[7:]]
-        assert pool.pool.measure({}).lower["memory"]["promoted_chunks"] == 5
+        assert pool.pool.measure({}).lower["memory"]["memory.promoted_chunks"] == 5
 
     run([node], act, has_disk=True)
 

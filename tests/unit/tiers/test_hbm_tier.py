@@ -169,7 +169,7 @@ def test_a_bad_copy_is_found_by_a_check_dropped_alone_and_counted() -> None:
         leased = await pool.lease(CHAIN)
         pool.device.spoil(pool.copies_of(leased)[-1][0])
         (tier,) = (tier for name, tier in pool.pool.verify()["tiers"].items() if name == "hbm")
-        places = [(tier["level"], place) for place in range(tier["places"])]
+        places = [(tier["level"], place) for place in range(tier["entries"])]
         found = await pool.pool._scrub.read(places, len(places))
         assert (found.chunks, [(bad.tier, bad.key) for bad in found.bad]) == (len(CHAIN), [("hbm", CHAIN[-1])])
         assert pool.link.stats()["hbm.corrupt_chunks"] == 1

@@ -33,7 +33,7 @@ def test_before_the_tier_is_open_and_after_its_end_no_header_is_known(headers: S
     headers.epoch = EPOCH
     headers.close()
     assert headers.ask([PLACE], is_urgent=True).result(0) == [b""]
-    assert headers.stats() == {"events.headers_read": 0, "events.headers_refused": 2}
+    assert headers.stats() == {"events.read_headers": 0, "events.refused_headers": 2}
 
 
 @pytest.mark.parametrize("content", [None, b"", bytes(4096), bytes(range(100)), b"KVPSLOT1" + bytes(4088)])

@@ -35,9 +35,9 @@ def test_until_the_weights_have_a_name_nothing_is_loaded_or_saved_and_then_all_i
     start_engine: StartEngine, held_weights: HeldWeights, daemon: Daemon, ranks: int
 ) -> None:
     engine = start_engine(ranks=ranks, path=held_weights.path)
-    before = daemon.stats()["stored_chunks"]
+    before = daemon.stats()["saved_chunks"]
     assert [run(engine, f"early-{number}") for number in range(2)] == [0, 0]
-    assert daemon.stats()["stored_chunks"] == before
+    assert daemon.stats()["saved_chunks"] == before
     held_weights.let_begin(engine)
     assert [run(engine, "cold"), run(engine, "warm")] == [0, 4 * CHUNK]
     assert counted(engine, "saved_chunks") == 4 * ranks
@@ -140,10 +140,10 @@ def test_a_connector_that_ends_while_weights_are_read_ends_its_reader(
 def test_requests_of_an_adapter_are_neither_loaded_nor_saved_until_its_files_were_read(
     start_engine: StartEngine, held_weights: HeldWeights, daemon: Daemon
 ) -> None:
-    engine, before = start_engine(), daemon.stats()["stored_chunks"]
+    engine, before = start_engine(), daemon.stats()["saved_chunks"]
     lora = SimpleNamespace(lora_name="tuned", lora_path=held_weights.path, lora_int_id=1)
     assert [run(engine, f"early-{number}", lora) for number in range(2)] == [0, 0]
-    assert daemon.stats()["stored_chunks"] == before
+    assert daemon.stats()["saved_chunks"] == before
     assert run(engine, "base") == 0
     assert run(engine, "base again") == 4 * CHUNK
     assert run(engine, "still early", lora) == 0
@@ -162,8 +162,8 @@ def test_an_engine_with_the_weights_before_stores_nothing_under_the_name_of_an_a
     wait_until(lambda: before.scheduler._scheduler._adapters.of(lora) is not None, "its files were read")
     assert [run(before, "cold", lora), run(before, "warm", lora)] == [0, 4 * CHUNK]
     held_weights.file.write_bytes(b"those that were trained since")
-    stored = daemon.stats()["stored_chunks"]
+    stored = daemon.stats()["saved_chunks"]
     assert [run(before, "late", lora), run(before, "later", lora)] == [0, 0]
-    assert daemon.stats()["stored_chunks"] == stored
+    assert daemon.stats()["saved_chunks"] == stored
     wait_until(lambda: after.scheduler._scheduler._adapters.of(lora) is not None, "its files were read")
     assert [run(after, "new", lora), run(after, "again", lora)] == [0, 4 * CHUNK]

@@ -86,7 +86,7 @@ class HintSender:
 
     def _send(self, run: Callable[[], None], answer: Future[Outcomes] | None = None) -> None:
         def drop() -> None:
-            self._add("dropped_errands", 1)
+            self._add("dropped_hints", 1)
             if answer is not None:
                 answer.cancel()
 
@@ -128,7 +128,7 @@ class HintSender:
 
     def _note(self, outcomes: Outcomes) -> None:
         for outcome in outcomes:
-            self._add(f"wishes_{outcome.status}", 1)
+            self._add(f"hints_{outcome.status}", 1)
             if outcome.status == REJECTED:
                 what = outcome.action_type or "envelope"
                 self._guard.warn_once("a hint of a request was rejected", f"{what}: {outcome.reason}")

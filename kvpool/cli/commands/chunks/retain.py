@@ -60,7 +60,7 @@ def retain(
 
     Each KEY has 64 hexadecimal digits. The chunks of a tokens file are found for engines whose keys come from tokens; kvpoolctl
     why finds those of other engines, and prints their keys. Clipped chunks stay at the default priority, because
-    dram.retained_share of a tier has higher ones already. The exit code is 1 when any chunk is clipped, or none is stored.
+    dram.retained_quota of a tier has higher ones already. The exit code is 1 when any chunk is clipped, or none is stored.
     """
     if bool(keys) == bool(tokens_file) or (tokens_file and not model):
         fail("name chunks by KEY..., or by --tokens-file F and --model M", EXIT_USAGE)

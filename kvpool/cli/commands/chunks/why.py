@@ -34,7 +34,7 @@ REASONS = {
     "no-parent": "the chunk before it was not stored",
     "full": "everything that could have made room was in use",
     "not-ready": "memory was not ready, or the chunk it would have replaced had still to be written to disk",
-    "share": "its engine already held dram.connection_share of what the others left",
+    "quota": "its engine already held dram.connection_quota of what the others left",
     "too-long": "its prompt has more chunks than server.max_chain_chunks, or a request can name",
     "foreign": "its key belongs to another model or layout: a namespace mismatch",
 }
@@ -56,7 +56,8 @@ def why(
     computed key is stored, all stored chunks are read, and those that have the prompt's token ids are shown. Gone chunks of
     such engines, their windows and states, and chunks without token ids (SGLang) are found by KEY alone.
 
-    The daemon has the history of the latest events.fates removed chunks; others are unknown: never stored, or removed long ago.
+    The daemon has the history of the latest events.history_chunks removed chunks; others are unknown: never stored, or removed
+    long ago.
     Saves that clients decline by themselves (too late, away) are not reported by key.
     """
     if bool(keys) == (tokens_file is not None):
@@ -85,13 +86,13 @@ def _of_keys(connection: BlockingConnection, keys: list[bytes], model: str | Non
 def _of_prompt(connection: BlockingConnection, prompt: Prompt, model: str | None) -> list[dict[str, Any]]:
     names = connection.namespaces()
     computed = {number: _rows(connection, prompt, *named) for number, named in names.items()}
-    if not any(row["fate"] == "stored" for rows in computed.values() for row in rows):
+    if not any(row["state"] == "stored" for rows in computed.values() for row in rows):
         computed |= _rows_by_tokens(connection, prompt, names, computed)
     asked = [row for number, (name, _) in names.items() if model in (None, name) for row in computed[number]]
-    if model is None or any(row["fate"] == "stored" for row in asked):
+    if model is None or any(row["state"] == "stored" for row in asked):
         return asked
     elsewhere = [row for number, (name, _) in names.items() if name != model for row in computed[number]]
-    return [*asked, *({**row, "mismatch": model} for row in elsewhere if row["fate"] == "stored")]
+    return [*asked, *({**row, "mismatch": model} for row in elsewhere if row["state"] == "stored")]
 
 
 def _rows(connection: BlockingConnection, prompt: Prompt, model: str, layout: Layout) -> list[dict[str, Any]]:
@@ -176,15 +177,15 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _history_line(row: dict[str, Any]) -> str:
-    if row["fate"] == "stored":
+    if row["state"] == "stored":
         return f"stored in {' and '.join(row['tiers'])}, priority {row['priority']}"
     if not row["key"]:
         return "not stored: what has become of it is known by its KEY alone, which its engine computes"
-    if row["fate"] == "unknown" and row.get("group", FULL) != FULL:
+    if row["state"] == "unknown" and row.get("group", FULL) != FULL:
         return "not stored, or removed too long ago to be known: windows and states are stored at boundaries only"
-    if row["fate"] == "unknown":
+    if row["state"] == "unknown":
         return "never stored, or removed too long ago to be known"
     reason = REASONS.get(row["reason"], row["reason"])
-    if row["fate"] == "declined":
+    if row["state"] == "declined":
         return f"not taken {row['age_s']:g} s ago: {reason}"
     return f"left {row['tier']} {row['age_s']:g} s ago at priority {row['priority']}: {reason}"

@@ -33,7 +33,7 @@ Disk = OpenSsd | ClosedSsd
 
 
 class CatalogueBook:
-    """See the module. `restored_chunks`: chunks of earlier processes that were restored; `set_aside_chunks`: those that were
+    """See the module. `restored_chunks`: chunks of earlier processes that were restored; `unrestored_chunks`: those that were
     not, as their slots do not fit the layouts and sizes of now."""
 
     def __init__(self, slots: Slots) -> None:
@@ -41,14 +41,14 @@ class CatalogueBook:
         self._numbers = NamespaceNumbers()
         self._recency = 0  # the greatest one in use
         self.restored_chunks = 0
-        self.set_aside_chunks = 0
+        self.unrestored_chunks = 0
 
     def __repr__(self) -> str:
         return f"<CatalogueBook of {self._slots!r}, {self.restored_chunks} chunks restored>"
 
     def stats(self) -> dict[str, int]:
         """Counters, by name."""
-        return {"ssd.restored_chunks": self.restored_chunks, "ssd.set_aside_chunks": self.set_aside_chunks}
+        return {"ssd.restored_chunks": self.restored_chunks, "ssd.unrestored_chunks": self.unrestored_chunks}
 
     def remember(self, disk: Disk, namespace: Namespace, moves: Moves, chunks: Sequence[int]) -> None:
         """Write the rows of published chunks of a job."""
@@ -102,16 +102,16 @@ class CatalogueBook:
                 answer = self._slots.directory.restore(part.tobytes(), clock.now_ns())
                 is_restored = np.frombuffer(answer, np.uint8)
                 self.restored_chunks += int(is_restored.sum())
-                self.set_aside_chunks += int((is_restored == 0).sum())
+                self.unrestored_chunks += int((is_restored == 0).sum())
                 for lost in np.flatnonzero(is_restored == 0):
                     disk.forget(bytes(part["key"][lost]))
                 await asyncio.sleep(0)
             self._slots.directory.finish_restore(recovered.generation)
-            if self.set_aside_chunks:
+            if self.unrestored_chunks:
                 log.warning(
                     "%d chunks on disk are set aside: their slots do not fit the layouts and sizes of now, or what is before "
                     "them in their prompts is not there",
-                    self.set_aside_chunks,
+                    self.unrestored_chunks,
                 )
         finally:
             namespaces.leave(numbers.values())

@@ -119,12 +119,12 @@ def _asked_until_a_chunk_is_stored(
     proxy: Server, prefill: Server, daemon: Daemon, model: str, asked: list[int], answers: list[list[int]]
 ) -> tuple[threading.Thread, int]:
     """The client that asks, and how many chunks are stored when the first engine has been stopped."""
-    before = int(daemon.stats()["stored_chunks"])
+    before = int(daemon.stats()["saved_chunks"])
     client = threading.Thread(target=lambda: answers.append(proxy.complete(model, asked, TOKENS)), daemon=True)
     client.start()
 
     def stored_chunks() -> int:
-        return int(daemon.stats()["stored_chunks"]) - before
+        return int(daemon.stats()["saved_chunks"]) - before
 
     def stopped_with_a_chunk_stored() -> bool:
         """True once it is, or once all is answered; the engine else runs on for a moment."""

@@ -80,8 +80,8 @@ def test_daemon_is_killed_while_layers_come_from_a_slow_disk(
         slow_disk.set(match="segment-", delay_us=READ_US)
         engine.engine.forget()
         engine.engine.send("generate", prompts=ASKED, tokens=16)
-        wait_until(lambda: int(daemon.stats()["promoted_chunks"]) >= 3, "some chunks have come")
-        landed = int(daemon.stats()["promoted_chunks"])
+        wait_until(lambda: int(daemon.stats()["ssd.promoted_chunks"]) >= 3, "some chunks have come")
+        landed = int(daemon.stats()["ssd.promoted_chunks"])
         daemon.kill()
         slow_disk.clear()
         assert tokens_of_answer(engine.engine.answer()) == expected

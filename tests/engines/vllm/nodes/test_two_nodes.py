@@ -33,7 +33,7 @@ class Node:
 
     def stored_chunks(self) -> int:
         """Chunks that were ever stored by its engine."""
-        return int(self.daemon.stats()["stored_chunks"])
+        return int(self.daemon.stats()["saved_chunks"])
 
 
 @pytest.fixture(scope="module")

@@ -166,7 +166,7 @@ def test_garbage_is_counted_and_left_out(shared_etcd: Etcd, join: Callable[..., 
     node = join(shared_etcd.url, _own("a"), allowed=frozenset())
     wait_until(lambda: node.names() == {"good"}, "the good one is known")
     assert node.members.stats()["garbage"] == len(values) + 1
-    assert node.members.stats()["refused_keys"] == 1
+    assert node.members.stats()["refused"] == 1
     gateway.revoke(lease)
     wait_until(lambda: node.names() == set(), "all have left")
 
@@ -179,8 +179,8 @@ def test_looks_without_changes_read_no_members(
     wait_until(lambda: node.names() == {"b"}, "both are known")
     whole: list[int] = []
     monkeypatch.setattr(node.members, "_read_all", lambda: whole.append(1))
-    looks = node.members.stats()["looks"]
-    wait_until(lambda: node.members.stats()["looks"] > looks + 4, "it goes on to look")
+    looks = node.members.stats()["refreshes"]
+    wait_until(lambda: node.members.stats()["refreshes"] > looks + 4, "it goes on to look")
     assert whole == []
 
 
@@ -208,8 +208,8 @@ def test_while_etcd_is_away_the_last_known_members_stay(tmp_path: Path, join: Ca
         wait_until(lambda: node.members.problem() == "", "it is there again")
         etcd.kill()
         wait_until(lambda: bool(node.members.problem() and other.members.problem()), "both have noticed")
-        failed = node.members.stats()["failed_looks"]
-        wait_until(lambda: node.members.stats()["failed_looks"] > failed + 2, "they go on to try")
+        failed = node.members.stats()["failed_refreshes"]
+        wait_until(lambda: node.members.stats()["failed_refreshes"] > failed + 2, "they go on to try")
         assert node.names() == {"b"}
         etcd.forget()
         etcd.start()
@@ -220,7 +220,7 @@ def test_while_etcd_is_away_the_last_known_members_stay(tmp_path: Path, join: Ca
 def test_members_are_watched_on_behind_a_server_that_drips(join: Callable[..., _Node]) -> None:
     with dripping(b"HTTP/1.1 200 OK\r\n") as url:
         node = join(url, _own("a"))
-        wait_until(lambda: node.members.stats()["failed_looks"] >= 2, "looks end and are begun again")
+        wait_until(lambda: node.members.stats()["failed_refreshes"] >= 2, "looks end and are begun again")
         assert "0 known ones stay" in node.members.problem()
         assert "no whole answer within 1 s" in node.members.problem()
 

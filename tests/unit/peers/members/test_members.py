@@ -155,7 +155,7 @@ def test_keys_that_are_not_allowed_are_left_out_whoever_lists_them() -> None:
     good = Member("tcp://10.0.0.1:1", mine.public)
     book.replace([good, Member("tcp://10.0.0.2:1", other.public), Member("tcp://10.0.0.3:1")])
     assert book.current() == (good, Member("tcp://10.0.0.3:1"))
-    assert book.stats()["refused_keys"] == 1
+    assert book.stats()["refused"] == 1
     assert book.problem() == "peers: the key of 10.0.0.2:1 is not in peer.allow: not connected"
     book.replace([Member(f"tcp://10.0.0.{number}:1", other.public) for number in range(1, 7)])
     assert "the key of 10.0.0.1:1, 10.0.0.2:1, 10.0.0.3:1 and 3 more is not in peer.allow" in book.problem()
@@ -307,7 +307,7 @@ def test_a_broken_dns_leaves_the_last_known_members(watch_dns: Callable[..., Any
     members, changes = watch_dns(resolve)
     wait_until(lambda: changes, "they are known")
     is_broken.set()
-    wait_until(lambda: members.stats()["failed_looks"] >= 3, "it is broken")
+    wait_until(lambda: members.stats()["failed_refreshes"] >= 3, "it is broken")
     assert "1 known ones stay" in members.problem()
     assert len(members.current()) == len(changes) == 1
     is_broken.clear()
@@ -328,8 +328,8 @@ def test_a_dns_that_comes_back_with_less_leaves_the_others_their_time(watch_dns:
     wait_until(lambda: members.problem() != "", "it is away")
     answers.append(["10.0.0.1"])
     wait_until(lambda: members.problem() == "", "it is back")
-    looks = members.stats()["looks"]
-    wait_until(lambda: members.stats()["looks"] > looks + 3, "it is asked on")
+    looks = members.stats()["refreshes"]
+    wait_until(lambda: members.stats()["refreshes"] > looks + 3, "it is asked on")
     assert len(members.current()) == 2
     assert len(changes) == 1
 
@@ -367,11 +367,11 @@ def test_a_resolver_that_hangs_is_waited_for_once_and_each_look_ends(watch_dns: 
         return ["10.0.0.1"]
 
     members, _ = watch_dns(resolve, look_s=0.1)
-    wait_until(lambda: members.stats()["failed_looks"] >= 2, "looks have failed")
+    wait_until(lambda: members.stats()["failed_refreshes"] >= 2, "looks have failed")
     assert (
         "dns:kvpool.local:5600 gives no members, 0 known ones stay: no whole answer within 0.1 s" in members.problem()
     )
-    assert members.stats()["late_looks"] == members.stats()["failed_looks"]
+    assert members.stats()["late_refreshes"] == members.stats()["failed_refreshes"]
     assert calls == ["kvpool.local"]
     release.set()
     wait_until(lambda: len(members.current()) == 1, "the late answer counts")

@@ -23,7 +23,7 @@ from tests.rigs.tiers.tiered_pool import CHUNK, TieredPool, key_of, medium_of, p
 
 KEYS = [key_of(1, number) for number in range(12)]
 DRAM_CHUNKS = 24
-OPTIONS = ("store.buffer=1MiB", "store.answer_timeout=10s", "store.remember=10ms", "store.master=localhost:1")
+OPTIONS = ("store.buffer=1MiB", "store.answer_timeout=10s", "store.miss_ttl=10ms", "store.master=localhost:1")
 
 
 class Node:
@@ -116,9 +116,9 @@ def test_what_one_pool_publishes_another_finds(shared: SharedDirectory) -> None:
             assert await second.seek(KEYS) == len(KEYS)
             assert await second.load(KEYS) == len(KEYS)
             assert second.counted("pulled_chunks") == len(KEYS)
-            asked = second.counted("questions")
+            asked = second.counted("queries")
             assert await second.seek(KEYS) == len(KEYS)
-            assert second.counted("questions") == asked, "the answer is remembered"
+            assert second.counted("queries") == asked, "the answer is remembered"
 
     run(act())
 
@@ -172,9 +172,11 @@ def test_a_chunk_that_is_used_again_while_it_is_refused_is_tried_again(shared: S
         async with Node(shared, "store.publish=reused") as node:
             await node.pool.save(KEYS)
             assert await node.pool.load(KEYS[:4]) == 4
-            await node.pool.until_moved(lambda: node.counted("publishing_chunks") + node.counted("refused_full") == 4)
+            await node.pool.until_moved(
+                lambda: node.counted("publishing_chunks") + node.counted("unpublished_full") == 4
+            )
             assert await node.pool.load(KEYS[:5]) == 5
-            await node.pool.until_moved(lambda: node.counted("refused_full") == 4 + 5)
+            await node.pool.until_moved(lambda: node.counted("unpublished_full") == 4 + 5)
             assert node.counted("due_chunks") == 0
 
     run(act())
@@ -234,7 +236,9 @@ def test_a_slow_answer_about_what_is_published_costs_engines_nothing_and_no_chun
             for end in range(1, len(KEYS) + 1):
                 assert await node.pool.load(KEYS[:end]) == end
             await node.published(len(KEYS))
-            assert node.counted("suspensions") == node.counted("left_out_chunks") == node.counted("late_answers") == 0
+            assert (
+                node.counted("suspensions") == node.counted("unpublished_left_out") == node.counted("late_answers") == 0
+            )
             assert set(shared.objects()) == {key.hex() for key in KEYS}
 
     run(act())
@@ -242,7 +246,7 @@ def test_a_slow_answer_about_what_is_published_costs_engines_nothing_and_no_chun
 
 def test_what_a_node_has_published_is_there_for_itself(shared: SharedDirectory) -> None:
     async def act() -> None:
-        async with Node(shared, "store.publish=all", "store.remember=1m") as node:
+        async with Node(shared, "store.publish=all", "store.miss_ttl=1m") as node:
             assert await node.pool.save(KEYS) == len(KEYS)
             await node.published(len(KEYS))
             await node.pool.flush()
@@ -286,7 +290,7 @@ def test_what_the_store_does_not_take_is_counted_and_sent_at_the_next_use(
             await node.pool.save(KEYS)
             monkeypatch.setattr(node.store, "publish", lambda *_: False)
             assert await node.pool.load(KEYS) == len(KEYS)
-            await node.pool.until_moved(lambda: node.counted("left_out_chunks") == len(KEYS))
+            await node.pool.until_moved(lambda: node.counted("unpublished_left_out") == len(KEYS))
             assert (node.counted("due_chunks"), node.counted("publishing_chunks")) == (0, 0)
             monkeypatch.undo()
             assert await node.pool.load(KEYS[:5]) == 5
@@ -417,7 +421,7 @@ def test_an_object_that_the_store_cannot_deliver_is_a_miss(shared: SharedDirecto
         shared.play(get_code=code)
         async with Node(shared, "store.publish=off") as second:
             assert await second.load(KEYS) == 0
-            assert second.counted("absent_objects") == len(KEYS)
+            assert second.counted("gone_objects") == len(KEYS)
             shared.play()
             await second.pool.until_moved(lambda: second.store.is_usable)
             await second.until_loaded(KEYS)
@@ -441,7 +445,7 @@ def test_a_full_store_is_counted_and_stops_nothing(shared: SharedDirectory) -> N
         shared.play(put_code=-200)
         async with Node(shared, "store.publish=all") as node:
             assert await node.pool.save(KEYS) == len(KEYS)
-            await node.pool.until_moved(lambda: node.counted("refused_full") == len(KEYS))
+            await node.pool.until_moved(lambda: node.counted("unpublished_full") == len(KEYS))
             assert await node.pool.load(KEYS) == len(KEYS)
             shared.play()
             await node.pool.load(KEYS)
@@ -483,9 +487,9 @@ def test_a_store_that_fails_again_and_again_is_left_alone(shared: SharedDirector
             for _ in range(2):
                 assert await node.seek(KEYS) == 0
             assert not node.store.is_usable
-            asked = node.counted("questions")
+            asked = node.counted("queries")
             assert await node.seek(KEYS) == 0
-            assert node.counted("questions") == asked
+            assert node.counted("queries") == asked
             shared.play(exists=True)
             await node.pool.until_moved(lambda: node.store.is_usable)
             assert await node.seek(KEYS) == len(KEYS)

@@ -170,7 +170,7 @@ def test_a_snapshot_that_is_interrupted_is_begun_again(monkeypatch: pytest.Monke
             _publish_all(publisher)
         _publish_all(publisher)
         _assert_right(publisher)
-        assert publisher.stats()["events.resyncs"] == 2
+        assert publisher.stats()["events.published_snapshots"] == 2
     finally:
         publisher.stop()
 
@@ -188,7 +188,7 @@ def test_a_gap_clears_every_topic_and_republishes_parents_first(publisher: Event
     for event in published:
         index.apply(event)
     assert len(index.media["CPU"]) == 4
-    assert publisher.stats()["events.resyncs"] == 1
+    assert publisher.stats()["events.published_snapshots"] == 1
 
 
 def test_chunks_stored_during_a_snapshot_follow_those_that_it_still_has_to_list(
@@ -240,7 +240,7 @@ def test_a_failed_read_is_counted_and_everything_is_republished() -> None:
         wait_until(lambda: publisher.stats()["events.publish_errors"] == 1, "the failure is counted")
         source.fails = False
         publisher.wake()
-        wait_until(lambda: publisher.stats()["events.resyncs"] == 1, "everything is published anew")
+        wait_until(lambda: publisher.stats()["events.published_snapshots"] == 1, "everything is published anew")
         with Router(publisher.publish_endpoint, publisher.replay_endpoint) as router:
             wait_until(lambda: len(router.replay(0)) >= 1, "it is published")
             router.catch_up("kv@host@model")

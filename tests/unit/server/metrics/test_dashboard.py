@@ -21,7 +21,7 @@ NEEDS_NO_PANEL = {
     "kvpool_eviction_by_age": "the policy's own choice",
     "kvpool_dram_settling": "lasts for seconds after a start",
     "kvpool_slots": "kvpool_slot_bytes is on a panel",
-    "kvpool_ssd_set_aside_chunks": "changes at a start alone",
+    "kvpool_ssd_unrestored_chunks": "changes at a start alone",
     "kvpool_ssd_checkpoints": "as often as ssd.checkpoint_interval says",
     "kvpool_ssd_read_back_chunks": "what a distrusted disk costs; kvpool_ssd_io_distrusted is on a panel",
     "kvpool_hbm_left_out_prefixes": "prefixes that are looked at with their next lease",

@@ -48,57 +48,70 @@ def _directory() -> dict[str, Any]:
 
 
 SSD_COUNTS = (
-    *("ssd.chunks", "ssd.used_bytes", "ssd.capacity_bytes", "demoted_chunks", "promoted_chunks"),
+    *("ssd.chunks", "ssd.used_bytes", "ssd.capacity_bytes", "ssd.demoted_chunks", "ssd.promoted_chunks"),
     *("ssd.evicted_chunks", "ssd.read_bytes", "ssd.written_bytes", "ssd.io_errors", "ssd.corrupt_chunks"),
     *("ssd.read_back_chunks", "ssd.bad_writes", "ssd.io_distrusted"),
     "ssd.unanswered_s",
-    *("demotions_failed", "promotions_failed", "ssd.waiting_reads", "ssd.waiting_writes", "ssd.waiting_checks"),
     *(
-        "ssd.catalogue_waiting",
-        "ssd.catalogue_dropped",
-        "ssd.catalogue_lost",
-        "ssd.budget_left_bytes",
-        "ssd.admission_tightened",
+        "ssd.demotion_failed_chunks",
+        "ssd.promotion_failed_chunks",
+        "ssd.waiting_reads",
+        "ssd.waiting_writes",
+        "ssd.waiting_checks",
+    ),
+    *(
+        "ssd.waiting_rows",
+        "ssd.dropped_rows",
+        "ssd.lost_rows",
+        "ssd.write_budget_left_bytes",
+        "ssd.admission_tightenings",
     ),
     *(f"ssd.declined_{reason}" for reason in DECLINED),
-    *("ssd.set_aside_chunks", "ssd.lost_chunks", "ssd.checkpoints"),
+    *("ssd.unrestored_chunks", "ssd.lost_chunks", "ssd.checkpoints"),
 )
 
 
 HBM_COUNTS = (
     *("chunks", "used_bytes", "capacity_bytes", "leased_bytes", "served_chunks", "served_bytes", "promoted_chunks"),
-    *("promoted_bytes", "promotions_failed", "evicted_chunks", "withdrawn_chunks", "left_out_prefixes"),
+    *("promoted_bytes", "failed_chunks", "evicted_chunks", "withdrawn_chunks", "left_out_prefixes"),
     "corrupt_chunks",
 )
 
 
 STORE_COUNTS = (
     *(
-        "questions",
+        "queries",
         "late_answers",
         "pulled_chunks",
         "read_bytes",
-        "absent_objects",
+        "gone_objects",
         "wrong_objects",
         "published_chunks",
     ),
-    *("published_bytes", "refused_full", "publishing_failed", "left_out_chunks", "late_transfers", "process_starts"),
+    *(
+        "published_bytes",
+        "unpublished_full",
+        "unpublished_failed",
+        "unpublished_left_out",
+        "late_transfers",
+        "process_starts",
+    ),
     "suspensions",
 )
 
 
 EVENT_COUNTS = (
-    *("events.written", "events.dropped", "events.gaps", "events.kept_bytes", "events.published"),
-    *("events.published_messages", "events.replayed_messages", "events.resyncs", "events.publish_errors"),
-    *("events.engine_chunks", "events.engine_chunk_bytes", "events.declined_engine_chunks"),
-    *("events.refused_clients", "events.bad_requests", "events.unsent_replays", "events.ended_connections"),
+    *("events.written", "events.dropped", "events.gaps", "events.buffered_bytes", "events.published"),
+    *("events.published_messages", "events.replayed_messages", "events.published_snapshots", "events.publish_errors"),
+    *("events.engine_chunks", "events.engine_chunk_record_bytes", "events.declined_engine_chunks"),
+    *("events.refused_routers", "events.bad_requests", "events.unsent_replays", "events.ended_connections"),
 )
 
 
 PEER_COUNTS = (
     *("peer.pulled_chunks", "peer.failed_chunks", "peer.read_bytes", "peer.offers.sent_bytes", "peer.pulls_under_way"),
-    *(f"peer.pulls_{reason}" for reason in ("refused", "unanswered", "empty", "queue_full")),
-    *(f"peer.pulls_{reason}" for reason in ("unencrypted", "foreign", "other_transport")),
+    *(f"peer.failed_pulls_{reason}" for reason in ("refused", "unanswered", "empty", "queue_full")),
+    *(f"peer.failed_pulls_{reason}" for reason in ("unencrypted", "foreign", "other_transport")),
     *(
         "peer.shm.pulls",
         "peer.tcp.pulls",
@@ -110,8 +123,8 @@ PEER_COUNTS = (
     *("peer.rdma.failed_reads", "peer.rdma.late_reads", "peer.rdma.process_starts"),
     *(f"peer.offers.pulls_{outcome}" for outcome in ("served", "empty", "refused")),
     *("peer.known_chunks", "peer.known_evicted_chunks", "peer.known_left_out_chunks"),
-    *("peer.followed.snapshots", "peer.followed.gaps", "peer.members.failed_looks"),
-    *("peer.members.refused_keys", "peer.links.failed_handshakes", "peer.asked.refused_handshakes"),
+    *("peer.followed.snapshots", "peer.followed.gaps", "peer.members.failed_refreshes"),
+    *("peer.members.refused", "peer.links.failed_handshakes", "peer.asked.refused_handshakes"),
     *("peer.asked.silent_connections", "peer.asked.crowded_connections"),
     *(f"peer.asked.refused.{code}" for code in REFUSAL_CODES),
 )
@@ -121,8 +134,8 @@ def _snapshot(models: dict[str, ModelUsage] | None = None) -> Scrape:
     held = ("leases", "tickets", "reservations", "namespaces", "staging_bytes")
     joint = ("joint_chunks", "joint_bytes", "joint_stored_chunks", "joint_expired_chunks")
     index = dict.fromkeys((*held, *joint, "expired_leases", "expired_reservations"), 1)
-    announced = dict.fromkeys(("announced_bytes", "announced_chunks", "announced_chunks_clipped"), 1)
-    server = ("connections_accepted", "connections_refused", "protocol_errors", "transfer_waiting", "uptime_s")
+    announced = dict.fromkeys(("announced_bytes", "announced_chunks", "announcements_clipped_chunks"), 1)
+    server = ("accepted_connections", "refused_connections", "protocol_errors", "transfer_waiting_jobs", "uptime_s")
     measured = Measurements(
         server=dict.fromkeys(server, 2),
         index={**index, **announced, "checksum_failures": 1, "corrupt_reports": 1, "verified_chunks": 1},

@@ -67,7 +67,7 @@ class Owner:
 @asynccontextmanager
 async def owner(settings: OfferSettings | None = None) -> AsyncIterator[Owner]:
     """An owner that ends with nothing leased."""
-    pool = TieredPool((), CHUNKS, "dram.connection_share=0.5", levels=())
+    pool = TieredPool((), CHUNKS, "dram.connection_quota=0.5", levels=())
     await pool.start()
     offers = Offers(pool.pool, settings or OfferSettings(), MonotonicClock(), asyncio.get_running_loop())
     chains = [[key_of(chain, number) for number in range(CHAIN)] for chain in range(CHUNKS // CHAIN)]
@@ -164,7 +164,7 @@ async def test_what_other_leases_of_the_key_keep_back_is_waited_for_and_refused_
         for number in range(3):
             await here.pull(puller(1 + number, "key"), 1, number)
         assert here.offered == [CHAIN, CHAIN]
-        assert here.refused == ["other nodes lease as much as peer.leased_share and dram.connection_share allow"]
+        assert here.refused == ["other nodes lease as much as peer.leased_quota and dram.connection_quota allow"]
         waiting = asyncio.create_task(here.pull(puller(4, "key"), 1, 3))
         await asyncio.sleep(0)
         here.offers.release(puller(1, "key"), 1)

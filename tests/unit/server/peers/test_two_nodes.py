@@ -149,7 +149,7 @@ def test_a_named_node_that_had_nothing_is_not_asked_again_at_once() -> None:
         for _ in range(20):
             assert await here.pool.load(KEYS, owner="there") == 0
         assert there.server.counts["pulls"] == 1
-        assert here.pool.pool.measure({}).remote["peer"]["peer.pulls_unasked"] == 19
+        assert here.pool.pool.measure({}).remote["peer"]["peer.failed_pulls_unasked"] == 19
         assert await there.pool.save(KEYS) == len(KEYS)
         here.believe(there, KEYS)
         assert await here.pool.load(KEYS, owner="there") == len(KEYS), "what is known of it counts before"
@@ -165,7 +165,7 @@ def test_requests_without_end_that_name_a_node_delay_no_pull_of_it() -> None:
             request = m.Acquire(key_of(99, number), owner="there")
             leased = await here.pool.serve(pool.chains.acquire(session, request))
             assert leased.chunks <= 1
-        assert int(pool.measure({}).remote["peer"]["peer.pulls_unasked"]) >= 200 - 64
+        assert int(pool.measure({}).remote["peer"]["peer.failed_pulls_unasked"]) >= 200 - 64
         here.believe(there, KEYS)
         begun_ns = here._clock.now_ns()
         assert await here.pool.load(KEYS) == len(KEYS)
@@ -184,7 +184,7 @@ def test_what_the_owner_has_on_disk_is_promoted_there_and_followed() -> None:
         await there.pool.flush("dram")
         here.believe(there, KEYS)
         assert await here.pool.load(KEYS) == len(KEYS)
-        assert there.pool.pool.measure({}).lower["memory"]["promoted_chunks"] == len(KEYS)
+        assert there.pool.pool.measure({}).lower["memory"]["memory.promoted_chunks"] == len(KEYS)
 
     run(act, has_disk=True)
 
@@ -276,7 +276,7 @@ def test_a_node_that_encrypts_takes_no_plain_chunks() -> None:
         here.believe(there, KEYS)
         assert await here.pool.load(KEYS) == 0
         stats, record = here.pool.pool.measure({}).remote["peer"], here.tier.nodes.of(there.name)
-        counted = stats["peer.pulls_unencrypted"], stats["peer.pulled_chunks"], record.failures
+        counted = stats["peer.failed_pulls_unencrypted"], stats["peer.pulled_chunks"], record.failures
         assert (counted, record.last_error[:29]) == ((1, 0, 1), "would send chunks unencrypted")
         await there.pool.until_moved(lambda: there.offers.stats()["offers"] == 0)
         assert there.offers.stats()["sent_bytes"] == 0

@@ -105,7 +105,7 @@ def test_a_copy_that_fails_ends_the_part_before_it_and_its_slot_is_free_again(ou
         await pool.load(CHAIN)
         await pool.settled()
         counted = pool.link.stats()
-        assert (counted["hbm.chunks"], counted["hbm.promotions_failed"]) == (2, 2)  # four are a part
+        assert (counted["hbm.chunks"], counted["hbm.failed_chunks"]) == (2, 2)  # four are a part
         assert counted["hbm.used_bytes"] == 2 * BIG.chunk_bytes
         await pool.load(CHAIN)
         await pool.settled()

@@ -23,7 +23,7 @@ def test_a_reset_drops_prefixes_of_this_engine_alone(start_engine: StartEngine, 
     assert ask(engine, "again", TOKENS).external == 5 * CHUNK
     assert ask(other, "other", TOKENS).external == 5 * CHUNK
     assert counted(engine, "saved_chunks") == 10
-    assert new_daemon.stats()["stored_chunks"] == 10
+    assert new_daemon.stats()["saved_chunks"] == 10
 
 
 def test_chunks_stored_by_replicas_with_the_old_weights_are_not_found(start_engine: StartEngine) -> None:

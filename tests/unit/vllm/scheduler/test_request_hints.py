@@ -131,9 +131,9 @@ def test_retention_is_set_for_chunks_that_are_stored_already(start_engine: Start
     later = ask(engine, "later", tokens, kv_transfer_params={"retention": [{"end": 2 * CHUNK, "priority": 80}]})
     wait_until(lambda: priorities(engine, later) == [80, 80, DEFAULT_PRIORITY, DEFAULT_PRIORITY], "they are kept")
     engine.run(Request("next", prompt(2, 3)))
-    engine.step_until(lambda: counted(engine, "wishes_accepted") >= 1, "its request is counted")
+    engine.step_until(lambda: counted(engine, "hints_accepted") >= 1, "its request is counted")
     assert counted(engine, "retained_chunks") == 2
-    assert counted(engine, "wishes_accepted") == 1
+    assert counted(engine, "hints_accepted") == 1
 
 
 def answered(engine: ScriptedEngine, request: Request) -> Callable[[], bool]:
@@ -176,8 +176,8 @@ def test_every_action_of_an_envelope_is_answered_in_order(start_engine: StartEng
     kept = [75, 100, DEFAULT_PRIORITY, 0, 0]
     wait_until(lambda: priorities(engine, request) == kept, "all of it is carried out")
     engine.run(Request("next", prompt(2, 3)))
-    wait_until(lambda: _has_counted(engine, "wishes_accepted", 4), "the demotion is counted too")
-    assert counted(engine, "wishes_rejected") == 2
+    wait_until(lambda: _has_counted(engine, "hints_accepted", 4), "the demotion is counted too")
+    assert counted(engine, "hints_rejected") == 2
 
 
 def _has_counted(engine: ScriptedEngine, name: str, amount: int) -> bool:
@@ -201,7 +201,7 @@ def test_garbage_is_answered_and_logged_once_and_changes_nothing(
             request = ask(engine, f"garbage-{number}", tokens, kv_transfer_params=params)
             assert priorities(engine, request) == [DEFAULT_PRIORITY] * 3, params
             assert {status for _, status in statuses(request)} <= {"rejected", "unknown"}, params
-        wait_until(lambda: _has_counted(engine, "wishes_rejected", len(GARBAGE)), "all are counted")
+        wait_until(lambda: _has_counted(engine, "hints_rejected", len(GARBAGE)), "all are counted")
     assert len([message for message in caplog.messages if "rejected" in message]) == 1
     assert engine.scheduler._scheduler._guard.failures == 0
 

@@ -101,7 +101,7 @@ def test_counters_of_vllm_that_a_page_names_exist(page: str, words: set[str]) ->
         reasons = {"failed_loads": LoadReason, "short_loads": LoadReason, "declined_chunks": SaveState}.get(name, ())
         outcomes = {reason.name.lower().replace("_", "-") for reason in reasons}
         counted = f"{name}_{re.sub('_(dram|ssd)$', '', value)}"
-        assert value in outcomes or counted in words or (name == "wishes" and value in words), f"{name} {value}"
+        assert value in outcomes or counted in words or (name == "hints" and value in words), f"{name} {value}"
 
 
 def test_every_counter_of_vllm_is_on_its_page() -> None:
