@@ -39,7 +39,7 @@ scrape_configs:
 [configs/kvpool-alerts.yml](../configs/kvpool-alerts.yml) has alert rules for them. Names never change their meaning.
 
 Lookups and loads happen inside engines without a request, but for lookups that ask a shared store
-([store.md](store.md#finding-chunks)). Their clients report them at most once a second, and when they close:
+([tiers.md](tiers.md#finding-chunks)). Their clients report them at most once a second, and when they close:
 what a client did in the last second before it was killed is missing. Reports are another process's word: what cannot be
 is cut and counted as such, and all of it counts for the reporting connection's own model. At most 64 models are counted
 separately; later ones count as `other`. With several ranks, each rank's lookups and loads count, with the bytes of its own
