@@ -65,16 +65,16 @@ def render() -> str:
     """The whole page."""
     parts = [HEAD]
     for title, metrics in SECTIONS.items():
-        parts.append(f"\n## {title}\n\n| name and labels | type | meaning |\n|---|---|---|\n")
-        parts.extend(_row(metric) for metric in metrics)
+        parts.append(f"\n## {title}\n\n")
+        parts.extend(_line_of(metric) for metric in metrics)
     return "".join([*parts, TAIL])
 
 
-def _row(metric: Metric) -> str:
+def _line_of(metric: Metric) -> str:
     name = metric.name if len(sample_names(metric)) > 1 else sample_names(metric)[0]
     labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
     kind = f"{metric.kind.value}, {metric.unit}" if metric.unit else metric.kind.value
-    return f"| `{name}{labels}` | {kind} | {metric.help} |\n"
+    return f"- `{name}{labels}`, {kind}: {metric.help}\n"
 
 
 def main() -> None:
