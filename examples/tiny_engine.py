@@ -1,4 +1,4 @@
-"""A whole torch engine in one file, and the few lines that put a kvpool behind it. docs/tutorial-engine.md walks through it.
+"""A whole torch engine in one file, and the few lines that put a kvpool behind it. docs/torch.md walks through it.
 
     kvpoold --set server.socket=/tmp/kvpool.sock &
     python examples/tiny_engine.py --socket /tmp/kvpool.sock     # computes the prompt, stores its KV

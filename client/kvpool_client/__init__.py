@@ -1,6 +1,8 @@
 """Thin client of kvpool: look a prompt up, load what is stored, save what is new.
 
 pool = kvpool_client.connect("/run/kvpool/kvpool.sock", model="llama-3-8b", revision="5f0b02c", layout=layout)
+
+Importing it loads the standard library, msgpack, numpy and the native module: no engine, no torch.
 """
 
 from kvpool import __version__

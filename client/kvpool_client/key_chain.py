@@ -234,7 +234,7 @@ def _checked_extra(extra: Sequence[Extra]) -> tuple[Extra, ...]:
 
 
 def _extra_payload(extra: tuple[Extra, ...], start: int, end: int) -> bytes:
-    """The extras that touch tokens `start` up to `end`, clipped and relative, in the form that keys.md fixes."""
+    """The extras that touch tokens `start` up to `end`, clipped and relative, in the form that layouts.md fixes."""
     touching = [entry for entry in extra if entry[0] < end and entry[1] > start]
     if not touching:
         return b""

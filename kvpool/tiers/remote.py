@@ -7,7 +7,8 @@ nothing to restore. A read goes into slots of the arena that are being promoted,
     read ──a number──► under way ──each chunk once──► DONE | BAD_SOURCE | FAILED | CANCELLED
              └─0: nothing was started
 
-A chunk that the other node does not have any more ends as FAILED. Control thread only; no call waits.
+A chunk that the other node does not have any more ends as FAILED. A lookup may answer chunks at the level `peer`; whatever asks
+if *this* node has a chunk, a save above all, does not count that level. Control thread only; no call waits.
 """
 
 from dataclasses import dataclass

@@ -9,6 +9,7 @@
 // view's number of the extent. A payload is a layer, or one head group of it. A block's plane is one run of bytes, or `runs` of
 // them of one length, `run_stride` apart: a head group in blocks that have all heads of a token together.
 // What a client has put into memory of its own the daemon copies in the same way, extent by extent.
+// A checksum is of the register that is stored, on every path that copies: bytes read twice can differ.
 // One copy per byte; each function ends in a copy_fence. Any thread; the memory belongs to the caller.
 #pragma once
 

@@ -1,4 +1,4 @@
-"""The glossary of ARCHITECTURE.md, as a test: the words that it refuses are in no name, message, docstring or page."""
+"""The glossary, docs/glossary.md, as a test: the words that it refuses are in no name, message, docstring or page."""
 
 import re
 from functools import cache
@@ -11,14 +11,13 @@ from tests.tree.test_tidy import NATIVE, PAGES, PRODUCT, PYTHON, ROOT
 
 # This file names the refused words as its examples.
 OTHERS = [path for path in PYTHON if path not in PRODUCT and path != Path(__file__)]
+GLOSSARY = ROOT / "docs" / "glossary.md"
 CONFIGS = [ROOT / "configs" / "kvpool.toml"]
 
 
 def _refused() -> list[str]:
     """The last column of the glossary's table."""
-    _, _, rest = (ROOT / "ARCHITECTURE.md").read_text().partition("\n## Glossary\n")
-    table = rest.partition("\n## ")[0]
-    rows = [row.strip("|").split("|") for row in table.splitlines() if row.startswith("| ")]
+    rows = [row.strip("|").split("|") for row in GLOSSARY.read_text().splitlines() if row.startswith("| ")]
     return [word.strip() for row in rows[1:] for word in row[2].split(",") if word.strip()]
 
 
@@ -38,12 +37,9 @@ def _name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-@for_each([*PRODUCT, *OTHERS, *NATIVE, *PAGES, *CONFIGS], _name)
+@for_each([path for path in (*PRODUCT, *OTHERS, *NATIVE, *PAGES, *CONFIGS) if path != GLOSSARY], _name)
 def test_the_glossarys_words_are_used(path: Path) -> None:
-    text = path.read_text()
-    if path.name == "ARCHITECTURE.md":
-        text = re.sub(r"\n## Glossary\n.*?(?=\n## )", "", text, flags=re.DOTALL)
-    assert not (found := _found(text)), f"has {', '.join(found)}: see the glossary in ARCHITECTURE.md"
+    assert not (found := _found(path.read_text())), f"has {', '.join(found)}: see docs/glossary.md"
 
 
 @pytest.mark.parametrize(

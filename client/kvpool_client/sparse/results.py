@@ -13,7 +13,7 @@ from kvpool.errors import KVPoolError
 Floats = npt.NDArray[np.float32]
 
 
-# The largest weight of an estimate that may be unreliable; measured (docs/sparse.md).
+# The largest weight of an estimate that may be unreliable; measured (docs/performance.md).
 TAIL_WEIGHT_MAX = 0.1
 
 

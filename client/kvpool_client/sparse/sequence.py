@@ -42,7 +42,7 @@ from kvpool_client.sparse.tally import Tally, TallyReports
 DEFAULT_SUMMARIES = "clusters7"
 WITH_TAIL = ("clusters7",)
 # A block is loose where the spread of its keys makes half the variance of its logits more than this, and a head
-# doubtful where so large a share of its blocks is; measured (docs/sparse.md).
+# doubtful where so large a share of its blocks is; measured (docs/performance.md).
 LOOSE_BOUND = 4.0
 LOOSE_SHARE = 0.5
 # Full pages that may wait for their save before an append waits for it.

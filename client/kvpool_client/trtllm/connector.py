@@ -2,6 +2,20 @@
 
 Imports tensorrt_llm; nothing else in `kvpool_client` imports this module. Threads: as the executor calls, one thread on each
 rank.
+
+What is relied on, read in TensorRT-LLM's main of autumn 2026:
+
+1. `new_block_ids_by_layer_group[g][i]` is block i's page in group g; flat lists are empty where there are several groups. A
+   block whose window has passed is -1 in its place. A list grows by what is new: no page is reported again.
+2. Pages that a window passes go back to the manager when a step's tokens are counted, after the forward pass is queued. The
+   page carries an event, and whoever gets it next waits for that (`_SharedPageLock.unlock`, `_KVCache.resize`).
+3. `wait_for_save` runs on the current stream of the executor's loop. Forward passes run on the `execution_stream`: each of the
+   two waits for the other around a pass (`PyExecutor._forward_step`).
+4. No connector runs beside host or disk tiers of the manager: pages of a suspended request stay where they are.
+5. A promise is accepted by setting the request's history to its end: groups with a window then have pages for their last blocks
+   alone. `cancel_load` hands back all of it, or its beginning.
+6. `py_num_connector_matched_tokens` is what a request takes of a promise. Without it the step behind a claim stores less of
+   windows.
 """
 
 import importlib

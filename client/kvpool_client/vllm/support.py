@@ -26,13 +26,10 @@ class Entry:
 
 
 TABLE = (
-    Entry(
-        "tensor parallel", "yes, on one node: each rank stores its shard, a prefix counts as far as every rank has it"
-    ),
+    Entry("tensor parallel", "yes, on one node: a prefix counts as far as every rank has it"),
     Entry(
         "engines of other tensor-parallel sizes and pipeline stages",
-        "yes, with `kvpool.head_groups` ([Sizes that share](engines/vllm.md#sizes-that-share)): full attention and sliding "
-        "windows in the layout LBHNC, recurrent states",
+        "yes, with `kvpool.head_groups` ([Sizes that share](engines/vllm.md#sizes-that-share))",
     ),
     Entry(
         "`kvpool.head_groups` that do not divide the KV heads, or not the ranks",
@@ -48,16 +45,14 @@ TABLE = (
     ),
     Entry(
         "KV that several ranks hold identically (MLA; fewer KV heads than ranks)",
-        "yes, stored once; of KV heads where the model's configuration has one number of them for all layers",
+        "yes, stored once; of KV heads where all layers have one number of them",
     ),
     Entry(
         "pipeline parallel",
-        "yes, on one node: each rank of each stage stores its layers, a prefix counts as far as every rank of every stage "
-        "has it; shared by engines of the same stages; `kvpool.load: sync` becomes `async` there",
+        "yes, on one node; shared by engines of the same stages; `kvpool.load: sync` becomes `async`",
     ),
     Entry(
-        "pipeline stages with other layers of KV than vLLM's division gives them (a draft model beside the last stage, layers "
-        "that use others' KV)",
+        "pipeline stages with other layers of KV than vLLM's division gives them, such as a draft model's",
         "no",
         "pipeline_parallel",
         "start vLLM without --pipeline-parallel-size, or with --tensor-parallel-size in its place",
@@ -70,7 +65,7 @@ TABLE = (
         "--tensor-parallel-size in their place",
     ),
     Entry(
-        "one engine's tensor-parallel ranks or pipeline stages on several nodes, also where their daemons are peers",
+        "one engine's ranks or stages on several nodes, also where their daemons are peers",
         "no",
         "several_nodes",
         "place the ranks of an engine on one node (--tensor-parallel-size times --pipeline-parallel-size at most a node's "
@@ -91,9 +86,8 @@ TABLE = (
     Entry("tenants (`cache_salt`)", "yes, apart by construction"),
     Entry(
         "LoRA",
-        "yes, identified by name, path, weights and configuration, as they were at its first request, once they were read "
-        "([vLLM](engines/vllm.md#which-chunks-are-shared)); chunks of an adapter without files here (a name on the Hub) are "
-        "this start's alone",
+        "yes, as its files were at its first request ([vLLM](engines/vllm.md#which-chunks-are-shared)); chunks of an adapter "
+        "without files here are this start's alone",
     ),
     Entry("multimodal", "by vLLM's block hashes; not tested"),
     Entry(
@@ -104,13 +98,11 @@ TABLE = (
     ),
     Entry(
         "sliding windows, beside full attention (Gemma 3, GPT-OSS) or alone",
-        "yes: windows are stored before the ends at which a prompt can go on ([Hybrid models](engines/vllm.md#hybrid-models)); "
-        "loads run between steps",
+        "yes: before the ends at which a prompt can go on ([Hybrid models](engines/vllm.md#hybrid-models))",
     ),
     Entry(
         "recurrent states (Mamba, linear attention) beside full attention (Qwen3-Next, Nemotron-H), with prefix caching",
-        "yes: the states at the ends at which a prompt can go on ([Recurrent states](engines/vllm.md#recurrent-states)); loads "
-        "run between steps",
+        "yes: at the ends at which a prompt can go on ([Recurrent states](engines/vllm.md#recurrent-states))",
     ),
     Entry(
         "recurrent states without prefix caching",
@@ -137,7 +129,7 @@ TABLE = (
         "yes, with `kvpool.head_groups`, where every stage has layers of every kind",
     ),
     Entry(
-        "the same without `kvpool.head_groups`, with other kinds in a stage, or where vLLM's stages do not show their layers",
+        "several kinds of blocks in pipeline stages that lack one, hide their layers, or have no `kvpool.head_groups`",
         "no",
         "staged_groups",
         "set kvpool.head_groups, 1 at least, and divide the layers so that each stage has every kind, or start vLLM without "
@@ -157,9 +149,8 @@ TABLE = (
         "serve a model that brings its KV scales, or start vLLM with --kv-cache-dtype auto",
     ),
     Entry(
-        "layers of other shapes in one group (other numbers of heads, a draft model's layers, an indexer's)",
-        "yes, where vLLM shows how its layers lie: a group of the layout for each size of blocks (tested with other numbers of "
-        "heads)",
+        "layers of other shapes in one group (other numbers of heads, a draft model's, an indexer's)",
+        "yes, where vLLM shows how they lie (tested with other numbers of heads)",
     ),
     Entry(
         "blocks that have gaps, or differ from layer to layer where vLLM does not show how they lie",
@@ -188,8 +179,7 @@ TABLE = (
     Entry("metrics", "counters for Prometheus and in vLLM's log, hits by tier ([Metrics](engines/vllm.md#metrics))"),
     Entry(
         "`reset_prefix_cache(reset_connector=True)`",
-        "begins a new epoch of weights, in which this engine finds nothing stored before; with `kvpool.reset: node` the "
-        "model's chunks are dropped for all engines too",
+        "this engine finds nothing stored before; with `kvpool.reset: node` the model's chunks are dropped for all",
     ),
     Entry("shares chunks with other kinds of engine", "no: blocks are opaque"),
 )
@@ -213,12 +203,11 @@ def code_of(error: Exception) -> str:
 
 
 def support_table() -> str:
-    """The table as the page has it."""
-    rows = ["| | vLLM | counted as | what helps |", "|---|---|---|---|"]
-    for entry in TABLE:
-        code = f"`{entry.code}`" if entry.code else ""
-        rows.append(f"| {entry.feature} | {entry.text} | {code} | {entry.remedy} |")
-    return "\n".join(rows)
+    """The table as the page has it: what is served, and below it what is not."""
+    served = [f"| {entry.feature} | {entry.text} |" for entry in TABLE if not entry.code]
+    refused = [f"| {entry.feature} | `{entry.code}` | {entry.remedy} |" for entry in TABLE if entry.code]
+    head = ["", "| not served | counted as | what helps |", "|---|---|---|"]
+    return "\n".join(["| served | |", "|---|---|", *served, *head, *refused])
 
 
 def main() -> None:

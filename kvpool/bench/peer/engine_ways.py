@@ -2,7 +2,7 @@
 
     library    a process reads whole chunks out of another one's memory, without checksums: what kvpool over it can reach
     kvpool     the owner's process copies extents into its buffer, this one has them read and copies them into slots, both with
-               checksums (docs/rdma.md); a socket pair stands in for the control plane
+               checksums (docs/cluster.md); a socket pair stands in for the control plane
 
 Processes live as long as the setting, end with this process at the latest, and are ended where they do not answer in time.
 Their output goes nowhere. Where TransferEngine cannot be used, or fails, `EngineAbsent` has the reason. Main thread only: the

@@ -200,7 +200,7 @@ def simulate(
     TRACE is a file of JSON lines as Mooncake publishes them (.jsonl, .jsonl.gz) or a numpy archive (.npz). Rates are of block
     references. Beside each are the hits of the offline optimum, which knows the future, and those of leaf-first LRU, with as
     many blocks as all tiers have together. docs/sizing.md shows how to choose a size, and how to make a trace of your own.
-    With --nodes the requests are shared out among so many nodes by a router's model: docs/scaling.md.
+    With --nodes the requests are shared out among so many nodes by a router's model: "Many nodes" there.
     """
     if options.socket is not None:
         fail("simulate uses no daemon: leave --socket out", EXIT_USAGE)

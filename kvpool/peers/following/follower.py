@@ -10,6 +10,8 @@ One request at a time, each with a deadline, and never sooner than `interval_s` 
 attempt waits, longer each time; that begins anew only after a while without one. What was noted stays meanwhile, for `kept_s`;
 then the peer's hints are forgotten.
 
+Only events change hints: a late answer takes none away, and at rest the table has what the owner has.
+
 Loop thread only. Invariants: the peer is a node of the table exactly while `is_joined`; `_last` is the event as of which the
 table has the peer's keys, None where a snapshot is needed, and `_saves` the note about its saves; `_stale` is the end of the
 time for which hints are kept, None while all is well; `_leaving` is set only between attempts.

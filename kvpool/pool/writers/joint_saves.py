@@ -1,5 +1,7 @@
 """Joint saves: chunks that several connections fill, each its part of every chunk's extents.
 
+No extent has two writers, and none that is stored is written again.
+
 The directory has one writer for a slot. Here that is a chain (`index.joint_chunks`): the first part reserves it, later parts
 join it, and longer ones extend it. A chunk is published when all its extents are stored and all chunks before it are; with it
 come those behind that are complete already. It counts for the connection that began the chain, once, however many parts it has;

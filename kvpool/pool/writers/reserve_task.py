@@ -1,5 +1,7 @@
 """Reserve task: slots for the chunks of one save, reserved part by part.
 
+A save is answered for what is certain: a chunk on its way from another tier, or from another client, is pending, never present.
+
 Not yet a reservation of a connection: its creator makes one of it, or ends the task. Control thread only; `now_ns` is an
 argument. Invariant: `reservation` is the directory's, or 0 while it holds nothing; the columns have a row for each of the first
 `chunks` keys.

@@ -21,9 +21,9 @@ What `kvpoold` exports when `server.metrics` names a loopback address, or `serve
 | `/healthz` | 200 while the daemon can do its work, else 503; JSON with the problems, one line each |
 | `/readyz` | 200 while requests are served, else 503: before the socket is there, and while draining |
 
-A scrape is one snapshot of one moment, rendered at most once a second. Where the control thread does not answer within 2 s,
-all three answer 503. A connection that has not asked within a second is cut, and is cut earlier where others wait; 50 are
-accepted in a second. Whoever may reach the address can use these up; the unix socket has the rights of `server.socket_mode`:
+A scrape is one snapshot of one moment, rendered at most once a second. Where the control thread does not answer
+within 2 s, all three answer 503. A connection that has not asked within a second is cut; 50 are accepted in a second.
+The unix socket has the rights of `server.socket_mode`:
 
 ```
 curl --unix-socket /run/kvpool/metrics.sock http://kvpool/healthz
@@ -38,14 +38,16 @@ scrape_configs:
 [configs/grafana-dashboard.json](../configs/grafana-dashboard.json) shows them, with a row for each part of a node, and
 [configs/kvpool-alerts.yml](../configs/kvpool-alerts.yml) has alert rules for them. Names never change their meaning.
 
-Lookups and loads happen inside engines without a request, but for lookups that ask a shared store
-([store.md](store.md#finding-chunks)). Their clients report them at most once a second, and when they close:
-what a client did in the last second before it was killed is missing. Reports are another process's word: what cannot be
-is cut and counted as such, and all of it counts for the reporting connection's own model. At most 64 models are counted
-separately; later ones count as `other`. With several ranks, each rank's lookups and loads count, with the bytes of its own
-chunks and its part of their tokens: all ranks together have each token once. A scheduler's lookup counts for all ranks. Of
-ranks that have parts of the same chunks (head groups), the one with their first heads and layers counts them for all. Sparse
-sequences add what they did to their client's reports at the first step after each, and when they close.
+Lookups and loads happen inside engines, without a request unless a shared store is asked
+([tiers.md](tiers.md#finding-chunks)). Their clients report them at most once a second, and when they close. What a
+client did in the last second before it was killed is missing. Reports are another process's word: what cannot be is
+cut and counted as such, and counts for the reporting connection's own model. At most 64 models are counted
+separately; later ones count as `other`.
+
+Each rank's lookups and loads count with its own bytes and its part of the tokens: all ranks together have each token
+once. A scheduler's lookup counts for all ranks. Of ranks that have parts of the same chunks (head groups), the one
+with their first heads and layers counts for all. Sparse sequences report at the first step after each, and when they
+close.
 """
 
 TAIL = f"""\
@@ -63,15 +65,16 @@ def render() -> str:
     """The whole page."""
     parts = [HEAD]
     for title, metrics in SECTIONS.items():
-        parts.append(f"\n## {title}\n\n| name | type | unit | labels | meaning |\n|---|---|---|---|---|\n")
-        parts.extend(_row(metric) for metric in metrics)
+        parts.append(f"\n## {title}\n\n")
+        parts.extend(_line_of(metric) for metric in metrics)
     return "".join([*parts, TAIL])
 
 
-def _row(metric: Metric) -> str:
+def _line_of(metric: Metric) -> str:
     name = metric.name if len(sample_names(metric)) > 1 else sample_names(metric)[0]
-    labels = ", ".join(f"`{label}`" for label in metric.labels) or "–"
-    return f"| `{name}` | {metric.kind.value} | {metric.unit or '–'} | {labels} | {metric.help} |\n"
+    labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
+    kind = f"{metric.kind.value}, {metric.unit}" if metric.unit else metric.kind.value
+    return f"- `{name}{labels}`, {kind}: {metric.help}\n"
 
 
 def main() -> None:

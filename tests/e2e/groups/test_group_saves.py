@@ -94,7 +94,7 @@ def test_windows_and_states_are_stored_at_boundaries_alone(
 
 @pytest.mark.parametrize("tokens", [10 * CHUNK + 1, CHUNK - 1])
 def test_the_boundaries_of_the_documentation_serve_the_first_prompt_too(grouped: Grouped, tokens: int) -> None:
-    """`boundaries=[hit.full_chunks, len(keys)]` of docs/groups.md: nothing is there yet, and nothing of a short prompt."""
+    """`boundaries=[hit.full_chunks, len(keys)]` of docs/layouts.md: nothing is there yet, and nothing of a short prompt."""
     with grouped.connect(HYBRID) as pool:
         for _ in range(2):
             keys = pool.keys(tokens_of(2, tokens))

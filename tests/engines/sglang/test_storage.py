@@ -19,7 +19,7 @@ from tests.engines.conftest import TIMEOUT_S
 from tests.engines.sglang.standin import Controller, HostPool, Injector, PoolTransfer, page_keys
 from tests.rigs.daemon import Daemon, in_both_write_modes, wait_until
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "engines" / "sglang.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "engines.md"
 Start = Callable[..., Controller]
 
 

@@ -25,7 +25,7 @@ from tests.engines.trtllm.standin import Executor, Request  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "engines" / "tensorrt-llm.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "engines.md"
 PROMPT = np.random.default_rng(5).integers(0, 900, 30).tolist()
 Start = Callable[..., Executor]
 

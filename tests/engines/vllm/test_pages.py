@@ -3,7 +3,6 @@
 import re
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,9 @@ from tests.engines.vllm.rigs.engine import ROOT
 
 # Warnings of vLLM and torch about their own code when they are imported.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-PAGES = [ROOT / "docs" / "engines" / name for name in ("vllm.md", "disaggregation.md")]
+PAGE = (ROOT / "docs" / "engines" / "vllm.md").read_text()
+# How the engines of the figures were started.
+FIGURES = (ROOT / "docs" / "performance.md").read_text().partition("\n## vLLM\n")[2].partition("\n## ")[0]
 # Of other programs on these pages.
 STRANGERS = {"--socket", "--config"}
 SERVER = ["-m", "vllm.entrypoints.openai.api_server", "--model"]
@@ -31,12 +32,12 @@ def parser() -> Any:
     return parser
 
 
-def commands(page: Path) -> Iterator[list[str]]:
-    """The vLLM command lines in the page's code blocks, as a shell reads them."""
+def commands(text: str) -> Iterator[list[str]]:
+    """The vLLM command lines in a text's code blocks, as a shell reads them."""
     functions = "rec() { printf '%s\\0' \"$@\"; printf '\\n\\0'; }; kvpoold() { :; }; curl() { :; }; "
     functions += 'vllm() { rec vllm "$@"; };  python() { rec python "$@"; }'
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-    # One shell for all of a page: a block uses what one above it has set.
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    # One shell for all of a text: a block uses what one above it has set.
     script = "\n".join([functions, *(block for language, block in blocks if not language)])
     done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True)
     for line in done.stdout.split("\n\0"):
@@ -47,10 +48,10 @@ def commands(page: Path) -> Iterator[list[str]]:
             yield words[3:]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_has_commands_that_vllm_takes(page: Path, parser: Any) -> None:
-    found = list(commands(page))
-    assert len(found) >= 2
+@pytest.mark.parametrize(("text", "least"), [(PAGE, 6), (FIGURES, 1)], ids=["page", "figures"])
+def test_a_page_has_commands_that_vllm_takes(text: str, least: int, parser: Any) -> None:
+    found = list(commands(text))
+    assert len(found) >= least
     for words in found:
         transfer = parser.parse_args(words).kv_transfer_config
         assert transfer.kv_connector in ("KVPoolConnector", "MultiConnector")
@@ -61,7 +62,7 @@ def test_a_page_has_commands_that_vllm_takes(page: Path, parser: Any) -> None:
 
 
 def test_options_named_in_pages_and_remedies_exist_in_vllm(parser: Any) -> None:
-    text = " ".join([*(page.read_text() for page in PAGES), *REMEDIES.values()])
+    text = " ".join([PAGE, FIGURES, *REMEDIES.values()])
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - STRANGERS
     assert len(named) > 10
     assert named <= set(parser._option_string_actions)

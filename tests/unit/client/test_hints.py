@@ -242,7 +242,7 @@ def test_bad_transfer_params_are_a_result(params: Any) -> None:
 
 
 def test_the_envelope_in_the_document_is_accepted() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "retention.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "events.md").read_text()
     given = re.search(r"```json\n(.*?)```", text, re.DOTALL)
     assert given is not None
     hints = parse_hints(given[1])

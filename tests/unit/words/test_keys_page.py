@@ -1,4 +1,4 @@
-"""docs/keys.md as a program: its keys equal those of a KeyChain, for any fields of the root."""
+"""Keys of docs/layouts.md, as a program: its keys equal those of a KeyChain, for any fields of the root."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from kvpool.layout import Layout
 from kvpool.layouts.groups import KINDS, GroupRole
 from kvpool_client.key_chain import KeyChain
 
-PAGE = Path(__file__).parents[3] / "docs" / "keys.md"
+PAGE = Path(__file__).parents[3] / "docs" / "layouts.md"
 SHAPE: dict[str, Any] = {"layers": 2, "kv_heads": 1, "head_dim": 8, "chunk_tokens": 32, "dtype": "float16"}
 
 
@@ -34,7 +34,7 @@ SHAPE: dict[str, Any] = {"layers": 2, "kv_heads": 1, "head_dim": 8, "chunk_token
     ],
 )
 def test_the_page_computes_the_same_keys(adapter: str, salt: bytes, secret: bytes, more: dict[str, Any]) -> None:
-    found = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    found = re.search(r"\n## Keys\n.*?```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert found is not None
     page: dict[str, Any] = {}
     exec(found[1], page)

@@ -1,6 +1,6 @@
 """Order in which idle blocks are evicted: lower priority first, among equals the one used longest ago.
 
-A priority with a duration falls back to the default when it has not been used for so long (docs/retention.md). An entry is
+A priority with a duration falls back to the default when it has not been used for so long (docs/events.md). An entry is
 valid while its node carries its stamp: a node that is withdrawn leaves a dead entry behind, and the heap is built anew
 before dead entries outnumber live ones. The tree offers leaves alone, which is how leaves go before parents. One thread; no
 clock: now is an argument.

@@ -7,7 +7,7 @@
 A block is in the tree when its KV has been computed, and is never written from then on. `users` of a node are the requests
 whose path includes it, so an ancestor has at least the users of its descendants; a node without users is *idle*, and an
 idle leaf without a pin is offered for eviction. Only `evict` removes nodes. Keys are those of chunks of one block
-(docs/keys.md), 32 bytes and never shortened: equal keys are equal prefixes. One thread.
+(docs/layouts.md), 32 bytes and never shortened: equal keys are equal prefixes. One thread.
 """
 
 from collections.abc import Sequence
