@@ -24,6 +24,11 @@ def packed_bytes(keys: int) -> int:
     return keys * KEY_BYTES
 
 
+def keys_in(packed: bytes) -> int:
+    """Whole keys in bytes that may be a column."""
+    return len(packed) // KEY_BYTES
+
+
 class KeyColumn(Sequence[bytes]):
     """See the module. Invariant: `packed` is a whole number of keys, and never changes."""
 

@@ -1,6 +1,6 @@
 """Promotions: chunks of a lower tier that are read into the arena, for a request that leases or announces them.
 
-A lease covers the longest prefix that arena and tier have together (`pool/readers/acquire_task.py`). Chunks that only the tier
+A lease covers the longest prefix that arena and tier have together (`pool/readers/chain_holds.py`). Chunks that only the tier
 has get slots in the arena and are read into them. Every connection may lease them at once, and loads each extent after it has
 landed.
 

@@ -11,7 +11,7 @@ from typing import Any
 from kvpool.errors import KVPoolError, ProtocolError, Refused
 from kvpool.index.leases import TICKET_BYTES
 from kvpool.index.parts import Parts
-from kvpool.key_column import KEY_BYTES
+from kvpool.key_column import keys_in
 from kvpool.protocol import frames
 from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import messages as m
@@ -48,9 +48,7 @@ def _decode(handlers: Handlers, body: object) -> tuple[Any, Handler]:
 
 def _check_answers(records: Sequence[Any]) -> None:
     """Answers about keys that were sent are shorter than these; leaves name thousands of chunks in 32 bytes."""
-    leased = sum(
-        max(0, record.chunks - len(record.keys) // KEY_BYTES) for record in records if isinstance(record, m.Acquire)
-    )
+    leased = sum(max(0, record.chunks - keys_in(record.keys)) for record in records if isinstance(record, m.Acquire))
     if leased > bm.BATCH_LEAF_CHUNKS_MAX:
         raise ProtocolError(f"a batch asks for {leased} chunks by leaves, expected at most {bm.BATCH_LEAF_CHUNKS_MAX}")
     promised = sum(
