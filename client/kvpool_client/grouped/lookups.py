@@ -22,7 +22,7 @@ from kvpool.types import DRAM, PEER
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.session import Session
-from kvpool_client.connection.store_search import ELSEWHERE_MAX, StoreSearch
+from kvpool_client.connection.store_search import ELSEWHERE_MAX, StoreSearch, can_search
 from kvpool_client.grouped.lease_bound import chunks_held, chunks_named
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.results import Hit
@@ -85,7 +85,7 @@ class GroupFinder:
         """The hit with what the shared store has, where there is one. Not counted."""
         hit = self.find(session, keys, chunks_max)
         most = self._most(keys, chunks_max)
-        if hit.chunks >= most:
+        if hit.chunks >= most or not can_search(session):
             return hit
         columns = [KeyColumn(column)[:most] for column in keys.columns()]
         tiers, full = self._store.search(session, columns, hit.tiers, hit.full_chunks)
