@@ -67,6 +67,11 @@ def keys_of_each(counts: bytes, packed: bytes, *, namespaces: int, keys_max: int
     return found
 
 
+def pack_numbers(numbers: Sequence[int]) -> bytes:
+    """A column of u64."""
+    return np.array(numbers, "<u8").tobytes()
+
+
 def unpack_leases(column: bytes) -> list[int]:
     """The leases of a column of u64. Raises ProtocolError unless it is one, RENEWALS_MAX at most."""
     if len(column) % LEASE_BYTES or len(column) > LEASE_BYTES * m.RENEWALS_MAX:

@@ -127,7 +127,7 @@ class Client:
         if self._leases and chance < 0.25:
             lease, held = self._leases.pop(self.random.randrange(len(self._leases)))
             self._check(lease, held)
-            self.pool.leases.release(self.session, m.Release(lease))
+            self.pool.leases.release(self.session, lease)
         elif self._saves and chance < 0.55:
             self._publish(*self._saves.pop())
         elif chance < 0.65:

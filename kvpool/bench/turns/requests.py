@@ -66,7 +66,7 @@ class Requests:
             raise KVPoolError(
                 f"{leased.chunks} chunks of the longest chain were leased: the measured parts prove nothing"
             )
-        self._note("release", lambda: self.pool.leases.release(session, m.Release(leased.lease)))
+        self._note("drop_leases", lambda: self.pool.leases.release(session, leased.lease))
         some, count = keys[2][: m.RETAIN_KEYS_MAX].packed, m.RETAIN_KEYS_MAX
         self._serve("retain", hints.retain(session, m.Retain(some, bytes([KEPT_PRIORITY]) * count, bytes(4 * count))))
         self._serve("demote", hints.demote(session, m.Demote(last, CHAIN - count)))

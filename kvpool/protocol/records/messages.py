@@ -121,14 +121,6 @@ class Leased:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """End a lease. Answered by Done, also when it had ended before."""
-
-    KIND: ClassVar[int] = 12
-    lease: int
-
-
-@dataclass(frozen=True, slots=True)
 class Renew:
     """Renew leases that are in use. `leases` is a column of u64, RENEWALS_MAX at most. Answered by Done."""
 

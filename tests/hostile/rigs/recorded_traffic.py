@@ -14,6 +14,7 @@ from kvpool.protocol.records import operator as om
 from kvpool.protocol.records import peers as pm
 from tests.hostile.rigs.raw_clients import engine, keys_of
 from tests.rigs.daemon import SMALL, Daemon
+from tests.rigs.dropping import drop_leases
 from tests.rigs.payload import load_all, payload_of, store, tokens_of
 
 
@@ -39,8 +40,7 @@ SENT = (
     m.Hello(b"", 0, "", "", []),
     m.Acquire(b""),
     m.AcquireLeaves(b"", 0),
-    m.Release(0),
-    one_way.DropLease(0),
+    one_way.DropLeases(b""),
     one_way.DropReservation(0),
     m.Renew(b""),
     m.IssueTicket(0),
@@ -91,8 +91,8 @@ def _run_session(daemon: Daemon) -> None:
         made = raw.call(m.Reserve(b"", keys_of(0, 3)), m.Reserved)
         raw.call(m.End(made.reservation), m.Done)
         raw.call(m.Renew((3).to_bytes(8, "little")), m.Done)
-        raw.call(m.Release(raw.call(m.Acquire(keys_of(0, 3)), m.Leased).lease), m.Done)
-        raw.call(m.Release(raw.call(pm.AcquireFrom(keys_of(0, 3), "node"), m.Leased).lease), m.Done)
+        drop_leases(raw, raw.call(m.Acquire(keys_of(0, 3)), m.Leased).lease)
+        drop_leases(raw, raw.call(pm.AcquireFrom(keys_of(0, 3), "node"), m.Leased).lease)
         raw.call(m.ReportCorrupt(1, 0), m.Done)
     with daemon.admin() as admin:
         admin.info()

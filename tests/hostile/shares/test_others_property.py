@@ -12,6 +12,7 @@ from kvpool.errors import Refused
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import events as em
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import one_way
 from kvpool.types import SaveState
 from tests.hostile.rigs.raw_clients import (
     MODEL,
@@ -27,10 +28,11 @@ from tests.hostile.rigs.raw_clients import (
     write_and_commit,
 )
 from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.dropping import drop_leases
 
 ENGINE_REQUESTS = (
     m.Acquire(key_of(1)),
-    m.Release(1),
+    one_way.DropLeases(struct.pack("<Q", 1)),
     m.Renew(b""),
     m.IssueTicket(1),
     m.Claim(b"t" * 32),
@@ -127,7 +129,7 @@ def test_anothers_lease_can_be_neither_released_nor_ticketed(daemon: Daemon) -> 
         store(reader, keys_of(0, 3))
         lease = reader.call(m.Acquire(keys_of(0, 3)), m.Leased).lease
         assert hostile.call(m.IssueTicket(lease), m.Ticket).ticket == b""
-        hostile.call(m.Release(lease), m.Done)
+        drop_leases(hostile, lease)
         hostile.call(m.ReportCorrupt(lease, 0), m.Done)
         stats = daemon.stats()
         assert (stats["leases"], stats["pins"], stats["tickets"], stats["corrupt_reports"]) == (1, 3, 0, 0)
@@ -239,6 +241,8 @@ def test_impossible_columns_are_refused(daemon: Daemon) -> None:
         m.Commit(1, b"s" * 13, b""),
         m.Renew(b"l" * 7),
         m.Renew(b"l" * 8 * (m.RENEWALS_MAX + 1)),
+        one_way.DropLeases(b"l" * 7),
+        one_way.DropLeases(b"l" * 8 * (m.RENEWALS_MAX + 1)),
         m.Reserve(b"", key_of(1), b"\x64", b""),
         m.Reserve(b"", key_of(1), b"", bytes(4)),
         m.Reserve(b"", key_of(1), b"\x65", bytes(4)),

@@ -184,7 +184,7 @@ class JointPool:
                 at = offset + extent * LAYOUT.extent_bytes
                 found = self.arena[at : at + LAYOUT.extent_bytes]
                 assert np.array_equal(found, payload(key, extent)), f"extent {extent} of {key.hex()[:8]} in {path}"
-        self.pool.leases.release(session, m.Release(leased.lease))
+        self.pool.leases.release(session, leased.lease)
         return leased.chunks
 
     def counts(self) -> dict[str, int]:

@@ -174,7 +174,7 @@ def leases(setting: Setting) -> None:
     assert leased.chunks == CHAIN
     longer = keys + chain(2)[: 1000 * KEY_BYTES]
     assert setting.acquire(longer).chunks == CHAIN
-    setting.pool.leases.release(setting.session, m.Release(leased.lease))
+    setting.pool.leases.release(setting.session, leased.lease)
 
 
 def retention(setting: Setting) -> None:

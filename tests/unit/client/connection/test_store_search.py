@@ -248,7 +248,7 @@ def test_a_lease_that_the_daemon_cannot_give_is_sought_once_more(left: int) -> N
         words, tiers = bytes(8 * rows), bytes([Level.PEER] * rows)
         return m.Leased(1, left, words, words, tiers, words) if is_given else NO_LEASE
 
-    rig.session.call, rig.session.is_alive, rig.session.drop_lease = call, True, lambda _: None
+    rig.session.call, rig.session.is_alive, rig.session.drop_leases = call, True, lambda _: None
     fetcher = GroupLeaseFetcher(
         Namespace("m", rig.layout, "/s"),
         rig.link,
