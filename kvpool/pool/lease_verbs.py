@@ -39,7 +39,7 @@ class LeaseVerbs:
     @verb(one_way.DropLeases, roles=ENGINE)
     def drop_leases(self, session: EngineSession, request: one_way.DropLeases) -> None:
         """End the leases of a column."""
-        self._readers.release_each(session, columns.unpack_leases(request.leases), self._clock.now_ns())
+        self._readers.release_each(session, columns.unpack_numbers(request.leases, "leases"), self._clock.now_ns())
 
     def release(self, session: EngineSession, lease: int) -> None:
         """End a lease; nothing where it had ended before."""
@@ -48,7 +48,7 @@ class LeaseVerbs:
     @verb(m.Renew, roles=ENGINE)
     def renew(self, session: EngineSession, request: m.Renew) -> m.Done:
         """Count leases as used now."""
-        self._readers.renew(session, columns.unpack_leases(request.leases), self._clock.now_ns())
+        self._readers.renew(session, columns.unpack_numbers(request.leases, "leases"), self._clock.now_ns())
         return m.Done()
 
     @verb(m.IssueTicket, roles=ENGINE)

@@ -153,7 +153,7 @@ class Client:
 
     def _publish(self, made: m.Reserved, keys: list[bytes]) -> None:
         if self.random.random() < 0.15:
-            return self._serve(self.pool.chains.end_reservation(self.session, m.End(made.reservation)))
+            return self._serve(self.pool.chains.end_reservation(self.session, made.reservation))
         sums = []
         for number, state in enumerate(made.states):
             if state == SaveState.RESERVED:

@@ -1,4 +1,4 @@
-"""Ends of leases over a raw connection, which is answered nothing: a later answer proves them."""
+"""Ends of leases and reservations over a raw connection. They are not answered: a later answer proves them."""
 
 from kvpool.protocol import columns
 from kvpool.protocol.blocking import BlockingConnection
@@ -8,5 +8,14 @@ from kvpool.protocol.records import one_way
 
 def drop_leases(connection: BlockingConnection, *leases: int) -> None:
     """End leases. They have ended when it returns: a connection's requests are served in order."""
-    assert connection.notify(m.encode(one_way.DropLeases(columns.pack_numbers(leases)), 0))
+    _drop(connection, one_way.DropLeases(columns.pack_numbers(leases)))
+
+
+def drop_reservations(connection: BlockingConnection, *reservations: int) -> None:
+    """End reservations, as `drop_leases`."""
+    _drop(connection, one_way.DropReservations(columns.pack_numbers(reservations)))
+
+
+def _drop(connection: BlockingConnection, record: object) -> None:
+    assert connection.notify(m.encode(record, 0))
     connection.call(m.Renew(b""), m.Done)

@@ -219,7 +219,7 @@ class Session:
 
     def drop_reservation(self, reservation: int) -> None:
         """Have the daemon end a reservation, to which this client writes nothing any more; as `drop_leases`."""
-        self.notify(one_way.DropReservation(reservation))
+        self.notify(one_way.DropReservations(columns.pack_numbers([reservation])))
 
     def send_waiting(self) -> bool:
         """Send the outbox, unless a round trip is under way, whose end sends it. Whether the outbox is empty now."""

@@ -73,7 +73,7 @@ class Requests:
         self._serve("announce", hints.announce(session, m.Announce(last)))
         made = self._serve("reserve, another goes for each", chains.reserve(session, m.Reserve(b"", keys[0].packed)))
         await self._settle()
-        self._serve("end", chains.end_reservation(session, m.End(made.reservation)))
+        self._serve("drop_reservations", chains.end_reservation(session, made.reservation))
 
     async def _settle(self) -> None:
         """Run until the journal has recorded all changes."""

@@ -41,7 +41,6 @@ BATCHED = frozenset(
         m.AcquireLeaves,
         m.Reserve,
         m.Commit,
-        m.End,
         gm.ReserveGroup,
         gm.CommitGroup,
         gm.ReserveShare,

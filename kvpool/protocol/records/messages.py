@@ -206,14 +206,6 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """End a reservation: what was not committed is given up, and its writer no longer writes. Answered by Done."""
-
-    KIND: ClassVar[int] = 24
-    reservation: int
-
-
-@dataclass(frozen=True, slots=True)
 class ReportCorrupt:
     """A leased chunk's checksum did not match. The daemon checks the chunk itself and drops a bad one before Done."""
 

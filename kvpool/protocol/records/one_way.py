@@ -11,11 +11,12 @@ from kvpool.protocol.records import messages as m
 
 
 @dataclass(frozen=True, slots=True)
-class DropReservation:
-    """End a reservation, as End does."""
+class DropReservations:
+    """End reservations, a column of u64, RENEWALS_MAX at most: what was not committed is given up, and their writer no longer
+    writes. Later requests of the connection find nothing of them in use."""
 
     KIND: ClassVar[int] = 19
-    reservation: int
+    reservations: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,4 +55,4 @@ class NameTokens:
 
 # Chunks of one NameTokens on each rank.
 NAMED_MAX = 128
-UNANSWERED = frozenset(record.KIND for record in (m.Usage, DropLeases, DropReservation, LandSaved, NameTokens))
+UNANSWERED = frozenset(record.KIND for record in (m.Usage, DropLeases, DropReservations, LandSaved, NameTokens))

@@ -168,7 +168,7 @@ def test_slots_of_a_refused_connection_stay_reserved_until_it_has_closed(daemon:
         assert next_answer(raw)[0] == m.Reserved.KIND
         raw.sendall(LENGTH.pack(2) + b"\xc1\xc1")
         assert answers_until_eof(raw)[0][2][0] == "protocol"
-        raw.sendall(m.encode(m.End(1), 2))
+        raw.sendall(m.encode(one_way.DropReservations(struct.pack("<Q", 1)), 0))
         assert set(reserve(good, keys_of(0, 1)).states) == {SaveState.PENDING}
         assert daemon.stats()["reservations"] == 1
     wait_until(lambda: daemon.stats()["reservations"] == 0, "its end frees them")

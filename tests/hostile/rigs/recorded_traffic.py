@@ -14,7 +14,7 @@ from kvpool.protocol.records import operator as om
 from kvpool.protocol.records import peers as pm
 from tests.hostile.rigs.raw_clients import engine, keys_of
 from tests.rigs.daemon import SMALL, Daemon
-from tests.rigs.dropping import drop_leases
+from tests.rigs.dropping import drop_leases, drop_reservations
 from tests.rigs.payload import load_all, payload_of, store, tokens_of
 
 
@@ -41,7 +41,7 @@ SENT = (
     m.Acquire(b""),
     m.AcquireLeaves(b"", 0),
     one_way.DropLeases(b""),
-    one_way.DropReservation(0),
+    one_way.DropReservations(b""),
     m.Renew(b""),
     m.IssueTicket(0),
     m.Claim(b""),
@@ -50,7 +50,6 @@ SENT = (
     m.Announce(b""),
     m.Demote(b"", 0),
     m.Commit(0, b"", b""),
-    m.End(0),
     m.ReportCorrupt(0, 0),
     m.AskInfo(),
     m.AskStats(),
@@ -89,7 +88,7 @@ def _run_session(daemon: Daemon) -> None:
         assert sum(len(part.chunks) for part in pool.snapshot()) == 7
     with engine(daemon) as raw:
         made = raw.call(m.Reserve(b"", keys_of(0, 3)), m.Reserved)
-        raw.call(m.End(made.reservation), m.Done)
+        drop_reservations(raw, made.reservation)
         raw.call(m.Renew((3).to_bytes(8, "little")), m.Done)
         drop_leases(raw, raw.call(m.Acquire(keys_of(0, 3)), m.Leased).lease)
         drop_leases(raw, raw.call(pm.AcquireFrom(keys_of(0, 3), "node"), m.Leased).lease)

@@ -166,7 +166,7 @@ class JointPool:
 
     def end(self, save: PartSave) -> None:
         """The writer gives up what it has not committed, and writes no longer."""
-        served(self.pool.chains.end_reservation(save.session, m.End(save.answer.reservation)))
+        served(self.pool.chains.end_reservation(save.session, save.answer.reservation))
 
     def pass_time(self, ns: int) -> None:
         """Let time pass, and what is due expire."""

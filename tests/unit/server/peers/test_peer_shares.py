@@ -277,4 +277,4 @@ async def test_followers_of_slow_saves_leave_a_thread_to_pulls_of_what_is_there(
         assert made.offered[4:] == [CHAIN, 4]
         for number in (1, 7, 8):
             made.offers.release(puller(number, f"peer {number}"), 1)
-        await made.pool.serve(chains.end_reservation(session, m.End(reserved.reservation)))
+        await made.pool.serve(chains.end_reservation(session, reserved.reservation))
