@@ -169,7 +169,7 @@ class LeaseHold:
         if self.settle() and self.session is not None and self.session.is_alive:
             with contextlib.suppress(KVPoolError):  # the session has ended, and the lease with it
                 failpoint.reach("client.release.before", failpoint.unreachable)
-                self.session.drop_lease(self.id)
+                self.session.drop_leases([self.id])
 
     def settle(self) -> bool:
         """Wait for running loads and begin no new ones. True, once: the caller has the daemon end the lease."""

@@ -14,7 +14,6 @@ from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol.records import messages as m
 from kvpool.types import TokenRange
 from kvpool_client.arguments import check_hit, check_keys, check_lease
-from kvpool_client.connection.batching import drop_leases
 from kvpool_client.connection.finder import Finder
 from kvpool_client.connection.lease_fetcher import LeaseFetcher
 from kvpool_client.copying.cache import Cache
@@ -159,7 +158,7 @@ class SeparateChunks:
             if session.is_alive:
                 with contextlib.suppress(KVPoolError):  # the session has ended, and the leases with it
                     failpoint.reach("client.release.before", failpoint.unreachable)
-                    drop_leases(session, [lease.id for lease in ended if lease.session is session])
+                    session.drop_leases([lease.id for lease in ended if lease.session is session])
 
     def save(
         self,

@@ -257,13 +257,18 @@ class Chains:
                 self.pulled_names.add_run(namespace.id, column, tokens)
         return m.Done()
 
-    @verb(m.End, one_way.DropReservation, roles=ENGINE)
-    def end_reservation(self, session: EngineSession, request: m.End | one_way.DropReservation) -> Parts[m.Done]:
+    @verb(one_way.DropReservations, roles=ENGINE)
+    def drop_reservations(self, session: EngineSession, request: one_way.DropReservations) -> Parts[None]:
+        """End reservations, one in each part."""
+        for reservation in columns.unpack_numbers(request.reservations, "reservations"):
+            yield from self.end_reservation(session, reservation)
+            yield None
+
+    def end_reservation(self, session: EngineSession, reservation: int) -> Parts[None]:
         """Give up what was not committed; the writer has acknowledged that it no longer writes."""
-        late = self.writers.end(session, request.reservation, self.clock.now_ns())
+        late = self.writers.end(session, reservation, self.clock.now_ns())
         self.usage.count_declined(SaveState.EXPIRED, late)
-        yield from self._end(request.reservation)
-        return m.Done()
+        yield from self._end(reservation)
 
     def _end(self, reservation: int) -> Parts[None]:
         """Wait until nothing of an ended reservation is in use."""

@@ -57,17 +57,6 @@ class DeviceCopies:
     def find_copies(self, session: EngineSession, request: dm.FindCopies) -> dm.Copies:
         """Where the copies of a lease's chunks are now. Nothing where the lease has ended, or the engine has opened no
         device."""
-        session.check_plain()
-        return self._copies_of(session, request)
-
-    @verb(dm.FindGroupCopies, roles=ENGINE)
-    def find_group_copies(self, session: EngineSession, request: dm.FindGroupCopies) -> dm.Copies:
-        """The same of a lease over the groups of a layout."""
-        if not session.groups:
-            raise ProtocolError("copies of groups, which this connection's layout has not")
-        return self._copies_of(session, request)
-
-    def _copies_of(self, session: EngineSession, request: dm.FindCopies | dm.FindGroupCopies) -> dm.Copies:
         if request.first < 0:
             raise ProtocolError(f"first is {request.first}, expected 0 or more")
         holds = self._holds_of(session, self._readers.find(session, request.lease))

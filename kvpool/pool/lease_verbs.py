@@ -35,22 +35,19 @@ class LeaseVerbs:
         self._dram_check = dram_check
         self._clock = clock
 
-    @verb(m.Release, one_way.DropLease, roles=ENGINE)
-    def release(self, session: EngineSession, request: m.Release | one_way.DropLease) -> m.Done:
-        """End a lease."""
-        self._readers.release(session, request.lease, self._clock.now_ns())
-        return m.Done()
-
     @verb(one_way.DropLeases, roles=ENGINE)
-    def release_each(self, session: EngineSession, request: one_way.DropLeases) -> m.Done:
+    def drop_leases(self, session: EngineSession, request: one_way.DropLeases) -> None:
         """End the leases of a column."""
-        self._readers.release_each(session, columns.unpack_leases(request.leases), self._clock.now_ns())
-        return m.Done()
+        self._readers.release_each(session, columns.unpack_numbers(request.leases, "leases"), self._clock.now_ns())
+
+    def release(self, session: EngineSession, lease: int) -> None:
+        """End a lease; nothing where it had ended before."""
+        self._readers.release(session, lease, self._clock.now_ns())
 
     @verb(m.Renew, roles=ENGINE)
     def renew(self, session: EngineSession, request: m.Renew) -> m.Done:
         """Count leases as used now."""
-        self._readers.renew(session, columns.unpack_leases(request.leases), self._clock.now_ns())
+        self._readers.renew(session, columns.unpack_numbers(request.leases, "leases"), self._clock.now_ns())
         return m.Done()
 
     @verb(m.IssueTicket, roles=ENGINE)

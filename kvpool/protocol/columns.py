@@ -13,7 +13,7 @@ from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.types import DURATION_BYTES, KEEP_PRIORITY, PRIORITY_MAX
 
-LEASE_BYTES = 8
+NUMBER_BYTES = 8
 COUNT_BYTES = 4
 _KEEP = bytes([KEEP_PRIORITY])
 
@@ -58,12 +58,17 @@ def keys_of_each(counts: bytes, packed: bytes, *, namespaces: int, keys_max: int
     return found
 
 
-def unpack_leases(column: bytes) -> list[int]:
-    """The leases of a column of u64. Raises ProtocolError unless it is one, RENEWALS_MAX at most."""
-    if len(column) % LEASE_BYTES or len(column) > LEASE_BYTES * m.RENEWALS_MAX:
-        raise ProtocolError(f"leases column has {len(column)} bytes, expected 8 each for at most {m.RENEWALS_MAX}")
-    leases: list[int] = np.frombuffer(column, dtype="<u8").tolist()
-    return leases
+def pack_numbers(numbers: Sequence[int]) -> bytes:
+    """A column of u64."""
+    return np.array(numbers, "<u8").tobytes()
+
+
+def unpack_numbers(column: bytes, name: str) -> list[int]:
+    """The numbers of a column of u64, which errors call `name`. Raises ProtocolError unless it is one, RENEWALS_MAX at most."""
+    if len(column) % NUMBER_BYTES or len(column) > NUMBER_BYTES * m.RENEWALS_MAX:
+        raise ProtocolError(f"{name} column has {len(column)} bytes, expected 8 each for at most {m.RENEWALS_MAX}")
+    numbers: list[int] = np.frombuffer(column, dtype="<u8").tolist()
+    return numbers
 
 
 def check_reserve(request: m.Reserve | gm.ReserveShare | gm.ReserveGroupShare) -> KeyColumn:

@@ -1,7 +1,7 @@
 """Verbs: requests that a connection may send, each declared once, at the method that answers it.
 
-    @verb(m.Release, roles=ENGINE)
-    def release(self, session: EngineSession, request: m.Release) -> m.Done: ...
+    @verb(m.Renew, roles=ENGINE)
+    def renew(self, session: EngineSession, request: m.Renew) -> m.Done: ...
 
 Everything else derives from these declarations: the dispatch of requests (`handlers_of`), who may send them, the labels of
 their metrics and, checked by tests, the list in docs/protocol.md. Pure; any thread.

@@ -302,7 +302,7 @@ def test_chunks_under_a_lease_are_demoted_with_the_others() -> None:
         assert leased.chunks == len(CHAIN)
         report = await pool.pool.demote_all(MOVED_S)
         assert (report["chunks"], report["left"], report["durable"]) == (len(CHAIN), 0, True)
-        pool.pool.leases.release(pool.session, m.Release(leased.lease))
+        pool.pool.leases.release(pool.session, leased.lease)
         await pool.stop()
 
     asyncio.run(run())
@@ -329,7 +329,7 @@ def test_a_leased_chain_that_found_no_room_is_demoted_after_the_others(monkeypat
         assert len(writes) > 2
         assert (report["left"], report["durable"]) == (0, True)
         for lease in leases:
-            pool.pool.leases.release(pool.session, m.Release(lease))
+            pool.pool.leases.release(pool.session, lease)
         await pool.stop()
 
     asyncio.run(run())

@@ -127,7 +127,7 @@ class Client:
         if self._leases and chance < 0.25:
             lease, held = self._leases.pop(self.random.randrange(len(self._leases)))
             self._check(lease, held)
-            self.pool.leases.release(self.session, m.Release(lease))
+            self.pool.leases.release(self.session, lease)
         elif self._saves and chance < 0.55:
             self._publish(*self._saves.pop())
         elif chance < 0.65:
@@ -153,7 +153,7 @@ class Client:
 
     def _publish(self, made: m.Reserved, keys: list[bytes]) -> None:
         if self.random.random() < 0.15:
-            return self._serve(self.pool.chains.end_reservation(self.session, m.End(made.reservation)))
+            return self._serve(self.pool.chains.end_reservation(self.session, made.reservation))
         sums = []
         for number, state in enumerate(made.states):
             if state == SaveState.RESERVED:

@@ -54,9 +54,9 @@ async def measure(ranks: int, chunks: int) -> dict[str, float]:
     await here.pool.until_moved(lambda: here.pool.pool._tiering.holds == 0)
     landed_s = time.perf_counter() - begun
     stats = here.pool.pool.measure({}).remote["peer"]
-    here.pool.pool.leases.release(session, m.Release(leased.lease))
+    here.pool.pool.leases.release(session, leased.lease)
     again, floor_s, _ = await lease(here, session, packed)
-    here.pool.pool.leases.release(session, m.Release(again.lease))
+    here.pool.pool.leases.release(session, again.lease)
     here.pool.pool.drop_connection(session.connection)
     for rank in range(ranks):
         there.pool.pool.drop_connection(ConnectionId(20 + rank))

@@ -6,13 +6,10 @@ Any thread.
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-import numpy as np
-
 from kvpool.errors import ProtocolError
 from kvpool.protocol import frames
 from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import messages as m
-from kvpool.protocol.records import one_way
 from kvpool_client.connection.session import Session
 
 Answer = TypeVar("Answer")
@@ -28,13 +25,6 @@ def call_each(session: Session, requests: Sequence[object], answer: type[Answer]
             raise ProtocolError(f"a batch of {len(bodies)} requests has {len(batched)} answers")
         answers += [_read(body, answer) for body in batched]
     return answers
-
-
-def drop_leases(session: Session, leases: Sequence[int]) -> None:
-    """Have the daemon end leases. Does not wait."""
-    for first in range(0, len(leases), m.RENEWALS_MAX):
-        column = np.array(leases[first : first + m.RENEWALS_MAX], dtype="<u8").tobytes()
-        session.notify(one_way.DropLeases(column))
 
 
 def _batches(bodies: Sequence[bytes]) -> Iterator[list[bytes]]:

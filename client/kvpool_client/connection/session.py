@@ -17,7 +17,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -27,7 +27,7 @@ from kvpool.clock import Deadline
 from kvpool.errors import DaemonUnreachable, KVPoolError, ProtocolError, Refused
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
-from kvpool.protocol import versions
+from kvpool.protocol import columns, versions
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import device as dm
 from kvpool.protocol.records import messages as m
@@ -212,13 +212,14 @@ class Session:
         """Wait at most so long until `exchange` finds something, or takes more where it has more to send."""
         self._connection.wait_for_exchange(wait_s, has_more=has_more)
 
-    def drop_lease(self, lease: int) -> None:
-        """Have the daemon end a lease. Does not wait."""
-        self.notify(one_way.DropLease(lease))
+    def drop_leases(self, leases: Sequence[int]) -> None:
+        """Have the daemon end leases. Does not wait."""
+        for first in range(0, len(leases), m.RENEWALS_MAX):
+            self.notify(one_way.DropLeases(columns.pack_numbers(leases[first : first + m.RENEWALS_MAX])))
 
     def drop_reservation(self, reservation: int) -> None:
-        """Have the daemon end a reservation, to which this client writes nothing any more; as `drop_lease`."""
-        self.notify(one_way.DropReservation(reservation))
+        """Have the daemon end a reservation, to which this client writes nothing any more; as `drop_leases`."""
+        self.notify(one_way.DropReservations(columns.pack_numbers([reservation])))
 
     def send_waiting(self) -> bool:
         """Send the outbox, unless a round trip is under way, whose end sends it. Whether the outbox is empty now."""

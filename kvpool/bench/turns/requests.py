@@ -66,14 +66,14 @@ class Requests:
             raise KVPoolError(
                 f"{leased.chunks} chunks of the longest chain were leased: the measured parts prove nothing"
             )
-        self._note("release", lambda: self.pool.leases.release(session, m.Release(leased.lease)))
+        self._note("drop_leases", lambda: self.pool.leases.release(session, leased.lease))
         some, count = keys[2][: m.RETAIN_KEYS_MAX].packed, m.RETAIN_KEYS_MAX
         self._serve("retain", hints.retain(session, m.Retain(some, bytes([KEPT_PRIORITY]) * count, bytes(4 * count))))
         self._serve("demote", hints.demote(session, m.Demote(last, CHAIN - count)))
         self._serve("announce", hints.announce(session, m.Announce(last)))
         made = self._serve("reserve, another goes for each", chains.reserve(session, m.Reserve(b"", keys[0].packed)))
         await self._settle()
-        self._serve("end", chains.end_reservation(session, m.End(made.reservation)))
+        self._serve("drop_reservations", chains.end_reservation(session, made.reservation))
 
     async def _settle(self) -> None:
         """Run until the journal has recorded all changes."""

@@ -1,7 +1,5 @@
 """Seeking: engines' questions for chunks of the shared store, which no table in shared memory has. Control thread only."""
 
-import asyncio
-
 from kvpool.index.sessions import EngineSession
 from kvpool.protocol import columns
 from kvpool.protocol.records import seeking as sk
@@ -21,22 +19,10 @@ class Seeking:
 
     @verb(sk.Seek, roles=ENGINE)
     async def seek(self, session: EngineSession, request: sk.Seek) -> sk.Sought:
-        """How many leading ones of these chunks the store has, on every rank."""
-        session.check_plain()
-        ranks = len(session.namespaces)
-        keys = columns.keys_of(request.keys, ranks=ranks, keys_max=sk.SEEK_KEYS_MAX)
-        if self._store is None or session.is_peer or not request.timeout_s > 0:
-            return sk.Sought(0, self._remember_s)
-        columns_of_ranks = zip(session.namespaces.values(), keys.by_rank(ranks), strict=True)
-        found = await asyncio.gather(*(self._store.ask(*one, request.timeout_s) for one in columns_of_ranks))
-        return sk.Sought(min(found), self._remember_s)
-
-    @verb(sk.SeekEach, roles=ENGINE)
-    async def seek_each(self, session: EngineSession, request: sk.SeekEach) -> sk.SoughtEach:
         """Which of these chunks the store has, of every group and rank."""
         namespaces = session.namespaces.values()
         keys = columns.keys_of_each(request.counts, request.keys, namespaces=len(namespaces), keys_max=sk.SEEK_KEYS_MAX)
         if self._store is None or session.is_peer or not request.timeout_s > 0:
-            return sk.SoughtEach(bytes(sum(len(column) for column in keys)), self._remember_s)
-        there = await self._store.ask_each(list(zip(namespaces, keys, strict=True)), request.timeout_s)
-        return sk.SoughtEach(there, self._remember_s)
+            return sk.Sought(bytes(sum(len(column) for column in keys)), self._remember_s)
+        there = await self._store.ask(list(zip(namespaces, keys, strict=True)), request.timeout_s)
+        return sk.Sought(there, self._remember_s)

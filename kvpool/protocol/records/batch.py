@@ -40,7 +40,6 @@ BATCHED = frozenset(
         m.Acquire,
         m.Reserve,
         m.Commit,
-        m.End,
         gm.ReserveGroup,
         gm.CommitGroup,
         gm.ReserveShare,

@@ -32,8 +32,8 @@ class DeviceArena:
 
 @dataclass(frozen=True, slots=True)
 class FindCopies:
-    """Ask which chunks of a lease, from number `first` on, have copies. Answered by Copies. For a session that has opened the
-    device."""
+    """Ask which chunks of a lease have copies. `first` counts the rows of Leased. Answered by Copies. For a session that has
+    opened the device."""
 
     KIND: ClassVar[int] = 82
     lease: int
@@ -41,18 +41,9 @@ class FindCopies:
 
 
 @dataclass(frozen=True, slots=True)
-class FindGroupCopies:
-    """As FindCopies, of a lease over groups: `first` counts its rows, those of one group after the other as in Leased."""
-
-    KIND: ClassVar[int] = 89
-    lease: int
-    first: int
-
-
-@dataclass(frozen=True, slots=True)
 class Copies:
-    """The copies of the chunks from `first` on, a row each up to the last one that has a copy, COPIES_MAX at most: columns of
-    u64 offsets in the device tier's memory, u64 slots (as in Leased), and u64 generations of these slots (0: no copy)."""
+    """The copies of the chunks from row `first` on, a row each up to the last one that has a copy, COPIES_MAX at most: columns
+    of u64 offsets in the device tier's memory, u64 slots (as in Leased), and u64 generations of these slots (0: no copy)."""
 
     KIND: ClassVar[int] = 83
     offsets: bytes

@@ -119,14 +119,6 @@ class Leased:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """End a lease. Answered by Done, also when it had ended before."""
-
-    KIND: ClassVar[int] = 12
-    lease: int
-
-
-@dataclass(frozen=True, slots=True)
 class Renew:
     """Renew leases that are in use. `leases` is a column of u64, RENEWALS_MAX at most. Answered by Done."""
 
@@ -209,14 +201,6 @@ class Committed:
 
     KIND: ClassVar[int] = 23
     states: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """End a reservation: what was not committed is given up, and its writer no longer writes. Answered by Done."""
-
-    KIND: ClassVar[int] = 24
-    reservation: int
 
 
 @dataclass(frozen=True, slots=True)

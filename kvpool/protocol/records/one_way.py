@@ -11,24 +11,17 @@ from kvpool.protocol.records import messages as m
 
 
 @dataclass(frozen=True, slots=True)
-class DropLease:
-    """End a lease, as Release does."""
-
-    KIND: ClassVar[int] = 18
-    lease: int
-
-
-@dataclass(frozen=True, slots=True)
-class DropReservation:
-    """End a reservation, as End does."""
+class DropReservations:
+    """End reservations, a column of u64, RENEWALS_MAX at most: what was not committed is given up, and their writer no longer
+    writes. Later requests of the connection find nothing of them in use."""
 
     KIND: ClassVar[int] = 19
-    reservation: int
+    reservations: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class DropLeases:
-    """End leases, a column of u64, RENEWALS_MAX at most."""
+    """End leases, a column of u64, RENEWALS_MAX at most; those that have ended before are passed over."""
 
     KIND: ClassVar[int] = 62
     leases: bytes
@@ -62,6 +55,4 @@ class NameTokens:
 
 # Chunks of one NameTokens on each rank.
 NAMED_MAX = 128
-UNANSWERED = frozenset(
-    record.KIND for record in (m.Usage, DropLease, DropLeases, DropReservation, LandSaved, NameTokens)
-)
+UNANSWERED = frozenset(record.KIND for record in (m.Usage, DropLeases, DropReservations, LandSaved, NameTokens))

@@ -30,8 +30,10 @@ import kvpool_native
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.errors import KVPoolError, Refused
 from kvpool.layout import Layout
+from kvpool.protocol import columns
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import one_way
 from kvpool.protocol.records import staging as sm
 from kvpool.types import KEY_BYTES, PROBE_MODEL, SaveState
 
@@ -179,10 +181,11 @@ class Probe:
         before, lease = self._kept, self._lease
         self._kept, self._lease = chunk, 0
         if lease:
-            session.connection.call(m.Release(lease), m.Done)
-        if before is not None and before.key != chunk.key:
-            self._discard(before.key)
+            drop = m.encode(one_way.DropLeases(columns.pack_numbers([lease])), 0)
+            _require(session.connection.notify(drop), "the socket takes no request")
         leased = session.connection.call(m.Acquire(chunk.key), m.Leased)
+        if before is not None and before.key != chunk.key:
+            self._discard(before.key)  # its lease has ended: requests are served in order
         if not leased.lease:
             self._kept = None
             return False

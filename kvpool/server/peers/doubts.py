@@ -62,7 +62,7 @@ class Doubts:
             if leased.lease:
                 self.compared += 1
                 await self._pool.leases.check_reported(session, m.ReportCorrupt(leased.lease, 0))
-                self._pool.leases.release(session, m.Release(leased.lease))
+                self._pool.leases.release(session, leased.lease)
         except KVPoolError as error:
             if (end := self._failures.take()) is not None:
                 name = connection.name

@@ -485,6 +485,6 @@ class Offers:
         if not lease:
             return
         try:
-            self._pool.leases.release(session, m.Release(lease))
+            self._pool.leases.release(session, lease)
         except KVPoolError as error:
             log.warning("a lease for another node was not released, and ends with its session: %s", error)

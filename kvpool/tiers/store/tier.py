@@ -1,7 +1,7 @@
 """Store tier: a Mooncake Store that many nodes share, below all tiers of this node.
 
-It is a remote tier that can be asked and written to. Which chunks the store has is not known here: `ask` asks for a chain,
-within a deadline, and what was answered is remembered briefly; `find` and `read` go by that. `publish` puts chunks there.
+It is a remote tier that can be asked and written to. Which chunks the store has is not known here: `ask` asks for them, within
+a deadline, and what was answered is remembered briefly; `find` and `read` go by that. `publish` puts chunks there.
 The library runs in a process of its own (`process`), objects pass through memory shared with it (`transfers`), and no byte is
 believed (`objects`). Everything that fails is a miss, or a chunk that is not published.
 
@@ -49,8 +49,7 @@ NAME = "store"
 THERE_S = 5.0
 # How long an object with other bytes than the chunk's counts as absent: the store keeps the first value of a name.
 WRONG_S = 60.0
-# Chunks of one question, and questions without an answer.
-ASKED_CHUNKS_MAX = 4096
+# Questions without an answer.
 QUESTIONS_MAX = 64
 # Transfers under way: those that wait for room have their deadlines too.
 FETCHES_MAX = 64
@@ -162,18 +161,9 @@ class StoreTier:
         """Whether `publish` would start something."""
         return self.is_usable and self._publishing_chunks < PUBLISHED_CHUNKS_MAX
 
-    async def ask(self, namespace: Namespace, keys: KeyColumn, timeout_s: float) -> int:
-        """How many leading chunks the store has, as far as is known after this time and `answer_timeout` at most."""
-        now_ns = self._clock.now_ns()
-        known = self._presence.leading(keys, now_ns)
-        if known == len(keys) or self._presence.of(keys[known], now_ns) is False:
-            return known
-        await self._learn([(namespace, keys[known : known + ASKED_CHUNKS_MAX])], timeout_s)
-        return self._presence.leading(keys, self._clock.now_ns())
-
-    async def ask_each(self, columns: Sequence[tuple[Namespace, KeyColumn]], timeout_s: float) -> bytes:
-        """For each of these chunks 1 where the store has it and it can be read now, else 0; ASKED_CHUNKS_MAX at most, in one
-        question. As `ask` otherwise."""
+    async def ask(self, columns: Sequence[tuple[Namespace, KeyColumn]], timeout_s: float) -> bytes:
+        """For each of these chunks 1 where the store has it and it can be read now, else 0, as far as is known after this time
+        and `answer_timeout` at most. One question at most; of a chain not for what follows a chunk that it is known to lack."""
         can_read = [self._transfers.fits(self._form_of(namespace)) for namespace, _ in columns]
         await self._learn([column for column, may in zip(columns, can_read, strict=True) if may], timeout_s)
         now_ns, is_usable = self._clock.now_ns(), self.is_usable
@@ -289,7 +279,12 @@ class StoreTier:
         names: list[str] = []
         for namespace, keys in columns:
             form, first = self._form_of(namespace), len(unknown)
-            unknown += [key for key in keys if self._presence.of(key, now_ns) is None]
+            for key in keys:
+                is_there = self._presence.of(key, now_ns)
+                if is_there is None:
+                    unknown.append(key)
+                elif not is_there and namespace.layout.is_chained:
+                    break
             names += [form.name_of(key) for key in unknown[first:]]
         may_ask = unknown and self.is_usable and self._questions < QUESTIONS_MAX
         permit = self._breaker.ask() if may_ask else None

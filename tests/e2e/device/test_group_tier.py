@@ -1,13 +1,11 @@
 """Loads of a hybrid model onto a device out of the daemon's device tier: windows are copied there as full chunks are."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import kvpool_client as kv
-from kvpool.errors import Refused
 from kvpool.protocol.records import device as dm
 from kvpool_client.copying.cache import Cache
 from tests.e2e.shares import test_group_sizes as group_sizes
@@ -109,24 +107,6 @@ def test_what_a_hit_needs_is_loaded_from_copies_alone(daemon: DeviceDaemon, size
     assert daemon.problems() == []
 
 
-def test_an_engine_of_an_earlier_protocol_loads_from_dram(daemon: DeviceDaemon) -> None:
-    """It would count a group's rows as those of the whole lease: the daemon refuses that request, and it sends none."""
-    engine = GroupEngine(daemon, group_sizes.shares_of(1)[0])
-    keys = _copied(daemon, engine, 2)
-    session = engine.pool._link.session
-    assert session is not None
-    lease = engine.lease(keys)
-    with lease:
-        with pytest.raises(Refused, match="group"):
-            session.call(dm.FindCopies(lease.hold.id, 0), dm.Copies)
-        session.welcome = replace(session.welcome, protocol=10)
-        engine.assert_loads(keys, lease)
-        _corrupt(lease)
-        assert engine.load(lease).reason == "checksum"
-        _corrupt(lease)
-    engine.pool.close()
-
-
 def test_copies_are_asked_for_by_row_of_the_lease(daemon: DeviceDaemon) -> None:
     engine = GroupEngine(daemon, group_sizes.shares_of(1)[0])
     keys = _copied(daemon, engine, 3)
@@ -134,11 +114,11 @@ def test_copies_are_asked_for_by_row_of_the_lease(daemon: DeviceDaemon) -> None:
     assert session is not None
     lease = engine.lease(keys)
     with lease:
-        whole = session.call(dm.FindGroupCopies(lease.hold.id, 0), dm.Copies)
+        whole = session.call(dm.FindCopies(lease.hold.id, 0), dm.Copies)
         for first in (0, 1, CHUNKS - 1, CHUNKS, CHUNKS + 1, CHUNKS + WINDOWS):
-            found = session.call(dm.FindGroupCopies(lease.hold.id, first), dm.Copies)
+            found = session.call(dm.FindCopies(lease.hold.id, first), dm.Copies)
             assert len(found.generations) == 8 * (CHUNKS + WINDOWS - first)
             assert found.offsets == whole.offsets[8 * first :]
-        assert session.call(dm.FindGroupCopies(lease.hold.id + 1, 0), dm.Copies).offsets == b""
-        assert session.call(dm.FindGroupCopies(lease.hold.id, 1 << 62), dm.Copies).offsets == b""
+        assert session.call(dm.FindCopies(lease.hold.id + 1, 0), dm.Copies).offsets == b""
+        assert session.call(dm.FindCopies(lease.hold.id, 1 << 62), dm.Copies).offsets == b""
     engine.pool.close()

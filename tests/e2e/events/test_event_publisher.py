@@ -20,6 +20,7 @@ from tests.hostile.rigs.daemon_watch import private_bytes
 from tests.hostile.rigs.raw_clients import engine, keys_of
 from tests.hostile.rigs.raw_clients import store as store_raw
 from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.dropping import drop_leases
 from tests.rigs.events.publishing import connected, expected, known, local_events, router_of
 from tests.rigs.events.router import Router, decode
 from tests.rigs.payload import load_all, store, tokens_of
@@ -257,7 +258,7 @@ def _p99_us(daemon: Daemon, seconds: float) -> float:
         while (begun := time.perf_counter()) < end:
             lease = connection.call(m.Acquire(keys_of(100, 16)), m.Leased).lease
             times.append(time.perf_counter() - begun)
-            connection.call(m.Release(lease), m.Done)
+            drop_leases(connection, lease)
     return float(np.percentile(times, 99) * 1e6)
 
 

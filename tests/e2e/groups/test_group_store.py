@@ -276,7 +276,7 @@ def test_a_client_with_less_time_than_the_store_has_suspends_it_for_nobody(nodes
         counts = np.ones(len(HYBRID.parts), "<u4").tobytes()
         for number in range(8):
             asked = hasty.keys(tokens_of(100 + number, CHUNK))
-            session.call(sk.SeekEach(counts, b"".join(asked.columns()), 1e-9), sk.SoughtEach)
+            session.call(sk.Seek(counts, b"".join(asked.columns()), 1e-9), sk.Sought)
         assert (nodes.here.stats()["store.state"], nodes.counted("store.late_answers")) == ("ok", 0)
         assert nodes.pool.lookup(keys).chunks == CHUNKS
 

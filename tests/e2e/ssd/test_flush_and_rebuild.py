@@ -10,6 +10,7 @@ from kvpool.cli.kvpoolctl import cli
 from kvpool.protocol.records import messages as m
 from tests.hostile.rigs.raw_clients import engine, keys_of, store
 from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.dropping import drop_leases
 
 
 def wait_open(daemon: Daemon) -> None:
@@ -57,7 +58,7 @@ def test_a_flush_of_all_outlives_rebuilds_as_do_chunks_stored_after_it(
         assert goes.call(m.Acquire(dropped), m.Leased).chunks == 0
         leased = goes.call(m.Acquire(later), m.Leased)
         assert leased.chunks == 6
-        goes.call(m.Release(leased.lease), m.Done)  # held chunks stay
+        drop_leases(goes, leased.lease)  # held chunks stay
         wait_until(lambda: daemon.stats()["ssd.promoted_chunks"] == 6, "all have landed")
         admin.flush(None, None)
         assert daemon.stop() == 0
@@ -120,7 +121,7 @@ def test_chunks_held_during_a_flush_outlive_a_restart(start_daemon: Callable[...
         assert admin.demote_all(60.0)["left"] == 0
         leased = goes.call(m.Acquire(keys_of(0, 6)), m.Leased)
         assert admin.flush(None, None)["durable"]
-        goes.call(m.Release(leased.lease), m.Done)
+        drop_leases(goes, leased.lease)
         assert admin.demote_all(60.0)["left"] == 0
     assert daemon.stop() == 0
     daemon.start()

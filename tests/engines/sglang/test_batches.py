@@ -257,7 +257,7 @@ def test_loads_of_a_backend_that_is_not_connected_are_counted_as_refused(
         ([b""] * (bm.BATCH_MAX + 1), "batch has 257"),
         (["text"], "str"),
         ([b"\xc1"], "msgpack"),
-        ([m.encode(one_way.DropLease(1), 0)[4:]], "kind 18"),
+        ([m.encode(one_way.DropLeases(b""), 0)[4:]], "kind 62"),
         ([m.encode(bm.Batch([]), 0)[4:]], "kind 60"),
         ([m.encode(m.Acquire(b"short"), 0)[4:]], "keys column"),
     ],

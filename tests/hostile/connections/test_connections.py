@@ -113,7 +113,7 @@ def test_idle_connections_keep_no_memory_of_earlier_requests(start_daemon: Calla
         raws = [stack.enter_context(raw_engine(daemon)) for _ in range(60)]
         before = private_bytes(daemon)
         request = m.encode(m.Acquire(keys_of(0, 28_000)), 1)
-        small = m.encode(m.Release(1), 1) * 9000 + b"\0"  # whole frames, and a byte of the next one
+        small = m.encode(m.Renew(b""), 1) * 9000 + b"\0"  # whole frames, and a byte of the next one
         for number, raw in enumerate(raws):
             raw.sendall(request if number % 2 else small)
             # All are read before the next connection asks: answers that wait are memory, whose small pieces Python keeps.

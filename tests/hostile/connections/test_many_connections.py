@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import one_way
 from kvpool.types import SaveState
 from tests.hostile.rigs.daemon_watch import (
     assert_never_internal,
@@ -91,7 +93,8 @@ def test_many_connections_work_at_once(
             for number, fields in zip(wanted[::50], leased[::50], strict=True):
                 at = int(np.frombuffer(bytes(fields[2]), "<u8")[0])
                 assert arena[at : at + SMALL.chunk_bytes] == payload_of(key_of(number))
-            _ask_all(clients, [m.encode(m.Release(fields[0]), turn) for fields in leased])
+            drops = [one_way.DropLeases(columns.pack_numbers([fields[0]])) for fields in leased]
+            _ask_all(clients, [m.encode(drop, 0) + m.encode(m.Renew(b""), turn) for drop in drops])
     seconds = time.perf_counter() - begun_s
     print(f"{8 * count} requests on {count} connections in {seconds:.2f} s")
     for raw in clients:

@@ -14,6 +14,7 @@ from kvpool.protocol.records import messages as m
 from tests.hostile.rigs.raw_clients import engine, keys_of
 from tests.hostile.rigs.raw_clients import store as store_raw
 from tests.rigs.daemon import Daemon
+from tests.rigs.dropping import drop_leases
 
 LOOPS = 4
 IDLE = 8
@@ -79,7 +80,7 @@ def _p50_us(daemon: Daemon) -> float:
         while (begun := time.perf_counter()) < end:
             lease = connection.call(m.Acquire(keys_of(100, 16)), m.Leased).lease
             times.append(time.perf_counter() - begun)
-            connection.call(m.Release(lease), m.Done)
+            drop_leases(connection, lease)
     return float(np.median(times) * 1e6)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from kvpool.protocol.frames import FRAME_BYTES_MAX, LENGTH
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import one_way
 from kvpool.types import SaveState
 from tests.hostile.rigs.daemon_watch import (
     assert_never_internal,
@@ -34,6 +35,7 @@ from tests.hostile.rigs.raw_clients import (
     store,
 )
 from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.dropping import drop_leases
 
 GROWTH_BYTES_MAX = 16 << 20
 
@@ -55,7 +57,7 @@ def _push(raw: socket.socket, data: bytes, size_max: int) -> int:
         pytest.param(m.ROLE_ADMIN, m.AskStats(), marks=pytest.mark.slow),
         pytest.param(m.ROLE_ADMIN, m.AskInfo(), marks=pytest.mark.slow),
         (m.ROLE_ADMIN, m.Check()),
-        pytest.param(m.ROLE_ENGINE, m.Release(1), marks=pytest.mark.slow),
+        pytest.param(m.ROLE_ENGINE, m.IssueTicket(1), marks=pytest.mark.slow),
         (m.ROLE_ENGINE, m.Acquire(keys_of(0, 40))),
         (m.ROLE_ENGINE, m.ReportCorrupt(1, 0)),
     ],
@@ -96,7 +98,7 @@ def test_a_client_that_reads_no_answers_does_not_delay_the_stop(start_daemon: Ca
 
 
 FLOODS = {
-    "release": m.encode(m.Release(1), 1),
+    "drop": m.encode(one_way.DropLeases(struct.pack("<Q", 1) * m.RENEWALS_MAX), 0),
     "acquire": m.encode(m.Acquire(keys_of(900, 1)), 1),
     "renew": m.encode(m.Renew(struct.pack("<Q", 1) * m.RENEWALS_MAX), 1),
     "commit": m.encode(m.Commit(1, bytes(12), b""), 1),
@@ -126,7 +128,7 @@ def test_a_flood_of_requests_does_not_delay_others(daemon: Daemon, name: str) ->
             begun_s = time.perf_counter()
             leased = good.call(m.Acquire(keys_of(0, 16)), m.Leased)
             (flooded_ms if is_flooded else quiet_ms).append((time.perf_counter() - begun_s) * 1e3)
-            good.call(m.Release(leased.lease), m.Done)
+            drop_leases(good, leased.lease)
     for raw in floods:
         raw.close()
     print(
@@ -155,7 +157,7 @@ def test_a_connection_closed_for_reading_ends_without_harm(daemon: Daemon) -> No
         raw.shutdown(socket.SHUT_RD)
         with contextlib.suppress(BrokenPipeError):
             for number in range(1000):
-                raw.sendall(m.encode(m.Release(number), number))
+                raw.sendall(m.encode(m.IssueTicket(number), number))
     assert_nothing_is_left(daemon, fds=fds)
     assert_never_internal(daemon)
 
@@ -166,7 +168,7 @@ def test_slots_of_a_refused_connection_stay_reserved_until_it_has_closed(daemon:
         assert next_answer(raw)[0] == m.Reserved.KIND
         raw.sendall(LENGTH.pack(2) + b"\xc1\xc1")
         assert answers_until_eof(raw)[0][2][0] == "protocol"
-        raw.sendall(m.encode(m.End(1), 2))
+        raw.sendall(m.encode(one_way.DropReservations(struct.pack("<Q", 1)), 0))
         assert set(reserve(good, keys_of(0, 1)).states) == {SaveState.PENDING}
         assert daemon.stats()["reservations"] == 1
     wait_until(lambda: daemon.stats()["reservations"] == 0, "its end frees them")

@@ -12,6 +12,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.types import KEY_BYTES, SaveState
 from tests.hostile.rigs.raw_clients import engine, keys_of
 from tests.rigs.daemon import SMALL, Daemon
+from tests.rigs.dropping import drop_reservations
 
 
 def body_of(request: object) -> bytes:
@@ -23,7 +24,7 @@ MAPS = msgpack.packb([m.Acquire.KIND, 0, [{}] * 3400, 0, ""])
 
 BAD: dict[str, tuple[list[Any], str]] = {
     "none": ([], "a batch has 0 requests, expected 1..256"),
-    "too many": ([body_of(m.End(1))] * 257, "a batch has 257 requests, expected 1..256"),
+    "too many": ([body_of(m.Acquire(keys_of(1, 1)))] * 257, "a batch has 257 requests, expected 1..256"),
     "no bytes": ([7], "a request of int, expected bytes"),
     "no frame": ([b"\xc1"], "not msgpack of this protocol"),
     "empty": ([b""], "not msgpack of this protocol"),
@@ -44,7 +45,7 @@ def test_a_bad_batch_is_refused_by_name_and_ends_only_its_connection(shared_daem
         assert refused.value.code == "protocol"
         made = honest.call(m.Reserve(b"", keys), m.Reserved)
         assert made.states == bytes([SaveState.RESERVED])
-        honest.call(m.End(made.reservation), m.Done)
+        drop_reservations(honest, made.reservation)
     assert not shared_daemon.problems()
 
 
@@ -59,5 +60,5 @@ def test_a_refused_part_of_a_batch_does_not_affect_the_others(shared_daemon: Dae
         answers = [frames.decode(body) for body in connection.call(bm.Batch(requests), bm.Batched).answers]
         assert [kind == m.Reserved.KIND for kind, _, _ in answers][::2] == [True, True]
         for _, _, values in answers[::2]:
-            connection.call(m.End(m.decode_as(m.Reserved, values).reservation), m.Done)
+            drop_reservations(connection, m.decode_as(m.Reserved, values).reservation)
     assert not shared_daemon.problems()

@@ -15,6 +15,7 @@ from kvpool.types import SaveState
 from tests.hostile.rigs.daemon_watch import assert_never_internal
 from tests.hostile.rigs.raw_clients import engine, hello_of, keys_of, raw_engine, read_back, reserve, store
 from tests.rigs.daemon import SMALL, Daemon
+from tests.rigs.dropping import drop_leases, drop_reservations
 
 TINY = kv.Layout(layers=1, kv_heads=1, head_dim=8, dtype="int8", chunk_tokens=1, planes=1)
 
@@ -32,9 +33,9 @@ def test_leases_reservations_and_tickets_of_a_connection_are_bounded(start_daemo
             reserve(hostile, keys_of(20, 1))
         assert read_back(good, keys_of(0, 2)) == [True, True]
         store(good, keys_of(30, 2))
-        hostile.call(m.Release(leases[0]), m.Done)
+        drop_leases(hostile, leases[0])
         assert hostile.call(m.Acquire(keys_of(0, 2)), m.Leased).chunks == 2
-        hostile.call(m.End(made[0].reservation), m.Done)
+        drop_reservations(hostile, made[0].reservation)
         assert reserve(hostile, keys_of(20, 1)).reservation
     assert_never_internal(daemon)
 

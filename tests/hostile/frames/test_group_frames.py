@@ -52,17 +52,16 @@ ENDING: dict[str, object] = {
     "a commit of half a chunk": gm.CommitGroup(FULL, 1, bytes(4), b"", b""),
 }
 INVALID_QUESTIONS: dict[str, object] = {
-    "no keys": sk.SeekEach(bytes(12), b"", 0.1),
-    "fewer keys than it counts": sk.SeekEach(COUNTS, keys_of(1, 2), 0.1),
-    "more keys than it counts": sk.SeekEach(COUNTS, keys_of(1, 4), 0.1),
-    "one group": sk.SeekEach(COUNTS[:4], KEY, 0.1),
-    "too many keys": sk.SeekEach(bytes([0, 0, 0, 255, *bytes(8)]), KEY, 0.1),
+    "no keys": sk.Seek(bytes(12), b"", 0.1),
+    "fewer keys than it counts": sk.Seek(COUNTS, keys_of(1, 2), 0.1),
+    "more keys than it counts": sk.Seek(COUNTS, keys_of(1, 4), 0.1),
+    "one group": sk.Seek(COUNTS[:4], KEY, 0.1),
+    "too many keys": sk.Seek(bytes([0, 0, 0, 255, *bytes(8)]), KEY, 0.1),
 }
 REFUSED: dict[str, object] = {
     "ReserveShare": gm.ReserveShare(*PART, b"", KEY, b"", b""),
     "Reserve": m.Reserve(b"", KEY),
     "Commit": m.Commit(1, bytes(8), b""),
-    "Seek": sk.Seek(keys_of(1, 3), 0.1),
 }
 
 
@@ -126,7 +125,7 @@ def test_an_invalid_question_about_a_shared_store_is_refused(
     daemon: Daemon, sound: Callable[[], None], name: str
 ) -> None:
     with engine(daemon, HYBRID) as bad, pytest.raises(Refused, match="column"):
-        bad.call(INVALID_QUESTIONS[name], sk.SoughtEach)
+        bad.call(INVALID_QUESTIONS[name], sk.Sought)
     sound()
 
 
@@ -135,7 +134,7 @@ def test_a_question_about_a_shared_store_finds_nothing_where_there_is_none(
 ) -> None:
     with engine(daemon, HYBRID) as asking:
         for timeout_s in (0.1, 0.0, -1.0, float("nan"), float("inf")):
-            answer = asking.call(sk.SeekEach(COUNTS, keys_of(1, 3), timeout_s), sk.SoughtEach)
+            answer = asking.call(sk.Seek(COUNTS, keys_of(1, 3), timeout_s), sk.Sought)
             assert answer.there == bytes(3)
     sound()
 

@@ -73,7 +73,7 @@ def test_two_hellos_are_one_too_many(shared_daemon: Daemon) -> None:
 def test_requests_in_front_of_a_bad_frame_are_still_answered(shared_daemon: Daemon) -> None:
     bad = LENGTH.pack(2) + b"\xc1\xc1"
     with raw_engine(shared_daemon) as raw:
-        raw.sendall(m.encode(m.Release(1), 7) + m.encode(m.Release(2), 8) + bad + m.encode(m.Release(3), 9))
+        raw.sendall(b"".join(m.encode(m.Renew(b""), number) for number in (7, 8)) + bad + m.encode(m.Renew(b""), 9))
         answers = answers_until_eof(raw)
     assert [(kind, sequence) for kind, sequence, _ in answers] == [(4, 7), (4, 8), (3, 0)]
 
@@ -181,7 +181,7 @@ def test_descriptors_that_a_client_passes_are_not_taken(shared_daemon: Daemon, w
                 socket.send_fds(raw, [HELLO[at : at + 1]], passed[at : at + 1])
         elif when == "later":
             for number in range(20):
-                socket.send_fds(raw, [m.encode(m.Release(number), number)], passed)
+                socket.send_fds(raw, [m.encode(m.Renew(b""), number)], passed)
                 assert next_answer(raw)[:2] == (m.Done.KIND, number)
         else:
             socket.send_fds(raw, [LENGTH.pack(0)], passed)

@@ -45,6 +45,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from kvpool.protocol.records import messages as m
 from tests.hostile.rigs.raw_clients import engine, keys_of
+from tests.rigs.dropping import drop_leases
 connection = engine(SimpleNamespace(socket=sys.argv[1]))
 keys = keys_of(100, 16)
 for line in sys.stdin:
@@ -53,7 +54,7 @@ for line in sys.stdin:
         leased = connection.call(m.Acquire(keys), m.Leased)
         times.append(time.perf_counter() - begun_s)
         assert leased.chunks == 16
-        connection.call(m.Release(leased.lease), m.Done)
+        drop_leases(connection, leased.lease)
     print(*(f"{seconds * 1e6:.1f}" for seconds in times))
 """
 

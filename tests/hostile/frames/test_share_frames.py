@@ -14,6 +14,7 @@ from kvpool.protocol.records import staging as sm
 from kvpool.types import SaveState
 from tests.hostile.rigs.raw_clients import engine, keys_of
 from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.dropping import drop_reservations
 from tests.rigs.groups.hybrid import HYBRID
 
 LAYOUT = kv.Layout(layers=2, kv_heads=4, head_dim=16, dtype="float16", chunk_tokens=32, head_groups=4)
@@ -90,7 +91,7 @@ def test_nobody_commits_or_ends_the_part_of_another_connection(daemon: Daemon) -
         for number in (made.reservation, made.reservation + 1, 1, (1 << 63) - 1):
             answer = bad.call(m.Commit(number, bytes(4 * LAYOUT.extents), b""), m.Committed)
             assert answer.states == bytes([SaveState.EXPIRED])
-        bad.call(m.End(made.reservation), m.Done)
+        drop_reservations(bad, made.reservation)
         assert bad.call(gm.ReserveShare(*LEFT, b"", KEY, b"", b""), m.Reserved).states == bytes([SaveState.PENDING])
         answer = owner.call(m.Commit(made.reservation, bytes(16), b""), m.Committed)
         assert answer.states == bytes([SaveState.PART])

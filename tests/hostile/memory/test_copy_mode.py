@@ -51,6 +51,7 @@ from tests.hostile.rigs.raw_clients import (
     store,
 )
 from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.dropping import drop_leases
 
 STAGING_BYTES = 256 << 10
 HONEST = keys_of(1000, 4)
@@ -281,13 +282,13 @@ def _assert_published(connection: BlockingConnection, key: bytes, content: bytes
     offset = int.from_bytes(leased.offsets, "little")
     with mapped_arena(connection) as arena:
         assert arena[offset : offset + len(content)] == content
-    connection.call(m.Release(leased.lease), m.Done)
+    drop_leases(connection, leased.lease)
 
 
 def test_a_descriptor_is_sent_in_order_or_not_at_all(by_copy: Daemon) -> None:
     """Many requests at once: each answer in its place, and staging refused where it would overtake one."""
     with raw_engine(by_copy) as raw:
-        requests = [m.encode(m.Release(1), 1), m.encode(sm.OpenStaging(), 2), m.encode(m.Release(1), 3)]
+        requests = [m.encode(m.Renew(b""), 1), m.encode(sm.OpenStaging(), 2), m.encode(m.Renew(b""), 3)]
         raw.sendall(b"".join(requests))
         answers = [next_answer(raw) for _ in requests]
         assert [sequence for _, sequence, _ in answers] == [1, 2, 3]

@@ -22,6 +22,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import staging as sm
 from kvpool.types import SaveState
 from tests.rigs.daemon import SMALL, Daemon
+from tests.rigs.dropping import drop_leases
 
 TIMEOUT_S = 60.0
 MODEL = "test-model"
@@ -173,5 +174,5 @@ def read_back(connection: BlockingConnection, keys: bytes) -> list[bool]:
         for number, offset in enumerate(np.frombuffer(leased.offsets, "<u8").tolist()):
             payload = payload_of(keys[32 * number : 32 * number + 32])
             right.append(arena[offset : offset + len(payload)] == payload)
-    connection.call(m.Release(leased.lease), m.Done)
+    drop_leases(connection, leased.lease)
     return right

@@ -14,6 +14,7 @@ from kvpool.protocol.records import operator as om
 from kvpool.protocol.records import peers as pm
 from tests.hostile.rigs.raw_clients import engine, keys_of
 from tests.rigs.daemon import SMALL, Daemon
+from tests.rigs.dropping import drop_leases, drop_reservations
 from tests.rigs.payload import load_all, payload_of, store, tokens_of
 
 
@@ -38,9 +39,8 @@ def record_session(daemon: Daemon) -> list[bytes]:
 SENT = (
     m.Hello(b"", 0, "", "", []),
     m.Acquire(b""),
-    m.Release(0),
-    one_way.DropLease(0),
-    one_way.DropReservation(0),
+    one_way.DropLeases(b""),
+    one_way.DropReservations(b""),
     m.Renew(b""),
     m.IssueTicket(0),
     m.Claim(b""),
@@ -49,7 +49,6 @@ SENT = (
     m.Announce(b""),
     m.Demote(b"", 0),
     m.Commit(0, b"", b""),
-    m.End(0),
     m.ReportCorrupt(0, 0),
     m.AskInfo(),
     m.AskStats(),
@@ -87,11 +86,10 @@ def _run_session(daemon: Daemon) -> None:
         assert sum(len(part.chunks) for part in pool.snapshot()) == 7
     with engine(daemon) as raw:
         made = raw.call(m.Reserve(b"", keys_of(0, 3)), m.Reserved)
-        raw.call(m.End(made.reservation), m.Done)
+        drop_reservations(raw, made.reservation)
         raw.call(m.Renew((3).to_bytes(8, "little")), m.Done)
-        raw.call(m.Release(raw.call(m.Acquire(keys_of(0, 3)), m.Leased).lease), m.Done)
-        raw.call(m.Release(raw.call(m.Acquire(keys_of(0, 3), 3, "node"), m.Leased).lease), m.Done)
-        raw.call(m.Release(raw.call(m.Acquire(keys_of(2, 1), 3), m.Leased).lease), m.Done)
+        for request in (m.Acquire(keys_of(0, 3)), m.Acquire(keys_of(0, 3), 3, "node"), m.Acquire(keys_of(2, 1), 3)):
+            drop_leases(raw, raw.call(request, m.Leased).lease)
         raw.call(m.ReportCorrupt(1, 0), m.Done)
     with daemon.admin() as admin:
         admin.info()

@@ -14,6 +14,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.types import KEY_BYTES
 from tests.hostile.rigs.raw_clients import engine, keys_of, raw_engine
 from tests.rigs.daemon import SMALL, Daemon
+from tests.rigs.dropping import drop_leases
 
 CHAIN = 16384  # server.max_chain_chunks
 AT_ONCE = 8192
@@ -71,7 +72,7 @@ def test_requests_about_a_long_chain_do_not_delay_others(daemon: Daemon, name: s
             begun_s = time.perf_counter()
             leased = good.call(m.Acquire(keys_of(0, 16)), m.Leased)
             (flooded_ms if number >= 40 else quiet_ms).append((time.perf_counter() - begun_s) * 1e3)
-            good.call(m.Release(leased.lease), m.Done)
+            drop_leases(good, leased.lease)
         for raw in floods:
             raw.close()
     p50, p99 = np.percentile(flooded_ms, [50, 99])

@@ -12,6 +12,7 @@ from kvpool.errors import Refused
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import events as em
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import one_way
 from kvpool.types import SaveState
 from tests.hostile.rigs.raw_clients import (
     MODEL,
@@ -27,16 +28,17 @@ from tests.hostile.rigs.raw_clients import (
     write_and_commit,
 )
 from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.dropping import drop_leases, drop_reservations
 
 ENGINE_REQUESTS = (
     m.Acquire(key_of(1)),
-    m.Release(1),
+    one_way.DropLeases(struct.pack("<Q", 1)),
     m.Renew(b""),
     m.IssueTicket(1),
     m.Claim(b"t" * 32),
     m.Reserve(b"", key_of(1)),
     m.Commit(1, bytes(12), b""),
-    m.End(1),
+    one_way.DropReservations(struct.pack("<Q", 1)),
     m.ReportCorrupt(1, 0),
     m.Retain(key_of(1), b"\x64", bytes(4)),
     m.Announce(key_of(1)),
@@ -104,7 +106,7 @@ def test_a_commit_after_the_deadline_stores_nothing(start_daemon: Callable[..., 
         wait_until(lambda: daemon.stats()["dram.zombie_slots"] == 3, "the reservation expires")
         assert write_and_commit(writer, keys, made) == bytes([SaveState.EXPIRED] * 3)
         assert writer.call(m.Acquire(keys), m.Leased).chunks == 0
-        writer.call(m.End(made.reservation), m.Done)
+        drop_reservations(writer, made.reservation)
         assert daemon.stats()["dram.zombie_slots"] == 0
     assert daemon.problems() == []
 
@@ -115,7 +117,7 @@ def test_anothers_reservation_can_be_neither_committed_nor_ended(daemon: Daemon)
         made = reserve(writer, keys)
         stolen = hostile.call(m.Commit(made.reservation, bytes(len(_sums(3))), b""), m.Committed).states
         assert stolen == bytes([SaveState.EXPIRED] * 3)
-        hostile.call(m.End(made.reservation), m.Done)
+        drop_reservations(hostile, made.reservation)
         assert daemon.stats()["reservations"] == 1
         assert write_and_commit(writer, keys, made) == bytes([SaveState.STORED] * 3)
         assert read_back(hostile, keys) == [True] * 3
@@ -127,7 +129,7 @@ def test_anothers_lease_can_be_neither_released_nor_ticketed(daemon: Daemon) -> 
         store(reader, keys_of(0, 3))
         lease = reader.call(m.Acquire(keys_of(0, 3)), m.Leased).lease
         assert hostile.call(m.IssueTicket(lease), m.Ticket).ticket == b""
-        hostile.call(m.Release(lease), m.Done)
+        drop_leases(hostile, lease)
         hostile.call(m.ReportCorrupt(lease, 0), m.Done)
         stats = daemon.stats()
         assert (stats["leases"], stats["pins"], stats["tickets"], stats["corrupt_reports"]) == (1, 3, 0, 0)
@@ -239,6 +241,10 @@ def test_impossible_columns_are_refused(daemon: Daemon) -> None:
         m.Commit(1, b"s" * 13, b""),
         m.Renew(b"l" * 7),
         m.Renew(b"l" * 8 * (m.RENEWALS_MAX + 1)),
+        one_way.DropLeases(b"l" * 7),
+        one_way.DropLeases(b"l" * 8 * (m.RENEWALS_MAX + 1)),
+        one_way.DropReservations(b"r" * 9),
+        one_way.DropReservations(b"r" * 8 * (m.RENEWALS_MAX + 1)),
         m.Reserve(b"", key_of(1), b"\x64", b""),
         m.Reserve(b"", key_of(1), b"", bytes(4)),
         m.Reserve(b"", key_of(1), b"\x65", bytes(4)),
@@ -300,7 +306,7 @@ def test_one_request_may_name_a_key_many_times(daemon: Daemon) -> None:
         states = np.frombuffer(made.states, np.uint8)
         assert states[0] == SaveState.RESERVED
         assert set(states[1:].tolist()) <= {SaveState.PENDING, SaveState.NO_PARENT}
-        hostile.call(m.End(made.reservation), m.Done)
+        drop_reservations(hostile, made.reservation)
         assert reserve(hostile, keys_of(1, 1), parent=key_of(1)).states == bytes([SaveState.NO_PARENT])
     assert daemon.problems() == []
 

@@ -9,7 +9,6 @@ import asyncio
 import os
 import random
 
-from kvpool.protocol.records import messages as m
 from kvpool.tiers.base import Outcome, TierState
 from kvpool.types import Level
 from tests.rigs.tiers.copies_pool import BIG, DEVICE_CHUNKS, CopiesPool
@@ -42,7 +41,7 @@ async def step(pool: CopiesPool, chance: random.Random, stored: set[bytes]) -> N
         leased = await pool.lease(keys)
         if leased.lease:
             pool.pool.discard(chance.choice(keys))
-            pool.pool.leases.release(pool.session, m.Release(leased.lease))
+            pool.pool.leases.release(pool.session, leased.lease)
     elif drawn < 0.92:
         rate = chance.choice([0.0, 0.0, 0.3])
         dice = random.Random(chance.random())

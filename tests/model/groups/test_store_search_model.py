@@ -23,7 +23,7 @@ class Node:
     def __init__(self) -> None:
         self.index = Index()
         self.store: set[bytes] = set()
-        self.asked: list[sk.SeekEach] = []
+        self.asked: list[sk.Seek] = []
         self.session: Any = SimpleNamespace(
             index=self.index,
             welcome=SimpleNamespace(has_store=True),
@@ -36,19 +36,18 @@ class Node:
         return self.index.levels.get(key, Level.STORE if key in self.store else None)
 
     def reach_of(self, column: KeyColumn) -> int:
-        """How far one chain goes: behind what is here with other nodes' chunks or with the store's."""
+        """How far one chain goes: behind what is here and on other nodes with the store's chunks."""
 
         def run(first: int, there: set[bytes]) -> int:
             return next((at for at in range(first, len(column)) if column[at] not in there), len(column))
 
-        here = run(0, {key for key, level in self.index.levels.items() if level < Level.PEER})
-        return max(run(here, set(self.index.levels)), run(here, self.store))
+        return run(run(0, set(self.index.levels)), self.store)
 
-    def _call(self, request: sk.SeekEach, _answer: type[sk.SoughtEach]) -> sk.SoughtEach:
+    def _call(self, request: sk.Seek, _answer: type[sk.Sought]) -> sk.Sought:
         self.asked.append(request)
         keys = KeyColumn(request.keys)
         assert np.frombuffer(request.counts, "<u4").sum() == len(keys) > 0
-        return sk.SoughtEach(bytes(key in self.store for key in keys), 1.0)
+        return sk.Sought(bytes(key in self.store for key in keys), 1.0)
 
 
 @pytest.mark.parametrize("round_", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 4))])

@@ -14,6 +14,7 @@ from kvpool.protocol.records import device as dm
 from kvpool.protocol.records import messages as m
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.device.emulated import Control, driver_path, environment
+from tests.rigs.dropping import drop_leases
 from tests.rigs.payload import chunk_bytes_of
 
 TIMEOUT_S = 10.0
@@ -100,7 +101,7 @@ class DeviceEngine:
 
     def release(self, leased: m.Leased) -> None:
         """End a lease."""
-        self.connection.call(m.Release(leased.lease), m.Done)
+        drop_leases(self.connection, leased.lease)
 
     def copies_of(self, leased: m.Leased, first: int = 0) -> list[tuple[int, int, int]]:
         """Offset, slot and generation of each copy of a lease's chunks from number `first` on."""

@@ -166,7 +166,7 @@ class JointPool:
 
     def end(self, save: PartSave) -> None:
         """The writer gives up what it has not committed, and writes no longer."""
-        served(self.pool.chains.end_reservation(save.session, m.End(save.answer.reservation)))
+        served(self.pool.chains.end_reservation(save.session, save.answer.reservation))
 
     def pass_time(self, ns: int) -> None:
         """Let time pass, and what is due expire."""
@@ -184,7 +184,7 @@ class JointPool:
                 at = offset + extent * LAYOUT.extent_bytes
                 found = self.arena[at : at + LAYOUT.extent_bytes]
                 assert np.array_equal(found, payload(key, extent)), f"extent {extent} of {key.hex()[:8]} in {path}"
-        self.pool.leases.release(session, m.Release(leased.lease))
+        self.pool.leases.release(session, leased.lease)
         return leased.chunks
 
     def counts(self) -> dict[str, int]:

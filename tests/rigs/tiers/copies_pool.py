@@ -83,7 +83,7 @@ class CopiesPool(TieredPool):
             assert self.pool._index_view.generation_at(slot) == generation
             assert found == payload(key, BIG), "a copy has wrong bytes"
             copied += 1
-        self.pool.leases.release(self.session, m.Release(leased.lease))
+        self.pool.leases.release(self.session, leased.lease)
         return copied
 
     def generations(self, leased: m.Leased) -> list[int]:

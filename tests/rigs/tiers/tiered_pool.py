@@ -149,7 +149,7 @@ class TieredPool:
             (offset,) = struct.unpack_from("<Q", slots.offsets, 8 * landed)
             assert self.arena[offset : offset + size].tobytes() == payload(keys[landed], self.layout), "wrong bytes"
             landed += 1
-        self.pool.leases.release(self.session, m.Release(leased.lease))
+        self.pool.leases.release(self.session, leased.lease)
         return landed
 
     async def until_moved(self, is_so: Callable[[], bool]) -> None:

@@ -14,7 +14,9 @@ from kvpool.config.config import load_config
 from kvpool.index.parts import PART_CHUNKS, Parts
 from kvpool.pool.pool import Pool
 from kvpool.pool.writers.ending_reservations import ENDED_AT_ONCE
+from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import one_way
 from kvpool.types import KEY_BYTES, ConnectionId, SaveState
 from tests.rigs.daemon import SMALL
 
@@ -174,7 +176,7 @@ def leases(setting: Setting) -> None:
     assert leased.chunks == CHAIN
     longer = keys + chain(2)[: 1000 * KEY_BYTES]
     assert setting.acquire(longer).chunks == CHAIN
-    setting.pool.leases.release(setting.session, m.Release(leased.lease))
+    setting.pool.leases.release(setting.session, leased.lease)
 
 
 def retention(setting: Setting) -> None:
@@ -191,7 +193,7 @@ def retention(setting: Setting) -> None:
 
 def ends(setting: Setting) -> None:
     made = setting.reserve(chain(1))
-    setting.serve(setting.pool.chains.end_reservation(setting.session, m.End(made.reservation)))
+    setting.serve(setting.pool.chains.end_reservation(setting.session, made.reservation))
     assert setting.pool.measure({}).directory["used_bytes"] == 0
 
 
@@ -278,6 +280,20 @@ def test_a_request_that_ends_under_way_leaves_nothing_behind() -> None:
             next(leasing)
         leasing.close()
         assert setting.pool.measure({}).directory["holds"] == 0
+
+    in_setting(check)
+
+
+def test_reservations_that_are_dropped_together_end_one_in_a_part() -> None:
+    def check(setting: Setting) -> None:
+        mine = [setting.reserve(chain(number, 4)) for number in range(3)]
+        another = setting.pool.open_session(ConnectionId(8), "model", SMALL)
+        theirs = setting.serve(setting.pool.chains.reserve(another, m.Reserve(b"", chain(3, 4))))
+        numbers = [made.reservation for made in (mine[0], theirs, *mine[1:])]
+        column = columns.pack_numbers([*numbers, 999_999])
+        parts = setting.pool.chains.drop_reservations(setting.session, one_way.DropReservations(column))
+        left = [setting.writing() for _ in parts]
+        assert left == [12, 12, 8, 4, 4]
 
     in_setting(check)
 

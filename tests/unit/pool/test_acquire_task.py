@@ -93,7 +93,7 @@ def test_a_lease_ends_before_a_chunk_that_was_dropped_during_the_acquire() -> No
         leased = await setting.serve(parts)
         assert leased.chunks == DROPPED
         assert set(leased.tiers) == {Level.DRAM}
-        setting.pool.leases.release(setting.session, m.Release(leased.lease))
+        setting.pool.leases.release(setting.session, leased.lease)
 
     in_setting(check)
 

@@ -351,7 +351,7 @@ def test_a_commit_has_a_checksum_for_each_reserved_extent() -> None:
         for foreign in (save.answer.reservation, save.answer.reservation + 1, 1 << 62):
             states = served(commits(two, m.Commit(foreign, whole, b""))).states
             assert list(states) == [EXPIRED]
-        served(pool.pool.chains.end_reservation(two, m.End(save.answer.reservation)))
+        served(pool.pool.chains.end_reservation(two, save.answer.reservation))
         assert pool.pool.chains.land_saved(one, one_way.LandSaved(save.answer.reservation, 0, bytes(8))) == m.Done()
         assert pool.commit(save) == [PART] * 2
 

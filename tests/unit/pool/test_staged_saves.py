@@ -159,7 +159,7 @@ def test_a_reservation_that_expires_under_a_copy_is_not_published(monkeypatch: p
         request = sm.CopyStaged(setting.made.reservation, 0, 2, 0, SMALL.extents, 0)
         assert setting.pool.staged.copy(setting.session, request) == m.Done()
         assert setting.workers.jobs == []
-        served(setting.pool.chains.end_reservation(setting.session, m.End(setting.made.reservation)))
+        served(setting.pool.chains.end_reservation(setting.session, setting.made.reservation))
         assert setting.counts() == (0, 0)
 
     _in_setting(check, monkeypatch)
@@ -183,7 +183,7 @@ def test_a_copy_that_no_thread_can_take_is_refused_and_leaves_nothing(monkeypatc
         setting.workers.has_room = False
         with pytest.raises(Refused, match="busy"):
             setting.copy()
-        served(setting.pool.chains.end_reservation(setting.session, m.End(setting.made.reservation)))
+        served(setting.pool.chains.end_reservation(setting.session, setting.made.reservation))
         assert setting.counts() == (0, 0)
 
     _in_setting(check, monkeypatch)

@@ -94,7 +94,7 @@ class StandingClock:
 
 
 def _connection(
-    handler: Callable[[m.Release], object | Awaitable[object]],
+    handler: Callable[[m.IssueTicket], object | Awaitable[object]],
     failures: list[BaseException] | None = None,
     *,
     clock: Clock | None = None,
@@ -103,7 +103,7 @@ def _connection(
     clock = clock or StandingClock()
     connection = Connection(
         ConnectionId(1),
-        {m.Release.KIND: (m.Release, handler)},
+        {m.IssueTicket.KIND: (m.IssueTicket, handler)},
         clock=clock,
         turns=turns or Turns(clock),
         times=RequestTimes(VERBS),
@@ -117,7 +117,7 @@ def _connection(
 
 
 def _requests(first: int, count: int) -> bytes:
-    return b"".join(m.encode(m.Release(number), number) for number in range(first, first + count))
+    return b"".join(m.encode(m.IssueTicket(number), number) for number in range(first, first + count))
 
 
 async def _turns(count: int) -> None:
@@ -172,7 +172,7 @@ def test_the_connection_with_the_least_use_comes_before_floods() -> None:
         begun_ns = clock.now_ns()
         late_ns: list[int] = []
 
-        def note(_: m.Release) -> m.Done:
+        def note(_: m.IssueTicket) -> m.Done:
             late_ns.append(clock.now_ns() - begun_ns)
             return clock.take(1000)
 
@@ -236,28 +236,29 @@ def test_a_peer_that_does_not_read_is_served_no_more_until_it_does() -> None:
 def test_one_way_requests_are_served_in_order_and_never_answered() -> None:
     served: list[int] = []
 
-    def handler(request: m.Release | one_way.DropLease) -> object:
-        served.append(request.lease)
-        if request.lease in (3, 5):
-            raise Refused("lease", "no such lease") if request.lease == 3 else ValueError("unexpected")
+    def handler(request: m.IssueTicket | one_way.LandSaved) -> object:
+        number = request.lease if isinstance(request, m.IssueTicket) else request.reservation
+        served.append(number)
+        if number in (3, 5):
+            raise Refused("reservation", "no such one") if number == 3 else ValueError("unexpected")
         return m.Done()
 
     async def run() -> None:
         connection, transport = _connection(handler)
-        connection._handlers[one_way.DropLease.KIND] = (one_way.DropLease, handler)
-        frames: list[m.Release | one_way.DropLease] = [
-            m.Release(1),
-            one_way.DropLease(2),
-            one_way.DropLease(3),
-            m.Release(4),
-            one_way.DropLease(5),
-            m.Release(6),
+        connection._handlers[one_way.LandSaved.KIND] = (one_way.LandSaved, handler)
+        frames: list[m.IssueTicket | one_way.LandSaved] = [
+            m.IssueTicket(1),
+            one_way.LandSaved(2, 0, b""),
+            one_way.LandSaved(3, 0, b""),
+            m.IssueTicket(4),
+            one_way.LandSaved(5, 0, b""),
+            m.IssueTicket(6),
         ]
-        connection.data_received(b"".join(m.encode(frame, frame.lease) for frame in frames))
+        connection.data_received(b"".join(m.encode(frame, number) for number, frame in enumerate(frames, 1)))
         await _turns(2)
         assert served == [1, 2, 3, 4, 5, 6]
         assert [(kind, sequence) for kind, sequence, _ in transport.answers] == [(m.Done.KIND, n) for n in (1, 4, 6)]
-        times = connection._times.verbs()["drop_lease"]
+        times = connection._times.verbs()["land_saved"]
         assert (sum(times.counts), times.refused, times.failed) == (3, 1, 1)
 
     asyncio.run(run())
@@ -291,7 +292,7 @@ def test_after_a_bad_frame_the_rest_is_read_but_not_served() -> None:
 
 
 def test_running_out_of_memory_in_a_request_ends_the_daemon() -> None:
-    def handler(request: m.Release) -> object:
+    def handler(request: m.IssueTicket) -> object:
         if request.lease == 1:
             raise MemoryError
         if request.lease == 2:
@@ -319,7 +320,7 @@ def test_a_connection_whose_request_raises_ends_alone_and_the_others_are_served(
         clock = StandingClock()
         turns = Turns(clock)
 
-        def slow(_: m.Release) -> object:
+        def slow(_: m.IssueTicket) -> object:
             return clock.take(TURN_NS)
 
         busy, _ = _connection(slow, clock=clock, turns=turns)

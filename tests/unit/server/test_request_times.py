@@ -47,7 +47,7 @@ class Transport:
 def _connection(times: RequestTimes, clock: Ticks, handler: Callable[[Any], Any]) -> tuple[Connection, Transport]:
     connection = Connection(
         ConnectionId(1),
-        {m.Release.KIND: (m.Release, handler), m.Usage.KIND: (m.Usage, handler)},
+        {m.IssueTicket.KIND: (m.IssueTicket, handler), m.Usage.KIND: (m.Usage, handler)},
         clock=clock,
         turns=Turns(clock),
         times=times,
@@ -77,27 +77,27 @@ def test_a_time_falls_into_the_first_bucket_that_holds_it() -> None:
 def test_a_connection_measures_its_handlers_by_the_clock_it_is_given() -> None:
     times, clock = RequestTimes(VERBS), Ticks()
 
-    def handler(_: m.Release) -> m.Done:
+    def handler(_: m.IssueTicket) -> m.Done:
         clock.now += 30_000
         return m.Done()
 
     connection, _ = _connection(times, clock, handler)
-    connection.data_received(m.encode(m.Release(1), 1) * 2)
-    release = times.verbs()["release"]
-    assert (release.sum_ns, sum(release.counts), release.refused, release.failed) == (60_000, 2, 0, 0)
+    connection.data_received(m.encode(m.IssueTicket(1), 1) * 2)
+    tickets = times.verbs()["issue_ticket"]
+    assert (tickets.sum_ns, sum(tickets.counts), tickets.refused, tickets.failed) == (60_000, 2, 0, 0)
 
 
 def test_refusals_and_failures_are_counted_separately(caplog: pytest.LogCaptureFixture) -> None:
     times, clock = RequestTimes(VERBS), Ticks()
     errors: list[Exception] = [Refused("full", "no room"), ZeroDivisionError("oops")]
 
-    def handler(_: m.Release) -> m.Done:
+    def handler(_: m.IssueTicket) -> m.Done:
         raise errors.pop(0)
 
     connection, transport = _connection(times, clock, handler)
-    connection.data_received(m.encode(m.Release(1), 1) + m.encode(m.Release(2), 2))
-    release = times.verbs()["release"]
-    assert (sum(release.counts), release.refused, release.failed) == (2, 1, 1)
+    connection.data_received(m.encode(m.IssueTicket(1), 1) + m.encode(m.IssueTicket(2), 2))
+    tickets = times.verbs()["issue_ticket"]
+    assert (sum(tickets.counts), tickets.refused, tickets.failed) == (2, 1, 1)
     assert len(list(FrameReader().feed(transport.sent))) == 2
     assert "ZeroDivisionError" in caplog.text
 
@@ -105,20 +105,20 @@ def test_refusals_and_failures_are_counted_separately(caplog: pytest.LogCaptureF
 def test_an_answer_that_waits_includes_its_wait() -> None:
     times, clock = RequestTimes(VERBS), Ticks()
 
-    async def later(_: m.Release) -> m.Done:
+    async def later(_: m.IssueTicket) -> m.Done:
         await asyncio.sleep(0)
         clock.now += 5_000_000
         return m.Done()
 
     async def run() -> None:
         connection, transport = _connection(times, clock, later)
-        connection.data_received(m.encode(m.Release(1), 1))
-        assert sum(times.verbs()["release"].counts) == 0
+        connection.data_received(m.encode(m.IssueTicket(1), 1))
+        assert sum(times.verbs()["issue_ticket"].counts) == 0
         while not transport.sent:
             await asyncio.sleep(0)
 
     asyncio.run(run())
-    assert times.verbs()["release"].sum_ns == 5_000_000
+    assert times.verbs()["issue_ticket"].sum_ns == 5_000_000
 
 
 def test_a_usage_report_is_measured_and_never_answered() -> None:

@@ -214,7 +214,7 @@ async def states_of_save(pool: TieredPool, keys: list[bytes], parent: bytes = b"
     """What a save of these chunks is answered; it is given up."""
     made = await pool.serve(pool.pool.chains.reserve(pool.session, m.Reserve(parent, b"".join(keys))))
     if made.reservation:
-        await pool.serve(pool.pool.chains.end_reservation(pool.session, m.End(made.reservation)))
+        await pool.serve(pool.pool.chains.end_reservation(pool.session, made.reservation))
     return [SaveState(state).name for state in made.states]
 
 

@@ -68,17 +68,12 @@ class TierMemory:
             return self._memory.setdefault(number, memory)
 
 
-def _request_for(lease: LeaseHold) -> type[dm.FindCopies] | type[dm.FindGroupCopies]:
-    return dm.FindCopies if lease.layout.group is None else dm.FindGroupCopies
-
-
 def _found(session: Session, lease: LeaseHold, first_chunk: int) -> npt.NDArray[np.uint64]:
     """Columns of offsets, slots and generations, a row for each chunk. Raises KVPoolError or ValueError."""
     chunks = lease.chunks - first_chunk
     columns = np.zeros((3, chunks), np.uint64)
-    ask = _request_for(lease)
     for first in range(0, chunks, dm.COPIES_MAX):
-        answer = session.call(ask(*lease.place_of(first_chunk + first)), dm.Copies)
+        answer = session.call(dm.FindCopies(*lease.place_of(first_chunk + first)), dm.Copies)
         rows = np.array([np.frombuffer(words, "<u8") for words in (answer.offsets, answer.slots, answer.generations)])
         own = rows[:, : chunks - first]  # behind them are rows of the next group
         columns[:, first : first + own.shape[1]] = own

@@ -40,17 +40,20 @@ class Rig:
         clock: Any = SimpleNamespace(now_ns=lambda: self.now_ns)
         self.finder = Finder(self.layout, link, Counters(), timeout_s=1.0, clock=clock)
 
-    def keys(self, seed: int = 1) -> KeyChain:
+    def keys(self, seed: int = 1, chunks: int = CHUNKS) -> KeyChain:
         roots = Roots("model", self.layout)
         chain = KeyChain(SMALL.chunk_tokens, lambda: roots.of(b"d" * 32, b"", ""))
-        chain.extend(tokens_of(seed, CHUNKS * SMALL.chunk_tokens))
+        chain.extend(tokens_of(seed, chunks * SMALL.chunk_tokens))
         return chain
 
     def _call(self, request: sk.Seek, _answer: type[sk.Sought]) -> sk.Sought:
         self.asked.append(request)
         if self.is_away:
             raise DaemonUnreachable("away")
-        return sk.Sought(self.there, 1.0)
+        counts = np.frombuffer(request.counts, "<u4").tolist()
+        found = [min(self.there, count) for count in counts]
+        there = (bytes([1] * more) + bytes(count - more) for count, more in zip(counts, found, strict=True))
+        return sk.Sought(b"".join(there), 1.0)
 
 
 @pytest.mark.parametrize(("here", "there", "chunks"), [(0, 6, 6), (2, 4, 6), (2, 1, 3), (0, 0, 0), (3, 99, 6)])
@@ -128,6 +131,24 @@ def test_what_the_store_lacks_is_not_sought_again_for_a_while() -> None:
     assert len(rig.asked) == 2
     rig.now_ns, rig.there = 1_000_000_001, 4
     assert rig.finder.lookup(keys).chunks == 6
+
+
+def test_where_the_store_ends_is_remembered_for_every_prompt_that_begins_so() -> None:
+    rig = Rig(2, 1)
+    assert rig.finder.lookup(rig.keys()).chunks == 3
+    rig.here, rig.there = 3, 0
+    assert rig.finder.lookup(rig.keys()).chunks == 3, "the found one is here now"
+    assert rig.finder.lookup(rig.keys(chunks=CHUNKS - 1)).chunks == 3
+    assert len(rig.asked) == 1
+
+
+def test_what_is_behind_the_last_question_of_a_long_prompt_is_sought_with_the_next() -> None:
+    rig = Rig(2, sk.SEEK_KEYS_MAX)
+    keys = rig.keys(chunks=2 * sk.SEEK_KEYS_MAX)
+    rig.here = rig.finder.lookup(keys).chunks
+    assert rig.here == 2 + sk.SEEK_KEYS_MAX
+    assert rig.finder.lookup(keys).chunks == 2 * sk.SEEK_KEYS_MAX
+    assert len(rig.asked) == 2
 
 
 def test_a_daemon_that_does_not_answer_is_a_miss() -> None:

@@ -16,9 +16,9 @@ from kvpool.protocol.records import seeking as sk
 from kvpool.types import Level
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.lease_fetcher import NO_LEASE
+from kvpool_client.connection.store_search import ELSEWHERE_MAX, END_KEYS_MAX
 from kvpool_client.grouped.leases import GroupLeaseFetcher
 from kvpool_client.grouped.lookups import GroupFinder
-from kvpool_client.grouped.store_search import ELSEWHERE_MAX, END_KEYS_MAX
 from kvpool_client.key_chain import KeyChain, Namespace
 from tests.model.groups.test_group_lookup_model import Index
 from tests.rigs.groups.hybrid import CHUNK, FULL, HYBRID, STATE, WINDOW, WINDOW_CHUNKS
@@ -33,7 +33,7 @@ class Rig:
         self.layout = layout
         self.index = Index()
         self.there: set[bytes] = set()
-        self.asked: list[sk.SeekEach] = []
+        self.asked: list[sk.Seek] = []
         self.answer: Any = None
         welcome = SimpleNamespace(has_store=has_store)
         self.session: Any = SimpleNamespace(
@@ -69,14 +69,14 @@ class Rig:
         self.have_there(keys, WINDOW, *range(end - WINDOW_CHUNKS, end))
         self.have_there(keys, STATE, end - 1)
 
-    def _call(self, request: sk.SeekEach, _answer: type[sk.SoughtEach]) -> sk.SoughtEach:
+    def _call(self, request: sk.Seek, _answer: type[sk.Sought]) -> sk.Sought:
         self.asked.append(request)
         if isinstance(self.answer, Exception):
             raise self.answer
-        return self.answer or sk.SoughtEach(bytes(key in self.there for key in KeyColumn(request.keys)), 1.0)
+        return self.answer or sk.Sought(bytes(key in self.there for key in KeyColumn(request.keys)), 1.0)
 
 
-def counts_of(asked: sk.SeekEach) -> list[int]:
+def counts_of(asked: sk.Seek) -> list[int]:
     counts: list[int] = np.frombuffer(asked.counts, "<u4").tolist()
     return counts
 
@@ -133,21 +133,16 @@ def test_a_window_is_joined_from_both(here: int) -> None:
     assert rig.finder.lookup(keys).chunks == CHUNKS
 
 
-def test_a_chain_goes_on_with_other_nodes_chunks_or_the_stores_but_not_with_both() -> None:
-    """A lease fetches the rest of a chain from one of them."""
+def test_a_chain_goes_on_with_other_nodes_chunks_and_then_with_the_stores() -> None:
     rig = Rig()
     keys = rig.keys()
-    rig.have_boundary_there(keys, 5)
     rig.have_boundary_there(keys, CHUNKS)
     rig.have_here(keys, FULL, 0)
     rig.have_here(keys, FULL, *range(1, 5), level=Level.PEER)
-    rig.there -= {KeyColumn(keys.columns()[FULL])[chunk] for chunk in range(2, 5)}
+    rig.there -= {KeyColumn(keys.columns()[FULL])[chunk] for chunk in range(5)}
     hit = rig.finder.lookup(keys)
-    assert hit.chunks == 5
-    assert hit.tiers[:3].tolist() == [Level.DRAM, Level.PEER, Level.PEER]
-    rig.have_there(keys, FULL, *range(CHUNKS))
-    rig.now_ns = 2_000_000_000
-    assert rig.finder.lookup(keys).chunks == CHUNKS
+    assert hit.chunks == CHUNKS
+    assert hit.tiers[:6].tolist() == [Level.DRAM] + [Level.PEER] * 4 + [Level.STORE]
 
 
 def test_nobody_is_asked_without_a_store() -> None:
@@ -169,6 +164,16 @@ def test_a_hit_as_long_as_may_be_asks_nobody() -> None:
     assert rig.asked == []
 
 
+def test_where_the_store_ends_the_full_groups_is_remembered_for_every_prompt_that_begins_so() -> None:
+    rig = Rig()
+    for chunks in (CHUNKS, CHUNKS - 1, CHUNKS + 1):
+        assert rig.finder.lookup(rig.keys(chunks)).chunks == 0
+    assert len(rig.asked) == 1
+    rig.have_here(rig.keys(), FULL, 0)
+    assert rig.finder.lookup(rig.keys()).chunks == 0
+    assert len(rig.asked) == 3, "they go on now, and an end before that is sought"
+
+
 def test_what_was_sought_without_success_is_not_sought_again_for_a_while() -> None:
     rig = Rig()
     keys = rig.keys()
@@ -183,7 +188,7 @@ def test_what_was_sought_without_success_is_not_sought_again_for_a_while() -> No
 
 
 @pytest.mark.parametrize(
-    "answer", [DaemonUnreachable("away"), sk.SoughtEach(b"", 1.0), sk.SoughtEach(b"\1" * (CHUNKS + 1), 1.0)]
+    "answer", [DaemonUnreachable("away"), sk.Sought(b"", 1.0), sk.Sought(b"\1" * (CHUNKS + 1), 1.0)]
 )
 def test_a_daemon_that_answers_nothing_of_use_is_a_miss(answer: Any) -> None:
     rig = Rig()
@@ -242,7 +247,7 @@ def test_a_lease_that_the_daemon_cannot_give_is_sought_once_more(left: int) -> N
         words, tiers = bytes(8 * rows), bytes([Level.PEER] * rows)
         return m.Leased(1, left, words, words, tiers, words) if is_given else NO_LEASE
 
-    rig.session.call, rig.session.is_alive, rig.session.drop_lease = call, True, lambda _: None
+    rig.session.call, rig.session.is_alive, rig.session.drop_leases = call, True, lambda _: None
     fetcher = GroupLeaseFetcher(
         Namespace("m", rig.layout, "/s"),
         rig.link,

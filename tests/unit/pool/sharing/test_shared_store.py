@@ -5,6 +5,7 @@ import re
 from collections.abc import Awaitable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvpool.clock import NS_PER_S, Clock
@@ -51,9 +52,10 @@ class Node:
         await self.pool.stop()
 
     async def seek(self, keys: list[bytes]) -> int:
-        """How many chunks the store seems to have."""
-        answer = await self.pool.pool.sharing.seeking.seek(self.pool.session, sk.Seek(b"".join(keys), 60.0))
-        return answer.chunks
+        """How many leading chunks the store seems to have."""
+        seek = sk.Seek(np.array([len(keys)], "<u4").tobytes(), b"".join(keys), 60.0)
+        answer = await self.pool.pool.sharing.seeking.seek(self.pool.session, seek)
+        return (answer.there + b"\0").index(0)
 
     async def load(self, keys: list[bytes]) -> int:
         """Seek and load a chain: how many chunks have the right bytes."""
@@ -119,6 +121,17 @@ def test_what_one_pool_publishes_another_finds(shared: SharedDirectory) -> None:
             asked = second.counted("queries")
             assert await second.seek(KEYS) == len(KEYS)
             assert second.counted("queries") == asked, "the answer is remembered"
+
+    run(act())
+
+
+def test_the_store_is_not_asked_for_what_follows_a_chunk_that_it_lacks(shared: SharedDirectory) -> None:
+    async def act() -> None:
+        await publish(shared, KEYS[:5])
+        async with Node(shared, "store.publish=off", "store.remember=60s") as second:
+            assert await second.seek(KEYS[:8]) == 5
+            assert await second.seek(KEYS) == 5
+            assert second.counted("questions") == 1
 
     run(act())
 
@@ -549,7 +562,7 @@ def test_a_node_of_another_layout_or_model_finds_nothing(shared: SharedDirectory
         async with Node(shared, "store.publish=off") as second:
             own = second.pool.session.own
             other = Namespace(own.id, own.size_class, "another model", own.layout)
-            assert await second.store.ask(other, KeyColumn.of(KEYS), 60.0) == 0
+            assert await second.store.ask([(other, KeyColumn.of(KEYS))], 60.0) == bytes(len(KEYS))
 
     run(act())
 

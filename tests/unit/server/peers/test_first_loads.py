@@ -78,7 +78,7 @@ async def load_first(here: Node, keys: Sequence[bytes]) -> tuple[int, int, int]:
     leased = await pool.serve(pool.pool.chains.acquire(pool.session, m.Acquire(b"".join(keys[:hit]))))
     loaded = await pool.load(keys[:hit])
     if leased.lease:
-        pool.pool.leases.release(pool.session, m.Release(leased.lease))
+        pool.pool.leases.release(pool.session, leased.lease)
     return hit, leased.chunks, loaded
 
 
@@ -170,7 +170,7 @@ def test_each_rank_pulls_its_whole_run_at_once_and_acquire_waits_for_nothing() -
             for key, offset in zip(keys, memoryview(slots.offsets).cast("Q"), strict=True):
                 assert here.pool.arena[offset : offset + CHUNK].tobytes() == payload(key), "wrong bytes"
         assert pulls_of(there) == RANKS
-        pool.leases.release(session, m.Release(leased.lease))
+        pool.leases.release(session, leased.lease)
         pool.drop_connection(session.connection)
         for rank in range(1, RANKS):
             there.pool.pool.drop_connection(ConnectionId(19 + rank))
@@ -228,7 +228,7 @@ async def rot(node: Node, keys: Sequence[bytes], chunk: int) -> None:
     pool = node.pool
     held = await pool.serve(pool.pool.chains.acquire(pool.session, m.Acquire(b"".join(keys))))
     pool.arena[memoryview(held.offsets).cast("Q")[chunk]] ^= 1
-    pool.pool.leases.release(pool.session, m.Release(held.lease))
+    pool.pool.leases.release(pool.session, held.lease)
 
 
 def checks_of(node: Node) -> tuple[int, int]:
@@ -518,6 +518,6 @@ def test_many_small_pulls_wait_in_line_and_no_node_is_blamed() -> None:
         assert (stats["peer.pulled_chunks"], stats["peer.failed_chunks"]) == (600, 0)
         assert here.tier.nodes.of(there.name).failures == 0
         for one in leased:
-            here.pool.pool.leases.release(here.pool.session, m.Release(one.lease))
+            here.pool.pool.leases.release(here.pool.session, one.lease)
 
     run(act, nodes=1, dram_chunks=700)

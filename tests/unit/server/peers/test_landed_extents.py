@@ -57,7 +57,7 @@ async def test_only_extents_of_an_own_save_are_noted() -> None:
     assert listener.noted == KEYS
     rig.assert_sound()
     rig.pool.drop_connection(ConnectionId(2))
-    await rig.serve(chains.end_reservation(rig.session, m.End(made.reservation)))
+    await rig.serve(chains.end_reservation(rig.session, made.reservation))
     assert listener.ended == [(len(KEYS), 0)]
     chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 0, sums_of(1)))
     await rig.stop()
@@ -89,7 +89,7 @@ async def test_saves_begun_before_anybody_listens_are_not_noted() -> None:
     made = await rig.serve(chains.reserve(rig.session, m.Reserve(b"", b"".join(KEYS))))
     chains.writers.followed.listen(listener)
     chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 0, sums_of(1)))
-    await rig.serve(chains.end_reservation(rig.session, m.End(made.reservation)))
+    await rig.serve(chains.end_reservation(rig.session, made.reservation))
     assert (listener.noted, listener.ended) == ([], [])
     assert await rig.save(KEYS) == len(KEYS)
     assert listener.noted == []

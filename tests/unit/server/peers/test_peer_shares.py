@@ -102,7 +102,7 @@ async def test_all_keys_together_leave_engines_their_part() -> None:
         assert OF_ONE < here.leased_chunks() <= OF_ALL, here.offered
         leased = await here.pool.serve(here.pool.pool.chains.acquire(here.pool.session, m.Acquire(here.chains[7][0])))
         assert leased.chunks == 1, "an engine has room beside all of them"
-        here.pool.pool.leases.release(here.pool.session, m.Release(leased.lease))
+        here.pool.pool.leases.release(here.pool.session, leased.lease)
 
 
 @pytest.mark.asyncio
@@ -195,14 +195,14 @@ async def test_a_lease_that_cannot_be_released_leaves_the_others_theirs(monkeypa
         one = puller(1, "key")
         await here.pull(one, 1, 0)
         await here.pull(one, 2, 1)
-        release: Callable[[EngineSession, m.Release], object] = here.pool.pool.leases.release
+        release: Callable[[EngineSession, int], object] = here.pool.pool.leases.release
         failed: list[int] = []
 
-        def fail_once(session: EngineSession, request: m.Release) -> object:
+        def fail_once(session: EngineSession, lease: int) -> object:
             if not failed:
-                failed.append(request.lease)
+                failed.append(lease)
                 raise Refused("failpoint", "daemon.release.before")
-            return release(session, request)
+            return release(session, lease)
 
         monkeypatch.setattr(type(here.pool.pool.leases), "release", lambda _, *args: fail_once(*args))
         here.offers.release(one, 1)
@@ -277,4 +277,4 @@ async def test_followers_of_slow_saves_leave_a_thread_to_pulls_of_what_is_there(
         assert made.offered[4:] == [CHAIN, 4]
         for number in (1, 7, 8):
             made.offers.release(puller(number, f"peer {number}"), 1)
-        await made.pool.serve(chains.end_reservation(session, m.End(reserved.reservation)))
+        await made.pool.serve(chains.end_reservation(session, reserved.reservation))

@@ -96,7 +96,7 @@ def test_chains_that_are_asked_for_at_once_come_whole_in_parts(has_disk: bool) -
         stats = here.pool.pool.measure({}).remote["peer"]
         assert (stats["peer.pulled_chunks"], stats["peer.failed_chunks"]) == (36, 0)
         for one in leased:
-            here.pool.pool.leases.release(here.pool.session, m.Release(one.lease))
+            here.pool.pool.leases.release(here.pool.session, one.lease)
         for keys in chains:
             assert await here.pool.load(keys) == len(keys)
 
@@ -379,7 +379,7 @@ def test_what_is_declined_to_another_layout_or_model_is_still_a_hit_for_the_righ
             leased = await here.pool.serve(chains.acquire(here.pool.session, m.Acquire(b"".join(KEYS))))
             await here.pool.until_moved(lambda: here.pool.pool._tiering.holds == 0)
             if leased.lease:
-                here.pool.pool.leases.release(here.pool.session, m.Release(leased.lease))
+                here.pool.pool.leases.release(here.pool.session, leased.lease)
         assert there.offers.stats()["pulls_empty"] == 3
         here.pool.session = right
         assert await here.pool.load(KEYS) == len(KEYS)

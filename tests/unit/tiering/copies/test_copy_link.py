@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from kvpool.protocol.records import messages as m
 from kvpool.tiers.base import Outcome
 from kvpool.types import Level
 from tests.rigs.tiers.copies_pool import BIG, DEVICE_CHUNKS, CopiesPool
@@ -37,7 +36,7 @@ def test_a_lease_has_its_chunks_copied_and_the_next_one_finds_the_copies() -> No
         leased = await pool.lease(CHAIN)
         assert set(leased.tiers) == {Level.HBM}
         assert len(pool.copies_of(leased)) == len(CHAIN)
-        pool.pool.leases.release(pool.session, m.Release(leased.lease))
+        pool.pool.leases.release(pool.session, leased.lease)
         assert await pool.read_copies(CHAIN) == len(CHAIN)
         counted = pool.link.stats()
         assert (counted["hbm.promoted_chunks"], counted["hbm.chunks"]) == (len(CHAIN), len(CHAIN))
@@ -72,7 +71,7 @@ def test_rows_begin_at_a_number_and_end_with_the_last_copy() -> None:
         assert pool.copies_of(leased, 3) == pool.copies_of(leased, 99) == []
         await pool.settled()
         assert pool.copies_of(leased)[:3] == rows
-        pool.pool.leases.release(pool.session, m.Release(leased.lease))
+        pool.pool.leases.release(pool.session, leased.lease)
         assert pool.copies_of(leased) == []
 
     in_pool(check)
@@ -117,14 +116,14 @@ def test_a_copy_that_fails_ends_the_part_before_it_and_its_slot_is_free_again(ou
 def test_bad_bytes_in_dram_are_dropped_there_and_not_copied() -> None:
     async def check(pool: CopiesPool) -> None:
         leased = await pool.lease(CHAIN)
-        pool.pool.leases.release(pool.session, m.Release(leased.lease))
+        pool.pool.leases.release(pool.session, leased.lease)
         await pool.settled()
         await pool.flush("hbm")
         offset = int.from_bytes(leased.offsets[16:24], "little")
         pool.arena[offset] ^= 0xFF
         leased = await pool.lease(CHAIN)
         await pool.settled()
-        pool.pool.leases.release(pool.session, m.Release(leased.lease))
+        pool.pool.leases.release(pool.session, leased.lease)
         assert pool.link.stats()["hbm.bad_sources"] == 1
         assert pool.pool._directory.stats()["chunks"] == 2
         assert await pool.read_copies(CHAIN) == 2

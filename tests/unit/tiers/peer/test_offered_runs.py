@@ -63,7 +63,7 @@ def test_peers_together_hold_no_more_of_memory_than_their_share() -> None:
         pool._directory.share_among_holders(8 / DRAM_CHUNKS)
         leased = await rig.there.pool.serve(pool.chains.acquire_for_peer(session, KeyColumn.of(KEYS)))
         assert leased.chunks == 8
-        pool.leases.release(session, m.Release(leased.lease))
+        pool.leases.release(session, leased.lease)
         pool._directory.share_among_holders(1.0)
 
     run(act)
@@ -81,7 +81,7 @@ def test_an_engine_that_takes_a_windows_chunks_for_a_chain_harms_no_link() -> No
             assert leased.chunks <= len(chain)
             await pool.until_moved(lambda: pool.pool._tiering.holds == 0)
             if leased.lease:
-                pool.pool.leases.release(pool.session, m.Release(leased.lease))
+                pool.pool.leases.release(pool.session, leased.lease)
         assert rig.here.links[rig.there.name].life is not None
 
     run(act)

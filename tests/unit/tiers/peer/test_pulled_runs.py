@@ -80,7 +80,7 @@ class Rig:
                 size = LAYOUT.chunk_bytes
                 assert pool.arena[offset : offset + size].tobytes() == payload(keys[number]), "wrong bytes"
                 landed += 1
-        pool.pool.leases.release(pool.session, m.Release(leased.lease))
+        pool.pool.leases.release(pool.session, leased.lease)
         await pool.until_moved(lambda: pool.pool._tiering.holds == 0)
         return leased.chunks, landed
 
@@ -240,7 +240,7 @@ def test_a_node_that_ends_leaves_nothing_held() -> None:
         leased = await pool.serve(pool.pool.chains.acquire_for_peer(pool.session, KeyColumn.of(KEYS)))
         await pool.until_moved(lambda: pool.pool._tiering.holds == 0)
         if leased.lease:
-            pool.pool.leases.release(pool.session, m.Release(leased.lease))
+            pool.pool.leases.release(pool.session, leased.lease)
         assert await rig.load(KEYS) == (0, 0)
 
     run(act)
@@ -263,7 +263,7 @@ def test_a_run_that_finds_no_room_is_whole_or_ends_where_room_does() -> None:
         leased, landed = await rig.load(KEYS)
         assert leased == landed == room
         for lease in leases:
-            pool.pool.leases.release(pool.session, m.Release(lease.lease))
+            pool.pool.leases.release(pool.session, lease.lease)
         assert await rig.load(KEYS) == (len(KEYS), len(KEYS))
 
     run(act)

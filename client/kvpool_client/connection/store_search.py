@@ -1,9 +1,10 @@
-"""Store search: longer hits of layouts with groups, by what the shared store has. Used by the lookups of one Pool; any thread.
+"""Store search: longer hits by what the shared store has. Used by the lookups of one Pool; any thread.
 
 Chunks of the shared store are in no table. A lookup that ends before its last key asks the daemon twice at most: which of the
-chunks the store has that the full groups lack here, in the order of their chains; and, before the end that all of them would
-then reach, which chunks of the windows and states. A hit has only what was found. Both questions are bounded in keys, and in
-time together.
+chunks the store has that the full groups lack, in the order of their chains; and, before the end that all of them would then
+reach, which chunks of the windows and states. A plain layout is one full group, and asks once. A hit has only what was found.
+Both questions are bounded in keys, and in time together. What was sought without success is remembered, bounded: where the full
+groups end, for every prompt that begins so; else this prompt's question.
 
     chunk      0    1    2    3    4    5    6    7
     full       here here here ■    ■    ■    ■    ?     1: which of 3 … 7? The store has 3 … 6, so the end is 7
@@ -41,7 +42,8 @@ _ABSENT = 0xFF
 
 
 class StoreSearch:
-    """See the module. `runs`: by column, None for a full group, else how many chunks before a hit's end it needs."""
+    """See the module. `runs`: by column, None for a full group, else how many chunks before a hit's end it needs. REQUIRES, of
+    its calls: `can_search`."""
 
     def __init__(self, runs: Sequence[int | None], link: Link, *, timeout_s: float, clock: Clock | None = None) -> None:
         """`timeout_s`: of a round trip; both questions get WAIT_FRACTION of it."""
@@ -60,35 +62,38 @@ class StoreSearch:
 
     def search(self, session: Session, columns: Sequence[KeyColumn], hit: Levels, full: int) -> tuple[Levels, int]:
         """The level of each chunk of the longest hit, and how far the full groups reach; of `hit` and `full`, which are what is
-        known without the store, where the store has nothing more. `columns`: the keys that a hit may have."""
-        if not can_search(session) or len(hit) >= len(columns[0]):
-            return hit, full
-        question = columns[0][-1] + struct.pack("<2Q", len(hit), full)
+        known without the store, where the store has nothing more. `columns`: the keys that a hit may have, more than it has."""
         now_ns = self._clock.now_ns()
-        with self._lock:
-            until_ns, reach = self._fruitless.get(question, (0, 0))
-        if until_ns > now_ns:
-            return hit, max(full, reach)
+        whole = columns[0][-1] + struct.pack("<2Q", len(hit), full)
+        for question in (columns[0][full], whole) if full == len(hit) else (whole,):
+            with self._lock:
+                until_ns, reach = self._fruitless.get(question, (0, 0))
+            if until_ns > now_ns:
+                return hit, max(full, reach)
         asking = _Asking(session, self._columns, Deadline(WAIT_FRACTION * self._timeout_s))
         try:
-            found, reach = self._longer(asking, columns, len(hit))
+            found, reach, is_end = self._longer(asking, columns, len(hit))
         except KVPoolError as error:
             self._link.note_failure(session, error)
             return hit, full
-        if not len(found):
-            self._note_fruitless(question, now_ns + int(asking.remember_s * NS_PER_S), reach)
+        until_ns = now_ns + int(asking.remember_s * NS_PER_S)
+        if is_end:
+            self._note_fruitless(columns[0][reach], until_ns, reach)
+        if not len(found) and reach > len(hit):
+            self._note_fruitless(whole, until_ns, reach)
         return (found if len(found) else hit), max(full, reach)
 
-    def _longer(self, asking: "_Asking", columns: Sequence[KeyColumn], least: int) -> tuple[Levels, int]:
-        """The level of each chunk of the longest hit of more than `least` chunks, of none where there is none; and how far the
-        full groups reach."""
-        runs = self._full_runs(asking, columns)
+    def _longer(self, asking: "_Asking", columns: Sequence[KeyColumn], least: int) -> tuple[Levels, int, bool]:
+        """The level of each chunk of the longest hit of more than `least` chunks, of none where there is none; how far the full
+        groups reach; and whether the store lacks what follows."""
+        runs, sought = self._full_runs(asking, columns)
         reach = min((len(run) for run in runs), default=len(columns[0]))
+        is_end = reach < sought
         if reach <= least:
-            return np.empty(0, np.uint8), reach
+            return np.empty(0, np.uint8), reach, is_end
         levels = np.maximum.reduce([run[:reach] for run in runs]) if runs else np.full(reach, DRAM, np.uint8)
         if not self._others:
-            return levels, reach
+            return levels, reach, is_end
         first = max(0, reach - END_KEYS_MAX // len(self._others), least + 1 - max(run for _, run in self._others))
         rows = self._rows(asking, columns, first=first, end=reach, least=least)
         wanted = [run for _, run in self._others]
@@ -101,26 +106,21 @@ class StoreSearch:
             levels = levels[:end].copy()
             for row in used:
                 np.maximum(levels[end - len(row) :], row, out=levels[end - len(row) :])
-            return levels, reach
-        return np.empty(0, np.uint8), reach
+            return levels, reach, is_end
+        return np.empty(0, np.uint8), reach, is_end
 
-    def _full_runs(self, asking: "_Asking", columns: Sequence[KeyColumn]) -> list[Levels]:
-        """The level of each chunk of each full column's leading run, of what is known and what the store has.
-
-        A lease fetches the rest of a chain from other nodes or from the store: the run behind what is here is of one of both.
-        """
+    def _full_runs(self, asking: "_Asking", columns: Sequence[KeyColumn]) -> tuple[list[Levels], int]:
+        """The level of each chunk of each full column's leading run, of what is known and of what the store has behind it; and
+        before which chunk the store was asked for all that is not known."""
         runs = {
             number: np.frombuffer(asking.index.lookup(columns[number].packed)[1], np.uint8) for number in self._full
         }
-        short = {number: _leading(run < PEER) for number, run in runs.items() if len(run) < len(columns[number])}
-        if short:
-            share = max(1, sk.SEEK_KEYS_MAX // len(short))
-            there = asking.ask({number: columns[number][here : here + share] for number, here in short.items()})
-            for number, here in short.items():
-                more = _leading(there[number])
-                if here + more > len(runs[number]):
-                    runs[number] = np.concatenate([runs[number][:here], np.full(more, STORE, np.uint8)])
-        return list(runs.values())
+        short = {number: len(run) for number, run in runs.items() if len(run) < len(columns[number])}
+        share = max(1, sk.SEEK_KEYS_MAX // max(1, len(short)))
+        there = asking.ask({number: columns[number][first : first + share] for number, first in short.items()})
+        for number, found in there.items():
+            runs[number] = np.concatenate([runs[number], np.full(_leading(found), STORE, np.uint8)])
+        return list(runs.values()), min((first + len(there[number]) for number, first in short.items()), default=0)
 
     def _rows(
         self, asking: "_Asking", columns: Sequence[KeyColumn], *, first: int, end: int, least: int
@@ -165,8 +165,8 @@ class _Asking:
         there = np.zeros(sum(counts), np.bool_)
         if len(there) and left_s > 0:
             packed = b"".join(wanted[number].packed for number in range(self._columns) if number in wanted)
-            request = sk.SeekEach(np.array(counts, "<u4").tobytes(), packed, left_s)
-            answer = self._session.call(request, sk.SoughtEach)
+            request = sk.Seek(np.array(counts, "<u4").tobytes(), packed, left_s)
+            answer = self._session.call(request, sk.Sought)
             if len(answer.there) != len(there):
                 raise ProtocolError(f"there has {len(answer.there)} bytes, expected {len(there)}")
             there = np.frombuffer(answer.there, np.uint8) == 1
