@@ -210,14 +210,6 @@ def test_one_ticket_is_claimed_by_each_rank(module_daemon: Daemon) -> None:
     wait_until(lambda: module_daemon.stats()["tickets"] == 0, "no ticket is left")
 
 
-def test_an_earlier_daemon_stores_no_parts_of_groups(module_daemon: Daemon) -> None:
-    with connect(module_daemon, shares_of(2)[0]) as pool:
-        session = pool._link.session
-        assert session is not None
-        session.welcome = replace(session.welcome, protocol=10)
-        assert begin_part(pool, 7).commit().reasons == {"other": CHUNKS + len(WINDOWS)}
-
-
 def test_a_commit_names_the_group_of_its_reservation(module_daemon: Daemon) -> None:
     """A part of one group's chunks is never counted as one of another's."""
     with connect(module_daemon, shares_of(2)[0]) as pool:

@@ -278,23 +278,6 @@ def test_a_part_of_chunks_with_summaries_is_not_saved(module_daemon: Daemon) -> 
             pool.save(keys, from_=np.zeros((1, layout.chunk_bytes // 2), np.uint8))
 
 
-def test_an_earlier_daemon_stores_no_parts_and_gives_no_ticket_for_several_claims(module_daemon: Daemon) -> None:
-    with (
-        module_daemon.connect(layout=LAYOUT, share=shares_of(2)[0]) as pool,
-        module_daemon.connect(layout=LAYOUT) as whole,
-    ):
-        keys = whole.keys(tokens_of(16, CHUNKS * LAYOUT.chunk_tokens))
-        for session in (pool._link.session, whole._link.session):
-            assert session is not None
-            session.welcome = replace(session.welcome, protocol=9)
-        result = pool.save(keys, from_=part_rows(keys, LAYOUT, pool.shares[0])).commit()
-        assert (result.declined, result.reasons) == (CHUNKS, {"other": CHUNKS})
-        assert store(whole, keys).stored == CHUNKS
-        with whole.acquire(whole.lookup(keys)) as lease:
-            assert lease.ticket(claims=2) == b""
-            assert lease.ticket() != b""
-
-
 def test_a_long_prompt_is_stored_in_parts_as_far_as_one_save_goes(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(dram__capacity="160MiB")  # half of it may be incomplete
     layout = kv.Layout(layers=2, kv_heads=2, head_dim=8, dtype="float16", chunk_tokens=16, head_groups=2)
