@@ -29,7 +29,8 @@ KEEP_PRIORITY = 255
 
 ConnectionId = NewType("ConnectionId", int)
 LeaseId = NewType("LeaseId", int)
-ReservationId = NewType("ReservationId", int)
+ReservationId = NewType("ReservationId", int)  # a holder of slots: of the directory, or a part of a joint save
+SaveId = NewType("SaveId", int)  # what a connection has reserved for one save
 HoldId = NewType("HoldId", int)
 NamespaceId = NewType("NamespaceId", int)
 SizeClassId = NewType("SizeClassId", int)

@@ -17,7 +17,6 @@ from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart
 from kvpool_client.grouped.leases import GroupLease
 from kvpool_client.grouped.load import GroupLoad
 from kvpool_client.grouped.lookups import GroupHit
-from kvpool_client.grouped.save import GroupSave, GroupSaveResult
 from kvpool_client.hints.envelope import HintReport
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.lease import Lease
@@ -38,8 +37,6 @@ __all__ = [
     "GroupHit",
     "GroupLease",
     "GroupLoad",
-    "GroupSave",
-    "GroupSaveResult",
     "HintReport",
     "Hit",
     "InvalidArgument",

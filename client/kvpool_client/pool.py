@@ -57,7 +57,7 @@ from kvpool_client.load import Load
 from kvpool_client.results import AnnounceResult, Hit, RetainResult
 from kvpool_client.retention import plan_retention
 from kvpool_client.save import Save
-from kvpool_client.save_starter import SavePlan, SaveStarter
+from kvpool_client.save_starter import RunPlan, SavePlan, SaveStarter
 from kvpool_client.separate_chunks import SeparateChunks
 
 log = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ class Pool:
         self._load_starter = LoadStarter(
             plain, self.shares[0], link=link, copies=copies, counters=counters, timeout_s=timeout_s
         )
-        self._save_starter = SaveStarter(plain, link, copies, counters, timeout_s=timeout_s)
+        self._save_starter = SaveStarter([plain], link, [copies], counters, timeout_s=timeout_s)
         self.separate = SeparateChunks(
             self._namespace,
             copies,
@@ -412,7 +412,9 @@ class Pool:
             decode_duration_s=decode_duration_s,
         )
         blocks = self._copies.blocks(cache, block_ids, array=from_, chunks=count, is_load=False)
-        return self._save_starter.begin(SavePlan(keys, blocks, retention_columns, first_chunk=first_chunk, count=count))
+        end = first_chunk + count
+        run = RunPlan(0, range(first_chunk, end), blocks)
+        return self._save_starter.begin(SavePlan(keys, retention_columns, [run], end_chunk=end))
 
     def events(self, since: EventMark = BEGINNING) -> EventBatch:
         """Events of the chunks of this Pool's model and layout after a mark; a first part where there are many.

@@ -71,7 +71,7 @@ class SaveResult:
     full, share, not-ready, stopping, expired, disconnected, timeout, too-long, aborted, checksum where the daemon has stored
     other bytes than were announced to it, and other for a reason that only a later version has. `clipped`: how many of those
     not declined have the default priority although the save asked for a higher one, because the share of chunks above the
-    default is used up.
+    default is used up. `groups`: of a layout with groups the result of each, over the chunks that it was to store, in order.
     """
 
     stored: int
@@ -81,6 +81,25 @@ class SaveResult:
     reasons: Mapping[str, int]
     clipped: int = 0
     part: int = 0
+    groups: "tuple[SaveResult, ...]" = ()
+
+    @classmethod
+    def joined(cls, groups: "Sequence[SaveResult]") -> "SaveResult":
+        """The result over the chunks of all groups of a layout."""
+        reasons: dict[str, int] = {}
+        for result in groups:
+            for reason, count in result.reasons.items():
+                reasons[reason] = reasons.get(reason, 0) + count
+        return cls(
+            sum(result.stored for result in groups),
+            sum(result.present for result in groups),
+            sum(result.declined for result in groups),
+            tuple(state for result in groups for state in result.states),
+            reasons,
+            sum(result.clipped for result in groups),
+            sum(result.part for result in groups),
+            tuple(groups),
+        )
 
     @classmethod
     def of(cls, states: list[SaveState], retained: bytes = b"") -> "SaveResult":

@@ -37,6 +37,11 @@ class RetentionColumns:
         """The chunks that a range covers."""
         return np.flatnonzero(self.priorities != KEEP_PRIORITY)
 
+    def columns_of(self, chunks: Sequence[int]) -> tuple[bytes, bytes]:
+        """Both columns of these chunks, as they travel."""
+        chosen = slice(chunks.start, chunks.stop) if isinstance(chunks, range) else list(chunks)
+        return self.priorities[chosen].tobytes(), self.durations_ms[chosen].astype("<u4").tobytes()
+
     def columns(self, first: int, count: int) -> tuple[bytes, bytes]:
         """Both columns from chunk `first` on, as they travel; empty where no range covers any of them."""
         chosen = slice(first, first + count)

@@ -12,10 +12,12 @@ chunk.
 """
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Protocol, overload
 
@@ -23,7 +25,6 @@ import numpy as np
 
 from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
-from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.types import SaveState
@@ -35,7 +36,6 @@ from kvpool_client.pending import PendingChunks
 from kvpool_client.results import SaveResult, save_state_of
 
 CHECKSUM_BYTES = 4
-CommitRequest = m.Commit | gm.CommitGroup
 
 
 class SaveRun(Protocol):
@@ -79,6 +79,84 @@ class SaveRun(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
+class SavedRun:
+    """What a save has of the chunks of one group, a state for each. `retained`: a RetainState for each, or none. `layers`: of
+    the engine, each to be announced; `head_groups`: of a layer, each of which is an extent of the run; `extents`: of a stored
+    chunk, each with a checksum. `is_part`: these are a share's. `run`: copies the RESERVED ones, where there are any; `tokens`:
+    their token ids, i32, or none; `landed`: extents of them that were reported to the daemon, for other nodes."""
+
+    group: int
+    states: list[SaveState]
+    retained: bytes
+    layers: int
+    head_groups: int
+    extents: int
+    is_part: bool
+    run: SaveRun | None = None
+    tokens: bytes = b""
+    landed: int = 0
+
+    @property
+    def reserved(self) -> list[int]:
+        """Which of the chunks are RESERVED."""
+        return [number for number, state in enumerate(self.states) if state == SaveState.RESERVED]
+
+    def give_up(self, state: SaveState) -> None:
+        """Its RESERVED chunks end in this state."""
+        self.states = [state if entry == SaveState.RESERVED else entry for entry in self.states]
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedSave:
+    """What a save begins with. `runs`: in the order in which they are committed; `scope`: adapter and salt tag for events;
+    `pending`: chunks that others are writing; `end_token`: behind the last chunk asked."""
+
+    session: Session | None
+    reservation: int
+    runs: tuple[SavedRun, ...]
+    scope: bytes
+    pending: PendingChunks
+    end_token: int
+    has_groups: bool
+    timeout_s: float
+    on_end: Callable[[SaveResult], None]
+
+
+class _Commit:
+    """A commit of some chunks of a save, and whose they are. `rows`: a chunk each: its run, and its number in it."""
+
+    def __init__(self, reserved: ReservedSave) -> None:
+        self._reserved = reserved
+        self._checksums = bytearray()
+        self._tokens = bytearray()
+        self.rows: list[tuple[SavedRun, int]] = []
+
+    @property
+    def room(self) -> int:
+        """Bytes of checksums and token ids for which there is room."""
+        used = len(self._checksums) + len(self._tokens) + len(self._reserved.scope)
+        return m.COMMIT_BYTES_MAX - used
+
+    @property
+    def request(self) -> m.Commit:
+        """The request."""
+        scope = self._reserved.scope if self._tokens else b""
+        return m.Commit(self._reserved.reservation, bytes(self._checksums), bytes(self._tokens), scope)
+
+    def add(self, saved: SavedRun, numbers: list[int], checksums: bytes, tokens: bytes) -> None:
+        """Commit these chunks of a run, too."""
+        self._checksums += checksums
+        self._tokens += tokens
+        self.rows += [(saved, number) for number in numbers]
+
+    def note(self, states: bytes) -> None:
+        """Take the answer: a state for each chunk, or none where the reservation has ended."""
+        states += bytes([SaveState.EXPIRED]) * (len(self.rows) - len(states))
+        for (saved, number), state in zip(self.rows, states, strict=True):
+            saved.states[number] = save_state_of(state)
+
+
 class Save:
     """Chunks on their way out of engine memory: what `Pool.save` answers, with room reserved for those that the pool lacks.
 
@@ -86,64 +164,30 @@ class Save:
             save.layer(0)                       # as each layer is written: native threads copy it meanwhile
             result = save.commit()              # copies the others, then publishes; SaveResult
 
-    `layers`: of the engine, each to be announced or committed; `end_token`: behind the last token of its chunks, counted from
-    the prompt's begin. Blocks must not change from a layer's announcement, or the commit, to the result. Leaving it as a
-    context without a commit aborts it; so does the garbage collector, with a ResourceWarning. Nothing raises because of the
-    daemon: what is not stored is declined, with a reason. Threads: one at a time.
+    Of a layout with groups it is a save of them all, each with the chunks that it was to store: windows and states first, they
+    are few, and without them the others are no hit. `layers`: of the engine, each to be announced or committed; with groups
+    those of the first. `end_token`: behind the last token of its chunks, counted from the prompt's begin. Blocks must not
+    change from a layer's announcement, or the commit, to the result. Leaving it as a context without a commit aborts it; so
+    does the garbage collector, with a ResourceWarning. Nothing raises because of the daemon: what is not stored is declined,
+    with a reason. Threads: one at a time.
     """
 
-    def __init__(
-        self,
-        session: Session | None,
-        reservation: int,
-        states: list[SaveState],
-        run: SaveRun | None,
-        *,
-        tokens: bytes,
-        scope: bytes,
-        retained: bytes,
-        pending: PendingChunks,
-        end_token: int,
-        layers: int,
-        groups: int,
-        extents: int,
-        timeout_s: float,
-        on_end: Callable[[SaveResult], None],
-        group: int | None = None,
-        is_part: bool = False,
-    ) -> None:
-        """`tokens`: the token ids of the RESERVED chunks, i32, or none; `scope`: adapter and salt tag for events. `retained`: a
-        RetainState for each chunk, or none. `end_token`: behind the last chunk asked. `layers`: of the engine, each to be
-        announced; `groups`: head groups of a layer, each of which is an extent of the run; `extents`: of a stored chunk, each
-        with a checksum. `group`: that of the chunks, where the layout has groups. `is_part`: the layers, groups and extents are
-        those of a share."""
-        assert (run is None) == (SaveState.RESERVED not in states)
+    def __init__(self, reserved: ReservedSave) -> None:
         self._pid = os.getpid()
-        self._session = session
-        self._reservation = reservation
-        self._states = states
-        self._run = run
-        self._tokens = tokens
-        self._scope = scope
-        self._retained = retained
-        self._pending = pending
-        self.end_token = end_token
-        self.layers = layers
-        self._groups = groups
-        self._extents = extents
-        self._timeout_s = timeout_s
-        self._on_end = on_end
-        self._group = group
-        self._is_part = is_part
-        self._announced: set[int] = set()
-        self._landed = 0  # layers that were reported to the daemon, for other nodes
+        self._reserved = reserved
+        self._session = reserved.session
+        self._copying = [(saved, saved.run) for saved in reserved.runs if saved.run is not None]
+        self._layers = {saved.group: saved.layers for saved in reserved.runs}
+        self.layers = self._layers[min(self._layers)]
+        self.end_token = reserved.end_token
+        self._announced: set[tuple[int, int]] = set()
         self._is_expired = False  # set by the Pool's own thread
         self._result: SaveResult | None = None
         self._thread: threading.Thread | None = None
 
     def __repr__(self) -> str:
         state = "ended" if self._result else "expired" if self._is_expired else "under way"
-        return f"<Save {len(self._states)} chunks, {state}>"
+        return f"<Save {sum(len(saved.states) for saved in self._reserved.runs)} chunks, {state}>"
 
     def __enter__(self) -> "Save":
         return self
@@ -161,23 +205,28 @@ class Save:
 
     def __del__(self) -> None:
         # A finalizer, also of an interpreter that ends: see `endings`.
-        if self._result is not None or self._run is None or self._session is None or sys.is_finalizing():
+        if self._result is not None or self._session is None or sys.is_finalizing():
             return
         if self._session.is_alive:
             self._session.endings.add_forgotten("neither committed nor aborted; it is aborted now", self, self.abort)
 
-    def layer(self, layer: int) -> None:
-        """The engine's bytes of this layer may be read from now on. Any order, once each. Raises InvalidArgument."""
-        layer = as_index("layer", layer, self.layers - 1)
-        if layer in self._announced:
+    def layer(self, layer: int, group: int = 0) -> None:
+        """The engine's bytes of this layer may be read from now on. Any order, once each. `group`: of which it is, where the
+        layout has groups. Raises InvalidArgument."""
+        group = as_index("group", group, max(self._layers))
+        layer = as_index("layer", layer, self._layers[group] - 1)
+        if (group, layer) in self._announced:
             raise InvalidArgument(f"layer {layer} was announced before, expected once each")
         if self._result is not None or self._thread is not None:
             raise InvalidArgument(f"layer {layer} comes after the end of {self!r}, expected before commit and abort")
-        self._announced.add(layer)
-        if self._run is not None and self._result is None and not self._is_inherited:
-            for group in range(self._groups):
-                self._run.announce(layer * self._groups + group)
-            self._land_copied(self._run)
+        self._announced.add((group, layer))
+        if self._result is not None or self._is_inherited:
+            return
+        for saved, run in self._copying:
+            if saved.group == group:
+                for head_group in range(saved.head_groups):
+                    run.announce(layer * saved.head_groups + head_group)
+                self._land_copied(saved, run)
 
     @overload
     def commit(self, wait: Literal[True] = True) -> SaveResult:
@@ -195,8 +244,7 @@ class Save:
         """
         if self._result is not None or self._is_inherited:
             return self.wait()
-        if self._run is not None:
-            self._run.announce_all()
+        self._announce_all()
         if wait:
             return self.wait()
         if self._thread is None:
@@ -222,11 +270,11 @@ class Save:
         late, given up, or the daemon is away; what was given up takes along what follows it, which can be saved by a new save.
         Reads shared memory; no request.
         """
-        return self._pending.wait(timeout_s)
+        return self._reserved.pending.wait(timeout_s)
 
     def has_pending(self) -> bool:
         """Whether chunks that were pending when this save began still are. Never waits."""
-        return self._pending.are_under_way()
+        return self._reserved.pending.are_under_way()
 
     def done(self) -> bool:
         """Whether the save has ended."""
@@ -246,9 +294,9 @@ class Save:
     def expire(self) -> None:
         """Give the reservation back, whose time is over: other saves may have the slots. On a thread of the Pool's own; whoever
         has the save learns it from its result."""
-        if self._result is None and self._run is not None and not self._is_inherited:
+        if self._result is None and self._copying and not self._is_inherited:
             self._is_expired = True
-            self._run.cancel()
+            self._cancel_copies()
             self._acknowledge_end()
 
     @property
@@ -259,107 +307,127 @@ class Save:
     def _end_inherited(self, state: SaveState) -> SaveResult:
         """The result in a forked child: only the parent can store what was reserved, and only the parent counts it."""
         if self._result is None:
-            self._states = [state if entry == SaveState.RESERVED else entry for entry in self._states]
-            self._result = SaveResult.of(self._states, self._retained)
+            for saved in self._reserved.runs:
+                saved.give_up(state)
+            self._result = self._collected()
         return self._result
 
     def _publish(self) -> None:
-        if self._run is not None and self._copied():
-            self._commit_reserved(self._run.checksums())
+        if self._copying and self._copied():
+            self._commit_reserved()
         self._end()
 
     def _copied(self) -> bool:
         """Whether every byte has been copied; else the save is given up."""
-        assert self._run is not None
-        stall = Stall(self._run, self._timeout_s)
-        while not self._run.wait(stall.slice_s()):
-            if stall.has_lasted():
-                self._give_up(SaveState.TIMEOUT)
-                return False
-        if self._is_expired or self._run.is_cancelled():
+        for _, run in self._copying:
+            stall = Stall(run, self._reserved.timeout_s)
+            while not run.wait(stall.slice_s()):
+                if stall.has_lasted():
+                    self._give_up(SaveState.TIMEOUT)
+                    return False
+        if self._is_expired or any(run.is_cancelled() for _, run in self._copying):
             self._give_up(SaveState.DISCONNECTED)
             return False
         return True
 
-    def _land_copied(self, run: SaveRun) -> None:
+    def _land_copied(self, saved: SavedRun, run: SaveRun) -> None:
         """Report the layers copied so far, which other nodes may read before the commit; the last one comes with it."""
         assert self._session is not None
-        if not self._session.welcome.remote_bytes or self._is_part:
+        if not self._session.welcome.remote_bytes or saved.is_part:
             return  # there are no other nodes, or nobody can read a chunk before its other parts are there
-        if self._landed >= min(run.copied_extents(), self.layers * self._groups - 1):
+        if saved.landed >= min(run.copied_extents(), saved.layers * saved.head_groups - 1):
             return
-        chunks = self._states.count(SaveState.RESERVED)
-        sums = np.frombuffer(run.checksums_from(self._landed), "<u4").reshape(chunks, -1)
-        at_once = m.COMMIT_BYTES_MAX // (CHECKSUM_BYTES * chunks)  # layers of one record
+        chunks = len(saved.reserved)
+        sums = np.frombuffer(run.checksums_from(saved.landed), "<u4").reshape(chunks, -1)
+        at_once = m.COMMIT_BYTES_MAX // (CHECKSUM_BYTES * chunks)  # extents of one record
+        number = self._numbers[saved.group]
         for first in range(0, sums.shape[1] if at_once else 0, at_once or 1):
             part = sums[:, first : first + at_once]
-            # Layers count only in order: without these, later ones would not.
-            if not self._session.notify(one_way.LandSaved(self._reservation, self._landed, part.tobytes())):
+            # Extents count only in order: without these, later ones would not.
+            landed = one_way.LandSaved(self._reserved.reservation, saved.landed, part.tobytes(), number)
+            if not self._session.notify(landed):
                 return
-            self._landed += part.shape[1]
+            saved.landed += part.shape[1]
 
     @property
-    def _chunks_reserved(self) -> list[int]:
-        return [number for number, state in enumerate(self._states) if state == SaveState.RESERVED]
+    def _numbers(self) -> dict[int, int]:
+        """The number of each group's run in the reservation: those that name no chunk are left out."""
+        named = [saved.group for saved in self._reserved.runs if saved.states]
+        return {group: number for number, group in enumerate(named)}
 
     def _announce_all(self) -> None:
-        if self._result is None and self._run is not None and not self._is_inherited:
-            self._run.announce_all()
+        if self._result is None and not self._is_inherited:
+            for _, run in self._copying:
+                run.announce_all()
 
-    def _commit_of(self, checksums: bytes, tokens: bytes) -> CommitRequest:
-        if self._group is None:
-            return m.Commit(self._reservation, checksums, tokens, self._scope)
-        return gm.CommitGroup(self._group, self._reservation, checksums, tokens, self._scope)
+    def _commits(self) -> Iterator[_Commit]:
+        """The requests that publish this save, once everything is copied: as few as have room for it."""
+        whole = _Commit(self._reserved)
+        for saved, run in self._copying:
+            reserved, checksums = saved.reserved, run.checksums()
+            row, token_row = CHECKSUM_BYTES * saved.extents, len(saved.tokens) // len(reserved)
+            at = 0
+            while at < len(reserved):
+                count = min(len(reserved) - at, max(whole.room // (row + token_row), 0 if whole.rows else 1))
+                if not count:
+                    yield whole
+                    whole = _Commit(self._reserved)
+                    continue
+                end = at + count
+                whole.add(
+                    saved,
+                    reserved[at:end],
+                    checksums[at * row : end * row],
+                    saved.tokens[at * token_row : end * token_row],
+                )
+                at = end
+        yield whole
 
-    def _as_one_commit(self) -> "tuple[Session, CommitRequest] | None":
-        """The one request that publishes this save, once everything is copied; None where there is nothing to publish."""
-        if self._result is not None or self._thread is not None or self._run is None or self._is_inherited:
+    def _as_one_commit(self) -> "tuple[Session, _Commit] | None":
+        """The one request that publishes this save, once everything is copied; None where there is nothing to publish, or one
+        is not enough."""
+        if self._result is not None or self._thread is not None or not self._copying or self._is_inherited:
             return None
         if not self._copied():
             return None
         assert self._session is not None
-        commit = self._commit_of(self._run.checksums(), self._tokens)
-        fits = len(commit.checksums) + len(commit.tokens) + len(commit.scope) <= m.COMMIT_BYTES_MAX
-        return (self._session, commit) if fits else None
+        commits = list(itertools.islice(self._commits(), 2))
+        return (self._session, commits[0]) if len(commits) == 1 else None
 
-    def _note_committed(self, answer: m.Committed | None) -> None:
+    def _note_committed(self, commit: _Commit, answer: m.Committed | None) -> None:
         """Take the answer to a commit of the whole save, or its absence."""
         if answer is None:
             self._give_up(SaveState.DISCONNECTED)
         else:
-            for number, state in zip(self._chunks_reserved, answer.states, strict=True):
-                self._states[number] = save_state_of(state)
-            if SaveState.EXPIRED in self._states:
-                self._acknowledge_end()
+            commit.note(answer.states)
+            self._acknowledge_expiry()
         self._end()
 
-    def _commit_reserved(self, checksums: bytes) -> None:
+    def _commit_reserved(self) -> None:
         assert self._session is not None
-        reserved = self._chunks_reserved
-        chunk_bytes = CHECKSUM_BYTES * self._extents
-        token_bytes = len(self._tokens) // max(1, len(reserved))
-        batch = max(1, (m.COMMIT_BYTES_MAX - len(self._scope)) // (chunk_bytes + token_bytes))
-        for first in range(0, len(reserved), batch):
-            part = reserved[first : first + batch]
-            data = checksums[first * chunk_bytes : (first + len(part)) * chunk_bytes]
-            tokens = self._tokens[first * token_bytes : (first + len(part)) * token_bytes]
+        for commit in self._commits():
             try:
                 failpoint.reach("client.save.before_commit", failpoint.unreachable)
-                answer = self._session.call(self._commit_of(data, tokens), m.Committed)
+                answer = self._session.call(commit.request, m.Committed)
                 failpoint.reach("client.save.after_commit", failpoint.unreachable)
             except KVPoolError:
                 self._give_up(SaveState.DISCONNECTED)
                 return
-            for number, state in zip(part, answer.states, strict=True):
-                self._states[number] = save_state_of(state)
-        if SaveState.EXPIRED in self._states:
+            commit.note(answer.states)
+        self._acknowledge_expiry()
+
+    def _acknowledge_expiry(self) -> None:
+        if any(SaveState.EXPIRED in saved.states for saved in self._reserved.runs):
             self._acknowledge_end()
 
+    def _cancel_copies(self) -> None:
+        for _, run in self._copying:
+            run.cancel()
+
     def _give_up(self, state: SaveState) -> None:
-        if self._run is not None:
-            self._run.cancel()
-        state = SaveState.EXPIRED if self._is_expired else state
-        self._states = [state if entry == SaveState.RESERVED else entry for entry in self._states]
+        self._cancel_copies()
+        for saved in self._reserved.runs:
+            saved.give_up(SaveState.EXPIRED if self._is_expired else state)
         self._acknowledge_end()
 
     def _acknowledge_end(self) -> None:
@@ -367,23 +435,32 @@ class Save:
 
         If that fails, the connection ends, which has the same effect.
         """
-        if self._reservation and self._session is not None and self._session.is_alive:
+        if self._reserved.reservation and self._session is not None and self._session.is_alive:
             try:
                 failpoint.reach("client.end.before", failpoint.unreachable)
-                self._session.drop_reservation(self._reservation)
+                self._session.drop_reservation(self._reserved.reservation)
             except KVPoolError as error:
                 self._session.end(f"the end of a save could not be reported: {error}")
 
     def _end(self) -> None:
-        if self._run is not None and self._session is not None:
-            self._session.drop_save(self._run)
-        if SaveState.PENDING in self._states:  # another save may have stored them meanwhile, of the same batch perhaps
-            stored = iter(self._pending.are_stored())
-            self._states = [
-                SaveState.PRESENT if entry == SaveState.PENDING and next(stored) else entry for entry in self._states
-            ]
-        self._result = SaveResult.of(self._states, self._retained)
-        self._on_end(self._result)
+        if self._session is not None:
+            for _, run in self._copying:
+                self._session.drop_save(run)
+        if any(SaveState.PENDING in saved.states for saved in self._reserved.runs):
+            # Another save may have stored them meanwhile, of the same batch perhaps.
+            stored = iter(self._reserved.pending.are_stored())
+            for saved in self._reserved.runs:
+                saved.states = [
+                    SaveState.PRESENT if entry == SaveState.PENDING and next(stored) else entry
+                    for entry in saved.states
+                ]
+        self._result = self._collected()
+        self._reserved.on_end(self._result)
+
+    def _collected(self) -> SaveResult:
+        by_group = sorted(self._reserved.runs, key=lambda saved: saved.group)
+        results = [SaveResult.of(saved.states, saved.retained) for saved in by_group]
+        return SaveResult.joined(results) if self._reserved.has_groups else results[0]
 
 
 def started_commit(publish: Callable[[], None]) -> threading.Thread | None:
@@ -402,12 +479,12 @@ def publish_each(saves: Sequence[Save]) -> list[SaveResult]:
         save._announce_all()
     commits = {save: ready for save in saves if (ready := save._as_one_commit()) is not None}
     for session in {session for session, _ in commits.values()}:
-        mine = [save for save, (of, _) in commits.items() if of is session]
+        mine = [(save, commit) for save, (of, commit) in commits.items() if of is session]
         answers: list[m.Committed | None] = [None] * len(mine)
         with contextlib.suppress(KVPoolError):  # each is declined: a commit that is not answered stored nothing
             failpoint.reach("client.save.before_commit", failpoint.unreachable)
-            answers = call_each(session, [commits[save][1] for save in mine], m.Committed)
+            answers = call_each(session, [commit.request for _, commit in mine], m.Committed)
             failpoint.reach("client.save.after_commit", failpoint.unreachable)
-        for save, answer in zip(mine, answers, strict=True):
-            save._note_committed(answer)
+        for (save, commit), answer in zip(mine, answers, strict=True):
+            save._note_committed(commit, answer)
     return [save.wait() for save in saves]

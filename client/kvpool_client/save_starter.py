@@ -1,11 +1,11 @@
-"""Beginning of a save: reserves slots and hands the copies to the native threads.
+"""Beginning of a save: reserves slots for its chunks, run by run, and hands the copies to the native threads.
 
 The Pool has checked the arguments. Every failure of the daemon gives a save that stores nothing. Any thread.
 """
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,10 +14,9 @@ from kvpool import failpoint
 from kvpool.errors import DaemonUnreachable, KVPoolError, Refused
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
-from kvpool.layouts.share import Share
-from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
-from kvpool.types import SaveState
+from kvpool.protocol.reserve_runs import ReserveRun, RunForm, pack_runs
+from kvpool.types import KEEP_PRIORITY, SaveState
 from kvpool_client.connection.batching import call_each
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
@@ -27,194 +26,229 @@ from kvpool_client.key_chain import KeyChain
 from kvpool_client.pending import PendingChunks
 from kvpool_client.results import save_state_of
 from kvpool_client.retention import RetentionColumns
-from kvpool_client.save import Save
+from kvpool_client.save import ReservedSave, Save, SavedRun
 
-ReserveRequest = m.Reserve | gm.ReserveGroup | gm.ReserveShare | gm.ReserveGroupShare
+_KEEP = bytes([KEEP_PRIORITY])
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """Chunks of one group that are to be saved out of `blocks`. `chunks`: their numbers, in a row where they form a chain."""
+
+    group: int
+    chunks: Sequence[int]
+    blocks: EngineBlocks
+    is_chain: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class SavePlan:
-    """Plan of a save: `count` chunks of `keys` from `first_chunk` on, out of `blocks`; `retention` is of all `keys`.
-
-    `group`: the group of the layout whose chunks they are, if it has groups; `has_parents`: whether they form a chain. `share`:
-    the part of each that is saved, if not all of it.
-    """
+    """Plan of a save of chunks of `keys`; `retention` is of all `keys`, and `end_chunk` is behind the last one of the save.
+    `runs`: in the order in which they are to be stored, at most one of each group."""
 
     keys: KeyChain
-    blocks: EngineBlocks
     retention: RetentionColumns
-    first_chunk: int
-    count: int
-    group: int | None = None
-    has_parents: bool = True
-    share: Share | None = None
-
-    def request(self) -> ReserveRequest:
-        """The request for its chunks, or for as many of them as one request may name."""
-        column = KeyColumn(self.keys.columns()[self.group or 0])
-        asked = min(self.count, m.KEYS_MAX if self.share is None else m.SHARE_KEYS_MAX)
-        wanted = column[self.first_chunk : self.first_chunk + asked]
-        parent = column.before(self.first_chunk) if self.has_parents else b""
-        retention = self.retention.columns(self.first_chunk, asked)
-        if (share := self.share) is not None:
-            part = (share.first_layer, share.layers, share.first_group, share.groups)
-            if self.group is not None:
-                return gm.ReserveGroupShare(self.group, *part, parent, wanted.packed, *retention)
-            return gm.ReserveShare(*part, parent, wanted.packed, *retention)
-        if self.group is None:
-            return m.Reserve(parent, wanted.packed, *retention)
-        return gm.ReserveGroup(self.group, parent, wanted.packed, *retention)
+    runs: Sequence[RunPlan]
+    end_chunk: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Reserved:
-    """The daemon's answer with a state for each planned chunk. `tokens`: ids of the reserved ones, where they are kept."""
+class _Asked:
+    """The request for a plan. `keys`: of the chunks of each run that one request may name, the leading ones."""
 
-    answer: m.Reserved
-    states: list[SaveState]
-    tokens: bytes
-    pending: PendingChunks
+    request: m.Reserve
+    keys: list[KeyColumn]
 
 
 class SaveStarter:
     """Starts the saves of one Pool."""
 
-    def __init__(self, layout: Layout, link: Link, copies: Copies, counters: Counters, *, timeout_s: float) -> None:
-        self._layout = layout
+    def __init__(
+        self, layouts: Sequence[Layout], link: Link, copies: Sequence[Copies], counters: Counters, *, timeout_s: float
+    ) -> None:
+        """`layouts`, `copies`: of each group; a layout without groups is one."""
         self._link = link
         self._copies = copies
         self._counters = counters
         self._timeout_s = timeout_s
-        self._part = None if copies.is_whole else copies.share
-        self._own = copies.share.of_layout(layout)
+        self._chunk_tokens = layouts[0].chunk_tokens
+        self._has_groups = layouts[0].group is not None
+        self._own = [own.share.of_layout(layout) for own, layout in zip(copies, layouts, strict=True)]
 
     def begin(self, plan: SavePlan) -> Save:
         """The planned save. One round trip."""
         session = self._link.session
-        if session is None or not plan.count:
-            return self._saved_nothing(plan, [SaveState.DISCONNECTED] * plan.count)
-        plan = self.of_part(plan)
-        request = plan.request()
+        if session is None or not any(len(run.chunks) for run in plan.runs):
+            return self._saved_nothing(plan, SaveState.DISCONNECTED)
+        asked = self._asked(plan)
         try:
             failpoint.reach("client.save.before_reserve", failpoint.unreachable)
-            answer = session.call(request, m.Reserved)
+            answer = session.call(asked.request, m.Reserved)
         except KVPoolError as error:
             self._link.note_failure(session, error)
-            return self._saved_nothing(plan, [SaveState.DISCONNECTED] * plan.count)
-        return self._start(session, plan, self._reserved(session, plan, request, answer))
-
-    def of_part(self, plan: SavePlan) -> SavePlan:
-        """The plan for what this Pool has of each chunk."""
-        return plan if self._part is None else replace(plan, share=self._part)
+            return self._saved_nothing(plan, SaveState.DISCONNECTED)
+        return self._start(session, plan, asked, answer)
 
     def begin_each(self, plans: Sequence[SavePlan]) -> list[Save]:
         """All planned saves. One round trip."""
-        return begin_each([(self, plan) for plan in plans], self._link)
+        session = self._link.session
+        asked = [self._asked(plan) for plan in plans]
+        answers: list[m.Reserved | None] = [None] * len(plans)
+        if session is not None and plans:
+            try:
+                failpoint.reach("client.save.before_reserve", failpoint.unreachable)
+                answers = call_each(session, [each.request for each in asked], m.Reserved)
+            except KVPoolError as error:
+                self._link.note_failure(session, error)
+        return [
+            self._start(session, plan, each, answer)
+            if session is not None and answer is not None
+            else self._saved_nothing(plan, SaveState.DISCONNECTED)
+            for plan, each, answer in zip(plans, asked, answers, strict=True)
+        ]
 
-    def begin_reserved(
-        self, session: Session | None, plan: SavePlan, request: ReserveRequest, answer: m.Reserved | None
-    ) -> Save:
-        """The planned save of chunks that were asked for; one that stores nothing where there is no answer."""
-        if session is None or answer is None:
-            return self._saved_nothing(plan, [SaveState.DISCONNECTED] * plan.count)
-        return self._start(session, plan, self._reserved(session, plan, request, answer))
+    def _asked(self, plan: SavePlan) -> _Asked:
+        """The request for the chunks of a plan, or for as many of them as one request may name."""
+        is_part = any(not copies.is_whole for copies in self._copies)
+        room = m.SHARE_KEYS_MAX if is_part else m.KEYS_MAX
+        columns = plan.keys.columns()
+        runs, packed, keys, priorities, durations = [], [], [], [], []
+        for run in plan.runs:
+            chosen, column = run.chunks[:room], KeyColumn(columns[run.group])
+            if not chosen:
+                keys.append(KeyColumn(b""))
+                continue
+            room -= len(chosen)
+            copies = self._copies[run.group]
+            share = None if copies.is_whole else copies.share
+            parent = column.before(chosen[0]) if run.is_chain else b""
+            form = RunForm.ALONE if not run.is_chain else RunForm.BEHIND if parent else RunForm.ROOT
+            of_run = column[chosen[0] : chosen[-1] + 1] if run.is_chain else column.chosen(chosen)
+            runs.append(ReserveRun(run.group, form, len(chosen), share))
+            packed += [parent, of_run.packed]
+            keys.append(of_run)
+            of_chunks = plan.retention.columns_of(chosen)
+            priorities.append(of_chunks[0])
+            durations.append(of_chunks[1])
+        are_retained = any(column.replace(_KEEP, b"") for column in priorities)
+        retention = (b"".join(priorities), b"".join(durations)) if are_retained else (b"", b"")
+        return _Asked(m.Reserve(pack_runs(runs), b"".join(packed), *retention), keys)
 
-    def _reserved(self, session: Session, plan: SavePlan, request: ReserveRequest, answer: m.Reserved) -> _Reserved:
-        states = [save_state_of(state) for state in answer.states]
-        states += [SaveState.TOO_LONG] * (plan.count - len(states))
-        chosen = [plan.first_chunk + number for number, state in enumerate(states) if state == SaveState.RESERVED]
-        pending = PendingChunks(session, _chosen(request.keys, answer.states, SaveState.PENDING))
+    def _start(self, session: Session, plan: SavePlan, asked: _Asked, answer: m.Reserved) -> Save:
+        failpoint.reach("client.save.after_reserve")
+        states = self._states_of(plan, asked, answer)
+        pending = PendingChunks(session, _pending_of(asked, answer))
+        offsets = np.frombuffer(answer.offsets, dtype="<u8")
+        saved: list[SavedRun] = []
+        number = at = 0
+        try:
+            for run, of_run, keys in zip(plan.runs, states, asked.keys, strict=True):
+                rows = slice(at, at + len(keys))
+                retained = answer.retained[rows]
+                saved.append(self._saved_run(session, plan, run, of_run, retained=retained))
+                chosen = saved[-1].reserved
+                if chosen:
+                    slots = ReservedSlots(
+                        answer.reservation,
+                        number,
+                        offsets[rows][chosen],
+                        run.blocks.of_chunks(chosen, len(of_run)),
+                    )
+                    saved[-1].run = self._copies[run.group].save(session, run.blocks, slots)
+                at, number = rows.stop, number + bool(len(keys))
+        except (DaemonUnreachable, Refused) as error:
+            self._link.note_failure(session, error)
+            self._give_up(session, answer.reservation, saved)
+            return self._saved_nothing(plan, SaveState.DISCONNECTED, states)
+        if not all(session.adopt_save(each.run) for each in saved if each.run is not None):
+            self._give_up(session, 0, saved)
+            return self._saved_nothing(plan, SaveState.DISCONNECTED, states)
+        has_reserved = any(each.run is not None for each in saved)
+        save = Save(
+            ReservedSave(
+                session if has_reserved else None,
+                answer.reservation if has_reserved else 0,
+                tuple(saved),
+                scope=plan.keys.scope if any(each.tokens for each in saved) else b"",
+                pending=pending,
+                end_token=plan.end_chunk * self._chunk_tokens,
+                has_groups=self._has_groups,
+                timeout_s=self._timeout_s,
+                on_end=self._counters.count_save,
+            )
+        )
+        if has_reserved:
+            session.note_reserved(save)
+        return save
+
+    def _states_of(self, plan: SavePlan, asked: _Asked, answer: m.Reserved) -> list[list[SaveState]]:
+        """The state of each chunk of each run."""
+        found, at = [], 0
+        for run, keys in zip(plan.runs, asked.keys, strict=True):
+            states = [save_state_of(state) for state in answer.states[at : at + len(keys)]]
+            found.append(states + [SaveState.TOO_LONG] * (len(run.chunks) - len(states)))
+            at += len(keys)
+        return found
+
+    def _saved_run(
+        self, session: Session | None, plan: SavePlan, run: RunPlan, states: list[SaveState], *, retained: bytes
+    ) -> SavedRun:
+        """What is reserved of a run, without its copies."""
+        own = self._own[run.group]
+        saved = SavedRun(
+            run.group,
+            states,
+            retained=retained,
+            layers=own.layers,
+            head_groups=own.head_groups,
+            extents=own.extents,
+            is_part=not self._copies[run.group].is_whole,
+        )
         # Events of chunks without a parent have no token ids: nobody would know what comes before them.
-        tokens = self._token_ids(session, plan.keys, chosen) if plan.has_parents else b""
-        return _Reserved(answer, states, tokens, pending)
+        if session is not None and run.is_chain:
+            saved.tokens = self._token_ids(session, plan.keys, [run.chunks[number] for number in saved.reserved])
+        return saved
 
     def _token_ids(self, session: Session, keys: KeyChain, chunks: list[int]) -> bytes:
-        words = self._layout.chunk_tokens + len(keys.scope) // 4
+        words = self._chunk_tokens + len(keys.scope) // 4
         is_wanted = session.welcome.keeps_tokens and words <= kvpool_native.TOKEN_IDS_MAX
         return keys.token_ids(chunks) if is_wanted and chunks else b""
 
-    def _start(self, session: Session, plan: SavePlan, reserved: _Reserved) -> Save:
-        answer, states = reserved.answer, reserved.states
-        failpoint.reach("client.save.after_reserve")
-        chosen = [number for number, state in enumerate(states) if state == SaveState.RESERVED]
-        if not chosen:
-            return self._saved_nothing(plan, states, answer.retained, reserved.pending)
-        offsets = np.frombuffer(answer.offsets, dtype="<u8")[chosen]
-        try:
-            ids = plan.blocks.of_chunks(chosen, len(states))
-            run = self._copies.save(session, plan.blocks, ReservedSlots(answer.reservation, offsets, ids))
-        except (DaemonUnreachable, Refused) as error:
-            self._link.note_failure(session, error)
-            with contextlib.suppress(KVPoolError):  # the reservation ends with its connection or its time
-                session.drop_reservation(answer.reservation)
-            return self._saved_nothing(plan, _disconnected(states))
-        if not session.adopt_save(run):
-            run.cancel()
-            return self._saved_nothing(plan, _disconnected(states))
-        save = Save(
-            session,
-            answer.reservation,
-            states,
-            run,
-            tokens=reserved.tokens,
-            scope=plan.keys.scope if reserved.tokens else b"",
-            retained=answer.retained,
-            pending=reserved.pending,
-            end_token=(plan.first_chunk + plan.count) * self._layout.chunk_tokens,
-            layers=self._own.layers,
-            groups=self._own.head_groups,
-            extents=self._own.extents,
-            timeout_s=self._timeout_s,
-            on_end=self._counters.count_save,
-            group=plan.group,
-            is_part=plan.share is not None,
-        )
-        session.note_reserved(save)
-        return save
-
-    def _saved_nothing(
-        self, plan: SavePlan, states: list[SaveState], retained: bytes = b"", pending: PendingChunks | None = None
-    ) -> Save:
+    def _saved_nothing(self, plan: SavePlan, state: SaveState, states: Sequence[list[SaveState]] | None = None) -> Save:
+        """The save of a plan of which nothing is written: what was `RESERVED`, or everything, has this state."""
+        if states is None:
+            states = [[SaveState.RESERVED] * len(run.chunks) for run in plan.runs]
+        ended = [[state if entry == SaveState.RESERVED else entry for entry in of_run] for of_run in states]
         return Save(
-            None,
-            0,
-            states,
-            None,
-            tokens=b"",
-            scope=b"",
-            retained=retained,
-            pending=pending or PendingChunks(None, KeyColumn(b"")),
-            end_token=(plan.first_chunk + plan.count) * self._layout.chunk_tokens,
-            layers=self._own.layers,
-            groups=self._own.head_groups,
-            extents=self._own.extents,
-            timeout_s=self._timeout_s,
-            on_end=self._counters.count_save,
+            ReservedSave(
+                None,
+                0,
+                tuple(
+                    self._saved_run(None, plan, run, of_run, retained=b"")
+                    for run, of_run in zip(plan.runs, ended, strict=True)
+                ),
+                scope=b"",
+                pending=PendingChunks(None, KeyColumn(b"")),
+                end_token=plan.end_chunk * self._chunk_tokens,
+                has_groups=self._has_groups,
+                timeout_s=self._timeout_s,
+                on_end=self._counters.count_save,
+            )
         )
 
-
-def begin_each(planned: Sequence[tuple[SaveStarter, SavePlan]], link: Link) -> list[Save]:
-    """Planned saves, each with its starter, over one connection. One round trip."""
-    session = link.session
-    planned = [(starter, starter.of_part(plan)) for starter, plan in planned]
-    requests = [plan.request() for _, plan in planned]
-    answers: list[m.Reserved | None] = [None] * len(planned)
-    if session is not None and planned:
-        try:
-            failpoint.reach("client.save.before_reserve", failpoint.unreachable)
-            answers = call_each(session, requests, m.Reserved)
-        except KVPoolError as error:
-            link.note_failure(session, error)
-    return [
-        starter.begin_reserved(session, plan, request, answer)
-        for (starter, plan), request, answer in zip(planned, requests, answers, strict=True)
-    ]
+    @staticmethod
+    def _give_up(session: Session, reservation: int, saved: Sequence[SavedRun]) -> None:
+        """End copies that have begun, and the reservation, or have it end with its connection or its time."""
+        for each in saved:
+            if each.run is not None:
+                each.run.cancel()
+                session.drop_save(each.run)
+        if reservation:
+            with contextlib.suppress(KVPoolError):
+                session.drop_reservation(reservation)
 
 
-def _disconnected(states: list[SaveState]) -> list[SaveState]:
-    return [SaveState.DISCONNECTED if state == SaveState.RESERVED else state for state in states]
-
-
-def _chosen(keys: bytes, states: bytes, wanted: SaveState) -> KeyColumn:
-    """The keys with this state: the answer may be about fewer of them."""
-    return KeyColumn(keys).chosen([number for number, state in enumerate(states) if state == wanted])
+def _pending_of(asked: _Asked, answer: m.Reserved) -> KeyColumn:
+    """The keys of the chunks that others are writing: the answer may be about fewer of them."""
+    keys = KeyColumn(b"".join(column.packed for column in asked.keys))
+    return keys.chosen([number for number, state in enumerate(answer.states) if state == SaveState.PENDING])

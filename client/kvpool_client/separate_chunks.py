@@ -25,7 +25,7 @@ from kvpool_client.load import Load
 from kvpool_client.results import Hit, SaveResult
 from kvpool_client.retention import plan_retention
 from kvpool_client.save import Save, publish_each
-from kvpool_client.save_starter import SavePlan, SaveStarter
+from kvpool_client.save_starter import RunPlan, SavePlan, SaveStarter
 
 
 class JoinedHold(LeaseHold):
@@ -174,7 +174,8 @@ class SeparateChunks:
             check_keys(chain, self._namespace)
             retention_columns = plan_retention(ranges, chunks=len(chain), chunk_tokens=chunk_tokens)
             blocks = self._copies.blocks(cache, ids, array=None, chunks=len(chain), is_load=False)
-            planned.append(SavePlan(chain, blocks, retention_columns, first_chunk=0, count=len(chain)))
+            run = RunPlan(0, range(len(chain)), blocks)
+            planned.append(SavePlan(chain, retention_columns, [run], end_chunk=len(chain)))
         return self._save_starter.begin_each(planned)
 
     def publish(self, saves: Sequence[Save]) -> list[SaveResult]:

@@ -17,6 +17,7 @@ from kvpool.errors import KVPoolError
 from kvpool.key_column import packed_bytes
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.types import TOKEN_BYTES, SaveState
 
 CHUNKS = 512
@@ -71,7 +72,7 @@ def bench_commit(is_quick: bool) -> list[dict[str, object]]:
 
 def _commit_s(connection: BlockingConnection) -> float:
     """Reserve, commit and end; the seconds of the commit alone."""
-    made = connection.call(m.Reserve(b"", os.urandom(packed_bytes(CHUNKS))), m.Reserved)
+    made = connection.call(reserve_chain(b"", os.urandom(packed_bytes(CHUNKS))), m.Reserved)
     if made.states != bytes([SaveState.RESERVED]) * CHUNKS:
         raise KVPoolError(f"not all of {CHUNKS} small chunks were reserved: the measured call proves nothing")
     checksums, tokens = (

@@ -14,6 +14,7 @@ Invariant: no extent of a chunk is both `writing` and `stored`; sets of extents 
 """
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -135,6 +136,25 @@ class Part:
         return self.chunks[self.committed : None if count is None else self.committed + count]
 
 
+class Rows(Protocol):
+    """States, offsets and generations of leading keys of a request: u8 and columns of u64."""
+
+    @property
+    def states(self) -> bytes | bytearray:
+        """A state for each."""
+        ...
+
+    @property
+    def offsets(self) -> bytes | bytearray:
+        """Where each lies."""
+        ...
+
+    @property
+    def generations(self) -> bytes | bytearray:
+        """Of its slot; 0: it has none."""
+        ...
+
+
 class Placed:
     """States, offsets and generations of leading keys of a request. A row with generation 0 closes it: behind a chunk that has
     no slot nothing can be stored."""
@@ -155,6 +175,12 @@ class Placed:
         self.offsets += offset.to_bytes(_WORD, "little")
         self.generations += generation.to_bytes(_WORD, "little")
         self.is_closed = not generation
+
+    def add_rows(self, rows: "Rows") -> None:
+        """Answer the next keys as these rows do. Closes nothing."""
+        self.states += rows.states
+        self.offsets += rows.offsets
+        self.generations += rows.generations
 
     def fill(self, count: int) -> None:
         """Answer all further keys of a closed one."""

@@ -7,54 +7,87 @@ An expired reservation's slots are zombies: its writer may still write, so they 
 has acknowledged that it no longer writes. Where the daemon itself copies into the slots, a reservation ends when no such copy
 is under way. Control thread only; no clock is read here.
 
-Invariant: `_of_owner` names exactly the reservations in `_by_id`.
+Invariant: `_of_owner` names exactly the reservations in `_by_id`; no number of a slot holder is in two of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvpool.clock import NS_PER_S
+from kvpool.index.sessions import EngineSession
 from kvpool.index.staged_slots import StagedSlots
 from kvpool.layout import Layout
-from kvpool.types import ConnectionId, ReservationId
+from kvpool.types import ConnectionId, ReservationId, SaveId
 
 # A writer on a busy machine may get no processor time for a while: one that is later than this is not just slow.
 OVERDUE_NS_MIN = 5 * NS_PER_S
 
 
 @dataclass(slots=True)
-class Reservation:
-    """`chunks` reserved slots, of which the first `committed` are published. `extents` checksums belong to a chunk, the
-    first `kv_extents` of them to its KV; `layout`: of the chunks, where their owner saves those of several groups.
+class ReservedRun:
+    """What is reserved of a run of chunks of a group, whose `session` it is: `chunks` slots, of which the first `committed` are
+    published. `extents` checksums belong to a chunk, the first `kv_extents` of them to its KV.
 
-    `staged`: what the daemon has copied into them, where it does that itself; `copies` of its own are under way. `is_part`: of
-    a joint save, whose slots are not its own: the directory does not know its number. `is_reported`: a commit has been answered
-    that it has expired.
+    `holders`: who has the slots: the directory's reservation of a chain or one for each chunk, or with `is_part` the part of a
+    joint save. `staged`: what the daemon has copied into them, where it does that itself. `has_tokens`: its chunks follow each
+    other, and a commit may give their token ids.
     """
 
-    id: ReservationId
-    owner: ConnectionId
+    session: EngineSession
     chunks: int
     extents: int
     kv_extents: int
-    deadline_ns: int
-    committed: int = 0
-    is_expired: bool = False
+    holders: list[ReservationId]
+    is_part: bool = False
+    has_tokens: bool = True
     staged: StagedSlots | None = None
+    committed: int = 0
+
+    @property
+    def layout(self) -> Layout:
+        """That of its chunks."""
+        return self.session.layout
+
+    def slices(self, first: int, end: int) -> list[tuple[ReservationId, int, int]]:
+        """The holders of the chunks from `first` up to `end`, each with the first of them that it has, counted among its own,
+        and their number."""
+        if len(self.holders) == 1:
+            return [(self.holders[0], first, end - first)]
+        return [(holder, 0, 1) for holder in self.holders[first:end]]
+
+
+@dataclass(slots=True)
+class Reservation:
+    """`runs`: of one save, in the order in which they are committed. `copies` of the daemon's own are under way. `is_reported`:
+    a commit has been answered that it has expired."""
+
+    id: SaveId
+    owner: ConnectionId
+    runs: list[ReservedRun]
+    deadline_ns: int
+    is_expired: bool = False
     copies: int = 0
     is_ending: bool = False
-    layout: Layout | None = None
-    is_part: bool = False
     is_reported: bool = False
+    chunks: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.chunks = sum(run.chunks for run in self.runs)
+
+    @property
+    def committed(self) -> int:
+        """Chunks that are published."""
+        return sum(run.committed for run in self.runs)
 
 
 class Reservations:
-    """All reservations of the daemon, by the number that the directory gave them; parts by their own."""
+    """All reservations of the daemon."""
 
     def __init__(self, ttl_ns: int) -> None:
         assert ttl_ns > 0
         self._ttl_ns = self._longest_ttl_ns = ttl_ns
-        self._by_id: dict[ReservationId, Reservation] = {}
-        self._of_owner: dict[ConnectionId, set[ReservationId]] = {}
+        self._last_id = 0
+        self._by_id: dict[SaveId, Reservation] = {}
+        self._of_owner: dict[ConnectionId, set[SaveId]] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -69,35 +102,14 @@ class Reservations:
         """Reservations of one connection."""
         return len(self._of_owner.get(owner, ()))
 
-    def add(
-        self,
-        reservation_id: ReservationId,
-        owner: ConnectionId,
-        *,
-        chunks: int,
-        extents: int,
-        kv_extents: int,
-        now_ns: int,
-        staged: StagedSlots | None = None,
-        layout: Layout | None = None,
-        is_part: bool = False,
-    ) -> None:
-        """Remember a reservation that the directory has made, or a part of a joint save."""
-        assert chunks > 0
-        assert reservation_id not in self._by_id
-        deadline_ns = now_ns + self._ttl_ns
-        self._by_id[reservation_id] = Reservation(
-            reservation_id,
-            owner,
-            chunks,
-            extents,
-            kv_extents,
-            deadline_ns,
-            staged=staged,
-            layout=layout,
-            is_part=is_part,
-        )
-        self._of_owner.setdefault(owner, set()).add(reservation_id)
+    def add(self, owner: ConnectionId, runs: list[ReservedRun], now_ns: int) -> SaveId:
+        """Remember what was reserved for a save: at least a chunk."""
+        self._last_id += 1
+        made = Reservation(SaveId(self._last_id), owner, runs, now_ns + self._ttl_ns)
+        assert made.chunks > 0
+        self._by_id[made.id] = made
+        self._of_owner.setdefault(owner, set()).add(made.id)
+        return made.id
 
     def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
         """Reservations of each connection."""
@@ -113,22 +125,22 @@ class Reservations:
             if entry.is_expired and not entry.copies and entry.deadline_ns + grace_ns <= now_ns
         }
 
-    def find(self, reservation_id: ReservationId, owner: ConnectionId) -> Reservation | None:
+    def find(self, reservation_id: SaveId, owner: ConnectionId) -> Reservation | None:
         """The reservation, if it exists and belongs to `owner`."""
         reservation = self._by_id.get(reservation_id)
         return reservation if reservation is not None and reservation.owner == owner else None
 
     def end(self, reservation: Reservation) -> None:
-        """Remove a reservation; the caller ends it in the directory."""
+        """Remove a reservation; the caller ends what it holds."""
         del self._by_id[reservation.id]
         owned = self._of_owner[reservation.owner]
         owned.discard(reservation.id)
         if not owned:
             del self._of_owner[reservation.owner]
 
-    def ids(self) -> set[ReservationId]:
-        """The numbers of all reservations."""
-        return set(self._by_id)
+    def holders(self) -> set[ReservationId]:
+        """The numbers of all that have slots for them."""
+        return {holder for entry in self._by_id.values() for run in entry.runs for holder in run.holders}
 
     def of_owner(self, owner: ConnectionId) -> list[Reservation]:
         """Every reservation of a connection."""
@@ -146,8 +158,12 @@ class Reservations:
         owned = {entry for entries in self._of_owner.values() for entry in entries}
         if owned != set(self._by_id):
             return [f"reservations: owners name {len(owned)}, {len(self._by_id)} exist"]
-        return [
+        holders = sum(len(run.holders) for entry in self._by_id.values() for run in entry.runs)
+        problems = [
             f"reservation {entry.id}: {entry.committed} of {entry.chunks} chunks committed"
             for entry in self._by_id.values()
             if entry.committed >= entry.chunks
         ]
+        if holders != len(self.holders()):
+            problems.append("reservations: something that has slots is in two of them")
+        return problems

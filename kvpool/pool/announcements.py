@@ -23,7 +23,7 @@ from kvpool.key_column import KeyColumn
 from kvpool.pool.readers.ending_holds import EndingHolds
 from kvpool.pool.readers.hold_task import HoldTask
 from kvpool.pool.readers.runs import Run, counts_of, hold_count, naming_group
-from kvpool.protocol.records.groups import HOLDS_MAX
+from kvpool.protocol.records.messages import HOLDS_MAX
 from kvpool.tiering.tiering import Tiering
 from kvpool.types import ConnectionId, HoldId
 

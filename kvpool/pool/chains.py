@@ -18,8 +18,7 @@ from kvpool.index.sessions import EngineSession
 from kvpool.index.usage import UsageTable
 from kvpool.journal.journal import Journal
 from kvpool.journal.token_columns import check_tokens, with_scope
-from kvpool.key_column import KeyColumn
-from kvpool.layouts.share import Share
+from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.pool.deadlines import HoldExpiry
 from kvpool.pool.device_copies import DeviceCopies
 from kvpool.pool.hint_handlers import HintHandlers
@@ -28,20 +27,20 @@ from kvpool.pool.readers.hold_task import HoldTask
 from kvpool.pool.readers.readers import Grant, Readers, Taken
 from kvpool.pool.readers.runs import Run, runs_of_hit
 from kvpool.pool.sharing.sharing import Sharing
-from kvpool.pool.writers.commit_columns import CommitColumns
-from kvpool.pool.writers.reserve_task import ReserveTask
+from kvpool.pool.writers.commit_columns import CommitColumns, CommitPart
+from kvpool.pool.writers.reserve_task import ReservedPart
 from kvpool.pool.writers.retention import RetentionColumns
-from kvpool.pool.writers.writers import Writers
+from kvpool.pool.writers.writers import AskedRun, Writers
 from kvpool.protocol import columns
-from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.records import peers as pm
 from kvpool.protocol.records import promises as pr
+from kvpool.protocol.reserve_runs import RunForm, unpack_runs
 from kvpool.protocol.verbs import ENGINE, verb
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiering.waiting_room import Room
-from kvpool.types import KEY_BYTES, ConnectionId, RetainState, SaveState
+from kvpool.types import ConnectionId, RetainState, SaveState
 
 Answer = TypeVar("Answer")
 
@@ -134,114 +133,68 @@ class Chains:
 
     @verb(m.Reserve, roles=ENGINE)
     def reserve(self, session: EngineSession, request: m.Reserve) -> Parts[m.Reserved]:
-        """Reserve slots for new chunks, evicting others where memory is short.
+        """Reserve slots for new chunks, run by run, evicting others where memory is short.
 
         Waits where only memory could serve that is still being faulted in, or holds what the lower tiers lack.
         """
-        keys = columns.check_reserve(request)
+        runs = asked_runs(session, request)
         if self.is_stopping or self.is_drained:
-            self.usage.count_declined(SaveState.STOPPING, len(keys))
-            return _declined(SaveState.STOPPING, len(keys), request.priorities)
-        wanted = RetentionColumns(request.priorities, request.durations)
-        reserve_task = self.writers.begin(session, request.parent, keys, wanted)
+            count = sum(len(run.keys) for run in runs)
+            self.usage.count_declined(SaveState.STOPPING, count)
+            return _declined(SaveState.STOPPING, count, request.priorities)
+        task = self.writers.begin(session, runs, RetentionColumns(request.priorities, request.durations))
 
         def advance(may_wait: bool) -> Step:
-            first = reserve_task.chunks
-            step = reserve_task.advance(self.clock.now_ns(), may_wait=may_wait)
-            self._note_part(session, reserve_task, first)
-            return step
-
-        try:
-            yield from self._advance(advance, self._make_room)
-            slots = self.writers.make(session, reserve_task, self.clock.now_ns())
-        finally:
-            self.writers.give_up(reserve_task, self.clock.now_ns())
-        self.expiry.schedule()
-        self.note_declined(session.connection, slots.states)
-        return m.Reserved(slots.reservation, slots.states, slots.offsets, slots.generations, slots.retained)
-
-    @verb(gm.ReserveShare, roles=ENGINE)
-    def reserve_share(self, session: EngineSession, request: gm.ReserveShare) -> Parts[m.Reserved]:
-        """Reserve extents of new chunks, which other connections fill as well. Waits as `reserve` does."""
-        return (yield from self._reserve_share(session, request))
-
-    def _reserve_share(
-        self, session: EngineSession, request: gm.ReserveShare | gm.ReserveGroupShare
-    ) -> Parts[m.Reserved]:
-        keys = columns.check_reserve(request)
-        share = Share(request.first_layer, request.layers, request.first_group, request.groups)
-        if self.is_stopping or self.is_drained:
-            self.usage.count_declined(SaveState.STOPPING, len(keys))
-            return _declined(SaveState.STOPPING, len(keys), request.priorities)
-        wanted = RetentionColumns(request.priorities, request.durations)
-        task = self.writers.begin_part(session, share, request.parent, keys, wanted=wanted)
-
-        def advance(may_wait: bool) -> Step:
-            first = task.chunks
             step = task.advance(self.clock.now_ns(), may_wait=may_wait)
-            self._note_refused(session, task.keys[first : task.chunks], task.declined(first))
+            self._note_part(task.latest)
             return step
 
         try:
             yield from self._advance(advance, self._make_room)
-            slots = self.writers.make_part(session, task, self.clock.now_ns())
+            slots = self.writers.make(session, task, self.clock.now_ns())
         finally:
-            self.writers.give_up_part(task, self.clock.now_ns())
+            task.give_up(self.clock.now_ns())
         self.expiry.schedule()
         self.note_declined(session.connection, slots.states)
         return m.Reserved(slots.reservation, slots.states, slots.offsets, slots.generations, slots.retained)
-
-    @verb(gm.ReserveGroup, roles=ENGINE)
-    def reserve_group(self, session: EngineSession, request: gm.ReserveGroup) -> Parts[m.Reserved]:
-        """Reserve slots for new chunks of one group; of a window or a state one at a time, without a parent."""
-        own = _group_of(session, request)
-        return (
-            yield from self.reserve(own, m.Reserve(request.parent, request.keys, request.priorities, request.durations))
-        )
-
-    @verb(gm.ReserveGroupShare, roles=ENGINE)
-    def reserve_group_share(self, session: EngineSession, request: gm.ReserveGroupShare) -> Parts[m.Reserved]:
-        """Reserve extents of new chunks of one group, which other connections fill as well."""
-        return (yield from self._reserve_share(_group_of(session, request), request))
-
-    @verb(gm.CommitGroup, roles=ENGINE)
-    def commit_group(self, session: EngineSession, request: gm.CommitGroup) -> Parts[m.Committed]:
-        """Publish the next chunks of a reservation of one group."""
-        commit = m.Commit(request.reservation, request.checksums, request.tokens, request.scope)
-        return (yield from self.commit(session.of_group(request.group), commit))
 
     @verb(m.Commit, roles=ENGINE)
     def commit(self, session: EngineSession, request: m.Commit) -> Parts[m.Committed]:
         """Publish the next chunks of a reservation."""
         tokens = request.tokens if self.keeps_token_ids else b""
-        asked, number = CommitColumns(request.checksums, tokens, request.scope), request.reservation
-        chunks = self.writers.check_commit(session, number, asked)
-        joint_saves = self.writers.joint_saves
-        states, carried = b"", 0
+        number, joint_saves = request.reservation, self.writers.joint_saves
+        parts = self.writers.divide_commit(session, number, CommitColumns(request.checksums, tokens, request.scope))
+        states = b""
         try:
-            while True:
-                part = asked.part(len(states), len(states) + PART_CHUNKS, chunks=chunks)
-                before = joint_saves.carried_chunks
-                states += self.writers.commit(session, number, part, self.clock.now_ns())
-                carried += joint_saves.carried_chunks - before
-                if len(states) == chunks:
-                    break
-                yield None
-            while joint_saves.are_unpublished:
-                yield None
-                if joint_saves.are_unpublished:
-                    carried += joint_saves.publish_more(self.clock.now_ns())
+            for part in parts:
+                states += yield from self._commit_run(session, number, part)
         finally:
             joint_saves.publish_later()  # nothing, unless its connection ends now
         yield from self._end(number)
-        self.usage.count_commit(session, states, self.clock.now_ns(), carried=carried)
         self.tiering.run()
         return m.Committed(states)
+
+    def _commit_run(self, session: EngineSession, number: int, part: CommitPart) -> Parts[bytes]:
+        """Publish the next chunks of a run: a state for each."""
+        states, carried, joint_saves = b"", 0, self.writers.joint_saves
+        while len(states) < part.chunks:
+            if states:
+                yield None
+            cut = part.cut(len(states), min(len(states) + PART_CHUNKS, part.chunks))
+            before = joint_saves.carried_chunks
+            states += self.writers.commit(session, number, cut, self.clock.now_ns())
+            carried += joint_saves.carried_chunks - before
+        while joint_saves.are_unpublished:
+            yield None
+            if joint_saves.are_unpublished:
+                carried += joint_saves.publish_more(self.clock.now_ns())
+        self.usage.count_commit(part.run.session, states, self.clock.now_ns(), carried=carried)
+        return states
 
     @verb(one_way.LandSaved, roles=ENGINE)
     def land_saved(self, session: EngineSession, request: one_way.LandSaved) -> m.Done:
         """Extents of a save can be followed by other nodes."""
-        self.writers.land(session, request.reservation, request.first_extent, request.checksums)
+        self.writers.land(session, request)
         return m.Done()
 
     @verb(one_way.NameTokens, roles=ENGINE)
@@ -301,22 +254,40 @@ class Chains:
         self.tiering.make_room()
         return True
 
-    def _note_part(self, session: EngineSession, reserve_task: ReserveTask, first: int) -> None:
-        self._note_refused(session, reserve_task.keys[first : reserve_task.chunks], bytes(reserve_task.states[first:]))
-
-    def _note_refused(self, session: EngineSession, keys: KeyColumn, states: bytes) -> None:
+    def _note_part(self, part: ReservedPart) -> None:
+        states = part.states.translate(_KEPT) if part.run.is_part else part.states
         if states.count(SaveState.RESERVED) + states.count(SaveState.PRESENT) < len(states):
-            self.journal.note_refusals(keys, states, session.own.id)
+            self.journal.note_refusals(part.keys, states, part.run.session.own.id)
 
 
-def _group_of(session: EngineSession, request: gm.ReserveGroup | gm.ReserveGroupShare) -> EngineSession:
-    """The session of the group that a request names, whose chunks form a chain or are one without a parent. Raises
-    ProtocolError."""
-    own = session.of_group(request.group)
-    is_alone = not request.parent and len(request.keys) == KEY_BYTES
-    if own.layout.group is None or not (own.layout.is_chained or is_alone):
-        raise ProtocolError(f"reservation of {len(request.keys)} bytes of keys for group {request.group}")
-    return own
+# States of parts, with PRESENT for every chunk that is not declined.
+_KEPT = bytes([SaveState.PRESENT if state == SaveState.PART else state for state in range(256)])
+
+
+def asked_runs(session: EngineSession, request: m.Reserve) -> list[AskedRun]:
+    """The runs that a request wants slots for. Raises ProtocolError unless its columns fit each other and the layout."""
+    runs = unpack_runs(request.runs)
+    count = sum(run.chunks for run in runs)
+    most = m.SHARE_KEYS_MAX if any(run.share is not None for run in runs) else m.KEYS_MAX
+    if count > most:
+        raise ProtocolError(f"{count} chunks are named, expected 1..{most}")
+    behind = sum(run.form is RunForm.BEHIND for run in runs)
+    if len(request.keys) != packed_bytes(count + behind):
+        raise ProtocolError(
+            f"keys column has {len(request.keys)} bytes, expected {packed_bytes(count + behind)} for {count} chunks "
+            f"and {behind} parents"
+        )
+    if request.priorities or request.durations:
+        columns.check_retention(request.priorities, request.durations, count)
+    keys, found = KeyColumn(request.keys), []
+    for run in runs:
+        of_group = session.of_group(run.group)
+        if not of_group.layout.is_chained and run.form is not RunForm.ALONE:
+            raise ProtocolError(f"run of group {run.group} is a chain, expected chunks alone: they have no parent")
+        first = 1 if run.form is RunForm.BEHIND else 0
+        found.append(AskedRun(of_group, run.form, keys[:first].packed, keys[first : first + run.chunks], run.share))
+        keys = keys[first + run.chunks :]
+    return found
 
 
 def _leased(grant: Grant) -> m.Leased:

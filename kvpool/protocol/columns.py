@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvpool.errors import ProtocolError
-from kvpool.key_column import KEY_BYTES, KeyColumn, packed_bytes
-from kvpool.protocol.records import groups as gm
+from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.protocol.records import messages as m
 from kvpool.types import DURATION_BYTES, KEEP_PRIORITY, PRIORITY_MAX
 
@@ -69,16 +68,6 @@ def unpack_numbers(column: bytes, name: str) -> list[int]:
         raise ProtocolError(f"{name} column has {len(column)} bytes, expected 8 each for at most {m.RENEWALS_MAX}")
     numbers: list[int] = np.frombuffer(column, dtype="<u8").tolist()
     return numbers
-
-
-def check_reserve(request: m.Reserve | gm.ReserveShare | gm.ReserveGroupShare) -> KeyColumn:
-    """The keys of a request for slots. Raises ProtocolError unless the columns fit each other."""
-    keys = keys_of(request.keys, keys_max=m.KEYS_MAX if isinstance(request, m.Reserve) else m.SHARE_KEYS_MAX)
-    if len(request.parent) not in (0, KEY_BYTES):
-        raise ProtocolError(f"parent key has {len(request.parent)} bytes, expected none or {KEY_BYTES}")
-    if request.priorities or request.durations:
-        check_retention(request.priorities, request.durations, len(keys))
-    return keys
 
 
 def check_retention_columns(chunks: int, *, ranks: int) -> None:

@@ -70,7 +70,7 @@ class ManySizes:
         reserved = reserved_slots.states.count(SaveState.RESERVED)
         if reserved:
             checksums = bytes(CHECKSUM_BYTES * session.layout.extents * reserved)
-            self._writers.commit(session, reserved_slots.reservation, CommitColumns(checksums), now_ns)
+            self._writers.commit_all(session, reserved_slots.reservation, CommitColumns(checksums), now_ns)
 
     def look_for_demotions(self) -> None:
         """Run the control thread's work after each commit."""

@@ -246,7 +246,7 @@ class SimulatedNode:
         if reserved:
             checksums = bytes(reserved * LAYOUT.extents * CHECKSUM_BYTES)
             columns, now_ns = CommitColumns(checksums), self._clock.now_ns()
-            self._writers.commit(self._session, reserved_slots.reservation, columns, now_ns)
+            self._writers.commit_all(self._session, reserved_slots.reservation, columns, now_ns)
         self._tiering.run()
         self._settle()
         return reserved + reserved_slots.states.count(SaveState.PRESENT)

@@ -24,6 +24,7 @@ from kvpool.errors import KVPoolError
 from kvpool.index.parts import PART_CHUNKS
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.types import KEY_BYTES, ConnectionId, Level, SaveState
 
 LAYOUT = kv.Layout(layers=1, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=64)
@@ -132,7 +133,8 @@ class Client:
             self._publish(*self._saves.pop())
         elif chance < 0.65:
             self._serve(
-                self.pool.chains.reserve(self.session, m.Reserve(b"", column)), lambda made: self._reserved(made, keys)
+                self.pool.chains.reserve(self.session, reserve_chain(b"", column)),
+                lambda made: self._reserved(made, keys),
             )
         elif chance < 0.88:
             self._serve(self.pool.chains.acquire(self.session, m.Acquire(column)), lambda got: self._leased(got, keys))

@@ -74,10 +74,11 @@ class EngineBlocks:
 
 @dataclass(frozen=True, slots=True)
 class ReservedSlots:
-    """Slots that a save may write: of which reservation, their offsets in the arena, and the engine's blocks for
-    them."""
+    """Slots that a save may write: of which `run` of which reservation, their offsets in the arena, and the engine's blocks
+    for them."""
 
     reservation: int
+    run: int
     offsets: npt.NDArray[np.uint64]
     block_ids: npt.NDArray[np.int64]
 
@@ -258,7 +259,7 @@ class Copies:
             gatherer,
             layer_bytes=self._layout.extent_bytes,
             extents=extents,
-            reservation=reserved.reservation,
+            reserved=(reserved.reservation, reserved.run),
             chunks=len(reserved.offsets),
         )
 

@@ -48,13 +48,13 @@ class StagedSave:
         *,
         layer_bytes: int,
         extents: range,
-        reservation: int,
+        reserved: tuple[int, int],
         chunks: int,
     ) -> None:
-        """Of the `chunks` reserved chunks of a reservation: what the gatherer counts as layers from 0 on goes to these
-        extents of each. Begins when a layer is announced."""
+        """Of the `chunks` reserved chunks of a run, `reserved` (a reservation and the run's number): what the gatherer counts
+        as layers from 0 on goes to these extents of each. Begins when a layer is announced."""
         self._session = session
-        self._reservation = reservation
+        self._reservation, self._run_number = reserved
         self._area = area
         self._gatherer = gatherer
         self._layer_bytes = layer_bytes
@@ -181,7 +181,13 @@ class StagedSave:
                 return
             first = self._first_extent + piece.first_layer
             request = sm.CopyStaged(
-                self._reservation, piece.first_chunk, piece.chunks, first, piece.layers, window.offset
+                self._reservation,
+                piece.first_chunk,
+                piece.chunks,
+                first,
+                piece.layers,
+                window.offset,
+                self._run_number,
             )
             self._session.call(request, m.Done)
             self._note(piece, gathering.checksums())

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from kvpool.layout import Layout
 from kvpool.layouts.groups import GroupRole
 from kvpool.protocol.records import messages as m
-from kvpool.protocol.records.groups import HOLDS_MAX
+from kvpool.protocol.records.messages import HOLDS_MAX
 
 
 def chunks_named(layout: Layout, ranks: int) -> int:

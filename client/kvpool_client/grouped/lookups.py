@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
-from kvpool.protocol.records.groups import HOLDS_MAX
+from kvpool.protocol.records.messages import HOLDS_MAX
 from kvpool.types import DRAM, PEER
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link

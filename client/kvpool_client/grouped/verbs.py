@@ -5,7 +5,6 @@ the group's own layout. A Pool has one. Any thread.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from kvpool.errors import InvalidArgument
 from kvpool.types import TokenRange
@@ -15,16 +14,17 @@ from kvpool_client.connection.link import Link
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.copies import Copies, EngineBlocks
 from kvpool_client.copying.load_starter import LoadStarter
+from kvpool_client.grouped.chosen_chunks import checked_chunks, chunks_to_save
 from kvpool_client.grouped.lease_bound import chunks_held
 from kvpool_client.grouped.leases import GroupLease
 from kvpool_client.grouped.load import GroupLoad
 from kvpool_client.grouped.lookups import GroupFinder, GroupHit
-from kvpool_client.grouped.save import GroupSave, checked_chunks, chunks_to_save
 from kvpool_client.key_chain import KeyChain, Namespace
 from kvpool_client.lease import Lease
 from kvpool_client.results import LoadResult
-from kvpool_client.retention import RetentionColumns, plan_retention
-from kvpool_client.save_starter import SavePlan, SaveStarter, begin_each
+from kvpool_client.retention import plan_retention
+from kvpool_client.save import Save
+from kvpool_client.save_starter import RunPlan, SavePlan, SaveStarter
 
 
 class GroupVerbs:
@@ -54,7 +54,8 @@ class GroupVerbs:
             for part, own in self._parts
         ]
         self._layers = [own.share.layers for _, own in self._parts]
-        self._saves = [SaveStarter(part, link, own, counters, timeout_s=timeout_s) for part, own in self._parts]
+        layouts, sides = zip(*self._parts, strict=True) if self._parts else ((layout,), (copies,))
+        self._save_starter = SaveStarter(layouts, link, sides, counters, timeout_s=timeout_s)
 
     def __repr__(self) -> str:
         return f"<GroupVerbs of {len(self._parts)} groups>"
@@ -108,7 +109,7 @@ class GroupVerbs:
         decode_priority: int | None = None,
         decode_duration_s: float | None = None,
         from_: Sequence[object] | None = None,
-    ) -> GroupSave:
+    ) -> Save:
         """Reserve slots for chunks `first_chunk` up to `first_chunk + chunks` of the full groups, and for those of windows and
         states before each of the `boundaries`, and copy; see `Pool.save`. One round trip, and one to commit.
 
@@ -132,15 +133,14 @@ class GroupVerbs:
             decode_duration_s=decode_duration_s,
         )
         blocks = self._blocks(caches, block_ids, from_, [len(of_group) for of_group in named], is_load=False)
-        plans = [
-            self._plans(group, keys, of_chunks, blocks=of_group, retention=retained)
+        runs = [
+            RunPlan(group, of_chunks, of_group, is_chain=self._is_full(group))
             for group, (of_chunks, of_group) in enumerate(zip(named, blocks, strict=True))
         ]
         # Windows and states first: they are few, and without them the others are no hit.
-        order = sorted(range(len(plans)), key=lambda group: self._parts[group][0].group.is_full)  # type: ignore[union-attr]
-        begun = iter(begin_each([(self._saves[group], plan) for group in order for plan in plans[group]], self._link))
-        of_group = {group: [next(begun) for _ in plans[group]] for group in order}
-        return GroupSave([of_group[group] for group in range(len(plans))], self._layers)
+        runs.sort(key=lambda run: run.is_chain)
+        end = max((run.chunks[-1] + 1 for run in runs if len(run.chunks)), default=first_chunk)
+        return self._save_starter.begin(SavePlan(keys, retained, runs, end_chunk=end))
 
     def load(
         self,
@@ -181,33 +181,6 @@ class GroupVerbs:
     def _is_full(self, group: int) -> bool:
         role = self._parts[group][0].group
         return role is not None and role.is_full
-
-    def _plans(
-        self,
-        group: int,
-        keys: KeyChain,
-        chosen: Sequence[int],
-        *,
-        blocks: EngineBlocks,
-        retention: RetentionColumns,
-    ) -> list[SavePlan]:
-        if self._is_full(group):
-            first = chosen[0] if chosen else 0
-            plan = SavePlan(keys, blocks, retention, first_chunk=first, count=len(chosen), group=group)
-            return [plan] if chosen else []
-        of_chunks = blocks.block_ids.reshape(len(chosen), -1) if chosen else ()
-        return [
-            SavePlan(
-                keys,
-                replace(blocks, block_ids=ids),
-                retention,
-                first_chunk=chunk,
-                count=1,
-                group=group,
-                has_parents=False,
-            )
-            for chunk, ids in zip(chosen, of_chunks, strict=True)
-        ]
 
     def _blocks(
         self,

@@ -18,6 +18,7 @@ from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.layout import Layout
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.types import ConnectionId, SaveState
 
 CHAIN = 16384
@@ -52,7 +53,7 @@ class Requests:
         keys = [KeyColumn(np.random.default_rng(seed).bytes(packed_bytes(CHAIN))) for seed in range(3)]
         for number, chain in enumerate(keys):
             name = "reserve, new chunks" if number < 2 else "reserve, another goes for each"
-            made = self._serve(name, chains.reserve(session, m.Reserve(b"", chain.packed)))
+            made = self._serve(name, chains.reserve(session, reserve_chain(b"", chain.packed)))
             if made.states != bytes([SaveState.RESERVED]) * CHAIN:
                 raise KVPoolError("not every chunk of the longest chain was reserved: the measured parts prove nothing")
             self._serve(
@@ -60,7 +61,9 @@ class Requests:
             )
         # The following requests evict nothing, so that their parts record no evictions in the journal.
         last, retention = keys[2].packed, (bytes([KEPT_PRIORITY]) * CHAIN, bytes(4 * CHAIN))
-        self._serve("reserve, all there, with priorities", chains.reserve(session, m.Reserve(b"", last, *retention)))
+        self._serve(
+            "reserve, all there, with priorities", chains.reserve(session, reserve_chain(b"", last, *retention))
+        )
         leased = self._serve("acquire", chains.acquire(session, m.Acquire(last)))
         if leased.chunks != CHAIN:
             raise KVPoolError(
@@ -71,7 +74,9 @@ class Requests:
         self._serve("retain", hints.retain(session, m.Retain(some, bytes([KEPT_PRIORITY]) * count, bytes(4 * count))))
         self._serve("demote", hints.demote(session, m.Demote(last, CHAIN - count)))
         self._serve("announce", hints.announce(session, m.Announce(last)))
-        made = self._serve("reserve, another goes for each", chains.reserve(session, m.Reserve(b"", keys[0].packed)))
+        made = self._serve(
+            "reserve, another goes for each", chains.reserve(session, reserve_chain(b"", keys[0].packed))
+        )
         await self._settle()
         self._serve("drop_reservations", chains.end_reservation(session, made.reservation))
 

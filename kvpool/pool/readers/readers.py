@@ -28,7 +28,7 @@ from kvpool.pool.readers.ending_holds import EndingHolds
 from kvpool.pool.readers.hold_bounds import PEERS_USER
 from kvpool.pool.readers.hold_task import HoldTask, WaitingTasks
 from kvpool.pool.readers.runs import Run, chains_of, counts_of, hold_count, place_of
-from kvpool.protocol.records.groups import HOLDS_MAX
+from kvpool.protocol.records.messages import HOLDS_MAX
 from kvpool.tiering.tiering import Tiering
 from kvpool.types import ConnectionId, HoldId, LeaseId
 

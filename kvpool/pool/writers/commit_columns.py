@@ -1,10 +1,13 @@
-"""Commit columns: what a writer says of the chunks that it commits, and the columns of a part of them. Pure; any thread."""
+"""Commit columns: what a writer says of the chunks that it commits, and the parts of them run by run. Pure; any thread."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvpool.errors import ProtocolError
+from kvpool.index.reservations import ReservedRun
 from kvpool.journal.token_columns import check_tokens, with_scope
 from kvpool.layout import Layout
+from kvpool.types import TOKEN_BYTES
 
 CHECKSUM_BYTES = 4
 
@@ -17,16 +20,6 @@ class CommitColumns(NamedTuple):
     tokens: bytes = b""
     scope: bytes = b""
 
-    def count(self, layout: Layout, extents: int | None = None) -> int:
-        """How many chunks they are about. `extents`: checksums of each, if not one for each extent. Raises ProtocolError for
-        columns that do not fit each other."""
-        row = CHECKSUM_BYTES * (layout.extents if extents is None else extents)
-        chunks, rest = divmod(len(self.checksums), row)
-        if rest or not chunks:
-            raise ProtocolError(f"checksums have {len(self.checksums)} bytes, expected a multiple of {row}")
-        check_tokens(self.tokens, self.scope, count=chunks, chunk_tokens=layout.chunk_tokens)
-        return chunks
-
     def part(self, first: int, end: int, *, chunks: int) -> "CommitColumns":
         """The columns of the chunks from `first` up to `end`, of all `chunks`."""
         sums, tokens = len(self.checksums) // chunks, len(self.tokens) // chunks
@@ -37,3 +30,44 @@ class CommitColumns(NamedTuple):
     def with_scope(self, layout: Layout) -> "CommitColumns":
         """The same with the scope after each chunk's token ids, as the directory stores them."""
         return CommitColumns(self.checksums, with_scope(self.tokens, self.scope, layout.chunk_tokens))
+
+
+class CommitPart(NamedTuple):
+    """The next `chunks` of a run that are committed."""
+
+    run: ReservedRun
+    chunks: int
+    columns: CommitColumns
+
+    def cut(self, first: int, end: int) -> "CommitPart":
+        """Those from `first` up to `end`."""
+        return CommitPart(self.run, end - first, self.columns.part(first, end, chunks=self.chunks))
+
+
+def divide(columns: CommitColumns, runs: Sequence[ReservedRun]) -> list[CommitPart]:
+    """The next chunks of a reservation that these columns are about, run by run. `columns`: of tokens those of runs that have
+    any. Raises ProtocolError for columns that do not fit."""
+    check_tokens(b"", columns.scope, count=0, chunk_tokens=1)
+    found: list[CommitPart] = []
+    sums, tokens = columns.checksums, columns.tokens
+    for run in runs:
+        row = CHECKSUM_BYTES * run.extents
+        chunks = min(run.chunks - run.committed, len(sums) // row)
+        if not chunks:
+            if sums and run.committed < run.chunks:
+                break
+            continue
+        of_run = chunks * run.layout.chunk_tokens * TOKEN_BYTES if columns.tokens and run.has_tokens else 0
+        part = CommitColumns(sums[: chunks * row], tokens[:of_run], columns.scope if of_run else b"")
+        check_tokens(part.tokens, part.scope, count=chunks, chunk_tokens=run.layout.chunk_tokens)
+        found.append(CommitPart(run, chunks, part))
+        sums, tokens = sums[chunks * row :], tokens[of_run:]
+        if run.committed + chunks < run.chunks:
+            break
+    if sums or tokens or not found:
+        left = sum(run.chunks - run.committed for run in runs)
+        raise ProtocolError(
+            f"checksums have {len(columns.checksums)} bytes and tokens {len(columns.tokens)}, expected whole rows of "
+            f"the next of {left} chunks that are reserved"
+        )
+    return found

@@ -7,7 +7,7 @@ The last extent of a chunk's KV, and its summaries, land with its commit: nobody
 is followed is not held: a save that is given up has its slots back at once, and who follows it sees that in the slot's
 generation. Without a listener nothing is noted. Control thread only.
 
-Invariant: `_saves` has exactly the reservations with chunks that are not committed, made since there is a listener.
+Invariant: `_saves` has exactly the holders of slots with chunks that are not committed, reserved since there is a listener.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 import kvpool_native
 from kvpool.errors import ProtocolError
-from kvpool.index.reservations import Reservation
+from kvpool.index.reservations import ReservedRun
 from kvpool.index.sessions import EngineSession
 from kvpool.index.staged_slots import CHECKSUM_BYTES, Extents
 from kvpool.key_column import KeyColumn
@@ -73,37 +73,47 @@ class FollowedSaves:
         """Note saves from now on, and call `listener`."""
         self._listener = listener
 
-    def begin(self, reservation: ReservationId, keys: KeyColumn) -> None:
-        """A save has begun, of these reserved chunks."""
-        self._saves[reservation] = _Save(keys)
+    def begin(self, run: ReservedRun, keys: KeyColumn) -> None:
+        """A save has begun, of these reserved chunks of a run."""
+        at = 0
+        for holder, _, count in run.slices(0, run.chunks):
+            self._saves[holder] = _Save(keys[at : at + count])
+            at += count
 
-    def land(self, reservation: Reservation, extents: Extents, checksums: bytes) -> None:
+    def land(self, run: ReservedRun, extents: Extents, checksums: bytes) -> None:
         """Extents of a save lie in their slots; `checksums`: u32 [chunk][extent]. Those before are in place, or these are left
         out."""
-        save = self._saves.get(reservation.id)
-        if save is None or not checksums:
-            return
         chunks, first = extents.chunks, extents.numbers.start
-        landing = min(extents.numbers.stop, reservation.kv_extents - 1) - first
-        if landing <= 0:
+        landing = min(extents.numbers.stop, run.kv_extents - 1) - first
+        if landing <= 0 or not checksums or run.holders[0] not in self._saves:
             return
-        shown = first_columns(checksums, len(extents.numbers), landing)
-        self._directory.land_saved(reservation.id, chunks.start, len(chunks), first, shown)
-        if first == 0 and not save.is_followed and self._listener is not None:
-            save.is_followed = True
-            self._listener.note_save(save.keys)
+        shown, row = first_columns(checksums, len(extents.numbers), landing), landing * CHECKSUM_BYTES
+        at = 0
+        for holder, start, count in run.slices(chunks.start, chunks.stop):
+            of_holder = shown[at * row : (at + count) * row]
+            self._directory.land_saved(holder, start, count, first, of_holder)
+            at += count
+            save = self._saves[holder]
+            if first == 0 and not save.is_followed and self._listener is not None:
+                save.is_followed = True
+                self._listener.note_save(save.keys)
 
-    def commit(self, reservation: Reservation, states: bytes) -> None:
-        """The next chunks of a save have been committed, with these states. Behind one that is not stored none is."""
-        save = self._saves.get(reservation.id)
-        if save is not None and save.stored == reservation.committed:
-            save.stored += len(states) - len(states.lstrip(_STORED))
+    def commit(self, run: ReservedRun, states: bytes) -> None:
+        """The next chunks of a save have been committed, with these states. No chunk of a chain is behind one that is lost."""
+        at = 0
+        for holder, first, count in run.slices(run.committed, run.committed + len(states)):
+            save = self._saves.get(holder)
+            if save is not None and save.stored == first:
+                of_holder = states[at : at + count]
+                save.stored += count - len(of_holder.lstrip(_STORED))
+            at += count
 
-    def end(self, reservation: Reservation) -> None:
-        """A reservation ends, or expires."""
-        save = self._saves.pop(reservation.id, None)
-        if save is not None and save.is_followed and self._listener is not None:
-            self._listener.end_save(save.keys, save.stored)
+    def end(self, run: ReservedRun) -> None:
+        """A run's reservation ends, or expires."""
+        for holder in run.holders:
+            save = self._saves.pop(holder, None)
+            if save is not None and save.is_followed and self._listener is not None:
+                self._listener.end_save(save.keys, save.stored)
 
     def find(self, session: EngineSession, parent: bytes, keys: KeyColumn) -> SavedRun:
         """Where the chunks lie that are being saved after `parent`, or at the beginning of a run of chunks without one. Nothing
@@ -118,9 +128,9 @@ class FollowedSaves:
             )
         return found
 
-    def verify(self, reservations: set[ReservationId]) -> list[str]:
+    def verify(self, holders: set[ReservationId]) -> list[str]:
         """Broken invariants, one line each."""
-        unknown = set(self._saves) - reservations
+        unknown = set(self._saves) - holders
         return [f"followed saves: {len(unknown)} of no reservation"] if unknown else []
 
 
@@ -132,15 +142,11 @@ def first_columns(checksums: bytes, columns: int, wanted: int) -> bytes:
     return b"".join(checksums[at : at + kept] for at in range(0, len(checksums), row))
 
 
-def extents_of(reservation: Reservation, first_extent: int, checksums: bytes) -> Extents:
+def extents_of(run: ReservedRun, first_extent: int, checksums: bytes) -> Extents:
     """The extents of all chunks of a save that these checksums are of. Raises ProtocolError."""
-    extents = len(checksums) // (CHECKSUM_BYTES * reservation.chunks)
-    if not extents or len(checksums) != extents * reservation.chunks * CHECKSUM_BYTES:
-        raise ProtocolError(
-            f"{len(checksums)} bytes of checksums, expected 4 for each extent of {reservation.chunks} chunks"
-        )
-    if not 0 <= first_extent <= reservation.extents - extents:
-        raise ProtocolError(
-            f"extents {first_extent}..{first_extent + extents - 1} landed, a chunk has {reservation.extents}"
-        )
-    return Extents(range(reservation.chunks), range(first_extent, first_extent + extents))
+    extents = len(checksums) // (CHECKSUM_BYTES * run.chunks)
+    if not extents or len(checksums) != extents * run.chunks * CHECKSUM_BYTES:
+        raise ProtocolError(f"{len(checksums)} bytes of checksums, expected 4 for each extent of {run.chunks} chunks")
+    if not 0 <= first_extent <= run.extents - extents:
+        raise ProtocolError(f"extents {first_extent}..{first_extent + extents - 1} landed, a chunk has {run.extents}")
+    return Extents(range(run.chunks), range(first_extent, first_extent + extents))

@@ -1,13 +1,12 @@
-"""Reserve task: slots for the chunks of one save, reserved part by part.
-
-A save is answered for what is certain: a chunk on its way from another tier, or from another client, is pending, never present.
+"""Reserve task: slots for the chunks of one save, reserved run by run and part by part.
 
 Not yet a reservation of a connection: its creator makes one of it, or ends the task. Control thread only; `now_ns` is an
-argument. Invariant: `reservation` is the directory's, or 0 while it holds nothing; the columns have a row for each of the first
-`chunks` keys.
+argument. Invariant: the columns have a row for each of the first `chunks` keys.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +15,10 @@ from kvpool import failpoint
 from kvpool.index.parts import PART_CHUNKS, Step
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
+from kvpool.pool.writers.places import Place
 from kvpool.pool.writers.retention import Retention, RetentionColumns
-from kvpool.types import ReservationId, SaveState
+from kvpool.protocol.reserve_runs import RunForm
+from kvpool.types import SaveState
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,34 +35,50 @@ class ReservedSlots:
     retained: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class TaskRun:
+    """Chunks of one group that are to be reserved. `session`: the group's; `is_part`: of each chunk a share is."""
+
+    session: EngineSession
+    form: RunForm
+    keys: KeyColumn
+    place: Place
+    is_part: bool = False
+
+
+class ReservedPart(NamedTuple):
+    """Chunks of a run that were just answered, with a state for each."""
+
+    run: TaskRun
+    keys: KeyColumn
+    states: bytes
+
+
 class ReserveTask:
-    """See the module. `wanted`: the retention that the save asks for its chunks, new or present; `retention` sets it."""
+    """See the module. `wanted`: the retention that the save asks for its chunks, new or present; `retention` sets it. Of
+    several parts of a chunk the last request counts, as for chunks that are stored."""
 
     def __init__(
         self,
         directory: kvpool_native.Directory,
         retention: Retention,
-        session: EngineSession,
-        keys: KeyColumn,
-        *,
-        parent: bytes,
+        runs: Sequence[TaskRun],
         wanted: RetentionColumns,
     ) -> None:
         self._directory = directory
         self._retention = retention
-        self._own = session.own
-        self._connection = session.connection
-        self._parent = parent
-        self.keys = keys
+        self.runs = runs
         self._wanted = wanted
-        self.reservation = ReservationId(0)
+        self._run = 0  # the one that is being reserved
+        self._first = 0  # of its chunks
+        self.latest = ReservedPart(runs[0], KeyColumn(b""), b"")
         self.states = bytearray()
         self.offsets = bytearray()
         self.generations = bytearray()
         self.retained = bytearray()
 
     def __repr__(self) -> str:
-        return f"<ReserveTask {self.chunks} of {len(self.keys)} chunks>"
+        return f"<ReserveTask {self.chunks} of {sum(len(run.keys) for run in self.runs)} chunks>"
 
     @property
     def chunks(self) -> int:
@@ -70,43 +87,35 @@ class ReserveTask:
 
     def advance(self, now_ns: int, *, may_wait: bool) -> Step:
         """Reserve the next part. WAIT (if it may) where only memory that is being faulted in or demoted could serve."""
-        first = len(self.states)
+        run, first = self.runs[self._run], self._first
+        end = min(first + PART_CHUNKS, len(run.keys))
         evicted_before = self._directory.evicted_chunks
-        made = self._reserve(first, now_ns, may_wait=may_wait)
-        self.reservation = ReservationId(made.id)
+        made = run.place.reserve(first, end, now_ns, may_wait=may_wait)
         failpoint.reach("daemon.reserve.after", failpoint.refused)
         if self._directory.evicted_chunks > evicted_before:
             failpoint.reach("daemon.evict.after", failpoint.refused)
-        states = made.states
-        self.states += states
+        answered = len(made.states)
+        if self._wanted.priorities and answered:
+            wanted = self._wanted.part(self.chunks, self.chunks + answered)
+            states = states_for_retention(bytes(made.states), bytes(made.generations))
+            self.retained += self._retention.of_save(
+                run.session.own, run.keys[first : first + answered], states, wanted, now_ns=now_ns
+            )
+        self.latest = ReservedPart(run, run.keys[first : first + answered], bytes(made.states))
+        self.states += made.states
         self.offsets += made.offsets
         self.generations += made.generations
-        if self._wanted.priorities:
-            self.retained += self._retain(first, made, now_ns)
-        if len(self.states) == len(self.keys):
-            return Step.DONE
-        return Step.MORE if len(states) == PART_CHUNKS else Step.WAIT
+        self._first += answered
+        if self._first < end:
+            return Step.WAIT
+        if self._first == len(run.keys):
+            self._run, self._first = self._run + 1, 0
+        return Step.MORE if self._run < len(self.runs) else Step.DONE
 
-    def take(self) -> ReservationId:
-        """The reservation, which belongs to the caller from now on."""
-        taken, self.reservation = self.reservation, ReservationId(0)
-        return taken
-
-    def _reserve(self, first: int, now_ns: int, *, may_wait: bool) -> kvpool_native.Reserved:
-        if self.reservation:
-            return self._directory.reserve_more(
-                self.reservation, self.keys.packed, now_ns, first, PART_CHUNKS, may_wait
-            )
-        own, holder = self._own, self._connection
-        return self._directory.reserve(
-            own.id, own.size_class, self._parent, self.keys.packed, now_ns, holder, first, PART_CHUNKS, may_wait
-        )
-
-    def _retain(self, first: int, made: kvpool_native.Reserved, now_ns: int) -> bytes:
-        end = first + len(made.states)
-        wanted = self._wanted.part(first, end)
-        states = states_for_retention(made.states, made.generations)
-        return self._retention.of_save(self._own, self.keys[first:end], states, wanted, now_ns=now_ns)
+    def give_up(self, now_ns: int) -> None:
+        """End what no reservation was made of."""
+        for run in self.runs:
+            run.place.give_up(now_ns)
 
 
 def states_for_retention(states: bytes, generations: bytes) -> bytes:

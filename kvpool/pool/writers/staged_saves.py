@@ -71,7 +71,7 @@ class StagedSaves:
         area = self._areas.find(session.connection)
         if area is None:
             raise Refused("staging", "this connection has no staging memory: ask for it first")
-        layout = self._writers.layout_of(session, request.reservation)
+        layout = self._writers.layout_of(session, request.reservation, request.run)
         if layout is None:
             return m.Done()
         if not 0 < request.chunks <= m.KEYS_MAX or not 0 < request.extents <= layout.extents:
@@ -86,17 +86,18 @@ class StagedSaves:
             raise ProtocolError(
                 f"copy of {len(chunks)} chunks from offset {request.offset} of {area.size} bytes of staging"
             )
-        begun = self._writers.begin_copy(session, request.reservation, Extents(chunks, numbers), self._clock.now_ns())
+        extents, now_ns = Extents(chunks, numbers), self._clock.now_ns()
+        begun = self._writers.begin_copy(session, request.reservation, request.run, extents, now_ns)
         if begun is None:
             return m.Done()
-        reservation, slots = begun
+        reservation, run, slots = begun
         first = numbers.start * layout.extent_bytes
         at_once, targets = len(numbers), b"".join((slot + first).to_bytes(8, "little") for slot in slots)
-        if reservation.is_part:
+        if run.is_part:
             # Its extents lie apart in the slots, and in staging one behind the other.
-            at_once, targets = 1, self._writers.part_targets(reservation, slots, numbers, layout.extent_bytes)
+            at_once, targets = 1, self._writers.part_targets(run, slots, numbers, layout.extent_bytes)
         job = StagedCopy(self._arena, targets, area, request.offset, at_once, layout.extent_bytes)
-        return self._start(job, partial(self._writers.end_copy, reservation, Extents(chunks, numbers)))
+        return self._start(job, partial(self._writers.end_copy, reservation, run, extents))
 
     def drop_owner(self, connection: ConnectionId) -> None:
         """A connection has ended: release its staging memory."""

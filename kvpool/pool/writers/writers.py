@@ -4,10 +4,11 @@ Joins the directory, which makes room and publishes, with the records of writers
 count for it there, until it acknowledges that it no longer writes, or ends. It schedules nothing and handles no protocol;
 `now_ns` is an argument. Control thread only.
 
-Invariant: every reservation in the directory is in `Reservations`, with the same number, or just being made or ended.
+Invariant: every reservation in the directory is a holder of one in `Reservations`, or just being made or ended.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import kvpool_native
 from kvpool import failpoint
@@ -15,23 +16,33 @@ from kvpool.config.config import DramConfig
 from kvpool.errors import InvalidArgument, ProtocolError, Refused
 from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.parts import Step
-from kvpool.index.reservations import Reservation, Reservations
+from kvpool.index.reservations import Reservation, Reservations, ReservedRun
 from kvpool.index.sessions import EngineSession
 from kvpool.index.staged_slots import Extents, StagedSlots
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.layouts.share import Share
-from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
-from kvpool.pool.writers.ending_reservations import EndingReservations
+from kvpool.pool.writers.commit_columns import CommitColumns, CommitPart, divide
+from kvpool.pool.writers.ending_reservations import ENDED_AT_ONCE, EndingReservations
 from kvpool.pool.writers.followed_saves import FollowedSaves, extents_of
 from kvpool.pool.writers.joint_saves import JointSaves
-from kvpool.pool.writers.part_task import PartTask
-from kvpool.pool.writers.reserve_task import ReservedSlots, ReserveTask
+from kvpool.pool.writers.places import ChainPlace, PartPlace, Place, SinglesPlace
+from kvpool.pool.writers.reserve_task import ReservedSlots, ReserveTask, TaskRun
 from kvpool.pool.writers.retention import NO_RETENTION, Retention, RetentionColumns
-from kvpool.types import ConnectionId, ReservationId, SaveState
+from kvpool.protocol.records import one_way
+from kvpool.protocol.reserve_runs import RunForm
+from kvpool.types import ConnectionId, ReservationId, SaveId, SaveState
 
-# A save of a layout with groups has one for each chunk of its windows: so many of them count as one.
-RESERVATIONS_OF_A_SAVE = 64
+
+class AskedRun(NamedTuple):
+    """Chunks of one group that a save wants slots for. `session`: the group's. `share`: of the part of each that is written;
+    None: all of it."""
+
+    session: EngineSession
+    form: RunForm
+    parent: bytes
+    keys: KeyColumn
+    share: Share | None = None
 
 
 class Writers:
@@ -60,6 +71,7 @@ class Writers:
         self._reservations = Reservations(ttl_ns)
         self._reservations_max = reservations_max
         self._ending_reservations = EndingReservations(directory, on_backlog)
+        self._ended: dict[SaveId, list[ReservationId]] = {}  # reservations whose holders of slots are just ending
         self.joint_saves = JointSaves(
             directory, self._ending_reservations, ttl_ns=ttl_ns, dram=dram, on_backlog=on_backlog
         )
@@ -99,103 +111,69 @@ class Writers:
         return self._ending_reservations.are_left or self.joint_saves.has_backlog
 
     def begin(
-        self, session: EngineSession, parent: bytes, keys: KeyColumn, wanted: RetentionColumns = NO_RETENTION
+        self, session: EngineSession, runs: Sequence[AskedRun], wanted: RetentionColumns = NO_RETENTION
     ) -> ReserveTask:
-        """Slots for new chunks, to be reserved in parts, and with what they are retained. Raises Refused."""
-        self._check_room(session)
-        return ReserveTask(self._directory, self._retention, session, keys, parent=parent, wanted=wanted)
-
-    def begin_part(
-        self,
-        session: EngineSession,
-        share: Share,
-        parent: bytes,
-        keys: KeyColumn,
-        *,
-        wanted: RetentionColumns = NO_RETENTION,
-    ) -> PartTask:
-        """Extents of a share of new chunks, to be reserved in parts. Raises InvalidArgument for a share that chunks of the
-        layout do not have, Refused."""
-        layout = session.own.layout
-        share.check(layout)
-        if layout.summaries:
-            raise InvalidArgument(
-                "a part of chunks with summaries is saved, expected all of each: summaries are of all layers"
-            )
-        self._check_room(session)
-        part = self.joint_saves.begin(session, share)
-        return PartTask(self.joint_saves, self._retention, session, keys, part=part, parent=parent, wanted=wanted)
-
-    def _check_room(self, session: EngineSession) -> None:
-        most = self._reservations_max * (RESERVATIONS_OF_A_SAVE if session.layout.group is not None else 1)
-        if self._reservations.count_of(session.connection) >= most:
+        """Slots for the chunks of these runs, to be reserved in parts, and with what they are retained. Raises InvalidArgument
+        for a share that chunks of their layout do not have, Refused."""
+        for run in runs:
+            _check_share(run)
+        if self._reservations.count_of(session.connection) >= self._reservations_max:
             limit = self._reservations_max
             raise Refused("full", f"this connection has server.max_reservations = {limit} saves under way")
         failpoint.reach("daemon.reserve.before", failpoint.refused)
+        task_runs = [
+            TaskRun(run.session, run.form, run.keys, self._place_of(run), run.share is not None) for run in runs
+        ]
+        return ReserveTask(self._directory, self._retention, task_runs, wanted)
 
-    def make_part(self, session: EngineSession, task: PartTask, now_ns: int) -> ReservedSlots:
-        """A reservation of the extents that have been reserved."""
-        layout = session.own.layout
-        states, offsets = bytes(task.states), bytes(task.offsets)
-        reserved = states.count(SaveState.RESERVED)
-        number = ReservationId(0)
-        if not reserved:
-            self.give_up_part(task, now_ns)
-        elif (part := task.take()) is not None:
-            number, extents = part.id, len(part.numbers)
-            staged = StagedSlots(states=states, offsets=offsets, extents=extents) if self._is_staged else None
-            self._reservations.add(
-                number,
-                session.connection,
-                chunks=reserved,
-                extents=extents,
-                kv_extents=extents,
-                now_ns=now_ns,
-                staged=staged,
-                layout=layout if layout.group is not None else None,
-                is_part=True,
-            )
-        return ReservedSlots(number, states, offsets, bytes(task.generations), bytes(task.retained))
-
-    def give_up_part(self, task: PartTask, now_ns: int) -> None:
-        """End a part task whose requester is gone."""
-        part = task.take()
-        if part is not None:
-            self.joint_saves.end(part.id, now_ns)
-
-    def make(self, session: EngineSession, reserve_task: ReserveTask, now_ns: int) -> ReservedSlots:
-        """A reservation of what has been reserved."""
-        layout = session.own.layout
-        reserved = reserve_task.states.count(SaveState.RESERVED)
-        states, offsets = bytes(reserve_task.states), bytes(reserve_task.offsets)
-        if self._hit_curve is not None:
-            self._hit_curve.note_save(reserve_task.keys, layout.stored_bytes, now_ns)
-        if not reserved:
-            self.give_up(reserve_task, now_ns)  # present chunks were only touched
-        reservation = reserve_task.take()
-        if reserved and self.followed.is_listened:
-            chosen = [number for number, state in enumerate(states) if state == SaveState.RESERVED]
-            self.followed.begin(reservation, reserve_task.keys.chosen(chosen))
-        if reserved:
-            self._reservations.add(
-                reservation,
-                session.connection,
-                chunks=reserved,
-                extents=layout.extents,
-                kv_extents=layout.kv_extents,
-                now_ns=now_ns,
-                staged=StagedSlots(states=states, offsets=offsets, extents=layout.extents) if self._is_staged else None,
-                layout=layout if layout.group is not None else None,
-            )
-        return ReservedSlots(
-            reservation, states, offsets, bytes(reserve_task.generations), bytes(reserve_task.retained)
+    def _place_of(self, run: AskedRun) -> Place:
+        own, holder, is_chain = run.session.own, run.session.connection, run.form is not RunForm.ALONE
+        if run.share is not None:
+            part = self.joint_saves.begin(run.session, run.share)
+            return PartPlace(self.joint_saves, own, run.keys, parent=run.parent, is_chain=is_chain, part=part)
+        if not is_chain:
+            return SinglesPlace(self._directory, own, run.keys, holder=holder)
+        return ChainPlace(
+            self._directory, self._ending_reservations, own, parent=run.parent, keys=run.keys, holder=holder
         )
 
-    def give_up(self, reserve_task: ReserveTask, now_ns: int) -> None:
-        """End a reserve task whose requester is gone."""
-        reservation = reserve_task.take()
-        if reservation:
-            self._ending_reservations.end(reservation, reserve_task.chunks, now_ns)
+    def make(self, session: EngineSession, task: ReserveTask, now_ns: int) -> ReservedSlots:
+        """A reservation of what has been reserved."""
+        made, at = [], 0
+        for run in task.runs:
+            row = slice(at, at + len(run.keys))
+            made.append(
+                self._reserved_run(run, bytes(task.states[row]), bytes(task.offsets[8 * at : 8 * row.stop]), now_ns)
+            )
+            at = row.stop
+        number = self._reservations.add(session.connection, made, now_ns) if any(run.chunks for run in made) else 0
+        return ReservedSlots(
+            number, bytes(task.states), bytes(task.offsets), bytes(task.generations), bytes(task.retained)
+        )
+
+    def _reserved_run(self, run: TaskRun, states: bytes, offsets: bytes, now_ns: int) -> ReservedRun:
+        layout, extents = run.session.own.layout, run.place.extents
+        if self._hit_curve is not None and not run.is_part:
+            self._hit_curve.note_save(run.keys, layout.stored_bytes, now_ns)
+        reserved = states.count(SaveState.RESERVED)
+        if not reserved:
+            run.place.give_up(now_ns)  # present chunks were only touched
+        made = ReservedRun(
+            run.session,
+            reserved,
+            extents,
+            extents if run.is_part else layout.kv_extents,
+            run.place.take() if reserved else [],
+            is_part=run.is_part,
+            has_tokens=run.form is not RunForm.ALONE,
+            staged=StagedSlots(states=states, offsets=offsets, extents=extents)
+            if reserved and self._is_staged
+            else None,
+        )
+        if reserved and self.followed.is_listened and not run.is_part:
+            chosen = [number for number, state in enumerate(states) if state == SaveState.RESERVED]
+            self.followed.begin(made, run.keys.chosen(chosen))
+        return made
 
     def reserve(
         self,
@@ -207,107 +185,104 @@ class Writers:
         may_wait: bool,
         wanted: RetentionColumns = NO_RETENTION,
     ) -> ReservedSlots | None:
-        """All parts at once; None where only memory that is being faulted in or demoted could serve. Raises Refused."""
-        reserve_task = self.begin(session, parent, keys, wanted)
-        while (step := reserve_task.advance(now_ns, may_wait=may_wait)) is Step.MORE:
+        """All parts at once, of a chain or of chunks without a parent; None where only memory that is being faulted in or
+        demoted could serve. Raises Refused."""
+        form = RunForm.BEHIND if parent else RunForm.ROOT if session.layout.is_chained else RunForm.ALONE
+        task = self.begin(session, [AskedRun(session, form, parent, keys)], wanted)
+        while (step := task.advance(now_ns, may_wait=may_wait)) is Step.MORE:
             pass
         if step is Step.WAIT:
-            self.give_up(reserve_task, now_ns)
+            task.give_up(now_ns)
             return None
-        return self.make(session, reserve_task, now_ns)
+        return self.make(session, task, now_ns)
 
-    def check_commit(self, session: EngineSession, reservation_id: int, columns: CommitColumns) -> int:
-        """How many chunks a commit is about. Raises ProtocolError for columns that do not fit, or fit no reservation."""
-        reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
-        layout = session.own.layout
-        is_part = reservation is not None and reservation.is_part
-        count = columns.count(layout, reservation.extents if is_part and reservation is not None else layout.extents)
-        if reservation is not None and reservation.layout not in (None, session.own.layout):
-            raise ProtocolError("commit of a reservation that is of another group")
-        if reservation is not None and reservation.committed + count > reservation.chunks:
-            raise ProtocolError(f"commit of {reservation.committed + count} chunks, {reservation.chunks} are reserved")
-        return count
+    def commit_all(self, session: EngineSession, reservation_id: int, columns: CommitColumns, now_ns: int) -> bytes:
+        """All that these columns are about, at once; a state for each chunk. Raises ProtocolError."""
+        parts = self.divide_commit(session, reservation_id, columns)
+        return b"".join(self.commit(session, reservation_id, part, now_ns) for part in parts)
 
-    def commit(self, session: EngineSession, reservation_id: int, columns: CommitColumns, now_ns: int) -> bytes:
-        """Publish the next chunks of a reservation; a state for each. Raises ProtocolError, see `check_commit`."""
-        count = self.check_commit(session, reservation_id, columns)
-        reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
-        if reservation is None:
-            return bytes([SaveState.EXPIRED]) * count
-        if reservation.deadline_ns <= now_ns:
+    def divide_commit(self, session: EngineSession, reservation_id: int, columns: CommitColumns) -> list[CommitPart]:
+        """The next chunks that a commit is about, run by run; none where the reservation has ended. Raises ProtocolError for
+        columns that do not fit what is reserved."""
+        reservation = self._reservations.find(SaveId(reservation_id), session.connection)
+        return [] if reservation is None else divide(columns, reservation.runs)
+
+    def commit(self, session: EngineSession, reservation_id: int, part: CommitPart, now_ns: int) -> bytes:
+        """Publish the next chunks of a run; a state for each. Raises ProtocolError."""
+        reservation = self._reservations.find(SaveId(reservation_id), session.connection)
+        if reservation is not None and reservation.deadline_ns <= now_ns:
             self.expire(now_ns)
-        if reservation.is_expired:
-            reservation.is_reported = True
-            return bytes([SaveState.EXPIRED]) * count
+        if reservation is None or reservation.is_expired:
+            if reservation is not None:
+                reservation.is_reported = True
+            return bytes([SaveState.EXPIRED]) * part.chunks
         if reservation.copies:
             raise ProtocolError("commit while a copy into the reservation's slots is under way")
         failpoint.reach("daemon.commit.before_publish", failpoint.refused)
-        states = self._publish(reservation, columns.with_scope(session.own.layout), now_ns)
-        self.followed.commit(reservation, states)
-        reservation.committed += count
+        run = part.run
+        states = self._publish(run, part, now_ns)
+        self.followed.commit(run, states)
+        run.committed += part.chunks
         if reservation.committed == reservation.chunks:
             self._end(reservation, now_ns)
         failpoint.reach("daemon.commit.after_publish", failpoint.refused)
         return states
 
-    def land(self, session: EngineSession, reservation_id: int, first_extent: int, checksums: bytes) -> None:
-        """Extents of all chunks of a save have been copied by its client, for who follows it. Raises ProtocolError."""
-        reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
-        if reservation is None or reservation.is_part:
-            return  # of a part nothing can be followed
-        if not reservation.is_expired and reservation.staged is None:
-            self.followed.land(reservation, extents_of(reservation, first_extent, checksums), checksums)
+    def land(self, session: EngineSession, request: one_way.LandSaved) -> None:
+        """Extents of all chunks of a run have been copied by its client, for who follows it. Raises ProtocolError."""
+        reservation = self._reservations.find(SaveId(request.reservation), session.connection)
+        if reservation is None:
+            return
+        run = _run_of(reservation, request.run)
+        if run.chunks and not run.is_part and not reservation.is_expired and run.staged is None:
+            self.followed.land(run, extents_of(run, request.first_extent, request.checksums), request.checksums)
 
-    def layout_of(self, session: EngineSession, reservation_id: int) -> Layout | None:
-        """The layout of a reservation's chunks; None where it has ended and the session saves chunks of several groups."""
-        if not session.groups:
-            return session.own.layout
-        reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
-        return reservation.layout if reservation is not None else None
+    def layout_of(self, session: EngineSession, reservation_id: int, run: int) -> Layout | None:
+        """The layout of the chunks of a reservation's run; None where it has ended. Raises ProtocolError."""
+        reservation = self._reservations.find(SaveId(reservation_id), session.connection)
+        return None if reservation is None else _run_of(reservation, run).layout
 
     def begin_copy(
-        self, session: EngineSession, reservation_id: int, extents: Extents, now_ns: int
-    ) -> tuple[Reservation, tuple[int, ...]] | None:
-        """Arena offsets at which the daemon may write these extents of these reserved chunks; None where the reservation has
+        self, session: EngineSession, reservation_id: int, number: int, extents: Extents, now_ns: int
+    ) -> tuple[Reservation, ReservedRun, tuple[int, ...]] | None:
+        """Arena offsets at which the daemon may write these extents of reserved chunks of a run; None where the reservation has
         ended.
 
         The slots are not reused until `end_copy`, even if the reservation or its connection ends. Raises ProtocolError for
         chunks that are not reserved or are published already.
         """
-        reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
+        reservation = self._reservations.find(SaveId(reservation_id), session.connection)
         if reservation is not None and reservation.deadline_ns <= now_ns:
             self.expire(now_ns)
         if reservation is None or reservation.is_expired:
             return None
-        assert reservation.staged is not None
-        chunks, numbers = extents.chunks, extents.numbers
-        if not reservation.committed <= chunks.start < chunks.stop <= reservation.chunks:
+        run, chunks, numbers = _run_of(reservation, number), extents.chunks, extents.numbers
+        if not run.committed <= chunks.start < chunks.stop <= run.chunks:
             raise ProtocolError(
                 f"copy of chunks {chunks.start}..{chunks.stop - 1}, "
-                f"{reservation.committed} to {reservation.chunks - 1} are reserved and not published"
+                f"{run.committed} to {run.chunks - 1} are reserved and not published"
             )
-        if not 0 <= numbers.start < numbers.stop <= reservation.extents:
-            raise ProtocolError(
-                f"copy of extents {numbers.start}..{numbers.stop - 1}, a chunk has {reservation.extents}"
-            )
+        if not 0 <= numbers.start < numbers.stop <= run.extents:
+            raise ProtocolError(f"copy of extents {numbers.start}..{numbers.stop - 1}, a chunk has {run.extents}")
+        assert run.staged is not None
         reservation.copies += 1
-        reservation.staged.clear(extents)
-        return reservation, reservation.staged.offsets(chunks)
+        run.staged.clear(extents)
+        return reservation, run, run.staged.offsets(chunks)
 
-    def part_targets(
-        self, reservation: Reservation, slots: tuple[int, ...], numbers: range, extent_bytes: int
-    ) -> bytes:
+    def part_targets(self, run: ReservedRun, slots: tuple[int, ...], numbers: range, extent_bytes: int) -> bytes:
         """Where extents of a part lie in these slots, counted among its own: u64 [slot][extent]."""
-        return self.joint_saves.offsets(reservation.id, slots, numbers, extent_bytes)
+        return self.joint_saves.offsets(run.holders[0], slots, numbers, extent_bytes)
 
-    def end_copy(self, reservation: Reservation, extents: Extents, checksums: bytes, now_ns: int) -> None:
+    def end_copy(
+        self, reservation: Reservation, run: ReservedRun, extents: Extents, checksums: bytes, now_ns: int
+    ) -> None:
         """A copy is over; `checksums` of what it stored, u32 [chunk][extent], or none where it failed."""
         assert reservation.copies > 0
-        assert reservation.staged is not None
+        assert run.staged is not None
         reservation.copies -= 1
-        reservation.staged.note(extents, checksums)
+        run.staged.note(extents, checksums)
         if not reservation.is_expired:
-            self.followed.land(reservation, extents, checksums)
+            self.followed.land(run, extents, checksums)
         if reservation.is_ending and not reservation.copies:
             self._end(reservation, now_ns)
 
@@ -315,7 +290,7 @@ class Writers:
         """Give up what was not committed; its writer has acknowledged that it no longer writes. Returns how many chunks its
         time was too short for, of which no commit was answered that."""
         failpoint.reach("daemon.end.before", failpoint.refused)
-        reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
+        reservation = self._reservations.find(SaveId(reservation_id), session.connection)
         if reservation is None:
             return 0
         if reservation.deadline_ns <= now_ns:
@@ -333,9 +308,7 @@ class Writers:
         """Expire reservations beyond their deadline, a bounded part at once; their slots wait for the writer's
         acknowledgement."""
         for reservation in self._reservations.expire(now_ns):
-            self.followed.end(reservation)
-            if not reservation.is_part:
-                self._ending_reservations.expire(reservation.id, reservation.chunks, now_ns)
+            self._expire_slots(reservation, now_ns)
             self.expired_reservations += 1
         self.joint_saves.expire(now_ns)
 
@@ -347,19 +320,30 @@ class Writers:
 
     def is_ending(self, reservation_id: int) -> bool:
         """Whether a reservation has ended, and its slots are not free yet."""
-        number = ReservationId(reservation_id)
-        return self._ending_reservations.is_ending(number) or self.joint_saves.is_ending(number)
+        holders = self._ended.get(SaveId(reservation_id), [])
+        left = [holder for holder in holders if self._is_held(holder)]
+        if left:
+            self._ended[SaveId(reservation_id)] = left
+        else:
+            self._ended.pop(SaveId(reservation_id), None)
+        return bool(left)
 
     def go_on_with(self, reservation_id: int, now_ns: int) -> None:
         """End more of one that has ended."""
-        self._ending_reservations.go_on_with(ReservationId(reservation_id), now_ns)
-        self.joint_saves.go_on_with(ReservationId(reservation_id), now_ns)
+        for holder in self._ended.get(SaveId(reservation_id), [])[:1]:
+            self._ending_reservations.go_on_with(holder, now_ns)
+            self.joint_saves.go_on_with(holder, now_ns)
+
+    def _is_held(self, holder: ReservationId) -> bool:
+        return self._ending_reservations.is_ending(holder) or self.joint_saves.is_ending(holder)
 
     def go_on(self, now_ns: int) -> None:
         """End more of what has ended or expired."""
         if self.joint_saves.has_backlog:
             self.joint_saves.go_on(now_ns)
         self._ending_reservations.go_on(now_ns)
+        for reservation in list(self._ended):
+            self.is_ending(reservation)
 
     def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
         """Counts of each connection, by name."""
@@ -367,42 +351,71 @@ class Writers:
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
-        ids = self._reservations.ids()
-        return self._reservations.verify() + self.followed.verify(ids) + self.joint_saves.verify(ids)
+        holders = self._reservations.holders()
+        return self._reservations.verify() + self.followed.verify(holders) + self.joint_saves.verify(holders)
 
-    def _publish(self, reservation: Reservation, columns: CommitColumns, now_ns: int) -> bytes:
+    def _publish(self, run: ReservedRun, part: CommitPart, now_ns: int) -> bytes:
         """Publish the next chunks; of slots that the daemon fills, those that were copied whole, with its own checksums."""
-        first, staged = reservation.committed, reservation.staged
-        checksums = columns.checksums
-        if staged is None:
-            return self._store(reservation, columns, now_ns)
-        count = len(checksums) // (CHECKSUM_BYTES * reservation.extents)
-        # Behind a chunk that is not whole nothing can be found: it would have no parent.
-        whole = staged.count_whole(first, checksums)
-        states = b""
-        if whole:
-            states = self._store(reservation, columns.part(0, whole, chunks=count), now_ns)
-        if whole < count and reservation.is_part:
-            self.joint_saves.skip(reservation.id, count - whole, now_ns)
-        behind = count - whole - 1
-        return states + bytes([SaveState.CHECKSUM] * (whole < count) + [SaveState.NO_PARENT] * max(0, behind))
+        if run.staged is None:
+            return self._store(run, part, now_ns)
+        # Behind a chunk that is not whole nothing of a chain can be found: it would have no parent.
+        whole = run.staged.count_whole(run.committed, part.columns.checksums)
+        states = self._store(run, part.cut(0, whole), now_ns) if whole else b""
+        if whole < part.chunks and run.is_part:
+            self.joint_saves.skip(run.holders[0], part.chunks - whole, now_ns)
+        behind = part.chunks - whole - 1
+        return states + bytes([SaveState.CHECKSUM] * (whole < part.chunks) + [SaveState.NO_PARENT] * max(0, behind))
 
-    def _store(self, reservation: Reservation, columns: CommitColumns, now_ns: int) -> bytes:
+    def _store(self, run: ReservedRun, part: CommitPart, now_ns: int) -> bytes:
         """Publish the next chunks, or count parts of them as stored."""
-        if reservation.is_part:
-            return self.joint_saves.commit(reservation.id, columns, now_ns)
-        first = reservation.committed
-        return self._directory.commit(reservation.id, first, columns.checksums, now_ns, columns.tokens)
+        columns = part.columns.with_scope(run.layout)
+        if run.is_part:
+            return self.joint_saves.commit(run.holders[0], columns, now_ns)
+        states, at = b"", 0
+        for holder, first, count in run.slices(run.committed, run.committed + part.chunks):
+            of_holder = columns.part(at, at + count, chunks=part.chunks)
+            states += self._directory.commit(holder, first, of_holder.checksums, now_ns, of_holder.tokens)
+            at += count
+        return states
+
+    def _expire_slots(self, reservation: Reservation, now_ns: int) -> None:
+        """Nothing of a reservation can be published any more; its slots stay reserved."""
+        for run in reservation.runs:
+            self.followed.end(run)
+            for holder, _, chunks in run.slices(0, run.chunks) if not run.is_part else ():
+                self._ending_reservations.expire(holder, chunks, now_ns)
 
     def _end(self, reservation: Reservation, now_ns: int, *, is_asked: bool = True) -> None:
-        self.followed.end(reservation)
         if reservation.copies:
             reservation.is_ending = reservation.is_expired = True
-            if not reservation.is_part:
-                self._ending_reservations.expire(reservation.id, reservation.chunks, now_ns)
+            self._expire_slots(reservation, now_ns)
             return
         self._reservations.end(reservation)
-        if reservation.is_part:
-            self.joint_saves.end(reservation.id, now_ns, is_asked=is_asked)
-            return
-        self._ending_reservations.end(reservation.id, reservation.chunks, now_ns, is_asked=is_asked)
+        left = ENDED_AT_ONCE
+        self._ended[reservation.id] = [holder for run in reservation.runs for holder in run.holders]
+        for run in reservation.runs:
+            self.followed.end(run)
+            for holder, _, chunks in run.slices(0, run.chunks):
+                left -= chunks
+                if run.is_part:
+                    self.joint_saves.end(holder, now_ns, is_asked=is_asked)
+                else:
+                    self._ending_reservations.end(holder, chunks, now_ns, is_asked=is_asked and left >= 0)
+        self.is_ending(reservation.id)
+
+
+def _check_share(run: AskedRun) -> None:
+    if run.share is None:
+        return
+    layout = run.session.own.layout
+    run.share.check(layout)
+    if layout.summaries:
+        raise InvalidArgument(
+            "a part of chunks with summaries is saved, expected all of each: summaries are of all layers"
+        )
+
+
+def _run_of(reservation: Reservation, number: int) -> ReservedRun:
+    if not 0 <= number < len(reservation.runs):
+        raise ProtocolError(f"run is {number}, the reservation has {len(reservation.runs)}")
+    return reservation.runs[number]

@@ -6,7 +6,6 @@ Requests and answers are as in `messages`; a refused one does not affect the oth
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import promises as pr
 
@@ -40,10 +39,6 @@ BATCHED = frozenset(
         m.Acquire,
         m.Reserve,
         m.Commit,
-        gm.ReserveGroup,
-        gm.CommitGroup,
-        gm.ReserveShare,
-        gm.ReserveGroupShare,
         pr.Promise,
     )
 )

@@ -20,7 +20,8 @@ LEAF_CHUNKS_MAX = 4096  # chunks, of all ranks, that are leased at once by their
 RETAIN_KEYS_MAX = 4096  # chunks in one Retain, RetainKeys or Demote: each takes time on the control thread
 RENEWALS_MAX = 4096
 CLAIMS_MAX = 1024
-SHARE_KEYS_MAX = 4096  # chunks in one ReserveShare
+HOLDS_MAX = 4096  # of one lease: beyond, granting it would take longer than a turn
+SHARE_KEYS_MAX = 4096  # chunks in one Reserve of parts
 COMMIT_BYTES_MAX = 900_000
 RECORDS_MAX = 512
 CONNECTION_NAME_BYTES_MAX = 128
@@ -153,13 +154,15 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Reserve slots for chunks `keys`, whose first one follows `parent` (empty: the first chunk of a prompt).
+    """Reserve slots for the chunks of one save. Answered by Reserved.
 
-    `priorities` and `durations`: retention of each chunk, new or present (KEEP_PRIORITY: unchanged); both empty: all unchanged.
+    `runs`: of chunks of one group each, and of what part of them is written (see `reserve_runs`), in the order in which they
+    are committed; `keys`: of one run after the other. `priorities` and `durations`: retention of each chunk, new or present
+    (KEEP_PRIORITY: unchanged); both empty: all unchanged.
     """
 
     KIND: ClassVar[int] = 20
-    parent: bytes
+    runs: bytes
     keys: bytes
     priorities: bytes = b""
     durations: bytes = b""
@@ -182,10 +185,10 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Publish the next reserved chunks of a reservation, in order.
+    """Publish the next reserved chunks of a reservation, in the order of its runs.
 
-    `checksums`: u32 [chunk][extent], compared with the daemon's own where it has copied from staging. `tokens`: i32
-    [chunk][token], or empty. `scope`: of all of them, see `kvpool.keys`.
+    `checksums`: u32 [chunk][extent that is written], compared with the daemon's own where it has copied from staging. `tokens`:
+    i32 [chunk][token] of those that follow each other, or empty. `scope`: of all of them, see `kvpool.keys`.
     """
 
     KIND: ClassVar[int] = 22
@@ -197,7 +200,8 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A `SaveState` for each chunk of the Commit: STORED, PART, EXPIRED, NO_PARENT or CHECKSUM."""
+    """A `SaveState` for each chunk of the Commit: STORED, PART, EXPIRED, NO_PARENT or CHECKSUM. None where the reservation has
+    ended."""
 
     KIND: ClassVar[int] = 23
     states: bytes

@@ -29,9 +29,10 @@ class DropLeases:
 
 @dataclass(frozen=True, slots=True)
 class LandSaved:
-    """Extents of all chunks of a save have been copied, from `first_extent` on: other nodes may follow it before its commit.
+    """Extents of all chunks of a save's `run` have been copied, from `first_extent` on: other nodes may follow them before the
+    commit.
 
-    `checksums`: u32 [chunk][extent], of one extent or several. Each extent once, in order, and before any commit of the save.
+    `checksums`: u32 [chunk][extent], of one extent or several. Each extent once, in order, and before any commit of the run.
     Others may have read these extents: a chunk whose commit has other checksums for them is declined (`checksum`).
     """
 
@@ -39,6 +40,7 @@ class LandSaved:
     reservation: int
     first_extent: int
     checksums: bytes
+    run: int = 0
 
 
 @dataclass(frozen=True, slots=True)

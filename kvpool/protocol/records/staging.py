@@ -30,8 +30,9 @@ class Staging:
 @dataclass(frozen=True, slots=True)
 class CopyStaged:
     """Have the daemon copy extents of reserved chunks out of staging: of each chunk `extents` one after the other, chunk by
-    chunk from `offset` on. Chunks are counted among the reserved ones. Answered by Done when staging may be written again; also
-    where the reservation has ended, which the answer to Commit shows. At most COPIED_EXTENTS_MAX extents in all.
+    chunk from `offset` on. Chunks are counted among the reserved ones of a save's `run`. Answered by Done when staging may be
+    written again; also where the reservation has ended, which the answer to Commit shows. At most COPIED_EXTENTS_MAX extents
+    in all.
     """
 
     KIND: ClassVar[int] = 29
@@ -41,3 +42,4 @@ class CopyStaged:
     first_extent: int
     extents: int
     offset: int
+    run: int = 0

@@ -35,6 +35,7 @@ from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.records import staging as sm
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.types import KEY_BYTES, PROBE_MODEL, SaveState
 
 PROBE_LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="uint8", chunk_tokens=16)
@@ -154,7 +155,7 @@ class Probe:
         """A new chunk, committed. None where there is no room."""
         key = os.urandom(KEY_BYTES)
         payload = payload_of(key)
-        reserved = session.connection.call(m.Reserve(b"", key), m.Reserved)
+        reserved = session.connection.call(reserve_chain(b"", key), m.Reserved)
         _require(len(reserved.states) == 1, f"reserve of one chunk answered {len(reserved.states)} states")
         state = SaveState(reserved.states[0])
         if state in _NO_ROOM_STATES:

@@ -128,7 +128,7 @@ class GroupedNode:
         reserved = slots.states.count(SaveState.RESERVED)
         if reserved:
             checksums = bytes(reserved * session.layout.extents * CHECKSUM_BYTES)
-            self._writers.commit(session, slots.reservation, CommitColumns(checksums), now_ns)
+            self._writers.commit_all(session, slots.reservation, CommitColumns(checksums), now_ns)
 
 
 def _layout_of(window_blocks: int, full_layers: int, layers: int) -> Layout:

@@ -9,6 +9,7 @@ import kvpool_client as kv
 from kvpool.errors import ProtocolError, Refused
 from kvpool.keys import ADAPTER_BYTES_MAX, salt_tag
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.reserve_runs import reserve_chain
 from tests.hostile.rigs.raw_clients import engine, keys_of
 from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
 from tests.rigs.events.publishing import CHUNK, connected, expected, known, local_events, router_of
@@ -164,7 +165,7 @@ def test_of_several_ranks_the_first_represents_all(start_daemon: Callable[..., D
 def test_an_invalid_scope_ends_the_connection(shared_daemon: Daemon, scope: bytes) -> None:
     daemon = shared_daemon
     with engine(daemon) as connection:
-        made = connection.call(m.Reserve(b"", keys_of(7, 1)), m.Reserved)
+        made = connection.call(reserve_chain(b"", keys_of(7, 1)), m.Reserved)
         with pytest.raises((Refused, ProtocolError), match="scope has"):
             connection.call(m.Commit(made.reservation, bytes(4 * SMALL.layers), bytes(4 * CHUNK), scope), m.Committed)
     with daemon.connect() as pool:

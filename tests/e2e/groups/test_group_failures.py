@@ -139,7 +139,7 @@ def test_an_aborted_save_stores_nothing_of_any_group(daemon: Daemon) -> None:
     with daemon.connect(HYBRID) as pool:
         keys = pool.keys(tokens_of(3, 8 * CHUNK + 1))
         with begin_store(pool, keys) as save:
-            save.layer(WINDOW, 0)
+            save.layer(0, WINDOW)
         assert save.commit().stored == 0
         assert pool.lookup(keys).full_chunks == 0  # type: ignore[attr-defined]  # a GroupHit
         wait_until(lambda: daemon.stats()["reservations"] == 0, "what it has reserved is free")

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import kvpool_client as kv
 from kvpool.cli.kvpoolctl import cli
 from kvpool.protocol.records import messages as m
-from kvpool.protocol.records.groups import HOLDS_MAX
+from kvpool.protocol.records.messages import HOLDS_MAX
 from kvpool.router_events.vllm_format import EventForm
 from kvpool.types import KEY_BYTES
 from kvpool_client.connection.counters import Counters
@@ -203,12 +203,12 @@ def test_a_save_by_layers_and_a_load_into_paged_memory(daemon: Daemon) -> None:
             array[5] = rows[STATE][0].reshape(state.layers, -1)[layer]
         with pool.groups.save(keys, caches, tables) as save:
             save.layer(cast(int, np.int64(WINDOW)), cast(int, np.int64(3)))
-            save.layer(FULL, 1)
-            save.layer(STATE, 0)
+            save.layer(1, FULL)
+            save.layer(0, STATE)
             with pytest.raises(kv.InvalidArgument, match="group is 3"):
-                save.layer(3, 0)
+                save.layer(0, 3)
             with pytest.raises(kv.InvalidArgument, match="layer is 2"):
-                save.layer(FULL, 2)
+                save.layer(2, FULL)
             assert save.commit().declined == 0
             assert save.done()
         for arrays in memory:

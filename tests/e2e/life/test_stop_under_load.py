@@ -10,6 +10,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.types import SaveState
 from tests.hostile.rigs.raw_clients import engine, keys_of
 from tests.rigs.daemon import SMALL, Daemon, wait_until
@@ -89,7 +90,7 @@ def test_a_save_that_never_ends_does_not_delay_the_stop(tiered: Daemon) -> None:
     with tiered.connect() as pool, engine(tiered) as idle:
         keys = pool.keys(tokens_of(7, 100 * SMALL.chunk_tokens))
         assert store(pool, keys).stored == 100
-        made = idle.call(m.Reserve(b"", keys_of(5000, 4)), m.Reserved)
+        made = idle.call(reserve_chain(b"", keys_of(5000, 4)), m.Reserved)
         assert made.reservation
         assert tiered.stop(60.0) == 0
     tiered.start()
@@ -101,7 +102,7 @@ def test_a_save_that_never_ends_does_not_delay_the_stop(tiered: Daemon) -> None:
 def test_a_save_under_way_may_end_and_a_new_one_is_declined(tiered: Daemon) -> None:
     with tiered.connect() as pool, engine(tiered) as slow:
         keys = pool.keys(tokens_of(8, CHUNKS * SMALL.chunk_tokens))
-        made = slow.call(m.Reserve(b"", keys_of(6000, 2)), m.Reserved)
+        made = slow.call(reserve_chain(b"", keys_of(6000, 2)), m.Reserved)
         tiered.signal(signal.SIGTERM)
         wait_until(lambda: store(pool, keys).reasons.get("stopping") == 1, "new saves are declined")
         sums = bytes(4 * SMALL.layers * 2)

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from kvpool.protocol.records import groups as gm
-from kvpool_client.save import Save
 from tests.e2e.shares.test_joint_saves import ends_of, in_alternate_modes
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.groups.hybrid import CHUNK, assert_served, key_of, payloads
@@ -57,18 +55,18 @@ def part_rows(keys: kv.KeyChain, shares: Sequence[kv.Share], chosen: Sequence[Se
     return found
 
 
-def begin_part(pool: kv.Pool, seed: int) -> kv.GroupSave:
+def begin_part(pool: kv.Pool, seed: int) -> kv.Save:
     keys = keys_of(pool, seed)
     return pool.groups.save(keys, from_=part_rows(keys, pool.shares, pool.groups.chunks_to_save(keys)))
 
 
-def save_part(daemon: Daemon, shares: Sequence[kv.Share], seed: int) -> kv.GroupSaveResult:
+def save_part(daemon: Daemon, shares: Sequence[kv.Share], seed: int) -> kv.SaveResult:
     """A rank connects and saves its part of a prompt's chunks."""
     with connect(daemon, shares) as pool:
         return begin_part(pool, seed).commit()
 
 
-def save_paged(pool: kv.Pool, seed: int) -> kv.GroupSaveResult:
+def save_paged(pool: kv.Pool, seed: int) -> kv.SaveResult:
     """Save a rank's part out of paged memory, layer by layer, the last one first."""
     keys = keys_of(pool, seed)
     named = pool.groups.chunks_to_save(keys)
@@ -83,7 +81,7 @@ def save_paged(pool: kv.Pool, seed: int) -> kv.GroupSaveResult:
     save = pool.groups.save(keys, caches, ids)
     for group, share in enumerate(pool.shares):
         for layer in reversed(range(share.layers)):
-            save.layer(group, layer)
+            save.layer(layer, group)
     return save.commit()
 
 
@@ -208,18 +206,6 @@ def test_one_ticket_is_claimed_by_each_rank(module_daemon: Daemon) -> None:
     for pool in pools:
         pool.close()
     wait_until(lambda: module_daemon.stats()["tickets"] == 0, "no ticket is left")
-
-
-def test_a_commit_names_the_group_of_its_reservation(module_daemon: Daemon) -> None:
-    """A part of one group's chunks is never counted as one of another's."""
-    with connect(module_daemon, shares_of(2)[0]) as pool:
-        session = pool._link.session
-        assert session is not None
-        begun = begin_part(pool, 8)
-        save: Save = begun._saves[FULL][0]
-        with pytest.raises(kv.KVPoolError, match="of another group"):
-            session.call(gm.CommitGroup(WINDOW, save._reservation, bytes(4 * 4), b"", b""), gm.CommitGroup)
-        begun.abort()
 
 
 @pytest.mark.parametrize(

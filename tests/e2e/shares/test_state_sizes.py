@@ -61,7 +61,7 @@ class RankStates:
         whole = row.reshape(LAYERS, GROUPS, PART)
         return whole[:, self.share.first_group : self.share.first_group + self.share.groups]
 
-    def save(self) -> kv.GroupSaveResult:
+    def save(self) -> kv.SaveResult:
         self.kv[...] = self.expected_kv()
         for chunk, block in BLOCK_OF.items():
             for states, right in zip(self.states, self.expected_states(chunk), strict=True):

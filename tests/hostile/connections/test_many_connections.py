@@ -14,6 +14,7 @@ import pytest
 from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.types import SaveState
 from tests.hostile.rigs.daemon_watch import (
     assert_never_internal,
@@ -76,7 +77,7 @@ def test_many_connections_work_at_once(
     clients = [raw_engine(daemon) for _ in range(count)]
     begun_s = time.perf_counter()
     with engine(daemon) as mapper, mapped_arena(mapper) as arena:
-        made = _ask_all(clients, [m.encode(m.Reserve(b"", key_of(number)), 1) for number in range(count)])
+        made = _ask_all(clients, [m.encode(reserve_chain(b"", key_of(number)), 1) for number in range(count)])
         commits = []
         for number, (reservation, states, offsets, _, _) in enumerate(made):
             assert states == bytes([SaveState.RESERVED])

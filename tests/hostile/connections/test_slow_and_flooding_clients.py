@@ -15,6 +15,7 @@ import pytest
 from kvpool.protocol.frames import FRAME_BYTES_MAX, LENGTH
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.types import SaveState
 from tests.hostile.rigs.daemon_watch import (
     assert_never_internal,
@@ -164,7 +165,7 @@ def test_a_connection_closed_for_reading_ends_without_harm(daemon: Daemon) -> No
 
 def test_slots_of_a_refused_connection_stay_reserved_until_it_has_closed(daemon: Daemon) -> None:
     with raw_engine(daemon) as raw, engine(daemon) as good:
-        raw.sendall(m.encode(m.Reserve(b"", keys_of(0, 3)), 1))
+        raw.sendall(m.encode(reserve_chain(b"", keys_of(0, 3)), 1))
         assert next_answer(raw)[0] == m.Reserved.KIND
         raw.sendall(LENGTH.pack(2) + b"\xc1\xc1")
         assert answers_until_eof(raw)[0][2][0] == "protocol"
@@ -194,7 +195,7 @@ def test_clients_killed_and_stopped_at_random_leave_no_holds(daemon: Daemon, see
     for number in range(60):
         with raw_engine(daemon) as raw:
             for _ in range(chance.randrange(1, 5)):
-                raw.sendall(m.encode(m.Reserve(b"", keys_of(chance.randrange(50), 2)), number))
+                raw.sendall(m.encode(reserve_chain(b"", keys_of(chance.randrange(50), 2)), number))
                 raw.sendall(m.encode(m.Acquire(keys_of(0, 2)), number))
             linger = struct.pack("ii", 1, 0)
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)

@@ -9,6 +9,7 @@ from kvpool.errors import Refused
 from kvpool.protocol import frames
 from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.types import KEY_BYTES, SaveState
 from tests.hostile.rigs.raw_clients import engine, keys_of
 from tests.rigs.daemon import SMALL, Daemon
@@ -43,7 +44,7 @@ def test_a_bad_batch_is_refused_by_name_and_ends_only_its_connection(shared_daem
         with pytest.raises(Refused, match=message) as refused:
             bad.call(bm.Batch(requests), bm.Batched)
         assert refused.value.code == "protocol"
-        made = honest.call(m.Reserve(b"", keys), m.Reserved)
+        made = honest.call(reserve_chain(b"", keys), m.Reserved)
         assert made.states == bytes([SaveState.RESERVED])
         drop_reservations(honest, made.reservation)
     assert not shared_daemon.problems()
@@ -53,9 +54,9 @@ def test_a_refused_part_of_a_batch_does_not_affect_the_others(shared_daemon: Dae
     keys = [keys_of(number, 1) for number in range(3)]
     with engine(shared_daemon) as connection:
         requests = [
-            body_of(m.Reserve(b"", keys[0])),
+            body_of(reserve_chain(b"", keys[0])),
             body_of(m.Commit(999_999, bytes(4 * SMALL.extents), b"")),
-            body_of(m.Reserve(b"", keys[2])),
+            body_of(reserve_chain(b"", keys[2])),
         ]
         answers = [frames.decode(body) for body in connection.call(bm.Batch(requests), bm.Batched).answers]
         assert [kind == m.Reserved.KIND for kind, _, _ in answers][::2] == [True, True]

@@ -7,13 +7,14 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.errors import Refused
-from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import seeking as sk
+from kvpool.protocol.reserve_runs import ReserveRun, RunForm, pack_runs, reserve_chain
 from kvpool.types import KEY_BYTES, SaveState
 from tests.hostile.rigs.raw_clients import engine, keys_of
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.groups.hybrid import CHUNK, FULL, HYBRID, STATE, WINDOW
+from tests.rigs.reserve_requests import reserve_alone, reserve_share
 
 KEY = keys_of(1, 1)
 PART = (0, 1, 0, 1)
@@ -22,6 +23,7 @@ WIDE = kv.Layout(
     chunk_tokens=CHUNK,
     groups=(HYBRID.groups[FULL], kv.Group(kind="window", window=1 << 30, layers=1, kv_heads=1, head_dim=8)),
 )
+RUN_OF_FORM_3 = np.array([FULL, 3, 1, 0, 0, 0, 0], "<u4").tobytes()
 ENDING: dict[str, object] = {
     "no chunks": m.Acquire(b"", 0),
     "no number of chunks": m.Acquire(keys_of(1, 3)),
@@ -31,17 +33,22 @@ ENDING: dict[str, object] = {
     "keys behind the last": m.Acquire(keys_of(1, 7), 3),
     "keys that are not whole": m.Acquire(keys_of(1, 6)[:-1], 3),
     "too many chunks": m.Acquire(b"", 1 << 40),
-    "a group before the first": gm.ReserveGroup(-1, b"", KEY, b"", b""),
-    "a group behind the last": gm.ReserveGroup(3, b"", KEY, b"", b""),
-    "a window with a parent": gm.ReserveGroup(WINDOW, bytes(KEY_BYTES), KEY, b"", b""),
-    "a chain of states": gm.ReserveGroup(STATE, b"", keys_of(1, 2), b"", b""),
-    "no keys": gm.ReserveGroup(FULL, b"", b"", b"", b""),
-    "a part of a group behind the last": gm.ReserveGroupShare(3, *PART, b"", KEY, b"", b""),
-    "a part of a window with a parent": gm.ReserveGroupShare(WINDOW, *PART, bytes(KEY_BYTES), KEY, b"", b""),
-    "a part of a chain of states": gm.ReserveGroupShare(STATE, *PART, b"", keys_of(1, 2), b"", b""),
-    "a part of no keys": gm.ReserveGroupShare(FULL, *PART, b"", b"", b"", b""),
-    "a part of too many keys": gm.ReserveGroupShare(FULL, *PART, b"", keys_of(1, m.SHARE_KEYS_MAX + 1), b"", b""),
-    "a commit of a group behind the last": gm.CommitGroup(3, 1, bytes(8), b"", b""),
+    "a group behind the last": reserve_alone(3, KEY),
+    "a window with a parent": reserve_chain(bytes(KEY_BYTES), KEY, group=WINDOW),
+    "a chain of states": reserve_chain(b"", keys_of(1, 2), group=STATE),
+    "no keys": reserve_chain(b"", b""),
+    "a part of a group behind the last": reserve_alone(3, KEY, kv.Share(*PART)),
+    "a part of a window with a parent": reserve_share(*PART, bytes(KEY_BYTES), KEY, group=WINDOW),
+    "a part of a chain of states": reserve_share(*PART, b"", keys_of(1, 2), group=STATE),
+    "a part of no keys": reserve_share(*PART, b"", b""),
+    "a part of too many keys": reserve_share(*PART, b"", keys_of(1, m.SHARE_KEYS_MAX + 1)),
+    "no runs": m.Reserve(b"", KEY),
+    "half a run": m.Reserve(pack_runs([ReserveRun(FULL, RunForm.ROOT, 1)])[:-1], KEY),
+    "a run of another form": m.Reserve(RUN_OF_FORM_3, KEY),
+    "runs of more chunks than keys": m.Reserve(pack_runs([ReserveRun(FULL, RunForm.ROOT, 1)] * 2), KEY),
+    "a parent and no chunk": m.Reserve(pack_runs([ReserveRun(FULL, RunForm.BEHIND, 1)]), KEY),
+    "too many runs": m.Reserve(pack_runs([ReserveRun(STATE, RunForm.ALONE, 1)] * 257), keys_of(1, 257)),
+    "more chunks than a frame has": m.Reserve(pack_runs([ReserveRun(FULL, RunForm.ROOT, (1 << 32) - 1)] * 2), KEY),
     "an announcement of no chunks": m.Announce(b"", 0),
     "an announcement without their number": m.Announce(keys_of(1, 3)),
     "an announcement of more chunks than keys": m.Announce(keys_of(1, 5), 3),
@@ -49,7 +56,6 @@ ENDING: dict[str, object] = {
     "a demote hint about one group alone": m.Demote(keys_of(1, 4), 0),
     "a demote hint from behind its chunks on": m.Demote(keys_of(1, 3), 1),
     "a demote hint from before its chunks on": m.Demote(keys_of(1, 3), -1),
-    "a commit of half a chunk": gm.CommitGroup(FULL, 1, bytes(4), b"", b""),
 }
 INVALID_QUESTIONS: dict[str, object] = {
     "no keys": sk.Seek(bytes(12), b"", 0.1),
@@ -57,11 +63,6 @@ INVALID_QUESTIONS: dict[str, object] = {
     "more keys than it counts": sk.Seek(COUNTS, keys_of(1, 4), 0.1),
     "one group": sk.Seek(COUNTS[:4], KEY, 0.1),
     "too many keys": sk.Seek(bytes([0, 0, 0, 255, *bytes(8)]), KEY, 0.1),
-}
-REFUSED: dict[str, object] = {
-    "ReserveShare": gm.ReserveShare(*PART, b"", KEY, b"", b""),
-    "Reserve": m.Reserve(b"", KEY),
-    "Commit": m.Commit(1, bytes(8), b""),
 }
 
 
@@ -99,24 +100,9 @@ def test_an_invalid_request_ends_its_connection(daemon: Daemon, sound: Callable[
     sound()
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_request_without_a_group_is_refused_where_there_are_groups(
-    daemon: Daemon, sound: Callable[[], None], name: str
-) -> None:
-    with engine(daemon, HYBRID) as bad:
-        with pytest.raises(Refused) as refused:
-            bad.call(REFUSED[name], m.Done)
-        assert refused.value.code == "group"
-    sound()
-
-
-def test_a_request_with_groups_is_invalid_without_any(daemon: Daemon, sound: Callable[[], None]) -> None:
-    for request in (
-        gm.ReserveGroup(0, b"", KEY, b"", b""),
-        gm.ReserveGroup(1, b"", KEY, b"", b""),
-    ):
-        with engine(daemon) as bad, pytest.raises(Refused, match="group"):
-            bad.call(request, m.Done)
+def test_a_group_that_a_layout_does_not_have_is_refused(daemon: Daemon, sound: Callable[[], None]) -> None:
+    with engine(daemon) as bad, pytest.raises(Refused, match="group is 1, this connection's layout has none"):
+        bad.call(reserve_alone(1, KEY), m.Done)
     sound()
 
 
@@ -139,15 +125,17 @@ def test_a_question_about_a_shared_store_finds_nothing_where_there_is_none(
     sound()
 
 
-def test_a_commit_names_the_group_of_its_reservation(daemon: Daemon, sound: Callable[[], None]) -> None:
-    """Layers of another group's size would be published as whole chunks."""
-    with engine(daemon, HYBRID) as bad:
-        made = bad.call(gm.ReserveGroup(STATE, b"", KEY, b"", b""), m.Reserved)
-        assert made.states == bytes([SaveState.RESERVED])
-        sums = bytes(4 * HYBRID.of_group(WINDOW).extents)
-        with pytest.raises(Refused, match="another group"):
-            bad.call(gm.CommitGroup(WINDOW, made.reservation, sums, b"", b""), m.Committed)
-    sound()
+def test_a_commit_has_the_checksums_of_the_runs_that_are_reserved(daemon: Daemon, sound: Callable[[], None]) -> None:
+    """Extents of another group's size would be published as whole chunks."""
+    runs = [ReserveRun(STATE, RunForm.ALONE, 1), ReserveRun(WINDOW, RunForm.ALONE, 1)]
+    rows = [4 * HYBRID.of_group(group).extents for group in (STATE, WINDOW)]
+    for size in (rows[0] - 4, rows[0] + 4, sum(rows) + 4, sum(rows) - 4):
+        with engine(daemon, HYBRID) as bad:
+            made = bad.call(m.Reserve(pack_runs(runs), keys_of(1, 2)), m.Reserved)
+            assert made.states == bytes([SaveState.RESERVED]) * 2
+            with pytest.raises(Refused, match=f"checksums have {size} bytes"):
+                bad.call(m.Commit(made.reservation, bytes(size), b""), m.Committed)
+        sound()
 
 
 def test_a_lease_of_more_windows_than_a_turn_can_grant_is_refused(daemon: Daemon, sound: Callable[[], None]) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.errors import Refused
-from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.records import staging as sm
@@ -16,6 +15,7 @@ from tests.hostile.rigs.raw_clients import engine, keys_of
 from tests.rigs.daemon import SMALL, Daemon, wait_until
 from tests.rigs.dropping import drop_reservations
 from tests.rigs.groups.hybrid import HYBRID
+from tests.rigs.reserve_requests import reserve_share
 
 LAYOUT = kv.Layout(layers=2, kv_heads=4, head_dim=16, dtype="float16", chunk_tokens=32, head_groups=4)
 SUMMARIZED = kv.Layout(layers=2, kv_heads=2, head_dim=32, dtype="float16", chunk_tokens=32, summaries="mean")
@@ -51,7 +51,7 @@ def _is_sound(daemon: Daemon) -> None:
 @pytest.mark.parametrize("name", WRONG_SHARES)
 def test_a_share_that_the_layout_does_not_have_is_refused(shared_daemon: Daemon, name: str) -> None:
     with engine(shared_daemon, LAYOUT) as bad, pytest.raises(Refused, match="share is"):
-        bad.call(gm.ReserveShare(*WRONG_SHARES[name], b"", KEY, b"", b""), m.Reserved)
+        bad.call(reserve_share(*WRONG_SHARES[name], b"", KEY, b"", b""), m.Reserved)
     _is_sound(shared_daemon)
 
 
@@ -59,7 +59,7 @@ def test_a_share_that_the_layout_does_not_have_is_refused(shared_daemon: Daemon,
 def test_columns_that_do_not_fit_end_the_connection(shared_daemon: Daemon, name: str) -> None:
     with engine(shared_daemon, LAYOUT) as bad:
         with pytest.raises(Refused) as refused:
-            bad.call(gm.ReserveShare(*LEFT, *WRONG_KEYS[name]), m.Reserved)
+            bad.call(reserve_share(*LEFT, *WRONG_KEYS[name]), m.Reserved)
         assert refused.value.code == "protocol"
     _is_sound(shared_daemon)
 
@@ -69,14 +69,14 @@ def test_columns_that_do_not_fit_end_the_connection(shared_daemon: Daemon, name:
 )
 def test_layouts_without_parts_are_refused(shared_daemon: Daemon, layout: kv.Layout) -> None:
     with engine(shared_daemon, layout) as bad, pytest.raises(Refused):
-        bad.call(gm.ReserveShare(0, 1, 0, 1, b"", KEY, b"", b""), m.Reserved)
+        bad.call(reserve_share(0, 1, 0, 1, b"", KEY, b"", b""), m.Reserved)
     _is_sound(shared_daemon)
 
 
 @pytest.mark.parametrize("sums", [0, 3, 5, 8, 12])
 def test_a_commit_of_other_extents_than_were_reserved_ends_the_connection(shared_daemon: Daemon, sums: int) -> None:
     with engine(shared_daemon, LAYOUT) as bad:
-        made = bad.call(gm.ReserveShare(*LEFT, b"", keys_of(2, 1), b"", b""), m.Reserved)
+        made = bad.call(reserve_share(*LEFT, b"", keys_of(2, 1), b"", b""), m.Reserved)
         assert made.states == bytes([SaveState.RESERVED])
         with pytest.raises(Refused) as refused:
             bad.call(m.Commit(made.reservation, bytes(4 * sums), b""), m.Committed)
@@ -87,15 +87,15 @@ def test_a_commit_of_other_extents_than_were_reserved_ends_the_connection(shared
 
 def test_nobody_commits_or_ends_the_part_of_another_connection(daemon: Daemon) -> None:
     with engine(daemon, LAYOUT) as owner, engine(daemon, LAYOUT) as bad:
-        made = owner.call(gm.ReserveShare(*LEFT, b"", KEY, b"", b""), m.Reserved)
+        made = owner.call(reserve_share(*LEFT, b"", KEY, b"", b""), m.Reserved)
         for number in (made.reservation, made.reservation + 1, 1, (1 << 63) - 1):
             answer = bad.call(m.Commit(number, bytes(4 * LAYOUT.extents), b""), m.Committed)
             assert answer.states == bytes([SaveState.EXPIRED])
         drop_reservations(bad, made.reservation)
-        assert bad.call(gm.ReserveShare(*LEFT, b"", KEY, b"", b""), m.Reserved).states == bytes([SaveState.PENDING])
+        assert bad.call(reserve_share(*LEFT, b"", KEY, b"", b""), m.Reserved).states == bytes([SaveState.PENDING])
         answer = owner.call(m.Commit(made.reservation, bytes(16), b""), m.Committed)
         assert answer.states == bytes([SaveState.PART])
-        again = owner.call(gm.ReserveShare(*LEFT, b"", KEY, b"", b""), m.Reserved)
+        again = owner.call(reserve_share(*LEFT, b"", KEY, b"", b""), m.Reserved)
         assert (again.states, again.reservation) == (bytes([SaveState.PART]), 0)
 
 
@@ -104,7 +104,7 @@ def test_checksums_that_are_wrong_are_found_by_whoever_loads(daemon: Daemon) -> 
     with engine(daemon, LAYOUT) as liar, daemon.connect(layout=LAYOUT) as reader:
         keys = reader.keys(np.arange(32, dtype=np.int32))
         for part in (LEFT, (0, 2, 2, 2)):
-            made = liar.call(gm.ReserveShare(*part, b"", keys.columns()[0], b"", b""), m.Reserved)
+            made = liar.call(reserve_share(*part, b"", keys.columns()[0], b"", b""), m.Reserved)
             sums = np.full(4, 12345, "<u4").tobytes()
             liar.call(m.Commit(made.reservation, sums, b""), m.Committed)
         with reader.acquire(reader.lookup(keys)) as lease:
@@ -115,7 +115,7 @@ def test_checksums_that_are_wrong_are_found_by_whoever_loads(daemon: Daemon) -> 
 
 def test_layers_of_a_part_are_followed_by_nobody_and_in_place_is_not_copied(daemon: Daemon) -> None:
     with engine(daemon, LAYOUT) as bad:
-        made = bad.call(gm.ReserveShare(*LEFT, b"", KEY, b"", b""), m.Reserved)
+        made = bad.call(reserve_share(*LEFT, b"", KEY, b"", b""), m.Reserved)
         with pytest.raises(Refused, match="staging"):
             bad.call(sm.CopyStaged(made.reservation, 0, 1, 0, 1, 0), m.Done)
         bad.notify(m.encode(one_way.LandSaved(made.reservation, 0, bytes(4)), 0))

@@ -12,6 +12,7 @@ import pytest
 import kvpool_client as kv
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.reserve_runs import reserve_chain
 from tests.hostile.rigs.raw_clients import engine, keys_of, mapped_arena, read_back, store
 from tests.rigs.daemon import SMALL, Daemon
 from tests.rigs.payload import assert_right_bytes, load_all, tokens_of
@@ -194,7 +195,7 @@ def test_false_checksums_affect_only_the_chunks_of_their_writer(daemon: Daemon) 
         store(hostile, keys_of(0, 2))
         keys = pool.keys(tokens_of(1, 2 * 32))
         column = b"".join(keys[number] for number in range(2))
-        made = hostile.call(m.Reserve(b"", column), m.Reserved)
+        made = hostile.call(reserve_chain(b"", column), m.Reserved)
         hostile.call(m.Commit(made.reservation, bytes(2 * 4 * SMALL.layers), b""), m.Committed)
         assert load_all(pool, keys)[0] == kv.LoadResult(0, 0, "checksum")
         assert read_back(hostile, keys_of(0, 2)) == [True, True]

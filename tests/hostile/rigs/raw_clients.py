@@ -20,6 +20,7 @@ from kvpool.protocol import frames
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import staging as sm
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.types import SaveState
 from tests.rigs.daemon import SMALL, Daemon
 from tests.rigs.dropping import drop_leases
@@ -131,7 +132,7 @@ def checksums_of(payload: bytes, layout: kv.Layout = SMALL) -> bytes:
 
 def reserve(connection: BlockingConnection, keys: bytes, parent: bytes = b"") -> m.Reserved:
     """Reserve; the answer as it is."""
-    return connection.call(m.Reserve(parent, keys), m.Reserved)
+    return connection.call(reserve_chain(parent, keys), m.Reserved)
 
 
 def write_and_commit(connection: BlockingConnection, keys: bytes, made: m.Reserved) -> bytes:

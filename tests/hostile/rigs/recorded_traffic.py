@@ -12,6 +12,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.protocol.records import operator as om
 from kvpool.protocol.records import peers as pm
+from kvpool.protocol.reserve_runs import reserve_chain
 from tests.hostile.rigs.raw_clients import engine, keys_of
 from tests.rigs.daemon import SMALL, Daemon
 from tests.rigs.dropping import drop_leases, drop_reservations
@@ -44,7 +45,7 @@ SENT = (
     m.Renew(b""),
     m.IssueTicket(0),
     m.Claim(b""),
-    m.Reserve(b"", b""),
+    reserve_chain(b"", b""),
     m.Retain(b"", b"", b""),
     m.Announce(b""),
     m.Demote(b"", 0),
@@ -85,7 +86,7 @@ def _run_session(daemon: Daemon) -> None:
         assert pool.events().events
         assert sum(len(part.chunks) for part in pool.snapshot()) == 7
     with engine(daemon) as raw:
-        made = raw.call(m.Reserve(b"", keys_of(0, 3)), m.Reserved)
+        made = raw.call(reserve_chain(b"", keys_of(0, 3)), m.Reserved)
         drop_reservations(raw, made.reservation)
         raw.call(m.Renew((3).to_bytes(8, "little")), m.Done)
         for request in (m.Acquire(keys_of(0, 3)), m.Acquire(keys_of(0, 3), 3, "node"), m.Acquire(keys_of(2, 1), 3)):

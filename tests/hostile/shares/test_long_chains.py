@@ -11,6 +11,7 @@ import pytest
 
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.types import KEY_BYTES
 from tests.hostile.rigs.raw_clients import engine, keys_of, raw_engine
 from tests.rigs.daemon import SMALL, Daemon
@@ -30,7 +31,7 @@ def daemon(start_daemon: Callable[..., Daemon]) -> Daemon:
 
 def _publish(connection: BlockingConnection, keys: bytes, parent: bytes = b"") -> None:
     """Store chunks whose bytes are never read."""
-    made = connection.call(m.Reserve(parent, keys), m.Reserved)
+    made = connection.call(reserve_chain(parent, keys), m.Reserved)
     connection.call(m.Commit(made.reservation, bytes(4 * SMALL.extents * len(made.states)), b""), m.Committed)
 
 
@@ -44,7 +45,7 @@ def _flood(raw: socket.socket, data: bytes) -> None:
 
 
 REQUESTS: dict[str, Callable[[bytes], Any]] = {
-    "reserve what is there": lambda keys: m.Reserve(keys[-2 * KEY_BYTES : -KEY_BYTES], keys[-KEY_BYTES:]),
+    "reserve what is there": lambda keys: reserve_chain(keys[-2 * KEY_BYTES : -KEY_BYTES], keys[-KEY_BYTES:]),
     "lease a wrong length": lambda keys: m.Acquire(keys[-KEY_BYTES:], CHAIN - 1),
     "announce": lambda keys: m.Announce(keys),
 }

@@ -13,6 +13,7 @@ from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import events as em
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.types import SaveState
 from tests.hostile.rigs.raw_clients import (
     MODEL,
@@ -36,7 +37,7 @@ ENGINE_REQUESTS = (
     m.Renew(b""),
     m.IssueTicket(1),
     m.Claim(b"t" * 32),
-    m.Reserve(b"", key_of(1)),
+    reserve_chain(b"", key_of(1)),
     m.Commit(1, bytes(12), b""),
     one_way.DropReservations(struct.pack("<Q", 1)),
     m.ReportCorrupt(1, 0),
@@ -195,7 +196,10 @@ def test_a_ticket_of_another_model_or_layout_is_not_claimed(
 def test_a_scheduler_can_neither_save_nor_report(daemon: Daemon) -> None:
     layout = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=32, world=2, rank=None)
     with engine(daemon, layout) as scheduler:
-        for request, answer in ((m.Reserve(b"", keys_of(0, 2)), m.Reserved), (m.Commit(1, _sums(2), b""), m.Committed)):
+        for request, answer in (
+            (reserve_chain(b"", keys_of(0, 2)), m.Reserved),
+            (m.Commit(1, _sums(2), b""), m.Committed),
+        ):
             with pytest.raises(Refused, match="scheduler"):
                 scheduler.call(request, answer)
         scheduler.call(m.ReportCorrupt(1, 0), m.Done)
@@ -235,8 +239,8 @@ def test_impossible_columns_are_refused(daemon: Daemon) -> None:
         m.Acquire(b""),
         m.Acquire(b"k" * 31),
         m.Acquire(b"k" * 32 * (m.KEYS_MAX + 1)),
-        m.Reserve(b"p" * 31, key_of(1)),
-        m.Reserve(b"", b""),
+        reserve_chain(b"p" * 31, key_of(1)),
+        reserve_chain(b"", b""),
         m.Commit(1, b"", b""),
         m.Commit(1, b"s" * 13, b""),
         m.Renew(b"l" * 7),
@@ -245,10 +249,10 @@ def test_impossible_columns_are_refused(daemon: Daemon) -> None:
         one_way.DropLeases(b"l" * 8 * (m.RENEWALS_MAX + 1)),
         one_way.DropReservations(b"r" * 9),
         one_way.DropReservations(b"r" * 8 * (m.RENEWALS_MAX + 1)),
-        m.Reserve(b"", key_of(1), b"\x64", b""),
-        m.Reserve(b"", key_of(1), b"", bytes(4)),
-        m.Reserve(b"", key_of(1), b"\x65", bytes(4)),
-        m.Reserve(b"", keys_of(0, 2), b"\x64", bytes(4)),
+        reserve_chain(b"", key_of(1), b"\x64", b""),
+        reserve_chain(b"", key_of(1), b"", bytes(4)),
+        reserve_chain(b"", key_of(1), b"\x65", bytes(4)),
+        reserve_chain(b"", keys_of(0, 2), b"\x64", bytes(4)),
         m.Retain(b"", b"", b""),
         m.Retain(key_of(1), b"", b""),
         m.Retain(key_of(1), b"\xfe", bytes(4)),

@@ -37,7 +37,7 @@ def payloads(keys: kv.KeyChain, layout: kv.Layout, chosen: Sequence[Sequence[int
 
 def begin_store(
     pool: kv.Pool, keys: kv.KeyChain, boundaries: Sequence[int] | None = None, *, chunks: int | None = None
-) -> kv.GroupSave:
+) -> kv.Save:
     """A save of the first chunks, with windows and states at these boundaries."""
     named = pool.groups.chunks_to_save(keys, 0, chunks, boundaries)
     return pool.groups.save(keys, from_=payloads(keys, pool.layout, named), boundaries=boundaries, chunks=chunks)
@@ -45,7 +45,7 @@ def begin_store(
 
 def store(
     pool: kv.Pool, keys: kv.KeyChain, boundaries: Sequence[int] | None = None, *, chunks: int | None = None
-) -> kv.GroupSaveResult:
+) -> kv.SaveResult:
     """The same, published."""
     return begin_store(pool, keys, boundaries, chunks=chunks).commit()
 

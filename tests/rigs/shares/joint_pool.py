@@ -17,10 +17,11 @@ from kvpool.config.config import load_config
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.pool.pool import Pool
-from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.types import ConnectionId, SaveState
 from tests.rigs.parts import served
+from tests.rigs.reserve_requests import reserve_share
 
 LAYOUT = kv.Layout(layers=2, kv_heads=8, head_dim=16, dtype="float16", chunk_tokens=32, head_groups=8)
 WHOLE = kv.Share.whole(LAYOUT)
@@ -128,10 +129,10 @@ class JointPool:
         parent, asked = keys.before(first), keys[first:]
         chains = self.pool.chains
         if share == WHOLE:
-            answer = served(chains.reserve(session, m.Reserve(parent, asked.packed, *retention)))
+            answer = served(chains.reserve(session, reserve_chain(parent, asked.packed, *retention)))
         else:
             part = (share.first_layer, share.layers, share.first_group, share.groups)
-            answer = served(chains.reserve_share(session, gm.ReserveShare(*part, parent, asked.packed, *retention)))
+            answer = served(chains.reserve(session, reserve_share(*part, parent, asked.packed, *retention)))
         return PartSave(session, share, asked, answer)
 
     def write(self, save: PartSave, chunk: tuple[bytes, int, int], *, garbage: bool = False) -> bytes:

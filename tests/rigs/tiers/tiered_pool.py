@@ -15,6 +15,7 @@ from kvpool.layout import Layout
 from kvpool.pool.lower_tiers import CopyPlanner, Planner, RemoteMaker, TierKinds
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.tiers.slots import SlotSizes
 from kvpool.types import KEY_BYTES, ConnectionId, Level, SaveState
 from tests.rigs.tiers.memory_tier import Medium, MemoryTier, planner
@@ -112,7 +113,7 @@ class TieredPool:
 
     async def saved(self, keys: Sequence[bytes]) -> list[bytes]:
         """Save a chain: which of its chunks are stored now. Others may be on their way from another tier, before these."""
-        made = await self.serve(self.pool.chains.reserve(self.session, m.Reserve(b"", b"".join(keys))))
+        made = await self.serve(self.pool.chains.reserve(self.session, reserve_chain(b"", b"".join(keys))))
         sums = b""
         for number, state in enumerate(made.states):
             if state == SaveState.RESERVED:

@@ -17,6 +17,7 @@ from kvpool.pool.writers.ending_reservations import ENDED_AT_ONCE
 from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.types import KEY_BYTES, ConnectionId, SaveState
 from tests.rigs.daemon import SMALL
 
@@ -73,7 +74,7 @@ class Setting:
         return answer
 
     def reserve(self, keys: bytes, parent: bytes = b"", priorities: bytes = b"", durations: bytes = b"") -> m.Reserved:
-        return self.serve(self.pool.chains.reserve(self.session, m.Reserve(parent, keys, priorities, durations)))
+        return self.serve(self.pool.chains.reserve(self.session, reserve_chain(parent, keys, priorities, durations)))
 
     def commit(self, made: m.Reserved, count: int) -> m.Committed:
         request = m.Commit(made.reservation, bytes(4 * SMALL.extents * count), b"")
@@ -266,7 +267,7 @@ def test_leases_and_reservations_end_in_parts(check: Callable[[Setting], None]) 
 def test_a_request_that_ends_under_way_leaves_nothing_behind() -> None:
     def check(setting: Setting) -> None:
         keys = setting.keys(1)
-        parts = setting.pool.chains.reserve(setting.session, m.Reserve(b"", keys))
+        parts = setting.pool.chains.reserve(setting.session, reserve_chain(b"", keys))
         for _ in range(3):
             next(parts)
         assert setting.writing() == 3 * PART_CHUNKS
@@ -288,7 +289,7 @@ def test_reservations_that_are_dropped_together_end_one_in_a_part() -> None:
     def check(setting: Setting) -> None:
         mine = [setting.reserve(chain(number, 4)) for number in range(3)]
         another = setting.pool.open_session(ConnectionId(8), "model", SMALL)
-        theirs = setting.serve(setting.pool.chains.reserve(another, m.Reserve(b"", chain(3, 4))))
+        theirs = setting.serve(setting.pool.chains.reserve(another, reserve_chain(b"", chain(3, 4))))
         numbers = [made.reservation for made in (mine[0], theirs, *mine[1:])]
         column = columns.pack_numbers([*numbers, 999_999])
         parts = setting.pool.chains.drop_reservations(setting.session, one_way.DropReservations(column))

@@ -1,48 +1,63 @@
 """Reservations: owners, deadlines, and the rest of one that expired."""
 
+from typing import Any
+
 import pytest
 
 from kvpool.clock import NS_PER_S
-from kvpool.index.reservations import Reservations
-from kvpool.types import ConnectionId, ReservationId
+from kvpool.index.reservations import Reservations, ReservedRun
+from kvpool.types import ConnectionId, ReservationId, SaveId
 
 TTL_NS = 1000
 ANN, BOB = ConnectionId(1), ConnectionId(2)
+SESSION: Any = None  # no run here is asked for its layout
 
 
-def _with(*numbers: int, owner: ConnectionId = ANN, now_ns: int = 0) -> Reservations:
+def _run(chunks: int, *holders: int) -> ReservedRun:
+    return ReservedRun(SESSION, chunks, 2, 2, [ReservationId(holder) for holder in holders])
+
+
+def _with(*holders: int, owner: ConnectionId = ANN, now_ns: int = 0) -> Reservations:
+    """Reservations 1 and so on."""
     reservations = Reservations(TTL_NS)
-    for number in numbers:
-        reservations.add(ReservationId(number), owner, chunks=4, extents=2, kv_extents=2, now_ns=now_ns)
+    for holder in holders:
+        reservations.add(owner, [_run(4, holder)], now_ns)
     return reservations
 
 
 def test_a_reservation_belongs_to_its_owner_alone() -> None:
     reservations = _with(5)
-    found = reservations.find(ReservationId(5), ANN)
+    found = reservations.find(SaveId(1), ANN)
     assert found is not None
-    assert (found.chunks, found.extents, found.committed, found.is_expired) == (4, 2, 0, False)
-    assert reservations.find(ReservationId(5), BOB) is None
-    assert reservations.find(ReservationId(6), ANN) is None
+    assert (found.chunks, found.committed, found.is_expired) == (4, 0, False)
+    assert reservations.find(SaveId(1), BOB) is None
+    assert reservations.find(SaveId(2), ANN) is None
 
 
-def test_a_number_is_used_once_at_a_time() -> None:
+def test_what_has_slots_is_of_one_reservation() -> None:
     reservations = _with(5)
-    with pytest.raises(AssertionError):
-        reservations.add(ReservationId(5), BOB, chunks=1, extents=1, kv_extents=1, now_ns=0)
+    assert reservations.verify() == []
+    reservations.add(BOB, [_run(1, 5)], 0)
+    assert reservations.verify() == ["reservations: something that has slots is in two of them"]
+
+
+def test_a_run_names_the_holders_of_its_chunks() -> None:
+    assert _run(4, 5).slices(1, 3) == [(5, 1, 2)]
+    assert _run(3, 5, 6, 7).slices(1, 3) == [(6, 0, 1), (7, 0, 1)]
+    assert _run(1, 5).slices(0, 1) == [(5, 0, 1)]
 
 
 def test_an_empty_reservation_is_refused() -> None:
     with pytest.raises(AssertionError):
-        _with().add(ReservationId(1), ANN, chunks=0, extents=1, kv_extents=1, now_ns=0)
+        _with().add(ANN, [_run(0)], 0)
 
 
 def test_an_ended_reservation_is_forgotten() -> None:
     reservations = _with(5, 6)
-    found = reservations.find(ReservationId(5), ANN)
+    found = reservations.find(SaveId(1), ANN)
     assert found is not None
     reservations.end(found)
-    assert reservations.find(ReservationId(5), ANN) is None
+    assert reservations.find(SaveId(1), ANN) is None
     assert (len(reservations), reservations.count_of(ANN), reservations.verify()) == (1, 1, [])
     with pytest.raises(KeyError):
         reservations.end(found)
@@ -50,7 +65,7 @@ def test_an_ended_reservation_is_forgotten() -> None:
 
 def test_owners_have_their_own() -> None:
     reservations = _with(1, 2)
-    reservations.add(ReservationId(3), BOB, chunks=1, extents=1, kv_extents=1, now_ns=0)
+    reservations.add(BOB, [_run(1, 3)], 0)
     assert sorted(entry.id for entry in reservations.of_owner(ANN)) == [1, 2]
     assert [entry.id for entry in reservations.of_owner(BOB)] == [3]
     assert reservations.of_owner(ConnectionId(9)) == []
@@ -62,7 +77,7 @@ def test_a_reservation_expires_once_and_still_belongs_to_its_owner() -> None:
     (expired,) = reservations.expire(TTL_NS + 7)
     assert expired.is_expired
     assert reservations.expire(TTL_NS + 8) == []
-    assert reservations.find(ReservationId(5), ANN) is expired
+    assert reservations.find(SaveId(1), ANN) is expired
     assert reservations.of_owner(ANN) == [expired]
 
 
@@ -71,17 +86,17 @@ def test_a_writer_is_overdue_when_the_time_that_it_was_welcomed_with_has_passed_
     ttl_ns = 60 * NS_PER_S
     reservations = Reservations(ttl_ns)
     reservations.change_ttl(NS_PER_S)
-    reservations.add(ReservationId(5), ANN, chunks=4, extents=3, kv_extents=3, now_ns=0)
+    reservations.add(ANN, [_run(4, 5)], 0)
     assert len(reservations.expire(NS_PER_S)) == 1
     assert reservations.overdue(NS_PER_S + ttl_ns - 1) == set()
     assert reservations.overdue(NS_PER_S + ttl_ns) == {ANN}
 
 
 def test_a_fully_committed_reservation_that_was_not_ended_is_found() -> None:
-    reservations = _with(5)
-    found = reservations.find(ReservationId(5), ANN)
-    assert found is not None
-    found.committed = 3
+    reservations = Reservations(TTL_NS)
+    first, second = _run(4, 5), _run(1, 6)
+    reservations.add(ANN, [first, second], 0)
+    first.committed = 4
     assert reservations.verify() == []
-    found.committed = 4
-    assert reservations.verify() == ["reservation 5: 4 of 4 chunks committed"]
+    second.committed = 1
+    assert reservations.verify() == ["reservation 1: 5 of 5 chunks committed"]

@@ -13,6 +13,7 @@ from kvpool.config.config import load_config
 from kvpool.index.parts import PART_CHUNKS, Parts
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.types import KEY_BYTES, ConnectionId, Level
 from tests.hostile.rigs.raw_clients import keys_of
 from tests.rigs.daemon import SMALL
@@ -44,7 +45,7 @@ class Setting:
                 await awaited
 
     async def store(self) -> None:
-        made = await self.serve(self.pool.chains.reserve(self.session, m.Reserve(b"", KEYS)))
+        made = await self.serve(self.pool.chains.reserve(self.session, reserve_chain(b"", KEYS)))
         sums = ZERO_SUM.to_bytes(4, "little") * SMALL.extents * CHAIN
         await self.serve(self.pool.chains.commit(self.session, m.Commit(made.reservation, sums, b"")))
 

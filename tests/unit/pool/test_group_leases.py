@@ -17,11 +17,12 @@ from kvpool.pool.pool import Pool
 from kvpool.pool.readers.hold_task import HoldTask
 from kvpool.pool.readers.readers import NOTHING_TAKEN, TICKETS_HOLDS_MAX, Grant
 from kvpool.pool.readers.runs import runs_of_hit
-from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import promises as pr
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.types import KEY_BYTES, ConnectionId
 from tests.rigs.parts import served
+from tests.rigs.reserve_requests import reserve_alone
 
 CHUNKS = 300
 GEOMETRY = {"layers": 1, "kv_heads": 1, "head_dim": 8, "dtype": "uint8", "planes": 1}
@@ -44,13 +45,13 @@ class Setting:
         self.session = pool.open_session(ConnectionId(7), "model", LAYOUT)
         full, windows = KEYS[: CHUNKS * KEY_BYTES], KEYS[CHUNKS * KEY_BYTES :]
         self.store(0, full)
-        for chunk in range(CHUNKS):
-            self.store(1, windows[chunk * KEY_BYTES : (chunk + 1) * KEY_BYTES])
+        self.store(1, windows)
 
     def store(self, group: int, keys: bytes) -> None:
-        made = served(self.pool.chains.reserve_group(self.session, gm.ReserveGroup(group, b"", keys, b"", b"")))
+        request = reserve_alone(group, keys) if group else reserve_chain(b"", keys)
+        made = served(self.pool.chains.reserve(self.session, request))
         sums = ZERO_SUM * (len(keys) // KEY_BYTES)
-        served(self.pool.chains.commit_group(self.session, gm.CommitGroup(group, made.reservation, sums, b"", b"")))
+        served(self.pool.chains.commit(self.session, m.Commit(made.reservation, sums, b"")))
 
     @property
     def holds(self) -> int:

@@ -10,11 +10,11 @@ import kvpool_client as kv
 import kvpool_native
 from kvpool.pool.writers import joint_chains, joint_saves
 from kvpool.pool.writers.joint_saves import LIFE_TTLS
-from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import staging as sm
 from kvpool.types import SaveState
 from tests.rigs.parts import served
+from tests.rigs.reserve_requests import reserve_share
 from tests.rigs.shares.joint_pool import LAYOUT, TTL_NS, JointPool, PartSave, chain_of, in_joint_pool, payload
 from tests.unit.pool.test_staged_saves import HeldWorkers
 
@@ -302,7 +302,7 @@ def test_repeated_keys_are_reserved_once() -> None:
     def check(pool: JointPool) -> None:
         one = pool.connect()
         (key,) = chain_of("a")
-        answer = served(pool.pool.chains.reserve_share(one, gm.ReserveShare(0, 2, 0, 4, b"", key * 3, b"", b"")))
+        answer = served(pool.pool.chains.reserve(one, reserve_share(0, 2, 0, 4, b"", key * 3, b"", b"")))
         assert list(answer.states) == [SaveState.RESERVED, SaveState.NO_PARENT, SaveState.NO_PARENT]
 
     in_joint_pool(check)

@@ -4,10 +4,10 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.pool.writers import joint_saves
-from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.types import SaveState
 from tests.rigs.parts import served
+from tests.rigs.reserve_requests import reserve_share
 from tests.rigs.shares.joint_pool import LAYOUT, WHOLE, JointPool, chain_of, in_joint_pool
 
 LEFT, RIGHT = (kv.Share.of_rank(LAYOUT, rank, 2) for rank in range(2))
@@ -27,8 +27,8 @@ def path_of(chunks: int, first: int = 0x100) -> str:
 def test_a_check_between_the_parts_of_a_long_request_finds_nothing() -> None:
     def check(pool: JointPool) -> None:
         one = pool.connect()
-        asked = gm.ReserveShare(0, 2, 0, 4, b"", chain_of(path_of(300)).packed, b"", b"")
-        request = pool.pool.chains.reserve_share(one, asked)
+        asked = reserve_share(0, 2, 0, 4, b"", chain_of(path_of(300)).packed, b"", b"")
+        request = pool.pool.chains.reserve(one, asked)
         next(request)
         assert pool.counts()["joint_chunks"] > 0
         assert pool.problems() == []
@@ -68,7 +68,7 @@ def test_small_incomplete_chunks_take_half_of_the_memory_at_most() -> None:
         for number in range(8):
             one = pool.connect(TINY)
             keys = chain_of(path_of(600, 0x1000 * (number + 1)))
-            served(pool.pool.chains.reserve_share(one, gm.ReserveShare(0, 1, 0, 1, b"", keys.packed, b"", b"")))
+            served(pool.pool.chains.reserve(one, reserve_share(0, 1, 0, 1, b"", keys.packed, b"", b"")))
         held = sum(row.get("reserved_bytes", 0) for row in pool.pool.held_by_connection().values())
         index = pool.pool.measure({}).index
         assert TINY.stored_bytes * index["joint_chunks"] < index["joint_bytes"]

@@ -5,11 +5,11 @@ import pytest
 import kvpool_client as kv
 from kvpool.errors import InvalidArgument, ProtocolError
 from kvpool.pool.writers.joint_saves import LIFE_TTLS
-from kvpool.protocol.records import groups as gm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.types import SaveState
 from tests.rigs.parts import served
+from tests.rigs.reserve_requests import reserve_share
 from tests.rigs.shares.joint_pool import LAYOUT, TTL_NS, WHOLE, JointPool, chain_of, in_joint_pool
 
 LEFT, RIGHT = (kv.Share.of_rank(LAYOUT, rank, 2) for rank in range(2))
@@ -330,9 +330,9 @@ def test_a_part_of_a_chain_that_was_dropped_is_not_stored() -> None:
 )
 def test_a_share_that_chunks_do_not_have_is_refused(part: tuple[int, int, int, int]) -> None:
     def check(pool: JointPool) -> None:
-        request = gm.ReserveShare(*part, b"", chain_of("a").packed, b"", b"")
+        request = reserve_share(*part, b"", chain_of("a").packed, b"", b"")
         with pytest.raises(InvalidArgument, match="share"):
-            served(pool.pool.chains.reserve_share(pool.connect(), request))
+            served(pool.pool.chains.reserve(pool.connect(), request))
         assert pool.counts()["joint_chunks"] == 0
 
     in_joint_pool(check)

@@ -13,6 +13,7 @@ from kvpool.errors import Refused
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import promises as pr
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.types import KEY_BYTES, ConnectionId
 from tests.hostile.rigs.raw_clients import keys_of
 from tests.rigs.daemon import SMALL
@@ -41,7 +42,7 @@ def in_pool(check: Check, *options: str) -> None:
 def stored(pool: Pool, number: int) -> bytes:
     """The keys of a chain that is stored."""
     session, keys = pool.open_session(ConnectionId(100 + number), "model", SMALL), keys_of(number * CHAIN, CHAIN)
-    made = served(pool.chains.reserve(session, m.Reserve(b"", keys)))
+    made = served(pool.chains.reserve(session, reserve_chain(b"", keys)))
     served(pool.chains.commit(session, m.Commit(made.reservation, ZERO_SUM * SMALL.extents * CHAIN, b"")))
     pool.drop_connection(session.connection)
     return keys

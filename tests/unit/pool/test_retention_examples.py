@@ -62,7 +62,7 @@ class Store:
         reserved = places.states.count(SaveState.RESERVED)
         if reserved:
             sums = struct.pack(f"<{reserved * LAYOUT.layers}I", *range(reserved * LAYOUT.layers))
-            assert set(self._writers.commit(self.session, places.reservation, CommitColumns(sums), self.now)) == {
+            assert set(self._writers.commit_all(self.session, places.reservation, CommitColumns(sums), self.now)) == {
                 SaveState.STORED
             }
         assert self.directory.verify() == []

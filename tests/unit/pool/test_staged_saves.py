@@ -14,6 +14,7 @@ from kvpool.index.sessions import EngineSession
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import staging as sm
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.transfer.workers import Job, Report
 from kvpool.types import ConnectionId, SaveState
 from tests.rigs.daemon import SMALL
@@ -80,7 +81,7 @@ class Setting:
         self.made = self.reserve(self.session)
 
     def reserve(self, session: EngineSession) -> m.Reserved:
-        return served(self.pool.chains.reserve(session, m.Reserve(b"", KEYS)))
+        return served(self.pool.chains.reserve(session, reserve_chain(b"", KEYS)))
 
     def copy(self, first: int = 0, chunks: int = 2) -> "asyncio.Future[m.Done]":
         request = sm.CopyStaged(self.made.reservation, first, chunks, 0, SMALL.extents, first * SMALL.chunk_bytes)

@@ -1,21 +1,23 @@
 """Extents of summaries in saves: each has a checksum in the commit, and none is read by others before it."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from kvpool.errors import ProtocolError
-from kvpool.index.reservations import Reservation
+from kvpool.index.reservations import ReservedRun
 from kvpool.index.staged_slots import Extents
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
-from kvpool.pool.writers.commit_columns import CommitColumns
+from kvpool.pool.writers.commit_columns import CommitColumns, divide
 from kvpool.pool.writers.followed_saves import FollowedSaves, extents_of
-from kvpool.types import ConnectionId, ReservationId
+from kvpool.types import ReservationId
 
 LAYOUT = Layout(layers=3, kv_heads=1, head_dim=32, dtype="float16", chunk_tokens=32, summaries="clusters7")
 CHUNKS = 4
+SESSION: Any = SimpleNamespace(layout=LAYOUT)
 
 
 class Directory:
@@ -46,10 +48,10 @@ def landed(extents: range, *, kv_extents: int = LAYOUT.layers) -> tuple[Director
     directory, listener = Directory(), Listener()
     saves = FollowedSaves(cast(Any, directory))
     saves.listen(listener)
-    reservation = Reservation(ReservationId(1), ConnectionId(1), CHUNKS, LAYOUT.extents, kv_extents, 0)
-    saves.begin(reservation.id, KeyColumn(bytes(32 * CHUNKS)))
+    run = ReservedRun(SESSION, CHUNKS, LAYOUT.extents, kv_extents, [ReservationId(1)])
+    saves.begin(run, KeyColumn(bytes(32 * CHUNKS)))
     sums = np.array([[10 * chunk + extent for extent in extents] for chunk in range(CHUNKS)], "<u4")
-    saves.land(reservation, Extents(range(CHUNKS), extents), sums.tobytes())
+    saves.land(run, Extents(range(CHUNKS), extents), sums.tobytes())
     return directory, listener
 
 
@@ -76,14 +78,16 @@ def test_a_layout_of_one_layer_is_not_followed() -> None:
 
 
 def test_landed_extents_are_those_of_a_stored_chunk() -> None:
-    reservation = Reservation(ReservationId(1), ConnectionId(1), CHUNKS, LAYOUT.extents, LAYOUT.layers, 0)
+    run = ReservedRun(SESSION, CHUNKS, LAYOUT.extents, LAYOUT.layers, [ReservationId(1)])
     whole = bytes(4 * CHUNKS * LAYOUT.extents)
-    assert extents_of(reservation, 0, whole).numbers == range(LAYOUT.extents)
+    assert extents_of(run, 0, whole).numbers == range(LAYOUT.extents)
     with pytest.raises(ProtocolError, match="a chunk has 4"):
-        extents_of(reservation, 1, whole)
+        extents_of(run, 1, whole)
 
 
 def test_a_commit_has_a_checksum_for_each_extent() -> None:
-    assert CommitColumns(bytes(4 * LAYOUT.extents * 5)).count(LAYOUT) == 5
-    with pytest.raises(ProtocolError, match=f"expected a multiple of {4 * LAYOUT.extents}"):
-        CommitColumns(bytes(4 * LAYOUT.layers * 5)).count(LAYOUT)
+    run = ReservedRun(SESSION, 5, LAYOUT.extents, LAYOUT.layers, [ReservationId(1)])
+    (part,) = divide(CommitColumns(bytes(4 * LAYOUT.extents * 5)), [run])
+    assert part.chunks == 5
+    with pytest.raises(ProtocolError, match="expected whole rows of the next of 5 chunks"):
+        divide(CommitColumns(bytes(4 * LAYOUT.layers * 5)), [run])

@@ -9,7 +9,7 @@ import pytest
 
 import kvpool_native
 from kvpool.errors import InvalidArgument
-from kvpool.protocol.records import messages as m
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.tiers.base import Outcome
 from kvpool.types import ConnectionId, Level, SaveState
 from tests.rigs.tiers.memory_remote import MemoryRemote, Node, maker
@@ -212,7 +212,7 @@ def test_two_requests_share_one_pull() -> None:
 
 async def states_of_save(pool: TieredPool, keys: list[bytes], parent: bytes = b"") -> list[str]:
     """What a save of these chunks is answered; it is given up."""
-    made = await pool.serve(pool.pool.chains.reserve(pool.session, m.Reserve(parent, b"".join(keys))))
+    made = await pool.serve(pool.pool.chains.reserve(pool.session, reserve_chain(parent, b"".join(keys))))
     if made.reservation:
         await pool.serve(pool.pool.chains.end_reservation(pool.session, made.reservation))
     return [SaveState(state).name for state in made.states]

@@ -16,7 +16,7 @@ from typing import Any
 
 from kvpool_client.copying.device.blocks import Event
 from kvpool_client.engines.failure_guard import ENGINE_FAILURES
-from kvpool_client.grouped.save import GroupSave
+from kvpool_client.save import Save
 from kvpool_client.trtllm.geometry import Geometry
 from kvpool_client.trtllm.plan import ByGroup, SaveOrder
 from kvpool_client.trtllm.saves.save_source import SaveSource
@@ -52,7 +52,7 @@ class GroupSaves:
         self._memory = memory
         self._taken: list[SaveOrder] = []
         self._waiting: dict[int, _Copied] = {}
-        self._under_way: dict[int, tuple[GroupSave, ByGroup]] = {}
+        self._under_way: dict[int, tuple[Save, ByGroup]] = {}
         self._left: list[_Copied] = []  # given up while their copies were under way
 
     def __repr__(self) -> str:

@@ -12,7 +12,6 @@ import numpy as np
 from kvpool.types import TokenRange
 from kvpool_client.copying.cache import Cache
 from kvpool_client.engines.failure_guard import FailureGuard
-from kvpool_client.grouped.save import GroupSaveResult
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.pool import Pool
 from kvpool_client.results import SaveResult
@@ -74,9 +73,9 @@ class SaveSource:
         """Count the blocks of an order that is not carried out."""
         self.decline(sum(len(blocks) for blocks in order.block_ids))
 
-    def count(self, result: SaveResult | GroupSaveResult) -> None:
+    def count(self, result: SaveResult) -> None:
         """Count an ended save."""
-        results = result.groups if isinstance(result, GroupSaveResult) else (result,)
+        results = result.groups or (result,)
         for of_group in results:
             self.counts["saved_blocks"] += of_group.stored
             self.counts["present_blocks"] += of_group.present

@@ -5,8 +5,8 @@ outcome. One thread at a time.
 """
 
 from kvpool.clock import Clock
-from kvpool_client.grouped.save import GroupSave
 from kvpool_client.results import SaveResult
+from kvpool_client.save import Save
 from kvpool_client.vllm.identity.geometry import LayerPlace
 from kvpool_client.vllm.identity.parts import Part
 from kvpool_client.vllm.plan import SaveOrder
@@ -19,7 +19,7 @@ class GroupSaveTask(SaveTask):
 
     def __init__(self, order: SaveOrder, memory: EngineMemory, *, wait_budget_s: float, clock: Clock) -> None:
         super().__init__(order, memory, wait_budget_s=wait_budget_s, clock=clock)
-        self._group_save: GroupSave | None = None
+        self._group_save: Save | None = None
         every = range(order.first_chunk, len(order.hashes))
         # By part, the block ids of each chunk that has no outcome yet.
         self._left = [
@@ -60,7 +60,8 @@ class GroupSaveTask(SaveTask):
     def layer(self, place: LayerPlace) -> None:
         """The engine has written a layer of an order that is open: its bytes may be read."""
         assert self._group_save is not None
-        self._group_save.layer(*place)
+        group, layer = place
+        self._group_save.layer(layer, group)
 
     def commit(self) -> bool:
         """Copy what is not copied, and publish. False where another writer has to end before the rest can be stored."""

@@ -9,7 +9,7 @@ import pytest
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.types import SaveState
-from kvpool_client.save import Save
+from kvpool_client.save import ReservedSave, Save, SavedRun
 
 LAYERS = 40
 
@@ -49,22 +49,19 @@ class Session:
 def save_of(session: Session, run: Run, extents: int = LAYERS) -> Save:
     """A save of reserved chunks under way."""
     states = [SaveState.RESERVED] * len(run.sums)
-    return Save(
+    saved = SavedRun(0, states, b"", layers=LAYERS, head_groups=1, extents=extents, is_part=False, run=cast(Any, run))
+    reserved = ReservedSave(
         cast(Any, session),
         7,
-        states,
-        cast(Any, run),
-        tokens=b"",
+        (saved,),
         scope=b"",
-        retained=b"",
         pending=cast(Any, None),
         end_token=16 * len(run.sums),
-        layers=LAYERS,
-        groups=1,
-        extents=extents,
+        has_groups=False,
         timeout_s=1.0,
         on_end=lambda _: None,
     )
+    return Save(reserved)
 
 
 @pytest.mark.parametrize("chunks", [1, 700, 16_384])

@@ -7,6 +7,7 @@ from kvpool.errors import ProtocolError
 from kvpool.key_column import KeyColumn
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.types import ConnectionId, SaveState
 from tests.rigs.tiers.tiered_pool import LAYOUT, TieredPool, key_of
 
@@ -35,7 +36,7 @@ async def test_only_extents_of_an_own_save_are_noted() -> None:
     await rig.start()
     chains, followed, listener = rig.pool.chains, rig.pool.chains.writers.followed, Listener()
     followed.listen(listener)
-    made = await rig.serve(chains.reserve(rig.session, m.Reserve(b"", b"".join(KEYS))))
+    made = await rig.serve(chains.reserve(rig.session, reserve_chain(b"", b"".join(KEYS))))
     other = rig.pool.open_session(ConnectionId(2), "model", LAYOUT)
     chains.land_saved(other, one_way.LandSaved(made.reservation, 0, sums_of(1)))
     chains.land_saved(rig.session, one_way.LandSaved(made.reservation + 7, 0, sums_of(1)))
@@ -69,7 +70,7 @@ async def test_a_chunk_whose_landed_extents_were_written_anew_is_not_stored() ->
     await rig.start()
     chains, listener = rig.pool.chains, Listener()
     chains.writers.followed.listen(listener)
-    made = await rig.serve(chains.reserve(rig.session, m.Reserve(b"", b"".join(KEYS))))
+    made = await rig.serve(chains.reserve(rig.session, reserve_chain(b"", b"".join(KEYS))))
     chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 0, sums_of(1)))
     sums = np.frombuffer(sums_of(2), "<u4").reshape(len(KEYS), 2).copy()
     sums[:, 0] = np.arange(len(KEYS))
@@ -86,7 +87,7 @@ async def test_saves_begun_before_anybody_listens_are_not_noted() -> None:
     rig = TieredPool((), 48, levels=())
     await rig.start()
     chains, listener = rig.pool.chains, Listener()
-    made = await rig.serve(chains.reserve(rig.session, m.Reserve(b"", b"".join(KEYS))))
+    made = await rig.serve(chains.reserve(rig.session, reserve_chain(b"", b"".join(KEYS))))
     chains.writers.followed.listen(listener)
     chains.land_saved(rig.session, one_way.LandSaved(made.reservation, 0, sums_of(1)))
     await rig.serve(chains.end_reservation(rig.session, made.reservation))

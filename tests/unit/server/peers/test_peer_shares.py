@@ -19,6 +19,7 @@ from kvpool.peers.control.pullers import Puller
 from kvpool.pool.chains import Chains
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.server.peers.offers import Offers, OfferSettings
 from kvpool.server.peers.puller_connections import FIRST_PEER
 from kvpool.tiering.peer_allowance import PeerAllowance
@@ -264,7 +265,7 @@ async def test_followers_of_slow_saves_leave_a_thread_to_pulls_of_what_is_there(
         chains.writers.followed.listen(Deaf())
         saved = [key_of(99, number) for number in range(4)]
         made.chains.append(saved)
-        reserved = await made.pool.serve(chains.reserve(session, m.Reserve(b"", b"".join(saved))))
+        reserved = await made.pool.serve(chains.reserve(session, reserve_chain(b"", b"".join(saved))))
         sums = np.zeros((len(saved), 1), "<u4").tobytes()
         chains.land_saved(session, one_way.LandSaved(reserved.reservation, 0, sums))
         for number in range(4):

@@ -16,6 +16,7 @@ from kvpool.pool.readers.hold_task import HoldTask
 from kvpool.pool.readers.runs import Run
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
+from kvpool.protocol.reserve_runs import reserve_chain
 from kvpool.server.peers.offers import OfferSettings
 from kvpool.types import ConnectionId, Level, SaveState
 from tests.rigs.nodes.fleet import Node
@@ -189,7 +190,7 @@ class Save:
 
     async def begin(self) -> None:
         pool, extents = self._pool, LAYOUT.extents
-        made = await pool.serve(pool.pool.chains.reserve(pool.session, m.Reserve(b"", self._key)))
+        made = await pool.serve(pool.pool.chains.reserve(pool.session, reserve_chain(b"", self._key)))
         (offset,) = struct.unpack("<Q", made.offsets)
         pool.arena[offset : offset + LAYOUT.chunk_bytes] = np.frombuffer(payload(self._key), np.uint8)
         self._reservation = made.reservation
